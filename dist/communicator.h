@@ -1,0 +1,52 @@
+#pragma once
+// The collectives a trainer needs, over one group of ranks. Backends: threads (ranks of one process), gloo (processes over
+// TCP). Calls are collective: every rank makes the same calls in the same order. Two threads never talk on one
+// communicator at once (dist/collective_queue.h sees to that).
+//
+// Nothing waits without a deadline: a call throws CollectiveError when a peer died, called abort(), or did not come
+// within the timeout.
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "nn/core/check.h"
+
+namespace topknot {
+
+// A collective that did not finish. `what()` names this rank, the operation and what is known of the peers.
+class CollectiveError : public Error {
+ public:
+  using Error::Error;
+};
+
+// How floats are added.
+enum class SumOrder {
+  ranks,    // ((g0 + g1) + g2) + ...: the same bits on every backend
+  library,  // as the backend is fastest; the same bits on every rank and in every run of that backend
+};
+
+class Communicator {
+ public:
+  virtual ~Communicator() = default;
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  virtual std::string backend() const = 0;  // "threads", "gloo"
+  // Whether collectives may run on a thread of their own beside the backward pass.
+  virtual bool overlaps() const = 0;
+
+  // Gathers one block of bytes from each rank; lengths may differ (0 included). all[r] is rank r's, own included.
+  virtual void all_gather(std::span<const std::byte> mine, std::vector<std::vector<std::byte>>& all) = 0;
+  // Sums in place over the ranks; the same length everywhere. Every rank ends with the same bits.
+  virtual void all_reduce(std::span<float> data, SumOrder order) = 0;
+  virtual void all_reduce(std::span<double> data) = 0;  // in rank order; metrics and evaluation
+  virtual void broadcast(std::span<std::byte> data, int root) = 0;
+  virtual void barrier() = 0;
+
+  // Tells the peers that this rank gives up, so that their calls end with `reason` at once. Never throws.
+  virtual void abort(const std::string& reason) noexcept = 0;
+};
+
+}  // namespace topknot

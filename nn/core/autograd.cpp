@@ -1,0 +1,140 @@
+#include "nn/core/autograd.h"
+
+#include <unordered_map>
+
+#include "nn/core/check.h"
+#include "nn/core/parameter.h"
+
+namespace topknot {
+
+struct Node {
+  const char* op = "constant";
+  Tensor value;
+  Tensor grad;
+  bool requires_grad = false;
+  Parameter* parameter = nullptr;
+  bool gradient_written = false;  // parameters: since the last clear_gradients()
+  std::vector<Variable> inputs;
+  BackwardFn backward;
+};
+
+Variable::Variable(Tensor value) : node_(std::make_shared<Node>()) { node_->value = std::move(value); }
+
+Variable::Variable(Parameter& parameter, Tensor value) : Variable(std::move(value)) {
+  node_->op = "parameter";
+  node_->parameter = &parameter;
+  node_->requires_grad = true;
+}
+
+Variable::Variable(const char* op, Tensor value, std::vector<Variable> inputs, BackwardFn backward)
+    : Variable(std::move(value)) {
+  node_->op = op;
+  for (const Variable& input : inputs) node_->requires_grad |= input.requires_grad();
+  if (!node_->requires_grad) return;
+  node_->inputs = std::move(inputs);
+  node_->backward = std::move(backward);
+}
+
+const Tensor& Variable::value() const { return node_->value; }
+Tensor& Variable::value() { return node_->value; }
+bool Variable::requires_grad() const { return node_ && node_->requires_grad; }
+
+GradientTarget Variable::gradient_target() const {
+  TOPKNOT_CHECK(node_->parameter, "gradient_target is for parameters");
+  const bool accumulate = node_->gradient_written;
+  node_->gradient_written = true;
+  return {node_->parameter->gradient(), accumulate};
+}
+
+void Variable::accumulate_grad(Tensor grad) const {
+  if (!node_->requires_grad) return;
+  TOPKNOT_CHECK(grad.shape() == node_->value.shape() && grad.layout() == node_->value.layout(),
+                std::string(node_->op) + ": gradient of shape " + grad.shape().str() + " for a value of shape " +
+                    node_->value.shape().str());
+  const auto n = static_cast<std::size_t>(grad.numel());
+  if (node_->parameter) {
+    const GradientTarget target = gradient_target();
+    for (std::size_t i = 0; i < n; ++i)
+      target.data[i] = target.accumulate ? target.data[i] + grad.data()[i] : grad.data()[i];
+    return;
+  }
+  if (!node_->grad.defined()) {
+    node_->grad = std::move(grad);
+    return;
+  }
+  // The first contribution may be shared with another input of the same op: then the sum needs memory of its own.
+  Tensor sum = node_->grad.exclusive() ? node_->grad : Tensor::empty(grad.shape(), grad.layout(), grad.device());
+  const float *a = node_->grad.data(), *b = grad.data();
+  float* out = sum.data();
+#pragma omp parallel for simd schedule(static) if (n > 65536)
+  for (std::size_t i = 0; i < n; ++i) out[i] = a[i] + b[i];
+  node_->grad = std::move(sum);
+}
+
+// Post-order of the graph under `root`: inputs before users. Iterative, since networks are deep.
+class Tape {
+ public:
+  static std::vector<Node*> record(Node* root, std::unordered_map<Node*, int>& uses) {
+    std::vector<Node*> order;
+    std::vector<std::pair<Node*, std::size_t>> stack{{root, 0}};
+    uses[root] = 0;
+    while (!stack.empty()) {
+      auto& [node, next] = stack.back();
+      if (next == node->inputs.size()) {
+        order.push_back(node);
+        stack.pop_back();
+        continue;
+      }
+      Node* input = node->inputs[next++].node_.get();
+      if (!input->requires_grad) continue;
+      if (uses[input]++ == 0) stack.emplace_back(input, 0);
+    }
+    return order;
+  }
+
+  static void run(const Variable& loss, const GradientHook& on_grad_ready) {
+    std::unordered_map<Node*, int> uses;  // how many recorded ops still owe this node a contribution
+    const std::vector<Node*> order = record(loss.node_.get(), uses);
+    for (auto it = order.rbegin(); it != order.rend(); ++it) {
+      Node* node = *it;
+      if (node->parameter) continue;
+      BackwardFn fn = std::move(node->backward);
+      const std::vector<Variable> inputs = std::move(node->inputs);
+      node->backward = nullptr;
+      node->inputs.clear();
+      if (fn && node->grad.defined()) fn(std::move(node->grad));
+      node->grad = Tensor();
+      fn = nullptr;  // frees what the op kept for its backward
+      for (const Variable& input : inputs) {
+        Node* source = input.node_.get();
+        if (source->requires_grad && --uses[source] == 0 && source->parameter && on_grad_ready)
+          on_grad_ready(*source->parameter);
+      }
+    }
+  }
+  static void clear(const Variable& leaf) { leaf.node_->gradient_written = false; }
+  static bool written(const Variable& leaf) { return leaf.node_->gradient_written; }
+};
+
+void backward(const Variable& loss, const GradientHook& on_grad_ready) {
+  TOPKNOT_CHECK(loss.value().numel() == 1, "backward starts from a loss of one element");
+  if (!loss.requires_grad()) return;
+  loss.accumulate_grad(Tensor::from({1.0f}, loss.shape()));
+  Tape::run(loss, on_grad_ready);
+}
+
+void ParameterArena::clear_gradients() {
+  for (Parameter* parameter : order_) Tape::clear(parameter->variable_);
+}
+
+std::vector<Parameter*> ParameterArena::zero_unwritten_gradients() {
+  std::vector<Parameter*> unwritten;
+  for (Parameter* parameter : order_)
+    if (!Tape::written(parameter->variable_)) {
+      backend(device_).fill_zero(parameter->gradient(), parameter->numel());
+      unwritten.push_back(parameter);
+    }
+  return unwritten;
+}
+
+}  // namespace topknot

@@ -1,0 +1,62 @@
+#pragma once
+// Reverse-mode differentiation over a graph that the forward pass records.
+//
+// An op is a free function: it computes its value and, a few lines below, captures its backward as a lambda. A hook fires
+// once for each parameter, the moment its gradient is final, so also for a parameter that several ops share.
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "nn/core/tensor.h"
+
+namespace topknot {
+
+class Parameter;
+class Variable;
+struct Node;
+
+// Takes the gradient of the loss with respect to the op's value; hands on gradients to the op's inputs.
+using BackwardFn = std::function<void(Tensor grad)>;
+
+// Where an op writes a parameter's gradient: straight into the arena. With accumulate, it adds.
+struct GradientTarget {
+  float* data;
+  bool accumulate;
+};
+
+class Variable {
+ public:
+  Variable() = default;
+  explicit Variable(Tensor value);       // a constant
+  explicit Variable(Parameter& parameter, Tensor value);  // a leaf; the arena makes these
+  // An op's result. Records nothing where no input needs a gradient.
+  Variable(const char* op, Tensor value, std::vector<Variable> inputs, BackwardFn backward);
+
+  bool defined() const { return node_ != nullptr; }
+  const Tensor& value() const;
+  Tensor& value();
+  const Shape& shape() const { return value().shape(); }
+  bool requires_grad() const;
+
+  // Adds to this variable's gradient. Ignored where no gradient is needed. The tensor must have the value's shape and
+  // layout; an op may hand the same tensor to two inputs.
+  void accumulate_grad(Tensor grad) const;
+  // For parameters only: memory to write the gradient to.
+  GradientTarget gradient_target() const;
+
+ private:
+  friend struct Node;
+  friend class Tape;
+  friend class ParameterArena;
+  std::shared_ptr<Node> node_;
+};
+
+// Called with each parameter whose gradient is final.
+using GradientHook = std::function<void(Parameter&)>;
+
+// Runs the backward pass from a scalar loss (a tensor of one element) and releases the graph on the way. Hooks fire only
+// where `on_grad_ready` is given: on the last micro-batch of an accumulation.
+void backward(const Variable& loss, const GradientHook& on_grad_ready = {});
+
+}  // namespace topknot

@@ -1,0 +1,23 @@
+#include "nn/core/device.h"
+
+#include "nn/core/check.h"
+
+namespace topknot {
+
+std::string Device::str() const { return kind == DeviceKind::cpu ? "cpu" : "cuda:" + std::to_string(index); }
+
+DeviceBackend& backend(Device device) {
+  return device.kind == DeviceKind::cpu ? cpu_backend() : cuda_backend();
+}
+
+Device parse_device(const std::string& name) {
+  if (name == "cpu") return {};
+  if (name == "auto") return cuda_available() ? Device{DeviceKind::cuda, 0} : Device{};
+  if (name == "cuda") {
+    cuda_backend();  // says why not
+    return {DeviceKind::cuda, 0};
+  }
+  throw UserError("unknown device '" + name + "'; known: auto, cpu, cuda");
+}
+
+}  // namespace topknot

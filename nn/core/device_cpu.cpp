@@ -1,0 +1,68 @@
+// CPU memory. Blocks are kept for reuse by exact size: a training step asks for the same sizes every time, and a fresh
+// large block costs more in page faults than the arithmetic done on it.
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+#include "nn/core/check.h"
+#include "nn/core/device.h"
+
+namespace topknot {
+namespace {
+
+class CpuBackend final : public DeviceBackend {
+ public:
+  ~CpuBackend() override { release_cached(); }
+
+  float* allocate(std::size_t floats) override {
+    const std::size_t bytes = rounded(floats);
+    {
+      std::lock_guard lock(mutex_);
+      auto& list = free_[bytes];
+      if (!list.empty()) {
+        float* data = list.back();
+        list.pop_back();
+        return data;
+      }
+    }
+    void* data = std::aligned_alloc(64, bytes);
+    if (!data) throw Error("out of memory: could not allocate " + std::to_string(bytes) + " bytes");
+    return static_cast<float*>(data);
+  }
+
+  void release(float* data, std::size_t floats) override {
+    std::lock_guard lock(mutex_);
+    free_[rounded(floats)].push_back(data);
+  }
+
+  void release_cached() override {
+    std::lock_guard lock(mutex_);
+    for (auto& [bytes, list] : free_)
+      for (float* data : list) std::free(data);
+    free_.clear();
+  }
+
+  void fill_zero(float* data, std::size_t floats) override { std::memset(data, 0, floats * sizeof(float)); }
+  void copy(float* to, const float* from, std::size_t floats) override {
+    std::memcpy(to, from, floats * sizeof(float));
+  }
+  void synchronize() override {}
+
+ private:
+  static std::size_t rounded(std::size_t floats) { return (floats * sizeof(float) + 127) / 64 * 64; }
+
+  std::mutex mutex_;
+  std::unordered_map<std::size_t, std::vector<float*>> free_;
+};
+
+}  // namespace
+
+DeviceBackend& cpu_backend() {
+  // Never destroyed: tensors may outlive static destruction order.
+  static auto* instance = new CpuBackend;
+  return *instance;
+}
+
+}  // namespace topknot

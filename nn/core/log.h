@@ -1,0 +1,19 @@
+#pragma once
+// Log lines on standard error, "[rank r] " first where there are several ranks. Info lines are rank 0's only; warnings
+// pass from any rank. The rank belongs to the calling thread and is set at the start of run_rank().
+
+#include <string>
+
+namespace topknot {
+
+enum class LogLevel { quiet, warning, info, debug };
+
+void set_log_level(LogLevel level);
+void set_log_rank(int rank, int ranks);  // for the calling thread; (0, 1) at first
+
+void log_debug(const std::string& text);
+void log_info(const std::string& text);
+void log_warning(const std::string& text);
+void log_error(const std::string& text);
+
+}  // namespace topknot

@@ -1,0 +1,113 @@
+#include "nn/core/parameter.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "nn/core/check.h"
+#include "nn/core/rng.h"
+
+namespace topknot {
+
+ParameterArena::ParameterArena(const std::vector<Parameter*>& registered, const CompressiblePredicate& compressible,
+                               Device device)
+    : device_(device) {
+  for (Parameter* parameter : registered) parameter->compressible_ = compressible(*parameter);
+  order_.assign(registered.rbegin(), registered.rend());
+  std::stable_partition(order_.begin(), order_.end(), [](const Parameter* p) { return p->compressible_; });
+  for (Parameter* parameter : order_) {
+    parameter->offset_ = size_;
+    size_ += parameter->numel();
+    if (parameter->compressible_) compressible_size_ = size_;
+  }
+  DeviceBackend& memory = backend(device_);
+  weights_ = memory.allocate(size_);
+  for (float*& side : gradients_) {
+    side = memory.allocate(size_);
+    memory.fill_zero(side, size_);  // an empty residual
+  }
+  for (Parameter* parameter : order_) {
+    parameter->value_ = weights_ + parameter->offset_;
+    for (int side : {0, 1}) parameter->gradient_[side] = gradients_[side] + parameter->offset_;
+    parameter->variable_ = Variable(*parameter, Tensor::view(parameter->value_, parameter->shape_, device_));
+  }
+}
+
+ParameterArena::~ParameterArena() {
+  DeviceBackend& memory = backend(device_);
+  memory.release(weights_, size_);
+  for (float* side : gradients_) memory.release(side, size_);
+}
+
+int ParameterArena::side_of(std::size_t begin, std::size_t end) const {
+  TOPKNOT_CHECK(begin <= end && end <= size_, "slice outside the arena");
+  int side = -1;
+  std::size_t covered = begin;
+  for (const Parameter* parameter : order_) {
+    if (parameter->offset() < begin || parameter->offset() >= end) continue;
+    TOPKNOT_CHECK(side < 0 || side == parameter->side_, "a slice whose parameters are on different sides");
+    side = parameter->side_;
+    covered += parameter->numel();
+  }
+  TOPKNOT_CHECK(covered == end, "a slice must lie on parameter boundaries");
+  return std::max(side, 0);
+}
+
+std::span<float> ParameterArena::gradient(std::size_t begin, std::size_t end) {
+  return {gradients_[side_of(begin, end)] + begin, end - begin};
+}
+
+std::span<float> ParameterArena::residual(std::size_t begin, std::size_t end) {
+  return {gradients_[1 - side_of(begin, end)] + begin, end - begin};
+}
+
+void ParameterArena::swap_gradient_and_residual(std::size_t begin, std::size_t end) {
+  const int side = side_of(begin, end);
+  for (Parameter* parameter : order_)
+    if (parameter->offset() >= begin && parameter->offset() < end) parameter->side_ = 1 - side;
+}
+
+Parameter& ParameterStore::add(const std::string& name, const Shape& shape, Initializer init) {
+  TOPKNOT_CHECK(!arena_, "parameter '" + name + "' registered after build()");
+  for (const auto& other : parameters_)
+    TOPKNOT_CHECK(other->name_ != name, "parameter '" + name + "' registered twice");
+  auto parameter = std::make_unique<Parameter>();
+  parameter->name_ = name;
+  parameter->shape_ = shape;
+  parameter->init_ = std::move(init);
+  parameters_.push_back(std::move(parameter));
+  return *parameters_.back();
+}
+
+Buffer& ParameterStore::add_buffer(const std::string& name, std::size_t size, float value) {
+  buffers_.push_back(std::make_unique<Buffer>(Buffer{name, std::vector<float>(size, value)}));
+  return *buffers_.back();
+}
+
+ParameterArena& ParameterStore::build(const CompressiblePredicate& compressible, std::uint64_t seed, Device device) {
+  TOPKNOT_CHECK(!arena_, "build() is called once");
+  std::vector<Parameter*> registered;
+  for (const auto& parameter : parameters_) registered.push_back(parameter.get());
+  arena_ = std::make_unique<ParameterArena>(registered, compressible, device);
+  TOPKNOT_CHECK(device.kind == DeviceKind::cpu, "initialisation writes CPU memory");
+  for (std::size_t i = 0; i < registered.size(); ++i)
+    registered[i]->init_({registered[i]->value(), registered[i]->numel()},
+                         CounterRng(seed, RngUse::init, static_cast<std::uint32_t>(i)));
+  return *arena_;
+}
+
+ParameterArena& ParameterStore::arena() {
+  TOPKNOT_CHECK(arena_, "build() comes first");
+  return *arena_;
+}
+
+std::uint64_t parameter_checksum(std::span<const float> weights) {
+  std::uint64_t hash = 0xcbf29ce484222325u;
+  for (float weight : weights) {
+    std::uint32_t word;
+    std::memcpy(&word, &weight, sizeof word);
+    for (int byte = 0; byte < 4; ++byte) hash = (hash ^ ((word >> (8 * byte)) & 0xff)) * 0x100000001b3u;
+  }
+  return hash;
+}
+
+}  // namespace topknot

@@ -1,0 +1,113 @@
+#pragma once
+// Parameters, and the arena that holds all of them in one piece.
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "nn/core/autograd.h"
+#include "nn/core/tensor.h"
+
+namespace topknot {
+
+// Fills a new parameter. `fan_in` and the like are the layer's affair, captured in the function.
+using Initializer = std::function<void(std::span<float> values, const class CounterRng& rng)>;
+
+class Parameter {
+ public:
+  const std::string& name() const { return name_; }
+  const Shape& shape() const { return shape_; }
+  std::size_t numel() const { return static_cast<std::size_t>(shape_.numel()); }
+  bool compressible() const { return compressible_; }
+  std::size_t offset() const { return offset_; }  // of its slice in the arena, in elements
+
+  // Views of the arena; OIHW for convolutions, {out, in} for linear layers, on every device.
+  float* value() const { return value_; }
+  float* gradient() const { return gradient_[side_]; }
+
+  // The leaf of the graph for this parameter.
+  const Variable& variable() const { return variable_; }
+
+ private:
+  friend class ParameterArena;
+  friend class ParameterStore;
+  std::string name_;
+  Shape shape_;
+  Initializer init_;
+  bool compressible_ = false;
+  std::size_t offset_ = 0;
+  float* value_ = nullptr;
+  float* gradient_[2] = {nullptr, nullptr};
+  int side_ = 0;
+  Variable variable_;
+};
+
+// A model's statistics that are not trained (batch norm's running mean and variance).
+struct Buffer {
+  std::string name;
+  std::vector<float> values;
+};
+
+// Decides by shape alone whether a parameter may be compressed.
+using CompressiblePredicate = std::function<bool(const Parameter&)>;
+
+// All weights in one contiguous buffer, and two gradient-sized buffers that take turns: one holds the gradient of the
+// step, the other the residual of error feedback (nothing, where nobody uses it). Slices swap roles at commit
+// (DESIGN idea 6). Order: reverse order of registration, compressible parameters first, then those that stay dense.
+class ParameterArena {
+ public:
+  ParameterArena(const std::vector<Parameter*>& registered, const CompressiblePredicate& compressible, Device device);
+  ParameterArena(const ParameterArena&) = delete;
+  ~ParameterArena();
+
+  std::size_t size() const { return size_; }                           // elements
+  std::size_t compressible_size() const { return compressible_size_; }  // elements before the first dense one
+  std::span<Parameter* const> parameters() const { return order_; }     // in arena order
+
+  std::span<float> weights() { return {weights_, size_}; }
+  // The slice [begin, end), on parameter boundaries, of the buffer that backward writes to and of the other one. All
+  // parameters of the slice must be on the same side, which holds for the groups of the exchange.
+  std::span<float> gradient(std::size_t begin, std::size_t end);
+  std::span<float> residual(std::size_t begin, std::size_t end);
+  // What was the gradient's memory becomes the residual's, and the other way round, for one slice.
+  void swap_gradient_and_residual(std::size_t begin, std::size_t end);
+
+  // Marks every gradient as not yet written: the next contribution overwrites. Moves no memory.
+  void clear_gradients();
+  // Zeroes the gradients that no backward pass has written since clear_gradients(), and names them.
+  std::vector<Parameter*> zero_unwritten_gradients();
+
+ private:
+  int side_of(std::size_t begin, std::size_t end) const;
+  std::vector<Parameter*> order_;
+  std::size_t size_ = 0, compressible_size_ = 0;
+  Device device_;
+  float* weights_ = nullptr;
+  float* gradients_[2] = {nullptr, nullptr};
+};
+
+// Where a model's layers register what they own, in forward order. After build() the set is fixed.
+class ParameterStore {
+ public:
+  Parameter& add(const std::string& name, const Shape& shape, Initializer init);
+  Buffer& add_buffer(const std::string& name, std::size_t size, float value);
+
+  // Lays out the arena and initialises every weight from (seed, order of registration).
+  ParameterArena& build(const CompressiblePredicate& compressible, std::uint64_t seed, Device device = {});
+  ParameterArena& arena();
+  const std::vector<std::unique_ptr<Parameter>>& parameters() const { return parameters_; }  // registration order
+  const std::vector<std::unique_ptr<Buffer>>& buffers() const { return buffers_; }
+
+ private:
+  std::vector<std::unique_ptr<Parameter>> parameters_;
+  std::vector<std::unique_ptr<Buffer>> buffers_;
+  std::unique_ptr<ParameterArena> arena_;
+};
+
+// FNV-1a over the bytes of the weights: equal on all ranks, always.
+std::uint64_t parameter_checksum(std::span<const float> weights);
+
+}  // namespace topknot

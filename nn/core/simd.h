@@ -1,0 +1,29 @@
+#pragma once
+// Hot loops are written once over 16 lanes and compiled three times; the best version is picked at start-up. Lanes are
+// independent and contraction is off, so all versions give the same bits.
+
+#include <cstddef>
+#include <cstring>
+
+#if defined(__x86_64__) && !defined(TOPKNOT_SINGLE_VERSION)
+#define TOPKNOT_MULTIVERSION __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define TOPKNOT_MULTIVERSION
+#endif
+#define TOPKNOT_INLINE inline __attribute__((always_inline))
+
+namespace topknot {
+
+typedef float Lanes __attribute__((vector_size(64)));       // 16 floats
+typedef int LaneMask __attribute__((vector_size(64)));      // comparison results: 0 or -1 a lane
+inline constexpr std::size_t kLanes = 16;
+
+TOPKNOT_INLINE Lanes load(const float* p) {
+  Lanes v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+TOPKNOT_INLINE void store(float* p, Lanes v) { std::memcpy(p, &v, sizeof v); }
+TOPKNOT_INLINE Lanes splat(float x) { return Lanes{} + x; }
+
+}  // namespace topknot

@@ -1,0 +1,71 @@
+#pragma once
+// A dense array of fp32 on one device: a shape over shared storage.
+
+#include <array>
+#include <cstdint>
+#include <initializer_list>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "nn/core/device.h"
+
+namespace topknot {
+
+// Up to four dimensions, outermost first: {N, C, H, W} for images, {N, C} for features, {O, I, H, W} for
+// convolution weights.
+class Shape {
+ public:
+  Shape() = default;
+  Shape(std::initializer_list<std::int64_t> dims);
+  int rank() const { return rank_; }
+  std::int64_t operator[](int i) const { return dims_[static_cast<std::size_t>(i)]; }
+  std::int64_t numel() const;
+  bool operator==(const Shape&) const = default;
+  std::string str() const;  // "[128, 3, 32, 32]"
+
+ private:
+  std::array<std::int64_t, 4> dims_{};
+  int rank_ = 0;
+};
+
+// The physical order of a four-dimensional activation; the backend's business. Parameters, and everything that is not
+// four-dimensional, are always plain.
+enum class Layout {
+  plain,       // N, C, H, W
+  channels16,  // N, C/16, H, W, 16: what oneDNN's blocked kernels want; needs C to be a multiple of 16
+};
+
+class Tensor {
+ public:
+  Tensor() = default;  // undefined
+  static Tensor empty(const Shape& shape, Layout layout = Layout::plain, Device device = {});
+  static Tensor zeros(const Shape& shape, Layout layout = Layout::plain, Device device = {});
+  static Tensor from(const std::vector<float>& values, const Shape& shape);  // plain, CPU
+  // A view of memory that somebody else keeps alive (the parameter arena).
+  static Tensor view(float* data, const Shape& shape, Device device = {});
+
+  bool defined() const { return data_ != nullptr; }
+  const Shape& shape() const { return shape_; }
+  std::int64_t dim(int i) const { return shape_[i]; }
+  std::int64_t numel() const { return shape_.numel(); }
+  Layout layout() const { return layout_; }
+  Device device() const { return device_; }
+  float* data() { return data_; }
+  const float* data() const { return data_; }
+
+  // True where nobody else holds this storage, so that an op may write its result over it.
+  bool exclusive() const { return storage_ && storage_.use_count() == 1; }
+  // The same storage under another shape of as many elements; plain tensors only.
+  Tensor reshaped(const Shape& shape) const;
+  std::vector<float> to_vector() const;  // elements in storage order, for tests and logs
+
+ private:
+  std::shared_ptr<float> storage_;  // null for a view
+  float* data_ = nullptr;
+  Shape shape_;
+  Layout layout_ = Layout::plain;
+  Device device_;
+};
+
+}  // namespace topknot
