@@ -1,0 +1,28 @@
+#pragma once
+// The command line of `train`: [FILE.yaml] [section.key=value ...] and a few flags.
+
+#include <string>
+#include <vector>
+
+namespace topknot {
+
+struct CommandLine {
+  std::string file;                    // "" where none is given
+  std::vector<std::string> overrides;  // "a.b=c", in order
+  bool validate = false;
+  bool dry_run = false;
+  bool dump_config = false;
+  bool quiet = false;
+  bool verbose = false;
+  std::string list;  // "", models, datasets, compressors, optimizers, schedules, keys, keys-markdown
+  // Not empty: print it on standard output and leave with 0 (--help, --version, or no argument at all).
+  std::string text;
+};
+
+// Throws UserError for an unknown flag or an argument that is neither a file nor a.b=c.
+CommandLine parse_command_line(int argc, const char* const* argv);
+
+std::string teaching_text();  // what `train` alone prints: what it is, three examples, where to go on
+std::string help_text();      // --help: examples, flags, every key by section
+
+}  // namespace topknot

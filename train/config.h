@@ -1,0 +1,181 @@
+#pragma once
+// The configuration of a run. Every key is declared once: its default in `Config`, everything else (name,
+// type, range or choices, one line of help) in the table of train/config_keys.cpp. The parser, --help,
+// --validate, the effective config in the run folder and the reference table of docs/configuration.md all
+// come from that table.
+//
+// Layers, later ones win: defaults, YAML file, command line (`section.key=value`). A user's mistakes never
+// throw here: they are collected, so that all of them can be shown at once.
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+namespace topknot {
+
+struct Config {
+  std::uint64_t seed = 1;
+
+  struct Model {
+    std::string name = "resnet20";
+    double dropout = 0.5;
+    std::vector<int> hidden = {200, 200};
+  } model;
+
+  struct Data {
+    std::string name = "synthetic_images";
+    std::string root;
+    int batch_size = 32;  // a rank
+    std::string shard = "even";
+    std::string augment = "auto";  // auto, true, false
+    int workers = 1;
+    std::int64_t train_size = 0;  // 0: all of it
+    std::int64_t test_size = 0;
+    int classes = 10;
+    std::optional<double> noise;  // none given: the data set's own
+  } data;
+
+  struct Optimizer {
+    std::string name = "sgd";
+    double lr = 0.1;
+    double momentum = 0.9;
+    bool nesterov = false;
+    double weight_decay = 1e-4;
+    bool decay_1d = false;
+  } optimizer;
+
+  struct Schedule {
+    std::string name = "constant";
+    std::vector<double> milestones;  // epochs
+    double gamma = 0.1;
+    double warmup_epochs = 0;
+    double min_lr = 0;
+  } schedule;
+
+  struct Compress {
+    std::string name = "dense";
+    double density = 0.001;
+    std::vector<double> warmup;  // densities of epoch 0, 1, ...
+    std::string select, memory, code, values;
+    std::string scope = "group";     // model, group, tensor
+    std::optional<double> capacity;  // a multiple of k; none given: no limit
+    bool dense_1d = true;
+    std::int64_t min_numel = 0;
+  } compress;
+
+  struct Exchange {
+    std::string merge = "all";  // none, all, size:BYTES
+  } exchange;
+
+  struct Dist {
+    std::string backend = "threads";
+    int ranks = 1;
+    std::string master;
+    std::string interface;
+    bool ordered_sum = false;
+    double timeout_s = 300;  // 0: off
+  } dist;
+
+  struct Train {
+    int epochs = 1;
+    std::int64_t max_steps = 0;  // 0: no limit
+    int threads = 0;             // 0: see compute_threads()
+    std::string device = "auto";
+    bool deterministic = false;
+    std::string bn_stats = "mean";
+    int accumulate = 1;
+    double clip_local = 0;  // 0: off
+    std::string clip_local_scope = "model";
+    double clip_global = 0;  // 0: off
+    int eval_every = 1;      // epochs; 0: at the end only
+    int log_every = 10;      // steps
+    int check_every = 50;    // steps; 0: never
+    int max_skips = 10;
+  } train;
+
+  struct Output {
+    std::string dir;  // "": run_folder_name()
+    bool overwrite = false;
+  } output;
+};
+
+// Where a key lives in a Config. An unset optional is written as the key's `none_word`.
+using KeyRef = std::variant<bool*, int*, std::int64_t*, std::uint64_t*, double*, std::string*,
+                            std::optional<double>*, std::vector<int>*, std::vector<double>*>;
+
+struct Key {
+  std::string name;  // "optimizer.lr"
+  KeyRef (*ref)(Config& config);
+  std::string help;  // one line
+  // Numbers (list entries too): least and greatest value; `above` excludes the least.
+  double least = -1e300, greatest = 1e300;
+  bool above = false;
+  // Strings: the words allowed; an entry such as "size:BYTES" takes a positive number after the colon. Empty:
+  // any text.
+  std::vector<std::string> choices;
+  std::string none_word;  // of an optional number: "none", "auto"
+  std::string registry;   // "model", "dataset", ...: the names come from KnownNames
+};
+
+// In the order of sections; the only place that knows all keys.
+const std::vector<Key>& config_keys();
+const Key* find_key(const std::string& name);  // null where unknown
+
+std::string key_type(const Key& key);   // "number", "list of integers", "true or false", ...
+std::string key_range(const Key& key);  // "> 0", "0 to 1", "threads | gloo"; "" where anything goes
+std::string key_value(const Key& key, const Config& config);  // as YAML: 0.1, [1, 2], "", none
+
+enum class Origin { default_value, file, command_line };
+const char* origin_name(Origin origin);  // "default", "file", "command line"
+
+// One mistake. `message` is complete: what, where (key, file:line:column), what to do.
+struct Problem {
+  std::string key;  // "" where it is about no single key
+  std::string message;
+};
+
+struct LoadedConfig {
+  Config config;
+  std::map<std::string, Origin> origins;  // by key; keys that are absent have their default
+  std::vector<Problem> problems;
+};
+
+// Reads `file` ("" for none) and applies `overrides`, each "section.key=value"; a list is [1,2] or 1,2. Never
+// throws for bad input.
+LoadedConfig load_config(const std::string& file, const std::vector<std::string>& overrides);
+
+// What the registries hold; an empty list means: not checked here.
+struct KnownNames {
+  std::vector<std::string> models, datasets, compressors, optimizers, schedules;
+};
+
+// What no single key can show: unknown model, keys that contradict each other. Callers append what only they
+// can see (a missing data folder, no GPU).
+std::vector<Problem> check_config(const Config& config, const KnownNames& known);
+
+// Throws one UserError that lists all of them; does nothing where there are none.
+void throw_problems(const std::vector<Problem>& problems);
+
+// A file that `train FILE` reads to the same Config. With `origins`, each value that is not a default says in
+// a comment where it came from.
+std::string dump_yaml(const Config& config, bool only_non_default = false,
+                      const std::map<std::string, Origin>& origins = {});
+
+// All keys by section, for --help and `--list keys`: names, types, defaults, ranges, help.
+std::string key_help();
+// The reference table of docs/configuration.md (Markdown); a test keeps the page up to date.
+std::string key_reference_markdown();
+
+// train.threads, or where it is 0: 1 with several ranks, else the machine's cores.
+int compute_threads(const Config& config);
+// compress.density at an epoch: the warm-up list's entry, never below compress.density.
+double density_at_epoch(const Config& config, int epoch);
+// "runs/resnet20-cifar10-topk-r4-s1" unless output.dir says.
+std::string run_folder_name(const Config& config);
+// exchange.merge, data.shard: the number after the colon, or 0 where there is none.
+double suffix_number(const std::string& value);
+
+}  // namespace topknot

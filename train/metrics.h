@@ -1,0 +1,105 @@
+#pragma once
+// metrics.jsonl: the single truth about a run, written by rank 0. One JSON object a line, appended and
+// flushed as it happens; `event` says which of the records below it is. metrics.csv is derived from it at the
+// end. Times are seconds. A time that starts at the first step leaves out evaluation and start-up.
+
+#include <cstdint>
+#include <cstdio>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace topknot {
+
+// One training step. Numbers that belong to a rank (bytes, seconds) are the mean over ranks where the trainer
+// has it, else rank 0's.
+struct StepRecord {
+  std::int64_t step = 0;  // 1 after the first step
+  double epoch = 0;       // epochs done, with fraction
+  double time_s = 0;      // since the first step began
+  double loss = 0;        // mean over the ranks' batches
+  double lr = 0;
+  double density = 1;
+  double selected = 0;  // entries that a rank sent
+  double threshold = 0;
+  double bytes_sent = 0;   // payload that one rank uploads in this step, headers included
+  double bytes_dense = 0;  // 4 a parameter
+  double data_s = 0, forward_s = 0, backward_s = 0, encode_s = 0, communicate_s = 0, decode_s = 0,
+         update_s = 0;
+  double exposed_s = 0;          // the part of communicate_s that the compute thread waited for
+  bool skipped = false;          // some rank saw a NaN or Inf; nothing changed
+  double images_per_second = 0;  // all ranks, this step
+};
+
+struct EpochRecord {
+  double epoch = 0;  // epochs done
+  std::int64_t step = 0;
+  double time_s = 0;
+  double train_loss = 0;
+};
+
+struct EvalRecord {
+  std::int64_t step = 0;
+  double epoch = 0;
+  double time_s = 0;  // training time so far
+  double test_loss = 0;
+  double test_accuracy = 0;  // 0 to 1; 0 for regression
+  double eval_seconds = 0;
+};
+
+// The last line of a run that came to its end.
+struct EndRecord {
+  double test_accuracy = 0, best_test_accuracy = 0;  // 0 to 1
+  double test_loss = 0;
+  double wall_seconds = 0;         // first step to end, evaluation and start-up excluded
+  double eval_seconds = 0;         // all evaluations
+  double startup_seconds = 0;      // program start to first step
+  double images_per_second = 0;    // all ranks, first 5 steps excluded
+  double bytes_sent = 0;           // totals: payload one rank uploads, mean over ranks
+  double bytes_dense = 0;          // 4 * d * steps
+  std::string parameter_checksum;  // 16 hexadecimal digits, parameters only
+  std::int64_t steps = 0, skipped_steps = 0;
+  double step_p50_s = 0, step_p95_s = 0;  // of one step's seconds, first 5 steps excluded
+};
+
+// Appends. Not a number and infinity become null. Throws UserError with path and reason where writing fails
+// (disk full).
+class MetricsWriter {
+ public:
+  explicit MetricsWriter(const std::string& path);
+  ~MetricsWriter();
+  MetricsWriter(const MetricsWriter&) = delete;
+  MetricsWriter& operator=(const MetricsWriter&) = delete;
+
+  void write(const StepRecord& record);
+  void write(const EpochRecord& record);
+  void write(const EvalRecord& record);
+  void write(const EndRecord& record);
+
+ private:
+  void line(const std::string& json);
+
+  std::string path_;
+  std::FILE* file_ = nullptr;
+};
+
+// A run as read back.
+struct Metrics {
+  std::vector<StepRecord> steps;
+  std::vector<EpochRecord> epochs;
+  std::vector<EvalRecord> evals;
+  std::optional<EndRecord> end;  // absent: the run is incomplete
+  bool truncated = false;        // the last line was cut off (a killed run); it is left out
+};
+
+// Throws UserError: no such file, or a damaged line that is not the last (with its number). Unknown events
+// and fields are passed over, so that newer files can be read; null reads as not a number.
+Metrics read_metrics(const std::string& path);
+
+// One row a step, fixed columns, header once; evaluation columns are filled on the step that was evaluated.
+void write_metrics_csv(const Metrics& metrics, const std::string& path);
+
+// The q-quantile (0 to 1) of values, linear between neighbours; 0 where there are none.
+double quantile(std::vector<double> values, double q);
+
+}  // namespace topknot

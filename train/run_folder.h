@@ -1,0 +1,32 @@
+#pragma once
+// The folder of a run: config.yaml (effective, re-runnable), environment.json (where and how it ran),
+// metrics.jsonl, metrics.csv. Made by rank 0 before training begins.
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "train/config.h"
+
+namespace topknot {
+
+struct RunFolder {
+  std::string path;
+  std::string metrics_jsonl() const { return path + "/metrics.jsonl"; }
+  std::string metrics_csv() const { return path + "/metrics.csv"; }
+};
+
+// Creates output.dir (run_folder_name() where it is empty) and writes config.yaml and environment.json. An
+// existing folder is refused, or with output.overwrite its earlier run's files are replaced (only the files
+// named above; others stay). Throws UserError: exists, cannot be created or written (with the system's
+// reason). `command_line` as given; `libraries` name -> version, as the caller knows them.
+RunFolder create_run_folder(const LoadedConfig& loaded, const std::vector<std::string>& command_line,
+                            const std::map<std::string, std::string>& libraries = {});
+
+// Writes a small file whole and checks every step of it; throws UserError with path and reason (disk full).
+void write_file(const std::string& path, const std::string& text);
+
+// This program's version and, where it was built from a git tree, its revision ("unknown" otherwise).
+std::string program_version();
+
+}  // namespace topknot
