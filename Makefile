@@ -1,0 +1,52 @@
+# The thin front door: CMake does the work. `make` alone lists what there is.
+SHELL := /bin/bash
+BUILD ?= build
+JOBS ?= $(shell nproc)
+# An existing build folder keeps the generator it was made with.
+CONFIGURE = cmake -S . -B $(1) $(if $(wildcard $(1)/CMakeCache.txt),,-G Ninja \
+  $(if $(shell command -v ccache),-DCMAKE_CXX_COMPILER_LAUNCHER=ccache)) $(2) --log-level=NOTICE >/dev/null
+# Address randomisation of recent kernels collides with the memory map of older thread sanitizers.
+FIXED_ADDRESSES = $(if $(shell command -v setarch),setarch -R)
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test build bench doctor format asan tsan clean deps
+
+help:  ## list the targets
+	@awk -F':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: build  ## train three methods on 4 ranks and write one HTML report (sets everything up)
+	@BUILD=$(BUILD) scripts/demo
+
+test: build  ## the whole test suite (sets everything up)
+	@scripts/test $(BUILD)
+
+build: deps  ## configure and compile
+	@$(call CONFIGURE,$(BUILD),)
+	@cmake --build $(BUILD) -j $(JOBS)
+
+bench: build  ## speed against PyTorch, as ratios (PEER_PYTHONS names the interpreters)
+	@BUILD=$(BUILD) scripts/bench $(BENCH_ARGS)
+
+doctor:  ## what is found, what is missing, and the package that brings it
+	@scripts/doctor
+
+format:  ## format the C++ sources
+	@command -v clang-format >/dev/null || { echo "clang-format is missing: apt-get install clang-format" >&2; exit 1; }
+	@git ls-files -z --cached --others --exclude-standard -- '*.cpp' '*.h' '*.cu' '*.cuh' | xargs -0 -r clang-format -i
+
+asan: deps  ## the tests under the address and undefined-behaviour sanitizers
+	@$(call CONFIGURE,build-asan,-DTOPKNOT_ASAN=ON -DTOPKNOT_BENCH=OFF -DCMAKE_BUILD_TYPE=RelWithDebInfo)
+	@cmake --build build-asan -j $(JOBS)
+	@UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 scripts/test build-asan
+
+tsan: deps  ## data, dist and compress tests under the thread sanitizer
+	@$(call CONFIGURE,build-tsan,-DTOPKNOT_TSAN=ON -DTOPKNOT_BENCH=OFF -DCMAKE_BUILD_TYPE=RelWithDebInfo)
+	@$(FIXED_ADDRESSES) cmake --build build-tsan -j $(JOBS) --target test_data test_compress test_dist
+	@OMP_NUM_THREADS=1 TSAN_OPTIONS="suppressions=$(CURDIR)/scripts/tsan.supp:halt_on_error=1:second_deadlock_stack=1" \
+	  $(FIXED_ADDRESSES) scripts/test build-tsan -R '^(data|dist|compress): '
+
+clean:  ## remove the build folders (runs stay)
+	rm -rf $(BUILD) build-asan build-tsan
+
+deps:
+	@scripts/install-deps
