@@ -1,0 +1,107 @@
+#include "optim/clip.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "nn/core/check.h"
+#include "nn/core/simd.h"
+
+namespace topknot {
+namespace {
+
+constexpr std::size_t kBlock = 1 << 13;
+constexpr std::size_t kParallelFrom = 1 << 16;
+
+// Sixteen running sums, so that the compiler may use vectors without reordering anything.
+TOPKNOT_MULTIVERSION double block_sum_of_squares(const float* values, std::size_t n) {
+  double lanes[kLanes] = {};
+  std::size_t i = 0;
+  for (; i + kLanes <= n; i += kLanes)
+    for (std::size_t lane = 0; lane < kLanes; ++lane) {
+      const double value = values[i + lane];
+      lanes[lane] += value * value;
+    }
+  for (std::size_t lane = 0; i < n; ++i, ++lane) lanes[lane] += static_cast<double>(values[i]) * values[i];
+  double sum = 0;
+  for (double lane : lanes) sum += lane;
+  return sum;
+}
+
+TOPKNOT_MULTIVERSION void scale_block(float* values, std::size_t n, float factor) {
+  for (std::size_t i = 0; i < n; ++i) values[i] *= factor;
+}
+
+void check_max_norm(double max_norm) {
+  if (!(max_norm > 0))
+    throw UserError("a clipping norm must be greater than 0, not " + std::to_string(max_norm) +
+                    "; leave the key out to clip nothing");
+}
+
+std::span<float> gradient_of(Parameter& parameter) {
+  return {parameter.gradient(), parameter.numel()};
+}
+
+}  // namespace
+
+double sum_of_squares(std::span<const float> values) {
+  const std::int64_t blocks = static_cast<std::int64_t>((values.size() + kBlock - 1) / kBlock);
+  std::vector<double> sums(static_cast<std::size_t>(blocks));
+#pragma omp parallel for schedule(static) if (values.size() >= kParallelFrom)
+  for (std::int64_t block = 0; block < blocks; ++block) {
+    const std::size_t begin = static_cast<std::size_t>(block) * kBlock;
+    sums[static_cast<std::size_t>(block)] =
+        block_sum_of_squares(values.data() + begin, std::min(kBlock, values.size() - begin));
+  }
+  double total = 0;
+  for (double sum : sums) total += sum;
+  return total;
+}
+
+double l2_norm(std::span<const float> values) {
+  return std::sqrt(sum_of_squares(values));
+}
+
+double clip_factor(double norm, double max_norm) {
+  check_max_norm(max_norm);
+  return std::isfinite(norm) && norm > max_norm ? max_norm / norm : 1.0;
+}
+
+void scale(std::span<float> values, double factor) {
+  if (factor == 1.0) return;
+  const std::int64_t blocks = static_cast<std::int64_t>((values.size() + kBlock - 1) / kBlock);
+#pragma omp parallel for schedule(static) if (values.size() >= kParallelFrom)
+  for (std::int64_t block = 0; block < blocks; ++block) {
+    const std::size_t begin = static_cast<std::size_t>(block) * kBlock;
+    scale_block(values.data() + begin, std::min(kBlock, values.size() - begin), static_cast<float>(factor));
+  }
+}
+
+double clip_gradient(Parameter& parameter, double max_norm) {
+  const double norm = l2_norm(gradient_of(parameter));
+  scale(gradient_of(parameter), clip_factor(norm, max_norm));
+  return norm;
+}
+
+double clip_gradients(std::span<Parameter* const> parameters, double max_norm) {
+  double squares = 0;
+  for (Parameter* parameter : parameters) squares += sum_of_squares(gradient_of(*parameter));
+  const double norm = std::sqrt(squares), factor = clip_factor(norm, max_norm);
+  for (Parameter* parameter : parameters) scale(gradient_of(*parameter), factor);
+  return norm;
+}
+
+void clip_average_by_tensor(std::size_t offset, std::span<float> average,
+                            std::span<Parameter* const> parameters, double max_norm) {
+  for (const Parameter* parameter : parameters) {
+    TOPKNOT_CHECK(
+        parameter->offset() >= offset && parameter->offset() + parameter->numel() <= offset + average.size(),
+        "'" + parameter->name() + "' lies outside the slice");
+    const std::span<float> values = average.subspan(parameter->offset() - offset, parameter->numel());
+    scale(values, clip_factor(l2_norm(values), max_norm));
+  }
+}
+
+}  // namespace topknot

@@ -1,0 +1,35 @@
+#include "optim/optimizer.h"
+
+#include <cmath>
+#include <string>
+
+#include "nn/core/check.h"
+
+namespace topknot {
+namespace {
+
+void require(bool condition, const std::string& key, const std::string& rule, double value) {
+  if (condition) return;
+  throw UserError("optimizer." + key + " must be " + rule + ", not " + std::to_string(value));
+}
+
+}  // namespace
+
+Registry<OptimizerFactory>& optimizers() {
+  static Registry<OptimizerFactory> registry("optimizer");
+  return registry;
+}
+
+std::unique_ptr<Optimizer> make_optimizer(const OptimizerOptions& options, ParameterArena& arena) {
+  const OptimizerFactory factory = optimizers().find(options.name);
+  require(std::isfinite(options.lr) && options.lr > 0, "lr", "greater than 0", options.lr);
+  require(options.momentum >= 0 && options.momentum < 1, "momentum", "in [0, 1)", options.momentum);
+  require(std::isfinite(options.weight_decay) && options.weight_decay >= 0, "weight_decay", "0 or greater",
+          options.weight_decay);
+  if (options.nesterov && options.momentum == 0)
+    throw UserError(
+        "optimizer.nesterov needs momentum: set optimizer.momentum above 0, or optimizer.nesterov to false");
+  return factory(options, arena);
+}
+
+}  // namespace topknot

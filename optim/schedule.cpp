@@ -1,0 +1,136 @@
+#include "optim/schedule.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+#include <sstream>
+
+#include "nn/core/check.h"
+
+namespace topknot {
+namespace {
+
+template <class T>
+std::string text(T value) {
+  std::ostringstream stream;
+  stream << value;
+  return stream.str();
+}
+
+// The warm-up, shared by all; a schedule gives what follows it.
+class WarmedUp : public Schedule {
+ public:
+  WarmedUp(const ScheduleOptions& options, double base) : options_(options), base_(base) {}
+
+  double lr(std::int64_t step, std::int64_t steps_per_epoch, std::int64_t total_steps) const final {
+    TOPKNOT_CHECK(step >= 0 && steps_per_epoch > 0, "a schedule needs step >= 0 and steps_per_epoch > 0");
+    const std::int64_t warmup = in_steps(options_.warmup_epochs, steps_per_epoch);
+    if (step < warmup) {
+      const double first = base_ / static_cast<double>(warmup);
+      return first + (base_ - first) / static_cast<double>(warmup) * static_cast<double>(step);
+    }
+    return after_warmup(step, warmup, steps_per_epoch, total_steps);
+  }
+
+ protected:
+  virtual double after_warmup(std::int64_t step, std::int64_t warmup, std::int64_t steps_per_epoch,
+                              std::int64_t total_steps) const = 0;
+  static std::int64_t in_steps(double epochs, std::int64_t steps_per_epoch) {
+    return std::llround(epochs * static_cast<double>(steps_per_epoch));
+  }
+  ScheduleOptions options_;
+  double base_;
+};
+
+class Constant : public WarmedUp {
+ public:
+  using WarmedUp::WarmedUp;
+
+ protected:
+  double after_warmup(std::int64_t, std::int64_t, std::int64_t, std::int64_t) const override { return base_; }
+};
+
+class MultiStep : public WarmedUp {
+ public:
+  using WarmedUp::WarmedUp;
+
+ protected:
+  double after_warmup(std::int64_t step, std::int64_t, std::int64_t steps_per_epoch,
+                      std::int64_t) const override {
+    double rate = base_;
+    for (double milestone : options_.milestones)
+      if (step >= in_steps(milestone, steps_per_epoch)) rate *= options_.gamma;
+    return rate;
+  }
+};
+
+// From base at the end of the warm-up down to min_lr at the end of the run (Loshchilov and Hutter, SGDR,
+// without restarts).
+class Cosine : public WarmedUp {
+ public:
+  using WarmedUp::WarmedUp;
+
+ protected:
+  double after_warmup(std::int64_t step, std::int64_t warmup, std::int64_t,
+                      std::int64_t total_steps) const override {
+    if (total_steps <= warmup) return base_;
+    const double done =
+        static_cast<double>(std::min(step, total_steps) - warmup) / static_cast<double>(total_steps - warmup);
+    return options_.min_lr + (base_ - options_.min_lr) * 0.5 * (1.0 + std::cos(std::numbers::pi * done));
+  }
+};
+
+template <class Kind>
+std::unique_ptr<Schedule> make(const ScheduleOptions& options, double base_lr) {
+  return std::make_unique<Kind>(options, base_lr);
+}
+
+void check_milestones(const ScheduleOptions& options) {
+  if (options.milestones.empty())
+    throw UserError(
+        "schedule.milestones is empty: multistep needs at least one epoch, for example [81, 122]");
+  double last = 0;
+  for (double milestone : options.milestones) {
+    if (!(milestone > last) || !std::isfinite(milestone))
+      throw UserError("schedule.milestones must be ascending epochs above 0; " + text(milestone) +
+                      " follows " + text(last));
+    if (milestone < options.warmup_epochs)
+      throw UserError("schedule.milestones: epoch " + text(milestone) +
+                      " lies within the warm-up; move it, or shorten " + "schedule.warmup_epochs (" +
+                      text(options.warmup_epochs) + ")");
+    last = milestone;
+  }
+}
+
+}  // namespace
+
+Registry<ScheduleFactory>& schedules() {
+  static Registry<ScheduleFactory> registry("schedule");
+  return registry;
+}
+
+std::unique_ptr<Schedule> make_schedule(const ScheduleOptions& options, double base_lr) {
+  const ScheduleFactory factory = schedules().find(options.name);
+  if (!(base_lr > 0) || !std::isfinite(base_lr))
+    throw UserError("optimizer.lr must be greater than 0, not " + text(base_lr));
+  if (!(options.warmup_epochs >= 0) || !std::isfinite(options.warmup_epochs))
+    throw UserError("schedule.warmup_epochs must be 0 or greater, not " + text(options.warmup_epochs));
+  if (!(options.gamma > 0 && options.gamma <= 1))
+    throw UserError("schedule.gamma must be in (0, 1], not " + text(options.gamma));
+  if (!(options.min_lr >= 0 && options.min_lr <= base_lr))
+    throw UserError("schedule.min_lr must lie between 0 and optimizer.lr (" + text(base_lr) + "), not " +
+                    text(options.min_lr));
+  if (options.name == "multistep") check_milestones(options);
+  return factory(options, base_lr);
+}
+
+namespace {
+const bool registered =
+    (schedules().add("constant", "the base rate throughout", make<Constant>),
+     schedules().add("multistep", "times schedule.gamma at each of schedule.milestones", make<MultiStep>),
+     schedules().add("cosine", "half a cosine from the base rate to schedule.min_lr at the end",
+                     make<Cosine>),
+     true);
+}  // namespace
+
+}  // namespace topknot

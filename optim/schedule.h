@@ -1,0 +1,39 @@
+#pragma once
+// Learning-rate schedules: pure functions of the step, so a resumed run has the rate of an uninterrupted one.
+//
+// Linear warm-up, of every schedule, over W = round(warmup_epochs * steps_per_epoch) steps, as the code of
+// Shi et al., GaussianK-SGD, does it: lr(step) = base/W + (base - base/W)/W * step, which rises from base/W
+// and reaches base at W.
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "nn/core/registry.h"
+
+namespace topknot {
+
+// The keys of section `schedule`.
+struct ScheduleOptions {
+  std::string name = "constant";
+  std::vector<double> milestones;  // multistep: epochs at whose start the rate drops; ascending, > 0
+  double gamma = 0.1;              // multistep: the factor of each drop, in (0, 1]
+  double warmup_epochs = 0.0;      // >= 0; the rate of the schedule proper counts from step 0 all the same
+  double min_lr = 0.0;             // cosine: the rate at the end of the run, in [0, base]
+};
+
+class Schedule {
+ public:
+  virtual ~Schedule() = default;
+  // step: 0-based optimizer step. total_steps: of the whole run; steps beyond it keep the last rate.
+  virtual double lr(std::int64_t step, std::int64_t steps_per_epoch, std::int64_t total_steps) const = 0;
+};
+
+using ScheduleFactory = std::unique_ptr<Schedule> (*)(const ScheduleOptions& options, double base_lr);
+Registry<ScheduleFactory>& schedules();
+
+// Throws UserError, naming the key, for an unknown name or a value out of range.
+std::unique_ptr<Schedule> make_schedule(const ScheduleOptions& options, double base_lr);
+
+}  // namespace topknot

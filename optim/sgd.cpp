@@ -1,0 +1,138 @@
+// Stochastic gradient descent with momentum, Nesterov's variant and weight decay, as torch.optim.SGD defines
+// them (dampening 0):
+//
+//   d = g + weight_decay * w;  b = momentum * b + d;  w -= lr * b        (Nesterov: w -= lr * (d + momentum *
+//   b))
+//
+// b starts at zero, which gives the b = d of PyTorch's first step. One pass over weights, gradient and
+// momentum.
+
+#include <algorithm>
+#include <cstdint>
+
+#include "nn/core/check.h"
+#include "nn/core/simd.h"
+#include "optim/optimizer.h"
+
+namespace topknot {
+namespace {
+
+// A chunk is what one thread takes at a time: large enough to amortise the dispatch, small enough to share
+// out.
+constexpr std::size_t kChunk = 1 << 14;
+constexpr std::size_t kParallelFrom = 1 << 16;
+
+struct Rates {
+  float lr, momentum, decay, scale;
+};
+
+enum class Rule { plain, momentum, nesterov };
+
+template <Rule rule, class T>
+TOPKNOT_INLINE void step_lanes(T& weight, T gradient, T& buffer, const Rates& rates) {
+  T direction = gradient * rates.scale + rates.decay * weight;
+  if constexpr (rule != Rule::plain) {
+    buffer = rates.momentum * buffer + direction;
+    direction = rule == Rule::nesterov ? direction + rates.momentum * buffer : buffer;
+  }
+  weight = weight - rates.lr * direction;
+}
+
+template <Rule rule>
+TOPKNOT_INLINE void step_chunk(float* weights, const float* gradient, float* buffer, std::size_t n,
+                               Rates rates) {
+  std::size_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    Lanes w = load(weights + i), b = {};
+    if constexpr (rule != Rule::plain) b = load(buffer + i);
+    step_lanes<rule>(w, load(gradient + i), b, rates);
+    store(weights + i, w);
+    if constexpr (rule != Rule::plain) store(buffer + i, b);
+  }
+  for (; i < n; ++i) {
+    float unused = 0;
+    step_lanes<rule>(weights[i], gradient[i], rule == Rule::plain ? unused : buffer[i], rates);
+  }
+}
+
+using ChunkStep = void (*)(float*, const float*, float*, std::size_t, Rates);
+
+TOPKNOT_MULTIVERSION void step_plain(float* w, const float* g, float* b, std::size_t n, Rates rates) {
+  step_chunk<Rule::plain>(w, g, b, n, rates);
+}
+TOPKNOT_MULTIVERSION void step_momentum(float* w, const float* g, float* b, std::size_t n, Rates rates) {
+  step_chunk<Rule::momentum>(w, g, b, n, rates);
+}
+TOPKNOT_MULTIVERSION void step_nesterov(float* w, const float* g, float* b, std::size_t n, Rates rates) {
+  step_chunk<Rule::nesterov>(w, g, b, n, rates);
+}
+
+class Sgd : public Optimizer {
+ public:
+  Sgd(const OptimizerOptions& options, ParameterArena& arena) : options_(options), arena_(arena) {
+    for (const Parameter* parameter : arena.parameters()) {
+      const bool decays = options.weight_decay > 0 && (options.decay_1d || parameter->shape().rank() > 1);
+      const std::size_t end = parameter->offset() + parameter->numel();
+      if (!ranges_.empty() && ranges_.back().decays == decays)
+        ranges_.back().end = end;
+      else
+        ranges_.push_back({parameter->offset(), end, decays});
+    }
+    if (options.momentum > 0) momentum_.assign(arena.size(), 0.0f);
+    step_ = options.momentum == 0 ? step_plain : options.nesterov ? step_nesterov : step_momentum;
+  }
+
+  void update(std::size_t offset, std::span<const float> gradient, double lr,
+              double gradient_scale) override {
+    const std::size_t end = offset + gradient.size();
+    TOPKNOT_CHECK(end <= arena_.size(), "a slice outside the arena");
+    for (const Range& range : ranges_) {
+      const std::size_t from = std::max(offset, range.begin), to = std::min(end, range.end);
+      if (from >= to) continue;
+      const Rates rates{static_cast<float>(lr), static_cast<float>(options_.momentum),
+                        range.decays ? static_cast<float>(options_.weight_decay) : 0.0f,
+                        static_cast<float>(gradient_scale)};
+      update_range(from, to, gradient.data() + (from - offset), rates);
+    }
+  }
+
+  std::vector<std::span<float>> state() override {
+    if (momentum_.empty()) return {};
+    return {momentum_};
+  }
+
+ private:
+  struct Range {
+    std::size_t begin, end;
+    bool decays;
+  };
+
+  void update_range(std::size_t from, std::size_t to, const float* gradient, Rates rates) {
+    float* weights = arena_.weights().data() + from;
+    float* buffer = momentum_.empty() ? nullptr : momentum_.data() + from;
+    const std::size_t n = to - from;
+    const std::int64_t chunks = static_cast<std::int64_t>((n + kChunk - 1) / kChunk);
+#pragma omp parallel for schedule(static) if (n >= kParallelFrom)
+    for (std::int64_t chunk = 0; chunk < chunks; ++chunk) {
+      const std::size_t begin = static_cast<std::size_t>(chunk) * kChunk;
+      step_(weights + begin, gradient + begin, buffer ? buffer + begin : nullptr, std::min(kChunk, n - begin),
+            rates);
+    }
+  }
+
+  OptimizerOptions options_;
+  ParameterArena& arena_;
+  std::vector<Range> ranges_;  // ascending, covering the arena
+  std::vector<float> momentum_;
+  ChunkStep step_;
+};
+
+const bool registered =
+    (optimizers().add("sgd", "SGD with momentum, Nesterov and weight decay (PyTorch's semantics)",
+                      [](const OptimizerOptions& options, ParameterArena& arena) {
+                        return std::unique_ptr<Optimizer>(new Sgd(options, arena));
+                      }),
+     true);
+
+}  // namespace
+}  // namespace topknot

@@ -1,0 +1,113 @@
+#include "optim/schedule.h"
+
+#include <cmath>
+
+#include "nn/core/check.h"
+#include "tests/support/catch.h"
+
+using namespace topknot;
+
+TEST_CASE("the constant schedule is constant") {
+  const auto schedule = make_schedule({}, 0.3);
+  for (int step : {0, 1, 999, 5000}) CHECK(schedule->lr(step, 10, 1000) == 0.3);
+}
+
+TEST_CASE("warm-up rises from base/W by equal steps and reaches base at step W") {
+  ScheduleOptions options;
+  for (const char* name : {"constant", "cosine"}) {
+    options.name = name;
+    options.warmup_epochs = 5;
+    const auto schedule = make_schedule(options, 0.1);
+    const double w = 5 * 20;
+    CHECK(schedule->lr(0, 20, 2000) == Approx(0.1 / w));
+    for (int step : {1, 37, 99})
+      CHECK(schedule->lr(step, 20, 2000) == Approx(0.1 / w + (0.1 - 0.1 / w) / w * step));
+    CHECK(schedule->lr(100, 20, 2000) == 0.1);
+  }
+}
+
+TEST_CASE("warm-up may be a part of an epoch") {
+  ScheduleOptions options;
+  options.warmup_epochs = 0.5;
+  const auto schedule = make_schedule(options, 1.0);
+  CHECK(schedule->lr(4, 10, 100) < 1.0);
+  CHECK(schedule->lr(5, 10, 100) == 1.0);
+}
+
+TEST_CASE("multistep drops at the first step of each milestone's epoch") {
+  ScheduleOptions options;
+  options.name = "multistep";
+  options.milestones = {81, 122};
+  options.warmup_epochs = 5;
+  const auto schedule = make_schedule(options, 0.1);
+  const int per_epoch = 7, total = 141 * per_epoch;
+  CHECK(schedule->lr(81 * per_epoch - 1, per_epoch, total) == 0.1);
+  CHECK(schedule->lr(81 * per_epoch, per_epoch, total) == Approx(0.01));
+  CHECK(schedule->lr(122 * per_epoch - 1, per_epoch, total) == Approx(0.01));
+  CHECK(schedule->lr(122 * per_epoch, per_epoch, total) == Approx(0.001));
+  CHECK(schedule->lr(total + 1, per_epoch, total) == Approx(0.001));
+}
+
+TEST_CASE("the cosine goes from base to min_lr by way of their mean") {
+  ScheduleOptions options;
+  options.name = "cosine";
+  options.min_lr = 0.2;
+  SECTION("without warm-up") {
+    const auto schedule = make_schedule(options, 1.0);
+    CHECK(schedule->lr(0, 10, 100) == 1.0);
+    CHECK(schedule->lr(50, 10, 100) == Approx(0.6));
+    CHECK(schedule->lr(100, 10, 100) == Approx(0.2));
+    CHECK(schedule->lr(130, 10, 100) == Approx(0.2));
+  }
+  SECTION("over the steps after the warm-up") {
+    options.warmup_epochs = 2;
+    const auto schedule = make_schedule(options, 1.0);
+    CHECK(schedule->lr(60, 10, 100) == Approx(0.6));
+    CHECK(schedule->lr(20, 10, 20) == 1.0);  // a run that ends with its warm-up
+  }
+}
+
+TEST_CASE("schedule options that make no sense name their key") {
+  ScheduleOptions options;
+  options.name = "multistep";
+  options.milestones = {3, 6};
+  double base = 0.1;
+  std::string key;
+  SECTION("name") {
+    options.name = "cosin", key = "cosine";
+  }
+  SECTION("base") {
+    base = -1, key = "optimizer.lr";
+  }
+  SECTION("no milestones") {
+    options.milestones.clear(), key = "schedule.milestones";
+  }
+  SECTION("order") {
+    options.milestones = {6, 3}, key = "schedule.milestones";
+  }
+  SECTION("twice") {
+    options.milestones = {3, 3}, key = "schedule.milestones";
+  }
+  SECTION("zero") {
+    options.milestones = {0, 3}, key = "schedule.milestones";
+  }
+  SECTION("inside the warm-up") {
+    options.warmup_epochs = 4, key = "schedule.warmup_epochs";
+  }
+  SECTION("gamma") {
+    options.gamma = 0, key = "schedule.gamma";
+  }
+  SECTION("warm-up") {
+    options.warmup_epochs = -1, key = "schedule.warmup_epochs";
+  }
+  SECTION("min_lr") {
+    options.min_lr = 0.2, key = "schedule.min_lr";
+  }
+  try {
+    make_schedule(options, base);
+    FAIL("no error");
+  } catch (const UserError& error) {
+    INFO(error.what());
+    CHECK(std::string(error.what()).find(key) != std::string::npos);
+  }
+}
