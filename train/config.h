@@ -115,9 +115,9 @@ struct Key {
   bool above = false;
   // Strings: the words allowed; an entry such as "size:BYTES" takes a positive number after the colon. Empty:
   // any text.
-  std::vector<std::string> choices;
-  std::string none_word;  // of an optional number: "none", "auto"
-  std::string registry;   // "model", "dataset", ...: the names come from KnownNames
+  std::vector<std::string> choices = {};
+  std::string none_word = {};  // of an optional number: "none", "auto"
+  std::string registry = {};   // "model", "dataset", ...: the names come from KnownNames
 };
 
 // In the order of sections; the only place that knows all keys.

@@ -1,0 +1,104 @@
+// What no single key can show, and what follows from several keys.
+
+#include <algorithm>
+#include <charconv>
+#include <filesystem>
+#include <thread>
+
+#include "nn/core/suggest.h"
+#include "train/config.h"
+#include "train/config_text.h"
+
+namespace topknot {
+namespace {
+
+const std::vector<std::string>& known_names(const KnownNames& known, const std::string& registry) {
+  if (registry == "model") return known.models;
+  if (registry == "dataset") return known.datasets;
+  if (registry == "compressor") return known.compressors;
+  if (registry == "optimizer") return known.optimizers;
+  return known.schedules;
+}
+
+bool host_and_port(const std::string& text) {
+  const auto colon = text.rfind(':');
+  if (colon == std::string::npos || colon == 0) return false;
+  int port = 0;
+  const auto [end, error] = std::from_chars(text.data() + colon + 1, text.data() + text.size(), port);
+  return error == std::errc{} && end == text.data() + text.size() && port > 0 && port < 65536;
+}
+
+}  // namespace
+
+std::vector<Problem> check_config(const Config& config, const KnownNames& known) {
+  std::vector<Problem> problems;
+  const auto need = [&](bool holds, const std::string& key, const std::string& text) {
+    if (!holds) problems.push_back({key, key + ": " + text});
+  };
+
+  Config copy = config;
+  for (const Key& key : config_keys()) {
+    if (key.registry.empty()) continue;
+    const auto& names = known_names(known, key.registry);
+    const auto& name = *std::get<std::string*>(key.ref(copy));
+    if (!names.empty())
+      need(std::find(names.begin(), names.end(), name) != names.end(), key.name,
+           unknown_name_message(key.registry, name, names));
+  }
+
+  need(config.train.epochs > 0 || config.train.max_steps > 0, "train.epochs",
+       "with train.epochs and train.max_steps both 0 the run would never begin; set one of them");
+  need(config.compress.scope != "model" || config.exchange.merge == "all", "compress.scope",
+       "'model' selects over the whole gradient at once, so exchange.merge must be 'all', not '" +
+           config.exchange.merge + "'; use compress.scope=group to keep that merge");
+  need(!config.optimizer.nesterov || config.optimizer.momentum > 0, "optimizer.nesterov",
+       "needs optimizer.momentum above 0");
+  need(config.schedule.name != "multistep" || !config.schedule.milestones.empty(), "schedule.milestones",
+       "schedule.name=multistep needs the epochs where the rate drops, such as [81, 122]");
+  need(std::is_sorted(config.schedule.milestones.begin(), config.schedule.milestones.end()),
+       "schedule.milestones", "must rise");
+  need(config.schedule.min_lr <= config.optimizer.lr, "schedule.min_lr", "must not exceed optimizer.lr");
+  need(config.dist.master.empty() || host_and_port(config.dist.master), "dist.master",
+       "'" + config.dist.master + "' must read HOST:PORT, such as node1:29500");
+  need(config.dist.master.empty() || config.dist.backend == "gloo", "dist.master",
+       "ranks that are threads have no master; use dist.backend=gloo for ranks on several hosts");
+  need(config.dist.interface.empty() || config.dist.backend == "gloo", "dist.interface",
+       "ranks that are threads use no network; use dist.backend=gloo");
+  if (!config.data.root.empty()) {
+    std::error_code error;
+    need(std::filesystem::is_directory(config.data.root, error), "data.root",
+         "no such folder: " + config.data.root +
+             "; 'scripts/fetch-data NAME --to DIR' fetches a data set, data.root=DIR names it");
+  }
+  return problems;
+}
+
+int compute_threads(const Config& config) {
+  if (config.train.threads > 0) return config.train.threads;
+  if (config.dist.ranks > 1) return 1;
+  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+}
+
+double density_at_epoch(const Config& config, int epoch) {
+  const auto& warmup = config.compress.warmup;
+  const double density = config.compress.density;
+  if (epoch < 0 || static_cast<std::size_t>(epoch) >= warmup.size()) return density;
+  return std::max(density, warmup[static_cast<std::size_t>(epoch)]);
+}
+
+std::string run_folder_name(const Config& config) {
+  if (!config.output.dir.empty()) return config.output.dir;
+  std::string name = "runs/" + config.model.name + "-" + config.data.name + "-" + config.compress.name;
+  if (config.compress.name != "dense") name += "-" + format_number(config.compress.density);
+  return name + "-r" + std::to_string(config.dist.ranks) + "-s" + std::to_string(config.seed);
+}
+
+double suffix_number(const std::string& value) {
+  const auto colon = value.find(':');
+  if (colon == std::string::npos) return 0;
+  double number = 0;
+  std::from_chars(value.data() + colon + 1, value.data() + value.size(), number);
+  return number;
+}
+
+}  // namespace topknot
