@@ -18,7 +18,9 @@ struct Node {
   BackwardFn backward;
 };
 
-Variable::Variable(Tensor value) : node_(std::make_shared<Node>()) { node_->value = std::move(value); }
+Variable::Variable(Tensor value) : node_(std::make_shared<Node>()) {
+  node_->value = std::move(value);
+}
 
 Variable::Variable(Parameter& parameter, Tensor value) : Variable(std::move(value)) {
   node_->op = "parameter";
@@ -35,9 +37,15 @@ Variable::Variable(const char* op, Tensor value, std::vector<Variable> inputs, B
   node_->backward = std::move(backward);
 }
 
-const Tensor& Variable::value() const { return node_->value; }
-Tensor& Variable::value() { return node_->value; }
-bool Variable::requires_grad() const { return node_ && node_->requires_grad; }
+const Tensor& Variable::value() const {
+  return node_->value;
+}
+Tensor& Variable::value() {
+  return node_->value;
+}
+bool Variable::requires_grad() const {
+  return node_ && node_->requires_grad;
+}
 
 GradientTarget Variable::gradient_target() const {
   TOPKNOT_CHECK(node_->parameter, "gradient_target is for parameters");
@@ -49,8 +57,8 @@ GradientTarget Variable::gradient_target() const {
 void Variable::accumulate_grad(Tensor grad) const {
   if (!node_->requires_grad) return;
   TOPKNOT_CHECK(grad.shape() == node_->value.shape() && grad.layout() == node_->value.layout(),
-                std::string(node_->op) + ": gradient of shape " + grad.shape().str() + " for a value of shape " +
-                    node_->value.shape().str());
+                std::string(node_->op) + ": gradient of shape " + grad.shape().str() +
+                    " for a value of shape " + node_->value.shape().str());
   const auto n = static_cast<std::size_t>(grad.numel());
   if (node_->parameter) {
     const GradientTarget target = gradient_target();
@@ -62,8 +70,10 @@ void Variable::accumulate_grad(Tensor grad) const {
     node_->grad = std::move(grad);
     return;
   }
-  // The first contribution may be shared with another input of the same op: then the sum needs memory of its own.
-  Tensor sum = node_->grad.exclusive() ? node_->grad : Tensor::empty(grad.shape(), grad.layout(), grad.device());
+  // The first contribution may be shared with another input of the same op: then the sum needs memory of its
+  // own.
+  Tensor sum =
+      node_->grad.exclusive() ? node_->grad : Tensor::empty(grad.shape(), grad.layout(), grad.device());
   const float *a = node_->grad.data(), *b = grad.data();
   float* out = sum.data();
 #pragma omp parallel for simd schedule(static) if (n > 65536)

@@ -1,8 +1,9 @@
 #pragma once
 // Reverse-mode differentiation over a graph that the forward pass records.
 //
-// An op is a free function: it computes its value and, a few lines below, captures its backward as a lambda. A hook fires
-// once for each parameter, the moment its gradient is final, so also for a parameter that several ops share.
+// An op is a free function: it computes its value and, a few lines below, captures its backward as a lambda.
+// A hook fires once for each parameter, the moment its gradient is final, so also for a parameter that
+// several ops share.
 
 #include <functional>
 #include <memory>
@@ -28,7 +29,7 @@ struct GradientTarget {
 class Variable {
  public:
   Variable() = default;
-  explicit Variable(Tensor value);       // a constant
+  explicit Variable(Tensor value);                        // a constant
   explicit Variable(Parameter& parameter, Tensor value);  // a leaf; the arena makes these
   // An op's result. Records nothing where no input needs a gradient.
   Variable(const char* op, Tensor value, std::vector<Variable> inputs, BackwardFn backward);
@@ -39,8 +40,8 @@ class Variable {
   const Shape& shape() const { return value().shape(); }
   bool requires_grad() const;
 
-  // Adds to this variable's gradient. Ignored where no gradient is needed. The tensor must have the value's shape and
-  // layout; an op may hand the same tensor to two inputs.
+  // Adds to this variable's gradient. Ignored where no gradient is needed. The tensor must have the value's
+  // shape and layout; an op may hand the same tensor to two inputs.
   void accumulate_grad(Tensor grad) const;
   // For parameters only: memory to write the gradient to.
   GradientTarget gradient_target() const;
@@ -55,8 +56,8 @@ class Variable {
 // Called with each parameter whose gradient is final.
 using GradientHook = std::function<void(Parameter&)>;
 
-// Runs the backward pass from a scalar loss (a tensor of one element) and releases the graph on the way. Hooks fire only
-// where `on_grad_ready` is given: on the last micro-batch of an accumulation.
+// Runs the backward pass from a scalar loss (a tensor of one element) and releases the graph on the way.
+// Hooks fire only where `on_grad_ready` is given: on the last micro-batch of an accumulation.
 void backward(const Variable& loss, const GradientHook& on_grad_ready = {});
 
 }  // namespace topknot

@@ -4,7 +4,9 @@
 
 namespace topknot {
 
-std::string Device::str() const { return kind == DeviceKind::cpu ? "cpu" : "cuda:" + std::to_string(index); }
+std::string Device::str() const {
+  return kind == DeviceKind::cpu ? "cpu" : "cuda:" + std::to_string(index);
+}
 
 DeviceBackend& backend(Device device) {
   return device.kind == DeviceKind::cpu ? cpu_backend() : cuda_backend();

@@ -20,7 +20,8 @@ struct Device {
 class DeviceBackend {
  public:
   virtual ~DeviceBackend() = default;
-  virtual float* allocate(std::size_t floats) = 0;  // 64-byte aligned, contents undefined; throws when out of memory
+  virtual float* allocate(
+      std::size_t floats) = 0;  // 64-byte aligned, contents undefined; throws when out of memory
   virtual void release(float* data, std::size_t floats) = 0;
   virtual void release_cached() = 0;  // gives memory kept for reuse back to the system
   virtual void fill_zero(float* data, std::size_t floats) = 0;
@@ -35,7 +36,8 @@ DeviceBackend& cpu_backend();
 DeviceBackend& cuda_backend();  // throws UserError in a build without CUDA
 bool cuda_available();
 
-// "auto" (a GPU if there is one), "cpu" or "cuda"; throws UserError for anything else or a GPU that is not there.
+// "auto" (a GPU if there is one), "cpu" or "cuda"; throws UserError for anything else or a GPU that is not
+// there.
 Device parse_device(const std::string& name);
 
 }  // namespace topknot

@@ -1,13 +1,16 @@
-// CPU memory. Blocks are kept for reuse by exact size: a training step asks for the same sizes every time, and a fresh
-// large block costs more in page faults than the arithmetic done on it.
+// CPU memory. Blocks are kept for reuse by exact size: a training step asks for the same sizes every time,
+// and a fresh large block costs more in page faults than the arithmetic done on it.
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
 #include <unordered_map>
 #include <vector>
 
+#include <oneapi/dnnl/dnnl.hpp>
+
 #include "nn/core/check.h"
 #include "nn/core/device.h"
+#include "nn/core/tensor.h"
 
 namespace topknot {
 namespace {
@@ -63,6 +66,16 @@ DeviceBackend& cpu_backend() {
   // Never destroyed: tensors may outlive static destruction order.
   static auto* instance = new CpuBackend;
   return *instance;
+}
+
+int channel_block() {
+  // What oneDNN will use, so that ONEDNN_MAX_CPU_ISA keeps working.
+  static const int block = [] {
+    const auto isa = static_cast<unsigned>(dnnl::get_effective_cpu_isa());
+    const auto avx512 = static_cast<unsigned>(dnnl::cpu_isa::avx512_core);
+    return (isa & avx512) == avx512 ? 16 : 8;
+  }();
+  return block;
 }
 
 }  // namespace topknot

@@ -4,7 +4,9 @@
 
 namespace topknot {
 
-bool cuda_available() { return false; }
+bool cuda_available() {
+  return false;
+}
 
 DeviceBackend& cuda_backend() {
   throw UserError("this build has no CUDA backend; use train.device=cpu (or auto)");

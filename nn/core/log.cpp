@@ -29,10 +29,14 @@ void write(spdlog::level::level_enum level, const char* prefix, const std::strin
 
 void set_log_level(LogLevel level) {
   switch (level) {
-    case LogLevel::quiet: return logger().set_level(spdlog::level::err);
-    case LogLevel::warning: return logger().set_level(spdlog::level::warn);
-    case LogLevel::info: return logger().set_level(spdlog::level::info);
-    case LogLevel::debug: return logger().set_level(spdlog::level::debug);
+    case LogLevel::quiet:
+      return logger().set_level(spdlog::level::err);
+    case LogLevel::warning:
+      return logger().set_level(spdlog::level::warn);
+    case LogLevel::info:
+      return logger().set_level(spdlog::level::info);
+    case LogLevel::debug:
+      return logger().set_level(spdlog::level::debug);
   }
 }
 
@@ -41,11 +45,17 @@ void set_log_rank(int rank, int ranks) {
   rank_count = ranks;
 }
 
-void log_debug(const std::string& text) { write(spdlog::level::debug, "", text); }
+void log_debug(const std::string& text) {
+  write(spdlog::level::debug, "", text);
+}
 void log_info(const std::string& text) {
   if (this_rank == 0) logger().info("{}", text);
 }
-void log_warning(const std::string& text) { write(spdlog::level::warn, "warning: ", text); }
-void log_error(const std::string& text) { write(spdlog::level::err, "error: ", text); }
+void log_warning(const std::string& text) {
+  write(spdlog::level::warn, "warning: ", text);
+}
+void log_error(const std::string& text) {
+  write(spdlog::level::err, "error: ", text);
+}
 
 }  // namespace topknot

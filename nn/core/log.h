@@ -1,6 +1,6 @@
 #pragma once
-// Log lines on standard error, "[rank r] " first where there are several ranks. Info lines are rank 0's only; warnings
-// pass from any rank. The rank belongs to the calling thread and is set at the start of run_rank().
+// Log lines on standard error, "[rank r] " first where there are several ranks. Info lines are rank 0's only;
+// warnings pass from any rank. The rank belongs to the calling thread and is set at the start of run_rank().
 
 #include <string>
 

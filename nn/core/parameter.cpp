@@ -8,8 +8,8 @@
 
 namespace topknot {
 
-ParameterArena::ParameterArena(const std::vector<Parameter*>& registered, const CompressiblePredicate& compressible,
-                               Device device)
+ParameterArena::ParameterArena(const std::vector<Parameter*>& registered,
+                               const CompressiblePredicate& compressible, Device device)
     : device_(device) {
   for (Parameter* parameter : registered) parameter->compressible_ = compressible(*parameter);
   order_.assign(registered.rbegin(), registered.rend());
@@ -83,7 +83,8 @@ Buffer& ParameterStore::add_buffer(const std::string& name, std::size_t size, fl
   return *buffers_.back();
 }
 
-ParameterArena& ParameterStore::build(const CompressiblePredicate& compressible, std::uint64_t seed, Device device) {
+ParameterArena& ParameterStore::build(const CompressiblePredicate& compressible, std::uint64_t seed,
+                                      Device device) {
   TOPKNOT_CHECK(!arena_, "build() is called once");
   std::vector<Parameter*> registered;
   for (const auto& parameter : parameters_) registered.push_back(parameter.get());

@@ -54,22 +54,24 @@ struct Buffer {
 // Decides by shape alone whether a parameter may be compressed.
 using CompressiblePredicate = std::function<bool(const Parameter&)>;
 
-// All weights in one contiguous buffer, and two gradient-sized buffers that take turns: one holds the gradient of the
-// step, the other the residual of error feedback (nothing, where nobody uses it). Slices swap roles at commit
-// (DESIGN idea 6). Order: reverse order of registration, compressible parameters first, then those that stay dense.
+// All weights in one contiguous buffer, and two gradient-sized buffers that take turns: one holds the
+// gradient of the step, the other the residual of error feedback (nothing, where nobody uses it). Slices swap
+// roles at commit (DESIGN idea 6). Order: reverse order of registration, compressible parameters first, then
+// those that stay dense.
 class ParameterArena {
  public:
-  ParameterArena(const std::vector<Parameter*>& registered, const CompressiblePredicate& compressible, Device device);
+  ParameterArena(const std::vector<Parameter*>& registered, const CompressiblePredicate& compressible,
+                 Device device);
   ParameterArena(const ParameterArena&) = delete;
   ~ParameterArena();
 
-  std::size_t size() const { return size_; }                           // elements
+  std::size_t size() const { return size_; }                            // elements
   std::size_t compressible_size() const { return compressible_size_; }  // elements before the first dense one
   std::span<Parameter* const> parameters() const { return order_; }     // in arena order
 
   std::span<float> weights() { return {weights_, size_}; }
-  // The slice [begin, end), on parameter boundaries, of the buffer that backward writes to and of the other one. All
-  // parameters of the slice must be on the same side, which holds for the groups of the exchange.
+  // The slice [begin, end), on parameter boundaries, of the buffer that backward writes to and of the other
+  // one. All parameters of the slice must be on the same side, which holds for the groups of the exchange.
   std::span<float> gradient(std::size_t begin, std::size_t end);
   std::span<float> residual(std::size_t begin, std::size_t end);
   // What was the gradient's memory becomes the residual's, and the other way round, for one slice.
@@ -98,7 +100,9 @@ class ParameterStore {
   // Lays out the arena and initialises every weight from (seed, order of registration).
   ParameterArena& build(const CompressiblePredicate& compressible, std::uint64_t seed, Device device = {});
   ParameterArena& arena();
-  const std::vector<std::unique_ptr<Parameter>>& parameters() const { return parameters_; }  // registration order
+  const std::vector<std::unique_ptr<Parameter>>& parameters() const {
+    return parameters_;
+  }  // registration order
   const std::vector<std::unique_ptr<Buffer>>& buffers() const { return buffers_; }
 
  private:

@@ -1,6 +1,6 @@
 #pragma once
-// Names to factories. A file registers what it defines with one static object; registries are filled before main and only
-// read afterwards.
+// Names to factories. A file registers what it defines with one static object; registries are filled before
+// main and only read afterwards.
 
 #include <map>
 #include <string>

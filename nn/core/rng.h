@@ -1,7 +1,7 @@
 #pragma once
-// Counter-based random numbers: the i-th number of a stream is a pure function of (seed, stream, i), so the same numbers
-// come out whatever the thread count or the order of asking.
-// Philox4x32-10: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
+// Counter-based random numbers: the i-th number of a stream is a pure function of (seed, stream, i), so the
+// same numbers come out whatever the thread count or the order of asking. Philox4x32-10: Salmon, Moraes,
+// Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 
 #include <array>
 #include <cmath>

@@ -1,6 +1,6 @@
 #pragma once
-// Hot loops are written once over 16 lanes and compiled three times; the best version is picked at start-up. Lanes are
-// independent and contraction is off, so all versions give the same bits.
+// Hot loops are written once over 16 lanes and compiled three times; the best version is picked at start-up.
+// Lanes are independent and contraction is off, so all versions give the same bits.
 
 #include <cstddef>
 #include <cstring>
@@ -14,16 +14,29 @@
 
 namespace topknot {
 
-typedef float Lanes __attribute__((vector_size(64)));       // 16 floats
-typedef int LaneMask __attribute__((vector_size(64)));      // comparison results: 0 or -1 a lane
+typedef float Lanes __attribute__((vector_size(64)));   // 16 floats
+typedef float Lanes8 __attribute__((vector_size(32)));  // 8 floats: a channel block without AVX-512
+typedef int LaneMask __attribute__((vector_size(64)));  // comparison results: 0 or -1 a lane
 inline constexpr std::size_t kLanes = 16;
 
-TOPKNOT_INLINE Lanes load(const float* p) {
-  Lanes v;
+template <class V>
+TOPKNOT_INLINE V load_as(const float* p) {
+  V v;
   std::memcpy(&v, p, sizeof v);
   return v;
 }
-TOPKNOT_INLINE void store(float* p, Lanes v) { std::memcpy(p, &v, sizeof v); }
-TOPKNOT_INLINE Lanes splat(float x) { return Lanes{} + x; }
+template <class V>
+TOPKNOT_INLINE void store_as(float* p, V v) {
+  std::memcpy(p, &v, sizeof v);
+}
+TOPKNOT_INLINE Lanes load(const float* p) {
+  return load_as<Lanes>(p);
+}
+TOPKNOT_INLINE void store(float* p, Lanes v) {
+  store_as(p, v);
+}
+TOPKNOT_INLINE Lanes splat(float x) {
+  return Lanes{} + x;
+}
 
 }  // namespace topknot

@@ -25,8 +25,8 @@ std::string Shape::str() const {
 }
 
 Tensor Tensor::empty(const Shape& shape, Layout layout, Device device) {
-  TOPKNOT_CHECK(layout == Layout::plain || (shape.rank() == 4 && shape[1] % 16 == 0),
-                "layout channels16 needs [N, C, H, W] with C a multiple of 16, not " + shape.str());
+  TOPKNOT_CHECK(layout == Layout::plain || (shape.rank() == 4 && shape[1] % channel_block() == 0),
+                "a blocked layout needs [N, C, H, W] with C a multiple of the block, not " + shape.str());
   const auto floats = static_cast<std::size_t>(shape.numel());
   Tensor t;
   t.shape_ = shape;
@@ -34,7 +34,8 @@ Tensor Tensor::empty(const Shape& shape, Layout layout, Device device) {
   t.device_ = device;
   DeviceBackend* owner = &backend(device);
   t.data_ = owner->allocate(floats);
-  t.storage_ = std::shared_ptr<float>(t.data_, [owner, floats](float* data) { owner->release(data, floats); });
+  t.storage_ =
+      std::shared_ptr<float>(t.data_, [owner, floats](float* data) { owner->release(data, floats); });
   return t;
 }
 

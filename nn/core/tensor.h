@@ -29,12 +29,16 @@ class Shape {
   int rank_ = 0;
 };
 
-// The physical order of a four-dimensional activation; the backend's business. Parameters, and everything that is not
-// four-dimensional, are always plain.
+// The physical order of a four-dimensional activation; the backend's business. Parameters, and everything
+// that is not four-dimensional, are always plain.
 enum class Layout {
-  plain,       // N, C, H, W
-  channels16,  // N, C/16, H, W, 16: what oneDNN's blocked kernels want; needs C to be a multiple of 16
+  plain,    // N, C, H, W
+  blocked,  // N, C/B, H, W, B with B = channel_block(): what oneDNN's kernels want; needs C to be a multiple
+            // of B
 };
+
+// Channels a block on this CPU: 16 with AVX-512, 8 without.
+int channel_block();
 
 class Tensor {
  public:

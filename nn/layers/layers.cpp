@@ -1,0 +1,103 @@
+#include "nn/layers/layers.h"
+
+#include <cmath>
+
+#include "nn/ops/elementwise.h"
+#include "nn/ops/linear.h"
+#include "nn/ops/shortcut.h"
+
+namespace topknot {
+namespace {
+
+Initializer constant(float value) {
+  return
+      [value](std::span<float> values, const CounterRng&) { std::fill(values.begin(), values.end(), value); };
+}
+
+Initializer kaiming_normal(std::int64_t fan_in) {
+  const float std = std::sqrt(2.0f / static_cast<float>(fan_in));
+  return [std](std::span<float> values, const CounterRng& rng) {
+    for (std::size_t i = 0; i < values.size(); ++i) values[i] = std * rng.normal(i);
+  };
+}
+
+Initializer uniform(float bound) {
+  return [bound](std::span<float> values, const CounterRng& rng) {
+    for (std::size_t i = 0; i < values.size(); ++i) values[i] = bound * (2.0f * rng.uniform(i) - 1.0f);
+  };
+}
+
+Parameter* conv_weight(ParameterStore& store, const std::string& name, const ConvGeometry& g) {
+  return &store.add(name + ".weight", g.weight_shape(), kaiming_normal(g.in * g.kernel * g.kernel));
+}
+
+BatchNormState running_statistics(ParameterStore& store, const std::string& name, std::int64_t channels) {
+  const auto size = static_cast<std::size_t>(channels);
+  BatchNormState state;
+  state.mean = &store.add_buffer(name + ".running_mean", size, 0.0f).values;
+  state.variance = &store.add_buffer(name + ".running_variance", size, 1.0f).values;
+  return state;
+}
+
+}  // namespace
+
+Conv2d::Conv2d(ParameterStore& store, const std::string& name, const ConvGeometry& geometry, bool bias)
+    : geometry_(geometry),
+      kernels_(make_conv_kernels(geometry)),
+      weight_(conv_weight(store, name, geometry)) {
+  if (bias) bias_ = &store.add(name + ".bias", {geometry.out}, constant(0.0f));
+}
+
+Variable Conv2d::forward(const Variable& x, const ForwardContext& context) {
+  return conv2d(x, context.use(*weight_), bias_ ? context.use(*bias_) : Variable(), geometry_, kernels_);
+}
+
+BatchNorm::BatchNorm(ParameterStore& store, const std::string& name, std::int64_t channels, bool relu)
+    : relu_(relu),
+      gamma_(&store.add(name + ".gamma", {channels}, constant(1.0f))),
+      beta_(&store.add(name + ".beta", {channels}, constant(0.0f))),
+      state_(running_statistics(store, name, channels)) {}
+
+Variable BatchNorm::forward(const Variable& x, const ForwardContext& context) {
+  return batch_norm(x, context.use(*gamma_), context.use(*beta_), {}, state_, {context.training, relu_});
+}
+
+ConvBn::ConvBn(ParameterStore& store, const std::string& name, const ConvGeometry& geometry, bool relu)
+    : geometry_(geometry),
+      relu_(relu),
+      kernels_(make_conv_kernels(geometry)),
+      weight_(conv_weight(store, name + ".conv", geometry)),
+      gamma_(&store.add(name + ".bn.gamma", {geometry.out}, constant(1.0f))),
+      beta_(&store.add(name + ".bn.beta", {geometry.out}, constant(0.0f))),
+      state_(running_statistics(store, name + ".bn", geometry.out)) {}
+
+Variable ConvBn::forward(const Variable& x, const Variable& residual, const ForwardContext& context) {
+  return conv_bn(x, context.use(*weight_), context.use(*gamma_), context.use(*beta_), residual, geometry_,
+                 kernels_, state_, {context.training, relu_});
+}
+
+Linear::Linear(ParameterStore& store, const std::string& name, std::int64_t in, std::int64_t out)
+    : weight_(&store.add(name + ".weight", {out, in}, uniform(1.0f / std::sqrt(static_cast<float>(in))))),
+      bias_(&store.add(name + ".bias", {out}, uniform(1.0f / std::sqrt(static_cast<float>(in))))) {}
+
+Variable Linear::forward(const Variable& x, const ForwardContext& context) {
+  return linear(x, context.use(*weight_), context.use(*bias_));
+}
+
+Variable Relu::forward(const Variable& x, const ForwardContext&) {
+  return relu(x);
+}
+Variable GlobalAveragePool::forward(const Variable& x, const ForwardContext&) {
+  return global_average_pool(x);
+}
+Variable Flatten::forward(const Variable& x, const ForwardContext&) {
+  return flatten(x);
+}
+
+Variable Dropout::forward(const Variable& x, const ForwardContext& context) {
+  if (!context.training) return x;
+  // 2^12 layers and 2^20 ranks are enough for everybody; the step has a word of its own.
+  return dropout(x, p_, CounterRng(context.seed, RngUse::dropout, context.step, context.rank << 12 | index_));
+}
+
+}  // namespace topknot

@@ -1,0 +1,54 @@
+#pragma once
+// A layer or a model: it owns parameters (registered in a store) and computes with ops; it has no backward of
+// its own.
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "nn/core/parameter.h"
+#include "nn/core/rng.h"
+
+namespace topknot {
+
+// What a forward pass runs under.
+struct ForwardContext {
+  bool training = true;    // batch statistics, dropout, and a graph for the backward pass
+  std::uint64_t seed = 1;  // of dropout; ranks differ by `rank`, steps by `step`
+  std::uint32_t rank = 0;
+  std::uint32_t step = 0;
+
+  // A parameter as the graph's leaf, or as a constant where no gradient is wanted.
+  Variable use(const Parameter& parameter) const {
+    return training ? parameter.variable() : Variable(parameter.variable().value());
+  }
+};
+
+class Module {
+ public:
+  virtual ~Module() = default;
+  virtual Variable forward(const Variable& x, const ForwardContext& context) = 0;
+};
+
+using ModulePtr = std::unique_ptr<Module>;
+
+// Modules one after the other.
+class Sequential final : public Module {
+ public:
+  void add(ModulePtr module) { modules_.push_back(std::move(module)); }
+  template <class M, class... Args>
+  void add(Args&&... args) {
+    modules_.push_back(std::make_unique<M>(std::forward<Args>(args)...));
+  }
+  Variable forward(const Variable& x, const ForwardContext& context) override {
+    Variable y = x;
+    for (auto& module : modules_) y = module->forward(y, context);
+    return y;
+  }
+
+ private:
+  std::vector<ModulePtr> modules_;
+};
+
+}  // namespace topknot

@@ -1,0 +1,32 @@
+#pragma once
+// A model is a module with a name, made for one sample shape and number of outputs. One file a family; each
+// registers the names it knows.
+
+#include <string>
+#include <vector>
+
+#include "nn/core/registry.h"
+#include "nn/layers/module.h"
+
+namespace topknot {
+
+struct ModelOptions {
+  Shape input;                                    // of one sample: {C, H, W}
+  std::int64_t outputs = 0;                       // classes, or the width of the regression target
+  float dropout = 0.5f;                           // where the model has any
+  std::vector<std::int64_t> hidden = {200, 200};  // of mlp
+};
+
+using ModelFactory = ModulePtr (*)(ParameterStore& store, const ModelOptions& options);
+Registry<ModelFactory>& models();
+
+struct RegisterModel {
+  RegisterModel(const char* name, const char* help, ModelFactory factory) {
+    models().add(name, help, factory);
+  }
+};
+
+// Throws UserError for an unknown name or a sample shape that the model cannot take.
+ModulePtr make_model(const std::string& name, ParameterStore& store, const ModelOptions& options);
+
+}  // namespace topknot

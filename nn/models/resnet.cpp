@@ -1,0 +1,82 @@
+// Residual networks for CIFAR (He, Zhang, Ren, Sun, "Deep residual learning for image recognition", CVPR
+// 2016).
+//  - resnet20/32/44/56/110: section 4.2: 6n + 2 layers of 16, 32 and 64 channels, parameter-free shortcuts
+//  (option A).
+//  - resnet18: the ImageNet network of basic blocks with a CIFAR stem (3x3, no pooling) and projection
+//  shortcuts
+//    (option B), as CIFAR studies use it.
+#include "nn/layers/layers.h"
+#include "nn/models/model.h"
+#include "nn/ops/shortcut.h"
+
+namespace topknot {
+namespace {
+
+enum class ShortcutKind { pad, project };  // options A and B
+
+class BasicBlock final : public Module {
+ public:
+  BasicBlock(ParameterStore& store, const std::string& name, std::int64_t in, std::int64_t out,
+             std::int64_t stride, ShortcutKind shortcut)
+      : out_(out),
+        pad_(shortcut == ShortcutKind::pad && (stride != 1 || in != out)),
+        first_(store, name + ".1", {in, out, 3, stride, 1}),
+        second_(store, name + ".2", {out, out, 3, 1, 1}) {
+    if (shortcut == ShortcutKind::project && (stride != 1 || in != out))
+      projection_ =
+          std::make_unique<ConvBn>(store, name + ".shortcut", ConvGeometry{in, out, 1, stride, 0}, false);
+  }
+
+  Variable forward(const Variable& x, const ForwardContext& context) override {
+    const Variable hidden = first_.forward(x, context);
+    const Variable shortcut = pad_          ? subsample_and_pad(x, out_)
+                              : projection_ ? projection_->forward(x, context)
+                                            : x;
+    return second_.forward(hidden, shortcut, context);
+  }
+
+ private:
+  std::int64_t out_;
+  bool pad_;
+  ConvBn first_, second_;
+  std::unique_ptr<ConvBn> projection_;
+};
+
+ModulePtr make_resnet(ParameterStore& store, const ModelOptions& options,
+                      const std::vector<std::int64_t>& widths, int blocks, ShortcutKind shortcut) {
+  if (options.input.rank() != 3 || options.input[1] < 8 || options.input[2] < 8)
+    throw UserError("model.name: a resnet needs images of at least 8x8 pixels, not " + options.input.str());
+  auto model = std::make_unique<Sequential>();
+  model->add<ConvBn>(store, "stem", ConvGeometry{options.input[0], widths[0], 3, 1, 1});
+  std::int64_t in = widths[0];
+  for (std::size_t stage = 0; stage < widths.size(); ++stage)
+    for (int block = 0; block < blocks; ++block) {
+      const std::string name = "stage" + std::to_string(stage + 1) + ".block" + std::to_string(block + 1);
+      model->add<BasicBlock>(store, name, in, widths[stage], stage > 0 && block == 0 ? 2 : 1, shortcut);
+      in = widths[stage];
+    }
+  model->add<GlobalAveragePool>();
+  model->add<Linear>(store, "fc", in, options.outputs);
+  return model;
+}
+
+template <int kDepth>
+ModulePtr make_cifar_resnet(ParameterStore& store, const ModelOptions& options) {
+  return make_resnet(store, options, {16, 32, 64}, (kDepth - 2) / 6, ShortcutKind::pad);
+}
+
+ModulePtr make_resnet18(ParameterStore& store, const ModelOptions& options) {
+  return make_resnet(store, options, {64, 128, 256, 512}, 2, ShortcutKind::project);
+}
+
+const RegisterModel registered[] = {
+    {"resnet20", "CIFAR ResNet-20, option A shortcuts", make_cifar_resnet<20>},
+    {"resnet32", "CIFAR ResNet-32, option A shortcuts", make_cifar_resnet<32>},
+    {"resnet44", "CIFAR ResNet-44, option A shortcuts", make_cifar_resnet<44>},
+    {"resnet56", "CIFAR ResNet-56, option A shortcuts", make_cifar_resnet<56>},
+    {"resnet110", "CIFAR ResNet-110, option A shortcuts", make_cifar_resnet<110>},
+    {"resnet18", "ResNet-18 with a CIFAR stem", make_resnet18},
+};
+
+}  // namespace
+}  // namespace topknot

@@ -1,0 +1,16 @@
+#pragma once
+// The parameter-free shortcut of He et al., "Deep residual learning for image recognition", CVPR 2016,
+// section 4.2, option A: every second pixel, and zero channels on both sides to reach the wider layer.
+
+#include "nn/core/autograd.h"
+
+namespace topknot {
+
+// [N, C, H, W] -> [N, channels, ceil(H / 2), ceil(W / 2)]; channels - C zero channels, half of them first.
+// Layout as x's.
+Variable subsample_and_pad(const Variable& x, std::int64_t channels);
+
+// [N, C, H, W] or [N, F] -> [N, C * H * W], in that order.
+Variable flatten(const Variable& x);
+
+}  // namespace topknot
