@@ -149,7 +149,7 @@ LoadedConfig load_config(const std::string& file, const std::vector<std::string>
 
 // What the registries hold; an empty list means: not checked here.
 struct KnownNames {
-  std::vector<std::string> models, datasets, compressors, optimizers, schedules;
+  std::vector<std::string> models = {}, datasets = {}, compressors = {}, optimizers = {}, schedules = {};
 };
 
 // What no single key can show: unknown model, keys that contradict each other. Callers append what only they

@@ -69,7 +69,7 @@ std::vector<Key> run_keys() {
       number("data.train_size", at<d, &Data::train_size>, 0, 1e9,
              "use only the first so many training samples (synthetic data: make so many); 0: all"),
       number("data.test_size", at<d, &Data::test_size>, 0, 1e9, "the same for test samples"),
-      number("data.classes", at<d, &Data::classes>, 2, 1000, "classes of synthetic_images"),
+      number("data.classes", at<d, &Data::classes>, 2, 10, "classes of synthetic_images"),
       with_word(number("data.noise", at<d, &Data::noise>, 0, 1e3,
                        "noise of synthetic data, as a standard deviation; auto: the data set's own"),
                 "auto"),
@@ -96,7 +96,7 @@ std::vector<Key> method_keys() {
 
       registered("schedule.name", at<s, &Schedule::name>, "schedule",
                  "how the learning rate changes (train --list schedules)"),
-      number("schedule.milestones", at<s, &Schedule::milestones>, 0, 1e6,
+      above("schedule.milestones", at<s, &Schedule::milestones>, 0, 1e6,
              "multistep: epochs where the rate drops"),
       above("schedule.gamma", at<s, &Schedule::gamma>, 0, 1, "multistep: factor at each milestone"),
       number("schedule.warmup_epochs", at<s, &Schedule::warmup_epochs>, 0, 1e6,
