@@ -1,7 +1,9 @@
-// A persistent process that runs training steps on request, so that a driver can alternate it with another framework's:
-// prints "ready BATCH", then for each line "K" on standard input runs K steps and prints the seconds of each.
+// A persistent process that runs training steps on request, so that a driver can alternate it with another
+// framework's: prints "ready BATCH", then for each line "K" on standard input runs K steps and prints the
+// seconds of each.
 //   bench_step MODEL [--batch N] [--threads T] [--loss]
-// A step is forward, backward and SGD with momentum and weight decay on one fixed random batch of CIFAR's shape.
+// A step is forward, backward and SGD with momentum and weight decay on one fixed random batch of CIFAR's
+// shape.
 #include <omp.h>
 
 #include <chrono>
@@ -28,7 +30,8 @@ int run(int argc, char** argv) {
   int batch = 128, threads = 2;
   bool print_loss = false;
   for (int i = 2; i < argc; ++i) {
-    if (!std::strcmp(argv[i], "--batch") && i + 1 < argc) batch = std::stoi(argv[++i]);
+    if (!std::strcmp(argv[i], "--batch") && i + 1 < argc)
+      batch = std::stoi(argv[++i]);
     else if (!std::strcmp(argv[i], "--threads") && i + 1 < argc)
       threads = std::stoi(argv[++i]);
     else if (!std::strcmp(argv[i], "--loss"))
@@ -44,11 +47,12 @@ int run(int argc, char** argv) {
   options.lr = 0.1;
   options.momentum = 0.9;
   options.weight_decay = 1e-4;
-  const auto optimizer = make_optimizer(arena, options);
+  const auto optimizer = make_optimizer(options, arena);
 
   Tensor images = Tensor::empty({batch, 3, 32, 32});
   const CounterRng rng(1, RngUse::test);
-  for (std::int64_t i = 0; i < images.numel(); ++i) images.data()[i] = rng.normal(static_cast<std::uint64_t>(i));
+  for (std::int64_t i = 0; i < images.numel(); ++i)
+    images.data()[i] = rng.normal(static_cast<std::uint64_t>(i));
   std::vector<std::int32_t> labels(static_cast<std::size_t>(batch));
   for (std::size_t i = 0; i < labels.size(); ++i) labels[i] = static_cast<std::int32_t>(i * 7919 % 10);
 
@@ -57,7 +61,7 @@ int run(int argc, char** argv) {
     const Variable loss = softmax_cross_entropy(model->forward(Variable(images), {}), labels);
     const float value = loss.value().data()[0];
     backward(loss);
-    optimizer->step(0.1, arena.gradient(0, arena.size()));
+    optimizer->update(0, arena.gradient(0, arena.size()), 0.1);
     return value;
   };
   for (int i = 0; i < 3; ++i) {

@@ -84,29 +84,31 @@ void Variable::accumulate_grad(Tensor grad) const {
 // Post-order of the graph under `root`: inputs before users. Iterative, since networks are deep.
 class Tape {
  public:
-  static std::vector<Node*> record(Node* root, std::unordered_map<Node*, int>& uses) {
-    std::vector<Node*> order;
-    std::vector<std::pair<Node*, std::size_t>> stack{{root, 0}};
-    uses[root] = 0;
+  using NodePtr = std::shared_ptr<Node>;  // the walk keeps every node alive until its turn
+  static std::vector<NodePtr> record(const NodePtr& root, std::unordered_map<Node*, int>& uses) {
+    std::vector<NodePtr> order;
+    std::vector<std::pair<NodePtr, std::size_t>> stack{{root, 0}};
+    uses[root.get()] = 0;
     while (!stack.empty()) {
       auto& [node, next] = stack.back();
       if (next == node->inputs.size()) {
-        order.push_back(node);
+        order.push_back(std::move(node));
         stack.pop_back();
         continue;
       }
-      Node* input = node->inputs[next++].node_.get();
+      const NodePtr input = node->inputs[next++].node_;
       if (!input->requires_grad) continue;
-      if (uses[input]++ == 0) stack.emplace_back(input, 0);
+      if (uses[input.get()]++ == 0) stack.emplace_back(input, 0);
     }
     return order;
   }
 
   static void run(const Variable& loss, const GradientHook& on_grad_ready) {
     std::unordered_map<Node*, int> uses;  // how many recorded ops still owe this node a contribution
-    const std::vector<Node*> order = record(loss.node_.get(), uses);
-    for (auto it = order.rbegin(); it != order.rend(); ++it) {
-      Node* node = *it;
+    std::vector<NodePtr> order = record(loss.node_, uses);
+    while (!order.empty()) {
+      const NodePtr node = std::move(order.back());
+      order.pop_back();
       if (node->parameter) continue;
       BackwardFn fn = std::move(node->backward);
       const std::vector<Variable> inputs = std::move(node->inputs);
