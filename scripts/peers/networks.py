@@ -1,0 +1,93 @@
+"""The two networks of the comparison, as PyTorch modules, and their training step on one synthetic CIFAR-10 batch."""
+
+from peer import import_torch
+
+torch = import_torch()
+nn = torch.nn
+functional = torch.nn.functional
+
+
+def conv3x3(inputs, outputs, stride=1):
+    return nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False)
+
+
+class BasicBlock(nn.Module):
+    """He et al. 2015, with the parameter-free shortcut (option A): subsample by two, pad the new channels with zeros."""
+
+    def __init__(self, inputs, outputs, stride):
+        super().__init__()
+        self.conv1, self.bn1 = conv3x3(inputs, outputs, stride), nn.BatchNorm2d(outputs)
+        self.conv2, self.bn2 = conv3x3(outputs, outputs), nn.BatchNorm2d(outputs)
+        self.stride, self.padding = stride, (outputs - inputs) // 2
+
+    def forward(self, x):
+        y = functional.relu(self.bn1(self.conv1(x)), inplace=True)
+        y = self.bn2(self.conv2(y))
+        if self.stride != 1:
+            x = functional.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, self.padding, self.padding))
+        return functional.relu(y + x, inplace=True)
+
+
+def resnet20():
+    layers = [conv3x3(3, 16), nn.BatchNorm2d(16), nn.ReLU(inplace=True)]
+    width = 16
+    for outputs, stride in ((16, 1), (32, 2), (64, 2)):
+        for block in range(3):
+            layers.append(BasicBlock(width, outputs, stride if block == 0 else 1))
+            width = outputs
+    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10)]
+    return nn.Sequential(*layers)
+
+
+def vgg16():
+    """Simonyan and Zisserman's configuration D for 32 x 32 images, with batch norm and one linear layer."""
+    layers, width = [], 3
+    for outputs in (64, 64, 0, 128, 128, 0, 256, 256, 256, 0, 512, 512, 512, 0, 512, 512, 512, 0):
+        if outputs == 0:
+            layers.append(nn.MaxPool2d(2))
+        else:
+            layers += [conv3x3(width, outputs), nn.BatchNorm2d(outputs), nn.ReLU(inplace=True)]
+            width = outputs
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(512, 10))
+
+
+NETWORKS = {"resnet20": (resnet20, 269_722), "vgg16": (vgg16, 14_724_042)}
+
+
+class Training:
+    """One network in channels_last fp32 with SGD (momentum 0.9, weight decay 1e-4) on a batch that stays the same."""
+
+    def __init__(self, network, batch, seed=0, wrap=lambda model: model):
+        torch.manual_seed(1)
+        build, parameters = NETWORKS[network]
+        model = build().to(memory_format=torch.channels_last).train()
+        count = sum(parameter.numel() for parameter in model.parameters())
+        assert count == parameters, f"{network} has {count} parameters, not {parameters}"
+        self.model = wrap(model)
+        self.optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4)
+        torch.manual_seed(1000 + seed)
+        self.images = torch.randn(batch, 3, 32, 32).contiguous(memory_format=torch.channels_last)
+        self.labels = torch.randint(0, 10, (batch,))
+        self.last_loss = None
+
+    def step(self):
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = functional.cross_entropy(self.model(self.images), self.labels)
+        loss.backward()
+        self.optimizer.step()
+        self.last_loss = loss.item()
+
+
+def main(network, default_batch):
+    """The command line of a one-process peer."""
+    import argparse
+
+    from peer import serve, timed
+
+    parser = argparse.ArgumentParser(description=f"{network} training steps with PyTorch; see peer.py for the protocol")
+    parser.add_argument("--batch", type=int, default=default_batch)
+    parser.add_argument("--threads", type=int, default=2)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    training = Training(network, options.batch)
+    serve(options.batch, lambda k: [timed(training.step) for _ in range(k)])
