@@ -1,0 +1,75 @@
+#pragma once
+// Line charts as SVG text: scales with round ticks, panels that share a row. Sizes are in the drawing's own
+// units, about CSS pixels at full width.
+
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace topknot {
+
+struct Point {
+  double x = 0, y = 0;
+};
+
+struct Tick {
+  double value = 0;
+  std::string label;
+};
+
+// Maps values to positions; `logarithmic` needs lo > 0.
+struct Scale {
+  double lo = 0, hi = 1;
+  bool logarithmic = false;
+  double from = 0, to = 1;  // positions of lo and hi
+  std::vector<Tick> ticks;
+  std::string label;
+  double operator()(double value) const;
+};
+
+enum class Unit { plain, percent, bytes };
+
+// Round ticks at 1, 2, 2.5 or 5 times a power of ten, about `count` of them, inside [lo, hi].
+std::vector<Tick> linear_ticks(double lo, double hi, int count, Unit unit);
+// Powers of ten (every n-th where there are many), with 2 and 5 between where there are few.
+std::vector<Tick> log_ticks(double lo, double hi, Unit unit);
+std::string tick_text(double value, double step, Unit unit);
+
+struct Line {
+  std::vector<Point> points;
+  std::string colour;
+  double width = 2;
+  double opacity = 1;
+  std::string dash;           // stroke-dasharray, "" for a whole line
+  bool dots = false;          // a dot at every point
+  bool cross_at_end = false;  // where an incomplete run stopped
+  std::string title;          // shown when the pointer rests on it
+};
+
+struct Band {
+  std::vector<Point> upper, lower;
+  std::string colour;
+};
+
+struct Panel {
+  Scale x, y;
+  std::vector<Band> bands;
+  std::vector<Line> lines;
+  std::vector<std::pair<Point, std::string>> marks;  // ringed points, with colour
+  double reference = 0;                              // a dotted horizontal line at this value
+  std::string reference_label;                       // "": none
+};
+
+// One row of panels with one y axis (each panel's y scale must be the same), as a whole <svg>. `id` is unique
+// in the page.
+std::string panel_row(const std::vector<Panel>& panels, const std::string& id,
+                      const std::string& description);
+
+// Text for HTML and SVG.
+std::string escape(const std::string& text);
+// At most `count` points: each the mean of a run of neighbours, so that a short peak leaves a trace.
+std::vector<Point> thin_out(const std::vector<Point>& points, std::size_t count);
+// Centred moving average of y over `window` points, narrower at the ends.
+std::vector<Point> smooth(const std::vector<Point>& points, std::size_t window);
+
+}  // namespace topknot
