@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# No C++ file grows past 400 lines: what does is two things.
+#   file_sizes.sh ROOT
+set -euo pipefail
+cd "${1:?usage: file_sizes.sh ROOT}"
+
+limit=400
+status=0
+count=0
+while IFS= read -r file; do
+  count=$((count + 1))
+  lines=$(wc -l <"$file")
+  if [ "$lines" -gt "$limit" ]; then
+    echo "$file: $lines lines, $limit are allowed; split it by subject"
+    status=1
+  fi
+done < <(find nn data compress dist optim train bench tests -type f \( -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' \) 2>/dev/null | sort)
+[ "$count" -gt 0 ] || { echo "no sources found: is '$1' the root of the repository?"; status=1; }
+exit "$status"

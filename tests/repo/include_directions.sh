@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# Who may include whom. The folders form layers; an include against the direction is how they would grow together.
+#   include_directions.sh ROOT
+set -euo pipefail
+cd "${1:?usage: include_directions.sh ROOT}"
+
+# folder: the folders whose headers its files may include. The longest prefix of a file's path counts.
+declare -A may_include=(
+  [nn/core]="nn/core"
+  [nn/ops]="nn/ops nn/core"
+  [nn/layers]="nn/layers nn/models nn/ops nn/core"
+  [nn/models]="nn/layers nn/models nn/ops nn/core"
+  [data]="data nn/core"
+  [compress]="compress nn/core"
+  [dist]="dist compress nn/core"
+  [optim]="optim nn/core"
+  [train]="train optim dist compress data nn"
+  [bench]="bench train optim dist compress data nn"
+  [tests]="tests bench train optim dist compress data nn"
+)
+
+folder_of() {  # sets `folder` to a file's folder of the table
+  folder=${1%/*}
+  while [ -z "${may_include[$folder]:-}" ]; do
+    case "$folder" in */*) folder=${folder%/*} ;; *) return 1 ;; esac
+  done
+}
+
+status=0
+complain() { echo "$1"; status=1; }
+
+count=0
+while IFS=: read -r file line text; do
+  count=$((count + 1))
+  included=${text#*\"} included=${included%%\"*}
+  folder_of "$file" || { complain "$file: its folder is not in the table of $0"; continue; }
+  if [ ! -e "$included" ]; then
+    complain "$file:$line: \"$included\" is no file; includes give the path from the root of the repository"
+    continue
+  fi
+  allowed=no
+  for prefix in ${may_include[$folder]}; do [[ $included == "$prefix"/* ]] && allowed=yes; done
+  [ "$allowed" = yes ] || complain "$file:$line: $folder may not include \"$included\" (only ${may_include[$folder]})"
+done < <(find "${!may_include[@]}" -type f \( -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' \) -print0 2>/dev/null |
+  sort -zu | xargs -0 -r grep -nHE '^[[:space:]]*#[[:space:]]*include[[:space:]]*"')
+
+[ "$count" -gt 0 ] || complain "no includes found: is '$1' the root of the repository?"
+exit "$status"

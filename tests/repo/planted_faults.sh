@@ -1,0 +1,68 @@
+#!/usr/bin/env bash
+# The checks of this folder find what they are for: each is run on a small tree, clean, then with one planted fault.
+#   planted_faults.sh ROOT
+set -euo pipefail
+checks=$(cd "${1:?usage: planted_faults.sh ROOT}" && pwd)/tests/repo
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+status=0
+
+clean_tree() {
+  rm -rf "$work/tree"
+  mkdir -p "$work/tree"/{nn/core,nn/ops,nn/models,data,compress,dist,optim,train}
+  cd "$work/tree"
+  echo 'int core;' >nn/core/core.h
+  printf '#include "nn/core/core.h"\n' >nn/ops/op_cpu.cpp
+  printf 'Registry<F>& models();\nconst RegisterModel one("model_a", "help");\n' >nn/models/a.cpp
+  printf 'const RegisterModel more[] = {\n    {"model_b", "x", f<1>},\n    {"model_c", "y", g},\n};\n' >nn/models/b.cpp
+  printf 'const RegisterDataset d("data_a",\n  "help");\n' >data/a.cpp
+  printf 'compressors().add(\n    "method_a", "help", f);\n' >compress/a.cpp
+  printf 'optimizers().add("rule_a", f);\nconst bool x = (schedules().add("plan_a", f), true);\n' >optim/a.cpp
+  cat >fake_train <<'END'
+#!/bin/sh
+case $2 in models) n="model_a model_b model_c" ;; datasets) n=data_a ;; compressors) n=method_a ;; optimizers) n=rule_a ;; schedules) n=plan_a ;; esac
+for name in $n; do echo "$name   help"; done
+END
+  chmod +x fake_train
+}
+
+# caught CHECK TEXT: the check fails on the tree and says TEXT.
+caught() {
+  local output
+  if output=$("$checks/$1" . ./fake_train 2>&1); then
+    echo "$1 did not notice: $2"
+    status=1
+  elif ! grep -qF -- "$2" <<<"$output"; then
+    echo "$1 failed without saying '$2': $output"
+    status=1
+  fi
+}
+
+clean_tree
+for check in include_directions file_sizes backends_by_file registered_names; do
+  "$checks/$check.sh" . ./fake_train || { echo "$check.sh complains about a clean tree"; status=1; }
+done
+
+clean_tree; echo '#include "nn/ops/op.h"' >nn/core/bad.cpp; echo >nn/ops/op.h
+caught include_directions.sh 'nn/core may not include "nn/ops/op.h"'
+clean_tree; echo '#include "core.h"' >nn/core/bad.cpp
+caught include_directions.sh '"core.h" is no file'
+clean_tree; echo '#include "nn/ops/op.h"' >dist/bad.cpp; echo >nn/ops/op.h
+caught include_directions.sh 'dist/bad.cpp:1'
+clean_tree; seq 401 >data/long.cpp
+caught file_sizes.sh 'data/long.cpp: 401 lines'
+clean_tree; echo '#ifdef TOPKNOT_CUDA' >nn/ops/bad.cpp
+caught backends_by_file.sh 'nn/ops/bad.cpp:1'
+clean_tree; echo '#include <oneapi/dnnl/dnnl.hpp>' >compress/bad.cpp
+caught backends_by_file.sh 'compress/bad.cpp:1'
+clean_tree; echo '#include <nlohmann/json.hpp>' >dist/bad.cpp
+caught backends_by_file.sh 'dist/bad.cpp:1'
+clean_tree; sed -i 's/model_c//' fake_train
+caught registered_names.sh "registers 'model_c'"
+clean_tree; sed -i 's/method_a/method/' fake_train
+caught registered_names.sh "registers 'method_a'"
+clean_tree; printf '#!/bin/sh\nexit 1\n' >fake_train
+caught registered_names.sh 'train --list models failed'
+clean_tree; echo 'compressors().add(name, help, f);' >compress/bad.cpp
+caught registered_names.sh 'compress/bad.cpp registers compressors in a way'
+exit "$status"

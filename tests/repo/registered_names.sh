@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# Every name that a source file registers shows in `train --list`: a linker may drop a file that nobody calls.
+#   registered_names.sh ROOT TRAIN
+set -euo pipefail
+cd "${1:?usage: registered_names.sh ROOT TRAIN}"
+train=${2:?usage: registered_names.sh ROOT TRAIN}
+
+status=0
+complain() { echo "$1"; status=1; }
+
+names_in() {  # FILE LIST TYPE: what it registers, by LIST().add("name" or by TYPE variable("name" or a list of those
+  local text
+  text=$(sed 's|//.*||' "$1" | tr '\n' ' ')
+  grep -oE "$2\(\)\.add\( *\"[^\"]+\"" <<<"$text" | grep -oE '"[^"]+"' || true
+  grep -oE "$3 +[a-z_0-9]+[({] *\"[^\"]+\"" <<<"$text" | grep -oE '"[^"]+"' || true
+  grep -oE "$3 +[a-z_0-9]+\[\] *= *\{.*" <<<"$text" | sed 's/} *;.*//' | grep -oE '\{ *"[^"]+"' | grep -oE '"[^"]+"' || true
+}
+
+check() {  # LIST TYPE FOLDER
+  local listed file names name total=0
+  if ! listed=$("$train" --list "$1" 2>&1); then
+    complain "train --list $1 failed: $listed"
+    return
+  fi
+  while IFS= read -r file; do
+    names=$(names_in "$file" "$1" "$2" | tr -d '"')
+    [ -n "$names" ] || complain "$file registers $1 in a way that this check cannot read"
+    for name in $names; do
+      total=$((total + 1))
+      awk '{ print $1 }' <<<"$listed" | grep -qxF -- "$name" || complain "$file registers '$name', which 'train --list $1' does not show"
+    done
+  done < <(grep -rlE --include='*.cpp' "$1\(\)\.add\(|$2 +[a-z_0-9]+[[({]" "$3" || true)
+  [ "$total" -gt 0 ] || complain "no source in $3 registers any of the $1"
+}
+
+check models RegisterModel nn/models
+check datasets RegisterDataset data
+check compressors RegisterCompressor compress
+check optimizers RegisterOptimizer optim
+check schedules RegisterSchedule optim
+exit "$status"
