@@ -211,11 +211,9 @@ std::string report_html(const Comparison& c) {
     html += "<p class=\"note\">";
   html +=
       "Times are of training alone: evaluation and start-up are left out and stand in the table of runs. "
-      "Speed-ups are over the dense run, in images a second and in time to the target. ± is the standard "
-      "deviation "
-      "over seeds. <i>Compression</i>: four bytes a parameter and step, over what a rank really sent, "
-      "headers "
-      "included.</p>\n";
+      "Speed-ups are over the dense run. ± is the standard deviation over seeds. <i>Compression</i>: four "
+      "bytes "
+      "a parameter and step, over what a rank really sent, headers included.</p>\n";
 
   html += "<h2>How training went</h2>";
   html += chart(c, c.has_accuracy ? "Test accuracy" : "Test loss",

@@ -1,0 +1,272 @@
+#include "train/compare.h"
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+
+#include "nn/core/check.h"
+#include "tests/support/catch.h"
+#include "train/report_svg.h"
+#include "train/run_folder.h"
+
+namespace topknot {
+namespace {
+
+namespace fs = std::filesystem;
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+std::size_t count_of(const std::string& text, const std::string& part) {
+  std::size_t count = 0;
+  for (auto at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++count;
+  return count;
+}
+
+std::string message(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const UserError& e) {
+    return e.what();
+  }
+  return "";
+}
+
+// Run folders with plain numbers: every step takes `step_seconds`, the accuracy rises to `best` and falls by
+// 0.01 at the end.
+struct Made {
+  std::vector<std::string> overrides = {};
+  double step_seconds = 0.1;
+  double best = 0.8;
+  double bytes = 4000;
+  bool complete = true;
+  bool accuracy = true;
+};
+
+struct Folder {
+  Folder() {
+    std::string pattern = (fs::temp_directory_path() / "topknot-compare-XXXXXX").string();
+    REQUIRE(mkdtemp(pattern.data()));
+    path = pattern;
+  }
+  ~Folder() { fs::remove_all(path); }
+
+  std::string add(const std::string& name, const Made& made) const {
+    auto overrides = made.overrides;
+    overrides.push_back("output.dir=" + path + "/" + name);
+    const auto loaded = load_config("", overrides);
+    REQUIRE(loaded.problems.empty());
+    const RunFolder folder = create_run_folder(loaded, {"train"});
+    MetricsWriter writer(folder.metrics_jsonl());
+    const int steps = 20;
+    for (int i = 1; i <= steps; ++i) {
+      StepRecord step;
+      step.step = i, step.epoch = 0.1 * i, step.time_s = made.step_seconds * i, step.loss = 2.0 / i;
+      step.bytes_sent = made.bytes, step.bytes_dense = 4000, step.images_per_second = 10 / made.step_seconds;
+      step.forward_s = 0.02, step.backward_s = 0.03, step.communicate_s = 0.015, step.exposed_s = 0.01;
+      writer.write(step);
+      if (i % 5 != 0) continue;
+      EvalRecord eval;
+      eval.step = i, eval.epoch = step.epoch, eval.time_s = step.time_s, eval.test_loss = 1.0 / i;
+      if (made.accuracy) eval.test_accuracy = i == steps ? made.best - 0.01 : made.best * i / 15;
+      writer.write(eval);
+    }
+    if (made.complete) {
+      EndRecord end;
+      end.steps = steps, end.wall_seconds = made.step_seconds * steps, end.bytes_sent = made.bytes * steps;
+      end.bytes_dense = 4000.0 * steps, end.images_per_second = 10 / made.step_seconds;
+      if (made.accuracy) end.test_accuracy = made.best - 0.01, end.best_test_accuracy = made.best;
+      end.parameter_checksum = "00000000deadbeef";
+      writer.write(end);
+    }
+    return path + "/" + name;
+  }
+
+  Comparison compare(const std::vector<std::string>& names, std::optional<double> target = {}) const {
+    std::vector<Run> runs;
+    for (const auto& name : names) runs.push_back(read_run(path + "/" + name));
+    return compare_runs(std::move(runs), target);
+  }
+
+  std::string path;
+};
+
+const std::vector<std::string> kTopk = {"compress.name=topk"};
+
+}  // namespace
+
+TEST_CASE("seeds of one configuration are one method with mean and spread, dense comes first") {
+  const Folder folder;
+  folder.add("t1", {.overrides = {"compress.name=topk", "seed=1"}, .best = 0.7});
+  folder.add("t2", {.overrides = {"compress.name=topk", "seed=2"}, .best = 0.8});
+  folder.add("d", {});
+  const auto c = folder.compare({"t1", "t2", "d"});
+  REQUIRE(c.methods.size() == 2);
+  CHECK(c.methods[0].name == "dense");
+  CHECK(c.methods[1].name == "topk");
+  CHECK(c.methods[1].runs == std::vector<std::size_t>{0, 1});
+  CHECK(c.methods[1].best.mean == Approx(0.75));
+  CHECK(c.methods[1].best.deviation == Approx(std::sqrt(0.005)));
+  CHECK(c.methods[1].last.mean == Approx(0.74));
+  REQUIRE(c.differing.size() == 1);
+  CHECK(c.differing[0].key == "compress.name");
+  CHECK(percent_text(c.methods[1].best) == "75.0 ± 7.1 %");
+}
+
+TEST_CASE("methods with one compressor are named by the keys that tell them apart") {
+  const Folder folder;
+  folder.add("a", {.overrides = {"compress.name=topk", "compress.density=0.01"}});
+  folder.add("b", {.overrides = kTopk});
+  folder.add("d", {});
+  const auto c = folder.compare({"a", "b", "d"});
+  CHECK(c.methods[0].name == "dense");
+  CHECK(c.methods[1].name == "topk density=0.01");
+  CHECK(c.methods[2].name == "topk density=0.001");
+}
+
+TEST_CASE("the default target is 95 % of the best dense accuracy, and the times to it are of training") {
+  const Folder folder;
+  folder.add("d", {.step_seconds = 0.2, .best = 0.8});
+  folder.add("t", {.overrides = kTopk, .step_seconds = 0.1, .best = 0.79, .bytes = 40});
+  const auto c = folder.compare({"d", "t"});
+  CHECK(c.target == Approx(0.76));
+  // Both meet it at step 15 of 0.2 s and of 0.1 s.
+  CHECK(c.methods[0].seconds_to_target.mean == Approx(3.0));
+  CHECK(c.methods[1].seconds_to_target.mean == Approx(1.5));
+  CHECK(c.methods[1].target_speed_up == Approx(2));
+  CHECK(c.methods[1].speed_up == Approx(2));
+  CHECK(c.methods[1].dense_ratio == Approx(100));
+  CHECK(c.methods[1].bytes_a_step.mean == Approx(40));
+}
+
+TEST_CASE("without a dense run the target is the lowest best accuracy and there is no speed-up") {
+  const Folder folder;
+  folder.add("a", {.overrides = kTopk, .best = 0.6});
+  folder.add("b", {.overrides = {"compress.name=gaussiank"}, .best = 0.7});
+  const auto c = folder.compare({"a", "b"});
+  CHECK(c.target == Approx(0.6));
+  CHECK(std::isnan(c.methods[0].speed_up));
+  CHECK(contains(comparison_text(c), "no dense run"));
+}
+
+TEST_CASE("a method that misses the target says so and has no speed-up to it") {
+  const Folder folder;
+  folder.add("d", {});
+  folder.add("t", {.overrides = kTopk, .best = 0.5});
+  const auto c = folder.compare({"d", "t"}, 0.78);
+  CHECK(c.methods[1].reached == 0);
+  CHECK(std::isnan(c.methods[1].target_speed_up));
+  CHECK(contains(comparison_text(c), "not reached"));
+  CHECK(contains(comparison_text(c), "as asked for"));
+}
+
+TEST_CASE("an incomplete run is named, drawn dashed, and left out of the means") {
+  const Folder folder;
+  folder.add("d", {});
+  folder.add("t1", {.overrides = {"compress.name=topk", "seed=1"}, .best = 0.8});
+  folder.add("t2", {.overrides = {"compress.name=topk", "seed=2"}, .best = 0.2, .complete = false});
+  const auto c = folder.compare({"d", "t1", "t2"});
+  CHECK(c.methods[1].best.mean == Approx(0.8));
+  CHECK(contains(comparison_text(c), "2 (1 incomplete)"));
+  CHECK(contains(comparison_text(c), "t2 is incomplete"));
+  CHECK(contains(report_html(c), "stroke-dasharray=\"5 4\""));
+  const auto alone = folder.compare({"t2"});
+  CHECK(alone.methods[0].best.mean == Approx(0.2));
+  CHECK(contains(comparison_text(alone), "1 (1 incomplete)"));
+  CHECK_FALSE(contains(report_html(folder.compare({"d", "t1"})), "stroke-dasharray=\"5 4\""));
+}
+
+TEST_CASE("the parts of a step add up to its time, and hidden communication stands beside them") {
+  const Folder folder;
+  folder.add("d", {.step_seconds = 0.1});
+  const StepTimes t = folder.compare({"d"}).methods[0].times;
+  CHECK(t.total == Approx(0.1));
+  CHECK(t.forward + t.backward + t.exposed + t.other == Approx(t.total));
+  CHECK(t.exposed == Approx(0.01));
+  CHECK(t.hidden == Approx(0.005));
+}
+
+TEST_CASE("data without classes is compared by test loss") {
+  const Folder folder;
+  folder.add("d", {.accuracy = false});
+  const auto c = folder.compare({"d"});
+  CHECK_FALSE(c.has_accuracy);
+  CHECK(c.methods[0].best.mean == Approx(0.05));
+  CHECK(std::isnan(c.target));
+  CHECK(contains(comparison_text(c), "best test loss"));
+  CHECK_FALSE(contains(report_html(c), "target"));
+}
+
+TEST_CASE("keys that make a comparison unfair are pointed out") {
+  const Folder folder;
+  folder.add("d", {.overrides = {"dist.ranks=2"}});
+  folder.add("t", {.overrides = kTopk});
+  CHECK(contains(comparison_text(folder.compare({"d", "t"})), "dist.ranks differs"));
+}
+
+TEST_CASE("the report is one page without network or script, with every chart on three axes") {
+  const Folder folder;
+  folder.add("d", {});
+  folder.add("t<b>", {.overrides = kTopk, .bytes = 40});
+  const std::string html = report_html(folder.compare({"d", "t<b>"}));
+  for (const char* part :
+       {"http:", "https:", "<script", "src=", "url(\"", "@import", "t<b>", "nan", "inf<"}) {
+    INFO(part);
+    CHECK_FALSE(contains(html, part));
+  }
+  CHECK(contains(html, "t&lt;b&gt;"));
+  for (const char* label : {">step</text>", ">epoch</text>", ">training time (s)</text>"})
+    CHECK(count_of(html, label) == 3);
+  for (const char* title :
+       {"Test accuracy", "Train loss", "Bytes sent", "Where the time of a step goes", "What differs"})
+    CHECK(contains(html, title));
+  CHECK(count_of(html, "<svg") == 4);
+  CHECK(count_of(html, "<svg") == count_of(html, "</svg>"));
+  CHECK(contains(html, "00000000deadbeef"));
+}
+
+TEST_CASE("what is no run is refused with its name and the reason") {
+  const Folder folder;
+  CHECK(contains(message([&] { find_runs({folder.path + "/none"}); }), "/none: no such run folder"));
+  CHECK(contains(message([&] { find_runs({folder.path}); }), "no metrics.jsonl"));
+  const auto run = folder.add("d", {});
+  CHECK(find_runs({folder.path}) == std::vector<std::string>{run});
+  CHECK(find_runs({run + "/", run}) == std::vector<std::string>{run});
+  const std::string metrics = run + "/metrics.jsonl";
+  std::ofstream(metrics, std::ios::app) << "{damaged\n{}\n";
+  CHECK(contains(message([&] { read_run(run); }), "damaged line"));
+  std::ofstream(metrics, std::ios::trunc).close();
+  CHECK(contains(message([&] { read_run(run); }), "not finished a step"));
+  fs::remove(run + "/config.yaml");
+  CHECK(contains(message([&] { read_run(run); }), "config.yaml"));
+}
+
+TEST_CASE("ticks are round, inside their range, and labelled with as many digits as they need") {
+  const auto labels = [](const std::vector<Tick>& ticks) {
+    std::string text;
+    for (const auto& tick : ticks) text += tick.label + "|";
+    return text;
+  };
+  CHECK(labels(linear_ticks(0, 2.3, 5, Unit::plain)) == "0.0|0.5|1.0|1.5|2.0|");
+  CHECK(labels(linear_ticks(0.05, 0.83, 4, Unit::percent)) == "20 %|40 %|60 %|80 %|");
+  CHECK(labels(linear_ticks(0, 55000, 5, Unit::plain)) == "0|20k|40k|");
+  CHECK(labels(linear_ticks(1, 1, 5, Unit::plain)) == "1|");
+  CHECK(labels(log_ticks(900, 2e6, Unit::bytes)) == "1 kB|10 kB|100 kB|1 MB|");
+  CHECK(labels(log_ticks(0.015, 0.3, Unit::plain)) == "0.02|0.05|0.1|0.2|");
+}
+
+TEST_CASE("smoothing and thinning keep the mean of what they cover and pass over gaps") {
+  const std::vector<Point> points = {{0, 1}, {1, 2}, {2, 3}, {3, kAbsent}, {4, 5}, {5, 6}};
+  const auto thin = thin_out(points, 3);
+  REQUIRE(thin.size() == 4);
+  CHECK(thin[0].y == Approx(1.5));
+  CHECK(thin[1].y == Approx(3));
+  CHECK(thin[3].x == 5);
+  CHECK(smooth(points, 3)[1].y == Approx(2));
+  CHECK(smooth(points, 3)[3].y == Approx(4));
+  CHECK(smooth(points, 1)[0].y == 1);
+}
+
+}  // namespace topknot
