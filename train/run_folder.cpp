@@ -85,7 +85,7 @@ void write_file(const std::string& path, const std::string& text) {
   }
   if (!written)
     throw UserError(path + ": cannot be written: " + std::strerror(error ? error : EIO) +
-                    "; free space or choose another folder with output.dir");
+                    "; free space or choose another place");
 }
 
 RunFolder create_run_folder(const LoadedConfig& loaded, const std::vector<std::string>& command_line,
