@@ -1,6 +1,7 @@
 #pragma once
-// A compressor turns one group's gradient into a message and the ranks' messages into their average. It is local: it
-// never sees a communicator. One instance a group and rank. The exchange (dist/exchange.h) drives it through a step:
+// A compressor turns one group's gradient into a message and the ranks' messages into their average. It is
+// local: it never sees a communicator. One instance a group and rank. The exchange (dist/exchange.h) drives
+// it through a step:
 //
 //   encode(slice) -> Message
 //   decode(round) -> nothing, or a Message for one more round (PowerSGD needs two sums)
@@ -8,10 +9,10 @@
 //   commit(outcome), or discard() where any group of any rank was not finite or the step is skipped
 //
 // Between encode and commit the residual is untouched (DESIGN idea 6): encode writes the accumulated gradient
-// u = g + residual over slice.gradient; commit turns that memory into the new residual and decodes the average into
-// slice.spare, the old residual's memory. The returned span says which of the two holds the average; where it is
-// slice.spare, the exchange lets the two swap roles. discard() forgets the step: residual, momenta, thresholds and
-// statistics are as before encode.
+// u = g + residual over slice.gradient; commit turns that memory into the new residual and decodes the
+// average into slice.spare, the old residual's memory. The returned span says which of the two holds the
+// average; where it is slice.spare, the exchange lets the two swap roles. discard() forgets the step:
+// residual, momenta, thresholds and statistics are as before encode.
 
 #include <cstddef>
 #include <cstdint>
@@ -39,7 +40,7 @@ struct Message {
   std::size_t bytes() const { return kind == Kind::block ? block.size() : sum.size() * sizeof(float); }
 };
 
-// What the collective brings back for one round.
+// What the collective brings back for one round. Valid during decode() only.
 struct Round {
   std::span<const std::vector<std::byte>> blocks;  // Kind::block: by rank, own included
   std::span<const float> sum;                      // Kind::sum: the memory that was sent, now summed
@@ -54,15 +55,16 @@ struct Slice {
 struct StepInfo {
   std::int64_t step = 0;  // 0-based, the same on all ranks
   double density = 1.0;   // of this step, after warm-up; in (0, 1]
-  // Aggregation weights by rank, relative: 1 for each rank with equal shards, always with mean 1. The average is
-  // sum_r(weight[r] * g_r) / P.
+  // Aggregation weights by rank, relative: 1 for each rank with equal shards, always with mean 1. The average
+  // is sum_r(weight[r] * g_r) / P.
   std::span<const float> weights;
   int rank = 0;
 };
 
 // What became of this rank's message.
 struct Outcome {
-  // Entries (positions in the group) this rank sent that the collective did not accept; they go back to the residual.
+  // Entries (positions in the group) this rank sent that the collective did not accept; they go back to the
+  // residual.
   std::span<const std::uint32_t> rejected;
 };
 
@@ -78,19 +80,28 @@ class Compressor {
 
   // Of the last encode, for metrics and logs.
   virtual std::size_t selected() const { return 0; }  // entries sent
-  virtual double threshold() const { return 0.0; }    // smallest magnitude sent, where that has a meaning
+  // What magnitudes were compared with (the k-th of topk, the last threshold of gaussiank); of several
+  // segments the least.
+  virtual double threshold() const { return 0.0; }
+  virtual std::size_t over_capacity() const {
+    return 0;
+  }  // entries selected that compress.capacity kept back
+  // What one rank's first message takes at this density, header included, as far as the counts are known
+  // beforehand.
+  virtual std::size_t planned_bytes(double density) const { return static_cast<void>(density), 0; }
 };
 
 // What a compressor is made for: one group of the arena.
 struct GroupSpec {
   std::size_t numel = 0;
-  // Selection ranges [begin, end) inside the group, ascending and covering it: one for scope model and group, one a
-  // parameter for scope tensor.
+  // Selection ranges [begin, end) inside the group, ascending and covering it: one for scope model and group,
+  // one a parameter for scope tensor.
   std::vector<std::pair<std::size_t, std::size_t>> segments;
   int ranks = 1;
 };
 
-// The keys of section `compress`, as the registry's factories get them. Empty strings mean: the preset's own choice.
+// The keys of section `compress`, as the registry's factories get them. Empty strings mean: the preset's own
+// choice.
 struct CompressOptions {
   std::string name = "dense";
   std::string select, memory, code, values;
@@ -98,7 +109,8 @@ struct CompressOptions {
   std::uint64_t seed = 0;
 };
 
-using CompressorFactory = std::unique_ptr<Compressor> (*)(const CompressOptions& options, const GroupSpec& group);
+using CompressorFactory = std::unique_ptr<Compressor> (*)(const CompressOptions& options,
+                                                          const GroupSpec& group);
 Registry<CompressorFactory>& compressors();
 
 // Throws UserError for an unknown name or a combination that makes no sense, with the reason.

@@ -1,0 +1,36 @@
+// Values as they are.
+#include <cstring>
+#include <string>
+
+#include "compress/code/code.h"
+#include "nn/core/check.h"
+
+namespace topknot {
+namespace {
+
+class Fp32ValueCode final : public ValueCode {
+ public:
+  std::uint8_t id() const override { return 0; }
+  bool exact() const override { return true; }
+  std::size_t bytes(std::size_t count) const override { return count * sizeof(float); }
+  void encode(std::span<const float> values, std::vector<std::byte>& out) const override {
+    const auto bytes = std::as_bytes(values);
+    out.insert(out.end(), bytes.begin(), bytes.end());
+  }
+  void decode(std::span<const std::byte> in, std::span<float> out) const override {
+    if (in.size() != out.size_bytes())
+      throw Error("damaged gradient block: " + std::to_string(in.size()) + " bytes of values for " +
+                  std::to_string(out.size()) + " entries");
+    if (!out.empty()) std::memcpy(out.data(), in.data(), in.size());
+  }
+};
+
+const bool registered = [] {
+  value_codes().add(
+      "fp32", "4 bytes a value, exact",
+      [](const CompressOptions&) -> std::unique_ptr<ValueCode> { return std::make_unique<Fp32ValueCode>(); });
+  return true;
+}();
+
+}  // namespace
+}  // namespace topknot

@@ -1,0 +1,108 @@
+// The uncompressed baseline: gradients are summed by the collective and divided in place.
+#include <algorithm>
+#include <vector>
+
+#include "compress/compressor.h"
+#include "compress/parallel.h"
+#include "compress/select/keys.h"
+#include "nn/core/check.h"
+#include "nn/core/simd.h"
+
+namespace topknot {
+namespace {
+
+TOPKNOT_MULTIVERSION void multiply(float* x, std::size_t n, float factor) {
+  for (std::size_t i = 0; i < n; ++i) x[i] *= factor;
+}
+
+// x = (x + 0) * factor; returns the largest key of x. Adding 0 turns -0 into +0 as the sparse average does,
+// which starts from zeros: so topk of density 1 equals dense bit for bit.
+TOPKNOT_MULTIVERSION Key<float> finish(float* x, std::size_t n, float factor) {
+  Key<float> largest = 0;
+  for (std::size_t i = 0; i < n; ++i) {
+    largest = std::max(largest, key_of(x[i]));
+    x[i] = (x[i] + 0.0f) * factor;
+  }
+  return largest;
+}
+
+class DenseCompressor final : public Compressor {
+ public:
+  explicit DenseCompressor(const GroupSpec& group) : numel_(group.numel), ranks_(group.ranks) {}
+
+  Message encode(Slice slice, const StepInfo& info) override {
+    TOPKNOT_CHECK(phase_ == Phase::idle, "encode before the last step was committed or discarded");
+    TOPKNOT_CHECK(slice.gradient.size() == numel_, "a slice of another length than the group's");
+    gradient_ = slice.gradient;
+    if (!info.weights.empty()) {
+      TOPKNOT_CHECK(info.weights.size() == static_cast<std::size_t>(ranks_), "one weight a rank");
+      const float weight = info.weights[static_cast<std::size_t>(info.rank)];
+      if (weight != 1.0f)
+        for_parts(numel_, part_count(numel_), [&](std::size_t, std::size_t begin, std::size_t end) {
+          multiply(gradient_.data() + begin, end - begin, weight);
+        });
+    }
+    phase_ = Phase::encoded;
+    Message message;
+    message.kind = Message::Kind::sum;
+    message.sum = gradient_;
+    return message;
+  }
+
+  std::optional<Message> decode(const Round& round) override {
+    TOPKNOT_CHECK(phase_ == Phase::encoded, "decode without encode");
+    TOPKNOT_CHECK(round.sum.data() == gradient_.data() && round.sum.size() == numel_,
+                  "the sum is not in the memory that was sent");
+    const std::size_t parts = part_count(numel_);
+    std::vector<Key<float>> largest(parts);
+    for_parts(numel_, parts, [&](std::size_t part, std::size_t begin, std::size_t end) {
+      largest[part] = finish(gradient_.data() + begin, end - begin, 1.0f / static_cast<float>(ranks_));
+    });
+    finite_ = *std::max_element(largest.begin(), largest.end()) <= largest_finite_key<float>();
+    phase_ = Phase::decoded;
+    return std::nullopt;
+  }
+
+  bool finite() const override { return finite_; }
+
+  std::span<float> commit(const Outcome&) override {
+    TOPKNOT_CHECK(phase_ == Phase::decoded && finite_, "commit without a decoded, finite step");
+    phase_ = Phase::idle;
+    return gradient_;
+  }
+
+  void discard() override { phase_ = Phase::idle; }
+  std::size_t selected() const override { return numel_; }
+  std::size_t planned_bytes(double) const override { return numel_ * sizeof(float); }
+
+ private:
+  enum class Phase { idle, encoded, decoded };
+  std::size_t numel_ = 0;
+  int ranks_ = 1;
+  Phase phase_ = Phase::idle;
+  std::span<float> gradient_;
+  bool finite_ = false;
+};
+
+std::unique_ptr<Compressor> make_dense(const CompressOptions& options, const GroupSpec& group) {
+  const auto refuse = [](const std::string& key, const std::string& value, const std::string& reason) {
+    throw UserError("compress." + key + ": " + value + " makes no sense with compress.name: dense, which " +
+                    reason + "; remove the key or choose another compressor");
+  };
+  if (!options.select.empty()) refuse("select", options.select, "sends every entry");
+  if (!options.memory.empty() && options.memory != "none")
+    refuse("memory", options.memory, "leaves nothing unsent to remember");
+  if (!options.code.empty()) refuse("code", options.code, "sends no positions");
+  if (!options.values.empty() && options.values != "fp32")
+    refuse("values", options.values, "sums 32-bit floats");
+  if (options.capacity != 0) refuse("capacity", std::to_string(options.capacity), "sends every entry");
+  return std::make_unique<DenseCompressor>(group);
+}
+
+const bool registered = [] {
+  compressors().add("dense", "no compression: gradients are summed as they are", make_dense);
+  return true;
+}();
+
+}  // namespace
+}  // namespace topknot

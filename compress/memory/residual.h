@@ -1,0 +1,18 @@
+#pragma once
+// Error feedback (Seide et al., Interspeech 2014; Karimireddy et al., ICML 2019): u = gradient + residual;
+// what is sent leaves u, the rest is the next residual. With exact values, sent + residual == u bit for bit.
+
+#include "compress/memory/memory.h"
+
+namespace topknot {
+
+template <class T>
+class ResidualMemory final : public Memory<T> {
+ public:
+  std::span<const T> addend(std::span<T> gradient, std::span<const T> spare) override;
+  void commit(std::span<T> u, std::span<const std::uint32_t> indices, std::span<const T> sent,
+              std::span<const std::uint32_t> rejected) override;
+  bool keeps() const override { return true; }
+};
+
+}  // namespace topknot

@@ -1,0 +1,36 @@
+#pragma once
+// How the loops of compression are cut for threads: contiguous ranges of whole chunks, one a thread. What a
+// loop computes must not depend on the number of parts; sums are therefore made by chunk, whose size is
+// fixed.
+
+#include <omp.h>
+
+#include <algorithm>
+#include <cstddef>
+
+namespace topknot {
+
+inline constexpr std::size_t kChunk = 16384;  // elements: two float streams of it fit the second-level cache
+
+// As many parts as there are threads, but none so small that waking a thread costs more than the work.
+inline std::size_t part_count(std::size_t n) {
+  return std::clamp<std::size_t>(n / (4 * kChunk), 1,
+                                 static_cast<std::size_t>(std::max(1, omp_get_max_threads())));
+}
+
+// Calls body(part, begin, end) for each of `parts` ranges that cover [0, n) in order. The body must not
+// throw.
+template <class Body>
+void for_parts(std::size_t n, std::size_t parts, Body&& body) {
+  if (parts <= 1) {
+    body(std::size_t{0}, std::size_t{0}, n);
+    return;
+  }
+  const std::size_t chunks = (n + kChunk - 1) / kChunk;
+#pragma omp parallel for num_threads(static_cast <int>(parts)) schedule(static, 1)
+  for (std::size_t part = 0; part < parts; ++part)
+    body(part, std::min(n, chunks * part / parts * kChunk),
+         std::min(n, chunks * (part + 1) / parts * kChunk));
+}
+
+}  // namespace topknot

@@ -1,0 +1,66 @@
+#pragma once
+// Selection: which entries of the accumulated gradient travel. One selector a selection range (a tensor, or a
+// whole group) and rank. It drives the one pass over the data, because a selector knows what it wants to
+// learn in that pass.
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "compress/compressor.h"
+#include "nn/core/registry.h"
+
+namespace topknot {
+
+// The entries of one range that travel: positions relative to the range, strictly ascending, and their
+// values.
+template <class T>
+struct Selected {
+  std::vector<std::uint32_t> indices;
+  std::vector<T> values;
+  // False where a NaN or Inf was anywhere in the range; nothing is selected then.
+  bool finite = true;
+  // What magnitudes were compared with: the k-th magnitude of topk, the last threshold of gaussiank.
+  double threshold = 0;
+};
+
+// What a selector is told about the step.
+struct SelectStep {
+  std::size_t k = 1;     // target_count(density, range)
+  double density = 1.0;  // in (0, 1]
+  std::int64_t step = 0;
+  int rank = 0;
+};
+
+// What became of a selection, for selectors that learn from it (RegTop-k).
+template <class T>
+struct SelectOutcome {
+  std::span<const std::uint32_t> indices;  // as selected and sent, after capacity
+  std::span<const T> sent;                 // their values as the other ranks decoded them
+  std::span<const T> average;              // the range's average
+  double weight = 1;                       // of this rank in the average: weight[rank] / P
+};
+
+template <class T>
+class Selector {
+ public:
+  virtual ~Selector() = default;
+  // Makes u = u + addend in place (addend is empty where there is nothing to add, else as long as u), and
+  // selects from the sum. The result depends on the data and the step alone, never on the number of threads
+  // or on carried state.
+  virtual void select(std::span<T> u, std::span<const T> addend, const SelectStep& step,
+                      Selected<T>& selected) = 0;
+  // Keeps or forgets what the last select() learnt. After discard() the selector is as before select().
+  virtual void commit(const SelectOutcome<T>& outcome) = 0;
+  virtual void discard() = 0;
+};
+
+using SelectorFactory = std::unique_ptr<Selector<float>> (*)(const CompressOptions& options);
+Registry<SelectorFactory>& selectors();
+
+// Keeps the `count` largest magnitudes of `selected`, ties to the lower index; the rest stays where it was.
+template <class T>
+void keep_largest(Selected<T>& selected, std::size_t count);
+
+}  // namespace topknot

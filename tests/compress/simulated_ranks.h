@@ -1,0 +1,112 @@
+#pragma once
+// Ranks in one thread: drives compressors through a step as the exchange does, with the two memories of each
+// rank.
+
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "compress/compressor.h"
+#include "nn/core/check.h"
+
+namespace topknot::test {
+
+struct SimulatedRank {
+  std::unique_ptr<Compressor> compressor;
+  std::vector<float> gradient, residual;  // the residual is the spare memory
+  std::span<float> average;
+};
+
+class SimulatedRanks {
+ public:
+  SimulatedRanks(const CompressOptions& options, const GroupSpec& spec) {
+    for (int r = 0; r < spec.ranks; ++r) add(make_compressor(options, spec), spec.numel);
+  }
+  explicit SimulatedRanks(std::vector<std::unique_ptr<Compressor>> compressors, std::size_t numel) {
+    for (auto& compressor : compressors) add(std::move(compressor), numel);
+  }
+
+  SimulatedRank& operator[](std::size_t r) { return ranks_[r]; }
+  std::size_t size() const { return ranks_.size(); }
+
+  // The gradients are in place. Returns whether the step was committed; the averages are then set, and the
+  // residuals are in `residual` of each rank.
+  bool step(std::int64_t number, double density, std::vector<float> weights = {}, bool agree = true) {
+    std::vector<Message> messages;
+    for (std::size_t r = 0; r < size(); ++r) {
+      StepInfo info;
+      info.step = number;
+      info.density = density;
+      info.weights = weights;
+      info.rank = static_cast<int>(r);
+      messages.push_back(ranks_[r].compressor->encode({ranks_[r].gradient, ranks_[r].residual}, info));
+    }
+    blocks_.clear();
+    for (bool more = true; more;) {
+      if (messages[0].kind == Message::Kind::sum) sum(messages);
+      std::vector<std::vector<std::byte>> blocks;
+      for (Message& message : messages) blocks.push_back(message.block);
+      if (blocks_.empty()) blocks_ = blocks;
+      std::vector<Message> next;
+      for (std::size_t r = 0; r < size(); ++r) {
+        Round round;
+        round.blocks = blocks;
+        round.sum = messages[r].sum;
+        if (auto message = ranks_[r].compressor->decode(round)) next.push_back(std::move(*message));
+      }
+      TOPKNOT_CHECK(next.empty() || next.size() == size(), "ranks disagree on another round");
+      more = !next.empty();
+      messages = std::move(next);
+    }
+    for (const SimulatedRank& rank : ranks_) agree = agree && rank.compressor->finite();
+    for (SimulatedRank& rank : ranks_) {
+      if (!agree) {
+        rank.compressor->discard();
+        continue;
+      }
+      const std::span<float> average = rank.compressor->commit({});
+      if (average.data() == rank.residual.data()) std::swap(rank.gradient, rank.residual);
+      rank.average = rank.gradient;
+      TOPKNOT_CHECK(average.data() == rank.gradient.data(), "the average is in neither memory");
+    }
+    return agree;
+  }
+
+  const std::vector<std::vector<std::byte>>& blocks() const { return blocks_; }  // of the first round
+
+ private:
+  void add(std::unique_ptr<Compressor> compressor, std::size_t numel) {
+    ranks_.push_back({std::move(compressor), std::vector<float>(numel), std::vector<float>(numel), {}});
+  }
+  // In rank order, as a collective does.
+  static void sum(std::vector<Message>& messages) {
+    std::vector<float> total(messages[0].sum.begin(), messages[0].sum.end());
+    for (std::size_t r = 1; r < messages.size(); ++r)
+      for (std::size_t i = 0; i < total.size(); ++i) total[i] += messages[r].sum[i];
+    for (Message& message : messages) std::copy(total.begin(), total.end(), message.sum.begin());
+  }
+
+  std::vector<SimulatedRank> ranks_;
+  std::vector<std::vector<std::byte>> blocks_;
+};
+
+inline GroupSpec whole_group(std::size_t numel, int ranks) {
+  return {numel, {{0, numel}}, ranks};
+}
+
+inline CompressOptions named(const std::string& name) {
+  CompressOptions options;
+  options.name = name;
+  return options;
+}
+
+template <class T>
+bool same_bits(std::span<const T> a, std::span<const T> b) {
+  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size_bytes()) == 0);
+}
+template <class T>
+bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
+  return same_bits(std::span<const T>(a), std::span<const T>(b));
+}
+
+}  // namespace topknot::test
