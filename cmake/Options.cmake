@@ -1,11 +1,16 @@
 # Compiler options. Binaries are portable: the baseline is x86-64-v2 and hot loops pick AVX2 or AVX-512 at run
 # time (nn/core/simd.h), with bit-equal results, which is why floating-point contraction is off everywhere.
 add_library(topknot_options INTERFACE)
-target_compile_options(topknot_options INTERFACE -Wall -Wextra -ffp-contract=off -Wno-psabi)
+target_compile_options(topknot_options INTERFACE -Wall -Wextra -ffp-contract=off -Wno-psabi
+                       -Wno-restrict)  # GCC 12 warns of std::string's own code
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   target_compile_options(topknot_options INTERFACE -march=x86-64-v2)
 endif()
 target_include_directories(topknot_options INTERFACE ${CMAKE_SOURCE_DIR})
+# g++ 12 warns about std::string's own operator+ in optimised code (GCC bug 105651).
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
+  target_compile_options(topknot_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-restrict>)
+endif()
 set(CMAKE_CXX_FLAGS_RELEASE "-O3 -g1")
 
 if(TOPKNOT_ASAN)

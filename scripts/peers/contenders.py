@@ -20,6 +20,8 @@ class Unavailable(Exception):
 class Contender:
     """One process under the protocol."""
 
+    warm_up = True
+
     def __init__(self, name, command, environment=None, ours=False):
         self.name, self.command, self.environment, self.ours = name, command, environment or {}, ours
         self.process = self.items = None
@@ -91,17 +93,46 @@ class Contender:
         return Unavailable(f"{self.name}: {reason}")
 
 
-class TrainRun(Contender):
-    """`train` itself, started anew for each request; its own images per second, the first five steps left out."""
+class Run(Contender):
+    """A program that is started anew for each request and tells its own figures."""
+
+    warm_up = False
+
+    def start(self, timeout):
+        if not os.access(self.command[0], os.X_OK):
+            raise Unavailable(f"{self.name}: {os.path.basename(self.command[0])} is not built")
+
+    def run(self, arguments, timeout):
+        done = subprocess.run([*self.command, *arguments], timeout=timeout, stdin=subprocess.DEVNULL, capture_output=True,
+                              text=True, check=False)
+        if done.returncode != 0:
+            raise Unavailable(f"{self.name}: {(done.stderr.strip().splitlines() or ['it failed'])[-1]}")
+        return done.stdout
+
+
+class TopkRun(Run):
+    """bench_topk on one stream. Beside its speed: how long it took relative to the plain `r += g`, a value a request."""
+
+    def __init__(self, name, program, stream, threads, skip):
+        super().__init__(name, [program, "--stream", stream, "--threads", str(threads), "--from", str(skip),
+                                "--steps", str(skip + 100), "--json"], ours=True)
+        self.plain_seconds, self.over_plain = [], []
+
+    def steps(self, count, timeout):
+        figures = json.loads(self.run([], timeout).splitlines()[-1])
+        self.items = figures["size"]
+        self.plain_seconds.append(figures["plain_ms"] / 1000)
+        self.over_plain.append(figures["ratio"])
+        return [figures["topk_ms"] / 1000]
+
+
+class TrainRun(Run):
+    """`train` under gloo: its own images per second, the first five steps left out."""
 
     def __init__(self, name, program, batch, ranks, folder):
         super().__init__(name, [program], ours=True)
         self.batch, self.ranks, self.folder = batch, ranks, folder
         self.items = batch * ranks
-
-    def start(self, timeout):
-        if not os.access(self.command[0], os.X_OK):
-            raise Unavailable(f"{self.name}: {os.path.basename(self.command[0])} is not built")
 
     def steps(self, count, timeout):
         settings = {
@@ -110,10 +141,7 @@ class TrainRun(Contender):
             "compress.name": "dense", "dist.backend": "gloo", "dist.ranks": self.ranks, "train.threads": 1,
             "train.epochs": 1, "train.max_steps": count + 5, "output.dir": self.folder, "output.overwrite": "true",
         }
-        done = subprocess.run(self.command + [f"{key}={value}" for key, value in settings.items()], timeout=timeout,
-                              stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            raise Unavailable(f"{self.name}: {(done.stderr.strip().splitlines() or ['it failed'])[-1]}")
+        self.run([f"{key}={value}" for key, value in settings.items()], timeout)
         with open(os.path.join(self.folder, "metrics.jsonl"), encoding="utf-8") as metrics:
             end = json.loads(metrics.readlines()[-1])
         return [self.items / end["images_per_second"]] * count
@@ -128,23 +156,28 @@ def alternate(contenders, rounds, steps, timeout=600):
 
     def attempt(contender, action):
         try:
-            return action()
+            return action(contender)
         except (Unavailable, subprocess.TimeoutExpired) as problem:
             missing.append(str(problem))
             contender.stop()
             return None
 
+    def begin(contender):
+        contender.start(timeout)
+        if contender.warm_up:
+            contender.steps(2, timeout)
+            contender.steps(steps, timeout)  # for what settles late: primitive caches, allocators
+        return True
+
     try:
         for contender in contenders:
-            # The second request is for what settles late: primitive caches, allocators.
-            begin = (lambda c: lambda: (c.start(timeout), c.steps(2, timeout), c.steps(steps, timeout)))(contender)
-            if attempt(contender, begin) is not None:
+            if attempt(contender, begin):
                 running.append(contender)
                 speeds[contender.name] = []
         for round_ in range(rounds):
             turn = round_ % len(running) if running else 0
             for contender in running[turn:] + running[:turn]:
-                seconds = attempt(contender, lambda: contender.steps(steps, timeout))
+                seconds = attempt(contender, lambda c: c.steps(steps, timeout))
                 if seconds is None:
                     speeds.pop(contender.name)
                 else:

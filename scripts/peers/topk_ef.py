@@ -14,9 +14,9 @@ class Streams:
     def __init__(self, name, numel):
         self.name, self.gradient = name, torch.empty(numel)
         if name == "layers":
-            self.scales = torch.logspace(-2, 0, 20)
+            self.scales = torch.logspace(0, -2, 20)
         if name == "laplace":
-            self.drift = torch.randn(numel).mul_(0.1)
+            self.drift = torch.randn(numel).mul_(0.05)
 
     def fill(self):
         if self.name == "laplace":
