@@ -7,10 +7,6 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   target_compile_options(topknot_options INTERFACE -march=x86-64-v2)
 endif()
 target_include_directories(topknot_options INTERFACE ${CMAKE_SOURCE_DIR})
-# g++ 12 warns about std::string's own operator+ in optimised code (GCC bug 105651).
-if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
-  target_compile_options(topknot_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-restrict>)
-endif()
 set(CMAKE_CXX_FLAGS_RELEASE "-O3 -g1")
 
 if(TOPKNOT_ASAN)
