@@ -128,10 +128,10 @@ class Tape {
   static bool written(const Variable& leaf) { return leaf.node_->gradient_written; }
 };
 
-void backward(const Variable& loss, const GradientHook& on_grad_ready) {
+void backward(const Variable& loss, const GradientHook& on_grad_ready, float scale) {
   TOPKNOT_CHECK(loss.value().numel() == 1, "backward starts from a loss of one element");
   if (!loss.requires_grad()) return;
-  loss.accumulate_grad(Tensor::from({1.0f}, loss.shape()));
+  loss.accumulate_grad(Tensor::from({scale}, loss.shape()));
   Tape::run(loss, on_grad_ready);
 }
 

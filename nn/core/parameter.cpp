@@ -106,7 +106,8 @@ std::uint64_t parameter_checksum(std::span<const float> weights) {
   for (float weight : weights) {
     std::uint32_t word;
     std::memcpy(&word, &weight, sizeof word);
-    for (int byte = 0; byte < 4; ++byte) hash = (hash ^ ((word >> (8 * byte)) & 0xff)) * 0x100000001b3u;
+    hash = (hash ^ word) * 0x100000001b3u;
+    hash ^= hash >> 29;  // words instead of bytes: without this, high bits would only reach higher ones
   }
   return hash;
 }

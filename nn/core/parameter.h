@@ -111,7 +111,7 @@ class ParameterStore {
   std::unique_ptr<ParameterArena> arena_;
 };
 
-// FNV-1a over the bytes of the weights: equal on all ranks, always.
+// A 64-bit hash of the weights' bits (FNV-1a by words, mixed): equal on all ranks, always.
 std::uint64_t parameter_checksum(std::span<const float> weights);
 
 }  // namespace topknot

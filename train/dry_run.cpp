@@ -1,0 +1,70 @@
+#include <cstdio>
+
+#include "dist/collective_queue.h"
+#include "dist/threads_communicator.h"
+#include "train/progress.h"
+#include "train/setup.h"
+
+namespace topknot {
+namespace {
+
+void print_parameters(const ParameterStore& store, const ParameterArena& arena, bool compressed) {
+  std::printf("%-32s %-18s %12s  %s\n", "parameter", "shape", "elements", "travels");
+  for (const auto& p : store.parameters())
+    std::printf("%-32s %-18s %12zu  %s\n", p->name().c_str(), p->shape().str().c_str(), p->numel(),
+                compressed && p->compressible() ? "compressed" : "dense");
+  std::printf("%-32s %-18s %12zu\n\n", "total", "", arena.size());
+}
+
+void print_groups(const Exchange& exchange) {
+  std::printf("groups, in the order in which they travel:\n");
+  for (const Group& group : exchange.groups())
+    std::printf("  %-10s %12zu elements, %zu parameters: %s .. %s\n",
+                group.compressed ? "compressed" : "dense", group.numel(), group.parameters.size(),
+                group.parameters.front()->name().c_str(), group.parameters.back()->name().c_str());
+}
+
+}  // namespace
+
+void print_dry_run(const Config& config) {
+  const RunData data = load_data(config);
+  const auto model = build_model(config, *data.train);
+  ParameterArena& arena = model->store.arena();
+  const auto group = make_thread_group(1, config.dist.timeout_s);
+  CollectiveQueue queue(*group[0]);
+  const Exchange exchange(arena, queue, exchange_options(config));
+  const Loader loader(*data.train, loader_options(config, *data.train, true, 0, config.dist.ranks));
+  const Plan plan = plan_steps(config, loader);
+
+  const bool dense = config.compress.name == "dense";
+  print_parameters(model->store, arena, !dense);
+  print_groups(exchange);
+  const double whole = 4.0 * static_cast<double>(arena.size());
+  const auto print_bytes = [&](const char* when, double density) {
+    const auto bytes = static_cast<double>(exchange.planned_bytes(density));
+    std::printf("  %-22s %10s of %s, %.1f times less\n", when, format_bytes(bytes).c_str(),
+                format_bytes(whole).c_str(), whole / bytes);
+  };
+  std::printf("\nbytes that a rank sends in a step:\n");
+  if (dense) print_bytes("dense", 1.0);
+  for (std::size_t epoch = 0; !dense && epoch <= config.compress.warmup.size(); ++epoch) {
+    const double density = density_at_epoch(config, static_cast<int>(epoch));
+    char when[64];
+    std::snprintf(when, sizeof when, "epoch %zu%s at %g", epoch,
+                  epoch == config.compress.warmup.size() ? " on" : "", density);
+    print_bytes(when, density);
+  }
+  // Weights, two gradient-sized buffers and the momentum.
+  const int buffers = config.optimizer.momentum > 0 ? 4 : 3;
+  std::printf(
+      "\nmemory of a rank: %s for weights, gradients, residuals and momenta; activations come on top\n",
+      format_bytes(buffers * whole).c_str());
+  std::printf(
+      "data: %lld training and %lld test samples; %d ranks x batch %d x %d; %lld steps an epoch, %lld in "
+      "all\n",
+      static_cast<long long>(data.train->size()), static_cast<long long>(data.test->size()),
+      config.dist.ranks, config.data.batch_size, config.train.accumulate,
+      static_cast<long long>(plan.steps_per_epoch), static_cast<long long>(plan.total_steps));
+}
+
+}  // namespace topknot

@@ -1,0 +1,54 @@
+#include "train/evaluate.h"
+
+#include <algorithm>
+#include <array>
+
+#include "nn/ops/loss.h"
+
+namespace topknot {
+
+void synchronize_statistics(const ParameterStore& store, const std::string& rule, CollectiveQueue& queue,
+                            const Communicator& communicator) {
+  if (rule == "local" || communicator.size() == 1 || store.buffers().empty()) return;
+  std::vector<double> all;
+  for (const auto& buffer : store.buffers())
+    all.insert(all.end(), buffer->values.begin(), buffer->values.end());
+  const double scale = rule == "mean" ? 1.0 / communicator.size() : 1.0;
+  queue.run([&](Communicator& c) {
+    if (rule == "mean")
+      c.all_reduce(std::span<double>(all));
+    else
+      c.broadcast(std::as_writable_bytes(std::span<double>(all)), 0);
+  });
+  auto value = all.begin();
+  for (const auto& buffer : store.buffers())
+    for (float& statistic : buffer->values) statistic = static_cast<float>(*value++ * scale);
+}
+
+Variable batch_loss(const Variable& output, const Batch& batch) {
+  return batch.targets.defined() ? mean_squared_error(output, batch.targets)
+                                 : softmax_cross_entropy(output, batch.labels);
+}
+
+Evaluation evaluate(BuiltModel& model, Loader& loader, CollectiveQueue& queue) {
+  ForwardContext context;
+  context.training = false;
+  std::array<double, 3> sums{};  // loss, correct, samples
+  loader.start_epoch(0);
+  for (Batch batch; loader.next(batch);) {
+    const Variable output = model.module->forward(Variable(batch.images), context);
+    const auto n = static_cast<double>(batch.size());
+    sums[0] += batch_loss(output, batch).value().data()[0] * n;
+    sums[2] += n;
+    const std::int64_t classes = output.shape()[1];
+    for (std::size_t i = 0; i < batch.labels.size(); ++i) {
+      const float* logits = output.value().data() + static_cast<std::int64_t>(i) * classes;
+      sums[1] += std::max_element(logits, logits + classes) - logits == batch.labels[i];
+    }
+  }
+  queue.run([&](Communicator& c) { c.all_reduce(std::span<double>(sums)); });
+  const double samples = std::max(1.0, sums[2]);
+  return {sums[0] / samples, sums[1] / samples};
+}
+
+}  // namespace topknot

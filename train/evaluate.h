@@ -1,0 +1,25 @@
+#pragma once
+// Evaluation over all ranks: every test sample once.
+
+#include "data/loader.h"
+#include "dist/collective_queue.h"
+#include "train/setup.h"
+
+namespace topknot {
+
+// Brings the ranks' batch-norm statistics together, in place: `mean` averages them, `rank0` takes rank 0's,
+// `local` leaves them as they are (train.bn_stats).
+void synchronize_statistics(const ParameterStore& store, const std::string& rule, CollectiveQueue& queue,
+                            const Communicator& communicator);
+
+struct Evaluation {
+  double loss = 0;      // mean over the samples
+  double accuracy = 0;  // 0 to 1; 0 for regression
+};
+// The same result on every rank.
+Evaluation evaluate(BuiltModel& model, Loader& loader, CollectiveQueue& queue);
+
+// The loss of a batch: softmax cross-entropy with labels, mean squared error with targets.
+Variable batch_loss(const Variable& output, const Batch& batch);
+
+}  // namespace topknot

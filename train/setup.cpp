@@ -1,0 +1,91 @@
+#include "train/setup.h"
+
+#include "nn/core/check.h"
+
+namespace topknot {
+
+KnownNames known_names() {
+  return {models().names(), datasets().names(), compressors().names(), optimizers().names(),
+          schedules().names()};
+}
+
+RunData load_data(const Config& config) {
+  DatasetOptions options;
+  options.root = config.data.root;
+  options.seed = config.seed;
+  options.train_size = config.data.train_size;
+  options.test_size = config.data.test_size;
+  options.classes = config.data.classes;
+  options.noise = config.data.noise;
+  return {make_dataset(config.data.name, options, Split::train),
+          make_dataset(config.data.name, options, Split::test)};
+}
+
+std::unique_ptr<BuiltModel> build_model(const Config& config, const Dataset& data) {
+  auto built = std::make_unique<BuiltModel>();
+  ModelOptions options;
+  options.input = data.sample_shape();
+  options.outputs = data.classes() > 0 ? data.classes() : data.targets();
+  options.dropout = static_cast<float>(config.model.dropout);
+  options.hidden.assign(config.model.hidden.begin(), config.model.hidden.end());
+  built->module = make_model(config.model.name, built->store, options);
+  const bool dense_1d = config.compress.dense_1d;
+  const auto min_numel = static_cast<std::size_t>(config.compress.min_numel);
+  built->store.build(
+      [=](const Parameter& p) { return !(dense_1d && p.shape().rank() <= 1) && p.numel() >= min_numel; },
+      config.seed, parse_device(config.train.device));
+  return built;
+}
+
+ExchangeOptions exchange_options(const Config& config) {
+  ExchangeOptions options;
+  options.compress.name = config.compress.name;
+  options.compress.select = config.compress.select;
+  options.compress.memory = config.compress.memory;
+  options.compress.code = config.compress.code;
+  options.compress.values = config.compress.values;
+  options.compress.capacity = config.compress.capacity.value_or(0.0);
+  options.compress.seed = config.seed;
+  options.scope = config.compress.scope;
+  options.merge = config.exchange.merge;
+  options.ordered_sum = config.dist.ordered_sum;
+  return options;
+}
+
+OptimizerOptions optimizer_options(const Config& config) {
+  const auto& o = config.optimizer;
+  return {o.name, o.lr, o.momentum, o.nesterov, o.weight_decay, o.decay_1d};
+}
+
+ScheduleOptions schedule_options(const Config& config) {
+  const auto& s = config.schedule;
+  return {s.name, s.milestones, s.gamma, s.warmup_epochs, s.min_lr};
+}
+
+LoaderOptions loader_options(const Config& config, const Dataset& data, bool train, int rank, int ranks) {
+  LoaderOptions options;
+  options.batch = config.data.batch_size;
+  options.rank = rank;
+  options.ranks = ranks;
+  options.shard = parse_shard_rule(config.data.shard);
+  options.seed = config.seed;
+  options.augment = train && resolve_augment(config.data.augment, data);
+  options.workers = config.data.workers;
+  options.train = train;
+  return options;
+}
+
+Plan plan_steps(const Config& config, const Loader& loader) {
+  Plan plan;
+  plan.steps_per_epoch = loader.steps_per_epoch() / config.train.accumulate;
+  if (plan.steps_per_epoch == 0)
+    throw UserError("train.accumulate: " + std::to_string(config.train.accumulate) +
+                    " micro-batches, but an epoch has " + std::to_string(loader.steps_per_epoch()) +
+                    "; lower it, data.batch_size or dist.ranks");
+  plan.total_steps = plan.steps_per_epoch * config.train.epochs;
+  if (config.train.epochs == 0) plan.total_steps = config.train.max_steps;
+  if (config.train.max_steps > 0) plan.total_steps = std::min(plan.total_steps, config.train.max_steps);
+  return plan;
+}
+
+}  // namespace topknot

@@ -1,0 +1,46 @@
+#pragma once
+// From a configuration to the objects of a run.
+
+#include <memory>
+
+#include "data/dataset.h"
+#include "data/loader.h"
+#include "dist/exchange.h"
+#include "nn/layers/module.h"
+#include "nn/models/model.h"
+#include "optim/optimizer.h"
+#include "optim/schedule.h"
+#include "train/config.h"
+
+namespace topknot {
+
+KnownNames known_names();  // of all registries
+
+// The data of a run, shared by the ranks of one process. Throws UserError: missing or damaged files.
+struct RunData {
+  std::unique_ptr<Dataset> train, test;
+};
+RunData load_data(const Config& config);
+
+// A model with its parameters laid out; the same bits on every rank.
+struct BuiltModel {
+  ParameterStore store;
+  ModulePtr module;
+};
+std::unique_ptr<BuiltModel> build_model(const Config& config, const Dataset& data);
+
+ExchangeOptions exchange_options(const Config& config);
+OptimizerOptions optimizer_options(const Config& config);
+ScheduleOptions schedule_options(const Config& config);
+LoaderOptions loader_options(const Config& config, const Dataset& data, bool train, int rank, int ranks);
+
+// Optimizer steps of an epoch and of the run.
+struct Plan {
+  std::int64_t steps_per_epoch = 0, total_steps = 0;
+};
+Plan plan_steps(const Config& config, const Loader& loader);
+
+// --dry-run: the parameter table, the groups, bytes a step and memory, on standard output.
+void print_dry_run(const Config& config);
+
+}  // namespace topknot

@@ -1,0 +1,332 @@
+#include "train/trainer.h"
+
+#include <omp.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+
+#include "nn/core/check.h"
+#include "nn/core/log.h"
+#include "optim/clip.h"
+#include "train/checksum.h"
+#include "train/evaluate.h"
+#include "train/metrics.h"
+#include "train/progress.h"
+#include "train/stop.h"
+
+namespace topknot {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+// Adds the time until it goes out of scope.
+class Stopwatch {
+ public:
+  explicit Stopwatch(double& total) : total_(total), start_(Clock::now()) {}
+  ~Stopwatch() { total_ += seconds_since(start_); }
+  Stopwatch(const Stopwatch&) = delete;
+  Stopwatch& operator=(const Stopwatch&) = delete;
+
+ private:
+  double& total_;
+  Clock::time_point start_;
+};
+
+// One rank's training state and loop.
+class Trainer {
+ public:
+  Trainer(const RunInputs& inputs, Communicator& communicator)
+      : inputs_(inputs),
+        config_(inputs.config),
+        communicator_(communicator),
+        root_(communicator.rank() == 0),
+        model_(build_model(config_, *inputs.data.train)),
+        arena_(model_->store.arena()),
+        queue_(communicator),
+        exchange_(arena_, queue_, exchange_options(config_)),
+        optimizer_(make_optimizer(optimizer_options(config_), arena_)),
+        schedule_(make_schedule(schedule_options(config_), config_.optimizer.lr)),
+        train_loader_(*inputs.data.train, loader_options(config_, *inputs.data.train, true,
+                                                         communicator.rank(), communicator.size())),
+        test_loader_(*inputs.data.test, loader_options(config_, *inputs.data.test, false, communicator.rank(),
+                                                       communicator.size())),
+        plan_(plan_steps(config_, train_loader_)),
+        weights_(train_loader_.weights()),
+        progress_({plan_.total_steps, config_.train.log_every, inputs.quiet || !root_}) {
+    if (root_) metrics_ = std::make_unique<MetricsWriter>(inputs.folder.metrics_jsonl());
+  }
+
+  RunOutcome run() {
+    announce();
+    check_parameters("at the start");
+    const double startup = seconds_since(inputs_.program_start);
+    bool stopped = false;
+    std::int64_t epoch = 0;
+    while (step_ < plan_.total_steps && !stopped) {
+      stopped = run_epoch(epoch++);
+      if (stopped) break;
+      const bool last = step_ >= plan_.total_steps;
+      const int every = config_.train.eval_every;
+      if (last || (every > 0 && epoch % every == 0)) run_evaluation();
+    }
+    check_parameters("at the end");
+    progress_.finish();
+    RunOutcome outcome{stopped, evaluation_.accuracy, evaluation_.loss, checksum_hex(arena_.weights())};
+    if (stopped) {
+      log_info("stopped by a signal after step " + std::to_string(step_) + "; " + inputs_.folder.path +
+               " has the steps so far");
+      return outcome;
+    }
+    write_end(startup, outcome);
+    return outcome;
+  }
+
+ private:
+  void announce() const {
+    const Loader& loader = train_loader_;
+    const std::int64_t global_batch =
+        static_cast<std::int64_t>(config_.data.batch_size) * communicator_.size() * config_.train.accumulate;
+    log_info(config_.model.name + " (" + std::to_string(arena_.size()) + " parameters) on " +
+             config_.data.name + ", " + std::to_string(communicator_.size()) +
+             (communicator_.size() == 1 ? " rank" : " ranks") + " by " + communicator_.backend() + ", " +
+             std::to_string(omp_get_max_threads()) + " threads a rank; global batch " +
+             std::to_string(global_batch) + ", learning rate " +
+             key_value(*find_key("optimizer.lr"), config_) + ", " + std::to_string(plan_.steps_per_epoch) +
+             " steps an epoch, " + std::to_string(plan_.total_steps) + " in all; " + config_.compress.name +
+             "; writing to " + inputs_.folder.path);
+    if (config_.train.clip_local > 0 && config_.train.clip_local_scope == "model" && communicator_.size() > 1)
+      log_info("train.clip_local over the whole model waits for the whole backward pass: overlap is off");
+    if (config_.train.accumulate > 1 && loader.steps_per_epoch() % config_.train.accumulate != 0)
+      log_info("the last " + std::to_string(loader.steps_per_epoch() % config_.train.accumulate) +
+               " micro-batches of an epoch do not fill a step and are left out");
+  }
+
+  // True where the run is to stop.
+  bool run_epoch(std::int64_t epoch) {
+    train_loader_.start_epoch(epoch);
+    double loss_sum = 0;
+    std::int64_t steps = 0;
+    for (; steps < plan_.steps_per_epoch && step_ < plan_.total_steps; ++steps) {
+      const auto [record, stop] = run_step(epoch);
+      loss_sum += record.loss;
+      if (root_) metrics_->write(record);
+      if (config_.train.check_every > 0 && step_ % config_.train.check_every == 0)
+        check_parameters("during training");
+      if (stop) return true;
+    }
+    if (root_)
+      metrics_->write(
+          EpochRecord{epochs_done(), step_, train_seconds_, loss_sum / static_cast<double>(steps)});
+    return false;
+  }
+
+  std::pair<StepRecord, bool> run_step(std::int64_t epoch) {
+    const Clock::time_point start = Clock::now();
+    StepRecord record;
+    record.lr = schedule_->lr(step_, plan_.steps_per_epoch, plan_.total_steps);
+    record.density =
+        config_.compress.name == "dense" ? 1.0 : density_at_epoch(config_, static_cast<int>(epoch));
+    exchange_.begin_step(step_, record.density, weights_);
+    const double loss = forward_and_backward(record);
+    const StepResult result = exchange_.finish(std::isfinite(loss));
+    if (result.committed) update(record);
+    ++step_;
+
+    record.encode_s = result.stats.encode;
+    record.communicate_s = result.stats.communicate;
+    record.decode_s = result.stats.decode;
+    record.exposed_s = result.stats.exposed;
+    // One small sum a step: what the ranks' metrics have in common, and whether anyone wants to stop.
+    std::array<double, 4> sums{loss, static_cast<double>(result.stats.bytes_sent),
+                               static_cast<double>(result.stats.selected), stop_signal() ? 1.0 : 0.0};
+    queue_.run([&](Communicator& c) { c.all_reduce(std::span<double>(sums)); });
+    const double ranks = communicator_.size();
+    record.step = step_;
+    record.epoch = epochs_done();
+    record.loss = sums[0] / ranks;
+    record.bytes_sent = sums[1] / ranks;
+    record.selected = sums[2] / ranks;
+    record.threshold = result.stats.threshold;
+    record.bytes_dense = 4.0 * static_cast<double>(arena_.size());
+    record.skipped = !result.committed;
+    const double seconds = seconds_since(start);
+    train_seconds_ += seconds;
+    step_seconds_.push_back(seconds);
+    record.time_s = train_seconds_;
+    const std::int64_t images =
+        static_cast<std::int64_t>(config_.data.batch_size) * config_.train.accumulate * communicator_.size();
+    record.images_per_second = static_cast<double>(images) / seconds;
+    bytes_sent_ += record.bytes_sent;
+    bytes_dense_ += record.bytes_dense;
+    note_skip(result);
+    progress_.step(step_, record.epoch, record.loss, record.lr, images, seconds);
+    return {record, sums[3] > 0};
+  }
+
+  // Returns this rank's loss, the mean over its micro-batches.
+  double forward_and_backward(StepRecord& record) {
+    arena_.clear_gradients();
+    const int parts = config_.train.accumulate;
+    const bool clip = config_.train.clip_local > 0,
+               clip_model = clip && config_.train.clip_local_scope == "model";
+    double loss = 0, in_hooks = 0;
+    const GradientHook hook = [&](Parameter& parameter) {
+      Stopwatch watch(in_hooks);
+      if (clip) clip_gradient(parameter, config_.train.clip_local);
+      exchange_.ready(parameter);
+    };
+    for (int part = 0; part < parts; ++part) {
+      Batch batch;
+      {
+        Stopwatch watch(record.data_s);
+        TOPKNOT_CHECK(train_loader_.next(batch), "an epoch has fewer batches than its steps");
+      }
+      Variable part_loss;
+      {
+        Stopwatch watch(record.forward_s);
+        ForwardContext context;
+        context.seed = config_.seed;
+        context.rank = static_cast<std::uint32_t>(communicator_.rank());
+        context.step = static_cast<std::uint32_t>(step_ * parts + part);
+        part_loss = batch_loss(model_->module->forward(Variable(batch.images), context), batch);
+      }
+      loss += part_loss.value().data()[0] / parts;
+      Stopwatch watch(record.backward_s);
+      backward(part_loss, part + 1 == parts && !clip_model ? hook : GradientHook{},
+               1.0f / static_cast<float>(parts));
+    }
+    if (clip_model) {
+      clip_gradients(arena_.parameters(), config_.train.clip_local);
+      for (Parameter* parameter : arena_.parameters()) exchange_.ready(*parameter);
+    }
+    record.backward_s -= in_hooks;  // the exchange accounts for what happens there
+    return loss;
+  }
+
+  void update(StepRecord& record) {
+    Stopwatch watch(record.update_s);
+    double factor = 1.0;
+    if (config_.train.clip_global > 0) {
+      double squares = 0;
+      for (const Group& group : exchange_.groups()) squares += sum_of_squares(exchange_.averaged(group));
+      factor = clip_factor(std::sqrt(squares), config_.train.clip_global);
+    }
+    for (const Group& group : exchange_.groups())
+      optimizer_->update(group.begin, exchange_.averaged(group), record.lr, factor);
+  }
+
+  void note_skip(const StepResult& result) {
+    if (result.committed) {
+      skips_in_a_row_ = 0;
+      return;
+    }
+    ++skipped_;
+    ++skips_in_a_row_;
+    const std::string who = result.bad_rank >= 0 ? " on rank " + std::to_string(result.bad_rank) : "";
+    if (root_)
+      progress_.note("step " + std::to_string(step_) + " skipped by all ranks: NaN or infinity" + who);
+    if (skips_in_a_row_ >= config_.train.max_skips)
+      throw UserError(
+          "training has diverged: " + std::to_string(skips_in_a_row_) +
+          " steps in a row were not finite, the last at step " + std::to_string(step_) + who +
+          "; lower optimizer.lr, or clip with train.clip_global (train.max_skips sets this limit)");
+  }
+
+  void run_evaluation() {
+    const Clock::time_point start = Clock::now();
+    synchronize_statistics(model_->store, config_.train.bn_stats, queue_, communicator_);
+    evaluation_ = evaluate(*model_, test_loader_, queue_);
+    const double seconds = seconds_since(start);
+    eval_seconds_ += seconds;
+    best_accuracy_ = std::max(best_accuracy_, evaluation_.accuracy);
+    if (!root_) return;
+    metrics_->write(
+        EvalRecord{step_, epochs_done(), train_seconds_, evaluation_.loss, evaluation_.accuracy, seconds});
+    char text[160];
+    if (inputs_.data.test->classes() > 0)
+      std::snprintf(text, sizeof text, "epoch %.4g: test accuracy %.2f %%, test loss %.4f", epochs_done(),
+                    100 * evaluation_.accuracy, evaluation_.loss);
+    else
+      std::snprintf(text, sizeof text, "epoch %.4g: test loss %.6g", epochs_done(), evaluation_.loss);
+    progress_.note(text);
+  }
+
+  void write_end(double startup, const RunOutcome& outcome) {
+    if (!root_) return;
+    EndRecord end;
+    end.test_accuracy = evaluation_.accuracy;
+    end.best_test_accuracy = best_accuracy_;
+    end.test_loss = evaluation_.loss;
+    end.wall_seconds = train_seconds_;
+    end.eval_seconds = eval_seconds_;
+    end.startup_seconds = startup;
+    std::vector<double> steady = step_seconds_;
+    if (steady.size() > 5) steady.erase(steady.begin(), steady.begin() + 5);
+    const double total = std::accumulate(steady.begin(), steady.end(), 0.0);
+    const double images = static_cast<double>(config_.data.batch_size) * config_.train.accumulate *
+                          communicator_.size() * static_cast<double>(steady.size());
+    end.images_per_second = total > 0 ? images / total : 0;
+    end.bytes_sent = bytes_sent_;
+    end.bytes_dense = bytes_dense_;
+    end.parameter_checksum = outcome.parameter_checksum;
+    end.steps = step_;
+    end.skipped_steps = skipped_;
+    end.step_p50_s = quantile(steady, 0.5);
+    end.step_p95_s = quantile(steady, 0.95);
+    metrics_->write(end);
+    write_metrics_csv(read_metrics(inputs_.folder.metrics_jsonl()), inputs_.folder.metrics_csv());
+    char text[200];
+    std::snprintf(text, sizeof text, "done: %lld steps in %s, %.0f images/s, sent %s a rank (dense: %s)",
+                  static_cast<long long>(step_), format_duration(train_seconds_).c_str(),
+                  end.images_per_second, format_bytes(bytes_sent_).c_str(),
+                  format_bytes(bytes_dense_).c_str());
+    log_info(text);
+  }
+
+  void check_parameters(const std::string& when) {
+    check_same_parameters(arena_, queue_, communicator_, when + ", step " + std::to_string(step_));
+  }
+
+  double epochs_done() const {
+    return static_cast<double>(step_) / static_cast<double>(plan_.steps_per_epoch);
+  }
+
+  const RunInputs& inputs_;
+  const Config& config_;
+  Communicator& communicator_;
+  const bool root_;
+  std::unique_ptr<BuiltModel> model_;
+  ParameterArena& arena_;
+  CollectiveQueue queue_;
+  Exchange exchange_;
+  std::unique_ptr<Optimizer> optimizer_;
+  std::unique_ptr<Schedule> schedule_;
+  Loader train_loader_, test_loader_;
+  const Plan plan_;
+  const std::vector<float> weights_;
+  Progress progress_;
+  std::unique_ptr<MetricsWriter> metrics_;  // rank 0 only
+
+  std::int64_t step_ = 0, skipped_ = 0;
+  int skips_in_a_row_ = 0;
+  double train_seconds_ = 0, eval_seconds_ = 0, bytes_sent_ = 0, bytes_dense_ = 0, best_accuracy_ = 0;
+  std::vector<double> step_seconds_;
+  Evaluation evaluation_;
+};
+
+}  // namespace
+
+RunOutcome run_rank(const RunInputs& inputs, Communicator& communicator) {
+  set_log_rank(communicator.rank(), communicator.size());
+  omp_set_num_threads(compute_threads(inputs.config));
+  return Trainer(inputs, communicator).run();
+}
+
+}  // namespace topknot

@@ -1,0 +1,32 @@
+#pragma once
+// run_rank() is the whole of training, the same code for every rank of every backend.
+
+#include <chrono>
+#include <string>
+
+#include "dist/communicator.h"
+#include "train/run_folder.h"
+#include "train/setup.h"
+
+namespace topknot {
+
+// What all ranks of a process share.
+struct RunInputs {
+  const Config& config;
+  const RunData& data;
+  RunFolder folder;  // written by rank 0 only
+  bool quiet = false;
+  std::chrono::steady_clock::time_point program_start;
+};
+
+struct RunOutcome {
+  bool interrupted = false;  // by a signal: metrics end without an `end` record
+  double test_accuracy = 0, test_loss = 0;
+  std::string parameter_checksum;  // 16 hexadecimal digits
+};
+
+// Trains to the end, or until a signal asks for a stop. Collective. Throws on any error; the caller tells the
+// peers.
+RunOutcome run_rank(const RunInputs& inputs, Communicator& communicator);
+
+}  // namespace topknot
