@@ -1,0 +1,238 @@
+// Compressors as the exchange and the configuration see them.
+#include "compress/compressor.h"
+
+#include <algorithm>
+
+#include "compress/sparse_compressor.h"
+#include "compress/warmup.h"
+#include "nn/core/rng.h"
+#include "tests/compress/fixtures.h"
+#include "tests/compress/simulated_ranks.h"
+#include "tests/support/catch.h"
+
+using namespace topknot;
+using namespace topknot::test;
+
+namespace {
+
+std::string refusal(const CompressOptions& options) {
+  try {
+    make_compressor(options, whole_group(10, 1));
+  } catch (const UserError& error) {
+    return error.what();
+  }
+  return "accepted";
+}
+bool has(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+std::vector<float> random_vector(std::uint32_t stream, std::size_t n) {
+  const CounterRng rng(41, RngUse::test, stream);
+  std::vector<float> x(n);
+  for (std::size_t i = 0; i < n; ++i) x[i] = rng.normal(i);
+  return x;
+}
+
+}  // namespace
+
+TEST_CASE("k is the floor of density times d in double, at least 1, and d at density 1") {
+  CHECK(target_count(0.001, 272474) == 272);
+  CHECK(target_count(0.001, 5) == 1);
+  CHECK(target_count(0.1, 30) == 3);
+  CHECK(target_count(0.29, 100) == 28);  // 0.29 * 100 is 28.999999999999996 in double
+  CHECK(target_count(1.0, 7) == 7);
+  CHECK(target_count(0.999999, 7) == 6);
+  CHECK_THROWS_AS(target_count(0.0, 7), Error);
+}
+
+TEST_CASE("the compressors, selections, memories and codes are registered, each with a line of help") {
+  CHECK(compressors().names() == std::vector<std::string>{"dense", "gaussiank", "topk"});
+  CHECK(selectors().names() == std::vector<std::string>{"gaussiank", "topk"});
+  CHECK(memories().names() == std::vector<std::string>{"none", "residual"});
+  CHECK(index_codes().names() == std::vector<std::string>{"raw"});
+  CHECK(value_codes().names() == std::vector<std::string>{"fp32"});
+  for (const std::string& name : compressors().names()) CHECK_FALSE(compressors().help(name).empty());
+}
+
+TEST_CASE("unknown names and combinations without sense are refused by name, with the reason") {
+  CHECK(has(refusal(named("topkk")), "did you mean 'topk'"));
+  CompressOptions options = named("topk");
+  options.select = "gausiank";
+  CHECK(has(refusal(options), "did you mean 'gaussiank'"));
+  options = named("topk");
+  options.memory = "dgc";
+  CHECK(has(refusal(options), "compress.memory"));
+  options = named("topk");
+  options.values = "bf16";
+  CHECK(has(refusal(options), "compress.values"));
+  for (const double capacity : {0.5, -1.0, std::nan("")}) {
+    options = named("topk");
+    options.capacity = capacity;
+    CHECK(has(refusal(options), "compress.capacity"));
+  }
+  for (const std::string key : {"select", "memory", "code", "values", "capacity"}) {
+    options = named("dense");
+    (key == "select"   ? options.select
+     : key == "memory" ? options.memory
+     : key == "code"   ? options.code
+                       : options.values) = key == "capacity" ? "" : "residual";
+    if (key == "capacity") options.capacity = 2;
+    CHECK(has(refusal(options), "compress." + key));
+    CHECK(has(refusal(options), "dense, which"));
+  }
+  CHECK(refusal(named("dense")) == "accepted");
+}
+
+TEST_CASE("an explicit key overrides the preset's choice") {
+  CompressOptions options = named("gaussiank");
+  options.select = "topk";
+  options.memory = "residual";
+  options.code = "raw";
+  options.values = "fp32";
+  const std::size_t d = 5000;
+  SimulatedRanks mixed(options, whole_group(d, 1)), topk(named("topk"), whole_group(d, 1));
+  mixed[0].gradient = topk[0].gradient = random_vector(0, d);
+  REQUIRE(mixed.step(0, 0.01));
+  REQUIRE(topk.step(0, 0.01));
+  CHECK(same_bits(mixed[0].gradient, topk[0].gradient));
+  CHECK(same_bits(mixed[0].residual, topk[0].residual));
+}
+
+TEST_CASE("groups that are not covered by their segments are refused") {
+  const auto make = [](GroupSpec spec) { return make_compressor(named("topk"), spec); };
+  CHECK_THROWS_AS(make({10, {{0, 9}}, 1}), Error);
+  CHECK_THROWS_AS(make({10, {{0, 4}, {5, 10}}, 1}), Error);
+  CHECK_THROWS_AS(make({10, {{0, 4}, {4, 4}, {4, 10}}, 1}), Error);
+  CHECK_THROWS_AS(make({10, {{0, 10}}, 0}), Error);
+  CHECK_NOTHROW(make({10, {{0, 4}, {4, 10}}, 1}));
+}
+
+TEST_CASE("several segments select each for itself and travel in one block") {
+  const std::vector<std::pair<std::size_t, std::size_t>> segments = {{0, 100}, {100, 107}, {107, 5000}};
+  SimulatedRanks ranks(named("topk"), {5000, segments, 1});
+  std::vector<float> g = random_vector(1, 5000);
+  for (std::size_t i = 0; i < 100; ++i) g[i] *= 1000;  // one selection over all would take only from here
+  ranks[0].gradient = g;
+  REQUIRE(ranks.step(0, 0.02));
+  std::vector<std::uint32_t> expected;
+  double smallest = 1e9;
+  for (const auto& [begin, end] : segments) {
+    const std::vector<float> part(g.begin() + static_cast<std::ptrdiff_t>(begin),
+                                  g.begin() + static_cast<std::ptrdiff_t>(end));
+    for (const std::uint32_t i : plain_topk(part, target_count(0.02, end - begin))) {
+      expected.push_back(i + static_cast<std::uint32_t>(begin));
+      smallest = std::min(smallest, static_cast<double>(std::abs(part[i])));
+    }
+  }
+  std::vector<std::uint32_t> sent;
+  for (std::uint32_t i = 0; i < 5000; ++i)
+    if (ranks[0].average[i] != 0) sent.push_back(i);
+  CHECK(sent == expected);
+  CHECK(ranks[0].compressor->selected() == expected.size());
+  CHECK(ranks[0].compressor->threshold() == smallest);
+  CHECK(ranks.blocks()[0].size() == ranks[0].compressor->planned_bytes(0.02));
+}
+
+TEST_CASE(
+    "beyond capacity the largest of the selected travel, and the rest stays in the residual and is counted") {
+  const std::size_t d = 10007;
+  CompressOptions options = named("gaussiank");
+  SimulatedRanks unlimited(options, whole_group(d, 1));
+  options.capacity = 1.5;
+  SimulatedRanks limited(options, whole_group(d, 1));
+  const std::vector<float> x = fixture<float>("cubic");  // the rule selects 229 for k = 10
+  unlimited[0].gradient = limited[0].gradient = x;
+  REQUIRE(unlimited.step(0, 0.001));
+  REQUIRE(limited.step(0, 0.001));
+  CHECK(unlimited[0].compressor->over_capacity() == 0);
+  CHECK(limited[0].compressor->selected() == 15);
+  CHECK(limited[0].compressor->over_capacity() == unlimited[0].compressor->selected() - 15);
+  const std::vector<std::uint32_t> largest = plain_topk(x, 15);
+  for (std::uint32_t i = 0; i < d; ++i) {
+    const bool sent = std::binary_search(largest.begin(), largest.end(), i);
+    REQUIRE(limited[0].average[i] == (sent ? x[i] : 0));
+    REQUIRE(limited[0].residual[i] == (sent ? 0 : x[i]));
+  }
+}
+
+TEST_CASE("ranks with different counts average exactly, weights included") {
+  // Integers, so that sums are exact in any order. gaussiank selects another number of entries on each rank.
+  const std::size_t d = 4096;
+  const bool weighted = GENERATE(false, true);
+  const std::vector<float> weights =
+      weighted ? std::vector<float>{0.5f, 1.0f, 1.5f, 1.0f} : std::vector<float>{};
+  SimulatedRanks ranks(named("gaussiank"), whole_group(d, 4));
+  std::vector<std::vector<float>> u(4);
+  for (std::uint32_t r = 0; r < 4; ++r) {
+    const CounterRng rng(43, RngUse::test, r);
+    u[r].resize(d);
+    for (std::size_t i = 0; i < d; ++i) {
+      const float x = static_cast<float>(rng.below(i, 65)) - 32.0f;
+      u[r][i] = r % 2 ? x : x * std::abs(x);
+    }
+    ranks[r].gradient = u[r];
+  }
+  REQUIRE(ranks.step(0, 0.05, weights));
+  std::vector<double> expected(d);
+  for (std::size_t r = 0; r < 4; ++r)
+    for (std::size_t i = 0; i < d; ++i) {
+      REQUIRE((ranks[r].residual[i] == 0 || ranks[r].residual[i] == u[r][i]));
+      if (ranks[r].residual[i] == 0)
+        expected[i] += (weighted ? weights[r] : 1.0) * static_cast<double>(u[r][i]);
+    }
+  std::vector<std::size_t> counts;
+  for (std::size_t r = 0; r < 4; ++r) {
+    counts.push_back(ranks[r].compressor->selected());
+    CHECK(same_bits(ranks[r].gradient, ranks[0].gradient));
+    for (std::size_t i = 0; i < d; ++i) REQUIRE(ranks[r].average[i] == static_cast<float>(expected[i] / 4));
+  }
+  CHECK(counts[0] != counts[1]);
+}
+
+TEST_CASE("dense averages in place, with weights, and shows a sum that is not finite") {
+  SimulatedRanks ranks(named("dense"), whole_group(3, 2));
+  ranks[0].gradient = {1, 2, 3};
+  ranks[1].gradient = {3, -2, 5};
+  REQUIRE(ranks.step(0, 1.0, {1.5f, 0.5f}));
+  CHECK(ranks[0].gradient == std::vector<float>{1.5f, 1, 3.5f});
+  CHECK(ranks[1].gradient == ranks[0].gradient);
+  ranks[0].gradient = {1, 3e38f, 3};
+  ranks[1].gradient = {3, 3e38f, 5};
+  CHECK_FALSE(ranks.step(1, 1.0));
+  ranks[0].gradient = {1, 2, 3};
+  ranks[1].gradient = {3, -2, std::nanf("")};
+  CHECK_FALSE(ranks.step(2, 1.0));
+  CHECK_FALSE(ranks[0].compressor->finite());
+  CHECK(ranks[0].compressor->planned_bytes(1.0) == 12);
+}
+
+TEST_CASE("calls out of order are refused") {
+  for (const std::string name : {"dense", "topk"}) {
+    const auto compressor = make_compressor(named(name), whole_group(4, 1));
+    std::vector<float> gradient(4, 1.0f), spare(4), other(5);
+    CHECK_THROWS_AS(compressor->decode({}), Error);
+    CHECK_THROWS_AS(compressor->commit({}), Error);
+    CHECK_THROWS_AS(compressor->encode({other, spare}, {}), Error);
+    compressor->encode({gradient, spare}, {});
+    CHECK_THROWS_AS(compressor->encode({gradient, spare}, {}), Error);
+    CHECK_THROWS_AS(compressor->commit({}), Error);
+    compressor->discard();
+    CHECK_NOTHROW(compressor->encode({gradient, spare}, {}));
+  }
+}
+
+TEST_CASE("density warm-up: one value an epoch, never below the density, then the density itself") {
+  const std::vector<double> list = {0.015625, 0.004, 0.0005};
+  CHECK(density_at(0, 0.001, list) == 0.015625);
+  CHECK(density_at(1, 0.001, list) == 0.004);
+  CHECK(density_at(2, 0.001, list) == 0.001);
+  CHECK(density_at(3, 0.001, list) == 0.001);
+  CHECK(density_at(0, 0.25, list) == 0.25);
+  CHECK(density_at(5, 0.25, {}) == 0.25);
+  CHECK_NOTHROW(check_warmup(list));
+  for (const double bad : {0.0, -0.1, 1.5, std::nan("")}) {
+    const std::vector<double> wrong = {0.1, bad};
+    CHECK_THROWS_AS(check_warmup(wrong), UserError);
+  }
+}

@@ -1,0 +1,250 @@
+// The whole way of a gradient through selection, memory, code and average: golden traces and invariants.
+#include <algorithm>
+#include <array>
+#include <limits>
+
+#include "compress/average.h"
+#include "compress/memory/none.h"
+#include "compress/memory/residual.h"
+#include "compress/select/topk.h"
+#include "nn/core/rng.h"
+#include "tests/compress/fixtures.h"
+#include "tests/compress/simulated_ranks.h"
+#include "tests/support/catch.h"
+
+using namespace topknot;
+using namespace topknot::test;
+
+namespace {
+
+// g_t,p[j] = ((3t + 5p + 7j) mod 11) - 5: ten times the gradients of the golden trace, integers so that the
+// tie at t = 2 is exact.
+template <class T>
+std::vector<T> trace_gradient(int t, int p) {
+  std::vector<T> g(4);
+  for (int j = 0; j < 4; ++j)
+    g[static_cast<std::size_t>(j)] = static_cast<T>((3 * t + 5 * p + 7 * j) % 11 - 5);
+  return g;
+}
+
+struct Sent {
+  std::uint32_t index;
+  double value;
+};
+constexpr std::array<std::array<Sent, 2>, 4> kSent = {
+    {{{{0, -5}, {1, -4}}}, {{{1, 7}, {0, 3}}}, {{{1, -3}, {3, 6}}}, {{{3, 5}, {0, -7}}}}};
+// Weights of the golden trace; ten times the gradients at a tenth of lr = 0.1 give the same.
+constexpr double kWeights[4][4] = {
+    {1.025, 1.02, 1, 1}, {1.0325, 1.003, 1, 1}, {1.03925, 1.0027, 1, .97}, {1.080325, 1.00243, 1, .918}};
+constexpr double kResiduals[2][4] = {{3, 0, -1, 0}, {0, 6, -3, -3}};
+
+// SGD with momentum 0.9 on the average; the first buffer is the first gradient, which a buffer of zeros gives
+// too.
+template <class T>
+void momentum_step(std::vector<double>& weights, std::vector<double>& momentum,
+                   const std::vector<T>& average) {
+  for (std::size_t j = 0; j < 4; ++j) {
+    momentum[j] = 0.9 * momentum[j] + static_cast<double>(average[j]);
+    weights[j] -= 0.01 * momentum[j];
+  }
+}
+
+std::vector<float> random_vector(std::uint32_t stream, std::size_t n, float scale = 1) {
+  const CounterRng rng(29, RngUse::test, stream);
+  std::vector<float> x(n);
+  for (std::size_t i = 0; i < n; ++i) x[i] = scale * rng.normal(i);
+  return x;
+}
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("topk with error feedback and momentum gives the golden trace, part by part", "", float,
+                   double) {
+  using T = TestType;
+  std::array<TopKSelector<T>, 2> selectors;
+  std::array<ResidualMemory<T>, 2> memories;
+  std::array<std::vector<T>, 2> spare = {std::vector<T>(4), std::vector<T>(4)};
+  std::vector<double> weights(4, 1.0), momentum(4, 0.0);
+  for (int t = 0; t < 4; ++t) {
+    std::array<std::vector<T>, 2> u;
+    std::array<Selected<T>, 2> selected;
+    for (std::size_t p = 0; p < 2; ++p) {
+      u[p] = trace_gradient<T>(t, static_cast<int>(p));
+      SelectStep step;
+      step.density = 0.25;
+      selectors[p].select(u[p], memories[p].addend(u[p], spare[p]), step, selected[p]);
+      REQUIRE(selected[p].indices == std::vector<std::uint32_t>{kSent[t][p].index});
+      REQUIRE(static_cast<double>(selected[p].values[0]) == kSent[t][p].value);
+      memories[p].commit(u[p], selected[p].indices, selected[p].values, {});
+      selectors[p].commit({});
+      spare[p] = u[p];
+    }
+    std::vector<Contribution<T>> contributions = {{selected[0].indices, selected[0].values},
+                                                  {selected[1].indices, selected[1].values}};
+    std::vector<T> average(4, T{99});
+    average_sparse<T>(contributions, average);
+    momentum_step(weights, momentum, average);
+    for (std::size_t j = 0; j < 4; ++j) CHECK(weights[j] == Approx(kWeights[t][j]).epsilon(1e-12));
+  }
+  for (std::size_t p = 0; p < 2; ++p)
+    for (std::size_t j = 0; j < 4; ++j) CHECK(static_cast<double>(spare[p][j]) == kResiduals[p][j]);
+}
+
+TEST_CASE("two ranks of the topk compressor give the golden trace") {
+  SimulatedRanks ranks(named("topk"), whole_group(4, 2));
+  std::vector<double> weights(4, 1.0), momentum(4, 0.0);
+  for (int t = 0; t < 4; ++t) {
+    for (int p = 0; p < 2; ++p) ranks[static_cast<std::size_t>(p)].gradient = trace_gradient<float>(t, p);
+    REQUIRE(ranks.step(t, 0.25));
+    for (std::size_t p = 0; p < 2; ++p) {
+      CHECK(ranks[p].compressor->selected() == 1);
+      CHECK(ranks[p].compressor->threshold() == std::abs(kSent[t][p].value));
+    }
+    const std::vector<float> average(ranks[0].average.begin(), ranks[0].average.end());
+    momentum_step(weights, momentum, average);
+    for (std::size_t j = 0; j < 4; ++j) CHECK(weights[j] == Approx(kWeights[t][j]).epsilon(1e-12));
+  }
+  for (std::size_t p = 0; p < 2; ++p)
+    for (std::size_t j = 0; j < 4; ++j) CHECK(ranks[p].residual[j] == kResiduals[p][j]);
+}
+
+TEST_CASE("sent plus residual is what was accumulated, bit for bit") {
+  const std::string name = GENERATE("topk", "gaussiank");
+  const std::size_t d = 9001;
+  SimulatedRanks ranks(named(name), whole_group(d, 1));
+  for (std::uint32_t t = 0; t < 30; ++t) {
+    const std::vector<float> g = random_vector(t, d), r = ranks[0].residual;
+    std::vector<float> u(d);
+    for (std::size_t i = 0; i < d; ++i) u[i] = g[i] + r[i];
+    ranks[0].gradient = g;
+    REQUIRE(ranks.step(t, 0.01));
+    std::size_t sent = 0;
+    for (std::size_t i = 0; i < d; ++i) {
+      // One rank: the average is what was sent. Each entry is either sent or kept, never split.
+      const float average = ranks[0].average[i], residual = ranks[0].residual[i];
+      REQUIRE((average == 0.0f || residual == 0.0f));
+      REQUIRE(average + residual == u[i]);
+      sent += average != 0.0f;
+    }
+    CHECK(sent == ranks[0].compressor->selected());
+  }
+}
+
+TEST_CASE("a skipped step changes nothing: what follows has the same bits as if it had not been") {
+  const std::string name = GENERATE("topk", "gaussiank");
+  const int poison =
+      GENERATE(0, 1, 2);  // a NaN on one rank, an Inf on the other, or a rank that does not agree
+  const std::size_t d = 9001;
+  GroupSpec spec{d, {{0, 4000}, {4000, 9001}}, 2};
+  SimulatedRanks skipped(named(name), spec), straight(named(name), spec);
+  std::int64_t number = 0;
+  for (std::uint32_t t = 0; t < 24; ++t, ++number) {
+    if (t % 4 == 2) {
+      const std::vector<std::vector<float>> before = {skipped[0].residual, skipped[1].residual};
+      for (std::uint32_t p = 0; p < 2; ++p) skipped[p].gradient = random_vector(1000 + 2 * t + p, d, 50.0f);
+      if (poison == 0) skipped[1].gradient[8999] = std::numeric_limits<float>::quiet_NaN();
+      if (poison == 1) skipped[0].gradient[3] = std::numeric_limits<float>::infinity();
+      REQUIRE_FALSE(skipped.step(number, 0.02, {}, poison != 2));
+      for (std::size_t p = 0; p < 2; ++p) {
+        CHECK(same_bits(skipped[p].residual, before[p]));
+        CHECK(skipped[p].compressor->finite() == (poison == 2));
+      }
+    }
+    for (std::uint32_t p = 0; p < 2; ++p)
+      skipped[p].gradient = straight[p].gradient = random_vector(2 * t + p, d, t < 12 ? 1.0f : 0.01f);
+    REQUIRE(skipped.step(number, 0.01));
+    REQUIRE(straight.step(number, 0.01));
+    for (std::size_t p = 0; p < 2; ++p) {
+      REQUIRE(same_bits(skipped[p].gradient, straight[p].gradient));
+      REQUIRE(same_bits(skipped[p].residual, straight[p].residual));
+      CHECK(skipped[p].compressor->threshold() == straight[p].compressor->threshold());
+    }
+    REQUIRE(skipped.blocks() == straight.blocks());
+  }
+}
+
+TEST_CASE("density 1 equals dense: bit for bit with one rank and in rank order with several") {
+  const std::string name = GENERATE("topk", "gaussiank");
+  const int count = GENERATE(1, 2, 3);
+  const bool weighted = GENERATE(false, true);
+  const std::size_t d = 5000;
+  SimulatedRanks sparse(named(name), whole_group(d, count)), dense(named("dense"), whole_group(d, count));
+  const std::vector<float> weights =
+      weighted && count == 3 ? std::vector<float>{0.5f, 1.25f, 1.25f} : std::vector<float>{};
+  for (std::uint32_t t = 0; t < 3; ++t) {
+    for (std::uint32_t p = 0; p < sparse.size(); ++p) {
+      std::vector<float> g = random_vector(10 * t + p, d);
+      g[7] = -0.0f;
+      g[8] = std::numeric_limits<float>::denorm_min();
+      sparse[p].gradient = dense[p].gradient = g;
+    }
+    REQUIRE(sparse.step(t, 1.0, weights));
+    REQUIRE(dense.step(t, 1.0, weights));
+    for (std::size_t p = 0; p < sparse.size(); ++p) {
+      CHECK(same_bits(sparse[p].gradient, dense[p].gradient));
+      CHECK(
+          std::all_of(sparse[p].residual.begin(), sparse[p].residual.end(), [](float x) { return x == 0; }));
+    }
+  }
+}
+
+TEST_CASE("rejected entries return to the residual") {
+  std::vector<float> u = {1, 2, 3, 4};
+  ResidualMemory<float> memory;
+  const std::vector<std::uint32_t> indices = {1, 2, 3}, rejected = {3, 1};
+  const std::vector<float> sent = {2, 3, 4};
+  memory.commit(u, indices, sent, rejected);
+  CHECK(u == std::vector<float>{1, 2, 0, 4});
+}
+
+TEST_CASE("an inexact value code leaves its error in the residual") {
+  std::vector<double> u = {1.25, -2.5, 3};
+  ResidualMemory<double> memory;
+  const std::vector<std::uint32_t> indices = {0, 1};
+  const std::vector<double> sent = {1.0, -3.0};
+  memory.commit(u, indices, sent, {});
+  CHECK(u == std::vector<double>{0.25, 0.5, 3});
+}
+
+TEST_CASE("without a memory what is not sent is lost, and the spare memory is not needed") {
+  CompressOptions options = named("topk");
+  options.memory = "none";
+  const auto compressor = make_compressor(options, whole_group(4, 1));
+  std::vector<float> gradient = {1, -4, 2, 3};
+  StepInfo info;
+  info.density = 0.5;
+  std::vector<std::vector<std::byte>> blocks = {compressor->encode({gradient, {}}, info).block};
+  CHECK_FALSE(compressor->decode({blocks, {}}));
+  const auto average = compressor->commit({});
+  CHECK(average.data() == gradient.data());
+  CHECK(gradient == std::vector<float>{0, -4, 0, 3});
+}
+
+TEST_CASE("the (1 - k/d)^2 bound of Shi et al. holds for bell shapes and not for a constant magnitude") {
+  const std::size_t d = 200000, k = 2000;
+  const auto ratio = [&](std::vector<double> x) {
+    TopKSelector<double> selector;
+    Selected<double> selected;
+    SelectStep step;
+    step.k = k;
+    selector.select(x, {}, step, selected);
+    double all = 0, kept = 0;
+    for (const double v : x) all += v * v;
+    for (const double v : selected.values) kept += v * v;
+    return (all - kept) / all;
+  };
+  const CounterRng rng(31, RngUse::test);
+  std::vector<double> normal(d), laplace(d), constant(d);
+  for (std::size_t i = 0; i < d; ++i) {
+    normal[i] = rng.normal(i);
+    laplace[i] = -std::log(1.0 - rng.uniform(d + i)) * (i % 2 ? 1 : -1);
+    constant[i] = i % 3 ? 0.7 : -0.7;
+  }
+  const double bound = (1 - 0.01) * (1 - 0.01);
+  CHECK(ratio(normal) == Approx(0.91624).margin(0.002));
+  CHECK(ratio(laplace) == Approx(0.83610).margin(0.008));
+  CHECK(ratio(normal) < bound);
+  CHECK(ratio(laplace) < bound);
+  CHECK(ratio(constant) == Approx(1 - 0.01).epsilon(1e-9));
+  CHECK(ratio(constant) > bound);
+}
