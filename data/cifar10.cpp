@@ -1,0 +1,79 @@
+// CIFAR-10, binary version: Krizhevsky, "Learning multiple layers of features from tiny images", 2009. A
+// record is 3073 bytes: the label, then 1024 bytes each of red, green and blue, rows first. 10000 records a
+// file.
+#include <algorithm>
+#include <filesystem>
+
+#include "data/dataset.h"
+#include "data/files.h"
+
+namespace topknot {
+namespace {
+
+constexpr std::int64_t kPixels = 3 * 32 * 32;
+constexpr std::int64_t kRecord = 1 + kPixels;
+constexpr std::int64_t kRecordsPerFile = 10000;
+
+void append_file(const std::string& folder, const std::string& name, std::vector<std::uint8_t>& records) {
+  const std::string path = find_data_file("cifar10", folder, {name});
+  const std::vector<std::uint8_t> content = read_file(path);
+  const auto size = static_cast<std::int64_t>(content.size());
+  if (size != kRecord * kRecordsPerFile)
+    throw UserError("damaged CIFAR-10 file '" + path + "': " + std::to_string(size) + " bytes, expected " +
+                    std::to_string(kRecord * kRecordsPerFile) + " (10000 records of 3073); " +
+                    (size < kRecord * kRecordsPerFile ? "it is truncated" : "it is too long") +
+                    fetch_hint("cifar10", folder));
+  for (std::int64_t i = 0; i < kRecordsPerFile; ++i)
+    if (const int label = content[static_cast<std::size_t>(i * kRecord)]; label > 9)
+      throw UserError("damaged CIFAR-10 file '" + path + "': record " + std::to_string(i) +
+                      " (from 0) has label " + std::to_string(label) + ", labels are 0 to 9" +
+                      fetch_hint("cifar10", folder));
+  records.insert(records.end(), content.begin(), content.end());
+}
+
+class Cifar10 final : public Dataset {
+ public:
+  Cifar10(const DatasetOptions& options, Split split) {
+    std::vector<std::string> names;
+    if (split == Split::train)
+      for (int i = 1; i <= 5; ++i) names.push_back("data_batch_" + std::to_string(i) + ".bin");
+    else
+      names.push_back("test_batch.bin");
+    const std::string folder =
+        find_data_folder("cifar10", options.root, {"cifar-10-batches-bin"}, {names.front()});
+    records_.reserve(names.size() * static_cast<std::size_t>(kRecord * kRecordsPerFile));
+    for (const auto& name : names) append_file(folder, name, records_);
+    size_ = limited_size(options, split, static_cast<std::int64_t>(names.size()) * kRecordsPerFile);
+  }
+
+  const std::string& name() const override { return name_; }
+  std::int64_t size() const override { return size_; }
+  Shape sample_shape() const override { return {3, 32, 32}; }
+  int classes() const override { return 10; }
+  void get(std::int64_t index, float* sample) const override {
+    const std::uint8_t* pixels = bytes(index);
+    for (std::int64_t i = 0; i < kPixels; ++i) sample[i] = static_cast<float>(pixels[i]) / 255.0f;
+  }
+  const std::uint8_t* bytes(std::int64_t index) const override {
+    return records_.data() + index * kRecord + 1;
+  }
+  std::int32_t label(std::int64_t index) const override {
+    return records_[static_cast<std::size_t>(index * kRecord)];
+  }
+  std::vector<float> channel_mean() const override { return {0.4914f, 0.4822f, 0.4465f}; }
+  std::vector<float> channel_std() const override { return {0.2470f, 0.2435f, 0.2616f}; }
+  bool augment_helps() const override { return true; }
+
+ private:
+  const std::string name_ = "cifar10";
+  std::vector<std::uint8_t> records_;
+  std::int64_t size_ = 0;
+};
+
+const RegisterDataset registered("cifar10", "60000 colour pictures of 32 x 32 in 10 classes; needs data.root",
+                                 [](const DatasetOptions& options, Split split) -> std::unique_ptr<Dataset> {
+                                   return std::make_unique<Cifar10>(options, split);
+                                 });
+
+}  // namespace
+}  // namespace topknot

@@ -1,0 +1,80 @@
+#pragma once
+// A set of samples that fits in memory: pictures with a class, or vectors with target values. Immutable once
+// made, so any number of threads may read one instance; the ranks of one process share it.
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "nn/core/registry.h"
+#include "nn/core/tensor.h"
+
+namespace topknot {
+
+enum class Split { train, test };
+
+// What a data set may be told; the keys `data.*` of the same names. Sets ignore what does not concern them.
+struct DatasetOptions {
+  std::string root;             // folder of the files; synthetic sets need none
+  std::uint64_t seed = 1;       // synthetic sets: which world is drawn. Train and test differ under one seed
+  std::int64_t train_size = 0;  // samples; 0: all of them, or the synthetic set's own default
+  std::int64_t test_size = 0;   // as train_size, for the test split
+  int classes = 10;             // synthetic_images: 2 to 10
+  std::optional<double> noise;  // synthetic sets: none given means the set's own; 0 or more
+  std::int64_t features = 64;   // synthetic_regression: inputs of a sample
+  std::int64_t targets = 1;     // synthetic_regression: outputs of a sample
+};
+
+class Dataset {
+ public:
+  virtual ~Dataset() = default;
+  Dataset() = default;
+  Dataset(const Dataset&) = delete;
+  Dataset& operator=(const Dataset&) = delete;
+
+  virtual const std::string& name() const = 0;
+  virtual std::int64_t size() const = 0;              // samples
+  virtual Shape sample_shape() const = 0;             // {C, H, W}; {features, 1, 1} for vectors
+  virtual int classes() const = 0;                    // labels are 0 .. classes-1; 0 means regression
+  virtual std::int64_t targets() const { return 0; }  // values a sample, regression only
+
+  // Sample `index` in C, H, W order, sample_shape().numel() floats, not yet normalised; pictures are in [0,
+  // 1].
+  virtual void get(std::int64_t index, float* sample) const = 0;
+  // The same picture as bytes 0 .. 255, or null where the samples are not kept as bytes: the loader's quick
+  // way.
+  virtual const std::uint8_t* bytes(std::int64_t /*index*/) const { return nullptr; }
+  // Classification only, else Error.
+  virtual std::int32_t label(std::int64_t index) const;
+  // Writes targets() floats. Regression only, else Error.
+  virtual void target(std::int64_t index, float* values) const;
+
+  // A channel's mean and standard deviation over the training split, on the scale of get(): the loader gives
+  // (x - mean) / std. Empty means that the samples are used as they are.
+  virtual std::vector<float> channel_mean() const { return {}; }
+  virtual std::vector<float> channel_std() const { return {}; }
+  // Whether random crops and mirror images are still pictures of the same class (`data.augment: auto`).
+  virtual bool augment_helps() const { return false; }
+};
+
+using DatasetFactory = std::unique_ptr<Dataset> (*)(const DatasetOptions&, Split);
+
+// One file a data set, registered by name. Factories throw UserError: missing, damaged or mislabelled files,
+// options out of range.
+Registry<DatasetFactory>& datasets();
+
+struct RegisterDataset {
+  RegisterDataset(const std::string& name, const std::string& help, DatasetFactory factory) {
+    datasets().add(name, help, factory);
+  }
+};
+
+std::unique_ptr<Dataset> make_dataset(const std::string& name, const DatasetOptions& options, Split split);
+
+// How many samples of a file's `available` to use: `wanted` = 0 takes all; more than there are is a UserError
+// that names the key.
+std::int64_t limited_size(const DatasetOptions& options, Split split, std::int64_t available);
+
+}  // namespace topknot

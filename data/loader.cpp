@@ -1,0 +1,168 @@
+#include "data/loader.h"
+
+#include <algorithm>
+
+namespace topknot {
+namespace {
+
+LoaderOptions checked(const LoaderOptions& options) {
+  TOPKNOT_CHECK(options.rank >= 0 && options.rank < options.ranks, "rank out of range");
+  if (options.batch < 1)
+    throw UserError("data.batch_size: " + std::to_string(options.batch) + " is not at least 1");
+  if (options.workers < 0 || options.workers > 256)
+    throw UserError("data.workers: " + std::to_string(options.workers) + " is out of range; give 0 to 256");
+  if (options.prefetch < 1) throw UserError("data.prefetch: must be at least 1");
+  return options;
+}
+
+std::vector<std::int32_t> labels_of(const Dataset& dataset) {
+  std::vector<std::int32_t> labels;
+  if (dataset.classes() == 0) return labels;
+  labels.reserve(static_cast<std::size_t>(dataset.size()));
+  for (std::int64_t i = 0; i < dataset.size(); ++i) labels.push_back(dataset.label(i));
+  return labels;
+}
+
+}  // namespace
+
+Loader::Loader(const Dataset& dataset, const LoaderOptions& options)
+    : dataset_(dataset),
+      options_(checked(options)),
+      transform_(dataset, options.augment && options.train, options.seed),
+      slots_(static_cast<std::size_t>(options.prefetch)) {
+  if (options.train) {
+    const bool sorted = options.shard.kind == ShardRule::Kind::by_label;
+    train_sampler_.emplace(dataset.size(), sorted ? labels_of(dataset) : std::vector<std::int32_t>(),
+                           options.shard, options.ranks, options.batch, options.seed);
+  } else {
+    eval_sampler_.emplace(dataset.size(), options.ranks, options.batch);
+  }
+  try {
+    for (int i = 0; i < options.workers; ++i) workers_.emplace_back([this] { work(); });
+  } catch (...) {  // the system has no thread left: those that started must not outlive the loader
+    stop();
+    throw;
+  }
+}
+
+Loader::~Loader() {
+  stop();
+}
+
+void Loader::stop() {
+  {
+    std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  can_work_.notify_all();
+  for (auto& worker : workers_) worker.join();
+}
+
+std::int64_t Loader::steps_per_epoch() const {
+  return train_sampler_ ? train_sampler_->steps_per_epoch() : eval_sampler_->steps(options_.rank);
+}
+
+std::int64_t Loader::shard_size() const {
+  return train_sampler_ ? train_sampler_->shard_size(options_.rank)
+                        : eval_sampler_->shard_size(options_.rank);
+}
+
+std::vector<float> Loader::weights() const {
+  if (train_sampler_) return train_sampler_->weights();
+  return std::vector<float>(static_cast<std::size_t>(options_.ranks), 1.0f);
+}
+
+void Loader::start_epoch(std::int64_t epoch, std::int64_t first_step) {
+  TOPKNOT_CHECK(first_step >= 0, "negative step");
+  {
+    std::unique_lock lock(mutex_);
+    end_ = claimed_;  // nothing more to claim
+    can_take_.wait(lock, [this] { return busy_ == 0; });
+    for (auto& slot : slots_) slot = Slot();
+    failed_ = nullptr;
+    // No worker looks at the order before it has claimed a step under the lock.
+    if (train_sampler_) order_ = train_sampler_->epoch(epoch, options_.rank);
+    epoch_ = epoch;
+    end_ = steps_per_epoch();
+    claimed_ = taken_ = std::min(first_step, end_);
+  }
+  can_work_.notify_all();
+}
+
+bool Loader::next(Batch& batch) {
+  std::unique_lock lock(mutex_);
+  if (failed_) std::rethrow_exception(failed_);
+  if (taken_ == end_) return false;
+  if (workers_.empty()) {
+    try {
+      batch = make(taken_);
+    } catch (...) {
+      failed_ = std::current_exception();
+      throw;
+    }
+    ++taken_;
+    return true;
+  }
+  Slot& slot = slots_[static_cast<std::size_t>(taken_) % slots_.size()];
+  can_take_.wait(lock, [&] { return slot.ready; });
+  if (slot.error) {
+    failed_ = slot.error;
+    std::rethrow_exception(failed_);
+  }
+  batch = std::move(slot.batch);
+  slot = Slot();
+  ++taken_;
+  lock.unlock();
+  can_work_.notify_one();
+  return true;
+}
+
+bool Loader::can_claim() const {
+  return claimed_ < end_ && claimed_ < taken_ + static_cast<std::int64_t>(slots_.size());
+}
+
+void Loader::work() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    can_work_.wait(lock, [this] { return stop_ || can_claim(); });
+    if (stop_) return;
+    const std::int64_t step = claimed_++;
+    ++busy_;
+    lock.unlock();
+    Batch batch;
+    std::exception_ptr error;
+    try {
+      batch = make(step);
+    } catch (...) {
+      error = std::current_exception();
+    }
+    lock.lock();
+    Slot& slot = slots_[static_cast<std::size_t>(step) % slots_.size()];
+    slot.batch = std::move(batch);
+    slot.error = error;
+    slot.ready = true;
+    --busy_;
+    can_take_.notify_all();
+  }
+}
+
+Batch Loader::make(std::int64_t step) const {
+  Batch batch;
+  batch.indices = train_sampler_ ? order_.batch(step) : eval_sampler_->batch(options_.rank, step);
+  const std::int64_t b = batch.size();
+  const Shape shape = dataset_.sample_shape();
+  const std::int64_t numel = shape.numel();
+  batch.images = Tensor::empty({b, shape[0], shape[1], shape[2]});
+  if (dataset_.classes() == 0) batch.targets = Tensor::empty({b, dataset_.targets()});
+  for (std::int64_t i = 0; i < b; ++i) {
+    const std::int64_t index = batch.indices[static_cast<std::size_t>(i)];
+    transform_.apply(index, epoch_, batch.images.data() + i * numel);
+    if (dataset_.classes() == 0)
+      dataset_.target(index, batch.targets.data() + i * dataset_.targets());
+    else
+      batch.labels.push_back(dataset_.label(index));
+  }
+  return batch;
+}
+
+}  // namespace topknot

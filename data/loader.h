@@ -1,0 +1,94 @@
+#pragma once
+// Batches of a data set for one rank, in the sampler's order, made ahead of time by worker threads. What
+// comes out does not depend on the number of workers.
+
+#include <condition_variable>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "data/dataset.h"
+#include "data/sampler.h"
+#include "data/transforms.h"
+#include "nn/core/tensor.h"
+
+namespace topknot {
+
+struct Batch {
+  Tensor images;                      // [b, C, H, W], plain, CPU, normalised
+  std::vector<std::int32_t> labels;   // b of them; empty for regression
+  Tensor targets;                     // [b, targets], regression only, else undefined
+  std::vector<std::int64_t> indices;  // which samples these are
+  std::int64_t size() const { return static_cast<std::int64_t>(indices.size()); }
+};
+
+struct LoaderOptions {
+  std::int64_t batch = 32;  // samples a step of this rank
+  int rank = 0, ranks = 1;
+  ShardRule shard;         // training only
+  std::uint64_t seed = 1;  // of order and augmentation
+  bool augment = false;    // training only; see resolve_augment()
+  int workers = 0;         // threads; 0 makes each batch in the caller's thread
+  int prefetch = 4;        // batches ready or in work ahead of the caller, at least 1
+  bool train = true;       // false: every sample once over the ranks, the last batch short
+};
+
+class Loader {
+ public:
+  // `dataset` must outlive the loader. UserError for options out of range.
+  Loader(const Dataset& dataset, const LoaderOptions& options);
+  ~Loader();  // at any time; waits for batches in work only
+  Loader(const Loader&) = delete;
+  Loader& operator=(const Loader&) = delete;
+
+  // Steps of this rank in an epoch; when training, equal on all ranks.
+  std::int64_t steps_per_epoch() const;
+  // Samples in this rank's shard.
+  std::int64_t shard_size() const;
+  // Aggregation weights of all ranks, mean 1 (TrainSampler::weights); all 1 for evaluation.
+  std::vector<float> weights() const;
+
+  // Starts an epoch at `first_step` (a resumed run goes straight there); whatever was under way is dropped.
+  // Before the first next().
+  void start_epoch(std::int64_t epoch, std::int64_t first_step = 0);
+  // The next step's batch, false after the last one. Rethrows what making the batch threw, again at each call
+  // until the next start_epoch().
+  bool next(Batch& batch);
+
+ private:
+  struct Slot {  // step s lives in slot s mod prefetch, from claimed to handed out
+    bool ready = false;
+    Batch batch;
+    std::exception_ptr error;
+  };
+
+  Batch make(std::int64_t step) const;
+  void work();
+  void stop();  // ends and joins the workers
+  bool can_claim() const;
+
+  const Dataset& dataset_;
+  const LoaderOptions options_;
+  const Transform transform_;
+  std::optional<TrainSampler> train_sampler_;
+  std::optional<EvalSampler> eval_sampler_;
+
+  // Set between epochs, when no worker is busy; read by workers while they are.
+  TrainSampler::Epoch order_;
+  std::int64_t epoch_ = 0;
+
+  std::mutex mutex_;  // guards what follows
+  std::condition_variable can_work_, can_take_;
+  std::vector<Slot> slots_;
+  std::int64_t claimed_ = 0, taken_ = 0, end_ = 0;  // next step to make, next to hand out, one past the last
+  int busy_ = 0;                                    // workers making a batch
+  bool stop_ = false;
+  std::exception_ptr failed_;
+  std::vector<std::thread> workers_;
+};
+
+}  // namespace topknot

@@ -1,0 +1,107 @@
+// MNIST in the IDX format: LeCun, Cortes, Burges, "The MNIST database of handwritten digits". A header of
+// big-endian 32-bit numbers (magic, then one length a dimension), then the bytes. Files are read gzipped or
+// plain; sets of the same format and sizes (Fashion-MNIST) work too.
+#include <algorithm>
+#include <filesystem>
+
+#include "data/dataset.h"
+#include "data/files.h"
+
+namespace topknot {
+namespace {
+
+constexpr std::uint32_t kImagesMagic = 0x00000803, kLabelsMagic = 0x00000801;
+
+struct Idx {
+  std::string path;
+  std::vector<std::int64_t> dims;
+  std::vector<std::uint8_t> content;  // header included
+  std::size_t header = 0;             // bytes
+};
+
+std::uint32_t big_endian(const std::uint8_t* p) {
+  return std::uint32_t{p[0]} << 24 | std::uint32_t{p[1]} << 16 | std::uint32_t{p[2]} << 8 |
+         std::uint32_t{p[3]};
+}
+
+Idx read_idx(const std::string& folder, const std::string& name, std::uint32_t magic) {
+  Idx idx;
+  idx.path = find_data_file("mnist", folder, {name + ".gz", name});
+  const std::string hint = fetch_hint("mnist", folder);
+  idx.content = idx.path.ends_with(".gz") ? read_gzip(idx.path, hint) : read_file(idx.path);
+  const std::size_t rank = magic & 0xff;
+  idx.header = 4 + 4 * rank;
+  const std::string damaged = "damaged MNIST file '" + idx.path + "': ";
+  if (idx.content.size() < idx.header) throw UserError(damaged + "it ends within the header" + hint);
+  if (const std::uint32_t found = big_endian(idx.content.data()); found != magic)
+    throw UserError(damaged + "its IDX magic number is " + std::to_string(found) + ", expected " +
+                    std::to_string(magic) + hint);
+  const auto payload = static_cast<std::int64_t>(idx.content.size() - idx.header);
+  std::int64_t expected = 1;
+  bool plausible = true;
+  for (std::size_t i = 0; i < rank; ++i) {
+    idx.dims.push_back(big_endian(idx.content.data() + 4 + 4 * i));
+    // A product that could overflow cannot be a file's size either.
+    plausible = plausible && idx.dims.back() > 0 && expected <= payload;
+    if (plausible) expected *= idx.dims.back();
+  }
+  if (!plausible || expected != payload)
+    throw UserError(damaged + "its header does not fit the " + std::to_string(payload) +
+                    " bytes that follow" + hint);
+  return idx;
+}
+
+class Mnist final : public Dataset {
+ public:
+  Mnist(const DatasetOptions& options, Split split) {
+    const std::string prefix = split == Split::train ? "train" : "t10k";
+    const std::string images = prefix + "-images-idx3-ubyte", labels = prefix + "-labels-idx1-ubyte";
+    const std::string folder =
+        find_data_folder("mnist", options.root, {"mnist", "MNIST/raw"}, {images + ".gz", images});
+    images_ = read_idx(folder, images, kImagesMagic);
+    labels_ = read_idx(folder, labels, kLabelsMagic);
+    const std::string hint = fetch_hint("mnist", folder);
+    if (images_.dims[0] != labels_.dims[0])
+      throw UserError("MNIST files do not belong together: '" + images_.path + "' has " +
+                      std::to_string(images_.dims[0]) + " images, '" + labels_.path + "' has " +
+                      std::to_string(labels_.dims[0]) + " labels" + hint);
+    for (std::size_t i = labels_.header; i < labels_.content.size(); ++i)
+      if (labels_.content[i] > 9)
+        throw UserError("damaged MNIST file '" + labels_.path + "': record " +
+                        std::to_string(i - labels_.header) + " (from 0) has label " +
+                        std::to_string(labels_.content[i]) + ", labels are 0 to 9" + hint);
+    pixels_ = images_.dims[1] * images_.dims[2];
+    size_ = limited_size(options, split, images_.dims[0]);
+  }
+
+  const std::string& name() const override { return name_; }
+  std::int64_t size() const override { return size_; }
+  Shape sample_shape() const override { return {1, images_.dims[1], images_.dims[2]}; }
+  int classes() const override { return 10; }
+  void get(std::int64_t index, float* sample) const override {
+    const std::uint8_t* source = bytes(index);
+    for (std::int64_t i = 0; i < pixels_; ++i) sample[i] = static_cast<float>(source[i]) / 255.0f;
+  }
+  const std::uint8_t* bytes(std::int64_t index) const override {
+    return images_.content.data() + images_.header + index * pixels_;
+  }
+  std::int32_t label(std::int64_t index) const override {
+    return labels_.content[labels_.header + static_cast<std::size_t>(index)];
+  }
+  std::vector<float> channel_mean() const override { return {0.1307f}; }
+  std::vector<float> channel_std() const override { return {0.3081f}; }
+
+ private:
+  const std::string name_ = "mnist";
+  Idx images_, labels_;
+  std::int64_t pixels_ = 0, size_ = 0;
+};
+
+const RegisterDataset registered("mnist",
+                                 "70000 handwritten digits, grey, 28 x 28, in 10 classes; needs data.root",
+                                 [](const DatasetOptions& options, Split split) -> std::unique_ptr<Dataset> {
+                                   return std::make_unique<Mnist>(options, split);
+                                 });
+
+}  // namespace
+}  // namespace topknot

@@ -1,0 +1,99 @@
+#include "data/transforms.h"
+
+#include <algorithm>
+
+#include "nn/core/rng.h"
+
+namespace topknot {
+namespace {
+
+// One channel: out(y, x) = value(source(y + top - padding, x + left - padding)), black outside, mirrored if
+// asked.
+template <class T, class Value>
+void map_channel(const T* source, std::int64_t height, std::int64_t width, const CropFlip& choice,
+                 float black, Value value, float* out) {
+  const std::int64_t dy = choice.top - kCropPadding, dx = choice.left - kCropPadding;
+  const std::int64_t first = std::clamp<std::int64_t>(-dx, 0, width),
+                     last = std::clamp<std::int64_t>(width - dx, 0, width);
+  for (std::int64_t y = 0; y < height; ++y, out += width) {
+    const std::int64_t from = y + dy;
+    if (from < 0 || from >= height) {
+      std::fill_n(out, width, black);
+      continue;
+    }
+    const T* row = source + from * width + dx;
+    std::fill(out, out + first, black);
+    for (std::int64_t x = first; x < last; ++x) out[x] = value(row[x]);
+    std::fill(out + last, out + width, black);
+    if (choice.flip) std::reverse(out, out + width);
+  }
+}
+
+}  // namespace
+
+CropFlip draw_crop_flip(std::uint64_t seed, std::int64_t epoch, std::int64_t sample) {
+  const CounterRng rng(seed, RngUse::augment, static_cast<std::uint32_t>(epoch),
+                       static_cast<std::uint32_t>(sample));
+  return {static_cast<int>(rng.below(0, 2 * kCropPadding + 1)),
+          static_cast<int>(rng.below(1, 2 * kCropPadding + 1)), rng.below(2, 2) == 1};
+}
+
+bool resolve_augment(const std::string& setting, const Dataset& dataset) {
+  if (setting == "auto") return dataset.augment_helps();
+  if (setting == "false") return false;
+  if (setting != "true")
+    throw UserError("data.augment: '" + setting + "' is not known; give auto, true or false");
+  if (dataset.classes() == 0)
+    throw UserError("data.augment: '" + dataset.name() +
+                    "' has no pictures to crop or mirror; give auto or false");
+  return true;
+}
+
+Transform::Transform(const Dataset& dataset, bool augment, std::uint64_t seed)
+    : dataset_(dataset),
+      augment_(augment),
+      seed_(seed),
+      mean_(dataset.channel_mean()),
+      std_(dataset.channel_std()) {
+  const Shape shape = dataset.sample_shape();
+  channels_ = shape[0];
+  height_ = shape[1];
+  width_ = shape[2];
+  if (mean_.empty()) mean_.assign(static_cast<std::size_t>(channels_), 0.0f);
+  if (std_.empty()) std_.assign(static_cast<std::size_t>(channels_), 1.0f);
+  TOPKNOT_CHECK(static_cast<std::int64_t>(mean_.size()) == channels_ && mean_.size() == std_.size(),
+                "one mean and one standard deviation a channel");
+  if (dataset.size() > 0 && dataset.bytes(0))
+    for (std::size_t c = 0; c < mean_.size(); ++c)
+      for (int byte = 0; byte < 256; ++byte)
+        of_byte_.push_back((static_cast<float>(byte) / 255.0f - mean_[c]) / std_[c]);
+}
+
+void Transform::apply(std::int64_t index, std::int64_t epoch, float* out) const {
+  apply(index, augment_ ? draw_crop_flip(seed_, epoch, index) : CropFlip{}, out);
+}
+
+void Transform::apply(std::int64_t index, const CropFlip& choice, float* out) const {
+  const std::int64_t area = height_ * width_;
+  const std::uint8_t* bytes = dataset_.bytes(index);
+  std::vector<float> raw;
+  if (!bytes) {
+    raw.resize(static_cast<std::size_t>(channels_ * area));
+    dataset_.get(index, raw.data());
+  }
+  for (std::int64_t c = 0; c < channels_; ++c, out += area) {
+    const float mean = mean_[static_cast<std::size_t>(c)], std = std_[static_cast<std::size_t>(c)];
+    const float black = (0.0f - mean) / std;
+    if (bytes) {
+      const float* of_byte = of_byte_.data() + 256 * c;
+      map_channel(
+          bytes + c * area, height_, width_, choice, black, [&](std::uint8_t b) { return of_byte[b]; }, out);
+    } else {
+      map_channel(
+          raw.data() + c * area, height_, width_, choice, black, [&](float x) { return (x - mean) / std; },
+          out);
+    }
+  }
+}
+
+}  // namespace topknot

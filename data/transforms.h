@@ -1,0 +1,49 @@
+#pragma once
+// From a sample as it is stored to what the model gets: random crop, mirror image, normalisation. Random
+// choices are keyed by (seed, epoch, sample), so they do not depend on ranks, worker threads or the order of
+// asking.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "data/dataset.h"
+
+namespace topknot {
+
+inline constexpr int kCropPadding =
+    4;  // pixels of black on each side before the crop (He et al. 2015, section 4.2)
+
+struct CropFlip {
+  int top = kCropPadding,
+      left = kCropPadding;  // corner in the padded picture, 0 .. 2 * kCropPadding; 4, 4 is no shift
+  bool flip = false;        // mirrored left to right, after the crop
+  bool operator==(const CropFlip&) const = default;
+};
+
+CropFlip draw_crop_flip(std::uint64_t seed, std::int64_t epoch, std::int64_t sample);
+
+// `data.augment`: "auto" asks the data set. UserError for another word than auto, true, false, and for true
+// where the samples are not pictures.
+bool resolve_augment(const std::string& setting, const Dataset& dataset);
+
+class Transform {
+ public:
+  Transform(const Dataset& dataset, bool augment, std::uint64_t seed);
+
+  // Writes sample_shape().numel() floats: crop and mirror image where `augment`, then (x - mean) / std a
+  // channel.
+  void apply(std::int64_t index, std::int64_t epoch, float* out) const;
+  // The same for a given choice.
+  void apply(std::int64_t index, const CropFlip& choice, float* out) const;
+
+ private:
+  const Dataset& dataset_;
+  const bool augment_;
+  const std::uint64_t seed_;
+  std::int64_t channels_, height_, width_;
+  std::vector<float> mean_, std_;  // one a channel, 0 and 1 where the data set gives none
+  std::vector<float> of_byte_;     // [channel][byte]: the normalised value, so that a pixel costs one look-up
+};
+
+}  // namespace topknot

@@ -1,0 +1,242 @@
+// Batches: their order and content, whatever the number of workers; stopping, seeking, failing.
+#include "data/loader.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "tests/data/small_dataset.h"
+#include "tests/data/user_error.h"
+#include "tests/support/catch.h"
+
+using namespace topknot;
+
+namespace {
+
+struct Seen {
+  std::vector<float> values;
+  std::vector<std::int32_t> labels;
+  std::vector<std::int64_t> indices;
+  std::vector<std::int64_t> sizes;
+  bool operator==(const Seen&) const = default;
+};
+
+Seen drain(Loader& loader) {
+  Seen seen;
+  Batch batch;
+  while (loader.next(batch)) {
+    CHECK(batch.images.dim(0) == batch.size());
+    CHECK(static_cast<std::int64_t>(batch.labels.size()) == batch.size());
+    const auto values = batch.images.to_vector();
+    seen.values.insert(seen.values.end(), values.begin(), values.end());
+    seen.labels.insert(seen.labels.end(), batch.labels.begin(), batch.labels.end());
+    seen.indices.insert(seen.indices.end(), batch.indices.begin(), batch.indices.end());
+    seen.sizes.push_back(batch.size());
+  }
+  return seen;
+}
+
+LoaderOptions train_options(int workers, int prefetch = 3) {
+  LoaderOptions options;
+  options.batch = 4;
+  options.rank = 1;
+  options.ranks = 2;
+  options.seed = 5;
+  options.augment = true;
+  options.workers = workers;
+  options.prefetch = prefetch;
+  return options;
+}
+
+}  // namespace
+
+TEST_CASE("batches are the same bit for bit whatever the number of workers and the prefetch") {
+  const SmallDataset dataset(101, true);
+  std::vector<Seen> first;
+  for (const int workers : {0, 1, 2, 5})
+    for (const int prefetch : {1, 2, 7}) {
+      Loader loader(dataset, train_options(workers, prefetch));
+      std::vector<Seen> epochs;
+      for (int epoch = 0; epoch < 3; ++epoch) {
+        loader.start_epoch(epoch);
+        epochs.push_back(drain(loader));
+        CHECK(static_cast<std::int64_t>(epochs.back().sizes.size()) == loader.steps_per_epoch());
+      }
+      if (first.empty()) first = epochs;
+      CHECK(epochs == first);
+    }
+  CHECK(first[0].sizes == std::vector<std::int64_t>(12, 4));  // 50 samples a rank
+  CHECK_FALSE(first[0].indices == first[1].indices);
+}
+
+TEST_CASE("a batch's images and labels are its samples, transformed") {
+  const SmallDataset dataset(40, false);
+  Loader loader(dataset, train_options(2));
+  loader.start_epoch(3);
+  const Transform transform(dataset, true, 5);
+  const std::int64_t numel = dataset.sample_shape().numel();
+  std::vector<float> expected(static_cast<std::size_t>(numel));
+  Batch batch;
+  int batches = 0;
+  while (loader.next(batch)) {
+    ++batches;
+    CHECK(batch.images.shape() == Shape{4, 2, 6, 7});
+    CHECK(batch.images.layout() == Layout::plain);
+    CHECK_FALSE(batch.targets.defined());
+    for (std::size_t i = 0; i < 4; ++i) {
+      transform.apply(batch.indices[i], 3, expected.data());
+      const float* image = batch.images.data() + static_cast<std::int64_t>(i) * numel;
+      CHECK(std::equal(expected.begin(), expected.end(), image));
+      CHECK(batch.labels[i] == dataset.label(batch.indices[i]));
+    }
+  }
+  CHECK(batches == 5);
+}
+
+TEST_CASE("an epoch begun at a step gives what the whole epoch gives from there") {
+  const SmallDataset dataset(101, true);
+  for (const int workers : {0, 2}) {
+    Loader loader(dataset, train_options(workers));
+    loader.start_epoch(2);
+    const Seen whole = drain(loader);
+    loader.start_epoch(2, 5);
+    const Seen rest = drain(loader);
+    CHECK(rest.indices == std::vector<std::int64_t>(whole.indices.begin() + 20, whole.indices.end()));
+    CHECK(rest.values == std::vector<float>(whole.values.begin() + 20 * 84, whole.values.end()));
+    loader.start_epoch(2, loader.steps_per_epoch());
+    CHECK(drain(loader).sizes.empty());
+  }
+}
+
+TEST_CASE("an epoch can be left at any step, and the next one is unharmed") {
+  const SmallDataset dataset(101, true);
+  Loader reference(dataset, train_options(0));
+  reference.start_epoch(1);
+  const Seen expected = drain(reference);
+  Loader loader(dataset, train_options(3));
+  Batch batch;
+  for (int left_at = 0; left_at < 6; ++left_at) {
+    loader.start_epoch(0);
+    for (int step = 0; step < left_at; ++step) REQUIRE(loader.next(batch));
+    loader.start_epoch(1);
+    CHECK(drain(loader) == expected);
+    CHECK_FALSE(loader.next(batch));
+  }
+}
+
+TEST_CASE("a loader can be destroyed before, within and after an epoch") {
+  const SmallDataset dataset(101, true);
+  Batch batch;
+  for (int steps = 0; steps < 12; ++steps) {
+    Loader loader(dataset, train_options(3));
+    CHECK_FALSE(loader.next(batch));  // no epoch yet
+    if (steps == 0) continue;
+    loader.start_epoch(0);
+    for (int step = 1; step < steps; ++step) REQUIRE(loader.next(batch));
+  }
+}
+
+TEST_CASE("evaluation gives every sample once over the ranks, without augmentation") {
+  const SmallDataset dataset(11, true);
+  for (const int ranks : {1, 3, 16})
+    for (const int workers : {0, 2}) {
+      std::vector<std::int64_t> all;
+      std::vector<float> values;
+      for (int rank = 0; rank < ranks; ++rank) {
+        LoaderOptions options = train_options(workers);
+        options.rank = rank;
+        options.ranks = ranks;
+        options.train = false;
+        Loader loader(dataset, options);
+        loader.start_epoch(rank);  // must not matter
+        const Seen seen = drain(loader);
+        CHECK(static_cast<std::int64_t>(seen.indices.size()) == loader.shard_size());
+        all.insert(all.end(), seen.indices.begin(), seen.indices.end());
+        values.insert(values.end(), seen.values.begin(), seen.values.end());
+        CHECK(loader.weights() == std::vector<float>(static_cast<std::size_t>(ranks), 1.0f));
+      }
+      std::vector<std::int64_t> expected(11);
+      std::iota(expected.begin(), expected.end(), 0);
+      CHECK(all == expected);
+      const Transform transform(dataset, false, 0);
+      std::vector<float> normalised(values.size());
+      for (int i = 0; i < 11; ++i) transform.apply(i, std::int64_t{0}, normalised.data() + i * 84);
+      CHECK(values == normalised);
+    }
+}
+
+TEST_CASE("every rank does the steps of the largest shard") {
+  const SmallDataset dataset(300, true);
+  for (int rank = 0; rank < 3; ++rank) {
+    LoaderOptions options = train_options(2);
+    options.rank = rank;
+    options.ranks = 3;
+    options.shard = parse_shard_rule("uneven:4");
+    Loader loader(dataset, options);
+    CHECK(loader.steps_per_epoch() == 42);  // 171, 86 and 43 samples
+    loader.start_epoch(0);
+    CHECK(drain(loader).sizes == std::vector<std::int64_t>(42, 4));
+    CHECK(loader.weights().size() == 3);
+    CHECK(loader.weights()[0] == Approx(1.71));
+  }
+}
+
+TEST_CASE("what a worker throws reaches the caller at its batch, every time until the next epoch") {
+  const SmallDataset dataset(40, false, {2, 6, 7}, 13);
+  for (const int workers : {0, 1, 4}) {
+    LoaderOptions options = train_options(workers);
+    options.train = false;
+    options.rank = 0;
+    Loader loader(dataset, options);  // samples 0 .. 19, batches of 4: sample 13 is in the fourth
+    for (int epoch = 0; epoch < 2; ++epoch) {
+      loader.start_epoch(epoch);
+      Batch batch;
+      for (int step = 0; step < 3; ++step) REQUIRE(loader.next(batch));
+      CHECK(user_error([&] { loader.next(batch); }, {"sample 13 cannot be read"}));
+      CHECK(user_error([&] { loader.next(batch); }, {"sample 13 cannot be read"}));
+    }
+  }
+}
+
+TEST_CASE("regression batches carry targets and no labels") {
+  DatasetOptions data;
+  data.train_size = 50;
+  data.features = 6;
+  data.targets = 3;
+  const auto dataset = make_dataset("synthetic_regression", data, Split::train);
+  LoaderOptions options;
+  options.batch = 8;
+  options.workers = 1;
+  Loader loader(*dataset, options);
+  loader.start_epoch(0);
+  Batch batch;
+  REQUIRE(loader.next(batch));
+  CHECK(batch.images.shape() == Shape{8, 6, 1, 1});
+  CHECK(batch.targets.shape() == Shape{8, 3});
+  CHECK(batch.labels.empty());
+  std::vector<float> x(6), y(3);
+  dataset->get(batch.indices[5], x.data());
+  dataset->target(batch.indices[5], y.data());
+  CHECK(std::equal(x.begin(), x.end(), batch.images.data() + 30));
+  CHECK(std::equal(y.begin(), y.end(), batch.targets.data() + 15));
+}
+
+TEST_CASE("by_label reaches the loader with the data set's labels") {
+  const SmallDataset dataset(100, true);
+  LoaderOptions options = train_options(1);
+  options.ranks = 5;
+  options.rank = 2;
+  options.shard = parse_shard_rule("by_label");
+  Loader loader(dataset, options);
+  loader.start_epoch(0);
+  CHECK(drain(loader).labels == std::vector<std::int32_t>(20, 2));
+}
+
+TEST_CASE("loader options out of range are the user's errors") {
+  const SmallDataset dataset(10, true);
+  LoaderOptions options;
+  options.workers = -1;
+  CHECK(user_error([&] { Loader(dataset, options); }, {"data.workers"}));
+  options = {};
+  options.batch = 0;
+  CHECK(user_error([&] { Loader(dataset, options); }, {"data.batch_size"}));
+}

@@ -1,0 +1,194 @@
+// The order of training and evaluation samples.
+#include "data/sampler.h"
+
+#include <algorithm>
+#include <numeric>
+#include <set>
+
+#include "nn/core/check.h"
+#include "tests/data/user_error.h"
+#include "tests/support/catch.h"
+
+using namespace topknot;
+
+namespace {
+
+std::vector<std::int32_t> ten_labels(std::int64_t n) {
+  std::vector<std::int32_t> labels;
+  for (std::int64_t i = 0; i < n; ++i) labels.push_back(static_cast<std::int32_t>((i * 7) % 10));
+  return labels;
+}
+
+// All ranks' shards of an epoch in one list.
+std::vector<std::int64_t> dealt(const TrainSampler& sampler, int ranks, std::int64_t epoch) {
+  std::vector<std::int64_t> all;
+  for (int r = 0; r < ranks; ++r) {
+    const auto order = sampler.epoch(epoch, r);
+    REQUIRE(static_cast<std::int64_t>(order.shard().size()) == sampler.shard_size(r));
+    all.insert(all.end(), order.shard().begin(), order.shard().end());
+  }
+  return all;
+}
+
+std::vector<std::int64_t> iota(std::int64_t n) {
+  std::vector<std::int64_t> result(static_cast<std::size_t>(n));
+  std::iota(result.begin(), result.end(), std::int64_t{0});
+  return result;
+}
+
+std::vector<std::int64_t> sorted(std::vector<std::int64_t> v) {
+  std::sort(v.begin(), v.end());
+  return v;
+}
+
+}  // namespace
+
+TEST_CASE("the epoch permutation holds each sample once and follows seed and epoch") {
+  const auto order = epoch_permutation(1000, 1, 0);
+  CHECK(sorted(order) == iota(1000));
+  CHECK(order != iota(1000));
+  CHECK(order == epoch_permutation(1000, 1, 0));
+  CHECK(order != epoch_permutation(1000, 1, 1));
+  CHECK(order != epoch_permutation(1000, 2, 0));
+  CHECK(epoch_permutation(1, 1, 0) == iota(1));
+}
+
+TEST_CASE("the epoch permutation favours no position") {
+  // Where sample 0 lands, over many epochs: each eighth of the list about equally often.
+  std::vector<int> count(8);
+  for (int epoch = 0; epoch < 4000; ++epoch) {
+    const auto order = epoch_permutation(64, 3, epoch);
+    const auto position = std::find(order.begin(), order.end(), 0) - order.begin();
+    ++count[static_cast<std::size_t>(position / 8)];
+  }
+  for (const int c : count) CHECK(std::abs(c - 500) < 120);  // more than 5 standard deviations of 21
+}
+
+TEST_CASE("even shards are equal, disjoint, and drop other samples each epoch") {
+  for (const int ranks : {1, 2, 3, 4, 8}) {
+    const TrainSampler sampler(103, {}, {}, ranks, 5, 9);
+    std::set<std::int64_t> seen;
+    for (int epoch = 0; epoch < 2; ++epoch) {
+      const auto all = dealt(sampler, ranks, epoch);
+      CHECK(static_cast<std::int64_t>(all.size()) == 103 / ranks * ranks);
+      CHECK(std::set<std::int64_t>(all.begin(), all.end()).size() == all.size());
+    }
+    for (int epoch = 0; epoch < 20; ++epoch)
+      for (const auto i : dealt(sampler, ranks, epoch)) seen.insert(i);
+    CHECK(seen.size() == 103);
+    CHECK(sampler.weights() == std::vector<float>(static_cast<std::size_t>(ranks), 1.0f));
+    CHECK(sampler.steps_per_epoch() == 103 / ranks / 5);
+  }
+}
+
+TEST_CASE("uneven shards cover every sample, largest to smallest by the ratio") {
+  const TrainSampler sampler(10000, {}, parse_shard_rule("uneven:8"), 4, 10, 1);
+  CHECK(sorted(dealt(sampler, 4, 0)) == iota(10000));
+  // 8 : 4 : 2 : 1 of 10000
+  CHECK(sampler.shard_size(0) == 5333);
+  CHECK(sampler.shard_size(1) == 2667);
+  CHECK(sampler.shard_size(2) == 1333);
+  CHECK(sampler.shard_size(3) == 667);
+  CHECK(sampler.steps_per_epoch() == 533);
+  const auto weights = sampler.weights();
+  CHECK(weights[0] == Approx(4 * 0.5333));
+  CHECK(weights[3] == Approx(4 * 0.0667));
+  CHECK(std::accumulate(weights.begin(), weights.end(), 0.0) == Approx(4));
+  CHECK(TrainSampler(100, {}, parse_shard_rule("uneven:5"), 1, 10, 1).shard_size(0) == 100);
+}
+
+TEST_CASE("by_label gives each rank a run of classes and covers every sample") {
+  const auto labels = ten_labels(1000);
+  const TrainSampler sampler(1000, labels, parse_shard_rule("by_label"), 4, 10, 1);
+  CHECK(sorted(dealt(sampler, 4, 3)) == iota(1000));
+  std::int32_t previous_largest = 0;
+  for (int r = 0; r < 4; ++r) {
+    std::set<std::int32_t> classes;
+    const auto order = sampler.epoch(3, r);
+    std::vector<std::int32_t> sequence;
+    for (const auto i : order.shard()) sequence.push_back(labels[static_cast<std::size_t>(i)]);
+    classes.insert(sequence.begin(), sequence.end());
+    CHECK(classes.size() == 3);  // 2.5 classes of 100
+    CHECK(*classes.begin() >= previous_largest);
+    previous_largest = *classes.rbegin();
+    CHECK_FALSE(std::is_sorted(sequence.begin(), sequence.end()));
+  }
+}
+
+TEST_CASE("a smaller shard goes round again in a new order while the largest goes round once") {
+  const TrainSampler sampler(300, {}, parse_shard_rule("uneven:9"), 2, 10, 4);
+  REQUIRE(sampler.shard_size(0) == 270);
+  REQUIRE(sampler.shard_size(1) == 30);
+  REQUIRE(sampler.steps_per_epoch() == 27);
+  const auto order = sampler.epoch(0, 1);
+  std::vector<std::vector<std::int64_t>> rounds(9);
+  for (int step = 0; step < 27; ++step)
+    for (const auto i : order.batch(step)) rounds[static_cast<std::size_t>(step / 3)].push_back(i);
+  for (const auto& round : rounds) CHECK(sorted(round) == sorted(order.shard()));
+  CHECK(rounds[0] == order.shard());
+  CHECK(std::set<std::vector<std::int64_t>>(rounds.begin(), rounds.end()).size() == 9);
+}
+
+TEST_CASE("a batch that crosses the end of a round, or is larger than the shard, is full") {
+  const TrainSampler crossing(28, {}, parse_shard_rule("uneven:3"), 2, 4, 4);  // shards of 21 and 7
+  REQUIRE(crossing.shard_size(1) == 7);
+  const auto order = crossing.epoch(0, 1);
+  std::vector<std::int64_t> all;
+  for (int step = 0; step < 7; ++step) {
+    const auto batch = order.batch(step);
+    CHECK(batch.size() == 4);
+    all.insert(all.end(), batch.begin(), batch.end());
+  }
+  for (int round = 0; round < 4; ++round)
+    CHECK(sorted({all.begin() + 7 * round, all.begin() + 7 * round + 7}) == sorted(order.shard()));
+
+  const TrainSampler small(6, {}, {}, 2, 10, 4);
+  CHECK(small.steps_per_epoch() == 1);
+  const auto batch = small.epoch(0, 0).batch(0);
+  CHECK(batch.size() == 10);
+  CHECK(std::set<std::int64_t>(batch.begin(), batch.end()).size() == 3);
+}
+
+TEST_CASE("each sample comes once an epoch where shards are even") {
+  const TrainSampler sampler(96, {}, {}, 4, 8, 2);
+  std::vector<std::int64_t> all;
+  for (int r = 0; r < 4; ++r) {
+    const auto order = sampler.epoch(5, r);
+    for (int step = 0; step < sampler.steps_per_epoch(); ++step)
+      for (const auto i : order.batch(step)) all.push_back(i);
+  }
+  CHECK(sorted(all) == iota(96));
+}
+
+TEST_CASE("evaluation counts every sample once whatever the ranks and the batch") {
+  for (const std::int64_t size : {0, 1, 5, 64, 103})
+    for (const int ranks : {1, 2, 3, 8})
+      for (const int batch : {1, 4, 100}) {
+        const EvalSampler sampler(size, ranks, batch);
+        std::vector<std::int64_t> all;
+        for (int r = 0; r < ranks; ++r)
+          for (std::int64_t step = 0; step < sampler.steps(r); ++step) {
+            const auto part = sampler.batch(r, step);
+            CHECK(!part.empty());
+            CHECK(static_cast<int>(part.size()) <= batch);
+            all.insert(all.end(), part.begin(), part.end());
+          }
+        CHECK(all == iota(size));
+      }
+}
+
+TEST_CASE("shard rules are read and wrong ones named") {
+  CHECK(parse_shard_rule("even") == ShardRule{});
+  CHECK(parse_shard_rule("uneven:2.5") == ShardRule{ShardRule::Kind::uneven, 2.5});
+  CHECK(parse_shard_rule("by_label").kind == ShardRule::Kind::by_label);
+  for (const char* wrong : {"", "odd", "uneven", "uneven:", "uneven:0.5", "uneven:x", "uneven:2x",
+                            "uneven:nan", "uneven:inf", "by_label:2"})
+    CHECK(user_error([&] { parse_shard_rule(wrong); }, {"data.shard"}));
+}
+
+TEST_CASE("too few samples for the ranks, and by_label without labels, are the user's errors") {
+  CHECK_THROWS_AS(TrainSampler(3, {}, {}, 4, 1, 1), UserError);
+  CHECK_THROWS_AS(TrainSampler(20, {}, parse_shard_rule("uneven:1000"), 4, 1, 1), UserError);
+  CHECK_THROWS_AS(TrainSampler(20, {}, parse_shard_rule("by_label"), 2, 1, 1), UserError);
+  CHECK_THROWS_AS(TrainSampler(20, {}, {}, 2, 0, 1), UserError);
+}

@@ -1,0 +1,169 @@
+// The data sets that need no files.
+#include <algorithm>
+#include <cmath>
+
+#include "data/dataset.h"
+#include "tests/data/user_error.h"
+#include "tests/support/catch.h"
+
+using namespace topknot;
+
+namespace {
+
+constexpr std::size_t kPixels = 3072;
+
+std::unique_ptr<Dataset> images(std::int64_t size, Split split, std::uint64_t seed = 1) {
+  DatasetOptions options;
+  options.seed = seed;
+  options.train_size = options.test_size = size;
+  return make_dataset("synthetic_images", options, split);
+}
+
+std::vector<std::uint8_t> all_bytes(const Dataset& dataset) {
+  return {dataset.bytes(0), dataset.bytes(0) + static_cast<std::size_t>(dataset.size()) * kPixels};
+}
+
+// Softmax regression on normalised pixels by stochastic gradient descent.
+class LinearModel {
+ public:
+  void train(const Dataset& data, int epochs, float rate) {
+    for (int epoch = 0; epoch < epochs; ++epoch)
+      for (std::int64_t n = 0; n < data.size(); ++n) {
+        std::vector<float> p = scores(data, n);
+        const float top = *std::max_element(p.begin(), p.end());
+        float sum = 0;
+        for (float& v : p) sum += v = std::exp(v - top);
+        for (std::size_t c = 0; c < 10; ++c) {
+          const float g = p[c] / sum - (data.label(n) == static_cast<int>(c) ? 1.0f : 0.0f);
+          for (std::size_t i = 0; i < kPixels; ++i) weights_[c * kPixels + i] -= rate * g * x_[i];
+          bias_[c] -= rate * g;
+        }
+      }
+  }
+  double accuracy(const Dataset& data) {
+    std::int64_t right = 0;
+    for (std::int64_t n = 0; n < data.size(); ++n) {
+      const auto s = scores(data, n);
+      right += std::max_element(s.begin(), s.end()) - s.begin() == data.label(n);
+    }
+    return static_cast<double>(right) / static_cast<double>(data.size());
+  }
+
+ private:
+  std::vector<float> scores(const Dataset& data, std::int64_t n) {
+    data.get(n, x_.data());
+    for (float& x : x_) x = (x - data.channel_mean()[0]) / data.channel_std()[0];
+    std::vector<float> result = bias_;
+    for (std::size_t c = 0; c < 10; ++c)
+      for (std::size_t i = 0; i < kPixels; ++i) result[c] += weights_[c * kPixels + i] * x_[i];
+    return result;
+  }
+  std::vector<float> weights_ = std::vector<float>(10 * kPixels), bias_ = std::vector<float>(10),
+                     x_ = std::vector<float>(kPixels);
+};
+
+}  // namespace
+
+TEST_CASE("all data sets are listed with a line of help") {
+  CHECK(datasets().names() ==
+        std::vector<std::string>{"cifar10", "mnist", "synthetic_images", "synthetic_regression"});
+  for (const auto& name : datasets().names()) CHECK(datasets().help(name).size() > 10);
+}
+
+TEST_CASE("synthetic pictures follow the seed and the split, and a larger set begins with the smaller one") {
+  const auto a = all_bytes(*images(50, Split::train));
+  CHECK(a == all_bytes(*images(50, Split::train)));
+  CHECK(a != all_bytes(*images(50, Split::train, 2)));
+  CHECK(a != all_bytes(*images(50, Split::test)));
+  const auto longer = all_bytes(*images(80, Split::train));
+  CHECK(std::equal(a.begin(), a.end(), longer.begin()));
+  CHECK(images(0, Split::train)->size() == 10000);
+  CHECK(images(0, Split::test)->size() == 2000);
+}
+
+TEST_CASE("synthetic pictures are balanced, and normalise to mean 0 and deviation 1") {
+  const auto data = images(1000, Split::train);
+  std::vector<int> count(10);
+  double sum = 0, squares = 0;
+  std::vector<float> sample(kPixels);
+  for (std::int64_t n = 0; n < 1000; ++n) {
+    ++count[static_cast<std::size_t>(data->label(n))];
+    data->get(n, sample.data());
+    for (const float v : sample) {
+      const double x = (v - data->channel_mean()[0]) / data->channel_std()[0];
+      sum += x;
+      squares += x * x;
+    }
+  }
+  CHECK(count == std::vector<int>(10, 100));
+  CHECK(std::abs(sum / (1000 * kPixels)) < 0.02);
+  CHECK(std::abs(squares / (1000 * kPixels) - 1) < 0.1);
+}
+
+TEST_CASE("a linear model fits the synthetic pictures it saw and stays near chance on new ones") {
+  const auto train = images(1500, Split::train), test = images(1000, Split::test);
+  LinearModel model;
+  model.train(*train, 4, 0.001f);
+  CHECK(model.accuracy(*train) > 0.5);  // it did learn, by heart
+  CHECK(model.accuracy(*test) < 0.2);
+}
+
+TEST_CASE("synthetic pictures refuse options that make no sense") {
+  DatasetOptions options;
+  options.classes = 11;
+  CHECK(user_error([&] { make_dataset("synthetic_images", options, Split::train); }, {"data.classes", "11"}));
+  options = {};
+  options.noise = -0.1;
+  CHECK(user_error([&] { make_dataset("synthetic_images", options, Split::train); }, {"data.noise"}));
+  options.noise = std::nan("");
+  CHECK(user_error([&] { make_dataset("synthetic_regression", options, Split::train); }, {"data.noise"}));
+  options = {};
+  options.train_size = -1;
+  CHECK(user_error([&] { make_dataset("synthetic_images", options, Split::train); }, {"data.train_size"}));
+}
+
+TEST_CASE("regression targets are linear in the inputs but for the noise, with one teacher for both splits") {
+  DatasetOptions options;
+  options.features = 3;
+  options.noise = 0.0;
+  options.train_size = options.test_size = 200;
+  const auto train = make_dataset("synthetic_regression", options, Split::train);
+  const auto test = make_dataset("synthetic_regression", options, Split::test);
+  // The teacher from three training samples by Cramer's rule; then every sample must agree with it.
+  double x[3][3], y[3];
+  for (int n = 0; n < 3; ++n) {
+    float v[3], t;
+    train->get(n, v);
+    train->target(n, &t);
+    for (int i = 0; i < 3; ++i) x[n][i] = v[i];
+    y[n] = t;
+  }
+  const auto det = [](const double m[3][3]) {
+    return m[0][0] * (m[1][1] * m[2][2] - m[1][2] * m[2][1]) -
+           m[0][1] * (m[1][0] * m[2][2] - m[1][2] * m[2][0]) +
+           m[0][2] * (m[1][0] * m[2][1] - m[1][1] * m[2][0]);
+  };
+  double w[3];
+  for (int i = 0; i < 3; ++i) {
+    double m[3][3];
+    for (int n = 0; n < 3; ++n)
+      for (int j = 0; j < 3; ++j) m[n][j] = j == i ? y[n] : x[n][j];
+    w[i] = det(m) / det(x);
+  }
+  options.noise = 0.5;
+  const auto noisy = make_dataset("synthetic_regression", options, Split::train);
+  double squares = 0;
+  for (int n = 0; n < 200; ++n) {
+    float v[3], t;
+    for (const auto* data : {train.get(), test.get()}) {
+      data->get(n, v);
+      data->target(n, &t);
+      CHECK(t == Approx(w[0] * v[0] + w[1] * v[1] + w[2] * v[2]).margin(1e-4));
+    }
+    noisy->get(n, v);
+    noisy->target(n, &t);
+    squares += std::pow(t - (w[0] * v[0] + w[1] * v[1] + w[2] * v[2]), 2);
+  }
+  CHECK(std::abs(squares / 200 - 0.25) < 0.1);
+  CHECK_THROWS_AS(train->label(0), Error);
+}

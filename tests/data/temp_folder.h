@@ -1,0 +1,42 @@
+#pragma once
+// A folder for a test's files, removed with all that is in it.
+
+#include <stdlib.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace topknot {
+
+class TempFolder {
+ public:
+  TempFolder() {
+    std::string pattern = (std::filesystem::temp_directory_path() / "topknot-data-XXXXXX").string();
+    if (!mkdtemp(pattern.data())) throw std::runtime_error("no temporary folder");
+    path_ = pattern;
+  }
+  ~TempFolder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  TempFolder(const TempFolder&) = delete;
+  TempFolder& operator=(const TempFolder&) = delete;
+
+  std::string str() const { return path_.string(); }
+  std::string at(const std::string& name) const { return (path_ / name).string(); }
+  void write(const std::string& name, const std::vector<std::uint8_t>& content) const {
+    std::filesystem::create_directories((path_ / name).parent_path());
+    std::ofstream out(path_ / name, std::ios::binary);
+    out.write(reinterpret_cast<const char*>(content.data()), static_cast<std::streamsize>(content.size()));
+    if (!out) throw std::runtime_error("cannot write " + at(name));
+  }
+
+ private:
+  std::filesystem::path path_;
+};
+
+}  // namespace topknot
