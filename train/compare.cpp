@@ -16,6 +16,8 @@ Config without_seed(Config config) {
   config.output = defaults.output;
   // The same files may lie elsewhere on another host.
   config.data.root = defaults.data.root;
+  // Of the section `compress` only the name means anything to a dense run.
+  if (config.compress.name == "dense") config.compress = defaults.compress;
   return config;
 }
 
@@ -50,7 +52,13 @@ std::vector<DifferingKey> differing_keys(const std::vector<Method>& methods) {
   std::vector<DifferingKey> result;
   for (const Key& key : config_keys()) {
     DifferingKey row{key.name, {}};
-    for (const Method& method : methods) row.values.push_back(key_value(key, method.config));
+    const bool of_compressed = key.name.rfind("compress.", 0) == 0 && key.name != "compress.name";
+    for (const Method& method : methods)
+      row.values.push_back(of_compressed && method.dense ? "-" : key_value(key, method.config));
+    const std::string standard = key_value(key, Config());
+    if (of_compressed && std::all_of(row.values.begin(), row.values.end(),
+                                     [&](const auto& v) { return v == "-" || v == standard; }))
+      continue;
     if (std::any_of(row.values.begin(), row.values.end(), [&](const auto& v) { return v != row.values[0]; }))
       result.push_back(std::move(row));
   }

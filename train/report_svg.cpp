@@ -8,7 +8,7 @@ namespace topknot {
 namespace {
 
 constexpr double kRowWidth = 1140, kRowHeight = 292;
-constexpr double kLeft = 78, kRight = 12, kTop = 12, kBottom = 50, kGap = 26;
+constexpr double kLeft = 78, kRight = 20, kTop = 12, kBottom = 50, kGap = 26;
 
 std::string num(double value) {
   char buffer[32];

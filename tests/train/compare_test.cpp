@@ -126,6 +126,19 @@ TEST_CASE("methods with one compressor are named by the keys that tell them apar
   CHECK(c.methods[2].name == "topk density=0.001");
 }
 
+TEST_CASE("keys that mean nothing to a dense run neither split it nor count as its own") {
+  const Folder folder;
+  folder.add("d1", {.overrides = {"compress.density=0.5", "seed=1"}});
+  folder.add("d2", {.overrides = {"seed=2"}});
+  folder.add("t", {.overrides = {"compress.name=topk", "compress.density=0.5"}});
+  const auto c = folder.compare({"d1", "d2", "t"});
+  REQUIRE(c.methods.size() == 2);
+  CHECK(c.methods[0].runs.size() == 2);
+  REQUIRE(c.differing.size() == 2);
+  CHECK(c.differing[1].key == "compress.density");
+  CHECK(c.differing[1].values == std::vector<std::string>{"-", "0.5"});
+}
+
 TEST_CASE("the default target is 95 % of the best dense accuracy, and the times to it are of training") {
   const Folder folder;
   folder.add("d", {.step_seconds = 0.2, .best = 0.8});
