@@ -1,74 +1,85 @@
 #pragma once
-// Carries gradients from the backward pass to the averaged gradient: the moment the last parameter of a group is ready its
-// group is encoded and its message queued; groups travel in a fixed order decided at construction. finish() waits for all
-// of them, lets all ranks agree that the step is finite, and commits or discards (DESIGN, ideas 3 to 6).
+// Carries gradients from the backward pass to the averaged gradient: the moment the last parameter of a group
+// is ready its group is encoded and its message queued; groups travel in a fixed order decided at
+// construction. finish() waits for all of them, lets all ranks agree that the step is finite, and commits or
+// discards (DESIGN, ideas 3 to 6).
+//
+// A step, on every rank: begin_step(), ready() for each parameter in any order, finish(). With one rank the
+// way is the same. An exception out of any of these leaves the step half done: the rank gives up
+// (Communicator::abort) and ends.
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "compress/compressor.h"
-#include "dist/communicator.h"
+#include "dist/merge_plan.h"
 #include "nn/core/parameter.h"
 
 namespace topknot {
 
+class CollectiveQueue;
+
 struct ExchangeOptions {
   CompressOptions compress;
-  std::string scope = "group";  // compress.scope: over what k and the threshold are computed: model, group, tensor
-  std::string merge = "all";    // exchange.merge: what travels together: none, all, size:BYTES
-  bool ordered_sum = false;     // dist.ordered_sum; a compressed method sums its dense groups in rank order anyway
-};
-
-// One slice of the arena that travels as one message.
-struct Group {
-  std::size_t begin = 0, end = 0;  // elements of the arena
-  bool compressed = false;         // false: averaged dense
-  std::vector<Parameter*> parameters;
-  std::size_t numel() const { return end - begin; }
+  std::string scope =
+      "group";  // compress.scope: over what k and the threshold are computed: model, group, tensor
+  std::string merge = "all";  // exchange.merge: what travels together: none, all, size:BYTES
+  bool ordered_sum =
+      false;  // dist.ordered_sum; a compressed method sums its dense groups in rank order anyway
 };
 
 // Where the time of a step went, in seconds; bytes and counts of this rank.
 struct ExchangeStats {
-  double encode = 0, communicate = 0, decode = 0;
-  double exposed = 0;  // communication that the compute thread had to wait for
+  double encode = 0;
+  double communicate = 0;  // inside the collectives, waiting for slower ranks included
+  double decode = 0;       // commit included, which writes the average
+  double exposed = 0;      // communication that the compute thread had to wait for
+  // Messages of all groups and rounds, headers included, as payload: an all-reduce counts its length once.
+  // The one byte of the agreement is not counted.
   std::uint64_t bytes_sent = 0;
-  std::uint64_t selected = 0;  // entries sent in compressed groups
-  double threshold = 0;        // of the last compressed group
+  std::uint64_t selected = 0;       // entries sent in compressed groups
+  std::uint64_t over_capacity = 0;  // entries selected that compress.capacity kept back
+  double threshold = 0;             // of the last compressed group
 };
 
 struct StepResult {
   bool committed = false;  // false: some rank saw a NaN or Inf; nothing has changed and there is no average
-  int bad_rank = -1;       // the first rank that did, where known
+  int bad_rank = -1;  // the first rank that did, where known: a dense sum does not tell whose NaN it holds
   ExchangeStats stats;
 };
 
 class Exchange {
  public:
-  // The plan of groups depends on shapes and options alone, so it is the same on all ranks. Throws UserError for options
-  // that contradict each other (scope model with another merge than all).
-  Exchange(ParameterArena& arena, Communicator& communicator, ExchangeOptions options);
+  // The plan of groups depends on shapes and options alone, so it is the same on all ranks. Throws UserError
+  // for options that contradict each other (scope model with another merge than all). Arena and queue must
+  // outlive the exchange.
+  Exchange(ParameterArena& arena, CollectiveQueue& queue, const ExchangeOptions& options);
+  // Waits for what is still queued, which the queue's own deadline bounds.
   ~Exchange();
 
+  // In the order in which they travel: arena order, about the order in which backward finishes them.
   const std::vector<Group>& groups() const;
 
-  // Bytes that a rank would upload in a step at this density, headers included, for --dry-run; dense groups at 4 bytes
-  // an element, selected entries at their target count.
+  // Bytes that a rank would upload in a step at this density, headers included, as far as counts are known
+  // beforehand; for --dry-run.
   std::uint64_t planned_bytes(double density) const;
 
   // Before the backward pass. `weights` as in StepInfo; empty means equal shards.
   void begin_step(std::int64_t step, double density, std::span<const float> weights = {});
-  // The hook: this parameter's gradient is final. Encodes and sends the group that this completes. Where `hold` was
-  // asked for (whole-model clipping), call ready() for all parameters after the backward pass instead.
+  // The hook: this parameter's gradient is final. Encodes the group that this completes, and queues every
+  // complete group that no earlier group holds back. For clipping over the whole model, call it for all
+  // parameters after the backward pass and the clipping, in any order.
   void ready(Parameter& parameter);
-  // Ends the step. Parameters that were not ready are taken as they stand (the trainer has zeroed them). `local_finite`:
-  // this rank's loss was finite.
+  // Ends the step. Parameters that were not ready join it as they stand; those that no backward pass wrote to
+  // are zeroed first. `local_finite`: this rank's loss was finite. All ranks get the same `committed` and
+  // `bad_rank`.
   StepResult finish(bool local_finite);
 
-  // The averaged gradient of a group after a committed step; valid until the next begin_step().
+  // The averaged gradient of a group after a committed step; may be changed in place (clipping); valid until
+  // the next begin_step().
   std::span<float> averaged(const Group& group);
 
  private:

@@ -1,0 +1,306 @@
+#include "dist/exchange.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <deque>
+#include <unordered_map>
+
+#include "dist/collective_queue.h"
+#include "dist/communicator.h"
+#include "nn/core/check.h"
+
+namespace topknot {
+namespace {
+
+using Blocks = std::vector<std::vector<std::byte>>;
+using Ticket = CollectiveQueue::Ticket;
+
+// Adds the time of a scope to a total.
+class Timed {
+ public:
+  explicit Timed(double& total) : total_(total), start_(std::chrono::steady_clock::now()) {}
+  Timed(const Timed&) = delete;
+  ~Timed() { total_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count(); }
+
+ private:
+  double& total_;
+  std::chrono::steady_clock::time_point start_;
+};
+
+// One collective under way. Until its ticket is done it belongs to the queue's thread.
+struct Flight {
+  Message message;
+  Blocks blocks;  // what came back, by rank
+  Ticket ticket = 0;
+};
+
+// A group's compressor and the course of its step.
+struct Lane {
+  const Group* group = nullptr;
+  std::unique_ptr<Compressor> compressor;
+  std::size_t pending = 0;  // parameters that are not ready
+  bool encoded = false;
+  Flight flight;  // of the round under way
+  std::span<float> average;
+};
+
+bool all_finite(std::span<const float> values) {
+  // 0 times NaN or Inf is NaN, and stays in the sum.
+  float sum = 0;
+  for (float value : values) sum += value * 0.0f;
+  return sum == 0.0f;
+}
+
+}  // namespace
+
+struct Exchange::State {
+  ParameterArena& arena;
+  CollectiveQueue& queue;
+  std::vector<Group> groups;
+  std::deque<Lane> lanes;  // one a group; addresses stay, the queue's jobs point here
+  std::unordered_map<const Parameter*, std::pair<std::size_t, bool>>
+      places;  // group, and whether it is ready
+  SumOrder sum_order = SumOrder::ranks;
+  Flight agreement;
+  std::vector<float> weights;
+  StepInfo info;
+  int ranks = 1;
+  bool in_step = false, committed = false;
+  std::size_t next_to_send = 0;
+  std::vector<Ticket> outstanding;
+  ExchangeStats stats;
+
+  State(ParameterArena& arena_, CollectiveQueue& queue_) : arena(arena_), queue(queue_) {}
+
+  void encode(Lane& lane) {
+    const Timed timed(stats.encode);
+    const Group& group = *lane.group;
+    const Slice slice{arena.gradient(group.begin, group.end), arena.residual(group.begin, group.end)};
+    lane.flight.message = lane.compressor->encode(slice, info);
+    lane.encoded = true;
+  }
+
+  // Queues groups strictly in their order: one that is complete early waits for its predecessors.
+  void send_complete_groups() {
+    for (; next_to_send < lanes.size() && lanes[next_to_send].encoded; ++next_to_send)
+      send(lanes[next_to_send].flight);
+  }
+
+  void send(Flight& flight) {
+    stats.bytes_sent += flight.message.bytes();
+    submit(flight);
+  }
+
+  void submit(Flight& flight) {
+    flight.ticket = queue.submit([&flight, order = sum_order](Communicator& communicator) {
+      if (flight.message.kind == Message::Kind::block)
+        communicator.all_gather(flight.message.block, flight.blocks);
+      else
+        communicator.all_reduce(flight.message.sum, order);
+    });
+    outstanding.push_back(flight.ticket);
+  }
+
+  void wait(const Flight& flight) {
+    const CollectiveQueue::Times times = queue.wait(flight.ticket);
+    outstanding.erase(std::find(outstanding.begin(), outstanding.end(), flight.ticket));
+    stats.communicate += times.seconds();
+    stats.exposed += times.waited;
+  }
+
+  // Every rank sends one small number; the result is by rank.
+  void submit_agreement(std::uint8_t mine) {
+    agreement.message = Message{};
+    agreement.message.block.assign(1, std::byte{mine});
+    submit(agreement);
+  }
+
+  std::vector<std::uint8_t> agreed() {
+    wait(agreement);
+    std::vector<std::uint8_t> result;
+    for (const auto& block : agreement.blocks) {
+      TOPKNOT_CHECK(block.size() == 1, "a damaged agreement block");
+      result.push_back(static_cast<std::uint8_t>(block[0]));
+    }
+    return result;
+  }
+
+  // True where the group asks for one more round, which is then queued.
+  bool decode(Lane& lane) {
+    Flight& flight = lane.flight;
+    wait(flight);
+    std::optional<Message> more;
+    {
+      const Timed timed(stats.decode);
+      const bool sum = flight.message.kind == Message::Kind::sum;
+      more = lane.compressor->decode(sum ? Round{{}, flight.message.sum} : Round{flight.blocks, {}});
+    }
+    if (!more) return false;
+    flight.message = std::move(*more);
+    send(flight);
+    return true;
+  }
+
+  // Whether the memory that encode worked on holds a NaN or Inf, where it still holds this rank's own values.
+  bool own_gradients_finite() {
+    for (const Group& group : groups)
+      if (group.compressed && !all_finite(arena.gradient(group.begin, group.end))) return false;
+    return true;
+  }
+};
+
+Exchange::Exchange(ParameterArena& arena, CollectiveQueue& queue, const ExchangeOptions& options)
+    : state_(std::make_unique<State>(arena, queue)) {
+  State& s = *state_;
+  compressors().find(options.compress.name);  // a wrong name is an error even where everything stays dense
+  const bool compressing = options.compress.name != "dense";
+  s.groups = plan_groups(arena, compressing, options.scope, options.merge);
+  s.sum_order = compressing || options.ordered_sum ? SumOrder::ranks : SumOrder::library;
+  queue.run([&s](Communicator& communicator) {
+    s.info.rank = communicator.rank();
+    s.ranks = communicator.size();
+  });
+  for (std::size_t index = 0; index < s.groups.size(); ++index) {
+    const Group& group = s.groups[index];
+    // The dense groups of a compressed method have no options; those of method dense have them checked.
+    const bool as_configured = group.compressed || !compressing;
+    Lane& lane = s.lanes.emplace_back();
+    lane.group = &group;
+    lane.compressor = make_compressor(as_configured ? options.compress : CompressOptions{},
+                                      group_spec(group, options.scope, s.ranks));
+    for (const Parameter* parameter : group.parameters) s.places[parameter] = {index, false};
+  }
+}
+
+Exchange::~Exchange() {
+  // After an error the queue's thread may still work on our memory.
+  for (const Ticket ticket : state_->outstanding) try {
+      state_->queue.wait(ticket);
+    } catch (...) {  // the first error is on its way already
+    }
+}
+
+const std::vector<Group>& Exchange::groups() const {
+  return state_->groups;
+}
+
+std::uint64_t Exchange::planned_bytes(double density) const {
+  std::uint64_t bytes = 0;
+  for (const Lane& lane : state_->lanes) bytes += lane.compressor->planned_bytes(density);
+  return bytes;
+}
+
+void Exchange::begin_step(std::int64_t step, double density, std::span<const float> weights) {
+  State& s = *state_;
+  TOPKNOT_CHECK(!s.in_step, "begin_step() before finish() of the step before");
+  TOPKNOT_CHECK(density > 0 && density <= 1, "density must be in (0, 1]");
+  const std::size_t ranks = static_cast<std::size_t>(s.ranks);
+  TOPKNOT_CHECK(weights.empty() || weights.size() == ranks, "one aggregation weight a rank");
+  if (weights.empty())
+    s.weights.assign(ranks, 1.0f);
+  else
+    s.weights.assign(weights.begin(), weights.end());
+  s.info = StepInfo{step, density, s.weights, s.info.rank};
+  for (Lane& lane : s.lanes) {
+    lane.pending = lane.group->parameters.size();
+    lane.encoded = false;
+  }
+  for (auto& [parameter, place] : s.places) place.second = false;
+  s.next_to_send = 0;
+  s.stats = {};
+  s.committed = false;
+  s.in_step = true;
+}
+
+void Exchange::ready(Parameter& parameter) {
+  State& s = *state_;
+  const auto place = s.places.find(&parameter);
+  TOPKNOT_CHECK(s.in_step && place != s.places.end(), "ready('" + parameter.name() + "') outside a step");
+  TOPKNOT_CHECK(!place->second.second, "'" + parameter.name() + "' was ready before");
+  place->second.second = true;
+  Lane& lane = s.lanes[place->second.first];
+  if (--lane.pending > 0) return;
+  s.encode(lane);
+  s.send_complete_groups();
+}
+
+StepResult Exchange::finish(bool local_finite) {
+  State& s = *state_;
+  TOPKNOT_CHECK(s.in_step, "finish() without begin_step()");
+  bool zeroed = false;
+  for (Lane& lane : s.lanes) {
+    if (lane.encoded) continue;
+    if (!zeroed) s.arena.zero_unwritten_gradients();
+    zeroed = true;
+    s.encode(lane);
+    s.send_complete_groups();
+  }
+  // A rank whose loss is not finite may have finite gradients, so the groups cannot tell. Queued before
+  // anything is decoded, the byte travels while the compute thread decodes.
+  s.submit_agreement(local_finite ? 1 : 0);
+
+  // Waits follow the order of the queue, in which second rounds stand behind the agreement.
+  std::vector<Lane*> more;
+  for (Lane& lane : s.lanes)
+    if (s.decode(lane)) more.push_back(&lane);
+  std::vector<std::uint8_t> finite_losses = s.agreed();
+  while (!more.empty()) {
+    std::vector<Lane*> still;
+    for (Lane* lane : more)
+      if (s.decode(*lane)) still.push_back(lane);
+    more = std::move(still);
+  }
+
+  // Both halves are the same on all ranks: the losses by the agreement, finite() by the blocks and sums that
+  // all have.
+  bool groups_finite = true;
+  for (const Lane& lane : s.lanes) groups_finite = groups_finite && lane.compressor->finite();
+  StepResult result;
+  result.committed = groups_finite;
+  for (std::size_t rank = finite_losses.size(); rank-- > 0;)
+    if (finite_losses[rank] == 0) result.committed = false, result.bad_rank = static_cast<int>(rank);
+  if (!groups_finite && result.bad_rank < 0 && finite_losses.size() == 1) result.bad_rank = 0;
+  if (!groups_finite && result.bad_rank < 0) {
+    s.submit_agreement(s.own_gradients_finite() ? 1 : 0);
+    const std::vector<std::uint8_t> finite_gradients = s.agreed();
+    for (std::size_t rank = finite_gradients.size(); rank-- > 0;)
+      if (finite_gradients[rank] == 0) result.bad_rank = static_cast<int>(rank);
+  }
+
+  {
+    const Timed timed(s.stats.decode);
+    for (Lane& lane : s.lanes) {
+      if (!result.committed) {
+        lane.compressor->discard();
+        continue;
+      }
+      const Group& group = *lane.group;
+      lane.average = lane.compressor->commit(Outcome{});
+      TOPKNOT_CHECK(lane.average.size() == group.numel(), "an average of another length than its group");
+      if (lane.average.data() == s.arena.residual(group.begin, group.end).data())
+        s.arena.swap_gradient_and_residual(group.begin, group.end);
+    }
+  }
+  for (const Lane& lane : s.lanes)
+    if (lane.group->compressed) {
+      s.stats.selected += lane.compressor->selected();
+      s.stats.over_capacity += lane.compressor->over_capacity();
+      s.stats.threshold = lane.compressor->threshold();
+    }
+  s.in_step = false;
+  s.committed = result.committed;
+  result.stats = s.stats;
+  return result;
+}
+
+std::span<float> Exchange::averaged(const Group& group) {
+  State& s = *state_;
+  TOPKNOT_CHECK(s.committed && !s.in_step, "there is an average only after a committed step");
+  for (Lane& lane : s.lanes)
+    if (lane.group->begin == group.begin && lane.group->end == group.end) return lane.average;
+  TOPKNOT_CHECK(false, "not a group of this exchange");
+  return {};
+}
+
+}  // namespace topknot
