@@ -63,15 +63,16 @@ struct Sink {
 };
 inline constexpr std::size_t kGroup = 64;  // elements looked at between two tests for candidates
 
-// Appends without branches: candidates are too rare and too irregular to predict.
+// Appends x[0..n), which stands at position i. Without branches: candidates are too rare and irregular to
+// predict.
 template <class T>
-TOPKNOT_INLINE void append(const T* u, std::size_t i, std::size_t n, Key<T> above, Sink<T>& sink) {
+TOPKNOT_INLINE void append(const T* x, std::size_t n, std::size_t i, Key<T> above, Sink<T>& sink) {
   std::size_t count = sink.count;
   Key<T> largest = sink.largest;
   for (std::size_t j = 0; j < n; ++j) {
-    const Key<T> key = key_of(u[i + j]);
+    const Key<T> key = key_of(x[j]);
     sink.index[count] = static_cast<std::uint32_t>(i + j);
-    sink.value[count] = u[i + j];
+    sink.value[count] = x[j];
     count += key > above;
     largest = std::max(largest, key);
   }
@@ -81,6 +82,21 @@ TOPKNOT_INLINE void append(const T* u, std::size_t i, std::size_t n, Key<T> abov
   }
   sink.count = count;
   sink.largest = largest;
+}
+
+// Appends from a group that holds at least one candidate. It was just written, and its lines may still be on
+// their way from memory: reading single elements would wait for them, whole vectors come from the store
+// buffer.
+template <class T>
+TOPKNOT_INLINE void append_group(const T* u, std::size_t i, Key<T> above, Sink<T>& sink) {
+  using V = typename Vec<T>::type;
+  for (std::size_t at = i; at < i + kGroup; at += kWidth<T>) {
+    const V v = load_as<V>(u + at);
+    if (!any_negative<T>(above - keys_of<T>(v))) continue;
+    alignas(64) T lanes[kWidth<T>];
+    std::memcpy(lanes, &v, sizeof v);
+    append(lanes, kWidth<T>, at, above, sink);
+  }
 }
 
 // The vector a pass works on: written where it adds.
@@ -108,11 +124,11 @@ TOPKNOT_INLINE void collect_body(Data<T, kAdd> u, const T* addend, std::size_t b
       }
       hit |= above - keys_of<T>(v);
     }
-    if (any_negative<T>(hit)) append(u, i, kGroup, above, sink);
+    if (any_negative<T>(hit)) append_group(u, i, above, sink);
   }
   if constexpr (kAdd)
     for (std::size_t j = i; j < end; ++j) u[j] += addend[j];
-  append(u, i, end - i, above, sink);
+  append(u + i, end - i, i, above, sink);
   sink_out = sink;
 }
 
@@ -191,14 +207,14 @@ TOPKNOT_INLINE void count_body(const T* u, std::size_t begin, std::size_t end, c
       for (std::size_t r = 0; r < kRungs; ++r) counters[r] -= (above[r] - keys) >> (8 * sizeof(T) - 1);
       hit |= list_above - keys;
     }
-    if (any_negative<T>(hit)) append(u, i, kGroup, list_above, sink);
+    if (any_negative<T>(hit)) append_group(u, i, list_above, sink);
   }
   for (std::size_t r = 0; r < kRungs; ++r) {
     for (std::size_t lane = 0; lane < kWidth<T>; ++lane)
       total.counts[r] += static_cast<std::size_t>(counters[r][lane]);
     for (std::size_t j = i; j < end; ++j) total.counts[r] += key_of(u[j]) > above[r];
   }
-  append(u, i, end - i, list_above, sink);
+  append(u + i, end - i, i, list_above, sink);
   sink_out = sink;
 }
 
