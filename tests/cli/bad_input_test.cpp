@@ -1,0 +1,145 @@
+// Bad input: one clear message, a non-zero exit, no damage.
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <filesystem>
+
+#include "tests/cli/command.h"
+#include "tests/data/temp_folder.h"
+#include "tests/support/catch.h"
+
+using namespace topknot;
+
+namespace {
+
+void check_refused(const Outcome& outcome, std::initializer_list<const char*> words,
+                   const char* prefix = "error: ") {
+  INFO(outcome.output);
+  CHECK(outcome.code != 0);
+  CHECK(outcome.code < 124);  // neither hung nor died of a signal
+  CHECK(outcome.count(prefix) == 1);
+  for (const char* word : words) CHECK(outcome.has(word));
+}
+
+std::vector<std::uint8_t> bytes_of(const std::string& text) {
+  return {text.begin(), text.end()};
+}
+
+// A CIFAR-10 folder whose records are all of class `label`.
+void write_cifar(const TempFolder& temp, std::uint8_t label, std::size_t records) {
+  std::vector<std::uint8_t> file(records * 3073, 7);
+  for (std::size_t i = 0; i < records; ++i) file[i * 3073] = label;
+  for (const char* name : {"data_batch_1.bin", "data_batch_2.bin", "data_batch_3.bin", "data_batch_4.bin",
+                           "data_batch_5.bin", "test_batch.bin"})
+    temp.write(name, file);
+}
+
+}  // namespace
+
+TEST_CASE("an unknown key is refused with a suggestion, on the command line and in a file") {
+  check_refused(train("optimiser.lr=0.1"), {"optimiser.lr", "did you mean", "optimizer.lr"});
+  const TempFolder temp;
+  temp.write("c.yaml", bytes_of("model:\n  nmae: resnet20\n"));
+  check_refused(train(temp.at("c.yaml")), {"model.nmae", "model.name", "c.yaml:2:3"});
+}
+
+TEST_CASE("a wrong type, a value out of range and an unknown word are refused with the key") {
+  check_refused(train("train.epochs=many"), {"train.epochs", "many"});
+  check_refused(train("compress.density=1.5"), {"compress.density", "1.5"});
+  check_refused(train("compress.scope=galaxy"), {"compress.scope", "galaxy", "tensor"});
+  check_refused(train("dist.ranks=0"), {"dist.ranks"});
+  check_refused(train("dist.ranks=100000"), {"dist.ranks"});
+}
+
+TEST_CASE("unknown models, data sets and compressors are refused with what there is") {
+  check_refused(train("model.name=resnet21"), {"resnet21", "resnet20"});
+  check_refused(train("data.name=cifar11"), {"cifar11", "cifar10"});
+  check_refused(train("compress.name=top_k"), {"top_k", "did you mean", "topk"});
+}
+
+TEST_CASE("keys that contradict each other are refused by name") {
+  check_refused(train("compress.name=topk compress.scope=model exchange.merge=none"),
+                {"compress.scope", "exchange.merge"});
+}
+
+TEST_CASE("unreadable YAML is refused with line and column") {
+  const TempFolder temp;
+  temp.write("c.yaml", bytes_of("model:\n  name: [resnet20\ntrain: 1\n"));
+  check_refused(train(temp.at("c.yaml")), {"c.yaml:"});
+  check_refused(train(temp.at("absent.yaml")), {"absent.yaml"});
+}
+
+TEST_CASE("missing and damaged data are refused and leave no run folder") {
+  const TempFolder temp;
+  const std::string run = " output.dir=" + temp.at("run");
+  check_refused(train("data.name=cifar10 data.root=" + temp.at("nowhere") + run), {"nowhere", "fetch-data"});
+
+  write_cifar(temp, 3, 10);
+  check_refused(train("data.name=cifar10 data.root=" + temp.str() + run), {"data_batch_1.bin", "truncated"});
+  write_cifar(temp, 10, 10000);
+  check_refused(train("data.name=cifar10 data.root=" + temp.str() + run), {"data_batch_1.bin", "10"});
+
+  const TempFolder mnist;
+  for (const char* name : {"train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz",
+                           "t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz"})
+    mnist.write(name, bytes_of("\x1f\x8b\x08 this is no gzip stream"));
+  check_refused(train("data.name=mnist model.name=lenet data.root=" + mnist.str() + run),
+                {"train-images-idx3-ubyte.gz"});
+  CHECK_FALSE(std::filesystem::exists(temp.at("run")));
+}
+
+TEST_CASE("an existing run folder is never overwritten silently") {
+  const TempFolder temp;
+  temp.write("run/metrics.jsonl", bytes_of("precious\n"));
+  const auto size = std::filesystem::file_size(temp.at("run/metrics.jsonl"));
+  check_refused(train("model.name=linear train.max_steps=1 output.dir=" + temp.at("run")),
+                {"output.overwrite", temp.at("run").c_str()});
+  CHECK(std::filesystem::file_size(temp.at("run/metrics.jsonl")) == size);
+}
+
+TEST_CASE("a run folder that cannot be written is refused, and so is a full disk") {
+  check_refused(train("model.name=linear train.max_steps=1 output.dir=/proc/topknot-run"),
+                {"/proc/topknot-run"});
+  // A limit on the size of files stands in for a disk that fills up on the way.
+  const TempFolder temp;
+  check_refused(
+      run_command("trap \"\" XFSZ; ulimit -f 16; " TOPKNOT_BIN
+                  "/train model.name=linear data.train_size=64 data.test_size=16 data.batch_size=16 "
+                  "train.max_steps=500 train.epochs=500 train.eval_every=0 output.dir=" +
+                  temp.at("run")),
+      {"metrics.jsonl", "File too large"});
+}
+
+TEST_CASE("a master port in use is refused by name") {
+  const int socket_fd = socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  REQUIRE(bind(socket_fd, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0);
+  REQUIRE(listen(socket_fd, 1) == 0);
+  socklen_t length = sizeof address;
+  getsockname(socket_fd, reinterpret_cast<sockaddr*>(&address), &length);
+  const std::string port = std::to_string(ntohs(address.sin_port));
+  const TempFolder temp;
+  check_refused(
+      train("model.name=linear dist.backend=gloo dist.ranks=2 dist.timeout_s=10 dist.master=127.0.0.1:" +
+            port + " output.dir=" + temp.at("run")),
+      {port.c_str(), "dist.master"});
+  close(socket_fd);
+}
+
+TEST_CASE("--validate reports all problems at once") {
+  const Outcome outcome = train("--validate train.epochs=x optimizer.lr=-1 model.nmae=linear");
+  INFO(outcome.output);
+  CHECK(outcome.code == 2);
+  for (const char* key : {"train.epochs", "optimizer.lr", "model.nmae"}) CHECK(outcome.has(key));
+  CHECK(train("--validate model.name=linear").code == 0);
+  CHECK(train("--validate data.name=cifar10 data.root=/nowhere").code == 2);
+}
+
+TEST_CASE("compare refuses folders that are no runs") {
+  const TempFolder temp;
+  check_refused(compare(temp.at("absent")), {"absent"}, "compare: ");
+  check_refused(compare(temp.str()), {"metrics.jsonl"}, "compare: ");
+}

@@ -1,0 +1,163 @@
+// The programs as a user runs them.
+#include <filesystem>
+#include <fstream>
+
+#include "tests/cli/command.h"
+#include "tests/data/temp_folder.h"
+#include "tests/support/catch.h"
+#include "train/metrics.h"
+
+using namespace topknot;
+
+namespace {
+
+const std::string kSmall =
+    "model.name=mlp model.hidden=[16] data.train_size=256 data.test_size=32 data.batch_size=8 "
+    "train.max_steps=12 "
+    "train.epochs=9 compress.density=0.05 ";
+
+std::string checksum_of(const std::string& folder) {
+  const Metrics metrics = read_metrics(folder + "/metrics.jsonl");
+  REQUIRE(metrics.end);
+  return metrics.end->parameter_checksum;
+}
+
+}  // namespace
+
+TEST_CASE("train alone, --help and --list teach") {
+  const Outcome alone = train("");
+  CHECK(alone.code == 0);
+  CHECK(alone.has("train configs/"));
+  CHECK(train("--help").has("compress.density"));
+  CHECK(train("--list models").has("resnet110"));
+  CHECK(train("--list compressors").has("gaussiank"));
+  CHECK(train("--list datasets").has("synthetic_images"));
+  CHECK(train("--list optimizers").has("sgd"));
+  CHECK(train("--list schedules").has("cosine"));
+}
+
+TEST_CASE("a dry run shows parameters, groups and bytes, and writes nothing") {
+  const TempFolder temp;
+  const Outcome dry = train("--dry-run compress.name=topk dist.ranks=4 output.dir=" + temp.at("run"));
+  INFO(dry.output);
+  CHECK(dry.code == 0);
+  CHECK(dry.has("269722"));
+  CHECK(dry.has("stage3.block1.1.conv.weight"));
+  CHECK(dry.has("bytes that a rank sends"));
+  CHECK_FALSE(std::filesystem::exists(temp.at("run")));
+}
+
+TEST_CASE("a run's folder has its metrics, and its config.yaml repeats the run") {
+  const TempFolder temp;
+  const Outcome first = train(kSmall + "compress.name=topk dist.ranks=2 output.dir=" + temp.at("a"));
+  INFO(first.output);
+  REQUIRE(first.code == 0);
+  CHECK(std::filesystem::exists(temp.at("a/metrics.csv")));
+  const Metrics metrics = read_metrics(temp.at("a/metrics.jsonl"));
+  REQUIRE(metrics.steps.size() == 12);
+  CHECK(metrics.evals.size() >= 1);
+  REQUIRE(metrics.end);
+  CHECK(metrics.end->bytes_sent < metrics.end->bytes_dense);
+  double sent = 0;
+  for (const StepRecord& step : metrics.steps) sent += step.bytes_sent;
+  CHECK(metrics.end->bytes_sent == Approx(sent));
+  REQUIRE(train(temp.at("a/config.yaml") + " output.dir=" + temp.at("b")).code == 0);
+  CHECK(checksum_of(temp.at("a")) == checksum_of(temp.at("b")));
+}
+
+TEST_CASE("gloo ranks as processes give what threads give") {
+  const TempFolder temp;
+  const std::string rest = kSmall + "compress.name=gaussiank dist.ranks=3 ";
+  REQUIRE(train(rest + "output.dir=" + temp.at("threads")).code == 0);
+  const Outcome gloo = train(rest + "dist.backend=gloo dist.timeout_s=60 output.dir=" + temp.at("gloo"));
+  INFO(gloo.output);
+  REQUIRE(gloo.code == 0);
+  CHECK(checksum_of(temp.at("threads")) == checksum_of(temp.at("gloo")));
+}
+
+TEST_CASE("ranks find each other through the variables of torchrun, mpirun and srun") {
+  const TempFolder temp;
+  const std::string rest = kSmall + "compress.name=topk dist.backend=gloo dist.timeout_s=60 ";
+  REQUIRE(train(rest + "dist.ranks=2 output.dir=" + temp.at("spawn")).code == 0);
+  const std::string wanted = checksum_of(temp.at("spawn"));
+  const auto both = [&](const std::string& rank0, const std::string& rank1, const std::string& folder) {
+    const std::string program =
+        std::string(TOPKNOT_BIN "/train ") + rest + "output.dir=" + temp.at(folder) + " ";
+    return run_command(rank1 + " " + program + " & " + rank0 + " " + program +
+                       "; code=$?; wait $! && exit $code");
+  };
+  const Outcome torchrun =
+      both("env RANK=0 LOCAL_RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29871",
+           "env RANK=1 LOCAL_RANK=1 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29871", "torchrun");
+  INFO(torchrun.output);
+  CHECK(torchrun.code == 0);
+  CHECK(checksum_of(temp.at("torchrun")) == wanted);
+  const std::string mpi = "env OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=0 OMPI_COMM_WORLD_RANK=";
+  const std::string slurm = "env SLURM_NTASKS=2 SLURM_LOCALID=0 SLURM_PROCID=";
+  // Neither names a meeting point: without dist.master the message says what to give.
+  const Outcome lost = run_command(mpi + "0 " TOPKNOT_BIN "/train " + rest + "output.dir=" + temp.at("lost"));
+  CHECK(lost.code == 2);
+  CHECK(lost.has("dist.master"));
+  for (const auto& [variables, name, port] :
+       {std::tuple{mpi, "mpirun", "29873"}, std::tuple{slurm, "srun", "29875"}}) {
+    const std::string program = std::string(TOPKNOT_BIN "/train ") + rest + "dist.master=127.0.0.1:" + port +
+                                " output.dir=" + temp.at(name) + " ";
+    const Outcome run = run_command(variables + "1 " + program + " & " + variables + "0 " + program +
+                                    "; code=$?; wait $! && exit $code");
+    INFO(run.output);
+    CHECK(run.code == 0);
+    CHECK(checksum_of(temp.at(name)) == wanted);
+  }
+}
+
+TEST_CASE("a killed rank ends all ranks with its name and a non-zero exit") {
+  const TempFolder temp;
+  // Steps without end; rank 1 is killed once training is on its way.
+  const std::string command =
+      std::string(TOPKNOT_BIN "/train ") + kSmall +
+      "train.max_steps=1000000 train.epochs=1000000 dist.backend=gloo dist.ranks=3 "
+      "dist.timeout_s=20 output.dir=" +
+      temp.at("run") + " & parent=$!; " + "while [ $(wc -l 2>/dev/null < " + temp.at("run") +
+      "/metrics.jsonl || echo 0) -lt 5 ]; do "
+      "sleep 0.1; done; kill -9 $(ps -o pid= --ppid $parent | tail -n 1); wait $parent";
+  const Outcome outcome = run_command(command);
+  INFO(outcome.output);
+  CHECK(outcome.code != 0);
+  CHECK(outcome.code != 124);
+  CHECK(outcome.has("signal 9"));
+}
+
+TEST_CASE("Ctrl-C ends a run at the end of a step, on all ranks, with the metrics so far") {
+  for (const std::string backend : {"threads", "gloo"}) {
+    const TempFolder temp;
+    const std::string command =
+        std::string(TOPKNOT_BIN "/train ") + kSmall +
+        "train.max_steps=1000000 train.epochs=1000000 dist.ranks=2 dist.timeout_s=20 " +
+        "dist.backend=" + backend + " output.dir=" + temp.at("run") + " & parent=$!; " +
+        "while [ $(wc -l 2>/dev/null < " + temp.at("run") +
+        "/metrics.jsonl || echo 0) -lt 5 ]; do sleep 0.1; done; kill -TERM $parent; wait $parent";
+    const Outcome outcome = run_command(command);
+    INFO(backend << "\n" << outcome.output);
+    CHECK(outcome.code == 128 + 15);
+    CHECK(outcome.has("stopped by a signal after step"));
+    const Metrics metrics = read_metrics(temp.at("run/metrics.jsonl"));
+    CHECK(metrics.steps.size() >= 5);
+    CHECK_FALSE(metrics.truncated);
+    CHECK_FALSE(metrics.end);
+  }
+}
+
+TEST_CASE("compare makes a table and one self-contained page") {
+  const TempFolder temp;
+  for (const char* name : {"dense", "topk"})
+    REQUIRE(train(kSmall + "dist.ranks=2 compress.name=" + name + " output.dir=" + temp.at(name)).code == 0);
+  const Outcome outcome =
+      compare(temp.at("dense") + " " + temp.at("topk") + " --out " + temp.at("report.html"));
+  INFO(outcome.output);
+  CHECK(outcome.code == 0);
+  CHECK(outcome.has("topk"));
+  std::ifstream in(temp.at("report.html"));
+  const std::string page{std::istreambuf_iterator<char>(in), {}};
+  CHECK(page.find("<svg") != std::string::npos);
+  CHECK(page.find("src=\"http") == std::string::npos);
+}

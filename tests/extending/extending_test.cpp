@@ -1,0 +1,48 @@
+// The worked example of docs/extending.md: its two files, compiled into this program, and the page that shows
+// them.
+#include <fstream>
+#include <sstream>
+
+#include "dist/threads_communicator.h"
+#include "tests/support/catch.h"
+#include "train/trainer.h"
+
+using namespace topknot;
+
+namespace {
+
+std::string text_of(const std::string& path) {
+  std::ifstream in(path);
+  REQUIRE(in);
+  std::stringstream text;
+  text << in.rdbuf();
+  return text.str();
+}
+
+}  // namespace
+
+TEST_CASE("the example model and the example compressor are found by name and train together") {
+  CHECK(models().contains("wide_net"));
+  CHECK(compressors().contains("cyclic"));
+
+  const std::string folder = "extending_test_run";
+  LoadedConfig loaded =
+      load_config("", {"model.name=wide_net", "compress.name=cyclic", "compress.density=0.1", "dist.ranks=2",
+                       "data.train_size=512", "data.test_size=64", "train.max_steps=12", "train.epochs=2",
+                       "optimizer.lr=0.05", "output.dir=" + folder, "output.overwrite=true"});
+  REQUIRE(loaded.problems.empty());
+  const RunData data = load_data(loaded.config);
+  const RunInputs inputs{loaded.config, data, create_run_folder(loaded, {}), true,
+                         std::chrono::steady_clock::now()};
+  RunOutcome outcomes[2];
+  run_thread_ranks(2, 60, [&](Communicator& c) { outcomes[c.rank()] = run_rank(inputs, c); });
+  CHECK(outcomes[0].parameter_checksum == outcomes[1].parameter_checksum);
+  CHECK(outcomes[0].test_loss < 3.0);
+  CHECK(outcomes[0].test_accuracy == outcomes[1].test_accuracy);
+}
+
+TEST_CASE("docs/extending.md shows the example files as they are compiled") {
+  const std::string page = text_of(TOPKNOT_SOURCE_DIR "/docs/extending.md");
+  for (const char* file : {"wide_net.cpp", "cyclic.cpp"})
+    CHECK(page.find(text_of(std::string(TOPKNOT_SOURCE_DIR "/docs/examples/") + file)) != std::string::npos);
+}
