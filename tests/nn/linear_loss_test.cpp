@@ -1,0 +1,129 @@
+#include <limits>
+
+#include "nn/ops/linear.h"
+#include "nn/ops/loss.h"
+#include "tests/support/variables.h"
+
+using namespace topknot;
+using namespace topknot::testing;
+using reference::absolute;
+using reference::matmul;
+using reference::transpose;
+
+TEST_CASE("linear agrees with the formula, with and without bias") {
+  for (const auto& [n, in, out] : std::vector<std::array<std::int64_t, 3>>{
+           {1, 1, 1}, {1, 7, 3}, {5, 64, 10}, {33, 100, 17}, {3, 784, 200}, {128, 5, 2}})
+    for (const bool with_bias : {false, true}) {
+      INFO(n << " samples, " << in << " -> " << out << (with_bias ? ", bias" : ""));
+      Leaf x({n, in}, random_values(n * in, 1)), w({out, in}, random_values(out * in, 2)),
+          b({out}, random_values(out, 3));
+      const auto dy = random_values(n * out, 4);
+      const Variable y = linear(x.variable(), w.variable(), with_bias ? b.variable() : Variable());
+      REQUIRE(y.shape() == Shape({n, out}));
+      const auto forward = values_of(y);
+      backward(weighted_sum(y, dy));
+      const Array rx = as_double(values_of(x.variable())), rw = as_double(values_of(w.variable())),
+                  rb = as_double(values_of(b.variable())), rdy = as_double(dy);
+      const reference::Images rows{n, out, 1};
+      Array ry = matmul(n, out, in, rx, transpose(out, in, rw));
+      Array scale = matmul(n, out, in, absolute(rx), transpose(out, in, absolute(rw)));
+      if (with_bias) ry = add_bias(rows, ry, rb), scale = add_bias(rows, scale, absolute(rb));
+      check_close("y", forward, ry, scale, 1e-6);
+      check_close("dx", x.gradient(), matmul(n, in, out, rdy, rw),
+                  matmul(n, in, out, absolute(rdy), absolute(rw)), 1e-6);
+      check_close("dw", w.gradient(), matmul(out, in, n, transpose(n, out, rdy), rx),
+                  matmul(out, in, n, transpose(n, out, absolute(rdy)), absolute(rx)), 1e-6);
+      if (!with_bias) continue;
+      check_close("db", b.gradient(), channel_sums(rows, rdy), channel_sums(rows, absolute(rdy)), 1e-6);
+    }
+}
+
+TEST_CASE("linear: a shared weight adds up its gradients; constants take none") {
+  Leaf x({2, 3}, {1, 2, 3, 4, 5, 6}), w({3, 3}, {1, 0, 0, 0, 1, 0, 0, 0, 1});
+  backward(
+      weighted_sum(linear(linear(x.variable(), w.variable(), {}), w.variable(), {}), {1, 0, 0, 0, 1, 0}));
+  // y = x W^T W^T with W = I: dW = dy^T (x W^T) + (dy W)^T x = 2 dy^T x
+  CHECK((w.gradient() == std::vector<float>{2, 4, 6, 8, 10, 12, 0, 0, 0}));
+  CHECK((x.gradient() == std::vector<float>{1, 0, 0, 0, 1, 0}));
+
+  Leaf input({1, 3}, {1, 2, 3});
+  backward(weighted_sum(linear(input.variable(), Variable(Tensor::from({1, 1, 1}, {1, 3})), {}), {2}));
+  CHECK((input.gradient() == std::vector<float>{2, 2, 2}));
+  CHECK_THROWS_AS(linear(input.variable(), Variable(Tensor::zeros({2, 4})), {}), Error);
+}
+
+TEST_CASE("softmax_cross_entropy agrees with the formula, for large logits too") {
+  for (const float size : {1.0f, 30.0f, 3000.0f})
+    for (const auto& [n, classes] :
+         std::vector<std::pair<std::int64_t, std::int64_t>>{{1, 2}, {7, 10}, {3, 1000}}) {
+      INFO("logits of about " << size << ", " << n << " x " << classes);
+      auto z = random_values(n * classes, 1);
+      for (float& v : z) v *= size;
+      std::vector<std::int32_t> labels(static_cast<std::size_t>(n));
+      for (std::size_t i = 0; i < labels.size(); ++i)
+        labels[i] = static_cast<std::int32_t>((i * 37 + 1) % static_cast<std::size_t>(classes));
+      Leaf logits({n, classes}, z);
+      const Variable loss = softmax_cross_entropy(logits.variable(), labels);
+      CHECK(loss.shape() == Shape({1}));
+      const float value = loss.value().data()[0];
+      backward(loss);
+      Array dz;
+      const double expected = reference::softmax_cross_entropy(n, classes, as_double(z), labels, dz);
+      CHECK(value == Approx(expected).epsilon(2e-6));
+      // A logit's own rounding, relative to the largest, is what the exponential sees.
+      check_close("dz", logits.gradient(), dz, Array(dz.size(), 1.0 / static_cast<double>(n)),
+                  1e-6 + 1e-7 * size);
+    }
+}
+
+TEST_CASE("softmax_cross_entropy: equal logits, one class, one sure answer") {
+  const auto loss = [](const std::vector<float>& z, std::int32_t label) {
+    const std::vector<std::int32_t> labels{label};
+    Leaf logits({1, static_cast<std::int64_t>(z.size())}, z);
+    return softmax_cross_entropy(logits.variable(), labels).value().data()[0];
+  };
+  CHECK(loss({5, 5, 5, 5}, 2) == Approx(std::log(4.0)));
+  CHECK(loss({-7}, 0) == 0.0f);
+  CHECK(loss({1e4f, -1e4f}, 0) == 0.0f);
+  CHECK(loss({1e4f, -1e4f}, 1) == Approx(2e4));
+}
+
+TEST_CASE("softmax_cross_entropy lets NaN and infinity through, and refuses labels that are no class") {
+  const float nan = std::numeric_limits<float>::quiet_NaN(),
+              infinity = std::numeric_limits<float>::infinity();
+  const std::vector<std::int32_t> labels{0, 1};
+  for (const float bad : {nan, infinity})
+    for (std::size_t at = 0; at < 3; ++at) {
+      std::vector<float> z{1, 2, 3, 4, 5, 6};
+      z[at] = bad;
+      Leaf logits({2, 3}, z);
+      const Variable loss = softmax_cross_entropy(logits.variable(), labels);
+      CHECK(std::isnan(loss.value().data()[0]));
+      backward(loss);
+      CHECK(std::isnan(logits.gradient()[at]));
+      CHECK(std::isfinite(logits.gradient()[5]));
+    }
+  Leaf logits({2, 3}, {1, 2, 3, 4, 5, 6});
+  const auto run = [&](const std::vector<std::int32_t>& l) { softmax_cross_entropy(logits.variable(), l); };
+  CHECK_THROWS_AS(run({0, 3}), Error);
+  CHECK_THROWS_AS(run({-1, 0}), Error);
+  CHECK_THROWS_AS(run({0}), Error);
+}
+
+TEST_CASE("mean_squared_error agrees with the formula") {
+  const std::int64_t n = 9, d = 5;
+  const auto values = random_values(n * d, 1), target = random_values(n * d, 2);
+  Leaf y({n, d}, values);
+  const Variable loss = mean_squared_error(y.variable(), Tensor::from(target, {n, d}));
+  double expected = 0;
+  Array dy(values.size());
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const double difference = static_cast<double>(values[i]) - target[i];
+    expected += difference * difference / 45;
+    dy[i] = 2 * difference / 45;
+  }
+  CHECK(loss.value().data()[0] == Approx(expected).epsilon(1e-6));
+  backward(loss);
+  check_close("dy", y.gradient(), dy, Array(dy.size(), 0.1), 1e-6);
+  CHECK_THROWS_AS(mean_squared_error(y.variable(), Tensor::zeros({n, d + 1})), Error);
+}
