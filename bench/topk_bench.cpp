@@ -3,7 +3,7 @@
 // block, take what was sent out of the residual. The plain pass runs over two buffers of its own of the same
 // size.
 //
-//   topk_bench [--threads N] [--size D] [--k K] [--steps S] [--from F] [--stream NAME] [--json]
+//   bench_topk [--threads N] [--size D] [--k K] [--steps S] [--from F] [--stream NAME] [--json]
 //
 // Steps 0 to F-1 warm the error feedback up, steps F to S-1 are measured. --json adds one line a stream.
 

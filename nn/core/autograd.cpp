@@ -48,7 +48,8 @@ bool Variable::requires_grad() const {
 }
 
 GradientTarget Variable::gradient_target() const {
-  TOPKNOT_CHECK(node_->parameter, "gradient_target is for parameters");
+  if (!node_->requires_grad) return {nullptr, false};
+  TOPKNOT_CHECK(node_->parameter, "gradient_target is for parameters and constants");
   const bool accumulate = node_->gradient_written;
   node_->gradient_written = true;
   return {node_->parameter->gradient(), accumulate};

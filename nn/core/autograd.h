@@ -43,7 +43,7 @@ class Variable {
   // Adds to this variable's gradient. Ignored where no gradient is needed. The tensor must have the value's
   // shape and layout; an op may hand the same tensor to two inputs.
   void accumulate_grad(Tensor grad) const;
-  // For parameters only: memory to write the gradient to.
+  // Memory for a parameter's gradient; data is null where this is a constant.
   GradientTarget gradient_target() const;
 
  private:
@@ -56,9 +56,9 @@ class Variable {
 // Called with each parameter whose gradient is final.
 using GradientHook = std::function<void(Parameter&)>;
 
-// Runs the backward pass from a scalar loss (a tensor of one element) and releases the graph on the way. Hooks
-// fire only where `on_grad_ready` is given: on the last micro-batch of an accumulation. `scale` multiplies all
-// gradients (1 / number of micro-batches).
+// Runs the backward pass from a scalar loss (a tensor of one element) and releases the graph on the way.
+// Hooks fire only where `on_grad_ready` is given: on the last micro-batch of an accumulation. `scale`
+// multiplies all gradients (1 / number of micro-batches).
 void backward(const Variable& loss, const GradientHook& on_grad_ready = {}, float scale = 1.0f);
 
 }  // namespace topknot

@@ -113,12 +113,14 @@ Backward backward_sums(Tensor grad, const Tensor& y, const Tensor& x, const Norm
 }
 
 void check_shapes(const char* op, const Shape& x, const Variable& gamma, const Variable& beta,
-                  const Variable& residual) {
+                  const Variable& residual, Layout layout) {
   TOPKNOT_CHECK(x.rank() == 4, std::string(op) + ": input must be [N, C, H, W], not " + x.str());
   TOPKNOT_CHECK(gamma.shape() == Shape({x[1]}) && beta.shape() == Shape({x[1]}),
                 std::string(op) + ": gamma and beta must have one value a channel of " + x.str());
   TOPKNOT_CHECK(!residual.defined() || residual.shape() == x,
                 std::string(op) + ": residual " + residual.shape().str() + " for output " + x.str());
+  TOPKNOT_CHECK(!residual.defined() || residual.value().layout() == layout,
+                std::string(op) + ": a residual in the output's layout");
 }
 
 std::vector<Variable> inputs_of(std::vector<Variable> inputs, const Variable& residual) {
@@ -130,7 +132,7 @@ std::vector<Variable> inputs_of(std::vector<Variable> inputs, const Variable& re
 
 Variable batch_norm(const Variable& x, const Variable& gamma, const Variable& beta, const Variable& residual,
                     const BatchNormState& state, const BatchNormOptions& options) {
-  check_shapes("batch_norm", x.shape(), gamma, beta, residual);
+  check_shapes("batch_norm", x.shape(), gamma, beta, residual, x.value().layout());
   const ChannelGeometry g(x.value());
   ImageSums sums(g);
   if (options.training)
@@ -167,7 +169,7 @@ Variable conv_bn(const Variable& x, const Variable& weight, const Variable& gamm
       x.shape().rank() == 4 && x.shape()[1] == geometry.in,
       "conv_bn: input " + x.shape().str() + " for " + std::to_string(geometry.in) + " input channels");
   const Shape shape = geometry.output_shape(x.shape());
-  check_shapes("conv_bn", shape, gamma, beta, residual);
+  check_shapes("conv_bn", shape, gamma, beta, residual, kernels->output_layout());
   Tensor raw = Tensor::empty(shape, kernels->output_layout());
   const ChannelGeometry g(raw);
   ImageSums sums(g);

@@ -42,7 +42,7 @@ TOPKNOT_INLINE void apply_of(const ChannelGeometry& g, const float* x, const flo
     for (std::int64_t i = 0; i < g.pixels; ++i, at += L) {
       V v = a * load_as<V>(x + at) + b;
       if constexpr (kResidual) v += load_as<V>(residual + at);
-      if constexpr (kRelu) v = v > zero ? v : zero;
+      if constexpr (kRelu) v = v <= zero ? zero : v;  // so that NaN comes through
       store_as<V>(y + at, v);
     }
   }
@@ -68,7 +68,7 @@ TOPKNOT_INLINE void backward_sums_of(const ChannelGeometry& g, const float* grad
     const auto take = [&](std::int64_t i, V & s, V & q) __attribute__((always_inline)) {
       V d = load_as<V>(grad + i);
       if constexpr (kMask) {
-        d = load_as<V>(y + i) > zero ? d : zero;
+        d = load_as<V>(y + i) <= zero ? zero : d;
         store_as<V>(masked + i, d);
       }
       s += d;

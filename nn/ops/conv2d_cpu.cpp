@@ -141,9 +141,10 @@ class DnnlConv final : public ConvKernels {
     const Shape out_shape = g_.output_shape(x.shape());
     const std::int64_t out = out_shape.numel() / images;
     std::map<const Plan*, std::pair<const float*, Tensor>> packed;
-    for (const Plan* plan : plans_for(x))
+    const std::vector<const Plan*> plans = plans_for(x);
+    for (const Plan* plan : plans)
       if (input_gradient) packed[plan].first = plan->pack_backward->run(weight, packed[plan].second);
-    const Plan& first = plan_for(x, std::min(chunk_of(x), images));
+    const Plan& first = *plans.front();
     const auto floats = static_cast<std::int64_t>(first.gradient_floats);
     const auto threads = static_cast<std::size_t>(omp_get_max_threads());
     std::vector<Tensor> sums(threads);  // of the weight's gradient, by thread
@@ -166,10 +167,12 @@ class DnnlConv final : public ConvKernels {
             parallel_ranges(
                 count, [&](int, std::int64_t a, std::int64_t b) { fill(a, b, filled.data() + a * out); });
         }
-        Tensor& target = sum.defined() ? term : sum;
-        if (!target.defined()) target = Tensor::empty({floats});
-        plan.backward_weights->run(thread, {x.data() + n * in, dy, target.data()});
-        if (&target == &term) add_into(sum.data(), term.data(), first.gradient_floats);
+        if (weight_gradient.data) {
+          Tensor& target = sum.defined() ? term : sum;
+          if (!target.defined()) target = Tensor::empty({floats});
+          plan.backward_weights->run(thread, {x.data() + n * in, dy, target.data()});
+          if (&target == &term) add_into(sum.data(), term.data(), first.gradient_floats);
+        }
         if (input_gradient)
           plan.backward_data->run(thread, {dy, packed.at(&plan).first, input_gradient->data() + n * in});
         n += count;
@@ -180,6 +183,7 @@ class DnnlConv final : public ConvKernels {
     else
       work(0, 0, images);
 
+    if (!weight_gradient.data) return;
     for (std::size_t t = 1; t < threads; ++t)
       if (sums[t].defined()) add_into(sums[0].data(), sums[t].data(), first.gradient_floats);
     store_weight_gradient(first, sums[0].data(), weight_gradient);
@@ -224,9 +228,12 @@ class DnnlConv final : public ConvKernels {
   struct Key {
     std::int64_t images, height, width;
     int threads;
+    Layout layout;
     auto operator<=>(const Key&) const = default;
   };
-  Key key(const Tensor& x, std::int64_t images) const { return {images, x.dim(2), x.dim(3), max_threads_}; }
+  Key key(const Tensor& x, std::int64_t images) const {
+    return {images, x.dim(2), x.dim(3), max_threads_, x.layout()};
+  }
 
   const Plan& make_plan(const Tensor& x, std::int64_t images) {
     max_threads_ = std::max(1, omp_get_max_threads());

@@ -20,17 +20,17 @@ void for_each_element(std::int64_t n, Fn&& fn) {
 
 }  // namespace
 
-Variable relu(const Variable& x) {
+Variable relu(const Variable& x) {  // the comparisons let NaN through
   Tensor y = Tensor::empty(x.shape(), x.value().layout());
   const float* in = x.value().data();
   float* out = y.data();
-  for_each_element(y.numel(), [=](std::int64_t i) { out[i] = in[i] > 0 ? in[i] : 0; });
+  for_each_element(y.numel(), [=](std::int64_t i) { out[i] = in[i] <= 0 ? 0 : in[i]; });
 
   return {"relu", y, {x}, [=](Tensor grad) {  // dx = dy where y > 0
             Tensor dx = grad.exclusive() ? grad : Tensor::empty(grad.shape(), grad.layout());
             const float *dy = grad.data(), *value = y.data();
             float* d = dx.data();
-            for_each_element(dx.numel(), [=](std::int64_t i) { d[i] = value[i] > 0 ? dy[i] : 0; });
+            for_each_element(dx.numel(), [=](std::int64_t i) { d[i] = value[i] <= 0 ? 0 : dy[i]; });
             x.accumulate_grad(std::move(dx));
           }};
 }

@@ -8,7 +8,7 @@
 namespace topknot {
 
 enum class PoolKind {
-  max,      // the gradient goes to the window's first maximum
+  max,      // the gradient goes to the window's first maximum; oneDNN passes over a NaN in the window
   average,  // of the elements inside the image: padding is not counted
 };
 

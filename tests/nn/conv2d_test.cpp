@@ -1,0 +1,213 @@
+#include "nn/ops/conv2d.h"
+
+#include "tests/support/variables.h"
+
+using namespace topknot;
+using namespace topknot::testing;
+using reference::absolute;
+using reference::Conv;
+using reference::plus;
+
+namespace {
+
+struct Case {
+  Conv g;
+  bool bias;
+  Layout layout;
+
+  std::string str() const {
+    return "batch " + std::to_string(g.n) + ", " + std::to_string(g.in) + " -> " + std::to_string(g.out) +
+           " channels, " + std::to_string(g.height) + "x" + std::to_string(g.width) + ", kernel " +
+           std::to_string(g.kernel) + ", stride " + std::to_string(g.stride) + ", padding " +
+           std::to_string(g.padding) + (bias ? ", bias" : "") +
+           (layout == Layout::blocked ? ", blocked" : ", plain");
+  }
+  Shape x_shape() const { return {g.n, g.in, g.height, g.width}; }
+  ConvGeometry geometry() const { return {g.in, g.out, g.kernel, g.stride, g.padding}; }
+  // Winograd's transformations cost some digits.
+  double tolerance() const { return g.kernel == 3 && g.stride == 1 ? 3e-5 : 3e-6; }
+};
+
+Case plain(Conv g, bool bias = false) {
+  return {g, bias, Layout::plain};
+}
+// The layout that a layer before this one would have left.
+Case blocked(Conv g, bool bias = false) {
+  return {g, bias, g.in % channel_block() == 0 ? Layout::blocked : Layout::plain};
+}
+
+void check_case(const Case& c, int threads = 1) {
+  const Threads scope(threads);
+  INFO(c.str() << ", " << threads << " threads");
+  const Conv& g = c.g;
+  Leaf x(c.x_shape(), random_values(g.x_size(), 1)),
+      w(c.geometry().weight_shape(), random_values(g.w_size(), 2)), b({g.out}, random_values(g.out, 3));
+  const auto dy = random_values(g.y_size(), 4);
+  const auto kernels = make_conv_kernels(c.geometry());
+  const Variable y = conv2d(in_layout(x.variable(), c.layout), w.variable(),
+                            c.bias ? b.variable() : Variable(), c.geometry(), kernels);
+  REQUIRE(y.shape() == Shape({g.n, g.out, g.out_height(), g.out_width()}));
+  CHECK(y.value().layout() == kernels->output_layout());
+  backward(weighted_sum(y, dy));
+
+  const Array rx = as_double(values_of(x.variable())), rw = as_double(values_of(w.variable())),
+              rb = as_double(values_of(b.variable())), rdy = as_double(dy);
+  Array ry = reference::conv2d(g, rx, rw), ry_scale = reference::conv2d(g, absolute(rx), absolute(rw));
+  const reference::Images out{g.n, g.out, g.out_height() * g.out_width()};
+  if (c.bias) ry = add_bias(out, ry, rb), ry_scale = add_bias(out, ry_scale, absolute(rb));
+  check_close("y", values_of(y), ry, ry_scale, c.tolerance());
+  check_close("dx", x.gradient(), conv2d_input_gradient(g, rw, rdy),
+              conv2d_input_gradient(g, absolute(rw), absolute(rdy)), c.tolerance());
+  check_close("dw", w.gradient(), conv2d_weight_gradient(g, rx, rdy),
+              conv2d_weight_gradient(g, absolute(rx), absolute(rdy)), c.tolerance());
+  if (c.bias) check_close("db", b.gradient(), channel_sums(out, rdy), channel_sums(out, absolute(rdy)), 3e-6);
+}
+
+}  // namespace
+
+TEST_CASE("conv2d agrees with the formula: 3x3, few channels, odd sizes, with and without bias") {
+  for (const bool bias : {false, true}) {
+    check_case(plain({1, 1, 5, 7, 1, 3, 1, 1}, bias));
+    check_case(plain({2, 3, 9, 9, 6, 3, 1, 1}, bias));
+    check_case(plain({3, 3, 7, 5, 16, 3, 1, 1}, bias));
+    check_case(plain({2, 3, 11, 8, 64, 3, 2, 1}, bias));
+    check_case(plain({2, 1, 6, 6, 16, 3, 1, 0}, bias));
+    check_case(plain({3, 6, 9, 7, 3, 3, 2, 1}, bias));
+    check_case(plain({2, 6, 7, 7, 16, 3, 1, 1}, bias));
+    check_case(plain({2, 3, 1, 1, 16, 3, 1, 1}, bias));
+  }
+}
+
+TEST_CASE("conv2d agrees with the formula: blocked channels, sizes that Winograd's tiles do not divide") {
+  check_case(blocked({1, 16, 4, 4, 16, 3, 1, 1}));
+  check_case(blocked({3, 16, 5, 7, 16, 3, 1, 1}, true));
+  check_case(blocked({2, 16, 9, 10, 32, 3, 1, 1}));
+  check_case(blocked({2, 32, 8, 8, 32, 3, 1, 1}, true));
+  check_case(blocked({1, 48, 6, 11, 48, 3, 1, 1}));
+  check_case(blocked({2, 64, 7, 7, 64, 3, 1, 1}));
+  check_case(blocked({2, 64, 3, 3, 64, 3, 1, 1}));
+  check_case(blocked({3, 64, 2, 2, 64, 3, 1, 1}, true));
+  check_case(blocked({2, 64, 5, 4, 128, 3, 1, 1}));
+  check_case(blocked({2, 128, 6, 5, 128, 3, 1, 1}));
+  check_case(blocked({1, 256, 4, 5, 256, 3, 1, 1}, true));
+  check_case(blocked({2, 256, 2, 2, 256, 3, 1, 1}));
+  check_case(blocked({3, 128, 1, 1, 256, 3, 1, 1}));
+}
+
+TEST_CASE("conv2d agrees with the formula: stride 2 on odd and even sizes") {
+  for (const std::int64_t size : {7, 8, 9}) {
+    check_case(blocked({2, 16, size, size, 32, 3, 2, 1}));
+    check_case(blocked({1, 32, size, size + 1, 64, 3, 2, 1}, true));
+    check_case(blocked({2, 64, size, 5, 128, 3, 2, 1}));
+    check_case(blocked({1, 128, size, size, 256, 3, 2, 1}));
+    check_case(blocked({2, 64, size, size, 128, 1, 2, 0}));
+    check_case(blocked({1, 48, size, size, 16, 5, 2, 2}));
+  }
+}
+
+TEST_CASE("conv2d agrees with the formula: 1x1 and 5x5 kernels") {
+  check_case(plain({2, 3, 5, 5, 16, 1, 1, 0}, true));
+  check_case(plain({1, 1, 4, 3, 6, 1, 1, 0}));
+  check_case(blocked({3, 16, 5, 7, 32, 1, 1, 0}, true));
+  check_case(blocked({2, 64, 7, 3, 64, 1, 1, 0}));
+  check_case(blocked({2, 128, 3, 5, 256, 1, 1, 0}));
+  check_case(blocked({1, 256, 1, 1, 128, 1, 2, 0}));
+  check_case(plain({2, 1, 12, 13, 6, 5, 1, 2}, true));  // lenet's layers
+  check_case(plain({3, 6, 9, 8, 16, 5, 1, 0}, true));
+  check_case(plain({2, 3, 9, 9, 16, 5, 2, 2}));
+  check_case(blocked({2, 16, 6, 7, 16, 5, 1, 2}, true));
+}
+
+TEST_CASE("conv2d agrees with the formula where the layouts of input and output differ") {
+  check_case(blocked({2, 16, 6, 5, 6, 3, 1, 1}, true));
+  check_case(blocked({2, 64, 5, 5, 10, 1, 1, 0}));
+  check_case(blocked({2, 32, 7, 7, 3, 5, 2, 2}));
+  check_case(plain({2, 16, 6, 5, 16, 3, 1, 1}, true));  // a plain input where a blocked one was possible
+  check_case(plain({2, 64, 7, 7, 128, 3, 2, 1}));
+  check_case(plain({2, 6, 5, 5, 64, 1, 1, 0}));
+  check_case(plain({2, 48, 5, 6, 6, 3, 1, 1}));
+}
+
+TEST_CASE("conv2d works through batches that are cut unevenly over chunks and threads") {
+  for (const int threads : {1, 2, 3}) {
+    check_case(blocked({7, 16, 9, 9, 16, 3, 1, 1}, true), threads);
+    check_case(blocked({5, 32, 6, 6, 64, 3, 2, 1}), threads);
+    check_case(blocked({3, 128, 5, 5, 128, 3, 1, 1}, true), threads);
+    check_case(plain({5, 1, 9, 9, 6, 5, 1, 2}, true), threads);
+    check_case(plain({1, 6, 7, 7, 16, 3, 1, 1}), threads);
+  }
+  check_case(plain({15, 3, 32, 32, 16, 3, 1, 1}));
+  check_case(blocked({17, 16, 32, 32, 16, 3, 1, 1}), 2);
+}
+
+TEST_CASE("conv2d: one layer takes inputs of different sizes, batches and layouts in turn") {
+  const ConvGeometry geometry{16, 16, 3, 1, 1};
+  const auto kernels = make_conv_kernels(geometry);
+  Leaf w(geometry.weight_shape(), random_values(16 * 16 * 9, 1));
+  const Array rw = as_double(values_of(w.variable()));
+  for (int round = 0; round < 2; ++round)
+    for (const Layout layout : {Layout::blocked, Layout::plain})
+      for (const Conv& g : {Conv{2, 16, 8, 8, 16, 3, 1, 1}, Conv{5, 16, 8, 8, 16, 3, 1, 1},
+                            Conv{2, 16, 5, 6, 16, 3, 1, 1}, Conv{2, 16, 6, 5, 16, 3, 1, 1}}) {
+        INFO((layout == Layout::blocked ? "blocked, batch " : "plain, batch ") << g.n << ", " << g.height);
+        Leaf x({g.n, 16, g.height, g.width}, random_values(g.x_size(), 5));
+        const Array rx = as_double(values_of(x.variable()));
+        const Variable y = conv2d(in_layout(x.variable(), layout), w.variable(), {}, geometry, kernels);
+        check_close("y", values_of(y), reference::conv2d(g, rx, rw),
+                    reference::conv2d(g, absolute(rx), absolute(rw)), 3e-5);
+      }
+}
+
+TEST_CASE("conv2d adds to the weight's gradient: two uses in a graph, then a second backward pass") {
+  for (const Conv& g : {Conv{3, 16, 6, 6, 16, 3, 1, 1}, Conv{2, 3, 7, 7, 16, 3, 2, 1},
+                        Conv{2, 1, 6, 6, 6, 5, 1, 2}, Conv{2, 128, 4, 4, 128, 3, 1, 1}}) {
+    const Case c = blocked(g, true);
+    INFO(c.str());
+    Leaf w(c.geometry().weight_shape(), random_values(g.w_size(), 2)), b({g.out}, random_values(g.out, 3));
+    const auto kernels = make_conv_kernels(c.geometry());
+    const reference::Images out{g.n, g.out, g.out_height() * g.out_width()};
+    Array dw(static_cast<std::size_t>(g.w_size()), 0.0),
+        dw_scale = dw, db(static_cast<std::size_t>(g.out), 0.0), db_scale = db;
+    const auto use = [&](std::uint32_t stream) {
+      const auto x = random_values(g.x_size(), stream), dy = random_values(g.y_size(), stream + 1);
+      dw = plus(dw, conv2d_weight_gradient(g, as_double(x), as_double(dy)));
+      dw_scale = plus(dw_scale, conv2d_weight_gradient(g, absolute(as_double(x)), absolute(as_double(dy))));
+      db = plus(db, channel_sums(out, as_double(dy)));
+      db_scale = plus(db_scale, channel_sums(out, absolute(as_double(dy))));
+      const Variable in(to_layout(Tensor::from(x, c.x_shape()), c.layout));
+      return weighted_sum(conv2d(in, w.variable(), b.variable(), c.geometry(), kernels), dy);
+    };
+    const Variable first = use(10), second = use(20);
+    const Variable both("both", Tensor::from({0}, {1}), {first, second}, [=](Tensor grad) {
+      first.accumulate_grad(grad);
+      second.accumulate_grad(grad);
+    });
+    backward(both);
+    check_close("dw of two uses", w.gradient(), dw, dw_scale, c.tolerance());
+    check_close("db of two uses", b.gradient(), db, db_scale, 3e-6);
+    backward(use(30));
+    check_close("dw after another pass", w.gradient(), dw, dw_scale, c.tolerance());
+    check_close("db after another pass", b.gradient(), db, db_scale, 3e-6);
+
+    w.clear();
+    b.clear();
+    dw.assign(dw.size(), 0.0), dw_scale = dw, db.assign(db.size(), 0.0), db_scale = db;
+    backward(use(40));
+    check_close("dw after clear_gradients", w.gradient(), dw, dw_scale, c.tolerance());
+    check_close("db after clear_gradients", b.gradient(), db, db_scale, 3e-6);
+  }
+}
+
+TEST_CASE("conv2d refuses shapes that do not fit, and says which") {
+  const ConvGeometry geometry{3, 6, 5, 1, 0};
+  const auto kernels = make_conv_kernels(geometry);
+  Leaf w(geometry.weight_shape(), random_values(3 * 6 * 25, 1));
+  const auto run = [&](const Shape& x) {
+    return conv2d(Variable(Tensor::zeros(x)), w.variable(), {}, geometry, kernels);
+  };
+  CHECK_THROWS_AS(run({1, 4, 8, 8}), Error);
+  CHECK_THROWS_AS(run({1, 3, 4, 8}), Error);
+  CHECK_THROWS_AS(run({3, 8}), Error);
+  CHECK_NOTHROW(run({1, 3, 5, 5}));
+  CHECK_THROWS_AS(make_conv_kernels(ConvGeometry{3, 6, 5, 0, 0}), Error);
+}

@@ -1,0 +1,88 @@
+// What must not depend on the number of compute threads.
+#include "nn/ops/batch_norm.h"
+#include "nn/ops/pool.h"
+#include "tests/support/variables.h"
+
+using namespace topknot;
+using namespace topknot::testing;
+
+namespace {
+
+struct Results {
+  std::vector<std::vector<float>> all;
+  bool operator==(const Results&) const = default;
+};
+
+Results run_batch_norm(int threads, Layout layout) {
+  const Threads scope(threads);
+  const Shape shape{7, 32, 9, 5};
+  Leaf x(shape, random_values(shape.numel(), 1)), gamma({32}, random_values(32, 2)),
+      beta({32}, random_values(32, 3));
+  std::vector<float> mean(32, 0.0f), variance(32, 1.0f);
+  const Variable y = batch_norm(in_layout(x.variable(), layout), gamma.variable(), beta.variable(), {},
+                                {&mean, &variance}, {true, true});
+  Results r{{values_of(y), mean, variance}};
+  backward(weighted_sum(y, random_values(shape.numel(), 4)));
+  for (const Leaf* leaf : {&x, &gamma, &beta}) r.all.push_back(leaf->gradient());
+  return r;
+}
+
+// With batch norm: all but the weight's gradient, whose sum is taken by thread.
+Results run_conv(int threads, const reference::Conv& g, bool with_batch_norm) {
+  const Threads scope(threads);
+  const ConvGeometry geometry{g.in, g.out, g.kernel, g.stride, g.padding};
+  const Layout layout = g.in % channel_block() == 0 ? Layout::blocked : Layout::plain;
+  Leaf x({g.n, g.in, g.height, g.width}, random_values(g.x_size(), 1)),
+      w(geometry.weight_shape(), random_values(g.w_size(), 2)), gamma({g.out}, random_values(g.out, 3)),
+      beta({g.out}, random_values(g.out, 4));
+  std::vector<float> mean(static_cast<std::size_t>(g.out), 0.0f), variance(mean);
+  const auto kernels = make_conv_kernels(geometry);
+  const Variable in = in_layout(x.variable(), layout);
+  const Variable y = with_batch_norm ? conv_bn(in, w.variable(), gamma.variable(), beta.variable(), {},
+                                               geometry, kernels, {&mean, &variance}, {true, true})
+                                     : conv2d(in, w.variable(), beta.variable(), geometry, kernels);
+  Results r{{values_of(y), mean, variance}};
+  backward(weighted_sum(y, random_values(g.y_size(), 5)));
+  for (const Leaf* leaf : {&x, &gamma, &beta}) r.all.push_back(leaf->gradient());
+  return r;
+}
+
+}  // namespace
+
+TEST_CASE("batch_norm: values, gradients and statistics have the same bits for any thread count") {
+  for (const Layout layout : {Layout::plain, Layout::blocked}) {
+    const Results one = run_batch_norm(1, layout);
+    CHECK((run_batch_norm(2, layout) == one));
+    CHECK((run_batch_norm(3, layout) == one));
+  }
+}
+
+TEST_CASE("conv2d and conv_bn: values and input gradients have the same bits for any thread count") {
+  for (const bool with_batch_norm : {false, true})
+    for (const reference::Conv& g :
+         {reference::Conv{7, 16, 9, 9, 16, 3, 1, 1}, reference::Conv{5, 3, 8, 8, 16, 3, 1, 1},
+          reference::Conv{5, 16, 9, 9, 32, 3, 2, 1}, reference::Conv{3, 64, 5, 5, 64, 3, 1, 1},
+          reference::Conv{3, 128, 4, 4, 128, 3, 1, 1}, reference::Conv{3, 6, 7, 7, 16, 5, 1, 0}}) {
+      INFO(g.in << " -> " << g.out << ", kernel " << g.kernel << (with_batch_norm ? ", batch norm" : ""));
+      const Results one = run_conv(1, g, with_batch_norm);
+      CHECK((run_conv(2, g, with_batch_norm) == one));
+      CHECK((run_conv(3, g, with_batch_norm) == one));
+    }
+}
+
+TEST_CASE("one layer's kernels follow a change of the thread count") {
+  const ConvGeometry geometry{16, 16, 3, 1, 1};
+  const auto kernels = make_conv_kernels(geometry);
+  Leaf w(geometry.weight_shape(), random_values(16 * 16 * 9, 1));
+  const Shape shape{5, 16, 6, 6};
+  const Variable x =
+      in_layout(Variable(Tensor::from(random_values(shape.numel(), 2), shape)), Layout::blocked);
+  std::vector<std::vector<float>> values;
+  for (const int threads : {1, 3, 2, 1, 3}) {
+    const Threads scope(threads);
+    const Variable y = conv2d(x, w.variable(), {}, geometry, kernels);
+    values.push_back(values_of(y));
+    CHECK_NOTHROW(backward(weighted_sum(y, random_values(shape.numel(), 3))));
+  }
+  for (const auto& v : values) CHECK((v == values[0]));
+}

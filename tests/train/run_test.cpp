@@ -1,0 +1,139 @@
+// Whole runs: what all ranks, backends and repeated runs must agree on.
+#include <cmath>
+
+#include "tests/data/temp_folder.h"
+#include "tests/dist/ranks.h"
+#include "tests/support/catch.h"
+#include "train/trainer.h"
+
+using namespace topknot;
+
+namespace {
+
+struct Run {
+  std::vector<std::string> checksums;  // by rank
+  double test_loss = 0, test_accuracy = 0;
+};
+
+LoadedConfig small_run(const TempFolder& temp, const std::vector<std::string>& overrides) {
+  std::vector<std::string> all{
+      "model.name=mlp",       "model.hidden=[24]",     "data.train_size=512",
+      "data.test_size=64",    "data.batch_size=4",     "train.max_steps=50",
+      "train.epochs=100",     "train.eval_every=0",    "train.check_every=1",
+      "optimizer.lr=0.02",    "compress.density=0.01", "compress.warmup=[0.05]",
+      "train.log_every=1000", "output.overwrite=true", "output.dir=" + temp.at("run")};
+  all.insert(all.end(), overrides.begin(), overrides.end());
+  LoadedConfig loaded = load_config("", all);
+  throw_problems(loaded.problems);
+  throw_problems(check_config(loaded.config, known_names()));
+  return loaded;
+}
+
+// The ranks' parameters are compared after every step on the way (train.check_every=1).
+Run train(const std::string& backend, int ranks, std::vector<std::string> overrides) {
+  const TempFolder temp;
+  overrides.push_back("dist.ranks=" + std::to_string(ranks));
+  const LoadedConfig loaded = small_run(temp, overrides);
+  const RunData data = load_data(loaded.config);
+  const RunInputs inputs{loaded.config, data, create_run_folder(loaded, {}), true,
+                         std::chrono::steady_clock::now()};
+  Run run;
+  run.checksums.resize(static_cast<std::size_t>(ranks));
+  run_ranks(backend, ranks, [&](Communicator& communicator) {
+    const RunOutcome outcome = run_rank(inputs, communicator);
+    run.checksums[static_cast<std::size_t>(communicator.rank())] = outcome.parameter_checksum;
+    if (communicator.rank() == 0)
+      run.test_loss = outcome.test_loss, run.test_accuracy = outcome.test_accuracy;
+  });
+  for (const std::string& checksum : run.checksums) CHECK(checksum == run.checksums[0]);
+  return run;
+}
+
+const std::vector<std::vector<std::string>> kMethods = {
+    {"compress.name=topk"},
+    {"compress.name=topk", "compress.scope=tensor", "exchange.merge=size:8000"},
+    {"compress.name=topk", "compress.scope=model", "compress.dense_1d=false"},
+    {"compress.name=topk", "compress.memory=none", "exchange.merge=none"},
+    {"compress.name=gaussiank"},
+    {"compress.name=gaussiank", "compress.scope=tensor", "compress.capacity=2"},
+    {"compress.name=dense", "dist.ordered_sum=true"},
+};
+
+}  // namespace
+
+TEST_CASE("after 50 steps all ranks hold the same parameters, and threads equal gloo bit for bit") {
+  for (const auto& method : kMethods)
+    for (int ranks : {1, 2, 4, 8}) {
+      INFO(method[0] << " " << method.back() << ", " << ranks << " ranks");
+      CHECK(train("threads", ranks, method).checksums == train("gloo", ranks, method).checksums);
+    }
+}
+
+TEST_CASE(
+    "dense over the library's sum: equal ranks, the same bits in every run, and threads' result within "
+    "rounding") {
+  for (int ranks : {2, 4, 8}) {
+    const Run gloo = train("gloo", ranks, {"compress.name=dense"});
+    CHECK(gloo.checksums == train("gloo", ranks, {"compress.name=dense"}).checksums);
+    CHECK(gloo.test_loss == Approx(train("threads", ranks, {"compress.name=dense"}).test_loss).epsilon(1e-3));
+  }
+}
+
+TEST_CASE("two runs with one seed give the same parameters, another seed gives others") {
+  for (const auto& method : kMethods) {
+    const Run run = train("threads", 4, method);
+    CHECK(run.checksums == train("threads", 4, method).checksums);
+    auto other = method;
+    other.push_back("seed=2");
+    CHECK(run.checksums != train("threads", 4, other).checksums);
+  }
+}
+
+TEST_CASE("topk at density 1 equals dense: bit for bit with one rank, within rounding with four") {
+  const std::vector<std::string> whole{"compress.name=topk", "compress.density=1", "compress.warmup=[]"};
+  const std::vector<std::string> dense{"compress.name=dense"};
+  CHECK(train("threads", 1, whole).checksums == train("threads", 1, dense).checksums);
+  CHECK(train("threads", 4, whole).test_loss == Approx(train("threads", 4, dense).test_loss).epsilon(1e-4));
+}
+
+TEST_CASE("convolutions, batch norm and uneven shards: ranks agree, threads equal gloo") {
+  const std::vector<std::string> conv{"model.name=resnet20", "data.batch_size=2", "data.train_size=64",
+                                      "data.test_size=10",   "train.max_steps=4", "compress.name=topk",
+                                      "data.shard=uneven:3"};
+  CHECK(train("threads", 3, conv).checksums == train("gloo", 3, conv).checksums);
+}
+
+TEST_CASE("accumulating two micro-batches equals one batch of both, within rounding") {
+  // One rank, samples in the same order; no batch norm in the model.
+  const Run one = train("threads", 1, {"data.batch_size=8"});
+  const Run two = train("threads", 1, {"data.batch_size=4", "train.accumulate=2"});
+  CHECK(one.test_loss == Approx(two.test_loss).epsilon(1e-4));
+}
+
+TEST_CASE("clipping before compression bounds the step, over the model and tensor by tensor") {
+  for (const char* scope : {"model", "tensor"}) {
+    const Run run =
+        train("threads", 2, {"train.clip_local=0.001", std::string("train.clip_local_scope=") + scope});
+    CHECK(run.checksums != train("threads", 2, {}).checksums);
+    CHECK(std::isfinite(run.test_loss));
+  }
+}
+
+TEST_CASE("every sample is evaluated once: the result does not depend on the number of ranks") {
+  // No step has been done when the learning rate is nearly zero: all runs evaluate the same model.
+  std::vector<double> losses;
+  for (int ranks : {1, 3, 5})
+    losses.push_back(
+        train("threads", ranks,
+              {"optimizer.lr=1e-30", "optimizer.weight_decay=0", "data.test_size=37", "train.max_steps=1"})
+            .test_loss);
+  CHECK(losses[0] == Approx(losses[1]).epsilon(1e-6));
+  CHECK(losses[0] == Approx(losses[2]).epsilon(1e-6));
+}
+
+TEST_CASE("training that diverges stops with a message and names the step") {
+  CHECK_THROWS_WITH(
+      train("threads", 2,
+            {"optimizer.lr=1e6", "optimizer.weight_decay=1", "train.max_skips=3", "train.check_every=0"}),
+      Catch::Contains("diverged") && Catch::Contains("3 steps in a row"));
+}
