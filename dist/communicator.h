@@ -1,10 +1,10 @@
 #pragma once
-// The collectives a trainer needs, over one group of ranks. Backends: threads (ranks of one process), gloo (processes over
-// TCP). Calls are collective: every rank makes the same calls in the same order. Two threads never talk on one
-// communicator at once (dist/collective_queue.h sees to that).
+// The collectives a trainer needs, over one group of ranks. Backends: threads (ranks of one process), gloo
+// (processes over TCP). Calls are collective: every rank makes the same calls in the same order. Two threads
+// never talk on one communicator at once (dist/collective_queue.h sees to that).
 //
-// Nothing waits without a deadline: a call throws CollectiveError when a peer died, called abort(), or did not come
-// within the timeout.
+// Nothing waits without a deadline: a call throws CollectiveError when a peer died, called abort(), or did
+// not come within the timeout.
 
 #include <cstddef>
 #include <memory>
@@ -37,7 +37,8 @@ class Communicator {
   // Whether collectives may run on a thread of their own beside the backward pass.
   virtual bool overlaps() const = 0;
 
-  // Gathers one block of bytes from each rank; lengths may differ (0 included). all[r] is rank r's, own included.
+  // Gathers one block of bytes from each rank; lengths may differ (0 included). all[r] is rank r's, own
+  // included.
   virtual void all_gather(std::span<const std::byte> mine, std::vector<std::vector<std::byte>>& all) = 0;
   // Sums in place over the ranks; the same length everywhere. Every rank ends with the same bits.
   virtual void all_reduce(std::span<float> data, SumOrder order) = 0;
@@ -46,7 +47,13 @@ class Communicator {
   virtual void barrier() = 0;
 
   // Tells the peers that this rank gives up, so that their calls end with `reason` at once. Never throws.
+  // May be called from any thread. Afterwards every call of this rank throws.
   virtual void abort(const std::string& reason) noexcept = 0;
 };
+
+// Collective. Throws the same UserError on every rank when the ranks' `value` of `what` differ (a
+// configuration, a binary's version, parameter names and shapes), naming the first rank that differs from
+// rank 0.
+void check_same(Communicator& communicator, const std::string& what, const std::string& value);
 
 }  // namespace topknot

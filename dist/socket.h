@@ -1,0 +1,64 @@
+#pragma once
+// What the rendezvous needs of TCP: descriptors that close themselves, connecting with a deadline, listening,
+// and frames (type, length, bytes). No call waits without a deadline.
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace topknot {
+
+using Clock = std::chrono::steady_clock;
+using Deadline = Clock::time_point;
+
+// timeout_s <= 0 means no limit (in practice four months).
+Deadline deadline_in(double timeout_s);
+std::chrono::milliseconds timeout_ms(double timeout_s);
+
+class Fd {
+ public:
+  Fd() = default;
+  explicit Fd(int fd) : fd_(fd) {}
+  Fd(Fd&& other) noexcept : fd_(other.release()) {}
+  Fd& operator=(Fd&& other) noexcept;
+  ~Fd() { reset(); }
+  int get() const { return fd_; }
+  bool valid() const { return fd_ >= 0; }
+  int release();
+  void reset();
+
+ private:
+  int fd_ = -1;
+};
+
+struct HostPort {
+  std::string host;
+  int port = 0;
+};
+// "node0:29500" or "[::1]:29500"; throws UserError naming `key`.
+HostPort parse_host_port(const std::string& text, const std::string& key);
+
+// A listening socket: on 127.0.0.1 where `host` is "127.0.0.1" or "localhost", else on every address of this
+// machine (a host's own name may resolve to a loopback address on itself). Port 0 picks a free one. Throws
+// UserError when the port cannot be had.
+Fd listen_on(const std::string& host, int port);
+int local_port(int fd);
+
+// Tries until the deadline, since the other side may start later. Throws UserError for a name that does not
+// resolve and CollectiveError when nobody answers in time.
+Fd connect_to(const std::string& host, int port, Deadline deadline);
+
+// The numeric address of this end of a connection, and whether it is a loopback address.
+std::string local_address(int fd);
+bool is_loopback(const std::string& address);
+
+enum class Frame : std::uint32_t { hello = 1, welcome, set, get, value, abort, bye, bye_all };
+std::string encode_frame(Frame type, std::string_view payload);
+// Takes one whole frame off the front of `buffer`. False: more bytes are needed. Throws Error for what is no
+// frame.
+bool take_frame(std::string& buffer, Frame& type, std::string& payload);
+// Writes all bytes; false when the connection is gone or the deadline passed.
+bool write_all(int fd, std::string_view bytes, Deadline deadline);
+
+}  // namespace topknot

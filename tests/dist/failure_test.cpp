@@ -1,0 +1,238 @@
+// What happens when a rank does not come, gives up, leaves, or makes another call than the others. Every case
+// must end by itself: a hang is a failure that ctest's timeout shows.
+
+#include <chrono>
+
+#include "tests/dist/ranks.h"
+#include "tests/support/catch.h"
+
+namespace topknot {
+namespace {
+
+const std::vector<std::string> backends = {"threads", "gloo"};
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+// Waits far longer than the deadlines, but not for ever.
+struct Gate {
+  std::mutex mutex;
+  std::condition_variable changed;
+  int finished = 0;
+  void finish() {
+    const std::lock_guard lock(mutex);
+    ++finished;
+    changed.notify_all();
+  }
+  bool wait_for(int count) {
+    std::unique_lock lock(mutex);
+    return changed.wait_for(lock, std::chrono::seconds(60), [&] { return finished >= count; });
+  }
+};
+
+}  // namespace
+
+TEST_CASE("a rank that never comes ends the others' call at the deadline") {
+  for (const auto& backend : backends)
+    for (const std::size_t count : {10u, 50000u}) {
+      Gate gate;
+      const auto errors = errors_of_ranks(backend, 3,
+                                          [&](Communicator& c) {
+                                            c.barrier();
+                                            if (c.rank() == 2) {
+                                              if (!gate.wait_for(2))
+                                                throw std::runtime_error("the others hang");
+                                              return;
+                                            }
+                                            std::vector<float> data(count, 1.0f);
+                                            try {
+                                              c.all_reduce(std::span<float>(data), SumOrder::ranks);
+                                            } catch (const CollectiveError&) {
+                                              gate.finish();
+                                              throw;
+                                            }
+                                          },
+                                          {1.0, false});
+      INFO(backend << ": " << errors[0] << " | " << errors[1] << " | " << errors[2]);
+      for (int r = 0; r < 2; ++r) {
+        CHECK(contains(errors[r], "rank " + std::to_string(r) + ": all_reduce #2"));
+        CHECK(contains(errors[r], "rank 2 did not come"));
+        CHECK(contains(errors[r], "dist.timeout_s (1 s)"));
+      }
+      CHECK(errors[2].empty());
+    }
+}
+
+TEST_CASE("abort ends the others' calls at once, with the reason") {
+  for (const auto& backend : backends) {
+    const auto errors = errors_of_ranks(backend, 4,
+                                        [&](Communicator& c) {
+                                          if (c.rank() == 1) {
+                                            c.abort("the loss is not a number");
+                                            return;
+                                          }
+                                          std::vector<float> data(100000, 1.0f);
+                                          c.all_reduce(std::span<float>(data), SumOrder::library);
+                                        },
+                                        {600, false});
+    for (const int r : {0, 2, 3}) {
+      INFO(backend << ": " << errors[r]);
+      // In the sum, or still on the way to it.
+      CHECK(contains(errors[r], "rank " + std::to_string(r) + ": "));
+      CHECK(contains(errors[r], "first error: rank 1: the loss is not a number"));
+    }
+  }
+}
+
+TEST_CASE("the first of several reasons stays") {
+  for (const auto& backend : backends) {
+    Gate entered, gate;
+    const auto errors = errors_of_ranks(backend, 3,
+                                        [&](Communicator& c) {
+                                          c.barrier();
+                                          entered.finish();
+                                          entered.wait_for(3);  // all are connected
+                                          if (c.rank() == 0) {
+                                            c.abort("the first");
+                                          } else if (c.rank() == 1) {
+                                            try {
+                                              c.barrier();
+                                            } catch (const CollectiveError&) {
+                                              c.abort("the second");
+                                              gate.finish();
+                                            }
+                                          } else {
+                                            gate.wait_for(1);
+                                            c.barrier();
+                                          }
+                                        },
+                                        {600, false});
+    INFO(backend << ": " << errors[2]);
+    CHECK(contains(errors[2], "rank 0: the first"));
+    CHECK_FALSE(contains(errors[2], "second"));
+  }
+}
+
+TEST_CASE("abort from another thread of a rank ends its own call") {
+  for (const auto& backend : backends) {
+    Gate gate;
+    const auto errors = errors_of_ranks(backend, 2,
+                                        [&](Communicator& c) {
+                                          c.barrier();
+                                          if (c.rank() == 1) {
+                                            gate.wait_for(1);  // never calls, is only told
+                                            c.barrier();
+                                            return;
+                                          }
+                                          std::thread other([&] {
+                                            std::this_thread::sleep_for(std::chrono::milliseconds(50));
+                                            c.abort("stopped from outside");
+                                          });
+                                          std::vector<std::vector<std::byte>> all;
+                                          std::string text;
+                                          try {
+                                            c.all_gather(std::vector<std::byte>(100000), all);
+                                          } catch (const CollectiveError& error) {
+                                            text = error.what();
+                                          }
+                                          other.join();
+                                          gate.finish();
+                                          throw std::runtime_error(text);
+                                        },
+                                        {600, false});
+    for (const auto& error : errors) {
+      INFO(backend << ": " << error);
+      CHECK(contains(error, "rank 0: stopped from outside"));
+    }
+  }
+}
+
+TEST_CASE("after a failure every call throws") {
+  for (const auto& backend : backends) {
+    Gate entered;
+    std::vector<int> thrown(2);
+    errors_of_ranks(backend, 2,
+                    [&](Communicator& c) {
+                      c.barrier();
+                      entered.finish();
+                      entered.wait_for(2);  // all are connected
+                      if (c.rank() == 0) c.abort("enough");
+                      for (int i = 0; i < 3; ++i) {
+                        try {
+                          c.barrier();
+                        } catch (const CollectiveError& error) {
+                          thrown[c.rank()] += contains(error.what(), "enough");
+                        }
+                      }
+                    },
+                    {600, false});
+    CHECK(thrown == std::vector<int>{3, 3});
+  }
+}
+
+TEST_CASE("a rank that leaves early ends the others' calls") {
+  for (const auto& backend : backends) {
+    const auto errors = errors_of_ranks(backend, 3,
+                                        [&](Communicator& c) {
+                                          c.barrier();
+                                          if (c.rank() != 1) c.barrier();
+                                        },
+                                        {20, false});
+    for (const int r : {0, 2}) {
+      INFO(backend << ": " << errors[r]);
+      CHECK(contains(errors[r], "barrier #2"));
+    }
+    CHECK(errors[1].empty());
+  }
+}
+
+TEST_CASE("ranks that make different calls are told which") {
+  for (const auto& backend : backends) {
+    const auto errors = errors_of_ranks(backend, 2, [&](Communicator& c) {
+      std::vector<float> data(20000);
+      if (c.rank() == 0)
+        c.all_reduce(std::span<float>(data), SumOrder::ranks);
+      else
+        c.broadcast(std::as_writable_bytes(std::span(data)), 1);
+    });
+    for (const auto& error : errors) {
+      INFO(backend << ": " << error);
+      CHECK(contains(error, "do not make the same calls"));
+      CHECK(contains(error, "all_reduce #1 of 80000 bytes"));
+      CHECK(contains(error, "broadcast #1 of 80000 bytes"));
+    }
+  }
+}
+
+TEST_CASE("ranks that sum different lengths are told which") {
+  for (const auto& backend : backends)
+    for (const std::size_t count : {100u, 20000u}) {
+      const auto errors = errors_of_ranks(backend, 2, [&](Communicator& c) {
+        std::vector<float> data(count + c.rank());
+        c.all_reduce(std::span<float>(data), SumOrder::library);
+      });
+      for (const auto& error : errors) {
+        INFO(backend << ": " << error);
+        CHECK(contains(error, "do not make the same calls"));
+        CHECK(contains(error, std::to_string(4 * count) + " bytes"));
+        CHECK(contains(error, std::to_string(4 * count + 4) + " bytes"));
+      }
+    }
+}
+
+TEST_CASE("run_thread_ranks throws the first rank's error, not its echoes") {
+  std::string text;
+  try {
+    run_thread_ranks(4, 60, [](Communicator& c) {
+      c.barrier();
+      if (c.rank() == 3) throw UserError("bad image");
+      c.barrier();
+    });
+  } catch (const UserError& error) {
+    text = error.what();
+  }
+  CHECK(text == "bad image");
+}
+
+}  // namespace topknot
