@@ -1,8 +1,10 @@
 // CPU memory. Blocks are kept for reuse by exact size: a training step asks for the same sizes every time,
 // and a fresh large block costs more in page faults than the arithmetic done on it.
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
+#include <thread>
 #include <unordered_map>
 #include <vector>
 
@@ -25,8 +27,13 @@ class CpuBackend final : public DeviceBackend {
       std::lock_guard lock(mutex_);
       auto& list = free_[bytes];
       if (!list.empty()) {
-        float* data = list.back();
-        list.pop_back();
+        // A block that this thread gave back is still in this core's cache; another's would have to travel.
+        auto block =
+            std::find_if(list.rbegin(), list.rend(),
+                         [me = std::this_thread::get_id()](const Block& b) { return b.last_user == me; });
+        if (block == list.rend()) block = list.rbegin();
+        float* data = block->data;
+        list.erase(std::next(block).base());
         return data;
       }
     }
@@ -37,13 +44,13 @@ class CpuBackend final : public DeviceBackend {
 
   void release(float* data, std::size_t floats) override {
     std::lock_guard lock(mutex_);
-    free_[rounded(floats)].push_back(data);
+    free_[rounded(floats)].push_back({data, std::this_thread::get_id()});
   }
 
   void release_cached() override {
     std::lock_guard lock(mutex_);
     for (auto& [bytes, list] : free_)
-      for (float* data : list) std::free(data);
+      for (const Block& block : list) std::free(block.data);
     free_.clear();
   }
 
@@ -56,8 +63,12 @@ class CpuBackend final : public DeviceBackend {
  private:
   static std::size_t rounded(std::size_t floats) { return (floats * sizeof(float) + 127) / 64 * 64; }
 
+  struct Block {
+    float* data;
+    std::thread::id last_user;
+  };
   std::mutex mutex_;
-  std::unordered_map<std::size_t, std::vector<float*>> free_;
+  std::unordered_map<std::size_t, std::vector<Block>> free_;
 };
 
 }  // namespace
