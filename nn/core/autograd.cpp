@@ -1,6 +1,7 @@
 #include "nn/core/autograd.h"
 
 #include <unordered_map>
+#include <utility>
 
 #include "nn/core/check.h"
 #include "nn/core/parameter.h"
@@ -53,6 +54,12 @@ GradientTarget Variable::gradient_target() const {
   const bool accumulate = node_->gradient_written;
   node_->gradient_written = true;
   return {node_->parameter->gradient(), accumulate};
+}
+
+InputGradient Variable::input_gradient() const {
+  if (!node_->requires_grad) return {};
+  if (!node_->parameter && node_->grad.exclusive()) return {std::exchange(node_->grad, Tensor()), true};
+  return {Tensor::empty(node_->value.shape(), node_->value.layout(), node_->value.device()), false};
 }
 
 void Variable::accumulate_grad(Tensor grad) const {

@@ -26,6 +26,14 @@ struct GradientTarget {
   bool accumulate;
 };
 
+// Where an op may write an activation's gradient. With accumulate the tensor holds what other ops have
+// contributed, and the op adds to it: a pass over memory less than handing in a second tensor. Undefined
+// where no gradient is wanted.
+struct InputGradient {
+  Tensor tensor;
+  bool accumulate = false;
+};
+
 class Variable {
  public:
   Variable() = default;
@@ -40,9 +48,11 @@ class Variable {
   const Shape& shape() const { return value().shape(); }
   bool requires_grad() const;
 
-  // Adds to this variable's gradient. Ignored where no gradient is needed. The tensor must have the value's
+  // Adds to this variable's gradient. Ignored where none is needed. The tensor must have the value's
   // shape and layout; an op may hand the same tensor to two inputs.
   void accumulate_grad(Tensor grad) const;
+  // Takes the gradient so far out, or gives fresh memory; the op hands the tensor back by accumulate_grad().
+  InputGradient input_gradient() const;
   // Memory for a parameter's gradient; data is null where this is a constant.
   GradientTarget gradient_target() const;
 

@@ -1,5 +1,7 @@
 // CPU memory. Blocks are kept for reuse by exact size: a training step asks for the same sizes every time,
 // and a fresh large block costs more in page faults than the arithmetic done on it.
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -37,7 +39,9 @@ class CpuBackend final : public DeviceBackend {
         return data;
       }
     }
-    void* data = std::aligned_alloc(64, bytes);
+    void* data = std::aligned_alloc(bytes >= kHugePage ? kHugePage : 64, bytes);
+    // Fewer entries in the address translation cache; a hint, so its failure does not matter.
+    if (data && bytes >= kHugePage) madvise(data, bytes, MADV_HUGEPAGE);
     if (!data) throw Error("out of memory: could not allocate " + std::to_string(bytes) + " bytes");
     return static_cast<float*>(data);
   }
@@ -61,12 +65,13 @@ class CpuBackend final : public DeviceBackend {
   void synchronize() override {}
 
  private:
-  static std::size_t rounded(std::size_t floats) { return (floats * sizeof(float) + 127) / 64 * 64; }
+  static constexpr std::size_t kHugePage = std::size_t{2} << 20;
+  // From half a huge page on, whole huge pages.
+  static std::size_t rounded(std::size_t floats) {
+    const std::size_t bytes = floats * sizeof(float) + 64, unit = bytes >= kHugePage / 2 ? kHugePage : 64;
+    return (bytes + unit - 1) / unit * unit;
+  }
 
-  struct Block {
-    float* data;
-    std::thread::id last_user;
-  };
   std::mutex mutex_;
   std::unordered_map<std::size_t, std::vector<Block>> free_;
 };

@@ -11,16 +11,16 @@ namespace {
 
 // Per-image sums, added over the images in image order in double: the same bits for any number of threads.
 struct ImageSums {
-  explicit ImageSums(const ChannelGeometry& g) : width(2 * g.channels), values(g.images * width) {}
-  float* of(std::int64_t image) { return values.data() + image * width; }
-  double total(std::int64_t column) const {
-    double sum = 0;
-    for (std::size_t i = static_cast<std::size_t>(column); i < values.size();
-         i += static_cast<std::size_t>(width))
-      sum += values[i];
-    return sum;
+  explicit ImageSums(const ChannelGeometry& g)
+      : width(static_cast<std::size_t>(2 * g.channels)), values(static_cast<std::size_t>(g.images) * width) {}
+  float* of(std::int64_t image) { return values.data() + static_cast<std::size_t>(image) * width; }
+  std::vector<double> totals() const {
+    std::vector<double> sums(width);
+    for (std::size_t i = 0; i < values.size(); i += width)
+      for (std::size_t c = 0; c < width; ++c) sums[c] += values[i + c];
+    return sums;
   }
-  std::int64_t width;
+  std::size_t width;
   std::vector<float> values;
 };
 
@@ -35,11 +35,12 @@ Normalization normalization(const ChannelGeometry& g, const ImageSums* sums, con
   const double count = static_cast<double>(g.images * g.pixels);
   Normalization n{std::vector<float>(channels), std::vector<float>(channels), std::vector<float>(channels),
                   std::vector<float>(channels)};
+  const std::vector<double> totals = sums ? sums->totals() : std::vector<double>();
   for (std::size_t c = 0; c < channels; ++c) {
     double mean = (*state.mean)[c], variance = (*state.variance)[c];
     if (sums) {
-      mean = sums->total(static_cast<std::int64_t>(c)) / count;
-      variance = std::max(0.0, sums->total(g.channels + static_cast<std::int64_t>(c)) / count - mean * mean);
+      mean = totals[c] / count;
+      variance = std::max(0.0, totals[channels + c] / count - mean * mean);
       const double unbiased = count > 1 ? variance * count / (count - 1) : variance;
       (*state.mean)[c] += state.momentum * (static_cast<float>(mean) - (*state.mean)[c]);
       (*state.variance)[c] += state.momentum * (static_cast<float>(unbiased) - (*state.variance)[c]);
@@ -93,9 +94,9 @@ Backward backward_sums(Tensor grad, const Tensor& y, const Tensor& x, const Norm
   Backward result{masked, std::vector<float>(channels), std::vector<float>(channels),
                   std::vector<float>(channels)};
   Tensor dgamma = Tensor::empty({g.channels}), dbeta = Tensor::empty({g.channels});
+  const std::vector<double> totals = sums.totals();
   for (std::size_t c = 0; c < channels; ++c) {
-    const double sum = sums.total(static_cast<std::int64_t>(c));
-    const double with_x = sums.total(g.channels + static_cast<std::int64_t>(c));
+    const double sum = totals[c], with_x = totals[channels + c];
     const double inverse_std = n.inverse_std[c], mean = n.mean[c],
                  scale = gamma.value().data()[c] * inverse_std;
     const double with_xhat = (with_x - mean * sum) * inverse_std;
@@ -194,10 +195,9 @@ Variable conv_bn(const Variable& x, const Variable& weight, const Variable& gamm
                                         b.c.data());
               }
             };
-            Tensor dx = x.requires_grad() ? Tensor::empty(x.shape(), x.value().layout()) : Tensor();
-            kernels->backward(x.value(), weight.value().data(), Tensor(), fill, weight.gradient_target(),
-                              dx.defined() ? &dx : nullptr);
-            if (dx.defined()) x.accumulate_grad(std::move(dx));
+            InputGradient dx = x.input_gradient();
+            kernels->backward(x.value(), weight.value().data(), Tensor(), fill, weight.gradient_target(), dx);
+            x.accumulate_grad(std::move(dx.tensor));
             if (residual.defined()) residual.accumulate_grad(std::move(b.masked));
           }};
 }

@@ -37,10 +37,9 @@ Variable conv2d(const Variable& x, const Variable& weight, const Variable& bias,
             // dw[o,c,p,q] = sum_{n,i,j} dy[n,o,i,j] x[n,c,i*s+p-pad,j*s+q-pad];  dx = the transposed
             // convolution of dy; db[o] = sum_{n,i,j} dy[n,o,i,j]
             if (bias.defined()) bias.accumulate_grad(sum_over_channels(grad));
-            Tensor dx = x.requires_grad() ? Tensor::empty(x.shape(), x.value().layout()) : Tensor();
-            kernels->backward(x.value(), weight.value().data(), grad, {}, weight.gradient_target(),
-                              dx.defined() ? &dx : nullptr);
-            if (dx.defined()) x.accumulate_grad(std::move(dx));
+            InputGradient dx = x.input_gradient();
+            kernels->backward(x.value(), weight.value().data(), grad, {}, weight.gradient_target(), dx);
+            x.accumulate_grad(std::move(dx.tensor));
           }};
 }
 

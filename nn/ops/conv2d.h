@@ -36,7 +36,7 @@ class ConvKernels {
   // Gradients from the output's gradient, which is `grad`, or comes from `fill` a chunk at a time where grad
   // is undefined. `input_gradient` may be null.
   virtual void backward(const Tensor& x, const float* weight, const Tensor& grad, const FillFn& fill,
-                        GradientTarget weight_gradient, Tensor* input_gradient) = 0;
+                        GradientTarget weight_gradient, InputGradient& input_gradient) = 0;
 };
 
 std::shared_ptr<ConvKernels> make_conv_kernels(const ConvGeometry& geometry, Device device = {});

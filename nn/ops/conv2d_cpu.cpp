@@ -10,6 +10,7 @@
 #include <map>
 
 #include "nn/core/check.h"
+#include "nn/core/simd.h"
 #include "nn/ops/conv2d.h"
 #include "nn/ops/onednn.h"
 #include "nn/ops/parallel.h"
@@ -98,7 +99,7 @@ struct Plan {
   memory::desc weight_gradient_desc;
 };
 
-void add_into(float* sum, const float* term, std::size_t n) {
+TOPKNOT_MULTIVERSION void add_into(float* sum, const float* term, std::size_t n) {
   for (std::size_t i = 0; i < n; ++i) sum[i] += term[i];
 }
 
@@ -136,14 +137,15 @@ class DnnlConv final : public ConvKernels {
   }
 
   void backward(const Tensor& x, const float* weight, const Tensor& grad, const FillFn& fill,
-                GradientTarget weight_gradient, Tensor* input_gradient) override {
+                GradientTarget weight_gradient, InputGradient& input_gradient) override {
     const std::int64_t images = x.dim(0), in = image_floats(x);
     const Shape out_shape = g_.output_shape(x.shape());
     const std::int64_t out = out_shape.numel() / images;
     std::map<const Plan*, std::pair<const float*, Tensor>> packed;
     const std::vector<const Plan*> plans = plans_for(x);
     for (const Plan* plan : plans)
-      if (input_gradient) packed[plan].first = plan->pack_backward->run(weight, packed[plan].second);
+      if (input_gradient.tensor.defined())
+        packed[plan].first = plan->pack_backward->run(weight, packed[plan].second);
     const Plan& first = *plans.front();
     const auto floats = static_cast<std::int64_t>(first.gradient_floats);
     const auto threads = static_cast<std::size_t>(omp_get_max_threads());
@@ -151,7 +153,7 @@ class DnnlConv final : public ConvKernels {
 
     const auto work = [&](int thread, std::int64_t begin, std::int64_t end) {
       if (begin == end) return;
-      Tensor filled, term;
+      Tensor filled, term, added;  // a chunk's output gradient, weight gradient and input gradient
       Tensor& sum = sums[static_cast<std::size_t>(thread)];
       if (!grad.defined()) filled = Tensor::empty({std::min(chunk_of(x), end - begin), out});
       for (std::int64_t n = begin; n < end;) {
@@ -173,8 +175,18 @@ class DnnlConv final : public ConvKernels {
           plan.backward_weights->run(thread, {x.data() + n * in, dy, target.data()});
           if (&target == &term) add_into(sum.data(), term.data(), first.gradient_floats);
         }
-        if (input_gradient)
-          plan.backward_data->run(thread, {dy, packed.at(&plan).first, input_gradient->data() + n * in});
+        if (input_gradient.tensor.defined()) {
+          float* dx = input_gradient.tensor.data() + n * in;
+          if (input_gradient.accumulate && !added.defined())
+            added = Tensor::empty({std::min(chunk_of(x), end - begin), in});
+          float* target = input_gradient.accumulate ? added.data() : dx;
+          plan.backward_data->run(thread, {dy, packed.at(&plan).first, target});
+          if (input_gradient.accumulate && chunked_) add_into(dx, target, static_cast<std::size_t>(count * in));
+          if (input_gradient.accumulate && !chunked_)
+            parallel_ranges(count * in, [&](int, std::int64_t a, std::int64_t b) {
+              add_into(dx + a, target + a, static_cast<std::size_t>(b - a));
+            });
+        }
         n += count;
       }
     };
