@@ -72,6 +72,10 @@ class CpuBackend final : public DeviceBackend {
     return (bytes + unit - 1) / unit * unit;
   }
 
+  struct Block {
+    float* data;
+    std::thread::id last_user;
+  };
   std::mutex mutex_;
   std::unordered_map<std::size_t, std::vector<Block>> free_;
 };
