@@ -1,9 +1,7 @@
 // A persistent process that runs training steps on request, so that a driver can alternate it with another
-// framework's: prints "ready BATCH", then for each line "K" on standard input runs K steps and prints the
-// seconds of each.
-//   bench_step MODEL [--batch N] [--threads T] [--loss]
-// A step is forward, backward and SGD with momentum and weight decay on one fixed random batch of CIFAR's
-// shape.
+// framework's: prints "ready SAMPLES", then for each line "K" on standard input runs K steps and prints the
+// seconds of each. A step is forward, backward, exchange (with several ranks) and SGD with momentum and
+// weight decay, on one fixed random batch of CIFAR's shape.
 #include <omp.h>
 
 #include <chrono>
@@ -12,6 +10,9 @@
 #include <iostream>
 #include <string>
 
+#include "dist/collective_queue.h"
+#include "dist/exchange.h"
+#include "dist/launch.h"
 #include "nn/core/check.h"
 #include "nn/models/model.h"
 #include "nn/ops/loss.h"
@@ -21,64 +22,121 @@ using namespace topknot;
 
 namespace {
 
+constexpr const char* kUsage =
+    "usage: bench_step MODEL [--batch N] [--threads T] [--ranks P] [--loss]\n"
+    "  --batch    images a rank and step (128)\n"
+    "  --threads  compute threads a rank (2)\n"
+    "  --ranks    gloo processes on this host, dense gradients (1)\n"
+    "  --loss     print the loss of the first three steps\n";
+
+struct Options {
+  std::string model;
+  int batch = 128, threads = 2, ranks = 1;
+  bool loss = false;
+};
+
+Options parse(int argc, char** argv) {
+  Options options;
+  for (int i = 1; i < argc; ++i) {
+    const std::string argument = argv[i];
+    int* number = argument == "--batch"     ? &options.batch
+                  : argument == "--threads" ? &options.threads
+                  : argument == "--ranks"   ? &options.ranks
+                                            : nullptr;
+    if (number && i + 1 < argc)
+      *number = std::stoi(argv[++i]);
+    else if (argument == "--loss")
+      options.loss = true;
+    else if (options.model.empty() && argument[0] != '-')
+      options.model = argument;
+    else
+      throw UserError("unknown argument '" + argument + "'\n" + kUsage);
+  }
+  if (options.model.empty()) throw UserError(kUsage);
+  return options;
+}
+
 double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-int run(int argc, char** argv) {
-  if (argc < 2) throw UserError("usage: bench_step MODEL [--batch N] [--threads T] [--loss]");
-  int batch = 128, threads = 2;
-  bool print_loss = false;
-  for (int i = 2; i < argc; ++i) {
-    if (!std::strcmp(argv[i], "--batch") && i + 1 < argc)
-      batch = std::stoi(argv[++i]);
-    else if (!std::strcmp(argv[i], "--threads") && i + 1 < argc)
-      threads = std::stoi(argv[++i]);
-    else if (!std::strcmp(argv[i], "--loss"))
-      print_loss = true;
-    else
-      throw UserError(std::string("unknown argument '") + argv[i] + "'");
+class Training {
+ public:
+  Training(const Options& options, Communicator& communicator)
+      : model_(make_model(options.model, store_, {{3, 32, 32}, 10})),
+        arena_(store_.build([](const Parameter& p) { return p.shape().rank() > 1; }, 1)),
+        queue_(communicator),
+        exchange_(arena_, queue_, {}),
+        optimizer_(make_optimizer({.momentum = 0.9, .weight_decay = 1e-4}, arena_)),
+        images_(Tensor::empty({options.batch, 3, 32, 32})),
+        labels_(static_cast<std::size_t>(options.batch)) {
+    const CounterRng rng(1, RngUse::test, static_cast<std::uint32_t>(communicator.rank()));
+    for (std::int64_t i = 0; i < images_.numel(); ++i)
+      images_.data()[i] = rng.normal(static_cast<std::uint64_t>(i));
+    for (std::size_t i = 0; i < labels_.size(); ++i) labels_[i] = static_cast<std::int32_t>(i * 7919 % 10);
   }
-  omp_set_num_threads(threads);
-  ParameterStore store;
-  const auto model = make_model(argv[1], store, {{3, 32, 32}, 10});
-  ParameterArena& arena = store.build([](const Parameter& p) { return p.shape().rank() > 1; }, 1);
-  OptimizerOptions options;
-  options.lr = 0.1;
-  options.momentum = 0.9;
-  options.weight_decay = 1e-4;
-  const auto optimizer = make_optimizer(options, arena);
 
-  Tensor images = Tensor::empty({batch, 3, 32, 32});
-  const CounterRng rng(1, RngUse::test);
-  for (std::int64_t i = 0; i < images.numel(); ++i)
-    images.data()[i] = rng.normal(static_cast<std::uint64_t>(i));
-  std::vector<std::int32_t> labels(static_cast<std::size_t>(batch));
-  for (std::size_t i = 0; i < labels.size(); ++i) labels[i] = static_cast<std::int32_t>(i * 7919 % 10);
-
-  const auto step = [&] {
-    arena.clear_gradients();
-    const Variable loss = softmax_cross_entropy(model->forward(Variable(images), {}), labels);
+  float step() {
+    arena_.clear_gradients();
+    exchange_.begin_step(step_++, 1.0);
+    const Variable loss = softmax_cross_entropy(model_->forward(Variable(images_), {}), labels_);
     const float value = loss.value().data()[0];
-    backward(loss);
-    optimizer->update(0, arena.gradient(0, arena.size()), 0.1);
+    backward(loss, [&](Parameter& parameter) { exchange_.ready(parameter); });
+    exchange_.finish(true);
+    for (const Group& group : exchange_.groups())
+      optimizer_->update(group.begin, exchange_.averaged(group), 0.1);
     return value;
-  };
-  for (int i = 0; i < 3; ++i) {
-    const float loss = step();
-    if (print_loss) std::printf("loss %.5f\n", loss);
   }
-  std::printf("ready %d\n", batch);
+  // The number of steps that rank 0 was asked for; 0 ends.
+  int agree(int steps) {
+    queue_.run([&](Communicator& c) { c.broadcast(std::as_writable_bytes(std::span(&steps, 1)), 0); });
+    return steps;
+  }
+
+ private:
+  ParameterStore store_;
+  ModulePtr model_;
+  ParameterArena& arena_;
+  CollectiveQueue queue_;
+  Exchange exchange_;
+  std::unique_ptr<Optimizer> optimizer_;
+  Tensor images_;
+  std::vector<std::int32_t> labels_;
+  std::int64_t step_ = 0;
+};
+
+void serve(const Options& options, Communicator& communicator) {
+  omp_set_num_threads(options.threads);
+  Training training(options, communicator);
+  const bool root = communicator.rank() == 0;
+  for (int i = 0; i < 3; ++i) {
+    const float loss = training.step();
+    if (root && options.loss) std::printf("loss %.5f\n", loss);
+  }
+  if (root) std::printf("ready %d\n", options.batch * options.ranks);
   std::fflush(stdout);
-  for (std::string line; std::getline(std::cin, line);) {
-    for (int k = std::stoi(line); k > 0; --k) {
+  for (std::string line;;) {
+    int steps = root && std::getline(std::cin, line) ? std::stoi(line) : 0;
+    if (!(steps = training.agree(steps))) return;
+    for (; steps > 0; --steps) {
       const double start = now();
-      step();
-      std::printf("%.6f ", now() - start);
+      training.step();
+      if (root) std::printf("%.6f ", now() - start);
     }
-    std::printf("\n");
+    if (root) std::printf("\n");
     std::fflush(stdout);
   }
+}
+
+int run(int argc, char** argv) {
+  if (argc > 1 && !std::strcmp(argv[1], "--help")) return std::fputs(kUsage, stdout), 0;
+  const Options options = parse(argc, argv);
+  DistOptions dist;
+  dist.backend = "gloo";
+  dist.ranks = options.ranks;
+  const LaunchPlan plan = plan_launch(dist, process_environment());
+  if (plan.kind == LaunchPlan::Kind::spawn) return run_spawned(plan, dist, argv);
+  run_process_rank(plan, dist, [&](Communicator& communicator) { serve(options, communicator); });
   return 0;
 }
 

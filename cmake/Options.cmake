@@ -9,6 +9,9 @@ endif()
 target_include_directories(topknot_options INTERFACE ${CMAKE_SOURCE_DIR})
 set(CMAKE_CXX_FLAGS_RELEASE "-O3 -g1")
 
+# A debug build compares operation, number and size of every collective across the ranks.
+target_compile_definitions(topknot_options INTERFACE $<$<CONFIG:Debug>:TOPKNOT_CHECK_CALLS>)
+
 if(TOPKNOT_ASAN)
   target_compile_options(topknot_options INTERFACE -fsanitize=address,undefined -fno-omit-frame-pointer)
   target_link_options(topknot_options INTERFACE -fsanitize=address,undefined)

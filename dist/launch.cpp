@@ -157,7 +157,7 @@ LaunchPlan plan_launch(const DistOptions& options, const Environment& environmen
     return plan;
   }
   if (word) {
-    if (options.ranks && *options.ranks != word->size)
+    if (options.ranks && options.ranks_insist && *options.ranks != word->size)
       throw UserError("dist.ranks is " + std::to_string(*options.ranks) + ", but " + word->launcher +
                       " started " + std::to_string(word->size) +
                       " processes; leave dist.ranks out, or make them agree");

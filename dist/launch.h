@@ -24,6 +24,7 @@ namespace topknot {
 struct DistOptions {
   std::string backend = "threads";  // dist.backend: threads, gloo
   std::optional<int> ranks;         // dist.ranks, where the user gave it
+  bool ranks_insist = false;        // given for this run: a launcher with another number is then an error
   std::string master;               // dist.master HOST:PORT; "": from the environment
   std::string interface;            // dist.interface
   double timeout_s = 300;           // dist.timeout_s; 0: no limit
@@ -64,6 +65,8 @@ void run_process_rank(const LaunchPlan& plan, const DistOptions& options,
 // SIGUSR1 are passed on to all. The first error is logged last. Returns the exit code: 0, that of the rank
 // that failed first, or 128 + its signal. The copies die with this process. To be called from the main
 // thread, before other threads are started.
-int run_spawned(const LaunchPlan& plan, const DistOptions& options, char* const* argv, double grace_s = 5);
+// `on_ready` runs once the meeting point is open, before the first copy starts.
+int run_spawned(const LaunchPlan& plan, const DistOptions& options, char* const* argv, double grace_s = 5,
+                const std::function<void()>& on_ready = {});
 
 }  // namespace topknot

@@ -118,10 +118,12 @@ std::string describe(int rank, int status) {
 
 }  // namespace
 
-int run_spawned(const LaunchPlan& plan, const DistOptions& options, char* const* argv, double grace_s) {
+int run_spawned(const LaunchPlan& plan, const DistOptions& options, char* const* argv, double grace_s,
+                const std::function<void()>& on_ready) {
   TOPKNOT_CHECK(plan.kind == LaunchPlan::Kind::spawn, "this process is a rank, not a launcher");
   const SignalGate gate;
   TcpStoreServer store("127.0.0.1", plan.port, plan.size, options.timeout_s);
+  if (on_ready) on_ready();
   Children children;
   for (int r = 0; r < plan.size; ++r)
     children.start(r, environment_of(r, plan.size, store.port()), argv, gate);

@@ -17,7 +17,7 @@ struct StepRecord {
   std::int64_t step = 0;  // 1 after the first step
   double epoch = 0;       // epochs done, with fraction
   double time_s = 0;      // since the first step began
-  double loss = 0;        // mean over the ranks' batches
+  double loss = 0;        // mean over the ranks' batches, by shard weight
   double lr = 0;
   double density = 1;
   double selected = 0;  // entries that a rank sent

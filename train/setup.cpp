@@ -1,5 +1,7 @@
 #include "train/setup.h"
 
+#include "dist/collective_queue.h"
+#include "dist/threads_communicator.h"
 #include "nn/core/check.h"
 
 namespace topknot {
@@ -73,6 +75,18 @@ LoaderOptions loader_options(const Config& config, const Dataset& data, bool tra
   options.workers = config.data.workers;
   options.train = train;
   return options;
+}
+
+void check_run(const Config& config, const RunData& data) {
+  const auto model = build_model(config, *data.train);
+  const auto group = make_thread_group(1, config.dist.timeout_s);
+  CollectiveQueue queue(*group[0]);
+  const Exchange exchange(model->store.arena(), queue, exchange_options(config));
+  make_schedule(schedule_options(config), config.optimizer.lr);
+  make_optimizer(optimizer_options(config), model->store.arena());
+  LoaderOptions options = loader_options(config, *data.train, true, 0, config.dist.ranks);
+  options.workers = 0;
+  plan_steps(config, Loader(*data.train, options));
 }
 
 Plan plan_steps(const Config& config, const Loader& loader) {

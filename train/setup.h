@@ -34,6 +34,10 @@ OptimizerOptions optimizer_options(const Config& config);
 ScheduleOptions schedule_options(const Config& config);
 LoaderOptions loader_options(const Config& config, const Dataset& data, bool train, int rank, int ranks);
 
+// Everything that can be wrong with a configuration once its data is there, found before a run folder is
+// made. Throws UserError.
+void check_run(const Config& config, const RunData& data);
+
 // Optimizer steps of an epoch and of the run.
 struct Plan {
   std::int64_t steps_per_epoch = 0, total_steps = 0;

@@ -3,12 +3,11 @@
 #include <cstdio>
 #include <exception>
 
-#include <omp.h>
-
 #include "dist/launch.h"
 #include "dist/threads_communicator.h"
 #include "nn/core/check.h"
 #include "nn/core/log.h"
+#include "nn/ops/onednn.h"
 #include "train/cli.h"
 #include "train/stop.h"
 #include "train/trainer.h"
@@ -16,6 +15,8 @@
 using namespace topknot;
 
 namespace {
+
+constexpr double kGraceSeconds = 5;  // for the other ranks to end by themselves when one has died
 
 void print_names(const std::vector<std::string>& names,
                  const std::function<std::string(const std::string&)>& help) {
@@ -41,10 +42,16 @@ DistOptions dist_options(const LoadedConfig& loaded) {
   DistOptions options;
   options.backend = dist.backend;
   const auto origin = loaded.origins.find("dist.ranks");
-  if (origin != loaded.origins.end() && origin->second != Origin::default_value) options.ranks = dist.ranks;
+  if (origin != loaded.origins.end() && origin->second != Origin::default_value) {
+    options.ranks = dist.ranks;
+    options.ranks_insist = origin->second == Origin::command_line;
+  }
   options.master = dist.master;
   options.interface = dist.interface;
   options.timeout_s = dist.timeout_s;
+#ifdef TOPKNOT_CHECK_CALLS
+  options.check_calls = true;
+#endif
   return options;
 }
 
@@ -64,9 +71,7 @@ std::vector<Problem> all_problems(const LoadedConfig& loaded) {
   attempt([&] { plan_launch(dist_options(loaded), process_environment()); });
   attempt([&] {
     const RunData data = load_data(loaded.config);
-    const auto model = build_model(loaded.config, *data.train);
-    make_schedule(schedule_options(loaded.config), loaded.config.optimizer.lr);
-    make_optimizer(optimizer_options(loaded.config), model->store.arena());
+    check_run(loaded.config, data);
     resolve_augment(loaded.config.data.augment, *data.train);
   });
   return problems;
@@ -105,33 +110,46 @@ int run(int argc, char** argv) {
 
   const DistOptions options = dist_options(loaded);
   const LaunchPlan plan = plan_launch(options, process_environment());
-  const bool copy_of_spawner = plan.kind == LaunchPlan::Kind::process && plan.launcher == "spawn";
   loaded.config.dist.ranks = plan.size;
   if (loaded.config.output.dir.empty()) loaded.config.output.dir = run_folder_name(loaded.config);
   RunFolder folder{loaded.config.output.dir};
+  RunData data;
+  // Mistakes must show before there is a run folder, which would be in the corrected run's way.
+  const auto load = [&] { data = load_data(loaded.config); };
+  const auto check = [&] { check_run(loaded.config, data); };
   const auto make_folder = [&] {
-    // Mistakes in the data's whereabouts must not leave an empty run folder behind.
-    folder = create_run_folder(loaded, {argv, argv + argc});
+    folder = create_run_folder(loaded, {argv, argv + argc}, {{"oneDNN", onednn_version()}});
   };
   if (plan.kind == LaunchPlan::Kind::spawn) {
-    load_data(loaded.config);
-    make_folder();
-    return run_spawned(plan, options, argv);
+    load();
+    check();
+    return run_spawned(plan, options, argv, kGraceSeconds, make_folder);
   }
 
   install_stop_handlers();
-  const RunData data = load_data(loaded.config);
-  if (plan.rank == 0 && !copy_of_spawner) make_folder();
-  const RunInputs inputs{loaded.config, data, folder, line.quiet, program_start};
   RunOutcome outcome;  // rank 0's, or this process's
   const auto body = [&](Communicator& communicator) {
+    const RunInputs inputs{loaded.config, data, folder, line.quiet, program_start};
     const RunOutcome mine = run_rank(inputs, communicator);
     if (communicator.rank() == plan.rank) outcome = mine;
   };
-  if (plan.kind == LaunchPlan::Kind::threads)
+  if (plan.kind == LaunchPlan::Kind::threads) {
+    load();
+    check();
+    make_folder();
     run_thread_ranks(plan.size, options.timeout_s, body);
-  else
-    run_process_rank(plan, options, body);
+  } else {
+    // Inside the group, so that the other ranks learn at once where this one fails.
+    run_process_rank(plan, options, [&](Communicator& communicator) {
+      load();
+      const bool spawned = plan.launcher == "spawn";  // then the launcher has made the folder
+      if (plan.rank == 0 && !spawned) {
+        check();
+        make_folder();
+      }
+      body(communicator);
+    });
+  }
   return outcome.interrupted ? 128 + stop_signal() : 0;
 }
 

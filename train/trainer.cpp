@@ -67,6 +67,7 @@ class Trainer {
     announce();
     check_parameters("at the start");
     const double startup = seconds_since(inputs_.program_start);
+    first_step_ = Clock::now();
     bool stopped = false;
     std::int64_t epoch = 0;
     while (step_ < plan_.total_steps && !stopped) {
@@ -134,9 +135,13 @@ class Trainer {
     record.density =
         config_.compress.name == "dense" ? 1.0 : density_at_epoch(config_, static_cast<int>(epoch));
     exchange_.begin_step(step_, record.density, weights_);
+    save_statistics();
     const double loss = forward_and_backward(record);
     const StepResult result = exchange_.finish(std::isfinite(loss));
-    if (result.committed) update(record);
+    if (result.committed)
+      update(record);
+    else
+      restore_statistics();  // a skipped step leaves no trace
     ++step_;
 
     record.encode_s = result.stats.encode;
@@ -144,7 +149,9 @@ class Trainer {
     record.decode_s = result.stats.decode;
     record.exposed_s = result.stats.exposed;
     // One small sum a step: what the ranks' metrics have in common, and whether anyone wants to stop.
-    std::array<double, 4> sums{loss, static_cast<double>(result.stats.bytes_sent),
+    // The loss counts as the rank's gradient does, by the weight of its shard.
+    const double weight = weights_[static_cast<std::size_t>(communicator_.rank())];
+    std::array<double, 4> sums{loss * weight, static_cast<double>(result.stats.bytes_sent),
                                static_cast<double>(result.stats.selected), stop_signal() ? 1.0 : 0.0};
     queue_.run([&](Communicator& c) { c.all_reduce(std::span<double>(sums)); });
     const double ranks = communicator_.size();
@@ -157,7 +164,7 @@ class Trainer {
     record.bytes_dense = 4.0 * static_cast<double>(arena_.size());
     record.skipped = !result.committed;
     const double seconds = seconds_since(start);
-    train_seconds_ += seconds;
+    train_seconds_ = seconds_since(first_step_) - eval_seconds_;
     step_seconds_.push_back(seconds);
     record.time_s = train_seconds_;
     const std::int64_t images =
@@ -203,11 +210,27 @@ class Trainer {
                1.0f / static_cast<float>(parts));
     }
     if (clip_model) {
+      arena_.zero_unwritten_gradients();
       clip_gradients(arena_.parameters(), config_.train.clip_local);
       for (Parameter* parameter : arena_.parameters()) exchange_.ready(*parameter);
     }
     record.backward_s -= in_hooks;  // the exchange accounts for what happens there
     return loss;
+  }
+
+  // Batch norm's running statistics, which the forward pass has already moved when a step turns out to be
+  // bad.
+  void save_statistics() {
+    statistics_.clear();
+    for (const auto& buffer : model_->store.buffers())
+      statistics_.insert(statistics_.end(), buffer->values.begin(), buffer->values.end());
+  }
+  void restore_statistics() {
+    auto from = statistics_.cbegin();
+    for (const auto& buffer : model_->store.buffers()) {
+      std::copy_n(from, buffer->values.size(), buffer->values.begin());
+      from += static_cast<std::ptrdiff_t>(buffer->values.size());
+    }
   }
 
   void update(StepRecord& record) {
@@ -314,6 +337,8 @@ class Trainer {
   Progress progress_;
   std::unique_ptr<MetricsWriter> metrics_;  // rank 0 only
 
+  Clock::time_point first_step_;
+  std::vector<float> statistics_;  // as before this step
   std::int64_t step_ = 0, skipped_ = 0;
   int skips_in_a_row_ = 0;
   double train_seconds_ = 0, eval_seconds_ = 0, bytes_sent_ = 0, bytes_dense_ = 0, best_accuracy_ = 0;
@@ -326,6 +351,14 @@ class Trainer {
 RunOutcome run_rank(const RunInputs& inputs, Communicator& communicator) {
   set_log_rank(communicator.rank(), communicator.size());
   omp_set_num_threads(compute_threads(inputs.config));
+  Config shared = inputs.config;  // what must be the same everywhere; the rest may differ by host
+  shared.output = {};
+  shared.data.root.clear();
+  shared.data.workers = 0;
+  shared.dist.master.clear();
+  shared.dist.interface.clear();
+  check_same(communicator, "the program's version", program_version());
+  check_same(communicator, "the configuration", dump_yaml(shared));
   return Trainer(inputs, communicator).run();
 }
 

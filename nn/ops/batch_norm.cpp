@@ -11,8 +11,10 @@ namespace {
 
 // Per-image sums, added over the images in image order in double: the same bits for any number of threads.
 struct ImageSums {
-  explicit ImageSums(const ChannelGeometry& g)
-      : width(static_cast<std::size_t>(2 * g.channels)), values(static_cast<std::size_t>(g.images) * width) {}
+  ImageSums(const ChannelGeometry& g, std::vector<float> shift_by)
+      : shift(std::move(shift_by)),
+        width(static_cast<std::size_t>(2 * g.channels)),
+        values(static_cast<std::size_t>(g.images) * width) {}
   float* of(std::int64_t image) { return values.data() + static_cast<std::size_t>(image) * width; }
   std::vector<double> totals() const {
     std::vector<double> sums(width);
@@ -20,6 +22,7 @@ struct ImageSums {
       for (std::size_t c = 0; c < width; ++c) sums[c] += values[i + c];
     return sums;
   }
+  std::vector<float> shift;  // subtracted from x
   std::size_t width;
   std::vector<float> values;
 };
@@ -39,8 +42,9 @@ Normalization normalization(const ChannelGeometry& g, const ImageSums* sums, con
   for (std::size_t c = 0; c < channels; ++c) {
     double mean = (*state.mean)[c], variance = (*state.variance)[c];
     if (sums) {
-      mean = totals[c] / count;
-      variance = std::max(0.0, totals[channels + c] / count - mean * mean);
+      const double offset = totals[c] / count;
+      mean = sums->shift[c] + offset;
+      variance = std::max(0.0, totals[channels + c] / count - offset * offset);
       const double unbiased = count > 1 ? variance * count / (count - 1) : variance;
       (*state.mean)[c] += state.momentum * (static_cast<float>(mean) - (*state.mean)[c]);
       (*state.variance)[c] += state.momentum * (static_cast<float>(unbiased) - (*state.variance)[c]);
@@ -80,13 +84,13 @@ struct Backward {
 Backward backward_sums(Tensor grad, const Tensor& y, const Tensor& x, const Normalization& n,
                        const Variable& gamma, const Variable& beta, const BatchNormOptions& options) {
   const ChannelGeometry g(x);
-  ImageSums sums(g);
+  ImageSums sums(g, n.mean);
   Tensor masked = !options.relu || grad.exclusive() ? grad : Tensor::empty(x.shape(), x.layout());
   parallel_ranges(g.images, [&](int, std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) {
       const std::int64_t at = i * g.image_floats();
       bn_image_backward_sums(g, grad.data() + at, options.relu ? y.data() + at : nullptr, x.data() + at,
-                             masked.data() + at, sums.of(i));
+                             sums.shift.data(), masked.data() + at, sums.of(i));
     }
   });
   const auto channels = static_cast<std::size_t>(g.channels);
@@ -96,10 +100,10 @@ Backward backward_sums(Tensor grad, const Tensor& y, const Tensor& x, const Norm
   Tensor dgamma = Tensor::empty({g.channels}), dbeta = Tensor::empty({g.channels});
   const std::vector<double> totals = sums.totals();
   for (std::size_t c = 0; c < channels; ++c) {
-    const double sum = totals[c], with_x = totals[channels + c];
+    const double sum = totals[c];
     const double inverse_std = n.inverse_std[c], mean = n.mean[c],
                  scale = gamma.value().data()[c] * inverse_std;
-    const double with_xhat = (with_x - mean * sum) * inverse_std;
+    const double with_xhat = totals[channels + c] * inverse_std;
     dbeta.data()[c] = static_cast<float>(sum);
     dgamma.data()[c] = static_cast<float>(with_xhat);
     // Running statistics do not depend on x, so outside training only the first term is left.
@@ -135,11 +139,11 @@ Variable batch_norm(const Variable& x, const Variable& gamma, const Variable& be
                     const BatchNormState& state, const BatchNormOptions& options) {
   check_shapes("batch_norm", x.shape(), gamma, beta, residual, x.value().layout());
   const ChannelGeometry g(x.value());
-  ImageSums sums(g);
+  ImageSums sums(g, *state.mean);
   if (options.training)
     parallel_ranges(g.images, [&](int, std::int64_t begin, std::int64_t end) {
       for (std::int64_t i = begin; i < end; ++i)
-        bn_image_sums(g, x.value().data() + i * g.image_floats(), sums.of(i));
+        bn_image_sums(g, x.value().data() + i * g.image_floats(), sums.shift.data(), sums.of(i));
     });
   auto n =
       normalization(g, options.training ? &sums : nullptr, gamma.value().data(), beta.value().data(), state);
@@ -173,12 +177,12 @@ Variable conv_bn(const Variable& x, const Variable& weight, const Variable& gamm
   check_shapes("conv_bn", shape, gamma, beta, residual, kernels->output_layout());
   Tensor raw = Tensor::empty(shape, kernels->output_layout());
   const ChannelGeometry g(raw);
-  ImageSums sums(g);
+  ImageSums sums(g, *state.mean);
   ConvKernels::ChunkFn sum_chunk;
   if (options.training)
     sum_chunk = [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t i = begin; i < end; ++i)
-        bn_image_sums(g, raw.data() + i * g.image_floats(), sums.of(i));
+        bn_image_sums(g, raw.data() + i * g.image_floats(), sums.shift.data(), sums.of(i));
     };
   kernels->forward(x.value(), weight.value().data(), raw, sum_chunk);
   auto n =

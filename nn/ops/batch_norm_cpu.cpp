@@ -12,19 +12,20 @@ template <class V>
 inline constexpr std::int64_t lanes = sizeof(V) / sizeof(float);
 
 template <class V>
-TOPKNOT_INLINE void sums_of(const ChannelGeometry& g, const float* x, float* sums) {
+TOPKNOT_INLINE void sums_of(const ChannelGeometry& g, const float* x, const float* shift, float* sums) {
   constexpr std::int64_t L = lanes<V>;
   for (std::int64_t c = 0; c < g.channels; c += L, x += g.pixels * L) {
+    const V m = load_as<V>(shift + c);
     V s0{}, s1{}, s2{}, s3{}, q0{}, q1{}, q2{}, q3{};
     std::int64_t i = 0;
     for (; i + 4 <= g.pixels; i += 4) {
-      const V v0 = load_as<V>(x + i * L), v1 = load_as<V>(x + (i + 1) * L), v2 = load_as<V>(x + (i + 2) * L),
-              v3 = load_as<V>(x + (i + 3) * L);
+      const V v0 = load_as<V>(x + i * L) - m, v1 = load_as<V>(x + (i + 1) * L) - m,
+              v2 = load_as<V>(x + (i + 2) * L) - m, v3 = load_as<V>(x + (i + 3) * L) - m;
       s0 += v0, s1 += v1, s2 += v2, s3 += v3;
       q0 += v0 * v0, q1 += v1 * v1, q2 += v2 * v2, q3 += v3 * v3;
     }
     for (; i < g.pixels; ++i) {
-      const V v = load_as<V>(x + i * L);
+      const V v = load_as<V>(x + i * L) - m;
       s0 += v, q0 += v * v;
     }
     store_as<V>(sums + c, (s0 + s1) + (s2 + s3));
@@ -59,12 +60,12 @@ TOPKNOT_INLINE void apply_any(const ChannelGeometry& g, const float* x, const fl
 
 template <class V, bool kMask>
 TOPKNOT_INLINE void backward_sums_of(const ChannelGeometry& g, const float* grad, const float* y,
-                                     const float* x, float* masked, float* sums) {
+                                     const float* x, const float* mean, float* masked, float* sums) {
   constexpr std::int64_t L = lanes<V>;
   std::int64_t at = 0;
   for (std::int64_t c = 0; c < g.channels; c += L) {
     V s0{}, s1{}, q0{}, q1{};
-    const V zero{};
+    const V zero{}, m = load_as<V>(mean + c);
     const auto take = [&](std::int64_t i, V & s, V & q) __attribute__((always_inline)) {
       V d = load_as<V>(grad + i);
       if constexpr (kMask) {
@@ -72,7 +73,7 @@ TOPKNOT_INLINE void backward_sums_of(const ChannelGeometry& g, const float* grad
         store_as<V>(masked + i, d);
       }
       s += d;
-      q += d * load_as<V>(x + i);
+      q += d * (load_as<V>(x + i) - m);
     };
     std::int64_t i = 0;
     for (; i + 2 <= g.pixels; i += 2, at += 2 * L) {
@@ -99,10 +100,11 @@ TOPKNOT_INLINE void backward_apply_of(const ChannelGeometry& g, const float* gra
 
 }  // namespace
 
-TOPKNOT_MULTIVERSION void bn_image_sums(const ChannelGeometry& g, const float* x, float* sums) {
-  if (g.block == 16) return sums_of<Lanes>(g, x, sums);
-  if (g.block == 8) return sums_of<Lanes8>(g, x, sums);
-  sums_of<float>(g, x, sums);
+TOPKNOT_MULTIVERSION void bn_image_sums(const ChannelGeometry& g, const float* x, const float* shift,
+                                        float* sums) {
+  if (g.block == 16) return sums_of<Lanes>(g, x, shift, sums);
+  if (g.block == 8) return sums_of<Lanes8>(g, x, shift, sums);
+  sums_of<float>(g, x, shift, sums);
 }
 
 TOPKNOT_MULTIVERSION void bn_image_apply(const ChannelGeometry& g, const float* x, const float* residual,
@@ -113,15 +115,16 @@ TOPKNOT_MULTIVERSION void bn_image_apply(const ChannelGeometry& g, const float* 
 }
 
 TOPKNOT_MULTIVERSION void bn_image_backward_sums(const ChannelGeometry& g, const float* grad, const float* y,
-                                                 const float* x, float* masked, float* sums) {
+                                                 const float* x, const float* mean, float* masked,
+                                                 float* sums) {
   if (y) {
-    if (g.block == 16) return backward_sums_of<Lanes, true>(g, grad, y, x, masked, sums);
-    if (g.block == 8) return backward_sums_of<Lanes8, true>(g, grad, y, x, masked, sums);
-    return backward_sums_of<float, true>(g, grad, y, x, masked, sums);
+    if (g.block == 16) return backward_sums_of<Lanes, true>(g, grad, y, x, mean, masked, sums);
+    if (g.block == 8) return backward_sums_of<Lanes8, true>(g, grad, y, x, mean, masked, sums);
+    return backward_sums_of<float, true>(g, grad, y, x, mean, masked, sums);
   }
-  if (g.block == 16) return backward_sums_of<Lanes, false>(g, grad, y, x, masked, sums);
-  if (g.block == 8) return backward_sums_of<Lanes8, false>(g, grad, y, x, masked, sums);
-  backward_sums_of<float, false>(g, grad, y, x, masked, sums);
+  if (g.block == 16) return backward_sums_of<Lanes, false>(g, grad, y, x, mean, masked, sums);
+  if (g.block == 8) return backward_sums_of<Lanes8, false>(g, grad, y, x, mean, masked, sums);
+  backward_sums_of<float, false>(g, grad, y, x, mean, masked, sums);
 }
 
 TOPKNOT_MULTIVERSION void bn_image_backward_apply(const ChannelGeometry& g, const float* grad, const float* x,

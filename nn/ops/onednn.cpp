@@ -9,6 +9,11 @@ const dnnl::engine& dnnl_cpu_engine() {
   return *engine;
 }
 
+std::string onednn_version() {
+  const dnnl_version_t* v = ::dnnl_version();
+  return std::to_string(v->major) + "." + std::to_string(v->minor) + "." + std::to_string(v->patch);
+}
+
 dnnl::memory::desc activation_desc(const Shape& shape, Layout layout) {
   using tag = dnnl::memory::format_tag;
   const tag blocked = channel_block() == 16 ? tag::nChw16c : tag::nChw8c;

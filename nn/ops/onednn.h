@@ -4,6 +4,7 @@
 
 #include <initializer_list>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -14,6 +15,7 @@
 namespace topknot {
 
 const dnnl::engine& dnnl_cpu_engine();
+std::string onednn_version();  // "2.6.3"
 
 // The descriptor of an activation in its layout.
 dnnl::memory::desc activation_desc(const Shape& shape, Layout layout);
