@@ -14,7 +14,9 @@ FIXED_ADDRESSES = $(if $(shell command -v setarch),setarch -R)
 help:  ## list the targets
 	@awk -F':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: build  ## train three methods on 4 ranks and write one HTML report (sets everything up)
+demo: deps  ## train three methods on 4 ranks and write one HTML report (sets everything up)
+	@$(call CONFIGURE,$(BUILD),)
+	@cmake --build $(BUILD) -j $(JOBS) --target train compare
 	@BUILD=$(BUILD) scripts/demo
 
 test: build  ## the whole test suite (sets everything up)
