@@ -83,11 +83,9 @@ class Compressor {
   // What magnitudes were compared with (the k-th of topk, the last threshold of gaussiank); of several
   // segments the least.
   virtual double threshold() const { return 0.0; }
-  virtual std::size_t over_capacity() const {
-    return 0;
-  }  // entries selected that compress.capacity kept back
-  // What one rank's first message takes at this density, header included, as far as the counts are known
-  // beforehand.
+  // Entries selected that compress.capacity kept back.
+  virtual std::size_t over_capacity() const { return 0; }
+  // What one rank's first message takes at this density, header included, as far as counts are known beforehand.
   virtual std::size_t planned_bytes(double density) const { return static_cast<void>(density), 0; }
 };
 
@@ -100,8 +98,7 @@ struct GroupSpec {
   int ranks = 1;
 };
 
-// The keys of section `compress`, as the registry's factories get them. Empty strings mean: the preset's own
-// choice.
+// The keys of section `compress`, as the registry's factories get them. Empty strings: the preset's choice.
 struct CompressOptions {
   std::string name = "dense";
   std::string select, memory, code, values;

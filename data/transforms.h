@@ -11,13 +11,13 @@
 
 namespace topknot {
 
-inline constexpr int kCropPadding =
-    4;  // pixels of black on each side before the crop (He et al. 2015, section 4.2)
+// Pixels of black on each side before the crop (He et al. 2015, section 4.2).
+inline constexpr int kCropPadding = 4;
 
 struct CropFlip {
-  int top = kCropPadding,
-      left = kCropPadding;  // corner in the padded picture, 0 .. 2 * kCropPadding; 4, 4 is no shift
-  bool flip = false;        // mirrored left to right, after the crop
+  // Corner in the padded picture, 0 .. 2 * kCropPadding; 4, 4 is no shift.
+  int top = kCropPadding, left = kCropPadding;
+  bool flip = false;  // mirrored left to right, after the crop
   bool operator==(const CropFlip&) const = default;
 };
 

@@ -24,11 +24,12 @@ class CollectiveQueue;
 
 struct ExchangeOptions {
   CompressOptions compress;
-  std::string scope =
-      "group";  // compress.scope: over what k and the threshold are computed: model, group, tensor
-  std::string merge = "all";  // exchange.merge: what travels together: none, all, size:BYTES
-  bool ordered_sum =
-      false;  // dist.ordered_sum; a compressed method sums its dense groups in rank order anyway
+  // compress.scope: over what k and the threshold are computed: model, group, tensor.
+  std::string scope = "group";
+  // exchange.merge: what travels together: none, all, size:BYTES.
+  std::string merge = "all";
+  // dist.ordered_sum; a compressed method sums its dense groups in rank order anyway.
+  bool ordered_sum = false;
 };
 
 // Where the time of a step went, in seconds; bytes and counts of this rank.

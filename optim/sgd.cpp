@@ -1,11 +1,11 @@
 // Stochastic gradient descent with momentum, Nesterov's variant and weight decay, as torch.optim.SGD defines
 // them (dampening 0):
 //
-//   d = g + weight_decay * w;  b = momentum * b + d;  w -= lr * b        (Nesterov: w -= lr * (d + momentum *
-//   b))
+//   d = g + weight_decay * w
+//   b = momentum * b + d
+//   w = w - lr * b                        (Nesterov: w - lr * (d + momentum * b))
 //
-// b starts at zero, which gives the b = d of PyTorch's first step. One pass over weights, gradient and
-// momentum.
+// b starts at zero, which gives the b = d of PyTorch's first step. One pass over weights, gradient and momentum.
 
 #include <algorithm>
 #include <cstdint>
@@ -17,8 +17,7 @@
 namespace topknot {
 namespace {
 
-// A chunk is what one thread takes at a time: large enough to amortise the dispatch, small enough to share
-// out.
+// What one thread takes at a time: large enough to amortise the dispatch, small enough to share out.
 constexpr std::size_t kChunk = 1 << 14;
 constexpr std::size_t kParallelFrom = 1 << 16;
 

@@ -1,10 +1,8 @@
-// Residual networks for CIFAR (He, Zhang, Ren, Sun, "Deep residual learning for image recognition", CVPR
-// 2016).
+// Residual networks for CIFAR (He, Zhang, Ren, Sun, "Deep residual learning for image recognition", CVPR 2016).
 //  - resnet20/32/44/56/110: section 4.2: 6n + 2 layers of 16, 32 and 64 channels, parameter-free shortcuts
-//  (option A).
+//    (option A).
 //  - resnet18: the ImageNet network of basic blocks with a CIFAR stem (3x3, no pooling) and projection
-//  shortcuts
-//    (option B), as CIFAR studies use it.
+//    shortcuts (option B), as CIFAR studies use it.
 #include "nn/layers/layers.h"
 #include "nn/models/model.h"
 #include "nn/ops/shortcut.h"

@@ -1,10 +1,8 @@
 // Convolution by oneDNN, in one of two ways:
 //  - chunked: each thread works through its images a few at a time with single-threaded primitives. What one
-//  step of a
-//    layer writes is still in that core's cache when the next step reads it.
+//    step of a layer writes is still in that core's cache when the next step reads it.
 //  - whole: one primitive for the batch, threaded by oneDNN. For layers with many channels, where a chunk
-//  would repeat
-//    the transformation of large weights.
+//    would repeat the transformation of large weights.
 // Winograd F(4x4, 3x3) serves 3x3 layers of stride 1 on 4x4 images and larger; below that the tiles are
 // mostly padding.
 #include <map>
