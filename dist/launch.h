@@ -2,14 +2,12 @@
 // Which rank this process is, and how the others start. One program serves all launchers:
 //
 // - `threads`: one process, dist.ranks threads.
-// - `gloo` under torchrun, mpirun (Open MPI), srun, or a launcher that sets PMI_RANK: this process is one
-// rank, said by
-//   the environment. The ranks meet at dist.master.
+// - `gloo` under torchrun, mpirun (Open MPI), srun, or a launcher that sets PMI_RANK: this process is one rank,
+//   said by the environment. The ranks meet at dist.master.
 // - `gloo` with dist.ranks > 1 and no launcher: this process starts dist.ranks copies of itself on this
-// machine, looks
-//   after them and serves their rendezvous.
+//   machine, looks after them and serves their rendezvous.
 //
-// Not elastic: when a rank dies, all end; start again from the last checkpoint.
+// Not elastic: when a rank dies, all end.
 
 #include <functional>
 #include <memory>
@@ -61,8 +59,8 @@ void run_process_rank(const LaunchPlan& plan, const DistOptions& options,
 
 // For Kind::spawn: starts `plan.size` copies of this program with the same arguments, which find
 // plan_launch() answering Kind::process, and waits for them. When one dies (a signal, or an exit code other
-// than 0), the others get grace_s to end by themselves, then SIGTERM, then SIGKILL. SIGINT, SIGTERM and
-// SIGUSR1 are passed on to all. The first error is logged last. Returns the exit code: 0, that of the rank
+// than 0), the others get grace_s to end by themselves, then SIGTERM, then SIGKILL. SIGINT and SIGTERM are
+// passed on to all. The first error is logged last. Returns the exit code: 0, that of the rank
 // that failed first, or 128 + its signal. The copies die with this process. To be called from the main
 // thread, before other threads are started.
 // `on_ready` runs once the meeting point is open, before the first copy starts.

@@ -18,13 +18,12 @@ extern char** environ;
 namespace topknot {
 namespace {
 
-// Blocks the signals that the supervisor takes one by one, in this thread and those it starts; undone at the
-// end.
+// Blocks the signals that the supervisor takes one by one, in this thread and those it starts, until the end.
 class SignalGate {
  public:
   SignalGate() {
     sigemptyset(&taken_);
-    for (const int signal : {SIGINT, SIGTERM, SIGUSR1, SIGCHLD}) sigaddset(&taken_, signal);
+    for (const int signal : {SIGINT, SIGTERM, SIGCHLD}) sigaddset(&taken_, signal);
     pthread_sigmask(SIG_BLOCK, &taken_, &before_);
   }
   ~SignalGate() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
@@ -136,7 +135,7 @@ int run_spawned(const LaunchPlan& plan, const DistOptions& options, char* const*
     const int signal = gate.next(std::chrono::milliseconds(100));
     if (signal != 0 && signal != SIGCHLD) {
       children.kill_all(signal);
-      if (signal != SIGUSR1) stopping = true;
+      stopping = true;
     }
     int rank, status;
     while (children.reap(rank, status)) {
