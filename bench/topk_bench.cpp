@@ -1,11 +1,7 @@
 // Exact topk with error feedback against the plain pass r += g, both over 25.6 million floats, alternating in
 // one run. Timed of topk: what a training step pays beside the collective: accumulate, select, write the
-// block, take what was sent out of the residual. The plain pass runs over two buffers of its own of the same
-// size.
-//
-//   bench_topk [--threads N] [--size D] [--k K] [--steps S] [--from F] [--stream NAME] [--json]
-//
-// Steps 0 to F-1 warm the error feedback up, steps F to S-1 are measured. --json adds one line a stream.
+// block, take what was sent out of the residual. The plain pass runs over two buffers of its own, of that size.
+// `--help` shows the flags; --json adds one line a stream.
 
 #include <omp.h>
 
@@ -123,6 +119,13 @@ Figures measure(const std::string& name, const Options& options) {
   return figures;
 }
 
+constexpr const char* kUsage =
+    "bench_topk [--threads N] [--size D] [--k K] [--steps S] [--from F] [--stream NAME] [--json]\n"
+    "\n"
+    "Exact topk with error feedback against the plain pass r += g: D elements, the K largest travel.\n"
+    "Steps 0 to F-1 warm the error feedback up, steps F to S-1 are measured. --json adds one line a "
+    "stream.\n";
+
 Options parse(int argc, char** argv) {
   Options options;
   for (int i = 1; i < argc; ++i) {
@@ -188,6 +191,10 @@ int run(int argc, char** argv) {
 }  // namespace topknot::bench
 
 int main(int argc, char** argv) {
+  if (argc == 2 && std::string(argv[1]) == "--help") {
+    std::fputs(topknot::bench::kUsage, stdout);
+    return 0;
+  }
   try {
     return topknot::bench::run(argc, argv);
   } catch (const std::exception& error) {

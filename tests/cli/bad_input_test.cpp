@@ -1,13 +1,10 @@
 // Bad input: one clear message, a non-zero exit, no damage.
-#include <netinet/in.h>
-#include <sys/socket.h>
-#include <unistd.h>
-
 #include <filesystem>
 
 #include "tests/cli/command.h"
 #include "tests/data/temp_folder.h"
 #include "tests/support/catch.h"
+#include "tests/support/free_port.h"
 
 using namespace topknot;
 
@@ -112,21 +109,13 @@ TEST_CASE("a run folder that cannot be written is refused, and so is a full disk
 }
 
 TEST_CASE("a master port in use is refused by name") {
-  const int socket_fd = socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  REQUIRE(bind(socket_fd, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0);
-  REQUIRE(listen(socket_fd, 1) == 0);
-  socklen_t length = sizeof address;
-  getsockname(socket_fd, reinterpret_cast<sockaddr*>(&address), &length);
-  const std::string port = std::to_string(ntohs(address.sin_port));
+  const HeldPort held;
+  const std::string port = std::to_string(held.number());
   const TempFolder temp;
   check_refused(
       train("model.name=linear dist.backend=gloo dist.ranks=2 dist.timeout_s=10 dist.master=127.0.0.1:" +
             port + " output.dir=" + temp.at("run")),
       {port.c_str(), "dist.master"});
-  close(socket_fd);
 }
 
 TEST_CASE("--validate reports all problems at once") {

@@ -5,6 +5,7 @@
 #include "tests/cli/command.h"
 #include "tests/data/temp_folder.h"
 #include "tests/support/catch.h"
+#include "tests/support/free_port.h"
 #include "train/metrics.h"
 
 using namespace topknot;
@@ -86,9 +87,11 @@ TEST_CASE("ranks find each other through the variables of torchrun, mpirun and s
     return run_command(rank1 + " " + program + " & " + rank0 + " " + program +
                        "; code=$?; wait $! && exit $code");
   };
+  // The ranks meet one port above torchrun's own.
+  const std::string master =
+      "WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=" + std::to_string(free_port() - 1);
   const Outcome torchrun =
-      both("env RANK=0 LOCAL_RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29871",
-           "env RANK=1 LOCAL_RANK=1 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29871", "torchrun");
+      both("env RANK=0 LOCAL_RANK=0 " + master, "env RANK=1 LOCAL_RANK=1 " + master, "torchrun");
   INFO(torchrun.output);
   CHECK(torchrun.code == 0);
   CHECK(checksum_of(temp.at("torchrun")) == wanted);
@@ -98,9 +101,9 @@ TEST_CASE("ranks find each other through the variables of torchrun, mpirun and s
   const Outcome lost = run_command(mpi + "0 " TOPKNOT_BIN "/train " + rest + "output.dir=" + temp.at("lost"));
   CHECK(lost.code == 2);
   CHECK(lost.has("dist.master"));
-  for (const auto& [variables, name, port] :
-       {std::tuple{mpi, "mpirun", "29873"}, std::tuple{slurm, "srun", "29875"}}) {
-    const std::string program = std::string(TOPKNOT_BIN "/train ") + rest + "dist.master=127.0.0.1:" + port +
+  for (const auto& [variables, name] : {std::pair{mpi, "mpirun"}, std::pair{slurm, "srun"}}) {
+    const std::string program = std::string(TOPKNOT_BIN "/train ") + rest +
+                                "dist.master=127.0.0.1:" + std::to_string(free_port()) +
                                 " output.dir=" + temp.at(name) + " ";
     const Outcome run = run_command(variables + "1 " + program + " & " + variables + "0 " + program +
                                     "; code=$?; wait $! && exit $code");
