@@ -4,19 +4,12 @@
 #include <vector>
 
 #include "compress/parallel.h"
-#include "nn/core/simd.h"
+#include "nn/core/multiply.h"
 
 namespace topknot {
 namespace {
 
-TOPKNOT_MULTIVERSION void scale(float* x, std::size_t n, float factor) {
-  for (std::size_t i = 0; i < n; ++i) x[i] *= factor;
-}
-TOPKNOT_MULTIVERSION void scale(double* x, std::size_t n, double factor) {
-  for (std::size_t i = 0; i < n; ++i) x[i] *= factor;
-}
-
-// Filled, added and scaled while it is in the first-level cache.
+// Filled, added and multiplied while it is in the first-level cache.
 constexpr std::size_t kTile = 4096;
 
 }  // namespace
@@ -51,7 +44,7 @@ void average_sparse(std::span<const Contribution<T>> contributions, std::span<T>
         }
         cursor[r] = i;
       }
-      if (touched && contributions.size() > 1) scale(average.data() + tile, tile_end - tile, factor);
+      if (touched && contributions.size() > 1) multiply(average.data() + tile, tile_end - tile, factor);
     }
   });
 }

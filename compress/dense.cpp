@@ -6,14 +6,12 @@
 #include "compress/parallel.h"
 #include "compress/select/keys.h"
 #include "nn/core/check.h"
+#include "nn/core/multiply.h"
 #include "nn/core/simd.h"
+#include "nn/core/text.h"
 
 namespace topknot {
 namespace {
-
-TOPKNOT_MULTIVERSION void multiply(float* x, std::size_t n, float factor) {
-  for (std::size_t i = 0; i < n; ++i) x[i] *= factor;
-}
 
 // x = (x + 0) * factor; returns the largest key of x. Adding 0 turns -0 into +0 as the sparse average does,
 // which starts from zeros: so topk of density 1 equals dense bit for bit.
@@ -95,7 +93,7 @@ std::unique_ptr<Compressor> make_dense(const CompressOptions& options, const Gro
   if (!options.code.empty()) refuse("code", options.code, "sends no positions");
   if (!options.values.empty() && options.values != "fp32")
     refuse("values", options.values, "sums 32-bit floats");
-  if (options.capacity != 0) refuse("capacity", std::to_string(options.capacity), "sends every entry");
+  if (options.capacity != 0) refuse("capacity", short_text(options.capacity), "sends every entry");
   return std::make_unique<DenseCompressor>(group);
 }
 

@@ -6,6 +6,7 @@
 
 #include "compress/average.h"
 #include "nn/core/check.h"
+#include "nn/core/text.h"
 
 namespace topknot {
 
@@ -129,7 +130,7 @@ std::unique_ptr<Compressor> make_sparse(const SparsePreset& preset, const Compre
                                         const GroupSpec& group) {
   const auto pick = [](const std::string& key, const std::string& own) { return key.empty() ? own : key; };
   if (options.capacity != 0 && !(options.capacity >= 1 && std::isfinite(options.capacity)))
-    throw UserError("compress.capacity is " + std::to_string(options.capacity) +
+    throw UserError("compress.capacity is " + short_text(options.capacity) +
                     ": it must be none, or a multiple of k of at least 1, because less would cut what the "
                     "density asks for");
   const SelectorFactory selector = selectors().find(pick(options.select, preset.select));

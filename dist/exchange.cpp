@@ -1,7 +1,6 @@
 #include "dist/exchange.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <deque>
 #include <unordered_map>
@@ -9,24 +8,13 @@
 #include "dist/collective_queue.h"
 #include "dist/communicator.h"
 #include "nn/core/check.h"
+#include "nn/core/stopwatch.h"
 
 namespace topknot {
 namespace {
 
 using Blocks = std::vector<std::vector<std::byte>>;
 using Ticket = CollectiveQueue::Ticket;
-
-// Adds the time of a scope to a total.
-class Timed {
- public:
-  explicit Timed(double& total) : total_(total), start_(std::chrono::steady_clock::now()) {}
-  Timed(const Timed&) = delete;
-  ~Timed() { total_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count(); }
-
- private:
-  double& total_;
-  std::chrono::steady_clock::time_point start_;
-};
 
 // One collective under way. Until its ticket is done it belongs to the queue's thread.
 struct Flight {
@@ -74,7 +62,7 @@ struct Exchange::State {
   State(ParameterArena& arena_, CollectiveQueue& queue_) : arena(arena_), queue(queue_) {}
 
   void encode(Lane& lane) {
-    const Timed timed(stats.encode);
+    const Stopwatch stopwatch(stats.encode);
     const Group& group = *lane.group;
     const Slice slice{arena.gradient(group.begin, group.end), arena.residual(group.begin, group.end)};
     lane.flight.message = lane.compressor->encode(slice, info);
@@ -132,7 +120,7 @@ struct Exchange::State {
     wait(flight);
     std::optional<Message> more;
     {
-      const Timed timed(stats.decode);
+      const Stopwatch stopwatch(stats.decode);
       const bool sum = flight.message.kind == Message::Kind::sum;
       more = lane.compressor->decode(sum ? Round{{}, flight.message.sum} : Round{flight.blocks, {}});
     }
@@ -269,7 +257,7 @@ StepResult Exchange::finish(bool local_finite) {
   }
 
   {
-    const Timed timed(s.stats.decode);
+    const Stopwatch stopwatch(s.stats.decode);
     for (Lane& lane : s.lanes) {
       if (!result.committed) {
         lane.compressor->discard();

@@ -3,11 +3,12 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <string>
 #include <vector>
 
 #include "nn/core/check.h"
+#include "nn/core/multiply.h"
 #include "nn/core/simd.h"
+#include "nn/core/text.h"
 
 namespace topknot {
 namespace {
@@ -30,13 +31,9 @@ TOPKNOT_MULTIVERSION double block_sum_of_squares(const float* values, std::size_
   return sum;
 }
 
-TOPKNOT_MULTIVERSION void scale_block(float* values, std::size_t n, float factor) {
-  for (std::size_t i = 0; i < n; ++i) values[i] *= factor;
-}
-
 void check_max_norm(double max_norm) {
   if (!(max_norm > 0))
-    throw UserError("a clipping norm must be greater than 0, not " + std::to_string(max_norm) +
+    throw UserError("a clipping norm must be greater than 0, not " + short_text(max_norm) +
                     "; leave the key out to clip nothing");
 }
 
@@ -75,7 +72,7 @@ void scale(std::span<float> values, double factor) {
 #pragma omp parallel for schedule(static) if (values.size() >= kParallelFrom)
   for (std::int64_t block = 0; block < blocks; ++block) {
     const std::size_t begin = static_cast<std::size_t>(block) * kBlock;
-    scale_block(values.data() + begin, std::min(kBlock, values.size() - begin), static_cast<float>(factor));
+    multiply(values.data() + begin, std::min(kBlock, values.size() - begin), static_cast<float>(factor));
   }
 }
 
@@ -91,17 +88,6 @@ double clip_gradients(std::span<Parameter* const> parameters, double max_norm) {
   const double norm = std::sqrt(squares), factor = clip_factor(norm, max_norm);
   for (Parameter* parameter : parameters) scale(gradient_of(*parameter), factor);
   return norm;
-}
-
-void clip_average_by_tensor(std::size_t offset, std::span<float> average,
-                            std::span<Parameter* const> parameters, double max_norm) {
-  for (const Parameter* parameter : parameters) {
-    TOPKNOT_CHECK(
-        parameter->offset() >= offset && parameter->offset() + parameter->numel() <= offset + average.size(),
-        "'" + parameter->name() + "' lies outside the slice");
-    const std::span<float> values = average.subspan(parameter->offset() - offset, parameter->numel());
-    scale(values, clip_factor(l2_norm(values), max_norm));
-  }
 }
 
 }  // namespace topknot

@@ -1,7 +1,6 @@
 #pragma once
 // Clipping by L2 norm: what is longer than `max_norm` is scaled to that length (Pascanu et al. 2013,
-// section 3.2). Over the whole model or tensor by tensor; on this rank's gradient before compression, or on
-// the average after it.
+// section 3.2). Before compression over the whole model or tensor by tensor; after averaging over the model.
 //
 // Norms are summed in double in blocks of fixed size, so that they do not depend on the number of threads. A
 // norm that is not finite clips nothing: the step's NaN or Inf must stay visible to the exchange, which skips
@@ -23,16 +22,11 @@ double clip_factor(double norm, double max_norm);
 void scale(std::span<float> values, double factor);
 
 // Before compression. Both return the norm before clipping. clip_gradient() may run in the hook of each
-// parameter; clip_gradients(), over all of them together, needs the whole backward pass, and so leaves no
-// overlap.
+// parameter; clip_gradients(), over all of them together, needs the whole backward pass: no overlap.
 double clip_gradient(Parameter& parameter, double max_norm);
 double clip_gradients(std::span<Parameter* const> parameters, double max_norm);
 
-// After averaging, tensor by tensor: `average` holds the arena elements from `offset`, and `parameters` lie
-// in it.
-void clip_average_by_tensor(std::size_t offset, std::span<float> average,
-                            std::span<Parameter* const> parameters, double max_norm);
-// After averaging, over the whole model: sums sum_of_squares() over the slices, and hands clip_factor(norm,
-// max_norm) to Optimizer::update() as gradient_scale, which saves a pass.
+// After averaging: the caller sums sum_of_squares() over the slices and hands clip_factor(norm, max_norm) to
+// Optimizer::update() as gradient_scale, which saves a pass.
 
 }  // namespace topknot

@@ -4,13 +4,14 @@
 #include <string>
 
 #include "nn/core/check.h"
+#include "nn/core/text.h"
 
 namespace topknot {
 namespace {
 
 void require(bool condition, const std::string& key, const std::string& rule, double value) {
   if (condition) return;
-  throw UserError("optimizer." + key + " must be " + rule + ", not " + std::to_string(value));
+  throw UserError("optimizer." + key + " must be " + rule + ", not " + short_text(value));
 }
 
 }  // namespace

@@ -3,19 +3,12 @@
 #include <algorithm>
 #include <cmath>
 #include <numbers>
-#include <sstream>
 
 #include "nn/core/check.h"
+#include "nn/core/text.h"
 
 namespace topknot {
 namespace {
-
-template <class T>
-std::string text(T value) {
-  std::ostringstream stream;
-  stream << value;
-  return stream.str();
-}
 
 // The warm-up, shared by all; a schedule gives what follows it.
 class WarmedUp : public Schedule {
@@ -92,12 +85,12 @@ void check_milestones(const ScheduleOptions& options) {
   double last = 0;
   for (double milestone : options.milestones) {
     if (!(milestone > last) || !std::isfinite(milestone))
-      throw UserError("schedule.milestones must be ascending epochs above 0; " + text(milestone) +
-                      " follows " + text(last));
+      throw UserError("schedule.milestones must be ascending epochs above 0; " + short_text(milestone) +
+                      " follows " + short_text(last));
     if (milestone < options.warmup_epochs)
-      throw UserError("schedule.milestones: epoch " + text(milestone) +
+      throw UserError("schedule.milestones: epoch " + short_text(milestone) +
                       " lies within the warm-up; move it, or shorten " + "schedule.warmup_epochs (" +
-                      text(options.warmup_epochs) + ")");
+                      short_text(options.warmup_epochs) + ")");
     last = milestone;
   }
 }
@@ -112,14 +105,14 @@ Registry<ScheduleFactory>& schedules() {
 std::unique_ptr<Schedule> make_schedule(const ScheduleOptions& options, double base_lr) {
   const ScheduleFactory factory = schedules().find(options.name);
   if (!(base_lr > 0) || !std::isfinite(base_lr))
-    throw UserError("optimizer.lr must be greater than 0, not " + text(base_lr));
+    throw UserError("optimizer.lr must be greater than 0, not " + short_text(base_lr));
   if (!(options.warmup_epochs >= 0) || !std::isfinite(options.warmup_epochs))
-    throw UserError("schedule.warmup_epochs must be 0 or greater, not " + text(options.warmup_epochs));
+    throw UserError("schedule.warmup_epochs must be 0 or greater, not " + short_text(options.warmup_epochs));
   if (!(options.gamma > 0 && options.gamma <= 1))
-    throw UserError("schedule.gamma must be in (0, 1], not " + text(options.gamma));
+    throw UserError("schedule.gamma must be in (0, 1], not " + short_text(options.gamma));
   if (!(options.min_lr >= 0 && options.min_lr <= base_lr))
-    throw UserError("schedule.min_lr must lie between 0 and optimizer.lr (" + text(base_lr) + "), not " +
-                    text(options.min_lr));
+    throw UserError("schedule.min_lr must lie between 0 and optimizer.lr (" + short_text(base_lr) +
+                    "), not " + short_text(options.min_lr));
   if (options.name == "multistep") check_milestones(options);
   return factory(options, base_lr);
 }

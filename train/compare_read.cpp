@@ -14,9 +14,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The first steps pay for caches and memory; the trainer leaves out as many (EndRecord::images_per_second).
-constexpr std::size_t kWarmUpSteps = 5;
-
 std::map<std::string, std::string> read_environment(const std::string& path) {
   std::map<std::string, std::string> result;
   std::ifstream stream(path);

@@ -171,11 +171,11 @@ std::string key_reference_markdown();
 
 // train.threads, or where it is 0: 1 with several ranks, else the machine's cores.
 int compute_threads(const Config& config);
-// compress.density at an epoch: the warm-up list's entry, never below compress.density.
+// compress.density at an epoch, from 0: the entry of compress.warmup, never below compress.density; after the
+// list compress.density. Density warm-up: Lin et al., "Deep Gradient Compression", ICLR 2018; the lists of Shi
+// et al., arXiv 1911.08772.
 double density_at_epoch(const Config& config, int epoch);
 // "runs/resnet20-cifar10-topk-r4-s1" unless output.dir says.
 std::string run_folder_name(const Config& config);
-// exchange.merge, data.shard: the number after the colon, or 0 where there is none.
-double suffix_number(const std::string& value);
 
 }  // namespace topknot

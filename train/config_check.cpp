@@ -1,10 +1,11 @@
 // What no single key can show, and what follows from several keys.
 
 #include <algorithm>
-#include <charconv>
 #include <filesystem>
 #include <thread>
 
+#include "dist/socket.h"
+#include "nn/core/check.h"
 #include "nn/core/suggest.h"
 #include "train/config.h"
 #include "train/config_text.h"
@@ -18,14 +19,6 @@ const std::vector<std::string>& known_names(const KnownNames& known, const std::
   if (registry == "compressor") return known.compressors;
   if (registry == "optimizer") return known.optimizers;
   return known.schedules;
-}
-
-bool host_and_port(const std::string& text) {
-  const auto colon = text.rfind(':');
-  if (colon == std::string::npos || colon == 0) return false;
-  int port = 0;
-  const auto [end, error] = std::from_chars(text.data() + colon + 1, text.data() + text.size(), port);
-  return error == std::errc{} && end == text.data() + text.size() && port > 0 && port < 65536;
 }
 
 }  // namespace
@@ -58,8 +51,13 @@ std::vector<Problem> check_config(const Config& config, const KnownNames& known)
   need(std::is_sorted(config.schedule.milestones.begin(), config.schedule.milestones.end()),
        "schedule.milestones", "must rise");
   need(config.schedule.min_lr <= config.optimizer.lr, "schedule.min_lr", "must not exceed optimizer.lr");
-  need(config.dist.master.empty() || host_and_port(config.dist.master), "dist.master",
-       "'" + config.dist.master + "' must read HOST:PORT, such as node1:29500");
+  if (!config.dist.master.empty()) {
+    try {
+      parse_host_port(config.dist.master, "dist.master");
+    } catch (const UserError& error) {
+      problems.push_back({"dist.master", error.what()});
+    }
+  }
   need(config.dist.master.empty() || config.dist.backend == "gloo", "dist.master",
        "ranks that are threads have no master; use dist.backend=gloo for ranks on several hosts");
   need(config.dist.interface.empty() || config.dist.backend == "gloo", "dist.interface",
@@ -91,14 +89,6 @@ std::string run_folder_name(const Config& config) {
   std::string name = "runs/" + config.model.name + "-" + config.data.name + "-" + config.compress.name;
   if (config.compress.name != "dense") name += "-" + format_number(config.compress.density);
   return name + "-r" + std::to_string(config.dist.ranks) + "-s" + std::to_string(config.seed);
-}
-
-double suffix_number(const std::string& value) {
-  const auto colon = value.find(':');
-  if (colon == std::string::npos) return 0;
-  double number = 0;
-  std::from_chars(value.data() + colon + 1, value.data() + value.size(), number);
-  return number;
 }
 
 }  // namespace topknot

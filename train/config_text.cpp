@@ -1,7 +1,9 @@
 #include "train/config_text.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <limits>
 #include <type_traits>
 
 #include "nn/core/suggest.h"
@@ -30,10 +32,27 @@ std::string check_range(const Key& key, double value) {
   return "";
 }
 
+// A number as such, but beyond what T holds: the range that it may have; "" for anything else.
+template <class T>
+std::string overflow(const Key& key, const std::string& text) {
+  T value{};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc::result_out_of_range || end != text.data() + text.size()) return "";
+  if constexpr (std::is_integral_v<T>) {
+    // As text: the greatest integers are no doubles.
+    if (key.greatest > static_cast<double>(std::numeric_limits<T>::max()))
+      return "must be " +
+             format_number(std::max(key.least, static_cast<double>(std::numeric_limits<T>::min()))) + " to " +
+             std::to_string(std::numeric_limits<T>::max()) + ", not " + text;
+  }
+  return "must be " + key_range(key) + ", not " + text;
+}
+
 template <class T>
 std::string set_number(const Key& key, const std::string& text, T& target) {
   const auto value = parse_number<T>(text);
   if (!value) {
+    if (auto wrong = overflow<T>(key, text); !wrong.empty()) return wrong;
     const auto real = parse_number<double>(text);
     if (real && *real < key.least) return check_range(key, *real);
     return "needs " + key_type(key) + ", not '" + text + "'";

@@ -3,6 +3,7 @@
 // flushed as it happens; `event` says which of the records below it is. metrics.csv is derived from it at the
 // end. Times are seconds. A time that starts at the first step leaves out evaluation and start-up.
 
+#include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <optional>
@@ -10,6 +11,9 @@
 #include <vector>
 
 namespace topknot {
+
+// The first steps pay for caches and memory: rates and step times leave them out.
+inline constexpr std::size_t kWarmUpSteps = 5;
 
 // One training step. Numbers that belong to a rank (bytes, seconds) are the mean over ranks where the trainer
 // has it, else rank 0's.
@@ -54,12 +58,12 @@ struct EndRecord {
   double wall_seconds = 0;         // first step to end, evaluation and start-up excluded
   double eval_seconds = 0;         // all evaluations
   double startup_seconds = 0;      // program start to first step
-  double images_per_second = 0;    // all ranks, first 5 steps excluded
+  double images_per_second = 0;    // all ranks, first kWarmUpSteps steps excluded
   double bytes_sent = 0;           // totals: payload one rank uploads, mean over ranks
   double bytes_dense = 0;          // 4 * d * steps
   std::string parameter_checksum;  // 16 hexadecimal digits, parameters only
   std::int64_t steps = 0, skipped_steps = 0;
-  double step_p50_s = 0, step_p95_s = 0;  // of one step's seconds, first 5 steps excluded
+  double step_p50_s = 0, step_p95_s = 0;  // of one step's seconds, as many excluded
 };
 
 // Appends. Not a number and infinity become null. Throws UserError with path and reason where writing fails

@@ -4,7 +4,6 @@
 #include <algorithm>
 
 #include "compress/sparse_compressor.h"
-#include "compress/warmup.h"
 #include "nn/core/rng.h"
 #include "tests/compress/fixtures.h"
 #include "tests/compress/simulated_ranks.h"
@@ -219,20 +218,5 @@ TEST_CASE("calls out of order are refused") {
     CHECK_THROWS_AS(compressor->commit({}), Error);
     compressor->discard();
     CHECK_NOTHROW(compressor->encode({gradient, spare}, {}));
-  }
-}
-
-TEST_CASE("density warm-up: one value an epoch, never below the density, then the density itself") {
-  const std::vector<double> list = {0.015625, 0.004, 0.0005};
-  CHECK(density_at(0, 0.001, list) == 0.015625);
-  CHECK(density_at(1, 0.001, list) == 0.004);
-  CHECK(density_at(2, 0.001, list) == 0.001);
-  CHECK(density_at(3, 0.001, list) == 0.001);
-  CHECK(density_at(0, 0.25, list) == 0.25);
-  CHECK(density_at(5, 0.25, {}) == 0.25);
-  CHECK_NOTHROW(check_warmup(list));
-  for (const double bad : {0.0, -0.1, 1.5, std::nan("")}) {
-    const std::vector<double> wrong = {0.1, bad};
-    CHECK_THROWS_AS(check_warmup(wrong), UserError);
   }
 }

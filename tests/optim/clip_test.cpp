@@ -69,15 +69,6 @@ TEST_CASE("per-tensor clipping leaves the tensors below the norm alone") {
   CHECK(model.norm(1) == Approx(7));
 }
 
-TEST_CASE("clipping an average tensor by tensor finds the tensors of its slice") {
-  Model model;
-  const auto average = model.arena->gradient(0, model.arena->size());
-  clip_average_by_tensor(0, average, model.arena->parameters(), 7);
-  CHECK(model.norm(0) == 6);
-  CHECK(model.norm(1) == Approx(7));
-  CHECK_THROWS_AS(clip_average_by_tensor(2, average.subspan(2), model.arena->parameters(), 7), Error);
-}
-
 TEST_CASE("a gradient that is not finite stays visible") {
   Model model;
   model.store.parameters()[0]->gradient()[1] = std::numeric_limits<float>::infinity();

@@ -155,8 +155,14 @@ TEST_CASE("values of a wrong type, out of range or of no choice are refused and 
   }
   CHECK(load_config("", {"exchange.merge=size:4096", "compress.capacity=none", "data.shard=uneven:3"})
             .problems.empty());
-  CHECK(suffix_number("uneven:3") == 3);
-  CHECK(suffix_number("even") == 0);
+}
+
+TEST_CASE("a number too large for its type is told its range") {
+  CHECK(contains(only_problem(load_config("", {"seed=99999999999999999999"})),
+                 "must be 0 to 18446744073709551615, not 99999999999999999999"));
+  CHECK(contains(only_problem(load_config("", {"dist.ranks=99999999999999999999"})), "must be 1 to 1024"));
+  CHECK(contains(only_problem(load_config("", {"optimizer.lr=1e999"})), "above 0, at most 1e6"));
+  CHECK(contains(only_problem(load_config("", {"seed=9x"})), "an integer"));
 }
 
 TEST_CASE("unreadable YAML is reported with line and column, a missing file by name") {
