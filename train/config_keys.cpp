@@ -137,7 +137,7 @@ std::vector<Key> machine_keys() {
   using Train = Config::Train;
   return {
       text("exchange.merge", at<e, &Config::Exchange::merge>,
-           "what travels together: each parameter alone, the whole model, or groups of at least BYTES",
+           "what travels together: each parameter alone, the whole model, or groups of at most BYTES",
            {"none", "all", "size:BYTES"}),
 
       text("dist.backend", at<d, &Dist::backend>,
