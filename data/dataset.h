@@ -22,7 +22,7 @@ struct DatasetOptions {
   std::int64_t train_size = 0;  // samples; 0: all of them, or the synthetic set's own default
   std::int64_t test_size = 0;   // as train_size, for the test split
   int classes = 10;             // synthetic_images: 2 to 10
-  std::optional<double> noise;  // synthetic sets: none given means the set's own; 0 or more
+  std::optional<double> noise;  // synthetic sets: none given means the set's own; 0 to 1
   std::int64_t features = 64;   // synthetic_regression: inputs of a sample
   std::int64_t targets = 1;     // synthetic_regression: outputs of a sample
 };

@@ -11,7 +11,9 @@ LoaderOptions checked(const LoaderOptions& options) {
     throw UserError("data.batch_size: " + std::to_string(options.batch) + " is not at least 1");
   if (options.workers < 0 || options.workers > 256)
     throw UserError("data.workers: " + std::to_string(options.workers) + " is out of range; give 0 to 256");
-  if (options.prefetch < 1) throw UserError("data.prefetch: must be at least 1");
+  if (options.prefetch < 1)
+    throw UserError("the loader must hold at least 1 prefetched batch, not " +
+                    std::to_string(options.prefetch));
   return options;
 }
 

@@ -70,7 +70,7 @@ std::vector<Key> run_keys() {
              "use only the first so many training samples (synthetic data: make so many); 0: all"),
       number("data.test_size", at<d, &Data::test_size>, 0, 1e9, "the same for test samples"),
       number("data.classes", at<d, &Data::classes>, 2, 10, "classes of synthetic_images"),
-      with_word(number("data.noise", at<d, &Data::noise>, 0, 1e3,
+      with_word(number("data.noise", at<d, &Data::noise>, 0, 1,
                        "noise of synthetic data, as a standard deviation; auto: the data set's own"),
                 "auto"),
   };

@@ -115,6 +115,9 @@ TEST_CASE("synthetic pictures refuse options that make no sense") {
   options = {};
   options.noise = -0.1;
   CHECK(user_error([&] { make_dataset("synthetic_images", options, Split::train); }, {"data.noise"}));
+  options.noise = 1.5;  // the key's upper end is 1 for every set
+  CHECK(user_error([&] { make_dataset("synthetic_images", options, Split::train); }, {"data.noise"}));
+  CHECK(user_error([&] { make_dataset("synthetic_regression", options, Split::train); }, {"data.noise"}));
   options.noise = std::nan("");
   CHECK(user_error([&] { make_dataset("synthetic_regression", options, Split::train); }, {"data.noise"}));
   options = {};
