@@ -10,6 +10,7 @@
 
 #include "nn/core/check.h"
 #include "nn/core/log.h"
+#include "nn/core/stopwatch.h"
 #include "optim/clip.h"
 #include "train/checksum.h"
 #include "train/evaluate.h"
@@ -25,19 +26,6 @@ using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
-
-// Adds the time until it goes out of scope.
-class Stopwatch {
- public:
-  explicit Stopwatch(double& total) : total_(total), start_(Clock::now()) {}
-  ~Stopwatch() { total_ += seconds_since(start_); }
-  Stopwatch(const Stopwatch&) = delete;
-  Stopwatch& operator=(const Stopwatch&) = delete;
-
- private:
-  double& total_;
-  Clock::time_point start_;
-};
 
 // One rank's training state and loop.
 class Trainer {
@@ -291,7 +279,7 @@ class Trainer {
     end.eval_seconds = eval_seconds_;
     end.startup_seconds = startup;
     std::vector<double> steady = step_seconds_;
-    if (steady.size() > 5) steady.erase(steady.begin(), steady.begin() + 5);
+    if (steady.size() > kWarmUpSteps) steady.erase(steady.begin(), steady.begin() + kWarmUpSteps);
     const double total = std::accumulate(steady.begin(), steady.end(), 0.0);
     const double images = static_cast<double>(config_.data.batch_size) * config_.train.accumulate *
                           communicator_.size() * static_cast<double>(steady.size());

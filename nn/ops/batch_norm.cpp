@@ -72,10 +72,9 @@ Tensor apply(const Tensor& x, const Variable& residual, const Normalization& n, 
   return y;
 }
 
-// The first half of the backward pass. With xhat = (x - mean) inverse_std, M = N H W and g the masked
-// gradient:
-//   dbeta = sum g,  dgamma = sum g xhat,  dx = gamma inverse_std (g - dbeta / M - xhat dgamma / M) = a g + b
-//   x + c
+// The first half of the backward pass. With xhat = (x - mean) inverse_std, M = N H W and g the masked gradient:
+//   dbeta = sum g,  dgamma = sum g xhat
+//   dx = gamma inverse_std (g - dbeta / M - xhat dgamma / M) = a g + b x + c
 struct Backward {
   Tensor masked;  // g: also the gradient of the residual
   std::vector<float> a, b, c;

@@ -118,7 +118,7 @@ TEST_CASE("a master port in use is refused by name") {
       {port.c_str(), "dist.master"});
 }
 
-TEST_CASE("--validate reports all problems at once") {
+TEST_CASE("all problems at once: what --validate reports") {
   const Outcome outcome = train("--validate train.epochs=x optimizer.lr=-1 model.nmae=linear");
   INFO(outcome.output);
   CHECK(outcome.code == 2);

@@ -138,12 +138,16 @@ TEST_CASE("srun's step counts its tasks, not the allocation's") {
   CHECK(plan.size == 4);
 }
 
-TEST_CASE("dist.ranks that contradicts the launcher is an error") {
-  const auto error = error_of(gloo(4), torchrun);
+TEST_CASE("dist.ranks that contradicts the launcher is an error where this run was given it, else the launcher's word counts") {
+  auto given = gloo(4);
+  CHECK(plan_launch(given, from(torchrun)).size == 8);
+  given.ranks_insist = true;
+  const auto error = error_of(given, torchrun);
   INFO(error);
   CHECK(contains(error, "dist.ranks is 4"));
   CHECK(contains(error, "torchrun started 8"));
-  CHECK(error_of(gloo(8), torchrun).empty());
+  given.ranks = 8;
+  CHECK(error_of(given, torchrun).empty());
 }
 
 TEST_CASE("threads under a launcher of several processes is an error, a batch script is not") {

@@ -4,6 +4,7 @@
 #include "tests/data/temp_folder.h"
 #include "tests/dist/ranks.h"
 #include "tests/support/catch.h"
+#include "train/metrics.h"
 #include "train/trainer.h"
 
 using namespace topknot;
@@ -13,7 +14,31 @@ namespace {
 struct Run {
   std::vector<std::string> checksums;  // by rank
   double test_loss = 0, test_accuracy = 0;
+  Metrics metrics;
 };
+
+// Small pictures of noise; sample 5 of the training split is broken.
+class BrokenSample final : public Dataset {
+ public:
+  explicit BrokenSample(Split split) : broken_(split == Split::train ? 5 : -1) {}
+  const std::string& name() const override { return name_; }
+  std::int64_t size() const override { return 32; }
+  Shape sample_shape() const override { return {3, 8, 8}; }
+  int classes() const override { return 2; }
+  std::int32_t label(std::int64_t index) const override { return static_cast<std::int32_t>(index % 2); }
+  void get(std::int64_t index, float* sample) const override {
+    const CounterRng rng(1, RngUse::test, static_cast<std::uint32_t>(index));
+    for (std::uint64_t i = 0; i < 192; ++i)
+      sample[i] = index == broken_ ? std::numeric_limits<float>::quiet_NaN() : rng.normal(i);
+  }
+
+ private:
+  std::string name_ = "broken_sample";
+  std::int64_t broken_;
+};
+const RegisterDataset broken_sample("broken_sample", "of the tests", [](const DatasetOptions&, Split split) {
+  return std::unique_ptr<Dataset>(std::make_unique<BrokenSample>(split));
+});
 
 LoadedConfig small_run(const TempFolder& temp, const std::vector<std::string>& overrides) {
   std::vector<std::string> all{
@@ -45,6 +70,7 @@ Run train(const std::string& backend, int ranks, std::vector<std::string> overri
     if (communicator.rank() == 0)
       run.test_loss = outcome.test_loss, run.test_accuracy = outcome.test_accuracy;
   });
+  run.metrics = read_metrics(temp.at("run/metrics.jsonl"));
   for (const std::string& checksum : run.checksums) CHECK(checksum == run.checksums[0]);
   return run;
 }
@@ -129,6 +155,19 @@ TEST_CASE("every sample is evaluated once: the result does not depend on the num
             .test_loss);
   CHECK(losses[0] == Approx(losses[1]).epsilon(1e-6));
   CHECK(losses[0] == Approx(losses[2]).epsilon(1e-6));
+}
+
+TEST_CASE("a sample that is not a number costs its step and nothing else: the statistics stay sound too") {
+  for (const std::string method : {"dense", "topk"}) {
+    const Run run = train("threads", 2,
+                          {"model.name=resnet20", "data.name=broken_sample", "compress.name=" + method,
+                           "data.batch_size=4", "train.epochs=2", "train.eval_every=1"});
+    int skipped = 0;
+    for (const StepRecord& step : run.metrics.steps) skipped += step.skipped;
+    CHECK(skipped == 2);  // once an epoch
+    CHECK(run.metrics.steps.size() == 8);
+    for (const EvalRecord& eval : run.metrics.evals) CHECK(std::isfinite(eval.test_loss));
+  }
 }
 
 TEST_CASE("training that diverges stops with a message and names the step") {
