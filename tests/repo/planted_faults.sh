@@ -24,6 +24,7 @@ case $2 in models) n="model_a model_b model_c" ;; datasets) n=data_a ;; compress
 for name in $n; do echo "$name   help"; done
 END
   chmod +x fake_train
+  echo '[a](data/a.cpp) [b](https://example.org/x) [c](#here)' >README.md
 }
 
 # caught CHECK TEXT: the check fails on the tree and says TEXT.
@@ -39,7 +40,7 @@ caught() {
 }
 
 clean_tree
-for check in include_directions file_sizes backends_by_file registered_names; do
+for check in include_directions file_sizes backends_by_file registered_names md_links; do
   "$checks/$check.sh" . ./fake_train || { echo "$check.sh complains about a clean tree"; status=1; }
 done
 
@@ -57,6 +58,8 @@ clean_tree; echo '#include <oneapi/dnnl/dnnl.hpp>' >compress/bad.cpp
 caught backends_by_file.sh 'compress/bad.cpp:1'
 clean_tree; echo '#include <nlohmann/json.hpp>' >dist/bad.cpp
 caught backends_by_file.sh 'dist/bad.cpp:1'
+clean_tree; echo '[gone](pages/gone.md#part)' >data/page.md
+caught md_links.sh 'data/page.md:1: the link to pages/gone.md'
 clean_tree; sed -i 's/model_c//' fake_train
 caught registered_names.sh "registers 'model_c'"
 clean_tree; sed -i 's/method_a/method/' fake_train
