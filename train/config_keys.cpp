@@ -97,7 +97,7 @@ std::vector<Key> method_keys() {
       registered("schedule.name", at<s, &Schedule::name>, "schedule",
                  "how the learning rate changes (train --list schedules)"),
       above("schedule.milestones", at<s, &Schedule::milestones>, 0, 1e6,
-             "multistep: epochs where the rate drops"),
+            "multistep: epochs where the rate drops"),
       above("schedule.gamma", at<s, &Schedule::gamma>, 0, 1, "multistep: factor at each milestone"),
       number("schedule.warmup_epochs", at<s, &Schedule::warmup_epochs>, 0, 1e6,
              "epochs in which the rate rises linearly to optimizer.lr"),

@@ -179,7 +179,8 @@ class DnnlConv final : public ConvKernels {
             added = Tensor::empty({std::min(chunk_of(x), end - begin), in});
           float* target = input_gradient.accumulate ? added.data() : dx;
           plan.backward_data->run(thread, {dy, packed.at(&plan).first, target});
-          if (input_gradient.accumulate && chunked_) add_into(dx, target, static_cast<std::size_t>(count * in));
+          if (input_gradient.accumulate && chunked_)
+            add_into(dx, target, static_cast<std::size_t>(count * in));
           if (input_gradient.accumulate && !chunked_)
             parallel_ranges(count * in, [&](int, std::int64_t a, std::int64_t b) {
               add_into(dx + a, target + a, static_cast<std::size_t>(b - a));

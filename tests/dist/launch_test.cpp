@@ -138,7 +138,9 @@ TEST_CASE("srun's step counts its tasks, not the allocation's") {
   CHECK(plan.size == 4);
 }
 
-TEST_CASE("dist.ranks that contradicts the launcher is an error where this run was given it, else the launcher's word counts") {
+TEST_CASE(
+    "dist.ranks that contradicts the launcher is an error where this run was given it, else the launcher's "
+    "word counts") {
   auto given = gloo(4);
   CHECK(plan_launch(given, from(torchrun)).size == 8);
   given.ranks_insist = true;
