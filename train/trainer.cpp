@@ -90,6 +90,11 @@ class Trainer {
              key_value(*find_key("optimizer.lr"), config_) + ", " + std::to_string(plan_.steps_per_epoch) +
              " steps an epoch, " + std::to_string(plan_.total_steps) + " in all; " + config_.compress.name +
              "; writing to " + inputs_.folder.path);
+    if (root_)
+      for (const Group& group : exchange_.groups())
+        log_debug(std::string(group.compressed ? "compressed" : "dense") + " group of " +
+                  std::to_string(group.numel()) + " elements: " + group.parameters.front()->name() + " to " +
+                  group.parameters.back()->name());
     if (config_.train.clip_local > 0 && config_.train.clip_local_scope == "model" && communicator_.size() > 1)
       log_info("train.clip_local over the whole model waits for the whole backward pass: overlap is off");
     if (config_.train.accumulate > 1 && loader.steps_per_epoch() % config_.train.accumulate != 0)
@@ -197,6 +202,9 @@ class Trainer {
       backward(part_loss, part + 1 == parts && !clip_model ? hook : GradientHook{},
                1.0f / static_cast<float>(parts));
     }
+    if (step_ == 0 && root_)
+      for (const Parameter* parameter : arena_.zero_unwritten_gradients())
+        log_warning(parameter->name() + " has no part in the loss: its gradient is zero");
     if (clip_model) {
       arena_.zero_unwritten_gradients();
       clip_gradients(arena_.parameters(), config_.train.clip_local);

@@ -25,8 +25,6 @@ class DeviceBackend {
   virtual void release(float* data, std::size_t floats) = 0;
   virtual void release_cached() = 0;  // gives memory kept for reuse back to the system
   virtual void fill_zero(float* data, std::size_t floats) = 0;
-  virtual void copy(float* to, const float* from, std::size_t floats) = 0;  // within the device
-  virtual void synchronize() = 0;  // waits for the device's stream; nothing to do on a CPU
 };
 
 // Throws UserError where the device cannot be used, and says why.

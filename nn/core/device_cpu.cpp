@@ -59,10 +59,6 @@ class CpuBackend final : public DeviceBackend {
   }
 
   void fill_zero(float* data, std::size_t floats) override { std::memset(data, 0, floats * sizeof(float)); }
-  void copy(float* to, const float* from, std::size_t floats) override {
-    std::memcpy(to, from, floats * sizeof(float));
-  }
-  void synchronize() override {}
 
  private:
   static constexpr std::size_t kHugePage = std::size_t{2} << 20;
