@@ -85,8 +85,8 @@ class Trainer {
     log_info(config_.model.name + " (" + std::to_string(arena_.size()) + " parameters) on " +
              config_.data.name + ", " + std::to_string(communicator_.size()) +
              (communicator_.size() == 1 ? " rank" : " ranks") + " by " + communicator_.backend() + ", " +
-             std::to_string(omp_get_max_threads()) + " threads a rank; global batch " +
-             std::to_string(global_batch) + ", learning rate " +
+             std::to_string(omp_get_max_threads()) + (omp_get_max_threads() == 1 ? " thread" : " threads") +
+             " a rank; global batch " + std::to_string(global_batch) + ", learning rate " +
              key_value(*find_key("optimizer.lr"), config_) + ", " + std::to_string(plan_.steps_per_epoch) +
              " steps an epoch, " + std::to_string(plan_.total_steps) + " in all; " + config_.compress.name +
              "; writing to " + inputs_.folder.path);
