@@ -72,7 +72,6 @@ std::vector<Problem> all_problems(const LoadedConfig& loaded) {
   attempt([&] {
     const RunData data = load_data(loaded.config);
     check_run(loaded.config, data);
-    resolve_augment(loaded.config.data.augment, *data.train);
   });
   return problems;
 }

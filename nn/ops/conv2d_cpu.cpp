@@ -5,6 +5,7 @@
 //    would repeat the transformation of large weights.
 // Winograd F(4x4, 3x3) serves 3x3 layers of stride 1 on 4x4 images and larger; below that the tiles are
 // mostly padding.
+#include <algorithm>
 #include <map>
 
 #include "nn/core/check.h"
@@ -203,7 +204,7 @@ class DnnlConv final : public ConvKernels {
  private:
   static std::int64_t image_floats(const Tensor& t) { return t.numel() / t.dim(0); }
 
-  // Images a chunk: about 512 KiB of input and output, at least one.
+  // Images a chunk: about 1 MiB of input and output, at least one.
   std::int64_t chunk_of(const Tensor& x) const {
     if (!chunked_) return x.dim(0);
     const Shape y = g_.output_shape(x.shape());
@@ -223,7 +224,7 @@ class DnnlConv final : public ConvKernels {
       std::copy(plain, plain + n, target.data);
   }
 
-  // Chunk sizes that a batch of this size is cut into: made before the parallel region, found inside it.
+  // One plan for each chunk size that a batch of this size is cut into: made before the parallel region, found inside it.
   std::vector<const Plan*> plans_for(const Tensor& x) {
     std::vector<const Plan*> result;
     const std::int64_t images = x.dim(0),
@@ -231,7 +232,10 @@ class DnnlConv final : public ConvKernels {
     for (std::int64_t t = 0; t < threads; ++t) {
       const std::int64_t mine = images * (t + 1) / threads - images * t / threads, chunk = chunk_of(x);
       for (std::int64_t count : {std::min(chunk, mine), mine % chunk})
-        if (count > 0) result.push_back(&make_plan(x, count));
+        if (count > 0)
+          if (const Plan* plan = &make_plan(x, count);
+              std::find(result.begin(), result.end(), plan) == result.end())
+            result.push_back(plan);
     }
     return result;
   }

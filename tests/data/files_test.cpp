@@ -7,7 +7,7 @@
 
 #include "data/dataset.h"
 #include "tests/data/temp_folder.h"
-#include "tests/data/user_error.h"
+#include "tests/support/user_error.h"
 #include "tests/support/catch.h"
 
 using namespace topknot;

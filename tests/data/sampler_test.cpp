@@ -6,7 +6,7 @@
 #include <set>
 
 #include "nn/core/check.h"
-#include "tests/data/user_error.h"
+#include "tests/support/user_error.h"
 #include "tests/support/catch.h"
 
 using namespace topknot;

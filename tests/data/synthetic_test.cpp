@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include "data/dataset.h"
-#include "tests/data/user_error.h"
+#include "tests/support/user_error.h"
 #include "tests/support/catch.h"
 
 using namespace topknot;

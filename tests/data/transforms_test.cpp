@@ -4,7 +4,7 @@
 #include <map>
 
 #include "tests/data/small_dataset.h"
-#include "tests/data/user_error.h"
+#include "tests/support/user_error.h"
 #include "tests/support/catch.h"
 
 using namespace topknot;

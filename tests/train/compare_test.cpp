@@ -7,6 +7,7 @@
 
 #include "nn/core/check.h"
 #include "tests/support/catch.h"
+#include "tests/support/user_error.h"
 #include "train/report_svg.h"
 #include "train/run_folder.h"
 
@@ -23,15 +24,6 @@ std::size_t count_of(const std::string& text, const std::string& part) {
   std::size_t count = 0;
   for (auto at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++count;
   return count;
-}
-
-std::string message(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const UserError& e) {
-    return e.what();
-  }
-  return "";
 }
 
 // Run folders with plain numbers: every step takes `step_seconds`, the accuracy rises to `best` and falls by
@@ -242,18 +234,19 @@ TEST_CASE("the report is one page without network or script, with every chart on
 
 TEST_CASE("what is no run is refused with its name and the reason") {
   const Folder folder;
-  CHECK(contains(message([&] { find_runs({folder.path + "/none"}); }), "/none: no such run folder"));
-  CHECK(contains(message([&] { find_runs({folder.path}); }), "no metrics.jsonl"));
+  CHECK(
+      contains(user_error_message([&] { find_runs({folder.path + "/none"}); }), "/none: no such run folder"));
+  CHECK(contains(user_error_message([&] { find_runs({folder.path}); }), "no metrics.jsonl"));
   const auto run = folder.add("d", {});
   CHECK(find_runs({folder.path}) == std::vector<std::string>{run});
   CHECK(find_runs({run + "/", run}) == std::vector<std::string>{run});
   const std::string metrics = run + "/metrics.jsonl";
   std::ofstream(metrics, std::ios::app) << "{damaged\n{}\n";
-  CHECK(contains(message([&] { read_run(run); }), "damaged line"));
+  CHECK(contains(user_error_message([&] { read_run(run); }), "damaged line"));
   std::ofstream(metrics, std::ios::trunc).close();
-  CHECK(contains(message([&] { read_run(run); }), "not finished a step"));
+  CHECK(contains(user_error_message([&] { read_run(run); }), "not finished a step"));
   fs::remove(run + "/config.yaml");
-  CHECK(contains(message([&] { read_run(run); }), "config.yaml"));
+  CHECK(contains(user_error_message([&] { read_run(run); }), "config.yaml"));
 }
 
 TEST_CASE("ticks are round, inside their range, and labelled with as many digits as they need") {

@@ -10,6 +10,7 @@
 
 #include "nn/core/check.h"
 #include "tests/support/catch.h"
+#include "tests/support/user_error.h"
 #include "train/progress.h"
 #include "train/run_folder.h"
 
@@ -44,15 +45,6 @@ StepRecord step_record() {
   step.communicate_s = 0.05;
   step.decode_s = 0.06, step.update_s = 0.07, step.exposed_s = 0.08, step.images_per_second = 900;
   return step;
-}
-
-std::string message(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const UserError& e) {
-    return e.what();
-  }
-  return "";
 }
 
 }  // namespace
@@ -121,8 +113,9 @@ TEST_CASE("a cut-off last line is tolerated, a damaged line before it is named")
   std::ofstream(path, std::ios::app) << "\n"
                                      << R"({"event":"step","step":4})"
                                      << "\n";
-  CHECK(message([&] { read_metrics(path); }).find(":2: damaged line") != std::string::npos);
-  CHECK(message([&] { read_metrics(folder.path + "/none"); }).find("No such file") != std::string::npos);
+  CHECK(user_error_message([&] { read_metrics(path); }).find(":2: damaged line") != std::string::npos);
+  CHECK(user_error_message([&] { read_metrics(folder.path + "/none"); }).find("No such file") !=
+        std::string::npos);
 }
 
 TEST_CASE("a wrong type in a field is a damaged line, an unknown event or field is passed over") {
@@ -135,15 +128,15 @@ TEST_CASE("a wrong type in a field is a damaged line, an unknown event or field 
   CHECK(read_metrics(path).steps.at(0).step == 4);
   std::ofstream(path) << R"({"event":"step","step":"x"})"
                       << "\n";
-  CHECK(message([&] { read_metrics(path); }).find(":1: damaged line") != std::string::npos);
+  CHECK(user_error_message([&] { read_metrics(path); }).find(":1: damaged line") != std::string::npos);
 }
 
 TEST_CASE("a full disk ends in a message with path and reason") {
   if (!fs::exists("/dev/full")) return;
-  const auto text = message([] { MetricsWriter("/dev/full").write(step_record()); });
+  const auto text = user_error_message([] { MetricsWriter("/dev/full").write(step_record()); });
   CHECK(text.find("/dev/full") != std::string::npos);
   CHECK(text.find("No space left") != std::string::npos);
-  CHECK(message([] { write_file("/dev/full", "x"); }).find("No space left") != std::string::npos);
+  CHECK(user_error_message([] { write_file("/dev/full", "x"); }).find("No space left") != std::string::npos);
 }
 
 TEST_CASE("metrics.csv has one header, a row a step, and evaluations on their step") {
@@ -173,7 +166,8 @@ TEST_CASE("an existing run is never overwritten silently, and replaced when aske
   auto loaded = load_config("", {"output.dir=" + dir, "seed=5"});
   const RunFolder run = create_run_folder(loaded, {"train", "seed=5"}, {{"blas", "1.0"}});
   MetricsWriter(run.metrics_jsonl()).write(step_record());
-  CHECK(message([&] { create_run_folder(loaded, {}); }).find("never overwritten") != std::string::npos);
+  CHECK(user_error_message([&] { create_run_folder(loaded, {}); }).find("never overwritten") !=
+        std::string::npos);
   CHECK(read_metrics(run.metrics_jsonl()).steps.size() == 1);
 
   loaded.config.output.overwrite = true;
@@ -193,7 +187,7 @@ TEST_CASE("a run folder that cannot be made says why") {
   std::ofstream(folder.path + "/file") << "x";
   for (const char* name : {"/file", "/file/run"}) {
     const auto loaded = load_config("", {"output.dir=" + folder.path + name});
-    CHECK(message([&] { create_run_folder(loaded, {}); }).find("output.dir: ") == 0);
+    CHECK(user_error_message([&] { create_run_folder(loaded, {}); }).find("output.dir: ") == 0);
   }
 }
 
