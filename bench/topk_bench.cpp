@@ -74,7 +74,7 @@ Figures measure(const std::string& name, const Options& options) {
   const auto index_code = index_codes().find("raw")(compress);
   const auto value_code = value_codes().find("fp32")(compress);
   Selected<float> selected;
-  Entries entries;
+  Entries<float> entries;
   SelectStep step;
   step.k = options.k;
   step.density = static_cast<double>(options.k) / static_cast<double>(d);
@@ -92,7 +92,7 @@ Figures measure(const std::string& name, const Options& options) {
       entries.indices.assign(selected.indices.begin(), selected.indices.end());
       entries.values.assign(selected.values.begin(), selected.values.end());
       const std::vector<std::byte> block = write_block(entries, d, *index_code, *value_code);
-      feedback.commit(gradient, entries.indices, entries.values, {});
+      feedback.commit(gradient, spare, entries.indices, entries.values, {});
       TOPKNOT_CHECK(block.size() == kBlockHeaderBytes + 8 * options.k, "a block of another size");
     };
     double plain = 0, topk = 0;

@@ -6,6 +6,7 @@
 
 #include "compress/memory/memory.h"
 #include "compress/select/selector.h"
+#include "compress/state.h"
 #include "nn/core/check.h"
 
 namespace topknot {
@@ -23,6 +24,18 @@ Registry<SelectorFactory>& selectors() {
 Registry<MemoryFactory>& memories() {
   static Registry<MemoryFactory> registry("memory (compress.memory)");
   return registry;
+}
+
+std::vector<std::byte> Compressor::state() const {
+  StateWriter writer;
+  save(writer);
+  return writer.take();
+}
+
+void Compressor::load_state(std::span<const std::byte> bytes) {
+  StateReader reader(bytes);
+  load(reader);
+  reader.finish();
 }
 
 std::unique_ptr<Compressor> make_compressor(const CompressOptions& options, const GroupSpec& group) {

@@ -23,9 +23,13 @@
 #include <utility>
 #include <vector>
 
+#include "nn/core/gradient_form.h"
 #include "nn/core/registry.h"
 
 namespace topknot {
+
+class StateReader;
+class StateWriter;
 
 // One rank's contribution to one round of a group.
 struct Message {
@@ -59,6 +63,7 @@ struct StepInfo {
   // is sum_r(weight[r] * g_r) / P.
   std::span<const float> weights;
   int rank = 0;
+  double lr = 1.0;  // the step's learning rate, for compress.lr_inside
 };
 
 // What became of this rank's message.
@@ -78,6 +83,18 @@ class Compressor {
   virtual std::span<float> commit(const Outcome& outcome) = 0;
   virtual void discard() = 0;
 
+  // What the average has in it already.
+  virtual GradientForm form() const { return GradientForm::plain; }
+
+  // Everything that a later step depends on, beside the residual, which the arena holds: velocities, carried
+  // thresholds, masks. Between steps only. load_state() throws Error where the bytes are damaged or another
+  // method's; the compressor is then of no use.
+  std::vector<std::byte> state() const;
+  void load_state(std::span<const std::byte> bytes);
+
+  // The accumulated gradient u, between encode and commit, where the method has one; for studies.
+  virtual std::span<const float> accumulated() const { return {}; }
+
   // Of the last encode, for metrics and logs.
   virtual std::size_t selected() const { return 0; }  // entries sent
   // What magnitudes were compared with (the k-th of topk, the last threshold of gaussiank); of several
@@ -87,6 +104,17 @@ class Compressor {
   virtual std::size_t over_capacity() const { return 0; }
   // What one rank's first message takes at this density, header included, as far as counts are known beforehand.
   virtual std::size_t planned_bytes(double density) const { return static_cast<void>(density), 0; }
+
+ protected:
+  // A compressor that carries nothing has nothing to save.
+  virtual void save(StateWriter&) const {}
+  virtual void load(StateReader&) {}
+};
+
+// A tensor of a group as the matrix [first dimension, the others]; cols is 1 for what has fewer dimensions.
+struct TensorSpec {
+  std::size_t begin = 0;  // in the group
+  std::size_t rows = 0, cols = 1;
 };
 
 // What a compressor is made for: one group of the arena.
@@ -96,6 +124,11 @@ struct GroupSpec {
   // one a parameter for scope tensor.
   std::vector<std::pair<std::size_t, std::size_t>> segments;
   int ranks = 1;
+  std::size_t offset = 0;  // the group's first element in the arena: numbers its random streams
+  // The tensors, ascending and covering the group; empty: one vector. For methods that see matrices.
+  std::vector<TensorSpec> tensors = {};
+  // A density of its own for each segment (LAGS-SGD), which holds where it exceeds the step's; or empty.
+  std::vector<double> densities = {};
 };
 
 // The keys of section `compress`, as the registry's factories get them. Empty strings: the preset's choice.
@@ -104,6 +137,25 @@ struct CompressOptions {
   std::string select, memory, code, values;
   double capacity = 0.0;  // a multiple of k; 0 means none
   std::uint64_t seed = 0;
+
+  double momentum = 0.0;  // optimizer.momentum and .nesterov, for memories that own momentum
+  bool nesterov = false;
+  bool lr_inside = false;        // accumulate lr * gradient (LAGS-SGD); for memories residual and none
+  bool momentum_masking = true;  // DGC: what is sent loses its velocity
+
+  double sample_ratio = 0.01;                // dgc_sampled: share of the entries that is sampled
+  bool resample = true;                      // dgc_sampled: exact selection of what is far too many
+  std::string truncate = "lowest";           // dgc_sampled: which of a few too many travel; lowest, largest
+  double threshold = 0.0;                    // threshold: the fixed one
+  bool shared_seed = false;                  // randk: the same positions on all ranks
+  std::string distribution = "exponential";  // sidco: exponential, pareto, gamma
+  int stages = 0;                            // sidco: how many fits; 0: as many as the method finds best
+  double mu = 4.0, q = 1e8;                  // regtopk
+  std::string variant = "A";                 // regtopk: A or B
+  int rank = 4;                              // powersgd, acpsgd: of the approximation
+  double min_compression = 2.0;    // powersgd, acpsgd: tensors that would shrink less travel as they are
+  int levels = 127, bucket = 128;  // qsgd
+  double clip_sigma = 2.5;         // terngrad: in standard deviations; 0: off
 };
 
 using CompressorFactory = std::unique_ptr<Compressor> (*)(const CompressOptions& options,

@@ -7,12 +7,9 @@ namespace topknot {
 namespace {
 
 const bool registered = [] {
-  compressors().add(
-      "gaussiank",
-      "about k entries above a fitted threshold, without a search; error feedback keeps the rest",
-      [](const CompressOptions& options, const GroupSpec& group) {
-        return make_sparse({.select = "gaussiank"}, options, group);
-      });
+  add_sparse("gaussiank",
+             "about k entries above a fitted threshold, without a search; error feedback keeps the rest",
+             {.select = "gaussiank"});
   return true;
 }();
 

@@ -7,10 +7,7 @@ namespace topknot {
 namespace {
 
 const bool registered = [] {
-  compressors().add("topk", "the k largest entries, exactly; error feedback keeps the rest",
-                    [](const CompressOptions& options, const GroupSpec& group) {
-                      return make_sparse({.select = "topk"}, options, group);
-                    });
+  add_sparse("topk", "the k largest entries, exactly; error feedback keeps the rest", {.select = "topk"});
   return true;
 }();
 

@@ -5,6 +5,7 @@
 #include <deque>
 #include <unordered_map>
 
+#include "compress/state.h"
 #include "dist/collective_queue.h"
 #include "dist/communicator.h"
 #include "nn/core/check.h"
@@ -29,9 +30,20 @@ struct Lane {
   std::unique_ptr<Compressor> compressor;
   std::size_t pending = 0;  // parameters that are not ready
   bool encoded = false;
-  Flight flight;  // of the round under way
+  bool every_entry = false;  // a dense group in a value code: sent whole, whatever the density
+  Flight flight;             // of the round under way
   std::span<float> average;
 };
+
+// How the dense groups of a compressed method travel.
+CompressOptions dense_options(const std::string& values) {
+  CompressOptions options;
+  if (values == "fp32") return options;
+  options.name = "topk";
+  options.code = "auto";
+  options.values = values;
+  return options;
+}
 
 bool all_finite(std::span<const float> values) {
   // 0 times NaN or Inf is NaN, and stays in the sum.
@@ -54,6 +66,7 @@ struct Exchange::State {
   std::vector<float> weights;
   StepInfo info;
   int ranks = 1;
+  Observer observer;
   bool in_step = false, committed = false;
   std::size_t next_to_send = 0;
   std::vector<Ticket> outstanding;
@@ -65,7 +78,11 @@ struct Exchange::State {
     const Stopwatch stopwatch(stats.encode);
     const Group& group = *lane.group;
     const Slice slice{arena.gradient(group.begin, group.end), arena.residual(group.begin, group.end)};
-    lane.flight.message = lane.compressor->encode(slice, info);
+    StepInfo own = info;
+    if (lane.every_entry) own.density = 1.0;
+    lane.flight.message = lane.compressor->encode(slice, own);
+    if (observer && group.compressed && !lane.compressor->accumulated().empty())
+      observer(group, lane.compressor->accumulated());
     lane.encoded = true;
   }
 
@@ -78,6 +95,16 @@ struct Exchange::State {
   void send(Flight& flight) {
     stats.bytes_sent += flight.message.bytes();
     submit(flight);
+  }
+
+  // From the other ranks.
+  std::uint64_t received_bytes(const Flight& flight) const {
+    if (ranks == 1) return 0;
+    if (flight.message.kind == Message::Kind::sum) return flight.message.bytes();
+    std::uint64_t bytes = 0;
+    for (std::size_t r = 0; r < flight.blocks.size(); ++r)
+      if (static_cast<int>(r) != info.rank) bytes += flight.blocks[r].size();
+    return bytes;
   }
 
   void submit(Flight& flight) {
@@ -122,12 +149,19 @@ struct Exchange::State {
     {
       const Stopwatch stopwatch(stats.decode);
       const bool sum = flight.message.kind == Message::Kind::sum;
+      stats.bytes_received += received_bytes(flight);
       more = lane.compressor->decode(sum ? Round{{}, flight.message.sum} : Round{flight.blocks, {}});
     }
     if (!more) return false;
     flight.message = std::move(*more);
     send(flight);
     return true;
+  }
+
+  Lane& lane_of(const Group& group) {
+    for (Lane& lane : lanes)
+      if (lane.group->begin == group.begin && lane.group->end == group.end) return lane;
+    throw Error("not a group of this exchange");
   }
 
   // Whether the memory that encode worked on holds a NaN or Inf, where it still holds this rank's own values.
@@ -155,8 +189,9 @@ Exchange::Exchange(ParameterArena& arena, CollectiveQueue& queue, const Exchange
     const bool as_configured = group.compressed || !compressing;
     Lane& lane = s.lanes.emplace_back();
     lane.group = &group;
-    lane.compressor = make_compressor(as_configured ? options.compress : CompressOptions{},
-                                      group_spec(group, options.scope, s.ranks));
+    lane.every_entry = !as_configured && options.dense_values != "fp32";
+    lane.compressor = make_compressor(as_configured ? options.compress : dense_options(options.dense_values),
+                                      group_spec(group, options.scope, s.ranks, options.layer_density));
     for (const Parameter* parameter : group.parameters) s.places[parameter] = {index, false};
   }
 }
@@ -175,11 +210,12 @@ const std::vector<Group>& Exchange::groups() const {
 
 std::uint64_t Exchange::planned_bytes(double density) const {
   std::uint64_t bytes = 0;
-  for (const Lane& lane : state_->lanes) bytes += lane.compressor->planned_bytes(density);
+  for (const Lane& lane : state_->lanes)
+    bytes += lane.compressor->planned_bytes(lane.every_entry ? 1.0 : density);
   return bytes;
 }
 
-void Exchange::begin_step(std::int64_t step, double density, std::span<const float> weights) {
+void Exchange::begin_step(std::int64_t step, double density, std::span<const float> weights, double lr) {
   State& s = *state_;
   TOPKNOT_CHECK(!s.in_step, "begin_step() before finish() of the step before");
   TOPKNOT_CHECK(density > 0 && density <= 1, "density must be in (0, 1]");
@@ -189,7 +225,7 @@ void Exchange::begin_step(std::int64_t step, double density, std::span<const flo
     s.weights.assign(ranks, 1.0f);
   else
     s.weights.assign(weights.begin(), weights.end());
-  s.info = StepInfo{step, density, s.weights, s.info.rank};
+  s.info = StepInfo{step, density, s.weights, s.info.rank, lr};
   for (Lane& lane : s.lanes) {
     lane.pending = lane.group->parameters.size();
     lane.encoded = false;
@@ -283,12 +319,33 @@ StepResult Exchange::finish(bool local_finite) {
 }
 
 std::span<float> Exchange::averaged(const Group& group) {
-  State& s = *state_;
-  TOPKNOT_CHECK(s.committed && !s.in_step, "there is an average only after a committed step");
-  for (Lane& lane : s.lanes)
-    if (lane.group->begin == group.begin && lane.group->end == group.end) return lane.average;
-  TOPKNOT_CHECK(false, "not a group of this exchange");
-  return {};
+  TOPKNOT_CHECK(state_->committed && !state_->in_step, "there is an average only after a committed step");
+  return state_->lane_of(group).average;
+}
+
+GradientForm Exchange::form(const Group& group) const {
+  return state_->lane_of(group).compressor->form();
+}
+
+void Exchange::observe(Observer observer) {
+  state_->observer = std::move(observer);
+}
+
+std::vector<std::byte> Exchange::state() const {
+  StateWriter writer;
+  writer.put<std::uint64_t>(state_->lanes.size());
+  for (const Lane& lane : state_->lanes) writer.put_list(lane.compressor->state());
+  return writer.take();
+}
+
+void Exchange::load_state(std::span<const std::byte> bytes) {
+  StateReader reader(bytes);
+  const auto groups = reader.get<std::uint64_t>();
+  if (groups != state_->lanes.size())
+    StateReader::fail("is of " + std::to_string(groups) + " groups where there are " +
+                      std::to_string(state_->lanes.size()));
+  for (Lane& lane : state_->lanes) lane.compressor->load_state(reader.get_list<std::byte>());
+  reader.finish();
 }
 
 }  // namespace topknot

@@ -9,6 +9,8 @@
 // (Communicator::abort) and ends.
 
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -30,6 +32,11 @@ struct ExchangeOptions {
   std::string merge = "all";
   // dist.ordered_sum; a compressed method sums its dense groups in rank order anyway.
   bool ordered_sum = false;
+  // compress.dense_values: how the dense groups of a compressed method travel. fp32: summed as they are;
+  // another value code: gathered in it, and its error is carried to the next step.
+  std::string dense_values = "fp32";
+  // compress.layer_density: densities by parameter name, which hold where they exceed the step's; or empty.
+  std::map<std::string, double> layer_density = {};
 };
 
 // Where the time of a step went, in seconds; bytes and counts of this rank.
@@ -41,9 +48,10 @@ struct ExchangeStats {
   // Messages of all groups and rounds, headers included, as payload: an all-reduce counts its length once.
   // The one byte of the agreement is not counted.
   std::uint64_t bytes_sent = 0;
-  std::uint64_t selected = 0;       // entries sent in compressed groups
-  std::uint64_t over_capacity = 0;  // entries selected that compress.capacity kept back
-  double threshold = 0;             // of the last compressed group
+  std::uint64_t bytes_received = 0;  // the same, from all other ranks; an all-reduce counts its length once
+  std::uint64_t selected = 0;        // entries sent in compressed groups
+  std::uint64_t over_capacity = 0;   // entries selected that compress.capacity kept back
+  double threshold = 0;              // of the last compressed group
 };
 
 struct StepResult {
@@ -69,7 +77,8 @@ class Exchange {
   std::uint64_t planned_bytes(double density) const;
 
   // Before the backward pass. `weights` as in StepInfo; empty means equal shards.
-  void begin_step(std::int64_t step, double density, std::span<const float> weights = {});
+  // `lr`, the step's learning rate, is needed where a method applies it itself (compress.lr_inside).
+  void begin_step(std::int64_t step, double density, std::span<const float> weights = {}, double lr = 1.0);
   // The hook: this parameter's gradient is final. Encodes the group that this completes, and queues every
   // complete group that no earlier group holds back. For clipping over the whole model, call it for all
   // parameters after the backward pass and the clipping, in any order.
@@ -82,6 +91,18 @@ class Exchange {
   // The averaged gradient of a group after a committed step; may be changed in place (clipping); valid until
   // the next begin_step().
   std::span<float> averaged(const Group& group);
+  // What it has in it already, for Optimizer::update().
+  GradientForm form(const Group& group) const;
+
+  // Called for each compressed group once it is encoded, with its accumulated gradient, where the method has
+  // one; for studies.
+  using Observer = std::function<void(const Group& group, std::span<const float> accumulated)>;
+  void observe(Observer observer);
+
+  // The compressors' state, of this rank, for checkpoints; the residuals are the arena's. Between steps.
+  std::vector<std::byte> state() const;
+  // Throws Error where the bytes are damaged, or of another method or plan.
+  void load_state(std::span<const std::byte> bytes);
 
  private:
   struct State;

@@ -47,10 +47,24 @@ std::vector<Group> plan_groups(const ParameterArena& arena, bool compressing, co
   return groups;
 }
 
-GroupSpec group_spec(const Group& group, const std::string& scope, int ranks) {
+GroupSpec group_spec(const Group& group, const std::string& scope, int ranks,
+                     const std::map<std::string, double>& layer_density) {
+  if (!layer_density.empty() && scope != "tensor")
+    throw UserError(
+        "compress.layer_density gives each tensor a density of its own: set compress.scope to tensor");
   GroupSpec spec;
   spec.numel = group.numel();
   spec.ranks = ranks;
+  spec.offset = group.begin;
+  for (const Parameter* parameter : group.parameters) {
+    const std::size_t rows =
+        parameter->shape().rank() > 1 ? static_cast<std::size_t>(parameter->shape()[0]) : parameter->numel();
+    spec.tensors.push_back({parameter->offset() - group.begin, rows, rows ? parameter->numel() / rows : 1});
+    if (!layer_density.empty() && group.compressed) {
+      const auto own = layer_density.find(parameter->name());
+      spec.densities.push_back(own == layer_density.end() ? 0.0 : own->second);
+    }
+  }
   if (scope == "tensor" && group.compressed) {
     for (const Parameter* parameter : group.parameters) {
       const std::size_t begin = parameter->offset() - group.begin;

@@ -3,6 +3,7 @@
 // one.
 
 #include <cstddef>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -40,7 +41,8 @@ std::vector<Group> plan_groups(const ParameterArena& arena, bool compressing, co
                                const std::string& merge);
 
 // What the compressor of a group is told: scope tensor selects in each parameter alone, the others in the
-// whole group.
-GroupSpec group_spec(const Group& group, const std::string& scope, int ranks);
+// whole group. `layer_density`, by parameter name, needs scope tensor (UserError).
+GroupSpec group_spec(const Group& group, const std::string& scope, int ranks,
+                     const std::map<std::string, double>& layer_density = {});
 
 }  // namespace topknot

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "nn/core/gradient_form.h"
 #include "nn/core/parameter.h"
 #include "nn/core/registry.h"
 
@@ -31,8 +32,9 @@ class Optimizer {
   // Updates the weights of arena elements [offset, offset + gradient.size()) with this averaged gradient,
   // times `gradient_scale` (a clip factor; 1 changes no bit). Each element once a step, in any order of
   // slices. Throws Error where the slice lies outside the arena.
+  // `form` says what the gradient has in it already; has_lr does not go with momentum.
   virtual void update(std::size_t offset, std::span<const float> gradient, double lr,
-                      double gradient_scale = 1.0) = 0;
+                      double gradient_scale = 1.0, GradientForm form = GradientForm::plain) = 0;
 
   // State to save and restore, in a fixed order, each buffer of the arena's shape; empty where there is none.
   virtual std::vector<std::span<float>> state() { return {}; }

@@ -6,6 +6,13 @@
 //   w = w - lr * b                        (Nesterov: w - lr * (d + momentum * b))
 //
 // b starts at zero, which gives the b = d of PyTorch's first step. One pass over weights, gradient and momentum.
+//
+// Where the gradient has momentum already, the optimizer's is for weight decay alone (the optimizer of Lin et
+// al., "Deep Gradient Compression", ICLR 2018, in their code):
+//
+//   d = weight_decay * w;  b = momentum * b + d;  w = w - lr * (b + g)   (Nesterov: d + momentum * b + g)
+//
+// Where it has the learning rate already (LAGS-SGD), w = w - (g + lr * weight_decay * w).
 
 #include <algorithm>
 #include <cstdint>
@@ -25,15 +32,26 @@ struct Rates {
   float lr, momentum, decay, scale;
 };
 
-enum class Rule { plain, momentum, nesterov };
+enum class Rule { plain, momentum, nesterov, decay_momentum, decay_nesterov, has_lr };
+constexpr bool has_buffer(Rule rule) {
+  return rule != Rule::plain && rule != Rule::has_lr;
+}
 
 template <Rule rule, class T>
 TOPKNOT_INLINE void step_lanes(T& weight, T gradient, T& buffer, const Rates& rates) {
-  T direction = gradient * rates.scale + rates.decay * weight;
-  if constexpr (rule != Rule::plain) {
-    buffer = rates.momentum * buffer + direction;
-    direction = rule == Rule::nesterov ? direction + rates.momentum * buffer : buffer;
+  constexpr bool apart = rule == Rule::decay_momentum || rule == Rule::decay_nesterov;
+  if constexpr (rule == Rule::has_lr) {
+    weight = weight - (gradient * rates.scale + rates.lr * (rates.decay * weight));
+    return;
   }
+  T direction = rates.decay * weight;
+  if constexpr (!apart) direction = gradient * rates.scale + direction;
+  if constexpr (has_buffer(rule)) {
+    buffer = rates.momentum * buffer + direction;
+    constexpr bool nesterov = rule == Rule::nesterov || rule == Rule::decay_nesterov;
+    direction = nesterov ? direction + rates.momentum * buffer : buffer;
+  }
+  if constexpr (apart) direction = direction + gradient * rates.scale;
   weight = weight - rates.lr * direction;
 }
 
@@ -43,14 +61,14 @@ TOPKNOT_INLINE void step_chunk(float* weights, const float* gradient, float* buf
   std::size_t i = 0;
   for (; i + kLanes <= n; i += kLanes) {
     Lanes w = load(weights + i), b = {};
-    if constexpr (rule != Rule::plain) b = load(buffer + i);
+    if constexpr (has_buffer(rule)) b = load(buffer + i);
     step_lanes<rule>(w, load(gradient + i), b, rates);
     store(weights + i, w);
-    if constexpr (rule != Rule::plain) store(buffer + i, b);
+    if constexpr (has_buffer(rule)) store(buffer + i, b);
   }
   for (; i < n; ++i) {
     float unused = 0;
-    step_lanes<rule>(weights[i], gradient[i], rule == Rule::plain ? unused : buffer[i], rates);
+    step_lanes<rule>(weights[i], gradient[i], has_buffer(rule) ? buffer[i] : unused, rates);
   }
 }
 
@@ -66,6 +84,18 @@ TOPKNOT_MULTIVERSION void step_nesterov(float* w, const float* g, float* b, std:
   step_chunk<Rule::nesterov>(w, g, b, n, rates);
 }
 
+TOPKNOT_MULTIVERSION void step_decay_momentum(float* w, const float* g, float* b, std::size_t n,
+                                              Rates rates) {
+  step_chunk<Rule::decay_momentum>(w, g, b, n, rates);
+}
+TOPKNOT_MULTIVERSION void step_decay_nesterov(float* w, const float* g, float* b, std::size_t n,
+                                              Rates rates) {
+  step_chunk<Rule::decay_nesterov>(w, g, b, n, rates);
+}
+TOPKNOT_MULTIVERSION void step_has_lr(float* w, const float* g, float* b, std::size_t n, Rates rates) {
+  step_chunk<Rule::has_lr>(w, g, b, n, rates);
+}
+
 class Sgd : public Optimizer {
  public:
   Sgd(const OptimizerOptions& options, ParameterArena& arena) : options_(options), arena_(arena) {
@@ -78,20 +108,22 @@ class Sgd : public Optimizer {
         ranges_.push_back({parameter->offset(), end, decays});
     }
     if (options.momentum > 0) momentum_.assign(arena.size(), 0.0f);
-    step_ = options.momentum == 0 ? step_plain : options.nesterov ? step_nesterov : step_momentum;
   }
 
-  void update(std::size_t offset, std::span<const float> gradient, double lr,
-              double gradient_scale) override {
+  void update(std::size_t offset, std::span<const float> gradient, double lr, double gradient_scale,
+              GradientForm form) override {
     const std::size_t end = offset + gradient.size();
     TOPKNOT_CHECK(end <= arena_.size(), "a slice outside the arena");
+    TOPKNOT_CHECK(form != GradientForm::has_lr || options_.momentum == 0,
+                  "a gradient that has the learning rate in it cannot take momentum");
+    const ChunkStep step = step_for(form);
     for (const Range& range : ranges_) {
       const std::size_t from = std::max(offset, range.begin), to = std::min(end, range.end);
       if (from >= to) continue;
       const Rates rates{static_cast<float>(lr), static_cast<float>(options_.momentum),
                         range.decays ? static_cast<float>(options_.weight_decay) : 0.0f,
                         static_cast<float>(gradient_scale)};
-      update_range(from, to, gradient.data() + (from - offset), rates);
+      update_range(step, from, to, gradient.data() + (from - offset), rates);
     }
   }
 
@@ -106,7 +138,15 @@ class Sgd : public Optimizer {
     bool decays;
   };
 
-  void update_range(std::size_t from, std::size_t to, const float* gradient, Rates rates) {
+  ChunkStep step_for(GradientForm form) const {
+    if (form == GradientForm::has_lr) return step_has_lr;
+    if (options_.momentum == 0) return step_plain;
+    if (form == GradientForm::has_momentum)
+      return options_.nesterov ? step_decay_nesterov : step_decay_momentum;
+    return options_.nesterov ? step_nesterov : step_momentum;
+  }
+
+  void update_range(ChunkStep step, std::size_t from, std::size_t to, const float* gradient, Rates rates) {
     float* weights = arena_.weights().data() + from;
     float* buffer = momentum_.empty() ? nullptr : momentum_.data() + from;
     const std::size_t n = to - from;
@@ -114,8 +154,8 @@ class Sgd : public Optimizer {
 #pragma omp parallel for schedule(static) if (n >= kParallelFrom)
     for (std::int64_t chunk = 0; chunk < chunks; ++chunk) {
       const std::size_t begin = static_cast<std::size_t>(chunk) * kChunk;
-      step_(weights + begin, gradient + begin, buffer ? buffer + begin : nullptr, std::min(kChunk, n - begin),
-            rates);
+      step(weights + begin, gradient + begin, buffer ? buffer + begin : nullptr, std::min(kChunk, n - begin),
+           rates);
     }
   }
 
@@ -123,7 +163,6 @@ class Sgd : public Optimizer {
   ParameterArena& arena_;
   std::vector<Range> ranges_;  // ascending, covering the arena
   std::vector<float> momentum_;
-  ChunkStep step_;
 };
 
 const bool registered =

@@ -11,7 +11,8 @@
 namespace topknot {
 namespace {
 
-const std::vector<std::string> kLists = {"models",    "datasets", "compressors",  "optimizers",
+const std::vector<std::string> kLists = {"models",    "datasets", "compressors",  "selections",
+                                         "memories",  "codes",    "values",       "optimizers",
                                          "schedules", "keys",     "keys-markdown"};
 
 const std::vector<std::string> kFlags = {"--help", "--validate", "--dry-run", "--dump-config",

@@ -59,11 +59,29 @@ struct Config {
     std::string name = "dense";
     double density = 0.001;
     std::vector<double> warmup;  // densities of epoch 0, 1, ...
+    int warmup_epochs = 0;       // in place of the list: an exponential one
     std::string select, memory, code, values;
     std::string scope = "group";     // model, group, tensor
     std::optional<double> capacity;  // a multiple of k; none given: no limit
     bool dense_1d = true;
     std::int64_t min_numel = 0;
+    std::string dense_values = "fp32";
+    double clip = 0;  // 0: off
+    bool momentum_masking = true, lr_inside = false;
+    std::string layer_density;
+    double sample_ratio = 0.01;
+    bool resample = true;
+    std::string truncate = "lowest";
+    double threshold = 0;
+    bool shared_seed = false;
+    std::string distribution = "exponential";
+    int stages = 0;
+    double mu = 4, q = 1e8;
+    std::string variant = "A";
+    int rank = 4;
+    double min_compression = 2;
+    int levels = 127, bucket = 128;
+    double clip_sigma = 2.5;
   } compress;
 
   struct Exchange {
@@ -118,6 +136,7 @@ struct Key {
   std::vector<std::string> choices = {};
   std::string none_word = {};  // of an optional number: "none", "auto"
   std::string registry = {};   // "model", "dataset", ...: the names come from KnownNames
+  bool may_be_empty = false;   // of such a name: the method's own choice
 };
 
 // In the order of sections; the only place that knows all keys.
@@ -149,7 +168,8 @@ LoadedConfig load_config(const std::string& file, const std::vector<std::string>
 
 // What the registries hold; an empty list means: not checked here.
 struct KnownNames {
-  std::vector<std::string> models = {}, datasets = {}, compressors = {}, optimizers = {}, schedules = {};
+  std::vector<std::string> models = {}, datasets = {}, compressors = {}, optimizers = {}, schedules = {},
+                           selectors = {}, memories = {}, index_codes = {}, value_codes = {};
 };
 
 // What no single key can show: unknown model, keys that contradict each other. Callers append what only they
@@ -173,7 +193,8 @@ std::string key_reference_markdown();
 int compute_threads(const Config& config);
 // compress.density at an epoch, from 0: the entry of compress.warmup, never below compress.density; after the
 // list compress.density. Density warm-up: Lin et al., "Deep Gradient Compression", ICLR 2018; the lists of Shi
-// et al., arXiv 1911.08772.
+// et al., arXiv 1911.08772. With compress.warmup_epochs E instead, epoch e < E has c^(e+1), c = density^(1 /
+// (E+1)), as the code of Lin et al. (their paper's own list is 0.25, 0.0625, 0.015625, 0.004).
 double density_at_epoch(const Config& config, int epoch);
 // "runs/resnet20-cifar10-topk-r4-s1" unless output.dir says.
 std::string run_folder_name(const Config& config);

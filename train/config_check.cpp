@@ -1,6 +1,7 @@
 // What no single key can show, and what follows from several keys.
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <thread>
 
@@ -17,6 +18,10 @@ const std::vector<std::string>& known_names(const KnownNames& known, const std::
   if (registry == "model") return known.models;
   if (registry == "dataset") return known.datasets;
   if (registry == "compressor") return known.compressors;
+  if (registry == "selection") return known.selectors;
+  if (registry == "memory") return known.memories;
+  if (registry == "index code") return known.index_codes;
+  if (registry == "value code") return known.value_codes;
   if (registry == "optimizer") return known.optimizers;
   return known.schedules;
 }
@@ -34,7 +39,7 @@ std::vector<Problem> check_config(const Config& config, const KnownNames& known)
     if (key.registry.empty()) continue;
     const auto& names = known_names(known, key.registry);
     const auto& name = *std::get<std::string*>(key.ref(copy));
-    if (!names.empty())
+    if (!names.empty() && !(name.empty() && key.may_be_empty))
       need(std::find(names.begin(), names.end(), name) != names.end(), key.name,
            unknown_name_message(key.registry, name, names));
   }
@@ -51,6 +56,14 @@ std::vector<Problem> check_config(const Config& config, const KnownNames& known)
   need(std::is_sorted(config.schedule.milestones.begin(), config.schedule.milestones.end()),
        "schedule.milestones", "must rise");
   need(config.schedule.min_lr <= config.optimizer.lr, "schedule.min_lr", "must not exceed optimizer.lr");
+  need(config.compress.warmup.empty() || config.compress.warmup_epochs == 0, "compress.warmup_epochs",
+       "compress.warmup lists the densities of the first epochs already; give one of the two");
+  need(config.compress.layer_density.empty() || config.compress.scope == "tensor", "compress.layer_density",
+       "gives each tensor a density of its own, so compress.scope must be 'tensor'");
+  need(config.compress.clip == 0 || config.train.clip_local == 0, "compress.clip",
+       "train.clip_local clips a rank's gradient too; give one of the two");
+  need(config.compress.select != "threshold" || config.compress.threshold > 0, "compress.threshold",
+       "compress.select=threshold needs the threshold, above 0");
   if (!config.dist.master.empty()) {
     try {
       parse_host_port(config.dist.master, "dist.master");
@@ -80,6 +93,9 @@ int compute_threads(const Config& config) {
 double density_at_epoch(const Config& config, int epoch) {
   const auto& warmup = config.compress.warmup;
   const double density = config.compress.density;
+  const int epochs = config.compress.warmup_epochs;
+  if (epoch >= 0 && epoch < epochs)
+    return std::max(density, std::pow(density, (epoch + 1.0) / (epochs + 1.0)));
   if (epoch < 0 || static_cast<std::size_t>(epoch) >= warmup.size()) return density;
   return std::max(density, warmup[static_cast<std::size_t>(epoch)]);
 }

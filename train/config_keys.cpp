@@ -31,6 +31,12 @@ Key registered(std::string name, KeyRef (*ref)(Config&), std::string kind, std::
   return key;
 }
 
+Key piece(std::string name, KeyRef (*ref)(Config&), std::string kind, std::string help) {
+  Key key = registered(std::move(name), ref, std::move(kind), std::move(help));
+  key.may_be_empty = true;
+  return key;
+}
+
 Key with_word(Key key, std::string none_word) {
   key.none_word = std::move(none_word);
   return key;
@@ -109,14 +115,16 @@ std::vector<Key> method_keys() {
             "share of a gradient's entries that travels"),
       above("compress.warmup", at<c, &Compress::warmup>, 0, 1,
             "densities of the first epochs, one an epoch; compress.density after them"),
-      text("compress.select", at<c, &Compress::select>,
-           "which entries travel, in place of the method's own choice"),
-      text("compress.memory", at<c, &Compress::memory>,
-           "what becomes of the rest, in place of the method's own"),
-      text("compress.code", at<c, &Compress::code>,
-           "how positions are written, in place of the method's own"),
-      text("compress.values", at<c, &Compress::values>,
-           "how values are written, in place of the method's own"),
+      number("compress.warmup_epochs", at<c, &Compress::warmup_epochs>, 0, 1e6,
+             "epochs in which the density falls exponentially to compress.density; in place of the list"),
+      piece("compress.select", at<c, &Compress::select>, "selection",
+            "which entries travel, in place of the method's own choice (train --list selections)"),
+      piece("compress.memory", at<c, &Compress::memory>, "memory",
+            "what becomes of the rest, in place of the method's own (train --list memories)"),
+      piece("compress.code", at<c, &Compress::code>, "index code",
+            "how positions are written, in place of the method's own (train --list codes)"),
+      piece("compress.values", at<c, &Compress::values>, "value code",
+            "how values are written, in place of the method's own (train --list values)"),
       text("compress.scope", at<c, &Compress::scope>, "over what k and the threshold are computed",
            {"model", "group", "tensor"}),
       with_word(number("compress.capacity", at<c, &Compress::capacity>, 1, 1e9,
@@ -125,6 +133,49 @@ std::vector<Key> method_keys() {
       flag("compress.dense_1d", at<c, &Compress::dense_1d>, "1-D parameters (biases, norms) travel dense"),
       number("compress.min_numel", at<c, &Compress::min_numel>, 0, 1e12,
              "parameters with fewer elements travel dense"),
+      text("compress.dense_values", at<c, &Compress::dense_values>,
+           "how a compressed method sends what travels dense; below fp32 the rounding error is carried on",
+           {"fp32", "fp16", "bf16"}),
+      number("compress.clip", at<c, &Compress::clip>, 0, 1e9,
+             "greatest norm of the averaged gradient that local clipping aims at: each rank's gradient is "
+             "clipped at sqrt(ranks) times it; 0: off"),
+      flag("compress.lr_inside", at<c, &Compress::lr_inside>,
+           "accumulate learning rate times gradient (LAGS-SGD); without momentum"),
+      text("compress.layer_density", at<c, &Compress::layer_density>,
+           "a density for each tensor: a JSON file {\"parameter\": density}, or auto: from measured times"),
+  };
+}
+
+// Of single methods.
+std::vector<Key> piece_keys() {
+  constexpr auto c = &Config::compress;
+  using Compress = Config::Compress;
+  return {
+      flag("compress.momentum_masking", at<c, &Compress::momentum_masking>,
+           "dgc: what is sent loses its velocity"),
+      number("compress.sample_ratio", at<c, &Compress::sample_ratio>, 0.01, 1,
+             "dgc_sampled: share of the entries that the threshold is taken from"),
+      flag("compress.resample", at<c, &Compress::resample>,
+           "dgc_sampled: exact selection where far too many exceed the threshold"),
+      text("compress.truncate", at<c, &Compress::truncate>,
+           "dgc_sampled: which entries travel where a few too many exceed it", {"lowest", "largest"}),
+      number("compress.threshold", at<c, &Compress::threshold>, 0, 1e30, "threshold: the fixed one"),
+      flag("compress.shared_seed", at<c, &Compress::shared_seed>, "randk: the same positions on all ranks"),
+      text("compress.distribution", at<c, &Compress::distribution>, "sidco: which distribution is fitted",
+           {"exponential", "pareto", "gamma"}),
+      number("compress.stages", at<c, &Compress::stages>, 0, 100, "sidco: fits a step; 0: adaptive"),
+      above("compress.mu", at<c, &Compress::mu>, 0, 1e9, "regtopk: temperature of the regulariser"),
+      above("compress.q", at<c, &Compress::q>, 0, 1e30, "regtopk: distortion of what was not sent last"),
+      text("compress.variant", at<c, &Compress::variant>,
+           "regtopk: distortion relative to what was sent last (A) or to the current gradient (B)",
+           {"A", "B"}),
+      number("compress.rank", at<c, &Compress::rank>, 1, 1e6, "powersgd, acpsgd: rank of the approximation"),
+      number("compress.min_compression", at<c, &Compress::min_compression>, 1, 1e9,
+             "powersgd, acpsgd: tensors that would shrink less travel as they are"),
+      number("compress.levels", at<c, &Compress::levels>, 1, 32767, "qsgd: quantisation levels"),
+      number("compress.bucket", at<c, &Compress::bucket>, 1, 1e9, "qsgd: elements that share a norm"),
+      number("compress.clip_sigma", at<c, &Compress::clip_sigma>, 0, 1e9,
+             "terngrad: clips at so many standard deviations; 0: off"),
   };
 }
 
@@ -190,7 +241,7 @@ std::vector<Key> machine_keys() {
 const std::vector<Key>& config_keys() {
   static const std::vector<Key> keys = [] {
     std::vector<Key> all;
-    for (const auto& part : {run_keys(), method_keys(), machine_keys()})
+    for (const auto& part : {run_keys(), method_keys(), piece_keys(), machine_keys()})
       all.insert(all.end(), part.begin(), part.end());
     return all;
   }();

@@ -1,5 +1,8 @@
 #include "train/setup.h"
 
+#include "compress/code/code.h"
+#include "compress/memory/memory.h"
+#include "compress/select/selector.h"
 #include "dist/collective_queue.h"
 #include "dist/threads_communicator.h"
 #include "nn/core/check.h"
@@ -7,8 +10,9 @@
 namespace topknot {
 
 KnownNames known_names() {
-  return {models().names(), datasets().names(), compressors().names(), optimizers().names(),
-          schedules().names()};
+  return {models().names(),     datasets().names(),    compressors().names(),
+          optimizers().names(), schedules().names(),   selectors().names(),
+          memories().names(),   index_codes().names(), value_codes().names()};
 }
 
 RunData load_data(const Config& config) {
@@ -48,6 +52,26 @@ ExchangeOptions exchange_options(const Config& config) {
   options.compress.values = config.compress.values;
   options.compress.capacity = config.compress.capacity.value_or(0.0);
   options.compress.seed = config.seed;
+  options.compress.momentum = config.optimizer.momentum;
+  options.compress.nesterov = config.optimizer.nesterov;
+  options.compress.lr_inside = config.compress.lr_inside;
+  options.compress.momentum_masking = config.compress.momentum_masking;
+  options.compress.sample_ratio = config.compress.sample_ratio;
+  options.compress.resample = config.compress.resample;
+  options.compress.truncate = config.compress.truncate;
+  options.compress.threshold = config.compress.threshold;
+  options.compress.shared_seed = config.compress.shared_seed;
+  options.compress.distribution = config.compress.distribution;
+  options.compress.stages = config.compress.stages;
+  options.compress.mu = config.compress.mu;
+  options.compress.q = config.compress.q;
+  options.compress.variant = config.compress.variant;
+  options.compress.rank = config.compress.rank;
+  options.compress.min_compression = config.compress.min_compression;
+  options.compress.levels = config.compress.levels;
+  options.compress.bucket = config.compress.bucket;
+  options.compress.clip_sigma = config.compress.clip_sigma;
+  options.dense_values = config.compress.dense_values;
   options.scope = config.compress.scope;
   options.merge = config.exchange.merge;
   options.ordered_sum = config.dist.ordered_sum;

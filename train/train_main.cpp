@@ -3,6 +3,9 @@
 #include <cstdio>
 #include <exception>
 
+#include "compress/code/code.h"
+#include "compress/memory/memory.h"
+#include "compress/select/selector.h"
 #include "dist/launch.h"
 #include "dist/threads_communicator.h"
 #include "nn/core/check.h"
@@ -32,6 +35,10 @@ void print_list(const std::string& kind) {
   if (kind == "models") return print_registry(models());
   if (kind == "datasets") return print_registry(datasets());
   if (kind == "compressors") return print_registry(compressors());
+  if (kind == "selections") return print_registry(selectors());
+  if (kind == "memories") return print_registry(memories());
+  if (kind == "codes") return print_registry(index_codes());
+  if (kind == "values") return print_registry(value_codes());
   if (kind == "optimizers") return print_registry(optimizers());
   if (kind == "schedules") return print_registry(schedules());
   std::fputs((kind == "keys" ? key_help() : key_reference_markdown()).c_str(), stdout);

@@ -95,8 +95,8 @@ class Trainer {
         log_debug(std::string(group.compressed ? "compressed" : "dense") + " group of " +
                   std::to_string(group.numel()) + " elements: " + group.parameters.front()->name() + " to " +
                   group.parameters.back()->name());
-    if (config_.train.clip_local > 0 && config_.train.clip_local_scope == "model" && communicator_.size() > 1)
-      log_info("train.clip_local over the whole model waits for the whole backward pass: overlap is off");
+    if (local_clip() > 0 && config_.train.clip_local_scope == "model" && communicator_.size() > 1)
+      log_info("local clipping over the whole model waits for the whole backward pass: overlap is off");
     if (config_.train.accumulate > 1 && loader.steps_per_epoch() % config_.train.accumulate != 0)
       log_info("the last " + std::to_string(loader.steps_per_epoch() % config_.train.accumulate) +
                " micro-batches of an epoch do not fill a step and are left out");
@@ -127,7 +127,7 @@ class Trainer {
     record.lr = schedule_->lr(step_, plan_.steps_per_epoch, plan_.total_steps);
     record.density =
         config_.compress.name == "dense" ? 1.0 : density_at_epoch(config_, static_cast<int>(epoch));
-    exchange_.begin_step(step_, record.density, weights_);
+    exchange_.begin_step(step_, record.density, weights_, record.lr);
     save_statistics();
     const double loss = forward_and_backward(record);
     const StepResult result = exchange_.finish(std::isfinite(loss));
@@ -170,16 +170,24 @@ class Trainer {
     return {record, sums[3] > 0};
   }
 
+  // The greatest norm of this rank's gradient; 0: no clipping. compress.clip is thr_G of Lin et al., "Deep
+  // Gradient Compression", section 3.3, which clips gradients that are divided by N already at N^-1/2 thr_G;
+  // here they are means, hence N^1/2.
+  double local_clip() const {
+    return config_.compress.clip > 0 ? config_.compress.clip * std::sqrt(communicator_.size())
+                                     : config_.train.clip_local;
+  }
+
   // Returns this rank's loss, the mean over its micro-batches.
   double forward_and_backward(StepRecord& record) {
     arena_.clear_gradients();
     const int parts = config_.train.accumulate;
-    const bool clip = config_.train.clip_local > 0,
-               clip_model = clip && config_.train.clip_local_scope == "model";
+    const double clip_norm = local_clip();
+    const bool clip = clip_norm > 0, clip_model = clip && config_.train.clip_local_scope == "model";
     double loss = 0, in_hooks = 0;
     const GradientHook hook = [&](Parameter& parameter) {
       Stopwatch watch(in_hooks);
-      if (clip) clip_gradient(parameter, config_.train.clip_local);
+      if (clip) clip_gradient(parameter, clip_norm);
       exchange_.ready(parameter);
     };
     for (int part = 0; part < parts; ++part) {
@@ -207,7 +215,7 @@ class Trainer {
         log_warning(parameter->name() + " has no part in the loss: its gradient is zero");
     if (clip_model) {
       arena_.zero_unwritten_gradients();
-      clip_gradients(arena_.parameters(), config_.train.clip_local);
+      clip_gradients(arena_.parameters(), clip_norm);
       for (Parameter* parameter : arena_.parameters()) exchange_.ready(*parameter);
     }
     record.backward_s -= in_hooks;  // the exchange accounts for what happens there
@@ -238,7 +246,7 @@ class Trainer {
       factor = clip_factor(std::sqrt(squares), config_.train.clip_global);
     }
     for (const Group& group : exchange_.groups())
-      optimizer_->update(group.begin, exchange_.averaged(group), record.lr, factor);
+      optimizer_->update(group.begin, exchange_.averaged(group), record.lr, factor, exchange_.form(group));
   }
 
   void note_skip(const StepResult& result) {

@@ -37,8 +37,8 @@ void check_positions(std::span<const std::uint32_t> indices, std::size_t numel) 
 
 }  // namespace
 
-std::vector<std::byte> write_block(const Entries& entries, std::size_t numel, const IndexCode& index_code,
-                                   const ValueCode& value_code) {
+std::vector<std::byte> write_block(const Entries<float>& entries, std::size_t numel,
+                                   const IndexCode& index_code, const ValueCode& value_code) {
   TOPKNOT_CHECK(entries.indices.size() == entries.values.size() && entries.indices.size() <= numel,
                 "entries that do not fit the group");
   Header header;
@@ -57,7 +57,7 @@ std::vector<std::byte> write_block(const Entries& entries, std::size_t numel, co
 }
 
 void read_block(std::span<const std::byte> block, std::size_t numel, const IndexCode& index_code,
-                const ValueCode& value_code, Entries& entries) {
+                const ValueCode& value_code, Entries<float>& entries) {
   Header header;
   if (block.size() < sizeof header) damaged(std::to_string(block.size()) + " bytes are no header");
   std::memcpy(&header, block.data(), sizeof header);

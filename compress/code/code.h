@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "compress/compressor.h"
+#include "compress/entries.h"
 #include "nn/core/registry.h"
 
 namespace topknot {
@@ -55,19 +56,12 @@ using ValueCodeFactory = std::unique_ptr<ValueCode> (*)(const CompressOptions& o
 Registry<IndexCodeFactory>& index_codes();  // compress.code
 Registry<ValueCodeFactory>& value_codes();  // compress.values
 
-// One rank's entries, as sent or as received.
-struct Entries {
-  bool finite = true;
-  std::vector<std::uint32_t> indices;
-  std::vector<float> values;
-};
-
 inline constexpr std::size_t kBlockHeaderBytes = 16;
 
-std::vector<std::byte> write_block(const Entries& entries, std::size_t numel, const IndexCode& index_code,
-                                   const ValueCode& value_code);
+std::vector<std::byte> write_block(const Entries<float>& entries, std::size_t numel,
+                                   const IndexCode& index_code, const ValueCode& value_code);
 // `entries` is reused memory. Throws Error on a damaged block.
 void read_block(std::span<const std::byte> block, std::size_t numel, const IndexCode& index_code,
-                const ValueCode& value_code, Entries& entries);
+                const ValueCode& value_code, Entries<float>& entries);
 
 }  // namespace topknot

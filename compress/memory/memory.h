@@ -4,8 +4,10 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 
 #include "compress/compressor.h"
+#include "compress/precision.h"
 #include "nn/core/registry.h"
 
 namespace topknot {
@@ -16,14 +18,16 @@ class Memory {
   virtual ~Memory() = default;
 
   // What selection adds to the gradient in its own pass, to make u over the gradient's memory: as long as the
-  // gradient, or empty. A memory with statistics of its own (DGC's velocity) updates a copy here and returns
-  // nothing to add.
+  // gradient, or empty. `spare` is what the arena keeps from step to step (the residual). A memory that does
+  // more than add (DGC's velocity) writes u itself here, keeps what discard() needs, and returns nothing.
   virtual std::span<const T> addend(std::span<T> gradient, std::span<const T> spare) = 0;
 
-  // Turns u into what the next step starts from. `sent` are the values at `indices` as the other ranks
-  // decoded them; the entries at `rejected` (positions, any order) did not count and keep their value.
-  virtual void commit(std::span<T> u, std::span<const std::uint32_t> indices, std::span<const T> sent,
-                      std::span<const std::uint32_t> rejected) = 0;
+  // Turns the step's memories into what the next step starts from. `sent` are the values at `indices` as the
+  // other ranks decoded them; the entries at `rejected` (positions, any order) did not count.
+  virtual void commit(std::span<T> u, std::span<T> spare, std::span<const std::uint32_t> indices,
+                      std::span<const T> sent, std::span<const std::uint32_t> rejected) = 0;
+  // After commit: the average of what was sent, to be turned into the average gradient in place (EF21).
+  virtual void finish(std::span<T> average) { static_cast<void>(average); }
   // As before addend().
   virtual void discard() {}
 
@@ -32,9 +36,19 @@ class Memory {
   // Whether optimizer.momentum is applied in here; the optimizer then keeps it only for weight decay and
   // dense slices.
   virtual bool owns_momentum() const { return false; }
+  // Whether this step must send every entry (EF21's first).
+  virtual bool wants_all() const { return false; }
+
+  virtual void save(StateWriter&) const {}
+  virtual void load(StateReader&) {}
 };
 
-using MemoryFactory = std::unique_ptr<Memory<float>> (*)(const CompressOptions& options);
-Registry<MemoryFactory>& memories();
+using MemoryFactory = PrecisionFactory<Memory>;
+Registry<MemoryFactory>& memories();  // compress.memory
+
+template <template <class> class Implementation>
+void add_memory(const std::string& name, const std::string& help) {
+  memories().add(name, help, factory_of<Memory, Implementation>());
+}
 
 }  // namespace topknot

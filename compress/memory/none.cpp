@@ -4,10 +4,7 @@ namespace topknot {
 namespace {
 
 const bool registered = [] {
-  memories().add("none", "what is not sent is lost",
-                 [](const CompressOptions&) -> std::unique_ptr<Memory<float>> {
-                   return std::make_unique<NoMemory<float>>();
-                 });
+  add_memory<NoMemory>("none", "what is not sent is lost");
   return true;
 }();
 

@@ -15,7 +15,7 @@ std::span<const T> ResidualMemory<T>::addend(std::span<T> gradient, std::span<co
 }
 
 template <class T>
-void ResidualMemory<T>::commit(std::span<T> u, std::span<const std::uint32_t> indices,
+void ResidualMemory<T>::commit(std::span<T> u, std::span<T>, std::span<const std::uint32_t> indices,
                                std::span<const T> sent, std::span<const std::uint32_t> rejected) {
   // u - sent is +0 where values travel exactly, else the coding error. The entries lie a page apart or so:
   // what costs is the wait for memory, so addresses are asked for ahead.
@@ -45,10 +45,7 @@ template class ResidualMemory<double>;
 namespace {
 
 const bool registered = [] {
-  memories().add("residual", "error feedback: what is not sent is added to the next gradient",
-                 [](const CompressOptions&) -> std::unique_ptr<Memory<float>> {
-                   return std::make_unique<ResidualMemory<float>>();
-                 });
+  add_memory<ResidualMemory>("residual", "error feedback: what is not sent is added to the next gradient");
   return true;
 }();
 

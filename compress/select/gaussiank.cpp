@@ -98,10 +98,8 @@ template class GaussianKSelector<double>;
 namespace {
 
 const bool registered = [] {
-  selectors().add("gaussiank", "about k entries, above a threshold from a fitted normal distribution",
-                  [](const CompressOptions&) -> std::unique_ptr<Selector<float>> {
-                    return std::make_unique<GaussianKSelector<float>>();
-                  });
+  add_selector<GaussianKSelector>("gaussiank",
+                                  "about k entries, above a threshold from a fitted normal distribution");
   return true;
 }();
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "compress/compressor.h"
+#include "compress/precision.h"
 #include "nn/core/registry.h"
 
 namespace topknot {
@@ -27,10 +28,11 @@ struct Selected {
 
 // What a selector is told about the step.
 struct SelectStep {
-  std::size_t k = 1;     // target_count(density, range)
+  std::size_t k = 1;     // Selector::target(density, range)
   double density = 1.0;  // in (0, 1]
   std::int64_t step = 0;
   int rank = 0;
+  std::size_t position = 0;  // of the range's first element in the arena: numbers its random streams
 };
 
 // What became of a selection, for selectors that learn from it (RegTop-k).
@@ -46,18 +48,28 @@ template <class T>
 class Selector {
  public:
   virtual ~Selector() = default;
+  // How many entries a density asks for among d: k = max(1, floor(density * d)) unless the paper rounds
+  // otherwise.
+  virtual std::size_t target(double density, std::size_t d) const { return target_count(density, d); }
   // Makes u = u + addend in place (addend is empty where there is nothing to add, else as long as u), and
-  // selects from the sum. The result depends on the data and the step alone, never on the number of threads
-  // or on carried state.
+  // selects from the sum. u is not empty. The result depends on the data, the step and what earlier commits
+  // left, never on the number of threads. A selector that carries what its results depend on saves it.
   virtual void select(std::span<T> u, std::span<const T> addend, const SelectStep& step,
                       Selected<T>& selected) = 0;
   // Keeps or forgets what the last select() learnt. After discard() the selector is as before select().
   virtual void commit(const SelectOutcome<T>& outcome) = 0;
   virtual void discard() = 0;
+  virtual void save(StateWriter&) const {}
+  virtual void load(StateReader&) {}
 };
 
-using SelectorFactory = std::unique_ptr<Selector<float>> (*)(const CompressOptions& options);
-Registry<SelectorFactory>& selectors();
+using SelectorFactory = PrecisionFactory<Selector>;
+Registry<SelectorFactory>& selectors();  // compress.select
+
+template <template <class> class Implementation>
+void add_selector(const std::string& name, const std::string& help) {
+  selectors().add(name, help, factory_of<Selector, Implementation>());
+}
 
 // Keeps the `count` largest magnitudes of `selected`, ties to the lower index; the rest stays where it was.
 template <class T>

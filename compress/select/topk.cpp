@@ -79,10 +79,7 @@ template class TopKSelector<double>;
 namespace {
 
 const bool registered = [] {
-  selectors().add("topk", "exactly k entries, the largest magnitudes; ties to the lower index",
-                  [](const CompressOptions&) -> std::unique_ptr<Selector<float>> {
-                    return std::make_unique<TopKSelector<float>>();
-                  });
+  add_selector<TopKSelector>("topk", "exactly k entries, the largest magnitudes; ties to the lower index");
   return true;
 }();
 

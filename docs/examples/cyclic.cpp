@@ -9,10 +9,11 @@
 namespace topknot {
 namespace {
 
-class CyclicSelector final : public Selector<float> {
+template <class T>
+class CyclicSelector final : public Selector<T> {
  public:
-  void select(std::span<float> u, std::span<const float> addend, const SelectStep& step,
-              Selected<float>& selected) override {
+  void select(std::span<T> u, std::span<const T> addend, const SelectStep& step,
+              Selected<T>& selected) override {
     selected.indices.clear();
     selected.values.clear();
     selected.finite = true;
@@ -28,19 +29,14 @@ class CyclicSelector final : public Selector<float> {
     }
   }
   // The choice depends on the step alone, so there is nothing to keep or to forget.
-  void commit(const SelectOutcome<float>&) override {}
+  void commit(const SelectOutcome<T>&) override {}
   void discard() override {}
 };
 
 const bool registered = [] {
-  selectors().add("cyclic", "every s-th entry, another one each step",
-                  [](const CompressOptions&) -> std::unique_ptr<Selector<float>> {
-                    return std::make_unique<CyclicSelector>();
-                  });
-  compressors().add("cyclic", "every s-th entry in turn: the worked example of docs/extending.md",
-                    [](const CompressOptions& options, const GroupSpec& group) {
-                      return make_sparse({.select = "cyclic"}, options, group);
-                    });
+  add_selector<CyclicSelector>("cyclic", "every s-th entry, another one each step");
+  add_sparse("cyclic", "every s-th entry in turn: the worked example of docs/extending.md",
+             {.select = "cyclic"});
   return true;
 }();
 

@@ -75,7 +75,7 @@ TEMPLATE_TEST_CASE("topk with error feedback and momentum gives the golden trace
       selectors[p].select(u[p], memories[p].addend(u[p], spare[p]), step, selected[p]);
       REQUIRE(selected[p].indices == std::vector<std::uint32_t>{kSent[t][p].index});
       REQUIRE(static_cast<double>(selected[p].values[0]) == kSent[t][p].value);
-      memories[p].commit(u[p], selected[p].indices, selected[p].values, {});
+      memories[p].commit(u[p], spare[p], selected[p].indices, selected[p].values, {});
       selectors[p].commit({});
       spare[p] = u[p];
     }
@@ -193,7 +193,7 @@ TEST_CASE("rejected entries return to the residual") {
   ResidualMemory<float> memory;
   const std::vector<std::uint32_t> indices = {1, 2, 3}, rejected = {3, 1};
   const std::vector<float> sent = {2, 3, 4};
-  memory.commit(u, indices, sent, rejected);
+  memory.commit(u, {}, indices, sent, rejected);
   CHECK(u == std::vector<float>{1, 2, 0, 4});
 }
 
@@ -202,7 +202,7 @@ TEST_CASE("an inexact value code leaves its error in the residual") {
   ResidualMemory<double> memory;
   const std::vector<std::uint32_t> indices = {0, 1};
   const std::vector<double> sent = {1.0, -3.0};
-  memory.commit(u, indices, sent, {});
+  memory.commit(u, {}, indices, sent, {});
   CHECK(u == std::vector<double>{0.25, 0.5, 3});
 }
 

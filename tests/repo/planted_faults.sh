@@ -17,10 +17,13 @@ clean_tree() {
   printf 'const RegisterModel more[] = {\n    {"model_b", "x", f<1>},\n    {"model_c", "y", g},\n};\n' >nn/models/b.cpp
   printf 'const RegisterDataset d("data_a",\n  "help");\n' >data/a.cpp
   printf 'compressors().add(\n    "method_a", "help", f);\n' >compress/a.cpp
+  printf 'add_sparse("method_b",\n  "help", p);\nadd_selector<A>("select_a", "help");\n' >compress/b.cpp
+  printf 'add_memory<M>("memory_a", "help");\nindex_codes().add("code_a", "help", f);\n' >compress/c.cpp
+  printf 'value_codes().add(\n  "values_a", "help", f);\n' >compress/d.cpp
   printf 'optimizers().add("rule_a", f);\nconst bool x = (schedules().add("plan_a", f), true);\n' >optim/a.cpp
   cat >fake_train <<'END'
 #!/bin/sh
-case $2 in models) n="model_a model_b model_c" ;; datasets) n=data_a ;; compressors) n=method_a ;; optimizers) n=rule_a ;; schedules) n=plan_a ;; esac
+case $2 in models) n="model_a model_b model_c" ;; datasets) n=data_a ;; compressors) n="method_a method_b" ;; selections) n=select_a ;; memories) n=memory_a ;; codes) n=code_a ;; values) n=values_a ;; optimizers) n=rule_a ;; schedules) n=plan_a ;; esac
 for name in $n; do echo "$name   help"; done
 END
   chmod +x fake_train
@@ -62,8 +65,9 @@ clean_tree; echo '[gone](pages/gone.md#part)' >data/page.md
 caught md_links.sh 'data/page.md:1: the link to pages/gone.md'
 clean_tree; sed -i 's/model_c//' fake_train
 caught registered_names.sh "registers 'model_c'"
-clean_tree; sed -i 's/method_a/method/' fake_train
-caught registered_names.sh "registers 'method_a'"
+clean_tree; sed -i 's/method_b/method/; s/select_a/select/' fake_train
+caught registered_names.sh "registers 'method_b'"
+caught registered_names.sh "registers 'select_a'"
 clean_tree; printf '#!/bin/sh\nexit 1\n' >fake_train
 caught registered_names.sh 'train --list models failed'
 clean_tree; echo 'compressors().add(name, help, f);' >compress/bad.cpp

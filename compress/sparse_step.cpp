@@ -1,0 +1,234 @@
+#include "compress/sparse_step.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+#include "compress/average.h"
+#include "compress/parallel.h"
+#include "compress/select/passes.h"
+#include "compress/state.h"
+#include "nn/core/check.h"
+#include "nn/core/multiply.h"
+#include "nn/core/text.h"
+
+namespace topknot {
+
+template <class T>
+SparseStep<T>::SparseStep(const SparsePreset& parts, const CompressOptions& options, const GroupSpec& group)
+    : group_(group), capacity_(options.capacity), lr_inside_(options.lr_inside) {
+  if (capacity_ != 0 && !(capacity_ >= 1 && std::isfinite(capacity_)))
+    throw UserError("compress.capacity is " + short_text(capacity_) +
+                    ": it must be none, or a multiple of k of at least 1, because less would cut what the "
+                    "density asks for");
+  const SelectorFactory& selector = selectors().find(parts.select);
+  const MemoryFactory& memory = memories().find(parts.memory);
+  check_combination(parts, options);
+  TOPKNOT_CHECK(group_.densities.empty() || group_.densities.size() == group_.segments.size(),
+                "one density a segment");
+  for (std::size_t s = 0; s < group_.segments.size(); ++s) selectors_.push_back(selector.make<T>(options));
+  memory_ = memory.make<T>(options);
+}
+
+template <class T>
+const Entries<T>& SparseStep<T>::encode(std::span<T> gradient, std::span<T> spare, const StepInfo& info) {
+  TOPKNOT_CHECK(!in_step_, "encode before the last step was committed or discarded");
+  TOPKNOT_CHECK(gradient.size() == group_.numel, "a slice of another length than the group's");
+  TOPKNOT_CHECK(info.weights.empty() || info.weights.size() == static_cast<std::size_t>(group_.ranks),
+                "one weight a rank");
+  TOPKNOT_CHECK(info.rank >= 0 && info.rank < group_.ranks, "rank outside the group");
+  gradient_ = gradient;
+  spare_ = spare;
+  rank_ = info.rank;
+  weights_.assign(info.weights.begin(), info.weights.end());
+  weights_.resize(static_cast<std::size_t>(group_.ranks), 1.0f);
+  if (lr_inside_)
+    for_parts(gradient.size(), part_count(gradient.size()),
+              [&](std::size_t, std::size_t begin, std::size_t end) {
+                multiply(gradient.data() + begin, end - begin, static_cast<T>(info.lr));
+              });
+  const std::span<const T> addend = memory_->addend(gradient, spare);
+
+  sent_.finite = true;
+  sent_.indices.clear();
+  sent_.values.clear();
+  cuts_.clear();
+  threshold_ = group_.segments.empty() ? 0 : std::numeric_limits<double>::infinity();
+  over_capacity_ = 0;
+  all_ = memory_->wants_all();
+  for (std::size_t s = 0; s < group_.segments.size(); ++s) {
+    const auto [begin, end] = group_.segments[s];
+    const std::span<const T> added = addend.empty() ? addend : addend.subspan(begin, end - begin);
+    if (all_)
+      take_all(s, added);
+    else
+      select(s, added, info);
+    sent_.finite &= selected_.finite;
+    if (selected_.finite) threshold_ = std::min(threshold_, selected_.threshold);
+    const std::size_t first = sent_.indices.size();
+    for (const std::uint32_t index : selected_.indices)
+      sent_.indices.push_back(index + static_cast<std::uint32_t>(begin));
+    sent_.values.insert(sent_.values.end(), selected_.values.begin(), selected_.values.end());
+    cuts_.emplace_back(first, sent_.indices.size());
+  }
+  if (!sent_.finite) {
+    sent_.indices.clear();
+    sent_.values.clear();
+    threshold_ = 0;
+  }
+  in_step_ = true;
+  return sent_;
+}
+
+template <class T>
+void SparseStep<T>::select(std::size_t segment, std::span<const T> addend, const StepInfo& info) {
+  const auto [begin, end] = group_.segments[segment];
+  Selector<T>& selector = *selectors_[segment];
+  SelectStep step;
+  step.density = density_of(segment, info.density);
+  step.k = selector.target(step.density, end - begin);
+  step.step = info.step;
+  step.rank = info.rank;
+  step.position = group_.offset + begin;
+  selector.select(gradient_.subspan(begin, end - begin), addend, step, selected_);
+  if (capacity_ == 0) return;
+  const double bound = capacity_ * static_cast<double>(step.k);
+  const std::size_t count = selected_.indices.size();
+  if (static_cast<double>(count) > bound) keep_largest(selected_, static_cast<std::size_t>(bound));
+  over_capacity_ += count - selected_.indices.size();
+}
+
+template <class T>
+void SparseStep<T>::take_all(std::size_t segment, std::span<const T> addend) {
+  const auto [begin, end] = group_.segments[segment];
+  const std::span<T> u = gradient_.subspan(begin, end - begin);
+  Candidates<T> broken;
+  accumulate_and_collect(u, addend, largest_finite_key<T>(), 0, broken);
+  selected_ = {};
+  selected_.finite = broken.finite();
+  if (!selected_.finite) return;
+  selected_.indices.resize(u.size());
+  std::iota(selected_.indices.begin(), selected_.indices.end(), 0u);
+  selected_.values.assign(u.begin(), u.end());
+}
+
+template <class T>
+std::span<T> SparseStep<T>::commit(std::span<const Entries<T>> received, const Outcome& outcome) {
+  TOPKNOT_CHECK(in_step_ && sent_.finite, "commit without a finite step");
+  TOPKNOT_CHECK(received.size() == static_cast<std::size_t>(group_.ranks), "one rank's entries each");
+  const Entries<T>& own = received[static_cast<std::size_t>(rank_)];
+  TOPKNOT_CHECK(own.indices.size() == sent_.indices.size(), "this rank's own entries came back changed");
+  memory_->commit(gradient_, spare_, own.indices, own.values, outcome.rejected);
+
+  const std::span<T> average = memory_->keeps() ? spare_ : gradient_;
+  std::vector<Contribution<T>> contributions(received.size());
+  for (std::size_t r = 0; r < received.size(); ++r)
+    contributions[r] = {received[r].indices, received[r].values, static_cast<T>(weights_[r])};
+  average_sparse<T>(contributions, average);
+
+  std::vector<std::uint32_t> relative;
+  for (std::size_t s = 0; s < group_.segments.size() && !all_; ++s) {
+    const auto [begin, end] = group_.segments[s];
+    const auto [first, last] = cuts_[s];
+    relative.assign(own.indices.begin() + static_cast<std::ptrdiff_t>(first),
+                    own.indices.begin() + static_cast<std::ptrdiff_t>(last));
+    for (std::uint32_t& index : relative) index -= static_cast<std::uint32_t>(begin);
+    SelectOutcome<T> result;
+    result.indices = relative;
+    result.sent = std::span(own.values).subspan(first, last - first);
+    result.average = average.subspan(begin, end - begin);
+    result.weight = static_cast<double>(weights_[static_cast<std::size_t>(rank_)]) / group_.ranks;
+    selectors_[s]->commit(result);
+  }
+  memory_->finish(average);
+  in_step_ = false;
+  return average;
+}
+
+template <class T>
+void SparseStep<T>::discard() {
+  if (!all_)
+    for (auto& selector : selectors_) selector->discard();
+  memory_->discard();
+  in_step_ = false;
+}
+
+template <class T>
+double SparseStep<T>::density_of(std::size_t segment, double density) const {
+  return group_.densities.empty() ? density : std::max(density, group_.densities[segment]);
+}
+
+template <class T>
+std::size_t SparseStep<T>::target(double density) const {
+  std::size_t count = 0;
+  for (std::size_t s = 0; s < group_.segments.size(); ++s)
+    count +=
+        selectors_[s]->target(density_of(s, density), group_.segments[s].second - group_.segments[s].first);
+  return count;
+}
+
+template <class T>
+GradientForm SparseStep<T>::form() const {
+  if (lr_inside_) return GradientForm::has_lr;
+  return memory_->owns_momentum() ? GradientForm::has_momentum : GradientForm::plain;
+}
+
+template <class T>
+void SparseStep<T>::save(StateWriter& writer) const {
+  TOPKNOT_CHECK(!in_step_, "state is saved between steps");
+  writer.put<std::uint64_t>(group_.numel);
+  writer.put<std::uint64_t>(selectors_.size());
+  for (const auto& selector : selectors_) selector->save(writer);
+  memory_->save(writer);
+}
+
+template <class T>
+void SparseStep<T>::load(StateReader& reader) {
+  TOPKNOT_CHECK(!in_step_, "state is loaded between steps");
+  const auto numel = reader.get<std::uint64_t>(), segments = reader.get<std::uint64_t>();
+  if (numel != group_.numel || segments != selectors_.size())
+    StateReader::fail("is of " + std::to_string(numel) + " elements in " + std::to_string(segments) +
+                      " segments, not of " + std::to_string(group_.numel) + " in " +
+                      std::to_string(selectors_.size()));
+  for (auto& selector : selectors_) selector->load(reader);
+  memory_->load(reader);
+}
+
+template class SparseStep<float>;
+template class SparseStep<double>;
+
+Registry<SparsePreset>& sparse_presets() {
+  static Registry<SparsePreset> registry("sparse method (compress.name)");
+  return registry;
+}
+
+SparsePreset resolve(const SparsePreset& preset, const CompressOptions& options) {
+  SparsePreset parts = preset;
+  if (!options.select.empty()) parts.select = options.select;
+  if (!options.memory.empty()) parts.memory = options.memory;
+  if (!options.code.empty()) parts.code = options.code;
+  if (!options.values.empty()) parts.values = options.values;
+  return parts;
+}
+
+void check_combination(const SparsePreset& parts, const CompressOptions& options) {
+  const auto refuse = [](const std::string& a, const std::string& b, const std::string& reason) {
+    throw UserError(a + " makes no sense with " + b + ": " + reason);
+  };
+  const std::string memory = "compress.memory: " + parts.memory;
+  if (parts.memory == "ef21" && parts.select == "regtopk")
+    refuse("compress.select: regtopk", memory,
+           "regtopk compares what it sent with what the average made of it, and ef21 sends differences; use "
+           "memory residual");
+  if (!options.lr_inside) return;
+  if (parts.memory == "dgc" || parts.memory == "ef21")
+    refuse("compress.lr_inside", memory,
+           std::string(parts.memory == "dgc" ? "the velocity" : "the estimate of the gradient") +
+               " would mix learning rates; use memory residual");
+  if (options.momentum > 0)
+    refuse("compress.lr_inside", "optimizer.momentum above 0",
+           "LAGS-SGD has none: what travels is a step, not a gradient; set optimizer.momentum to 0");
+}
+
+}  // namespace topknot

@@ -1,0 +1,76 @@
+#pragma once
+// A group's step as selection and memory make it, before and after the wire: which entries this rank sends,
+// and what their average leaves behind. In float for training (compress/sparse_compressor.h puts codes around
+// it), in double for studies.
+
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "compress/compressor.h"
+#include "compress/entries.h"
+#include "compress/memory/memory.h"
+#include "compress/select/selector.h"
+
+namespace topknot {
+
+// A method by its pieces. compress.select, .memory, .code and .values override them one by one.
+struct SparsePreset {
+  std::string select, memory = "residual", code = "raw", values = "fp32";
+};
+Registry<SparsePreset>& sparse_presets();  // compress.name, of methods that are such a combination
+
+// The preset with the options' own choices in place.
+SparsePreset resolve(const SparsePreset& preset, const CompressOptions& options);
+
+// Throws UserError for a combination that makes no sense, with the reason.
+void check_combination(const SparsePreset& parts, const CompressOptions& options);
+
+template <class T>
+class SparseStep {
+ public:
+  // Throws UserError: unknown names, a combination that makes no sense, a capacity below 1.
+  SparseStep(const SparsePreset& parts, const CompressOptions& options, const GroupSpec& group);
+
+  // What this rank sends. u is then in `gradient`. The entries live until the next encode().
+  const Entries<T>& encode(std::span<T> gradient, std::span<T> spare, const StepInfo& info);
+  // `received` by rank, as decoded, all finite, with this rank's positions as sent. Returns the average, in
+  // the memory of gradient or of spare.
+  std::span<T> commit(std::span<const Entries<T>> received, const Outcome& outcome);
+  void discard();
+
+  const Entries<T>& sent() const { return sent_; }
+  double threshold() const { return threshold_; }               // the least over the segments
+  std::size_t over_capacity() const { return over_capacity_; }  // entries that the capacity kept back
+  // Entries that a density asks for.
+  std::size_t target(double density) const;
+  GradientForm form() const;
+  std::span<const T> accumulated() const { return gradient_; }  // u, between encode() and commit()
+
+  void save(StateWriter& writer) const;
+  void load(StateReader& reader);
+
+ private:
+  void select(std::size_t segment, std::span<const T> addend, const StepInfo& info);
+  void take_all(std::size_t segment, std::span<const T> addend);
+  double density_of(std::size_t segment, double density) const;
+
+  GroupSpec group_;
+  double capacity_ = 0;
+  bool lr_inside_ = false;
+  std::vector<std::unique_ptr<Selector<T>>> selectors_;  // one a segment
+  std::unique_ptr<Memory<T>> memory_;
+
+  bool in_step_ = false, all_ = false;  // all_: every entry travels, the selectors were not asked
+  std::span<T> gradient_, spare_;
+  int rank_ = 0;
+  std::vector<float> weights_;  // by rank
+  Entries<T> sent_;
+  std::vector<std::pair<std::size_t, std::size_t>> cuts_;  // each segment's entries in sent_
+  Selected<T> selected_;                                   // scratch
+  double threshold_ = 0;
+  std::size_t over_capacity_ = 0;
+};
+
+}  // namespace topknot

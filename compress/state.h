@@ -1,0 +1,84 @@
+#pragma once
+// The bytes of a compressor's state, for checkpoints: what save() puts, load() gets in the same order.
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "nn/core/check.h"
+
+namespace topknot {
+
+class StateWriter {
+ public:
+  template <class V>
+  void put(const V& value) {
+    static_assert(std::is_trivially_copyable_v<V>);
+    append(&value, sizeof value);
+  }
+  template <class V>
+  void put_list(const V& values) {  // contiguous
+    const auto bytes = std::as_bytes(std::span(values));
+    put<std::uint64_t>(std::size(values));
+    append(bytes.data(), bytes.size());
+  }
+  std::vector<std::byte> take() { return std::move(bytes_); }
+
+ private:
+  void append(const void* data, std::size_t size) {
+    const auto* from = static_cast<const std::byte*>(data);
+    bytes_.insert(bytes_.end(), from, from + size);
+  }
+  std::vector<std::byte> bytes_;
+};
+
+// Throws Error where the bytes are not what put() wrote.
+class StateReader {
+ public:
+  explicit StateReader(std::span<const std::byte> bytes) : bytes_(bytes) {}
+
+  template <class V>
+  V get() {
+    static_assert(std::is_trivially_copyable_v<V>);
+    V value;
+    std::memcpy(&value, take(sizeof value).data(), sizeof value);
+    return value;
+  }
+  template <class V>
+  std::vector<V> get_list() {
+    const auto count = get<std::uint64_t>();
+    if (count > bytes_.size() / sizeof(V)) fail("is cut off");
+    std::vector<V> values(count);
+    const auto from = take(count * sizeof(V));
+    if (count > 0) std::memcpy(values.data(), from.data(), from.size());
+    return values;
+  }
+  // A list that must have this length, because it belongs to a tensor or group.
+  template <class V>
+  std::vector<V> get_list(std::size_t length) {
+    std::vector<V> values = get_list<V>();
+    if (values.size() != length)
+      fail("holds " + std::to_string(values.size()) + " values where " + std::to_string(length) +
+           " are needed; was it saved by another method, model or merge plan?");
+    return values;
+  }
+  void finish() const {
+    if (!bytes_.empty()) fail("has " + std::to_string(bytes_.size()) + " bytes too many");
+  }
+  [[noreturn]] static void fail(const std::string& what) { throw Error("the compressor's state " + what); }
+
+ private:
+  std::span<const std::byte> take(std::size_t size) {
+    if (size > bytes_.size()) fail("is cut off");
+    const auto result = bytes_.first(size);
+    bytes_ = bytes_.subspan(size);
+    return result;
+  }
+  std::span<const std::byte> bytes_;
+};
+
+}  // namespace topknot
