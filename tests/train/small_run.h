@@ -1,0 +1,57 @@
+#pragma once
+// A small training run on several ranks, as the tests of train compare them.
+
+#include <string>
+#include <vector>
+
+#include "nn/core/check.h"
+#include "tests/data/temp_folder.h"
+#include "tests/dist/ranks.h"
+#include "tests/support/catch.h"
+#include "train/metrics.h"
+#include "train/trainer.h"
+
+namespace topknot::testing {
+
+struct Run {
+  std::vector<std::string> checksums;  // by rank
+  double test_loss = 0, test_accuracy = 0;
+  Metrics metrics;
+};
+
+inline LoadedConfig small_run(const TempFolder& temp, const std::vector<std::string>& overrides) {
+  std::vector<std::string> all{
+      "model.name=mlp",       "model.hidden=[24]",     "data.train_size=512",
+      "data.test_size=64",    "data.batch_size=4",     "train.max_steps=50",
+      "train.epochs=100",     "train.eval_every=0",    "train.check_every=1",
+      "optimizer.lr=0.02",    "compress.density=0.01", "compress.warmup=[0.05]",
+      "train.log_every=1000", "output.overwrite=true", "output.dir=" + temp.at("run")};
+  all.insert(all.end(), overrides.begin(), overrides.end());
+  LoadedConfig loaded = load_config("", all);
+  throw_problems(loaded.problems);
+  throw_problems(check_config(loaded.config, known_names()));
+  return loaded;
+}
+
+// The ranks' parameters are compared after every step on the way (train.check_every=1).
+inline Run train(const std::string& backend, int ranks, std::vector<std::string> overrides) {
+  const TempFolder temp;
+  overrides.push_back("dist.ranks=" + std::to_string(ranks));
+  const LoadedConfig loaded = small_run(temp, overrides);
+  const RunData data = load_data(loaded.config);
+  const RunInputs inputs{loaded.config, data, create_run_folder(loaded, {}), true,
+                         std::chrono::steady_clock::now()};
+  Run run;
+  run.checksums.resize(static_cast<std::size_t>(ranks));
+  run_ranks(backend, ranks, [&](Communicator& communicator) {
+    const RunOutcome outcome = run_rank(inputs, communicator);
+    run.checksums[static_cast<std::size_t>(communicator.rank())] = outcome.parameter_checksum;
+    if (communicator.rank() == 0)
+      run.test_loss = outcome.test_loss, run.test_accuracy = outcome.test_accuracy;
+  });
+  run.metrics = read_metrics(temp.at("run/metrics.jsonl"));
+  for (const std::string& checksum : run.checksums) CHECK(checksum == run.checksums[0]);
+  return run;
+}
+
+}  // namespace topknot::testing
