@@ -1,0 +1,183 @@
+#include "compress/select/regtopk.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "compress/select/exact.h"
+#include "compress/state.h"
+#include "nn/core/check.h"
+#include "nn/core/text.h"
+
+namespace topknot {
+namespace {
+
+constexpr double kSmallestMargin = 0.004, kLargestMargin = 0.1;
+constexpr double kAwayFromZero = 1e-10;  // of variant B's denominator
+
+}  // namespace
+
+template <class T>
+RegTopKSelector<T>::RegTopKSelector(const CompressOptions& options)
+    : mu_(options.mu), by_current_(options.variant == "B") {
+  if (options.variant != "A" && options.variant != "B")
+    throw UserError(
+        "compress.variant is '" + options.variant +
+        "': regtopk has A (distortion relative to the value sent last) and B (to the current one)");
+  if (!(mu_ > 0 && std::isfinite(mu_)))
+    throw UserError("compress.mu is " + short_text(mu_) + ": it must be above 0");
+  rest_ = std::tanh((1 + options.q) / mu_);
+  if (!(options.q > 0)) throw UserError("compress.q is " + short_text(options.q) + ": it must be above 0");
+}
+
+template <class T>
+T RegTopKSelector<T>::score(std::size_t i, T u) const {
+  const double a = static_cast<double>(u);
+  const double denominator = by_current_ ? last_.weight * (a + kAwayFromZero) : last_.own[i];
+  const double factor = std::tanh(std::abs(1 + last_.surplus[i] / denominator) / mu_) / rest_;
+  // Nothing was sent that could be compared: Delta is Q.
+  if (denominator == 0 || std::isnan(factor)) return u;
+  constexpr double largest = std::numeric_limits<T>::max();
+  return static_cast<T>(std::clamp(a * factor, -largest, largest));
+}
+
+// Puts scores over the listed values and drops what does not exceed `above`.
+template <class T>
+void RegTopKSelector<T>::score_candidates(Key<T> above) {
+  std::size_t at = 0;
+  const std::size_t last = last_.indices.size();
+  for (auto& part : found_.parts) {
+    std::size_t n = 0;
+    for (std::size_t i = 0; i < part.count; ++i) {
+      const std::uint32_t index = part.index[i];
+      T value = part.value[i];
+      while (at < last && last_.indices[at] < index) ++at;
+      if (at < last && last_.indices[at] == index) value = score(at, value);
+      part.index[n] = index;
+      part.value[n] = value;
+      n += key_of(value) > above;
+    }
+    part.count = n;
+  }
+}
+
+// Radix selection sees scores where last step's entries are, for as long as it takes.
+template <class T>
+Key<T> RegTopKSelector<T>::select_from_scores(std::span<T> u, std::size_t k, Selected<T>& selected) {
+  std::vector<T> kept(last_.indices.size());
+  for (std::size_t i = 0; i < kept.size(); ++i) {
+    kept[i] = u[last_.indices[i]];
+    u[last_.indices[i]] = score(i, kept[i]);
+  }
+  const Key<T> kth = select_exact(std::span<const T>(u), k, found_, selected);
+  for (std::size_t i = 0; i < kept.size(); ++i) u[last_.indices[i]] = kept[i];
+  return kth;
+}
+
+template <class T>
+void RegTopKSelector<T>::select(std::span<T> u, std::span<const T> addend, const SelectStep& step,
+                                Selected<T>& selected) {
+  TOPKNOT_CHECK(step.k >= 1 && step.k <= u.size(), "k outside 1 to the vector's length");
+  TOPKNOT_CHECK(last_.indices.empty() || last_.indices.back() < u.size(),
+                "last step's entries lie beyond the vector");
+  next_bound_ = bound_;
+  fell_back_ = false;
+  selected.finite = true;
+  selected.indices.clear();
+  selected.values.clear();
+  selected.threshold = 0;
+  const bool all = step.k == u.size();
+  // With nothing carried only NaN and Inf are looked for.
+  Key<T> above = largest_finite_key<T>(), listed_above = above;
+  if (bound_.kth >= 0 && !all) {
+    const double bound = (1.0 - bound_.margin) * magnitude_of<T>(bound_.kth);
+    above = std::min(above, key_below<T>(bound));
+    // A score is at most |u| / rest_: below a common factor of 1 more has to be listed.
+    listed_above = rest_ < 1 ? std::max<Key<T>>(key_below<T>((1 - 1e-6) * rest_ * bound) - 1, -1) : above;
+  }
+  accumulate_and_collect(u, addend, listed_above, 8 * step.k + 4096, found_);
+  if (!found_.finite()) {
+    selected.finite = false;
+    return;
+  }
+  if (all) {
+    selected.indices.resize(u.size());
+    std::iota(selected.indices.begin(), selected.indices.end(), 0u);
+    selected.values.assign(u.begin(), u.end());
+    return;
+  }
+  const bool found_too_many = !found_.complete();
+  if (!found_too_many) score_candidates(above);
+  fell_back_ = found_too_many || found_.count() < step.k;
+  const Key<T> kth =
+      fell_back_ ? select_from_scores(u, step.k, selected) : select_from(found_, above, step.k, selected);
+  for (std::size_t i = 0; i < step.k; ++i) selected.values[i] = u[selected.indices[i]];
+  selected.threshold = rest_ * static_cast<double>(magnitude_of<T>(kth));
+  learn(kth, found_too_many);
+}
+
+// As for Top-k: the margin follows the falls of the k-th score.
+template <class T>
+void RegTopKSelector<T>::learn(Key<T> kth, bool found_too_many) {
+  next_bound_.kth = kth;
+  if (bound_.kth <= 0) return;
+  const double fall = 1.0 - static_cast<double>(magnitude_of<T>(kth)) / magnitude_of<T>(bound_.kth);
+  double margin = std::max(0.9 * bound_.margin, 3.0 * fall);
+  if (fell_back_) margin = bound_.margin * (found_too_many ? 0.5 : 2.0);
+  next_bound_.margin = std::clamp(margin, kSmallestMargin, kLargestMargin);
+}
+
+template <class T>
+void RegTopKSelector<T>::commit(const SelectOutcome<T>& outcome) {
+  TOPKNOT_CHECK(outcome.sent.size() == outcome.indices.size(), "one value an entry sent");
+  bound_ = next_bound_;
+  const std::size_t count = outcome.indices.size();
+  last_.indices.assign(outcome.indices.begin(), outcome.indices.end());
+  last_.own.resize(count);
+  last_.surplus.resize(count);
+  last_.weight = outcome.weight;
+  for (std::size_t i = 0; i < count; ++i) {
+    last_.own[i] = outcome.weight * static_cast<double>(outcome.sent[i]);
+    last_.surplus[i] = static_cast<double>(outcome.average[outcome.indices[i]]) - last_.own[i];
+  }
+}
+
+template <class T>
+void RegTopKSelector<T>::discard() {
+  next_bound_ = bound_;
+}
+
+template <class T>
+void RegTopKSelector<T>::save(StateWriter& writer) const {
+  writer.put_list(last_.indices);
+  writer.put_list(last_.own);
+  writer.put_list(last_.surplus);
+  writer.put(last_.weight);
+}
+
+template <class T>
+void RegTopKSelector<T>::load(StateReader& reader) {
+  Last last;
+  last.indices = reader.get_list<std::uint32_t>();
+  last.own = reader.get_list<double>(last.indices.size());
+  last.surplus = reader.get_list<double>(last.indices.size());
+  last.weight = reader.get<double>();
+  if (std::adjacent_find(last.indices.begin(), last.indices.end(), std::greater_equal<>()) !=
+      last.indices.end())
+    StateReader::fail("names the entries of regtopk's last step out of order");
+  last_ = std::move(last);
+}
+
+template class RegTopKSelector<float>;
+template class RegTopKSelector<double>;
+
+namespace {
+
+const bool registered = [] {
+  add_selector<RegTopKSelector>(
+      "regtopk", "exactly k entries, magnitudes weighted by what the last average kept of them");
+  return true;
+}();
+
+}  // namespace
+}  // namespace topknot

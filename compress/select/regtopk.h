@@ -1,0 +1,75 @@
+#pragma once
+// RegTop-k: the k largest scores |u_j| * tanh(|1 + Delta_j| / mu), exactly k, ties to the lower index.
+// Bereyhi, Liang, Boudreau, Afana: "Regularized Top-k", arXiv 2409.14893 (MLSP 2024) and 2501.05633, after
+// the code of the authors (github.com/AlBerey/RegTopK).
+//
+// For an entry that this rank sent in the last committed step, with p the value sent, w this rank's weight in
+// the average (weight / ranks) and avg the average there,
+//
+//   Delta_j = (avg_j - w p_j) / (w D_j),   D_j = p_j               variant A (default)
+//                                          D_j = u_j + 1e-10      variant B
+//
+// so that for A |1 + Delta_j| is how much of the own contribution survived the average: 0 where the others
+// cancelled it. Delta_j = Q for every other entry, where w D_j is 0, and everywhere in the first step, which
+// is plain Top-k. The authors' scripts use A in the toy, regression and ResNet experiments and B in the
+// ImageNette notebook; only A converges where their claim is made (docs/studies/regtopk.md).
+//
+// The scores are held relative to tanh((1 + Q) / mu), the common factor of all entries that were not sent:
+// theirs is |u_j| as it is, the others' is computed in double and rounded to T. That is the paper's order, and
+// where the factor rounds to 1, as for every sensible Q, the paper's score. One rank alone has Delta = 0, thus
+// tanh(1 / mu): RegTop-k of one rank is not Top-k.
+//
+// One pass in steady state, as for Top-k (compress/select/topk.h): the k-th score of the last step, lowered by
+// a margin, is a bound; the pass that adds the residual lists what may exceed it, and at most k listed entries
+// are scored anew. Otherwise radix selection over the scores. The bound never changes the answer.
+
+#include "compress/select/passes.h"
+#include "compress/select/selector.h"
+
+namespace topknot {
+
+template <class T>
+class RegTopKSelector final : public Selector<T> {
+ public:
+  // compress.mu above 0, .q above 0, .variant A or B; throws UserError.
+  explicit RegTopKSelector(const CompressOptions& options);
+
+  // selected.threshold is the k-th score, tanh((1 + Q) / mu) included; 0 where all entries travel.
+  void select(std::span<T> u, std::span<const T> addend, const SelectStep& step,
+              Selected<T>& selected) override;
+  void commit(const SelectOutcome<T>& outcome) override;
+  void discard() override;
+  void save(StateWriter& writer) const override;
+  void load(StateReader& reader) override;
+
+  // Of the last select(): whether the answer had to come from radix selection.
+  bool fell_back() const { return fell_back_; }
+
+ private:
+  // The entries sent in the last committed step, by ascending index.
+  struct Last {
+    std::vector<std::uint32_t> indices;
+    std::vector<double> own;      // w p
+    std::vector<double> surplus;  // avg - w p
+    double weight = 0;            // w
+  };
+  // The k-th score of the last committed step, -1: none, and how far below it this step's is looked for.
+  struct Bound {
+    Key<T> kth = -1;
+    double margin = 0.02;
+  };
+
+  T score(std::size_t i, T u) const;  // of the i-th entry of last_, with the sign of u
+  void score_candidates(Key<T> above);
+  Key<T> select_from_scores(std::span<T> u, std::size_t k, Selected<T>& selected);
+  void learn(Key<T> kth, bool found_too_many);
+
+  double mu_, rest_ = 1;  // rest_: tanh((1 + Q) / mu)
+  bool by_current_;       // variant B
+  Last last_;
+  Bound bound_, next_bound_;
+  Candidates<T> found_;
+  bool fell_back_ = false;
+};
+
+}  // namespace topknot

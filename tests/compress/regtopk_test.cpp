@@ -1,0 +1,383 @@
+#include "compress/select/regtopk.h"
+
+#include <omp.h>
+
+#include <cmath>
+#include <limits>
+
+#include "compress/sparse_step.h"
+#include "compress/state.h"
+#include "nn/core/rng.h"
+#include "tests/compress/fixtures.h"
+#include "tests/compress/simulated_ranks.h"
+#include "tests/support/catch.h"
+
+using namespace topknot;
+using namespace topknot::test;
+
+namespace {
+
+CompressOptions regtopk(double mu = 4, const std::string& variant = "A", double q = 1e8) {
+  CompressOptions options = named("regtopk");
+  options.mu = mu;
+  options.variant = variant;
+  options.q = q;
+  return options;
+}
+
+// What a rank remembers by the definition: dense, one flag an entry.
+template <class T>
+struct Remembered {
+  std::vector<bool> mask;
+  std::vector<T> sent, average;
+  double weight = 1;
+};
+
+// The definition: every entry's score, sorted.
+template <class T>
+std::vector<std::uint32_t> by_definition(const std::vector<T>& a, const Remembered<T>& last, std::size_t k,
+                                         const CompressOptions& options) {
+  std::vector<T> scores(a.size());
+  for (std::size_t j = 0; j < a.size(); ++j) {
+    double delta = options.q;
+    if (!last.mask.empty() && last.mask[j]) {
+      const double d = options.variant == "A" ? last.sent[j] : a[j] + 1e-10;
+      if (last.weight * d != 0) delta = (last.average[j] - last.weight * last.sent[j]) / (last.weight * d);
+    }
+    scores[j] =
+        static_cast<T>(std::abs(static_cast<double>(a[j])) * std::tanh(std::abs(1 + delta) / options.mu));
+  }
+  return plain_topk(scores, k);
+}
+
+template <class T>
+Selected<T> select(Selector<T>& selector, std::vector<T>& u, std::size_t k,
+                   const std::vector<T>& addend = {}) {
+  Selected<T> selected;
+  SelectStep step;
+  step.k = k;
+  selector.select(u, addend, step, selected);
+  return selected;
+}
+
+template <class T>
+void commit(Selector<T>& selector, const Selected<T>& selected, const std::vector<T>& average,
+            double weight) {
+  SelectOutcome<T> outcome;
+  outcome.indices = selected.indices;
+  outcome.sent = selected.values;
+  outcome.average = average;
+  outcome.weight = weight;
+  selector.commit(outcome);
+}
+
+// Ranks over SparseStep, as the exchange drives it.
+template <class T>
+struct Ranks {
+  Ranks(std::size_t n, std::size_t d, const CompressOptions& options)
+      : gradient(n, std::vector<T>(d)), residual(n, std::vector<T>(d)), sent(n) {
+    const SparsePreset parts = resolve(sparse_presets().find(options.name), options);
+    for (std::size_t r = 0; r < n; ++r)
+      steps.emplace_back(parts, options, whole_group(d, static_cast<int>(n)));
+  }
+  void step(double density, const std::vector<float>& weights = {}) {
+    for (std::size_t r = 0; r < steps.size(); ++r) {
+      StepInfo info;
+      info.density = density;
+      info.weights = weights;
+      info.rank = static_cast<int>(r);
+      sent[r] = steps[r].encode(gradient[r], residual[r], info);
+    }
+    accumulated = gradient;
+    for (std::size_t r = 0; r < steps.size(); ++r) {
+      steps[r].commit(sent, {});
+      std::swap(gradient[r], residual[r]);  // the average is now in `gradient`
+    }
+    average = gradient;
+  }
+  std::vector<SparseStep<T>> steps;
+  std::vector<std::vector<T>> gradient, residual, accumulated, average;
+  std::vector<Entries<T>> sent;
+};
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("regtopk selects what its definition selects, over many steps", "", float, double) {
+  using T = TestType;
+  const std::string variant = GENERATE("A", "B");
+  const auto [mu, q] = GENERATE(table<double, double>({{4, 1e8}, {0.3, 1e8}, {4, 3.0}, {1e4, 2.0}}));
+  CAPTURE(variant, mu, q);
+  const CompressOptions options = regtopk(mu, variant, q);
+  const std::size_t d = 6000;
+  RegTopKSelector<T> selector(options);
+  Remembered<T> last;
+  std::vector<T> residual(d);
+  int fast = 0, reordered = 0, fell_back = 0;
+  for (std::uint32_t t = 0; t < 60; ++t) {
+    const CounterRng rng(31, RngUse::test, t);
+    const std::size_t k = t % 20 < 15 ? 60 : 200;
+    std::vector<T> u(d), a(d);
+    for (std::size_t j = 0; j < d; ++j) {
+      // Some entries are large in every step, so that what was sent just now competes again.
+      u[j] = static_cast<T>(rng.normal(j) * (j % 50 == 0 ? 40.0f : 1.0f));
+      a[j] = u[j] + residual[j];
+    }
+    const Selected<T> selected = select(selector, u, k, residual);
+    REQUIRE(same_bits(u, a));
+    REQUIRE(selected.indices == by_definition(a, last, k, options));
+    for (std::size_t i = 0; i < k; ++i) REQUIRE(selected.values[i] == a[selected.indices[i]]);
+    fell_back += selector.fell_back();
+    fast += !selector.fell_back();
+    reordered += selected.indices != plain_topk(a, k);
+
+    // Averages that keep all of an entry, none of it, more, its opposite, or a part.
+    std::vector<T> average(d);
+    const double weight = 0.25 * (1 + t % 3);
+    for (std::size_t i = 0; i < k; ++i) {
+      const double own = weight * static_cast<double>(selected.values[i]);
+      const double kept[] = {1, 0, 3, -1, 0.1 * rng.normal(d + i)};
+      average[selected.indices[i]] = static_cast<T>(kept[i % 5] * own);
+    }
+    commit(selector, selected, average, weight);
+    last = {std::vector<bool>(d), std::vector<T>(d), average, weight};
+    residual = a;
+    for (std::size_t i = 0; i < k; ++i) {
+      last.mask[selected.indices[i]] = true;
+      last.sent[selected.indices[i]] = selected.values[i];
+      residual[selected.indices[i]] = 0;
+    }
+  }
+  CHECK(reordered > 10);
+  CHECK(fell_back >= 1);
+  if (q / mu > 20) CHECK(fast > 20);
+}
+
+TEST_CASE("regtopk's first step is plain Top-k, also after a discarded one") {
+  std::vector<double> x = fixture<double>("cubic");
+  RegTopKSelector<double> selector(regtopk(GENERATE(1.0, 4.0), "A", GENERATE(1e4, 1e8)));
+  CHECK(select(selector, x, 100).indices == plain_topk(x, 100));
+  selector.discard();
+  CHECK(select(selector, x, 100).indices == plain_topk(x, 100));
+}
+
+TEMPLATE_TEST_CASE("regtopk: sent and residual are the accumulated gradient, bit for bit", "", float,
+                   double) {
+  using T = TestType;
+  const std::size_t n = 3, d = 500;
+  Ranks<T> ranks(n, d, regtopk());
+  for (std::uint32_t t = 0; t < 20; ++t) {
+    for (std::size_t r = 0; r < n; ++r)
+      for (std::size_t j = 0; j < d; ++j)
+        ranks.gradient[r][j] = CounterRng(5, RngUse::test, t, static_cast<std::uint32_t>(r)).normal(j);
+    const auto before = ranks.residual;
+    const auto gradient = ranks.gradient;
+    ranks.step(0.02, {0.5f, 2.0f, 0.5f});
+    for (std::size_t r = 0; r < n; ++r) {
+      REQUIRE(ranks.sent[r].indices.size() == 10);
+      REQUIRE(same_bits(ranks.average[r], ranks.average[0]));
+      std::vector<T> u(d), restored = ranks.residual[r];
+      for (std::size_t j = 0; j < d; ++j) u[j] = gradient[r][j] + before[r][j];
+      for (std::size_t i = 0; i < 10; ++i) {
+        REQUIRE(restored[ranks.sent[r].indices[i]] == 0);
+        restored[ranks.sent[r].indices[i]] = ranks.sent[r].values[i];
+      }
+      REQUIRE(same_bits(restored, u));
+    }
+  }
+}
+
+TEST_CASE("regtopk with mu near 0 is Top-k that skips what the others cancelled") {
+  const std::size_t d = 1000, k = 50;
+  RegTopKSelector<double> selector(regtopk(1e-12));
+  std::vector<double> first(d), second(d), average(d);
+  const CounterRng rng(7, RngUse::test);
+  for (std::size_t j = 0; j < d; ++j)
+    first[j] = rng.normal(j), second[j] = first[j] + 0.1 * rng.normal(d + j);
+  const auto sent = select(selector, first, k);
+  std::vector<double> skipped = second;
+  for (std::size_t i = 0; i < k; ++i) {
+    average[sent.indices[i]] = i % 3 == 0 ? 0 : rng.normal(3 * d + i) * sent.values[i];
+    if (i % 3 == 0) skipped[sent.indices[i]] = 0;
+  }
+  commit(selector, sent, average, 0.5);
+  const auto next = select(selector, second, k);
+  CHECK(next.indices == plain_topk(skipped, k));
+  CHECK(next.indices != plain_topk(second, k));
+}
+
+TEMPLATE_TEST_CASE("regtopk of one rank is not Top-k: what was just sent counts tanh(1 / mu)", "", float,
+                   double) {
+  using T = TestType;
+  // tanh(1/4) = 0.2449
+  const auto second_choice = [](double other) {
+    Ranks<T> one(1, 2, regtopk(4));
+    one.gradient[0] = {T(2), T(0)};
+    one.step(0.5);
+    REQUIRE(one.sent[0].indices == std::vector<std::uint32_t>{0});
+    one.gradient[0] = {T(1), T(other)};
+    one.step(0.5);
+    return one.sent[0].indices[0];
+  };
+  CHECK(second_choice(0.25) == 1);
+  CHECK(second_choice(0.24) == 0);
+}
+
+TEST_CASE("regtopk of N equal ranks: what was just sent counts tanh(N / mu)") {
+  // tanh(4/4) = 0.7616
+  const auto second_choice = [](double other) {
+    Ranks<double> ranks(4, 2, regtopk(4));
+    for (auto& gradient : ranks.gradient) gradient = {3, 0};
+    ranks.step(0.5);
+    for (auto& gradient : ranks.gradient) gradient = {1, other};
+    ranks.step(0.5);
+    for (const auto& sent : ranks.sent) REQUIRE(sent.indices == ranks.sent[0].indices);
+    return ranks.sent[0].indices[0];
+  };
+  CHECK(second_choice(0.77) == 1);
+  CHECK(second_choice(0.75) == 0);
+}
+
+TEST_CASE("regtopk's distortion takes uneven weights into account") {
+  // 1.5 * 2 / 2 and 0.5 * -6 / 2 cancel; with equal weights they would not.
+  for (const bool uneven : {true, false}) {
+    Ranks<double> ranks(2, 2, regtopk(4));
+    ranks.gradient = {{2, 0}, {-6, 0}};
+    ranks.step(0.5, uneven ? std::vector<float>{1.5f, 0.5f} : std::vector<float>{});
+    CHECK((ranks.average[0][0] == 0) == uneven);
+    // Without cancellation 1 + Delta is -2 for rank 0 and 2/3 for rank 1: tanh(0.5), tanh(1/6).
+    ranks.gradient = {{1, 0.4}, {1, 0.1}};
+    ranks.step(0.5);
+    for (std::size_t r = 0; r < 2; ++r)
+      CHECK(ranks.sent[r].indices == std::vector<std::uint32_t>{uneven ? 1u : 0u});
+  }
+}
+
+TEST_CASE("regtopk: variant A keeps the full weight of an entry that was sent as zero") {
+  // B divides by the current value instead: Delta is 0, the weight tanh(1/4).
+  for (const std::string variant : {"A", "B"}) {
+    RegTopKSelector<double> selector(regtopk(4, variant));
+    std::vector<double> zeros(3), next = {-2, 1.9, 0};
+    const auto sent = select(selector, zeros, 1);
+    REQUIRE(sent.indices == std::vector<std::uint32_t>{0});
+    commit(selector, sent, zeros, 0.5);
+    CHECK(select(selector, next, 1).indices[0] == (variant == "A" ? 0 : 1));
+  }
+}
+
+TEST_CASE("regtopk forgets a discarded step and goes on from its saved state") {
+  const std::size_t d = 4000, k = 40;
+  const auto draw = [&](std::uint32_t t) {
+    std::vector<float> u(d);
+    for (std::size_t j = 0; j < d; ++j)
+      u[j] = CounterRng(9, RngUse::test, t).normal(j) * (j < 80 ? 3.0f : 1.0f);
+    return u;
+  };
+  const auto advance = [&](Selector<float>& selector, std::uint32_t t) {
+    std::vector<float> u = draw(t), average(d);
+    const auto selected = select(selector, u, k);
+    for (std::size_t i = 0; i < k; ++i)
+      average[selected.indices[i]] = 0.3f * CounterRng(9, RngUse::test, t, 1).normal(i) * selected.values[i];
+    commit(selector, selected, average, 0.25);
+    return selected.indices;
+  };
+  const std::string variant = GENERATE("A", "B");
+  RegTopKSelector<float> plain(regtopk(2, variant)), disturbed(regtopk(2, variant));
+  for (std::uint32_t t = 0; t < 10; ++t) {
+    std::vector<float> u = draw(100 + t);
+    if (t == 3) u[17] = std::numeric_limits<float>::quiet_NaN();
+    const auto dropped = select(disturbed, u, k);
+    REQUIRE(dropped.finite == (t != 3));
+    REQUIRE(dropped.indices.size() == (t == 3 ? 0 : k));
+    disturbed.discard();
+    REQUIRE(advance(plain, t) == advance(disturbed, t));
+  }
+  StateWriter writer;
+  plain.save(writer);
+  const std::vector<std::byte> bytes = writer.take();
+  RegTopKSelector<float> restored(regtopk(2, variant)), fresh(regtopk(2, variant));
+  StateReader reader(bytes);
+  restored.load(reader);
+  reader.finish();
+  bool differs = false;
+  for (std::uint32_t t = 10; t < 15; ++t) {
+    const auto indices = advance(plain, t);
+    REQUIRE(advance(restored, t) == indices);
+    differs |= advance(fresh, t) != indices;
+  }
+  CHECK(differs);
+  StateReader cut(std::span<const std::byte>(bytes).first(bytes.size() / 2));
+  CHECK_THROWS_AS(fresh.load(cut), Error);
+}
+
+TEMPLATE_TEST_CASE("regtopk sees a NaN or Inf anywhere and selects nothing", "", float, double) {
+  using T = TestType;
+  const std::size_t at = GENERATE(0u, 4095u, 9999u);
+  const bool later = GENERATE(true, false);
+  std::vector<T> x = fixture<T>("cubic");
+  x.resize(10000);
+  RegTopKSelector<T> selector(regtopk());
+  if (later) commit(selector, select(selector, x, 20), std::vector<T>(x.size()), 1.0);
+  std::vector<T> residual(x.size());
+  residual[at] = GENERATE(std::numeric_limits<T>::quiet_NaN(), -std::numeric_limits<T>::infinity());
+  const auto selected = select(selector, x, 20, residual);
+  CHECK_FALSE(selected.finite);
+  CHECK(selected.indices.empty());
+  CHECK(selected.values.empty());
+}
+
+TEMPLATE_TEST_CASE("regtopk sends exactly k of zeros, constants, denormals, and all at density 1", "", float,
+                   double) {
+  using T = TestType;
+  const T value = GENERATE(T(0), T(0.1), std::numeric_limits<T>::denorm_min());
+  const CompressOptions options = regtopk(4, GENERATE("A", "B"), GENERATE(1e8, 1.0));
+  const auto [d, k] = GENERATE(table<std::size_t, std::size_t>({{300, 7}, {1, 1}, {300, 300}, {300, 299}}));
+  std::vector<T> x(d, value);
+  RegTopKSelector<T> selector(options);
+  Remembered<T> last;
+  for (int t = 0; t < 4; ++t) {
+    const auto selected = select(selector, x, k);
+    REQUIRE(selected.finite);
+    REQUIRE(selected.indices.size() == k);
+    // Denormal scores below a common factor round; there the definition's order is by its own rounding.
+    if (options.q > 1) REQUIRE(selected.indices == by_definition(x, last, k, options));
+    std::vector<T> average(d);
+    if (t > 0) average = x;
+    commit(selector, selected, average, 0.5);
+    last = {std::vector<bool>(d), std::vector<T>(d), average, 0.5};
+    for (const std::uint32_t i : selected.indices) last.mask[i] = true, last.sent[i] = x[i];
+  }
+}
+
+TEST_CASE("regtopk's selection does not depend on the number of threads") {
+  const std::size_t d = 400000;
+  std::vector<std::vector<std::uint32_t>> results;
+  const int before = omp_get_max_threads();
+  for (const int threads : {1, 2, 3}) {
+    omp_set_num_threads(threads);
+    RegTopKSelector<float> selector(regtopk());
+    std::vector<std::uint32_t> all;
+    for (std::uint32_t t = 0; t < 4; ++t) {
+      std::vector<float> u(d);
+      for (std::size_t j = 0; j < d; ++j)
+        u[j] = CounterRng(13, RngUse::test, t).normal(j) * (j < 900 ? 9.0f : 1.0f);
+      const auto selected = select(selector, u, 400);
+      all.insert(all.end(), selected.indices.begin(), selected.indices.end());
+      commit(selector, selected, std::vector<float>(d), 0.5);
+    }
+    results.push_back(all);
+  }
+  omp_set_num_threads(before);
+  CHECK(results[1] == results[0]);
+  CHECK(results[2] == results[0]);
+}
+
+TEST_CASE("regtopk refuses options that mean nothing, and the ef21 memory") {
+  CHECK_THROWS_WITH(RegTopKSelector<float>(regtopk(0)), Catch::Contains("compress.mu"));
+  CHECK_THROWS_WITH(RegTopKSelector<float>(regtopk(4, "C")), Catch::Contains("compress.variant is 'C'"));
+  CHECK_THROWS_WITH(RegTopKSelector<float>(regtopk(4, "A", 0)), Catch::Contains("compress.q"));
+  SparsePreset parts = sparse_presets().find("regtopk");
+  CHECK(parts.memory == "residual");
+  parts.memory = "ef21";
+  CHECK_THROWS_WITH(check_combination(parts, regtopk()),
+                    Catch::Contains("ef21") && Catch::Contains("regtopk"));
+}
