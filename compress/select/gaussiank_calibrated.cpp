@@ -1,0 +1,260 @@
+#include "compress/select/gaussiank_calibrated.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "compress/select/exact.h"
+#include "compress/select/normal_quantile.h"
+#include "compress/state.h"
+#include "nn/core/check.h"
+
+namespace topknot {
+namespace {
+
+constexpr std::size_t kSmallestFit = 2048;  // elements below which counts say too little
+constexpr double kBand = 0.08;              // how far from k a count may be, relatively
+constexpr int kEvaluations = 3, kMorePasses = 2;
+constexpr double kLeastPower = 0.25, kLargestPower = 64;
+constexpr double kForget = 0.1;      // weight of the newest error in the variance
+constexpr double kLearnPower = 0.2;  // weight of the newest power, in the logarithm
+
+// The counts that will do for k, as real numbers; k itself always does.
+double fewest(double k) {
+  return std::ceil((1 - kBand) * k);
+}
+double most(double k) {
+  return std::floor((1 + kBand) * k);
+}
+
+double log_quantile(double count, double d) {
+  return std::log(-normal_quantile(std::clamp(count / d, 1e-12, 0.99) / 2));
+}
+
+// The threshold that `count` entries should exceed, by the model, from one that `known` entries exceed.
+double fitted(double threshold, double known, double count, double d, double power) {
+  return threshold * std::exp((log_quantile(count, d) - log_quantile(known, d)) / power);
+}
+
+template <class T>
+std::size_t count_above(const Candidates<T>& found, Key<T> above) {
+  std::size_t count = 0;
+  for (const auto& part : found.parts)
+    for (std::size_t i = 0; i < part.count; ++i) count += key_of(part.value[i]) > above;
+  return count;
+}
+
+// The entries of the list above a bound, of which there are `count`.
+template <class T>
+void take_above(const Candidates<T>& found, Key<T> above, std::size_t count, Selected<T>& selected) {
+  selected.indices.resize(count + 1);  // one more: the loop writes before it knows
+  selected.values.resize(count + 1);
+  std::size_t n = 0;
+  for (const auto& part : found.parts)
+    for (std::size_t i = 0; i < part.count; ++i) {
+      selected.indices[n] = part.index[i];
+      selected.values[n] = part.value[i];
+      n += key_of(part.value[i]) > above;
+    }
+  selected.indices.resize(count);
+  selected.values.resize(count);
+}
+
+template <class T>
+void take_all(const Candidates<T>& found, Selected<T>& selected) {
+  selected.indices.resize(found.count());
+  selected.values.resize(found.count());
+  std::size_t n = 0;
+  for (const auto& part : found.parts) {
+    std::copy_n(part.index.get(), part.count, selected.indices.data() + n);
+    std::copy_n(part.value.get(), part.count, selected.values.data() + n);
+    n += part.count;
+  }
+}
+
+}  // namespace
+
+template <class T>
+void GaussianKCalibratedSelector<T>::select(std::span<T> u, std::span<const T> addend, const SelectStep& step,
+                                            Selected<T>& selected) {
+  TOPKNOT_CHECK(step.k >= 1 && step.k <= u.size(), "k outside 1 to the vector's length");
+  next_ = carried_;
+  passes_ = 1;
+  if (u.size() < kSmallestFit || step.k > u.size() / 2) {
+    exact_.select(u, addend, step, selected);
+    candidates_ = exact_.candidates();
+    return;
+  }
+  const double d = static_cast<double>(u.size()), k = static_cast<double>(step.k);
+  const bool fresh = carried_.threshold < 0;
+  // A new density: what travels now is what exceeded the old threshold, or lies not far below it.
+  const bool moved = k < 0.7 * carried_.count || k > 1.4 * carried_.count;
+  const double more =
+      moved ? 2 : std::clamp((1 - kBand) * std::exp(3 * std::sqrt(carried_.variance)), 1.0, 3.0);
+  double bound = carried_.threshold;
+  if (bound > 0) bound = fitted(bound, carried_.count, more * k, d, carried_.power);
+  if (moved) bound = std::min(bound, carried_.threshold);
+  Key<T> above = fresh ? largest_finite_key<T>() : key_below<T>(bound);
+  // No list of one thread is cut off while the whole is within this limit: so threads make no difference.
+  const double largest_list = 4 * std::max(k, moved ? carried_.count : 0) + 4096;
+  const auto limit = static_cast<std::size_t>(largest_list);
+  accumulate_and_collect(u, addend, above, limit, found_);
+  candidates_ = found_.count();
+  selected.finite = found_.finite();
+  if (!selected.finite) {
+    selected.indices.clear();
+    selected.values.clear();
+    selected.threshold = 0;
+    return;
+  }
+  if (fresh) return take_exactly(u, step.k, selected);
+
+  const auto too_long = [&] { return !found_.complete() || found_.count() > limit; };
+  if (!moved && bound > 0)
+    learn_count(too_long() ? largest_list : static_cast<double>(candidates_), more * k);
+  for (int again = 1; !too_long() && static_cast<double>(found_.count()) < fewest(k) && above > 0; ++again) {
+    if (again > kMorePasses) return take_exactly(u, step.k, selected);
+    // The second time as if the tail were flatter.
+    bound =
+        fitted(bound, std::max(0.5, static_cast<double>(found_.count())), 2 * k, d, carried_.power / again);
+    above = key_below<T>(bound);
+    collect(std::span<const T>(u), above, limit, found_);
+    ++passes_;
+  }
+  if (too_long()) return take_exactly(u, step.k, selected);
+  take_list({above > 0 ? bound : 0, static_cast<double>(found_.count())}, u, step.k, selected);
+}
+
+template <class T>
+void GaussianKCalibratedSelector<T>::take_list(Point listed, std::span<const T> u, std::size_t k,
+                                               Selected<T>& selected) {
+  if (listed.count <= most(static_cast<double>(k))) {
+    take_all(found_, selected);
+    next_.threshold = selected.threshold = listed.threshold;
+    next_.count = std::max(1.0, listed.count);
+    return;
+  }
+  if (listed.threshold > 0 && cut_list(listed, static_cast<double>(u.size()), k, selected)) return;
+  const Key<T> kth = select_from(found_, key_below<T>(listed.threshold), k, selected);
+  selected.threshold = magnitude_of<T>(kth);
+  next_.threshold = magnitude_of<T>(static_cast<Key<T>>(kth - 1));
+  next_.count = static_cast<double>(k);
+  learn_power(listed, {next_.threshold, next_.count}, static_cast<double>(u.size()));
+}
+
+// False where three evaluations did not find a threshold that will do.
+template <class T>
+bool GaussianKCalibratedSelector<T>::cut_list(Point listed, double d, std::size_t k, Selected<T>& selected) {
+  const double target = static_cast<double>(k);
+  Point low = listed, high{0, 0};  // counts above and below the band; high.threshold 0: none yet
+  for (int evaluation = 1; evaluation <= kEvaluations; ++evaluation) {
+    double power = carried_.power;
+    if (high.threshold > 0)  // the power that joins the two
+      power = (log_quantile(std::max(0.5, high.count), d) - log_quantile(low.count, d)) /
+              std::log(high.threshold / low.threshold);
+    else
+      power /= evaluation;
+    const double x = fitted(low.threshold, low.count, target, d, power);
+    if (!(x > low.threshold) || !std::isfinite(x)) return false;
+    const Key<T> above = key_below<T>(x);
+    const std::size_t count = count_above(found_, above);
+    const Point point{x, static_cast<double>(count)};
+    if (point.count >= fewest(target) && point.count <= most(target)) {
+      take_above(found_, above, count, selected);
+      next_.threshold = selected.threshold = x;
+      next_.count = point.count;
+      learn_power(listed, point, d);
+      return true;
+    }
+    (point.count > target ? low : high) = point;
+  }
+  return false;
+}
+
+template <class T>
+void GaussianKCalibratedSelector<T>::take_exactly(std::span<const T> u, std::size_t k,
+                                                  Selected<T>& selected) {
+  ++passes_;
+  const Key<T> kth = select_exact(u, k, found_, selected);
+  selected.threshold = magnitude_of<T>(kth);
+  next_.threshold = 0;
+  next_.count = static_cast<double>(k);
+  if (kth > 0) {
+    next_.threshold = magnitude_of<T>(static_cast<Key<T>>(kth - 1));
+    return;
+  }
+  std::size_t n = 0;
+  for (std::size_t i = 0; i < selected.indices.size(); ++i) {
+    selected.indices[n] = selected.indices[i];
+    selected.values[n] = selected.values[i];
+    n += selected.values[i] != 0;
+  }
+  selected.indices.resize(n);
+  selected.values.resize(n);
+}
+
+template <class T>
+void GaussianKCalibratedSelector<T>::learn_count(double listed, double predicted) {
+  const double error = std::clamp(std::log(std::max(0.5, listed) / predicted), -1.0, 1.0);
+  next_.variance = (1 - kForget) * carried_.variance + kForget * error * error;
+}
+
+// From two counts that are far enough apart; at most a factor of two at a time.
+template <class T>
+void GaussianKCalibratedSelector<T>::learn_power(Point low, Point high, double d) {
+  if (low.count < 1.15 * high.count || !(low.threshold > 0) || !(high.threshold > low.threshold)) return;
+  const double seen =
+      (log_quantile(high.count, d) - log_quantile(low.count, d)) / std::log(high.threshold / low.threshold);
+  if (!(seen > 0) || !std::isfinite(seen)) return;
+  const double bounded = std::clamp(seen, carried_.power / 2, carried_.power * 2);
+  next_.power = std::clamp(carried_.power * std::pow(bounded / carried_.power, kLearnPower), kLeastPower,
+                           kLargestPower);
+}
+
+template <class T>
+void GaussianKCalibratedSelector<T>::commit(const SelectOutcome<T>& outcome) {
+  carried_ = next_;
+  exact_.commit(outcome);
+}
+
+template <class T>
+void GaussianKCalibratedSelector<T>::discard() {
+  next_ = carried_;
+  exact_.discard();
+}
+
+template <class T>
+void GaussianKCalibratedSelector<T>::save(StateWriter& writer) const {
+  writer.put(carried_.threshold);
+  writer.put(carried_.count);
+  writer.put(carried_.power);
+  writer.put(carried_.variance);
+}
+
+template <class T>
+void GaussianKCalibratedSelector<T>::load(StateReader& reader) {
+  Carried read;
+  read.threshold = reader.get<double>();
+  read.count = reader.get<double>();
+  read.power = reader.get<double>();
+  read.variance = reader.get<double>();
+  const bool threshold_fits = read.threshold == -1 || (read.threshold >= 0 && std::isfinite(read.threshold));
+  if (!threshold_fits || !(read.count >= (read.threshold < 0 ? 0 : 1)) || !(read.count < 0x1p32) ||
+      !(read.power >= kLeastPower && read.power <= kLargestPower) ||
+      !(read.variance >= 0 && read.variance <= 1))
+    StateReader::fail("has no valid threshold of gaussiank_calibrated");
+  carried_ = next_ = read;
+}
+
+template class GaussianKCalibratedSelector<float>;
+template class GaussianKCalibratedSelector<double>;
+
+namespace {
+
+const bool registered = [] {
+  add_selector<GaussianKCalibratedSelector>(
+      "gaussiank_calibrated", "within 8 % of k entries, above a threshold fitted to the last step's tail");
+  return true;
+}();
+
+}  // namespace
+}  // namespace topknot

@@ -1,0 +1,289 @@
+#include "compress/select/gaussiank_calibrated.h"
+
+#include <omp.h>
+
+#include <cmath>
+#include <limits>
+
+#include "compress/state.h"
+#include "nn/core/rng.h"
+#include "tests/compress/fixtures.h"
+#include "tests/compress/simulated_ranks.h"
+#include "tests/support/catch.h"
+
+using namespace topknot;
+using namespace topknot::test;
+
+namespace {
+
+template <class T>
+Selected<T> select(Selector<T>& selector, std::vector<T>& u, const std::vector<T>& addend, double density) {
+  Selected<T> selected;
+  SelectStep step;
+  step.density = density;
+  step.k = target_count(density, u.size());
+  selector.select(u, addend, step, selected);
+  return selected;
+}
+
+// The gradient of one step: independent normal; 20 layers with deviations over two decades; Laplace with a
+// drift that stays.
+template <class T>
+std::vector<T> gradient(const std::string& model, std::uint32_t step, std::size_t d) {
+  const CounterRng rng(31, RngUse::test, step), drift(32, RngUse::test);
+  std::vector<T> g(d);
+  for (std::size_t i = 0; i < d; ++i) {
+    if (model == "laplace") {
+      const float x = 2 * rng.uniform(i) - 1;
+      g[i] = std::copysign(-std::log1p(-std::min(std::abs(x), 0.9999999f)), x) + 0.05f * drift.normal(i);
+    } else {
+      g[i] = rng.normal(i);
+      if (model == "layers") g[i] *= std::pow(10.0f, -2.0f * static_cast<float>(i * 20 / d) / 19.0f);
+    }
+  }
+  return g;
+}
+
+// Error feedback over steps; u is left in `residual` without what was selected.
+template <class T>
+Selected<T> feedback_step(Selector<T>& selector, std::vector<T>& residual, std::vector<T> g, double density) {
+  Selected<T> selected = select(selector, g, residual, density);
+  selector.commit({});
+  residual = std::move(g);
+  for (const std::uint32_t i : selected.indices) residual[i] = 0;
+  return selected;
+}
+
+template <class T>
+std::vector<std::byte> saved(const Selector<T>& selector) {
+  StateWriter writer;
+  selector.save(writer);
+  return writer.take();
+}
+template <class T>
+void restore(Selector<T>& selector, const std::vector<std::byte>& bytes) {
+  StateReader reader(bytes);
+  selector.load(reader);
+  reader.finish();
+}
+
+// Every entry above the threshold, no other, with its value.
+template <class T>
+void check_is_threshold_selection(const Selected<T>& selected, const std::vector<T>& u) {
+  std::vector<std::uint32_t> above;
+  for (std::uint32_t i = 0; i < u.size(); ++i)
+    if (std::abs(static_cast<double>(u[i])) > selected.threshold) above.push_back(i);
+  CHECK(selected.indices == above);
+  for (std::size_t i = 0; i < selected.indices.size(); ++i)
+    CHECK(selected.values[i] == u[selected.indices[i]]);
+}
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("gaussiank_calibrated stays within 8 % of k under error feedback, mostly in one pass", "",
+                   float, double) {
+  const std::string model = GENERATE("normal", "layers", "laplace");
+  const double density = GENERATE(0.01, 0.001);
+  INFO(model << " at " << density);
+  const std::size_t d = 20000;
+  const auto k = static_cast<double>(target_count(density, d));
+  GaussianKCalibratedSelector<TestType> selector;
+  std::vector<TestType> residual(d);
+  int more_passes = 0;
+  double candidates = 0;
+  const std::uint32_t steps = 200, warm = 60;
+  for (std::uint32_t t = 0; t < steps; ++t) {
+    const auto n = static_cast<double>(
+        feedback_step(selector, residual, gradient<TestType>(model, t, d), density).indices.size());
+    REQUIRE(std::abs(n - k) <= 0.08 * k);
+    if (t < warm) continue;
+    more_passes += selector.passes() > 1;
+    candidates += static_cast<double>(selector.candidates()) / k;
+  }
+  CHECK(more_passes <= 7);  // 5 %
+  CHECK(candidates / (steps - warm) < 2);
+}
+
+TEST_CASE("gaussiank_calibrated selects what exceeds its threshold") {
+  const std::size_t d = 30000;
+  GaussianKCalibratedSelector<float> selector;
+  std::vector<float> residual(d);
+  int one_pass = 0;
+  for (std::uint32_t t = 0; t < 40; ++t) {
+    std::vector<float> u = gradient<float>("laplace", t, d);
+    const auto selected = select(selector, u, residual, 0.01);
+    if (selector.passes() == 1) check_is_threshold_selection(selected, u);
+    one_pass += selector.passes() == 1;
+    selector.commit({});
+    residual = u;
+    for (const std::uint32_t i : selected.indices) residual[i] = 0;
+  }
+  CHECK(one_pass > 30);
+}
+
+TEST_CASE("gaussiank_calibrated follows densities and gradients that change at once") {
+  const std::size_t d = 20000;
+  GaussianKCalibratedSelector<float> selector;
+  std::vector<float> residual(d);
+  for (std::uint32_t t = 0; t < 180; ++t) {
+    const double density = t < 30 ? 0.25 : t < 60 ? 0.0625 : t < 90 ? 0.004 : t < 120 ? 0.001 : 0.02;
+    std::vector<float> g = gradient<float>("normal", t, d);
+    for (float& x : g) x *= t < 140 ? 1.0f : t < 160 ? 0.1f : 100.0f;
+    const auto k = static_cast<double>(target_count(density, d));
+    const auto n = static_cast<double>(feedback_step(selector, residual, g, density).indices.size());
+    INFO("step " << t);
+    REQUIRE(std::abs(n - k) <= 0.08 * k);
+  }
+}
+
+TEMPLATE_TEST_CASE("gaussiank_calibrated starts with the exact k", "", float, double) {
+  std::vector<TestType> x = fixture<TestType>("cubic");
+  GaussianKCalibratedSelector<TestType> selector;
+  CHECK(select(selector, x, {}, 0.01).indices == plain_topk(x, 100));
+}
+
+TEST_CASE("gaussiank_calibrated forgets a discarded step, and goes on from its state to the bit") {
+  const std::size_t d = 10000;
+  GaussianKCalibratedSelector<float> selector, resumed;
+  std::vector<float> residual(d);
+  for (std::uint32_t t = 0; t < 25; ++t)
+    feedback_step(selector, residual, gradient<float>("laplace", t, d), 0.01);
+  const auto state = saved(selector);
+  const auto carried = selector.carried();
+  std::vector<float> other = gradient<float>("normal", 999, d);
+  for (float& x : other) x *= 50;
+  select(selector, other, residual, 0.01);
+  selector.discard();
+  CHECK(selector.carried() == carried);
+  CHECK(saved(selector) == state);
+
+  restore(resumed, state);
+  std::vector<float> also = residual;
+  bool differs_from_fresh = false;
+  for (std::uint32_t t = 25; t < 60; ++t) {
+    const auto g = gradient<float>("laplace", t, d);
+    std::vector<float> copy = g;
+    GaussianKCalibratedSelector<float> fresh;
+    const auto of_fresh = select(fresh, copy, residual, 0.01);
+    const auto a = feedback_step(selector, residual, g, 0.01), b = feedback_step(resumed, also, g, 0.01);
+    REQUIRE(a.indices == b.indices);
+    REQUIRE(same_bits(a.values, b.values));
+    differs_from_fresh |= a.indices != of_fresh.indices;
+  }
+  CHECK(differs_from_fresh);
+  CHECK(saved(selector) == saved(resumed));
+}
+
+TEST_CASE("gaussiank_calibrated refuses a state that is none") {
+  GaussianKCalibratedSelector<float> selector;
+  const auto load = [&](double threshold, double count, double power, double variance) {
+    StateWriter writer;
+    for (const double x : {threshold, count, power, variance}) writer.put(x);
+    restore(selector, writer.take());
+  };
+  CHECK_NOTHROW(load(0.5, 10, 2, 0.1));
+  CHECK_NOTHROW(load(-1, 0, 1, 0.04));
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  CHECK_THROWS_AS(load(nan, 10, 2, 0.1), Error);
+  CHECK_THROWS_AS(load(-2, 10, 2, 0.1), Error);
+  CHECK_THROWS_AS(load(0.5, 0, 2, 0.1), Error);
+  CHECK_THROWS_AS(load(0.5, 10, 0, 0.1), Error);
+  CHECK_THROWS_AS(load(0.5, 10, 2, nan), Error);
+  CHECK(selector.carried().threshold == -1);
+  StateReader cut(std::span<const std::byte>{});
+  CHECK_THROWS_AS(selector.load(cut), Error);
+}
+
+TEST_CASE("gaussiank_calibrated does not depend on the number of threads") {
+  const std::size_t d = 300001;
+  const int before = omp_get_max_threads();
+  std::vector<std::vector<std::uint32_t>> indices;
+  std::vector<std::vector<std::byte>> states;
+  for (const int threads : {1, 2, 4}) {
+    omp_set_num_threads(threads);
+    GaussianKCalibratedSelector<float> selector;
+    std::vector<float> residual(d);
+    indices.emplace_back();
+    // The last ones list far too many entries, all of them in one thread's part.
+    for (std::uint32_t t = 0; t < 8; ++t) {
+      std::vector<float> g = gradient<float>("layers", t, d);
+      if (t >= 6)
+        for (std::size_t i = 0; i < d / 8; ++i) g[i] *= 1000;
+      const auto selected = feedback_step(selector, residual, g, 0.001);
+      indices.back().insert(indices.back().end(), selected.indices.begin(), selected.indices.end());
+    }
+    states.push_back(saved(selector));
+  }
+  omp_set_num_threads(before);
+  for (std::size_t i = 1; i < indices.size(); ++i) {
+    CHECK(indices[i] == indices[0]);
+    CHECK(states[i] == states[0]);
+  }
+}
+
+TEST_CASE("gaussiank_calibrated sees a NaN or Inf anywhere, and selects nothing") {
+  const std::size_t at = GENERATE(0u, 15u, 4097u, 9999u);
+  const double bad =
+      GENERATE(std::numeric_limits<double>::quiet_NaN(), -std::numeric_limits<double>::infinity());
+  const bool first = GENERATE(true, false);
+  GaussianKCalibratedSelector<double> selector;
+  std::vector<double> residual(10000);
+  if (!first) feedback_step(selector, residual, gradient<double>("normal", 0, 10000), 0.01);
+  const auto carried = selector.carried();
+  std::vector<double> u = gradient<double>("normal", 1, 10000);
+  residual[at] = bad;
+  const auto selected = select(selector, u, residual, 0.01);
+  CHECK_FALSE(selected.finite);
+  CHECK(selected.indices.empty());
+  CHECK(selected.values.empty());
+  selector.discard();
+  CHECK(selector.carried() == carried);
+}
+
+TEMPLATE_TEST_CASE("gaussiank_calibrated of zeros selects nothing, and recovers", "", float, double) {
+  GaussianKCalibratedSelector<TestType> selector;
+  const std::vector<TestType> none;
+  for (int step = 0; step < 3; ++step) {
+    std::vector<TestType> x(5000);
+    CHECK(select(selector, x, none, 0.01).indices.empty());
+    selector.commit({});
+  }
+  std::vector<TestType> few(5000);  // fewer than k = 50 that are none
+  few[7] = 1, few[4999] = std::numeric_limits<TestType>::denorm_min();
+  CHECK(select(selector, few, none, 0.01).indices == std::vector<std::uint32_t>{7, 4999});
+  selector.commit({});
+  std::vector<TestType> x = fixture<TestType>("cubic");
+  CHECK(select(selector, x, none, 0.01).indices.size() == 100);
+}
+
+TEMPLATE_TEST_CASE("gaussiank_calibrated of equal magnitudes selects k, the lower indices", "", float,
+                   double) {
+  const double scale = GENERATE(1.0, 1e-310, 1e300);
+  GaussianKCalibratedSelector<TestType> selector;
+  const auto c = static_cast<TestType>(scale == 1  ? 0.1
+                                       : scale < 1 ? std::numeric_limits<TestType>::denorm_min()
+                                                   : std::numeric_limits<TestType>::max() / 4);
+  for (int step = 0; step < 4; ++step) {
+    std::vector<TestType> x(12000);
+    for (std::size_t i = 0; i < x.size(); ++i) x[i] = i % 2 ? c : -c;
+    CHECK(select(selector, x, {}, 0.01).indices == plain_topk(x, 120));
+    selector.commit({});
+  }
+  // A list whose ties no threshold can part: 300 tie above the rest, 120 are wanted.
+  std::vector<TestType> x(12000, c / 2);
+  for (std::size_t i = 0; i < 300; ++i) x[40 * i] = c;
+  CHECK(select(selector, x, {}, 0.01).indices == plain_topk(x, 120));
+}
+
+TEMPLATE_TEST_CASE("gaussiank_calibrated of few elements and of high densities is exact", "", float, double) {
+  GaussianKCalibratedSelector<TestType> selector;
+  std::vector<TestType> few = fixture<TestType>("cubic");
+  few.resize(2047);
+  CHECK(select(selector, few, {}, 0.01).indices == plain_topk(few, 20));
+  std::vector<TestType> one(1, TestType(-3));
+  CHECK(select(selector, one, {}, 0.001).values == std::vector<TestType>{TestType(-3)});
+  std::vector<TestType> x = fixture<TestType>("p9");
+  CHECK(select(selector, x, {}, 0.7).indices == plain_topk(x, target_count(0.7, x.size())));
+  CHECK(select(selector, x, {}, 1.0).indices == plain_topk(x, x.size()));
+  CHECK(select(selector, x, {}, 1e-6).indices == plain_topk(x, 1));
+}
