@@ -69,6 +69,8 @@ struct Config {
     double clip = 0;  // 0: off
     bool momentum_masking = true, lr_inside = false;
     std::string layer_density;
+    // Of one message and of one byte, for layer_density auto: 1 Gbit/s Ethernet, in the code of LAGS-SGD.
+    double alpha_s = 1.744e-3, beta_s_per_byte = 9e-9;
     double sample_ratio = 0.01;
     bool resample = true;
     std::string truncate = "lowest";
@@ -112,6 +114,9 @@ struct Config {
     int log_every = 10;      // steps
     int check_every = 50;    // steps; 0: never
     int max_skips = 10;
+    std::int64_t record_gradients = 0;    // steps; 0: off
+    std::int64_t record_from = 0;         // steps done before the first one
+    std::int64_t distribution_every = 0;  // steps; 0: never
   } train;
 
   struct Output {

@@ -60,6 +60,11 @@ std::vector<Problem> check_config(const Config& config, const KnownNames& known)
        "compress.warmup lists the densities of the first epochs already; give one of the two");
   need(config.compress.layer_density.empty() || config.compress.scope == "tensor", "compress.layer_density",
        "gives each tensor a density of its own, so compress.scope must be 'tensor'");
+  need(config.compress.name != "lags" || config.compress.scope == "tensor", "compress.scope",
+       "lags selects in each layer by itself, so compress.scope must be 'tensor'; for one k over all of them "
+       "use compress.name=topk");
+  need(config.train.distribution_every == 0 || config.compress.name != "dense", "train.distribution_every",
+       "looks at the accumulated gradient, and dense accumulates none; choose another compress.name");
   need(config.compress.clip == 0 || config.train.clip_local == 0, "compress.clip",
        "train.clip_local clips a rank's gradient too; give one of the two");
   need(config.compress.select != "threshold" || config.compress.threshold > 0, "compress.threshold",

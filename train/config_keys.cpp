@@ -143,6 +143,10 @@ std::vector<Key> method_keys() {
            "accumulate learning rate times gradient (LAGS-SGD); without momentum"),
       text("compress.layer_density", at<c, &Compress::layer_density>,
            "a density for each tensor: a JSON file {\"parameter\": density}, or auto: from measured times"),
+      number("compress.alpha_s", at<c, &Compress::alpha_s>, 0, 1e3,
+             "layer_density=auto: seconds that a message takes to begin with"),
+      above("compress.beta_s_per_byte", at<c, &Compress::beta_s_per_byte>, 0, 1,
+            "layer_density=auto: seconds that a byte takes"),
   };
 }
 
@@ -228,6 +232,12 @@ std::vector<Key> machine_keys() {
              "steps between checks that all ranks hold the same weights; 0: never"),
       number("train.max_skips", at<t, &Train::max_skips>, 1, 1e9,
              "stop after so many steps in a row that were not finite"),
+      number("train.record_gradients", at<t, &Train::record_gradients>, 0, 1e9,
+             "write rank 0's own gradients of so many steps to gradients.npy in the run folder; 0: none"),
+      number("train.record_from", at<t, &Train::record_from>, 0, 1e12,
+             "steps before the first one that record_gradients writes"),
+      number("train.distribution_every", at<t, &Train::distribution_every>, 0, 1e9,
+             "steps between looks at the distribution of rank 0's accumulated gradient; 0: none"),
 
       text("output.dir", at<o, &Config::Output::dir>,
            "run folder; empty: a name made from the configuration, in runs/"),

@@ -32,7 +32,7 @@ void print_dry_run(const Config& config) {
   ParameterArena& arena = model->store.arena();
   const auto group = make_thread_group(1, config.dist.timeout_s);
   CollectiveQueue queue(*group[0]);
-  const Exchange exchange(arena, queue, exchange_options(config));
+  const Exchange exchange(arena, queue, exchange_options(config, arena));
   const Loader loader(*data.train, loader_options(config, *data.train, true, 0, config.dist.ranks));
   const Plan plan = plan_steps(config, loader);
 

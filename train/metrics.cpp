@@ -23,7 +23,9 @@ void fields(Record& r, Visit&& visit) {
   if constexpr (std::is_same_v<Plain, StepRecord>) {
     visit("step", r.step), visit("epoch", r.epoch), visit("time_s", r.time_s), visit("loss", r.loss);
     visit("lr", r.lr), visit("density", r.density), visit("selected", r.selected);
-    visit("threshold", r.threshold), visit("bytes_sent", r.bytes_sent), visit("bytes_dense", r.bytes_dense);
+    visit("threshold", r.threshold), visit("bytes_sent", r.bytes_sent);
+    visit("bytes_received", r.bytes_received), visit("bytes_dense", r.bytes_dense);
+    visit("bytes_ratio", r.bytes_ratio);
     visit("data_s", r.data_s), visit("forward_s", r.forward_s), visit("backward_s", r.backward_s);
     visit("encode_s", r.encode_s), visit("communicate_s", r.communicate_s), visit("decode_s", r.decode_s);
     visit("update_s", r.update_s), visit("exposed_s", r.exposed_s), visit("skipped", r.skipped);
@@ -35,12 +37,20 @@ void fields(Record& r, Visit&& visit) {
     visit("step", r.step), visit("epoch", r.epoch), visit("time_s", r.time_s);
     visit("test_loss", r.test_loss), visit("test_accuracy", r.test_accuracy);
     visit("eval_seconds", r.eval_seconds);
+  } else if constexpr (std::is_same_v<Plain, DistributionRecord>) {
+    visit("step", r.step), visit("epoch", r.epoch), visit("density", r.density), visit("size", r.size);
+    visit("k", r.k), visit("mean", r.mean), visit("deviation", r.deviation), visit("median", r.median);
+    visit("laplace_scale", r.laplace_scale), visit("contraction", r.contraction), visit("bound", r.bound);
+    visit("bell_bound", r.bell_bound), visit("below", r.below), visit("above", r.above);
+    visit("histogram", r.histogram), visit("zeros", r.zeros), visit("least_exponent", r.least_exponent);
+    visit("magnitudes", r.magnitudes);
   } else {
     visit("test_accuracy", r.test_accuracy), visit("best_test_accuracy", r.best_test_accuracy);
     visit("test_loss", r.test_loss), visit("wall_seconds", r.wall_seconds);
     visit("eval_seconds", r.eval_seconds), visit("startup_seconds", r.startup_seconds);
     visit("images_per_second", r.images_per_second), visit("bytes_sent", r.bytes_sent);
-    visit("bytes_dense", r.bytes_dense), visit("parameter_checksum", r.parameter_checksum);
+    visit("bytes_received", r.bytes_received), visit("bytes_dense", r.bytes_dense);
+    visit("bytes_ratio", r.bytes_ratio), visit("parameter_checksum", r.parameter_checksum);
     visit("steps", r.steps), visit("skipped_steps", r.skipped_steps), visit("step_p50_s", r.step_p50_s);
     visit("step_p95_s", r.step_p95_s);
   }
@@ -91,6 +101,8 @@ void add_line(const Json& json, Metrics& metrics) {
     metrics.epochs.push_back(from_json<EpochRecord>(json));
   } else if (event == "eval") {
     metrics.evals.push_back(from_json<EvalRecord>(json));
+  } else if (event == "distribution") {
+    metrics.distributions.push_back(from_json<DistributionRecord>(json));
   } else if (event == "end") {
     metrics.end = from_json<EndRecord>(json);
   }
@@ -131,6 +143,9 @@ void MetricsWriter::write(const EpochRecord& record) {
 }
 void MetricsWriter::write(const EvalRecord& record) {
   line(to_json("eval", record));
+}
+void MetricsWriter::write(const DistributionRecord& record) {
+  line(to_json("distribution", record));
 }
 void MetricsWriter::write(const EndRecord& record) {
   line(to_json("end", record));
@@ -194,6 +209,10 @@ void write_metrics_csv(const Metrics& metrics, const std::string& path) {
   written = written && std::fwrite(text.data(), 1, text.size(), file) == text.size();
   const bool closed = std::fclose(file) == 0;
   if (!written || !closed) throw UserError(path + ": writing failed: " + reason());
+}
+
+double bytes_ratio(double dense, double sent) {
+  return sent > 0 ? dense / sent : 0;
 }
 
 double quantile(std::vector<double> values, double q) {

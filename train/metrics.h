@@ -26,8 +26,10 @@ struct StepRecord {
   double density = 1;
   double selected = 0;  // entries that a rank sent
   double threshold = 0;
-  double bytes_sent = 0;   // payload that one rank uploads in this step, headers included
-  double bytes_dense = 0;  // 4 a parameter
+  double bytes_sent = 0;      // payload that one rank uploads in this step, headers included
+  double bytes_received = 0;  // the same of its download: what the other ranks sent
+  double bytes_dense = 0;     // 4 a parameter
+  double bytes_ratio = 0;     // dense over sent; 0 where nothing was sent
   double data_s = 0, forward_s = 0, backward_s = 0, encode_s = 0, communicate_s = 0, decode_s = 0,
          update_s = 0;
   double exposed_s = 0;          // the part of communicate_s that the compute thread waited for
@@ -51,6 +53,26 @@ struct EvalRecord {
   double eval_seconds = 0;
 };
 
+// What rank 0's accumulated gradient u looked like in one step (train.distribution_every), before the entries
+// that travel were taken out of it. The compressed part of the model counts as one vector of `size` elements,
+// whatever its groups.
+struct DistributionRecord {
+  std::int64_t step = 0;  // as in StepRecord
+  double epoch = 0, density = 1;
+  std::int64_t size = 0, k = 0;  // k = max(1, floor(density * size))
+  double mean = 0, deviation = 0;
+  double median = 0, laplace_scale = 0;  // mean |u - median|: the fit of a Laplace distribution
+  // Counts of (u - mean) / deviation in equal bins over [-8, 8), and outside of it.
+  std::vector<std::int64_t> histogram;
+  std::int64_t below = 0, above = 0;
+  // Counts by floor(log2 |u|), from least_exponent up, the ends included in the outermost bins; and zeros.
+  std::vector<std::int64_t> magnitudes;
+  std::int64_t least_exponent = 0, zeros = 0;
+  // ||u - TopK(u)||^2 / ||u||^2, exact; 0 where u is zero. Beside it the bounds of Shi et al., arXiv 1911.08772,
+  // 1 - k/d and, for bell-shaped u, (1 - k/d)^2.
+  double contraction = 0, bound = 0, bell_bound = 0;
+};
+
 // The last line of a run that came to its end.
 struct EndRecord {
   double test_accuracy = 0, best_test_accuracy = 0;  // 0 to 1
@@ -60,7 +82,9 @@ struct EndRecord {
   double startup_seconds = 0;      // program start to first step
   double images_per_second = 0;    // all ranks, first kWarmUpSteps steps excluded
   double bytes_sent = 0;           // totals: payload one rank uploads, mean over ranks
+  double bytes_received = 0;       // the same of its download
   double bytes_dense = 0;          // 4 * d * steps
+  double bytes_ratio = 0;          // dense over sent; 0 where nothing was sent
   std::string parameter_checksum;  // 16 hexadecimal digits, parameters only
   std::int64_t steps = 0, skipped_steps = 0;
   double step_p50_s = 0, step_p95_s = 0;  // of one step's seconds, as many excluded
@@ -78,6 +102,7 @@ class MetricsWriter {
   void write(const StepRecord& record);
   void write(const EpochRecord& record);
   void write(const EvalRecord& record);
+  void write(const DistributionRecord& record);
   void write(const EndRecord& record);
 
  private:
@@ -92,6 +117,7 @@ struct Metrics {
   std::vector<StepRecord> steps;
   std::vector<EpochRecord> epochs;
   std::vector<EvalRecord> evals;
+  std::vector<DistributionRecord> distributions;
   std::optional<EndRecord> end;  // absent: the run is incomplete
   bool truncated = false;        // the last line was cut off (a killed run); it is left out
 };
@@ -102,6 +128,9 @@ Metrics read_metrics(const std::string& path);
 
 // One row a step, fixed columns, header once; evaluation columns are filled on the step that was evaluated.
 void write_metrics_csv(const Metrics& metrics, const std::string& path);
+
+// How many times less than dense was sent; 0 where nothing was.
+double bytes_ratio(double dense, double sent);
 
 // The q-quantile (0 to 1) of values, linear between neighbours; 0 where there are none.
 double quantile(std::vector<double> values, double q);

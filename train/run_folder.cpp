@@ -100,7 +100,8 @@ RunFolder create_run_folder(const LoadedConfig& loaded, const std::vector<std::s
       throw UserError("output.dir: " + folder.path +
                       " already holds something, and a run is never overwritten silently; choose another "
                       "output.dir, or output.overwrite=true to replace the earlier run");
-    for (const char* name : {"config.yaml", "environment.json", "metrics.jsonl", "metrics.csv"})
+    for (const char* name :
+         {"config.yaml", "environment.json", "metrics.jsonl", "metrics.csv", "gradients.npy"})
       fs::remove(fs::path(folder.path) / name, error);
   } else {
     error.clear();

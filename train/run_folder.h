@@ -1,6 +1,7 @@
 #pragma once
 // The folder of a run: config.yaml (effective, re-runnable), environment.json (where and how it ran),
-// metrics.jsonl, metrics.csv. Made by rank 0 before training begins.
+// metrics.jsonl, metrics.csv, and where asked for gradients.npy and layer_density.json. Made by rank 0 before
+// training begins.
 
 #include <map>
 #include <string>
@@ -14,11 +15,13 @@ struct RunFolder {
   std::string path;
   std::string metrics_jsonl() const { return path + "/metrics.jsonl"; }
   std::string metrics_csv() const { return path + "/metrics.csv"; }
+  std::string gradients_npy() const { return path + "/gradients.npy"; }
+  std::string layer_density_json() const { return path + "/layer_density.json"; }
 };
 
 // Creates output.dir (run_folder_name() where it is empty) and writes config.yaml and environment.json. An
 // existing folder is refused, or with output.overwrite its earlier run's files are replaced (only the files
-// named above; others stay). Throws UserError: exists, cannot be created or written (with the system's
+// named above but layer_density.json; others stay). Throws UserError: exists, cannot be created or written (with the system's
 // reason). `command_line` as given; `libraries` name -> version, as the caller knows them.
 RunFolder create_run_folder(const LoadedConfig& loaded, const std::vector<std::string>& command_line,
                             const std::map<std::string, std::string>& libraries = {});

@@ -6,6 +6,7 @@
 #include "dist/collective_queue.h"
 #include "dist/threads_communicator.h"
 #include "nn/core/check.h"
+#include "train/layer_density.h"
 
 namespace topknot {
 
@@ -78,6 +79,13 @@ ExchangeOptions exchange_options(const Config& config) {
   return options;
 }
 
+ExchangeOptions exchange_options(const Config& config, const ParameterArena& arena) {
+  ExchangeOptions options = exchange_options(config);
+  const std::string& given = config.compress.layer_density;
+  if (!given.empty() && given != "auto") options.layer_density = read_layer_density(given, arena);
+  return options;
+}
+
 OptimizerOptions optimizer_options(const Config& config) {
   const auto& o = config.optimizer;
   return {o.name, o.lr, o.momentum, o.nesterov, o.weight_decay, o.decay_1d};
@@ -105,9 +113,10 @@ void check_run(const Config& config, const RunData& data) {
   const auto model = build_model(config, *data.train);
   const auto group = make_thread_group(1, config.dist.timeout_s);
   CollectiveQueue queue(*group[0]);
-  const Exchange exchange(model->store.arena(), queue, exchange_options(config));
+  ParameterArena& arena = model->store.arena();
+  const Exchange exchange(arena, queue, exchange_options(config, arena));
   make_schedule(schedule_options(config), config.optimizer.lr);
-  make_optimizer(optimizer_options(config), model->store.arena());
+  make_optimizer(optimizer_options(config), arena);
   LoaderOptions options = loader_options(config, *data.train, true, 0, config.dist.ranks);
   options.workers = 0;
   plan_steps(config, Loader(*data.train, options));

@@ -30,6 +30,9 @@ struct BuiltModel {
 std::unique_ptr<BuiltModel> build_model(const Config& config, const Dataset& data);
 
 ExchangeOptions exchange_options(const Config& config);
+// With the densities of a file that compress.layer_density names; those of `auto` are not known yet and left
+// out. Throws UserError as read_layer_density (train/layer_density.h).
+ExchangeOptions exchange_options(const Config& config, const ParameterArena& arena);
 OptimizerOptions optimizer_options(const Config& config);
 ScheduleOptions schedule_options(const Config& config);
 LoaderOptions loader_options(const Config& config, const Dataset& data, bool train, int rank, int ranks);

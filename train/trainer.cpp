@@ -14,8 +14,10 @@
 #include "optim/clip.h"
 #include "train/checksum.h"
 #include "train/evaluate.h"
+#include "train/layer_density.h"
 #include "train/metrics.h"
 #include "train/progress.h"
+#include "train/recorder.h"
 #include "train/stop.h"
 
 namespace topknot {
@@ -38,7 +40,7 @@ class Trainer {
         model_(build_model(config_, *inputs.data.train)),
         arena_(model_->store.arena()),
         queue_(communicator),
-        exchange_(arena_, queue_, exchange_options(config_)),
+        exchange_(arena_, queue_, exchange_with_densities()),
         optimizer_(make_optimizer(optimizer_options(config_), arena_)),
         schedule_(make_schedule(schedule_options(config_), config_.optimizer.lr)),
         train_loader_(*inputs.data.train, loader_options(config_, *inputs.data.train, true,
@@ -47,7 +49,8 @@ class Trainer {
                                                        communicator.size())),
         plan_(plan_steps(config_, train_loader_)),
         weights_(train_loader_.weights()),
-        progress_({plan_.total_steps, config_.train.log_every, inputs.quiet || !root_}) {
+        progress_({plan_.total_steps, config_.train.log_every, inputs.quiet || !root_}),
+        recorder_(config_, inputs.folder, arena_, exchange_, root_) {
     if (root_) metrics_ = std::make_unique<MetricsWriter>(inputs.folder.metrics_jsonl());
   }
 
@@ -66,6 +69,7 @@ class Trainer {
       if (last || (every > 0 && epoch % every == 0)) run_evaluation();
     }
     check_parameters("at the end");
+    recorder_.finish();
     progress_.finish();
     RunOutcome outcome{stopped, evaluation_.accuracy, evaluation_.loss, checksum_hex(arena_.weights())};
     if (stopped) {
@@ -78,6 +82,13 @@ class Trainer {
   }
 
  private:
+  ExchangeOptions exchange_with_densities() {
+    ExchangeOptions options = exchange_options(config_);
+    options.layer_density =
+        layer_density(config_, *inputs_.data.train, arena_, queue_, communicator_, inputs_.folder);
+    return options;
+  }
+
   void announce() const {
     const Loader& loader = train_loader_;
     const std::int64_t global_batch =
@@ -110,7 +121,10 @@ class Trainer {
     for (; steps < plan_.steps_per_epoch && step_ < plan_.total_steps; ++steps) {
       const auto [record, stop] = run_step(epoch);
       loss_sum += record.loss;
-      if (root_) metrics_->write(record);
+      if (root_) {
+        metrics_->write(record);
+        recorder_.end_step(record, *metrics_);
+      }
       if (config_.train.check_every > 0 && step_ % config_.train.check_every == 0)
         check_parameters("during training");
       if (stop) return true;
@@ -128,6 +142,7 @@ class Trainer {
     record.density =
         config_.compress.name == "dense" ? 1.0 : density_at_epoch(config_, static_cast<int>(epoch));
     exchange_.begin_step(step_, record.density, weights_, record.lr);
+    recorder_.begin_step(step_);
     save_statistics();
     const double loss = forward_and_backward(record);
     const StepResult result = exchange_.finish(std::isfinite(loss));
@@ -144,7 +159,8 @@ class Trainer {
     // One small sum a step: what the ranks' metrics have in common, and whether anyone wants to stop.
     // The loss counts as the rank's gradient does, by the weight of its shard.
     const double weight = weights_[static_cast<std::size_t>(communicator_.rank())];
-    std::array<double, 4> sums{loss * weight, static_cast<double>(result.stats.bytes_sent),
+    std::array<double, 5> sums{loss * weight, static_cast<double>(result.stats.bytes_sent),
+                               static_cast<double>(result.stats.bytes_received),
                                static_cast<double>(result.stats.selected), stop_signal() ? 1.0 : 0.0};
     queue_.run([&](Communicator& c) { c.all_reduce(std::span<double>(sums)); });
     const double ranks = communicator_.size();
@@ -152,9 +168,11 @@ class Trainer {
     record.epoch = epochs_done();
     record.loss = sums[0] / ranks;
     record.bytes_sent = sums[1] / ranks;
-    record.selected = sums[2] / ranks;
+    record.bytes_received = sums[2] / ranks;
+    record.selected = sums[3] / ranks;
     record.threshold = result.stats.threshold;
     record.bytes_dense = 4.0 * static_cast<double>(arena_.size());
+    record.bytes_ratio = bytes_ratio(record.bytes_dense, record.bytes_sent);
     record.skipped = !result.committed;
     const double seconds = seconds_since(start);
     train_seconds_ = seconds_since(first_step_) - eval_seconds_;
@@ -164,10 +182,11 @@ class Trainer {
         static_cast<std::int64_t>(config_.data.batch_size) * config_.train.accumulate * communicator_.size();
     record.images_per_second = static_cast<double>(images) / seconds;
     bytes_sent_ += record.bytes_sent;
+    bytes_received_ += record.bytes_received;
     bytes_dense_ += record.bytes_dense;
     note_skip(result);
     progress_.step(step_, record.epoch, record.loss, record.lr, images, seconds);
-    return {record, sums[3] > 0};
+    return {record, sums[4] > 0};
   }
 
   // The greatest norm of this rank's gradient; 0: no clipping. compress.clip is thr_G of Lin et al., "Deep
@@ -187,6 +206,7 @@ class Trainer {
     double loss = 0, in_hooks = 0;
     const GradientHook hook = [&](Parameter& parameter) {
       Stopwatch watch(in_hooks);
+      recorder_.take(parameter);
       if (clip) clip_gradient(parameter, clip_norm);
       exchange_.ready(parameter);
     };
@@ -215,6 +235,7 @@ class Trainer {
         log_warning(parameter->name() + " has no part in the loss: its gradient is zero");
     if (clip_model) {
       arena_.zero_unwritten_gradients();
+      for (const Parameter* parameter : arena_.parameters()) recorder_.take(*parameter);
       clip_gradients(arena_.parameters(), clip_norm);
       for (Parameter* parameter : arena_.parameters()) exchange_.ready(*parameter);
     }
@@ -301,7 +322,9 @@ class Trainer {
                           communicator_.size() * static_cast<double>(steady.size());
     end.images_per_second = total > 0 ? images / total : 0;
     end.bytes_sent = bytes_sent_;
+    end.bytes_received = bytes_received_;
     end.bytes_dense = bytes_dense_;
+    end.bytes_ratio = bytes_ratio(bytes_dense_, bytes_sent_);
     end.parameter_checksum = outcome.parameter_checksum;
     end.steps = step_;
     end.skipped_steps = skipped_;
@@ -339,13 +362,15 @@ class Trainer {
   const Plan plan_;
   const std::vector<float> weights_;
   Progress progress_;
+  Recorder recorder_;
   std::unique_ptr<MetricsWriter> metrics_;  // rank 0 only
 
   Clock::time_point first_step_;
   std::vector<float> statistics_;  // as before this step
   std::int64_t step_ = 0, skipped_ = 0;
   int skips_in_a_row_ = 0;
-  double train_seconds_ = 0, eval_seconds_ = 0, bytes_sent_ = 0, bytes_dense_ = 0, best_accuracy_ = 0;
+  double train_seconds_ = 0, eval_seconds_ = 0, best_accuracy_ = 0;
+  double bytes_sent_ = 0, bytes_received_ = 0, bytes_dense_ = 0;
   std::vector<double> step_seconds_;
   Evaluation evaluation_;
 };
