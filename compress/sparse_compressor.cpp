@@ -51,7 +51,8 @@ void SparseCompressor::discard() {
 
 std::size_t SparseCompressor::planned_bytes(double density) const {
   const std::size_t entries = step_.target(density);
-  return kBlockHeaderBytes + index_code_->least_bytes(entries) + value_code_->bytes(entries);
+  return kBlockHeaderBytes + static_cast<std::size_t>(index_code_->expected_bytes(entries, numel_)) +
+         value_code_->bytes(entries);
 }
 
 std::unique_ptr<Compressor> make_sparse(const SparsePreset& preset, const CompressOptions& options,

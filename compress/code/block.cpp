@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <string>
 
@@ -19,10 +20,6 @@ struct Header {
 };
 static_assert(sizeof(Header) == kBlockHeaderBytes && std::endian::native == std::endian::little);
 
-[[noreturn]] void damaged(const std::string& what) {
-  throw Error("damaged gradient block: " + what);
-}
-
 void check_positions(std::span<const std::uint32_t> indices, std::size_t numel) {
   std::int64_t last = -1;
   bool ascending = true;
@@ -30,57 +27,101 @@ void check_positions(std::span<const std::uint32_t> indices, std::size_t numel) 
     ascending &= static_cast<std::int64_t>(index) > last;
     last = index;
   }
-  if (!ascending) damaged("positions do not ascend");
+  if (!ascending) damaged_block("positions do not ascend");
   if (last >= static_cast<std::int64_t>(numel))
-    damaged("position " + std::to_string(last) + " of " + std::to_string(numel));
+    damaged_block("position " + std::to_string(last) + " of " + std::to_string(numel));
+}
+
+// Moves the values of positions to the front. The fillers' must be +0.
+void drop_fillers(std::vector<float>& values, std::span<const std::uint32_t> fillers) {
+  std::size_t kept = 0, filler = 0;
+  for (std::size_t slot = 0; slot < values.size(); ++slot) {
+    if (filler == fillers.size() || slot != fillers[filler]) {
+      values[kept++] = values[slot];
+      continue;
+    }
+    ++filler;
+    if (std::bit_cast<std::uint32_t>(values[slot]) != 0) damaged_block("a filler with a value");
+  }
+  values.resize(kept);
+}
+
+std::vector<float> with_fillers(std::span<const float> values, std::span<const std::uint32_t> fillers) {
+  std::vector<float> slots(values.size() + fillers.size());
+  std::size_t next = 0, filler = 0;
+  for (std::size_t slot = 0; slot < slots.size(); ++slot) {
+    if (filler < fillers.size() && slot == fillers[filler])
+      ++filler;
+    else
+      slots[slot] = values[next++];
+  }
+  return slots;
 }
 
 }  // namespace
 
+void damaged_block(const std::string& what) {
+  throw Error("damaged gradient block: " + what);
+}
+
 std::vector<std::byte> write_block(const Entries<float>& entries, std::size_t numel,
                                    const IndexCode& index_code, const ValueCode& value_code) {
-  TOPKNOT_CHECK(entries.indices.size() == entries.values.size() && entries.indices.size() <= numel,
+  const std::size_t count = entries.indices.size();
+  TOPKNOT_CHECK(count == entries.values.size() && count <= numel && numel < std::size_t{1} << 31,
                 "entries that do not fit the group");
+  const IndexLayout& layout = index_code.choose(entries.indices, numel, value_code);
   Header header;
   header.flags = entries.finite ? kFiniteFlag : 0;
-  header.index_code = index_code.id();
+  header.index_code = layout.id();
   header.value_code = value_code.id();
   header.numel = static_cast<std::uint32_t>(numel);
-  header.count = static_cast<std::uint32_t>(entries.indices.size());
-  std::vector<std::byte> block;
-  block.reserve(sizeof header + 8 * entries.indices.size());
-  block.resize(sizeof header);
+  header.count = static_cast<std::uint32_t>(count);
+  std::vector<std::byte> block(sizeof header);
   std::memcpy(block.data(), &header, sizeof header);
-  index_code.encode(entries.indices, numel, block);
-  value_code.encode(entries.values, block);
+  if (count == 0) return block;
+  block.reserve(sizeof header + 4 * count + value_code.bytes(count));
+  std::vector<std::uint32_t> fillers;
+  layout.encode(entries.indices, numel, block, fillers);
+  if (fillers.empty())
+    value_code.encode(entries.values, block);
+  else
+    value_code.encode(with_fillers(entries.values, fillers), block);
   return block;
 }
 
 void read_block(std::span<const std::byte> block, std::size_t numel, const IndexCode& index_code,
                 const ValueCode& value_code, Entries<float>& entries) {
   Header header;
-  if (block.size() < sizeof header) damaged(std::to_string(block.size()) + " bytes are no header");
+  if (block.size() < sizeof header) damaged_block(std::to_string(block.size()) + " bytes are no header");
   std::memcpy(&header, block.data(), sizeof header);
-  if (header.magic != kMagic || header.version != kVersion) damaged("not a block of this version");
-  if (header.flags & ~kFiniteFlag) damaged("unknown flags");
-  if (header.index_code != index_code.id() || header.value_code != value_code.id())
-    damaged("coded otherwise than here; do all ranks run with the same compress.code and compress.values?");
+  if (header.magic != kMagic || header.version != kVersion) damaged_block("not a block of this version");
+  if (header.flags & ~kFiniteFlag) damaged_block("unknown flags");
+  const IndexLayout* const layout = index_code.find(header.index_code);
+  if (layout == nullptr || header.value_code != value_code.id())
+    damaged_block(
+        "coded otherwise than here; do all ranks run with the same compress.code and compress.values?");
   if (header.numel != numel)
-    damaged("for " + std::to_string(header.numel) + " elements where the group has " + std::to_string(numel));
+    damaged_block("for " + std::to_string(header.numel) + " elements where the group has " +
+                  std::to_string(numel));
   entries.finite = header.flags & kFiniteFlag;
   if (header.count > numel || (!entries.finite && header.count > 0))
-    damaged("count " + std::to_string(header.count) + " of " + std::to_string(numel));
-  const std::span<const std::byte> body = block.subspan(sizeof header);
-  if (index_code.least_bytes(header.count) > body.size()) damaged("shorter than its count");
+    damaged_block("count " + std::to_string(header.count) + " of " + std::to_string(numel));
+  std::span<const std::byte> body = block.subspan(sizeof header);
+  // A value takes a byte at least: this bounds what is allocated below.
+  if (value_code.bytes(header.count) > body.size()) damaged_block("shorter than its count");
   entries.indices.resize(header.count);
-  entries.values.resize(header.count);
-  const std::size_t used = index_code.decode(body, numel, entries.indices);
-  if (used > body.size()) damaged("shorter than its count");
+  std::vector<std::uint32_t> fillers;
+  if (header.count > 0) body = body.subspan(layout->decode(body, numel, entries.indices, fillers));
   check_positions(entries.indices, numel);
-  value_code.decode(body.subspan(used), entries.values);
+  const std::size_t slots = header.count + fillers.size();
+  if (value_code.bytes(slots) != body.size())
+    damaged_block(std::to_string(body.size()) + " bytes of values for " + std::to_string(slots) + " entries");
+  entries.values.resize(slots);
+  value_code.decode(body, entries.values);
   Key<float> largest = 0;
   for (const float value : entries.values) largest = std::max(largest, key_of(value));
-  if (largest > largest_finite_key<float>()) damaged("a value that is not finite");
+  if (largest > largest_finite_key<float>()) damaged_block("a value that is not finite");
+  if (!fillers.empty()) drop_fillers(entries.values, fillers);
 }
 
 Registry<IndexCodeFactory>& index_codes() {
