@@ -55,7 +55,7 @@ TEST_CASE("unknown names and combinations without sense are refused by name, wit
   options.select = "gausiank";
   CHECK(has(refusal(options), "did you mean 'gaussiank'"));
   options = named("topk");
-  options.memory = "dgc";
+  options.memory = "residul";
   CHECK(has(refusal(options), "compress.memory"));
   options = named("topk");
   options.values = "bf16";

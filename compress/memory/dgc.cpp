@@ -1,0 +1,115 @@
+#include "compress/memory/dgc.h"
+
+#include <algorithm>
+#include <new>
+#include <vector>
+
+#include "compress/memory/dgc_kernels.h"
+#include "compress/parallel.h"
+#include "compress/state.h"
+#include "nn/core/check.h"
+
+namespace topknot {
+namespace {
+
+constexpr std::align_val_t kAlignment{64};
+
+}  // namespace
+
+template <class T>
+void DgcMemory<T>::Free::operator()(T* p) const {
+  ::operator delete(p, kAlignment);
+}
+
+template <class T>
+typename DgcMemory<T>::Buffer DgcMemory<T>::allocate(std::size_t size) {
+  return Buffer(static_cast<T*>(::operator new(size * sizeof(T), kAlignment)));
+}
+
+template <class T>
+DgcMemory<T>::DgcMemory(const CompressOptions& options)
+    : momentum_(static_cast<T>(options.momentum)),
+      nesterov_(options.nesterov),
+      masking_(options.momentum_masking) {}
+
+template <class T>
+std::span<const T> DgcMemory<T>::addend(std::span<T> gradient, std::span<const T> spare) {
+  const std::size_t n = gradient.size();
+  TOPKNOT_CHECK(spare.size() == n, "momentum correction needs a residual as long as the gradient");
+  if (momentum_ == 0) return spare;
+  const std::size_t parts = part_count(n);
+  if (size_ == 0 && n > 0) {
+    velocity_ = allocate(n);
+    size_ = n;
+    // By the threads that will read it, so that its pages lie near them.
+    for_parts(n, parts, [&](std::size_t, std::size_t begin, std::size_t end) {
+      std::fill(velocity_.get() + begin, velocity_.get() + end, T{0});
+    });
+  }
+  if (size_ != n)
+    StateReader::fail("has a velocity of " + std::to_string(size_) + " values where " + std::to_string(n) +
+                      " are needed");
+  if (!next_) next_ = allocate(n);
+  const dgc::Arrays<T> arrays{gradient.data(), spare.data(), velocity_.get(), next_.get()};
+  for_parts(n, parts, [&](std::size_t, std::size_t begin, std::size_t end) {
+    dgc::step_part(arrays, begin, end, momentum_, nesterov_);
+  });
+  return {};
+}
+
+template <class T>
+void DgcMemory<T>::commit(std::span<T> u, std::span<T>, std::span<const std::uint32_t> indices,
+                          std::span<const T> sent, std::span<const std::uint32_t> rejected) {
+  std::vector<std::uint32_t> kept(rejected.begin(), rejected.end());
+  std::sort(kept.begin(), kept.end());
+  T* const velocity = momentum_ != 0 && masking_ ? next_.get() : nullptr;
+  const auto take = [&](std::size_t begin, std::size_t end) {
+    constexpr std::size_t ahead = 24;  // what costs is the wait for memory
+    for (std::size_t i = begin; i < end; ++i) {
+      if (i + ahead < end) {
+        __builtin_prefetch(&u[indices[i + ahead]], 1);
+        if (velocity) __builtin_prefetch(velocity + indices[i + ahead], 1);
+      }
+      if (!kept.empty() && std::binary_search(kept.begin(), kept.end(), indices[i])) continue;
+      u[indices[i]] -= sent[i];
+      if (velocity) velocity[indices[i]] = T{0};
+    }
+  };
+  const std::size_t n = indices.size(), parts = std::min<std::size_t>(part_count(u.size()), n / 1024 + 1);
+#pragma omp parallel for num_threads(static_cast <int>(parts)) schedule(static, 1) if (parts > 1)
+  for (std::size_t part = 0; part < parts; ++part) take(n * part / parts, n * (part + 1) / parts);
+  if (momentum_ != 0) velocity_.swap(next_);
+}
+
+template <class T>
+void DgcMemory<T>::save(StateWriter& writer) const {
+  writer.put_list(velocity());
+}
+
+template <class T>
+void DgcMemory<T>::load(StateReader& reader) {
+  const std::vector<T> velocity = reader.get_list<T>();
+  if (momentum_ == 0 && !velocity.empty()) StateReader::fail("has a velocity, and optimizer.momentum is 0");
+  if (size_ != 0 && !velocity.empty() && velocity.size() != size_)
+    StateReader::fail("has a velocity of another length");
+  next_.reset();
+  velocity_.reset();
+  size_ = velocity.size();
+  if (size_ == 0) return;
+  velocity_ = allocate(size_);
+  std::copy(velocity.begin(), velocity.end(), velocity_.get());
+}
+
+template class DgcMemory<float>;
+template class DgcMemory<double>;
+
+namespace {
+
+const bool registered = [] {
+  add_memory<DgcMemory>("dgc",
+                        "momentum before selection: velocities are accumulated, what is sent loses its own");
+  return true;
+}();
+
+}  // namespace
+}  // namespace topknot

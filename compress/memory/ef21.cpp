@@ -1,0 +1,73 @@
+#include "compress/memory/ef21.h"
+
+#include <algorithm>
+
+#include "compress/parallel.h"
+#include "compress/state.h"
+#include "nn/core/check.h"
+
+namespace topknot {
+
+template <class T>
+std::span<const T> Ef21Memory<T>::addend(std::span<T> gradient, std::span<const T> spare) {
+  TOPKNOT_CHECK(spare.size() == gradient.size(), "ef21 needs a residual as long as the gradient");
+  if (!first_ && estimate_.size() != gradient.size())
+    StateReader::fail("has an estimate of " + std::to_string(estimate_.size()) + " values where " +
+                      std::to_string(gradient.size()) + " are needed");
+  return spare;
+}
+
+template <class T>
+void Ef21Memory<T>::commit(std::span<T>, std::span<T> spare, std::span<const std::uint32_t> indices,
+                           std::span<const T> sent, std::span<const std::uint32_t> rejected) {
+  std::vector<std::uint32_t> kept(rejected.begin(), rejected.end());
+  std::sort(kept.begin(), kept.end());
+  constexpr std::size_t ahead = 24;  // what costs is the wait for memory
+  for (std::size_t i = 0; i < indices.size(); ++i) {
+    if (i + ahead < indices.size()) __builtin_prefetch(&spare[indices[i + ahead]], 1);
+    if (!kept.empty() && std::binary_search(kept.begin(), kept.end(), indices[i])) continue;
+    spare[indices[i]] -= sent[i];
+  }
+  first_ = false;
+}
+
+template <class T>
+void Ef21Memory<T>::finish(std::span<T> average) {
+  estimate_.resize(average.size());
+  for_parts(average.size(), part_count(average.size()), [&](std::size_t, std::size_t begin, std::size_t end) {
+    T* const estimate = estimate_.data();
+    T* const mean = average.data();
+    for (std::size_t i = begin; i < end; ++i) {
+      estimate[i] += mean[i];
+      mean[i] = estimate[i];
+    }
+  });
+}
+
+template <class T>
+void Ef21Memory<T>::save(StateWriter& writer) const {
+  writer.put<std::uint8_t>(first_);
+  writer.put_list(estimate_);
+}
+
+template <class T>
+void Ef21Memory<T>::load(StateReader& reader) {
+  const auto first = reader.get<std::uint8_t>();
+  estimate_ = reader.get_list<T>();
+  if (first > 1 || (first == 1 && !estimate_.empty())) StateReader::fail("is not ef21's");
+  first_ = first == 1;
+}
+
+template class Ef21Memory<float>;
+template class Ef21Memory<double>;
+
+namespace {
+
+const bool registered = [] {
+  add_memory<Ef21Memory>("ef21",
+                         "differences to an estimate of the gradient travel; the estimate is stepped along");
+  return true;
+}();
+
+}  // namespace
+}  // namespace topknot

@@ -1,0 +1,243 @@
+#include "compress/select/dgc_sampled.h"
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <numeric>
+
+#include "compress/parallel.h"
+#include "compress/select/exact.h"
+#include "nn/core/check.h"
+#include "nn/core/rng.h"
+#include "nn/core/text.h"
+
+namespace topknot {
+namespace {
+
+constexpr double kUpper = 1.3, kLower = 0.8;  // bounds of the count over k, and factors of t
+constexpr int kAdaptations = 10;
+
+std::size_t ceil_of(double x) {
+  return static_cast<std::size_t>(std::ceil(x));
+}
+
+std::size_t selected_count(double density, std::size_t d) {
+  if (density >= 1) return d;
+  return std::clamp<std::size_t>(ceil_of(density * static_cast<double>(d)), 1, std::max<std::size_t>(d, 1));
+}
+
+bool far_too_many(std::size_t count, std::size_t k) {
+  return static_cast<double>(count) > kUpper * static_cast<double>(k);
+}
+bool far_too_few(std::size_t count, std::size_t k) {
+  return static_cast<double>(count) < kLower * static_cast<double>(k);
+}
+
+// |x| >= t, as a bound for passes that look for key > above; NaN and Inf are found in any case.
+template <class T>
+Key<T> key_before(T t) {
+  return std::min(static_cast<Key<T>>(key_of(t) - 1), largest_finite_key<T>());
+}
+
+// Leaves the `count` largest of the keys, the least of them last.
+template <class K>
+void keep_top(std::vector<K>& keys, std::size_t count) {
+  if (keys.size() < count) return;
+  std::nth_element(keys.begin(), keys.begin() + static_cast<std::ptrdiff_t>(count - 1), keys.end(),
+                   std::greater<>());
+  keys.resize(count);
+}
+
+// The `top` largest keys of the samples [first, last), and perhaps some more. In random order few samples
+// exceed the bound once the list has been cut a few times.
+template <class T>
+void sample_part(const T* u, const T* addend, std::size_t begin, std::size_t stride, std::size_t first,
+                 std::size_t last, std::size_t top, std::vector<Key<T>>& kept) {
+  constexpr std::size_t ahead = 16;
+  Key<T> bound = -1;
+  for (std::size_t i = first; i < last; ++i) {
+    const std::size_t at = begin + i * stride;
+    if (i + ahead < last) {
+      __builtin_prefetch(u + at + ahead * stride);
+      if (addend) __builtin_prefetch(addend + at + ahead * stride);
+    }
+    const Key<T> key = key_of(addend ? u[at] + addend[at] : u[at]);
+    if (key <= bound) continue;
+    kept.push_back(key);
+    if (kept.size() < kept.capacity()) continue;
+    keep_top(kept, top);
+    bound = kept.back();
+  }
+}
+
+}  // namespace
+
+SampleGeometry sample_geometry(std::size_t numel, double density, double sample_ratio) {
+  TOPKNOT_CHECK(numel >= 1 && density > 0 && sample_ratio > 0, "nothing to sample");
+  SampleGeometry g;
+  const double d = static_cast<double>(numel);
+  const std::size_t floor_of_samples = ceil_of(2 / density);
+  g.samples = numel;
+  if (numel > floor_of_samples) {
+    const std::size_t needed = std::min(numel, std::max(ceil_of(d * sample_ratio), floor_of_samples));
+    g.stride = ceil_of(d / static_cast<double>(needed) / 32) * 32 + 1;
+    while (g.samples = numel / g.stride, g.samples < needed) g.stride -= 8;
+  }
+  g.top_samples = selected_count(density, g.samples);
+  g.selects = selected_count(density, numel);
+  return g;
+}
+
+template <class T>
+DgcSampledSelector<T>::DgcSampledSelector(const CompressOptions& options)
+    : sample_ratio_(options.sample_ratio),
+      resample_(options.resample),
+      truncate_lowest_(options.truncate == "lowest"),
+      seed_(options.seed) {
+  if (!(sample_ratio_ > 0 && sample_ratio_ <= 1))
+    throw UserError("compress.sample_ratio is " + short_text(sample_ratio_) +
+                    ": it is the share of the entries that is sampled, above 0 and at most 1");
+  if (!truncate_lowest_ && options.truncate != "largest")
+    throw UserError("compress.truncate is " + options.truncate + ": it must be lowest or largest");
+}
+
+template <class T>
+std::size_t DgcSampledSelector<T>::target(double density, std::size_t d) const {
+  return selected_count(density, d);
+}
+
+template <class T>
+void DgcSampledSelector<T>::select(std::span<T> u, std::span<const T> addend, const SelectStep& step,
+                                   Selected<T>& selected) {
+  TOPKNOT_CHECK(step.k >= 1 && step.k <= u.size(), "k outside 1 to the vector's length");
+  adaptations_ = 0;
+  exact_ = false;
+  selected.finite = true;
+  selected.threshold = 0;
+  selected.indices.clear();
+  selected.values.clear();
+  const bool all = step.k == u.size();
+  SampleGeometry geometry;
+  Key<T> t_key = largest_finite_key<T>();
+  if (!all) {
+    geometry = sample_geometry(u.size(), step.density, sample_ratio_);
+    geometry.selects = step.k;
+    const CounterRng rng(seed_, RngUse::compress, static_cast<std::uint32_t>(step.step),
+                         static_cast<std::uint32_t>(step.rank));
+    const std::size_t start =
+        geometry.stride == 1 ? 0 : rng.below(step.position, static_cast<std::uint32_t>(geometry.stride));
+    t_key = sampled_key(u, addend, geometry, start);
+  }
+  T t = magnitude_of<T>(t_key);
+  const std::size_t limit = 4 * step.k + 4096;
+  accumulate_and_collect(u, addend, all ? largest_finite_key<T>() : key_before(t), limit, found_);
+  if (!found_.finite()) {
+    selected.finite = false;
+    return;
+  }
+  if (all) {
+    selected.indices.resize(u.size());
+    std::iota(selected.indices.begin(), selected.indices.end(), 0u);
+    selected.values.assign(u.begin(), u.end());
+    Key<T> least = largest_finite_key<T>();
+    for (const T x : u) least = std::min(least, key_of(x));
+    selected.threshold = static_cast<double>(magnitude_of<T>(least));
+    return;
+  }
+  const std::size_t k = step.k;
+  const std::size_t count = geometry.samples < u.size() ? adapt(u, geometry, limit, t)
+                            : found_.complete()         ? found_.count()
+                                                        : limit + 1;
+  selected.threshold = static_cast<double>(t);
+  if (exact_ || (count > k && !truncate_lowest_)) return take_exact(u, key_before(t), k, selected);
+  if (!found_.complete()) collect(std::span<const T>(u), key_before(t), u.size(), found_);
+  take_first(k, selected);
+}
+
+// Changes t as the code's loop does and returns how many entries reach it; limit + 1 where they are too many to
+// list. Sets exact_ where the k largest are to be taken in place of all of them.
+template <class T>
+std::size_t DgcSampledSelector<T>::adapt(std::span<const T> u, const SampleGeometry& geometry,
+                                         std::size_t limit, T& t) {
+  const std::size_t k = geometry.selects;
+  for (;; ++adaptations_) {
+    const std::size_t count = found_.complete() ? found_.count() : limit + 1;
+    const bool many = far_too_many(count, k), few = far_too_few(count, k);
+    exact_ = many && resample_;
+    if ((!many && !few) || exact_ || adaptations_ == kAdaptations) return count;
+    const T moved = std::min(t * static_cast<T>(many ? kUpper : kLower), std::numeric_limits<T>::max());
+    if (moved == t) {  // zero and the least denormals
+      exact_ = many;
+      return count;
+    }
+    t = moved;
+    const Key<T> above = key_before(t);
+    if (few || !found_.complete()) {
+      collect(u, above, limit, found_);
+      continue;
+    }
+    for (auto& part : found_.parts) {
+      std::size_t n = 0;
+      for (std::size_t i = 0; i < part.count; ++i) {
+        part.index[n] = part.index[i];
+        part.value[n] = part.value[i];
+        n += key_of(part.value[i]) > above;
+      }
+      part.count = n;
+    }
+  }
+}
+
+// The magnitude of rank top_samples in the sample of u + addend; a NaN or Inf is above all others.
+template <class T>
+Key<T> DgcSampledSelector<T>::sampled_key(std::span<const T> u, std::span<const T> addend,
+                                          const SampleGeometry& geometry, std::size_t start) {
+  const std::size_t samples = (u.size() - start + geometry.stride - 1) / geometry.stride;
+  const std::size_t top = geometry.top_samples, parts = part_count(u.size());
+  kept_.resize(std::max(kept_.size(), parts));
+  for (std::size_t part = 0; part < parts; ++part) {
+    kept_[part].clear();
+    kept_[part].reserve(2 * top + 64);
+  }
+  for_parts(samples, parts, [&](std::size_t part, std::size_t first, std::size_t last) {
+    sample_part(u.data(), addend.empty() ? nullptr : addend.data(), start, geometry.stride, first, last, top,
+                kept_[part]);
+  });
+  for (std::size_t part = 1; part < parts; ++part)
+    kept_[0].insert(kept_[0].end(), kept_[part].begin(), kept_[part].end());
+  keep_top(kept_[0], top);
+  return kept_[0].back();
+}
+
+template <class T>
+void DgcSampledSelector<T>::take_exact(std::span<const T> u, Key<T> above, std::size_t k,
+                                       Selected<T>& selected) {
+  exact_ = true;
+  const Key<T> kth =
+      found_.complete() ? select_from(found_, above, k, selected) : select_exact(u, k, found_, selected);
+  selected.threshold = static_cast<double>(magnitude_of<T>(kth));
+}
+
+template <class T>
+void DgcSampledSelector<T>::take_first(std::size_t k, Selected<T>& selected) const {
+  for (const auto& part : found_.parts) {
+    const std::size_t n = std::min(part.count, k - selected.indices.size());
+    selected.indices.insert(selected.indices.end(), part.index.get(), part.index.get() + n);
+    selected.values.insert(selected.values.end(), part.value.get(), part.value.get() + n);
+  }
+}
+
+template class DgcSampledSelector<float>;
+template class DgcSampledSelector<double>;
+
+namespace {
+
+const bool registered = [] {
+  add_selector<DgcSampledSelector>("dgc_sampled",
+                                   "at most k entries, above a threshold from a sample, adapted (DGC)");
+  return true;
+}();
+
+}  // namespace
+}  // namespace topknot

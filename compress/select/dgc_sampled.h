@@ -1,0 +1,69 @@
+#pragma once
+// The hierarchical sampled selection of Deep Gradient Compression (Lin, Han, Mao, Wang, Dally, ICLR 2018, arXiv
+// 1712.01887, section 5, as the authors' code has it, dgc/compression.py of synxlin/deep-gradient-compression).
+// k = ceil(density * d). A threshold t is the least of the largest magnitudes of a strided sample; |u| >= t is
+// selected. Then, at most ten times: more than 1.3 k, and the k largest of those selected travel, exactly
+// (compress.resample; without it t rises by 1.3); fewer than 0.8 k, and t falls by 0.8. Between k and 1.3 k the
+// first k by position travel (compress.truncate: lowest), which is unjust to late positions, or the k largest
+// (largest). At most k entries travel, possibly fewer.
+//
+// Where we differ from that code: at density 1 everything travels; where t cannot rise because it is 0, which
+// means more zeros than there is room for, the exact k largest travel. A vector of zeros sends k zeros, as
+// there. A vector that the sample covers whole (d at most 2 / density) is compared with its own k-th magnitude.
+//
+// The sample starts at word `position` of the stream CounterRng(seed, compress, step, rank), below the stride.
+// Nothing is carried from step to step.
+
+#include <cstdint>
+#include <string>
+
+#include "compress/select/passes.h"
+#include "compress/select/selector.h"
+
+namespace topknot {
+
+// How a vector is sampled. stride == 1 means that all of it is.
+struct SampleGeometry {
+  std::size_t stride = 1;   // distance of sampled elements; 1 modulo 8 where the code's loop makes it so
+  std::size_t samples = 1;  // numel / stride, which is one fewer than a sample that starts early enough has
+  std::size_t top_samples = 1;  // t is the magnitude of this rank in the sample
+  std::size_t selects = 1;      // k, the most that travels
+  bool operator==(const SampleGeometry&) const = default;
+};
+// numel >= 1; density and sample_ratio in (0, 1]. The sample has at least max(ceil(numel * sample_ratio),
+// ceil(2 / density)) elements.
+SampleGeometry sample_geometry(std::size_t numel, double density, double sample_ratio);
+
+template <class T>
+class DgcSampledSelector final : public Selector<T> {
+ public:
+  // compress.sample_ratio, .resample, .truncate and .seed. Throws UserError for values that are none.
+  explicit DgcSampledSelector(const CompressOptions& options);
+
+  std::size_t target(double density, std::size_t d) const override;  // ceil(density * d)
+  void select(std::span<T> u, std::span<const T> addend, const SelectStep& step,
+              Selected<T>& selected) override;
+  void commit(const SelectOutcome<T>&) override {}
+  void discard() override {}
+
+  // Of the last select(): how often t was changed, and whether the selection was exact in the end.
+  int adaptations() const { return adaptations_; }
+  bool exact() const { return exact_; }
+
+ private:
+  Key<T> sampled_key(std::span<const T> u, std::span<const T> addend, const SampleGeometry& geometry,
+                     std::size_t start);
+  std::size_t adapt(std::span<const T> u, const SampleGeometry& geometry, std::size_t limit, T& t);
+  void take_exact(std::span<const T> u, Key<T> above, std::size_t k, Selected<T>& selected);
+  void take_first(std::size_t k, Selected<T>& selected) const;
+
+  double sample_ratio_;
+  bool resample_, truncate_lowest_;
+  std::uint64_t seed_;
+  Candidates<T> found_;
+  std::vector<std::vector<Key<T>>> kept_;  // scratch of the sample, by part
+  int adaptations_ = 0;
+  bool exact_ = false;
+};
+
+}  // namespace topknot
