@@ -1,0 +1,65 @@
+#include "compress/select/randk.h"
+
+#include <algorithm>
+#include <bit>
+#include <numeric>
+
+#include "compress/select/magnitude_passes.h"
+#include "nn/core/check.h"
+#include "nn/core/rng.h"
+
+namespace topknot {
+
+template <class T>
+RandKSelector<T>::RandKSelector(const CompressOptions& options)
+    : seed_(options.seed), shared_(options.shared_seed) {}
+
+template <class T>
+void RandKSelector<T>::select(std::span<T> u, std::span<const T> addend, const SelectStep& step,
+                              Selected<T>& selected) {
+  TOPKNOT_CHECK(step.k >= 1 && step.k <= u.size(), "k outside 1 to the vector's length");
+  accumulate_and_collect(u, addend, largest_finite_key<T>(), 0, broken_);
+  if (!begin_selection(broken_.finite(), selected)) return;
+  draw(u.size(), step, selected.indices);
+  selected.values.resize(step.k);
+  for (std::size_t i = 0; i < step.k; ++i) selected.values[i] = u[selected.indices[i]];
+}
+
+template <class T>
+void RandKSelector<T>::draw(std::size_t d, const SelectStep& step, std::vector<std::uint32_t>& indices) {
+  indices.resize(step.k);
+  if (step.k == d) return std::iota(indices.begin(), indices.end(), 0u);
+  chosen_.resize((d + 63) / 64);
+  const CounterRng rng(seed_, RngUse::compress, static_cast<std::uint32_t>(step.step),
+                       shared_ ? 0u : static_cast<std::uint32_t>(step.rank));
+  std::size_t n = 0;
+  for (std::size_t j = d - step.k; j < d; ++j) {
+    std::uint32_t i = rng.below(step.position + j, static_cast<std::uint32_t>(j + 1));
+    if (chosen_[i / 64] >> (i % 64) & 1) i = static_cast<std::uint32_t>(j);
+    chosen_[i / 64] |= std::uint64_t{1} << (i % 64);
+    indices[n++] = i;
+  }
+  // Few are sorted; of many the bitmap is read.
+  if (step.k < d / 1024) {
+    std::sort(indices.begin(), indices.end());
+    for (const std::uint32_t i : indices) chosen_[i / 64] = 0;
+    return;
+  }
+  n = 0;
+  for (std::size_t w = 0; w < chosen_.size(); ++w)
+    for (std::uint64_t& bits = chosen_[w]; bits != 0; bits &= bits - 1)
+      indices[n++] = static_cast<std::uint32_t>(64 * w + static_cast<std::size_t>(std::countr_zero(bits)));
+}
+
+template class RandKSelector<float>;
+template class RandKSelector<double>;
+
+namespace {
+
+const bool registered = [] {
+  add_selector<RandKSelector>("randk", "exactly k entries at random positions (compress.shared_seed)");
+  return true;
+}();
+
+}  // namespace
+}  // namespace topknot

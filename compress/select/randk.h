@@ -1,0 +1,39 @@
+#pragma once
+// RandK: exactly k of the d positions, uniformly without replacement, zeros included. Stich, Cordonnier, Jaggi,
+// "Sparsified SGD with Memory", NeurIPS 2018; as in Shi et al., arXiv 1911.08772, each rank draws positions of
+// its own, or (compress.shared_seed) all ranks draw the same. Values travel as they are, without the factor
+// d / k of the unbiased form: the contraction E|u - RandK(u)|^2 = (1 - k/d) |u|^2 is what error feedback needs.
+//
+// Floyd's sampling (Bentley and Floyd, "A sample of brilliance", CACM 1987): one number and one lookup in a
+// bitmap for each selected entry. Number j of [d - k, d) is word `position + j` of the stream
+// CounterRng(seed, compress, step, rank; rank 0 for all with shared_seed). Nothing is carried.
+
+#include <cstdint>
+#include <vector>
+
+#include "compress/select/passes.h"
+#include "compress/select/selector.h"
+
+namespace topknot {
+
+template <class T>
+class RandKSelector final : public Selector<T> {
+ public:
+  // compress.seed and .shared_seed.
+  explicit RandKSelector(const CompressOptions& options);
+
+  void select(std::span<T> u, std::span<const T> addend, const SelectStep& step,
+              Selected<T>& selected) override;
+  void commit(const SelectOutcome<T>&) override {}
+  void discard() override {}
+
+ private:
+  void draw(std::size_t d, const SelectStep& step, std::vector<std::uint32_t>& indices);
+
+  std::uint64_t seed_;
+  bool shared_;
+  Candidates<T> broken_;               // NaN and Inf
+  std::vector<std::uint64_t> chosen_;  // a bit a position; all zero between selections
+};
+
+}  // namespace topknot

@@ -1,0 +1,50 @@
+#include "compress/select/redsync.h"
+
+#include <cmath>
+
+#include "compress/select/exact.h"
+#include "nn/core/check.h"
+
+namespace topknot {
+
+template <class T>
+void RedSyncSelector<T>::select(std::span<T> u, std::span<const T> addend, const SelectStep& step,
+                                Selected<T>& selected) {
+  TOPKNOT_CHECK(step.k >= 1 && step.k <= u.size(), "k outside 1 to the vector's length");
+  trace_.clear();
+  const MagnitudeMoments all = accumulate_with_magnitudes(u, addend);
+  if (!begin_selection(all.finite, selected)) return;
+  const std::span<const T> sum = u;
+  if (step.k == u.size() || all.constant() || !std::isfinite(all.mean)) {
+    selected.threshold = magnitude_of<T>(select_exact(sum, step.k, found_, selected));
+    return;
+  }
+
+  search_.start(sum, 8 * step.k + 4096);
+  const double k = static_cast<double>(step.k);
+  double low = 0, high = 1;
+  while (high - low > 0.2) {
+    const double q = low + (high - low) / 2, t = all.mean + q * (all.largest - all.mean);
+    const std::size_t count = search_.count(key_below<T>(t));
+    trace_.push_back({q, t, count});
+    const double n = static_cast<double>(count);
+    if (n > k && 2 * k > n) break;
+    (n < k / 2 ? high : low) = q;
+  }
+  search_.take(key_below<T>(trace_.back().threshold), trace_.back().count, selected);
+  selected.threshold = trace_.back().threshold;
+}
+
+template class RedSyncSelector<float>;
+template class RedSyncSelector<double>;
+
+namespace {
+
+const bool registered = [] {
+  add_selector<RedSyncSelector>("redsync",
+                                "about k entries, above a threshold searched between mean and maximum");
+  return true;
+}();
+
+}  // namespace
+}  // namespace topknot

@@ -1,0 +1,161 @@
+#include "compress/select/sidco.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "compress/select/exact.h"
+#include "compress/select/gamma_quantile.h"
+#include "compress/state.h"
+#include "nn/core/check.h"
+
+namespace topknot {
+namespace {
+
+constexpr double kFirstRatio = 0.25, kTooMany = 1.2, kTooFew = 0.8;
+constexpr std::int32_t kSteps = 5;          // between two looks at the stages
+constexpr std::int32_t kMostStages = 1100;  // log2 of the least density
+constexpr std::size_t kShortTail = 16;      // a tail of less than a 16th of the vector is worth a list
+
+double exponential_threshold(double mean, double ratio) {
+  return -mean * std::log(ratio);
+}
+double pareto_threshold(double mean, double variance, double ratio) {
+  const double shape = mean * mean / variance;
+  const double a = 0.5 * mean * (shape + 1), c = 0.5 * (shape - 1);
+  // A variance too small to say anything, and c = 0, which is the exponential distribution.
+  if (c == 0 || !std::isfinite(c)) return exponential_threshold(mean, ratio);
+  return -a * std::expm1(c * std::log(ratio)) / c;
+}
+
+}  // namespace
+
+template <class T>
+SidcoSelector<T>::SidcoSelector(const CompressOptions& options) : fixed_stages_(options.stages) {
+  if (options.distribution == "pareto")
+    distribution_ = Distribution::pareto;
+  else if (options.distribution == "gamma")
+    distribution_ = Distribution::gamma;
+  else if (options.distribution != "exponential")
+    throw UserError("compress.distribution is " + options.distribution +
+                    ": it must be exponential, pareto or gamma");
+  if (fixed_stages_ < 0 || fixed_stages_ > kMostStages)
+    throw UserError("compress.stages is " + std::to_string(options.stages) +
+                    ": it must be 0 (adaptive) or a number of fits up to " + std::to_string(kMostStages));
+}
+
+template <class T>
+void SidcoSelector<T>::select(std::span<T> u, std::span<const T> addend, const SelectStep& step,
+                              Selected<T>& selected) {
+  TOPKNOT_CHECK(step.k >= 1 && step.k <= u.size(), "k outside 1 to the vector's length");
+  trace_.clear();
+  next_ = carried_;
+  listed_ = false;
+  const MagnitudeMoments all = accumulate_with_magnitudes(u, addend);
+  if (!begin_selection(all.finite, selected)) return;
+  const std::span<const T> sum = u;
+  if (step.k < u.size() && all.largest == 0) return;
+
+  const std::int32_t stages = fixed_stages_ > 0 ? fixed_stages_ : carried_.stages;
+  const bool single = stages == 1 || step.density >= kFirstRatio;
+  const double wanted = step.density * static_cast<double>(u.size());
+  double t = -1;
+  if (step.k < u.size() && !all.constant() && wanted >= 1 && std::isnormal(all.norm))
+    t = first_threshold(sum, all, single ? step.density : kFirstRatio);
+  if (!(t >= 0) || !std::isfinite(t)) {
+    selected.threshold = magnitude_of<T>(select_exact(sum, step.k, found_, selected));
+    return;
+  }
+
+  search_.start(sum, 8 * step.k + 4096);
+  if (!single) {
+    const double ratio = std::pow(step.density / kFirstRatio, 1.0 / (stages - 1));
+    for (std::int32_t stage = 1; stage < stages; ++stage) {
+      const MagnitudeMoments tail = magnitudes_above(listed_ ? std::span<const T>(tail_.values) : sum, t);
+      const double next = tail.count == 0 || tail.constant() ? -1 : tail_threshold(tail, ratio);
+      if (!(next >= 0) || !std::isfinite(next)) break;
+      trace_.push_back({t, tail.count});
+      if (!listed_ && tail.count <= u.size() / kShortTail) {
+        search_.take(key_below<T>(t), tail.count, tail_);
+        listed_ = true;
+      }
+      t = next;
+    }
+  }
+  take(key_below<T>(t), selected);
+  selected.threshold = t;
+  trace_.push_back({t, selected.indices.size()});
+  if (fixed_stages_ == 0) learn(static_cast<double>(selected.indices.size()) / wanted, step.density);
+}
+
+template <class T>
+double SidcoSelector<T>::first_threshold(std::span<const T> u, const MagnitudeMoments& all,
+                                         double ratio) const {
+  if (distribution_ == Distribution::exponential) return exponential_threshold(all.mean, ratio);
+  if (distribution_ == Distribution::pareto) return pareto_threshold(all.mean, all.variance, ratio);
+  const double s = std::log(all.mean / all.norm) - mean_log_magnitude(u, all.norm);
+  const double shape = (3 - s + std::sqrt((s - 3) * (s - 3) + 24 * s)) / (12 * s);
+  if (!(s > 0) || !std::isfinite(shape)) return -1;  // magnitudes all but equal: no fit
+  return all.mean / shape * gamma_tail_quantile(shape, ratio);
+}
+
+template <class T>
+double SidcoSelector<T>::tail_threshold(const MagnitudeMoments& tail, double ratio) const {
+  const double mean = tail.mean - tail.smallest;
+  return tail.smallest + (distribution_ == Distribution::exponential
+                              ? exponential_threshold(mean, ratio)
+                              : pareto_threshold(mean, tail.variance, ratio));
+}
+
+template <class T>
+void SidcoSelector<T>::take(Key<T> above, Selected<T>& selected) {
+  if (!listed_) return search_.take(above, search_.count(above), selected);
+  for (std::size_t i = 0; i < tail_.indices.size(); ++i)
+    if (key_of(tail_.values[i]) > above) {
+      selected.indices.push_back(tail_.indices[i]);
+      selected.values.push_back(tail_.values[i]);
+    }
+}
+
+template <class T>
+void SidcoSelector<T>::learn(double share, double ratio) {
+  next_.sum += share;
+  if (++next_.steps < kSteps) return;
+  const double mean = next_.sum / kSteps;
+  const auto most = std::max(1, static_cast<std::int32_t>(std::ceil(std::log(ratio) / std::log(0.5))));
+  next_.stages = std::clamp(next_.stages + (mean < kTooFew) - (mean > kTooMany), 1, most);
+  next_.steps = 0;
+  next_.sum = 0;
+}
+
+template <class T>
+void SidcoSelector<T>::save(StateWriter& writer) const {
+  writer.put(carried_.stages);
+  writer.put(carried_.steps);
+  writer.put(carried_.sum);
+}
+
+template <class T>
+void SidcoSelector<T>::load(StateReader& reader) {
+  Carried carried;
+  carried.stages = reader.get<std::int32_t>();
+  carried.steps = reader.get<std::int32_t>();
+  carried.sum = reader.get<double>();
+  if (carried.stages < 1 || carried.stages > kMostStages || carried.steps < 0 || carried.steps >= kSteps ||
+      !(carried.sum >= 0) || !std::isfinite(carried.sum))
+    StateReader::fail("holds stages of sidco that cannot be");
+  carried_ = next_ = carried;
+}
+
+template class SidcoSelector<float>;
+template class SidcoSelector<double>;
+
+namespace {
+
+const bool registered = [] {
+  add_selector<SidcoSelector>("sidco",
+                              "about k entries, above a threshold from a distribution fitted in stages");
+  return true;
+}();
+
+}  // namespace
+}  // namespace topknot

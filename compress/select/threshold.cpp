@@ -1,0 +1,43 @@
+#include "compress/select/threshold.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "nn/core/check.h"
+#include "nn/core/text.h"
+
+namespace topknot {
+
+template <class T>
+ThresholdSelector<T>::ThresholdSelector(const CompressOptions& options) : threshold_(options.threshold) {
+  if (!(threshold_ > 0) || !std::isfinite(threshold_))
+    throw UserError(
+        "compress.threshold is " + short_text(threshold_) +
+        ": selection `threshold` needs a number above 0; entries whose magnitude exceeds it travel");
+}
+
+template <class T>
+void ThresholdSelector<T>::select(std::span<T> u, std::span<const T> addend, const SelectStep& step,
+                                  Selected<T>& selected) {
+  const Key<T> above = step.k == u.size() ? -1 : key_below<T>(threshold_);
+  const std::size_t limit = above < 0 ? u.size() : 2 * last_count_ + 4096;
+  accumulate_and_collect(u, addend, above, limit, found_);
+  if (!begin_selection(found_.finite(), selected)) return;
+  if (!found_.complete()) collect(std::span<const T>(u), above, u.size(), found_);
+  last_count_ = found_.count();
+  take_found(found_, selected);
+  selected.threshold = above < 0 ? 0 : threshold_;
+}
+
+template class ThresholdSelector<float>;
+template class ThresholdSelector<double>;
+
+namespace {
+
+const bool registered = [] {
+  add_selector<ThresholdSelector>("threshold", "the entries whose magnitude exceeds compress.threshold");
+  return true;
+}();
+
+}  // namespace
+}  // namespace topknot

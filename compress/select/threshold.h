@@ -1,0 +1,33 @@
+#pragma once
+// A fixed threshold: |u| > compress.threshold travels. Strom, "Scalable distributed DNN training using
+// commodity GPU cloud computing", Interspeech 2015, without its quantisation of what is sent; Dutta et al., "On
+// the discrepancy between the theoretical analysis and practical implementations of compressed communication
+// for distributed deep learning", AAAI 2020 ("hard threshold"). compress.density asks for nothing here, but for
+// 1, at which everything travels. How many are selected is not bounded (compress.capacity does).
+//
+// One pass, and a second one where far more than last time exceed the threshold. Nothing that a result depends
+// on is carried.
+
+#include "compress/select/magnitude_passes.h"
+#include "compress/select/selector.h"
+
+namespace topknot {
+
+template <class T>
+class ThresholdSelector final : public Selector<T> {
+ public:
+  // Throws UserError unless compress.threshold is finite and above 0.
+  explicit ThresholdSelector(const CompressOptions& options);
+
+  void select(std::span<T> u, std::span<const T> addend, const SelectStep& step,
+              Selected<T>& selected) override;
+  void commit(const SelectOutcome<T>&) override {}
+  void discard() override {}
+
+ private:
+  double threshold_;
+  Candidates<T> found_;
+  std::size_t last_count_ = 0;  // how much room the list gets
+};
+
+}  // namespace topknot

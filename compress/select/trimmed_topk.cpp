@@ -1,0 +1,48 @@
+#include "compress/select/trimmed_topk.h"
+
+#include <cmath>
+
+#include "compress/select/exact.h"
+#include "nn/core/check.h"
+
+namespace topknot {
+
+template <class T>
+void TrimmedTopKSelector<T>::select(std::span<T> u, std::span<const T> addend, const SelectStep& step,
+                                    Selected<T>& selected) {
+  TOPKNOT_CHECK(step.k >= 1 && step.k <= u.size(), "k outside 1 to the vector's length");
+  trace_.clear();
+  exact_ = false;
+  const MagnitudeMoments all = accumulate_with_magnitudes(u, addend);
+  if (!begin_selection(all.finite, selected)) return;
+  const std::span<const T> sum = u;
+  if (step.k < u.size() && !all.constant() && std::isfinite(all.mean)) {
+    search_.start(sum, 8 * step.k + 4096);
+    for (double q = 0.8; q >= -1; q -= 0.2) {
+      const double t = all.mean + q * (all.largest - all.mean);
+      if (t < 0) break;
+      const std::size_t count = search_.count(key_below<T>(t));
+      trace_.push_back({q, t, count});
+      if (count < step.k) continue;
+      search_.take(key_below<T>(t), count, selected);
+      selected.threshold = t;
+      return;
+    }
+  }
+  exact_ = true;
+  selected.threshold = magnitude_of<T>(select_exact(sum, step.k, found_, selected));
+}
+
+template class TrimmedTopKSelector<float>;
+template class TrimmedTopKSelector<double>;
+
+namespace {
+
+const bool registered = [] {
+  add_selector<TrimmedTopKSelector>(
+      "trimmed_topk", "at least k entries, above a threshold lowered from near the maximum in steps");
+  return true;
+}();
+
+}  // namespace
+}  // namespace topknot
