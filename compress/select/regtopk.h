@@ -12,16 +12,16 @@
 // so that for A |1 + Delta_j| is how much of the own contribution survived the average: 0 where the others
 // cancelled it. Delta_j = Q for every other entry, where w D_j is 0, and everywhere in the first step, which
 // is plain Top-k. The authors' scripts use A in the toy, regression and ResNet experiments and B in the
-// ImageNette notebook; only A converges where their claim is made (docs/studies/regtopk.md).
+// ImageNette notebook; only A converges where their claim is made (docs/studies/regtopk-regression.md).
 //
 // The scores are held relative to tanh((1 + Q) / mu), the common factor of all entries that were not sent:
-// theirs is |u_j| as it is, the others' is computed in double and rounded to T. That is the paper's order, and
-// where the factor rounds to 1, as for every sensible Q, the paper's score. One rank alone has Delta = 0, thus
-// tanh(1 / mu): RegTop-k of one rank is not Top-k.
+// theirs is |u_j| as it is, the others' is computed in double and rounded to T. That is the paper's order,
+// and where the factor rounds to 1, as for every sensible Q, the paper's score. One rank alone has Delta = 0,
+// thus tanh(1 / mu): RegTop-k of one rank is not Top-k.
 //
-// One pass in steady state, as for Top-k (compress/select/topk.h): the k-th score of the last step, lowered by
-// a margin, is a bound; the pass that adds the residual lists what may exceed it, and at most k listed entries
-// are scored anew. Otherwise radix selection over the scores. The bound never changes the answer.
+// One pass in steady state, as for Top-k (compress/select/topk.h): the k-th score of the last step, lowered
+// by a margin, is a bound; the pass that adds the residual lists what may exceed it, and at most k listed
+// entries are scored anew. Otherwise radix selection over the scores. The bound never changes the answer.
 
 #include "compress/select/passes.h"
 #include "compress/select/selector.h"

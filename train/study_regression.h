@@ -1,0 +1,32 @@
+#pragma once
+// The linear regression of RegTop-k's authors (arXiv 2409.14893 and 2501.05633; set-up as in their
+// LinearRegression.py and SynthDataSet.py): workers whose data have different optima, full-batch SGD on the
+// mean squared error, and how far the shared weights end from the shared optimum.
+//
+// Worker n has rows A_n ~ N(0, 1), its own solution t_n = m_n + N(0, 1) with m_n ~ N(0, 5), and observations
+// A_n t_n + N(0, 0.5) (variances). The weights start at U(-1, 1) / sqrt(J). Their guard that rejects long
+// steps is left out: it is no part of the method.
+
+#include <cstdint>
+#include <vector>
+
+#include "compress/compressor.h"
+
+namespace topknot {
+
+struct RegressionProblem {
+  int ranks = 20;
+  std::size_t dims = 100, rows = 500;  // J, and rows a worker
+  // By rank, such that the gradient is matrix w - rhs: (2 / rows) A^T A, dims x dims, and (2 / rows) A^T y.
+  std::vector<std::vector<double>> matrix, rhs;
+  std::vector<double> start, optimum;  // dims
+};
+RegressionProblem make_regression(std::uint64_t seed);
+
+// log10 |w - optimum|^2 after so many steps at learning rate 0.01, the arithmetic in T. Not finite where the
+// weights are not.
+template <class T>
+double regression_distance(const RegressionProblem& problem, const CompressOptions& options, double density,
+                           int iterations);
+
+}  // namespace topknot
