@@ -1,0 +1,149 @@
+// ACP-SGD: Zhang, Zhang, Shi, Chu, Li, "Evaluation and optimization of gradient compression for distributed
+// deep learning", ICDCS 2023. PowerSGD with one factor a step, and so one sum:
+// M = gradient + residual of each matrix,
+//
+//   even steps (the first is 0): Q = an orthonormal basis of the last Q; P = M Q, summed
+//   odd steps:                   P = an orthonormal basis of the last P; Q = M^T P, summed
+//   average = P Q^T with the sum / ranks; residual = M - P Q^T with the rank's own factor
+//
+// The first Q is Gaussian, the same on all ranks (in the authors' code it is drawn without a common seed; a
+// comment there asks for one). That code approximates every tensor that has columns; here those that would
+// shrink by less than compress.min_compression travel uncompressed, where a matrix shrinks by
+// numel / (rank (rows + cols) / 2). At full rank it equals the dense average only for square matrices: elsewhere
+// the larger side's basis, from the step before, does not span all of M. With aggregation weights w the sum is of w P or w Q, so that
+// sum(w residual) + ranks * average = sum(w M).
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "compress/compressor.h"
+#include "compress/lowrank/plan.h"
+#include "compress/state.h"
+#include "nn/core/check.h"
+
+namespace topknot {
+namespace {
+
+class AcpSgd final : public Compressor {
+ public:
+  AcpSgd(const CompressOptions& options, const GroupSpec& group)
+      : plan_(options, group, 0.5),
+        keeps_(lowrank::check_options(options)),
+        ranks_(group.ranks),
+        last_(plan_.q_size()) {
+    plan_.draw_q(last_);
+  }
+
+  Message encode(Slice slice, const StepInfo& info) override {
+    TOPKNOT_CHECK(phase_ == Phase::idle, "encode before the last step was committed or discarded");
+    TOPKNOT_CHECK(slice.gradient.size() == plan_.numel(), "a slice of another length than the group's");
+    TOPKNOT_CHECK(info.weights.empty() || info.weights.size() == static_cast<std::size_t>(ranks_),
+                  "one weight a rank");
+    slice_ = slice;
+    if (keeps_) lowrank::accumulate(slice.gradient, slice.spare);
+    basis_ = last_;
+    own_.resize(factor_size(sends_p_));
+    if (sends_p_) {
+      plan_.orthonormalise_q(basis_);
+      plan_.product(slice.gradient, basis_, own_);
+    } else {
+      plan_.orthonormalise_p(basis_);
+      plan_.transposed_product(slice.gradient, basis_, own_);
+    }
+    sum_.assign(own_.begin(), own_.end());
+    sum_.resize(own_.size() + plan_.plain_size());
+    plan_.copy_plain(slice.gradient, plain());
+    if (!info.weights.empty()) lowrank::scale(sum_, info.weights[static_cast<std::size_t>(info.rank)]);
+    // A rank's own product could overflow with such a factor, which the others must learn.
+    if (!lowrank::within(own_, plan_.bound())) sum_[0] = std::numeric_limits<float>::infinity();
+    phase_ = Phase::encoded;
+    Message message;
+    message.kind = Message::Kind::sum;
+    message.sum = sum_;
+    return message;
+  }
+
+  std::optional<Message> decode(const Round& round) override {
+    TOPKNOT_CHECK(phase_ == Phase::encoded, "decode without encode");
+    TOPKNOT_CHECK(round.sum.data() == sum_.data() && round.sum.size() == sum_.size(),
+                  "the sum is not in the memory that was sent");
+    finite_ = lowrank::within(factor(), plan_.bound()) &&
+              lowrank::within(plain(), std::numeric_limits<float>::max());
+    phase_ = Phase::decoded;
+    return std::nullopt;
+  }
+
+  bool finite() const override { return finite_; }
+
+  std::span<float> commit(const Outcome&) override {
+    TOPKNOT_CHECK(phase_ == Phase::decoded && finite_, "commit without a decoded, finite step");
+    lowrank::scale(sum_, 1.0f / static_cast<float>(ranks_));
+    const std::span<float> average = keeps_ ? slice_.spare : slice_.gradient;
+    using Factors = lowrank::Plan::Factors;
+    if (sends_p_)
+      plan_.rebuild(slice_.gradient, average, keeps_, Factors{own_, basis_}, Factors{factor(), basis_},
+                    plain());
+    else
+      plan_.rebuild(slice_.gradient, average, keeps_, Factors{basis_, own_}, Factors{basis_, factor()},
+                    plain());
+    last_.assign(factor().begin(), factor().end());
+    sends_p_ = !sends_p_;
+    phase_ = Phase::idle;
+    return average;
+  }
+
+  void discard() override { phase_ = Phase::idle; }
+
+  std::span<const float> accumulated() const override { return slice_.gradient; }
+  std::size_t selected() const override { return sum_.size(); }
+  // The mean of even and odd steps, rounded up.
+  std::size_t planned_bytes(double) const override {
+    return (plan_.p_size() + plan_.q_size() + 1) / 2 * sizeof(float) + plan_.plain_size() * sizeof(float);
+  }
+
+ private:
+  enum class Phase { idle, encoded, decoded };
+
+  std::size_t factor_size(bool p) const { return p ? plan_.p_size() : plan_.q_size(); }
+  std::span<float> factor() { return std::span(sum_).first(own_.size()); }
+  std::span<float> plain() { return std::span(sum_).subspan(own_.size()); }
+
+  void save(StateWriter& writer) const override {
+    TOPKNOT_CHECK(phase_ == Phase::idle, "state is saved between steps");
+    writer.put<std::uint8_t>(sends_p_ ? 1 : 0);
+    writer.put_list(last_);
+  }
+  void load(StateReader& reader) override {
+    TOPKNOT_CHECK(phase_ == Phase::idle, "state is loaded between steps");
+    const auto turn = reader.get<std::uint8_t>();
+    if (turn > 1) StateReader::fail("names a factor other than P and Q");
+    sends_p_ = turn == 1;
+    last_ = reader.get_list<float>(factor_size(!sends_p_));
+    if (!lowrank::within(last_, std::numeric_limits<float>::max()))
+      StateReader::fail("has a factor that is not finite");
+  }
+
+  lowrank::Plan plan_;
+  bool keeps_ = true;
+  int ranks_ = 1;
+  bool sends_p_ = true;      // whether the next step sends P
+  std::vector<float> last_;  // the factor that the last committed step averaged, Q at first
+  std::vector<float> basis_, own_, sum_;
+  Phase phase_ = Phase::idle;
+  Slice slice_;
+  bool finite_ = false;
+};
+
+const bool registered = [] {
+  compressors().add(
+      "acpsgd", "low-rank factors P and Q in turn, one sum a step",
+      [](const CompressOptions& options, const GroupSpec& group) -> std::unique_ptr<Compressor> {
+        return std::make_unique<AcpSgd>(options, group);
+      });
+  return true;
+}();
+
+}  // namespace
+}  // namespace topknot

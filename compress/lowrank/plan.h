@@ -1,0 +1,77 @@
+#pragma once
+// What the low-rank methods share: which tensors of a group are approximated, where their factors lie, and
+// the passes over the group. P of all matrices is one buffer, each [rows, rank] by rows; Q another, each
+// [rank, cols]: the transpose, by rows. All other tensors travel as they are, behind the factors of a message.
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "compress/compressor.h"
+#include "nn/core/rng.h"
+
+namespace topknot::lowrank {
+
+class Plan {
+ public:
+  // A tensor is approximated at rank min(compress.rank, rows, cols), where it has columns and
+  // numel / (factors_a_step * rank * (rows + cols)) exceeds compress.min_compression. factors_a_step: which
+  // share of the two factors travels a step; 1 for both, 0.5 for one in turn.
+  Plan(const CompressOptions& options, const GroupSpec& group, double factors_a_step);
+
+  std::size_t numel() const { return numel_; }
+  std::size_t p_size() const { return p_size_; }
+  std::size_t q_size() const { return q_size_; }
+  std::size_t plain_size() const { return plain_size_; }  // entries that travel as they are
+  bool any() const { return !matrices_.empty(); }
+
+  // Independent standard normal numbers, the same on all ranks.
+  void draw_q(std::span<float> q) const;
+  void orthonormalise_p(std::span<float> p);
+  void orthonormalise_q(std::span<float> q);
+
+  void product(std::span<const float> u, std::span<const float> q, std::span<float> p) const;
+  void transposed_product(std::span<const float> u, std::span<const float> p, std::span<float> q) const;
+
+  void copy_plain(std::span<const float> u, std::span<float> out) const;
+  // The averages of all tensors into `average`; what they stand for leaves u where `keeps`: own_p own_q^T for
+  // a matrix, everything for the others. `plain` is averaged.
+  struct Factors {
+    std::span<const float> p, q;
+  };
+  void rebuild(std::span<float> u, std::span<float> average, bool keeps, Factors own, Factors mean,
+               std::span<const float> plain) const;
+
+  // The largest magnitude of a factor whose product with an orthonormal one is finite for certain.
+  float bound() const;
+
+ private:
+  struct Matrix {
+    std::size_t begin, rows, cols, rank, p, q;  // p, q: where its factors begin
+  };
+  struct Piece {
+    std::size_t matrix, begin, end;  // of its rows, or columns
+  };
+  CounterRng random(std::uint32_t use, const Matrix& matrix) const;
+  void add_plain(std::size_t begin, std::size_t end);
+
+  std::size_t numel_ = 0, offset_ = 0, p_size_ = 0, q_size_ = 0, plain_size_ = 0;
+  std::uint64_t seed_ = 0;
+  std::vector<Matrix> matrices_;
+  std::vector<Piece> row_pieces_, column_pieces_;
+  std::vector<std::pair<std::size_t, std::size_t>> plain_;  // ranges of the group
+  std::vector<double> scratch_;
+};
+
+// u = gradient + residual over the gradient.
+void accumulate(std::span<float> gradient, std::span<const float> residual);
+void scale(std::span<float> x, float factor);
+// No NaN, and no magnitude above the bound.
+bool within(std::span<const float> x, float bound);
+
+// Refuses what low-rank methods have no use for; returns whether there is error feedback.
+bool check_options(const CompressOptions& options);
+
+}  // namespace topknot::lowrank

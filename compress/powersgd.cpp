@@ -1,0 +1,151 @@
+// PowerSGD: Vogels, Karimireddy, Jaggi, "PowerSGD: practical low-rank gradient compression for distributed
+// optimization", NeurIPS 2019, algorithms 1 and 2. Each tensor is a matrix M = gradient + residual, and
+//
+//   P = M Q, summed; P = an orthonormal basis of it; Q = M^T P, summed; average = P Q^T / ranks
+//
+// Q lives on as the next step's start (warm start), first Gaussian, the same on all ranks. Tensors that would
+// shrink by less than compress.min_compression, and 1-D ones, travel uncompressed with P.
+//
+// The residual is M - P Q^T with the rank's own Q, as in algorithm 2 (e_w = delta_w - decompress(C(delta_w))):
+// what this rank's own projection leaves. The authors' code subtracts the *average* P Q^T instead. The sums of
+// the residuals over the ranks are the same, and so are P, Q and every average, because these see the sums
+// alone; but the authors' residuals also carry what sets each rank's gradient apart, for ever, which grows
+// where the shards are unequal. Further differences from that code: it leaves out compression for the first
+// 100 steps; later versions compute P and Q in turn, one a step (that is acpsgd here).
+//
+// With aggregation weights w the sums are of w P and w Q, so that sum(w residual) + ranks * average =
+// sum(w M).
+
+#include <algorithm>
+#include <cstddef>
+#include <limits>
+#include <vector>
+
+#include "compress/compressor.h"
+#include "compress/lowrank/plan.h"
+#include "compress/state.h"
+#include "nn/core/check.h"
+
+namespace topknot {
+namespace {
+
+class PowerSgd final : public Compressor {
+ public:
+  PowerSgd(const CompressOptions& options, const GroupSpec& group)
+      : plan_(options, group, 1.0),
+        keeps_(lowrank::check_options(options)),
+        ranks_(group.ranks),
+        start_(plan_.q_size()),
+        sum_(plan_.p_size() + plan_.plain_size()),
+        own_q_(plan_.q_size()),
+        q_(plan_.q_size()) {
+    plan_.draw_q(start_);
+  }
+
+  Message encode(Slice slice, const StepInfo& info) override {
+    TOPKNOT_CHECK(phase_ == Phase::idle, "encode before the last step was committed or discarded");
+    TOPKNOT_CHECK(slice.gradient.size() == plan_.numel(), "a slice of another length than the group's");
+    TOPKNOT_CHECK(info.weights.empty() || info.weights.size() == static_cast<std::size_t>(ranks_),
+                  "one weight a rank");
+    slice_ = slice;
+    weight_ = info.weights.empty() ? 1.0f : info.weights[static_cast<std::size_t>(info.rank)];
+    if (keeps_) lowrank::accumulate(slice.gradient, slice.spare);
+    plan_.product(slice.gradient, start_, p());
+    plan_.copy_plain(slice.gradient, plain());
+    lowrank::scale(sum_, weight_);
+    phase_ = Phase::first;
+    return sum_of(sum_);
+  }
+
+  std::optional<Message> decode(const Round& round) override {
+    if (phase_ == Phase::first) {
+      check_sum(round, sum_);
+      finite_ = lowrank::within(sum_, std::numeric_limits<float>::max());
+      // All ranks have the same sum, so none of them sends more.
+      phase_ = finite_ && plan_.any() ? Phase::second : Phase::decoded;
+      if (phase_ == Phase::decoded) return std::nullopt;
+      plan_.orthonormalise_p(p());
+      plan_.transposed_product(slice_.gradient, p(), own_q_);
+      q_ = own_q_;
+      lowrank::scale(q_, weight_);
+      // Such a rank's own product could overflow, which the others must learn.
+      if (!lowrank::within(own_q_, plan_.bound())) q_[0] = std::numeric_limits<float>::infinity();
+      return sum_of(q_);
+    }
+    TOPKNOT_CHECK(phase_ == Phase::second, "decode without encode");
+    check_sum(round, q_);
+    finite_ = lowrank::within(q_, plan_.bound());
+    phase_ = Phase::decoded;
+    return std::nullopt;
+  }
+
+  bool finite() const override { return finite_; }
+
+  std::span<float> commit(const Outcome&) override {
+    TOPKNOT_CHECK(phase_ == Phase::decoded && finite_, "commit without a decoded, finite step");
+    const float factor = 1.0f / static_cast<float>(ranks_);
+    lowrank::scale(q_, factor);
+    lowrank::scale(plain(), factor);
+    const std::span<float> average = keeps_ ? slice_.spare : slice_.gradient;
+    plan_.rebuild(slice_.gradient, average, keeps_, {p(), own_q_}, {p(), q_}, plain());
+    start_.swap(q_);
+    phase_ = Phase::idle;
+    return average;
+  }
+
+  void discard() override { phase_ = Phase::idle; }
+
+  std::span<const float> accumulated() const override { return slice_.gradient; }
+  std::size_t selected() const override { return plan_.p_size() + plan_.q_size() + plan_.plain_size(); }
+  std::size_t planned_bytes(double) const override { return selected() * sizeof(float); }
+
+ private:
+  enum class Phase { idle, first, second, decoded };
+
+  std::span<float> p() { return std::span(sum_).first(plan_.p_size()); }
+  std::span<float> plain() { return std::span(sum_).subspan(plan_.p_size()); }
+  static Message sum_of(std::vector<float>& values) {
+    Message message;
+    message.kind = Message::Kind::sum;
+    message.sum = values;
+    return message;
+  }
+  static void check_sum(const Round& round, std::span<const float> sent) {
+    TOPKNOT_CHECK(round.sum.data() == sent.data() && round.sum.size() == sent.size(),
+                  "the sum is not in the memory that was sent");
+  }
+
+  void save(StateWriter& writer) const override {
+    TOPKNOT_CHECK(phase_ == Phase::idle, "state is saved between steps");
+    writer.put_list(start_);
+  }
+  void load(StateReader& reader) override {
+    TOPKNOT_CHECK(phase_ == Phase::idle, "state is loaded between steps");
+    start_ = reader.get_list<float>(start_.size());
+    if (!lowrank::within(start_, std::numeric_limits<float>::max()))
+      StateReader::fail("has a factor that is not finite");
+  }
+
+  lowrank::Plan plan_;
+  bool keeps_ = true;
+  int ranks_ = 1;
+  std::vector<float> start_;  // Q of the last committed step
+  std::vector<float> sum_;    // P and the uncompressed tensors
+  std::vector<float> own_q_, q_;
+  Phase phase_ = Phase::idle;
+  Slice slice_;
+  float weight_ = 1;
+  bool finite_ = false;
+};
+
+const bool registered = [] {
+  compressors().add(
+      "powersgd", "low-rank factors by one warm-started power iteration, two sums a step",
+      [](const CompressOptions& options, const GroupSpec& group) -> std::unique_ptr<Compressor> {
+        return std::make_unique<PowerSgd>(options, group);
+      });
+  return true;
+}();
+
+}  // namespace
+}  // namespace topknot

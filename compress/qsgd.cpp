@@ -1,0 +1,117 @@
+// QSGD: Alistarh, Grubic, Li, Tomioka, Vojnovic, "QSGD: communication-efficient SGD via gradient quantization
+// and encoding", NeurIPS 2017, section 3.1: a bucket v of compress.bucket entries travels as its L2 norm and,
+// for each entry, a sign and a level l of s = compress.levels: floor(s |v_i| / ||v||), or one more with the
+// probability of the fraction. Unbiased; the variance is at most min(d / s^2, sqrt(d) / s) ||v||^2 for buckets
+// of d (lemma 3.1).
+//
+// Differences: codes are of fixed width (1 + bits of s), not Elias-coded (section 3.2), which pays at few
+// levels; buckets begin anew in each selection range; a zero bucket is zeros, where the formula divides zero
+// by zero. The norm is rounded up to float, so that no entry exceeds it; where it is beyond float, the step
+// is not finite. The paper has no error feedback, nor has this by default; compress.memory: residual is taken
+// where the bound of the lemma is below 1, so that quantisation shrinks what is left and the residual cannot
+// grow without bound.
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <memory>
+
+#include "compress/no_pieces.h"
+#include "compress/parallel.h"
+#include "compress/quantise/compressor.h"
+#include "compress/quantise/random.h"
+#include "nn/core/check.h"
+#include "nn/core/simd.h"
+
+namespace topknot {
+namespace {
+
+TOPKNOT_MULTIVERSION double sum_squares(const float* x, std::size_t n) {
+  constexpr std::size_t lanes = 8;
+  double sums[lanes] = {};
+  std::size_t i = 0;
+  for (; i + lanes <= n; i += lanes)
+    for (std::size_t l = 0; l < lanes; ++l)
+      sums[l] += static_cast<double>(x[i + l]) * static_cast<double>(x[i + l]);
+  for (std::size_t l = 0; i < n; ++i, ++l) sums[l] += static_cast<double>(x[i]) * static_cast<double>(x[i]);
+  double total = 0;
+  for (const double sum : sums) total += sum;
+  return total;
+}
+
+TOPKNOT_MULTIVERSION void levels_of(const float* x, const float* uniform, std::size_t n, float norm, float s,
+                                    std::int16_t* codes) {
+  for (std::size_t i = 0; i < n; ++i) {
+    const float exact = std::min(std::fabs(x[i]) / norm, 1.0f) * s;
+    const int low = static_cast<int>(exact);
+    const int level = low + (uniform[i] < exact - static_cast<float>(low) ? 1 : 0);
+    codes[i] = static_cast<std::int16_t>(x[i] < 0 ? -level : level);
+  }
+}
+
+class LevelQuantiser final : public quantise::Quantiser {
+ public:
+  LevelQuantiser(std::uint64_t seed, int levels) : seed_(seed), levels_(static_cast<float>(levels)) {}
+
+  bool scales(std::span<const float> u, const quantise::Format& format, std::span<float> scales) override {
+    const std::size_t cells = scales.size(), threads = part_count(u.size());
+#pragma omp parallel for num_threads(static_cast <int>(threads)) schedule(static) if (threads > 1)
+    for (std::size_t cell = 0; cell < cells; ++cell) {
+      const std::size_t begin = cell == 0 ? 0 : format.cells[cell - 1];
+      const double norm = std::sqrt(sum_squares(u.data() + begin, format.cells[cell] - begin));
+      float rounded = static_cast<float>(norm);
+      if (static_cast<double>(rounded) < norm)
+        rounded = std::nextafter(rounded, std::numeric_limits<float>::infinity());
+      scales[cell] = rounded;
+    }
+    return std::all_of(scales.begin(), scales.end(), [](float norm) { return std::isfinite(norm); });
+  }
+
+  void codes(std::span<const float> u, std::size_t begin, std::size_t end, std::size_t, float scale,
+             const StepInfo& info, std::uint64_t first, std::int16_t* codes) const override {
+    if (scale == 0) {
+      std::fill_n(codes, end - begin, std::int16_t{0});
+      return;
+    }
+    constexpr std::size_t piece = 512;
+    float uniform[piece];
+    for (std::size_t i = begin; i < end; i += piece) {
+      const std::size_t n = std::min(piece, end - i);
+      quantise::uniforms(seed_, info.step, info.rank, first + (i - begin), n, uniform);
+      levels_of(u.data() + i, uniform, n, scale, levels_, codes + (i - begin));
+    }
+  }
+
+ private:
+  std::uint64_t seed_;
+  float levels_;
+};
+
+std::unique_ptr<Compressor> make_qsgd(const CompressOptions& options, const GroupSpec& group) {
+  refuse_pieces(options, "every entry at a quantised magnitude", false);
+  if (options.levels < 1 || options.levels > 32767)
+    throw UserError("compress.levels is " + std::to_string(options.levels) + ": it must be from 1 to 32767");
+  if (options.bucket < 1)
+    throw UserError("compress.bucket is " + std::to_string(options.bucket) + ": it must be at least 1");
+  const double s = options.levels, d = options.bucket;
+  const bool residual = options.memory == "residual";
+  if (residual && std::min(d / (s * s), std::sqrt(d) / s) >= 1)
+    refuse_key(options, "memory", "residual",
+               "which with so few levels for such buckets adds more error than it takes away, so that the "
+               "residual may grow without bound; set compress.levels above the root of compress.bucket, or "
+               "memory none");
+  return std::make_unique<quantise::QuantisingCompressor>(
+      std::make_unique<LevelQuantiser>(options.seed, options.levels),
+      quantise::Format{quantise::Kind::levels, static_cast<std::uint32_t>(options.levels), group.numel,
+                       quantise::cells_of(group, static_cast<std::size_t>(options.bucket))},
+      residual, group);
+}
+
+const bool registered = [] {
+  compressors().add("qsgd", "stochastic rounding to a few levels of a bucket's norm, unbiased", make_qsgd);
+  return true;
+}();
+
+}  // namespace
+}  // namespace topknot

@@ -1,0 +1,121 @@
+#include "compress/quantise/compressor.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "compress/parallel.h"
+#include "compress/select/keys.h"
+#include "compress/select/passes.h"
+#include "nn/core/check.h"
+#include "nn/core/multiply.h"
+#include "nn/core/simd.h"
+
+namespace topknot::quantise {
+namespace {
+
+// Entries worked on while they are in the first-level cache. A multiple of every code_step().
+constexpr std::size_t kTile = 5 * 8 * 64;
+
+TOPKNOT_MULTIVERSION void add(float* sum, const float* x, std::size_t n, float weight) {
+  for (std::size_t i = 0; i < n; ++i) sum[i] += weight * x[i];
+}
+TOPKNOT_MULTIVERSION void subtract(float* from, const float* x, std::size_t n) {
+  for (std::size_t i = 0; i < n; ++i) from[i] -= x[i];
+}
+
+// Calls body(begin, end) for tiles that cover [0, n).
+template <class Body>
+void for_tiles(std::size_t n, Body&& body) {
+  const std::size_t tiles = (n + kTile - 1) / kTile, threads = part_count(n);
+#pragma omp parallel for num_threads(static_cast <int>(threads)) schedule(static) if (threads > 1)
+  for (std::size_t tile = 0; tile < tiles; ++tile) body(tile * kTile, std::min(n, (tile + 1) * kTile));
+}
+
+}  // namespace
+
+QuantisingCompressor::QuantisingCompressor(std::unique_ptr<Quantiser> quantiser, Format format, bool residual,
+                                           const GroupSpec& group)
+    : quantiser_(std::move(quantiser)),
+      format_(std::move(format)),
+      residual_(residual),
+      ranks_(static_cast<std::size_t>(group.ranks)),
+      offset_(group.offset) {}
+
+Message QuantisingCompressor::encode(Slice slice, const StepInfo& info) {
+  TOPKNOT_CHECK(phase_ == Phase::idle, "encode before the last step was committed or discarded");
+  TOPKNOT_CHECK(slice.gradient.size() == format_.numel, "a slice of another length than the group's");
+  TOPKNOT_CHECK(info.weights.empty() || info.weights.size() == ranks_, "one weight a rank");
+  slice_ = slice;
+  rank_ = static_cast<std::size_t>(info.rank);
+  weights_.assign(info.weights.begin(), info.weights.end());
+  weights_.resize(ranks_, 1.0f);
+  Candidates<float> broken;
+  accumulate_and_collect(slice.gradient, std::span<const float>(residual_ ? slice.spare : std::span<float>()),
+                         largest_finite_key<float>(), 0, broken);
+  std::vector<float> scales(format_.cells.size());
+  const std::span<const float> u = slice.gradient;
+  const bool finite = broken.finite() && quantiser_->scales(u, format_, scales);
+  Message message;
+  message.kind = Message::Kind::block;
+  message.block = start_block(format_, finite);
+  if (finite) {
+    write_scales(format_, scales, message.block);
+    for_tiles(u.size(), [&](std::size_t begin, std::size_t end) {
+      std::int16_t codes[kTile];
+      std::size_t cell = cell_of(format_, begin);
+      for (std::size_t i = begin; i < end; ++cell) {
+        const std::size_t stop = std::min<std::size_t>(end, format_.cells[cell]);
+        quantiser_->codes(u, i, stop, cell, scales[cell], info, offset_ + i, codes + (i - begin));
+        i = stop;
+      }
+      write_codes(format_, {codes, end - begin}, begin, end, message.block);
+    });
+  }
+  phase_ = Phase::encoded;
+  return message;
+}
+
+std::optional<Message> QuantisingCompressor::decode(const Round& round) {
+  TOPKNOT_CHECK(phase_ == Phase::encoded, "decode without encode");
+  TOPKNOT_CHECK(round.blocks.size() == ranks_, "one block a rank");
+  finite_ = true;
+  for (const auto& block : round.blocks) finite_ &= check_block(format_, block);
+  blocks_.resize(ranks_);
+  for (std::size_t r = 0; r < ranks_ && finite_; ++r)
+    blocks_[r].assign(round.blocks[r].begin(), round.blocks[r].end());
+  phase_ = Phase::decoded;
+  return std::nullopt;
+}
+
+std::span<float> QuantisingCompressor::commit(const Outcome&) {
+  TOPKNOT_CHECK(phase_ == Phase::decoded && finite_, "commit without a decoded, finite step");
+  const std::span<float> average = residual_ ? slice_.spare : slice_.gradient;
+  const float factor = 1.0f / static_cast<float>(ranks_);
+  for_tiles(format_.numel, [&](std::size_t begin, std::size_t end) {
+    float values[kTile];
+    const std::size_t count = end - begin, first_cell = cell_of(format_, begin);
+    std::fill_n(average.data() + begin, count, 0.0f);
+    for (std::size_t r = 0; r < ranks_; ++r) {
+      std::size_t cell = first_cell;
+      read_values(format_, blocks_[r], begin, end, cell, values);
+      add(average.data() + begin, values, count, weights_[r]);
+      if (r == rank_ && residual_) subtract(slice_.gradient.data() + begin, values, count);
+    }
+    if (ranks_ > 1) multiply(average.data() + begin, count, factor);
+  });
+  phase_ = Phase::idle;
+  return average;
+}
+
+std::vector<std::uint32_t> cells_of(const GroupSpec& group, std::size_t bucket) {
+  std::vector<std::uint32_t> cells;
+  for (const auto& [begin, end] : group.segments) {
+    if (bucket > 0)
+      for (std::size_t stop = begin + bucket; stop < end; stop += bucket)
+        cells.push_back(static_cast<std::uint32_t>(stop));
+    cells.push_back(static_cast<std::uint32_t>(end));
+  }
+  return cells;
+}
+
+}  // namespace topknot::quantise

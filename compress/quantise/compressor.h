@@ -1,0 +1,63 @@
+#pragma once
+// A quantiser as a compressor: every entry travels in a few bits (compress/quantise/block.h), gathered from all
+// ranks. The average is sum_r(weight[r] * value_r) * (1 / P), added in rank order onto zeros, as that of sparse
+// contributions is. With memory residual, u = gradient + residual is quantised and the residual is u minus what
+// the other ranks decoded; with none, the gradient, and the spare memory is never touched. Nothing else is
+// carried: random numbers are streams by (step, rank) and position, so that a step can be made again.
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "compress/compressor.h"
+#include "compress/quantise/block.h"
+
+namespace topknot::quantise {
+
+// The rounding that a method is.
+class Quantiser {
+ public:
+  virtual ~Quantiser() = default;
+  // The scales of the cells, at least 0; false where an entry is, or a scale would be, no finite number.
+  virtual bool scales(std::span<const float> u, const Format& format, std::span<float> scales) = 0;
+  // The codes of entries [begin, end), all in one cell. `first`: the position of entry `begin` in the whole
+  // model, by which random numbers are drawn. Called from several threads.
+  virtual void codes(std::span<const float> u, std::size_t begin, std::size_t end, std::size_t cell,
+                     float scale, const StepInfo& info, std::uint64_t first, std::int16_t* codes) const = 0;
+};
+
+class QuantisingCompressor final : public Compressor {
+ public:
+  QuantisingCompressor(std::unique_ptr<Quantiser> quantiser, Format format, bool residual,
+                       const GroupSpec& group);
+
+  Message encode(Slice slice, const StepInfo& info) override;
+  std::optional<Message> decode(const Round& round) override;
+  bool finite() const override { return finite_; }
+  std::span<float> commit(const Outcome& outcome) override;
+  void discard() override { phase_ = Phase::idle; }
+  std::span<const float> accumulated() const override { return slice_.gradient; }
+  std::size_t selected() const override { return format_.numel; }
+  std::size_t planned_bytes(double) const override { return format_.bytes(); }
+
+ private:
+  enum class Phase { idle, encoded, decoded };
+
+  std::unique_ptr<Quantiser> quantiser_;
+  Format format_;
+  bool residual_ = true;
+  std::size_t ranks_ = 1;
+  std::uint64_t offset_ = 0;
+  Phase phase_ = Phase::idle;
+  Slice slice_;
+  std::size_t rank_ = 0;
+  std::vector<float> weights_;                  // by rank
+  std::vector<std::vector<std::byte>> blocks_;  // by rank, between decode and commit
+  bool finite_ = false;
+};
+
+// One cell a selection range, each cut into buckets where `bucket` is above 0.
+std::vector<std::uint32_t> cells_of(const GroupSpec& group, std::size_t bucket);
+
+}  // namespace topknot::quantise

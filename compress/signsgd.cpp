@@ -1,0 +1,78 @@
+// EF-signSGD: Karimireddy, Rebjock, Stich, Jaggi, "Error feedback fixes signSGD and other gradient compression
+// schemes", ICML 2019, algorithm 1 with several workers: u = gradient + residual; (||u||_1 / d) sign(u)
+// travels; the residual is u minus that. One scale a selection range (compress.scope: tensor is the paper's
+// layer-wise form). compress.memory: none is plain scaled sign.
+//
+// Differences: a bit cannot say zero, so zeros (of either sign) travel as +scale, as in the 1-bit methods of
+// DeepSpeed and GRACE, where the authors' code, which never packs, has sign(0) = 0; error feedback takes care
+// of it. The paper's residual holds lr * gradient; ours holds gradients, which is the same at a constant rate,
+// and leaves momentum to the optimizer.
+
+#include <cmath>
+#include <memory>
+#include <vector>
+
+#include "compress/no_pieces.h"
+#include "compress/parallel.h"
+#include "compress/quantise/compressor.h"
+#include "nn/core/simd.h"
+
+namespace topknot {
+namespace {
+
+// Over eight lanes, which are added in order.
+TOPKNOT_MULTIVERSION double sum_magnitudes(const float* x, std::size_t n) {
+  constexpr std::size_t lanes = 8;
+  double sums[lanes] = {};
+  std::size_t i = 0;
+  for (; i + lanes <= n; i += lanes)
+    for (std::size_t l = 0; l < lanes; ++l) sums[l] += static_cast<double>(std::fabs(x[i + l]));
+  for (std::size_t l = 0; i < n; ++i, ++l) sums[l] += static_cast<double>(std::fabs(x[i]));
+  double total = 0;
+  for (const double sum : sums) total += sum;
+  return total;
+}
+
+TOPKNOT_MULTIVERSION void signs(const float* x, std::size_t n, std::int16_t* codes) {
+  for (std::size_t i = 0; i < n; ++i) codes[i] = x[i] < 0 ? 1 : 0;
+}
+
+class SignQuantiser final : public quantise::Quantiser {
+ public:
+  bool scales(std::span<const float> u, const quantise::Format& format, std::span<float> scales) override {
+    std::size_t begin = 0;
+    for (std::size_t cell = 0; cell < scales.size(); ++cell) {
+      const std::size_t n = format.cells[cell] - begin;
+      std::vector<double> sums((n + kChunk - 1) / kChunk);
+      for_parts(n, part_count(n), [&](std::size_t, std::size_t from, std::size_t to) {
+        for (std::size_t i = from; i < to; i += kChunk)
+          sums[i / kChunk] = sum_magnitudes(u.data() + begin + i, std::min(kChunk, to - i));
+      });
+      double total = 0;
+      for (const double sum : sums) total += sum;
+      scales[cell] = static_cast<float>(total / static_cast<double>(n));
+      begin += n;
+    }
+    return true;
+  }
+  void codes(std::span<const float> u, std::size_t begin, std::size_t end, std::size_t, float,
+             const StepInfo&, std::uint64_t, std::int16_t* codes) const override {
+    signs(u.data() + begin, end - begin, codes);
+  }
+};
+
+const bool registered = [] {
+  compressors().add(
+      "signsgd", "signs and one mean magnitude, with error feedback",
+      [](const CompressOptions& options, const GroupSpec& group) -> std::unique_ptr<Compressor> {
+        refuse_pieces(options, "the sign of every entry", false);
+        return std::make_unique<quantise::QuantisingCompressor>(
+            std::make_unique<SignQuantiser>(),
+            quantise::Format{quantise::Kind::sign, 1, group.numel, quantise::cells_of(group, 0)},
+            options.memory != "none", group);
+      });
+  return true;
+}();
+
+}  // namespace
+}  // namespace topknot

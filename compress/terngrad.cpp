@@ -1,0 +1,112 @@
+// TernGrad: Wen, Xu, Yan, Wu, Wang, Chen, Li, "TernGrad: ternary gradients to reduce communication in
+// distributed deep learning", NeurIPS 2017: entries are clipped at compress.clip_sigma standard deviations
+// (section 3.3, layer-wise: compress.scope tensor), s is the largest magnitude left, and an entry travels as
+// s sign(x) with probability |x| / s, else as 0. Unbiased for the clipped gradient; clipping trades bias for
+// variance, as the paper does; clip_sigma 0 is unbiased.
+//
+// Differences: the paper's ranks share one s, the largest of all, so that a parameter server can add integers;
+// here every rank's message has its own s and is added as floats. The standard deviation is about the mean, of
+// the population, as in the authors' code; where it is 0 (one element, a constant) there is no clipping, which
+// would lose all of it. Five entries travel in a byte.
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <vector>
+
+#include "compress/no_pieces.h"
+#include "compress/parallel.h"
+#include "compress/quantise/compressor.h"
+#include "compress/quantise/random.h"
+#include "compress/select/keys.h"
+#include "compress/select/passes.h"
+#include "nn/core/check.h"
+#include "nn/core/simd.h"
+
+namespace topknot {
+namespace {
+
+TOPKNOT_MULTIVERSION float largest(const float* x, std::size_t n) {
+  Key<float> key = 0;
+  for (std::size_t i = 0; i < n; ++i) key = std::max(key, key_of(x[i]));
+  return magnitude_of<float>(key);
+}
+
+TOPKNOT_MULTIVERSION void draw(const float* x, const float* uniform, std::size_t n, float scale,
+                               std::int16_t* codes) {
+  for (std::size_t i = 0; i < n; ++i) {
+    const int sign = x[i] < 0 ? -1 : 1;
+    codes[i] = static_cast<std::int16_t>(uniform[i] < std::fabs(x[i]) / scale ? sign : 0);
+  }
+}
+
+class TernaryQuantiser final : public quantise::Quantiser {
+ public:
+  TernaryQuantiser(std::uint64_t seed, double clip) : seed_(seed), clip_(clip) {}
+
+  bool scales(std::span<const float> u, const quantise::Format& format, std::span<float> scales) override {
+    std::size_t begin = 0;
+    for (std::size_t cell = 0; cell < scales.size(); ++cell) {
+      const std::size_t n = format.cells[cell] - begin;
+      const std::span<const float> x = u.subspan(begin, n);
+      std::vector<float> most(part_count(n));
+      for_parts(n, most.size(), [&](std::size_t part, std::size_t from, std::size_t to) {
+        most[part] = largest(x.data() + from, to - from);
+      });
+      scales[cell] = *std::max_element(most.begin(), most.end());
+      const float bound = static_cast<float>(clip_ * deviation(x));
+      if (bound > 0 && bound < scales[cell]) scales[cell] = bound;
+      begin += n;
+    }
+    return true;
+  }
+
+  void codes(std::span<const float> u, std::size_t begin, std::size_t end, std::size_t, float scale,
+             const StepInfo& info, std::uint64_t first, std::int16_t* codes) const override {
+    if (scale == 0) {
+      std::fill_n(codes, end - begin, std::int16_t{0});
+      return;
+    }
+    constexpr std::size_t piece = 512;
+    float uniform[piece];
+    for (std::size_t i = begin; i < end; i += piece) {
+      const std::size_t n = std::min(piece, end - i);
+      quantise::uniforms(seed_, info.step, info.rank, first + (i - begin), n, uniform);
+      draw(u.data() + i, uniform, n, scale, codes + (i - begin));
+    }
+  }
+
+ private:
+  // Of the population; 0 where nothing is to be clipped.
+  double deviation(std::span<const float> x) const {
+    if (clip_ == 0 || x.size() < 2) return 0;
+    // Without an addend nothing is written.
+    const std::span<float> as_is(const_cast<float*>(x.data()), x.size());
+    const double n = static_cast<double>(x.size());
+    return accumulate_with_moments(as_is, std::span<const float>()).deviation * std::sqrt((n - 1) / n);
+  }
+
+  std::uint64_t seed_;
+  double clip_;
+};
+
+std::unique_ptr<Compressor> make_terngrad(const CompressOptions& options, const GroupSpec& group) {
+  refuse_pieces(options, "every entry as -s, 0 or s", false);
+  if (!(options.clip_sigma >= 0) || !std::isfinite(options.clip_sigma))
+    throw UserError("compress.clip_sigma must be a number of standard deviations, or 0 for no clipping");
+  if (options.memory == "residual")
+    refuse_key(options, "memory", "residual",
+               "whose rounding adds more error than it takes away, so that the residual would grow without "
+               "bound; use signsgd or qsgd for error feedback");
+  return std::make_unique<quantise::QuantisingCompressor>(
+      std::make_unique<TernaryQuantiser>(options.seed, options.clip_sigma),
+      quantise::Format{quantise::Kind::ternary, 1, group.numel, quantise::cells_of(group, 0)}, false, group);
+}
+
+const bool registered = [] {
+  compressors().add("terngrad", "each entry -s, 0 or s, at random by its magnitude", make_terngrad);
+  return true;
+}();
+
+}  // namespace
+}  // namespace topknot
