@@ -64,6 +64,8 @@ struct StepInfo {
   std::span<const float> weights;
   int rank = 0;
   double lr = 1.0;  // the step's learning rate, for compress.lr_inside
+  // The weights before they were rounded to float, for steps in double; or empty.
+  std::span<const double> unrounded_weights = {};
 };
 
 // What became of this rank's message.
@@ -71,6 +73,12 @@ struct Outcome {
   // Entries (positions in the group) this rank sent that the collective did not accept; they go back to the
   // residual.
   std::span<const std::uint32_t> rejected;
+};
+
+// One rank's contribution to the average, before its weight, as the ranks decoded it.
+struct Contributed {
+  std::span<const std::uint32_t> indices;  // positions in the group, strictly ascending
+  std::span<const float> values;           // at the indices, or where there are none, of the whole group
 };
 
 class Compressor {
@@ -94,6 +102,9 @@ class Compressor {
 
   // The accumulated gradient u, between encode and commit, where the method has one; for studies.
   virtual std::span<const float> accumulated() const { return {}; }
+
+  // What this rank contributed, between the last decode and commit, where the method knows it; for studies.
+  virtual std::optional<Contributed> contributed() const { return std::nullopt; }
 
   // Of the last encode, for metrics and logs.
   virtual std::size_t selected() const { return 0; }  // entries sent

@@ -25,6 +25,10 @@ class SparseCompressor final : public Compressor {
   void discard() override;
   GradientForm form() const override { return step_.form(); }
   std::span<const float> accumulated() const override { return step_.accumulated(); }
+  std::optional<Contributed> contributed() const override {
+    const Entries<float>& own = received_[static_cast<std::size_t>(rank_)];
+    return Contributed{own.indices, own.values};
+  }
   std::size_t selected() const override { return step_.sent().indices.size(); }
   double threshold() const override { return step_.threshold(); }
   std::size_t over_capacity() const override { return step_.over_capacity(); }

@@ -42,7 +42,9 @@ const Entries<T>& SparseStep<T>::encode(std::span<T> gradient, std::span<T> spar
   spare_ = spare;
   rank_ = info.rank;
   weights_.assign(info.weights.begin(), info.weights.end());
-  weights_.resize(static_cast<std::size_t>(group_.ranks), 1.0f);
+  if (std::is_same_v<T, double> && !info.unrounded_weights.empty())
+    weights_.assign(info.unrounded_weights.begin(), info.unrounded_weights.end());
+  weights_.resize(static_cast<std::size_t>(group_.ranks), 1.0);
   if (lr_inside_)
     for_parts(gradient.size(), part_count(gradient.size()),
               [&](std::size_t, std::size_t begin, std::size_t end) {
@@ -138,7 +140,7 @@ std::span<T> SparseStep<T>::commit(std::span<const Entries<T>> received, const O
     result.indices = relative;
     result.sent = std::span(own.values).subspan(first, last - first);
     result.average = average.subspan(begin, end - begin);
-    result.weight = static_cast<double>(weights_[static_cast<std::size_t>(rank_)]) / group_.ranks;
+    result.weight = weights_[static_cast<std::size_t>(rank_)] / group_.ranks;
     selectors_[s]->commit(result);
   }
   memory_->finish(average);

@@ -65,7 +65,7 @@ class SparseStep {
   bool in_step_ = false, all_ = false;  // all_: every entry travels, the selectors were not asked
   std::span<T> gradient_, spare_;
   int rank_ = 0;
-  std::vector<float> weights_;  // by rank
+  std::vector<double> weights_;  // by rank
   Entries<T> sent_;
   std::vector<std::pair<std::size_t, std::size_t>> cuts_;  // each segment's entries in sent_
   Selected<T> selected_;                                   // scratch

@@ -40,5 +40,8 @@ inline Outcome train(const std::string& arguments) {
 inline Outcome compare(const std::string& arguments) {
   return run_command(TOPKNOT_BIN "/compare " + arguments);
 }
+inline Outcome sparsify(const std::string& arguments) {
+  return run_command(TOPKNOT_BIN "/sparsify " + arguments);
+}
 
 }  // namespace topknot

@@ -1,0 +1,118 @@
+// The program sparsify as a user runs it: what it prints, what it refuses, what it leaves behind.
+#include <filesystem>
+#include <fstream>
+
+#include "tests/cli/command.h"
+#include "tests/data/temp_folder.h"
+#include "tests/support/catch.h"
+#include "train/npy.h"
+
+using namespace topknot;
+
+namespace {
+
+struct Bench {
+  TempFolder temp;
+  std::string input = temp.at("g.npy"), out = temp.at("out.jsonl");
+  Bench() { write_npy(input, {2, 2, 3}, std::vector<float>{1, -4, 2, 0.5f, 0, 8, 1, 1, 1, 2, 2, 2}); }
+  std::size_t files() const {
+    return static_cast<std::size_t>(std::distance(std::filesystem::directory_iterator(temp.str()),
+                                                  std::filesystem::directory_iterator()));
+  }
+};
+
+void check_refused(const Outcome& outcome, std::initializer_list<const char*> words) {
+  INFO(outcome.output);
+  CHECK(outcome.code == 2);
+  CHECK(outcome.count("sparsify: ") == 1);
+  for (const char* word : words) CHECK(outcome.has(word));
+}
+
+}  // namespace
+
+TEST_CASE("sparsify writes its lines and sums them up") {
+  const Bench bench;
+  const Outcome outcome =
+      sparsify(bench.input + " --compressor topk --density 0.4 --weights 1,3 --out " + bench.out);
+  INFO(outcome.output);
+  CHECK(outcome.code == 0);
+  CHECK(outcome.has("2 steps of 2 ranks, 3 elements; mean count 1 = 1 k"));
+  CHECK(outcome.has("24 up, 24 down; dense over up: 0.5"));
+  std::ifstream stream(bench.out);
+  std::string line;
+  std::getline(stream, line);
+  CHECK(line == R"({"step":0,"rank":0,"count":1,"threshold":4,"indices":[1],"values":[-4],"bytes_up":24})");
+  std::getline(stream, line);
+  std::getline(stream, line);
+  CHECK(line == R"({"step":0,"aggregate":true,"indices":[1,2],"values":[-1,6],)"
+                R"("bytes_down":[24,24],"dense_bytes":12})");
+  CHECK(bench.files() == 2);
+}
+
+TEST_CASE("sparsify writes to standard output, to links and to devices without replacing them") {
+  const Bench bench;
+  const std::string command = bench.input + " --compressor topk memory=none --density 1 --out ";
+  const Outcome outcome = sparsify(command + "-");
+  CHECK(outcome.code == 0);
+  CHECK(outcome.count("\"aggregate\":true") == 2);
+  CHECK(sparsify(command + "/dev/stdout | cat").count("\"aggregate\":true") == 2);
+  CHECK(std::filesystem::is_character_file("/dev/null"));
+  CHECK(sparsify(command + "/dev/null").code == 0);
+  CHECK(std::filesystem::is_character_file("/dev/null"));
+  bench.temp.write("real.jsonl", {});
+  std::filesystem::create_symlink("real.jsonl", bench.temp.at("link.jsonl"));
+  CHECK(sparsify(command + bench.temp.at("link.jsonl")).code == 0);
+  CHECK(std::filesystem::is_symlink(bench.temp.at("link.jsonl")));
+  CHECK(std::filesystem::file_size(bench.temp.at("real.jsonl")) > 0);
+}
+
+TEST_CASE("sparsify teaches itself") {
+  for (const char* how : {"", "--help"}) {
+    const Outcome outcome = sparsify(how);
+    CHECK(outcome.code == 0);
+    for (const char* word : {"--weights", "--precision", "Examples", "key=value"}) CHECK(outcome.has(word));
+  }
+  const Outcome list = sparsify("--list");
+  CHECK(list.has("topk  [float64 too]"));
+  CHECK(list.has("dense  "));
+}
+
+TEST_CASE("sparsify refuses what is missing or wrong on its command line") {
+  const Bench bench;
+  const std::string out = " --out " + bench.out;
+  check_refused(sparsify("--compressor topk" + out), {"no input"});
+  check_refused(sparsify(bench.input + out), {"--compressor", "--list"});
+  check_refused(sparsify(bench.input + " --compressor topk"), {"--out"});
+  check_refused(sparsify(bench.input + " --compresor topk" + out), {"--compresor", "--help"});
+  check_refused(sparsify(bench.input + " --compressor topk --density 2" + out), {"compress.density", "2"});
+  check_refused(sparsify(bench.input + " --compressor topk --density x" + out), {"compress.density", "x"});
+  check_refused(sparsify(bench.input + " --compressor gausiank" + out), {"did you mean", "gaussiank"});
+  check_refused(sparsify(bench.input + " --compressor topk cod=raw" + out), {"did you mean", "code"});
+  check_refused(sparsify(bench.temp.at("absent.npy") + " --compressor topk" + out),
+                {"absent.npy", "No such file"});
+  check_refused(sparsify(bench.temp.str() + " --compressor topk" + out), {"is a folder"});
+  CHECK(bench.files() == 1);
+}
+
+TEST_CASE("sparsify refuses outputs that cannot be written, and leaves nothing") {
+  const Bench bench;
+  const std::string command = bench.input + " --compressor topk --out ";
+  check_refused(sparsify(command + bench.temp.at("no/out.jsonl")), {"no/out.jsonl", "No such file"});
+  check_refused(sparsify(command + bench.temp.str()), {"is a folder"});
+  check_refused(sparsify(command + bench.input), {"is the input"});
+  check_refused(sparsify(command + "/dev/full"), {"/dev/full", "No space left"});
+  CHECK(sparsify(command + "- > /dev/full").code == 2);
+  CHECK(bench.files() == 1);
+}
+
+TEST_CASE("sparsify leaves an earlier output as it was where a run fails") {
+  const Bench bench;
+  bench.temp.write("out.jsonl", {'o', 'l', 'd'});
+  // A limit on the size of files stands in for a disk that fills up on the way.
+  write_npy(bench.input, {400, 100}, std::vector<float>(40000, 1.0f));
+  const Outcome outcome = run_command("trap \"\" XFSZ; ulimit -f 16; " TOPKNOT_BIN "/sparsify " +
+                                      bench.input + " --compressor topk --density 1 --out " + bench.out);
+  check_refused(outcome, {"out.jsonl", "File too large"});
+  CHECK(std::filesystem::file_size(bench.out) == 3);
+  CHECK(bench.files() == 2);
+}
