@@ -38,6 +38,7 @@ class QuantisingCompressor final : public Compressor {
   std::span<float> commit(const Outcome& outcome) override;
   void discard() override { phase_ = Phase::idle; }
   std::span<const float> accumulated() const override { return slice_.gradient; }
+  std::optional<Contributed> contributed() const override;
   std::size_t selected() const override { return format_.numel; }
   std::size_t planned_bytes(double) const override { return format_.bytes(); }
 
@@ -55,6 +56,7 @@ class QuantisingCompressor final : public Compressor {
   std::vector<float> weights_;                  // by rank
   std::vector<std::vector<std::byte>> blocks_;  // by rank, between decode and commit
   bool finite_ = false;
+  mutable std::vector<float> contributed_;  // decoded where somebody asks
 };
 
 // One cell a selection range, each cut into buckets where `bucket` is above 0.

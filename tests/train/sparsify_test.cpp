@@ -234,6 +234,26 @@ TEST_CASE("sparsify: dense sums its messages, weighted, and its ranks' lines are
   CHECK(summary.mean_ratio == 1);
 }
 
+TEST_CASE("sparsify: a quantiser's ranks show what they contributed, and it is what is averaged") {
+  constexpr std::size_t d = 40;
+  for (const std::string name : {"signsgd", "qsgd", "terngrad"}) {
+    SparsifyOptions options;
+    options.compressor = name;
+    const auto lines = lines_of({2, 2, d}, random_values(4 * d), options);
+    for (std::size_t first = 0; first < 6; first += 3) {
+      std::vector<float> sum(d), average(d);
+      for (std::size_t r = 0; r < 2; ++r)
+        for (std::size_t i = 0; i < lines[first + r]["indices"].size(); ++i)
+          sum[lines[first + r]["indices"][i]] += lines[first + r]["values"][i].get<float>();
+      for (std::size_t i = 0; i < lines[first + 2]["indices"].size(); ++i)
+        average[lines[first + 2]["indices"][i]] = lines[first + 2]["values"][i].get<float>();
+      for (float& x : sum) x *= 0.5f;
+      CHECK(average == sum);
+      CHECK(std::count(average.begin(), average.end(), 0.0f) < static_cast<int>(d));
+    }
+  }
+}
+
 TEST_CASE("sparsify: entries that cancel stay in the aggregate's list") {
   const auto lines = lines_of({1, 2, 2}, {3, 1, -3, 1}, in_double("topk", {"density=0.5"}));
   CHECK(lines[2]["indices"] == Json{0});
