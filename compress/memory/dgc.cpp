@@ -1,7 +1,10 @@
 #include "compress/memory/dgc.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
-#include <new>
+#include <cstdlib>
+#include <string>
 #include <vector>
 
 #include "compress/memory/dgc_kernels.h"
@@ -12,18 +15,24 @@
 namespace topknot {
 namespace {
 
-constexpr std::align_val_t kAlignment{64};
+constexpr std::size_t kAlignment = 64, kHugePage = std::size_t{1} << 21;
 
 }  // namespace
 
 template <class T>
 void DgcMemory<T>::Free::operator()(T* p) const {
-  ::operator delete(p, kAlignment);
+  std::free(p);
 }
 
 template <class T>
 typename DgcMemory<T>::Buffer DgcMemory<T>::allocate(std::size_t size) {
-  return Buffer(static_cast<T*>(::operator new(size * sizeof(T), kAlignment)));
+  const std::size_t unit = size * sizeof(T) >= kHugePage ? kHugePage : kAlignment;
+  const std::size_t bytes = (size * sizeof(T) + unit - 1) / unit * unit;
+  void* data = std::aligned_alloc(unit, bytes);
+  if (!data) throw Error("out of memory: could not allocate " + std::to_string(bytes) + " bytes");
+  // A quarter off the pass, where the system has such pages; a hint, so its failure does not matter.
+  if (unit == kHugePage) madvise(data, bytes, MADV_HUGEPAGE);
+  return Buffer(static_cast<T*>(data));
 }
 
 template <class T>
