@@ -4,6 +4,7 @@
 #include <cmath>
 #include <set>
 
+#include "compress/byte_count.h"
 #include "nn/core/check.h"
 
 namespace topknot {
@@ -112,12 +113,17 @@ void sum_up(const std::vector<Run>& runs, Method& method) {
   method.last = over(runs, method, [](const Run& r) { return r.last; });
   method.images_per_second = over(runs, method, [](const Run& r) { return r.images_per_second; });
   method.wall_seconds = over(runs, method, [](const Run& r) { return r.wall_seconds; });
-  method.bytes_a_step = over(runs, method, [](const Run& r) {
+  const auto a_step = [](const Run& r, double total) {
     const auto steps = r.metrics.end ? r.metrics.end->steps : r.metrics.steps.back().step;
-    return steps > 0 ? r.bytes_sent / static_cast<double>(steps) : kAbsent;
+    return steps > 0 ? total / static_cast<double>(steps) : kAbsent;
+  };
+  method.bytes_a_step = over(runs, method, [&](const Run& r) { return a_step(r, r.bytes_sent); });
+  method.received_a_step = over(runs, method, [&](const Run& r) { return a_step(r, r.bytes_received); });
+  const Stat ratio = over(runs, method, [](const Run& r) {
+    const ByteCount bytes{static_cast<std::uint64_t>(std::llround(r.bytes_sent)), 0,
+                          static_cast<std::uint64_t>(std::llround(r.bytes_dense))};
+    return bytes.upload > 0 ? bytes.ratio() : kAbsent;
   });
-  const Stat ratio = over(
-      runs, method, [](const Run& r) { return r.bytes_sent > 0 ? r.bytes_dense / r.bytes_sent : kAbsent; });
   method.dense_ratio = ratio.mean;
   for (double StepTimes::*part :
        {&StepTimes::data, &StepTimes::forward, &StepTimes::backward, &StepTimes::encode, &StepTimes::exposed,

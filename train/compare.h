@@ -39,6 +39,7 @@ struct Run {
   double images_per_second = kAbsent;
   double wall_seconds = kAbsent;
   double bytes_sent = 0, bytes_dense = 0;  // totals so far
+  double bytes_received = kAbsent;         // absent from files of earlier versions
   std::vector<double> sent_so_far;         // by step record, running total
   StepTimes times;
 };
@@ -60,7 +61,7 @@ struct Method {
   bool dense = false;
   std::optional<std::size_t> baseline;  // the dense method with the fewest other differences
 
-  Stat best, last, images_per_second, wall_seconds, bytes_a_step, seconds_to_target;
+  Stat best, last, images_per_second, wall_seconds, bytes_a_step, received_a_step, seconds_to_target;
   int reached = 0;                   // counted runs that met the target
   double dense_ratio = kAbsent;      // bytes_dense / bytes_sent
   double speed_up = kAbsent;         // images a second over the baseline's
@@ -105,6 +106,10 @@ Table run_table(const Comparison& comparison);         // every run by itself
 
 std::string table_text(const Table& table);                 // aligned, for a terminal
 std::string comparison_text(const Comparison& comparison);  // what `compare` prints
+
+// One row a method with plain numbers, for other programs: seconds, bytes a step, accuracies from 0 to 1; each
+// mean is followed by its sample deviation. Empty where absent. The first row has the names.
+std::string comparison_csv(const Comparison& comparison);
 
 // The whole page, self-contained: no network, no script.
 std::string report_html(const Comparison& comparison);

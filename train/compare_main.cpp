@@ -1,4 +1,4 @@
-// compare RUN... [--out report.html] [--target ACCURACY]
+// compare RUN... [--out report.html] [--csv FILE] [--target ACCURACY]
 
 #include <CLI/CLI.hpp>
 #include <charconv>
@@ -13,11 +13,12 @@ namespace {
 
 constexpr const char* kText =
     "compare: puts runs of `train` side by side.\n\n"
-    "  compare RUN... [--out report.html] [--target ACCURACY]\n\n"
+    "  compare RUN... [--out report.html] [--csv FILE] [--target ACCURACY]\n\n"
     "RUN is a run folder, or a folder of run folders. A table is printed, and a self-contained page "
     "written.\n"
     "Runs that differ in seed alone are one method: mean and spread. Speed-ups are over the dense run.\n\n"
     "  --out FILE      where the page goes (default: report.html)\n"
+    "  --csv FILE      the numbers too, one row a method\n"
     "  --target ACC    accuracy to measure the time to, 0.7 or 70% (default: 95 % of the best dense "
     "accuracy)\n\n"
     "Examples:\n"
@@ -38,12 +39,13 @@ double parse_accuracy(std::string text) {
 
 int run(int argc, char** argv) {
   std::vector<std::string> arguments;
-  std::string out = "report.html", target;
+  std::string out = "report.html", csv, target;
   bool help = false;
   CLI::App app("compare");
   app.set_help_flag();
   app.add_flag("-h,--help", help);
   app.add_option("--out", out);
+  app.add_option("--csv", csv);
   app.add_option("--target", target);
   app.add_option("runs", arguments);
   try {
@@ -62,6 +64,7 @@ int run(int argc, char** argv) {
   for (const auto& folder : topknot::find_runs(arguments)) runs.push_back(topknot::read_run(folder));
   const auto comparison = topknot::compare_runs(std::move(runs), wanted);
   topknot::write_file(out, topknot::report_html(comparison));
+  if (!csv.empty()) topknot::write_file(csv, topknot::comparison_csv(comparison));
   std::cout << topknot::comparison_text(comparison) << "\nReport: " << out << "\n";
   return std::cout.flush() ? 0 : 1;
 }

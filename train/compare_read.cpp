@@ -74,11 +74,13 @@ void derive(Run& run) {
     if (std::isnan(run.best) || (accuracy ? value > run.best : value < run.best)) run.best = value;
   }
   std::int64_t before = 0;
+  double received = 0;
   for (const StepRecord& step : m.steps) {
     const auto count = static_cast<double>(std::max<std::int64_t>(1, step.step - before));
     before = step.step;
     run.bytes_sent += count * step.bytes_sent;
     run.bytes_dense += count * step.bytes_dense;
+    received += count * step.bytes_received;
     run.sent_so_far.push_back(run.bytes_sent);
   }
   run.times = mean_times(m.steps);
@@ -93,7 +95,9 @@ void derive(Run& run) {
     run.wall_seconds = m.end->wall_seconds;
     run.bytes_sent = m.end->bytes_sent;
     run.bytes_dense = m.end->bytes_dense;
+    received = m.end->bytes_received;
   }
+  if (received > 0 || run.config.dist.ranks == 1) run.bytes_received = received;
 }
 
 }  // namespace

@@ -81,7 +81,7 @@ Table result_table(const Comparison& c) {
     table.header.push_back("time to " + format("%.1f", 100 * c.target) + " %");
     table.header.push_back("speed-up to it");
   }
-  for (const char* name : {"training time", "images/s", "speed-up", "sent a step", "compression"})
+  for (const char* name : {"training time", "images/s", "speed-up", "sent a step", "received", "compression"})
     table.header.push_back(name);
   for (const Method& m : c.methods) {
     std::vector<std::string> row = {m.name, runs_text(m), quality_text(c, m.best), quality_text(c, m.last)};
@@ -93,6 +93,7 @@ Table result_table(const Comparison& c) {
     row.push_back(with_deviation(m.images_per_second, rate_pattern(m.images_per_second.mean), 1, ""));
     row.push_back(times(m.speed_up));
     row.push_back(m.bytes_a_step.count ? format_bytes(m.bytes_a_step.mean) : kNone);
+    row.push_back(m.received_a_step.count ? format_bytes(m.received_a_step.mean) : kNone);
     row.push_back(std::isfinite(m.dense_ratio)
                       ? format(m.dense_ratio < 10 ? "%.2f" : "%.0f", m.dense_ratio) + "×"
                       : kNone);
@@ -184,6 +185,33 @@ std::string table_text(const Table& table) {
   for (const auto w : widths) total += w;
   text += std::string(total, '-') + "\n";
   for (const auto& row : table.rows) line(row);
+  return text;
+}
+
+std::string comparison_csv(const Comparison& c) {
+  const std::string quality = c.has_accuracy ? "accuracy" : "loss";
+  const std::pair<std::string, Stat Method::*> columns[] = {{"best_" + quality, &Method::best},
+                                                            {"final_" + quality, &Method::last},
+                                                            {"wall_seconds", &Method::wall_seconds},
+                                                            {"images_per_second", &Method::images_per_second},
+                                                            {"seconds_to_target", &Method::seconds_to_target},
+                                                            {"bytes_sent", &Method::bytes_a_step},
+                                                            {"bytes_received", &Method::received_a_step}};
+  std::string text = "method,runs,complete";
+  for (const auto& [name, stat] : columns) text += "," + name + "," + name + "_deviation";
+  text += ",bytes_ratio\n";
+  const auto cell = [](double value) { return std::isfinite(value) ? format("%.9g", value) : std::string(); };
+  for (const Method& m : c.methods) {
+    std::string name;
+    for (const char sign : m.name) name += sign == '"' ? "\"\"" : std::string(1, sign);
+    text += "\"" + name + "\"," + std::to_string(m.runs.size()) + "," +
+            std::to_string(m.complete ? m.counted.size() : 0);
+    for (const auto& [column, stat] : columns) {
+      const Stat& s = m.*stat;
+      text += "," + cell(s.mean) + "," + (s.count > 1 ? cell(s.deviation) : "");
+    }
+    text += "," + cell(m.dense_ratio) + "\n";
+  }
   return text;
 }
 

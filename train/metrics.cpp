@@ -211,10 +211,6 @@ void write_metrics_csv(const Metrics& metrics, const std::string& path) {
   if (!written || !closed) throw UserError(path + ": writing failed: " + reason());
 }
 
-double bytes_ratio(double dense, double sent) {
-  return sent > 0 ? dense / sent : 0;
-}
-
 double quantile(std::vector<double> values, double q) {
   if (values.empty()) return 0;
   std::sort(values.begin(), values.end());

@@ -16,7 +16,7 @@ namespace topknot {
 inline constexpr std::size_t kWarmUpSteps = 5;
 
 // One training step. Numbers that belong to a rank (bytes, seconds) are the mean over ranks where the trainer
-// has it, else rank 0's.
+// has it, else rank 0's; bytes are counted as compress/byte_count.h says.
 struct StepRecord {
   std::int64_t step = 0;  // 1 after the first step
   double epoch = 0;       // epochs done, with fraction
@@ -128,9 +128,6 @@ Metrics read_metrics(const std::string& path);
 
 // One row a step, fixed columns, header once; evaluation columns are filled on the step that was evaluated.
 void write_metrics_csv(const Metrics& metrics, const std::string& path);
-
-// How many times less than dense was sent; 0 where nothing was.
-double bytes_ratio(double dense, double sent);
 
 // The q-quantile (0 to 1) of values, linear between neighbours; 0 where there are none.
 double quantile(std::vector<double> values, double q);

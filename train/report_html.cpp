@@ -213,7 +213,9 @@ std::string report_html(const Comparison& c) {
       "Times are of training alone: evaluation and start-up are left out and stand in the table of runs. "
       "Speed-ups are over the dense run. ± is the standard deviation over seeds. <i>Compression</i>: four "
       "bytes "
-      "a parameter and step, over what a rank really sent, headers included.</p>\n";
+      "a parameter and step, over what a rank really sent, headers included; <i>received</i> is what came "
+      "from the other "
+      "ranks in a step.</p>\n";
 
   html += "<h2>How training went</h2>";
   html += chart(c, c.has_accuracy ? "Test accuracy" : "Test loss",
@@ -232,6 +234,8 @@ std::string report_html(const Comparison& c) {
         "beside "
         "it and costs no time.</p><div class=\"legend\">" +
         time_bars_legend() + "</div>" + bars + "</div>" + table_html(c, time_table(c), true, "");
+
+  html += distribution_section(c);
 
   html += "<h2>What differs</h2>";
   html += c.differing.empty() ? "<p>The runs differ in nothing but seed and folder.</p>"

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <numeric>
 
+#include "compress/byte_count.h"
 #include "nn/core/check.h"
 #include "nn/core/log.h"
 #include "nn/core/stopwatch.h"
@@ -167,12 +168,12 @@ class Trainer {
     record.step = step_;
     record.epoch = epochs_done();
     record.loss = sums[0] / ranks;
-    record.bytes_sent = sums[1] / ranks;
-    record.bytes_received = sums[2] / ranks;
+    const ByteCount bytes{static_cast<std::uint64_t>(sums[1]), static_cast<std::uint64_t>(sums[2]),
+                          static_cast<std::uint64_t>(communicator_.size()) * sizeof(float) * arena_.size()};
+    note_bytes(bytes, record);
+    bytes_ += bytes;
     record.selected = sums[3] / ranks;
     record.threshold = result.stats.threshold;
-    record.bytes_dense = 4.0 * static_cast<double>(arena_.size());
-    record.bytes_ratio = bytes_ratio(record.bytes_dense, record.bytes_sent);
     record.skipped = !result.committed;
     const double seconds = seconds_since(start);
     train_seconds_ = seconds_since(first_step_) - eval_seconds_;
@@ -181,9 +182,6 @@ class Trainer {
     const std::int64_t images =
         static_cast<std::int64_t>(config_.data.batch_size) * config_.train.accumulate * communicator_.size();
     record.images_per_second = static_cast<double>(images) / seconds;
-    bytes_sent_ += record.bytes_sent;
-    bytes_received_ += record.bytes_received;
-    bytes_dense_ += record.bytes_dense;
     note_skip(result);
     progress_.step(step_, record.epoch, record.loss, record.lr, images, seconds);
     return {record, sums[4] > 0};
@@ -306,6 +304,16 @@ class Trainer {
     progress_.note(text);
   }
 
+  // `bytes` of all ranks; a record has their mean.
+  template <class Record>
+  void note_bytes(const ByteCount& bytes, Record& record) const {
+    const double ranks = communicator_.size();
+    record.bytes_sent = static_cast<double>(bytes.upload) / ranks;
+    record.bytes_received = static_cast<double>(bytes.download) / ranks;
+    record.bytes_dense = static_cast<double>(bytes.dense) / ranks;
+    record.bytes_ratio = bytes.ratio();
+  }
+
   void write_end(double startup, const RunOutcome& outcome) {
     if (!root_) return;
     EndRecord end;
@@ -321,10 +329,7 @@ class Trainer {
     const double images = static_cast<double>(config_.data.batch_size) * config_.train.accumulate *
                           communicator_.size() * static_cast<double>(steady.size());
     end.images_per_second = total > 0 ? images / total : 0;
-    end.bytes_sent = bytes_sent_;
-    end.bytes_received = bytes_received_;
-    end.bytes_dense = bytes_dense_;
-    end.bytes_ratio = bytes_ratio(bytes_dense_, bytes_sent_);
+    note_bytes(bytes_, end);
     end.parameter_checksum = outcome.parameter_checksum;
     end.steps = step_;
     end.skipped_steps = skipped_;
@@ -335,8 +340,8 @@ class Trainer {
     char text[200];
     std::snprintf(text, sizeof text, "done: %lld steps in %s, %.0f images/s, sent %s a rank (dense: %s)",
                   static_cast<long long>(step_), format_duration(train_seconds_).c_str(),
-                  end.images_per_second, format_bytes(bytes_sent_).c_str(),
-                  format_bytes(bytes_dense_).c_str());
+                  end.images_per_second, format_bytes(end.bytes_sent).c_str(),
+                  format_bytes(end.bytes_dense).c_str());
     log_info(text);
   }
 
@@ -370,7 +375,7 @@ class Trainer {
   std::int64_t step_ = 0, skipped_ = 0;
   int skips_in_a_row_ = 0;
   double train_seconds_ = 0, eval_seconds_ = 0, best_accuracy_ = 0;
-  double bytes_sent_ = 0, bytes_received_ = 0, bytes_dense_ = 0;
+  ByteCount bytes_;  // of all ranks
   std::vector<double> step_seconds_;
   Evaluation evaluation_;
 };

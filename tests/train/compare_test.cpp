@@ -8,6 +8,7 @@
 #include "nn/core/check.h"
 #include "tests/support/catch.h"
 #include "tests/support/user_error.h"
+#include "train/distribution.h"
 #include "train/report_svg.h"
 #include "train/run_folder.h"
 
@@ -230,6 +231,42 @@ TEST_CASE("the report is one page without network or script, with every chart on
   CHECK(count_of(html, "<svg") == 4);
   CHECK(count_of(html, "<svg") == count_of(html, "</svg>"));
   CHECK(contains(html, "00000000deadbeef"));
+}
+
+TEST_CASE("the report draws recorded distributions, of each method that has some") {
+  const Folder folder;
+  folder.add("d", {});
+  const auto run = folder.add("t", {.overrides = kTopk});
+  CHECK_FALSE(contains(report_html(folder.compare({"d", "t"})), "accumulated gradient"));
+  MetricsWriter writer(run + "/metrics.jsonl");
+  for (const int step : {5, 10, 15, 20}) {
+    std::vector<float> u(1000);
+    for (std::size_t i = 0; i < u.size(); ++i)
+      u[i] = static_cast<float>(std::sin(1.0 + static_cast<double>(i)));
+    DistributionRecord record = distribution_of(u, 0.01);
+    record.step = step;
+    writer.write(record);
+  }
+  const std::string html = report_html(folder.compare({"d", "t"}));
+  CHECK(contains(html, "The accumulated gradient"));
+  CHECK(contains(html, "Contraction of top-k"));
+  for (const char* label : {">step 5: ", ">step 15: ", ">step 20: "}) CHECK(contains(html, label));
+  CHECK_FALSE(contains(html, ">step 10: "));
+  CHECK(count_of(html, "<svg") == 7);
+  CHECK_FALSE(contains(html, "nan"));
+}
+
+TEST_CASE("the numbers as CSV: a row a method, quoted names, nothing where nothing is known") {
+  const Folder folder;
+  folder.add("d", {.best = 0.8});
+  folder.add("t1", {.overrides = {"compress.name=topk", "seed=1"}, .best = 0.7, .bytes = 40});
+  folder.add("t2", {.overrides = {"compress.name=topk", "seed=2"}, .best = 0.8, .bytes = 40});
+  const std::string csv = comparison_csv(folder.compare({"d", "t1", "t2"}, 0.9));
+  CHECK(contains(csv, "method,runs,complete,best_accuracy,best_accuracy_deviation,"));
+  CHECK(contains(csv, "\n\"dense\",1,1,0.8,,0.79,,2,,100,,,,4000,,"));
+  CHECK(contains(csv, "\n\"topk\",2,2,0.75,0.0707106781,"));
+  CHECK(csv.substr(csv.size() - 5) == ",100\n");
+  CHECK(count_of(csv, "\n") == 3);
 }
 
 TEST_CASE("what is no run is refused with its name and the reason") {
