@@ -15,7 +15,9 @@ constexpr std::size_t kSmallestFit = 2048;  // elements below which counts say t
 constexpr double kBand = 0.08;              // how far from k a count may be, relatively
 constexpr int kEvaluations = 3, kMorePasses = 2;
 constexpr double kLeastPower = 0.25, kLargestPower = 64;
-constexpr double kForget = 0.1;      // weight of the newest error in the variance
+constexpr double kForget = 0.1;     // weight of the newest error in the variance
+constexpr double kLearnBias = 0.3;  // and in the bias
+constexpr double kLargestBias = 2, kLargestVariance = 1;
 constexpr double kLearnPower = 0.2;  // weight of the newest power, in the logarithm
 
 // The counts that will do for k, as real numbers; k itself always does.
@@ -33,6 +35,12 @@ double log_quantile(double count, double d) {
 // The threshold that `count` entries should exceed, by the model, from one that `known` entries exceed.
 double fitted(double threshold, double known, double count, double d, double power) {
   return threshold * std::exp((log_quantile(count, d) - log_quantile(known, d)) / power);
+}
+
+// The entries that should exceed `threshold`, by the model, where `count` exceed `at`.
+double modelled(double threshold, double at, double count, double d, double power) {
+  const double z = std::exp(log_quantile(count, d) + power * std::log(threshold / at));
+  return d * std::erfc(z / std::sqrt(2.0));
 }
 
 template <class T>
@@ -90,12 +98,13 @@ void GaussianKCalibratedSelector<T>::select(std::span<T> u, std::span<const T> a
   const bool moved = k < 0.7 * carried_.count || k > 1.4 * carried_.count;
   const double more =
       moved ? 2 : std::clamp((1 - kBand) * std::exp(3 * std::sqrt(carried_.variance)), 1.0, 3.0);
+  const double predicted = moved ? more * k : more * k * std::exp(-carried_.bias);
   double bound = carried_.threshold;
-  if (bound > 0) bound = fitted(bound, carried_.count, more * k, d, carried_.power);
+  if (bound > 0) bound = fitted(bound, carried_.count, predicted, d, carried_.power);
   if (moved) bound = std::min(bound, carried_.threshold);
   Key<T> above = fresh ? largest_finite_key<T>() : key_below<T>(bound);
   // No list of one thread is cut off while the whole is within this limit: so threads make no difference.
-  const double largest_list = 4 * std::max(k, moved ? carried_.count : 0) + 4096;
+  const double largest_list = 8 * std::max(k, moved ? carried_.count : 0) + 4096;
   const auto limit = static_cast<std::size_t>(largest_list);
   accumulate_and_collect(u, addend, above, limit, found_);
   candidates_ = found_.count();
@@ -109,8 +118,14 @@ void GaussianKCalibratedSelector<T>::select(std::span<T> u, std::span<const T> a
   if (fresh) return take_exactly(u, step.k, selected);
 
   const auto too_long = [&] { return !found_.complete() || found_.count() > limit; };
-  if (!moved && bound > 0)
-    learn_count(too_long() ? largest_list : static_cast<double>(candidates_), more * k);
+  const bool learns = !moved && bound > 0;
+  if (too_long()) {
+    take_exactly(u, step.k, selected);
+    if (learns && next_.threshold > 0)
+      learn_count(modelled(bound, next_.threshold, k, d, carried_.power), predicted);
+    return;
+  }
+  if (learns) learn_count(static_cast<double>(candidates_), predicted);
   for (int again = 1; !too_long() && static_cast<double>(found_.count()) < fewest(k) && above > 0; ++again) {
     if (again > kMorePasses) return take_exactly(u, step.k, selected);
     // The second time as if the tail were flatter.
@@ -194,8 +209,11 @@ void GaussianKCalibratedSelector<T>::take_exactly(std::span<const T> u, std::siz
 
 template <class T>
 void GaussianKCalibratedSelector<T>::learn_count(double listed, double predicted) {
-  const double error = std::clamp(std::log(std::max(0.5, listed) / predicted), -1.0, 1.0);
-  next_.variance = (1 - kForget) * carried_.variance + kForget * error * error;
+  const double error = std::clamp(std::log(std::max(0.5, listed) / predicted), -kLargestBias, kLargestBias);
+  const double surprise = error - carried_.bias, shortfall = std::min(0.0, surprise);
+  next_.bias = carried_.bias + kLearnBias * surprise;
+  next_.variance =
+      std::min((1 - kForget) * carried_.variance + kForget * 2 * shortfall * shortfall, kLargestVariance);
 }
 
 // From two counts that are far enough apart; at most a factor of two at a time.
@@ -227,6 +245,7 @@ void GaussianKCalibratedSelector<T>::save(StateWriter& writer) const {
   writer.put(carried_.threshold);
   writer.put(carried_.count);
   writer.put(carried_.power);
+  writer.put(carried_.bias);
   writer.put(carried_.variance);
 }
 
@@ -236,11 +255,12 @@ void GaussianKCalibratedSelector<T>::load(StateReader& reader) {
   read.threshold = reader.get<double>();
   read.count = reader.get<double>();
   read.power = reader.get<double>();
+  read.bias = reader.get<double>();
   read.variance = reader.get<double>();
   const bool threshold_fits = read.threshold == -1 || (read.threshold >= 0 && std::isfinite(read.threshold));
   if (!threshold_fits || !(read.count >= (read.threshold < 0 ? 0 : 1)) || !(read.count < 0x1p32) ||
-      !(read.power >= kLeastPower && read.power <= kLargestPower) ||
-      !(read.variance >= 0 && read.variance <= 1))
+      !(read.power >= kLeastPower && read.power <= kLargestPower) || !(std::abs(read.bias) <= kLargestBias) ||
+      !(read.variance >= 0 && read.variance <= kLargestVariance))
     StateReader::fail("has no valid threshold of gaussiank_calibrated");
   carried_ = next_ = read;
 }

@@ -10,21 +10,22 @@
 // tail is fitted where it is needed. With N(x) = #{|u| > x}, the model is
 //     N(x) = d * P(|Z| > (x / scale)^power),  Z standard normal,
 // so that of two thresholds  x2 = x1 * (z(N2/d) / z(N1/d))^(1/power).  The scale is known from one count above
-// one threshold, the power (1 in GaussianK; about 3 under error feedback) is learnt from pairs of counts.
+// one threshold, the power (1 in GaussianK; 1 to 10 under error feedback) is learnt from pairs of counts.
 // Neither needs the moments, and both carry from step to step:
 //  1. The threshold of the last committed step and its count give a bound for this step, meant to be exceeded
-//     by m * k entries. One pass adds the residual and lists what exceeds the bound. m is 1 where the counts
-//     of past steps came as predicted, and more by three standard deviations of their errors.
+//     by m * k entries. One pass adds the residual and lists what exceeds the bound. How much longer lists
+//     have been than predicted (u grows in the first steps) is allowed for; m is 1 where they came as
+//     predicted, and more by three standard deviations of what they fell short.
 //  2. A list within 8 % of k travels whole. A longer one is cut at the fitted threshold of k; the cut is
 //     counted, and the fit repeated between the counts known by then, three evaluations at most; then, as for
 //     ties, the k largest of the list travel. Only the list is read, never u.
 //  3. A list that is too short asks for a second pass with a bound for 2k entries, and for a third one. What
-//     is left, the first step, and lists above 4k + 4096 entries (of a density that falls: of the old k) are
+//     is left, the first step, and lists above 8k + 4096 entries (of a density that falls: of the old k) are
 //     selected exactly over u, ties to the lower index.
 //
 // Zeros never travel, unless k is all of u: of less than k other entries, those travel. Equal magnitudes that
 // cannot be told apart by a threshold: exactly k, the lower indices first. Fewer than 2048 elements, and
-// densities above 1/2, are selected exactly, as topk does.
+// densities above 1/2, are selected exactly, zeros included, as topk does.
 // The count and the selection do not depend on the number of threads; they do depend on what is carried,
 // which is saved and changes at commit only.
 
@@ -46,7 +47,8 @@ class GaussianKCalibratedSelector final : public Selector<T> {
     double threshold = -1;  // -1: nothing is known; 0: every entry but zeros exceeds it
     double count = 0;       // how many exceeded it
     double power = 1;
-    double variance = 0.04;  // of log(entries listed / entries predicted)
+    double bias = 0;         // mean of log(entries listed / entries predicted)
+    double variance = 0.04;  // of what falls short of that mean
     bool operator==(const Carried&) const = default;
   };
   const Carried& carried() const { return carried_; }

@@ -176,9 +176,9 @@ TEST_CASE("gaussiank_calibrated forgets a discarded step, and goes on from its s
 
 TEST_CASE("gaussiank_calibrated refuses a state that is none") {
   GaussianKCalibratedSelector<float> selector;
-  const auto load = [&](double threshold, double count, double power, double variance) {
+  const auto load = [&](double threshold, double count, double power, double variance, double bias = 0) {
     StateWriter writer;
-    for (const double x : {threshold, count, power, variance}) writer.put(x);
+    for (const double x : {threshold, count, power, bias, variance}) writer.put(x);
     restore(selector, writer.take());
   };
   CHECK_NOTHROW(load(0.5, 10, 2, 0.1));
@@ -189,6 +189,7 @@ TEST_CASE("gaussiank_calibrated refuses a state that is none") {
   CHECK_THROWS_AS(load(0.5, 0, 2, 0.1), Error);
   CHECK_THROWS_AS(load(0.5, 10, 0, 0.1), Error);
   CHECK_THROWS_AS(load(0.5, 10, 2, nan), Error);
+  CHECK_THROWS_AS(load(0.5, 10, 2, 0.1, -9), Error);
   CHECK(selector.carried().threshold == -1);
   StateReader cut(std::span<const std::byte>{});
   CHECK_THROWS_AS(selector.load(cut), Error);
