@@ -6,7 +6,6 @@
 #include <omp.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
@@ -14,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "bench/plain_pass.h"
 #include "bench/streams.h"
 #include "compress/average.h"
 #include "compress/code/code.h"
@@ -21,13 +21,8 @@
 #include "compress/select/topk.h"
 #include "nn/core/check.h"
 #include "nn/core/device.h"
-#include "nn/core/simd.h"
 
 namespace topknot::bench {
-
-TOPKNOT_MULTIVERSION void add(float* r, const float* g, std::size_t n) {
-  for (std::size_t i = 0; i < n; ++i) r[i] += g[i];
-}
 
 struct Options {
   int threads = 2;
@@ -41,20 +36,6 @@ struct Figures {
   std::vector<double> plain, topk, ratio, decode, candidates;
   int fallbacks = 0;
 };
-
-double median(std::vector<double> values) {
-  TOPKNOT_CHECK(!values.empty(), "no step was measured");
-  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2),
-                   values.end());
-  return values[values.size() / 2];
-}
-
-template <class Work>
-double milliseconds(Work&& work) {
-  const auto start = std::chrono::steady_clock::now();
-  work();
-  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
-}
 
 Figures measure(const std::string& name, const Options& options) {
   const std::size_t d = options.size;
@@ -82,11 +63,6 @@ Figures measure(const std::string& name, const Options& options) {
   Figures figures;
   for (step.step = 0; step.step < options.steps; ++step.step) {
     stream.fill(step.step, gradient);
-    const auto plain_pass = [&] {
-      for_parts(d, part_count(d), [&](std::size_t, std::size_t begin, std::size_t end) {
-        add(plain_r.data() + begin, plain_g.data() + begin, end - begin);
-      });
-    };
     const auto topk_pass = [&] {
       selector.select(gradient, feedback.addend(gradient, spare), step, selected);
       entries.indices.assign(selected.indices.begin(), selected.indices.end());
@@ -97,11 +73,11 @@ Figures measure(const std::string& name, const Options& options) {
     };
     double plain = 0, topk = 0;
     if (step.step % 2) {
-      plain = milliseconds(plain_pass);
+      plain = milliseconds([&] { plain_pass(plain_r, plain_g); });
       topk = milliseconds(topk_pass);
     } else {
       topk = milliseconds(topk_pass);
-      plain = milliseconds(plain_pass);
+      plain = milliseconds([&] { plain_pass(plain_r, plain_g); });
     }
     selector.commit({});
     const Contribution<float> own{entries.indices, entries.values, 1.0f};

@@ -1,0 +1,337 @@
+// Every registered selector and every registered code on 25.6 million elements, against the plain pass r += g
+// that alternates with it in the same run. Medians.
+//
+// A selector's time is what a training step pays for it and its memory beside code and collective: accumulate,
+// select, take what was sent out of the memory. Before it is measured the residual settles over some steps. A
+// code's time is that of one block, written and read, of what topk selects at the end of such a run.
+// `--help` shows the flags; --json adds one line a row.
+
+#include <omp.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "bench/plain_pass.h"
+#include "bench/streams.h"
+#include "compress/average.h"
+#include "compress/code/code.h"
+#include "compress/memory/memory.h"
+#include "compress/select/selector.h"
+#include "nn/core/check.h"
+#include "nn/core/device.h"
+
+namespace topknot::bench {
+
+struct Options {
+  int threads = 2, rounds = 41, warmup = 60;
+  std::size_t size = 25'600'000;
+  double density = 0.001;
+  std::string stream = "laplace";
+  std::vector<std::string> only;
+  bool json = false;
+
+  bool wants(const std::string& name) const {
+    return only.empty() || std::find(only.begin(), only.end(), name) != only.end();
+  }
+};
+
+// The buffers of a step, zeroed; kept from row to row.
+class Buffers {
+ public:
+  explicit Buffers(std::size_t size) {
+    for (std::span<float>* buffer : {&gradient, &spare, &plain_r, &plain_g})
+      *buffer = {cpu_backend().allocate(size), size};
+    clear();
+  }
+  ~Buffers() {
+    for (const auto& buffer : {gradient, spare, plain_r, plain_g})
+      cpu_backend().release(buffer.data(), buffer.size());
+  }
+  Buffers(const Buffers&) = delete;
+  Buffers& operator=(const Buffers&) = delete;
+
+  void clear() {
+    for (const auto& buffer : {gradient, spare, plain_r})
+      cpu_backend().fill_zero(buffer.data(), buffer.size());
+  }
+  std::span<float> gradient, spare, plain_r, plain_g;
+};
+
+// One selector with one memory, step after step.
+class Run {
+ public:
+  Run(const Options& options, const GradientStream& stream, Buffers& buffers, const CompressOptions& compress,
+      const std::string& selector, const std::string& memory)
+      : options_(options),
+        stream_(stream),
+        buffers_(buffers),
+        memory_(memories().find(memory).make<float>(compress)) {
+    use(selector, compress);
+  }
+  // Another selector goes on with the memory as it is.
+  void use(const std::string& selector, const CompressOptions& compress) {
+    selector_ = selectors().find(selector).make<float>(compress);
+  }
+
+  struct Times {
+    double plain = 0, step = 0;
+  };
+  Times step() {
+    stream_.fill(step_, buffers_.gradient);
+    SelectStep info;
+    info.density = options_.density;
+    info.k = k();
+    info.step = step_;
+    Times times;
+    const auto plain = [&] {
+      times.plain = milliseconds([&] { plain_pass(buffers_.plain_r, buffers_.plain_g); });
+    };
+    if (step_ % 2) plain();
+    times.step = milliseconds([&] {
+      selector_->select(buffers_.gradient, memory_->addend(buffers_.gradient, buffers_.spare), info,
+                        selected_);
+      TOPKNOT_CHECK(selected_.finite, "a finite gradient was taken for another");
+      memory_->commit(buffers_.gradient, buffers_.spare, selected_.indices, selected_.values, {});
+    });
+    if (step_ % 2 == 0) plain();
+    const std::span<float> average = memory_->keeps() ? buffers_.spare : buffers_.gradient;
+    const Contribution<float> own{selected_.indices, selected_.values, 1.0f};
+    average_sparse<float>(std::span(&own, 1), average);
+    times.step += milliseconds([&] {
+      selector_->commit({selected_.indices, selected_.values, average, 1.0});
+    });
+    memory_->finish(average);
+    if (memory_->keeps()) std::swap(buffers_.gradient, buffers_.spare);
+    ++step_;
+    return times;
+  }
+  void settle() {
+    for (int i = 0; i < options_.warmup; ++i) step();
+  }
+  std::size_t k() const { return selector_->target(options_.density, buffers_.gradient.size()); }
+  const Selected<float>& selected() const { return selected_; }
+
+ private:
+  const Options& options_;
+  const GradientStream& stream_;
+  Buffers& buffers_;
+  std::unique_ptr<Memory<float>> memory_;
+  std::unique_ptr<Selector<float>> selector_;
+  Selected<float> selected_;
+  std::int64_t step_ = 0;
+};
+
+double lowest(const std::vector<double>& values) {
+  return *std::min_element(values.begin(), values.end());
+}
+
+CompressOptions method_options() {
+  CompressOptions compress;
+  compress.seed = 1;
+  compress.momentum = 0.9;
+  return compress;
+}
+
+void print_selector(const std::string& selector, const std::string& memory, const Options& options,
+                    Run& run) {
+  std::vector<double> plain, step, ratio, count;
+  for (int i = 0; i < options.rounds; ++i) {
+    const auto times = run.step();
+    plain.push_back(times.plain);
+    step.push_back(times.step);
+    ratio.push_back(times.step / times.plain);
+    count.push_back(static_cast<double>(run.selected().indices.size()) / static_cast<double>(run.k()));
+  }
+  const auto [least, greatest] = std::minmax_element(count.begin(), count.end());
+  const double best = lowest(step) / lowest(plain);
+  std::printf("%-22s %-9s %9.2f %9.2f %8.2f %8.2f %9.3f %9.3f %9.3f\n", selector.c_str(), memory.c_str(),
+              median(plain), median(step), median(ratio), best, median(count), *least, *greatest);
+  if (options.json)
+    std::printf(
+        "{\"bench\":\"select\",\"select\":\"%s\",\"memory\":\"%s\",\"size\":%zu,\"density\":%g,"
+        "\"stream\":\"%s\",\"threads\":%d,\"plain_ms\":%.4f,\"ms\":%.4f,\"ratio\":%.4f,"
+        "\"lowest_ratio\":%.4f,\"count_per_k\":%.4f,\"count_least\":%.4f,\"count_greatest\":%.4f}\n",
+        selector.c_str(), memory.c_str(), options.size, options.density, options.stream.c_str(),
+        options.threads, median(plain), median(step), median(ratio), best, median(count), *least, *greatest);
+  std::fflush(stdout);
+}
+
+void measure_selector(const std::string& selector, const std::string& memory, const Options& options,
+                      const GradientStream& stream, Buffers& buffers) {
+  buffers.clear();
+  CompressOptions compress = method_options();
+  if (selector != "threshold") {
+    Run run(options, stream, buffers, compress, selector, memory);
+    run.settle();
+    print_selector(selector, memory, options, run);
+    return;
+  }
+  // The fixed threshold is the k-th magnitude that topk arrives at, over topk's residual.
+  Run run(options, stream, buffers, compress, "topk", memory);
+  run.settle();
+  compress.threshold = run.selected().threshold;
+  run.use(selector, compress);
+  print_selector(selector, memory, options, run);
+}
+
+void measure_code(const std::string& index, const std::string& value, const Entries<float>& entries,
+                  const Options& options, Buffers& buffers) {
+  const CompressOptions compress = method_options();
+  const auto index_code = index_codes().find(index)(compress);
+  const auto value_code = value_codes().find(value)(compress);
+  std::vector<double> plain, encode, decode, ratio;
+  std::vector<std::byte> block;
+  Entries<float> read;
+  for (int i = 0; i < options.rounds; ++i) {
+    plain.push_back(milliseconds([&] { plain_pass(buffers.plain_r, buffers.plain_g); }));
+    encode.push_back(
+        milliseconds([&] { block = write_block(entries, options.size, *index_code, *value_code); }));
+    decode.push_back(milliseconds([&] { read_block(block, options.size, *index_code, *value_code, read); }));
+    ratio.push_back((encode.back() + decode.back()) / plain.back());
+    TOPKNOT_CHECK(read.indices == entries.indices, "a code that changed the positions: " + index);
+  }
+  const auto count = static_cast<double>(entries.indices.size()), bytes = static_cast<double>(block.size());
+  const double dense = 4.0 * static_cast<double>(options.size);
+  std::printf("%-12s %-6s %9.2f %9.3f %9.3f %8.3f %13.3f %12.0f\n", index.c_str(), value.c_str(),
+              median(plain), median(encode), median(decode), median(ratio), bytes / count, dense / bytes);
+  if (options.json)
+    std::printf(
+        "{\"bench\":\"code\",\"code\":\"%s\",\"values\":\"%s\",\"size\":%zu,\"count\":%zu,\"threads\":%d,"
+        "\"plain_ms\":%.4f,\"encode_ms\":%.4f,\"decode_ms\":%.4f,\"ratio\":%.4f,\"bytes\":%zu,"
+        "\"bytes_per_entry\":%.4f,\"times_smaller\":%.1f}\n",
+        index.c_str(), value.c_str(), options.size, entries.indices.size(), options.threads, median(plain),
+        median(encode), median(decode), median(ratio), block.size(), bytes / count, dense / bytes);
+  std::fflush(stdout);
+}
+
+constexpr const char* kUsage =
+    "bench_compress [--size D] [--density R] [--only NAME]... [--threads N] [--rounds N] [--warmup N]\n"
+    "               [--stream normal|layers|laplace] [--json]\n"
+    "\n"
+    "Selectors with their memory, and codes, against the plain pass r += g over D elements; medians of N "
+    "rounds.\n"
+    "--warmup steps go before, so that the residual settles. `lowest` is the quickest step over the "
+    "quickest\n"
+    "pass: what is left of the ratio on a busy machine. --only, once or more, names a selector, `dgc` "
+    "(DGC's\n"
+    "memory with sampled selection), an index code or `codes`. --json adds one line a row.\n";
+
+template <class Value>
+Value number(const std::string& flag, const std::string& text) {
+  char* end = nullptr;
+  const double value = std::strtod(text.c_str(), &end);
+  const bool whole = std::is_floating_point_v<Value> || value == std::floor(value);
+  if (text.empty() || *end || !(value >= 0) || value > 1e9 || !whole)
+    throw UserError(flag + ": '" + text + "' is no count");
+  return static_cast<Value>(value);
+}
+
+Options parse(int argc, char** argv) {
+  Options options;
+  for (int i = 1; i < argc; ++i) {
+    const std::string flag = argv[i];
+    if (flag == "--json") {
+      options.json = true;
+      continue;
+    }
+    if (i + 1 == argc) throw UserError(flag + " needs a value, or is unknown");
+    const std::string value = argv[++i];
+    if (flag == "--stream") {
+      const auto names = GradientStream::names();
+      if (std::find(names.begin(), names.end(), value) == names.end())
+        throw UserError(unknown_name_message("stream", value, names));
+      options.stream = value;
+    } else if (flag == "--only") {
+      std::vector<std::string> names = selectors().names();
+      for (const std::string& code : index_codes().names()) names.push_back(code);
+      names.insert(names.end(), {"dgc", "codes"});
+      if (std::find(names.begin(), names.end(), value) == names.end())
+        throw UserError(unknown_name_message("selector or code", value, names));
+      options.only.push_back(value);
+    } else if (flag == "--size") {
+      options.size = number<std::size_t>(flag, value);
+    } else if (flag == "--density") {
+      options.density = number<double>(flag, value);
+    } else if (flag == "--threads") {
+      options.threads = number<int>(flag, value);
+    } else if (flag == "--rounds") {
+      options.rounds = number<int>(flag, value);
+    } else if (flag == "--warmup") {
+      options.warmup = number<int>(flag, value);
+    } else {
+      throw UserError("unknown flag " + flag);
+    }
+  }
+  if (options.threads < 1 || options.rounds < 1 || options.warmup < 1 || options.size < 1 ||
+      !(options.density > 0 && options.density <= 1))
+    throw UserError("needed: threads, rounds, warmup and size of at least 1, a density in (0, 1]");
+  return options;
+}
+
+int run(int argc, char** argv) {
+  const Options options = parse(argc, argv);
+  omp_set_num_threads(options.threads);
+  Buffers buffers(options.size);
+  const GradientStream stream(options.stream, options.size);
+  stream.fill(-1, buffers.plain_g);
+  int failures = 0;
+  const auto attempt = [&](const std::string& what, auto&& measure) {
+    try {
+      measure();
+    } catch (const std::exception& error) {
+      std::fprintf(stderr, "bench_compress: %s: %s\n", what.c_str(), error.what());
+      ++failures;
+    }
+  };
+
+  std::printf("%zu elements, density %g, stream %s, %d threads, medians of %d rounds\n", options.size,
+              options.density, options.stream.c_str(), options.threads, options.rounds);
+  std::printf("%-22s %-9s %9s %9s %8s %8s %9s %9s %9s\n", "selector", "memory", "r+=g ms", "ms", "ratio",
+              "lowest", "count/k", "least", "greatest");
+  for (const std::string& name : selectors().names())
+    if (options.wants(name))
+      attempt(name, [&] { measure_selector(name, "residual", options, stream, buffers); });
+  if (options.wants("dgc") && memories().contains("dgc") && selectors().contains("dgc_sampled"))
+    attempt("dgc", [&] { measure_selector("dgc_sampled", "dgc", options, stream, buffers); });
+
+  std::vector<std::string> codes;
+  for (const std::string& name : index_codes().names())
+    if (options.wants(name) || options.wants("codes")) codes.push_back(name);
+  if (codes.empty()) return failures > 0;
+  Entries<float> entries;
+  {
+    buffers.clear();
+    Run topk(options, stream, buffers, method_options(), "topk", "residual");
+    topk.settle();
+    entries.indices = topk.selected().indices;
+    entries.values = topk.selected().values;
+  }
+  std::printf("%-12s %-6s %9s %9s %9s %8s %13s %12s\n", "code", "values", "r+=g ms", "encode ms", "decode ms",
+              "ratio", "bytes/entry", "times less");
+  for (const std::string& index : codes)
+    for (const std::string& value : value_codes().names())
+      attempt(index + " and " + value, [&] { measure_code(index, value, entries, options, buffers); });
+  return failures > 0;
+}
+
+}  // namespace topknot::bench
+
+int main(int argc, char** argv) {
+  if (argc == 2 && std::string(argv[1]) == "--help") {
+    std::fputs(topknot::bench::kUsage, stdout);
+    return 0;
+  }
+  try {
+    return topknot::bench::run(argc, argv);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "bench_compress: %s\n", error.what());
+    return 2;
+  }
+}
