@@ -9,7 +9,7 @@ CONFIGURE = cmake -S . -B $(1) $(if $(wildcard $(1)/CMakeCache.txt),,-G Ninja \
 FIXED_ADDRESSES = $(if $(shell command -v setarch),setarch -R)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test build bench doctor format asan tsan clean deps
+.PHONY: help demo test build bench doctor format asan tsan fuzz clean deps
 
 help:  ## list the targets
 	@awk -F':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,6 +40,12 @@ asan: deps  ## the tests under the address and undefined-behaviour sanitizers
 	@$(call CONFIGURE,build-asan,-DTOPKNOT_ASAN=ON -DTOPKNOT_BENCH=OFF -DCMAKE_BUILD_TYPE=RelWithDebInfo)
 	@cmake --build build-asan -j $(JOBS)
 	@UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 scripts/test build-asan
+
+fuzz: deps  ## ten million damaged blocks through every decoder, under the same sanitizers
+	@$(call CONFIGURE,build-asan,-DTOPKNOT_ASAN=ON -DTOPKNOT_BENCH=OFF -DCMAKE_BUILD_TYPE=RelWithDebInfo)
+	@cmake --build build-asan -j $(JOBS) --target fuzz_blocks
+	@seq $(JOBS) | UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 xargs -P $(JOBS) -I SEED \
+	  build-asan/bin/fuzz_blocks --blocks $$(((10000000 + $(JOBS) - 1) / $(JOBS))) --seed SEED
 
 # One compute thread a rank: the sanitizer does not see libgomp's barriers. So the tests that compare thread counts are left
 # out; they are about results, and run in `make test`.
