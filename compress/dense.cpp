@@ -3,12 +3,12 @@
 #include <vector>
 
 #include "compress/compressor.h"
+#include "compress/no_pieces.h"
 #include "compress/parallel.h"
 #include "compress/select/keys.h"
 #include "nn/core/check.h"
 #include "nn/core/multiply.h"
 #include "nn/core/simd.h"
-#include "nn/core/text.h"
 
 namespace topknot {
 namespace {
@@ -83,17 +83,12 @@ class DenseCompressor final : public Compressor {
 };
 
 std::unique_ptr<Compressor> make_dense(const CompressOptions& options, const GroupSpec& group) {
-  const auto refuse = [](const std::string& key, const std::string& value, const std::string& reason) {
-    throw UserError("compress." + key + ": " + value + " makes no sense with compress.name: dense, which " +
-                    reason + "; remove the key or choose another compressor");
-  };
-  if (!options.select.empty()) refuse("select", options.select, "sends every entry");
   if (!options.memory.empty() && options.memory != "none")
-    refuse("memory", options.memory, "leaves nothing unsent to remember");
-  if (!options.code.empty()) refuse("code", options.code, "sends no positions");
-  if (!options.values.empty() && options.values != "fp32")
-    refuse("values", options.values, "sums 32-bit floats");
-  if (options.capacity != 0) refuse("capacity", short_text(options.capacity), "sends every entry");
+    refuse_key(options, "memory", options.memory,
+               "which leaves nothing unsent to remember; remove the key or choose another compressor");
+  if (options.lr_inside)
+    refuse_key(options, "lr_inside", "true", "which accumulates nothing; remove the key");
+  refuse_pieces(options, "every entry, as sums of 32-bit floats", true);
   return std::make_unique<DenseCompressor>(group);
 }
 

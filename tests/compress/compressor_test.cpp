@@ -58,8 +58,13 @@ TEST_CASE("unknown names and combinations without sense are refused by name, wit
   options.memory = "residul";
   CHECK(has(refusal(options), "compress.memory"));
   options = named("topk");
-  options.values = "bf16";
+  options.values = "bf15";
   CHECK(has(refusal(options), "compress.values"));
+  CHECK(has(refusal(options), "did you mean 'bf16'"));
+  options = named("topk");
+  options.code = "rise";
+  CHECK(has(refusal(options), "compress.code"));
+  CHECK(has(refusal(options), "did you mean 'rice'"));
   for (const double capacity : {0.5, -1.0, std::nan("")}) {
     options = named("topk");
     options.capacity = capacity;
@@ -75,6 +80,9 @@ TEST_CASE("unknown names and combinations without sense are refused by name, wit
     CHECK(has(refusal(options), "compress." + key));
     CHECK(has(refusal(options), "dense, which"));
   }
+  options = named("dense");
+  options.lr_inside = true;
+  CHECK(has(refusal(options), "compress.lr_inside"));
   CHECK(refusal(named("dense")) == "accepted");
 }
 
