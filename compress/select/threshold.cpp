@@ -19,7 +19,7 @@ ThresholdSelector<T>::ThresholdSelector(const CompressOptions& options) : thresh
 template <class T>
 void ThresholdSelector<T>::select(std::span<T> u, std::span<const T> addend, const SelectStep& step,
                                   Selected<T>& selected) {
-  const Key<T> above = step.k == u.size() ? -1 : key_below<T>(threshold_);
+  const Key<T> above = step.density >= 1 ? -1 : key_below<T>(threshold_);
   const std::size_t limit = above < 0 ? u.size() : 2 * last_count_ + 4096;
   accumulate_and_collect(u, addend, above, limit, found_);
   if (!begin_selection(found_.finite(), selected)) return;

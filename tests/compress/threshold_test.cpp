@@ -28,6 +28,13 @@ TEMPLATE_TEST_CASE("threshold selects what exceeds it, strictly, whatever the de
   CHECK(select_from_copy(selector, x, {0.9}).indices == selected.indices);
 }
 
+TEST_CASE("threshold holds for a single element too, of which k is all; density 1 sends everything") {
+  ThresholdSelector<double> selector(threshold_of(0.5));
+  CHECK(select_from_copy(selector, std::vector<double>{0.1}, {0.001}).indices.empty());
+  CHECK(select_from_copy(selector, std::vector<double>{0.6}, {0.001}).indices.size() == 1);
+  CHECK(select_from_copy(selector, std::vector<double>{0.1}, {1.0}).indices.size() == 1);
+}
+
 TEMPLATE_TEST_CASE("threshold finds all of few, of many, and of few again", "", float, double) {
   ThresholdSelector<TestType> selector(threshold_of(1.25));
   std::vector<TestType> residual = noise<TestType>(200000, 1);
