@@ -3,10 +3,7 @@
 #include <cstring>
 
 #include "nn/core/simd.h"
-
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
+#include "nn/core/stream.h"
 
 namespace topknot::dgc {
 namespace {
@@ -21,24 +18,6 @@ template <>
 struct Vec<double> {
   typedef double type __attribute__((vector_size(64)));
 };
-
-// Past the caches: nobody reads the new velocity in this step, and a plain store would read its line first.
-template <class T>
-TOPKNOT_INLINE void stream(T* p, typename Vec<T>::type v) {
-#if defined(__x86_64__)
-  __m128i pieces[4];
-  std::memcpy(pieces, &v, sizeof v);
-  auto* const to = reinterpret_cast<__m128i*>(p);
-  for (int i = 0; i < 4; ++i) _mm_stream_si128(to + i, pieces[i]);
-#else
-  std::memcpy(p, &v, sizeof v);
-#endif
-}
-TOPKNOT_INLINE void finish_streaming() {
-#if defined(__x86_64__)
-  _mm_sfence();
-#endif
-}
 
 template <bool kNesterov, class V, class T>
 TOPKNOT_INLINE void step_lanes(V& gradient, const V& residual, const V& velocity, V& next, T momentum) {
@@ -63,7 +42,7 @@ TOPKNOT_INLINE void step_body(const Arrays<T>& a, std::size_t begin, std::size_t
     std::memcpy(&velocity, a.velocity + i, sizeof velocity);
     step_lanes<kNesterov>(gradient, residual, velocity, next, momentum);
     std::memcpy(a.gradient + i, &gradient, sizeof gradient);
-    stream(a.next + i, next);
+    stream(a.next + i, next);  // nobody reads it in this step
   }
   for (; i < end; ++i)
     step_lanes<kNesterov>(a.gradient[i], a.residual[i], a.velocity[i], a.next[i], momentum);

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Backends are chosen by file, not by #ifdef, and each outside library is met in few files.
+# Backends are chosen by file, not by #ifdef, and each outside library is met in few files. What instruction
+# sets differ in is in nn/core/simd.h and nn/core/stream.h.
 #   backends_by_file.sh ROOT
 set -euo pipefail
 cd "${1:?usage: backends_by_file.sh ROOT}"
@@ -23,7 +24,7 @@ cuda_file='[^:]*(_cuda\.cpp|\.cuh?)'
 stub_file='[^:]*_stub\.cpp'
 only_in "a conditional on a backend" \
   '^[[:space:]]*#[[:space:]]*(if|ifdef|ifndef|elif|elifdef)\b.*(CUDA|NVCC|CUDNN|NCCL|DNNL|ONEDNN|GLOO|_OPENMP|__x86|__AVX|__SSE|__aarch64|__ARM)' \
-  "$cpu_file|$cuda_file|$stub_file|nn/core/simd\.h|nn/ops/onednn\.(h|cpp)" \
+  "$cpu_file|$cuda_file|$stub_file|nn/core/(simd|stream)\.h|nn/ops/onednn\.(h|cpp)" \
   "choose by file instead: x_cpu.cpp, x_cuda.cpp or x.cu, x_stub.cpp"
 include='^[[:space:]]*#[[:space:]]*include[[:space:]]*<'
 only_in "oneDNN" "${include}(oneapi|dnnl)" "$cpu_file|nn/ops/onednn\.(h|cpp)" "it is met in *_cpu.cpp and nn/ops/onednn only"
