@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <numeric>
 
 #include "compress/average.h"
 #include "compress/parallel.h"
 #include "compress/select/passes.h"
+#include "compress/select/take.h"
 #include "compress/state.h"
 #include "nn/core/check.h"
 #include "nn/core/multiply.h"
@@ -107,12 +107,7 @@ void SparseStep<T>::take_all(std::size_t segment, std::span<const T> addend) {
   const std::span<T> u = gradient_.subspan(begin, end - begin);
   Candidates<T> broken;
   accumulate_and_collect(u, addend, largest_finite_key<T>(), 0, broken);
-  selected_ = {};
-  selected_.finite = broken.finite();
-  if (!selected_.finite) return;
-  selected_.indices.resize(u.size());
-  std::iota(selected_.indices.begin(), selected_.indices.end(), 0u);
-  selected_.values.assign(u.begin(), u.end());
+  if (begin_selection(broken.finite(), selected_)) take_everything(std::span<const T>(u), selected_);
 }
 
 template <class T>

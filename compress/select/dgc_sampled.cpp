@@ -4,10 +4,10 @@
 #include <cmath>
 #include <functional>
 #include <limits>
-#include <numeric>
 
 #include "compress/parallel.h"
 #include "compress/select/exact.h"
+#include "compress/select/take.h"
 #include "nn/core/check.h"
 #include "nn/core/rng.h"
 #include "nn/core/text.h"
@@ -113,10 +113,6 @@ void DgcSampledSelector<T>::select(std::span<T> u, std::span<const T> addend, co
   TOPKNOT_CHECK(step.k >= 1 && step.k <= u.size(), "k outside 1 to the vector's length");
   adaptations_ = 0;
   exact_ = false;
-  selected.finite = true;
-  selected.threshold = 0;
-  selected.indices.clear();
-  selected.values.clear();
   const bool all = step.k == u.size();
   SampleGeometry geometry;
   Key<T> t_key = largest_finite_key<T>();
@@ -132,17 +128,9 @@ void DgcSampledSelector<T>::select(std::span<T> u, std::span<const T> addend, co
   T t = magnitude_of<T>(t_key);
   const std::size_t limit = 4 * step.k + 4096;
   accumulate_and_collect(u, addend, all ? largest_finite_key<T>() : key_before(t), limit, found_);
-  if (!found_.finite()) {
-    selected.finite = false;
-    return;
-  }
+  if (!begin_selection(found_.finite(), selected)) return;
   if (all) {
-    selected.indices.resize(u.size());
-    std::iota(selected.indices.begin(), selected.indices.end(), 0u);
-    selected.values.assign(u.begin(), u.end());
-    Key<T> least = largest_finite_key<T>();
-    for (const T x : u) least = std::min(least, key_of(x));
-    selected.threshold = static_cast<double>(magnitude_of<T>(least));
+    selected.threshold = static_cast<double>(take_everything(std::span<const T>(u), selected));
     return;
   }
   const std::size_t k = step.k;

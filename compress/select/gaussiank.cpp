@@ -4,6 +4,7 @@
 #include <array>
 
 #include "compress/select/normal_quantile.h"
+#include "compress/select/take.h"
 #include "nn/core/check.h"
 
 namespace topknot {
@@ -32,13 +33,7 @@ void GaussianKSelector<T>::select(std::span<T> u, std::span<const T> addend, con
   if (u.size() < kSmallestFit || step.k == u.size()) return exact_.select(u, addend, step, selected);
 
   const Moments fit = accumulate_with_moments(u, addend);
-  selected.finite = fit.finite;
-  selected.threshold = 0;
-  if (!selected.finite || fit.zero) {
-    selected.indices.clear();
-    selected.values.clear();
-    return;
-  }
+  if (!begin_selection(fit.finite, selected) || fit.zero) return;
   const double deviation = fit.deviation;
   if (!(deviation > 0) || !std::isfinite(deviation) || !std::isfinite(fit.mean))
     return exact_.select(u, {}, step, selected);
@@ -57,27 +52,15 @@ void GaussianKSelector<T>::select(std::span<T> u, std::span<const T> addend, con
   for (int evaluation = 1;; ++evaluation) {
     trace_.push_back({t[rung], counts[rung]});
     const double count = static_cast<double>(counts[rung]), k = static_cast<double>(step.k);
-    const bool few = count<2 * k / 3, many = count> 4 * k / 3;
+    const bool few = count<(2 * k / 3), many = count>(4 * k / 3);
     if ((!few && !many) || evaluation == kEvaluations) break;
     rung = static_cast<std::size_t>(few ? kNext[rung].more : kNext[rung].fewer);
   }
   if (static_cast<int>(rung) != rung_ || !found_.complete())
     collect(std::span<const T>(u), above[rung], counts[rung], found_);
   next_rung_ = static_cast<int>(rung);
-  take(found_, selected);
+  take_found(found_, selected);
   selected.threshold = t[rung];
-}
-
-template <class T>
-void GaussianKSelector<T>::take(const Candidates<T>& found, Selected<T>& selected) const {
-  selected.indices.resize(found.count());
-  selected.values.resize(found.count());
-  std::size_t n = 0;
-  for (const auto& part : found.parts) {
-    std::copy_n(part.index.get(), part.count, selected.indices.data() + n);
-    std::copy_n(part.value.get(), part.count, selected.values.data() + n);
-    n += part.count;
-  }
 }
 
 template <class T>

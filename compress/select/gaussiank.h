@@ -34,8 +34,6 @@ class GaussianKSelector final : public Selector<T> {
   int carried_rung() const { return rung_; }
 
  private:
-  void take(const Candidates<T>& found, Selected<T>& selected) const;
-
   TopKSelector<T> exact_;
   Candidates<T> found_;
   std::vector<Evaluation> trace_;

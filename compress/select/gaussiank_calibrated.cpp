@@ -5,6 +5,7 @@
 
 #include "compress/select/exact.h"
 #include "compress/select/normal_quantile.h"
+#include "compress/select/take.h"
 #include "compress/state.h"
 #include "nn/core/check.h"
 
@@ -43,42 +44,6 @@ double modelled(double threshold, double at, double count, double d, double powe
   return d * std::erfc(z / std::sqrt(2.0));
 }
 
-template <class T>
-std::size_t count_above(const Candidates<T>& found, Key<T> above) {
-  std::size_t count = 0;
-  for (const auto& part : found.parts)
-    for (std::size_t i = 0; i < part.count; ++i) count += key_of(part.value[i]) > above;
-  return count;
-}
-
-// The entries of the list above a bound, of which there are `count`.
-template <class T>
-void take_above(const Candidates<T>& found, Key<T> above, std::size_t count, Selected<T>& selected) {
-  selected.indices.resize(count + 1);  // one more: the loop writes before it knows
-  selected.values.resize(count + 1);
-  std::size_t n = 0;
-  for (const auto& part : found.parts)
-    for (std::size_t i = 0; i < part.count; ++i) {
-      selected.indices[n] = part.index[i];
-      selected.values[n] = part.value[i];
-      n += key_of(part.value[i]) > above;
-    }
-  selected.indices.resize(count);
-  selected.values.resize(count);
-}
-
-template <class T>
-void take_all(const Candidates<T>& found, Selected<T>& selected) {
-  selected.indices.resize(found.count());
-  selected.values.resize(found.count());
-  std::size_t n = 0;
-  for (const auto& part : found.parts) {
-    std::copy_n(part.index.get(), part.count, selected.indices.data() + n);
-    std::copy_n(part.value.get(), part.count, selected.values.data() + n);
-    n += part.count;
-  }
-}
-
 }  // namespace
 
 template <class T>
@@ -108,13 +73,7 @@ void GaussianKCalibratedSelector<T>::select(std::span<T> u, std::span<const T> a
   const auto limit = static_cast<std::size_t>(largest_list);
   accumulate_and_collect(u, addend, above, limit, found_);
   candidates_ = found_.count();
-  selected.finite = found_.finite();
-  if (!selected.finite) {
-    selected.indices.clear();
-    selected.values.clear();
-    selected.threshold = 0;
-    return;
-  }
+  if (!begin_selection(found_.finite(), selected)) return;
   if (fresh) return take_exactly(u, step.k, selected);
 
   const auto too_long = [&] { return !found_.complete() || found_.count() > limit; };
@@ -143,7 +102,7 @@ template <class T>
 void GaussianKCalibratedSelector<T>::take_list(Point listed, std::span<const T> u, std::size_t k,
                                                Selected<T>& selected) {
   if (listed.count <= most(static_cast<double>(k))) {
-    take_all(found_, selected);
+    take_found(found_, selected);
     next_.threshold = selected.threshold = listed.threshold;
     next_.count = std::max(1.0, listed.count);
     return;
@@ -171,10 +130,10 @@ bool GaussianKCalibratedSelector<T>::cut_list(Point listed, double d, std::size_
     const double x = fitted(low.threshold, low.count, target, d, power);
     if (!(x > low.threshold) || !std::isfinite(x)) return false;
     const Key<T> above = key_below<T>(x);
-    const std::size_t count = count_above(found_, above);
+    const std::size_t count = count_listed(found_, above);
     const Point point{x, static_cast<double>(count)};
     if (point.count >= fewest(target) && point.count <= most(target)) {
-      take_above(found_, above, count, selected);
+      take_listed(found_, above, count, selected);
       next_.threshold = selected.threshold = x;
       next_.count = point.count;
       learn_power(listed, point, d);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "compress/parallel.h"
+#include "compress/select/take.h"
 #include "nn/core/check.h"
 #include "nn/core/simd.h"
 
@@ -258,10 +259,7 @@ std::size_t ThresholdSearch<T>::count(Key<T> above) {
     bound_ = above;
     return have_list_ ? found_.count() : count_above(u_, above);
   }
-  std::size_t count = 0;
-  for (const auto& part : found_.parts)
-    for (std::size_t i = 0; i < part.count; ++i) count += key_of(part.value[i]) > above;
-  return count;
+  return count_listed(found_, above);
 }
 
 template <class T>
@@ -271,19 +269,9 @@ void ThresholdSearch<T>::take(Key<T> above, std::size_t count, Selected<T>& sele
     have_list_ = true;
     bound_ = above;
   }
-  // One entry more: the loop writes before it knows.
-  selected.indices.resize(count + 1);
-  selected.values.resize(count + 1);
-  std::size_t n = 0;
-  for (const auto& part : found_.parts)
-    for (std::size_t i = 0; i < part.count; ++i) {
-      selected.indices[n] = part.index[i];
-      selected.values[n] = part.value[i];
-      n += key_of(part.value[i]) > above;
-    }
-  TOPKNOT_CHECK(n == count, "another number of entries above the threshold than was counted");
-  selected.indices.resize(count);
-  selected.values.resize(count);
+  TOPKNOT_CHECK(count_listed(found_, above) == count,
+                "another number of entries above the threshold than was counted");
+  take_listed(found_, above, count, selected);
 }
 
 template MagnitudeMoments accumulate_with_magnitudes(std::span<float>, std::span<const float>);

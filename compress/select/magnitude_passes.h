@@ -80,27 +80,4 @@ class ThresholdSearch {
   bool have_list_ = false;
 };
 
-// Everything that was found, into `selected`.
-template <class T>
-void take_found(const Candidates<T>& found, Selected<T>& selected) {
-  selected.indices.resize(found.count());
-  selected.values.resize(found.count());
-  std::size_t n = 0;
-  for (const auto& part : found.parts) {
-    std::copy_n(part.index.get(), part.count, selected.indices.data() + n);
-    std::copy_n(part.value.get(), part.count, selected.values.data() + n);
-    n += part.count;
-  }
-}
-
-// Empties `selected` and notes whether the vector was finite; returns that.
-template <class T>
-bool begin_selection(bool finite, Selected<T>& selected) {
-  selected.indices.clear();
-  selected.values.clear();
-  selected.finite = finite;
-  selected.threshold = 0;
-  return finite;
-}
-
 }  // namespace topknot

@@ -2,9 +2,9 @@
 
 #include <cmath>
 #include <limits>
-#include <numeric>
 
 #include "compress/select/exact.h"
+#include "compress/select/take.h"
 #include "nn/core/check.h"
 #include "nn/core/rng.h"
 

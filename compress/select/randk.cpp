@@ -4,7 +4,7 @@
 #include <bit>
 #include <numeric>
 
-#include "compress/select/magnitude_passes.h"
+#include "compress/select/take.h"
 #include "nn/core/check.h"
 #include "nn/core/rng.h"
 

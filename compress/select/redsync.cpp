@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "compress/select/exact.h"
+#include "compress/select/take.h"
 #include "nn/core/check.h"
 
 namespace topknot {

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 
 #include "compress/select/exact.h"
+#include "compress/select/take.h"
 #include "compress/state.h"
 #include "nn/core/check.h"
 #include "nn/core/text.h"
@@ -12,7 +12,6 @@
 namespace topknot {
 namespace {
 
-constexpr double kSmallestMargin = 0.004, kLargestMargin = 0.1;
 constexpr double kAwayFromZero = 1e-10;  // of variant B's denominator
 
 }  // namespace
@@ -82,49 +81,33 @@ void RegTopKSelector<T>::select(std::span<T> u, std::span<const T> addend, const
                 "last step's entries lie beyond the vector");
   next_bound_ = bound_;
   fell_back_ = false;
-  selected.finite = true;
-  selected.indices.clear();
-  selected.values.clear();
-  selected.threshold = 0;
   const bool all = step.k == u.size();
   // With nothing carried only NaN and Inf are looked for.
   Key<T> above = largest_finite_key<T>(), listed_above = above;
-  if (bound_.kth >= 0 && !all) {
-    const double bound = (1.0 - bound_.margin) * magnitude_of<T>(bound_.kth);
+  if (bound_.known() && !all) {
+    const double bound = bound_.magnitude();
     above = std::min(above, key_below<T>(bound));
     // A score is at most |u| / rest_: below a common factor of 1 more has to be listed.
     listed_above = rest_ < 1 ? std::max<Key<T>>(key_below<T>((1 - 1e-6) * rest_ * bound) - 1, -1) : above;
   }
   accumulate_and_collect(u, addend, listed_above, 8 * step.k + 4096, found_);
-  if (!found_.finite()) {
-    selected.finite = false;
-    return;
-  }
+  if (!begin_selection(found_.finite(), selected)) return;
   if (all) {
-    selected.indices.resize(u.size());
-    std::iota(selected.indices.begin(), selected.indices.end(), 0u);
-    selected.values.assign(u.begin(), u.end());
+    take_everything(std::span<const T>(u), selected);
     return;
   }
-  const bool found_too_many = !found_.complete();
-  if (!found_too_many) score_candidates(above);
-  fell_back_ = found_too_many || found_.count() < step.k;
+  using List = typename CarriedBound<T>::List;
+  List list = List::too_many;
+  if (found_.complete()) {
+    score_candidates(above);
+    list = found_.count() < step.k ? List::too_few : List::good;
+  }
+  fell_back_ = list != List::good;
   const Key<T> kth =
       fell_back_ ? select_from_scores(u, step.k, selected) : select_from(found_, above, step.k, selected);
   for (std::size_t i = 0; i < step.k; ++i) selected.values[i] = u[selected.indices[i]];
   selected.threshold = rest_ * static_cast<double>(magnitude_of<T>(kth));
-  learn(kth, found_too_many);
-}
-
-// As for Top-k: the margin follows the falls of the k-th score.
-template <class T>
-void RegTopKSelector<T>::learn(Key<T> kth, bool found_too_many) {
-  next_bound_.kth = kth;
-  if (bound_.kth <= 0) return;
-  const double fall = 1.0 - static_cast<double>(magnitude_of<T>(kth)) / magnitude_of<T>(bound_.kth);
-  double margin = std::max(0.9 * bound_.margin, 3.0 * fall);
-  if (fell_back_) margin = bound_.margin * (found_too_many ? 0.5 : 2.0);
-  next_bound_.margin = std::clamp(margin, kSmallestMargin, kLargestMargin);
+  next_bound_ = bound_.after(kth, list);
 }
 
 template <class T>

@@ -19,10 +19,11 @@
 // and where the factor rounds to 1, as for every sensible Q, the paper's score. One rank alone has Delta = 0,
 // thus tanh(1 / mu): RegTop-k of one rank is not Top-k.
 //
-// One pass in steady state, as for Top-k (compress/select/topk.h): the k-th score of the last step, lowered
-// by a margin, is a bound; the pass that adds the residual lists what may exceed it, and at most k listed
-// entries are scored anew. Otherwise radix selection over the scores. The bound never changes the answer.
+// One pass in steady state, as for Top-k (compress/select/carried_bound.h, of scores here): the pass that adds
+// the residual lists what may exceed the bound, and at most k listed entries are scored anew. Otherwise radix
+// selection over the scores.
 
+#include "compress/select/carried_bound.h"
 #include "compress/select/passes.h"
 #include "compress/select/selector.h"
 
@@ -53,21 +54,15 @@ class RegTopKSelector final : public Selector<T> {
     std::vector<double> surplus;  // avg - w p
     double weight = 0;            // w
   };
-  // The k-th score of the last committed step, -1: none, and how far below it this step's is looked for.
-  struct Bound {
-    Key<T> kth = -1;
-    double margin = 0.02;
-  };
 
   T score(std::size_t i, T u) const;  // of the i-th entry of last_, with the sign of u
   void score_candidates(Key<T> above);
   Key<T> select_from_scores(std::span<T> u, std::size_t k, Selected<T>& selected);
-  void learn(Key<T> kth, bool found_too_many);
 
   double mu_, rest_ = 1;  // rest_: tanh((1 + Q) / mu)
   bool by_current_;       // variant B
   Last last_;
-  Bound bound_, next_bound_;
+  CarriedBound<T> bound_, next_bound_;
   Candidates<T> found_;
   bool fell_back_ = false;
 };

@@ -5,6 +5,7 @@
 
 #include "compress/select/exact.h"
 #include "compress/select/gamma_quantile.h"
+#include "compress/select/take.h"
 #include "compress/state.h"
 #include "nn/core/check.h"
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "compress/select/take.h"
 #include "nn/core/check.h"
 #include "nn/core/text.h"
 

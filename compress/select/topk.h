@@ -3,11 +3,11 @@
 // selected.
 //
 // One pass in steady state: the k-th magnitude of the last step, lowered by a margin, is a bound above which
-// the k largest of this step nearly always lie; the pass that adds the residual lists what exceeds it, and
-// the k largest of the list are the answer. Fewer than k, or far too many: radix selection over the sum. The
-// bound decides how fast the answer comes, never what it is. The margin follows how much the k-th magnitude
-// falls between steps.
+// the k largest of this step nearly always lie (compress/select/carried_bound.h); the pass that adds the
+// residual lists what exceeds it, and the k largest of the list are the answer. Fewer than k, or far too many:
+// radix selection over the sum.
 
+#include "compress/select/carried_bound.h"
 #include "compress/select/passes.h"
 #include "compress/select/selector.h"
 
@@ -26,23 +26,16 @@ class TopKSelector final : public Selector<T> {
   std::size_t candidates() const { return candidates_; }
   bool fell_back() const { return fell_back_; }
 
-  // What is carried from step to step.
-  struct Carried {
-    Key<T> kth = -1;       // the k-th key of the last committed step; -1: none
-    double margin = 0.02;  // the bound is (1 - margin) times that magnitude
-    bool operator==(const Carried&) const = default;
-  };
+  using Carried = CarriedBound<T>;
   const Carried& carried() const { return carried_; }
   // Any state gives the same selections; tests use it.
   void set_carried(const Carried& carried) { carried_ = next_ = carried; }
 
  private:
-  void learn(Key<T> kth);
-
   Carried carried_, next_;
   Candidates<T> found_;
   std::size_t candidates_ = 0;
-  bool fell_back_ = false, found_too_many_ = false;
+  bool fell_back_ = false;
 };
 
 }  // namespace topknot
