@@ -152,8 +152,9 @@ std::size_t DgcSampledSelector<T>::adapt(std::span<const T> u, const SampleGeome
   for (;; ++adaptations_) {
     const std::size_t count = found_.complete() ? found_.count() : limit + 1;
     const bool many = far_too_many(count, k), few = far_too_few(count, k);
+    if ((!many && !few) || adaptations_ == kAdaptations) return count;
     exact_ = many && resample_;
-    if ((!many && !few) || exact_ || adaptations_ == kAdaptations) return count;
+    if (exact_) return count;
     const T moved = std::min(t * static_cast<T>(many ? kUpper : kLower), std::numeric_limits<T>::max());
     if (moved == t) {  // zero and the least denormals
       exact_ = many;

@@ -180,6 +180,27 @@ TEMPLATE_TEST_CASE("selection, values and threshold are those of the plain rule,
   if (c.options.sample_ratio < 1) CHECK(fewer > 5);
 }
 
+TEST_CASE("after ten changes of the threshold the first k travel, however many reach it") {
+  Case<float> c;
+  c.density = 0.001;
+  const std::size_t d = 36864, k = 37;
+  const SampleGeometry geometry = sample_geometry(d, c.density, c.options.sample_ratio);
+  const CounterRng rng(c.options.seed, RngUse::compress, 0, 0);
+  const std::size_t start = rng.below(0, static_cast<std::uint32_t>(geometry.stride));
+  // The sample sees only ones; 0.8^10 < 0.12 < 0.8^9, and twice as many of those as may travel.
+  c.u.assign(d, 0.0f);
+  for (std::size_t i = 0; i < 2 * k; ++i)
+    c.u[start + i * geometry.stride + 1] = 0.12f + 0.0001f * static_cast<float>(i);
+  for (std::size_t i = 0; i < geometry.top_samples; ++i)
+    c.u[start + (d / geometry.stride - 1 - i) * geometry.stride] = 1.0f;
+  float t = 0;
+  const std::vector<std::uint32_t> expected = plain_rule(c, t);
+  REQUIRE(t < 0.12f);
+  REQUIRE(expected.size() == k);
+  REQUIRE(expected != plain_topk(c.u, k));
+  CHECK(c.select().indices == expected);
+}
+
 TEST_CASE("at most k entries of a normal vector are selected, and nearly always 0.8 k") {
   // Many starts of the sample in few large vectors, many smaller vectors.
   DgcSampledSelector<float> selector{CompressOptions{}};
