@@ -33,6 +33,7 @@ std::optional<Message> SparseCompressor::decode(const Round& round) {
   }
   TOPKNOT_CHECK(received_[static_cast<std::size_t>(rank_)].indices == step_.sent().indices,
                 "this rank's own block came back changed");
+  finite_ = finite_ && step_.summable(received_);
   phase_ = Phase::decoded;
   return std::nullopt;
 }

@@ -124,16 +124,24 @@ std::span<T> SparseStep<T>::commit(std::span<const Entries<T>> received, const O
     contributions[r] = {received[r].indices, received[r].values, static_cast<T>(weights_[r])};
   average_sparse<T>(contributions, average);
 
+  // To a selection that learns from what was made of its entries, the rejected ones were not sent.
+  std::vector<std::uint32_t> rejected(outcome.rejected.begin(), outcome.rejected.end());
+  std::sort(rejected.begin(), rejected.end());
   std::vector<std::uint32_t> relative;
+  std::vector<T> accepted;
   for (std::size_t s = 0; s < group_.segments.size() && !all_; ++s) {
     const auto [begin, end] = group_.segments[s];
     const auto [first, last] = cuts_[s];
-    relative.assign(own.indices.begin() + static_cast<std::ptrdiff_t>(first),
-                    own.indices.begin() + static_cast<std::ptrdiff_t>(last));
-    for (std::uint32_t& index : relative) index -= static_cast<std::uint32_t>(begin);
+    relative.clear();
+    accepted.clear();
+    for (std::size_t i = first; i < last; ++i) {
+      if (std::binary_search(rejected.begin(), rejected.end(), own.indices[i])) continue;
+      relative.push_back(own.indices[i] - static_cast<std::uint32_t>(begin));
+      accepted.push_back(own.values[i]);
+    }
     SelectOutcome<T> result;
     result.indices = relative;
-    result.sent = std::span(own.values).subspan(first, last - first);
+    result.sent = accepted;
     result.average = average.subspan(begin, end - begin);
     result.weight = weights_[static_cast<std::size_t>(rank_)] / group_.ranks;
     selectors_[s]->commit(result);
@@ -141,6 +149,17 @@ std::span<T> SparseStep<T>::commit(std::span<const Entries<T>> received, const O
   memory_->finish(average);
   in_step_ = false;
   return average;
+}
+
+template <class T>
+bool SparseStep<T>::summable(std::span<const Entries<T>> received) const {
+  double bound = 0;
+  for (std::size_t r = 0; r < received.size(); ++r) {
+    Key<T> largest = 0;
+    for (const T value : received[r].values) largest = std::max(largest, key_of(value));
+    bound += weights_[r] * static_cast<double>(magnitude_of<T>(largest));
+  }
+  return bound <= static_cast<double>(std::numeric_limits<T>::max());
 }
 
 template <class T>

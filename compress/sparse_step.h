@@ -39,6 +39,9 @@ class SparseStep {
   // the memory of gradient or of spare.
   std::span<T> commit(std::span<const Entries<T>> received, const Outcome& outcome);
   void discard();
+  // Whether the sum of what was received cannot overflow; the same on all ranks. Where it can, the step is no
+  // better than one with an infinity in it.
+  bool summable(std::span<const Entries<T>> received) const;
 
   const Entries<T>& sent() const { return sent_; }
   double threshold() const { return threshold_; }               // the least over the segments

@@ -142,6 +142,13 @@ bool check_block(const Format& format, std::span<const std::byte> block) {
   return true;
 }
 
+float largest_scale(const Format& format, std::span<const std::byte> block) {
+  float largest = 0;
+  for (std::size_t cell = 0; cell < format.cells.size(); ++cell)
+    largest = std::max(largest, scale_of(block, cell));
+  return largest;
+}
+
 void read_values(const Format& format, std::span<const std::byte> block, std::size_t begin, std::size_t end,
                  std::size_t& cell, float* values) {
   const std::span<const std::byte> codes = codes_of(format, block);

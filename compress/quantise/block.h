@@ -57,6 +57,8 @@ void write_codes(const Format& format, std::span<const std::int16_t> codes, std:
 // Whether the sender's vector was finite. Throws Error for anything but a block of this format, undamaged to
 // the last bit.
 bool check_block(const Format& format, std::span<const std::byte> block);
+// The largest scale, which no value exceeds; of a checked, finite block.
+float largest_scale(const Format& format, std::span<const std::byte> block);
 // values[i - begin] = what entry i stands for; of a checked, finite block. `cell` is the one that holds entry
 // `begin`, and then the one that holds `end`, for calls that go on from there.
 void read_values(const Format& format, std::span<const std::byte> block, std::size_t begin, std::size_t end,

@@ -1,6 +1,7 @@
 #include "compress/quantise/compressor.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "compress/parallel.h"
@@ -83,6 +84,10 @@ std::optional<Message> QuantisingCompressor::decode(const Round& round) {
   blocks_.resize(ranks_);
   for (std::size_t r = 0; r < ranks_ && finite_; ++r)
     blocks_[r].assign(round.blocks[r].begin(), round.blocks[r].end());
+  double bound = 0;  // of the sum over the ranks, which must not overflow either
+  for (std::size_t r = 0; r < ranks_ && finite_; ++r)
+    bound += weights_[r] * static_cast<double>(largest_scale(format_, blocks_[r]));
+  finite_ &= bound <= std::numeric_limits<float>::max();
   phase_ = Phase::decoded;
   return std::nullopt;
 }

@@ -38,7 +38,7 @@ struct SelectStep {
 // What became of a selection, for selectors that learn from it (RegTop-k).
 template <class T>
 struct SelectOutcome {
-  std::span<const std::uint32_t> indices;  // as selected and sent, after capacity
+  std::span<const std::uint32_t> indices;  // as selected, sent and accepted
   std::span<const T> sent;                 // their values as the other ranks decoded them
   std::span<const T> average;              // the range's average
   double weight = 1;                       // of this rank in the average: weight[rank] / P

@@ -111,3 +111,18 @@ TEST_CASE("a learning rate inside the accumulator goes with plain memories only,
   options.memory = "dgc";
   CHECK(message().find("compress.memory: dgc") != std::string::npos);
 }
+
+TEST_CASE("an entry that the collective rejected stays in the residual, and was not sent as to selection") {
+  CompressOptions options = named("regtopk");
+  SparseStep<double> step({.select = "regtopk"}, options, whole_group(4, 1));
+  StepInfo info;
+  info.density = 0.25;
+  std::vector<double> gradient = {4, 3, 2, 1}, spare(4);
+  const Entries<double> first = step.encode(gradient, spare, info);
+  REQUIRE(first.indices == std::vector<std::uint32_t>{0});
+  step.commit(std::span(&first, 1), {.rejected = first.indices});
+  CHECK(gradient == std::vector<double>{4, 3, 2, 1});
+  // Sent and accepted, the entry would count tanh(1/4) of its magnitude now, and the second one would travel.
+  std::vector<double> next(4);
+  CHECK(step.encode(next, gradient, info).indices == std::vector<std::uint32_t>{0});
+}
