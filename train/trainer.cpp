@@ -6,7 +6,6 @@
 #include <array>
 #include <cmath>
 #include <cstring>
-#include <numeric>
 
 #include "compress/byte_count.h"
 #include "nn/core/check.h"
@@ -16,9 +15,8 @@
 #include "train/checksum.h"
 #include "train/evaluate.h"
 #include "train/layer_density.h"
-#include "train/metrics.h"
-#include "train/progress.h"
 #include "train/recorder.h"
+#include "train/reporter.h"
 #include "train/stop.h"
 
 namespace topknot {
@@ -50,16 +48,13 @@ class Trainer {
                                                        communicator.size())),
         plan_(plan_steps(config_, train_loader_)),
         weights_(train_loader_.weights()),
-        progress_({plan_.total_steps, config_.train.log_every, inputs.quiet || !root_}),
-        recorder_(config_, inputs.folder, arena_, exchange_, root_) {
-    if (root_) metrics_ = std::make_unique<MetricsWriter>(inputs.folder.metrics_jsonl());
-  }
+        reporter_(inputs, plan_, communicator),
+        recorder_(config_, inputs.folder, arena_, exchange_, root_) {}
 
   RunOutcome run() {
-    announce();
+    reporter_.announce(communicator_, exchange_, arena_.size(), train_loader_.steps_per_epoch());
     check_parameters("at the start");
-    const double startup = seconds_since(inputs_.program_start);
-    first_step_ = Clock::now();
+    reporter_.begin();
     bool stopped = false;
     std::int64_t epoch = 0;
     while (step_ < plan_.total_steps && !stopped) {
@@ -71,14 +66,14 @@ class Trainer {
     }
     check_parameters("at the end");
     recorder_.finish();
-    progress_.finish();
+    reporter_.finish();
     RunOutcome outcome{stopped, evaluation_.accuracy, evaluation_.loss, checksum_hex(arena_.weights())};
     if (stopped) {
       log_info("stopped by a signal after step " + std::to_string(step_) + "; " + inputs_.folder.path +
                " has the steps so far");
       return outcome;
     }
-    write_end(startup, outcome);
+    reporter_.end(step_, skipped_, outcome.parameter_checksum);
     return outcome;
   }
 
@@ -90,30 +85,6 @@ class Trainer {
     return options;
   }
 
-  void announce() const {
-    const Loader& loader = train_loader_;
-    const std::int64_t global_batch =
-        static_cast<std::int64_t>(config_.data.batch_size) * communicator_.size() * config_.train.accumulate;
-    log_info(config_.model.name + " (" + std::to_string(arena_.size()) + " parameters) on " +
-             config_.data.name + ", " + std::to_string(communicator_.size()) +
-             (communicator_.size() == 1 ? " rank" : " ranks") + " by " + communicator_.backend() + ", " +
-             std::to_string(omp_get_max_threads()) + (omp_get_max_threads() == 1 ? " thread" : " threads") +
-             " a rank; global batch " + std::to_string(global_batch) + ", learning rate " +
-             key_value(*find_key("optimizer.lr"), config_) + ", " + std::to_string(plan_.steps_per_epoch) +
-             " steps an epoch, " + std::to_string(plan_.total_steps) + " in all; " + config_.compress.name +
-             "; writing to " + inputs_.folder.path);
-    if (root_)
-      for (const Group& group : exchange_.groups())
-        log_debug(std::string(group.compressed ? "compressed" : "dense") + " group of " +
-                  std::to_string(group.numel()) + " elements: " + group.parameters.front()->name() + " to " +
-                  group.parameters.back()->name());
-    if (local_clip() > 0 && config_.train.clip_local_scope == "model" && communicator_.size() > 1)
-      log_info("local clipping over the whole model waits for the whole backward pass: overlap is off");
-    if (config_.train.accumulate > 1 && loader.steps_per_epoch() % config_.train.accumulate != 0)
-      log_info("the last " + std::to_string(loader.steps_per_epoch() % config_.train.accumulate) +
-               " micro-batches of an epoch do not fill a step and are left out");
-  }
-
   // True where the run is to stop.
   bool run_epoch(std::int64_t epoch) {
     train_loader_.start_epoch(epoch);
@@ -122,17 +93,12 @@ class Trainer {
     for (; steps < plan_.steps_per_epoch && step_ < plan_.total_steps; ++steps) {
       const auto [record, stop] = run_step(epoch);
       loss_sum += record.loss;
-      if (root_) {
-        metrics_->write(record);
-        recorder_.end_step(record, *metrics_);
-      }
+      if (root_) recorder_.end_step(record, *reporter_.metrics());
       if (config_.train.check_every > 0 && step_ % config_.train.check_every == 0)
         check_parameters("during training");
       if (stop) return true;
     }
-    if (root_)
-      metrics_->write(
-          EpochRecord{epochs_done(), step_, train_seconds_, loss_sum / static_cast<double>(steps)});
+    reporter_.epoch(step_, loss_sum / static_cast<double>(steps));
     return false;
   }
 
@@ -166,24 +132,16 @@ class Trainer {
     queue_.run([&](Communicator& c) { c.all_reduce(std::span<double>(sums)); });
     const double ranks = communicator_.size();
     record.step = step_;
-    record.epoch = epochs_done();
     record.loss = sums[0] / ranks;
     const ByteCount bytes{static_cast<std::uint64_t>(sums[1]), static_cast<std::uint64_t>(sums[2]),
                           static_cast<std::uint64_t>(communicator_.size()) * sizeof(float) * arena_.size()};
-    note_bytes(bytes, record);
-    bytes_ += bytes;
     record.selected = sums[3] / ranks;
     record.threshold = result.stats.threshold;
     record.skipped = !result.committed;
     const double seconds = seconds_since(start);
-    train_seconds_ = seconds_since(first_step_) - eval_seconds_;
-    step_seconds_.push_back(seconds);
-    record.time_s = train_seconds_;
-    const std::int64_t images =
-        static_cast<std::int64_t>(config_.data.batch_size) * config_.train.accumulate * communicator_.size();
-    record.images_per_second = static_cast<double>(images) / seconds;
+    reporter_.complete(record, bytes, seconds);
     note_skip(result);
-    progress_.step(step_, record.epoch, record.loss, record.lr, images, seconds);
+    reporter_.step(record, seconds);
     return {record, sums[4] > 0};
   }
 
@@ -276,8 +234,7 @@ class Trainer {
     ++skipped_;
     ++skips_in_a_row_;
     const std::string who = result.bad_rank >= 0 ? " on rank " + std::to_string(result.bad_rank) : "";
-    if (root_)
-      progress_.note("step " + std::to_string(step_) + " skipped by all ranks: NaN or infinity" + who);
+    reporter_.note("step " + std::to_string(step_) + " skipped by all ranks: NaN or infinity" + who);
     if (skips_in_a_row_ >= config_.train.max_skips)
       throw UserError(
           "training has diverged: " + std::to_string(skips_in_a_row_) +
@@ -289,68 +246,11 @@ class Trainer {
     const Clock::time_point start = Clock::now();
     synchronize_statistics(model_->store, config_.train.bn_stats, queue_, communicator_);
     evaluation_ = evaluate(*model_, test_loader_, queue_);
-    const double seconds = seconds_since(start);
-    eval_seconds_ += seconds;
-    best_accuracy_ = std::max(best_accuracy_, evaluation_.accuracy);
-    if (!root_) return;
-    metrics_->write(
-        EvalRecord{step_, epochs_done(), train_seconds_, evaluation_.loss, evaluation_.accuracy, seconds});
-    char text[160];
-    if (inputs_.data.test->classes() > 0)
-      std::snprintf(text, sizeof text, "epoch %.4g: test accuracy %.2f %%, test loss %.4f", epochs_done(),
-                    100 * evaluation_.accuracy, evaluation_.loss);
-    else
-      std::snprintf(text, sizeof text, "epoch %.4g: test loss %.6g", epochs_done(), evaluation_.loss);
-    progress_.note(text);
-  }
-
-  // `bytes` of all ranks; a record has their mean.
-  template <class Record>
-  void note_bytes(const ByteCount& bytes, Record& record) const {
-    const double ranks = communicator_.size();
-    record.bytes_sent = static_cast<double>(bytes.upload) / ranks;
-    record.bytes_received = static_cast<double>(bytes.download) / ranks;
-    record.bytes_dense = static_cast<double>(bytes.dense) / ranks;
-    record.bytes_ratio = bytes.ratio();
-  }
-
-  void write_end(double startup, const RunOutcome& outcome) {
-    if (!root_) return;
-    EndRecord end;
-    end.test_accuracy = evaluation_.accuracy;
-    end.best_test_accuracy = best_accuracy_;
-    end.test_loss = evaluation_.loss;
-    end.wall_seconds = train_seconds_;
-    end.eval_seconds = eval_seconds_;
-    end.startup_seconds = startup;
-    std::vector<double> steady = step_seconds_;
-    if (steady.size() > kWarmUpSteps) steady.erase(steady.begin(), steady.begin() + kWarmUpSteps);
-    const double total = std::accumulate(steady.begin(), steady.end(), 0.0);
-    const double images = static_cast<double>(config_.data.batch_size) * config_.train.accumulate *
-                          communicator_.size() * static_cast<double>(steady.size());
-    end.images_per_second = total > 0 ? images / total : 0;
-    note_bytes(bytes_, end);
-    end.parameter_checksum = outcome.parameter_checksum;
-    end.steps = step_;
-    end.skipped_steps = skipped_;
-    end.step_p50_s = quantile(steady, 0.5);
-    end.step_p95_s = quantile(steady, 0.95);
-    metrics_->write(end);
-    write_metrics_csv(read_metrics(inputs_.folder.metrics_jsonl()), inputs_.folder.metrics_csv());
-    char text[200];
-    std::snprintf(text, sizeof text, "done: %lld steps in %s, %.0f images/s, sent %s a rank (dense: %s)",
-                  static_cast<long long>(step_), format_duration(train_seconds_).c_str(),
-                  end.images_per_second, format_bytes(end.bytes_sent).c_str(),
-                  format_bytes(end.bytes_dense).c_str());
-    log_info(text);
+    reporter_.evaluation(step_, evaluation_, seconds_since(start), inputs_.data.test->classes() > 0);
   }
 
   void check_parameters(const std::string& when) {
     check_same_parameters(arena_, queue_, communicator_, when + ", step " + std::to_string(step_));
-  }
-
-  double epochs_done() const {
-    return static_cast<double>(step_) / static_cast<double>(plan_.steps_per_epoch);
   }
 
   const RunInputs& inputs_;
@@ -366,17 +266,12 @@ class Trainer {
   Loader train_loader_, test_loader_;
   const Plan plan_;
   const std::vector<float> weights_;
-  Progress progress_;
+  Reporter reporter_;
   Recorder recorder_;
-  std::unique_ptr<MetricsWriter> metrics_;  // rank 0 only
 
-  Clock::time_point first_step_;
   std::vector<float> statistics_;  // as before this step
   std::int64_t step_ = 0, skipped_ = 0;
   int skips_in_a_row_ = 0;
-  double train_seconds_ = 0, eval_seconds_ = 0, best_accuracy_ = 0;
-  ByteCount bytes_;  // of all ranks
-  std::vector<double> step_seconds_;
   Evaluation evaluation_;
 };
 

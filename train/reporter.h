@@ -1,0 +1,69 @@
+#pragma once
+// What a run tells: the start-up lines, progress on standard error, and the records of metrics.jsonl. It keeps
+// the run's clock and the totals that the last record has. Ranks other than 0 count along and write nothing.
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "compress/byte_count.h"
+#include "dist/communicator.h"
+#include "dist/exchange.h"
+#include "train/evaluate.h"
+#include "train/metrics.h"
+#include "train/progress.h"
+#include "train/trainer.h"
+
+namespace topknot {
+
+class Reporter {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  // `inputs` must outlive it. Throws UserError where metrics.jsonl cannot be written.
+  Reporter(const RunInputs& inputs, const Plan& plan, const Communicator& communicator);
+
+  // The run in a few lines, before its first step. `micro_batches`: of an epoch.
+  void announce(const Communicator& communicator, const Exchange& exchange, std::size_t parameters,
+                std::int64_t micro_batches) const;
+  void begin();  // the first step begins
+
+  // Fills in what follows from what is there: epoch, time, rates and the bytes, of all ranks together in
+  // `bytes`, as their mean. `seconds` is what the step took.
+  void complete(StepRecord& record, const ByteCount& bytes, double seconds);
+  void step(const StepRecord& record, double seconds);
+  void epoch(std::int64_t step, double train_loss);
+  // `accuracy`: whether the data has classes.
+  void evaluation(std::int64_t step, const Evaluation& evaluation, double seconds, bool accuracy);
+  void end(std::int64_t steps, std::int64_t skipped, const std::string& parameter_checksum);
+
+  void note(const std::string& text);                  // a line between those of progress
+  void finish();                                       // no more progress
+  MetricsWriter* metrics() { return metrics_.get(); }  // null on ranks other than 0
+
+ private:
+  double epochs(std::int64_t step) const;
+  std::int64_t images_a_step() const;
+  template <class Record>
+  void put_bytes(const ByteCount& bytes, Record& record) const;
+
+  const Config& config_;
+  const RunFolder folder_;
+  const Plan plan_;
+  const int ranks_;
+  const bool root_;
+  Progress progress_;
+  std::unique_ptr<MetricsWriter> metrics_;
+
+  const Clock::time_point program_start_;
+  Clock::time_point first_step_;
+  double startup_seconds_ = 0, train_seconds_ = 0, eval_seconds_ = 0;
+  std::vector<double> step_seconds_;
+  ByteCount bytes_;  // of all ranks and steps
+  Evaluation last_;
+  double best_accuracy_ = 0;
+};
+
+}  // namespace topknot
