@@ -30,7 +30,8 @@ constexpr const char* kFlagHelp =
     "  --validate          check the whole configuration, show every problem, and leave\n"
     "  --dry-run           also build the model: parameters, groups, bytes a step; trains nothing\n"
     "  --dump-config       print the effective configuration as YAML, with where each value came from\n"
-    "  --list WHAT         models, datasets, compressors, optimizers, schedules or keys\n"
+    "  --list WHAT         models, datasets, optimizers, schedules, keys; compressors and their pieces:\n"
+    "                      selections, memories, codes, values\n"
     "  --quiet, --verbose  only warnings and errors; more detail\n"
     "  --version, --help\n";
 
@@ -77,7 +78,8 @@ CommandLine parse_command_line(int argc, const char* const* argv) {
     app.parse(argc, argv);
   } catch (const CLI::ParseError&) {
     throw UserError(
-        "--list needs one word after it: models, datasets, compressors, optimizers, schedules or keys");
+        "--list needs one word after it: models, datasets, compressors, selections, memories, codes, values, "
+        "optimizers, schedules or keys");
   }
   for (const auto& word : app.remaining()) {
     if (word == "--") continue;

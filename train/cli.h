@@ -14,7 +14,7 @@ struct CommandLine {
   bool dump_config = false;
   bool quiet = false;
   bool verbose = false;
-  std::string list;  // "", models, datasets, compressors, optimizers, schedules, keys, keys-markdown
+  std::string list;  // "", models, datasets, compressors, ..., keys, keys-markdown
   // Not empty: print it on standard output and leave with 0 (--help, --version, or no argument at all).
   std::string text;
 };

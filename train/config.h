@@ -142,6 +142,9 @@ struct Key {
   std::string none_word = {};  // of an optional number: "none", "auto"
   std::string registry = {};   // "model", "dataset", ...: the names come from KnownNames
   bool may_be_empty = false;   // of such a name: the method's own choice
+  // The choices (of the section's name, its selection or memory) that use the key; empty: all. See
+  // unused_keys().
+  std::vector<std::string> users = {};
 };
 
 // In the order of sections; the only place that knows all keys.
@@ -180,6 +183,13 @@ struct KnownNames {
 // What no single key can show: unknown model, keys that contradict each other. Callers append what only they
 // can see (a missing data folder, no GPU).
 std::vector<Problem> check_config(const Config& config, const KnownNames& known);
+
+// A line for each key that was given and that the chosen method, model or schedule does not use. A key of the
+// file stays unmentioned where the command line names another method: the file was written for its own. For
+// configurations that check_config() has passed.
+std::vector<std::string> unused_keys(const LoadedConfig& loaded);
+// In Key::users: compress.name is made of pieces, one of which selects entries.
+inline constexpr const char* kSelectingMethods = "methods that select entries";
 
 // Throws one UserError that lists all of them; does nothing where there are none.
 void throw_problems(const std::vector<Problem>& problems);

@@ -42,6 +42,19 @@ Key with_word(Key key, std::string none_word) {
   return key;
 }
 
+Key used_by(std::vector<std::string> users, Key key) {
+  key.users = std::move(users);
+  return key;
+}
+
+// The same, said in the help.
+Key of(std::vector<std::string> users, Key key) {
+  std::string names;
+  for (const std::string& user : users) names += (names.empty() ? "" : ", ") + user;
+  key.help = names + ": " + key.help;
+  return used_by(std::move(users), std::move(key));
+}
+
 template <auto Section, auto Member>
 KeyRef at(Config& config) {
   return &(config.*Section.*Member);
@@ -59,7 +72,8 @@ std::vector<Key> run_keys() {
 
       registered("model.name", at<m, &Model::name>, "model", "which model (train --list models)"),
       number("model.dropout", at<m, &Model::dropout>, 0, 0.99, "dropout rate, in models that have dropout"),
-      number("model.hidden", at<m, &Model::hidden>, 1, 1e6, "widths of the hidden layers of mlp"),
+      used_by({"mlp"},
+              number("model.hidden", at<m, &Model::hidden>, 1, 1e6, "widths of the hidden layers of mlp")),
 
       registered("data.name", at<d, &Data::name>, "dataset", "which data set (train --list datasets)"),
       text("data.root", at<d, &Data::root>, "folder that holds the data set's files"),
@@ -102,21 +116,25 @@ std::vector<Key> method_keys() {
 
       registered("schedule.name", at<s, &Schedule::name>, "schedule",
                  "how the learning rate changes (train --list schedules)"),
-      above("schedule.milestones", at<s, &Schedule::milestones>, 0, 1e6,
-            "multistep: epochs where the rate drops"),
-      above("schedule.gamma", at<s, &Schedule::gamma>, 0, 1, "multistep: factor at each milestone"),
+      of({"multistep"},
+         above("schedule.milestones", at<s, &Schedule::milestones>, 0, 1e6, "epochs where the rate drops")),
+      of({"multistep"}, above("schedule.gamma", at<s, &Schedule::gamma>, 0, 1, "factor at each milestone")),
       number("schedule.warmup_epochs", at<s, &Schedule::warmup_epochs>, 0, 1e6,
              "epochs in which the rate rises linearly to optimizer.lr"),
-      number("schedule.min_lr", at<s, &Schedule::min_lr>, 0, 1e6, "cosine: the rate at the end"),
+      of({"cosine"}, number("schedule.min_lr", at<s, &Schedule::min_lr>, 0, 1e6, "the rate at the end")),
 
       registered("compress.name", at<c, &Compress::name>, "compressor",
                  "how gradients are compressed (train --list compressors); dense: not at all"),
-      above("compress.density", at<c, &Compress::density>, 0, 1,
-            "share of a gradient's entries that travels"),
-      above("compress.warmup", at<c, &Compress::warmup>, 0, 1,
-            "densities of the first epochs, one an epoch; compress.density after them"),
-      number("compress.warmup_epochs", at<c, &Compress::warmup_epochs>, 0, 1e6,
-             "epochs in which the density falls exponentially to compress.density; in place of the list"),
+      used_by({kSelectingMethods}, above("compress.density", at<c, &Compress::density>, 0, 1,
+                                         "share of a gradient's entries that travels")),
+      used_by({kSelectingMethods},
+              above("compress.warmup", at<c, &Compress::warmup>, 0, 1,
+                    "densities of the first epochs, one an epoch; compress.density after them")),
+      used_by(
+          {kSelectingMethods},
+          number(
+              "compress.warmup_epochs", at<c, &Compress::warmup_epochs>, 0, 1e6,
+              "epochs in which the density falls exponentially to compress.density; in place of the list")),
       piece("compress.select", at<c, &Compress::select>, "selection",
             "which entries travel, in place of the method's own choice (train --list selections)"),
       piece("compress.memory", at<c, &Compress::memory>, "memory",
@@ -141,12 +159,13 @@ std::vector<Key> method_keys() {
              "clipped at sqrt(ranks) times it; 0: off"),
       flag("compress.lr_inside", at<c, &Compress::lr_inside>,
            "accumulate learning rate times gradient (LAGS-SGD); without momentum"),
-      text("compress.layer_density", at<c, &Compress::layer_density>,
-           "a density for each tensor: a JSON file {\"parameter\": density}, or auto: from measured times"),
-      number("compress.alpha_s", at<c, &Compress::alpha_s>, 0, 1e3,
-             "layer_density=auto: seconds that a message takes to begin with"),
-      above("compress.beta_s_per_byte", at<c, &Compress::beta_s_per_byte>, 0, 1,
-            "layer_density=auto: seconds that a byte takes"),
+      used_by({kSelectingMethods}, text("compress.layer_density", at<c, &Compress::layer_density>,
+                                        "a density for each tensor: a JSON file {\"parameter\": density}, or "
+                                        "auto: from measured times")),
+      of({"layer_density=auto"}, number("compress.alpha_s", at<c, &Compress::alpha_s>, 0, 1e3,
+                                        "seconds that a message takes to begin with")),
+      of({"layer_density=auto"}, above("compress.beta_s_per_byte", at<c, &Compress::beta_s_per_byte>, 0, 1,
+                                       "seconds that a byte takes")),
   };
 }
 
@@ -155,31 +174,34 @@ std::vector<Key> piece_keys() {
   constexpr auto c = &Config::compress;
   using Compress = Config::Compress;
   return {
-      flag("compress.momentum_masking", at<c, &Compress::momentum_masking>,
-           "dgc: what is sent loses its velocity"),
-      number("compress.sample_ratio", at<c, &Compress::sample_ratio>, 0.01, 1,
-             "dgc_sampled: share of the entries that the threshold is taken from"),
-      flag("compress.resample", at<c, &Compress::resample>,
-           "dgc_sampled: exact selection where far too many exceed the threshold"),
-      text("compress.truncate", at<c, &Compress::truncate>,
-           "dgc_sampled: which entries travel where a few too many exceed it", {"lowest", "largest"}),
-      number("compress.threshold", at<c, &Compress::threshold>, 0, 1e30, "threshold: the fixed one"),
-      flag("compress.shared_seed", at<c, &Compress::shared_seed>, "randk: the same positions on all ranks"),
-      text("compress.distribution", at<c, &Compress::distribution>, "sidco: which distribution is fitted",
-           {"exponential", "pareto", "gamma"}),
-      number("compress.stages", at<c, &Compress::stages>, 0, 100, "sidco: fits a step; 0: adaptive"),
-      above("compress.mu", at<c, &Compress::mu>, 0, 1e9, "regtopk: temperature of the regulariser"),
-      above("compress.q", at<c, &Compress::q>, 0, 1e30, "regtopk: distortion of what was not sent last"),
-      text("compress.variant", at<c, &Compress::variant>,
-           "regtopk: distortion relative to what was sent last (A) or to the current gradient (B)",
-           {"A", "B"}),
-      number("compress.rank", at<c, &Compress::rank>, 1, 1e6, "powersgd, acpsgd: rank of the approximation"),
-      number("compress.min_compression", at<c, &Compress::min_compression>, 1, 1e9,
-             "powersgd, acpsgd: tensors that would shrink less travel as they are"),
-      number("compress.levels", at<c, &Compress::levels>, 1, 32767, "qsgd: quantisation levels"),
-      number("compress.bucket", at<c, &Compress::bucket>, 1, 1e9, "qsgd: elements that share a norm"),
-      number("compress.clip_sigma", at<c, &Compress::clip_sigma>, 0, 1e9,
-             "terngrad: clips at so many standard deviations; 0: off"),
+      of({"dgc"}, flag("compress.momentum_masking", at<c, &Compress::momentum_masking>,
+                       "what is sent loses its velocity")),
+      of({"dgc_sampled"}, number("compress.sample_ratio", at<c, &Compress::sample_ratio>, 0.01, 1,
+                                 "share of the entries that the threshold is taken from")),
+      of({"dgc_sampled"}, flag("compress.resample", at<c, &Compress::resample>,
+                               "exact selection where far too many exceed the threshold")),
+      of({"dgc_sampled"}, text("compress.truncate", at<c, &Compress::truncate>,
+                               "which entries travel where a few too many exceed it", {"lowest", "largest"})),
+      of({"threshold"}, number("compress.threshold", at<c, &Compress::threshold>, 0, 1e30, "the fixed one")),
+      of({"randk"},
+         flag("compress.shared_seed", at<c, &Compress::shared_seed>, "the same positions on all ranks")),
+      of({"sidco"}, text("compress.distribution", at<c, &Compress::distribution>,
+                         "which distribution is fitted", {"exponential", "pareto", "gamma"})),
+      of({"sidco"}, number("compress.stages", at<c, &Compress::stages>, 0, 100, "fits a step; 0: adaptive")),
+      of({"regtopk"}, above("compress.mu", at<c, &Compress::mu>, 0, 1e9, "temperature of the regulariser")),
+      of({"regtopk"},
+         above("compress.q", at<c, &Compress::q>, 0, 1e30, "distortion of what was not sent last")),
+      of({"regtopk"},
+         text("compress.variant", at<c, &Compress::variant>,
+              "distortion relative to what was sent last (A) or to the current gradient (B)", {"A", "B"})),
+      of({"powersgd", "acpsgd"},
+         number("compress.rank", at<c, &Compress::rank>, 1, 1e6, "rank of the approximation")),
+      of({"powersgd", "acpsgd"}, number("compress.min_compression", at<c, &Compress::min_compression>, 1, 1e9,
+                                        "tensors that would shrink less travel as they are")),
+      of({"qsgd"}, number("compress.levels", at<c, &Compress::levels>, 1, 32767, "quantisation levels")),
+      of({"qsgd"}, number("compress.bucket", at<c, &Compress::bucket>, 1, 1e9, "elements that share a norm")),
+      of({"terngrad"}, number("compress.clip_sigma", at<c, &Compress::clip_sigma>, 0, 1e9,
+                              "clips at so many standard deviations; 0: off")),
   };
 }
 

@@ -1,5 +1,7 @@
+#include <algorithm>
 #include <cstdio>
 
+#include "compress/sparse_step.h"
 #include "dist/collective_queue.h"
 #include "dist/threads_communicator.h"
 #include "train/progress.h"
@@ -7,6 +9,8 @@
 
 namespace topknot {
 namespace {
+
+constexpr int kMostEpochsShown = 12;  // of a density warm-up
 
 void print_parameters(const ParameterStore& store, const ParameterArena& arena, bool compressed) {
   std::printf("%-32s %-18s %12s  %s\n", "parameter", "shape", "elements", "travels");
@@ -45,19 +49,28 @@ void print_dry_run(const Config& config) {
     std::printf("  %-22s %10s of %s, %.1f times less\n", when, format_bytes(bytes).c_str(),
                 format_bytes(whole).c_str(), whole / bytes);
   };
-  std::printf("\nbytes that a rank sends in a step:\n");
-  if (dense) print_bytes("dense", 1.0);
-  for (std::size_t epoch = 0; !dense && epoch <= config.compress.warmup.size(); ++epoch) {
-    const double density = density_at_epoch(config, static_cast<int>(epoch));
+  const bool by_density = sparse_presets().contains(config.compress.name);
+  std::printf("\nbytes that a rank sends in a step%s:\n", by_density ? ", where k entries travel" : "");
+  if (!by_density) print_bytes(config.compress.name.c_str(), 1.0);
+  const int warm_up =
+      std::max(config.compress.warmup_epochs, static_cast<int>(config.compress.warmup.size()));
+  for (int epoch = 0; by_density && epoch <= warm_up; ++epoch) {
+    if (epoch == kMostEpochsShown && epoch < warm_up) {
+      std::printf("  ...\n");
+      epoch = warm_up;
+    }
+    const double density = density_at_epoch(config, epoch);
     char when[64];
-    std::snprintf(when, sizeof when, "epoch %zu%s at %g", epoch,
-                  epoch == config.compress.warmup.size() ? " on" : "", density);
+    std::snprintf(when, sizeof when, "epoch %d%s at %.4g", epoch, epoch == warm_up ? " on" : "", density);
     print_bytes(when, density);
   }
+  if (by_density && config.compress.layer_density == "auto")
+    std::printf("  layer densities are measured when the run starts: a step may send more than this\n");
   // Weights, two gradient-sized buffers and the momentum.
   const int buffers = config.optimizer.momentum > 0 ? 4 : 3;
   std::printf(
-      "\nmemory of a rank: %s for weights, gradients, residuals and momenta; activations come on top\n",
+      "\nmemory of a rank: %s for weights, gradients, residuals and momenta; activations, and what a method "
+      "carries of its own, come on top\n",
       format_bytes(buffers * whole).c_str());
   std::printf(
       "data: %lld training and %lld test samples; %d ranks x batch %d x %d; %lld steps an epoch, %lld in "

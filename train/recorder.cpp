@@ -57,6 +57,7 @@ void Recorder::look(const Group& group, std::span<const float> accumulated) {
 void Recorder::end_step(const StepRecord& record, MetricsWriter& metrics) {
   if (record_gradient_) {
     file_->append(gradient_);
+    ++recorded_;
     if (record.step == from_ + steps_) finish();
   }
   if (!record_distribution_ || record.skipped) return;
@@ -73,7 +74,12 @@ void Recorder::end_step(const StepRecord& record, MetricsWriter& metrics) {
 }
 
 void Recorder::finish() {
-  if (file_) file_->close();
+  if (file_) {
+    file_->close();
+    if (recorded_ < steps_)
+      log_warning("gradients.npy has " + std::to_string(recorded_) +
+                  " of train.record_gradients=" + std::to_string(steps_) + " steps: the run ended before");
+  }
   file_.reset();
   record_gradient_ = false;
 }

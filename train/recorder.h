@@ -43,6 +43,7 @@ class Recorder {
 
   const std::int64_t from_ = 0, steps_ = 0, every_ = 0;
   const std::string method_;
+  std::int64_t recorded_ = 0;  // steps in gradients.npy
   bool record_gradient_ = false, record_distribution_ = false, told_ = false;
   std::vector<float> gradient_;     // the whole arena
   std::vector<float> accumulated_;  // the arena's compressible part

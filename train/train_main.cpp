@@ -83,6 +83,10 @@ std::vector<Problem> all_problems(const LoadedConfig& loaded) {
   return problems;
 }
 
+void warn_of_unused_keys(const LoadedConfig& loaded) {
+  for (const std::string& line : unused_keys(loaded)) log_warning(line);
+}
+
 int run(int argc, char** argv) {
   const auto program_start = std::chrono::steady_clock::now();
   const CommandLine line = parse_command_line(argc, argv);
@@ -100,6 +104,7 @@ int run(int argc, char** argv) {
   LoadedConfig loaded = load_config(line.file, line.overrides);
   if (line.validate) {
     throw_problems(all_problems(loaded));
+    warn_of_unused_keys(loaded);
     std::puts("the configuration is valid");
     return 0;
   }
@@ -110,12 +115,16 @@ int run(int argc, char** argv) {
     return 0;
   }
   if (line.dry_run) {
+    warn_of_unused_keys(loaded);
     print_dry_run(loaded.config);
     return 0;
   }
 
   const DistOptions options = dist_options(loaded);
   const LaunchPlan plan = plan_launch(options, process_environment());
+  // Once, not by every process.
+  const bool spawned_rank = plan.kind == LaunchPlan::Kind::process && plan.launcher == "spawn";
+  if (plan.rank == 0 && !spawned_rank) warn_of_unused_keys(loaded);
   loaded.config.dist.ranks = plan.size;
   if (loaded.config.output.dir.empty()) loaded.config.output.dir = run_folder_name(loaded.config);
   RunFolder folder{loaded.config.output.dir};

@@ -48,6 +48,47 @@ TEST_CASE("a dry run shows parameters, groups and bytes, and writes nothing") {
   CHECK_FALSE(std::filesystem::exists(temp.at("run")));
 }
 
+TEST_CASE("a dry run shows the density warm-up it will have, and what does not go by density") {
+  const Outcome falling =
+      train("--dry-run compress.name=topk compress.density=0.001 compress.warmup_epochs=2");
+  INFO(falling.output);
+  CHECK(falling.has("epoch 0 at 0.1 "));
+  CHECK(falling.has("epoch 1 at 0.01 "));
+  CHECK(falling.has("epoch 2 on at 0.001 "));
+  const Outcome quantised = train("--dry-run compress.name=terngrad compress.density=0.01");
+  INFO(quantised.output);
+  CHECK_FALSE(quantised.has("epoch 0"));
+  CHECK(quantised.has("warning: compress.density is for methods that select entries"));
+  CHECK(train("--dry-run compress.name=topk compress.scope=tensor compress.layer_density=auto")
+            .has("measured when the run starts"));
+}
+
+TEST_CASE("a key without effect is told once, whatever the ranks are") {
+  for (const char* backend : {"threads", "gloo"}) {
+    const TempFolder temp;
+    const Outcome run = train(
+        "model.name=linear data.name=synthetic_regression data.train_size=64 data.test_size=32 "
+        "train.max_steps=1 "
+        "data.batch_size=8 compress.name=topk compress.mu=2 dist.ranks=2 dist.backend=" +
+        std::string(backend) + " output.dir=" + temp.at("run"));
+    INFO(run.output);
+    CHECK(run.code == 0);
+    CHECK(run.count("compress.mu is for regtopk") == 1);
+  }
+}
+
+TEST_CASE("a run that ends before the gradients are recorded that were asked for says so") {
+  const TempFolder temp;
+  const Outcome run = train(
+      "model.name=linear data.name=synthetic_regression data.train_size=64 data.test_size=32 "
+      "train.max_steps=2 "
+      "train.record_gradients=3 train.record_from=1 output.dir=" +
+      temp.at("run"));
+  INFO(run.output);
+  CHECK(run.code == 0);
+  CHECK(run.has("gradients.npy has 1 of train.record_gradients=3 steps"));
+}
+
 TEST_CASE("a run's folder has its metrics, and its config.yaml repeats the run") {
   const TempFolder temp;
   const Outcome first = train(kSmall + "compress.name=topk dist.ranks=2 output.dir=" + temp.at("a"));

@@ -202,6 +202,34 @@ TEST_CASE("checks across keys find what cannot work together") {
         Names{"optimizer.nesterov", "schedule.min_lr"});
 }
 
+TEST_CASE("keys that were given and that the choices do not use are named, with whose they are") {
+  const auto notes = [](const std::string& file, const std::vector<std::string>& overrides) {
+    return unused_keys(load_config(file, overrides));
+  };
+  using Lines = std::vector<std::string>;
+  CHECK(notes("", {"compress.name=topk", "compress.mu=3"}) ==
+        Lines{"compress.mu is for regtopk and changes nothing here (compress.name=topk)"});
+  CHECK(notes("", {"compress.name=topk", "compress.select=regtopk", "compress.mu=3"}).empty());
+  CHECK(notes("", {"compress.name=regtopk", "compress.mu=3"}).empty());
+  CHECK(notes("", {"compress.name=dgc", "compress.momentum_masking=false"}).empty());
+  CHECK(notes("", {"compress.name=dgc", "compress.memory=residual", "compress.momentum_masking=false"}) ==
+        Lines{"compress.momentum_masking is for dgc and changes nothing here (compress.name=dgc "
+              "compress.memory=residual)"});
+  CHECK(notes("", {"compress.name=acpsgd", "compress.rank=2", "compress.density=0.1"}) ==
+        Lines{"compress.density is for methods that select entries and changes nothing here "
+              "(compress.name=acpsgd)"});
+  CHECK(notes("", {"compress.name=topk", "compress.alpha_s=1"}).size() == 1);
+  CHECK(notes("", {"compress.name=topk", "compress.alpha_s=1", "compress.layer_density=auto"}).empty());
+  CHECK(notes("", {"schedule.gamma=0.5"}).size() == 1);
+  // A file for one method, run with another.
+  const File file("compress: {name: regtopk, mu: 3, density: 0.1}\n");
+  CHECK(notes(file.path, {}).empty());
+  CHECK(notes(file.path, {"compress.name=topk"}).empty());
+  CHECK(notes(file.path, {"compress.name=topk", "compress.q=2"}).size() == 1);
+  const File wrong("compress: {name: topk, mu: 3}\n");
+  CHECK(notes(wrong.path, {}).size() == 1);
+}
+
 TEST_CASE("density follows the warm-up list by epoch and never falls below the configured one") {
   const auto config = load_config("", {"compress.density=0.01", "compress.warmup=0.25,0.001"}).config;
   CHECK(density_at_epoch(config, 0) == 0.25);
@@ -238,6 +266,7 @@ TEST_CASE("every file in configs is valid") {
     for (const auto& problem : loaded.problems) UNSCOPED_INFO(problem.message);
     CHECK(loaded.problems.empty());
     CHECK(check_config(loaded.config, {}).empty());
+    CHECK(unused_keys(loaded).empty());
   }
   CHECK(files >= 13);
 }
