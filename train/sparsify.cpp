@@ -16,6 +16,7 @@
 #include "train/npy_header.h"
 #include "train/sparsify_ranks.h"
 #include "train/sparsify_setup.h"
+#include "train/stop.h"
 
 namespace topknot {
 namespace {
@@ -133,6 +134,7 @@ SparsifySummary run(SparsifyRanks<T>& ranks, const SparsifySetup& setup, const N
   const std::vector<float> weights(setup.weights.begin(), setup.weights.end());
   std::uint64_t count = 0;
   for (std::size_t t = 0; t < extent.steps; ++t) {
+    if (stop_signal() != 0) throw Interrupted();
     for (std::size_t r = 0; r < extent.ranks; ++r) {
       const std::span<T> gradient = ranks.gradient(r);
       input.read((t * extent.ranks + r) * extent.numel, gradient);
@@ -159,6 +161,7 @@ SparsifySummary run(SparsifyRanks<T>& ranks, const SparsifySetup& setup, const N
   if (const std::size_t k = asked(setup); k > 0)
     summary.mean_ratio = summary.mean_count / static_cast<double>(k);
 
+  summary.notes = setup.notes;
   const GradientForm form = ranks.form();
   if (setup.momentum_given && setup.compress.momentum > 0 && form != GradientForm::has_momentum)
     summary.notes.push_back("momentum has no effect: only a memory that owns momentum (dgc) applies it");

@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "nn/core/check.h"
+
 namespace topknot {
 
 struct SparsifyOptions {
@@ -30,7 +32,13 @@ struct SparsifySummary {
   std::vector<std::string> notes;  // settings without effect and the like
 };
 
-// Throws UserError for everything that is wrong with options or input. Nothing is left at `out` then.
+// A signal has asked for a stop (train/stop.h).
+struct Interrupted : Error {
+  Interrupted() : Error("interrupted; no output was written") {}
+};
+
+// Throws UserError for everything that is wrong with options or input. Interrupted
+// between two steps. Nothing is left at `out` then.
 SparsifySummary sparsify(const SparsifyOptions& options);
 
 std::string summary_text(const SparsifySummary& summary);  // one line

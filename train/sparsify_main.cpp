@@ -9,6 +9,7 @@
 #include "compress/sparse_step.h"
 #include "nn/core/check.h"
 #include "train/sparsify.h"
+#include "train/stop.h"
 
 namespace {
 
@@ -80,6 +81,7 @@ int run(int argc, char** argv) {
   options.settings.assign(arguments.begin() + 1, arguments.end());
   if (!density.empty()) options.settings.push_back("density=" + density);
   if (!tensors.empty()) options.settings.push_back("tensors=" + tensors);
+  topknot::install_stop_handlers();
   const topknot::SparsifySummary summary = topknot::sparsify(options);
   for (const std::string& note : summary.notes) std::fprintf(stderr, "note: %s\n", note.c_str());
   std::fprintf(stderr, "%s\n", topknot::summary_text(summary).c_str());
@@ -94,6 +96,9 @@ int main(int argc, char** argv) {
   } catch (const topknot::UserError& e) {
     std::fprintf(stderr, "sparsify: %s\n", e.what());
     return 2;
+  } catch (const topknot::Interrupted& e) {
+    std::fprintf(stderr, "sparsify: %s\n", e.what());
+    return 128 + topknot::stop_signal();
   } catch (const std::bad_alloc&) {
     std::fprintf(stderr, "sparsify: not enough memory: each rank holds two vectors of the input's length\n");
     return 2;

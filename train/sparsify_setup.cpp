@@ -5,6 +5,7 @@
 #include <limits>
 #include <map>
 #include <numeric>
+#include <set>
 
 #include "compress/memory/memory.h"
 #include "compress/sparse_step.h"
@@ -38,6 +39,8 @@ std::string refusal(const std::string& key) {
       {"compress.min_numel", "is about parameters by size; leave the small ones out of the array"},
       {"compress.dense_values", "is about parameters that travel dense, and here nothing does"},
       {"compress.layer_density", "is about parameters by name, and an array has none; run once a tensor"},
+      {"compress.alpha_s", "is about times of training, and an array has none"},
+      {"compress.beta_s_per_byte", "is about times of training, and an array has none"},
   };
   const auto found = reasons.find(key);
   return found == reasons.end() ? "" : key + " " + found->second;
@@ -82,7 +85,8 @@ std::vector<double> parse_weights(const std::string& text, std::size_t ranks) {
     at = comma + 1;
   }
   if (weights.size() != ranks)
-    throw UserError("--weights gives " + std::to_string(weights.size()) + " weights, and the input has " +
+    throw UserError("--weights gives " + std::to_string(weights.size()) +
+                    (weights.size() == 1 ? " weight" : " weights") + ", and the input has " +
                     std::to_string(ranks) + (ranks == 1 ? " rank" : " ranks"));
   for (double& weight : weights) weight = weight * static_cast<double>(ranks) / sum;
   return weights;
@@ -139,11 +143,14 @@ SparsifySetup sparsify_setup(const SparsifyOptions& options, std::size_t ranks, 
 
   std::vector<std::string> overrides = {"compress.name=" + options.compressor};
   std::string tensors;
+  std::set<std::string> seen;
   for (const std::string& setting : options.settings) {
     const std::size_t equals = setting.find('=');
     if (equals == std::string::npos || equals == 0)
       throw UserError("'" + setting + "' must read key=value; the input is the first argument");
     const std::string name = setting.substr(0, equals);
+    if (!seen.insert(name == "shape" || name == "tensors" ? "tensors" : full_name(name)).second)
+      throw UserError("'" + name + "' is given twice; give it once");
     if (name == "tensors" || name == "shape")
       tensors = setting.substr(equals + 1);
     else
@@ -152,6 +159,11 @@ SparsifySetup sparsify_setup(const SparsifyOptions& options, std::size_t ranks, 
   LoadedConfig loaded = load_config("", overrides);
   throw_problems(loaded.problems);
   throw_problems(check_config(loaded.config, known_names()));
+  setup.notes = unused_keys(loaded);
+  const bool low_rank = options.compressor == "powersgd" || options.compressor == "acpsgd";
+  if (low_rank && tensors.empty())
+    setup.notes.push_back("without --tensors the input is one vector, and " + options.compressor +
+                          " sends vectors as they are");
   setup.momentum_given = loaded.origins.count("optimizer.momentum") > 0;
   setup.lr_given = loaded.origins.count("optimizer.lr") > 0;
 

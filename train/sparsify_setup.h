@@ -19,6 +19,7 @@ struct SparsifySetup {
   std::vector<double> weights;  // by rank, mean 1
   bool in_double = false;
   bool momentum_given = false, lr_given = false;
+  std::vector<std::string> notes;  // settings without effect
 };
 
 // For steps of `ranks` ranks and `numel` elements. Throws UserError: unknown keys and names with a

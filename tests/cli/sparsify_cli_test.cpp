@@ -116,3 +116,31 @@ TEST_CASE("sparsify leaves an earlier output as it was where a run fails") {
   CHECK(std::filesystem::file_size(bench.out) == 3);
   CHECK(bench.files() == 2);
 }
+
+TEST_CASE("sparsify that is interrupted leaves nothing but an earlier output") {
+  const Bench bench;
+  const std::string big = bench.temp.at("big.npy");
+  write_npy(big, {2000, 20000}, std::vector<float>(2000 * 20000, 1.0f));
+  std::ofstream(bench.out) << "earlier";
+  // The part appears when the run has begun.
+  const Outcome outcome =
+      run_command("exec 3>&1; " TOPKNOT_BIN "/sparsify " + big + " --compressor topk --density 0.5 --out " +
+                  bench.out + " >&3 2>&1 & p=$!; until ls " + bench.temp.str() +
+                  " | grep -q part; do sleep 0.01; done; kill -INT $p; wait $p");
+  INFO(outcome.output);
+  CHECK(outcome.code == 130);
+  CHECK(outcome.has("interrupted; no output was written"));
+  CHECK(bench.files() == 3);
+  std::string text;
+  std::ifstream(bench.out) >> text;
+  CHECK(text == "earlier");
+}
+
+TEST_CASE("sparsify says what has no effect, and takes a key once") {
+  const Bench bench;
+  const std::string command = bench.input + " --out " + bench.out + " --compressor ";
+  CHECK(sparsify(command + "topk mu=3").has("note: compress.mu is for regtopk and changes nothing here"));
+  CHECK(sparsify(command + "powersgd").has("note: without --tensors the input is one vector"));
+  CHECK_FALSE(sparsify(command + "powersgd --tensors 3").has("note: without"));
+  check_refused(sparsify(command + "topk --density 0.1 density=0.2"), {"given twice"});
+}
