@@ -240,7 +240,19 @@ std::string method_colour(const Comparison& c, std::size_t method) {
   static const std::array<const char*, 8> hues = {"#0072b2", "#d55e00", "#009e73", "#cc79a7",
                                                   "#e69f00", "#56b4e9", "#882255", "#6b7a00"};
   if (method == 0 && c.methods[0].dense) return "#4a4a4a";
-  return hues[(method - (c.methods[0].dense ? 1 : 0)) % hues.size()];
+  const std::size_t place = method - (c.methods[0].dense ? 1 : 0), round = place / hues.size();
+  const std::string hue = hues[place % hues.size()];
+  if (round == 0) return hue;
+  // More methods than hues: darker ones, then lighter ones, and round again.
+  std::string colour = "#";
+  for (const std::size_t at : {1u, 3u, 5u}) {
+    const int value = std::stoi(hue.substr(at, 2), nullptr, 16);
+    const int mixed = round % 2 == 1 ? value * 11 / 20 : value + (255 - value) * 9 / 20;
+    char digits[3];
+    std::snprintf(digits, sizeof digits, "%02x", static_cast<unsigned>(mixed & 0xff));
+    colour += digits;
+  }
+  return colour;
 }
 
 std::string loss_chart(const Comparison& c) {

@@ -4,11 +4,13 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <set>
 
 #include "nn/core/check.h"
 #include "tests/support/catch.h"
 #include "tests/support/user_error.h"
 #include "train/distribution.h"
+#include "train/report_charts.h"
 #include "train/report_svg.h"
 #include "train/run_folder.h"
 
@@ -89,6 +91,19 @@ struct Folder {
 const std::vector<std::string> kTopk = {"compress.name=topk"};
 
 }  // namespace
+
+TEST_CASE("a colour stands for one method, with as many methods as there are registered") {
+  Comparison comparison;
+  comparison.methods.resize(20);
+  comparison.methods[0].dense = true;
+  std::set<std::string> colours;
+  for (std::size_t i = 0; i < comparison.methods.size(); ++i) {
+    const std::string colour = method_colour(comparison, i);
+    CHECK(colour.size() == 7);
+    colours.insert(colour);
+  }
+  CHECK(colours.size() == comparison.methods.size());
+}
 
 TEST_CASE("seeds of one configuration are one method with mean and spread, dense comes first") {
   const Folder folder;
