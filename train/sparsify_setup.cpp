@@ -25,7 +25,8 @@ const std::map<std::string, std::string>& short_names() {
   static const std::map<std::string, std::string> names = {{"seed", "seed"},
                                                            {"momentum", "optimizer.momentum"},
                                                            {"nesterov", "optimizer.nesterov"},
-                                                           {"lr", "optimizer.lr"}};
+                                                           {"lr", "optimizer.lr"},
+                                                           {"Q", "compress.q"}};  // as its paper writes it
   return names;
 }
 

@@ -5,6 +5,7 @@
 
 #include "compress/sparse_compressor.h"
 #include "nn/core/rng.h"
+#include "tests/compress/every_method.h"
 #include "tests/compress/fixtures.h"
 #include "tests/compress/simulated_ranks.h"
 #include "tests/support/catch.h"
@@ -46,6 +47,16 @@ TEST_CASE("k is the floor of density times d in double, at least 1, and d at den
 }
 
 TEST_CASE("the compressors, selections, memories and codes are registered, each with a line of help") {
+  CHECK(methods() == std::vector<std::string>{"acpsgd", "dense", "dgc", "gaussiank", "gaussiank_calibrated",
+                                              "gradient_dropping", "lags", "mstopk", "powersgd", "qsgd",
+                                              "randk", "redsync", "regtopk", "sidco", "signsgd", "terngrad",
+                                              "threshold", "topk", "trimmed_topk"});
+  CHECK(selectors().names() == std::vector<std::string>{"dgc_sampled", "gaussiank", "gaussiank_calibrated",
+                                                        "mstopk", "randk", "redsync", "regtopk", "sidco",
+                                                        "threshold", "topk", "trimmed_topk"});
+  CHECK(memories().names() == std::vector<std::string>{"dgc", "ef21", "none", "residual"});
+  CHECK(index_codes().names() == std::vector<std::string>{"auto", "bitmap", "raw", "rice", "run16"});
+  CHECK(value_codes().names() == std::vector<std::string>{"bf16", "fp16", "fp32", "int8"});
   for (const std::string& name : compressors().names()) CHECK_FALSE(compressors().help(name).empty());
 }
 
