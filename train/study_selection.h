@@ -57,7 +57,7 @@ struct SelectionCost {
   double ratio_least = 0, ratio_greatest = 0;  // quartiles
   // The least step over the least plain pass: on a busy machine, what was not interrupted.
   double lowest_ratio = 0;
-  double count = 0;                            // entries over k, the median
+  double count = 0;  // entries over k, the median
 };
 // Steps on synthetic gradients: Laplace noise of scale 1, new at each step, plus a drift of a twentieth of it
 // that stays. Plain pass and step alternate which goes first.

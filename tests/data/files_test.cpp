@@ -7,8 +7,8 @@
 
 #include "data/dataset.h"
 #include "tests/data/temp_folder.h"
-#include "tests/support/user_error.h"
 #include "tests/support/catch.h"
+#include "tests/support/user_error.h"
 
 using namespace topknot;
 using Bytes = std::vector<std::uint8_t>;

@@ -5,8 +5,8 @@
 #include <numeric>
 
 #include "tests/data/small_dataset.h"
-#include "tests/support/user_error.h"
 #include "tests/support/catch.h"
+#include "tests/support/user_error.h"
 
 using namespace topknot;
 

@@ -6,8 +6,8 @@
 #include <set>
 
 #include "nn/core/check.h"
-#include "tests/support/user_error.h"
 #include "tests/support/catch.h"
+#include "tests/support/user_error.h"
 
 using namespace topknot;
 

@@ -3,8 +3,8 @@
 #include <cmath>
 
 #include "data/dataset.h"
-#include "tests/support/user_error.h"
 #include "tests/support/catch.h"
+#include "tests/support/user_error.h"
 
 using namespace topknot;
 

@@ -4,8 +4,8 @@
 #include <map>
 
 #include "tests/data/small_dataset.h"
-#include "tests/support/user_error.h"
 #include "tests/support/catch.h"
+#include "tests/support/user_error.h"
 
 using namespace topknot;
 
