@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 
 #include "compress/select/normal_quantile.h"
 #include "compress/select/take.h"
@@ -11,15 +12,22 @@ namespace topknot {
 namespace {
 
 constexpr std::size_t kSmallestFit = 2048;  // elements below which moments say too little
-constexpr int kEvaluations = 3;
+constexpr std::size_t kEvaluations = kCounts;
 
 // The thresholds that three evaluations can reach are t times 1, 0.5, 1.5, 0.25, 0.75 and 2.25. Halving is
 // exact, so 0.75 is the same number from either side.
 struct Step {
   int fewer, more;  // the rung after one where too many, or too few, were selected
 };
+constexpr std::size_t kReachable = 6;
 constexpr std::array<Step, 3> kNext = {{{2, 1}, {4, 3}, {5, 4}}};
-std::array<double, kRungs> rungs(double t) {
+// What may be asked for from a rung on.
+std::array<int, kCounts> from(int rung) {
+  if (rung >= static_cast<int>(kNext.size())) return {rung, rung, rung};
+  const Step& next = kNext[static_cast<std::size_t>(rung)];
+  return {rung, next.fewer, next.more};
+}
+std::array<double, kReachable> rungs(double t) {
   return {t, t * 0.5, t * 1.5, t * 0.5 * 0.5, t * 0.5 * 1.5, t * 1.5 * 1.5};
 }
 
@@ -29,7 +37,7 @@ template <class T>
 void GaussianKSelector<T>::select(std::span<T> u, std::span<const T> addend, const SelectStep& step,
                                   Selected<T>& selected) {
   trace_.clear();
-  next_rung_ = rung_;
+  next_ = carried_;
   if (u.size() < kSmallestFit || step.k == u.size()) return exact_.select(u, addend, step, selected);
 
   const Moments fit = accumulate_with_moments(u, addend);
@@ -42,36 +50,50 @@ void GaussianKSelector<T>::select(std::span<T> u, std::span<const T> addend, con
     z_ = -normal_quantile(step.density / 2);
     z_density_ = step.density;
   }
-  const std::array<double, kRungs> t = rungs(fit.mean + z_ * deviation);
-  std::array<Key<T>, kRungs> above;
+  const std::array<double, kReachable> t = rungs(fit.mean + z_ * deviation);
+  std::array<Key<T>, kReachable> above;
   std::transform(t.begin(), t.end(), above.begin(), key_below<T>);
-  const std::array<std::size_t, kRungs> counts = count_and_collect(
-      std::span<const T>(u), above, above[static_cast<std::size_t>(rung_)], 16 * step.k + 4096, found_);
+  std::array<std::optional<std::size_t>, kReachable> counts;
+  const auto count = [&](const std::array<int, kCounts>& which, int list) {
+    std::array<Key<T>, kCounts> keys;
+    for (std::size_t i = 0; i < kCounts; ++i) keys[i] = above[static_cast<std::size_t>(which[i])];
+    const auto found = count_and_collect(std::span<const T>(u), keys, above[static_cast<std::size_t>(list)],
+                                         16 * step.k + 4096, found_);
+    for (std::size_t i = 0; i < kCounts; ++i) counts[static_cast<std::size_t>(which[i])] = found[i];
+  };
+  int listed = carried_.last;
+  count(carried_.path, listed);
 
   std::size_t rung = 0;
-  for (int evaluation = 1;; ++evaluation) {
-    trace_.push_back({t[rung], counts[rung]});
-    const double count = static_cast<double>(counts[rung]), k = static_cast<double>(step.k);
-    const bool few = count<(2 * k / 3), many = count>(4 * k / 3);
-    if ((!few && !many) || evaluation == kEvaluations) break;
+  for (std::size_t evaluation = 0;; ++evaluation) {
+    if (!counts[rung]) {
+      listed = static_cast<int>(rung);
+      count(from(listed), listed);
+    }
+    std::copy_n(from(static_cast<int>(rung)).begin(), kEvaluations - evaluation,
+                next_.path.begin() + static_cast<std::ptrdiff_t>(evaluation));
+    trace_.push_back({t[rung], *counts[rung]});
+    const double number = static_cast<double>(*counts[rung]), k = static_cast<double>(step.k);
+    const bool few = number<(2 * k / 3), many = number>(4 * k / 3);
+    if ((!few && !many) || evaluation + 1 == kEvaluations) break;
     rung = static_cast<std::size_t>(few ? kNext[rung].more : kNext[rung].fewer);
   }
-  if (static_cast<int>(rung) != rung_ || !found_.complete())
-    collect(std::span<const T>(u), above[rung], counts[rung], found_);
-  next_rung_ = static_cast<int>(rung);
+  next_.last = static_cast<int>(rung);
+  if (next_.last != listed || !found_.complete())
+    collect(std::span<const T>(u), above[rung], *counts[rung], found_);
   take_found(found_, selected);
   selected.threshold = t[rung];
 }
 
 template <class T>
 void GaussianKSelector<T>::commit(const SelectOutcome<T>& outcome) {
-  rung_ = next_rung_;
+  carried_ = next_;
   exact_.commit(outcome);
 }
 
 template <class T>
 void GaussianKSelector<T>::discard() {
-  next_rung_ = rung_;
+  next_ = carried_;
   exact_.discard();
 }
 

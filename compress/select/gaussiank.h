@@ -7,10 +7,11 @@
 // selects nothing. Fewer than 2048 elements, or a constant vector, where a normal fit means nothing, are
 // selected exactly (topk).
 //
-// Two passes in steady state: the first adds the residual and takes the moments, the second counts all
-// thresholds that the rule can reach and lists the entries above the one it reached last step; where it
-// reaches another one, a third pass lists those.
+// Two passes in steady state: the first adds the residual and takes the moments, the second counts the
+// thresholds that the rule asked for last step and lists the entries above the one it ended at; where it asks
+// for others, or ends at another one, a further pass counts, or lists, those.
 
+#include <array>
 #include <vector>
 
 #include "compress/select/topk.h"
@@ -31,13 +32,18 @@ class GaussianKSelector final : public Selector<T> {
     std::size_t count = 0;
   };
   const std::vector<Evaluation>& trace() const { return trace_; }
-  int carried_rung() const { return rung_; }
+  int carried_rung() const { return carried_.last; }
 
  private:
   TopKSelector<T> exact_;
   Candidates<T> found_;
   std::vector<Evaluation> trace_;
-  int rung_ = 0, next_rung_ = 0;  // which of the reachable thresholds the last step ended at
+  // Which of the reachable thresholds the last step asked for, and which it ended at.
+  struct Path {
+    std::array<int, kCounts> path = {0, 2, 1};
+    int last = 0;
+  };
+  Path carried_, next_;
   double z_ = 0, z_density_ = -1;
 };
 

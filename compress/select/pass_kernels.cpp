@@ -171,22 +171,22 @@ TOPKNOT_INLINE ChunkSums moments_body(Data<T, kAdd> u, const T* addend, std::siz
 // One chunk: lane counters cannot overflow within it.
 template <class T>
 TOPKNOT_INLINE void count_body(const T* u, std::size_t begin, std::size_t end, const Key<T>* above,
-                               Key<T> list_above, RungCounts& total, Sink<T>& sink_out) {
+                               Key<T> list_above, Counts& total, Sink<T>& sink_out) {
   using V = typename Vec<T>::type;
   using K = typename Vec<T>::keys;
   Sink<T> sink = sink_out;
-  K counters[kRungs] = {};
+  K counters[kCounts] = {};
   std::size_t i = begin;
   for (; i + kGroup <= end; i += kGroup) {
     K hit{};
     for (std::size_t j = 0; j < kGroup; j += kWidth<T>) {
       const K keys = keys_of<T>(load_as<V>(u + i + j));
-      for (std::size_t r = 0; r < kRungs; ++r) counters[r] -= (above[r] - keys) >> (8 * sizeof(T) - 1);
+      for (std::size_t r = 0; r < kCounts; ++r) counters[r] -= (above[r] - keys) >> (8 * sizeof(T) - 1);
       hit |= list_above - keys;
     }
     if (any_negative<T>(hit)) append_group(u, i, list_above, sink);
   }
-  for (std::size_t r = 0; r < kRungs; ++r) {
+  for (std::size_t r = 0; r < kCounts; ++r) {
     for (std::size_t lane = 0; lane < kWidth<T>; ++lane)
       total[r] += static_cast<std::size_t>(counters[r][lane]);
     for (std::size_t j = i; j < end; ++j) total[r] += key_of(u[j]) > above[r];
@@ -224,12 +224,12 @@ TOPKNOT_MULTIVERSION ChunkSums moments_chunk(double* u, const double* addend, st
                 : moments_body<double, false>(u, nullptr, begin, end, shift);
 }
 TOPKNOT_MULTIVERSION void count_chunk(const float* u, std::size_t begin, std::size_t end,
-                                      const Key<float>* above, Key<float> list_above, RungCounts& total,
+                                      const Key<float>* above, Key<float> list_above, Counts& total,
                                       Sink<float>& sink) {
   count_body<float>(u, begin, end, above, list_above, total, sink);
 }
 TOPKNOT_MULTIVERSION void count_chunk(const double* u, std::size_t begin, std::size_t end,
-                                      const Key<double>* above, Key<double> list_above, RungCounts& total,
+                                      const Key<double>* above, Key<double> list_above, Counts& total,
                                       Sink<double>& sink) {
   count_body<double>(u, begin, end, above, list_above, total, sink);
 }

@@ -44,12 +44,12 @@ struct ChunkSums {
 ChunkSums moments_chunk(float* u, const float* addend, std::size_t begin, std::size_t end, double shift);
 ChunkSums moments_chunk(double* u, const double* addend, std::size_t begin, std::size_t end, double shift);
 
-using RungCounts = std::array<std::size_t, kRungs>;
-// Over the chunk [begin, end), at most kChunk elements: adds the number of keys above each of the kRungs
+using Counts = std::array<std::size_t, kCounts>;
+// Over the chunk [begin, end), at most kChunk elements: adds the number of keys above each of the kCounts
 // thresholds to `total` and lists those above `list_above`, at most largest_finite_key.
 void count_chunk(const float* u, std::size_t begin, std::size_t end, const Key<float>* above,
-                 Key<float> list_above, RungCounts& total, Sink<float>& sink);
+                 Key<float> list_above, Counts& total, Sink<float>& sink);
 void count_chunk(const double* u, std::size_t begin, std::size_t end, const Key<double>* above,
-                 Key<double> list_above, RungCounts& total, Sink<double>& sink);
+                 Key<double> list_above, Counts& total, Sink<double>& sink);
 
 }  // namespace topknot::pass

@@ -10,7 +10,7 @@ namespace topknot {
 namespace {
 
 using pass::ChunkSums;
-using pass::RungCounts;
+using pass::Counts;
 using pass::Sink;
 
 // Makes room before the threads start: they must not throw.
@@ -109,21 +109,22 @@ Moments accumulate_with_moments(std::span<T> u, std::span<const T> addend) {
 }
 
 template <class T>
-std::array<std::size_t, kRungs> count_and_collect(std::span<const T> u,
-                                                  const std::array<Key<T>, kRungs>& above, Key<T> list_above,
-                                                  std::size_t limit, Candidates<T>& found) {
+std::array<std::size_t, kCounts> count_and_collect(std::span<const T> u,
+                                                   const std::array<Key<T>, kCounts>& above,
+                                                   Key<T> list_above, std::size_t limit,
+                                                   Candidates<T>& found) {
   const std::size_t parts = part_count(u.size());
   prepare(found, u.size(), parts, limit);
-  std::vector<RungCounts> counts(parts);
+  std::vector<Counts> counts(parts);
   for_parts(u.size(), parts, [&](std::size_t p, std::size_t begin, std::size_t end) {
     Sink<T> sink = open_sink<T>(found.parts[p], limit);
     for (std::size_t i = begin; i < end; i += kChunk)
       pass::count_chunk(u.data(), i, std::min(i + kChunk, end), above.data(), list_above, counts[p], sink);
     close_sink<T>(sink, found.parts[p]);
   });
-  std::array<std::size_t, kRungs> total{};
-  for (const RungCounts& part : counts)
-    for (std::size_t r = 0; r < kRungs; ++r) total[r] += part[r];
+  std::array<std::size_t, kCounts> total{};
+  for (const Counts& part : counts)
+    for (std::size_t r = 0; r < kCounts; ++r) total[r] += part[r];
   return total;
 }
 
@@ -157,12 +158,12 @@ template void collect(std::span<const float>, Key<float>, std::size_t, Candidate
 template void collect(std::span<const double>, Key<double>, std::size_t, Candidates<double>&);
 template Moments accumulate_with_moments(std::span<float>, std::span<const float>);
 template Moments accumulate_with_moments(std::span<double>, std::span<const double>);
-template std::array<std::size_t, kRungs> count_and_collect(std::span<const float>,
-                                                           const std::array<Key<float>, kRungs>&, Key<float>,
-                                                           std::size_t, Candidates<float>&);
-template std::array<std::size_t, kRungs> count_and_collect(std::span<const double>,
-                                                           const std::array<Key<double>, kRungs>&,
-                                                           Key<double>, std::size_t, Candidates<double>&);
+template std::array<std::size_t, kCounts> count_and_collect(std::span<const float>,
+                                                            const std::array<Key<float>, kCounts>&,
+                                                            Key<float>, std::size_t, Candidates<float>&);
+template std::array<std::size_t, kCounts> count_and_collect(std::span<const double>,
+                                                            const std::array<Key<double>, kCounts>&,
+                                                            Key<double>, std::size_t, Candidates<double>&);
 template std::vector<std::size_t> count_digits(std::span<const float>, int, int, Key<float>);
 template std::vector<std::size_t> count_digits(std::span<const double>, int, int, Key<double>);
 
