@@ -95,17 +95,14 @@ TOPKNOT_INLINE void collect_body(Data<T, kAdd> u, const T* addend, std::size_t b
                                  Key<T> above, Sink<T>& sink_out) {
   using V = typename Vec<T>::type;
   constexpr std::size_t vectors = kGroup / kWidth<T>;
-  constexpr std::size_t ahead = 4096 / sizeof(T);
   Sink<T> sink = sink_out;
   std::size_t i = begin;
   for (; i + kGroup <= end; i += kGroup) {
     typename Vec<T>::keys hit{};
     for (std::size_t j = 0; j < vectors; ++j) {
       const std::size_t at = i + j * kWidth<T>;
-      __builtin_prefetch(u + at + ahead, kAdd ? 1 : 0);
       V v = load_as<V>(u + at);
       if constexpr (kAdd) {
-        __builtin_prefetch(addend + at + ahead);
         v += load_as<V>(addend + at);
         std::memcpy(u + at, &v, sizeof v);
       }
