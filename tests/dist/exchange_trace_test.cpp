@@ -75,7 +75,7 @@ bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
 
 }  // namespace
 
-// ALGORITHMS 8.2, computed there in exact arithmetic: d = 4, k = 1, two ranks, lr 0.1. Gradients are ten
+// A golden trace, computed in exact arithmetic: d = 4, k = 1, two ranks, lr 0.1. Gradients are ten
 // times as large here, so that they are whole numbers and ties are exact, and lr is a tenth.
 TEST_CASE("topk with error feedback and momentum follows the golden trace", "[exchange]") {
   RunPlan plan;
