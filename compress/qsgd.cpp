@@ -70,17 +70,10 @@ class LevelQuantiser final : public quantise::Quantiser {
 
   void codes(std::span<const float> u, std::size_t begin, std::size_t end, std::size_t, float scale,
              const StepInfo& info, std::uint64_t first, std::int16_t* codes) const override {
-    if (scale == 0) {
-      std::fill_n(codes, end - begin, std::int16_t{0});
-      return;
-    }
-    constexpr std::size_t piece = 512;
-    float uniform[piece];
-    for (std::size_t i = begin; i < end; i += piece) {
-      const std::size_t n = std::min(piece, end - i);
-      quantise::uniforms(seed_, info.step, info.rank, first + (i - begin), n, uniform);
-      levels_of(u.data() + i, uniform, n, scale, levels_, codes + (i - begin));
-    }
+    quantise::draw_codes(u, begin, end, scale, seed_, info, first, codes,
+                         [&](const float* x, const float* uniform, std::size_t n, std::int16_t* out) {
+                           levels_of(x, uniform, n, scale, levels_, out);
+                         });
   }
 
  private:

@@ -132,16 +132,22 @@ std::span<T> SparseStep<T>::commit(std::span<const Entries<T>> received, const O
   for (std::size_t s = 0; s < group_.segments.size() && !all_; ++s) {
     const auto [begin, end] = group_.segments[s];
     const auto [first, last] = cuts_[s];
-    relative.clear();
-    accepted.clear();
-    for (std::size_t i = first; i < last; ++i) {
-      if (std::binary_search(rejected.begin(), rejected.end(), own.indices[i])) continue;
-      relative.push_back(own.indices[i] - static_cast<std::uint32_t>(begin));
-      accepted.push_back(own.values[i]);
-    }
     SelectOutcome<T> result;
+    result.sent = std::span(own.values).subspan(first, last - first);
+    relative.assign(own.indices.begin() + static_cast<std::ptrdiff_t>(first),
+                    own.indices.begin() + static_cast<std::ptrdiff_t>(last));
+    if (!rejected.empty()) {
+      accepted.clear();
+      relative.clear();
+      for (std::size_t i = first; i < last; ++i) {
+        if (std::binary_search(rejected.begin(), rejected.end(), own.indices[i])) continue;
+        relative.push_back(own.indices[i]);
+        accepted.push_back(own.values[i]);
+      }
+      result.sent = accepted;
+    }
+    for (std::uint32_t& index : relative) index -= static_cast<std::uint32_t>(begin);
     result.indices = relative;
-    result.sent = accepted;
     result.average = average.subspan(begin, end - begin);
     result.weight = weights_[static_cast<std::size_t>(rank_)] / group_.ranks;
     selectors_[s]->commit(result);
