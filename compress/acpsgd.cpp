@@ -21,6 +21,7 @@
 #include "compress/compressor.h"
 #include "compress/lowrank/plan.h"
 #include "compress/state.h"
+#include "compress/sum_message.h"
 #include "nn/core/check.h"
 
 namespace topknot {
@@ -59,16 +60,12 @@ class AcpSgd final : public Compressor {
     // A rank's own product could overflow with such a factor, which the others must learn.
     if (!lowrank::within(own_, plan_.bound())) sum_[0] = std::numeric_limits<float>::infinity();
     phase_ = Phase::encoded;
-    Message message;
-    message.kind = Message::Kind::sum;
-    message.sum = sum_;
-    return message;
+    return sum_message(sum_);
   }
 
   std::optional<Message> decode(const Round& round) override {
     TOPKNOT_CHECK(phase_ == Phase::encoded, "decode without encode");
-    TOPKNOT_CHECK(round.sum.data() == sum_.data() && round.sum.size() == sum_.size(),
-                  "the sum is not in the memory that was sent");
+    check_sum(round, sum_);
     finite_ = lowrank::within(factor(), plan_.bound()) &&
               lowrank::within(plain(), std::numeric_limits<float>::max());
     phase_ = Phase::decoded;

@@ -6,6 +6,7 @@
 #include "compress/no_pieces.h"
 #include "compress/parallel.h"
 #include "compress/select/keys.h"
+#include "compress/sum_message.h"
 #include "nn/core/check.h"
 #include "nn/core/multiply.h"
 #include "nn/core/simd.h"
@@ -41,16 +42,12 @@ class DenseCompressor final : public Compressor {
         });
     }
     phase_ = Phase::encoded;
-    Message message;
-    message.kind = Message::Kind::sum;
-    message.sum = gradient_;
-    return message;
+    return sum_message(gradient_);
   }
 
   std::optional<Message> decode(const Round& round) override {
     TOPKNOT_CHECK(phase_ == Phase::encoded, "decode without encode");
-    TOPKNOT_CHECK(round.sum.data() == gradient_.data() && round.sum.size() == numel_,
-                  "the sum is not in the memory that was sent");
+    check_sum(round, gradient_);
     const std::size_t parts = part_count(numel_);
     std::vector<Key<float>> largest(parts);
     for_parts(numel_, parts, [&](std::size_t part, std::size_t begin, std::size_t end) {

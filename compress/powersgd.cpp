@@ -24,6 +24,7 @@
 #include "compress/compressor.h"
 #include "compress/lowrank/plan.h"
 #include "compress/state.h"
+#include "compress/sum_message.h"
 #include "nn/core/check.h"
 
 namespace topknot {
@@ -54,7 +55,7 @@ class PowerSgd final : public Compressor {
     plan_.copy_plain(slice.gradient, plain());
     lowrank::scale(sum_, weight_);
     phase_ = Phase::first;
-    return sum_of(sum_);
+    return sum_message(sum_);
   }
 
   std::optional<Message> decode(const Round& round) override {
@@ -70,7 +71,7 @@ class PowerSgd final : public Compressor {
       lowrank::scale(q_, weight_);
       // Such a rank's own product could overflow, which the others must learn.
       if (!lowrank::within(own_q_, plan_.bound())) q_[0] = std::numeric_limits<float>::infinity();
-      return sum_of(q_);
+      return sum_message(q_);
     }
     TOPKNOT_CHECK(phase_ == Phase::second, "decode without encode");
     check_sum(round, q_);
@@ -104,16 +105,6 @@ class PowerSgd final : public Compressor {
 
   std::span<float> p() { return std::span(sum_).first(plan_.p_size()); }
   std::span<float> plain() { return std::span(sum_).subspan(plan_.p_size()); }
-  static Message sum_of(std::vector<float>& values) {
-    Message message;
-    message.kind = Message::Kind::sum;
-    message.sum = values;
-    return message;
-  }
-  static void check_sum(const Round& round, std::span<const float> sent) {
-    TOPKNOT_CHECK(round.sum.data() == sent.data() && round.sum.size() == sent.size(),
-                  "the sum is not in the memory that was sent");
-  }
 
   void save(StateWriter& writer) const override {
     TOPKNOT_CHECK(phase_ == Phase::idle, "state is saved between steps");
