@@ -1,0 +1,115 @@
+"""The lab: one namespace a host, one for the switch (a bridge; the root namespace may be firewalled), a veth pair between
+each host and the switch, and a token bucket on both ends of it: a host's upload and its download each have the rate."""
+
+import os
+import shutil
+import subprocess
+import sys
+
+from . import LabError, sweep
+from .rate import burst_bytes
+
+MOST_HOSTS = 128
+INTERFACE = "eth0"
+MASTER_PORT = 29500  # free: the namespaces are new
+QUEUE = "50ms"       # how long a packet may wait for tokens before it is dropped
+
+
+def check_system():
+    missing = [name for name in ("ip", "tc") if not shutil.which(name)]
+    if missing:
+        raise LabError(f"needs {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not here; "
+                       "Debian: apt-get install iproute2")
+    if os.geteuid() != 0:
+        raise LabError("needs root, for network namespaces and traffic control; start it with sudo")
+
+
+def tool(*words):
+    """Runs ip or tc."""
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=20)
+    except subprocess.TimeoutExpired as problem:
+        raise LabError(f"'{' '.join(words)}' did not end within 20 s") from problem
+    if done.returncode == 0:
+        return
+    reason = (done.stderr or done.stdout).strip().splitlines()
+    reason = reason[-1] if reason else f"exit code {done.returncode}"
+    hint = ""
+    if "not permitted" in reason or "denied" in reason.lower():
+        hint = " (root alone is not enough here: a container needs the capabilities SYS_ADMIN and NET_ADMIN)"
+    elif "qdisc kind is unknown" in reason:
+        hint = " (the kernel has no token bucket filter: CONFIG_NET_SCH_TBF)"
+    raise LabError(f"'{' '.join(words)}' failed: {reason}{hint}")
+
+
+class Lab:
+    """with Lab(hosts, bits) as lab: ... A process has one lab at a time."""
+
+    def __init__(self, hosts, bits):
+        self.hosts, self.bits = hosts, bits
+        self.prefix = sweep.own_prefix()
+        self.switch = self.prefix + "switch"
+        self.burst = burst_bytes(bits) if bits else None
+        self.watcher = None
+
+    def namespace(self, host):
+        return f"{self.prefix}host{host}"
+
+    @staticmethod
+    def address(host):
+        return f"10.77.0.{host + 1}"
+
+    def inside(self, host, command):
+        return ["ip", "netns", "exec", self.namespace(host), *command]
+
+    def __enter__(self):
+        # The watcher comes first: whatever happens from here on, it removes what there is.
+        self.watcher = subprocess.Popen([sys.executable, "-S", os.path.abspath(sweep.__file__), self.prefix],
+                                        stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                                        start_new_session=True, cwd="/")
+        try:
+            self._build()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def _build(self):
+        tool("ip", "netns", "add", self.switch)
+        on_switch = ("ip", "-n", self.switch)
+        tool(*on_switch, "link", "add", "switch", "type", "bridge")
+        tool(*on_switch, "link", "set", "switch", "addrgenmode", "none", "up")
+        for host in range(self.hosts):
+            name, port = self.namespace(host), f"port{host}"
+            on_host = ("ip", "-n", name)
+            tool("ip", "netns", "add", name)
+            tool(*on_switch, "link", "add", port, "type", "veth", "peer", "name", INTERFACE, "netns", name)
+            tool(*on_switch, "link", "set", port, "addrgenmode", "none", "master", "switch", "up")
+            tool(*on_host, "link", "set", "lo", "up")
+            tool(*on_host, "link", "set", INTERFACE, "addrgenmode", "none", "up")
+            tool(*on_host, "address", "add", self.address(host) + "/24", "dev", INTERFACE)
+            if self.bits:
+                for place, device in ((name, INTERFACE), (self.switch, port)):
+                    tool("tc", "-n", place, "qdisc", "add", "dev", device, "root", "tbf", "rate", f"{self.bits:.0f}bit",
+                         "burst", f"{self.burst}b", "latency", QUEUE)
+
+    def cut(self, host):
+        """Takes the cable out of the switch: nobody is told."""
+        tool("ip", "-n", self.switch, "link", "set", f"port{host}", "down")
+
+    def close(self):
+        """The watcher does the work, as it would if this process were killed."""
+        watcher, self.watcher = self.watcher, None
+        if watcher is None:
+            return
+        watcher.stdin.close()
+        try:
+            failed = watcher.wait(timeout=30) != 0
+        except subprocess.TimeoutExpired:
+            failed = True
+        if failed and not sweep.remove(self.prefix):
+            left = " ".join(sweep.namespaces(self.prefix))
+            print(f"netlab: could not remove the namespaces {left}; 'ip netns delete NAME' does", file=sys.stderr)

@@ -1,0 +1,37 @@
+"""Link rates as tc writes them, and the token bucket that fits one."""
+
+import re
+
+from . import LabError
+
+UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+LEAST, MOST = 1e6, 100e9
+NONE = "none"
+
+
+def parse_rate(text):
+    """Bits a second, or None for "none" (links as fast as the machine copies)."""
+    if text.lower() == NONE:
+        return None
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)", text.lower())
+    if not match:
+        raise LabError(f"--rate: '{text}' is no rate; write 100mbit, 1gbit, 2.5gbit, ..., or none for unshaped links")
+    bits = float(match[1]) * UNITS[match[2]]
+    if not LEAST <= bits <= MOST:
+        raise LabError(f"--rate: {text} is outside of 1mbit to 100gbit")
+    return bits
+
+
+def burst_bytes(bits):
+    """The bucket: what passes unshaped after a pause. 64 KB, one TCP segment as the kernel hands it on, is the least that
+    holds fast rates (32 KB at 1 Gbit/s gives 0.79); two milliseconds' worth leave room for a late timer. Slow links take
+    smaller segments, else a whole message would pass free."""
+    least = 64 * 1024 if bits >= 50e6 else 16 * 1024
+    return max(least, int(bits * 0.002 / 8))
+
+
+def show_bits(bits):
+    """'0.958 Gbit/s'."""
+    if bits is None:
+        return "unshaped"
+    return f"{bits / 1e9:.3f} Gbit/s" if bits >= 1e9 * 0.5 else f"{bits / 1e6:.1f} Mbit/s"

@@ -1,0 +1,193 @@
+"""Running one command on every host of a lab, as torchrun would."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+from . import Interrupted, LabError
+from .lab import INTERFACE, MASTER_PORT
+
+POLITE_S = 10  # between asking processes to end and killing them
+
+
+class Rank:
+    def __init__(self, number, host, local, log):
+        self.number, self.host, self.local, self.log = number, host, local, log
+        self.process = None
+        self.code = None
+        self.ended = None  # seconds after the start
+        self.asked = False  # to end, by us
+
+
+def exit_code(returncode):
+    return 128 - returncode if returncode < 0 else returncode
+
+
+def environment(lab, rank, per_host, extra):
+    result = dict(os.environ, **extra)
+    result.update({
+        "RANK": rank.number, "WORLD_SIZE": lab.hosts * per_host, "LOCAL_RANK": rank.local, "LOCAL_WORLD_SIZE": per_host,
+        "GROUP_RANK": rank.host, "GROUP_WORLD_SIZE": lab.hosts,
+        "MASTER_ADDR": lab.address(0), "MASTER_PORT": MASTER_PORT,
+        "GLOO_SOCKET_IFNAME": INTERFACE, "NCCL_SOCKET_IFNAME": INTERFACE, "TP_SOCKET_IFNAME": INTERFACE,
+        "NETLAB_HOST": rank.host,
+    })
+    return {name: str(value) for name, value in result.items()}
+
+
+def cores_of(rank, ranks):
+    """Its equal share of the cores, or one of them where there are more ranks."""
+    cores = sorted(os.sched_getaffinity(0))
+    share = len(cores) // ranks
+    return cores[rank * share:(rank + 1) * share] if share else [cores[rank % len(cores)]]
+
+
+class Run:
+    """The processes of one command. Rank 0 stays in our process group, so that the terminal is its; the others have sessions
+    of their own, and files."""
+
+    def __init__(self, lab, command, folder, per_host=1, extra=None, quiet=False, pin=False):
+        self.lab, self.command, self.folder = lab, command, folder
+        self.per_host, self.extra, self.quiet, self.pin = per_host, extra or {}, quiet, pin
+        self.ranks = []
+        for number in range(lab.hosts * per_host):
+            host, local = divmod(number, per_host)
+            name = f"host{host}.log" if per_host == 1 else f"host{host}-rank{number}.log"
+            self.ranks.append(Rank(number, host, local, os.path.join(folder, name) if number or quiet else None))
+        self.begin = None
+
+    def _start(self, rank):
+        keep = {}
+        if rank.log:
+            # pylint: disable-next=consider-using-with
+            keep = {"stdin": subprocess.DEVNULL, "stdout": open(rank.log, "wb"), "stderr": subprocess.STDOUT,
+                    "start_new_session": True}
+        cores = cores_of(rank.number, len(self.ranks)) if self.pin else None
+
+        def prepare():
+            # What netlab ignores or catches, its commands should not.
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                signal.signal(number, signal.SIG_DFL)
+            if cores:
+                os.sched_setaffinity(0, cores)
+
+        try:
+            rank.process = subprocess.Popen(self.lab.inside(rank.host, self.command), preexec_fn=prepare,
+                                            env=environment(self.lab, rank, self.per_host, self.extra), **keep)
+        finally:
+            if rank.log:
+                keep["stdout"].close()
+
+    def alive(self):
+        now = time.monotonic() - self.begin
+        for rank in self.ranks:
+            if rank.process is not None and rank.code is None and rank.process.poll() is not None:
+                rank.code, rank.ended = exit_code(rank.process.returncode), now
+        return [rank for rank in self.ranks if rank.process is not None and rank.code is None]
+
+    def stop(self, number=signal.SIGTERM, but=(), patience_s=POLITE_S):
+        """Asks what still runs to end, waits, kills. Every process is waited for."""
+        for rank in self.alive():
+            rank.asked = True
+            if rank not in but:
+                rank.process.send_signal(number)
+        deadline = time.monotonic() + patience_s
+        while self.alive() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        for rank in self.alive():
+            rank.process.kill()
+        deadline = time.monotonic() + 5
+        while self.alive() and time.monotonic() < deadline:
+            time.sleep(0.02)
+
+    def wait(self, timeout_s, grace_s, cut=None):
+        """The exit code: rank 0's, or that of the first rank that failed; 124 where the time ran out. cut: (host, seconds).
+        After a failure the others have grace_s to notice."""
+        self.begin = time.monotonic()
+        failed_at, late = None, False
+        try:
+            for rank in self.ranks:
+                self._start(rank)
+            while self.alive():
+                now = time.monotonic() - self.begin
+                if cut and now >= cut[1]:
+                    self.lab.cut(cut[0])
+                    say(f"the link of host {cut[0]} is cut, {now:.1f} s after the start")
+                    cut = None
+                if failed_at is None and any(rank.code for rank in self.ranks):
+                    failed_at = now
+                if now > timeout_s:
+                    say(f"{self.names(self.alive())} still ran after {timeout_s:g} s (--timeout); stopped")
+                    late = True
+                    self.stop()
+                elif failed_at is not None and now > failed_at + grace_s:
+                    say(f"{self.names(self.alive())} still ran {grace_s:g} s after the first failure (--grace); stopped")
+                    self.stop()
+                time.sleep(0.02)
+        except Interrupted as interrupted:
+            # Ctrl-C reached rank 0 from the terminal already; twice may mean something else to it.
+            told = [self.ranks[0]] if interrupted.number == signal.SIGINT and self._has_terminal() else []
+            self.stop(interrupted.number, but=told)
+            raise
+        except BaseException:
+            self.stop(patience_s=1)
+            raise
+        if late:
+            return 124
+        failed = [rank for rank in self.ranks if rank.code]
+        if not failed:
+            return 0
+        # One that was stopped after its patience is no cause.
+        first = min(failed, key=lambda rank: (rank.asked, rank.number != 0, rank.ended))
+        return first.code
+
+    def _has_terminal(self):
+        try:
+            return self.ranks[0].log is None and os.tcgetpgrp(0) == os.getpgrp()
+        except OSError:
+            return False
+
+    def names(self, ranks):
+        return ", ".join(self.name(rank) for rank in ranks)
+
+    def name(self, rank):
+        return f"host {rank.host}" if self.per_host == 1 else f"rank {rank.number} (host {rank.host})"
+
+    def show_failures(self, lines=20):
+        for rank in self.ranks:
+            if not rank.code:
+                continue
+            how = "was stopped" if rank.asked else f"ended with {rank.code} after {rank.ended:.1f} s"
+            say(f"{self.name(rank)} {how}" + (f"; the end of {rank.log}:" if rank.log else ""))
+            for line in tail(rank.log, lines):
+                print(f"  | {line}", file=sys.stderr)
+        sys.stderr.flush()
+
+
+def tail(path, lines):
+    if not path:
+        return []
+    try:
+        with open(path, "rb") as log:
+            log.seek(max(0, os.fstat(log.fileno()).st_size - 65536))
+            return log.read().decode("utf-8", "replace").splitlines()[-lines:]
+    except OSError:
+        return []
+
+
+def say(text):
+    print(f"netlab: {text}", file=sys.stderr, flush=True)
+
+
+def find_program(command):
+    """Says early, and once, that there is no such program."""
+    name = command[0]
+    if os.sep in name:
+        if not os.path.isfile(name):
+            raise LabError(f"there is no program {name}; is it built, and is this the right folder?", 127)
+        if not os.access(name, os.X_OK):
+            raise LabError(f"{name} cannot be run", 126)
+    elif not any(os.access(os.path.join(place, name), os.X_OK) for place in os.get_exec_path()):
+        raise LabError(f"there is no program {name} on the PATH", 127)

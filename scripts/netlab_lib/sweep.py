@@ -1,0 +1,89 @@
+"""Removing labs. Run as a program it is the watcher of one lab: it waits for the end of its standard input, which comes when
+the lab's owner ends in whatever way (SIGKILL too), and then removes the lab. The owner uses the same way at its normal end.
+
+A lab's namespaces are called netlab-PID-START-NAME: the owner's process id and, since ids come again, its start time."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+NAMES = "/run/netns"
+
+
+def start_ticks(pid):
+    """When a process started, in the kernel's ticks; None where there is none (or a zombie, which owns nothing)."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as stat:
+            fields = stat.read().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else int(fields[19])
+
+
+def own_prefix():
+    return f"netlab-{os.getpid()}-{start_ticks(os.getpid())}-"
+
+
+def namespaces(prefix):
+    try:
+        return sorted(name for name in os.listdir(NAMES) if name.startswith(prefix))
+    except OSError:
+        return []
+
+
+def processes(namespace):
+    try:
+        done = subprocess.run(["ip", "netns", "pids", namespace], capture_output=True, text=True, check=False, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return [int(word) for word in done.stdout.split() if word.isdigit()]
+
+
+def remove(prefix, patience_s=15):
+    """Kills what runs in the lab and removes its namespaces, with them their links. Whether all are gone."""
+    deadline = time.monotonic() + patience_s
+    while namespaces(prefix) and time.monotonic() < deadline:
+        for name in namespaces(prefix):
+            alive = processes(name)
+            for pid in alive:
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    pass
+            if not alive:
+                # Its name goes first, so nothing can come in; what came in meanwhile has no links left to wait on.
+                try:
+                    subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False, timeout=10)
+                except (OSError, subprocess.TimeoutExpired):
+                    pass
+        if namespaces(prefix):
+            time.sleep(0.02)
+    return not namespaces(prefix)
+
+
+def remove_stale():
+    """Removes the labs whose owner is dead; their number."""
+    owners = {}
+    for name in namespaces("netlab-"):
+        match = re.match(r"netlab-(\d+)-(\d+)-", name)
+        if match:
+            owners[match[0]] = (int(match[1]), int(match[2]))
+    stale = [prefix for prefix, (pid, ticks) in owners.items() if start_ticks(pid) != ticks]
+    for prefix in stale:
+        remove(prefix)
+    return len(stale)
+
+
+def watch(prefix):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_IGN)
+    while os.read(0, 4096):
+        pass
+    return 0 if remove(prefix) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(watch(sys.argv[1]))
