@@ -1,4 +1,4 @@
-"""The two networks of the comparison, as PyTorch modules, and their training step on one synthetic CIFAR-10 batch."""
+"""The networks of the comparison, as PyTorch modules, and their training step on one synthetic CIFAR-10 batch."""
 
 from peer import import_torch
 
@@ -51,7 +51,13 @@ def vgg16():
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(512, 10))
 
 
-NETWORKS = {"resnet20": (resnet20, 269_722), "vgg16": (vgg16, 14_724_042)}
+def mlp():
+    """A wide one: nearly all of its 20 million parameters are in two layers. Ours: model.hidden=[4096,1792]."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(3072, 4096), nn.ReLU(inplace=True), nn.Linear(4096, 1792),
+                         nn.ReLU(inplace=True), nn.Linear(1792, 10))
+
+
+NETWORKS = {"resnet20": (resnet20, 269_722), "vgg16": (vgg16, 14_724_042), "mlp": (mlp, 19_946_762)}
 
 
 class Training:
