@@ -23,6 +23,7 @@
 #include <utility>
 #include <vector>
 
+#include "compress/entries.h"
 #include "nn/core/gradient_form.h"
 #include "nn/core/registry.h"
 
@@ -48,6 +49,15 @@ struct Message {
 struct Round {
   std::span<const std::vector<std::byte>> blocks;  // Kind::block: by rank, own included
   std::span<const float> sum;                      // Kind::sum: the memory that was sent, now summed
+  // In place of blocks, where the collective added the ranks' EntryMessages: sum_r(weight[r] * entries[r]) at
+  // the positions that it kept, the same on all ranks.
+  const Entries<float>* entries = nullptr;
+};
+
+// A message as the entries in it, for collectives that add on their way (gTop-k, Ok-Topk).
+struct EntryMessage {
+  const Entries<float>* entries = nullptr;  // before their weight; valid until decode
+  std::size_t k = 0;                        // how many a step of this density asks for
 };
 
 // A group's memory in the parameter arena. Both spans have the group's length.
@@ -85,6 +95,8 @@ class Compressor {
  public:
   virtual ~Compressor() = default;
   virtual Message encode(Slice slice, const StepInfo& info) = 0;
+  // What encode() made, where it is a list of entries whose values travel unrounded.
+  virtual std::optional<EntryMessage> entries() const { return std::nullopt; }
   // Throws Error on damaged blocks (count, order, range, length).
   virtual std::optional<Message> decode(const Round& round) = 0;
   virtual bool finite() const = 0;

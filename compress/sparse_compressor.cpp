@@ -15,6 +15,7 @@ SparseCompressor::SparseCompressor(const SparsePreset& parts, const CompressOpti
 Message SparseCompressor::encode(Slice slice, const StepInfo& info) {
   TOPKNOT_CHECK(phase_ == Phase::idle, "encode before the last step was committed or discarded");
   rank_ = info.rank;
+  density_ = info.density;
   Message message;
   message.kind = Message::Kind::block;
   message.block =
@@ -23,8 +24,20 @@ Message SparseCompressor::encode(Slice slice, const StepInfo& info) {
   return message;
 }
 
+std::optional<EntryMessage> SparseCompressor::entries() const {
+  if (!value_code_->exact()) return std::nullopt;
+  return EntryMessage{&step_.sent(), step_.target(density_)};
+}
+
 std::optional<Message> SparseCompressor::decode(const Round& round) {
   TOPKNOT_CHECK(phase_ == Phase::encoded, "decode without encode");
+  phase_ = Phase::decoded;
+  summed_ = round.entries != nullptr;
+  if (summed_) {
+    sum_ = *round.entries;
+    finite_ = sum_.finite;
+    return std::nullopt;
+  }
   TOPKNOT_CHECK(round.blocks.size() == received_.size(), "one block a rank");
   finite_ = true;
   for (std::size_t r = 0; r < round.blocks.size(); ++r) {
@@ -34,13 +47,13 @@ std::optional<Message> SparseCompressor::decode(const Round& round) {
   TOPKNOT_CHECK(received_[static_cast<std::size_t>(rank_)].indices == step_.sent().indices,
                 "this rank's own block came back changed");
   finite_ = finite_ && step_.summable(received_);
-  phase_ = Phase::decoded;
   return std::nullopt;
 }
 
 std::span<float> SparseCompressor::commit(const Outcome& outcome) {
   TOPKNOT_CHECK(phase_ == Phase::decoded && finite_, "commit without a decoded, finite step");
-  const std::span<float> average = step_.commit(received_, outcome);
+  const std::span<float> average =
+      summed_ ? step_.commit_sum(sum_, outcome) : step_.commit(received_, outcome);
   phase_ = Phase::idle;
   return average;
 }

@@ -19,6 +19,7 @@ class SparseCompressor final : public Compressor {
   SparseCompressor(const SparsePreset& parts, const CompressOptions& options, const GroupSpec& group);
 
   Message encode(Slice slice, const StepInfo& info) override;
+  std::optional<EntryMessage> entries() const override;
   std::optional<Message> decode(const Round& round) override;
   bool finite() const override { return finite_; }
   std::span<float> commit(const Outcome& outcome) override;
@@ -26,7 +27,7 @@ class SparseCompressor final : public Compressor {
   GradientForm form() const override { return step_.form(); }
   std::span<const float> accumulated() const override { return step_.accumulated(); }
   std::optional<Contributed> contributed() const override {
-    const Entries<float>& own = received_[static_cast<std::size_t>(rank_)];
+    const Entries<float>& own = summed_ ? step_.sent() : received_[static_cast<std::size_t>(rank_)];
     return Contributed{own.indices, own.values};
   }
   std::size_t selected() const override { return step_.sent().indices.size(); }
@@ -45,7 +46,10 @@ class SparseCompressor final : public Compressor {
   SparseStep<float> step_;
   Phase phase_ = Phase::idle;
   int rank_ = 0;
+  double density_ = 1;
   std::vector<Entries<float>> received_;  // by rank
+  bool summed_ = false;                   // what came back is sum_, not received_
+  Entries<float> sum_;
   bool finite_ = false;
 };
 

@@ -4,7 +4,6 @@
 #include <cmath>
 #include <limits>
 
-#include "compress/average.h"
 #include "compress/parallel.h"
 #include "compress/select/passes.h"
 #include "compress/select/take.h"
@@ -116,12 +115,27 @@ std::span<T> SparseStep<T>::commit(std::span<const Entries<T>> received, const O
   TOPKNOT_CHECK(received.size() == static_cast<std::size_t>(group_.ranks), "one rank's entries each");
   const Entries<T>& own = received[static_cast<std::size_t>(rank_)];
   TOPKNOT_CHECK(own.indices.size() == sent_.indices.size(), "this rank's own entries came back changed");
-  memory_->commit(gradient_, spare_, own.indices, own.values, outcome.rejected);
-
-  const std::span<T> average = memory_->keeps() ? spare_ : gradient_;
   std::vector<Contribution<T>> contributions(received.size());
   for (std::size_t r = 0; r < received.size(); ++r)
     contributions[r] = {received[r].indices, received[r].values, static_cast<T>(weights_[r])};
+  return finish(own, contributions, outcome);
+}
+
+template <class T>
+std::span<T> SparseStep<T>::commit_sum(const Entries<T>& sum, const Outcome& outcome) {
+  TOPKNOT_CHECK(in_step_ && sent_.finite && sum.finite, "commit without a finite step");
+  // The average divides by how many contribute.
+  std::vector<Contribution<T>> contributions(static_cast<std::size_t>(group_.ranks));
+  contributions[0] = {sum.indices, sum.values, T{1}};
+  return finish(sent_, contributions, outcome);
+}
+
+template <class T>
+std::span<T> SparseStep<T>::finish(const Entries<T>& own, std::span<const Contribution<T>> contributions,
+                                   const Outcome& outcome) {
+  memory_->commit(gradient_, spare_, own.indices, own.values, outcome.rejected);
+
+  const std::span<T> average = memory_->keeps() ? spare_ : gradient_;
   average_sparse<T>(contributions, average);
 
   // To a selection that learns from what was made of its entries, the rejected ones were not sent.

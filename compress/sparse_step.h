@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "compress/average.h"
 #include "compress/compressor.h"
 #include "compress/entries.h"
 #include "compress/memory/memory.h"
@@ -38,6 +39,9 @@ class SparseStep {
   // `received` by rank, as decoded, all finite, with this rank's positions as sent. Returns the average, in
   // the memory of gradient or of spare.
   std::span<T> commit(std::span<const Entries<T>> received, const Outcome& outcome);
+  // The same, where the ranks' entries were added on their way: `sum` is their weighted sum, finite, without
+  // what was rejected.
+  std::span<T> commit_sum(const Entries<T>& sum, const Outcome& outcome);
   void discard();
   // Whether the sum of what was received cannot overflow; the same on all ranks. Where it can, the step is no
   // better than one with an infinity in it.
@@ -58,6 +62,8 @@ class SparseStep {
   void select(std::size_t segment, std::span<const T> addend, const StepInfo& info);
   void take_all(std::size_t segment, std::span<const T> addend);
   double density_of(std::size_t segment, double density) const;
+  std::span<T> finish(const Entries<T>& own, std::span<const Contribution<T>> contributions,
+                      const Outcome& outcome);
 
   GroupSpec group_;
   double capacity_ = 0;

@@ -44,7 +44,20 @@ class Communicator {
   virtual void all_reduce(std::span<float> data, SumOrder order) = 0;
   virtual void all_reduce(std::span<double> data) = 0;  // in rank order; metrics and evaluation
   virtual void broadcast(std::span<std::byte> data, int root) = 0;
+  // Sends mine[r] to each rank r; theirs[r] is what rank r sent here, own included. Lengths may differ.
+  virtual void all_to_all(std::span<const std::vector<std::byte>> mine,
+                          std::vector<std::vector<std::byte>>& theirs) = 0;
+  // Sends `mine` to rank `to` and receives what rank `from` sends in the same call; -1 for either: no one.
+  // Collective as the others: every rank calls, those without a part with -1 twice, and who names a receiver
+  // is named by it. No rank sends to itself. `theirs` is emptied where there is no sender.
+  virtual void send_receive(int to, std::span<const std::byte> mine, int from,
+                            std::vector<std::byte>& theirs) = 0;
   virtual void barrier() = 0;
+
+  // A communicator of those ranks that give the same color, in the order of their ranks here. Collective; it
+  // lives beside this one, whose abort() does not reach it. Whose turn it is must follow from the program, as
+  // with all calls: calls on both are made by one thread, in the same order on all ranks they share.
+  virtual std::unique_ptr<Communicator> split(int color) = 0;
 
   // Tells the peers that this rank gives up, so that their calls end with `reason` at once. Never throws.
   // May be called from any thread. Afterwards every call of this rank throws.

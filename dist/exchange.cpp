@@ -8,42 +8,14 @@
 #include "compress/state.h"
 #include "dist/collective_queue.h"
 #include "dist/communicator.h"
+#include "dist/lane.h"
 #include "nn/core/check.h"
-#include "nn/core/stopwatch.h"
 
 namespace topknot {
 namespace {
 
-using Blocks = std::vector<std::vector<std::byte>>;
 using Ticket = CollectiveQueue::Ticket;
-
-// One collective under way. Until its ticket is done it belongs to the queue's thread.
-struct Flight {
-  Message message;
-  Blocks blocks;  // what came back, by rank
-  Ticket ticket = 0;
-};
-
-// A group's compressor and the course of its step.
-struct Lane {
-  const Group* group = nullptr;
-  std::unique_ptr<Compressor> compressor;
-  std::size_t pending = 0;  // parameters that are not ready
-  bool encoded = false;
-  bool every_entry = false;  // a dense group in a value code: sent whole, whatever the density
-  Flight flight;             // of the round under way
-  std::span<float> average;
-};
-
-// How the dense groups of a compressed method travel.
-CompressOptions dense_options(const std::string& values) {
-  CompressOptions options;
-  if (values == "fp32") return options;
-  options.name = "topk";
-  options.code = "auto";
-  options.values = values;
-  return options;
-}
+using Kind = ExchangeSpan::Kind;
 
 bool all_finite(std::span<const float> values) {
   // 0 times NaN or Inf is NaN, and stays in the sum.
@@ -67,7 +39,8 @@ struct Exchange::State {
   StepInfo info;
   int ranks = 1;
   Observer observer;
-  bool in_step = false, committed = false;
+  std::vector<ExchangeSpan> spans;
+  bool overlaps = false, in_step = false, committed = false;
   std::size_t next_to_send = 0;
   std::vector<Ticket> outstanding;
   ExchangeStats stats;
@@ -75,52 +48,38 @@ struct Exchange::State {
   State(ParameterArena& arena_, CollectiveQueue& queue_) : arena(arena_), queue(queue_) {}
 
   void encode(Lane& lane) {
-    const Stopwatch stopwatch(stats.encode);
-    const Group& group = *lane.group;
-    const Slice slice{arena.gradient(group.begin, group.end), arena.residual(group.begin, group.end)};
-    StepInfo own = info;
-    if (lane.every_entry) own.density = 1.0;
-    lane.flight.message = lane.compressor->encode(slice, own);
-    if (observer && group.compressed && !lane.compressor->accumulated().empty())
-      observer(group, lane.compressor->accumulated());
-    lane.encoded = true;
+    const auto begin = Clock::now();
+    const Group& group = lane.group();
+    lane.encode({arena.gradient(group.begin, group.end), arena.residual(group.begin, group.end)}, info);
+    stats.encode += note(Kind::encode, lane.flight, begin, Clock::now());
+    if (observer && group.compressed && !lane.compressor().accumulated().empty())
+      observer(group, lane.compressor().accumulated());
+  }
+
+  // Returns the seconds.
+  double note(Kind kind, const Flight& flight, Clock::time_point begin, Clock::time_point end) {
+    spans.push_back({kind, flight.group, flight.round, begin, end});
+    return std::chrono::duration<double>(end - begin).count();
   }
 
   // Queues groups strictly in their order: one that is complete early waits for its predecessors.
   void send_complete_groups() {
-    for (; next_to_send < lanes.size() && lanes[next_to_send].encoded; ++next_to_send)
-      send(lanes[next_to_send].flight);
-  }
-
-  void send(Flight& flight) {
-    stats.bytes_sent += flight.message.bytes();
-    submit(flight);
-  }
-
-  // From the other ranks.
-  std::uint64_t received_bytes(const Flight& flight) const {
-    if (ranks == 1) return 0;
-    if (flight.message.kind == Message::Kind::sum) return flight.message.bytes();
-    std::uint64_t bytes = 0;
-    for (std::size_t r = 0; r < flight.blocks.size(); ++r)
-      if (static_cast<int>(r) != info.rank) bytes += flight.blocks[r].size();
-    return bytes;
+    for (; next_to_send < lanes.size() && lanes[next_to_send].encoded(); ++next_to_send)
+      submit(lanes[next_to_send].flight);
   }
 
   void submit(Flight& flight) {
-    flight.ticket = queue.submit([&flight, order = sum_order](Communicator& communicator) {
-      if (flight.message.kind == Message::Kind::block)
-        communicator.all_gather(flight.message.block, flight.blocks);
-      else
-        communicator.all_reduce(flight.message.sum, order);
-    });
+    flight.ticket = queue.submit(
+        [&flight, order = sum_order](Communicator& communicator) { flight.fly(communicator, order); });
     outstanding.push_back(flight.ticket);
   }
 
   void wait(const Flight& flight) {
+    const auto begin = Clock::now();
     const CollectiveQueue::Times times = queue.wait(flight.ticket);
     outstanding.erase(std::find(outstanding.begin(), outstanding.end(), flight.ticket));
-    stats.communicate += times.seconds();
+    if (overlaps) note(Kind::wait, flight, begin, Clock::now());
+    stats.communicate += note(Kind::communicate, flight, times.begin, times.end);
     stats.exposed += times.waited;
   }
 
@@ -143,24 +102,21 @@ struct Exchange::State {
 
   // True where the group asks for one more round, which is then queued.
   bool decode(Lane& lane) {
-    Flight& flight = lane.flight;
-    wait(flight);
-    std::optional<Message> more;
-    {
-      const Stopwatch stopwatch(stats.decode);
-      const bool sum = flight.message.kind == Message::Kind::sum;
-      stats.bytes_received += received_bytes(flight);
-      more = lane.compressor->decode(sum ? Round{{}, flight.message.sum} : Round{flight.blocks, {}});
-    }
-    if (!more) return false;
-    flight.message = std::move(*more);
-    send(flight);
-    return true;
+    wait(lane.flight);
+    stats.bytes_sent += lane.flight.bytes_sent();
+    stats.bytes_received += lane.flight.bytes_received(info.rank, ranks);
+    const int round = lane.flight.round;
+    const auto begin = Clock::now();
+    const bool more = lane.decode();
+    stats.decode += note(Kind::decode, lane.flight, begin, Clock::now());
+    spans.back().round = round;
+    if (more) submit(lane.flight);
+    return more;
   }
 
   Lane& lane_of(const Group& group) {
     for (Lane& lane : lanes)
-      if (lane.group->begin == group.begin && lane.group->end == group.end) return lane;
+      if (lane.group().begin == group.begin && lane.group().end == group.end) return lane;
     throw Error("not a group of this exchange");
   }
 
@@ -177,21 +133,14 @@ Exchange::Exchange(ParameterArena& arena, CollectiveQueue& queue, const Exchange
   State& s = *state_;
   compressors().find(options.compress.name);  // a wrong name is an error even where everything stays dense
   const bool compressing = options.compress.name != "dense";
-  s.groups = plan_groups(arena, compressing, options.scope, options.merge);
+  s.groups = plan_groups(arena, compressing, options.scope, options.merge, options.groups);
   s.sum_order = compressing || options.ordered_sum ? SumOrder::ranks : SumOrder::library;
-  queue.run([&s](Communicator& communicator) {
-    s.info.rank = communicator.rank();
-    s.ranks = communicator.size();
-  });
+  s.info.rank = queue.communicator().rank();
+  s.ranks = queue.communicator().size();
+  s.overlaps = queue.communicator().overlaps();
   for (std::size_t index = 0; index < s.groups.size(); ++index) {
     const Group& group = s.groups[index];
-    // The dense groups of a compressed method have no options; those of method dense have them checked.
-    const bool as_configured = group.compressed || !compressing;
-    Lane& lane = s.lanes.emplace_back();
-    lane.group = &group;
-    lane.every_entry = !as_configured && options.dense_values != "fp32";
-    lane.compressor = make_compressor(as_configured ? options.compress : dense_options(options.dense_values),
-                                      group_spec(group, options.scope, s.ranks, options.layer_density));
+    s.lanes.emplace_back(group, static_cast<int>(index), compressing, options, s.ranks);
     for (const Parameter* parameter : group.parameters) s.places[parameter] = {index, false};
   }
 }
@@ -210,8 +159,7 @@ const std::vector<Group>& Exchange::groups() const {
 
 std::uint64_t Exchange::planned_bytes(double density) const {
   std::uint64_t bytes = 0;
-  for (const Lane& lane : state_->lanes)
-    bytes += lane.compressor->planned_bytes(lane.every_entry ? 1.0 : density);
+  for (const Lane& lane : state_->lanes) bytes += lane.planned_bytes(density);
   return bytes;
 }
 
@@ -226,10 +174,8 @@ void Exchange::begin_step(std::int64_t step, double density, std::span<const flo
   else
     s.weights.assign(weights.begin(), weights.end());
   s.info = StepInfo{step, density, s.weights, s.info.rank, lr};
-  for (Lane& lane : s.lanes) {
-    lane.pending = lane.group->parameters.size();
-    lane.encoded = false;
-  }
+  for (Lane& lane : s.lanes) lane.begin_step();
+  s.spans.clear();
   for (auto& [parameter, place] : s.places) place.second = false;
   s.next_to_send = 0;
   s.stats = {};
@@ -244,7 +190,7 @@ void Exchange::ready(Parameter& parameter) {
   TOPKNOT_CHECK(!place->second.second, "'" + parameter.name() + "' was ready before");
   place->second.second = true;
   Lane& lane = s.lanes[place->second.first];
-  if (--lane.pending > 0) return;
+  if (!lane.ready()) return;
   s.encode(lane);
   s.send_complete_groups();
 }
@@ -254,7 +200,7 @@ StepResult Exchange::finish(bool local_finite) {
   TOPKNOT_CHECK(s.in_step, "finish() without begin_step()");
   bool zeroed = false;
   for (Lane& lane : s.lanes) {
-    if (lane.encoded) continue;
+    if (lane.encoded()) continue;
     if (!zeroed) s.arena.zero_unwritten_gradients();
     zeroed = true;
     s.encode(lane);
@@ -279,7 +225,7 @@ StepResult Exchange::finish(bool local_finite) {
   // Both halves are the same on all ranks: the losses by the agreement, finite() by the blocks and sums that
   // all have.
   bool groups_finite = true;
-  for (const Lane& lane : s.lanes) groups_finite = groups_finite && lane.compressor->finite();
+  for (const Lane& lane : s.lanes) groups_finite = groups_finite && lane.compressor().finite();
   StepResult result;
   result.committed = groups_finite;
   for (std::size_t rank = finite_losses.size(); rank-- > 0;)
@@ -292,25 +238,22 @@ StepResult Exchange::finish(bool local_finite) {
       if (finite_gradients[rank] == 0) result.bad_rank = static_cast<int>(rank);
   }
 
-  {
-    const Stopwatch stopwatch(s.stats.decode);
-    for (Lane& lane : s.lanes) {
-      if (!result.committed) {
-        lane.compressor->discard();
-        continue;
-      }
-      const Group& group = *lane.group;
-      lane.average = lane.compressor->commit(Outcome{});
-      TOPKNOT_CHECK(lane.average.size() == group.numel(), "an average of another length than its group");
-      if (lane.average.data() == s.arena.residual(group.begin, group.end).data())
-        s.arena.swap_gradient_and_residual(group.begin, group.end);
+  const auto begin = Clock::now();
+  for (Lane& lane : s.lanes) {
+    if (!result.committed) {
+      lane.discard();
+      continue;
     }
+    const Group& group = lane.group();
+    if (lane.commit().data() == s.arena.residual(group.begin, group.end).data())
+      s.arena.swap_gradient_and_residual(group.begin, group.end);
   }
+  s.stats.decode += s.note(Kind::commit, Flight{}, begin, Clock::now());
   for (const Lane& lane : s.lanes)
-    if (lane.group->compressed) {
-      s.stats.selected += lane.compressor->selected();
-      s.stats.over_capacity += lane.compressor->over_capacity();
-      s.stats.threshold = lane.compressor->threshold();
+    if (lane.group().compressed) {
+      s.stats.selected += lane.compressor().selected();
+      s.stats.over_capacity += lane.compressor().over_capacity();
+      s.stats.threshold = lane.compressor().threshold();
     }
   s.in_step = false;
   s.committed = result.committed;
@@ -324,7 +267,11 @@ std::span<float> Exchange::averaged(const Group& group) {
 }
 
 GradientForm Exchange::form(const Group& group) const {
-  return state_->lane_of(group).compressor->form();
+  return state_->lane_of(group).compressor().form();
+}
+
+const std::vector<ExchangeSpan>& Exchange::spans() const {
+  return state_->spans;
 }
 
 void Exchange::observe(Observer observer) {
@@ -334,7 +281,7 @@ void Exchange::observe(Observer observer) {
 std::vector<std::byte> Exchange::state() const {
   StateWriter writer;
   writer.put<std::uint64_t>(state_->lanes.size());
-  for (const Lane& lane : state_->lanes) writer.put_list(lane.compressor->state());
+  for (const Lane& lane : state_->lanes) lane.save(writer);
   return writer.take();
 }
 
@@ -344,7 +291,7 @@ void Exchange::load_state(std::span<const std::byte> bytes) {
   if (groups != state_->lanes.size())
     StateReader::fail("is of " + std::to_string(groups) + " groups where there are " +
                       std::to_string(state_->lanes.size()));
-  for (Lane& lane : state_->lanes) lane.compressor->load_state(reader.get_list<std::byte>());
+  for (Lane& lane : state_->lanes) lane.load(reader);
   reader.finish();
 }
 

@@ -8,6 +8,7 @@
 // way is the same. An exception out of any of these leaves the step half done: the rank gives up
 // (Communicator::abort) and ends.
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -28,8 +29,13 @@ struct ExchangeOptions {
   CompressOptions compress;
   // compress.scope: over what k and the threshold are computed: model, group, tensor.
   std::string scope = "group";
-  // exchange.merge: what travels together: none, all, size:BYTES.
+  // exchange.merge: what travels together (dist/merge_plan.h).
   std::string merge = "all";
+  // exchange.groups: the plan of a merge rule that measures, parameters a group in arena order; or empty.
+  std::vector<std::size_t> groups = {};
+  // exchange.collective: all_gather, or a sparse collective (dist/sparse_collective.h), which needs a method
+  // that sends entries with values as they are.
+  std::string collective = "all_gather";
   // dist.ordered_sum; a compressed method sums its dense groups in rank order anyway.
   bool ordered_sum = false;
   // compress.dense_values: how the dense groups of a compressed method travel. fp32: summed as they are;
@@ -37,6 +43,22 @@ struct ExchangeOptions {
   std::string dense_values = "fp32";
   // compress.layer_density: densities by parameter name, which hold where they exceed the step's; or empty.
   std::map<std::string, double> layer_density = {};
+};
+
+// One piece of a step's course, for profiles and traces.
+struct ExchangeSpan {
+  enum class Kind {
+    encode,       // on the compute thread
+    communicate,  // beside it where the communicator overlaps
+    decode,       // on the compute thread, the commit not included
+    wait,         // the compute thread waits for a collective; with no overlap, none
+    commit,       // all groups
+  };
+  static constexpr int kAgreement = -1;  // the byte that says whether the step is finite; and the commit
+  Kind kind = Kind::encode;
+  int group = kAgreement;
+  int round = 0;
+  std::chrono::steady_clock::time_point begin, end;
 };
 
 // Where the time of a step went, in seconds; bytes and counts of this rank.
@@ -93,6 +115,10 @@ class Exchange {
   std::span<float> averaged(const Group& group);
   // What it has in it already, for Optimizer::update().
   GradientForm form(const Group& group) const;
+
+  // The course of the last step, by kind and group in the order in which things ended; valid until the next
+  // begin_step().
+  const std::vector<ExchangeSpan>& spans() const;
 
   // Called for each compressed group once it is encoded, with its accumulated gradient, where the method has
   // one; for studies.

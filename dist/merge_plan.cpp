@@ -9,6 +9,7 @@ namespace topknot {
 MergePolicy parse_merge(const std::string& text) {
   if (text == "none") return {MergePolicy::Kind::none, 0};
   if (text == "all") return {MergePolicy::Kind::all, 0};
+  if (text == "mgwfbp" || text == "omgs" || text == "optimal") return {MergePolicy::Kind::planned, 0};
   const std::string prefix = "size:";
   if (text.compare(0, prefix.size(), prefix) == 0) {
     std::size_t bytes = 0;
@@ -18,7 +19,8 @@ MergePolicy parse_merge(const std::string& text) {
   }
   throw UserError(
       "exchange.merge is '" + text +
-      "': it must be none, all, or size:BYTES with a whole number above 0, for example size:4194304");
+      "': it must be none, all, mgwfbp, omgs, optimal, or size:BYTES with a whole number above 0, for "
+      "example size:4194304");
 }
 
 void check_scope(const std::string& scope) {
@@ -26,20 +28,50 @@ void check_scope(const std::string& scope) {
   throw UserError("compress.scope is '" + scope + "': it must be model, group or tensor");
 }
 
+namespace {
+
+void check_plan(const ParameterArena& arena, bool compressing, const MergePolicy& policy,
+                const std::vector<std::size_t>& planned) {
+  if (planned.empty()) {
+    if (policy.kind == MergePolicy::Kind::planned)
+      throw Error("a merge that is planned from measured times needs its plan");
+    return;
+  }
+  std::size_t parameters = 0, total = 0;
+  for (const Parameter* parameter : arena.parameters())
+    parameters += compressing == (compressing && parameter->compressible());
+  for (const std::size_t count : planned) {
+    if (count == 0) throw UserError("exchange.groups: a group of 0 parameters");
+    total += count;
+  }
+  if (total != parameters)
+    throw UserError("exchange.groups: the groups hold " + std::to_string(total) + " parameters, but " +
+                    std::to_string(parameters) + (compressing ? " are compressed" : " are there") +
+                    "; a plan is for one model and one compress.name");
+}
+
+}  // namespace
+
 std::vector<Group> plan_groups(const ParameterArena& arena, bool compressing, const std::string& scope,
-                               const std::string& merge) {
+                               const std::string& merge, const std::vector<std::size_t>& planned) {
   const MergePolicy policy = parse_merge(merge);
   check_scope(scope);
-  if (compressing && scope == "model" && policy.kind != MergePolicy::Kind::all)
+  if (compressing && scope == "model" && (policy.kind != MergePolicy::Kind::all || planned.size() > 1))
     throw UserError("compress.scope: model selects over one group, but exchange.merge is '" + merge +
                     "': set exchange.merge to all, or compress.scope to group or tensor");
+  check_plan(arena, compressing, policy, planned);
   std::vector<Group> groups;
+  std::size_t plan = 0, taken = 0;  // of the planned group under way
   for (Parameter* parameter : arena.parameters()) {
     const bool compressed = compressing && parameter->compressible();
     bool joins =
         !groups.empty() && groups.back().compressed == compressed && policy.kind != MergePolicy::Kind::none;
-    if (joins && policy.kind == MergePolicy::Kind::size)
+    if (!planned.empty() && compressed == compressing) {
+      joins = taken > 0;
+      if (++taken == planned[plan]) ++plan, taken = 0;
+    } else if (joins && policy.kind == MergePolicy::Kind::size) {
       joins = (groups.back().numel() + parameter->numel()) * sizeof(float) <= policy.bytes;
+    }
     if (!joins) groups.push_back({parameter->offset(), parameter->offset(), compressed, {}});
     groups.back().end += parameter->numel();
     groups.back().parameters.push_back(parameter);

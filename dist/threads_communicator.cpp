@@ -1,5 +1,6 @@
 #include "dist/threads_communicator.h"
 
+#include <algorithm>
 #include <condition_variable>
 #include <cstring>
 #include <exception>
@@ -73,6 +74,8 @@ class Group {
     if (arrived_ > 0 && reason_.empty())
       stop("rank " + std::to_string(rank) + " ended while the others went on");
   }
+
+  double timeout() const { return timeout_s_; }
 
   std::vector<Call> calls;  // of the current collective; read between its meetings
 
@@ -160,8 +163,47 @@ class ThreadCommunicator : public Communicator {
     });
   }
 
+  void all_to_all(std::span<const std::vector<std::byte>> mine,
+                  std::vector<std::vector<std::byte>>& theirs) override {
+    TOPKNOT_CHECK(static_cast<int>(mine.size()) == size(), "all_to_all with one block a rank");
+    run("all_to_all", const_cast<std::vector<std::byte>*>(mine.data()), mine.size_bytes(), true, [&] {
+      theirs.resize(size());
+      for (int r = 0; r < size(); ++r)
+        theirs[r] = static_cast<const std::vector<std::byte>*>(group_->calls[r].data)[rank_];
+    });
+  }
+
+  void send_receive(int to, std::span<const std::byte> mine, int from,
+                    std::vector<std::byte>& theirs) override {
+    TOPKNOT_CHECK(to >= -1 && to < size() && to != rank_ && from >= -1 && from < size() && from != rank_,
+                  "send_receive with a rank that does not exist, or with itself");
+    run("send_receive", const_cast<std::byte*>(mine.data()), mine.size(), false, [&] {
+      theirs.clear();
+      if (from < 0) return;
+      const auto* bytes = static_cast<const std::byte*>(group_->calls[from].data);
+      theirs.assign(bytes, bytes + group_->calls[from].bytes);
+    });
+  }
+
   void barrier() override {
     run("barrier", nullptr, 0, true, [] {});
+  }
+
+  std::unique_ptr<Communicator> split(int color) override {
+    // The lowest rank of each color makes its group, and keeps it alive until all have taken it.
+    std::vector<int> colors(size());
+    run("split", &color, sizeof color, true, [&] {
+      for (int r = 0; r < size(); ++r) colors[r] = *static_cast<const int*>(group_->calls[r].data);
+    });
+    const int leader = static_cast<int>(std::find(colors.begin(), colors.end(), color) - colors.begin());
+    const int members = static_cast<int>(std::count(colors.begin(), colors.end(), color));
+    const int place = static_cast<int>(std::count(colors.begin(), colors.begin() + rank_, color));
+    std::shared_ptr<Group> made;
+    if (leader == rank_) made = std::make_shared<Group>(members, group_->timeout());
+    std::shared_ptr<Group> mine;
+    run("split", &made, sizeof made, true,
+        [&] { mine = *static_cast<const std::shared_ptr<Group>*>(group_->calls[leader].data); });
+    return std::make_unique<ThreadCommunicator>(std::move(mine), place);
   }
 
   void abort(const std::string& reason) noexcept override {

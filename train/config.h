@@ -87,7 +87,11 @@ struct Config {
   } compress;
 
   struct Exchange {
-    std::string merge = "all";  // none, all, size:BYTES
+    std::string merge = "all";  // none, all, size:BYTES, mgwfbp, omgs, optimal
+    std::vector<int> groups;    // the plan: parameters a group
+    std::string profile;        // a file of measured times; empty: measured where they are needed
+    std::string collective = "all_gather";
+    int ranks_per_host = 0;  // 0: no hierarchy
   } exchange;
 
   struct Dist {
@@ -117,6 +121,7 @@ struct Config {
     std::int64_t record_gradients = 0;    // steps; 0: off
     std::int64_t record_from = 0;         // steps done before the first one
     std::int64_t distribution_every = 0;  // steps; 0: never
+    std::int64_t profile_steps = 0;       // steps; 0: none
   } train;
 
   struct Output {

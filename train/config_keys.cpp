@@ -214,8 +214,21 @@ std::vector<Key> machine_keys() {
   using Train = Config::Train;
   return {
       text("exchange.merge", at<e, &Config::Exchange::merge>,
-           "what travels together: each parameter alone, the whole model, or groups of at most BYTES",
-           {"none", "all", "size:BYTES"}),
+           "what travels together: each parameter alone, the whole model, groups of at most BYTES, or groups "
+           "planned from times that are measured at the start (rules of two papers; the best plan)",
+           {"none", "all", "size:BYTES", "mgwfbp", "omgs", "optimal"}),
+      number("exchange.groups", at<e, &Config::Exchange::groups>, 1, 1e9,
+             "the plan itself: how many parameters each group has, in the order in which they travel; a run "
+             "that measures writes it to its config.yaml"),
+      text("exchange.profile", at<e, &Config::Exchange::profile>,
+           "exchange_profile.json of an earlier run, in place of measuring anew"),
+      text("exchange.collective", at<e, &Config::Exchange::collective>,
+           "how selected entries meet: every block to every rank, a tree that keeps k of the sum, a balanced "
+           "split that does, or what is quickest by measured times",
+           {"all_gather", "gtopk", "oktopk", "auto"}),
+      number("exchange.ranks_per_host", at<e, &Config::Exchange::ranks_per_host>, 0, 1024,
+             "neighbouring ranks that share a host: their gradients are summed dense, and one message a host "
+             "is compressed and travels; 0: no hierarchy"),
 
       text("dist.backend", at<d, &Dist::backend>,
            "ranks are threads of this process, or processes that talk by TCP", {"threads", "gloo"}),
@@ -260,6 +273,8 @@ std::vector<Key> machine_keys() {
              "steps before the first one that record_gradients writes"),
       number("train.distribution_every", at<t, &Train::distribution_every>, 0, 1e9,
              "steps between looks at the distribution of rank 0's accumulated gradient; 0: none"),
+      number("train.profile_steps", at<t, &Train::profile_steps>, 0, 1e6,
+             "write a Chrome trace of so many steps, a file a rank, to the run folder; 0: none"),
 
       text("output.dir", at<o, &Config::Output::dir>,
            "run folder; empty: a name made from the configuration, in runs/"),

@@ -75,6 +75,8 @@ ExchangeOptions exchange_options(const Config& config) {
   options.dense_values = config.compress.dense_values;
   options.scope = config.compress.scope;
   options.merge = config.exchange.merge;
+  options.groups.assign(config.exchange.groups.begin(), config.exchange.groups.end());
+  options.collective = config.exchange.collective;
   options.ordered_sum = config.dist.ordered_sum;
   return options;
 }

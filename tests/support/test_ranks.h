@@ -75,7 +75,14 @@ class TestCommunicator : public Communicator {
     const auto all = hub_.gather(rank_, data);
     std::memcpy(data.data(), all[static_cast<std::size_t>(root)].data(), data.size());
   }
+  void all_to_all(std::span<const std::vector<std::byte>>, std::vector<std::vector<std::byte>>&) override {
+    throw Error("the test's ranks have no all_to_all");
+  }
+  void send_receive(int, std::span<const std::byte>, int, std::vector<std::byte>&) override {
+    throw Error("the test's ranks have no send_receive");
+  }
   void barrier() override { hub_.gather(rank_, {}); }
+  std::unique_ptr<Communicator> split(int) override { throw Error("the test's ranks have no split"); }
   void abort(const std::string& reason) noexcept override { hub_.fail(reason); }
 
   std::vector<std::string> calls;  // in the order in which they were made
