@@ -38,7 +38,8 @@ void fields(T& t, Visit&& visit) {
     visit("backend", t.backend), visit("overlaps", t.overlaps), visit("sums", t.sums);
     visit("data_s", t.data_s), visit("forward_s", t.forward_s), visit("backward_s", t.backward_s);
     visit("update_s", t.update_s), visit("link", t.link), visit("gather", t.gather);
-    visit("reduce", t.reduce), visit("dense", t.dense), visit("groups", t.groups);
+    visit("reduce", t.reduce), visit("dense", t.dense), visit("dense_sums", t.dense_sums);
+    visit("groups", t.groups);
     visit("parameters", t.parameters);
   }
 }

@@ -52,9 +52,10 @@ struct ExchangeProfile {
   double backward_s = 0, update_s = 0;
   // Group sizes from the smallest parameter to all that the method handles, ascending, at least one.
   std::vector<Group> groups;
-  // What travels dense beside a compressed method, as one group behind the others, summed in rank order;
-  // elements 0 where there is none, and under method dense.
+  // What travels dense beside a compressed method, as one group behind the others; elements 0 where there is
+  // none, and under method dense. `dense_sums`: it is summed (compress.dense_values: fp32), else gathered.
   Group dense;
+  bool dense_sums = true;
   Link link;   // one message between two ranks; an estimate
   Fit gather;  // all_gather of a block of `bytes` a rank
   Fit reduce;  // all_reduce of `bytes` of floats, in the order that this run's dense sums have
