@@ -32,6 +32,13 @@ def seconds(text):
     return value
 
 
+def limit(text):
+    value = seconds(text)
+    if value == 0:
+        raise argparse.ArgumentTypeError("it must be above 0 seconds")
+    return value
+
+
 def whole(least, most):
     def parse(text):
         if not text.isdigit() or not least <= int(text) <= most:
@@ -50,7 +57,7 @@ def run_parser():
     parser.add_argument("--ranks-per-host", type=whole(1, 64), default=1, metavar="N")
     parser.add_argument("--log", metavar="DIR", help="outputs of hosts 1 and up, and netlab.json; else a temporary folder, "
                         "which stays only if something fails")
-    parser.add_argument("--timeout", type=seconds, default=DAY_S, metavar="S", help="of the command; a day by default")
+    parser.add_argument("--timeout", type=limit, default=DAY_S, metavar="S", help="of the command; a day by default")
     parser.add_argument("--grace", type=seconds, default=60.0, metavar="S",
                         help="how long the others may go on after the first failure; 60 by default")
     parser.add_argument("--cut", type=whole(0, MOST_HOSTS - 1), metavar="HOST", help="severs the link of a host ...")
@@ -161,6 +168,8 @@ def main(arguments):
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, stop)
+    # Where ip and tc are; not on every PATH.
+    os.environ["PATH"] = os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin"
     try:
         if arguments[:1] == ["compare"]:
             from .compare import compare  # pylint: disable=import-outside-toplevel

@@ -1,0 +1,186 @@
+"""netlab compare: methods in alternation, one table and one report. Every finished run leaves its cell.json, so that an
+interrupted comparison goes on where it was."""
+
+import itertools
+import json
+import os
+import re
+import shutil
+
+from . import LabError, sweep
+from .cli import DAY_S, Parser, describe, facts, limit, variables, whole, write_json
+from .figures import figures, summarise
+from .lab import MOST_HOSTS, Lab, check_system
+from .rate import parse_rate
+from .report import write_reports
+from .runner import Run, find_program, say, tail
+from .speed import measure
+
+KEYS = {"title", "hosts", "rates", "rounds", "methods", "baseline", "timeout_s", "pin", "environment"}
+
+
+def compare_parser():
+    parser = Parser(prog="netlab compare", description="Runs every method of SPEC once a round, in rotated order, for all "
+                    "hosts and rates, and writes table.md, table.csv, results.json and report.html.")
+    parser.add_argument("spec", metavar="SPEC.json")
+    parser.add_argument("--out", required=True, metavar="DIR")
+    parser.add_argument("--hosts", type=whole(2, MOST_HOSTS), action="append", help="instead of the SPEC's; may be repeated")
+    parser.add_argument("--rate", action="append", help="instead of the SPEC's; may be repeated")
+    parser.add_argument("--rounds", type=whole(1, 1000))
+    parser.add_argument("--only", action="append", metavar="METHOD", help="of the SPEC's methods; may be repeated")
+    parser.add_argument("--timeout", type=limit, metavar="S", help="of one run; an hour by default")
+    parser.add_argument("--fresh", action="store_true", help="run again what is finished")
+    return parser
+
+
+def words(value):
+    return isinstance(value, list) and bool(value) and all(isinstance(word, str) and word for word in value)
+
+
+def read_spec(options):
+    """The SPEC with the command line's say; every mistake is named before anything runs."""
+    path = options.spec
+    try:
+        with open(path, encoding="utf-8") as file:
+            spec = json.load(file)
+    except OSError as problem:
+        raise LabError(f"{path}: {problem.strerror}") from problem
+    except ValueError as problem:
+        raise LabError(f"{path} is no JSON: {problem}") from problem
+    if not isinstance(spec, dict):
+        raise LabError(f"{path}: an object with \"methods\" is expected")
+    for name in spec.keys() - KEYS:
+        raise LabError(f"{path}: unknown key \"{name}\"; there are {', '.join(sorted(KEYS))}")
+    methods = spec.get("methods")
+    if not isinstance(methods, dict) or not methods or not all(words(command) for command in methods.values()):
+        raise LabError(f"{path}: \"methods\" should be an object of commands: {{\"dense\": [\"build/bin/train\", ...], ...}}")
+    for name in options.only or []:
+        if name not in methods:
+            raise LabError(f"--only: {path} has no method '{name}'; there are {', '.join(methods)}")
+    spec["methods"] = {name: command for name, command in methods.items() if not options.only or name in options.only}
+    spec["hosts"] = options.hosts or spec.get("hosts", [2])
+    spec["rates"] = options.rate or spec.get("rates", ["1gbit"])
+    spec["rounds"] = options.rounds or spec.get("rounds", 3)
+    spec["timeout_s"] = options.timeout or spec.get("timeout_s", 3600)
+    spec["baseline"] = spec.get("baseline", "dense")
+    spec["environment"] = spec.get("environment", {})
+    spec["pin"] = bool(spec.get("pin", False))
+    if not isinstance(spec["hosts"], list) or not all(type(n) is int and 2 <= n <= MOST_HOSTS for n in spec["hosts"]):
+        raise LabError(f"{path}: \"hosts\" should be a list of numbers from 2 to {MOST_HOSTS}")
+    if not words(spec["rates"]):
+        raise LabError(f"{path}: \"rates\" should be a list such as [\"100mbit\", \"1gbit\", \"none\"]")
+    if type(spec["rounds"]) is not int or not 1 <= spec["rounds"] <= 1000:
+        raise LabError(f"{path}: \"rounds\" should be a number from 1 to 1000")
+    if not isinstance(spec["timeout_s"], (int, float)) or not 0 < spec["timeout_s"] <= DAY_S:
+        raise LabError(f"{path}: \"timeout_s\" should be a number of seconds, a day at most")
+    if not isinstance(spec["environment"], dict) or not all(isinstance(value, str) for value in spec["environment"].values()):
+        raise LabError(f"{path}: \"environment\" should be an object of texts")
+    for rate in spec["rates"]:
+        parse_rate(rate)
+    by_name = {}
+    for name, command in spec["methods"].items():
+        if by_name.setdefault(slug(name), name) != name:
+            raise LabError(f"{path}: '{name}' and '{by_name[slug(name)]}' would share a folder; name them apart")
+        find_program(command)
+    return spec
+
+
+def slug(name):
+    return re.sub(r"[^A-Za-z0-9.=-]+", "_", name).strip("_.") or "method"
+
+
+def filled(command, out, hosts, rate):
+    result = []
+    for word in command:
+        for key, value in (("{out}", out), ("{hosts}", str(hosts)), ("{rate}", rate)):
+            word = word.replace(key, value)
+        result.append(word)
+    return result
+
+
+def finished(path, wanted):
+    """The cell of a run that is done, and as it is wanted now; else None."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            cell = json.load(file)
+    except (OSError, ValueError):
+        return None
+    return cell if cell.get("figures") and all(cell.get(key) == value for key, value in wanted.items()) else None
+
+
+def first_error(folder, run):
+    """The first failing rank's last line, for the table."""
+    failed = sorted((rank for rank in run.ranks if rank.code), key=lambda rank: (rank.asked, rank.ended))
+    for rank in failed:
+        lines = [line for line in tail(rank.log, 20) if line.strip()]
+        if lines:
+            return f"{run.name(rank)}: {lines[-1].strip()[:200]}"
+    return f"no message; the outputs are in {folder}"
+
+
+def run_cell(lab, link, cell, spec, folder):
+    """One run; fills in the cell's figures, or its problem."""
+    shutil.rmtree(folder, ignore_errors=True)
+    os.makedirs(folder)
+    extra = dict(spec["environment"], **variables(lab, cell["rate"], link["measured"]))
+    run = Run(lab, cell["command"], folder, extra=extra, quiet=True, pin=spec["pin"])
+    code = run.wait(spec["timeout_s"], 60)
+    cell.update({"lab": link, "exit_code": code})
+    if code:
+        cell["problem"] = f"exit code {code}; {first_error(folder, run)}"
+    else:
+        try:
+            cell["figures"] = figures(os.path.join(folder, "run", "metrics.jsonl"))
+        except (OSError, ValueError) as problem:
+            cell["problem"] = f"ended well, but left no figures: {problem}"
+    write_json(os.path.join(folder, "cell.json"), cell)
+
+
+def cells_of(spec, out, options):
+    """All runs in their order: the rounds outermost, so that what drifts meets all hosts, rates and methods alike."""
+    names = list(spec["methods"])
+    for number, hosts, rate in itertools.product(range(spec["rounds"]), spec["hosts"], spec["rates"]):
+        shift = number % len(names)
+        group = []
+        for name in names[shift:] + names[:shift]:
+            folder = os.path.join(out, "runs", f"hosts{hosts}-{rate}", f"round{number + 1}", slug(name))
+            command = filled(spec["methods"][name], os.path.join(folder, "run"), hosts, rate)
+            wanted = {"hosts": hosts, "rate": rate, "round": number + 1, "method": name, "command": command,
+                      "environment": spec["environment"], "pin": spec["pin"]}
+            done = None if options.fresh else finished(os.path.join(folder, "cell.json"), wanted)
+            group.append((folder, done or wanted))
+        yield hosts, rate, group
+
+
+def compare(arguments):
+    options = compare_parser().parse_args(arguments)
+    spec = read_spec(options)
+    check_system()
+    sweep.remove_stale()
+    out = os.path.abspath(options.out)
+    os.makedirs(out, exist_ok=True)
+    total = spec["rounds"] * len(spec["hosts"]) * len(spec["rates"]) * len(spec["methods"])
+    cells, count = [], 0
+    for hosts, rate, group in cells_of(spec, out, options):
+        if all(cell.get("figures") for _, cell in group):
+            count += len(group)
+            cells += [cell for _, cell in group]
+            continue
+        with Lab(hosts, parse_rate(rate)) as lab:
+            measured = measure(lab)
+            for line in describe(lab, rate, measured):
+                say(line)
+            for folder, cell in group:
+                count += 1
+                place = f"[{count}/{total}] {hosts} hosts, {rate}, round {cell['round']}, {cell['method']}"
+                if not cell.get("figures"):
+                    run_cell(lab, facts(lab, rate, measured), cell, spec, folder)
+                    say(f"{place}: " + (f"{cell['figures']['step_s'] * 1000:.1f} ms a step" if cell.get("figures")
+                                        else cell["problem"]))
+                cells.append(cell)
+        # After each group, so that an interrupted comparison leaves what it has.
+        write_reports(out, spec, cells, summarise(cells, spec["rates"], spec["hosts"], spec["methods"], spec["baseline"]))
+    rows = summarise(cells, spec["rates"], spec["hosts"], spec["methods"], spec["baseline"])
+    print(write_reports(out, spec, cells, rows), end="", flush=True)
+    say(f"written: table.md, table.csv, results.json and report.html in {out}")
+    return 1 if any(row["failed"] for row in rows) else 0

@@ -1,0 +1,87 @@
+"""What metrics.jsonl (train/metrics.h) says about a run's steps, and what several rounds say together."""
+
+import json
+import statistics
+
+WARM_UP_STEPS = 5  # as train/metrics.h: the first steps pay for caches and memory
+MEDIANS = ("encode_s", "decode_s", "communicate_s", "exposed_s", "bytes_sent", "bytes_received", "images_per_second")
+
+
+def read_steps(path):
+    """The step records. A last line that was cut off is left out."""
+    steps = []
+    with open(path, encoding="utf-8") as lines:
+        for line in lines:
+            try:
+                record = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(record, dict) and record.get("event") == "step" and number(record.get("step")) is not None:
+                steps.append(record)
+    return steps
+
+
+def number(value):
+    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def median(values):
+    values = [value for value in values if number(value) is not None]
+    return statistics.median(values) if values else None
+
+
+def figures(path):
+    """Medians over the steps after the first five; None for what is not recorded. step_s is the time between a step's record
+    and the one before."""
+    steps = read_steps(path)
+    last_cold = max((i for i, record in enumerate(steps) if record["step"] <= WARM_UP_STEPS), default=None)
+    warm = steps if last_cold is None else steps[last_cold + 1:]
+    if len(warm) < 2:
+        raise ValueError(f"{path} has {len(steps)} steps; {WARM_UP_STEPS + 2} are needed, of which the first "
+                         f"{WARM_UP_STEPS} do not count")
+    chain = warm if last_cold is None else [steps[last_cold]] + warm
+    gaps = []
+    for before, after in zip(chain, chain[1:]):
+        times = number(before.get("time_s")), number(after.get("time_s"))
+        if None not in times and after["step"] > before["step"]:
+            gaps.append((times[1] - times[0]) / (after["step"] - before["step"]))
+    if not gaps:
+        raise ValueError(f"{path}: its steps have no time_s")
+    result = {"steps": len(warm), "step_s": statistics.median(gaps)}
+    result.update({name: median(record.get(name) for record in warm) for name in MEDIANS})
+    return result
+
+
+def parts(row):
+    """A step's seconds as (name, seconds) that add up: compute is what is left. None where a part is not recorded."""
+    if any(row.get(name) is None for name in ("step_s", "exposed_s")):
+        return None
+    coding = (row.get("encode_s") or 0) + (row.get("decode_s") or 0)
+    return [("compute", max(0.0, row["step_s"] - coding - row["exposed_s"])), ("encode and decode", coding),
+            ("exposed communication", row["exposed_s"])]
+
+
+def summarise(cells, rates, hosts, methods, baseline):
+    """Rows, one for each hosts x rate x method, from the cells of all rounds (see compare.py)."""
+    rows = []
+    for count in hosts:
+        for rate in rates:
+            here = [cell for cell in cells if cell["hosts"] == count and cell["rate"] == rate]
+            base = {cell["round"]: cell["figures"]["step_s"] for cell in here if cell["method"] == baseline and cell.get("figures")}
+            for method in methods:
+                mine = [cell for cell in here if cell["method"] == method]
+                good = [cell for cell in mine if cell.get("figures")]
+                row = {"hosts": count, "rate": rate, "method": method, "rounds": len(good),
+                       "failed": [cell["problem"] for cell in mine if cell.get("problem")]}
+                for name in ("step_s", *MEDIANS):
+                    row[name] = median(cell["figures"].get(name) for cell in good)
+                times = [cell["figures"]["step_s"] for cell in good]
+                row["step_lowest_s"], row["step_highest_s"] = min(times, default=None), max(times, default=None)
+                row["speedup"] = median(base[cell["round"]] / cell["figures"]["step_s"] for cell in good if cell["round"] in base)
+                links = [cell["lab"]["measured"] for cell in mine if cell.get("lab") and cell["lab"]["measured"]]
+                row["measured_bits"] = median(link["lowest_bits"] for link in links)
+                nominal = next((cell["lab"]["nominal_bits"] for cell in mine if cell.get("lab")), None)
+                row["nominal_bits"] = nominal
+                row["cpu_bound"] = bool(nominal and row["measured_bits"] and row["measured_bits"] < 0.8 * nominal)
+                rows.append(row)
+    return rows
