@@ -114,7 +114,7 @@ struct Config {
     double clip_local = 0;  // 0: off
     std::string clip_local_scope = "model";
     double clip_global = 0;  // 0: off
-    int eval_every = 1;      // epochs; 0: at the end only
+    double eval_every = 1;   // epochs; 0: at the end only
     int log_every = 10;      // steps
     int check_every = 50;    // steps; 0: never
     int max_skips = 10;
@@ -160,8 +160,9 @@ std::string key_type(const Key& key);   // "number", "list of integers", "true o
 std::string key_range(const Key& key);  // "> 0", "0 to 1", "threads | gloo"; "" where anything goes
 std::string key_value(const Key& key, const Config& config);  // as YAML: 0.1, [1, 2], "", none
 
-enum class Origin { default_value, file, command_line };
-const char* origin_name(Origin origin);  // "default", "file", "command line"
+// measured: the run found it out when it started; in its own config.yaml only.
+enum class Origin { default_value, file, command_line, measured };
+const char* origin_name(Origin origin);  // "default", "file", "command line", "measured at the start"
 
 // One mistake. `message` is complete: what, where (key, file:line:column), what to do.
 struct Problem {

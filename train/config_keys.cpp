@@ -261,7 +261,7 @@ std::vector<Key> machine_keys() {
       number("train.clip_global", at<t, &Train::clip_global>, 0, 1e9,
              "greatest norm of the averaged gradient; 0: off"),
       number("train.eval_every", at<t, &Train::eval_every>, 0, 1e6,
-             "epochs between evaluations; 0: only at the end"),
+             "epochs between evaluations, 0.25: four an epoch; 0: only at the end"),
       number("train.log_every", at<t, &Train::log_every>, 1, 1e9, "steps between lines of progress"),
       number("train.check_every", at<t, &Train::check_every>, 0, 1e9,
              "steps between checks that all ranks hold the same weights; 0: never"),

@@ -61,8 +61,7 @@ class Trainer {
       stopped = run_epoch(epoch++);
       if (stopped) break;
       const bool last = step_ >= plan_.total_steps;
-      const int every = config_.train.eval_every;
-      if (last || (every > 0 && epoch % every == 0)) run_evaluation();
+      if (last || evaluation_due()) run_evaluation();
     }
     check_parameters("at the end");
     recorder_.finish();
@@ -97,9 +96,19 @@ class Trainer {
       if (config_.train.check_every > 0 && step_ % config_.train.check_every == 0)
         check_parameters("during training");
       if (stop) return true;
+      const bool epoch_goes_on = steps + 1 < plan_.steps_per_epoch && step_ < plan_.total_steps;
+      if (epoch_goes_on && evaluation_due()) run_evaluation();  // at its end: once the epoch is told
     }
     reporter_.epoch(step_, loss_sum / static_cast<double>(steps));
     return false;
+  }
+
+  // Whether the last step completed another train.eval_every epochs.
+  bool evaluation_due() const {
+    const double every = config_.train.eval_every * static_cast<double>(plan_.steps_per_epoch);
+    if (every <= 0) return false;
+    const double done = static_cast<double>(step_);
+    return std::floor(done / every) > std::floor((done - 1) / every);
   }
 
   std::pair<StepRecord, bool> run_step(std::int64_t epoch) {

@@ -129,6 +129,26 @@ TEST_CASE("a sample that is not a number costs its step and nothing else: the st
   }
 }
 
+TEST_CASE("evaluations may come within an epoch, and change nothing of the training") {
+  const std::vector<std::string> settings = {"data.train_size=64", "data.batch_size=4", "train.epochs=2",
+                                             "train.max_steps=0"};  // 8 steps an epoch
+  const auto steps_of = [&](const std::string& every, std::string& checksum) {
+    std::vector<std::string> all = settings;
+    all.push_back("train.eval_every=" + every);
+    const Run run = train("threads", 2, all);
+    checksum = run.metrics.end->parameter_checksum;
+    std::vector<std::int64_t> steps;
+    for (const EvalRecord& eval : run.metrics.evals) steps.push_back(eval.step);
+    return steps;
+  };
+  std::string none, quarter, uneven;
+  CHECK(steps_of("0", none) == std::vector<std::int64_t>{16});
+  CHECK(steps_of("0.25", quarter) == std::vector<std::int64_t>{2, 4, 6, 8, 10, 12, 14, 16});
+  CHECK(steps_of("0.7", uneven) == std::vector<std::int64_t>{6, 12, 16});
+  CHECK(none == quarter);
+  CHECK(none == uneven);
+}
+
 TEST_CASE("training that diverges stops with a message and names the step") {
   CHECK_THROWS_WITH(
       train("threads", 2,
