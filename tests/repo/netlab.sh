@@ -1,0 +1,266 @@
+#!/usr/bin/env bash
+# scripts/netlab: what it refuses and how it counts (anywhere), and real labs (as root, where the kernel has what they need).
+#   netlab.sh ROOT arguments
+#   netlab.sh ROOT lab TRAIN
+set -euo pipefail
+root=$(cd "${1:?usage: netlab.sh ROOT arguments|lab [TRAIN]}" && pwd)
+part=${2:?which part: arguments or lab}
+train=${3:-}
+netlab=$root/scripts/netlab
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cd "$work"
+
+skip() { echo "skipped: $1"; exit 0; }
+
+status=0
+complain() { echo "$1"; status=1; }
+
+# expect STATUS TEXT COMMAND...: it ends with STATUS and says TEXT. Its words stay in $output.
+expect() {
+  local wanted=$1 text=$2 got=0
+  shift 2
+  output=$("$@" 2>&1 </dev/null) || got=$?
+  [ "$got" = "$wanted" ] || complain "'$*' ended with $got, not $wanted: $output"
+  grep -qF -- "$text" <<<"$output" || complain "'$*' does not say '$text': $output"
+}
+
+# within SECONDS COMMAND...: it succeeds before long.
+within() {
+  local tries=$(($1 * 10))
+  shift
+  while ! "$@" >/dev/null 2>&1; do
+    tries=$((tries - 1))
+    [ "$tries" -gt 0 ] || return 1
+    sleep 0.1
+  done
+}
+
+labs_of() { find /run/netns -maxdepth 1 -name "netlab-$1-*" 2>/dev/null; }
+none_of() { [ -z "$(labs_of "$1")" ]; }
+# shellcheck disable=SC2317
+both() { [ -s "$1"0 ] && [ -s "$1"1 ]; }
+# shellcheck disable=SC2317
+gone() { ! [ -e "/proc/$1" ] || grep -q '^State:.Z' "/proc/$1/status"; }  # a zombie is no running process
+
+spec() {  # METHODS
+  printf '{"hosts": [2], "rates": ["100mbit"], "rounds": 2, "methods": %s}\n' "$1" >spec.json
+}
+
+test_arguments() {
+  expect 2 "'1gbps' is no rate" "$netlab" --hosts 2 --rate 1gbps -- true
+  expect 2 'outside of 1mbit to 100gbit' "$netlab" --hosts 2 --rate 10kbit -- true
+  expect 2 'outside of 1mbit to 100gbit' "$netlab" --hosts 2 --rate 101gbit -- true
+  expect 2 "'0' is not a whole number" "$netlab" --hosts 0 --rate 1gbit -- true
+  expect 2 '--rate' "$netlab" --hosts 2 -- true
+  expect 2 'write it after --' "$netlab" --hosts 2 --rate 1gbit
+  expect 2 'go together' "$netlab" --hosts 2 --rate 1gbit --cut 1 -- true
+  expect 2 'only the hosts 0 to 1' "$netlab" --hosts 2 --rate 1gbit --cut 2 --after 1 -- true
+  expect 2 'no number of seconds' "$netlab" --hosts 2 --rate 1gbit --timeout soon -- true
+  expect 2 '--measure takes no command' "$netlab" --hosts 2 --rate 1gbit --measure -- true
+  expect 127 'no program ./no-such-program' "$netlab" --hosts 2 --rate 1gbit -- ./no-such-program
+  expect 0 '--ranks-per-host' "$netlab" --help
+
+  expect 2 'No such file' "$netlab" compare no-such.json --out out
+  echo '{' >spec.json
+  expect 2 'spec.json is no JSON' "$netlab" compare spec.json --out out
+  spec '{"dense": "true"}'
+  expect 2 'should be an object of commands' "$netlab" compare spec.json --out out
+  spec '{"dense": ["true"]}, "round": 3'
+  expect 2 'unknown key "round"' "$netlab" compare spec.json --out out
+  spec '{"a b": ["true"], "a/b": ["true"]}'
+  expect 2 'would share a folder' "$netlab" compare spec.json --out out
+  spec '{"dense": ["true"]}'
+  expect 2 "has no method 'sparse'" "$netlab" compare spec.json --out out --only sparse
+  [ ! -e out ] || complain 'compare made a folder though its arguments were wrong'
+
+  if ! command -v ip >/dev/null && [ ! -e /sbin/ip ]; then
+    expect 2 'apt-get install iproute2' "$netlab" --hosts 2 --rate 1gbit -- true
+  elif [ "$(id -u)" != 0 ]; then
+    expect 2 'needs root' "$netlab" --hosts 2 --rate 1gbit -- true
+    [ "$(wc -l <<<"$output")" = 1 ] || complain "more than one line: $output"
+  fi
+}
+
+# Ten steps, of which the last five count: 3 s each up to the fifth, then 2 s.
+test_figures() {
+  local step time
+  for step in 1 2 3 4 5 6 7 8 9 10; do
+    if [ $step -le 5 ]; then time=$((step * 3)); else time=$((15 + (step - 5) * 2)); fi
+    printf '{"event":"step","step":%d,"time_s":%d,"exposed_s":0.%d,"bytes_sent":%d}\n' $step $time $((step % 10)) $((step * 100))
+  done >metrics.jsonl
+  printf '{"event":"step","st' >>metrics.jsonl
+  python3 -B - "$root/scripts" <<'END' || complain 'the figures are wrong'
+import sys
+sys.path.insert(0, sys.argv[1])
+from netlab_lib.figures import figures, parts, summarise
+from netlab_lib.rate import burst_bytes, parse_rate
+assert parse_rate("2.5gbit") == 2.5e9 and parse_rate("100MBIT") == 1e8 and parse_rate("none") is None
+assert burst_bytes(1e9) == 131072 and burst_bytes(1e7) == 16384 and burst_bytes(1e10) == 2500000
+found = figures("metrics.jsonl")
+assert found["steps"] == 5 and found["step_s"] == 2, found
+assert found["exposed_s"] == 0.7 and found["bytes_sent"] == 800, found
+assert found["encode_s"] is None and found["images_per_second"] is None, found
+assert parts(found) == [("compute", 1.3), ("encode and decode", 0), ("exposed communication", 0.7)], parts(found)
+def cell(round, method, step_s):
+    return {"hosts": 2, "rate": "1gbit", "round": round, "method": method, "figures": dict(found, step_s=step_s),
+            "lab": {"nominal_bits": 1e9, "measured": {"lowest_bits": 7e8}}}
+rows = summarise([cell(1, "dense", 1), cell(1, "topk", 0.5), cell(2, "dense", 3), cell(2, "topk", 1), cell(3, "topk", 9)],
+                 ["1gbit"], [2], ["dense", "topk"], "dense")
+assert [row["step_s"] for row in rows] == [2, 1] and [row["speedup"] for row in rows] == [1, 2.5], rows
+assert rows[1]["step_lowest_s"] == 0.5 and rows[1]["step_highest_s"] == 9 and rows[1]["cpu_bound"], rows
+END
+}
+
+can_make_labs() {
+  [ "$(id -u)" = 0 ] || skip 'not root'
+  PATH=$PATH:/usr/sbin:/sbin
+  { command -v ip && command -v tc; } >/dev/null || skip 'no ip and tc (iproute2)'
+  local name=topknot-probe-$$ reason=''
+  ip netns add "$name" 2>/dev/null || skip 'no network namespaces here'
+  ip -n "$name" link add p0 type veth peer name p1 2>/dev/null || reason='no veth pairs'
+  [ -n "$reason" ] || ip -n "$name" link add b0 type bridge 2>/dev/null || reason='no bridges'
+  [ -n "$reason" ] || tc -n "$name" qdisc add dev p0 root tbf rate 1gbit burst 128kb latency 50ms 2>/dev/null ||
+    reason='no token bucket filter'
+  ip netns delete "$name"
+  [ -z "$reason" ] || skip "$reason here"
+}
+
+# Bytes go from host 1 to host 0 by the variables; codes and outputs of the hosts come through.
+test_transfer() {
+  cat >talk.py <<'END'
+import os, socket, time
+rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]) + 1
+if rank == 0:
+    server = socket.create_server(address)
+    open("up", "w").close()
+    server.settimeout(20)
+    peer, place = server.accept()
+    peer.settimeout(20)
+    total = 0
+    while part := peer.recv(1 << 16):
+        total += len(part)
+    print(total, "bytes from", place[0], "of", size, "ranks,", os.environ["NETLAB_HOSTS"], os.environ["NETLAB_RATE"])
+else:
+    for _ in range(200):
+        if os.path.exists("up"):
+            break
+        time.sleep(0.1)
+    with socket.create_connection(address, timeout=20) as out:
+        out.sendall(bytes(1000000))
+END
+  expect 0 '1000000 bytes from 10.77.0.2 of 2 ranks, 2 100mbit' \
+    "$netlab" --hosts 2 --rate 100mbit --no-measure -- python3 talk.py
+  # shellcheck disable=SC2016
+  expect 3 'host 1 ended with 3' "$netlab" --hosts 2 --rate none --no-measure --log log -- \
+    sh -c 'echo words of $RANK; exit $((RANK * 3))'
+  grep -qF '| words of 1' <<<"$output" || complain "the failing host's output is not shown: $output"
+  expect 124 'still ran after 1 s' "$netlab" --hosts 2 --rate none --no-measure --timeout 1 --log log -- sleep 1000
+  # shellcheck disable=SC2016
+  expect 0 'rank 0' "$netlab" --hosts 2 --ranks-per-host 2 --rate none --no-measure --log log -- \
+    sh -c 'echo rank $RANK local $LOCAL_RANK of $WORLD_SIZE on $NETLAB_HOST'
+  grep -qxF 'rank 3 local 1 of 4 on 1' log/host1-rank3.log || complain "the variables of rank 3 are wrong"
+}
+
+# The links are shaped: nothing is faster than they are, bar the bucket.
+test_measure() {
+  expect 0 '"lowest_bits"' "$netlab" --hosts 2 --rate 20mbit --measure --log log
+  python3 -c 'import json; m = json.load(open("log/netlab.json"))["measured"]
+assert len(m["host_bits"]) == 2 and 0 < m["lowest_bits"] <= m["mean_bits"] <= max(m["host_bits"]) < 1.1 * 20e6, m
+assert m["round_trip_s"] > 0' || complain 'the measured rates are wrong'
+}
+
+# start NAME: a lab of two hosts in the background, each with its process's id in NAME0 and NAME1; sets $owner.
+start() {
+  # shellcheck disable=SC2016
+  "$netlab" --hosts 2 --rate 1gbit --no-measure --log "$1" -- sh -c 'echo $$ >'"$1"'$RANK; exec sleep 1000' \
+    >/dev/null 2>&1 </dev/null &
+  owner=$!
+  within 30 both "$1" || { complain "the lab '$1' did not start"; return 1; }
+}
+
+test_killed() {
+  local owner watcher host
+  start killed || return 0
+  expect 0 '2 hosts' "$netlab" --hosts 2 --rate 1gbit --no-measure -- true  # beside it, leaves it alone
+  [ "$(labs_of "$owner" | wc -l)" = 3 ] || complain "a lab of 2 hosts has not 3 namespaces: $(labs_of "$owner")"
+  watcher=$(pgrep -f "sweep.py netlab-$owner-") || { complain 'there is no watcher'; return 0; }
+  kill -KILL "$owner"
+  wait "$owner" 2>/dev/null || true
+  # Checked as soon as the watcher is done: later, another lab on this machine could have swept.
+  within 30 gone "$watcher" || complain 'the watcher goes on after its lab'
+  none_of "$owner" || complain "after SIGKILL there are left: $(labs_of "$owner")"
+  for host in 0 1; do
+    within 10 gone "$(cat killed$host)" || complain "host $host's process outlived the lab"
+  done
+
+  # Its watcher killed as well: the next lab removes it.
+  start orphan || return 0
+  watcher=$(pgrep -f "sweep.py netlab-$owner-") || { complain 'there is no watcher'; return 0; }
+  kill -KILL "$watcher" "$owner"
+  wait "$owner" 2>/dev/null || true
+  ! none_of "$owner" || complain 'nothing was left to be removed: the test shows nothing'
+  expect 0 '' "$netlab" --hosts 2 --rate none --no-measure -- true
+  within 10 none_of "$owner" || complain "the next lab left: $(labs_of "$owner")"
+  within 10 gone "$(cat orphan0)" || complain "the next lab left a process"
+}
+
+test_ended() {  # SIGNAL CODE
+  local owner got=0
+  start "ended$1" || return 0
+  kill "-$1" "$owner"
+  wait "$owner" || got=$?
+  [ $got = "$2" ] || complain "after SIG$1 the code is $got, not $2"
+  none_of "$owner" || complain "after SIG$1 there are left: $(labs_of "$owner")"
+}
+
+test_cut() {
+  [ -x "$train" ] || { complain "no train at '$train'"; return 0; }
+  expect 1 'host 1 is cut' timeout 100 "$netlab" --hosts 2 --rate 1gbit --no-measure --cut 1 --after 3 --log cut -- "$train" \
+    "$root/configs/demo_dense.yaml" dist.backend=gloo dist.timeout_s=5 train.epochs=1000 data.test_size=64 output.dir=cut/run
+  grep -q 'gave up after dist.timeout_s (5 s)' <<<"$output" || complain "rank 0 does not say what happened: $output"
+  grep -q 'gave up after dist.timeout_s (5 s)' cut/host1.log || complain "rank 1 does not say what happened"
+}
+
+test_compare() {
+  cat >method.sh <<'END'
+echo x >>"runs-$1"
+[ "$RANK" = 0 ] || exit 0
+mkdir -p "$2"
+for i in 1 2 3 4 5 6 7 8; do echo "{\"event\":\"step\",\"step\":$i,\"time_s\":$((i * $3))}"; done >"$2/metrics.jsonl"
+END
+  spec '{"dense": ["sh", "method.sh", "dense", "{out}", "4"], "half": ["sh", "method.sh", "half", "{out}", "2"],
+         "bad": ["sh", "-c", "echo no luck with {hosts} at {rate}; exit 5"]}'
+  expect 1 'exit code 5; host 0: no luck with 2 at 100mbit' "$netlab" compare spec.json --out compared
+  grep -q '^| half | 2000.0 (2000.0 to 2000.0) | - | - | - | - | - | - | 2.00 |$' compared/table.md ||
+    complain "the table is wrong: $(cat compared/table.md)"
+  grep -q '^| bad | failed |' compared/table.md || complain 'the failing method is not in the table'
+  grep -q '^2,100mbit,dense,2,4' compared/table.csv || complain "the CSV is wrong: $(cat compared/table.csv)"
+  if grep -qE 'https?://|<script' compared/report.html; then complain 'the report is not self-contained'; fi
+  python3 -c 'import json; assert len(json.load(open("compared/results.json"))["runs"]) == 6' || complain 'results.json is wrong'
+  expect 0 'written' "$netlab" compare spec.json --out compared --only dense --only half
+  [ "$(cat runs-dense runs-half | wc -l)" = 8 ] || complain 'finished runs were run again'
+  expect 0 'written' "$netlab" compare spec.json --out compared --only dense --rounds 1 --fresh
+  [ "$(wc -l <runs-dense)" = 6 ] || complain '--fresh did not run it again'
+}
+
+command -v python3 >/dev/null || skip 'no python3'
+case $part in
+  arguments)
+    test_arguments
+    test_figures
+    ;;
+  lab)
+    can_make_labs
+    test_transfer
+    test_measure
+    test_killed
+    test_ended TERM 143
+    test_ended HUP 129
+    test_cut
+    test_compare
+    ;;
+  *) echo "no such part: $part"; exit 2 ;;
+esac
+exit "$status"
