@@ -23,4 +23,21 @@ void check_same(Communicator& communicator, const std::string& what, const std::
                   "; start all ranks with the same program and configuration");
 }
 
+std::string unmatched_partners(std::span<const std::pair<int, int>> partners) {
+  const auto name = [](int rank) {
+    return rank < 0 ? std::string("nobody") : "rank " + std::to_string(rank);
+  };
+  for (std::size_t r = 0; r < partners.size(); ++r) {
+    const auto [to, from] = partners[r];
+    const int self = static_cast<int>(r);
+    if (to >= 0 && partners[static_cast<std::size_t>(to)].second != self)
+      return "the ranks do not make the same calls: in send_receive " + name(self) + " sends to " + name(to) +
+             ", which expects " + name(partners[static_cast<std::size_t>(to)].second);
+    if (from >= 0 && partners[static_cast<std::size_t>(from)].first != self)
+      return "the ranks do not make the same calls: in send_receive " + name(self) + " expects " +
+             name(from) + ", which sends to " + name(partners[static_cast<std::size_t>(from)].first);
+  }
+  return "";
+}
+
 }  // namespace topknot

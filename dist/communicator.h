@@ -10,6 +10,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "nn/core/check.h"
@@ -55,8 +56,9 @@ class Communicator {
   virtual void barrier() = 0;
 
   // A communicator of those ranks that give the same color, in the order of their ranks here. Collective; it
-  // lives beside this one, whose abort() does not reach it. Whose turn it is must follow from the program, as
-  // with all calls: calls on both are made by one thread, in the same order on all ranks they share.
+  // lives beside this one and may outlive it. A rank that gives up on this one gives up on its splits as well,
+  // not the other way round. Whose turn it is must follow from the program, as with all calls: calls on both
+  // are made by one thread, in the same order on all ranks they share.
   virtual std::unique_ptr<Communicator> split(int color) = 0;
 
   // Tells the peers that this rank gives up, so that their calls end with `reason` at once. Never throws.
@@ -68,5 +70,9 @@ class Communicator {
 // configuration, a binary's version, parameter names and shapes), naming the first rank that differs from
 // rank 0.
 void check_same(Communicator& communicator, const std::string& what, const std::string& value);
+
+// For backends: what is wrong with a send_receive whose `partners` are, by rank, (to, from); "" where each
+// receiver that is named names its sender, and the other way round.
+std::string unmatched_partners(std::span<const std::pair<int, int>> partners);
 
 }  // namespace topknot

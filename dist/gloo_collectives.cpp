@@ -34,15 +34,28 @@ const char* operation_name(GlooOperation operation) {
       return "broadcast";
     case GlooOperation::barrier:
       return "barrier";
+    case GlooOperation::all_to_all:
+      return "all_to_all";
+    case GlooOperation::send_receive:
+      return "send_receive";
+    case GlooOperation::split:
+      return "split";
   }
   return "unknown operation";
 }
 
 GlooCollectives::GlooCollectives(GlooMesh& mesh, int rank, int size, bool check_calls)
-    : mesh_(mesh), rank_(rank), size_(size), check_calls_(check_calls), eager_memory_(size), eager_in_(size) {
+    : mesh_(mesh),
+      rank_(rank),
+      size_(size),
+      check_calls_(check_calls),
+      eager_memory_(size),
+      eager_out_(size),
+      eager_in_(size) {
   for (int i = 1; i < size_; ++i) {
     const int r = peer(i);
     eager_memory_[r].resize(eager_bytes);
+    eager_out_[r].resize(eager_bytes);
     eager_in_[r] = std::make_unique<Buffer>(mesh_, eager_memory_[r].data(), eager_bytes);
     eager_in_[r]->receive(r, slot_eager, 0, eager_bytes);
   }
@@ -54,7 +67,7 @@ void GlooCollectives::begin(const Call& call) {
 }
 
 void GlooCollectives::gather(std::span<const std::byte> mine, std::vector<std::vector<std::byte>>& all) {
-  exchange(mine, all, {});
+  exchange_with_all(mine, all, {});
 }
 
 void GlooCollectives::all_reduce(std::span<float> data, SumOrder order) {
@@ -78,7 +91,7 @@ void GlooCollectives::broadcast(std::span<std::byte> data, int root) {
 }
 
 void GlooCollectives::barrier() {
-  exchange({}, scratch_, {});
+  exchange_with_all({}, scratch_, {});
 }
 
 void GlooCollectives::check_header(const Header& theirs, const Header& mine, int r, bool same_size) const {
@@ -93,58 +106,112 @@ void GlooCollectives::check_header(const Header& theirs, const Header& mine, int
                      text(mine) + ", rank " + std::to_string(r) + " in " + text(theirs));
 }
 
-// all[r] for every other rank r. `mine` starts in the eager message; what is longer follows at once.
-// With `size_of_call` given, it must be the same on all ranks.
-void GlooCollectives::exchange(std::span<const std::byte> mine, std::vector<std::vector<std::byte>>& all,
+void GlooCollectives::exchange_with_all(std::span<const std::byte> mine,
+                                        std::vector<std::vector<std::byte>>& all,
+                                        std::optional<std::size_t> size_of_call) {
+  std::vector<Outgoing> outgoing;
+  std::vector<int> sources;
+  for (int i = 1; i < size_; ++i) outgoing.push_back({peer(i), mine});
+  for (int i = 1; i < size_; ++i) sources.push_back(peer(size_ - i));  // as they send to this rank
+  exchange(outgoing, sources, all, size_of_call);
+}
+
+// received[r] for every r of `sources`; the others' are left alone. A block starts in the eager message; what
+// is longer follows at once. With `size_of_call` given, it must be the same on all ranks.
+void GlooCollectives::exchange(std::span<const Outgoing> outgoing, std::span<const int> sources,
+                               std::vector<std::vector<std::byte>>& received,
                                std::optional<std::size_t> size_of_call) {
   constexpr std::size_t room = eager_bytes - sizeof(Header);
-  const Header header{call_.operation, call_.sequence, size_of_call.value_or(mine.size()), mine.size()};
-  std::byte message[eager_bytes];
-  std::memcpy(message, &header, sizeof header);
-  const std::size_t head = std::min(room, mine.size());
-  std::copy_n(mine.begin(), head, message + sizeof header);
-  Buffer out(mesh_, message, sizeof header + head);
-  std::optional<Buffer> rest_out;
-  if (mine.size() > room) rest_out.emplace(mesh_, static_cast<const void*>(mine.data()), mine.size());
-  for (int i = 1; i < size_; ++i) out.send(peer(i), slot_eager, 0, sizeof header + head);
-  if (rest_out)
-    for (int i = 1; i < size_; ++i) rest_out->send(peer(i), slot_block, room, mine.size() - room);
+  Header own{call_.operation, call_.sequence, size_of_call.value_or(0), 0};
+  std::vector<std::unique_ptr<Buffer>> out, rest_out(outgoing.size());
+  for (const auto& [r, block] : outgoing) {
+    own.block = block.size();
+    if (!size_of_call) own.size = block.size();
+    const std::size_t head = std::min(room, block.size());
+    std::byte* message = eager_out_[r].data();
+    std::memcpy(message, &own, sizeof own);
+    std::copy_n(block.begin(), head, message + sizeof own);
+    out.push_back(std::make_unique<Buffer>(mesh_, message, sizeof own + head));
+    out.back()->send(r, slot_eager, 0, sizeof own + head);
+  }
+  for (std::size_t i = 0; i < outgoing.size(); ++i) {
+    const auto& [r, block] = outgoing[i];
+    if (block.size() <= room) continue;
+    rest_out[i] = std::make_unique<Buffer>(mesh_, static_cast<const void*>(block.data()), block.size());
+    rest_out[i]->send(r, slot_block, room, block.size() - room);
+  }
 
-  all.resize(size_);
+  received.resize(size_);
   std::vector<std::unique_ptr<Buffer>> rest_in(size_);
-  for (int i = 1; i < size_; ++i) {
-    const int r = waiting_for_ = peer(size_ - i);  // in the order in which they send to this rank
+  for (const int r : sources) {
+    waiting_for_ = r;
     eager_in_[r]->wait_received(call_.deadline);
     const std::byte* bytes = eager_memory_[r].data();
     Header theirs;
     std::memcpy(&theirs, bytes, sizeof theirs);
-    check_header(theirs, header, r, size_of_call.has_value());
-    all[r].resize(theirs.block);
-    std::copy_n(bytes + sizeof theirs, std::min<std::size_t>(room, theirs.block), all[r].begin());
+    check_header(theirs, own, r, size_of_call.has_value());
+    received[r].resize(theirs.block);
+    std::copy_n(bytes + sizeof theirs, std::min<std::size_t>(room, theirs.block), received[r].begin());
     eager_in_[r]->receive(r, slot_eager, 0, eager_bytes);  // for the next call
     if (theirs.block > room) {
-      rest_in[r] = std::make_unique<Buffer>(mesh_, static_cast<void*>(all[r].data()), all[r].size());
+      rest_in[r] =
+          std::make_unique<Buffer>(mesh_, static_cast<void*>(received[r].data()), received[r].size());
       rest_in[r]->receive(r, slot_block, room, theirs.block - room);
     }
   }
-  for (int i = 1; i < size_; ++i) {
-    waiting_for_ = peer(size_ - i);
-    if (rest_in[waiting_for_]) rest_in[waiting_for_]->wait_received(call_.deadline);
+  for (const int r : sources) {
+    waiting_for_ = r;
+    if (rest_in[r]) rest_in[r]->wait_received(call_.deadline);
   }
-  for (int i = 1; i < size_; ++i) {
-    waiting_for_ = -1;
-    out.wait_sent(call_.deadline);
-    if (rest_out) rest_out->wait_sent(call_.deadline);
+  for (std::size_t i = 0; i < outgoing.size(); ++i) {
+    waiting_for_ = outgoing[i].rank;
+    out[i]->wait_sent(call_.deadline);
+    if (rest_out[i]) rest_out[i]->wait_sent(call_.deadline);
   }
 }
 
+void GlooCollectives::all_to_all(std::span<const std::vector<std::byte>> mine,
+                                 std::vector<std::vector<std::byte>>& theirs) {
+  std::vector<Outgoing> outgoing;
+  std::vector<int> sources;
+  for (int i = 1; i < size_; ++i) outgoing.push_back({peer(i), mine[peer(i)]});
+  for (int i = 1; i < size_; ++i) sources.push_back(peer(size_ - i));
+  exchange(outgoing, sources, theirs, {});
+}
+
+void GlooCollectives::send_receive(int to, std::span<const std::byte> mine, int from,
+                                   std::vector<std::byte>& theirs) {
+  if (check_calls_) check_partners(to, from);
+  std::vector<Outgoing> outgoing;
+  std::vector<int> sources;
+  if (to >= 0) outgoing.push_back({to, mine});
+  if (from >= 0) sources.push_back(from);
+  // The block goes to the caller's memory, not by way of ours.
+  if (from >= 0) scratch_.resize(size_), scratch_[from].swap(theirs);
+  exchange(outgoing, sources, scratch_, {});
+  if (from >= 0) scratch_[from].swap(theirs);
+}
+
+void GlooCollectives::check_partners(int to, int from) {
+  const std::int32_t own[2] = {to, from};
+  exchange_with_all(std::as_bytes(std::span(own)), scratch_, sizeof own);
+  std::vector<std::pair<int, int>> partners(size_, {to, from});
+  for (int i = 1; i < size_; ++i) {
+    std::int32_t theirs[2];
+    std::memcpy(theirs, scratch_[peer(i)].data(), sizeof theirs);
+    partners[peer(i)] = {theirs[0], theirs[1]};
+  }
+  const std::string problem = unmatched_partners(partners);
+  if (!problem.empty()) throw GlooMismatch(problem);
+}
+
 void GlooCollectives::check_call(std::size_t bytes) {
-  if (check_calls_) exchange({}, scratch_, bytes);
+  if (check_calls_) exchange_with_all({}, scratch_, bytes);
 }
 
 template <class T>
 void GlooCollectives::gather_and_add(std::span<T> data) {
-  exchange(std::as_bytes(data), scratch_, data.size_bytes());
+  exchange_with_all(std::as_bytes(data), scratch_, data.size_bytes());
   std::vector<const T*> sources(size_);
   for (int r = 0; r < size_; ++r)
     sources[r] = r == rank_ ? data.data() : reinterpret_cast<const T*>(scratch_[r].data());

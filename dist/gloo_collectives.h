@@ -17,7 +17,16 @@
 namespace topknot {
 
 // These numbers are sent.
-enum class GlooOperation : std::uint64_t { gather = 1, reduce, reduce_double, broadcast, barrier };
+enum class GlooOperation : std::uint64_t {
+  gather = 1,
+  reduce,
+  reduce_double,
+  broadcast,
+  barrier,
+  all_to_all,
+  send_receive,
+  split
+};
 
 // As messages name it; "unknown operation" for a number that came from elsewhere.
 const char* operation_name(GlooOperation operation);
@@ -50,6 +59,11 @@ class GlooCollectives {
   void all_reduce(std::span<double> data);
   void broadcast(std::span<std::byte> data, int root);
   void barrier();
+  // theirs[r] for every other rank r; theirs[rank] is left alone.
+  void all_to_all(std::span<const std::vector<std::byte>> mine, std::vector<std::vector<std::byte>>& theirs);
+  // Only the ranks that are named exchange messages. One that the other side did not name shows at once with
+  // `check_calls`; otherwise in the next call between the two, or at the deadline.
+  void send_receive(int to, std::span<const std::byte> mine, int from, std::vector<std::byte>& theirs);
 
   // The rank for which the current call waits, or waited last; -1: for no one in particular.
   int waiting_for() const { return waiting_for_; }
@@ -57,13 +71,20 @@ class GlooCollectives {
  private:
   using Buffer = GlooMesh::Buffer;
   struct Header;
+  struct Outgoing {
+    int rank;
+    std::span<const std::byte> block;
+  };
 
   // Starting with its right neighbour, so that the ranks do not all send to rank 0 first.
   int peer(int i) const { return (rank_ + i) % size_; }
   void check_header(const Header& theirs, const Header& mine, int r, bool same_size) const;
-  void exchange(std::span<const std::byte> mine, std::vector<std::vector<std::byte>>& all,
-                std::optional<std::size_t> size_of_call);
+  void exchange_with_all(std::span<const std::byte> mine, std::vector<std::vector<std::byte>>& all,
+                         std::optional<std::size_t> size_of_call);
+  void exchange(std::span<const Outgoing> outgoing, std::span<const int> sources,
+                std::vector<std::vector<std::byte>>& received, std::optional<std::size_t> size_of_call);
   void check_call(std::size_t bytes);
+  void check_partners(int to, int from);
   template <class T>
   void gather_and_add(std::span<T> data);
   template <class T>
@@ -76,7 +97,7 @@ class GlooCollectives {
   const bool check_calls_;
   Call call_;
   int waiting_for_ = -1;
-  std::vector<std::vector<std::byte>> eager_memory_, scratch_;
+  std::vector<std::vector<std::byte>> eager_memory_, eager_out_, scratch_;
   std::vector<std::unique_ptr<Buffer>> eager_in_;  // receives posted for the next call's first messages
 };
 

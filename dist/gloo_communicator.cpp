@@ -1,8 +1,11 @@
 #include "dist/gloo_communicator.h"
 
+#include <condition_variable>
 #include <cstdio>
+#include <cstring>
 #include <mutex>
 #include <optional>
+#include <set>
 
 #include "dist/gloo_collectives.h"
 #include "dist/gloo_mesh.h"
@@ -17,29 +20,60 @@ std::string plural(std::size_t count, const char* what) {
   return std::to_string(count) + " " + what;
 }
 
+// A communicator's live splits, which end when it does. Outlives it where a split does.
+class Splits {
+ public:
+  void add(Communicator* split) {
+    const std::lock_guard lock(mutex_);
+    live_.insert(split);
+    if (!reason_.empty()) split->abort(reason_);
+  }
+  void remove(Communicator* split) {
+    const std::lock_guard lock(mutex_);
+    live_.erase(split);
+  }
+  void abort(const std::string& reason) {
+    const std::lock_guard lock(mutex_);
+    if (!reason_.empty()) return;
+    reason_ = reason.empty() ? "a rank gave up" : reason;
+    changed_.notify_all();
+    for (Communicator* split : live_) split->abort(reason_);
+  }
+  // "" when none comes in time.
+  std::string first_reason(std::chrono::milliseconds patience) {
+    std::unique_lock lock(mutex_);
+    changed_.wait_for(lock, patience, [&] { return !reason_.empty(); });
+    return reason_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::set<Communicator*> live_;
+  std::string reason_;
+};
+
 class GlooCommunicator : public Communicator {
  public:
   explicit GlooCommunicator(const GlooOptions& options) : options_(options) {
-    if (size() == 1) return;
-    if (options_.serve_store) server_.emplace(options_.host, options_.port, size(), options_.timeout_s);
-    const int port = server_ ? server_->port() : options_.port;
-    store_.emplace(server_ ? "127.0.0.1" : options_.host, port, rank(), size(), options_.timeout_s);
-    try {
-      connect();
-    } catch (const UserError& error) {
-      store_->abort(me() + error.what());
-      disconnect();
-      throw;
-    } catch (const std::exception& error) {
-      const std::string reason = store_->first_reason(std::chrono::milliseconds(1000));
-      const std::string text = me() + "could not connect to all ranks: " + error.what();
-      if (reason.empty()) store_->abort(text);
-      disconnect();
-      throw CollectiveError(reason.empty() ? text : text + "\nfirst error: " + reason);
-    }
+    if (options_.serve_store && size() > 1)
+      server_ = std::make_unique<TcpStoreServer>(options_.host, options_.port, size(), options_.timeout_s);
+    join(server_ ? "127.0.0.1" : options_.host, server_ ? server_->port() : options_.port);
   }
 
-  ~GlooCommunicator() override { disconnect(); }
+  // A split; `server` on its first rank. `name`: how messages call this rank.
+  GlooCommunicator(const GlooOptions& options, std::unique_ptr<TcpStoreServer> server, std::string name,
+                   std::shared_ptr<Splits> siblings)
+      : options_(options), server_(std::move(server)), name_(std::move(name)) {
+    join(options_.host, options_.port);
+    siblings_ = std::move(siblings);
+    siblings_->add(this);
+  }
+
+  ~GlooCommunicator() override {
+    if (siblings_) siblings_->remove(this);
+    disconnect();
+  }
 
   int rank() const override { return options_.rank; }
   int size() const override { return options_.size; }
@@ -47,9 +81,7 @@ class GlooCommunicator : public Communicator {
   bool overlaps() const override { return true; }
 
   void all_gather(std::span<const std::byte> mine, std::vector<std::vector<std::byte>>& all) override {
-    all.resize(size());
-    all[rank()].assign(mine.begin(), mine.end());
-    run(Operation::gather, mine.size(), [&] { collectives_->gather(mine, all); });
+    gather_as(Operation::gather, mine, all);
   }
 
   void all_reduce(std::span<float> data, SumOrder order) override {
@@ -65,15 +97,63 @@ class GlooCommunicator : public Communicator {
     run(Operation::broadcast, data.size(), [&] { collectives_->broadcast(data, root); });
   }
 
-  void all_to_all(std::span<const std::vector<std::byte>>, std::vector<std::vector<std::byte>>&) override {
-    throw Error("all_to_all is not there yet");
+  void all_to_all(std::span<const std::vector<std::byte>> mine,
+                  std::vector<std::vector<std::byte>>& theirs) override {
+    TOPKNOT_CHECK(static_cast<int>(mine.size()) == size(), "all_to_all with one block a rank");
+    theirs.resize(size());
+    theirs[rank()] = mine[rank()];
+    std::size_t bytes = 0;
+    for (const auto& block : mine) bytes += block.size();
+    run(Operation::all_to_all, bytes, [&] { collectives_->all_to_all(mine, theirs); });
   }
 
-  void send_receive(int, std::span<const std::byte>, int, std::vector<std::byte>&) override {
-    throw Error("send_receive is not there yet");
+  void send_receive(int to, std::span<const std::byte> mine, int from,
+                    std::vector<std::byte>& theirs) override {
+    TOPKNOT_CHECK(to >= -1 && to < size() && to != rank() && from >= -1 && from < size() && from != rank(),
+                  "send_receive with a rank that does not exist, or with itself");
+    theirs.clear();
+    run(Operation::send_receive, mine.size(), [&] { collectives_->send_receive(to, mine, from, theirs); });
   }
 
-  std::unique_ptr<Communicator> split(int) override { throw Error("split is not there yet"); }
+  std::unique_ptr<Communicator> split(int color) override {
+    std::vector<std::vector<std::byte>> all;
+    gather_as(Operation::split, std::as_bytes(std::span(&color, 1)), all);
+    std::vector<int> members;
+    GlooOptions options = options_;
+    options.serve_store = false;
+    for (int r = 0; r < size(); ++r) {
+      int theirs;
+      if (all[r].size() != sizeof theirs) throw CollectiveError(me() + "split: a damaged block");
+      std::memcpy(&theirs, all[r].data(), sizeof theirs);
+      if (r == rank()) options.rank = static_cast<int>(members.size());
+      if (theirs == color) members.push_back(r);
+    }
+    options.size = static_cast<int>(members.size());
+
+    // The first member serves the rendezvous, under the address that reaches this process.
+    std::unique_ptr<TcpStoreServer> server;
+    std::string place;
+    if (options.rank == 0 && options.size > 1) {
+      server = std::make_unique<TcpStoreServer>(store_->address(), 0, options.size, options_.timeout_s);
+      place = std::to_string(server->port()) + " " + store_->address();
+    }
+    gather_as(Operation::split, std::as_bytes(std::span(place)), all);
+    if (options.size > 1) {
+      const auto& bytes = all[static_cast<std::size_t>(members[0])];
+      const std::string text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+      options.port = std::atoi(text.c_str());
+      options.host = text.substr(text.find(' ') + 1);
+    }
+    const std::string name =
+        me().substr(0, me().size() - 2) + " (" + std::to_string(options.rank) + " of its split)";
+    try {
+      return std::make_unique<GlooCommunicator>(options, std::move(server), name, splits_);
+    } catch (const CollectiveError& error) {
+      const std::string reason = splits_->first_reason({});
+      throw CollectiveError(me() + call_text(Operation::split) + " could not connect its members: " +
+                            error.what() + (reason.empty() ? "" : "\nfirst error: " + reason));
+    }
+  }
 
   void barrier() override {
     run(Operation::barrier, 0, [&] { collectives_->barrier(); });
@@ -88,13 +168,21 @@ class GlooCommunicator : public Communicator {
       }
       if (store_) store_->abort(text);
       if (mesh_) mesh_->fail();
+      splits_->abort(text);
     } catch (...) {
       // Out of memory: this process ends soon, and its connections with it.
     }
   }
 
  private:
-  std::string me() const { return "rank " + std::to_string(rank()) + ": "; }
+  std::string me() const { return (name_.empty() ? "rank " + std::to_string(rank()) : name_) + ": "; }
+
+  void gather_as(Operation operation, std::span<const std::byte> mine,
+                 std::vector<std::vector<std::byte>>& all) {
+    all.resize(size());
+    all[rank()].assign(mine.begin(), mine.end());
+    run(operation, mine.size(), [&] { collectives_->gather(mine, all); });
+  }
 
   void disconnect() {
     collectives_.reset();
@@ -102,9 +190,30 @@ class GlooCommunicator : public Communicator {
     mesh_.reset();
   }
 
+  void join(const std::string& host, int port) {
+    if (size() == 1) return;
+    store_.emplace(host, port, rank(), size(), options_.timeout_s);
+    try {
+      connect();
+    } catch (const UserError& error) {
+      store_->abort(me() + error.what());
+      disconnect();
+      throw;
+    } catch (const std::exception& error) {
+      const std::string reason = store_->first_reason(std::chrono::milliseconds(1000));
+      const std::string text = me() + "could not connect to all ranks: " + error.what();
+      if (reason.empty()) store_->abort(text);
+      disconnect();
+      throw CollectiveError(reason.empty() ? text : text + "\nfirst error: " + reason);
+    }
+  }
+
   void connect() {
     mesh_.emplace(*store_, rank(), size(), options_.interface, options_.timeout_s);
-    store_->on_abort([this] { mesh_->fail(); });
+    store_->on_abort([this, store = &*store_] {
+      mesh_->fail();
+      splits_->abort(store->first_reason({}));
+    });
     mesh_->connect(*store_, deadline_in(options_.timeout_s));
     collectives_.emplace(*mesh_, rank(), size(), options_.check_calls);
   }
@@ -157,18 +266,26 @@ class GlooCommunicator : public Communicator {
       own = own_reason_;
     }
     std::string reason = own;
-    if (own.empty()) reason = store_->first_reason(std::chrono::milliseconds(mismatch || late ? 20 : 1000));
+    // What the communicator that was split knows counts the ranks as the user does.
+    if (own.empty() && siblings_)
+      reason = siblings_->first_reason(std::chrono::milliseconds(mismatch || late ? 0 : 500));
+    if (reason.empty())
+      reason = store_->first_reason(std::chrono::milliseconds(mismatch || late ? 20 : 1000));
     if (reason.empty()) store_->abort(text);
     mesh_->fail();
     {
       const std::lock_guard lock(mutex_);
       if (own_reason_.empty()) own_reason_ = reason.empty() ? text : reason;
     }
+    splits_->abort(reason.empty() ? text : reason);
     throw CollectiveError(reason.empty() || reason == text ? text : text + "\nfirst error: " + reason);
   }
 
   GlooOptions options_;
-  std::optional<TcpStoreServer> server_;
+  std::unique_ptr<TcpStoreServer> server_;
+  std::string name_;
+  const std::shared_ptr<Splits> splits_ = std::make_shared<Splits>();
+  std::shared_ptr<Splits> siblings_;  // the splits of the one that was split
   std::optional<TcpStoreClient> store_;
   std::optional<GlooMesh> mesh_;
   std::optional<GlooCollectives> collectives_;  // where there are other ranks

@@ -6,6 +6,10 @@
 //   to all. Up to 8,192 floats: all-gather and add. Bit-identical with the threads backend.
 // - all_reduce, SumOrder::library: a ring (reduce-scatter, then all-gather, in segments of 1 MB); small ones
 //   as above.
+// - all_to_all and send_receive: straight from rank to rank, as all_gather. With check_calls every
+//   send_receive first compares who sends to whom; without, only the two that talk exchange messages.
+// - split: the first rank of a color serves a store of its own, at a free port of the address under which the
+//   others reach it; all its members connect anew.
 //
 // A failed call closes this rank's connections, so that the peers' calls end too; the message carries the
 // first error of the run, as the rendezvous store knows it. After a failure every call throws. abort() may

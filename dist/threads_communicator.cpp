@@ -24,7 +24,13 @@ struct Call {
 
 class Group {
  public:
-  Group(int size, double timeout_s) : calls(size), timeout_s_(timeout_s), here_(size), gone_(size) {}
+  // `names`: how messages call the ranks.
+  Group(std::vector<std::string> names, double timeout_s)
+      : calls(names.size()),
+        names_(std::move(names)),
+        timeout_s_(timeout_s),
+        here_(calls.size()),
+        gone_(calls.size()) {}
 
   // Waits for all ranks. Throws when that can no longer happen.
   void meet(int rank, const Call& call) {
@@ -32,7 +38,7 @@ class Group {
     if (!reason_.empty()) fail(rank, call);
     for (std::size_t r = 0; r < gone_.size(); ++r)
       if (gone_[r]) {
-        stop("rank " + std::to_string(r) + " ended while the others went on");
+        stop(names_[r] + " ended while the others went on");
         fail(rank, call);
       }
     calls[rank] = call;
@@ -49,8 +55,8 @@ class Group {
     // A meeting that took place counts, whatever happened since: the others rely on this rank's memory.
     if (generation_ != generation) return;
     if (!woken)
-      stop("rank " + std::to_string(rank) + ": " + text(call) + " gave up after dist.timeout_s (" +
-           seconds() + " s): rank " + missing() + " did not come");
+      stop(names_[rank] + ": " + text(call) + " gave up after dist.timeout_s (" + seconds() + " s): rank " +
+           missing() + " did not come");
     fail(rank, call);
   }
 
@@ -71,11 +77,19 @@ class Group {
   void leave(int rank) {
     const std::lock_guard lock(mutex_);
     gone_[rank] = true;
-    if (arrived_ > 0 && reason_.empty())
-      stop("rank " + std::to_string(rank) + " ended while the others went on");
+    if (arrived_ > 0 && reason_.empty()) stop(names_[rank] + " ended while the others went on");
+  }
+
+  // A split, which ends when this group does.
+  void adopt(const std::shared_ptr<Group>& split) {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(splits_, [](const auto& known) { return known.expired(); });
+    splits_.push_back(split);
+    if (!reason_.empty()) split->abort(reason_);
   }
 
   double timeout() const { return timeout_s_; }
+  const std::string& name(int rank) const { return names_[rank]; }
 
   std::vector<Call> calls;  // of the current collective; read between its meetings
 
@@ -90,10 +104,12 @@ class Group {
   void stop(const std::string& reason) {
     if (reason_.empty()) reason_ = reason.empty() ? "a rank gave up" : reason;
     changed_.notify_all();
+    for (const auto& split : splits_)
+      if (const auto group = split.lock()) group->abort(reason_);
   }
 
   [[noreturn]] void fail(int rank, const Call& call) const {
-    const std::string me = "rank " + std::to_string(rank) + ": " + text(call);
+    const std::string me = names_[rank] + ": " + text(call);
     if (reason_.rfind(me, 0) == 0) throw CollectiveError(reason_);
     throw CollectiveError(me + " was ended\nfirst error: " + reason_);
   }
@@ -124,13 +140,15 @@ class Group {
     return buffer;
   }
 
-  double timeout_s_;
+  const std::vector<std::string> names_;
+  const double timeout_s_;
   std::mutex mutex_;
   std::condition_variable changed_;
   int arrived_ = 0;
   std::uint64_t generation_ = 0;
   std::vector<bool> here_, gone_;
   std::string reason_;
+  std::vector<std::weak_ptr<Group>> splits_;
 };
 
 class ThreadCommunicator : public Communicator {
@@ -177,11 +195,22 @@ class ThreadCommunicator : public Communicator {
                     std::vector<std::byte>& theirs) override {
     TOPKNOT_CHECK(to >= -1 && to < size() && to != rank_ && from >= -1 && from < size() && from != rank_,
                   "send_receive with a rank that does not exist, or with itself");
-    run("send_receive", const_cast<std::byte*>(mine.data()), mine.size(), false, [&] {
+    struct Part {
+      std::span<const std::byte> block;
+      int to, from;
+    } part{mine, to, from};
+    run("send_receive", &part, sizeof part, true, [&] {
+      std::vector<std::pair<int, int>> partners;
+      for (const Call& call : group_->calls) {
+        const auto* other = static_cast<const Part*>(call.data);
+        partners.emplace_back(other->to, other->from);
+      }
+      const std::string problem = unmatched_partners(partners);
+      if (!problem.empty()) throw CollectiveError(group_->name(rank_) + ": " + problem);
       theirs.clear();
       if (from < 0) return;
-      const auto* bytes = static_cast<const std::byte*>(group_->calls[from].data);
-      theirs.assign(bytes, bytes + group_->calls[from].bytes);
+      const auto block = static_cast<const Part*>(group_->calls[from].data)->block;
+      theirs.assign(block.begin(), block.end());
     });
   }
 
@@ -196,10 +225,16 @@ class ThreadCommunicator : public Communicator {
       for (int r = 0; r < size(); ++r) colors[r] = *static_cast<const int*>(group_->calls[r].data);
     });
     const int leader = static_cast<int>(std::find(colors.begin(), colors.end(), color) - colors.begin());
-    const int members = static_cast<int>(std::count(colors.begin(), colors.end(), color));
     const int place = static_cast<int>(std::count(colors.begin(), colors.begin() + rank_, color));
     std::shared_ptr<Group> made;
-    if (leader == rank_) made = std::make_shared<Group>(members, group_->timeout());
+    if (leader == rank_) {
+      std::vector<std::string> names;
+      for (int r = 0; r < size(); ++r)
+        if (colors[r] == color)
+          names.push_back(group_->name(r) + " (" + std::to_string(names.size()) + " of its split)");
+      made = std::make_shared<Group>(std::move(names), group_->timeout());
+      group_->adopt(made);
+    }
     std::shared_ptr<Group> mine;
     run("split", &made, sizeof made, true,
         [&] { mine = *static_cast<const std::shared_ptr<Group>*>(group_->calls[leader].data); });
@@ -208,7 +243,7 @@ class ThreadCommunicator : public Communicator {
 
   void abort(const std::string& reason) noexcept override {
     try {
-      group_->abort(reason.rfind("rank ", 0) == 0 ? reason : "rank " + std::to_string(rank_) + ": " + reason);
+      group_->abort(reason.rfind("rank ", 0) == 0 ? reason : group_->name(rank_) + ": " + reason);
     } catch (...) {
       // Out of memory; the others end at their deadline.
     }
@@ -253,7 +288,9 @@ class ThreadCommunicator : public Communicator {
 
 std::vector<std::unique_ptr<Communicator>> make_thread_group(int ranks, double timeout_s) {
   TOPKNOT_CHECK(ranks >= 1, "a group needs a rank");
-  const auto group = std::make_shared<Group>(ranks, timeout_s);
+  std::vector<std::string> names;
+  for (int r = 0; r < ranks; ++r) names.push_back("rank " + std::to_string(r));
+  const auto group = std::make_shared<Group>(std::move(names), timeout_s);
   std::vector<std::unique_ptr<Communicator>> result;
   for (int r = 0; r < ranks; ++r) result.push_back(std::make_unique<ThreadCommunicator>(group, r));
   return result;
