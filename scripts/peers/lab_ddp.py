@@ -30,6 +30,7 @@ from contenders import MALLOC_TUNABLES
 
 WARM_UP_STEPS = 5  # train/metrics.h
 DEADLINE_S = 60    # of every wait for another rank
+FAREWELL_S = 20    # of the one after the results
 DEFAULT_BUCKET_MB = 25
 
 
@@ -172,6 +173,14 @@ class Writer:
             print(json.dumps(record), file=self.file, flush=True)
 
 
+def leave(status):
+    """Ends the process without taking the group down: that joins Gloo's threads, which may wait for the interpreter's lock in
+    a hook's callback, or for a lost rank."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
 def run(torch, options, startup_begin):
     from networks import NETWORKS
     torch.set_num_threads(options.threads)
@@ -237,8 +246,12 @@ def run(torch, options, startup_begin):
         "steps": options.steps, "bytes_sent": sent_before, "bytes_dense": 4 * parameters * options.steps,
         "parameter_checksum": parameter_checksum,
     })
-    torch.distributed.barrier()  # rank 0 keeps the store until all are done
-    torch.distributed.destroy_process_group()
+    # The results are complete and checked. Rank 0 keeps the store until all are done, but not for ever.
+    farewell = threading.Timer(FAREWELL_S, leave, (0,))
+    farewell.daemon = True
+    farewell.start()
+    torch.distributed.barrier()
+    leave(0)
 
 
 def main():
@@ -252,16 +265,12 @@ def main():
     if not torch.distributed.is_available():
         print("This PyTorch was built without distributed training.", file=sys.stderr)
         sys.exit(3)
-    status = 0
     try:
         run(torch, options, startup_begin)
     except (OSError, RuntimeError, ValueError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         print(f"lab_ddp.py: rank {options.rank}: {reason}", file=sys.stderr)
-        status = 1
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)  # threads of a broken group would be waited for
+        leave(1)
 
 
 if __name__ == "__main__":
