@@ -26,7 +26,9 @@ struct SparseSum {
   // Positions that this rank sent and whose values are not contained in `sum`, ascending: where the position
   // was dropped, or only other ranks' values made it.
   std::vector<std::uint32_t> rejected;
-  std::uint64_t bytes_sent = 0, bytes_received = 0;  // payload, headers included
+  // Payload, headers included. A message to one rank counts where it leaves and where it arrives; an
+  // all_gather counts its own block once as sent, and the others' as received.
+  std::uint64_t bytes_sent = 0, bytes_received = 0;
 };
 
 // One a group and rank. Carries what it learns from step to step; commit() and discard() end each step.
