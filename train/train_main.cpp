@@ -7,19 +7,15 @@
 #include "compress/memory/memory.h"
 #include "compress/select/selector.h"
 #include "dist/launch.h"
-#include "dist/threads_communicator.h"
 #include "nn/core/check.h"
 #include "nn/core/log.h"
-#include "nn/ops/onednn.h"
 #include "train/cli.h"
-#include "train/stop.h"
-#include "train/trainer.h"
+#include "train/setup.h"
+#include "train/start.h"
 
 using namespace topknot;
 
 namespace {
-
-constexpr double kGraceSeconds = 5;  // for the other ranks to end by themselves when one has died
 
 void print_names(const std::vector<std::string>& names,
                  const std::function<std::string(const std::string&)>& help) {
@@ -42,24 +38,6 @@ void print_list(const std::string& kind) {
   if (kind == "optimizers") return print_registry(optimizers());
   if (kind == "schedules") return print_registry(schedules());
   std::fputs((kind == "keys" ? key_help() : key_reference_markdown()).c_str(), stdout);
-}
-
-DistOptions dist_options(const LoadedConfig& loaded) {
-  const auto& dist = loaded.config.dist;
-  DistOptions options;
-  options.backend = dist.backend;
-  const auto origin = loaded.origins.find("dist.ranks");
-  if (origin != loaded.origins.end() && origin->second != Origin::default_value) {
-    options.ranks = dist.ranks;
-    options.ranks_insist = origin->second == Origin::command_line;
-  }
-  options.master = dist.master;
-  options.interface = dist.interface;
-  options.timeout_s = dist.timeout_s;
-#ifdef TOPKNOT_CHECK_CALLS
-  options.check_calls = true;
-#endif
-  return options;
 }
 
 // Everything that can be wrong without training a step.
@@ -120,52 +98,7 @@ int run(int argc, char** argv) {
     return 0;
   }
 
-  const DistOptions options = dist_options(loaded);
-  const LaunchPlan plan = plan_launch(options, process_environment());
-  // Once, not by every process.
-  const bool spawned_rank = plan.kind == LaunchPlan::Kind::process && plan.launcher == "spawn";
-  if (plan.rank == 0 && !spawned_rank) warn_of_unused_keys(loaded);
-  loaded.config.dist.ranks = plan.size;
-  if (loaded.config.output.dir.empty()) loaded.config.output.dir = run_folder_name(loaded.config);
-  RunFolder folder{loaded.config.output.dir};
-  RunData data;
-  // Mistakes must show before there is a run folder, which would be in the corrected run's way.
-  const auto load = [&] { data = load_data(loaded.config); };
-  const auto check = [&] { check_run(loaded.config, data); };
-  const auto make_folder = [&] {
-    folder = create_run_folder(loaded, {argv, argv + argc}, {{"oneDNN", onednn_version()}});
-  };
-  if (plan.kind == LaunchPlan::Kind::spawn) {
-    load();
-    check();
-    return run_spawned(plan, options, argv, kGraceSeconds, make_folder);
-  }
-
-  install_stop_handlers();
-  RunOutcome outcome;  // rank 0's, or this process's
-  const auto body = [&](Communicator& communicator) {
-    const RunInputs inputs{loaded.config, data, folder, line.quiet, program_start};
-    const RunOutcome mine = run_rank(inputs, communicator);
-    if (communicator.rank() == plan.rank) outcome = mine;
-  };
-  if (plan.kind == LaunchPlan::Kind::threads) {
-    load();
-    check();
-    make_folder();
-    run_thread_ranks(plan.size, options.timeout_s, body);
-  } else {
-    // Inside the group, so that the other ranks learn at once where this one fails.
-    run_process_rank(plan, options, [&](Communicator& communicator) {
-      load();
-      const bool spawned = plan.launcher == "spawn";  // then the launcher has made the folder
-      if (plan.rank == 0 && !spawned) {
-        check();
-        make_folder();
-      }
-      body(communicator);
-    });
-  }
-  return outcome.interrupted ? 128 + stop_signal() : 0;
+  return start_training(std::move(loaded), argc, argv, line.quiet, program_start);
 }
 
 }  // namespace

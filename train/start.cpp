@@ -1,0 +1,93 @@
+#include "train/start.h"
+
+#include "dist/threads_communicator.h"
+#include "nn/core/log.h"
+#include "nn/ops/onednn.h"
+#include "train/stop.h"
+#include "train/trainer.h"
+
+namespace topknot {
+namespace {
+
+constexpr double kGraceSeconds = 5;  // for the other ranks to end by themselves when one has died
+
+}  // namespace
+
+DistOptions dist_options(const LoadedConfig& loaded) {
+  const auto& dist = loaded.config.dist;
+  DistOptions options;
+  options.backend = dist.backend;
+  const auto origin = loaded.origins.find("dist.ranks");
+  if (origin != loaded.origins.end() && origin->second != Origin::default_value) {
+    options.ranks = dist.ranks;
+    options.ranks_insist = origin->second == Origin::command_line;
+  }
+  options.master = dist.master;
+  options.interface = dist.interface;
+  options.timeout_s = dist.timeout_s;
+#ifdef TOPKNOT_CHECK_CALLS
+  options.check_calls = true;
+#endif
+  return options;
+}
+
+int start_ranks(const LaunchPlan& plan, const DistOptions& options, char* const* argv,
+                const StartHooks& hooks) {
+  switch (plan.kind) {
+    case LaunchPlan::Kind::spawn:
+      hooks.load();
+      hooks.check();
+      return run_spawned(plan, options, argv, kGraceSeconds, hooks.make_folder);
+    case LaunchPlan::Kind::threads:
+      hooks.load();
+      hooks.check();
+      hooks.make_folder();
+      run_thread_ranks(plan.size, options.timeout_s, hooks.body);
+      return 0;
+    case LaunchPlan::Kind::process:
+      // Inside the group, so that the other ranks learn at once where this one fails.
+      run_process_rank(plan, options, [&](Communicator& communicator) {
+        hooks.load();
+        const bool spawned = plan.launcher == "spawn";  // then the launcher has made the folder
+        if (plan.rank == 0 && !spawned) {
+          hooks.check();
+          hooks.make_folder();
+        }
+        hooks.body(communicator);
+      });
+      return 0;
+  }
+  return 1;
+}
+
+int start_training(LoadedConfig loaded, int argc, char* const* argv, bool quiet,
+                   std::chrono::steady_clock::time_point program_start) {
+  const DistOptions options = dist_options(loaded);
+  const LaunchPlan plan = plan_launch(options, process_environment());
+  // Once, not by every process.
+  const bool spawned_rank = plan.kind == LaunchPlan::Kind::process && plan.launcher == "spawn";
+  if (plan.rank == 0 && !spawned_rank)
+    for (const std::string& line : unused_keys(loaded)) log_warning(line);
+  loaded.config.dist.ranks = plan.size;
+  if (loaded.config.output.dir.empty()) loaded.config.output.dir = run_folder_name(loaded.config);
+  RunFolder folder{loaded.config.output.dir};
+  RunData data;
+  if (plan.kind != LaunchPlan::Kind::spawn) install_stop_handlers();
+  RunOutcome outcome;  // rank 0's, or this process's
+  StartHooks hooks;
+  hooks.load = [&] { data = load_data(loaded.config); };
+  // Mistakes must show before there is a run folder, which would be in the corrected run's way.
+  hooks.check = [&] { check_run(loaded.config, data); };
+  hooks.make_folder = [&] {
+    folder = create_run_folder(loaded, {argv, argv + argc}, {{"oneDNN", onednn_version()}});
+  };
+  hooks.body = [&](Communicator& communicator) {
+    const RunInputs inputs{loaded.config, data, folder, quiet, program_start};
+    const RunOutcome mine = run_rank(inputs, communicator);
+    if (communicator.rank() == plan.rank) outcome = mine;
+  };
+  if (const int code = start_ranks(plan, options, argv, hooks); code != 0) return code;
+  return outcome.interrupted ? 128 + stop_signal() : 0;
+}
+
+}  // namespace topknot

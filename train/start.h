@@ -1,0 +1,38 @@
+#pragma once
+// From a configuration to running ranks, whatever starts them: the way that all programs share that train.
+
+#include <chrono>
+#include <functional>
+
+#include "dist/launch.h"
+#include "train/config.h"
+
+namespace topknot {
+
+// What section `dist` says of the launch. A dist.ranks that nobody gave leaves the number to the launcher; one
+// on the command line insists.
+DistOptions dist_options(const LoadedConfig& loaded);
+
+// How a program wants its ranks; every function may throw.
+struct StartHooks {
+  // Once a process that runs ranks, and before it starts any: load what they need.
+  std::function<void()> load;
+  // Once a run, before the first rank begins: look for mistakes, then make the folder that the run writes to.
+  std::function<void()> check, make_folder;
+  // Every rank.
+  std::function<void(Communicator&)> body;
+};
+
+// Runs body on all ranks that this process is to run: threads, one rank of several processes, or none where
+// it starts copies of itself, whose exit code is then returned. Else 0. Throws what the hooks throw, after the
+// other ranks have been told.
+int start_ranks(const LaunchPlan& plan, const DistOptions& options, char* const* argv,
+                const StartHooks& hooks);
+
+// Trains as `loaded` says, which must have passed check_config(); `argv` is repeated in environment.json and
+// by copies of this process. Returns the exit code: 0, that of a copy, or 128 + the signal that stopped the
+// run.
+int start_training(LoadedConfig loaded, int argc, char* const* argv, bool quiet,
+                   std::chrono::steady_clock::time_point program_start);
+
+}  // namespace topknot
