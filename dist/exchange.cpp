@@ -8,6 +8,7 @@
 #include "compress/state.h"
 #include "dist/collective_queue.h"
 #include "dist/communicator.h"
+#include "dist/hierarchical.h"
 #include "dist/lane.h"
 #include "nn/core/check.h"
 
@@ -37,7 +38,9 @@ struct Exchange::State {
   Flight agreement;
   std::vector<float> weights;
   StepInfo info;
-  int ranks = 1;
+  int ranks = 1;                         // that encode for themselves: all, or one a host
+  std::unique_ptr<Hierarchy> hierarchy;  // null: every rank encodes for itself
+  std::deque<Flight> inside;             // with it: the sum inside the host, one a group
   Observer observer;
   std::vector<ExchangeSpan> spans;
   bool overlaps = false, in_step = false, committed = false;
@@ -62,15 +65,47 @@ struct Exchange::State {
     return std::chrono::duration<double>(end - begin).count();
   }
 
+  // Of a group that is complete. Alone, a rank encodes it at once; a host sums it first.
+  void take(Lane& lane) {
+    if (!hierarchy) encode(lane);
+    send_complete_groups();
+  }
+
   // Queues groups strictly in their order: one that is complete early waits for its predecessors.
   void send_complete_groups() {
-    for (; next_to_send < lanes.size() && lanes[next_to_send].encoded(); ++next_to_send)
-      submit(lanes[next_to_send].flight);
+    for (; next_to_send < lanes.size() && lanes[next_to_send].is_complete(); ++next_to_send) {
+      if (!hierarchy) {
+        submit(lanes[next_to_send].flight);
+        continue;
+      }
+      // While a host sums one group, the message of the one before is made: sum 0, sum 1, message 0, sum 2, ...
+      submit_sum(next_to_send);
+      if (next_to_send > 0) send_summed(next_to_send - 1);
+    }
+  }
+
+  void submit_sum(std::size_t index) {
+    const Group& group = groups[index];
+    submit(inside[index], [this, gradient = arena.gradient(group.begin, group.end)](Communicator&) {
+      hierarchy->average(gradient);
+    });
+  }
+
+  void send_summed(std::size_t index) {
+    wait(inside[index]);
+    encode(lanes[index]);
+    submit(lanes[index].flight);
   }
 
   void submit(Flight& flight) {
-    flight.ticket = queue.submit(
-        [&flight, order = sum_order](Communicator& communicator) { flight.fly(communicator, order); });
+    Communicator* const hosts = hierarchy && &flight != &agreement ? &hierarchy->hosts() : nullptr;
+    submit(flight, [&flight, hosts, order = sum_order](Communicator& communicator) {
+      flight.fly(hosts ? *hosts : communicator, order);
+    });
+  }
+
+  void submit(Flight& flight, CollectiveQueue::Job job) {
+    flight.ticket = queue.submit(std::move(job));
     outstanding.push_back(flight.ticket);
   }
 
@@ -103,8 +138,10 @@ struct Exchange::State {
   // True where the group asks for one more round, which is then queued.
   bool decode(Lane& lane) {
     wait(lane.flight);
-    stats.bytes_sent += lane.flight.bytes_sent();
-    stats.bytes_received += lane.flight.bytes_received(info.rank, ranks);
+    if (!hierarchy || hierarchy->leads()) {
+      stats.bytes_sent += lane.flight.bytes_sent();
+      stats.bytes_received += lane.flight.bytes_received(info.rank, ranks);
+    }
     const int round = lane.flight.round;
     const auto begin = Clock::now();
     const bool more = lane.decode();
@@ -137,10 +174,22 @@ Exchange::Exchange(ParameterArena& arena, CollectiveQueue& queue, const Exchange
   s.sum_order = compressing || options.ordered_sum ? SumOrder::ranks : SumOrder::library;
   s.info.rank = queue.communicator().rank();
   s.ranks = queue.communicator().size();
+  if (options.ranks_per_host > 1 && s.ranks > 1) {
+    if (!compressing)
+      throw UserError(
+          "exchange.ranks_per_host: compress.name: dense needs no hierarchy, its sum takes each link once; "
+          "leave it at 0");
+    s.hierarchy = std::make_unique<Hierarchy>(queue, options.ranks_per_host);
+    s.info.rank = s.hierarchy->hosts().rank();
+    s.ranks = s.hierarchy->hosts().size();
+  }
   s.overlaps = queue.communicator().overlaps();
   for (std::size_t index = 0; index < s.groups.size(); ++index) {
     const Group& group = s.groups[index];
     s.lanes.emplace_back(group, static_cast<int>(index), compressing, options, s.ranks);
+    Flight& inside = s.inside.emplace_back();
+    inside.group = static_cast<int>(index);
+    inside.round = ExchangeSpan::kInsideHost;
     for (const Parameter* parameter : group.parameters) s.places[parameter] = {index, false};
   }
 }
@@ -167,12 +216,13 @@ void Exchange::begin_step(std::int64_t step, double density, std::span<const flo
   State& s = *state_;
   TOPKNOT_CHECK(!s.in_step, "begin_step() before finish() of the step before");
   TOPKNOT_CHECK(density > 0 && density <= 1, "density must be in (0, 1]");
-  const std::size_t ranks = static_cast<std::size_t>(s.ranks);
+  const std::size_t ranks = static_cast<std::size_t>(s.queue.communicator().size());
   TOPKNOT_CHECK(weights.empty() || weights.size() == ranks, "one aggregation weight a rank");
   if (weights.empty())
     s.weights.assign(ranks, 1.0f);
   else
     s.weights.assign(weights.begin(), weights.end());
+  if (s.hierarchy) s.weights = s.hierarchy->begin_step(s.weights);
   s.info = StepInfo{step, density, s.weights, s.info.rank, lr};
   for (Lane& lane : s.lanes) lane.begin_step();
   s.spans.clear();
@@ -190,9 +240,7 @@ void Exchange::ready(Parameter& parameter) {
   TOPKNOT_CHECK(!place->second.second, "'" + parameter.name() + "' was ready before");
   place->second.second = true;
   Lane& lane = s.lanes[place->second.first];
-  if (!lane.ready()) return;
-  s.encode(lane);
-  s.send_complete_groups();
+  if (lane.ready()) s.take(lane);
 }
 
 StepResult Exchange::finish(bool local_finite) {
@@ -200,12 +248,13 @@ StepResult Exchange::finish(bool local_finite) {
   TOPKNOT_CHECK(s.in_step, "finish() without begin_step()");
   bool zeroed = false;
   for (Lane& lane : s.lanes) {
-    if (lane.encoded()) continue;
+    if (lane.is_complete()) continue;
     if (!zeroed) s.arena.zero_unwritten_gradients();
     zeroed = true;
-    s.encode(lane);
-    s.send_complete_groups();
+    lane.complete();
+    s.take(lane);
   }
+  if (s.hierarchy && !s.lanes.empty()) s.send_summed(s.lanes.size() - 1);
   // A rank whose loss is not finite may have finite gradients, so the groups cannot tell. Queued before
   // anything is decoded, the byte travels while the compute thread decodes.
   s.submit_agreement(local_finite ? 1 : 0);

@@ -41,6 +41,10 @@ struct ExchangeOptions {
   // compress.dense_values: how the dense groups of a compressed method travel. fp32: summed as they are;
   // another value code: gathered in it, and its error is carried to the next step.
   std::string dense_values = "fp32";
+  // exchange.ranks_per_host (dist/hierarchical.h): so many neighbouring ranks sum their gradients dense, and a
+  // host of them compresses as one rank does. Must divide the ranks; 0 and 1: no hierarchy. Not for method
+  // dense.
+  int ranks_per_host = 0;
   // compress.layer_density: densities by parameter name, which hold where they exceed the step's; or empty.
   std::map<std::string, double> layer_density = {};
 };
@@ -54,7 +58,8 @@ struct ExchangeSpan {
     wait,         // the compute thread waits for a collective; with no overlap, none
     commit,       // all groups
   };
-  static constexpr int kAgreement = -1;  // the byte that says whether the step is finite; and the commit
+  static constexpr int kInsideHost = -1;  // as a round: the dense sum of a host's ranks
+  static constexpr int kAgreement = -1;   // the byte that says whether the step is finite; and the commit
   Kind kind = Kind::encode;
   int group = kAgreement;
   int round = 0;
@@ -68,7 +73,8 @@ struct ExchangeStats {
   double decode = 0;       // commit included, which writes the average
   double exposed = 0;      // communication that the compute thread had to wait for
   // Messages of all groups and rounds, headers included, as payload: an all-reduce counts its length once.
-  // The one byte of the agreement is not counted.
+  // The one byte of the agreement is not counted. With hosts of several ranks: what travels between hosts,
+  // which is the first rank's of each; 0 on the others.
   std::uint64_t bytes_sent = 0;
   std::uint64_t bytes_received = 0;  // the same, from all other ranks; an all-reduce counts its length once
   std::uint64_t selected = 0;        // entries sent in compressed groups
@@ -78,7 +84,9 @@ struct ExchangeStats {
 
 struct StepResult {
   bool committed = false;  // false: some rank saw a NaN or Inf; nothing has changed and there is no average
-  int bad_rank = -1;  // the first rank that did, where known: a dense sum does not tell whose NaN it holds
+  // The first rank that did, where known: a dense sum does not tell whose NaN it holds. Where only gradients
+  // show it, a host of several ranks is named by its first.
+  int bad_rank = -1;
   ExchangeStats stats;
 };
 
@@ -86,7 +94,7 @@ class Exchange {
  public:
   // The plan of groups depends on shapes and options alone, so it is the same on all ranks. Throws UserError
   // for options that contradict each other (scope model with another merge than all). Arena and queue must
-  // outlive the exchange.
+  // outlive the exchange. Collective where ranks_per_host is above 1, and so is the destructor.
   Exchange(ParameterArena& arena, CollectiveQueue& queue, const ExchangeOptions& options);
   // Waits for what is still queued, which the queue's own deadline bounds.
   ~Exchange();

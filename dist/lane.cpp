@@ -83,7 +83,6 @@ Lane::Lane(const Group& group, int index, bool compressing, const ExchangeOption
 
 void Lane::begin_step() {
   pending_ = group_->parameters.size();
-  encoded_ = false;
 }
 
 void Lane::encode(Slice slice, StepInfo info) {
@@ -91,7 +90,6 @@ void Lane::encode(Slice slice, StepInfo info) {
   flight.message = compressor_->encode(slice, info);
   flight.round = 0;
   flight.collective = collective_.get();
-  encoded_ = true;
   if (!collective_) return;
   const std::optional<EntryMessage> entries = compressor_->entries();
   TOPKNOT_CHECK(entries.has_value(), "a sparse collective for a method that sends no entries");

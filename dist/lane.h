@@ -50,7 +50,9 @@ class Lane {
   void begin_step();
   // One parameter is ready. True where it was the last.
   bool ready() { return --pending_ == 0; }
-  bool encoded() const { return encoded_; }
+  // The others will not come; what their gradients hold counts.
+  void complete() { pending_ = 0; }
+  bool is_complete() const { return pending_ == 0; }
   // Leaves the message in `flight`.
   void encode(Slice slice, StepInfo info);
   // What came back is in `flight`. True where the group asks for one more round, whose message is then there.
@@ -75,7 +77,6 @@ class Lane {
   std::unique_ptr<IndexCode> index_code_;
   std::unique_ptr<SparseCollective> collective_;  // null: all_gather
   std::size_t pending_ = 0;                       // parameters that are not ready
-  bool encoded_ = false;
   bool every_entry_ = false;  // a dense group in a value code: sent whole, whatever the density
 };
 

@@ -49,6 +49,14 @@ std::vector<Problem> check_config(const Config& config, const KnownNames& known)
   need(config.compress.scope != "model" || config.exchange.merge == "all", "compress.scope",
        "'model' selects over the whole gradient at once, so exchange.merge must be 'all', not '" +
            config.exchange.merge + "'; use compress.scope=group to keep that merge");
+  const int per_host = config.exchange.ranks_per_host;
+  need(per_host == 0 || config.compress.name != "dense", "exchange.ranks_per_host",
+       "compress.name: dense needs no hierarchy, its sum takes each link once; leave it at 0");
+  // One rank stands for a number that only the launcher knows; the exchange refuses that one.
+  need(per_host == 0 || config.dist.ranks == 1 || config.dist.ranks % per_host == 0,
+       "exchange.ranks_per_host",
+       std::to_string(per_host) + " does not divide the " + std::to_string(config.dist.ranks) +
+           " ranks of dist.ranks into hosts of one size");
   need(!config.optimizer.nesterov || config.optimizer.momentum > 0, "optimizer.nesterov",
        "needs optimizer.momentum above 0");
   need(config.schedule.name != "multistep" || !config.schedule.milestones.empty(), "schedule.milestones",

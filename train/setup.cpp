@@ -77,6 +77,7 @@ ExchangeOptions exchange_options(const Config& config) {
   options.merge = config.exchange.merge;
   options.groups.assign(config.exchange.groups.begin(), config.exchange.groups.end());
   options.collective = config.exchange.collective;
+  options.ranks_per_host = config.exchange.ranks_per_host;
   options.ordered_sum = config.dist.ordered_sum;
   return options;
 }

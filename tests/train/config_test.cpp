@@ -193,6 +193,11 @@ TEST_CASE("checks across keys find what cannot work together") {
   CHECK(keys({"train.epochs=0", "train.max_steps=3"}) == Names{});
   CHECK(keys({"compress.scope=model", "exchange.merge=none"}) == Names{"compress.scope"});
   CHECK(keys({"compress.scope=model"}) == Names{});
+  CHECK(keys({"exchange.ranks_per_host=2", "dist.ranks=4"}) == Names{"exchange.ranks_per_host"});
+  CHECK(keys({"compress.name=topk", "exchange.ranks_per_host=3", "dist.ranks=4"}) ==
+        Names{"exchange.ranks_per_host"});
+  CHECK(keys({"compress.name=topk", "exchange.ranks_per_host=2", "dist.ranks=4"}) == Names{});
+  CHECK(keys({"compress.name=topk", "exchange.ranks_per_host=2"}) == Names{});  // ranks from the launcher
   CHECK(keys({"dist.master=host:1"}) == Names{"dist.master"});
   CHECK(keys({"dist.master=host:1", "dist.backend=gloo"}) == Names{});
   CHECK(keys({"dist.master=host", "dist.backend=gloo"}) == Names{"dist.master"});
