@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <map>
 #include <set>
@@ -257,5 +258,49 @@ TEST_CASE("oktopk's volume does not grow with the ranks", "[sparse_collective]")
     }
     // The paper's bound, 6k words of 4 bytes, and two headers from each rank.
     CHECK(received < 6 * kCount * 4 + 2 * 16 * static_cast<std::uint64_t>(ranks));
+  }
+}
+
+TEST_CASE("what no rank of a sparse collective writes is refused", "[sparse_collective]") {
+  const Entries<float> mine{true, {1, 3}, {5, 6}};
+  const auto code = index_codes().find("raw")({});
+  const auto values = value_codes().find("fp32")({});
+  // What rank 1 of two makes of rank 0's message on the way down.
+  const auto refused = [&](const std::vector<std::uint32_t>& list, std::size_t cut) {
+    auto block = write_block(mine, 8, *code, *values);
+    std::vector<std::byte> message(4 * list.size());
+    std::memcpy(message.data(), list.data(), message.size());
+    message.insert(message.end(), block.begin(), block.end());
+    message.resize(message.size() - cut);
+    return errors_of_ranks("threads", 2, [&](Communicator& communicator) {
+      std::vector<std::byte> theirs;
+      SparseSum result;
+      if (communicator.rank() == 0) {
+        communicator.send_receive(-1, {}, 1, theirs);
+        communicator.send_receive(1, message, -1, theirs);
+      } else {
+        sparse_collectives().find("gtopk")({8, code.get()})->sum(communicator, mine, 2, result);
+      }
+    })[1];
+  };
+  CHECK(refused({0}, 0).empty());
+  CHECK(refused({2, 0, 1}, 0).empty());
+  CHECK(refused({1, 2}, 0).find("dropped entries") != std::string::npos);
+  CHECK(refused({2, 1, 0}, 0).find("dropped entries") != std::string::npos);
+  CHECK(refused({1000000}, 0).find("dropped entries") != std::string::npos);
+  CHECK(refused({0}, 1).find("damaged") != std::string::npos);
+  CHECK(refused({0}, 33).find("dropped entries") != std::string::npos);
+
+  // The regions that another rank proposes.
+  for (const std::vector<std::uint32_t>& cuts : {std::vector<std::uint32_t>{8}, {1, 2}}) {
+    const auto errors = errors_of_ranks("threads", 2, [&](Communicator& communicator) {
+      std::vector<std::vector<std::byte>> all;
+      SparseSum result;
+      if (communicator.rank() == 0)
+        communicator.all_gather(std::as_bytes(std::span(cuts)), all);
+      else
+        sparse_collectives().find("oktopk")({8, code.get()})->sum(communicator, mine, 2, result);
+    });
+    CHECK(errors[1].find("cuts") != std::string::npos);
   }
 }
