@@ -142,6 +142,7 @@ std::string StepTrace::name_of(const ExchangeSpan& span) const {
   std::string name = "group " + std::to_string(span.group) + ": " + group.parameters.front()->name();
   if (group.parameters.size() > 1) name += " … +" + std::to_string(group.parameters.size() - 1);
   name += ", " + format_bytes(4.0 * static_cast<double>(group.numel()));
+  if (span.round < 0) name += ", inside the host";
   if (span.round > 0) name += ", round " + std::to_string(span.round + 1);
   return name;
 }

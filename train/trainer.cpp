@@ -18,6 +18,7 @@
 #include "train/recorder.h"
 #include "train/reporter.h"
 #include "train/stop.h"
+#include "train/trace.h"
 
 namespace topknot {
 namespace {
@@ -49,7 +50,9 @@ class Trainer {
         plan_(plan_steps(config_, train_loader_)),
         weights_(train_loader_.weights()),
         reporter_(inputs, plan_, communicator),
-        recorder_(config_, inputs.folder, arena_, exchange_, root_) {}
+        recorder_(config_, inputs.folder, arena_, exchange_, root_),
+        trace_(config_.train.profile_steps, plan_.total_steps, inputs.folder.path, exchange_.groups(),
+               communicator) {}
 
   RunOutcome run() {
     reporter_.announce(communicator_, exchange_, arena_.size(), train_loader_.steps_per_epoch());
@@ -65,6 +68,7 @@ class Trainer {
     }
     check_parameters("at the end");
     recorder_.finish();
+    trace_.finish();
     reporter_.finish();
     RunOutcome outcome{stopped, evaluation_.accuracy, evaluation_.loss, checksum_hex(arena_.weights())};
     if (stopped) {
@@ -117,6 +121,7 @@ class Trainer {
     record.lr = schedule_->lr(step_, plan_.steps_per_epoch, plan_.total_steps);
     record.density =
         config_.compress.name == "dense" ? 1.0 : density_at_epoch(config_, static_cast<int>(epoch));
+    trace_.begin_step(step_);
     exchange_.begin_step(step_, record.density, weights_, record.lr);
     recorder_.begin_step(step_);
     save_statistics();
@@ -138,7 +143,11 @@ class Trainer {
     std::array<double, 5> sums{loss * weight, static_cast<double>(result.stats.bytes_sent),
                                static_cast<double>(result.stats.bytes_received),
                                static_cast<double>(result.stats.selected), stop_signal() ? 1.0 : 0.0};
-    queue_.run([&](Communicator& c) { c.all_reduce(std::span<double>(sums)); });
+    {
+      const StepTrace::Span span(trace_, TraceRow::wait, "metrics");
+      queue_.run([&](Communicator& c) { c.all_reduce(std::span<double>(sums)); });
+    }
+    trace_.end_step(exchange_.spans());
     const double ranks = communicator_.size();
     record.step = step_;
     record.loss = sums[0] / ranks;
@@ -179,11 +188,13 @@ class Trainer {
       Batch batch;
       {
         Stopwatch watch(record.data_s);
+        const StepTrace::Span span(trace_, TraceRow::compute, "data");
         TOPKNOT_CHECK(train_loader_.next(batch), "an epoch has fewer batches than its steps");
       }
       Variable part_loss;
       {
         Stopwatch watch(record.forward_s);
+        const StepTrace::Span span(trace_, TraceRow::compute, "forward");
         ForwardContext context;
         context.seed = config_.seed;
         context.rank = static_cast<std::uint32_t>(communicator_.rank());
@@ -192,6 +203,7 @@ class Trainer {
       }
       loss += part_loss.value().data()[0] / parts;
       Stopwatch watch(record.backward_s);
+      const StepTrace::Span span(trace_, TraceRow::compute, "backward");
       backward(part_loss, part + 1 == parts && !clip_model ? hook : GradientHook{},
                1.0f / static_cast<float>(parts));
     }
@@ -199,6 +211,7 @@ class Trainer {
       for (const Parameter* parameter : arena_.zero_unwritten_gradients())
         log_warning(parameter->name() + " has no part in the loss: its gradient is zero");
     if (clip_model) {
+      const StepTrace::Span span(trace_, TraceRow::compute, "clip");
       arena_.zero_unwritten_gradients();
       for (const Parameter* parameter : arena_.parameters()) recorder_.take(*parameter);
       clip_gradients(arena_.parameters(), clip_norm);
@@ -225,6 +238,7 @@ class Trainer {
 
   void update(StepRecord& record) {
     Stopwatch watch(record.update_s);
+    const StepTrace::Span span(trace_, TraceRow::compute, "update");
     double factor = 1.0;
     if (config_.train.clip_global > 0) {
       double squares = 0;
@@ -277,6 +291,7 @@ class Trainer {
   const std::vector<float> weights_;
   Reporter reporter_;
   Recorder recorder_;
+  StepTrace trace_;
 
   std::vector<float> statistics_;  // as before this step
   std::int64_t step_ = 0, skipped_ = 0;
