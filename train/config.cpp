@@ -182,6 +182,8 @@ const char* origin_name(Origin origin) {
       return "file";
     case Origin::command_line:
       return "command line";
+    case Origin::measured:
+      return "measured at the start";
     default:
       return "default";
   }

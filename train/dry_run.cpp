@@ -36,12 +36,19 @@ void print_dry_run(const Config& config) {
   ParameterArena& arena = model->store.arena();
   const auto group = make_thread_group(1, config.dist.timeout_s);
   CollectiveQueue queue(*group[0]);
-  const Exchange exchange(arena, queue, exchange_options(config, arena));
+  const Exchange exchange(arena, queue, stand_in_options(config, arena));
   const Loader loader(*data.train, loader_options(config, *data.train, true, 0, config.dist.ranks));
   const Plan plan = plan_steps(config, loader);
 
   const bool dense = config.compress.name == "dense";
   print_parameters(model->store, arena, !dense);
+  if (needs_plan(exchange_options(config)))
+    std::printf(
+        "exchange.merge=%s plans from times that are measured when the run starts; until then one group a "
+        "parameter stands here\n",
+        config.exchange.merge.c_str());
+  if (config.exchange.collective == "auto")
+    std::printf("exchange.collective=auto is chosen when the run starts; all_gather stands here\n");
   print_groups(exchange);
   const double whole = 4.0 * static_cast<double>(arena.size());
   const auto print_bytes = [&](const char* when, double density) {

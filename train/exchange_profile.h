@@ -48,7 +48,7 @@ struct ExchangeProfile {
   bool overlaps = false;                  // whether collectives run beside the backward pass
   bool sums = false;                      // the method's messages are summed, not gathered
   std::vector<Parameter> parameters;      // in arena order, the order of travel
-  double data_s = 0, forward_s = 0;       // of one step; data_s is 0 where it was not measured
+  double data_s = 0, forward_s = 0;       // of one step; data_s as if no thread prepared it
   double backward_s = 0, update_s = 0;
   // Group sizes from the smallest parameter to all that the method handles, ascending, at least one.
   std::vector<Group> groups;
@@ -71,9 +71,10 @@ ExchangeProfile read_exchange_profile(const std::string& path);
 std::string profile_options(const Config& config);
 
 // Throws UserError where the profile was not measured for this model, method, density and number of ranks,
-// with the first difference. Threads, batch and backend may differ: the numbers are then a little off, or for
-// another backend far off, and a line of the log says so.
-void check_exchange_profile(const ExchangeProfile& profile, const Config& config, const ParameterArena& arena,
-                            int ranks, const std::string& backend, const std::string& path);
+// with the first difference. Threads, batch and backend may differ, though the numbers are then off: returns
+// those differences in words, "" where there are none.
+std::string check_exchange_profile(const ExchangeProfile& profile, const Config& config,
+                                   const ParameterArena& arena, int ranks, const std::string& backend,
+                                   const std::string& path);
 
 }  // namespace topknot

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -12,14 +11,11 @@
 #include "nn/core/log.h"
 #include "nn/core/suggest.h"
 #include "nn/core/text.h"
-#include "train/evaluate.h"
 #include "train/lags.h"
-#include "train/metrics.h"
+#include "train/layer_times.h"
 
 namespace topknot {
 namespace {
-
-constexpr int kWarmUp = 2, kTimed = 7;  // backward passes
 
 std::string read_text(const std::string& path) {
   errno = 0;
@@ -63,46 +59,21 @@ std::string layer_density_json(const LayerDensity& densities) {
 }
 
 LayerDensity measure_layer_density(const Config& config, const Dataset& data, int ranks) {
-  using Clock = std::chrono::steady_clock;
   const auto model = build_model(config, data);
-  ParameterArena& arena = model->store.arena();
-  LoaderOptions options = loader_options(config, data, true, 0, ranks);
-  options.workers = 0;
-  Loader loader(data, options);
-  loader.start_epoch(0);
-
-  std::map<const Parameter*, std::vector<double>> times;
-  for (int pass = 0; pass < kWarmUp + kTimed; ++pass) {
-    Batch batch;
-    if (!loader.next(batch)) {
-      loader.start_epoch(0);
-      TOPKNOT_CHECK(loader.next(batch), "an epoch without batches");
-    }
-    ForwardContext context;
-    context.seed = config.seed;
-    context.step = static_cast<std::uint32_t>(pass);
-    arena.clear_gradients();
-    const Variable loss = batch_loss(model->module->forward(Variable(batch.images), context), batch);
-    Clock::time_point last = Clock::now();
-    backward(loss, [&](Parameter& parameter) {
-      const auto now = Clock::now();
-      if (pass >= kWarmUp) times[&parameter].push_back(std::chrono::duration<double>(now - last).count());
-      last = now;
-    });
-  }
-
+  const auto parameters = model->store.arena().parameters();
+  const LayerTimes times = measure_layer_times(config, data, 0, ranks);
   std::vector<std::string> names;
-  std::vector<double> medians;
+  std::vector<double> backward;
   std::vector<std::size_t> sizes;
-  for (const Parameter* parameter : arena.parameters())
-    if (parameter->compressible()) {
-      names.push_back(parameter->name());
-      medians.push_back(quantile(times[parameter], 0.5));
-      sizes.push_back(parameter->numel());
+  for (std::size_t i = 0; i < parameters.size(); ++i)
+    if (parameters[i]->compressible()) {
+      names.push_back(parameters[i]->name());
+      backward.push_back(times.backward[i]);
+      sizes.push_back(parameters[i]->numel());
     }
   const auto& c = config.compress;
   const auto densities =
-      lags_densities(medians, sizes, c.alpha_s, sizeof(float) * c.beta_s_per_byte, ranks, c.density);
+      lags_densities(backward, sizes, c.alpha_s, sizeof(float) * c.beta_s_per_byte, ranks, c.density);
   LayerDensity result;
   for (std::size_t i = 0; i < names.size(); ++i) result[names[i]] = densities[i];
   return result;

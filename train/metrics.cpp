@@ -28,7 +28,8 @@ void fields(Record& r, Visit&& visit) {
     visit("bytes_ratio", r.bytes_ratio);
     visit("data_s", r.data_s), visit("forward_s", r.forward_s), visit("backward_s", r.backward_s);
     visit("encode_s", r.encode_s), visit("communicate_s", r.communicate_s), visit("decode_s", r.decode_s);
-    visit("update_s", r.update_s), visit("exposed_s", r.exposed_s), visit("skipped", r.skipped);
+    visit("update_s", r.update_s), visit("exposed_s", r.exposed_s), visit("makespan_s", r.makespan_s);
+    visit("skipped", r.skipped);
     visit("images_per_second", r.images_per_second);
   } else if constexpr (std::is_same_v<Plain, EpochRecord>) {
     visit("epoch", r.epoch), visit("step", r.step), visit("time_s", r.time_s);
@@ -52,7 +53,10 @@ void fields(Record& r, Visit&& visit) {
     visit("bytes_received", r.bytes_received), visit("bytes_dense", r.bytes_dense);
     visit("bytes_ratio", r.bytes_ratio), visit("parameter_checksum", r.parameter_checksum);
     visit("steps", r.steps), visit("skipped_steps", r.skipped_steps), visit("step_p50_s", r.step_p50_s);
-    visit("step_p95_s", r.step_p95_s);
+    visit("step_p95_s", r.step_p95_s), visit("encode_p50_s", r.encode_p50_s);
+    visit("communicate_p50_s", r.communicate_p50_s), visit("exposed_p50_s", r.exposed_p50_s);
+    visit("decode_p50_s", r.decode_p50_s), visit("makespan_p50_s", r.makespan_p50_s);
+    visit("modelled_makespan_s", r.modelled_makespan_s);
   }
 }
 

@@ -32,7 +32,10 @@ struct StepRecord {
   double bytes_ratio = 0;     // dense over sent; 0 where nothing was sent
   double data_s = 0, forward_s = 0, backward_s = 0, encode_s = 0, communicate_s = 0, decode_s = 0,
          update_s = 0;
-  double exposed_s = 0;          // the part of communicate_s that the compute thread waited for
+  double exposed_s = 0;  // the part of communicate_s that the compute thread waited for
+  // From the start of the backward pass (with train.accumulate, the last one) to the end of the last group's
+  // first collective; 0 where unknown.
+  double makespan_s = 0;
   bool skipped = false;          // some rank saw a NaN or Inf; nothing changed
   double images_per_second = 0;  // all ranks, this step
 };
@@ -88,6 +91,10 @@ struct EndRecord {
   std::string parameter_checksum;  // 16 hexadecimal digits, parameters only
   std::int64_t steps = 0, skipped_steps = 0;
   double step_p50_s = 0, step_p95_s = 0;  // of one step's seconds, as many excluded
+  // Medians of the steps' figures, as many excluded; 0 in files of earlier versions.
+  double encode_p50_s = 0, communicate_p50_s = 0, exposed_p50_s = 0, decode_p50_s = 0;
+  double makespan_p50_s = 0;
+  double modelled_makespan_s = 0;  // by the run's exchange profile; 0 where it has none
 };
 
 // Appends. Not a number and infinity become null. Throws UserError with path and reason where writing fails

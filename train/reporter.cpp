@@ -80,7 +80,8 @@ void Reporter::complete(StepRecord& record, const ByteCount& bytes, double secon
   record.epoch = epochs(record.step);
   put_bytes(bytes, record);
   bytes_ += bytes;
-  step_seconds_.push_back(seconds);
+  seconds_.push_back(
+      {seconds, record.encode_s, record.communicate_s, record.exposed_s, record.decode_s, record.makespan_s});
   train_seconds_ = seconds_since(first_step_) - eval_seconds_;
   record.time_s = train_seconds_;
   record.images_per_second = static_cast<double>(images_a_step()) / seconds;
@@ -111,7 +112,8 @@ void Reporter::evaluation(std::int64_t step, const Evaluation& evaluation, doubl
   progress_.note(text);
 }
 
-void Reporter::end(std::int64_t steps, std::int64_t skipped, const std::string& parameter_checksum) {
+void Reporter::end(std::int64_t steps, std::int64_t skipped, const std::string& parameter_checksum,
+                   double modelled_makespan) {
   if (!metrics_) return;
   EndRecord end;
   end.test_accuracy = last_.accuracy;
@@ -120,8 +122,13 @@ void Reporter::end(std::int64_t steps, std::int64_t skipped, const std::string& 
   end.wall_seconds = train_seconds_;
   end.eval_seconds = eval_seconds_;
   end.startup_seconds = startup_seconds_;
-  std::vector<double> steady = step_seconds_;
-  if (steady.size() > kWarmUpSteps) steady.erase(steady.begin(), steady.begin() + kWarmUpSteps);
+  const std::size_t warm_up = seconds_.size() > kWarmUpSteps ? kWarmUpSteps : 0;
+  const auto steady_steps = [&](double Seconds::*figure) {
+    std::vector<double> values;
+    for (std::size_t i = warm_up; i < seconds_.size(); ++i) values.push_back(seconds_[i].*figure);
+    return values;
+  };
+  const std::vector<double> steady = steady_steps(&Seconds::step);
   const double total = std::accumulate(steady.begin(), steady.end(), 0.0);
   const double images = static_cast<double>(images_a_step()) * static_cast<double>(steady.size());
   end.images_per_second = total > 0 ? images / total : 0;
@@ -131,9 +138,21 @@ void Reporter::end(std::int64_t steps, std::int64_t skipped, const std::string& 
   end.skipped_steps = skipped;
   end.step_p50_s = quantile(steady, 0.5);
   end.step_p95_s = quantile(steady, 0.95);
+  end.encode_p50_s = quantile(steady_steps(&Seconds::encode), 0.5);
+  end.communicate_p50_s = quantile(steady_steps(&Seconds::communicate), 0.5);
+  end.exposed_p50_s = quantile(steady_steps(&Seconds::exposed), 0.5);
+  end.decode_p50_s = quantile(steady_steps(&Seconds::decode), 0.5);
+  end.makespan_p50_s = quantile(steady_steps(&Seconds::makespan), 0.5);
+  end.modelled_makespan_s = modelled_makespan;
   metrics_->write(end);
   write_metrics_csv(read_metrics(folder_.metrics_jsonl()), folder_.metrics_csv());
   char text[200];
+  if (modelled_makespan > 0) {
+    std::snprintf(text, sizeof text,
+                  "exchange: modelled makespan %.3g ms, measured %.3g ms (median of %zu steps)",
+                  1e3 * modelled_makespan, 1e3 * end.makespan_p50_s, steady.size());
+    log_info(text);
+  }
   std::snprintf(text, sizeof text, "done: %lld steps in %s, %.0f images/s, sent %s a rank (dense: %s)",
                 static_cast<long long>(steps), format_duration(train_seconds_).c_str(), end.images_per_second,
                 format_bytes(end.bytes_sent).c_str(), format_bytes(end.bytes_dense).c_str());

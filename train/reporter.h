@@ -37,7 +37,9 @@ class Reporter {
   void epoch(std::int64_t step, double train_loss);
   // `accuracy`: whether the data has classes.
   void evaluation(std::int64_t step, const Evaluation& evaluation, double seconds, bool accuracy);
-  void end(std::int64_t steps, std::int64_t skipped, const std::string& parameter_checksum);
+  // `modelled_makespan`: seconds, 0 where the run has no exchange profile.
+  void end(std::int64_t steps, std::int64_t skipped, const std::string& parameter_checksum,
+           double modelled_makespan = 0);
 
   void note(const std::string& text);                  // a line between those of progress
   void finish();                                       // no more progress
@@ -60,8 +62,11 @@ class Reporter {
   const Clock::time_point program_start_;
   Clock::time_point first_step_;
   double startup_seconds_ = 0, train_seconds_ = 0, eval_seconds_ = 0;
-  std::vector<double> step_seconds_;
-  ByteCount bytes_;  // of all ranks and steps
+  struct Seconds {
+    double step, encode, communicate, exposed, decode, makespan;
+  };
+  std::vector<Seconds> seconds_;  // by step
+  ByteCount bytes_;               // of all ranks and steps
   Evaluation last_;
   double best_accuracy_ = 0;
 };

@@ -67,6 +67,18 @@ std::string environment_json(const Config& config, const std::vector<std::string
   return json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
 }
 
+// output.overwrite belongs to this start, not to the configuration: repeating the run must not delete
+// anything.
+std::string effective_config(const RunFolder& folder, const Config& config,
+                             std::map<std::string, Origin> origins) {
+  Config effective = config;
+  effective.output.dir = folder.path;
+  effective.output.overwrite = false;
+  origins.erase("output.overwrite");
+  return "# The effective configuration: 'train config.yaml output.dir=OTHER' repeats the run.\n" +
+         dump_yaml(effective, false, origins);
+}
+
 }  // namespace
 
 std::string program_version() {
@@ -88,6 +100,15 @@ void write_file(const std::string& path, const std::string& text) {
                     "; free space or choose another place");
 }
 
+void rewrite_config(const RunFolder& folder, const Config& config,
+                    const std::map<std::string, Origin>& origins) {
+  const std::string path = folder.path + "/config.yaml", other = path + ".new";
+  write_file(other, effective_config(folder, config, origins));
+  std::error_code error;
+  fs::rename(other, path, error);
+  if (error) throw UserError(path + ": cannot be replaced: " + error.message());
+}
+
 RunFolder create_run_folder(const LoadedConfig& loaded, const std::vector<std::string>& command_line,
                             const std::map<std::string, std::string>& libraries) {
   const Config& config = loaded.config;
@@ -103,6 +124,8 @@ RunFolder create_run_folder(const LoadedConfig& loaded, const std::vector<std::s
     for (const char* name :
          {"config.yaml", "environment.json", "metrics.jsonl", "metrics.csv", "gradients.npy"})
       fs::remove(fs::path(folder.path) / name, error);
+    for (int rank = 0; fs::remove(folder.trace_json(rank), error); ++rank) {
+    }
   } else {
     error.clear();
     fs::create_directories(folder.path, error);
@@ -110,16 +133,7 @@ RunFolder create_run_folder(const LoadedConfig& loaded, const std::vector<std::s
       throw UserError("output.dir: " + folder.path + " cannot be created: " + error.message() +
                       "; choose another folder");
   }
-  // output.overwrite belongs to this start, not to the configuration: repeating the run must not delete
-  // anything.
-  Config effective = config;
-  effective.output.dir = folder.path;
-  effective.output.overwrite = false;
-  auto origins = loaded.origins;
-  origins.erase("output.overwrite");
-  write_file(folder.path + "/config.yaml",
-             "# The effective configuration: 'train config.yaml output.dir=OTHER' repeats the run.\n" +
-                 dump_yaml(effective, false, origins));
+  write_file(folder.path + "/config.yaml", effective_config(folder, config, loaded.origins));
   write_file(folder.path + "/environment.json", environment_json(config, command_line, libraries));
   return folder;
 }

@@ -1,11 +1,14 @@
 #include "train/setup.h"
 
+#include <algorithm>
+
 #include "compress/code/code.h"
 #include "compress/memory/memory.h"
 #include "compress/select/selector.h"
 #include "dist/collective_queue.h"
 #include "dist/threads_communicator.h"
 #include "nn/core/check.h"
+#include "train/exchange_profile.h"
 #include "train/layer_density.h"
 
 namespace topknot {
@@ -89,6 +92,26 @@ ExchangeOptions exchange_options(const Config& config, const ParameterArena& are
   return options;
 }
 
+ExchangeOptions stand_in_options(const Config& config, const ParameterArena& arena) {
+  ExchangeOptions options = exchange_options(config, arena);
+  if (options.collective == "auto") options.collective = "all_gather";
+  if (needs_plan(options)) {
+    const auto parameters = arena.parameters();
+    const auto handled = options.compress.name == "dense"
+                             ? static_cast<std::ptrdiff_t>(parameters.size())
+                             : std::count_if(parameters.begin(), parameters.end(),
+                                             [](const Parameter* p) { return p->compressible(); });
+    options.groups.assign(static_cast<std::size_t>(handled), 1);
+    // Nothing is compressed, and nothing to be planned.
+    if (handled == 0) options.merge = "all";
+  }
+  return options;
+}
+
+bool needs_plan(const ExchangeOptions& options) {
+  return parse_merge(options.merge).kind == MergePolicy::Kind::planned && options.groups.empty();
+}
+
 OptimizerOptions optimizer_options(const Config& config) {
   const auto& o = config.optimizer;
   return {o.name, o.lr, o.momentum, o.nesterov, o.weight_decay, o.decay_1d};
@@ -117,7 +140,10 @@ void check_run(const Config& config, const RunData& data) {
   const auto group = make_thread_group(1, config.dist.timeout_s);
   CollectiveQueue queue(*group[0]);
   ParameterArena& arena = model->store.arena();
-  const Exchange exchange(arena, queue, exchange_options(config, arena));
+  if (const std::string& path = config.exchange.profile; !path.empty())
+    check_exchange_profile(read_exchange_profile(path), config, arena, config.dist.ranks, config.dist.backend,
+                           path);
+  const Exchange exchange(arena, queue, stand_in_options(config, arena));
   make_schedule(schedule_options(config), config.optimizer.lr);
   make_optimizer(optimizer_options(config), arena);
   LoaderOptions options = loader_options(config, *data.train, true, 0, config.dist.ranks);

@@ -33,6 +33,11 @@ ExchangeOptions exchange_options(const Config& config);
 // With the densities of a file that compress.layer_density names; those of `auto` are not known yet and left
 // out. Throws UserError as read_layer_density (train/layer_density.h).
 ExchangeOptions exchange_options(const Config& config, const ParameterArena& arena);
+// Whether exchange.merge wants a plan from measured times and there is none.
+bool needs_plan(const ExchangeOptions& options);
+// For looking at a run without running it: one group a parameter stands in for a plan, and all_gather for a
+// collective, that only a run measures.
+ExchangeOptions stand_in_options(const Config& config, const ParameterArena& arena);
 OptimizerOptions optimizer_options(const Config& config);
 ScheduleOptions schedule_options(const Config& config);
 LoaderOptions loader_options(const Config& config, const Dataset& data, bool train, int rank, int ranks);

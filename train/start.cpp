@@ -82,7 +82,7 @@ int start_training(LoadedConfig loaded, int argc, char* const* argv, bool quiet,
     folder = create_run_folder(loaded, {argv, argv + argc}, {{"oneDNN", onednn_version()}});
   };
   hooks.body = [&](Communicator& communicator) {
-    const RunInputs inputs{loaded.config, data, folder, quiet, program_start};
+    const RunInputs inputs{loaded.config, data, folder, quiet, program_start, loaded.origins};
     const RunOutcome mine = run_rank(inputs, communicator);
     if (communicator.rank() == plan.rank) outcome = mine;
   };

@@ -14,6 +14,8 @@
 #include "optim/clip.h"
 #include "train/checksum.h"
 #include "train/evaluate.h"
+#include "train/exchange_measure.h"
+#include "train/exchange_plan.h"
 #include "train/layer_density.h"
 #include "train/recorder.h"
 #include "train/reporter.h"
@@ -40,7 +42,7 @@ class Trainer {
         model_(build_model(config_, *inputs.data.train)),
         arena_(model_->store.arena()),
         queue_(communicator),
-        exchange_(arena_, queue_, exchange_with_densities()),
+        exchange_(arena_, queue_, settled_exchange_options()),
         optimizer_(make_optimizer(optimizer_options(config_), arena_)),
         schedule_(make_schedule(schedule_options(config_), config_.optimizer.lr)),
         train_loader_(*inputs.data.train, loader_options(config_, *inputs.data.train, true,
@@ -76,16 +78,34 @@ class Trainer {
                " has the steps so far");
       return outcome;
     }
-    reporter_.end(step_, skipped_, outcome.parameter_checksum);
+    reporter_.end(step_, skipped_, outcome.parameter_checksum, modelled_seconds());
     return outcome;
   }
 
  private:
-  ExchangeOptions exchange_with_densities() {
+  // With what only a run can measure; what that was stands in the run folder.
+  ExchangeOptions settled_exchange_options() {
     ExchangeOptions options = exchange_options(config_);
     options.layer_density =
         layer_density(config_, *inputs_.data.train, arena_, queue_, communicator_, inputs_.folder);
+    choice_ = choose_exchange(config_, *inputs_.data.train, arena_, queue_, inputs_.folder, options);
+    if (!root_ || !(choice_.planned || choice_.chosen)) return options;
+    Config effective = config_;
+    auto origins = inputs_.origins;
+    effective.exchange.groups.assign(options.groups.begin(), options.groups.end());
+    effective.exchange.collective = options.collective;
+    if (choice_.planned) origins["exchange.groups"] = Origin::measured;
+    if (choice_.chosen) origins["exchange.collective"] = Origin::measured;
+    rewrite_config(inputs_.folder, effective, origins);
     return options;
+  }
+
+  // By the run's profile; 0 where there is none.
+  double modelled_seconds() const {
+    if (!choice_.profile) return 0;
+    std::vector<std::size_t> parameters;
+    for (const Group& group : exchange_.groups()) parameters.push_back(group.parameters.size());
+    return modelled_makespan(*choice_.profile, parameters);
   }
 
   // True where the run is to stop.
@@ -137,6 +157,7 @@ class Trainer {
     record.communicate_s = result.stats.communicate;
     record.decode_s = result.stats.decode;
     record.exposed_s = result.stats.exposed;
+    record.makespan_s = measured_makespan(exchange_.spans(), backward_begin_);
     // One small sum a step: what the ranks' metrics have in common, and whether anyone wants to stop.
     // The loss counts as the rank's gradient does, by the weight of its shard.
     const double weight = weights_[static_cast<std::size_t>(communicator_.rank())];
@@ -203,6 +224,7 @@ class Trainer {
       }
       loss += part_loss.value().data()[0] / parts;
       Stopwatch watch(record.backward_s);
+      backward_begin_ = Clock::now();
       const StepTrace::Span span(trace_, TraceRow::compute, "backward");
       backward(part_loss, part + 1 == parts && !clip_model ? hook : GradientHook{},
                1.0f / static_cast<float>(parts));
@@ -283,6 +305,7 @@ class Trainer {
   std::unique_ptr<BuiltModel> model_;
   ParameterArena& arena_;
   CollectiveQueue queue_;
+  ExchangeChoice choice_;
   Exchange exchange_;
   std::unique_ptr<Optimizer> optimizer_;
   std::unique_ptr<Schedule> schedule_;
@@ -293,7 +316,8 @@ class Trainer {
   Recorder recorder_;
   StepTrace trace_;
 
-  std::vector<float> statistics_;  // as before this step
+  std::vector<float> statistics_;     // as before this step
+  Clock::time_point backward_begin_;  // of the pass that drives the exchange
   std::int64_t step_ = 0, skipped_ = 0;
   int skips_in_a_row_ = 0;
   Evaluation evaluation_;

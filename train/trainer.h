@@ -2,6 +2,7 @@
 // run_rank() is the whole of training, the same code for every rank of every backend.
 
 #include <chrono>
+#include <map>
 #include <string>
 
 #include "dist/communicator.h"
@@ -17,6 +18,7 @@ struct RunInputs {
   RunFolder folder;  // written by rank 0 only
   bool quiet = false;
   std::chrono::steady_clock::time_point program_start;
+  std::map<std::string, Origin> origins = {};  // of the configuration's keys, for config.yaml
 };
 
 struct RunOutcome {

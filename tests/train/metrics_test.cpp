@@ -43,7 +43,8 @@ StepRecord step_record() {
   step.selected = 269, step.threshold = 0.5, step.bytes_sent = 2160, step.bytes_dense = 1078888;
   step.data_s = 0.01, step.forward_s = 0.02, step.backward_s = 0.03, step.encode_s = 0.04,
   step.communicate_s = 0.05;
-  step.decode_s = 0.06, step.update_s = 0.07, step.exposed_s = 0.08, step.images_per_second = 900;
+  step.decode_s = 0.06, step.update_s = 0.07, step.exposed_s = 0.08, step.makespan_s = 0.09;
+  step.images_per_second = 900;
   return step;
 }
 
@@ -61,6 +62,7 @@ TEST_CASE("metrics read back as they were written, to the last bit") {
     EndRecord end;
     end.test_accuracy = 0.25, end.best_test_accuracy = 0.5, end.bytes_sent = 1e15, end.steps = 3;
     end.parameter_checksum = "0123456789abcdef";
+    end.makespan_p50_s = 0.1 + 0.2, end.modelled_makespan_s = 0.3, end.decode_p50_s = 0.4;
     writer.write(end);
   }
   const Metrics metrics = read_metrics(path);
@@ -69,6 +71,7 @@ TEST_CASE("metrics read back as they were written, to the last bit") {
   CHECK(metrics.steps[0].loss == step.loss);
   CHECK(metrics.steps[0].step == 3);
   CHECK(metrics.steps[0].exposed_s == step.exposed_s);
+  CHECK(metrics.steps[0].makespan_s == 0.09);
   CHECK(metrics.steps[0].images_per_second == 900);
   CHECK_FALSE(metrics.steps[0].skipped);
   CHECK(metrics.epochs.at(0).train_loss == 0.5);
@@ -76,6 +79,9 @@ TEST_CASE("metrics read back as they were written, to the last bit") {
   REQUIRE(metrics.end);
   CHECK(metrics.end->parameter_checksum == "0123456789abcdef");
   CHECK(metrics.end->bytes_sent == 1e15);
+  CHECK(metrics.end->makespan_p50_s == 0.1 + 0.2);
+  CHECK(metrics.end->modelled_makespan_s == 0.3);
+  CHECK(metrics.end->decode_p50_s == 0.4);
   CHECK_FALSE(metrics.truncated);
 }
 

@@ -1,0 +1,122 @@
+#include "train/network_measure.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <vector>
+
+#include "nn/core/check.h"
+#include "train/metrics.h"
+
+namespace topknot {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr std::size_t kSmallest = 64;          // bytes
+constexpr std::size_t kStep = 4;               // from size to size
+constexpr std::int64_t kMost = 9, kLeast = 3;  // repetitions of one size, the first is not counted
+constexpr double kBudget = 0.4;                // seconds for one operation, all sizes
+constexpr int kRoundTrips = 20;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+// Times `once` at rising sizes. How often, and whether at all, rank 0 decides for all.
+template <class Once>
+LinearFit measure(CollectiveQueue& queue, std::size_t largest, const Once& once) {
+  const bool root = queue.communicator().rank() == 0;
+  std::vector<double> sizes, times;
+  const auto begin = Clock::now();
+  double expected = 0;  // seconds of one call of this size
+  for (std::size_t bytes = kSmallest;; bytes = std::min(bytes * kStep, largest)) {
+    std::int64_t repetitions = kMost;
+    const double left = kBudget - seconds_since(begin);
+    if (expected * static_cast<double>(kMost) > left) repetitions = kLeast;
+    if (!sizes.empty() && expected * static_cast<double>(kLeast) > left) repetitions = 0;
+    std::vector<double> taken;
+    queue.run([&](Communicator& c) {
+      c.broadcast(std::as_writable_bytes(std::span(&repetitions, 1)), 0);
+      for (std::int64_t i = 0; i < repetitions; ++i) {
+        c.barrier();
+        const auto start = Clock::now();
+        once(c, bytes);
+        if (i > 0) taken.push_back(std::max(seconds_since(start), 1e-9));
+      }
+    });
+    if (repetitions == 0) break;
+    sizes.push_back(static_cast<double>(bytes));
+    times.push_back(quantile(taken, 0.5));
+    expected = times.back() * static_cast<double>(kStep);
+    if (bytes >= largest) break;
+  }
+  return root ? fit_relative(sizes, times) : LinearFit{};
+}
+
+double one_way(CollectiveQueue& queue) {
+  std::vector<double> taken;
+  queue.run([&](Communicator& c) {
+    const std::vector<std::byte> mine(8);
+    std::vector<std::byte> theirs;
+    const int rank = c.rank();
+    c.barrier();
+    for (int i = 0; i < kRoundTrips; ++i) {
+      const auto start = Clock::now();
+      c.send_receive(rank == 0 ? 1 : -1, mine, rank == 1 ? 0 : -1, theirs);
+      c.send_receive(rank == 1 ? 0 : -1, mine, rank == 0 ? 1 : -1, theirs);
+      taken.push_back(seconds_since(start) / 2);
+    }
+  });
+  return quantile(taken, 0.5);
+}
+
+}  // namespace
+
+LinearFit fit_relative(std::span<const double> bytes, std::span<const double> seconds) {
+  TOPKNOT_CHECK(!bytes.empty() && bytes.size() == seconds.size(), "a fit needs a time for each size");
+  // Divided by the time, the line is p alpha + q beta = 1 with p = 1 / time and q = bytes / time.
+  double pp = 0, pq = 0, qq = 0, p_sum = 0, q_sum = 0;
+  for (std::size_t i = 0; i < bytes.size(); ++i) {
+    TOPKNOT_CHECK(seconds[i] > 0 && bytes[i] >= 0, "a fit needs sizes and times above 0");
+    const double p = 1 / seconds[i], q = bytes[i] / seconds[i];
+    pp += p * p, pq += p * q, qq += q * q, p_sum += p, q_sum += q;
+  }
+  const double determinant = pp * qq - pq * pq;
+  LinearFit fit;
+  if (determinant > 1e-12 * pp * qq) {
+    fit.alpha = (p_sum * qq - q_sum * pq) / determinant;
+    fit.beta = (q_sum * pp - p_sum * pq) / determinant;
+  } else {
+    fit.alpha = p_sum / pp;
+  }
+  if (fit.beta < 0) fit = {p_sum / pp, 0};
+  if (fit.alpha < 0) fit = {0, q_sum / qq};
+  return fit;
+}
+
+NetworkTimes measure_network(CollectiveQueue& queue, std::size_t gather_bytes, std::size_t reduce_bytes,
+                             SumOrder order) {
+  NetworkTimes times;
+  const int ranks = queue.communicator().size();
+  times.gather.ranks = times.reduce.ranks = ranks;
+  if (ranks == 1) return times;
+  const std::vector<std::byte> block(std::max(gather_bytes, kSmallest));
+  std::vector<std::vector<std::byte>> all;
+  const LinearFit gather = measure(queue, block.size(), [&](Communicator& c, std::size_t bytes) {
+    c.all_gather(std::span(block).first(bytes), all);
+  });
+  std::vector<float> floats(std::max(reduce_bytes, kSmallest) / sizeof(float));
+  const LinearFit reduce =
+      measure(queue, floats.size() * sizeof(float), [&](Communicator& c, std::size_t bytes) {
+        c.all_reduce(std::span(floats).first(bytes / sizeof(float)), order);
+      });
+  times.gather.alpha = gather.alpha, times.gather.beta = gather.beta;
+  times.reduce.alpha = reduce.alpha, times.reduce.beta = reduce.beta;
+  times.link.alpha = one_way(queue);
+  times.link.beta = gather.beta / (ranks - 1);
+  if (ranks > 2) times.link.overhead = std::max(0.0, (gather.alpha - times.link.alpha) / (ranks - 2));
+  return times;
+}
+
+}  // namespace topknot

@@ -1,0 +1,28 @@
+#pragma once
+// The network between the ranks, timed by the collectives that a run uses.
+
+#include <cstddef>
+#include <span>
+
+#include "dist/collective_queue.h"
+#include "train/exchange_profile.h"
+
+namespace topknot {
+
+struct NetworkTimes {
+  Link link;
+  ExchangeProfile::Fit gather, reduce;
+};
+
+// Collective. Messages from 64 bytes up to `gather_bytes` and `reduce_bytes`, about 0.4 s for each of the
+// two; a network that is slower than that is measured with small messages only. `order`: of the all-reduce.
+// Only rank 0's result counts. One rank: all zero.
+NetworkTimes measure_network(CollectiveQueue& queue, std::size_t gather_bytes, std::size_t reduce_bytes,
+                             SumOrder order);
+
+// The line of least squared relative error, (seconds(bytes) / measured - 1)^2, with no negative alpha or beta:
+// sizes span several decades, and in plain least squares the largest alone would count. Needs as many sizes
+// as seconds, at least one, all seconds above 0 (Error).
+LinearFit fit_relative(std::span<const double> bytes, std::span<const double> seconds);
+
+}  // namespace topknot
