@@ -22,12 +22,13 @@ namespace {
 constexpr const char* kText =
     "bench: what the exchange of gradients costs, measured without training.\n\n"
     "  bench --record DIR [FILE.yaml] [section.key=value ...] [--steps N]\n"
-    "  bench --replay DIR [section.key=value ...] [--steps N] [--compute SECONDS] [--out DIR2]\n\n"
+    "  bench --replay DIR [section.key=value ...] [--steps N] [--meet] [--compute SECONDS] [--out DIR2]\n\n"
     "--record trains as FILE and keys say, and leaves rank 0's gradients of N steps (16), after 20 others\n"
     "(train.record_from), in DIR. --replay gives these gradients to any number of ranks, a different one to\n"
-    "each, and has them encoded, exchanged and decoded by any method; nothing is computed. It prints "
-    "medians\n"
-    "over N steps (20) that follow 5 of warm-up.\n\n"
+    "each, and has them encoded, exchanged and decoded by any method; nothing is computed. It prints\n"
+    "medians over N steps (20) that follow 5 of warm-up.\n\n"
+    "  --meet              have all ranks wait, outside of the times, until all have encoded: where ranks\n"
+    "                      share cores, communication then is the network's and not the others' encoding\n"
     "  --compute SECONDS   sleep so long in each step in place of the backward pass, so that groups leave\n"
     "                      one after the other and communication can hide behind it (default: 0)\n"
     "  --out DIR2          also write bench.json, metrics.jsonl and config.yaml there\n"
@@ -49,6 +50,7 @@ struct Arguments {
   std::optional<std::int64_t> steps;
   std::optional<double> compute;
   std::vector<std::string> overrides;
+  bool meet = false;
 };
 
 [[noreturn]] void misuse(const std::string& what) {
@@ -67,6 +69,7 @@ bool parse(int argc, char** argv, Arguments& arguments) {
   app.add_option("--steps", arguments.steps);
   app.add_option("--compute", arguments.compute);
   app.add_option("--out", arguments.out);
+  app.add_flag("--meet", arguments.meet);
   app.add_option("words", words);
   try {
     app.parse(argc, argv);
@@ -91,6 +94,8 @@ bool parse(int argc, char** argv, Arguments& arguments) {
     misuse("--steps must be 1 to 1000000");
   if (arguments.compute && !(*arguments.compute >= 0 && *arguments.compute <= 3600))
     misuse("--compute must be 0 to 3600 seconds");
+  if (arguments.meet && arguments.compute.value_or(0) > 0)
+    misuse("--meet has all groups wait for the last one; leave out --compute");
   return true;
 }
 
@@ -109,6 +114,7 @@ void warn_of_unused(const Config& recorded, std::vector<std::string> overrides) 
 int record(const Arguments& arguments, int argc, char** argv) {
   const auto program_start = std::chrono::steady_clock::now();
   if (arguments.compute) misuse("--compute is for --replay");
+  if (arguments.meet) misuse("--meet is for --replay");
   if (!arguments.out.empty()) misuse("--out is for --replay; --record DIR says where the recording goes");
   const std::int64_t steps = arguments.steps.value_or(kRecordedSteps);
   std::vector<std::string> overrides{"train.epochs=0", "train.max_steps=1", "train.eval_every=0"};
@@ -137,6 +143,7 @@ int replay(const Arguments& arguments, int argc, char** argv) {
   report.recording = arguments.replay;
   report.recorded_steps = recording->steps();
   report.options.steps = arguments.steps.value_or(report.options.steps);
+  report.options.meet = arguments.meet;
   report.options.compute_s = arguments.compute.value_or(0);
 
   const DistOptions options = dist_options(loaded);

@@ -6,6 +6,9 @@
 #include <array>
 #include <chrono>
 #include <cstring>
+#include <latch>
+#include <memory>
+#include <optional>
 #include <thread>
 
 #include "dist/collective_queue.h"
@@ -68,8 +71,37 @@ void check_same_replay(const Config& config, const Recording& recording, const R
   check_same(communicator, "the configuration", dump_yaml(shared));
   check_same(communicator, "the replay",
              std::to_string(recording.steps()) + " recorded steps, " + std::to_string(options.steps) +
-                 " steps, compute " + std::to_string(options.compute_s) + " s");
+                 " steps, compute " + std::to_string(options.compute_s) + " s" +
+                 (options.meet ? ", meeting" : ""));
 }
+
+// Holds up a rank's queue until every rank has encoded all it has.
+class Meeting {
+ public:
+  explicit Meeting(CollectiveQueue& queue) : queue_(queue) {
+    ticket_ = queue.submit([encoded = encoded_](Communicator& c) {
+      encoded->wait();
+      c.barrier();
+    });
+  }
+  // Also on the way out of an error, for which the queue's thread must not wait.
+  ~Meeting() {
+    if (!held_) encoded_->count_down();
+  }
+  Meeting(const Meeting&) = delete;
+  Meeting& operator=(const Meeting&) = delete;
+  void hold() {
+    held_ = true;
+    encoded_->count_down();
+    queue_.wait(ticket_);
+  }
+
+ private:
+  CollectiveQueue& queue_;
+  std::shared_ptr<std::latch> encoded_ = std::make_shared<std::latch>(1);
+  CollectiveQueue::Ticket ticket_ = 0;
+  bool held_ = false;
+};
 
 // The hooks of a backward pass that computes nothing.
 void ready_all(ParameterArena& arena, Exchange& exchange, double compute_s) {
@@ -94,6 +126,10 @@ ReplayResult replay_rank(const Recording& recording, const Config& config, const
   set_log_rank(rank, ranks);
   omp_set_num_threads(compute_threads(config));
   check_same_replay(config, recording, options, communicator);
+  if (options.meet && !communicator.overlaps())
+    throw UserError("--meet needs dist.backend=gloo, whose collectives run beside the compute thread");
+  if (options.meet && config.exchange.ranks_per_host > 1)
+    throw UserError("--meet holds up the sums inside a host (exchange.ranks_per_host); leave it out");
   const auto model = recording.model(config);
   ParameterArena& arena = model->store.arena();
   CollectiveQueue queue(communicator);
@@ -110,15 +146,23 @@ ReplayResult replay_rank(const Recording& recording, const Config& config, const
     const ReplayRow row = replay_row(step, rank, ranks, recording.steps());
     recording.fill(arena, row.row, row.scale);
     queue.run([](Communicator& c) { c.barrier(); });
-    const auto start = Clock::now();
+    std::optional<Meeting> meeting;
+    if (options.meet) meeting.emplace(queue);
+    auto start = Clock::now();
     trace.begin_step(step);
     exchange.begin_step(step, density, {}, config.optimizer.lr);
     {
       const StepTrace::Span span(trace, TraceRow::compute, "backward");
       ready_all(arena, exchange, options.compute_s);
     }
+    double seconds = 0;
+    if (meeting) {
+      seconds = seconds_since(start);
+      meeting->hold();
+      start = Clock::now();
+    }
     const StepResult done = exchange.finish(true);
-    const double seconds = seconds_since(start);
+    seconds += seconds_since(start);
     trace.end_step(exchange.spans());
     if (!done.committed)
       throw UserError(

@@ -20,6 +20,10 @@ struct ReplayOptions {
   // Seconds that a rank sleeps in each step in place of a backward pass, each parameter's share by its
   // elements: groups then leave one after the other, and communication can hide. 0: all at once.
   double compute_s = 0;
+  // All ranks meet once more when all have encoded, outside of the times, before the first collective begins:
+  // for ranks that share cores, whose collectives would else wait for each other's encoding. Needs a backend
+  // whose collectives run beside the compute thread.
+  bool meet = false;
   // Where train.profile_steps has the ranks write their traces (train/trace.h); "": nowhere.
   std::string trace_folder = {};
 };

@@ -59,6 +59,7 @@ std::string bench_json(const ReplayReport& report, const ReplayResult& result) {
   json["groups"] = result.groups;
   json["collective"] = config.exchange.collective;
   json["compute_s"] = report.options.compute_s;
+  json["meet"] = report.options.meet;
   json["steps"] = report.options.steps;
   json["warm_up_steps"] = kWarmUpSteps;
   for (const FigureName& name : kSeconds) json["medians"][name.key] = medians(result, name.figure);

@@ -102,7 +102,7 @@ void StepTrace::begin_step(std::int64_t step) {
   step_ = step + 1;
   pieces_.clear();
   if (!writer_)
-    writer_ = std::make_unique<TraceWriter>(folder_ + "/trace_rank" + std::to_string(rank_) + ".json", rank_,
+    writer_ = std::make_unique<TraceWriter>(RunFolder{folder_}.trace_json(rank_), rank_,
                                             std::chrono::steady_clock::now());
 }
 

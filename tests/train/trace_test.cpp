@@ -166,6 +166,15 @@ TEST_CASE("without train.profile_steps there is no trace") {
   CHECK_FALSE(std::filesystem::exists(temp.at("run/trace_rank0.json")));
 }
 
+TEST_CASE("a run that replaces an earlier one removes its traces") {
+  const TempFolder temp;
+  create_run_folder(small_run(temp, {}), {});
+  for (int rank = 0; rank < 3; ++rank) write_file(RunFolder{temp.at("run")}.trace_json(rank), "{}");
+  create_run_folder(small_run(temp, {}), {});
+  for (int rank = 0; rank < 3; ++rank)
+    CHECK_FALSE(std::filesystem::exists(RunFolder{temp.at("run")}.trace_json(rank)));
+}
+
 TEST_CASE("a trace is complete where the rank fails on its way") {
   const TempFolder temp;
   const LoadedConfig loaded = small_run(temp, {"model.hidden=[4]"});
