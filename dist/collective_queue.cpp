@@ -63,6 +63,10 @@ void CollectiveQueue::execute(Ticket ticket, const Job& job) {
   if (!skip) {
     try {
       job(communicator_);
+    } catch (const CollectiveError& collective) {
+      // At once: while this rank unwinds, its splits would tell their other ranks no more than that it ended.
+      communicator_.abort(collective.what());
+      error = std::current_exception();
     } catch (...) {
       error = std::current_exception();
     }
