@@ -19,9 +19,9 @@ namespace topknot {
 // - encoding and decoding of the real compressor, on normally distributed gradients, for about five groups of
 //   neighbouring parameters from the smallest parameter to all of them, at compress.density;
 // - all_gather and all_reduce from 64 bytes to the size of the largest message, fewer sizes where a network
-//   is slow, and fits of the least relative error, so that small messages count as much as large ones;
-// - the link: alpha is half a round trip of 8 bytes between ranks 0 and 1, beta the gather's a byte divided by
-//   P-1, the overhead what is left of the gather's alpha for each further rank.
+//   is slow, and fits as fit_network() (train/network_measure.h);
+// - the link: alpha is half a round trip of 8 bytes between ranks 0 and 1, beta a gathered byte of the largest
+//   messages (up to 1 MiB at least) divided by P-1, the overhead what is left of the gather's alpha for each further rank.
 // `options`: of the run's exchange; its merge, plan and collective are not looked at.
 ExchangeProfile measure_exchange(const Config& config, const Dataset& data, const ParameterArena& arena,
                                  CollectiveQueue& queue, const ExchangeOptions& options);

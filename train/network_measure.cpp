@@ -18,14 +18,22 @@ constexpr std::size_t kStep = 4;               // from size to size
 constexpr std::int64_t kMost = 9, kLeast = 3;  // repetitions of one size, the first is not counted
 constexpr double kBudget = 0.4;                // seconds for one operation, all sizes
 constexpr int kRoundTrips = 20;
+// A link is known by messages of this size: shorter ones may still fit into buffers on their way.
+constexpr std::size_t kLinkBytes = std::size_t{1} << 20;
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-// Times `once` at rising sizes. How often, and whether at all, rank 0 decides for all.
+struct Course {
+  LinearFit fit;
+  double slope = 0;  // seconds a byte from the last but one to the last size
+};
+
+// Times `once` at rising sizes and fits those up to `fitted` bytes. How often, and whether at all, rank 0
+// decides for all.
 template <class Once>
-LinearFit measure(CollectiveQueue& queue, std::size_t largest, const Once& once) {
+Course measure(CollectiveQueue& queue, std::size_t largest, std::size_t fitted, const Once& once) {
   const bool root = queue.communicator().rank() == 0;
   std::vector<double> sizes, times;
   const auto begin = Clock::now();
@@ -51,7 +59,15 @@ LinearFit measure(CollectiveQueue& queue, std::size_t largest, const Once& once)
     expected = times.back() * static_cast<double>(kStep);
     if (bytes >= largest) break;
   }
-  return root ? fit_relative(sizes, times) : LinearFit{};
+  if (!root) return {};
+  Course course;
+  const std::size_t last = sizes.size() - 1;
+  if (last > 0)
+    course.slope = std::max(0.0, (times[last] - times[last - 1]) / (sizes[last] - sizes[last - 1]));
+  const auto count = static_cast<std::size_t>(
+      std::upper_bound(sizes.begin(), sizes.end(), static_cast<double>(fitted)) - sizes.begin());
+  course.fit = fit_network(std::span(sizes).first(count), std::span(times).first(count));
+  return course;
 }
 
 double one_way(CollectiveQueue& queue) {
@@ -73,14 +89,14 @@ double one_way(CollectiveQueue& queue) {
 
 }  // namespace
 
-LinearFit fit_relative(std::span<const double> bytes, std::span<const double> seconds) {
+LinearFit fit_network(std::span<const double> bytes, std::span<const double> seconds) {
   TOPKNOT_CHECK(!bytes.empty() && bytes.size() == seconds.size(), "a fit needs a time for each size");
-  // Divided by the time, the line is p alpha + q beta = 1 with p = 1 / time and q = bytes / time.
+  // Both sides of alpha + bytes beta = time, divided by the root of the time: p alpha + q beta = root.
   double pp = 0, pq = 0, qq = 0, p_sum = 0, q_sum = 0;
   for (std::size_t i = 0; i < bytes.size(); ++i) {
     TOPKNOT_CHECK(seconds[i] > 0 && bytes[i] >= 0, "a fit needs sizes and times above 0");
-    const double p = 1 / seconds[i], q = bytes[i] / seconds[i];
-    pp += p * p, pq += p * q, qq += q * q, p_sum += p, q_sum += q;
+    const double root = std::sqrt(seconds[i]), p = 1 / root, q = bytes[i] / root;
+    pp += p * p, pq += p * q, qq += q * q, p_sum += p * root, q_sum += q * root;
   }
   const double determinant = pp * qq - pq * pq;
   LinearFit fit;
@@ -101,20 +117,23 @@ NetworkTimes measure_network(CollectiveQueue& queue, std::size_t gather_bytes, s
   const int ranks = queue.communicator().size();
   times.gather.ranks = times.reduce.ranks = ranks;
   if (ranks == 1) return times;
-  const std::vector<std::byte> block(std::max(gather_bytes, kSmallest));
+  gather_bytes = std::max(gather_bytes, kSmallest);
+  const std::vector<std::byte> block(std::max(gather_bytes, kLinkBytes));
   std::vector<std::vector<std::byte>> all;
-  const LinearFit gather = measure(queue, block.size(), [&](Communicator& c, std::size_t bytes) {
+  const auto gather_once = [&](Communicator& c, std::size_t bytes) {
     c.all_gather(std::span(block).first(bytes), all);
-  });
+  };
+  const auto [gather, slope] = measure(queue, block.size(), gather_bytes, gather_once);
   std::vector<float> floats(std::max(reduce_bytes, kSmallest) / sizeof(float));
-  const LinearFit reduce =
-      measure(queue, floats.size() * sizeof(float), [&](Communicator& c, std::size_t bytes) {
-        c.all_reduce(std::span(floats).first(bytes / sizeof(float)), order);
-      });
+  const auto reduce_once = [&](Communicator& c, std::size_t bytes) {
+    c.all_reduce(std::span(floats).first(bytes / sizeof(float)), order);
+  };
+  const std::size_t reduced = floats.size() * sizeof(float);
+  const LinearFit reduce = measure(queue, reduced, reduced, reduce_once).fit;
   times.gather.alpha = gather.alpha, times.gather.beta = gather.beta;
   times.reduce.alpha = reduce.alpha, times.reduce.beta = reduce.beta;
   times.link.alpha = one_way(queue);
-  times.link.beta = gather.beta / (ranks - 1);
+  times.link.beta = slope / (ranks - 1);
   if (ranks > 2) times.link.overhead = std::max(0.0, (gather.alpha - times.link.alpha) / (ranks - 2));
   return times;
 }

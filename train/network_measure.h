@@ -20,9 +20,10 @@ struct NetworkTimes {
 NetworkTimes measure_network(CollectiveQueue& queue, std::size_t gather_bytes, std::size_t reduce_bytes,
                              SumOrder order);
 
-// The line of least squared relative error, (seconds(bytes) / measured - 1)^2, with no negative alpha or beta:
-// sizes span several decades, and in plain least squares the largest alone would count. Needs as many sizes
-// as seconds, at least one, all seconds above 0 (Error).
-LinearFit fit_relative(std::span<const double> bytes, std::span<const double> seconds);
+// The line of least squared errors, each divided by its time, with no negative alpha or beta. Sizes span
+// several decades: in plain least squares the largest alone would count, with relative errors the short
+// messages, which buffers on the way make look fast, would bend the line. Needs as many sizes as seconds, at
+// least one, all seconds above 0 (Error).
+LinearFit fit_network(std::span<const double> bytes, std::span<const double> seconds);
 
 }  // namespace topknot

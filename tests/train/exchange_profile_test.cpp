@@ -172,19 +172,20 @@ TEST_CASE("the measured makespan ends with the last group's first collective") {
   CHECK(measured_makespan({}, begin) == 0);
 }
 
-TEST_CASE("the fit of a network weighs small messages as much as large ones") {
+TEST_CASE("the fit of a network follows large messages and keeps the start-up of small ones") {
   const std::vector<double> sizes{64, 4096, 1 << 20};
   std::vector<double> times;
   for (const double bytes : sizes) times.push_back(1e-4 + 8e-9 * bytes);
-  const LinearFit exact = fit_relative(sizes, times);
+  const LinearFit exact = fit_network(sizes, times);
   CHECK(exact.alpha == Approx(1e-4).epsilon(1e-9));
   CHECK(exact.beta == Approx(8e-9).epsilon(1e-9));
   times[2] *= 1.2;  // 1.7 ms, many times alpha
-  CHECK(fit_relative(sizes, times).alpha == Approx(1e-4).epsilon(0.03));
-  const LinearFit falling = fit_relative(std::vector<double>{1, 2}, std::vector<double>{2, 1});
+  CHECK(fit_network(sizes, times).alpha == Approx(1e-4).epsilon(0.1));
+  CHECK(fit_network(sizes, times).beta == Approx(1.2 * 8e-9).epsilon(0.02));
+  const LinearFit falling = fit_network(std::vector<double>{1, 2}, std::vector<double>{2, 1});
   CHECK(falling.beta == 0);
   CHECK(falling.alpha > 1);
-  CHECK(fit_relative(std::vector<double>{64}, std::vector<double>{2}).seconds(64) == Approx(2));
+  CHECK(fit_network(std::vector<double>{64}, std::vector<double>{2}).seconds(64) == Approx(2));
 }
 
 TEST_CASE("a run that plans leaves its plan and its profile, and both repeat its bits") {
