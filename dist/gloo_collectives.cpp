@@ -10,6 +10,9 @@ namespace {
 
 constexpr std::size_t eager_bytes = 4096;  // header and start of a block, sent before sizes are known
 constexpr std::size_t small_count = 8192;  // elements summed after a plain all-gather
+// Long messages on their way to a rank at a time. Were all sent at once, each rank's link would get P - 1 of them
+// together and drop what its queue cannot hold; one behind the one under way keeps the link busy.
+constexpr int in_flight = 2;
 constexpr std::size_t ring_segment = (1 << 20) / 4;  // floats
 enum Slot : std::uint64_t { slot_eager = 1, slot_block, slot_slice, slot_sum, slot_ring, slot_broadcast };
 
@@ -138,8 +141,17 @@ void GlooCollectives::exchange(std::span<const Outgoing> outgoing, std::span<con
     const auto& [r, block] = outgoing[i];
     if (block.size() <= room) continue;
     rest_out[i] = std::make_unique<Buffer>(mesh_, static_cast<const void*>(block.data()), block.size());
-    rest_out[i]->send(r, slot_block, room, block.size() - room);
   }
+  // Paced by what arrives, because the ranks take the same turns: as the i-th comes in, so does the i-th sent.
+  std::size_t sent = 0;
+  const auto send_until = [&](std::size_t end) {
+    for (; sent < std::min(end, outgoing.size()); ++sent)
+      if (rest_out[sent]) {
+        const auto& [r, block] = outgoing[sent];
+        rest_out[sent]->send(r, slot_block, room, block.size() - room);
+      }
+  };
+  send_until(in_flight);
 
   received.resize(size_);
   std::vector<std::unique_ptr<Buffer>> rest_in(size_);
@@ -159,10 +171,12 @@ void GlooCollectives::exchange(std::span<const Outgoing> outgoing, std::span<con
       rest_in[r]->receive(r, slot_block, room, theirs.block - room);
     }
   }
-  for (const int r : sources) {
-    waiting_for_ = r;
-    if (rest_in[r]) rest_in[r]->wait_received(call_.deadline);
+  for (std::size_t i = 0; i < sources.size(); ++i) {
+    waiting_for_ = sources[i];
+    if (rest_in[sources[i]]) rest_in[sources[i]]->wait_received(call_.deadline);
+    send_until(i + 1 + in_flight);
   }
+  send_until(outgoing.size());
   for (std::size_t i = 0; i < outgoing.size(); ++i) {
     waiting_for_ = outgoing[i].rank;
     out[i]->wait_sent(call_.deadline);
@@ -235,13 +249,16 @@ void GlooCollectives::reduce_in_rank_order(std::span<T> data) {
       in[r]->receive(r, slot_slice, 0, theirs[r].size());
     }
     Buffer out(mesh_, static_cast<const void*>(data.data()), data.size_bytes());
-    for (int i = 1; i < size_; ++i) {
+    const auto send = [&](int i) {
+      if (i >= size_) return;
       const Slice slice = slice_of(data.size(), size_, peer(i));
       out.send(peer(i), slot_slice, slice.begin * sizeof(T), slice.size() * sizeof(T));
-    }
+    };
+    for (int i = 1; i <= in_flight; ++i) send(i);
     for (int i = 1; i < size_; ++i) {
       waiting_for_ = peer(size_ - i);
       in[waiting_for_]->wait_received(call_.deadline);
+      send(i + in_flight);
     }
     for (int i = 1; i < size_; ++i) out.wait_sent(call_.deadline);
   }
@@ -255,10 +272,14 @@ void GlooCollectives::reduce_in_rank_order(std::span<T> data) {
   }
   ordered_sum<T>(sources, data.data() + own.begin, own.size());
   Buffer out(mesh_, static_cast<const void*>(data.data() + own.begin), own.size() * sizeof(T));
-  for (int i = 1; i < size_; ++i) out.send(peer(i), slot_sum, 0, own.size() * sizeof(T));
+  const auto send = [&](int i) {
+    if (i < size_) out.send(peer(i), slot_sum, 0, own.size() * sizeof(T));
+  };
+  for (int i = 1; i <= in_flight; ++i) send(i);
   for (int i = 1; i < size_; ++i) {
     waiting_for_ = peer(size_ - i);
     in[waiting_for_]->wait_received(call_.deadline);
+    send(i + in_flight);
   }
   for (int i = 1; i < size_; ++i) out.wait_sent(call_.deadline);
 }

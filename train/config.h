@@ -113,10 +113,11 @@ struct Config {
     int accumulate = 1;
     double clip_local = 0;  // 0: off
     std::string clip_local_scope = "model";
-    double clip_global = 0;  // 0: off
-    double eval_every = 1;   // epochs; 0: at the end only
-    int log_every = 10;      // steps
-    int check_every = 50;    // steps; 0: never
+    double clip_global = 0;      // 0: off
+    double eval_every = 1;       // epochs; 0: at the end only
+    double target_accuracy = 0;  // 0: none
+    int log_every = 10;          // steps
+    int check_every = 50;        // steps; 0: never
     int max_skips = 10;
     std::int64_t record_gradients = 0;    // steps; 0: off
     std::int64_t record_from = 0;         // steps done before the first one

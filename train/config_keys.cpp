@@ -262,6 +262,8 @@ std::vector<Key> machine_keys() {
              "greatest norm of the averaged gradient; 0: off"),
       number("train.eval_every", at<t, &Train::eval_every>, 0, 1e6,
              "epochs between evaluations, 0.25: four an epoch; 0: only at the end"),
+      number("train.target_accuracy", at<t, &Train::target_accuracy>, 0, 1,
+             "end the run at the first evaluation whose test accuracy is at least this; 0: none"),
       number("train.log_every", at<t, &Train::log_every>, 1, 1e9, "steps between lines of progress"),
       number("train.check_every", at<t, &Train::check_every>, 0, 1e9,
              "steps between checks that all ranks hold the same weights; 0: never"),

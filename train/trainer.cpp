@@ -62,9 +62,9 @@ class Trainer {
     reporter_.begin();
     bool stopped = false;
     std::int64_t epoch = 0;
-    while (step_ < plan_.total_steps && !stopped) {
+    while (step_ < plan_.total_steps && !stopped && !target_reached()) {
       stopped = run_epoch(epoch++);
-      if (stopped) break;
+      if (stopped || target_reached()) break;
       const bool last = step_ >= plan_.total_steps;
       if (last || evaluation_due()) run_evaluation();
     }
@@ -122,9 +122,15 @@ class Trainer {
       if (stop) return true;
       const bool epoch_goes_on = steps + 1 < plan_.steps_per_epoch && step_ < plan_.total_steps;
       if (epoch_goes_on && evaluation_due()) run_evaluation();  // at its end: once the epoch is told
+      if (target_reached()) return false;
     }
     reporter_.epoch(step_, loss_sum / static_cast<double>(steps));
     return false;
+  }
+
+  // The same on all ranks, as the evaluation is.
+  bool target_reached() const {
+    return config_.train.target_accuracy > 0 && evaluation_.accuracy >= config_.train.target_accuracy;
   }
 
   // Whether the last step completed another train.eval_every epochs.

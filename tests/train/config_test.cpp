@@ -264,7 +264,7 @@ TEST_CASE("docs/configuration.md holds the reference table that the program prin
 TEST_CASE("every file in configs is valid") {
   int files = 0;
   for (const auto& entry : fs::recursive_directory_iterator(kSource / "configs")) {
-    if (entry.is_directory()) continue;
+    if (entry.path().extension() != ".yaml") continue;  // the others are lists of commands for netlab
     INFO(entry.path().string());
     ++files;
     const auto loaded = load_config(entry.path().string(), {});

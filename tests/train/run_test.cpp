@@ -149,6 +149,23 @@ TEST_CASE("evaluations may come within an epoch, and change nothing of the train
   CHECK(none == uneven);
 }
 
+TEST_CASE("a run ends at the first evaluation that reaches its target") {
+  const std::vector<std::string> settings = {"data.train_size=256", "train.epochs=20", "train.max_steps=0",
+                                             "train.eval_every=0.25"};  // 32 steps an epoch
+  const Run whole = train("threads", 2, settings);
+  const double target = whole.metrics.evals[5].test_accuracy;
+  std::size_t first = 0;
+  while (whole.metrics.evals[first].test_accuracy < target) ++first;
+  std::vector<std::string> with_target = settings;
+  with_target.push_back("train.target_accuracy=" + std::to_string(target - 1e-6));
+  const Run run = train("threads", 2, with_target);
+  REQUIRE(run.metrics.end);
+  CHECK(run.metrics.evals.size() == first + 1);
+  CHECK(run.metrics.evals.back().step == whole.metrics.evals[first].step);
+  CHECK(run.metrics.end->steps == whole.metrics.evals[first].step);
+  CHECK(run.metrics.end->test_accuracy == whole.metrics.evals[first].test_accuracy);
+}
+
 TEST_CASE("training that diverges stops with a message and names the step") {
   CHECK_THROWS_WITH(
       train("threads", 2,
