@@ -3,18 +3,12 @@
 #include <algorithm>
 #include <cstring>
 
-#include "dist/ordered_sum.h"
+#include "dist/gloo_messages.h"
 
 namespace topknot {
 namespace {
 
 constexpr std::size_t eager_bytes = 4096;  // header and start of a block, sent before sizes are known
-constexpr std::size_t small_count = 8192;  // elements summed after a plain all-gather
-// Long messages on their way to a rank at a time. Were all sent at once, each rank's link would get P - 1 of them
-// together and drop what its queue cannot hold; one behind the one under way keeps the link busy.
-constexpr int in_flight = 2;
-constexpr std::size_t ring_segment = (1 << 20) / 4;  // floats
-enum Slot : std::uint64_t { slot_eager = 1, slot_block, slot_slice, slot_sum, slot_ring, slot_broadcast };
 
 }  // namespace
 
@@ -73,21 +67,6 @@ void GlooCollectives::gather(std::span<const std::byte> mine, std::vector<std::v
   exchange_with_all(mine, all, {});
 }
 
-void GlooCollectives::all_reduce(std::span<float> data, SumOrder order) {
-  if (data.size() <= small_count) return gather_and_add(data);
-  check_call(data.size_bytes());
-  if (order == SumOrder::ranks)
-    reduce_in_rank_order(data);
-  else
-    reduce_on_ring(data);
-}
-
-void GlooCollectives::all_reduce(std::span<double> data) {
-  if (data.size() <= small_count) return gather_and_add(data);
-  check_call(data.size_bytes());
-  reduce_in_rank_order(data);
-}
-
 void GlooCollectives::broadcast(std::span<std::byte> data, int root) {
   check_call(data.size());
   broadcast_tree(data, root);
@@ -116,14 +95,45 @@ void GlooCollectives::exchange_with_all(std::span<const std::byte> mine,
   std::vector<int> sources;
   for (int i = 1; i < size_; ++i) outgoing.push_back({peer(i), mine});
   for (int i = 1; i < size_; ++i) sources.push_back(peer(size_ - i));  // as they send to this rank
-  exchange(outgoing, sources, all, size_of_call);
+  exchange(outgoing, sources, all, size_of_call, Rest::around);
+  forward(mine, all);
+}
+
+// What of the blocks did not fit in the first messages goes around: in step s each rank sends its right neighbour
+// what came from the left in step s - 1, its own block first. Every link then carries one long message at a time,
+// however many ranks there are, where direct messages would meet at some links and leave others idle.
+void GlooCollectives::forward(std::span<const std::byte> mine, std::vector<std::vector<std::byte>>& all) {
+  constexpr std::size_t room = eager_bytes - sizeof(Header);
+  const auto block = [&](int r) -> std::span<const std::byte> {
+    return r == rank_ ? mine : std::span<const std::byte>(all[r]);
+  };
+  const int right = peer(1), left = peer(size_ - 1);
+  std::vector<std::unique_ptr<Buffer>> in(size_), out;
+  for (int s = 0; s + 1 < size_; ++s) {
+    const int r = peer(size_ - 1 - s);
+    if (all[r].size() <= room) continue;
+    in[r] = std::make_unique<Buffer>(mesh_, static_cast<void*>(all[r].data()), all[r].size());
+    in[r]->receive(left, slot_forward + s, room, all[r].size() - room);
+  }
+  for (int s = 0; s + 1 < size_; ++s) {
+    const std::span<const std::byte> bytes = block(peer(size_ - s));
+    if (bytes.size() > room) {
+      out.push_back(std::make_unique<Buffer>(mesh_, static_cast<const void*>(bytes.data()), bytes.size()));
+      out.back()->send(right, slot_forward + s, room, bytes.size() - room);
+    }
+    waiting_for_ = left;
+    const int next = peer(size_ - 1 - s);
+    if (in[next]) in[next]->wait_received(call_.deadline);
+  }
+  waiting_for_ = right;
+  for (auto& buffer : out) buffer->wait_sent(call_.deadline);
 }
 
 // received[r] for every r of `sources`; the others' are left alone. A block starts in the eager message; what
-// is longer follows at once. With `size_of_call` given, it must be the same on all ranks.
+// is longer follows directly, or is left to forward(). With `size_of_call` given, it must be the same on all ranks.
 void GlooCollectives::exchange(std::span<const Outgoing> outgoing, std::span<const int> sources,
                                std::vector<std::vector<std::byte>>& received,
-                               std::optional<std::size_t> size_of_call) {
+                               std::optional<std::size_t> size_of_call, Rest rest) {
   constexpr std::size_t room = eager_bytes - sizeof(Header);
   Header own{call_.operation, call_.sequence, size_of_call.value_or(0), 0};
   std::vector<std::unique_ptr<Buffer>> out, rest_out(outgoing.size());
@@ -139,7 +149,7 @@ void GlooCollectives::exchange(std::span<const Outgoing> outgoing, std::span<con
   }
   for (std::size_t i = 0; i < outgoing.size(); ++i) {
     const auto& [r, block] = outgoing[i];
-    if (block.size() <= room) continue;
+    if (rest == Rest::around || block.size() <= room) continue;
     rest_out[i] = std::make_unique<Buffer>(mesh_, static_cast<const void*>(block.data()), block.size());
   }
   // Paced by what arrives, because the ranks take the same turns: as the i-th comes in, so does the i-th sent.
@@ -151,7 +161,7 @@ void GlooCollectives::exchange(std::span<const Outgoing> outgoing, std::span<con
         rest_out[sent]->send(r, slot_block, room, block.size() - room);
       }
   };
-  send_until(in_flight);
+  send_until(kInFlight);
 
   received.resize(size_);
   std::vector<std::unique_ptr<Buffer>> rest_in(size_);
@@ -165,7 +175,7 @@ void GlooCollectives::exchange(std::span<const Outgoing> outgoing, std::span<con
     received[r].resize(theirs.block);
     std::copy_n(bytes + sizeof theirs, std::min<std::size_t>(room, theirs.block), received[r].begin());
     eager_in_[r]->receive(r, slot_eager, 0, eager_bytes);  // for the next call
-    if (theirs.block > room) {
+    if (rest == Rest::direct && theirs.block > room) {
       rest_in[r] =
           std::make_unique<Buffer>(mesh_, static_cast<void*>(received[r].data()), received[r].size());
       rest_in[r]->receive(r, slot_block, room, theirs.block - room);
@@ -174,7 +184,7 @@ void GlooCollectives::exchange(std::span<const Outgoing> outgoing, std::span<con
   for (std::size_t i = 0; i < sources.size(); ++i) {
     waiting_for_ = sources[i];
     if (rest_in[sources[i]]) rest_in[sources[i]]->wait_received(call_.deadline);
-    send_until(i + 1 + in_flight);
+    send_until(i + 1 + kInFlight);
   }
   send_until(outgoing.size());
   for (std::size_t i = 0; i < outgoing.size(); ++i) {
@@ -190,7 +200,7 @@ void GlooCollectives::all_to_all(std::span<const std::vector<std::byte>> mine,
   std::vector<int> sources;
   for (int i = 1; i < size_; ++i) outgoing.push_back({peer(i), mine[peer(i)]});
   for (int i = 1; i < size_; ++i) sources.push_back(peer(size_ - i));
-  exchange(outgoing, sources, theirs, {});
+  exchange(outgoing, sources, theirs, {}, Rest::direct);
 }
 
 void GlooCollectives::send_receive(int to, std::span<const std::byte> mine, int from,
@@ -202,7 +212,7 @@ void GlooCollectives::send_receive(int to, std::span<const std::byte> mine, int 
   if (from >= 0) sources.push_back(from);
   // The block goes to the caller's memory, not by way of ours.
   if (from >= 0) scratch_.resize(size_), scratch_[from].swap(theirs);
-  exchange(outgoing, sources, scratch_, {});
+  exchange(outgoing, sources, scratch_, {}, Rest::direct);
   if (from >= 0) scratch_[from].swap(theirs);
 }
 
@@ -221,121 +231,6 @@ void GlooCollectives::check_partners(int to, int from) {
 
 void GlooCollectives::check_call(std::size_t bytes) {
   if (check_calls_) exchange_with_all({}, scratch_, bytes);
-}
-
-template <class T>
-void GlooCollectives::gather_and_add(std::span<T> data) {
-  exchange_with_all(std::as_bytes(data), scratch_, data.size_bytes());
-  std::vector<const T*> sources(size_);
-  for (int r = 0; r < size_; ++r)
-    sources[r] = r == rank_ ? data.data() : reinterpret_cast<const T*>(scratch_[r].data());
-  ordered_sum<T>(sources, data.data(), data.size());
-}
-
-template <class T>
-void GlooCollectives::reduce_in_rank_order(std::span<T> data) {
-  const Slice own = slice_of(data.size(), size_, rank_);
-  std::vector<std::vector<std::byte>>& theirs = scratch_;
-  theirs.resize(size_);
-  std::vector<const T*> sources(size_);
-  sources[rank_] = data.data() + own.begin;
-  {
-    std::vector<std::unique_ptr<Buffer>> in(size_);
-    for (int i = 1; i < size_; ++i) {
-      const int r = peer(size_ - i);
-      theirs[r].resize(own.size() * sizeof(T));
-      sources[r] = reinterpret_cast<const T*>(theirs[r].data());
-      in[r] = std::make_unique<Buffer>(mesh_, static_cast<void*>(theirs[r].data()), theirs[r].size());
-      in[r]->receive(r, slot_slice, 0, theirs[r].size());
-    }
-    Buffer out(mesh_, static_cast<const void*>(data.data()), data.size_bytes());
-    const auto send = [&](int i) {
-      if (i >= size_) return;
-      const Slice slice = slice_of(data.size(), size_, peer(i));
-      out.send(peer(i), slot_slice, slice.begin * sizeof(T), slice.size() * sizeof(T));
-    };
-    for (int i = 1; i <= in_flight; ++i) send(i);
-    for (int i = 1; i < size_; ++i) {
-      waiting_for_ = peer(size_ - i);
-      in[waiting_for_]->wait_received(call_.deadline);
-      send(i + in_flight);
-    }
-    for (int i = 1; i < size_; ++i) out.wait_sent(call_.deadline);
-  }
-  std::vector<std::unique_ptr<Buffer>> in(size_);
-  for (int i = 1; i < size_; ++i) {
-    const int r = peer(size_ - i);
-    const Slice slice = slice_of(data.size(), size_, r);
-    in[r] = std::make_unique<Buffer>(mesh_, static_cast<void*>(data.data() + slice.begin),
-                                     slice.size() * sizeof(T));
-    in[r]->receive(r, slot_sum, 0, slice.size() * sizeof(T));
-  }
-  ordered_sum<T>(sources, data.data() + own.begin, own.size());
-  Buffer out(mesh_, static_cast<const void*>(data.data() + own.begin), own.size() * sizeof(T));
-  const auto send = [&](int i) {
-    if (i < size_) out.send(peer(i), slot_sum, 0, own.size() * sizeof(T));
-  };
-  for (int i = 1; i <= in_flight; ++i) send(i);
-  for (int i = 1; i < size_; ++i) {
-    waiting_for_ = peer(size_ - i);
-    in[waiting_for_]->wait_received(call_.deadline);
-    send(i + in_flight);
-  }
-  for (int i = 1; i < size_; ++i) out.wait_sent(call_.deadline);
-}
-
-// Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms, 2009. Message m of `messages` belongs to
-// step m / segments; what is received in a step is sent on in the next one, so the segments of a chunk
-// follow each other around the ring. In the first size-1 steps a received segment is added, in the others
-// it is final.
-void GlooCollectives::reduce_on_ring(std::span<float> data) {
-  const int right = peer(1), left = peer(size_ - 1);
-  const std::size_t chunk = slice_of(data.size(), size_, 0).size();  // the largest
-  const std::size_t segments = (chunk + ring_segment - 1) / ring_segment;
-  const std::size_t adding = (size_ - 1) * segments, messages = 2 * adding;
-  // Where message m lies in `data` when this rank receives it; `shift` 1: when it sends it.
-  const auto place = [&](std::size_t m, int shift) {
-    const int step = static_cast<int>(m / segments);
-    const int index = ((rank_ - step - 1 + shift) % size_ + size_) % size_;
-    const Slice all = slice_of(data.size(), size_, index);
-    const std::size_t begin = std::min(all.end, all.begin + (m % segments) * ring_segment);
-    return Slice{begin, std::min(all.end, begin + ring_segment)};
-  };
-  constexpr std::size_t ahead = 4;  // receives that are posted before they are waited for
-  const std::size_t segment = std::min(chunk, ring_segment);
-  std::vector<float> arriving(ahead * segment);
-  Buffer in_add(mesh_, static_cast<void*>(arriving.data()), arriving.size() * sizeof(float));
-  Buffer in_final(mesh_, static_cast<void*>(data.data()), data.size_bytes());
-  Buffer out(mesh_, static_cast<const void*>(data.data()), data.size_bytes());
-  const auto post = [&](std::size_t m) {
-    const Slice to = place(m, 0);
-    if (m < adding)
-      in_add.receive(left, slot_ring, (m % ahead) * segment * sizeof(float), to.size() * sizeof(float));
-    else
-      in_final.receive(left, slot_ring, to.begin * sizeof(float), to.size() * sizeof(float));
-  };
-  const auto send = [&](std::size_t m) {
-    const Slice from = place(m, 1);
-    out.send(right, slot_ring, from.begin * sizeof(float), from.size() * sizeof(float));
-  };
-  for (std::size_t m = 0; m < std::min(ahead, messages); ++m) post(m);
-  for (std::size_t m = 0; m < segments; ++m) send(m);
-  for (std::size_t m = 0; m < messages; ++m) {
-    waiting_for_ = left;
-    if (m < adding) {
-      in_add.wait_received(call_.deadline);
-      const Slice to = place(m, 0);
-      const float* source = arriving.data() + (m % ahead) * segment;
-      float* target = data.data() + to.begin;
-      for (std::size_t i = 0; i < to.size(); ++i) target[i] += source[i];
-    } else {
-      in_final.wait_received(call_.deadline);
-    }
-    if (m + segments < messages) send(m + segments);
-    if (m + ahead < messages) post(m + ahead);
-  }
-  waiting_for_ = right;
-  for (std::size_t m = 0; m < messages; ++m) out.wait_sent(call_.deadline);
 }
 
 void GlooCollectives::broadcast_tree(std::span<std::byte> data, int root) {

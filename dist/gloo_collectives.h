@@ -71,6 +71,7 @@ class GlooCollectives {
  private:
   using Buffer = GlooMesh::Buffer;
   struct Header;
+  enum class Rest { direct, around };  // the way of what does not fit in a block's first message
   struct Outgoing {
     int rank;
     std::span<const std::byte> block;
@@ -82,7 +83,9 @@ class GlooCollectives {
   void exchange_with_all(std::span<const std::byte> mine, std::vector<std::vector<std::byte>>& all,
                          std::optional<std::size_t> size_of_call);
   void exchange(std::span<const Outgoing> outgoing, std::span<const int> sources,
-                std::vector<std::vector<std::byte>>& received, std::optional<std::size_t> size_of_call);
+                std::vector<std::vector<std::byte>>& received, std::optional<std::size_t> size_of_call,
+                Rest rest);
+  void forward(std::span<const std::byte> mine, std::vector<std::vector<std::byte>>& all);
   void check_call(std::size_t bytes);
   void check_partners(int to, int from);
   template <class T>
