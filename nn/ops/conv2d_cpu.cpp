@@ -4,7 +4,7 @@
 //  - whole: one primitive for the batch, threaded by oneDNN. For layers with many channels, where a chunk
 //    would repeat the transformation of large weights.
 // Winograd F(4x4, 3x3) serves 3x3 layers of stride 1 on 4x4 images and larger; below that the tiles are
-// mostly padding.
+// mostly padding. A layer with many channels also needs enough pixels for what it costs to transform its weights.
 #include <algorithm>
 #include <map>
 
@@ -101,6 +101,10 @@ struct Plan {
 TOPKNOT_MULTIVERSION void add_into(float* sum, const float* term, std::size_t n) {
   for (std::size_t i = 0; i < n; ++i) sum[i] += term[i];
 }
+
+// Of all images of the batch together. Measured on VGG-16 (docs/performance.md): 200 is the best or near it for
+// batches of 1 to 32; below it direct convolution takes 0.5 to 0.75 of the time.
+constexpr std::int64_t kPixelsForWinograd = 200;
 
 class DnnlConv final : public ConvKernels {
  public:
@@ -256,7 +260,8 @@ class DnnlConv final : public ConvKernels {
     if (plan) return *plan;
     const bool three = g_.kernel == 3 && g_.stride == 1 && g_.padding == 1;
     const bool winograd = three && channel_block() == 16 && g_.in % 16 == 0 && g_.out % 16 == 0 &&
-                          std::min(x.dim(2), x.dim(3)) >= 4 && x.layout() == Layout::blocked;
+                          std::min(x.dim(2), x.dim(3)) >= 4 && x.layout() == Layout::blocked &&
+                          (chunked_ || images * x.dim(2) * x.dim(3) >= kPixelsForWinograd);
     const Shape shape{images, g_.in, x.dim(2), x.dim(3)};
     const int threads = max_threads_;
     if (chunked_) omp_set_num_threads(1);  // a primitive keeps the thread count it was made under
