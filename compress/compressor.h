@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "compress/entries.h"
+#include "nn/core/bfloat16.h"
 #include "nn/core/gradient_form.h"
 #include "nn/core/registry.h"
 
@@ -35,20 +36,26 @@ class StateWriter;
 // One rank's contribution to one round of a group.
 struct Message {
   enum class Kind {
-    block,  // bytes of any length, gathered from all ranks
-    sum,    // floats of one length on all ranks, summed over the ranks in place
+    block,         // bytes of any length, gathered from all ranks
+    sum,           // floats of one length on all ranks, summed over the ranks in place
+    sum_bfloat16,  // the same of bfloat16
   };
   Kind kind = Kind::block;
   std::vector<std::byte> block;
   std::span<float> sum;
+  std::span<BFloat16> sum_bfloat16;
 
-  std::size_t bytes() const { return kind == Kind::block ? block.size() : sum.size() * sizeof(float); }
+  std::size_t bytes() const {
+    if (kind == Kind::block) return block.size();
+    return kind == Kind::sum ? sum.size_bytes() : sum_bfloat16.size_bytes();
+  }
 };
 
 // What the collective brings back for one round. Valid during decode() only.
 struct Round {
-  std::span<const std::vector<std::byte>> blocks;  // Kind::block: by rank, own included
-  std::span<const float> sum;                      // Kind::sum: the memory that was sent, now summed
+  std::span<const std::vector<std::byte>> blocks = {};  // Kind::block: by rank, own included
+  std::span<const float> sum = {};                      // Kind::sum: the memory that was sent, now summed
+  std::span<const BFloat16> sum_bfloat16 = {};          // likewise
   // In place of blocks, where the collective added the ranks' EntryMessages: sum_r(weight[r] * entries[r]) at
   // the positions that it kept, the same on all ranks.
   const Entries<float>* entries = nullptr;

@@ -1,4 +1,5 @@
-// The uncompressed baseline: gradients are summed by the collective and divided in place.
+// The uncompressed baseline: gradients are summed by the collective and divided in place. With compress.values:
+// bf16 they are rounded to bfloat16 for the way, without error feedback, as PyTorch's bf16_compress_hook does.
 #include <algorithm>
 #include <vector>
 
@@ -27,7 +28,8 @@ TOPKNOT_MULTIVERSION Key<float> finish(float* x, std::size_t n, float factor) {
 
 class DenseCompressor final : public Compressor {
  public:
-  explicit DenseCompressor(const GroupSpec& group) : numel_(group.numel), ranks_(group.ranks) {}
+  DenseCompressor(const GroupSpec& group, bool narrow)
+      : numel_(group.numel), ranks_(group.ranks), narrow_(narrow ? group.numel : 0) {}
 
   Message encode(Slice slice, const StepInfo& info) override {
     TOPKNOT_CHECK(phase_ == Phase::idle, "encode before the last step was committed or discarded");
@@ -42,15 +44,27 @@ class DenseCompressor final : public Compressor {
         });
     }
     phase_ = Phase::encoded;
-    return sum_message(gradient_);
+    if (narrow_.empty()) return sum_message(gradient_);
+    for_parts(numel_, part_count(numel_), [&](std::size_t, std::size_t begin, std::size_t end) {
+      to_bfloat16(gradient_.data() + begin, end - begin, narrow_.data() + begin);
+    });
+    Message message;
+    message.kind = Message::Kind::sum_bfloat16;
+    message.sum_bfloat16 = narrow_;
+    return message;
   }
 
   std::optional<Message> decode(const Round& round) override {
     TOPKNOT_CHECK(phase_ == Phase::encoded, "decode without encode");
-    check_sum(round, gradient_);
+    if (narrow_.empty())
+      check_sum(round, gradient_);
+    else
+      TOPKNOT_CHECK(round.sum_bfloat16.data() == narrow_.data(),
+                    "the sum is not in the memory that was sent");
     const std::size_t parts = part_count(numel_);
     std::vector<Key<float>> largest(parts);
     for_parts(numel_, parts, [&](std::size_t part, std::size_t begin, std::size_t end) {
+      if (!narrow_.empty()) to_float(narrow_.data() + begin, end - begin, gradient_.data() + begin);
       largest[part] = finish(gradient_.data() + begin, end - begin, 1.0f / static_cast<float>(ranks_));
     });
     finite_ = *std::max_element(largest.begin(), largest.end()) <= largest_finite_key<float>();
@@ -68,7 +82,9 @@ class DenseCompressor final : public Compressor {
 
   void discard() override { phase_ = Phase::idle; }
   std::size_t selected() const override { return numel_; }
-  std::size_t planned_bytes(double) const override { return numel_ * sizeof(float); }
+  std::size_t planned_bytes(double) const override {
+    return numel_ * (narrow_.empty() ? sizeof(float) : sizeof(BFloat16));
+  }
 
  private:
   enum class Phase { idle, encoded, decoded };
@@ -76,6 +92,7 @@ class DenseCompressor final : public Compressor {
   int ranks_ = 1;
   Phase phase_ = Phase::idle;
   std::span<float> gradient_;
+  std::vector<BFloat16> narrow_;  // what travels, where it is not the gradient itself
   bool finite_ = false;
 };
 
@@ -85,8 +102,11 @@ std::unique_ptr<Compressor> make_dense(const CompressOptions& options, const Gro
                "which leaves nothing unsent to remember; remove the key or choose another compressor");
   if (options.lr_inside)
     refuse_key(options, "lr_inside", "true", "which accumulates nothing; remove the key");
-  refuse_pieces(options, "every entry, as sums of 32-bit floats", true);
-  return std::make_unique<DenseCompressor>(group);
+  const bool narrow = options.values == "bf16";
+  CompressOptions others = options;
+  if (narrow) others.values.clear();
+  refuse_pieces(others, "every entry, as sums of fp32 or bf16", true);
+  return std::make_unique<DenseCompressor>(group, narrow);
 }
 
 const bool registered = [] {

@@ -20,7 +20,9 @@ struct Link {
   double overhead = 0;  // seconds that a further message at the same time adds
 };
 
-// Every rank sends its block of `bytes` straight to all others: alpha + (P-1) bytes beta. (The TopK all-gather
+// Every rank's block of `bytes` goes to all others, over each link one at a time: alpha + (P-1) bytes beta. Over
+// gloo the first 4 kB of a block go straight to all and announce it, the rest around the ring; what a step of the
+// ring costs beside its bytes is in `overhead`, with what a further message costs. (The TopK all-gather
 // of Shi et al., "A distributed synchronous SGD algorithm with global top-k sparsification", ICDCS 2019, has
 // alpha log2 P in place of our alpha.)
 double all_gather_cost(const Link& link, int ranks, double bytes);

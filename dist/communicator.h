@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "nn/core/bfloat16.h"
 #include "nn/core/check.h"
 
 namespace topknot {
@@ -43,6 +44,9 @@ class Communicator {
   virtual void all_gather(std::span<const std::byte> mine, std::vector<std::vector<std::byte>>& all) = 0;
   // Sums in place over the ranks; the same length everywhere. Every rank ends with the same bits.
   virtual void all_reduce(std::span<float> data, SumOrder order) = 0;
+  // The same of bfloat16, half the bytes: added as floats; rounded once in the order of ranks, after each
+  // addition in the library's.
+  virtual void all_reduce(std::span<BFloat16> data, SumOrder order) = 0;
   virtual void all_reduce(std::span<double> data) = 0;  // in rank order; metrics and evaluation
   virtual void broadcast(std::span<std::byte> data, int root) = 0;
   // Sends mine[r] to each rank r; theirs[r] is what rank r sent here, own included. Lengths may differ.

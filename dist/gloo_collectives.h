@@ -56,6 +56,7 @@ class GlooCollectives {
   // all[r] for every other rank r; all[rank] is left alone.
   void gather(std::span<const std::byte> mine, std::vector<std::vector<std::byte>>& all);
   void all_reduce(std::span<float> data, SumOrder order);
+  void all_reduce(std::span<BFloat16> data, SumOrder order);
   void all_reduce(std::span<double> data);
   void broadcast(std::span<std::byte> data, int root);
   void barrier();
@@ -89,10 +90,13 @@ class GlooCollectives {
   void check_call(std::size_t bytes);
   void check_partners(int to, int from);
   template <class T>
+  void reduce(std::span<T> data, SumOrder order);
+  template <class T>
   void gather_and_add(std::span<T> data);
   template <class T>
   void reduce_in_rank_order(std::span<T> data);
-  void reduce_on_ring(std::span<float> data);
+  template <class T>
+  void reduce_on_ring(std::span<T> data);
   void broadcast_tree(std::span<std::byte> data, int root);
 
   GlooMesh& mesh_;

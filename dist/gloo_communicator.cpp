@@ -88,6 +88,10 @@ class GlooCommunicator : public Communicator {
     run(Operation::reduce, data.size_bytes(), [&] { collectives_->all_reduce(data, order); });
   }
 
+  void all_reduce(std::span<BFloat16> data, SumOrder order) override {
+    run(Operation::reduce, data.size_bytes(), [&] { collectives_->all_reduce(data, order); });
+  }
+
   void all_reduce(std::span<double> data) override {
     run(Operation::reduce_double, data.size_bytes(), [&] { collectives_->all_reduce(data); });
   }

@@ -11,17 +11,30 @@ namespace {
 
 // Elements that a rank sends at most so that all ranks have all values and sum them themselves.
 constexpr std::size_t small_count = 8192;
-constexpr std::size_t ring_segment = (1 << 20) / 4;  // floats
+constexpr std::size_t ring_segment = (1 << 20) / 4;  // elements
+
+void add(const float* addend, std::size_t n, float* sum) {
+  for (std::size_t i = 0; i < n; ++i) sum[i] += addend[i];
+}
 
 }  // namespace
 
-void GlooCollectives::all_reduce(std::span<float> data, SumOrder order) {
+template <class T>
+void GlooCollectives::reduce(std::span<T> data, SumOrder order) {
   if (data.size() * (size_ - 1) <= small_count) return gather_and_add(data);
   check_call(data.size_bytes());
   if (order == SumOrder::ranks)
     reduce_in_rank_order(data);
   else
     reduce_on_ring(data);
+}
+
+void GlooCollectives::all_reduce(std::span<float> data, SumOrder order) {
+  reduce(data, order);
+}
+
+void GlooCollectives::all_reduce(std::span<BFloat16> data, SumOrder order) {
+  reduce(data, order);
 }
 
 void GlooCollectives::all_reduce(std::span<double> data) {
@@ -36,7 +49,7 @@ void GlooCollectives::gather_and_add(std::span<T> data) {
   std::vector<const T*> sources(size_);
   for (int r = 0; r < size_; ++r)
     sources[r] = r == rank_ ? data.data() : reinterpret_cast<const T*>(scratch_[r].data());
-  ordered_sum<T>(sources, data.data(), data.size());
+  ordered_sum(std::span<const T* const>(sources), data.data(), data.size());
 }
 
 template <class T>
@@ -77,7 +90,7 @@ void GlooCollectives::reduce_in_rank_order(std::span<T> data) {
                                      slice.size() * sizeof(T));
     in[r]->receive(r, slot_sum, 0, slice.size() * sizeof(T));
   }
-  ordered_sum<T>(sources, data.data() + own.begin, own.size());
+  ordered_sum(std::span<const T* const>(sources), data.data() + own.begin, own.size());
   Buffer out(mesh_, static_cast<const void*>(data.data() + own.begin), own.size() * sizeof(T));
   const auto send = [&](int i) {
     if (i < size_) out.send(peer(i), slot_sum, 0, own.size() * sizeof(T));
@@ -95,7 +108,8 @@ void GlooCollectives::reduce_in_rank_order(std::span<T> data) {
 // step m / segments; what is received in a step is sent on in the next one, so the segments of a chunk
 // follow each other around the ring. In the first size-1 steps a received segment is added, in the others
 // it is final.
-void GlooCollectives::reduce_on_ring(std::span<float> data) {
+template <class T>
+void GlooCollectives::reduce_on_ring(std::span<T> data) {
   const int right = peer(1), left = peer(size_ - 1);
   const std::size_t chunk = slice_of(data.size(), size_, 0).size();  // the largest
   const std::size_t segments = (chunk + ring_segment - 1) / ring_segment;
@@ -110,20 +124,20 @@ void GlooCollectives::reduce_on_ring(std::span<float> data) {
   };
   constexpr std::size_t ahead = 4;  // receives that are posted before they are waited for
   const std::size_t segment = std::min(chunk, ring_segment);
-  std::vector<float> arriving(ahead * segment);
-  Buffer in_add(mesh_, static_cast<void*>(arriving.data()), arriving.size() * sizeof(float));
+  std::vector<T> arriving(ahead * segment);
+  Buffer in_add(mesh_, static_cast<void*>(arriving.data()), arriving.size() * sizeof(T));
   Buffer in_final(mesh_, static_cast<void*>(data.data()), data.size_bytes());
   Buffer out(mesh_, static_cast<const void*>(data.data()), data.size_bytes());
   const auto post = [&](std::size_t m) {
     const Slice to = place(m, 0);
     if (m < adding)
-      in_add.receive(left, slot_ring, (m % ahead) * segment * sizeof(float), to.size() * sizeof(float));
+      in_add.receive(left, slot_ring, (m % ahead) * segment * sizeof(T), to.size() * sizeof(T));
     else
-      in_final.receive(left, slot_ring, to.begin * sizeof(float), to.size() * sizeof(float));
+      in_final.receive(left, slot_ring, to.begin * sizeof(T), to.size() * sizeof(T));
   };
   const auto send = [&](std::size_t m) {
     const Slice from = place(m, 1);
-    out.send(right, slot_ring, from.begin * sizeof(float), from.size() * sizeof(float));
+    out.send(right, slot_ring, from.begin * sizeof(T), from.size() * sizeof(T));
   };
   for (std::size_t m = 0; m < std::min(ahead, messages); ++m) post(m);
   for (std::size_t m = 0; m < segments; ++m) send(m);
@@ -132,9 +146,7 @@ void GlooCollectives::reduce_on_ring(std::span<float> data) {
     if (m < adding) {
       in_add.wait_received(call_.deadline);
       const Slice to = place(m, 0);
-      const float* source = arriving.data() + (m % ahead) * segment;
-      float* target = data.data() + to.begin;
-      for (std::size_t i = 0; i < to.size(); ++i) target[i] += source[i];
+      add(arriving.data() + (m % ahead) * segment, to.size(), data.data() + to.begin);
     } else {
       in_final.wait_received(call_.deadline);
     }

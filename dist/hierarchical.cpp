@@ -59,6 +59,11 @@ void HierarchicalCommunicator::all_reduce(std::span<float> data, SumOrder order)
   inside_.broadcast(std::as_writable_bytes(data), 0);
 }
 
+void HierarchicalCommunicator::all_reduce(std::span<BFloat16> data, SumOrder order) {
+  if (across_) across_->all_reduce(data, order);
+  inside_.broadcast(std::as_writable_bytes(data), 0);
+}
+
 void HierarchicalCommunicator::all_reduce(std::span<double> data) {
   if (across_) across_->all_reduce(data);
   inside_.broadcast(std::as_writable_bytes(data), 0);

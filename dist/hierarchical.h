@@ -36,6 +36,7 @@ class HierarchicalCommunicator : public Communicator {
 
   void all_gather(std::span<const std::byte> mine, std::vector<std::vector<std::byte>>& all) override;
   void all_reduce(std::span<float> data, SumOrder order) override;
+  void all_reduce(std::span<BFloat16> data, SumOrder order) override;
   void all_reduce(std::span<double> data) override;
   void broadcast(std::span<std::byte> data, int root) override;
   void all_to_all(std::span<const std::vector<std::byte>> mine,

@@ -36,6 +36,8 @@ void Flight::fly(Communicator& communicator, SumOrder order) {
     collective->sum(communicator, *entries, k, sum);
   else if (message.kind == Message::Kind::block)
     communicator.all_gather(message.block, blocks);
+  else if (message.kind == Message::Kind::sum_bfloat16)
+    communicator.all_reduce(message.sum_bfloat16, order);
   else
     communicator.all_reduce(message.sum, order);
 }
@@ -47,7 +49,7 @@ std::uint64_t Flight::bytes_sent() const {
 std::uint64_t Flight::bytes_received(int rank, int ranks) const {
   if (collective) return sum.bytes_received;
   if (ranks == 1) return 0;
-  if (message.kind == Message::Kind::sum) return message.bytes();
+  if (message.kind != Message::Kind::block) return message.bytes();
   std::uint64_t bytes = 0;
   for (std::size_t r = 0; r < blocks.size(); ++r)
     if (static_cast<int>(r) != rank) bytes += blocks[r].size();
@@ -60,6 +62,8 @@ Round Flight::returned() const {
     result.entries = &sum.sum;
   else if (message.kind == Message::Kind::sum)
     result.sum = message.sum;
+  else if (message.kind == Message::Kind::sum_bfloat16)
+    result.sum_bfloat16 = message.sum_bfloat16;
   else
     result.blocks = blocks;
   return result;

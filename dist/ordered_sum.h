@@ -7,6 +7,8 @@
 #include <cstddef>
 #include <span>
 
+#include "nn/core/bfloat16.h"
+
 namespace topknot {
 
 // out[i] = sources[0][i] + sources[1][i] + ... for i < count, in that order. `out` may be one of the sources.
@@ -22,6 +24,21 @@ void ordered_sum(std::span<const T* const> sources, T* out, std::size_t count) {
       for (std::size_t i = 0; i < n; ++i) sum[i] += source[i];
     }
     std::copy_n(sum, n, out + begin);
+  }
+}
+
+// The sum in floats, rounded once.
+inline void ordered_sum(std::span<const BFloat16* const> sources, BFloat16* out, std::size_t count) {
+  constexpr std::size_t block = 2048;
+  float sum[block], addend[block];
+  for (std::size_t begin = 0; begin < count; begin += block) {
+    const std::size_t n = std::min(block, count - begin);
+    to_float(sources[0] + begin, n, sum);
+    for (std::size_t r = 1; r < sources.size(); ++r) {
+      to_float(sources[r] + begin, n, addend);
+      for (std::size_t i = 0; i < n; ++i) sum[i] += addend[i];
+    }
+    to_bfloat16(sum, n, out + begin);
   }
 }
 

@@ -172,6 +172,7 @@ class ThreadCommunicator : public Communicator {
   }
 
   void all_reduce(std::span<float> data, SumOrder) override { reduce("all_reduce", data); }
+  void all_reduce(std::span<BFloat16> data, SumOrder) override { reduce("all_reduce of bfloat16", data); }
   void all_reduce(std::span<double> data) override { reduce("all_reduce of doubles", data); }
 
   void broadcast(std::span<std::byte> data, int root) override {
@@ -271,7 +272,7 @@ class ThreadCommunicator : public Communicator {
       std::vector<const T*> sources(size());
       for (int r = 0; r < size(); ++r)
         sources[r] = static_cast<const T*>(group_->calls[r].data) + slice.begin;
-      ordered_sum<T>(sources, data.data() + slice.begin, slice.size());
+      ordered_sum(std::span<const T* const>(sources), data.data() + slice.begin, slice.size());
       for (int r = 0; r < size(); ++r)
         if (r != rank_ && slice.size() > 0)
           std::copy_n(data.data() + slice.begin, slice.size(),

@@ -222,9 +222,10 @@ TEST_CASE("a mutated quantised block is refused, or decodes to finite numbers") 
     for (std::uint32_t trial = 0; trial < 2000; ++trial) {
       auto block = random_block(format, trial % 16);
       const int changes = 1 + static_cast<int>(rng.below(draw++, 3));
-      for (int c = 0; c < changes; ++c)
-        block[rng.below(draw++, static_cast<std::uint32_t>(block.size()))] =
-            static_cast<std::byte>(rng.below(draw++, 256));
+      for (int c = 0; c < changes; ++c) {
+        const std::size_t place = rng.below(draw++, static_cast<std::uint32_t>(block.size()));
+        block[place] = static_cast<std::byte>(rng.below(draw++, 256));
+      }
       if (refused(format, block)) continue;
       std::vector<float> out(format.numel);
       if (!read_block(format, block, out)) {

@@ -18,6 +18,7 @@ class LoneRank : public Communicator {
   bool overlaps() const override { return overlaps_; }
   void all_gather(std::span<const std::byte>, std::vector<std::vector<std::byte>>&) override {}
   void all_reduce(std::span<float>, SumOrder) override {}
+  void all_reduce(std::span<BFloat16>, SumOrder) override {}
   void all_reduce(std::span<double>) override {}
   void broadcast(std::span<std::byte>, int) override {}
   void all_to_all(std::span<const std::vector<std::byte>>, std::vector<std::vector<std::byte>>&) override {}

@@ -70,6 +70,9 @@ class TestCommunicator : public Communicator {
     calls.push_back((order == SumOrder::ranks ? "ordered sum " : "sum ") + std::to_string(data.size()));
     sum(data);
   }
+  void all_reduce(std::span<BFloat16>, SumOrder) override {
+    throw Error("the test's ranks do not sum bfloat16");
+  }
   void all_reduce(std::span<double> data) override { sum(data); }
   void broadcast(std::span<std::byte> data, int root) override {
     const auto all = hub_.gather(rank_, data);
