@@ -11,9 +11,9 @@
 namespace topknot {
 namespace {
 
-const std::vector<std::string> kLists = {"models",    "datasets", "compressors",  "selections",
-                                         "memories",  "codes",    "values",       "optimizers",
-                                         "schedules", "keys",     "keys-markdown"};
+const std::vector<std::string> kLists = {"models",    "datasets",    "compressors", "selections",
+                                         "memories",  "codes",       "values",      "optimizers",
+                                         "schedules", "collectives", "keys",        "keys-markdown"};
 
 const std::vector<std::string> kFlags = {"--help", "--validate", "--dry-run", "--dump-config",
                                          "--list", "--quiet",    "--verbose", "--version"};
@@ -30,8 +30,8 @@ constexpr const char* kFlagHelp =
     "  --validate          check the whole configuration, show every problem, and leave\n"
     "  --dry-run           also build the model: parameters, groups, bytes a step; trains nothing\n"
     "  --dump-config       print the effective configuration as YAML, with where each value came from\n"
-    "  --list WHAT         models, datasets, optimizers, schedules, keys; compressors and their pieces:\n"
-    "                      selections, memories, codes, values\n"
+    "  --list WHAT         models, datasets, optimizers, schedules, collectives, keys; compressors and\n"
+    "                      their pieces: selections, memories, codes, values\n"
     "  --quiet, --verbose  only warnings and errors; more detail\n"
     "  --version, --help\n";
 
@@ -79,7 +79,7 @@ CommandLine parse_command_line(int argc, const char* const* argv) {
   } catch (const CLI::ParseError&) {
     throw UserError(
         "--list needs one word after it: models, datasets, compressors, selections, memories, codes, values, "
-        "optimizers, schedules or keys");
+        "optimizers, schedules, collectives or keys");
   }
   for (const auto& word : app.remaining()) {
     if (word == "--") continue;

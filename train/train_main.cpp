@@ -7,6 +7,7 @@
 #include "compress/memory/memory.h"
 #include "compress/select/selector.h"
 #include "dist/launch.h"
+#include "dist/sparse_collective.h"
 #include "nn/core/check.h"
 #include "nn/core/log.h"
 #include "train/cli.h"
@@ -37,6 +38,10 @@ void print_list(const std::string& kind) {
   if (kind == "values") return print_registry(value_codes());
   if (kind == "optimizers") return print_registry(optimizers());
   if (kind == "schedules") return print_registry(schedules());
+  if (kind == "collectives") {
+    std::printf("%-20s %s\n", "all_gather", "every block to every rank, which adds them itself");
+    return print_registry(sparse_collectives());
+  }
   std::fputs((kind == "keys" ? key_help() : key_reference_markdown()).c_str(), stdout);
 }
 

@@ -42,4 +42,5 @@ check codes RegisterIndexCode compress 'index_codes\(\)\.add'
 check values RegisterValueCode compress 'value_codes\(\)\.add'
 check optimizers RegisterOptimizer optim
 check schedules RegisterSchedule optim
+check collectives RegisterCollective dist 'sparse_collectives\(\)\.add'
 exit "$status"
