@@ -80,7 +80,8 @@ def bars(group):
     longest = max((row["step_s"] for row in group if row["step_s"]), default=None)
     if not longest:
         return ""
-    left, width, height = 190, 560, 24
+    left = 16 + int(7.5 * min(26, max(len(row["method"]) for row in group)))  # the longest name, in this font
+    width, height = 560, 24
     lines = [f'<svg viewBox="0 0 {left + width + 110} {height * len(group) + 6}" role="img" aria-label="time of a step">']
     for index, row in enumerate(group):
         y = index * height + 4
@@ -118,7 +119,7 @@ def page(spec, rows):
 body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 62em; margin: 2em auto; padding: 0 1em; color: #222; }}
 h1 {{ font-size: 1.5em; }} h2 {{ font-size: 1.1em; margin-top: 2em; }}
 svg {{ width: 100%; font-size: 13px; }} svg text {{ fill: #222; }}
-table {{ border-collapse: collapse; font-size: 13px; width: 100%; }}
+table {{ border-collapse: collapse; font-size: 13px; width: 100%; }} td {{ white-space: nowrap; }}
 th, td {{ border-bottom: 1px solid #ddd; padding: 3px 8px; text-align: right; }}
 th:first-child, td:first-child {{ text-align: left; }}
 .legend span {{ margin-right: 1.5em; }} .legend i {{ display: inline-block; width: 0.8em; height: 0.8em; margin-right: 0.4em; }}
