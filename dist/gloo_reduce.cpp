@@ -54,7 +54,7 @@ void GlooCollectives::gather_and_add(std::span<T> data) {
 
 template <class T>
 void GlooCollectives::reduce_in_rank_order(std::span<T> data) {
-  const Slice own = slice_of(data.size(), size_, rank_);
+  const ElementRange own = slice_of(data.size(), size_, rank_);
   std::vector<std::vector<std::byte>>& theirs = scratch_;
   theirs.resize(size_);
   std::vector<const T*> sources(size_);
@@ -71,7 +71,7 @@ void GlooCollectives::reduce_in_rank_order(std::span<T> data) {
     Buffer out(mesh_, static_cast<const void*>(data.data()), data.size_bytes());
     const auto send = [&](int i) {
       if (i >= size_) return;
-      const Slice slice = slice_of(data.size(), size_, peer(i));
+      const ElementRange slice = slice_of(data.size(), size_, peer(i));
       out.send(peer(i), slot_slice, slice.begin * sizeof(T), slice.size() * sizeof(T));
     };
     for (int i = 1; i <= kInFlight; ++i) send(i);
@@ -85,7 +85,7 @@ void GlooCollectives::reduce_in_rank_order(std::span<T> data) {
   std::vector<std::unique_ptr<Buffer>> in(size_);
   for (int i = 1; i < size_; ++i) {
     const int r = peer(size_ - i);
-    const Slice slice = slice_of(data.size(), size_, r);
+    const ElementRange slice = slice_of(data.size(), size_, r);
     in[r] = std::make_unique<Buffer>(mesh_, static_cast<void*>(data.data() + slice.begin),
                                      slice.size() * sizeof(T));
     in[r]->receive(r, slot_sum, 0, slice.size() * sizeof(T));
@@ -118,9 +118,9 @@ void GlooCollectives::reduce_on_ring(std::span<T> data) {
   const auto place = [&](std::size_t m, int shift) {
     const int step = static_cast<int>(m / segments);
     const int index = ((rank_ - step - 1 + shift) % size_ + size_) % size_;
-    const Slice all = slice_of(data.size(), size_, index);
+    const ElementRange all = slice_of(data.size(), size_, index);
     const std::size_t begin = std::min(all.end, all.begin + (m % segments) * ring_segment);
-    return Slice{begin, std::min(all.end, begin + ring_segment)};
+    return ElementRange{begin, std::min(all.end, begin + ring_segment)};
   };
   constexpr std::size_t ahead = 4;  // receives that are posted before they are waited for
   const std::size_t segment = std::min(chunk, ring_segment);
@@ -129,14 +129,14 @@ void GlooCollectives::reduce_on_ring(std::span<T> data) {
   Buffer in_final(mesh_, static_cast<void*>(data.data()), data.size_bytes());
   Buffer out(mesh_, static_cast<const void*>(data.data()), data.size_bytes());
   const auto post = [&](std::size_t m) {
-    const Slice to = place(m, 0);
+    const ElementRange to = place(m, 0);
     if (m < adding)
       in_add.receive(left, slot_ring, (m % ahead) * segment * sizeof(T), to.size() * sizeof(T));
     else
       in_final.receive(left, slot_ring, to.begin * sizeof(T), to.size() * sizeof(T));
   };
   const auto send = [&](std::size_t m) {
-    const Slice from = place(m, 1);
+    const ElementRange from = place(m, 1);
     out.send(right, slot_ring, from.begin * sizeof(T), from.size() * sizeof(T));
   };
   for (std::size_t m = 0; m < std::min(ahead, messages); ++m) post(m);
@@ -145,7 +145,7 @@ void GlooCollectives::reduce_on_ring(std::span<T> data) {
     waiting_for_ = left;
     if (m < adding) {
       in_add.wait_received(call_.deadline);
-      const Slice to = place(m, 0);
+      const ElementRange to = place(m, 0);
       add(arriving.data() + (m % ahead) * segment, to.size(), data.data() + to.begin);
     } else {
       in_final.wait_received(call_.deadline);

@@ -42,12 +42,12 @@ inline void ordered_sum(std::span<const BFloat16* const> sources, BFloat16* out,
   }
 }
 
-// Slice `index` of `parts` of a range of `count` elements, cut at multiples of 16 elements.
-struct Slice {
+// Range `index` of `parts` of a range of `count` elements, cut at multiples of 16 elements.
+struct ElementRange {
   std::size_t begin = 0, end = 0;
   std::size_t size() const { return end - begin; }
 };
-inline Slice slice_of(std::size_t count, int parts, int index) {
+inline ElementRange slice_of(std::size_t count, int parts, int index) {
   const std::size_t blocks = (count + 15) / 16;
   const std::size_t per = blocks / parts, extra = blocks % parts;
   const auto start = [&](std::size_t i) { return std::min(count, 16 * (i * per + std::min(i, extra))); };

@@ -268,7 +268,7 @@ class ThreadCommunicator : public Communicator {
   template <class T>
   void reduce(const char* operation, std::span<T> data) {
     run(operation, data.data(), data.size_bytes(), true, [&] {
-      const Slice slice = slice_of(data.size(), size(), rank_);
+      const ElementRange slice = slice_of(data.size(), size(), rank_);
       std::vector<const T*> sources(size());
       for (int r = 0; r < size(); ++r)
         sources[r] = static_cast<const T*>(group_->calls[r].data) + slice.begin;

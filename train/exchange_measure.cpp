@@ -116,7 +116,7 @@ ExchangeProfile::Group measure_group(const Group& group, bool compressing, const
     const double encoding = seconds_since(start);
     cost.bytes = static_cast<double>(lane.flight.message.bytes());
     cost.later_bytes = 0;
-    sums = lane.flight.message.kind == Message::Kind::sum;
+    sums = lane.flight.message.kind != Message::Kind::block;
     come_back(lane.flight, ranks);
     start = Clock::now();
     bool more = lane.decode();

@@ -6,6 +6,7 @@
 
 #include "compress/code/code.h"
 #include "compress/sparse_step.h"
+#include "dist/ordered_sum.h"
 #include "nn/core/check.h"
 
 namespace topknot {
@@ -65,18 +66,21 @@ class FloatRanks final : public SparsifyRanks<float> {
     std::vector<std::vector<std::byte>> blocks;
     std::size_t block_bytes = 0;
     for (const Message& message : messages) {
-      TOPKNOT_CHECK(message.kind == messages[0].kind && message.sum.size() == messages[0].sum.size(),
+      TOPKNOT_CHECK(message.kind == messages[0].kind && message.sum.size() == messages[0].sum.size() &&
+                        message.sum_bfloat16.size() == messages[0].sum_bfloat16.size(),
                     "ranks disagree on a message");
       if (message.kind == Message::Kind::block) block_bytes += message.bytes();
     }
-    const bool sum = messages[0].kind == Message::Kind::sum;
+    const bool sum = messages[0].kind != Message::Kind::block;
     for (std::size_t r = 0; r < size(); ++r) {
       const std::size_t bytes = messages[r].bytes();
       ranks[r].bytes_up += bytes;
       if (size() > 1) ranks[r].bytes_down += sum ? bytes : block_bytes - bytes;
     }
-    if (sum)
-      add_up(messages);
+    if (messages[0].kind == Message::Kind::sum)
+      add_up(messages, &Message::sum);
+    else if (sum)
+      add_up(messages, &Message::sum_bfloat16);
     else
       for (Message& message : messages) blocks.push_back(std::move(message.block));
 
@@ -85,6 +89,7 @@ class FloatRanks final : public SparsifyRanks<float> {
       Round received;
       received.blocks = blocks;
       received.sum = messages[r].sum;
+      received.sum_bfloat16 = messages[r].sum_bfloat16;
       if (auto message = compressors_[r]->decode(received)) next.push_back(std::move(*message));
     }
     TOPKNOT_CHECK(next.empty() || next.size() == size(), "ranks disagree on another round");
@@ -92,12 +97,14 @@ class FloatRanks final : public SparsifyRanks<float> {
   }
 
   // In rank order, as the collectives of compressed methods do.
-  static void add_up(std::vector<Message>& messages) {
-    const std::span<float> total = messages[0].sum;
+  template <class T>
+  static void add_up(std::vector<Message>& messages, std::span<T> Message::*sum) {
+    const std::span<T> total = messages[0].*sum;
+    std::vector<const T*> sources;
+    for (const Message& message : messages) sources.push_back((message.*sum).data());
+    ordered_sum(std::span<const T* const>(sources), total.data(), total.size());
     for (std::size_t r = 1; r < messages.size(); ++r)
-      for (std::size_t i = 0; i < total.size(); ++i) total[i] += messages[r].sum[i];
-    for (std::size_t r = 1; r < messages.size(); ++r)
-      std::copy(total.begin(), total.end(), messages[r].sum.begin());
+      std::copy(total.begin(), total.end(), (messages[r].*sum).begin());
   }
 
   std::string name_;

@@ -190,10 +190,13 @@ TEST_CASE("the fit of a network follows large messages and keeps the start-up of
 
 TEST_CASE("a run that plans leaves its plan and its profile, and both repeat its bits") {
   const TempFolder temp;
-  for (const std::string method : {"topk", "dense"}) {
+  for (const std::string method : {"topk", "dense", "dense in bf16"}) {
     INFO(method);
-    const std::string name = "compress.name=" + method;
-    const Trained first = trained(temp, small_run(temp, keys({name, "exchange.merge=optimal"})));
+    const bool dense = method != "topk";
+    const std::string name = dense ? "compress.name=dense" : "compress.name=topk";
+    std::vector<std::string> given{name, "exchange.merge=optimal"};
+    if (method == "dense in bf16") given.push_back("compress.values=bf16");
+    const Trained first = trained(temp, small_run(temp, keys(given)));
     CHECK(first.effective.exchange.merge == "optimal");
     REQUIRE(sum(first.effective.exchange.groups) == 6);  // weights and biases of three layers
     CHECK(text_of(temp.at("run/config.yaml")).find("]  # measured at the start") != std::string::npos);
@@ -202,7 +205,7 @@ TEST_CASE("a run that plans leaves its plan and its profile, and both repeat its
     const ExchangeProfile measured = read_exchange_profile(file);
     CHECK(measured.parameters.size() == 6);
     CHECK(measured.ranks == 2);
-    CHECK(measured.sums == (method == "dense"));
+    CHECK(measured.sums == dense);
     const Metrics metrics = read_metrics(temp.at("run/metrics.jsonl"));
     REQUIRE(metrics.end);
     CHECK(metrics.end->modelled_makespan_s > 0);
@@ -216,8 +219,8 @@ TEST_CASE("a run that plans leaves its plan and its profile, and both repeat its
     CHECK(second.effective.exchange.groups == first.effective.exchange.groups);
     CHECK_FALSE(std::filesystem::exists(temp.at("run/exchange_profile.json")));
 
-    const Trained third =
-        trained(temp, small_run(temp, keys({name, "exchange.merge=optimal", "exchange.profile=" + file})));
+    given.push_back("exchange.profile=" + file);
+    const Trained third = trained(temp, small_run(temp, keys(given)));
     CHECK(third.checksum == first.checksum);
     CHECK(third.effective.exchange.groups == first.effective.exchange.groups);
     CHECK_FALSE(std::filesystem::exists(temp.at("run/exchange_profile.json")));

@@ -234,6 +234,20 @@ TEST_CASE("sparsify: dense sums its messages, weighted, and its ranks' lines are
   CHECK(summary.mean_ratio == 1);
 }
 
+TEST_CASE("sparsify: dense in bf16 is rounded before and after it is summed, in half the bytes") {
+  SparsifyOptions options;
+  options.compressor = "dense";
+  options.settings = {"values=bf16"};
+  SparsifySummary summary;
+  // 1.00390625 lies half-way between 1 and the next bfloat16; 257 between 256 and 258. Both go to the even one.
+  const auto lines = lines_of({1, 2, 3}, {1.00390625, 256, 3, 1.5, 257, -3}, options, &summary);
+  REQUIRE(lines.size() == 3);
+  CHECK(lines[2]["indices"] == Json{0, 1});
+  CHECK(lines[2]["values"] == Json{1.25, 256});
+  CHECK(lines[0]["bytes_up"] == 6);
+  CHECK(lines[2]["bytes_down"] == Json{6, 6});
+}
+
 TEST_CASE("sparsify: a quantiser's ranks show what they contributed, and it is what is averaged") {
   constexpr std::size_t d = 40;
   for (const std::string name : {"signsgd", "qsgd", "terngrad"}) {
