@@ -32,6 +32,18 @@ struct TinyModel {
   }
 };
 
+// One parameter of four elements, all 1, for traces that are followed by hand.
+struct FourWeights {
+  ParameterStore store;
+  ParameterArena* arena;
+  FourWeights() {
+    store.add("w", {4}, [](std::span<float> values, const CounterRng&) {
+      for (float& value : values) value = 1;
+    });
+    arena = &store.build([](const Parameter&) { return true; }, 1);
+  }
+};
+
 // What a rank's gradient is in the tests: random, by step, rank and place in the arena.
 inline float gradient_value(std::int64_t step, int rank, std::size_t element) {
   return CounterRng(7, RngUse::test, static_cast<std::uint32_t>(step * 64 + rank)).normal(element);

@@ -58,17 +58,6 @@ std::vector<Weights> train(const RunPlan& plan, const OptimizerOptions& sgd,
   return records;
 }
 
-struct FourWeights {
-  ParameterStore store;
-  ParameterArena* arena;
-  FourWeights() {
-    store.add("w", {4}, [](std::span<float> values, const CounterRng&) {
-      for (float& value : values) value = 1;
-    });
-    arena = &store.build([](const Parameter&) { return true; }, 1);
-  }
-};
-
 bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }

@@ -13,17 +13,6 @@ using namespace topknot::testing;
 
 namespace {
 
-struct FourWeights {
-  ParameterStore store;
-  ParameterArena* arena;
-  FourWeights() {
-    store.add("w", {4}, [](std::span<float> values, const CounterRng&) {
-      for (float& value : values) value = 1;
-    });
-    arena = &store.build([](const Parameter&) { return true; }, 1);
-  }
-};
-
 struct Record {
   std::vector<StepResult> results;
   // By step. The average is empty where the step was skipped; accumulated: u of the compressed part.
