@@ -1,10 +1,11 @@
 # Compiler options. Binaries are portable: the baseline is x86-64-v2 and hot loops pick AVX2 or AVX-512 at run
 # time (nn/core/simd.h), with bit-equal results, which is why floating-point contraction is off everywhere.
 add_library(topknot_options INTERFACE)
-target_compile_options(topknot_options INTERFACE -Wall -Wextra -ffp-contract=off -Wno-psabi
-                       -Wno-restrict)  # GCC 12 warns of std::string's own code
+# GCC 12's -Wrestrict warns of std::string's own code.
+target_compile_options(topknot_options INTERFACE
+                       $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -ffp-contract=off -Wno-psabi -Wno-restrict>)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
-  target_compile_options(topknot_options INTERFACE -march=x86-64-v2)
+  target_compile_options(topknot_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-march=x86-64-v2>)
 endif()
 target_include_directories(topknot_options INTERFACE ${CMAKE_SOURCE_DIR})
 set(CMAKE_CXX_FLAGS_RELEASE "-O3 -g1")
@@ -13,12 +14,13 @@ set(CMAKE_CXX_FLAGS_RELEASE "-O3 -g1")
 target_compile_definitions(topknot_options INTERFACE $<$<CONFIG:Debug>:TOPKNOT_CHECK_CALLS>)
 
 if(TOPKNOT_ASAN)
-  target_compile_options(topknot_options INTERFACE -fsanitize=address,undefined -fno-omit-frame-pointer)
+  target_compile_options(topknot_options INTERFACE
+                         $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=address,undefined -fno-omit-frame-pointer>)
   target_link_options(topknot_options INTERFACE -fsanitize=address,undefined)
 endif()
 if(TOPKNOT_TSAN)
   # Function multiversioning needs resolvers that run before the sanitizer is ready.
-  target_compile_options(topknot_options INTERFACE -fsanitize=thread)
+  target_compile_options(topknot_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=thread>)
   target_compile_definitions(topknot_options INTERFACE TOPKNOT_SINGLE_VERSION)
   target_link_options(topknot_options INTERFACE -fsanitize=thread)
 endif()

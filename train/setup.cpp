@@ -31,8 +31,8 @@ RunData load_data(const Config& config) {
           make_dataset(config.data.name, options, Split::test)};
 }
 
-std::unique_ptr<BuiltModel> build_model(const Config& config, const Dataset& data) {
-  auto built = std::make_unique<BuiltModel>();
+std::unique_ptr<BuiltModel> build_model(const Config& config, const Dataset& data, Device device) {
+  auto built = std::make_unique<BuiltModel>(device);
   ModelOptions options;
   options.input = data.sample_shape();
   options.outputs = data.classes() > 0 ? data.classes() : data.targets();
@@ -43,7 +43,7 @@ std::unique_ptr<BuiltModel> build_model(const Config& config, const Dataset& dat
   const auto min_numel = static_cast<std::size_t>(config.compress.min_numel);
   built->store.build(
       [=](const Parameter& p) { return !(dense_1d && p.shape().rank() <= 1) && p.numel() >= min_numel; },
-      config.seed, parse_device(config.train.device));
+      config.seed);
   return built;
 }
 

@@ -24,10 +24,11 @@ RunData load_data(const Config& config);
 
 // A model with its parameters laid out; the same bits on every rank.
 struct BuiltModel {
+  explicit BuiltModel(Device device = {}) : store(device) {}
   ParameterStore store;
   ModulePtr module;
 };
-std::unique_ptr<BuiltModel> build_model(const Config& config, const Dataset& data);
+std::unique_ptr<BuiltModel> build_model(const Config& config, const Dataset& data, Device device = {});
 
 ExchangeOptions exchange_options(const Config& config);
 // With the densities of a file that compress.layer_density names; those of `auto` are not known yet and left

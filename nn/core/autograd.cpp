@@ -59,19 +59,23 @@ GradientTarget Variable::gradient_target() const {
 InputGradient Variable::input_gradient() const {
   if (!node_->requires_grad) return {};
   if (!node_->parameter && node_->grad.exclusive()) return {std::exchange(node_->grad, Tensor()), true};
-  return {Tensor::empty(node_->value.shape(), node_->value.layout(), node_->value.device()), false};
+  return {Tensor::empty_like(node_->value), false};
 }
 
 void Variable::accumulate_grad(Tensor grad) const {
   if (!node_->requires_grad) return;
-  TOPKNOT_CHECK(grad.shape() == node_->value.shape() && grad.layout() == node_->value.layout(),
+  TOPKNOT_CHECK(grad.shape() == node_->value.shape() && grad.layout() == node_->value.layout() &&
+                    grad.dtype() == node_->value.dtype(),
                 std::string(node_->op) + ": gradient of shape " + grad.shape().str() +
                     " for a value of shape " + node_->value.shape().str());
   const auto n = static_cast<std::size_t>(grad.numel());
   if (node_->parameter) {
     const GradientTarget target = gradient_target();
-    for (std::size_t i = 0; i < n; ++i)
-      target.data[i] = target.accumulate ? target.data[i] + grad.data()[i] : grad.data()[i];
+    DeviceBackend& device = backend(grad.device());
+    if (target.accumulate)
+      device.add(DType::f32, target.data, grad.data(), target.data, n);
+    else
+      device.copy(grad.data(), target.data, n);
     return;
   }
   if (!node_->grad.defined()) {
@@ -80,12 +84,8 @@ void Variable::accumulate_grad(Tensor grad) const {
   }
   // The first contribution may be shared with another input of the same op: then the sum needs memory of its
   // own.
-  Tensor sum =
-      node_->grad.exclusive() ? node_->grad : Tensor::empty(grad.shape(), grad.layout(), grad.device());
-  const float *a = node_->grad.data(), *b = grad.data();
-  float* out = sum.data();
-#pragma omp parallel for simd schedule(static) if (n > 65536)
-  for (std::size_t i = 0; i < n; ++i) out[i] = a[i] + b[i];
+  Tensor sum = node_->grad.exclusive() ? node_->grad : Tensor::empty_like(grad);
+  backend(grad.device()).add(grad.dtype(), node_->grad.data(), grad.data(), sum.data(), n);
   node_->grad = std::move(sum);
 }
 
@@ -139,7 +139,9 @@ class Tape {
 void backward(const Variable& loss, const GradientHook& on_grad_ready, float scale) {
   TOPKNOT_CHECK(loss.value().numel() == 1, "backward starts from a loss of one element");
   if (!loss.requires_grad()) return;
-  loss.accumulate_grad(Tensor::from({scale}, loss.shape()));
+  Tensor seed = Tensor::empty_like(loss.value());
+  backend(seed.device()).fill(seed.data(), 1, scale);
+  loss.accumulate_grad(std::move(seed));
   Tape::run(loss, on_grad_ready);
 }
 

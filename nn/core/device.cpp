@@ -16,7 +16,8 @@ Device parse_device(const std::string& name) {
   if (name == "cpu") return {};
   if (name == "auto") return cuda_available() ? Device{DeviceKind::cuda, 0} : Device{};
   if (name == "cuda") {
-    cuda_backend();  // says why not
+    if (const std::string problem = cuda_problem(); !problem.empty())
+      throw UserError("train.device=cuda: " + problem + ", or set train.device=cpu (or auto)");
     return {DeviceKind::cuda, 0};
   }
   throw UserError("unknown device '" + name + "'; known: auto, cpu, cuda");

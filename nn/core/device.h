@@ -15,6 +15,15 @@ struct Device {
   std::string str() const;  // "cpu", "cuda:1"
 };
 
+// What an element is. Parameters, gradients and statistics are always f32.
+enum class DType {
+  f32,
+  bf16,  // activations on a GPU under train.precision bf16
+};
+inline std::size_t size_of(DType type) {
+  return type == DType::f32 ? 4 : 2;
+}
+
 // What a device's backend offers the core. One instance a device kind, chosen by file: device_cpu.cpp always,
 // device_cuda.cpp or device_stub.cpp for CUDA.
 class DeviceBackend {
@@ -25,6 +34,13 @@ class DeviceBackend {
   virtual void release(float* data, std::size_t floats) = 0;
   virtual void release_cached() = 0;  // gives memory kept for reuse back to the system
   virtual void fill_zero(float* data, std::size_t floats) = 0;
+  virtual void fill(float* data, std::size_t floats, float value) = 0;
+  // Between this device and the host. The host's memory may be used again on return.
+  virtual void to_device(float* device, const float* host, std::size_t floats) = 0;
+  virtual void to_host(float* host, const float* device, std::size_t floats) = 0;
+  virtual void copy(const float* from, float* to, std::size_t floats) = 0;  // on this device
+  // out[i] = a[i] + b[i]; out may be a or b.
+  virtual void add(DType type, const void* a, const void* b, void* out, std::size_t n) = 0;
 };
 
 // Throws UserError where the device cannot be used, and says why.
@@ -33,6 +49,8 @@ DeviceBackend& backend(Device device);
 DeviceBackend& cpu_backend();
 DeviceBackend& cuda_backend();  // throws UserError in a build without CUDA
 bool cuda_available();
+std::string cuda_problem();  // "" where a GPU can be used; else why not, and what to do
+bool built_with_cuda();
 
 // "auto" (a GPU if there is one), "cpu" or "cuda"; throws UserError for anything else or a GPU that is not
 // there.

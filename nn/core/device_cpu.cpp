@@ -59,6 +59,21 @@ class CpuBackend final : public DeviceBackend {
   }
 
   void fill_zero(float* data, std::size_t floats) override { std::memset(data, 0, floats * sizeof(float)); }
+  void fill(float* data, std::size_t floats, float value) override { std::fill_n(data, floats, value); }
+  void to_device(float* device, const float* host, std::size_t floats) override {
+    std::copy_n(host, floats, device);
+  }
+  void to_host(float* host, const float* device, std::size_t floats) override {
+    std::copy_n(device, floats, host);
+  }
+  void copy(const float* from, float* to, std::size_t floats) override { std::copy_n(from, floats, to); }
+  void add(DType type, const void* a, const void* b, void* out, std::size_t n) override {
+    TOPKNOT_CHECK(type == DType::f32, "activations on a CPU are fp32");
+    const auto *x = static_cast<const float*>(a), *y = static_cast<const float*>(b);
+    auto* sum = static_cast<float*>(out);
+#pragma omp parallel for simd schedule(static) if (n > 65536)
+    for (std::size_t i = 0; i < n; ++i) sum[i] = x[i] + y[i];
+  }
 
  private:
   static constexpr std::size_t kHugePage = std::size_t{2} << 20;

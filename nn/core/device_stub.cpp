@@ -4,12 +4,20 @@
 
 namespace topknot {
 
+bool built_with_cuda() {
+  return false;
+}
+
 bool cuda_available() {
   return false;
 }
 
+std::string cuda_problem() {
+  return "this build has no CUDA backend; install CUDA, cuDNN and NCCL and build again";
+}
+
 DeviceBackend& cuda_backend() {
-  throw UserError("this build has no CUDA backend; use train.device=cpu (or auto)");
+  throw UserError(cuda_problem());
 }
 
 }  // namespace topknot

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "nn/core/check.h"
 #include "nn/core/rng.h"
@@ -83,17 +84,48 @@ Buffer& ParameterStore::add_buffer(const std::string& name, std::size_t size, fl
   return *buffers_.back();
 }
 
-ParameterArena& ParameterStore::build(const CompressiblePredicate& compressible, std::uint64_t seed,
-                                      Device device) {
+ParameterArena& ParameterStore::build(const CompressiblePredicate& compressible, std::uint64_t seed) {
   TOPKNOT_CHECK(!arena_, "build() is called once");
   std::vector<Parameter*> registered;
   for (const auto& parameter : parameters_) registered.push_back(parameter.get());
-  arena_ = std::make_unique<ParameterArena>(registered, compressible, device);
-  TOPKNOT_CHECK(device.kind == DeviceKind::cpu, "initialisation writes CPU memory");
-  for (std::size_t i = 0; i < registered.size(); ++i)
-    registered[i]->init_({registered[i]->value(), registered[i]->numel()},
-                         CounterRng(seed, RngUse::init, static_cast<std::uint32_t>(i)));
+  arena_ = std::make_unique<ParameterArena>(registered, compressible, device_);
+  // Made on the host, so that every device starts from the same bits.
+  std::vector<float> values;
+  for (std::size_t i = 0; i < registered.size(); ++i) {
+    values.resize(registered[i]->numel());
+    registered[i]->init_(values, CounterRng(seed, RngUse::init, static_cast<std::uint32_t>(i)));
+    backend(device_).to_device(registered[i]->value(), values.data(), values.size());
+  }
+  if (device_.kind != DeviceKind::cpu) {
+    for (const auto& buffer : buffers_) statistics_size_ += buffer->values.size();
+    statistics_ = backend(device_).allocate(statistics_size_);
+    float* at = statistics_;
+    for (const auto& buffer : buffers_) buffer->device = std::exchange(at, at + buffer->values.size());
+    statistics_to_device();
+  }
   return *arena_;
+}
+
+ParameterStore::~ParameterStore() {
+  if (statistics_) backend(device_).release(statistics_, statistics_size_);
+}
+
+void ParameterStore::statistics_to_host() {
+  if (!statistics_) return;
+  for (const auto& buffer : buffers_)
+    backend(device_).to_host(buffer->values.data(), buffer->device, buffer->values.size());
+}
+
+void ParameterStore::statistics_to_device() {
+  if (!statistics_) return;
+  for (const auto& buffer : buffers_)
+    backend(device_).to_device(buffer->device, buffer->values.data(), buffer->values.size());
+}
+
+std::vector<float> ParameterArena::host_weights() const {
+  std::vector<float> weights(size_);
+  backend(device_).to_host(weights.data(), weights_, size_);
+  return weights;
 }
 
 ParameterArena& ParameterStore::arena() {

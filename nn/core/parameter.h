@@ -48,7 +48,8 @@ class Parameter {
 // A model's statistics that are not trained (batch norm's running mean and variance).
 struct Buffer {
   std::string name;
-  std::vector<float> values;
+  std::vector<float> values;  // on a GPU: as of the last ParameterStore::statistics_to_host()
+  float* device = nullptr;    // on a GPU: where they are kept up to date, from build() on
 };
 
 // Decides by shape alone whether a parameter may be compressed.
@@ -69,7 +70,9 @@ class ParameterArena {
   std::size_t compressible_size() const { return compressible_size_; }  // elements before the first dense one
   std::span<Parameter* const> parameters() const { return order_; }     // in arena order
 
+  Device device() const { return device_; }
   std::span<float> weights() { return {weights_, size_}; }
+  std::vector<float> host_weights() const;  // a copy, from any device
   // The slice [begin, end), on parameter boundaries, of the buffer that backward writes to and of the other
   // one. All parameters of the slice must be on the same side, which holds for the groups of the exchange.
   std::span<float> gradient(std::size_t begin, std::size_t end);
@@ -94,18 +97,30 @@ class ParameterArena {
 // Where a model's layers register what they own, in forward order. After build() the set is fixed.
 class ParameterStore {
  public:
+  explicit ParameterStore(Device device = {}) : device_(device) {}
+  ParameterStore(const ParameterStore&) = delete;
+  ~ParameterStore();
+  Device device() const { return device_; }
   Parameter& add(const std::string& name, const Shape& shape, Initializer init);
   Buffer& add_buffer(const std::string& name, std::size_t size, float value);
 
   // Lays out the arena and initialises every weight from (seed, order of registration).
-  ParameterArena& build(const CompressiblePredicate& compressible, std::uint64_t seed, Device device = {});
+  ParameterArena& build(const CompressiblePredicate& compressible, std::uint64_t seed);
   ParameterArena& arena();
   const std::vector<std::unique_ptr<Parameter>>& parameters() const {
     return parameters_;
   }  // registration order
   const std::vector<std::unique_ptr<Buffer>>& buffers() const { return buffers_; }
+  // All buffers lie in one piece on a GPU, in order; empty on a CPU.
+  std::span<float> device_statistics() { return {statistics_, statistics_size_}; }
+  // Between the device's memory and Buffer::values; on a CPU, where these are the same, nothing is done.
+  void statistics_to_host();
+  void statistics_to_device();
 
  private:
+  Device device_;
+  float* statistics_ = nullptr;
+  std::size_t statistics_size_ = 0;
   std::vector<std::unique_ptr<Parameter>> parameters_;
   std::vector<std::unique_ptr<Buffer>> buffers_;
   std::unique_ptr<ParameterArena> arena_;

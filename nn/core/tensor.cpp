@@ -1,5 +1,8 @@
 #include "nn/core/tensor.h"
 
+#include <cstring>
+
+#include "nn/core/bfloat16.h"
 #include "nn/core/check.h"
 
 namespace topknot {
@@ -24,19 +27,25 @@ std::string Shape::str() const {
   return text + "]";
 }
 
-Tensor Tensor::empty(const Shape& shape, Layout layout, Device device) {
-  TOPKNOT_CHECK(layout == Layout::plain || (shape.rank() == 4 && shape[1] % channel_block() == 0),
+Tensor Tensor::empty(const Shape& shape, Layout layout, Device device, DType dtype) {
+  TOPKNOT_CHECK(layout != Layout::blocked || (shape.rank() == 4 && shape[1] % channel_block() == 0),
                 "a blocked layout needs [N, C, H, W] with C a multiple of the block, not " + shape.str());
-  const auto floats = static_cast<std::size_t>(shape.numel());
+  TOPKNOT_CHECK(layout != Layout::nhwc || shape.rank() == 4, "layout nhwc needs [N, C, H, W]");
+  const std::size_t floats = (static_cast<std::size_t>(shape.numel()) * size_of(dtype) + 3) / 4;
   Tensor t;
   t.shape_ = shape;
   t.layout_ = layout;
   t.device_ = device;
+  t.dtype_ = dtype;
   DeviceBackend* owner = &backend(device);
   t.data_ = owner->allocate(floats);
   t.storage_ =
       std::shared_ptr<float>(t.data_, [owner, floats](float* data) { owner->release(data, floats); });
   return t;
+}
+
+Tensor Tensor::empty_like(const Tensor& other) {
+  return empty(other.shape(), other.layout(), other.device(), other.dtype());
 }
 
 Tensor Tensor::zeros(const Shape& shape, Layout layout, Device device) {
@@ -45,11 +54,11 @@ Tensor Tensor::zeros(const Shape& shape, Layout layout, Device device) {
   return t;
 }
 
-Tensor Tensor::from(const std::vector<float>& values, const Shape& shape) {
+Tensor Tensor::from(const std::vector<float>& values, const Shape& shape, Device device) {
   TOPKNOT_CHECK(static_cast<std::int64_t>(values.size()) == shape.numel(),
                 "as many values as the shape " + shape.str() + " has elements");
-  Tensor t = empty(shape);
-  std::copy(values.begin(), values.end(), t.data());
+  Tensor t = empty(shape, Layout::plain, device);
+  backend(device).to_device(t.data(), values.data(), values.size());
   return t;
 }
 
@@ -70,8 +79,17 @@ Tensor Tensor::reshaped(const Shape& shape) const {
 }
 
 std::vector<float> Tensor::to_vector() const {
-  TOPKNOT_CHECK(device_.kind == DeviceKind::cpu, "to_vector reads CPU tensors");
-  return {data_, data_ + numel()};
+  const auto n = static_cast<std::size_t>(numel());
+  std::vector<float> values((bytes() + 3) / 4);
+  backend(device_).to_host(values.data(), data_, values.size());
+  if (dtype_ == DType::f32) return values;
+  std::vector<float> wide(n);
+  for (std::size_t i = 0; i < n; ++i) {
+    BFloat16 narrow;
+    std::memcpy(&narrow.bits, reinterpret_cast<const std::byte*>(values.data()) + 2 * i, sizeof narrow.bits);
+    wide[i] = to_float(narrow);
+  }
+  return wide;
 }
 
 }  // namespace topknot

@@ -1,5 +1,5 @@
 #pragma once
-// A dense array of fp32 on one device: a shape over shared storage.
+// A dense array on one device: fp32, or bfloat16 for activations on a GPU: a shape over shared storage.
 
 #include <array>
 #include <cstdint>
@@ -32,6 +32,7 @@ class Shape {
 // The physical order of a four-dimensional activation; the backend's business. Parameters, and everything
 // that is not four-dimensional, are always plain.
 enum class Layout {
+  nhwc,     // N, H, W, C: what cuDNN wants
   plain,    // N, C, H, W
   blocked,  // N, C/B, H, W, B with B = channel_block(): what oneDNN's kernels want; needs C to be a multiple
             // of B
@@ -43,9 +44,11 @@ int channel_block();
 class Tensor {
  public:
   Tensor() = default;  // undefined
-  static Tensor empty(const Shape& shape, Layout layout = Layout::plain, Device device = {});
+  static Tensor empty(const Shape& shape, Layout layout = Layout::plain, Device device = {},
+                      DType dtype = DType::f32);
+  static Tensor empty_like(const Tensor& other);  // of its shape, layout, device and type
   static Tensor zeros(const Shape& shape, Layout layout = Layout::plain, Device device = {});
-  static Tensor from(const std::vector<float>& values, const Shape& shape);  // plain, CPU
+  static Tensor from(const std::vector<float>& values, const Shape& shape, Device device = {});  // plain
   // A view of memory that somebody else keeps alive (the parameter arena).
   static Tensor view(float* data, const Shape& shape, Device device = {});
 
@@ -55,14 +58,17 @@ class Tensor {
   std::int64_t numel() const { return shape_.numel(); }
   Layout layout() const { return layout_; }
   Device device() const { return device_; }
-  float* data() { return data_; }
+  DType dtype() const { return dtype_; }
+  std::size_t bytes() const { return static_cast<std::size_t>(numel()) * size_of(dtype_); }
+  float* data() { return data_; }  // of bfloat16 tensors only an address
   const float* data() const { return data_; }
 
   // True where nobody else holds this storage, so that an op may write its result over it.
   bool exclusive() const { return storage_ && storage_.use_count() == 1; }
   // The same storage under another shape of as many elements; plain tensors only.
   Tensor reshaped(const Shape& shape) const;
-  std::vector<float> to_vector() const;  // elements in storage order, for tests and logs
+  // Elements in storage order, from any device, as floats. Waits for the device.
+  std::vector<float> to_vector() const;
 
  private:
   std::shared_ptr<float> storage_;  // null for a view
@@ -70,6 +76,7 @@ class Tensor {
   Shape shape_;
   Layout layout_ = Layout::plain;
   Device device_;
+  DType dtype_ = DType::f32;
 };
 
 }  // namespace topknot

@@ -34,8 +34,10 @@ Parameter* conv_weight(ParameterStore& store, const std::string& name, const Con
 BatchNormState running_statistics(ParameterStore& store, const std::string& name, std::int64_t channels) {
   const auto size = static_cast<std::size_t>(channels);
   BatchNormState state;
-  state.mean = &store.add_buffer(name + ".running_mean", size, 0.0f).values;
-  state.variance = &store.add_buffer(name + ".running_variance", size, 1.0f).values;
+  Buffer& mean = store.add_buffer(name + ".running_mean", size, 0.0f);
+  Buffer& variance = store.add_buffer(name + ".running_variance", size, 1.0f);
+  state.mean = &mean.values, state.variance = &variance.values;
+  state.mean_buffer = &mean, state.variance_buffer = &variance;
   return state;
 }
 
@@ -97,7 +99,8 @@ Variable Flatten::forward(const Variable& x, const ForwardContext&) {
 Variable Dropout::forward(const Variable& x, const ForwardContext& context) {
   if (!context.training) return x;
   // 2^12 layers and 2^20 ranks are enough for everybody; the step has a word of its own.
-  return dropout(x, p_, CounterRng(context.seed, RngUse::dropout, context.step, context.rank << 12 | index_));
+  return dropout(x, p_, CounterRng(context.seed, RngUse::dropout, context.step, context.rank << 12 | index_),
+                 context.gpu_step);
 }
 
 }  // namespace topknot

@@ -4,6 +4,7 @@
 
 #include "nn/core/check.h"
 #include "nn/ops/batch_norm_kernels.h"
+#include "nn/ops/cuda_ops.h"
 #include "nn/ops/parallel.h"
 
 namespace topknot {
@@ -137,6 +138,7 @@ std::vector<Variable> inputs_of(std::vector<Variable> inputs, const Variable& re
 Variable batch_norm(const Variable& x, const Variable& gamma, const Variable& beta, const Variable& residual,
                     const BatchNormState& state, const BatchNormOptions& options) {
   check_shapes("batch_norm", x.shape(), gamma, beta, residual, x.value().layout());
+  if (on_gpu(x)) return cuda::batch_norm(x, gamma, beta, residual, state, options);
   const ChannelGeometry g(x.value());
   ImageSums sums(g, *state.mean);
   if (options.training)
@@ -173,7 +175,9 @@ Variable conv_bn(const Variable& x, const Variable& weight, const Variable& gamm
       x.shape().rank() == 4 && x.shape()[1] == geometry.in,
       "conv_bn: input " + x.shape().str() + " for " + std::to_string(geometry.in) + " input channels");
   const Shape shape = geometry.output_shape(x.shape());
-  check_shapes("conv_bn", shape, gamma, beta, residual, kernels->output_layout());
+  check_shapes("conv_bn", shape, gamma, beta, residual, on_gpu(x) ? Layout::nhwc : kernels->output_layout());
+  if (on_gpu(x))
+    return cuda::batch_norm(cuda::conv2d(x, weight, {}, geometry), gamma, beta, residual, state, options);
   Tensor raw = Tensor::empty(shape, kernels->output_layout());
   const ChannelGeometry g(raw);
   ImageSums sums(g, *state.mean);

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "nn/core/autograd.h"
+#include "nn/core/parameter.h"
 #include "nn/ops/conv2d.h"
 
 namespace topknot {
@@ -18,6 +19,7 @@ struct BatchNormState {
   std::vector<float>*mean = nullptr, *variance = nullptr;
   float momentum = 0.1f;  // weight of the new batch
   float epsilon = 1e-5f;
+  const Buffer *mean_buffer = nullptr, *variance_buffer = nullptr;  // the same, for their memory on a GPU
 };
 
 struct BatchNormOptions {

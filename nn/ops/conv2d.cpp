@@ -2,6 +2,7 @@
 
 #include "nn/core/check.h"
 #include "nn/ops/channels.h"
+#include "nn/ops/cuda_ops.h"
 
 namespace topknot {
 
@@ -22,6 +23,8 @@ Variable conv2d(const Variable& x, const Variable& weight, const Variable& bias,
   TOPKNOT_CHECK(weight.shape() == geometry.weight_shape(), "conv2d: weight " + weight.shape().str());
   const Shape out = geometry.output_shape(in);
   TOPKNOT_CHECK(out[2] > 0 && out[3] > 0, "conv2d: a kernel larger than the padded input " + in.str());
+
+  if (on_gpu(x)) return cuda::conv2d(x, weight, bias, geometry);
 
   Tensor y = Tensor::empty(out, kernels->output_layout());
   ConvKernels::ChunkFn add_bias;

@@ -2,6 +2,7 @@
 
 #include "nn/core/check.h"
 #include "nn/ops/channels.h"
+#include "nn/ops/cuda_ops.h"
 #include "nn/ops/parallel.h"
 
 namespace topknot {
@@ -21,6 +22,7 @@ void for_each_element(std::int64_t n, Fn&& fn) {
 }  // namespace
 
 Variable relu(const Variable& x) {  // the comparisons let NaN through
+  if (on_gpu(x)) return cuda::relu(x);
   Tensor y = Tensor::empty(x.shape(), x.value().layout());
   const float* in = x.value().data();
   float* out = y.data();
@@ -37,6 +39,7 @@ Variable relu(const Variable& x) {  // the comparisons let NaN through
 
 Variable add(const Variable& a, const Variable& b) {
   TOPKNOT_CHECK(a.shape() == b.shape(), "add: " + a.shape().str() + " and " + b.shape().str());
+  if (on_gpu(a)) return cuda::add(a, b);
   const Layout layout = a.value().layout();
   const Tensor other = to_layout(b.value(), layout);
   Tensor y = Tensor::empty(a.shape(), layout);
@@ -50,9 +53,10 @@ Variable add(const Variable& a, const Variable& b) {
           }};
 }
 
-Variable dropout(const Variable& x, float p, const CounterRng& rng) {
+Variable dropout(const Variable& x, float p, const CounterRng& rng, const std::uint32_t* step) {
   TOPKNOT_CHECK(p >= 0 && p < 1, "dropout: p must be in [0, 1)");
   if (p == 0) return x;
+  if (on_gpu(x)) return cuda::dropout(x, p, rng, step);
   Tensor mask = Tensor::empty(x.shape());
   const float keep = 1.0f / (1.0f - p);
   float* m = mask.data();

@@ -13,6 +13,7 @@ Variable add(const Variable& a,
 // Each element is zeroed with probability p, the others are divided by 1 - p (inverted dropout); p in [0, 1).
 // The i-th element in N, C, H, W order takes the i-th number of `rng`, whatever the layout and the thread
 // count.
-Variable dropout(const Variable& x, float p, const CounterRng& rng);
+// `step`: see nn/ops/cuda_ops.h; for a GPU only.
+Variable dropout(const Variable& x, float p, const CounterRng& rng, const std::uint32_t* step = nullptr);
 
 }  // namespace topknot

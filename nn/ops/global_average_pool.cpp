@@ -1,5 +1,6 @@
 #include "nn/core/check.h"
 #include "nn/ops/channels.h"
+#include "nn/ops/cuda_ops.h"
 #include "nn/ops/parallel.h"
 #include "nn/ops/pool.h"
 
@@ -8,6 +9,7 @@ namespace topknot {
 Variable global_average_pool(const Variable& x) {
   TOPKNOT_CHECK(x.shape().rank() == 4,
                 "global_average_pool: input must be [N, C, H, W], not " + x.shape().str());
+  if (on_gpu(x)) return cuda::global_average_pool(x);
   const ChannelGeometry g(x.value());
   Tensor y = Tensor::empty({g.images, g.channels});
   const float scale = 1.0f / static_cast<float>(g.pixels);

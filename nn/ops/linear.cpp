@@ -1,6 +1,7 @@
 #include "nn/ops/linear.h"
 
 #include "nn/core/check.h"
+#include "nn/ops/cuda_ops.h"
 
 namespace topknot {
 
@@ -9,6 +10,8 @@ Variable linear(const Variable& x, const Variable& weight, const Variable& bias)
   TOPKNOT_CHECK(in.rank() == 2 && w.rank() == 2 && in[1] == w[1],
                 "linear: input " + in.str() + ", weight " + w.str());
   const std::int64_t n = in[0], features = in[1], out = w[0];
+  if (on_gpu(x)) return cuda::linear(x, weight, bias);
+
   Tensor y = Tensor::empty({n, out});
   if (bias.defined())
     for (std::int64_t i = 0; i < n; ++i)

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "nn/core/check.h"
+#include "nn/ops/cuda_ops.h"
 
 namespace topknot {
 
@@ -11,6 +12,7 @@ Variable softmax_cross_entropy(const Variable& logits, std::span<const std::int3
   TOPKNOT_CHECK(
       shape.rank() == 2 && shape[0] == static_cast<std::int64_t>(labels.size()) && shape[0] > 0,
       "softmax_cross_entropy: logits " + shape.str() + " for " + std::to_string(labels.size()) + " labels");
+  TOPKNOT_CHECK(!on_gpu(logits), "labels of logits on a GPU lie there too: cuda::softmax_cross_entropy");
   const std::int64_t n = shape[0], classes = shape[1];
   Tensor probabilities = Tensor::empty(shape);
   double loss = 0;
@@ -47,6 +49,7 @@ Variable softmax_cross_entropy(const Variable& logits, std::span<const std::int3
 Variable mean_squared_error(const Variable& y, const Tensor& target) {
   TOPKNOT_CHECK(y.shape() == target.shape(),
                 "mean_squared_error: " + y.shape().str() + " against " + target.shape().str());
+  if (on_gpu(y)) return cuda::mean_squared_error(y, target);
   const std::int64_t n = y.value().numel();
   double sum = 0;
   for (std::int64_t i = 0; i < n; ++i) {

@@ -1,6 +1,7 @@
 #include <map>
 
 #include "nn/core/check.h"
+#include "nn/ops/cuda_ops.h"
 #include "nn/ops/onednn.h"
 #include "nn/ops/pool.h"
 
@@ -58,6 +59,10 @@ class PoolKernels {
     return result;
   }
 
+ public:
+  const PoolGeometry& geometry() const { return g_; }
+
+ private:
   PoolGeometry g_;
   std::map<std::array<std::int64_t, 5>, std::unique_ptr<Plan>> plans_;
 };
@@ -71,6 +76,7 @@ std::shared_ptr<PoolKernels> make_pool_kernels(const PoolGeometry& geometry) {
 
 Variable pool(const Variable& x, const std::shared_ptr<PoolKernels>& kernels) {
   TOPKNOT_CHECK(x.shape().rank() == 4, "pool: input must be [N, C, H, W], not " + x.shape().str());
+  if (on_gpu(x)) return cuda::pool(x, kernels->geometry());
   const auto& plan = kernels->plan(x.value());
   Tensor y = Tensor::empty(plan.output, x.value().layout());
   Tensor workspace = plan.workspace_floats ? Tensor::empty({plan.workspace_floats}) : Tensor();

@@ -2,6 +2,7 @@
 
 #include "nn/core/check.h"
 #include "nn/ops/channels.h"
+#include "nn/ops/cuda_ops.h"
 #include "nn/ops/parallel.h"
 
 namespace topknot {
@@ -31,6 +32,7 @@ void for_each_run(const ChannelGeometry& narrow, const Shape& in, const ChannelG
 Variable subsample_and_pad(const Variable& x, std::int64_t channels) {
   const Shape& in = x.shape();
   TOPKNOT_CHECK(in.rank() == 4 && channels >= in[1], "subsample_and_pad: " + in.str() + " to fewer channels");
+  if (on_gpu(x)) return cuda::subsample_and_pad(x, channels);
   const Shape out{in[0], channels, (in[2] + 1) / 2, (in[3] + 1) / 2};
   Tensor y = Tensor::zeros(out, x.value().layout());
   const ChannelGeometry narrow(x.value()), wide(y);
@@ -61,6 +63,7 @@ Variable subsample_and_pad(const Variable& x, std::int64_t channels) {
 }
 
 Variable flatten(const Variable& x) {
+  if (on_gpu(x)) return cuda::flatten(x);
   const Shape shape = x.shape(), flat{shape[0], shape.numel() / shape[0]};
   const Layout layout = x.value().layout();
   return {"flatten", to_layout(x.value(), Layout::plain).reshaped(flat), {x}, [=](Tensor grad) {

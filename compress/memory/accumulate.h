@@ -1,0 +1,45 @@
+#pragma once
+// What a memory adds to the gradient, element by element, as the pass that selects does it on a GPU: u is written
+// over the gradient. The formulas are those of compress/memory/residual.h, none.h and dgc.h, bit for bit. C++17.
+
+#include <cstddef>
+
+#include "nn/core/host_device.h"
+#include "nn/core/step_words.h"
+
+namespace topknot::cuda {
+
+struct Accumulate {
+  float* u = nullptr;               // the gradient; becomes u
+  const float* residual = nullptr;  // null: nothing is added (memory none)
+  const float* velocity = nullptr;  // DGC with momentum: as committed; else null
+  float* next_velocity = nullptr;   // with it: of this step
+  float momentum = 0;
+  bool nesterov = false;
+  const StepWords* times_lr = nullptr;  // compress.lr_inside: the gradient times lr first
+
+  // Makes u[i] and returns it; once an element a step.
+  TOPKNOT_HOST_DEVICE float operator()(std::size_t i) const {
+    float g = u[i];
+    if (times_lr) g *= static_cast<float>(times_lr->lr);
+    if (velocity) {
+      const float moved = nesterov ? momentum * (velocity[i] + g) : momentum * velocity[i] + g;
+      next_velocity[i] = moved;
+      g = nesterov ? moved + g : moved;
+    }
+    const float sum = residual ? g + residual[i] : g;
+    u[i] = sum;
+    return sum;
+  }
+
+  // For the range that begins at `begin`.
+  Accumulate from(std::size_t begin) const {
+    Accumulate part = *this;
+    part.u += begin;
+    if (residual) part.residual += begin;
+    if (velocity) part.velocity += begin, part.next_velocity += begin;
+    return part;
+  }
+};
+
+}  // namespace topknot::cuda

@@ -1,0 +1,98 @@
+#include "nn/core/cuda_pool.h"
+
+#include <cstdio>
+
+#include "nn/core/cuda_context.h"
+
+namespace topknot::cuda {
+namespace {
+
+std::string mebibytes(std::size_t bytes) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.1f MiB", static_cast<double>(bytes) / (1 << 20));
+  return text;
+}
+
+}  // namespace
+
+Pool::~Pool() {
+  release_cached();
+}
+
+std::size_t Pool::rounded(std::size_t bytes) {
+  const std::size_t unit = bytes < (std::size_t{1} << 20) ? 512 : std::size_t{128} << 10;
+  return bytes == 0 ? unit : (bytes + unit - 1) / unit * unit;
+}
+
+void* Pool::allocate(std::size_t bytes) {
+  const std::size_t size = rounded(bytes);
+  const std::lock_guard lock(mutex_);
+  // A block up to an eighth larger does: sizes that differ a little from step to step share.
+  const auto found = free_.lower_bound(size);
+  void* data = nullptr;
+  std::size_t got = size;
+  if (found != free_.end() && found->first <= size + size / 8) {
+    got = found->first;
+    data = found->second.back();
+    found->second.pop_back();
+    if (found->second.empty()) free_.erase(found);
+  } else {
+    data = take(size);
+    reserved_ += size;
+  }
+  handed_out_[data] = got;
+  in_use_ += got;
+  return data;
+}
+
+void* Pool::take(std::size_t size) {
+  void* data = nullptr;
+  if (cudaMalloc(&data, size) == cudaSuccess) return data;
+  cudaGetLastError();
+  for (auto& [bytes, list] : free_)
+    for (void* block : list) reserved_ -= cudaFree(block) == cudaSuccess ? bytes : 0;
+  free_.clear();
+  const cudaError_t status = cudaMalloc(&data, size);
+  if (status == cudaSuccess) return data;
+  if (status != cudaErrorMemoryAllocation) TOPKNOT_CUDA(status);
+  cudaGetLastError();
+  std::size_t left = 0, total = 0;
+  if (cudaMemGetInfo(&left, &total) != cudaSuccess) left = total = 0;
+  const Context* context = Context::current_or_null();
+  throw OutOfMemory("GPU " + std::to_string(device_) + " is out of memory" +
+                    (context ? " (rank " + std::to_string(context->options().rank) + ")" : "") + ": " +
+                    mebibytes(size) + " asked for, " + mebibytes(in_use_) + " in use here, " +
+                    mebibytes(left) + " of " + mebibytes(total) +
+                    " free; lower data.batch_size, or dist.ranks where ranks share the GPU");
+}
+
+void Pool::release(void* data) noexcept {
+  const std::lock_guard lock(mutex_);
+  const auto at = handed_out_.find(data);
+  if (at == handed_out_.end()) return;
+  in_use_ -= at->second;
+  free_[at->second].push_back(data);
+  handed_out_.erase(at);
+}
+
+void Pool::release_cached() noexcept {
+  const std::lock_guard lock(mutex_);
+  for (auto& [bytes, list] : free_)
+    for (void* block : list) {
+      cudaFree(block);
+      reserved_ -= bytes;
+    }
+  free_.clear();
+}
+
+std::size_t Pool::in_use() const {
+  const std::lock_guard lock(mutex_);
+  return in_use_;
+}
+
+std::size_t Pool::reserved() const {
+  const std::lock_guard lock(mutex_);
+  return reserved_;
+}
+
+}  // namespace topknot::cuda

@@ -1,0 +1,88 @@
+#pragma once
+// What the kernels share: how many blocks, and sums over warps and blocks in a fixed order. For .cu files, after
+// topknot_kernel.h. C++17.
+
+#include <topknot_kernel.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace topknot::cuda {
+
+inline constexpr int kThreads = 256;  // of a block, unless a kernel says otherwise
+inline constexpr unsigned kAllLanes = 0xffffffffu;
+
+inline std::size_t ceil_div(std::size_t n, std::size_t by) {
+  return (n + by - 1) / by;
+}
+
+// Blocks for n elements of `per_block` each, at least one (a grid is never empty) and at most `most`: kernels
+// that are given fewer than they need go on in strides of the grid.
+inline dim3 grid_for(std::size_t n, std::size_t per_block, std::size_t most = 0x7fffffff) {
+  const std::size_t blocks = ceil_div(n, per_block);
+  return dim3(static_cast<unsigned>(blocks < 1 ? 1 : blocks > most ? most : blocks));
+}
+
+// The sum over lanes 0 to this one.
+template <class T>
+__device__ T warp_inclusive_sum(T value) {
+  for (unsigned by = 1; by < 32; by *= 2) {
+    const T other = __shfl_up_sync(kAllLanes, value, by);
+    if ((threadIdx.x & 31) >= by) value += other;
+  }
+  return value;
+}
+
+// The sum over the threads before this one in a block of exactly kThreads; `total`: over all. Integers, or a
+// fixed order for floating-point numbers. Every thread of the block calls; two calls in a row are safe.
+template <class T>
+__device__ T block_exclusive_sum(T value, T& total) {
+  __shared__ T warps[kThreads / 32];
+  const unsigned lane = threadIdx.x & 31, warp = threadIdx.x / 32;
+  const T inclusive = warp_inclusive_sum(value);
+  if (lane == 31) warps[warp] = inclusive;
+  __syncthreads();
+  T before = 0;
+  total = 0;
+  for (unsigned w = 0; w < kThreads / 32; ++w) {
+    if (w < warp) before += warps[w];
+    total += warps[w];
+  }
+  __syncthreads();
+  return before + inclusive - value;
+}
+
+// The sum over a block of exactly kThreads, by halves: the same bits in every run. All threads get it.
+template <class T>
+__device__ T block_sum(T value) {
+  __shared__ T partial[kThreads];
+  partial[threadIdx.x] = value;
+  __syncthreads();
+  for (unsigned half = kThreads / 2; half > 0; half /= 2) {
+    if (threadIdx.x < half) partial[threadIdx.x] += partial[threadIdx.x + half];
+    __syncthreads();
+  }
+  const T sum = partial[0];
+  __syncthreads();
+  return sum;
+}
+
+// Activations are float or bfloat16; arithmetic is in float.
+__device__ inline float as_float(float x) {
+  return x;
+}
+__device__ inline float as_float(__nv_bfloat16 x) {
+  return __bfloat162float(x);
+}
+template <class T>
+__device__ T from_float(float x);
+template <>
+__device__ inline float from_float<float>(float x) {
+  return x;
+}
+template <>
+__device__ inline __nv_bfloat16 from_float<__nv_bfloat16>(float x) {
+  return __float2bfloat16_rn(x);
+}
+
+}  // namespace topknot::cuda

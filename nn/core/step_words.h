@@ -1,0 +1,27 @@
+#pragma once
+// What a step on a GPU is told and what it finds out, in GPU memory, so that kernels (and captured graphs) need no
+// word from the host. C++17.
+
+#include <cstdint>
+
+namespace topknot::cuda {
+
+// What changes from step to step; written before the step, or the graph of a step, starts.
+struct StepWords {
+  std::int64_t step = 0;
+  double density = 1.0;         // of this step, in (0, 1]
+  double lr = 1.0;              // learning rate
+  double gradient_scale = 1.0;  // the optimizer's: a clip factor
+  std::int32_t rank = 0;
+};
+
+// What a step has found out; cleared before the step.
+struct Verdict {
+  std::uint32_t bad = 0;       // 1: some rank's gradient, or a sum, was not finite; the same on all ranks
+  std::int32_t bad_rank = -1;  // the first rank of which that is known; the same on all ranks
+  std::uint64_t selected = 0;  // entries this rank sent, over all groups
+  std::uint64_t over_capacity = 0;  // entries this rank selected and kept back
+  double threshold = 0;             // of the last compressed group of this rank
+};
+
+}  // namespace topknot::cuda

@@ -1,0 +1,21 @@
+#pragma once
+// A rank's context on the first GPU, current in this thread. On a machine without a GPU the stand-in is one.
+
+#include "nn/core/cuda_context.h"
+
+namespace topknot {
+
+class OnGpu {
+ public:
+  explicit OnGpu(cuda::Precision precision = cuda::Precision::fp32, bool deterministic = true)
+      : context_({0, 0, precision, deterministic}), use_(context_) {}
+  cuda::Context& context() { return context_; }
+  Device device() const { return context_.device(); }
+  cudaStream_t stream() const { return context_.stream(); }
+
+ private:
+  cuda::Context context_;
+  cuda::Context::Use use_;
+};
+
+}  // namespace topknot
