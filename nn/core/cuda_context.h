@@ -8,8 +8,10 @@
 #include <cudnn.h>
 
 #include <cstddef>
+#include <map>
 #include <memory>
 #include <string>
+#include <typeindex>
 
 #include "nn/core/cuda_check.h"
 #include "nn/core/device.h"
@@ -74,6 +76,15 @@ class Context {
   void release(void* data) noexcept;
   std::shared_ptr<Pool> pool() const { return pool_; }
 
+  // What an op keeps for this rank (plans by shape, choices that were timed): one T, made at the first call, gone
+  // with the context.
+  template <class T>
+  T& keep() {
+    std::shared_ptr<void>& slot = kept_[typeid(T)];
+    if (!slot) slot = std::make_shared<T>();
+    return *static_cast<T*>(slot.get());
+  }
+
   // Waits for everything on both streams; throws CudaError for what failed there.
   void synchronize();
 
@@ -86,6 +97,7 @@ class Context {
   void *workspace_ = nullptr, *cublas_workspace_ = nullptr;
   std::size_t workspace_bytes_ = 0;
   std::shared_ptr<Pool> pool_;
+  std::map<std::type_index, std::shared_ptr<void>> kept_;
 };
 
 // Memory of the GPU that frees itself, in the order of the current context's stream.

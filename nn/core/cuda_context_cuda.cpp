@@ -79,6 +79,7 @@ Context::~Context() {
   cudaSetDevice(options_.device);
   if (stream_) cudaStreamSynchronize(stream_);
   if (communication_) cudaStreamSynchronize(communication_);
+  kept_.clear();
   if (cudnn_) cudnnDestroy(cudnn_);
   if (cublas_) cublasDestroy(cublas_);
   for (void* memory : {workspace_, cublas_workspace_})
