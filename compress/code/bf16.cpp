@@ -1,22 +1,17 @@
 // bfloat16: the upper half of a float, rounded to nearest, ties to even. What would round to infinity becomes
 // the largest finite one.
-#include <bit>
 #include <cstring>
 
 #include "compress/code/code.h"
+#include "compress/code/code_bits.h"
 #include "nn/core/simd.h"
 
 namespace topknot {
 namespace {
 
-constexpr std::uint32_t kLargest = 0x7F7F;
-
 TOPKNOT_MULTIVERSION void to_bf16(const float* values, std::size_t n, std::byte* out) {
   for (std::size_t i = 0; i < n; ++i) {
-    const auto bits = std::bit_cast<std::uint32_t>(values[i]);
-    const std::uint32_t magnitude = bits & 0x7FFFFFFF, sign = (bits >> 16) & 0x8000;
-    const std::uint32_t rounded = (magnitude + 0x7FFF + ((magnitude >> 16) & 1)) >> 16;
-    const auto half = static_cast<std::uint16_t>(sign | (rounded < kLargest ? rounded : kLargest));
+    const std::uint16_t half = bf16::encode(values[i]);
     std::memcpy(out + 2 * i, &half, sizeof half);
   }
 }
@@ -25,7 +20,7 @@ TOPKNOT_MULTIVERSION void from_bf16(const std::byte* in, std::size_t n, float* v
   for (std::size_t i = 0; i < n; ++i) {
     std::uint16_t half = 0;
     std::memcpy(&half, in + 2 * i, sizeof half);
-    values[i] = std::bit_cast<float>(std::uint32_t{half} << 16);
+    values[i] = bf16::decode(half);
   }
 }
 

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <string>
 
+#include "compress/code/block_header.h"
 #include "compress/code/code.h"
 #include "compress/select/keys.h"
 #include "nn/core/check.h"
@@ -10,14 +11,7 @@
 namespace topknot {
 namespace {
 
-constexpr std::uint32_t kMagic = 0x544B4E54;
-constexpr std::uint8_t kVersion = 1, kFiniteFlag = 1;
-
-struct Header {
-  std::uint32_t magic = kMagic;
-  std::uint8_t version = kVersion, flags = 0, index_code = 0, value_code = 0;
-  std::uint32_t numel = 0, count = 0;
-};
+using Header = BlockHeader;
 static_assert(sizeof(Header) == kBlockHeaderBytes && std::endian::native == std::endian::little);
 
 void check_positions(std::span<const std::uint32_t> indices, std::size_t numel) {
@@ -71,7 +65,7 @@ std::vector<std::byte> write_block(const Entries<float>& entries, std::size_t nu
                 "entries that do not fit the group");
   const IndexLayout& layout = index_code.choose(entries.indices, numel, value_code);
   Header header;
-  header.flags = entries.finite ? kFiniteFlag : 0;
+  header.flags = entries.finite ? Header::kFiniteFlag : 0;
   header.index_code = layout.id();
   header.value_code = value_code.id();
   header.numel = static_cast<std::uint32_t>(numel);
@@ -94,8 +88,9 @@ void read_block(std::span<const std::byte> block, std::size_t numel, const Index
   Header header;
   if (block.size() < sizeof header) damaged_block(std::to_string(block.size()) + " bytes are no header");
   std::memcpy(&header, block.data(), sizeof header);
-  if (header.magic != kMagic || header.version != kVersion) damaged_block("not a block of this version");
-  if (header.flags & ~kFiniteFlag) damaged_block("unknown flags");
+  if (header.magic != Header::kMagic || header.version != Header::kVersion)
+    damaged_block("not a block of this version");
+  if (header.flags & ~Header::kFiniteFlag) damaged_block("unknown flags");
   const IndexLayout* const layout = index_code.find(header.index_code);
   if (layout == nullptr || header.value_code != value_code.id())
     damaged_block(
@@ -103,7 +98,7 @@ void read_block(std::span<const std::byte> block, std::size_t numel, const Index
   if (header.numel != numel)
     damaged_block("for " + std::to_string(header.numel) + " elements where the group has " +
                   std::to_string(numel));
-  entries.finite = header.flags & kFiniteFlag;
+  entries.finite = header.flags & Header::kFiniteFlag;
   if (header.count > numel || (!entries.finite && header.count > 0))
     damaged_block("count " + std::to_string(header.count) + " of " + std::to_string(numel));
   std::span<const std::byte> body = block.subspan(sizeof header);

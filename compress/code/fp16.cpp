@@ -4,24 +4,16 @@
 // e = floor(log2 m) - 14 with m the largest magnitude, rounded to a half's 11 bits: m lies in [2^14, 2^15),
 // magnitudes down to 2^-28 m have 11 bits. e is at least -125, where the smallest half is the smallest float;
 // at most 113, where the halves end at 0x77FF, the last one that is finite as a float.
-#include <algorithm>
 #include <bit>
 #include <cstring>
 
 #include "compress/code/code.h"
+#include "compress/code/code_bits.h"
 #include "compress/select/keys.h"
 #include "nn/core/simd.h"
 
 namespace topknot {
 namespace {
-
-constexpr int kLeast = -125, kMost = 113;
-constexpr std::uint32_t kLargestHalf = 0x77FF;    // (2 - 2^-10) 2^14
-constexpr std::uint32_t kLargestBinade = 0x7400;  // 2^14
-
-float power_of_two(int e) {
-  return std::bit_cast<float>(static_cast<std::uint32_t>(e + 127) << 23);
-}
 
 TOPKNOT_MULTIVERSION std::int32_t largest_key(const float* values, std::size_t n) {
   std::int32_t largest = 0;
@@ -33,16 +25,8 @@ TOPKNOT_MULTIVERSION std::int32_t largest_key(const float* values, std::size_t n
 }
 
 TOPKNOT_MULTIVERSION void to_fp16(const float* values, std::size_t n, float scale, std::byte* out) {
-  const auto one_half = std::bit_cast<std::uint32_t>(0.5f);
   for (std::size_t i = 0; i < n; ++i) {
-    const auto bits = std::bit_cast<std::uint32_t>(values[i] * scale);
-    const std::uint32_t magnitude = bits & 0x7FFFFFFF, sign = (bits >> 16) & 0x8000;
-    const std::uint32_t normal = ((magnitude + 0xFFF + ((magnitude >> 13) & 1)) >> 13) - (112u << 10);
-    // 0.5 has ulp 2^-24, the smallest half: the addition rounds to it.
-    const std::uint32_t small =
-        std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) + 0.5f) - one_half;
-    const std::uint32_t rounded = magnitude < (113u << 23) ? small : normal;
-    const auto half = static_cast<std::uint16_t>(sign | (rounded < kLargestHalf ? rounded : kLargestHalf));
+    const std::uint16_t half = fp16::encode(values[i], scale);
     std::memcpy(out + 2 * i, &half, sizeof half);
   }
 }
@@ -53,19 +37,11 @@ TOPKNOT_MULTIVERSION std::uint32_t from_fp16(const std::byte* in, std::size_t n,
   for (std::size_t i = 0; i < n; ++i) {
     std::uint16_t half = 0;
     std::memcpy(&half, in + 2 * i, sizeof half);
-    const std::uint32_t magnitude = half & 0x7FFFu, sign = (half & 0x8000u) << 16;
-    const float normal = std::bit_cast<float>((magnitude << 13) + (112u << 23));
-    const float small = static_cast<float>(static_cast<std::int32_t>(magnitude)) * 0x1p-24f;
-    const float value = (magnitude < 0x400 ? small : normal) * scale;
-    values[i] = std::bit_cast<float>(std::bit_cast<std::uint32_t>(value) | sign);
+    values[i] = fp16::decode(half, scale);
+    const std::uint32_t magnitude = half & 0x7FFFu;
     largest = magnitude > largest ? magnitude : largest;
   }
   return largest;
-}
-
-int exponent_of(std::int32_t largest_key) {
-  const std::int32_t rounded = largest_key + 0xFFF + ((largest_key >> 13) & 1);
-  return std::clamp((rounded >> 23) - 127 - 14, kLeast, kMost);
 }
 
 class Fp16ValueCode final : public ValueCode {
@@ -77,16 +53,16 @@ class Fp16ValueCode final : public ValueCode {
     if (values.empty()) return;
     const std::size_t head = out.size();
     out.resize(head + bytes(values.size()));
-    const int e = exponent_of(largest_key(values.data(), values.size()));
+    const int e = fp16::exponent_of(largest_key(values.data(), values.size()));
     out[head] = static_cast<std::byte>(e);
-    to_fp16(values.data(), values.size(), power_of_two(-e), out.data() + head + 1);
+    to_fp16(values.data(), values.size(), fp16::power_of_two(-e), out.data() + head + 1);
   }
   void decode(std::span<const std::byte> in, std::span<float> out) const override {
     if (out.empty()) return;
     const int e = std::to_integer<std::int8_t>(in[0]);
-    if (e < kLeast || e > kMost) damaged_block("fp16 exponent " + std::to_string(e));
-    const std::uint32_t largest = from_fp16(in.data() + 1, out.size(), power_of_two(e), out.data());
-    if (largest > kLargestHalf || (e > kLeast && largest < kLargestBinade))
+    if (e < fp16::kLeast || e > fp16::kMost) damaged_block("fp16 exponent " + std::to_string(e));
+    const std::uint32_t largest = from_fp16(in.data() + 1, out.size(), fp16::power_of_two(e), out.data());
+    if (largest > fp16::kLargestHalf || (e > fp16::kLeast && largest < fp16::kLargestBinade))
       damaged_block("an fp16 value that does not belong to its exponent");
   }
 };

@@ -7,15 +7,13 @@
 #include <cstring>
 
 #include "compress/code/code.h"
+#include "compress/code/code_bits.h"
 #include "nn/core/simd.h"
 
 namespace topknot {
 namespace {
 
-constexpr std::size_t kBlock = 256;
-constexpr float kLeastScale = 0x1p-119f;
-constexpr double kRound =
-    6755399441055744.0;  // 1.5 * 2^52: adding it leaves the nearest integer, ties to even
+using int8::kBlock;
 
 TOPKNOT_MULTIVERSION float block_scale(const float* values, std::size_t n) {
   float largest = 0;
@@ -23,13 +21,11 @@ TOPKNOT_MULTIVERSION float block_scale(const float* values, std::size_t n) {
     const float magnitude = std::fabs(values[i]);
     largest = magnitude > largest ? magnitude : largest;
   }
-  return largest < kLeastScale ? 0.0f : largest;
+  return int8::scale_of(largest);
 }
 
 TOPKNOT_MULTIVERSION void to_int8(const float* values, std::size_t n, double factor, std::int8_t* out) {
-  for (std::size_t i = 0; i < n; ++i)
-    out[i] = static_cast<std::int8_t>(
-        static_cast<std::int32_t>(static_cast<double>(values[i]) * factor + kRound - kRound));
+  for (std::size_t i = 0; i < n; ++i) out[i] = int8::encode(values[i], factor);
 }
 
 // Returns the largest |q|.
@@ -38,7 +34,7 @@ TOPKNOT_MULTIVERSION std::int32_t from_int8(const std::int8_t* in, std::size_t n
   std::int32_t largest = 0;
   for (std::size_t i = 0; i < n; ++i) {
     const std::int32_t q = in[i], magnitude = q < 0 ? -q : q;
-    values[i] = static_cast<float>(static_cast<double>(q) * scale / 127.0);
+    values[i] = int8::decode(in[i], scale);
     largest = magnitude > largest ? magnitude : largest;
   }
   return largest;
@@ -60,7 +56,7 @@ class Int8ValueCode final : public ValueCode {
       const std::size_t n = std::min(kBlock, values.size() - begin);
       const float scale = block_scale(values.data() + begin, n);
       std::memcpy(scales + begin / kBlock * sizeof scale, &scale, sizeof scale);
-      to_int8(values.data() + begin, n, scale > 0 ? 127.0 / static_cast<double>(scale) : 0.0, codes + begin);
+      to_int8(values.data() + begin, n, int8::factor_of(scale), codes + begin);
     }
   }
   void decode(std::span<const std::byte> in, std::span<float> out) const override {
@@ -71,7 +67,7 @@ class Int8ValueCode final : public ValueCode {
       float scale = 0;
       std::memcpy(&scale, scales + begin / kBlock * sizeof scale, sizeof scale);
       const bool zero = std::bit_cast<std::uint32_t>(scale) == 0;
-      if (!zero && !(scale >= kLeastScale && std::isfinite(scale))) damaged_block("an int8 scale");
+      if (!zero && !(scale >= int8::kLeastScale && std::isfinite(scale))) damaged_block("an int8 scale");
       const std::int32_t largest =
           from_int8(codes + begin, n, static_cast<double>(scale), out.data() + begin);
       if (largest != (zero ? 0 : 127)) damaged_block("int8 values that do not belong to their scale");

@@ -5,13 +5,13 @@
 #include <cmath>
 #include <cstring>
 
+#include "compress/code/code_bits.h"
 #include "compress/code/layouts.h"
 
 namespace topknot {
 namespace {
 
 constexpr std::size_t kPart = RiceLayout::kPartEntries;
-constexpr unsigned kLargest = 30;
 
 std::size_t part_total(std::size_t count) {
   return (count + kPart - 1) / kPart;
@@ -159,13 +159,8 @@ std::uint64_t read_part(std::span<const std::byte> in, std::size_t bits, unsigne
 
 }  // namespace
 
-// The b with 2^(b - 1/2) <= 0.693 numel / count < 2^(b + 1/2).
 unsigned RiceLayout::parameter(std::size_t count, std::size_t numel) {
-  const double ratio = 0.693 * static_cast<double>(numel);
-  double bound = static_cast<double>(count) * 1.4142135623730951;  // 2^(1 - 1/2) counts
-  unsigned b = 0;
-  for (; b < kLargest && bound <= ratio; ++b) bound *= 2;
-  return b;
+  return rice_parameter(count, numel);
 }
 
 double RiceLayout::expected_bytes(std::size_t count, std::size_t numel) const {
