@@ -15,24 +15,7 @@
 namespace topknot {
 namespace {
 
-constexpr double kUpper = 1.3, kLower = 0.8;  // bounds of the count over k, and factors of t
-constexpr int kAdaptations = 10;
-
-std::size_t ceil_of(double x) {
-  return static_cast<std::size_t>(std::ceil(x));
-}
-
-std::size_t selected_count(double density, std::size_t d) {
-  if (density >= 1) return d;
-  return std::clamp<std::size_t>(ceil_of(density * static_cast<double>(d)), 1, std::max<std::size_t>(d, 1));
-}
-
-bool far_too_many(std::size_t count, std::size_t k) {
-  return static_cast<double>(count) > kUpper * static_cast<double>(k);
-}
-bool far_too_few(std::size_t count, std::size_t k) {
-  return static_cast<double>(count) < kLower * static_cast<double>(k);
-}
+using dgc::far_too_few, dgc::far_too_many, dgc::kAdaptations, dgc::selected_count;
 
 // |x| >= t, as a bound for passes that look for key > above; NaN and Inf are found in any case.
 template <class T>
@@ -75,18 +58,7 @@ void sample_part(const T* u, const T* addend, std::size_t begin, std::size_t str
 
 SampleGeometry sample_geometry(std::size_t numel, double density, double sample_ratio) {
   TOPKNOT_CHECK(numel >= 1 && density > 0 && sample_ratio > 0, "nothing to sample");
-  SampleGeometry g;
-  const double d = static_cast<double>(numel);
-  const std::size_t floor_of_samples = ceil_of(2 / density);
-  g.samples = numel;
-  if (numel > floor_of_samples) {
-    const std::size_t needed = std::min(numel, std::max(ceil_of(d * sample_ratio), floor_of_samples));
-    g.stride = ceil_of(d / static_cast<double>(needed) / 32) * 32 + 1;
-    while (g.samples = numel / g.stride, g.samples < needed) g.stride -= 8;
-  }
-  g.top_samples = selected_count(density, g.samples);
-  g.selects = selected_count(density, numel);
-  return g;
+  return dgc::geometry_of(numel, density, sample_ratio);
 }
 
 template <class T>
@@ -155,7 +127,7 @@ std::size_t DgcSampledSelector<T>::adapt(std::span<const T> u, const SampleGeome
     if ((!many && !few) || adaptations_ == kAdaptations) return count;
     exact_ = many && resample_;
     if (exact_) return count;
-    const T moved = std::min(t * static_cast<T>(many ? kUpper : kLower), std::numeric_limits<T>::max());
+    const T moved = dgc::moved_threshold(t, many, std::numeric_limits<T>::max());
     if (moved == t) {  // zero and the least denormals
       exact_ = many;
       return count;

@@ -17,19 +17,12 @@
 #include <cstdint>
 #include <string>
 
+#include "compress/select/dgc_rule.h"
 #include "compress/select/passes.h"
 #include "compress/select/selector.h"
 
 namespace topknot {
 
-// How a vector is sampled. stride == 1 means that all of it is.
-struct SampleGeometry {
-  std::size_t stride = 1;   // distance of sampled elements; 1 modulo 8 where the code's loop makes it so
-  std::size_t samples = 1;  // numel / stride, which is one fewer than a sample that starts early enough has
-  std::size_t top_samples = 1;  // t is the magnitude of this rank in the sample
-  std::size_t selects = 1;      // k, the most that travels
-  bool operator==(const SampleGeometry&) const = default;
-};
 // numel >= 1; density and sample_ratio in (0, 1]. The sample has at least max(ceil(numel * sample_ratio),
 // ceil(2 / density)) elements.
 SampleGeometry sample_geometry(std::size_t numel, double density, double sample_ratio);

@@ -10,34 +10,23 @@
 #include "nn/core/text.h"
 
 namespace topknot {
-namespace {
-
-constexpr double kAwayFromZero = 1e-10;  // of variant B's denominator
-
-}  // namespace
 
 template <class T>
 RegTopKSelector<T>::RegTopKSelector(const CompressOptions& options)
-    : mu_(options.mu), by_current_(options.variant == "B") {
+    : rule_{options.mu, 1, options.variant == "B"} {
   if (options.variant != "A" && options.variant != "B")
     throw UserError(
         "compress.variant is '" + options.variant +
         "': regtopk has A (distortion relative to the value sent last) and B (to the current one)");
-  if (!(mu_ > 0 && std::isfinite(mu_)))
-    throw UserError("compress.mu is " + short_text(mu_) + ": it must be above 0");
-  rest_ = std::tanh((1 + options.q) / mu_);
+  if (!(rule_.mu > 0 && std::isfinite(rule_.mu)))
+    throw UserError("compress.mu is " + short_text(rule_.mu) + ": it must be above 0");
+  rule_.rest = std::tanh((1 + options.q) / rule_.mu);
   if (!(options.q > 0)) throw UserError("compress.q is " + short_text(options.q) + ": it must be above 0");
 }
 
 template <class T>
 T RegTopKSelector<T>::score(std::size_t i, T u) const {
-  const double a = static_cast<double>(u);
-  const double denominator = by_current_ ? last_.weight * (a + kAwayFromZero) : last_.own[i];
-  const double factor = std::tanh(std::abs(1 + last_.surplus[i] / denominator) / mu_) / rest_;
-  // Nothing was sent that could be compared: Delta is Q.
-  if (denominator == 0 || std::isnan(factor)) return u;
-  constexpr double largest = std::numeric_limits<T>::max();
-  return static_cast<T>(std::clamp(a * factor, -largest, largest));
+  return rule_(u, last_.weight, last_.own[i], last_.surplus[i], std::numeric_limits<T>::max());
 }
 
 // Puts scores over the listed values and drops what does not exceed `above`.
@@ -87,8 +76,9 @@ void RegTopKSelector<T>::select(std::span<T> u, std::span<const T> addend, const
   if (bound_.known() && !all) {
     const double bound = bound_.magnitude();
     above = std::min(above, key_below<T>(bound));
-    // A score is at most |u| / rest_: below a common factor of 1 more has to be listed.
-    listed_above = rest_ < 1 ? std::max<Key<T>>(key_below<T>((1 - 1e-6) * rest_ * bound) - 1, -1) : above;
+    // A score is at most |u| / rest: below a common factor of 1 more has to be listed.
+    listed_above =
+        rule_.rest < 1 ? std::max<Key<T>>(key_below<T>((1 - 1e-6) * rule_.rest * bound) - 1, -1) : above;
   }
   accumulate_and_collect(u, addend, listed_above, 8 * step.k + 4096, found_);
   if (!begin_selection(found_.finite(), selected)) return;
@@ -106,7 +96,7 @@ void RegTopKSelector<T>::select(std::span<T> u, std::span<const T> addend, const
   const Key<T> kth =
       fell_back_ ? select_from_scores(u, step.k, selected) : select_from(found_, above, step.k, selected);
   for (std::size_t i = 0; i < step.k; ++i) selected.values[i] = u[selected.indices[i]];
-  selected.threshold = rest_ * static_cast<double>(magnitude_of<T>(kth));
+  selected.threshold = rule_.rest * static_cast<double>(magnitude_of<T>(kth));
   next_bound_ = bound_.after(kth, list);
 }
 

@@ -25,6 +25,7 @@
 
 #include "compress/select/carried_bound.h"
 #include "compress/select/passes.h"
+#include "compress/select/regtopk_score.h"
 #include "compress/select/selector.h"
 
 namespace topknot {
@@ -59,8 +60,7 @@ class RegTopKSelector final : public Selector<T> {
   void score_candidates(Key<T> above);
   Key<T> select_from_scores(std::span<T> u, std::size_t k, Selected<T>& selected);
 
-  double mu_, rest_ = 1;  // rest_: tanh((1 + Q) / mu)
-  bool by_current_;       // variant B
+  RegTopKScore rule_;
   Last last_;
   CarriedBound<T> bound_, next_bound_;
   Candidates<T> found_;

@@ -1,0 +1,30 @@
+#pragma once
+// The score of an entry that was sent in the last step (compress/select/regtopk.h): written once for the CPU and for
+// kernels. C++17.
+
+#include <cmath>
+
+#include "nn/core/host_device.h"
+
+namespace topknot {
+
+struct RegTopKScore {
+  double mu = 0;
+  double rest = 1;          // tanh((1 + Q) / mu)
+  bool by_current = false;  // variant B
+
+  // Of u, with its sign. `weight`: w; `own`: w p; `surplus`: avg - w p. `largest`: the largest finite T.
+  template <class T>
+  TOPKNOT_HOST_DEVICE T operator()(T u, double weight, double own, double surplus, T largest) const {
+    constexpr double away_from_zero = 1e-10;  // of variant B's denominator
+    const double a = static_cast<double>(u);
+    const double denominator = by_current ? weight * (a + away_from_zero) : own;
+    const double factor = ::tanh(::fabs(1 + surplus / denominator) / mu) / rest;
+    // Nothing was sent that could be compared: Delta is Q.
+    if (denominator == 0 || factor != factor) return u;
+    const double score = a * factor, bound = static_cast<double>(largest);
+    return static_cast<T>(score > bound ? bound : score < -bound ? -bound : score);
+  }
+};
+
+}  // namespace topknot
