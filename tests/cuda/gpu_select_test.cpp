@@ -1,0 +1,290 @@
+// The pieces of selection on a GPU, against their definitions and against the CPU's numbers.
+#include <cmath>
+#include <limits>
+
+#include "compress/compressor.h"
+#include "compress/memory/accumulate.h"
+#include "compress/select/carried_bound.h"
+#include "compress/select/gpu_select_memory.h"
+#include "nn/core/rng.h"
+#include "tests/compress/fixtures.h"
+#include "tests/compress/select_once.h"
+#include "tests/cuda/device_vector.h"
+#include "tests/cuda/fixture.h"
+#include "tests/support/catch.h"
+
+namespace topknot::test {
+namespace {
+
+using cuda::Accumulate;
+using cuda::Choice;
+using cuda::GpuBound;
+using cuda::GpuKey;
+
+// Elements behind a start that is `shift` elements off.
+struct Shifted {
+  Shifted(const std::vector<float>& values, std::size_t off) : shift(off) {
+    std::vector<float> padded(off, -1e30f);
+    padded.insert(padded.end(), values.begin(), values.end());
+    memory = DeviceVector<float>(padded);
+  }
+  float* data() const { return memory.data() + shift; }
+  std::vector<float> host() const {
+    const std::vector<float> padded = memory.host();
+    return {padded.begin() + static_cast<std::ptrdiff_t>(shift), padded.end()};
+  }
+  std::size_t shift;
+  DeviceVector<float> memory;
+};
+template <class T>
+DeviceVector<T> word(const T& value) {
+  return DeviceVector<T>(std::vector<T>{value});
+}
+
+const std::vector<std::size_t> kSizes = {1, 2, 31, 255, 4095, 4096, 4097, 20000};
+
+struct Listed {
+  cuda::ListFacts facts;
+  std::vector<std::uint32_t> indices;
+  std::vector<float> values;
+};
+Listed read(const cuda::EntryList& list) {
+  Listed listed;
+  listed.facts = to_host(list.facts, 1)[0];
+  if (listed.facts.count > list.limit) return listed;
+  listed.indices = to_host(list.indices, listed.facts.count);
+  listed.values = to_host(list.values, listed.facts.count);
+  return listed;
+}
+
+void check_list(const Listed& listed, const std::vector<float>& u, GpuKey above, std::size_t limit) {
+  std::vector<std::uint32_t> indices;
+  std::vector<float> values;
+  bool finite = true;
+  for (std::uint32_t i = 0; i < u.size(); ++i) {
+    if (cuda::gpu_key(u[i]) > above) indices.push_back(i), values.push_back(u[i]);
+    finite &= std::isfinite(u[i]);
+  }
+  CHECK(listed.facts.count == indices.size());
+  CHECK(listed.facts.finite == finite);
+  if (indices.size() > limit) return;
+  CHECK(listed.indices == indices);
+  CHECK(same_bits(listed.values, values));
+}
+
+TEST_CASE("keys, bounds and targets on a GPU are the CPU's") {
+  const double numbers[] = {-1,  0,        1e-46,  1e-45,  1e-40, 0.1,
+                            0.5, 1 + 1e-9, 3.4e38, 3.5e38, 1e300, std::numeric_limits<double>::infinity()};
+  for (const double t : numbers) CHECK(cuda::gpu_key_below(t) == key_below<float>(t));
+  for (const float x : {0.0f, -0.0f, 1e-45f, -2.5f, std::numeric_limits<float>::infinity()})
+    CHECK(cuda::gpu_key(x) == key_of(x));
+  for (const double density : {1e-9, 0.001, 0.01, 0.1, 0.3, 0.999999, 1.0})
+    for (const std::size_t n : {std::size_t{1}, std::size_t{7}, std::size_t{1000}, std::size_t{123456789}})
+      CHECK(cuda::gpu_target_count(density, n) == target_count(density, n));
+  GpuBound bound;
+  CarriedBound<float> expected;
+  const CounterRng rng(3, RngUse::test);
+  for (std::uint32_t step = 0; step < 200; ++step) {
+    CHECK(bound.above() ==
+          std::min(largest_finite_key<float>(),
+                   expected.known() ? key_below<float>(expected.magnitude()) : largest_finite_key<float>()));
+    const float now =
+        step % 50 == 49 ? 0.0f : std::abs(rng.normal(step)) * (step < 100 ? 1.0f : 1.0f + rng.uniform(step));
+    const auto how = static_cast<int>(rng.below(500 + step, 5));
+    const int list = how > 2 ? 0 : how;
+    bound = bound.after(cuda::gpu_key(now), static_cast<GpuBound::List>(list));
+    expected = expected.after(key_of(now), static_cast<CarriedBound<float>::List>(list));
+    CHECK(bound.kth == expected.kth);
+    CHECK(bound.margin == expected.margin);
+  }
+}
+
+TEST_CASE("a pass over a vector lists what exceeds a bound, in order") {
+  const OnGpu gpu;
+  for (const std::size_t n : kSizes)
+    for (const std::size_t shift : {0u, 1u})
+      for (const float t : {0.0f, 0.5f, 2.0f, 9.0f}) {
+        INFO(n << " elements, shift " << shift << ", above " << t);
+        std::vector<float> u = noise<float>(n, static_cast<std::uint32_t>(n));
+        if (n > 5000 && t > 1)  // a hot tile: more candidates than it has slots
+          for (std::size_t i = 4096; i < 6000; ++i) u[i] += 100;
+        const std::size_t limit = std::max<std::size_t>(1, n / 2);
+        const cuda::ListMemory memory(n, limit);
+        const GpuKey above = cuda::gpu_key(t);
+        const Shifted on_gpu(u, shift);
+        const DeviceVector<GpuKey> bound = word<GpuKey>(above);
+        cuda::list_above(gpu.stream(), on_gpu.data(), n, bound.data(), memory.tiles(), memory.list());
+        check_list(read(memory.list()), u, above, limit);
+        CHECK(on_gpu.host() == u);
+      }
+}
+
+TEST_CASE("the pass that lists makes what the memory's formulas make, bit for bit") {
+  const OnGpu gpu;
+  cuda::StepWords words;
+  words.lr = 0.3;
+  const DeviceVector<cuda::StepWords> words_on_gpu = word(words);
+  for (const std::size_t n : {std::size_t{1}, std::size_t{4095}, std::size_t{8192}, std::size_t{9001}})
+    for (int form = 0; form < 8; ++form) {
+      const std::size_t shift = n % 2 == 0 && form == 3 ? 2 : 0;
+      const bool residual = form & 1, velocity = form & 2, nesterov = form & 4;
+      INFO(n << " elements, form " << form);
+      std::vector<float> u = noise<float>(n, 1), r = noise<float>(n, 2), v = noise<float>(n, 3);
+      const Shifted u_gpu(u, shift), r_gpu(r, shift), v_gpu(v, shift), next_gpu(std::vector<float>(n), shift);
+      Accumulate a;
+      a.momentum = 0.9f, a.nesterov = nesterov;
+      Accumulate on_cpu = a;
+      std::vector<float> next(n);
+      on_cpu.u = u.data(), a.u = u_gpu.data();
+      if (residual) on_cpu.residual = r.data(), a.residual = r_gpu.data();
+      if (velocity) {
+        on_cpu.velocity = v.data(), a.velocity = v_gpu.data();
+        on_cpu.next_velocity = next.data(), a.next_velocity = next_gpu.data();
+      }
+      if (form % 3 == 0) on_cpu.times_lr = &words, a.times_lr = words_on_gpu.data();
+      for (std::size_t i = 0; i < n; ++i) on_cpu(i);
+      const cuda::ListMemory memory(n, n);
+      const GpuKey above = cuda::gpu_key(1.5f);
+      const DeviceVector<GpuKey> bound = word<GpuKey>(above);
+      cuda::accumulate_and_list(gpu.stream(), a, n, bound.data(), memory.tiles(), memory.list());
+      check_list(read(memory.list()), u, above, n);
+      CHECK(same_bits(u_gpu.host(), u));
+      CHECK(same_bits(next_gpu.host(), next));
+    }
+}
+
+TEST_CASE("a NaN or Inf anywhere is found by the pass that lists") {
+  const OnGpu gpu;
+  for (const std::size_t at : {0u, 4095u, 4096u, 8999u})
+    for (const float bad :
+         {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::infinity()}) {
+      std::vector<float> u = noise<float>(9000, 4);
+      u[at] = bad;
+      const cuda::ListMemory memory(u.size(), 10);
+      const DeviceVector<float> on_gpu(u);
+      const DeviceVector<GpuKey> bound = word<GpuKey>(cuda::kLargestFinite);
+      cuda::list_above(gpu.stream(), on_gpu.data(), u.size(), bound.data(), memory.tiles(), memory.list());
+      check_list(read(memory.list()), u, cuda::kLargestFinite, 10);
+    }
+}
+
+// What take_largest() takes of u, or of a list of what exceeds `above`.
+std::vector<std::uint32_t> take(const OnGpu& gpu, const std::vector<float>& u, Choice choice, GpuKey above,
+                                std::size_t count) {
+  const cuda::LargestScratch scratch;
+  const cuda::ListMemory memory(u.size(), u.size());
+  const DeviceVector<float> on_gpu(u), values(std::vector<float>(count, -7)), threshold = word(-7.0f);
+  const DeviceVector<std::uint32_t> indices(std::vector<std::uint32_t>(count, 77));
+  const DeviceVector<GpuKey> bound = word<GpuKey>(above);
+  const DeviceVector<Choice> choice_gpu = word(choice);
+  cuda::list_above(gpu.stream(), on_gpu.data(), u.size(), bound.data(), memory.tiles(), memory.list());
+  cuda::take_largest(gpu.stream(), cuda::source_of(memory.list()), cuda::source_of(on_gpu.data(), u.size()),
+                     scratch.memory(), choice_gpu.data(),
+                     {indices.data(), values.data(), static_cast<std::uint32_t>(count), threshold.data()});
+  const auto taken = indices.host();
+  const auto taken_values = values.host();
+  float least = std::numeric_limits<float>::infinity();
+  std::vector<float> expected(count, -7);
+  for (std::size_t i = 0; i < count && !choice.skip; ++i) {
+    expected[i] = u.at(taken[i]);
+    least = std::min(least, std::abs(expected[i]));
+  }
+  CHECK(same_bits(taken_values, expected));
+  if (!choice.known && !choice.skip && count == choice.k) CHECK(threshold.host()[0] == least);
+  CHECK(to_host(scratch.memory().digits, cuda::kDigitCounts) ==
+        std::vector<std::uint32_t>(cuda::kDigitCounts));
+  return taken;
+}
+
+std::vector<float> vector_of(int kind, std::size_t n) {
+  std::vector<float> u = noise<float>(n, 9, 3);
+  const CounterRng rng(5, RngUse::test);
+  for (std::size_t i = 0; i < n; ++i) {
+    if (kind == 1) u[i] = 0;
+    if (kind == 2) u[i] = i % 3 ? 0.25f : -0.25f;
+    if (kind == 3) u[i] = static_cast<float>(rng.below(i, 5)) - 2;
+    if (kind == 4) u[i] *= 1e-42f;
+    if (kind == 5) u[i] = std::copysign(3.4e38f, u[i]) * (i % 7 ? 1.0f : 0.5f);
+    if (kind == 6 && i % 2) u[i] = -0.0f;
+  }
+  return u;
+}
+
+TEST_CASE("the k largest are the definition's, ties to the lower index") {
+  const OnGpu gpu;
+  for (const std::size_t n : kSizes)
+    for (int kind = 0; kind < 7; ++kind) {
+      if (n > 5000 && kind != 0 && kind != 3) continue;
+      const std::vector<float> u = vector_of(kind, n);
+      for (const std::size_t k : {std::size_t{1}, (n + 9) / 10, n}) {
+        INFO(k << " of " << n << ", kind " << kind);
+        const auto expected = plain_topk(u, k);
+        Choice choice;
+        choice.k = static_cast<std::uint32_t>(k);
+        choice.whole = 1;
+        CHECK(take(gpu, u, choice, cuda::kLargestFinite, k) == expected);
+        choice.whole = 0;  // from a list that holds the k largest and more
+        GpuKey least = cuda::kLargestFinite;
+        for (const std::uint32_t i : expected) least = std::min(least, cuda::gpu_key(u[i]));
+        CHECK(take(gpu, u, choice, static_cast<GpuKey>(least - 1 - least / 50), k) == expected);
+      }
+    }
+}
+
+TEST_CASE("all above a known bound are taken, as far as there is room, and nothing where nothing is wanted") {
+  const OnGpu gpu;
+  for (const std::size_t n : kSizes) {
+    const std::vector<float> u = noise<float>(n, 11);
+    for (const double t : {-1.0, 0.0, 0.8, 100.0}) {
+      const auto expected = t < 0 ? plain_topk(u, n) : positions_above(u, t);
+      Choice choice;
+      choice.known = 1, choice.bound = cuda::gpu_key_below(t);
+      for (const std::uint32_t whole : {0u, 1u}) {
+        choice.whole = whole;
+        CHECK(take(gpu, u, choice, cuda::gpu_key_below(t / 2), expected.size()) == expected);
+        const std::vector<std::uint32_t> first(
+            expected.begin(), expected.begin() + static_cast<std::ptrdiff_t>(expected.size() / 2));
+        CHECK(take(gpu, u, choice, cuda::gpu_key_below(t / 2), first.size()) == first);
+      }
+    }
+    Choice nothing;
+    nothing.skip = 1, nothing.k = 1;
+    CHECK(take(gpu, u, nothing, 0, 3) == std::vector<std::uint32_t>(3, 77));
+  }
+}
+
+TEST_CASE("the k-th key and how many exceed it can be had alone, again and again") {
+  const OnGpu gpu;
+  const std::vector<float> u = vector_of(3, 9000);
+  const DeviceVector<float> on_gpu(u);
+  const cuda::LargestScratch scratch;
+  const auto source = cuda::source_of(on_gpu.data(), u.size());
+  for (const std::uint32_t k : {1u, 3000u, 6500u, 9000u, 17u}) {
+    Choice choice;
+    choice.k = k, choice.whole = 1;
+    const DeviceVector<Choice> choice_gpu = word(choice);
+    cuda::find_kth(gpu.stream(), source, source, scratch.memory(), choice_gpu.data());
+    const Choice found = choice_gpu.host()[0];
+    const auto largest = plain_topk(u, k);
+    GpuKey kth = cuda::kLargestFinite;
+    for (const std::uint32_t i : largest) kth = std::min(kth, cuda::gpu_key(u[i]));
+    CHECK(found.kth == kth);
+    CHECK(found.greater == positions_above(u, cuda::gpu_magnitude(kth)).size());
+  }
+}
+
+TEST_CASE("a capacity keeps the floor of its multiple of k, and says what it kept back") {
+  Choice choice;
+  std::uint32_t kept, over;
+  cuda::choose_within(1.5, 7, 10, 5, choice, kept, over);
+  CHECK((kept == 10 && over == 0 && choice.known == 1 && choice.bound == 5));
+  cuda::choose_within(1.5, 7, 11, 5, choice, kept, over);
+  CHECK((kept == 10 && over == 1 && choice.known == 0 && choice.k == 10));
+  cuda::choose_within(0, 7, 1000, 5, choice, kept, over);
+  CHECK((kept == 1000 && over == 0 && choice.known == 1 && choice.skip == 0));
+  cuda::choose_within(0, 7, 0, 5, choice, kept, over);
+  CHECK(choice.skip == 1);
+}
+
+}  // namespace
+}  // namespace topknot::test
