@@ -342,6 +342,15 @@ cudaError_t cudaFreeHost(void* data) {
   std::free(data);
   return cudaSuccess;
 }
+cudaError_t cudaHostRegister(void*, std::size_t, unsigned) {
+  TOPKNOT_STAND_IN(cudaHostRegister);
+  return cudaSuccess;
+}
+cudaError_t cudaHostUnregister(void*) {
+  const std::lock_guard lock(state().mutex);
+  run_all();
+  return cudaSuccess;
+}
 cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind, cudaStream_t s) {
   TOPKNOT_STAND_IN(cudaMemcpyAsync);
   return put(s, [=] { std::memcpy(to, from, bytes); });
