@@ -36,28 +36,31 @@ class DeviceExchange {
   virtual void ready(Parameter& parameter) = 0;
   // `loss`: this rank's, one float in GPU memory, or null; where it is not finite the step is refused.
   void finish(const float* loss) {
+    complete(loss);
     collectives();
-    decode(loss);
+    decode();
   }
   virtual void end_step() = 0;
 
   // Of the last finish().
   virtual std::span<float> averaged(const Group& group) = 0;  // GPU memory
   virtual GradientForm form(const Group& group) const = 0;
-  virtual const StepWords* words() const = 0;  // GPU memory
+  virtual StepWords* words() = 0;              // GPU memory
   virtual Verdict* verdict() = 0;              // GPU memory
   // Payload bytes that a rank sends and receives in a step, as ExchangeStats counts them; the GPU's blocks have
   // equal lengths, so these do not depend on the data. With the CPU's exchange, of the last step.
   virtual std::uint64_t bytes_sent() const = 0;
   virtual std::uint64_t bytes_received() const = 0;
 
-  // What of ready() to finish() may be captured in a graph: all of it; or encoding and decoding, with the
-  // collectives between them (threads, whose ranks meet on the host); or nothing. For `parts`, ready() does not
-  // send, and finish() is collectives(), outside of graphs, then decode().
+  // What of ready() to finish() may be captured in a graph: all of it; or ready() to complete() in one graph and
+  // decode() in another, with collectives() between them in every step, outside of graphs (threads, whose ranks
+  // meet on the host); or nothing. For `parts`, ready() does not send.
   enum class Capture { none, parts, whole };
   virtual Capture capture() const = 0;
+  // finish() by parts. Parameters that were not ready join the step here; and the loss, which all ranks hear of.
+  virtual void complete(const float* loss) = 0;
   virtual void collectives() = 0;
-  virtual void decode(const float* loss) = 0;
+  virtual void decode() = 0;
   // A number that changes whenever what a graph has captured is out of date (a density, a slice's memory).
   virtual std::uint64_t capture_key() const = 0;
 

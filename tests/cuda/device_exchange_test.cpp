@@ -1,0 +1,148 @@
+// The exchange on a GPU is the CPU's, bit for bit: averages, residuals, outcomes and saved state.
+#include <cmath>
+
+#include "tests/cuda/device_exchange_fixture.h"
+#include "tests/support/catch.h"
+
+namespace topknot {
+namespace {
+
+using namespace topknot::testing;
+
+ExchangePlan plan_of(const std::string& method, int ranks, const std::string& merge = "all") {
+  ExchangePlan plan;
+  plan.options.compress.name = method;
+  plan.options.merge = merge;
+  plan.options.ordered_sum = true;
+  plan.ranks = ranks;
+  return plan;
+}
+
+std::vector<float> uneven(int ranks) {
+  std::vector<float> weights;
+  for (int rank = 0; rank < ranks; ++rank)
+    weights.push_back(ranks == 1 ? 1.0f : 0.5f + static_cast<float>(rank) / static_cast<float>(ranks - 1));
+  return weights;
+}
+
+// All on the GPU, with the CPU's compressors.
+MakeDeviceExchange borrowed(const ExchangePlan& plan) {
+  return [plan](ParameterArena& arena, CollectiveQueue&, cuda::DeviceCommunicator& device) {
+    return cuda::make_gpu_exchange(arena, device, plan.options,
+                                   [plan](const CompressOptions& options, const GroupSpec& group) {
+                                     return borrowed_compressor(options, group, plan.weights);
+                                   });
+  };
+}
+
+TEST_CASE("a dense average on the GPU is the CPU's", "[device_exchange]") {
+  for (const int ranks : {1, 2, 3})
+    for (const std::string merge : {"none", "all", "size:2000"})
+      for (const bool narrow : {false, true}) {
+        ExchangePlan plan = plan_of("dense", ranks, merge);
+        plan.steps = 3;
+        plan.shuffled = true;
+        if (narrow) plan.options.compress.values = "bf16";
+        if (merge == "all") plan.weights = uneven(ranks);
+        const auto gpu = run_on_gpu(plan, borrowed(plan)), cpu = run_on_cpu(plan);
+        check_same(gpu, cpu);
+        CHECK(gpu[0].bytes_sent == cpu[0].bytes_sent);
+        CHECK(gpu[0].bytes_received == cpu[0].bytes_received);
+      }
+}
+
+TEST_CASE("sparse groups and the dense ones beside them are the CPU's", "[device_exchange]") {
+  for (const std::string scope : {"model", "group", "tensor"})
+    for (const std::string merge : {"none", "all", "size:2000"}) {
+      if (scope == "model" && merge != "all") continue;
+      for (const int ranks : {1, 3}) {
+        ExchangePlan plan = plan_of("topk", ranks, merge);
+        plan.options.scope = scope;
+        plan.options.ordered_sum =
+            false;  // the dense groups of a method are summed in rank order all the same
+        plan.shuffled = ranks == 3;
+        if (merge != "none") plan.weights = uneven(ranks);
+        check_same(run_on_gpu(plan, borrowed(plan)), run_on_cpu(plan));
+      }
+    }
+}
+
+TEST_CASE("methods with momentum, masks and thresholds go through the exchange on the GPU",
+          "[device_exchange]") {
+  for (const std::string method : {"dgc", "regtopk", "gaussiank"}) {
+    ExchangePlan plan = plan_of(method, 2, "size:4000");
+    plan.options.compress.momentum = 0.9;
+    check_same(run_on_gpu(plan, borrowed(plan)), run_on_cpu(plan));
+  }
+}
+
+TEST_CASE("a NaN of one rank refuses the step on all, and nothing has changed", "[device_exchange]") {
+  for (const std::string method : {"dense", "topk"})
+    for (const std::string merge : {"none", "all"}) {
+      ExchangePlan plan = plan_of(method, 3, merge);
+      const auto healthy = plan.gradient;
+      // In a compressed group at step 2, in a dense one at step 4, the loss alone at steps 6 and 7.
+      plan.gradient = [healthy](std::int64_t step, int rank, std::size_t element) {
+        if (step == 2 && rank == 1 && element == 100) return NAN;
+        if (step == 4 && rank == 2 && element == 1700) return INFINITY;
+        return healthy(step, rank, element);
+      };
+      plan.loss = [](std::int64_t step, int rank) {
+        return (step == 6 && rank == 2) || (step == 7 && rank > 0) ? NAN : 0.5f;
+      };
+      auto gpu = run_on_gpu(plan, borrowed(plan));
+      const auto cpu = run_on_cpu(plan);
+      for (const auto& record : gpu) {
+        for (const int step : {2, 4, 6, 7}) CHECK_FALSE(record.steps[step].committed);
+        CHECK(record.steps[6].bad_rank == 2);
+        CHECK(record.steps[7].bad_rank == 1);
+        CHECK(record.steps[8].committed);
+      }
+      // The borrowed compressors do not say whose gradient it was.
+      for (auto& record : gpu) record.steps[2].bad_rank = cpu[0].steps[2].bad_rank;
+      check_same(gpu, cpu);
+    }
+}
+
+TEST_CASE("a density that changes during warm-up reaches every group on the GPU", "[device_exchange]") {
+  ExchangePlan plan = plan_of("topk", 2, "size:4000");
+  plan.density = [](std::int64_t step) { return step < 3 ? 0.25 : step < 6 ? 0.0625 : 0.01; };
+  const auto gpu = run_on_gpu(plan, borrowed(plan));
+  check_same(gpu, run_on_cpu(plan));
+  CHECK(gpu[0].steps[0].selected > gpu[0].steps[9].selected);
+}
+
+TEST_CASE("encoding and decoding are captured as two graphs with the collectives between them",
+          "[device_exchange]") {
+  for (const std::string values : {"", "bf16"}) {
+    ExchangePlan plan = plan_of("dense", 2, "size:2000");
+    plan.options.compress.values = values;
+    plan.weights = uneven(2);
+    plan.loss = [](std::int64_t step, int rank) { return step == 4 && rank == 1 ? INFINITY : 0.0f; };
+    const auto gpu = run_on_gpu(plan, borrowed(plan), true);
+    check_same(gpu, run_on_cpu(plan));
+    CHECK(gpu[1].graphs == 2);
+  }
+}
+
+TEST_CASE("a whole step is one graph where the collectives can be captured", "[device_exchange]") {
+  ExchangePlan plan = plan_of("dense", 2, "none");
+  const auto healthy = plan.gradient;
+  plan.gradient = [healthy](std::int64_t step, int, std::size_t element) {
+    return healthy(step, 0, element);
+  };
+  plan.loss = [](std::int64_t step, int) { return step == 4 ? NAN : 0.0f; };
+  const auto cpu = run_on_cpu(plan);
+  for (const bool graphs : {false, true}) {
+    const ExchangeRecord record = run_echo(plan, borrowed(plan), graphs);
+    check_same({record}, {cpu[0]});
+    CHECK(record.graphs == (graphs ? 1 : 0));
+  }
+  plan.ranks = 1;
+  const auto alone = run_on_gpu(plan, borrowed(plan), true);
+  check_same(alone, run_on_cpu(plan));
+  CHECK(alone[0].graphs == 1);
+}
+
+}  // namespace
+}  // namespace topknot
