@@ -1,0 +1,308 @@
+// Blocks written and read by a GPU against write_block() and read_block().
+#include "compress/code/device_code.h"
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+
+#include "compress/code/code.h"
+#include "nn/core/rng.h"
+#include "tests/cuda/device_vector.h"
+#include "tests/cuda/fixture.h"
+#include "tests/support/catch.h"
+
+namespace topknot {
+namespace {
+
+using cuda::DecodedFacts;
+using test::DeviceVector;
+
+using Block = std::vector<std::byte>;
+
+struct Codes {
+  explicit Codes(const std::string& index, const std::string& value)
+      : index(index_codes().find(index)({})), value(value_codes().find(value)({})) {}
+  std::unique_ptr<IndexCode> index;
+  std::unique_ptr<ValueCode> value;
+};
+
+// Values of widely different magnitudes; some of them 0.
+float value_at(std::size_t i, std::uint32_t stream) {
+  const CounterRng rng(5, RngUse::test, stream);
+  const float x = rng.normal(i);
+  return i % 37 == 5 ? 0.0f : x * x * x * (i % 11 == 3 ? 1e-6f : 1.0f);
+}
+
+Entries<float> entries_at(std::vector<std::uint32_t> indices, std::uint32_t stream) {
+  Entries<float> entries;
+  entries.indices = std::move(indices);
+  for (std::size_t i = 0; i < entries.indices.size(); ++i) entries.values.push_back(value_at(i, stream));
+  return entries;
+}
+
+// `count` of numel, as even as integers allow.
+Entries<float> spread(std::size_t count, std::size_t numel, std::uint32_t stream = 0) {
+  std::vector<std::uint32_t> indices(count);
+  for (std::size_t i = 0; i < count; ++i) indices[i] = static_cast<std::uint32_t>(i * numel / count);
+  return entries_at(std::move(indices), stream);
+}
+
+// Neighbours, with one gap that leaves the last one at the end.
+Entries<float> crowded(std::size_t count, std::size_t numel, std::size_t before_gap) {
+  std::vector<std::uint32_t> indices(count);
+  for (std::size_t i = 0; i < count; ++i)
+    indices[i] = static_cast<std::uint32_t>(i < before_gap ? i : numel - count + i);
+  return entries_at(std::move(indices), 1);
+}
+
+Entries<float> scattered(std::size_t count, std::size_t numel, std::uint32_t stream) {
+  const CounterRng rng(9, RngUse::test, stream);
+  std::vector<std::uint32_t> all(numel);
+  for (std::size_t i = 0; i < numel; ++i) all[i] = static_cast<std::uint32_t>(i);
+  for (std::size_t i = 0; i < count; ++i)
+    std::swap(all[i], all[i + static_cast<std::size_t>(rng.uniform(i) * static_cast<float>(numel - i - 1))]);
+  all.resize(count);
+  std::sort(all.begin(), all.end());
+  return entries_at(std::move(all), stream);
+}
+
+Block written(cuda::DeviceCode& code, const Entries<float>& entries, cudaStream_t stream) {
+  const DeviceVector<std::uint32_t> indices(entries.indices),
+      facts(std::vector<std::uint32_t>{static_cast<std::uint32_t>(entries.indices.size()),
+                                       entries.finite ? 1u : 0u});
+  const DeviceVector<float> values(entries.values);
+  DeviceVector<std::byte> block(Block(code.block_bytes(), std::byte{0xAB}));
+  code.write(stream, {indices.data(), values.data(), facts.data(), facts.data() + 1}, block.data());
+  return block.host();
+}
+
+struct Read {
+  std::vector<DecodedFacts> facts;
+  std::vector<Entries<float>> entries;
+};
+
+Read read(cuda::DeviceCode& code, const std::vector<Block>& blocks, cudaStream_t stream) {
+  Block all;
+  for (const Block& block : blocks) all.insert(all.end(), block.begin(), block.end());
+  const std::size_t capacity = code.capacity(), ranks = blocks.size();
+  const DeviceVector<std::byte> on_gpu(all);
+  DeviceVector<std::uint32_t> indices(capacity * ranks);
+  DeviceVector<float> values(capacity * ranks);
+  DeviceVector<DecodedFacts> facts(ranks);
+  code.read(stream, on_gpu.data(), {indices.data(), values.data(), facts.data()});
+  Read result;
+  result.facts = facts.host();
+  const auto every_index = indices.host();
+  const auto every_value = values.host();
+  for (std::size_t r = 0; r < ranks; ++r) {
+    const auto first = static_cast<std::ptrdiff_t>(r * capacity),
+               n = static_cast<std::ptrdiff_t>(result.facts[r].count);
+    REQUIRE(result.facts[r].count <= capacity);
+    Entries<float> entries;
+    entries.finite = result.facts[r].finite != 0;
+    entries.indices.assign(every_index.begin() + first, every_index.begin() + first + n);
+    entries.values.assign(every_value.begin() + first, every_value.begin() + first + n);
+    result.entries.push_back(std::move(entries));
+  }
+  return result;
+}
+
+Block padded(Block block, std::size_t length) {
+  REQUIRE(block.size() <= length);
+  block.resize(length);
+  return block;
+}
+
+bool same(const Entries<float>& a, const Entries<float>& b) {
+  return a.finite == b.finite && a.indices == b.indices && a.values.size() == b.values.size() &&
+         (a.values.empty() ||
+          std::memcmp(a.values.data(), b.values.data(), a.values.size() * sizeof(float)) == 0);
+}
+
+std::uint32_t largest_of(const Entries<float>& entries) {
+  float largest = 0;
+  for (const float value : entries.values) largest = std::max(largest, std::abs(value));
+  std::uint32_t bits = 0;
+  std::memcpy(&bits, &largest, sizeof bits);
+  return bits;
+}
+
+const char* const kLayouts[] = {"raw", "rice", "bitmap"};
+const char* const kValues[] = {"fp32", "bf16", "fp16", "int8"};
+
+// The lists as the ranks of a group, through every layout and value code.
+void check_all(const std::vector<Entries<float>>& lists, std::size_t capacity, std::size_t numel,
+               bool all_values) {
+  const OnGpu gpu;
+  for (const char* layout : kLayouts)
+    for (const char* value : kValues) {
+      if (!all_values && value != kValues[0]) continue;
+      INFO(layout << " " << value << " of " << numel);
+      const Codes codes(layout, value);
+      const auto code = cuda::make_device_code(layout, value, numel, static_cast<int>(lists.size()));
+      REQUIRE(code);
+      code->set_capacity(capacity);
+      REQUIRE(code->block_bytes() % 16 == 0);
+      std::vector<Block> blocks;
+      std::vector<Entries<float>> expected;
+      for (const Entries<float>& entries : lists) {
+        const Block block = write_block(entries, numel, *codes.index, *codes.value);
+        CHECK(written(*code, entries, gpu.stream()) == padded(block, code->block_bytes()));
+        blocks.push_back(padded(block, code->block_bytes()));
+        read_block(block, numel, *codes.index, *codes.value, expected.emplace_back());
+      }
+      const Read result = read(*code, blocks, gpu.stream());
+      for (std::size_t r = 0; r < lists.size(); ++r) {
+        INFO("rank " << r);
+        CHECK(result.facts[r].damaged == 0);
+        CHECK(same(result.entries[r], expected[r]));
+        CHECK(result.facts[r].largest == largest_of(expected[r]));
+      }
+    }
+}
+
+TEST_CASE("a GPU's blocks are write_block()'s, and read alike, about a Rice part's length") {
+  const std::size_t numel = 40009;
+  std::vector<Entries<float>> lists;
+  for (const std::size_t count : {0, 1, 255, 256, 1023, 1024, 1025, 5000})
+    lists.push_back(spread(count, numel, 2));
+  check_all(lists, 5000, numel, true);
+}
+
+TEST_CASE("positions anywhere: crowded, scattered, at both ends, every one") {
+  const std::size_t numel = 2503;
+  check_all(
+      {crowded(700, numel, 699), crowded(700, numel, 1), crowded(1100, numel, 1024), scattered(900, numel, 1),
+       scattered(1, numel, 2), spread(numel, numel), entries_at({0}, 0), entries_at({2502}, 0)},
+      numel, numel, true);
+}
+
+TEST_CASE("runs of many thousand zeros") {
+  const std::size_t numel = std::size_t{3} << 20;
+  check_all({crowded(2, numel, 1), entries_at({3145727}, 0), crowded(1030, numel, 1024),
+             crowded(1500, numel, 3), spread(1500, numel)},
+            1500, numel, false);
+}
+
+TEST_CASE("a rank that is not finite sends a header") {
+  Entries<float> broken;
+  broken.finite = false;
+  check_all({spread(5, 100), broken, {}}, 10, 100, true);
+}
+
+TEST_CASE("groups of one element, and values at the edges of floats") {
+  constexpr float most = std::numeric_limits<float>::max(), least = std::numeric_limits<float>::denorm_min();
+  std::vector<Entries<float>> lists;
+  for (const float value : {0.0f, -0.0f, most, -most, least, -1.0f}) {
+    lists.push_back(entries_at({0}, 0));
+    lists.back().values[0] = value;
+  }
+  check_all(lists, 1, 1, true);
+  Entries<float> wide = spread(600, 700);
+  for (std::size_t i = 0; i < 600; ++i)
+    wide.values[i] = std::ldexp(i % 2 ? -1.3f : 1.7f, static_cast<int>(i % 277) - 149);
+  check_all({wide}, 700, 700, true);
+}
+
+TEST_CASE("the fixed length holds the longest block of a capacity") {
+  // The worst positions for Rice: one run of all that is left, in each count.
+  for (const std::size_t numel : {37, 300, 1303}) {
+    const Codes codes("rice", "fp32");
+    for (std::size_t capacity = 1; capacity <= numel; capacity += 1 + capacity) {
+      const std::size_t length = cuda::longest_block(cuda::Layout::rice, cuda::Values::fp32, capacity, numel);
+      for (std::size_t count = 1; count <= capacity; ++count)
+        for (const std::size_t before : {std::size_t{0}, count / 2, count - 1})
+          if (write_block(crowded(count, numel, before), numel, *codes.index, *codes.value).size() > length)
+            FAIL("capacity " << capacity << ", count " << count << ", numel " << numel);
+    }
+  }
+  CHECK(cuda::longest_block(cuda::Layout::raw, cuda::Values::fp16, 10, 1000) == 80);  // 16 + 40 + 21, rounded
+  CHECK(cuda::longest_block(cuda::Layout::bitmap, cuda::Values::int8, 300, 1001) ==
+        464);  // 16 + 126 + 8 + 300
+}
+
+// A damaged block between two good ones: its rank is found, and nothing else is touched (on the stand-in,
+// memory beside a list is watched).
+void check_damaged(const std::string& layout, const std::string& value,
+                   const std::function<void(Block&)>& damage) {
+  const OnGpu gpu;
+  INFO(layout << " " << value);
+  const std::size_t numel = 5000, capacity = 1300;
+  const Codes codes(layout, value);
+  const auto code = cuda::make_device_code(layout, value, numel, 3);
+  code->set_capacity(capacity);
+  std::vector<Block> blocks;
+  const Entries<float> entries = scattered(1200, numel, 3);
+  for (int r = 0; r < 3; ++r)
+    blocks.push_back(padded(write_block(entries, numel, *codes.index, *codes.value), code->block_bytes()));
+  damage(blocks[1]);
+  const Read result = read(*code, blocks, gpu.stream());
+  CHECK(result.facts[0].damaged == 0);
+  CHECK(result.facts[1].damaged != 0);
+  CHECK(result.facts[2].damaged == 0);
+  CHECK(result.entries[0].indices == entries.indices);
+  CHECK(result.entries[2].indices == entries.indices);
+}
+
+void put(Block& block, std::size_t at, std::uint32_t word) {
+  std::memcpy(block.data() + at, &word, sizeof word);
+}
+
+TEST_CASE("damaged headers are found") {
+  for (const char* layout : kLayouts)
+    for (const std::size_t at : {0, 4, 5, 6, 7, 8, 11, 15})
+      check_damaged(layout, "fp32", [=](Block& block) { block[at] ^= std::byte{0x82}; });
+  for (const char* layout : kLayouts)
+    for (const std::uint32_t count : {1301u, 5001u, 0xFFFFFFFFu})
+      check_damaged(layout, "fp32", [=](Block& block) { put(block, 12, count); });
+  // Not finite, and yet entries.
+  check_damaged("raw", "fp32", [](Block& block) { block[5] = std::byte{0}; });
+}
+
+TEST_CASE("positions out of order or range are found") {
+  check_damaged("raw", "fp32", [](Block& block) { put(block, 16 + 4 * 500, 5000); });
+  check_damaged("raw", "fp32", [](Block& block) { put(block, 16 + 4 * 1199, 0xFFFFFFFF); });
+  check_damaged("raw", "fp32",
+                [](Block& block) { std::memcpy(&block[16 + 4 * 70], &block[16 + 4 * 71], 4); });
+  check_damaged("bitmap", "fp32", [](Block& block) { block[16 + 300] ^= std::byte{1}; });
+  check_damaged("rice", "fp32", [](Block& block) { block[16] ^= std::byte{1}; });   // b
+  check_damaged("rice", "fp32", [](Block& block) { put(block, 17, 0xFFFFFFFF); });  // an end
+  check_damaged("rice", "fp32", [](Block& block) { block[17] ^= std::byte{8}; });   // of the first part
+  check_damaged("rice", "fp32", [](Block& block) { put(block, 21, 3); });           // of the last part
+  check_damaged("rice", "fp32",
+                [](Block& block) { std::memset(&block[25 + 100], 0, 40); });  // a run too long
+  check_damaged("rice", "fp32", [](Block& block) { std::memset(&block[25 + 100], 0xFF, 40); });
+}
+
+TEST_CASE("values that no code writes are found") {
+  // The last value is at the block's written end.
+  const auto end_of = [](const char* layout, const char* value) {
+    const Codes codes(layout, value);
+    return write_block(scattered(1200, 5000, 3), 5000, *codes.index, *codes.value).size();
+  };
+  for (const char* layout : kLayouts) {
+    const std::size_t fp32 = end_of(layout, "fp32"), bf16 = end_of(layout, "bf16"),
+                      fp16 = end_of(layout, "fp16"), int8 = end_of(layout, "int8");
+    check_damaged(layout, "fp32", [=](Block& block) { put(block, fp32 - 4, 0x7F800000); });
+    check_damaged(layout, "fp32", [=](Block& block) { put(block, fp32 - 4 * 700, 0xFFC00000); });
+    check_damaged(layout, "bf16", [=](Block& block) {
+      block[bf16 - 2] = std::byte{0x80}, block[bf16 - 1] = std::byte{0x7F};
+    });
+    check_damaged(layout, "fp16", [=](Block& block) { block[fp16 - 1] = std::byte{0x7C}; });
+    check_damaged(layout, "fp16", [=](Block& block) { block[fp16 - 2401] = std::byte{114}; });  // an exponent
+    check_damaged(layout, "fp16", [=](Block& block) { std::memset(&block[fp16 - 2400], 0, 2400); });
+    check_damaged(layout, "int8",
+                  [=](Block& block) { put(block, int8 - 1200 - 20, 0xBF800000); });  // a scale
+    check_damaged(layout, "int8", [=](Block& block) { put(block, int8 - 1200 - 20, 0); });
+    check_damaged(layout, "int8", [=](Block& block) { std::memset(&block[int8 - 1200], 1, 256); });
+  }
+}
+
+TEST_CASE("codes without kernels are none") {
+  const OnGpu gpu;
+  CHECK(cuda::make_device_code("auto", "fp32", 100, 2) == nullptr);
+  CHECK(cuda::make_device_code("run16", "fp32", 100, 2) == nullptr);
+}
+
+}  // namespace
+}  // namespace topknot
