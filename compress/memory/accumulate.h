@@ -20,16 +20,16 @@ struct Accumulate {
 
   // Makes u[i] and returns it; once an element a step.
   TOPKNOT_HOST_DEVICE float operator()(std::size_t i) const {
-    float g = u[i];
-    if (times_lr) g *= static_cast<float>(times_lr->lr);
-    if (velocity) {
-      const float moved = nesterov ? momentum * (velocity[i] + g) : momentum * velocity[i] + g;
-      next_velocity[i] = moved;
-      g = nesterov ? moved + g : moved;
-    }
-    const float sum = residual ? g + residual[i] : g;
+    float moved = 0;
+    const float sum = made(i, moved);
+    if (velocity) next_velocity[i] = moved;
     u[i] = sum;
     return sum;
+  }
+  // What u[i] will be.
+  TOPKNOT_HOST_DEVICE float peek(std::size_t i) const {
+    float moved = 0;
+    return made(i, moved);
   }
 
   // For the range that begins at `begin`.
@@ -39,6 +39,17 @@ struct Accumulate {
     if (residual) part.residual += begin;
     if (velocity) part.velocity += begin, part.next_velocity += begin;
     return part;
+  }
+
+ private:
+  TOPKNOT_HOST_DEVICE float made(std::size_t i, float& moved) const {
+    float g = u[i];
+    if (times_lr) g *= static_cast<float>(times_lr->lr);
+    if (velocity) {
+      moved = nesterov ? momentum * (velocity[i] + g) : momentum * velocity[i] + g;
+      g = nesterov ? moved + g : moved;
+    }
+    return residual ? g + residual[i] : g;
   }
 };
 
