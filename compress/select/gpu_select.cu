@@ -129,7 +129,7 @@ __global__ void __launch_bounds__(kThreads)
     if (blockIdx.x == 0 && threadIdx.x == 0) {
       choice_at->kth = bound;
       choice_at->greater = radix.higher;
-      if (threshold) *threshold = gpu_magnitude(bound);
+      if (threshold && !choice.own_threshold) *threshold = gpu_magnitude(bound);
     }
   }
   std::uint32_t greater = 0, equal = 0;

@@ -77,6 +77,7 @@ struct Choice {
   std::uint32_t known = 0;  // 1: all with key > `bound`; 0: the k largest
   std::uint32_t k = 0;      // 1 to the source's count
   GpuKey bound = 0;
+  std::uint32_t own_threshold = 0;  // 1: Taken::threshold is the method's, and left alone
   // Found, where not skipped and not known:
   GpuKey kth = 0;             // the k-th largest key
   std::uint32_t greater = 0;  // how many keys exceed it
@@ -109,7 +110,8 @@ void take_largest(cudaStream_t stream, const Source& list, const Source& whole, 
                   Choice* choice, const Taken& taken);
 
 // The choice that compress.capacity makes of `count` selected entries, where k were asked for: all of them, above
-// `bound`, or the floor(capacity * k) largest. `over`: how many are kept back. A capacity of 0 means none.
+// `bound`, or the floor(capacity * k) largest; the threshold stays the method's. `over`: how many are kept back. A
+// capacity of 0 means none.
 TOPKNOT_HOST_DEVICE void choose_within(double capacity, std::uint32_t k, std::uint32_t count, GpuKey bound,
                                        Choice& choice, std::uint32_t& kept, std::uint32_t& over) {
   const double most = capacity * static_cast<double>(k);
@@ -120,6 +122,7 @@ TOPKNOT_HOST_DEVICE void choose_within(double capacity, std::uint32_t k, std::ui
   choice.known = !cut;
   choice.k = kept;
   choice.bound = bound;
+  choice.own_threshold = 1;
 }
 
 }  // namespace topknot::cuda

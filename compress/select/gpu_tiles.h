@@ -65,7 +65,7 @@ template <Fetch kFetch>
 __device__ void fetch_tile(const Accumulate& a, std::size_t base, std::size_t n, bool aligned,
                            float (&x)[kTileShare]) {
   if (aligned && base + kSelectTile <= n) {
-    constexpr int batch = kFetch == Fetch::both ? 2 : kQuads;
+    constexpr int batch = kFetch == Fetch::both || kFetch == Fetch::velocity ? 2 : kQuads;
 #pragma unroll
     for (int q = 0; q < kQuads; q += batch) fetch_quads<kFetch, batch>(a, base, q, x + 4 * q);
     return;

@@ -1,0 +1,31 @@
+#pragma once
+// The selections that have kernels: what make_device_selector() chooses from.
+
+#include <cstddef>
+#include <memory>
+
+#include "compress/select/device_selector.h"
+#include "compress/select/gpu_select.h"
+#include "compress/select/topk_kernels.h"
+
+namespace topknot::cuda {
+
+// For ranges of n elements; each as the CPU's selector of that name (compress/select/NAME.h).
+std::unique_ptr<DeviceSelector> make_device_topk(const CompressOptions& options, std::size_t n);
+std::unique_ptr<DeviceSelector> make_device_threshold(const CompressOptions& options, std::size_t n);
+std::unique_ptr<DeviceSelector> make_device_gaussiank(const CompressOptions& options, std::size_t n);
+
+inline FactsOut facts_of(const DeviceSelected& selected) {
+  DeviceSelected::Facts* facts = selected.facts;
+  return {&facts->count, &facts->finite, &facts->over, &facts->threshold};
+}
+inline Taken taken_of(const DeviceSelected& selected) {
+  return {selected.indices, selected.values, selected.capacity, &selected.facts->threshold};
+}
+// The capacity of methods that bound nothing themselves: compress.capacity times k, or everything.
+inline std::size_t capacity_within(const CompressOptions& options, std::size_t k, std::size_t n) {
+  const double most = options.capacity * static_cast<double>(k);
+  return options.capacity == 0 || most >= static_cast<double>(n) ? n : static_cast<std::size_t>(most);
+}
+
+}  // namespace topknot::cuda

@@ -1,0 +1,164 @@
+// gaussiank on a GPU selects what the CPU's selects, from the same moments to the last bit.
+#include "compress/select/gaussiank.h"
+
+#include <cmath>
+#include <limits>
+
+#include "compress/select/gaussiank_kernels.h"
+#include "compress/select/gpu_select_memory.h"
+#include "compress/select/passes.h"
+#include "nn/core/rng.h"
+#include "tests/compress/fixtures.h"
+#include "tests/cuda/select_pair.h"
+
+namespace topknot::test {
+namespace {
+
+TEST_CASE("gaussiank on a GPU is the CPU's over steps of error feedback, of any gradient and length") {
+  const OnGpu gpu;
+  for (const std::size_t n : {1u, 2u, 31u, 2047u, 2048u, 4095u, 4097u, 16400u}) {
+    SelectPair pair("gaussiank", {}, n);
+    pair.set_density(0.02);
+    CHECK(pair.capacity() == n);
+    for (std::uint32_t t = 0; t < 20; ++t) {
+      INFO(n << " elements, step " << t);
+      const int kind = t % 2 ? static_cast<int>(t / 2) % kGradients : 0;
+      pair.step(gradient_of(kind, n, t), 0.02, t % 7 != 3);
+    }
+  }
+}
+
+TEST_CASE(
+    "gaussiank on a GPU through a long vector and a warm-up of densities: the rule moves over its rungs") {
+  const OnGpu gpu;
+  const std::size_t n = 70000;
+  SelectPair pair("gaussiank", {}, n);
+  std::uint32_t t = 0;
+  std::vector<int> rungs;
+  for (const double density : {0.25, 0.01, 0.001}) {
+    pair.set_density(density);
+    for (int i = 0; i < 3; ++i, ++t) {
+      pair.step(gradient_of(0, n, t), density, i != 1);
+      rungs.push_back(dynamic_cast<GaussianKSelector<float>&>(pair.cpu()).carried_rung());
+    }
+  }
+  std::sort(rungs.begin(), rungs.end());
+  CHECK(std::unique(rungs.begin(), rungs.end()) - rungs.begin() > 1);
+  pair.step(gradient_of(7, n, t++), 0.001);
+  pair.step(gradient_of(1, n, t++), 0.001);
+}
+
+TEST_CASE("gaussiank on a GPU keeps within compress.capacity as the CPU does") {
+  const OnGpu gpu;
+  for (const double capacity : {1.0, 1.5, 4.0}) {
+    CompressOptions options;
+    options.capacity = capacity;
+    SelectPair pair("gaussiank", options, 9000);
+    pair.set_density(0.01);
+    CHECK(pair.capacity() == static_cast<std::size_t>(90 * capacity));
+    for (std::uint32_t t = 0; t < 16; ++t) {
+      INFO("capacity " << capacity << ", step " << t);
+      pair.step(gradient_of(t % 3 == 2 ? static_cast<int>(t) % 8 : 0, 9000, t), 0.01);
+    }
+  }
+}
+
+TEST_CASE("gaussiank sends all where the mean is far from zero") {
+  const OnGpu gpu;
+  const std::size_t n = 5000;
+  std::vector<float> x(n);
+  const CounterRng rng(19, RngUse::test);
+  for (std::size_t i = 0; i < n; ++i) x[i] = -5.0f + 0.1f * rng.normal(i);
+  SelectPair pair("gaussiank", {}, n);
+  pair.set_density(0.01);
+  CHECK(pair.step(x, 0.01).indices.size() == n);
+}
+
+TEST_CASE("steps of gaussiank that were captured once are replayed with other numbers") {
+  const OnGpu gpu;
+  SelectPair pair("gaussiank", {}, 9000, true);
+  pair.set_density(0.01);
+  for (std::uint32_t t = 0; t < 12; ++t)
+    pair.step(gradient_of(static_cast<int>(t % 3 == 2 ? t % kGradients : 0), 9000, t), 0.01, t % 5 != 2);
+}
+
+// The golden traces: float64, so that float counts may be off by two.
+struct Golden {
+  const char* fixture;
+  double density, threshold, count;
+  std::vector<std::pair<int, double>> evaluations;  // rung, count
+};
+
+TEST_CASE("gaussiank on a GPU gives the golden traces") {
+  const OnGpu gpu;
+  const Golden goldens[] = {
+      {"cubic", 0.01, 0.973520717, 89, {{0, 89}}},
+      {"cubic", 0.001, 0.932748346, 229, {{0, 0}, {1, 1465}, {4, 229}}},
+      {"p9", 0.01, 0.886298473, 133, {{0, 569}, {2, 133}}},
+  };
+  for (const Golden& golden : goldens) {
+    INFO(golden.fixture << " at " << golden.density);
+    const std::vector<float> x = fixture<float>(golden.fixture);
+    const DeviceVector<float> u(x), values(x.size());
+    const DeviceVector<std::uint32_t> indices(x.size());
+    const DeviceVector<cuda::DeviceSelected::Facts> facts(1);
+    DeviceVector<cuda::StepWords> words(1);
+    cuda::StepWords told;
+    told.density = golden.density;
+    words.set({told});
+    const auto selector = cuda::make_device_selector("gaussiank", {}, x.size(), 0);
+    selector->set_density(golden.density);
+    cuda::Accumulate a;
+    a.u = u.data();
+    selector->select(gpu.stream(), a, words.data(),
+                     {indices.data(), values.data(), static_cast<std::uint32_t>(x.size()), facts.data()});
+    const auto found = facts.host()[0];
+    CHECK(found.threshold == Approx(golden.threshold).epsilon(1e-6));
+    CHECK(std::abs(found.count - golden.count) <= 2);
+
+    // The same evaluations, from the state.
+    const DeviceVector<cuda::GaussianKState> state(1);
+    const DeviceVector<cuda::ChunkMoments> chunks(1);
+    cuda::gaussiank_reset(gpu.stream(), state.data());
+    cuda::gaussiank_begin(gpu.stream(), state.data(), words.data(), a, x.size());
+    cuda::gaussiank_moments(gpu.stream(), state.data(), words.data(), {}, a, x.size(), chunks.data());
+    const cuda::ListMemory memory(x.size(), 5000);
+    cuda::gaussiank_count(gpu.stream(), state.data(), u.data(), x.size(), memory.tiles(), memory.list());
+    const cuda::GaussianKState now = state.host()[0];
+    for (const auto& [rung, count] : golden.evaluations) CHECK(std::abs(now.counts[rung] - count) <= 2);
+    // Without a quantile from the host the kernel's own does, to a few bits.
+    CHECK(now.threshold[golden.evaluations.back().first] == Approx(golden.threshold).epsilon(1e-6));
+  }
+}
+
+TEST_CASE(
+    "moments on a GPU are the CPU's bits, for whole chunks, parts of one, and vectors off their alignment") {
+  const OnGpu gpu;
+  for (const std::size_t n : {2048u, 2063u, 16384u, 16385u, 40007u})
+    for (const std::size_t off : {0u, 1u}) {
+      INFO(n << " elements, " << off << " off");
+      std::vector<float> u = gradient_of(0, n, 3), addend = gradient_of(7, n, 4);
+      for (float& x : addend) x += 0.3f;
+      std::vector<float> padded(off, 1e30f);
+      padded.insert(padded.end(), u.begin(), u.end());
+      const DeviceVector<float> u_gpu(padded), r_gpu(addend);
+      const Moments expected = accumulate_with_moments(std::span<float>(u), std::span<const float>(addend));
+      cuda::Accumulate a;
+      a.u = u_gpu.data() + off, a.residual = r_gpu.data();
+      const DeviceVector<cuda::GaussianKState> state(1);
+      const DeviceVector<cuda::ChunkMoments> chunks((n + cuda::kMomentsChunk - 1) / cuda::kMomentsChunk);
+      DeviceVector<cuda::StepWords> words(1);
+      cuda::StepWords told;
+      told.density = 0.01;
+      words.set({told});
+      const double z = 2.5758293035;
+      cuda::gaussiank_reset(gpu.stream(), state.data());
+      cuda::gaussiank_begin(gpu.stream(), state.data(), words.data(), a, n);
+      cuda::gaussiank_moments(gpu.stream(), state.data(), words.data(), {0.01, z}, a, n, chunks.data());
+      CHECK(state.host()[0].threshold[0] == expected.mean + z * expected.deviation);
+      CHECK(same_bits(to_host(u_gpu.data() + off, n), u));
+    }
+}
+
+}  // namespace
+}  // namespace topknot::test

@@ -1,0 +1,150 @@
+// topk and the fixed threshold on a GPU select what the CPU's select.
+#include <cmath>
+#include <limits>
+
+#include "compress/select/gpu_select_memory.h"
+#include "compress/select/topk.h"
+#include "compress/select/topk_kernels.h"
+#include "nn/core/rng.h"
+#include "tests/compress/fixtures.h"
+#include "tests/cuda/select_pair.h"
+
+namespace topknot::test {
+namespace {
+
+TEST_CASE("topk on a GPU is the CPU's over steps of error feedback, of any gradient and length") {
+  const OnGpu gpu;
+  for (const std::size_t n : {1u, 2u, 31u, 255u, 4095u, 4096u, 4097u}) {
+    SelectPair pair("topk", {}, n);
+    pair.set_density(0.25);
+    for (std::uint32_t t = 0; t < 24; ++t) {
+      INFO(n << " elements, step " << t);
+      const int kind = t % 2 ? static_cast<int>(t / 2) % kGradients : 0;
+      pair.step(gradient_of(kind, n, t), t % 5 == 4 ? 0.03 : 0.25, t % 7 != 3);
+    }
+  }
+}
+
+TEST_CASE("topk on a GPU through a long vector, a warm-up of densities and a refused step") {
+  const OnGpu gpu;
+  const std::size_t n = 70000;
+  SelectPair pair("topk", {}, n);
+  std::uint32_t t = 0;
+  for (const double density : {1.0, 0.05, 0.01, 0.001}) {
+    pair.set_density(density);
+    CHECK(pair.capacity() == target_count(density, n));
+    for (int i = 0; i < (density == 1.0 ? 1 : 3); ++i, ++t) pair.step(gradient_of(0, n, t), density, i != 1);
+  }
+  pair.step(gradient_of(7, n, t++), 0.001);
+  pair.step(gradient_of(1, n, t++), 0.001);
+}
+
+TEST_CASE("topk on a GPU carries the CPU's bound and gets along with the list in steady state") {
+  const OnGpu gpu;
+  const std::size_t n = 20000, k = 200;
+  TopKSelector<float> cpu;
+  const DeviceVector<cuda::TopKState> state(1);
+  cuda::topk_reset(gpu.stream(), state.data());
+  const cuda::ListMemory memory(n, 8 * k + 4096);
+  const cuda::LargestScratch scratch;
+  const DeviceVector<float> u_gpu(n), r_gpu(n), values(k);
+  const DeviceVector<std::uint32_t> indices(k);
+  DeviceVector<cuda::StepWords> words(1);
+  DeviceVector<cuda::Verdict> verdict(1);
+  const DeviceVector<cuda::DeviceSelected::Facts> facts(1);
+  cuda::StepWords told;
+  told.density = 0.01;
+  words.set({told});
+  std::vector<float> residual(n);
+  int good_lists = 0;
+  for (std::uint32_t t = 0; t < 40; ++t) {
+    std::vector<float> u = gradient_of(t == 30 ? 7 : t == 31 ? 9 : 0, n, t);
+    const bool good = t % 6 != 5 && t != 31;
+    cuda::Accumulate a;
+    a.u = u_gpu.data(), a.residual = r_gpu.data();
+    to_device(u_gpu.data(), u);
+    to_device(r_gpu.data(), residual);
+    cuda::Verdict said;
+    said.bad = !good;
+    verdict.set({said});
+    cuda::topk_begin(gpu.stream(), state.data(), words.data(), n);
+    cuda::accumulate_and_list(gpu.stream(), a, n, &state.data()->above, memory.tiles(), memory.list());
+    cuda::topk_decide(
+        gpu.stream(), state.data(), memory.list(), n, k,
+        {&facts.data()->count, &facts.data()->finite, &facts.data()->over, &facts.data()->threshold});
+    cuda::take_largest(gpu.stream(), cuda::source_of(memory.list()), cuda::source_of(a.u, n),
+                       scratch.memory(), &state.data()->choice,
+                       {indices.data(), values.data(), k, &facts.data()->threshold});
+    cuda::topk_commit(gpu.stream(), state.data(), verdict.data());
+    Selected<float> expected;
+    SelectStep step;
+    step.k = k;
+    cpu.select(u, residual, step, expected);
+    if (good)
+      cpu.commit({});
+    else
+      cpu.discard();
+    const cuda::TopKState now = state.host()[0];
+    INFO("step " << t);
+    CHECK(now.carried.kth == cpu.carried().kth);
+    CHECK(now.carried.margin == cpu.carried().margin);
+    if (!expected.finite) continue;
+    CHECK((now.list == cuda::GpuBound::List::good) == !cpu.fell_back());
+    CHECK(now.choice.whole == cpu.fell_back());
+    good_lists += now.list == cuda::GpuBound::List::good;
+    if (!good) continue;
+    residual = u;
+    for (const std::uint32_t i : expected.indices) residual[i] = 0;
+  }
+  CHECK(good_lists > 25);
+}
+
+TEST_CASE("a density of 1 takes everything, zeros too") {
+  const OnGpu gpu;
+  for (const std::size_t n : {1u, 300u, 5000u}) {
+    SelectPair pair("topk", {}, n);
+    pair.set_density(1.0);
+    for (int kind = 0; kind < kGradients; ++kind) {
+      const std::size_t taken = pair.step(gradient_of(kind, n, 1), 1.0).indices.size();
+      if (kind < 8) CHECK(taken == n);
+    }
+  }
+}
+
+TEST_CASE("topk on a GPU gives the golden selection") {
+  const OnGpu gpu;
+  SelectPair pair("topk", {}, 10007);
+  pair.set_density(0.01);
+  const auto selected = pair.step(fixture<float>("cubic"), 0.01);
+  CHECK(index_sum(selected.indices) == 492308);  // golden: float64, ties by lower index
+}
+
+TEST_CASE("steps of topk that were captured once are replayed with other numbers") {
+  const OnGpu gpu;
+  SelectPair pair("topk", {}, 9000, true);
+  pair.set_density(0.1);
+  for (std::uint32_t t = 0; t < 12; ++t)
+    pair.step(gradient_of(static_cast<int>(t % 3 == 2 ? t % kGradients : 0), 9000, t),
+              t % 4 == 3 ? 0.01 : 0.1, t % 5 != 2);
+}
+
+TEST_CASE("a fixed threshold on a GPU is the CPU's, within its capacity and without one") {
+  const OnGpu gpu;
+  for (const double capacity : {0.0, 1.0, 2.5})
+    for (const std::size_t n : {1u, 300u, 4097u, 9000u}) {
+      CompressOptions options;
+      options.threshold = 0.7;
+      options.capacity = capacity;
+      SelectPair pair("threshold", options, n);
+      pair.set_density(0.02);
+      for (std::uint32_t t = 0; t < 12; ++t) {
+        INFO(n << " elements, capacity " << capacity << ", step " << t);
+        pair.step(gradient_of(static_cast<int>(t) % kGradients, n, t), 0.02, t % 5 != 3);
+      }
+      pair.set_density(1.0);
+      pair.step(gradient_of(0, n, 99), 1.0);
+    }
+}
+
+}  // namespace
+}  // namespace topknot::test
