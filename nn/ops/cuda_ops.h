@@ -35,6 +35,8 @@ Variable global_average_pool(const Variable& x);
 // `labels`: N of them, int32, in GPU memory that outlives the backward pass.
 Variable softmax_cross_entropy(const Variable& logits, const std::int32_t* labels);
 Variable mean_squared_error(const Variable& y, const Tensor& target);  // target: f32, plain, on the GPU
+// sums[0] += the rows of logits [N, classes] whose first maximum is their label; labels and sums in GPU memory.
+void count_correct(const Tensor& logits, const std::int32_t* labels, double* sums);
 
 Variable relu(const Variable& x);
 Variable add(const Variable& a, const Variable& b);

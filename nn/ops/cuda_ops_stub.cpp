@@ -33,6 +33,9 @@ Variable softmax_cross_entropy(const Variable&, const std::int32_t*) {
 Variable mean_squared_error(const Variable&, const Tensor&) {
   absent();
 }
+void count_correct(const Tensor&, const std::int32_t*, double*) {
+  absent();
+}
 Variable relu(const Variable&) {
   absent();
 }

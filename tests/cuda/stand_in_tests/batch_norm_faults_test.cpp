@@ -1,0 +1,171 @@
+// Batch norm, pooling and losses where the order of blocks, cuDNN's failures and captures are the test's to choose.
+#include <cudnn.h>
+
+#include "nn/ops/cuda_ops.h"
+#include "nn/ops/pool.h"
+#include "tests/cuda/batch_norm_probe.h"
+#include "tests/cuda/stand_in/machine.h"
+#include "tests/support/error_text.h"
+
+namespace topknot {
+namespace {
+
+using namespace test;
+using cuda::BatchNormKind;
+
+struct Machine {
+  ~Machine() { stand_in::reset(); }
+};
+
+// Runs `work` with blocks and threads in ascending and in descending order.
+template <class Work>
+auto both_orders(const Work& work) {
+  const Machine machine;
+  const auto ascending = work();
+  stand_in::machine().reverse = true;
+  return std::pair(ascending, work());
+}
+
+TEST_CASE("batch norm's bits do not depend on the order of blocks and threads") {
+  for (const cuda::Precision precision : {cuda::Precision::fp32, cuda::Precision::bf16}) {
+    OnGpu gpu(precision);
+    for (const std::int64_t channels : {5, 24}) {
+      const BatchNormProbe p({17, channels, 7, 5, true, true}, gpu.context().activation_type());
+      const auto [one, other] = both_orders([&] { return by_op(p); });
+      CHECK((one == other));
+    }
+  }
+}
+
+TEST_CASE("pooling and losses have the same bits in any order of blocks and threads") {
+  const OnGpu gpu;
+  const auto results = [&] {
+    const CaughtInput x(gpu_tensor(random_values(2 * 40 * 9, 1), {2, 40, 3, 3}, Layout::nhwc, DType::f32));
+    const DeviceVector<std::int32_t> labels(std::vector<std::int32_t>{3, 39});
+    const DeviceVector<double> hits(std::vector<double>{0});
+    const Variable pooled = global_average_pool(x.variable());
+    const Variable loss = cuda::softmax_cross_entropy(pooled, labels.data());
+    const Variable other =
+        cuda::mean_squared_error(pooled, Tensor::zeros({2, 40}, Layout::plain, gpu.device()));
+    cuda::count_correct(pooled.value(), labels.data(), hits.data());
+    std::vector<float> all{loss.value().to_vector()[0], other.value().to_vector()[0],
+                           static_cast<float>(hits.host()[0])};
+    backward(cuda::add(loss, other));
+    const auto dx = x.gradient();
+    all.insert(all.end(), dx.begin(), dx.end());
+    return all;
+  };
+  const auto [one, other] = both_orders(results);
+  CHECK(same_bits(one, other));
+}
+
+TEST_CASE("every method of batch norm is there where its conditions hold, and refuses where not") {
+  const OnGpu gpu;
+  const auto refused = [](BatchNormKind kind, const BatchNormSetup& s, DType type) {
+    try {
+      by_method(kind, BatchNormProbe(s, type));
+      return false;
+    } catch (const cuda::BatchNormRefused&) {
+      return true;
+    }
+  };
+  for (const BatchNormKind kind : {BatchNormKind::spatial, BatchNormKind::persistent})
+    for (const DType type : {DType::f32, DType::bf16}) CHECK(!refused(kind, {2, 8, 3, 3, true, true}, type));
+  for (const bool residual : {false, true})
+    CHECK(!refused(BatchNormKind::fused, {2, 8, 3, 3, residual, true}, DType::bf16));
+  CHECK(refused(BatchNormKind::fused, {2, 8, 3, 3, true, true}, DType::f32));
+  CHECK(refused(BatchNormKind::fused, {2, 6, 3, 3, true, true}, DType::bf16));
+  CHECK(refused(BatchNormKind::fused, {2, 8, 3, 3, true, false}, DType::bf16));
+  CHECK(refused(BatchNormKind::spatial, {2, 8, 3, 3, true, true, false}, DType::f32));  // evaluation
+}
+
+TEST_CASE("where cuDNN refuses a shape, the choice falls on the kernels") {
+  const Machine machine;
+  const BatchNormProbe p({3, 8, 4, 3, true, true}, DType::f32);
+  BatchNormResult kernels;
+  {
+    const OnGpu gpu;
+    kernels = by_op(p);
+  }
+  for (const int code :
+       {CUDNN_STATUS_NOT_SUPPORTED, CUDNN_STATUS_BAD_PARAM, CUDNN_STATUS_NOT_SUPPORTED_SHAPE})
+    for (const char* call :
+         {"cudnnBatchNormalizationForwardTrainingEx", "cudnnBatchNormalizationBackwardEx"}) {
+      stand_in::fail(call, code);
+      const OnGpu gpu(cuda::Precision::fp32, false);
+      CHECK((by_op(p) == kernels));
+      stand_in::reset();
+    }
+}
+
+TEST_CASE("a failure of cuDNN in batch norm or pooling ends in one message with the call and the rank") {
+  const Machine machine;
+  const BatchNormProbe p({3, 8, 4, 3, true, true}, DType::f32);
+  for (const char* call : {"cudnnBatchNormalizationForwardTrainingEx", "cudnnBatchNormalizationBackwardEx",
+                           "cudnnDeriveBNTensorDescriptor"}) {
+    const OnGpu gpu(cuda::Precision::fp32, false);
+    stand_in::fail(call, CUDNN_STATUS_EXECUTION_FAILED);
+    CHECK(says(error_text([&] { by_op(p); }), {call, "rank 0"}));
+    stand_in::reset();
+  }
+  const OnGpu gpu;
+  const auto pooled = [&] {
+    const CaughtInput x(gpu_tensor(random_values(32, 1), {1, 2, 4, 4}, Layout::nhwc, DType::f32));
+    backward_from({{pool(x.variable(), make_pool_kernels({PoolKind::max, 2, 2, 0})), std::vector<float>(8)}});
+  };
+  for (const char* call : {"cudnnSetPooling2dDescriptor", "cudnnPoolingForward", "cudnnPoolingBackward"}) {
+    stand_in::fail(call, CUDNN_STATUS_EXECUTION_FAILED);
+    CHECK(says(error_text(pooled), {call, "rank 0"}));
+    stand_in::reset();
+  }
+}
+
+TEST_CASE("a method is never chosen while a graph is captured; one chosen before is used") {
+  const OnGpu gpu(cuda::Precision::fp32, false);
+  const BatchNormProbe p({3, 8, 4, 3, false, true}, DType::f32);
+  RunningStatistics running(p);
+  const Variable x(p.activation(p.x));
+  const GpuLeaf gamma({8}, p.gamma), beta({8}, p.beta);
+  Tensor y;
+  const auto forward = [&] {
+    y = batch_norm(x, gamma.variable(), beta.variable(), {}, running.state, {true, true}).value();
+  };
+  TOPKNOT_CUDA(cudaStreamBeginCapture(gpu.stream(), cudaStreamCaptureModeThreadLocal));
+  CHECK(says(error_text(forward), {"batch_norm", "[3, 8, 4, 3]", "captured"}));
+  cudaGraph_t graph = nullptr;
+  TOPKNOT_CUDA(cudaStreamEndCapture(gpu.stream(), &graph));
+  TOPKNOT_CUDA(cudaGraphDestroy(graph));
+  forward();
+  CapturedGraph captured(gpu.stream(), forward);
+  captured.launch(gpu.stream());
+  const auto f = p.formula(true);
+  testing::check_close("y", values_of(y), f.y, f.y_scale, 2e-6);
+}
+
+TEST_CASE("timing leaves running statistics and gradients alone") {
+  const OnGpu gpu(cuda::Precision::bf16, false);
+  const BatchNormProbe p({3, 8, 4, 3, true, true}, DType::bf16);
+  check_formula(p, by_op(p), 2);  // of one step, though each method was tried several times
+}
+
+TEST_CASE("parameters that cuDNN might not read are left to the kernels") {
+  const OnGpu gpu(cuda::Precision::fp32, false);
+  const BatchNormProbe p({3, 8, 4, 3, false, true}, DType::f32);
+  BatchNormResult kernels;
+  {
+    const OnGpu deterministic;
+    kernels = by_op(p);
+  }
+  std::vector<float> shifted{0};
+  shifted.insert(shifted.end(), p.gamma.begin(), p.gamma.end());
+  const DeviceVector<float> memory(shifted);
+  RunningStatistics running(p);
+  const GpuLeaf beta({8}, p.beta);
+  const Variable gamma(Tensor::view(memory.data() + 1, {8}, gpu.device()));
+  const Variable y =
+      batch_norm(Variable(p.activation(p.x)), gamma, beta.variable(), {}, running.state, {true, true});
+  CHECK(same_bits(values_of(y.value()), kernels.y));
+}
+
+}  // namespace
+}  // namespace topknot
