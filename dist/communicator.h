@@ -68,6 +68,9 @@ class Communicator {
   // Tells the peers that this rank gives up, so that their calls end with `reason` at once. Never throws.
   // May be called from any thread. Afterwards every call of this rank throws.
   virtual void abort(const std::string& reason) noexcept = 0;
+
+  // Why this group has ended, as far as this rank has heard without a call; "" while it goes on. From any thread.
+  virtual std::string first_error() { return ""; }
 };
 
 // Collective. Throws the same UserError on every rank when the ranks' `value` of `what` differ (a

@@ -178,6 +178,8 @@ class GlooCommunicator : public Communicator {
     }
   }
 
+  std::string first_error() override { return splits_->first_reason({}); }
+
  private:
   std::string me() const { return (name_.empty() ? "rank " + std::to_string(rank()) : name_) + ": "; }
 

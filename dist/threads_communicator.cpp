@@ -74,6 +74,11 @@ class Group {
     stop(reason);
   }
 
+  std::string reason() {
+    const std::lock_guard lock(mutex_);
+    return reason_;
+  }
+
   void leave(int rank) {
     const std::lock_guard lock(mutex_);
     gone_[rank] = true;
@@ -249,6 +254,8 @@ class ThreadCommunicator : public Communicator {
       // Out of memory; the others end at their deadline.
     }
   }
+
+  std::string first_error() override { return group_->reason(); }
 
  private:
   template <class Body>

@@ -41,6 +41,9 @@ std::size_t kernels_run();  // since reset()
 // Puts work on a stream: at its turn, or into the graph that is being captured. For the stand-ins of cuBLAS,
 // cuDNN and NCCL.
 void enqueue(cudaStream_t stream, std::function<void()> work);
+// Work that may have to wait for another stream: false where it must, and then it has done nothing. The streams
+// behind it stand still meanwhile, and the machine's lock is free.
+void enqueue_when(cudaStream_t stream, std::function<bool()> attempt);
 // Carries out what is on a stream.
 void drain(cudaStream_t stream);
 

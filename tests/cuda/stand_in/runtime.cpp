@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <set>
+#include <thread>
 #include <vector>
 
 #include "tests/cuda/stand_in/machine.h"
@@ -15,7 +16,7 @@
 namespace topknot::stand_in {
 namespace {
 
-using Work = std::function<void()>;
+using Work = std::function<bool()>;  // false: it has to wait for another stream
 using Clock = std::chrono::steady_clock;
 
 struct Graph {
@@ -27,6 +28,7 @@ struct Graph {
 struct Stream {
   std::deque<Work> waiting;
   std::uint64_t enqueued = 0, done = 0;
+  bool running = false;
   std::shared_ptr<Graph> capture;
   int device = 0;
   unsigned flags = 0;
@@ -77,20 +79,41 @@ std::shared_ptr<Stream> find(cudaStream_t stream) {
   return at == state().streams.end() ? nullptr : at->second;
 }
 
-void run_until(const std::shared_ptr<Stream>& stream, std::uint64_t target) {
-  while (stream->done < target && !stream->waiting.empty()) {
-    const Work work = std::move(stream->waiting.front());
+// False where something waits for another stream that is not as far.
+bool run_until(const std::shared_ptr<Stream>& stream, std::uint64_t target) {
+  while (stream->done < target && !stream->waiting.empty() && !stream->running) {
+    stream->running = true;
+    const bool done = stream->waiting.front()();
+    stream->running = false;
+    if (!done) break;
     stream->waiting.pop_front();
-    work();
     ++stream->done;
+  }
+  return stream->done >= target;
+}
+
+// The streams of this thread's device; another one may be another rank's, which is not to be waited for.
+bool run_all() {
+  bool all = true;
+  for (const auto& [key, stream] : std::map(state().streams))
+    if (stream->device == current_device) all = run_until(stream, stream->enqueued) && all;
+  return all;
+}
+
+// Until `attempt` holds or the device is lost, with the lock free in between. Not under the lock.
+template <class Attempt>
+cudaError_t wait_until(const Attempt& attempt) {
+  for (;;) {
+    {
+      const std::lock_guard lock(state().mutex);
+      if (state().lost) return result(cudaErrorUnknown);
+      if (attempt()) return cudaSuccess;
+    }
+    std::this_thread::sleep_for(std::chrono::microseconds(200));
   }
 }
 
-void run_all() {
-  for (const auto& [key, stream] : std::map(state().streams)) run_until(stream, stream->enqueued);
-}
-
-cudaError_t put(cudaStream_t handle, Work work) {
+cudaError_t put_when(cudaStream_t handle, Work work) {
   const std::lock_guard lock(state().mutex);
   const auto stream = find(handle);
   if (!stream) return result(cudaErrorInvalidResourceHandle);  // the default stream included
@@ -102,6 +125,13 @@ cudaError_t put(cudaStream_t handle, Work work) {
   stream->waiting.push_back(std::move(work));
   ++stream->enqueued;
   return cudaSuccess;
+}
+
+cudaError_t put(cudaStream_t handle, std::function<void()> work) {
+  return put_when(handle, [work = std::move(work)] {
+    work();
+    return true;
+  });
 }
 
 void check_guards(char* data, std::size_t bytes) {
@@ -160,9 +190,15 @@ void enqueue(cudaStream_t stream, std::function<void()> work) {
   put(stream, std::move(work));
 }
 
+void enqueue_when(cudaStream_t stream, std::function<bool()> attempt) {
+  put_when(stream, std::move(attempt));
+}
+
 void drain(cudaStream_t stream) {
-  const std::lock_guard lock(state().mutex);
-  if (const auto found = find(stream)) run_until(found, found->enqueued);
+  wait_until([&] {
+    const auto found = find(stream);
+    return !found || run_until(found, found->enqueued);
+  });
 }
 
 void enqueue_kernel(cudaStream_t stream, dim3 grid, dim3 block, const void*, std::function<void()> body) {
@@ -244,10 +280,11 @@ cudaError_t cudaRuntimeGetVersion(int* version) {
   return *version = CUDART_VERSION, cudaSuccess;
 }
 cudaError_t cudaDeviceSynchronize() {
-  TOPKNOT_STAND_IN(cudaDeviceSynchronize);
-  if (captures > 0) return result(cudaErrorStreamCaptureUnsupported);
-  run_all();
-  return cudaSuccess;
+  {
+    TOPKNOT_STAND_IN(cudaDeviceSynchronize);
+    if (captures > 0) return result(cudaErrorStreamCaptureUnsupported);
+  }
+  return wait_until(run_all);
 }
 cudaError_t cudaGetLastError() {
   const cudaError_t error = last_error;
@@ -320,9 +357,12 @@ cudaError_t cudaMalloc(void** data, std::size_t bytes) {
 }
 cudaError_t cudaFree(void* data) {
   if (!data) return cudaSuccess;
-  TOPKNOT_STAND_IN(cudaFree);
-  if (captures > 0) return result(cudaErrorStreamCaptureUnsupported);
-  run_all();
+  {
+    TOPKNOT_STAND_IN(cudaFree);
+    if (captures > 0) return result(cudaErrorStreamCaptureUnsupported);
+  }
+  if (const cudaError_t error = wait_until(run_all); error != cudaSuccess) return error;
+  const std::lock_guard lock(state().mutex);
   const auto at = state().memory.find(static_cast<char*>(data));
   if (at == state().memory.end()) return result(cudaErrorInvalidValue);
   check_guards(at->first, at->second);
@@ -337,8 +377,7 @@ cudaError_t cudaHostAlloc(void** data, std::size_t bytes, unsigned) {
   return *data ? cudaSuccess : result(cudaErrorMemoryAllocation);
 }
 cudaError_t cudaFreeHost(void* data) {
-  const std::lock_guard lock(state().mutex);
-  run_all();
+  wait_until(run_all);
   std::free(data);
   return cudaSuccess;
 }
@@ -347,20 +386,20 @@ cudaError_t cudaHostRegister(void*, std::size_t, unsigned) {
   return cudaSuccess;
 }
 cudaError_t cudaHostUnregister(void*) {
-  const std::lock_guard lock(state().mutex);
-  run_all();
-  return cudaSuccess;
+  return wait_until(run_all);
 }
 cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind, cudaStream_t s) {
   TOPKNOT_STAND_IN(cudaMemcpyAsync);
   return put(s, [=] { std::memcpy(to, from, bytes); });
 }
 cudaError_t cudaMemcpy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind) {
-  TOPKNOT_STAND_IN(cudaMemcpy);
-  if (captures > 0) return result(cudaErrorStreamCaptureUnsupported);
-  run_all();
-  std::memcpy(to, from, bytes);
-  return cudaSuccess;
+  {
+    TOPKNOT_STAND_IN(cudaMemcpy);
+    if (captures > 0) return result(cudaErrorStreamCaptureUnsupported);
+  }
+  const cudaError_t error = wait_until(run_all);
+  if (error == cudaSuccess) std::memcpy(to, from, bytes);
+  return error;
 }
 cudaError_t cudaMemsetAsync(void* to, int value, std::size_t bytes, cudaStream_t s) {
   TOPKNOT_STAND_IN(cudaMemsetAsync);
@@ -391,15 +430,21 @@ cudaError_t cudaStreamDestroy(cudaStream_t handle) {
   return cudaSuccess;
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
-  TOPKNOT_STAND_IN(cudaStreamSynchronize);
+  std::shared_ptr<Stream> stream;
+  {
+    TOPKNOT_STAND_IN(cudaStreamSynchronize);
+    stream = find(handle);
+    if (!stream) return result(cudaErrorInvalidResourceHandle);
+    if (stream->capture) return result(cudaErrorStreamCaptureUnsupported);
+  }
+  return wait_until([&, target = stream->enqueued] { return run_until(stream, target); });
+}
+cudaError_t cudaStreamQuery(cudaStream_t handle) {
+  TOPKNOT_STAND_IN(cudaStreamQuery);
   const auto stream = find(handle);
   if (!stream) return result(cudaErrorInvalidResourceHandle);
   if (stream->capture) return result(cudaErrorStreamCaptureUnsupported);
-  run_until(stream, stream->enqueued);
-  return cudaSuccess;
-}
-cudaError_t cudaStreamQuery(cudaStream_t handle) {
-  return cudaStreamSynchronize(handle);
+  return run_until(stream, stream->enqueued) ? cudaSuccess : result(cudaErrorNotReady);
 }
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
@@ -443,26 +488,38 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t handle, unsigned) {
     return cudaSuccess;
   }
   if (stream->capture) return result(cudaErrorStreamCaptureIsolation);
-  return put(s, [other = event->stream, target = event->target] { run_until(other, target); });
+  return put_when(s, [other = event->stream, target = event->target] { return run_until(other, target); });
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t handle) {
-  TOPKNOT_STAND_IN(cudaEventSynchronize);
+  const auto* event = reinterpret_cast<const Event*>(handle);
+  {
+    TOPKNOT_STAND_IN(cudaEventSynchronize);
+    if (event->capture) return result(cudaErrorCapturedEvent);
+    if (!event->stream) return cudaSuccess;
+  }
+  return wait_until([&] { return run_until(event->stream, event->target); });
+}
+cudaError_t cudaEventQuery(cudaEvent_t handle) {
+  TOPKNOT_STAND_IN(cudaEventQuery);
   const auto* event = reinterpret_cast<const Event*>(handle);
   if (event->capture) return result(cudaErrorCapturedEvent);
-  if (event->stream) run_until(event->stream, event->target);
-  return cudaSuccess;
-}
-cudaError_t cudaEventQuery(cudaEvent_t event) {
-  return cudaEventSynchronize(event);
+  if (!event->stream || run_until(event->stream, event->target)) return cudaSuccess;
+  return result(cudaErrorNotReady);
 }
 cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t from, cudaEvent_t to) {
+  for (cudaEvent_t event : {from, to})
+    if (const cudaError_t error = cudaEventSynchronize(event); error != cudaSuccess) return error;
   TOPKNOT_STAND_IN(cudaEventElapsedTime);
-  for (cudaEvent_t event : {from, to}) cudaEventSynchronize(event);
   const auto &a = *reinterpret_cast<Event*>(from)->time, &b = *reinterpret_cast<Event*>(to)->time;
   *ms = std::chrono::duration<float, std::milli>(b - a).count();
   return cudaSuccess;
 }
 
+cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
+  static thread_local cudaStreamCaptureMode current = cudaStreamCaptureModeGlobal;
+  std::swap(*mode, current);
+  return cudaSuccess;
+}
 cudaError_t cudaStreamBeginCapture(cudaStream_t s, cudaStreamCaptureMode) {
   TOPKNOT_STAND_IN(cudaStreamBeginCapture);
   const auto stream = find(s);
@@ -500,9 +557,11 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph,
 }
 cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t s) {
   TOPKNOT_STAND_IN(cudaGraphLaunch);
-  return put(s, [graph = *reinterpret_cast<std::shared_ptr<Graph>*>(executable)] {
-    for (const Work& work : graph->work) work();
-  });
+  return put_when(
+      s, [graph = *reinterpret_cast<std::shared_ptr<Graph>*>(executable), at = std::size_t{0}]() mutable {
+        while (at < graph->work.size() && graph->work[at]()) ++at;
+        return at == graph->work.size();
+      });
 }
 cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
   return delete reinterpret_cast<std::shared_ptr<Graph>*>(graph), cudaSuccess;

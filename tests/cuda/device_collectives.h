@@ -1,0 +1,154 @@
+#pragma once
+// What every device communicator must do, for the tests of both.
+
+#include <cstring>
+
+#include "dist/ordered_sum.h"
+#include "nn/core/rng.h"
+#include "tests/cuda/device_ranks.h"
+
+namespace topknot {
+
+// Sums of several magnitudes, so that another order of additions gives other bits.
+inline float rough(int rank, int round, std::size_t i) {
+  const CounterRng rng(7, RngUse::compress, static_cast<std::uint64_t>(rank),
+                       static_cast<std::uint64_t>(round));
+  const float x = rng.normal(i);
+  return i % 3 == 0 ? 1000.0f * x : x;
+}
+
+template <class T>
+T element(float x) {
+  if constexpr (std::is_same_v<T, float>)
+    return x;
+  else
+    return to_bfloat16(x);
+}
+
+template <class T>
+std::vector<T> rough_values(int rank, int round, std::size_t n) {
+  std::vector<T> values(n);
+  for (std::size_t i = 0; i < n; ++i) values[i] = element<T>(rough(rank, round, i));
+  return values;
+}
+
+template <class T>
+std::vector<T> ordered_sum_of_ranks(int ranks, int round, std::size_t n) {
+  std::vector<std::vector<T>> all;
+  std::vector<const T*> sources;
+  for (int r = 0; r < ranks; ++r) all.push_back(rough_values<T>(r, round, n));
+  for (const auto& values : all) sources.push_back(values.data());
+  std::vector<T> sum(n);
+  ordered_sum(std::span<const T* const>(sources), sum.data(), n);
+  return sum;
+}
+
+template <class T>
+bool same_bytes(const std::vector<T>& a, const std::vector<T>& b) {
+  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);
+}
+
+template <class T>
+void all_reduce(DeviceRank& rank, T* data, std::size_t n, SumOrder order) {
+  if constexpr (std::is_same_v<T, float>)
+    rank.device.all_reduce(data, n, order, rank.stream());
+  else
+    rank.device.all_reduce_bfloat16(data, n, order, rank.stream());
+}
+
+// Sums in rank order of `n` elements that lie `offset` elements into a block: the first length that is wrong on some
+// rank, or -1.
+template <class T>
+std::ptrdiff_t wrong_sum(MakeDevice make, int ranks, std::span<const std::size_t> lengths,
+                         std::size_t offset = 0) {
+  std::vector<std::vector<T>> expected;
+  for (const std::size_t n : lengths) expected.push_back(ordered_sum_of_ranks<T>(ranks, 0, n));
+  std::vector<std::ptrdiff_t> wrong(static_cast<std::size_t>(ranks), -1);
+  run_device_ranks(make, ranks, [&](DeviceRank& rank) {
+    for (std::size_t l = 0; l < lengths.size(); ++l) {
+      const std::size_t n = lengths[l];
+      const std::vector<T> mine = rough_values<T>(rank.rank(), 0, n);
+      const cuda::DeviceArray<T> memory(n + offset + 1);
+      rank.context.synchronize();
+      std::vector<T> sum(n);
+      to_gpu<T>(mine, memory.data() + offset, rank.stream());
+      all_reduce(rank, memory.data() + offset, n, SumOrder::ranks);
+      from_gpu<T>(memory.data() + offset, sum, rank.stream());
+      rank.device.wait(rank.stream());
+      if (!same_bytes(sum, expected[l]))
+        wrong[static_cast<std::size_t>(rank.rank())] = static_cast<std::ptrdiff_t>(n);
+    }
+  });
+  for (const auto n : wrong)
+    if (n >= 0) return n;
+  return -1;
+}
+
+// Fifty sums and gathers back to back, all in the same memory, which is filled anew right after each call and waited
+// for only at the end: the first round that is wrong on some rank, or -1.
+template <class T>
+int wrong_round(MakeDevice make, int ranks, std::size_t n) {
+  constexpr int rounds = 50;
+  std::vector<int> wrong(static_cast<std::size_t>(ranks), -1);
+  std::vector<std::vector<T>> expected;
+  for (int round = 0; round < rounds; ++round) expected.push_back(ordered_sum_of_ranks<T>(ranks, round, n));
+  run_device_ranks(make, ranks, [&](DeviceRank& rank) {
+    const auto blocks = static_cast<std::size_t>(ranks);
+    std::vector<std::vector<T>> mine, sums(rounds, std::vector<T>(n)),
+        gathered(rounds, std::vector<T>(n * blocks));
+    for (int round = 0; round < rounds; ++round) mine.push_back(rough_values<T>(rank.rank(), round, n));
+    const cuda::DeviceArray<T> memory(n), all(n * blocks);
+    rank.context.synchronize();
+    const auto stream = rank.stream();
+    for (std::size_t round = 0; round < rounds; ++round) {
+      to_gpu<T>(mine[round], memory.data(), stream);
+      rank.device.all_gather(reinterpret_cast<const std::byte*>(memory.data()),
+                             reinterpret_cast<std::byte*>(all.data()), n * sizeof(T), stream);
+      all_reduce(rank, memory.data(), n, SumOrder::ranks);
+      from_gpu<T>(memory.data(), sums[round], stream);
+      from_gpu<T>(all.data(), gathered[round], stream);
+    }
+    rank.device.wait(stream);
+    for (int round = rounds - 1; round >= 0; --round) {
+      std::vector<T> blocks_of_all;
+      for (int r = 0; r < ranks; ++r)
+        for (const T value : rough_values<T>(r, round, n)) blocks_of_all.push_back(value);
+      const auto at = static_cast<std::size_t>(round);
+      if (!same_bytes(sums[at], expected[at]) || !same_bytes(gathered[at], blocks_of_all))
+        wrong[static_cast<std::size_t>(rank.rank())] = round;
+    }
+  });
+  for (const int round : wrong)
+    if (round >= 0) return round;
+  return -1;
+}
+
+// Blocks of `bytes` from everybody, then rank `ranks - 1`'s to all: true where every rank has what it should.
+inline bool gathers_and_broadcasts(MakeDevice make, int ranks, std::size_t bytes) {
+  const auto byte = [](int rank, std::size_t i) {
+    return static_cast<std::byte>((rank * 37 + 11 * i) % 251);
+  };
+  std::vector<char> right(static_cast<std::size_t>(ranks), 1);
+  run_device_ranks(make, ranks, [&](DeviceRank& rank) {
+    const auto blocks = static_cast<std::size_t>(ranks);
+    std::vector<std::byte> mine(bytes), all(bytes * blocks), root(bytes);
+    for (std::size_t i = 0; i < bytes; ++i) mine[i] = byte(rank.rank(), i);
+    const cuda::DeviceArray<std::byte> block(bytes + 1), gathered(bytes * blocks + 1);
+    rank.context.synchronize();
+    to_gpu<std::byte>(mine, block.data(), rank.stream());
+    rank.device.all_gather(block.data(), gathered.data(), bytes, rank.stream());
+    from_gpu<std::byte>(gathered.data(), all, rank.stream());
+    rank.device.broadcast(block.data(), bytes, ranks - 1, rank.stream());
+    from_gpu<std::byte>(block.data(), root, rank.stream());
+    rank.device.wait(rank.stream());
+    char& good = right[static_cast<std::size_t>(rank.rank())];
+    for (std::size_t i = 0; i < bytes; ++i) {
+      for (std::size_t r = 0; r < blocks; ++r)
+        if (all[r * bytes + i] != byte(static_cast<int>(r), i)) good = 0;
+      if (root[i] != byte(ranks - 1, i)) good = 0;
+    }
+  });
+  return std::find(right.begin(), right.end(), 0) == right.end();
+}
+
+}  // namespace topknot
