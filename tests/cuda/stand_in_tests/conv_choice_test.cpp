@@ -1,0 +1,206 @@
+// Which of cuDNN's algorithms a convolution takes, and what happens where cuDNN fails.
+#include "nn/ops/conv_algorithms.h"
+#include "nn/ops/cuda_ops.h"
+#include "tests/cuda/fixture.h"
+#include "tests/cuda/gpu_leaf.h"
+#include "tests/cuda/stand_in/cudnn_convolution.h"
+#include "tests/cuda/stand_in/machine.h"
+#include "tests/support/error_text.h"
+#include "tests/support/variables.h"
+
+namespace topknot {
+namespace {
+
+using cuda::Precision;
+using reference::Conv;
+using testing::random_values;
+
+struct Machine {
+  Machine() { clear(); }
+  ~Machine() { clear(); }
+  static void clear() {
+    stand_in::reset();
+    stand_in::convolutions() = {};
+    cuda::forget_conv_algorithms();
+  }
+};
+
+const Conv kConv{2, 3, 6, 6, 4, 3, 1, 1};
+
+// y, dx, dw and db of one convolution, whose input is used twice.
+std::vector<std::vector<float>> step(DType type = DType::f32, const Conv& g = kConv) {
+  const ConvGeometry geometry{g.in, g.out, g.kernel, g.stride, g.padding};
+  const test::CaughtInput x(
+      test::gpu_tensor(random_values(g.x_size(), 1), {g.n, g.in, g.height, g.width}, Layout::nhwc, type));
+  const test::GpuLeaf w(geometry.weight_shape(), random_values(g.w_size(), 2)),
+      b({g.out}, random_values(g.out, 3));
+  const Variable y = cuda::conv2d(x.variable(), w.variable(), b.variable(), geometry),
+                 z = cuda::conv2d(x.variable(), w.variable(), b.variable(), geometry);
+  test::backward_from({{y, random_values(g.y_size(), 4)}, {z, random_values(g.y_size(), 5)}});
+  return {test::values_of(y.value()), x.gradient(), w.gradient(), b.gradient()};
+}
+
+}  // namespace
+
+TEST_CASE("a convolution's algorithms are timed once for each shape and product") {
+  const Machine machine;
+  auto& cudnn = stand_in::convolutions();
+  OnGpu gpu(Precision::fp32, false);
+  const auto first = step();
+  CHECK(cudnn.timed == 3);
+  CHECK(cudnn.used == std::vector<int>(6, 1));  // the quickest
+  CHECK(step() == first);
+  CHECK(cudnn.timed == 3);
+  {
+    OnGpu another_rank(Precision::fp32, false);
+    step();
+    CHECK(cudnn.timed == 3);
+  }
+  step(DType::f32, {1, 3, 6, 6, 4, 3, 1, 1});
+  CHECK(cudnn.timed == 6);
+  cuda::forget_conv_algorithms();
+  step();
+  CHECK(cudnn.timed == 9);
+}
+
+TEST_CASE("deterministic convolutions take cuDNN's first deterministic algorithm, and time nothing") {
+  const Machine machine;
+  auto& cudnn = stand_in::convolutions();
+  cudnn.algorithms = {{0, 1.0f, 0, false}, {5, 3.0f, 64, true}, {1, 2.0f, 128, true}};
+  {
+    OnGpu gpu(Precision::fp32, true);
+    step(), step();
+    CHECK(cudnn.timed == 0);
+    CHECK(cudnn.foretold == 3);
+    CHECK(cudnn.used == std::vector<int>(12, 5));
+  }
+  // What other options chose is theirs.
+  cudnn.used.clear();
+  OnGpu gpu(Precision::fp32, false);
+  step();
+  CHECK(cudnn.used == std::vector<int>(6, 0));
+}
+
+TEST_CASE("each precision asks cuDNN for its own arithmetic") {
+  const Machine machine;
+  auto& cudnn = stand_in::convolutions();
+  const auto maths = [&](Precision precision) {
+    OnGpu gpu(precision);
+    cudnn.maths.clear();
+    step(gpu.context().activation_type());
+    REQUIRE(cudnn.maths.size() == 6);
+    CHECK(cudnn.maths == std::vector(6, cudnn.maths[0]));
+    return cudnn.maths[0];
+  };
+  CHECK(maths(Precision::fp32) == CUDNN_FMA_MATH);
+  CHECK(maths(Precision::tf32) == CUDNN_TENSOR_OP_MATH);
+  CHECK(maths(Precision::bf16) == CUDNN_TENSOR_OP_MATH);
+  // TF32 under another name is not plain fp32.
+  cuda::forget_conv_algorithms();
+  cudnn.algorithms = {{0, 1.0f, 0, true, CUDNN_TENSOR_OP_MATH}, {1, 2.0f, 0, true, CUDNN_FMA_MATH}};
+  cudnn.used.clear();
+  CHECK(maths(Precision::fp32) == CUDNN_FMA_MATH);
+  CHECK(cudnn.used == std::vector<int>(6, 1));
+}
+
+TEST_CASE("a convolution makes do with a smaller workspace where memory is short") {
+  const Machine machine;
+  auto& cudnn = stand_in::convolutions();
+  cudnn.algorithms = {{1, 1.0f, std::size_t{300} << 20, true},
+                      {2, 2.0f, std::size_t{8} << 20, true},
+                      {3, 3.0f, std::size_t{9} << 20, true},
+                      {0, 4.0f, 0, true}};
+  for (const bool deterministic : {false, true}) {
+    cuda::forget_conv_algorithms();
+    OnGpu gpu(Precision::fp32, deterministic);
+    stand_in::machine().memory = stand_in::bytes_in_use() + (std::size_t{64} << 20);
+    cudnn.used.clear();
+    const auto result = step();
+    CHECK(cudnn.used == std::vector<int>(6, 2));
+    // Memory that runs short later: the next in line.
+    stand_in::machine().memory = std::size_t{4} << 30;
+    OnGpu another_rank(Precision::fp32, deterministic);
+    stand_in::machine().memory = stand_in::bytes_in_use() + (std::size_t{2} << 20);
+    cudnn.used.clear();
+    CHECK(step() == result);
+    CHECK(cudnn.used == std::vector<int>(6, 0));
+    stand_in::machine().memory = std::size_t{4} << 30;
+  }
+  // Above the bound an algorithm is not thought of.
+  cuda::forget_conv_algorithms();
+  cudnn.algorithms = {{1, 1.0f, cuda::kConvWorkspaceLimit + 1, true}, {0, 4.0f, 0, true}};
+  cudnn.used.clear();
+  OnGpu gpu(Precision::fp32, true);
+  step();
+  CHECK(cudnn.used == std::vector<int>(6, 0));
+}
+
+TEST_CASE("a convolution that cannot add to its output is added up beside it") {
+  const Machine machine;
+  OnGpu gpu;
+  const auto expected = step();
+  stand_in::convolutions().refuses_to_add = true;
+  CHECK(step() == expected);
+}
+
+TEST_CASE("no algorithm is looked for while a graph is captured, and a known shape is captured") {
+  const Machine machine;
+  for (const bool deterministic : {false, true}) {
+    OnGpu gpu(Precision::fp32, deterministic);
+    const Conv& g = kConv;
+    const ConvGeometry geometry{g.in, g.out, g.kernel, g.stride, g.padding};
+    const Tensor x = test::gpu_tensor(random_values(g.x_size(), 1), {g.n, g.in, g.height, g.width},
+                                      Layout::nhwc, DType::f32);
+    const test::GpuLeaf w(geometry.weight_shape(), random_values(g.w_size(), 2));
+    std::vector<Tensor> kept;
+    const auto forward = [&] {
+      kept.push_back(cuda::conv2d(Variable(x), w.variable(), {}, geometry).value());
+    };
+    forward(), forward();
+    const auto expected = test::values_of(kept[0]);
+    kept.pop_back();  // memory for the capture
+    cuda::forget_conv_algorithms();
+    TOPKNOT_CUDA(cudaStreamBeginCapture(gpu.stream(), cudaStreamCaptureModeThreadLocal));
+    CHECK(says(error_text(forward), {"[2, 3, 6, 6]", "capture", "run a step"}));
+    cudaGraph_t graph = nullptr;
+    TOPKNOT_CUDA(cudaStreamEndCapture(gpu.stream(), &graph));
+    TOPKNOT_CUDA(cudaGraphDestroy(graph));
+
+    forward();
+    kept.pop_back();
+    test::CapturedGraph captured(gpu.stream(), forward);
+    REQUIRE(kept.size() == 2);
+    captured.launch(gpu.stream());
+    CHECK(test::values_of(kept[1]) == expected);
+  }
+}
+
+TEST_CASE("a failing call of cuDNN or cuBLAS ends in one message that names it and the rank") {
+  const Conv pointwise{2, 3, 6, 6, 4, 1, 1, 0};
+  for (const char* call :
+       {"cudnnSetTensor4dDescriptor", "cudnnSetFilter4dDescriptor", "cudnnSetConvolution2dDescriptor",
+        "cudnnSetConvolutionMathType", "cudnnGetConvolutionForwardAlgorithm_v7",
+        "cudnnGetConvolutionBackwardDataAlgorithm_v7", "cudnnGetConvolutionBackwardFilterAlgorithm_v7",
+        "cudnnFindConvolutionForwardAlgorithmEx", "cudnnFindConvolutionBackwardDataAlgorithmEx",
+        "cudnnFindConvolutionBackwardFilterAlgorithmEx", "cudnnConvolutionForward",
+        "cudnnConvolutionBackwardData", "cudnnConvolutionBackwardFilter", "cublasGemmEx"}) {
+    const Machine machine;
+    OnGpu gpu(Precision::fp32, false);
+    const bool cublas = std::string(call) == "cublasGemmEx";
+    stand_in::fail(call, cublas ? static_cast<int>(CUBLAS_STATUS_EXECUTION_FAILED)
+                                : static_cast<int>(CUDNN_STATUS_EXECUTION_FAILED));
+    INFO(call);
+    CHECK_THROWS_AS(step(DType::f32, cublas ? pointwise : kConv), cuda::CudaError);
+    CHECK(says(error_text([&] { step(DType::f32, cublas ? pointwise : kConv); }), {call, "rank 0"}));
+  }
+}
+
+TEST_CASE("a convolution for which cuDNN has no algorithm says which") {
+  const Machine machine;
+  stand_in::convolutions().algorithms = {{0, 1.0f, 0, false}};
+  OnGpu gpu;
+  CHECK(says(error_text([] { step(); }),
+             {"no deterministic algorithm", "the output", "[2, 3, 6, 6]", "[4, 3, 3, 3]", "stride 1"}));
+}
+
+}  // namespace topknot
