@@ -33,6 +33,7 @@ class DeviceCode {
   std::size_t capacity() const { return work_.capacity; }
   // Of one rank, a multiple of 16.
   std::size_t block_bytes() const { return work_.block_bytes; }
+  std::size_t block_bytes(std::size_t capacity) const;  // of another capacity
 
   // `block`: block_bytes() aligned to 16, overwritten whole.
   void write(cudaStream_t stream, const DeviceEntries& entries, std::byte* block);

@@ -71,10 +71,14 @@ DeviceCode::DeviceCode(Layout layout, Values values, std::size_t numel, int rank
   places_ = DeviceArray<BlockPlace>(1 + static_cast<std::size_t>(ranks));
 }
 
+std::size_t DeviceCode::block_bytes(std::size_t capacity) const {
+  return longest_block(work_.layout, work_.values, capacity, work_.numel);
+}
+
 void DeviceCode::set_capacity(std::size_t capacity) {
   TOPKNOT_CHECK(capacity <= work_.numel, "a capacity above the group's length");
   work_.capacity = static_cast<std::uint32_t>(capacity);
-  work_.block_bytes = longest_block(work_.layout, work_.values, capacity, work_.numel);
+  work_.block_bytes = block_bytes(capacity);
   const auto at_least_one = [](std::size_t n) {
     return static_cast<std::uint32_t>(std::max<std::size_t>(n, 1));
   };

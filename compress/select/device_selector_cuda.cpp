@@ -1,5 +1,6 @@
 #include "compress/select/device_selector.h"
 
+#include "compress/select/device_selector_parts.h"
 #include "compress/select/device_selectors.h"
 
 namespace topknot::cuda {
@@ -7,10 +8,11 @@ namespace topknot::cuda {
 std::unique_ptr<DeviceSelector> make_device_selector(const std::string& select,
                                                      const CompressOptions& options, std::size_t n,
                                                      std::size_t position) {
-  static_cast<void>(position);  // for selections that draw random numbers
   if (select == "topk") return make_device_topk(options, n);
   if (select == "threshold") return make_device_threshold(options, n);
   if (select == "gaussiank") return make_device_gaussiank(options, n);
+  if (select == "dgc_sampled") return make_dgc_sampled_on_gpu(options, n, position);
+  if (select == "regtopk") return make_regtopk_on_gpu(options, n);
   return nullptr;
 }
 

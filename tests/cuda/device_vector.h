@@ -8,6 +8,7 @@
 
 #include "compress/state.h"
 #include "nn/core/cuda_context.h"
+#include "tests/compress/simulated_ranks.h"  // same_bits()
 
 namespace topknot::test {
 
@@ -68,11 +69,6 @@ class CapturedGraph {
  private:
   cudaGraphExec_t executable_ = nullptr;
 };
-
-template <class T>
-bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
-  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);
-}
 
 template <class Saves>
 std::vector<std::byte> saved(const Saves& one) {
