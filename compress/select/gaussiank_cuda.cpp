@@ -29,6 +29,7 @@ class DeviceGaussianK final : public DeviceSelector {
 
   void select(cudaStream_t stream, const Accumulate& accumulate, const StepWords* words,
               const DeviceSelected& selected) override {
+    TOPKNOT_CHECK(list_.list().limit > 0, "set_density() comes before select()");
     GaussianKState* state = state_.data();
     gaussiank_begin(stream, state, words, accumulate, n_);
     gaussiank_moments(stream, state, words, quantile_, accumulate, n_, chunks_.data());

@@ -19,19 +19,31 @@ __device__ inline std::size_t quad_at(std::size_t base, int quad) {
   return base + static_cast<std::size_t>(quad) * 4 * kThreads + 4 * threadIdx.x;
 }
 
-__device__ inline void load_quad(const float* from, float* to) {
-  const float4 quad = __ldcs(reinterpret_cast<const float4*>(from));
-  to[0] = quad.x, to[1] = quad.y, to[2] = quad.z, to[3] = quad.w;
+template <bool kAligned>  // at 16 bytes
+__device__ void load_quad(const float* from, float* to) {
+  if (kAligned) {
+    const float4 quad = __ldcs(reinterpret_cast<const float4*>(from));
+    to[0] = quad.x, to[1] = quad.y, to[2] = quad.z, to[3] = quad.w;
+  } else {
+#pragma unroll
+    for (int c = 0; c < 4; ++c) to[c] = __ldcs(from + c);
+  }
 }
-__device__ inline void store_quad(float* to, const float* from) {
-  *reinterpret_cast<float4*>(to) = make_float4(from[0], from[1], from[2], from[3]);
+template <bool kAligned>
+__device__ void store_quad(float* to, const float* from) {
+  if (kAligned) {
+    *reinterpret_cast<float4*>(to) = make_float4(from[0], from[1], from[2], from[3]);
+  } else {
+#pragma unroll
+    for (int c = 0; c < 4; ++c) to[c] = from[c];
+  }
 }
 
 enum class Fetch { read, plain, residual, velocity, both };  // both: residual and velocity
 
 // Loads come before anything is stored, as far as registers allow: a thread that waited for every element's
 // load alone would leave the memory idle. The formulas are Accumulate's, over copies in registers.
-template <Fetch kFetch, int kBatch>
+template <Fetch kFetch, int kBatch, bool kAligned>
 __device__ void fetch_quads(const Accumulate& a, std::size_t base, int first, float* x) {
   constexpr bool residual = kFetch == Fetch::residual || kFetch == Fetch::both;
   constexpr bool velocity = kFetch == Fetch::velocity || kFetch == Fetch::both;
@@ -39,9 +51,9 @@ __device__ void fetch_quads(const Accumulate& a, std::size_t base, int first, fl
 #pragma unroll
   for (int q = 0; q < kBatch; ++q) {
     const std::size_t at = quad_at(base, first + q);
-    load_quad(a.u + at, x + 4 * q);
-    if (residual) load_quad(a.residual + at, r + 4 * q);
-    if (velocity) load_quad(a.velocity + at, v + 4 * q);
+    load_quad<kAligned>(a.u + at, x + 4 * q);
+    if (residual) load_quad<kAligned>(a.residual + at, r + 4 * q);
+    if (velocity) load_quad<kAligned>(a.velocity + at, v + 4 * q);
   }
   if (kFetch == Fetch::read) return;
   Accumulate local = a;
@@ -54,8 +66,8 @@ __device__ void fetch_quads(const Accumulate& a, std::size_t base, int first, fl
 #pragma unroll
   for (int q = 0; q < kBatch; ++q) {
     const std::size_t at = quad_at(base, first + q);
-    store_quad(a.u + at, x + 4 * q);
-    if (velocity) store_quad(a.next_velocity + at, moved + 4 * q);
+    store_quad<kAligned>(a.u + at, x + 4 * q);
+    if (velocity) store_quad<kAligned>(a.next_velocity + at, moved + 4 * q);
   }
 }
 
@@ -64,10 +76,14 @@ __device__ void fetch_quads(const Accumulate& a, std::size_t base, int first, fl
 template <Fetch kFetch>
 __device__ void fetch_tile(const Accumulate& a, std::size_t base, std::size_t n, bool aligned,
                            float (&x)[kTileShare]) {
-  if (aligned && base + kSelectTile <= n) {
+  if (base + kSelectTile <= n) {
     constexpr int batch = kFetch == Fetch::both || kFetch == Fetch::velocity ? 2 : kQuads;
 #pragma unroll
-    for (int q = 0; q < kQuads; q += batch) fetch_quads<kFetch, batch>(a, base, q, x + 4 * q);
+    for (int q = 0; q < kQuads; q += batch)
+      if (aligned)
+        fetch_quads<kFetch, batch, true>(a, base, q, x + 4 * q);
+      else
+        fetch_quads<kFetch, batch, false>(a, base, q, x + 4 * q);
     return;
   }
 #pragma unroll

@@ -20,6 +20,7 @@ class DeviceTopK final : public DeviceSelector {
 
   void select(cudaStream_t stream, const Accumulate& accumulate, const StepWords* words,
               const DeviceSelected& selected) override {
+    TOPKNOT_CHECK(list_.list().limit > 0, "set_density() comes before select()");
     topk_begin(stream, state_.data(), words, n_);
     accumulate_and_list(stream, accumulate, n_, &state_.data()->above, list_.tiles(), list_.list());
     topk_decide(stream, state_.data(), list_.list(), n_, selected.capacity, facts_of(selected));
@@ -54,6 +55,7 @@ class DeviceThreshold final : public DeviceSelector {
 
   void select(cudaStream_t stream, const Accumulate& accumulate, const StepWords* words,
               const DeviceSelected& selected) override {
+    TOPKNOT_CHECK(list_.list().limit > 0, "set_density() comes before select()");
     threshold_begin(stream, state_.data(), words, options_.threshold, n_);
     accumulate_and_list(stream, accumulate, n_, &state_.data()->above, list_.tiles(), list_.list());
     threshold_decide(stream, state_.data(), list_.list(), options_.threshold, options_.capacity,
