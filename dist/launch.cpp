@@ -19,7 +19,7 @@ constexpr int most_ranks = 1024;
 // One launcher's word about this process.
 struct Word {
   std::string launcher;
-  int rank = 0, size = 1, local_rank = 0;
+  int rank = 0, size = 1, local_rank = -1;
 };
 
 std::optional<int> number(const Environment& environment, const std::string& name) {
@@ -53,7 +53,7 @@ std::optional<Word> read(const Environment& environment, const Variables& names)
   if (*size < 1 || *rank >= *size)
     throw UserError("the environment says rank " + std::to_string(*rank) + " of " + std::to_string(*size) +
                     " (" + names.rank + ", " + names.size + "), which cannot be");
-  return Word{names.launcher, *rank, *size, number(environment, names.local_rank).value_or(0)};
+  return Word{names.launcher, *rank, *size, number(environment, names.local_rank).value_or(-1)};
 }
 
 // The innermost launcher. srun's variables are also there inside an allocation in which torchrun or mpirun
@@ -136,23 +136,25 @@ Environment process_environment() {
 }
 
 LaunchPlan plan_launch(const DistOptions& options, const Environment& environment) {
-  if (options.backend != "threads" && options.backend != "gloo")
-    throw UserError("dist.backend: " + unknown_name_message("backend", options.backend, {"gloo", "threads"}));
+  const bool processes = options.backend == "gloo" || options.backend == "nccl";
+  if (!processes && options.backend != "threads")
+    throw UserError("dist.backend: " +
+                    unknown_name_message("backend", options.backend, {"gloo", "nccl", "threads"}));
   if (options.ranks && (*options.ranks < 1 || *options.ranks > most_ranks))
     throw UserError("dist.ranks: " + std::to_string(*options.ranks) + " is not from 1 to " +
                     std::to_string(most_ranks));
-  if (options.backend == "gloo")
+  if (processes)
     if (const auto plan = spawned(environment)) return *plan;
 
   const auto word = find_launcher(environment);
   LaunchPlan plan;
-  if (options.backend == "threads") {
+  if (!processes) {
     // A batch script sees its allocation's variables without being one of its tasks.
     const bool task = word && (word->launcher != "srun" || environment("SLURM_STEP_NUM_TASKS"));
     if (task && word->size > 1)
-      throw UserError(
-          word->launcher + " started " + std::to_string(word->size) +
-          " processes, but dist.backend is threads, which runs all ranks in one; give dist.backend=gloo");
+      throw UserError(word->launcher + " started " + std::to_string(word->size) +
+                      " processes, but dist.backend is threads, which runs all ranks in one; give "
+                      "dist.backend=gloo, or nccl on GPUs");
     plan.size = options.ranks.value_or(1);
     return plan;
   }
@@ -179,6 +181,11 @@ LaunchPlan plan_launch(const DistOptions& options, const Environment& environmen
   return plan;
 }
 
+int gpu_of(const LaunchPlan& plan, int gpus) {
+  if (plan.kind != LaunchPlan::Kind::process || gpus <= 1) return 0;
+  return (plan.local_rank >= 0 ? plan.local_rank : plan.rank) % gpus;
+}
+
 std::unique_ptr<Communicator> join_group(const LaunchPlan& plan, const DistOptions& options) {
   TOPKNOT_CHECK(plan.kind == LaunchPlan::Kind::process, "only a process joins a group");
   if (plan.launcher == "spawn") {
@@ -187,6 +194,9 @@ std::unique_ptr<Communicator> join_group(const LaunchPlan& plan, const DistOptio
     const auto parent = number(process_environment(), "TOPKNOT_PARENT");
     if (parent && getppid() != *parent) throw CollectiveError("the launcher of this rank has died");
   }
+  // "=": this interface and not those whose names begin like it. No other thread runs yet.
+  if (options.backend == "nccl" && !options.interface.empty())
+    setenv("NCCL_SOCKET_IFNAME", ("=" + options.interface).c_str(), 0);
   GlooOptions gloo;
   gloo.rank = plan.rank;
   gloo.size = plan.size;

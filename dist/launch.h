@@ -6,6 +6,7 @@
 //   said by the environment. The ranks meet at dist.master.
 // - `gloo` with dist.ranks > 1 and no launcher: this process starts dist.ranks copies of itself on this
 //   machine, looks after them and serves their rendezvous.
+// - `nccl`: as `gloo`, which stays the host's side of it.
 //
 // Not elastic: when a rank dies, all end.
 
@@ -20,7 +21,7 @@
 namespace topknot {
 
 struct DistOptions {
-  std::string backend = "threads";  // dist.backend: threads, gloo
+  std::string backend = "threads";  // dist.backend: threads, gloo, nccl
   std::optional<int> ranks;         // dist.ranks, where the user gave it
   bool ranks_insist = false;        // given for this run: a launcher with another number is then an error
   std::string master;               // dist.master HOST:PORT; "": from the environment
@@ -37,8 +38,9 @@ struct LaunchPlan {
   };
   Kind kind = Kind::threads;
   std::string launcher;  // "torchrun", "mpirun", "srun", "PMI", "spawn", or "" for none
-  int rank = 0, size = 1, local_rank = 0;
-  std::string host;  // of the rendezvous; "" where size is 1
+  int rank = 0, size = 1;
+  int local_rank = -1;  // among the ranks of this machine; -1: the launcher does not say
+  std::string host;     // of the rendezvous; "" where size is 1
   int port = 0;
 };
 
@@ -50,7 +52,12 @@ Environment process_environment();
 // launchers that contradict each other, no master.
 LaunchPlan plan_launch(const DistOptions& options, const Environment& environment);
 
-// For Kind::process: joins the group. Collective; throws as make_gloo_communicator does.
+// Which of a machine's `gpus` this process is to use: by its rank there, else by its rank, going round where
+// there are fewer GPUs (a launcher may show each process its own only). Threads share the first.
+int gpu_of(const LaunchPlan& plan, int gpus);
+
+// For Kind::process: joins the group. Collective; throws as make_gloo_communicator does. For nccl,
+// NCCL_SOCKET_IFNAME becomes dist.interface, unless it is set.
 std::unique_ptr<Communicator> join_group(const LaunchPlan& plan, const DistOptions& options);
 
 // For Kind::process: joins the group, runs body, and tells the other ranks where it throws (and throws on).

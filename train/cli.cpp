@@ -15,8 +15,8 @@ const std::vector<std::string> kLists = {"models",    "datasets",    "compressor
                                          "memories",  "codes",       "values",      "optimizers",
                                          "schedules", "collectives", "keys",        "keys-markdown"};
 
-const std::vector<std::string> kFlags = {"--help", "--validate", "--dry-run", "--dump-config",
-                                         "--list", "--quiet",    "--verbose", "--version"};
+const std::vector<std::string> kFlags = {"--help",  "--validate", "--dry-run", "--dump-config",  "--list",
+                                         "--quiet", "--verbose",  "--version", "--check-network"};
 
 constexpr const char* kExamples =
     "Examples:\n"
@@ -30,6 +30,7 @@ constexpr const char* kFlagHelp =
     "  --validate          check the whole configuration, show every problem, and leave\n"
     "  --dry-run           also build the model: parameters, groups, bytes a step; trains nothing\n"
     "  --dump-config       print the effective configuration as YAML, with where each value came from\n"
+    "  --check-network     start the ranks, have them talk, show who took part and how fast; trains nothing\n"
     "  --list WHAT         models, datasets, optimizers, schedules, collectives, keys; compressors and\n"
     "                      their pieces: selections, memories, codes, values\n"
     "  --quiet, --verbose  only warnings and errors; more detail\n"
@@ -70,6 +71,7 @@ CommandLine parse_command_line(int argc, const char* const* argv) {
   app.add_flag("--validate", line.validate);
   app.add_flag("--dry-run", line.dry_run);
   app.add_flag("--dump-config", line.dump_config);
+  app.add_flag("--check-network", line.check_network);
   app.add_flag("-q,--quiet", line.quiet);
   app.add_flag("-v,--verbose", line.verbose);
   app.add_option("--list", line.list);

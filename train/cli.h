@@ -12,6 +12,7 @@ struct CommandLine {
   bool validate = false;
   bool dry_run = false;
   bool dump_config = false;
+  bool check_network = false;
   bool quiet = false;
   bool verbose = false;
   std::string list;  // "", models, datasets, compressors, ..., keys, keys-markdown

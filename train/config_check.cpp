@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <thread>
 
+#include "compress/sparse_step.h"
 #include "dist/socket.h"
 #include "nn/core/check.h"
 #include "nn/core/suggest.h"
@@ -24,6 +25,17 @@ const std::vector<std::string>& known_names(const KnownNames& known, const std::
   if (registry == "value code") return known.value_codes;
   if (registry == "optimizer") return known.optimizers;
   return known.schedules;
+}
+
+// Methods whose messages have a length that does not depend on the gradient.
+bool selects_at_most_k(const Config& config) {
+  if (!sparse_presets().contains(config.compress.name)) return true;
+  CompressOptions options;
+  options.select = config.compress.select;
+  const std::string select = resolve(sparse_presets().find(config.compress.name), options).select;
+  for (const char* bounded : {"topk", "regtopk", "randk", "mstopk", "dgc_sampled"})
+    if (select == bounded) return true;
+  return false;
 }
 
 }  // namespace
@@ -84,10 +96,18 @@ std::vector<Problem> check_config(const Config& config, const KnownNames& known)
       problems.push_back({"dist.master", error.what()});
     }
   }
-  need(config.dist.master.empty() || config.dist.backend == "gloo", "dist.master",
+  need(config.dist.master.empty() || config.dist.backend != "threads", "dist.master",
        "ranks that are threads have no master; use dist.backend=gloo for ranks on several hosts");
-  need(config.dist.interface.empty() || config.dist.backend == "gloo", "dist.interface",
+  need(config.dist.interface.empty() || config.dist.backend != "threads", "dist.interface",
        "ranks that are threads use no network; use dist.backend=gloo");
+  if (config.dist.backend == "nccl") {
+    need(config.train.device != "cpu", "train.device",
+         "dist.backend=nccl talks from GPU to GPU; set train.device=cuda, or dist.backend=gloo for CPUs");
+    need(config.compress.capacity.has_value() || selects_at_most_k(config), "compress.capacity",
+         "must be given with dist.backend=nccl, whose messages have one length: '" + config.compress.name +
+             "' may select any number of entries; compress.capacity=2 lets twice as many travel as "
+             "compress.density says");
+  }
   if (!config.data.root.empty()) {
     std::error_code error;
     need(std::filesystem::is_directory(config.data.root, error), "data.root",

@@ -11,6 +11,7 @@
 #include "nn/core/check.h"
 #include "nn/core/log.h"
 #include "train/cli.h"
+#include "train/network_check.h"
 #include "train/setup.h"
 #include "train/start.h"
 
@@ -102,6 +103,7 @@ int run(int argc, char** argv) {
     print_dry_run(loaded.config);
     return 0;
   }
+  if (line.check_network) return start_network_check(loaded, argv);
 
   return start_training(std::move(loaded), argc, argv, line.quiet, program_start);
 }

@@ -178,6 +178,24 @@ TEST_CASE("values that cannot be are errors that name the key or the variable") 
   }
 }
 
+TEST_CASE("nccl starts as gloo does, and takes the GPU of its rank on the machine") {
+  auto nccl = gloo(4);
+  nccl.backend = "nccl";
+  CHECK(plan_launch(nccl, from({})).kind == LaunchPlan::Kind::spawn);
+  const auto plan = plan_launch(nccl, from(torchrun));
+  CHECK(plan.kind == LaunchPlan::Kind::process);
+  CHECK(plan.size == 8);
+  CHECK(gpu_of(plan, 4) == 1);
+  CHECK(gpu_of(plan, 1) == 0);  // the launcher shows each process its own
+  const auto silent = plan_launch(gloo({}, "node0:29500"), from({{"PMI_RANK", "5"}, {"PMI_SIZE", "8"}}));
+  CHECK(silent.local_rank == -1);
+  CHECK(gpu_of(silent, 4) == 1);
+  CHECK(gpu_of(plan_launch(DistOptions{}, from({})), 4) == 0);
+  const auto copy = plan_launch(
+      nccl, from({{"TOPKNOT_RANK", "2"}, {"TOPKNOT_RANKS", "4"}, {"TOPKNOT_MASTER", "127.0.0.1:4711"}}));
+  CHECK(gpu_of(copy, 4) == 2);
+}
+
 TEST_CASE("a copy that was started finds its place, whatever dist.ranks says") {
   const auto plan = plan_launch(
       gloo(4), from({{"TOPKNOT_RANK", "2"}, {"TOPKNOT_RANKS", "4"}, {"TOPKNOT_MASTER", "127.0.0.1:4711"}}));

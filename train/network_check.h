@@ -1,0 +1,44 @@
+#pragma once
+// train --check-network: do the ranks find each other, does what they send arrive unharmed, and how fast?
+
+#include <cstddef>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "dist/communicator.h"
+#include "train/config.h"
+
+namespace topknot {
+
+// A row of the table: `bytes` is the size of the whole result, of which all_gather sends a part a rank.
+struct NetworkRow {
+  std::string over;  // "host, gloo", "GPU, nccl"
+  std::string operation;
+  std::size_t bytes = 0;
+  double seconds = 0;               // median
+  double gigabytes_per_second = 0;  // that a rank sends: (P - 1) / P of the bytes, for all_reduce twice
+};
+
+// The collectives to check. Each is given this rank's numbers, and leaves in them what the collective made.
+struct NetworkPath {
+  std::string over;
+  // Collective and timed; `mine` is at place rank() of `all`, whose blocks have one length.
+  std::function<double(std::span<const std::byte> mine, std::span<std::byte> all)> gather;
+  std::function<double(std::span<float>)> sum;
+};
+
+// Collective. Sends 1 kB, 1 MB and 16 MB several times and compares every value. Throws Error where one is wrong.
+// `host`: for the ranks to begin together.
+std::vector<NetworkRow> check_path(Communicator& host, const NetworkPath& path);
+
+// The GPU's side, by file: network_check_cuda.cpp, or a stub that throws UserError. Collective; `gpu`: its index.
+std::vector<NetworkRow> check_gpu_path(Communicator& host, int gpu, double timeout_s);
+std::string gpu_name(int gpu);  // with its PCI address
+
+// Starts the ranks of `loaded`, which has passed check_config(), has them check the network, and prints tables. A
+// rank that does not come within dist.timeout_s (where that is not given: 60 s) is an error. Returns the exit code.
+int start_network_check(const LoadedConfig& loaded, char* const* argv);
+
+}  // namespace topknot

@@ -1,0 +1,16 @@
+// Stands in for network_check_cuda.cpp in a build without CUDA.
+#include "nn/core/check.h"
+#include "nn/core/device.h"
+#include "train/network_check.h"
+
+namespace topknot {
+
+std::vector<NetworkRow> check_gpu_path(Communicator&, int, double) {
+  throw UserError(cuda_problem());
+}
+
+std::string gpu_name(int) {
+  throw UserError(cuda_problem());
+}
+
+}  // namespace topknot
