@@ -10,19 +10,21 @@ constexpr unsigned kMostBlocks = 1024;    // of a pass; enough for every card's 
 constexpr std::int64_t kRowsAThread = 4;  // at least, before more blocks are worth it
 constexpr int kChannelsABlock = 32;       // where partial sums are added up
 
-// A thread's columns and rows.
+// A thread's elements: `count` of them (of packs), from `at` on, `stride` apart; `channel` is the first of its columns.
 struct Spot {
-  std::int64_t row, end, step;
-  unsigned channel;
+  std::int64_t at;
+  unsigned count, stride, channel;
 };
 __device__ inline Spot spot(const BatchNormTiles& t, unsigned chunk) {
+  const unsigned lane = threadIdx.x & (t.lanes - 1), step = kThreads / t.lanes;
+  const std::int64_t row = chunk * t.chunk_rows + threadIdx.x / t.lanes;
+  const std::int64_t chunk_end = (chunk + std::int64_t{1}) * t.chunk_rows;
+  const std::int64_t end = chunk_end < t.rows ? chunk_end : t.rows;
   Spot s;
-  const unsigned lane = threadIdx.x & (t.lanes - 1);
   s.channel = (blockIdx.x * t.lanes + lane) * t.vector;
-  s.step = kThreads / t.lanes;
-  const std::int64_t begin = chunk * t.chunk_rows;
-  s.end = begin + t.chunk_rows < t.rows ? begin + t.chunk_rows : t.rows;
-  s.row = s.channel < t.channels ? begin + threadIdx.x / t.lanes : s.end;
+  s.at = row * t.channels + s.channel;
+  s.stride = step * t.channels;
+  s.count = s.channel < t.channels && row < end ? static_cast<unsigned>((end - row + step - 1) / step) : 0;
   return s;
 }
 
@@ -53,13 +55,13 @@ template <class T, int V>
 __global__ void __launch_bounds__(kThreads)
     sums_kernel(BatchNormTiles t, const T* __restrict__ x, const float* __restrict__ shift,
                 float* __restrict__ partial) {
-  const Spot s = spot(t, blockIdx.y);
+  Spot s = spot(t, blockIdx.y);
   float by[V] = {}, sum[V] = {}, squares[V] = {};
   if (s.channel < t.channels) load_floats<V>(shift + s.channel, by);
-#pragma unroll 4
-  for (std::int64_t row = s.row; row < s.end; row += s.step) {
+#pragma unroll(V == 8 ? 2 : 4)
+  for (std::int64_t at = s.at; s.count > 0; --s.count, at += s.stride) {
     float v[V];
-    load_pack<V>(x + row * t.channels + s.channel, v);
+    load_pack<V>(x + at, v);
     for (int i = 0; i < V; ++i) {
       v[i] -= by[i];
       sum[i] += v[i];
@@ -127,14 +129,13 @@ __global__ void __launch_bounds__(kThreads)
     apply_kernel(BatchNormTiles t, const T* __restrict__ x, const T* __restrict__ residual,
                  const float* __restrict__ scale, const float* __restrict__ shift, T* __restrict__ y) {
   // Last chunk first: the sums left it in the cache.
-  const Spot s = spot(t, t.chunks - 1 - blockIdx.y);
+  Spot s = spot(t, t.chunks - 1 - blockIdx.y);
   if (s.channel >= t.channels) return;
   float a[V], b[V];
   load_floats<V>(scale + s.channel, a);
   load_floats<V>(shift + s.channel, b);
 #pragma unroll 2
-  for (std::int64_t row = s.row; row < s.end; row += s.step) {
-    const std::int64_t at = row * t.channels + s.channel;
+  for (std::int64_t at = s.at; s.count > 0; --s.count, at += s.stride) {
     float v[V], r[V];
     load_pack<V>(x + at, v);
     if (kResidual) load_pack<V>(residual + at, r);
@@ -157,7 +158,7 @@ template <class T, int V, BatchNormMask kMask>
 __global__ void __launch_bounds__(kThreads)
     backward_sums_kernel(BatchNormTiles t, const T* grad, const T* __restrict__ x, const T* __restrict__ y,
                          BatchNormStatistics n, T* masked, float* __restrict__ partial) {
-  const Spot s = spot(t, blockIdx.y);
+  Spot s = spot(t, blockIdx.y);
   float mean[V] = {}, a[V], b[V], sum[V] = {}, with_x[V] = {};
   if (s.channel < t.channels) {
     load_floats<V>(n.mean + s.channel, mean);
@@ -167,8 +168,7 @@ __global__ void __launch_bounds__(kThreads)
     }
   }
 #pragma unroll 2
-  for (std::int64_t row = s.row; row < s.end; row += s.step) {
-    const std::int64_t at = row * t.channels + s.channel;
+  for (std::int64_t at = s.at; s.count > 0; --s.count, at += s.stride) {
     float g[V], v[V], o[V];
     load_pack<V>(grad + at, g);
     load_pack<V>(x + at, v);
@@ -211,7 +211,7 @@ template <class T, int V, bool kRecomputed, bool kAccumulate>
 __global__ void __launch_bounds__(kThreads)
     backward_apply_kernel(BatchNormTiles t, const T* __restrict__ grad, const T* __restrict__ x,
                           BatchNormStatistics n, const float* __restrict__ coefficients, T* __restrict__ dx) {
-  const Spot s = spot(t, t.chunks - 1 - blockIdx.y);
+  Spot s = spot(t, t.chunks - 1 - blockIdx.y);
   if (s.channel >= t.channels) return;
   float a[V], b[V], c[V], scale[V], shift[V];
   load_floats<V>(coefficients + s.channel, a);
@@ -222,8 +222,7 @@ __global__ void __launch_bounds__(kThreads)
     load_floats<V>(n.shift + s.channel, shift);
   }
 #pragma unroll 2
-  for (std::int64_t row = s.row; row < s.end; row += s.step) {
-    const std::int64_t at = row * t.channels + s.channel;
+  for (std::int64_t at = s.at; s.count > 0; --s.count, at += s.stride) {
     float g[V], v[V], before[V];
     load_pack<V>(grad + at, g);
     load_pack<V>(x + at, v);

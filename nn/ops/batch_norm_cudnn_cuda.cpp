@@ -32,10 +32,10 @@ class CudnnBatchNorm : public BatchNormMethod {
     TOPKNOT_CUDNN(cudnnDeriveBNTensorDescriptor(parameters_.get(), data_.get(), mode_));
     const cudnnHandle_t handle = Context::current().cudnn();
     TOPKNOT_OR_REFUSED(cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize(
-        handle, mode_, ops_, data_.get(), z(), data_.get(), parameters_.get(), activation(),
+        handle, mode_, ops_, data_.get(), data_.get(), data_.get(), parameters_.get(), activation(),
         &forward_bytes_));
     TOPKNOT_OR_REFUSED(cudnnGetBatchNormalizationBackwardExWorkspaceSize(
-        handle, mode_, ops_, data_.get(), activated(), data_.get(), z(), data_.get(), parameters_.get(),
+        handle, mode_, ops_, data_.get(), data_.get(), data_.get(), z(), data_.get(), parameters_.get(),
         activation(), &backward_bytes_));
     TOPKNOT_OR_REFUSED(cudnnGetBatchNormalizationTrainingExReserveSpaceSize(handle, mode_, ops_, activation(),
                                                                             data_.get(), &reserve_bytes_));
