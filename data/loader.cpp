@@ -151,6 +151,7 @@ void Loader::work() {
 Batch Loader::make(std::int64_t step) const {
   Batch batch;
   batch.indices = train_sampler_ ? order_.batch(step) : eval_sampler_->batch(options_.rank, step);
+  if (!options_.samples) return batch;
   const std::int64_t b = batch.size();
   const Shape shape = dataset_.sample_shape();
   const std::int64_t numel = shape.numel();

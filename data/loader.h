@@ -35,6 +35,7 @@ struct LoaderOptions {
   int workers = 0;         // threads; 0 makes each batch in the caller's thread
   int prefetch = 4;        // batches ready or in work ahead of the caller, at least 1
   bool train = true;       // false: every sample once over the ranks, the last batch short
+  bool samples = true;     // false: only Batch::indices, for data that lie in a GPU's memory
 };
 
 class Loader {

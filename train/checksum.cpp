@@ -18,7 +18,11 @@ void check_same_parameters(ParameterArena& arena, CollectiveQueue& queue, const 
                            const std::string& when) {
   if (communicator.size() == 1) return;
   std::vector<std::uint64_t> mine;  // one a parameter, so that a difference can be named
-  for (const Parameter* p : arena.parameters()) mine.push_back(parameter_checksum({p->value(), p->numel()}));
+  std::vector<float> copy;
+  if (arena.device().kind != DeviceKind::cpu) copy = arena.host_weights();
+  const float* weights = copy.empty() ? arena.weights().data() : copy.data();
+  for (const Parameter* p : arena.parameters())
+    mine.push_back(parameter_checksum({weights + p->offset(), p->numel()}));
   std::vector<std::vector<std::byte>> all;
   queue.run([&](Communicator& c) { c.all_gather(std::as_bytes(std::span(mine)), all); });
   for (std::size_t rank = 0; rank < all.size(); ++rank) {

@@ -32,6 +32,7 @@ struct Config {
     std::string shard = "even";
     std::string augment = "auto";  // auto, true, false
     int workers = 1;
+    std::string on_device = "auto";  // auto, true, false
     std::int64_t train_size = 0;  // 0: all of it
     std::int64_t test_size = 0;
     int classes = 10;
@@ -108,6 +109,8 @@ struct Config {
     std::int64_t max_steps = 0;  // 0: no limit
     int threads = 0;             // 0: see compute_threads()
     std::string device = "auto";
+    std::string precision = "fp32";
+    bool graphs = true;
     bool deterministic = false;
     std::string bn_stats = "mean";
     int accumulate = 1;

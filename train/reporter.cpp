@@ -40,17 +40,18 @@ double Reporter::epochs(std::int64_t step) const {
   return static_cast<double>(step) / static_cast<double>(plan_.steps_per_epoch);
 }
 
-void Reporter::announce(const Communicator& communicator, const Exchange& exchange, std::size_t parameters,
-                        std::int64_t micro_batches) const {
-  log_info(config_.model.name + " (" + std::to_string(parameters) + " parameters) on " + config_.data.name +
-           ", " + plural(ranks_, "rank") + " by " + communicator.backend() + ", " +
-           plural(omp_get_max_threads(), "thread") + " a rank; global batch " +
-           std::to_string(images_a_step()) + ", learning rate " +
+void Reporter::announce(const Communicator& communicator, const Engine& engine) const {
+  const std::int64_t micro_batches = engine.train_loader().steps_per_epoch();
+  const std::string compute =
+      engine.device() == "cpu" ? plural(omp_get_max_threads(), "thread") + " a rank" : engine.device();
+  log_info(config_.model.name + " (" + std::to_string(engine.arena().size()) + " parameters) on " +
+           config_.data.name + ", " + plural(ranks_, "rank") + " by " + communicator.backend() + ", " +
+           compute + "; global batch " + std::to_string(images_a_step()) + ", learning rate " +
            key_value(*find_key("optimizer.lr"), config_) + ", " + std::to_string(plan_.steps_per_epoch) +
            " steps an epoch, " + std::to_string(plan_.total_steps) + " in all; " + config_.compress.name +
            "; writing to " + folder_.path);
   if (root_)
-    for (const Group& group : exchange.groups())
+    for (const Group& group : engine.groups())
       log_debug(std::string(group.compressed ? "compressed" : "dense") + " group of " +
                 std::to_string(group.numel()) + " elements: " + group.parameters.front()->name() + " to " +
                 group.parameters.back()->name());

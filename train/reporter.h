@@ -10,7 +10,7 @@
 
 #include "compress/byte_count.h"
 #include "dist/communicator.h"
-#include "dist/exchange.h"
+#include "train/engine.h"
 #include "train/evaluate.h"
 #include "train/metrics.h"
 #include "train/progress.h"
@@ -25,9 +25,8 @@ class Reporter {
   // `inputs` must outlive it. Throws UserError where metrics.jsonl cannot be written.
   Reporter(const RunInputs& inputs, const Plan& plan, const Communicator& communicator);
 
-  // The run in a few lines, before its first step. `micro_batches`: of an epoch.
-  void announce(const Communicator& communicator, const Exchange& exchange, std::size_t parameters,
-                std::int64_t micro_batches) const;
+  // The run in a few lines, before its first step.
+  void announce(const Communicator& communicator, const Engine& engine) const;
   void begin();  // the first step begins
 
   // Fills in what follows from what is there: epoch, time, rates and the bytes, of all ranks together in

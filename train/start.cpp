@@ -1,6 +1,8 @@
 #include "train/start.h"
 
+#include "dist/gpus.h"
 #include "dist/threads_communicator.h"
+#include "nn/core/device.h"
 #include "nn/core/log.h"
 #include "nn/ops/onednn.h"
 #include "train/stop.h"
@@ -15,6 +17,10 @@ constexpr double kGraceSeconds = 5;  // for the other ranks to end by themselves
 
 DistOptions dist_options(const LoadedConfig& loaded) {
   const auto& dist = loaded.config.dist;
+  if (dist.backend == "nccl")
+    if (const std::string why = cuda_problem(); !why.empty())
+      throw UserError("dist.backend: nccl needs a GPU a rank, but " + why +
+                      "; dist.backend=gloo works without");
   DistOptions options;
   options.backend = dist.backend;
   const auto origin = loaded.origins.find("dist.ranks");
@@ -82,7 +88,8 @@ int start_training(LoadedConfig loaded, int argc, char* const* argv, bool quiet,
     folder = create_run_folder(loaded, {argv, argv + argc}, {{"oneDNN", onednn_version()}});
   };
   hooks.body = [&](Communicator& communicator) {
-    const RunInputs inputs{loaded.config, data, folder, quiet, program_start, loaded.origins};
+    RunInputs inputs{loaded.config, data, folder, quiet, program_start, loaded.origins};
+    inputs.gpu = gpu_of(plan, gpu_count());
     const RunOutcome mine = run_rank(inputs, communicator);
     if (communicator.rank() == plan.rank) outcome = mine;
   };

@@ -19,6 +19,7 @@ struct RunInputs {
   bool quiet = false;
   std::chrono::steady_clock::time_point program_start;
   std::map<std::string, Origin> origins = {};  // of the configuration's keys, for config.yaml
+  int gpu = 0;                                 // index of this process's GPU, where train.device is cuda
 };
 
 struct RunOutcome {

@@ -1,0 +1,11 @@
+// Stands in for cuda_engine_cuda.cpp in a build without CUDA.
+#include "nn/core/check.h"
+#include "train/engine.h"
+
+namespace topknot {
+
+std::unique_ptr<Engine> make_cuda_engine(const RunInputs&, Communicator&) {
+  throw UserError("train.device=cuda: " + cuda_problem());
+}
+
+}  // namespace topknot

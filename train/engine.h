@@ -1,0 +1,75 @@
+#pragma once
+// One rank's model, exchange and optimizer on its device, a step at a time. The trainer (train/trainer.h) says
+// which step, with which rates; the engine makes it. On a GPU the host is ahead: what became of a step is known
+// some steps later.
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "data/loader.h"
+#include "dist/communicator.h"
+#include "dist/exchange.h"
+#include "train/evaluate.h"
+#include "train/metrics.h"
+
+namespace topknot {
+
+struct RunInputs;
+
+struct StepRequest {
+  std::int64_t step = 0;  // steps done before
+  double density = 1, lr = 0;
+};
+
+// What this rank knows of a step that was made.
+struct StepFacts {
+  double loss = 0;        // the mean over its micro-batches
+  bool committed = true;  // the same on all ranks, as bad_rank
+  int bad_rank = -1;      // as StepResult::bad_rank
+  std::uint64_t bytes_sent = 0, bytes_received = 0, selected = 0;
+  double threshold = 0;
+  StepRecord times;  // only its times, as far as they are known
+};
+
+class Engine {
+ public:
+  virtual ~Engine() = default;
+
+  virtual const ParameterArena& arena() const = 0;
+  virtual const std::vector<Group>& groups() const = 0;
+  virtual const Loader& train_loader() const = 0;
+  virtual std::string device() const = 0;        // "cpu", or the GPU's name
+  virtual double modelled_makespan() const = 0;  // by the run's profile; 0 where there is none
+
+  virtual void start_epoch(std::int64_t epoch) = 0;
+  // Steps that may be made before their facts are asked for; the same on all ranks.
+  virtual std::int64_t steps_ahead() const = 0;
+  virtual void step(const StepRequest& request) = 0;
+  // Of the steps since the last call, in order; waits for them.
+  virtual std::vector<StepFacts> facts() = 0;
+  // Once the trainer has told of a step.
+  virtual void end_step(const StepRecord& record, MetricsWriter* metrics) = 0;
+
+  // All of these are collective.
+  virtual void all_reduce(std::span<double> sums) = 0;
+  virtual Evaluation evaluate() = 0;
+  virtual void check_parameters(const std::string& when) = 0;
+
+  virtual std::string checksum() = 0;  // of the weights, 16 hexadecimal digits
+  virtual void finish() = 0;           // closes what the engine writes
+};
+
+std::unique_ptr<Engine> make_cpu_engine(const RunInputs& inputs, Communicator& communicator);
+// Throws UserError where the GPU, or what the configuration asks of it, cannot be had; in a build without CUDA
+// always.
+std::unique_ptr<Engine> make_cuda_engine(const RunInputs& inputs, Communicator& communicator);
+
+// The greatest norm of a rank's gradient before compression; 0: no clipping. compress.clip is thr_G of Lin et
+// al., "Deep Gradient Compression", section 3.3, which clips gradients that are divided by N already at
+// N^-1/2 thr_G; here they are means, hence N^1/2.
+double local_clip(const Config& config, int ranks);
+
+}  // namespace topknot

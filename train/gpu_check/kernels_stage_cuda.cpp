@@ -1,0 +1,173 @@
+// Time and bytes of each selection on the GPU, in steady state: error feedback with a new gradient in each step.
+#include <algorithm>
+#include <chrono>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "compress/device_compressor.h"
+#include "nn/core/check.h"
+#include "nn/core/cuda_context.h"
+#include "nn/core/cuda_pool.h"
+#include "train/gpu_check/gradient_stream.h"
+#include "train/gpu_check/peer_scripts.h"
+#include "train/gpu_check/process.h"
+#include "train/gpu_check/stages.h"
+
+namespace topknot::gpu_check {
+namespace {
+
+using namespace cuda;
+using Clock = std::chrono::steady_clock;
+
+constexpr double kDensity = 0.001;
+constexpr int kWarmUp = 8, kTimed = 11;
+
+// Bytes an element that encoding moves in steady state: gradient and residual read, their sum written; gaussiank
+// reads the sum once more; dgc reads and writes the velocity too.
+const std::map<std::string, double>& bytes_of_methods() {
+  static const std::map<std::string, double> all{
+      {"topk", 12}, {"gaussiank", 16}, {"dgc", 20}, {"regtopk", 12}};
+  return all;
+}
+
+double median(std::vector<double> values) {
+  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2),
+                   values.end());
+  return values[values.size() / 2];
+}
+
+double copy_rate(Context& context, std::size_t n, float* from, float* to) {
+  std::vector<double> ms;
+  for (int i = 0; i < kTimed; ++i) {
+    Event begin(true), end(true);
+    begin.record(context.stream());
+    TOPKNOT_CUDA(cudaMemcpyAsync(to, from, n * sizeof(float), cudaMemcpyDeviceToDevice, context.stream()));
+    end.record(context.stream());
+    context.synchronize();
+    ms.push_back(milliseconds_between(begin, end));
+  }
+  return 8.0 * static_cast<double>(n) / (1e6 * median(ms));  // GB/s
+}
+
+// Milliseconds that one encode takes, the gradient being in memory already.
+double encode_ms(Context& context, const std::string& method, std::size_t n, float* a, float* b) {
+  CompressOptions options;
+  options.name = method;
+  options.capacity = 2;
+  options.momentum = method == "dgc" ? 0.9 : 0.0;
+  GroupSpec group;
+  group.numel = n;
+  group.segments = {{0, n}};
+  const auto compressor = make_device_compressor(options, group);
+  TOPKNOT_CHECK(compressor, method + " has no kernels");
+  compressor->set_density(kDensity);
+  const cudaStream_t stream = context.stream();
+  DeviceArray<StepWords> words(1);
+  DeviceArray<Verdict> verdict(1);
+  DeviceArray<std::byte> block(compressor->block_bytes());
+  DeviceArray<float> weights(1);
+  StepWords step;
+  step.density = kDensity;
+  const Verdict clear;
+  const float one = 1;
+  TOPKNOT_CUDA(cudaMemcpyAsync(words.data(), &step, sizeof step, cudaMemcpyHostToDevice, stream));
+  TOPKNOT_CUDA(cudaMemcpyAsync(weights.data(), &one, sizeof one, cudaMemcpyHostToDevice, stream));
+  TOPKNOT_CUDA(cudaMemsetAsync(b, 0, n * sizeof(float), stream));
+  std::vector<double> ms;
+  for (int i = 0; i < kWarmUp + kTimed; ++i) {
+    TOPKNOT_CUDA(cudaMemcpyAsync(verdict.data(), &clear, sizeof clear, cudaMemcpyHostToDevice, stream));
+    fill_gradient(stream, a, n, static_cast<std::uint32_t>(i));
+    Event begin(true), end(true);
+    begin.record(stream);
+    compressor->encode(stream, {{a, n}, {b, n}}, words.data(), verdict.data(), block.data());
+    end.record(stream);
+    compressor->decode(stream, block.data(), weights.data(), verdict.data());
+    const std::span<float> average = compressor->commit(stream, verdict.data());
+    context.synchronize();
+    if (average.data() == b) std::swap(a, b);  // what was the gradient's memory holds the residual
+    if (i >= kWarmUp) ms.push_back(milliseconds_between(begin, end));
+  }
+  return median(ms);
+}
+
+// Milliseconds of torch.topk, and of top-k with error feedback in PyTorch, by number of elements.
+std::map<std::size_t, std::pair<double, double>> torch_times(const Options& options, std::string& note) {
+  const std::string script = write_peer_script(options.out, "gpu_topk.py");
+  const Outcome outcome =
+      run({{options.python, script, "--smallest", std::to_string(options.smallest), "--largest",
+            std::to_string(std::min(options.largest, 28)), "--density", std::to_string(kDensity)}},
+          0.4 * options.seconds);
+  std::map<std::size_t, std::pair<double, double>> times;
+  for (const std::string& line : lines_of(outcome.output)) {
+    const auto record = nlohmann::json::parse(line, nullptr, false);
+    if (record.is_object() && record.contains("elements"))
+      times[record["elements"]] = {record.value("topk_ms", 0.0), record.value("step_ms", 0.0)};
+  }
+  if (times.empty())
+    note = "no PyTorch figure: " + (outcome.found ? outcome.last_line() : options.python + " is not there");
+  return times;
+}
+
+}  // namespace
+
+void run_kernels(const Options& options, Report& report) {
+  const auto begin = Clock::now();
+  std::string note;
+  const auto torch = torch_times(options, note);
+  report.add({"kernels",
+              "torch.topk",
+              torch.empty() ? Status::skipped : Status::passed,
+              std::chrono::duration<double>(Clock::now() - begin).count(),
+              {},
+              note});
+  Context context({});
+  const Context::Use use(context);
+  for (int power = options.smallest; power <= options.largest; power += 2) {
+    const std::size_t n = std::size_t{1} << power;
+    const std::string size = "2^" + std::to_string(power);
+    try {
+      const DeviceArray<float> a(n), b(n);
+      TOPKNOT_CUDA(cudaMemsetAsync(a.data(), 0, a.bytes(), context.stream()));
+      const double copy = copy_rate(context, n, a.data(), b.data());
+      report.add({"kernels", "device copy, " + size, Status::passed, 0, {{"GB/s", copy}}});
+      for (const auto& [method, bytes] : bytes_of_methods()) {
+        const std::string name = method + ", " + size;
+        if (std::chrono::duration<double>(Clock::now() - begin).count() > options.seconds) {
+          report.add({"kernels", name, Status::skipped, 0, {}, "the stage's time is used up"});
+          continue;
+        }
+        const double ms = encode_ms(context, method, n, a.data(), b.data());
+        const double rate = bytes * static_cast<double>(n) / (1e6 * ms);
+        Result result{
+            "kernels", name, Status::passed, 0, {{"ms", ms}, {"GB/s", rate}, {"of a copy", rate / copy}}};
+        if (const auto peer = torch.find(n); peer != torch.end() && method == "topk") {
+          result.figures.emplace_back("times torch.topk", peer->second.first / ms);
+          result.figures.emplace_back("times PyTorch's step", peer->second.second / ms);
+        }
+        report.add(std::move(result));
+      }
+    } catch (const OutOfMemory& error) {
+      report.add({"kernels", "selections, " + size, Status::skipped, 0, {}, error.what()});
+    } catch (const std::exception& error) {
+      report.add({"kernels", "selections, " + size, Status::failed, 0, {}, error.what()});
+      return;  // the GPU may be lost
+    }
+    context.pool()->release_cached();
+  }
+}
+
+void describe_gpu(Report& report) {
+  cudaDeviceProp card{};
+  TOPKNOT_CUDA(cudaGetDeviceProperties(&card, 0));
+  int driver = 0, runtime = 0;
+  TOPKNOT_CUDA(cudaDriverGetVersion(&driver));
+  TOPKNOT_CUDA(cudaRuntimeGetVersion(&runtime));
+  report.describe("card", card.name);
+  report.describe("compute capability", std::to_string(card.major) + "." + std::to_string(card.minor));
+  report.describe("memory", std::to_string(card.totalGlobalMem >> 20) + " MiB");
+  report.describe("CUDA of the driver", std::to_string(driver));
+  report.describe("CUDA of this build", std::to_string(runtime));
+  report.describe("cuDNN", std::to_string(cudnnGetVersion()));
+}
+
+}  // namespace topknot::gpu_check
