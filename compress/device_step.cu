@@ -72,19 +72,31 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// One thread: the sum is in rank order, as the CPU's.
-__global__ void judge_kernel(const DecodedFacts* facts, int ranks, const float* weights,
-                             const StepWords* step, float* kept_weights, Verdict* verdict) {
+// One block of threads; thread 0 adds in rank order, as the CPU does.
+__global__ void __launch_bounds__(kThreads)
+    judge_kernel(const DecodedFacts* facts, int ranks, const float* weights, const StepWords* step,
+                 float* kept_weights, Verdict* verdict) {
+  __shared__ double terms[kThreads];  // negative: not finite, or damaged
   double bound = 0;
   int bad_rank = -1;
-  for (int rank = 0; rank < ranks; ++rank) {
-    kept_weights[rank] = weights[rank];
-    if (facts[rank].finite == 0 || facts[rank].damaged != 0) {
-      if (bad_rank < 0) bad_rank = rank;
-      continue;
+  for (int first = 0; first < ranks; first += kThreads) {
+    const int mine = first + static_cast<int>(threadIdx.x);
+    if (mine < ranks) {
+      const DecodedFacts found = facts[mine];
+      const float weight = weights[mine];
+      kept_weights[mine] = weight;
+      terms[threadIdx.x] = found.finite == 0 || found.damaged != 0
+                               ? -1.0
+                               : static_cast<double>(weight) * static_cast<double>(float_of(found.largest));
     }
-    bound += static_cast<double>(weights[rank]) * static_cast<double>(float_of(facts[rank].largest));
+    __syncthreads();
+    for (int i = 0; threadIdx.x == 0 && i < kThreads && first + i < ranks; ++i) {
+      if (terms[i] < 0 && bad_rank < 0) bad_rank = first + i;
+      bound += terms[i];
+    }
+    __syncthreads();
   }
+  if (threadIdx.x != 0) return;
   kept_weights[ranks] = weights[step->rank];
   if (bad_rank >= 0 && (verdict->bad_rank < 0 || bad_rank < verdict->bad_rank)) verdict->bad_rank = bad_rank;
   if (bad_rank >= 0 || !(bound <= static_cast<double>(float_of(0x7F7FFFFF)))) verdict->bad = 1;
@@ -121,7 +133,7 @@ void take_own(cudaStream_t stream, const Segments& segments, const StepWords* st
 
 void judge(cudaStream_t stream, const DecodedFacts* facts, int ranks, const float* weights,
            const StepWords* step, float* kept_weights, Verdict* verdict) {
-  launch(judge_kernel, dim3(1), dim3(1), stream, facts, ranks, weights, step, kept_weights, verdict);
+  launch(judge_kernel, dim3(1), kThreads, stream, facts, ranks, weights, step, kept_weights, verdict);
 }
 
 }  // namespace topknot::cuda

@@ -1,0 +1,29 @@
+// Blocks of threads and their threads in the other order: the same bits.
+#include "tests/cuda/compressor_ranks.h"
+#include "tests/cuda/fixture.h"
+#include "tests/cuda/stand_in/machine.h"
+
+namespace topknot {
+namespace {
+
+struct Reversed {
+  Reversed() { stand_in::machine().reverse = true; }
+  ~Reversed() { stand_in::reset(); }
+};
+
+TEST_CASE("compressors on a GPU do not depend on the order of threads") {
+  const Reversed reversed;
+  const OnGpu gpu;
+  const std::size_t n = 1300;
+  for (const char* name : test::kMethods) {
+    INFO(name);
+    CompressOptions options = test::options_of(name);
+    options.code = "rice";
+    options.values = "fp16";
+    test::BothRanks both(options, {n, {{0, 600}, {600, n}}, 3});
+    test::ten_steps(both, n, {0.75f, 1.25f, 1.0f});
+  }
+}
+
+}  // namespace
+}  // namespace topknot
