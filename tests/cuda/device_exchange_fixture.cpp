@@ -8,6 +8,7 @@
 #include <random>
 
 #include "dist/threads_communicator.h"
+#include "nn/core/device_kernels.h"
 #include "tests/cuda/fixture.h"
 #include "tests/support/catch.h"
 
@@ -55,16 +56,13 @@ std::vector<float> gather(const std::vector<Group>& groups, ParameterArena& aren
   std::vector<float> result(arena.size());
   for (const Group& group : groups) {
     const std::span<const float> values = slice(group);
-    if (!values.empty())
-      backend(arena.device()).to_host(result.data() + group.begin, values.data(), values.size());
+    backend(arena.device()).to_host(result.data() + group.begin, values.data(), values.size());
   }
   return result;
 }
 
 std::vector<float> residual_of(const std::vector<Group>& groups, ParameterArena& arena) {
-  return gather(groups, arena, [&](const Group& group) {
-    return group.compressed ? arena.residual(group.begin, group.end) : std::span<float>();
-  });
+  return gather(groups, arena, [&](const Group& group) { return arena.residual(group.begin, group.end); });
 }
 
 class Graphs {
@@ -164,13 +162,24 @@ ExchangeRecord run_rank(const ExchangePlan& plan, Communicator& communicator,
                         cuda::DeviceCommunicator& device, const MakeDeviceExchange& make, bool graphs) {
   ExchangeRecord record;
   const Device gpu = Context::current().device();
-  ExchangeModel model(gpu);
-  ParameterArena& arena = *model.arena;
   CollectiveQueue queue(communicator);
-  const auto exchange = make(arena, queue, device);
+  auto model = std::make_unique<ExchangeModel>(gpu);
+  auto exchange = make(*model->arena, queue, device);
   const cuda::DeviceArray<float> loss(1);
   Graphs captured;
   for (std::int64_t step = 0; step < plan.steps; ++step) {
+    if (step == plan.renewed) {
+      const std::vector<std::byte> state = exchange->state();
+      const std::vector<float> residual = residual_of(exchange->groups(), *model->arena);
+      exchange.reset();
+      model = std::make_unique<ExchangeModel>(gpu);
+      exchange = make(*model->arena, queue, device);
+      for (const Group& group : exchange->groups())
+        backend(gpu).to_device(model->arena->residual(group.begin, group.end).data(),
+                               residual.data() + group.begin, group.numel());
+      exchange->load_state(state);
+    }
+    ParameterArena& arena = *model->arena;
     exchange->begin_step(step, plan.density(step), plan.weights, 0.1);
     arena.clear_gradients();
     const auto order = order_of(plan, arena, step, device.rank());
@@ -195,14 +204,40 @@ ExchangeRecord run_rank(const ExchangePlan& plan, Communicator& communicator,
   return record;
 }
 
+class EchoCommunicator final : public cuda::DeviceCommunicator {
+ public:
+  int rank() const override { return 0; }
+  int size() const override { return 2; }
+  std::string backend() const override { return "echo"; }
+  bool capturable() const override { return true; }
+
+  void all_gather(const std::byte* mine, std::byte* all, std::size_t bytes, cudaStream_t stream) override {
+    for (const std::size_t rank : {0, 1})
+      TOPKNOT_CUDA(cudaMemcpyAsync(all + rank * bytes, mine, bytes, cudaMemcpyDeviceToDevice, stream));
+  }
+  void all_reduce(float* data, std::size_t n, SumOrder, cudaStream_t stream) override {
+    cuda::add_floats(stream, data, data, data, n);
+  }
+  void all_reduce_bfloat16(void* data, std::size_t n, SumOrder, cudaStream_t stream) override {
+    cuda::add_bfloat16(stream, data, data, data, n);
+  }
+  void broadcast(std::byte*, std::size_t, int, cudaStream_t) override {}
+  void wait(cudaStream_t stream) override { TOPKNOT_CUDA(cudaStreamSynchronize(stream)); }
+  void abort(const std::string&) noexcept override {}
+};
+
 }  // namespace
+
+std::unique_ptr<cuda::DeviceCommunicator> echo_communicator() {
+  return std::make_unique<EchoCommunicator>();
+}
 
 std::vector<ExchangeRecord> run_on_gpu(const ExchangePlan& plan, const MakeDeviceExchange& make,
                                        bool graphs) {
   std::vector<ExchangeRecord> records(static_cast<std::size_t>(plan.ranks));
   run_thread_ranks(plan.ranks, 60, [&](Communicator& communicator) {
     const OnGpu gpu;
-    const auto device = borrowed_communicator(communicator);
+    const auto device = cuda::make_device_communicator(communicator, 60);
     records[static_cast<std::size_t>(communicator.rank())] =
         run_rank(plan, communicator, *device, make, graphs);
   });

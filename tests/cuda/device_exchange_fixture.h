@@ -32,6 +32,7 @@ struct ExchangePlan {
       };
   std::function<float(std::int64_t step, int rank)> loss = [](std::int64_t, int) { return 1.0f; };
   bool shuffled = false;  // the order in which parameters become ready
+  int renewed = -1;       // before this step, model and exchange are made anew and go on from what was saved
 };
 
 struct ExchangeRecord {
@@ -39,8 +40,8 @@ struct ExchangeRecord {
     bool committed = false;
     int bad_rank = -1;
     std::uint64_t selected = 0;
-    std::vector<float> average;   // of the whole arena; empty where the step was refused
-    std::vector<float> residual;  // of compressed groups, else 0
+    std::vector<float> average;  // of the whole arena; empty where the step was refused
+    std::vector<float> residual;
   };
   std::vector<Step> steps;
   std::uint64_t bytes_sent = 0, bytes_received = 0;  // of the last step
@@ -59,13 +60,6 @@ std::vector<ExchangeRecord> run_on_gpu(const ExchangePlan& plan, const MakeDevic
 // The gradients and losses are rank 0's on both ranks of echo_communicator().
 ExchangeRecord run_echo(const ExchangePlan& plan, const MakeDeviceExchange& make, bool graphs);
 
-// With the CPU's compressors, for groups of any method of one round; waits for the GPU.
-std::unique_ptr<cuda::DeviceCompressor> borrowed_compressor(const CompressOptions& options,
-                                                            const GroupSpec& group,
-                                                            const std::vector<float>& weights = {});
-
-// Collectives over the host's, waiting for the GPU.
-std::unique_ptr<cuda::DeviceCommunicator> borrowed_communicator(Communicator& host);
 // Rank 0 of two that do the same; its calls can be captured.
 std::unique_ptr<cuda::DeviceCommunicator> echo_communicator();
 

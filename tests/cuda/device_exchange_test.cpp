@@ -25,13 +25,11 @@ std::vector<float> uneven(int ranks) {
   return weights;
 }
 
-// All on the GPU, with the CPU's compressors.
-MakeDeviceExchange borrowed(const ExchangePlan& plan) {
-  return [plan](ParameterArena& arena, CollectiveQueue&, cuda::DeviceCommunicator& device) {
-    return cuda::make_gpu_exchange(arena, device, plan.options,
-                                   [plan](const CompressOptions& options, const GroupSpec& group) {
-                                     return borrowed_compressor(options, group, plan.weights);
-                                   });
+MakeDeviceExchange on_gpu(const ExchangePlan& plan) {
+  return [plan](ParameterArena& arena, CollectiveQueue& queue, cuda::DeviceCommunicator& device) {
+    auto exchange = cuda::make_device_exchange(arena, queue, &device, plan.options);
+    if (exchange->capture() == cuda::DeviceExchange::Capture::none) throw Error("went through the CPU");
+    return exchange;
   };
 }
 
@@ -44,7 +42,7 @@ TEST_CASE("a dense average on the GPU is the CPU's", "[device_exchange]") {
         plan.shuffled = true;
         if (narrow) plan.options.compress.values = "bf16";
         if (merge == "all") plan.weights = uneven(ranks);
-        const auto gpu = run_on_gpu(plan, borrowed(plan)), cpu = run_on_cpu(plan);
+        const auto gpu = run_on_gpu(plan, on_gpu(plan)), cpu = run_on_cpu(plan);
         check_same(gpu, cpu);
         CHECK(gpu[0].bytes_sent == cpu[0].bytes_sent);
         CHECK(gpu[0].bytes_received == cpu[0].bytes_received);
@@ -58,11 +56,12 @@ TEST_CASE("sparse groups and the dense ones beside them are the CPU's", "[device
       for (const int ranks : {1, 3}) {
         ExchangePlan plan = plan_of("topk", ranks, merge);
         plan.options.scope = scope;
+        plan.steps = 4;
         plan.options.ordered_sum =
             false;  // the dense groups of a method are summed in rank order all the same
         plan.shuffled = ranks == 3;
         if (merge != "none") plan.weights = uneven(ranks);
-        check_same(run_on_gpu(plan, borrowed(plan)), run_on_cpu(plan));
+        check_same(run_on_gpu(plan, on_gpu(plan)), run_on_cpu(plan));
       }
     }
 }
@@ -72,7 +71,7 @@ TEST_CASE("methods with momentum, masks and thresholds go through the exchange o
   for (const std::string method : {"dgc", "regtopk", "gaussiank"}) {
     ExchangePlan plan = plan_of(method, 2, "size:4000");
     plan.options.compress.momentum = 0.9;
-    check_same(run_on_gpu(plan, borrowed(plan)), run_on_cpu(plan));
+    check_same(run_on_gpu(plan, on_gpu(plan)), run_on_cpu(plan));
   }
 }
 
@@ -90,7 +89,7 @@ TEST_CASE("a NaN of one rank refuses the step on all, and nothing has changed", 
       plan.loss = [](std::int64_t step, int rank) {
         return (step == 6 && rank == 2) || (step == 7 && rank > 0) ? NAN : 0.5f;
       };
-      auto gpu = run_on_gpu(plan, borrowed(plan));
+      const auto gpu = run_on_gpu(plan, on_gpu(plan));
       const auto cpu = run_on_cpu(plan);
       for (const auto& record : gpu) {
         for (const int step : {2, 4, 6, 7}) CHECK_FALSE(record.steps[step].committed);
@@ -98,8 +97,6 @@ TEST_CASE("a NaN of one rank refuses the step on all, and nothing has changed", 
         CHECK(record.steps[7].bad_rank == 1);
         CHECK(record.steps[8].committed);
       }
-      // The borrowed compressors do not say whose gradient it was.
-      for (auto& record : gpu) record.steps[2].bad_rank = cpu[0].steps[2].bad_rank;
       check_same(gpu, cpu);
     }
 }
@@ -107,41 +104,55 @@ TEST_CASE("a NaN of one rank refuses the step on all, and nothing has changed", 
 TEST_CASE("a density that changes during warm-up reaches every group on the GPU", "[device_exchange]") {
   ExchangePlan plan = plan_of("topk", 2, "size:4000");
   plan.density = [](std::int64_t step) { return step < 3 ? 0.25 : step < 6 ? 0.0625 : 0.01; };
-  const auto gpu = run_on_gpu(plan, borrowed(plan));
+  const auto gpu = run_on_gpu(plan, on_gpu(plan));
   check_same(gpu, run_on_cpu(plan));
   CHECK(gpu[0].steps[0].selected > gpu[0].steps[9].selected);
 }
 
+TEST_CASE("a GPU's exchange goes on from what was saved", "[device_exchange]") {
+  ExchangePlan plan = plan_of("dgc", 2, "size:4000");
+  plan.options.compress.momentum = 0.9;
+  plan.renewed = 5;
+  check_same(run_on_gpu(plan, on_gpu(plan)), run_on_cpu(plan));
+}
+
 TEST_CASE("encoding and decoding are captured as two graphs with the collectives between them",
           "[device_exchange]") {
-  for (const std::string values : {"", "bf16"}) {
-    ExchangePlan plan = plan_of("dense", 2, "size:2000");
-    plan.options.compress.values = values;
+  for (const std::string method : {"dense", "dense bf16", "topk", "gaussiank", "dgc", "regtopk"}) {
+    INFO(method);
+    ExchangePlan plan = plan_of(method.substr(0, method.find(' ')), 2, "size:4000");
+    if (method == "dense bf16") plan.options.compress.values = "bf16";
+    plan.options.compress.momentum = method == "dgc" ? 0.9 : 0.0;
     plan.weights = uneven(2);
+    plan.density = [](std::int64_t step) { return step < 2 ? 0.2 : 0.05; };
     plan.loss = [](std::int64_t step, int rank) { return step == 4 && rank == 1 ? INFINITY : 0.0f; };
-    const auto gpu = run_on_gpu(plan, borrowed(plan), true);
+    const auto gpu = run_on_gpu(plan, on_gpu(plan), true);
     check_same(gpu, run_on_cpu(plan));
-    CHECK(gpu[1].graphs == 2);
+    // Two parts; of two densities; where slices swap, for each side of the arena.
+    CHECK(gpu[1].graphs == (method.substr(0, 5) == "dense" ? 4u : 8u));
   }
 }
 
 TEST_CASE("a whole step is one graph where the collectives can be captured", "[device_exchange]") {
-  ExchangePlan plan = plan_of("dense", 2, "none");
-  const auto healthy = plan.gradient;
-  plan.gradient = [healthy](std::int64_t step, int, std::size_t element) {
-    return healthy(step, 0, element);
-  };
-  plan.loss = [](std::int64_t step, int) { return step == 4 ? NAN : 0.0f; };
-  const auto cpu = run_on_cpu(plan);
-  for (const bool graphs : {false, true}) {
-    const ExchangeRecord record = run_echo(plan, borrowed(plan), graphs);
-    check_same({record}, {cpu[0]});
-    CHECK(record.graphs == (graphs ? 1 : 0));
+  for (const std::string method : {"dense", "topk"}) {
+    ExchangePlan plan = plan_of(method, 2, "none");
+    const auto healthy = plan.gradient;
+    plan.gradient = [healthy](std::int64_t step, int, std::size_t element) {
+      return step == 6 && element == 100 ? NAN : healthy(step, 0, element);
+    };
+    plan.loss = [](std::int64_t step, int) { return step == 4 ? NAN : 0.0f; };
+    const auto cpu = run_on_cpu(plan);
+    const std::size_t sides = method == "dense" ? 1 : 2;
+    for (const bool graphs : {false, true}) {
+      const ExchangeRecord record = run_echo(plan, on_gpu(plan), graphs);
+      check_same({record}, {cpu[0]});
+      CHECK(record.graphs == (graphs ? sides : 0));
+    }
+    plan.ranks = 1;
+    const auto alone = run_on_gpu(plan, on_gpu(plan), true);
+    check_same(alone, run_on_cpu(plan));
+    CHECK(alone[0].graphs == sides);
   }
-  plan.ranks = 1;
-  const auto alone = run_on_gpu(plan, borrowed(plan), true);
-  check_same(alone, run_on_cpu(plan));
-  CHECK(alone[0].graphs == 1);
 }
 
 }  // namespace

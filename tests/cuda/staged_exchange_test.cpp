@@ -1,8 +1,11 @@
 // The CPU's exchange over copies of the gradients is the CPU's exchange.
 #include <cmath>
 
+#include "dist/threads_communicator.h"
 #include "tests/cuda/device_exchange_fixture.h"
+#include "tests/cuda/fixture.h"
 #include "tests/support/catch.h"
+#include "tests/support/user_error.h"
 
 namespace topknot {
 namespace {
@@ -34,6 +37,7 @@ TEST_CASE("gradients that go through the CPU are averaged as there, whatever the
     plan.shuffled = c.ranks_per_host == 0;
     plan.weights.assign(static_cast<std::size_t>(c.ranks), 1.0f);
     plan.weights[0] = 0.5f, plan.weights[1] = 1.5f;
+    plan.renewed = c.ranks_per_host == 0 ? 6 : -1;
     INFO(c.method << ", " << c.collective << ", " << c.ranks << " ranks");
     const auto gpu = run_on_gpu(plan, staged(plan)), cpu = run_on_cpu(plan);
     check_same(gpu, cpu);
@@ -53,6 +57,42 @@ TEST_CASE("a step that the CPU refuses is refused on the GPU", "[device_exchange
   const auto gpu = run_on_gpu(plan, staged(plan));
   check_same(gpu, run_on_cpu(plan));
   for (const int step : {2, 4}) CHECK(gpu[0].steps[step].bad_rank == 1);
+}
+
+TEST_CASE("what has no kernels goes through the CPU, without a word from the user", "[device_exchange]") {
+  const auto make = [](const ExchangePlan& plan) {
+    return [plan](ParameterArena& arena, CollectiveQueue& queue, cuda::DeviceCommunicator& device) {
+      auto exchange = cuda::make_device_exchange(arena, queue, &device, plan.options);
+      if (exchange->capture() != cuda::DeviceExchange::Capture::none) throw Error("stayed on the GPU");
+      return exchange;
+    };
+  };
+  ExchangePlan plan;
+  plan.options.compress.name = "powersgd";
+  check_same(run_on_gpu(plan, make(plan)), run_on_cpu(plan));
+  plan.options.compress.name = "topk";
+  plan.options.collective = "gtopk";
+  check_same(run_on_gpu(plan, make(plan)), run_on_cpu(plan));
+}
+
+TEST_CASE("options that contradict each other are refused as on the CPU", "[device_exchange]") {
+  const OnGpu gpu;
+  const ExchangeModel model(gpu.device());
+  const auto alone = make_thread_group(1, 20);
+  CollectiveQueue queue(*alone[0]);
+  const auto device = echo_communicator();
+  const auto make = [&](const ExchangeOptions& options) {
+    return [&] { cuda::make_device_exchange(*model.arena, queue, device.get(), options); };
+  };
+  ExchangeOptions options;
+  options.compress.name = "topkk";
+  CHECK(user_error(make(options), {"compress.name", "topkk"}));
+  options.compress.name = "dense";
+  options.compress.memory = "residual";
+  CHECK(user_error(make(options), {"compress.memory"}));
+  options = {};
+  options.compress.name = "topk", options.scope = "model", options.merge = "none";
+  CHECK(user_error(make(options), {"compress.scope", "exchange.merge"}));
 }
 
 TEST_CASE("what keeps gradients from staying on the GPU is named", "[device_exchange]") {
