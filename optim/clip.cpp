@@ -9,11 +9,13 @@
 #include "nn/core/multiply.h"
 #include "nn/core/simd.h"
 #include "nn/core/text.h"
+#include "optim/clip_rule.h"
 
 namespace topknot {
 namespace {
 
-constexpr std::size_t kBlock = 1 << 13;
+constexpr std::size_t kBlock = kClipBlock;
+static_assert(kClipLanes == kLanes);
 constexpr std::size_t kParallelFrom = 1 << 16;
 
 // Sixteen running sums, so that the compiler may use vectors without reordering anything.
@@ -31,17 +33,17 @@ TOPKNOT_MULTIVERSION double block_sum_of_squares(const float* values, std::size_
   return sum;
 }
 
-void check_max_norm(double max_norm) {
-  if (!(max_norm > 0))
-    throw UserError("a clipping norm must be greater than 0, not " + short_text(max_norm) +
-                    "; leave the key out to clip nothing");
-}
-
 std::span<float> gradient_of(Parameter& parameter) {
   return {parameter.gradient(), parameter.numel()};
 }
 
 }  // namespace
+
+void check_clip_norm(double max_norm) {
+  if (!(max_norm > 0))
+    throw UserError("a clipping norm must be greater than 0, not " + short_text(max_norm) +
+                    "; leave the key out to clip nothing");
+}
 
 double sum_of_squares(std::span<const float> values) {
   const std::int64_t blocks = static_cast<std::int64_t>((values.size() + kBlock - 1) / kBlock);
@@ -62,8 +64,8 @@ double l2_norm(std::span<const float> values) {
 }
 
 double clip_factor(double norm, double max_norm) {
-  check_max_norm(max_norm);
-  return std::isfinite(norm) && norm > max_norm ? max_norm / norm : 1.0;
+  check_clip_norm(max_norm);
+  return clip_factor_of(norm, max_norm);
 }
 
 void scale(std::span<float> values, double factor) {

@@ -16,6 +16,8 @@ namespace topknot {
 double sum_of_squares(std::span<const float> values);
 double l2_norm(std::span<const float> values);
 
+void check_clip_norm(double max_norm);  // throws UserError unless it is greater than 0
+
 // max_norm / norm where the norm is finite and greater than max_norm, else 1.
 double clip_factor(double norm, double max_norm);
 

@@ -21,8 +21,8 @@ Registry<OptimizerFactory>& optimizers() {
   return registry;
 }
 
-std::unique_ptr<Optimizer> make_optimizer(const OptimizerOptions& options, ParameterArena& arena) {
-  const OptimizerFactory factory = optimizers().find(options.name);
+void check_optimizer(const OptimizerOptions& options) {
+  optimizers().find(options.name);
   require(std::isfinite(options.lr) && options.lr > 0, "lr", "greater than 0", options.lr);
   require(options.momentum >= 0 && options.momentum < 1, "momentum", "in [0, 1)", options.momentum);
   require(std::isfinite(options.weight_decay) && options.weight_decay >= 0, "weight_decay", "0 or greater",
@@ -30,7 +30,11 @@ std::unique_ptr<Optimizer> make_optimizer(const OptimizerOptions& options, Param
   if (options.nesterov && options.momentum == 0)
     throw UserError(
         "optimizer.nesterov needs momentum: set optimizer.momentum above 0, or optimizer.nesterov to false");
-  return factory(options, arena);
+}
+
+std::unique_ptr<Optimizer> make_optimizer(const OptimizerOptions& options, ParameterArena& arena) {
+  check_optimizer(options);
+  return optimizers().find(options.name)(options, arena);
 }
 
 }  // namespace topknot

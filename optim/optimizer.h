@@ -44,7 +44,10 @@ using OptimizerFactory = std::unique_ptr<Optimizer> (*)(const OptimizerOptions& 
                                                         ParameterArena& arena);
 Registry<OptimizerFactory>& optimizers();
 
-// Throws UserError, naming the key, for an unknown name or a value out of range. The arena must outlive the
+// Throws UserError, naming the key, for an unknown name or a value out of range.
+void check_optimizer(const OptimizerOptions& options);
+
+// Throws as check_optimizer(). The arena must outlive the
 // result.
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerOptions& options, ParameterArena& arena);
 

@@ -20,6 +20,8 @@
 #include "nn/core/check.h"
 #include "nn/core/simd.h"
 #include "optim/optimizer.h"
+#include "optim/sgd_ranges.h"
+#include "optim/sgd_rule.h"
 
 namespace topknot {
 namespace {
@@ -28,85 +30,51 @@ namespace {
 constexpr std::size_t kChunk = 1 << 14;
 constexpr std::size_t kParallelFrom = 1 << 16;
 
-struct Rates {
-  float lr, momentum, decay, scale;
-};
-
-enum class Rule { plain, momentum, nesterov, decay_momentum, decay_nesterov, has_lr };
-constexpr bool has_buffer(Rule rule) {
-  return rule != Rule::plain && rule != Rule::has_lr;
-}
-
-template <Rule rule, class T>
-TOPKNOT_INLINE void step_lanes(T& weight, T gradient, T& buffer, const Rates& rates) {
-  constexpr bool apart = rule == Rule::decay_momentum || rule == Rule::decay_nesterov;
-  if constexpr (rule == Rule::has_lr) {
-    weight = weight - (gradient * rates.scale + rates.lr * (rates.decay * weight));
-    return;
-  }
-  T direction = rates.decay * weight;
-  if constexpr (!apart) direction = gradient * rates.scale + direction;
-  if constexpr (has_buffer(rule)) {
-    buffer = rates.momentum * buffer + direction;
-    constexpr bool nesterov = rule == Rule::nesterov || rule == Rule::decay_nesterov;
-    direction = nesterov ? direction + rates.momentum * buffer : buffer;
-  }
-  if constexpr (apart) direction = direction + gradient * rates.scale;
-  weight = weight - rates.lr * direction;
-}
-
-template <Rule rule>
+template <SgdRule rule>
 TOPKNOT_INLINE void step_chunk(float* weights, const float* gradient, float* buffer, std::size_t n,
-                               Rates rates) {
+                               SgdRates rates) {
   std::size_t i = 0;
   for (; i + kLanes <= n; i += kLanes) {
     Lanes w = load(weights + i), b = {};
-    if constexpr (has_buffer(rule)) b = load(buffer + i);
-    step_lanes<rule>(w, load(gradient + i), b, rates);
+    if constexpr (kHasMomentum<rule>) b = load(buffer + i);
+    sgd_step<rule>(w, load(gradient + i), b, rates);
     store(weights + i, w);
-    if constexpr (has_buffer(rule)) store(buffer + i, b);
+    if constexpr (kHasMomentum<rule>) store(buffer + i, b);
   }
   for (; i < n; ++i) {
     float unused = 0;
-    step_lanes<rule>(weights[i], gradient[i], has_buffer(rule) ? buffer[i] : unused, rates);
+    sgd_step<rule>(weights[i], gradient[i], kHasMomentum<rule> ? buffer[i] : unused, rates);
   }
 }
 
-using ChunkStep = void (*)(float*, const float*, float*, std::size_t, Rates);
+using ChunkStep = void (*)(float*, const float*, float*, std::size_t, SgdRates);
 
-TOPKNOT_MULTIVERSION void step_plain(float* w, const float* g, float* b, std::size_t n, Rates rates) {
-  step_chunk<Rule::plain>(w, g, b, n, rates);
+TOPKNOT_MULTIVERSION void step_plain(float* w, const float* g, float* b, std::size_t n, SgdRates rates) {
+  step_chunk<SgdRule::plain>(w, g, b, n, rates);
 }
-TOPKNOT_MULTIVERSION void step_momentum(float* w, const float* g, float* b, std::size_t n, Rates rates) {
-  step_chunk<Rule::momentum>(w, g, b, n, rates);
+TOPKNOT_MULTIVERSION void step_momentum(float* w, const float* g, float* b, std::size_t n, SgdRates rates) {
+  step_chunk<SgdRule::momentum>(w, g, b, n, rates);
 }
-TOPKNOT_MULTIVERSION void step_nesterov(float* w, const float* g, float* b, std::size_t n, Rates rates) {
-  step_chunk<Rule::nesterov>(w, g, b, n, rates);
+TOPKNOT_MULTIVERSION void step_nesterov(float* w, const float* g, float* b, std::size_t n, SgdRates rates) {
+  step_chunk<SgdRule::nesterov>(w, g, b, n, rates);
 }
 
 TOPKNOT_MULTIVERSION void step_decay_momentum(float* w, const float* g, float* b, std::size_t n,
-                                              Rates rates) {
-  step_chunk<Rule::decay_momentum>(w, g, b, n, rates);
+                                              SgdRates rates) {
+  step_chunk<SgdRule::decay_momentum>(w, g, b, n, rates);
 }
 TOPKNOT_MULTIVERSION void step_decay_nesterov(float* w, const float* g, float* b, std::size_t n,
-                                              Rates rates) {
-  step_chunk<Rule::decay_nesterov>(w, g, b, n, rates);
+                                              SgdRates rates) {
+  step_chunk<SgdRule::decay_nesterov>(w, g, b, n, rates);
 }
-TOPKNOT_MULTIVERSION void step_has_lr(float* w, const float* g, float* b, std::size_t n, Rates rates) {
-  step_chunk<Rule::has_lr>(w, g, b, n, rates);
+TOPKNOT_MULTIVERSION void step_has_lr(float* w, const float* g, float* b, std::size_t n, SgdRates rates) {
+  step_chunk<SgdRule::has_lr>(w, g, b, n, rates);
 }
 
 class Sgd : public Optimizer {
  public:
-  Sgd(const OptimizerOptions& options, ParameterArena& arena) : options_(options), arena_(arena) {
-    for (const Parameter* parameter : arena.parameters()) {
-      const bool decays = options.weight_decay > 0 && (options.decay_1d || parameter->shape().rank() > 1);
-      const std::size_t end = parameter->offset() + parameter->numel();
-      if (!ranges_.empty() && ranges_.back().decays == decays)
-        ranges_.back().end = end;
-      else
-        ranges_.push_back({parameter->offset(), end, decays});
-    }
+  Sgd(const OptimizerOptions& options, ParameterArena& arena)
+      : options_(options), arena_(arena), ranges_(sgd_ranges(options, arena)) {
     if (options.momentum > 0) momentum_.assign(arena.size(), 0.0f);
   }
 
@@ -117,12 +85,12 @@ class Sgd : public Optimizer {
     TOPKNOT_CHECK(form != GradientForm::has_lr || options_.momentum == 0,
                   "a gradient that has the learning rate in it cannot take momentum");
     const ChunkStep step = step_for(form);
-    for (const Range& range : ranges_) {
+    for (const SgdRange& range : ranges_) {
       const std::size_t from = std::max(offset, range.begin), to = std::min(end, range.end);
       if (from >= to) continue;
-      const Rates rates{static_cast<float>(lr), static_cast<float>(options_.momentum),
-                        range.decays ? static_cast<float>(options_.weight_decay) : 0.0f,
-                        static_cast<float>(gradient_scale)};
+      const SgdRates rates{static_cast<float>(lr), static_cast<float>(options_.momentum),
+                           range.decays ? static_cast<float>(options_.weight_decay) : 0.0f,
+                           static_cast<float>(gradient_scale)};
       update_range(step, from, to, gradient.data() + (from - offset), rates);
     }
   }
@@ -133,20 +101,25 @@ class Sgd : public Optimizer {
   }
 
  private:
-  struct Range {
-    std::size_t begin, end;
-    bool decays;
-  };
-
   ChunkStep step_for(GradientForm form) const {
-    if (form == GradientForm::has_lr) return step_has_lr;
-    if (options_.momentum == 0) return step_plain;
-    if (form == GradientForm::has_momentum)
-      return options_.nesterov ? step_decay_nesterov : step_decay_momentum;
-    return options_.nesterov ? step_nesterov : step_momentum;
+    switch (sgd_rule(options_.momentum > 0, options_.nesterov, form)) {
+      case SgdRule::momentum:
+        return step_momentum;
+      case SgdRule::nesterov:
+        return step_nesterov;
+      case SgdRule::decay_momentum:
+        return step_decay_momentum;
+      case SgdRule::decay_nesterov:
+        return step_decay_nesterov;
+      case SgdRule::has_lr:
+        return step_has_lr;
+      case SgdRule::plain:
+        break;
+    }
+    return step_plain;
   }
 
-  void update_range(ChunkStep step, std::size_t from, std::size_t to, const float* gradient, Rates rates) {
+  void update_range(ChunkStep step, std::size_t from, std::size_t to, const float* gradient, SgdRates rates) {
     float* weights = arena_.weights().data() + from;
     float* buffer = momentum_.empty() ? nullptr : momentum_.data() + from;
     const std::size_t n = to - from;
@@ -161,7 +134,7 @@ class Sgd : public Optimizer {
 
   OptimizerOptions options_;
   ParameterArena& arena_;
-  std::vector<Range> ranges_;  // ascending, covering the arena
+  std::vector<SgdRange> ranges_;
   std::vector<float> momentum_;
 };
 
@@ -173,4 +146,18 @@ const bool registered =
      true);
 
 }  // namespace
+
+std::vector<SgdRange> sgd_ranges(const OptimizerOptions& options, const ParameterArena& arena) {
+  std::vector<SgdRange> ranges;
+  for (const Parameter* parameter : arena.parameters()) {
+    const bool decays = options.weight_decay > 0 && (options.decay_1d || parameter->shape().rank() > 1);
+    const std::size_t end = parameter->offset() + parameter->numel();
+    if (!ranges.empty() && ranges.back().decays == decays)
+      ranges.back().end = end;
+    else
+      ranges.push_back({parameter->offset(), end, decays});
+  }
+  return ranges;
+}
+
 }  // namespace topknot

@@ -1,0 +1,68 @@
+// Clipping on a GPU: the CPU's sums and factors, bit for bit.
+#include "optim/clip.h"
+
+#include <cmath>
+#include <limits>
+
+#include "nn/core/rng.h"
+#include "optim/device_optimizer.h"
+#include "tests/cuda/device_vector.h"
+#include "tests/cuda/fixture.h"
+#include "tests/support/catch.h"
+
+namespace topknot {
+namespace {
+
+using namespace test;
+
+std::vector<float> gradient(std::size_t n, std::uint32_t stream = 1) {
+  const CounterRng rng(4, RngUse::test, stream);
+  std::vector<float> values(n);
+  for (std::size_t i = 0; i < n; ++i) values[i] = rng.normal(i);
+  return values;
+}
+
+TEST_CASE("a sum of squares on a GPU has the CPU's bits, whatever the length") {
+  const OnGpu gpu;
+  cuda::DeviceClip clip(300000);
+  DeviceVector<double> sum(1);
+  for (const std::size_t n : {0, 1, 15, 17, 255, 4099, 8191, 8192, 8193, 131072 + 5, 300000}) {
+    INFO(n);
+    const auto values = gradient(n);
+    const DeviceVector<float> there(values);
+    clip.sum_of_squares(gpu.stream(), {there.data(), n}, sum.data(), false);
+    CHECK(same_bits(sum.host(), {sum_of_squares(values)}));
+    clip.sum_of_squares(gpu.stream(), {there.data(), n}, sum.data(), true);
+    CHECK(same_bits(sum.host(), {sum_of_squares(values) + sum_of_squares(values)}));
+  }
+  CHECK_THROWS_AS(
+      clip.sum_of_squares(gpu.stream(), {static_cast<const float*>(nullptr), 300001}, sum.data(), false),
+      Error);
+}
+
+TEST_CASE("clipping on a GPU scales what the CPU scales, and nothing that is not finite") {
+  const OnGpu gpu;
+  const std::size_t n = 5000;
+  cuda::DeviceClip clip(n);
+  DeviceVector<double> sum(1);
+  DeviceVector<cuda::StepWords> words(std::vector<cuda::StepWords>(1));
+  for (const float odd :
+       {0.5f, std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()})
+    for (const double max_norm : {0.25, 70.0, 1e6}) {
+      auto values = gradient(n);
+      values[77] = odd;
+      DeviceVector<float> there(values);
+      clip.sum_of_squares(gpu.stream(), {there.data(), n}, sum.data(), false);
+      clip.scale(gpu.stream(), {there.data(), n}, sum.data(), max_norm);
+      clip.set_gradient_scale(gpu.stream(), sum.data(), max_norm, words.data());
+      const double factor = clip_factor(l2_norm(values), max_norm);
+      scale(values, factor);
+      CHECK(same_bits(there.host(), values));
+      CHECK(words.host()[0].gradient_scale == factor);
+      CHECK(words.host()[0].lr == 1.0);
+    }
+  CHECK_THROWS_AS(clip.set_gradient_scale(gpu.stream(), sum.data(), 0, words.data()), UserError);
+}
+
+}  // namespace
+}  // namespace topknot

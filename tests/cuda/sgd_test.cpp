@@ -1,0 +1,184 @@
+// SGD on a GPU: every rule changes weights and momentum as the CPU does, bit for bit, unless the step is bad.
+#include "nn/core/rng.h"
+#include "optim/device_optimizer.h"
+#include "tests/cuda/device_vector.h"
+#include "tests/cuda/fixture.h"
+#include "tests/support/catch.h"
+#include "tests/support/error_text.h"
+
+namespace topknot {
+namespace {
+
+using namespace test;
+
+void normal(std::span<float> values, const CounterRng& rng) {
+  for (std::size_t i = 0; i < values.size(); ++i) values[i] = rng.normal(i);
+}
+
+// Matrices and vectors take turns, so that runs that decay and runs that do not are short and many.
+struct Model {
+  ParameterStore store;
+  ParameterArena* arena;
+  explicit Model(Device device = {}) : store(device) {
+    for (const std::int64_t i : {0, 1, 2, 3}) {
+      store.add("weight" + std::to_string(i), {3 + i, 7}, normal);
+      store.add("bias" + std::to_string(i), {3 + i}, normal);
+    }
+    store.add("wide", {61, 37}, normal);
+    arena = &store.build([](const Parameter&) { return true; }, 1);
+  }
+};
+
+std::vector<float> gradient_of_step(std::size_t size, std::uint32_t step) {
+  std::vector<float> gradient(size);
+  normal(gradient, CounterRng(2, RngUse::test, step));
+  return gradient;
+}
+
+struct Case {
+  OptimizerOptions options;
+  GradientForm form;
+};
+
+std::vector<Case> all_rules() {
+  std::vector<Case> cases;
+  for (const bool decay_1d : {false, true})
+    for (const double decay : {0.0, 0.1}) {
+      OptimizerOptions o;
+      o.weight_decay = decay, o.decay_1d = decay_1d;
+      cases.push_back({o, GradientForm::plain});
+      cases.push_back({o, GradientForm::has_lr});
+      o.momentum = 0.9;
+      for (const bool nesterov : {false, true}) {
+        o.nesterov = nesterov;
+        cases.push_back({o, GradientForm::plain});
+        cases.push_back({o, GradientForm::has_momentum});
+      }
+    }
+  return cases;
+}
+
+using Slices = std::vector<std::pair<std::size_t, std::size_t>>;
+
+// Two steps on both; `shift`: floats by which the GPU's gradient is off a 16-byte address.
+void check_case(const Case& c, const Slices& slices, std::size_t shift) {
+  const OnGpu gpu;
+  Model here, there(gpu.device());
+  const std::size_t size = here.arena->size();
+  const auto cpu = make_optimizer(c.options, *here.arena);
+  const auto device = cuda::make_device_optimizer(c.options, *there.arena);
+  DeviceVector<cuda::StepWords> words(1);
+  const DeviceVector<cuda::Verdict> verdict(std::vector<cuda::Verdict>(1));
+  for (const std::uint32_t step : {0u, 1u}) {
+    cuda::StepWords numbers;
+    numbers.lr = 0.1 / (1 + step), numbers.gradient_scale = 1.0 / 3;
+    words.set({numbers});
+    const auto gradient = gradient_of_step(size, step);
+    std::vector<float> shifted(shift, 0.0f);
+    shifted.insert(shifted.end(), gradient.begin(), gradient.end());
+    const DeviceVector<float> there_gradient(shifted);
+    for (const auto& [begin, end] : slices) {
+      cpu->update(begin, std::span(gradient).subspan(begin, end - begin), numbers.lr, numbers.gradient_scale,
+                  c.form);
+      device->update(gpu.stream(), begin, {there_gradient.data() + shift + begin, end - begin}, words.data(),
+                     verdict.data(), c.form);
+    }
+  }
+  CHECK(same_bits(there.arena->host_weights(), here.arena->host_weights()));
+  REQUIRE(device->state().size() == cpu->state().size());
+  for (std::size_t i = 0; i < cpu->state().size(); ++i) {
+    const auto expected = cpu->state()[i];
+    const auto actual = device->state()[i];
+    CHECK(same_bits(to_host(actual.data(), actual.size()),
+                    std::vector<float>(expected.begin(), expected.end())));
+  }
+}
+
+TEST_CASE("SGD on a GPU is the CPU's bit for bit: every rule, with decay of 1-D parameters and without") {
+  for (const Case& c : all_rules()) {
+    INFO("momentum " << c.options.momentum << ", nesterov " << c.options.nesterov << ", decay "
+                     << c.options.weight_decay << ", decay_1d " << c.options.decay_1d << ", form "
+                     << static_cast<int>(c.form));
+    const std::size_t size = Model().arena->size();
+    check_case(c, {{0, size}}, 0);
+  }
+}
+
+TEST_CASE("SGD on a GPU does not depend on how the arena is cut, nor on how a gradient lies in memory") {
+  Case c;
+  c.options.momentum = 0.9, c.options.nesterov = true, c.options.weight_decay = 0.1;
+  const std::size_t size = Model().arena->size();
+  check_case(c, {{0, 21}, {21, 22}, {22, 150}, {150, 150}, {150, size}}, 0);
+  check_case(c, {{0, size}}, 1);
+  check_case(c, {{4, size}, {0, 4}}, 0);
+}
+
+TEST_CASE("a bad verdict changes neither weights nor momentum") {
+  const OnGpu gpu;
+  OptimizerOptions options;
+  options.momentum = 0.9;
+  Model model(gpu.device());
+  const auto optimizer = cuda::make_device_optimizer(options, *model.arena);
+  const auto before = model.arena->host_weights();
+  const DeviceVector<float> gradient(gradient_of_step(before.size(), 1));
+  const DeviceVector<cuda::StepWords> words(std::vector<cuda::StepWords>(1));
+  cuda::Verdict bad;
+  bad.bad = 1;
+  DeviceVector<cuda::Verdict> verdict(std::vector<cuda::Verdict>{bad});
+  const auto update = [&] {
+    optimizer->update(gpu.stream(), 0, {gradient.data(), gradient.size()}, words.data(), verdict.data());
+    return model.arena->host_weights();
+  };
+  CHECK(same_bits(update(), before));
+  const auto momentum = optimizer->state()[0];
+  CHECK(to_host(momentum.data(), momentum.size()) == std::vector<float>(before.size()));
+  verdict.set({cuda::Verdict{}});
+  CHECK_FALSE(same_bits(update(), before));
+}
+
+TEST_CASE("a captured update reads each step's learning rate and scale") {
+  const OnGpu gpu;
+  OptimizerOptions options;
+  Model here, there(gpu.device());
+  const auto cpu = make_optimizer(options, *here.arena);
+  const auto device = cuda::make_device_optimizer(options, *there.arena);
+  const auto gradient = gradient_of_step(here.arena->size(), 3);
+  const DeviceVector<float> there_gradient(gradient);
+  DeviceVector<cuda::StepWords> words(1);
+  CapturedGraph graph(gpu.stream(), [&] {
+    device->update(gpu.stream(), 0, {there_gradient.data(), gradient.size()}, words.data(), nullptr);
+  });
+  for (const double lr : {0.5, 0.25}) {
+    cuda::StepWords numbers;
+    numbers.lr = lr, numbers.gradient_scale = lr / 3;
+    words.set({numbers});
+    graph.launch(gpu.stream());
+    cpu->update(0, gradient, numbers.lr, numbers.gradient_scale);
+    CHECK(same_bits(there.arena->host_weights(), here.arena->host_weights()));
+  }
+}
+
+TEST_CASE("an optimizer on a GPU refuses what the CPU's refuses") {
+  const OnGpu gpu;
+  Model model(gpu.device());
+  const auto make = [&](const OptimizerOptions& o) {
+    return error_text([&] { cuda::make_device_optimizer(o, *model.arena); });
+  };
+  OptimizerOptions options;
+  options.lr = -1;
+  CHECK(says(make(options), {"optimizer.lr"}));
+  options = {};
+  options.name = "sdg";
+  CHECK(says(make(options), {"sdg", "sgd"}));
+  options = {};
+  options.momentum = 0.5;
+  const auto optimizer = cuda::make_device_optimizer(options, *model.arena);
+  const auto update = [&](std::size_t offset, GradientForm form) {
+    optimizer->update(gpu.stream(), offset, {model.arena->weights().data(), 8}, nullptr, nullptr, form);
+  };
+  CHECK_THROWS_AS(update(0, GradientForm::has_lr), Error);
+  CHECK_THROWS_AS(update(model.arena->size() - 7, GradientForm::plain), Error);
+}
+
+}  // namespace
+}  // namespace topknot

@@ -1,0 +1,50 @@
+// SGD and clipping do not lean on the order of blocks and threads.
+#include "nn/core/rng.h"
+#include "optim/device_optimizer.h"
+#include "tests/cuda/device_vector.h"
+#include "tests/cuda/fixture.h"
+#include "tests/cuda/stand_in/machine.h"
+#include "tests/support/catch.h"
+
+namespace topknot {
+namespace {
+
+using namespace test;
+
+TEST_CASE("a clipped SGD step gives the same whatever the order of blocks and threads") {
+  std::vector<std::vector<float>> weights;
+  std::vector<double> scales;
+  for (const bool reverse : {false, true}) {
+    stand_in::reset();
+    stand_in::machine().reverse = reverse;
+    const OnGpu gpu;
+    ParameterStore store(gpu.device());
+    const auto normal = [](std::span<float> v, const CounterRng& rng) {
+      for (std::size_t i = 0; i < v.size(); ++i) v[i] = rng.normal(i);
+    };
+    store.add("weight", {130, 170}, normal);
+    store.add("bias", {170}, normal);
+    ParameterArena& arena = store.build([](const Parameter&) { return true; }, 1);
+    OptimizerOptions options;
+    options.momentum = 0.9, options.weight_decay = 0.1;
+    const auto optimizer = cuda::make_device_optimizer(options, arena);
+    std::vector<float> gradient(arena.size());
+    normal(gradient, CounterRng(1, RngUse::test));
+    const DeviceVector<float> there(gradient);
+    const DeviceVector<double> sum(1);
+    DeviceVector<cuda::StepWords> words(std::vector<cuda::StepWords>(1));
+    cuda::DeviceClip clip(arena.size());
+    clip.sum_of_squares(gpu.stream(), {there.data(), there.size()}, sum.data(), false);
+    clip.set_gradient_scale(gpu.stream(), sum.data(), 1.0, words.data());
+    optimizer->update(gpu.stream(), 0, {there.data(), there.size()}, words.data(), nullptr);
+    weights.push_back(arena.host_weights());
+    scales.push_back(words.host()[0].gradient_scale);
+  }
+  stand_in::reset();
+  CHECK(same_bits(weights[0], weights[1]));
+  CHECK(same_bits(scales, {scales[0], scales[0]}));
+  CHECK(scales[0] < 1);
+}
+
+}  // namespace
+}  // namespace topknot
