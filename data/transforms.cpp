@@ -34,8 +34,8 @@ void map_channel(const T* source, std::int64_t height, std::int64_t width, const
 CropFlip draw_crop_flip(std::uint64_t seed, std::int64_t epoch, std::int64_t sample) {
   const CounterRng rng(seed, RngUse::augment, static_cast<std::uint32_t>(epoch),
                        static_cast<std::uint32_t>(sample));
-  return {static_cast<int>(rng.below(0, 2 * kCropPadding + 1)),
-          static_cast<int>(rng.below(1, 2 * kCropPadding + 1)), rng.below(2, 2) == 1};
+  const CropDraw draw = crop_draw(rng.stream().block(0));
+  return {draw.top, draw.left, draw.flip};
 }
 
 bool resolve_augment(const std::string& setting, const Dataset& dataset) {
@@ -66,7 +66,7 @@ Transform::Transform(const Dataset& dataset, bool augment, std::uint64_t seed)
   if (dataset.size() > 0 && dataset.bytes(0))
     for (std::size_t c = 0; c < mean_.size(); ++c)
       for (int byte = 0; byte < 256; ++byte)
-        of_byte_.push_back((static_cast<float>(byte) / 255.0f - mean_[c]) / std_[c]);
+        of_byte_.push_back(normalised(value_of_byte(static_cast<std::uint8_t>(byte)), mean_[c], std_[c]));
 }
 
 void Transform::apply(std::int64_t index, std::int64_t epoch, float* out) const {
@@ -83,15 +83,15 @@ void Transform::apply(std::int64_t index, const CropFlip& choice, float* out) co
   }
   for (std::int64_t c = 0; c < channels_; ++c, out += area) {
     const float mean = mean_[static_cast<std::size_t>(c)], std = std_[static_cast<std::size_t>(c)];
-    const float black = (0.0f - mean) / std;
+    const float black = normalised(0.0f, mean, std);
     if (bytes) {
       const float* of_byte = of_byte_.data() + 256 * c;
       map_channel(
           bytes + c * area, height_, width_, choice, black, [&](std::uint8_t b) { return of_byte[b]; }, out);
     } else {
       map_channel(
-          raw.data() + c * area, height_, width_, choice, black, [&](float x) { return (x - mean) / std; },
-          out);
+          raw.data() + c * area, height_, width_, choice, black,
+          [&](float x) { return normalised(x, mean, std); }, out);
     }
   }
 }

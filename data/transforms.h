@@ -8,11 +8,9 @@
 #include <vector>
 
 #include "data/dataset.h"
+#include "data/pixel_rule.h"
 
 namespace topknot {
-
-// Pixels of black on each side before the crop (He et al. 2015, section 4.2).
-inline constexpr int kCropPadding = 4;
 
 struct CropFlip {
   // Corner in the padded picture, 0 .. 2 * kCropPadding; 4, 4 is no shift.
