@@ -1,6 +1,5 @@
 #include "compress/select/device_selector.h"
 
-#include "compress/select/device_selector_parts.h"
 #include "compress/select/device_selectors.h"
 
 namespace topknot::cuda {
@@ -11,8 +10,8 @@ std::unique_ptr<DeviceSelector> make_device_selector(const std::string& select,
   if (select == "topk") return make_device_topk(options, n);
   if (select == "threshold") return make_device_threshold(options, n);
   if (select == "gaussiank") return make_device_gaussiank(options, n);
-  if (select == "dgc_sampled") return make_dgc_sampled_on_gpu(options, n, position);
-  if (select == "regtopk") return make_regtopk_on_gpu(options, n);
+  if (select == "dgc_sampled") return make_device_dgc_sampled(options, n, position);
+  if (select == "regtopk") return make_device_regtopk(options, n);
   return nullptr;
 }
 

@@ -14,6 +14,12 @@ namespace topknot::cuda {
 std::unique_ptr<DeviceSelector> make_device_topk(const CompressOptions& options, std::size_t n);
 std::unique_ptr<DeviceSelector> make_device_threshold(const CompressOptions& options, std::size_t n);
 std::unique_ptr<DeviceSelector> make_device_gaussiank(const CompressOptions& options, std::size_t n);
+std::unique_ptr<DeviceSelector> make_device_dgc_sampled(const CompressOptions& options, std::size_t n,
+                                                        std::size_t position);
+// Its scores hold tanh in double: a GPU's may differ from the host's in the last bit, so that a score, which is
+// rounded to float, differs in its last bit about once in 2^28, and only where that bit decides who is the k-th does
+// another entry travel.
+std::unique_ptr<DeviceSelector> make_device_regtopk(const CompressOptions& options, std::size_t n);
 
 inline FactsOut facts_of(const DeviceSelected& selected) {
   DeviceSelected::Facts* facts = selected.facts;

@@ -60,7 +60,7 @@ __global__ void bound_kernel(DgcControl* control) {
 
 // The choice, now that the threshold is known; `exact`: the k largest in place of all that reach it.
 __device__ void choose(DgcControl& c, const DgcRule& rule, const EntryList& list, bool exact,
-                       const DgcFacts& facts) {
+                       const FactsOut& facts) {
   exact |= c.count > c.k && !rule.lowest;
   const std::uint32_t kept = c.count < c.k ? c.count : c.k;
   c.final.skip = kept == 0;
@@ -74,7 +74,7 @@ __device__ void choose(DgcControl& c, const DgcRule& rule, const EntryList& list
 
 // Changes t as the loop of the CPU's selector does, as far as it is known how many reach the thresholds to come;
 // else says which are to be counted. With resampling t only falls, so that one count tells all.
-__device__ void adapt(DgcControl& c, const DgcRule& rule, const EntryList& list, const DgcFacts& facts) {
+__device__ void adapt(DgcControl& c, const DgcRule& rule, const EntryList& list, const FactsOut& facts) {
   int next = 0;
   bool exact = false;
   for (;; ++c.adaptations) {
@@ -107,7 +107,7 @@ __device__ void adapt(DgcControl& c, const DgcRule& rule, const EntryList& list,
   choose(c, rule, list, exact, facts);
 }
 
-__global__ void judge_kernel(DgcRule rule, EntryList list, DgcControl* control, DgcFacts facts) {
+__global__ void judge_kernel(DgcRule rule, EntryList list, DgcControl* control, FactsOut facts) {
   DgcControl& c = *control;
   *facts.count = *facts.over = 0;
   *facts.finite = list.facts->finite;
@@ -133,7 +133,7 @@ __global__ void judge_kernel(DgcRule rule, EntryList list, DgcControl* control, 
 }
 
 __global__ void __launch_bounds__(kThreads)
-    adapt_kernel(DgcRule rule, const float* u, EntryList list, DgcControl* control, DgcFacts facts) {
+    adapt_kernel(DgcRule rule, const float* u, EntryList list, DgcControl* control, FactsOut facts) {
   if (!control->pending) return;
   GpuKey above[kRungs];
   std::uint32_t reach[kRungs];
@@ -182,12 +182,12 @@ void dgc_bound(cudaStream_t stream, DgcControl* control) {
 }
 
 void dgc_judge(cudaStream_t stream, const DgcRule& rule, const EntryList& list, DgcControl* control,
-               const DgcFacts& facts) {
+               const FactsOut& facts) {
   launch(judge_kernel, 1, 1, stream, rule, list, control, facts);
 }
 
 void dgc_adapt(cudaStream_t stream, const DgcRule& rule, const float* u, const EntryList& list,
-               DgcControl* control, const DgcFacts& facts) {
+               DgcControl* control, const FactsOut& facts) {
   launch(adapt_kernel, grid_for(rule.n, kThreads * 16, 1024), kThreads, stream, rule, u, list, control,
          facts);
 }

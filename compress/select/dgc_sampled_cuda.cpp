@@ -1,6 +1,6 @@
 #include "compress/select/dgc_sampled.h"
 
-#include "compress/select/device_selector_parts.h"
+#include "compress/select/device_selectors.h"
 #include "compress/select/dgc_sampled_kernels.h"
 #include "compress/select/gpu_select_memory.h"
 #include "nn/core/cuda_context.h"
@@ -33,8 +33,7 @@ class DgcSampledOnGpu final : public DeviceSelector {
     const EntryList& list = list_.list();
     const Source u = source_of(accumulate.u, rule.n);
     const Source samples{samples_.data(), samples_.data(), nullptr, &control->samples, samples_.size()};
-    const DgcFacts facts{&selected.facts->count, &selected.facts->finite, &selected.facts->over,
-                         &selected.facts->threshold};
+    const FactsOut facts = facts_of(selected);
     dgc_plan(stream, rule, words, control);
     dgc_sample(stream, accumulate, control, samples_.data(), samples_.size());
     find_kth(stream, samples, samples, scratch_.memory(), &control->of_samples);
@@ -44,8 +43,7 @@ class DgcSampledOnGpu final : public DeviceSelector {
     dgc_judge(stream, rule, list, control, facts);
     for (int i = 0; i < (rule.resample ? 1 : dgc::kAdaptations); ++i)
       dgc_adapt(stream, rule, accumulate.u, list, control, facts);
-    take_largest(stream, source_of(list), u, scratch_.memory(), &control->final,
-                 {selected.indices, selected.values, selected.capacity, facts.threshold});
+    take_largest(stream, source_of(list), u, scratch_.memory(), &control->final, taken_of(selected));
   }
 
   void commit(cudaStream_t, const Verdict*, const DeviceSelected&, const float*, const float*, const float*,
@@ -61,7 +59,7 @@ class DgcSampledOnGpu final : public DeviceSelector {
 
 }  // namespace
 
-std::unique_ptr<DeviceSelector> make_dgc_sampled_on_gpu(const CompressOptions& options, std::size_t n,
+std::unique_ptr<DeviceSelector> make_device_dgc_sampled(const CompressOptions& options, std::size_t n,
                                                         std::size_t position) {
   return std::make_unique<DgcSampledOnGpu>(options, n, position);
 }

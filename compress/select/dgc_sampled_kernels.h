@@ -9,6 +9,7 @@
 #include "compress/memory/accumulate.h"
 #include "compress/select/dgc_rule.h"
 #include "compress/select/gpu_select.h"
+#include "compress/select/topk_kernels.h"
 #include "nn/core/philox.h"
 #include "nn/core/step_words.h"
 
@@ -42,14 +43,6 @@ struct DgcControl {
   Choice final;
 };
 
-// Where the result's facts go.
-struct DgcFacts {
-  std::uint32_t* count;
-  std::uint32_t* finite;
-  std::uint32_t* over;
-  float* threshold;
-};
-
 void dgc_plan(cudaStream_t stream, const DgcRule& rule, const StepWords* words, DgcControl* control);
 // `samples` has room for `most`, which is dgc_most_samples(n).
 void dgc_sample(cudaStream_t stream, const Accumulate& accumulate, const DgcControl* control, float* samples,
@@ -61,9 +54,9 @@ inline std::size_t dgc_most_samples(std::size_t n) {
 void dgc_bound(cudaStream_t stream, DgcControl* control);
 // After that pass, and where the sample was the whole vector, its k-th magnitude.
 void dgc_judge(cudaStream_t stream, const DgcRule& rule, const EntryList& list, DgcControl* control,
-               const DgcFacts& facts);
+               const FactsOut& facts);
 // Counts what reaches the rungs, and decides. Enough are 1 with resampling, else kAdaptations.
 void dgc_adapt(cudaStream_t stream, const DgcRule& rule, const float* u, const EntryList& list,
-               DgcControl* control, const DgcFacts& facts);
+               DgcControl* control, const FactsOut& facts);
 
 }  // namespace topknot::cuda

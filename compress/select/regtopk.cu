@@ -33,11 +33,11 @@ __global__ void plan_kernel(RegTopKScore rule, std::size_t n, std::uint32_t capa
 }
 
 __device__ void judge(RegTopKControl& c, std::size_t count, std::size_t limit, bool finite,
-                      const RegTopKResult& result) {
-  *result.finite = finite;
-  *result.over = 0;
-  *result.threshold = 0;
-  *result.count = finite ? c.k : 0;
+                      const FactsOut& facts) {
+  *facts.finite = finite;
+  *facts.over = 0;
+  *facts.threshold = 0;
+  *facts.count = finite ? c.k : 0;
   c.choice.skip = !finite;
   c.choice.known = 0;
   c.choice.k = c.k;
@@ -52,7 +52,7 @@ __device__ void judge(RegTopKControl& c, std::size_t count, std::size_t limit, b
 }
 
 __global__ void __launch_bounds__(kThreads) judge_kernel(RegTopKScore rule, RegTopKLast last, EntryList list,
-                                                         RegTopKControl* control, RegTopKResult result) {
+                                                         RegTopKControl* control, FactsOut facts) {
   const std::uint32_t count = list.facts->count, known = control->last;
   const double weight = control->weight;
   const GpuKey above = control->above;
@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(kThreads) judge_kernel(RegTopKScore rule, RegT
   if (atomicAdd(&control->blocks_done, 1u) != gridDim.x - 1) return;
   __threadfence();  // the last block: all have counted
   control->blocks_done = 0;
-  judge(*control, count, list.limit, list.facts->finite != 0, result);
+  judge(*control, count, list.limit, list.facts->finite != 0, facts);
 }
 
 __global__ void __launch_bounds__(kThreads)
@@ -107,14 +107,14 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 __global__ void __launch_bounds__(kThreads)
-    finish_kernel(RegTopKScore rule, const float* u, RegTopKControl* control, RegTopKResult result) {
-  const std::uint32_t count = *result.count;
+    finish_kernel(RegTopKScore rule, const float* u, RegTopKControl* control, Taken taken, FactsOut facts) {
+  const std::uint32_t count = *facts.count;
   for (std::uint32_t i = blockIdx.x * kThreads + threadIdx.x; i < count; i += gridDim.x * kThreads)
-    result.values[i] = u[result.indices[i]];
+    taken.values[i] = u[taken.indices[i]];
   if (blockIdx.x != 0 || threadIdx.x != 0 || control->choice.skip) return;
   if (control->all) return;
   const float kth = gpu_magnitude(control->choice.kth);
-  *result.threshold = static_cast<float>(rule.rest * static_cast<double>(kth));
+  *facts.threshold = static_cast<float>(rule.rest * static_cast<double>(kth));
   control->next_bound = control->bound.after(control->choice.kth, control->list);
 }
 
@@ -154,8 +154,8 @@ void regtopk_plan(cudaStream_t stream, const RegTopKScore& rule, std::size_t n, 
 }
 
 void regtopk_judge(cudaStream_t stream, const RegTopKScore& rule, const RegTopKLast& last,
-                   const EntryList& list, RegTopKControl* control, const RegTopKResult& result) {
-  launch(judge_kernel, entry_grid(list.limit), kThreads, stream, rule, last, list, control, result);
+                   const EntryList& list, RegTopKControl* control, const FactsOut& facts) {
+  launch(judge_kernel, entry_grid(list.limit), kThreads, stream, rule, last, list, control, facts);
 }
 
 void regtopk_put_scores(cudaStream_t stream, const RegTopKScore& rule, const RegTopKLast& last, float* u,
@@ -169,8 +169,8 @@ void regtopk_take_scores_back(cudaStream_t stream, const RegTopKLast& last, floa
 }
 
 void regtopk_finish(cudaStream_t stream, const RegTopKScore& rule, const float* u, RegTopKControl* control,
-                    const RegTopKResult& result) {
-  launch(finish_kernel, entry_grid(result.capacity), kThreads, stream, rule, u, control, result);
+                    const Taken& taken, const FactsOut& facts) {
+  launch(finish_kernel, entry_grid(taken.capacity), kThreads, stream, rule, u, control, taken, facts);
 }
 
 void regtopk_commit(cudaStream_t stream, const Verdict* verdict, const std::uint32_t* indices,

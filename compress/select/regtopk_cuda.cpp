@@ -5,7 +5,7 @@
 #include <functional>
 #include <vector>
 
-#include "compress/select/device_selector_parts.h"
+#include "compress/select/device_selectors.h"
 #include "compress/select/gpu_select_memory.h"
 #include "compress/select/regtopk_kernels.h"
 #include "compress/state.h"
@@ -58,17 +58,17 @@ class RegTopKOnGpu final : public DeviceSelector {
     RegTopKControl* const control = control_.data();
     const EntryList& list = list_.list();
     const RegTopKLast last = last_.last();
-    const RegTopKResult result{selected.indices,          selected.values,         selected.capacity,
-                               &selected.facts->count,    &selected.facts->finite, &selected.facts->over,
-                               &selected.facts->threshold};
+    const FactsOut facts = facts_of(selected);
+    Taken taken = taken_of(selected);
+    taken.threshold = nullptr;  // what would go there is a score
     regtopk_plan(stream, rule_, n_, std::min(selected.capacity, last.capacity), words, control);
     accumulate_and_list(stream, accumulate, n_, &control->listed_above, list_.tiles(), list);
-    regtopk_judge(stream, rule_, last, list, control, result);
+    regtopk_judge(stream, rule_, last, list, control, facts);
     regtopk_put_scores(stream, rule_, last, accumulate.u, control);
     take_largest(stream, source_of(list), source_of(accumulate.u, n_), scratch_.memory(), &control->choice,
-                 {selected.indices, selected.values, selected.capacity, nullptr});
+                 taken);
     regtopk_take_scores_back(stream, last, accumulate.u, control);
-    regtopk_finish(stream, rule_, accumulate.u, control, result);
+    regtopk_finish(stream, rule_, accumulate.u, control, taken, facts);
   }
 
   void commit(cudaStream_t stream, const Verdict* verdict, const DeviceSelected& selected, const float* sent,
@@ -147,7 +147,7 @@ class RegTopKOnGpu final : public DeviceSelector {
 
 }  // namespace
 
-std::unique_ptr<DeviceSelector> make_regtopk_on_gpu(const CompressOptions& options, std::size_t n) {
+std::unique_ptr<DeviceSelector> make_device_regtopk(const CompressOptions& options, std::size_t n) {
   return std::make_unique<RegTopKOnGpu>(options, n);
 }
 

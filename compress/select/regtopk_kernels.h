@@ -10,6 +10,7 @@
 #include "compress/select/gpu_keys.h"
 #include "compress/select/gpu_select.h"
 #include "compress/select/regtopk_score.h"
+#include "compress/select/topk_kernels.h"
 #include "nn/core/step_words.h"
 
 namespace topknot::cuda {
@@ -42,20 +43,12 @@ struct RegTopKLast {
   std::uint32_t capacity = 0;
 };
 
-struct RegTopKResult {
-  std::uint32_t* indices = nullptr;
-  float* values = nullptr;
-  std::uint32_t capacity = 0;
-  std::uint32_t *count = nullptr, *finite = nullptr, *over = nullptr;
-  float* threshold = nullptr;
-};
-
 void regtopk_clear(cudaStream_t stream, RegTopKControl* control);
 void regtopk_plan(cudaStream_t stream, const RegTopKScore& rule, std::size_t n, std::uint32_t capacity,
                   const StepWords* words, RegTopKControl* control);
 // Puts scores over the listed values, and decides whether the k largest scores are among them.
 void regtopk_judge(cudaStream_t stream, const RegTopKScore& rule, const RegTopKLast& last,
-                   const EntryList& list, RegTopKControl* control, const RegTopKResult& result);
+                   const EntryList& list, RegTopKControl* control, const FactsOut& facts);
 // Where the list is not good: scores stand in u for radix selection, then u is as before.
 void regtopk_put_scores(cudaStream_t stream, const RegTopKScore& rule, const RegTopKLast& last, float* u,
                         const RegTopKControl* control);
@@ -63,7 +56,7 @@ void regtopk_take_scores_back(cudaStream_t stream, const RegTopKLast& last, floa
                               const RegTopKControl* control);
 // The values in place of the scores, the threshold, and the bound to come.
 void regtopk_finish(cudaStream_t stream, const RegTopKScore& rule, const float* u, RegTopKControl* control,
-                    const RegTopKResult& result);
+                    const Taken& taken, const FactsOut& facts);
 
 // Where the verdict is good: keeps what was sent, and what the average made of it.
 void regtopk_commit(cudaStream_t stream, const Verdict* verdict, const std::uint32_t* indices,

@@ -1,0 +1,147 @@
+#pragma once
+// A selector of the CPU and its twin on the GPU, led through the same steps and compared after each.
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "compress/select/device_selector.h"
+#include "compress/select/selector.h"
+#include "tests/compress/select_once.h"
+#include "tests/cuda/device_vector.h"
+#include "tests/support/catch.h"
+
+namespace topknot::test {
+
+struct BothSelectors {
+  BothSelectors(const std::string& name, const CompressOptions& options, std::size_t n,
+                std::size_t position = 0, double densest = 1)
+      : n(n),
+        position(position),
+        cpu(selectors().find(name).make<float>(options)),
+        gpu(cuda::make_device_selector(name, options, n, position)),
+        u(n),
+        residual(n),
+        average(n),
+        words(1),
+        verdict(1),
+        weight(1),
+        facts(1) {
+    REQUIRE(gpu);
+    set_density(densest);
+  }
+
+  void set_density(double densest) {
+    gpu->set_density(densest);
+    const std::size_t capacity = gpu->capacity(densest);
+    indices = DeviceVector<std::uint32_t>(capacity);
+    values = DeviceVector<float>(capacity);
+    sent = DeviceVector<float>(capacity);
+    selected = {indices.data(), values.data(), static_cast<std::uint32_t>(capacity), facts.data()};
+  }
+
+  // What is put on the stream, for graphs.
+  void put_selection(cudaStream_t stream, bool with_residual) {
+    cuda::Accumulate accumulate;
+    accumulate.u = u.data();
+    if (with_residual) accumulate.residual = residual.data();
+    gpu->select(stream, accumulate, words.data(), selected);
+  }
+  void put_commit(cudaStream_t stream, int ranks) {
+    gpu->commit(stream, verdict.data(), selected, sent.data(), average.data(), weight.data(), ranks);
+  }
+
+  void set_inputs(const std::vector<float>& gradient, const std::vector<float>& addend, const Asked& asked) {
+    u.set(gradient);
+    if (!addend.empty()) residual.set(addend);
+    cuda::StepWords step;
+    step.step = asked.step;
+    step.rank = asked.rank;
+    step.density = asked.density;
+    words.set({step});
+  }
+
+  // The CPU's selection of the same, compared with what is in the GPU's memory.
+  void compare(std::vector<float> gradient, const std::vector<float>& addend, Asked asked) {
+    asked.position = position;
+    INFO("n " << n << ", density " << asked.density << ", step " << asked.step);
+    expected = select_once(*cpu, gradient, addend, asked);
+    const auto found = facts.host()[0];
+    REQUIRE(found.finite == expected.finite);
+    REQUIRE(found.count == expected.indices.size());
+    REQUIRE(found.over == 0);
+    REQUIRE(found.threshold == static_cast<float>(expected.threshold));
+    REQUIRE(to_host(selected.indices, found.count) == expected.indices);
+    REQUIRE(same_bits(to_host(selected.values, found.count), expected.values));
+    if (expected.finite) REQUIRE(same_bits(u.host(), gradient));
+  }
+
+  void select(cudaStream_t stream, const std::vector<float>& gradient, const std::vector<float>& addend,
+              const Asked& asked) {
+    set_inputs(gradient, addend, asked);
+    put_selection(stream, !addend.empty());
+    compare(gradient, addend, asked);
+  }
+
+  void set_outcome(bool bad, const std::vector<float>& sent_values, const std::vector<float>& mean,
+                   float own_weight, int ranks) {
+    cpu_sent = sent_values;
+    cpu_average = mean;
+    cpu_weight = static_cast<double>(own_weight) / ranks;
+    sent.set(cpu_sent);
+    average.set(cpu_average);
+    weight.set({own_weight});
+    cuda::Verdict word;
+    word.bad = bad;
+    verdict.set({word});
+  }
+  // What ranks might make of the selection: values cut to some bits, and an average that strangers changed.
+  void set_outcome(bool bad, float own_weight, int ranks, std::uint32_t draw) {
+    std::vector<float> cut = expected.values, mean(n);
+    for (float& x : cut)
+      x = static_cast<float>(static_cast<std::int64_t>(std::clamp(x, -1e9f, 1e9f) * 4096)) / 4096;
+    const std::vector<float> others = noise<float>(n, 900 + draw);
+    for (std::size_t i = 0; i < cut.size(); ++i) {
+      const std::uint32_t at = expected.indices[i];
+      mean[at] = cut[i] / static_cast<float>(ranks);
+      if (i % 3 == 0) mean[at] += others[at];
+      if (i % 7 == 1) mean[at] = 0;  // cancelled
+    }
+    set_outcome(bad, cut, mean, own_weight, ranks);
+  }
+  void commit_cpu(bool bad) {
+    if (bad) return cpu->discard();
+    SelectOutcome<float> outcome;
+    outcome.indices = expected.indices;
+    outcome.sent = cpu_sent;
+    outcome.average = cpu_average;
+    outcome.weight = cpu_weight;
+    cpu->commit(outcome);
+  }
+  void commit(cudaStream_t stream, bool bad, float own_weight, int ranks, std::uint32_t draw) {
+    set_outcome(bad, own_weight, ranks, draw);
+    put_commit(stream, ranks);
+    commit_cpu(bad);
+    REQUIRE(saved(*gpu) == saved(*cpu));
+  }
+
+  std::size_t n, position;
+  std::unique_ptr<Selector<float>> cpu;
+  std::unique_ptr<cuda::DeviceSelector> gpu;
+  DeviceVector<float> u, residual, average;
+  DeviceVector<cuda::StepWords> words;
+  DeviceVector<cuda::Verdict> verdict;
+  DeviceVector<float> weight;
+  DeviceVector<cuda::DeviceSelected::Facts> facts;
+  DeviceVector<std::uint32_t> indices;
+  DeviceVector<float> values, sent;
+  cuda::DeviceSelected selected;
+  Selected<float> expected;
+  std::vector<float> cpu_sent, cpu_average;
+  double cpu_weight = 1;
+};
+
+}  // namespace topknot::test

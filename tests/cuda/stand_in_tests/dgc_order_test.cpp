@@ -1,0 +1,82 @@
+// Blocks and threads that run backwards change nothing: DGC's and RegTop-k's selections, and the memories.
+#include "compress/memory/device_memory.h"
+#include "tests/cuda/both_selectors.h"
+#include "tests/cuda/fixture.h"
+#include "tests/cuda/stand_in/machine.h"
+
+namespace topknot {
+namespace {
+
+using namespace test;
+
+struct Backwards {
+  Backwards() { stand_in::machine().reverse = true; }
+  ~Backwards() { stand_in::reset(); }
+};
+
+}  // namespace
+
+TEST_CASE("sampled selection is the CPU's when blocks and threads run backwards") {
+  const Backwards backwards;
+  const OnGpu gpu;
+  CompressOptions options;
+  options.resample = GENERATE(true, false);
+  const std::size_t n = 20011;
+  BothSelectors both("dgc_sampled", options, n, 0, 0.05);
+  for (std::uint32_t draw = 0; draw < 6; ++draw) {
+    Asked asked;
+    asked.density = draw < 4 ? 0.01 : 0.00001;
+    asked.step = draw;
+    both.select(gpu.stream(), noise<float>(n, draw, draw % 2 ? 9 : 1), noise<float>(n, 50), asked);
+  }
+}
+
+TEST_CASE("RegTop-k is the CPU's when blocks and threads run backwards") {
+  const Backwards backwards;
+  const OnGpu gpu;
+  CompressOptions options;
+  options.mu = 1;
+  const std::size_t n = 20011;
+  BothSelectors both("regtopk", options, n, 0, 0.05);
+  for (std::uint32_t step = 0; step < 6; ++step) {
+    Asked asked;
+    asked.density = 0.05;
+    std::vector<float> u = noise<float>(n, 1, 2);
+    for (float& x : u) x += 0.01f * static_cast<float>(step);
+    both.select(gpu.stream(), u, noise<float>(n, 60), asked);
+    both.commit(gpu.stream(), step == 2, 1, 2, step);
+  }
+}
+
+TEST_CASE("memories take what was sent, or the old residual back, in any order of threads") {
+  const Backwards backwards;
+  const OnGpu gpu;
+  const std::size_t n = 3000;
+  CompressOptions options;
+  options.momentum = 0.9;
+  const auto memory = cuda::make_device_memory("dgc", options, n);
+  DeviceVector<float> u(noise<float>(n, 1)), spare(noise<float>(n, 2));
+  const cuda::DeviceSlice slice{{u.data(), n}, {spare.data(), n}};
+  const cuda::Accumulate made = memory->accumulate(slice, nullptr);
+  to_device(made.next_velocity, noise<float>(n, 3));
+  DeviceVector<std::uint32_t> positions(std::vector<std::uint32_t>{0, 1700, 2999}),
+      count(std::vector<std::uint32_t>{3});
+  const std::vector<float> before = u.host();
+  DeviceVector<float> values(std::vector<float>{before[0], before[1700], 1});
+  const bool bad = GENERATE(false, true);
+  cuda::Verdict word;
+  word.bad = bad;
+  DeviceVector<cuda::Verdict> verdict(std::vector<cuda::Verdict>{word});
+  memory->commit(gpu.stream(), verdict.data(), slice, {positions.data(), values.data(), count.data(), 3});
+  std::vector<float> kept = bad ? noise<float>(n, 2) : before;
+  std::vector<float> velocity = bad ? std::vector<float>(n) : noise<float>(n, 3);
+  if (!bad) {
+    kept[0] = kept[1700] = 0;
+    kept[2999] -= 1;
+    velocity[0] = velocity[1700] = velocity[2999] = 0;
+  }
+  CHECK(same_bits(u.host(), kept));
+  CHECK(same_bits(to_host(static_cast<const float*>(made.next_velocity), n), velocity));
+}
+
+}  // namespace topknot
