@@ -13,9 +13,8 @@ __device__ inline double warp_sum(double value) {
   return value;
 }
 
-// Not a plain maximum, so that a NaN comes through.
 __device__ inline float top_of(float a, float b) {
-  return b > a || b != b ? b : a;
+  return b > a ? b : a;  // a NaN comes through by the sum
 }
 
 template <class T>
