@@ -34,6 +34,9 @@ class DeviceCommunicator {
   // Waits until the stream has run everything, at most dist.timeout_s; throws CollectiveError where a peer died
   // or gave up or did not come in time, CudaError where the GPU failed. The host waits nowhere else.
   virtual void wait(cudaStream_t stream) = 0;
+  // A graph that holds calls of this was started on the stream: what is on it now is to end in time as well, also
+  // where nobody waits for it with wait().
+  virtual void launched(cudaStream_t) {}
   // Ends this rank's collectives, those on the GPU included, and lets the peers know where it can. Never throws;
   // from any thread. Afterwards every call throws.
   virtual void abort(const std::string& reason) noexcept = 0;

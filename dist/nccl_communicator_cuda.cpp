@@ -111,6 +111,11 @@ class NcclCommunicator : public DeviceCommunicator {
     }
   }
 
+  void launched(cudaStream_t stream) override {
+    throw_if_ended("starting a graph");
+    watch_->expect("a graph with collectives over NCCL", stream);
+  }
+
   void abort(const std::string& reason) noexcept override {
     try {
       ncclComm_t ended = nullptr;

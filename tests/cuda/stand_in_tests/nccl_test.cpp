@@ -49,6 +49,7 @@ TEST_CASE("nccl: sums in rank order are the host's bit for bit, any ranks and le
   const std::array<std::size_t, 5> lengths{1, 17, 1000, 8193, 8500};
   for (const int ranks : {1, 2, 3, 4, 5, 6, 7, 8}) {
     INFO(ranks << " ranks");
+    stand_in::machine().reverse = ranks % 2 == 0;  // blocks and threads the other way round
     CHECK(wrong_sum<float>(kMake, ranks, lengths) == -1);
     CHECK(wrong_sum<BFloat16>(kMake, ranks, lengths) == -1);
   }
@@ -190,6 +191,28 @@ TEST_CASE("nccl: a peer that gives up ends all at once, with its reason") {
   CHECK(stand_in::nccl_communicators() == 0);
 }
 
+TEST_CASE("nccl: over gloo, a rank that dies ends the others' collectives with what the store knows") {
+  const Machine machine;
+  const auto start = Clock::now();
+  const auto errors =
+      errors_of_ranks("gloo", 3,
+                      [](Communicator& host) {
+                        cuda::Context context({host.rank(), host.rank(), cuda::Precision::fp32, true});
+                        const cuda::Context::Use use(context);
+                        const auto device = kMake(host, 60);
+                        const cuda::DeviceArray<float> data(64);
+                        device->all_reduce(data.data(), 64, SumOrder::ranks, context.communication());
+                        device->wait(context.communication());
+                        if (host.rank() == 1) throw Error("the disk is full");
+                        device->all_reduce(data.data(), 64, SumOrder::ranks, context.communication());
+                        device->wait(context.communication());
+                      },
+                      {60});
+  for (const auto& error : errors) CHECK(says(error, {"the disk is full"}));
+  CHECK(Clock::now() - start < std::chrono::seconds(20));
+  CHECK(stand_in::nccl_communicators() == 0);
+}
+
 TEST_CASE("nccl: an asynchronous error ends all") {
   const Machine machine;
   const Ended run = ended(2, 60, [](DeviceRank& rank) {
@@ -219,6 +242,32 @@ TEST_CASE("nccl: a host that is blocked in a call of CUDA is freed at the deadli
   CHECK(says(run.errors[0], {"all_reduce #1 of 256 bytes", "gave up after dist.timeout_s (0.6 s)"}));
   CHECK(run.seconds < 10);
   CHECK(stand_in::nccl_communicators() == 0);
+}
+
+TEST_CASE("nccl: a graph whose collectives do not end is given up at the deadline") {
+  const Machine machine;
+  const Ended run = ended(2, 0.6, [](DeviceRank& rank) {
+    const cuda::DeviceArray<float> data(64);
+    const auto stream = rank.stream();
+    rank.context.synchronize();
+    TOPKNOT_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    rank.device.all_reduce(data.data(), 64, SumOrder::library, stream);
+    cudaGraph_t graph;
+    cudaGraphExec_t executable;
+    TOPKNOT_CUDA(cudaStreamEndCapture(stream, &graph));
+    TOPKNOT_CUDA(cudaGraphInstantiate(&executable, graph, 0));
+    cudaGraphDestroy(graph);
+    if (rank.rank() == 0) {
+      TOPKNOT_CUDA(cudaGraphLaunch(executable, stream));
+      rank.device.launched(stream);
+      cudaStreamSynchronize(stream);
+    }
+    cudaGraphExecDestroy(executable);
+    if (rank.rank() == 1) stay_away(rank);
+    rank.device.wait(stream);
+  });
+  CHECK(says(run.errors[0], {"a graph with collectives", "gave up after dist.timeout_s (0.6 s)"}));
+  CHECK(run.seconds < 10);
 }
 
 TEST_CASE("nccl: a lost GPU ends all") {
