@@ -6,9 +6,11 @@
 
 #include "compress/select/gaussiank_kernels.h"
 #include "compress/select/gpu_select_memory.h"
+#include "compress/select/pass_kernels.h"
 #include "compress/select/passes.h"
 #include "nn/core/rng.h"
 #include "tests/compress/fixtures.h"
+#include "tests/compress/select_once.h"
 #include "tests/cuda/select_pair.h"
 
 namespace topknot::test {
@@ -131,14 +133,58 @@ TEST_CASE("gaussiank on a GPU gives the golden traces") {
   }
 }
 
+TEST_CASE("the rung that gaussiank carries on a GPU is the CPU's, and a refused step leaves it") {
+  const OnGpu gpu;
+  const std::size_t n = 9000;
+  GaussianKSelector<float> cpu;
+  const DeviceVector<cuda::GaussianKState> state(1);
+  const DeviceVector<cuda::ChunkMoments> chunks(1);
+  const DeviceVector<cuda::DeviceSelected::Facts> facts(1);
+  const DeviceVector<float> u_gpu(n);
+  DeviceVector<cuda::StepWords> words(1);
+  DeviceVector<cuda::Verdict> verdict(1);
+  const cuda::ListMemory memory(n, 5000);
+  cuda::gaussiank_reset(gpu.stream(), state.data());
+  std::vector<int> carried;
+  for (std::uint32_t t = 0; t < 8; ++t) {
+    // By turns a rule that ends at its first threshold and one that goes on; every third step is refused.
+    std::vector<float> u = t % 2 ? noise<float>(n, t) : noise<float>(n, t, 5);
+    if (t == 6) std::fill(u.begin(), u.end(), 0.5f);  // exact
+    cuda::StepWords told;
+    told.density = 0.01;
+    words.set({told});
+    cuda::Verdict said;
+    said.bad = t % 3 == 2;
+    verdict.set({said});
+    to_device(u_gpu.data(), u);
+    cuda::Accumulate a;
+    a.u = u_gpu.data();
+    auto* f = facts.data();
+    cuda::gaussiank_begin(gpu.stream(), state.data(), words.data(), a, n);
+    cuda::gaussiank_moments(gpu.stream(), state.data(), words.data(), {}, a, n, chunks.data());
+    cuda::gaussiank_count(gpu.stream(), state.data(), a.u, n, memory.tiles(), memory.list());
+    cuda::gaussiank_decide(gpu.stream(), state.data(), memory.list(), 0, static_cast<std::uint32_t>(n),
+                           {&f->count, &f->finite, &f->over, &f->threshold});
+    cuda::gaussiank_commit(gpu.stream(), state.data(), verdict.data());
+    select_once(cpu, u, {}, {});
+    if (said.bad)
+      cpu.discard();
+    else
+      cpu.commit({});
+    carried.push_back(state.host()[0].carried);
+    CHECK(carried.back() == cpu.carried_rung());
+  }
+  std::sort(carried.begin(), carried.end());
+  CHECK(std::unique(carried.begin(), carried.end()) - carried.begin() > 1);
+}
+
 TEST_CASE(
     "moments on a GPU are the CPU's bits, for whole chunks, parts of one, and vectors off their alignment") {
   const OnGpu gpu;
   for (const std::size_t n : {2048u, 2063u, 16384u, 16385u, 40007u})
     for (const std::size_t off : {0u, 1u}) {
       INFO(n << " elements, " << off << " off");
-      std::vector<float> u = gradient_of(0, n, 3), addend = gradient_of(7, n, 4);
-      for (float& x : addend) x += 0.3f;
+      std::vector<float> u = noise<float>(n, 3, 9), addend = noise<float>(n, 4, 9);  // sums that round
       std::vector<float> padded(off, 1e30f);
       padded.insert(padded.end(), u.begin(), u.end());
       const DeviceVector<float> u_gpu(padded), r_gpu(addend);
@@ -157,6 +203,14 @@ TEST_CASE(
       cuda::gaussiank_moments(gpu.stream(), state.data(), words.data(), {0.01, z}, a, n, chunks.data());
       CHECK(state.host()[0].threshold[0] == expected.mean + z * expected.deviation);
       CHECK(same_bits(to_host(u_gpu.data() + off, n), u));
+      const std::vector<cuda::ChunkMoments> sums = chunks.host();
+      for (std::size_t c = 0; c < sums.size(); ++c) {
+        const auto chunk =
+            pass::moments_chunk(u.data(), nullptr, c * cuda::kMomentsChunk,
+                                std::min(n, (c + 1) * cuda::kMomentsChunk), static_cast<double>(u[0]));
+        CHECK(sums[c].sum == chunk.sum);
+        CHECK(sums[c].squares == chunk.squares);
+      }
     }
 }
 
