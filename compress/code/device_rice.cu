@@ -1,11 +1,10 @@
-// The layout rice: a block of threads writes a part, a warp reads one.
+// The layout rice: a block of threads writes a part, or reads one.
 #include "compress/code/device_block_tools.h"
 
 namespace topknot::cuda {
 namespace {
 
-constexpr std::uint32_t kEach = kRicePart / kThreads;  // entries of a part that a thread writes
-constexpr int kWarps = kThreads / 32;
+constexpr std::uint32_t kEach = kRicePart / kThreads;  // entries of a part that a thread takes
 
 // A thread's entries of a part and the bits they take.
 struct Mine {
@@ -80,84 +79,121 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Bits of a block from a byte on, a word ahead. Beyond the block there are zeros.
-class BitReader {
- public:
-  __device__ BitReader(const std::uint32_t* words, std::uint64_t limit, std::uint64_t byte)
-      : words_(words), limit_(limit), word_(byte / 4) {
-    const unsigned skip = static_cast<unsigned>(byte & 3) * 8;
-    buffer_ = word() >> skip;
-    left_ = 32 - skip;
-    ahead_ = word();
+// A part's bits, from its first byte on. Beyond them there are zeros.
+struct PartBits {
+  const std::uint32_t* words;  // of the block
+  std::uint64_t begin, end;    // bits of the block
+
+  // 64 bits from a bit of the part on.
+  __device__ std::uint64_t from(std::uint64_t bit) const {
+    const std::uint64_t at = begin + bit;
+    if (at >= end) return 0;
+    const unsigned shift = static_cast<unsigned>(at & 31);
+    std::uint64_t window = word(at / 32) | std::uint64_t{word(at / 32 + 1)} << 32;
+    window >>= shift;
+    if (shift != 0) window |= std::uint64_t{word(at / 32 + 2)} << (64 - shift);
+    return end - at >= 64 ? window : window & ((std::uint64_t{1} << (end - at)) - 1);
   }
-  // Zeros up to the next one, which is taken as well; more than `most` where there are that many.
-  __device__ std::uint64_t unary(std::uint64_t most) {
-    std::uint64_t zeros = 0;
-    for (refill(); buffer_ == 0; refill()) {
-      zeros += left_;
-      left_ = 0;
-      if (zeros > most) return zeros;
+  // Zeros from a bit on, to the next one; more than `most` where there are that many.
+  __device__ std::uint64_t zeros(std::uint64_t bit, std::uint64_t most) const {
+    for (std::uint64_t count = 0;; count += 64) {
+      const std::uint64_t window = from(bit + count);
+      if (window != 0) return count + static_cast<std::uint64_t>(__ffsll(static_cast<long long>(window)) - 1);
+      if (count > most) return count;
     }
-    const auto run = static_cast<unsigned>(__ffsll(static_cast<long long>(buffer_)) - 1);
-    buffer_ = buffer_ >> run >> 1;
-    left_ -= run + 1;
-    return zeros + run;
-  }
-  __device__ std::uint32_t get(unsigned bits) {  // at most 31
-    refill();
-    const auto value = static_cast<std::uint32_t>(buffer_ & ((std::uint64_t{1} << bits) - 1));
-    buffer_ >>= bits;
-    left_ -= bits;
-    return value;
   }
 
  private:
-  __device__ std::uint32_t word() { return word_ < limit_ ? words_[word_++] : 0; }
-  __device__ void refill() {
-    if (left_ > 32) return;
-    buffer_ |= std::uint64_t{ahead_} << left_;
-    left_ += 32;
-    ahead_ = word();
-  }
-  const std::uint32_t* words_;
-  std::uint64_t limit_, word_, buffer_;
-  std::uint32_t ahead_;
-  unsigned left_;  // valid bits of buffer_; the others are 0
+  __device__ std::uint32_t word(std::uint64_t at) const { return 32 * at < end ? words[at] : 0; }
 };
 
-// Positions of one part, from the part's first possible one on. Returns how many positions it spans, or 0 where
-// it is damaged.
-__device__ std::uint32_t read_part(BitReader reader, std::uint64_t bits, unsigned b, std::uint32_t numel,
-                                   std::uint32_t entries, std::uint32_t* out) {
-  std::uint64_t next = 0, used = 0;
-  for (std::uint32_t i = 0; i < entries; ++i) {
-    const std::uint64_t quotient = reader.unary(bits - used);
-    used += quotient + 1 + b;
-    if (used > bits) return 0;
-    next += (quotient << b) + reader.get(b);
-    if (next >= numel) return 0;
-    out[i] = static_cast<std::uint32_t>(next++);
-  }
-  if (used != bits || reader.get(static_cast<unsigned>(-bits & 7)) != 0) return 0;
-  return static_cast<std::uint32_t>(next);
-}
+// A code word ends where its own bits say, so they can only be read one after the other. But where one that
+// began at a bit would end can be found for all bits at once; following these jumps twice, four times and so
+// on, the threads find all the beginnings in ten rounds. Bits are looked at in windows.
+constexpr std::uint32_t kWindow = 8192;    // bits
+constexpr std::uint16_t kBeyond = 0xFFFF;  // a jump out of the window
 
+// A part is read by a block of threads: positions from the part's first possible one on. `sizes` gets how
+// many positions it spans, or 0 where it is damaged.
 __global__ void __launch_bounds__(kThreads)
     read_parts_kernel(BlockWork work, const std::byte* blocks, DecodedEntries out) {
-  if ((threadIdx.x & 31) != 0) return;  // one code word begins where the last one ends
+  __shared__ std::uint16_t jumps[2][kWindow];
+  __shared__ std::uint16_t begins[kRicePart];
+  __shared__ std::uint64_t next_window;
+  __shared__ std::uint32_t found;  // entries that begin in the window
   const std::size_t rank = blockIdx.y;
   const std::byte* const block = blocks + rank * work.block_bytes;
-  const std::uint32_t part = blockIdx.x * kWarps + threadIdx.x / 32, count = out.facts[rank].count;
-  const std::uint32_t parts = rice_parts(count);
+  const std::uint32_t part = blockIdx.x, count = out.facts[rank].count, parts = rice_parts(count);
   if (part >= parts) return;
+  const unsigned b = rice_parameter(count, work.numel);
   const std::uint64_t before = part == 0 ? 0 : load_u32(block, rice_body(part - 1));
-  const std::uint64_t begin = (before + 7) / 8, bits = load_u32(block, rice_body(part)) - 8 * begin;
-  const BitReader reader(reinterpret_cast<const std::uint32_t*>(block), work.block_bytes / 4,
-                         rice_body(parts) + begin);
-  const std::uint32_t first = part * kRicePart;
-  work.sizes[rank * work.parts + part] = read_part(
-      reader, bits, rice_parameter(count, work.numel), work.numel,
-      count - first < kRicePart ? count - first : kRicePart, out.indices + rank * work.capacity + first);
+  const std::uint64_t first = (before + 7) / 8, bits = load_u32(block, rice_body(part)) - 8 * first;
+  const std::uint64_t begin = 8 * (rice_body(parts) + first);
+  const PartBits source{reinterpret_cast<const std::uint32_t*>(block), begin, begin + bits};
+  const std::uint32_t entries = count - part * kRicePart < kRicePart ? count - part * kRicePart : kRicePart;
+  std::uint32_t* const to = out.indices + rank * work.capacity + std::size_t{part} * kRicePart;
+
+  std::uint32_t done = 0;                 // entries
+  std::uint64_t window = 0, spanned = 0;  // bits and positions before this window
+  int wrong = 0;
+  while (done < entries && wrong == 0) {
+    const std::uint32_t size = bits - window < kWindow ? static_cast<std::uint32_t>(bits - window) : kWindow;
+    for (std::uint32_t p = threadIdx.x; p < size; p += kThreads) {
+      const std::uint64_t end = p + source.zeros(window + p, size) + 1 + b;
+      jumps[0][p] = end < size ? static_cast<std::uint16_t>(end) : kBeyond;
+    }
+    for (std::uint32_t i = threadIdx.x; i < kRicePart; i += kThreads)
+      begins[i] = i == 0 && size > 0 ? 0 : kBeyond;
+    __syncthreads();
+    std::uint32_t known = 1;
+    const std::uint32_t wanted = entries - done;
+    for (int from = 0; known < wanted; from = 1 - from, known *= 2) {
+      for (std::uint32_t i = threadIdx.x; i < known && i + known < wanted; i += kThreads)
+        if (begins[i] != kBeyond) begins[i + known] = jumps[from][begins[i]];
+      for (std::uint32_t p = threadIdx.x; p < size; p += kThreads) {
+        const std::uint16_t at = jumps[from][p];
+        jumps[1 - from][p] = at == kBeyond ? kBeyond : jumps[from][at];
+      }
+      __syncthreads();
+    }
+    // Each thread reads the code words of a few entries.
+    std::uint64_t runs[kEach], mine = 0, total = 0;
+    for (std::uint32_t j = 0; j < kEach; ++j) {
+      const std::uint32_t i = threadIdx.x * kEach + j;
+      runs[j] = 0;
+      if (i >= wanted || begins[i] == kBeyond) continue;
+      const std::uint64_t at = window + begins[i], quotient = source.zeros(at, bits - at);
+      const std::uint64_t end = at + quotient + 1 + b;
+      const std::uint64_t remainder = source.from(at + quotient + 1) & ((std::uint64_t{1} << b) - 1);
+      runs[j] = (quotient << b) + remainder + 1;
+      if (end > bits || runs[j] > work.numel) wrong = 1;
+      mine += runs[j];
+      if (i + 1 == wanted || begins[i + 1] == kBeyond) {  // the last one that begins in this window
+        next_window = end;
+        found = i + 1;
+      }
+    }
+    std::uint64_t position = spanned + block_exclusive_sum(mine, total);
+    for (std::uint32_t j = 0; j < kEach; ++j) {
+      if (runs[j] == 0) continue;
+      position += runs[j];
+      if (position > work.numel) wrong = 1;
+      to[done + threadIdx.x * kEach + j] = static_cast<std::uint32_t>(position - 1);
+    }
+    if (size == 0) wrong = 1;
+    wrong = __syncthreads_or(wrong);
+    if (wrong == 0) {
+      done += found;
+      window = next_window;
+      spanned += total;
+    }
+    __syncthreads();
+  }
+  if (threadIdx.x != 0) return;
+  // The rest of the last byte is zero.
+  const PartBits rest{source.words, begin + bits, (begin + bits + 7) / 8 * 8};
+  const bool good = wrong == 0 && window == bits && rest.from(0) == 0;
+  work.sizes[rank * work.parts + part] = good ? static_cast<std::uint32_t>(spanned) : 0;
 }
 
 // One block of threads a rank: where each part begins.
@@ -199,8 +235,7 @@ void write_rice(cudaStream_t stream, const BlockWork& work, const DeviceEntries&
 void read_rice(cudaStream_t stream, const BlockWork& work, const std::byte* blocks,
                const DecodedEntries& out) {
   const auto ranks = static_cast<unsigned>(work.ranks);
-  dim3 parts = grid_for(work.capacity, std::size_t{kRicePart} * kWarps),
-       all = grid_for(work.capacity, kThreads);
+  dim3 parts = grid_for(work.capacity, kRicePart), all = grid_for(work.capacity, kThreads);
   parts.y = all.y = ranks;
   launch(read_parts_kernel, parts, kThreads, stream, work, blocks, out);
   launch(part_starts_kernel, dim3(ranks), kThreads, stream, work, out);
