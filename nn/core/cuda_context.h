@@ -12,6 +12,7 @@
 #include <memory>
 #include <string>
 #include <typeindex>
+#include <vector>
 
 #include "nn/core/cuda_check.h"
 #include "nn/core/device.h"
@@ -96,6 +97,7 @@ class Context {
   cudnnHandle_t cudnn_ = nullptr;
   void *workspace_ = nullptr, *cublas_workspace_ = nullptr;
   std::size_t workspace_bytes_ = 0;
+  std::vector<void*> old_workspaces_;  // graphs may use them
   std::shared_ptr<Pool> pool_;
   std::map<std::type_index, std::shared_ptr<void>> kept_;
 };

@@ -84,6 +84,7 @@ Context::~Context() {
   if (cublas_) cublasDestroy(cublas_);
   for (void* memory : {workspace_, cublas_workspace_})
     if (memory) pool_->release(memory);
+  for (void* memory : old_workspaces_) pool_->release(memory);
   if (stream_) cudaStreamDestroy(stream_);
   if (communication_) cudaStreamDestroy(communication_);
   cudaGetLastError();
@@ -114,7 +115,7 @@ cudnnHandle_t Context::cudnn() {
 
 void* Context::workspace(std::size_t bytes) {
   if (bytes <= workspace_bytes_) return workspace_;
-  if (workspace_) pool_->release(workspace_);
+  if (workspace_) old_workspaces_.push_back(workspace_);
   workspace_ = nullptr, workspace_bytes_ = 0;
   workspace_ = pool_->allocate(bytes);
   workspace_bytes_ = bytes;

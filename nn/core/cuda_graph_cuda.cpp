@@ -6,13 +6,16 @@
 
 namespace topknot::cuda {
 
-Graph::Graph(cudaStream_t stream, const std::function<void()>& work) {
+Graph::Graph(cudaStream_t stream, GraphMemory& memory, const std::function<void()>& work) {
   // Of this thread only: other ranks of the process go on meanwhile.
   TOPKNOT_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
   cudaGraph_t graph = nullptr;
+  memory.pool().use(&memory);
   try {
     work();
+    memory.pool().use(nullptr);
   } catch (...) {
+    memory.pool().use(nullptr);
     cudaStreamEndCapture(stream, &graph);  // or the stream is of no more use
     if (graph) cudaGraphDestroy(graph);
     cudaGetLastError();

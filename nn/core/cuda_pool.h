@@ -4,8 +4,10 @@
 
 #include <cstddef>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 namespace topknot::cuda {
@@ -23,18 +25,47 @@ class Pool {
   // Gives back what nobody uses. Waits for the GPU.
   void release_cached() noexcept;
 
+  // While `graph` is set (null: none), memory comes from what that graph has and from what is cached, and goes
+  // back to the graph: kernels that were recorded write to it at each replay, so nobody else may have it. Taking
+  // new memory from the GPU is not possible during a capture and throws CudaError.
+  void use(class GraphMemory* graph);
+
   std::size_t in_use() const;    // bytes handed out
   std::size_t reserved() const;  // bytes taken from the GPU
 
   static std::size_t rounded(std::size_t bytes);
 
  private:
+  using FreeBlocks = std::map<std::size_t, std::vector<void*>>;  // by size
+  friend class GraphMemory;
+  struct Block {
+    std::size_t bytes;
+    GraphMemory* graph;  // that it goes back to; null: everybody
+  };
+  static void* find(FreeBlocks& blocks, std::size_t size, std::size_t& got);
   void* take(std::size_t bytes);
   const int device_;
   mutable std::mutex mutex_;
-  std::map<std::size_t, std::vector<void*>> free_;  // by size
-  std::unordered_map<void*, std::size_t> handed_out_;
+  FreeBlocks free_;
+  std::unordered_map<void*, Block> handed_out_;
+  GraphMemory* graph_ = nullptr;
   std::size_t in_use_ = 0, reserved_ = 0;
+};
+
+// The memory that graphs of one stream use, which run one after the other: they share it. Must outlive the graphs
+// and whatever was allocated for them.
+class GraphMemory {
+ public:
+  explicit GraphMemory(std::shared_ptr<Pool> pool) : pool_(std::move(pool)) {}
+  ~GraphMemory();  // gives it back to the pool
+  GraphMemory(const GraphMemory&) = delete;
+  GraphMemory& operator=(const GraphMemory&) = delete;
+  Pool& pool() { return *pool_; }
+
+ private:
+  friend class Pool;
+  std::shared_ptr<Pool> pool_;
+  Pool::FreeBlocks free_;
 };
 
 }  // namespace topknot::cuda

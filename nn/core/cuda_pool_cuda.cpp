@@ -24,25 +24,46 @@ std::size_t Pool::rounded(std::size_t bytes) {
   return bytes == 0 ? unit : (bytes + unit - 1) / unit * unit;
 }
 
+void* Pool::find(FreeBlocks& blocks, std::size_t size, std::size_t& got) {
+  // A block up to an eighth larger does: sizes that differ a little from step to step share.
+  const auto found = blocks.lower_bound(size);
+  if (found == blocks.end() || found->first > size + size / 8) return nullptr;
+  got = found->first;
+  void* data = found->second.back();
+  found->second.pop_back();
+  if (found->second.empty()) blocks.erase(found);
+  return data;
+}
+
 void* Pool::allocate(std::size_t bytes) {
   const std::size_t size = rounded(bytes);
   const std::lock_guard lock(mutex_);
-  // A block up to an eighth larger does: sizes that differ a little from step to step share.
-  const auto found = free_.lower_bound(size);
-  void* data = nullptr;
   std::size_t got = size;
-  if (found != free_.end() && found->first <= size + size / 8) {
-    got = found->first;
-    data = found->second.back();
-    found->second.pop_back();
-    if (found->second.empty()) free_.erase(found);
-  } else {
+  void* data = graph_ ? find(graph_->free_, size, got) : nullptr;
+  if (!data) data = find(free_, size, got);
+  if (!data && graph_)
+    throw CudaError("a graph is being recorded and needs " + mebibytes(size) +
+                    " of GPU memory that was not used before; set train.graphs=false");
+  if (!data) {
     data = take(size);
     reserved_ += size;
   }
-  handed_out_[data] = got;
+  handed_out_[data] = {got, graph_};
   in_use_ += got;
   return data;
+}
+
+void Pool::use(GraphMemory* graph) {
+  const std::lock_guard lock(mutex_);
+  graph_ = graph;
+}
+
+GraphMemory::~GraphMemory() {
+  const std::lock_guard lock(pool_->mutex_);
+  for (auto& [bytes, list] : free_)
+    for (void* block : list) pool_->free_[bytes].push_back(block);
+  for (auto& [data, block] : pool_->handed_out_)
+    if (block.graph == this) block.graph = nullptr;
 }
 
 void* Pool::take(std::size_t size) {
@@ -70,8 +91,9 @@ void Pool::release(void* data) noexcept {
   const std::lock_guard lock(mutex_);
   const auto at = handed_out_.find(data);
   if (at == handed_out_.end()) return;
-  in_use_ -= at->second;
-  free_[at->second].push_back(data);
+  const auto [bytes, graph] = at->second;
+  in_use_ -= bytes;
+  (graph ? graph->free_ : free_)[bytes].push_back(data);
   handed_out_.erase(at);
 }
 

@@ -12,6 +12,7 @@ class OnGpu {
   cuda::Context& context() { return context_; }
   Device device() const { return context_.device(); }
   cudaStream_t stream() const { return context_.stream(); }
+  std::shared_ptr<cuda::Pool> pool() const { return context_.pool(); }
 
  private:
   cuda::Context context_;
