@@ -10,6 +10,7 @@
 #include "tests/cuda/device_vector.h"
 #include "tests/cuda/fixture.h"
 #include "tests/support/catch.h"
+#include "tests/support/error_text.h"
 
 namespace topknot {
 namespace {
@@ -296,6 +297,43 @@ TEST_CASE("values that no code writes are found") {
     check_damaged(layout, "int8", [=](Block& block) { put(block, int8 - 1200 - 20, 0); });
     check_damaged(layout, "int8", [=](Block& block) { std::memset(&block[int8 - 1200], 1, 256); });
   }
+}
+
+TEST_CASE("a block with any byte changed is refused where the CPU refuses it") {
+  const OnGpu gpu;
+  const CounterRng rng(21, RngUse::test);
+  const std::size_t numel = 3000, ranks = 24;
+  std::uint64_t draw = 0;
+  for (const char* layout : kLayouts)
+    for (const char* value : kValues) {
+      INFO(layout << " " << value);
+      const Codes codes(layout, value);
+      const auto code = cuda::make_device_code(layout, value, numel, static_cast<int>(ranks));
+      code->set_capacity(1200);
+      const Block good = write_block(scattered(1100, numel, 4), numel, *codes.index, *codes.value);
+      std::vector<Block> blocks, padded_blocks;
+      for (std::size_t r = 0; r < ranks; ++r) {
+        Block& block = blocks.emplace_back(good);
+        for (std::size_t i = 0; i <= r % 3; ++i) {
+          // The first bytes of the body, where Rice's parts end, more often than by chance.
+          const std::size_t body = r % 2 ? 12 : block.size() - 16;
+          const auto at = 16 + static_cast<std::size_t>(rng.uniform(draw++) * static_cast<float>(body - 1));
+          block[at] ^= static_cast<std::byte>(1u << (draw % 8));
+        }
+        padded_blocks.push_back(padded(block, code->block_bytes()));
+      }
+      const Read result = read(*code, padded_blocks, gpu.stream());
+      for (std::size_t r = 0; r < ranks; ++r) {
+        Entries<float> expected;
+        const std::string error =
+            error_text([&] { read_block(blocks[r], numel, *codes.index, *codes.value, expected); });
+        INFO("rank " << r << ": " << error);
+        if (error.empty()) CHECK((result.facts[r].damaged == 0 && same(result.entries[r], expected)));
+        // A length that the fixed one hides.
+        else if (error.find("bytes of values") == std::string::npos)
+          CHECK(result.facts[r].damaged != 0);
+      }
+    }
 }
 
 TEST_CASE("codes without kernels are none") {
