@@ -1,8 +1,10 @@
-// Residual networks for CIFAR (He, Zhang, Ren, Sun, "Deep residual learning for image recognition", CVPR 2016).
+// Residual networks (He, Zhang, Ren, Sun, "Deep residual learning for image recognition", CVPR 2016).
 //  - resnet20/32/44/56/110: section 4.2: 6n + 2 layers of 16, 32 and 64 channels, parameter-free shortcuts
 //    (option A).
 //  - resnet18: the ImageNet network of basic blocks with a CIFAR stem (3x3, no pooling) and projection
 //    shortcuts (option B), as CIFAR studies use it.
+//  - resnet50: table 1's network of bottlenecks for ImageNet, option B; the stride stands in the 3x3 convolution, as
+//    in torchvision ("version 1.5"), not in the 1x1 before it, as in the paper.
 #include "nn/layers/layers.h"
 #include "nn/models/model.h"
 #include "nn/ops/shortcut.h"
@@ -40,10 +42,14 @@ class BasicBlock final : public Module {
   std::unique_ptr<ConvBn> projection_;
 };
 
-ModulePtr make_resnet(ParameterStore& store, const ModelOptions& options,
-                      const std::vector<std::int64_t>& widths, int blocks, ShortcutKind shortcut) {
+void check_images(const ModelOptions& options) {
   if (options.input.rank() != 3 || options.input[1] < 8 || options.input[2] < 8)
     throw UserError("model.name: a resnet needs images of at least 8x8 pixels, not " + options.input.str());
+}
+
+ModulePtr make_resnet(ParameterStore& store, const ModelOptions& options,
+                      const std::vector<std::int64_t>& widths, int blocks, ShortcutKind shortcut) {
+  check_images(options);
   auto model = std::make_unique<Sequential>();
   model->add<ConvBn>(store, "stem", ConvGeometry{options.input[0], widths[0], 3, 1, 1});
   std::int64_t in = widths[0];
@@ -53,6 +59,50 @@ ModulePtr make_resnet(ParameterStore& store, const ModelOptions& options,
       model->add<BasicBlock>(store, name, in, widths[stage], stage > 0 && block == 0 ? 2 : 1, shortcut);
       in = widths[stage];
     }
+  model->add<GlobalAveragePool>();
+  model->add<Linear>(store, "fc", in, options.outputs);
+  return model;
+}
+
+// 1x1, 3x3, 1x1; four times as wide outside as inside.
+class Bottleneck final : public Module {
+ public:
+  Bottleneck(ParameterStore& store, const std::string& name, std::int64_t in, std::int64_t width,
+             std::int64_t stride)
+      : first_(store, name + ".1", {in, width, 1, 1, 0}),
+        second_(store, name + ".2", {width, width, 3, stride, 1}),
+        third_(store, name + ".3", {width, 4 * width, 1, 1, 0}) {
+    if (stride != 1 || in != 4 * width)
+      projection_ = std::make_unique<ConvBn>(store, name + ".shortcut",
+                                             ConvGeometry{in, 4 * width, 1, stride, 0}, false);
+  }
+
+  Variable forward(const Variable& x, const ForwardContext& context) override {
+    const Variable hidden = second_.forward(first_.forward(x, context), context);
+    return third_.forward(hidden, projection_ ? projection_->forward(x, context) : x, context);
+  }
+
+ private:
+  ConvBn first_, second_, third_;
+  std::unique_ptr<ConvBn> projection_;
+};
+
+ModulePtr make_resnet50(ParameterStore& store, const ModelOptions& options) {
+  check_images(options);
+  auto model = std::make_unique<Sequential>();
+  model->add<ConvBn>(store, "stem", ConvGeometry{options.input[0], 64, 7, 2, 3});
+  model->add<Pool>(PoolGeometry{PoolKind::max, 3, 2, 1});
+  std::int64_t in = 64, width = 64;
+  int stage = 0;
+  for (const int blocks : {3, 4, 6, 3}) {
+    ++stage;
+    for (int block = 1; block <= blocks; ++block) {
+      const std::string name = "stage" + std::to_string(stage) + ".block" + std::to_string(block);
+      model->add<Bottleneck>(store, name, in, width, stage > 1 && block == 1 ? 2 : 1);
+      in = 4 * width;
+    }
+    width *= 2;
+  }
   model->add<GlobalAveragePool>();
   model->add<Linear>(store, "fc", in, options.outputs);
   return model;
@@ -74,6 +124,7 @@ const RegisterModel registered[] = {
     {"resnet56", "CIFAR ResNet-56, option A shortcuts", make_cifar_resnet<56>},
     {"resnet110", "CIFAR ResNet-110, option A shortcuts", make_cifar_resnet<110>},
     {"resnet18", "ResNet-18 with a CIFAR stem", make_resnet18},
+    {"resnet50", "ResNet-50 for ImageNet (version 1.5); takes smaller images too", make_resnet50},
 };
 
 }  // namespace

@@ -93,6 +93,21 @@ TEST_CASE("models have the number of parameters that their papers and other libr
   }
 }
 
+TEST_CASE("resnet50 for ImageNet has the tensors that torchvision's has, 25,557,032 parameters") {
+  ParameterStore store;
+  make_model("resnet50", store, Built::options({3, 224, 224}, 1000));
+  std::size_t sum = 0, convolutions = 0, vectors = 0;
+  for (const auto& p : store.parameters()) {
+    sum += p->numel();
+    convolutions += p->shape().rank() == 4;
+    vectors += p->shape().rank() == 1;
+  }
+  CHECK(sum == 25557032);
+  CHECK(convolutions == 53);
+  CHECK(vectors == 2 * 53 + 1);
+  CHECK(store.parameters()[0]->shape() == Shape({64, 3, 7, 7}));
+}
+
 TEST_CASE("every registered model gives one row of outputs a sample") {
   const Threads scope(1);
   for (const std::string& name : models().names()) {
@@ -185,6 +200,23 @@ TEST_CASE("the whole gradient of resnet18 is the loss's slope") {
   backward(b.loss(x));
   CHECK(b.store.arena().zero_unwritten_gradients().empty());
   check_slope(b, x, b.store.arena().parameters());
+}
+
+TEST_CASE("the gradient of resnet50 is the loss's slope: stem, a bottleneck's 3x3, a shortcut") {
+  const Threads scope(2);
+  Built b("resnet50", {3, 33, 23});
+  // Tamer than at the start, where float weights are too coarse for steps that short.
+  for (const auto& p : b.store.parameters())
+    if (p->name().ends_with(".3.bn.gamma")) std::fill_n(p->value(), p->numel(), 0.2f);
+  const Variable x = b.images(4);
+  backward(b.loss(x));
+  CHECK(b.store.arena().zero_unwritten_gradients().empty());
+  std::size_t checked = 0;
+  for (Parameter* const& p : b.store.arena().parameters())
+    for (const char* name :
+         {"stem.conv.weight", "stage2.block1.2.conv.weight", "stage4.block1.shortcut.bn.gamma"})
+      if (p->name() == name) check_slope(b, x, {&p, 1}), ++checked;
+  CHECK(checked == 3);
 }
 
 TEST_CASE("two identical trainings give the same bits, and the loss falls") {
