@@ -1,6 +1,6 @@
 // A block of threads makes one tile of the average in shared memory: filled with zeros, the ranks' entries
-// added one rank after the other, multiplied and written. A rank has a position once at most, so no two threads
-// meet.
+// added one rank after the other, multiplied and written. A rank has a position once at most, so no two
+// threads meet.
 #include "compress/average_kernels.h"
 #include "nn/core/kernel_tools.h"
 

@@ -2,8 +2,8 @@
 // Selection + memory + code on a GPU: compress/sparse_compressor.h once more, with the same bits in blocks,
 // averages, residuals and states.
 //
-// A block that the CPU throws Error for is a bad step here: the verdict names its rank. So is a sum that could
-// overflow (SparseStep::summable), which names none.
+// A block that the CPU throws Error for is a bad step here: the verdict names its rank. So is a sum that
+// could overflow (SparseStep::summable), which names none.
 
 #include <memory>
 #include <vector>

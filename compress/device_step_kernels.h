@@ -43,8 +43,8 @@ void concatenate(cudaStream_t stream, const Segments& segments, std::uint32_t* i
 void take_own(cudaStream_t stream, const Segments& segments, const StepWords* step, const float* decoded,
               std::size_t capacity, float* list, float* by_slot);
 
-// Whether the step's entries can be averaged: every rank finite and undamaged, and the sum unable to overflow.
-// Keeps the weights, and behind them this rank's own.
+// Whether the step's entries can be averaged: every rank finite and undamaged, and the sum unable to
+// overflow. Keeps the weights, and behind them this rank's own.
 void judge(cudaStream_t stream, const DecodedFacts* facts, int ranks, const float* weights,
            const StepWords* step, float* kept_weights, Verdict* verdict);
 

@@ -1,8 +1,8 @@
 #pragma once
 // Coding on a GPU: blocks of compress/code/code.h, byte for byte what write_block() makes, written from and
 // read into GPU memory. All blocks of a group have one length, the greatest that the capacity allows; zeros
-// follow what was written. The layouts raw, rice and bitmap with the value codes fp32, bf16, fp16 and int8 have
-// kernels. One a group and rank; works in the current context's memory.
+// follow what was written. The layouts raw, rice and bitmap with the value codes fp32, bf16, fp16 and int8
+// have kernels. One a group and rank; works in the current context's memory.
 //
 // A damaged block: read() finds a count above the capacity, and all that read_block() throws Error for except
 // bytes behind the values, which it does not look at. The CPU throws; here the facts of the rank say so,
