@@ -45,8 +45,8 @@ class DeviceExchange {
   // Of the last finish().
   virtual std::span<float> averaged(const Group& group) = 0;  // GPU memory
   virtual GradientForm form(const Group& group) const = 0;
-  virtual StepWords* words() = 0;              // GPU memory
-  virtual Verdict* verdict() = 0;              // GPU memory
+  virtual StepWords* words() = 0;  // GPU memory
+  virtual Verdict* verdict() = 0;  // GPU memory
   // Payload bytes that a rank sends and receives in a step, as ExchangeStats counts them; the GPU's blocks have
   // equal lengths, so these do not depend on the data. With the CPU's exchange, of the last step.
   virtual std::uint64_t bytes_sent() const = 0;
@@ -64,6 +64,8 @@ class DeviceExchange {
   // A number that changes whenever what a graph has captured is out of date (a density, a slice's memory).
   virtual std::uint64_t capture_key() const = 0;
 
+  // As Exchange's, byte for byte; both wait for the GPU. Where the exchange is the CPU's, residuals lie in host
+  // memory: state() writes them to the arena's residuals as well, load_state() takes them from there.
   virtual std::vector<std::byte> state() const = 0;
   virtual void load_state(std::span<const std::byte> bytes) = 0;
 };

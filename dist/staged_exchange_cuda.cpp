@@ -67,8 +67,10 @@ class StagedExchange final : public DeviceExchange {
 
   ~StagedExchange() override {
     // Copies work on the twin's memory. Nothing on these streams waits for another rank.
-    cudaStreamSynchronize(compute());
-    cudaStreamSynchronize(communication());
+    if (Context* const context = Context::current_or_null()) {
+      cudaStreamSynchronize(context->stream());
+      cudaStreamSynchronize(context->communication());
+    }
     cudaGetLastError();
   }
 
