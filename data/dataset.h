@@ -21,7 +21,8 @@ struct DatasetOptions {
   std::uint64_t seed = 1;       // synthetic sets: which world is drawn. Train and test differ under one seed
   std::int64_t train_size = 0;  // samples; 0: all of them, or the synthetic set's own default
   std::int64_t test_size = 0;   // as train_size, for the test split
-  int classes = 10;             // synthetic_images: 2 to 10
+  int classes = 10;             // synthetic_images: 2 to 1000
+  int image_size = 32;          // synthetic_images: pixels a side, 8 to 512
   std::optional<double> noise;  // synthetic sets: none given means the set's own; 0 to 1
   std::int64_t features = 64;   // synthetic_regression: inputs of a sample
   std::int64_t targets = 1;     // synthetic_regression: outputs of a sample

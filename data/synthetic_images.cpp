@@ -4,9 +4,13 @@
 // grey and a linear model is left near chance, while the first layers of a small convnet find the
 // orientations. Each picture also holds two distractors, a patch of rings (all orientations at once) and a
 // fainter grating of another class, and noise over everything.
+//
+// Other sizes are the same picture at another scale (noise is a pixel's at any). With more than ten classes a digit of
+// the class is one grating: units in red, tens in green, hundreds in blue.
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <vector>
 
 #include "data/dataset.h"
 #include "nn/core/rng.h"
@@ -14,8 +18,9 @@
 namespace topknot {
 namespace {
 
-constexpr int kSide = 32, kChannels = 3, kArea = kSide * kSide;
-constexpr int kRadius = 9;          // of a patch's window, pixels; patches lie wholly inside
+constexpr int kSide = 32, kChannels = 3;  // the usual side, for which radius and wavelengths are said
+constexpr int kRadius = 9;                // of a patch's window, pixels; patches lie wholly inside
+constexpr int kAllChannels = -1;
 constexpr double kContrast = 0.28;  // amplitude of the class's grating; pictures are in [0, 1]
 constexpr double kFaint = 0.35;     // contrast of the misleading grating over the true one's
 constexpr double kTurn = 6.283185307179586;
@@ -23,14 +28,14 @@ constexpr double kTurn = 6.283185307179586;
 // cos() of an angle in 2^-32 turns, so that phases add as integers; the window over squared distance.
 struct Tables {
   std::array<float, 4096> cosine;
-  std::array<float, kRadius * kRadius + 1> window;
-  Tables() {
+  std::vector<float> window;
+  explicit Tables(int radius) : window(static_cast<std::size_t>(radius * radius) + 1) {
     for (std::size_t i = 0; i < cosine.size(); ++i)
       cosine[i] =
           static_cast<float>(std::cos(kTurn * static_cast<double>(i) / static_cast<double>(cosine.size())));
     for (std::size_t i = 0; i < window.size(); ++i)
       window[i] =
-          static_cast<float>(0.5 + 0.5 * std::cos(0.5 * kTurn * std::sqrt(static_cast<double>(i)) / kRadius));
+          static_cast<float>(0.5 + 0.5 * std::cos(0.5 * kTurn * std::sqrt(static_cast<double>(i)) / radius));
   }
   float cos_of(std::uint32_t angle) const { return cosine[angle >> 20]; }
 };
@@ -53,15 +58,24 @@ class Draws {
 
 class Painter {
  public:
-  explicit Painter(double noise) : noise_(static_cast<float>(noise)) {}
+  Painter(double noise, int side)
+      : noise_(static_cast<float>(noise)),
+        side_(side),
+        radius_(kRadius * side / kSide),
+        tables_(radius_),
+        canvas_(static_cast<std::size_t>(kChannels * side * side)) {}
 
   void paint(const CounterRng& rng, int label, int classes, std::uint8_t* picture) {
     Draws draws(rng);
-    canvas_.fill(0.5f);
-    add_patch(draws, label, draws.between(0.8, 1.2) * kContrast);
+    std::fill(canvas_.begin(), canvas_.end(), 0.5f);
+    if (classes <= 10)
+      add_patch(draws, label, draws.between(0.8, 1.2) * kContrast);
+    else
+      for (int channel = 0, rest = label, above = classes - 1; above > 0; ++channel, rest /= 10, above /= 10)
+        add_patch(draws, rest % 10, draws.between(0.8, 1.2) * kContrast, channel);
     add_patch(draws, -1, draws.between(0.8, 1.2) * kContrast);
     const int other = (label + 1 + draws.below(classes - 1)) % classes;
-    add_patch(draws, other, kFaint * kContrast);
+    add_patch(draws, other % 10, kFaint * kContrast);
     add_noise(rng);
     for (std::size_t i = 0; i < canvas_.size(); ++i)
       picture[i] = static_cast<std::uint8_t>(std::clamp(canvas_[i], 0.0f, 1.0f) * 255.0f + 0.5f);
@@ -69,29 +83,32 @@ class Painter {
 
  private:
   // Texture 0 .. 9: orientation texture mod 5, wavelength texture / 5; -1: rings.
-  void add_patch(Draws& draws, int texture, double contrast) {
-    const int x0 = kRadius + draws.below(kSide - 2 * kRadius + 1),
-              y0 = kRadius + draws.below(kSide - 2 * kRadius + 1);
+  void add_patch(Draws& draws, int texture, double contrast, int channel = kAllChannels) {
+    const int x0 = radius_ + draws.below(side_ - 2 * radius_ + 1),
+              y0 = radius_ + draws.below(side_ - 2 * radius_ + 1);
     const std::uint32_t phase = turns(draws.between(0, 1));
     const bool coarse = texture < 0 ? draws.below(2) == 1 : texture >= 5;
-    const double cycles = draws.between(0.93, 1.07) / (coarse ? 5.5 : 3.4);  // a pixel
+    const double cycles =  // a pixel
+        draws.between(0.93, 1.07) / (coarse ? 5.5 : 3.4) * (static_cast<double>(kSide) / side_);
     const double angle = 0.5 * kTurn * ((texture < 0 ? 0 : texture % 5) + draws.between(-0.15, 0.15)) / 5;
     const std::uint32_t across = turns(cycles * std::cos(angle)), down = turns(cycles * std::sin(angle));
     std::array<float, kChannels> colour;
     for (float& c : colour)
       c = static_cast<float>(contrast * draws.between(0.3, 1.0)) * (draws.below(2) ? 1 : -1);
+    const int first = channel == kAllChannels ? 0 : channel,
+              last = channel == kAllChannels ? kChannels - 1 : channel;
 
-    for (int dy = -kRadius; dy <= kRadius; ++dy)
-      for (int dx = -kRadius; dx <= kRadius; ++dx) {
+    for (int dy = -radius_; dy <= radius_; ++dy)
+      for (int dx = -radius_; dx <= radius_; ++dx) {
         const int x = x0 + dx, y = y0 + dy, distance2 = dx * dx + dy * dy;
-        if (distance2 >= kRadius * kRadius || x >= kSide || y >= kSide) continue;
+        if (distance2 >= radius_ * radius_ || x >= side_ || y >= side_) continue;
         const std::uint32_t turn =
             texture < 0
                 ? phase + turns(cycles * std::sqrt(static_cast<double>(distance2)))
                 : phase + static_cast<std::uint32_t>(dx) * across + static_cast<std::uint32_t>(dy) * down;
         const float value = tables_.window[static_cast<std::size_t>(distance2)] * tables_.cos_of(turn);
-        for (int c = 0; c < kChannels; ++c)
-          canvas_[static_cast<std::size_t>(c * kArea + y * kSide + x)] +=
+        for (int c = first; c <= last; ++c)
+          canvas_[static_cast<std::size_t>((c * side_ + y) * side_ + x)] +=
               colour[static_cast<std::size_t>(c)] * value;
       }
   }
@@ -102,44 +119,50 @@ class Painter {
     for (std::size_t i = 0; i < canvas_.size(); i += 2) {
       const std::uint32_t bits = rng.bits(64 + i / 2);
       canvas_[i] += scale * (static_cast<float>((bits & 0xff) + (bits >> 8 & 0xff)) - 255.0f);
+      if (i + 1 == canvas_.size()) break;
       canvas_[i + 1] += scale * (static_cast<float>((bits >> 16 & 0xff) + (bits >> 24)) - 255.0f);
     }
   }
 
   const float noise_;
+  const int side_, radius_;
   const Tables tables_;
-  std::array<float, kChannels * kArea> canvas_;
+  std::vector<float> canvas_;
 };
 
 class SyntheticImages final : public Dataset {
  public:
-  SyntheticImages(const DatasetOptions& options, Split split) : classes_(options.classes) {
-    if (classes_ < 2 || classes_ > 10)
+  SyntheticImages(const DatasetOptions& options, Split split)
+      : classes_(options.classes),
+        side_(options.image_size),
+        numel_(std::int64_t{kChannels} * side_ * side_) {
+    if (classes_ < 2 || classes_ > 1000)
       throw UserError("data.classes: " + std::to_string(classes_) +
-                      " is out of range; synthetic_images has 2 to 10");
+                      " is out of range; synthetic_images has 2 to 1000");
+    if (side_ < 8 || side_ > 512)
+      throw UserError("data.image_size: " + std::to_string(side_) +
+                      " is out of range; synthetic_images has sides of 8 to 512 pixels");
     const double noise = options.noise.value_or(0.08);
     if (!(noise >= 0 && noise <= 1)) throw UserError("data.noise: synthetic_images takes 0 to 1");
     const std::int64_t wanted = split == Split::train ? options.train_size : options.test_size;
     size_ = wanted == 0 ? (split == Split::train ? 10000 : 2000) : limited_size(options, split, wanted);
-    pictures_.resize(static_cast<std::size_t>(size_ * kChannels * kArea));
-    Painter painter(noise);
+    pictures_.resize(static_cast<std::size_t>(size_ * numel_));
+    Painter painter(noise, side_);
     for (std::int64_t n = 0; n < size_; ++n)
       painter.paint(CounterRng(options.seed, RngUse::dataset, static_cast<std::uint32_t>(n),
                                split == Split::train ? 0u : 1u),
-                    label(n), classes_, pictures_.data() + n * kChannels * kArea);
+                    label(n), classes_, pictures_.data() + n * numel_);
   }
 
   const std::string& name() const override { return name_; }
   std::int64_t size() const override { return size_; }
-  Shape sample_shape() const override { return {kChannels, kSide, kSide}; }
+  Shape sample_shape() const override { return {kChannels, side_, side_}; }
   int classes() const override { return classes_; }
   void get(std::int64_t index, float* sample) const override {
     const std::uint8_t* source = bytes(index);
-    for (int i = 0; i < kChannels * kArea; ++i) sample[i] = static_cast<float>(source[i]) / 255.0f;
+    for (std::int64_t i = 0; i < numel_; ++i) sample[i] = static_cast<float>(source[i]) / 255.0f;
   }
-  const std::uint8_t* bytes(std::int64_t index) const override {
-    return pictures_.data() + index * kChannels * kArea;
-  }
+  const std::uint8_t* bytes(std::int64_t index) const override { return pictures_.data() + index * numel_; }
   std::int32_t label(std::int64_t index) const override {
     return static_cast<std::int32_t>(index % classes_);
   }
@@ -148,16 +171,17 @@ class SyntheticImages final : public Dataset {
 
  private:
   const std::string name_ = "synthetic_images";
-  int classes_;
-  std::int64_t size_ = 0;
+  int classes_, side_;
+  std::int64_t numel_, size_ = 0;  // numel_: bytes a picture
   std::vector<std::uint8_t> pictures_;
 };
 
-const RegisterDataset registered("synthetic_images",
-                                 "textured patches in noise, 3 x 32 x 32, 10 classes; needs no files",
-                                 [](const DatasetOptions& options, Split split) -> std::unique_ptr<Dataset> {
-                                   return std::make_unique<SyntheticImages>(options, split);
-                                 });
+const RegisterDataset registered(
+    "synthetic_images",
+    "textured patches in noise, 3 x 32 x 32 and 10 classes or as asked for; needs no files",
+    [](const DatasetOptions& options, Split split) -> std::unique_ptr<Dataset> {
+      return std::make_unique<SyntheticImages>(options, split);
+    });
 
 }  // namespace
 }  // namespace topknot

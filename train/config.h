@@ -36,6 +36,7 @@ struct Config {
     std::int64_t train_size = 0;  // 0: all of it
     std::int64_t test_size = 0;
     int classes = 10;
+    int image_size = 32;
     std::optional<double> noise;  // none given: the data set's own
   } data;
 

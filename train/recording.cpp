@@ -16,6 +16,7 @@ std::unique_ptr<Dataset> smallest_data(const Config& config) {
   options.seed = config.seed;
   options.test_size = 1;
   options.classes = config.data.classes;
+  options.image_size = config.data.image_size;
   options.noise = config.data.noise;
   return make_dataset(config.data.name, options, Split::test);
 }

@@ -26,6 +26,7 @@ RunData load_data(const Config& config) {
   options.train_size = config.data.train_size;
   options.test_size = config.data.test_size;
   options.classes = config.data.classes;
+  options.image_size = config.data.image_size;
   options.noise = config.data.noise;
   return {make_dataset(config.data.name, options, Split::train),
           make_dataset(config.data.name, options, Split::test)};

@@ -100,6 +100,34 @@ TEST_CASE("synthetic pictures are balanced, and normalise to mean 0 and deviatio
   CHECK(std::abs(squares / (1000 * kPixels) - 1) < 0.1);
 }
 
+TEST_CASE("synthetic pictures come in ImageNet's shape and with its number of classes") {
+  DatasetOptions options;
+  options.image_size = 224;
+  options.classes = 1000;
+  options.train_size = 5;
+  options.noise = 0;
+  const auto data = make_dataset("synthetic_images", options, Split::train);
+  CHECK(data->sample_shape() == Shape({3, 224, 224}));
+  CHECK(data->classes() == 1000);
+  options.train_size = 1003;
+  options.image_size = 9;  // odd, and so many elements
+  const auto small = make_dataset("synthetic_images", options, Split::train);
+  for (const std::int64_t n : {0, 999, 1002}) CHECK(small->label(n) == n % 1000);
+  double sum = 0, squares = 0;
+  std::vector<float> sample(3 * 224 * 224);
+  for (std::int64_t n = 0; n < 5; ++n) {
+    data->get(n, sample.data());
+    for (const float v : sample) {
+      const double x = (v - data->channel_mean()[0]) / data->channel_std()[0];
+      sum += x / (5.0 * static_cast<double>(sample.size()));
+      squares += x * x / (5.0 * static_cast<double>(sample.size()));
+    }
+  }
+  CHECK(std::abs(sum) < 0.05);
+  CHECK(squares > 0.05);  // not plain grey
+  CHECK(squares < 1);
+}
+
 TEST_CASE("a linear model fits the synthetic pictures it saw and stays near chance on new ones") {
   const auto train = images(1500, Split::train), test = images(1000, Split::test);
   LinearModel model;
@@ -110,8 +138,15 @@ TEST_CASE("a linear model fits the synthetic pictures it saw and stays near chan
 
 TEST_CASE("synthetic pictures refuse options that make no sense") {
   DatasetOptions options;
-  options.classes = 11;
-  CHECK(user_error([&] { make_dataset("synthetic_images", options, Split::train); }, {"data.classes", "11"}));
+  options.classes = 1001;
+  CHECK(
+      user_error([&] { make_dataset("synthetic_images", options, Split::train); }, {"data.classes", "1001"}));
+  options = {};
+  for (const int size : {7, 513}) {
+    options.image_size = size;
+    CHECK(user_error([&] { make_dataset("synthetic_images", options, Split::train); },
+                     {"data.image_size", std::to_string(size)}));
+  }
   options = {};
   options.noise = -0.1;
   CHECK(user_error([&] { make_dataset("synthetic_images", options, Split::train); }, {"data.noise"}));

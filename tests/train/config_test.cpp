@@ -1,5 +1,6 @@
 #include "train/config.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <set>
@@ -79,7 +80,7 @@ TEST_CASE("the dumped configuration reads back to the same one, non-default valu
     } else if (contains(key_type(key), "text")) {
       value = "a \"b\": #c\\";
     } else if (contains(key_type(key), "integer")) {
-      value = "2";
+      value = std::to_string(static_cast<int>(std::max(key.least, 2.0)));
     } else if (key_type(key) == "true or false") {
       value = key_value(key, Config()) == "true" ? "false" : "true";
     } else if (key.least >= 1) {
