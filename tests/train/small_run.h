@@ -34,7 +34,8 @@ inline LoadedConfig small_run(const TempFolder& temp, const std::vector<std::str
 }
 
 // The ranks' parameters are compared after every step on the way (train.check_every=1).
-inline Run train(const std::string& backend, int ranks, std::vector<std::string> overrides) {
+// `gpus`: which the ranks use in turn, where they compute on GPUs.
+inline Run train(const std::string& backend, int ranks, std::vector<std::string> overrides, int gpus = 1) {
   const TempFolder temp;
   overrides.push_back("dist.ranks=" + std::to_string(ranks));
   const LoadedConfig loaded = small_run(temp, overrides);
@@ -44,7 +45,9 @@ inline Run train(const std::string& backend, int ranks, std::vector<std::string>
   Run run;
   run.checksums.resize(static_cast<std::size_t>(ranks));
   run_ranks(backend, ranks, [&](Communicator& communicator) {
-    const RunOutcome outcome = run_rank(inputs, communicator);
+    RunInputs mine = inputs;
+    mine.gpu = communicator.rank() % gpus;
+    const RunOutcome outcome = run_rank(mine, communicator);
     run.checksums[static_cast<std::size_t>(communicator.rank())] = outcome.parameter_checksum;
     if (communicator.rank() == 0)
       run.test_loss = outcome.test_loss, run.test_accuracy = outcome.test_accuracy;

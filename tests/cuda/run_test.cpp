@@ -1,0 +1,155 @@
+// Whole runs on a GPU: against the CPU's, with and without graphs, by every backend.
+#include <cmath>
+
+#include "tests/cuda/fixture.h"
+#include "tests/support/error_text.h"
+#include "tests/train/small_run.h"
+
+using namespace topknot;
+using namespace topknot::testing;
+
+namespace {
+
+using Keys = std::vector<std::string>;
+
+Keys joined(Keys keys, const Keys& more) {
+  keys.insert(keys.end(), more.begin(), more.end());
+  return keys;
+}
+
+// A few steps of the small network; `check_every` makes the host look, which ends what is in flight.
+const Keys kOnGpu{"train.device=cuda", "train.deterministic=true", "train.max_steps=12",
+                  "train.check_every=5", "data.test_size=32"};
+
+Run on_gpu(const std::string& backend, int ranks, const Keys& keys) {
+  return train(backend, ranks, joined(kOnGpu, keys));
+}
+
+// Pictures of noise; sample 5 of the training split is broken.
+class BrokenPicture final : public Dataset {
+ public:
+  explicit BrokenPicture(Split split) : broken_(split == Split::train ? 5 : -1) {}
+  const std::string& name() const override { return name_; }
+  std::int64_t size() const override { return 32; }
+  Shape sample_shape() const override { return {3, 8, 8}; }
+  int classes() const override { return 2; }
+  std::int32_t label(std::int64_t index) const override { return static_cast<std::int32_t>(index % 2); }
+  void get(std::int64_t index, float* sample) const override {
+    const CounterRng rng(1, RngUse::test, static_cast<std::uint32_t>(index));
+    for (std::uint64_t i = 0; i < 192; ++i)
+      sample[i] = index == broken_ ? std::numeric_limits<float>::quiet_NaN() : rng.normal(i);
+  }
+
+ private:
+  std::string name_ = "broken_picture";
+  std::int64_t broken_;
+};
+const RegisterDataset broken_picture("broken_picture", "of the tests",
+                                     [](const DatasetOptions&, Split split) {
+                                       return std::unique_ptr<Dataset>(
+                                           std::make_unique<BrokenPicture>(split));
+                                     });
+
+}  // namespace
+
+TEST_CASE("a run on a GPU learns what the CPU's does") {
+  for (const char* method : {"dense", "topk", "gaussiank", "dgc", "regtopk"}) {
+    INFO(method);
+    const Keys keys{std::string("compress.name=") + method, "dist.ordered_sum=true"};
+    const Run gpu = on_gpu("threads", 2, keys);
+    const Run cpu = train("threads", 2, joined(joined(kOnGpu, keys), {"train.device=cpu"}));
+    REQUIRE(gpu.metrics.steps.size() == cpu.metrics.steps.size());
+    CHECK(gpu.metrics.steps.front().loss == Approx(cpu.metrics.steps.front().loss).epsilon(1e-5));
+    CHECK(gpu.metrics.steps.back().loss == Approx(cpu.metrics.steps.back().loss).epsilon(0.05));
+    CHECK(gpu.test_loss == Approx(cpu.test_loss).epsilon(0.05));
+    CHECK(gpu.metrics.steps.front().selected == cpu.metrics.steps.front().selected);
+  }
+}
+
+TEST_CASE("graphs and batches made on the GPU change no bit") {
+  for (const char* method : {"dense", "topk", "dgc"})
+    for (const int ranks : {1, 3}) {
+      INFO(method << ", " << ranks << " ranks");
+      const Keys keys{std::string("compress.name=") + method, "compress.warmup=[0.05]"};
+      const auto with = on_gpu("threads", ranks, joined(keys, {"data.on_device=true"})).checksums;
+      CHECK(with == on_gpu("threads", ranks, joined(keys, {"train.graphs=false"})).checksums);
+      CHECK(with == on_gpu("threads", ranks, joined(keys, {"data.on_device=false"})).checksums);
+      CHECK(with == on_gpu("threads", ranks, joined(keys, {"train.check_every=1"})).checksums);
+    }
+}
+
+TEST_CASE("on GPUs, too, threads and gloo give the same bits") {
+  for (const Keys& keys :
+       {Keys{"compress.name=topk"}, Keys{"compress.name=gaussiank", "compress.capacity=2"},
+        Keys{"compress.name=regtopk", "compress.scope=tensor"}, Keys{"compress.name=signsgd"},
+        Keys{"compress.name=topk", "exchange.collective=gtopk"}}) {
+    INFO(keys.back());
+    const Run threads = on_gpu("threads", 3, joined(keys, {"data.shard=uneven:3"}));
+    const Run gloo = on_gpu("gloo", 3, joined(keys, {"data.shard=uneven:3", "dist.backend=gloo"}));
+    CHECK(threads.checksums == gloo.checksums);
+  }
+}
+
+TEST_CASE("clipping, micro-batches and weight decay are the CPU's") {
+  for (const Keys& keys :
+       {Keys{"train.clip_local=0.5"}, Keys{"train.clip_local=0.1", "train.clip_local_scope=tensor"},
+        Keys{"train.clip_global=0.3", "optimizer.weight_decay=0.01"},
+        Keys{"train.accumulate=2", "optimizer.nesterov=true"}, Keys{"data.name=synthetic_regression"}}) {
+    INFO(keys.front());
+    const Keys all = joined({"compress.name=topk", "compress.density=0.1"}, keys);
+    const Run gpu = on_gpu("threads", 2, all);
+    const Run cpu = train("threads", 2, joined(joined(kOnGpu, all), {"train.device=cpu"}));
+    CHECK(gpu.metrics.steps[1].loss == Approx(cpu.metrics.steps[1].loss).epsilon(1e-4));
+    CHECK(gpu.metrics.steps.back().loss == Approx(cpu.metrics.steps.back().loss).epsilon(0.02));
+  }
+}
+
+TEST_CASE("a step with a NaN is skipped by all ranks on a GPU, and leaves no trace") {
+  for (const char* graphs : {"train.graphs=true", "train.graphs=false"}) {
+    const Run run = on_gpu("threads", 2,
+                           {"data.name=broken_picture", "data.batch_size=2", "compress.name=topk", graphs,
+                            "train.max_steps=16", "compress.density=0.1"});
+    std::int64_t skipped = 0;
+    for (const StepRecord& step : run.metrics.steps) {
+      skipped += step.skipped;
+      CHECK(std::isfinite(step.loss) == !step.skipped);
+    }
+    CHECK(skipped == 2);  // two epochs of eight steps
+    CHECK(std::isfinite(run.test_loss));
+  }
+}
+
+TEST_CASE("convolutions, batch norm and pooling train on a GPU as on the CPU") {
+  for (const char* model : {"lenet", "resnet20"}) {
+    INFO(model);
+    const Keys keys{std::string("model.name=") + model,
+                    "compress.name=topk",
+                    "compress.density=0.05",
+                    "train.max_steps=4",
+                    "data.batch_size=2",
+                    "data.test_size=4",
+                    "optimizer.lr=0.01"};
+    const Run gpu = on_gpu("threads", 1, keys);
+    const Run cpu = train("threads", 1, joined(joined(kOnGpu, keys), {"train.device=cpu"}));
+    for (std::size_t i = 0; i < 4; ++i)
+      CHECK(gpu.metrics.steps[i].loss == Approx(cpu.metrics.steps[i].loss).epsilon(i == 0 ? 1e-4 : 0.05));
+    CHECK(gpu.test_loss == Approx(cpu.test_loss).epsilon(0.05));
+  }
+}
+
+TEST_CASE("bf16 and tf32 train") {
+  for (const char* precision : {"tf32", "bf16"}) {
+    INFO(precision);
+    const Keys keys{"compress.name=topk", std::string("train.precision=") + precision};
+    const Run narrow = on_gpu("threads", 2, keys), full = on_gpu("threads", 2, {"compress.name=topk"});
+    CHECK(narrow.test_loss == Approx(full.test_loss).epsilon(0.05));
+  }
+}
+
+TEST_CASE("what a GPU cannot do is refused with the key's name") {
+  for (const char* key :
+       {"train.profile_steps=2", "train.distribution_every=2", "train.record_gradients=2"}) {
+    const std::string text = error_text([&] { on_gpu("threads", 1, {"compress.name=topk", key}); });
+    CHECK(says(text, {std::string(key).substr(0, std::string(key).find('=')), "train.device=cpu"}));
+  }
+}
