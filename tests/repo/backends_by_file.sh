@@ -24,11 +24,27 @@ cuda_file='[^:]*(_cuda\.cpp|\.cuh?)'
 stub_file='[^:]*_stub\.cpp'
 only_in "a conditional on a backend" \
   '^[[:space:]]*#[[:space:]]*(if|ifdef|ifndef|elif|elifdef)\b.*(CUDA|NVCC|CUDNN|NCCL|DNNL|ONEDNN|GLOO|_OPENMP|__x86|__AVX|__SSE|__aarch64|__ARM)' \
-  "$cpu_file|$cuda_file|$stub_file|nn/core/(simd|stream)\.h|nn/ops/onednn\.(h|cpp)" \
+  "$cpu_file|$cuda_file|$stub_file|nn/core/(simd|stream|host_device)\.h|nn/ops/onednn\.(h|cpp)" \
   "choose by file instead: x_cpu.cpp, x_cuda.cpp or x.cu, x_stub.cpp"
 include='^[[:space:]]*#[[:space:]]*include[[:space:]]*<'
 only_in "oneDNN" "${include}(oneapi|dnnl)" "$cpu_file|nn/ops/onednn\.(h|cpp)" "it is met in *_cpu.cpp and nn/ops/onednn only"
-only_in "CUDA" "${include}(cuda|cudnn|cublas|nccl|cub/)" "$cuda_file" "it is met in *_cuda.cpp and *.cu only"
+# CUDA's headers may be met in *_cuda.cpp and *.cu, and in headers that only such files include, by whatever way.
+cuda_headers=$(sources | xargs -0 grep -lE -- "${include}(cuda|cudnn|cublas|nccl|nvtx3/|topknot_kernel)" | grep '\.h$' || true)
+for _ in 1 2 3 4 5 6 7 8; do
+  pattern=$(sed 's/.*/#include "&"/' <<<"$cuda_headers")
+  more=$(sources | xargs -0 grep -lFf <(echo "$pattern") | grep '\.h$' || true)
+  grown=$(printf '%s\n%s\n' "$cuda_headers" "$more" | sed '/^$/d' | sort -u)
+  [ "$grown" != "$cuda_headers" ] || break
+  cuda_headers=$grown
+done
+found=$(sources | sort -z | xargs -0 grep -nHE -- "${include}(cuda|cudnn|cublas|nccl|cub/)" | grep -vE "^($cuda_file|[^:]*\.h):" || true)
+found+=$([ -z "$cuda_headers" ] || sources | sort -z | xargs -0 grep -nHFf <(sed 's/.*/#include "&"/' <<<"$cuda_headers") |
+         grep -vE "^($cuda_file|[^:]*\.h):" || true)
+if [ -n "$found" ]; then
+  echo "CUDA; it is met in *_cuda.cpp and *.cu, and in headers that only they include:"
+  sed 's/^/  /' <<<"$found"
+  status=1
+fi
 only_in "Gloo" "${include}gloo/" 'dist/gloo_[^:]*' "it is met in dist/gloo_* only"
 only_in "a library of the programs" "${include}(yaml-cpp|nlohmann|CLI)/" 'train/[^:]*' "it is met in train only"
 exit "$status"

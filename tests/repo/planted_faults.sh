@@ -60,6 +60,11 @@ clean_tree; echo '#ifdef TOPKNOT_CUDA' >nn/ops/bad.cpp
 caught backends_by_file.sh 'nn/ops/bad.cpp:1'
 clean_tree; echo '#include <oneapi/dnnl/dnnl.hpp>' >compress/bad.cpp
 caught backends_by_file.sh 'compress/bad.cpp:1'
+clean_tree; echo '#include <cuda_runtime.h>' >compress/bad.cpp
+caught backends_by_file.sh 'compress/bad.cpp:1'
+clean_tree; echo '#include <cudnn.h>' >nn/core/far.h; echo '#include "nn/core/far.h"' >nn/core/near.h
+cp nn/core/near.h nn/ops/fine_cuda.cpp; echo '#include "nn/core/near.h"' >nn/ops/bad.cpp
+caught backends_by_file.sh 'nn/ops/bad.cpp:1'
 clean_tree; echo '#include <nlohmann/json.hpp>' >dist/bad.cpp
 caught backends_by_file.sh 'dist/bad.cpp:1'
 clean_tree; echo '[gone](pages/gone.md#part)' >data/page.md
