@@ -31,11 +31,11 @@ void check_one_rank_a_gpu(Communicator& host, int device) {
   const std::string place = host_identity() + "\n" + bus + "\n" + host_name();
   std::vector<std::vector<std::byte>> all;
   host.all_gather(std::as_bytes(std::span(place)), all);
-  std::map<std::vector<std::byte>, std::size_t> seen;
+  std::map<std::string, std::size_t> seen;
   for (std::size_t r = 0; r < all.size(); ++r) {
-    const auto [first, is_new] = seen.emplace(all[r], r);
-    if (is_new) continue;
     const std::string text(reinterpret_cast<const char*>(all[r].data()), all[r].size());
+    const auto [first, is_new] = seen.emplace(text, r);
+    if (is_new) continue;
     const auto gpu = text.find('\n') + 1, name = text.find('\n', gpu) + 1;
     host.barrier();  // the first to throw must not end the others' calls
     throw UserError("dist.backend nccl: ranks " + std::to_string(first->second) + " and " +
