@@ -198,7 +198,9 @@ class CudaEngine final : public Engine {
     if (capture == Capture::whole) {
       if (!graphs->first)
         graphs->first = Graph(stream, graph_memory_, [&] { forward(), collect(), finish(); });
-      return graphs->first.launch(stream);
+      graphs->first.launch(stream);
+      if (device_) device_->launched(stream);  // the graph's collectives have a deadline too
+      return;
     }
     if (!graphs->first) graphs->first = Graph(stream, graph_memory_, forward);
     graphs->first.launch(stream);
