@@ -1,6 +1,7 @@
 # topknot_folder(NAME LIBS...): every source of a folder (and its sub-folders) as one OBJECT library. An archive would
 # drop the files that only register themselves. A source's suffix names its backend: *_cuda.cpp and *.cu are the CUDA
-# backend, *_stub.cpp stands in where there is none; they become the libraries NAME_cuda and NAME_stub.
+# backend, *_stub.cpp stands in where there is none; they become the libraries NAME_cuda (host code), NAME_kernels and
+# NAME_stub.
 function(topknot_folder name)
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.cpp)
   file(GLOB_RECURSE kernels CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.cu)
@@ -17,24 +18,36 @@ function(topknot_folder name)
     add_library(${name}_stub OBJECT ${stubs})
     target_link_libraries(${name}_stub PUBLIC ${libraries})
   endif()
-  set_property(GLOBAL PROPERTY topknot_${name}_cuda_sources ${cuda} ${kernels})
-  set_property(GLOBAL PROPERTY topknot_${name}_libraries ${libraries})
-  if(TOPKNOT_HAS_CUDA AND (cuda OR kernels))
-    add_library(${name}_cuda OBJECT ${cuda} ${kernels})
-    target_include_directories(${name}_cuda PRIVATE ${CMAKE_SOURCE_DIR}/nn/core/nvcc)
-    target_link_libraries(${name}_cuda PUBLIC ${libraries} topknot_cuda_headers topknot_cuda_libraries)
+  if(TOPKNOT_HAS_CUDA AND cuda)
+    add_library(${name}_cuda OBJECT ${cuda})
+    target_link_libraries(${name}_cuda PUBLIC ${libraries} topknot_cuda_headers)
+  endif()
+  if(TOPKNOT_HAS_CUDA AND kernels)
+    set_property(GLOBAL PROPERTY topknot_${name}_kernels ${kernels})
+    add_library(${name}_kernels OBJECT ${kernels})
+    target_include_directories(${name}_kernels PRIVATE ${CMAKE_SOURCE_DIR}/nn/core/nvcc)
+    target_link_libraries(${name}_kernels PUBLIC ${libraries} topknot_cuda_headers)
   endif()
 endfunction()
 
 # topknot_program(NAME BACKEND SOURCES FOLDERS...): made of whole folders and their backend: cuda, stub, or stand_in, the
-# CUDA backend on a CPU (tests/cuda).
+# CUDA backend on a CPU (tests/cuda), which has the host code as it is and kernels of its own making.
 function(topknot_program name backend sources)
   add_executable(${name} ${sources})
   target_link_libraries(${name} PRIVATE ${ARGN})
+  set(parts ${backend})
+  if(backend STREQUAL "cuda")
+    set(parts cuda kernels)
+    target_link_libraries(${name} PRIVATE topknot_cuda_libraries)
+  elseif(backend STREQUAL "stand_in")
+    set(parts cuda stand_in)
+  endif()
   foreach(folder ${ARGN})
-    if(TARGET ${folder}_${backend})
-      target_link_libraries(${name} PRIVATE ${folder}_${backend})
-    endif()
+    foreach(part ${parts})
+      if(TARGET ${folder}_${part})
+        target_link_libraries(${name} PRIVATE ${folder}_${part})
+      endif()
+    endforeach()
   endforeach()
 endfunction()
 
