@@ -1,0 +1,103 @@
+// CUDA's run-time library on the machine of machine.h: memory and copies.
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "tests/cuda/stand_in/machine_state.h"
+
+using namespace topknot::stand_in;
+
+namespace {
+
+constexpr std::size_t kGuard = 256;  // bytes before and after each block, watched
+constexpr unsigned char kGuardByte = 0xA5;
+
+void check_guards(char* data, std::size_t bytes) {
+  for (std::size_t i = 0; i < kGuard; ++i)
+    if (static_cast<unsigned char>(data[-1 - static_cast<std::ptrdiff_t>(i)]) != kGuardByte ||
+        static_cast<unsigned char>(data[bytes + i]) != kGuardByte) {
+      std::fprintf(stderr, "stand-in GPU: memory beside a block of %zu bytes was written to\n", bytes);
+      std::abort();
+    }
+}
+
+}  // namespace
+
+extern "C" {
+
+cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total) {
+  TOPKNOT_STAND_IN(cudaMemGetInfo);
+  *total = state().machine.memory;
+  *free = *total - std::min(*total, state().in_use);
+  return cudaSuccess;
+}
+cudaError_t cudaMalloc(void** data, std::size_t bytes) {
+  TOPKNOT_STAND_IN(cudaMalloc);
+  if (this_thread().captures > 0) return result(cudaErrorStreamCaptureUnsupported);
+  if (state().in_use + bytes > state().machine.memory) return result(cudaErrorMemoryAllocation);
+  auto* block = static_cast<char*>(std::aligned_alloc(256, (bytes + 2 * kGuard + 255) / 256 * 256));
+  std::memset(block, kGuardByte, kGuard);
+  std::memset(block + kGuard, 0xFF, bytes);
+  std::memset(block + kGuard + bytes, kGuardByte, kGuard);
+  *data = block + kGuard;
+  state().memory[block + kGuard] = bytes;
+  state().in_use += bytes;
+  return cudaSuccess;
+}
+cudaError_t cudaFree(void* data) {
+  if (!data) return cudaSuccess;
+  {
+    TOPKNOT_STAND_IN(cudaFree);
+    if (this_thread().captures > 0) return result(cudaErrorStreamCaptureUnsupported);
+  }
+  if (const cudaError_t error = wait_until(run_all); error != cudaSuccess) return error;
+  const std::lock_guard lock(state().mutex);
+  const auto at = state().memory.find(static_cast<char*>(data));
+  if (at == state().memory.end()) return result(cudaErrorInvalidValue);
+  check_guards(at->first, at->second);
+  state().in_use -= at->second;
+  std::free(at->first - kGuard);
+  state().memory.erase(at);
+  return cudaSuccess;
+}
+cudaError_t cudaHostAlloc(void** data, std::size_t bytes, unsigned) {
+  TOPKNOT_STAND_IN(cudaHostAlloc);
+  *data = std::malloc(bytes);
+  return *data ? cudaSuccess : result(cudaErrorMemoryAllocation);
+}
+cudaError_t cudaFreeHost(void* data) {
+  wait_until(run_all);
+  std::free(data);
+  return cudaSuccess;
+}
+cudaError_t cudaHostRegister(void*, std::size_t, unsigned) {
+  TOPKNOT_STAND_IN(cudaHostRegister);
+  return cudaSuccess;
+}
+cudaError_t cudaHostUnregister(void*) {
+  return wait_until(run_all);
+}
+cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind, cudaStream_t s) {
+  TOPKNOT_STAND_IN(cudaMemcpyAsync);
+  return put(s, [=] { std::memcpy(to, from, bytes); });
+}
+cudaError_t cudaMemcpy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind) {
+  {
+    TOPKNOT_STAND_IN(cudaMemcpy);
+    if (this_thread().captures > 0) return result(cudaErrorStreamCaptureUnsupported);
+  }
+  const cudaError_t error = wait_until(run_all);
+  if (error == cudaSuccess) std::memcpy(to, from, bytes);
+  return error;
+}
+cudaError_t cudaMemsetAsync(void* to, int value, std::size_t bytes, cudaStream_t s) {
+  TOPKNOT_STAND_IN(cudaMemsetAsync);
+  return put(s, [=] { std::memset(to, value, bytes); });
+}
+cudaError_t cudaLaunchHostFunc(cudaStream_t s, cudaHostFn_t fn, void* data) {
+  TOPKNOT_STAND_IN(cudaLaunchHostFunc);
+  return put(s, [=] { fn(data); });
+}
+
+}  // extern "C"
