@@ -38,7 +38,7 @@ class CpuEngine final : public Engine {
         test_loader_(*inputs.data.test, loader_options(config_, *inputs.data.test, false, communicator.rank(),
                                                        communicator.size())),
         weights_(train_loader_.weights()),
-        recorder_(config_, inputs.folder, arena_, exchange_, root_),
+        recorder_(config_, inputs.folder, arena_, &exchange_, root_),
         trace_(config_.train.profile_steps, plan_steps(config_, train_loader_).total_steps,
                inputs.folder.path, exchange_.groups(), communicator) {}
 

@@ -18,6 +18,7 @@
 #include "train/cuda_inputs.h"
 #include "train/engine.h"
 #include "train/engine_kernels.h"
+#include "train/recorder.h"
 #include "train/settled_exchange.h"
 #include "train/trainer.h"
 
@@ -73,9 +74,10 @@ class CudaEngine final : public Engine {
         norm_(1),
         dropout_steps_(static_cast<std::size_t>(parts_)),
         result_(1),
-        results_(kStepsAhead * sizeof(StepResultWords)) {
-    if (config_.train.record_gradients > 0)
-      throw UserError("train.record_gradients is for train.device=cpu; set it to 0, or train on the CPU");
+        results_(kStepsAhead * sizeof(StepResultWords)),
+        recorder_(config_, inputs.folder, arena_, nullptr, communicator.rank() == 0) {
+    if (communicator.rank() == 0 && (settled_.choice.planned || settled_.choice.chosen))
+      log_warning("exchange: the plan is made from this host's CPU times, and the run computes on a GPU");
   }
 
   const ParameterArena& arena() const override { return arena_; }
@@ -89,7 +91,7 @@ class CudaEngine final : public Engine {
   double modelled_makespan() const override { return settled_.modelled_makespan(exchange_->groups()); }
 
   void start_epoch(std::int64_t epoch) override { train_.start_epoch(epoch); }
-  std::int64_t steps_ahead() const override { return kStepsAhead; }
+  std::int64_t steps_ahead() const override { return records() ? 1 : kStepsAhead; }
 
   void step(const StepRequest& request) override {
     const NvtxRange range("step");
@@ -99,6 +101,7 @@ class CudaEngine final : public Engine {
     count_up(stream, dropout_steps_.data(), static_cast<std::uint32_t>(request.step * parts_),
              static_cast<std::uint32_t>(parts_));
     exchange_->begin_step(request.step, request.density, weights_, request.lr);
+    recorder_.begin_step(request.step);
     run_step(request.step);
     exchange_->end_step();
     auto* slot = reinterpret_cast<StepResultWords*>(results_.data()) + pending_;
@@ -127,7 +130,9 @@ class CudaEngine final : public Engine {
     return facts;
   }
 
-  void end_step(const StepRecord&, MetricsWriter*) override {}
+  void end_step(const StepRecord& record, MetricsWriter* metrics) override {
+    if (metrics) recorder_.end_step(record, *metrics);
+  }
 
   void all_reduce(std::span<double> sums) override {
     queue_.run([&](Communicator& c) { c.all_reduce(sums); });
@@ -165,9 +170,15 @@ class CudaEngine final : public Engine {
   }
 
   std::string checksum() override { return checksum_hex(arena_.host_weights()); }
-  void finish() override { wait(); }
+  void finish() override {
+    wait();
+    recorder_.finish();
+  }
 
  private:
+  // Recorded gradients are copied to the host in the hooks, which no graph can do. The same on all ranks.
+  bool records() const { return config_.train.record_gradients > 0; }
+
   static Variable batch_loss(const Variable& output, const DeviceBatch& batch) {
     return batch.targets.defined() ? cuda::mean_squared_error(output, batch.targets)
                                    : cuda::softmax_cross_entropy(output, batch.labels.data());
@@ -183,7 +194,7 @@ class CudaEngine final : public Engine {
   // Eagerly at first, so that algorithms are chosen and memory is there, then as graphs.
   void run_step(std::int64_t step) {
     using Capture = DeviceExchange::Capture;
-    const Capture capture = config_.train.graphs ? exchange_->capture() : Capture::none;
+    const Capture capture = config_.train.graphs && !records() ? exchange_->capture() : Capture::none;
     const auto forward = [&] { forward_and_backward(step); };
     const auto collect = [&] { exchange_->collectives(); };
     const auto finish = [&] { decode_and_update(); };
@@ -220,6 +231,7 @@ class CudaEngine final : public Engine {
     const double clip_norm = local_clip(config_, communicator_.size());
     const bool clip = clip_norm > 0, clip_model = clip && config_.train.clip_local_scope == "model";
     const GradientHook hook = [&](Parameter& parameter) {
+      recorder_.take(parameter);
       if (clip) clip_one(parameter, clip_norm);
       exchange_->ready(parameter);
     };
@@ -240,6 +252,7 @@ class CudaEngine final : public Engine {
     if (!clip_model) return exchange_->complete(loss_.data());
     arena_.zero_unwritten_gradients();
     bool add = false;
+    for (const Parameter* p : arena_.parameters()) recorder_.take(*p);
     for (const Parameter* p : arena_.parameters())
       clip_.sum_of_squares(stream, {p->gradient(), p->numel()}, norm_.data(), std::exchange(add, true));
     for (const Parameter* p : arena_.parameters())
@@ -301,6 +314,7 @@ class CudaEngine final : public Engine {
   PinnedMemory results_;                                        // of the steps since facts()
   std::vector<std::pair<std::uint64_t, std::uint64_t>> bytes_;  // sent and received, likewise
   std::int64_t pending_ = 0;
+  Recorder recorder_;
   GraphMemory graph_memory_{context_.pool()};
   std::map<std::uint64_t, StepGraphs> graphs_;
 };

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <exception>
 
+#include "nn/core/check.h"
 #include "nn/core/log.h"
 #include "train/distribution.h"
 #include "train/npy.h"
@@ -10,18 +11,20 @@
 namespace topknot {
 
 Recorder::Recorder(const Config& config, const RunFolder& folder, const ParameterArena& arena,
-                   Exchange& exchange, bool root)
+                   Exchange* exchange, bool root)
     : from_(config.train.record_from),
       steps_(root ? config.train.record_gradients : 0),
       every_(root ? config.train.distribution_every : 0),
-      method_(config.compress.name) {
+      method_(config.compress.name),
+      device_(arena.device()) {
   if (steps_ > 0) {
     gradient_.resize(arena.size());
     file_ = std::make_unique<NpyWriter>(folder.gradients_npy(), std::vector<std::size_t>{arena.size()});
   }
   if (every_ > 0) {
     accumulated_.resize(arena.compressible_size());
-    exchange.observe(
+    TOPKNOT_CHECK(exchange, "distributions are looked at in the exchange");
+    exchange->observe(
         [this](const Group& group, std::span<const float> accumulated) { look(group, accumulated); });
   }
 }
@@ -45,7 +48,7 @@ void Recorder::begin_step(std::int64_t step) {
 
 void Recorder::take(const Parameter& parameter) {
   if (record_gradient_)
-    std::copy_n(parameter.gradient(), parameter.numel(), gradient_.data() + parameter.offset());
+    backend(device_).to_host(gradient_.data() + parameter.offset(), parameter.gradient(), parameter.numel());
 }
 
 void Recorder::look(const Group& group, std::span<const float> accumulated) {

@@ -21,9 +21,9 @@ class NpyWriter;
 class Recorder {
  public:
   // Ranks other than 0 record nothing. Arena and exchange must outlive the recorder, which is the exchange's
-  // observer from here on. gradients.npy in the run folder: float32 [steps, d] in arena order
+  // observer from here on; null where gradients are on a GPU, for runs that look at no distribution. gradients.npy in the run folder: float32 [steps, d] in arena order
   // (ParameterArena), as many steps as were made. Throws UserError where it cannot be written.
-  Recorder(const Config& config, const RunFolder& folder, const ParameterArena& arena, Exchange& exchange,
+  Recorder(const Config& config, const RunFolder& folder, const ParameterArena& arena, Exchange* exchange,
            bool root);
   ~Recorder();
   Recorder(const Recorder&) = delete;
@@ -32,6 +32,7 @@ class Recorder {
   // `step`: how many were done before.
   void begin_step(std::int64_t step);
   // This parameter's gradient is final and nothing has been done to it yet: neither clipping nor compression.
+  // Waits for a GPU.
   void take(const Parameter& parameter);
   // Writes what the step has brought. A step that was skipped has no distribution.
   void end_step(const StepRecord& record, MetricsWriter& metrics);
@@ -43,6 +44,7 @@ class Recorder {
 
   const std::int64_t from_ = 0, steps_ = 0, every_ = 0;
   const std::string method_;
+  const Device device_;
   std::int64_t recorded_ = 0;  // steps in gradients.npy
   bool record_gradient_ = false, record_distribution_ = false, told_ = false;
   std::vector<float> gradient_;     // the whole arena

@@ -148,7 +148,7 @@ void Reporter::end(std::int64_t steps, std::int64_t skipped, const std::string& 
   metrics_->write(end);
   write_metrics_csv(read_metrics(folder_.metrics_jsonl()), folder_.metrics_csv());
   char text[200];
-  if (modelled_makespan > 0) {
+  if (modelled_makespan > 0 && end.makespan_p50_s > 0) {
     std::snprintf(text, sizeof text,
                   "exchange: modelled makespan %.3g ms, measured %.3g ms (median of %zu steps)",
                   1e3 * modelled_makespan, 1e3 * end.makespan_p50_s, steady.size());
