@@ -13,6 +13,7 @@
 
 namespace topknot::cuda {
 
+// Graphs that hold its calls are destroyed before it: NCCL does not end while there is one.
 class DeviceCommunicator {
  public:
   virtual ~DeviceCommunicator() = default;

@@ -1,6 +1,8 @@
 #include <algorithm>
 #include <exception>
 #include <mutex>
+#include <system_error>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -47,6 +49,7 @@ class NcclCommunicator : public DeviceCommunicator {
       settle(start_text_, "ncclCommInitRankConfig", result);
     } catch (const std::exception& error) {
       abort(error.what());
+      if (ending_.joinable()) ending_.join();
       throw;
     }
     watch_ = std::make_unique<NcclWatch>(
@@ -63,6 +66,7 @@ class NcclCommunicator : public DeviceCommunicator {
     watch_.reset();
     if (communicator_ && in_order && idle) end(deadline);
     if (communicator_) ncclCommAbort(std::exchange(communicator_, nullptr));
+    if (ending_.joinable()) ending_.join();
   }
 
   int rank() const override { return host_.rank(); }
@@ -125,13 +129,23 @@ class NcclCommunicator : public DeviceCommunicator {
         ended = std::exchange(communicator_, nullptr);
       }
       host_.abort(reason);
-      if (ended) ncclCommAbort(ended);
+      if (ended) end_at_once(ended);
     } catch (...) {
       // Out of memory: this process ends soon, and its connections with it.
     }
   }
 
  private:
+  // ncclCommAbort ends what is on the GPU, and then waits until no graph holds calls of the communicator (NCCL 2.26
+  // and later). The graphs' owner may be the caller, or wait for him: so another thread does it.
+  void end_at_once(ncclComm_t ended) {
+    try {
+      ending_ = std::thread([ended] { ncclCommAbort(ended); });
+    } catch (const std::system_error&) {
+      ncclCommAbort(ended);
+    }
+  }
+
   void begin(const char* operation, std::size_t bytes) {
     last_ = std::string(operation) + " #" + std::to_string(++sequence_) + " of " + std::to_string(bytes) +
             " bytes over NCCL";
@@ -313,6 +327,7 @@ class NcclCommunicator : public DeviceCommunicator {
   std::mutex mutex_;  // guards what follows
   ncclComm_t communicator_ = nullptr;
   std::string reason_;
+  std::thread ending_;  // of whoever took the communicator in abort()
   std::unique_ptr<NcclWatch> watch_;
 };
 

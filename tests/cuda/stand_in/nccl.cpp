@@ -11,11 +11,12 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "nn/core/bfloat16.h"
-#include "tests/cuda/stand_in/machine.h"
+#include "tests/cuda/stand_in/machine_state.h"
 #include "tests/cuda/stand_in/nccl_stand_in.h"
 
 namespace topknot::stand_in {
@@ -50,11 +51,12 @@ struct Group {
 };
 
 // A rank's; work on streams may outlive the communicator.
-struct State {
+struct Member {
   std::shared_ptr<Group> group;
-  int rank = 0;
+  int rank = 0, device = 0;
   std::uint64_t next = 0;
   bool aborted = false;
+  std::shared_ptr<int> in_graphs = std::make_shared<int>();  // shared by calls that were captured
 };
 
 [[noreturn]] void broken(const char* what) {
@@ -138,34 +140,54 @@ thread_local int version = NCCL_VERSION_CODE;
 // Between ncclGroupStart and ncclGroupEnd.
 struct Open {
   bool is_open = false;
-  std::shared_ptr<State> state;
+  std::shared_ptr<Member> state;
   Part part;
   cudaStream_t stream = nullptr;
 };
 thread_local Open open_group;
 
-ncclResult_t put(const std::shared_ptr<State>& state, Part part, cudaStream_t stream) {
-  enqueue_when(stream, [state, part = std::move(part), number = std::optional<std::uint64_t>()]() mutable {
-    Group& group = *state->group;
-    const std::lock_guard lock(group.mutex);
-    const auto leave = [&] { return number.reset(), true; };
-    if (state->aborted) {
-      if (number) --group.collectives[*number].arrived;  // it will never take place
-      return leave();
-    }
-    if (!number) {
-      number = state->next++;
-      Collective& mine = group.collectives[*number];
-      mine.parts.resize(static_cast<std::size_t>(group.ranks));
-      mine.parts[static_cast<std::size_t>(state->rank)] = part;
-      if (++mine.arrived == group.ranks) perform(mine);
-    }
-    Collective& mine = group.collectives[*number];
-    if (mine.arrived < group.ranks) return false;
-    if (++mine.left == group.ranks) group.collectives.erase(*number);
-    return leave();
-  });
+ncclResult_t put(const std::shared_ptr<Member>& state, Part part, cudaStream_t stream) {
+  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+  cudaStreamIsCapturing(stream, &capture);
+  const auto held = capture == cudaStreamCaptureStatusNone ? nullptr : state->in_graphs;
+  enqueue_when(stream,
+               [state, held, part = std::move(part), number = std::optional<std::uint64_t>()]() mutable {
+                 Group& group = *state->group;
+                 const std::lock_guard lock(group.mutex);
+                 const auto leave = [&] { return number.reset(), true; };
+                 if (state->aborted) {
+                   if (number) --group.collectives[*number].arrived;  // it will never take place
+                   return leave();
+                 }
+                 if (!number) {
+                   number = state->next++;
+                   Collective& mine = group.collectives[*number];
+                   mine.parts.resize(static_cast<std::size_t>(group.ranks));
+                   mine.parts[static_cast<std::size_t>(state->rank)] = part;
+                   if (++mine.arrived == group.ranks) perform(mine);
+                 }
+                 Collective& mine = group.collectives[*number];
+                 if (mine.arrived < group.ranks) return false;
+                 if (++mine.left == group.ranks) group.collectives.erase(*number);
+                 return leave();
+               });
   return ncclInProgress;
+}
+
+// As NCCL since 2.26: a communicator does not end while a graph holds its calls. What is on the device's streams goes
+// on meanwhile, as a GPU's would.
+void wait_for_graphs(const Member& comm) {
+  const auto deadline = Clock::now() + std::chrono::seconds(20);
+  while (comm.in_graphs.use_count() > 1) {
+    if (Clock::now() > deadline)
+      broken("a communicator is to end whose calls a graph holds: NCCL would hang");
+    {
+      const std::lock_guard lock(state().mutex);
+      for (const auto& [key, stream] : std::map(state().streams))
+        if (stream->device == comm.device) run_until(stream, stream->enqueued);
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
 }
 
 }  // namespace
@@ -185,16 +207,16 @@ int nccl_communicators() {
 using namespace topknot::stand_in;
 
 struct ncclComm {
-  std::shared_ptr<State> state;
+  std::shared_ptr<Member> state;
 };
 
-#define TOPKNOT_STAND_IN(name) \
+#define TOPKNOT_STAND_IN_NCCL(name) \
   if (const int error = injected(#name)) return static_cast<ncclResult_t>(error)
 
 extern "C" {
 
 ncclResult_t ncclGetVersion(int* value) {
-  TOPKNOT_STAND_IN(ncclGetVersion);
+  TOPKNOT_STAND_IN_NCCL(ncclGetVersion);
   return *value = version, ncclSuccess;
 }
 const char* ncclGetErrorString(ncclResult_t result) {
@@ -217,7 +239,7 @@ const char* ncclGetLastError(ncclComm_t) {
   return "";
 }
 ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
-  TOPKNOT_STAND_IN(ncclGetUniqueId);
+  TOPKNOT_STAND_IN_NCCL(ncclGetUniqueId);
   const std::lock_guard lock(registry().mutex);
   std::memset(id, 0, sizeof *id);
   std::snprintf(id->internal, sizeof id->internal, "group %d", ++registry().ids);
@@ -225,7 +247,7 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
 }
 ncclResult_t ncclCommInitRankConfig(ncclComm_t* made, int ranks, ncclUniqueId id, int rank,
                                     ncclConfig_t* config) {
-  TOPKNOT_STAND_IN(ncclCommInitRankConfig);
+  TOPKNOT_STAND_IN_NCCL(ncclCommInitRankConfig);
   if (!config || config->blocking != 0) return ncclInvalidUsage;
   std::shared_ptr<Group> group;
   {
@@ -237,8 +259,8 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* made, int ranks, ncclUniqueId id
   const std::lock_guard lock(group->mutex);
   group->ranks = ranks;
   ++group->joined;
-  auto state = std::make_shared<State>();
-  state->group = group, state->rank = rank;
+  auto state = std::make_shared<Member>();
+  state->group = group, state->rank = rank, state->device = this_thread().device;
   *made = new ncclComm{state};
   ++communicators;
   return ncclInProgress;
@@ -255,43 +277,46 @@ ncclResult_t ncclCommFinalize(ncclComm_t) {
   return ncclInProgress;
 }
 ncclResult_t ncclCommDestroy(ncclComm_t comm) {
+  wait_for_graphs(*comm->state);
   --communicators;
   return delete comm, ncclSuccess;
 }
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
-  ++aborts, --communicators;
+  ++aborts;
   {
     const std::lock_guard lock(comm->state->group->mutex);
     comm->state->aborted = true;
   }
+  wait_for_graphs(*comm->state);
+  --communicators;
   return delete comm, ncclSuccess;
 }
 
 ncclResult_t ncclAllGather(const void* from, void* to, size_t count, ncclDataType_t type, ncclComm_t comm,
                            cudaStream_t stream) {
-  TOPKNOT_STAND_IN(ncclAllGather);
+  TOPKNOT_STAND_IN_NCCL(ncclAllGather);
   return put(comm->state, {Part::gather, from, to, count, type, -1, {}, {}}, stream);
 }
 ncclResult_t ncclAllReduce(const void* from, void* to, size_t count, ncclDataType_t type, ncclRedOp_t,
                            ncclComm_t comm, cudaStream_t stream) {
-  TOPKNOT_STAND_IN(ncclAllReduce);
+  TOPKNOT_STAND_IN_NCCL(ncclAllReduce);
   return put(comm->state, {Part::sum, from, to, count, type, -1, {}, {}}, stream);
 }
 ncclResult_t ncclBroadcast(const void* from, void* to, size_t count, ncclDataType_t type, int root,
                            ncclComm_t comm, cudaStream_t stream) {
-  TOPKNOT_STAND_IN(ncclBroadcast);
+  TOPKNOT_STAND_IN_NCCL(ncclBroadcast);
   return put(comm->state, {Part::broadcast, from, to, count, type, root, {}, {}}, stream);
 }
 
 ncclResult_t ncclGroupStart() {
-  TOPKNOT_STAND_IN(ncclGroupStart);
+  TOPKNOT_STAND_IN_NCCL(ncclGroupStart);
   open_group = {};
   open_group.is_open = true;
   return ncclSuccess;
 }
 ncclResult_t ncclSend(const void* data, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
                       cudaStream_t stream) {
-  TOPKNOT_STAND_IN(ncclSend);
+  TOPKNOT_STAND_IN_NCCL(ncclSend);
   if (!open_group.is_open) return ncclInvalidUsage;
   open_group.state = comm->state, open_group.stream = stream;
   open_group.part.sends.push_back({peer, const_cast<void*>(data), count * size_of(type)});
@@ -299,14 +324,14 @@ ncclResult_t ncclSend(const void* data, size_t count, ncclDataType_t type, int p
 }
 ncclResult_t ncclRecv(void* data, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
                       cudaStream_t stream) {
-  TOPKNOT_STAND_IN(ncclRecv);
+  TOPKNOT_STAND_IN_NCCL(ncclRecv);
   if (!open_group.is_open) return ncclInvalidUsage;
   open_group.state = comm->state, open_group.stream = stream;
   open_group.part.receives.push_back({peer, data, count * size_of(type)});
   return ncclSuccess;
 }
 ncclResult_t ncclGroupEnd() {
-  TOPKNOT_STAND_IN(ncclGroupEnd);
+  TOPKNOT_STAND_IN_NCCL(ncclGroupEnd);
   const Open group = std::exchange(open_group, {});
   if (!group.state) return ncclSuccess;
   return put(group.state, group.part, group.stream);

@@ -4,6 +4,7 @@
 #include <array>
 
 #include "dist/socket.h"
+#include "nn/core/cuda_graph.h"
 #include "tests/cuda/device_collectives.h"
 #include "tests/cuda/stand_in/machine.h"
 #include "tests/cuda/stand_in/nccl_stand_in.h"
@@ -268,6 +269,27 @@ TEST_CASE("nccl: a graph whose collectives do not end is given up at the deadlin
   });
   CHECK(says(run.errors[0], {"a graph with collectives", "gave up after dist.timeout_s (0.6 s)"}));
   CHECK(run.seconds < 10);
+}
+
+TEST_CASE("nccl: a rank gives up, and ends, while it still has graphs with collectives") {
+  const Machine machine;
+  const Ended run = ended(2, 0.6, [](DeviceRank& rank) {
+    const cuda::DeviceArray<float> data(64);
+    const auto stream = rank.stream();
+    rank.context.synchronize();
+    cuda::GraphMemory memory(rank.context.pool());
+    const cuda::Graph graph(stream, memory,
+                            [&] { rank.device.all_reduce(data.data(), 64, SumOrder::library, stream); });
+    graph.launch(stream);
+    rank.device.wait(stream);
+    if (rank.rank() == 1) stay_away(rank);
+    graph.launch(stream);
+    rank.device.wait(stream);  // finds that nobody comes, and gives up here
+  });
+  CHECK(says(run.errors[0], {"waiting for the GPU", "gave up after dist.timeout_s (0.6 s)"}));
+  CHECK(says(run.errors[1], {"was away"}));
+  CHECK(run.seconds < 10);
+  CHECK(stand_in::nccl_communicators() == 0);
 }
 
 TEST_CASE("nccl: a lost GPU ends all") {
