@@ -57,8 +57,8 @@ int lane();
 void enqueue_kernel(cudaStream_t stream, dim3 grid, dim3 block, const void* kernel,
                     std::function<void()> body);
 void run_kernel(dim3 grid, dim3 block, const std::function<void()>& body);
-void block_barrier();
-int block_or(int predicate);
+// Whether any thread of the block has a predicate that is not 0. All have to come to it, on the same line.
+int block_barrier(int predicate, unsigned line);
 // Every lane of `mask` brings a word and sees all of them. Valid until the thread's next call.
 const std::uint64_t* warp_exchange(unsigned mask, std::uint64_t mine);
 

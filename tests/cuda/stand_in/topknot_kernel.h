@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <source_location>
 #include <tuple>
 #include <type_traits>
 
@@ -37,11 +38,11 @@
 #define blockDim (::topknot::stand_in::place().block_size)
 #define gridDim (::topknot::stand_in::place().grid_size)
 
-inline void __syncthreads() {
-  ::topknot::stand_in::block_barrier();
+inline void __syncthreads(std::source_location here = std::source_location::current()) {
+  ::topknot::stand_in::block_barrier(0, here.line());
 }
-inline int __syncthreads_or(int predicate) {
-  return ::topknot::stand_in::block_or(predicate);
+inline int __syncthreads_or(int predicate, std::source_location here = std::source_location::current()) {
+  return ::topknot::stand_in::block_barrier(predicate, here.line());
 }
 inline void __threadfence() {}
 inline void __syncwarp(unsigned mask = 0xffffffffu) {
