@@ -9,10 +9,10 @@ CONFIGURE = cmake -S . -B $(1) $(if $(wildcard $(1)/CMakeCache.txt),,-G Ninja \
 FIXED_ADDRESSES = $(if $(shell command -v setarch),setarch -R)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test build bench doctor format asan tsan fuzz clean deps
+.PHONY: help demo test build bench gpu-check doctor format asan tsan fuzz clean deps
 
 help:  ## list the targets
-	@awk -F':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: deps  ## train three methods on 4 ranks and write one HTML report (sets everything up)
 	@$(call CONFIGURE,$(BUILD),)
@@ -28,6 +28,13 @@ build: deps  ## configure and compile
 
 bench: build  ## speed against PyTorch, as ratios (PEER_PYTHONS names the interpreters)
 	@BUILD=$(BUILD) scripts/bench $(BENCH_ARGS)
+
+# gpu_tests is there only in a build with CUDA. A status of 3 says that nothing could be checked; make shows it and ends with 2.
+gpu-check: deps  ## prove the CUDA backend on this machine's GPU (GPU_CHECK_ARGS: gpu-check --help)
+	@$(call CONFIGURE,$(BUILD),)
+	@cmake --build $(BUILD) -j $(JOBS) --target train gpu_check
+	@if cmake --build $(BUILD) --target help | grep -q 'gpu_tests'; then cmake --build $(BUILD) -j $(JOBS) --target gpu_tests; fi
+	@$(BUILD)/bin/gpu-check $(GPU_CHECK_ARGS)
 
 doctor:  ## what is found, what is missing, and the package that brings it
 	@scripts/doctor

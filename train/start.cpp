@@ -13,6 +13,13 @@ namespace {
 
 constexpr double kGraceSeconds = 5;  // for the other ranks to end by themselves when one has died
 
+// Whoever has built for a GPU will want to know why it is not used.
+void tell_of_fallback(const std::string& device) {
+  if (device != "auto" || !built_with_cuda()) return;
+  if (const std::string why = cuda_problem(); !why.empty())
+    log_info("train.device: auto takes the CPU: " + why);
+}
+
 }  // namespace
 
 DistOptions dist_options(const LoadedConfig& loaded) {
@@ -72,8 +79,10 @@ int start_training(LoadedConfig loaded, int argc, char* const* argv, bool quiet,
   const LaunchPlan plan = plan_launch(options, process_environment());
   // Once, not by every process.
   const bool spawned_rank = plan.kind == LaunchPlan::Kind::process && plan.launcher == "spawn";
-  if (plan.rank == 0 && !spawned_rank)
+  if (plan.rank == 0 && !spawned_rank) {
     for (const std::string& line : unused_keys(loaded)) log_warning(line);
+    tell_of_fallback(loaded.config.train.device);
+  }
   loaded.config.dist.ranks = plan.size;
   if (loaded.config.output.dir.empty()) loaded.config.output.dir = run_folder_name(loaded.config);
   RunFolder folder{loaded.config.output.dir};
@@ -81,8 +90,11 @@ int start_training(LoadedConfig loaded, int argc, char* const* argv, bool quiet,
   if (plan.kind != LaunchPlan::Kind::spawn) install_stop_handlers();
   RunOutcome outcome;  // rank 0's, or this process's
   StartHooks hooks;
-  hooks.load = [&] { data = load_data(loaded.config); };
   // Mistakes must show before there is a run folder, which would be in the corrected run's way.
+  hooks.load = [&] {
+    parse_device(loaded.config.train.device);
+    data = load_data(loaded.config);
+  };
   hooks.check = [&] { check_run(loaded.config, data); };
   hooks.make_folder = [&] {
     folder = create_run_folder(loaded, {argv, argv + argc}, {{"oneDNN", onednn_version()}});

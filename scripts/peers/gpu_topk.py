@@ -2,7 +2,8 @@
 """PyTorch on a GPU: torch.topk, and a whole step of top-k with error feedback, by number of elements.
 
 One JSON line a size: elements, topk_ms (torch.topk of the magnitudes alone), step_ms (residual added, magnitudes, top-k, values
-gathered, residual emptied there), medians by CUDA events. Exit status: 0, 3 where PyTorch or a GPU is missing.
+gathered, residual emptied there), medians by CUDA events. A size that does not work here is left out with a line that says why.
+Exit status: 0, 3 where PyTorch or a GPU is missing.
 """
 
 import argparse
@@ -42,8 +43,7 @@ def main():
                 times.append(begin.elapsed_time(end))
         return statistics.median(times)
 
-    for power in range(options.smallest, options.largest + 1, 2):
-        n = 1 << power
+    def measure(n):
         k = max(1, int(options.density * n))
         gradient = torch.empty(n, device="cuda")
         residual = torch.zeros(n, device="cuda")
@@ -54,7 +54,7 @@ def main():
             torch.abs(residual, out=magnitude)
             indices = torch.topk(magnitude, k, sorted=False).indices
             values = residual[indices]
-            residual[indices] = 0.0
+            residual.index_fill_(0, indices, 0.0)
             return indices, values
 
         gradient.normal_()
@@ -63,6 +63,14 @@ def main():
         step_ms = timed(step, lambda: gradient.normal_())
         print(json.dumps({"elements": n, "k": k, "topk_ms": topk_ms, "step_ms": step_ms, "torch": torch.__version__}),
               flush=True)
+
+    with torch.no_grad():
+        for power in range(options.smallest, options.largest + 1, 2):
+            try:
+                measure(1 << power)
+            except RuntimeError as error:  # too little memory, or too many elements for this version
+                print(f"2^{power}: {str(error).strip().splitlines()[0]}", flush=True)
+            torch.cuda.empty_cache()
     return 0
 
 

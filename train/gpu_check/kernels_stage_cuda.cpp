@@ -1,23 +1,19 @@
 // Time and bytes of each selection on the GPU, in steady state: error feedback with a new gradient in each step.
 #include <algorithm>
-#include <chrono>
+#include <cstdio>
 #include <map>
-#include <nlohmann/json.hpp>
 
 #include "compress/device_compressor.h"
 #include "nn/core/check.h"
 #include "nn/core/cuda_context.h"
 #include "nn/core/cuda_pool.h"
 #include "train/gpu_check/gradient_stream.h"
-#include "train/gpu_check/peer_scripts.h"
-#include "train/gpu_check/process.h"
 #include "train/gpu_check/stages.h"
 
 namespace topknot::gpu_check {
 namespace {
 
 using namespace cuda;
-using Clock = std::chrono::steady_clock;
 
 constexpr double kDensity = 0.001;
 constexpr int kWarmUp = 8, kTimed = 11;
@@ -90,36 +86,15 @@ double encode_ms(Context& context, const std::string& method, std::size_t n, flo
   return median(ms);
 }
 
-// Milliseconds of torch.topk, and of top-k with error feedback in PyTorch, by number of elements.
-std::map<std::size_t, std::pair<double, double>> torch_times(const Options& options, std::string& note) {
-  const std::string script = write_peer_script(options.out, "gpu_topk.py");
-  const Outcome outcome =
-      run({{options.python, script, "--smallest", std::to_string(options.smallest), "--largest",
-            std::to_string(std::min(options.largest, 28)), "--density", std::to_string(kDensity)}},
-          0.4 * options.seconds);
-  std::map<std::size_t, std::pair<double, double>> times;
-  for (const std::string& line : lines_of(outcome.output)) {
-    const auto record = nlohmann::json::parse(line, nullptr, false);
-    if (record.is_object() && record.contains("elements"))
-      times[record["elements"]] = {record.value("topk_ms", 0.0), record.value("step_ms", 0.0)};
-  }
-  if (times.empty())
-    note = "no PyTorch figure: " + (outcome.found ? outcome.last_line() : options.python + " is not there");
-  return times;
+void tell(const Result& result) {
+  std::puts(json_line(result).c_str());
+  std::fflush(stdout);
 }
 
 }  // namespace
 
-void run_kernels(const Options& options, Report& report) {
-  const auto begin = Clock::now();
-  std::string note;
-  const auto torch = torch_times(options, note);
-  report.add({"kernels",
-              "torch.topk",
-              torch.empty() ? Status::skipped : Status::passed,
-              std::chrono::duration<double>(Clock::now() - begin).count(),
-              {},
-              note});
+void measure_kernels(const Options& options) {
+  const StageClock clock(options.seconds);
   Context context({});
   const Context::Use use(context);
   for (int power = options.smallest; power <= options.largest; power += 2) {
@@ -129,28 +104,19 @@ void run_kernels(const Options& options, Report& report) {
       const DeviceArray<float> a(n), b(n);
       TOPKNOT_CUDA(cudaMemsetAsync(a.data(), 0, a.bytes(), context.stream()));
       const double copy = copy_rate(context, n, a.data(), b.data());
-      report.add({"kernels", "device copy, " + size, Status::passed, 0, {{"GB/s", copy}}});
+      tell({"kernels", "device copy, " + size, Status::passed, 0, {{"GB/s", copy}}});
       for (const auto& [method, bytes] : bytes_of_methods()) {
         const std::string name = method + ", " + size;
-        if (std::chrono::duration<double>(Clock::now() - begin).count() > options.seconds) {
-          report.add({"kernels", name, Status::skipped, 0, {}, "the stage's time is used up"});
+        if (clock.used_up()) {
+          tell({"kernels", name, Status::skipped, 0, {}, kUsedUp});
           continue;
         }
         const double ms = encode_ms(context, method, n, a.data(), b.data());
         const double rate = bytes * static_cast<double>(n) / (1e6 * ms);
-        Result result{
-            "kernels", name, Status::passed, 0, {{"ms", ms}, {"GB/s", rate}, {"of a copy", rate / copy}}};
-        if (const auto peer = torch.find(n); peer != torch.end() && method == "topk") {
-          result.figures.emplace_back("times torch.topk", peer->second.first / ms);
-          result.figures.emplace_back("times PyTorch's step", peer->second.second / ms);
-        }
-        report.add(std::move(result));
+        tell({"kernels", name, Status::passed, 0, {{"ms", ms}, {"GB/s", rate}, {"of a copy", rate / copy}}});
       }
     } catch (const OutOfMemory& error) {
-      report.add({"kernels", "selections, " + size, Status::skipped, 0, {}, error.what()});
-    } catch (const std::exception& error) {
-      report.add({"kernels", "selections, " + size, Status::failed, 0, {}, error.what()});
-      return;  // the GPU may be lost
+      tell({"kernels", "selections, " + size, Status::skipped, 0, {}, error.what()});
     }
     context.pool()->release_cached();
   }

@@ -5,7 +5,7 @@
 
 namespace topknot::gpu_check {
 
-void run_kernels(const Options&, Report&) {
+void measure_kernels(const Options&) {
   throw UserError(cuda_problem());
 }
 

@@ -2,12 +2,10 @@
 // The PyTorch peers, which gpu-check carries with it, so that it needs no folder of scripts.
 
 #include <string>
-#include <vector>
 
 namespace topknot::gpu_check {
 
 // Writes scripts/peers/NAME into the folder and returns its path.
 std::string write_peer_script(const std::string& folder, const std::string& name);
-std::vector<std::string> lines_of(const std::string& text);
 
 }  // namespace topknot::gpu_check

@@ -1,6 +1,7 @@
 #pragma once
-// What gpu-check finds out, written anew after each stage: gpu-check.json for programs, gpu-check.txt for people.
+// What gpu-check finds out, written anew after each result: gpu-check.json for programs, gpu-check.txt for people.
 
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -16,7 +17,12 @@ struct Result {
   double seconds = 0;
   std::vector<std::pair<std::string, double>> figures = {};  // "GB/s", "images/s", in this order
   std::string note = {};                                     // why it was skipped or failed, in one line
+  std::string output = {};                                   // of a failed program, its end; in the JSON only
 };
+
+// One line of JSON, and back; nullopt for any other line.
+std::string json_line(const Result& result);
+std::optional<Result> result_of(const std::string& line);
 
 class Report {
  public:
@@ -24,7 +30,7 @@ class Report {
   explicit Report(std::string folder);
   // A line that belongs to the whole: "card", "NVIDIA H200".
   void describe(const std::string& what, const std::string& value);
-  // Also prints the line.
+  // Prints the line and writes the files. Throws UserError where these cannot be written any more.
   void add(Result result);
   // The two files as they stand, each complete or as it was before.
   void write() const;

@@ -16,4 +16,13 @@ void skip_all(const std::string& stage, const std::string& reason, Report& repor
     report.add({stage, check, Status::skipped, 0, {}, reason});
 }
 
+Result failure(Result result, const Outcome& outcome, const std::string& note) {
+  constexpr std::size_t kEnd = 4000;
+  result.status = Status::failed;
+  result.note = note;
+  result.output =
+      outcome.output.size() > kEnd ? outcome.output.substr(outcome.output.size() - kEnd) : outcome.output;
+  return result;
+}
+
 }  // namespace topknot::gpu_check

@@ -1,0 +1,120 @@
+// gpu-check as a user runs it; what it finds on a GPU is tested over fakes in tests/train.
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "tests/cli/command.h"
+#include "tests/data/temp_folder.h"
+#include "tests/support/catch.h"
+
+using namespace topknot;
+
+namespace {
+
+// Without a GPU, also where there is one.
+Outcome gpu_check(const std::string& arguments, const std::string& before = "") {
+  return run_command(before + "CUDA_VISIBLE_DEVICES= " + TOPKNOT_BIN "/gpu-check " + arguments);
+}
+
+}  // namespace
+
+TEST_CASE("gpu-check without a GPU says so, writes a table of skips and exits with 3, from any folder") {
+  const TempFolder temp;
+  const Outcome check = gpu_check("", "cd " + temp.str() + " && ");
+  INFO(check.output);
+  CHECK(check.code == 3);
+  CHECK(check.count("gpu-check: ") == 1);
+  CHECK_FALSE(check.has("passed"));
+  std::ifstream file(temp.at("gpu-check/gpu-check.json"));
+  const auto json = nlohmann::json::parse(file);
+  std::vector<std::string> stages;
+  for (const auto& result : json["results"]) {
+    CHECK(result["result"] == "skipped");
+    CHECK_FALSE(result["note"].get<std::string>().empty());
+    if (stages.empty() || stages.back() != result["stage"]) stages.push_back(result["stage"]);
+  }
+  CHECK(stages == std::vector<std::string>{"tests", "nccl", "kernels", "train"});
+  CHECK(std::filesystem::exists(temp.at("gpu-check/gpu-check.txt")));
+}
+
+TEST_CASE("gpu-check does the stages that were asked for") {
+  const TempFolder temp;
+  const Outcome check = gpu_check("--stage nccl --stage train --out " + temp.at("out"));
+  CHECK(check.code == 3);
+  CHECK(check.has("nccl     skipped"));
+  CHECK(check.has("train    skipped"));
+  CHECK_FALSE(check.has("kernels"));
+}
+
+TEST_CASE("gpu-check --help names the stages, the files and the exit codes") {
+  const Outcome help = gpu_check("--help");
+  CHECK(help.code == 0);
+  for (const char* word : {"tests ", "nccl ", "kernels ", "train ", "--stage", "--bin", "--out", "--python",
+                           "gpu-check.json", "Exit codes"})
+    CHECK(help.has(word));
+  CHECK_FALSE(help.has("--measure-kernels"));  // for itself
+}
+
+TEST_CASE("gpu-check refuses wrong arguments with one line each and exit code 2") {
+  const TempFolder temp;
+  for (const std::string& wrong : {std::string("--stage speed"), std::string("--bogus"), std::string("stray"),
+                                   std::string("--smallest 40"), std::string("--smallest 20 --largest 18"),
+                                   "--bin " + temp.at("nothing"), std::string("--out /proc/no")}) {
+    const Outcome check = gpu_check(wrong);
+    INFO(wrong << "\n" << check.output);
+    CHECK(check.code == 2);
+    CHECK(check.output.find("error: ") == 0);
+    CHECK(check.count("\n") == 1);
+  }
+}
+
+namespace {
+
+Outcome train_without_gpu(const std::string& arguments) {
+  return run_command("CUDA_VISIBLE_DEVICES= " TOPKNOT_BIN
+                     "/train model.name=mlp data.train_size=64 data.test_size=16 train.max_steps=1 " +
+                     arguments);
+}
+
+}  // namespace
+
+TEST_CASE("train.device=cuda without a GPU is one clear error before there is a run folder") {
+  const TempFolder temp;
+  const std::string folder = temp.at("run");
+  for (const std::string how :
+       {"", "--validate", "dist.ranks=2", "dist.ranks=2 dist.backend=gloo", "dist.ranks=2 --validate"}) {
+    const Outcome run = train_without_gpu("train.device=cuda output.dir=" + folder + " " + how);
+    INFO(how << "\n" << run.output);
+    CHECK(run.code == 2);
+    CHECK(run.output.find("error: train.device=cuda: ") == 0);
+    CHECK(run.has("train.device=cpu"));
+    CHECK(run.count("\n") == 1);
+    CHECK_FALSE(std::filesystem::exists(folder));
+  }
+}
+
+TEST_CASE("dist.backend=nccl without a GPU is one clear error, whatever the device") {
+  const TempFolder temp;
+  for (const std::string how : {"train.device=auto", "train.device=auto --validate", "train.device=cuda"}) {
+    const Outcome run =
+        train_without_gpu("dist.backend=nccl dist.ranks=2 output.dir=" + temp.at("run") + " " + how);
+    INFO(how << "\n" << run.output);
+    CHECK(run.code == 2);
+    CHECK(run.output.find("error: dist.backend: nccl needs a GPU a rank") == 0);
+    CHECK(run.count("\n") == 1);
+    CHECK_FALSE(std::filesystem::exists(temp.at("run")));
+  }
+}
+
+TEST_CASE("train.device=auto falls back to the CPU with one line, where the build could use a GPU") {
+  const TempFolder temp;
+  for (const std::string how : {"", "dist.ranks=2", "dist.ranks=2 dist.backend=gloo"}) {
+    const std::string folder = "output.overwrite=true output.dir=" + temp.at("run") + " ";
+    const Outcome run = train_without_gpu("train.device=auto " + folder + how);
+    INFO(how << "\n" << run.output);
+    CHECK(run.code == 0);
+    CHECK(run.count("train.device: auto takes the CPU: no GPU was found") == TOPKNOT_PROGRAMS_HAVE_CUDA);
+    CHECK_FALSE(train_without_gpu("train.device=cpu " + folder + how).has("train.device"));
+    CHECK_FALSE(train_without_gpu("train.device=auto --quiet " + folder + how).has("train.device"));
+  }
+}
