@@ -13,7 +13,7 @@ class Graph {
  public:
   Graph() = default;
   // Records what `work` puts on the stream, and on streams that join it by events; nothing runs yet. `work` may
-  // not wait for the GPU nor take memory from it that no pool has; what memory it uses stays with `memory`.
+  // not wait for the GPU; what memory it uses stays with `memory`.
   // Rethrows what it throws.
   Graph(cudaStream_t stream, GraphMemory& memory, const std::function<void()>& work);
   ~Graph();

@@ -25,9 +25,9 @@ class Pool {
   // Gives back what nobody uses. Waits for the GPU.
   void release_cached() noexcept;
 
-  // While `graph` is set (null: none), memory comes from what that graph has and from what is cached, and goes
-  // back to the graph: kernels that were recorded write to it at each replay, so nobody else may have it. Taking
-  // new memory from the GPU is not possible during a capture and throws CudaError.
+  // While `graph` is set (null: none), memory comes from what that graph has, from what is cached and last from the
+  // GPU, and goes back to the graph: kernels that were recorded write to it at each replay, so nobody else may have
+  // it. Where the GPU has no more during a capture, OutOfMemory names train.graphs.
   void use(class GraphMemory* graph);
 
   std::size_t in_use() const;    // bytes handed out
@@ -42,8 +42,10 @@ class Pool {
     std::size_t bytes;
     GraphMemory* graph;  // that it goes back to; null: everybody
   };
-  static void* find(FreeBlocks& blocks, std::size_t size, std::size_t& got);
+  static std::size_t best_fit(const FreeBlocks& blocks, std::size_t size);
+  static void* take_cached(FreeBlocks& blocks, std::size_t size);
   void* take(std::size_t bytes);
+  void* take_in_capture(std::size_t bytes);
   const int device_;
   mutable std::mutex mutex_;
   FreeBlocks free_;

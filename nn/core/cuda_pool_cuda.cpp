@@ -24,11 +24,14 @@ std::size_t Pool::rounded(std::size_t bytes) {
   return bytes == 0 ? unit : (bytes + unit - 1) / unit * unit;
 }
 
-void* Pool::find(FreeBlocks& blocks, std::size_t size, std::size_t& got) {
-  // A block up to an eighth larger does: sizes that differ a little from step to step share.
+// A block up to an eighth larger does: sizes that differ a little from step to step share. 0: there is none.
+std::size_t Pool::best_fit(const FreeBlocks& blocks, std::size_t size) {
   const auto found = blocks.lower_bound(size);
-  if (found == blocks.end() || found->first > size + size / 8) return nullptr;
-  got = found->first;
+  return found == blocks.end() || found->first > size + size / 8 ? 0 : found->first;
+}
+
+void* Pool::take_cached(FreeBlocks& blocks, std::size_t size) {
+  const auto found = blocks.find(size);
   void* data = found->second.back();
   found->second.pop_back();
   if (found->second.empty()) blocks.erase(found);
@@ -38,14 +41,15 @@ void* Pool::find(FreeBlocks& blocks, std::size_t size, std::size_t& got) {
 void* Pool::allocate(std::size_t bytes) {
   const std::size_t size = rounded(bytes);
   const std::lock_guard lock(mutex_);
-  std::size_t got = size;
-  void* data = graph_ ? find(graph_->free_, size, got) : nullptr;
-  if (!data) data = find(free_, size, got);
-  if (!data && graph_)
-    throw CudaError("a graph is being recorded and needs " + mebibytes(size) +
-                    " of GPU memory that was not used before; set train.graphs=false");
-  if (!data) {
-    data = take(size);
+  // The tightest of both, as without a graph: what a step could do with before then suffices for its graph.
+  const std::size_t own = graph_ ? best_fit(graph_->free_, size) : 0, common = best_fit(free_, size);
+  const bool of_graph = own != 0 && (common == 0 || own <= common);
+  const std::size_t fit = of_graph ? own : common, got = fit != 0 ? fit : size;
+  void* data = nullptr;
+  if (fit != 0) {
+    data = take_cached(of_graph ? graph_->free_ : free_, fit);
+  } else {
+    data = graph_ ? take_in_capture(size) : take(size);
     reserved_ += size;
   }
   handed_out_[data] = {got, graph_};
@@ -64,6 +68,21 @@ GraphMemory::~GraphMemory() {
     for (void* block : list) pool_->free_[bytes].push_back(block);
   for (auto& [data, block] : pool_->handed_out_)
     if (block.graph == this) block.graph = nullptr;
+}
+
+void* Pool::take_in_capture(std::size_t size) {
+  // Not a call that a capture records: it is let through for this thread's capture, once. Cached blocks stay, since
+  // giving them back waits for the GPU.
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+  TOPKNOT_CUDA(cudaThreadExchangeStreamCaptureMode(&mode));
+  void* data = nullptr;
+  const cudaError_t status = cudaMalloc(&data, size);
+  cudaThreadExchangeStreamCaptureMode(&mode);
+  if (status == cudaSuccess) return data;
+  if (status != cudaErrorMemoryAllocation) TOPKNOT_CUDA(status);
+  cudaGetLastError();
+  throw OutOfMemory("a graph is being recorded and needs " + mebibytes(size) +
+                    " of GPU memory that is not there; set train.graphs=false, or lower data.batch_size");
 }
 
 void* Pool::take(std::size_t size) {

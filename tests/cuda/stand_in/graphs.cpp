@@ -6,8 +6,7 @@ using namespace topknot::stand_in;
 extern "C" {
 
 cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
-  static thread_local cudaStreamCaptureMode current = cudaStreamCaptureModeGlobal;
-  std::swap(*mode, current);
+  std::swap(*mode, this_thread().mode);
   return cudaSuccess;
 }
 cudaError_t cudaStreamBeginCapture(cudaStream_t s, cudaStreamCaptureMode) {
@@ -34,6 +33,7 @@ cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t* graph) {
   const auto capture = stream->capture;
   for (const auto& [key, other] : state().streams)
     if (other->capture == capture) other->capture = nullptr;
+  capture->ended = true;
   --this_thread().captures;
   if (!capture->open.empty()) return result(cudaErrorStreamCaptureUnjoined);
   *graph = reinterpret_cast<cudaGraph_t>(new std::shared_ptr<Graph>(capture));

@@ -23,6 +23,7 @@ struct Graph {
   std::vector<Work> work;
   std::set<const void*> open;  // streams that joined the capture and did not come back
   const void* origin = nullptr;
+  bool ended = false;
 };
 
 struct Stream {
@@ -47,6 +48,7 @@ struct State {
   Machine machine;
   std::map<Stream*, std::shared_ptr<Stream>> streams;
   std::map<char*, std::size_t> memory;                  // device blocks, as handed out
+  std::map<const char*, std::size_t> locked;            // page-locked host memory
   std::map<std::string, std::pair<int, int>> failures;  // code, calls that still succeed
   std::size_t in_use = 0, kernels = 0;
   bool lost = false;
@@ -58,6 +60,9 @@ struct ThisThread {
   cudaError_t last_error = cudaSuccess;
   int device = 0;
   int captures = 0;  // that this thread has begun
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
+  // Whether calls that a capture cannot bear are refused.
+  bool captures_strictly() const { return captures > 0 && mode != cudaStreamCaptureModeRelaxed; }
 };
 ThisThread& this_thread();
 

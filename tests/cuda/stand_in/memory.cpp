@@ -22,6 +22,16 @@ void check_guards(char* data, std::size_t bytes) {
     }
 }
 
+// A capture would keep the address of what the host may give back before the graph runs.
+bool pageable(const void* data, std::size_t bytes) {
+  const auto* at = static_cast<const char*>(data);
+  const auto inside = [&](const auto& blocks) {
+    auto block = blocks.upper_bound(const_cast<char*>(at));
+    return block != blocks.begin() && (--block, at + bytes <= block->first + block->second);
+  };
+  return !inside(state().memory) && !inside(state().locked);
+}
+
 }  // namespace
 
 extern "C" {
@@ -34,7 +44,7 @@ cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total) {
 }
 cudaError_t cudaMalloc(void** data, std::size_t bytes) {
   TOPKNOT_STAND_IN(cudaMalloc);
-  if (this_thread().captures > 0) return result(cudaErrorStreamCaptureUnsupported);
+  if (this_thread().captures_strictly()) return result(cudaErrorStreamCaptureUnsupported);
   if (state().in_use + bytes > state().machine.memory) return result(cudaErrorMemoryAllocation);
   auto* block = static_cast<char*>(std::aligned_alloc(256, (bytes + 2 * kGuard + 255) / 256 * 256));
   std::memset(block, kGuardByte, kGuard);
@@ -63,23 +73,37 @@ cudaError_t cudaFree(void* data) {
 }
 cudaError_t cudaHostAlloc(void** data, std::size_t bytes, unsigned) {
   TOPKNOT_STAND_IN(cudaHostAlloc);
+  if (this_thread().captures_strictly()) return result(cudaErrorStreamCaptureUnsupported);
   *data = std::malloc(bytes);
-  return *data ? cudaSuccess : result(cudaErrorMemoryAllocation);
+  if (!*data) return result(cudaErrorMemoryAllocation);
+  state().locked[static_cast<char*>(*data)] = bytes;
+  return cudaSuccess;
 }
 cudaError_t cudaFreeHost(void* data) {
+  if (!data) return cudaSuccess;
+  if (this_thread().captures_strictly()) return result(cudaErrorStreamCaptureUnsupported);
   wait_until(run_all);
+  const std::lock_guard lock(state().mutex);
+  state().locked.erase(static_cast<char*>(data));
   std::free(data);
   return cudaSuccess;
 }
-cudaError_t cudaHostRegister(void*, std::size_t, unsigned) {
+cudaError_t cudaHostRegister(void* data, std::size_t bytes, unsigned) {
   TOPKNOT_STAND_IN(cudaHostRegister);
+  state().locked[static_cast<char*>(data)] = bytes;
   return cudaSuccess;
 }
-cudaError_t cudaHostUnregister(void*) {
-  return wait_until(run_all);
+cudaError_t cudaHostUnregister(void* data) {
+  const cudaError_t error = wait_until(run_all);
+  const std::lock_guard lock(state().mutex);
+  state().locked.erase(static_cast<char*>(data));
+  return error;
 }
 cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind, cudaStream_t s) {
   TOPKNOT_STAND_IN(cudaMemcpyAsync);
+  const auto stream = find(s);
+  if (stream && stream->capture && (pageable(to, bytes) || pageable(from, bytes)))
+    return result(cudaErrorStreamCaptureUnsupported);
   return put(s, [=] { std::memcpy(to, from, bytes); });
 }
 cudaError_t cudaMemcpy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind) {

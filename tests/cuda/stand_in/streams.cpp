@@ -74,6 +74,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t handle, unsigned) {
   if (!stream) return result(cudaErrorInvalidResourceHandle);
   if (!event->stream) return cudaSuccess;
   if (event->capture) {
+    if (event->capture->ended) return result(cudaErrorCapturedEvent);
     if (stream->capture && stream->capture != event->capture) return result(cudaErrorStreamCaptureMerge);
     if (!stream->capture) {
       stream->capture = event->capture;

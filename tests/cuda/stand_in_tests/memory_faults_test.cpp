@@ -1,4 +1,5 @@
 // What fails on a GPU ends in one message.
+#include "nn/core/cuda_graph.h"
 #include "nn/core/tensor.h"
 #include "tests/cuda/fixture.h"
 #include "tests/cuda/stand_in/machine.h"
@@ -27,6 +28,39 @@ TEST_CASE("cached blocks are given back before memory is called short") {
   const OnGpu gpu;
   for (const std::int64_t floats : {1 << 19, 1 << 18, 3 << 17})
     CHECK(Tensor::zeros({floats}, Layout::plain, gpu.device()).to_vector()[0] == 0);
+}
+
+TEST_CASE("a capture without memory says so, and the stream is of use afterwards") {
+  const Machine machine;
+  stand_in::machine().memory = stand_in::bytes_in_use() + (1 << 20);
+  const OnGpu gpu;
+  const Device device = gpu.device();
+  cuda::GraphMemory memory(gpu.pool());
+  const auto record = [&] {
+    const cuda::Graph graph(gpu.stream(), memory, [&] { Tensor::empty({1 << 20}, Layout::plain, device); });
+  };
+  CHECK_THROWS_AS(record(), cuda::OutOfMemory);
+  CHECK(says(error_text(record), {"a graph is being recorded", "4.0 MiB", "train.graphs=false"}));
+  CHECK(Tensor::zeros({3}, Layout::plain, device).to_vector() == std::vector<float>(3));
+}
+
+TEST_CASE("a capture refuses copies of pageable memory, and events of an earlier capture outside of it") {
+  const OnGpu gpu;
+  const Device device = gpu.device();
+  Tensor data = Tensor::zeros({4}, Layout::plain, device);
+  cuda::GraphMemory memory(gpu.pool());
+  cuda::Event event;
+  float host[4] = {};
+  const auto copying = [&](const void* from) {
+    const cuda::Graph graph(gpu.stream(), memory, [&] {
+      TOPKNOT_CUDA(cudaMemcpyAsync(data.data(), from, sizeof host, cudaMemcpyHostToDevice, gpu.stream()));
+      event.record(gpu.stream());
+    });
+  };
+  CHECK_THROWS_AS(copying(host), cuda::CudaError);
+  const cuda::PinnedMemory locked(sizeof host);
+  CHECK_NOTHROW(copying(locked.data()));
+  CHECK_THROWS_AS(event.wait(gpu.stream()), cuda::CudaError);
 }
 
 TEST_CASE("a lost GPU is called lost, with the rank") {
