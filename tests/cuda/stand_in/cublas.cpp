@@ -8,6 +8,7 @@ using namespace topknot::stand_in;
 
 struct cublasContext {
   cudaStream_t stream = nullptr;
+  bool workspace = false;  // the caller's, which a new stream takes away
 };
 
 extern "C" {
@@ -23,9 +24,12 @@ cublasStatus_t cublasDestroy_v2(cublasHandle_t handle) {
 }
 cublasStatus_t cublasSetStream_v2(cublasHandle_t handle, cudaStream_t stream) {
   handle->stream = stream;
+  handle->workspace = false;
   return CUBLAS_STATUS_SUCCESS;
 }
-cublasStatus_t cublasSetWorkspace_v2(cublasHandle_t, void*, std::size_t) {
+cublasStatus_t cublasSetWorkspace_v2(cublasHandle_t handle, void* data, std::size_t) {
+  if (reinterpret_cast<std::uintptr_t>(data) % 256 != 0) return CUBLAS_STATUS_INVALID_VALUE;
+  handle->workspace = true;
   return CUBLAS_STATUS_SUCCESS;
 }
 cublasStatus_t cublasSetMathMode(cublasHandle_t, cublasMath_t) {
@@ -36,6 +40,8 @@ cublasStatus_t cublasGemmEx(cublasHandle_t handle, cublasOperation_t op_a, cubla
                             const void* b, cudaDataType_t b_type, int ldb, const void* beta, void* c,
                             cudaDataType_t c_type, int ldc, cublasComputeType_t compute, cublasGemmAlgo_t) {
   if (const int error = injected("cublasGemmEx")) return static_cast<cublasStatus_t>(error);
+  // Without it cuBLAS takes memory of its own, another one in a capture.
+  if (!handle->workspace) return CUBLAS_STATUS_NOT_INITIALIZED;
   const bool turn_a = op_a == CUBLAS_OP_T, turn_b = op_b == CUBLAS_OP_T;
   if (m <= 0 || n <= 0 || k <= 0 || !a || !b || !c || lda < (turn_a ? k : m) || ldb < (turn_b ? n : k) ||
       ldc < m)

@@ -93,6 +93,8 @@ cudnnStatus_t cudnnPoolingForward(cudnnHandle_t handle, const cudnnPoolingDescri
                                   const void* alpha, const cudnnTensorDescriptor_t x, const void* x_data,
                                   const void* beta, const cudnnTensorDescriptor_t y, void* y_data) {
   if (const int error = injected("cudnnPoolingForward")) return static_cast<cudnnStatus_t>(error);
+  if (const int error = x->type == CUDNN_DATA_BFLOAT16 ? injected("cudnnPoolingForward of bfloat16") : 0)
+    return static_cast<cudnnStatus_t>(error);
   if (!fits(*pooling, *x, *y) || *static_cast<const float*>(alpha) != 1 ||
       *static_cast<const float*>(beta) != 0)
     return CUDNN_STATUS_BAD_PARAM;
@@ -115,6 +117,8 @@ cudnnStatus_t cudnnPoolingBackward(cudnnHandle_t handle, const cudnnPoolingDescr
                                    const cudnnTensorDescriptor_t x, const void* x_data, const void* beta,
                                    const cudnnTensorDescriptor_t dx, void* dx_data) {
   if (const int error = injected("cudnnPoolingBackward")) return static_cast<cudnnStatus_t>(error);
+  if (const int error = x->type == CUDNN_DATA_BFLOAT16 ? injected("cudnnPoolingBackward of bfloat16") : 0)
+    return static_cast<cudnnStatus_t>(error);
   if (!fits(*pooling, *x, *y) || !fits(*pooling, *dx, *dy) || !y_data ||
       *static_cast<const float*>(alpha) != 1 || *static_cast<const float*>(beta) != 0)
     return CUDNN_STATUS_BAD_PARAM;

@@ -120,6 +120,27 @@ TEST_CASE("a failure of cuDNN in batch norm or pooling ends in one message with 
   }
 }
 
+TEST_CASE("bfloat16 that cuDNN does not pool is pooled as floats") {
+  const Machine machine;
+  const OnGpu gpu(cuda::Precision::bf16, false);
+  const auto pooled = [&](PoolKind kind) {
+    const CaughtInput x(gpu_tensor(random_values(96, 1), {2, 3, 4, 4}, Layout::nhwc, DType::bf16));
+    const Variable y = pool(x.variable(), make_pool_kernels({kind, 2, 2, 0}));
+    CHECK(y.value().dtype() == DType::bf16);
+    backward_from({{y, random_values(24, 2)}});
+    return std::pair(values_of(y.value()), x.gradient());
+  };
+  for (const PoolKind kind : {PoolKind::max, PoolKind::average}) {
+    const auto there = pooled(kind);
+    stand_in::fail("cudnnPoolingForward of bfloat16", CUDNN_STATUS_NOT_SUPPORTED);
+    stand_in::fail("cudnnPoolingBackward of bfloat16", CUDNN_STATUS_BAD_PARAM);
+    const auto as_floats = pooled(kind);
+    stand_in::reset();
+    CHECK(as_floats.first == there.first);
+    CHECK(as_floats.second == there.second);
+  }
+}
+
 TEST_CASE("a method is never chosen while a graph is captured; one chosen before is used") {
   const OnGpu gpu(cuda::Precision::fp32, false);
   const BatchNormProbe p({3, 8, 4, 3, false, true}, DType::f32);
