@@ -135,7 +135,10 @@ int run(int argc, char** argv) {
   if (options.smallest > options.largest) throw UserError("--smallest is above --largest; exchange them");
   if (arguments.measure_kernels > 0) {
     options.seconds = arguments.measure_kernels;
-    measure_kernels(options);
+    measure_kernels(options, [](const Result& result) {
+      std::puts(json_line(result).c_str());
+      std::fflush(stdout);
+    });
     return 0;
   }
   return check(arguments);

@@ -1,6 +1,5 @@
 // Time and bytes of each selection on the GPU, in steady state: error feedback with a new gradient in each step.
 #include <algorithm>
-#include <cstdio>
 #include <map>
 
 #include "compress/device_compressor.h"
@@ -66,11 +65,12 @@ double encode_ms(Context& context, const std::string& method, std::size_t n, flo
   step.density = kDensity;
   const Verdict clear;
   const float one = 1;
-  TOPKNOT_CUDA(cudaMemcpyAsync(words.data(), &step, sizeof step, cudaMemcpyHostToDevice, stream));
   TOPKNOT_CUDA(cudaMemcpyAsync(weights.data(), &one, sizeof one, cudaMemcpyHostToDevice, stream));
   TOPKNOT_CUDA(cudaMemsetAsync(b, 0, n * sizeof(float), stream));
   std::vector<double> ms;
   for (int i = 0; i < kWarmUp + kTimed; ++i) {
+    step.step = i;
+    TOPKNOT_CUDA(cudaMemcpyAsync(words.data(), &step, sizeof step, cudaMemcpyHostToDevice, stream));
     TOPKNOT_CUDA(cudaMemcpyAsync(verdict.data(), &clear, sizeof clear, cudaMemcpyHostToDevice, stream));
     fill_gradient(stream, a, n, static_cast<std::uint32_t>(i));
     Event begin(true), end(true);
@@ -86,14 +86,9 @@ double encode_ms(Context& context, const std::string& method, std::size_t n, flo
   return median(ms);
 }
 
-void tell(const Result& result) {
-  std::puts(json_line(result).c_str());
-  std::fflush(stdout);
-}
-
 }  // namespace
 
-void measure_kernels(const Options& options) {
+void measure_kernels(const Options& options, const std::function<void(const Result&)>& tell) {
   const StageClock clock(options.seconds);
   Context context({});
   const Context::Use use(context);

@@ -3,6 +3,7 @@
 // within Options::seconds and the few seconds that killing takes.
 
 #include <chrono>
+#include <functional>
 #include <string>
 
 #include "train/gpu_check/process.h"
@@ -48,8 +49,9 @@ void run_kernels(const Options& options, Report& report);
 // Images a second of ResNet-20, VGG-16 and ResNet-50 shapes against PyTorch at its best.
 void run_train(const Options& options, Report& report);
 
-// That other process: prints a result a line (json_line), in options.seconds. Throws where the GPU is lost.
-void measure_kernels(const Options& options);
+// What that other process does, in options.seconds; it prints each result as a line (json_line). Throws where the GPU
+// is lost.
+void measure_kernels(const Options& options, const std::function<void(const Result&)>& tell);
 
 // Card, driver, libraries; into the report's heading.
 void describe_gpu(Report& report);
