@@ -52,8 +52,8 @@ cudaError_t put_when(cudaStream_t handle, Work work) {
   const auto stream = find(handle);
   if (!stream) return result(cudaErrorInvalidResourceHandle);  // the default stream included
   if (stream->capture) {
-    stream->capture->work.push_back(std::move(work));
-    if (stream.get() != stream->capture->origin) stream->capture->open.insert(stream.get());
+    Graph& graph = *stream->capture;
+    graph.branches[graph.branch_of(stream.get())].nodes.push_back({std::move(work)});
     return cudaSuccess;
   }
   stream->waiting.push_back(std::move(work));

@@ -7,7 +7,6 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <set>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -19,11 +18,22 @@ namespace topknot::stand_in {
 using Work = std::function<bool()>;  // false: it has to wait for another stream
 using Clock = std::chrono::steady_clock;
 
+// What a capture recorded, by the streams that took part in it.
 struct Graph {
-  std::vector<Work> work;
-  std::set<const void*> open;  // streams that joined the capture and did not come back
-  const void* origin = nullptr;
+  struct Node {
+    Work work;  // none: a wait, until another branch is as far
+    std::size_t branch = 0, target = 0;
+  };
+  struct Branch {
+    const void* stream;
+    std::vector<Node> nodes;
+  };
+  std::vector<Branch> branches;  // the first is that of the stream whose capture it is
   bool ended = false;
+
+  std::size_t branch_of(const void* stream);  // made where there is none
+  // Whether the first branch has waited for all work of the others, be it through one another.
+  bool joined() const;
 };
 
 struct Stream {

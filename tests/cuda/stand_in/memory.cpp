@@ -11,15 +11,24 @@ using namespace topknot::stand_in;
 namespace {
 
 constexpr std::size_t kGuard = 256;  // bytes before and after each block, watched
-constexpr unsigned char kGuardByte = 0xA5;
 
-void check_guards(char* data, std::size_t bytes) {
-  for (std::size_t i = 0; i < kGuard; ++i)
-    if (static_cast<unsigned char>(data[-1 - static_cast<std::ptrdiff_t>(i)]) != kGuardByte ||
-        static_cast<unsigned char>(data[bytes + i]) != kGuardByte) {
-      std::fprintf(stderr, "stand-in GPU: memory beside a block of %zu bytes was written to\n", bytes);
-      std::abort();
-    }
+// A guard holds NaNs too, as float and as bfloat16, and not the bytes of fresh memory.
+unsigned char guard_byte(const char* at) {
+  return reinterpret_cast<std::uintptr_t>(at) % 2 ? 0x7F : 0xA5;
+}
+void set_guard(char* first) {
+  for (char* at = first; at < first + kGuard; ++at) *at = static_cast<char>(guard_byte(at));
+}
+bool untouched(const char* first) {
+  return std::all_of(first, first + kGuard,
+                     [](const char& c) { return static_cast<unsigned char>(c) == guard_byte(&c); });
+}
+
+void check_guards(const char* data, std::size_t bytes) {
+  if (!untouched(data - kGuard) || !untouched(data + bytes)) {
+    std::fprintf(stderr, "stand-in GPU: memory beside a block of %zu bytes was written to\n", bytes);
+    std::abort();
+  }
 }
 
 // A capture would keep the address of what the host may give back before the graph runs.
@@ -47,9 +56,9 @@ cudaError_t cudaMalloc(void** data, std::size_t bytes) {
   if (this_thread().captures_strictly()) return result(cudaErrorStreamCaptureUnsupported);
   if (state().in_use + bytes > state().machine.memory) return result(cudaErrorMemoryAllocation);
   auto* block = static_cast<char*>(std::aligned_alloc(256, (bytes + 2 * kGuard + 255) / 256 * 256));
-  std::memset(block, kGuardByte, kGuard);
+  set_guard(block);
   std::memset(block + kGuard, 0xFF, bytes);
-  std::memset(block + kGuard + bytes, kGuardByte, kGuard);
+  set_guard(block + kGuard + bytes);
   *data = block + kGuard;
   state().memory[block + kGuard] = bytes;
   state().in_use += bytes;

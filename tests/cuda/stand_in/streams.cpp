@@ -62,7 +62,11 @@ cudaError_t cudaEventRecord(cudaEvent_t handle, cudaStream_t s) {
   if (!stream) return result(cudaErrorInvalidResourceHandle);
   event->stream = stream;
   event->capture = stream->capture;
-  if (stream->capture) return cudaSuccess;
+  if (stream->capture) {
+    Graph& graph = *stream->capture;
+    event->target = graph.branches[graph.branch_of(stream.get())].nodes.size();
+    return cudaSuccess;
+  }
   put(s, [time = event->time] { *time = Clock::now(); });
   event->target = stream->enqueued;
   return cudaSuccess;
@@ -76,11 +80,10 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t handle, unsigned) {
   if (event->capture) {
     if (event->capture->ended) return result(cudaErrorCapturedEvent);
     if (stream->capture && stream->capture != event->capture) return result(cudaErrorStreamCaptureMerge);
-    if (!stream->capture) {
-      stream->capture = event->capture;
-      stream->capture->open.insert(stream.get());
-    }
-    stream->capture->open.erase(event->stream.get());
+    stream->capture = event->capture;
+    Graph& graph = *event->capture;
+    const std::size_t mine = graph.branch_of(stream.get()), theirs = graph.branch_of(event->stream.get());
+    graph.branches[mine].nodes.push_back({{}, theirs, static_cast<std::size_t>(event->target)});
     return cudaSuccess;
   }
   if (stream->capture) return result(cudaErrorStreamCaptureIsolation);
