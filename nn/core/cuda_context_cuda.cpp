@@ -16,6 +16,19 @@ std::string version_text(int version) {
   return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
 }
 
+cublasMath_t math_of(Precision precision) {
+  switch (precision) {
+    case Precision::fp32:
+      break;
+    case Precision::tf32:
+      return CUBLAS_TF32_TENSOR_OP_MATH;
+    case Precision::bf16:  // else parts of a long sum may be added as bfloat16
+      return static_cast<cublasMath_t>(CUBLAS_DEFAULT_MATH |
+                                       CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION);
+  }
+  return CUBLAS_PEDANTIC_MATH;
+}
+
 }  // namespace
 
 std::string problem() {
@@ -101,8 +114,7 @@ cublasHandle_t Context::cublas() {
   // Memory of our own: cuBLAS's would differ between a captured graph and plain calls.
   cublas_workspace_ = pool_->allocate(kCublasWorkspace);
   TOPKNOT_CUBLAS(cublasSetWorkspace(cublas_, cublas_workspace_, kCublasWorkspace));
-  TOPKNOT_CUBLAS(cublasSetMathMode(
-      cublas_, options_.precision == Precision::fp32 ? CUBLAS_PEDANTIC_MATH : CUBLAS_TF32_TENSOR_OP_MATH));
+  TOPKNOT_CUBLAS(cublasSetMathMode(cublas_, math_of(options_.precision)));
   return cublas_;
 }
 

@@ -22,7 +22,9 @@ Graph::Graph(cudaStream_t stream, GraphMemory& memory, const std::function<void(
     throw;
   }
   TOPKNOT_CUDA(cudaStreamEndCapture(stream, &graph));
-  const cudaError_t status = cudaGraphInstantiate(&executable_, graph, 0);
+  // Each kernel with the priority of the stream that it was recorded on: collectives come before computation.
+  const cudaError_t status =
+      cudaGraphInstantiate(&executable_, graph, cudaGraphInstantiateFlagUseNodePriority);
   cudaGraphDestroy(graph);
   check_cuda(status, "cudaGraphInstantiate", __FILE__, __LINE__);
 }
