@@ -34,7 +34,12 @@ cublasMath_t math_of(Precision precision) {
 std::string problem() {
   int count = 0;
   const cudaError_t status = cudaGetDeviceCount(&count);
-  if (status == cudaSuccess && count > 0) return "";
+  if (status == cudaSuccess && count > 0) {
+    int major = 0;
+    if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0) != cudaSuccess || major >= 8)
+      return "";
+    return "the GPU is too old: compute capability 8.0 (Ampere) or newer is needed";
+  }
   cudaGetLastError();
   int driver = 0, runtime = 0;
   cudaDriverGetVersion(&driver);

@@ -65,11 +65,14 @@ def main():
               flush=True)
 
     with torch.no_grad():
-        for power in range(options.smallest, options.largest + 1, 2):
+        sizes = [1 << power for power in range(options.smallest, options.largest + 1, 2)]
+        if 1 << options.smallest <= 25_600_000 < 1 << options.largest:
+            sizes.append(25_600_000)  # about ResNet-50's parameters
+        for n in sorted(sizes):
             try:
-                measure(1 << power)
+                measure(n)
             except RuntimeError as error:  # too little memory, or too many elements for this version
-                print(f"2^{power}: {str(error).strip().splitlines()[0]}", flush=True)
+                print(f"{n} elements: {str(error).strip().splitlines()[0]}", flush=True)
             torch.cuda.empty_cache()
     return 0
 

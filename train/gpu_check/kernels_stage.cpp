@@ -1,6 +1,6 @@
 // The kernels' stage as the program that gathers figures; kernels_stage_cuda.cpp measures.
 #include <algorithm>
-#include <cmath>
+#include <bit>
 #include <map>
 #include <nlohmann/json.hpp>
 
@@ -37,13 +37,27 @@ std::map<double, TorchTimes> torch_times(const Options& options, double seconds,
   } else {
     result.note = "PyTorch " + version + ", " + std::to_string(times.size()) + " sizes";
     for (const auto& [n, ms] : times)
-      result.figures.emplace_back("ms of 2^" + std::to_string(std::ilogb(n)), ms.topk_ms);
+      result.figures.emplace_back("ms of " + size_text(static_cast<std::size_t>(n)), ms.topk_ms);
   }
   report.add(std::move(result));
   return times;
 }
 
 }  // namespace
+
+std::vector<std::size_t> kernel_sizes(const Options& options) {
+  std::vector<std::size_t> sizes;
+  for (int power = options.smallest; power <= options.largest; power += 2)
+    sizes.push_back(std::size_t{1} << power);
+  constexpr std::size_t resnet50 = 25600000;  // about its parameters, as papers quote top-k
+  if (resnet50 >> options.smallest && resnet50 >> options.largest == 0) sizes.push_back(resnet50);
+  std::sort(sizes.begin(), sizes.end());
+  return sizes;
+}
+
+std::string size_text(std::size_t n) {
+  return std::has_single_bit(n) ? "2^" + std::to_string(std::countr_zero(n)) : "25.6M";
+}
 
 void run_kernels(const Options& options, Report& report) {
   const StageClock clock(options.seconds);
@@ -60,7 +74,8 @@ void run_kernels(const Options& options, Report& report) {
     if (!result) continue;
     ++results;
     for (const auto& [n, times] : torch) {
-      if (result->name != "topk, 2^" + std::to_string(std::ilogb(n)) || result->figures.empty()) continue;
+      if (result->name != "topk, " + size_text(static_cast<std::size_t>(n)) || result->figures.empty())
+        continue;
       const double ms = result->figures.front().second;
       result->figures.emplace_back("times torch.topk", times.topk_ms / ms);
       result->figures.emplace_back("times PyTorch's step", times.step_ms / ms);

@@ -92,9 +92,8 @@ void measure_kernels(const Options& options, const std::function<void(const Resu
   const StageClock clock(options.seconds);
   Context context({});
   const Context::Use use(context);
-  for (int power = options.smallest; power <= options.largest; power += 2) {
-    const std::size_t n = std::size_t{1} << power;
-    const std::string size = "2^" + std::to_string(power);
+  for (const std::size_t n : kernel_sizes(options)) {
+    const std::string size = size_text(n);
     try {
       const DeviceArray<float> a(n), b(n);
       TOPKNOT_CUDA(cudaMemsetAsync(a.data(), 0, a.bytes(), context.stream()));

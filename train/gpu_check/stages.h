@@ -49,6 +49,10 @@ void run_kernels(const Options& options, Report& report);
 // Images a second of ResNet-20, VGG-16 and ResNet-50 shapes against PyTorch at its best.
 void run_train(const Options& options, Report& report);
 
+// Elements that the kernels are measured with: powers of two in the options' range, and 25.6 million.
+std::vector<std::size_t> kernel_sizes(const Options& options);
+std::string size_text(std::size_t n);  // "2^24", "25.6M"
+
 // What that other process does, in options.seconds; it prints each result as a line (json_line). Throws where the GPU
 // is lost.
 void measure_kernels(const Options& options, const std::function<void(const Result&)>& tell);
