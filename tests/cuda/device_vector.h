@@ -8,6 +8,7 @@
 
 #include "compress/state.h"
 #include "nn/core/cuda_context.h"
+#include "nn/core/cuda_graph.h"
 #include "tests/compress/simulated_ranks.h"  // same_bits()
 
 namespace topknot::test {
@@ -50,24 +51,16 @@ class DeviceVector {
   cuda::DeviceArray<T> memory_;
 };
 
-// What `work` puts on the stream, as a graph; nothing runs before launch().
+// What `work` puts on the stream, as a graph with memory of its own; nothing runs before launch().
 class CapturedGraph {
  public:
-  CapturedGraph(cudaStream_t stream, const std::function<void()>& work) {
-    TOPKNOT_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    work();
-    cudaGraph_t graph = nullptr;
-    TOPKNOT_CUDA(cudaStreamEndCapture(stream, &graph));
-    TOPKNOT_CUDA(cudaGraphInstantiate(&executable_, graph, 0));
-    TOPKNOT_CUDA(cudaGraphDestroy(graph));
-  }
-  ~CapturedGraph() { cudaGraphExecDestroy(executable_); }
-  CapturedGraph(const CapturedGraph&) = delete;
-  CapturedGraph& operator=(const CapturedGraph&) = delete;
-  void launch(cudaStream_t stream) { TOPKNOT_CUDA(cudaGraphLaunch(executable_, stream)); }
+  CapturedGraph(cudaStream_t stream, const std::function<void()>& work)
+      : memory_(cuda::Context::current().pool()), graph_(stream, memory_, work) {}
+  void launch(cudaStream_t stream) { graph_.launch(stream); }
 
  private:
-  cudaGraphExec_t executable_ = nullptr;
+  cuda::GraphMemory memory_;
+  cuda::Graph graph_;
 };
 
 template <class Saves>

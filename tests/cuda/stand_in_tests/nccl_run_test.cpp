@@ -47,6 +47,17 @@ TEST_CASE("nccl: steps without graphs lead to the same weights") {
   }
 }
 
+TEST_CASE("nccl: blocks, threads and branches of graphs in the other order lead to the same weights") {
+  const Gpus gpus(2);
+  for (const char* method : {"topk", "dgc"}) {
+    const Keys keys{std::string("compress.name=") + method};
+    const auto forwards = run_of("nccl", 2, keys).checksums;
+    stand_in::machine().reverse = true;
+    CHECK(run_of("nccl", 2, keys).checksums == forwards);
+    stand_in::machine().reverse = false;
+  }
+}
+
 TEST_CASE("nccl: dense gradients by the library's own sum, the same on all ranks") {
   const Gpus gpus(2);
   const Run run = run_of("nccl", 2, {"compress.name=dense"});  // which compares the ranks
