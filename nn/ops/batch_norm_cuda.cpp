@@ -106,8 +106,11 @@ std::shared_ptr<const BatchNormMethod> quickest(const BatchNormCall& call) {
       const float ms = time_of(*method, call);
       if (ms < least) least = ms, which = kind, best = std::move(method);
     } catch (const BatchNormRefused&) {
+    } catch (const OutOfMemory&) {  // no room to try things
+      break;
     }
   }
+  if (!best) best = std::make_shared<KernelBatchNorm>();
   log_debug("batch norm of " + call.x.shape().str() + ": " + name_of(which) + ", " +
             std::to_string(least / kTimedRuns) + " ms forward and back");
   return best;
