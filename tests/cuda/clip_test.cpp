@@ -6,6 +6,7 @@
 
 #include "nn/core/rng.h"
 #include "optim/device_optimizer.h"
+#include "tests/compress/select_once.h"
 #include "tests/cuda/device_vector.h"
 #include "tests/cuda/fixture.h"
 #include "tests/support/catch.h"
@@ -15,20 +16,13 @@ namespace {
 
 using namespace test;
 
-std::vector<float> gradient(std::size_t n, std::uint32_t stream = 1) {
-  const CounterRng rng(4, RngUse::test, stream);
-  std::vector<float> values(n);
-  for (std::size_t i = 0; i < n; ++i) values[i] = rng.normal(i);
-  return values;
-}
-
 TEST_CASE("a sum of squares on a GPU has the CPU's bits, whatever the length") {
   const OnGpu gpu;
   cuda::DeviceClip clip(300000);
   DeviceVector<double> sum(1);
   for (const std::size_t n : {0, 1, 15, 17, 255, 4099, 8191, 8192, 8193, 131072 + 5, 300000}) {
     INFO(n);
-    const auto values = gradient(n);
+    const auto values = noise<float>(n, 1);
     const DeviceVector<float> there(values);
     clip.sum_of_squares(gpu.stream(), {there.data(), n}, sum.data(), false);
     CHECK(same_bits(sum.host(), {sum_of_squares(values)}));
@@ -49,7 +43,7 @@ TEST_CASE("clipping on a GPU scales what the CPU scales, and nothing that is not
   for (const float odd :
        {0.5f, std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()})
     for (const double max_norm : {0.25, 70.0, 1e6}) {
-      auto values = gradient(n);
+      auto values = noise<float>(n, 1);
       values[77] = odd;
       DeviceVector<float> there(values);
       clip.sum_of_squares(gpu.stream(), {there.data(), n}, sum.data(), false);

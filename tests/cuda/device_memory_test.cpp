@@ -7,6 +7,7 @@
 
 #include "compress/memory/memory.h"
 #include "nn/core/rng.h"
+#include "tests/compress/select_once.h"
 #include "tests/cuda/device_vector.h"
 #include "tests/cuda/fixture.h"
 #include "tests/support/catch.h"
@@ -18,13 +19,6 @@ using cuda::DeviceMemory;
 using cuda::Verdict;
 using test::DeviceVector;
 using test::same_bits;
-
-std::vector<float> random_vector(std::size_t n, std::uint32_t stream) {
-  const CounterRng rng(3, RngUse::test, stream);
-  std::vector<float> x(n);
-  for (std::size_t i = 0; i < n; ++i) x[i] = rng.normal(i);
-  return x;
-}
 
 // A memory on either side, its slice, and the step that is under way.
 struct Both {
@@ -63,7 +57,7 @@ struct Both {
 
   // A step that sends every third entry or so, coarsely where `coarse`.
   void encode(std::uint32_t number, bool coarse, float lr = 1, bool lr_inside = false) {
-    cpu[turn] = random_vector(n, number);
+    cpu[turn] = test::noise<float>(n, number);
     gpu[turn].set(cpu[turn]);
     if (lr_inside)
       for (float& g : cpu[turn]) g *= lr;

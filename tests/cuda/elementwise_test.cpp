@@ -21,8 +21,8 @@ void check_same(const Op& op, int inputs, bool bf16) {
   for (const Shape& shape : kShapes) {
     INFO(shape.str());
     const auto made = [&](std::uint32_t stream) {
-      auto values = normal_values(shape.numel(), stream);
-      return bf16 ? rounded_to_bf16(values) : values;
+      auto values = random_values(shape.numel(), stream);
+      return bf16 ? rounded_to(DType::bf16, values) : values;
     };
     std::vector<Input> x;
     for (int i = 0; i < inputs; ++i) x.push_back({shape, made(static_cast<std::uint32_t>(i))});
@@ -30,8 +30,8 @@ void check_same(const Op& op, int inputs, bool bf16) {
     const auto dy = made(9);
     Probe expected = probe(op, x, dy, false);
     if (bf16) {
-      expected.value = rounded_to_bf16(expected.value);
-      for (auto& gradient : expected.gradients) gradient = rounded_to_bf16(gradient);
+      expected.value = rounded_to(DType::bf16, expected.value);
+      for (auto& gradient : expected.gradients) gradient = rounded_to(DType::bf16, gradient);
     }
     const Probe actual = probe(op, x, dy, true);
     CHECK(same_bits(actual.value, expected.value));
@@ -60,7 +60,7 @@ TEST_CASE("add on a GPU is the CPU's, and both inputs take the gradient") {
 TEST_CASE("add on a GPU takes inputs of two layouts") {
   const OnGpu gpu;
   const Shape shape{2, 3, 4, 5};
-  const auto a = normal_values(shape.numel(), 1), b = normal_values(shape.numel(), 2);
+  const auto a = random_values(shape.numel(), 1), b = random_values(shape.numel(), 2);
   const Variable left(cuda::to_activation(Tensor::from(a, shape)));
   const Variable right(Tensor::from(b, shape, gpu.device()));
   const Variable y = add(left, right);
@@ -78,7 +78,7 @@ TEST_CASE("dropout on a GPU takes the CPU's numbers in any layout, backward too"
 TEST_CASE("a captured dropout draws anew for each step's word") {
   const OnGpu gpu;
   const Shape shape{2, 8, 3, 3};
-  const auto values = normal_values(shape.numel(), 1);
+  const auto values = random_values(shape.numel(), 1);
   const DeviceVector<std::uint32_t> step(std::vector<std::uint32_t>{77});
   const Tensor x = cuda::to_activation(Tensor::from(values, shape));
   const auto draw = [&] {

@@ -6,14 +6,16 @@
 #include <span>
 #include <vector>
 
-#include "nn/core/bfloat16.h"
 #include "nn/core/parameter.h"
-#include "nn/core/rng.h"
 #include "nn/ops/activation_cuda.h"
 #include "nn/ops/cuda_ops.h"
 #include "tests/cuda/fixture.h"
+#include "tests/cuda/gpu_leaf.h"
+#include "tests/support/variables.h"
 
 namespace topknot::test {
+
+using testing::random_values;
 
 struct Probe {
   Shape shape;  // of the value
@@ -27,17 +29,6 @@ struct Input {
   std::vector<float> values;
 };
 using Op = std::function<Variable(std::span<const Variable>)>;
-
-inline std::vector<float> normal_values(std::int64_t n, std::uint32_t stream) {
-  const CounterRng rng(11, RngUse::test, stream);
-  std::vector<float> values(static_cast<std::size_t>(n));
-  for (std::size_t i = 0; i < values.size(); ++i) values[i] = rng.normal(i);
-  return values;
-}
-inline std::vector<float> rounded_to_bf16(std::vector<float> values) {
-  for (float& v : values) v = to_float(to_bfloat16(v));
-  return values;
-}
 
 // On a GPU inputs are activations in the context's type; on the CPU they are plain.
 inline Probe probe(const Op& op, const std::vector<Input>& inputs, const std::vector<float>& dy,

@@ -1,18 +1,15 @@
 #pragma once
-// A selector of the CPU and the GPU's beside it, through the same steps of error feedback: what they select, and what
-// they make of u, must be the same, bit for bit.
+// A selector of the CPU and its twin on the GPU through steps of error feedback, with the selection alone as the
+// average.
 
 #include <limits>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "compress/select/device_selector.h"
-#include "compress/select/selector.h"
 #include "nn/core/rng.h"
-#include "tests/cuda/device_vector.h"
+#include "tests/cuda/both_selectors.h"
 #include "tests/cuda/fixture.h"
-#include "tests/support/catch.h"
 
 namespace topknot::test {
 
@@ -20,106 +17,47 @@ class SelectPair {
  public:
   // `graph`: steps are captured once and replayed as long as set_density() is not called.
   SelectPair(const std::string& name, const CompressOptions& options, std::size_t n, bool graph = false)
-      : n_(n),
-        options_(options),
-        cpu_(selectors().find(name).make<float>(options)),
-        gpu_(cuda::make_device_selector(name, options, n, 0)),
-        residual_(n),
-        u_gpu_(n),
-        residual_gpu_(n),
-        words_(1),
-        verdict_(1),
-        facts_(1),
-        weight_(std::vector<float>{1.0f}),
-        graph_(graph) {}
+      : both_(name, options, n), residual_(n), graph_(graph) {}
 
   void set_density(double density) {
     executable_.reset();
-    gpu_->set_density(density);
-    capacity_ = gpu_->capacity(density);
-    indices_ = DeviceVector<std::uint32_t>(capacity_);
-    values_ = DeviceVector<float>(capacity_);
-    average_ = DeviceVector<float>(std::vector<float>(n_));
+    both_.set_density(density);
   }
 
   // A step of gradient g. `good`: whether the ranks accept it, where it is finite. Returns the CPU's selection.
   Selected<float> step(const std::vector<float>& g, double density, bool good = true) {
-    std::vector<float> u = g;
-    Selected<float> expected;
-    SelectStep step;
-    step.density = density;
-    step.k = cpu_->target(density, n_);
-    step.step = time_;
-    cpu_->select(u, residual_, step, expected);
-    const std::size_t count = expected.indices.size();
-    if (const double most = options_.capacity * static_cast<double>(step.k);
-        options_.capacity != 0 && static_cast<double>(count) > most)
-      keep_largest(expected, static_cast<std::size_t>(most));
-    good = good && expected.finite;
-
-    u_gpu_.set(g);
-    residual_gpu_.set(residual_);
-    cuda::StepWords words;
-    words.step = time_++;
-    words.density = density;
-    words_.set({words});
-    cuda::Verdict verdict;
-    verdict.bad = !good;
-    verdict_.set({verdict});
+    const Asked asked{density, time_++};
+    both_.expect(g, residual_, asked);
+    good = good && both_.expected.finite;
+    both_.set_inputs(g, residual_, asked);
+    both_.set_outcome(!good, both_.expected.values, std::vector<float>(both_.n), 1, 1);
     run();
-    const auto facts = facts_.host()[0];
-    REQUIRE(facts.count == expected.indices.size());
-    CHECK(facts.finite == expected.finite);
-    CHECK(facts.over == count - expected.indices.size());
-    CHECK(facts.threshold == static_cast<float>(expected.threshold));
-    REQUIRE(to_host(indices_.data(), facts.count) == expected.indices);
-    REQUIRE(same_bits(to_host(values_.data(), facts.count), expected.values));
-    if (expected.finite) REQUIRE(same_bits(u_gpu_.host(), u));
-
+    both_.check();
+    both_.commit_cpu(!good);
     if (good) {
-      const std::vector<float> average(n_);
-      cpu_->commit({expected.indices, expected.values, average, 1.0});
-      residual_ = u;
-      for (const std::uint32_t i : expected.indices) residual_[i] = 0;
-    } else {
-      cpu_->discard();
+      residual_ = both_.expected_u;
+      for (const std::uint32_t i : both_.expected.indices) residual_[i] = 0;
     }
-    return expected;
+    return both_.expected;
   }
 
-  Selector<float>& cpu() { return *cpu_; }
-  std::size_t capacity() const { return capacity_; }
+  Selector<float>& cpu() { return *both_.cpu; }
+  std::size_t capacity() const { return both_.selected.capacity; }
 
  private:
   void run() {
-    if (!graph_) return enqueue();
     const cudaStream_t stream = cuda::Context::current().stream();
-    if (!executable_) executable_ = std::make_unique<CapturedGraph>(stream, [&] { enqueue(); });
+    const auto enqueue = [&] {
+      both_.put_selection(stream, true);
+      both_.put_commit(stream, 1);
+    };
+    if (!graph_) return enqueue();
+    if (!executable_) executable_ = std::make_unique<CapturedGraph>(stream, enqueue);
     executable_->launch(stream);
   }
-  void enqueue() {
-    const cudaStream_t stream = cuda::Context::current().stream();
-    cuda::Accumulate accumulate;
-    accumulate.u = u_gpu_.data();
-    accumulate.residual = residual_gpu_.data();
-    const cuda::DeviceSelected selected = {indices_.data(), values_.data(),
-                                           static_cast<std::uint32_t>(capacity_), facts_.data()};
-    gpu_->select(stream, accumulate, words_.data(), selected);
-    gpu_->commit(stream, verdict_.data(), selected, values_.data(), average_.data(), weight_.data(), 1);
-  }
 
-  std::size_t n_;
-  CompressOptions options_;
-  std::unique_ptr<Selector<float>> cpu_;
-  std::unique_ptr<cuda::DeviceSelector> gpu_;
+  BothSelectors both_;
   std::vector<float> residual_;
-  DeviceVector<float> u_gpu_, residual_gpu_, values_, average_;
-  DeviceVector<std::uint32_t> indices_;
-  DeviceVector<cuda::StepWords> words_;
-  DeviceVector<cuda::Verdict> verdict_;
-  DeviceVector<cuda::DeviceSelected::Facts> facts_;
-  DeviceVector<float> weight_;
-  std::size_t capacity_ = 0;
   std::int64_t time_ = 0;
   bool graph_;
   std::unique_ptr<CapturedGraph> executable_;

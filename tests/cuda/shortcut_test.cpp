@@ -13,8 +13,8 @@ using namespace test;
 void check_same(const Op& op, const Shape& shape, std::int64_t outputs, bool bf16) {
   INFO(shape.str() << (bf16 ? ", bf16" : ", f32"));
   const OnGpu gpu(bf16 ? cuda::Precision::bf16 : cuda::Precision::fp32);
-  const std::vector<Input> x{{shape, rounded_to_bf16(normal_values(shape.numel(), 1))}};
-  const auto dy = rounded_to_bf16(normal_values(outputs, 2));
+  const std::vector<Input> x{{shape, rounded_to(DType::bf16, random_values(shape.numel(), 1))}};
+  const auto dy = rounded_to(DType::bf16, random_values(outputs, 2));
   const Probe expected = probe(op, x, dy, false), actual = probe(op, x, dy, true);
   CHECK(actual.shape == expected.shape);
   CHECK(same_bits(actual.value, expected.value));
@@ -42,7 +42,7 @@ TEST_CASE("images become activations and come back: bfloat16 rounds to nearest")
   for (const bool bf16 : {false, true}) {
     const OnGpu gpu(bf16 ? cuda::Precision::bf16 : cuda::Precision::fp32);
     const Shape shape{2, 3, 5, 34};
-    const auto values = normal_values(shape.numel(), 3);
+    const auto values = random_values(shape.numel(), 3);
     for (const Device from : {Device{}, gpu.device()}) {
       const Tensor x = cuda::to_activation(Tensor::from(values, shape, from));
       CHECK(x.layout() == Layout::nhwc);
@@ -53,10 +53,10 @@ TEST_CASE("images become activations and come back: bfloat16 rounds to nearest")
         for (std::int64_t i = 0; i < 5 * 34; ++i)
           for (std::int64_t c = 0; c < 3; ++c)
             expected.push_back(values[static_cast<std::size_t>((n * 3 + c) * 5 * 34 + i)]);
-      CHECK(same_bits(stored, bf16 ? rounded_to_bf16(expected) : expected));
-      CHECK(same_bits(cuda::to_plain(x).to_vector(), bf16 ? rounded_to_bf16(values) : values));
+      CHECK(same_bits(stored, bf16 ? rounded_to(DType::bf16, expected) : expected));
+      CHECK(same_bits(cuda::to_plain(x).to_vector(), bf16 ? rounded_to(DType::bf16, values) : values));
     }
-    const Tensor features = cuda::to_activation(Tensor::from(normal_values(21, 4), {3, 7}));
+    const Tensor features = cuda::to_activation(Tensor::from(random_values(21, 4), {3, 7}));
     CHECK(features.layout() == Layout::plain);
     CHECK(features.dtype() == (bf16 ? DType::bf16 : DType::f32));
   }
