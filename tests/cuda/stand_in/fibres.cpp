@@ -1,5 +1,5 @@
-// The threads of a block as fibres of one thread of the operating system. A thread runs until it waits for its
-// warp or its block; when none can run, whoever waits for a full warp or block goes on. A thread that ends
+// The threads of a block as fibres of one thread of the operating system. A thread runs until it waits for
+// its warp or its block; when none can run, whoever waits for a full warp or block goes on. A thread that ends
 // leaves its stack to the next that has not begun, so that kernels without barriers need but one.
 #include <algorithm>
 #include <csetjmp>

@@ -5,6 +5,7 @@
 #include "nn/ops/pool.h"
 #include "tests/cuda/batch_norm_probe.h"
 #include "tests/cuda/stand_in/machine.h"
+#include "tests/cuda/stand_in_tests/machine_settings.h"
 #include "tests/support/error_text.h"
 
 namespace topknot {
@@ -13,14 +14,10 @@ namespace {
 using namespace test;
 using cuda::BatchNormKind;
 
-struct Machine {
-  ~Machine() { stand_in::reset(); }
-};
-
 // Runs `work` with blocks and threads in ascending and in descending order.
 template <class Work>
 auto both_orders(const Work& work) {
-  const Machine machine;
+  const stand_in::Settings settings;
   const auto ascending = work();
   stand_in::machine().reverse = true;
   return std::pair(ascending, work());
@@ -80,7 +77,7 @@ TEST_CASE("every method of batch norm is there where its conditions hold, and re
 }
 
 TEST_CASE("where cuDNN refuses a shape, the choice falls on the kernels") {
-  const Machine machine;
+  const stand_in::Settings settings;
   const BatchNormProbe p({3, 8, 4, 3, true, true}, DType::f32);
   BatchNormResult kernels;
   {
@@ -99,7 +96,7 @@ TEST_CASE("where cuDNN refuses a shape, the choice falls on the kernels") {
 }
 
 TEST_CASE("a failure of cuDNN in batch norm or pooling ends in one message with the call and the rank") {
-  const Machine machine;
+  const stand_in::Settings settings;
   const BatchNormProbe p({3, 8, 4, 3, true, true}, DType::f32);
   for (const char* call : {"cudnnBatchNormalizationForwardTrainingEx", "cudnnBatchNormalizationBackwardEx",
                            "cudnnDeriveBNTensorDescriptor"}) {
@@ -121,7 +118,7 @@ TEST_CASE("a failure of cuDNN in batch norm or pooling ends in one message with 
 }
 
 TEST_CASE("bfloat16 that cuDNN does not pool is pooled as floats") {
-  const Machine machine;
+  const stand_in::Settings settings;
   const OnGpu gpu(cuda::Precision::bf16, false);
   const auto pooled = [&](PoolKind kind) {
     const CaughtInput x(gpu_tensor(random_values(96, 1), {2, 3, 4, 4}, Layout::nhwc, DType::bf16));

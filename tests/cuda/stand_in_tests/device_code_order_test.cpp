@@ -3,7 +3,7 @@
 #include "compress/code/device_code.h"
 #include "tests/cuda/device_vector.h"
 #include "tests/cuda/fixture.h"
-#include "tests/cuda/stand_in/machine.h"
+#include "tests/cuda/stand_in_tests/machine_settings.h"
 #include "tests/support/catch.h"
 
 namespace topknot {
@@ -11,13 +11,8 @@ namespace {
 
 using test::DeviceVector;
 
-struct Reversed {
-  Reversed() { stand_in::machine().reverse = true; }
-  ~Reversed() { stand_in::reset(); }
-};
-
 TEST_CASE("codes on a GPU do not depend on the order of threads") {
-  const Reversed reversed;
+  const stand_in::Reversed reversed;
   const OnGpu gpu;
   const std::size_t numel = 70001, count = 2500, capacity = 2600;
   Entries<float> entries;

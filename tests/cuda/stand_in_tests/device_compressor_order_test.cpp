@@ -1,18 +1,13 @@
 // Blocks of threads and their threads in the other order: the same bits.
 #include "tests/cuda/compressor_ranks.h"
 #include "tests/cuda/fixture.h"
-#include "tests/cuda/stand_in/machine.h"
+#include "tests/cuda/stand_in_tests/machine_settings.h"
 
 namespace topknot {
 namespace {
 
-struct Reversed {
-  Reversed() { stand_in::machine().reverse = true; }
-  ~Reversed() { stand_in::reset(); }
-};
-
 TEST_CASE("compressors on a GPU do not depend on the order of threads") {
-  const Reversed reversed;
+  const stand_in::Reversed reversed;
   const OnGpu gpu;
   const std::size_t n = 1300;
   for (const char* name : test::kMethods) {

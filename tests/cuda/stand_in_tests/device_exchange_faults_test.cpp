@@ -6,6 +6,7 @@
 #include "tests/cuda/device_exchange_fixture.h"
 #include "tests/cuda/fixture.h"
 #include "tests/cuda/stand_in/machine.h"
+#include "tests/cuda/stand_in_tests/machine_settings.h"
 #include "tests/dist/ranks.h"
 #include "tests/support/catch.h"
 #include "tests/support/error_text.h"
@@ -14,10 +15,6 @@ namespace topknot {
 namespace {
 
 using namespace topknot::testing;
-
-struct Machine {
-  ~Machine() { stand_in::reset(); }
-};
 
 ExchangeOptions options_of(const std::string& method) {
   ExchangeOptions options;
@@ -91,7 +88,7 @@ TEST_CASE("a rank that gives up in the middle of a step ends the others, with it
 TEST_CASE("a GPU that is lost in the middle of a step ends every rank", "[device_exchange]") {
   for (const bool stays : {true, false})
     for (const int place : {0, 1, 2}) {
-      const Machine machine;
+      const stand_in::Settings settings;
       const auto make = stays ? on_gpu(options_of("topk")) : staged(options_of("topk"));
       const auto errors = errors_of(make, [place](int step, int at, int rank) {
         if (step == 2 && at == place && rank == 1) stand_in::lose_device();
@@ -101,7 +98,7 @@ TEST_CASE("a GPU that is lost in the middle of a step ends every rank", "[device
 }
 
 TEST_CASE("a kernel that cannot be started ends every rank with one message", "[device_exchange]") {
-  const Machine machine;
+  const stand_in::Settings settings;
   const auto errors = errors_of(on_gpu(options_of("dense")), [](int step, int at, int rank) {
     if (step == 1 && at == 1 && rank == 0) stand_in::fail("cudaLaunchKernel", cudaErrorInvalidConfiguration);
   });
@@ -109,7 +106,7 @@ TEST_CASE("a kernel that cannot be started ends every rank with one message", "[
 }
 
 TEST_CASE("memory for the exchange that is not to be had is said to be short", "[device_exchange]") {
-  const Machine machine;
+  const stand_in::Settings settings;
   const OnGpu gpu;
   ExchangeModel model(gpu.device());
   const auto alone = make_thread_group(1, 20);
@@ -143,7 +140,7 @@ TEST_CASE("the words of a step reach the GPU whole, however far the host is ahea
 }
 
 TEST_CASE("the order in which blocks and threads run does not show in an average", "[device_exchange]") {
-  const Machine machine;
+  const stand_in::Settings settings;
   stand_in::machine().reverse = true;
   for (const std::string values : {"", "bf16"}) {
     ExchangePlan plan;

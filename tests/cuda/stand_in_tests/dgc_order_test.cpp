@@ -2,22 +2,17 @@
 #include "compress/memory/device_memory.h"
 #include "tests/cuda/both_selectors.h"
 #include "tests/cuda/fixture.h"
-#include "tests/cuda/stand_in/machine.h"
+#include "tests/cuda/stand_in_tests/machine_settings.h"
 
 namespace topknot {
 namespace {
 
 using namespace test;
 
-struct Backwards {
-  Backwards() { stand_in::machine().reverse = true; }
-  ~Backwards() { stand_in::reset(); }
-};
-
 }  // namespace
 
 TEST_CASE("sampled selection is the CPU's when blocks and threads run backwards") {
-  const Backwards backwards;
+  const stand_in::Reversed reversed;
   const OnGpu gpu;
   CompressOptions options;
   options.resample = GENERATE(true, false);
@@ -32,7 +27,7 @@ TEST_CASE("sampled selection is the CPU's when blocks and threads run backwards"
 }
 
 TEST_CASE("RegTop-k is the CPU's when blocks and threads run backwards") {
-  const Backwards backwards;
+  const stand_in::Reversed reversed;
   const OnGpu gpu;
   CompressOptions options;
   options.mu = 1;
@@ -49,7 +44,7 @@ TEST_CASE("RegTop-k is the CPU's when blocks and threads run backwards") {
 }
 
 TEST_CASE("memories take what was sent, or the old residual back, in any order of threads") {
-  const Backwards backwards;
+  const stand_in::Reversed reversed;
   const OnGpu gpu;
   const std::size_t n = 3000;
   CompressOptions options;

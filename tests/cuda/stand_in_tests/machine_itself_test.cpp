@@ -6,6 +6,7 @@
 #include "tests/cuda/fixture.h"
 #include "tests/cuda/stand_in/machine.h"
 #include "tests/cuda/stand_in_tests/child_process.h"
+#include "tests/cuda/stand_in_tests/machine_settings.h"
 #include "tests/support/catch.h"
 #include "tests/support/error_text.h"
 
@@ -14,10 +15,6 @@ namespace {
 
 using test::DeviceVector;
 using test::run_in_child;
-
-struct Machine {
-  ~Machine() { stand_in::reset(); }
-};
 
 struct Stream {
   Stream() { TOPKNOT_CUDA(cudaStreamCreateWithFlags(&handle, cudaStreamNonBlocking)); }
@@ -188,7 +185,7 @@ TEST_CASE("stand-in: memory is given back once, after the work that was waiting"
 }
 
 TEST_CASE("stand-in: a call fails from the one on that a test names, until reset") {
-  const Machine machine;
+  const stand_in::Settings settings;
   const OnGpu gpu;
   stand_in::fail("cudaMalloc", cudaErrorMemoryAllocation, 2);
   const auto allocate = [] {
@@ -211,7 +208,7 @@ TEST_CASE("stand-in: a call fails from the one on that a test names, until reset
 }
 
 TEST_CASE("stand-in: on a lost device every call fails, and work that waits is not done") {
-  const Machine machine;
+  const stand_in::Settings settings;
   const OnGpu gpu;
   const Stream stream;
   std::string list;
@@ -230,7 +227,7 @@ TEST_CASE("stand-in: on a lost device every call fails, and work that waits is n
 }
 
 TEST_CASE("stand-in: a wait for the device is for this thread's device") {
-  const Machine machine;
+  const stand_in::Settings settings;
   stand_in::machine().devices = 2;
   const OnGpu gpu;
   const Stream here;

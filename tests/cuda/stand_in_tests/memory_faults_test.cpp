@@ -3,18 +3,15 @@
 #include "nn/core/tensor.h"
 #include "tests/cuda/fixture.h"
 #include "tests/cuda/stand_in/machine.h"
+#include "tests/cuda/stand_in_tests/machine_settings.h"
 #include "tests/support/catch.h"
 #include "tests/support/error_text.h"
 
 namespace topknot {
 namespace {
 
-struct Machine {
-  ~Machine() { stand_in::reset(); }
-};
-
 TEST_CASE("a GPU out of memory says what was asked for and what to lower") {
-  const Machine machine;
+  const stand_in::Settings settings;
   stand_in::machine().memory = stand_in::bytes_in_use() + (1 << 20);
   const OnGpu gpu;
   const auto allocate = [&] { Tensor::empty({1 << 20}, Layout::plain, gpu.device()); };
@@ -23,7 +20,7 @@ TEST_CASE("a GPU out of memory says what was asked for and what to lower") {
 }
 
 TEST_CASE("cached blocks are given back before memory is called short") {
-  const Machine machine;
+  const stand_in::Settings settings;
   stand_in::machine().memory = stand_in::bytes_in_use() + (3 << 20);
   const OnGpu gpu;
   for (const std::int64_t floats : {1 << 19, 1 << 18, 3 << 17})
@@ -31,7 +28,7 @@ TEST_CASE("cached blocks are given back before memory is called short") {
 }
 
 TEST_CASE("a capture without memory says so, and the stream is of use afterwards") {
-  const Machine machine;
+  const stand_in::Settings settings;
   stand_in::machine().memory = stand_in::bytes_in_use() + (1 << 20);
   const OnGpu gpu;
   const Device device = gpu.device();
@@ -64,7 +61,7 @@ TEST_CASE("a capture refuses copies of pageable memory, and events of an earlier
 }
 
 TEST_CASE("a lost GPU is called lost, with the rank") {
-  const Machine machine;
+  const stand_in::Settings settings;
   const OnGpu gpu;
   const Tensor x = Tensor::zeros({4}, Layout::plain, gpu.device());
   stand_in::lose_device();
@@ -72,7 +69,7 @@ TEST_CASE("a lost GPU is called lost, with the rank") {
 }
 
 TEST_CASE("no GPU and too old a driver are told apart") {
-  const Machine machine;
+  const stand_in::Settings settings;
   stand_in::machine().devices = 0;
   CHECK(says(error_text([] { parse_device("cuda"); }), {"no GPU was found", "train.device=cpu"}));
   CHECK(parse_device("auto") == Device{});

@@ -1,5 +1,6 @@
 // Whole runs by NCCL, a GPU a rank: the weights of threads that share a card, with the whole step in a graph.
 #include "tests/cuda/stand_in/machine.h"
+#include "tests/cuda/stand_in_tests/machine_settings.h"
 #include "tests/support/error_text.h"
 #include "tests/train/small_run.h"
 
@@ -9,11 +10,6 @@ using namespace topknot::testing;
 namespace {
 
 using Keys = std::vector<std::string>;
-
-struct Gpus {
-  explicit Gpus(int count) { stand_in::machine().devices = count; }
-  ~Gpus() { stand_in::reset(); }
-};
 
 Run run_of(const std::string& backend, int ranks, Keys keys) {
   keys.insert(keys.end(), {"train.device=cuda", "train.deterministic=true", "train.max_steps=8",
@@ -25,30 +21,32 @@ Run run_of(const std::string& backend, int ranks, Keys keys) {
 }  // namespace
 
 TEST_CASE("nccl: processes train to the weights of threads on one card") {
-  const Gpus gpus(3);
-  for (const Keys& keys : {Keys{"compress.name=topk"}, Keys{"compress.name=gaussiank", "compress.capacity=2"},
-                           Keys{"compress.name=dgc", "compress.scope=tensor"},
-                           Keys{"compress.name=regtopk", "exchange.merge=none"},
-                           Keys{"compress.name=dense", "dist.ordered_sum=true"}}) {
+  const stand_in::Gpus gpus(3);
+  const std::vector<std::pair<int, Keys>> cases{{3, {"compress.name=topk"}},
+                                                {2, {"compress.name=gaussiank", "compress.capacity=2"}},
+                                                {3, {"compress.name=dgc", "compress.scope=tensor"}},
+                                                {2, {"compress.name=regtopk", "exchange.merge=none"}},
+                                                {2, {"compress.name=dense", "dist.ordered_sum=true"}}};
+  for (const auto& [ranks, keys] : cases) {
     INFO(keys.front());
-    CHECK(run_of("nccl", 3, keys).checksums == run_of("threads", 3, keys).checksums);
+    CHECK(run_of("nccl", ranks, keys).checksums == run_of("threads", ranks, keys).checksums);
   }
 }
 
 TEST_CASE("nccl: steps without graphs lead to the same weights") {
-  const Gpus gpus(3);
+  const stand_in::Gpus gpus(3);
   for (const Keys& keys : {Keys{"compress.name=topk"}, Keys{"compress.name=dgc", "compress.scope=tensor"},
                            Keys{"compress.name=regtopk", "exchange.merge=none"},
                            Keys{"compress.name=dense", "dist.ordered_sum=true"}}) {
     INFO(keys.front());
     Keys plain = keys;
     plain.push_back("train.graphs=false");
-    CHECK(run_of("nccl", 3, plain).checksums == run_of("nccl", 3, keys).checksums);
+    CHECK(run_of("nccl", 2, plain).checksums == run_of("nccl", 2, keys).checksums);
   }
 }
 
 TEST_CASE("nccl: blocks, threads and branches of graphs in the other order lead to the same weights") {
-  const Gpus gpus(2);
+  const stand_in::Gpus gpus(2);
   for (const char* method : {"topk", "dgc"}) {
     const Keys keys{std::string("compress.name=") + method};
     const auto forwards = run_of("nccl", 2, keys).checksums;
@@ -59,19 +57,19 @@ TEST_CASE("nccl: blocks, threads and branches of graphs in the other order lead 
 }
 
 TEST_CASE("nccl: dense gradients by the library's own sum, the same on all ranks") {
-  const Gpus gpus(2);
+  const stand_in::Gpus gpus(2);
   const Run run = run_of("nccl", 2, {"compress.name=dense"});  // which compares the ranks
   CHECK(run.test_loss == Approx(run_of("threads", 2, {"compress.name=dense"}).test_loss).epsilon(0.01));
 }
 
 TEST_CASE("a method without kernels goes through the CPU under nccl, to the same weights") {
-  const Gpus gpus(2);
+  const stand_in::Gpus gpus(2);
   const Keys keys{"compress.name=signsgd"};
   CHECK(run_of("nccl", 2, keys).checksums == run_of("threads", 2, keys).checksums);
 }
 
 TEST_CASE("a GPU that is lost during a run ends every rank with one message") {
-  const Gpus gpus(2);
+  const stand_in::Gpus gpus(2);
   const auto fail_later = [] { stand_in::fail("cudaGraphLaunch", cudaErrorIllegalAddress, 6); };
   fail_later();
   const std::string text = error_text([] { run_of("nccl", 2, {"compress.name=topk", "dist.timeout_s=5"}); });

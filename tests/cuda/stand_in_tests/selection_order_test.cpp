@@ -1,15 +1,12 @@
 // Selections do not depend on the order in which blocks and threads run.
 #include "tests/cuda/select_pair.h"
-#include "tests/cuda/stand_in/machine.h"
+#include "tests/cuda/stand_in_tests/machine_settings.h"
 
 namespace topknot::test {
 namespace {
 
 TEST_CASE("selections are the same where blocks and threads run backwards") {
-  struct Backwards {
-    Backwards() { stand_in::machine().reverse = true; }
-    ~Backwards() { stand_in::reset(); }
-  } backwards;
+  const stand_in::Reversed reversed;
   const OnGpu gpu;
   for (const char* name : {"topk", "threshold", "gaussiank"})
     for (const double capacity : {0.0, 1.5})
