@@ -33,7 +33,7 @@ struct Config {
     std::string augment = "auto";  // auto, true, false
     int workers = 1;
     std::string on_device = "auto";  // auto, true, false
-    std::int64_t train_size = 0;  // 0: all of it
+    std::int64_t train_size = 0;     // 0: all of it
     std::int64_t test_size = 0;
     int classes = 10;
     int image_size = 32;
