@@ -7,7 +7,7 @@
 
 using namespace topknot;
 
-TEST_CASE("--check-network has threads and processes talk, and shows ranks, collectives and sizes") {
+TEST_CASE("train --check-network has threads and processes talk, and shows ranks, collectives and sizes") {
   for (const std::string backend : {"threads", "gloo"}) {
     const Outcome check = train("--check-network train.device=cpu dist.ranks=3 dist.backend=" + backend);
     INFO(check.output);
@@ -20,7 +20,7 @@ TEST_CASE("--check-network has threads and processes talk, and shows ranks, coll
   }
 }
 
-TEST_CASE("--check-network says which rank did not come, and ends") {
+TEST_CASE("train --check-network says which rank did not come, and ends") {
   const std::string port = std::to_string(free_port() - 1);  // the ranks meet one above MASTER_PORT
   const Outcome check = run_command("RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=" + port + " " +
                                     TOPKNOT_BIN "/train --check-network dist.backend=gloo dist.timeout_s=1");
