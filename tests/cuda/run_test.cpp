@@ -3,6 +3,7 @@
 
 #include "tests/cuda/fixture.h"
 #include "tests/support/error_text.h"
+#include "tests/train/broken_sample.h"
 #include "tests/train/small_run.h"
 
 using namespace topknot;
@@ -26,31 +27,6 @@ const Keys kOnGpu{"train.device=cuda",   "train.deterministic=true", "train.max_
 Run on_gpu(const std::string& backend, int ranks, const Keys& keys) {
   return train(backend, ranks, joined(kOnGpu, keys));
 }
-
-// Pictures of noise; sample 5 of the training split is broken.
-class BrokenPicture final : public Dataset {
- public:
-  explicit BrokenPicture(Split split) : broken_(split == Split::train ? 5 : -1) {}
-  const std::string& name() const override { return name_; }
-  std::int64_t size() const override { return 32; }
-  Shape sample_shape() const override { return {3, 8, 8}; }
-  int classes() const override { return 2; }
-  std::int32_t label(std::int64_t index) const override { return static_cast<std::int32_t>(index % 2); }
-  void get(std::int64_t index, float* sample) const override {
-    const CounterRng rng(1, RngUse::test, static_cast<std::uint32_t>(index));
-    for (std::uint64_t i = 0; i < 192; ++i)
-      sample[i] = index == broken_ ? std::numeric_limits<float>::quiet_NaN() : rng.normal(i);
-  }
-
- private:
-  std::string name_ = "broken_picture";
-  std::int64_t broken_;
-};
-const RegisterDataset broken_picture("broken_picture", "of the tests",
-                                     [](const DatasetOptions&, Split split) {
-                                       return std::unique_ptr<Dataset>(
-                                           std::make_unique<BrokenPicture>(split));
-                                     });
 
 }  // namespace
 
@@ -109,7 +85,7 @@ TEST_CASE("clipping, micro-batches and weight decay are the CPU's") {
 TEST_CASE("a step with a NaN is skipped by all ranks on a GPU, and leaves no trace") {
   for (const char* graphs : {"train.graphs=true", "train.graphs=false"}) {
     const Run run = on_gpu("threads", 2,
-                           {"data.name=broken_picture", "data.batch_size=2", "compress.name=topk", graphs,
+                           {"data.name=broken_sample", "data.batch_size=2", "compress.name=topk", graphs,
                             "train.max_steps=16", "compress.density=0.1"});
     std::int64_t skipped = 0;
     for (const StepRecord& step : run.metrics.steps) {

@@ -1,35 +1,13 @@
 // Whole runs: what all ranks, backends and repeated runs must agree on.
 #include <cmath>
 
+#include "tests/train/broken_sample.h"
 #include "tests/train/small_run.h"
 
 using namespace topknot;
 using namespace topknot::testing;
 
 namespace {
-
-// Small pictures of noise; sample 5 of the training split is broken.
-class BrokenSample final : public Dataset {
- public:
-  explicit BrokenSample(Split split) : broken_(split == Split::train ? 5 : -1) {}
-  const std::string& name() const override { return name_; }
-  std::int64_t size() const override { return 32; }
-  Shape sample_shape() const override { return {3, 8, 8}; }
-  int classes() const override { return 2; }
-  std::int32_t label(std::int64_t index) const override { return static_cast<std::int32_t>(index % 2); }
-  void get(std::int64_t index, float* sample) const override {
-    const CounterRng rng(1, RngUse::test, static_cast<std::uint32_t>(index));
-    for (std::uint64_t i = 0; i < 192; ++i)
-      sample[i] = index == broken_ ? std::numeric_limits<float>::quiet_NaN() : rng.normal(i);
-  }
-
- private:
-  std::string name_ = "broken_sample";
-  std::int64_t broken_;
-};
-const RegisterDataset broken_sample("broken_sample", "of the tests", [](const DatasetOptions&, Split split) {
-  return std::unique_ptr<Dataset>(std::make_unique<BrokenSample>(split));
-});
 
 const std::vector<std::vector<std::string>> kMethods = {
     {"compress.name=topk"},

@@ -1,0 +1,38 @@
+#pragma once
+// The data set broken_sample, for runs in which one step is not finite.
+
+#include <limits>
+#include <memory>
+#include <string>
+
+#include "data/dataset.h"
+#include "nn/core/rng.h"
+
+namespace topknot::testing {
+
+// Small pictures of noise; sample 5 of the training split is broken.
+class BrokenSample final : public Dataset {
+ public:
+  explicit BrokenSample(Split split) : broken_(split == Split::train ? 5 : -1) {}
+  const std::string& name() const override { return name_; }
+  std::int64_t size() const override { return 32; }
+  Shape sample_shape() const override { return {3, 8, 8}; }
+  int classes() const override { return 2; }
+  std::int32_t label(std::int64_t index) const override { return static_cast<std::int32_t>(index % 2); }
+  void get(std::int64_t index, float* sample) const override {
+    const CounterRng rng(1, RngUse::test, static_cast<std::uint32_t>(index));
+    for (std::uint64_t i = 0; i < 192; ++i)
+      sample[i] = index == broken_ ? std::numeric_limits<float>::quiet_NaN() : rng.normal(i);
+  }
+
+ private:
+  std::string name_ = "broken_sample";
+  std::int64_t broken_;
+};
+inline const RegisterDataset broken_sample("broken_sample", "of the tests",
+                                           [](const DatasetOptions&, Split split) {
+                                             return std::unique_ptr<Dataset>(
+                                                 std::make_unique<BrokenSample>(split));
+                                           });
+
+}  // namespace topknot::testing
