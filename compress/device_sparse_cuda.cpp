@@ -200,11 +200,7 @@ std::vector<std::byte> DeviceSparseCompressor::state() const {
 
 void DeviceSparseCompressor::load_state(std::span<const std::byte> bytes) {
   StateReader reader(bytes);
-  const auto numel = reader.get<std::uint64_t>(), segments = reader.get<std::uint64_t>();
-  if (numel != group_.numel || segments != selectors_.size())
-    StateReader::fail("is of " + std::to_string(numel) + " elements in " + std::to_string(segments) +
-                      " segments, not of " + std::to_string(group_.numel) + " in " +
-                      std::to_string(selectors_.size()));
+  reader.expect_group(group_.numel, selectors_.size());
   for (auto& selector : selectors_) selector->load(reader);
   memory_->load(reader);
   reader.finish();

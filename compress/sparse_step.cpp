@@ -222,11 +222,7 @@ void SparseStep<T>::save(StateWriter& writer) const {
 template <class T>
 void SparseStep<T>::load(StateReader& reader) {
   TOPKNOT_CHECK(!in_step_, "state is loaded between steps");
-  const auto numel = reader.get<std::uint64_t>(), segments = reader.get<std::uint64_t>();
-  if (numel != group_.numel || segments != selectors_.size())
-    StateReader::fail("is of " + std::to_string(numel) + " elements in " + std::to_string(segments) +
-                      " segments, not of " + std::to_string(group_.numel) + " in " +
-                      std::to_string(selectors_.size()));
+  reader.expect_group(group_.numel, selectors_.size());
   for (auto& selector : selectors_) selector->load(reader);
   memory_->load(reader);
 }

@@ -67,6 +67,13 @@ class StateReader {
            " are needed; was it saved by another method, model or merge plan?");
     return values;
   }
+  // Two counts, as a group's state begins with: its elements and its selection ranges.
+  void expect_group(std::size_t numel, std::size_t segments) {
+    const auto elements = get<std::uint64_t>(), ranges = get<std::uint64_t>();
+    if (elements != numel || ranges != segments)
+      fail("is of " + std::to_string(elements) + " elements in " + std::to_string(ranges) +
+           " segments, not of " + std::to_string(numel) + " in " + std::to_string(segments));
+  }
   void finish() const {
     if (!bytes_.empty()) fail("has " + std::to_string(bytes_.size()) + " bytes too many");
   }

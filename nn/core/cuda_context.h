@@ -61,7 +61,6 @@ class Context {
   const ContextOptions& options() const { return options_; }
   Device device() const { return {DeviceKind::cuda, options_.device}; }
   DType activation_type() const;  // of activations: bf16 under Precision::bf16, else f32
-  int multiprocessors() const { return multiprocessors_; }
 
   cudaStream_t stream() const { return stream_; }                // compute
   cudaStream_t communication() const { return communication_; }  // collectives; of the highest priority
@@ -91,7 +90,6 @@ class Context {
 
  private:
   ContextOptions options_;
-  int multiprocessors_ = 0;
   cudaStream_t stream_ = nullptr, communication_ = nullptr;
   cublasHandle_t cublas_ = nullptr;
   cudnnHandle_t cudnn_ = nullptr;

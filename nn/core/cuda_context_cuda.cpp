@@ -83,7 +83,6 @@ Context::Context(const ContextOptions& options) : options_(options) {
   if (major < 8)
     throw UserError("GPU " + std::to_string(options.device) +
                     " is too old: compute capability 8.0 (Ampere) or newer is needed; set train.device=cpu");
-  TOPKNOT_CUDA(cudaDeviceGetAttribute(&multiprocessors_, cudaDevAttrMultiProcessorCount, options.device));
   int least = 0, greatest = 0;
   TOPKNOT_CUDA(cudaDeviceGetStreamPriorityRange(&least, &greatest));
   pool_ = std::make_shared<Pool>(options.device);
