@@ -21,10 +21,10 @@
 #include "bench/plain_pass.h"
 #include "bench/streams.h"
 #include "compress/average.h"
-#include "compress/code/code.h"
+#include "compress/codec/code.h"
 #include "compress/memory/memory.h"
 #include "compress/select/selector.h"
-#include "nn/core/check.h"
+#include "nn/core/base/check.h"
 #include "nn/core/device.h"
 
 namespace topknot::bench {

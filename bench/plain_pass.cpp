@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "compress/parallel.h"
-#include "nn/core/check.h"
+#include "nn/core/base/check.h"
 #include "nn/core/simd.h"
 
 namespace topknot::bench {

@@ -10,10 +10,10 @@
 #include <iostream>
 #include <string>
 
-#include "dist/collective_queue.h"
-#include "dist/exchange.h"
-#include "dist/launch.h"
-#include "nn/core/check.h"
+#include "dist/comm/collective_queue.h"
+#include "dist/exchange/exchange.h"
+#include "dist/launch/launch.h"
+#include "nn/core/base/check.h"
 #include "nn/models/model.h"
 #include "nn/ops/loss.h"
 #include "optim/optimizer.h"

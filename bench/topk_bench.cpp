@@ -16,10 +16,10 @@
 #include "bench/plain_pass.h"
 #include "bench/streams.h"
 #include "compress/average.h"
-#include "compress/code/code.h"
+#include "compress/codec/code.h"
 #include "compress/memory/residual.h"
 #include "compress/select/topk.h"
-#include "nn/core/check.h"
+#include "nn/core/base/check.h"
 #include "nn/core/device.h"
 
 namespace topknot::bench {

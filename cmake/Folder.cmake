@@ -1,16 +1,21 @@
-# topknot_folder(NAME LIBS...): every source of a folder (and its sub-folders) as one OBJECT library. An archive would
-# drop the files that only register themselves. A source's suffix names its backend: *_cuda.cpp and *.cu are the CUDA
-# backend, *_stub.cpp stands in where there is none; they become the libraries NAME_cuda (host code), NAME_kernels and
-# NAME_stub.
+# topknot_folder(NAME LIBS...): every source of a folder as one OBJECT library, sub-folders included but for those with a
+# CMakeLists.txt of their own. An archive would drop the files that only register themselves. A source's place names its
+# backend: cuda/*.cpp and cuda/*.cu are the CUDA backend, *_stub.cpp stands in where there is none; they become the
+# libraries NAME_cuda (host code), NAME_kernels and NAME_stub.
 function(topknot_folder name)
-  file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.cpp)
+  file(GLOB_RECURSE sources CONFIGURE_DEPENDS RELATIVE ${CMAKE_CURRENT_SOURCE_DIR} *.cpp)
   file(GLOB_RECURSE kernels CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.cu)
+  file(GLOB_RECURSE separate RELATIVE ${CMAKE_CURRENT_SOURCE_DIR} */CMakeLists.txt)
+  foreach(folder ${separate})
+    string(REPLACE "CMakeLists.txt" "" folder ${folder})
+    list(FILTER sources EXCLUDE REGEX "^${folder}")
+  endforeach()
   list(FILTER sources EXCLUDE REGEX "_main\\.cpp$")
   set(stubs ${sources})
   list(FILTER stubs INCLUDE REGEX "_stub\\.cpp$")
   set(cuda ${sources})
-  list(FILTER cuda INCLUDE REGEX "_cuda\\.cpp$")
-  list(FILTER sources EXCLUDE REGEX "_(cuda|stub)\\.cpp$")
+  list(FILTER cuda INCLUDE REGEX "(^|/)cuda/")
+  list(FILTER sources EXCLUDE REGEX "(^|/)cuda/|_stub\\.cpp$")
   set(libraries topknot_options OpenMP::OpenMP_CXX Threads::Threads ${ARGN})
   add_library(${name} OBJECT ${sources})
   target_link_libraries(${name} PUBLIC ${libraries})
@@ -25,7 +30,7 @@ function(topknot_folder name)
   if(TOPKNOT_HAS_CUDA AND kernels)
     set_property(GLOBAL PROPERTY topknot_${name}_kernels ${kernels})
     add_library(${name}_kernels OBJECT ${kernels})
-    target_include_directories(${name}_kernels PRIVATE ${CMAKE_SOURCE_DIR}/nn/core/nvcc)
+    target_include_directories(${name}_kernels PRIVATE ${CMAKE_SOURCE_DIR}/nn/core/cuda/nvcc)
     target_link_libraries(${name}_kernels PUBLIC ${libraries} topknot_cuda_headers)
   endif()
 endfunction()
@@ -34,7 +39,7 @@ endfunction()
 # CUDA backend on a CPU (tests/cuda), which has the host code as it is and kernels of its own making.
 function(topknot_program name backend sources)
   add_executable(${name} ${sources})
-  target_link_libraries(${name} PRIVATE ${ARGN})
+  target_link_libraries(${name} PRIVATE base ${ARGN})
   set(parts ${backend})
   if(backend STREQUAL "cuda")
     set(parts cuda kernels)

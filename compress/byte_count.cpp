@@ -2,9 +2,9 @@
 
 #include <cmath>
 
-#include "compress/code/code.h"
-#include "nn/core/check.h"
-#include "nn/core/text.h"
+#include "compress/codec/code.h"
+#include "nn/core/base/check.h"
+#include "nn/core/base/text.h"
 
 namespace topknot {
 namespace {

@@ -7,7 +7,7 @@
 #include "compress/memory/memory.h"
 #include "compress/select/selector.h"
 #include "compress/state.h"
-#include "nn/core/check.h"
+#include "nn/core/base/check.h"
 
 namespace topknot {
 

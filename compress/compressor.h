@@ -1,6 +1,6 @@
 #pragma once
 // A compressor turns one group's gradient into a message and the ranks' messages into their average. It is
-// local: it never sees a communicator. One instance a group and rank. The exchange (dist/exchange.h) drives
+// local: it never sees a communicator. One instance a group and rank. The exchange (dist/exchange/exchange.h) drives
 // it through a step:
 //
 //   encode(slice) -> Message
@@ -24,9 +24,9 @@
 #include <vector>
 
 #include "compress/entries.h"
+#include "nn/core/base/registry.h"
 #include "nn/core/bfloat16.h"
 #include "nn/core/gradient_form.h"
-#include "nn/core/registry.h"
 
 namespace topknot {
 

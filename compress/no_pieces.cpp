@@ -1,7 +1,7 @@
 #include "compress/no_pieces.h"
 
-#include "nn/core/check.h"
-#include "nn/core/text.h"
+#include "nn/core/base/check.h"
+#include "nn/core/base/text.h"
 
 namespace topknot {
 

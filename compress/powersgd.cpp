@@ -25,7 +25,7 @@
 #include "compress/lowrank/plan.h"
 #include "compress/state.h"
 #include "compress/sum_message.h"
-#include "nn/core/check.h"
+#include "nn/core/base/check.h"
 
 namespace topknot {
 namespace {

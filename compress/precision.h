@@ -7,7 +7,7 @@
 #include <type_traits>
 
 #include "compress/compressor.h"
-#include "nn/core/registry.h"
+#include "nn/core/base/registry.h"
 
 namespace topknot {
 

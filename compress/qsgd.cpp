@@ -21,7 +21,7 @@
 #include "compress/parallel.h"
 #include "compress/quantise/compressor.h"
 #include "compress/quantise/random.h"
-#include "nn/core/check.h"
+#include "nn/core/base/check.h"
 #include "nn/core/simd.h"
 
 namespace topknot {

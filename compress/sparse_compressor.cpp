@@ -1,6 +1,6 @@
 #include "compress/sparse_compressor.h"
 
-#include "nn/core/check.h"
+#include "nn/core/base/check.h"
 
 namespace topknot {
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "compress/code/code.h"
+#include "compress/codec/code.h"
 #include "compress/compressor.h"
 #include "compress/sparse_step.h"
 

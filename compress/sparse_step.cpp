@@ -5,12 +5,12 @@
 #include <limits>
 
 #include "compress/parallel.h"
-#include "compress/select/passes.h"
-#include "compress/select/take.h"
+#include "compress/select/passes/passes.h"
+#include "compress/select/passes/take.h"
 #include "compress/state.h"
-#include "nn/core/check.h"
+#include "nn/core/base/check.h"
+#include "nn/core/base/text.h"
 #include "nn/core/multiply.h"
-#include "nn/core/text.h"
 
 namespace topknot {
 

@@ -9,7 +9,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "nn/core/check.h"
+#include "nn/core/base/check.h"
 
 namespace topknot {
 

@@ -4,7 +4,7 @@
 #include <span>
 
 #include "compress/compressor.h"
-#include "nn/core/check.h"
+#include "nn/core/base/check.h"
 
 namespace topknot {
 

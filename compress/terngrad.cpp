@@ -18,9 +18,9 @@
 #include "compress/parallel.h"
 #include "compress/quantise/compressor.h"
 #include "compress/quantise/random.h"
-#include "compress/select/keys.h"
-#include "compress/select/passes.h"
-#include "nn/core/check.h"
+#include "compress/select/passes/keys.h"
+#include "compress/select/passes/passes.h"
+#include "nn/core/base/check.h"
 #include "nn/core/simd.h"
 
 namespace topknot {

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "nn/core/registry.h"
+#include "nn/core/base/registry.h"
 #include "nn/core/tensor.h"
 
 namespace topknot {

@@ -8,7 +8,7 @@
 #include <fstream>
 #include <memory>
 
-#include "nn/core/check.h"
+#include "nn/core/base/check.h"
 
 namespace topknot {
 namespace {

@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <numeric>
 
-#include "nn/core/check.h"
+#include "nn/core/base/check.h"
 #include "nn/core/rng.h"
 
 namespace topknot {

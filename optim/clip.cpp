@@ -5,10 +5,10 @@
 #include <cstdint>
 #include <vector>
 
-#include "nn/core/check.h"
+#include "nn/core/base/check.h"
+#include "nn/core/base/text.h"
 #include "nn/core/multiply.h"
 #include "nn/core/simd.h"
-#include "nn/core/text.h"
 #include "optim/clip_rule.h"
 
 namespace topknot {

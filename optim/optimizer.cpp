@@ -3,8 +3,8 @@
 #include <cmath>
 #include <string>
 
-#include "nn/core/check.h"
-#include "nn/core/text.h"
+#include "nn/core/base/check.h"
+#include "nn/core/base/text.h"
 
 namespace topknot {
 namespace {

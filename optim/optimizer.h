@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
+#include "nn/core/base/registry.h"
 #include "nn/core/gradient_form.h"
 #include "nn/core/parameter.h"
-#include "nn/core/registry.h"
 
 namespace topknot {
 

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "nn/core/registry.h"
+#include "nn/core/base/registry.h"
 
 namespace topknot {
 

@@ -4,7 +4,7 @@
 #include <cstdio>
 #include <cstring>
 
-#include "nn/core/check.h"
+#include "nn/core/base/check.h"
 
 namespace topknot {
 

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "dist/collective_queue.h"
+#include "dist/comm/collective_queue.h"
 #include "nn/core/parameter.h"
 
 namespace topknot {

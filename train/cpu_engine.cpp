@@ -2,18 +2,18 @@
 #include <algorithm>
 #include <cmath>
 
-#include "nn/core/check.h"
-#include "nn/core/log.h"
-#include "nn/core/stopwatch.h"
+#include "nn/core/base/check.h"
+#include "nn/core/base/log.h"
+#include "nn/core/base/stopwatch.h"
 #include "optim/clip.h"
 #include "train/checksum.h"
 #include "train/engine.h"
 #include "train/evaluate.h"
-#include "train/exchange_measure.h"
-#include "train/exchange_plan.h"
-#include "train/recorder.h"
-#include "train/settled_exchange.h"
-#include "train/trace.h"
+#include "train/metrics/recorder.h"
+#include "train/metrics/trace.h"
+#include "train/plan/exchange_measure.h"
+#include "train/plan/exchange_plan.h"
+#include "train/plan/settled_exchange.h"
 #include "train/trainer.h"
 
 namespace topknot {

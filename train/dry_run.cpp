@@ -2,9 +2,9 @@
 #include <cstdio>
 
 #include "compress/sparse_step.h"
-#include "dist/collective_queue.h"
-#include "dist/threads_communicator.h"
-#include "train/progress.h"
+#include "dist/comm/collective_queue.h"
+#include "dist/comm/threads_communicator.h"
+#include "train/metrics/progress.h"
 #include "train/setup.h"
 
 namespace topknot {

@@ -10,10 +10,10 @@
 #include <vector>
 
 #include "data/loader.h"
-#include "dist/communicator.h"
-#include "dist/exchange.h"
+#include "dist/comm/communicator.h"
+#include "dist/exchange/exchange.h"
 #include "train/evaluate.h"
-#include "train/metrics.h"
+#include "train/metrics/metrics.h"
 
 namespace topknot {
 

@@ -2,7 +2,7 @@
 // Evaluation over all ranks: every test sample once.
 
 #include "data/loader.h"
-#include "dist/collective_queue.h"
+#include "dist/comm/collective_queue.h"
 #include "train/setup.h"
 
 namespace topknot {

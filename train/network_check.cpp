@@ -12,11 +12,11 @@
 #include <cstdio>
 #include <cstring>
 
-#include "dist/gpus.h"
-#include "dist/socket.h"
-#include "nn/core/check.h"
+#include "dist/comm/gpus.h"
+#include "dist/launch/socket.h"
+#include "nn/core/base/check.h"
 #include "nn/core/device.h"
-#include "train/run_folder.h"
+#include "train/metrics/run_folder.h"
 #include "train/start.h"
 
 namespace topknot {

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "dist/communicator.h"
-#include "train/config.h"
+#include "dist/comm/communicator.h"
+#include "train/config/config.h"
 
 namespace topknot {
 
@@ -33,7 +33,7 @@ struct NetworkPath {
 // `host`: for the ranks to begin together.
 std::vector<NetworkRow> check_path(Communicator& host, const NetworkPath& path);
 
-// The GPU's side, by file: network_check_cuda.cpp, or a stub that throws UserError. Collective; `gpu`: its index.
+// The GPU's side, by file: cuda/network_check.cpp, or a stub that throws UserError. Collective; `gpu`: its index.
 std::vector<NetworkRow> check_gpu_path(Communicator& host, int gpu, double timeout_s);
 std::string gpu_name(int gpu);  // with its PCI address
 

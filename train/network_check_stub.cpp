@@ -1,5 +1,5 @@
-// Stands in for network_check_cuda.cpp in a build without CUDA.
-#include "nn/core/check.h"
+// Stands in for cuda/network_check.cpp in a build without CUDA.
+#include "nn/core/base/check.h"
 #include "nn/core/device.h"
 #include "train/network_check.h"
 

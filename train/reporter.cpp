@@ -6,7 +6,7 @@
 #include <cstdio>
 #include <numeric>
 
-#include "nn/core/log.h"
+#include "nn/core/base/log.h"
 
 namespace topknot {
 namespace {

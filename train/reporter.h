@@ -9,11 +9,11 @@
 #include <vector>
 
 #include "compress/byte_count.h"
-#include "dist/communicator.h"
+#include "dist/comm/communicator.h"
 #include "train/engine.h"
 #include "train/evaluate.h"
-#include "train/metrics.h"
-#include "train/progress.h"
+#include "train/metrics/metrics.h"
+#include "train/metrics/progress.h"
 #include "train/trainer.h"
 
 namespace topknot {

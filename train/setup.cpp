@@ -2,14 +2,14 @@
 
 #include <algorithm>
 
-#include "compress/code/code.h"
+#include "compress/codec/code.h"
 #include "compress/memory/memory.h"
 #include "compress/select/selector.h"
-#include "dist/collective_queue.h"
-#include "dist/threads_communicator.h"
-#include "nn/core/check.h"
-#include "train/exchange_profile.h"
-#include "train/layer_density.h"
+#include "dist/comm/collective_queue.h"
+#include "dist/comm/threads_communicator.h"
+#include "nn/core/base/check.h"
+#include "train/plan/exchange_profile.h"
+#include "train/plan/layer_density.h"
 
 namespace topknot {
 

@@ -5,12 +5,12 @@
 
 #include "data/dataset.h"
 #include "data/loader.h"
-#include "dist/exchange.h"
+#include "dist/exchange/exchange.h"
 #include "nn/layers/module.h"
 #include "nn/models/model.h"
 #include "optim/optimizer.h"
 #include "optim/schedule.h"
-#include "train/config.h"
+#include "train/config/config.h"
 
 namespace topknot {
 
@@ -32,7 +32,7 @@ std::unique_ptr<BuiltModel> build_model(const Config& config, const Dataset& dat
 
 ExchangeOptions exchange_options(const Config& config);
 // With the densities of a file that compress.layer_density names; those of `auto` are not known yet and left
-// out. Throws UserError as read_layer_density (train/layer_density.h).
+// out. Throws UserError as read_layer_density (train/plan/layer_density.h).
 ExchangeOptions exchange_options(const Config& config, const ParameterArena& arena);
 // Whether exchange.merge wants a plan from measured times and there is none.
 bool needs_plan(const ExchangeOptions& options);

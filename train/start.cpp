@@ -1,10 +1,10 @@
 #include "train/start.h"
 
-#include "dist/gpus.h"
-#include "dist/threads_communicator.h"
+#include "dist/comm/gpus.h"
+#include "dist/comm/threads_communicator.h"
+#include "nn/core/base/log.h"
 #include "nn/core/device.h"
-#include "nn/core/log.h"
-#include "nn/ops/onednn.h"
+#include "nn/ops/cpu/onednn.h"
 #include "train/stop.h"
 #include "train/trainer.h"
 

@@ -4,8 +4,8 @@
 #include <chrono>
 #include <functional>
 
-#include "dist/launch.h"
-#include "train/config.h"
+#include "dist/launch/launch.h"
+#include "train/config/config.h"
 
 namespace topknot {
 

@@ -3,14 +3,14 @@
 #include <cstdio>
 #include <exception>
 
-#include "compress/code/code.h"
+#include "compress/codec/code.h"
 #include "compress/memory/memory.h"
 #include "compress/select/selector.h"
-#include "dist/launch.h"
-#include "dist/sparse_collective.h"
-#include "nn/core/check.h"
-#include "nn/core/log.h"
-#include "train/cli.h"
+#include "dist/launch/launch.h"
+#include "dist/sparse/sparse_collective.h"
+#include "nn/core/base/check.h"
+#include "nn/core/base/log.h"
+#include "train/config/cli.h"
 #include "train/network_check.h"
 #include "train/setup.h"
 #include "train/start.h"

@@ -6,8 +6,8 @@
 #include <cmath>
 
 #include "compress/byte_count.h"
-#include "nn/core/check.h"
-#include "nn/core/log.h"
+#include "nn/core/base/check.h"
+#include "nn/core/base/log.h"
 #include "train/engine.h"
 #include "train/reporter.h"
 #include "train/stop.h"

@@ -5,8 +5,8 @@
 #include <map>
 #include <string>
 
-#include "dist/communicator.h"
-#include "train/run_folder.h"
+#include "dist/comm/communicator.h"
+#include "train/metrics/run_folder.h"
 #include "train/setup.h"
 
 namespace topknot {

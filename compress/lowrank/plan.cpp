@@ -8,9 +8,9 @@
 #include "compress/lowrank/orthonormal.h"
 #include "compress/no_pieces.h"
 #include "compress/parallel.h"
-#include "compress/select/keys.h"
-#include "compress/select/passes.h"
-#include "nn/core/check.h"
+#include "compress/select/passes/keys.h"
+#include "compress/select/passes/passes.h"
+#include "nn/core/base/check.h"
 #include "nn/core/multiply.h"
 #include "nn/core/simd.h"
 

@@ -4,8 +4,8 @@
 
 #include <cstddef>
 
+#include "nn/core/cuda/step_words.h"
 #include "nn/core/host_device.h"
-#include "nn/core/step_words.h"
 
 namespace topknot::cuda {
 

@@ -10,7 +10,7 @@
 #include "compress/memory/dgc_kernels.h"
 #include "compress/parallel.h"
 #include "compress/state.h"
-#include "nn/core/check.h"
+#include "nn/core/base/check.h"
 
 namespace topknot {
 namespace {

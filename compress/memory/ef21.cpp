@@ -4,7 +4,7 @@
 
 #include "compress/parallel.h"
 #include "compress/state.h"
-#include "nn/core/check.h"
+#include "nn/core/base/check.h"
 
 namespace topknot {
 

@@ -8,7 +8,7 @@
 
 #include "compress/compressor.h"
 #include "compress/precision.h"
-#include "nn/core/registry.h"
+#include "nn/core/base/registry.h"
 
 namespace topknot {
 

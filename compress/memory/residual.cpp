@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "compress/parallel.h"
-#include "nn/core/check.h"
+#include "nn/core/base/check.h"
 
 namespace topknot {
 

@@ -7,8 +7,8 @@
 
 #include "compress/parallel.h"
 #include "compress/quantise/codes.h"
-#include "compress/select/keys.h"
-#include "nn/core/check.h"
+#include "compress/select/passes/keys.h"
+#include "nn/core/base/check.h"
 
 namespace topknot::quantise {
 namespace {

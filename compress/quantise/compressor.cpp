@@ -5,9 +5,9 @@
 #include <utility>
 
 #include "compress/parallel.h"
-#include "compress/select/keys.h"
-#include "compress/select/passes.h"
-#include "nn/core/check.h"
+#include "compress/select/passes/keys.h"
+#include "compress/select/passes/passes.h"
+#include "nn/core/base/check.h"
 #include "nn/core/multiply.h"
 #include "nn/core/simd.h"
 

@@ -6,11 +6,11 @@
 #include <limits>
 
 #include "compress/parallel.h"
-#include "compress/select/exact.h"
-#include "compress/select/take.h"
-#include "nn/core/check.h"
+#include "compress/select/passes/exact.h"
+#include "compress/select/passes/take.h"
+#include "nn/core/base/check.h"
+#include "nn/core/base/text.h"
 #include "nn/core/rng.h"
-#include "nn/core/text.h"
 
 namespace topknot {
 namespace {

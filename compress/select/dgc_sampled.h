@@ -18,7 +18,7 @@
 #include <string>
 
 #include "compress/select/dgc_rule.h"
-#include "compress/select/passes.h"
+#include "compress/select/passes/passes.h"
 #include "compress/select/selector.h"
 
 namespace topknot {

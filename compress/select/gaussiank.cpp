@@ -4,9 +4,9 @@
 #include <array>
 #include <optional>
 
-#include "compress/select/normal_quantile.h"
-#include "compress/select/take.h"
-#include "nn/core/check.h"
+#include "compress/select/passes/normal_quantile.h"
+#include "compress/select/passes/take.h"
+#include "nn/core/base/check.h"
 
 namespace topknot {
 namespace {

@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <cmath>
 
-#include "compress/select/exact.h"
-#include "compress/select/normal_quantile.h"
-#include "compress/select/take.h"
+#include "compress/select/passes/exact.h"
+#include "compress/select/passes/normal_quantile.h"
+#include "compress/select/passes/take.h"
 #include "compress/state.h"
-#include "nn/core/check.h"
+#include "nn/core/base/check.h"
 
 namespace topknot {
 namespace {

@@ -13,7 +13,7 @@
 
 #include <cstdint>
 
-#include "compress/select/magnitude_passes.h"
+#include "compress/select/passes/magnitude_passes.h"
 #include "compress/select/selector.h"
 
 namespace topknot {

@@ -4,8 +4,8 @@
 #include <bit>
 #include <numeric>
 
-#include "compress/select/take.h"
-#include "nn/core/check.h"
+#include "compress/select/passes/take.h"
+#include "nn/core/base/check.h"
 #include "nn/core/rng.h"
 
 namespace topknot {

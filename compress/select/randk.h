@@ -11,7 +11,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "compress/select/passes.h"
+#include "compress/select/passes/passes.h"
 #include "compress/select/selector.h"
 
 namespace topknot {

@@ -2,9 +2,9 @@
 
 #include <cmath>
 
-#include "compress/select/exact.h"
-#include "compress/select/take.h"
-#include "nn/core/check.h"
+#include "compress/select/passes/exact.h"
+#include "compress/select/passes/take.h"
+#include "nn/core/base/check.h"
 
 namespace topknot {
 

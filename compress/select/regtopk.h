@@ -19,12 +19,12 @@
 // and where the factor rounds to 1, as for every sensible Q, the paper's score. One rank alone has Delta = 0,
 // thus tanh(1 / mu): RegTop-k of one rank is not Top-k.
 //
-// One pass in steady state, as for Top-k (compress/select/carried_bound.h, of scores here): the pass that adds
+// One pass in steady state, as for Top-k (compress/select/passes/carried_bound.h, of scores here): the pass that adds
 // the residual lists what may exceed the bound, and at most k listed entries are scored anew. Otherwise radix
 // selection over the scores.
 
-#include "compress/select/carried_bound.h"
-#include "compress/select/passes.h"
+#include "compress/select/passes/carried_bound.h"
+#include "compress/select/passes/passes.h"
 #include "compress/select/regtopk_score.h"
 #include "compress/select/selector.h"
 

@@ -27,7 +27,7 @@
 #include <string>
 #include <vector>
 
-#include "compress/select/magnitude_passes.h"
+#include "compress/select/passes/magnitude_passes.h"
 #include "compress/select/selector.h"
 
 namespace topknot {

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <cmath>
 
-#include "compress/select/take.h"
-#include "nn/core/check.h"
-#include "nn/core/text.h"
+#include "compress/select/passes/take.h"
+#include "nn/core/base/check.h"
+#include "nn/core/base/text.h"
 
 namespace topknot {
 

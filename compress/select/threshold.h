@@ -8,7 +8,7 @@
 // One pass, and a second one where far more than last time exceed the threshold. Nothing that a result depends
 // on is carried.
 
-#include "compress/select/passes.h"
+#include "compress/select/passes/passes.h"
 #include "compress/select/selector.h"
 
 namespace topknot {

@@ -3,12 +3,12 @@
 // selected.
 //
 // One pass in steady state: the k-th magnitude of the last step, lowered by a margin, is a bound above which
-// the k largest of this step nearly always lie (compress/select/carried_bound.h); the pass that adds the
+// the k largest of this step nearly always lie (compress/select/passes/carried_bound.h); the pass that adds the
 // residual lists what exceeds it, and the k largest of the list are the answer. Fewer than k, or far too many:
 // radix selection over the sum.
 
-#include "compress/select/carried_bound.h"
-#include "compress/select/passes.h"
+#include "compress/select/passes/carried_bound.h"
+#include "compress/select/passes/passes.h"
 #include "compress/select/selector.h"
 
 namespace topknot {

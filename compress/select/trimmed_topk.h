@@ -11,7 +11,7 @@
 
 #include <vector>
 
-#include "compress/select/magnitude_passes.h"
+#include "compress/select/passes/magnitude_passes.h"
 #include "compress/select/selector.h"
 
 namespace topknot {

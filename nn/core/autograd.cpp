@@ -3,7 +3,7 @@
 #include <unordered_map>
 #include <utility>
 
-#include "nn/core/check.h"
+#include "nn/core/base/check.h"
 #include "nn/core/parameter.h"
 
 namespace topknot {

@@ -1,6 +1,6 @@
 #include "nn/core/device.h"
 
-#include "nn/core/check.h"
+#include "nn/core/base/check.h"
 
 namespace topknot {
 

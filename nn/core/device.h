@@ -25,7 +25,7 @@ inline std::size_t size_of(DType type) {
 }
 
 // What a device's backend offers the core. One instance a device kind, chosen by file: device_cpu.cpp always,
-// device_cuda.cpp or device_stub.cpp for CUDA.
+// cuda/device.cpp or device_stub.cpp for CUDA.
 class DeviceBackend {
  public:
   virtual ~DeviceBackend() = default;

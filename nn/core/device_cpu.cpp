@@ -12,7 +12,7 @@
 
 #include <oneapi/dnnl/dnnl.hpp>
 
-#include "nn/core/check.h"
+#include "nn/core/base/check.h"
 #include "nn/core/device.h"
 #include "nn/core/tensor.h"
 

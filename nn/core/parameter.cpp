@@ -4,7 +4,7 @@
 #include <cstring>
 #include <utility>
 
-#include "nn/core/check.h"
+#include "nn/core/base/check.h"
 #include "nn/core/rng.h"
 
 namespace topknot {

@@ -2,8 +2,8 @@
 
 #include <cstring>
 
+#include "nn/core/base/check.h"
 #include "nn/core/bfloat16.h"
-#include "nn/core/check.h"
 
 namespace topknot {
 

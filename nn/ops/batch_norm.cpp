@@ -2,10 +2,10 @@
 
 #include <cmath>
 
-#include "nn/core/check.h"
-#include "nn/ops/batch_norm_kernels.h"
+#include "nn/core/base/check.h"
+#include "nn/ops/cpu/parallel.h"
+#include "nn/ops/cuda/batch_norm_kernels.h"
 #include "nn/ops/cuda_ops.h"
-#include "nn/ops/parallel.h"
 
 namespace topknot {
 namespace {

@@ -1,7 +1,7 @@
 #include "nn/ops/conv2d.h"
 
-#include "nn/core/check.h"
-#include "nn/ops/channels.h"
+#include "nn/core/base/check.h"
+#include "nn/ops/cpu/channels.h"
 #include "nn/ops/cuda_ops.h"
 
 namespace topknot {

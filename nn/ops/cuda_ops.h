@@ -1,6 +1,6 @@
 #pragma once
 // The ops on a GPU. Each public op of this folder checks its shapes and, where its input is on a GPU, hands over to
-// the function of the same name here: x_cuda.cpp with cuDNN and cuBLAS, x.cu with kernels of our own; a build
+// the function of the same name here: nn/ops/cuda, x.cpp with cuDNN and cuBLAS, x.cu with kernels of our own; a build
 // without CUDA has cuda_ops_stub.cpp. Four-dimensional activations are nhwc, others plain; both f32, or bf16 under
 // Precision::bf16. Parameters are f32 in the arena's layout (OIHW), and so are their gradients. Losses are f32.
 

@@ -1,5 +1,5 @@
 // Stands in for the CUDA ops in a build without CUDA, where no tensor is on a GPU.
-#include "nn/core/check.h"
+#include "nn/core/base/check.h"
 #include "nn/ops/cuda_ops.h"
 
 namespace topknot::cuda {

@@ -1,9 +1,9 @@
 #include "nn/ops/elementwise.h"
 
-#include "nn/core/check.h"
-#include "nn/ops/channels.h"
+#include "nn/core/base/check.h"
+#include "nn/ops/cpu/channels.h"
+#include "nn/ops/cpu/parallel.h"
 #include "nn/ops/cuda_ops.h"
-#include "nn/ops/parallel.h"
 
 namespace topknot {
 namespace {

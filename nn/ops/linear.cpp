@@ -1,6 +1,6 @@
 #include "nn/ops/linear.h"
 
-#include "nn/core/check.h"
+#include "nn/core/base/check.h"
 #include "nn/ops/cuda_ops.h"
 
 namespace topknot {

@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "nn/core/check.h"
+#include "nn/core/base/check.h"
 #include "nn/ops/cuda_ops.h"
 
 namespace topknot {

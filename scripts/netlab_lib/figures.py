@@ -1,9 +1,9 @@
-"""What metrics.jsonl (train/metrics.h) says about a run's steps, and what several rounds say together."""
+"""What metrics.jsonl (train/metrics/metrics.h) says about a run's steps, and what several rounds say together."""
 
 import json
 import statistics
 
-WARM_UP_STEPS = 5  # as train/metrics.h: the first steps pay for caches and memory
+WARM_UP_STEPS = 5  # as train/metrics/metrics.h: the first steps pay for caches and memory
 MEDIANS = ("encode_s", "decode_s", "communicate_s", "exposed_s", "bytes_sent", "bytes_received", "images_per_second")
 
 

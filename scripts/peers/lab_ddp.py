@@ -28,7 +28,7 @@ from datetime import timedelta
 
 from contenders import MALLOC_TUNABLES
 
-WARM_UP_STEPS = 5  # train/metrics.h
+WARM_UP_STEPS = 5  # train/metrics/metrics.h
 DEADLINE_S = 60    # of every wait for another rank
 FAREWELL_S = 20    # of the one after the results
 DEFAULT_BUCKET_MB = 25

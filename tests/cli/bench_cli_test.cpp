@@ -5,8 +5,8 @@
 #include "tests/cli/command.h"
 #include "tests/data/temp_folder.h"
 #include "tests/support/catch.h"
-#include "train/metrics.h"
-#include "train/npy.h"
+#include "train/metrics/metrics.h"
+#include "train/metrics/npy.h"
 
 using namespace topknot;
 

@@ -5,7 +5,7 @@
 #include "tests/cli/command.h"
 #include "tests/data/temp_folder.h"
 #include "tests/support/catch.h"
-#include "train/exchange_profile.h"
+#include "train/plan/exchange_profile.h"
 
 using namespace topknot;
 

@@ -6,7 +6,7 @@
 #include "tests/data/temp_folder.h"
 #include "tests/support/catch.h"
 #include "tests/support/free_port.h"
-#include "train/metrics.h"
+#include "train/metrics/metrics.h"
 
 using namespace topknot;
 

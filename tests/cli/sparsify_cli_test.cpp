@@ -5,7 +5,7 @@
 #include "tests/cli/command.h"
 #include "tests/data/temp_folder.h"
 #include "tests/support/catch.h"
-#include "train/npy.h"
+#include "train/metrics/npy.h"
 
 using namespace topknot;
 

@@ -4,8 +4,8 @@
 #include <cmath>
 #include <numeric>
 
-#include "compress/code/code.h"
-#include "nn/core/check.h"
+#include "compress/codec/code.h"
+#include "nn/core/base/check.h"
 #include "tests/support/catch.h"
 #include "tests/support/model_shapes.h"
 #include "tests/support/positions.h"

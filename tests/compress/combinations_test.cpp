@@ -1,9 +1,9 @@
 // Selection, memory and codes are orthogonal: every combination runs, or is refused by name with the reason.
-#include "compress/code/code.h"
+#include "compress/codec/code.h"
 #include "compress/memory/memory.h"
 #include "compress/select/selector.h"
 #include "compress/sparse_step.h"
-#include "nn/core/check.h"
+#include "nn/core/base/check.h"
 #include "tests/compress/every_method.h"
 #include "tests/support/catch.h"
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "compress/compressor.h"
-#include "nn/core/check.h"
+#include "nn/core/base/check.h"
 
 namespace topknot::test {
 

@@ -1,7 +1,7 @@
 #pragma once
 // A batch norm on a GPU with what belongs to it: inputs, running statistics, and the formula's results in float64.
 
-#include "nn/ops/batch_norm_method.h"
+#include "nn/ops/cuda/batch_norm_method.h"
 #include "tests/cuda/fixture.h"
 #include "tests/cuda/gpu_leaf.h"
 #include "tests/support/variables.h"

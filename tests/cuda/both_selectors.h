@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "compress/select/device_selector.h"
+#include "compress/select/cuda/device_selector.h"
 #include "compress/select/selector.h"
-#include "tests/compress/select_once.h"
+#include "tests/compress/select/select_once.h"
 #include "tests/cuda/device_vector.h"
 #include "tests/support/catch.h"
 

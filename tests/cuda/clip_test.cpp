@@ -5,8 +5,8 @@
 #include <limits>
 
 #include "nn/core/rng.h"
-#include "optim/device_optimizer.h"
-#include "tests/compress/select_once.h"
+#include "optim/cuda/device_optimizer.h"
+#include "tests/compress/select/select_once.h"
 #include "tests/cuda/device_vector.h"
 #include "tests/cuda/fixture.h"
 #include "tests/support/catch.h"

@@ -5,7 +5,7 @@
 #include <limits>
 #include <optional>
 
-#include "compress/device_compressor.h"
+#include "compress/cuda/device_compressor.h"
 #include "nn/core/rng.h"
 #include "tests/compress/simulated_ranks.h"
 #include "tests/cuda/device_vector.h"

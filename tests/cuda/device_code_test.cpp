@@ -1,11 +1,11 @@
 // Blocks written and read by a GPU against write_block() and read_block().
-#include "compress/code/device_code.h"
+#include "compress/codec/cuda/device_code.h"
 
 #include <algorithm>
 #include <cstring>
 #include <functional>
 
-#include "compress/code/code.h"
+#include "compress/codec/code.h"
 #include "nn/core/rng.h"
 #include "tests/cuda/device_vector.h"
 #include "tests/cuda/fixture.h"

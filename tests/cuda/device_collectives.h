@@ -3,7 +3,7 @@
 
 #include <cstring>
 
-#include "dist/ordered_sum.h"
+#include "dist/comm/ordered_sum.h"
 #include "nn/core/rng.h"
 #include "tests/cuda/device_ranks.h"
 

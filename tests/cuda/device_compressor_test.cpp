@@ -1,5 +1,5 @@
 // Compressors on a GPU against the CPU's, step by step.
-#include "compress/device_compressor.h"
+#include "compress/cuda/device_compressor.h"
 
 #include <limits>
 

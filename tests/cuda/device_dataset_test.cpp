@@ -1,5 +1,5 @@
 // Batches made on a GPU are the loader's, bit for bit.
-#include "data/device_dataset.h"
+#include "data/cuda/device_dataset.h"
 
 #include "data/loader.h"
 #include "nn/core/bfloat16.h"

@@ -7,8 +7,8 @@
 #include <numeric>
 #include <random>
 
-#include "dist/threads_communicator.h"
-#include "nn/core/device_kernels.h"
+#include "dist/comm/threads_communicator.h"
+#include "nn/core/cuda/device_kernels.h"
 #include "tests/cuda/fixture.h"
 #include "tests/support/catch.h"
 

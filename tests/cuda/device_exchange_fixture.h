@@ -5,10 +5,10 @@
 #include <memory>
 #include <vector>
 
-#include "dist/collective_queue.h"
-#include "dist/device_exchange.h"
-#include "dist/device_exchange_make.h"
-#include "dist/exchange.h"
+#include "dist/comm/collective_queue.h"
+#include "dist/exchange/cuda/device_exchange.h"
+#include "dist/exchange/cuda/device_exchange_make.h"
+#include "dist/exchange/exchange.h"
 #include "nn/core/rng.h"
 
 namespace topknot::testing {

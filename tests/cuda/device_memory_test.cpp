@@ -1,5 +1,5 @@
 // The memories on the GPU against the CPU's, step by step: what is kept, what a bad step leaves, and saved states.
-#include "compress/memory/device_memory.h"
+#include "compress/memory/cuda/device_memory.h"
 
 #include <algorithm>
 #include <cmath>
@@ -7,7 +7,7 @@
 
 #include "compress/memory/memory.h"
 #include "nn/core/rng.h"
-#include "tests/compress/select_once.h"
+#include "tests/compress/select/select_once.h"
 #include "tests/cuda/device_vector.h"
 #include "tests/cuda/fixture.h"
 #include "tests/support/catch.h"

@@ -4,8 +4,8 @@
 #include <span>
 #include <vector>
 
-#include "dist/device_backends.h"
-#include "nn/core/cuda_context.h"
+#include "dist/comm/cuda/device_backends.h"
+#include "nn/core/cuda/context.h"
 #include "tests/dist/ranks.h"
 
 namespace topknot {

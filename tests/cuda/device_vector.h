@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "compress/state.h"
-#include "nn/core/cuda_context.h"
-#include "nn/core/cuda_graph.h"
+#include "nn/core/cuda/context.h"
+#include "nn/core/cuda/graph.h"
 #include "tests/compress/simulated_ranks.h"  // same_bits()
 
 namespace topknot::test {

@@ -1,7 +1,7 @@
 #pragma once
 // A rank's context on the first GPU, current in this thread. On a machine without a GPU the stand-in is one.
 
-#include "nn/core/cuda_context.h"
+#include "nn/core/cuda/context.h"
 
 namespace topknot {
 

@@ -4,13 +4,13 @@
 #include <cmath>
 #include <limits>
 
-#include "compress/select/gaussiank_kernels.h"
-#include "compress/select/gpu_select_memory.h"
-#include "compress/select/pass_kernels.h"
-#include "compress/select/passes.h"
+#include "compress/select/cuda/gaussiank_kernels.h"
+#include "compress/select/cuda/gpu_select_memory.h"
+#include "compress/select/passes/pass_kernels.h"
+#include "compress/select/passes/passes.h"
 #include "nn/core/rng.h"
 #include "tests/compress/fixtures.h"
-#include "tests/compress/select_once.h"
+#include "tests/compress/select/select_once.h"
 #include "tests/cuda/select_pair.h"
 
 namespace topknot::test {

@@ -2,7 +2,7 @@
 #include <map>
 
 #include "tests/support/catch.h"
-#include "train/gpu_check/stages.h"
+#include "tools/gpu_check/stages.h"
 
 using namespace topknot;
 using namespace topknot::gpu_check;

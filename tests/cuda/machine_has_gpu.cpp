@@ -1,8 +1,8 @@
 // Nothing here can be tested without a GPU: the program then ends at once with the one reason, and not with
 // each case's. On the stand-in there is one.
 #define CATCH_CONFIG_EXTERNAL_INTERFACES
-#include "nn/core/check.h"
-#include "nn/core/cuda_context.h"
+#include "nn/core/base/check.h"
+#include "nn/core/cuda/context.h"
 #include "tests/support/catch.h"
 
 namespace topknot {

@@ -1,6 +1,6 @@
 // What a run on a GPU writes down beside its metrics, and plans that it makes.
 #include "tests/train/small_run.h"
-#include "train/npy.h"
+#include "train/metrics/npy.h"
 
 using namespace topknot;
 using namespace topknot::testing;

@@ -1,6 +1,6 @@
 // SGD on a GPU: every rule changes weights and momentum as the CPU does, bit for bit, unless the step is bad.
 #include "nn/core/rng.h"
-#include "optim/device_optimizer.h"
+#include "optim/cuda/device_optimizer.h"
 #include "tests/cuda/device_vector.h"
 #include "tests/cuda/fixture.h"
 #include "tests/support/catch.h"

@@ -2,9 +2,9 @@
 #include <cmath>
 #include <limits>
 
-#include "compress/select/gpu_select_memory.h"
+#include "compress/select/cuda/gpu_select_memory.h"
+#include "compress/select/cuda/topk_kernels.h"
 #include "compress/select/topk.h"
-#include "compress/select/topk_kernels.h"
 #include "nn/core/rng.h"
 #include "tests/compress/fixtures.h"
 #include "tests/cuda/select_pair.h"

@@ -5,7 +5,7 @@
 #include <numeric>
 #include <set>
 
-#include "nn/core/check.h"
+#include "nn/core/base/check.h"
 #include "tests/support/catch.h"
 #include "tests/support/user_error.h"
 

@@ -9,9 +9,9 @@
 #include <thread>
 #include <vector>
 
-#include "dist/gloo_communicator.h"
-#include "dist/tcp_store.h"
-#include "dist/threads_communicator.h"
+#include "dist/comm/gloo_communicator.h"
+#include "dist/comm/threads_communicator.h"
+#include "dist/launch/tcp_store.h"
 
 namespace topknot {
 

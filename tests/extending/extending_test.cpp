@@ -3,7 +3,7 @@
 #include <fstream>
 #include <sstream>
 
-#include "dist/threads_communicator.h"
+#include "dist/comm/threads_communicator.h"
 #include "tests/support/catch.h"
 #include "train/trainer.h"
 

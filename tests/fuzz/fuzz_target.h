@@ -13,7 +13,7 @@
 #include <stdexcept>
 #include <vector>
 
-#include "nn/core/registry.h"
+#include "nn/core/base/registry.h"
 
 namespace topknot::fuzz {
 

@@ -6,8 +6,8 @@
 #include <memory>
 #include <string>
 
-#include "compress/code/code.h"
-#include "nn/core/check.h"
+#include "compress/codec/code.h"
+#include "nn/core/base/check.h"
 #include "tests/fuzz/fuzz_target.h"
 
 namespace topknot::fuzz {

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <limits>
 
-#include "nn/core/check.h"
+#include "nn/core/base/check.h"
 #include "nn/core/rng.h"
 #include "tests/support/catch.h"
 

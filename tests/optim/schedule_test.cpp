@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "nn/core/check.h"
+#include "nn/core/base/check.h"
 #include "tests/support/catch.h"
 
 using namespace topknot;

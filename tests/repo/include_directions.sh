@@ -6,6 +6,7 @@ cd "${1:?usage: include_directions.sh ROOT}"
 
 # folder: the folders whose headers its files may include. The longest prefix of a file's path counts.
 declare -A may_include=(
+  [nn/core/base]="nn/core/base"
   [nn/core]="nn/core"
   [nn/ops]="nn/ops nn/core"
   [nn/layers]="nn/layers nn/models nn/ops nn/core"
@@ -13,10 +14,23 @@ declare -A may_include=(
   [data]="data nn/core"
   [compress]="compress nn/core"
   [dist]="dist compress nn/core"
+  [dist/comm]="dist/comm dist/launch nn/core"
+  [dist/launch]="dist/launch dist/comm nn/core/base"
+  [dist/plan]="dist/plan compress nn/core"
+  [dist/sparse]="dist/sparse dist/comm compress nn/core"
+  [dist/exchange]="dist compress nn/core"
   [optim]="optim nn/core"
   [train]="train optim dist compress data nn"
+  [tools]="tools train optim dist compress data nn"
+  [tools/common]="tools/common train nn/core"
+  [tools/compare]="tools/compare tools/common train compress nn/core/base"
+  [tools/predict]="tools/predict tools/compare tools/common train dist/plan compress nn/core"
+  [tools/study]="tools/study tools/compare tools/common train compress nn/core"
+  [tools/sparsify]="tools/sparsify tools/common train optim dist compress nn/core"
+  [tools/replay]="tools/replay tools/common train dist compress nn"
+  [tools/gpu_check]="tools/gpu_check tools/common train compress nn/core"
   [bench]="bench train optim dist compress data nn"
-  [tests]="tests bench train optim dist compress data nn"
+  [tests]="tests bench tools train optim dist compress data nn"
 )
 
 folder_of() {  # sets `folder` to a file's folder of the table

@@ -9,10 +9,10 @@ status=0
 
 clean_tree() {
   rm -rf "$work/tree"
-  mkdir -p "$work/tree"/{nn/core,nn/ops,nn/models,data,compress,dist,optim,train}
+  mkdir -p "$work/tree"/{nn/core/base,nn/ops/cpu,nn/ops/cuda,nn/models,data,compress,dist,optim,train,tools}
   cd "$work/tree"
   echo 'int core;' >nn/core/core.h
-  printf '#include "nn/core/core.h"\n' >nn/ops/op_cpu.cpp
+  printf '#include "nn/core/core.h"\n' >nn/ops/cpu/op.cpp
   printf 'Registry<F>& models();\nconst RegisterModel one("model_a", "help");\n' >nn/models/a.cpp
   printf 'const RegisterModel more[] = {\n    {"model_b", "x", f<1>},\n    {"model_c", "y", g},\n};\n' >nn/models/b.cpp
   printf 'const RegisterDataset d("data_a",\n  "help");\n' >data/a.cpp
@@ -54,8 +54,8 @@ clean_tree; echo '#include "core.h"' >nn/core/bad.cpp
 caught include_directions.sh '"core.h" is no file'
 clean_tree; echo '#include "nn/ops/op.h"' >dist/bad.cpp; echo >nn/ops/op.h
 caught include_directions.sh 'dist/bad.cpp:1'
-clean_tree; seq 401 >data/long.cpp
-caught file_sizes.sh 'data/long.cpp: 401 lines'
+clean_tree; seq 601 >data/long.cpp
+caught file_sizes.sh 'data/long.cpp: 601 lines'
 clean_tree; echo '#ifdef TOPKNOT_CUDA' >nn/ops/bad.cpp
 caught backends_by_file.sh 'nn/ops/bad.cpp:1'
 clean_tree; echo '#include <oneapi/dnnl/dnnl.hpp>' >compress/bad.cpp
@@ -63,7 +63,7 @@ caught backends_by_file.sh 'compress/bad.cpp:1'
 clean_tree; echo '#include <cuda_runtime.h>' >compress/bad.cpp
 caught backends_by_file.sh 'compress/bad.cpp:1'
 clean_tree; echo '#include <cudnn.h>' >nn/core/far.h; echo '#include "nn/core/far.h"' >nn/core/near.h
-cp nn/core/near.h nn/ops/fine_cuda.cpp; echo '#include "nn/core/near.h"' >nn/ops/bad.cpp
+cp nn/core/near.h nn/ops/cuda/fine.cpp; echo '#include "nn/core/near.h"' >nn/ops/bad.cpp
 caught backends_by_file.sh 'nn/ops/bad.cpp:1'
 clean_tree; echo '#include <nlohmann/json.hpp>' >dist/bad.cpp
 caught backends_by_file.sh 'dist/bad.cpp:1'

@@ -11,7 +11,7 @@
 #include <thread>
 #include <vector>
 
-#include "dist/communicator.h"
+#include "dist/comm/communicator.h"
 
 namespace topknot::testing {
 

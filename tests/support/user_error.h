@@ -4,7 +4,7 @@
 #include <initializer_list>
 #include <string>
 
-#include "nn/core/check.h"
+#include "nn/core/base/check.h"
 #include "tests/support/catch.h"
 
 namespace topknot {

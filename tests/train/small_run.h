@@ -4,11 +4,11 @@
 #include <string>
 #include <vector>
 
-#include "nn/core/check.h"
+#include "nn/core/base/check.h"
 #include "tests/data/temp_folder.h"
 #include "tests/dist/ranks.h"
 #include "tests/support/catch.h"
-#include "train/metrics.h"
+#include "train/metrics/metrics.h"
 #include "train/trainer.h"
 
 namespace topknot::testing {

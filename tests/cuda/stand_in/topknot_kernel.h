@@ -17,7 +17,7 @@
 #include <tuple>
 #include <type_traits>
 
-#include "nn/core/cuda_check.h"
+#include "nn/core/cuda/check.h"
 #include "tests/cuda/stand_in/machine.h"
 
 #undef __global__

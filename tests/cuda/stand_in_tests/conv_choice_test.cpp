@@ -1,5 +1,5 @@
 // Which of cuDNN's algorithms a convolution takes, and what happens where cuDNN fails.
-#include "nn/ops/conv_algorithms.h"
+#include "nn/ops/cuda/conv_algorithms.h"
 #include "nn/ops/cuda_ops.h"
 #include "tests/cuda/fixture.h"
 #include "tests/cuda/gpu_leaf.h"

@@ -1,5 +1,5 @@
 // Kernels of convolutions give the same bits in whatever order blocks and threads run.
-#include "nn/ops/conv_layout.h"
+#include "nn/ops/cuda/conv_layout.h"
 #include "nn/ops/cuda_ops.h"
 #include "tests/cuda/fixture.h"
 #include "tests/cuda/gpu_leaf.h"

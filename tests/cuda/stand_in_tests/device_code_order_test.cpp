@@ -1,6 +1,6 @@
 // Blocks of threads and their threads in the other order: the same bytes.
-#include "compress/code/code.h"
-#include "compress/code/device_code.h"
+#include "compress/codec/code.h"
+#include "compress/codec/cuda/device_code.h"
 #include "tests/cuda/device_vector.h"
 #include "tests/cuda/fixture.h"
 #include "tests/cuda/stand_in_tests/machine_settings.h"

@@ -2,7 +2,7 @@
 #include <cmath>
 #include <utility>
 
-#include "dist/device_communicator.h"
+#include "dist/comm/cuda/device_communicator.h"
 #include "tests/cuda/device_exchange_fixture.h"
 #include "tests/cuda/fixture.h"
 #include "tests/cuda/stand_in/machine.h"

@@ -1,5 +1,5 @@
 // Blocks and threads that run backwards change nothing: DGC's and RegTop-k's selections, and the memories.
-#include "compress/memory/device_memory.h"
+#include "compress/memory/cuda/device_memory.h"
 #include "tests/cuda/both_selectors.h"
 #include "tests/cuda/fixture.h"
 #include "tests/cuda/stand_in_tests/machine_settings.h"

@@ -1,5 +1,5 @@
 // What fails on a GPU ends in one message.
-#include "nn/core/cuda_graph.h"
+#include "nn/core/cuda/graph.h"
 #include "nn/core/tensor.h"
 #include "tests/cuda/fixture.h"
 #include "tests/cuda/stand_in/machine.h"

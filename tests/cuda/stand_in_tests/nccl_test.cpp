@@ -3,8 +3,8 @@
 
 #include <array>
 
-#include "dist/socket.h"
-#include "nn/core/cuda_graph.h"
+#include "dist/launch/socket.h"
+#include "nn/core/cuda/graph.h"
 #include "tests/cuda/device_collectives.h"
 #include "tests/cuda/stand_in/machine.h"
 #include "tests/cuda/stand_in/nccl_stand_in.h"

@@ -1,5 +1,5 @@
 // A batch does not lean on the order of blocks and threads.
-#include "data/device_dataset.h"
+#include "data/cuda/device_dataset.h"
 #include "tests/cuda/device_vector.h"
 #include "tests/cuda/fixture.h"
 #include "tests/cuda/stand_in/machine.h"

@@ -1,6 +1,6 @@
 // SGD and clipping do not lean on the order of blocks and threads.
 #include "nn/core/rng.h"
-#include "optim/device_optimizer.h"
+#include "optim/cuda/device_optimizer.h"
 #include "tests/cuda/device_vector.h"
 #include "tests/cuda/fixture.h"
 #include "tests/cuda/stand_in/machine.h"

@@ -1,0 +1,101 @@
+#pragma once
+// Coding: selected entries as bytes on the wire. A block is a header, the positions in an index layout, the
+// values in a value code; a new one of either kind is one file that registers itself.
+//
+// The header, 16 bytes, little-endian:
+//   0  u32 magic 0x544B4E54 ("TNKT")
+//   4  u8  version, 1
+//   5  u8  flags: bit 0 = every entry of the sender's accumulated gradient was finite; the other bits are 0
+//   6  u8  index layout   7  u8  value code
+//   8  u32 numel: the group's length, below 2^31
+//  12  u32 count: entries that follow; 0 where not finite
+// No bytes follow a count of 0. Decoding throws Error on anything else: bytes missing or left over, a count
+// above numel, positions that do not strictly ascend below numel, values that are not finite. Every layout
+// and value code is canonical: a block that is accepted is the one that its layout and code write for these
+// entries, byte for byte.
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "compress/compressor.h"
+#include "compress/entries.h"
+#include "nn/core/base/registry.h"
+
+namespace topknot {
+
+class ValueCode {
+ public:
+  virtual ~ValueCode() = default;
+  virtual std::uint8_t id() const = 0;
+  virtual bool exact() const = 0;                          // decode(encode(x)) == x
+  virtual std::size_t bytes(std::size_t count) const = 0;  // at least one a value; 0 of none
+  // Appends bytes(values.size()) bytes. What decodes from finite values is finite.
+  virtual void encode(std::span<const float> values, std::vector<std::byte>& out) const = 0;
+  // `in` has bytes(out.size()) bytes. Throws Error where they are not what encode() writes; values that are
+  // not finite may come out, read_block refuses them.
+  virtual void decode(std::span<const std::byte> in, std::span<float> out) const = 0;
+};
+
+class IndexLayout;
+
+// What compress.code names: one layout, or several of which each message takes what suits it.
+class IndexCode {
+ public:
+  virtual ~IndexCode() = default;
+  virtual const IndexLayout& choose(std::span<const std::uint32_t> indices, std::size_t numel,
+                                    const ValueCode& values) const = 0;
+  // The layout that a reader of this code accepts under that number, or null.
+  virtual const IndexLayout* find(std::uint8_t id) const = 0;
+  // What `count` positions take, fillers' values not included: exact for raw, bitmap and all, else the
+  // expectation where positions are drawn uniformly.
+  virtual double expected_bytes(std::size_t count, std::size_t numel) const = 0;
+};
+
+// One way to write positions. Never called with none.
+class IndexLayout : public IndexCode {
+ public:
+  virtual std::uint8_t id() const = 0;
+  // What encode() appends, and the fillers it asks for.
+  struct Size {
+    std::size_t bytes = 0, fillers = 0;
+  };
+  virtual Size size(std::span<const std::uint32_t> indices, std::size_t numel) const = 0;
+  virtual bool fits(std::size_t count, std::size_t numel) const {
+    return static_cast<void>(numel), count > 0;
+  }
+  // Appends positions, strictly ascending and below numel. `fillers`, empty before, gets the value slots that
+  // belong to no position, ascending: run16 has them. A filler's value is +0.
+  virtual void encode(std::span<const std::uint32_t> indices, std::size_t numel, std::vector<std::byte>& out,
+                      std::vector<std::uint32_t>& fillers) const = 0;
+  // Reads out.size() positions from the start of `in` and returns the bytes used. Throws Error where `in` is
+  // too short or not what encode() writes; read_block checks order and range.
+  virtual std::size_t decode(std::span<const std::byte> in, std::size_t numel, std::span<std::uint32_t> out,
+                             std::vector<std::uint32_t>& fillers) const = 0;
+
+  const IndexLayout& choose(std::span<const std::uint32_t>, std::size_t, const ValueCode&) const override {
+    return *this;
+  }
+  const IndexLayout* find(std::uint8_t id) const override { return id == this->id() ? this : nullptr; }
+};
+
+using IndexCodeFactory = std::unique_ptr<IndexCode> (*)(const CompressOptions& options);
+using ValueCodeFactory = std::unique_ptr<ValueCode> (*)(const CompressOptions& options);
+Registry<IndexCodeFactory>& index_codes();  // compress.code
+Registry<ValueCodeFactory>& value_codes();  // compress.values
+
+inline constexpr std::size_t kBlockHeaderBytes = 16;
+
+std::vector<std::byte> write_block(const Entries<float>& entries, std::size_t numel,
+                                   const IndexCode& index_code, const ValueCode& value_code);
+// `entries` is reused memory. Throws Error on a damaged block, before it asks for more memory than a small
+// multiple of the block's length.
+void read_block(std::span<const std::byte> block, std::size_t numel, const IndexCode& index_code,
+                const ValueCode& value_code, Entries<float>& entries);
+
+[[noreturn]] void damaged_block(const std::string& what);  // throws Error
+
+}  // namespace topknot

@@ -1,0 +1,175 @@
+// The value codes.
+#include "compress/codec/cuda/device_block_tools.h"
+
+namespace topknot::cuda {
+namespace {
+
+static_assert(int8::kBlock == kThreads, "a block of threads codes the values of one scale");
+
+// Values that are scaled, or not, one by one. `at`: of the first value in the block.
+struct Fp32 {
+  static constexpr std::uint64_t kBytes = 4;
+  __device__ static void store(std::byte* block, std::uint64_t at, float value, float) {
+    store_u32(block, at, bits_of(value));
+  }
+  __device__ static float load(const std::byte* block, std::uint64_t at, float) {
+    return float_of(load_u32(block, at));
+  }
+};
+struct Bf16 {
+  static constexpr std::uint64_t kBytes = 2;
+  __device__ static void store(std::byte* block, std::uint64_t at, float value, float) {
+    store_u16(block, at, bf16::encode(value));
+  }
+  __device__ static float load(const std::byte* block, std::uint64_t at, float) {
+    return bf16::decode(load_u16(block, at));
+  }
+};
+struct Fp16 {
+  static constexpr std::uint64_t kBytes = 2;
+  __device__ static void store(std::byte* block, std::uint64_t at, float value, float scale) {
+    store_u16(block, at, fp16::encode(value, scale));
+  }
+  // What is no number to fp16::encode() is none here.
+  __device__ static float load(const std::byte* block, std::uint64_t at, float scale) {
+    const std::uint16_t half = load_u16(block, at);
+    return (half & 0x7FFFu) > fp16::kLargestHalf ? float_of(0x7F800000) : fp16::decode(half, scale);
+  }
+};
+
+__global__ void __launch_bounds__(kThreads) largest_kernel(BlockWork work, DeviceEntries entries) {
+  const std::size_t i = std::size_t{blockIdx.x} * kThreads + threadIdx.x, count = *entries.count;
+  if (std::size_t{blockIdx.x} * kThreads >= count) return;
+  const std::uint32_t most = block_max(i < count ? magnitude_bits(entries.values[i]) : 0);
+  if (threadIdx.x == 0) atomicMax(&work.place->largest, most);
+}
+
+template <class Code>
+__global__ void __launch_bounds__(kThreads)
+    write_values_kernel(BlockWork work, DeviceEntries entries, std::byte* block) {
+  const std::size_t i = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i >= *entries.count) return;
+  std::uint64_t at = work.place->values_at;
+  float scale = 1;
+  if (work.values == Values::fp16) {
+    const int e = fp16::exponent_of(static_cast<std::int32_t>(work.place->largest));
+    if (i == 0) block[at] = static_cast<std::byte>(e);
+    scale = fp16::power_of_two(-e);
+    ++at;
+  }
+  Code::store(block, at + Code::kBytes * i, entries.values[i], scale);
+}
+
+__global__ void __launch_bounds__(kThreads)
+    write_int8_kernel(BlockWork work, DeviceEntries entries, std::byte* block) {
+  const std::size_t i = std::size_t{blockIdx.x} * kThreads + threadIdx.x, count = *entries.count;
+  if (std::size_t{blockIdx.x} * kThreads >= count) return;
+  const float value = i < count ? entries.values[i] : 0.0f;
+  const float scale = int8::scale_of(float_of(block_max(magnitude_bits(value))));
+  const std::uint64_t at = work.place->values_at;
+  if (threadIdx.x == 0) store_u32(block, at + 4 * std::uint64_t{blockIdx.x}, bits_of(scale));
+  if (i < count)
+    block[at + 4 * ((count + kThreads - 1) / kThreads) + i] =
+        static_cast<std::byte>(int8::encode(value, int8::factor_of(scale)));
+}
+
+// Keeps a thread's value, its finiteness and the greatest magnitude. Every thread of the block calls.
+__device__ void take_value(const BlockWork& work, const DecodedEntries& out, std::size_t i, float value) {
+  DecodedFacts& facts = out.facts[blockIdx.y];
+  const bool mine = i < facts.count;
+  const std::uint32_t magnitude = mine ? magnitude_bits(value) : 0;
+  if (mine) out.values[blockIdx.y * std::size_t{work.capacity} + i] = value;
+  if (magnitude > kLargestFinite) facts.damaged = 1;
+  const std::uint32_t most = block_max(magnitude);
+  if (threadIdx.x == 0) atomicMax(&facts.largest, most);
+}
+
+template <class Code>
+__global__ void __launch_bounds__(kThreads)
+    read_values_kernel(BlockWork work, const std::byte* blocks, DecodedEntries out) {
+  const std::size_t rank = blockIdx.y, i = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
+  const std::uint32_t count = out.facts[rank].count;
+  if (std::size_t{blockIdx.x} * kThreads >= count) return;
+  const std::byte* const block = blocks + rank * work.block_bytes;
+  std::uint64_t at = work.place[rank].values_at;
+  float scale = 1;
+  if (work.values == Values::fp16) {
+    const int e = static_cast<std::int8_t>(block[at]);
+    const bool good = e >= fp16::kLeast && e <= fp16::kMost;
+    if (!good) out.facts[rank].damaged = 1;
+    scale = fp16::power_of_two(good ? e : 0);
+    ++at;
+  }
+  take_value(work, out, i, i < count ? Code::load(block, at + Code::kBytes * i, scale) : 0.0f);
+}
+
+// The exponent must be that of the largest magnitude.
+__global__ void check_fp16_kernel(BlockWork work, const std::byte* blocks, DecodedEntries out) {
+  const int rank = static_cast<int>(blockIdx.x * kThreads + threadIdx.x);
+  if (rank >= work.ranks || out.facts[rank].count == 0) return;
+  const int e =
+      static_cast<std::int8_t>(blocks[std::size_t(rank) * work.block_bytes + work.place[rank].values_at]);
+  if (e > fp16::kLeast && e <= fp16::kMost && out.facts[rank].largest < bits_of(fp16::power_of_two(e + 14)))
+    out.facts[rank].damaged = 1;
+}
+
+__global__ void __launch_bounds__(kThreads)
+    read_int8_kernel(BlockWork work, const std::byte* blocks, DecodedEntries out) {
+  const std::size_t rank = blockIdx.y, i = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
+  const std::size_t count = out.facts[rank].count;
+  if (std::size_t{blockIdx.x} * kThreads >= count) return;
+  const std::byte* const block = blocks + rank * work.block_bytes;
+  const std::uint64_t at = work.place[rank].values_at;
+  const std::uint32_t bits = load_u32(block, at + 4 * std::uint64_t{blockIdx.x});
+  const float scale = float_of(bits);
+  const int code =
+      i < count ? static_cast<std::int8_t>(block[at + 4 * ((count + kThreads - 1) / kThreads) + i]) : 0;
+  const std::uint32_t largest = block_max(static_cast<std::uint32_t>(code < 0 ? -code : code));
+  const bool zero = bits == 0, usable = scale >= int8::kLeastScale && bits <= kLargestFinite;
+  if (threadIdx.x == 0 && ((!zero && !usable) || largest != (zero ? 0u : 127u))) out.facts[rank].damaged = 1;
+  take_value(work, out, i, int8::decode(static_cast<std::int8_t>(code), static_cast<double>(scale)));
+}
+
+template <class Code>
+void read_each(cudaStream_t stream, const BlockWork& work, const std::byte* blocks, const DecodedEntries& out,
+               dim3 grid) {
+  launch(read_values_kernel<Code>, grid, kThreads, stream, work, blocks, out);
+}
+
+}  // namespace
+
+void write_values(cudaStream_t stream, const BlockWork& work, const DeviceEntries& entries,
+                  std::byte* block) {
+  const dim3 grid = grid_for(work.capacity, kThreads);
+  switch (work.values) {
+    case Values::fp32:
+      return launch(write_values_kernel<Fp32>, grid, kThreads, stream, work, entries, block);
+    case Values::bf16:
+      return launch(write_values_kernel<Bf16>, grid, kThreads, stream, work, entries, block);
+    case Values::fp16:
+      launch(largest_kernel, grid, kThreads, stream, work, entries);
+      return launch(write_values_kernel<Fp16>, grid, kThreads, stream, work, entries, block);
+    case Values::int8:
+      return launch(write_int8_kernel, grid, kThreads, stream, work, entries, block);
+  }
+}
+
+void read_values(cudaStream_t stream, const BlockWork& work, const std::byte* blocks,
+                 const DecodedEntries& out) {
+  dim3 grid = grid_for(work.capacity, kThreads);
+  grid.y = static_cast<unsigned>(work.ranks);
+  switch (work.values) {
+    case Values::fp32:
+      return read_each<Fp32>(stream, work, blocks, out, grid);
+    case Values::bf16:
+      return read_each<Bf16>(stream, work, blocks, out, grid);
+    case Values::fp16:
+      read_each<Fp16>(stream, work, blocks, out, grid);
+      return launch(check_fp16_kernel, grid_for(static_cast<std::size_t>(work.ranks), kThreads), kThreads,
+                    stream, work, blocks, out);
+    case Values::int8:
+      return launch(read_int8_kernel, grid, kThreads, stream, work, blocks, out);
+  }
+}
+
+}  // namespace topknot::cuda

@@ -1,0 +1,260 @@
+#include <omp.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+
+#include "compress/codec/code_bits.h"
+#include "compress/codec/layouts.h"
+
+namespace topknot {
+namespace {
+
+constexpr std::size_t kPart = RiceLayout::kPartEntries;
+
+std::size_t part_total(std::size_t count) {
+  return (count + kPart - 1) / kPart;
+}
+
+// Calls body(part) for each part, on threads where there is enough to do. The body must not throw.
+template <class Body>
+void for_each_part(std::size_t parts, Body&& body) {
+  const int threads = std::min(static_cast<int>(parts / 16), omp_get_max_threads());
+  if (threads <= 1) {
+    for (std::size_t part = 0; part < parts; ++part) body(part);
+    return;
+  }
+#pragma omp parallel for num_threads(threads) schedule(static)
+  for (std::size_t part = 0; part < parts; ++part) body(part);
+}
+
+// The bits that one part's entries take.
+std::uint64_t part_bits(std::span<const std::uint32_t> indices, std::size_t part, unsigned b) {
+  const std::size_t begin = part * kPart, end = std::min(indices.size(), begin + kPart);
+  std::uint32_t next = begin == 0 ? 0 : indices[begin - 1] + 1;
+  std::uint64_t bits = (end - begin) * (1 + b);
+  for (std::size_t i = begin; i < end; ++i) {
+    bits += (indices[i] - next) >> b;
+    next = indices[i] + 1;
+  }
+  return bits;
+}
+
+// Where each part's bits end, a part beginning at the next whole byte.
+std::vector<std::uint32_t> part_ends(std::span<const std::uint32_t> indices, unsigned b) {
+  std::vector<std::uint32_t> ends(part_total(indices.size()));
+  for_each_part(ends.size(), [&](std::size_t part) {
+    ends[part] = static_cast<std::uint32_t>(part_bits(indices, part, b));
+  });
+  // With this b all of it takes less than 1.5 numel bits, and numel is below 2^31.
+  std::uint64_t at = 0;
+  for (std::uint32_t& end : ends) {
+    at = (at + 7) / 8 * 8 + end;
+    end = static_cast<std::uint32_t>(at);
+  }
+  return ends;
+}
+
+// Bits from the lowest of each byte up.
+class BitWriter {
+ public:
+  explicit BitWriter(std::byte* out) : out_(out) {}
+  void put(std::uint64_t value, unsigned bits) {  // bits at most 32
+    buffer_ |= value << filled_;
+    filled_ += bits;
+    if (filled_ < 32) return;
+    const auto word = static_cast<std::uint32_t>(buffer_);
+    std::memcpy(out_, &word, sizeof word);
+    out_ += sizeof word;
+    buffer_ >>= 32;
+    filled_ -= 32;
+  }
+  void zeros(std::uint64_t count) {
+    for (; count > 32; count -= 32) put(0, 32);
+    put(0, static_cast<unsigned>(count));
+  }
+  void flush() {
+    for (; filled_ > 0; filled_ -= std::min(filled_, 8u), buffer_ >>= 8)
+      *out_++ = static_cast<std::byte>(buffer_);
+  }
+
+ private:
+  std::byte* out_;
+  std::uint64_t buffer_ = 0;
+  unsigned filled_ = 0;  // below 32 between calls
+};
+
+class BitReader {
+ public:
+  BitReader(const std::byte* at, const std::byte* end) : at_(at), end_(end) {}
+
+  // Zeros up to the next one, which is taken as well. False where the bytes end before it.
+  bool unary(std::uint64_t& zeros) {
+    zeros = 0;
+    for (;;) {
+      refill();
+      if (buffer_ != 0) {
+        const auto run = static_cast<unsigned>(std::countr_zero(buffer_));
+        take(run + 1);
+        zeros += run;
+        return true;
+      }
+      if (left_ == 0) return false;
+      zeros += left_;
+      left_ = 0;
+    }
+  }
+  // At most 32 bits; false where there are fewer.
+  bool get(unsigned bits, std::uint64_t& value) {
+    if (left_ < bits) refill();
+    if (left_ < bits) return false;
+    value = buffer_ & ((std::uint64_t{1} << bits) - 1);
+    take(bits);
+    return true;
+  }
+  // Whether what is left is less than a byte, and zero.
+  bool done() const { return at_ == end_ && left_ < 8 && buffer_ == 0; }
+
+ private:
+  void take(unsigned bits) {
+    buffer_ = bits < 64 ? buffer_ >> bits : 0;
+    left_ -= bits;
+  }
+  // To more than 56 bits, as long as there are bytes. Bits above left_ are zero.
+  void refill() {
+    if (left_ > 32) return;
+    if (end_ - at_ >= 4) {
+      std::uint32_t word = 0;
+      std::memcpy(&word, at_, sizeof word);
+      buffer_ |= std::uint64_t{word} << left_;
+      at_ += sizeof word;
+      left_ += 32;
+      return;
+    }
+    for (; left_ <= 56 && at_ != end_; left_ += 8) buffer_ |= std::to_integer<std::uint64_t>(*at_++) << left_;
+  }
+
+  const std::byte *at_, *end_;
+  std::uint64_t buffer_ = 0;
+  unsigned left_ = 0;  // valid bits of buffer_
+};
+
+// Positions of one part, counted from the part's first possible one. Returns how many positions the part
+// spans, or 0 where it is damaged.
+std::uint64_t read_part(std::span<const std::byte> in, std::size_t bits, unsigned b, std::size_t numel,
+                        std::span<std::uint32_t> out) {
+  BitReader reader(in.data(), in.data() + in.size());
+  std::uint64_t next = 0, used = 0;
+  for (std::uint32_t& index : out) {
+    std::uint64_t quotient = 0, remainder = 0;
+    if (!reader.unary(quotient) || !reader.get(b, remainder)) return 0;
+    next += (quotient << b) + remainder;
+    if (next >= numel) return 0;
+    index = static_cast<std::uint32_t>(next++);
+    used += quotient + 1 + b;
+  }
+  return used == bits && reader.done() ? next : 0;
+}
+
+}  // namespace
+
+unsigned RiceLayout::parameter(std::size_t count, std::size_t numel) {
+  return rice_parameter(count, numel);
+}
+
+double RiceLayout::expected_bytes(std::size_t count, std::size_t numel) const {
+  if (count == 0) return 0.0;
+  const double density = static_cast<double>(count) / static_cast<double>(numel);
+  const unsigned b = parameter(count, numel);
+  const double one_more =
+      density < 1.0 ? std::exp(std::ldexp(std::log1p(-density), static_cast<int>(b))) : 0.0;
+  const double bits = 1.0 + b + one_more / (1.0 - one_more);
+  const auto parts = static_cast<double>(part_total(count));
+  return 1.0 + 4.0 * parts + std::ceil(bits * static_cast<double>(count) / 8 + parts * 3.5 / 8);
+}
+
+IndexLayout::Size RiceLayout::size(std::span<const std::uint32_t> indices, std::size_t numel) const {
+  const std::vector<std::uint32_t> ends = part_ends(indices, parameter(indices.size(), numel));
+  return {1 + 4 * ends.size() + (std::size_t{ends.back()} + 7) / 8, 0};
+}
+
+void RiceLayout::encode(std::span<const std::uint32_t> indices, std::size_t numel,
+                        std::vector<std::byte>& out, std::vector<std::uint32_t>&) const {
+  const unsigned b = parameter(indices.size(), numel);
+  const std::vector<std::uint32_t> ends = part_ends(indices, b);
+  const std::size_t head = out.size(), body = head + 1 + 4 * ends.size();
+  out.resize(body + (std::size_t{ends.back()} + 7) / 8);
+  out[head] = static_cast<std::byte>(b);
+  std::memcpy(out.data() + head + 1, ends.data(), 4 * ends.size());
+  std::byte* const stream = out.data() + body;
+  for_each_part(ends.size(), [&](std::size_t part) {
+    const std::size_t begin = part * kPart, end = std::min(indices.size(), begin + kPart);
+    BitWriter writer(stream + (part == 0 ? 0 : (std::size_t{ends[part - 1]} + 7) / 8));
+    std::uint32_t next = begin == 0 ? 0 : indices[begin - 1] + 1;
+    const std::uint32_t mask = (1u << b) - 1;
+    for (std::size_t i = begin; i < end; ++i) {
+      const std::uint32_t run = indices[i] - next, quotient = run >> b;
+      // The one that ends the unary part, and the remainder above it: b + 1 bits.
+      std::uint64_t bits = 1 | std::uint64_t{run & mask} << 1;
+      unsigned count = b + 1;
+      if (quotient + count <= 32) {
+        bits <<= quotient;
+        count += quotient;
+      } else {
+        writer.zeros(quotient);
+      }
+      writer.put(bits, count);
+      next = indices[i] + 1;
+    }
+    writer.flush();
+  });
+}
+
+std::size_t RiceLayout::decode(std::span<const std::byte> in, std::size_t numel, std::span<std::uint32_t> out,
+                               std::vector<std::uint32_t>&) const {
+  const std::size_t parts = part_total(out.size()), body = 1 + 4 * parts;
+  if (in.size() < body) damaged_block("Rice parts are cut off");
+  const auto b = std::to_integer<unsigned>(in[0]);
+  if (b != parameter(out.size(), numel)) damaged_block("Rice parameter " + std::to_string(b));
+  std::vector<std::uint32_t> ends(parts);
+  std::memcpy(ends.data(), in.data() + 1, 4 * parts);
+  const std::span<const std::byte> bits = in.subspan(body);
+  std::size_t begin = 0;  // in bytes
+  for (const std::uint32_t end : ends) {
+    if (end < 8 * begin || (std::size_t{end} + 7) / 8 > bits.size()) damaged_block("a Rice part's length");
+    begin = (std::size_t{end} + 7) / 8;
+  }
+  const std::size_t used = begin;
+
+  std::vector<std::uint64_t> spans(parts);
+  const auto entries_of = [&](std::size_t part) {
+    return out.subspan(part * kPart, std::min(kPart, out.size() - part * kPart));
+  };
+  for_each_part(parts, [&](std::size_t part) {
+    const std::size_t first = part == 0 ? 0 : (std::size_t{ends[part - 1]} + 7) / 8;
+    const std::size_t last = (std::size_t{ends[part]} + 7) / 8;
+    spans[part] =
+        read_part(bits.subspan(first, last - first), ends[part] - 8 * first, b, numel, entries_of(part));
+  });
+  std::uint64_t total = 0;
+  for (std::uint64_t& span : spans) {
+    if (span == 0) damaged_block("a Rice part's bits");
+    total += span;
+    span = total - span;  // now: where the part begins
+  }
+  if (total > numel) damaged_block("Rice runs lead beyond the group");
+  for_each_part(parts, [&](std::size_t part) {
+    for (std::uint32_t& index : entries_of(part)) index += static_cast<std::uint32_t>(spans[part]);
+  });
+  return body + used;
+}
+
+namespace {
+const bool registered = [] {
+  index_codes().add("rice", "runs of zeros in Golomb-Rice code", make_layout<RiceLayout>);
+  return true;
+}();
+}  // namespace
+
+}  // namespace topknot

@@ -1,0 +1,139 @@
+#include "compress/cuda/device_step_kernels.h"
+#include "nn/core/cuda/kernel_tools.h"
+
+namespace topknot::cuda {
+namespace {
+
+__global__ void words_kernel(const StepWords* step, const double* densities, std::uint32_t segments,
+                             StepWords* words) {
+  const std::uint32_t s = blockIdx.x * kThreads + threadIdx.x;
+  if (s >= segments) return;
+  StepWords mine = *step;
+  if (densities[s] > mine.density) mine.density = densities[s];
+  words[s] = mine;
+}
+
+// One block of threads.
+__global__ void __launch_bounds__(kThreads) join_kernel(Segments segments, Verdict* verdict) {
+  __shared__ float lowest[kThreads];
+  std::uint32_t count = 0, over = 0;
+  float threshold = float_of(0x7F800000);
+  int broken = 0;
+  for (std::uint32_t first = 0; first < segments.number; first += kThreads) {
+    const std::uint32_t s = first + threadIdx.x;
+    SegmentFacts facts{0, 1, 0, 0};
+    if (s < segments.number) {
+      facts = segments.facts[s];
+      over += facts.over;
+      if (facts.finite == 0) broken = 1;
+      if (facts.finite != 0 && facts.threshold < threshold) threshold = facts.threshold;
+    }
+    std::uint32_t total = 0;
+    const std::uint32_t start = count + block_exclusive_sum(facts.count, total);
+    if (s < segments.number) segments.starts[s] = start;
+    count += total;
+  }
+  over = block_sum(over);
+  lowest[threadIdx.x] = threshold;
+  broken = __syncthreads_or(broken);
+  if (threadIdx.x != 0) return;
+  for (int i = 1; i < kThreads; ++i)
+    if (lowest[i] < threshold) threshold = lowest[i];
+  *segments.count = broken ? 0 : count;
+  *segments.finite = broken ? 0 : 1;
+  verdict->selected += broken ? 0 : count;
+  verdict->over_capacity += over;
+  verdict->threshold = broken || segments.number == 0 ? 0.0 : static_cast<double>(threshold);
+}
+
+__global__ void __launch_bounds__(kThreads)
+    concatenate_kernel(Segments segments, std::uint32_t* indices, float* values) {
+  const std::uint32_t i = blockIdx.x * kThreads + threadIdx.x;
+  if (*segments.finite == 0) return;
+  for (std::uint32_t s = blockIdx.y; s < segments.number; s += gridDim.y) {
+    if (i >= segments.facts[s].count) continue;
+    const std::size_t from = std::size_t{segments.slots[s]} + i, to = std::size_t{segments.starts[s]} + i;
+    indices[to] = segments.indices[from] + segments.begins[s];
+    values[to] = segments.values[from];
+  }
+}
+
+__global__ void __launch_bounds__(kThreads)
+    take_own_kernel(Segments segments, const StepWords* step, const float* decoded, std::size_t capacity,
+                    float* list, float* by_slot) {
+  const std::uint32_t i = blockIdx.x * kThreads + threadIdx.x;
+  if (*segments.finite == 0) return;
+  const float* const own = decoded + static_cast<std::size_t>(step->rank) * capacity;
+  for (std::uint32_t s = blockIdx.y; s < segments.number; s += gridDim.y) {
+    if (i >= segments.facts[s].count) continue;
+    const float value = own[segments.starts[s] + i];
+    list[segments.starts[s] + i] = value;
+    by_slot[std::size_t{segments.slots[s]} + i] = value;
+  }
+}
+
+// One block of threads; thread 0 adds in rank order, as the CPU does.
+__global__ void __launch_bounds__(kThreads)
+    judge_kernel(const DecodedFacts* facts, int ranks, const float* weights, const StepWords* step,
+                 float* kept_weights, Verdict* verdict) {
+  __shared__ double terms[kThreads];  // negative: not finite, or damaged
+  double bound = 0;
+  int bad_rank = -1;
+  for (int first = 0; first < ranks; first += kThreads) {
+    const int mine = first + static_cast<int>(threadIdx.x);
+    if (mine < ranks) {
+      const DecodedFacts found = facts[mine];
+      const float weight = weights[mine];
+      kept_weights[mine] = weight;
+      terms[threadIdx.x] = found.finite == 0 || found.damaged != 0
+                               ? -1.0
+                               : static_cast<double>(weight) * static_cast<double>(float_of(found.largest));
+    }
+    __syncthreads();
+    for (int i = 0; threadIdx.x == 0 && i < kThreads && first + i < ranks; ++i) {
+      if (terms[i] < 0 && bad_rank < 0) bad_rank = first + i;
+      bound += terms[i];
+    }
+    __syncthreads();
+  }
+  if (threadIdx.x != 0) return;
+  kept_weights[ranks] = weights[step->rank];
+  if (bad_rank >= 0 && (verdict->bad_rank < 0 || bad_rank < verdict->bad_rank)) verdict->bad_rank = bad_rank;
+  if (bad_rank >= 0 || !(bound <= static_cast<double>(float_of(0x7F7FFFFF)))) verdict->bad = 1;
+}
+
+dim3 grid_of(const Segments& segments) {
+  dim3 grid = grid_for(segments.longest, kThreads);
+  grid.y = segments.number < 1024 ? segments.number : 1024;
+  return grid;
+}
+
+}  // namespace
+
+void step_words_of_segments(cudaStream_t stream, const StepWords* step, const double* densities,
+                            std::uint32_t segments, StepWords* words) {
+  launch(words_kernel, grid_for(segments, kThreads), kThreads, stream, step, densities, segments, words);
+}
+
+void join_segments(cudaStream_t stream, const Segments& segments, Verdict* verdict) {
+  launch(join_kernel, dim3(1), kThreads, stream, segments, verdict);
+}
+
+void concatenate(cudaStream_t stream, const Segments& segments, std::uint32_t* indices, float* values) {
+  if (segments.number > 0)
+    launch(concatenate_kernel, grid_of(segments), kThreads, stream, segments, indices, values);
+}
+
+void take_own(cudaStream_t stream, const Segments& segments, const StepWords* step, const float* decoded,
+              std::size_t capacity, float* list, float* by_slot) {
+  if (segments.number > 0)
+    launch(take_own_kernel, grid_of(segments), kThreads, stream, segments, step, decoded, capacity, list,
+           by_slot);
+}
+
+void judge(cudaStream_t stream, const DecodedFacts* facts, int ranks, const float* weights,
+           const StepWords* step, float* kept_weights, Verdict* verdict) {
+  launch(judge_kernel, dim3(1), kThreads, stream, facts, ranks, weights, step, kept_weights, verdict);
+}
+
+}  // namespace topknot::cuda

@@ -1,0 +1,63 @@
+#pragma once
+// Memory on a GPU: compress/memory/memory.h once more, on a stream, without the host knowing what became of a
+// step. The arithmetic is the CPU's, bit for bit. One a group and rank. A step:
+//
+//   accumulate(slice, step)                what the selection's own pass makes u with
+//   commit(stream, verdict, slice, sent)   before the average is written. Good: what was sent leaves u. Bad: the
+//                                          memory of u gets the old residual, and a velocity its old values
+//
+// After commit() the slice's two memories swap roles where the memory keeps(), whatever the verdict was; the
+// average belongs in the memory that commit() returns.
+//
+// DGC with momentum has two velocities, of which one is read and the other written. Which one follows from the
+// slice: the steps that find the gradient in one memory read the first, the others the second. So a graph that
+// was captured for one of the two orders stays right, and a bad step, which copies, swaps as a good one does.
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "compress/compressor.h"
+#include "compress/cuda/device_compressor.h"
+#include "compress/memory/accumulate.h"
+#include "compress/state.h"
+#include "nn/core/cuda/step_words.h"
+
+namespace topknot::cuda {
+
+// What this rank sent, in GPU memory.
+struct DeviceSent {
+  const std::uint32_t* positions = nullptr;  // in the group, strictly ascending
+  const float* values = nullptr;             // as the other ranks decoded them
+  const std::uint32_t* count = nullptr;      // how many; at most capacity
+  std::size_t capacity = 0;
+};
+
+class DeviceMemory {
+ public:
+  virtual ~DeviceMemory() = default;
+
+  // Of the whole group; Accumulate::from() makes it a segment's. slice.spare is not used by memory none. The
+  // slice's two memories must be the same as in all steps before, in either order.
+  virtual Accumulate accumulate(const DeviceSlice& slice, const StepWords* step) = 0;
+  // The same slice. Returns the memory for the average: spare, or (memory none) the gradient's own.
+  virtual std::span<float> commit(cudaStream_t stream, const Verdict* verdict, const DeviceSlice& slice,
+                                  const DeviceSent& sent) = 0;
+
+  virtual bool keeps() const = 0;          // as Memory's
+  virtual bool owns_momentum() const = 0;  // as Memory's
+  // The same bytes as the CPU's memory saves; wait for the GPU.
+  virtual void save(StateWriter& writer) const = 0;
+  virtual void load(StateReader& reader) = 0;
+};
+
+// Of compress.memory `memory`, for a group of n elements, in the current context: residual, none and dgc; null for
+// the others, which have no kernels. Options: momentum, nesterov, momentum_masking, lr_inside.
+std::unique_ptr<DeviceMemory> make_device_memory(const std::string& memory, const CompressOptions& options,
+                                                 std::size_t n);
+
+}  // namespace topknot::cuda

@@ -1,0 +1,66 @@
+#pragma once
+// Selection on a GPU: compress/select/selector.h once more, on a stream, without the host knowing how many were
+// selected. One a selection range and rank. The arithmetic is the CPU's, so what is selected is the same, entry by
+// entry.
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "compress/compressor.h"
+#include "compress/memory/accumulate.h"
+#include "nn/core/cuda/step_words.h"
+
+namespace topknot::cuda {
+
+// A range's selection, in GPU memory: positions relative to the range, strictly ascending.
+struct DeviceSelected {
+  std::uint32_t* indices = nullptr;  // room for `capacity`
+  float* values = nullptr;
+  std::uint32_t capacity = 0;  // DeviceSelector::capacity(), of the greatest density of the run
+  // In GPU memory, written by select():
+  struct Facts {
+    std::uint32_t count = 0;   // entries written; at most capacity
+    std::uint32_t finite = 1;  // 0: a NaN or Inf was in the range; count is 0 then
+    std::uint32_t over = 0;    // selected beyond the capacity: the least of them, kept back
+    float threshold = 0;       // as Selected::threshold
+  };
+  Facts* facts = nullptr;
+};
+
+class DeviceSelector {
+ public:
+  virtual ~DeviceSelector() = default;
+
+  // The most entries that select() may write at this density: k, or compress.capacity times k, or (capacity none)
+  // what the method may select at most, which is the whole range for threshold methods.
+  virtual std::size_t capacity(double density) const = 0;
+  // For steps of this density or less; sizes scratch memory. Waits for nothing; changes what a graph has captured.
+  virtual void set_density(double density) = 0;
+  // Makes u by `accumulate` (of this range), in the same pass as the method's first, and selects from it. k and
+  // the like follow from words->density on the GPU.
+  virtual void select(cudaStream_t stream, const Accumulate& accumulate, const StepWords* words,
+                      const DeviceSelected& selected) = 0;
+  // After all ranks' blocks are decoded: where the verdict is good, keeps what select() learnt and what the
+  // average made of it, else forgets. `sent`: the values at selected.indices as the other ranks decoded them;
+  // `average`: of this range, not written yet where the verdict is bad. `weight`: of this rank in the average, a
+  // float in GPU memory, to be divided by the ranks.
+  virtual void commit(cudaStream_t stream, const Verdict* verdict, const DeviceSelected& selected,
+                      const float* sent, const float* average, const float* weight, int ranks) = 0;
+  // The same bytes as the CPU's selector saves; waits for the GPU.
+  virtual void save(StateWriter& writer) const { static_cast<void>(writer); }
+  virtual void load(StateReader& reader) { static_cast<void>(reader); }
+};
+
+// For ranges of n elements, `position` the first one's in the arena. Null where compress.select names one without
+// kernels.
+std::unique_ptr<DeviceSelector> make_device_selector(const std::string& select,
+                                                     const CompressOptions& options, std::size_t n,
+                                                     std::size_t position);
+
+}  // namespace topknot::cuda

@@ -1,0 +1,67 @@
+#include "compress/select/dgc_sampled.h"
+
+#include "compress/select/cuda/device_selectors.h"
+#include "compress/select/cuda/dgc_sampled_kernels.h"
+#include "compress/select/cuda/gpu_select_memory.h"
+#include "nn/core/cuda/context.h"
+#include "nn/core/rng.h"
+
+namespace topknot::cuda {
+namespace {
+
+class DgcSampledOnGpu final : public DeviceSelector {
+ public:
+  DgcSampledOnGpu(const CompressOptions& options, std::size_t n, std::size_t position)
+      : samples_(dgc_most_samples(n)), control_(1) {
+    const DgcSampledSelector<float> checked(options);  // refuses what is no option
+    rule_.n = n;
+    rule_.sample_ratio = options.sample_ratio;
+    rule_.resample = options.resample;
+    rule_.lowest = options.truncate == "lowest";
+    rule_.stream = CounterRng(options.seed, RngUse::compress).stream();
+    rule_.position = position;
+  }
+
+  std::size_t capacity(double density) const override { return dgc::selected_count(density, rule_.n); }
+  void set_density(double density) override { list_ = ListMemory(rule_.n, 4 * capacity(density) + 4096); }
+
+  void select(cudaStream_t stream, const Accumulate& accumulate, const StepWords* words,
+              const DeviceSelected& selected) override {
+    DgcRule rule = rule_;
+    rule.capacity = selected.capacity;
+    DgcControl* const control = control_.data();
+    const EntryList& list = list_.list();
+    const Source u = source_of(accumulate.u, rule.n);
+    const Source samples{samples_.data(), samples_.data(), nullptr, &control->samples, samples_.size()};
+    const FactsOut facts = facts_of(selected);
+    dgc_plan(stream, rule, words, control);
+    dgc_sample(stream, accumulate, control, samples_.data(), samples_.size());
+    find_kth(stream, samples, samples, scratch_.memory(), &control->of_samples);
+    dgc_bound(stream, control);
+    accumulate_and_list(stream, accumulate, rule.n, &control->above, list_.tiles(), list);
+    find_kth(stream, u, u, scratch_.memory(), &control->of_vector);
+    dgc_judge(stream, rule, list, control, facts);
+    for (int i = 0; i < (rule.resample ? 1 : dgc::kAdaptations); ++i)
+      dgc_adapt(stream, rule, accumulate.u, list, control, facts);
+    take_largest(stream, source_of(list), u, scratch_.memory(), &control->final, taken_of(selected));
+  }
+
+  void commit(cudaStream_t, const Verdict*, const DeviceSelected&, const float*, const float*, const float*,
+              int) override {}
+
+ private:
+  DgcRule rule_;
+  ListMemory list_;
+  LargestScratch scratch_;
+  DeviceArray<float> samples_;
+  DeviceArray<DgcControl> control_;
+};
+
+}  // namespace
+
+std::unique_ptr<DeviceSelector> make_device_dgc_sampled(const CompressOptions& options, std::size_t n,
+                                                        std::size_t position) {
+  return std::make_unique<DgcSampledOnGpu>(options, n, position);
+}
+
+}  // namespace topknot::cuda

@@ -1,0 +1,62 @@
+#pragma once
+// The decisions of DGC's sampled selection on a GPU (compress/select/dgc_sampled.h). C++17.
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "compress/memory/accumulate.h"
+#include "compress/select/cuda/gpu_select.h"
+#include "compress/select/cuda/topk_kernels.h"
+#include "compress/select/dgc_rule.h"
+#include "nn/core/cuda/step_words.h"
+#include "nn/core/philox.h"
+
+namespace topknot::cuda {
+
+struct DgcRule {
+  std::size_t n = 0;
+  double sample_ratio = 0.01;
+  bool resample = true, lowest = true;
+  PhiloxStream stream{};       // of the seed; step and rank follow from the step's words
+  std::uint64_t position = 0;  // of the range in the arena
+  std::uint32_t capacity = 0;  // of what is selected into; at most that much travels
+};
+
+// What a step finds out, in GPU memory.
+struct DgcControl {
+  std::uint64_t stride = 1;
+  std::uint32_t start = 0, samples = 0;  // what is sampled; none where t comes from the whole vector
+  std::uint32_t k = 0;
+  bool all = false;               // every entry travels
+  bool pending = false;           // the rungs are to be counted
+  Choice of_samples, of_vector;   // where the threshold comes from: one of them is skipped, or both
+  GpuKey above = kLargestFinite;  // what the first pass lists with
+  float t = 0, first_t = 0;       // the threshold, and the one of the sample
+  std::uint32_t count = 0;        // how many reach t
+  int adaptations = 0;
+  int rungs = 0;  // thresholds to come, and how many reach them
+  float rung[dgc::kAdaptations] = {};
+  std::uint32_t reach[dgc::kAdaptations] = {};
+  std::uint32_t blocks_done = 0;
+  Choice final;
+};
+
+void dgc_plan(cudaStream_t stream, const DgcRule& rule, const StepWords* words, DgcControl* control);
+// `samples` has room for `most`, which is dgc_most_samples(n).
+void dgc_sample(cudaStream_t stream, const Accumulate& accumulate, const DgcControl* control, float* samples,
+                std::size_t most);
+inline std::size_t dgc_most_samples(std::size_t n) {
+  return n / 9 + 1;  // the least stride above 1 is 9
+}
+// The bound of the pass that lists, from the sample's threshold.
+void dgc_bound(cudaStream_t stream, DgcControl* control);
+// After that pass, and where the sample was the whole vector, its k-th magnitude.
+void dgc_judge(cudaStream_t stream, const DgcRule& rule, const EntryList& list, DgcControl* control,
+               const FactsOut& facts);
+// Counts what reaches the rungs, and decides. Enough are 1 with resampling, else kAdaptations.
+void dgc_adapt(cudaStream_t stream, const DgcRule& rule, const float* u, const EntryList& list,
+               DgcControl* control, const FactsOut& facts);
+
+}  // namespace topknot::cuda

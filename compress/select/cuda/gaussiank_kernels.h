@@ -1,0 +1,64 @@
+#pragma once
+// The passes of gaussiank on a GPU, and what they decide there. C++17.
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "compress/select/cuda/gpu_select.h"
+#include "compress/select/cuda/topk_kernels.h"
+
+namespace topknot::cuda {
+
+inline constexpr std::size_t kMomentsChunk = 16384;  // kChunk of compress/parallel.h: sums are made by chunk
+inline constexpr std::size_t kSmallestFit = 2048;    // elements below which selection is exact
+inline constexpr int kRungs = 6;                     // thresholds that three evaluations can reach
+
+// Sums of a chunk of x - shift and of its square.
+struct ChunkMoments {
+  double sum, squares;
+};
+
+// In GPU memory.
+struct GaussianKState {
+  std::int32_t carried;  // the rung at which the last committed step ended
+  // Of this step:
+  std::int32_t next;
+  std::uint32_t k;
+  double shift;
+  std::uint32_t broken;   // 1: a NaN or Inf somewhere
+  std::uint32_t nonzero;  // 1: not all is zero
+  enum class Way : std::int32_t { nothing, exact, rule } way;
+  double threshold[kRungs];
+  GpuKey above[kRungs];
+  std::uint32_t counts[kRungs];
+  GpuKey list_above;  // of the carried rung
+  Choice choice;
+  float unsent[2];  // scratch of begin
+};
+
+// z: minus the normal quantile of density / 2. For other densities the kernel computes its own, in which the last
+// bits may differ from the CPU's.
+struct DensityQuantile {
+  double density, z;
+};
+
+void gaussiank_reset(cudaStream_t stream, GaussianKState* state);
+// k, and the shift: what accumulate(0) will be. Writes neither u nor a velocity.
+void gaussiank_begin(cudaStream_t stream, GaussianKState* state, const StepWords* words,
+                     const Accumulate& accumulate, std::size_t n);
+// u = accumulate(i), and its moments by chunk, in double, over 16 lanes, as accumulate_with_moments() of
+// compress/select/passes/passes.h: 12 bytes an element. Then the thresholds.
+void gaussiank_moments(cudaStream_t stream, GaussianKState* state, const StepWords* words,
+                       const DensityQuantile& quantile, const Accumulate& accumulate, std::size_t n,
+                       ChunkMoments* chunks);
+// Counts all rungs and lists at the carried one: 4 bytes an element.
+void gaussiank_count(cudaStream_t stream, GaussianKState* state, const float* u, std::size_t n,
+                     const TileMemory& tiles, const EntryList& list);
+// The rule's evaluations, and the choice, under compress.capacity (`multiple`; 0: none).
+void gaussiank_decide(cudaStream_t stream, GaussianKState* state, const EntryList& list, double multiple,
+                      std::uint32_t capacity, const FactsOut& facts);
+void gaussiank_commit(cudaStream_t stream, GaussianKState* state, const Verdict* verdict);
+
+}  // namespace topknot::cuda

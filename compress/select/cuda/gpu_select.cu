@@ -1,0 +1,227 @@
+// Radix selection, and ordered compaction of what it selects.
+#include "compress/select/cuda/gpu_select.h"
+
+#include "nn/core/cuda/kernel_tools.h"
+
+namespace topknot::cuda {
+namespace {
+
+constexpr int kDigits = 3;
+// Digit d of a key: `width` bits from `shift` on, highest first.
+__device__ int digit_shift(int d) {
+  return d == 0 ? 20 : d == 1 ? 10 : 0;
+}
+__device__ int digit_width(int d) {
+  return d == 0 ? 11 : 10;
+}
+__device__ int digit_offset(int d) {
+  return d == 0 ? 0 : 1024 + 1024 * d;
+}
+
+constexpr std::size_t kLeastShare = 2048;  // of a source, for a block
+
+// A source as this block sees it.
+struct Share {
+  Source from;
+  std::size_t begin, end;
+};
+__device__ Share share_of(const Choice& choice, const Source& list, const Source& whole) {
+  Share share;
+  share.from = choice.whole ? whole : list;
+  const std::size_t count = share.from.count ? *share.from.count : share.from.size;
+  std::size_t per = (count + gridDim.x - 1) / gridDim.x;
+  per = per < kLeastShare ? kLeastShare : (per + kThreads - 1) / kThreads * kThreads;
+  share.begin = blockIdx.x * per < count ? blockIdx.x * per : count;
+  share.end = share.begin + per < count ? share.begin + per : count;
+  return share;
+}
+
+// What is known of the k-th key after some digits.
+struct Radix {
+  GpuKey prefix;         // its digits so far
+  std::uint32_t higher;  // keys above every key with these digits
+};
+
+// Picks the next digit, of which `counts` says how many keys have which value; the whole block calls.
+__device__ Radix pick_digit(const std::uint32_t* counts, int width, std::uint32_t k, const Radix& before) {
+  __shared__ Radix picked;
+  const int per = (1 << width) / kThreads;
+  const int top = (1 << width) - 1 - static_cast<int>(threadIdx.x) * per;  // this thread's highest value
+  std::uint32_t mine = 0;
+  for (int i = 0; i < per; ++i) mine += counts[top - i];
+  std::uint32_t total;
+  std::uint32_t higher = before.higher + block_exclusive_sum(mine, total);
+  if (higher < k && k <= higher + mine) {
+    int digit = top;
+    for (; higher + counts[digit] < k; --digit) higher += counts[digit];
+    picked = {static_cast<GpuKey>((before.prefix << width) | digit), higher};
+  }
+  __syncthreads();
+  const Radix result = picked;
+  __syncthreads();
+  return result;
+}
+
+// What is known before digit d is counted; `radix` keeps it from kernel to kernel.
+__device__ Radix radix_before(int d, const LargestMemory& memory, std::uint32_t k) {
+  if (d == 0) return {0, 0};
+  Radix before = {0, 0};
+  if (d > 1) before = {static_cast<GpuKey>(memory.radix[2 * (d - 1)]), memory.radix[2 * (d - 1) + 1]};
+  const Radix now = pick_digit(memory.digits + digit_offset(d - 1), digit_width(d - 1), k, before);
+  if (blockIdx.x == 0 && threadIdx.x == 0 && d < kDigits) {
+    memory.radix[2 * d] = static_cast<std::uint32_t>(now.prefix);
+    memory.radix[2 * d + 1] = now.higher;
+  }
+  return now;
+}
+
+__global__ void __launch_bounds__(kThreads)
+    count_digit_kernel(int d, Source list, Source whole, LargestMemory memory, const Choice* choice_at) {
+  __shared__ std::uint32_t counts[2048];
+  const Choice choice = *choice_at;
+  if (choice.skip || choice.known) return;
+  const Share share = share_of(choice, list, whole);
+  if (share.begin == share.end && blockIdx.x > 0) return;
+  const Radix radix = radix_before(d, memory, choice.k);
+  const int bins = 1 << digit_width(d);
+  for (int bin = static_cast<int>(threadIdx.x); bin < bins; bin += kThreads) counts[bin] = 0;
+  __syncthreads();
+  const int shift = digit_shift(d), width = digit_width(d);
+  const float* scores = share.from.scores;
+#pragma unroll 4
+  for (std::size_t i = share.begin + threadIdx.x; i < share.end; i += kThreads) {
+    const GpuKey key = gpu_key(scores[i]) >> shift;
+    if ((key >> width) == radix.prefix) atomicAdd(&counts[key & (bins - 1)], 1u);
+  }
+  __syncthreads();
+  std::uint32_t* all = memory.digits + digit_offset(d);
+  for (int bin = static_cast<int>(threadIdx.x); bin < bins; bin += kThreads)
+    if (counts[bin] > 0) atomicAdd(&all[bin], counts[bin]);
+}
+
+__device__ void clear_digits(const LargestMemory& memory) {
+  for (std::size_t i = threadIdx.x; i < kDigitCounts; i += kThreads) memory.digits[i] = 0;
+}
+
+// One block.
+__global__ void __launch_bounds__(kThreads) finish_kth_kernel(LargestMemory memory, Choice* choice) {
+  if (choice->skip) return;
+  const Radix radix = radix_before(kDigits, memory, choice->k);
+  clear_digits(memory);
+  if (threadIdx.x == 0) choice->kth = radix.prefix, choice->greater = radix.higher;
+}
+
+// How many of this block's share are above the bound, and how many at it.
+__global__ void __launch_bounds__(kThreads)
+    count_taken_kernel(Source list, Source whole, LargestMemory memory, Choice* choice_at, float* threshold) {
+  const Choice choice = *choice_at;
+  if (choice.skip) return;
+  const Share share = share_of(choice, list, whole);
+  std::uint32_t* mine = memory.blocks + 2 * blockIdx.x;
+  if (share.begin == share.end && blockIdx.x > 0) {
+    if (threadIdx.x < 2) mine[threadIdx.x] = 0;
+    return;
+  }
+  GpuKey bound = choice.bound;
+  if (!choice.known) {
+    const Radix radix = radix_before(kDigits, memory, choice.k);
+    bound = radix.prefix;
+    if (blockIdx.x == 0 && threadIdx.x == 0) {
+      choice_at->kth = bound;
+      choice_at->greater = radix.higher;
+      if (threshold && !choice.own_threshold) *threshold = gpu_magnitude(bound);
+    }
+  }
+  std::uint32_t greater = 0, equal = 0;
+  const float* scores = share.from.scores;
+#pragma unroll 4
+  for (std::size_t i = share.begin + threadIdx.x; i < share.end; i += kThreads) {
+    const GpuKey key = gpu_key(scores[i]);
+    greater += key > bound;
+    equal += key == bound;
+  }
+  greater = block_sum(greater);
+  equal = block_sum(equal);
+  if (threadIdx.x == 0) mine[0] = greater, mine[1] = choice.known ? 0 : equal;
+}
+
+// An entry's place is the number of entries above the bound before it, and of ties before it as far as they are
+// needed.
+__global__ void __launch_bounds__(kThreads)
+    take_kernel(Source list, Source whole, LargestMemory memory, const Choice* choice_at, Taken taken) {
+  const Choice choice = *choice_at;
+  if (choice.skip) return;
+  if (blockIdx.x == 0 && !choice.known) clear_digits(memory);
+  if (memory.blocks[2 * blockIdx.x] == 0 && memory.blocks[2 * blockIdx.x + 1] == 0) return;
+  const GpuKey bound = choice.known ? choice.bound : choice.kth;
+  const std::uint32_t ties = choice.known ? 0 : choice.k - choice.greater;
+  std::uint32_t greater = 0, equal = 0;  // before the entries at hand
+  for (unsigned b = threadIdx.x; b < blockIdx.x; b += kThreads) {
+    greater += memory.blocks[2 * b];
+    equal += memory.blocks[2 * b + 1];
+  }
+  greater = block_sum(greater);
+  equal = block_sum(equal);
+
+  constexpr int per = 4;
+  const Share share = share_of(choice, list, whole);
+  for (std::size_t start = share.begin; start < share.end; start += per * kThreads) {
+    const std::size_t first = start + per * threadIdx.x;
+    GpuKey keys[per];
+    std::uint64_t mine = 0;  // above the bound, and at it in the upper half
+#pragma unroll
+    for (int j = 0; j < per; ++j) {
+      keys[j] = first + j < share.end ? gpu_key(share.from.scores[first + j]) : -1;
+      if (keys[j] > bound) mine += 1;
+      if (keys[j] == bound && ties > 0) mine += std::uint64_t{1} << 32;
+    }
+    if (!__syncthreads_or(mine != 0)) continue;
+    std::uint64_t total;
+    const std::uint64_t before = block_exclusive_sum(mine, total);
+    std::uint32_t above = greater + static_cast<std::uint32_t>(before);
+    std::uint32_t at = equal + static_cast<std::uint32_t>(before >> 32);
+    if (mine != 0) {
+#pragma unroll
+      for (int j = 0; j < per; ++j) {
+        const bool is_above = keys[j] > bound, is_tie = keys[j] == bound && at < ties;
+        const std::uint32_t place = above + (at < ties ? at : ties);
+        if ((is_above || is_tie) && place < taken.capacity) {
+          const std::size_t i = first + j;
+          taken.indices[place] = share.from.indices ? share.from.indices[i] : static_cast<std::uint32_t>(i);
+          taken.values[place] = share.from.values[i];
+        }
+        above += is_above;
+        at += is_tie;
+      }
+    }
+    greater += static_cast<std::uint32_t>(total);
+    equal += static_cast<std::uint32_t>(total >> 32);
+  }
+}
+
+dim3 blocks_for(const Source& list, const Source& whole) {
+  return grid_for(list.size > whole.size ? list.size : whole.size, kLeastShare, kSelectBlocks);
+}
+void count_digits(cudaStream_t stream, const Source& list, const Source& whole, const LargestMemory& memory,
+                  const Choice* choice) {
+  for (int d = 0; d < kDigits; ++d)
+    launch(count_digit_kernel, blocks_for(list, whole), kThreads, stream, d, list, whole, memory, choice);
+}
+
+}  // namespace
+
+void find_kth(cudaStream_t stream, const Source& list, const Source& whole, const LargestMemory& memory,
+              Choice* choice) {
+  count_digits(stream, list, whole, memory, choice);
+  launch(finish_kth_kernel, 1, kThreads, stream, memory, choice);
+}
+
+void take_largest(cudaStream_t stream, const Source& list, const Source& whole, const LargestMemory& memory,
+                  Choice* choice, const Taken& taken) {
+  count_digits(stream, list, whole, memory, choice);
+  const dim3 grid = blocks_for(list, whole);
+  launch(count_taken_kernel, grid, kThreads, stream, list, whole, memory, choice, taken.threshold);
+  launch(take_kernel, grid, kThreads, stream, list, whole, memory, choice, taken);
+}
+
+}  // namespace topknot::cuda

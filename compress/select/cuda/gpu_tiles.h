@@ -1,0 +1,160 @@
+#pragma once
+// A tile of elements in the registers of a block, loaded or accumulated. For .cu files of this folder, after
+// nn/core/cuda/kernel_tools.h. C++17.
+
+#include <cstddef>
+#include <cstdint>
+
+#include "compress/memory/accumulate.h"
+#include "compress/select/cuda/gpu_select.h"
+#include "nn/core/cuda/kernel_tools.h"
+
+namespace topknot::cuda {
+
+// How a thread holds its share of a tile: four quads of neighbours, element c of quad q at quad_at(base, q) + c.
+inline constexpr int kQuads = 4;
+inline constexpr int kTileShare = 4 * kQuads;
+static_assert(kTileShare * kThreads == kSelectTile, "a block holds a tile");
+__device__ inline std::size_t quad_at(std::size_t base, int quad) {
+  return base + static_cast<std::size_t>(quad) * 4 * kThreads + 4 * threadIdx.x;
+}
+
+template <bool kAligned>  // at 16 bytes
+__device__ void load_quad(const float* from, float* to) {
+  if (kAligned) {
+    const float4 quad = __ldcs(reinterpret_cast<const float4*>(from));
+    to[0] = quad.x, to[1] = quad.y, to[2] = quad.z, to[3] = quad.w;
+  } else {
+#pragma unroll
+    for (int c = 0; c < 4; ++c) to[c] = __ldcs(from + c);
+  }
+}
+template <bool kAligned>
+__device__ void store_quad(float* to, const float* from) {
+  if (kAligned) {
+    *reinterpret_cast<float4*>(to) = make_float4(from[0], from[1], from[2], from[3]);
+  } else {
+#pragma unroll
+    for (int c = 0; c < 4; ++c) to[c] = from[c];
+  }
+}
+
+enum class Fetch { read, plain, residual, velocity, both };  // both: residual and velocity
+
+// Loads come before anything is stored, as far as registers allow: a thread that waited for every element's
+// load alone would leave the memory idle. The formulas are Accumulate's, over copies in registers.
+template <Fetch kFetch, int kBatch, bool kAligned>
+__device__ void fetch_quads(const Accumulate& a, std::size_t base, int first, float* x) {
+  constexpr bool residual = kFetch == Fetch::residual || kFetch == Fetch::both;
+  constexpr bool velocity = kFetch == Fetch::velocity || kFetch == Fetch::both;
+  float r[4 * kBatch], v[4 * kBatch], moved[4 * kBatch];
+#pragma unroll
+  for (int q = 0; q < kBatch; ++q) {
+    const std::size_t at = quad_at(base, first + q);
+    load_quad<kAligned>(a.u + at, x + 4 * q);
+    if (residual) load_quad<kAligned>(a.residual + at, r + 4 * q);
+    if (velocity) load_quad<kAligned>(a.velocity + at, v + 4 * q);
+  }
+  if (kFetch == Fetch::read) return;
+  Accumulate local = a;
+  local.u = x;
+  local.residual = residual ? r : nullptr;
+  local.velocity = velocity ? v : nullptr;
+  local.next_velocity = velocity ? moved : nullptr;
+#pragma unroll
+  for (int i = 0; i < 4 * kBatch; ++i) local(static_cast<std::size_t>(i));
+#pragma unroll
+  for (int q = 0; q < kBatch; ++q) {
+    const std::size_t at = quad_at(base, first + q);
+    store_quad<kAligned>(a.u + at, x + 4 * q);
+    if (velocity) store_quad<kAligned>(a.next_velocity + at, moved + 4 * q);
+  }
+}
+
+// This thread's share of the tile at `base`, of n elements in all; 0 where there is none. `aligned`: all vectors
+// start at 16 bytes.
+template <Fetch kFetch>
+__device__ void fetch_tile(const Accumulate& a, std::size_t base, std::size_t n, bool aligned,
+                           float (&x)[kTileShare]) {
+  if (base + kSelectTile <= n) {
+    constexpr int batch = kFetch == Fetch::both || kFetch == Fetch::velocity ? 2 : kQuads;
+#pragma unroll
+    for (int q = 0; q < kQuads; q += batch)
+      if (aligned)
+        fetch_quads<kFetch, batch, true>(a, base, q, x + 4 * q);
+      else
+        fetch_quads<kFetch, batch, false>(a, base, q, x + 4 * q);
+    return;
+  }
+#pragma unroll
+  for (int q = 0; q < kQuads; ++q)
+#pragma unroll
+    for (int c = 0; c < 4; ++c) {
+      const std::size_t at = quad_at(base, q) + static_cast<std::size_t>(c);
+      x[4 * q + c] = at >= n ? 0.0f : kFetch == Fetch::read ? a.u[at] : a(at);
+    }
+}
+
+// The host's side: what an accumulation needs.
+inline Fetch fetch_of(const Accumulate& a) {
+  if (a.velocity) return a.residual ? Fetch::both : Fetch::velocity;
+  return a.residual ? Fetch::residual : Fetch::plain;
+}
+inline bool aligned(const Accumulate& a) {
+  const auto at = [](const void* p) { return reinterpret_cast<std::uintptr_t>(p); };
+  return ((at(a.u) | at(a.residual) | at(a.velocity) | at(a.next_velocity)) & 15) == 0;
+}
+
+// Lists what of the tile exceeds `above` in the tile's slots and writes its count; the top bit: a NaN or Inf was
+// there. The whole block calls.
+inline constexpr std::uint32_t kBroken = 0x80000000u;
+__device__ inline void list_tile(const float (&x)[kTileShare], std::size_t base, std::size_t n, GpuKey above,
+                                 const TileMemory& tiles) {
+  const std::size_t tile = base / kSelectTile;
+  unsigned hits = 0;
+  bool broken = false;
+#pragma unroll
+  for (int q = 0; q < kQuads; ++q)
+#pragma unroll
+    for (int c = 0; c < 4; ++c) {
+      const GpuKey key = gpu_key(x[4 * q + c]);
+      const bool there = quad_at(base, q) + static_cast<std::size_t>(c) < n;
+      if (there && key > above) hits |= 1u << (4 * q + c);
+      broken |= key > kLargestFinite;
+    }
+  if (!__syncthreads_or(hits != 0)) {
+    if (threadIdx.x == 0) tiles.counts[tile] = 0;
+    return;
+  }
+  const bool any_broken = __syncthreads_or(broken);
+  // Quads are ordered before threads: one sum of four counts, 16 bits each.
+  std::uint64_t mine = 0;
+#pragma unroll
+  for (int q = 0; q < kQuads; ++q)
+    mine |= static_cast<std::uint64_t>(__popc((hits >> (4 * q)) & 15u)) << (16 * q);
+  std::uint64_t total;
+  const std::uint64_t before = block_exclusive_sum(mine, total);
+  std::uint32_t start = 0;
+#pragma unroll
+  for (int q = 0; q < kQuads; ++q) {
+    std::uint32_t place = start + static_cast<std::uint32_t>((before >> (16 * q)) & 0xffff);
+#pragma unroll
+    for (int c = 0; c < 4; ++c)
+      if ((hits >> (4 * q + c)) & 1u) {
+        if (place < tiles.slots) {
+          const std::size_t slot = tile * tiles.slots + place;
+          tiles.indices[slot] = static_cast<std::uint32_t>(quad_at(base, q) + static_cast<std::size_t>(c));
+          tiles.values[slot] = x[4 * q + c];
+        }
+        ++place;
+      }
+    start += static_cast<std::uint32_t>((total >> (16 * q)) & 0xffff);
+  }
+  if (threadIdx.x == 0) tiles.counts[tile] = start | (any_broken ? kBroken : 0);
+}
+
+// After every tile has been listed: the list, ascending, and its facts.
+void gather_tiles(cudaStream_t stream, const float* u, std::size_t n, const GpuKey* above,
+                  const TileMemory& tiles, const EntryList& list);
+
+}  // namespace topknot::cuda

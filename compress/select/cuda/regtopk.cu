@@ -1,0 +1,183 @@
+#include "compress/select/cuda/regtopk_kernels.h"
+#include "nn/core/cuda/kernel_tools.h"
+
+namespace topknot::cuda {
+namespace {
+
+__device__ float score_of(const RegTopKScore& rule, const RegTopKLast& last, std::uint32_t i, float u,
+                          double weight) {
+  return rule(u, weight, last.own[i], last.surplus[i], gpu_magnitude(kLargestFinite));
+}
+
+__global__ void clear_kernel(RegTopKControl* control) {
+  *control = RegTopKControl();
+}
+
+__global__ void plan_kernel(RegTopKScore rule, std::size_t n, std::uint32_t capacity, const StepWords* words,
+                            RegTopKControl* control) {
+  RegTopKControl& c = *control;
+  const std::uint32_t k = gpu_target_count(words->density, n);
+  c.k = k < capacity ? k : capacity;
+  c.all = c.k == n;
+  c.fell_back = false;
+  c.next_bound = c.bound;
+  c.enough = c.blocks_done = 0;
+  c.above = c.listed_above = kLargestFinite;
+  if (c.all || c.bound.kth < 0) return;
+  c.above = c.listed_above = c.bound.above();
+  if (!(rule.rest < 1)) return;
+  // A score is at most |u| / rest: below a common factor of 1 more has to be listed.
+  const double magnitude = (1.0 - c.bound.margin) * static_cast<double>(gpu_magnitude(c.bound.kth));
+  const GpuKey lower = gpu_key_below((1 - 1e-6) * rule.rest * magnitude) - 1;
+  c.listed_above = lower > -1 ? lower : -1;
+}
+
+__device__ void judge(RegTopKControl& c, std::size_t count, std::size_t limit, bool finite,
+                      const FactsOut& facts) {
+  *facts.finite = finite;
+  *facts.over = 0;
+  *facts.threshold = 0;
+  *facts.count = finite ? c.k : 0;
+  c.choice.skip = !finite;
+  c.choice.known = 0;
+  c.choice.k = c.k;
+  if (c.all)
+    c.list = GpuBound::List::good;  // which leaves the bound as it is
+  else if (count > limit)
+    c.list = GpuBound::List::too_many;
+  else
+    c.list = c.enough < c.k ? GpuBound::List::too_few : GpuBound::List::good;
+  c.fell_back = c.list != GpuBound::List::good;
+  c.choice.whole = c.all || c.fell_back;
+}
+
+__global__ void __launch_bounds__(kThreads) judge_kernel(RegTopKScore rule, RegTopKLast last, EntryList list,
+                                                         RegTopKControl* control, FactsOut facts) {
+  const std::uint32_t count = list.facts->count, known = control->last;
+  const double weight = control->weight;
+  const GpuKey above = control->above;
+  std::uint32_t enough = 0;
+  if (!control->all && count <= list.limit)
+    for (std::size_t i = std::size_t{blockIdx.x} * kThreads + threadIdx.x; i < count;
+         i += std::size_t{gridDim.x} * kThreads) {
+      const std::uint32_t index = list.indices[i];
+      float value = list.values[i];
+      std::uint32_t low = 0, high = known;  // the first of the last entries that is not before it
+      while (low < high) {
+        const std::uint32_t middle = low + (high - low) / 2;
+        if (last.indices[middle] < index)
+          low = middle + 1;
+        else
+          high = middle;
+      }
+      if (low < known && last.indices[low] == index) {
+        value = score_of(rule, last, low, value, weight);
+        list.values[i] = value;
+      }
+      enough += gpu_key(value) > above;
+    }
+  enough = block_sum(enough);
+  if (threadIdx.x != 0) return;
+  if (enough > 0) atomicAdd(&control->enough, enough);
+  __threadfence();
+  if (atomicAdd(&control->blocks_done, 1u) != gridDim.x - 1) return;
+  __threadfence();  // the last block: all have counted
+  control->blocks_done = 0;
+  judge(*control, count, list.limit, list.facts->finite != 0, facts);
+}
+
+__global__ void __launch_bounds__(kThreads)
+    put_scores_kernel(RegTopKScore rule, RegTopKLast last, float* u, const RegTopKControl* control) {
+  if (!control->fell_back) return;
+  const std::uint32_t count = control->last;
+  const double weight = control->weight;
+  for (std::uint32_t i = blockIdx.x * kThreads + threadIdx.x; i < count; i += gridDim.x * kThreads) {
+    const float value = u[last.indices[i]];
+    last.kept[i] = value;
+    u[last.indices[i]] = score_of(rule, last, i, value, weight);
+  }
+}
+
+__global__ void __launch_bounds__(kThreads)
+    take_scores_back_kernel(RegTopKLast last, float* u, const RegTopKControl* control) {
+  if (!control->fell_back) return;
+  const std::uint32_t count = control->last;
+  for (std::uint32_t i = blockIdx.x * kThreads + threadIdx.x; i < count; i += gridDim.x * kThreads)
+    u[last.indices[i]] = last.kept[i];
+}
+
+__global__ void __launch_bounds__(kThreads)
+    finish_kernel(RegTopKScore rule, const float* u, RegTopKControl* control, Taken taken, FactsOut facts) {
+  const std::uint32_t count = *facts.count;
+  for (std::uint32_t i = blockIdx.x * kThreads + threadIdx.x; i < count; i += gridDim.x * kThreads)
+    taken.values[i] = u[taken.indices[i]];
+  if (blockIdx.x != 0 || threadIdx.x != 0 || control->choice.skip) return;
+  if (control->all) return;
+  const float kth = gpu_magnitude(control->choice.kth);
+  *facts.threshold = static_cast<float>(rule.rest * static_cast<double>(kth));
+  control->next_bound = control->bound.after(control->choice.kth, control->list);
+}
+
+__global__ void __launch_bounds__(kThreads)
+    commit_kernel(const Verdict* verdict, const std::uint32_t* indices, const std::uint32_t* count_at,
+                  const float* sent, const float* average, const float* weight_at, int ranks,
+                  RegTopKLast last, RegTopKControl* control) {
+  if (verdict->bad != 0) return;
+  const std::uint32_t count = *count_at < last.capacity ? *count_at : last.capacity;
+  const double weight = static_cast<double>(*weight_at) / ranks;
+  for (std::uint32_t i = blockIdx.x * kThreads + threadIdx.x; i < count; i += gridDim.x * kThreads) {
+    const std::uint32_t index = indices[i];
+    const double own = weight * static_cast<double>(sent[i]);
+    last.indices[i] = index;
+    last.own[i] = own;
+    last.surplus[i] = static_cast<double>(average[index]) - own;
+  }
+  if (blockIdx.x != 0 || threadIdx.x != 0) return;
+  control->last = count;
+  control->weight = weight;
+  control->bound = control->next_bound;
+}
+
+dim3 entry_grid(std::size_t entries) {
+  return grid_for(entries, kThreads, 1024);
+}
+
+}  // namespace
+
+void regtopk_clear(cudaStream_t stream, RegTopKControl* control) {
+  launch(clear_kernel, 1, 1, stream, control);
+}
+
+void regtopk_plan(cudaStream_t stream, const RegTopKScore& rule, std::size_t n, std::uint32_t capacity,
+                  const StepWords* words, RegTopKControl* control) {
+  launch(plan_kernel, 1, 1, stream, rule, n, capacity, words, control);
+}
+
+void regtopk_judge(cudaStream_t stream, const RegTopKScore& rule, const RegTopKLast& last,
+                   const EntryList& list, RegTopKControl* control, const FactsOut& facts) {
+  launch(judge_kernel, entry_grid(list.limit), kThreads, stream, rule, last, list, control, facts);
+}
+
+void regtopk_put_scores(cudaStream_t stream, const RegTopKScore& rule, const RegTopKLast& last, float* u,
+                        const RegTopKControl* control) {
+  launch(put_scores_kernel, entry_grid(last.capacity), kThreads, stream, rule, last, u, control);
+}
+
+void regtopk_take_scores_back(cudaStream_t stream, const RegTopKLast& last, float* u,
+                              const RegTopKControl* control) {
+  launch(take_scores_back_kernel, entry_grid(last.capacity), kThreads, stream, last, u, control);
+}
+
+void regtopk_finish(cudaStream_t stream, const RegTopKScore& rule, const float* u, RegTopKControl* control,
+                    const Taken& taken, const FactsOut& facts) {
+  launch(finish_kernel, entry_grid(taken.capacity), kThreads, stream, rule, u, control, taken, facts);
+}
+
+void regtopk_commit(cudaStream_t stream, const Verdict* verdict, const std::uint32_t* indices,
+                    const std::uint32_t* count, const float* sent, const float* average, const float* weight,
+                    int ranks, const RegTopKLast& last, RegTopKControl* control) {
+  launch(commit_kernel, entry_grid(last.capacity), kThreads, stream, verdict, indices, count, sent, average,
+         weight, ranks, last, control);
+}
+
+}  // namespace topknot::cuda

@@ -1,0 +1,66 @@
+#pragma once
+// What RegTop-k on a GPU adds to Top-k (compress/select/regtopk.h): O(k) work on the entries sent in the last step.
+// C++17.
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "compress/select/cuda/gpu_keys.h"
+#include "compress/select/cuda/gpu_select.h"
+#include "compress/select/cuda/topk_kernels.h"
+#include "compress/select/regtopk_score.h"
+#include "nn/core/cuda/step_words.h"
+
+namespace topknot::cuda {
+
+// In GPU memory; all zero bits are no start: regtopk_clear().
+struct RegTopKControl {
+  // Of the last committed step.
+  GpuBound bound;
+  double weight = 0;       // of this rank in the average
+  std::uint32_t last = 0;  // entries sent
+  // Of the step under way.
+  GpuBound next_bound;
+  std::uint32_t k = 0;
+  bool all = false;        // every entry travels
+  bool fell_back = false;  // the answer comes from the vector
+  GpuBound::List list = GpuBound::List::good;
+  GpuKey above = kLargestFinite;         // scores beyond it are known to be listed
+  GpuKey listed_above = kLargestFinite;  // what the pass lists with
+  std::uint32_t enough = 0;              // listed scores beyond `above`
+  std::uint32_t blocks_done = 0;
+  Choice choice;
+};
+
+// The entries sent in the last step, by ascending index: RegTopKControl::last of them.
+struct RegTopKLast {
+  std::uint32_t* indices = nullptr;
+  double* own = nullptr;      // w p
+  double* surplus = nullptr;  // avg - w p
+  float* kept = nullptr;      // scratch: what stood in u where scores stand for a while
+  std::uint32_t capacity = 0;
+};
+
+void regtopk_clear(cudaStream_t stream, RegTopKControl* control);
+void regtopk_plan(cudaStream_t stream, const RegTopKScore& rule, std::size_t n, std::uint32_t capacity,
+                  const StepWords* words, RegTopKControl* control);
+// Puts scores over the listed values, and decides whether the k largest scores are among them.
+void regtopk_judge(cudaStream_t stream, const RegTopKScore& rule, const RegTopKLast& last,
+                   const EntryList& list, RegTopKControl* control, const FactsOut& facts);
+// Where the list is not good: scores stand in u for radix selection, then u is as before.
+void regtopk_put_scores(cudaStream_t stream, const RegTopKScore& rule, const RegTopKLast& last, float* u,
+                        const RegTopKControl* control);
+void regtopk_take_scores_back(cudaStream_t stream, const RegTopKLast& last, float* u,
+                              const RegTopKControl* control);
+// The values in place of the scores, the threshold, and the bound to come.
+void regtopk_finish(cudaStream_t stream, const RegTopKScore& rule, const float* u, RegTopKControl* control,
+                    const Taken& taken, const FactsOut& facts);
+
+// Where the verdict is good: keeps what was sent, and what the average made of it.
+void regtopk_commit(cudaStream_t stream, const Verdict* verdict, const std::uint32_t* indices,
+                    const std::uint32_t* count, const float* sent, const float* average, const float* weight,
+                    int ranks, const RegTopKLast& last, RegTopKControl* control);
+
+}  // namespace topknot::cuda

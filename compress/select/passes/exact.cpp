@@ -1,0 +1,130 @@
+#include "compress/select/passes/exact.h"
+
+#include <algorithm>
+#include <functional>
+
+#include "nn/core/base/check.h"
+
+namespace topknot {
+namespace {
+
+constexpr std::size_t kBins = 4096;
+constexpr int kDigitBits = 11;
+
+// The k-th largest key of the list. Nearly all of a list lies close above its bound, so equal bins up from
+// the bound leave a handful of keys to sort; what is more than twice the bound shares the last bin.
+template <class T>
+Key<T> kth_key(const Candidates<T>& found, Key<T> above, std::size_t k) {
+  constexpr int shift = std::numeric_limits<T>::digits - 1 - 12;  // 4096 bins cover one octave
+  const auto bin_of = [above](Key<T> key) {
+    return std::min<std::size_t>(static_cast<std::size_t>(key - above - 1) >> shift, kBins - 1);
+  };
+  std::vector<std::uint32_t> counts(kBins);
+  for (const auto& part : found.parts)
+    for (std::size_t i = 0; i < part.count; ++i) ++counts[bin_of(key_of(part.value[i]))];
+  std::size_t bin = kBins - 1, higher = 0;
+  while (higher + counts[bin] < k) higher += counts[bin--];
+  std::vector<Key<T>> keys;
+  keys.reserve(counts[bin]);
+  for (const auto& part : found.parts)
+    for (std::size_t i = 0; i < part.count; ++i)
+      if (const Key<T> key = key_of(part.value[i]); bin_of(key) == bin) keys.push_back(key);
+  const auto nth = keys.begin() + static_cast<std::ptrdiff_t>(k - higher - 1);
+  std::nth_element(keys.begin(), nth, keys.end(), std::greater<>());
+  return *nth;
+}
+
+}  // namespace
+
+template <class T>
+Key<T> select_from(const Candidates<T>& found, Key<T> above, std::size_t k, Selected<T>& selected) {
+  TOPKNOT_CHECK(k >= 1 && found.complete() && found.count() >= k,
+                "a candidate list that cannot hold the k largest");
+  const Key<T> kth = kth_key(found, above, k);
+  std::size_t greater = 0;
+  for (const auto& part : found.parts)
+    for (std::size_t i = 0; i < part.count; ++i) greater += key_of(part.value[i]) > kth;
+  std::size_t ties = k - greater;
+  // One entry more: the loop writes before it knows.
+  selected.indices.resize(k + 1);
+  selected.values.resize(k + 1);
+  std::size_t n = 0;
+  for (const auto& part : found.parts)
+    for (std::size_t i = 0; i < part.count; ++i) {
+      const Key<T> key = key_of(part.value[i]);
+      const bool tie = key == kth && ties > 0;
+      ties -= tie;
+      selected.indices[n] = part.index[i];
+      selected.values[n] = part.value[i];
+      n += key > kth || tie;
+    }
+  selected.indices.resize(k);
+  selected.values.resize(k);
+  return kth;
+}
+
+template <class T>
+Key<T> select_exact(std::span<const T> u, std::size_t k, Candidates<T>& found, Selected<T>& selected) {
+  TOPKNOT_CHECK(k >= 1 && k <= u.size(), "k outside 1 to the vector's length");
+  constexpr int bits = std::numeric_limits<Key<T>>::digits;
+  const std::size_t limit = 4 * k + 4096;
+  Key<T> prefix = 0;
+  std::size_t higher = 0;  // entries above every key with this prefix
+  for (int shift = bits - kDigitBits, width = kDigitBits;;) {
+    const std::vector<std::size_t> counts = count_digits(u, shift, width, prefix);
+    std::size_t bin = (std::size_t{1} << width) - 1;
+    while (higher + counts[bin] < k) higher += counts[bin--];
+    prefix = (prefix << width) | static_cast<Key<T>>(bin);
+    const Key<T> edge = prefix << shift;
+    if (higher + counts[bin] <= limit) {
+      collect(u, static_cast<Key<T>>(edge - 1), limit, found);
+      return select_from(found, static_cast<Key<T>>(edge - 1), k, selected);
+    }
+    if (shift == 0) break;
+    width = std::min(shift, kDigitBits);
+    shift -= width;
+  }
+  // Many entries tie at the k-th magnitude: those above it, and the first of the ties.
+  const Key<T> kth = prefix;
+  collect(u, kth, limit, found);
+  std::size_t ties = k - found.count(), at = 0;
+  selected.indices.clear();
+  selected.values.clear();
+  const auto take_ties_below = [&](std::size_t end) {
+    for (; at < end && ties > 0; ++at)
+      if (key_of(u[at]) == kth) {
+        selected.indices.push_back(static_cast<std::uint32_t>(at));
+        selected.values.push_back(u[at]);
+        --ties;
+      }
+  };
+  for (const auto& part : found.parts)
+    for (std::size_t i = 0; i < part.count; ++i) {
+      take_ties_below(part.index[i]);
+      selected.indices.push_back(part.index[i]);
+      selected.values.push_back(part.value[i]);
+    }
+  take_ties_below(u.size());
+  return kth;
+}
+
+template <class T>
+void keep_largest(Selected<T>& selected, std::size_t count) {
+  if (selected.indices.size() <= count) return;
+  Candidates<T> scratch;
+  Selected<T> kept;
+  select_exact(std::span<const T>(selected.values), count, scratch, kept);
+  for (std::uint32_t& index : kept.indices) index = selected.indices[index];
+  selected.indices = std::move(kept.indices);
+  selected.values = std::move(kept.values);
+}
+
+template Key<float> select_from(const Candidates<float>&, Key<float>, std::size_t, Selected<float>&);
+template Key<double> select_from(const Candidates<double>&, Key<double>, std::size_t, Selected<double>&);
+template Key<float> select_exact(std::span<const float>, std::size_t, Candidates<float>&, Selected<float>&);
+template Key<double> select_exact(std::span<const double>, std::size_t, Candidates<double>&,
+                                  Selected<double>&);
+template void keep_largest(Selected<float>&, std::size_t);
+template void keep_largest(Selected<double>&, std::size_t);
+
+}  // namespace topknot

@@ -1,0 +1,288 @@
+#include "compress/select/passes/magnitude_passes.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "compress/parallel.h"
+#include "compress/select/passes/take.h"
+#include "nn/core/base/check.h"
+#include "nn/core/simd.h"
+
+namespace topknot {
+namespace {
+
+typedef double Doubles __attribute__((vector_size(64)));
+typedef std::int64_t Words __attribute__((vector_size(64)));
+constexpr std::size_t kHalf = 8, kBlock = 2 * kHalf;  // elements of a vector of doubles; of one turn
+constexpr std::int64_t kMagnitude = std::numeric_limits<std::int64_t>::max();
+
+// Sums of |x| - shift and of its square, and the least and the largest key as double.
+struct Sums {
+  double sum = 0, squares = 0;
+  std::int64_t count = 0, smallest = kMagnitude, largest = 0;
+
+  void add(const Sums& other) {
+    sum += other.sum;
+    squares += other.squares;
+    count += other.count;
+    smallest = std::min(smallest, other.smallest);
+    largest = std::max(largest, other.largest);
+  }
+};
+
+template <class V, class From>
+TOPKNOT_INLINE V bits_as(const From& from) {
+  static_assert(sizeof(V) == sizeof(From));
+  V v;
+  std::memcpy(&v, &from, sizeof v);
+  return v;
+}
+// Selection by sign: comparisons of whole vectors are taken apart into scalars by the compiler. Keys are not
+// negative and bounds at least -1, so differences do not overflow.
+TOPKNOT_INLINE Words negative(Words v) {
+  return v >> 63;
+}
+TOPKNOT_INLINE Words least(Words a, Words b) {
+  return a + ((b - a) & negative(b - a));
+}
+TOPKNOT_INLINE Words greatest(Words a, Words b) {
+  return b - ((b - a) & negative(b - a));
+}
+
+// One chunk of u (+= addend): the entries whose key as double exceeds `above`; -1: all, not asked one by one.
+template <class T, bool kAdd, bool kAll, class Data>
+TOPKNOT_INLINE Sums sums_body(Data u, const T* addend, std::size_t begin, std::size_t end, double shift,
+                              std::int64_t above) {
+  typedef T Half __attribute__((vector_size(kHalf * sizeof(T))));
+  Doubles sum[2] = {}, squares[2] = {};
+  Words count{}, smallest = Words{} + kMagnitude, largest{};
+  std::size_t i = begin;
+  for (; i + kBlock <= end; i += kBlock) {
+    for (std::size_t half = 0; half < 2; ++half) {
+      const std::size_t at = i + half * kHalf;
+      Half v;
+      std::memcpy(&v, u + at, sizeof v);
+      if constexpr (kAdd) {
+        Half a;
+        std::memcpy(&a, addend + at, sizeof a);
+        v += a;
+        std::memcpy(u + at, &v, sizeof v);
+      }
+      const Words key = bits_as<Words>(__builtin_convertvector(v, Doubles)) & kMagnitude;
+      Doubles x = bits_as<Doubles>(key) - shift;
+      if constexpr (kAll) {
+        smallest = least(smallest, key);
+        largest = greatest(largest, key);
+      } else {
+        const Words in = negative(above - key);
+        x = bits_as<Doubles>(bits_as<Words>(x) & in);
+        smallest = least(smallest, (key & in) | (~in & kMagnitude));
+        largest = greatest(largest, key & in);
+        count -= in;
+      }
+      sum[half] += x;
+      squares[half] += x * x;
+    }
+  }
+  Sums result;
+  const Doubles s = sum[0] + sum[1], q = squares[0] + squares[1];
+  for (std::size_t lane = 0; lane < kHalf; ++lane) {
+    result.sum += s[lane];
+    result.squares += q[lane];
+    result.count += count[lane];
+    result.smallest = std::min<std::int64_t>(result.smallest, smallest[lane]);
+    result.largest = std::max<std::int64_t>(result.largest, largest[lane]);
+  }
+  if constexpr (kAll) result.count = static_cast<std::int64_t>(i - begin);
+  for (; i < end; ++i) {
+    if constexpr (kAdd) u[i] += addend[i];
+    const std::int64_t key = key_of(static_cast<double>(u[i]));
+    if (key <= above) continue;
+    const double x = magnitude_of<double>(key) - shift;
+    result.add({x, x * x, 1, key, key});
+  }
+  return result;
+}
+
+// The sum of ln(|x| scale + epsilon) over one chunk. Each factor is at least 2^-52, so that 16 of them can be
+// multiplied before a logarithm is taken.
+template <class T>
+TOPKNOT_INLINE double logs_body(const T* u, std::size_t begin, std::size_t end, double scale) {
+  typedef T Half __attribute__((vector_size(kHalf * sizeof(T))));
+  constexpr std::size_t factors = 16;
+  constexpr double epsilon = std::numeric_limits<double>::epsilon();
+  double sum = 0;
+  std::size_t i = begin;
+  for (; i + factors * kHalf <= end; i += factors * kHalf) {
+    Doubles product = Doubles{} + 1.0;
+    for (std::size_t j = 0; j < factors; ++j) {
+      Half v;
+      std::memcpy(&v, u + i + j * kHalf, sizeof v);
+      const Words key = bits_as<Words>(__builtin_convertvector(v, Doubles)) & kMagnitude;
+      product *= bits_as<Doubles>(key) * scale + epsilon;
+    }
+    for (std::size_t lane = 0; lane < kHalf; ++lane) sum += std::log(product[lane]);
+  }
+  for (; i < end; ++i) sum += std::log(std::abs(static_cast<double>(u[i])) * scale + epsilon);
+  return sum;
+}
+
+template <class T>
+TOPKNOT_INLINE std::size_t count_body(const T* u, std::size_t begin, std::size_t end, Key<T> above) {
+  Key<T> count = 0;  // of one chunk
+  for (std::size_t i = begin; i < end; ++i) count += key_of(u[i]) > above;
+  return static_cast<std::size_t>(count);
+}
+
+TOPKNOT_MULTIVERSION Sums all_chunk(float* u, const float* addend, std::size_t begin, std::size_t end,
+                                    double shift) {
+  return addend ? sums_body<float, true, true>(u, addend, begin, end, shift, -1)
+                : sums_body<float, false, true>(u, addend, begin, end, shift, -1);
+}
+TOPKNOT_MULTIVERSION Sums all_chunk(double* u, const double* addend, std::size_t begin, std::size_t end,
+                                    double shift) {
+  return addend ? sums_body<double, true, true>(u, addend, begin, end, shift, -1)
+                : sums_body<double, false, true>(u, addend, begin, end, shift, -1);
+}
+TOPKNOT_MULTIVERSION Sums tail_chunk(const float* u, std::size_t begin, std::size_t end, double shift,
+                                     std::int64_t above) {
+  return sums_body<float, false, false>(u, static_cast<const float*>(nullptr), begin, end, shift, above);
+}
+TOPKNOT_MULTIVERSION Sums tail_chunk(const double* u, std::size_t begin, std::size_t end, double shift,
+                                     std::int64_t above) {
+  return sums_body<double, false, false>(u, static_cast<const double*>(nullptr), begin, end, shift, above);
+}
+TOPKNOT_MULTIVERSION double logs_chunk(const float* u, std::size_t begin, std::size_t end, double scale) {
+  return logs_body(u, begin, end, scale);
+}
+TOPKNOT_MULTIVERSION double logs_chunk(const double* u, std::size_t begin, std::size_t end, double scale) {
+  return logs_body(u, begin, end, scale);
+}
+TOPKNOT_MULTIVERSION std::size_t count_chunk(const float* u, std::size_t begin, std::size_t end,
+                                             Key<float> above) {
+  return count_body(u, begin, end, above);
+}
+TOPKNOT_MULTIVERSION std::size_t count_chunk(const double* u, std::size_t begin, std::size_t end,
+                                             Key<double> above) {
+  return count_body(u, begin, end, above);
+}
+
+// What each chunk of [0, n) gives, in order.
+template <class R, class Body>
+std::vector<R> by_chunk(std::size_t n, Body&& body) {
+  std::vector<R> results((n + kChunk - 1) / kChunk);
+  for_parts(n, part_count(n), [&](std::size_t, std::size_t begin, std::size_t end) {
+    for (std::size_t i = begin; i < end; i += kChunk)
+      results[i / kChunk] = body(i, std::min(i + kChunk, end));
+  });
+  return results;
+}
+
+MagnitudeMoments moments_of(const std::vector<Sums>& chunks, double shift) {
+  Sums total;
+  for (const Sums& chunk : chunks) total.add(chunk);
+  MagnitudeMoments result;
+  result.count = static_cast<std::size_t>(total.count);
+  result.finite = total.largest <= largest_finite_key<double>();
+  if (result.count == 0 || !result.finite) return result;
+  const double n = static_cast<double>(total.count), offset = total.sum / n;
+  result.mean = shift + offset;
+  const double about_mean = std::max(0.0, total.squares - total.sum * offset);
+  result.variance = total.count < 2 ? std::numeric_limits<double>::quiet_NaN() : about_mean / (n - 1.0);
+  result.norm = std::sqrt(about_mean + n * result.mean * result.mean);
+  result.smallest = magnitude_of<double>(total.smallest);
+  result.largest = magnitude_of<double>(total.largest);
+  return result;
+}
+
+}  // namespace
+
+template <class T>
+MagnitudeMoments accumulate_with_magnitudes(std::span<T> u, std::span<const T> addend) {
+  // Shifted by the first magnitude, so that a constant has this mean and variance 0 exactly.
+  const T first = addend.empty() ? u[0] : u[0] + addend[0];
+  const double shift = std::isfinite(first) ? std::abs(static_cast<double>(first)) : 0.0;
+  return moments_of(by_chunk<Sums>(u.size(),
+                                   [&](std::size_t begin, std::size_t end) {
+                                     return all_chunk(u.data(), addend.empty() ? nullptr : addend.data(),
+                                                      begin, end, shift);
+                                   }),
+                    shift);
+}
+
+template <class T>
+MagnitudeMoments magnitudes_above(std::span<const T> u, double t) {
+  TOPKNOT_CHECK(t >= 0, "a threshold below 0");
+  const std::int64_t above = std::min(key_of(t), largest_finite_key<double>());
+  return moments_of(
+      by_chunk<Sums>(u.size(), [&](std::size_t begin,
+                                   std::size_t end) { return tail_chunk(u.data(), begin, end, t, above); }),
+      t);
+}
+
+template <class T>
+std::size_t count_above(std::span<const T> u, Key<T> above) {
+  std::size_t total = 0;
+  for (const std::size_t count : by_chunk<std::size_t>(u.size(), [&](std::size_t begin, std::size_t end) {
+         return count_chunk(u.data(), begin, end, above);
+       }))
+    total += count;
+  return total;
+}
+
+template <class T>
+double mean_log_magnitude(std::span<const T> u, double norm) {
+  double total = 0;
+  for (const double sum : by_chunk<double>(u.size(), [&](std::size_t begin, std::size_t end) {
+         return logs_chunk(u.data(), begin, end, 1.0 / norm);
+       }))
+    total += sum;
+  return total / static_cast<double>(u.size());
+}
+
+template <class T>
+void ThresholdSearch<T>::start(std::span<const T> u, std::size_t limit) {
+  u_ = u;
+  limit_ = limit;
+  have_list_ = false;
+}
+
+template <class T>
+std::size_t ThresholdSearch<T>::count(Key<T> above) {
+  if (!listed(above)) {
+    collect(u_, above, limit_, found_);
+    have_list_ = found_.complete();
+    bound_ = above;
+    return have_list_ ? found_.count() : count_above(u_, above);
+  }
+  return count_listed(found_, above);
+}
+
+template <class T>
+void ThresholdSearch<T>::take(Key<T> above, std::size_t count, Selected<T>& selected) {
+  if (!listed(above)) {
+    collect(u_, above, count, found_);
+    have_list_ = true;
+    bound_ = above;
+  }
+  TOPKNOT_CHECK(count_listed(found_, above) == count,
+                "another number of entries above the threshold than was counted");
+  take_listed(found_, above, count, selected);
+}
+
+template MagnitudeMoments accumulate_with_magnitudes(std::span<float>, std::span<const float>);
+template MagnitudeMoments accumulate_with_magnitudes(std::span<double>, std::span<const double>);
+template MagnitudeMoments magnitudes_above(std::span<const float>, double);
+template MagnitudeMoments magnitudes_above(std::span<const double>, double);
+template std::size_t count_above(std::span<const float>, Key<float>);
+template std::size_t count_above(std::span<const double>, Key<double>);
+template double mean_log_magnitude(std::span<const float>, double);
+template double mean_log_magnitude(std::span<const double>, double);
+template class ThresholdSearch<float>;
+template class ThresholdSearch<double>;
+
+}  // namespace topknot

@@ -1,0 +1,83 @@
+#pragma once
+// Passes over magnitudes |x|, for selectors that fit or search a threshold. Sums are in double, by chunk over
+// 16 lanes and chunks in order, so that the number of threads does not change a bit of them.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "compress/select/passes/passes.h"
+#include "compress/select/selector.h"
+
+namespace topknot {
+
+// Of all |x|, or of those above a threshold.
+struct MagnitudeMoments {
+  std::size_t count = 0;
+  double mean = 0;
+  double variance = 0;  // sum (|x| - mean)^2 / (count - 1); NaN for fewer than two
+  double norm = 0;      // sqrt(sum x^2)
+  double smallest = 0, largest = 0;
+  bool finite = true;  // no NaN or Inf anywhere; the rest means nothing where this is false
+
+  bool constant() const { return smallest == largest; }
+};
+
+// u += addend (where one is given), and the moments of |u| in the same pass. u is not empty.
+template <class T>
+MagnitudeMoments accumulate_with_magnitudes(std::span<T> u, std::span<const T> addend);
+
+// The moments of those |x| that exceed t >= 0, relative to t; all zero where none does. All x are finite.
+template <class T>
+MagnitudeMoments magnitudes_above(std::span<const T> u, double t);
+
+// How many keys exceed `above`.
+template <class T>
+std::size_t count_above(std::span<const T> u, Key<T> above);
+
+// The mean of ln(|x| / norm + epsilon), epsilon the distance from 1 to the next double; norm at least every
+// |x|.
+template <class T>
+double mean_log_magnitude(std::span<const T> u, double norm);
+
+// The key such that key_of(x) > key exactly where |x| >= t; -1 where t <= 0. t is no NaN.
+template <class T>
+inline Key<T> key_reaching(double t) {
+  const Key<T> below = key_below<T>(t);
+  return below >= 0 && static_cast<double>(magnitude_of<T>(below)) == t ? below - 1 : below;
+}
+
+// Counts and takes the entries above thresholds of one vector. It keeps the entries above the lowest
+// threshold that gave a short list; what is asked above that needs no pass.
+template <class T>
+class ThresholdSearch {
+ public:
+  // u stays valid and unchanged until the last take(). `limit`: the longest list worth keeping, a part.
+  void start(std::span<const T> u, std::size_t limit);
+  std::size_t count(Key<T> above);
+  // Replaces the contents of `selected` by the entries above; exactly `count` of them.
+  void take(Key<T> above, std::size_t count, Selected<T>& selected);
+  // Calls body(index, value) for at least the entries above, ascending: from the list where it has them all,
+  // else for the whole vector, on one thread.
+  template <class Body>
+  void for_each(Key<T> above, Body&& body) const {
+    if (listed(above)) {
+      for (const auto& part : found_.parts)
+        for (std::size_t i = 0; i < part.count; ++i) body(part.index[i], part.value[i]);
+    } else {
+      for (std::size_t i = 0; i < u_.size(); ++i) body(static_cast<std::uint32_t>(i), u_[i]);
+    }
+  }
+
+ private:
+  bool listed(Key<T> above) const { return have_list_ && above >= bound_; }
+
+  std::span<const T> u_;
+  std::size_t limit_ = 0;
+  Candidates<T> found_;
+  Key<T> bound_ = 0;  // found_ holds all entries above it, where have_list_
+  bool have_list_ = false;
+};
+
+}  // namespace topknot

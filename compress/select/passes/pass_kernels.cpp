@@ -1,0 +1,234 @@
+#include "compress/select/passes/pass_kernels.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <type_traits>
+
+#include "nn/core/simd.h"
+
+namespace topknot::pass {
+namespace {
+
+// 64 bytes of T, and of its keys.
+template <class T>
+struct Vec;
+template <>
+struct Vec<float> {
+  typedef float type __attribute__((vector_size(64)));
+  typedef std::int32_t keys __attribute__((vector_size(64)));
+};
+template <>
+struct Vec<double> {
+  typedef double type __attribute__((vector_size(64)));
+  typedef std::int64_t keys __attribute__((vector_size(64)));
+};
+typedef double Doubles __attribute__((vector_size(64)));
+typedef std::int64_t Words __attribute__((vector_size(64)));
+template <class T>
+inline constexpr std::size_t kWidth = 64 / sizeof(T);
+
+template <class V, class T>
+TOPKNOT_INLINE V load_as(const T* p) {
+  V v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+template <class T>
+TOPKNOT_INLINE typename Vec<T>::keys keys_of(typename Vec<T>::type v) {
+  typename Vec<T>::keys k;
+  std::memcpy(&k, &v, sizeof k);
+  return k & std::numeric_limits<Key<T>>::max();
+}
+// Comparisons by subtraction: (bound - key) is negative exactly where key > bound, for keys are not negative
+// and bounds at least -1. (The compiler takes a vector comparison with a mask result apart into scalars.)
+template <class T>
+TOPKNOT_INLINE bool any_negative(typename Vec<T>::keys v) {
+  Words w;
+  std::memcpy(&w, &v, sizeof w);
+  w |= w << (64 - 8 * sizeof(T));  // the sign of each key, in the sign of a word
+  return (((w[0] | w[1]) | (w[2] | w[3])) | ((w[4] | w[5]) | (w[6] | w[7]))) < 0;
+}
+
+// Appends x[0..n), which stands at position i. Without branches: candidates are too rare and irregular to
+// predict.
+template <class T>
+TOPKNOT_INLINE void append(const T* x, std::size_t n, std::size_t i, Key<T> above, Sink<T>& sink) {
+  std::size_t count = sink.count;
+  Key<T> largest = sink.largest;
+  for (std::size_t j = 0; j < n; ++j) {
+    const Key<T> key = key_of(x[j]);
+    sink.index[count] = static_cast<std::uint32_t>(i + j);
+    sink.value[count] = x[j];
+    count += key > above;
+    largest = std::max(largest, key);
+  }
+  if (count > sink.limit) {
+    sink.complete = false;
+    count = 0;
+  }
+  sink.count = count;
+  sink.largest = largest;
+}
+
+// Appends from a group that holds at least one candidate. It was just written, and its lines may still be on
+// their way from memory: reading single elements would wait for them, whole vectors come from the store
+// buffer.
+template <class T>
+TOPKNOT_INLINE void append_group(const T* u, std::size_t i, Key<T> above, Sink<T>& sink) {
+  using V = typename Vec<T>::type;
+  for (std::size_t at = i; at < i + kGroup; at += kWidth<T>) {
+    const V v = load_as<V>(u + at);
+    if (!any_negative<T>(above - keys_of<T>(v))) continue;
+    alignas(64) T lanes[kWidth<T>];
+    std::memcpy(lanes, &v, sizeof v);
+    append(lanes, kWidth<T>, at, above, sink);
+  }
+}
+
+// The vector a pass works on: written where it adds.
+template <class T, bool kAdd>
+using Data = std::conditional_t<kAdd, T, const T>*;
+
+template <class T, bool kAdd>
+TOPKNOT_INLINE void collect_body(Data<T, kAdd> u, const T* addend, std::size_t begin, std::size_t end,
+                                 Key<T> above, Sink<T>& sink_out) {
+  using V = typename Vec<T>::type;
+  constexpr std::size_t vectors = kGroup / kWidth<T>;
+  Sink<T> sink = sink_out;
+  std::size_t i = begin;
+  for (; i + kGroup <= end; i += kGroup) {
+    typename Vec<T>::keys hit{};
+    for (std::size_t j = 0; j < vectors; ++j) {
+      const std::size_t at = i + j * kWidth<T>;
+      V v = load_as<V>(u + at);
+      if constexpr (kAdd) {
+        v += load_as<V>(addend + at);
+        std::memcpy(u + at, &v, sizeof v);
+      }
+      hit |= above - keys_of<T>(v);
+    }
+    if (any_negative<T>(hit)) append_group(u, i, above, sink);
+  }
+  if constexpr (kAdd)
+    for (std::size_t j = i; j < end; ++j) u[j] += addend[j];
+  append(u + i, end - i, i, above, sink);
+  sink_out = sink;
+}
+
+// x - shift and its square over 16 lanes of double, for one chunk.
+template <class T, bool kAdd>
+TOPKNOT_INLINE ChunkSums moments_body(Data<T, kAdd> u, const T* addend, std::size_t begin, std::size_t end,
+                                      double shift) {
+  Doubles sum[2] = {}, squares[2] = {};
+  double tail_sum = 0, tail_squares = 0;
+  typedef T Half __attribute__((vector_size(8 * sizeof(T))));
+  using V = typename Vec<T>::type;
+  using K = typename Vec<T>::keys;
+  K above_finite{}, bits{};
+  Key<T> tail_largest = 0;
+  std::size_t i = begin;
+  for (; i + 16 <= end; i += 16) {
+    for (std::size_t j = 0; j < 16; j += kWidth<T>) {
+      V v = load_as<V>(u + i + j);
+      if constexpr (kAdd) {
+        v += load_as<V>(addend + i + j);
+        std::memcpy(u + i + j, &v, sizeof v);
+      }
+      const K keys = keys_of<T>(v);
+      above_finite |= largest_finite_key<T>() - keys;
+      bits |= keys;
+    }
+    for (int half = 0; half < 2; ++half) {
+      const Doubles x = __builtin_convertvector(load_as<Half>(u + i + 8 * half), Doubles) - shift;
+      sum[half] += x;
+      squares[half] += x * x;
+    }
+  }
+  for (; i < end; ++i) {
+    if constexpr (kAdd) u[i] += addend[i];
+    const double x = static_cast<double>(u[i]) - shift;
+    tail_sum += x;
+    tail_squares += x * x;
+    tail_largest = std::max(tail_largest, key_of(u[i]));
+  }
+  ChunkSums result;
+  const Doubles s = sum[0] + sum[1], q = squares[0] + squares[1];
+  for (int lane = 0; lane < 8; ++lane) {
+    result.sum += s[lane];
+    result.squares += q[lane];
+  }
+  result.sum += tail_sum;
+  result.squares += tail_squares;
+  result.finite = !any_negative<T>(above_finite) && tail_largest <= largest_finite_key<T>();
+  result.zero = !any_negative<T>(-bits) && tail_largest == 0;
+  return result;
+}
+
+// One chunk: lane counters cannot overflow within it.
+template <class T>
+TOPKNOT_INLINE void count_body(const T* u, std::size_t begin, std::size_t end, const Key<T>* above,
+                               Key<T> list_above, Counts& total, Sink<T>& sink_out) {
+  using V = typename Vec<T>::type;
+  using K = typename Vec<T>::keys;
+  Sink<T> sink = sink_out;
+  K counters[kCounts] = {};
+  std::size_t i = begin;
+  for (; i + kGroup <= end; i += kGroup) {
+    K hit{};
+    for (std::size_t j = 0; j < kGroup; j += kWidth<T>) {
+      const K keys = keys_of<T>(load_as<V>(u + i + j));
+      for (std::size_t r = 0; r < kCounts; ++r) counters[r] -= (above[r] - keys) >> (8 * sizeof(T) - 1);
+      hit |= list_above - keys;
+    }
+    if (any_negative<T>(hit)) append_group(u, i, list_above, sink);
+  }
+  for (std::size_t r = 0; r < kCounts; ++r) {
+    for (std::size_t lane = 0; lane < kWidth<T>; ++lane)
+      total[r] += static_cast<std::size_t>(counters[r][lane]);
+    for (std::size_t j = i; j < end; ++j) total[r] += key_of(u[j]) > above[r];
+  }
+  append(u + i, end - i, i, list_above, sink);
+  sink_out = sink;
+}
+
+}  // namespace
+
+TOPKNOT_MULTIVERSION void collect_part(float* u, const float* addend, std::size_t begin, std::size_t end,
+                                       Key<float> above, Sink<float>& sink) {
+  collect_body<float, true>(u, addend, begin, end, above, sink);
+}
+TOPKNOT_MULTIVERSION void collect_part(double* u, const double* addend, std::size_t begin, std::size_t end,
+                                       Key<double> above, Sink<double>& sink) {
+  collect_body<double, true>(u, addend, begin, end, above, sink);
+}
+TOPKNOT_MULTIVERSION void collect_part(const float* u, std::size_t begin, std::size_t end, Key<float> above,
+                                       Sink<float>& sink) {
+  collect_body<float, false>(u, nullptr, begin, end, above, sink);
+}
+TOPKNOT_MULTIVERSION void collect_part(const double* u, std::size_t begin, std::size_t end, Key<double> above,
+                                       Sink<double>& sink) {
+  collect_body<double, false>(u, nullptr, begin, end, above, sink);
+}
+TOPKNOT_MULTIVERSION ChunkSums moments_chunk(float* u, const float* addend, std::size_t begin,
+                                             std::size_t end, double shift) {
+  return addend ? moments_body<float, true>(u, addend, begin, end, shift)
+                : moments_body<float, false>(u, nullptr, begin, end, shift);
+}
+TOPKNOT_MULTIVERSION ChunkSums moments_chunk(double* u, const double* addend, std::size_t begin,
+                                             std::size_t end, double shift) {
+  return addend ? moments_body<double, true>(u, addend, begin, end, shift)
+                : moments_body<double, false>(u, nullptr, begin, end, shift);
+}
+TOPKNOT_MULTIVERSION void count_chunk(const float* u, std::size_t begin, std::size_t end,
+                                      const Key<float>* above, Key<float> list_above, Counts& total,
+                                      Sink<float>& sink) {
+  count_body<float>(u, begin, end, above, list_above, total, sink);
+}
+TOPKNOT_MULTIVERSION void count_chunk(const double* u, std::size_t begin, std::size_t end,
+                                      const Key<double>* above, Key<double> list_above, Counts& total,
+                                      Sink<double>& sink) {
+  count_body<double>(u, begin, end, above, list_above, total, sink);
+}
+
+}  // namespace topknot::pass

@@ -1,0 +1,55 @@
+#pragma once
+// The inner loops of the passes (compress/select/passes/passes.h): one thread's range or one chunk of a vector,
+// compiled for several instruction sets. Overloads for float and double, because templates cannot be compiled
+// for several targets. None of them throws or allocates.
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "compress/select/passes/keys.h"
+#include "compress/select/passes/passes.h"
+
+namespace topknot::pass {
+
+inline constexpr std::size_t kGroup = 64;  // elements looked at between two tests for candidates
+
+// Where a pass over one part writes, ascending by index. The memory has room for `limit` entries and kGroup
+// more.
+template <class T>
+struct Sink {
+  std::uint32_t* index;
+  T* value;
+  std::size_t limit;
+  std::size_t count = 0;
+  Key<T> largest = 0;    // over all candidates, kept or not
+  bool complete = true;  // false: more than `limit` were found, and the list was dropped
+};
+
+// Elements [begin, end) of u += addend (the first two) or of u as it is; those whose key exceeds `above`, at
+// most largest_finite_key, go to the sink.
+void collect_part(float* u, const float* addend, std::size_t begin, std::size_t end, Key<float> above,
+                  Sink<float>& sink);
+void collect_part(double* u, const double* addend, std::size_t begin, std::size_t end, Key<double> above,
+                  Sink<double>& sink);
+void collect_part(const float* u, std::size_t begin, std::size_t end, Key<float> above, Sink<float>& sink);
+void collect_part(const double* u, std::size_t begin, std::size_t end, Key<double> above, Sink<double>& sink);
+
+// Sums of x - shift and of its square; whether all x are finite, and whether all are zero.
+struct ChunkSums {
+  double sum = 0, squares = 0;
+  bool finite = true, zero = true;
+};
+// u += addend, where that is not null, and the sums of the result, over the chunk [begin, end).
+ChunkSums moments_chunk(float* u, const float* addend, std::size_t begin, std::size_t end, double shift);
+ChunkSums moments_chunk(double* u, const double* addend, std::size_t begin, std::size_t end, double shift);
+
+using Counts = std::array<std::size_t, kCounts>;
+// Over the chunk [begin, end), at most kChunk elements: adds the number of keys above each of the kCounts
+// thresholds to `total` and lists those above `list_above`, at most largest_finite_key.
+void count_chunk(const float* u, std::size_t begin, std::size_t end, const Key<float>* above,
+                 Key<float> list_above, Counts& total, Sink<float>& sink);
+void count_chunk(const double* u, std::size_t begin, std::size_t end, const Key<double>* above,
+                 Key<double> list_above, Counts& total, Sink<double>& sink);
+
+}  // namespace topknot::pass

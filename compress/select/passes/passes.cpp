@@ -1,0 +1,170 @@
+#include "compress/select/passes/passes.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "compress/parallel.h"
+#include "compress/select/passes/pass_kernels.h"
+
+namespace topknot {
+namespace {
+
+using pass::ChunkSums;
+using pass::Counts;
+using pass::Sink;
+
+// Makes room before the threads start: they must not throw.
+template <class T>
+void prepare(Candidates<T>& found, std::size_t n, std::size_t parts, std::size_t limit) {
+  found.parts.resize(parts);
+  const std::size_t capacity = std::min(limit, n) + pass::kGroup;
+  for (auto& part : found.parts) {
+    if (part.capacity < capacity) {
+      part.index.reset(new std::uint32_t[capacity]);
+      part.value.reset(new T[capacity]);
+      part.capacity = capacity;
+    }
+    part.count = 0;
+    part.largest = 0;
+    part.complete = true;
+  }
+}
+template <class T>
+Sink<T> open_sink(typename Candidates<T>::Part& part, std::size_t limit) {
+  return {part.index.get(), part.value.get(), std::min(limit, part.capacity - pass::kGroup)};
+}
+template <class T>
+void close_sink(const Sink<T>& sink, typename Candidates<T>::Part& part) {
+  part.count = sink.complete ? sink.count : 0;
+  part.largest = sink.largest;
+  part.complete = sink.complete;
+}
+
+}  // namespace
+
+template <class T>
+std::size_t Candidates<T>::count() const {
+  std::size_t total = 0;
+  for (const Part& part : parts) total += part.count;
+  return total;
+}
+template <class T>
+bool Candidates<T>::complete() const {
+  return std::all_of(parts.begin(), parts.end(), [](const Part& part) { return part.complete; });
+}
+template <class T>
+bool Candidates<T>::finite() const {
+  return std::all_of(parts.begin(), parts.end(),
+                     [](const Part& part) { return part.largest <= largest_finite_key<T>(); });
+}
+
+template <class T>
+void accumulate_and_collect(std::span<T> u, std::span<const T> addend, Key<T> above, std::size_t limit,
+                            Candidates<T>& found) {
+  if (addend.empty()) return collect(std::span<const T>(u), above, limit, found);
+  const std::size_t parts = part_count(u.size());
+  prepare(found, u.size(), parts, limit);
+  for_parts(u.size(), parts, [&](std::size_t p, std::size_t begin, std::size_t end) {
+    Sink<T> sink = open_sink<T>(found.parts[p], limit);
+    pass::collect_part(u.data(), addend.data(), begin, end, above, sink);
+    close_sink<T>(sink, found.parts[p]);
+  });
+}
+
+template <class T>
+void collect(std::span<const T> u, Key<T> above, std::size_t limit, Candidates<T>& found) {
+  const std::size_t parts = part_count(u.size());
+  prepare(found, u.size(), parts, limit);
+  for_parts(u.size(), parts, [&](std::size_t p, std::size_t begin, std::size_t end) {
+    Sink<T> sink = open_sink<T>(found.parts[p], limit);
+    pass::collect_part(u.data(), begin, end, above, sink);
+    close_sink<T>(sink, found.parts[p]);
+  });
+}
+
+template <class T>
+Moments accumulate_with_moments(std::span<T> u, std::span<const T> addend) {
+  const std::size_t n = u.size();
+  const T first = addend.empty() ? u[0] : u[0] + addend[0];
+  const double shift = std::isfinite(first) ? static_cast<double>(first) : 0.0;
+  std::vector<ChunkSums> sums((n + kChunk - 1) / kChunk);
+  for_parts(n, part_count(n), [&](std::size_t, std::size_t begin, std::size_t end) {
+    for (std::size_t i = begin; i < end; i += kChunk)
+      sums[i / kChunk] = pass::moments_chunk(u.data(), addend.empty() ? nullptr : addend.data(), i,
+                                             std::min(i + kChunk, end), shift);
+  });
+  Moments result;
+  double sum = 0, squares = 0;
+  for (const ChunkSums& chunk : sums) {
+    sum += chunk.sum;
+    squares += chunk.squares;
+    result.finite &= chunk.finite;
+    result.zero &= chunk.zero;
+  }
+  const double count = static_cast<double>(n);
+  result.mean = shift + sum / count;
+  result.deviation = n < 2 ? std::numeric_limits<double>::quiet_NaN()
+                           : std::sqrt(std::max(0.0, squares - sum * (sum / count)) / (count - 1.0));
+  return result;
+}
+
+template <class T>
+std::array<std::size_t, kCounts> count_and_collect(std::span<const T> u,
+                                                   const std::array<Key<T>, kCounts>& above,
+                                                   Key<T> list_above, std::size_t limit,
+                                                   Candidates<T>& found) {
+  const std::size_t parts = part_count(u.size());
+  prepare(found, u.size(), parts, limit);
+  std::vector<Counts> counts(parts);
+  for_parts(u.size(), parts, [&](std::size_t p, std::size_t begin, std::size_t end) {
+    Sink<T> sink = open_sink<T>(found.parts[p], limit);
+    for (std::size_t i = begin; i < end; i += kChunk)
+      pass::count_chunk(u.data(), i, std::min(i + kChunk, end), above.data(), list_above, counts[p], sink);
+    close_sink<T>(sink, found.parts[p]);
+  });
+  std::array<std::size_t, kCounts> total{};
+  for (const Counts& part : counts)
+    for (std::size_t r = 0; r < kCounts; ++r) total[r] += part[r];
+  return total;
+}
+
+template <class T>
+std::vector<std::size_t> count_digits(std::span<const T> u, int shift, int width, Key<T> prefix) {
+  const std::size_t bins = std::size_t{1} << width;
+  constexpr std::size_t copies =
+      4;  // neighbours often fall into one bin; four tables keep the additions apart
+  const std::size_t parts = part_count(u.size());
+  std::vector<std::uint32_t> tables(parts * copies * bins);
+  for_parts(u.size(), parts, [&](std::size_t p, std::size_t begin, std::size_t end) {
+    std::uint32_t* table = tables.data() + p * copies * bins;
+    for (std::size_t i = begin; i < end; ++i) {
+      const Key<T> key = key_of(u[i]) >> shift;
+      if ((key >> width) == prefix)
+        ++table[(i % copies) * bins + static_cast<std::size_t>(key & static_cast<Key<T>>(bins - 1))];
+    }
+  });
+  std::vector<std::size_t> counts(bins);
+  for (std::size_t i = 0; i < tables.size(); ++i) counts[i % bins] += tables[i];
+  return counts;
+}
+
+template struct Candidates<float>;
+template struct Candidates<double>;
+template void accumulate_and_collect(std::span<float>, std::span<const float>, Key<float>, std::size_t,
+                                     Candidates<float>&);
+template void accumulate_and_collect(std::span<double>, std::span<const double>, Key<double>, std::size_t,
+                                     Candidates<double>&);
+template void collect(std::span<const float>, Key<float>, std::size_t, Candidates<float>&);
+template void collect(std::span<const double>, Key<double>, std::size_t, Candidates<double>&);
+template Moments accumulate_with_moments(std::span<float>, std::span<const float>);
+template Moments accumulate_with_moments(std::span<double>, std::span<const double>);
+template std::array<std::size_t, kCounts> count_and_collect(std::span<const float>,
+                                                            const std::array<Key<float>, kCounts>&,
+                                                            Key<float>, std::size_t, Candidates<float>&);
+template std::array<std::size_t, kCounts> count_and_collect(std::span<const double>,
+                                                            const std::array<Key<double>, kCounts>&,
+                                                            Key<double>, std::size_t, Candidates<double>&);
+template std::vector<std::size_t> count_digits(std::span<const float>, int, int, Key<float>);
+template std::vector<std::size_t> count_digits(std::span<const double>, int, int, Key<double>);
+
+}  // namespace topknot

@@ -1,0 +1,67 @@
+#pragma once
+// The passes over the data that selectors are made of. Each is one read of the vector, cut over threads by
+// contiguous ranges, so that a list by part is a list by index.
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "compress/select/passes/keys.h"
+
+namespace topknot {
+
+// Entries found by a pass, by part, ascending. Memory grows to what a pass may ask for and is reused.
+template <class T>
+struct Candidates {
+  struct Part {
+    std::unique_ptr<std::uint32_t[]> index;
+    std::unique_ptr<T[]> value;
+    std::size_t capacity = 0;
+    std::size_t count = 0;
+    Key<T> largest = 0;    // over all entries that were found, kept or not
+    bool complete = true;  // false: more than the limit were found; the list is useless
+  };
+  std::vector<Part> parts;
+
+  std::size_t count() const;
+  bool complete() const;
+  bool finite() const;  // no NaN or Inf among what was found
+};
+
+// u += addend (where one is given) and, in the same pass, lists the entries whose key exceeds `above`; up to
+// `limit` a part. `above` at most largest_finite_key, so that NaN and Inf are always found.
+template <class T>
+void accumulate_and_collect(std::span<T> u, std::span<const T> addend, Key<T> above, std::size_t limit,
+                            Candidates<T>& found);
+
+// The same without adding.
+template <class T>
+void collect(std::span<const T> u, Key<T> above, std::size_t limit, Candidates<T>& found);
+
+// u += addend with the moments of the sum, in double, shifted by the first element so that a constant vector
+// has variance 0 exactly. Sums are made by chunk over 16 lanes, and chunks are added in order.
+struct Moments {
+  double mean = 0;
+  double deviation = 0;  // sqrt(sum (x - mean)^2 / (n - 1)); NaN for n = 1
+  bool finite = true;    // no NaN or Inf anywhere; the rest means nothing where this is false
+  bool zero = true;      // nothing but zeros
+};
+template <class T>
+Moments accumulate_with_moments(std::span<T> u, std::span<const T> addend);
+
+// Counts the keys above each of three thresholds and lists those above `list_above`, in one pass.
+inline constexpr std::size_t kCounts = 3;
+template <class T>
+std::array<std::size_t, kCounts> count_and_collect(std::span<const T> u,
+                                                   const std::array<Key<T>, kCounts>& above,
+                                                   Key<T> list_above, std::size_t limit,
+                                                   Candidates<T>& found);
+
+// One digit of a radix selection: counts[b] = how many keys have (key >> shift) == (prefix << width) + b.
+template <class T>
+std::vector<std::size_t> count_digits(std::span<const T> u, int shift, int width, Key<T> prefix);
+
+}  // namespace topknot

@@ -1,0 +1,74 @@
+#pragma once
+// What selectors write into their result, from a vector or from what a pass over it listed.
+
+#include <algorithm>
+#include <cstddef>
+#include <numeric>
+#include <span>
+
+#include "compress/select/passes/passes.h"
+#include "compress/select/selector.h"
+
+namespace topknot {
+
+// Empties `selected` and notes whether the vector was finite; returns that.
+template <class T>
+bool begin_selection(bool finite, Selected<T>& selected) {
+  selected.indices.clear();
+  selected.values.clear();
+  selected.finite = finite;
+  selected.threshold = 0;
+  return finite;
+}
+
+// Every entry of u; returns the least magnitude, 0 of none.
+template <class T>
+T take_everything(std::span<const T> u, Selected<T>& selected) {
+  selected.indices.resize(u.size());
+  std::iota(selected.indices.begin(), selected.indices.end(), 0u);
+  selected.values.assign(u.begin(), u.end());
+  if (u.empty()) return 0;
+  Key<T> least = key_of(u[0]);
+  for (const T x : u) least = std::min(least, key_of(x));
+  return magnitude_of<T>(least);
+}
+
+// Everything that was found.
+template <class T>
+void take_found(const Candidates<T>& found, Selected<T>& selected) {
+  selected.indices.resize(found.count());
+  selected.values.resize(found.count());
+  std::size_t n = 0;
+  for (const auto& part : found.parts) {
+    std::copy_n(part.index.get(), part.count, selected.indices.data() + n);
+    std::copy_n(part.value.get(), part.count, selected.values.data() + n);
+    n += part.count;
+  }
+}
+
+// How many of the list exceed a bound.
+template <class T>
+std::size_t count_listed(const Candidates<T>& found, Key<T> above) {
+  std::size_t count = 0;
+  for (const auto& part : found.parts)
+    for (std::size_t i = 0; i < part.count; ++i) count += key_of(part.value[i]) > above;
+  return count;
+}
+
+// Those of the list that exceed a bound, of which there are `count`, as count_listed() says.
+template <class T>
+void take_listed(const Candidates<T>& found, Key<T> above, std::size_t count, Selected<T>& selected) {
+  selected.indices.resize(count + 1);  // one more: the loop writes before it knows
+  selected.values.resize(count + 1);
+  std::size_t n = 0;
+  for (const auto& part : found.parts)
+    for (std::size_t i = 0; i < part.count; ++i) {
+      selected.indices[n] = part.index[i];
+      selected.values[n] = part.value[i];
+      n += key_of(part.value[i]) > above;
+    }
+  selected.indices.resize(count);
+  selected.values.resize(count);
+}
+
+}  // namespace topknot

@@ -1,0 +1,46 @@
+#pragma once
+// A data set in GPU memory, in whole, and batches made of it there: the loader's images (data/loader.h) without the
+// host. Pictures stay bytes where the set keeps bytes, else floats.
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "data/dataset.h"
+#include "nn/core/cuda/context.h"
+
+namespace topknot::cuda {
+
+class DeviceDataset {
+ public:
+  // Copies the set to the current context's GPU and waits for that; the set is not needed afterwards. `augment` and
+  // `seed` as of Transform. Throws OutOfMemory where it does not fit, UserError for more than 2^31 - 1 samples.
+  DeviceDataset(const Dataset& dataset, bool augment, std::uint64_t seed);
+
+  // Puts the making of a batch of n samples on the stream. All pointers are into GPU memory.
+  //   indices  n of them, each in [0, size())
+  //   epoch    a word, for the draws of augmentation; null: epoch 0
+  //   images   of n samples, f32 or bf16: [n, C, H, W] in any order but blocked, or plain [n, C * H * W] in C, H, W
+  //            order. In f32 they are the loader's bit for bit, in bf16 these rounded.
+  //   labels   n of them, for classification; else not looked at
+  //   targets  [n, targets], f32, for regression; else not looked at
+  void make_batch(cudaStream_t stream, const std::int32_t* indices, std::int64_t n,
+                  const std::uint32_t* epoch, Tensor& images, std::int32_t* labels, Tensor& targets) const;
+
+  std::int64_t size() const { return size_; }
+  const Shape& sample_shape() const { return shape_; }
+  std::int64_t targets() const { return targets_count_; }  // values a sample; 0 for classification
+  std::size_t bytes() const;                               // of GPU memory
+
+ private:
+  std::int64_t size_, targets_count_;
+  Shape shape_;
+  bool as_bytes_, augment_;
+  std::uint64_t seed_;
+  DeviceArray<std::uint8_t> samples_;  // N, H, W, C; bytes or floats
+  DeviceArray<float> statistics_;      // a mean a channel, then a standard deviation a channel
+  DeviceArray<std::int32_t> labels_;
+  DeviceArray<float> targets_;
+};
+
+}  // namespace topknot::cuda

@@ -1,0 +1,70 @@
+#pragma once
+// The one line in which a rank's collectives stand. Jobs run in the order of submit(), each alone, so that
+// two threads never talk on one communicator. Where the communicator overlaps() they run on a thread of the
+// queue's own; otherwise inside submit(), on the caller's thread.
+//
+// After a job failed, later jobs do not run: waiting for them throws the first job's error. The queue belongs
+// to one rank; submit() and wait() are called by that rank's compute thread.
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <thread>
+
+#include "dist/comm/communicator.h"
+#include "dist/launch/socket.h"
+
+namespace topknot {
+
+class CollectiveQueue {
+ public:
+  using Job = std::function<void(Communicator&)>;
+  using Ticket = std::uint64_t;  // 1, 2, 3, ...
+
+  // When a job ran. communicate time is end - begin; what of it wait() had to wait for is `waited`. All in
+  // seconds of the steady clock; inside submit() (no overlap) all of it counts as waited.
+  struct Times {
+    Clock::time_point begin, end;
+    double seconds() const { return std::chrono::duration<double>(end - begin).count(); }
+    double waited = 0;
+  };
+
+  explicit CollectiveQueue(Communicator& communicator);
+  // Runs what is queued, or drops it after a failure and when an exception is on its way (the job that is
+  // running ends first; whoever catches the exception tells the peers with abort()).
+  ~CollectiveQueue();
+  CollectiveQueue(const CollectiveQueue&) = delete;
+  CollectiveQueue& operator=(const CollectiveQueue&) = delete;
+
+  // For rank, size and backend; collectives go through the queue.
+  const Communicator& communicator() const { return communicator_; }
+
+  Ticket submit(Job job);
+  // Returns when the job has run; rethrows its error, or the first error of an earlier one. Once for each
+  // ticket.
+  Times wait(Ticket ticket);
+  // submit() and wait().
+  Times run(Job job);
+
+ private:
+  void work();
+  void execute(Ticket ticket, const Job& job);
+
+  Communicator& communicator_;
+  std::mutex mutex_;  // guards what follows
+  std::condition_variable changed_;
+  std::deque<std::pair<Ticket, Job>> jobs_;
+  std::map<Ticket, Times> finished_;
+  Ticket submitted_ = 0, done_ = 0;
+  std::exception_ptr error_;
+  Ticket failed_ = 0;  // the job that threw error_
+  bool stop_ = false;
+  int exceptions_;  // in flight at construction
+  std::thread worker_;
+};
+
+}  // namespace topknot

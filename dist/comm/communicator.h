@@ -1,0 +1,85 @@
+#pragma once
+// The collectives a trainer needs, over one group of ranks. Backends: threads (ranks of one process), gloo
+// (processes over TCP). Calls are collective: every rank makes the same calls in the same order. Two threads
+// never talk on one communicator at once (dist/comm/collective_queue.h sees to that).
+//
+// Nothing waits without a deadline: a call throws CollectiveError when a peer died, called abort(), or did
+// not come within the timeout.
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "nn/core/base/check.h"
+#include "nn/core/bfloat16.h"
+
+namespace topknot {
+
+// A collective that did not finish. `what()` names this rank, the operation and what is known of the peers.
+class CollectiveError : public Error {
+ public:
+  using Error::Error;
+};
+
+// How floats are added.
+enum class SumOrder {
+  ranks,    // ((g0 + g1) + g2) + ...: the same bits on every backend
+  library,  // as the backend is fastest; the same bits on every rank and in every run of that backend
+};
+
+class Communicator {
+ public:
+  virtual ~Communicator() = default;
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  virtual std::string backend() const = 0;  // "threads", "gloo"
+  // Whether collectives may run on a thread of their own beside the backward pass.
+  virtual bool overlaps() const = 0;
+
+  // Gathers one block of bytes from each rank; lengths may differ (0 included). all[r] is rank r's, own
+  // included.
+  virtual void all_gather(std::span<const std::byte> mine, std::vector<std::vector<std::byte>>& all) = 0;
+  // Sums in place over the ranks; the same length everywhere. Every rank ends with the same bits.
+  virtual void all_reduce(std::span<float> data, SumOrder order) = 0;
+  // The same of bfloat16, half the bytes: added as floats; rounded once in the order of ranks, after each
+  // addition in the library's.
+  virtual void all_reduce(std::span<BFloat16> data, SumOrder order) = 0;
+  virtual void all_reduce(std::span<double> data) = 0;  // in rank order; metrics and evaluation
+  virtual void broadcast(std::span<std::byte> data, int root) = 0;
+  // Sends mine[r] to each rank r; theirs[r] is what rank r sent here, own included. Lengths may differ.
+  virtual void all_to_all(std::span<const std::vector<std::byte>> mine,
+                          std::vector<std::vector<std::byte>>& theirs) = 0;
+  // Sends `mine` to rank `to` and receives what rank `from` sends in the same call; -1 for either: no one.
+  // Collective as the others: every rank calls, those without a part with -1 twice, and who names a receiver
+  // is named by it. No rank sends to itself. `theirs` is emptied where there is no sender.
+  virtual void send_receive(int to, std::span<const std::byte> mine, int from,
+                            std::vector<std::byte>& theirs) = 0;
+  virtual void barrier() = 0;
+
+  // A communicator of those ranks that give the same color, in the order of their ranks here. Collective; it
+  // lives beside this one and may outlive it. A rank that gives up on this one gives up on its splits as well,
+  // not the other way round. Whose turn it is must follow from the program, as with all calls: calls on both
+  // are made by one thread, in the same order on all ranks they share.
+  virtual std::unique_ptr<Communicator> split(int color) = 0;
+
+  // Tells the peers that this rank gives up, so that their calls end with `reason` at once. Never throws.
+  // May be called from any thread. Afterwards every call of this rank throws.
+  virtual void abort(const std::string& reason) noexcept = 0;
+
+  // Why this group has ended, as far as this rank has heard without a call; "" while it goes on. From any thread.
+  virtual std::string first_error() { return ""; }
+};
+
+// Collective. Throws the same UserError on every rank when the ranks' `value` of `what` differ (a
+// configuration, a binary's version, parameter names and shapes), naming the first rank that differs from
+// rank 0.
+void check_same(Communicator& communicator, const std::string& what, const std::string& value);
+
+// For backends: what is wrong with a send_receive whose `partners` are, by rank, (to, from); "" where each
+// receiver that is named names its sender, and the other way round.
+std::string unmatched_partners(std::span<const std::pair<int, int>> partners);
+
+}  // namespace topknot

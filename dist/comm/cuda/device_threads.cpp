@@ -1,0 +1,220 @@
+#include <condition_variable>
+#include <cstring>
+#include <exception>
+#include <mutex>
+#include <vector>
+
+#include "dist/comm/cuda/device_backends.h"
+#include "dist/comm/cuda/device_sum.h"
+#include "dist/comm/cuda/device_wait.h"
+#include "dist/comm/ordered_sum.h"
+#include "nn/core/base/text.h"
+#include "nn/core/cuda/context.h"
+
+namespace topknot::cuda {
+namespace {
+
+// The second meeting of a call. Between the two there is only finite work of the host, and whoever left early could
+// free memory that another rank's kernel is about to use: so nobody's abort() counts here.
+class Meeting {
+ public:
+  explicit Meeting(int ranks) : ranks_(ranks) {}
+  bool meet(Deadline deadline) {
+    std::unique_lock lock(mutex_);
+    if (++arrived_ == ranks_) {
+      arrived_ = 0;
+      ++generation_;
+      changed_.notify_all();
+      return true;
+    }
+    const auto generation = generation_;
+    return changed_.wait_until(lock, deadline, [&] { return generation_ != generation; });
+  }
+
+ private:
+  const int ranks_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  int arrived_ = 0;
+  std::uint64_t generation_ = 0;
+};
+
+// What the ranks share; it lives until the last of them has gone, since each waits for the others' events.
+struct Group {
+  explicit Group(int ranks) : meeting(ranks), ready(ranks), done(ranks) {}
+  Meeting meeting;
+  std::vector<std::unique_ptr<Event>> ready, done;  // by rank
+};
+
+enum class Operation : std::int32_t { gather, sum, sum_bfloat16, broadcast };
+
+// What a rank brings to a call.
+struct Part {
+  Operation operation;
+  std::int32_t root = -1;
+  void* data = nullptr;
+  std::uint64_t size = 0;
+};
+static_assert(std::is_trivially_copyable_v<Part>);
+
+class DeviceThreads : public DeviceCommunicator {
+ public:
+  DeviceThreads(Communicator& host, double timeout_s) : host_(host), timeout_s_(timeout_s) {
+    if (size() > kMostThreadRanks)
+      throw UserError("dist.ranks: at most " + std::to_string(kMostThreadRanks) +
+                      " ranks of dist.backend threads can share a GPU, not " + std::to_string(size()));
+    const int device = Context::current().options().device;
+    const auto made = rank() == 0 ? std::make_shared<Group>(size()) : nullptr;
+    struct Hello {
+      int device;
+      const std::shared_ptr<Group>* group;
+    };
+    const auto all = exchange(Hello{device, &made});
+    for (int r = 1; r < size(); ++r)
+      if (all[static_cast<std::size_t>(r)].device != all[0].device)
+        throw UserError("ranks that are threads of one process share one GPU, but rank 0 is on GPU " +
+                        std::to_string(all[0].device) + " and rank " + std::to_string(r) + " on GPU " +
+                        std::to_string(all[static_cast<std::size_t>(r)].device) +
+                        "; use dist.backend=nccl for several GPUs");
+    group_ = *all[0].group;
+    mine(group_->ready) = std::make_unique<Event>();
+    mine(group_->done) = std::make_unique<Event>();
+    host_.barrier();  // all events are there, and all have copied rank 0's pointer
+  }
+
+  int rank() const override { return host_.rank(); }
+  int size() const override { return host_.size(); }
+  std::string backend() const override { return "threads"; }
+  bool capturable() const override { return false; }
+
+  void all_gather(const std::byte* mine, std::byte* all, std::size_t bytes, cudaStream_t stream) override {
+    run({Operation::gather, -1, const_cast<std::byte*>(mine), bytes}, stream,
+        [&](const std::vector<Part>& parts) { gather_blocks(stream, pointers(parts), size(), bytes, all); });
+  }
+
+  void all_reduce(float* data, std::size_t n, SumOrder, cudaStream_t stream) override {
+    reduce(Operation::sum, SumType::f32, data, n, stream);
+  }
+  void all_reduce_bfloat16(void* data, std::size_t n, SumOrder, cudaStream_t stream) override {
+    reduce(Operation::sum_bfloat16, SumType::bf16, data, n, stream);
+  }
+
+  void broadcast(std::byte* data, std::size_t bytes, int root, cudaStream_t stream) override {
+    TOPKNOT_CHECK(root >= 0 && root < size(), "broadcast from a rank that does not exist");
+    run({Operation::broadcast, root, data, bytes}, stream, [&](const std::vector<Part>& parts) {
+      if (rank() != root && bytes > 0)
+        TOPKNOT_CUDA(cudaMemcpyAsync(data, parts[static_cast<std::size_t>(root)].data, bytes,
+                                     cudaMemcpyDeviceToDevice, stream));
+    });
+  }
+
+  void wait(cudaStream_t stream) override {
+    const Deadline deadline = deadline_in(timeout_s_);
+    const Patience patience;
+    for (;;) {
+      const cudaError_t status = cudaStreamQuery(stream);
+      if (status == cudaSuccess) return;
+      if (status != cudaErrorNotReady) check_cuda(status, "cudaStreamQuery", __FILE__, __LINE__);
+      cudaGetLastError();  // not ready is no error
+      if (Clock::now() >= deadline)
+        throw CollectiveError("rank " + std::to_string(rank()) +
+                              ": the GPU did not end its work within dist.timeout_s (" +
+                              short_text(timeout_s_) + " s)");
+      patience.pause();
+    }
+  }
+
+  void abort(const std::string& reason) noexcept override { host_.abort(reason); }
+
+ private:
+  template <class T>
+  std::vector<T> exchange(const T& mine) {
+    std::vector<std::vector<std::byte>> bytes;
+    host_.all_gather(std::as_bytes(std::span(&mine, 1)), bytes);
+    std::vector<T> all(bytes.size());
+    for (std::size_t r = 0; r < all.size(); ++r) {
+      if (bytes[r].size() != sizeof(T))
+        throw CollectiveError("rank " + std::to_string(rank()) + ": rank " + std::to_string(r) +
+                              " makes another call, not a collective on the GPU");
+      std::memcpy(&all[r], bytes[r].data(), sizeof(T));
+    }
+    return all;
+  }
+
+  static RankPointers pointers(const std::vector<Part>& parts) {
+    RankPointers result;
+    for (std::size_t r = 0; r < parts.size(); ++r) result.at[r] = parts[r].data;
+    return result;
+  }
+
+  // Rank r adds slice r of everybody and writes it to everybody: nobody reads what another rank writes.
+  void reduce(Operation operation, SumType type, void* data, std::size_t n, cudaStream_t stream) {
+    run({operation, -1, data, n}, stream, [&](const std::vector<Part>& parts) {
+      const ElementRange slice = slice_of(n, size(), rank());
+      ordered_sum_to_all(stream, type, pointers(parts), size(), slice.begin, slice.size());
+    });
+  }
+
+  template <class Body>
+  void run(const Part& part, cudaStream_t stream, const Body& body) {
+    mine(group_->ready)->record(stream);
+    const std::vector<Part> parts = exchange(part);
+    std::exception_ptr error;
+    try {
+      for (std::size_t r = 1; r < parts.size(); ++r)
+        if (parts[r].operation != parts[0].operation || parts[r].size != parts[0].size ||
+            parts[r].root != parts[0].root)
+          throw CollectiveError("rank " + std::to_string(rank()) +
+                                ": the ranks do not make the same calls: rank 0 is in " + text(parts[0]) +
+                                ", rank " + std::to_string(r) + " in " + text(parts[r]));
+      wait_for_others(group_->ready, stream);
+      body(parts);
+      mine(group_->done)->record(stream);
+    } catch (...) {
+      error = std::current_exception();  // the others still need this rank at the second meeting
+    }
+    const bool met = group_->meeting.meet(deadline_in(timeout_s_));
+    if (error) std::rethrow_exception(error);
+    if (!met)
+      throw CollectiveError("rank " + std::to_string(rank()) + ": " + text(part) +
+                            " gave up after dist.timeout_s (" + short_text(timeout_s_) +
+                            " s): a rank stayed away from its end");
+    // Nobody goes on before all have read his memory.
+    wait_for_others(group_->done, stream);
+  }
+
+  std::unique_ptr<Event>& mine(std::vector<std::unique_ptr<Event>>& events) const {
+    return events[static_cast<std::size_t>(rank())];
+  }
+  void wait_for_others(const std::vector<std::unique_ptr<Event>>& events, cudaStream_t stream) const {
+    for (int r = 0; r < size(); ++r)
+      if (r != rank()) events[static_cast<std::size_t>(r)]->wait(stream);
+  }
+
+  static std::string text(const Part& part) {
+    switch (part.operation) {
+      case Operation::gather:
+        return "all_gather of " + std::to_string(part.size) + " bytes on the GPU";
+      case Operation::sum:
+        return "all_reduce of " + std::to_string(part.size) + " floats on the GPU";
+      case Operation::sum_bfloat16:
+        return "all_reduce of " + std::to_string(part.size) + " bfloat16 on the GPU";
+      case Operation::broadcast:
+        break;
+    }
+    return "broadcast of " + std::to_string(part.size) + " bytes from rank " + std::to_string(part.root) +
+           " on the GPU";
+  }
+
+  Communicator& host_;
+  const double timeout_s_;
+  std::shared_ptr<Group> group_;
+};
+
+}  // namespace
+
+std::unique_ptr<DeviceCommunicator> make_device_threads(Communicator& host, double timeout_s) {
+  return std::make_unique<DeviceThreads>(host, timeout_s);
+}
+
+}  // namespace topknot::cuda

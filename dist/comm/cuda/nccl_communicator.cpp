@@ -1,0 +1,340 @@
+#include <algorithm>
+#include <exception>
+#include <mutex>
+#include <system_error>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "dist/comm/cuda/device_backends.h"
+#include "dist/comm/cuda/device_sum.h"
+#include "dist/comm/cuda/device_wait.h"
+#include "dist/comm/cuda/nccl_start.h"
+#include "dist/comm/cuda/nccl_watch.h"
+#include "nn/core/base/text.h"
+#include "nn/core/cuda/context.h"
+
+namespace topknot::cuda {
+namespace {
+
+constexpr std::size_t kGatherAndAdd = 8192;  // elements up to which one gather is quicker than two
+constexpr double kEndSeconds = 10;           // for an orderly end
+
+// GPU memory for as long as this lives, whatever stream uses it.
+class Memory {
+ public:
+  explicit Memory(std::size_t bytes) : bytes_(bytes) { TOPKNOT_CUDA(cudaMalloc(&data_, bytes)); }
+  ~Memory() { cudaFree(data_); }
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+  std::byte* data() const { return static_cast<std::byte*>(data_); }
+  std::size_t bytes() const { return bytes_; }
+
+ private:
+  void* data_ = nullptr;
+  std::size_t bytes_;
+};
+
+class NcclCommunicator : public DeviceCommunicator {
+ public:
+  NcclCommunicator(Communicator& host, double timeout_s)
+      : host_(host), timeout_s_(timeout_s), exceptions_(std::uncaught_exceptions()) {
+    const int device = Context::current().options().device;
+    const ncclUniqueId id = meet_for_nccl(host, device);
+    try {
+      ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+      config.blocking = 0;
+      start_text_ = "NCCL's start with " + std::to_string(size()) + " ranks";
+      const ncclResult_t result = ncclCommInitRankConfig(&communicator_, size(), id, rank(), &config);
+      settle(start_text_, "ncclCommInitRankConfig", result);
+    } catch (const std::exception& error) {
+      abort(error.what());
+      if (ending_.joinable()) ending_.join();
+      throw;
+    }
+    watch_ = std::make_unique<NcclWatch>(
+        device, timeout_s, [this] { return problem(); },
+        [this](const std::string& why) { abort(explain(why)); });
+  }
+
+  ~NcclCommunicator() override {
+    const bool in_order = std::uncaught_exceptions() == exceptions_;
+    const Deadline deadline = deadline_in(timeout_s_ > 0 ? std::min(timeout_s_, kEndSeconds) : kEndSeconds);
+    const Patience patience;
+    while (in_order && !ended() && !watch_->idle() && Clock::now() < deadline) patience.pause();
+    const bool idle = watch_->idle();
+    watch_.reset();
+    if (communicator_ && in_order && idle) end(deadline);
+    if (communicator_) ncclCommAbort(std::exchange(communicator_, nullptr));
+    if (ending_.joinable()) ending_.join();
+  }
+
+  int rank() const override { return host_.rank(); }
+  int size() const override { return host_.size(); }
+  std::string backend() const override { return "nccl"; }
+  bool capturable() const override { return true; }
+
+  void all_gather(const std::byte* mine, std::byte* all, std::size_t bytes, cudaStream_t stream) override {
+    begin("all_gather", bytes);
+    gather(mine, all, bytes, stream);
+    expect(stream);
+  }
+
+  void all_reduce(float* data, std::size_t n, SumOrder order, cudaStream_t stream) override {
+    reduce(SumType::f32, ncclFloat32, data, n, order, stream);
+  }
+  void all_reduce_bfloat16(void* data, std::size_t n, SumOrder order, cudaStream_t stream) override {
+    reduce(SumType::bf16, ncclBfloat16, data, n, order, stream);
+  }
+
+  void broadcast(std::byte* data, std::size_t bytes, int root, cudaStream_t stream) override {
+    TOPKNOT_CHECK(root >= 0 && root < size(), "broadcast from a rank that does not exist");
+    begin("broadcast", bytes);
+    if (bytes > 0)
+      call("ncclBroadcast",
+           [&](ncclComm_t c) { return ncclBroadcast(data, data, bytes, ncclUint8, root, c, stream); });
+    expect(stream);
+  }
+
+  void wait(cudaStream_t stream) override {
+    const Deadline deadline = deadline_in(timeout_s_);
+    const Patience patience;
+    const std::string what = "waiting for the GPU" + (last_.empty() ? "" : ", last call " + last_);
+    for (;;) {
+      const cudaError_t status = cudaStreamQuery(stream);
+      throw_if_ended(what);  // what aborted has ended the stream's work too
+      if (status == cudaSuccess) return;
+      if (status != cudaErrorNotReady) {
+        abort("rank " + std::to_string(rank()) + ": " + what + ": " + cudaGetErrorString(status));
+        check_cuda(status, "cudaStreamQuery", __FILE__, __LINE__);
+      }
+      cudaGetLastError();  // not ready is no error
+      if (const std::string why = problem(); !why.empty()) fail(what + ": " + why);
+      if (Clock::now() >= deadline) fail(late(what));
+      patience.pause();
+    }
+  }
+
+  void launched(cudaStream_t stream) override {
+    throw_if_ended("starting a graph");
+    watch_->expect("a graph with collectives over NCCL", stream);
+  }
+
+  void abort(const std::string& reason) noexcept override {
+    try {
+      ncclComm_t ended = nullptr;
+      {
+        const std::lock_guard lock(mutex_);
+        if (reason_.empty()) reason_ = reason.empty() ? "this rank gave up" : reason;
+        ended = std::exchange(communicator_, nullptr);
+      }
+      host_.abort(reason);
+      if (ended) end_at_once(ended);
+    } catch (...) {
+      // Out of memory: this process ends soon, and its connections with it.
+    }
+  }
+
+ private:
+  // ncclCommAbort ends what is on the GPU, and then waits until no graph holds calls of the communicator (NCCL 2.26
+  // and later). The graphs' owner may be the caller, or wait for him: so another thread does it.
+  void end_at_once(ncclComm_t ended) {
+    try {
+      ending_ = std::thread([ended] { ncclCommAbort(ended); });
+    } catch (const std::system_error&) {
+      ncclCommAbort(ended);
+    }
+  }
+
+  void begin(const char* operation, std::size_t bytes) {
+    last_ = std::string(operation) + " #" + std::to_string(++sequence_) + " of " + std::to_string(bytes) +
+            " bytes over NCCL";
+    throw_if_ended(last_);
+  }
+
+  // The mutex keeps the communicator alive during a call: another thread may abort at any time. Non-blocking
+  // calls are short.
+  template <class Body>
+  void call(const char* name, const Body& body) {
+    ncclResult_t result;
+    {
+      const std::lock_guard lock(mutex_);
+      result = communicator_ ? body(communicator_) : ncclSuccess;
+    }
+    throw_if_ended(last_);
+    settle(last_, name, result);
+  }
+
+  // Until NCCL has put the call on its stream.
+  void settle(const std::string& what, const char* name, ncclResult_t result) {
+    const Deadline deadline = deadline_in(timeout_s_);
+    const Patience patience;
+    for (Clock::time_point look = Clock::now();;) {
+      if (result == ncclInProgress) {
+        const std::lock_guard lock(mutex_);
+        if (communicator_) {
+          const ncclResult_t asked = ncclCommGetAsyncError(communicator_, &result);
+          if (asked != ncclSuccess) result = asked;
+        }
+      }
+      throw_if_ended(what);
+      if (result == ncclSuccess) return;
+      if (result != ncclInProgress) fail(what + ": " + describe(name, result), result);
+      if (Clock::now() >= look) {  // which takes a lock that the host's collectives use
+        if (!host_.first_error().empty()) fail(what + " was ended");
+        look = Clock::now() + std::chrono::milliseconds(20);
+      }
+      if (Clock::now() >= deadline) fail(late(what));
+      patience.pause();
+    }
+  }
+
+  std::string describe(const char* name, ncclResult_t result) {
+    const std::lock_guard lock(mutex_);
+    return nccl_text(name, result, communicator_);
+  }
+
+  // "" or why nothing will end any more.
+  std::string problem() {
+    {
+      const std::lock_guard lock(mutex_);
+      if (!communicator_) return "";
+      ncclResult_t state = ncclSuccess;
+      const ncclResult_t asked = ncclCommGetAsyncError(communicator_, &state);
+      if (asked != ncclSuccess) state = asked;
+      if (state != ncclSuccess && state != ncclInProgress) return nccl_text("NCCL", state, communicator_);
+    }
+    return host_.first_error().empty() ? "" : "a peer has ended";
+  }
+
+  std::string late(const std::string& what) const {
+    return what + " gave up after dist.timeout_s (" + short_text(timeout_s_) +
+           " s): a peer did not come; NCCL_DEBUG=INFO shows whom NCCL talks to";
+  }
+
+  // With the first error of the run, which the host's group knows at once or soon.
+  std::string explain(const std::string& what) {
+    const std::string text = "rank " + std::to_string(rank()) + ": " + what;
+    std::string first;
+    for (const Deadline deadline = deadline_in(0.5); first.empty() && Clock::now() < deadline;) {
+      first = host_.first_error();
+      if (first.empty()) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    return first.empty() || first == text ? text : text + "\nfirst error: " + first;
+  }
+
+  [[noreturn]] void fail(const std::string& what, ncclResult_t result = ncclRemoteError) {
+    const std::string text = explain(what);
+    abort(text);
+    if (result == ncclUnhandledCudaError) throw CudaError(text);
+    throw CollectiveError(text);
+  }
+
+  void throw_if_ended(const std::string& what) {
+    const std::lock_guard lock(mutex_);
+    if (reason_.empty()) return;
+    const std::string me = "rank " + std::to_string(rank()) + ": ";
+    if (reason_.rfind(me, 0) == 0) throw CollectiveError(reason_);
+    throw CollectiveError(me + what + " was ended\nfirst error: " + reason_);
+  }
+
+  void expect(cudaStream_t stream) {
+    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    TOPKNOT_CUDA(cudaStreamIsCapturing(stream, &capture));
+    if (capture == cudaStreamCaptureStatusNone) watch_->expect(last_, stream);
+  }
+
+  void gather(const void* mine, std::byte* all, std::size_t bytes, cudaStream_t stream) {
+    if (bytes > 0)
+      call("ncclAllGather",
+           [&](ncclComm_t c) { return ncclAllGather(mine, all, bytes, ncclUint8, c, stream); });
+  }
+
+  void reduce(SumType type, ncclDataType_t nccl_type, void* data, std::size_t n, SumOrder order,
+              cudaStream_t stream) {
+    begin(type == SumType::f32 ? "all_reduce" : "all_reduce of bfloat16", n * size_of(type));
+    if (n > 0 && order == SumOrder::library)
+      call("ncclAllReduce",
+           [&](ncclComm_t c) { return ncclAllReduce(data, data, n, nccl_type, ncclSum, c, stream); });
+    else if (n > 0 && size() > 1)
+      reduce_in_order(type, static_cast<std::byte*>(data), n, stream);
+    expect(stream);
+  }
+
+  void reduce_in_order(SumType type, std::byte* data, std::size_t n, cudaStream_t stream) {
+    const auto ranks = static_cast<std::size_t>(size());
+    const std::size_t element = size_of(type);
+    // Every rank's slice, and what is left: less than 16 * ranks elements, or a short array.
+    const std::size_t slice = n <= kGatherAndAdd ? 0 : n / (16 * ranks) * 16;
+    const std::size_t split = slice * ranks, rest = n - split;
+    std::byte* blocks = scratch(std::max(slice, rest) * ranks * element);
+    if (slice > 0) {
+      const std::size_t bytes = slice * element;
+      std::byte* mine = data + static_cast<std::size_t>(rank()) * bytes;
+      // A group is closed also after a failure inside.
+      call("ncclSend and ncclRecv", [&](ncclComm_t c) {
+        ncclResult_t first = ncclGroupStart();
+        if (first != ncclSuccess) return first;
+        const auto note = [&](ncclResult_t result) {
+          if ((first == ncclSuccess || first == ncclInProgress) && result != ncclSuccess) first = result;
+        };
+        for (std::size_t r = 0; r < ranks; ++r) {
+          note(ncclSend(data + r * bytes, bytes, ncclUint8, static_cast<int>(r), c, stream));
+          note(ncclRecv(blocks + r * bytes, bytes, ncclUint8, static_cast<int>(r), c, stream));
+        }
+        note(ncclGroupEnd());
+        return first;
+      });
+      ordered_sum_of_blocks(stream, type, blocks, slice, size(), mine, slice);
+      gather(mine, data, bytes, stream);
+    }
+    if (rest > 0) {
+      gather(data + split * element, blocks, rest * element, stream);
+      ordered_sum_of_blocks(stream, type, blocks, rest, size(), data + split * element, rest);
+    }
+  }
+
+  std::byte* scratch(std::size_t bytes) {
+    // Smaller ones stay: a graph, or work on its way, may use them.
+    if (scratch_.empty() || scratch_.back()->bytes() < bytes)
+      scratch_.push_back(
+          std::make_unique<Memory>(std::max(bytes, scratch_.empty() ? 0 : 2 * scratch_.back()->bytes())));
+    return scratch_.back()->data();
+  }
+
+  bool ended() {
+    const std::lock_guard lock(mutex_);
+    return !reason_.empty();
+  }
+
+  // Lets NCCL end in order, which takes all ranks. The watch has gone: no other thread calls NCCL.
+  void end(Deadline deadline) {
+    const Patience patience;
+    ncclResult_t state = ncclCommFinalize(communicator_);
+    while (state == ncclInProgress && Clock::now() < deadline && host_.first_error().empty()) {
+      patience.pause();
+      if (ncclCommGetAsyncError(communicator_, &state) != ncclSuccess) return;
+    }
+    if (state == ncclSuccess) ncclCommDestroy(std::exchange(communicator_, nullptr));
+  }
+
+  Communicator& host_;
+  const double timeout_s_;
+  const int exceptions_;  // in flight at construction
+  std::string start_text_, last_;
+  std::uint64_t sequence_ = 0;
+  std::vector<std::unique_ptr<Memory>> scratch_;
+  std::mutex mutex_;  // guards what follows
+  ncclComm_t communicator_ = nullptr;
+  std::string reason_;
+  std::thread ending_;  // of whoever took the communicator in abort()
+  std::unique_ptr<NcclWatch> watch_;
+};
+
+}  // namespace
+
+std::unique_ptr<DeviceCommunicator> make_nccl_communicator(Communicator& host, double timeout_s) {
+  return std::make_unique<NcclCommunicator>(host, timeout_s);
+}
+
+}  // namespace topknot::cuda

@@ -1,0 +1,90 @@
+#include "dist/comm/cuda/nccl_watch.h"
+
+#include <algorithm>
+
+#include "nn/core/base/text.h"
+#include "nn/core/cuda/context.h"
+
+namespace topknot::cuda {
+
+NcclWatch::NcclWatch(int device, double timeout_s, std::function<std::string()> problem,
+                     std::function<void(const std::string&)> give_up)
+    : device_(device),
+      timeout_s_(timeout_s),
+      problem_(std::move(problem)),
+      give_up_(std::move(give_up)),
+      thread_([this] { run(); }) {}
+
+NcclWatch::~NcclWatch() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+}
+
+void NcclWatch::expect(const std::string& what, cudaStream_t stream) {
+  std::unique_ptr<Event> event;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!free_.empty()) {
+      event = std::move(free_.back());
+      free_.pop_back();
+    }
+  }
+  // Not under the lock: with a full stream this waits for the GPU.
+  if (!event) event = std::make_unique<Event>();
+  event->record(stream);
+  const std::lock_guard lock(mutex_);
+  pending_.push_back({std::move(event), what, deadline_in(timeout_s_)});
+}
+
+bool NcclWatch::idle() {
+  const std::lock_guard lock(mutex_);
+  take_ended();
+  return pending_.empty();
+}
+
+// Streams may run beside each other, so any of them may have ended; the first is the oldest.
+void NcclWatch::take_ended() {
+  while (!pending_.empty() && cudaEventQuery(pending_.front().event->get()) == cudaSuccess) {
+    free_.push_back(std::move(pending_.front().event));
+    pending_.pop_front();
+  }
+  if (!pending_.empty()) cudaGetLastError();  // not ready is no error
+}
+
+std::string NcclWatch::look() {
+  if (const std::string why = problem_(); !why.empty()) return why;
+  const std::lock_guard lock(mutex_);
+  take_ended();
+  if (pending_.empty()) return "";
+  const Pending& oldest = pending_.front();
+  const cudaError_t status = cudaEventQuery(oldest.event->get());
+  if (status != cudaSuccess && status != cudaErrorNotReady)
+    return oldest.what + ": " + cudaGetErrorString(status) + " (" + cudaGetErrorName(status) +
+           ")\nthe GPU is lost to this process; see the kernel's log (dmesg) for an Xid line";
+  if (Clock::now() < oldest.deadline) return "";
+  return oldest.what + " gave up after dist.timeout_s (" + short_text(timeout_s_) +
+         " s): a peer did not come, or the GPU hangs";
+}
+
+void NcclWatch::run() {
+  // A look from here must not end a capture in another thread.
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+  cudaThreadExchangeStreamCaptureMode(&mode);
+  cudaSetDevice(device_);
+  const auto pause = timeout_s_ > 0
+                         ? std::chrono::milliseconds(std::clamp(static_cast<int>(timeout_s_ * 50), 10, 200))
+                         : std::chrono::milliseconds(200);
+  std::unique_lock lock(mutex_);
+  while (!changed_.wait_for(lock, pause, [&] { return stop_; })) {
+    lock.unlock();
+    const std::string why = look();
+    if (!why.empty()) return give_up_(why);
+    lock.lock();
+  }
+}
+
+}  // namespace topknot::cuda

@@ -1,0 +1,60 @@
+#pragma once
+// A thread that looks after what a rank has put on its streams, since the host may be blocked in a call of CUDA
+// that waits for a collective whose peer is dead.
+
+#include <cuda_runtime_api.h>
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "dist/launch/socket.h"
+
+namespace topknot::cuda {
+
+class Event;
+
+class NcclWatch {
+ public:
+  // `problem`: looked at a few times a second; "" or why nothing will end any more. `give_up` is called once, on
+  // the watch's thread, with what it says or with the work that did not end within `timeout_s`.
+  NcclWatch(int device, double timeout_s, std::function<std::string()> problem,
+            std::function<void(const std::string&)> give_up);
+  ~NcclWatch();
+  NcclWatch(const NcclWatch&) = delete;
+  NcclWatch& operator=(const NcclWatch&) = delete;
+
+  // What has been put on `stream` until now, the last of it `what`, is to end within the timeout. Not during a
+  // capture.
+  void expect(const std::string& what, cudaStream_t stream);
+  // True where everything that was expected has ended.
+  bool idle();
+
+ private:
+  struct Pending {
+    std::unique_ptr<Event> event;
+    std::string what;
+    Deadline deadline;
+  };
+  void run();
+  std::string look();
+  void take_ended();
+
+  const int device_;
+  const double timeout_s_;
+  const std::function<std::string()> problem_;
+  const std::function<void(const std::string&)> give_up_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Pending> pending_;
+  std::vector<std::unique_ptr<Event>> free_;
+  bool stop_ = false;
+  std::thread thread_;
+};
+
+}  // namespace topknot::cuda

@@ -1,0 +1,256 @@
+#include "dist/comm/gloo_collectives.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "dist/comm/gloo_messages.h"
+
+namespace topknot {
+namespace {
+
+constexpr std::size_t eager_bytes = 4096;  // header and start of a block, sent before sizes are known
+
+}  // namespace
+
+struct GlooCollectives::Header {
+  GlooOperation operation;
+  std::uint64_t sequence;
+  std::uint64_t size;   // bytes of the call, as this rank sees it
+  std::uint64_t block;  // bytes of the block that this message starts
+};
+
+const char* operation_name(GlooOperation operation) {
+  switch (operation) {
+    case GlooOperation::gather:
+      return "all_gather";
+    case GlooOperation::reduce:
+      return "all_reduce";
+    case GlooOperation::reduce_double:
+      return "all_reduce of doubles";
+    case GlooOperation::broadcast:
+      return "broadcast";
+    case GlooOperation::barrier:
+      return "barrier";
+    case GlooOperation::all_to_all:
+      return "all_to_all";
+    case GlooOperation::send_receive:
+      return "send_receive";
+    case GlooOperation::split:
+      return "split";
+  }
+  return "unknown operation";
+}
+
+GlooCollectives::GlooCollectives(GlooMesh& mesh, int rank, int size, bool check_calls)
+    : mesh_(mesh),
+      rank_(rank),
+      size_(size),
+      check_calls_(check_calls),
+      eager_memory_(size),
+      eager_out_(size),
+      eager_in_(size) {
+  for (int i = 1; i < size_; ++i) {
+    const int r = peer(i);
+    eager_memory_[r].resize(eager_bytes);
+    eager_out_[r].resize(eager_bytes);
+    eager_in_[r] = std::make_unique<Buffer>(mesh_, eager_memory_[r].data(), eager_bytes);
+    eager_in_[r]->receive(r, slot_eager, 0, eager_bytes);
+  }
+}
+
+void GlooCollectives::begin(const Call& call) {
+  call_ = call;
+  waiting_for_ = -1;
+}
+
+void GlooCollectives::gather(std::span<const std::byte> mine, std::vector<std::vector<std::byte>>& all) {
+  exchange_with_all(mine, all, {});
+}
+
+void GlooCollectives::broadcast(std::span<std::byte> data, int root) {
+  check_call(data.size());
+  broadcast_tree(data, root);
+}
+
+void GlooCollectives::barrier() {
+  exchange_with_all({}, scratch_, {});
+}
+
+void GlooCollectives::check_header(const Header& theirs, const Header& mine, int r, bool same_size) const {
+  if (theirs.operation == mine.operation && theirs.sequence == mine.sequence &&
+      (!same_size || theirs.size == mine.size))
+    return;
+  const auto text = [](const Header& h) {
+    return std::string(operation_name(h.operation)) + " #" + std::to_string(h.sequence) + " of " +
+           std::to_string(h.size) + " bytes";
+  };
+  throw GlooMismatch("the ranks do not make the same calls: rank " + std::to_string(rank_) + " is in " +
+                     text(mine) + ", rank " + std::to_string(r) + " in " + text(theirs));
+}
+
+void GlooCollectives::exchange_with_all(std::span<const std::byte> mine,
+                                        std::vector<std::vector<std::byte>>& all,
+                                        std::optional<std::size_t> size_of_call) {
+  std::vector<Outgoing> outgoing;
+  std::vector<int> sources;
+  for (int i = 1; i < size_; ++i) outgoing.push_back({peer(i), mine});
+  for (int i = 1; i < size_; ++i) sources.push_back(peer(size_ - i));  // as they send to this rank
+  exchange(outgoing, sources, all, size_of_call, Rest::around);
+  forward(mine, all);
+}
+
+// What of the blocks did not fit in the first messages goes around: in step s each rank sends its right neighbour
+// what came from the left in step s - 1, its own block first. Every link then carries one long message at a time,
+// however many ranks there are, where direct messages would meet at some links and leave others idle.
+void GlooCollectives::forward(std::span<const std::byte> mine, std::vector<std::vector<std::byte>>& all) {
+  constexpr std::size_t room = eager_bytes - sizeof(Header);
+  const auto block = [&](int r) -> std::span<const std::byte> {
+    return r == rank_ ? mine : std::span<const std::byte>(all[r]);
+  };
+  const int right = peer(1), left = peer(size_ - 1);
+  std::vector<std::unique_ptr<Buffer>> in(size_), out;
+  for (int s = 0; s + 1 < size_; ++s) {
+    const int r = peer(size_ - 1 - s);
+    if (all[r].size() <= room) continue;
+    in[r] = std::make_unique<Buffer>(mesh_, static_cast<void*>(all[r].data()), all[r].size());
+    in[r]->receive(left, slot_forward + s, room, all[r].size() - room);
+  }
+  for (int s = 0; s + 1 < size_; ++s) {
+    const std::span<const std::byte> bytes = block(peer(size_ - s));
+    if (bytes.size() > room) {
+      out.push_back(std::make_unique<Buffer>(mesh_, static_cast<const void*>(bytes.data()), bytes.size()));
+      out.back()->send(right, slot_forward + s, room, bytes.size() - room);
+    }
+    waiting_for_ = left;
+    const int next = peer(size_ - 1 - s);
+    if (in[next]) in[next]->wait_received(call_.deadline);
+  }
+  waiting_for_ = right;
+  for (auto& buffer : out) buffer->wait_sent(call_.deadline);
+}
+
+// received[r] for every r of `sources`; the others' are left alone. A block starts in the eager message; what
+// is longer follows directly, or is left to forward(). With `size_of_call` given, it must be the same on all ranks.
+void GlooCollectives::exchange(std::span<const Outgoing> outgoing, std::span<const int> sources,
+                               std::vector<std::vector<std::byte>>& received,
+                               std::optional<std::size_t> size_of_call, Rest rest) {
+  constexpr std::size_t room = eager_bytes - sizeof(Header);
+  Header own{call_.operation, call_.sequence, size_of_call.value_or(0), 0};
+  std::vector<std::unique_ptr<Buffer>> out, rest_out(outgoing.size());
+  for (const auto& [r, block] : outgoing) {
+    own.block = block.size();
+    if (!size_of_call) own.size = block.size();
+    const std::size_t head = std::min(room, block.size());
+    std::byte* message = eager_out_[r].data();
+    std::memcpy(message, &own, sizeof own);
+    std::copy_n(block.begin(), head, message + sizeof own);
+    out.push_back(std::make_unique<Buffer>(mesh_, message, sizeof own + head));
+    out.back()->send(r, slot_eager, 0, sizeof own + head);
+  }
+  for (std::size_t i = 0; i < outgoing.size(); ++i) {
+    const auto& [r, block] = outgoing[i];
+    if (rest == Rest::around || block.size() <= room) continue;
+    rest_out[i] = std::make_unique<Buffer>(mesh_, static_cast<const void*>(block.data()), block.size());
+  }
+  // Paced by what arrives, because the ranks take the same turns: as the i-th comes in, so does the i-th sent.
+  std::size_t sent = 0;
+  const auto send_until = [&](std::size_t end) {
+    for (; sent < std::min(end, outgoing.size()); ++sent)
+      if (rest_out[sent]) {
+        const auto& [r, block] = outgoing[sent];
+        rest_out[sent]->send(r, slot_block, room, block.size() - room);
+      }
+  };
+  send_until(kInFlight);
+
+  received.resize(size_);
+  std::vector<std::unique_ptr<Buffer>> rest_in(size_);
+  for (const int r : sources) {
+    waiting_for_ = r;
+    eager_in_[r]->wait_received(call_.deadline);
+    const std::byte* bytes = eager_memory_[r].data();
+    Header theirs;
+    std::memcpy(&theirs, bytes, sizeof theirs);
+    check_header(theirs, own, r, size_of_call.has_value());
+    received[r].resize(theirs.block);
+    std::copy_n(bytes + sizeof theirs, std::min<std::size_t>(room, theirs.block), received[r].begin());
+    eager_in_[r]->receive(r, slot_eager, 0, eager_bytes);  // for the next call
+    if (rest == Rest::direct && theirs.block > room) {
+      rest_in[r] =
+          std::make_unique<Buffer>(mesh_, static_cast<void*>(received[r].data()), received[r].size());
+      rest_in[r]->receive(r, slot_block, room, theirs.block - room);
+    }
+  }
+  for (std::size_t i = 0; i < sources.size(); ++i) {
+    waiting_for_ = sources[i];
+    if (rest_in[sources[i]]) rest_in[sources[i]]->wait_received(call_.deadline);
+    send_until(i + 1 + kInFlight);
+  }
+  send_until(outgoing.size());
+  for (std::size_t i = 0; i < outgoing.size(); ++i) {
+    waiting_for_ = outgoing[i].rank;
+    out[i]->wait_sent(call_.deadline);
+    if (rest_out[i]) rest_out[i]->wait_sent(call_.deadline);
+  }
+}
+
+void GlooCollectives::all_to_all(std::span<const std::vector<std::byte>> mine,
+                                 std::vector<std::vector<std::byte>>& theirs) {
+  std::vector<Outgoing> outgoing;
+  std::vector<int> sources;
+  for (int i = 1; i < size_; ++i) outgoing.push_back({peer(i), mine[peer(i)]});
+  for (int i = 1; i < size_; ++i) sources.push_back(peer(size_ - i));
+  exchange(outgoing, sources, theirs, {}, Rest::direct);
+}
+
+void GlooCollectives::send_receive(int to, std::span<const std::byte> mine, int from,
+                                   std::vector<std::byte>& theirs) {
+  if (check_calls_) check_partners(to, from);
+  std::vector<Outgoing> outgoing;
+  std::vector<int> sources;
+  if (to >= 0) outgoing.push_back({to, mine});
+  if (from >= 0) sources.push_back(from);
+  // The block goes to the caller's memory, not by way of ours.
+  if (from >= 0) scratch_.resize(size_), scratch_[from].swap(theirs);
+  exchange(outgoing, sources, scratch_, {}, Rest::direct);
+  if (from >= 0) scratch_[from].swap(theirs);
+}
+
+void GlooCollectives::check_partners(int to, int from) {
+  const std::int32_t own[2] = {to, from};
+  exchange_with_all(std::as_bytes(std::span(own)), scratch_, sizeof own);
+  std::vector<std::pair<int, int>> partners(size_, {to, from});
+  for (int i = 1; i < size_; ++i) {
+    std::int32_t theirs[2];
+    std::memcpy(theirs, scratch_[peer(i)].data(), sizeof theirs);
+    partners[peer(i)] = {theirs[0], theirs[1]};
+  }
+  const std::string problem = unmatched_partners(partners);
+  if (!problem.empty()) throw GlooMismatch(problem);
+}
+
+void GlooCollectives::check_call(std::size_t bytes) {
+  if (check_calls_) exchange_with_all({}, scratch_, bytes);
+}
+
+void GlooCollectives::broadcast_tree(std::span<std::byte> data, int root) {
+  if (data.empty()) return;
+  const int place = (rank_ - root + size_) % size_;  // the root is 0
+  int step = 1;
+  while (step < size_ && (place & step) == 0) step *= 2;
+  Buffer buffer(mesh_, static_cast<void*>(data.data()), data.size());
+  if (place != 0) {
+    waiting_for_ = (place - step + root) % size_;
+    buffer.receive(waiting_for_, slot_broadcast, 0, data.size());
+    buffer.wait_received(call_.deadline);
+  }
+  int sends = 0;
+  for (step /= 2; step > 0; step /= 2) {
+    if (place + step >= size_) continue;
+    buffer.send((place + step + root) % size_, slot_broadcast, 0, data.size());
+    ++sends;
+  }
+  for (; sends > 0; --sends) buffer.wait_sent(call_.deadline);
+}
+
+}  // namespace topknot

@@ -1,0 +1,111 @@
+#pragma once
+// The collectives of the `gloo` backend as messages over the mesh: who sends what to whom, in which order it
+// is added, and how the ranks notice that they do not make the same call. Deadlines and connections that
+// fail show as exceptions; what a failure means for the run is the communicator's business.
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "dist/comm/communicator.h"
+#include "dist/comm/gloo_mesh.h"
+
+namespace topknot {
+
+// These numbers are sent.
+enum class GlooOperation : std::uint64_t {
+  gather = 1,
+  reduce,
+  reduce_double,
+  broadcast,
+  barrier,
+  all_to_all,
+  send_receive,
+  split
+};
+
+// As messages name it; "unknown operation" for a number that came from elsewhere.
+const char* operation_name(GlooOperation operation);
+
+// The ranks disagree about what is called; not a connection's fault.
+struct GlooMismatch : Error {
+  using Error::Error;
+};
+
+class GlooCollectives {
+ public:
+  // One call. All ranks number their calls from 1 in the same order.
+  struct Call {
+    GlooOperation operation = GlooOperation::barrier;
+    std::uint64_t sequence = 0;
+    Deadline deadline;  // for every wait within the call
+  };
+
+  // `mesh` is connected and outlives this. `check_calls`: the ranks compare operation, number and size before
+  // calls whose messages would not show a difference.
+  GlooCollectives(GlooMesh& mesh, int rank, int size, bool check_calls);
+
+  // Starts a call, which exactly one of the functions below then makes. Each throws GlooMismatch, or Error
+  // where a connection fails or the deadline passes; after that, only destruction is left.
+  void begin(const Call& call);
+
+  // all[r] for every other rank r; all[rank] is left alone.
+  void gather(std::span<const std::byte> mine, std::vector<std::vector<std::byte>>& all);
+  void all_reduce(std::span<float> data, SumOrder order);
+  void all_reduce(std::span<BFloat16> data, SumOrder order);
+  void all_reduce(std::span<double> data);
+  void broadcast(std::span<std::byte> data, int root);
+  void barrier();
+  // theirs[r] for every other rank r; theirs[rank] is left alone.
+  void all_to_all(std::span<const std::vector<std::byte>> mine, std::vector<std::vector<std::byte>>& theirs);
+  // Only the ranks that are named exchange messages. One that the other side did not name shows at once with
+  // `check_calls`; otherwise in the next call between the two, or at the deadline.
+  void send_receive(int to, std::span<const std::byte> mine, int from, std::vector<std::byte>& theirs);
+
+  // The rank for which the current call waits, or waited last; -1: for no one in particular.
+  int waiting_for() const { return waiting_for_; }
+
+ private:
+  using Buffer = GlooMesh::Buffer;
+  struct Header;
+  enum class Rest { direct, around };  // the way of what does not fit in a block's first message
+  struct Outgoing {
+    int rank;
+    std::span<const std::byte> block;
+  };
+
+  // Starting with its right neighbour, so that the ranks do not all send to rank 0 first.
+  int peer(int i) const { return (rank_ + i) % size_; }
+  void check_header(const Header& theirs, const Header& mine, int r, bool same_size) const;
+  void exchange_with_all(std::span<const std::byte> mine, std::vector<std::vector<std::byte>>& all,
+                         std::optional<std::size_t> size_of_call);
+  void exchange(std::span<const Outgoing> outgoing, std::span<const int> sources,
+                std::vector<std::vector<std::byte>>& received, std::optional<std::size_t> size_of_call,
+                Rest rest);
+  void forward(std::span<const std::byte> mine, std::vector<std::vector<std::byte>>& all);
+  void check_call(std::size_t bytes);
+  void check_partners(int to, int from);
+  template <class T>
+  void reduce(std::span<T> data, SumOrder order);
+  template <class T>
+  void gather_and_add(std::span<T> data);
+  template <class T>
+  void reduce_in_rank_order(std::span<T> data);
+  template <class T>
+  void reduce_on_ring(std::span<T> data);
+  void broadcast_tree(std::span<std::byte> data, int root);
+
+  GlooMesh& mesh_;
+  const int rank_, size_;
+  const bool check_calls_;
+  Call call_;
+  int waiting_for_ = -1;
+  std::vector<std::vector<std::byte>> eager_memory_, eager_out_, scratch_;
+  std::vector<std::unique_ptr<Buffer>> eager_in_;  // receives posted for the next call's first messages
+};
+
+}  // namespace topknot

@@ -1,0 +1,311 @@
+#include "dist/comm/gloo_communicator.h"
+
+#include <condition_variable>
+#include <cstdio>
+#include <cstring>
+#include <mutex>
+#include <optional>
+#include <set>
+
+#include "dist/comm/gloo_collectives.h"
+#include "dist/comm/gloo_mesh.h"
+#include "dist/launch/tcp_store.h"
+
+namespace topknot {
+namespace {
+
+using Operation = GlooOperation;
+
+std::string plural(std::size_t count, const char* what) {
+  return std::to_string(count) + " " + what;
+}
+
+// A communicator's live splits, which end when it does. Outlives it where a split does.
+class Splits {
+ public:
+  void add(Communicator* split) {
+    const std::lock_guard lock(mutex_);
+    live_.insert(split);
+    if (!reason_.empty()) split->abort(reason_);
+  }
+  void remove(Communicator* split) {
+    const std::lock_guard lock(mutex_);
+    live_.erase(split);
+  }
+  void abort(const std::string& reason) {
+    const std::lock_guard lock(mutex_);
+    if (!reason_.empty()) return;
+    reason_ = reason.empty() ? "a rank gave up" : reason;
+    changed_.notify_all();
+    for (Communicator* split : live_) split->abort(reason_);
+  }
+  // "" when none comes in time.
+  std::string first_reason(std::chrono::milliseconds patience) {
+    std::unique_lock lock(mutex_);
+    changed_.wait_for(lock, patience, [&] { return !reason_.empty(); });
+    return reason_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::set<Communicator*> live_;
+  std::string reason_;
+};
+
+class GlooCommunicator : public Communicator {
+ public:
+  explicit GlooCommunicator(const GlooOptions& options) : options_(options) {
+    if (options_.serve_store && size() > 1)
+      server_ = std::make_unique<TcpStoreServer>(options_.host, options_.port, size(), options_.timeout_s);
+    join(server_ ? "127.0.0.1" : options_.host, server_ ? server_->port() : options_.port);
+  }
+
+  // A split; `server` on its first rank. `name`: how messages call this rank.
+  GlooCommunicator(const GlooOptions& options, std::unique_ptr<TcpStoreServer> server, std::string name,
+                   std::shared_ptr<Splits> siblings)
+      : options_(options), server_(std::move(server)), name_(std::move(name)) {
+    join(options_.host, options_.port);
+    siblings_ = std::move(siblings);
+    siblings_->add(this);
+  }
+
+  ~GlooCommunicator() override {
+    if (siblings_) siblings_->remove(this);
+    disconnect();
+  }
+
+  int rank() const override { return options_.rank; }
+  int size() const override { return options_.size; }
+  std::string backend() const override { return "gloo"; }
+  bool overlaps() const override { return true; }
+
+  void all_gather(std::span<const std::byte> mine, std::vector<std::vector<std::byte>>& all) override {
+    gather_as(Operation::gather, mine, all);
+  }
+
+  void all_reduce(std::span<float> data, SumOrder order) override {
+    run(Operation::reduce, data.size_bytes(), [&] { collectives_->all_reduce(data, order); });
+  }
+
+  void all_reduce(std::span<BFloat16> data, SumOrder order) override {
+    run(Operation::reduce, data.size_bytes(), [&] { collectives_->all_reduce(data, order); });
+  }
+
+  void all_reduce(std::span<double> data) override {
+    run(Operation::reduce_double, data.size_bytes(), [&] { collectives_->all_reduce(data); });
+  }
+
+  void broadcast(std::span<std::byte> data, int root) override {
+    TOPKNOT_CHECK(root >= 0 && root < size(), "broadcast from a rank that does not exist");
+    run(Operation::broadcast, data.size(), [&] { collectives_->broadcast(data, root); });
+  }
+
+  void all_to_all(std::span<const std::vector<std::byte>> mine,
+                  std::vector<std::vector<std::byte>>& theirs) override {
+    TOPKNOT_CHECK(static_cast<int>(mine.size()) == size(), "all_to_all with one block a rank");
+    theirs.resize(size());
+    theirs[rank()] = mine[rank()];
+    std::size_t bytes = 0;
+    for (const auto& block : mine) bytes += block.size();
+    run(Operation::all_to_all, bytes, [&] { collectives_->all_to_all(mine, theirs); });
+  }
+
+  void send_receive(int to, std::span<const std::byte> mine, int from,
+                    std::vector<std::byte>& theirs) override {
+    TOPKNOT_CHECK(to >= -1 && to < size() && to != rank() && from >= -1 && from < size() && from != rank(),
+                  "send_receive with a rank that does not exist, or with itself");
+    theirs.clear();
+    run(Operation::send_receive, mine.size(), [&] { collectives_->send_receive(to, mine, from, theirs); });
+  }
+
+  std::unique_ptr<Communicator> split(int color) override {
+    std::vector<std::vector<std::byte>> all;
+    gather_as(Operation::split, std::as_bytes(std::span(&color, 1)), all);
+    std::vector<int> members;
+    GlooOptions options = options_;
+    options.serve_store = false;
+    for (int r = 0; r < size(); ++r) {
+      int theirs;
+      if (all[r].size() != sizeof theirs) throw CollectiveError(me() + "split: a damaged block");
+      std::memcpy(&theirs, all[r].data(), sizeof theirs);
+      if (r == rank()) options.rank = static_cast<int>(members.size());
+      if (theirs == color) members.push_back(r);
+    }
+    options.size = static_cast<int>(members.size());
+
+    // The first member serves the rendezvous, under the address that reaches this process.
+    std::unique_ptr<TcpStoreServer> server;
+    std::string place;
+    if (options.rank == 0 && options.size > 1) {
+      server = std::make_unique<TcpStoreServer>(store_->address(), 0, options.size, options_.timeout_s);
+      place = std::to_string(server->port()) + " " + store_->address();
+    }
+    gather_as(Operation::split, std::as_bytes(std::span(place)), all);
+    if (options.size > 1) {
+      const auto& bytes = all[static_cast<std::size_t>(members[0])];
+      const std::string text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+      options.port = std::atoi(text.c_str());
+      options.host = text.substr(text.find(' ') + 1);
+    }
+    const std::string name =
+        me().substr(0, me().size() - 2) + " (" + std::to_string(options.rank) + " of its split)";
+    try {
+      return std::make_unique<GlooCommunicator>(options, std::move(server), name, splits_);
+    } catch (const CollectiveError& error) {
+      const std::string reason = splits_->first_reason({});
+      throw CollectiveError(me() + call_text(Operation::split) + " could not connect its members: " +
+                            error.what() + (reason.empty() ? "" : "\nfirst error: " + reason));
+    }
+  }
+
+  void barrier() override {
+    run(Operation::barrier, 0, [&] { collectives_->barrier(); });
+  }
+
+  void abort(const std::string& reason) noexcept override {
+    try {
+      const std::string text = reason.rfind("rank ", 0) == 0 ? reason : me() + reason;
+      {
+        const std::lock_guard lock(mutex_);
+        if (own_reason_.empty()) own_reason_ = text;
+      }
+      if (store_) store_->abort(text);
+      if (mesh_) mesh_->fail();
+      splits_->abort(text);
+    } catch (...) {
+      // Out of memory: this process ends soon, and its connections with it.
+    }
+  }
+
+  std::string first_error() override { return splits_->first_reason({}); }
+
+ private:
+  std::string me() const { return (name_.empty() ? "rank " + std::to_string(rank()) : name_) + ": "; }
+
+  void gather_as(Operation operation, std::span<const std::byte> mine,
+                 std::vector<std::vector<std::byte>>& all) {
+    all.resize(size());
+    all[rank()].assign(mine.begin(), mine.end());
+    run(operation, mine.size(), [&] { collectives_->gather(mine, all); });
+  }
+
+  void disconnect() {
+    collectives_.reset();
+    store_.reset();  // says goodbye; its thread calls into the mesh no more
+    mesh_.reset();
+  }
+
+  void join(const std::string& host, int port) {
+    if (size() == 1) return;
+    store_.emplace(host, port, rank(), size(), options_.timeout_s);
+    try {
+      connect();
+    } catch (const UserError& error) {
+      store_->abort(me() + error.what());
+      disconnect();
+      throw;
+    } catch (const std::exception& error) {
+      const std::string reason = store_->first_reason(std::chrono::milliseconds(1000));
+      const std::string text = me() + "could not connect to all ranks: " + error.what();
+      if (reason.empty()) store_->abort(text);
+      disconnect();
+      throw CollectiveError(reason.empty() ? text : text + "\nfirst error: " + reason);
+    }
+  }
+
+  void connect() {
+    mesh_.emplace(*store_, rank(), size(), options_.interface, options_.timeout_s);
+    store_->on_abort([this, store = &*store_] {
+      mesh_->fail();
+      splits_->abort(store->first_reason({}));
+    });
+    mesh_->connect(*store_, deadline_in(options_.timeout_s));
+    collectives_.emplace(*mesh_, rank(), size(), options_.check_calls);
+  }
+
+  template <class Body>
+  void run(Operation operation, std::size_t bytes, const Body& body) {
+    ++sequence_;
+    throw_if_aborted(operation);
+    if (size() == 1) return;
+    const Deadline deadline = deadline_in(options_.timeout_s);
+    collectives_->begin({operation, sequence_, deadline});
+    try {
+      body();
+    } catch (const std::exception& error) {
+      give_up(operation, bytes, deadline, error);
+    }
+  }
+
+  std::string call_text(Operation operation) const {
+    return std::string(operation_name(operation)) + " #" + std::to_string(sequence_);
+  }
+
+  void throw_if_aborted(Operation operation) {
+    const std::lock_guard lock(mutex_);
+    if (!own_reason_.empty())
+      throw CollectiveError(me() + call_text(operation) + " after this rank gave up: " + own_reason_);
+  }
+
+  [[noreturn]] void give_up(Operation operation, std::size_t bytes, Deadline deadline,
+                            const std::exception& error) {
+    const bool mismatch = dynamic_cast<const GlooMismatch*>(&error) != nullptr;
+    const bool late = Clock::now() + std::chrono::milliseconds(5) >= deadline;
+    std::string text = me() + call_text(operation);
+    const int awaited = collectives_->waiting_for();
+    const std::string peer = awaited < 0 ? "a peer" : "rank " + std::to_string(awaited);
+    if (mismatch) {
+      text = error.what();
+    } else if (late) {
+      char seconds[32];
+      std::snprintf(seconds, sizeof seconds, "%g", options_.timeout_s);
+      text += " (" + plural(bytes, "bytes") + ") gave up after dist.timeout_s (" + seconds + " s): " + peer +
+              " did not come";
+    } else {
+      text += " (" + plural(bytes, "bytes") + ") failed while waiting for " + peer + ": " + error.what();
+    }
+    // The cause is known to the store first or soon, unless it is this rank's own.
+    std::string own;
+    {
+      const std::lock_guard lock(mutex_);
+      own = own_reason_;
+    }
+    std::string reason = own;
+    // What the communicator that was split knows counts the ranks as the user does.
+    if (own.empty() && siblings_)
+      reason = siblings_->first_reason(std::chrono::milliseconds(mismatch || late ? 0 : 500));
+    if (reason.empty())
+      reason = store_->first_reason(std::chrono::milliseconds(mismatch || late ? 20 : 1000));
+    if (reason.empty()) store_->abort(text);
+    mesh_->fail();
+    {
+      const std::lock_guard lock(mutex_);
+      if (own_reason_.empty()) own_reason_ = reason.empty() ? text : reason;
+    }
+    splits_->abort(reason.empty() ? text : reason);
+    throw CollectiveError(reason.empty() || reason == text ? text : text + "\nfirst error: " + reason);
+  }
+
+  GlooOptions options_;
+  std::unique_ptr<TcpStoreServer> server_;
+  std::string name_;
+  const std::shared_ptr<Splits> splits_ = std::make_shared<Splits>();
+  std::shared_ptr<Splits> siblings_;  // the splits of the one that was split
+  std::optional<TcpStoreClient> store_;
+  std::optional<GlooMesh> mesh_;
+  std::optional<GlooCollectives> collectives_;  // where there are other ranks
+  std::uint64_t sequence_ = 0;
+  std::mutex mutex_;
+  std::string own_reason_;
+};
+
+}  // namespace
+
+std::unique_ptr<Communicator> make_gloo_communicator(const GlooOptions& options) {
+  TOPKNOT_CHECK(options.size >= 1 && options.rank >= 0 && options.rank < options.size,
+                "a rank outside of its group");
+  return std::make_unique<GlooCommunicator>(options);
+}
+
+}  // namespace topknot

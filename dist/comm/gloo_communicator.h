@@ -1,0 +1,40 @@
+#pragma once
+// The `gloo` backend: ranks are processes (or, in tests, threads) that talk TCP over Gloo's transport.
+//
+// - all_gather: every rank sends its block to every other one; blocks up to 4 kB take one message.
+// - all_reduce in rank order: each rank receives its slice of everybody, adds in rank order, sends the sum
+//   to all. Up to 8,192 floats: all-gather and add. Bit-identical with the threads backend.
+// - all_reduce, SumOrder::library: a ring (reduce-scatter, then all-gather, in segments of 1 MB); small ones
+//   as above.
+// - all_to_all and send_receive: straight from rank to rank, as all_gather. With check_calls every
+//   send_receive first compares who sends to whom; without, only the two that talk exchange messages.
+// - split: the first rank of a color serves a store of its own, at a free port of the address under which the
+//   others reach it; all its members connect anew.
+//
+// A failed call closes this rank's connections, so that the peers' calls end too; the message carries the
+// first error of the run, as the rendezvous store knows it. After a failure every call throws. abort() may
+// come from any thread. SIGPIPE is ignored from the first connection on, unless the program handles it: a
+// peer's death is an error, not a signal.
+
+#include <memory>
+#include <string>
+
+#include "dist/comm/communicator.h"
+
+namespace topknot {
+
+struct GlooOptions {
+  int rank = 0, size = 1;
+  std::string host = "127.0.0.1";  // of the store, dist.master
+  int port = 0;
+  bool serve_store = false;  // rank 0 serves the store; false where the launcher does
+  std::string interface;     // dist.interface: network interface; "": the one that reaches the store
+  double timeout_s = 300;    // dist.timeout_s; 0: no limit
+  bool check_calls = false;  // compare operation, sequence number and size across ranks before every call
+};
+
+// Collective over all ranks. Throws UserError (port in use, unknown host) or CollectiveError (somebody did
+// not come).
+std::unique_ptr<Communicator> make_gloo_communicator(const GlooOptions& options);
+
+}  // namespace topknot

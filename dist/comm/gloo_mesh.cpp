@@ -1,0 +1,147 @@
+#include "dist/comm/gloo_mesh.h"
+
+#include <gloo/transport/context.h>
+#include <gloo/transport/tcp/device.h>
+#include <gloo/transport/unbound_buffer.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <atomic>
+#include <mutex>
+#include <set>
+
+#include "dist/comm/communicator.h"
+#include "dist/launch/tcp_store.h"
+
+namespace topknot {
+namespace {
+
+std::chrono::milliseconds left_until(Deadline deadline) {
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
+  return std::max(left, std::chrono::milliseconds(1));
+}
+
+// Gloo writes to sockets whose other end may be gone, which would kill the process without a word. A handler
+// that the program set stays.
+void ignore_broken_pipes() {
+  struct sigaction action {};
+  if (sigaction(SIGPIPE, nullptr, &action) == 0 && action.sa_handler == SIG_DFL) signal(SIGPIPE, SIG_IGN);
+}
+
+}  // namespace
+
+struct GlooMesh::State {
+  std::shared_ptr<gloo::transport::Device> device;
+  std::shared_ptr<gloo::transport::Context> context;
+  int rank = 0, size = 1;
+  std::atomic<bool> failed{false};
+  std::mutex mutex;  // guards buffers, and keeps each alive while fail() touches it
+  std::set<gloo::transport::UnboundBuffer*> buffers;
+};
+
+struct GlooMesh::Buffer::Impl {
+  GlooMesh::State& mesh;
+  std::unique_ptr<gloo::transport::UnboundBuffer> buffer;
+};
+
+GlooMesh::GlooMesh(TcpStoreClient& store, int rank, int size, const std::string& interface, double timeout_s)
+    : state_(std::make_unique<State>()) {
+  ignore_broken_pipes();
+  gloo::transport::tcp::attr attributes;
+  if (interface.empty())
+    attributes.hostname = store.address();
+  else
+    attributes.iface = interface;
+  state_->rank = rank;
+  state_->size = size;
+  try {
+    state_->device = gloo::transport::tcp::CreateDevice(attributes);
+  } catch (const std::exception& error) {
+    throw UserError(
+        "dist.interface: cannot use " +
+        (interface.empty() ? "the address " + store.address() : "the interface '" + interface + "'") +
+        " for the connections between ranks (" + error.what() + "); `ip address` lists what there is");
+  }
+  state_->context = state_->device->createContext(rank, size);
+  // While connecting, Gloo waits for five times the timeout that it is given; each of our own waits has its
+  // own.
+  state_->context->setTimeout(std::max(timeout_ms(timeout_s) / 5, std::chrono::milliseconds(1)));
+  for (int r = 0; r < size; ++r) {
+    if (r == rank) continue;
+    auto& pair = state_->context->createPair(r);
+    pair->setLocalRank(0);
+    const auto address = pair->address().bytes();
+    store.set(key(rank, r), std::string(address.begin(), address.end()));
+  }
+}
+
+std::string GlooMesh::key(int from, int to) {
+  return "address of " + std::to_string(from) + " for " + std::to_string(to);
+}
+
+void GlooMesh::connect(TcpStoreClient& store, Deadline deadline) {
+  for (int r = 0; r < state_->size; ++r) {
+    if (r == state_->rank) continue;
+    const std::string address = store.get(key(r, state_->rank), deadline);
+    state_->context->getPair(r)->connect({address.begin(), address.end()});
+    if (failed()) throw Error("the connections are closed");
+  }
+}
+
+GlooMesh::~GlooMesh() {
+  fail();
+}
+
+void GlooMesh::fail() noexcept {
+  if (state_->failed.exchange(true)) return;
+  try {
+    {
+      const std::lock_guard lock(state_->mutex);
+      for (auto* buffer : state_->buffers) {
+        buffer->abortWaitRecv();
+        buffer->abortWaitSend();
+      }
+    }
+    for (int r = 0; r < state_->size; ++r)
+      if (r != state_->rank && state_->context) state_->context->getPair(r)->close();
+  } catch (...) {
+    // Nothing more can be done; the waits have their deadlines.
+  }
+}
+
+bool GlooMesh::failed() const {
+  return state_->failed;
+}
+
+GlooMesh::Buffer::Buffer(GlooMesh& mesh, void* data, std::size_t bytes)
+    : impl_(new Impl{*mesh.state_, mesh.state_->context->createUnboundBuffer(data, bytes)}) {
+  const std::lock_guard lock(impl_->mesh.mutex);
+  impl_->mesh.buffers.insert(impl_->buffer.get());
+}
+
+GlooMesh::Buffer::~Buffer() {
+  const std::lock_guard lock(impl_->mesh.mutex);
+  impl_->mesh.buffers.erase(impl_->buffer.get());
+}
+
+void GlooMesh::Buffer::send(int rank, std::uint64_t slot, std::size_t offset, std::size_t bytes) {
+  if (impl_->mesh.failed) throw Error("the connections are closed");
+  impl_->buffer->send(rank, slot, offset, bytes);
+}
+
+void GlooMesh::Buffer::receive(int rank, std::uint64_t slot, std::size_t offset, std::size_t bytes) {
+  if (impl_->mesh.failed) throw Error("the connections are closed");
+  impl_->buffer->recv(rank, slot, offset, bytes);
+}
+
+void GlooMesh::Buffer::wait_sent(Deadline deadline) {
+  if (impl_->mesh.failed || !impl_->buffer->waitSend(left_until(deadline)))
+    throw Error("the connections are closed");
+}
+
+void GlooMesh::Buffer::wait_received(Deadline deadline) {
+  if (impl_->mesh.failed || !impl_->buffer->waitRecv(left_until(deadline)))
+    throw Error("the connections are closed");
+}
+
+}  // namespace topknot

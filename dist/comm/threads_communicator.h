@@ -1,0 +1,26 @@
+#pragma once
+// The `threads` backend: the ranks are threads of one process. Every collective is a meeting of all ranks,
+// the work split between them, and a second meeting; it runs in the callers' own threads (overlaps() is
+// false). Sums are always in rank order, whatever SumOrder asks for. Operation, sequence number and size are
+// compared across ranks in every call.
+//
+// A rank that does not come within the timeout, calls abort(), or destroys its communicator while others wait
+// ends the calls of all others with CollectiveError and the first reason; afterwards every call of the group
+// throws.
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "dist/comm/communicator.h"
+
+namespace topknot {
+
+// One communicator for each rank, to be used by one thread each. timeout_s <= 0: no deadline.
+std::vector<std::unique_ptr<Communicator>> make_thread_group(int ranks, double timeout_s);
+
+// Runs body once a rank, on threads of its own, and waits for all of them. When ranks throw, the others are
+// told, and the first error (in time) is thrown here after all have ended.
+void run_thread_ranks(int ranks, double timeout_s, const std::function<void(Communicator&)>& body);
+
+}  // namespace topknot

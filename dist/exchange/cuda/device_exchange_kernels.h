@@ -1,0 +1,38 @@
+#pragma once
+// The small kernels of the exchange on a GPU: dense groups before and after their sum, as compress/dense.cpp has
+// them, operation for operation; and the agreement of the ranks on whether a step is finite. C++17.
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "nn/core/cuda/step_words.h"
+
+namespace topknot::cuda {
+
+// x *= *weight. Nothing is read where the weight is 1.
+void multiply_by_weight(cudaStream_t stream, float* x, std::size_t n, const float* weight);
+// to = bfloat16(x * *weight), to nearest, ties to even.
+void narrow_by_weight(cudaStream_t stream, const float* x, std::size_t n, const float* weight, void* to);
+
+// x = (x + 0) * factor, and the verdict is bad where x was not finite. Adding 0 turns -0 into +0 as a sparse
+// average does, which starts from zeros.
+void average_sum(cudaStream_t stream, float* x, std::size_t n, float factor, Verdict* verdict);
+// The same of a sum of bfloat16 numbers, to floats.
+void average_sum_bfloat16(cudaStream_t stream, const void* sum, float* x, std::size_t n, float factor,
+                          Verdict* verdict);
+
+// What a rank tells the others beside its groups.
+struct RankWord {
+  std::uint32_t bad_loss = 0, bad_gradient = 0;  // 1: not finite, as far as this rank knows by itself
+  std::uint32_t unused[2] = {0, 0};              // a collective's block is a multiple of 16 bytes
+};
+
+// `loss`: one float, or null. The verdict is this rank's own so far.
+void write_rank_word(cudaStream_t stream, const float* loss, const Verdict* verdict, RankWord* mine);
+// `all`: by rank. A rank's bad loss is named first, then a bad gradient of a compressed group; else what decoding
+// has found out stands.
+void agree(cudaStream_t stream, const RankWord* all, int ranks, Verdict* verdict);
+
+}  // namespace topknot::cuda

@@ -1,0 +1,48 @@
+#include <cstring>
+
+#include "dist/exchange/cuda/device_step.h"
+#include "nn/core/base/check.h"
+
+namespace topknot::cuda {
+
+static_assert(sizeof(StepWords) <= 64 && sizeof(Verdict) <= 64);
+
+DeviceStep::DeviceStep(int ranks)
+    : ranks_(ranks), memory_(kWeights + static_cast<std::size_t>(ranks) * sizeof(float)) {
+  for (Slot& slot : slots_) slot.memory = std::make_unique<PinnedMemory>(memory_.size());
+}
+
+DeviceStep::~DeviceStep() {
+  // Page-locked memory is given back only when the GPU has read it; after a failure the GPU may stand still for
+  // good, and waiting for it here would keep the rank from ending.
+  for (Slot& slot : slots_)
+    if (cudaEventQuery(slot.copied.get()) != cudaSuccess) static_cast<void>(slot.memory.release());
+  cudaGetLastError();
+}
+
+template <class Fill>
+void DeviceStep::copy(cudaStream_t stream, std::size_t begin, std::size_t end, Fill fill) {
+  Slot& slot = slots_[next_++ % kSlots];
+  slot.copied.synchronize();
+  fill(slot.memory->data());
+  TOPKNOT_CUDA(cudaMemcpyAsync(memory_.data() + begin, slot.memory->data() + begin, end - begin,
+                               cudaMemcpyHostToDevice, stream));
+  slot.copied.record(stream);
+}
+
+void DeviceStep::begin(cudaStream_t stream, const StepWords& words, std::span<const float> weights) {
+  TOPKNOT_CHECK(weights.size() == static_cast<std::size_t>(ranks_), "one aggregation weight a rank");
+  copy(stream, 0, memory_.size(), [&](std::byte* to) {
+    const Verdict verdict;
+    std::memcpy(to, &words, sizeof words);
+    std::memcpy(to + kVerdict, &verdict, sizeof verdict);
+    std::memcpy(to + kWeights, weights.data(), weights.size_bytes());
+  });
+}
+
+void DeviceStep::set_verdict(cudaStream_t stream, const Verdict& verdict) {
+  copy(stream, kVerdict, kVerdict + sizeof verdict,
+       [&](std::byte* to) { std::memcpy(to + kVerdict, &verdict, sizeof verdict); });
+}
+
+}  // namespace topknot::cuda

@@ -1,0 +1,48 @@
+#pragma once
+// What a step on the GPU is told and finds out, in memory that keeps its place, so that graphs may hold it. The host
+// writes it without waiting for the GPU.
+
+#include <array>
+#include <memory>
+#include <span>
+
+#include "nn/core/cuda/context.h"
+#include "nn/core/cuda/step_words.h"
+
+namespace topknot::cuda {
+
+class DeviceStep {
+ public:
+  // On the current context's GPU.
+  explicit DeviceStep(int ranks);
+  ~DeviceStep();
+  DeviceStep(const DeviceStep&) = delete;
+  DeviceStep& operator=(const DeviceStep&) = delete;
+
+  // In the stream's order. `weights`: one a rank. Clears the verdict.
+  void begin(cudaStream_t stream, const StepWords& words, std::span<const float> weights);
+  void set_verdict(cudaStream_t stream, const Verdict& verdict);
+
+  // GPU memory.
+  StepWords* words() const { return reinterpret_cast<StepWords*>(memory_.data()); }
+  Verdict* verdict() const { return reinterpret_cast<Verdict*>(memory_.data() + kVerdict); }
+  const float* weights() const { return reinterpret_cast<const float*>(memory_.data() + kWeights); }
+
+ private:
+  static constexpr std::size_t kVerdict = 64, kWeights = 128;  // bytes from the start
+  static constexpr std::size_t kSlots = 16;
+  struct Slot {
+    std::unique_ptr<PinnedMemory> memory;
+    Event copied;
+  };
+  // Copies bytes [begin, end) of the next slot, which `fill` writes to.
+  template <class Fill>
+  void copy(cudaStream_t stream, std::size_t begin, std::size_t end, Fill fill);
+
+  int ranks_;
+  DeviceArray<std::byte> memory_;
+  std::array<Slot, kSlots> slots_;  // the host may be that many copies ahead of the GPU
+  std::size_t next_ = 0;
+};
+
+}  // namespace topknot::cuda

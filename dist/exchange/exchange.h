@@ -1,0 +1,146 @@
+#pragma once
+// Carries gradients from the backward pass to the averaged gradient: the moment the last parameter of a group
+// is ready its group is encoded and its message queued; groups travel in a fixed order decided at
+// construction. finish() waits for all of them, lets all ranks agree that the step is finite, and commits or
+// discards (DESIGN, ideas 3 to 6).
+//
+// A step, on every rank: begin_step(), ready() for each parameter in any order, finish(). With one rank the
+// way is the same. An exception out of any of these leaves the step half done: the rank gives up
+// (Communicator::abort) and ends.
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "compress/compressor.h"
+#include "dist/plan/merge_plan.h"
+#include "nn/core/parameter.h"
+
+namespace topknot {
+
+class CollectiveQueue;
+
+struct ExchangeOptions {
+  CompressOptions compress;
+  // compress.scope: over what k and the threshold are computed: model, group, tensor.
+  std::string scope = "group";
+  // exchange.merge: what travels together (dist/plan/merge_plan.h).
+  std::string merge = "all";
+  // exchange.groups: the plan of a merge rule that measures, parameters a group in arena order; or empty.
+  std::vector<std::size_t> groups = {};
+  // exchange.collective: all_gather, or a sparse collective (dist/sparse/sparse_collective.h), which needs a method
+  // that sends entries with values as they are.
+  std::string collective = "all_gather";
+  // dist.ordered_sum; a compressed method sums its dense groups in rank order anyway.
+  bool ordered_sum = false;
+  // compress.dense_values: how the dense groups of a compressed method travel. fp32: summed as they are;
+  // another value code: gathered in it, and its error is carried to the next step.
+  std::string dense_values = "fp32";
+  // exchange.ranks_per_host (dist/sparse/hierarchical.h): so many neighbouring ranks sum their gradients dense, and a
+  // host of them compresses as one rank does. Must divide the ranks; 0 and 1: no hierarchy. Not for method
+  // dense.
+  int ranks_per_host = 0;
+  // compress.layer_density: densities by parameter name, which hold where they exceed the step's; or empty.
+  std::map<std::string, double> layer_density = {};
+};
+
+// One piece of a step's course, for profiles and traces.
+struct ExchangeSpan {
+  enum class Kind {
+    encode,       // on the compute thread
+    communicate,  // beside it where the communicator overlaps
+    decode,       // on the compute thread, the commit not included
+    wait,         // the compute thread waits for a collective; with no overlap, none
+    commit,       // all groups
+  };
+  static constexpr int kInsideHost = -1;  // as a round: the dense sum of a host's ranks
+  static constexpr int kAgreement = -1;   // the byte that says whether the step is finite; and the commit
+  Kind kind = Kind::encode;
+  int group = kAgreement;
+  int round = 0;
+  std::chrono::steady_clock::time_point begin, end;
+};
+
+// Where the time of a step went, in seconds; bytes and counts of this rank.
+struct ExchangeStats {
+  double encode = 0;
+  double communicate = 0;  // inside the collectives, waiting for slower ranks included
+  double decode = 0;       // commit included, which writes the average
+  double exposed = 0;      // communication that the compute thread had to wait for
+  // Messages of all groups and rounds, headers included, as payload: an all-reduce counts its length once.
+  // The one byte of the agreement is not counted. With hosts of several ranks: what travels between hosts,
+  // which is the first rank's of each; 0 on the others.
+  std::uint64_t bytes_sent = 0;
+  std::uint64_t bytes_received = 0;  // the same, from all other ranks; an all-reduce counts its length once
+  std::uint64_t selected = 0;        // entries sent in compressed groups
+  std::uint64_t over_capacity = 0;   // entries selected that compress.capacity kept back
+  double threshold = 0;              // of the last compressed group
+};
+
+struct StepResult {
+  bool committed = false;  // false: some rank saw a NaN or Inf; nothing has changed and there is no average
+  // The first rank that did, where known: a dense sum does not tell whose NaN it holds. Where only gradients
+  // show it, a host of several ranks is named by its first.
+  int bad_rank = -1;
+  ExchangeStats stats;
+};
+
+class Exchange {
+ public:
+  // The plan of groups depends on shapes and options alone, so it is the same on all ranks. Throws UserError
+  // for options that contradict each other (scope model with another merge than all). Arena and queue must
+  // outlive the exchange. Collective where ranks_per_host is above 1, and so is the destructor.
+  Exchange(ParameterArena& arena, CollectiveQueue& queue, const ExchangeOptions& options);
+  // Waits for what is still queued, which the queue's own deadline bounds.
+  ~Exchange();
+
+  // In the order in which they travel: arena order, about the order in which backward finishes them.
+  const std::vector<Group>& groups() const;
+
+  // Bytes that a rank would upload in a step at this density, headers included, as far as counts are known
+  // beforehand; for --dry-run.
+  std::uint64_t planned_bytes(double density) const;
+
+  // Before the backward pass. `weights` as in StepInfo; empty means equal shards.
+  // `lr`, the step's learning rate, is needed where a method applies it itself (compress.lr_inside).
+  void begin_step(std::int64_t step, double density, std::span<const float> weights = {}, double lr = 1.0);
+  // The hook: this parameter's gradient is final. Encodes the group that this completes, and queues every
+  // complete group that no earlier group holds back. For clipping over the whole model, call it for all
+  // parameters after the backward pass and the clipping, in any order.
+  void ready(Parameter& parameter);
+  // Ends the step. Parameters that were not ready join it as they stand; those that no backward pass wrote to
+  // are zeroed first. `local_finite`: this rank's loss was finite. All ranks get the same `committed` and
+  // `bad_rank`.
+  StepResult finish(bool local_finite);
+
+  // The averaged gradient of a group after a committed step; may be changed in place (clipping); valid until
+  // the next begin_step().
+  std::span<float> averaged(const Group& group);
+  // What it has in it already, for Optimizer::update().
+  GradientForm form(const Group& group) const;
+
+  // The course of the last step, by kind and group in the order in which things ended; valid until the next
+  // begin_step().
+  const std::vector<ExchangeSpan>& spans() const;
+
+  // Called for each compressed group once it is encoded, with its accumulated gradient, where the method has
+  // one; for studies.
+  using Observer = std::function<void(const Group& group, std::span<const float> accumulated)>;
+  void observe(Observer observer);
+
+  // The compressors' state, of this rank, for checkpoints; the residuals are the arena's. Between steps.
+  std::vector<std::byte> state() const;
+  // Throws Error where the bytes are damaged, or of another method or plan.
+  void load_state(std::span<const std::byte> bytes);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace topknot

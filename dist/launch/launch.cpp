@@ -1,0 +1,226 @@
+#include "dist/launch/launch.h"
+
+#include <signal.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include <charconv>
+#include <cstdlib>
+#include <vector>
+
+#include "dist/launch/socket.h"
+#include "nn/core/base/suggest.h"
+
+namespace topknot {
+namespace {
+
+constexpr int most_ranks = 1024;
+
+// One launcher's word about this process.
+struct Word {
+  std::string launcher;
+  int rank = 0, size = 1, local_rank = -1;
+};
+
+std::optional<int> number(const Environment& environment, const std::string& name) {
+  const auto text = environment(name);
+  if (!text || text->empty()) return std::nullopt;
+  int value = 0;
+  const char* end = text->data() + text->size();
+  const auto parsed = std::from_chars(text->data(), end, value);
+  if (parsed.ec != std::errc() || parsed.ptr != end || value < 0)
+    throw UserError("the environment variable " + name + "='" + *text +
+                    "' should be a number, as launchers set it; unset it or start with a launcher");
+  return value;
+}
+
+struct Variables {
+  const char* launcher;
+  const char* rank;
+  const char* size;
+  const char* local_rank;
+};
+
+std::optional<Word> read(const Environment& environment, const Variables& names) {
+  const auto rank = number(environment, names.rank);
+  const auto size = number(environment, names.size);
+  if (!rank && !size) return std::nullopt;
+  // A job scheduler may set the size alone for what it runs once.
+  if (!rank) return std::nullopt;
+  if (!size)
+    throw UserError(std::string("the environment has ") + names.rank + " but not " + names.size +
+                    "; a launcher (" + names.launcher + ") sets both");
+  if (*size < 1 || *rank >= *size)
+    throw UserError("the environment says rank " + std::to_string(*rank) + " of " + std::to_string(*size) +
+                    " (" + names.rank + ", " + names.size + "), which cannot be");
+  return Word{names.launcher, *rank, *size, number(environment, names.local_rank).value_or(-1)};
+}
+
+// The innermost launcher. srun's variables are also there inside an allocation in which torchrun or mpirun
+// runs, so they count only where nothing else speaks.
+std::optional<Word> find_launcher(const Environment& environment) {
+  static const Variables inner[] = {
+      {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK"},
+      {"mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"},
+      {"PMI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"},
+  };
+  std::optional<Word> found;
+  for (const auto& names : inner) {
+    const auto word = read(environment, names);
+    if (!word) continue;
+    if (found && (found->rank != word->rank || found->size != word->size))
+      throw UserError("two launchers speak at once: " + found->launcher + " says rank " +
+                      std::to_string(found->rank) + " of " + std::to_string(found->size) + ", " +
+                      word->launcher + " says rank " + std::to_string(word->rank) + " of " +
+                      std::to_string(word->size) +
+                      "; start with one of them, or unset the variables of the other");
+    if (!found) found = word;
+  }
+  if (found) return found;
+  // SLURM_STEP_NUM_TASKS is the number of tasks of this srun, SLURM_NTASKS that of the allocation unless srun
+  // changed it.
+  const bool step = environment("SLURM_STEP_NUM_TASKS").has_value();
+  return read(environment,
+              {"srun", "SLURM_PROCID", step ? "SLURM_STEP_NUM_TASKS" : "SLURM_NTASKS", "SLURM_LOCALID"});
+}
+
+void set_master(LaunchPlan& plan, const DistOptions& options, const Environment& environment) {
+  HostPort master;
+  const auto address = environment("MASTER_ADDR");
+  const auto port = number(environment, "MASTER_PORT");
+  if (!options.master.empty()) {
+    master = parse_host_port(options.master, "dist.master");
+  } else if (address && !address->empty() && port) {
+    if (*port >= 65535)
+      throw UserError("MASTER_PORT is " + std::to_string(*port) + "; it must be below 65535");
+    master = {*address, *port + 1};  // torchrun itself may sit on the port
+  } else if (plan.launcher == "torchrun") {
+    throw UserError(
+        "torchrun's MASTER_ADDR and MASTER_PORT are not both set; give dist.master=HOST:PORT, the machine of "
+        "rank 0 and a free port on it");
+  } else {
+    throw UserError(plan.launcher +
+                    " does not say where the ranks can meet: give dist.master=HOST:PORT, the machine of rank "
+                    "0 and a free "
+                    "port on it, the same for all ranks");
+  }
+  plan.host = master.host;
+  plan.port = master.port;
+}
+
+// A copy that run_spawned() started.
+std::optional<LaunchPlan> spawned(const Environment& environment) {
+  const auto rank = number(environment, "TOPKNOT_RANK");
+  const auto size = number(environment, "TOPKNOT_RANKS");
+  const auto master = environment("TOPKNOT_MASTER");
+  if (!rank || !size || !master) return std::nullopt;
+  LaunchPlan plan;
+  plan.kind = LaunchPlan::Kind::process;
+  plan.launcher = "spawn";
+  plan.rank = plan.local_rank = *rank;
+  plan.size = *size;
+  const HostPort place = parse_host_port(*master, "TOPKNOT_MASTER");
+  plan.host = place.host;
+  plan.port = place.port;
+  return plan;
+}
+
+}  // namespace
+
+Environment process_environment() {
+  return [](const std::string& name) -> std::optional<std::string> {
+    const char* value = std::getenv(name.c_str());
+    if (value == nullptr) return std::nullopt;
+    return std::string(value);
+  };
+}
+
+LaunchPlan plan_launch(const DistOptions& options, const Environment& environment) {
+  const bool processes = options.backend == "gloo" || options.backend == "nccl";
+  if (!processes && options.backend != "threads")
+    throw UserError("dist.backend: " +
+                    unknown_name_message("backend", options.backend, {"gloo", "nccl", "threads"}));
+  if (options.ranks && (*options.ranks < 1 || *options.ranks > most_ranks))
+    throw UserError("dist.ranks: " + std::to_string(*options.ranks) + " is not from 1 to " +
+                    std::to_string(most_ranks));
+  if (processes)
+    if (const auto plan = spawned(environment)) return *plan;
+
+  const auto word = find_launcher(environment);
+  LaunchPlan plan;
+  if (!processes) {
+    // A batch script sees its allocation's variables without being one of its tasks.
+    const bool task = word && (word->launcher != "srun" || environment("SLURM_STEP_NUM_TASKS"));
+    if (task && word->size > 1)
+      throw UserError(word->launcher + " started " + std::to_string(word->size) +
+                      " processes, but dist.backend is threads, which runs all ranks in one; give "
+                      "dist.backend=gloo, or nccl on GPUs");
+    plan.size = options.ranks.value_or(1);
+    return plan;
+  }
+  if (word) {
+    if (options.ranks && options.ranks_insist && *options.ranks != word->size)
+      throw UserError("dist.ranks is " + std::to_string(*options.ranks) + ", but " + word->launcher +
+                      " started " + std::to_string(word->size) +
+                      " processes; leave dist.ranks out, or make them agree");
+    plan.kind = LaunchPlan::Kind::process;
+    plan.launcher = word->launcher;
+    plan.rank = word->rank;
+    plan.size = word->size;
+    plan.local_rank = word->local_rank;
+    if (plan.size > 1) set_master(plan, options, environment);
+    return plan;
+  }
+  plan.size = options.ranks.value_or(1);
+  plan.kind = plan.size > 1 ? LaunchPlan::Kind::spawn : LaunchPlan::Kind::process;
+  if (plan.size > 1) {
+    plan.launcher = "spawn";
+    plan.host = "127.0.0.1";
+    if (!options.master.empty()) plan.port = parse_host_port(options.master, "dist.master").port;
+  }
+  return plan;
+}
+
+int gpu_of(const LaunchPlan& plan, int gpus) {
+  if (plan.kind != LaunchPlan::Kind::process || gpus <= 1) return 0;
+  return (plan.local_rank >= 0 ? plan.local_rank : plan.rank) % gpus;
+}
+
+std::unique_ptr<Communicator> join_group(const LaunchPlan& plan, const DistOptions& options) {
+  TOPKNOT_CHECK(plan.kind == LaunchPlan::Kind::process, "only a process joins a group");
+  if (plan.launcher == "spawn") {
+    // The launcher looks after its copies; without it they would run on unseen.
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    const auto parent = number(process_environment(), "TOPKNOT_PARENT");
+    if (parent && getppid() != *parent) throw CollectiveError("the launcher of this rank has died");
+  }
+  // "=": this interface and not those whose names begin like it. No other thread runs yet.
+  if (options.backend == "nccl" && !options.interface.empty())
+    setenv("NCCL_SOCKET_IFNAME", ("=" + options.interface).c_str(), 0);
+  GlooOptions gloo;
+  gloo.rank = plan.rank;
+  gloo.size = plan.size;
+  gloo.host = plan.host;
+  gloo.port = plan.port;
+  gloo.serve_store = plan.rank == 0 && plan.launcher != "spawn";
+  gloo.interface = options.interface;
+  gloo.timeout_s = options.timeout_s;
+  gloo.check_calls = options.check_calls;
+  return make_gloo_communicator(gloo);
+}
+
+void run_process_rank(const LaunchPlan& plan, const DistOptions& options,
+                      const std::function<void(Communicator&)>& body) {
+  const auto communicator = join_group(plan, options);
+  try {
+    body(*communicator);
+  } catch (const std::exception& error) {
+    communicator->abort(error.what());
+    throw;
+  } catch (...) {
+    communicator->abort("an unknown error");
+    throw;
+  }
+}
+
+}  // namespace topknot

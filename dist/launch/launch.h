@@ -1,0 +1,77 @@
+#pragma once
+// Which rank this process is, and how the others start. One program serves all launchers:
+//
+// - `threads`: one process, dist.ranks threads.
+// - `gloo` under torchrun, mpirun (Open MPI), srun, or a launcher that sets PMI_RANK: this process is one rank,
+//   said by the environment. The ranks meet at dist.master.
+// - `gloo` with dist.ranks > 1 and no launcher: this process starts dist.ranks copies of itself on this
+//   machine, looks after them and serves their rendezvous.
+// - `nccl`: as `gloo`, which stays the host's side of it.
+//
+// Not elastic: when a rank dies, all end.
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "dist/comm/communicator.h"
+#include "dist/comm/gloo_communicator.h"
+
+namespace topknot {
+
+struct DistOptions {
+  std::string backend = "threads";  // dist.backend: threads, gloo, nccl
+  std::optional<int> ranks;         // dist.ranks, where the user gave it
+  bool ranks_insist = false;        // given for this run: a launcher with another number is then an error
+  std::string master;               // dist.master HOST:PORT; "": from the environment
+  std::string interface;            // dist.interface
+  double timeout_s = 300;           // dist.timeout_s; 0: no limit
+  bool check_calls = false;         // see GlooOptions
+};
+
+struct LaunchPlan {
+  enum class Kind {
+    threads,  // run `size` ranks as threads of this process
+    process,  // be rank `rank` of `size`
+    spawn,    // start `size` copies of this process and look after them
+  };
+  Kind kind = Kind::threads;
+  std::string launcher;  // "torchrun", "mpirun", "srun", "PMI", "spawn", or "" for none
+  int rank = 0, size = 1;
+  int local_rank = -1;  // among the ranks of this machine; -1: the launcher does not say
+  std::string host;     // of the rendezvous; "" where size is 1
+  int port = 0;
+};
+
+// The value of an environment variable, or nullopt.
+using Environment = std::function<std::optional<std::string>(const std::string&)>;
+Environment process_environment();
+
+// Throws UserError: unknown backend, ranks that cannot be, dist.ranks that contradicts the launcher,
+// launchers that contradict each other, no master.
+LaunchPlan plan_launch(const DistOptions& options, const Environment& environment);
+
+// Which of a machine's `gpus` this process is to use: by its rank there, else by its rank, going round where
+// there are fewer GPUs (a launcher may show each process its own only). Threads share the first.
+int gpu_of(const LaunchPlan& plan, int gpus);
+
+// For Kind::process: joins the group. Collective; throws as make_gloo_communicator does. For nccl,
+// NCCL_SOCKET_IFNAME becomes dist.interface, unless it is set.
+std::unique_ptr<Communicator> join_group(const LaunchPlan& plan, const DistOptions& options);
+
+// For Kind::process: joins the group, runs body, and tells the other ranks where it throws (and throws on).
+void run_process_rank(const LaunchPlan& plan, const DistOptions& options,
+                      const std::function<void(Communicator&)>& body);
+
+// For Kind::spawn: starts `plan.size` copies of this program with the same arguments, which find
+// plan_launch() answering Kind::process, and waits for them. When one dies (a signal, or an exit code other
+// than 0), the others get grace_s to end by themselves, then SIGTERM, then SIGKILL. SIGINT and SIGTERM are
+// passed on to all. The first error is logged last. Returns the exit code: 0, that of the rank
+// that failed first, or 128 + its signal. The copies die with this process. To be called from the main
+// thread, before other threads are started.
+// `on_ready` runs once the meeting point is open, before the first copy starts.
+int run_spawned(const LaunchPlan& plan, const DistOptions& options, char* const* argv, double grace_s = 5,
+                const std::function<void()>& on_ready = {});
+
+}  // namespace topknot

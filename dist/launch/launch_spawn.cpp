@@ -1,0 +1,162 @@
+#include <fcntl.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <vector>
+
+#include "dist/launch/launch.h"
+#include "dist/launch/socket.h"
+#include "dist/launch/tcp_store.h"
+#include "nn/core/base/log.h"
+
+extern char** environ;
+
+namespace topknot {
+namespace {
+
+// Blocks the signals that the supervisor takes one by one, in this thread and those it starts, until the end.
+class SignalGate {
+ public:
+  SignalGate() {
+    sigemptyset(&taken_);
+    for (const int signal : {SIGINT, SIGTERM, SIGCHLD}) sigaddset(&taken_, signal);
+    pthread_sigmask(SIG_BLOCK, &taken_, &before_);
+  }
+  ~SignalGate() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  const sigset_t& taken() const { return taken_; }
+  const sigset_t& before() const { return before_; }
+  // 0 when nothing came in time.
+  int next(std::chrono::milliseconds patience) const {
+    const timespec time{patience.count() / 1000, patience.count() % 1000 * 1000000};
+    const int signal = sigtimedwait(&taken_, nullptr, &time);
+    return signal > 0 ? signal : 0;
+  }
+
+ private:
+  sigset_t taken_{}, before_{};
+};
+
+class Children {
+ public:
+  ~Children() { kill_all(SIGKILL, true); }
+
+  void start(int rank, const std::vector<std::string>& environment, char* const* argv,
+             const SignalGate& gate) {
+    std::vector<char*> pointers;
+    for (const auto& entry : environment) pointers.push_back(const_cast<char*>(entry.c_str()));
+    pointers.push_back(nullptr);
+    posix_spawnattr_t attributes;
+    posix_spawnattr_init(&attributes);
+    posix_spawnattr_setsigmask(&attributes, &gate.before());
+    // A process group each: Ctrl-C reaches the launcher alone, which passes it on once.
+    posix_spawnattr_setpgroup(&attributes, 0);
+    posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETPGROUP);
+    pid_t pid = 0;
+    const int error = posix_spawn(&pid, "/proc/self/exe", nullptr, &attributes, argv, pointers.data());
+    posix_spawnattr_destroy(&attributes);
+    if (error != 0)
+      throw Error("cannot start rank " + std::to_string(rank) + " (" + std::strerror(error) + ")");
+    pids_.push_back(pid);
+  }
+
+  int alive() const {
+    int count = 0;
+    for (const pid_t pid : pids_) count += pid > 0;
+    return count;
+  }
+
+  void kill_all(int signal, bool and_wait = false) {
+    for (pid_t& pid : pids_) {
+      if (pid <= 0) continue;
+      kill(pid, signal);
+      if (and_wait) {
+        waitpid(pid, nullptr, 0);
+        pid = 0;
+      }
+    }
+  }
+
+  // A child that ended: its rank and status.
+  bool reap(int& rank, int& status) {
+    for (std::size_t r = 0; r < pids_.size(); ++r)
+      if (pids_[r] > 0 && waitpid(pids_[r], &status, WNOHANG) == pids_[r]) {
+        pids_[r] = 0;
+        rank = static_cast<int>(r);
+        return true;
+      }
+    return false;
+  }
+
+ private:
+  std::vector<pid_t> pids_;
+};
+
+std::vector<std::string> environment_of(int rank, int size, int port) {
+  std::vector<std::string> result;
+  for (char** entry = environ; *entry != nullptr; ++entry)
+    if (std::strncmp(*entry, "TOPKNOT_", 8) != 0) result.push_back(*entry);
+  result.push_back("TOPKNOT_RANK=" + std::to_string(rank));
+  result.push_back("TOPKNOT_RANKS=" + std::to_string(size));
+  result.push_back("TOPKNOT_MASTER=127.0.0.1:" + std::to_string(port));
+  result.push_back("TOPKNOT_PARENT=" + std::to_string(getpid()));
+  return result;
+}
+
+std::string describe(int rank, int status) {
+  const std::string who = "rank " + std::to_string(rank);
+  if (WIFSIGNALED(status)) {
+    const int signal = WTERMSIG(status);
+    return who + " died: killed by signal " + std::to_string(signal) + " (" + strsignal(signal) + ")";
+  }
+  return who + " ended with exit code " + std::to_string(WEXITSTATUS(status));
+}
+
+}  // namespace
+
+int run_spawned(const LaunchPlan& plan, const DistOptions& options, char* const* argv, double grace_s,
+                const std::function<void()>& on_ready) {
+  TOPKNOT_CHECK(plan.kind == LaunchPlan::Kind::spawn, "this process is a rank, not a launcher");
+  const SignalGate gate;
+  TcpStoreServer store("127.0.0.1", plan.port, plan.size, options.timeout_s);
+  if (on_ready) on_ready();
+  Children children;
+  for (int r = 0; r < plan.size; ++r)
+    children.start(r, environment_of(r, plan.size, store.port()), argv, gate);
+
+  int code = 0;
+  bool stopping = false;  // a signal was passed on: ranks may end with a code of their own
+  std::string first;
+  Deadline terminate = Deadline::max(), slay = Deadline::max();
+  while (children.alive() > 0) {
+    const int signal = gate.next(std::chrono::milliseconds(100));
+    if (signal != 0 && signal != SIGCHLD) {
+      children.kill_all(signal);
+      stopping = true;
+    }
+    int rank, status;
+    while (children.reap(rank, status)) {
+      if (WIFEXITED(status) && WEXITSTATUS(status) == 0) continue;
+      if (code != 0) continue;
+      code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+      // What a rank said itself says more than how its process ended, unless the server only noticed it gone.
+      const bool told = store.reason_was_told();
+      first = told ? store.first_reason() : describe(rank, status);
+      if (!stopping) store.abort(first);
+      terminate = deadline_in(stopping ? std::max(grace_s, options.timeout_s) : grace_s);
+    }
+    if (Clock::now() >= terminate) {
+      children.kill_all(SIGTERM);
+      terminate = Deadline::max();
+      slay = deadline_in(2);
+    }
+    if (Clock::now() >= slay) children.kill_all(SIGKILL);
+  }
+  if (code != 0 && !stopping) log_error("the run has ended; first error: " + first);
+  return code;
+}
+
+}  // namespace topknot

@@ -1,0 +1,254 @@
+#include "dist/launch/socket.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cstring>
+#include <memory>
+#include <thread>
+
+#include "dist/comm/communicator.h"
+
+namespace topknot {
+namespace {
+
+constexpr std::size_t max_payload = 1 << 20;
+
+std::string errno_text(int error) {
+  return std::strerror(error);
+}
+
+using AddressList = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
+
+AddressList resolve(const std::string& host, int port) {
+  addrinfo hints{};
+  hints.ai_family = AF_UNSPEC;
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  const int error = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
+  if (error != 0)
+    throw UserError("dist.master: the host '" + host + "' cannot be resolved (" + gai_strerror(error) +
+                    "); give the name or address of the machine that rank 0 runs on, as HOST:PORT");
+  return {found, freeaddrinfo};
+}
+
+int poll_ms(Deadline deadline) {
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
+  return static_cast<int>(std::clamp<std::int64_t>(left, 0, 1000));
+}
+
+// Waits for `events` until the deadline.
+bool wait_for(int fd, short events, Deadline deadline) {
+  for (;;) {
+    pollfd entry{fd, events, 0};
+    const int ready = poll(&entry, 1, poll_ms(deadline));
+    if (ready > 0) return true;
+    if (ready < 0 && errno != EINTR) return false;
+    if (Clock::now() >= deadline) return false;
+  }
+}
+
+// 0 or the error of one attempt.
+int try_connect(const addrinfo& address, Deadline deadline, Fd& result) {
+  Fd fd(socket(address.ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  if (!fd.valid()) return errno;
+  if (connect(fd.get(), address.ai_addr, address.ai_addrlen) != 0) {
+    if (errno != EINPROGRESS) return errno;
+    if (!wait_for(fd.get(), POLLOUT, deadline)) return ETIMEDOUT;
+    int error = 0;
+    socklen_t length = sizeof error;
+    getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &length);
+    if (error != 0) return error;
+  }
+  // A connection to a free local port can meet itself (simultaneous open); nobody serves there.
+  sockaddr_storage here{}, there{};
+  socklen_t here_length = sizeof here, there_length = sizeof there;
+  getsockname(fd.get(), reinterpret_cast<sockaddr*>(&here), &here_length);
+  getpeername(fd.get(), reinterpret_cast<sockaddr*>(&there), &there_length);
+  if (here_length == there_length && std::memcmp(&here, &there, here_length) == 0) return ECONNREFUSED;
+  const int on = 1;
+  setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  result = std::move(fd);
+  return 0;
+}
+
+}  // namespace
+
+std::chrono::milliseconds timeout_ms(double timeout_s) {
+  constexpr double longest = 1e7;
+  const double seconds = timeout_s <= 0 ? longest : std::min(timeout_s, longest);
+  return std::chrono::milliseconds(std::max<std::int64_t>(1, static_cast<std::int64_t>(seconds * 1000)));
+}
+
+Deadline deadline_in(double timeout_s) {
+  return Clock::now() + timeout_ms(timeout_s);
+}
+
+Fd& Fd::operator=(Fd&& other) noexcept {
+  if (this != &other) {
+    reset();
+    fd_ = other.release();
+  }
+  return *this;
+}
+
+int Fd::release() {
+  const int fd = fd_;
+  fd_ = -1;
+  return fd;
+}
+
+void Fd::reset() {
+  if (fd_ >= 0) close(fd_);
+  fd_ = -1;
+}
+
+HostPort parse_host_port(const std::string& text, const std::string& key) {
+  const auto colon = text.rfind(':');
+  HostPort result;
+  bool good = colon != std::string::npos && colon > 0;
+  if (good) {
+    result.host = text.substr(0, colon);
+    if (result.host.front() == '[' && result.host.back() == ']')
+      result.host = result.host.substr(1, result.host.size() - 2);
+    const char* end = text.data() + text.size();
+    const auto parsed = std::from_chars(text.data() + colon + 1, end, result.port);
+    good = parsed.ec == std::errc() && parsed.ptr == end && result.port > 0 && result.port < 65536 &&
+           !result.host.empty();
+  }
+  if (!good)
+    throw UserError(key + ": '" + text + "' is not HOST:PORT with a port from 1 to 65535, for example " +
+                    key + "=node0:29500");
+  return result;
+}
+
+Fd listen_on(const std::string& host, int port) {
+  const bool loopback = host == "127.0.0.1" || host == "localhost";
+  int error = 0;
+  for (const int family : {AF_INET6, AF_INET}) {
+    if (loopback && family == AF_INET6) continue;
+    Fd fd(socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+    if (!fd.valid()) {
+      error = errno;
+      continue;
+    }
+    const int on = 1, off = 0;
+    setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    sockaddr_storage address{};
+    socklen_t length = 0;
+    if (family == AF_INET6) {
+      setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
+      auto& v6 = reinterpret_cast<sockaddr_in6&>(address);
+      v6.sin6_family = AF_INET6;
+      v6.sin6_addr = in6addr_any;
+      v6.sin6_port = htons(static_cast<std::uint16_t>(port));
+      length = sizeof v6;
+    } else {
+      auto& v4 = reinterpret_cast<sockaddr_in&>(address);
+      v4.sin_family = AF_INET;
+      v4.sin_addr.s_addr = htonl(loopback ? INADDR_LOOPBACK : INADDR_ANY);
+      v4.sin_port = htons(static_cast<std::uint16_t>(port));
+      length = sizeof v4;
+    }
+    if (bind(fd.get(), reinterpret_cast<sockaddr*>(&address), length) == 0 && listen(fd.get(), 256) == 0)
+      return fd;
+    error = errno;
+    if (error == EADDRINUSE || error == EACCES) break;  // the other family would not be better
+  }
+  if (error == EADDRINUSE)
+    throw UserError("dist.master: port " + std::to_string(port) +
+                    " is in use on this machine; give another port, dist.master=HOST:PORT, to all ranks");
+  throw UserError("dist.master: cannot listen on port " + std::to_string(port) + " (" + errno_text(error) +
+                  "); give another port, dist.master=HOST:PORT, to all ranks");
+}
+
+int local_port(int fd) {
+  sockaddr_storage address{};
+  socklen_t length = sizeof address;
+  getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length);
+  return ntohs(address.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6&>(address).sin6_port
+                                             : reinterpret_cast<sockaddr_in&>(address).sin_port);
+}
+
+Fd connect_to(const std::string& host, int port, Deadline deadline) {
+  const AddressList addresses = resolve(host, port);
+  int error = ETIMEDOUT;
+  do {
+    for (const addrinfo* a = addresses.get(); a != nullptr; a = a->ai_next) {
+      Fd fd;
+      const int attempt = try_connect(*a, deadline, fd);
+      if (attempt == 0) return fd;
+      error = attempt;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  } while (Clock::now() < deadline);
+  throw CollectiveError("nobody answers at dist.master " + host + ":" + std::to_string(port) + " (" +
+                        errno_text(error) +
+                        "); is rank 0 running on that machine, and does a firewall let the port through?");
+}
+
+std::string local_address(int fd) {
+  sockaddr_storage address{};
+  socklen_t length = sizeof address;
+  char text[INET6_ADDRSTRLEN] = "";
+  if (getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length) != 0) return "";
+  if (address.ss_family == AF_INET6)
+    inet_ntop(AF_INET6, &reinterpret_cast<sockaddr_in6&>(address).sin6_addr, text, sizeof text);
+  else
+    inet_ntop(AF_INET, &reinterpret_cast<sockaddr_in&>(address).sin_addr, text, sizeof text);
+  const std::string result = text;
+  // An IPv4 peer on a socket that listens for both families.
+  return result.rfind("::ffff:", 0) == 0 ? result.substr(7) : result;
+}
+
+bool is_loopback(const std::string& address) {
+  return address == "::1" || address.rfind("127.", 0) == 0;
+}
+
+std::string encode_frame(Frame type, std::string_view payload) {
+  const std::uint32_t header[2] = {static_cast<std::uint32_t>(type),
+                                   static_cast<std::uint32_t>(payload.size())};
+  std::string result(sizeof header + payload.size(), '\0');
+  std::memcpy(result.data(), header, sizeof header);
+  std::copy(payload.begin(), payload.end(), result.begin() + sizeof header);
+  return result;
+}
+
+bool take_frame(std::string& buffer, Frame& type, std::string& payload) {
+  std::uint32_t header[2];
+  if (buffer.size() < sizeof header) return false;
+  std::memcpy(header, buffer.data(), sizeof header);
+  if (header[0] < static_cast<std::uint32_t>(Frame::hello) ||
+      header[0] > static_cast<std::uint32_t>(Frame::bye_all) || header[1] > max_payload)
+    throw Error("what came over the connection is not of a Topknot rendezvous");
+  if (buffer.size() < sizeof header + header[1]) return false;
+  type = static_cast<Frame>(header[0]);
+  payload = buffer.substr(sizeof header, header[1]);
+  buffer.erase(0, sizeof header + header[1]);
+  return true;
+}
+
+bool write_all(int fd, std::string_view bytes, Deadline deadline) {
+  while (!bytes.empty()) {
+    const ssize_t written = send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (written > 0) {
+      bytes.remove_prefix(static_cast<std::size_t>(written));
+    } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
+      if (!wait_for(fd, POLLOUT, deadline)) return false;
+    } else if (errno != EINTR) {
+      return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace topknot

@@ -1,0 +1,124 @@
+#include "dist/plan/merge_search.h"
+
+#include <algorithm>
+
+#include "nn/core/base/check.h"
+
+namespace topknot {
+namespace {
+
+// Layers per group from one flag a layer: whether it travels with the one after it.
+std::vector<std::size_t> groups_of(const std::vector<bool>& with_next) {
+  std::vector<std::size_t> groups;
+  std::size_t count = 0;
+  for (const bool joined : with_next) {
+    ++count;
+    if (joined) continue;
+    groups.push_back(count);
+    count = 0;
+  }
+  return groups;
+}
+
+// The state of the OMGS greedy. Index 0 travels first here, where the authors' code counts down.
+class OmgsClock {
+ public:
+  OmgsClock(std::span<const LayerCost> layers, const CostModel& model)
+      : model_(model), layers_(layers.begin(), layers.end()), count_(layers.size()) {
+    backward_begin_.resize(count_);
+    sparsify_begin_.resize(count_);
+    communicate_begin_.resize(count_);
+    for (const LayerCost& layer : layers) {
+      sparsify_.push_back(model.sparsify(layer.elements));
+      communicate_.push_back(model.communicate(layer.elements));
+    }
+    set_clock(0, 0);
+  }
+
+  OmgsDecision decide(std::size_t i) const {
+    const double here = layers_[i].elements, next = layers_[i + 1].elements, both = here + next;
+    OmgsDecision decision;
+    decision.layer = count_ - 1 - i;
+    decision.wait = layers_[i + 1].backward + model_.sparsify(both) - model_.sparsify(here) -
+                    model_.sparsify(next) - (communicate_begin_[i] - (sparsify_begin_[i] + sparsify_[i]));
+    decision.save = model_.communicate(here) + model_.communicate(next) - model_.communicate(both);
+    decision.merged = decision.wait < decision.save;
+    return decision;
+  }
+
+  void merge(std::size_t i) {
+    LayerCost& next = layers_[i + 1];
+    next.backward += layers_[i].backward;
+    next.elements += layers_[i].elements;
+    layers_[i] = {};
+    sparsify_[i] = communicate_[i] = 0;
+    sparsify_[i + 1] = model_.sparsify(next.elements);
+    communicate_[i + 1] = model_.communicate(next.elements);
+    set_clock(i + 1, backward_begin_[i]);
+  }
+
+  double makespan() const { return communicate_begin_.back() + communicate_.back(); }
+
+ private:
+  // Backward of `first` and later restarts at `begin`.
+  void set_clock(std::size_t first, double begin) {
+    for (std::size_t i = first; i < count_; ++i) {
+      backward_begin_[i] = i == first ? begin : sparsify_begin_[i - 1] + sparsify_[i - 1];
+      sparsify_begin_[i] = backward_begin_[i] + layers_[i].backward;
+    }
+    double free = 0;
+    for (std::size_t i = 0; i < count_; ++i) {
+      const double encoded = sparsify_begin_[i] + sparsify_[i];
+      communicate_begin_[i] = i == 0 ? encoded : std::max(free, encoded);
+      free = communicate_begin_[i] + communicate_[i];
+    }
+  }
+
+  const CostModel& model_;
+  std::vector<LayerCost> layers_;
+  const std::size_t count_;
+  std::vector<double> sparsify_, communicate_, backward_begin_, sparsify_begin_, communicate_begin_;
+};
+
+}  // namespace
+
+std::vector<std::size_t> merge_omgs(std::span<const LayerCost> layers, const CostModel& model,
+                                    OmgsTrace* trace) {
+  if (trace) *trace = {};
+  if (layers.empty()) return {};
+  const std::size_t count = layers.size();
+  OmgsClock clock(layers, model);
+  std::vector<bool> with_next(count, false);
+  if (count > 1) with_next[0] = true;
+  for (std::size_t i = 1; i + 1 < count; ++i) {
+    const OmgsDecision decision = clock.decide(i);
+    if (trace) trace->decisions.push_back(decision);
+    with_next[i] = decision.merged;
+    if (decision.merged) clock.merge(i);
+  }
+  if (trace) trace->makespan = clock.makespan();
+  return groups_of(with_next);
+}
+
+std::vector<std::size_t> merge_mgwfbp(std::span<const LayerCost> layers, double alpha,
+                                      const std::function<double(double elements)>& communicate) {
+  const std::size_t count = layers.size();
+  std::vector<bool> with_next(count, false);
+  double backward_end = count ? layers[0].backward : 0;
+  double free = 0;      // when the network has sent what is behind the group at hand
+  double elements = 0;  // of the group at hand
+  for (std::size_t i = 0; i < count; ++i) {
+    elements += layers[i].elements;
+    const double begin = std::max(free, backward_end), end = begin + communicate(elements);
+    if (i + 1 == count) break;
+    backward_end += layers[i + 1].backward;
+    const double ready = backward_end;
+    with_next[i] = ready < end && (begin > ready || ready - begin < alpha);
+    if (with_next[i]) continue;
+    free = end;
+    elements = 0;
+  }
+  return groups_of(with_next);
+}
+
+}  // namespace topknot

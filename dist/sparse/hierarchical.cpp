@@ -1,0 +1,146 @@
+#include "dist/sparse/hierarchical.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+#include "nn/core/base/check.h"
+
+namespace topknot {
+
+HierarchicalCommunicator::HierarchicalCommunicator(Communicator& inside, Communicator* across, int host,
+                                                   int hosts)
+    : inside_(inside), across_(across), host_(host), hosts_(hosts) {
+  TOPKNOT_CHECK((across != nullptr) == (inside.rank() == 0), "the first rank of a host talks to the others");
+}
+
+void HierarchicalCommunicator::share(std::vector<std::byte>& bytes) {
+  if (inside_.size() == 1) return;
+  std::uint64_t length = bytes.size();
+  inside_.broadcast(std::as_writable_bytes(std::span(&length, 1)), 0);
+  bytes.resize(length);
+  inside_.broadcast(bytes, 0);
+}
+
+void HierarchicalCommunicator::share(std::vector<std::vector<std::byte>>& blocks) {
+  if (inside_.size() == 1) return;
+  std::vector<std::uint64_t> lengths(static_cast<std::size_t>(hosts_));
+  blocks.resize(lengths.size());
+  std::vector<std::byte> together;
+  if (across_)
+    for (std::size_t host = 0; host < lengths.size(); ++host) {
+      lengths[host] = blocks[host].size();
+      together.insert(together.end(), blocks[host].begin(), blocks[host].end());
+    }
+  inside_.broadcast(std::as_writable_bytes(std::span(lengths)), 0);
+  if (!across_) {
+    std::uint64_t total = 0;
+    for (const std::uint64_t length : lengths) total += length;
+    together.resize(total);
+  }
+  inside_.broadcast(together, 0);
+  if (across_) return;
+  auto begin = together.cbegin();
+  for (std::size_t host = 0; host < lengths.size(); ++host) {
+    const auto end = begin + static_cast<std::ptrdiff_t>(lengths[host]);
+    blocks[host].assign(begin, end);
+    begin = end;
+  }
+}
+
+void HierarchicalCommunicator::all_gather(std::span<const std::byte> mine,
+                                          std::vector<std::vector<std::byte>>& all) {
+  if (across_) across_->all_gather(mine, all);
+  share(all);
+}
+
+void HierarchicalCommunicator::all_reduce(std::span<float> data, SumOrder order) {
+  if (across_) across_->all_reduce(data, order);
+  inside_.broadcast(std::as_writable_bytes(data), 0);
+}
+
+void HierarchicalCommunicator::all_reduce(std::span<BFloat16> data, SumOrder order) {
+  if (across_) across_->all_reduce(data, order);
+  inside_.broadcast(std::as_writable_bytes(data), 0);
+}
+
+void HierarchicalCommunicator::all_reduce(std::span<double> data) {
+  if (across_) across_->all_reduce(data);
+  inside_.broadcast(std::as_writable_bytes(data), 0);
+}
+
+void HierarchicalCommunicator::broadcast(std::span<std::byte> data, int root) {
+  TOPKNOT_CHECK(root >= 0 && root < hosts_, "broadcast from a host that does not exist");
+  if (across_) across_->broadcast(data, root);
+  inside_.broadcast(data, 0);
+}
+
+void HierarchicalCommunicator::all_to_all(std::span<const std::vector<std::byte>> mine,
+                                          std::vector<std::vector<std::byte>>& theirs) {
+  if (across_) across_->all_to_all(mine, theirs);
+  share(theirs);
+}
+
+void HierarchicalCommunicator::send_receive(int to, std::span<const std::byte> mine, int from,
+                                            std::vector<std::byte>& theirs) {
+  theirs.clear();
+  if (across_) across_->send_receive(to, mine, from, theirs);
+  if (from >= 0) share(theirs);
+}
+
+void HierarchicalCommunicator::barrier() {
+  inside_.barrier();
+  if (across_) across_->barrier();
+  inside_.barrier();
+}
+
+std::unique_ptr<Communicator> HierarchicalCommunicator::split(int) {
+  throw Error("a hierarchy of ranks cannot be split");
+}
+
+void HierarchicalCommunicator::abort(const std::string& reason) noexcept {
+  inside_.abort(reason);
+  if (across_) across_->abort(reason);
+}
+
+Hierarchy::Hierarchy(CollectiveQueue& queue, int ranks_per_host) {
+  ranks_ = queue.communicator().size();
+  const int rank = queue.communicator().rank();
+  if (ranks_per_host < 1 || ranks_ % ranks_per_host != 0)
+    throw UserError("exchange.ranks_per_host: " + std::to_string(ranks_per_host) + " does not divide the " +
+                    std::to_string(ranks_) + " ranks into hosts of one size");
+  const int host = rank / ranks_per_host;
+  const bool first = rank % ranks_per_host == 0;
+  queue.run([&](Communicator& all) {
+    inside_ = all.split(host);
+    // A rank that does not talk across is alone in its color, which costs no connections.
+    across_ = all.split(first ? 0 : rank);
+  });
+  if (!first) across_.reset();
+  hosts_ = std::make_unique<HierarchicalCommunicator>(*inside_, across_.get(), host, ranks_ / ranks_per_host);
+}
+
+std::vector<float> Hierarchy::begin_step(std::span<const float> weights) {
+  TOPKNOT_CHECK(static_cast<int>(weights.size()) == ranks_, "one aggregation weight a rank");
+  const std::size_t per_host = static_cast<std::size_t>(inside_->size());
+  const std::size_t host = static_cast<std::size_t>(hosts_->rank());
+  std::vector<float> result;
+  for (std::size_t begin = 0; begin < weights.size(); begin += per_host) {
+    float total = 0;
+    for (const float weight : weights.subspan(begin, per_host)) total += weight;
+    if (begin == host * per_host) total_ = total;
+    result.push_back(total / static_cast<float>(per_host));
+  }
+  weight_ = weights[host * per_host + static_cast<std::size_t>(inside_->rank())];
+  return result;
+}
+
+void Hierarchy::average(std::span<float> gradient) {
+  if (weight_ != 1.0f)
+    for (float& value : gradient) value *= weight_;
+  inside_->all_reduce(gradient, SumOrder::ranks);
+  if (total_ == 0.0f || total_ == 1.0f) return;
+  for (float& value : gradient) value /= total_;
+}
+
+}  // namespace topknot

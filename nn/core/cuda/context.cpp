@@ -1,0 +1,194 @@
+#include "nn/core/cuda/context.h"
+
+#include <utility>
+
+#include "nn/core/cuda/library.h"
+#include "nn/core/cuda/pool.h"
+
+namespace topknot::cuda {
+namespace {
+
+thread_local Context* current_context = nullptr;
+
+constexpr std::size_t kCublasWorkspace = std::size_t{32} << 20;  // what cuBLAS advises for Hopper
+
+std::string version_text(int version) {
+  return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+}
+
+cublasMath_t math_of(Precision precision) {
+  switch (precision) {
+    case Precision::fp32:  // no fewer bits than fp32 has; the pedantic mode would only be slower
+      break;
+    case Precision::tf32:
+      return CUBLAS_TF32_TENSOR_OP_MATH;
+    case Precision::bf16:  // else parts of a long sum may be added as bfloat16
+      return static_cast<cublasMath_t>(CUBLAS_DEFAULT_MATH |
+                                       CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION);
+  }
+  return CUBLAS_DEFAULT_MATH;
+}
+
+}  // namespace
+
+std::string problem() {
+  int count = 0;
+  const cudaError_t status = cudaGetDeviceCount(&count);
+  if (status == cudaSuccess && count > 0) {
+    int major = 0;
+    if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0) != cudaSuccess || major >= 8)
+      return "";
+    return "the GPU is too old: compute capability 8.0 (Ampere) or newer is needed";
+  }
+  cudaGetLastError();
+  int driver = 0, runtime = 0;
+  cudaDriverGetVersion(&driver);
+  cudaRuntimeGetVersion(&runtime);
+  if (status == cudaErrorInsufficientDriver && driver > 0)
+    return "the GPU's driver is too old: it serves CUDA " + version_text(driver) + ", this build needs " +
+           version_text(runtime) + "; update the driver";
+  if (status == cudaSuccess || status == cudaErrorNoDevice || status == cudaErrorInsufficientDriver)
+    return "no GPU was found; check nvidia-smi and CUDA_VISIBLE_DEVICES";
+  return std::string("the GPU cannot be used: ") + cudaGetErrorString(status) + " (" +
+         cudaGetErrorName(status) + "); check nvidia-smi";
+}
+
+Context& Context::current() {
+  TOPKNOT_CHECK(current_context, "work on a GPU in a thread without a context");
+  return *current_context;
+}
+
+Context* Context::current_or_null() {
+  return current_context;
+}
+
+Context::Use::Use(Context& context) : before_(std::exchange(current_context, &context)) {
+  TOPKNOT_CUDA(cudaSetDevice(context.options().device));
+}
+
+Context::Use::~Use() {
+  current_context = before_;
+}
+
+Context::Context(const ContextOptions& options) : options_(options) {
+  if (const std::string why = problem(); !why.empty()) throw UserError(why);
+  int count = 0;
+  TOPKNOT_CUDA(cudaGetDeviceCount(&count));
+  if (options.device >= count)
+    throw UserError("GPU " + std::to_string(options.device) + " was asked for, and there are " +
+                    std::to_string(count) + "; start fewer ranks a host, or check CUDA_VISIBLE_DEVICES");
+  TOPKNOT_CUDA(cudaSetDevice(options.device));
+  int major = 0;
+  TOPKNOT_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, options.device));
+  if (major < 8)
+    throw UserError("GPU " + std::to_string(options.device) +
+                    " is too old: compute capability 8.0 (Ampere) or newer is needed; set train.device=cpu");
+  int least = 0, greatest = 0;
+  TOPKNOT_CUDA(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+  pool_ = std::make_shared<Pool>(options.device);
+  TOPKNOT_CUDA(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, least));
+  TOPKNOT_CUDA(cudaStreamCreateWithPriority(&communication_, cudaStreamNonBlocking, greatest));
+}
+
+Context::~Context() {
+  // No throwing: the GPU may be lost, and then every call fails.
+  if (current_context == this) current_context = nullptr;
+  cudaSetDevice(options_.device);
+  if (stream_) cudaStreamSynchronize(stream_);
+  if (communication_) cudaStreamSynchronize(communication_);
+  kept_.clear();
+  if (cudnn_) cudnnDestroy(cudnn_);
+  if (cublas_) cublasDestroy(cublas_);
+  for (void* memory : {workspace_, cublas_workspace_})
+    if (memory) pool_->release(memory);
+  for (void* memory : old_workspaces_) pool_->release(memory);
+  if (stream_) cudaStreamDestroy(stream_);
+  if (communication_) cudaStreamDestroy(communication_);
+  cudaGetLastError();
+}
+
+DType Context::activation_type() const {
+  return options_.precision == Precision::bf16 ? DType::bf16 : DType::f32;
+}
+
+cublasHandle_t Context::cublas() {
+  if (cublas_) return cublas_;
+  TOPKNOT_CUBLAS(cublasCreate(&cublas_));
+  TOPKNOT_CUBLAS(cublasSetStream(cublas_, stream_));
+  // Memory of our own: cuBLAS's would differ between a captured graph and plain calls.
+  cublas_workspace_ = pool_->allocate(kCublasWorkspace);
+  TOPKNOT_CUBLAS(cublasSetWorkspace(cublas_, cublas_workspace_, kCublasWorkspace));
+  TOPKNOT_CUBLAS(cublasSetMathMode(cublas_, math_of(options_.precision)));
+  return cublas_;
+}
+
+cudnnHandle_t Context::cudnn() {
+  if (cudnn_) return cudnn_;
+  TOPKNOT_CUDNN(cudnnCreate(&cudnn_));
+  TOPKNOT_CUDNN(cudnnSetStream(cudnn_, stream_));
+  return cudnn_;
+}
+
+void* Context::workspace(std::size_t bytes) {
+  if (bytes <= workspace_bytes_) return workspace_;
+  if (workspace_) old_workspaces_.push_back(workspace_);
+  workspace_ = nullptr, workspace_bytes_ = 0;
+  workspace_ = pool_->allocate(bytes);
+  workspace_bytes_ = bytes;
+  return workspace_;
+}
+
+void* Context::allocate(std::size_t bytes) {
+  return pool_->allocate(bytes);
+}
+
+void Context::release(void* data) noexcept {
+  pool_->release(data);
+}
+
+void Context::synchronize() {
+  TOPKNOT_CUDA(cudaStreamSynchronize(stream_));
+  TOPKNOT_CUDA(cudaStreamSynchronize(communication_));
+}
+
+void release_to_pool(Pool& pool, void* data) noexcept {
+  pool.release(data);
+}
+
+PinnedMemory::PinnedMemory(std::size_t bytes) : size_(bytes) {
+  void* data = nullptr;
+  TOPKNOT_CUDA(cudaHostAlloc(&data, bytes == 0 ? 1 : bytes, cudaHostAllocPortable));
+  data_ = static_cast<std::byte*>(data);
+}
+
+PinnedMemory::~PinnedMemory() {
+  cudaFreeHost(data_);
+}
+
+Event::Event(bool with_time) {
+  TOPKNOT_CUDA(cudaEventCreateWithFlags(&event_, with_time ? cudaEventDefault : cudaEventDisableTiming));
+}
+
+Event::~Event() {
+  if (event_) cudaEventDestroy(event_);
+}
+
+void Event::record(cudaStream_t stream) {
+  TOPKNOT_CUDA(cudaEventRecord(event_, stream));
+}
+
+void Event::wait(cudaStream_t stream) const {
+  TOPKNOT_CUDA(cudaStreamWaitEvent(stream, event_, 0));
+}
+
+void Event::synchronize() const {
+  TOPKNOT_CUDA(cudaEventSynchronize(event_));
+}
+
+float milliseconds_between(const Event& from, const Event& to) {
+  float ms = 0;
+  TOPKNOT_CUDA(cudaEventElapsedTime(&ms, from.get(), to.get()));
+  return ms;
+}
+
+}  // namespace topknot::cuda

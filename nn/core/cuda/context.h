@@ -1,0 +1,164 @@
+#pragma once
+// A rank's share of a GPU: its streams, library handles, memory pool and scratch memory. One a rank, also where
+// several ranks of a process share a card. Everything of a rank runs on stream(), in order; memory that a
+// tensor gives back is used again by later work of the same rank without waiting.
+
+#include <cublas_v2.h>
+#include <cuda_runtime_api.h>
+#include <cudnn.h>
+
+#include <cstddef>
+#include <map>
+#include <memory>
+#include <string>
+#include <typeindex>
+#include <vector>
+
+#include "nn/core/cuda/check.h"
+#include "nn/core/device.h"
+
+namespace topknot::cuda {
+
+enum class Precision {
+  fp32,  // plain fp32 arithmetic everywhere
+  tf32,  // fp32 memory; convolutions and matrix products with 10 bits of mantissa
+  bf16,  // activations and their products in bfloat16; weights, gradients, residuals and sums in fp32
+};
+
+struct ContextOptions {
+  int device = 0;  // index of the GPU
+  int rank = 0;    // for messages
+  Precision precision = Precision::fp32;
+  bool deterministic = false;  // train.deterministic: only algorithms with the same bits in every run
+};
+
+class Pool;
+
+class Context {
+ public:
+  // Throws UserError where the GPU cannot be used, CudaError where a call fails.
+  explicit Context(const ContextOptions& options);
+  ~Context();
+  Context(const Context&) = delete;
+  Context& operator=(const Context&) = delete;
+
+  // The context that this thread works in; throws Error where there is none.
+  static Context& current();
+  static Context* current_or_null();
+
+  // Makes a context this thread's current one, and its GPU the thread's device, for as long as it lives.
+  class Use {
+   public:
+    explicit Use(Context& context);
+    ~Use();
+    Use(const Use&) = delete;
+    Use& operator=(const Use&) = delete;
+
+   private:
+    Context* before_;
+  };
+
+  const ContextOptions& options() const { return options_; }
+  Device device() const { return {DeviceKind::cuda, options_.device}; }
+  DType activation_type() const;  // of activations: bf16 under Precision::bf16, else f32
+
+  cudaStream_t stream() const { return stream_; }                // compute
+  cudaStream_t communication() const { return communication_; }  // collectives; of the highest priority
+  cublasHandle_t cublas();                                       // on stream(), in the options' precision
+  cudnnHandle_t cudnn();                                         // on stream()
+
+  // Scratch memory for the next call on stream(), at least `bytes` (0 allowed); its contents live until the
+  // next workspace(). Does not shrink; asking for more than before during a capture fails.
+  void* workspace(std::size_t bytes);
+
+  // Memory on this rank's GPU in the order of stream(). Contents are undefined. Throws OutOfMemory.
+  void* allocate(std::size_t bytes);
+  void release(void* data) noexcept;
+  std::shared_ptr<Pool> pool() const { return pool_; }
+
+  // What an op keeps for this rank (plans by shape, choices that were timed): one T, made at the first call, gone
+  // with the context.
+  template <class T>
+  T& keep() {
+    std::shared_ptr<void>& slot = kept_[typeid(T)];
+    if (!slot) slot = std::make_shared<T>();
+    return *static_cast<T*>(slot.get());
+  }
+
+  // Waits for everything on both streams; throws CudaError for what failed there.
+  void synchronize();
+
+ private:
+  ContextOptions options_;
+  cudaStream_t stream_ = nullptr, communication_ = nullptr;
+  cublasHandle_t cublas_ = nullptr;
+  cudnnHandle_t cudnn_ = nullptr;
+  void *workspace_ = nullptr, *cublas_workspace_ = nullptr;
+  std::size_t workspace_bytes_ = 0;
+  std::vector<void*> old_workspaces_;  // graphs may use them
+  std::shared_ptr<Pool> pool_;
+  std::map<std::type_index, std::shared_ptr<void>> kept_;
+};
+
+// Memory of the GPU that frees itself, in the order of the current context's stream.
+template <class T>
+class DeviceArray {
+ public:
+  DeviceArray() = default;
+  explicit DeviceArray(std::size_t size)
+      : data_(size == 0 ? nullptr : static_cast<T*>(Context::current().allocate(size * sizeof(T))),
+              [pool = Context::current().pool()](T* data) {
+                if (data) release_to(*pool, data);
+              }),
+        size_(size) {}
+  T* data() const { return data_.get(); }
+  std::size_t size() const { return size_; }
+  std::size_t bytes() const { return size_ * sizeof(T); }
+
+ private:
+  static void release_to(Pool& pool, void* data);
+  std::shared_ptr<T> data_;
+  std::size_t size_ = 0;
+};
+void release_to_pool(Pool& pool, void* data) noexcept;
+template <class T>
+void DeviceArray<T>::release_to(Pool& pool, void* data) {
+  release_to_pool(pool, data);
+}
+
+// Page-locked host memory, which a GPU copies from and to while the host goes on.
+class PinnedMemory {
+ public:
+  explicit PinnedMemory(std::size_t bytes);
+  ~PinnedMemory();
+  PinnedMemory(const PinnedMemory&) = delete;
+  PinnedMemory& operator=(const PinnedMemory&) = delete;
+  std::byte* data() const { return data_; }
+  std::size_t size() const { return size_; }
+
+ private:
+  std::byte* data_ = nullptr;
+  std::size_t size_ = 0;
+};
+
+// An event without timing (with_time: with), of the current device.
+class Event {
+ public:
+  explicit Event(bool with_time = false);
+  ~Event();
+  Event(const Event&) = delete;
+  Event& operator=(const Event&) = delete;
+  void record(cudaStream_t stream);
+  void wait(cudaStream_t stream) const;  // the stream waits, the host does not
+  void synchronize() const;              // the host waits
+  cudaEvent_t get() const { return event_; }
+
+ private:
+  cudaEvent_t event_ = nullptr;
+};
+float milliseconds_between(const Event& from, const Event& to);
+
+// "" where a GPU can be used; else why not, and what to do.
+std::string problem();
+
+}  // namespace topknot::cuda

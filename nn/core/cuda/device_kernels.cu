@@ -1,0 +1,40 @@
+#include "nn/core/cuda/device_kernels.h"
+
+#include "nn/core/cuda/kernel_tools.h"
+
+namespace topknot::cuda {
+namespace {
+
+constexpr int kPerThread = 4;
+
+__global__ void fill_kernel(float* data, std::size_t n, float value) {
+  std::size_t i = (std::size_t{blockIdx.x} * kThreads * kPerThread) + threadIdx.x;
+  for (int j = 0; j < kPerThread; ++j, i += kThreads)
+    if (i < n) data[i] = value;
+}
+
+template <class T>
+__global__ void add_kernel(const T* a, const T* b, T* out, std::size_t n) {
+  std::size_t i = (std::size_t{blockIdx.x} * kThreads * kPerThread) + threadIdx.x;
+  for (int j = 0; j < kPerThread; ++j, i += kThreads)
+    if (i < n) out[i] = from_float<T>(as_float(a[i]) + as_float(b[i]));
+}
+
+}  // namespace
+
+void fill_floats(cudaStream_t stream, float* data, std::size_t n, float value) {
+  if (n > 0) launch(fill_kernel, grid_for(n, kThreads * kPerThread), kThreads, stream, data, n, value);
+}
+
+void add_floats(cudaStream_t stream, const float* a, const float* b, float* out, std::size_t n) {
+  if (n > 0) launch(add_kernel<float>, grid_for(n, kThreads * kPerThread), kThreads, stream, a, b, out, n);
+}
+
+void add_bfloat16(cudaStream_t stream, const void* a, const void* b, void* out, std::size_t n) {
+  using T = __nv_bfloat16;
+  if (n > 0)
+    launch(add_kernel<T>, grid_for(n, kThreads * kPerThread), kThreads, stream, static_cast<const T*>(a),
+           static_cast<const T*>(b), static_cast<T*>(out), n);
+}
+
+}  // namespace topknot::cuda

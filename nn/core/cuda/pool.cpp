@@ -1,0 +1,139 @@
+#include "nn/core/cuda/pool.h"
+
+#include <cstdio>
+
+#include "nn/core/cuda/context.h"
+
+namespace topknot::cuda {
+namespace {
+
+std::string mebibytes(std::size_t bytes) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.1f MiB", static_cast<double>(bytes) / (1 << 20));
+  return text;
+}
+
+}  // namespace
+
+Pool::~Pool() {
+  release_cached();
+}
+
+std::size_t Pool::rounded(std::size_t bytes) {
+  const std::size_t unit = bytes < (std::size_t{1} << 20) ? 512 : std::size_t{128} << 10;
+  return bytes == 0 ? unit : (bytes + unit - 1) / unit * unit;
+}
+
+// A block up to an eighth larger does: sizes that differ a little from step to step share. 0: there is none.
+std::size_t Pool::best_fit(const FreeBlocks& blocks, std::size_t size) {
+  const auto found = blocks.lower_bound(size);
+  return found == blocks.end() || found->first > size + size / 8 ? 0 : found->first;
+}
+
+void* Pool::take_cached(FreeBlocks& blocks, std::size_t size) {
+  const auto found = blocks.find(size);
+  void* data = found->second.back();
+  found->second.pop_back();
+  if (found->second.empty()) blocks.erase(found);
+  return data;
+}
+
+void* Pool::allocate(std::size_t bytes) {
+  const std::size_t size = rounded(bytes);
+  const std::lock_guard lock(mutex_);
+  // The tightest of both, as without a graph: what a step could do with before then suffices for its graph.
+  const std::size_t own = graph_ ? best_fit(graph_->free_, size) : 0, common = best_fit(free_, size);
+  const bool of_graph = own != 0 && (common == 0 || own <= common);
+  const std::size_t fit = of_graph ? own : common, got = fit != 0 ? fit : size;
+  void* data = nullptr;
+  if (fit != 0) {
+    data = take_cached(of_graph ? graph_->free_ : free_, fit);
+  } else {
+    data = graph_ ? take_in_capture(size) : take(size);
+    reserved_ += size;
+  }
+  handed_out_[data] = {got, graph_};
+  in_use_ += got;
+  return data;
+}
+
+void Pool::use(GraphMemory* graph) {
+  const std::lock_guard lock(mutex_);
+  graph_ = graph;
+}
+
+GraphMemory::~GraphMemory() {
+  const std::lock_guard lock(pool_->mutex_);
+  for (auto& [bytes, list] : free_)
+    for (void* block : list) pool_->free_[bytes].push_back(block);
+  for (auto& [data, block] : pool_->handed_out_)
+    if (block.graph == this) block.graph = nullptr;
+}
+
+void* Pool::take_in_capture(std::size_t size) {
+  // Not a call that a capture records: it is let through for this thread's capture, once. Cached blocks stay, since
+  // giving them back waits for the GPU.
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+  TOPKNOT_CUDA(cudaThreadExchangeStreamCaptureMode(&mode));
+  void* data = nullptr;
+  const cudaError_t status = cudaMalloc(&data, size);
+  cudaThreadExchangeStreamCaptureMode(&mode);
+  if (status == cudaSuccess) return data;
+  if (status != cudaErrorMemoryAllocation) TOPKNOT_CUDA(status);
+  cudaGetLastError();
+  throw OutOfMemory("a graph is being recorded and needs " + mebibytes(size) +
+                    " of GPU memory that is not there; set train.graphs=false, or lower data.batch_size");
+}
+
+void* Pool::take(std::size_t size) {
+  void* data = nullptr;
+  if (cudaMalloc(&data, size) == cudaSuccess) return data;
+  cudaGetLastError();
+  for (auto& [bytes, list] : free_)
+    for (void* block : list) reserved_ -= cudaFree(block) == cudaSuccess ? bytes : 0;
+  free_.clear();
+  const cudaError_t status = cudaMalloc(&data, size);
+  if (status == cudaSuccess) return data;
+  if (status != cudaErrorMemoryAllocation) TOPKNOT_CUDA(status);
+  cudaGetLastError();
+  std::size_t left = 0, total = 0;
+  if (cudaMemGetInfo(&left, &total) != cudaSuccess) left = total = 0;
+  const Context* context = Context::current_or_null();
+  throw OutOfMemory("GPU " + std::to_string(device_) + " is out of memory" +
+                    (context ? " (rank " + std::to_string(context->options().rank) + ")" : "") + ": " +
+                    mebibytes(size) + " asked for, " + mebibytes(in_use_) + " in use here, " +
+                    mebibytes(left) + " of " + mebibytes(total) +
+                    " free; lower data.batch_size, or dist.ranks where ranks share the GPU");
+}
+
+void Pool::release(void* data) noexcept {
+  const std::lock_guard lock(mutex_);
+  const auto at = handed_out_.find(data);
+  if (at == handed_out_.end()) return;
+  const auto [bytes, graph] = at->second;
+  in_use_ -= bytes;
+  (graph ? graph->free_ : free_)[bytes].push_back(data);
+  handed_out_.erase(at);
+}
+
+void Pool::release_cached() noexcept {
+  const std::lock_guard lock(mutex_);
+  for (auto& [bytes, list] : free_)
+    for (void* block : list) {
+      cudaFree(block);
+      reserved_ -= bytes;
+    }
+  free_.clear();
+}
+
+std::size_t Pool::in_use() const {
+  const std::lock_guard lock(mutex_);
+  return in_use_;
+}
+
+std::size_t Pool::reserved() const {
+  const std::lock_guard lock(mutex_);
+  return reserved_;
+}
+
+}  // namespace topknot::cuda

@@ -1,0 +1,296 @@
+// Convolution by oneDNN, in one of two ways:
+//  - chunked: each thread works through its images a few at a time with single-threaded primitives. What one
+//    step of a layer writes is still in that core's cache when the next step reads it.
+//  - whole: one primitive for the batch, threaded by oneDNN. For layers with many channels, where a chunk
+//    would repeat the transformation of large weights.
+// Winograd F(4x4, 3x3) serves 3x3 layers of stride 1 on 4x4 images and larger; below that the tiles are
+// mostly padding. A layer with many channels also needs enough pixels for what it costs to transform its weights.
+#include <algorithm>
+#include <map>
+
+#include "nn/core/base/check.h"
+#include "nn/core/simd.h"
+#include "nn/ops/conv2d.h"
+#include "nn/ops/cpu/onednn.h"
+#include "nn/ops/cpu/parallel.h"
+
+namespace topknot {
+namespace {
+
+using dnnl::memory;
+
+// Packs weights between the arena's OIHW and what a primitive wants.
+class Repack {
+ public:
+  Repack(const memory::desc& from, const memory::desc& to)
+      : size_(to.get_size() / sizeof(float)), same_(from == to) {
+    if (same_) return;
+    const dnnl::reorder::primitive_desc desc(dnnl_cpu_engine(), from, dnnl_cpu_engine(), to,
+                                             user_scratchpad());
+    kernel_ = std::make_unique<DnnlKernel>(dnnl::reorder(desc),
+                                           DnnlKernel::Arguments{{DNNL_ARG_FROM, from}, {DNNL_ARG_TO, to}},
+                                           desc.scratchpad_desc(), 1);
+  }
+  bool same() const { return same_; }
+  std::size_t size() const { return size_; }  // floats of the destination
+  void run(const float* from, float* to) const { kernel_->run(0, {from, to}); }
+  // `from` itself where nothing is to be done, else the packed copy, kept alive by `storage`.
+  const float* run(const float* from, Tensor& storage) const {
+    if (same_) return from;
+    storage = Tensor::empty({static_cast<std::int64_t>(size_)});
+    run(from, storage.data());
+    return storage.data();
+  }
+
+ private:
+  std::size_t size_;
+  bool same_;
+  std::unique_ptr<DnnlKernel> kernel_;
+};
+
+// The three primitives of a layer for one number of images.
+struct Plan {
+  Plan(const ConvGeometry& g, const Shape& x, Layout in_layout, Layout out_layout, bool winograd,
+       int threads) {
+    const auto algorithm =
+        winograd ? dnnl::algorithm::convolution_winograd : dnnl::algorithm::convolution_direct;
+    const memory::desc src = activation_desc(x, in_layout),
+                       dst = activation_desc(g.output_shape(x), out_layout);
+    const memory::desc any({g.out, g.in, g.kernel, g.kernel}, memory::data_type::f32,
+                           memory::format_tag::any);
+    const memory::dims strides{g.stride, g.stride}, padding{g.padding, g.padding};
+    const dnnl::primitive_attr attributes = user_scratchpad();
+    const auto& engine = dnnl_cpu_engine();
+
+    const dnnl::convolution_forward::primitive_desc f(
+        {dnnl::prop_kind::forward_training, algorithm, src, any, dst, strides, padding, padding}, attributes,
+        engine);
+    forward = std::make_unique<DnnlKernel>(
+        dnnl::convolution_forward(f),
+        DnnlKernel::Arguments{{DNNL_ARG_SRC, src}, {DNNL_ARG_WEIGHTS, f.weights_desc()}, {DNNL_ARG_DST, dst}},
+        f.scratchpad_desc(), threads);
+    const dnnl::convolution_backward_weights::primitive_desc w(
+        {algorithm, src, any, dst, strides, padding, padding}, attributes, engine, f);
+    backward_weights = std::make_unique<DnnlKernel>(
+        dnnl::convolution_backward_weights(w),
+        DnnlKernel::Arguments{
+            {DNNL_ARG_SRC, src}, {DNNL_ARG_DIFF_DST, dst}, {DNNL_ARG_DIFF_WEIGHTS, w.diff_weights_desc()}},
+        w.scratchpad_desc(), threads);
+    const dnnl::convolution_backward_data::primitive_desc d(
+        {algorithm, src, any, dst, strides, padding, padding}, attributes, engine, f);
+    backward_data = std::make_unique<DnnlKernel>(
+        dnnl::convolution_backward_data(d),
+        DnnlKernel::Arguments{
+            {DNNL_ARG_DIFF_DST, dst}, {DNNL_ARG_WEIGHTS, d.weights_desc()}, {DNNL_ARG_DIFF_SRC, src}},
+        d.scratchpad_desc(), threads);
+
+    const memory::desc oihw = oihw_desc(g.out, g.in, g.kernel);
+    pack_forward = std::make_unique<Repack>(oihw, f.weights_desc());
+    pack_backward = std::make_unique<Repack>(oihw, d.weights_desc());
+    unpack_gradient = std::make_unique<Repack>(w.diff_weights_desc(), oihw);
+    gradient_floats = w.diff_weights_desc().get_size() / sizeof(float);
+    weight_gradient_desc = w.diff_weights_desc();
+  }
+
+  std::unique_ptr<DnnlKernel> forward, backward_data, backward_weights;
+  std::unique_ptr<Repack> pack_forward, pack_backward, unpack_gradient;
+  std::size_t gradient_floats;
+  memory::desc weight_gradient_desc;
+};
+
+TOPKNOT_MULTIVERSION void add_into(float* sum, const float* term, std::size_t n) {
+  for (std::size_t i = 0; i < n; ++i) sum[i] += term[i];
+}
+
+// Of all images of the batch together. Measured on VGG-16 (docs/performance.md): 200 is the best or near it for
+// batches of 1 to 32; below it direct convolution takes 0.5 to 0.75 of the time.
+constexpr std::int64_t kPixelsForWinograd = 200;
+
+class DnnlConv final : public ConvKernels {
+ public:
+  explicit DnnlConv(const ConvGeometry& geometry) : g_(geometry) {
+    const int block = channel_block();
+    const bool in_blocked = g_.in % block == 0;
+    // oneDNN's kernels read a plain input only for images of up to three channels.
+    output_layout_ = g_.out % block == 0 && (in_blocked || g_.in <= 3) ? Layout::blocked : Layout::plain;
+    // Winograd-transformed weights take 144 bytes for each pair of channels; a chunk pays while they stay in
+    // the cache.
+    chunked_ = g_.in * g_.out <= 64 * 128;
+  }
+
+  Layout output_layout() const override { return output_layout_; }
+
+  void forward(const Tensor& x, const float* weight, Tensor& y, const ChunkFn& after) override {
+    const std::int64_t images = x.dim(0), in = image_floats(x), out = image_floats(y);
+    std::map<const Plan*, std::pair<const float*, Tensor>> packed;
+    for (const Plan* plan : plans_for(x))
+      packed[plan].first = plan->pack_forward->run(weight, packed[plan].second);
+    const auto work = [&](int thread, std::int64_t begin, std::int64_t end) {
+      for (std::int64_t n = begin; n < end;) {
+        const std::int64_t count = std::min(chunk_of(x), end - n);
+        const Plan& plan = plan_for(x, count);
+        plan.forward->run(thread, {x.data() + n * in, packed.at(&plan).first, y.data() + n * out});
+        if (after && chunked_) after(n, n + count);
+        n += count;
+      }
+    };
+    if (chunked_) return parallel_ranges(images, work);
+    work(0, 0, images);
+    if (after) parallel_ranges(images, [&](int, std::int64_t begin, std::int64_t end) { after(begin, end); });
+  }
+
+  void backward(const Tensor& x, const float* weight, const Tensor& grad, const FillFn& fill,
+                GradientTarget weight_gradient, InputGradient& input_gradient) override {
+    const std::int64_t images = x.dim(0), in = image_floats(x);
+    const Shape out_shape = g_.output_shape(x.shape());
+    const std::int64_t out = out_shape.numel() / images;
+    std::map<const Plan*, std::pair<const float*, Tensor>> packed;
+    const std::vector<const Plan*> plans = plans_for(x);
+    for (const Plan* plan : plans)
+      if (input_gradient.tensor.defined())
+        packed[plan].first = plan->pack_backward->run(weight, packed[plan].second);
+    const Plan& first = *plans.front();
+    const auto floats = static_cast<std::int64_t>(first.gradient_floats);
+    const auto threads = static_cast<std::size_t>(omp_get_max_threads());
+    std::vector<Tensor> sums(threads);  // of the weight's gradient, by thread
+
+    const auto work = [&](int thread, std::int64_t begin, std::int64_t end) {
+      if (begin == end) return;
+      Tensor filled, term, added;  // a chunk's output gradient, weight gradient and input gradient
+      Tensor& sum = sums[static_cast<std::size_t>(thread)];
+      if (!grad.defined()) filled = Tensor::empty({std::min(chunk_of(x), end - begin), out});
+      for (std::int64_t n = begin; n < end;) {
+        const std::int64_t count = std::min(chunk_of(x), end - n);
+        const Plan& plan = plan_for(x, count);
+        TOPKNOT_CHECK(plan.weight_gradient_desc == first.weight_gradient_desc,
+                      "conv2d: one gradient format a layer");
+        const float* dy = grad.defined() ? grad.data() + n * out : filled.data();
+        if (filled.defined()) {
+          if (chunked_)
+            fill(n, n + count, filled.data());
+          else
+            parallel_ranges(
+                count, [&](int, std::int64_t a, std::int64_t b) { fill(a, b, filled.data() + a * out); });
+        }
+        if (weight_gradient.data) {
+          Tensor& target = sum.defined() ? term : sum;
+          if (!target.defined()) target = Tensor::empty({floats});
+          plan.backward_weights->run(thread, {x.data() + n * in, dy, target.data()});
+          if (&target == &term) add_into(sum.data(), term.data(), first.gradient_floats);
+        }
+        if (input_gradient.tensor.defined()) {
+          float* dx = input_gradient.tensor.data() + n * in;
+          if (input_gradient.accumulate && !added.defined())
+            added = Tensor::empty({std::min(chunk_of(x), end - begin), in});
+          float* target = input_gradient.accumulate ? added.data() : dx;
+          plan.backward_data->run(thread, {dy, packed.at(&plan).first, target});
+          if (input_gradient.accumulate && chunked_)
+            add_into(dx, target, static_cast<std::size_t>(count * in));
+          if (input_gradient.accumulate && !chunked_)
+            parallel_ranges(count * in, [&](int, std::int64_t a, std::int64_t b) {
+              add_into(dx + a, target + a, static_cast<std::size_t>(b - a));
+            });
+        }
+        n += count;
+      }
+    };
+    if (chunked_)
+      parallel_ranges(images, work);
+    else
+      work(0, 0, images);
+
+    if (!weight_gradient.data) return;
+    for (std::size_t t = 1; t < threads; ++t)
+      if (sums[t].defined()) add_into(sums[0].data(), sums[t].data(), first.gradient_floats);
+    store_weight_gradient(first, sums[0].data(), weight_gradient);
+  }
+
+ private:
+  static std::int64_t image_floats(const Tensor& t) { return t.numel() / t.dim(0); }
+
+  // Images a chunk: about 1 MiB of input and output, at least one.
+  std::int64_t chunk_of(const Tensor& x) const {
+    if (!chunked_) return x.dim(0);
+    const Shape y = g_.output_shape(x.shape());
+    const std::int64_t floats = (x.numel() + y.numel()) / x.dim(0);
+    return std::max<std::int64_t>(1, (std::int64_t{1} << 18) / floats);
+  }
+
+  void store_weight_gradient(const Plan& plan, const float* from, GradientTarget target) const {
+    const std::size_t n = static_cast<std::size_t>(g_.weight_shape().numel());
+    if (!target.accumulate && !plan.unpack_gradient->same())
+      return plan.unpack_gradient->run(from, target.data);
+    Tensor storage;
+    const float* plain = plan.unpack_gradient->run(from, storage);
+    if (target.accumulate)
+      add_into(target.data, plain, n);
+    else
+      std::copy(plain, plain + n, target.data);
+  }
+
+  // One plan for each chunk size that a batch of this size is cut into: made before the parallel region, found inside it.
+  std::vector<const Plan*> plans_for(const Tensor& x) {
+    std::vector<const Plan*> result;
+    const std::int64_t images = x.dim(0),
+                       threads = chunked_ ? std::min<std::int64_t>(omp_get_max_threads(), images) : 1;
+    for (std::int64_t t = 0; t < threads; ++t) {
+      const std::int64_t mine = images * (t + 1) / threads - images * t / threads, chunk = chunk_of(x);
+      for (std::int64_t count : {std::min(chunk, mine), mine % chunk})
+        if (count > 0)
+          if (const Plan* plan = &make_plan(x, count);
+              std::find(result.begin(), result.end(), plan) == result.end())
+            result.push_back(plan);
+    }
+    return result;
+  }
+
+  struct Key {
+    std::int64_t images, height, width;
+    int threads;
+    Layout layout;
+    auto operator<=>(const Key&) const = default;
+  };
+  Key key(const Tensor& x, std::int64_t images) const {
+    return {images, x.dim(2), x.dim(3), max_threads_, x.layout()};
+  }
+
+  const Plan& make_plan(const Tensor& x, std::int64_t images) {
+    max_threads_ = std::max(1, omp_get_max_threads());
+    auto& plan = plans_[key(x, images)];
+    if (plan) return *plan;
+    const bool three = g_.kernel == 3 && g_.stride == 1 && g_.padding == 1;
+    const bool winograd = three && channel_block() == 16 && g_.in % 16 == 0 && g_.out % 16 == 0 &&
+                          std::min(x.dim(2), x.dim(3)) >= 4 && x.layout() == Layout::blocked &&
+                          (chunked_ || images * x.dim(2) * x.dim(3) >= kPixelsForWinograd);
+    const Shape shape{images, g_.in, x.dim(2), x.dim(3)};
+    const int threads = max_threads_;
+    if (chunked_) omp_set_num_threads(1);  // a primitive keeps the thread count it was made under
+    try {
+      plan = std::make_unique<Plan>(g_, shape, x.layout(), output_layout_, winograd, chunked_ ? threads : 1);
+    } catch (const dnnl::error&) {
+      if (!winograd) {
+        omp_set_num_threads(threads);
+        throw;
+      }
+    }
+    if (!plan)
+      plan = std::make_unique<Plan>(g_, shape, x.layout(), output_layout_, false, chunked_ ? threads : 1);
+    omp_set_num_threads(threads);
+    return *plan;
+  }
+  const Plan& plan_for(const Tensor& x, std::int64_t images) const { return *plans_.at(key(x, images)); }
+
+  ConvGeometry g_;
+  Layout output_layout_;
+  bool chunked_;
+  int max_threads_ = 1;
+  std::map<Key, std::unique_ptr<Plan>> plans_;
+};
+
+}  // namespace
+
+std::shared_ptr<ConvKernels> make_conv_kernels_cpu(const ConvGeometry& geometry) {
+  return std::make_shared<DnnlConv>(geometry);
+}
+
+}  // namespace topknot

@@ -1,0 +1,73 @@
+#include "nn/ops/cpu/onednn.h"
+
+#include "nn/core/base/check.h"
+
+namespace topknot {
+
+const dnnl::engine& dnnl_cpu_engine() {
+  static const auto* engine = new dnnl::engine(dnnl::engine::kind::cpu, 0);
+  return *engine;
+}
+
+std::string onednn_version() {
+  const dnnl_version_t* v = ::dnnl_version();
+  return std::to_string(v->major) + "." + std::to_string(v->minor) + "." + std::to_string(v->patch);
+}
+
+dnnl::memory::desc activation_desc(const Shape& shape, Layout layout) {
+  using tag = dnnl::memory::format_tag;
+  const tag blocked = channel_block() == 16 ? tag::nChw16c : tag::nChw8c;
+  return {{shape[0], shape[1], shape[2], shape[3]},
+          dnnl::memory::data_type::f32,
+          layout == Layout::plain ? tag::nchw : blocked};
+}
+
+dnnl::memory::desc oihw_desc(std::int64_t out, std::int64_t in, std::int64_t kernel) {
+  return {{out, in, kernel, kernel}, dnnl::memory::data_type::f32, dnnl::memory::format_tag::oihw};
+}
+
+dnnl::primitive_attr user_scratchpad() {
+  dnnl::primitive_attr attributes;
+  attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
+  return attributes;
+}
+
+struct DnnlKernel::PerThread {
+  dnnl::stream stream{dnnl_cpu_engine()};
+  std::vector<dnnl::memory> memories;
+  std::vector<dnnl_exec_arg_t> arguments;
+};
+
+DnnlKernel::DnnlKernel(const dnnl::primitive& primitive, const Arguments& arguments,
+                       const dnnl::memory::desc& scratchpad, int threads)
+    : primitive_(primitive), scratchpad_floats_((scratchpad.get_size() + 3) / 4) {
+  for (int t = 0; t < threads; ++t) {
+    auto& mine = *threads_.emplace_back(std::make_unique<PerThread>());
+    Arguments all = arguments;
+    if (scratchpad_floats_) all.emplace_back(DNNL_ARG_SCRATCHPAD, scratchpad);
+    for (const auto& [id, desc] : all) {
+      mine.memories.emplace_back(desc, dnnl_cpu_engine(), nullptr);
+      mine.arguments.push_back({id, mine.memories.back().get()});
+    }
+  }
+}
+
+DnnlKernel::~DnnlKernel() = default;
+
+void DnnlKernel::run(int thread, std::initializer_list<const void*> pointers) const {
+  PerThread& mine = *threads_.at(static_cast<std::size_t>(thread));
+  std::size_t i = 0;
+  for (const void* pointer : pointers) mine.memories[i++].set_data_handle(const_cast<void*>(pointer));
+  float* scratch = nullptr;
+  if (scratchpad_floats_) {
+    scratch = cpu_backend().allocate(scratchpad_floats_);
+    mine.memories[i].set_data_handle(scratch);
+  }
+  const auto status = dnnl_primitive_execute(primitive_.get(), mine.stream.get(),
+                                             static_cast<int>(mine.arguments.size()), mine.arguments.data());
+  if (scratch) cpu_backend().release(scratch, scratchpad_floats_);
+  TOPKNOT_CHECK(status == dnnl_success,
+                "oneDNN could not execute a primitive, status " + std::to_string(status));
+}
+
+}  // namespace topknot

@@ -1,0 +1,47 @@
+#pragma once
+// The few things that every use of oneDNN needs. oneDNN is met in nn/ops/cpu only; the 2.x API
+// (operation descriptors) is used throughout.
+
+#include <initializer_list>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <oneapi/dnnl/dnnl.hpp>
+
+#include "nn/core/tensor.h"
+
+namespace topknot {
+
+const dnnl::engine& dnnl_cpu_engine();
+std::string onednn_version();  // "2.6.3"
+
+// The descriptor of an activation in its layout.
+dnnl::memory::desc activation_desc(const Shape& shape, Layout layout);
+// A convolution's weights as the arena holds them.
+dnnl::memory::desc oihw_desc(std::int64_t out, std::int64_t in, std::int64_t kernel);
+
+// A primitive with its memory objects prepared for each thread that will run it, so that a call only sets
+// pointers: creating them anew costs more than a small convolution. The scratchpad comes from the caching
+// allocator.
+class DnnlKernel {
+ public:
+  using Arguments = std::vector<std::pair<int, dnnl::memory::desc>>;
+  DnnlKernel(const dnnl::primitive& primitive, const Arguments& arguments,
+             const dnnl::memory::desc& scratchpad, int threads);
+  ~DnnlKernel();
+  // Pointers in the order of the arguments. Different threads may run at once, each under its own number.
+  void run(int thread, std::initializer_list<const void*> pointers) const;
+
+ private:
+  struct PerThread;
+  dnnl::primitive primitive_;
+  std::size_t scratchpad_floats_ = 0;
+  std::vector<std::unique_ptr<PerThread>> threads_;
+};
+
+// Attributes that every primitive here is made with.
+dnnl::primitive_attr user_scratchpad();
+
+}  // namespace topknot

@@ -1,0 +1,400 @@
+#include "nn/ops/cuda/batch_norm_gpu.h"
+
+#include "nn/core/cuda/kernel_tools.h"
+#include "nn/ops/cuda/packs.h"
+
+namespace topknot::cuda {
+namespace {
+
+constexpr unsigned kMostBlocks = 1024;    // of a pass; enough for every card's memory, and few partial sums
+constexpr std::int64_t kRowsAThread = 4;  // at least, before more blocks are worth it
+constexpr int kChannelsABlock = 32;       // where partial sums are added up
+
+// A thread's elements: `count` of them (of packs), from `at` on, `stride` apart; `channel` is the first of its columns.
+struct Spot {
+  std::int64_t at;
+  unsigned count, stride, channel;
+};
+__device__ inline Spot spot(const BatchNormTiles& t, unsigned chunk) {
+  const unsigned lane = threadIdx.x & (t.lanes - 1), step = kThreads / t.lanes;
+  const std::int64_t row = chunk * t.chunk_rows + threadIdx.x / t.lanes;
+  const std::int64_t chunk_end = (chunk + std::int64_t{1}) * t.chunk_rows;
+  const std::int64_t end = chunk_end < t.rows ? chunk_end : t.rows;
+  Spot s;
+  s.channel = (blockIdx.x * t.lanes + lane) * t.vector;
+  s.at = row * t.channels + s.channel;
+  s.stride = step * t.channels;
+  s.count = s.channel < t.channels && row < end ? static_cast<unsigned>((end - row + step - 1) / step) : 0;
+  return s;
+}
+
+// Adds up a block's sums over its rows, by halves, and writes them: partial[chunk][2][channels].
+template <int V>
+__device__ void reduce_rows(const BatchNormTiles& t, const Spot& s, const float (&first)[V],
+                            const float (&second)[V], float* partial) {
+  __shared__ float sums[2 * V][kThreads];
+  for (int i = 0; i < V; ++i) {
+    sums[i][threadIdx.x] = first[i];
+    sums[V + i][threadIdx.x] = second[i];
+  }
+  __syncthreads();
+  for (unsigned half = kThreads / 2; half >= t.lanes; half /= 2) {
+    if (threadIdx.x < half)
+      for (int i = 0; i < 2 * V; ++i) sums[i][threadIdx.x] += sums[i][threadIdx.x + half];
+    __syncthreads();
+  }
+  if (threadIdx.x >= t.lanes || s.channel >= t.channels) return;
+  float* out = partial + std::size_t{2} * blockIdx.y * t.channels + s.channel;
+  for (int i = 0; i < V; ++i) {
+    out[i] = sums[i][threadIdx.x];
+    out[t.channels + i] = sums[V + i][threadIdx.x];
+  }
+}
+
+template <class T, int V>
+__global__ void __launch_bounds__(kThreads)
+    sums_kernel(BatchNormTiles t, const T* __restrict__ x, const float* __restrict__ shift,
+                float* __restrict__ partial) {
+  Spot s = spot(t, blockIdx.y);
+  float by[V] = {}, sum[V] = {}, squares[V] = {};
+  if (s.channel < t.channels) load_floats<V>(shift + s.channel, by);
+#pragma unroll(V == 8 ? 2 : 4)
+  for (std::int64_t at = s.at; s.count > 0; --s.count, at += s.stride) {
+    float v[V];
+    load_pack<V>(x + at, v);
+    for (int i = 0; i < V; ++i) {
+      v[i] -= by[i];
+      sum[i] += v[i];
+      squares[i] += v[i] * v[i];
+    }
+  }
+  reduce_rows<V>(t, s, sum, squares, partial);
+}
+
+// The two sums of a channel over all chunks, in double: eight threads a channel, then theirs in order. All threads
+// of the block call; the first kChannelsABlock have the result.
+__device__ inline void add_chunks(const BatchNormTiles& t, const float* partial, unsigned channel,
+                                  double (&totals)[2]) {
+  constexpr unsigned kParts = kThreads / kChannelsABlock;
+  __shared__ double sums[2][kThreads];
+  double first = 0, second = 0;
+  if (channel < t.channels)
+    for (unsigned chunk = threadIdx.x / kChannelsABlock; chunk < t.chunks; chunk += kParts) {
+      const float* from = partial + std::size_t{2} * chunk * t.channels + channel;
+      first += from[0];
+      second += from[t.channels];
+    }
+  sums[0][threadIdx.x] = first;
+  sums[1][threadIdx.x] = second;
+  __syncthreads();
+  if (threadIdx.x >= kChannelsABlock) return;
+  for (int which = 0; which < 2; ++which) {
+    totals[which] = 0;
+    for (unsigned part = 0; part < kParts; ++part)
+      totals[which] += sums[which][part * kChannelsABlock + threadIdx.x];
+  }
+}
+
+__global__ void __launch_bounds__(kThreads)
+    normalization_kernel(BatchNormTiles t, const float* partial, BatchNormParameters p,
+                         BatchNormStatistics out) {
+  const unsigned c = blockIdx.x * kChannelsABlock + (threadIdx.x & (kChannelsABlock - 1));
+  double totals[2] = {};
+  if (partial) add_chunks(t, partial, c, totals);
+  if (threadIdx.x >= kChannelsABlock || c >= t.channels) return;
+  double mean = p.running_mean[c], variance = p.running_variance[c];
+  if (partial) {
+    const double count = static_cast<double>(t.rows);
+    const double offset = totals[0] / count;
+    mean = p.running_mean[c] + offset;
+    variance = totals[1] / count - offset * offset;
+    if (!(variance > 0)) variance = 0;
+    const double unbiased = count > 1 ? variance * count / (count - 1) : variance;
+    p.running_mean[c] += p.momentum * (static_cast<float>(mean) - p.running_mean[c]);
+    p.running_variance[c] += p.momentum * (static_cast<float>(unbiased) - p.running_variance[c]);
+  }
+  const double inverse_std = 1.0 / sqrt(variance + static_cast<double>(p.epsilon));
+  out.mean[c] = static_cast<float>(mean);
+  out.inverse_std[c] = static_cast<float>(inverse_std);
+  out.scale[c] = static_cast<float>(p.gamma[c] * inverse_std);
+  out.shift[c] = static_cast<float>(p.beta[c] - p.gamma[c] * inverse_std * mean);
+}
+
+__device__ inline float relu_of(float v) {
+  return v <= 0 ? 0.0f : v;  // so that NaN comes through
+}
+
+template <class T, int V, bool kResidual, bool kRelu>
+__global__ void __launch_bounds__(kThreads)
+    apply_kernel(BatchNormTiles t, const T* __restrict__ x, const T* __restrict__ residual,
+                 const float* __restrict__ scale, const float* __restrict__ shift, T* __restrict__ y) {
+  // Last chunk first: the sums left it in the cache.
+  Spot s = spot(t, t.chunks - 1 - blockIdx.y);
+  if (s.channel >= t.channels) return;
+  float a[V], b[V];
+  load_floats<V>(scale + s.channel, a);
+  load_floats<V>(shift + s.channel, b);
+#pragma unroll 2
+  for (std::int64_t at = s.at; s.count > 0; --s.count, at += s.stride) {
+    float v[V], r[V];
+    load_pack<V>(x + at, v);
+    if (kResidual) load_pack<V>(residual + at, r);
+    for (int i = 0; i < V; ++i) {
+      v[i] = a[i] * v[i] + b[i];
+      if (kResidual) v[i] += r[i];
+      if (kRelu) v[i] = relu_of(v[i]);
+    }
+    store_pack<V>(y + at, v);
+  }
+}
+
+// What y was, to know whether the gradient counts; as apply_kernel rounds it.
+template <class T>
+__device__ float masked_by(float grad, float y) {
+  return as_float(from_float<T>(y)) <= 0 ? 0.0f : grad;
+}
+
+template <class T, int V, BatchNormMask kMask>
+__global__ void __launch_bounds__(kThreads)
+    backward_sums_kernel(BatchNormTiles t, const T* grad, const T* __restrict__ x, const T* __restrict__ y,
+                         BatchNormStatistics n, T* masked, float* __restrict__ partial) {
+  Spot s = spot(t, blockIdx.y);
+  float mean[V] = {}, a[V], b[V], sum[V] = {}, with_x[V] = {};
+  if (s.channel < t.channels) {
+    load_floats<V>(n.mean + s.channel, mean);
+    if (kMask == BatchNormMask::recomputed) {
+      load_floats<V>(n.scale + s.channel, a);
+      load_floats<V>(n.shift + s.channel, b);
+    }
+  }
+#pragma unroll 2
+  for (std::int64_t at = s.at; s.count > 0; --s.count, at += s.stride) {
+    float g[V], v[V], o[V];
+    load_pack<V>(grad + at, g);
+    load_pack<V>(x + at, v);
+    if (kMask == BatchNormMask::stored) load_pack<V>(y + at, o);
+    for (int i = 0; i < V; ++i) {
+      if (kMask == BatchNormMask::recomputed) g[i] = masked_by<T>(g[i], a[i] * v[i] + b[i]);
+      if (kMask == BatchNormMask::stored) g[i] = o[i] <= 0 ? 0.0f : g[i];
+      sum[i] += g[i];
+      with_x[i] += g[i] * (v[i] - mean[i]);
+    }
+    if (kMask == BatchNormMask::stored) store_pack<V>(masked + at, g);
+  }
+  reduce_rows<V>(t, s, sum, with_x, partial);
+}
+
+__device__ inline void put(BatchNormTarget target, unsigned c, float value) {
+  if (target.data) target.data[c] = target.accumulate ? target.data[c] + value : value;
+}
+
+__global__ void __launch_bounds__(kThreads)
+    coefficients_kernel(BatchNormTiles t, const float* partial, const float* gamma, BatchNormStatistics n,
+                        bool training, BatchNormTarget dgamma, BatchNormTarget dbeta, float* coefficients) {
+  const unsigned c = blockIdx.x * kChannelsABlock + (threadIdx.x & (kChannelsABlock - 1));
+  double totals[2] = {};
+  add_chunks(t, partial, c, totals);
+  if (threadIdx.x >= kChannelsABlock || c >= t.channels) return;
+  const double count = static_cast<double>(t.rows);
+  const double inverse_std = n.inverse_std[c], mean = n.mean[c], scale = gamma[c] * inverse_std;
+  const double with_xhat = totals[1] * inverse_std;
+  put(dbeta, c, static_cast<float>(totals[0]));
+  put(dgamma, c, static_cast<float>(with_xhat));
+  const double b = training ? -scale * with_xhat / count * inverse_std : 0.0;
+  coefficients[c] = static_cast<float>(scale);
+  coefficients[t.channels + c] = static_cast<float>(b);
+  coefficients[2 * t.channels + c] =
+      training ? static_cast<float>(-scale * totals[0] / count - b * mean) : 0.0f;
+}
+
+template <class T, int V, bool kRecomputed, bool kAccumulate>
+__global__ void __launch_bounds__(kThreads)
+    backward_apply_kernel(BatchNormTiles t, const T* __restrict__ grad, const T* __restrict__ x,
+                          BatchNormStatistics n, const float* __restrict__ coefficients, T* __restrict__ dx) {
+  Spot s = spot(t, t.chunks - 1 - blockIdx.y);
+  if (s.channel >= t.channels) return;
+  float a[V], b[V], c[V], scale[V], shift[V];
+  load_floats<V>(coefficients + s.channel, a);
+  load_floats<V>(coefficients + t.channels + s.channel, b);
+  load_floats<V>(coefficients + 2 * t.channels + s.channel, c);
+  if (kRecomputed) {
+    load_floats<V>(n.scale + s.channel, scale);
+    load_floats<V>(n.shift + s.channel, shift);
+  }
+#pragma unroll 2
+  for (std::int64_t at = s.at; s.count > 0; --s.count, at += s.stride) {
+    float g[V], v[V], before[V];
+    load_pack<V>(grad + at, g);
+    load_pack<V>(x + at, v);
+    if (kAccumulate) load_pack<V>(dx + at, before);
+    for (int i = 0; i < V; ++i) {
+      if (kRecomputed) g[i] = masked_by<T>(g[i], scale[i] * v[i] + shift[i]);
+      g[i] = a[i] * g[i] + (b[i] * v[i] + c[i]);
+      if (kAccumulate) g[i] += before[i];
+    }
+    store_pack<V>(dx + at, g);
+  }
+}
+
+template <class T, bool kResidual, bool kRelu>
+__global__ void __launch_bounds__(kThreads) finish_kernel(T* y, const T* residual, std::size_t n) {
+  constexpr int V = kPack<T>;
+  const std::size_t at = (std::size_t{blockIdx.x} * kThreads + threadIdx.x) * V;
+  const auto of = [](float v, float r) {
+    if (kResidual) v += r;
+    return kRelu ? relu_of(v) : v;
+  };
+  if (at + V <= n) {
+    float v[V], r[V] = {};
+    load_pack<V>(y + at, v);
+    if (kResidual) load_pack<V>(residual + at, r);
+    for (int i = 0; i < V; ++i) v[i] = of(v[i], r[i]);
+    store_pack<V>(y + at, v);
+  } else {
+    for (std::size_t i = at; i < n; ++i)
+      y[i] = from_float<T>(of(as_float(y[i]), kResidual ? as_float(residual[i]) : 0.0f));
+  }
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads) mask_kernel(const T* grad, const T* y, T* masked, std::size_t n) {
+  constexpr int V = kPack<T>;
+  const std::size_t at = (std::size_t{blockIdx.x} * kThreads + threadIdx.x) * V;
+  if (at + V <= n) {
+    float g[V], o[V];
+    load_pack<V>(grad + at, g);
+    load_pack<V>(y + at, o);
+    for (int i = 0; i < V; ++i) g[i] = o[i] <= 0 ? 0.0f : g[i];
+    store_pack<V>(masked + at, g);
+  } else {
+    for (std::size_t i = at; i < n; ++i) masked[i] = as_float(y[i]) <= 0 ? from_float<T>(0.0f) : grad[i];
+  }
+}
+
+// Calls fn<T, V>() for the tiles' element type and vector.
+template <class Fn>
+void by_type(const BatchNormTiles& t, const Fn& fn) {
+  if (t.bf16)
+    t.vector == 1 ? fn(Pack<__nv_bfloat16, 1>()) : fn(Pack<__nv_bfloat16, kPack<__nv_bfloat16>>());
+  else
+    t.vector == 1 ? fn(Pack<float, 1>()) : fn(Pack<float, kPack<float>>());
+}
+
+dim3 grid_of(const BatchNormTiles& t) {
+  return dim3(t.column_tiles, t.chunks);
+}
+dim3 channel_grid(const BatchNormTiles& t) {
+  return grid_for(t.channels, kChannelsABlock);
+}
+
+}  // namespace
+
+BatchNormTiles batch_norm_tiles(std::int64_t rows, std::int64_t channels, bool bf16) {
+  BatchNormTiles t;
+  t.rows = rows;
+  t.channels = static_cast<unsigned>(channels);
+  t.bf16 = bf16;
+  const unsigned pack = bf16 ? 8 : 4;
+  t.vector = t.channels % pack == 0 ? pack : 1;
+  const unsigned groups = t.channels / t.vector;
+  while (t.lanes < groups && t.lanes < 32) t.lanes *= 2;
+  t.column_tiles = static_cast<unsigned>(ceil_div(groups, t.lanes));
+  const std::int64_t step = kThreads / t.lanes;  // rows of a block at once
+  const auto wanted = static_cast<std::int64_t>(
+      ceil_div(static_cast<std::size_t>(rows), static_cast<std::size_t>(step * kRowsAThread)));
+  const std::int64_t most = kMostBlocks / t.column_tiles > 0 ? kMostBlocks / t.column_tiles : 1;
+  const std::int64_t chunks = wanted < most ? wanted : most;
+  const std::int64_t rows_a_chunk = (rows + chunks - 1) / chunks;
+  t.chunk_rows = (rows_a_chunk + step - 1) / step * step;
+  t.chunks = static_cast<unsigned>((rows + t.chunk_rows - 1) / t.chunk_rows);
+  return t;
+}
+
+void batch_norm_sums(cudaStream_t stream, const BatchNormTiles& t, const void* x, const float* shift,
+                     float* partial) {
+  by_type(t, [&](auto pack) {
+    using P = decltype(pack);
+    launch(sums_kernel<typename P::T, P::V>, grid_of(t), kThreads, stream, t,
+           static_cast<const typename P::T*>(x), shift, partial);
+  });
+}
+
+void batch_norm_normalization(cudaStream_t stream, const BatchNormTiles& t, const float* partial,
+                              const BatchNormParameters& parameters, const BatchNormStatistics& out) {
+  launch(normalization_kernel, channel_grid(t), kThreads, stream, t, partial, parameters, out);
+}
+
+void batch_norm_apply(cudaStream_t stream, const BatchNormTiles& t, const void* x, const void* residual,
+                      bool relu, const BatchNormStatistics& n, void* y) {
+  by_type(t, [&](auto pack) {
+    using P = decltype(pack);
+    using T = typename P::T;
+    const auto kernel = residual
+                            ? relu ? apply_kernel<T, P::V, true, true> : apply_kernel<T, P::V, true, false>
+                        : relu ? apply_kernel<T, P::V, false, true>
+                               : apply_kernel<T, P::V, false, false>;
+    launch(kernel, grid_of(t), kThreads, stream, t, static_cast<const T*>(x), static_cast<const T*>(residual),
+           n.scale, n.shift, static_cast<T*>(y));
+  });
+}
+
+void batch_norm_backward_sums(cudaStream_t stream, const BatchNormTiles& t, BatchNormMask mask,
+                              const void* grad, const void* x, const void* y, const BatchNormStatistics& n,
+                              void* masked, float* partial) {
+  by_type(t, [&](auto pack) {
+    using P = decltype(pack);
+    using T = typename P::T;
+    const auto kernel = mask == BatchNormMask::none ? backward_sums_kernel<T, P::V, BatchNormMask::none>
+                        : mask == BatchNormMask::recomputed
+                            ? backward_sums_kernel<T, P::V, BatchNormMask::recomputed>
+                            : backward_sums_kernel<T, P::V, BatchNormMask::stored>;
+    launch(kernel, grid_of(t), kThreads, stream, t, static_cast<const T*>(grad), static_cast<const T*>(x),
+           static_cast<const T*>(y), n, static_cast<T*>(masked), partial);
+  });
+}
+
+void batch_norm_coefficients(cudaStream_t stream, const BatchNormTiles& t, const float* partial,
+                             const float* gamma, const BatchNormStatistics& n, bool training,
+                             BatchNormTarget dgamma, BatchNormTarget dbeta, float* coefficients) {
+  launch(coefficients_kernel, channel_grid(t), kThreads, stream, t, partial, gamma, n, training, dgamma,
+         dbeta, coefficients);
+}
+
+void batch_norm_backward_apply(cudaStream_t stream, const BatchNormTiles& t, BatchNormMask mask,
+                               const void* g, const void* x, const BatchNormStatistics& n,
+                               const float* coefficients, void* dx, bool accumulate) {
+  by_type(t, [&](auto pack) {
+    using P = decltype(pack);
+    using T = typename P::T;
+    const auto kernel = mask == BatchNormMask::recomputed ? accumulate
+                                                                ? backward_apply_kernel<T, P::V, true, true>
+                                                                : backward_apply_kernel<T, P::V, true, false>
+                        : accumulate ? backward_apply_kernel<T, P::V, false, true>
+                                                          : backward_apply_kernel<T, P::V, false, false>;
+    launch(kernel, grid_of(t), kThreads, stream, t, static_cast<const T*>(g), static_cast<const T*>(x), n,
+           coefficients, static_cast<T*>(dx));
+  });
+}
+
+void batch_norm_finish(cudaStream_t stream, const BatchNormTiles& t, void* y, const void* residual,
+                       bool relu) {
+  if (!residual && !relu) return;
+  by_type(t, [&](auto pack) {
+    using T = typename decltype(pack)::T;
+    const auto kernel = residual ? relu ? finish_kernel<T, true, true> : finish_kernel<T, true, false>
+                                 : finish_kernel<T, false, true>;
+    launch(kernel, grid_for(t.elements(), kThreads * kPack<T>), kThreads, stream, static_cast<T*>(y),
+           static_cast<const T*>(residual), t.elements());
+  });
+}
+
+void batch_norm_mask(cudaStream_t stream, const BatchNormTiles& t, const void* grad, const void* y,
+                     void* masked) {
+  by_type(t, [&](auto pack) {
+    using T = typename decltype(pack)::T;
+    launch(mask_kernel<T>, grid_for(t.elements(), kThreads * kPack<T>), kThreads, stream,
+           static_cast<const T*>(grad), static_cast<const T*>(y), static_cast<T*>(masked), t.elements());
+  });
+}
+
+}  // namespace topknot::cuda

@@ -1,0 +1,326 @@
+#include "nn/ops/cuda/conv_algorithms.h"
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <mutex>
+#include <vector>
+
+#include "nn/core/cuda/device_kernels.h"
+
+namespace topknot::cuda {
+namespace {
+
+constexpr int kMostResults = 32;  // more than cuDNN has algorithms times math types
+
+// What cuDNN says of an algorithm; its three types of this differ in the enumeration only.
+struct Candidate {
+  ConvAlgorithm algorithm;
+  cudnnStatus_t status;
+  float time;
+  bool deterministic;
+};
+
+template <class Result>
+std::vector<Candidate> candidates(const std::array<Result, kMostResults>& results, int count) {
+  std::vector<Candidate> list;
+  for (int i = 0; i < count; ++i) {
+    const Result& r = results[static_cast<std::size_t>(i)];
+    list.push_back({{static_cast<int>(r.algo), r.mathType, r.memory},
+                    r.status,
+                    r.time,
+                    r.determinism == CUDNN_DETERMINISTIC});
+  }
+  return list;
+}
+
+// Shape, geometry, type and product; precision, determinism and GPU.
+using Key = std::array<std::int64_t, 13>;
+
+// Best first, each with less workspace than those before it; those before `first` did not fit into memory.
+struct Choice {
+  std::vector<ConvAlgorithm> algorithms;
+  std::size_t first = 0;
+};
+
+struct Choices {
+  std::mutex mutex;  // held while something is timed, so that ranks of a process do not time at once
+  std::map<Key, Choice> by_key;
+};
+
+Choices& choices() {
+  static Choices instance;
+  return instance;
+}
+
+bool unsupported(cudnnStatus_t status) {
+  return CUDNN_STATUS_CATEGORY(status) == CUDNN_STATUS_NOT_SUPPORTED;
+}
+
+bool capturing(cudaStream_t stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  TOPKNOT_CUDA(cudaStreamIsCapturing(stream, &status));
+  return status != cudaStreamCaptureStatusNone;
+}
+
+// As much as cuDNN could use, less where memory is short.
+DeviceArray<std::byte> workspace_up_to(std::size_t bytes) {
+  constexpr std::size_t kLeast = std::size_t{1} << 20;
+  for (;; bytes = bytes / 2 < kLeast ? 0 : bytes / 2) try {
+      return DeviceArray<std::byte>(bytes);
+    } catch (const OutOfMemory&) {
+      if (bytes == 0) throw;
+    }
+}
+
+}  // namespace
+
+// One product's choice. All of it runs with the lock held.
+class ConvChooser {
+ public:
+  ConvChooser(const Convolution& convolution, Context& context, ConvProduct product)
+      : of_(convolution), context_(context), handle_(context.cudnn()), product_(product) {}
+
+  Key key() const {
+    const ConvGeometry& g = of_.geometry_;
+    const ContextOptions& options = context_.options();
+    return {of_.shape_[0],
+            of_.shape_[1],
+            of_.shape_[2],
+            of_.shape_[3],
+            g.out,
+            g.kernel,
+            g.stride,
+            g.padding,
+            static_cast<std::int64_t>(of_.type_),
+            static_cast<std::int64_t>(product_),
+            static_cast<std::int64_t>(options.precision),
+            options.deterministic,
+            options.device};
+  }
+
+  std::string name() const {
+    const char* what[] = {"the output", "the input's gradient", "the weight's gradient"};
+    return std::string(what[static_cast<int>(product_)]) + " of a convolution of " + of_.shape_.str() +
+           " with " + of_.geometry_.weight_shape().str() + ", stride " + std::to_string(of_.geometry_.stride);
+  }
+
+  // `out` is written over.
+  std::vector<ConvAlgorithm> choose(const void* a, const void* b, void* out) const {
+    // Plain fp32 is for FMA units alone: the default would let cuDNN take TF32. Others: as cuDNN finds best.
+    const bool fma_only = context_.options().precision == Precision::fp32 && of_.type_ == DType::f32;
+    const std::vector<cudnnMathType_t> maths =
+        fma_only ? std::vector{CUDNN_FMA_MATH} : std::vector{CUDNN_TENSOR_OP_MATH, CUDNN_DEFAULT_MATH};
+    for (const cudnnMathType_t math : maths) {
+      TOPKNOT_CUDNN(cudnnSetConvolutionMathType(of_.convolution_.get(), math));
+      std::vector<Candidate> list = admissible(foretold(), fma_only);
+      if (!context_.options().deterministic && !list.empty()) {
+        std::size_t most = 0;
+        for (const Candidate& c : list) most = std::max(most, c.algorithm.workspace);
+        TOPKNOT_CUDNN(cudnnSetConvolutionMathType(of_.convolution_.get(), math));
+        const DeviceArray<std::byte> workspace = workspace_up_to(most);
+        std::vector<Candidate> measured = admissible(timed(a, b, out, workspace), fma_only);
+        std::stable_sort(measured.begin(), measured.end(),
+                         [](const Candidate& p, const Candidate& q) { return p.time < q.time; });
+        if (!measured.empty()) list = std::move(measured);
+      }
+      std::vector<ConvAlgorithm> best;
+      for (const Candidate& c : list)
+        if (best.empty() || c.algorithm.workspace < best.back().workspace) best.push_back(c.algorithm);
+      if (!best.empty()) return best;
+    }
+    throw Error("cuDNN " + std::to_string(cudnnGetVersion()) + " has no " +
+                (context_.options().deterministic ? "deterministic " : "") + "algorithm for " + name());
+  }
+
+ private:
+  std::vector<Candidate> admissible(const std::vector<Candidate>& from, bool fma_only) const {
+    std::vector<Candidate> list;
+    for (Candidate c : from) {
+      if (c.status != CUDNN_STATUS_SUCCESS || (context_.options().deterministic && !c.deterministic))
+        continue;
+      if (fma_only && c.algorithm.math != CUDNN_FMA_MATH) {
+        if (c.algorithm.math != CUDNN_DEFAULT_MATH) continue;
+        c.algorithm.math = CUDNN_FMA_MATH;
+      }
+      std::size_t bytes = 0;  // what the call itself will insist on
+      TOPKNOT_CUDNN(cudnnSetConvolutionMathType(of_.convolution_.get(), c.algorithm.math));
+      if (workspace_size(c.algorithm.algorithm, bytes) != CUDNN_STATUS_SUCCESS) continue;
+      c.algorithm.workspace = std::max(c.algorithm.workspace, bytes);
+      if (c.algorithm.workspace <= kConvWorkspaceLimit) list.push_back(c);
+    }
+    return list;
+  }
+
+  // In the order of cuDNN's heuristics.
+  std::vector<Candidate> foretold() const {
+    int n = 0;
+    switch (product_) {
+      case ConvProduct::output: {
+        std::array<cudnnConvolutionFwdAlgoPerf_t, kMostResults> results{};
+        TOPKNOT_CUDNN(cudnnGetConvolutionForwardAlgorithm_v7(handle_, x(), w(), conv(), y(), kMostResults, &n,
+                                                             results.data()));
+        return candidates(results, n);
+      }
+      case ConvProduct::input_gradient: {
+        std::array<cudnnConvolutionBwdDataAlgoPerf_t, kMostResults> results{};
+        TOPKNOT_CUDNN(cudnnGetConvolutionBackwardDataAlgorithm_v7(handle_, w(), y(), conv(), x(),
+                                                                  kMostResults, &n, results.data()));
+        return candidates(results, n);
+      }
+      default: {
+        std::array<cudnnConvolutionBwdFilterAlgoPerf_t, kMostResults> results{};
+        TOPKNOT_CUDNN(cudnnGetConvolutionBackwardFilterAlgorithm_v7(handle_, x(), y(), conv(), w(),
+                                                                    kMostResults, &n, results.data()));
+        return candidates(results, n);
+      }
+    }
+  }
+
+  // As they are on this GPU.
+  std::vector<Candidate> timed(const void* a, const void* b, void* out,
+                               const DeviceArray<std::byte>& memory) const {
+    int n = 0;
+    switch (product_) {
+      case ConvProduct::output: {
+        std::array<cudnnConvolutionFwdAlgoPerf_t, kMostResults> results{};
+        TOPKNOT_CUDNN(cudnnFindConvolutionForwardAlgorithmEx(handle_, x(), a, w(), b, conv(), y(), out,
+                                                             kMostResults, &n, results.data(), memory.data(),
+                                                             memory.bytes()));
+        return candidates(results, n);
+      }
+      case ConvProduct::input_gradient: {
+        std::array<cudnnConvolutionBwdDataAlgoPerf_t, kMostResults> results{};
+        TOPKNOT_CUDNN(cudnnFindConvolutionBackwardDataAlgorithmEx(handle_, w(), a, y(), b, conv(), x(), out,
+                                                                  kMostResults, &n, results.data(),
+                                                                  memory.data(), memory.bytes()));
+        return candidates(results, n);
+      }
+      default: {
+        std::array<cudnnConvolutionBwdFilterAlgoPerf_t, kMostResults> results{};
+        TOPKNOT_CUDNN(cudnnFindConvolutionBackwardFilterAlgorithmEx(handle_, x(), a, y(), b, conv(), w(), out,
+                                                                    kMostResults, &n, results.data(),
+                                                                    memory.data(), memory.bytes()));
+        return candidates(results, n);
+      }
+    }
+  }
+
+  cudnnStatus_t workspace_size(int algorithm, std::size_t& bytes) const {
+    switch (product_) {
+      case ConvProduct::output:
+        return cudnnGetConvolutionForwardWorkspaceSize(
+            handle_, x(), w(), conv(), y(), static_cast<cudnnConvolutionFwdAlgo_t>(algorithm), &bytes);
+      case ConvProduct::input_gradient:
+        return cudnnGetConvolutionBackwardDataWorkspaceSize(
+            handle_, w(), y(), conv(), x(), static_cast<cudnnConvolutionBwdDataAlgo_t>(algorithm), &bytes);
+      default:
+        return cudnnGetConvolutionBackwardFilterWorkspaceSize(
+            handle_, x(), y(), conv(), w(), static_cast<cudnnConvolutionBwdFilterAlgo_t>(algorithm), &bytes);
+    }
+  }
+
+  cudnnTensorDescriptor_t x() const { return of_.x_.get(); }
+  cudnnTensorDescriptor_t y() const { return of_.y_.get(); }
+  cudnnFilterDescriptor_t w() const { return of_.w_.get(); }
+  cudnnConvolutionDescriptor_t conv() const { return of_.convolution_.get(); }
+
+  const Convolution& of_;
+  Context& context_;
+  cudnnHandle_t handle_;
+  ConvProduct product_;
+};
+
+Convolution::Convolution(const ConvGeometry& geometry, const Shape& x, DType type)
+    : geometry_(geometry),
+      shape_(x),
+      type_(type),
+      x_(cudnn_activation_tensor(x, type)),
+      y_(cudnn_activation_tensor(geometry.output_shape(x), type)) {
+  const int kernel = static_cast<int>(geometry.kernel), stride = static_cast<int>(geometry.stride),
+            padding = static_cast<int>(geometry.padding);
+  TOPKNOT_CUDNN(cudnnSetFilter4dDescriptor(
+      w_.get(), type == DType::bf16 ? CUDNN_DATA_BFLOAT16 : CUDNN_DATA_FLOAT, CUDNN_TENSOR_NHWC,
+      static_cast<int>(geometry.out), static_cast<int>(geometry.in), kernel, kernel));
+  TOPKNOT_CUDNN(cudnnSetConvolution2dDescriptor(convolution_.get(), padding, padding, stride, stride, 1, 1,
+                                                CUDNN_CROSS_CORRELATION, CUDNN_DATA_FLOAT));
+}
+
+std::size_t Convolution::elements_of_output(ConvProduct product) const {
+  const Shape out = product == ConvProduct::output           ? geometry_.output_shape(shape_)
+                    : product == ConvProduct::input_gradient ? shape_
+                                                             : geometry_.weight_shape();
+  return static_cast<std::size_t>(out.numel());
+}
+
+cudnnStatus_t Convolution::execute(ConvProduct product, const ConvAlgorithm& with, void* workspace,
+                                   const void* a, const void* b, float beta, void* out) const {
+  const cudnnHandle_t handle = Context::current().cudnn();
+  const float alpha = 1.0f;
+  TOPKNOT_CUDNN(cudnnSetConvolutionMathType(convolution_.get(), with.math));
+  switch (product) {
+    case ConvProduct::output:
+      return cudnnConvolutionForward(handle, &alpha, x_.get(), a, w_.get(), b, convolution_.get(),
+                                     static_cast<cudnnConvolutionFwdAlgo_t>(with.algorithm), workspace,
+                                     with.workspace, &beta, y_.get(), out);
+    case ConvProduct::input_gradient:
+      return cudnnConvolutionBackwardData(handle, &alpha, w_.get(), a, y_.get(), b, convolution_.get(),
+                                          static_cast<cudnnConvolutionBwdDataAlgo_t>(with.algorithm),
+                                          workspace, with.workspace, &beta, x_.get(), out);
+    default:
+      return cudnnConvolutionBackwardFilter(handle, &alpha, x_.get(), a, y_.get(), b, convolution_.get(),
+                                            static_cast<cudnnConvolutionBwdFilterAlgo_t>(with.algorithm),
+                                            workspace, with.workspace, &beta, w_.get(), out);
+  }
+}
+
+void Convolution::run(ConvProduct product, const void* a, const void* b, float beta, void* out) const {
+  Context& context = Context::current();
+  const ConvChooser chooser(*this, context, product);
+  const Key key = chooser.key();
+  const auto scratch = [&] { return DeviceArray<std::byte>(elements_of_output(product) * size_of(type_)); };
+
+  ConvAlgorithm algorithm;
+  {
+    const std::lock_guard lock(choices().mutex);
+    auto found = choices().by_key.find(key);
+    if (found == choices().by_key.end()) {
+      TOPKNOT_CHECK(!capturing(context.stream()), "the first use of " + chooser.name() +
+                                                      " fell into the capture of a CUDA graph; run a step of "
+                                                      "this shape before");
+      // Timing writes over the output, which is still wanted where the product adds to it.
+      const DeviceArray<std::byte> other = beta == 0 ? DeviceArray<std::byte>() : scratch();
+      found =
+          choices().by_key.emplace(key, Choice{chooser.choose(a, b, beta == 0 ? out : other.data())}).first;
+    }
+    // Memory may have run short since the choice, or for this rank only.
+    Choice& choice = found->second;
+    for (;; ++choice.first) try {
+        algorithm = choice.algorithms[choice.first];
+        context.workspace(algorithm.workspace);
+        break;
+      } catch (const OutOfMemory&) {
+        if (choice.first + 1 == choice.algorithms.size()) throw;
+      }
+  }
+
+  void* workspace = context.workspace(algorithm.workspace);
+  const cudnnStatus_t status = execute(product, algorithm, workspace, a, b, beta, out);
+  if (status == CUDNN_STATUS_SUCCESS) return;
+  const char* calls[] = {"cudnnConvolutionForward", "cudnnConvolutionBackwardData",
+                         "cudnnConvolutionBackwardFilter"};
+  const std::string call = std::string(calls[static_cast<int>(product)]) + " for " + chooser.name();
+  if (beta == 0 || !unsupported(status)) check_cudnn(status, call.c_str(), __FILE__, __LINE__);
+  // Not every algorithm can add to what is there.
+  const DeviceArray<std::byte> sum = scratch();
+  check_cudnn(execute(product, algorithm, workspace, a, b, 0.0f, sum.data()), call.c_str(), __FILE__,
+              __LINE__);
+  backend(context.device()).add(type_, out, sum.data(), out, elements_of_output(product));
+}
+
+void forget_conv_algorithms() {
+  const std::lock_guard lock(choices().mutex);
+  choices().by_key.clear();
+}
+
+}  // namespace topknot::cuda

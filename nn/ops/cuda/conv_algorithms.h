@@ -1,0 +1,71 @@
+#pragma once
+// One convolution of a layer by cuDNN: its descriptors, and which of cuDNN's algorithms serves each of its three
+// products, found out once per shape. Everything NHWC, filters KRSC (OIHW shapes in nhwc order).
+//
+// The choice. Each product's first use times cuDNN's algorithms on the GPU and keeps the quickest, beside slower ones
+// that need less workspace, which take over when memory is short; the host waits for this. Under
+// ContextOptions::deterministic nothing is timed: the first algorithm that cuDNN's heuristics name and call
+// deterministic is taken, so that runs repeat (unless one is short of memory and another is not). Choices are kept for
+// the process, by shape, type, precision, determinism and GPU; ranks that share a process share them. A first use while
+// a CUDA graph is captured is an Error, since nothing can be timed then.
+
+#include <cudnn.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "nn/core/cuda/context.h"
+#include "nn/ops/conv2d.h"
+#include "nn/ops/cuda/cudnn_descriptor.h"
+
+namespace topknot::cuda {
+
+// Of one product, at most. What would need more is not considered.
+inline constexpr std::size_t kConvWorkspaceLimit = std::size_t{512} << 20;
+
+enum class ConvProduct {
+  output,           // y = conv(x, w)
+  input_gradient,   // dx from w, dy
+  weight_gradient,  // dw from x, dy
+};
+
+struct ConvAlgorithm {
+  int algorithm = 0;  // of the product's cuDNN enumeration
+  cudnnMathType_t math = CUDNN_DEFAULT_MATH;
+  std::size_t workspace = 0;  // bytes
+};
+
+using CudnnFilter =
+    CudnnDescriptor<cudnnFilterDescriptor_t, cudnnCreateFilterDescriptor, cudnnDestroyFilterDescriptor>;
+using CudnnConvolution = CudnnDescriptor<cudnnConvolutionDescriptor_t, cudnnCreateConvolutionDescriptor,
+                                         cudnnDestroyConvolutionDescriptor>;
+
+// For one op of a graph; used by one thread.
+class Convolution {
+ public:
+  // x: [N, C, H, W], an activation's shape.
+  Convolution(const ConvGeometry& geometry, const Shape& x, DType type);
+
+  // Puts the product on the current context's stream: out = product(a, b) + beta * out, with beta 0 or 1. (a, b):
+  // (x, w), (w, dy) or (x, dy); all of the convolution's type, out too. Throws CudaError where a call fails, Error
+  // where cuDNN has no algorithm.
+  void run(ConvProduct product, const void* a, const void* b, float beta, void* out) const;
+
+ private:
+  friend class ConvChooser;
+  cudnnStatus_t execute(ConvProduct product, const ConvAlgorithm& with, void* workspace, const void* a,
+                        const void* b, float beta, void* out) const;
+  std::size_t elements_of_output(ConvProduct product) const;
+
+  ConvGeometry geometry_;
+  Shape shape_;
+  DType type_;
+  CudnnTensor x_, y_;
+  CudnnFilter w_;
+  CudnnConvolution convolution_;
+};
+
+// Forgets all choices: the next use of each shape chooses again. For tests and measurements.
+void forget_conv_algorithms();
+
+}  // namespace topknot::cuda

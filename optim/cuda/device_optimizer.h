@@ -1,0 +1,50 @@
+#pragma once
+// Update rules and clipping on a GPU: optim/optimizer.h and optim/clip.h on a stream, with the numbers of the step
+// in GPU memory. A step whose verdict is bad changes nothing.
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "nn/core/cuda/step_words.h"
+#include "optim/optimizer.h"
+
+namespace topknot::cuda {
+
+class DeviceOptimizer {
+ public:
+  virtual ~DeviceOptimizer() = default;
+  // As Optimizer::update(), with words->lr and words->gradient_scale. The gradient is in GPU memory.
+  virtual void update(cudaStream_t stream, std::size_t offset, std::span<const float> gradient,
+                      const StepWords* words, const Verdict* verdict,
+                      GradientForm form = GradientForm::plain) = 0;
+  // As Optimizer::state(), in GPU memory.
+  virtual std::vector<std::span<float>> state() { return {}; }
+};
+
+// Throws UserError as make_optimizer(). The arena is on the current context's GPU and must outlive the result.
+std::unique_ptr<DeviceOptimizer> make_device_optimizer(const OptimizerOptions& options,
+                                                       ParameterArena& arena);
+
+// Sums of squares in double, in the blocks and the order of optim/clip.h: the CPU's bits.
+class DeviceClip {
+ public:
+  explicit DeviceClip(std::size_t elements);  // of the longest vector
+  ~DeviceClip();
+
+  // sum (a double in GPU memory) = the sum of squares of the values; with add, it is added to.
+  void sum_of_squares(cudaStream_t stream, std::span<const float> values, double* sum, bool add);
+  // values *= clip_factor(sqrt(*sum), max_norm)
+  void scale(cudaStream_t stream, std::span<float> values, const double* sum, double max_norm);
+  // words->gradient_scale = clip_factor(sqrt(*sum), max_norm)
+  void set_gradient_scale(cudaStream_t stream, const double* sum, double max_norm, StepWords* words);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace topknot::cuda

@@ -1,0 +1,170 @@
+// Index codes: every set of positions comes back, in the bytes that the code's definition says.
+#include "compress/codec/code.h"
+
+#include <omp.h>
+
+#include <cmath>
+#include <cstring>
+#include <numeric>
+
+#include "compress/codec/layouts.h"
+#include "nn/core/base/check.h"
+#include "tests/support/catch.h"
+#include "tests/support/positions.h"
+
+using namespace topknot;
+using namespace topknot::test;
+
+namespace {
+
+using Positions = std::vector<std::uint32_t>;
+
+const std::vector<std::string> kCodes = {"raw", "run16", "rice", "bitmap", "auto"};
+
+std::unique_ptr<IndexCode> code_named(const std::string& name) {
+  return index_codes().find(name)({});
+}
+
+Entries<float> entries_at(const Positions& positions) {
+  Entries<float> entries;
+  entries.indices = positions;
+  for (const std::uint32_t position : positions)
+    entries.values.push_back(static_cast<float>(position % 7) - 3.0f);  // zeros among them
+  return entries;
+}
+
+std::vector<std::byte> block_of(const Positions& positions, std::size_t numel, const std::string& code) {
+  return write_block(entries_at(positions), numel, *code_named(code), *value_codes().find("fp32")({}));
+}
+
+Entries<float> read(std::span<const std::byte> block, std::size_t numel, const std::string& code) {
+  Entries<float> entries;
+  read_block(block, numel, *code_named(code), *value_codes().find("fp32")({}), entries);
+  return entries;
+}
+
+void check_round_trip(const Positions& positions, std::size_t numel) {
+  for (const std::string& code : kCodes) {
+    INFO(code << ": " << positions.size() << " of " << numel);
+    const Entries<float> back = read(block_of(positions, numel, code), numel, code);
+    CHECK(back.finite);
+    CHECK(back.indices == positions);
+    CHECK(back.values == entries_at(positions).values);
+  }
+}
+
+// The positions' own bits an entry.
+double bits_per_entry(const Positions& positions, std::size_t numel, const std::string& code) {
+  const std::size_t bytes = block_of(positions, numel, code).size() - 16 - 4 * positions.size();
+  return 8.0 * static_cast<double>(bytes) / static_cast<double>(positions.size());
+}
+
+}  // namespace
+
+TEST_CASE("positions drawn uniformly come back in every index code at densities from 1e-5 to 1") {
+  const std::size_t numel = 300007;
+  std::uint64_t seed = 0;
+  for (const double density : {1e-5, 1e-4, 1e-3, 0.003, 0.01, 0.05, 0.1, 0.3, 0.5, 0.9, 0.999, 1.0})
+    check_round_trip(uniform_positions(numel, target_count(density, numel), ++seed), numel);
+}
+
+TEST_CASE("the first, the last, all and no position come back in every index code") {
+  for (const std::size_t numel : {1u, 2u, 7u, 8u, 9u, 63u, 64u, 65u, 1023u, 1024u, 1025u, 2049u, 70000u}) {
+    const auto last = static_cast<std::uint32_t>(numel - 1);
+    Positions all(numel);
+    std::iota(all.begin(), all.end(), 0u);
+    check_round_trip(all, numel);
+    check_round_trip({}, numel);
+    check_round_trip({0}, numel);
+    check_round_trip({last}, numel);
+    if (numel > 1) check_round_trip({0, last}, numel);
+    all.pop_back();
+    check_round_trip(all, numel);
+  }
+  check_round_trip({}, 0);
+}
+
+TEST_CASE("clusters and gaps of a million come back in every index code") {
+  const std::size_t numel = 6000000;
+  Positions clusters;
+  for (std::uint32_t cluster = 0; cluster < 5; ++cluster)
+    for (std::uint32_t i = 0; i < 1500; ++i) clusters.push_back(1000000 * cluster + 65535 + i);
+  check_round_trip(clusters, numel);
+  check_round_trip({0, 1000000, 1000001, 2065536, 2131071, 2131072, 5999999}, numel);
+}
+
+TEST_CASE("run16 fills a run of a million with 15 entries of value zero, 6 bytes each") {
+  const std::vector<std::byte> block = block_of({0, 1000000}, 1000001, "run16");
+  CHECK(block.size() == 16 + (2 + 15) * 6);
+  // 999999 = 15 * 65535 + 16974
+  std::vector<std::uint16_t> words(17);
+  std::memcpy(words.data(), block.data() + 16, 34);
+  CHECK(words.front() == 0);
+  CHECK(words.back() == 16974);
+  for (std::size_t i = 1; i < 16; ++i) CHECK(words[i] == 65535);
+  std::vector<float> values(17);
+  std::memcpy(values.data(), block.data() + 16 + 34, 68);
+  for (std::size_t i = 1; i < 16; ++i) CHECK(values[i] == 0);
+  CHECK(values.back() == entries_at({1000000}).values[0]);
+  // The longest run that needs no filler, and the first that does.
+  CHECK(block_of({65534}, 100000, "run16").size() == 16 + 6);
+  CHECK(block_of({65535}, 100000, "run16").size() == 16 + 12);
+}
+
+TEST_CASE("measured bits an entry are those of the codes' theory at uniform positions") {
+  const std::size_t numel = 4000000;
+  // Golden values: bits an entry of Golomb-Rice with the best b.
+  const std::pair<double, double> rice[] = {{0.001, 11.495}, {0.01, 8.108}, {0.05, 5.786}, {0.1, 4.756}};
+  for (const auto& [density, bits] : rice) {
+    const Positions positions = uniform_positions(numel, target_count(density, numel), 11);
+    CHECK(bits_per_entry(positions, numel, "rice") == Approx(bits).epsilon(0.01));
+    CHECK(bits_per_entry(positions, numel, "run16") == 16);
+    CHECK(bits_per_entry(positions, numel, "raw") == 32);
+    CHECK(bits_per_entry(positions, numel, "bitmap") == Approx(1 / density));
+    const double entropy = -std::log2(density) - (1 - density) / density * std::log2(1 - density);
+    CHECK(bits_per_entry(positions, numel, "rice") > entropy);
+  }
+}
+
+TEST_CASE("Rice's parameter is round(log2(0.693 / density)), never below 0") {
+  for (std::size_t count = 1; count <= 1000000; count = count * 5 / 4 + 1) {
+    const double exact = std::log2(0.693 * 1e6 / static_cast<double>(count));
+    CHECK(RiceLayout::parameter(count, 1000000) == std::max(0L, std::lround(exact)));
+  }
+  CHECK(RiceLayout::parameter(1, (std::size_t{1} << 31) - 1) == 30);
+  CHECK(RiceLayout::parameter(1, 1) == 0);
+}
+
+TEST_CASE("auto takes the smallest layout for each message") {
+  const auto layout_of = [](const Positions& positions, std::size_t numel) {
+    const std::vector<std::byte> block = block_of(positions, numel, "auto");
+    for (const char* code : {"raw", "run16", "rice", "bitmap"})
+      CHECK(block.size() <= block_of(positions, numel, code).size());
+    return std::to_integer<int>(block[6]);
+  };
+  const std::size_t numel = 200000;
+  CHECK(layout_of(uniform_positions(numel, 200, 1), numel) == 2);
+  CHECK(layout_of(uniform_positions(numel, 100000, 1), numel) == 3);
+  CHECK(layout_of(uniform_positions(numel, 199999, 1), numel) == 3);
+  CHECK(layout_of(uniform_positions(numel, numel, 1), numel) == 4);
+  CHECK(block_of(uniform_positions(numel, numel, 1), numel, "auto").size() == 16 + 4 * numel);
+  CHECK(layout_of({70}, 100) == 1);
+  CHECK(layout_of({150000}, numel) == 0);  // run16 would need two fillers
+  CHECK(block_of({}, 100, "auto").size() == 16);
+}
+
+TEST_CASE("the bytes of a block do not depend on the number of threads") {
+  const std::size_t numel = 2000000;
+  const int threads = omp_get_max_threads();
+  for (const std::size_t count : {60000u, 900000u}) {
+    const Positions positions = uniform_positions(numel, count, 3);
+    for (const std::string& code : kCodes) {
+      omp_set_num_threads(1);
+      const std::vector<std::byte> alone = block_of(positions, numel, code);
+      omp_set_num_threads(3);
+      CHECK(block_of(positions, numel, code) == alone);
+      CHECK(read(alone, numel, code).indices == positions);
+    }
+  }
+  omp_set_num_threads(threads);
+}

@@ -1,0 +1,318 @@
+// What PowerSGD and ACP-SGD have in common: whatever their factors are, nothing is lost, ranks agree, and a
+// step can be undone.
+#include <omp.h>
+
+#include <limits>
+
+#include "compress/lowrank/matrix.h"
+#include "compress/lowrank/orthonormal.h"
+#include "compress/parallel.h"
+#include "nn/core/base/check.h"
+#include "tests/compress/lowrank/lowrank_fixture.h"
+#include "tests/support/catch.h"
+
+using namespace topknot;
+using namespace topknot::test;
+
+namespace {
+
+const std::string kMethods[] = {"powersgd", "acpsgd"};
+const std::vector<std::pair<std::size_t, std::size_t>> kShapes = {
+    {24, 17}, {9, 1}, {8, 40}, {1, 6}, {30, 30}};
+
+void fill(SimulatedRanks& ranks, std::uint32_t step, std::size_t n) {
+  for (std::uint32_t r = 0; r < ranks.size(); ++r) ranks[r].gradient = normal_vector(step, r, n);
+}
+
+}  // namespace
+
+TEST_CASE("products with thin factors are those of a plain loop") {
+  for (const std::size_t rows : {1u, 5u, 64u})
+    for (const std::size_t cols : {1u, 15u, 33u, 300u})
+      for (const std::size_t rank : {1u, 4u, 7u}) {
+        const auto m = normal_vector(1, 1, rows * cols), q = normal_vector(1, 2, rank * cols),
+                   p = normal_vector(1, 3, rows * rank);
+        std::vector<float> made_p(rows * rank), made_q(rank * cols), rebuilt(rows * cols), left = m;
+        lowrank::product(m.data(), 0, rows, cols, q.data(), rank, made_p.data());
+        for (std::size_t j = 0; j < cols; j += lowrank::kStrip)
+          lowrank::transposed_product(m.data(), rows, cols, j, std::min(j + lowrank::kStrip, cols), p.data(),
+                                      rank, made_q.data());
+        lowrank::rebuild(left.data(), rebuilt.data(), 0, rows, cols, rank, {p.data(), q.data()},
+                         {p.data(), q.data()});
+        std::vector<double> plain_p(rows * rank), plain_q(rank * cols), plain(rows * cols),
+            plain_left(m.begin(), m.end());
+        for (std::size_t i = 0; i < rows; ++i)
+          for (std::size_t j = 0; j < cols; ++j)
+            for (std::size_t k = 0; k < rank; ++k) {
+              const double x = m[i * cols + j], pik = p[i * rank + k], qkj = q[k * cols + j];
+              plain_p[i * rank + k] += x * qkj;
+              plain_q[k * cols + j] += x * pik;
+              plain[i * cols + j] += pik * qkj;
+              plain_left[i * cols + j] -= pik * qkj;
+            }
+        CHECK(distance(made_p, plain_p) <= 1e-6 * norm(m) * norm(q));
+        CHECK(distance(made_q, plain_q) <= 1e-6 * norm(m) * norm(p));
+        CHECK(distance(rebuilt, plain) <= 1e-6 * norm(p) * norm(q));
+        CHECK(distance(left, plain_left) <= 1e-6 * (norm(m) + norm(p) * norm(q)));
+      }
+}
+
+TEST_CASE("a basis is orthonormal and spans the columns, as Gram-Schmidt in double gives it") {
+  const CounterRng fill(3, RngUse::test);
+  std::vector<double> scratch;
+  const std::size_t n = 37, rank = 5;
+  const auto a = normal_vector(2, 1, n * rank);
+  auto q = a;
+  lowrank::orthonormalise(q.data(), n, rank, rank, 1, fill, scratch);
+  std::vector<double> plain(a.begin(), a.end());
+  for (std::size_t k = 0; k < rank; ++k) {
+    for (std::size_t before = 0; before < k; ++before) {
+      double dot = 0;
+      for (std::size_t i = 0; i < n; ++i) dot += plain[i * rank + k] * plain[i * rank + before];
+      for (std::size_t i = 0; i < n; ++i) plain[i * rank + k] -= dot * plain[i * rank + before];
+    }
+    double square = 0;
+    for (std::size_t i = 0; i < n; ++i) square += plain[i * rank + k] * plain[i * rank + k];
+    for (std::size_t i = 0; i < n; ++i) plain[i * rank + k] /= std::sqrt(square);
+  }
+  CHECK(distance(q, plain) < 1e-6);
+  std::vector<float> by_columns(n * rank);
+  for (std::size_t i = 0; i < n; ++i)
+    for (std::size_t k = 0; k < rank; ++k) by_columns[k * n + i] = a[i * rank + k];
+  lowrank::orthonormalise(by_columns.data(), n, rank, 1, n, fill, scratch);
+  for (std::size_t i = 0; i < n; ++i)
+    for (std::size_t k = 0; k < rank; ++k) CHECK(by_columns[k * n + i] == q[i * rank + k]);
+}
+
+TEST_CASE("a basis is orthonormal where columns are zero, equal, tiny, huge, or as many as rows") {
+  const CounterRng fill(3, RngUse::test);
+  std::vector<double> scratch;
+  for (const std::size_t n : {1u, 4u, 50u})
+    for (const float size : {0.0f, 1.0f, 3e38f, 1e-45f}) {
+      const std::size_t rank = std::min<std::size_t>(n, 4);
+      std::vector<float> q(n * rank);
+      for (std::size_t i = 0; i < n; ++i)
+        for (std::size_t k = 0; k < rank; ++k) q[i * rank + k] = k == 2 ? 0.0f : i % 2 ? -size : size;
+      lowrank::orthonormalise(q.data(), n, rank, rank, 1, fill, scratch);
+      for (std::size_t k = 0; k < rank; ++k)
+        for (std::size_t l = 0; l <= k; ++l) {
+          double dot = 0;
+          for (std::size_t i = 0; i < n; ++i)
+            dot += static_cast<double>(q[i * rank + k]) * static_cast<double>(q[i * rank + l]);
+          CHECK(dot == Approx(k == l ? 1.0 : 0.0).margin(1e-6));
+        }
+    }
+}
+
+TEST_CASE("low-rank methods at full rank average as the dense method does") {
+  for (const std::string& name : kMethods)
+    for (const auto& shape : {std::pair<std::size_t, std::size_t>{12, 7}, {7, 12}, {9, 9}}) {
+      // The basis of ACP-SGD, a factor of the step before, is complete only where the matrix is square.
+      if (name == "acpsgd" && shape.first != shape.second) continue;
+      INFO(name);
+      const GroupSpec spec = matrices({shape}, 3);
+      SimulatedRanks ranks(low_rank(name, 12), spec), dense(named("dense"), spec);
+      for (std::uint32_t step = 0; step < 6; ++step) {
+        fill(ranks, step, spec.numel);
+        fill(dense, step, spec.numel);
+        REQUIRE(ranks.step(step, 1.0, {0.5f, 1.0f, 1.5f}));
+        REQUIRE(dense.step(step, 1.0, {0.5f, 1.0f, 1.5f}));
+        CHECK(distance(ranks[0].average, dense[0].average) <= 1e-5 * norm(dense[0].average));
+      }
+    }
+}
+
+TEST_CASE("low-rank methods lose nothing: weighted residuals and averages are the weighted gradients") {
+  const std::vector<float> weights = {0.25f, 2.0f, 0.75f};
+  for (const std::string& name : kMethods)
+    for (const int rank : {1, 3}) {
+      INFO(name << " of rank " << rank);
+      const GroupSpec spec = matrices(kShapes, 3);
+      SimulatedRanks ranks(low_rank(name, rank), spec);
+      std::vector<double> u(spec.numel), after(spec.numel);
+      for (std::uint32_t step = 0; step < 12; ++step) {
+        fill(ranks, step, spec.numel);
+        for (std::size_t i = 0; i < spec.numel; ++i) {
+          u[i] = after[i] = 0;
+          for (std::size_t r = 0; r < 3; ++r)
+            u[i] += static_cast<double>(weights[r]) *
+                    (static_cast<double>(ranks[r].gradient[i]) + static_cast<double>(ranks[r].residual[i]));
+        }
+        REQUIRE(ranks.step(step, 1.0, weights));
+        for (std::size_t i = 0; i < spec.numel; ++i) {
+          after[i] = 3.0 * static_cast<double>(ranks[0].average[i]);
+          for (std::size_t r = 0; r < 3; ++r)
+            after[i] += static_cast<double>(weights[r]) * static_cast<double>(ranks[r].residual[i]);
+        }
+        CHECK(distance(after, u) <= 1e-6 * norm(u));
+        for (std::size_t r = 1; r < 3; ++r) CHECK(same_bits<float>(ranks[r].average, ranks[0].average));
+      }
+    }
+}
+
+TEST_CASE("a matrix of the factors' rank is delivered within two steps, by powersgd in one") {
+  const auto m = with_singular_values(20, 13, {3.0, 1.0});
+  for (const std::string& name : kMethods) {
+    INFO(name);
+    SimulatedRanks ranks(low_rank(name, 2), matrices({{20, 13}}, 2));
+    std::vector<double> missing(m.size());
+    for (std::uint32_t step = 0; step < 2; ++step) {
+      for (std::size_t i = 0; i < m.size(); ++i) missing[i] += static_cast<double>(m[i]);
+      for (std::size_t r = 0; r < 2; ++r) ranks[r].gradient = m;
+      REQUIRE(ranks.step(step, 1.0));
+      for (std::size_t i = 0; i < m.size(); ++i) missing[i] -= static_cast<double>(ranks[0].average[i]);
+      CHECK((norm(missing) < 1e-5) == (step == 1 || name == "powersgd"));
+    }
+  }
+}
+
+TEST_CASE("1-D tensors and those that would shrink too little travel exactly, and leave no residual") {
+  for (const std::string& name : kMethods) {
+    INFO(name);
+    CompressOptions options = low_rank(name, 2);
+    options.min_compression = 2.0;
+    // 64 x 64 shrinks 16-fold; 5 x 4 by 20 / 18, or 40 / 18 where one factor travels a step.
+    const GroupSpec spec = matrices({{7, 1}, {5, 4}, {64, 64}, {3, 1}}, 2);
+    SimulatedRanks ranks(options, spec), dense(named("dense"), spec);
+    fill(ranks, 1, spec.numel);
+    fill(dense, 1, spec.numel);
+    REQUIRE(ranks.step(0, 1.0));
+    REQUIRE(dense.step(0, 1.0));
+    std::size_t exact = 0;
+    for (std::size_t i = 0; i < spec.numel; ++i)
+      exact += ranks[0].average[i] == dense[0].average[i] && ranks[0].residual[i] == 0;
+    CHECK(exact == (name == "powersgd" ? 30u : 10u));
+    CHECK(ranks[0].compressor->selected() == (name == "powersgd" ? 30u + 256u : 10u + 10u + 128u));
+    CHECK(ranks[0].compressor->planned_bytes(0.1) == 4 * (name == "powersgd" ? 30u + 256u : 10u + 9u + 128u));
+  }
+}
+
+TEST_CASE("groups without matrices travel dense") {
+  for (const std::string& name : kMethods)
+    for (GroupSpec spec :
+         {whole_group(50, 2), matrices({{20, 1}, {30, 1}}, 2), matrices({{1, 1}}, 2), GroupSpec{0, {}, 2}}) {
+      INFO(name);
+      SimulatedRanks ranks(low_rank(name, 4), spec), dense(named("dense"), spec);
+      fill(ranks, 1, spec.numel);
+      fill(dense, 1, spec.numel);
+      REQUIRE(ranks.step(0, 1.0));
+      REQUIRE(dense.step(0, 1.0));
+      CHECK(same_bits<float>(ranks[0].average, dense[0].average));
+    }
+}
+
+TEST_CASE("a low-rank method finds its factors again after zero gradients") {
+  for (const std::string& name : kMethods) {
+    INFO(name);
+    const GroupSpec spec = matrices({{20, 13}}, 2);
+    SimulatedRanks ranks(low_rank(name, 2), spec);
+    for (std::uint32_t step = 0; step < 4; ++step) {
+      for (std::size_t r = 0; r < 2; ++r) ranks[r].gradient.assign(spec.numel, 0.0f);
+      REQUIRE(ranks.step(step, 1.0));
+      CHECK(norm(ranks[0].average) == 0);
+    }
+    // Rows of zeros first: a basis of unit vectors would miss it.
+    std::vector<float> m(spec.numel);
+    std::fill(m.begin() + 10 * 13, m.end(), 0.5f);
+    for (std::uint32_t step = 4; step < 24; ++step) {
+      for (std::size_t r = 0; r < 2; ++r) ranks[r].gradient = m;
+      REQUIRE(ranks.step(step, 1.0));
+    }
+    CHECK(norm(ranks[0].residual) < (name == "powersgd" ? 1e-4 : 2.0) * norm(m));
+  }
+}
+
+TEST_CASE("low-rank methods skip what is not finite on all ranks, and what would overflow") {
+  const float nan = std::numeric_limits<float>::quiet_NaN(), inf = std::numeric_limits<float>::infinity();
+  for (const std::string& name : kMethods)
+    for (const float bad : {nan, inf, -inf, 3.4e38f})
+      for (const std::size_t where : {5u, 410u}) {
+        INFO(name << ", " << bad << " at " << where);
+        const GroupSpec spec = matrices(kShapes, 2);
+        SimulatedRanks ranks(low_rank(name, 2), spec), straight(low_rank(name, 2), spec);
+        for (std::uint32_t step = 0; step < 3; ++step) {
+          fill(ranks, step, spec.numel);
+          const auto residual = ranks[1].residual;
+          const auto state = ranks[1].compressor->state();
+          // Two of 3.4e38 are finite, their sum and most products are not.
+          const std::size_t count = where == 5 ? 400 : 2;
+          for (std::size_t r = bad == 3.4e38f ? 0 : 1; r < 2; ++r)
+            std::fill_n(ranks[r].gradient.begin() + static_cast<std::ptrdiff_t>(where), count, bad);
+          REQUIRE_FALSE(ranks.step(step, 1.0));
+          CHECK(same_bits(ranks[1].residual, residual));
+          CHECK(ranks[1].compressor->state() == state);
+          fill(ranks, step, spec.numel);
+          fill(straight, step, spec.numel);
+          REQUIRE(ranks.step(step, 1.0));
+          REQUIRE(straight.step(step, 1.0));
+          CHECK(same_bits<float>(ranks[0].average, straight[0].average));
+          CHECK(same_bits(ranks[1].residual, straight[1].residual));
+        }
+      }
+}
+
+TEST_CASE("low-rank results do not depend on the number of threads") {
+  const GroupSpec spec = matrices({{300, 500}, {77, 1}, {512, 700}}, 2);
+  REQUIRE(spec.numel / 3 > 4 * kChunk);
+  for (const std::string& name : kMethods) {
+    std::vector<std::vector<float>> results;
+    for (const int threads : {1, 3}) {
+      const int before = omp_get_max_threads();
+      omp_set_num_threads(threads);
+      SimulatedRanks ranks(low_rank(name, 4), spec);
+      for (std::uint32_t step = 0; step < 3; ++step) {
+        fill(ranks, step, spec.numel);
+        REQUIRE(ranks.step(step, 1.0));
+      }
+      omp_set_num_threads(before);
+      results.push_back(ranks[0].gradient);
+      results.push_back(ranks[1].residual);
+    }
+    CHECK(same_bits(results[0], results[2]));
+    CHECK(same_bits(results[1], results[3]));
+  }
+}
+
+TEST_CASE("low-rank methods without memory keep nothing and still agree") {
+  for (const std::string& name : kMethods) {
+    CompressOptions options = low_rank(name, 2);
+    options.memory = "none";
+    const GroupSpec spec = matrices(kShapes, 2);
+    SimulatedRanks ranks(options, spec);
+    for (std::uint32_t step = 0; step < 3; ++step) {
+      fill(ranks, step, spec.numel);
+      REQUIRE(ranks.step(step, 1.0));
+      CHECK(same_bits<float>(ranks[0].average, ranks[1].average));
+      CHECK(ranks[0].residual == std::vector<float>(spec.numel));
+    }
+  }
+}
+
+TEST_CASE("baselines refuse the keys of sparse methods by name") {
+  const GroupSpec spec = whole_group(100, 2);
+  const auto message = [&](const CompressOptions& options) -> std::string {
+    try {
+      make_compressor(options, spec);
+    } catch (const UserError& error) {
+      return error.what();
+    }
+    return "";
+  };
+  for (const std::string name : {"powersgd", "acpsgd", "signsgd", "qsgd", "terngrad"}) {
+    INFO(name);
+    CompressOptions options = named(name);
+    CHECK(message(options).empty());
+    options.select = "topk";
+    CHECK(message(options).find("compress.select") == 0);
+    options = named(name), options.code = "raw";
+    CHECK(message(options).find("compress.code") == 0);
+    options = named(name), options.values = "fp16";
+    CHECK(message(options).find("compress.values") == 0);
+    options = named(name), options.capacity = 2;
+    CHECK(message(options).find("compress.capacity") == 0);
+    options = named(name), options.memory = "dgc";
+    CHECK(message(options).find("compress.memory: dgc") == 0);
+    options = named(name), options.lr_inside = true;
+    CHECK(message(options).find("compress.lr_inside") == 0);
+  }
+}

@@ -1,0 +1,187 @@
+// EF21: differences to an estimate travel, and the estimate is stepped along.
+#include <limits>
+
+#include "compress/memory/ef21.h"
+#include "nn/core/base/check.h"
+#include "nn/core/rng.h"
+#include "tests/compress/step_ranks.h"
+#include "tests/support/catch.h"
+
+using namespace topknot;
+using namespace topknot::test;
+
+namespace {
+
+CompressOptions with_memory(const std::string& memory) {
+  CompressOptions options = named("topk");
+  options.memory = memory;
+  return options;
+}
+
+std::vector<double> random_vector(std::uint32_t stream, std::size_t n) {
+  const CounterRng rng(47, RngUse::test, stream);
+  std::vector<double> x(n);
+  for (std::size_t i = 0; i < n; ++i) x[i] = rng.normal(i);
+  return x;
+}
+
+// Ranks with different quadratics f_r(w) = sum_j a_rj (w_j - c_rj)^2 / 2, whose mean has its minimum at
+// sum_r a c / sum_r a. Returns the greatest distance to it after `steps` of gradient descent.
+double distance_to_optimum(const std::string& memory, int steps) {
+  constexpr std::size_t d = 20, ranks = 4;
+  StepRanks<double> steppers(with_memory(memory), d, ranks);
+  std::vector<std::vector<double>> a(ranks), c(ranks);
+  for (std::uint32_t r = 0; r < ranks; ++r) {
+    a[r] = random_vector(r, d);
+    for (double& x : a[r]) x = 0.5 + x * x / (1 + x * x);
+    c[r] = random_vector(10 + r, d);
+    for (double& x : c[r]) x *= 10;  // far apart: a rank's gradient does not vanish at the optimum
+  }
+  std::vector<double> w(d);
+  for (int t = 0; t < steps; ++t) {
+    for (std::size_t r = 0; r < ranks; ++r)
+      for (std::size_t j = 0; j < d; ++j) steppers[r].gradient[j] = a[r][j] * (w[j] - c[r][j]);
+    const std::vector<double> average = steppers.step(t, 0.1);
+    for (std::size_t j = 0; j < d; ++j) w[j] -= 0.05 * average[j];
+  }
+  double distance = 0;
+  for (std::size_t j = 0; j < d; ++j) {
+    double weighted = 0, sum = 0;
+    for (std::size_t r = 0; r < ranks; ++r) weighted += a[r][j] * c[r][j], sum += a[r][j];
+    distance = std::max(distance, std::abs(w[j] - weighted / sum));
+  }
+  return distance;
+}
+
+}  // namespace
+
+TEST_CASE("ranks that differ reach the exact optimum with EF21, and stay away from it without a memory") {
+  CHECK(distance_to_optimum("ef21", 3000) < 1e-9);
+  CHECK(distance_to_optimum("none", 3000) > 0.1);
+  CHECK(distance_to_optimum("residual", 3000) > 1e-4);  // near, and moving about
+}
+
+TEST_CASE("the estimate is the weighted mean of what all ranks hold, at all times") {
+  const std::size_t d = 3000, ranks = 3;
+  const bool weighted = GENERATE(false, true);
+  const std::vector<float> weights =
+      weighted ? std::vector<float>{0.5f, 1, 1.5f} : std::vector<float>{1, 1, 1};
+  StepRanks<double> steppers(with_memory("ef21"), d, ranks);
+  std::vector<std::vector<double>> h(ranks, std::vector<double>(d));  // by the paper's formula
+  for (std::uint32_t t = 0; t < 20; ++t) {
+    std::vector<std::vector<double>> g(ranks);
+    for (std::uint32_t r = 0; r < ranks; ++r) steppers[r].gradient = g[r] = random_vector(3 * t + r, d);
+    const std::vector<double> average = steppers.step(t, 0.01, weights);
+    for (std::size_t r = 0; r < ranks; ++r) {
+      const Entries<double>& sent = steppers.sent()[r];
+      REQUIRE(sent.indices.size() == (t == 0 ? d : 30));
+      for (std::size_t i = 0; i < sent.indices.size(); ++i) {
+        const std::uint32_t at = sent.indices[i];
+        REQUIRE(sent.values[i] == g[r][at] - h[r][at]);
+        h[r][at] += sent.values[i];
+      }
+      for (std::size_t i = 0; i < d; ++i) REQUIRE(steppers[r].residual[i] == -h[r][i]);
+    }
+    for (std::size_t i = 0; i < d; ++i) {
+      double mean = 0;
+      for (std::size_t r = 0; r < ranks; ++r) mean += weights[r] * h[r][i] / ranks;
+      REQUIRE(average[i] == Approx(mean).epsilon(1e-12).margin(1e-13));
+    }
+  }
+}
+
+TEST_CASE("the first committed step sends the whole gradient, also after steps that were skipped") {
+  SimulatedRanks ranks(with_memory("ef21"), whole_group(500, 2));
+  const auto fill = [&](std::uint32_t stream) {
+    for (std::uint32_t p = 0; p < 2; ++p) {
+      const std::vector<double> g = random_vector(stream + p, 500);
+      ranks[p].gradient.assign(g.begin(), g.end());
+    }
+  };
+  fill(0);
+  ranks[1].gradient[7] = std::numeric_limits<float>::quiet_NaN();
+  REQUIRE_FALSE(ranks.step(0, 0.01));
+  fill(2);
+  REQUIRE_FALSE(ranks.step(0, 0.01, {}, false));
+  fill(4);
+  const std::vector<float> a = ranks[0].gradient, b = ranks[1].gradient;
+  REQUIRE(ranks.step(0, 0.01));
+  CHECK(ranks[0].compressor->selected() == 500);
+  for (std::size_t i = 0; i < 500; ++i) REQUIRE(ranks[0].average[i] == (a[i] + b[i]) * 0.5f);
+  fill(6);
+  REQUIRE(ranks.step(1, 0.01));
+  CHECK(ranks[0].compressor->selected() == 5);
+}
+
+TEST_CASE("a skipped step of EF21 changes nothing") {
+  SimulatedRanks skipped(with_memory("ef21"), whole_group(900, 2)),
+      straight(with_memory("ef21"), whole_group(900, 2));
+  const bool broken = GENERATE(false, true);
+  for (std::uint32_t t = 0; t < 8; ++t) {
+    for (std::uint32_t p = 0; p < 2; ++p) {
+      const std::vector<double> g = random_vector(2 * t + p, 900);
+      straight[p].gradient.assign(g.begin(), g.end());
+      skipped[p].gradient.assign(g.rbegin(), g.rend());
+    }
+    if (broken) skipped[0].gradient[0] = HUGE_VALF;
+    REQUIRE_FALSE(skipped.step(t, 0.01, {}, broken));
+    for (std::size_t p = 0; p < 2; ++p) skipped[p].gradient = straight[p].gradient;
+    REQUIRE(skipped.step(t, 0.01));
+    REQUIRE(straight.step(t, 0.01));
+    REQUIRE(same_bits(skipped[0].gradient, straight[0].gradient));
+    REQUIRE(same_bits(skipped[1].residual, straight[1].residual));
+    REQUIRE(skipped[1].compressor->state() == straight[1].compressor->state());
+  }
+}
+
+TEST_CASE("EF21 goes on from its saved state with the same bits") {
+  const std::size_t d = 900;
+  const std::uint32_t saved_at = GENERATE(0u, 3u);
+  SimulatedRanks straight(with_memory("ef21"), whole_group(d, 2)),
+      resumed(with_memory("ef21"), whole_group(d, 2));
+  for (std::uint32_t t = 0; t < 6; ++t) {
+    if (t == saved_at)
+      for (std::size_t p = 0; p < 2; ++p) {
+        resumed[p].residual = straight[p].residual;
+        resumed[p].compressor->load_state(straight[p].compressor->state());
+      }
+    for (std::uint32_t p = 0; p < 2; ++p) {
+      const std::vector<double> g = random_vector(2 * t + p, d);
+      straight[p].gradient.assign(g.begin(), g.end());
+      resumed[p].gradient = straight[p].gradient;
+    }
+    REQUIRE(straight.step(t, 0.01));
+    if (t < saved_at) continue;
+    REQUIRE(resumed.step(t, 0.01));
+    REQUIRE(resumed.blocks() == straight.blocks());
+    REQUIRE(same_bits(resumed[0].gradient, straight[0].gradient));
+  }
+  std::vector<std::byte> state = straight[0].compressor->state();
+  state.pop_back();
+  CHECK_THROWS_AS(resumed[0].compressor->load_state(state), Error);
+}
+
+TEST_CASE("coding errors and rejected entries stay out of what a rank holds") {
+  Ef21Memory<float> memory;
+  std::vector<float> gradient = {1, 2, 3, 4}, spare = {-1, 0, 0, -1};
+  CHECK(memory.addend(gradient, spare).data() == spare.data());
+  const std::vector<std::uint32_t> indices = {1, 2, 3}, rejected = {2};
+  const std::vector<float> sent = {1.75f, 3, 3};
+  memory.commit(gradient, spare, indices, sent, rejected);
+  CHECK(spare == std::vector<float>{-1, -1.75f, 0, -4});
+  CHECK_FALSE(memory.wants_all());
+}
+
+TEST_CASE("one element, zeros and density 1 work under EF21") {
+  for (const std::size_t d : {1u, 2u, 300u}) {
+    SimulatedRanks ranks(with_memory("ef21"), whole_group(d, 1));
+    for (std::uint32_t t = 0; t < 3; ++t) {
+      REQUIRE(ranks.step(t, 0.001));  // nothing but zeros
+      for (const float x : ranks[0].average) CHECK(x == 0);
+      std::fill(ranks[0].gradient.begin(), ranks[0].gradient.end(), 0.0f);
+    }
+    ranks[0].gradient.assign(d, 0.75f);
+    REQUIRE(ranks.step(3, 1.0));
+    for (const float x : ranks[0].average) CHECK(x == 0.75f);
+  }
+}

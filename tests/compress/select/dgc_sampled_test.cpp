@@ -1,0 +1,343 @@
+// DGC's sampled selection: its geometry, its rule against a plain loop, its counts, and vectors that would trap
+// a careless loop.
+#include "compress/select/dgc_sampled.h"
+
+#include <omp.h>
+
+#include <array>
+#include <functional>
+#include <limits>
+
+#include "nn/core/base/check.h"
+#include "nn/core/rng.h"
+#include "tests/compress/fixtures.h"
+#include "tests/compress/simulated_ranks.h"
+#include "tests/support/catch.h"
+
+using namespace topknot;
+using namespace topknot::test;
+
+namespace {
+
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+
+template <class T>
+std::vector<T> normal_vector(std::uint32_t stream, std::size_t n) {
+  const CounterRng rng(41, RngUse::test, stream);
+  std::vector<T> x(n);
+  for (std::size_t i = 0; i < n; ++i) x[i] = static_cast<T>(rng.normal(i));
+  return x;
+}
+
+template <class T>
+struct Case {
+  std::vector<T> u, addend;
+  CompressOptions options;
+  double density = 0.01;
+  std::int64_t step = 0;
+  int rank = 0;
+  std::size_t position = 0;
+
+  Selected<T> select(std::vector<T>* sum = nullptr) const {
+    DgcSampledSelector<T> selector(options);
+    std::vector<T> x = u;
+    Selected<T> selected;
+    SelectStep info;
+    info.k = selector.target(density, x.size());
+    info.density = density;
+    info.step = step;
+    info.rank = rank;
+    info.position = position;
+    selector.select(x, addend, info, selected);
+    if (sum) *sum = x;
+    return selected;
+  }
+};
+
+// The rule as the authors' code has it, loop by loop and with sorting, in T as theirs is in tensors of T.
+template <class T>
+std::vector<std::uint32_t> plain_rule(const Case<T>& c, T& t) {
+  std::vector<T> u = c.u;
+  for (std::size_t i = 0; i < c.addend.size(); ++i) u[i] += c.addend[i];
+  const std::size_t d = u.size(), k = static_cast<std::size_t>(std::ceil(c.density * static_cast<double>(d)));
+  const SampleGeometry g = sample_geometry(d, c.density, c.options.sample_ratio);
+  std::vector<T> samples;
+  const CounterRng rng(c.options.seed, RngUse::compress, static_cast<std::uint32_t>(c.step),
+                       static_cast<std::uint32_t>(c.rank));
+  std::size_t start = 0;
+  if (g.stride > 1) start = rng.below(c.position, static_cast<std::uint32_t>(g.stride));
+  for (std::size_t i = start; i < d; i += g.stride) samples.push_back(std::abs(u[i]));
+  std::sort(samples.begin(), samples.end(), std::greater<>());
+  t = samples[g.top_samples - 1];
+  std::vector<std::uint32_t> chosen;
+  const auto choose = [&] {
+    chosen.clear();
+    for (std::uint32_t i = 0; i < d; ++i)
+      if (std::abs(u[i]) >= t) chosen.push_back(i);
+  };
+  choose();
+  for (int loop = 0; loop < 10 && d > g.samples; ++loop) {
+    const double n = static_cast<double>(chosen.size());
+    if (n > 1.3 * static_cast<double>(k)) {
+      if (c.options.resample) return plain_topk(u, k);
+      t *= static_cast<T>(1.3);
+    } else if (n < 0.8 * static_cast<double>(k)) {
+      t *= static_cast<T>(0.8);
+    } else {
+      break;
+    }
+    choose();
+  }
+  if (chosen.size() > k) {
+    if (c.options.truncate == "largest") return plain_topk(u, k);
+    chosen.resize(k);
+  }
+  return chosen;
+}
+
+}  // namespace
+
+TEST_CASE("the sample's geometry is that of the authors' code") {
+  // numel -> stride, samples, top samples, selected
+  const auto check = [](double density, std::size_t numel, SampleGeometry expected) {
+    INFO(numel << " elements at density " << density);
+    const SampleGeometry g = sample_geometry(numel, density, 0.01);
+    CHECK(g.stride == expected.stride);
+    CHECK(g.samples == expected.samples);
+    CHECK(g.top_samples == expected.top_samples);
+    CHECK(g.selects == expected.selects);
+  };
+  check(.001, 100, {1, 100, 1, 1});
+  check(.001, 2000, {1, 2000, 2, 2});
+  check(.001, 2001, {1, 2001, 3, 3});
+  check(.001, 9408, {1, 9408, 10, 10});
+  check(.001, 36864, {17, 2168, 3, 37});
+  check(.001, 147456, {73, 2019, 3, 148});
+  check(.001, 589824, {97, 6080, 7, 590});
+  check(.001, 1048576, {97, 10810, 11, 1049});
+  check(.001, 2048000, {97, 21113, 22, 2048});
+  check(.001, 2359296, {97, 24322, 25, 2360});
+  check(.001, 16777216, {97, 172960, 173, 16778});
+  check(.001, 102760448, {97, 1059386, 1060, 102761});
+  check(.25, 100, {9, 11, 3, 25});
+  check(.25, 9408, {97, 96, 24, 2352});
+  check(.25, 36864, {97, 380, 95, 9216});
+  check(.015625, 2304, {17, 135, 3, 36});
+  check(.015625, 9216, {65, 141, 3, 144});
+  check(.015625, 36864, {97, 380, 6, 576});
+  check(.00390625, 9216, {17, 542, 3, 36});
+  check(.00390625, 36864, {65, 567, 3, 144});
+  // The smallest there are, and a sample of everything.
+  check(.001, 1, {1, 1, 1, 1});
+  check(1, 3, {1, 3, 3, 3});
+  CHECK(sample_geometry(100000, 0.001, 1).samples == 100000);
+}
+
+TEST_CASE("the selection asks for ceil(density * d) entries") {
+  const DgcSampledSelector<float> selector{CompressOptions{}};
+  CHECK(selector.target(0.001, 432) == 1);
+  CHECK(selector.target(0.001, 2001) == 3);
+  CHECK(selector.target(0.25, 4) == 1);
+  CHECK(selector.target(0.3, 10) == 3);
+  CHECK(selector.target(1.0, 7) == 7);
+}
+
+TEMPLATE_TEST_CASE("selection, values and threshold are those of the plain rule, for all options", "", float,
+                   double) {
+  Case<TestType> c;
+  c.options.resample = GENERATE(true, false);
+  c.options.truncate = GENERATE(as<std::string>{}, "lowest", "largest");
+  c.options.sample_ratio = GENERATE(0.01, 0.1, 1.0);
+  std::size_t full = 0, fewer = 0;
+  for (std::uint32_t draw = 0; draw < 6; ++draw)
+    for (const std::size_t d : {20011u, 1000u, 300u})
+      for (const double density : {0.001, 0.01, 0.2}) {
+        c.u = normal_vector<TestType>(draw, d);
+        c.addend.clear();
+        if (draw % 2) c.addend = normal_vector<TestType>(draw + 100, d);
+        if (draw % 3 == 1)  // far too many, or far too few, exceed what the sample says
+          for (std::size_t i = 0; i < d; ++i) c.u[i] = std::pow(c.u[i], TestType{9});
+        c.density = density;
+        c.step = draw;
+        c.rank = static_cast<int>(draw % 4);
+        c.position = 7 * draw;
+        INFO("d " << d << ", density " << density << ", draw " << draw);
+        TestType t{};
+        const std::vector<std::uint32_t> expected = plain_rule(c, t);
+        std::vector<TestType> sum;
+        const Selected<TestType> selected = c.select(&sum);
+        REQUIRE(selected.finite);
+        REQUIRE(selected.indices == expected);
+        REQUIRE(selected.indices.size() <= static_cast<std::size_t>(std::ceil(density * d)));
+        for (std::size_t i = 0; i < d; ++i) REQUIRE(sum[i] == c.u[i] + (c.addend.empty() ? 0 : c.addend[i]));
+        for (std::size_t i = 0; i < selected.indices.size(); ++i)
+          REQUIRE(selected.values[i] == sum[selected.indices[i]]);
+        for (const TestType v : selected.values)
+          REQUIRE(std::abs(static_cast<double>(v)) >= selected.threshold);
+        (selected.indices.size() == std::ceil(density * d) ? full : fewer) += 1;
+      }
+  CHECK(full > 10);  // the cases cover both ends
+  if (c.options.sample_ratio < 1) CHECK(fewer > 5);
+}
+
+TEST_CASE("after ten changes of the threshold the first k travel, however many reach it") {
+  Case<float> c;
+  c.density = 0.001;
+  const std::size_t d = 36864, k = 37;
+  const SampleGeometry geometry = sample_geometry(d, c.density, c.options.sample_ratio);
+  const CounterRng rng(c.options.seed, RngUse::compress, 0, 0);
+  const std::size_t start = rng.below(0, static_cast<std::uint32_t>(geometry.stride));
+  // The sample sees only ones; 0.8^10 < 0.12 < 0.8^9, and twice as many of those as may travel.
+  c.u.assign(d, 0.0f);
+  for (std::size_t i = 0; i < 2 * k; ++i)
+    c.u[start + i * geometry.stride + 1] = 0.12f + 0.0001f * static_cast<float>(i);
+  for (std::size_t i = 0; i < geometry.top_samples; ++i)
+    c.u[start + (d / geometry.stride - 1 - i) * geometry.stride] = 1.0f;
+  float t = 0;
+  const std::vector<std::uint32_t> expected = plain_rule(c, t);
+  REQUIRE(t < 0.12f);
+  REQUIRE(expected.size() == k);
+  REQUIRE(expected != plain_topk(c.u, k));
+  CHECK(c.select().indices == expected);
+}
+
+TEST_CASE("at most k entries of a normal vector are selected, and nearly always 0.8 k") {
+  // Many starts of the sample in few large vectors, many smaller vectors.
+  DgcSampledSelector<float> selector{CompressOptions{}};
+  int selections = 0, enough = 0, truncated_or_exact = 0;
+  const auto run = [&](std::vector<float>& x, std::int64_t step) {
+    Selected<float> selected;
+    SelectStep info;
+    info.density = 0.001;
+    info.k = selector.target(info.density, x.size());
+    info.step = step;
+    selector.select(x, {}, info, selected);
+    REQUIRE(selected.indices.size() <= info.k);
+    ++selections;
+    enough += static_cast<double>(selected.indices.size()) >= 0.8 * static_cast<double>(info.k);
+    truncated_or_exact += selected.indices.size() == info.k;
+  };
+  for (std::uint32_t draw = 0; draw < 2; ++draw) {
+    auto x = normal_vector<float>(500 + draw, 2359296);
+    for (int start = 0; start < 20; ++start) run(x, start);
+  }
+  for (std::uint32_t draw = 0; draw < 240; ++draw) {
+    auto x = normal_vector<float>(draw, 36864);
+    for (int start = 0; start < 4; ++start) run(x, start);
+  }
+  CHECK(selections == 1000);
+  CHECK(enough >= 0.99 * selections);
+  CHECK(truncated_or_exact < selections);  // a threshold that is never too high is no sample's
+}
+
+TEST_CASE("the sample's start follows step, rank and position, and nothing else") {
+  Case<float> c;
+  c.u = normal_vector<float>(1, 50000);
+  const Selected<float> first = c.select();
+  CHECK(c.select().indices == first.indices);
+  const auto differs = [&](const std::function<void(Case<float>&, int)>& change) {
+    bool any = false;
+    for (int i = 1; i < 20; ++i) {  // where the selection ends exact, the start does not show
+      Case<float> other = c;
+      change(other, i);
+      any |= other.select().threshold != first.threshold;
+    }
+    return any;
+  };
+  CHECK(differs([](Case<float>& x, int i) { x.step = i; }));
+  CHECK(differs([](Case<float>& x, int i) { x.rank = i; }));
+  CHECK(differs([](Case<float>& x, int i) { x.position = static_cast<std::size_t>(1000 * i); }));
+  CHECK(differs([](Case<float>& x, int i) { x.options.seed = static_cast<std::uint64_t>(i); }));
+}
+
+TEST_CASE("the selection does not depend on the number of threads") {
+  const int before = omp_get_max_threads();
+  Case<float> c;
+  c.u = normal_vector<float>(2, 400000);
+  c.addend = normal_vector<float>(3, 400000);
+  const bool all_equal = GENERATE(false, true);  // overflows the list of what exceeds the threshold
+  if (all_equal) c.u.assign(400000, 2), c.addend.clear();
+  c.options.resample = GENERATE(true, false);
+  omp_set_num_threads(1);
+  const Selected<float> one = c.select();
+  omp_set_num_threads(3);
+  const Selected<float> three = c.select();
+  omp_set_num_threads(before);
+  CHECK(one.indices == three.indices);
+  CHECK(same_bits(one.values, three.values));
+  CHECK(one.threshold == three.threshold);
+}
+
+TEMPLATE_TEST_CASE("zeros, equal values, denormals and huge values end, and send no more than k", "", float,
+                   double) {
+  using T = TestType;
+  using Limits = std::numeric_limits<T>;
+  Case<T> c;
+  c.options.resample = GENERATE(true, false);
+  c.options.truncate = GENERATE(as<std::string>{}, "lowest", "largest");
+  const std::size_t d = GENERATE(1, 7, 5000, 300000);
+  const T value = GENERATE(T{0}, T{-1}, Limits::denorm_min(), 3 * Limits::denorm_min(), Limits::max());
+  c.u.assign(d, value);
+  const std::size_t k = static_cast<std::size_t>(std::ceil(c.density * static_cast<double>(d)));
+  const Selected<T> selected = c.select();
+  CHECK(selected.finite);
+  CHECK(selected.indices.size() <= k);
+  if (c.options.resample || value == 0) {  // the first k, by the tie rule
+    REQUIRE(selected.indices.size() == k);
+    for (std::uint32_t i = 0; i < k; ++i) REQUIRE(selected.indices[i] == i);
+  }
+}
+
+TEST_CASE("a few entries among zeros all travel, wherever they stand") {
+  Case<float> c;
+  c.options.resample = GENERATE(true, false);
+  c.u.assign(100000, 0);
+  const std::vector<std::uint32_t> at = {5, 50001, 99990, 99999};
+  for (const std::uint32_t i : at) c.u[i] = -1e-20f;
+  const Selected<float> selected = c.select();
+  for (const std::uint32_t i : at)
+    CHECK(std::binary_search(selected.indices.begin(), selected.indices.end(), i));
+}
+
+TEMPLATE_TEST_CASE("a NaN or an Inf anywhere selects nothing and says so", "", float, double) {
+  using T = TestType;
+  const std::size_t d = GENERATE(1, 50, 30000);
+  const std::size_t at = GENERATE(0, 1);
+  Case<T> c;
+  c.density = GENERATE(0.01, 1.0);
+  for (const double bad : {kNan, -kNan, HUGE_VAL, -HUGE_VAL}) {
+    c.u = normal_vector<T>(4, d);
+    c.u[at * (d - 1)] = static_cast<T>(bad);
+    const Selected<T> selected = c.select();
+    CHECK_FALSE(selected.finite);
+    CHECK(selected.indices.empty());
+  }
+  c.u.assign(d, std::numeric_limits<T>::max());  // finite in both, not in the sum
+  c.addend = c.u;
+  CHECK_FALSE(c.select().finite);
+  c.u.assign(d, static_cast<T>(kNan));
+  c.addend.clear();
+  CHECK_FALSE(c.select().finite);
+}
+
+TEST_CASE("at density 1 every entry travels") {
+  Case<float> c;
+  c.density = 1;
+  for (const std::size_t d : {1u, 3u, 5000u}) {
+    c.u = normal_vector<float>(5, d);
+    c.u[0] = 0;
+    const Selected<float> selected = c.select();
+    CHECK(selected.indices.size() == d);
+    CHECK(same_bits(selected.values, c.u));
+    CHECK(selected.threshold == 0);
+  }
+}
+
+TEST_CASE("options that the selection does not know are refused") {
+  CompressOptions options;
+  options.truncate = "middle";
+  CHECK_THROWS_AS(DgcSampledSelector<float>(options), UserError);
+  options = {};
+  options.sample_ratio = 0;
+  CHECK_THROWS_AS(DgcSampledSelector<float>(options), UserError);
+}

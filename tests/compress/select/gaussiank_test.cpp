@@ -1,0 +1,186 @@
+#include "compress/select/gaussiank.h"
+
+#include <omp.h>
+
+#include <limits>
+
+#include "compress/select/passes/normal_quantile.h"
+#include "nn/core/rng.h"
+#include "tests/compress/fixtures.h"
+#include "tests/compress/simulated_ranks.h"
+#include "tests/support/catch.h"
+
+using namespace topknot;
+using namespace topknot::test;
+
+namespace {
+
+template <class T>
+Selected<T> select(Selector<T>& selector, std::vector<T>& u, const std::vector<T>& addend, double density) {
+  Selected<T> selected;
+  SelectStep step;
+  step.density = density;
+  step.k = target_count(density, u.size());
+  selector.select(u, addend, step, selected);
+  return selected;
+}
+
+struct Golden {
+  double threshold;
+  std::size_t count;
+  std::uint64_t sum;
+};
+
+template <class T>
+void check_trace(const std::string& name, double density, const std::vector<Golden>& golden) {
+  INFO(name << " at " << density);
+  std::vector<T> x = fixture<T>(name);
+  GaussianKSelector<T> selector;
+  const Selected<T> selected = select(selector, x, {}, density);
+  const bool exact = std::is_same_v<T, double>;
+  REQUIRE(selector.trace().size() == golden.size());
+  for (std::size_t i = 0; i < golden.size(); ++i) {
+    const auto& [threshold, count] = selector.trace()[i];
+    CHECK(threshold == Approx(golden[i].threshold).epsilon(exact ? 2e-9 : 1e-6));
+    CHECK(std::abs(static_cast<double>(count) - static_cast<double>(golden[i].count)) <= (exact ? 0 : 2));
+    std::vector<std::uint32_t> above;
+    for (std::uint32_t j = 0; j < x.size(); ++j)
+      if (std::abs(static_cast<double>(x[j])) > threshold) above.push_back(j);
+    CHECK(above.size() == count);
+    if (exact) CHECK(index_sum(above) == golden[i].sum);
+    if (i + 1 == golden.size()) {
+      CHECK(selected.indices == above);
+      CHECK(selected.threshold == threshold);
+    }
+  }
+  for (std::size_t i = 0; i < selected.indices.size(); ++i)
+    CHECK(selected.values[i] == x[selected.indices[i]]);
+}
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("gaussiank gives the golden traces", "", float, double) {
+  check_trace<TestType>("cubic", 0.01, {{0.973520717, 89, 440308}});
+  check_trace<TestType>("cubic", 0.001,
+                        {{1.243664462, 0, 0}, {0.621832231, 1465, 7325124}, {0.932748346, 229, 1140798}});
+  check_trace<TestType>("p9", 0.01, {{0.590865649, 569, 2841988}, {0.886298473, 133, 660462}});
+}
+
+TEST_CASE("the moments behind gaussiank are those of the fixture") {
+  std::vector<double> x = fixture<double>("shift");
+  const Moments moments = accumulate_with_moments(std::span<double>(x), std::span<const double>());
+  CHECK(moments.mean == Approx(0.49990007).epsilon(1e-8));
+  CHECK(moments.deviation == Approx(0.377983373).epsilon(1e-8));
+  CHECK((moments.finite && !moments.zero));
+}
+
+TEST_CASE("the inverse normal distribution agrees with the table") {
+  const std::vector<std::pair<double, double>> table = {
+      {0.25, 1.1503493804},     {0.0625, 1.8627318674}, {0.05, 1.9599639845},
+      {0.015625, 2.4175590162}, {0.01, 2.5758293035},   {0.004, 2.8781617391},
+      {0.002, 3.0902323062},    {0.001, 3.2905267315},  {0.0001, 3.8905918864}};
+  for (const auto& [density, z] : table)
+    CHECK(-normal_quantile(density / 2) == Approx(z).margin(1e-9).epsilon(0));
+  CHECK(normal_quantile(0.5) == Approx(0.0).margin(1e-15));
+  CHECK(normal_quantile(0.975) == Approx(1.959963984540054).epsilon(1e-13));
+  for (const double p : {1e-12, 1e-5, 0.02, 0.3, 0.49, 0.7})
+    CHECK(0.5 * std::erfc(-normal_quantile(p) / std::sqrt(2.0)) == Approx(p).epsilon(1e-12));
+  CHECK_THROWS_AS(normal_quantile(0.0), Error);
+  CHECK_THROWS_AS(normal_quantile(1.0), Error);
+}
+
+TEST_CASE("gaussiank over a run: the carried rung changes the passes, never the selection") {
+  const std::size_t d = 50000;
+  GaussianKSelector<float> carried;
+  std::vector<float> residual(d);
+  bool moved = false;
+  for (std::uint32_t t = 0; t < 60; ++t) {
+    const CounterRng rng(17, RngUse::test, t);
+    std::vector<float> u(d);
+    for (std::size_t i = 0; i < d; ++i) u[i] = rng.normal(i) * (i < d / 2 ? 1.0f : 0.05f);
+    std::vector<float> copy = u;
+    GaussianKSelector<float> fresh;
+    const double density = t < 30 ? 0.01 : 0.001;
+    const auto a = select(carried, u, residual, density), b = select(fresh, copy, residual, density);
+    REQUIRE(a.indices == b.indices);
+    REQUIRE(same_bits(a.values, b.values));
+    REQUIRE(same_bits(u, copy));
+    moved |= carried.carried_rung() != 0;
+    carried.commit({});
+    residual = u;
+    for (const std::uint32_t i : a.indices) residual[i] = 0;
+  }
+  CHECK(moved);
+}
+
+TEMPLATE_TEST_CASE("gaussiank of zeros selects nothing, of a constant exactly k, of few elements exactly k",
+                   "", float, double) {
+  GaussianKSelector<TestType> selector;
+  std::vector<TestType> x(5000, TestType{0});
+  CHECK(select(selector, x, {}, 0.01).indices.empty());
+  std::fill(x.begin(), x.end(), TestType(0.1));
+  const auto constant = select(selector, x, {}, 0.01);
+  CHECK(constant.indices == plain_topk(x, 50));
+  CHECK(selector.trace().empty());
+  std::vector<TestType> few = fixture<TestType>("cubic");
+  few.resize(2047);
+  CHECK(select(selector, few, {}, 0.01).indices == plain_topk(few, 20));
+  std::vector<TestType> one(1, TestType(-3));
+  CHECK(select(selector, one, {}, 0.001).values == std::vector<TestType>{TestType(-3)});
+}
+
+TEST_CASE("gaussiank keeps to the rule where the mean is far from zero") {
+  // t = mean + z std is negative for a mean far below zero: every magnitude exceeds it, and the rule sends
+  // all.
+  std::vector<double> x(4000);
+  const CounterRng rng(19, RngUse::test);
+  for (std::size_t i = 0; i < x.size(); ++i) x[i] = -5.0 + 0.1 * rng.normal(i);
+  GaussianKSelector<double> selector;
+  CHECK(select(selector, x, {}, 0.01).indices.size() == x.size());
+  CHECK(selector.trace().size() == 3);
+}
+
+TEST_CASE("gaussiank sees a NaN or Inf anywhere, and forgets the step") {
+  const std::size_t at = GENERATE(0u, 15u, 4097u, 9999u);
+  const float bad =
+      GENERATE(std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::infinity());
+  std::vector<float> x = fixture<float>("cubic");
+  x.resize(10000);
+  GaussianKSelector<float> selector;
+  std::vector<float> good = x;
+  select(selector, good, {}, 0.001);
+  selector.commit({});
+  const int rung = selector.carried_rung();
+  std::vector<float> broken = x, residual(x.size());
+  residual[at] = bad;
+  const auto selected = select(selector, broken, residual, 0.01);
+  CHECK_FALSE(selected.finite);
+  CHECK(selected.indices.empty());
+  selector.discard();
+  CHECK(selector.carried_rung() == rung);
+}
+
+TEST_CASE("gaussiank's moments do not depend on the number of threads") {
+  std::vector<float> x(500003), addend(500003);
+  const CounterRng rng(23, RngUse::test);
+  for (std::size_t i = 0; i < x.size(); ++i) x[i] = rng.normal(i), addend[i] = rng.uniform(i);
+  const int before = omp_get_max_threads();
+  std::vector<double> means, deviations;
+  std::vector<std::vector<std::uint32_t>> indices;
+  for (const int threads : {1, 2, 3}) {
+    omp_set_num_threads(threads);
+    std::vector<float> u = x;
+    const Moments moments = accumulate_with_moments(std::span<float>(u), std::span<const float>(addend));
+    means.push_back(moments.mean);
+    deviations.push_back(moments.deviation);
+    u = x;
+    GaussianKSelector<float> selector;
+    indices.push_back(select(selector, u, addend, 0.001).indices);
+  }
+  omp_set_num_threads(before);
+  for (std::size_t i = 1; i < means.size(); ++i) {
+    CHECK(means[i] == means[0]);
+    CHECK(deviations[i] == deviations[0]);
+    CHECK(indices[i] == indices[0]);
+  }
+}

@@ -1,0 +1,120 @@
+#include "compress/select/mstopk.h"
+
+#include <map>
+#include <set>
+
+#include "tests/compress/fixtures.h"
+#include "tests/compress/select/select_once.h"
+#include "tests/support/catch.h"
+
+using namespace topknot;
+using namespace topknot::test;
+
+namespace {
+
+// The paper's loop, each threshold by its own count; all 30 bisections.
+struct PlainBracket {
+  double t1 = HUGE_VAL, t2 = 0;
+  std::size_t count1 = 0, count2 = 0;
+};
+template <class T>
+PlainBracket plain_bracket(const std::vector<T>& x, std::size_t k) {
+  double mean = 0, max = 0;
+  std::vector<double> sorted;
+  for (const T v : x) sorted.push_back(std::abs(static_cast<double>(v)));
+  for (const double a : sorted) mean += a, max = std::max(max, a);
+  mean /= static_cast<double>(x.size());
+  std::sort(sorted.begin(), sorted.end());
+  PlainBracket b;
+  b.count2 = x.size();
+  double low = 0, high = 1;
+  for (int i = 0; i < 30; ++i) {
+    const double q = (low + high) / 2, t = mean + q * (max - mean);
+    const auto count =
+        static_cast<std::size_t>(sorted.end() - std::lower_bound(sorted.begin(), sorted.end(), t));
+    if (count <= k) {
+      high = q;
+      if (count > b.count1) b.count1 = count, b.t1 = t;
+    } else {
+      low = q;
+      if (count < b.count2) b.count2 = count, b.t2 = t;
+    }
+  }
+  return b;
+}
+
+// Whether everything that reaches t1 was selected, and of the rest a run of neighbours that makes up k.
+template <class T>
+bool is_mstopk(const Selected<T>& selected, const std::vector<T>& x, const PlainBracket& b, std::size_t k) {
+  if (!well_formed(selected, x) || selected.indices.size() != k) return false;
+  const std::set<std::uint32_t> chosen(selected.indices.begin(), selected.indices.end());
+  std::string between;
+  for (std::uint32_t i = 0; i < x.size(); ++i) {
+    const double a = std::abs(static_cast<double>(x[i]));
+    if (a >= b.t1 && !chosen.count(i)) return false;
+    if (a < b.t2 && b.count1 < k && chosen.count(i)) return false;
+    if (a < b.t1 && a >= b.t2) between += chosen.count(i) ? '1' : '0';
+  }
+  const std::string run(k - b.count1, '1');
+  return between.find(run) != std::string::npos &&
+         static_cast<std::size_t>(std::count(between.begin(), between.end(), '1')) == run.size();
+}
+
+}  // namespace
+
+TEMPLATE_TEST_CASE(
+    "mstopk selects exactly k: what reaches one threshold, and a run of what reaches the other", "", float,
+    double) {
+  for (const std::size_t d : {7u, 3000u, 100000u})
+    for (const double power : {0.2, 1.0, 3.0})
+      for (const double density : {0.6, 0.05, 0.001}) {
+        INFO(d << " " << power << " " << density);
+        const std::vector<TestType> x = noise<TestType>(d, 1, power);
+        const std::size_t k = target_count(density, d);
+        MsTopKSelector<TestType> selector({});
+        const auto selected = select_from_copy(selector, x, {density, 3, 1, 50});
+        const PlainBracket expected = plain_bracket(x, k);
+        CHECK(selector.bracket().count1 == expected.count1);
+        CHECK(selector.bracket().count2 >= expected.count2);  // it stops where k reach t1
+        CHECK(is_mstopk(selected, x, expected, k));
+      }
+}
+
+TEMPLATE_TEST_CASE("where 30 bisections tell all magnitudes apart, mstopk is topk", "", float, double) {
+  const std::vector<TestType> x = noise<TestType>(10007, 2);
+  MsTopKSelector<TestType> selector({});
+  for (const double density : {0.001, 0.01, 0.1})
+    CHECK(select_from_copy(selector, x, {density}).indices == plain_topk(x, target_count(density, 10007)));
+}
+
+TEMPLATE_TEST_CASE("of equal magnitudes mstopk selects a run of k, elsewhere at other steps and ranks", "",
+                   float, double) {
+  const double c = GENERATE(0.0, 0.1, 3.0);
+  std::vector<TestType> x(30000, static_cast<TestType>(c));
+  MsTopKSelector<TestType> selector({});
+  std::set<std::uint32_t> starts;
+  for (int t = 0; t < 40; ++t) {
+    const auto selected = select_from_copy(selector, x, {0.01, t / 2, t % 2});
+    REQUIRE(selected.indices.size() == 300);
+    REQUIRE(selected.indices.back() - selected.indices.front() == 299);
+    starts.insert(selected.indices.front());
+  }
+  CHECK(starts.size() > 35);
+  CHECK(*starts.rbegin() - *starts.begin() > 20000);
+  const auto again = select_from_copy(selector, x, {0.01, 7, 1});
+  CHECK(select_from_copy(selector, x, {0.01, 7, 1}).indices == again.indices);
+}
+
+TEST_CASE("mstopk's run may start at the first and at the last place, and every place between is as likely") {
+  // Two large ones, and two of the four equal others: three places for the run.
+  const std::vector<float> x = {1, 5, 1, 1, -6, 1};
+  MsTopKSelector<float> selector({});
+  std::map<std::vector<std::uint32_t>, int> counts;
+  for (int t = 0; t < 900; ++t) ++counts[select_from_copy(selector, x, {0.7, t}).indices];
+  CHECK(counts.size() == 3);
+  for (const std::vector<std::uint32_t>& run :
+       {std::vector<std::uint32_t>{0, 1, 2, 4}, {1, 2, 3, 4}, {1, 3, 4, 5}}) {
+    CHECK(counts[run] > 240);
+    CHECK(counts[run] < 360);
+  }
+}

@@ -1,0 +1,150 @@
+// What every selector of this list must stand: vectors at the edge, broken numbers, any number of threads.
+#include <omp.h>
+
+#include <limits>
+
+#include "compress/select/selector.h"
+#include "compress/state.h"
+#include "tests/compress/select/select_once.h"
+#include "tests/compress/simulated_ranks.h"
+#include "tests/support/catch.h"
+
+using namespace topknot;
+using namespace topknot::test;
+
+namespace {
+
+struct Tried {
+  std::string name, distribution = "exponential";
+  bool exactly_k = false;
+};
+const std::vector<Tried> kTried = {{"randk", "", true},  {"mstopk", "", true}, {"redsync", ""},
+                                   {"trimmed_topk", ""}, {"threshold", ""},    {"sidco", "exponential"},
+                                   {"sidco", "pareto"},  {"sidco", "gamma"}};
+
+template <class T>
+std::unique_ptr<Selector<T>> make(const Tried& tried) {
+  CompressOptions options;
+  options.threshold = 0.75;
+  options.seed = 3;
+  if (!tried.distribution.empty()) options.distribution = tried.distribution;
+  return selectors().find(tried.name).make<T>(options);
+}
+template <class T>
+std::vector<std::byte> state_of(const Selector<T>& selector) {
+  StateWriter writer;
+  selector.save(writer);
+  return writer.take();
+}
+
+template <class T>
+std::vector<std::vector<T>> edge_cases() {
+  std::vector<std::vector<T>> cases = {{T(0)}, {T(-2)}, {T(1), T(1)}, std::vector<T>(3000)};
+  cases.push_back(std::vector<T>(3000, T(0.1)));
+  cases.push_back(std::vector<T>(3000, std::numeric_limits<T>::max()));
+  cases.push_back(std::vector<T>(3000, std::numeric_limits<T>::denorm_min()));
+  cases.emplace_back(3000);
+  cases.back()[1234] = T(-3);
+  cases.emplace_back();
+  for (int i = 0; i < 3000; ++i)
+    cases.back().push_back(std::numeric_limits<T>::denorm_min() * static_cast<T>((i * 31) % 3000));
+  cases.push_back(noise<T>(37, 1));
+  cases.push_back(noise<T>(3000, 2));
+  cases.push_back(noise<T>(3000, 3));
+  for (T& v : cases.back()) v *= std::numeric_limits<T>::max() / T(16);
+  return cases;
+}
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("selectors stand vectors at the edge, at any density", "", float, double) {
+  for (const Tried& tried : kTried) {
+    const auto selector = make<TestType>(tried);
+    for (const std::vector<TestType>& x : edge_cases<TestType>())
+      for (const double density : {1.0, 0.9, 0.5, 0.01, 1e-9}) {
+        INFO(tried.name << " " << tried.distribution << " " << x.size() << " of " << x[0] << " at "
+                        << density);
+        const std::size_t k = target_count(density, x.size());
+        std::vector<TestType> u = x;
+        const auto selected = select_once(*selector, u, {}, {density});
+        CHECK(same_bits(u, x));
+        CHECK(selected.finite);
+        CHECK(well_formed(selected, x));
+        CHECK(!std::isnan(selected.threshold));
+        if (tried.exactly_k || density == 1.0) CHECK(selected.indices.size() == k);
+        selector->commit({});
+      }
+  }
+}
+
+TEMPLATE_TEST_CASE("a selector that sees a NaN or Inf selects nothing and forgets the step", "", float,
+                   double) {
+  for (const Tried& tried : kTried) {
+    const auto selector = make<TestType>(tried), fresh = make<TestType>(tried);
+    for (const auto& x : {noise<TestType>(40000, 1), noise<TestType>(40000, 2)}) {
+      select_from_copy(*selector, x, {});
+      selector->commit({});
+      select_from_copy(*fresh, x, {});
+      fresh->commit({});
+    }
+    const auto before = state_of(*selector);
+    for (const double bad :
+         {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()})
+      for (const std::size_t at : {0u, 20003u, 39999u})
+        for (const double density : {0.01, 1.0}) {
+          INFO(tried.name << " " << bad << " at " << at);
+          std::vector<TestType> u = noise<TestType>(40000, 3), addend(u.size());
+          addend[at] = static_cast<TestType>(bad);
+          const auto selected = select_once(*selector, u, addend, {density});
+          CHECK_FALSE(selected.finite);
+          CHECK(selected.indices.empty());
+          CHECK(selected.values.empty());
+          selector->discard();
+        }
+    CHECK(state_of(*selector) == before);
+    const std::vector<TestType> next = noise<TestType>(40000, 4);
+    CHECK(select_from_copy(*selector, next, {}).indices == select_from_copy(*fresh, next, {}).indices);
+  }
+}
+
+TEST_CASE("what selectors select does not depend on the number of threads") {
+  const std::vector<float> g = noise<float>(400003, 1, 1.5), residual = noise<float>(400003, 2);
+  const int before = omp_get_max_threads();
+  for (const Tried& tried : kTried)
+    for (const double density : {0.2, 0.001}) {
+      INFO(tried.name << " " << tried.distribution << " at " << density);
+      std::vector<Selected<float>> results;
+      for (const int threads : {1, 3}) {
+        omp_set_num_threads(threads);
+        const auto selector = make<float>(tried);
+        std::vector<float> u = g;
+        for (int step = 0; step < 7; ++step) {
+          u = g;
+          results.push_back(select_once(*selector, u, residual, {density, step}));
+          selector->commit({});
+        }
+      }
+      omp_set_num_threads(before);
+      for (std::size_t i = 0; i < 7; ++i) {
+        CHECK(results[i].indices == results[i + 7].indices);
+        CHECK(same_bits(results[i].values, results[i + 7].values));
+        CHECK(results[i].threshold == results[i + 7].threshold);
+      }
+    }
+}
+
+TEST_CASE("a discarded selection leaves no trace in the next one") {
+  for (const Tried& tried : kTried) {
+    const auto a = make<double>(tried), b = make<double>(tried);
+    for (int step = 0; step < 12; ++step) {
+      const auto x = noise<double>(20000, static_cast<std::uint32_t>(step), step < 6 ? 0.5 : 3);
+      select_from_copy(*a, noise<double>(20000, 99, 4), {0.01, step});
+      a->discard();
+      const auto one = select_from_copy(*a, x, {0.01, step}), other = select_from_copy(*b, x, {0.01, step});
+      REQUIRE(one.indices == other.indices);
+      CHECK(state_of(*a) == state_of(*b));
+      a->commit({});
+      b->commit({});
+    }
+  }
+}

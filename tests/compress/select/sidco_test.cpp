@@ -1,0 +1,254 @@
+#include "compress/select/sidco.h"
+
+#include "compress/state.h"
+#include "nn/core/base/check.h"
+#include "tests/compress/fixtures.h"
+#include "tests/compress/select/select_once.h"
+#include "tests/compress/simulated_ranks.h"
+#include "tests/support/catch.h"
+
+using namespace topknot;
+using namespace topknot::test;
+
+namespace {
+
+CompressOptions sidco_options(const std::string& distribution, int stages) {
+  CompressOptions options;
+  options.distribution = distribution;
+  options.stages = stages;
+  return options;
+}
+
+// Q(a, x) by integrating the density over ln t, which is smooth, with Simpson's rule.
+double integrated_tail(double a, double x) {
+  const int n = 4000;
+  const double low = std::log(x), high = std::log(a + 700.0), h = (high - low) / n;
+  double sum = 0;
+  for (int i = 0; i <= n; ++i) {
+    const double y = low + i * h, f = std::exp(a * y - std::exp(y) - std::lgamma(a));
+    sum += f * (i == 0 || i == n ? 1 : i % 2 ? 4 : 2);
+  }
+  return sum * h / 3;
+}
+
+// The method as the paper's code has it, over a list of normalised magnitudes that shrinks. 0 for the gamma
+// distribution's first stage, which is checked by the integral.
+template <class T>
+std::vector<SidcoSelector<double>::Stage> plain_sidco(const std::vector<T>& x,
+                                                      const std::string& distribution, double ratio,
+                                                      int stages, double& norm) {
+  std::vector<double> a;
+  double squares = 0;
+  for (const T v : x) squares += static_cast<double>(v) * static_cast<double>(v);
+  norm = std::sqrt(squares);
+  for (const T v : x) a.push_back(std::abs(static_cast<double>(v)) / norm);
+  std::vector<SidcoSelector<double>::Stage> trace;
+  const bool single = stages == 1 || ratio >= 0.25;
+  const double later = single ? 1 : std::pow(ratio / 0.25, 1.0 / (stages - 1));
+  for (int stage = 0; stage < (single ? 1 : stages); ++stage) {
+    const double first = stage == 0 ? 0 : *std::min_element(a.begin(), a.end());
+    const double r = stage > 0 ? later : single ? ratio : 0.25;
+    double mean = 0, variance = 0;
+    for (const double v : a) mean += (v - first) / static_cast<double>(a.size());
+    for (const double v : a)
+      variance += (v - first - mean) * (v - first - mean) / static_cast<double>(a.size() - 1);
+    const double alpha = 0.5 * mean * (mean * mean / variance + 1), c = 0.5 * (mean * mean / variance - 1);
+    double t =
+        distribution == "exponential" ? -mean * std::log(r) : alpha * (1 - std::exp(c * std::log(r))) / c;
+    if (distribution == "gamma" && stage == 0) {
+      double logs = 0;
+      for (const double v : a) logs += std::log(v + 0x1p-52) / static_cast<double>(a.size());
+      const double s = std::log(mean) - logs,
+                   shape = (3 - s + std::sqrt((s - 3) * (s - 3) + 24 * s)) / (12 * s);
+      double low = 0, high = 800;
+      for (int i = 0; i < 50; ++i)
+        (integrated_tail(shape, (low + high) / 2) > r ? low : high) = (low + high) / 2;
+      t = mean / shape * low;
+    }
+    t += first;
+    std::vector<double> tail;
+    for (const double v : a)
+      if (v > t) tail.push_back(v);
+    a = tail;
+    trace.push_back({t * norm, a.size()});
+  }
+  return trace;
+}
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("sidco's exponential fit gives the golden thresholds", "", float, double) {
+  const std::vector<TestType> x = fixture<TestType>("cubic");
+  const double precision = std::is_same_v<TestType, double> ? 1e-9 : 1e-6;
+  for (const auto& [stages, threshold] : {std::pair{1, 1.151292592}, std::pair{2, 1.276566938}}) {
+    SidcoSelector<TestType> selector(sidco_options("exponential", stages));
+    const auto selected = select_from_copy(selector, x, {0.01});
+    CHECK(selected.threshold == Approx(threshold).epsilon(precision));
+    CHECK(selected.indices.empty());
+    CHECK(selected.finite);
+    CHECK(selector.trace().size() == static_cast<std::size_t>(stages));
+  }
+}
+
+TEMPLATE_TEST_CASE("sidco's fits and stages are those of the definition", "", float, double) {
+  const std::string distribution = GENERATE("exponential", "pareto", "gamma");
+  for (const double power : {0.7, 1.5, 3.0})
+    for (const int stages : {1, 2, 4})
+      for (const double density : {0.3, 0.01, 0.001}) {
+        if (distribution == "gamma" && (stages == 4 || density == 0.3)) continue;  // the integral takes time
+        INFO(distribution << " " << power << " " << stages << " " << density);
+        const std::vector<TestType> x = noise<TestType>(40007, 1, power);
+        double norm = 0;
+        const auto expected = plain_sidco(x, distribution, density, stages, norm);
+        SidcoSelector<TestType> selector(sidco_options(distribution, stages));
+        const auto selected = select_from_copy(selector, x, {density});
+        REQUIRE(selector.trace().size() == expected.size());
+        for (std::size_t i = 0; i < expected.size(); ++i) {
+          CHECK(selector.trace()[i].threshold == Approx(expected[i].threshold).epsilon(1e-8));
+          CHECK(selector.trace()[i].count == expected[i].count);
+        }
+        CHECK(selected.indices == positions_above(x, selected.threshold));
+        CHECK(well_formed(selected, x));
+      }
+}
+
+TEST_CASE("sidco finds about k where the fit is right") {
+  // Exponential magnitudes; and their squares and cubes, which more stages fit.
+  const CounterRng rng(31, RngUse::test);
+  std::vector<float> x(200000);
+  for (std::size_t i = 0; i < x.size(); ++i) x[i] = -std::log(1.0f - rng.uniform(i)) * (i % 2 ? 1.0f : -1.0f);
+  for (const std::string distribution : {"exponential", "pareto", "gamma"})
+    for (const int stages : {1, 3}) {
+      SidcoSelector<float> selector(sidco_options(distribution, stages));
+      const double count = static_cast<double>(select_from_copy(selector, x, {0.001}).indices.size());
+      CHECK(count == Approx(200).epsilon(0.25));
+    }
+}
+
+TEST_CASE("sidco changes its stages every five committed steps, by the mean count over the target") {
+  // Too heavy a tail selects too many, which takes a stage away; too light a one adds stages, up to
+  // ceil(log2(1 / density)); nothing selected counts as 0.
+  SidcoSelector<float> selector(sidco_options("exponential", 0));
+  const std::vector<float> light = noise<float>(20000, 1, 0.1), heavy = noise<float>(20000, 2, 3);
+  CHECK(selector.carried().stages == 1);
+  int expected = 1;
+  for (int t = 0; t < 55; ++t) {
+    const std::vector<float>& x = t < 45 ? light : heavy;
+    select_from_copy(selector, x, {0.01});
+    selector.commit({});
+    if (t % 5 == 4) expected = t < 45 ? std::min(7, expected + 1) : expected;
+    if (t < 45) CHECK(selector.carried().stages == expected);
+  }
+  CHECK(expected == 7);
+
+  SidcoSelector<float> other(sidco_options("exponential", 0));
+  double sum = 0;
+  std::int32_t stages = 1;
+  for (int t = 0; t < 60; ++t) {
+    const auto x = noise<float>(20000, static_cast<std::uint32_t>(t), t < 30 ? 0.3 : 4);
+    const auto selected = select_from_copy(other, x, {0.01});
+    other.commit({});
+    sum += static_cast<double>(selected.indices.size()) / 200;
+    if (t % 5 == 4) {
+      stages = std::clamp(stages + (sum / 5 < 0.8) - (sum / 5 > 1.2), 1, 7);
+      sum = 0;
+    }
+    REQUIRE(other.carried().stages == stages);
+  }
+}
+
+TEST_CASE("a fixed number of stages does not change") {
+  SidcoSelector<float> selector(sidco_options("pareto", 3));
+  for (std::uint32_t t = 0; t < 12; ++t) {
+    select_from_copy(selector, noise<float>(20000, t, 0.2), {0.01});
+    CHECK(selector.trace().size() <= 3);
+    selector.commit({});
+  }
+  CHECK(selector.carried() == SidcoSelector<float>::Carried{});
+}
+
+TEMPLATE_TEST_CASE("sidco goes on from saved state as if it had not stopped, and forgets what was discarded",
+                   "", float, double) {
+  const CompressOptions options = sidco_options("exponential", 0);
+  SidcoSelector<TestType> original(options);
+  const auto vector = [](std::uint32_t t) { return noise<TestType>(20000, t, t < 13 ? 0.3 : 2.5); };
+  for (std::uint32_t t = 0; t < 13; ++t) {
+    select_from_copy(original, vector(t), {0.01});
+    const auto before = original.carried();
+    original.discard();
+    CHECK(original.carried() == before);
+    select_from_copy(original, vector(t), {0.01});
+    CHECK(original.carried() == before);
+    original.commit({});
+  }
+  CHECK(original.carried().stages > 1);
+  CHECK(original.carried().steps == 3);
+  StateWriter writer;
+  original.save(writer);
+  const std::vector<std::byte> bytes = writer.take();
+  SidcoSelector<TestType> loaded(options), fresh(options);
+  StateReader reader(bytes);
+  loaded.load(reader);
+  reader.finish();
+  CHECK(loaded.carried() == original.carried());
+  int differs = 0;
+  for (std::uint32_t t = 13; t < 30; ++t) {
+    const auto a = select_from_copy(original, vector(t), {0.01}),
+               b = select_from_copy(loaded, vector(t), {0.01});
+    REQUIRE(a.indices == b.indices);
+    REQUIRE(a.threshold == b.threshold);
+    differs += select_from_copy(fresh, vector(t), {0.01}).threshold != a.threshold;
+    original.commit({});
+    loaded.commit({});
+    fresh.commit({});
+  }
+  CHECK(differs > 0);  // the state mattered
+}
+
+TEST_CASE("sidco refuses state that cannot be, and options that are none") {
+  SidcoSelector<float> selector({});
+  for (const auto& [stages, steps, sum] :
+       {std::tuple{0, 0, 0.0}, {5000, 0, 0.0}, {1, 5, 0.0}, {1, -1, 0.0}, {1, 1, std::nan("")}}) {
+    StateWriter writer;
+    writer.put<std::int32_t>(stages);
+    writer.put<std::int32_t>(steps);
+    writer.put(sum);
+    const auto bytes = writer.take();
+    StateReader reader(bytes);
+    CHECK_THROWS_AS(selector.load(reader), Error);
+  }
+  CHECK_THROWS_WITH(SidcoSelector<float>(sidco_options("laplace", 0)),
+                    Catch::Contains("compress.distribution"));
+  CHECK_THROWS_WITH(SidcoSelector<float>(sidco_options("gamma", -1)), Catch::Contains("compress.stages"));
+}
+
+TEMPLATE_TEST_CASE("sidco's stages end where a tail is empty or of one magnitude, and the threshold holds",
+                   "", float, double) {
+  const std::string distribution = GENERATE("exponential", "pareto");
+  // Two magnitudes: the tail above the first threshold is of one.
+  std::vector<TestType> two(10000, TestType(0.01));
+  for (std::size_t i = 0; i < 100; ++i) two[97 * i] = TestType(-5);
+  SidcoSelector<TestType> selector(sidco_options(distribution, 5));
+  const auto selected = select_from_copy(selector, two, {0.001});
+  CHECK(selected.indices.size() == 100);
+  CHECK(selector.trace().size() == 1);
+  // Nearly one magnitude: nothing above the first, but where the fit sees how small the variance is.
+  std::vector<TestType> flat(10000, TestType(1));
+  flat[3] = TestType(1.25);
+  CHECK(select_from_copy(selector, flat, {0.001}).indices.size() == (distribution == "pareto" ? 1 : 0));
+}
+
+TEMPLATE_TEST_CASE("sidco selects exactly what no fit can say anything about, and nothing of zeros", "",
+                   float, double) {
+  const std::string distribution = GENERATE("exponential", "pareto", "gamma");
+  SidcoSelector<TestType> selector(sidco_options(distribution, 0));
+  CHECK(select_from_copy(selector, std::vector<TestType>(5000), {}).indices.empty());
+  const std::vector<TestType> constant(5000, TestType(-0.3)), few = noise<TestType>(900, 1);
+  CHECK(select_from_copy(selector, constant, {}).indices == plain_topk(constant, 50));
+  selector.commit({});
+  CHECK(select_from_copy(selector, few, {0.001}).indices == plain_topk(few, 1));
+  selector.commit({});
+  CHECK(selector.carried() == typename SidcoSelector<TestType>::Carried{});
+  const std::vector<TestType> one = {-2};
+  CHECK(select_from_copy(selector, one, {0.001}).values == one);
+}

@@ -1,0 +1,217 @@
+#include "compress/select/topk.h"
+
+#include <omp.h>
+
+#include <limits>
+
+#include "compress/select/passes/exact.h"
+#include "nn/core/rng.h"
+#include "tests/compress/fixtures.h"
+#include "tests/compress/simulated_ranks.h"
+#include "tests/support/catch.h"
+
+using namespace topknot;
+using namespace topknot::test;
+
+namespace {
+
+template <class T>
+Selected<T> select(Selector<T>& selector, std::vector<T>& u, const std::vector<T>& addend, std::size_t k) {
+  Selected<T> selected;
+  SelectStep step;
+  step.k = k;
+  step.density = static_cast<double>(k) / static_cast<double>(u.size());
+  selector.select(u, addend, step, selected);
+  return selected;
+}
+
+// Whether the selection is the definition's, with the values of x.
+template <class T>
+bool is_topk(const Selected<T>& selected, const std::vector<T>& x, std::size_t k) {
+  if (!selected.finite || selected.indices != plain_topk(x, k) || selected.values.size() != k) return false;
+  double smallest = std::numeric_limits<double>::infinity();
+  for (std::size_t i = 0; i < k; ++i) {
+    if (!same_bits(std::vector<T>{selected.values[i]}, std::vector<T>{x[selected.indices[i]]})) return false;
+    smallest = std::min(smallest, static_cast<double>(std::abs(selected.values[i])));
+  }
+  return selected.threshold == smallest;
+}
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("exact topk gives the golden selection", "", float, double) {
+  std::vector<TestType> x = fixture<TestType>("cubic");
+  TopKSelector<TestType> selector;
+  const auto selected = select(selector, x, {}, 100);
+  CHECK(index_sum(selected.indices) == 492308);
+  CHECK(selected.threshold == Approx(0.970319568).epsilon(1e-6));
+  double kept = 0, all = 0;
+  for (const TestType v : x) all += double(v) * double(v);
+  for (const TestType v : selected.values) kept += double(v) * double(v);
+  CHECK((all - kept) / all == Approx(0.932111452).epsilon(1e-7));
+}
+
+TEMPLATE_TEST_CASE("topk equals its definition over a long run of error feedback, whatever is carried", "",
+                   float, double) {
+  const std::size_t d = GENERATE(5u, 63u, 1000u, 70001u);
+  TopKSelector<TestType> selector;
+  std::vector<TestType> residual(d);
+  std::size_t fast = 0, slow = 0;
+  for (std::uint32_t t = 0; t < 120; ++t) {
+    const CounterRng rng(7, RngUse::test, t);
+    // A run's life: noise, a learning-rate drop, zeros, a constant, few distinct values, changes of k.
+    double scale = t < 40 ? 1.0 : 1e-3;
+    if (t > 100) scale = 1e6;
+    std::vector<TestType> u(d);
+    for (std::size_t i = 0; i < d; ++i) {
+      double x = scale * rng.normal(i);
+      if (t % 20 == 11) x = 0;
+      if (t % 20 == 12) x = 0.25;
+      if (t % 20 == 13) x = static_cast<double>(rng.bits(i) % 3) - 1;
+      u[i] = static_cast<TestType>(x);
+    }
+    if (t == 60) std::fill(residual.begin(), residual.end(), TestType{0});
+    const std::size_t k = std::max<std::size_t>(1, t == 0 ? d : t % 30 < 15 ? d / 100 : d / 7);
+    std::vector<TestType> sum(d);
+    for (std::size_t i = 0; i < d; ++i) sum[i] = u[i] + residual[i];
+    const auto selected = select(selector, u, residual, k);
+    REQUIRE(is_topk(selected, sum, k));
+    REQUIRE(same_bits(u, sum));
+    (selector.fell_back() ? slow : fast) += 1;
+    if (t % 9 == 4) {
+      selector.discard();
+      continue;
+    }
+    selector.commit({});
+    residual = u;
+    for (const std::uint32_t i : selected.indices) residual[i] = 0;
+  }
+  // The run went both ways, so the comparison meant something.
+  CHECK(fast > 10);
+  CHECK((slow > 3 || d < 1000));
+}
+
+TEMPLATE_TEST_CASE("topk does not depend on the carried threshold", "", float, double) {
+  const CounterRng rng(3, RngUse::test);
+  std::vector<TestType> x(20000);
+  for (std::size_t i = 0; i < x.size(); ++i) x[i] = static_cast<TestType>(rng.normal(i));
+  TopKSelector<TestType> selector;
+  for (const double carried : {0.0, 1e-30, 1.0, 2.9, 3.3, 1e30}) {
+    for (const double margin : {0.004, 0.1}) {
+      selector.set_carried({key_of(static_cast<TestType>(carried)), margin});
+      CHECK(is_topk(select(selector, x, {}, 20), x, 20));
+    }
+  }
+}
+
+TEST_CASE("ties at the k-th magnitude go to the lower index, also when there are too many to list") {
+  std::vector<float> x(100000, -0.5f);
+  x[99999] = 2.0f;
+  x[50000] = 0.75f;
+  x[7] = 0.0f;
+  TopKSelector<float> selector;
+  const auto selected = select(selector, x, {}, 10);
+  CHECK(selected.indices == std::vector<std::uint32_t>{0, 1, 2, 3, 4, 5, 6, 8, 50000, 99999});
+  CHECK(is_topk(selected, x, 10));
+  std::fill(x.begin(), x.end(), 0.0f);
+  CHECK(is_topk(select(selector, x, {}, 10), x, 10));
+}
+
+TEST_CASE("denormal numbers are ordered like all others") {
+  std::vector<float> x(9000);
+  for (std::size_t i = 0; i < x.size(); ++i)
+    x[i] = std::numeric_limits<float>::denorm_min() * float((i * 31) % 9000);
+  TopKSelector<float> selector;
+  for (int step = 0; step < 3; ++step) {
+    CHECK(is_topk(select(selector, x, {}, 50), x, 50));
+    selector.commit({});
+  }
+}
+
+TEMPLATE_TEST_CASE("a NaN or Inf anywhere is seen and nothing is selected", "", float, double) {
+  const std::size_t d = 40000;
+  const std::size_t at = GENERATE(0u, 17u, 12345u, 39999u);
+  const double bad =
+      GENERATE(std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity(),
+               -std::numeric_limits<double>::infinity());
+  const CounterRng rng(5, RngUse::test);
+  std::vector<TestType> x(d), residual(d);
+  for (std::size_t i = 0; i < d; ++i) x[i] = static_cast<TestType>(rng.normal(i));
+  TopKSelector<TestType> selector;
+  std::vector<TestType> first = x;
+  select(selector, first, {}, 40);
+  selector.commit({});
+  for (const bool in_residual : {false, true}) {
+    std::vector<TestType> u = x, r = residual;
+    (in_residual ? r : u)[at] = static_cast<TestType>(bad);
+    const auto before = selector.carried();
+    const auto selected = select(selector, u, r, 40);
+    CHECK_FALSE(selected.finite);
+    CHECK(selected.indices.empty());
+    selector.discard();
+    CHECK(selector.carried() == before);
+  }
+  CHECK(is_topk(select(selector, x, residual, 40), x, 40));
+}
+
+TEST_CASE("selections do not depend on the number of threads") {
+  const std::size_t d = 600001, k = 600;
+  const CounterRng rng(11, RngUse::test);
+  std::vector<float> gradient(d), residual(d);
+  for (std::size_t i = 0; i < d; ++i) {
+    gradient[i] = rng.normal(i);
+    residual[i] = 0.5f * rng.normal(d + i);
+  }
+  const int before = omp_get_max_threads();
+  std::vector<std::vector<std::uint32_t>> indices;
+  std::vector<std::vector<float>> sums;
+  for (const int threads : {1, 2, 3, 7}) {
+    omp_set_num_threads(threads);
+    TopKSelector<float> selector;
+    for (int step = 0; step < 3; ++step) {
+      std::vector<float> u = gradient;
+      const auto selected = select(selector, u, residual, k);
+      CHECK(selector.fell_back() == (step == 0));
+      indices.push_back(selected.indices);
+      sums.push_back(u);
+      selector.commit({});
+    }
+  }
+  omp_set_num_threads(before);
+  for (std::size_t i = 1; i < indices.size(); ++i) {
+    CHECK(indices[i] == indices[0]);
+    CHECK(same_bits(sums[i], sums[0]));
+  }
+}
+
+TEST_CASE("in steady state the carried threshold leaves few candidates and no fallback") {
+  const std::size_t d = 200000, k = 200;
+  TopKSelector<float> selector;
+  std::vector<float> residual(d), u(d);
+  double candidates = 0;
+  int fallbacks = 0;
+  for (std::uint32_t t = 0; t < 200; ++t) {
+    const CounterRng rng(13, RngUse::test, t);
+    for (std::size_t i = 0; i < d; ++i) u[i] = rng.uniform(i) - 0.5f + (rng.bits(i) % 64 == 0 ? 1.0f : 0.0f);
+    const auto selected = select(selector, u, residual, k);
+    selector.commit({});
+    residual = u;
+    for (const std::uint32_t i : selected.indices) residual[i] = 0;
+    if (t < 100) continue;
+    candidates += static_cast<double>(selector.candidates()) / 100;
+    fallbacks += selector.fell_back();
+  }
+  CHECK(fallbacks == 0);
+  CHECK(candidates < 5.0 * k);
+}
+
+TEST_CASE("keep_largest is topk of what was selected") {
+  Selected<float> selected;
+  selected.indices = {3, 5, 9, 11, 20};
+  selected.values = {-2, 1, 2, -3, 2};
+  keep_largest(selected, 3);
+  CHECK(selected.indices == std::vector<std::uint32_t>{3, 9, 11});
+  CHECK(selected.values == std::vector<float>{-2, 2, -3});
+  keep_largest(selected, 7);
+  CHECK(selected.indices.size() == 3);
+}

@@ -1,0 +1,86 @@
+#pragma once
+// A small model, two compressors made for the exchange's tests, and the way of a step with given gradients.
+//
+// "test_rotate": error feedback, blocks; at step t it sends the entries i of u = g + residual with (i + t) %
+// 3 == 0. "test_common_scale": two rounds; a gather of each rank's largest magnitude, then a sum of u in
+// whole multiples of the common scale, with the rounding error as residual.
+
+#include <functional>
+#include <vector>
+
+#include "dist/comm/collective_queue.h"
+#include "dist/exchange/exchange.h"
+#include "nn/core/rng.h"
+#include "tests/support/test_ranks.h"
+
+namespace topknot::testing {
+
+// Registration order conv, bias, middle, unused, head; so in the arena: head, unused, middle, conv | bias.
+struct TinyModel {
+  ParameterStore store;
+  ParameterArena* arena;
+  TinyModel() {
+    const auto ones = [](std::span<float> values, const CounterRng&) {
+      for (float& value : values) value = 1;
+    };
+    store.add("conv", {3, 4}, ones);
+    store.add("bias", {7}, ones);
+    store.add("middle", {5, 2}, ones);
+    store.add("unused", {2, 3}, ones);
+    store.add("head", {11, 3}, ones);
+    arena = &store.build([](const Parameter& p) { return p.shape().rank() > 1; }, 1);
+  }
+};
+
+// One parameter of four elements, all 1, for traces that are followed by hand.
+struct FourWeights {
+  ParameterStore store;
+  ParameterArena* arena;
+  FourWeights() {
+    store.add("w", {4}, [](std::span<float> values, const CounterRng&) {
+      for (float& value : values) value = 1;
+    });
+    arena = &store.build([](const Parameter&) { return true; }, 1);
+  }
+};
+
+// What a rank's gradient is in the tests: random, by step, rank and place in the arena.
+inline float gradient_value(std::int64_t step, int rank, std::size_t element) {
+  return CounterRng(7, RngUse::test, static_cast<std::uint32_t>(step * 64 + rank)).normal(element);
+}
+
+// Writes a parameter's gradient as the backward pass does.
+void write_gradient(Parameter& parameter, std::int64_t step, int rank,
+                    const std::function<float(std::int64_t, int, std::size_t)>& value = gradient_value);
+
+// The averages of all groups, laid out as the arena.
+std::vector<float> averages(Exchange& exchange, std::size_t size);
+// The residual side of the arena, by groups.
+std::vector<float> residuals(Exchange& exchange, ParameterArena& arena);
+
+// A whole run: every step on every rank, the gradients from gradient_value() unless `gradient` says
+// otherwise.
+struct RunPlan {
+  ExchangeOptions options;
+  int ranks = 2;
+  int steps = 1;
+  double density = 1.0;
+  bool overlaps = false;
+  std::vector<float> weights;
+  std::function<float(std::int64_t, int, std::size_t)> gradient = gradient_value;
+  // In which order the parameters (positions in the arena) become ready; positions left out are not ready at
+  // all.
+  std::function<std::vector<std::size_t>(std::int64_t step, int rank)> order;
+  std::function<bool(std::int64_t step, int rank)> loss_finite;
+};
+
+struct RankRecord {
+  std::vector<StepResult> results;
+  std::vector<std::vector<float>> averages;   // by step; empty where the step was skipped
+  std::vector<std::vector<float>> residuals;  // by step
+  std::vector<std::string> calls;
+};
+
+std::vector<RankRecord> run(const RunPlan& plan);
+
+}  // namespace topknot::testing

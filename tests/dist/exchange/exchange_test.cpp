@@ -1,0 +1,237 @@
+#include "dist/exchange/exchange.h"
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+
+#include "tests/dist/exchange/exchange_fixture.h"
+#include "tests/support/catch.h"
+
+using namespace topknot;
+using namespace topknot::testing;
+
+namespace {
+
+constexpr std::size_t kSize = 68, kCompressible = 61;
+constexpr const char* kMerges[] = {"none", "all", "size:100"};
+
+double weight(const RunPlan& plan, int rank) {
+  return plan.weights.empty() ? 1.0 : plan.weights[static_cast<std::size_t>(rank)];
+}
+
+ExchangeOptions method(const std::string& name, const std::string& merge = "all") {
+  ExchangeOptions options;
+  options.compress.name = name;
+  options.merge = merge;
+  return options;
+}
+
+}  // namespace
+
+TEST_CASE("a dense average is the sum in rank order over the number of ranks", "[exchange]") {
+  RunPlan plan;
+  plan.steps = 2;
+  for (const int ranks : {1, 2, 4, 8})
+    for (const std::string merge : kMerges) {
+      plan.ranks = ranks;
+      plan.overlaps = ranks == 4;
+      plan.options = method("dense", merge);
+      plan.options.ordered_sum = ranks != 2;
+      const auto records = run(plan);
+      for (int step = 0; step < plan.steps; ++step)
+        for (const RankRecord& record : records) {
+          REQUIRE(record.results[step].committed);
+          for (std::size_t i = 0; i < kSize; ++i) {
+            float sum = gradient_value(step, 0, i);
+            for (int rank = 1; rank < ranks; ++rank) sum = sum + gradient_value(step, rank, i);
+            REQUIRE(record.averages[step][i] == sum / static_cast<float>(ranks));
+          }
+        }
+    }
+}
+
+TEST_CASE("dense takes the library's sum unless told otherwise, a compressed method sums in rank order",
+          "[exchange]") {
+  RunPlan plan;
+  plan.options = method("dense");
+  CHECK(run(plan)[1].calls == std::vector<std::string>{"sum 68", "gather"});
+  plan.options.ordered_sum = true;
+  CHECK(run(plan)[1].calls == std::vector<std::string>{"ordered sum 68", "gather"});
+  plan.options = method("test_rotate");
+  CHECK(run(plan)[1].calls == std::vector<std::string>{"gather", "ordered sum 7", "gather"});
+}
+
+TEST_CASE("a compressed average and its residual follow a reference in double, with uneven weights",
+          "[exchange]") {
+  RunPlan plan;
+  plan.steps = 5;
+  for (const int ranks : {1, 2, 4, 8})
+    for (const std::string merge : kMerges) {
+      plan.ranks = ranks;
+      plan.overlaps = merge == "none";
+      plan.options = method("test_rotate", merge);
+      plan.weights.clear();
+      for (int rank = 0; rank < ranks; ++rank)
+        plan.weights.push_back(ranks == 1 ? 1.0f
+                                          : 0.5f + static_cast<float>(rank) / static_cast<float>(ranks - 1));
+      const auto records = run(plan);
+      TinyModel model;
+      const auto groups = plan_groups(*model.arena, true, "group", merge);
+      std::vector<std::vector<double>> residual(ranks, std::vector<double>(kSize, 0.0));
+      for (int step = 0; step < plan.steps; ++step)
+        for (const Group& group : groups)
+          for (std::size_t i = group.begin; i < group.end; ++i) {
+            const bool sent =
+                !group.compressed || (i - group.begin + static_cast<std::size_t>(step)) % 3 == 0;
+            double sum = 0;
+            for (int rank = 0; rank < ranks; ++rank) {
+              double& r = residual[rank][i];
+              r += gradient_value(step, rank, i);
+              if (!sent) continue;
+              sum += weight(plan, rank) * r;
+              r = 0;
+            }
+            for (int rank = 0; rank < ranks; ++rank) {
+              REQUIRE(records[rank].averages[step][i] == records[0].averages[step][i]);
+              REQUIRE(records[rank].averages[step][i] == Approx(sum / ranks).margin(1e-5));
+              if (group.compressed)
+                REQUIRE(records[rank].residuals[step][i] == Approx(residual[rank][i]).margin(1e-5));
+            }
+          }
+    }
+}
+
+TEST_CASE("groups travel in arena order, whatever the order in which parameters become ready", "[exchange]") {
+  for (const std::string merge : kMerges) {
+    RunPlan plan;
+    plan.steps = 6;
+    plan.ranks = 4;
+    plan.options = method("test_rotate", merge);
+    const auto in_order = run(plan);
+    plan.order = [](std::int64_t step, int rank) {
+      std::vector<std::size_t> order{0, 1, 2, 3, 4};
+      std::shuffle(order.begin(), order.end(), std::mt19937(static_cast<unsigned>(step * 4 + rank)));
+      return order;
+    };
+    for (const bool overlaps : {false, true}) {
+      plan.overlaps = overlaps;
+      const auto shuffled = run(plan);
+      for (int rank = 0; rank < plan.ranks; ++rank) {
+        CHECK(shuffled[rank].calls == in_order[rank].calls);
+        CHECK(shuffled[rank].averages == in_order[rank].averages);
+        CHECK(shuffled[rank].residuals == in_order[rank].residuals);
+      }
+    }
+  }
+}
+
+TEST_CASE("a group completed early is sent as soon as its predecessors are, before the backward pass ends",
+          "[exchange]") {
+  RunPlan plan;
+  plan.ranks = 1;
+  plan.options = method("test_rotate", "none");
+  std::vector<std::size_t> calls_after;
+  run_ranks(1, false, [&](TestCommunicator& communicator) {
+    TinyModel model;
+    CollectiveQueue queue(communicator);
+    Exchange exchange(*model.arena, queue, plan.options);
+    exchange.begin_step(0, 1.0);
+    for (const std::size_t position : {1, 2, 0, 4, 3}) {
+      write_gradient(*model.arena->parameters()[position], 0, 0);
+      exchange.ready(*model.arena->parameters()[position]);
+      calls_after.push_back(communicator.calls.size());
+    }
+    exchange.finish(true);
+    calls_after.push_back(communicator.calls.size());
+  });
+  CHECK(calls_after == std::vector<std::size_t>{0, 0, 3, 3, 5, 6});  // the last is the agreement
+}
+
+TEST_CASE("a parameter that no backward pass reached counts as zero", "[exchange]") {
+  for (const std::string name : {"dense", "test_rotate"}) {
+    RunPlan plan;
+    plan.steps = 3;
+    plan.options = method(name, "none");
+    // On rank 1 the parameter at 33..39 takes no part in steps 1 and 2, and the memory still holds older
+    // gradients.
+    plan.order = [](std::int64_t step, int rank) {
+      return rank == 1 && step > 0 ? std::vector<std::size_t>{4, 0, 3, 2}
+                                   : std::vector<std::size_t>{0, 1, 2, 3, 4};
+    };
+    const auto absent = run(plan);
+    plan.order = {};
+    plan.gradient = [](std::int64_t step, int rank, std::size_t i) {
+      return rank == 1 && step > 0 && i >= 33 && i < 39 ? 0.0f : gradient_value(step, rank, i);
+    };
+    const auto zero = run(plan);
+    for (int rank : {0, 1}) CHECK(absent[rank].averages == zero[rank].averages);
+  }
+}
+
+TEST_CASE("a second round follows in the same order, and its average reaches all ranks", "[exchange]") {
+  RunPlan plan;
+  plan.ranks = 4;
+  plan.steps = 3;
+  plan.weights = {0.5f, 1.0f, 1.0f, 1.5f};
+  for (const bool overlaps : {false, true}) {
+    plan.overlaps = overlaps;
+    plan.options = method("test_common_scale", "none");
+    const auto records = run(plan);
+    const std::vector<std::string> step_calls{
+        "gather", "gather",         "gather",        "gather",         "ordered sum 7",
+        "gather", "ordered sum 33", "ordered sum 6", "ordered sum 10", "ordered sum 12"};
+    std::vector<std::string> calls;
+    for (int step = 0; step < plan.steps; ++step)
+      calls.insert(calls.end(), step_calls.begin(), step_calls.end());
+    for (const RankRecord& record : records) {
+      CHECK(record.calls == calls);
+      CHECK(record.averages == records[0].averages);
+    }
+    // What was applied plus what is kept is what came in.
+    for (std::size_t i = 0; i < kCompressible; ++i) {
+      double in = 0, out = 0;
+      for (int step = 0; step < plan.steps; ++step) {
+        out += records[0].averages[step][i] * plan.ranks;
+        for (int rank = 0; rank < plan.ranks; ++rank)
+          in += plan.weights[rank] * gradient_value(step, rank, i);
+      }
+      for (int rank = 0; rank < plan.ranks; ++rank)
+        out += plan.weights[rank] * records[rank].residuals.back()[i];
+      CHECK(out == Approx(in).margin(1e-4));
+    }
+  }
+}
+
+TEST_CASE("bytes, entries and the plan's bytes are those of the messages", "[exchange]") {
+  RunPlan plan;
+  plan.options = method("test_rotate");
+  const auto stats = run(plan)[1].results[0].stats;
+  CHECK(stats.selected == 21);  // of 61, every third from 0
+  CHECK(stats.bytes_sent == (1 + 21) * 4 + 7 * 4);
+  CHECK((stats.encode > 0 && stats.communicate > 0 && stats.decode > 0 && stats.exposed > 0));
+}
+
+TEST_CASE("what topk and dense send is what the plan promised", "[exchange]") {
+  for (const std::string name : {"dense", "topk"})
+    for (const std::string scope : {"group", "tensor"})
+      for (const std::string merge : kMerges)
+        for (const double density : {0.01, 0.1, 1.0}) {
+          RunPlan plan;
+          plan.options = method(name, merge);
+          plan.options.scope = scope;
+          plan.density = density;
+          std::uint64_t planned = 0;
+          run_ranks(1, false, [&](TestCommunicator& communicator) {
+            TinyModel model;
+            CollectiveQueue queue(communicator);
+            planned = Exchange(*model.arena, queue, plan.options).planned_bytes(density);
+          });
+          const auto stats = run(plan)[0].results[0].stats;
+          CHECK(stats.bytes_sent == planned);
+          if (name == "dense") CHECK(planned == 4 * kSize);
+          // Of 33, 6, 10 and 12 entries: 3, 1, 1 and 1 where each tensor selects alone.
+          if (name == "topk" && density == 0.1 && scope == "tensor") CHECK(stats.selected == 6);
+          if (name == "topk" && density == 0.01)
+            CHECK(stats.selected == (scope == "tensor" || merge == "none" ? 4u : merge == "all" ? 1u : 3u));
+        }
+}

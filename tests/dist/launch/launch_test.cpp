@@ -1,0 +1,209 @@
+#include "dist/launch/launch.h"
+
+#include <map>
+
+#include "dist/launch/socket.h"
+#include "tests/support/catch.h"
+
+namespace topknot {
+namespace {
+
+using Variables = std::map<std::string, std::string>;
+
+Environment from(const Variables& variables) {
+  return [variables](const std::string& name) -> std::optional<std::string> {
+    const auto found = variables.find(name);
+    if (found == variables.end()) return std::nullopt;
+    return found->second;
+  };
+}
+
+DistOptions gloo(std::optional<int> ranks = {}, std::string master = "") {
+  DistOptions options;
+  options.backend = "gloo";
+  options.ranks = ranks;
+  options.master = std::move(master);
+  return options;
+}
+
+std::string error_of(const DistOptions& options, const Variables& variables) {
+  try {
+    plan_launch(options, from(variables));
+  } catch (const UserError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+const Variables torchrun = {{"RANK", "5"},
+                            {"WORLD_SIZE", "8"},
+                            {"LOCAL_RANK", "1"},
+                            {"MASTER_ADDR", "node0"},
+                            {"MASTER_PORT", "29500"}};
+const Variables mpirun = {
+    {"OMPI_COMM_WORLD_RANK", "3"}, {"OMPI_COMM_WORLD_SIZE", "4"}, {"OMPI_COMM_WORLD_LOCAL_RANK", "1"}};
+const Variables srun = {{"SLURM_PROCID", "2"}, {"SLURM_NTASKS", "16"}, {"SLURM_LOCALID", "0"}};
+
+Variables both(Variables a, const Variables& b) {
+  a.insert(b.begin(), b.end());
+  return a;
+}
+
+}  // namespace
+
+TEST_CASE("without a launcher, threads runs dist.ranks threads and gloo starts copies") {
+  DistOptions options;
+  auto plan = plan_launch(options, from({}));
+  CHECK(plan.kind == LaunchPlan::Kind::threads);
+  CHECK(plan.size == 1);
+  options.ranks = 4;
+  plan = plan_launch(options, from({}));
+  CHECK(plan.kind == LaunchPlan::Kind::threads);
+  CHECK(plan.size == 4);
+
+  plan = plan_launch(gloo(4), from({}));
+  CHECK(plan.kind == LaunchPlan::Kind::spawn);
+  CHECK(plan.size == 4);
+  CHECK(plan.host == "127.0.0.1");
+  CHECK(plan.port == 0);
+  CHECK(plan_launch(gloo(4, "127.0.0.1:4711"), from({})).port == 4711);
+
+  plan = plan_launch(gloo(), from({}));
+  CHECK(plan.kind == LaunchPlan::Kind::process);
+  CHECK(plan.size == 1);
+}
+
+TEST_CASE("torchrun says rank, size and master, one port above its own") {
+  const auto plan = plan_launch(gloo(), from(torchrun));
+  CHECK(plan.kind == LaunchPlan::Kind::process);
+  CHECK(plan.launcher == "torchrun");
+  CHECK(plan.rank == 5);
+  CHECK(plan.size == 8);
+  CHECK(plan.local_rank == 1);
+  CHECK(plan.host == "node0");
+  CHECK(plan.port == 29501);
+  const auto given = plan_launch(gloo(8, "node9:1234"), from(torchrun));
+  CHECK(given.host == "node9");
+  CHECK(given.port == 1234);
+}
+
+TEST_CASE("mpirun, srun and PMI say rank and size, dist.master says where to meet") {
+  auto plan = plan_launch(gloo({}, "node0:29500"), from(mpirun));
+  CHECK(plan.launcher == "mpirun");
+  CHECK(plan.rank == 3);
+  CHECK(plan.size == 4);
+  CHECK(plan.local_rank == 1);
+  CHECK(plan.host == "node0");
+  CHECK(plan.port == 29500);
+  plan = plan_launch(gloo({}, "[fe80::1]:29500"), from(srun));
+  CHECK(plan.launcher == "srun");
+  CHECK(plan.rank == 2);
+  CHECK(plan.size == 16);
+  CHECK(plan.host == "fe80::1");
+  plan = plan_launch(gloo({}, "node0:29500"), from({{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}}));
+  CHECK(plan.launcher == "PMI");
+  CHECK(plan.rank == 1);
+  CHECK(plan.size == 2);
+  plan = plan_launch(gloo(), from(both(srun, {{"MASTER_ADDR", "node0"}, {"MASTER_PORT", "29500"}})));
+  CHECK(plan.host == "node0");
+  CHECK(plan.port == 29501);
+}
+
+TEST_CASE("mpirun and srun without a master say what to give") {
+  for (const auto& [name, variables] :
+       {std::pair<std::string, Variables>{"mpirun", mpirun}, {"srun", srun}}) {
+    const auto error = error_of(gloo(), variables);
+    INFO(error);
+    CHECK(contains(error, name));
+    CHECK(contains(error, "dist.master=HOST:PORT"));
+  }
+  CHECK(plan_launch(gloo(), from({{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "1"}})).size == 1);
+}
+
+TEST_CASE("two launchers that contradict each other are an error; one inside srun's allocation is not") {
+  const auto error = error_of(gloo({}, "node0:29500"), both(torchrun, mpirun));
+  INFO(error);
+  CHECK(contains(error, "torchrun says rank 5 of 8"));
+  CHECK(contains(error, "mpirun says rank 3 of 4"));
+  CHECK(plan_launch(gloo(), from(both(torchrun, srun))).launcher == "torchrun");
+  CHECK(plan_launch(gloo({}, "node0:29500"), from(both(mpirun, srun))).launcher == "mpirun");
+}
+
+TEST_CASE("srun's step counts its tasks, not the allocation's") {
+  const auto plan = plan_launch(gloo({}, "node0:29500"), from(both(srun, {{"SLURM_STEP_NUM_TASKS", "4"}})));
+  CHECK(plan.size == 4);
+}
+
+TEST_CASE(
+    "dist.ranks that contradicts the launcher is an error where this run was given it, else the launcher's "
+    "word counts") {
+  auto given = gloo(4);
+  CHECK(plan_launch(given, from(torchrun)).size == 8);
+  given.ranks_insist = true;
+  const auto error = error_of(given, torchrun);
+  INFO(error);
+  CHECK(contains(error, "dist.ranks is 4"));
+  CHECK(contains(error, "torchrun started 8"));
+  given.ranks = 8;
+  CHECK(error_of(given, torchrun).empty());
+}
+
+TEST_CASE("threads under a launcher of several processes is an error, a batch script is not") {
+  CHECK(contains(error_of(DistOptions{}, torchrun), "dist.backend=gloo"));
+  CHECK(contains(error_of(DistOptions{}, both(srun, {{"SLURM_STEP_NUM_TASKS", "16"}})), "dist.backend=gloo"));
+  CHECK(error_of(DistOptions{}, srun).empty());
+}
+
+TEST_CASE("values that cannot be are errors that name the key or the variable") {
+  DistOptions options;
+  options.ranks = 0;
+  CHECK(contains(error_of(options, {}), "dist.ranks"));
+  options.ranks = 100000;
+  CHECK(contains(error_of(options, {}), "dist.ranks"));
+  options = {};
+  options.backend = "glo";
+  CHECK(contains(error_of(options, {}), "did you mean 'gloo'"));
+  CHECK(contains(error_of(gloo(), {{"RANK", "x"}, {"WORLD_SIZE", "2"}}), "RANK='x'"));
+  CHECK(contains(error_of(gloo(), {{"RANK", "2"}, {"WORLD_SIZE", "2"}}), "rank 2 of 2"));
+  CHECK(contains(error_of(gloo(), {{"RANK", "0"}}), "WORLD_SIZE"));
+  for (const char* master : {"node0", "node0:", ":1", "node0:0", "node0:65536", "node0:12x"}) {
+    const auto error = error_of(gloo({}, master), mpirun);
+    INFO(master << ": " << error);
+    CHECK(contains(error, "dist.master"));
+    CHECK(contains(error, "HOST:PORT"));
+  }
+}
+
+TEST_CASE("nccl starts as gloo does, and takes the GPU of its rank on the machine") {
+  auto nccl = gloo(4);
+  nccl.backend = "nccl";
+  CHECK(plan_launch(nccl, from({})).kind == LaunchPlan::Kind::spawn);
+  const auto plan = plan_launch(nccl, from(torchrun));
+  CHECK(plan.kind == LaunchPlan::Kind::process);
+  CHECK(plan.size == 8);
+  CHECK(gpu_of(plan, 4) == 1);
+  CHECK(gpu_of(plan, 1) == 0);  // the launcher shows each process its own
+  const auto silent = plan_launch(gloo({}, "node0:29500"), from({{"PMI_RANK", "5"}, {"PMI_SIZE", "8"}}));
+  CHECK(silent.local_rank == -1);
+  CHECK(gpu_of(silent, 4) == 1);
+  CHECK(gpu_of(plan_launch(DistOptions{}, from({})), 4) == 0);
+  const auto copy = plan_launch(
+      nccl, from({{"TOPKNOT_RANK", "2"}, {"TOPKNOT_RANKS", "4"}, {"TOPKNOT_MASTER", "127.0.0.1:4711"}}));
+  CHECK(gpu_of(copy, 4) == 2);
+}
+
+TEST_CASE("a copy that was started finds its place, whatever dist.ranks says") {
+  const auto plan = plan_launch(
+      gloo(4), from({{"TOPKNOT_RANK", "2"}, {"TOPKNOT_RANKS", "4"}, {"TOPKNOT_MASTER", "127.0.0.1:4711"}}));
+  CHECK(plan.kind == LaunchPlan::Kind::process);
+  CHECK(plan.launcher == "spawn");
+  CHECK(plan.rank == 2);
+  CHECK(plan.size == 4);
+  CHECK(plan.port == 4711);
+}
+
+}  // namespace topknot

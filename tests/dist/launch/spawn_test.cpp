@@ -1,0 +1,183 @@
+// Real processes: the test program starts copies of itself, which run the hidden case below.
+
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <fstream>
+#include <thread>
+
+#include "dist/launch/launch.h"
+#include "tests/support/catch.h"
+
+namespace topknot {
+namespace {
+
+// A folder of its own for the words that the copies leave.
+struct Folder {
+  std::string path;
+  Folder() {
+    char name[] = "/tmp/topknot-spawn-XXXXXX";
+    path = mkdtemp(name);
+  }
+  ~Folder() {
+    for (int r = 0; r < 8; ++r) std::remove(file(r).c_str());
+    rmdir(path.c_str());
+  }
+  std::string file(int rank) const { return path + "/" + std::to_string(rank); }
+  std::string text(int rank) const {
+    std::ifstream in(file(rank));
+    return {std::istreambuf_iterator<char>(in), {}};
+  }
+};
+
+DistOptions options_of(int ranks, double timeout_s = 120) {
+  DistOptions options;
+  options.backend = "gloo";
+  options.ranks = ranks;
+  options.timeout_s = timeout_s;
+  return options;
+}
+
+int run_copies(const std::string& mode, const Folder& folder, int ranks, double grace_s = 20) {
+  setenv("SPAWN_TEST_MODE", mode.c_str(), 1);
+  setenv("SPAWN_TEST_FOLDER", folder.path.c_str(), 1);
+  std::string program = "spawn_test", name = "a copy started by a spawn test";
+  char* argv[] = {program.data(), name.data(), nullptr};
+  const auto options = options_of(ranks);
+  const int code = run_spawned(plan_launch(options, [](const std::string&) { return std::nullopt; }), options,
+                               argv, grace_s);
+  unsetenv("SPAWN_TEST_MODE");
+  return code;
+}
+
+void copy_body(Communicator& c, const std::string& mode, std::ofstream& out) {
+  std::vector<float> data(100000, static_cast<float>(c.rank() + 1));
+  c.all_reduce(std::span<float>(data), SumOrder::ranks);
+  out << data[99999] << std::flush;
+  if (mode == "killed" && c.rank() == 2) raise(SIGKILL);
+  if (mode == "throws" && c.rank() == 1) throw UserError("the disk is full");
+  if (mode == "exits" && c.rank() == 1) std::_Exit(7);
+  if (mode == "deaf") {
+    signal(SIGTERM, SIG_IGN);
+    if (c.rank() == 1) std::_Exit(9);
+    for (;;) pause();
+  }
+  if (mode == "signalled") {
+    for (;;) pause();
+  }
+  if (mode == "mid-transfer") {
+    // Rank 2 dies while megabytes are on their way.
+    std::thread killer;
+    if (c.rank() == 2)
+      killer = std::thread([] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(300));
+        raise(SIGKILL);
+      });
+    std::vector<float> large(8 << 20, 1.0f);
+    for (;;) c.all_reduce(std::span<float>(large), SumOrder::library);
+  }
+  if (mode != "good")
+    for (;;) c.barrier();
+}
+
+}  // namespace
+
+// Ends the process itself: nothing of the test program's own report is wanted.
+TEST_CASE("a copy started by a spawn test", "[.]") {
+  const char* mode = std::getenv("SPAWN_TEST_MODE");
+  const char* folder = std::getenv("SPAWN_TEST_FOLDER");
+  if (mode == nullptr || folder == nullptr) return;
+  signal(SIGTERM, SIG_DFL);  // Catch would report it
+  const auto options = options_of(4);
+  const auto plan = plan_launch(options, process_environment());
+  std::ofstream out(std::string(folder) + "/" + std::to_string(plan.rank));
+  int code = 0;
+  try {
+    run_process_rank(plan, options, [&](Communicator& c) { copy_body(c, mode, out); });
+    out << " done";
+  } catch (const std::exception& error) {
+    out << " " << error.what();
+    code = 3;
+  }
+  out.close();
+  std::_Exit(code);
+}
+
+TEST_CASE("started copies meet, sum and end well") {
+  const Folder folder;
+  CHECK(run_copies("good", folder, 4) == 0);
+  for (int r = 0; r < 4; ++r) CHECK(folder.text(r) == "10 done");
+}
+
+TEST_CASE("a killed copy ends the others, which are told who died") {
+  for (const std::string mode : {"killed", "mid-transfer"}) {
+    const Folder folder;
+    CHECK(run_copies(mode, folder, 4) == 128 + SIGKILL);
+    for (const int r : {0, 1, 3}) {
+      INFO(mode << ", rank " << r << ": " << folder.text(r));
+      CHECK(folder.text(r).find("rank 2 died") != std::string::npos);
+    }
+  }
+}
+
+TEST_CASE("an error in one copy reaches the others word by word") {
+  const Folder folder;
+  CHECK(run_copies("throws", folder, 4) == 3);
+  CHECK(folder.text(1) == "10 the disk is full");
+  for (const int r : {0, 2, 3}) {
+    INFO(folder.text(r));
+    CHECK(folder.text(r).find("first error: rank 1: the disk is full") != std::string::npos);
+  }
+}
+
+TEST_CASE("a copy that exits without a word gives the run its exit code") {
+  const Folder folder;
+  CHECK(run_copies("exits", folder, 4) == 7);
+  CHECK(folder.text(0).find("rank 1") != std::string::npos);
+}
+
+TEST_CASE("copies that do not end by themselves are ended") {
+  const Folder folder;
+  CHECK(run_copies("deaf", folder, 4, 0.2) == 9);
+}
+
+TEST_CASE("a signal to the launcher reaches all copies, which die with it") {
+  for (const int signal : {SIGTERM, SIGKILL}) {
+    const Folder folder;
+    const pid_t launcher = fork();
+    if (launcher == 0) std::_Exit(run_copies("signalled", folder, 3));
+    const auto written = [&] {
+      for (int r = 0; r < 3; ++r)
+        if (folder.text(r) != "6") return false;
+      return true;
+    };
+    for (int i = 0; i < 600 && !written(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    CHECK(written());
+    std::vector<std::string> copies;
+    const std::string children =
+        "/proc/" + std::to_string(launcher) + "/task/" + std::to_string(launcher) + "/children";
+    std::ifstream list(children);
+    for (std::string pid; list >> pid;) copies.push_back(pid);
+    kill(launcher, signal);
+    int status = 0;
+    waitpid(launcher, &status, 0);
+    if (signal == SIGTERM) CHECK((WIFEXITED(status) && WEXITSTATUS(status) == 128 + SIGTERM));
+    // Gone, or waiting to be collected by whoever inherited them.
+    const auto alive = [&] {
+      int count = 0;
+      for (const auto& pid : copies) {
+        std::ifstream stat("/proc/" + pid + "/stat");
+        std::string number, name, state;
+        if (stat >> number >> name >> state && state != "Z") ++count;
+      }
+      return count;
+    };
+    for (int i = 0; i < 200 && alive() > 0; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    CHECK(alive() == 0);
+  }
+}
+
+}  // namespace topknot

@@ -1,0 +1,141 @@
+#include "dist/launch/tcp_store.h"
+
+#include "dist/comm/gloo_communicator.h"
+#include "tests/support/catch.h"
+
+namespace topknot {
+namespace {
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+template <class Body>
+std::string error_of(const Body& body) {
+  try {
+    body();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "";
+}
+
+int free_port() {
+  return local_port(listen_on("127.0.0.1", 0).get());
+}
+
+GlooOptions options_of(int rank, int size, int port, double timeout_s) {
+  GlooOptions options;
+  options.rank = rank;
+  options.size = size;
+  options.port = port;
+  options.timeout_s = timeout_s;
+  options.serve_store = rank == 0;
+  return options;
+}
+
+}  // namespace
+
+TEST_CASE("values that one rank sets come to a rank that waits for them") {
+  TcpStoreServer server("127.0.0.1", 0, 2, 20);
+  std::string got;
+  std::thread other([&] {
+    TcpStoreClient client("127.0.0.1", server.port(), 1, 2, 20);
+    got = client.get("key", deadline_in(20));
+    client.set("answer", got + "!");
+  });
+  TcpStoreClient client("127.0.0.1", server.port(), 0, 2, 20);
+  const std::string value("a\0b", 3);
+  client.set("key", value);
+  CHECK(client.get("answer", deadline_in(20)) == value + "!");
+  CHECK_THROWS_AS(client.get("nobody sets this", deadline_in(0.05)), CollectiveError);
+  CHECK(client.address() == "127.0.0.1");
+  other.join();
+  CHECK(server.first_reason().empty());
+}
+
+TEST_CASE("a master port in use is a user's error that names port and key") {
+  const Fd taken = listen_on("127.0.0.1", 0);
+  const int port = local_port(taken.get());
+  CHECK_THROWS_AS(make_gloo_communicator(options_of(0, 2, port, 2)), UserError);
+  const auto error = error_of([&] { make_gloo_communicator(options_of(0, 2, port, 2)); });
+  INFO(error);
+  CHECK(contains(error, "port " + std::to_string(port) + " is in use"));
+  CHECK(contains(error, "dist.master"));
+  // The same where all addresses are listened on.
+  CHECK(contains(error_of([&] { listen_on("node0", port); }), "is in use"));
+}
+
+TEST_CASE("a master that is not there is an error at the deadline that names it") {
+  const int port = free_port();
+  const auto error = error_of([&] { make_gloo_communicator(options_of(1, 2, port, 0.5)); });
+  INFO(error);
+  CHECK(contains(error, "rank 1"));
+  CHECK(contains(error, "dist.master 127.0.0.1:" + std::to_string(port)));
+}
+
+TEST_CASE("a master's name that does not resolve is a user's error") {
+  auto options = options_of(1, 2, 4711, 1);
+  options.host = "no-such-host.invalid";
+  const auto error = error_of([&] { make_gloo_communicator(options); });
+  INFO(error);
+  CHECK(contains(error, "dist.master"));
+  CHECK(contains(error, "no-such-host.invalid"));
+}
+
+TEST_CASE("a silent program on the master's port is an error at the deadline") {
+  const Fd silent = listen_on("127.0.0.1", 0);
+  const auto error =
+      error_of([&] { make_gloo_communicator(options_of(1, 2, local_port(silent.get()), 0.5)); });
+  INFO(error);
+  CHECK(contains(error, "did not all meet at dist.master"));
+}
+
+TEST_CASE("a rank that does not come to the start is named to those that did") {
+  const int port = free_port();
+  std::string errors[2];
+  std::thread other(
+      [&] { errors[1] = error_of([&] { make_gloo_communicator(options_of(1, 3, port, 1)); }); });
+  errors[0] = error_of([&] { make_gloo_communicator(options_of(0, 3, port, 1)); });
+  other.join();
+  for (const auto& error : errors) {
+    INFO(error);
+    CHECK(contains(error, "rank 2 did not come to 127.0.0.1:" + std::to_string(port)));
+  }
+}
+
+TEST_CASE("two processes with one rank, or of two sizes, are told so") {
+  for (const bool same_rank : {true, false}) {
+    TcpStoreServer server("127.0.0.1", 0, 2, 20);
+    std::string errors[2];
+    const auto come = [&](int rank, int size, std::string& error) {
+      error = error_of([&] { TcpStoreClient("127.0.0.1", server.port(), rank, size, 20); });
+    };
+    std::thread other([&] { come(1, 2, errors[0]); });
+    come(same_rank ? 1 : 0, same_rank ? 2 : 3, errors[1]);
+    other.join();
+    for (const auto& error : errors) {
+      INFO(error);
+      CHECK(
+          contains(error, same_rank ? "two processes say that they are rank 1" : "was started for 3 ranks"));
+    }
+  }
+}
+
+TEST_CASE("a stray connection does not disturb the meeting") {
+  TcpStoreServer server("127.0.0.1", 0, 2, 20);
+  const Fd stray = connect_to("127.0.0.1", server.port(), deadline_in(5));
+  CHECK(write_all(stray.get(), "GET / HTTP/1.1\r\nHost: nobody\r\n\r\n", deadline_in(5)));
+  const Fd silent = connect_to("127.0.0.1", server.port(), deadline_in(5));
+  std::string errors[2];
+  std::thread other([&] {
+    errors[1] = error_of([&] { TcpStoreClient("127.0.0.1", server.port(), 1, 2, 20).set("a", "b"); });
+  });
+  errors[0] =
+      error_of([&] { TcpStoreClient("127.0.0.1", server.port(), 0, 2, 20).get("a", deadline_in(10)); });
+  other.join();
+  CHECK(errors[0].empty());
+  CHECK(errors[1].empty());
+}
+
+}  // namespace topknot

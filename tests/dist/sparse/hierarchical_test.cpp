@@ -1,0 +1,323 @@
+// exchange.ranks_per_host: dense inside a host, compressed across.
+
+#include "dist/sparse/hierarchical.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+#include "dist/sparse/sparse_collective.h"
+#include "tests/dist/exchange/exchange_fixture.h"
+#include "tests/dist/ranks.h"
+#include "tests/support/catch.h"
+
+namespace topknot {
+namespace {
+
+using testing::RankRecord;
+using testing::RunPlan;
+using testing::TinyModel;
+using Blocks = std::vector<std::vector<std::byte>>;
+
+const std::vector<std::string> backends = {"threads", "gloo"};
+
+// testing::run() on a backend.
+std::vector<RankRecord> run_on(const std::string& backend, const RunPlan& plan) {
+  std::vector<RankRecord> records(static_cast<std::size_t>(plan.ranks));
+  run_ranks(backend, plan.ranks, [&](Communicator& communicator) {
+    const int rank = communicator.rank();
+    RankRecord& record = records[static_cast<std::size_t>(rank)];
+    TinyModel model;
+    CollectiveQueue queue(communicator);
+    Exchange exchange(*model.arena, queue, plan.options);
+    for (std::int64_t step = 0; step < plan.steps; ++step) {
+      const auto parameters = model.arena->parameters();
+      std::vector<std::size_t> order(parameters.size());
+      std::iota(order.begin(), order.end(), 0);
+      if (plan.order) order = plan.order(step, rank);
+      exchange.begin_step(step, plan.density, plan.weights);
+      model.arena->clear_gradients();
+      for (const std::size_t position : order) {
+        testing::write_gradient(*parameters[position], step, rank, plan.gradient);
+        exchange.ready(*parameters[position]);
+      }
+      record.results.push_back(exchange.finish(!plan.loss_finite || plan.loss_finite(step, rank)));
+      const bool committed = record.results.back().committed;
+      record.averages.push_back(committed ? testing::averages(exchange, model.arena->size())
+                                          : std::vector<float>());
+      record.residuals.push_back(testing::residuals(exchange, *model.arena));
+    }
+  });
+  return records;
+}
+
+// Multiples of 12: their means over up to four ranks, weighted by halves, are whole numbers.
+float whole_value(std::int64_t step, int rank, std::size_t element) {
+  return 12.0f * static_cast<float>(static_cast<int>((step * 7 + rank * 13 + element * 5) % 31) - 15);
+}
+
+struct Cluster {
+  int hosts, ranks_per_host;
+};
+const std::vector<Cluster> shapes = {{2, 2}, {2, 3}, {3, 2}, {1, 3}};
+
+RunPlan plan_of(const Cluster& shape, const std::string& method, const std::string& merge) {
+  RunPlan plan;
+  plan.options.compress.name = method;
+  plan.options.merge = merge;
+  plan.options.ranks_per_host = shape.ranks_per_host;
+  plan.ranks = shape.hosts * shape.ranks_per_host;
+  plan.steps = 4;
+  plan.density = 0.2;
+  return plan;
+}
+
+// What it must equal: as many ranks as hosts, each with the mean gradient of a host's ranks.
+RunPlan flat_plan_of(const Cluster& shape, const RunPlan& plan) {
+  RunPlan flat = plan;
+  flat.options.ranks_per_host = 0;
+  flat.ranks = shape.hosts;
+  const int per_host = shape.ranks_per_host;
+  std::vector<float> weights = plan.weights;
+  if (weights.empty()) weights.assign(static_cast<std::size_t>(plan.ranks), 1.0f);
+  flat.weights.assign(static_cast<std::size_t>(shape.hosts), 0.0f);
+  for (int r = 0; r < plan.ranks; ++r)
+    flat.weights[r / per_host] += weights[r] / static_cast<float>(per_host);
+  flat.gradient = [=](std::int64_t step, int host, std::size_t element) {
+    double sum = 0, total = 0;
+    for (int r = host * per_host; r < (host + 1) * per_host; ++r) {
+      sum += static_cast<double>(weights[r]) * plan.gradient(step, r, element);
+      total += weights[r];
+    }
+    return static_cast<float>(sum / total);
+  };
+  return flat;
+}
+
+}  // namespace
+
+TEST_CASE("hosts of ranks make every kind of call as one rank a host would") {
+  for (const auto& backend : backends) {
+    std::vector<int> wrong(6);
+    run_ranks(backend, 6, [&](Communicator& flat) {
+      const int me = flat.rank(), host = me / 2;
+      const auto inside = flat.split(host);
+      const auto across = flat.split(me % 2);
+      HierarchicalCommunicator c(*inside, me % 2 == 0 ? across.get() : nullptr, host, 3);
+      const auto check = [&](bool holds) { wrong[me] += !holds; };
+      check(c.rank() == host && c.size() == 3);
+      const auto block = [](int from, int to, int round) {
+        const std::size_t lengths[] = {0, 3, 5000};
+        return std::vector<std::byte>(lengths[(from + to + round) % 3],
+                                      static_cast<std::byte>(from * 16 + to));
+      };
+      for (int round = 0; round < 3; ++round) {
+        Blocks all, mine, theirs;
+        c.all_gather(block(host, 0, round), all);
+        for (int h = 0; h < 3; ++h) mine.push_back(block(host, h, round));
+        c.all_to_all(mine, theirs);
+        check(all.size() == 3 && theirs.size() == 3);
+        for (int h = 0; h < 3; ++h) check(all[h] == block(h, 0, round) && theirs[h] == block(h, host, round));
+        std::vector<std::byte> one;
+        c.send_receive((host + 1) % 3, block(host, 7, round), (host + 2) % 3, one);
+        check(one == block((host + 2) % 3, 7, round));
+        c.send_receive(host == 0 ? 2 : -1, block(host, 9, round), host == 2 ? 0 : -1, one);
+        check(one == (host == 2 ? block(0, 9, round) : std::vector<std::byte>{}));
+        std::vector<float> sum(9000, static_cast<float>(1 << host));
+        c.all_reduce(std::span<float>(sum), SumOrder::ranks);
+        check(std::count(sum.begin(), sum.end(), 7.0f) == 9000);
+        std::vector<double> doubles(3, 0.5 * (host + 1));
+        c.all_reduce(std::span<double>(doubles));
+        check(doubles == std::vector<double>(3, 3.0));
+        auto bytes = block(host, 1, 1 - host + 3);
+        c.broadcast(bytes, round);
+        check(bytes == block(round, 1, 1 - round + 3));
+        c.barrier();
+      }
+    });
+    CHECK(wrong == std::vector<int>(6, 0));
+  }
+}
+
+TEST_CASE("a hierarchy steps as so many ranks as hosts would, each with its host's mean gradient") {
+  for (const auto& shape : shapes)
+    for (const std::string method : {"topk", "test_rotate", "test_common_scale", "regtopk"})
+      for (const std::string merge : {"none", "all"}) {
+        INFO(shape.hosts << " x " << shape.ranks_per_host << ", " << method << ", merge " << merge);
+        RunPlan plan = plan_of(shape, method, merge);
+        plan.gradient = whole_value;
+        const auto records = run_on("threads", plan);
+        const auto flat = run_on("threads", flat_plan_of(shape, plan));
+        for (int r = 0; r < plan.ranks; ++r) {
+          const RankRecord& host = flat[r / shape.ranks_per_host];
+          CHECK(records[r].averages == host.averages);
+          CHECK(records[r].residuals == host.residuals);
+          const bool leads = r % shape.ranks_per_host == 0;
+          CHECK(records[r].results[2].stats.bytes_sent == (leads ? host.results[2].stats.bytes_sent : 0));
+          CHECK(records[r].results[2].stats.bytes_received ==
+                (leads ? host.results[2].stats.bytes_received : 0));
+        }
+      }
+}
+
+TEST_CASE("the ranks of a host count with their weights, and a host with those of its ranks") {
+  for (const std::string method : {"topk", "test_rotate"}) {
+    const Cluster shape{2, 2};
+    RunPlan plan = plan_of(shape, method, "none");
+    plan.gradient = whole_value;
+    plan.weights = {0.5f, 1.5f, 1.75f, 0.25f};
+    const auto records = run_on("threads", plan);
+    const auto flat = run_on("threads", flat_plan_of(shape, plan));
+    for (int r = 0; r < 4; ++r) CHECK(records[r].averages == flat[r / 2].averages);
+
+    // With everything sent, the average is sum(weight * gradient) / ranks, whatever the hosts.
+    plan.weights = {1.5f, 1.5f, 0.5f, 0.5f};
+    plan.density = 1.0;
+    if (method != "topk") continue;
+    const auto all = run_on("threads", plan);
+    std::vector<float> expected(all[0].averages[3].size());
+    for (std::size_t i = 0; i < expected.size(); ++i) {
+      for (int r = 0; r < 4; ++r) expected[i] += plan.weights[r] * whole_value(3, r, i);
+      expected[i] /= 4;
+    }
+    CHECK(all[0].averages[3] == expected);
+  }
+}
+
+TEST_CASE("what a hierarchy has not sent stays in its hosts' residuals") {
+  for (const auto& shape : {Cluster{2, 2}, Cluster{2, 3}}) {
+    RunPlan plan = plan_of(shape, "topk", "none");
+    plan.gradient = whole_value;
+    plan.steps = 6;
+    const auto records = run_on("threads", plan);
+    const std::size_t size = records[0].averages[0].size();
+    std::vector<float> given(size), accounted(size);
+    for (std::size_t i = 0; i < size; ++i) {
+      for (int step = 0; step < plan.steps; ++step) {
+        for (int r = 0; r < plan.ranks; ++r)
+          given[i] += whole_value(step, r, i) / static_cast<float>(shape.ranks_per_host);
+        accounted[i] += static_cast<float>(shape.hosts) * records[0].averages[step][i];
+      }
+      for (int h = 0; h < shape.hosts; ++h)
+        accounted[i] += records[h * shape.ranks_per_host].residuals.back()[i];
+    }
+    CHECK(accounted == given);
+    CHECK(std::any_of(records[0].residuals.back().begin(), records[0].residuals.back().end(),
+                      [](float x) { return x != 0; }));
+  }
+}
+
+TEST_CASE("a hierarchy ends with the same bits on all ranks and both backends, whatever the arrival") {
+  for (const auto& shape : shapes)
+    for (const std::string method : {"topk", "dgc", "powersgd", "qsgd"}) {
+      if (shape.ranks_per_host == 3 && method != "powersgd") continue;
+      INFO(shape.hosts << " x " << shape.ranks_per_host << ", " << method);
+      RunPlan plan = plan_of(shape, method, "none");
+      plan.options.dense_values = method == "dgc" ? "bf16" : "fp32";
+      const auto threads = run_on("threads", plan);
+      plan.order = [](std::int64_t step, int rank) {
+        std::vector<std::size_t> order{0, 1, 2, 3, 4};
+        std::rotate(order.begin(), order.begin() + (step + rank) % 5, order.end());
+        if (rank % 2 == 1) std::reverse(order.begin(), order.end());
+        return order;
+      };
+      const auto gloo = run_on("gloo", plan);
+      for (int r = 0; r < plan.ranks; ++r) {
+        CHECK(threads[r].averages == threads[0].averages);
+        CHECK(gloo[r].averages == threads[0].averages);
+        CHECK(gloo[r].residuals == threads[r / shape.ranks_per_host * shape.ranks_per_host].residuals);
+      }
+      CHECK(threads[0].averages[3] != threads[0].averages[2]);
+    }
+}
+
+TEST_CASE("sparse collectives run between hosts") {
+  for (const std::string collective : {"gtopk", "oktopk"}) {
+    if (!sparse_collectives().contains(collective)) continue;
+    for (const auto& shape : shapes) {
+      INFO(shape.hosts << " x " << shape.ranks_per_host << ", " << collective);
+      RunPlan plan = plan_of(shape, "topk", "none");
+      plan.gradient = whole_value;
+      plan.options.collective = collective;
+      const auto flat = run_on("threads", flat_plan_of(shape, plan));
+      for (const auto& backend : backends) {
+        if (backend == "gloo" && plan.ranks != 4) continue;
+        const auto records = run_on(backend, plan);
+        for (int r = 0; r < plan.ranks; ++r) {
+          CHECK(records[r].averages == flat[r / shape.ranks_per_host].averages);
+          CHECK(records[r].residuals == flat[r / shape.ranks_per_host].residuals);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("one rank's NaN makes all hosts skip the step, which leaves no trace") {
+  for (const auto& backend : backends) {
+    RunPlan plan = plan_of({2, 2}, "topk", "none");
+    plan.steps = 3;
+    plan.gradient = [](std::int64_t step, int rank, std::size_t element) {
+      return step == 1 && rank == 3 && element == 5 ? std::numeric_limits<float>::quiet_NaN()
+                                                    : whole_value(step, rank, element);
+    };
+    plan.loss_finite = [](std::int64_t step, int rank) { return step != 2 || rank != 3; };
+    const auto records = run_on(backend, plan);
+    for (const RankRecord& record : records) {
+      CHECK(record.results[0].committed);
+      CHECK_FALSE(record.results[1].committed);
+      CHECK(record.results[1].bad_rank == 2);  // a gradient: its host's first rank
+      CHECK_FALSE(record.results[2].committed);
+      CHECK(record.results[2].bad_rank == 3);  // a loss: the rank itself
+      CHECK(record.residuals[1] == record.residuals[0]);
+      CHECK(record.residuals[2] == record.residuals[0]);
+    }
+  }
+}
+
+TEST_CASE("a rank that gives up in a step ends all ranks of all hosts") {
+  for (const auto& backend : backends) {
+    const auto errors = errors_of_ranks(backend, 4,
+                                        [&](Communicator& communicator) {
+                                          TinyModel model;
+                                          CollectiveQueue queue(communicator);
+                                          RunPlan plan = plan_of({2, 2}, "topk", "none");
+                                          Exchange exchange(*model.arena, queue, plan.options);
+                                          exchange.begin_step(0, 0.2);
+                                          model.arena->clear_gradients();
+                                          // All have their splits.
+                                          queue.run([](Communicator& c) { c.barrier(); });
+                                          if (communicator.rank() == 3) {
+                                            communicator.abort("the image cannot be read");
+                                            throw std::runtime_error("the image cannot be read");
+                                          }
+                                          exchange.finish(true);
+                                        },
+                                        {600, false});
+    CHECK(errors[3] == "the image cannot be read");
+    for (int r = 0; r < 3; ++r) {
+      INFO(backend << " " << r << ": " << errors[r]);
+      CHECK(errors[r].find("rank 3: the image cannot be read") != std::string::npos);
+    }
+  }
+}
+
+TEST_CASE("a hierarchy that cannot be is refused") {
+  const auto errors_of = [](int ranks, const std::string& method, int ranks_per_host) {
+    return errors_of_ranks("threads", ranks, [&](Communicator& communicator) {
+      TinyModel model;
+      CollectiveQueue queue(communicator);
+      ExchangeOptions options;
+      options.compress.name = method;
+      options.ranks_per_host = ranks_per_host;
+      Exchange(*model.arena, queue, options);
+    });
+  };
+  for (const auto& error : errors_of(4, "topk", 3))
+    CHECK(error.find("exchange.ranks_per_host: 3 does not divide the 4 ranks") != std::string::npos);
+  for (const auto& error : errors_of(4, "dense", 2))
+    CHECK(error.find("exchange.ranks_per_host: compress.name: dense") != std::string::npos);
+  CHECK(errors_of(1, "topk", 4) == std::vector<std::string>(1));  // one rank stands in for any number
+}
+
+}  // namespace topknot

@@ -1,0 +1,306 @@
+// gTop-k and what both sparse collectives promise, on entries made for it.
+
+#include "dist/sparse/sparse_collective.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <map>
+#include <set>
+
+#include "tests/dist/sparse/sparse_collective_fixture.h"
+#include "tests/support/catch.h"
+
+using namespace topknot;
+using namespace topknot::testing;
+
+namespace {
+
+using Contributions = std::vector<Entries<float>>;
+
+struct Item {
+  float value = 0;
+  std::set<int> from;
+};
+using Node = std::map<std::uint32_t, Item>;
+
+void cut_to(Node& node, std::size_t k) {
+  std::vector<std::pair<std::uint32_t, Item>> items(node.begin(), node.end());
+  std::stable_sort(items.begin(), items.end(), [](const auto& a, const auto& b) {
+    return std::fabs(a.second.value) > std::fabs(b.second.value);
+  });
+  if (items.size() > k) items.resize(k);
+  node = Node(items.begin(), items.end());
+}
+
+// The tree with the set of contributors written beside each value.
+Node naive_tree(const Contributions& entries, std::size_t k) {
+  const int ranks = static_cast<int>(entries.size());
+  std::vector<Node> nodes(entries.size());
+  for (int rank = 0; rank < ranks; ++rank) {
+    for (std::size_t i = 0; i < entries[rank].indices.size(); ++i)
+      nodes[rank][entries[rank].indices[i]] = {entries[rank].values[i], {rank}};
+    cut_to(nodes[rank], k);
+  }
+  for (int reach = 1; reach < ranks; reach *= 2)
+    for (int parent = 0; parent + reach < ranks; parent += 2 * reach) {
+      for (const auto& [position, item] : nodes[parent + reach]) {
+        nodes[parent][position].value += item.value;
+        nodes[parent][position].from.insert(item.from.begin(), item.from.end());
+      }
+      cut_to(nodes[parent], k);
+    }
+  return nodes[0];
+}
+
+void check_same_on_all_ranks(const std::vector<SparseSum>& sums) {
+  for (const SparseSum& sum : sums) {
+    CHECK(sum.sum.finite);
+    CHECK(sum.sum.indices == sums[0].sum.indices);
+    CHECK(sum.sum.values == sums[0].sum.values);
+    CHECK(std::is_sorted(sum.rejected.begin(), sum.rejected.end()));
+  }
+}
+
+// What is in the sum and what went back is what came in, at every position: exact, for whole numbers.
+void check_conserved(const Contributions& entries, const std::vector<SparseSum>& sums) {
+  std::map<std::uint32_t, double> open;
+  for (std::size_t rank = 0; rank < entries.size(); ++rank)
+    for (std::size_t i = 0; i < entries[rank].indices.size(); ++i) {
+      const std::uint32_t position = entries[rank].indices[i];
+      const auto& rejected = sums[rank].rejected;
+      if (!std::binary_search(rejected.begin(), rejected.end(), position))
+        open[position] += static_cast<double>(entries[rank].values[i]);
+    }
+  const auto& sum = sums[0].sum;
+  for (std::size_t i = 0; i < sum.indices.size(); ++i) {
+    CHECK(open[sum.indices[i]] == static_cast<double>(sum.values[i]));
+    open.erase(sum.indices[i]);
+  }
+  CHECK(open.empty());  // whatever was not rejected is in the sum
+  for (std::size_t rank = 0; rank < entries.size(); ++rank)
+    for (const std::uint32_t position : sums[rank].rejected)
+      CHECK(std::binary_search(entries[rank].indices.begin(), entries[rank].indices.end(), position));
+}
+
+void check_tree(const Contributions& entries, const std::vector<SparseSum>& sums, std::size_t k) {
+  const Node tree = naive_tree(entries, k);
+  std::vector<std::uint32_t> positions;
+  std::vector<float> values;
+  for (const auto& [position, item] : tree) positions.push_back(position), values.push_back(item.value);
+  CHECK(sums[0].sum.indices == positions);
+  CHECK(sums[0].sum.values == values);
+  for (std::size_t rank = 0; rank < entries.size(); ++rank) {
+    std::vector<std::uint32_t> rejected;
+    for (const std::uint32_t position : entries[rank].indices) {
+      const auto it = tree.find(position);
+      if (it == tree.end() || it->second.from.count(static_cast<int>(rank)) == 0)
+        rejected.push_back(position);
+    }
+    CHECK(sums[rank].rejected == rejected);
+  }
+}
+
+// Random, uneven, with and without ranks that have nothing.
+std::vector<Contributions> workloads(int ranks, std::size_t numel) {
+  std::vector<Contributions> result;
+  for (std::uint32_t seed = 0; seed < 6; ++seed) {
+    Contributions entries;
+    for (int rank = 0; rank < ranks; ++rank) {
+      double share = seed < 3 ? 0.3 : 0.1 * (rank % 5);      // uneven, every fifth rank empty
+      const int bound = seed % 3 == 0 ? 3 : 1000;            // small: many ties
+      if (seed == 5) share = rank + 1 == ranks ? 1.0 : 0.0;  // one rank has everything
+      entries.push_back(whole_numbers(100 * seed + static_cast<std::uint32_t>(rank), numel, share, bound));
+    }
+    result.push_back(entries);
+  }
+  result.emplace_back(ranks);  // nothing at all
+  Contributions shared(ranks), equal(ranks);
+  for (int rank = 0; rank < ranks; ++rank) {
+    shared[rank] = {true, {7}, {static_cast<float>(rank - 1)}};  // one position, by all ranks
+    equal[rank] = {true, {2, 5, 11}, {2, rank % 2 == 0 ? 2.0f : -2.0f, -2}};
+  }
+  result.push_back(shared);
+  result.push_back(equal);
+  return result;
+}
+
+}  // namespace
+
+TEST_CASE(
+    "gtopk keeps what a tree with contributors written beside each value keeps, and gives back the rest",
+    "[sparse_collective]") {
+  constexpr std::size_t kNumel = 40;
+  for (int ranks = 1; ranks <= 16; ++ranks) {
+    Fleet fleet("gtopk", ranks, kNumel, ranks % 2 == 0 ? "raw" : "auto");
+    for (const Contributions& entries : workloads(ranks, kNumel))
+      for (const std::size_t k : {std::size_t{0}, std::size_t{1}, std::size_t{5}, kNumel}) {
+        INFO(ranks << " ranks, k " << k);
+        const auto sums = fleet.sum(entries, k);
+        check_same_on_all_ranks(sums);
+        CHECK(sums[0].sum.indices.size() <= k);
+        check_conserved(entries, sums);
+        check_tree(entries, sums, k);
+      }
+  }
+}
+
+TEST_CASE("oktopk's sum holds every rank's value at each position it keeps, and gives back the rest",
+          "[sparse_collective]") {
+  constexpr std::size_t kNumel = 40;
+  for (int ranks = 1; ranks <= 16; ++ranks)
+    for (const Contributions& entries : workloads(ranks, kNumel))
+      for (const std::size_t k : {std::size_t{0}, std::size_t{1}, std::size_t{5}, kNumel}) {
+        INFO(ranks << " ranks, k " << k);
+        Fleet fleet("oktopk", ranks, kNumel, ranks % 2 == 0 ? "raw" : "auto");
+        const auto sums = fleet.sum(entries, k);
+        check_same_on_all_ranks(sums);
+        check_conserved(entries, sums);
+        // The first step's threshold is exact: of the whole sum, the k largest and their equals.
+        std::map<std::uint32_t, double> whole;
+        for (const auto& mine : entries)
+          for (std::size_t i = 0; i < mine.indices.size(); ++i)
+            whole[mine.indices[i]] += static_cast<double>(mine.values[i]);
+        std::vector<double> magnitudes;
+        for (const auto& [position, value] : whole) magnitudes.push_back(std::fabs(value));
+        std::sort(magnitudes.rbegin(), magnitudes.rend());
+        const double least = k > 0 && magnitudes.size() >= k ? magnitudes[k - 1] : 0.0;
+        Entries<float> expected;
+        for (const auto& [position, value] : whole)
+          if (k > 0 && std::fabs(value) >= least) {
+            expected.indices.push_back(position);
+            expected.values.push_back(static_cast<float>(value));
+          }
+        CHECK(sums[0].sum.indices == expected.indices);
+        CHECK(sums[0].sum.values == expected.values);
+      }
+}
+
+TEST_CASE("an entry dropped midway returns to its rank although its position wins by another branch",
+          "[sparse_collective]") {
+  // At rank 0, rank 1's 3 at position 0 loses to the 5 at position 1; ranks 2 and 3 bring 9 at position 0.
+  const Contributions entries{{true, {1}, {5}}, {true, {0}, {3}}, {true, {0}, {4}}, {true, {0}, {5}}};
+  Fleet fleet("gtopk", 4, 2);
+  const auto sums = fleet.sum(entries, 1);
+  CHECK(sums[3].sum.indices == std::vector<std::uint32_t>{0});
+  CHECK(sums[3].sum.values == std::vector<float>{9});
+  CHECK(sums[0].rejected == std::vector<std::uint32_t>{1});
+  CHECK(sums[1].rejected == std::vector<std::uint32_t>{0});
+  CHECK(sums[2].rejected.empty());
+  CHECK(sums[3].rejected.empty());
+}
+
+TEST_CASE("exact cancellation leaves a winner of value zero", "[sparse_collective]") {
+  // Golden, step 0 of the trace in the exchange's test: all four cancel or lose.
+  const Contributions entries{{true, {0}, {-5}}, {true, {1}, {-4}}, {true, {0}, {5}}, {true, {1}, {-5}}};
+  Fleet fleet("gtopk", 4, 4);
+  const auto sums = fleet.sum(entries, 1);
+  CHECK(sums[0].sum.indices == std::vector<std::uint32_t>{0});
+  CHECK(sums[0].sum.values == std::vector<float>{0});
+  CHECK(sums[1].rejected == std::vector<std::uint32_t>{1});
+  CHECK(sums[3].rejected == std::vector<std::uint32_t>{1});
+  CHECK((sums[0].rejected.empty() && sums[2].rejected.empty()));
+}
+
+TEST_CASE("one rank's NaN, or a sum that overflows, is known to all ranks and leaves no entries",
+          "[sparse_collective]") {
+  const float most = std::numeric_limits<float>::max(), inf = std::numeric_limits<float>::infinity();
+  for (const std::string name : {"gtopk", "oktopk"})
+    for (const int ranks : {1, 2, 3, 5, 8})
+      for (int fault = 0; fault < 3; ++fault)
+        for (int bad = 0; bad < ranks; ++bad) {
+          if (fault == 2 && ranks == 1) continue;
+          Contributions entries;
+          for (int rank = 0; rank < ranks; ++rank) entries.push_back(whole_numbers(rank, 30, 0.4, 9));
+          if (fault == 0) entries[bad] = {false, {}, {}};
+          if (fault == 1) entries[bad] = {true, {3}, {inf}};  // a weight took it over the top
+          if (fault == 2) entries[bad] = entries[(bad + 1) % ranks] = {true, {4}, {most}};
+          Fleet fleet(name, ranks, 30);
+          const auto before = fleet.state(0);
+          for (const SparseSum& sum : fleet.sum(entries, 4)) {
+            INFO(name << " fault " << fault << " at " << bad << " of " << ranks);
+            CHECK(!sum.sum.finite);
+            CHECK((sum.sum.indices.empty() && sum.sum.values.empty() && sum.rejected.empty()));
+          }
+          fleet.discard();
+          CHECK(fleet.state(0) == before);
+        }
+}
+
+TEST_CASE("bytes sent by all ranks are bytes received where every message has one receiver",
+          "[sparse_collective]") {
+  // Up: 16 + 8 n bytes; down: 4 more for the empty list. Nothing is dropped.
+  Contributions entries;
+  for (std::uint32_t rank = 0; rank < 3; ++rank) entries.push_back({true, {rank}, {1}});
+  Fleet fleet("gtopk", 3, 8);
+  const auto sums = fleet.sum(entries, 8);
+  const std::uint64_t one = 16 + 8, three = 4 + 16 + 3 * 8;
+  CHECK((sums[0].bytes_sent == 2 * three && sums[0].bytes_received == 2 * one));
+  CHECK((sums[1].bytes_sent == one && sums[1].bytes_received == three));
+  CHECK((sums[2].bytes_sent == one && sums[2].bytes_received == three));
+}
+
+TEST_CASE("oktopk's volume does not grow with the ranks", "[sparse_collective]") {
+  constexpr std::size_t kNumel = 20000, kCount = 400;
+  for (const int ranks : {4, 8, 16}) {
+    Fleet fleet("oktopk", ranks, kNumel);
+    std::uint64_t received = 0;
+    for (std::uint32_t step = 0; step < 3; ++step) {  // the third has neither cuts nor exact threshold
+      Contributions entries;
+      for (int rank = 0; rank < ranks; ++rank)
+        entries.push_back(whole_numbers(step * 64 + static_cast<std::uint32_t>(rank), kNumel,
+                                        static_cast<double>(kCount) / kNumel, 100000));
+      const auto sums = fleet.sum(entries, kCount);
+      fleet.commit();
+      received = 0;
+      for (const SparseSum& sum : sums) received = std::max(received, sum.bytes_received);
+    }
+    // The paper's bound, 6k words of 4 bytes, and two headers from each rank.
+    CHECK(received < 6 * kCount * 4 + 2 * 16 * static_cast<std::uint64_t>(ranks));
+  }
+}
+
+TEST_CASE("what no rank of a sparse collective writes is refused", "[sparse_collective]") {
+  const Entries<float> mine{true, {1, 3}, {5, 6}};
+  const auto code = index_codes().find("raw")({});
+  const auto values = value_codes().find("fp32")({});
+  // What rank 1 of two makes of rank 0's message on the way down.
+  const auto refused = [&](const std::vector<std::uint32_t>& list, std::size_t cut) {
+    auto block = write_block(mine, 8, *code, *values);
+    std::vector<std::byte> message(4 * list.size());
+    std::memcpy(message.data(), list.data(), message.size());
+    message.insert(message.end(), block.begin(), block.end());
+    message.resize(message.size() - cut);
+    return errors_of_ranks("threads", 2, [&](Communicator& communicator) {
+      std::vector<std::byte> theirs;
+      SparseSum result;
+      if (communicator.rank() == 0) {
+        communicator.send_receive(-1, {}, 1, theirs);
+        communicator.send_receive(1, message, -1, theirs);
+      } else {
+        sparse_collectives().find("gtopk")({8, code.get()})->sum(communicator, mine, 2, result);
+      }
+    })[1];
+  };
+  CHECK(refused({0}, 0).empty());
+  CHECK(refused({2, 0, 1}, 0).empty());
+  CHECK(refused({1, 2}, 0).find("dropped entries") != std::string::npos);
+  CHECK(refused({2, 1, 0}, 0).find("dropped entries") != std::string::npos);
+  CHECK(refused({1000000}, 0).find("dropped entries") != std::string::npos);
+  CHECK(refused({0}, 1).find("damaged") != std::string::npos);
+  CHECK(refused({0}, 33).find("dropped entries") != std::string::npos);
+
+  // The regions that another rank proposes.
+  for (const std::vector<std::uint32_t>& cuts : {std::vector<std::uint32_t>{8}, {1, 2}}) {
+    const auto errors = errors_of_ranks("threads", 2, [&](Communicator& communicator) {
+      std::vector<std::vector<std::byte>> all;
+      SparseSum result;
+      if (communicator.rank() == 0)
+        communicator.all_gather(std::as_bytes(std::span(cuts)), all);
+      else
+        sparse_collectives().find("oktopk")({8, code.get()})->sum(communicator, mine, 2, result);
+    });
+    CHECK(errors[1].find("cuts") != std::string::npos);
+  }
+}

@@ -1,0 +1,258 @@
+// Sparse collectives through the whole exchange: residuals, weights, skipped steps, refusals.
+
+#include <cmath>
+#include <cstring>
+
+#include "optim/optimizer.h"
+#include "tests/dist/exchange/exchange_fixture.h"
+#include "tests/dist/ranks.h"
+#include "tests/support/catch.h"
+
+using namespace topknot;
+using namespace topknot::testing;
+
+namespace {
+
+struct Record {
+  std::vector<StepResult> results;
+  // By step. The average is empty where the step was skipped; accumulated: u of the compressed part.
+  std::vector<std::vector<float>> averages, residuals, accumulated, weights;
+};
+
+template <class Model>
+std::vector<Record> run_model(const RunPlan& plan, const OptimizerOptions& sgd = {},
+                              const std::string& backend = "threads") {
+  std::vector<Record> records(static_cast<std::size_t>(plan.ranks));
+  topknot::run_ranks(backend, plan.ranks, [&](Communicator& communicator) {
+    Record& record = records[static_cast<std::size_t>(communicator.rank())];
+    Model model;
+    CollectiveQueue queue(communicator);
+    Exchange exchange(*model.arena, queue, plan.options);
+    const auto optimizer = make_optimizer(sgd, *model.arena);
+    std::vector<float> u(model.arena->size());
+    exchange.observe([&](const Group& group, std::span<const float> values) {
+      std::copy(values.begin(), values.end(), u.begin() + static_cast<std::ptrdiff_t>(group.begin));
+    });
+    for (std::int64_t step = 0; step < plan.steps; ++step) {
+      exchange.begin_step(step, plan.density, plan.weights);
+      model.arena->clear_gradients();
+      for (Parameter* parameter : model.arena->parameters()) {
+        write_gradient(*parameter, step, communicator.rank(), plan.gradient);
+        exchange.ready(*parameter);
+      }
+      const bool loss = !plan.loss_finite || plan.loss_finite(step, communicator.rank());
+      record.results.push_back(exchange.finish(loss));
+      const bool committed = record.results.back().committed;
+      record.averages.push_back(committed ? averages(exchange, model.arena->size()) : std::vector<float>());
+      record.residuals.push_back(residuals(exchange, *model.arena));
+      record.accumulated.push_back(u);
+      if (committed)
+        for (const Group& group : exchange.groups())
+          optimizer->update(group.begin, exchange.averaged(group), sgd.lr);
+      const auto weights = model.arena->weights();
+      record.weights.emplace_back(weights.begin(), weights.end());
+    }
+  });
+  return records;
+}
+
+bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+RunPlan plan_of(const std::string& collective, const std::string& name, int ranks) {
+  RunPlan plan;
+  plan.options.compress.name = name;
+  plan.options.collective = collective;
+  plan.options.merge = "size:100";
+  plan.ranks = ranks;
+  plan.density = 0.1;
+  return plan;
+}
+
+constexpr std::size_t kCompressible = 61;  // of the tiny model
+
+std::string refusal(const std::function<void(ExchangeOptions&)>& change) {
+  std::string message;
+  topknot::run_ranks("threads", 1, [&](Communicator& communicator) {
+    TinyModel model;
+    CollectiveQueue queue(communicator);
+    ExchangeOptions options;
+    options.compress.name = "topk";
+    options.collective = "gtopk";
+    change(options);
+    try {
+      Exchange(*model.arena, queue, options);
+    } catch (const UserError& error) {
+      message = error.what();
+    }
+  });
+  return message;
+}
+
+}  // namespace
+
+// Golden values: exact arithmetic, ties by lower index; gradients are ten times those of the trace, so that
+// they are integers, and the learning rate a tenth.
+TEST_CASE("gtopk of four ranks trains as the trace says", "[sparse_collective]") {
+  RunPlan plan = plan_of("gtopk", "topk", 4);
+  plan.steps = 3;
+  plan.density = 0.25;
+  plan.gradient = [](std::int64_t t, int rank, std::size_t j) {
+    return static_cast<float>((3 * t + 5 * rank + 7 * static_cast<std::int64_t>(j)) % 11 - 5);
+  };
+  OptimizerOptions sgd;
+  sgd.lr = 0.01;
+  sgd.momentum = 0;
+  const auto records = run_model<FourWeights>(plan, sgd);
+  for (const Record& record : records) {
+    CHECK(record.averages[0] == std::vector<float>{0, 0, 0, 0});
+    CHECK(record.averages[1] == std::vector<float>{0, 0, 0, 0});
+    CHECK(record.averages[2] == std::vector<float>{1.5f, 0, 0, 0});
+    CHECK(record.weights[2][0] == Approx(0.985).epsilon(0).margin(1e-7));
+    for (int i = 1; i < 4; ++i) CHECK(record.weights[2][i] == 1.0f);
+  }
+  // Step 0: ranks 0 and 2 cancel at position 0; what ranks 1 and 3 sent returns.
+  CHECK(records[0].residuals[0][0] == 0);
+  CHECK(records[2].residuals[0][0] == 0);
+  CHECK(records[1].residuals[0][1] == -4);
+  CHECK(records[3].residuals[0][1] == -5);
+}
+
+TEST_CASE("residuals and what was applied are the gradients that came in, on bit-identical ranks",
+          "[sparse_collective]") {
+  for (const std::string collective : {"gtopk", "oktopk"})
+    for (const std::string name : {"topk", "dgc", "regtopk", "gaussiank", "randk"})
+      for (const int ranks : {2, 3, 5, 8}) {
+        if (ranks != 3 && (name == "gaussiank" || name == "randk")) continue;
+        RunPlan plan = plan_of(collective, name, ranks);
+        plan.steps = 50;
+        plan.options.compress.momentum = name == "dgc" ? 0.9 : 0.0;
+        if (ranks == 3) plan.weights = {0.5f, 0.75f, 1.75f};
+        const auto records = run_model<TinyModel>(plan);
+        INFO(collective << " of " << name << " with " << ranks << " ranks");
+        const auto weight = [&](int rank) {
+          return plan.weights.empty() ? 1.0 : static_cast<double>(plan.weights[rank]);
+        };
+        std::vector<double> in(kCompressible), scale(kCompressible), applied(kCompressible);
+        for (int step = 0; step < plan.steps; ++step)
+          for (std::size_t i = 0; i < kCompressible; ++i) {
+            // Within the step: u is split between the average and the residuals.
+            const double average = ranks * static_cast<double>(records[0].averages[step][i]);
+            double u = 0, size = 0, left = 0;
+            for (int rank = 0; rank < ranks; ++rank) {
+              u += weight(rank) * static_cast<double>(records[rank].accumulated[step][i]);
+              size += weight(rank) * std::fabs(static_cast<double>(records[rank].accumulated[step][i]));
+              left += weight(rank) * static_cast<double>(records[rank].residuals[step][i]);
+              const double g = static_cast<double>(gradient_value(step, rank, i));
+              in[i] += weight(rank) * g;
+              scale[i] += weight(rank) * std::fabs(g);
+            }
+            REQUIRE(std::fabs(left + average - u) <= 1e-6 * size);
+            applied[i] += average;
+          }
+        // Over all steps; DGC's momentum makes more of a gradient than came in.
+        for (std::size_t i = 0; i < kCompressible && name != "dgc"; ++i) {
+          double out = applied[i];
+          for (int rank = 0; rank < ranks; ++rank)
+            out += weight(rank) * static_cast<double>(records[rank].residuals.back()[i]);
+          CHECK(std::fabs(out - in[i]) <= 1e-6 * scale[i]);
+        }
+        for (const Record& record : records) {
+          CHECK(same_bits(record.weights.back(), records[0].weights.back()));
+          CHECK(record.results.back().stats.bytes_sent > 0);
+        }
+      }
+}
+
+TEST_CASE("a sparse collective beside the backward pass, over TCP, leaves the bits of ranks that are threads",
+          "[sparse_collective]") {
+  for (const std::string collective : {"gtopk", "oktopk"})
+    for (const int ranks : {2, 3, 5}) {
+      RunPlan plan = plan_of(collective, "topk", ranks);
+      plan.options.compress.code = "auto";
+      plan.steps = 8;
+      const auto threads = run_model<TinyModel>(plan), gloo = run_model<TinyModel>(plan, {}, "gloo");
+      for (int rank = 0; rank < ranks; ++rank) {
+        INFO(collective << " with " << ranks << " ranks");
+        CHECK(same_bits(gloo[rank].weights.back(), threads[0].weights.back()));
+        CHECK(same_bits(gloo[rank].residuals.back(), threads[rank].residuals.back()));
+        CHECK(gloo[rank].results.back().stats.bytes_sent == threads[rank].results.back().stats.bytes_sent);
+        CHECK(gloo[rank].results.back().stats.bytes_received ==
+              threads[rank].results.back().stats.bytes_received);
+      }
+    }
+}
+
+TEST_CASE("ef21's estimates move by what the sum kept", "[sparse_collective]") {
+  for (const std::string collective : {"gtopk", "oktopk"}) {
+    RunPlan plan = plan_of(collective, "topk", 3);
+    plan.options.compress.memory = "ef21";
+    plan.steps = 12;
+    const auto records = run_model<TinyModel>(plan);
+    // The residual holds -h of each rank, and the average is that of all h.
+    for (int step = 0; step < plan.steps; ++step)
+      for (std::size_t i = 0; i < kCompressible; ++i) {
+        double estimates = 0;
+        for (const Record& record : records) estimates -= static_cast<double>(record.residuals[step][i]);
+        CHECK(records[0].averages[step][i] == Approx(estimates / 3).margin(1e-5));
+      }
+  }
+}
+
+TEST_CASE("entries that a sum dropped keep their velocity under DGC", "[sparse_collective]") {
+  // Rank 1's 1 at position 1 loses to rank 0's 10, so it goes on growing by its velocity: 1 + 0.9. Once it
+  // has won, nothing of it is left.
+  RunPlan plan = plan_of("gtopk", "dgc", 2);
+  plan.density = 0.25;
+  plan.steps = 3;
+  plan.options.compress.momentum = 0.9;
+  plan.gradient = [](std::int64_t step, int rank, std::size_t i) {
+    return step > 0 || static_cast<int>(i) != rank ? 0.0f : rank == 0 ? 10.0f : 1.0f;
+  };
+  for (const Record& record : run_model<FourWeights>(plan)) {
+    CHECK(record.averages[0] == std::vector<float>{5, 0, 0, 0});
+    CHECK(record.averages[1][0] == 0);
+    CHECK(record.averages[1][1] == Approx(0.95));
+    CHECK(record.averages[2] == std::vector<float>{0, 0, 0, 0});
+  }
+}
+
+TEST_CASE("a NaN on one rank skips the step of a sparse collective on all and leaves no trace",
+          "[sparse_collective]") {
+  for (const std::string collective : {"gtopk", "oktopk"})
+    for (const std::string name : {"topk", "dgc"}) {
+      RunPlan plan = plan_of(collective, name, 3);
+      plan.options.compress.momentum = 0.9;
+      plan.steps = 5;
+      RunPlan without = plan;
+      plan.gradient = [](std::int64_t step, int rank, std::size_t i) {
+        return step == 2 && rank == 1 && i == 40 ? std::nanf("") : gradient_value(step, rank, i);
+      };
+      without.loss_finite = [](std::int64_t step, int) { return step != 2; };
+      const auto records = run_model<TinyModel>(plan), clean = run_model<TinyModel>(without);
+      for (int rank = 0; rank < plan.ranks; ++rank) {
+        CHECK(!records[rank].results[2].committed);
+        CHECK(records[rank].results[2].bad_rank == 1);
+        CHECK(same_bits(records[rank].residuals[2], records[rank].residuals[1]));
+        CHECK(same_bits(records[rank].weights[2], records[rank].weights[1]));
+        CHECK(same_bits(records[rank].residuals[4], clean[rank].residuals[4]));
+        CHECK(same_bits(records[rank].weights[4], clean[rank].weights[4]));
+      }
+    }
+}
+
+TEST_CASE("a sparse collective refuses what sends no entries or rounds them, in one message",
+          "[sparse_collective]") {
+  const auto has = [](const std::string& message, const std::string& part) {
+    INFO(message);
+    CHECK(message.find(part) != std::string::npos);
+    CHECK(message.find("exchange.collective") != std::string::npos);
+  };
+  has(refusal([](ExchangeOptions& options) { options.compress.name = "powersgd"; }),
+      "compress.name: powersgd");
+  has(refusal([](ExchangeOptions& options) { options.compress.name = "dense"; }), "compress.name: dense");
+  has(refusal([](ExchangeOptions& options) { options.compress.values = "fp16"; }), "compress.values: fp16");
+  has(refusal([](ExchangeOptions& options) { options.collective = "gtopp"; }), "gtopk");
+  CHECK(refusal([](ExchangeOptions&) {}).empty());
+}

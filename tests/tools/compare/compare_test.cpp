@@ -1,0 +1,330 @@
+#include "tools/compare/compare.h"
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <set>
+
+#include "nn/core/base/check.h"
+#include "tests/support/catch.h"
+#include "tests/support/user_error.h"
+#include "tools/common/report_svg.h"
+#include "tools/compare/report_charts.h"
+#include "train/metrics/distribution.h"
+#include "train/metrics/run_folder.h"
+
+namespace topknot {
+namespace {
+
+namespace fs = std::filesystem;
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+std::size_t count_of(const std::string& text, const std::string& part) {
+  std::size_t count = 0;
+  for (auto at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++count;
+  return count;
+}
+
+// Run folders with plain numbers: every step takes `step_seconds`, the accuracy rises to `best` and falls by
+// 0.01 at the end.
+struct Made {
+  std::vector<std::string> overrides = {};
+  double step_seconds = 0.1;
+  double best = 0.8;
+  double bytes = 4000;
+  bool complete = true;
+  bool accuracy = true;
+};
+
+struct Folder {
+  Folder() {
+    std::string pattern = (fs::temp_directory_path() / "topknot-compare-XXXXXX").string();
+    REQUIRE(mkdtemp(pattern.data()));
+    path = pattern;
+  }
+  ~Folder() { fs::remove_all(path); }
+
+  std::string add(const std::string& name, const Made& made) const {
+    auto overrides = made.overrides;
+    overrides.push_back("output.dir=" + path + "/" + name);
+    const auto loaded = load_config("", overrides);
+    REQUIRE(loaded.problems.empty());
+    const RunFolder folder = create_run_folder(loaded, {"train"});
+    MetricsWriter writer(folder.metrics_jsonl());
+    const int steps = 20;
+    for (int i = 1; i <= steps; ++i) {
+      StepRecord step;
+      step.step = i, step.epoch = 0.1 * i, step.time_s = made.step_seconds * i, step.loss = 2.0 / i;
+      step.bytes_sent = made.bytes, step.bytes_dense = 4000, step.images_per_second = 10 / made.step_seconds;
+      step.forward_s = 0.02, step.backward_s = 0.03, step.communicate_s = 0.015, step.exposed_s = 0.01;
+      writer.write(step);
+      if (i % 5 != 0) continue;
+      EvalRecord eval;
+      eval.step = i, eval.epoch = step.epoch, eval.time_s = step.time_s, eval.test_loss = 1.0 / i;
+      if (made.accuracy) eval.test_accuracy = i == steps ? made.best - 0.01 : made.best * i / 15;
+      writer.write(eval);
+    }
+    if (made.complete) {
+      EndRecord end;
+      end.steps = steps, end.wall_seconds = made.step_seconds * steps, end.bytes_sent = made.bytes * steps;
+      end.bytes_dense = 4000.0 * steps, end.images_per_second = 10 / made.step_seconds;
+      if (made.accuracy) end.test_accuracy = made.best - 0.01, end.best_test_accuracy = made.best;
+      end.parameter_checksum = "00000000deadbeef";
+      writer.write(end);
+    }
+    return path + "/" + name;
+  }
+
+  Comparison compare(const std::vector<std::string>& names, std::optional<double> target = {}) const {
+    std::vector<Run> runs;
+    for (const auto& name : names) runs.push_back(read_run(path + "/" + name));
+    return compare_runs(std::move(runs), target);
+  }
+
+  std::string path;
+};
+
+const std::vector<std::string> kTopk = {"compress.name=topk"};
+
+}  // namespace
+
+TEST_CASE("a colour stands for one method, with as many methods as there are registered") {
+  Comparison comparison;
+  comparison.methods.resize(20);
+  comparison.methods[0].dense = true;
+  std::set<std::string> colours;
+  for (std::size_t i = 0; i < comparison.methods.size(); ++i) {
+    const std::string colour = method_colour(comparison, i);
+    CHECK(colour.size() == 7);
+    colours.insert(colour);
+  }
+  CHECK(colours.size() == comparison.methods.size());
+}
+
+TEST_CASE("seeds of one configuration are one method with mean and spread, dense comes first") {
+  const Folder folder;
+  folder.add("t1", {.overrides = {"compress.name=topk", "seed=1"}, .best = 0.7});
+  folder.add("t2", {.overrides = {"compress.name=topk", "seed=2"}, .best = 0.8});
+  folder.add("d", {});
+  const auto c = folder.compare({"t1", "t2", "d"});
+  REQUIRE(c.methods.size() == 2);
+  CHECK(c.methods[0].name == "dense");
+  CHECK(c.methods[1].name == "topk");
+  CHECK(c.methods[1].runs == std::vector<std::size_t>{0, 1});
+  CHECK(c.methods[1].best.mean == Approx(0.75));
+  CHECK(c.methods[1].best.deviation == Approx(std::sqrt(0.005)));
+  CHECK(c.methods[1].last.mean == Approx(0.74));
+  REQUIRE(c.differing.size() == 1);
+  CHECK(c.differing[0].key == "compress.name");
+  CHECK(percent_text(c.methods[1].best) == "75.0 ± 7.1 %");
+}
+
+TEST_CASE("methods with one compressor are named by the keys that tell them apart") {
+  const Folder folder;
+  folder.add("a", {.overrides = {"compress.name=topk", "compress.density=0.01"}});
+  folder.add("b", {.overrides = kTopk});
+  folder.add("d", {});
+  const auto c = folder.compare({"a", "b", "d"});
+  CHECK(c.methods[0].name == "dense");
+  CHECK(c.methods[1].name == "topk density=0.01");
+  CHECK(c.methods[2].name == "topk density=0.001");
+}
+
+TEST_CASE("keys that mean nothing to a dense run neither split it nor count as its own") {
+  const Folder folder;
+  folder.add("d1", {.overrides = {"compress.density=0.5", "seed=1"}});
+  folder.add("d2", {.overrides = {"seed=2"}});
+  folder.add("t", {.overrides = {"compress.name=topk", "compress.density=0.5"}});
+  const auto c = folder.compare({"d1", "d2", "t"});
+  REQUIRE(c.methods.size() == 2);
+  CHECK(c.methods[0].runs.size() == 2);
+  REQUIRE(c.differing.size() == 2);
+  CHECK(c.differing[1].key == "compress.density");
+  CHECK(c.differing[1].values == std::vector<std::string>{"-", "0.5"});
+}
+
+TEST_CASE("the default target is 95 % of the best dense accuracy, and the times to it are of training") {
+  const Folder folder;
+  folder.add("d", {.step_seconds = 0.2, .best = 0.8});
+  folder.add("t", {.overrides = kTopk, .step_seconds = 0.1, .best = 0.79, .bytes = 40});
+  const auto c = folder.compare({"d", "t"});
+  CHECK(c.target == Approx(0.76));
+  // Both meet it at step 15 of 0.2 s and of 0.1 s.
+  CHECK(c.methods[0].seconds_to_target.mean == Approx(3.0));
+  CHECK(c.methods[1].seconds_to_target.mean == Approx(1.5));
+  CHECK(c.methods[1].target_speed_up == Approx(2));
+  CHECK(c.methods[1].speed_up == Approx(2));
+  CHECK(c.methods[1].dense_ratio == Approx(100));
+  CHECK(c.methods[1].bytes_a_step.mean == Approx(40));
+}
+
+TEST_CASE("without a dense run the target is the lowest best accuracy and there is no speed-up") {
+  const Folder folder;
+  folder.add("a", {.overrides = kTopk, .best = 0.6});
+  folder.add("b", {.overrides = {"compress.name=gaussiank"}, .best = 0.7});
+  const auto c = folder.compare({"a", "b"});
+  CHECK(c.target == Approx(0.6));
+  CHECK(std::isnan(c.methods[0].speed_up));
+  CHECK(contains(comparison_text(c), "no dense run"));
+}
+
+TEST_CASE("a method that misses the target says so and has no speed-up to it") {
+  const Folder folder;
+  folder.add("d", {});
+  folder.add("t", {.overrides = kTopk, .best = 0.5});
+  const auto c = folder.compare({"d", "t"}, 0.78);
+  CHECK(c.methods[1].reached == 0);
+  CHECK(std::isnan(c.methods[1].target_speed_up));
+  CHECK(contains(comparison_text(c), "not reached"));
+  CHECK(contains(comparison_text(c), "as asked for"));
+}
+
+TEST_CASE("an incomplete run is named, drawn dashed, and left out of the means") {
+  const Folder folder;
+  folder.add("d", {});
+  folder.add("t1", {.overrides = {"compress.name=topk", "seed=1"}, .best = 0.8});
+  folder.add("t2", {.overrides = {"compress.name=topk", "seed=2"}, .best = 0.2, .complete = false});
+  const auto c = folder.compare({"d", "t1", "t2"});
+  CHECK(c.methods[1].best.mean == Approx(0.8));
+  CHECK(contains(comparison_text(c), "2 (1 incomplete)"));
+  CHECK(contains(comparison_text(c), "t2 is incomplete"));
+  CHECK(contains(report_html(c), "stroke-dasharray=\"5 4\""));
+  const auto alone = folder.compare({"t2"});
+  CHECK(alone.methods[0].best.mean == Approx(0.2));
+  CHECK(contains(comparison_text(alone), "1 (1 incomplete)"));
+  CHECK_FALSE(contains(report_html(folder.compare({"d", "t1"})), "stroke-dasharray=\"5 4\""));
+}
+
+TEST_CASE("the parts of a step add up to its time, and hidden communication stands beside them") {
+  const Folder folder;
+  folder.add("d", {.step_seconds = 0.1});
+  const StepTimes t = folder.compare({"d"}).methods[0].times;
+  CHECK(t.total == Approx(0.1));
+  CHECK(t.forward + t.backward + t.exposed + t.other == Approx(t.total));
+  CHECK(t.exposed == Approx(0.01));
+  CHECK(t.hidden == Approx(0.005));
+}
+
+TEST_CASE("data without classes is compared by test loss") {
+  const Folder folder;
+  folder.add("d", {.accuracy = false});
+  const auto c = folder.compare({"d"});
+  CHECK_FALSE(c.has_accuracy);
+  CHECK(c.methods[0].best.mean == Approx(0.05));
+  CHECK(std::isnan(c.target));
+  CHECK(contains(comparison_text(c), "best test loss"));
+  CHECK_FALSE(contains(report_html(c), "target"));
+}
+
+TEST_CASE("keys that make a comparison unfair are pointed out") {
+  const Folder folder;
+  folder.add("d", {.overrides = {"dist.ranks=2"}});
+  folder.add("t", {.overrides = kTopk});
+  CHECK(contains(comparison_text(folder.compare({"d", "t"})), "dist.ranks differs"));
+}
+
+TEST_CASE("the report is one page without network or script, with every chart on three axes") {
+  const Folder folder;
+  folder.add("d", {});
+  folder.add("t<b>", {.overrides = kTopk, .bytes = 40});
+  const std::string html = report_html(folder.compare({"d", "t<b>"}));
+  for (const char* part :
+       {"http:", "https:", "<script", "src=", "url(\"", "@import", "t<b>", "nan", "inf<"}) {
+    INFO(part);
+    CHECK_FALSE(contains(html, part));
+  }
+  CHECK(contains(html, "t&lt;b&gt;"));
+  for (const char* label : {">step</text>", ">epoch</text>", ">training time (s)</text>"})
+    CHECK(count_of(html, label) == 3);
+  for (const char* title :
+       {"Test accuracy", "Train loss", "Bytes sent", "Where the time of a step goes", "What differs"})
+    CHECK(contains(html, title));
+  CHECK(count_of(html, "<svg") == 4);
+  CHECK(count_of(html, "<svg") == count_of(html, "</svg>"));
+  CHECK(contains(html, "00000000deadbeef"));
+}
+
+TEST_CASE("the report draws recorded distributions, of each method that has some") {
+  const Folder folder;
+  folder.add("d", {});
+  const auto run = folder.add("t", {.overrides = kTopk});
+  CHECK_FALSE(contains(report_html(folder.compare({"d", "t"})), "accumulated gradient"));
+  MetricsWriter writer(run + "/metrics.jsonl");
+  for (const int step : {5, 10, 15, 20}) {
+    std::vector<float> u(1000);
+    for (std::size_t i = 0; i < u.size(); ++i)
+      u[i] = static_cast<float>(std::sin(1.0 + static_cast<double>(i)));
+    DistributionRecord record = distribution_of(u, 0.01);
+    record.step = step;
+    writer.write(record);
+  }
+  const std::string html = report_html(folder.compare({"d", "t"}));
+  CHECK(contains(html, "The accumulated gradient"));
+  CHECK(contains(html, "Contraction of top-k"));
+  for (const char* label : {">step 5: ", ">step 15: ", ">step 20: "}) CHECK(contains(html, label));
+  CHECK_FALSE(contains(html, ">step 10: "));
+  CHECK(count_of(html, "<svg") == 7);
+  CHECK_FALSE(contains(html, "nan"));
+}
+
+TEST_CASE("the numbers as CSV: a row a method, quoted names, nothing where nothing is known") {
+  const Folder folder;
+  folder.add("d", {.best = 0.8});
+  folder.add("t1", {.overrides = {"compress.name=topk", "seed=1"}, .best = 0.7, .bytes = 40});
+  folder.add("t2", {.overrides = {"compress.name=topk", "seed=2"}, .best = 0.8, .bytes = 40});
+  const std::string csv = comparison_csv(folder.compare({"d", "t1", "t2"}, 0.9));
+  CHECK(contains(csv, "method,runs,complete,best_accuracy,best_accuracy_deviation,"));
+  CHECK(contains(csv, "\n\"dense\",1,1,0.8,,0.79,,2,,100,,,,4000,,"));
+  CHECK(contains(csv, "\n\"topk\",2,2,0.75,0.0707106781,"));
+  CHECK(csv.substr(csv.size() - 5) == ",100\n");
+  CHECK(count_of(csv, "\n") == 3);
+}
+
+TEST_CASE("what is no run is refused with its name and the reason") {
+  const Folder folder;
+  CHECK(
+      contains(user_error_message([&] { find_runs({folder.path + "/none"}); }), "/none: no such run folder"));
+  CHECK(contains(user_error_message([&] { find_runs({folder.path}); }), "no metrics.jsonl"));
+  const auto run = folder.add("d", {});
+  CHECK(find_runs({folder.path}) == std::vector<std::string>{run});
+  CHECK(find_runs({run + "/", run}) == std::vector<std::string>{run});
+  const std::string metrics = run + "/metrics.jsonl";
+  std::ofstream(metrics, std::ios::app) << "{damaged\n{}\n";
+  CHECK(contains(user_error_message([&] { read_run(run); }), "damaged line"));
+  std::ofstream(metrics, std::ios::trunc).close();
+  CHECK(contains(user_error_message([&] { read_run(run); }), "not finished a step"));
+  fs::remove(run + "/config.yaml");
+  CHECK(contains(user_error_message([&] { read_run(run); }), "config.yaml"));
+}
+
+TEST_CASE("ticks are round, inside their range, and labelled with as many digits as they need") {
+  const auto labels = [](const std::vector<Tick>& ticks) {
+    std::string text;
+    for (const auto& tick : ticks) text += tick.label + "|";
+    return text;
+  };
+  CHECK(labels(linear_ticks(0, 2.3, 5, Unit::plain)) == "0.0|0.5|1.0|1.5|2.0|");
+  CHECK(labels(linear_ticks(0.05, 0.83, 4, Unit::percent)) == "20 %|40 %|60 %|80 %|");
+  CHECK(labels(linear_ticks(0, 55000, 5, Unit::plain)) == "0|20k|40k|");
+  CHECK(labels(linear_ticks(1, 1, 5, Unit::plain)) == "1|");
+  CHECK(labels(log_ticks(900, 2e6, Unit::bytes)) == "1 kB|10 kB|100 kB|1 MB|");
+  CHECK(labels(log_ticks(0.015, 0.3, Unit::plain)) == "0.02|0.05|0.1|0.2|");
+}
+
+TEST_CASE("smoothing and thinning keep the mean of what they cover and pass over gaps") {
+  const std::vector<Point> points = {{0, 1}, {1, 2}, {2, 3}, {3, kAbsent}, {4, 5}, {5, 6}};
+  const auto thin = thin_out(points, 3);
+  REQUIRE(thin.size() == 4);
+  CHECK(thin[0].y == Approx(1.5));
+  CHECK(thin[1].y == Approx(3));
+  CHECK(thin[3].x == 5);
+  CHECK(smooth(points, 3)[1].y == Approx(2));
+  CHECK(smooth(points, 3)[3].y == Approx(4));
+  CHECK(smooth(points, 1)[0].y == 1);
+}
+
+}  // namespace topknot

@@ -1,0 +1,103 @@
+// Golden values: float64, ties by lower index.
+#include "tools/study/study.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "nn/core/base/check.h"
+#include "tests/support/catch.h"
+#include "tools/study/study_regression.h"
+#include "tools/study/study_toy.h"
+
+using namespace topknot;
+
+namespace {
+
+CompressOptions method(const std::string& name, double mu = 4, const std::string& variant = "A") {
+  CompressOptions options;
+  options.name = name;
+  options.mu = mu;
+  options.variant = variant;
+  return options;
+}
+
+}  // namespace
+
+TEST_CASE("the toy problem: Top-k stands still for a hundred steps, RegTop-k follows dense") {
+  const ToyTrace dense = toy_trace(method("dense"), 150);
+  CHECK(dense.loss[0] == Approx(0.313261688).epsilon(3e-9));
+  CHECK(dense.loss[150] == Approx(0.00735508407946996).epsilon(1e-12));
+  CHECK(dense.weights[150][0] == 0);
+  CHECK(dense.weights[150][1] == Approx(4.908683697).epsilon(1e-9));
+
+  const ToyTrace topk = toy_trace(method("topk"), 150);
+  for (std::size_t t = 0; t <= 100; ++t) REQUIRE(topk.loss[t] == Approx(0.313261687518).epsilon(1e-11));
+  CHECK(topk.loss[101] == Approx(8.88394676e-12).epsilon(1e-8));
+  CHECK(topk.weights[101][0] == 0);
+  CHECK(topk.weights[101][1] == Approx(25.4467752025).epsilon(1e-11));
+  for (std::size_t t = 0; t < 100; ++t) REQUIRE(topk.sent[t] == std::array{0u, 0u});
+  CHECK(topk.sent[100] == std::array{1u, 1u});
+
+  for (const double mu : {1.0, 2.0, 4.0}) {
+    const ToyTrace trace = toy_trace(method("regtopk", mu), 150);
+    const std::vector<std::pair<std::size_t, double>> golden = {{1, 0.313261688},   {2, 0.204333766},
+                                                                {4, 0.150618317},   {10, 0.0836587674},
+                                                                {50, 0.0209239622}, {150, 0.00726312926}};
+    for (const auto& [t, loss] : golden) CHECK(trace.loss[t] == Approx(loss).epsilon(3e-9));
+    CHECK(trace.weights[150][0] == 0);
+    CHECK(trace.weights[150][1] == Approx(4.921310752529).epsilon(1e-12));
+    for (std::uint32_t t = 0; t < 150; ++t) REQUIRE(trace.sent[t] == std::array{t % 2, t % 2});
+  }
+}
+
+TEST_CASE("linear regression with S = 0.6: RegTop-k A converges where Top-k stands still") {
+  std::vector<double> topk, regtopk, single;
+  for (const std::uint64_t seed : {1, 2, 3, 4, 5}) {
+    const RegressionProblem problem = make_regression(seed);
+    topk.push_back(regression_distance<double>(problem, method("topk"), 0.6, 1000));
+    regtopk.push_back(regression_distance<double>(problem, method("regtopk"), 0.6, 1000));
+    single.push_back(regression_distance<float>(problem, method("regtopk"), 0.6, 1000));
+  }
+  for (auto* values : {&topk, &regtopk, &single}) std::sort(values->begin(), values->end());
+  CAPTURE(topk, regtopk, single);
+  CHECK(topk[2] > -3.5);
+  CHECK(regtopk[2] < -10);
+  CHECK(single[2] < -4);
+}
+
+TEST_CASE("the regression's optimum is where the ranks' gradients cancel") {
+  const RegressionProblem problem = make_regression(11);
+  REQUIRE(problem.matrix.size() == 20);
+  double largest_sum = 0, largest = 0;
+  for (std::size_t j = 0; j < problem.dims; ++j) {
+    double sum = 0;
+    for (std::size_t r = 0; r < problem.matrix.size(); ++r) {
+      double gradient = -problem.rhs[r][j];
+      for (std::size_t k = 0; k < problem.dims; ++k)
+        gradient += problem.matrix[r][j * problem.dims + k] * problem.optimum[k];
+      largest = std::max(largest, std::abs(gradient));
+      sum += gradient;
+    }
+    largest_sum = std::max(largest_sum, std::abs(sum));
+  }
+  CHECK(largest > 1);  // the workers disagree
+  CHECK(largest_sum < 1e-10);
+}
+
+TEST_CASE("a study's keys: defaults, lists, and clear refusals") {
+  const std::vector<StudyKey> keys = {{"iterations", "2500", ""}, {"s", "0.1,0.6", ""}, {"out", "x", ""}};
+  const StudyArguments arguments("regression", keys, {"iterations=10"});
+  CHECK(arguments.integer("iterations", 1, 100) == 10);
+  CHECK(arguments.numbers("s", 0, 1) == std::vector<double>{0.1, 0.6});
+  const auto made = [&](const std::vector<std::string>& given) {
+    return StudyArguments("regression", keys, given);
+  };
+  CHECK_THROWS_WITH(made({"iteration=1"}), Catch::Contains("did you mean 'iterations'"));
+  CHECK_THROWS_WITH(made({"iterations"}), Catch::Contains("not key=value"));
+  CHECK_THROWS_WITH(made({"s=1", "s=2"}), Catch::Contains("twice"));
+  CHECK_THROWS_WITH(made({"iterations=1e3"}).integer("iterations", 1, 10000),
+                    Catch::Contains("iterations of study regression needs a whole number from 1 to 10000"));
+  for (const std::string bad : {"s=", "s=0.1,,0.2", "s=2", "s=nan", "s=0.5x"})
+    CHECK_THROWS_AS(made({bad}).numbers("s", 0, 1), UserError);
+  CHECK_THROWS_WITH(studies().find("regresion"), Catch::Contains("did you mean 'regression'"));
+}

@@ -1,0 +1,295 @@
+#include "train/config/config.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <set>
+#include <sstream>
+
+#include "nn/core/base/check.h"
+#include "tests/support/catch.h"
+#include "train/config/cli.h"
+
+namespace topknot {
+namespace {
+
+namespace fs = std::filesystem;
+
+const fs::path kSource = fs::path(__FILE__).parent_path().parent_path().parent_path();
+
+std::string read(const fs::path& path) {
+  std::ifstream stream(path);
+  REQUIRE(stream);
+  std::stringstream text;
+  text << stream.rdbuf();
+  return text.str();
+}
+
+// A YAML file that lives as long as the test.
+struct File {
+  explicit File(const std::string& text) {
+    path = (fs::temp_directory_path() / ("topknot-config-" + std::to_string(counter++) + "-" +
+                                         std::to_string(std::hash<std::string>{}(text)) + ".yaml"))
+               .string();
+    std::ofstream(path) << text;
+  }
+  ~File() { fs::remove(path); }
+  std::string path;
+  static inline int counter = 0;
+};
+
+std::string only_problem(const LoadedConfig& loaded) {
+  REQUIRE(loaded.problems.size() == 1);
+  return loaded.problems[0].message;
+}
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+CommandLine parse(std::vector<const char*> words) {
+  words.insert(words.begin(), "train");
+  return parse_command_line(static_cast<int>(words.size()), words.data());
+}
+
+}  // namespace
+
+TEST_CASE("the command line wins over the file and the file over defaults, and origins say so") {
+  const File file(
+      "optimizer:\n  lr: 0.2\n  momentum: 0.5\nseed: 7\ncompress: {name: topk, warmup: [0.1, 0.01]}\n");
+  const auto loaded = load_config(file.path, {"optimizer.lr=0.3", "model.hidden=5,6"});
+  REQUIRE(loaded.problems.empty());
+  CHECK(loaded.config.optimizer.lr == 0.3);
+  CHECK(loaded.config.optimizer.momentum == 0.5);
+  CHECK(loaded.config.seed == 7);
+  CHECK(loaded.config.compress.warmup == std::vector<double>{0.1, 0.01});
+  CHECK(loaded.config.model.hidden == std::vector<int>{5, 6});
+  CHECK(loaded.config.train.epochs == 1);
+  CHECK(loaded.origins.at("optimizer.lr") == Origin::command_line);
+  CHECK(loaded.origins.at("optimizer.momentum") == Origin::file);
+  CHECK(loaded.origins.count("train.epochs") == 0);
+}
+
+TEST_CASE("the dumped configuration reads back to the same one, non-default values of every key included") {
+  std::vector<std::string> overrides;
+  for (const Key& key : config_keys()) {
+    std::string value = "0.5";
+    if (!key.choices.empty()) {
+      value = key.choices.back();
+      if (contains(value, ":")) value = value.substr(0, value.find(':')) + ":2.5";
+    } else if (contains(key_type(key), "text")) {
+      value = "a \"b\": #c\\";
+    } else if (contains(key_type(key), "integer")) {
+      value = std::to_string(static_cast<int>(std::max(key.least, 2.0)));
+    } else if (key_type(key) == "true or false") {
+      value = key_value(key, Config()) == "true" ? "false" : "true";
+    } else if (key.least >= 1) {
+      value = "1.5";
+    }
+    overrides.push_back(key.name + "=" + value);
+  }
+  const auto loaded = load_config("", overrides);
+  for (const auto& problem : loaded.problems) INFO(problem.message);
+  REQUIRE(loaded.problems.empty());
+  for (const bool only_non_default : {false, true}) {
+    const File file(dump_yaml(loaded.config, only_non_default, loaded.origins));
+    const auto again = load_config(file.path, {});
+    REQUIRE(again.problems.empty());
+    CHECK(dump_yaml(again.config) == dump_yaml(loaded.config));
+  }
+  CHECK(dump_yaml(Config(), true).empty());
+}
+
+TEST_CASE("all mistakes of a file and a command line are reported at once") {
+  const File file("seed: x\ntrain:\n  lr: 2\n  epochs: -1\nmodel: resnet20\n");
+  const auto loaded = load_config(file.path, {"optimizer.lrr=2", "dist.backend=mpi"});
+  CHECK(loaded.problems.size() == 6);
+  try {
+    throw_problems(loaded.problems);
+    FAIL("nothing thrown");
+  } catch (const UserError& e) {
+    CHECK(contains(e.what(), "6 problems"));
+    CHECK(contains(e.what(), "'optimizer.lrr'"));
+    CHECK(contains(e.what(), "seed"));
+  }
+  CHECK_NOTHROW(throw_problems({}));
+}
+
+TEST_CASE("an unknown key names its place and the key that was meant, in another section too") {
+  const File file("train:\n  lr: 2\n");
+  const auto message = only_problem(load_config(file.path, {}));
+  CHECK(contains(message, "'train.lr'"));
+  CHECK(contains(message, ":2:3"));
+  CHECK(contains(message, "did you mean 'optimizer.lr'"));
+  CHECK(
+      contains(only_problem(load_config("", {"optimizer.momentun=0"})), "did you mean 'optimizer.momentum'"));
+  const File section("optimiser:\n  lr: 2\n  momentum: 0\n");
+  CHECK(contains(only_problem(load_config(section.path, {})), "did you mean 'optimizer'"));
+}
+
+TEST_CASE("values of a wrong type, out of range or of no choice are refused and change nothing") {
+  for (const char* text : {"train.epochs=1.5",
+                           "train.epochs=many",
+                           "optimizer.lr=0",
+                           "optimizer.lr=nan",
+                           "compress.density=1.01",
+                           "compress.density=0",
+                           "compress.warmup=[0.1,2]",
+                           "compress.warmup=[0.1",
+                           "dist.ranks=0",
+                           "dist.ranks=1025",
+                           "dist.backend=mpi",
+                           "exchange.merge=size:",
+                           "exchange.merge=size:-1",
+                           "optimizer.nesterov=1",
+                           "compress.capacity=0.5",
+                           "seed=-1",
+                           "model.name=[a,b]",
+                           "data.shard=uneven",
+                           "train.epochs=",
+                           "compress.density=1e-400",
+                           "dist.ranks=99999999999999999999"}) {
+    INFO(text);
+    const auto loaded = load_config("", {text});
+    CHECK(loaded.problems.size() == 1);
+    CHECK(dump_yaml(loaded.config, true).empty());
+  }
+  CHECK(load_config("", {"exchange.merge=size:4096", "compress.capacity=none", "data.shard=uneven:3"})
+            .problems.empty());
+}
+
+TEST_CASE("a number too large for its type is told its range") {
+  CHECK(contains(only_problem(load_config("", {"seed=99999999999999999999"})),
+                 "must be 0 to 18446744073709551615, not 99999999999999999999"));
+  CHECK(contains(only_problem(load_config("", {"dist.ranks=99999999999999999999"})), "must be 1 to 1024"));
+  CHECK(contains(only_problem(load_config("", {"optimizer.lr=1e999"})), "above 0, at most 1e6"));
+  CHECK(contains(only_problem(load_config("", {"seed=9x"})), "an integer"));
+}
+
+TEST_CASE("unreadable YAML is reported with line and column, a missing file by name") {
+  const File broken("seed: 1\nmodel: {name: [a\n");
+  CHECK(contains(only_problem(load_config(broken.path, {})), broken.path + ":"));
+  CHECK(contains(only_problem(load_config("no/such.yaml", {})), "no/such.yaml: cannot be read"));
+  CHECK(contains(only_problem(load_config(fs::temp_directory_path().string(), {})), "folder"));
+  const File list("- 1\n");
+  CHECK(contains(only_problem(load_config(list.path, {})), ":1:1"));
+  const File twice("seed: 1\nseed: 2\n");
+  CHECK(contains(only_problem(load_config(twice.path, {})), "twice"));
+  const File empty("# nothing\nmodel:\n");
+  CHECK(load_config(empty.path, {}).problems.empty());
+}
+
+TEST_CASE("checks across keys find what cannot work together") {
+  const auto keys = [](const std::vector<std::string>& overrides) {
+    std::set<std::string> names;
+    for (const auto& problem :
+         check_config(load_config("", overrides).config, {.models = {"resnet20", "mlp"}}))
+      names.insert(problem.key);
+    return names;
+  };
+  using Names = std::set<std::string>;
+  CHECK(keys({}) == Names{});
+  CHECK(keys({"model.name=resnet2"}) == Names{"model.name"});
+  CHECK(keys({"train.epochs=0"}) == Names{"train.epochs"});
+  CHECK(keys({"train.epochs=0", "train.max_steps=3"}) == Names{});
+  CHECK(keys({"compress.scope=model", "exchange.merge=none"}) == Names{"compress.scope"});
+  CHECK(keys({"compress.scope=model"}) == Names{});
+  CHECK(keys({"exchange.ranks_per_host=2", "dist.ranks=4"}) == Names{"exchange.ranks_per_host"});
+  CHECK(keys({"compress.name=topk", "exchange.ranks_per_host=3", "dist.ranks=4"}) ==
+        Names{"exchange.ranks_per_host"});
+  CHECK(keys({"compress.name=topk", "exchange.ranks_per_host=2", "dist.ranks=4"}) == Names{});
+  CHECK(keys({"compress.name=topk", "exchange.ranks_per_host=2"}) == Names{});  // ranks from the launcher
+  CHECK(keys({"dist.master=host:1"}) == Names{"dist.master"});
+  CHECK(keys({"dist.master=host:1", "dist.backend=gloo"}) == Names{});
+  CHECK(keys({"dist.master=host", "dist.backend=gloo"}) == Names{"dist.master"});
+  CHECK(keys({"schedule.name=multistep"}) == Names{"schedule.milestones"});
+  CHECK(keys({"data.root=no/such/folder"}) == Names{"data.root"});
+  CHECK(keys({"optimizer.nesterov=true", "optimizer.momentum=0", "schedule.min_lr=1"}) ==
+        Names{"optimizer.nesterov", "schedule.min_lr"});
+}
+
+TEST_CASE("keys that were given and that the choices do not use are named, with whose they are") {
+  const auto notes = [](const std::string& file, const std::vector<std::string>& overrides) {
+    return unused_keys(load_config(file, overrides));
+  };
+  using Lines = std::vector<std::string>;
+  CHECK(notes("", {"compress.name=topk", "compress.mu=3"}) ==
+        Lines{"compress.mu is for regtopk and changes nothing here (compress.name=topk)"});
+  CHECK(notes("", {"compress.name=topk", "compress.select=regtopk", "compress.mu=3"}).empty());
+  CHECK(notes("", {"compress.name=regtopk", "compress.mu=3"}).empty());
+  CHECK(notes("", {"compress.name=dgc", "compress.momentum_masking=false"}).empty());
+  CHECK(notes("", {"compress.name=dgc", "compress.memory=residual", "compress.momentum_masking=false"}) ==
+        Lines{"compress.momentum_masking is for dgc and changes nothing here (compress.name=dgc "
+              "compress.memory=residual)"});
+  CHECK(notes("", {"compress.name=acpsgd", "compress.rank=2", "compress.density=0.1"}) ==
+        Lines{"compress.density is for methods that select entries and changes nothing here "
+              "(compress.name=acpsgd)"});
+  CHECK(notes("", {"compress.name=topk", "compress.alpha_s=1"}).size() == 1);
+  CHECK(notes("", {"compress.name=topk", "compress.alpha_s=1", "compress.layer_density=auto"}).empty());
+  CHECK(notes("", {"schedule.gamma=0.5"}).size() == 1);
+  // A file for one method, run with another.
+  const File file("compress: {name: regtopk, mu: 3, density: 0.1}\n");
+  CHECK(notes(file.path, {}).empty());
+  CHECK(notes(file.path, {"compress.name=topk"}).empty());
+  CHECK(notes(file.path, {"compress.name=topk", "compress.q=2"}).size() == 1);
+  const File wrong("compress: {name: topk, mu: 3}\n");
+  CHECK(notes(wrong.path, {}).size() == 1);
+}
+
+TEST_CASE("density follows the warm-up list by epoch and never falls below the configured one") {
+  const auto config = load_config("", {"compress.density=0.01", "compress.warmup=0.25,0.001"}).config;
+  CHECK(density_at_epoch(config, 0) == 0.25);
+  CHECK(density_at_epoch(config, 1) == 0.01);
+  CHECK(density_at_epoch(config, 2) == 0.01);
+}
+
+TEST_CASE("every key has a unique name, a help line, and a default inside its own range") {
+  std::set<std::string> names;
+  for (const Key& key : config_keys()) {
+    INFO(key.name);
+    CHECK(names.insert(key.name).second);
+    CHECK_FALSE(key.help.empty());
+    CHECK(find_key(key.name) == &key);
+    std::string value = key_value(key, Config());
+    if (value == "\"\"") value.clear();
+    CHECK(load_config("", {key.name + "=" + value}).problems.empty());
+    CHECK(contains(help_text(), "  " + key.name + "="));
+  }
+}
+
+TEST_CASE("docs/configuration.md holds the reference table that the program prints") {
+  const std::string page = read(kSource / "docs/configuration.md");
+  CHECK(contains(page, "<!-- keys: begin -->\n" + key_reference_markdown() + "<!-- keys: end -->"));
+}
+
+TEST_CASE("every file in configs is valid") {
+  int files = 0;
+  for (const auto& entry : fs::recursive_directory_iterator(kSource / "configs")) {
+    if (entry.path().extension() != ".yaml") continue;  // the others are lists of commands for netlab
+    INFO(entry.path().string());
+    ++files;
+    const auto loaded = load_config(entry.path().string(), {});
+    for (const auto& problem : loaded.problems) UNSCOPED_INFO(problem.message);
+    CHECK(loaded.problems.empty());
+    CHECK(check_config(loaded.config, {}).empty());
+    CHECK(unused_keys(loaded).empty());
+  }
+  CHECK(files >= 13);
+}
+
+TEST_CASE("the command line of train knows its flags and explains what it does not know") {
+  CHECK_FALSE(parse({}).text.empty());
+  CHECK(contains(parse({"--help"}).text, "optimizer.lr=0.1"));
+  const auto line = parse({"a.yaml", "--dry-run", "seed=3", "data.root=/a/b=c", "--list", "keys"});
+  CHECK(line.file == "a.yaml");
+  CHECK(line.dry_run);
+  CHECK_FALSE(line.validate);
+  CHECK(line.overrides == std::vector<std::string>{"seed=3", "data.root=/a/b=c"});
+  CHECK(line.list == "keys");
+  CHECK_THROWS_AS(parse({"--lits"}), UserError);
+  CHECK_THROWS_AS(parse({"--list", "modles"}), UserError);
+  CHECK_THROWS_AS(parse({"--list"}), UserError);
+  CHECK_THROWS_AS(parse({"a.yaml", "b.yaml"}), UserError);
+}
+
+}  // namespace topknot

@@ -1,0 +1,220 @@
+#include "train/metrics/metrics.h"
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <limits>
+#include <sstream>
+
+#include "nn/core/base/check.h"
+#include "tests/support/catch.h"
+#include "tests/support/user_error.h"
+#include "train/metrics/progress.h"
+#include "train/metrics/run_folder.h"
+
+namespace topknot {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Folder {
+  Folder() {
+    std::string pattern = (fs::temp_directory_path() / "topknot-metrics-XXXXXX").string();
+    REQUIRE(mkdtemp(pattern.data()));
+    path = pattern;
+  }
+  ~Folder() { fs::remove_all(path); }
+  std::string path;
+};
+
+std::string read(const std::string& path) {
+  std::ifstream stream(path);
+  std::stringstream text;
+  text << stream.rdbuf();
+  return text.str();
+}
+
+StepRecord step_record() {
+  StepRecord step;
+  step.step = 3, step.epoch = 0.25, step.time_s = 1.5, step.loss = 0.1 + 0.2, step.lr = 0.1,
+  step.density = 0.001;
+  step.selected = 269, step.threshold = 0.5, step.bytes_sent = 2160, step.bytes_dense = 1078888;
+  step.data_s = 0.01, step.forward_s = 0.02, step.backward_s = 0.03, step.encode_s = 0.04,
+  step.communicate_s = 0.05;
+  step.decode_s = 0.06, step.update_s = 0.07, step.exposed_s = 0.08, step.makespan_s = 0.09;
+  step.images_per_second = 900;
+  return step;
+}
+
+}  // namespace
+
+TEST_CASE("metrics read back as they were written, to the last bit") {
+  const Folder folder;
+  const std::string path = folder.path + "/metrics.jsonl";
+  {
+    MetricsWriter writer(path);
+    writer.write(step_record());
+    writer.write(EpochRecord{.epoch = 1, .step = 3, .time_s = 2, .train_loss = 0.5});
+    writer.write(EvalRecord{
+        .step = 3, .epoch = 1, .time_s = 2, .test_loss = 1, .test_accuracy = 0.25, .eval_seconds = 4});
+    EndRecord end;
+    end.test_accuracy = 0.25, end.best_test_accuracy = 0.5, end.bytes_sent = 1e15, end.steps = 3;
+    end.parameter_checksum = "0123456789abcdef";
+    end.makespan_p50_s = 0.1 + 0.2, end.modelled_makespan_s = 0.3, end.decode_p50_s = 0.4;
+    writer.write(end);
+  }
+  const Metrics metrics = read_metrics(path);
+  REQUIRE(metrics.steps.size() == 1);
+  const StepRecord step = step_record();
+  CHECK(metrics.steps[0].loss == step.loss);
+  CHECK(metrics.steps[0].step == 3);
+  CHECK(metrics.steps[0].exposed_s == step.exposed_s);
+  CHECK(metrics.steps[0].makespan_s == 0.09);
+  CHECK(metrics.steps[0].images_per_second == 900);
+  CHECK_FALSE(metrics.steps[0].skipped);
+  CHECK(metrics.epochs.at(0).train_loss == 0.5);
+  CHECK(metrics.evals.at(0).test_accuracy == 0.25);
+  REQUIRE(metrics.end);
+  CHECK(metrics.end->parameter_checksum == "0123456789abcdef");
+  CHECK(metrics.end->bytes_sent == 1e15);
+  CHECK(metrics.end->makespan_p50_s == 0.1 + 0.2);
+  CHECK(metrics.end->modelled_makespan_s == 0.3);
+  CHECK(metrics.end->decode_p50_s == 0.4);
+  CHECK_FALSE(metrics.truncated);
+}
+
+TEST_CASE("every event is on disk when write returns, and a second writer appends") {
+  const Folder folder;
+  const std::string path = folder.path + "/metrics.jsonl";
+  MetricsWriter first(path);
+  first.write(step_record());
+  CHECK(read_metrics(path).steps.size() == 1);
+  MetricsWriter second(path);
+  second.write(step_record());
+  CHECK(read_metrics(path).steps.size() == 2);
+}
+
+TEST_CASE("a loss that is not a number is written as null and read as not a number") {
+  const Folder folder;
+  const std::string path = folder.path + "/metrics.jsonl";
+  StepRecord step = step_record();
+  step.loss = std::numeric_limits<double>::infinity();
+  step.skipped = true;
+  MetricsWriter(path).write(step);
+  CHECK(read(path).find("\"loss\":null") != std::string::npos);
+  CHECK(std::isnan(read_metrics(path).steps.at(0).loss));
+  CHECK(read_metrics(path).steps.at(0).skipped);
+}
+
+TEST_CASE("a cut-off last line is tolerated, a damaged line before it is named") {
+  const Folder folder;
+  const std::string path = folder.path + "/metrics.jsonl";
+  MetricsWriter(path).write(step_record());
+  std::ofstream(path, std::ios::app) << R"({"event":"step","st)";
+  CHECK(read_metrics(path).steps.size() == 1);
+  CHECK(read_metrics(path).truncated);
+  CHECK_FALSE(read_metrics(path).end);
+  std::ofstream(path, std::ios::app) << "\n"
+                                     << R"({"event":"step","step":4})"
+                                     << "\n";
+  CHECK(user_error_message([&] { read_metrics(path); }).find(":2: damaged line") != std::string::npos);
+  CHECK(user_error_message([&] { read_metrics(folder.path + "/none"); }).find("No such file") !=
+        std::string::npos);
+}
+
+TEST_CASE("a wrong type in a field is a damaged line, an unknown event or field is passed over") {
+  const Folder folder;
+  const std::string path = folder.path + "/metrics.jsonl";
+  std::ofstream(path) << R"({"event":"later"})"
+                      << "\n"
+                      << R"({"event":"step","step":4,"new":1})"
+                      << "\n";
+  CHECK(read_metrics(path).steps.at(0).step == 4);
+  std::ofstream(path) << R"({"event":"step","step":"x"})"
+                      << "\n";
+  CHECK(user_error_message([&] { read_metrics(path); }).find(":1: damaged line") != std::string::npos);
+}
+
+TEST_CASE("a full disk ends in a message with path and reason") {
+  if (!fs::exists("/dev/full")) return;
+  const auto text = user_error_message([] { MetricsWriter("/dev/full").write(step_record()); });
+  CHECK(text.find("/dev/full") != std::string::npos);
+  CHECK(text.find("No space left") != std::string::npos);
+  CHECK(user_error_message([] { write_file("/dev/full", "x"); }).find("No space left") != std::string::npos);
+}
+
+TEST_CASE("metrics.csv has one header, a row a step, and evaluations on their step") {
+  const Folder folder;
+  Metrics metrics;
+  metrics.steps = {step_record(), step_record()};
+  metrics.steps[1].step = 4;
+  metrics.evals = {EvalRecord{.step = 4, .test_loss = 1.5, .test_accuracy = 0.5, .eval_seconds = 2}};
+  const std::string path = folder.path + "/metrics.csv";
+  write_metrics_csv(metrics, path);
+  std::istringstream lines(read(path));
+  std::string header, first, second, rest;
+  std::getline(lines, header), std::getline(lines, first), std::getline(lines, second);
+  CHECK(header.rfind("step,epoch,time_s,loss,", 0) == 0);
+  CHECK(first.rfind("3,0.25,1.5,", 0) == 0);
+  CHECK(first.substr(first.size() - 3) == ",,,");
+  CHECK(second.substr(second.size() - 10) == ",1.5,0.5,2");
+  const auto commas = [](const std::string& s) { return std::count(s.begin(), s.end(), ','); };
+  CHECK(commas(header) == commas(first));
+  CHECK(commas(header) == commas(second));
+  CHECK_FALSE(std::getline(lines, rest));
+}
+
+TEST_CASE("an existing run is never overwritten silently, and replaced when asked") {
+  const Folder folder;
+  const std::string dir = folder.path + "/a/run";
+  auto loaded = load_config("", {"output.dir=" + dir, "seed=5"});
+  const RunFolder run = create_run_folder(loaded, {"train", "seed=5"}, {{"blas", "1.0"}});
+  MetricsWriter(run.metrics_jsonl()).write(step_record());
+  CHECK(user_error_message([&] { create_run_folder(loaded, {}); }).find("never overwritten") !=
+        std::string::npos);
+  CHECK(read_metrics(run.metrics_jsonl()).steps.size() == 1);
+
+  loaded.config.output.overwrite = true;
+  create_run_folder(loaded, {});
+  CHECK_FALSE(fs::exists(run.metrics_jsonl()));
+
+  const auto again = load_config(dir + "/config.yaml", {});
+  REQUIRE(again.problems.empty());
+  CHECK(again.config.seed == 5);
+  CHECK(again.config.output.dir == dir);
+  CHECK_FALSE(again.config.output.overwrite);
+  CHECK(read(dir + "/environment.json").find("\"threads_a_rank\"") != std::string::npos);
+}
+
+TEST_CASE("a run folder that cannot be made says why") {
+  const Folder folder;
+  std::ofstream(folder.path + "/file") << "x";
+  for (const char* name : {"/file", "/file/run"}) {
+    const auto loaded = load_config("", {"output.dir=" + folder.path + name});
+    CHECK(user_error_message([&] { create_run_folder(loaded, {}); }).find("output.dir: ") == 0);
+  }
+}
+
+TEST_CASE("quantiles lie between neighbours") {
+  CHECK(quantile({}, 0.5) == 0);
+  CHECK(quantile({3, 1, 2}, 0.5) == 2);
+  CHECK(quantile({4, 1, 2, 3}, 0.5) == 2.5);
+  CHECK(quantile({1, 2}, 1) == 2);
+}
+
+TEST_CASE("durations, bytes and the progress line read well") {
+  CHECK(format_duration(5) == "0:05");
+  CHECK(format_duration(3723) == "1:02:03");
+  CHECK(format_bytes(12) == "12 B");
+  CHECK(format_bytes(1078888) == "1.08 MB");
+  CHECK(format_bytes(999.7) == "1 kB");
+  CHECK(format_bytes(345678) == "346 kB");
+  CHECK(progress_line(3, 10, 0.5, 1.25, 0.1, 823.4, 62) ==
+        "step 3/10  epoch 0.50  loss 1.2500  lr 0.1  823 images/s  left 1:02");
+  CHECK(progress_line(3, 0, 0.5, 1.25, 0.1, 12.34, -1) ==
+        "step 3  epoch 0.50  loss 1.2500  lr 0.1  12.3 images/s");
+}
+
+}  // namespace topknot

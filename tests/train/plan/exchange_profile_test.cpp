@@ -1,0 +1,279 @@
+// Profiles of the exchange: as JSON, as plans, and through a run.
+#include "train/plan/exchange_profile.h"
+
+#include <filesystem>
+#include <fstream>
+#include <numeric>
+#include <sstream>
+
+#include "tests/support/user_error.h"
+#include "tests/train/small_run.h"
+#include "train/plan/exchange_plan.h"
+#include "train/plan/network_measure.h"
+
+using namespace topknot;
+using namespace topknot::testing;
+
+namespace {
+
+// Five parameters of 100 elements, the last one dense; each is ready 1 ms after the one before.
+ExchangeProfile profile() {
+  ExchangeProfile p;
+  p.model = "mlp", p.dataset = "synthetic_images", p.method = "topk", p.options = "values=bf16";
+  p.density = 0.01, p.ranks = 2, p.threads = 1, p.batch = 4, p.backend = "gloo", p.overlaps = true;
+  for (int i = 0; i < 5; ++i)
+    p.parameters.push_back({"p" + std::to_string(i), 100, i < 4, 1e-3, (i + 1) * 1e-3});
+  p.forward_s = 2e-3, p.backward_s = 5e-3, p.update_s = 1e-4, p.data_s = 0.1 + 0.2;
+  p.groups = {{100, 8, 0, 1e-5, 2e-5}, {200, 16, 0, 2e-5, 3e-5}, {400, 64, 4, 4e-5, 6e-5}};
+  p.dense = {100, 400, 0, 1e-5, 1e-5};
+  p.link = {1e-4, 1e-9, 1e-6};
+  p.gather = {1e-4, 1e-9, 2};
+  p.reduce = {2e-4, 1e-9, 2};
+  return p;
+}
+
+std::string text_of(const std::string& path) {
+  std::ifstream stream(path);
+  std::stringstream text;
+  text << stream.rdbuf();
+  return text.str();
+}
+
+std::string replaced(std::string text, const std::string& from, const std::string& to) {
+  const auto at = text.find(from);
+  REQUIRE(at != std::string::npos);
+  return text.replace(at, from.size(), to);
+}
+
+struct Trained {
+  std::string checksum;
+  Config effective;  // config.yaml of the run folder
+};
+
+Trained trained(const TempFolder& temp, const LoadedConfig& loaded) {
+  const RunData data = load_data(loaded.config);
+  check_run(loaded.config, data);
+  const RunInputs inputs{
+      loaded.config, data, create_run_folder(loaded, {}), true, std::chrono::steady_clock::now(),
+      loaded.origins};
+  std::vector<std::string> checksums(static_cast<std::size_t>(loaded.config.dist.ranks));
+  run_ranks("threads", loaded.config.dist.ranks, [&](Communicator& communicator) {
+    checksums[static_cast<std::size_t>(communicator.rank())] =
+        run_rank(inputs, communicator).parameter_checksum;
+  });
+  for (const auto& checksum : checksums) CHECK(checksum == checksums[0]);
+  const LoadedConfig effective = load_config(temp.at("run/config.yaml"), {});
+  throw_problems(effective.problems);
+  return {checksums[0], effective.config};
+}
+
+std::vector<std::string> keys(const std::vector<std::string>& more) {
+  std::vector<std::string> all{"compress.name=topk", "compress.dense_1d=false", "model.hidden=[24,16]",
+                               "train.max_steps=8", "dist.ranks=2"};
+  all.insert(all.end(), more.begin(), more.end());
+  return all;
+}
+
+int sum(const std::vector<int>& values) {
+  return std::accumulate(values.begin(), values.end(), 0);
+}
+
+}  // namespace
+
+TEST_CASE("a profile reads back from its JSON to the last bit") {
+  const ExchangeProfile written = profile();
+  const std::string text = exchange_profile_json(written);
+  const ExchangeProfile read = parse_exchange_profile(text, "p.json");
+  CHECK(exchange_profile_json(read) == text);
+  CHECK(read.data_s == written.data_s);
+  CHECK(read.options == "values=bf16");
+  CHECK(read.overlaps);
+  CHECK(read.parameters.at(4).name == "p4");
+  CHECK_FALSE(read.parameters.at(4).compressed);
+  CHECK(read.groups.at(2).later_bytes == 4);
+  CHECK(read.reduce.alpha == 2e-4);
+  CHECK(read.link.overhead == 1e-6);
+}
+
+TEST_CASE("a damaged profile is refused with the file, the field and the way out") {
+  const std::string text = exchange_profile_json(profile());
+  const auto refused = [](const std::string& damaged, const std::string& field) {
+    return user_error([&] { parse_exchange_profile(damaged, "p.json"); },
+                      {"exchange.profile: p.json", field, "leave the key out"});
+  };
+  CHECK(refused("{", "no JSON object"));
+  CHECK(refused("[1]", "no JSON object"));
+  CHECK(refused(replaced(text, "\"ranks\": 2", "\"ranks\": \"2\""), "ranks is no whole number"));
+  CHECK(refused(replaced(text, "\"alpha\"", "\"alfa\""), "link.alpha is missing"));
+  CHECK(refused(replaced(text, "0.002", "-0.002"), "forward_s is no number of at least 0"));
+  CHECK(refused(replaced(text, "\"name\": \"p3\"", "\"name\": 3"), "parameters[3].name is no text"));
+  CHECK(refused(replaced(text, "\"elements\": 200.0", "\"elements\": 900.0"), "order of elements"));
+  const TempFolder temp;
+  CHECK(user_error([&] { read_exchange_profile(temp.at("none.json")); }, {"none.json", "No such file"}));
+}
+
+TEST_CASE("figures between measured sizes lie on straight lines") {
+  const auto groups = profile().groups;
+  const auto bytes = [&](double elements) {
+    return at_size(groups, &ExchangeProfile::Group::bytes, elements);
+  };
+  CHECK(bytes(0) == 0);
+  CHECK(bytes(10) == 8);
+  CHECK(bytes(150) == 12);
+  CHECK(bytes(300) == 40);
+  CHECK(bytes(800) == 128);
+}
+
+TEST_CASE("the plan follows the network: dear messages are merged, free ones are not") {
+  ExchangeProfile slow = profile();
+  slow.gather.alpha = 10e-3;  // ten backward passes of a layer
+  ExchangeProfile free = profile();
+  free.gather = {0, 0, 2};
+  for (const std::string rule : {"mgwfbp", "optimal"}) {
+    INFO(rule);
+    const auto merged = planned_groups(rule, slow);
+    CHECK(merged.size() < 4);
+    CHECK(std::accumulate(merged.begin(), merged.end(), std::size_t{0}) == 4);
+    CHECK(planned_groups(rule, free) == std::vector<std::size_t>{1, 1, 1, 1});
+  }
+  // The authors' code always merges the first two layers.
+  CHECK(planned_groups("omgs", free) == std::vector<std::size_t>{2, 1, 1});
+  CHECK(planned_groups("omgs", slow).size() < 3);
+}
+
+TEST_CASE("the modelled makespan is that of the schedule, the dense part behind it") {
+  ExchangeProfile p = profile();
+  // One group of 4: ready at 4 ms, encoded 40 us later, sent in 100.064 us. The dense parameter is ready at
+  // 5.04 ms, encoded 10 us later, and sent in 200.4 us.
+  CHECK(modelled_makespan(p, std::vector<std::size_t>{4, 1}) == Approx(5.05e-3 + 200.4e-6).epsilon(1e-12));
+  CHECK(modelled_makespan(p, std::vector<std::size_t>{4}) == Approx(5.05e-3 + 200.4e-6).epsilon(1e-12));
+  // Where the network is the bottleneck the dense part waits for it.
+  p.gather.alpha = 10e-3;
+  CHECK(modelled_makespan(p, std::vector<std::size_t>{4}) ==
+        Approx(4.04e-3 + 10e-3 + 64e-9 + 200.4e-6).epsilon(1e-12));
+  // With no overlap the dense parameter's backward pass waits as well.
+  p.overlaps = false;
+  CHECK(modelled_makespan(p, std::vector<std::size_t>{4}) ==
+        Approx(5.05e-3 + 10e-3 + 64e-9 + 200.4e-6).epsilon(1e-12));
+  CHECK_THROWS_AS(modelled_makespan(p, std::vector<std::size_t>{3, 2}), Error);
+}
+
+TEST_CASE("the measured makespan ends with the last group's first collective") {
+  using Kind = ExchangeSpan::Kind;
+  const auto begin = std::chrono::steady_clock::now();
+  const auto at = [&](int ms) { return begin + std::chrono::milliseconds(ms); };
+  const std::vector<ExchangeSpan> spans{{Kind::encode, 0, 0, at(1), at(2)},
+                                        {Kind::communicate, 1, 0, at(3), at(7)},
+                                        {Kind::communicate, 0, 0, at(2), at(3)},
+                                        {Kind::communicate, ExchangeSpan::kAgreement, 0, at(7), at(20)},
+                                        {Kind::communicate, 0, 1, at(20), at(30)},
+                                        {Kind::decode, 1, 0, at(30), at(40)}};
+  CHECK(measured_makespan(spans, begin) == Approx(7e-3).epsilon(1e-9));
+  CHECK(measured_makespan({}, begin) == 0);
+}
+
+TEST_CASE("the fit of a network follows large messages and keeps the start-up of small ones") {
+  const std::vector<double> sizes{64, 4096, 1 << 20};
+  std::vector<double> times;
+  for (const double bytes : sizes) times.push_back(1e-4 + 8e-9 * bytes);
+  const LinearFit exact = fit_network(sizes, times);
+  CHECK(exact.alpha == Approx(1e-4).epsilon(1e-9));
+  CHECK(exact.beta == Approx(8e-9).epsilon(1e-9));
+  times[2] *= 1.2;  // 1.7 ms, many times alpha
+  CHECK(fit_network(sizes, times).alpha == Approx(1e-4).epsilon(0.1));
+  CHECK(fit_network(sizes, times).beta == Approx(1.2 * 8e-9).epsilon(0.02));
+  const LinearFit falling = fit_network(std::vector<double>{1, 2}, std::vector<double>{2, 1});
+  CHECK(falling.beta == 0);
+  CHECK(falling.alpha > 1);
+  CHECK(fit_network(std::vector<double>{64}, std::vector<double>{2}).seconds(64) == Approx(2));
+}
+
+TEST_CASE("a run that plans leaves its plan and its profile, and both repeat its bits") {
+  const TempFolder temp;
+  for (const std::string method : {"topk", "dense", "dense in bf16"}) {
+    INFO(method);
+    const bool dense = method != "topk";
+    const std::string name = dense ? "compress.name=dense" : "compress.name=topk";
+    std::vector<std::string> given{name, "exchange.merge=optimal"};
+    if (method == "dense in bf16") given.push_back("compress.values=bf16");
+    const Trained first = trained(temp, small_run(temp, keys(given)));
+    CHECK(first.effective.exchange.merge == "optimal");
+    REQUIRE(sum(first.effective.exchange.groups) == 6);  // weights and biases of three layers
+    CHECK(text_of(temp.at("run/config.yaml")).find("]  # measured at the start") != std::string::npos);
+    const std::string file = temp.at(method + ".json");
+    std::filesystem::rename(temp.at("run/exchange_profile.json"), file);
+    const ExchangeProfile measured = read_exchange_profile(file);
+    CHECK(measured.parameters.size() == 6);
+    CHECK(measured.ranks == 2);
+    CHECK(measured.sums == dense);
+    const Metrics metrics = read_metrics(temp.at("run/metrics.jsonl"));
+    REQUIRE(metrics.end);
+    CHECK(metrics.end->modelled_makespan_s > 0);
+    CHECK(metrics.end->makespan_p50_s > 0);
+    CHECK(metrics.steps.back().makespan_s > 0);
+
+    std::filesystem::copy_file(temp.at("run/config.yaml"), temp.at(method + ".yaml"));
+    const LoadedConfig again = load_config(temp.at(method + ".yaml"), {"output.overwrite=true"});
+    const Trained second = trained(temp, again);
+    CHECK(second.checksum == first.checksum);
+    CHECK(second.effective.exchange.groups == first.effective.exchange.groups);
+    CHECK_FALSE(std::filesystem::exists(temp.at("run/exchange_profile.json")));
+
+    given.push_back("exchange.profile=" + file);
+    const Trained third = trained(temp, small_run(temp, keys(given)));
+    CHECK(third.checksum == first.checksum);
+    CHECK(third.effective.exchange.groups == first.effective.exchange.groups);
+    CHECK_FALSE(std::filesystem::exists(temp.at("run/exchange_profile.json")));
+  }
+}
+
+TEST_CASE("a profile of another run is refused, with what differs") {
+  const TempFolder temp;
+  const std::string file = temp.at("p.json");
+  const auto checked = [&](const std::vector<std::string>& more) {
+    auto all = keys({"exchange.merge=optimal", "exchange.profile=" + file});
+    all.insert(all.end(), more.begin(), more.end());
+    const LoadedConfig loaded = small_run(temp, all);
+    check_run(loaded.config, load_data(loaded.config));
+  };
+  trained(temp, small_run(temp, keys({"exchange.merge=omgs"})));
+  std::filesystem::rename(temp.at("run/exchange_profile.json"), file);
+  CHECK_NOTHROW(checked({}));
+  CHECK(user_error([&] { checked({"compress.name=gaussiank"}); }, {"p.json", "compress.name is topk there"}));
+  CHECK(user_error([&] { checked({"compress.density=0.5"}); }, {"compress.density is 0.01 there"}));
+  CHECK(user_error([&] { checked({"compress.values=bf16"}); }, {"compress.*", "(default) there"}));
+  CHECK(user_error([&] { checked({"dist.ranks=3"}); }, {"ranks is 2 there and 3 here"}));
+  CHECK(user_error([&] { checked({"model.hidden=[24]"}); }, {"number of parameters is 6 there and 4 here"}));
+  CHECK(user_error([&] { checked({"model.hidden=[24,15]"}); },
+                   {"parameter 1 is output.weight of 160 elements there"}));
+  CHECK(user_error([&] { checked({"compress.dense_1d=true"}); },
+                   {"parameter 0 is output.bias of 10 elements there and output.weight"}));
+}
+
+TEST_CASE("exchange.collective=auto becomes one that the method can use, in config.yaml too") {
+  const TempFolder temp;
+  const Trained chosen = trained(temp, small_run(temp, keys({"exchange.collective=auto"})));
+  CHECK(chosen.effective.exchange.collective != "auto");
+  CHECK(chosen.effective.exchange.groups.empty());
+  CHECK(std::filesystem::exists(temp.at("run/exchange_profile.json")));
+  for (const std::string method : {"dense", "powersgd"}) {
+    const Trained only =
+        trained(temp, small_run(temp, keys({"exchange.collective=auto", "compress.name=" + method})));
+    CHECK(only.effective.exchange.collective == "all_gather");
+  }
+}
+
+TEST_CASE("every method can be planned for: rounds of sums, dense parts, clipping, one rank") {
+  const TempFolder temp;
+  const std::vector<std::vector<std::string>> variants{
+      {"compress.name=powersgd"}, {"compress.dense_1d=true"},
+      {"train.clip_local=1"},     {"dist.ranks=1"},
+      {"compress.scope=tensor"},  {"compress.dense_1d=true", "compress.dense_values=bf16"}};
+  for (const auto& variant : variants) {
+    INFO(variant.back());
+    auto all = keys({"exchange.merge=optimal", "train.max_steps=3"});
+    all.insert(all.end(), variant.begin(), variant.end());
+    const Trained run = trained(temp, small_run(temp, all));
+    CHECK(sum(run.effective.exchange.groups) > 0);
+  }
+}

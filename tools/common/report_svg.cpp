@@ -1,0 +1,237 @@
+#include "tools/common/report_svg.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+
+namespace topknot {
+namespace {
+
+constexpr double kRowWidth = 1140, kRowHeight = 292;
+constexpr double kLeft = 78, kRight = 20, kTop = 12, kBottom = 50, kGap = 26;
+
+std::string num(double value) {
+  char buffer[32];
+  std::snprintf(buffer, sizeof buffer, "%.1f", value);
+  std::string text = buffer;
+  if (text.size() > 2 && text.compare(text.size() - 2, 2, ".0") == 0) text.resize(text.size() - 2);
+  return text == "-0" ? "0" : text;
+}
+
+double round_step(double range, int count) {
+  const double rough = range / std::max(1, count);
+  const double power = std::pow(10.0, std::floor(std::log10(rough)));
+  for (const double nice : {1.0, 2.0, 2.5, 5.0})
+    if (rough <= nice * power * 1.0001) return nice * power;
+  return 10 * power;
+}
+
+std::string text_at(double x, double y, const std::string& anchor, const std::string& text,
+                    const std::string& more = "") {
+  return "<text x=\"" + num(x) + "\" y=\"" + num(y) + "\" text-anchor=\"" + anchor + "\"" + more + ">" +
+         escape(text) + "</text>";
+}
+
+std::string segment(double x1, double y1, double x2, double y2, const char* cls) {
+  return "<line x1=\"" + num(x1) + "\" y1=\"" + num(y1) + "\" x2=\"" + num(x2) + "\" y2=\"" + num(y2) +
+         "\" class=\"" + cls + "\"/>";
+}
+
+std::string path_of(const Panel& panel, const std::vector<Point>& points, bool start = true) {
+  std::string path;
+  bool pen_down = !start;
+  for (const Point& p : points) {
+    if (!std::isfinite(p.x) || !std::isfinite(p.y)) {
+      pen_down = false;  // a gap, such as a step that was not finite
+      continue;
+    }
+    path += (pen_down ? "L" : "M") + num(panel.x(p.x)) + " " + num(panel.y(p.y));
+    pen_down = true;
+  }
+  return path;
+}
+
+std::string draw_line(const Panel& panel, const Line& line) {
+  if (line.points.empty()) return "";
+  std::string svg = "<g stroke=\"" + line.colour + "\" stroke-width=\"" + num(line.width) + "\"" +
+                    (line.opacity < 1 ? " opacity=\"" + num(line.opacity) + "\"" : "") + ">";
+  if (!line.title.empty()) svg += "<title>" + escape(line.title) + "</title>";
+  svg += "<path fill=\"none\" stroke-linejoin=\"round\"" +
+         (line.dash.empty() ? "" : " stroke-dasharray=\"" + line.dash + "\"") + " d=\"" +
+         path_of(panel, line.points) + "\"/>";
+  // One point alone makes no line.
+  if (line.dots || line.points.size() == 1)
+    for (const Point& p : line.points)
+      if (std::isfinite(p.x) && std::isfinite(p.y))
+        svg += "<circle cx=\"" + num(panel.x(p.x)) + "\" cy=\"" + num(panel.y(p.y)) + "\" r=\"2.6\" fill=\"" +
+               line.colour + "\" stroke=\"none\"/>";
+  if (line.cross_at_end) {
+    const double x = panel.x(line.points.back().x), y = panel.y(line.points.back().y);
+    svg += "<path d=\"M" + num(x - 4) + " " + num(y - 4) + "L" + num(x + 4) + " " + num(y + 4) + "M" +
+           num(x - 4) + " " + num(y + 4) + "L" + num(x + 4) + " " + num(y - 4) + "\"/>";
+  }
+  return svg + "</g>";
+}
+
+std::string draw_panel(const Panel& panel, const std::string& clip, bool first) {
+  const double left = panel.x.from, right = panel.x.to, bottom = panel.y.from, top = panel.y.to;
+  std::string svg = "<clipPath id=\"" + clip + "\"><rect x=\"" + num(left) + "\" y=\"" + num(top - 5) +
+                    "\" width=\"" + num(right - left + 5) + "\" height=\"" + num(bottom - top + 6) +
+                    "\"/></clipPath>";
+  for (const Tick& tick : panel.y.ticks) {
+    const double y = panel.y(tick.value);
+    svg += segment(left, y, right, y, "grid");
+    if (first) svg += text_at(left - 8, y + 4, "end", tick.label);
+  }
+  for (const Tick& tick : panel.x.ticks) {
+    const double x = panel.x(tick.value);
+    svg += segment(x, bottom, x, bottom + 4, "axis") + text_at(x, bottom + 18, "middle", tick.label);
+  }
+  svg += segment(left, bottom, right, bottom, "axis");
+  svg += text_at((left + right) / 2, bottom + 38, "middle", panel.x.label, " class=\"label\"");
+  svg += "<g clip-path=\"url(#" + clip + ")\">";
+  for (const Band& band : panel.bands) {
+    std::vector<Point> back(band.lower.rbegin(), band.lower.rend());
+    svg += "<path fill=\"" + band.colour + "\" opacity=\"0.18\" d=\"" + path_of(panel, band.upper) +
+           path_of(panel, back, false) + "Z\"/>";
+  }
+  for (const Line& line : panel.lines) svg += draw_line(panel, line);
+  for (const auto& [point, colour] : panel.marks)
+    svg += "<circle cx=\"" + num(panel.x(point.x)) + "\" cy=\"" + num(panel.y(point.y)) +
+           "\" r=\"5.5\" fill=\"#fff\" stroke=\"" + colour + "\" stroke-width=\"2.2\"/>";
+  svg += "</g>";
+  if (!panel.reference_label.empty()) {
+    const double y = panel.y(panel.reference);
+    svg += segment(left, y, right, y, "reference");
+    if (first) svg += text_at(left + 3, y - 5, "start", panel.reference_label, " class=\"note\"");
+  }
+  return svg;
+}
+
+}  // namespace
+
+double Scale::operator()(double value) const {
+  const auto raw = [&](double v) { return logarithmic ? std::log10(std::max(v, lo * 1e-3)) : v; };
+  const double range = raw(hi) - raw(lo);
+  return from + (to - from) * (range > 0 ? (raw(value) - raw(lo)) / range : 0.5);
+}
+
+std::string tick_text(double value, double step, Unit unit) {
+  char buffer[48];
+  if (unit == Unit::bytes) {
+    const char* units[] = {"B", "kB", "MB", "GB", "TB", "PB"};
+    int power = 0;
+    while (std::fabs(value) >= 999.5 && power < 5) value /= 1000, ++power;
+    std::snprintf(buffer, sizeof buffer, "%.4g %s", value, units[power]);
+    return buffer;
+  }
+  if (unit == Unit::percent) value *= 100, step *= 100;
+  if (step >= 1 && std::fabs(value) >= 10000) {
+    const bool whole = std::fmod(step, 1000) < 0.5;
+    std::snprintf(buffer, sizeof buffer, whole ? "%.0fk" : "%.1fk", value / 1000);
+  } else {
+    // As many decimals as the step needs, 2.5 one more than 2.
+    int decimals = 0;
+    for (double s = step; decimals < 9 && std::fabs(s - std::round(s)) > 1e-6 * s; s *= 10) ++decimals;
+    std::snprintf(buffer, sizeof buffer, "%.*f", decimals, value);
+  }
+  return std::string(buffer) + (unit == Unit::percent ? " %" : "");
+}
+
+std::vector<Tick> linear_ticks(double lo, double hi, int count, Unit unit) {
+  std::vector<Tick> ticks;
+  if (!(hi > lo)) return {{lo, tick_text(lo, 1, unit)}};
+  const double step = round_step(hi - lo, count);
+  for (double i = std::ceil(lo / step - 1e-9); i * step <= hi + 1e-9 * step; ++i)
+    ticks.push_back({i * step + 0.0, tick_text(i * step + 0.0, step, unit)});  // + 0.0: no "-0"
+  return ticks;
+}
+
+std::vector<Tick> log_ticks(double lo, double hi, Unit unit) {
+  std::vector<Tick> ticks;
+  const int first = static_cast<int>(std::floor(std::log10(lo))),
+            last = static_cast<int>(std::ceil(std::log10(hi)));
+  const int stride = std::max(1, (last - first + 5) / 6);
+  const std::vector<double> between =
+      last - first <= 2 ? std::vector<double>{1, 2, 5} : std::vector<double>{1};
+  for (int e = first; e <= last; e += stride)
+    for (const double factor : between) {
+      const double value = factor * std::pow(10.0, e);
+      if (value >= lo * 0.999 && value <= hi * 1.001) {
+        char buffer[32];
+        std::snprintf(buffer, sizeof buffer, "%g", value);
+        ticks.push_back({value, unit == Unit::bytes ? tick_text(value, 1, unit) : buffer});
+      }
+    }
+  return ticks;
+}
+
+std::string panel_row(const std::vector<Panel>& panels, const std::string& id,
+                      const std::string& description) {
+  std::string svg = "<svg viewBox=\"0 0 " + num(kRowWidth) + " " + num(kRowHeight) +
+                    "\" role=\"img\" aria-label=\"" + escape(description) + "\">";
+  const double count = static_cast<double>(panels.size());
+  const double width = (kRowWidth - kLeft - kRight - kGap * (count - 1)) / count;
+  for (std::size_t i = 0; i < panels.size(); ++i) {
+    Panel panel = panels[i];
+    panel.x.from = kLeft + static_cast<double>(i) * (width + kGap);
+    panel.x.to = panel.x.from + width;
+    panel.y.from = kRowHeight - kBottom;
+    panel.y.to = kTop;
+    svg += draw_panel(panel, id + std::to_string(i), i == 0);
+  }
+  if (!panels.empty())
+    svg += text_at(14, kTop + (kRowHeight - kBottom - kTop) / 2, "middle", panels[0].y.label,
+                   " class=\"label\" transform=\"rotate(-90 14 " +
+                       num(kTop + (kRowHeight - kBottom - kTop) / 2) + ")\"");
+  return svg + "</svg>";
+}
+
+std::string escape(const std::string& text) {
+  std::string result;
+  for (const char c : text) {
+    if (c == '&') {
+      result += "&amp;";
+    } else if (c == '<') {
+      result += "&lt;";
+    } else if (c == '>') {
+      result += "&gt;";
+    } else if (c == '"') {
+      result += "&quot;";
+    } else {
+      result += c;
+    }
+  }
+  return result;
+}
+
+std::vector<Point> thin_out(const std::vector<Point>& points, std::size_t count) {
+  if (points.size() <= count || count == 0) return points;
+  std::vector<Point> result;
+  for (std::size_t bin = 0; bin < count; ++bin) {
+    const std::size_t begin = bin * points.size() / count, end = (bin + 1) * points.size() / count;
+    Point mean;
+    double used = 0;
+    for (std::size_t i = begin; i < end; ++i)
+      if (std::isfinite(points[i].y)) mean.x += points[i].x, mean.y += points[i].y, ++used;
+    if (used > 0) result.push_back({mean.x / used, mean.y / used});
+  }
+  // The ends stay where they are, or a curve would stop short of its axis.
+  if (!result.empty() && std::isfinite(points.back().y)) result.push_back(points.back());
+  return result;
+}
+
+std::vector<Point> smooth(const std::vector<Point>& points, std::size_t window) {
+  std::vector<Point> result = points;
+  const std::size_t half = window / 2;
+  for (std::size_t i = 0; i < points.size(); ++i) {
+    const std::size_t begin = i - std::min(half, i), end = std::min(i + half + 1, points.size());
+    double sum = 0, used = 0;
+    for (std::size_t j = begin; j < end; ++j)
+      if (std::isfinite(points[j].y)) sum += points[j].y, ++used;
+    result[i].y = used > 0 ? sum / used : points[i].y;
+  }
+  return result;
+}
+
+}  // namespace topknot

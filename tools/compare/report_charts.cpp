@@ -1,0 +1,324 @@
+#include "tools/compare/report_charts.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <functional>
+#include <unordered_map>
+
+#include "tools/common/report_svg.h"
+#include "train/metrics/progress.h"
+
+namespace topknot {
+namespace {
+
+constexpr std::size_t kMeanPoints = 260, kRawPoints = 420;
+constexpr const char* kDash = "5 4";
+
+enum Axis { kStep, kEpoch, kTime, kAxes };
+
+// One quantity of a run or of a method's mean, with all three axes.
+struct Curve {
+  std::vector<std::array<double, kAxes>> at;
+  std::vector<double> value, deviation;
+
+  std::vector<Point> points(Axis axis, double deviations = 0) const {
+    std::vector<Point> result;
+    for (std::size_t i = 0; i < at.size(); ++i)
+      result.push_back({at[i][axis], value[i] + (deviations == 0 ? 0 : deviations * deviation[i])});
+    return result;
+  }
+  void add(std::int64_t step, double epoch, double time, double y) {
+    at.push_back({static_cast<double>(step), epoch, time});
+    value.push_back(y);
+    deviation.push_back(0);
+  }
+  void smooth_values() {
+    const auto window = std::max<std::size_t>(1, value.size() / 40);
+    const auto smoothed = smooth(points(kStep), window);
+    for (std::size_t i = 0; i < value.size(); ++i) value[i] = smoothed[i].y;
+  }
+};
+
+// Mean over runs at the steps that all of them have.
+Curve mean_curve(const std::vector<Curve>& curves) {
+  if (curves.size() == 1) return curves[0];
+  Curve result;
+  std::vector<std::unordered_map<std::int64_t, std::size_t>> places(curves.size());
+  for (std::size_t c = 0; c < curves.size(); ++c)
+    for (std::size_t i = 0; i < curves[c].at.size(); ++i)
+      places[c][static_cast<std::int64_t>(curves[c].at[i][kStep])] = i;
+  for (const auto& place : curves[0].at) {
+    const auto step = static_cast<std::int64_t>(place[kStep]);
+    std::vector<double> values, epochs, times;
+    for (std::size_t c = 0; c < curves.size(); ++c)
+      if (const auto it = places[c].find(step); it != places[c].end()) {
+        values.push_back(curves[c].value[it->second]);
+        epochs.push_back(curves[c].at[it->second][kEpoch]);
+        times.push_back(curves[c].at[it->second][kTime]);
+      }
+    if (values.size() < curves.size()) continue;
+    const Stat stat = stat_of(values);
+    result.add(step, stat_of(epochs).mean, stat_of(times).mean, stat.mean);
+    result.deviation.back() = stat.deviation;
+  }
+  return result;
+}
+
+using CurveOf = std::function<Curve(const Run&)>;
+
+Curve loss_of(const Run& run) {
+  Curve curve;
+  for (const auto& s : run.metrics.steps) curve.add(s.step, s.epoch, s.time_s, s.loss);
+  return curve;
+}
+
+Curve smooth_loss_of(const Run& run) {
+  Curve curve = loss_of(run);
+  curve.smooth_values();
+  return curve;
+}
+
+Curve bytes_of(const Run& run) {
+  Curve curve;
+  for (std::size_t i = 0; i < run.metrics.steps.size(); ++i) {
+    const auto& s = run.metrics.steps[i];
+    curve.add(s.step, s.epoch, s.time_s, run.sent_so_far[i]);
+  }
+  return curve;
+}
+
+CurveOf quality_of(bool accuracy) {
+  return [accuracy](const Run& run) {
+    Curve curve;
+    for (const auto& e : run.metrics.evals)
+      curve.add(e.step, e.epoch, e.time_s, accuracy ? e.test_accuracy : e.test_loss);
+    return curve;
+  };
+}
+
+struct Drawn {
+  std::size_t method;
+  Curve mean;
+  bool incomplete = false;
+  std::string title;
+};
+
+// The mean of each method's complete runs, and each incomplete run by itself.
+std::vector<Drawn> draw(const Comparison& c, const CurveOf& curve_of) {
+  std::vector<Drawn> drawn;
+  for (std::size_t m = 0; m < c.methods.size(); ++m) {
+    const Method& method = c.methods[m];
+    std::vector<Curve> complete;
+    for (const auto i : method.runs) {
+      const Run& run = c.runs[i];
+      if (run.complete()) {
+        complete.push_back(curve_of(run));
+      } else {
+        drawn.push_back({m, curve_of(run), true,
+                         method.name + ", seed " + std::to_string(run.config.seed) + ", incomplete"});
+      }
+    }
+    if (!complete.empty())
+      drawn.push_back(
+          {m, mean_curve(complete), false,
+           method.name + (complete.size() > 1 ? ", mean of " + std::to_string(complete.size()) : "")});
+  }
+  drawn.erase(std::remove_if(drawn.begin(), drawn.end(), [](const Drawn& d) { return d.mean.at.empty(); }),
+              drawn.end());
+  return drawn;
+}
+
+struct Range {
+  double lo = kAbsent, hi = kAbsent;
+  void include(double v) {
+    if (!std::isfinite(v)) return;
+    lo = std::isnan(lo) ? v : std::min(lo, v);
+    hi = std::isnan(hi) ? v : std::max(hi, v);
+  }
+};
+
+Range value_range(const std::vector<Drawn>& drawn) {
+  Range range;
+  for (const auto& d : drawn)
+    for (std::size_t i = 0; i < d.mean.value.size(); ++i) {
+      range.include(d.mean.value[i] - d.mean.deviation[i]);
+      range.include(d.mean.value[i] + d.mean.deviation[i]);
+    }
+  return range;
+}
+
+Scale x_scale(const std::vector<Drawn>& drawn, Axis axis, double& unit) {
+  Range range;
+  for (const auto& d : drawn) range.include(d.mean.at.back()[axis]);
+  Scale scale;
+  unit = 1;
+  scale.label = axis == kStep ? "step" : "epoch";
+  if (axis == kTime) {
+    unit = range.hi < 240 ? 1 : range.hi < 4 * 3600 ? 60 : 3600;
+    scale.label = std::string("training time (") + (unit == 1 ? "s" : unit == 60 ? "min" : "h") + ")";
+  }
+  scale.lo = 0;
+  scale.hi = std::max(range.hi / unit, 1e-9);
+  scale.ticks = linear_ticks(scale.lo, scale.hi, 5, Unit::plain);
+  return scale;
+}
+
+Scale linear_scale(Range range, double from_zero_below, Unit unit, const std::string& label) {
+  Scale scale;
+  scale.label = label;
+  const double pad = 0.04 * std::max(range.hi - range.lo, 1e-3 * std::fabs(range.hi));
+  scale.hi = range.hi + pad;
+  scale.lo = range.lo >= 0 && range.lo < from_zero_below * range.hi ? 0 : range.lo - pad;
+  if (!(scale.hi > scale.lo)) scale.hi = scale.lo + 1;
+  scale.ticks = linear_ticks(scale.lo, scale.hi, 6, unit);
+  return scale;
+}
+
+Scale log_scale(Range range, Unit unit, const std::string& label) {
+  Scale scale;
+  scale.label = label;
+  scale.logarithmic = true;
+  scale.lo = range.lo / 1.15;
+  scale.hi = range.hi * 1.15;
+  scale.ticks = log_ticks(scale.lo, scale.hi, unit);
+  return scale;
+}
+
+std::vector<Point> scaled(std::vector<Point> points, double unit) {
+  for (Point& p : points) p.x /= unit;
+  return points;
+}
+
+struct Style {
+  bool dots = false;
+  bool bands = true;
+  std::vector<Drawn> raw;  // drawn faint below
+};
+
+std::vector<Panel> panels_of(const Comparison& c, const std::vector<Drawn>& drawn, const Scale& y,
+                             const Style& style) {
+  std::vector<Panel> panels;
+  for (const Axis axis : {kStep, kEpoch, kTime}) {
+    Panel panel;
+    double unit = 1;
+    panel.x = x_scale(drawn, axis, unit);
+    panel.y = y;
+    for (const auto& d : style.raw)
+      panel.lines.push_back({.points = scaled(thin_out(d.mean.points(axis), kRawPoints), unit),
+                             .colour = method_colour(c, d.method),
+                             .width = 0.8,
+                             .opacity = 0.3,
+                             .dash = "",
+                             .title = ""});
+    for (const auto& d : drawn) {
+      const std::string colour = method_colour(c, d.method);
+      const auto thin = [&](double deviations) {
+        return scaled(thin_out(d.mean.points(axis, deviations), kMeanPoints), unit);
+      };
+      const bool spread =
+          std::any_of(d.mean.deviation.begin(), d.mean.deviation.end(), [](double v) { return v > 0; });
+      if (style.bands && spread) panel.bands.push_back({thin(1), thin(-1), colour});
+      panel.lines.push_back({.points = thin(0),
+                             .colour = colour,
+                             .width = d.incomplete ? 1.5 : 2,
+                             .opacity = 1,
+                             .dash = d.incomplete ? kDash : "",
+                             .dots = style.dots,
+                             .cross_at_end = d.incomplete,
+                             .title = d.title});
+    }
+    panels.push_back(std::move(panel));
+  }
+  return panels;
+}
+
+}  // namespace
+
+std::string method_colour(const Comparison& c, std::size_t method) {
+  // Okabe and Ito's set, with a grey in place of black for the baseline and no yellow, too pale on white.
+  static const std::array<const char*, 8> hues = {"#0072b2", "#d55e00", "#009e73", "#cc79a7",
+                                                  "#e69f00", "#56b4e9", "#882255", "#6b7a00"};
+  if (method == 0 && c.methods[0].dense) return "#4a4a4a";
+  const std::size_t place = method - (c.methods[0].dense ? 1 : 0), round = place / hues.size();
+  const std::string hue = hues[place % hues.size()];
+  if (round == 0) return hue;
+  // More methods than hues: darker ones, then lighter ones, and round again.
+  std::string colour = "#";
+  for (const std::size_t at : {1u, 3u, 5u}) {
+    const int value = std::stoi(hue.substr(at, 2), nullptr, 16);
+    const int mixed = round % 2 == 1 ? value * 11 / 20 : value + (255 - value) * 9 / 20;
+    char digits[3];
+    std::snprintf(digits, sizeof digits, "%02x", static_cast<unsigned>(mixed & 0xff));
+    colour += digits;
+  }
+  return colour;
+}
+
+std::string loss_chart(const Comparison& c) {
+  const auto drawn = draw(c, smooth_loss_of);
+  const Range range = value_range(drawn);
+  if (std::isnan(range.lo)) return "";
+  const bool wide = range.lo > 0 && range.hi / range.lo > 60;
+  const Scale y = wide ? log_scale(range, Unit::plain, "train loss")
+                       : linear_scale(range, 0.4, Unit::plain, "train loss");
+  Style style;
+  style.raw = draw(c, loss_of);
+  return panel_row(panels_of(c, drawn, y, style), "loss",
+                   "Train loss of each method against step, epoch and training time");
+}
+
+std::string quality_chart(const Comparison& c) {
+  const auto drawn = draw(c, quality_of(c.has_accuracy));
+  Range range = value_range(drawn);
+  if (std::isnan(range.lo)) return "";
+  const bool target = !std::isnan(c.target);
+  if (target) range.include(c.target);
+  Scale y;
+  if (c.has_accuracy) {
+    range.hi = std::min(range.hi, 1.0);
+    y = linear_scale(range, 0.3, Unit::percent, "test accuracy");
+  } else if (range.lo > 0 && range.hi / range.lo > 60) {
+    y = log_scale(range, Unit::plain, "test loss");
+  } else {
+    y = linear_scale(range, 0.4, Unit::plain, "test loss");
+  }
+  Style style;
+  style.dots = true;
+  auto panels = panels_of(c, drawn, y, style);
+  if (target)
+    for (Panel& panel : panels) {
+      panel.reference = c.target;
+      panel.reference_label = "target " + tick_text(c.target, 0.001, Unit::percent);
+    }
+  if (target) {
+    double unit = 1;
+    x_scale(drawn, kTime, unit);
+    for (const Drawn& d : drawn) {
+      if (d.incomplete) continue;
+      for (std::size_t i = 0; i < d.mean.at.size(); ++i)
+        if (d.mean.value[i] >= c.target) {
+          panels[kTime].marks.push_back(
+              {{d.mean.at[i][kTime] / unit, d.mean.value[i]}, method_colour(c, d.method)});
+          break;
+        }
+    }
+  }
+  return panel_row(panels, "quality", "Test results of each method against step, epoch and training time");
+}
+
+std::string bytes_chart(const Comparison& c) {
+  const auto drawn = draw(c, bytes_of);
+  Range range;
+  for (const auto& d : drawn)
+    for (const double v : d.mean.value)
+      if (v > 0) range.include(v);
+  if (std::isnan(range.lo)) return "";  // one rank sends nothing
+  Style style;
+  style.bands = false;
+  const Scale y = log_scale(range, Unit::bytes, "sent by a rank");
+  return panel_row(panels_of(c, drawn, y, style), "bytes",
+                   "Bytes sent by a rank under each method against step, epoch and training time");
+}
+
+}  // namespace topknot

@@ -1,0 +1,133 @@
+// Time and bytes of each selection on the GPU, in steady state: error feedback with a new gradient in each step.
+#include <algorithm>
+#include <map>
+
+#include "compress/cuda/device_compressor.h"
+#include "nn/core/base/check.h"
+#include "nn/core/cuda/context.h"
+#include "nn/core/cuda/pool.h"
+#include "tools/gpu_check/cuda/gradient_stream.h"
+#include "tools/gpu_check/stages.h"
+
+namespace topknot::gpu_check {
+namespace {
+
+using namespace cuda;
+
+constexpr double kDensity = 0.001;
+constexpr int kWarmUp = 8, kTimed = 11;
+
+// Bytes an element that encoding moves in steady state: gradient and residual read, their sum written; gaussiank
+// reads the sum once more; dgc reads and writes the velocity too.
+const std::map<std::string, double>& bytes_of_methods() {
+  static const std::map<std::string, double> all{
+      {"topk", 12}, {"gaussiank", 16}, {"dgc", 20}, {"regtopk", 12}};
+  return all;
+}
+
+double median(std::vector<double> values) {
+  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2),
+                   values.end());
+  return values[values.size() / 2];
+}
+
+double copy_rate(Context& context, std::size_t n, float* from, float* to) {
+  std::vector<double> ms;
+  for (int i = 0; i < kTimed; ++i) {
+    Event begin(true), end(true);
+    begin.record(context.stream());
+    TOPKNOT_CUDA(cudaMemcpyAsync(to, from, n * sizeof(float), cudaMemcpyDeviceToDevice, context.stream()));
+    end.record(context.stream());
+    context.synchronize();
+    ms.push_back(milliseconds_between(begin, end));
+  }
+  return 8.0 * static_cast<double>(n) / (1e6 * median(ms));  // GB/s
+}
+
+// Milliseconds that one encode takes, the gradient being in memory already.
+double encode_ms(Context& context, const std::string& method, std::size_t n, float* a, float* b) {
+  CompressOptions options;
+  options.name = method;
+  options.capacity = 2;
+  options.momentum = method == "dgc" ? 0.9 : 0.0;
+  GroupSpec group;
+  group.numel = n;
+  group.segments = {{0, n}};
+  const auto compressor = make_device_compressor(options, group);
+  TOPKNOT_CHECK(compressor, method + " has no kernels");
+  compressor->set_density(kDensity);
+  const cudaStream_t stream = context.stream();
+  DeviceArray<StepWords> words(1);
+  DeviceArray<Verdict> verdict(1);
+  DeviceArray<std::byte> block(compressor->block_bytes());
+  DeviceArray<float> weights(1);
+  StepWords step;
+  step.density = kDensity;
+  const Verdict clear;
+  const float one = 1;
+  TOPKNOT_CUDA(cudaMemcpyAsync(weights.data(), &one, sizeof one, cudaMemcpyHostToDevice, stream));
+  TOPKNOT_CUDA(cudaMemsetAsync(b, 0, n * sizeof(float), stream));
+  std::vector<double> ms;
+  for (int i = 0; i < kWarmUp + kTimed; ++i) {
+    step.step = i;
+    TOPKNOT_CUDA(cudaMemcpyAsync(words.data(), &step, sizeof step, cudaMemcpyHostToDevice, stream));
+    TOPKNOT_CUDA(cudaMemcpyAsync(verdict.data(), &clear, sizeof clear, cudaMemcpyHostToDevice, stream));
+    fill_gradient(stream, a, n, static_cast<std::uint32_t>(i));
+    Event begin(true), end(true);
+    begin.record(stream);
+    compressor->encode(stream, {{a, n}, {b, n}}, words.data(), verdict.data(), block.data());
+    end.record(stream);
+    compressor->decode(stream, block.data(), weights.data(), verdict.data());
+    const std::span<float> average = compressor->commit(stream, verdict.data());
+    context.synchronize();
+    if (average.data() == b) std::swap(a, b);  // what was the gradient's memory holds the residual
+    if (i >= kWarmUp) ms.push_back(milliseconds_between(begin, end));
+  }
+  return median(ms);
+}
+
+}  // namespace
+
+void measure_kernels(const Options& options, const std::function<void(const Result&)>& tell) {
+  const StageClock clock(options.seconds);
+  Context context({});
+  const Context::Use use(context);
+  for (const std::size_t n : kernel_sizes(options)) {
+    const std::string size = size_text(n);
+    try {
+      const DeviceArray<float> a(n), b(n);
+      TOPKNOT_CUDA(cudaMemsetAsync(a.data(), 0, a.bytes(), context.stream()));
+      const double copy = copy_rate(context, n, a.data(), b.data());
+      tell({"kernels", "device copy, " + size, Status::passed, 0, {{"GB/s", copy}}});
+      for (const auto& [method, bytes] : bytes_of_methods()) {
+        const std::string name = method + ", " + size;
+        if (clock.used_up()) {
+          tell({"kernels", name, Status::skipped, 0, {}, kUsedUp});
+          continue;
+        }
+        const double ms = encode_ms(context, method, n, a.data(), b.data());
+        const double rate = bytes * static_cast<double>(n) / (1e6 * ms);
+        tell({"kernels", name, Status::passed, 0, {{"ms", ms}, {"GB/s", rate}, {"of a copy", rate / copy}}});
+      }
+    } catch (const OutOfMemory& error) {
+      tell({"kernels", "selections, " + size, Status::skipped, 0, {}, error.what()});
+    }
+    context.pool()->release_cached();
+  }
+}
+
+void describe_gpu(Report& report) {
+  cudaDeviceProp card{};
+  TOPKNOT_CUDA(cudaGetDeviceProperties(&card, 0));
+  int driver = 0, runtime = 0;
+  TOPKNOT_CUDA(cudaDriverGetVersion(&driver));
+  TOPKNOT_CUDA(cudaRuntimeGetVersion(&runtime));
+  report.describe("card", card.name);
+  report.describe("compute capability", std::to_string(card.major) + "." + std::to_string(card.minor));
+  report.describe("memory", std::to_string(card.totalGlobalMem >> 20) + " MiB");
+  report.describe("CUDA of the driver", std::to_string(driver));
+  report.describe("CUDA of this build", std::to_string(runtime));
+  report.describe("cuDNN", std::to_string(cudnnGetVersion()));
+}
+
+}  // namespace topknot::gpu_check

@@ -1,0 +1,28 @@
+#include <map>
+
+#include "tools/gpu_check/stages.h"
+
+namespace topknot::gpu_check {
+
+void skip_all(const std::string& stage, const std::string& reason, Report& report) {
+  static const std::map<std::string, std::vector<std::string>> checks{
+      {"tests",
+       {"ops and compressors against the CPU", "the same under compute-sanitizer memcheck",
+        "the same under compute-sanitizer racecheck"}},
+      {"nccl", {"every collective exact, 1, 2 and 4 ranks", "2 processes: the weights of 2 threads"}},
+      {"kernels", {"selections against a device copy", "selections against torch.topk"}},
+      {"train", {"images a second of resnet20, vgg16 and resnet50", "the same against PyTorch"}}};
+  for (const std::string& check : checks.at(stage))
+    report.add({stage, check, Status::skipped, 0, {}, reason});
+}
+
+Result failure(Result result, const Outcome& outcome, const std::string& note) {
+  constexpr std::size_t kEnd = 4000;
+  result.status = Status::failed;
+  result.note = note;
+  result.output =
+      outcome.output.size() > kEnd ? outcome.output.substr(outcome.output.size() - kEnd) : outcome.output;
+  return result;
+}
+
+}  // namespace topknot::gpu_check

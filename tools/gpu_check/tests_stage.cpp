@@ -1,0 +1,80 @@
+#include <algorithm>
+
+#include "tools/gpu_check/stages.h"
+
+namespace topknot::gpu_check {
+namespace {
+
+const char* const kPlain = "ops and compressors against the CPU";
+
+bool has(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+// Which assertions failed, so that the report says enough without the log.
+void add_failed_assertions(const std::string& output, Report& report) {
+  int shown = 0;
+  for (const std::string& line : lines_of(output))
+    if (const auto at = line.find(": FAILED:"); at != std::string::npos && ++shown <= 20)
+      report.add({"tests", line.substr(0, std::min<std::size_t>(at, 200)), Status::failed});
+}
+
+void run_plain(const std::string& program, double seconds, Report& report) {
+  const Outcome outcome = run({{program, "--durations", "no"}}, seconds);
+  Result result{"tests", kPlain, Status::passed, outcome.seconds, {}, outcome.last_line()};
+  // A status of 0 also comes from a program in which no test was chosen.
+  if (outcome.ok() && has(outcome.output, "All tests passed")) {
+    report.add(std::move(result));
+    return;
+  }
+  report.add(failure(std::move(result), outcome,
+                     outcome.ok() ? "it does not say that all tests passed: " + outcome.last_line()
+                                  : outcome.reason(program)));
+  add_failed_assertions(outcome.output, report);
+}
+
+Result checked_result(const std::string& name, const Outcome& outcome) {
+  Result result{"tests", name, Status::passed, outcome.seconds, {}, outcome.last_line()};
+  const bool clean =
+      has(outcome.output, "ERROR SUMMARY: 0 errors") || has(outcome.output, "RACECHECK SUMMARY: 0 hazards");
+  const bool summed_up = has(outcome.output, "ERROR SUMMARY:") || has(outcome.output, "RACECHECK SUMMARY:");
+  const bool found_something =
+      has(outcome.output, "========= Invalid") || has(outcome.output, "========= Error: ");
+  if (outcome.ok() && clean && has(outcome.output, "All tests passed")) return result;
+  if (found_something || (summed_up && !outcome.timed_out))
+    return failure(std::move(result), outcome, outcome.reason("compute-sanitizer"));
+  // Without a word about errors the tool did not work here: some machines forbid debugging interfaces, and it may
+  // be slow. That says nothing about our code.
+  result.status = Status::skipped;
+  result.note = outcome.reason("compute-sanitizer");
+  return result;
+}
+
+}  // namespace
+
+void run_tests(const Options& options, Report& report) {
+  const StageClock clock(options.seconds);
+  const std::string program = options.bin + "/gpu_tests";
+  if (!is_program(program)) return skip_all("tests", program + " is not there", report);
+  run_plain(program, 0.5 * clock.left(), report);
+  const std::string sanitizer = find_program(options.sanitizer, "/usr/local/cuda/bin");
+  double share = 0.5;
+  for (const std::string tool : {"memcheck", "racecheck"}) {
+    const std::string name = "the same under compute-sanitizer " + tool;
+    if (sanitizer.empty() || clock.used_up()) {
+      report.add({"tests",
+                  name,
+                  Status::skipped,
+                  0,
+                  {},
+                  sanitizer.empty() ? "compute-sanitizer is not on the PATH" : kUsedUp});
+      continue;
+    }
+    const Outcome checked =
+        run({{sanitizer, "--tool", tool, "--error-exitcode", "9", program, "~[slow]"}}, share * clock.left());
+    report.add(checked_result(name, checked));
+    share = 1;
+  }
+}
+
+}  // namespace topknot::gpu_check

@@ -1,0 +1,221 @@
+#include "tools/predict/predict.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+
+#include "compress/sparse_step.h"
+#include "dist/plan/merge_plan.h"
+#include "nn/core/base/check.h"
+#include "train/plan/exchange_plan.h"
+
+namespace topknot {
+namespace {
+
+using GroupCost = ExchangeProfile::Group;
+using Fit = ExchangeProfile::Fit;
+
+bool is_dense(const ExchangeProfile& profile) {
+  return profile.method == "dense";
+}
+
+// Of the all-reduce, what a rank's link takes for a byte: both of its ways carry (P-1)/P of the data twice.
+double reduce_share(int ranks) {
+  return 2.0 * (ranks - 1) / ranks;
+}
+
+// Of a further message at the same time.
+double overhead_of(const ExchangeProfile& profile) {
+  return profile.ranks == 2 ? profile.gather.alpha : profile.link.overhead;
+}
+
+void scale_decoding(GroupCost& group, const ExchangeProfile& from, const ExchangeProfile& to, bool sums) {
+  if (sums) return;  // one sum, however many ranks
+  const double share = sends_entries(from) ? from.density : 1;
+  const auto work = [&](const ExchangeProfile& profile) {
+    const double messages = profile.collective == "all_gather" ? profile.ranks : 1;
+    return kElementWeight + messages * share;
+  };
+  // Whatever the collective, the measured decoding was of one message from each rank.
+  ExchangeProfile measured;
+  measured.ranks = from.ranks;
+  group.decode_s *= work(to) / work(measured);
+}
+
+Fit reduce_at(const ExchangeProfile& from, const ExchangeProfile& to, const PredictedNetwork& network) {
+  Fit fit;
+  fit.ranks = to.ranks;
+  const bool ring = is_dense(from);
+  if (from.ranks < 2 || network.latency) {
+    fit.alpha = ring ? 2 * (to.ranks - 1) * to.link.alpha
+                     : 2 * (to.link.alpha + std::max(0, to.ranks - 2) * to.link.overhead);
+  } else if (ring) {
+    fit.alpha = from.reduce.alpha * (to.ranks - 1) / (from.ranks - 1);
+  } else {
+    fit.alpha = std::max(0.0, from.reduce.alpha + 2 * (to.ranks - from.ranks) * to.link.overhead);
+  }
+  const double byte = network.bits_per_s ? to.link.beta : from.reduce.beta / reduce_share(from.ranks);
+  fit.beta = byte * reduce_share(to.ranks);
+  return fit;
+}
+
+}  // namespace
+
+PredictedNetwork parse_network_rate(const std::string& text) {
+  PredictedNetwork network;
+  network.name = text;
+  if (text == "measured") return network;
+  double value = 0;
+  const char* end = text.data() + text.size();
+  const auto [rest, error] = std::from_chars(text.data(), end, value);
+  const std::string unit(rest, end);
+  double factor = 0;
+  for (const auto& [name, bits] : {std::pair("", 1.0), {"kbit", 1e3}, {"mbit", 1e6}, {"gbit", 1e9}})
+    if (unit == name) factor = bits;
+  if (error != std::errc{} || factor == 0 || !(value > 0) || !std::isfinite(value * factor))
+    throw UserError("--rate: '" + text +
+                    "' is no rate; write 100mbit, 1gbit, 10gbit, bits a second, or measured");
+  network.bits_per_s = value * factor;
+  return network;
+}
+
+bool sends_entries(const ExchangeProfile& profile) {
+  return !profile.sums && sparse_presets().contains(profile.method);
+}
+
+ExchangeProfile profile_at(const ExchangeProfile& profile, int ranks, const PredictedNetwork& network,
+                           const std::string& collective) {
+  TOPKNOT_CHECK(ranks >= 1, "at least one rank");
+  if (profile.ranks < 2 && ranks > 1 && !(network.bits_per_s && network.latency))
+    throw UserError(
+        "the profile was measured with one rank, which knows no network; give --rate (not measured) and "
+        "--latency, or profile a run of two ranks or more");
+  ExchangeProfile at = profile;
+  at.ranks = ranks;
+  at.collective = collective;
+  // A network of its own is one that collectives run beside the computation on (dist.backend gloo).
+  at.overlaps = profile.overlaps || network.bits_per_s.has_value();
+  at.link.overhead = overhead_of(profile);
+  if (network.latency) at.link.alpha = *network.latency;
+  if (network.bits_per_s) at.link.beta = 8 / (*network.bits_per_s * network.efficiency);
+  at.gather.ranks = ranks;
+  at.gather.alpha = network.latency
+                        ? at.link.alpha + std::max(0, ranks - 2) * at.link.overhead
+                        : std::max(0.0, profile.gather.alpha + (ranks - profile.ranks) * at.link.overhead);
+  at.gather.beta = (ranks - 1) * at.link.beta;
+  at.reduce = reduce_at(profile, at, network);
+  if (ranks == 1) at.gather = at.reduce = {0, 0, 1};
+  if (collective == "auto") at.collective = sends_entries(at) ? quickest_collective(at) : "all_gather";
+  if (!sends_entries(at) && at.collective != "all_gather")
+    throw UserError("--collective " + collective + ": method " + profile.method +
+                    " sends no list of entries; leave it to all_gather or auto");
+  for (GroupCost& group : at.groups) scale_decoding(group, profile, at, profile.sums);
+  // The dense part is gathered or summed whatever the collective.
+  ExchangeProfile dense_part = at, dense_from = profile;
+  dense_part.collective = "all_gather", dense_part.method = dense_from.method = "dense";
+  scale_decoding(at.dense, dense_from, dense_part, profile.dense_sums);
+  return at;
+}
+
+ExchangeProfile dense_profile(const ExchangeProfile& profile) {
+  if (is_dense(profile)) return profile;
+  ExchangeProfile dense = profile;
+  dense.method = "dense";
+  dense.options.clear();
+  dense.density = 1;
+  dense.collective = "all_gather";
+  dense.sums = dense.dense_sums = true;
+  dense.dense = {};
+  double all = 0, least = 1e300;
+  for (auto& parameter : dense.parameters) {
+    parameter.compressed = false;
+    all += static_cast<double>(parameter.numel);
+    least = std::min(least, static_cast<double>(parameter.numel));
+  }
+  dense.groups = {{all, 4 * all, 0, 0, 0}};
+  if (least < all) dense.groups.insert(dense.groups.begin(), {least, 4 * least, 0, 0, 0});
+  // The sums of a compressed method are small and in rank order: a ring of the link's messages instead. The
+  // greater of the two figures a byte, as small sums may not have filled the link.
+  if (profile.ranks > 1) {
+    const double byte = std::max(profile.link.beta, profile.reduce.beta / reduce_share(profile.ranks));
+    dense.reduce = {2 * (profile.ranks - 1) * profile.link.alpha, byte * reduce_share(profile.ranks),
+                    profile.ranks};
+  }
+  return dense;
+}
+
+std::vector<std::size_t> groups_by(const std::string& merge, const ExchangeProfile& profile) {
+  const MergePolicy policy = parse_merge(merge);
+  if (policy.kind == MergePolicy::Kind::planned) return planned_groups(merge, profile);
+  std::vector<std::size_t> groups;
+  std::size_t bytes = 0;
+  for (std::size_t i = 0; i < profile.parameters.size(); ++i) {
+    const auto& parameter = profile.parameters[i];
+    const std::size_t more = 4 * parameter.numel;
+    const bool fits = policy.kind == MergePolicy::Kind::all ||
+                      (policy.kind == MergePolicy::Kind::size && bytes + more <= policy.bytes);
+    const bool same_part = i > 0 && parameter.compressed == profile.parameters[i - 1].compressed;
+    if (same_part && fits)
+      ++groups.back(), bytes += more;
+    else
+      groups.push_back(1), bytes = more;
+  }
+  return groups;
+}
+
+Prediction predict(const ExchangeProfile& profile, const PredictSetting& setting) {
+  const ExchangeProfile at = profile_at(profile, setting.ranks, setting.network, setting.collective);
+  Prediction p;
+  p.method = at.method, p.density = at.density, p.merge = setting.merge, p.collective = at.collective;
+  p.options = at.options;
+  p.asked_collective = setting.collective;
+  if (at.sums) p.collective = is_dense(at) ? "ring" : "ordered_sum";
+  p.ranks = setting.ranks, p.network = setting.network;
+  p.data = at.data_s, p.forward = at.forward_s, p.backward = at.backward_s, p.update = at.update_s;
+  const double alone = p.data + p.forward + p.backward + p.update;
+  if (setting.ranks == 1) {
+    p.iteration = alone;
+    return p;
+  }
+  const auto groups = setting.groups.empty() ? groups_by(setting.merge, at) : setting.groups;
+  const CostModel model = cost_model(at);
+  std::size_t next = 0, handled = 0;  // parameters so far; those of the method
+  for (const auto& parameter : at.parameters) handled += is_dense(at) || parameter.compressed;
+  double later = 0;  // further rounds, when all groups have been decoded
+  const auto add = [&](std::size_t count) {
+    const bool compressed = next < handled;
+    double elements = 0;
+    for (std::size_t end = next + count; next < end; ++next)
+      elements += static_cast<double>(at.parameters.at(next).numel);
+    ++p.groups;
+    if (compressed) {
+      p.encode += model.sparsify(elements);
+      p.communicate += model.communicate(elements);
+      p.decode += at_size(at.groups, &GroupCost::decode_s, elements);
+      const double bytes = at_size(at.groups, &GroupCost::later_bytes, elements);
+      if (bytes > 0) later += (at.sums ? at.reduce : at.gather).seconds(bytes);
+      return;
+    }
+    const double share = at.dense.elements > 0 ? elements / at.dense.elements : 0;
+    p.encode += share * at.dense.encode_s;
+    p.decode += share * at.dense.decode_s;
+    p.communicate += (at.dense_sums ? at.reduce : at.gather).seconds(share * at.dense.bytes);
+  };
+  for (const std::size_t count : groups) add(count);
+  if (next < at.parameters.size()) add(at.parameters.size() - next);
+  const double makespan = modelled_makespan(at, groups);
+  const double agreement = at.gather.seconds(1);  // beside decoding
+  p.exposed = std::max(0.0, makespan - p.backward - p.encode) + later +
+              (at.overlaps ? std::max(0.0, agreement - p.decode) : agreement);
+  p.communicate += later + agreement;
+  p.iteration = alone + p.encode + p.exposed + p.decode;
+  p.speed_up = p.ranks * alone / p.iteration;
+  p.efficiency = alone / p.iteration;
+  return p;
+}
+
+double relative_error(double modelled, double measured) {
+  return measured > 0 ? modelled / measured - 1 : std::nan("");
+}
+
+}  // namespace topknot

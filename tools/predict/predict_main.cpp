@@ -1,0 +1,217 @@
+// predict RUN [RUN...] [options], predict --papers: modelled scaling. Exit codes: 0, 1 for an error, 2 for bad
+// input.
+
+#include <CLI/CLI.hpp>
+#include <charconv>
+#include <cmath>
+#include <cstdio>
+#include <filesystem>
+#include <iostream>
+#include <set>
+
+#include "dist/plan/merge_plan.h"
+#include "nn/core/base/check.h"
+#include "nn/core/base/text.h"
+#include "tools/predict/predict_papers.h"
+#include "tools/predict/predict_report.h"
+#include "train/metrics/run_folder.h"
+
+using namespace topknot;
+
+namespace {
+
+constexpr const char* kText =
+    "predict: from one profiled run, how training would scale. Every figure is modelled.\n\n"
+    "  predict RUN [RUN...] [options]\n"
+    "  predict --papers\n\n"
+    "RUN is a run folder with exchange_profile.json, which a run leaves that plans its merging or chooses "
+    "its\n"
+    "collective (exchange.merge=optimal, exchange.collective=auto), or such a file; one RUN a method. "
+    "Prints\n"
+    "modelled speed-up, scaling efficiency and iteration time.\n\n"
+    "  --ranks LIST        numbers of ranks (default: 1,2,4,...,1024)\n"
+    "  --rate LIST         link rates: 100mbit, 1gbit, 10gbit, bits a second, measured (default: measured)\n"
+    "  --latency LIST      seconds per message (default: as measured)\n"
+    "  --tcp-share X       the part of a given rate that reaches the payload (default: 0.96)\n"
+    "  --merge LIST        merge plans: none, all, size:BYTES, mgwfbp, omgs, optimal (default: all,optimal)\n"
+    "  --method LIST       which of the profiled methods, and dense, which any profile can foretell\n"
+    "                      (default: dense and all that were profiled)\n"
+    "  --collective LIST   all_gather, gtopk, oktopk, auto (default: all_gather); of methods that send\n"
+    "                      entries\n"
+    "  --measured DIR ...  runs, or replays that bench wrote, to hold against the model: error in percent.\n"
+    "                      DIR:rate=100mbit says which network it had (default: the first --rate)\n"
+    "  --out DIR           also write prediction.csv, prediction.json and prediction.html\n"
+    "  --papers            published settings, modelled without a profile, beside what the papers claim\n\n"
+    "Examples:\n"
+    "  train configs/demo_topk.yaml dist.ranks=4 dist.backend=gloo exchange.merge=optimal "
+    "output.dir=runs/p4\n"
+    "  predict runs/p4 --rate 100mbit,1gbit,10gbit --out scaling\n"
+    "  predict runs/p4 --ranks 4,16 --collective auto --measured runs/p4 runs/replay16:rate=100mbit\n";
+
+constexpr double kMostRanks = 1 << 20;
+
+double parse_number(const std::string& option, const std::string& text, double least, double most) {
+  double value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc{} || end != text.data() + text.size() || !(value >= least && value <= most))
+    throw UserError(option + ": '" + text + "' is no number from " + short_text(least) + " to " +
+                    short_text(most));
+  return value;
+}
+
+struct Arguments {
+  std::vector<std::string> runs, measured;
+  std::vector<std::string> ranks, rates{"measured"}, latencies, merges{"all", "optimal"}, methods,
+      collectives{"all_gather"};
+  std::string tcp_share, out;
+  bool papers = false;
+};
+
+bool parse(int argc, char** argv, Arguments& a) {
+  bool help = false;
+  CLI::App app("predict");
+  app.set_help_flag();
+  app.add_flag("-h,--help", help);
+  app.add_flag("--papers", a.papers);
+  app.add_option("--ranks", a.ranks)->delimiter(',');
+  app.add_option("--rate", a.rates)->delimiter(',');
+  app.add_option("--latency", a.latencies)->delimiter(',');
+  app.add_option("--merge", a.merges)->delimiter(',');
+  app.add_option("--method", a.methods)->delimiter(',');
+  app.add_option("--collective", a.collectives)->delimiter(',');
+  app.add_option("--measured", a.measured);
+  app.add_option("--tcp-share", a.tcp_share);
+  app.add_option("--out", a.out);
+  app.add_option("runs", a.runs);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& e) {
+    throw UserError(std::string(e.what()) + "; 'predict --help' shows how it is used");
+  }
+  if (help || argc == 1) std::cout << kText;
+  return !help && argc > 1;
+}
+
+std::vector<PredictedNetwork> networks(const Arguments& a) {
+  const double share =
+      a.tcp_share.empty() ? kTcpEfficiency : parse_number("--tcp-share", a.tcp_share, 0.01, 1);
+  std::vector<PredictedNetwork> result;
+  for (const std::string& rate : a.rates) {
+    PredictedNetwork network = parse_network_rate(rate);
+    network.efficiency = share;
+    if (a.latencies.empty()) result.push_back(network);
+    for (const std::string& latency : a.latencies) {
+      network.latency = parse_number("--latency", latency, 0, 10);
+      result.push_back(network);
+    }
+  }
+  return result;
+}
+
+std::vector<int> ranks(const Arguments& a) {
+  std::set<int> result;
+  for (const std::string& text : a.ranks) {
+    const double value = parse_number("--ranks", text, 1, kMostRanks);
+    if (value != std::floor(value)) throw UserError("--ranks: '" + text + "' is no whole number");
+    result.insert(static_cast<int>(value));
+  }
+  if (result.empty())
+    for (int p = 1; p <= 1024; p *= 2) result.insert(p);
+  return {result.begin(), result.end()};
+}
+
+// What is foretold: of the profiles, those asked for, and dense.
+std::vector<ExchangeProfile> subjects(const Arguments& a, const std::vector<ExchangeProfile>& profiles) {
+  const std::set<std::string> wanted(a.methods.begin(), a.methods.end());
+  std::set<std::string> known{"dense"};
+  std::vector<ExchangeProfile> result;
+  const ExchangeProfile* dense = &profiles[0];
+  for (const auto& profile : profiles) {
+    known.insert(profile.method);
+    if (profile.method == "dense") dense = &profile;
+  }
+  for (const std::string& method : wanted)
+    if (!known.contains(method))
+      throw UserError("--method: no run given was profiled with '" + method +
+                      "'; its encoding costs are not known, so profile a run of it and give that too");
+  if (wanted.empty() || wanted.contains("dense")) result.push_back(dense_profile(*dense));
+  std::set<std::string> seen;
+  for (const auto& profile : profiles) {
+    if (profile.method == "dense" || (!wanted.empty() && !wanted.contains(profile.method))) continue;
+    if (!seen.insert(profile.method + short_text(profile.density) + profile.options).second)
+      throw UserError("two of the runs were profiled with " + profile.method + " at density " +
+                      short_text(profile.density) + " and the same options; give one of them");
+    result.push_back(profile);
+  }
+  return result;
+}
+
+Judgement judged(std::string folder, const std::vector<ExchangeProfile>& profiles, PredictedNetwork network) {
+  if (const auto at = folder.rfind(":rate="); at != std::string::npos) {
+    const double share = network.efficiency;
+    network = parse_network_rate(folder.substr(at + 6));
+    network.efficiency = share;
+    folder.resize(at);
+  }
+  return judge(read_measured(folder), profiles, network);
+}
+
+int run(int argc, char** argv) {
+  Arguments a;
+  if (!parse(argc, argv, a)) return std::cout.flush() ? 0 : 1;
+  if (a.papers) {
+    if (!a.runs.empty()) throw UserError("--papers needs no run; 'predict --help' shows how it is used");
+    std::cout << papers_text();
+    return std::cout.flush() ? 0 : 1;
+  }
+  if (a.runs.empty()) throw UserError("no run given; 'predict --help' shows how it is used");
+  for (const auto& merge : a.merges) parse_merge(merge);
+  for (const auto& name : a.collectives)
+    if (name != "all_gather" && name != "gtopk" && name != "oktopk" && name != "auto")
+      throw UserError("--collective: '" + name + "' must be all_gather, gtopk, oktopk or auto");
+  const auto nets = networks(a);
+  const auto counts = ranks(a);
+  std::vector<ExchangeProfile> profiles;
+  PredictReport report;
+  for (const auto& folder : a.runs) {
+    profiles.push_back(read_predictable(folder));
+    report.sources.push_back(source_line(folder, profiles.back()));
+  }
+  const auto shown = subjects(a, profiles);
+  for (const auto& network : nets)
+    for (const auto& profile : shown)
+      for (const auto& collective : a.collectives) {
+        if (!sends_entries(profile) && collective != a.collectives.front()) continue;
+        for (const auto& merge : a.merges)
+          for (const int count : counts)
+            report.predictions.push_back(predict(
+                profile, {count, network, merge, sends_entries(profile) ? collective : "all_gather"}));
+      }
+  for (const auto& folder : a.measured) report.judgements.push_back(judged(folder, profiles, nets.front()));
+  report.assumptions = assumptions_of(profiles, nets);
+  std::cout << prediction_text(report);
+  if (!a.out.empty()) {
+    std::error_code error;
+    std::filesystem::create_directories(a.out, error);
+    if (error) throw UserError("--out: " + a.out + ": " + error.message());
+    write_file(a.out + "/prediction.csv", prediction_csv(report));
+    write_file(a.out + "/prediction.json", prediction_json(report));
+    write_file(a.out + "/prediction.html", prediction_html(report));
+    std::cout << "\nWritten: " << a.out << "/prediction.csv, .json, .html\n";
+  }
+  return std::cout.flush() ? 0 : 1;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    return run(argc, argv);
+  } catch (const UserError& e) {
+    std::fprintf(stderr, "predict: %s\n", e.what());
+    return 2;
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "predict: unexpected error: %s\n", e.what());
+    return 1;
+  }
+}

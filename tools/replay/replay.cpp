@@ -1,0 +1,235 @@
+#include "tools/replay/replay.h"
+
+#include <omp.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstring>
+#include <latch>
+#include <memory>
+#include <optional>
+#include <thread>
+
+#include "dist/comm/collective_queue.h"
+#include "dist/comm/threads_communicator.h"
+#include "nn/core/base/check.h"
+#include "nn/core/base/log.h"
+#include "train/metrics/run_folder.h"
+#include "train/metrics/trace.h"
+
+namespace topknot {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+enum Field { kStep, kEncode, kCommunicate, kExposed, kDecode, kSent, kReceived, kSelected, kFields };
+using Figures = std::array<double, kFields>;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+OverRanks over_ranks(const std::vector<Figures>& all, Field field) {
+  OverRanks result{all[0][field], all[0][field], all[0][field], 0};
+  for (const Figures& figures : all) {
+    result.least = std::min(result.least, figures[field]);
+    result.largest = std::max(result.largest, figures[field]);
+    result.mean += figures[field] / static_cast<double>(all.size());
+  }
+  return result;
+}
+
+ReplayStep gathered(CollectiveQueue& queue, const Figures& mine) {
+  std::vector<std::vector<std::byte>> blocks;
+  queue.run([&](Communicator& c) { c.all_gather(std::as_bytes(std::span(mine)), blocks); });
+  std::vector<Figures> all(blocks.size());
+  for (std::size_t r = 0; r < blocks.size(); ++r) {
+    TOPKNOT_CHECK(blocks[r].size() == sizeof(Figures), "a damaged block of figures");
+    std::memcpy(all[r].data(), blocks[r].data(), sizeof(Figures));
+  }
+  ReplayStep step;
+  step.step_s = over_ranks(all, kStep);
+  step.encode_s = over_ranks(all, kEncode);
+  step.communicate_s = over_ranks(all, kCommunicate);
+  step.exposed_s = over_ranks(all, kExposed);
+  step.decode_s = over_ranks(all, kDecode);
+  step.bytes_sent = over_ranks(all, kSent);
+  step.bytes_received = over_ranks(all, kReceived);
+  step.selected = over_ranks(all, kSelected);
+  return step;
+}
+
+void check_same_replay(const Config& config, const Recording& recording, const ReplayOptions& options,
+                       Communicator& communicator) {
+  Config shared = config;  // what must be the same everywhere; the rest may differ by host
+  shared.output = {};
+  shared.data.root.clear();
+  shared.dist.master.clear();
+  shared.dist.interface.clear();
+  check_same(communicator, "the program's version", program_version());
+  check_same(communicator, "the configuration", dump_yaml(shared));
+  check_same(communicator, "the replay",
+             std::to_string(recording.steps()) + " recorded steps, " + std::to_string(options.steps) +
+                 " steps, compute " + std::to_string(options.compute_s) + " s" +
+                 (options.meet ? ", meeting" : ""));
+}
+
+// Holds up a rank's queue until every rank has encoded all it has.
+class Meeting {
+ public:
+  explicit Meeting(CollectiveQueue& queue) : queue_(queue) {
+    ticket_ = queue.submit([encoded = encoded_](Communicator& c) {
+      encoded->wait();
+      c.barrier();
+    });
+  }
+  // Also on the way out of an error, for which the queue's thread must not wait.
+  ~Meeting() {
+    if (!held_) encoded_->count_down();
+  }
+  Meeting(const Meeting&) = delete;
+  Meeting& operator=(const Meeting&) = delete;
+  void hold() {
+    held_ = true;
+    encoded_->count_down();
+    queue_.wait(ticket_);
+  }
+
+ private:
+  CollectiveQueue& queue_;
+  std::shared_ptr<std::latch> encoded_ = std::make_shared<std::latch>(1);
+  CollectiveQueue::Ticket ticket_ = 0;
+  bool held_ = false;
+};
+
+// The hooks of a backward pass that computes nothing.
+void ready_all(ParameterArena& arena, Exchange& exchange, double compute_s) {
+  for (Parameter* parameter : arena.parameters()) {
+    if (compute_s > 0)
+      std::this_thread::sleep_for(std::chrono::duration<double>(
+          compute_s * static_cast<double>(parameter->numel()) / static_cast<double>(arena.size())));
+    exchange.ready(*parameter);
+  }
+}
+
+}  // namespace
+
+ReplayRow replay_row(std::int64_t step, int rank, int ranks, std::int64_t recorded) {
+  const float place = (2.0f * static_cast<float>(rank) + 1.0f) / static_cast<float>(ranks);  // in (0, 2)
+  return {(step * ranks + rank) % recorded, 0.5f + 0.5f * place};
+}
+
+ReplayResult replay_rank(const Recording& recording, const Config& config, const ReplayOptions& options,
+                         Communicator& communicator, const ReplayObserver& observer) {
+  const int rank = communicator.rank(), ranks = communicator.size();
+  set_log_rank(rank, ranks);
+  omp_set_num_threads(compute_threads(config));
+  check_same_replay(config, recording, options, communicator);
+  if (options.meet && !communicator.overlaps())
+    throw UserError("--meet needs dist.backend=gloo, whose collectives run beside the compute thread");
+  if (options.meet && config.exchange.ranks_per_host > 1)
+    throw UserError("--meet holds up the sums inside a host (exchange.ranks_per_host); leave it out");
+  const auto model = recording.model(config);
+  ParameterArena& arena = model->store.arena();
+  CollectiveQueue queue(communicator);
+  Exchange exchange(arena, queue, exchange_options(config, arena));
+
+  ReplayResult result;
+  result.groups = exchange.groups().size();
+  result.parameters = arena.size();
+  const double density = config.compress.name == "dense" ? 1.0 : config.compress.density;
+  const std::int64_t total = options.steps + static_cast<std::int64_t>(kWarmUpSteps);
+  StepTrace trace(options.trace_folder.empty() ? 0 : config.train.profile_steps, total, options.trace_folder,
+                  exchange.groups(), communicator);
+  for (std::int64_t step = 0; step < total; ++step) {
+    const ReplayRow row = replay_row(step, rank, ranks, recording.steps());
+    recording.fill(arena, row.row, row.scale);
+    queue.run([](Communicator& c) { c.barrier(); });
+    std::optional<Meeting> meeting;
+    if (options.meet) meeting.emplace(queue);
+    auto start = Clock::now();
+    trace.begin_step(step);
+    exchange.begin_step(step, density, {}, config.optimizer.lr);
+    {
+      const StepTrace::Span span(trace, TraceRow::compute, "backward");
+      ready_all(arena, exchange, options.compute_s);
+    }
+    double seconds = 0;
+    if (meeting) {
+      seconds = seconds_since(start);
+      meeting->hold();
+      start = Clock::now();
+    }
+    const StepResult done = exchange.finish(true);
+    seconds += seconds_since(start);
+    trace.end_step(exchange.spans());
+    if (!done.committed)
+      throw UserError(
+          "gradients.npy holds a NaN or an infinity: step " + std::to_string(step + 1) + " of the replay" +
+          (done.bad_rank < 0
+               ? std::string()
+               : ", recorded step " +
+                     std::to_string(replay_row(step, done.bad_rank, ranks, recording.steps()).row) +
+                     " (from 0)") +
+          "; record another run");
+    const ExchangeStats& s = done.stats;
+    result.steps.push_back(gathered(
+        queue, {seconds, s.encode, s.communicate, s.exposed, s.decode, static_cast<double>(s.bytes_sent),
+                static_cast<double>(s.bytes_received), static_cast<double>(s.selected)}));
+    result.steps.back().threshold = s.threshold;
+    if (observer) observer(step, exchange, arena);
+  }
+  return result;
+}
+
+void check_replay(const Recording& recording, const Config& config) {
+  if (config.compress.layer_density == "auto")
+    throw UserError(
+        "compress.layer_density=auto measures a backward pass, and a replay has none; give the "
+        "layer_density.json of a run, or compress.layer_density=");
+  const std::string& merge = config.exchange.merge;
+  if (parse_merge(merge).kind == MergePolicy::Kind::planned && config.exchange.groups.empty())
+    throw UserError(
+        "exchange.merge=" + merge +
+        " is planned from times that a replay does not measure; give the plan as exchange.groups=, "
+        "which the config.yaml of a run with that merge has");
+  if (config.exchange.collective == "auto")
+    throw UserError(
+        "exchange.collective=auto is chosen by times that a replay does not measure; name the collective");
+  const auto model = recording.model(config);
+  const auto group = make_thread_group(1, config.dist.timeout_s);
+  CollectiveQueue queue(*group[0]);
+  ParameterArena& arena = model->store.arena();
+  Config alone = config;
+  alone.exchange.ranks_per_host = 0;  // of one rank
+  const Exchange exchange(arena, queue, exchange_options(alone, arena));
+}
+
+void check_replay_keys(const std::vector<std::string>& overrides) {
+  static const std::vector<std::string> useful{"compress.",
+                                               "exchange.",
+                                               "dist.",
+                                               "seed",
+                                               "train.threads",
+                                               "train.profile_steps",
+                                               "output.overwrite",
+                                               "optimizer.lr",
+                                               "optimizer.momentum",
+                                               "optimizer.nesterov"};
+  static const std::vector<std::string> useless{"compress.warmup", "compress.clip="};
+  for (const std::string& text : overrides) {
+    const auto begins = [&](const std::string& start) { return text.starts_with(start); };
+    const std::string key = text.substr(0, text.find('='));
+    if (key == "output.dir") throw UserError(text + ": a replay writes to --out DIR");
+    if (std::none_of(useful.begin(), useful.end(), begins) ||
+        std::any_of(useless.begin(), useless.end(), begins))
+      throw UserError(
+          text +
+          " has no part in a replay, whose model, data and training are the recording's; "
+          "what can be changed: compress.*, exchange.*, dist.*, seed, train.threads, train.profile_steps, "
+          "optimizer.momentum, optimizer.nesterov and optimizer.lr");
+  }
+}
+
+}  // namespace topknot

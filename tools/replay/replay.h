@@ -1,0 +1,87 @@
+#pragma once
+// Recorded gradients through the exchange and nothing else: no forward or backward pass, no optimizer. So a
+// machine that could never train 16 ranks can tell how long 16 ranks take to encode, exchange and decode.
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "dist/comm/communicator.h"
+#include "dist/exchange/exchange.h"
+#include "tools/replay/recording.h"
+#include "train/metrics/metrics.h"
+
+namespace topknot {
+
+struct ReplayOptions {
+  std::int64_t steps = 20;  // that count; kWarmUpSteps go before them
+  // Seconds that a rank sleeps in each step in place of a backward pass, each parameter's share by its
+  // elements: groups then leave one after the other, and communication can hide. 0: all at once.
+  double compute_s = 0;
+  // All ranks meet once more when all have encoded, outside of the times, before the first collective begins:
+  // for ranks that share cores, whose collectives would else wait for each other's encoding. Needs a backend
+  // whose collectives run beside the compute thread.
+  bool meet = false;
+  // Where train.profile_steps has the ranks write their traces (train/metrics/trace.h); "": nowhere.
+  std::string trace_folder = {};
+};
+
+// Which recorded step rank `rank` of `ranks` takes in `step` (from 0) of a replay, and by what it is
+// multiplied: the steps go round, so that no two ranks have the same one where there are enough; the factors
+// lie in (0.5, 1.5), differ by rank and have the mean 1.
+struct ReplayRow {
+  std::int64_t row = 0;
+  float scale = 1;
+};
+ReplayRow replay_row(std::int64_t step, int rank, int ranks, std::int64_t recorded);
+
+// A figure of a step: rank 0's, and the extremes over the ranks.
+struct OverRanks {
+  double rank0 = 0, least = 0, largest = 0, mean = 0;
+};
+
+// One step, seconds and bytes as ExchangeStats has them, of all ranks.
+struct ReplayStep {
+  OverRanks step_s;  // begin_step() to the end of finish(), what compute_s slept included
+  OverRanks encode_s, communicate_s, exposed_s, decode_s, bytes_sent, bytes_received, selected;
+  double threshold = 0;  // rank 0's
+};
+
+struct ReplayResult {
+  std::vector<ReplayStep> steps;  // all, those of the warm-up first
+  std::size_t groups = 0;
+  std::size_t parameters = 0;  // elements of the model
+};
+
+// Called after each step, outside of the times.
+using ReplayObserver = std::function<void(std::int64_t step, Exchange& exchange, ParameterArena& arena)>;
+
+// One rank's part. Before each step the gradients are put in place and all ranks meet, outside of the times,
+// so that they begin together. `config`: the recording's with what the replay changes (check_replay_keys()).
+// Collective; all ranks get the same result. Throws UserError where a recorded gradient is not finite.
+ReplayResult replay_rank(const Recording& recording, const Config& config, const ReplayOptions& options,
+                         Communicator& communicator, const ReplayObserver& observer = {});
+
+// What can be wrong with a replay's configuration, found before a folder is made. Throws UserError.
+void check_replay(const Recording& recording, const Config& config);
+// Throws UserError for a key=value that a replay has no use for: the model, the data and the training are the
+// recording's.
+void check_replay_keys(const std::vector<std::string>& overrides);
+
+// What a replay leaves behind. `folder` "": no files; else metrics.jsonl and metrics.csv (as a run has them;
+// seconds are rank 0's, time_s the sum of the steps), and bench.json (medians over the steps that count).
+// Throws UserError where it cannot be written.
+struct ReplayReport {
+  std::string recording;
+  std::int64_t recorded_steps = 0;
+  Config config;
+  std::string backend;
+  ReplayOptions options;
+};
+void write_replay(const std::string& folder, const ReplayReport& report, const ReplayResult& result);
+// The medians as a table, for people.
+std::string replay_table(const ReplayReport& report, const ReplayResult& result);
+
+}  // namespace topknot

@@ -1,0 +1,70 @@
+#include "tools/sparsify/json_lines.h"
+
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <utility>
+
+#include "nn/core/base/check.h"
+
+namespace topknot {
+
+namespace fs = std::filesystem;
+
+JsonLines::JsonLines(const std::string& path) : path_(path), target_(path) {
+  if (path_ == "-") {
+    path_ = "standard output";
+    file_ = stdout;
+    return;
+  }
+  std::error_code error;
+  if (fs::is_directory(path, error)) throw UserError(path + ": is a folder; give the name of a file");
+  const bool exists = fs::exists(path, error);
+  errno = 0;
+  if (exists && !fs::is_regular_file(path, error)) {  // a pipe or device must stay what it is
+    file_ = std::fopen(path.c_str(), "we");
+  } else {
+    // A name that is a link keeps its link.
+    if (exists) target_ = fs::canonical(path, error).string();
+    if (exists && !error && access(target_.c_str(), W_OK) != 0) fail(errno);
+    temporary_ = target_ + ".part-" + std::to_string(getpid());
+    file_ = std::fopen(temporary_.c_str(), "we");
+  }
+  if (!file_) {
+    temporary_.clear();
+    fail(errno);
+  }
+}
+
+JsonLines::~JsonLines() {
+  if (file_ && file_ != stdout) std::fclose(file_);
+  if (!temporary_.empty()) unlink(temporary_.c_str());
+}
+
+void JsonLines::fail(int error) const {
+  throw UserError(path_ + ": cannot be written: " + std::strerror(error ? error : EIO) +
+                  "; free space or choose another place");
+}
+
+void JsonLines::write(JsonLine& line) {
+  const std::string text = line.finish();
+  errno = 0;
+  if (std::fwrite(text.data(), 1, text.size(), file_) != text.size()) fail(errno);
+}
+
+void JsonLines::close() {
+  errno = 0;
+  if (std::fflush(file_) != 0) fail(errno);
+  if (file_ == stdout) {
+    file_ = nullptr;
+    return;
+  }
+  if (std::fclose(std::exchange(file_, nullptr)) != 0) fail(errno);
+  if (temporary_.empty()) return;
+  if (std::rename(temporary_.c_str(), target_.c_str()) != 0) fail(errno);
+  temporary_.clear();
+}
+
+}  // namespace topknot

@@ -1,0 +1,219 @@
+#include "tools/sparsify/sparsify.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <filesystem>
+#include <limits>
+
+#include "compress/select/selector.h"
+#include "compress/sparse_step.h"
+#include "nn/core/base/check.h"
+#include "nn/core/base/text.h"
+#include "optim/clip.h"
+#include "tools/sparsify/json_lines.h"
+#include "tools/sparsify/sparsify_ranks.h"
+#include "tools/sparsify/sparsify_setup.h"
+#include "train/metrics/npy.h"
+#include "train/metrics/npy_header.h"
+#include "train/stop.h"
+
+namespace topknot {
+namespace {
+
+constexpr std::size_t kMostRanks = 1024;  // as dist.ranks
+
+struct Extent {
+  std::size_t steps = 1, ranks = 1, numel = 0;
+};
+
+Extent extent(const std::string& path, const std::vector<std::size_t>& shape) {
+  const auto refuse = [&](const std::string& what) {
+    throw UserError(path + ": shape " + npy_shape_text(shape) + " " + what);
+  };
+  if (shape.empty() || shape.size() > 3)
+    refuse("is none of [d], [steps, d] and [steps, ranks, d]; reshape it: x.reshape(steps, -1)");
+  Extent extent;
+  extent.numel = shape.back();
+  if (shape.size() > 1) extent.steps = shape[0];
+  if (shape.size() > 2) extent.ranks = shape[1];
+  if (extent.ranks == 0) refuse("has no ranks");
+  if (extent.ranks > kMostRanks)
+    refuse("is of " + std::to_string(extent.ranks) + " ranks, and " + std::to_string(kMostRanks) +
+           " are the most; is it [steps, ranks, d]?");
+  if (extent.numel > static_cast<std::size_t>(std::numeric_limits<std::int32_t>::max()))
+    refuse("has vectors of 2^31 elements or more; positions are 31-bit numbers");
+  return extent;
+}
+
+double norm(std::span<const float> values) {
+  return l2_norm(values);
+}
+double norm(std::span<const double> values) {
+  double sum = 0;
+  for (const double x : values) sum += x * x;
+  return std::sqrt(sum);
+}
+
+template <class T>
+void clip(std::span<T> values, double greatest) {
+  const double factor = clip_factor(norm(std::span<const T>(values)), greatest);
+  if (factor != 1)
+    for (T& x : values) x = static_cast<T>(x * factor);
+}
+
+// Positions with their values: those listed in `indices`, ascending, and those where `values` is not 0.
+template <class T>
+void write_where(JsonLine& line, std::span<const T> values, std::span<const std::uint32_t> indices) {
+  std::vector<std::uint32_t> positions;
+  std::vector<T> chosen;
+  std::size_t next = 0;
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const bool listed = next < indices.size() && indices[next] == i;
+    if (listed) ++next;
+    if (!listed && values[i] == T{0}) continue;
+    positions.push_back(static_cast<std::uint32_t>(i));
+    chosen.push_back(values[i]);
+  }
+  line.list("indices", positions).list("values", chosen);
+}
+
+template <class T>
+void write_step(JsonLines& out, std::size_t step, const RanksStep<T>& result, std::size_t numel) {
+  std::vector<std::uint32_t> sent;  // by any rank
+  std::vector<std::size_t> bytes_down;
+  for (std::size_t r = 0; r < result.ranks.size(); ++r) {
+    const RankStep<T>& rank = result.ranks[r];
+    JsonLine line;
+    line.number("step", step).number("rank", r);
+    if (!result.committed) line.flag("skipped");
+    line.number("count", result.committed ? rank.count : 0);
+    line.number("threshold", result.committed ? rank.threshold : 0.0);
+    if (!result.committed)
+      line.list("indices", sent).list("values", sent);
+    else if (!rank.known)
+      line.null("indices").null("values");
+    else if (rank.indices.empty() && rank.values.size() == numel)
+      write_where<T>(line, rank.values, {});
+    else
+      line.list("indices", rank.indices).list("values", rank.values);
+    line.number("bytes_up", rank.bytes_up);
+    if (result.committed && rank.over_capacity > 0) line.number("over_capacity", rank.over_capacity);
+    out.write(line);
+    bytes_down.push_back(rank.bytes_down);
+  }
+  if (result.committed)
+    for (const auto& rank : result.ranks) sent.insert(sent.end(), rank.indices.begin(), rank.indices.end());
+  std::sort(sent.begin(), sent.end());
+  sent.erase(std::unique(sent.begin(), sent.end()), sent.end());
+  JsonLine line;
+  line.number("step", step).flag("aggregate");
+  if (!result.committed) line.flag("skipped");
+  write_where<T>(line, result.average, sent);
+  line.list("bytes_down", bytes_down).number("dense_bytes", numel * sizeof(T));
+  out.write(line);
+}
+
+// What the density asks of one rank.
+std::size_t asked(const SparsifySetup& setup) {
+  if (!sparse_presets().contains(setup.compress.name)) return setup.group.numel;
+  const SparsePreset parts = resolve(sparse_presets().find(setup.compress.name), setup.compress);
+  const auto selector = selectors().find(parts.select).make<float>(setup.compress);
+  std::size_t count = 0;
+  for (const auto& [begin, end] : setup.group.segments) count += selector->target(setup.density, end - begin);
+  return count;
+}
+
+template <class T>
+SparsifySummary run(SparsifyRanks<T>& ranks, const SparsifySetup& setup, const NpyReader& input,
+                    const Extent& extent, JsonLines& out) {
+  SparsifySummary summary;
+  summary.steps = extent.steps;
+  summary.ranks = extent.ranks;
+  summary.numel = extent.numel;
+  const std::vector<float> weights(setup.weights.begin(), setup.weights.end());
+  std::uint64_t count = 0;
+  for (std::size_t t = 0; t < extent.steps; ++t) {
+    if (stop_signal() != 0) throw Interrupted();
+    for (std::size_t r = 0; r < extent.ranks; ++r) {
+      const std::span<T> gradient = ranks.gradient(r);
+      input.read((t * extent.ranks + r) * extent.numel, gradient);
+      if (setup.clip > 0) clip(gradient, setup.clip);
+    }
+    StepInfo info;
+    info.step = static_cast<std::int64_t>(t);
+    info.density = setup.density;
+    info.weights = weights;
+    info.unrounded_weights = setup.weights;
+    info.lr = setup.lr;
+    const RanksStep<T> result = ranks.step(info);
+    write_step(out, t, result, extent.numel);
+    summary.skipped += !result.committed;
+    for (const auto& rank : result.ranks) {
+      if (result.committed) count += rank.count;
+      summary.bytes_up += rank.bytes_up;
+      summary.bytes_down += rank.bytes_down;
+      summary.dense_bytes += extent.numel * sizeof(T);
+    }
+  }
+  const std::size_t committed = (extent.steps - summary.skipped) * extent.ranks;
+  if (committed > 0) summary.mean_count = static_cast<double>(count) / static_cast<double>(committed);
+  if (const std::size_t k = asked(setup); k > 0)
+    summary.mean_ratio = summary.mean_count / static_cast<double>(k);
+
+  summary.notes = setup.notes;
+  const GradientForm form = ranks.form();
+  if (setup.momentum_given && setup.compress.momentum > 0 && form != GradientForm::has_momentum)
+    summary.notes.push_back("momentum has no effect: only a memory that owns momentum (dgc) applies it");
+  if (setup.lr_given && form != GradientForm::has_lr)
+    summary.notes.push_back("lr has no effect without lr_inside=true");
+  return summary;
+}
+
+}  // namespace
+
+SparsifySummary sparsify(const SparsifyOptions& options) {
+  const NpyReader input(options.input);
+  const Extent size = extent(options.input, input.shape());
+  const SparsifySetup setup = sparsify_setup(options, size.ranks, size.numel);
+  const auto make_out = [&] {
+    std::error_code error;
+    if (std::filesystem::equivalent(options.input, options.out, error))
+      throw UserError("--out: " + options.out + " is the input; choose another name");
+    return JsonLines(options.out);
+  };
+  SparsifySummary summary;
+  if (setup.in_double) {
+    const auto ranks = make_double_ranks(setup.compress, setup.group);
+    JsonLines out = make_out();
+    summary = run(*ranks, setup, input, size, out);
+    out.close();
+  } else {
+    const auto ranks = make_float_ranks(setup.compress, setup.group);
+    JsonLines out = make_out();
+    summary = run(*ranks, setup, input, size, out);
+    out.close();
+  }
+  return summary;
+}
+
+std::string summary_text(const SparsifySummary& summary) {
+  const auto count = [](std::size_t n, const std::string& what) {
+    return std::to_string(n) + " " + what + (n == 1 ? "" : "s");
+  };
+  std::string text = count(summary.steps, "step") + " of " + count(summary.ranks, "rank") + ", " +
+                     count(summary.numel, "element");
+  if (summary.skipped > 0) text += "; skipped for a NaN or Inf: " + count(summary.skipped, "step");
+  text += "; mean count " + short_text(summary.mean_count);
+  if (summary.mean_ratio > 0) text += " = " + short_text(summary.mean_ratio) + " k";
+  const double messages = static_cast<double>(summary.steps) * static_cast<double>(summary.ranks);
+  if (messages > 0)
+    text += "; bytes a step and rank: " + short_text(static_cast<double>(summary.bytes_up) / messages) +
+            " up, " + short_text(static_cast<double>(summary.bytes_down) / messages) + " down";
+  if (summary.bytes_up > 0)
+    text += "; dense over up: " +
+            short_text(static_cast<double>(summary.dense_bytes) / static_cast<double>(summary.bytes_up));
+  return text;
+}
+
+}  // namespace topknot

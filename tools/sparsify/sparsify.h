@@ -1,0 +1,46 @@
+#pragma once
+// A bench for gradients from anywhere: a compressor, with its memory carried from step to step and the
+// average over ranks, on the arrays of a .npy file; what it sends as JSON lines. docs/sparsify.md describes
+// input and output.
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "nn/core/base/check.h"
+
+namespace topknot {
+
+struct SparsifyOptions {
+  std::string input;       // .npy, [d], [steps, d] or [steps, ranks, d]
+  std::string compressor;  // compress.name
+  std::string out;         // "-": standard output
+  // "key=value": keys of section compress, with or without the section, and seed, momentum, nesterov, lr;
+  // tensors=64x27,64.
+  std::vector<std::string> settings;
+  std::string weights;    // "1,2,1", relative, by rank; "": equal
+  std::string precision;  // float32 (also ""), float64
+};
+
+struct SparsifySummary {
+  std::size_t steps = 0, skipped = 0, ranks = 0, numel = 0;
+  double mean_count = 0;  // entries sent by a rank in a step that was committed
+  double mean_ratio = 0;  // the same over what the density asks for
+  // All steps and ranks.
+  std::uint64_t bytes_up = 0, bytes_down = 0, dense_bytes = 0;
+  std::vector<std::string> notes;  // settings without effect and the like
+};
+
+// A signal has asked for a stop (train/stop.h).
+struct Interrupted : Error {
+  Interrupted() : Error("interrupted; no output was written") {}
+};
+
+// Throws UserError for everything that is wrong with options or input. Interrupted
+// between two steps. Nothing is left at `out` then.
+SparsifySummary sparsify(const SparsifyOptions& options);
+
+std::string summary_text(const SparsifySummary& summary);  // one line
+
+}  // namespace topknot

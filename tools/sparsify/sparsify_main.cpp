@@ -1,0 +1,109 @@
+// sparsify INPUT.npy --compressor NAME [--density R] [key=value ...] --out OUT.jsonl
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <iostream>
+#include <new>
+
+#include "compress/compressor.h"
+#include "compress/sparse_step.h"
+#include "nn/core/base/check.h"
+#include "tools/sparsify/sparsify.h"
+#include "train/stop.h"
+
+namespace {
+
+constexpr const char* kText =
+    "sparsify: any compressor on gradients from anywhere.\n\n"
+    "  sparsify INPUT.npy --compressor NAME [--density R] [key=value ...] --out OUT.jsonl\n\n"
+    "INPUT is float32 or float64, in C order, of shape [d], [steps, d] or [steps, ranks, d]. Residuals and\n"
+    "momenta are carried from step to step. OUT gets one JSON line a step and rank (step, rank, count,\n"
+    "threshold, indices, values, bytes_up) and one a step for the average (indices, values, bytes_down,\n"
+    "dense_bytes). A line on standard error sums it up.\n\n"
+    "  --compressor NAME   which method; --list shows them\n"
+    "  --density R         share of the entries that travels (default: 0.001)\n"
+    "  --out FILE          where the lines go; - is standard output\n"
+    "  --weights 1,2,1     relative weights of the ranks in the average (default: equal)\n"
+    "  --precision P       float32 (default), or float64 for methods that select entries\n"
+    "  --tensors SHAPES    what the vector consists of, such as 64x27,64,10x64: for low-rank methods and "
+    "scope=tensor\n"
+    "  key=value           any key of section compress ('train --list keys'), with or without 'compress.',\n"
+    "                      and seed, momentum, nesterov, lr\n"
+    "  --list              the compressors, one a line\n\n"
+    "Examples:\n"
+    "  sparsify g.npy --compressor topk --density 0.01 --out g.jsonl\n"
+    "  sparsify g.npy --compressor regtopk mu=4 --weights 1,2,1 --precision float64 --out -\n"
+    "  sparsify g.npy --compressor topk memory=dgc momentum=0.9 code=rice values=int8 --out g.jsonl\n"
+    "  sparsify g.npy --compressor powersgd rank=2 --tensors 64x27,64,10x64 --out g.jsonl\n";
+
+void list_compressors() {
+  for (const std::string& name : topknot::compressors().names())
+    std::cout << name << (topknot::sparse_presets().contains(name) ? "  [float64 too]  " : "  ")
+              << topknot::compressors().help(name) << "\n";
+}
+
+int run(int argc, char** argv) {
+  topknot::SparsifyOptions options;
+  std::vector<std::string> arguments;
+  std::string density, tensors;
+  bool help = false, list = false;
+  CLI::App app("sparsify");
+  app.set_help_flag();
+  app.add_flag("-h,--help", help);
+  app.add_flag("--list", list);
+  app.add_option("--compressor", options.compressor);
+  app.add_option("--density", density);
+  app.add_option("--out", options.out);
+  app.add_option("--weights", options.weights);
+  app.add_option("--precision", options.precision);
+  app.add_option("--tensors", tensors);
+  app.add_option("arguments", arguments);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& e) {
+    throw topknot::UserError(std::string(e.what()) + "; 'sparsify --help' shows how it is used");
+  }
+  if (help || argc == 1) {
+    std::cout << kText;
+    return 0;
+  }
+  if (list) {
+    list_compressors();
+    return std::cout.flush() ? 0 : 1;
+  }
+  const auto need = [](bool given, const std::string& what) {
+    if (!given) throw topknot::UserError(what + "; 'sparsify --help' shows how it is used");
+  };
+  need(!arguments.empty(), "no input given");
+  need(!options.compressor.empty(), "--compressor is missing ('sparsify --list' shows them)");
+  need(!options.out.empty(), "--out is missing (- is standard output)");
+  options.input = arguments[0];
+  options.settings.assign(arguments.begin() + 1, arguments.end());
+  if (!density.empty()) options.settings.push_back("density=" + density);
+  if (!tensors.empty()) options.settings.push_back("tensors=" + tensors);
+  topknot::install_stop_handlers();
+  const topknot::SparsifySummary summary = topknot::sparsify(options);
+  for (const std::string& note : summary.notes) std::fprintf(stderr, "note: %s\n", note.c_str());
+  std::fprintf(stderr, "%s\n", topknot::summary_text(summary).c_str());
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    return run(argc, argv);
+  } catch (const topknot::UserError& e) {
+    std::fprintf(stderr, "sparsify: %s\n", e.what());
+    return 2;
+  } catch (const topknot::Interrupted& e) {
+    std::fprintf(stderr, "sparsify: %s\n", e.what());
+    return 128 + topknot::stop_signal();
+  } catch (const std::bad_alloc&) {
+    std::fprintf(stderr, "sparsify: not enough memory: each rank holds two vectors of the input's length\n");
+    return 2;
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "sparsify: unexpected error: %s\n", e.what());
+    return 1;
+  }
+}

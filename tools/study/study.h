@@ -1,0 +1,50 @@
+#pragma once
+// Small experiments on one process, as `study NAME [key=value ...]` runs them. A study is one file that
+// registers its name, its keys and a function; it prints a table and writes its results into the folder that
+// its key `out` names.
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "nn/core/base/registry.h"
+
+namespace topknot {
+
+struct StudyKey {
+  std::string name, value;  // value: the default
+  std::string help;
+};
+
+// The keys' values: defaults and what the command line says. Each throws UserError that names the key.
+class StudyArguments {
+ public:
+  // `given` are texts key=value. Unknown keys and repeated ones are refused.
+  StudyArguments(const std::string& study, const std::vector<StudyKey>& keys,
+                 const std::vector<std::string>& given);
+
+  const std::string& text(const std::string& key) const;
+  std::int64_t integer(const std::string& key, std::int64_t lo, std::int64_t hi) const;
+  // One or more numbers, "1,4,10", each in [lo, hi].
+  std::vector<double> numbers(const std::string& key, double lo, double hi) const;
+  std::vector<std::int64_t> integers(const std::string& key, std::int64_t lo, std::int64_t hi) const;
+  // The folder that `key` names, created; files of the same names in it are overwritten.
+  std::string folder(const std::string& key = "out") const;
+
+ private:
+  [[noreturn]] void refuse(const std::string& key, const std::string& needs) const;
+  std::string study_;
+  std::map<std::string, std::string> values_;
+};
+
+struct Study {
+  std::vector<StudyKey> keys;
+  void (*run)(const StudyArguments& arguments);
+};
+Registry<Study>& studies();
+
+std::string studies_help();                        // `study`, `study --help`
+std::string study_help(const std::string& study);  // `study NAME --help`; throws UserError
+
+}  // namespace topknot

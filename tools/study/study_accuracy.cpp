@@ -1,0 +1,134 @@
+// `study accuracy`: draws the summary of scripts/study-cifar10 or study-regtopk: test accuracy over density, and over how
+// many times less than dense a rank sends. Rows are named METHOD-dDENSITY; `dense` is the reference; other rows (the
+// ablation) stay in the table.
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <fstream>
+#include <map>
+#include <sstream>
+
+#include "nn/core/base/check.h"
+#include "tools/common/study_plot.h"
+#include "tools/study/study.h"
+#include "train/metrics/run_folder.h"
+
+namespace topknot {
+namespace {
+
+struct Row {
+  std::string method;
+  double density = 0, accuracy = 0, ratio = 0;
+};
+
+std::vector<std::string> cells_of(const std::string& line) {
+  std::vector<std::string> cells;
+  std::stringstream stream(line);
+  for (std::string cell; std::getline(stream, cell, ',');) cells.push_back(cell);
+  return cells;
+}
+
+double number_of(const std::vector<std::string>& cells, std::size_t column, const std::string& where) {
+  try {
+    return std::stod(cells.at(column));
+  } catch (const std::exception&) {
+    throw UserError(where + ": column " + std::to_string(column + 1) +
+                    " holds no number; the file is not a summary.csv of the study scripts");
+  }
+}
+
+std::vector<Row> read_summary(const std::string& path) {
+  std::ifstream in(path);
+  if (path.empty() || !in)
+    throw UserError("in=" + path +
+                    ": no such file; scripts/study-cifar10 writes summary.csv into its folder");
+  std::vector<Row> rows;
+  std::string line;
+  std::getline(in, line);
+  if (line.rfind("run,seeds,accuracy,", 0) != 0)
+    throw UserError("in=" + path +
+                    ": not a summary.csv of the study scripts, which begins with run,seeds,accuracy");
+  for (int number = 2; std::getline(in, line); ++number) {
+    const auto cells = cells_of(line);
+    const std::string where = path + ":" + std::to_string(number);
+    if (cells.empty()) continue;
+    Row row;
+    const auto dash = cells[0].rfind("-d");
+    row.method = cells[0].substr(0, dash);
+    if (cells[0] != "dense") {
+      if (dash == std::string::npos) continue;
+      row.density = number_of({cells[0].substr(dash + 2)}, 0, where);
+      if (row.density <= 0) throw UserError(where + ": a density must be above 0");
+    }
+    row.accuracy = number_of(cells, 2, where);
+    row.ratio = number_of(cells, 4, where);
+    rows.push_back(row);
+  }
+  return rows;
+}
+
+void run_accuracy(const StudyArguments& arguments) {
+  const std::vector<Row> rows = read_summary(arguments.text("in"));
+  std::map<std::string, std::vector<Row>> methods;
+  double dense = 0, lo = 1, greatest_ratio = 10, highest = 10;
+  for (const Row& row : rows) {
+    highest = std::max(highest, row.accuracy);
+    if (row.density == 0) {
+      dense = row.accuracy;
+      continue;
+    }
+    methods[row.method].push_back(row);
+    lo = std::min(lo, row.density);
+    greatest_ratio = std::max(greatest_ratio, row.ratio);
+  }
+  if (methods.empty()) throw UserError("in=" + arguments.text("in") + ": no row is named METHOD-dDENSITY");
+  const std::string out = arguments.folder();
+
+  std::vector<Panel> panels(2);
+  for (Panel& panel : panels) {
+    panel.y.hi = 10 * std::ceil((highest + 1) / 10);
+    panel.y.ticks = linear_ticks(0, panel.y.hi, 7, Unit::plain);
+    panel.y.label = "test accuracy, %";
+    panel.x.logarithmic = true;
+    panel.reference = dense;
+    if (dense > 0) panel.reference_label = "dense";
+  }
+  panels[0].x.lo = lo / 1.3;
+  panels[0].x.hi = 1;
+  panels[0].x.label = "density";
+  panels[1].x.lo = 1;
+  panels[1].x.hi = 1.3 * greatest_ratio;
+  panels[1].x.label = "times less than dense that a rank sends";
+  for (Panel& panel : panels) panel.x.ticks = log_ticks(panel.x.lo, panel.x.hi, Unit::plain);
+  std::vector<std::pair<std::string, std::string>> legend;
+  std::size_t colour = 1;
+  for (auto& [method, points] : methods) {
+    std::sort(points.begin(), points.end(), [](const Row& a, const Row& b) { return a.density < b.density; });
+    legend.emplace_back(method, study_colour(colour++));
+    Line by_density, by_ratio;
+    for (const Row& row : points) {
+      by_density.points.push_back({row.density, row.accuracy});
+      by_ratio.points.push_back({row.ratio, row.accuracy});
+      panels[0].marks.push_back({by_density.points.back(), legend.back().second});
+      panels[1].marks.push_back({by_ratio.points.back(), legend.back().second});
+    }
+    by_density.colour = by_ratio.colour = legend.back().second;
+    by_density.title = by_ratio.title = method;
+    panels[0].lines.push_back(std::move(by_density));
+    panels[1].lines.push_back(std::move(by_ratio));
+  }
+  write_file(out + "/accuracy.svg",
+             study_plot(panels, legend, "Test accuracy over density and over bytes saved"));
+  std::printf("Written: accuracy.svg in %s\n", out.c_str());
+}
+
+const bool registered = [] {
+  studies().add(
+      "accuracy", "the summary of scripts/study-cifar10 as a plot: accuracy over density and bytes",
+      {{{"in", "", "summary.csv of the study script"}, {"out", "studies/accuracy", "folder of accuracy.svg"}},
+       run_accuracy});
+  return true;
+}();
+
+}  // namespace
+}  // namespace topknot

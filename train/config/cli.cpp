@@ -1,0 +1,110 @@
+#include "train/config/cli.h"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+
+#include "nn/core/base/check.h"
+#include "nn/core/base/suggest.h"
+#include "train/config/config.h"
+#include "train/metrics/run_folder.h"
+
+namespace topknot {
+namespace {
+
+const std::vector<std::string> kLists = {"models",    "datasets",    "compressors", "selections",
+                                         "memories",  "codes",       "values",      "optimizers",
+                                         "schedules", "collectives", "keys",        "keys-markdown"};
+
+const std::vector<std::string> kFlags = {"--help",  "--validate", "--dry-run", "--dump-config",  "--list",
+                                         "--quiet", "--verbose",  "--version", "--check-network"};
+
+constexpr const char* kExamples =
+    "Examples:\n"
+    "  train configs/demo_dense.yaml                       a small run, nothing to download\n"
+    "  train configs/demo_topk.yaml compress.density=0.01  the same with Top-k and one key changed\n"
+    "  train configs/cifar10_resnet20_gaussiank.yaml data.root=DIR dist.backend=gloo dist.ranks=4\n"
+    "  compare runs/*                                      a table and report.html of several runs\n";
+
+constexpr const char* kFlagHelp =
+    "Flags:\n"
+    "  --validate          check the whole configuration, show every problem, and leave\n"
+    "  --dry-run           also build the model: parameters, groups, bytes a step; trains nothing\n"
+    "  --dump-config       print the effective configuration as YAML, with where each value came from\n"
+    "  --check-network     start the ranks, have them talk, show who took part and how fast; trains nothing\n"
+    "  --list WHAT         models, datasets, optimizers, schedules, collectives, keys; compressors and\n"
+    "                      their pieces: selections, memories, codes, values\n"
+    "  --quiet, --verbose  only warnings and errors; more detail\n"
+    "  --version, --help\n";
+
+}  // namespace
+
+std::string teaching_text() {
+  return std::string(
+             "train: trains a model on several ranks that exchange compressed gradients.\n"
+             "One YAML file a run; any key can be changed on the command line.\n\n"
+             "  train [FILE.yaml] [section.key=value ...] [--validate | --dry-run | --list WHAT | ...]\n\n") +
+         kExamples +
+         "\nGo on with:\n"
+         "  train --help               all flags and keys\n"
+         "  train --list compressors   what can be compared; also models, datasets, optimizers, schedules\n"
+         "  train FILE --dry-run       what a run would do, without running it\n";
+}
+
+std::string help_text() {
+  return std::string("train [FILE.yaml] [section.key=value ...] [flags]\n\n") + kExamples + "\n" + kFlagHelp +
+         "\nKeys, with their defaults. Later wins: default, file, command line. Lists read [1,2] or 1,2.\n" +
+         key_help();
+}
+
+CommandLine parse_command_line(int argc, const char* const* argv) {
+  CommandLine line;
+  if (argc <= 1) {
+    line.text = teaching_text();
+    return line;
+  }
+  bool help = false, version = false;
+  std::vector<std::string> words;
+  CLI::App app("train");
+  app.set_help_flag();
+  app.add_flag("-h,--help", help);
+  app.add_flag("--version", version);
+  app.add_flag("--validate", line.validate);
+  app.add_flag("--dry-run", line.dry_run);
+  app.add_flag("--dump-config", line.dump_config);
+  app.add_flag("--check-network", line.check_network);
+  app.add_flag("-q,--quiet", line.quiet);
+  app.add_flag("-v,--verbose", line.verbose);
+  app.add_option("--list", line.list);
+  app.allow_extras();
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError&) {
+    throw UserError(
+        "--list needs one word after it: models, datasets, compressors, selections, memories, codes, values, "
+        "optimizers, schedules, collectives or keys");
+  }
+  for (const auto& word : app.remaining()) {
+    if (word == "--") continue;
+    if (word.size() > 1 && word[0] == '-') {
+      const auto meant = nearest_name(word, kFlags);
+      throw UserError("unknown flag '" + word + "'" +
+                      (meant.empty() ? "" : "; did you mean '" + meant + "'?") +
+                      "; 'train --help' shows all flags");
+    }
+    if (const auto equals = word.find('='); equals != std::string::npos && word.find('/') > equals) {
+      line.overrides.push_back(word);
+    } else if (line.file.empty()) {
+      line.file = word;
+    } else {
+      throw UserError("two files given: '" + line.file + "' and '" + word +
+                      "'; give one YAML file, and keys as section.key=value");
+    }
+  }
+  if (!line.list.empty() && std::find(kLists.begin(), kLists.end(), line.list) == kLists.end())
+    throw UserError(unknown_name_message("list", line.list, kLists));
+  if (help) line.text = help_text();
+  if (version) line.text = program_version() + "\n";
+  return line;
+}
+
+}  // namespace topknot

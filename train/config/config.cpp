@@ -1,0 +1,208 @@
+#include "train/config/config.h"
+
+#include <yaml-cpp/yaml.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <set>
+#include <sstream>
+
+#include "nn/core/base/check.h"
+#include "nn/core/base/suggest.h"
+#include "train/config/config_text.h"
+
+namespace topknot {
+namespace {
+
+std::string last_part(const std::string& name) {
+  return name.substr(name.rfind('.') + 1);
+}
+std::string section_of(const std::string& name) {
+  const auto dot = name.find('.');
+  return dot == std::string::npos ? "" : name.substr(0, dot);
+}
+
+std::vector<std::string> sections() {
+  std::vector<std::string> names;
+  for (const Key& key : config_keys())
+    if (const auto section = section_of(key.name);
+        !section.empty() && (names.empty() || names.back() != section))
+      names.push_back(section);
+  return names;
+}
+
+bool is_section(const std::string& name) {
+  const auto names = sections();
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+// The key that was probably meant: the same last part in another section, else the nearest spelling.
+std::string suggestion(const std::string& name) {
+  std::vector<std::string> names, homes;
+  for (const Key& key : config_keys()) {
+    names.push_back(key.name);
+    if (last_part(key.name) == last_part(name)) homes.push_back(key.name);
+  }
+  if (homes.size() == 1) return homes[0];
+  if (is_section(name)) return find_key(name + ".name") ? name + ".name" : "";
+  if (const auto nearest = nearest_name(name, names); !nearest.empty()) return nearest;
+  // A misspelt last part in the right section is nearer than the whole name shows.
+  std::vector<std::string> parts;
+  for (const auto& known : names)
+    if (section_of(known) == section_of(name)) parts.push_back(last_part(known));
+  const auto part = nearest_name(last_part(name), parts);
+  return part.empty() ? "" : section_of(name) + "." + part;
+}
+
+class Loader {
+ public:
+  explicit Loader(LoadedConfig& loaded) : loaded_(loaded) {}
+
+  void file(const std::string& path) {
+    file_ = path;
+    if (std::error_code error; std::filesystem::is_directory(path, error))
+      return problem("", path + ": this is a folder; give a YAML file");
+    errno = 0;
+    std::ifstream stream(path);
+    std::stringstream text;
+    if (stream) text << stream.rdbuf();
+    if (!stream)
+      return problem(
+          "", path + ": cannot be read: " + std::strerror(errno ? errno : EIO) + "; configs/ holds examples");
+    try {
+      const YAML::Node root = YAML::Load(text.str());
+      if (root.IsNull()) return;  // an empty file: all defaults
+      if (!root.IsMap())
+        return problem(
+            "", path + ":1:1: the file must hold sections such as 'model:', not a plain value or a list");
+      map(root, "");
+    } catch (const YAML::Exception& e) {
+      problem("", place(e.mark) + ": not readable as YAML: " + e.msg);
+    }
+  }
+
+  void override_with(const std::string& text) {
+    const auto equals = text.find('=');
+    const std::string where = "command line";
+    if (equals == std::string::npos || equals == 0)
+      return problem("", "'" + text + "' (command line) must read section.key=value");
+    const std::string name = text.substr(0, equals);
+    const Key* key = find_key(name);
+    if (!key) return unknown(name, where);
+    const auto value = parse_raw(text.substr(equals + 1), is_list(*key));
+    if (!value)
+      return problem(name,
+                     name + " (command line) has a bracket without its partner; lists read [1,2] or 1,2");
+    set(*key, *value, where, Origin::command_line);
+  }
+
+ private:
+  void problem(const std::string& key, const std::string& message) {
+    loaded_.problems.push_back({key, message});
+  }
+
+  std::string place(const YAML::Mark& mark) const {
+    return mark.is_null()
+               ? file_
+               : file_ + ":" + std::to_string(mark.line + 1) + ":" + std::to_string(mark.column + 1);
+  }
+
+  void unknown(const std::string& name, const std::string& where) {
+    const std::string meant = suggestion(name);
+    const std::string what =
+        is_section(name) ? "'" + name + "' is a section, not a key" : "unknown key '" + name + "'";
+    problem(name, what + " (" + where + ")" + (meant.empty() ? "" : "; did you mean '" + meant + "'?") +
+                      "; 'train --list keys' shows all keys");
+  }
+
+  void set(const Key& key, const RawValue& value, const std::string& where, Origin origin) {
+    if (const auto wrong = set_key(key, value, loaded_.config); wrong.empty()) {
+      loaded_.origins[key.name] = origin;
+    } else {
+      problem(key.name, key.name + " (" + where + ") " + wrong);
+    }
+  }
+
+  void map(const YAML::Node& node, const std::string& prefix) {
+    std::set<std::string> seen;
+    for (const auto& entry : node) {
+      const std::string where = place(entry.first.Mark());
+      if (!entry.first.IsScalar()) {
+        problem("", where + ": a key must be a plain word");
+        continue;
+      }
+      const std::string name = prefix + entry.first.Scalar();
+      if (!seen.insert(name).second) {
+        problem(name, "'" + name + "' (" + where + ") stands twice in the file; keep one of them");
+        continue;
+      }
+      value(name, entry.second, where);
+    }
+  }
+
+  void value(const std::string& name, const YAML::Node& node, const std::string& where) {
+    const Key* key = find_key(name);
+    if (!key && node.IsMap()) {
+      if (is_section(name)) return map(node, name + ".");
+      const std::string meant = nearest_name(name, sections());
+      return problem(name, "unknown section '" + name + "' (" + where + ")" +
+                               (meant.empty() ? "" : "; did you mean '" + meant + "'?"));
+    }
+    if (!key && node.IsNull() && is_section(name)) return;  // a section whose keys are all commented out
+    if (!key) return unknown(name, where);
+    if (node.IsMap())
+      return problem(name, name + " (" + where + ") needs " + key_type(*key) + ", not a section");
+    if (node.IsNull() && node.Scalar().empty())
+      return problem(name, name + " (" + where + ") has no value; give one or remove the line");
+    RawValue raw;
+    raw.list = node.IsSequence();
+    if (!raw.list) raw.items = {node.Scalar()};
+    if (raw.list)
+      for (const auto& item : node) {
+        if (!item.IsScalar()) return problem(name, name + " (" + where + ") must be a list of plain values");
+        raw.items.push_back(item.Scalar());
+      }
+    // One value stands for a list of one in a file too, as on the command line.
+    if (is_list(*key)) raw.list = true;
+    set(*key, raw, where, Origin::file);
+  }
+
+  LoadedConfig& loaded_;
+  std::string file_;
+};
+
+}  // namespace
+
+const char* origin_name(Origin origin) {
+  switch (origin) {
+    case Origin::file:
+      return "file";
+    case Origin::command_line:
+      return "command line";
+    case Origin::measured:
+      return "measured at the start";
+    default:
+      return "default";
+  }
+}
+
+LoadedConfig load_config(const std::string& file, const std::vector<std::string>& overrides) {
+  LoadedConfig loaded;
+  Loader loader(loaded);
+  if (!file.empty()) loader.file(file);
+  for (const auto& text : overrides) loader.override_with(text);
+  return loaded;
+}
+
+void throw_problems(const std::vector<Problem>& problems) {
+  if (problems.empty()) return;
+  if (problems.size() == 1) throw UserError(problems[0].message);
+  std::string text = std::to_string(problems.size()) + " problems in the configuration:";
+  for (const auto& problem : problems) text += "\n  " + problem.message;
+  throw UserError(text);
+}
+
+}  // namespace topknot

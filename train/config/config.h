@@ -1,0 +1,228 @@
+#pragma once
+// The configuration of a run. Every key is declared once: its default in `Config`, everything else (name,
+// type, range or choices, one line of help) in the table of train/config/config_keys.cpp. The parser, --help,
+// --validate, the effective config in the run folder and the reference table of docs/configuration.md all
+// come from that table.
+//
+// Layers, later ones win: defaults, YAML file, command line (`section.key=value`). A user's mistakes never
+// throw here: they are collected, so that all of them can be shown at once.
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+namespace topknot {
+
+struct Config {
+  std::uint64_t seed = 1;
+
+  struct Model {
+    std::string name = "resnet20";
+    double dropout = 0.5;
+    std::vector<int> hidden = {200, 200};
+  } model;
+
+  struct Data {
+    std::string name = "synthetic_images";
+    std::string root;
+    int batch_size = 32;  // a rank
+    std::string shard = "even";
+    std::string augment = "auto";  // auto, true, false
+    int workers = 1;
+    std::string on_device = "auto";  // auto, true, false
+    std::int64_t train_size = 0;     // 0: all of it
+    std::int64_t test_size = 0;
+    int classes = 10;
+    int image_size = 32;
+    std::optional<double> noise;  // none given: the data set's own
+  } data;
+
+  struct Optimizer {
+    std::string name = "sgd";
+    double lr = 0.1;
+    double momentum = 0.9;
+    bool nesterov = false;
+    double weight_decay = 1e-4;
+    bool decay_1d = false;
+  } optimizer;
+
+  struct Schedule {
+    std::string name = "constant";
+    std::vector<double> milestones;  // epochs
+    double gamma = 0.1;
+    double warmup_epochs = 0;
+    double min_lr = 0;
+  } schedule;
+
+  struct Compress {
+    std::string name = "dense";
+    double density = 0.001;
+    std::vector<double> warmup;  // densities of epoch 0, 1, ...
+    int warmup_epochs = 0;       // in place of the list: an exponential one
+    std::string select, memory, code, values;
+    std::string scope = "group";     // model, group, tensor
+    std::optional<double> capacity;  // a multiple of k; none given: no limit
+    bool dense_1d = true;
+    std::int64_t min_numel = 0;
+    std::string dense_values = "fp32";
+    double clip = 0;  // 0: off
+    bool momentum_masking = true, lr_inside = false;
+    std::string layer_density;
+    // Of one message and of one byte, for layer_density auto: 1 Gbit/s Ethernet, in the code of LAGS-SGD.
+    double alpha_s = 1.744e-3, beta_s_per_byte = 9e-9;
+    double sample_ratio = 0.01;
+    bool resample = true;
+    std::string truncate = "lowest";
+    double threshold = 0;
+    bool shared_seed = false;
+    std::string distribution = "exponential";
+    int stages = 0;
+    double mu = 4, q = 1e8;
+    std::string variant = "A";
+    int rank = 4;
+    double min_compression = 2;
+    int levels = 127, bucket = 128;
+    double clip_sigma = 2.5;
+  } compress;
+
+  struct Exchange {
+    std::string merge = "all";  // none, all, size:BYTES, mgwfbp, omgs, optimal
+    std::vector<int> groups;    // the plan: parameters a group
+    std::string profile;        // a file of measured times; empty: measured where they are needed
+    std::string collective = "all_gather";
+    int ranks_per_host = 0;  // 0: no hierarchy
+  } exchange;
+
+  struct Dist {
+    std::string backend = "threads";
+    int ranks = 1;
+    std::string master;
+    std::string interface;
+    bool ordered_sum = false;
+    double timeout_s = 300;  // 0: off
+  } dist;
+
+  struct Train {
+    int epochs = 1;
+    std::int64_t max_steps = 0;  // 0: no limit
+    int threads = 0;             // 0: see compute_threads()
+    std::string device = "auto";
+    std::string precision = "fp32";
+    bool graphs = true;
+    bool deterministic = false;
+    std::string bn_stats = "mean";
+    int accumulate = 1;
+    double clip_local = 0;  // 0: off
+    std::string clip_local_scope = "model";
+    double clip_global = 0;      // 0: off
+    double eval_every = 1;       // epochs; 0: at the end only
+    double target_accuracy = 0;  // 0: none
+    int log_every = 10;          // steps
+    int check_every = 50;        // steps; 0: never
+    int max_skips = 10;
+    std::int64_t record_gradients = 0;    // steps; 0: off
+    std::int64_t record_from = 0;         // steps done before the first one
+    std::int64_t distribution_every = 0;  // steps; 0: never
+    std::int64_t profile_steps = 0;       // steps; 0: none
+  } train;
+
+  struct Output {
+    std::string dir;  // "": run_folder_name()
+    bool overwrite = false;
+  } output;
+};
+
+// Where a key lives in a Config. An unset optional is written as the key's `none_word`.
+using KeyRef = std::variant<bool*, int*, std::int64_t*, std::uint64_t*, double*, std::string*,
+                            std::optional<double>*, std::vector<int>*, std::vector<double>*>;
+
+struct Key {
+  std::string name;  // "optimizer.lr"
+  KeyRef (*ref)(Config& config);
+  std::string help;  // one line
+  // Numbers (list entries too): least and greatest value; `above` excludes the least.
+  double least = -1e300, greatest = 1e300;
+  bool above = false;
+  // Strings: the words allowed; an entry such as "size:BYTES" takes a positive number after the colon. Empty:
+  // any text.
+  std::vector<std::string> choices = {};
+  std::string none_word = {};  // of an optional number: "none", "auto"
+  std::string registry = {};   // "model", "dataset", ...: the names come from KnownNames
+  bool may_be_empty = false;   // of such a name: the method's own choice
+  // The choices (of the section's name, its selection or memory) that use the key; empty: all. See
+  // unused_keys().
+  std::vector<std::string> users = {};
+};
+
+// In the order of sections; the only place that knows all keys.
+const std::vector<Key>& config_keys();
+const Key* find_key(const std::string& name);  // null where unknown
+
+std::string key_type(const Key& key);   // "number", "list of integers", "true or false", ...
+std::string key_range(const Key& key);  // "> 0", "0 to 1", "threads | gloo"; "" where anything goes
+std::string key_value(const Key& key, const Config& config);  // as YAML: 0.1, [1, 2], "", none
+
+// measured: the run found it out when it started; in its own config.yaml only.
+enum class Origin { default_value, file, command_line, measured };
+const char* origin_name(Origin origin);  // "default", "file", "command line", "measured at the start"
+
+// One mistake. `message` is complete: what, where (key, file:line:column), what to do.
+struct Problem {
+  std::string key;  // "" where it is about no single key
+  std::string message;
+};
+
+struct LoadedConfig {
+  Config config;
+  std::map<std::string, Origin> origins;  // by key; keys that are absent have their default
+  std::vector<Problem> problems;
+};
+
+// Reads `file` ("" for none) and applies `overrides`, each "section.key=value"; a list is [1,2] or 1,2. Never
+// throws for bad input.
+LoadedConfig load_config(const std::string& file, const std::vector<std::string>& overrides);
+
+// What the registries hold; an empty list means: not checked here.
+struct KnownNames {
+  std::vector<std::string> models = {}, datasets = {}, compressors = {}, optimizers = {}, schedules = {},
+                           selectors = {}, memories = {}, index_codes = {}, value_codes = {};
+};
+
+// What no single key can show: unknown model, keys that contradict each other. Callers append what only they
+// can see (a missing data folder, no GPU).
+std::vector<Problem> check_config(const Config& config, const KnownNames& known);
+
+// A line for each key that was given and that the chosen method, model or schedule does not use. A key of the
+// file stays unmentioned where the command line names another method: the file was written for its own. For
+// configurations that check_config() has passed.
+std::vector<std::string> unused_keys(const LoadedConfig& loaded);
+// In Key::users: compress.name is made of pieces, one of which selects entries.
+inline constexpr const char* kSelectingMethods = "methods that select entries";
+
+// Throws one UserError that lists all of them; does nothing where there are none.
+void throw_problems(const std::vector<Problem>& problems);
+
+// A file that `train FILE` reads to the same Config. With `origins`, each value that is not a default says in
+// a comment where it came from.
+std::string dump_yaml(const Config& config, bool only_non_default = false,
+                      const std::map<std::string, Origin>& origins = {});
+
+// All keys by section, for --help and `--list keys`: names, types, defaults, ranges, help.
+std::string key_help();
+// The reference table of docs/configuration.md (Markdown); a test keeps the page up to date.
+std::string key_reference_markdown();
+
+// train.threads, or where it is 0: 1 with several ranks, else the machine's cores.
+int compute_threads(const Config& config);
+// compress.density at an epoch, from 0: the entry of compress.warmup, never below compress.density; after the
+// list compress.density. Density warm-up: Lin et al., "Deep Gradient Compression", ICLR 2018; the lists of Shi
+// et al., arXiv 1911.08772. With compress.warmup_epochs E instead, epoch e < E has c^(e+1), c = density^(1 /
+// (E+1)), as the code of Lin et al. (their paper's own list is 0.25, 0.0625, 0.015625, 0.004).
+double density_at_epoch(const Config& config, int epoch);
+// "runs/resnet20-cifar10-topk-r4-s1" unless output.dir says.
+std::string run_folder_name(const Config& config);
+
+}  // namespace topknot

@@ -1,0 +1,95 @@
+// The configuration as text: the effective config, the help, the reference table. All of it from the table of
+// keys.
+
+#include <algorithm>
+
+#include "train/config/config.h"
+
+namespace topknot {
+namespace {
+
+std::string section_of(const Key& key) {
+  const auto dot = key.name.find('.');
+  return dot == std::string::npos ? "" : key.name.substr(0, dot);
+}
+
+const char* section_help(const std::string& section) {
+  if (section == "model") return "what is trained";
+  if (section == "data") return "what it is trained on";
+  if (section == "optimizer") return "how the averaged gradient changes the weights";
+  if (section == "schedule") return "how the learning rate changes";
+  if (section == "compress") return "what of a gradient travels";
+  if (section == "exchange") return "how gradients travel";
+  if (section == "dist") return "the ranks that train together";
+  if (section == "train") return "how long and how";
+  if (section == "output") return "where the results go";
+  return "";
+}
+
+// Type and range in few words: "number, above 0", "threads | gloo".
+std::string kind_text(const Key& key) {
+  const std::string range = key_range(key);
+  if (!key.choices.empty()) return range;
+  if (!key.registry.empty()) return key.registry + " name";
+  std::string type = key_type(key);
+  for (const char* article : {"an ", "a "})
+    if (type.rfind(article, 0) == 0) {
+      type = type.substr(std::string(article).size());
+      break;
+    }
+  return range.empty() ? type : type + ", " + range;
+}
+
+}  // namespace
+
+std::string dump_yaml(const Config& config, bool only_non_default,
+                      const std::map<std::string, Origin>& origins) {
+  const Config defaults;
+  std::string text, section;
+  for (const Key& key : config_keys()) {
+    const std::string value = key_value(key, config);
+    if (only_non_default && value == key_value(key, defaults)) continue;
+    const std::string own = section_of(key);
+    if (own != section) text += "\n" + own + ":\n";
+    section = own;
+    text += own.empty() ? key.name : "  " + key.name.substr(own.size() + 1);
+    text += ": " + value;
+    if (const auto it = origins.find(key.name); it != origins.end() && it->second != Origin::default_value)
+      text += std::string("  # ") + origin_name(it->second);
+    text += "\n";
+  }
+  return text;
+}
+
+std::string key_help() {
+  const Config defaults;
+  std::string text, section;
+  for (const Key& key : config_keys()) {
+    const std::string own = section_of(key);
+    if (own != section) text += "\n" + own + ": " + section_help(own) + "\n";
+    section = own;
+    std::string head = "  " + key.name + "=" + key_value(key, defaults);
+    head.resize(std::max<std::size_t>(head.size() + 2, 36), ' ');
+    text += head + key.help + "\n" + std::string(36, ' ') + "(" + kind_text(key) + ")\n";
+  }
+  return text;
+}
+
+std::string key_reference_markdown() {
+  const Config defaults;
+  std::string text, section = "-";
+  for (const Key& key : config_keys()) {
+    const std::string own = section_of(key);
+    if (own != section) {
+      text += own.empty() ? "" : "\n### `" + own + "`: " + section_help(own) + "\n\n";
+      text += "| key | default | values | meaning |\n|---|---|---|---|\n";
+    }
+    section = own;
+    std::string kind;
+    for (const char c : kind_text(key)) kind += c == '|' ? std::string("\\|") : std::string(1, c);
+    text += "| `" + key.name + "` | `" + key_value(key, defaults) + "` | " + kind + " | " + key.help + " |\n";
+  }
+  return text;
+}
+
+}  // namespace topknot

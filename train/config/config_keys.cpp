@@ -1,0 +1,319 @@
+// The table of keys. Adding one takes a member of Config and a row here.
+
+#include "train/config/config.h"
+
+namespace topknot {
+namespace {
+
+constexpr double kNoLimit = 1e300;
+
+Key flag(std::string name, KeyRef (*ref)(Config&), std::string help) {
+  return {.name = std::move(name), .ref = ref, .help = std::move(help)};
+}
+
+Key number(std::string name, KeyRef (*ref)(Config&), double least, double greatest, std::string help) {
+  return {.name = std::move(name), .ref = ref, .help = std::move(help), .least = least, .greatest = greatest};
+}
+
+Key above(std::string name, KeyRef (*ref)(Config&), double least, double greatest, std::string help) {
+  Key key = number(std::move(name), ref, least, greatest, std::move(help));
+  key.above = true;
+  return key;
+}
+
+Key text(std::string name, KeyRef (*ref)(Config&), std::string help, std::vector<std::string> choices = {}) {
+  return {.name = std::move(name), .ref = ref, .help = std::move(help), .choices = std::move(choices)};
+}
+
+Key registered(std::string name, KeyRef (*ref)(Config&), std::string kind, std::string help) {
+  Key key = text(std::move(name), ref, std::move(help));
+  key.registry = std::move(kind);
+  return key;
+}
+
+Key piece(std::string name, KeyRef (*ref)(Config&), std::string kind, std::string help) {
+  Key key = registered(std::move(name), ref, std::move(kind), std::move(help));
+  key.may_be_empty = true;
+  return key;
+}
+
+Key with_word(Key key, std::string none_word) {
+  key.none_word = std::move(none_word);
+  return key;
+}
+
+Key used_by(std::vector<std::string> users, Key key) {
+  key.users = std::move(users);
+  return key;
+}
+
+// The same, said in the help.
+Key of(std::vector<std::string> users, Key key) {
+  std::string names;
+  for (const std::string& user : users) names += (names.empty() ? "" : ", ") + user;
+  key.help = names + ": " + key.help;
+  return used_by(std::move(users), std::move(key));
+}
+
+template <auto Section, auto Member>
+KeyRef at(Config& config) {
+  return &(config.*Section.*Member);
+}
+
+std::vector<Key> run_keys() {
+  constexpr auto m = &Config::model;
+  constexpr auto d = &Config::data;
+  using Model = Config::Model;
+  using Data = Config::Data;
+  return {
+      number(
+          "seed", [](Config& c) -> KeyRef { return &c.seed; }, 0, kNoLimit,
+          "of everything random: first weights, order and augmentation of the data, dropout"),
+
+      registered("model.name", at<m, &Model::name>, "model", "which model (train --list models)"),
+      number("model.dropout", at<m, &Model::dropout>, 0, 0.99, "dropout rate, in models that have dropout"),
+      used_by({"mlp"},
+              number("model.hidden", at<m, &Model::hidden>, 1, 1e6, "widths of the hidden layers of mlp")),
+
+      registered("data.name", at<d, &Data::name>, "dataset", "which data set (train --list datasets)"),
+      text("data.root", at<d, &Data::root>, "folder that holds the data set's files"),
+      number("data.batch_size", at<d, &Data::batch_size>, 1, 1e6, "samples a rank takes in one step"),
+      text("data.shard", at<d, &Data::shard>,
+           "how ranks share the training set: equal parts, the largest RATIO times the smallest, or sorted "
+           "by label",
+           {"even", "uneven:RATIO", "by_label"}),
+      text("data.augment", at<d, &Data::augment>,
+           "random crops and flips of training images; auto: the data set's way", {"auto", "true", "false"}),
+      text("data.on_device", at<d, &Data::on_device>,
+           "keep the data set in the GPU's memory and make batches there; auto: where it takes a quarter of "
+           "it or less",
+           {"auto", "true", "false"}),
+      number("data.workers", at<d, &Data::workers>, 0, 256,
+             "threads a rank that prepare batches ahead; 0: none, the training thread does it"),
+      number("data.train_size", at<d, &Data::train_size>, 0, 1e9,
+             "use only the first so many training samples (synthetic data: make so many); 0: all"),
+      number("data.test_size", at<d, &Data::test_size>, 0, 1e9, "the same for test samples"),
+      number("data.classes", at<d, &Data::classes>, 2, 1000, "classes of synthetic_images"),
+      number("data.image_size", at<d, &Data::image_size>, 8, 512,
+             "height and width of synthetic_images, in pixels"),
+      with_word(number("data.noise", at<d, &Data::noise>, 0, 1,
+                       "noise of synthetic data, as a standard deviation; auto: the data set's own"),
+                "auto"),
+  };
+}
+
+std::vector<Key> method_keys() {
+  constexpr auto o = &Config::optimizer;
+  constexpr auto s = &Config::schedule;
+  constexpr auto c = &Config::compress;
+  using Optimizer = Config::Optimizer;
+  using Schedule = Config::Schedule;
+  using Compress = Config::Compress;
+  return {
+      registered("optimizer.name", at<o, &Optimizer::name>, "optimizer",
+                 "which update rule (train --list optimizers)"),
+      above("optimizer.lr", at<o, &Optimizer::lr>, 0, 1e6,
+            "learning rate; never scaled by the number of ranks"),
+      number("optimizer.momentum", at<o, &Optimizer::momentum>, 0, 0.9999, "momentum; 0: none"),
+      flag("optimizer.nesterov", at<o, &Optimizer::nesterov>, "Nesterov's form of momentum"),
+      number("optimizer.weight_decay", at<o, &Optimizer::weight_decay>, 0, 10,
+             "weight decay, added to the gradient"),
+      flag("optimizer.decay_1d", at<o, &Optimizer::decay_1d>, "decay 1-D parameters (biases, norms) too"),
+
+      registered("schedule.name", at<s, &Schedule::name>, "schedule",
+                 "how the learning rate changes (train --list schedules)"),
+      of({"multistep"},
+         above("schedule.milestones", at<s, &Schedule::milestones>, 0, 1e6, "epochs where the rate drops")),
+      of({"multistep"}, above("schedule.gamma", at<s, &Schedule::gamma>, 0, 1, "factor at each milestone")),
+      number("schedule.warmup_epochs", at<s, &Schedule::warmup_epochs>, 0, 1e6,
+             "epochs in which the rate rises linearly to optimizer.lr"),
+      of({"cosine"}, number("schedule.min_lr", at<s, &Schedule::min_lr>, 0, 1e6, "the rate at the end")),
+
+      registered("compress.name", at<c, &Compress::name>, "compressor",
+                 "how gradients are compressed (train --list compressors); dense: not at all"),
+      used_by({kSelectingMethods}, above("compress.density", at<c, &Compress::density>, 0, 1,
+                                         "share of a gradient's entries that travels")),
+      used_by({kSelectingMethods},
+              above("compress.warmup", at<c, &Compress::warmup>, 0, 1,
+                    "densities of the first epochs, one an epoch; compress.density after them")),
+      used_by(
+          {kSelectingMethods},
+          number(
+              "compress.warmup_epochs", at<c, &Compress::warmup_epochs>, 0, 1e6,
+              "epochs in which the density falls exponentially to compress.density; in place of the list")),
+      piece("compress.select", at<c, &Compress::select>, "selection",
+            "which entries travel, in place of the method's own choice (train --list selections)"),
+      piece("compress.memory", at<c, &Compress::memory>, "memory",
+            "what becomes of the rest, in place of the method's own (train --list memories)"),
+      piece("compress.code", at<c, &Compress::code>, "index code",
+            "how positions are written, in place of the method's own (train --list codes)"),
+      piece("compress.values", at<c, &Compress::values>, "value code",
+            "how values are written, in place of the method's own (train --list values)"),
+      text("compress.scope", at<c, &Compress::scope>, "over what k and the threshold are computed",
+           {"model", "group", "tensor"}),
+      with_word(number("compress.capacity", at<c, &Compress::capacity>, 1, 1e9,
+                       "most entries that may travel, as a multiple of k; none: no limit"),
+                "none"),
+      flag("compress.dense_1d", at<c, &Compress::dense_1d>, "1-D parameters (biases, norms) travel dense"),
+      number("compress.min_numel", at<c, &Compress::min_numel>, 0, 1e12,
+             "parameters with fewer elements travel dense"),
+      text("compress.dense_values", at<c, &Compress::dense_values>,
+           "how a compressed method sends what travels dense; below fp32 the rounding error is carried on",
+           {"fp32", "fp16", "bf16"}),
+      number("compress.clip", at<c, &Compress::clip>, 0, 1e9,
+             "greatest norm of the averaged gradient that local clipping aims at: each rank's gradient is "
+             "clipped at sqrt(ranks) times it; 0: off"),
+      flag("compress.lr_inside", at<c, &Compress::lr_inside>,
+           "accumulate learning rate times gradient (LAGS-SGD); without momentum"),
+      used_by({kSelectingMethods}, text("compress.layer_density", at<c, &Compress::layer_density>,
+                                        "a density for each tensor: a JSON file {\"parameter\": density}, or "
+                                        "auto: from measured times")),
+      of({"layer_density=auto"}, number("compress.alpha_s", at<c, &Compress::alpha_s>, 0, 1e3,
+                                        "seconds that a message takes to begin with")),
+      of({"layer_density=auto"}, above("compress.beta_s_per_byte", at<c, &Compress::beta_s_per_byte>, 0, 1,
+                                       "seconds that a byte takes")),
+  };
+}
+
+// Of single methods.
+std::vector<Key> piece_keys() {
+  constexpr auto c = &Config::compress;
+  using Compress = Config::Compress;
+  return {
+      of({"dgc"}, flag("compress.momentum_masking", at<c, &Compress::momentum_masking>,
+                       "what is sent loses its velocity")),
+      of({"dgc_sampled"}, number("compress.sample_ratio", at<c, &Compress::sample_ratio>, 0.01, 1,
+                                 "share of the entries that the threshold is taken from")),
+      of({"dgc_sampled"}, flag("compress.resample", at<c, &Compress::resample>,
+                               "exact selection where far too many exceed the threshold")),
+      of({"dgc_sampled"}, text("compress.truncate", at<c, &Compress::truncate>,
+                               "which entries travel where a few too many exceed it", {"lowest", "largest"})),
+      of({"threshold"}, number("compress.threshold", at<c, &Compress::threshold>, 0, 1e30, "the fixed one")),
+      of({"randk"},
+         flag("compress.shared_seed", at<c, &Compress::shared_seed>, "the same positions on all ranks")),
+      of({"sidco"}, text("compress.distribution", at<c, &Compress::distribution>,
+                         "which distribution is fitted", {"exponential", "pareto", "gamma"})),
+      of({"sidco"}, number("compress.stages", at<c, &Compress::stages>, 0, 100, "fits a step; 0: adaptive")),
+      of({"regtopk"}, above("compress.mu", at<c, &Compress::mu>, 0, 1e9, "temperature of the regulariser")),
+      of({"regtopk"},
+         above("compress.q", at<c, &Compress::q>, 0, 1e30, "distortion of what was not sent last")),
+      of({"regtopk"},
+         text("compress.variant", at<c, &Compress::variant>,
+              "distortion relative to what was sent last (A) or to the current gradient (B)", {"A", "B"})),
+      of({"powersgd", "acpsgd"},
+         number("compress.rank", at<c, &Compress::rank>, 1, 1e6, "rank of the approximation")),
+      of({"powersgd", "acpsgd"}, number("compress.min_compression", at<c, &Compress::min_compression>, 1, 1e9,
+                                        "tensors that would shrink less travel as they are")),
+      of({"qsgd"}, number("compress.levels", at<c, &Compress::levels>, 1, 32767, "quantisation levels")),
+      of({"qsgd"}, number("compress.bucket", at<c, &Compress::bucket>, 1, 1e9, "elements that share a norm")),
+      of({"terngrad"}, number("compress.clip_sigma", at<c, &Compress::clip_sigma>, 0, 1e9,
+                              "clips at so many standard deviations; 0: off")),
+  };
+}
+
+std::vector<Key> machine_keys() {
+  constexpr auto e = &Config::exchange;
+  constexpr auto d = &Config::dist;
+  constexpr auto t = &Config::train;
+  constexpr auto o = &Config::output;
+  using Dist = Config::Dist;
+  using Train = Config::Train;
+  return {
+      text("exchange.merge", at<e, &Config::Exchange::merge>,
+           "what travels together: each parameter alone, the whole model, groups of at most BYTES, or groups "
+           "planned from times that are measured at the start (rules of two papers; the best plan)",
+           {"none", "all", "size:BYTES", "mgwfbp", "omgs", "optimal"}),
+      number("exchange.groups", at<e, &Config::Exchange::groups>, 1, 1e9,
+             "the plan itself: how many parameters each group has, in the order in which they travel; a run "
+             "that measures writes it to its config.yaml"),
+      text("exchange.profile", at<e, &Config::Exchange::profile>,
+           "exchange_profile.json of an earlier run, in place of measuring anew"),
+      text("exchange.collective", at<e, &Config::Exchange::collective>,
+           "how selected entries meet: every block to every rank, a tree that keeps k of the sum, a balanced "
+           "split that does, or what is quickest by measured times",
+           {"all_gather", "gtopk", "oktopk", "auto"}),
+      number("exchange.ranks_per_host", at<e, &Config::Exchange::ranks_per_host>, 0, 1024,
+             "neighbouring ranks that share a host: their gradients are summed dense, and one message a host "
+             "is compressed and travels; 0: no hierarchy"),
+
+      text("dist.backend", at<d, &Dist::backend>,
+           "ranks are threads of this process, or processes that talk by TCP, or by NCCL from GPU to GPU",
+           {"threads", "gloo", "nccl"}),
+      number("dist.ranks", at<d, &Dist::ranks>, 1, 1024, "how many ranks train together"),
+      text("dist.master", at<d, &Dist::master>, "processes on several hosts: HOST:PORT where rank 0 listens"),
+      text("dist.interface", at<d, &Dist::interface>, "gloo, nccl: network interface to use, such as eth0"),
+      flag("dist.ordered_sum", at<d, &Dist::ordered_sum>,
+           "dense sums in rank order, the same bits on every backend; slower on large models"),
+      number("dist.timeout_s", at<d, &Dist::timeout_s>, 0, 1e6,
+             "seconds after which a silent rank ends the run; 0: never"),
+
+      number("train.epochs", at<t, &Train::epochs>, 0, 1e6,
+             "passes over the training set; 0: until train.max_steps"),
+      number("train.max_steps", at<t, &Train::max_steps>, 0, 1e12, "stop after so many steps; 0: no limit"),
+      number("train.threads", at<t, &Train::threads>, 0, 1024,
+             "compute threads a rank; 0: 1 with several ranks, else one a core"),
+      text("train.device", at<t, &Train::device>, "where to compute; auto: a GPU where there is one",
+           {"auto", "cpu", "cuda"}),
+      text("train.precision", at<t, &Train::precision>,
+           "on a GPU: fp32, tf32 in products, or bf16 activations with fp32 weights and gradients",
+           {"fp32", "tf32", "bf16"}),
+      flag("train.graphs", at<t, &Train::graphs>,
+           "on a GPU: steps are recorded as CUDA graphs and replayed; the same numbers, less work for the "
+           "host"),
+      flag("train.deterministic", at<t, &Train::deterministic>,
+           "the same bits in every run on a GPU too, slower there"),
+      text("train.bn_stats", at<t, &Train::bn_stats>,
+           "batch-norm statistics for evaluation: averaged over ranks, rank 0's, or each rank its own",
+           {"mean", "rank0", "local"}),
+      number("train.accumulate", at<t, &Train::accumulate>, 1, 1e6, "batches that make one step"),
+      number("train.clip_local", at<t, &Train::clip_local>, 0, 1e9,
+             "greatest norm of a rank's gradient, before compression; 0: off"),
+      text("train.clip_local_scope", at<t, &Train::clip_local_scope>,
+           "clip_local measures the whole gradient (no overlap with backward) or each tensor",
+           {"model", "tensor"}),
+      number("train.clip_global", at<t, &Train::clip_global>, 0, 1e9,
+             "greatest norm of the averaged gradient; 0: off"),
+      number("train.eval_every", at<t, &Train::eval_every>, 0, 1e6,
+             "epochs between evaluations, 0.25: four an epoch; 0: only at the end"),
+      number("train.target_accuracy", at<t, &Train::target_accuracy>, 0, 1,
+             "end the run at the first evaluation whose test accuracy is at least this; 0: none"),
+      number("train.log_every", at<t, &Train::log_every>, 1, 1e9, "steps between lines of progress"),
+      number("train.check_every", at<t, &Train::check_every>, 0, 1e9,
+             "steps between checks that all ranks hold the same weights; 0: never"),
+      number("train.max_skips", at<t, &Train::max_skips>, 1, 1e9,
+             "stop after so many steps in a row that were not finite"),
+      number("train.record_gradients", at<t, &Train::record_gradients>, 0, 1e9,
+             "write rank 0's own gradients of so many steps to gradients.npy in the run folder; 0: none"),
+      number("train.record_from", at<t, &Train::record_from>, 0, 1e12,
+             "steps before the first one that record_gradients writes"),
+      number("train.distribution_every", at<t, &Train::distribution_every>, 0, 1e9,
+             "steps between looks at the distribution of rank 0's accumulated gradient; 0: none"),
+      number("train.profile_steps", at<t, &Train::profile_steps>, 0, 1e6,
+             "write a Chrome trace of so many steps, a file a rank, to the run folder; 0: none"),
+
+      text("output.dir", at<o, &Config::Output::dir>,
+           "run folder; empty: a name made from the configuration, in runs/"),
+      flag("output.overwrite", at<o, &Config::Output::overwrite>,
+           "replace an earlier run in the same folder"),
+  };
+}
+
+}  // namespace
+
+const std::vector<Key>& config_keys() {
+  static const std::vector<Key> keys = [] {
+    std::vector<Key> all;
+    for (const auto& part : {run_keys(), method_keys(), piece_keys(), machine_keys()})
+      all.insert(all.end(), part.begin(), part.end());
+    return all;
+  }();
+  return keys;
+}
+
+const Key* find_key(const std::string& name) {
+  for (const Key& key : config_keys())
+    if (key.name == name) return &key;
+  return nullptr;
+}
+
+}  // namespace topknot

@@ -1,0 +1,280 @@
+#include "train/config/config_text.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <limits>
+#include <type_traits>
+
+#include "nn/core/base/suggest.h"
+
+namespace topknot {
+namespace {
+
+template <class T>
+std::optional<T> parse_number(const std::string& text) {
+  T value{};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc{} || end != text.data() + text.size()) return std::nullopt;
+  if constexpr (std::is_floating_point_v<T>)
+    if (!std::isfinite(value)) return std::nullopt;
+  return value;
+}
+
+std::string trim(const std::string& text) {
+  const auto first = text.find_first_not_of(" \t");
+  return first == std::string::npos ? "" : text.substr(first, text.find_last_not_of(" \t") - first + 1);
+}
+
+std::string check_range(const Key& key, double value) {
+  if (value < key.least || (key.above && value <= key.least) || value > key.greatest)
+    return "must be " + key_range(key) + ", not " + format_number(value);
+  return "";
+}
+
+// A number as such, but beyond what T holds: the range that it may have; "" for anything else.
+template <class T>
+std::string overflow(const Key& key, const std::string& text) {
+  T value{};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc::result_out_of_range || end != text.data() + text.size()) return "";
+  if constexpr (std::is_integral_v<T>) {
+    // As text: the greatest integers are no doubles.
+    if (key.greatest > static_cast<double>(std::numeric_limits<T>::max()))
+      return "must be " +
+             format_number(std::max(key.least, static_cast<double>(std::numeric_limits<T>::min()))) + " to " +
+             std::to_string(std::numeric_limits<T>::max()) + ", not " + text;
+  }
+  return "must be " + key_range(key) + ", not " + text;
+}
+
+template <class T>
+std::string set_number(const Key& key, const std::string& text, T& target) {
+  const auto value = parse_number<T>(text);
+  if (!value) {
+    if (auto wrong = overflow<T>(key, text); !wrong.empty()) return wrong;
+    const auto real = parse_number<double>(text);
+    if (real && *real < key.least) return check_range(key, *real);
+    return "needs " + key_type(key) + ", not '" + text + "'";
+  }
+  if (const auto wrong = check_range(key, static_cast<double>(*value)); !wrong.empty()) return wrong;
+  target = *value;
+  return "";
+}
+
+std::string set_text(const Key& key, const std::string& text, std::string& target) {
+  bool fits = key.choices.empty();
+  for (const auto& choice : key.choices) {
+    const auto colon = choice.find(':');
+    if (colon == std::string::npos) {
+      fits = fits || text == choice;
+    } else if (text.compare(0, colon + 1, choice, 0, colon + 1) == 0) {
+      const auto suffix = parse_number<double>(text.substr(colon + 1));
+      if (!suffix || *suffix <= 0)
+        return "needs a number > 0 for " + choice.substr(colon + 1) + " in " + choice + ", not '" + text +
+               "'";
+      fits = true;
+    }
+  }
+  if (!fits) {
+    const std::string nearest = nearest_name(text, key.choices);
+    return "must be " + key_range(key) + ", not '" + text + "'" +
+           (nearest.empty() ? "" : "; did you mean '" + nearest + "'?");
+  }
+  target = text;
+  return "";
+}
+
+template <class T>
+std::string set_list(const Key& key, const RawValue& value, std::vector<T>& target) {
+  std::vector<T> entries;
+  for (const auto& item : value.items) {
+    T entry{};
+    const auto number = parse_number<T>(item);
+    if (!number) return "needs " + key_type(key) + ", such as [1, 2]; '" + item + "' does not fit";
+    if (auto wrong = set_number(key, item, entry); !wrong.empty()) return "every entry " + wrong;
+    entries.push_back(entry);
+  }
+  target = std::move(entries);
+  return "";
+}
+
+struct Set {
+  const Key& key;
+  const RawValue& value;
+
+  std::string operator()(bool* target) const {
+    const auto& text = value.items[0];
+    if (text != "true" && text != "false") return "needs true or false, not '" + text + "'";
+    *target = text == "true";
+    return "";
+  }
+  std::string operator()(std::string* target) const { return set_text(key, value.items[0], *target); }
+  std::string operator()(std::optional<double>* target) const {
+    if (value.items[0] == key.none_word) {
+      target->reset();
+      return "";
+    }
+    double number = 0;
+    auto wrong = set_number(key, value.items[0], number);
+    if (wrong.empty()) *target = number;
+    return wrong;
+  }
+  template <class T>
+  std::string operator()(std::vector<T>* target) const {
+    return set_list(key, value, *target);
+  }
+  template <class T>
+  std::string operator()(T* target) const {
+    return set_number(key, value.items[0], *target);
+  }
+};
+
+template <class T>
+std::string list_text(const std::vector<T>& values) {
+  std::string text = "[";
+  for (std::size_t i = 0; i < values.size(); ++i)
+    text += (i ? ", " : "") + format_number(static_cast<double>(values[i]));
+  return text + "]";
+}
+
+struct Show {
+  const Key& key;
+  std::string operator()(bool* value) const { return *value ? "true" : "false"; }
+  std::string operator()(std::string* value) const { return yaml_string(*value); }
+  std::string operator()(double* value) const { return format_number(*value); }
+  std::string operator()(std::optional<double>* value) const {
+    return *value ? format_number(**value) : key.none_word;
+  }
+  template <class T>
+  std::string operator()(std::vector<T>* value) const {
+    return list_text(*value);
+  }
+  template <class T>
+  std::string operator()(T* value) const {
+    return std::to_string(*value);
+  }
+};
+
+struct Type {
+  const Key& key;
+  std::string operator()(bool*) const { return "true or false"; }
+  std::string operator()(std::string*) const { return key.choices.empty() ? "text" : "choice"; }
+  std::string operator()(double*) const { return "a number"; }
+  std::string operator()(std::optional<double>*) const { return "a number or '" + key.none_word + "'"; }
+  std::string operator()(std::vector<int>*) const { return "a list of integers"; }
+  std::string operator()(std::vector<double>*) const { return "a list of numbers"; }
+  template <class T>
+  std::string operator()(T*) const {
+    return "an integer";
+  }
+};
+
+}  // namespace
+
+std::string RawValue::shown() const {
+  std::string text;
+  for (std::size_t i = 0; i < items.size(); ++i) text += (i ? ", " : "") + items[i];
+  return list ? "[" + text + "]" : text;
+}
+
+std::optional<RawValue> parse_raw(const std::string& text, bool list_key) {
+  RawValue value;
+  std::string inside = trim(text);
+  const bool opens = !inside.empty() && inside.front() == '[';
+  const bool closes = !inside.empty() && inside.back() == ']';
+  if (opens && closes) {
+    inside = inside.substr(1, inside.size() - 2);
+    value.list = true;
+  } else if (list_key && (opens || closes)) {
+    return std::nullopt;
+  }
+  if (!value.list && !list_key) {
+    value.items = {text};
+    return value;
+  }
+  value.list = true;
+  if (trim(inside).empty()) return value;
+  for (std::size_t begin = 0; begin <= inside.size();) {
+    const auto comma = std::min(inside.find(',', begin), inside.size());
+    value.items.push_back(trim(inside.substr(begin, comma - begin)));
+    begin = comma + 1;
+  }
+  return value;
+}
+
+bool is_list(const Key& key) {
+  Config config;
+  const KeyRef ref = key.ref(config);
+  return std::holds_alternative<std::vector<int>*>(ref) || std::holds_alternative<std::vector<double>*>(ref);
+}
+
+std::string set_key(const Key& key, const RawValue& value, Config& config) {
+  if (value.list && !is_list(key)) return "needs " + key_type(key) + ", not the list " + value.shown();
+  if (!value.list && value.items.size() != 1) return "has no value";
+  return std::visit(Set{key, value}, key.ref(config));
+}
+
+std::string format_number(double value) {
+  char buffer[32];
+  const auto result = std::to_chars(buffer, buffer + sizeof buffer, value);
+  std::string text(buffer, result.ptr);
+  // 1e-04 -> 1e-4, 1e+06 -> 1e6
+  if (const auto e = text.find('e'); e != std::string::npos) {
+    const bool minus = text[e + 1] == '-';
+    auto digits = text.find_first_not_of("+-0", e + 1);
+    if (digits == std::string::npos) digits = text.size() - 1;
+    text = text.substr(0, e + 1) + (minus ? "-" : "") + text.substr(digits);
+  }
+  return text;
+}
+
+std::string yaml_string(const std::string& text) {
+  const bool plain = !text.empty() &&
+                     text.find_first_not_of(
+                         "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+                         "0123456789_./-") == std::string::npos &&
+                     text[0] != '-' && text != "~" && text != "null";
+  if (plain) return text;
+  std::string quoted = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') quoted += '\\';
+    if (c == '\n') {
+      quoted += "\\n";
+    } else if (c == '\t') {
+      quoted += "\\t";
+    } else {
+      quoted += c;
+    }
+  }
+  return quoted + "\"";
+}
+
+std::string key_type(const Key& key) {
+  Config config;
+  return std::visit(Type{key}, key.ref(config));
+}
+
+std::string key_range(const Key& key) {
+  std::string text;
+  if (!key.choices.empty()) {
+    for (const auto& choice : key.choices) text += (text.empty() ? "" : " | ") + choice;
+    return text;
+  }
+  constexpr double kOpen = 1e299;
+  const bool low = key.least > -kOpen, high = key.greatest < kOpen;
+  if (low && high)
+    return (key.above ? "above " : "") + format_number(key.least) + (key.above ? ", at most " : " to ") +
+           format_number(key.greatest);
+  if (low) return std::string(key.above ? "above " : "at least ") + format_number(key.least);
+  if (high) return "at most " + format_number(key.greatest);
+  return "";
+}
+
+std::string key_value(const Key& key, const Config& config) {
+  // KeyRef points into a Config that may be written; a copy keeps this one const.
+  Config copy = config;
+  return std::visit(Show{key}, key.ref(copy));
+}
+
+}  // namespace topknot

@@ -1,0 +1,32 @@
+#pragma once
+// Configuration values to and from text: what the parser, the dump and the help share.
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "train/config/config.h"
+
+namespace topknot {
+
+// A value as it was written, in a YAML file or on the command line.
+struct RawValue {
+  bool list = false;
+  std::vector<std::string> items;  // one where it is no list
+  std::string shown() const;       // 3, [1, 2]
+};
+
+// "3" or "[1,2]" or, for a list key, "1,2". nullopt where a bracket is missing.
+std::optional<RawValue> parse_raw(const std::string& text, bool list_key);
+
+bool is_list(const Key& key);
+
+// Writes the value into config; returns "" or what is wrong with it ("needs a number, not 'fast'").
+std::string set_key(const Key& key, const RawValue& value, Config& config);
+
+// Shortest text that reads back to the same number: 0.1, 1e-4.
+std::string format_number(double value);
+// As a YAML scalar: quoted where plain text would mean something else.
+std::string yaml_string(const std::string& text);
+
+}  // namespace topknot

@@ -1,0 +1,119 @@
+#include "train/cuda/inputs.h"
+
+#include <cstring>
+
+#include "nn/core/base/check.h"
+#include "nn/ops/cuda_ops.h"
+#include "train/cuda/engine_kernels.h"
+#include "train/setup.h"
+
+namespace topknot::cuda {
+namespace {
+
+constexpr std::size_t kStagings = 4;  // batches that the host may be ahead
+
+bool fits_on_device(const Config& config, const Dataset& dataset) {
+  if (config.data.on_device != "auto") return config.data.on_device == "true";
+  const std::size_t sample =
+      static_cast<std::size_t>(dataset.sample_shape().numel()) * (dataset.bytes(0) ? 1 : sizeof(float));
+  std::size_t free = 0, total = 0;
+  TOPKNOT_CUDA(cudaMemGetInfo(&free, &total));
+  return sample * static_cast<std::size_t>(dataset.size()) <=
+         total / 4 / static_cast<std::size_t>(config.dist.ranks);
+}
+
+LoaderOptions options_of(const Config& config, const Dataset& dataset, bool train, int rank, int ranks,
+                         bool samples) {
+  LoaderOptions options = loader_options(config, dataset, train, rank, ranks);
+  options.samples = samples;
+  if (!samples) options.workers = 0;
+  return options;
+}
+
+}  // namespace
+
+CudaInputs::CudaInputs(const Config& config, const Dataset& dataset, bool train, int rank, int ranks,
+                       int parts)
+    : dataset_(dataset),
+      data_(fits_on_device(config, dataset)
+                ? std::make_unique<DeviceDataset>(
+                      dataset, train && resolve_augment(config.data.augment, dataset), config.seed)
+                : nullptr),
+      loader_(dataset, options_of(config, dataset, train, rank, ranks, !data_)),
+      batches_(static_cast<std::size_t>(parts)) {}
+
+void CudaInputs::start_epoch(std::int64_t epoch) {
+  count_up(Context::current().stream(), epoch_.data(), static_cast<std::uint32_t>(epoch), 1);
+  loader_.start_epoch(epoch);
+}
+
+bool CudaInputs::next(int part) {
+  Batch batch;
+  if (!loader_.next(batch)) return false;
+  DeviceBatch& to = batches_[static_cast<std::size_t>(part)];
+  shape(to, batch.size());
+  if (data_)
+    make(batch, to);
+  else
+    copy(batch, to);
+  return true;
+}
+
+void CudaInputs::shape(DeviceBatch& batch, std::int64_t size) {
+  if (batch.size == size) return;
+  const Context& context = Context::current();
+  const Shape sample = dataset_.sample_shape();
+  batch.images = Tensor::empty({size, sample[0], sample[1], sample[2]}, Layout::nhwc, context.device(),
+                               context.activation_type());
+  if (dataset_.classes() > 0)
+    batch.labels = DeviceArray<std::int32_t>(static_cast<std::size_t>(size));
+  else
+    batch.targets = Tensor::empty({size, dataset_.targets()}, Layout::plain, context.device());
+  batch.size = size;
+}
+
+CudaInputs::Staging& CudaInputs::staging(std::size_t bytes) {
+  if (staging_.size() < kStagings) staging_.emplace_back();
+  Staging& next = staging_[next_staging_++ % kStagings];
+  next.done.synchronize();  // at once for an event that was never recorded
+  if (!next.memory || next.memory->size() < bytes) next.memory = std::make_unique<PinnedMemory>(bytes);
+  return next;
+}
+
+void CudaInputs::copy(const Batch& from, DeviceBatch& to) {
+  Context& context = Context::current();
+  const cudaStream_t stream = context.stream();
+  const std::size_t images = from.images.bytes(), labels = from.labels.size() * sizeof(std::int32_t),
+                    targets = from.targets.defined() ? from.targets.bytes() : 0;
+  Staging& host = staging(images + labels + targets);
+  std::byte* at = host.memory->data();
+  const auto put = [&](const void* data, std::size_t bytes, void* device) {
+    std::memcpy(at, data, bytes);
+    TOPKNOT_CUDA(cudaMemcpyAsync(device, at, bytes, cudaMemcpyHostToDevice, stream));
+    at += bytes;
+  };
+  Tensor plain = Tensor::empty(from.images.shape(), Layout::plain, context.device());
+  put(from.images.data(), images, plain.data());
+  if (labels > 0) put(from.labels.data(), labels, to.labels.data());
+  if (targets > 0) put(from.targets.data(), targets, to.targets.data());
+  host.done.record(stream);
+  const Tensor activation = to_activation(plain);
+  TOPKNOT_CUDA(cudaMemcpyAsync(to.images.data(), activation.data(), activation.bytes(),
+                               cudaMemcpyDeviceToDevice, stream));
+}
+
+void CudaInputs::make(const Batch& from, DeviceBatch& to) {
+  const cudaStream_t stream = Context::current().stream();
+  const std::size_t bytes = from.indices.size() * sizeof(std::int32_t);
+  Staging& host = staging(bytes);
+  auto* indices = reinterpret_cast<std::int32_t*>(host.memory->data());
+  for (std::size_t i = 0; i < from.indices.size(); ++i)
+    indices[i] = static_cast<std::int32_t>(from.indices[i]);
+  const DeviceArray<std::int32_t> device(from.indices.size());
+  TOPKNOT_CUDA(cudaMemcpyAsync(device.data(), indices, bytes, cudaMemcpyHostToDevice, stream));
+  host.done.record(stream);
+  data_->make_batch(stream, device.data(), from.size(), epoch_.data(), to.images, to.labels.data(),
+                    to.targets);
+}
+
+}  // namespace topknot::cuda

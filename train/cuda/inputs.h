@@ -1,0 +1,58 @@
+#pragma once
+// Batches in GPU memory, at the same addresses in every step, for graphs. Either the whole data set lies on the
+// GPU and a kernel makes a batch of it (data.on_device), or the loader's batches are copied there while the GPU
+// works on what it has.
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "data/cuda/device_dataset.h"
+#include "data/loader.h"
+#include "nn/core/cuda/context.h"
+#include "train/config/config.h"
+
+namespace topknot::cuda {
+
+struct DeviceBatch {
+  Tensor images;                     // an activation: nhwc, or [N, features]
+  DeviceArray<std::int32_t> labels;  // classification
+  Tensor targets;                    // regression
+  std::int64_t size = 0;
+};
+
+class CudaInputs {
+ public:
+  // One loader's worth of data, for training with `parts` batches a step, or for evaluation. Data set and
+  // context must outlive it.
+  CudaInputs(const Config& config, const Dataset& dataset, bool train, int rank, int ranks, int parts);
+
+  const Loader& loader() const { return loader_; }
+  bool on_device() const { return data_ != nullptr; }
+  void start_epoch(std::int64_t epoch);
+  // The next batch into the memory of this part of a step, on the context's stream; false after the last one.
+  bool next(int part);
+  const DeviceBatch& batch(int part) const { return batches_[static_cast<std::size_t>(part)]; }
+
+ private:
+  // Host memory that a copy may still read.
+  struct Staging {
+    std::unique_ptr<PinnedMemory> memory;
+    Event done;
+  };
+  Staging& staging(std::size_t bytes);
+  void shape(DeviceBatch& batch, std::int64_t size);
+  void copy(const Batch& from, DeviceBatch& to);
+  void make(const Batch& from, DeviceBatch& to);
+
+  const Dataset& dataset_;
+  std::unique_ptr<DeviceDataset> data_;  // null: batches come from the loader
+  Loader loader_;
+  DeviceArray<std::uint32_t> epoch_{1};
+  std::vector<DeviceBatch> batches_;  // one a part
+  std::deque<Staging> staging_;       // used in turn
+  std::size_t next_staging_ = 0;
+};
+
+}  // namespace topknot::cuda

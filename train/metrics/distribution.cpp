@@ -1,0 +1,85 @@
+#include "train/metrics/distribution.h"
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "compress/compressor.h"
+#include "nn/core/base/check.h"
+
+namespace topknot {
+namespace {
+
+double median_of(std::vector<float>& values) {
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  if (values.size() % 2 == 1) return *middle;
+  return (static_cast<double>(*std::max_element(values.begin(), middle)) + *middle) / 2;
+}
+
+// Summed apart from the k largest, so that a small rest keeps its digits.
+double contraction_of(std::vector<float>& values, std::size_t k) {
+  const auto by_magnitude = [](float a, float b) { return std::fabs(a) > std::fabs(b); };
+  const auto rest = values.begin() + static_cast<std::ptrdiff_t>(k);
+  if (rest != values.end()) std::nth_element(values.begin(), rest, values.end(), by_magnitude);
+  double kept = 0, left = 0;
+  for (auto it = values.begin(); it != values.end(); ++it)
+    (it < rest ? kept : left) += static_cast<double>(*it) * *it;
+  return kept + left > 0 ? left / (kept + left) : 0;
+}
+
+void count(std::span<const float> u, DistributionRecord& record) {
+  record.histogram.assign(kHistogramBins, 0);
+  record.least_exponent = kLeastExponent;
+  record.magnitudes.assign(kGreatestExponent - kLeastExponent + 1, 0);
+  const double scale = record.deviation > 0 ? kHistogramBins / (2 * kHistogramReach * record.deviation) : 0;
+  for (const float value : u) {
+    const double place = (value - record.mean) * scale + 0.5 * kHistogramBins;
+    if (place < 0)
+      ++record.below;
+    else if (place >= kHistogramBins)
+      ++record.above;
+    else
+      ++record.histogram[static_cast<std::size_t>(place)];
+    if (value == 0) {
+      ++record.zeros;
+      continue;
+    }
+    const int exponent = std::clamp(std::ilogb(value), kLeastExponent, kGreatestExponent);
+    ++record.magnitudes[static_cast<std::size_t>(exponent - kLeastExponent)];
+  }
+}
+
+}  // namespace
+
+DistributionRecord distribution_of(std::span<const float> u, double density) {
+  TOPKNOT_CHECK(!u.empty() && density > 0 && density <= 1, "nothing to look at");
+  DistributionRecord record;
+  record.density = density;
+  record.size = static_cast<std::int64_t>(u.size());
+  const double n = static_cast<double>(u.size());
+  double sum = 0;
+  for (const float value : u) sum += value;
+  TOPKNOT_CHECK(std::isfinite(sum), "a value that is not finite");
+  record.mean = sum / n;
+  double squares = 0;
+  for (const float value : u) squares += (value - record.mean) * (value - record.mean);
+  record.deviation = u.size() > 1 ? std::sqrt(squares / (n - 1)) : 0;
+
+  std::vector<float> copy(u.begin(), u.end());
+  record.median = median_of(copy);
+  double distances = 0;
+  for (const float value : u) distances += std::fabs(value - record.median);
+  record.laplace_scale = distances / n;
+  count(u, record);
+
+  const std::size_t k = target_count(density, u.size());
+  record.k = static_cast<std::int64_t>(k);
+  record.contraction = contraction_of(copy, k);
+  const double left = 1 - static_cast<double>(k) / n;
+  record.bound = left;
+  record.bell_bound = left * left;
+  return record;
+}
+
+}  // namespace topknot

@@ -1,0 +1,227 @@
+#include "train/metrics/metrics.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <cstring>
+#include <fstream>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <type_traits>
+
+#include "nn/core/base/check.h"
+
+namespace topknot {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// Each record's fields once, for writing and for reading.
+template <class Record, class Visit>
+void fields(Record& r, Visit&& visit) {
+  using Plain = std::remove_const_t<Record>;
+  if constexpr (std::is_same_v<Plain, StepRecord>) {
+    visit("step", r.step), visit("epoch", r.epoch), visit("time_s", r.time_s), visit("loss", r.loss);
+    visit("lr", r.lr), visit("density", r.density), visit("selected", r.selected);
+    visit("threshold", r.threshold), visit("bytes_sent", r.bytes_sent);
+    visit("bytes_received", r.bytes_received), visit("bytes_dense", r.bytes_dense);
+    visit("bytes_ratio", r.bytes_ratio);
+    visit("data_s", r.data_s), visit("forward_s", r.forward_s), visit("backward_s", r.backward_s);
+    visit("encode_s", r.encode_s), visit("communicate_s", r.communicate_s), visit("decode_s", r.decode_s);
+    visit("update_s", r.update_s), visit("exposed_s", r.exposed_s), visit("makespan_s", r.makespan_s);
+    visit("skipped", r.skipped);
+    visit("images_per_second", r.images_per_second);
+  } else if constexpr (std::is_same_v<Plain, EpochRecord>) {
+    visit("epoch", r.epoch), visit("step", r.step), visit("time_s", r.time_s);
+    visit("train_loss", r.train_loss);
+  } else if constexpr (std::is_same_v<Plain, EvalRecord>) {
+    visit("step", r.step), visit("epoch", r.epoch), visit("time_s", r.time_s);
+    visit("test_loss", r.test_loss), visit("test_accuracy", r.test_accuracy);
+    visit("eval_seconds", r.eval_seconds);
+  } else if constexpr (std::is_same_v<Plain, DistributionRecord>) {
+    visit("step", r.step), visit("epoch", r.epoch), visit("density", r.density), visit("size", r.size);
+    visit("k", r.k), visit("mean", r.mean), visit("deviation", r.deviation), visit("median", r.median);
+    visit("laplace_scale", r.laplace_scale), visit("contraction", r.contraction), visit("bound", r.bound);
+    visit("bell_bound", r.bell_bound), visit("below", r.below), visit("above", r.above);
+    visit("histogram", r.histogram), visit("zeros", r.zeros), visit("least_exponent", r.least_exponent);
+    visit("magnitudes", r.magnitudes);
+  } else {
+    visit("test_accuracy", r.test_accuracy), visit("best_test_accuracy", r.best_test_accuracy);
+    visit("test_loss", r.test_loss), visit("wall_seconds", r.wall_seconds);
+    visit("eval_seconds", r.eval_seconds), visit("startup_seconds", r.startup_seconds);
+    visit("images_per_second", r.images_per_second), visit("bytes_sent", r.bytes_sent);
+    visit("bytes_received", r.bytes_received), visit("bytes_dense", r.bytes_dense);
+    visit("bytes_ratio", r.bytes_ratio), visit("parameter_checksum", r.parameter_checksum);
+    visit("steps", r.steps), visit("skipped_steps", r.skipped_steps), visit("step_p50_s", r.step_p50_s);
+    visit("step_p95_s", r.step_p95_s), visit("encode_p50_s", r.encode_p50_s);
+    visit("communicate_p50_s", r.communicate_p50_s), visit("exposed_p50_s", r.exposed_p50_s);
+    visit("decode_p50_s", r.decode_p50_s), visit("makespan_p50_s", r.makespan_p50_s);
+    visit("modelled_makespan_s", r.modelled_makespan_s);
+  }
+}
+
+// Byte counts are whole numbers for a reader, though a mean over ranks need not be.
+Json number(double value) {
+  if (!std::isfinite(value)) return nullptr;
+  if (value == std::floor(value) && std::fabs(value) < 9e15) return static_cast<std::int64_t>(value);
+  return value;
+}
+
+template <class Record>
+std::string to_json(const char* event, const Record& record) {
+  Json json;
+  json["event"] = event;
+  fields(record, [&](const char* name, const auto& value) {
+    if constexpr (std::is_same_v<std::decay_t<decltype(value)>, double>) {
+      json[name] = number(value);
+    } else {
+      json[name] = value;
+    }
+  });
+  return json.dump();
+}
+
+template <class Record>
+Record from_json(const Json& json) {
+  Record record;
+  fields(record, [&](const char* name, auto& value) {
+    using T = std::decay_t<decltype(value)>;
+    const auto it = json.find(name);
+    if (it == json.end()) return;
+    if (it->is_null()) {
+      if constexpr (std::is_same_v<T, double>) value = std::numeric_limits<double>::quiet_NaN();
+      return;
+    }
+    value = it->template get<T>();
+  });
+  return record;
+}
+
+void add_line(const Json& json, Metrics& metrics) {
+  const std::string event = json.value("event", "");
+  if (event == "step") {
+    metrics.steps.push_back(from_json<StepRecord>(json));
+  } else if (event == "epoch") {
+    metrics.epochs.push_back(from_json<EpochRecord>(json));
+  } else if (event == "eval") {
+    metrics.evals.push_back(from_json<EvalRecord>(json));
+  } else if (event == "distribution") {
+    metrics.distributions.push_back(from_json<DistributionRecord>(json));
+  } else if (event == "end") {
+    metrics.end = from_json<EndRecord>(json);
+  }
+}
+
+std::string reason() {
+  return std::strerror(errno ? errno : EIO);
+}
+
+std::string csv_number(double value) {
+  return std::isfinite(value) ? Json(number(value)).dump() : "";
+}
+
+}  // namespace
+
+MetricsWriter::MetricsWriter(const std::string& path) : path_(path), file_(std::fopen(path.c_str(), "ae")) {
+  if (!file_)
+    throw UserError(path_ + ": cannot be written: " + reason() + "; choose another folder with output.dir");
+}
+
+MetricsWriter::~MetricsWriter() {
+  if (file_) std::fclose(file_);
+}
+
+void MetricsWriter::line(const std::string& json) {
+  errno = 0;
+  const std::string text = json + "\n";
+  if (std::fwrite(text.data(), 1, text.size(), file_) != text.size() || std::fflush(file_) != 0)
+    throw UserError(path_ + ": writing failed: " + reason() +
+                    "; what was written before is kept. Free space or choose another folder with output.dir");
+}
+
+void MetricsWriter::write(const StepRecord& record) {
+  line(to_json("step", record));
+}
+void MetricsWriter::write(const EpochRecord& record) {
+  line(to_json("epoch", record));
+}
+void MetricsWriter::write(const EvalRecord& record) {
+  line(to_json("eval", record));
+}
+void MetricsWriter::write(const DistributionRecord& record) {
+  line(to_json("distribution", record));
+}
+void MetricsWriter::write(const EndRecord& record) {
+  line(to_json("end", record));
+}
+
+Metrics read_metrics(const std::string& path) {
+  errno = 0;
+  std::ifstream stream(path);
+  if (!stream) throw UserError(path + ": cannot be read: " + reason());
+  Metrics metrics;
+  std::string text;
+  for (int line = 1; std::getline(stream, text); ++line) {
+    if (text.empty()) continue;
+    // A killed run leaves its last line without a newline at the end.
+    const bool last = stream.eof();
+    try {
+      const Json json = Json::parse(text);
+      if (!json.is_object()) throw UserError("not an object");
+      add_line(json, metrics);
+    } catch (const std::exception&) {
+      if (!last)
+        throw UserError(path + ":" + std::to_string(line) +
+                        ": damaged line, not a JSON object of a run; remove it or the run");
+      metrics.truncated = true;
+    }
+  }
+  return metrics;
+}
+
+void write_metrics_csv(const Metrics& metrics, const std::string& path) {
+  errno = 0;
+  std::FILE* file = std::fopen(path.c_str(), "we");
+  if (!file) throw UserError(path + ": cannot be written: " + reason());
+  std::string text;
+  const StepRecord columns;
+  fields(columns, [&](const char* name, const auto&) { text += std::string(name) + ","; });
+  text += "test_loss,test_accuracy,eval_seconds\n";
+  bool written = true;
+  std::size_t next_eval = 0;
+  for (const StepRecord& step : metrics.steps) {
+    fields(step, [&](const char*, const auto& value) {
+      if constexpr (std::is_same_v<std::decay_t<decltype(value)>, bool>) {
+        text += value ? "1," : "0,";
+      } else {
+        text += csv_number(static_cast<double>(value)) + ",";
+      }
+    });
+    while (next_eval < metrics.evals.size() && metrics.evals[next_eval].step < step.step) ++next_eval;
+    if (next_eval < metrics.evals.size() && metrics.evals[next_eval].step == step.step) {
+      const EvalRecord& eval = metrics.evals[next_eval];
+      text += csv_number(eval.test_loss) + "," + csv_number(eval.test_accuracy) + "," +
+              csv_number(eval.eval_seconds) + "\n";
+    } else {
+      text += ",,\n";
+    }
+    if (text.size() > 1 << 16) {
+      written = written && std::fwrite(text.data(), 1, text.size(), file) == text.size();
+      text.clear();
+    }
+  }
+  written = written && std::fwrite(text.data(), 1, text.size(), file) == text.size();
+  const bool closed = std::fclose(file) == 0;
+  if (!written || !closed) throw UserError(path + ": writing failed: " + reason());
+}
+
+double quantile(std::vector<double> values, double q) {
+  if (values.empty()) return 0;
+  std::sort(values.begin(), values.end());
+  const double position = q * static_cast<double>(values.size() - 1);
+  const auto below = static_cast<std::size_t>(position);
+  const auto above = std::min(below + 1, values.size() - 1);
+  return values[below] + (position - static_cast<double>(below)) * (values[above] - values[below]);
+}
+
+}  // namespace topknot

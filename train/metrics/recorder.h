@@ -1,0 +1,56 @@
+#pragma once
+// What rank 0 notes down of its gradients for studies, beside the metrics: the raw gradients of some steps
+// (train.record_gradients) and the distribution of the accumulated ones (train.distribution_every). It reads
+// and changes nothing; recorded steps take longer.
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "dist/exchange/exchange.h"
+#include "nn/core/parameter.h"
+#include "train/config/config.h"
+#include "train/metrics/metrics.h"
+#include "train/metrics/run_folder.h"
+
+namespace topknot {
+
+class NpyWriter;
+
+class Recorder {
+ public:
+  // Ranks other than 0 record nothing. Arena and exchange must outlive the recorder, which is the exchange's
+  // observer from here on; null where gradients are on a GPU, for runs that look at no distribution. gradients.npy in the run folder: float32 [steps, d] in arena order
+  // (ParameterArena), as many steps as were made. Throws UserError where it cannot be written.
+  Recorder(const Config& config, const RunFolder& folder, const ParameterArena& arena, Exchange* exchange,
+           bool root);
+  ~Recorder();
+  Recorder(const Recorder&) = delete;
+  Recorder& operator=(const Recorder&) = delete;
+
+  // `step`: how many were done before.
+  void begin_step(std::int64_t step);
+  // This parameter's gradient is final and nothing has been done to it yet: neither clipping nor compression.
+  // Waits for a GPU.
+  void take(const Parameter& parameter);
+  // Writes what the step has brought. A step that was skipped has no distribution.
+  void end_step(const StepRecord& record, MetricsWriter& metrics);
+  // Closes gradients.npy with the steps that there were.
+  void finish();
+
+ private:
+  void look(const Group& group, std::span<const float> accumulated);
+
+  const std::int64_t from_ = 0, steps_ = 0, every_ = 0;
+  const std::string method_;
+  const Device device_;
+  std::int64_t recorded_ = 0;  // steps in gradients.npy
+  bool record_gradient_ = false, record_distribution_ = false, told_ = false;
+  std::vector<float> gradient_;     // the whole arena
+  std::vector<float> accumulated_;  // the arena's compressible part
+  std::size_t looked_at_ = 0;       // elements of it that this step brought
+  std::unique_ptr<NpyWriter> file_;
+};
+
+}  // namespace topknot

@@ -1,0 +1,41 @@
+#pragma once
+// The folder of a run: config.yaml (effective, re-runnable), environment.json (where and how it ran),
+// metrics.jsonl, metrics.csv, and where asked for gradients.npy, layer_density.json and exchange_profile.json.
+// Made by rank 0 before training begins.
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "train/config/config.h"
+
+namespace topknot {
+
+struct RunFolder {
+  std::string path;
+  std::string metrics_jsonl() const { return path + "/metrics.jsonl"; }
+  std::string metrics_csv() const { return path + "/metrics.csv"; }
+  std::string gradients_npy() const { return path + "/gradients.npy"; }
+  std::string layer_density_json() const { return path + "/layer_density.json"; }
+  std::string trace_json(int rank) const { return path + "/trace_rank" + std::to_string(rank) + ".json"; }
+  std::string exchange_profile_json() const { return path + "/exchange_profile.json"; }
+};
+
+// Creates output.dir (run_folder_name() where it is empty) and writes config.yaml and environment.json. An
+// existing folder is refused, or with output.overwrite its earlier run's files are replaced (only the files
+// named above but layer_density.json and exchange_profile.json, which may be this run's input; others stay). Throws UserError: exists, cannot be created or written (with the system's
+// reason). `command_line` as given; `libraries` name -> version, as the caller knows them.
+RunFolder create_run_folder(const LoadedConfig& loaded, const std::vector<std::string>& command_line,
+                            const std::map<std::string, std::string>& libraries = {});
+
+// Writes config.yaml anew, in one piece: what a run found out about its own configuration when it started.
+void rewrite_config(const RunFolder& folder, const Config& config,
+                    const std::map<std::string, Origin>& origins);
+
+// Writes a small file whole and checks every step of it; throws UserError with path and reason (disk full).
+void write_file(const std::string& path, const std::string& text);
+
+// This program's version and, where it was built from a git tree, its revision ("unknown" otherwise).
+std::string program_version();
+
+}  // namespace topknot

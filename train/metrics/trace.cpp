@@ -1,0 +1,176 @@
+#include "train/metrics/trace.h"
+
+#include <algorithm>
+#include <exception>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "nn/core/base/check.h"
+#include "nn/core/base/log.h"
+#include "train/metrics/metrics.h"
+#include "train/metrics/progress.h"
+#include "train/metrics/run_folder.h"
+
+namespace topknot {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using Time = TraceWriter::Time;
+
+double microseconds(std::chrono::steady_clock::duration duration) {
+  return std::chrono::duration<double, std::micro>(duration).count();
+}
+
+TraceRow row_of(ExchangeSpan::Kind kind) {
+  switch (kind) {
+    case ExchangeSpan::Kind::encode:
+      return TraceRow::encode;
+    case ExchangeSpan::Kind::communicate:
+      return TraceRow::communicate;
+    case ExchangeSpan::Kind::wait:
+      return TraceRow::wait;
+    default:
+      return TraceRow::decode;
+  }
+}
+
+Json metadata(const char* what, int rank, int row, const std::string& name) {
+  return {{"name", what}, {"ph", "M"}, {"pid", rank}, {"tid", row}, {"args", {{"name", name}}}};
+}
+
+}  // namespace
+
+const char* trace_row_name(TraceRow row) {
+  static const char* const names[kTraceRows] = {"compute", "encode", "communicate", "decode", "wait"};
+  return names[static_cast<int>(row)];
+}
+
+TraceWriter::TraceWriter(const std::string& path, int rank, Time origin)
+    : path_(path), rank_(rank), origin_(origin) {}
+
+void TraceWriter::add(TraceRow row, const std::string& name, std::int64_t step, Time begin, Time end) {
+  events_.push_back({row, name, step, begin, end});
+}
+
+void TraceWriter::write() const {
+  std::string text = "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n";
+  text += metadata("process_name", rank_, 0, "rank " + std::to_string(rank_)).dump();
+  for (int row = 0; row < kTraceRows; ++row) {
+    text += ",\n" + metadata("thread_name", rank_, row, trace_row_name(static_cast<TraceRow>(row))).dump();
+    // Viewers sort rows by name unless told.
+    text += ",\n" + Json{{"name", "thread_sort_index"},
+                         {"ph", "M"},
+                         {"pid", rank_},
+                         {"tid", row},
+                         {"args", {{"sort_index", row}}}}
+                        .dump();
+  }
+  for (const Event& event : events_) {
+    const Json json{{"name", event.name},
+                    {"ph", "X"},
+                    {"ts", microseconds(event.begin - origin_)},
+                    {"dur", microseconds(event.end - event.begin)},
+                    {"pid", rank_},
+                    {"tid", static_cast<int>(event.row)},
+                    {"args", {{"step", event.step}}}};
+    text += ",\n" + json.dump();
+  }
+  write_file(path_, text + "\n]}\n");
+}
+
+StepTrace::StepTrace(std::int64_t steps, std::int64_t total_steps, const std::string& folder,
+                     const std::vector<Group>& groups, const Communicator& communicator)
+    : steps_(steps),
+      first_(std::clamp<std::int64_t>(total_steps - steps, 0, static_cast<std::int64_t>(kWarmUpSteps))),
+      folder_(folder),
+      rank_(communicator.rank()),
+      overlaps_(communicator.overlaps()),
+      groups_(groups) {}
+
+StepTrace::~StepTrace() {
+  // The rank may be on its way out for another reason, which is the one to be told.
+  try {
+    finish();
+  } catch (const std::exception& error) {
+    log_warning(error.what());
+  }
+}
+
+void StepTrace::begin_step(std::int64_t step) {
+  tracing_ = !done_ && step >= first_ && step - first_ < steps_;
+  if (!tracing_) return;
+  step_ = step + 1;
+  pieces_.clear();
+  if (!writer_)
+    writer_ = std::make_unique<TraceWriter>(RunFolder{folder_}.trace_json(rank_), rank_,
+                                            std::chrono::steady_clock::now());
+}
+
+void StepTrace::end_step(const std::vector<ExchangeSpan>& spans) {
+  if (!tracing_) return;
+  for (const Piece& piece : pieces_) add_around(piece, spans);
+  for (const ExchangeSpan& span : spans) {
+    const std::string name = name_of(span);
+    writer_->add(row_of(span.kind), name, step_, span.begin, span.end);
+    // A collective that runs on the compute thread is what that thread waits for.
+    if (!overlaps_ && span.kind == ExchangeSpan::Kind::communicate)
+      writer_->add(TraceRow::wait, name, step_, span.begin, span.end);
+  }
+  tracing_ = false;
+  if (step_ == first_ + steps_) finish();
+}
+
+void StepTrace::finish() {
+  if (done_ || !writer_) return;
+  done_ = true;
+  tracing_ = false;
+  // Other hosts have no run folder, unless they share a file system with rank 0.
+  std::error_code error;
+  std::filesystem::create_directories(folder_, error);
+  if (error)
+    log_warning("train.profile_steps: no trace of rank " + std::to_string(rank_) + ": " + folder_ +
+                " cannot be created: " + error.message());
+  else
+    writer_->write();
+  writer_.reset();
+}
+
+std::string StepTrace::name_of(const ExchangeSpan& span) const {
+  if (span.kind == ExchangeSpan::Kind::commit) return "commit";
+  if (span.group == ExchangeSpan::kAgreement) return "agreement";
+  const Group& group = groups_.at(static_cast<std::size_t>(span.group));
+  std::string name = "group " + std::to_string(span.group) + ": " + group.parameters.front()->name();
+  if (group.parameters.size() > 1) name += " … +" + std::to_string(group.parameters.size() - 1);
+  name += ", " + format_bytes(4.0 * static_cast<double>(group.numel()));
+  if (span.round < 0) name += ", inside the host";
+  if (span.round > 0) name += ", round " + std::to_string(span.round + 1);
+  return name;
+}
+
+void StepTrace::add_around(const Piece& piece, const std::vector<ExchangeSpan>& spans) {
+  Time from = piece.begin;
+  if (piece.row == TraceRow::compute) {
+    std::vector<const ExchangeSpan*> inside;
+    for (const ExchangeSpan& span : spans)
+      if ((span.kind != ExchangeSpan::Kind::communicate || !overlaps_) && span.end > piece.begin &&
+          span.begin < piece.end)
+        inside.push_back(&span);
+    std::sort(inside.begin(), inside.end(), [](auto* a, auto* b) { return a->begin < b->begin; });
+    for (const ExchangeSpan* span : inside) {
+      if (span->begin > from) writer_->add(piece.row, piece.name, step_, from, span->begin);
+      from = std::max(from, span->end);
+    }
+  }
+  if (piece.end > from) writer_->add(piece.row, piece.name, step_, from, piece.end);
+}
+
+StepTrace::Span::Span(StepTrace& trace, TraceRow row, const char* name)
+    : trace_(trace), row_(row), name_(name) {
+  if (trace_.tracing_) begin_ = std::chrono::steady_clock::now();
+}
+
+StepTrace::Span::~Span() {
+  if (trace_.tracing_) trace_.pieces_.push_back({row_, name_, begin_, std::chrono::steady_clock::now()});
+}
+
+}  // namespace topknot

@@ -1,0 +1,103 @@
+#pragma once
+// Where the time of single steps goes, as a picture: a trace in the format that chrome://tracing and Perfetto
+// (ui.perfetto.dev) open, one file a rank ("Trace Event Format", the complete events "X"). Five rows, on none
+// of which two spans overlap: compute, encode, communicate, decode, wait.
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "dist/comm/communicator.h"
+#include "dist/exchange/exchange.h"
+
+namespace topknot {
+
+enum class TraceRow { compute, encode, communicate, decode, wait };
+inline constexpr int kTraceRows = 5;
+const char* trace_row_name(TraceRow row);
+
+// Collects spans and writes them as one JSON file.
+class TraceWriter {
+ public:
+  using Time = std::chrono::steady_clock::time_point;
+
+  // `path` is written by write(); `origin` is the time 0 of the trace.
+  TraceWriter(const std::string& path, int rank, Time origin);
+  // `step` is shown beside the span, 1 for the first.
+  void add(TraceRow row, const std::string& name, std::int64_t step, Time begin, Time end);
+  // Throws UserError with path and reason where the file cannot be written.
+  void write() const;
+
+ private:
+  struct Event {
+    TraceRow row;
+    std::string name;
+    std::int64_t step;
+    Time begin, end;
+  };
+  std::string path_;
+  int rank_;
+  Time origin_;
+  std::vector<Event> events_;
+};
+
+// A training run's trace (train.profile_steps): `steps` steps, after kWarmUpSteps others where the run has so
+// many more. Each rank writes trace_rankR.json into its own `folder`, which it makes where there is none; where
+// that fails there is a warning and no trace. Does nothing where `steps` is 0.
+class StepTrace {
+ public:
+  // `groups` must outlive it.
+  StepTrace(std::int64_t steps, std::int64_t total_steps, const std::string& folder,
+            const std::vector<Group>& groups, const Communicator& communicator);
+  // Writes what a run that failed has so far.
+  ~StepTrace();
+  StepTrace(const StepTrace&) = delete;
+  StepTrace& operator=(const StepTrace&) = delete;
+
+  // `step`: how many were done before.
+  void begin_step(std::int64_t step);
+  // Of the exchange, and the end of the step. Writes the file after the last step of the trace.
+  void end_step(const std::vector<ExchangeSpan>& spans);
+  // Writes the steps that there were; afterwards nothing is traced.
+  void finish();
+
+  // A span on a row, from here to the end of the scope. On the row `compute` the exchange's work inside of it
+  // is cut out, which has rows of its own.
+  class Span {
+   public:
+    Span(StepTrace& trace, TraceRow row, const char* name);
+    ~Span();
+    Span(const Span&) = delete;
+    Span& operator=(const Span&) = delete;
+
+   private:
+    StepTrace& trace_;
+    TraceRow row_;
+    const char* name_;
+    TraceWriter::Time begin_;
+  };
+
+ private:
+  struct Piece {
+    TraceRow row;
+    const char* name;
+    TraceWriter::Time begin, end;
+  };
+  std::string name_of(const ExchangeSpan& span) const;
+  void add_around(const Piece& piece, const std::vector<ExchangeSpan>& spans);
+
+  const std::int64_t steps_, first_;
+  const std::string folder_;
+  const int rank_;
+  const bool overlaps_;
+  const std::vector<Group>& groups_;
+  std::int64_t step_ = 0;  // 1 in the first step of the run
+  bool tracing_ = false;   // this step
+  bool done_ = false;
+  std::vector<Piece> pieces_;  // of this step
+  std::unique_ptr<TraceWriter> writer_;
+};
+
+}  // namespace topknot

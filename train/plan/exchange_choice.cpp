@@ -1,0 +1,122 @@
+#include <cstdio>
+#include <sstream>
+
+#include "dist/exchange/lane.h"
+#include "nn/core/base/check.h"
+#include "nn/core/base/log.h"
+#include "train/plan/exchange_measure.h"
+#include "train/plan/exchange_plan.h"
+
+namespace topknot {
+namespace {
+
+// Rank 0's text, on every rank.
+std::string shared_text(CollectiveQueue& queue, std::string text) {
+  queue.run([&](Communicator& c) {
+    std::uint64_t length = text.size();
+    c.broadcast(std::as_writable_bytes(std::span(&length, 1)), 0);
+    text.resize(length);
+    c.broadcast(std::as_writable_bytes(std::span(text.data(), text.size())), 0);
+  });
+  return text;
+}
+
+std::string milliseconds(double seconds) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.3g ms", 1e3 * seconds);
+  return text;
+}
+
+// The quickest one that the method's messages allow.
+std::string chosen_collective(const ExchangeProfile& profile, const ParameterArena& arena,
+                              ExchangeOptions options) {
+  options.collective = quickest_collective(profile);
+  const auto parameters = arena.parameters();
+  if (options.collective == "all_gather" || !profile.parameters.front().compressed) return "all_gather";
+  const Parameter& first = *parameters.front();
+  const Group group{first.offset(), first.offset() + first.numel(), true, {parameters.front()}};
+  try {
+    const Lane lane(group, 0, true, options, profile.ranks);
+  } catch (const UserError& error) {
+    log_info(std::string("exchange.collective=auto takes all_gather: ") + error.what());
+    return "all_gather";
+  }
+  return options.collective;
+}
+
+// Parameters a group over everything, as without a plan.
+std::vector<std::size_t> counts(const ParameterArena& arena, const ExchangeProfile& profile,
+                                const std::string& merge) {
+  std::vector<std::size_t> result;
+  for (const Group& group : plan_groups(arena, profile.method != "dense", "group", merge))
+    result.push_back(group.parameters.size());
+  return result;
+}
+
+void tell(const ExchangeProfile& profile, const ParameterArena& arena, const ExchangeOptions& options,
+          const ExchangeChoice& choice) {
+  char text[400];
+  const auto& fit = profile.sums ? profile.reduce : profile.gather;
+  std::snprintf(text, sizeof text,
+                "exchange: %s takes %.3g us + %.3g ns a byte, a link %.3g us + %.3g ns a byte; backward %s, "
+                "encoding all at once %s",
+                profile.sums ? "all_reduce" : "all_gather", 1e6 * fit.alpha, 1e9 * fit.beta,
+                1e6 * profile.link.alpha, 1e9 * profile.link.beta, milliseconds(profile.backward_s).c_str(),
+                milliseconds(profile.groups.back().encode_s).c_str());
+  log_info(text);
+  if (choice.chosen) log_info("exchange: exchange.collective=auto takes " + options.collective);
+  if (!choice.planned) return;
+  log_info("exchange: exchange.merge=" + options.merge + " plans " + std::to_string(options.groups.size()) +
+           " groups of " + std::to_string(travelling_layers(profile).size()) +
+           " parameters; modelled makespan " + milliseconds(modelled_makespan(profile, options.groups)) +
+           " (none: " + milliseconds(modelled_makespan(profile, counts(arena, profile, "none"))) +
+           ", all: " + milliseconds(modelled_makespan(profile, counts(arena, profile, "all"))) + ")");
+}
+
+}  // namespace
+
+ExchangeChoice choose_exchange(const Config& config, const Dataset& data, const ParameterArena& arena,
+                               CollectiveQueue& queue, const RunFolder& folder, ExchangeOptions& options) {
+  ExchangeChoice choice;
+  choice.planned = needs_plan(options);
+  choice.chosen = options.collective == "auto";
+  const std::string& path = config.exchange.profile;
+  if (!choice.planned && !choice.chosen && path.empty()) return choice;
+  const Communicator& communicator = queue.communicator();
+  const bool root = communicator.rank() == 0;
+
+  std::string text;
+  if (path.empty()) {
+    text = exchange_profile_json(measure_exchange(config, data, arena, queue, options));
+  } else if (root) {
+    const ExchangeProfile read = read_exchange_profile(path);
+    const std::string off =
+        check_exchange_profile(read, config, arena, communicator.size(), communicator.backend(), path);
+    if (!off.empty())
+      log_warning("exchange.profile: " + path + " was measured with " + off + "; its times may be off");
+    text = exchange_profile_json(read);
+  }
+  // Rank 0's numbers, and its decisions: all ranks must come to the same plan, whatever their machines.
+  ExchangeProfile profile = parse_exchange_profile(shared_text(queue, std::move(text)), path);
+  std::string decided;
+  if (root) {
+    if (choice.chosen) options.collective = chosen_collective(profile, arena, options);
+    profile.collective = options.collective;
+    decided = options.collective;
+    if (choice.planned)
+      for (const std::size_t count : planned_groups(options.merge, profile))
+        decided += " " + std::to_string(count);
+  }
+  std::istringstream words(shared_text(queue, std::move(decided)));
+  words >> options.collective;
+  profile.collective = options.collective;
+  for (std::size_t count = 0; words >> count;) options.groups.push_back(count);
+  // Nothing is compressed, and nothing to be planned.
+  if (choice.planned && options.groups.empty()) options.merge = "all", choice.planned = false;
+  if (root && path.empty()) write_file(folder.exchange_profile_json(), exchange_profile_json(profile));
+  if (root) tell(profile, arena, options, choice);
+  choice.profile = std::move(profile);
+  return choice;
+}
+
+}  // namespace topknot

@@ -1,0 +1,223 @@
+#include "train/plan/exchange_measure.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+
+#include "dist/exchange/lane.h"
+#include "nn/core/base/check.h"
+#include "nn/core/rng.h"
+#include "train/metrics/metrics.h"
+#include "train/plan/layer_times.h"
+#include "train/plan/network_measure.h"
+
+namespace topknot {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int kSizes = 5;                                // of groups
+constexpr int kWarmUp = 2, kTimed = 7, kLeastTimed = 2;  // rounds of one size
+constexpr double kEnough = 0.2;                          // seconds for one size; then kLeastTimed rounds do
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+Group run_of(std::span<Parameter* const> parameters, bool compressed) {
+  Group group{parameters.front()->offset(), parameters.front()->offset(), compressed, {}};
+  for (Parameter* parameter : parameters) {
+    group.end += parameter->numel();
+    group.parameters.push_back(parameter);
+  }
+  return group;
+}
+
+// About kSizes runs of neighbouring parameters, from the smallest one to all, by rising size.
+std::vector<Group> sample_groups(std::span<Parameter* const> parameters, bool compressed) {
+  std::vector<double> sums{0};  // elements before each parameter
+  double least = 1e300;
+  for (const Parameter* parameter : parameters) {
+    const auto elements = static_cast<double>(parameter->numel());
+    sums.push_back(sums.back() + elements);
+    least = std::min(least, elements);
+  }
+  std::vector<Group> groups;
+  for (int i = 0; i < kSizes; ++i) {
+    const double target = least * std::pow(sums.back() / least, static_cast<double>(i) / (kSizes - 1));
+    std::size_t from = 0, to = 1;
+    double best = 1e300;
+    for (std::size_t b = 0; b < parameters.size(); ++b) {
+      // The first run of at least that size, and the one before it.
+      const auto first = sums.begin() + static_cast<std::ptrdiff_t>(b) + 1;
+      const auto reached =
+          static_cast<std::size_t>(std::lower_bound(first, sums.end(), sums[b] + target) - sums.begin());
+      for (const std::size_t e : {reached - 1, reached}) {
+        if (e <= b || e >= sums.size()) continue;
+        const double off = std::abs(std::log((sums[e] - sums[b]) / target));
+        if (off < best) best = off, from = b, to = e;
+      }
+    }
+    Group group = run_of(parameters.subspan(from, to - from), compressed);
+    if (groups.empty() || groups.back().numel() < group.numel()) groups.push_back(std::move(group));
+  }
+  return groups;
+}
+
+// Normally distributed; each round starts elsewhere in it, so that no round repeats the one before. What is
+// longer repeats it at slightly different scales, so that there are no ties.
+class Noise {
+ public:
+  explicit Noise(std::size_t size) : values_(std::min(size, kMostNoise)) {
+    const CounterRng rng(1, RngUse::test);
+    for (std::size_t i = 0; i < values_.size(); ++i) values_[i] = 0.01f * rng.normal(i);
+  }
+  void fill(std::span<float> to, int round) const {
+    std::size_t from = (static_cast<std::size_t>(round) * 1000003) % values_.size();
+    for (std::size_t done = 0; done < to.size();) {
+      const std::size_t count = std::min(to.size() - done, values_.size() - from);
+      const float scale = 1 + 1e-3f * static_cast<float>(done / values_.size());
+      for (std::size_t i = 0; i < count; ++i) to[done + i] = scale * values_[from + i];
+      done += count;
+      from = 0;
+    }
+  }
+
+ private:
+  static constexpr std::size_t kMostNoise = std::size_t{1} << 22;
+  std::vector<float> values_;
+};
+
+// What comes back where every rank sends what this one does.
+void come_back(Flight& flight, int ranks) {
+  if (flight.message.kind == Message::Kind::block)
+    flight.blocks.assign(static_cast<std::size_t>(ranks), flight.message.block);
+}
+
+ExchangeProfile::Group measure_group(const Group& group, bool compressing, const ExchangeOptions& options,
+                                     double density, int ranks, const Noise& noise, bool& sums) {
+  Lane lane(group, 0, compressing, options, ranks);
+  std::vector<float> one(group.numel()), other(group.numel());
+  Slice slice{one, other};
+  std::vector<double> encode, decode;
+  const std::vector<float> weights(static_cast<std::size_t>(ranks), 1.0f);
+  ExchangeProfile::Group cost;
+  cost.elements = static_cast<double>(group.numel());
+  const auto begin = Clock::now();
+  for (int round = 0; round < kWarmUp + kTimed; ++round) {
+    noise.fill(slice.gradient, round);
+    StepInfo info;
+    info.step = round;
+    info.density = density;
+    info.weights = weights;
+    lane.begin_step();
+    auto start = Clock::now();
+    lane.encode(slice, info);
+    const double encoding = seconds_since(start);
+    cost.bytes = static_cast<double>(lane.flight.message.bytes());
+    cost.later_bytes = 0;
+    sums = lane.flight.message.kind != Message::Kind::block;
+    come_back(lane.flight, ranks);
+    start = Clock::now();
+    bool more = lane.decode();
+    double decoding = seconds_since(start);
+    while (more) {
+      cost.later_bytes += static_cast<double>(lane.flight.message.bytes());
+      come_back(lane.flight, ranks);
+      start = Clock::now();
+      more = lane.decode();
+      decoding += seconds_since(start);
+    }
+    start = Clock::now();
+    if (lane.commit().data() == slice.spare.data()) std::swap(slice.gradient, slice.spare);
+    decoding += seconds_since(start);
+    if (round < kWarmUp) continue;
+    encode.push_back(encoding);
+    decode.push_back(decoding);
+    if (round - kWarmUp + 1 >= kLeastTimed && seconds_since(begin) > kEnough) break;
+  }
+  cost.encode_s = quantile(encode, 0.5);
+  cost.decode_s = quantile(decode, 0.5);
+  return cost;
+}
+
+void measure_layers(const Config& config, const Dataset& data, const ParameterArena& arena,
+                    CollectiveQueue& queue, ExchangeProfile& profile) {
+  const LayerTimes times = measure_layer_times(config, data, queue.communicator().rank(), profile.ranks,
+                                               [&] { queue.run([](Communicator& c) { c.barrier(); }); });
+  const bool compressing = profile.method != "dense";
+  double backward = 0;
+  for (const double ready : times.ready) backward = std::max(backward, ready);
+  const bool late =
+      (config.compress.clip > 0 || config.train.clip_local > 0) && config.train.clip_local_scope == "model";
+  const auto parameters = arena.parameters();
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    const Parameter& p = *parameters[i];
+    profile.parameters.push_back({p.name(), p.numel(), compressing && p.compressible(),
+                                  late ? (i == 0 ? backward : 0) : times.backward[i],
+                                  late ? backward : times.ready[i]});
+  }
+  // Of a step's batches all but the last have a backward pass that sends nothing.
+  const int batches = config.train.accumulate;
+  profile.data_s = batches * times.data_s;
+  profile.forward_s = batches * times.forward_s + (batches - 1) * backward;
+  profile.backward_s = backward;
+  profile.update_s = times.update_s;
+}
+
+}  // namespace
+
+ExchangeProfile measure_exchange(const Config& config, const Dataset& data, const ParameterArena& arena,
+                                 CollectiveQueue& queue, const ExchangeOptions& options) {
+  ExchangeProfile profile;
+  const Communicator& communicator = queue.communicator();
+  const bool compressing = config.compress.name != "dense";
+  profile.model = config.model.name;
+  profile.dataset = config.data.name;
+  profile.method = config.compress.name;
+  profile.options = profile_options(config);
+  profile.density = compressing ? config.compress.density : 1.0;
+  profile.ranks = communicator.size();
+  profile.threads = compute_threads(config);
+  profile.batch = config.data.batch_size;
+  profile.backend = communicator.backend();
+  profile.overlaps = communicator.overlaps();
+  profile.dense_sums = options.dense_values == "fp32";
+  measure_layers(config, data, arena, queue, profile);
+
+  ExchangeOptions plain = options;
+  plain.collective = "all_gather";
+  const auto parameters = arena.parameters();
+  std::size_t handled = parameters.size();
+  if (compressing)
+    handled = static_cast<std::size_t>(std::count_if(parameters.begin(), parameters.end(),
+                                                     [](const Parameter* p) { return p->compressible(); }));
+  const Noise noise(arena.size());
+  const auto cost = [&](const Group& group, bool& sums) {
+    queue.run([](Communicator& c) { c.barrier(); });
+    return measure_group(group, compressing, plain, profile.density, profile.ranks, noise, sums);
+  };
+  if (handled > 0) {
+    for (const Group& group : sample_groups(parameters.first(handled), compressing))
+      profile.groups.push_back(cost(group, profile.sums));
+  } else {
+    profile.groups.push_back({});
+  }
+  bool sums = true;
+  if (handled < parameters.size()) profile.dense = cost(run_of(parameters.subspan(handled), false), sums);
+
+  constexpr double kLeastLargest = 65536;  // bytes, so that a model's small messages do not blur the fit
+  const double message = profile.groups.back().bytes;
+  const double gathered = std::max(profile.sums ? 0 : message, profile.dense_sums ? 0 : profile.dense.bytes);
+  const double summed = std::max(profile.sums ? message : 0, profile.dense_sums ? profile.dense.bytes : 0);
+  const SumOrder order = compressing || options.ordered_sum ? SumOrder::ranks : SumOrder::library;
+  const NetworkTimes network =
+      measure_network(queue, static_cast<std::size_t>(std::max(gathered, kLeastLargest)),
+                      static_cast<std::size_t>(std::max(summed, kLeastLargest)), order);
+  profile.link = network.link;
+  profile.gather = network.gather;
+  profile.reduce = network.reduce;
+  return profile;
+}
+
+}  // namespace topknot

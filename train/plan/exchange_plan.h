@@ -1,0 +1,53 @@
+#pragma once
+// Merge plans and modelled times from a measured profile: dist/plan/schedule.h and dist/plan/merge_search.h with the
+// profile's numbers.
+
+#include <chrono>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "dist/exchange/exchange.h"
+#include "dist/plan/merge_search.h"
+#include "dist/plan/schedule.h"
+#include "train/plan/exchange_profile.h"
+
+namespace topknot {
+
+// A measured figure at a size in between: linear between neighbours; of fewer elements than measured the
+// first one's, of more in proportion to the last. 0 at 0 elements.
+double at_size(const std::vector<ExchangeProfile::Group>& groups, double ExchangeProfile::Group::*figure,
+               double elements);
+
+// What a merge rule groups: the compressed parameters, under method dense all of them, in order of travel.
+// `backward` is the time from when the one before it was ready, whatever lay in between; 0 where it was ready
+// earlier, since it then waits for its turn.
+std::vector<LayerCost> travelling_layers(const ExchangeProfile& profile);
+
+// Encoding, and the first round of the collective, of one group of so many elements: the fit of the
+// all-reduce or the all-gather, or dist/plan/collective_cost.h with the profile's link for a sparse collective.
+// The profile must outlive the model.
+CostModel cost_model(const ExchangeProfile& profile);
+
+// The plan of a rule ("mgwfbp", "omgs", "optimal") as exchange.groups has it. In place of the papers' cost
+// models stand the measured ones; mgwfbp takes its start-up from the fit of the collective in use. Where
+// nothing overlaps, `optimal` counts a collective as compute time, which it is there; the papers' rules know
+// only the overlapping case.
+std::vector<std::size_t> planned_groups(const std::string& rule, const ExchangeProfile& profile);
+
+// From the start of the backward pass to the end of the last group's first collective. `groups`: parameters a
+// group in arena order, as Exchange::groups() has them; what they leave over, the dense part, is one group
+// more. Where nothing overlaps, every collective delays what comes after it. Throws Error for groups that do
+// not fit the profile's parameters.
+double modelled_makespan(const ExchangeProfile& profile, std::span<const std::size_t> groups);
+
+// The same of a step as it was: from `backward_begin`, where the backward pass began whose hooks drove the
+// exchange, to the end of the last group's first collective. The agreement and further rounds do not count;
+// 0 where no group was sent.
+double measured_makespan(std::span<const ExchangeSpan> spans,
+                         std::chrono::steady_clock::time_point backward_begin);
+
+// exchange.collective: auto, resolved for the whole of what is compressed, as one message.
+std::string quickest_collective(const ExchangeProfile& profile);
+
+}  // namespace topknot

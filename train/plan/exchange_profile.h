@@ -1,0 +1,80 @@
+#pragma once
+// What a run's exchange costs, measured once: what merge plans (train/plan/exchange_plan.h) and predictions rest
+// on. exchange_profile.json in the run folder is this structure; every field has its member's name.
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "dist/plan/collective_cost.h"
+#include "nn/core/parameter.h"
+#include "train/config/config.h"
+
+namespace topknot {
+
+// Numbers are rank 0's, measured while all ranks did the same; times are seconds of the wall clock, medians.
+struct ExchangeProfile {
+  struct Parameter {
+    std::string name;
+    std::size_t numel = 0;
+    bool compressed = false;  // by the method; false under method dense
+    // From the parameter that backward finished before this one; of all parameters together, the backward pass.
+    double backward_s = 0;
+    double ready_s = 0;  // from the start of the backward pass, the sum of backward_s up to this one
+  };
+  // One group of so many elements, at `density`.
+  struct Group {
+    double elements = 0;
+    double bytes = 0;  // of one rank's message, header included
+    double later_bytes =
+        0;  // of its further rounds (PowerSGD), which follow when all groups have been decoded
+    double encode_s = 0;
+    double decode_s = 0;  // of `ranks` messages, the commit included, and what encodes further rounds
+  };
+  // seconds = alpha + beta * bytes of one rank's message, of one collective of `ranks` ranks.
+  struct Fit {
+    double alpha = 0, beta = 0;
+    int ranks = 1;
+    double seconds(double bytes) const { return alpha + beta * bytes; }
+  };
+
+  std::string model, dataset;             // model.name, data.name
+  std::string method;                     // compress.name
+  std::string options;                    // the other keys of section compress that bear on cost, where set
+  double density = 1;                     // compress.density; 1 under dense
+  std::string collective = "all_gather";  // the one in use, never auto
+  int ranks = 1, threads = 1, batch = 1;  // threads and samples are a rank's; batch is data.batch_size
+  std::string backend;                    // "threads", "gloo"
+  bool overlaps = false;                  // whether collectives run beside the backward pass
+  bool sums = false;                      // the method's messages are summed, not gathered
+  std::vector<Parameter> parameters;      // in arena order, the order of travel
+  double data_s = 0, forward_s = 0;       // of one step; data_s as if no thread prepared it
+  double backward_s = 0, update_s = 0;
+  // Group sizes from the smallest parameter to all that the method handles, ascending, at least one.
+  std::vector<Group> groups;
+  // What travels dense beside a compressed method, as one group behind the others; elements 0 where there is
+  // none, and under method dense. `dense_sums`: it is summed (compress.dense_values: fp32), else gathered.
+  Group dense;
+  bool dense_sums = true;
+  Link link;   // one message between two ranks; an estimate
+  Fit gather;  // all_gather of a block of `bytes` a rank
+  Fit reduce;  // all_reduce of `bytes` of floats, in the order that this run's dense sums have
+};
+
+// JSON text and back. `path` is for the messages: UserError, naming exchange.profile, the path and the field,
+// for what cannot be read, a missing field, one of another type, a negative or not finite number.
+std::string exchange_profile_json(const ExchangeProfile& profile);
+ExchangeProfile parse_exchange_profile(const std::string& text, const std::string& path);
+ExchangeProfile read_exchange_profile(const std::string& path);
+
+// compress.* as ExchangeProfile::options has them: "rank=2 values=bf16"; "" where all have their default.
+std::string profile_options(const Config& config);
+
+// Throws UserError where the profile was not measured for this model, method, density and number of ranks,
+// with the first difference. Threads, batch and backend may differ, though the numbers are then off: returns
+// those differences in words, "" where there are none.
+std::string check_exchange_profile(const ExchangeProfile& profile, const Config& config,
+                                   const ParameterArena& arena, int ranks, const std::string& backend,
+                                   const std::string& path);
+
+}  // namespace topknot

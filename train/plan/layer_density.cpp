@@ -1,0 +1,117 @@
+#include "train/plan/layer_density.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "nn/core/base/check.h"
+#include "nn/core/base/log.h"
+#include "nn/core/base/suggest.h"
+#include "nn/core/base/text.h"
+#include "train/plan/lags.h"
+#include "train/plan/layer_times.h"
+
+namespace topknot {
+namespace {
+
+std::string read_text(const std::string& path) {
+  errno = 0;
+  std::ifstream stream(path);
+  std::stringstream text;
+  if (stream) text << stream.rdbuf();
+  if (!stream)
+    throw UserError("compress.layer_density: " + path +
+                    " cannot be read: " + std::strerror(errno ? errno : EIO) +
+                    "; give a JSON file {\"parameter\": density}, or auto");
+  return text.str();
+}
+
+}  // namespace
+
+LayerDensity read_layer_density(const std::string& path, const ParameterArena& arena) {
+  const auto json = nlohmann::ordered_json::parse(read_text(path), nullptr, false);
+  if (!json.is_object())
+    throw UserError("compress.layer_density: " + path +
+                    " is no JSON object; it must read {\"parameter\": density, ...}");
+  std::vector<std::string> names;
+  for (const Parameter* parameter : arena.parameters()) names.push_back(parameter->name());
+  LayerDensity densities;
+  for (const auto& [name, value] : json.items()) {
+    if (std::find(names.begin(), names.end(), name) == names.end()) {
+      const std::string meant = nearest_name(name, names);
+      throw UserError("compress.layer_density: " + path + ": the model has no parameter '" + name + "'" +
+                      (meant.empty() ? "" : "; did you mean '" + meant + "'?") +
+                      "; 'train FILE --dry-run' lists them");
+    }
+    if (!value.is_number() || !(value.get<double>() > 0) || value.get<double>() > 1)
+      throw UserError("compress.layer_density: " + path + ": '" + name + "' is " + value.dump() +
+                      "; a density is a number above 0, at most 1");
+    densities[name] = value.get<double>();
+  }
+  return densities;
+}
+
+std::string layer_density_json(const LayerDensity& densities) {
+  return nlohmann::ordered_json(densities).dump(2) + "\n";
+}
+
+LayerDensity measure_layer_density(const Config& config, const Dataset& data, int ranks) {
+  const auto model = build_model(config, data);
+  const auto parameters = model->store.arena().parameters();
+  const LayerTimes times = measure_layer_times(config, data, 0, ranks);
+  std::vector<std::string> names;
+  std::vector<double> backward;
+  std::vector<std::size_t> sizes;
+  for (std::size_t i = 0; i < parameters.size(); ++i)
+    if (parameters[i]->compressible()) {
+      names.push_back(parameters[i]->name());
+      backward.push_back(times.backward[i]);
+      sizes.push_back(parameters[i]->numel());
+    }
+  const auto& c = config.compress;
+  const auto densities =
+      lags_densities(backward, sizes, c.alpha_s, sizeof(float) * c.beta_s_per_byte, ranks, c.density);
+  LayerDensity result;
+  for (std::size_t i = 0; i < names.size(); ++i) result[names[i]] = densities[i];
+  return result;
+}
+
+LayerDensity layer_density(const Config& config, const Dataset& data, const ParameterArena& arena,
+                           CollectiveQueue& queue, const Communicator& communicator,
+                           const RunFolder& folder) {
+  const std::string& given = config.compress.layer_density;
+  if (given.empty()) return {};
+  if (given != "auto") {
+    LayerDensity densities = read_layer_density(given, arena);
+    queue.run([&](Communicator& c) {
+      check_same(c, "what compress.layer_density names, " + given, layer_density_json(densities));
+    });
+    return densities;
+  }
+  LayerDensity densities;
+  std::vector<double> values;
+  if (communicator.rank() == 0) {
+    densities = measure_layer_density(config, data, communicator.size());
+    for (const auto& [name, density] : densities) values.push_back(density);
+    const std::string path = folder.layer_density_json();
+    write_file(path, layer_density_json(densities));
+    if (!values.empty())
+      log_info("layer densities from measured times: " +
+               short_text(*std::min_element(values.begin(), values.end())) + " to " +
+               short_text(*std::max_element(values.begin(), values.end())) +
+               "; compress.layer_density=" + path + " repeats them");
+  } else {
+    for (const Parameter* parameter : arena.parameters())
+      if (parameter->compressible()) densities[parameter->name()] = 0;
+    values.resize(densities.size());
+  }
+  queue.run([&](Communicator& c) { c.broadcast(std::as_writable_bytes(std::span(values)), 0); });
+  std::size_t i = 0;
+  for (auto& [name, density] : densities) density = values[i++];
+  return densities;
+}
+
+}  // namespace topknot
