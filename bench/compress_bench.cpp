@@ -21,7 +21,7 @@
 #include "bench/plain_pass.h"
 #include "bench/streams.h"
 #include "compress/average.h"
-#include "compress/codec/code.h"
+#include "compress/codec/codec.h"
 #include "compress/memory/memory.h"
 #include "compress/select/selector.h"
 #include "nn/core/base/check.h"
@@ -184,16 +184,17 @@ void measure_selector(const std::string& selector, const std::string& memory, co
 void measure_code(const std::string& index, const std::string& value, const Entries<float>& entries,
                   const Options& options, Buffers& buffers) {
   const CompressOptions compress = method_options();
-  const auto index_code = index_codes().find(index)(compress);
-  const auto value_code = value_codes().find(value)(compress);
+  const auto index_codec = index_codecs().find(index)(compress);
+  const auto value_codec = value_codecs().find(value)(compress);
   std::vector<double> plain, encode, decode, ratio;
   std::vector<std::byte> block;
   Entries<float> read;
   for (int i = 0; i < options.rounds; ++i) {
     plain.push_back(milliseconds([&] { plain_pass(buffers.plain_r, buffers.plain_g); }));
     encode.push_back(
-        milliseconds([&] { block = write_block(entries, options.size, *index_code, *value_code); }));
-    decode.push_back(milliseconds([&] { read_block(block, options.size, *index_code, *value_code, read); }));
+        milliseconds([&] { block = write_block(entries, options.size, *index_codec, *value_codec); }));
+    decode.push_back(
+        milliseconds([&] { read_block(block, options.size, *index_codec, *value_codec, read); }));
     ratio.push_back((encode.back() + decode.back()) / plain.back());
     TOPKNOT_CHECK(read.indices == entries.indices, "a code that changed the positions: " + index);
   }
@@ -221,7 +222,7 @@ constexpr const char* kUsage =
     "quickest\n"
     "pass: what is left of the ratio on a busy machine. --only, once or more, names a selector, `dgc` "
     "(DGC's\n"
-    "memory with sampled selection), an index code or `codes`. --json adds one line a row.\n";
+    "memory with sampled selection), an index codec or `codecs`. --json adds one line a row.\n";
 
 template <class Value>
 Value number(const std::string& flag, const std::string& text) {
@@ -250,8 +251,8 @@ Options parse(int argc, char** argv) {
       options.stream = value;
     } else if (flag == "--only") {
       std::vector<std::string> names = selectors().names();
-      for (const std::string& code : index_codes().names()) names.push_back(code);
-      names.insert(names.end(), {"dgc", "codes"});
+      for (const std::string& code : index_codecs().names()) names.push_back(code);
+      names.insert(names.end(), {"dgc", "codecs"});
       if (std::find(names.begin(), names.end(), value) == names.end())
         throw UserError(unknown_name_message("selector or code", value, names));
       options.only.push_back(value);
@@ -302,8 +303,8 @@ int run(int argc, char** argv) {
     attempt("dgc", [&] { measure_selector("dgc_sampled", "dgc", options, stream, buffers); });
 
   std::vector<std::string> codes;
-  for (const std::string& name : index_codes().names())
-    if (options.wants(name) || options.wants("codes")) codes.push_back(name);
+  for (const std::string& name : index_codecs().names())
+    if (options.wants(name) || options.wants("codecs")) codes.push_back(name);
   if (codes.empty()) return failures > 0;
   Entries<float> entries;
   {
@@ -316,7 +317,7 @@ int run(int argc, char** argv) {
   std::printf("%-12s %-6s %9s %9s %9s %8s %13s %12s\n", "code", "values", "r+=g ms", "encode ms", "decode ms",
               "ratio", "bytes/entry", "times less");
   for (const std::string& index : codes)
-    for (const std::string& value : value_codes().names())
+    for (const std::string& value : value_codecs().names())
       attempt(index + " and " + value, [&] { measure_code(index, value, entries, options, buffers); });
   return failures > 0;
 }

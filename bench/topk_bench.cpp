@@ -16,7 +16,7 @@
 #include "bench/plain_pass.h"
 #include "bench/streams.h"
 #include "compress/average.h"
-#include "compress/codec/code.h"
+#include "compress/codec/codec.h"
 #include "compress/memory/residual.h"
 #include "compress/select/topk.h"
 #include "nn/core/base/check.h"
@@ -52,8 +52,8 @@ Figures measure(const std::string& name, const Options& options) {
   TopKSelector<float> selector;
   ResidualMemory<float> feedback;
   CompressOptions compress;
-  const auto index_code = index_codes().find("raw")(compress);
-  const auto value_code = value_codes().find("fp32")(compress);
+  const auto index_codec = index_codecs().find("raw")(compress);
+  const auto value_codec = value_codecs().find("fp32")(compress);
   Selected<float> selected;
   Entries<float> entries;
   SelectStep step;
@@ -67,7 +67,7 @@ Figures measure(const std::string& name, const Options& options) {
       selector.select(gradient, feedback.addend(gradient, spare), step, selected);
       entries.indices.assign(selected.indices.begin(), selected.indices.end());
       entries.values.assign(selected.values.begin(), selected.values.end());
-      const std::vector<std::byte> block = write_block(entries, d, *index_code, *value_code);
+      const std::vector<std::byte> block = write_block(entries, d, *index_codec, *value_codec);
       feedback.commit(gradient, spare, entries.indices, entries.values, {});
       TOPKNOT_CHECK(block.size() == kBlockHeaderBytes + 8 * options.k, "a block of another size");
     };

@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "compress/codec/code.h"
+#include "compress/codec/codec.h"
 #include "nn/core/base/check.h"
 #include "nn/core/base/text.h"
 
@@ -16,8 +16,8 @@ void check_density(double density) {
 
 std::uint64_t message_bytes(const PlannedMessage& message) {
   const CompressOptions options;
-  const auto code = index_codes().find(message.code)(options);
-  const auto values = value_codes().find(message.values)(options);
+  const auto code = index_codecs().find(message.codec)(options);
+  const auto values = value_codecs().find(message.values)(options);
   return kBlockHeaderBytes + static_cast<std::uint64_t>(code->expected_bytes(message.count, message.numel)) +
          values->bytes(message.count);
 }
@@ -58,7 +58,7 @@ std::vector<PlannedMessage> planned_messages(std::span<const TensorShape> tensor
   check_density(plan.density);
   using OneDimensional = WirePlan::OneDimensional;
   std::vector<PlannedMessage> messages;
-  PlannedMessage sparse{0, 0, plan.code, plan.values};
+  PlannedMessage sparse{0, 0, plan.codec, plan.values};
   PlannedMessage dense{0, 0, "auto", plan.one_dimensional == OneDimensional::dense_fp16 ? "fp16" : "fp32"};
   const auto close = [&](PlannedMessage& message, bool all) {
     if (message.numel == 0) return;

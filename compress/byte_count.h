@@ -34,7 +34,7 @@ struct TensorShape {
 struct WirePlan {
   enum class OneDimensional { sparse, dense_fp32, dense_fp16 };
   double density = 0.001;
-  std::string code = "rice", values = "fp16";  // compress.code and .values, of what is sparse
+  std::string codec = "rice", values = "fp16";  // compress.codec and .values, of what is sparse
   OneDimensional one_dimensional = OneDimensional::sparse;
   bool merged = true;  // false: a message and a k for each tensor
 };
@@ -42,7 +42,7 @@ struct WirePlan {
 // The messages of a plan: numel, and the entries sent of them, k = target_count(density, numel) or all.
 struct PlannedMessage {
   std::size_t numel = 0, count = 0;
-  std::string code, values;
+  std::string codec, values;
 };
 std::vector<PlannedMessage> planned_messages(std::span<const TensorShape> tensors, const WirePlan& plan);
 

@@ -164,7 +164,7 @@ struct GroupSpec {
 // The keys of section `compress`, as the registry's factories get them. Empty strings: the preset's choice.
 struct CompressOptions {
   std::string name = "dense";
-  std::string select, memory, code, values;
+  std::string select, memory, codec, values;
   double capacity = 0.0;  // a multiple of k; 0 means none
   std::uint64_t seed = 0;
 

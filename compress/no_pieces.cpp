@@ -14,7 +14,7 @@ void refuse_key(const CompressOptions& options, const std::string& key, const st
 void refuse_pieces(const CompressOptions& options, const std::string& sends, bool sums) {
   const std::string reason = "which sends " + sends + "; remove the key or choose another compressor";
   if (!options.select.empty()) refuse_key(options, "select", options.select, reason);
-  if (!options.code.empty()) refuse_key(options, "code", options.code, reason);
+  if (!options.codec.empty()) refuse_key(options, "codec", options.codec, reason);
   if (!options.values.empty() && !(sums && options.values == "fp32"))
     refuse_key(options, "values", options.values, reason);
   if (options.capacity != 0) refuse_key(options, "capacity", short_text(options.capacity), reason);

@@ -7,9 +7,9 @@
 
 namespace topknot {
 
-// Throws UserError naming the key and the reason where `options` give a selection, code, value code, capacity
+// Throws UserError naming the key and the reason where `options` give a selection, code, value codec, capacity
 // or lr_inside, or a memory other than residual and none. `sends` ends the sentence "NAME sends ...", for
-// example "two factors of each matrix". A value code of fp32 passes where `sums` is true: sums are that. (dense looks after bf16 itself.)
+// example "two factors of each matrix". A value codec of fp32 passes where `sums` is true: sums are that. (dense looks after bf16 itself.)
 void refuse_pieces(const CompressOptions& options, const std::string& sends, bool sums);
 
 // Refuses one value of a key of section compress.

@@ -7,8 +7,8 @@ namespace topknot {
 SparseCompressor::SparseCompressor(const SparsePreset& parts, const CompressOptions& options,
                                    const GroupSpec& group)
     : numel_(group.numel),
-      index_code_(index_codes().find(parts.code)(options)),
-      value_code_(value_codes().find(parts.values)(options)),
+      index_codec_(index_codecs().find(parts.codec)(options)),
+      value_codec_(value_codecs().find(parts.values)(options)),
       step_(parts, options, group),
       received_(static_cast<std::size_t>(group.ranks)) {}
 
@@ -19,13 +19,13 @@ Message SparseCompressor::encode(Slice slice, const StepInfo& info) {
   Message message;
   message.kind = Message::Kind::block;
   message.block =
-      write_block(step_.encode(slice.gradient, slice.spare, info), numel_, *index_code_, *value_code_);
+      write_block(step_.encode(slice.gradient, slice.spare, info), numel_, *index_codec_, *value_codec_);
   phase_ = Phase::encoded;
   return message;
 }
 
 std::optional<EntryMessage> SparseCompressor::entries() const {
-  if (!value_code_->exact()) return std::nullopt;
+  if (!value_codec_->exact()) return std::nullopt;
   return EntryMessage{&step_.sent(), step_.target(density_)};
 }
 
@@ -41,7 +41,7 @@ std::optional<Message> SparseCompressor::decode(const Round& round) {
   TOPKNOT_CHECK(round.blocks.size() == received_.size(), "one block a rank");
   finite_ = true;
   for (std::size_t r = 0; r < round.blocks.size(); ++r) {
-    read_block(round.blocks[r], numel_, *index_code_, *value_code_, received_[r]);
+    read_block(round.blocks[r], numel_, *index_codec_, *value_codec_, received_[r]);
     finite_ &= received_[r].finite;
   }
   TOPKNOT_CHECK(received_[static_cast<std::size_t>(rank_)].indices == step_.sent().indices,
@@ -65,8 +65,8 @@ void SparseCompressor::discard() {
 
 std::size_t SparseCompressor::planned_bytes(double density) const {
   const std::size_t entries = step_.target(density);
-  return kBlockHeaderBytes + static_cast<std::size_t>(index_code_->expected_bytes(entries, numel_)) +
-         value_code_->bytes(entries);
+  return kBlockHeaderBytes + static_cast<std::size_t>(index_codec_->expected_bytes(entries, numel_)) +
+         value_codec_->bytes(entries);
 }
 
 std::unique_ptr<Compressor> make_sparse(const SparsePreset& preset, const CompressOptions& options,

@@ -1,12 +1,12 @@
 #pragma once
 // Selection + memory + code as one compressor that sends blocks. compress.name picks the three (and the value
-// code) as a preset; the keys compress.select, .memory, .code and .values override them one by one.
+// code) as a preset; the keys compress.select, .memory, .codec and .values override them one by one.
 
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "compress/codec/code.h"
+#include "compress/codec/codec.h"
 #include "compress/compressor.h"
 #include "compress/sparse_step.h"
 
@@ -41,8 +41,8 @@ class SparseCompressor final : public Compressor {
   void load(StateReader& reader) override { step_.load(reader); }
 
   std::size_t numel_ = 0;
-  std::unique_ptr<IndexCode> index_code_;
-  std::unique_ptr<ValueCode> value_code_;
+  std::unique_ptr<IndexCodec> index_codec_;
+  std::unique_ptr<ValueCodec> value_codec_;
   SparseStep<float> step_;
   Phase phase_ = Phase::idle;
   int rank_ = 0;

@@ -239,7 +239,7 @@ SparsePreset resolve(const SparsePreset& preset, const CompressOptions& options)
   SparsePreset parts = preset;
   if (!options.select.empty()) parts.select = options.select;
   if (!options.memory.empty()) parts.memory = options.memory;
-  if (!options.code.empty()) parts.code = options.code;
+  if (!options.codec.empty()) parts.codec = options.codec;
   if (!options.values.empty()) parts.values = options.values;
   return parts;
 }

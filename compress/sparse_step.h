@@ -16,9 +16,9 @@
 
 namespace topknot {
 
-// A method by its pieces. compress.select, .memory, .code and .values override them one by one.
+// A method by its pieces. compress.select, .memory, .codec and .values override them one by one.
 struct SparsePreset {
-  std::string select, memory = "residual", code = "raw", values = "fp32";
+  std::string select, memory = "residual", codec = "raw", values = "fp32";
 };
 Registry<SparsePreset>& sparse_presets();  // compress.name, of methods that are such a combination
 

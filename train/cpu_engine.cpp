@@ -50,31 +50,31 @@ class CpuEngine final : public Engine {
 
   void start_epoch(std::int64_t epoch) override { train_loader_.start_epoch(epoch); }
   std::int64_t steps_ahead() const override { return 1; }
-  std::vector<StepFacts> facts() override { return {facts_}; }
+  std::vector<StepStats> stats() override { return {stats_}; }
 
   void step(const StepRequest& request) override {
-    facts_ = {};
+    stats_ = {};
     trace_.begin_step(request.step);
     exchange_.begin_step(request.step, request.density, weights_, request.lr);
     recorder_.begin_step(request.step);
     save_statistics();
-    facts_.loss = forward_and_backward(request.step);
-    const StepResult result = exchange_.finish(std::isfinite(facts_.loss));
+    stats_.loss = forward_and_backward(request.step);
+    const StepResult result = exchange_.finish(std::isfinite(stats_.loss));
     if (result.committed)
       update(request.lr);
     else
       restore_statistics();  // a skipped step leaves no trace
-    facts_.committed = result.committed;
-    facts_.bad_rank = result.bad_rank;
-    facts_.bytes_sent = result.stats.bytes_sent;
-    facts_.bytes_received = result.stats.bytes_received;
-    facts_.selected = result.stats.selected;
-    facts_.threshold = result.stats.threshold;
-    facts_.times.encode_s = result.stats.encode;
-    facts_.times.communicate_s = result.stats.communicate;
-    facts_.times.decode_s = result.stats.decode;
-    facts_.times.exposed_s = result.stats.exposed;
-    facts_.times.makespan_s = measured_makespan(exchange_.spans(), backward_begin_);
+    stats_.committed = result.committed;
+    stats_.bad_rank = result.bad_rank;
+    stats_.bytes_sent = result.stats.bytes_sent;
+    stats_.bytes_received = result.stats.bytes_received;
+    stats_.selected = result.stats.selected;
+    stats_.threshold = result.stats.threshold;
+    stats_.times.encode_s = result.stats.encode;
+    stats_.times.communicate_s = result.stats.communicate;
+    stats_.times.decode_s = result.stats.decode;
+    stats_.times.exposed_s = result.stats.exposed;
+    stats_.times.makespan_s = measured_makespan(exchange_.spans(), backward_begin_);
   }
 
   void end_step(const StepRecord& record, MetricsWriter* metrics) override {
@@ -106,7 +106,7 @@ class CpuEngine final : public Engine {
  private:
   // Returns this rank's loss, the mean over its micro-batches.
   double forward_and_backward(std::int64_t step) {
-    StepRecord& times = facts_.times;
+    StepRecord& times = stats_.times;
     arena_.clear_gradients();
     const int parts = config_.train.accumulate;
     const double clip_norm = local_clip(config_, communicator_.size());
@@ -172,7 +172,7 @@ class CpuEngine final : public Engine {
   }
 
   void update(double lr) {
-    Stopwatch watch(facts_.times.update_s);
+    Stopwatch watch(stats_.times.update_s);
     const StepTrace::Span span(trace_, TraceRow::compute, "update");
     double factor = 1.0;
     if (config_.train.clip_global > 0) {
@@ -198,7 +198,7 @@ class CpuEngine final : public Engine {
   Recorder recorder_;
   StepTrace trace_;
 
-  StepFacts facts_;                   // of the last step
+  StepStats stats_;                   // of the last step
   std::vector<float> statistics_;     // as before this step
   Clock::time_point backward_begin_;  // of the pass that drives the exchange
 };

@@ -25,7 +25,7 @@ struct StepRequest {
 };
 
 // What this rank knows of a step that was made.
-struct StepFacts {
+struct StepStats {
   double loss = 0;        // the mean over its micro-batches
   bool committed = true;  // the same on all ranks, as bad_rank
   int bad_rank = -1;      // as StepResult::bad_rank
@@ -45,11 +45,11 @@ class Engine {
   virtual double modelled_makespan() const = 0;  // by the run's profile; 0 where there is none
 
   virtual void start_epoch(std::int64_t epoch) = 0;
-  // Steps that may be made before their facts are asked for; the same on all ranks.
+  // Steps that may be made before their statistics are asked for; the same on all ranks.
   virtual std::int64_t steps_ahead() const = 0;
   virtual void step(const StepRequest& request) = 0;
   // Of the steps since the last call, in order; waits for them.
-  virtual std::vector<StepFacts> facts() = 0;
+  virtual std::vector<StepStats> stats() = 0;
   // Once the trainer has told of a step.
   virtual void end_step(const StepRecord& record, MetricsWriter* metrics) = 0;
 

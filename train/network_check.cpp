@@ -16,7 +16,7 @@
 #include "dist/launch/socket.h"
 #include "nn/core/base/check.h"
 #include "nn/core/device.h"
-#include "train/metrics/run_folder.h"
+#include "train/metrics/run_directory.h"
 #include "train/start.h"
 
 namespace topknot {
@@ -204,7 +204,7 @@ int start_network_check(const LoadedConfig& loaded, char* const* argv) {
   if (origin == loaded.origins.end() || origin->second == Origin::default_value) options.timeout_s = kTimeout;
   const LaunchPlan plan = plan_launch(options, process_environment());
   StartHooks hooks;
-  hooks.load = hooks.check = hooks.make_folder = [] {};
+  hooks.load = hooks.check = hooks.make_directory = [] {};
   hooks.body = [&](Communicator& host) { check_rank(host, loaded, plan, options.timeout_s); };
   return start_ranks(plan, options, argv, hooks);
 }

@@ -51,7 +51,7 @@ class Reporter {
   void put_bytes(const ByteCount& bytes, Record& record) const;
 
   const Config& config_;
-  const RunFolder folder_;
+  const RunDirectory folder_;
   const Plan plan_;
   const int ranks_;
   const bool root_;

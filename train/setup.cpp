@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "compress/codec/code.h"
+#include "compress/codec/codec.h"
 #include "compress/memory/memory.h"
 #include "compress/select/selector.h"
 #include "dist/comm/collective_queue.h"
@@ -14,9 +14,9 @@
 namespace topknot {
 
 KnownNames known_names() {
-  return {models().names(),     datasets().names(),    compressors().names(),
-          optimizers().names(), schedules().names(),   selectors().names(),
-          memories().names(),   index_codes().names(), value_codes().names()};
+  return {models().names(),     datasets().names(),     compressors().names(),
+          optimizers().names(), schedules().names(),    selectors().names(),
+          memories().names(),   index_codecs().names(), value_codecs().names()};
 }
 
 RunData load_data(const Config& config) {
@@ -53,7 +53,7 @@ ExchangeOptions exchange_options(const Config& config) {
   options.compress.name = config.compress.name;
   options.compress.select = config.compress.select;
   options.compress.memory = config.compress.memory;
-  options.compress.code = config.compress.code;
+  options.compress.codec = config.compress.codec;
   options.compress.values = config.compress.values;
   options.compress.capacity = config.compress.capacity.value_or(0.0);
   options.compress.seed = config.seed;

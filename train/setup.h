@@ -43,7 +43,7 @@ OptimizerOptions optimizer_options(const Config& config);
 ScheduleOptions schedule_options(const Config& config);
 LoaderOptions loader_options(const Config& config, const Dataset& data, bool train, int rank, int ranks);
 
-// Everything that can be wrong with a configuration once its data is there, found before a run folder is
+// Everything that can be wrong with a configuration once its data is there, found before a run directory is
 // made. Throws UserError.
 void check_run(const Config& config, const RunData& data);
 

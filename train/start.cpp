@@ -50,11 +50,11 @@ int start_ranks(const LaunchPlan& plan, const DistOptions& options, char* const*
     case LaunchPlan::Kind::spawn:
       hooks.load();
       hooks.check();
-      return run_spawned(plan, options, argv, kGraceSeconds, hooks.make_folder);
+      return run_spawned(plan, options, argv, kGraceSeconds, hooks.make_directory);
     case LaunchPlan::Kind::threads:
       hooks.load();
       hooks.check();
-      hooks.make_folder();
+      hooks.make_directory();
       run_thread_ranks(plan.size, options.timeout_s, hooks.body);
       return 0;
     case LaunchPlan::Kind::process:
@@ -64,7 +64,7 @@ int start_ranks(const LaunchPlan& plan, const DistOptions& options, char* const*
         const bool spawned = plan.launcher == "spawn";  // then the launcher has made the folder
         if (plan.rank == 0 && !spawned) {
           hooks.check();
-          hooks.make_folder();
+          hooks.make_directory();
         }
         hooks.body(communicator);
       });
@@ -84,20 +84,20 @@ int start_training(LoadedConfig loaded, int argc, char* const* argv, bool quiet,
     tell_of_fallback(loaded.config.train.device);
   }
   loaded.config.dist.ranks = plan.size;
-  if (loaded.config.output.dir.empty()) loaded.config.output.dir = run_folder_name(loaded.config);
-  RunFolder folder{loaded.config.output.dir};
+  if (loaded.config.output.dir.empty()) loaded.config.output.dir = run_directory_name(loaded.config);
+  RunDirectory folder{loaded.config.output.dir};
   RunData data;
   if (plan.kind != LaunchPlan::Kind::spawn) install_stop_handlers();
   RunOutcome outcome;  // rank 0's, or this process's
   StartHooks hooks;
-  // Mistakes must show before there is a run folder, which would be in the corrected run's way.
+  // Mistakes must show before there is a run directory, which would be in the corrected run's way.
   hooks.load = [&] {
     parse_device(loaded.config.train.device);
     data = load_data(loaded.config);
   };
   hooks.check = [&] { check_run(loaded.config, data); };
-  hooks.make_folder = [&] {
-    folder = create_run_folder(loaded, {argv, argv + argc}, {{"oneDNN", onednn_version()}});
+  hooks.make_directory = [&] {
+    folder = create_run_directory(loaded, {argv, argv + argc}, {{"oneDNN", onednn_version()}});
   };
   hooks.body = [&](Communicator& communicator) {
     RunInputs inputs{loaded.config, data, folder, quiet, program_start, loaded.origins};

@@ -18,7 +18,7 @@ struct StartHooks {
   // Once a process that runs ranks, and before it starts any: load what they need.
   std::function<void()> load;
   // Once a run, before the first rank begins: look for mistakes, then make the folder that the run writes to.
-  std::function<void()> check, make_folder;
+  std::function<void()> check, make_directory;
   // Every rank.
   std::function<void(Communicator&)> body;
 };

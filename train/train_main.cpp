@@ -3,7 +3,7 @@
 #include <cstdio>
 #include <exception>
 
-#include "compress/codec/code.h"
+#include "compress/codec/codec.h"
 #include "compress/memory/memory.h"
 #include "compress/select/selector.h"
 #include "dist/launch/launch.h"
@@ -35,8 +35,8 @@ void print_list(const std::string& kind) {
   if (kind == "compressors") return print_registry(compressors());
   if (kind == "selections") return print_registry(selectors());
   if (kind == "memories") return print_registry(memories());
-  if (kind == "codes") return print_registry(index_codes());
-  if (kind == "values") return print_registry(value_codes());
+  if (kind == "codecs") return print_registry(index_codecs());
+  if (kind == "values") return print_registry(value_codecs());
   if (kind == "optimizers") return print_registry(optimizers());
   if (kind == "schedules") return print_registry(schedules());
   if (kind == "collectives") {

@@ -114,34 +114,34 @@ class Trainer {
   // Of the steps that were made and not told of yet. One small sum for all of them: what the ranks' metrics have
   // in common, and whether anyone wants to stop, which is returned.
   bool tell() {
-    const std::vector<StepFacts> facts = engine_->facts();
-    TOPKNOT_CHECK(facts.size() == pending_.size(), "the facts of each step");
+    const std::vector<StepStats> stats = engine_->stats();
+    TOPKNOT_CHECK(stats.size() == pending_.size(), "one set of statistics per step");
     // The loss counts as the rank's gradient does, by the weight of its shard.
     const double weight = weights_[static_cast<std::size_t>(communicator_.rank())];
     constexpr std::size_t kSums = 4;
     std::vector<double> sums;
-    for (const StepFacts& step : facts)
+    for (const StepStats& step : stats)
       for (const double value :
            {step.loss * weight, static_cast<double>(step.bytes_sent),
             static_cast<double>(step.bytes_received), static_cast<double>(step.selected)})
         sums.push_back(value);
     sums.push_back(stop_signal() ? 1.0 : 0.0);
     engine_->all_reduce(sums);
-    const double seconds = seconds_since(last_told_) / static_cast<double>(facts.size());
+    const double seconds = seconds_since(last_told_) / static_cast<double>(stats.size());
     const double ranks = communicator_.size();
-    for (std::size_t i = 0; i < facts.size(); ++i) {
+    for (std::size_t i = 0; i < stats.size(); ++i) {
       const double* sum = sums.data() + i * kSums;
-      StepRecord record = facts[i].times;
+      StepRecord record = stats[i].times;
       record.step = pending_[i].step, record.lr = pending_[i].lr, record.density = pending_[i].density;
       record.loss = sum[0] / ranks;
       const ByteCount bytes{
           static_cast<std::uint64_t>(sum[1]), static_cast<std::uint64_t>(sum[2]),
           static_cast<std::uint64_t>(communicator_.size()) * sizeof(float) * engine_->arena().size()};
       record.selected = sum[3] / ranks;
-      record.threshold = facts[i].threshold;
-      record.skipped = !facts[i].committed;
+      record.threshold = stats[i].threshold;
+      record.skipped = !stats[i].committed;
       reporter_.complete(record, bytes, seconds);
-      note_skip(record.step, facts[i]);
+      note_skip(record.step, stats[i]);
       reporter_.step(record, seconds);
       engine_->end_step(record, root_ ? reporter_.metrics() : nullptr);
       epoch_loss_ += record.loss;
@@ -150,14 +150,14 @@ class Trainer {
     return sums.back() > 0;
   }
 
-  void note_skip(std::int64_t step, const StepFacts& facts) {
-    if (facts.committed) {
+  void note_skip(std::int64_t step, const StepStats& stats) {
+    if (stats.committed) {
       skips_in_a_row_ = 0;
       return;
     }
     ++skipped_;
     ++skips_in_a_row_;
-    const std::string who = facts.bad_rank >= 0 ? " on rank " + std::to_string(facts.bad_rank) : "";
+    const std::string who = stats.bad_rank >= 0 ? " on rank " + std::to_string(stats.bad_rank) : "";
     reporter_.note("step " + std::to_string(step) + " skipped by all ranks: NaN or infinity" + who);
     if (skips_in_a_row_ >= config_.train.max_skips)
       throw UserError(

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "dist/comm/communicator.h"
-#include "train/metrics/run_folder.h"
+#include "train/metrics/run_directory.h"
 #include "train/setup.h"
 
 namespace topknot {
@@ -15,7 +15,7 @@ namespace topknot {
 struct RunInputs {
   const Config& config;
   const RunData& data;
-  RunFolder folder;  // written by rank 0 only
+  RunDirectory folder;  // written by rank 0 only
   bool quiet = false;
   std::chrono::steady_clock::time_point program_start;
   std::map<std::string, Origin> origins = {};  // of the configuration's keys, for config.yaml

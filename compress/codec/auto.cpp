@@ -7,10 +7,10 @@
 namespace topknot {
 namespace {
 
-class AutoIndexCode final : public IndexCode {
+class AutoIndexCodec final : public IndexCodec {
  public:
   const IndexLayout& choose(std::span<const std::uint32_t> indices, std::size_t numel,
-                            const ValueCode& values) const override {
+                            const ValueCodec& values) const override {
     const std::size_t count = indices.size();
     const IndexLayout* best = &raw_;
     if (count == 0) return *best;
@@ -49,9 +49,10 @@ class AutoIndexCode final : public IndexCode {
 };
 
 const bool registered = [] {
-  index_codes().add(
-      "auto", "whichever is smallest, message by message",
-      [](const CompressOptions&) -> std::unique_ptr<IndexCode> { return std::make_unique<AutoIndexCode>(); });
+  index_codecs().add("auto", "whichever is smallest, message by message",
+                     [](const CompressOptions&) -> std::unique_ptr<IndexCodec> {
+                       return std::make_unique<AutoIndexCodec>();
+                     });
   return true;
 }();
 

@@ -2,8 +2,8 @@
 // the largest finite one.
 #include <cstring>
 
-#include "compress/codec/code.h"
 #include "compress/codec/code_bits.h"
+#include "compress/codec/codec.h"
 #include "nn/core/simd.h"
 
 namespace topknot {
@@ -24,7 +24,7 @@ TOPKNOT_MULTIVERSION void from_bf16(const std::byte* in, std::size_t n, float* v
   }
 }
 
-class Bf16ValueCode final : public ValueCode {
+class Bf16ValueCode final : public ValueCodec {
  public:
   std::uint8_t id() const override { return 1; }
   bool exact() const override { return false; }
@@ -40,9 +40,10 @@ class Bf16ValueCode final : public ValueCode {
 };
 
 const bool registered = [] {
-  value_codes().add(
-      "bf16", "2 bytes a value, 8 bits of precision",
-      [](const CompressOptions&) -> std::unique_ptr<ValueCode> { return std::make_unique<Bf16ValueCode>(); });
+  value_codecs().add("bf16", "2 bytes a value, 8 bits of precision",
+                     [](const CompressOptions&) -> std::unique_ptr<ValueCodec> {
+                       return std::make_unique<Bf16ValueCode>();
+                     });
   return true;
 }();
 

@@ -75,7 +75,7 @@ std::size_t BitmapLayout::decode(std::span<const std::byte> in, std::size_t nume
 
 namespace {
 const bool registered = [] {
-  index_codes().add("bitmap", "a bit an element", make_layout<BitmapLayout>);
+  index_codecs().add("bitmap", "a bit an element", make_layout<BitmapLayout>);
   return true;
 }();
 }  // namespace

@@ -4,7 +4,7 @@
 #include <string>
 
 #include "compress/codec/block_header.h"
-#include "compress/codec/code.h"
+#include "compress/codec/codec.h"
 #include "compress/select/passes/keys.h"
 #include "nn/core/base/check.h"
 
@@ -59,42 +59,42 @@ void damaged_block(const std::string& what) {
 }
 
 std::vector<std::byte> write_block(const Entries<float>& entries, std::size_t numel,
-                                   const IndexCode& index_code, const ValueCode& value_code) {
+                                   const IndexCodec& index_codec, const ValueCodec& value_codec) {
   const std::size_t count = entries.indices.size();
   TOPKNOT_CHECK(count == entries.values.size() && count <= numel && numel < std::size_t{1} << 31,
                 "entries that do not fit the group");
-  const IndexLayout& layout = index_code.choose(entries.indices, numel, value_code);
+  const IndexLayout& layout = index_codec.choose(entries.indices, numel, value_codec);
   Header header;
   header.flags = entries.finite ? Header::kFiniteFlag : 0;
-  header.index_code = layout.id();
-  header.value_code = value_code.id();
+  header.index_codec = layout.id();
+  header.value_codec = value_codec.id();
   header.numel = static_cast<std::uint32_t>(numel);
   header.count = static_cast<std::uint32_t>(count);
   std::vector<std::byte> block(sizeof header);
   std::memcpy(block.data(), &header, sizeof header);
   if (count == 0) return block;
-  block.reserve(sizeof header + 4 * count + value_code.bytes(count));
+  block.reserve(sizeof header + 4 * count + value_codec.bytes(count));
   std::vector<std::uint32_t> fillers;
   layout.encode(entries.indices, numel, block, fillers);
   if (fillers.empty())
-    value_code.encode(entries.values, block);
+    value_codec.encode(entries.values, block);
   else
-    value_code.encode(with_fillers(entries.values, fillers), block);
+    value_codec.encode(with_fillers(entries.values, fillers), block);
   return block;
 }
 
-void read_block(std::span<const std::byte> block, std::size_t numel, const IndexCode& index_code,
-                const ValueCode& value_code, Entries<float>& entries) {
+void read_block(std::span<const std::byte> block, std::size_t numel, const IndexCodec& index_codec,
+                const ValueCodec& value_codec, Entries<float>& entries) {
   Header header;
   if (block.size() < sizeof header) damaged_block(std::to_string(block.size()) + " bytes are no header");
   std::memcpy(&header, block.data(), sizeof header);
   if (header.magic != Header::kMagic || header.version != Header::kVersion)
     damaged_block("not a block of this version");
   if (header.flags & ~Header::kFiniteFlag) damaged_block("unknown flags");
-  const IndexLayout* const layout = index_code.find(header.index_code);
-  if (layout == nullptr || header.value_code != value_code.id())
+  const IndexLayout* const layout = index_codec.find(header.index_codec);
+  if (layout == nullptr || header.value_codec != value_codec.id())
     damaged_block(
-        "coded otherwise than here; do all ranks run with the same compress.code and compress.values?");
+        "coded otherwise than here; do all ranks run with the same compress.codec and compress.values?");
   if (header.numel != numel)
     damaged_block("for " + std::to_string(header.numel) + " elements where the group has " +
                   std::to_string(numel));
@@ -103,29 +103,29 @@ void read_block(std::span<const std::byte> block, std::size_t numel, const Index
     damaged_block("count " + std::to_string(header.count) + " of " + std::to_string(numel));
   std::span<const std::byte> body = block.subspan(sizeof header);
   // A value takes a byte at least: this bounds what is allocated below.
-  if (value_code.bytes(header.count) > body.size()) damaged_block("shorter than its count");
+  if (value_codec.bytes(header.count) > body.size()) damaged_block("shorter than its count");
   entries.indices.resize(header.count);
   std::vector<std::uint32_t> fillers;
   if (header.count > 0) body = body.subspan(layout->decode(body, numel, entries.indices, fillers));
   check_positions(entries.indices, numel);
   const std::size_t slots = header.count + fillers.size();
-  if (value_code.bytes(slots) != body.size())
+  if (value_codec.bytes(slots) != body.size())
     damaged_block(std::to_string(body.size()) + " bytes of values for " + std::to_string(slots) + " entries");
   entries.values.resize(slots);
-  value_code.decode(body, entries.values);
+  value_codec.decode(body, entries.values);
   Key<float> largest = 0;
   for (const float value : entries.values) largest = std::max(largest, key_of(value));
   if (largest > largest_finite_key<float>()) damaged_block("a value that is not finite");
   if (!fillers.empty()) drop_fillers(entries.values, fillers);
 }
 
-Registry<IndexCodeFactory>& index_codes() {
-  static Registry<IndexCodeFactory> registry("index code (compress.code)");
+Registry<IndexCodecFactory>& index_codecs() {
+  static Registry<IndexCodecFactory> registry("index codec (compress.codec)");
   return registry;
 }
 
-Registry<ValueCodeFactory>& value_codes() {
-  static Registry<ValueCodeFactory> registry("value code (compress.values)");
+Registry<ValueCodecFactory>& value_codecs() {
+  static Registry<ValueCodecFactory> registry("value codec (compress.values)");
   return registry;
 }
 

@@ -1,5 +1,5 @@
 #pragma once
-// The numbers of a block's header (compress/codec/code.h), for the CPU and for
+// The numbers of a block's header (compress/codec/codec.h), for the CPU and for
 // kernels. C++17.
 
 #include <cstddef>
@@ -12,7 +12,7 @@ struct BlockHeader {
   static constexpr std::uint8_t kVersion = 1, kFiniteFlag = 1;
 
   std::uint32_t magic = kMagic;
-  std::uint8_t version = kVersion, flags = 0, index_code = 0, value_code = 0;
+  std::uint8_t version = kVersion, flags = 0, index_codec = 0, value_codec = 0;
   std::uint32_t numel = 0, count = 0;
 };
 static_assert(sizeof(BlockHeader) == 16);

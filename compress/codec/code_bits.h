@@ -1,5 +1,5 @@
 #pragma once
-// The formulas of Rice's parameter and of the value codes bf16, fp16 and int8 (rice.cpp, bf16.cpp, fp16.cpp,
+// The formulas of Rice's parameter and of the value codec bf16, fp16 and int8 (rice.cpp, bf16.cpp, fp16.cpp,
 // int8.cpp say what they are), a number at a time, for CPU loops and for kernels: the same bits on both. C++17.
 
 #include <cstddef>

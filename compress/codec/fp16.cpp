@@ -7,8 +7,8 @@
 #include <bit>
 #include <cstring>
 
-#include "compress/codec/code.h"
 #include "compress/codec/code_bits.h"
+#include "compress/codec/codec.h"
 #include "compress/select/passes/keys.h"
 #include "nn/core/simd.h"
 
@@ -44,7 +44,7 @@ TOPKNOT_MULTIVERSION std::uint32_t from_fp16(const std::byte* in, std::size_t n,
   return largest;
 }
 
-class Fp16ValueCode final : public ValueCode {
+class Fp16ValueCode final : public ValueCodec {
  public:
   std::uint8_t id() const override { return 2; }
   bool exact() const override { return false; }
@@ -68,9 +68,10 @@ class Fp16ValueCode final : public ValueCode {
 };
 
 const bool registered = [] {
-  value_codes().add(
-      "fp16", "2 bytes a value, 11 bits of precision, scaled by message",
-      [](const CompressOptions&) -> std::unique_ptr<ValueCode> { return std::make_unique<Fp16ValueCode>(); });
+  value_codecs().add("fp16", "2 bytes a value, 11 bits of precision, scaled by message",
+                     [](const CompressOptions&) -> std::unique_ptr<ValueCodec> {
+                       return std::make_unique<Fp16ValueCode>();
+                     });
   return true;
 }();
 

@@ -1,12 +1,12 @@
 // Values as they are.
 #include <cstring>
 
-#include "compress/codec/code.h"
+#include "compress/codec/codec.h"
 
 namespace topknot {
 namespace {
 
-class Fp32ValueCode final : public ValueCode {
+class Fp32ValueCode final : public ValueCodec {
  public:
   std::uint8_t id() const override { return 0; }
   bool exact() const override { return true; }
@@ -21,9 +21,10 @@ class Fp32ValueCode final : public ValueCode {
 };
 
 const bool registered = [] {
-  value_codes().add(
-      "fp32", "4 bytes a value, exact",
-      [](const CompressOptions&) -> std::unique_ptr<ValueCode> { return std::make_unique<Fp32ValueCode>(); });
+  value_codecs().add("fp32", "4 bytes a value, exact",
+                     [](const CompressOptions&) -> std::unique_ptr<ValueCodec> {
+                       return std::make_unique<Fp32ValueCode>();
+                     });
   return true;
 }();
 

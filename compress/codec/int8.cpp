@@ -6,8 +6,8 @@
 #include <cmath>
 #include <cstring>
 
-#include "compress/codec/code.h"
 #include "compress/codec/code_bits.h"
+#include "compress/codec/codec.h"
 #include "nn/core/simd.h"
 
 namespace topknot {
@@ -40,7 +40,7 @@ TOPKNOT_MULTIVERSION std::int32_t from_int8(const std::int8_t* in, std::size_t n
   return largest;
 }
 
-class Int8ValueCode final : public ValueCode {
+class Int8ValueCode final : public ValueCodec {
  public:
   std::uint8_t id() const override { return 3; }
   bool exact() const override { return false; }
@@ -76,9 +76,10 @@ class Int8ValueCode final : public ValueCode {
 };
 
 const bool registered = [] {
-  value_codes().add(
-      "int8", "1 byte a value, scaled by blocks of 256",
-      [](const CompressOptions&) -> std::unique_ptr<ValueCode> { return std::make_unique<Int8ValueCode>(); });
+  value_codecs().add("int8", "1 byte a value, scaled by blocks of 256",
+                     [](const CompressOptions&) -> std::unique_ptr<ValueCodec> {
+                       return std::make_unique<Int8ValueCode>();
+                     });
   return true;
 }();
 

@@ -1,7 +1,7 @@
 #pragma once
 // The ways to write positions (docs/compress.md has their bytes).
 
-#include "compress/codec/code.h"
+#include "compress/codec/codec.h"
 
 namespace topknot {
 
@@ -62,7 +62,7 @@ class BitmapLayout final : public IndexLayout {
                      std::vector<std::uint32_t>& fillers) const override;
 };
 
-// Nothing: every element travels. Only compress.code auto has it, because what is selected decides whether it
+// Nothing: every element travels. Only compress.codec auto has it, because what is selected decides whether it
 // fits.
 class AllLayout final : public IndexLayout {
  public:
@@ -77,7 +77,7 @@ class AllLayout final : public IndexLayout {
 };
 
 template <class Layout>
-std::unique_ptr<IndexCode> make_layout(const CompressOptions&) {
+std::unique_ptr<IndexCodec> make_layout(const CompressOptions&) {
   return std::make_unique<Layout>();
 }
 

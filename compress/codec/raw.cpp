@@ -50,7 +50,7 @@ std::size_t AllLayout::decode(std::span<const std::byte>, std::size_t numel, std
 
 namespace {
 const bool registered = [] {
-  index_codes().add("raw", "4 bytes a position", make_layout<RawLayout>);
+  index_codecs().add("raw", "4 bytes a position", make_layout<RawLayout>);
   return true;
 }();
 }  // namespace

@@ -252,7 +252,7 @@ std::size_t RiceLayout::decode(std::span<const std::byte> in, std::size_t numel,
 
 namespace {
 const bool registered = [] {
-  index_codes().add("rice", "runs of zeros in Golomb-Rice code", make_layout<RiceLayout>);
+  index_codecs().add("rice", "runs of zeros in Golomb-Rice code", make_layout<RiceLayout>);
   return true;
 }();
 }  // namespace

@@ -27,17 +27,17 @@ __device__ std::uint32_t lower_bound(const std::uint32_t* indices, std::uint32_t
 }
 
 __global__ void __launch_bounds__(kThreads)
-    average_kernel(const Verdict* verdict, DecodedEntries lists, std::size_t capacity, int ranks,
+    average_kernel(const StepStatus* status, DecodedEntries lists, std::size_t capacity, int ranks,
                    const float* weights, float factor, float* average, std::size_t n) {
   __shared__ float tile[kTile];
   __shared__ std::uint32_t bounds[kThreads];  // of each rank's entries in the tile: begin, end
-  if (verdict->bad != 0) return;
+  if (status->bad != 0) return;
   const std::size_t first = std::size_t{blockIdx.x} * kTile;
   for (std::uint32_t i = threadIdx.x; i < kTile; i += kThreads) tile[i] = 0;
   for (int from = 0; from < ranks; from += kRanks) {
     const int mine = from + static_cast<int>(threadIdx.x / 2);
     if (mine < ranks)
-      bounds[threadIdx.x] = lower_bound(lists.indices + mine * capacity, lists.facts[mine].count,
+      bounds[threadIdx.x] = lower_bound(lists.indices + mine * capacity, lists.stats[mine].count,
                                         first + (threadIdx.x & 1) * kTile);
     __syncthreads();
     for (int rank = from; rank < ranks && rank < from + kRanks; ++rank) {
@@ -56,10 +56,10 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-void average_entries(cudaStream_t stream, const Verdict* verdict, const DecodedEntries& lists,
+void average_entries(cudaStream_t stream, const StepStatus* status, const DecodedEntries& lists,
                      std::size_t capacity, int ranks, const float* weights, float* average, std::size_t n) {
   if (n > 0)
-    launch(average_kernel, grid_for(n, kTile), kThreads, stream, verdict, lists, capacity, ranks, weights,
+    launch(average_kernel, grid_for(n, kTile), kThreads, stream, status, lists, capacity, ranks, weights,
            1.0f / static_cast<float>(ranks), average, n);
 }
 

@@ -6,13 +6,13 @@
 #include <cstddef>
 
 #include "compress/codec/cuda/device_block.h"
-#include "nn/core/cuda/step_words.h"
+#include "nn/core/cuda/step_parameters.h"
 
 namespace topknot::cuda {
 
-// Overwrites `average`, n floats, where the verdict is good; else leaves it. `lists`: of `ranks` ranks, room
+// Overwrites `average`, n floats, where the status is good; else leaves it. `lists`: of `ranks` ranks, room
 // for `capacity` entries each. `weights`: one a rank, in GPU memory.
-void average_entries(cudaStream_t stream, const Verdict* verdict, const DecodedEntries& lists,
+void average_entries(cudaStream_t stream, const StepStatus* status, const DecodedEntries& lists,
                      std::size_t capacity, int ranks, const float* weights, float* average, std::size_t n);
 
 }  // namespace topknot::cuda

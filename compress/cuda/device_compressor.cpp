@@ -7,11 +7,11 @@ namespace topknot::cuda {
 
 std::unique_ptr<DeviceCompressor> make_device_compressor(const CompressOptions& options,
                                                          const GroupSpec& group) {
-  // Refuses what the CPU refuses, in the same words.
+  // Refuses what the CPU refuses, in the same parameters.
   make_compressor(options, group);
   if (!sparse_presets().contains(options.name)) return nullptr;
   const SparsePreset parts = resolve(sparse_presets().find(options.name), options);
-  std::unique_ptr<DeviceCode> code = make_device_code(parts.code, parts.values, group.numel, group.ranks);
+  std::unique_ptr<DeviceCodec> code = make_device_codec(parts.codec, parts.values, group.numel, group.ranks);
   if (!code) return nullptr;
   std::vector<std::unique_ptr<DeviceSelector>> selectors;
   for (const auto& [begin, end] : group.segments) {

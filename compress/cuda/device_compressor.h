@@ -4,14 +4,14 @@
 // GPU's memory, so that a whole step can be captured in a graph. One instance a group and rank. A step:
 //
 //   encode(slice, step, block)      u = gradient + residual over the gradient's memory; this rank's block
-//   decode(blocks, step, verdict)   all ranks' blocks, one after the other; a rank's NaN or Inf clears the verdict
-//   commit(step, verdict)           where the verdict of all groups is good: residual, state and average are the
+//   decode(blocks, step, status)   all ranks' blocks, one after the other; a rank's NaN or Inf clears the status
+//   commit(step, status)           where the status of all groups is good: residual, state and average are the
 //                                   step's; else all is as before encode
 //
 // The host always lets the two memories of a slice swap roles after commit() (where it returns the spare): a
 // step that is refused has copied the old residual over by then.
 //
-// The block is the wire format of compress/codec/code.h, byte for byte what the CPU writes, followed by zeros up
+// The block is the wire format of compress/codec/codec.h, byte for byte what the CPU writes, followed by zeros up
 // to the equal length that ncclAllGather wants.
 
 #include <cuda_runtime_api.h>
@@ -24,7 +24,7 @@
 #include <vector>
 
 #include "compress/compressor.h"
-#include "nn/core/cuda/step_words.h"
+#include "nn/core/cuda/step_parameters.h"
 
 namespace topknot::cuda {
 
@@ -39,13 +39,13 @@ class DeviceCompressor {
   // Bytes of every rank's block, a multiple of 16, for steps of this density or less.
   virtual std::size_t block_bytes() const = 0;
   // All on `stream`. `block`: block_bytes() of GPU memory, aligned to 16.
-  virtual void encode(cudaStream_t stream, DeviceSlice slice, const StepWords* step, Verdict* verdict,
+  virtual void encode(cudaStream_t stream, DeviceSlice slice, const StepParameters* step, StepStatus* status,
                       std::byte* block) = 0;
   // `blocks`: one of block_bytes() a rank, in rank order. `weights`: a float a rank, GPU memory, mean 1.
   virtual void decode(cudaStream_t stream, const std::byte* blocks, const float* weights,
-                      Verdict* verdict) = 0;
+                      StepStatus* status) = 0;
   // The memory that holds the average, once this has run: the slice's gradient or spare.
-  virtual std::span<float> commit(cudaStream_t stream, const Verdict* verdict) = 0;
+  virtual std::span<float> commit(cudaStream_t stream, const StepStatus* status) = 0;
 
   virtual GradientForm form() const { return GradientForm::plain; }
   // Capacities and grids follow the greatest density of the steps to come; changes what a graph has captured.

@@ -9,12 +9,12 @@
 namespace topknot::cuda {
 namespace {
 
-using Facts = DeviceSelected::Facts;
-static_assert(sizeof(Facts) == sizeof(SegmentFacts) &&
-              offsetof(Facts, count) == offsetof(SegmentFacts, count) &&
-              offsetof(Facts, finite) == offsetof(SegmentFacts, finite) &&
-              offsetof(Facts, over) == offsetof(SegmentFacts, over) &&
-              offsetof(Facts, threshold) == offsetof(SegmentFacts, threshold));
+using Stats = DeviceSelected::Stats;
+static_assert(sizeof(Stats) == sizeof(SegmentStats) &&
+              offsetof(Stats, count) == offsetof(SegmentStats, count) &&
+              offsetof(Stats, finite) == offsetof(SegmentStats, finite) &&
+              offsetof(Stats, over) == offsetof(SegmentStats, over) &&
+              offsetof(Stats, threshold) == offsetof(SegmentStats, threshold));
 
 template <class T>
 void at_least(DeviceArray<T>& array, std::size_t size) {
@@ -34,7 +34,7 @@ void upload(const DeviceArray<T>& to, const std::vector<T>& from) {
 
 DeviceSparseCompressor::DeviceSparseCompressor(std::vector<std::unique_ptr<DeviceSelector>> selectors,
                                                std::unique_ptr<DeviceMemory> memory,
-                                               std::unique_ptr<DeviceCode> code, bool lr_inside,
+                                               std::unique_ptr<DeviceCodec> code, bool lr_inside,
                                                const GroupSpec& group)
     : group_(group),
       selectors_(std::move(selectors)),
@@ -45,13 +45,13 @@ DeviceSparseCompressor::DeviceSparseCompressor(std::vector<std::unique_ptr<Devic
   TOPKNOT_CHECK(group_.densities.empty() || group_.densities.size() == group_.segments.size(),
                 "one density a segment");
   const std::size_t segments = group_.segments.size(), ranks = static_cast<std::size_t>(group_.ranks);
-  facts_ = DeviceArray<Facts>(segments);
+  stats_ = DeviceArray<Stats>(segments);
   table_ = DeviceArray<std::uint32_t>(3 * segments + 2);
-  received_ = DeviceArray<DecodedFacts>(ranks);
+  received_ = DeviceArray<DecodedStats>(ranks);
   weights_ = DeviceArray<float>(ranks + 1);
   if (group_.densities.empty()) return;
   densities_ = DeviceArray<double>(segments);
-  words_ = DeviceArray<StepWords>(segments);
+  parameters_ = DeviceArray<StepParameters>(segments);
   upload(densities_, group_.densities);
 }
 
@@ -103,7 +103,7 @@ void DeviceSparseCompressor::prepare() {
   for (std::size_t s = 0; s < segments; ++s) {
     selectors_[s]->set_density(density_of(s));
     const auto room = static_cast<std::uint32_t>(capacity_of(s));
-    selected_.push_back({slot_indices_.data() + slot, slot_values_.data() + slot, room, facts_.data() + s});
+    selected_.push_back({slot_indices_.data() + slot, slot_values_.data() + slot, room, stats_.data() + s});
     begins.push_back(static_cast<std::uint32_t>(group_.segments[s].first));
     table.push_back(static_cast<std::uint32_t>(slot));
     longest_ = std::max(longest_, room);
@@ -124,27 +124,27 @@ Segments DeviceSparseCompressor::segments() const {
   made.starts = table_.data() + 2 * number;
   made.count = made.starts + number;
   made.finite = made.count + 1;
-  made.facts = reinterpret_cast<const SegmentFacts*>(facts_.data());
+  made.stats = reinterpret_cast<const SegmentStats*>(stats_.data());
   made.indices = slot_indices_.data();
   made.values = slot_values_.data();
   return made;
 }
 
-void DeviceSparseCompressor::encode(cudaStream_t stream, DeviceSlice slice, const StepWords* step,
-                                    Verdict* verdict, std::byte* block) {
+void DeviceSparseCompressor::encode(cudaStream_t stream, DeviceSlice slice, const StepParameters* step,
+                                    StepStatus* status, std::byte* block) {
   TOPKNOT_CHECK(slice.gradient.size() == group_.numel, "a slice of another length than the group's");
   prepare();
   slice_ = slice;
   step_ = step;
   if (densities_.size() > 0)
-    step_words_of_segments(stream, step, densities_.data(), static_cast<std::uint32_t>(selectors_.size()),
-                           words_.data());
+    step_parameters_of_segments(stream, step, densities_.data(),
+                                static_cast<std::uint32_t>(selectors_.size()), parameters_.data());
   const Accumulate accumulate = memory_->accumulate(slice, step);
   for (std::size_t s = 0; s < selectors_.size(); ++s)
     selectors_[s]->select(stream, accumulate.from(group_.segments[s].first),
-                          densities_.size() > 0 ? words_.data() + s : step, selected_[s]);
+                          densities_.size() > 0 ? parameters_.data() + s : step, selected_[s]);
   const Segments all = segments();
-  join_segments(stream, all, verdict);
+  join_segments(stream, all, status);
   // The only segment's selection is the list.
   if (selectors_.size() > 1) concatenate(stream, all, indices_.data(), values_.data());
   const bool one = selectors_.size() <= 1;
@@ -155,13 +155,13 @@ void DeviceSparseCompressor::encode(cudaStream_t stream, DeviceSlice slice, cons
 }
 
 void DeviceSparseCompressor::decode(cudaStream_t stream, const std::byte* blocks, const float* weights,
-                                    Verdict* verdict) {
+                                    StepStatus* status) {
   TOPKNOT_CHECK(step_ != nullptr, "decode without encode");
   code_->read(stream, blocks, {received_indices_.data(), received_values_.data(), received_.data()});
-  judge(stream, received_.data(), group_.ranks, weights, step_, weights_.data(), verdict);
+  judge(stream, received_.data(), group_.ranks, weights, step_, weights_.data(), status);
 }
 
-std::span<float> DeviceSparseCompressor::commit(cudaStream_t stream, const Verdict* verdict) {
+std::span<float> DeviceSparseCompressor::commit(cudaStream_t stream, const StepStatus* status) {
   TOPKNOT_CHECK(step_ != nullptr, "commit without encode");
   const Segments all = segments();
   const bool one = selectors_.size() <= 1;
@@ -173,13 +173,13 @@ std::span<float> DeviceSparseCompressor::commit(cudaStream_t stream, const Verdi
     sent.values = sent_.data();
     by_slot = sent_by_slot_.data();
   }
-  const std::span<float> average = memory_->commit(stream, verdict, slice_, sent);
-  average_entries(stream, verdict, {received_indices_.data(), received_values_.data(), received_.data()},
+  const std::span<float> average = memory_->commit(stream, status, slice_, sent);
+  average_entries(stream, status, {received_indices_.data(), received_values_.data(), received_.data()},
                   capacity_, group_.ranks, weights_.data(), average.data(), average.size());
   for (std::size_t s = 0; s < selectors_.size(); ++s)
-    selectors_[s]->commit(
-        stream, verdict, selected_[s], by_slot + (selected_[s].values - slot_values_.data()),
-        average.data() + group_.segments[s].first, weights_.data() + group_.ranks, group_.ranks);
+    selectors_[s]->commit(stream, status, selected_[s], by_slot + (selected_[s].values - slot_values_.data()),
+                          average.data() + group_.segments[s].first, weights_.data() + group_.ranks,
+                          group_.ranks);
   step_ = nullptr;
   return average;
 }

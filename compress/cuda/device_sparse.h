@@ -2,13 +2,13 @@
 // Selection + memory + code on a GPU: compress/sparse_compressor.h once more, with the same bits in blocks,
 // averages, residuals and states.
 //
-// A block that the CPU throws Error for is a bad step here: the verdict names its rank. So is a sum that
+// A block that the CPU throws Error for is a bad step here: the status names its rank. So is a sum that
 // could overflow (SparseStep::summable), which names none.
 
 #include <memory>
 #include <vector>
 
-#include "compress/codec/cuda/device_code.h"
+#include "compress/codec/cuda/device_codec.h"
 #include "compress/cuda/device_compressor.h"
 #include "compress/cuda/device_step_kernels.h"
 #include "compress/memory/cuda/device_memory.h"
@@ -20,14 +20,15 @@ class DeviceSparseCompressor final : public DeviceCompressor {
  public:
   // `selectors`: one a segment of the group. The density is 1 until set_density().
   DeviceSparseCompressor(std::vector<std::unique_ptr<DeviceSelector>> selectors,
-                         std::unique_ptr<DeviceMemory> memory, std::unique_ptr<DeviceCode> code,
+                         std::unique_ptr<DeviceMemory> memory, std::unique_ptr<DeviceCodec> code,
                          bool lr_inside, const GroupSpec& group);
 
   std::size_t block_bytes() const override;
-  void encode(cudaStream_t stream, DeviceSlice slice, const StepWords* step, Verdict* verdict,
+  void encode(cudaStream_t stream, DeviceSlice slice, const StepParameters* step, StepStatus* status,
               std::byte* block) override;
-  void decode(cudaStream_t stream, const std::byte* blocks, const float* weights, Verdict* verdict) override;
-  std::span<float> commit(cudaStream_t stream, const Verdict* verdict) override;
+  void decode(cudaStream_t stream, const std::byte* blocks, const float* weights,
+              StepStatus* status) override;
+  std::span<float> commit(cudaStream_t stream, const StepStatus* status) override;
   GradientForm form() const override;
   void set_density(double density) override;
   std::vector<std::byte> state() const override;
@@ -43,7 +44,7 @@ class DeviceSparseCompressor final : public DeviceCompressor {
   GroupSpec group_;
   std::vector<std::unique_ptr<DeviceSelector>> selectors_;
   std::unique_ptr<DeviceMemory> memory_;
-  std::unique_ptr<DeviceCode> code_;
+  std::unique_ptr<DeviceCodec> code_;
   bool lr_inside_ = false;
 
   double density_ = 1;
@@ -51,21 +52,21 @@ class DeviceSparseCompressor final : public DeviceCompressor {
   std::size_t capacity_ = 0;
   std::uint32_t longest_ = 0;
   std::vector<DeviceSelected> selected_;  // by segment
-  DeviceArray<DeviceSelected::Facts> facts_;
-  DeviceArray<std::uint32_t> table_;  // begins, slots, starts, then count and finite
-  DeviceArray<double> densities_;     // by segment, or empty
-  DeviceArray<StepWords> words_;      // likewise
+  DeviceArray<DeviceSelected::Stats> stats_;
+  DeviceArray<std::uint32_t> table_;        // begins, slots, starts, then count and finite
+  DeviceArray<double> densities_;           // by segment, or empty
+  DeviceArray<StepParameters> parameters_;  // likewise
   DeviceArray<std::uint32_t> slot_indices_, indices_;
   DeviceArray<float> slot_values_, values_;      // as selected: by segment, and as one list
   DeviceArray<float> sent_by_slot_, sent_;       // as decoded, where the code is not exact
   DeviceArray<std::uint32_t> received_indices_;  // of all ranks
   DeviceArray<float> received_values_;
-  DeviceArray<DecodedFacts> received_;
+  DeviceArray<DecodedStats> received_;
   DeviceArray<float> weights_;  // by rank, then this rank's
 
   // Of the step under way.
   DeviceSlice slice_;
-  const StepWords* step_ = nullptr;
+  const StepParameters* step_ = nullptr;
 };
 
 }  // namespace topknot::cuda

@@ -4,32 +4,32 @@
 namespace topknot::cuda {
 namespace {
 
-__global__ void words_kernel(const StepWords* step, const double* densities, std::uint32_t segments,
-                             StepWords* words) {
+__global__ void parameters_kernel(const StepParameters* step, const double* densities, std::uint32_t segments,
+                                  StepParameters* parameters) {
   const std::uint32_t s = blockIdx.x * kThreads + threadIdx.x;
   if (s >= segments) return;
-  StepWords mine = *step;
+  StepParameters mine = *step;
   if (densities[s] > mine.density) mine.density = densities[s];
-  words[s] = mine;
+  parameters[s] = mine;
 }
 
 // One block of threads.
-__global__ void __launch_bounds__(kThreads) join_kernel(Segments segments, Verdict* verdict) {
+__global__ void __launch_bounds__(kThreads) join_kernel(Segments segments, StepStatus* status) {
   __shared__ float lowest[kThreads];
   std::uint32_t count = 0, over = 0;
   float threshold = float_of(0x7F800000);
   int broken = 0;
   for (std::uint32_t first = 0; first < segments.number; first += kThreads) {
     const std::uint32_t s = first + threadIdx.x;
-    SegmentFacts facts{0, 1, 0, 0};
+    SegmentStats stats{0, 1, 0, 0};
     if (s < segments.number) {
-      facts = segments.facts[s];
-      over += facts.over;
-      if (facts.finite == 0) broken = 1;
-      if (facts.finite != 0 && facts.threshold < threshold) threshold = facts.threshold;
+      stats = segments.stats[s];
+      over += stats.over;
+      if (stats.finite == 0) broken = 1;
+      if (stats.finite != 0 && stats.threshold < threshold) threshold = stats.threshold;
     }
     std::uint32_t total = 0;
-    const std::uint32_t start = count + block_exclusive_sum(facts.count, total);
+    const std::uint32_t start = count + block_exclusive_sum(stats.count, total);
     if (s < segments.number) segments.starts[s] = start;
     count += total;
   }
@@ -41,9 +41,9 @@ __global__ void __launch_bounds__(kThreads) join_kernel(Segments segments, Verdi
     if (lowest[i] < threshold) threshold = lowest[i];
   *segments.count = broken ? 0 : count;
   *segments.finite = broken ? 0 : 1;
-  verdict->selected += broken ? 0 : count;
-  verdict->over_capacity += over;
-  verdict->threshold = broken || segments.number == 0 ? 0.0 : static_cast<double>(threshold);
+  status->selected += broken ? 0 : count;
+  status->over_capacity += over;
+  status->threshold = broken || segments.number == 0 ? 0.0 : static_cast<double>(threshold);
 }
 
 __global__ void __launch_bounds__(kThreads)
@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(kThreads)
   const std::uint32_t i = blockIdx.x * kThreads + threadIdx.x;
   if (*segments.finite == 0) return;
   for (std::uint32_t s = blockIdx.y; s < segments.number; s += gridDim.y) {
-    if (i >= segments.facts[s].count) continue;
+    if (i >= segments.stats[s].count) continue;
     const std::size_t from = std::size_t{segments.slots[s]} + i, to = std::size_t{segments.starts[s]} + i;
     indices[to] = segments.indices[from] + segments.begins[s];
     values[to] = segments.values[from];
@@ -59,13 +59,13 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 __global__ void __launch_bounds__(kThreads)
-    take_own_kernel(Segments segments, const StepWords* step, const float* decoded, std::size_t capacity,
+    take_own_kernel(Segments segments, const StepParameters* step, const float* decoded, std::size_t capacity,
                     float* list, float* by_slot) {
   const std::uint32_t i = blockIdx.x * kThreads + threadIdx.x;
   if (*segments.finite == 0) return;
   const float* const own = decoded + static_cast<std::size_t>(step->rank) * capacity;
   for (std::uint32_t s = blockIdx.y; s < segments.number; s += gridDim.y) {
-    if (i >= segments.facts[s].count) continue;
+    if (i >= segments.stats[s].count) continue;
     const float value = own[segments.starts[s] + i];
     list[segments.starts[s] + i] = value;
     by_slot[std::size_t{segments.slots[s]} + i] = value;
@@ -74,15 +74,15 @@ __global__ void __launch_bounds__(kThreads)
 
 // One block of threads; thread 0 adds in rank order, as the CPU does.
 __global__ void __launch_bounds__(kThreads)
-    judge_kernel(const DecodedFacts* facts, int ranks, const float* weights, const StepWords* step,
-                 float* kept_weights, Verdict* verdict) {
+    judge_kernel(const DecodedStats* stats, int ranks, const float* weights, const StepParameters* step,
+                 float* kept_weights, StepStatus* status) {
   __shared__ double terms[kThreads];  // negative: not finite, or damaged
   double bound = 0;
   int bad_rank = -1;
   for (int first = 0; first < ranks; first += kThreads) {
     const int mine = first + static_cast<int>(threadIdx.x);
     if (mine < ranks) {
-      const DecodedFacts found = facts[mine];
+      const DecodedStats found = stats[mine];
       const float weight = weights[mine];
       kept_weights[mine] = weight;
       terms[threadIdx.x] = found.finite == 0 || found.damaged != 0
@@ -98,8 +98,8 @@ __global__ void __launch_bounds__(kThreads)
   }
   if (threadIdx.x != 0) return;
   kept_weights[ranks] = weights[step->rank];
-  if (bad_rank >= 0 && (verdict->bad_rank < 0 || bad_rank < verdict->bad_rank)) verdict->bad_rank = bad_rank;
-  if (bad_rank >= 0 || !(bound <= static_cast<double>(float_of(0x7F7FFFFF)))) verdict->bad = 1;
+  if (bad_rank >= 0 && (status->bad_rank < 0 || bad_rank < status->bad_rank)) status->bad_rank = bad_rank;
+  if (bad_rank >= 0 || !(bound <= static_cast<double>(float_of(0x7F7FFFFF)))) status->bad = 1;
 }
 
 dim3 grid_of(const Segments& segments) {
@@ -110,13 +110,14 @@ dim3 grid_of(const Segments& segments) {
 
 }  // namespace
 
-void step_words_of_segments(cudaStream_t stream, const StepWords* step, const double* densities,
-                            std::uint32_t segments, StepWords* words) {
-  launch(words_kernel, grid_for(segments, kThreads), kThreads, stream, step, densities, segments, words);
+void step_parameters_of_segments(cudaStream_t stream, const StepParameters* step, const double* densities,
+                                 std::uint32_t segments, StepParameters* parameters) {
+  launch(parameters_kernel, grid_for(segments, kThreads), kThreads, stream, step, densities, segments,
+         parameters);
 }
 
-void join_segments(cudaStream_t stream, const Segments& segments, Verdict* verdict) {
-  launch(join_kernel, dim3(1), kThreads, stream, segments, verdict);
+void join_segments(cudaStream_t stream, const Segments& segments, StepStatus* status) {
+  launch(join_kernel, dim3(1), kThreads, stream, segments, status);
 }
 
 void concatenate(cudaStream_t stream, const Segments& segments, std::uint32_t* indices, float* values) {
@@ -124,16 +125,16 @@ void concatenate(cudaStream_t stream, const Segments& segments, std::uint32_t* i
     launch(concatenate_kernel, grid_of(segments), kThreads, stream, segments, indices, values);
 }
 
-void take_own(cudaStream_t stream, const Segments& segments, const StepWords* step, const float* decoded,
+void take_own(cudaStream_t stream, const Segments& segments, const StepParameters* step, const float* decoded,
               std::size_t capacity, float* list, float* by_slot) {
   if (segments.number > 0)
     launch(take_own_kernel, grid_of(segments), kThreads, stream, segments, step, decoded, capacity, list,
            by_slot);
 }
 
-void judge(cudaStream_t stream, const DecodedFacts* facts, int ranks, const float* weights,
-           const StepWords* step, float* kept_weights, Verdict* verdict) {
-  launch(judge_kernel, dim3(1), kThreads, stream, facts, ranks, weights, step, kept_weights, verdict);
+void judge(cudaStream_t stream, const DecodedStats* stats, int ranks, const float* weights,
+           const StepParameters* step, float* kept_weights, StepStatus* status) {
+  launch(judge_kernel, dim3(1), kThreads, stream, stats, ranks, weights, step, kept_weights, status);
 }
 
 }  // namespace topknot::cuda

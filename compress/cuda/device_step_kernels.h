@@ -7,12 +7,12 @@
 #include <cstdint>
 
 #include "compress/codec/cuda/device_block.h"
-#include "nn/core/cuda/step_words.h"
+#include "nn/core/cuda/step_parameters.h"
 
 namespace topknot::cuda {
 
-// DeviceSelected::Facts, in the same order.
-struct SegmentFacts {
+// DeviceSelected::Stats, in the same order.
+struct SegmentStats {
   std::uint32_t count, finite, over;
   float threshold;
 };
@@ -23,7 +23,7 @@ struct Segments {
   std::uint32_t longest = 0;              // the greatest capacity of a segment
   const std::uint32_t* begins = nullptr;  // where segments begin in the group
   const std::uint32_t* slots = nullptr;   // where their entries begin in `indices` and `values`
-  const SegmentFacts* facts = nullptr;
+  const SegmentStats* stats = nullptr;
   const std::uint32_t* indices = nullptr;  // relative to the segment
   const float* values = nullptr;
   std::uint32_t* starts = nullptr;  // where their entries begin in the list
@@ -31,21 +31,21 @@ struct Segments {
   std::uint32_t* finite = nullptr;
 };
 
-// A copy of the step's words for each segment, with the segment's density where that is above the step's.
-void step_words_of_segments(cudaStream_t stream, const StepWords* step, const double* densities,
-                            std::uint32_t segments, StepWords* words);
+// A copy of the step's parameters for each segment, with the segment's density where that is above the step's.
+void step_parameters_of_segments(cudaStream_t stream, const StepParameters* step, const double* densities,
+                                 std::uint32_t segments, StepParameters* parameters);
 
-// starts, count and finite; adds to what the verdict says of selections.
-void join_segments(cudaStream_t stream, const Segments& segments, Verdict* verdict);
+// starts, count and finite; adds to what the status says of selections.
+void join_segments(cudaStream_t stream, const Segments& segments, StepStatus* status);
 // The list: positions in the group and values.
 void concatenate(cudaStream_t stream, const Segments& segments, std::uint32_t* indices, float* values);
 // This rank's values as decoded, as a list (`list`) and by segment (`by_slot`, at the segments' slots).
-void take_own(cudaStream_t stream, const Segments& segments, const StepWords* step, const float* decoded,
+void take_own(cudaStream_t stream, const Segments& segments, const StepParameters* step, const float* decoded,
               std::size_t capacity, float* list, float* by_slot);
 
 // Whether the step's entries can be averaged: every rank finite and undamaged, and the sum unable to
 // overflow. Keeps the weights, and behind them this rank's own.
-void judge(cudaStream_t stream, const DecodedFacts* facts, int ranks, const float* weights,
-           const StepWords* step, float* kept_weights, Verdict* verdict);
+void judge(cudaStream_t stream, const DecodedStats* stats, int ranks, const float* weights,
+           const StepParameters* step, float* kept_weights, StepStatus* status);
 
 }  // namespace topknot::cuda

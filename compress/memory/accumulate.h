@@ -4,7 +4,7 @@
 
 #include <cstddef>
 
-#include "nn/core/cuda/step_words.h"
+#include "nn/core/cuda/step_parameters.h"
 #include "nn/core/host_device.h"
 
 namespace topknot::cuda {
@@ -16,7 +16,7 @@ struct Accumulate {
   float* next_velocity = nullptr;   // with it: of this step
   float momentum = 0;
   bool nesterov = false;
-  const StepWords* times_lr = nullptr;  // compress.lr_inside: the gradient times lr first
+  const StepParameters* times_lr = nullptr;  // compress.lr_inside: the gradient times lr first
 
   // Makes u[i] and returns it; once an element a step.
   TOPKNOT_HOST_DEVICE float operator()(std::size_t i) const {

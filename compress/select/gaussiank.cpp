@@ -17,17 +17,17 @@ constexpr std::size_t kEvaluations = kCounts;
 // The thresholds that three evaluations can reach are t times 1, 0.5, 1.5, 0.25, 0.75 and 2.25. Halving is
 // exact, so 0.75 is the same number from either side.
 struct Step {
-  int fewer, more;  // the rung after one where too many, or too few, were selected
+  int fewer, more;  // the level after one where too many, or too few, were selected
 };
 constexpr std::size_t kReachable = 6;
 constexpr std::array<Step, 3> kNext = {{{2, 1}, {4, 3}, {5, 4}}};
-// What may be asked for from a rung on.
-std::array<int, kCounts> from(int rung) {
-  if (rung >= static_cast<int>(kNext.size())) return {rung, rung, rung};
-  const Step& next = kNext[static_cast<std::size_t>(rung)];
-  return {rung, next.fewer, next.more};
+// What may be asked for from a level on.
+std::array<int, kCounts> from(int level) {
+  if (level >= static_cast<int>(kNext.size())) return {level, level, level};
+  const Step& next = kNext[static_cast<std::size_t>(level)];
+  return {level, next.fewer, next.more};
 }
-std::array<double, kReachable> rungs(double t) {
+std::array<double, kReachable> levels(double t) {
   return {t, t * 0.5, t * 1.5, t * 0.5 * 0.5, t * 0.5 * 1.5, t * 1.5 * 1.5};
 }
 
@@ -50,7 +50,7 @@ void GaussianKSelector<T>::select(std::span<T> u, std::span<const T> addend, con
     z_ = -normal_quantile(step.density / 2);
     z_density_ = step.density;
   }
-  const std::array<double, kReachable> t = rungs(fit.mean + z_ * deviation);
+  const std::array<double, kReachable> t = levels(fit.mean + z_ * deviation);
   std::array<Key<T>, kReachable> above;
   std::transform(t.begin(), t.end(), above.begin(), key_below<T>);
   std::array<std::optional<std::size_t>, kReachable> counts;
@@ -64,25 +64,25 @@ void GaussianKSelector<T>::select(std::span<T> u, std::span<const T> addend, con
   int listed = carried_.last;
   count(carried_.path, listed);
 
-  std::size_t rung = 0;
+  std::size_t level = 0;
   for (std::size_t evaluation = 0;; ++evaluation) {
-    if (!counts[rung]) {
-      listed = static_cast<int>(rung);
+    if (!counts[level]) {
+      listed = static_cast<int>(level);
       count(from(listed), listed);
     }
-    std::copy_n(from(static_cast<int>(rung)).begin(), kEvaluations - evaluation,
+    std::copy_n(from(static_cast<int>(level)).begin(), kEvaluations - evaluation,
                 next_.path.begin() + static_cast<std::ptrdiff_t>(evaluation));
-    trace_.push_back({t[rung], *counts[rung]});
-    const double number = static_cast<double>(*counts[rung]), k = static_cast<double>(step.k);
+    trace_.push_back({t[level], *counts[level]});
+    const double number = static_cast<double>(*counts[level]), k = static_cast<double>(step.k);
     const bool few = number<(2 * k / 3), many = number>(4 * k / 3);
     if ((!few && !many) || evaluation + 1 == kEvaluations) break;
-    rung = static_cast<std::size_t>(few ? kNext[rung].more : kNext[rung].fewer);
+    level = static_cast<std::size_t>(few ? kNext[level].more : kNext[level].fewer);
   }
-  next_.last = static_cast<int>(rung);
+  next_.last = static_cast<int>(level);
   if (next_.last != listed || !found_.complete())
-    collect(std::span<const T>(u), above[rung], *counts[rung], found_);
+    collect(std::span<const T>(u), above[level], *counts[level], found_);
   take_found(found_, selected);
-  selected.threshold = t[rung];
+  selected.threshold = t[level];
 }
 
 template <class T>

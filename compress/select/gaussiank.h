@@ -32,7 +32,7 @@ class GaussianKSelector final : public Selector<T> {
     std::size_t count = 0;
   };
   const std::vector<Evaluation>& trace() const { return trace_; }
-  int carried_rung() const { return carried_.last; }
+  int carried_level() const { return carried_.last; }
 
  private:
   TopKSelector<T> exact_;

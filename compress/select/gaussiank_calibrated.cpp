@@ -77,14 +77,14 @@ void GaussianKCalibratedSelector<T>::select(std::span<T> u, std::span<const T> a
   if (fresh) return take_exactly(u, step.k, selected);
 
   const auto too_long = [&] { return !found_.complete() || found_.count() > limit; };
-  const bool learns = !moved && bound > 0;
+  const bool updates_bound = !moved && bound > 0;
   if (too_long()) {
     take_exactly(u, step.k, selected);
-    if (learns && next_.threshold > 0)
+    if (updates_bound && next_.threshold > 0)
       learn_count(modelled(bound, next_.threshold, k, d, carried_.power), predicted);
     return;
   }
-  if (learns) learn_count(static_cast<double>(candidates_), predicted);
+  if (updates_bound) learn_count(static_cast<double>(candidates_), predicted);
   for (int again = 1; !too_long() && static_cast<double>(found_.count()) < fewest(k) && above > 0; ++again) {
     if (again > kMorePasses) return take_exactly(u, step.k, selected);
     // The second time as if the tail were flatter.

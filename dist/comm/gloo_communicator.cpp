@@ -40,9 +40,9 @@ class Splits {
     for (Communicator* split : live_) split->abort(reason_);
   }
   // "" when none comes in time.
-  std::string first_reason(std::chrono::milliseconds patience) {
+  std::string first_reason(std::chrono::milliseconds timeout) {
     std::unique_lock lock(mutex_);
-    changed_.wait_for(lock, patience, [&] { return !reason_.empty(); });
+    changed_.wait_for(lock, timeout, [&] { return !reason_.empty(); });
     return reason_;
   }
 
@@ -192,7 +192,7 @@ class GlooCommunicator : public Communicator {
 
   void disconnect() {
     collectives_.reset();
-    store_.reset();  // says goodbye; its thread calls into the mesh no more
+    store_.reset();  // announces its shutdown; its thread calls into the mesh no more
     mesh_.reset();
   }
 

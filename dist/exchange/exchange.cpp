@@ -8,7 +8,7 @@
 #include "compress/state.h"
 #include "dist/comm/collective_queue.h"
 #include "dist/comm/communicator.h"
-#include "dist/exchange/lane.h"
+#include "dist/exchange/group_pipeline.h"
 #include "dist/sparse/hierarchical.h"
 #include "nn/core/base/check.h"
 
@@ -31,16 +31,16 @@ struct Exchange::State {
   ParameterArena& arena;
   CollectiveQueue& queue;
   std::vector<Group> groups;
-  std::deque<Lane> lanes;  // one a group; addresses stay, the queue's jobs point here
+  std::deque<GroupPipeline> pipelines;  // one a group; addresses stay, the queue's jobs point here
   std::unordered_map<const Parameter*, std::pair<std::size_t, bool>>
       places;  // group, and whether it is ready
   SumOrder sum_order = SumOrder::ranks;
-  Flight agreement;
+  PendingCollective agreement;
   std::vector<float> weights;
   StepInfo info;
   int ranks = 1;                         // that encode for themselves: all, or one a host
   std::unique_ptr<Hierarchy> hierarchy;  // null: every rank encodes for itself
-  std::deque<Flight> inside;             // with it: the sum inside the host, one a group
+  std::deque<PendingCollective> inside;  // with it: the sum inside the host, one a group
   Observer observer;
   std::vector<ExchangeSpan> spans;
   bool overlaps = false, in_step = false, committed = false;
@@ -50,32 +50,32 @@ struct Exchange::State {
 
   State(ParameterArena& arena_, CollectiveQueue& queue_) : arena(arena_), queue(queue_) {}
 
-  void encode(Lane& lane) {
+  void encode(GroupPipeline& pipeline) {
     const auto begin = Clock::now();
-    const Group& group = lane.group();
-    lane.encode({arena.gradient(group.begin, group.end), arena.residual(group.begin, group.end)}, info);
-    stats.encode += note(Kind::encode, lane.flight, begin, Clock::now());
-    if (observer && group.compressed && !lane.compressor().accumulated().empty())
-      observer(group, lane.compressor().accumulated());
+    const Group& group = pipeline.group();
+    pipeline.encode({arena.gradient(group.begin, group.end), arena.residual(group.begin, group.end)}, info);
+    stats.encode += note(Kind::encode, pipeline.pending, begin, Clock::now());
+    if (observer && group.compressed && !pipeline.compressor().accumulated().empty())
+      observer(group, pipeline.compressor().accumulated());
   }
 
   // Returns the seconds.
-  double note(Kind kind, const Flight& flight, Clock::time_point begin, Clock::time_point end) {
-    spans.push_back({kind, flight.group, flight.round, begin, end});
+  double note(Kind kind, const PendingCollective& pending, Clock::time_point begin, Clock::time_point end) {
+    spans.push_back({kind, pending.group, pending.round, begin, end});
     return std::chrono::duration<double>(end - begin).count();
   }
 
   // Of a group that is complete. Alone, a rank encodes it at once; a host sums it first.
-  void take(Lane& lane) {
-    if (!hierarchy) encode(lane);
+  void take(GroupPipeline& pipeline) {
+    if (!hierarchy) encode(pipeline);
     send_complete_groups();
   }
 
   // Queues groups strictly in their order: one that is complete early waits for its predecessors.
   void send_complete_groups() {
-    for (; next_to_send < lanes.size() && lanes[next_to_send].is_complete(); ++next_to_send) {
+    for (; next_to_send < pipelines.size() && pipelines[next_to_send].is_complete(); ++next_to_send) {
       if (!hierarchy) {
-        submit(lanes[next_to_send].flight);
+        submit(pipelines[next_to_send].pending);
         continue;
       }
       // While a host sums one group, the message of the one before is made: sum 0, sum 1, message 0, sum 2, ...
@@ -93,28 +93,28 @@ struct Exchange::State {
 
   void send_summed(std::size_t index) {
     wait(inside[index]);
-    encode(lanes[index]);
-    submit(lanes[index].flight);
+    encode(pipelines[index]);
+    submit(pipelines[index].pending);
   }
 
-  void submit(Flight& flight) {
-    Communicator* const hosts = hierarchy && &flight != &agreement ? &hierarchy->hosts() : nullptr;
-    submit(flight, [&flight, hosts, order = sum_order](Communicator& communicator) {
-      flight.fly(hosts ? *hosts : communicator, order);
+  void submit(PendingCollective& pending) {
+    Communicator* const hosts = hierarchy && &pending != &agreement ? &hierarchy->hosts() : nullptr;
+    submit(pending, [&pending, hosts, order = sum_order](Communicator& communicator) {
+      pending.run(hosts ? *hosts : communicator, order);
     });
   }
 
-  void submit(Flight& flight, CollectiveQueue::Job job) {
-    flight.ticket = queue.submit(std::move(job));
-    outstanding.push_back(flight.ticket);
+  void submit(PendingCollective& pending, CollectiveQueue::Job job) {
+    pending.ticket = queue.submit(std::move(job));
+    outstanding.push_back(pending.ticket);
   }
 
-  void wait(const Flight& flight) {
+  void wait(const PendingCollective& pending) {
     const auto begin = Clock::now();
-    const CollectiveQueue::Times times = queue.wait(flight.ticket);
-    outstanding.erase(std::find(outstanding.begin(), outstanding.end(), flight.ticket));
-    if (overlaps) note(Kind::wait, flight, begin, Clock::now());
-    stats.communicate += note(Kind::communicate, flight, times.begin, times.end);
+    const CollectiveQueue::Times times = queue.wait(pending.ticket);
+    outstanding.erase(std::find(outstanding.begin(), outstanding.end(), pending.ticket));
+    if (overlaps) note(Kind::wait, pending, begin, Clock::now());
+    stats.communicate += note(Kind::communicate, pending, times.begin, times.end);
     stats.exposed += times.waited;
   }
 
@@ -136,24 +136,24 @@ struct Exchange::State {
   }
 
   // True where the group asks for one more round, which is then queued.
-  bool decode(Lane& lane) {
-    wait(lane.flight);
+  bool decode(GroupPipeline& pipeline) {
+    wait(pipeline.pending);
     if (!hierarchy || hierarchy->leads()) {
-      stats.bytes_sent += lane.flight.bytes_sent();
-      stats.bytes_received += lane.flight.bytes_received(info.rank, ranks);
+      stats.bytes_sent += pipeline.pending.bytes_sent();
+      stats.bytes_received += pipeline.pending.bytes_received(info.rank, ranks);
     }
-    const int round = lane.flight.round;
+    const int round = pipeline.pending.round;
     const auto begin = Clock::now();
-    const bool more = lane.decode();
-    stats.decode += note(Kind::decode, lane.flight, begin, Clock::now());
+    const bool more = pipeline.decode();
+    stats.decode += note(Kind::decode, pipeline.pending, begin, Clock::now());
     spans.back().round = round;
-    if (more) submit(lane.flight);
+    if (more) submit(pipeline.pending);
     return more;
   }
 
-  Lane& lane_of(const Group& group) {
-    for (Lane& lane : lanes)
-      if (lane.group().begin == group.begin && lane.group().end == group.end) return lane;
+  GroupPipeline& pipeline_of(const Group& group) {
+    for (GroupPipeline& pipeline : pipelines)
+      if (pipeline.group().begin == group.begin && pipeline.group().end == group.end) return pipeline;
     throw Error("not a group of this exchange");
   }
 
@@ -186,8 +186,8 @@ Exchange::Exchange(ParameterArena& arena, CollectiveQueue& queue, const Exchange
   s.overlaps = queue.communicator().overlaps();
   for (std::size_t index = 0; index < s.groups.size(); ++index) {
     const Group& group = s.groups[index];
-    s.lanes.emplace_back(group, static_cast<int>(index), compressing, options, s.ranks);
-    Flight& inside = s.inside.emplace_back();
+    s.pipelines.emplace_back(group, static_cast<int>(index), compressing, options, s.ranks);
+    PendingCollective& inside = s.inside.emplace_back();
     inside.group = static_cast<int>(index);
     inside.round = ExchangeSpan::kInsideHost;
     for (const Parameter* parameter : group.parameters) s.places[parameter] = {index, false};
@@ -208,7 +208,7 @@ const std::vector<Group>& Exchange::groups() const {
 
 std::uint64_t Exchange::planned_bytes(double density) const {
   std::uint64_t bytes = 0;
-  for (const Lane& lane : state_->lanes) bytes += lane.planned_bytes(density);
+  for (const GroupPipeline& pipeline : state_->pipelines) bytes += pipeline.planned_bytes(density);
   return bytes;
 }
 
@@ -224,7 +224,7 @@ void Exchange::begin_step(std::int64_t step, double density, std::span<const flo
     s.weights.assign(weights.begin(), weights.end());
   if (s.hierarchy) s.weights = s.hierarchy->begin_step(s.weights);
   s.info = StepInfo{step, density, s.weights, s.info.rank, lr};
-  for (Lane& lane : s.lanes) lane.begin_step();
+  for (GroupPipeline& pipeline : s.pipelines) pipeline.begin_step();
   s.spans.clear();
   for (auto& [parameter, place] : s.places) place.second = false;
   s.next_to_send = 0;
@@ -239,42 +239,43 @@ void Exchange::ready(Parameter& parameter) {
   TOPKNOT_CHECK(s.in_step && place != s.places.end(), "ready('" + parameter.name() + "') outside a step");
   TOPKNOT_CHECK(!place->second.second, "'" + parameter.name() + "' was ready before");
   place->second.second = true;
-  Lane& lane = s.lanes[place->second.first];
-  if (lane.ready()) s.take(lane);
+  GroupPipeline& pipeline = s.pipelines[place->second.first];
+  if (pipeline.ready()) s.take(pipeline);
 }
 
 StepResult Exchange::finish(bool local_finite) {
   State& s = *state_;
   TOPKNOT_CHECK(s.in_step, "finish() without begin_step()");
   bool zeroed = false;
-  for (Lane& lane : s.lanes) {
-    if (lane.is_complete()) continue;
+  for (GroupPipeline& pipeline : s.pipelines) {
+    if (pipeline.is_complete()) continue;
     if (!zeroed) s.arena.zero_unwritten_gradients();
     zeroed = true;
-    lane.complete();
-    s.take(lane);
+    pipeline.complete();
+    s.take(pipeline);
   }
-  if (s.hierarchy && !s.lanes.empty()) s.send_summed(s.lanes.size() - 1);
+  if (s.hierarchy && !s.pipelines.empty()) s.send_summed(s.pipelines.size() - 1);
   // A rank whose loss is not finite may have finite gradients, so the groups cannot tell. Queued before
   // anything is decoded, the byte travels while the compute thread decodes.
   s.submit_agreement(local_finite ? 1 : 0);
 
   // Waits follow the order of the queue, in which second rounds stand behind the agreement.
-  std::vector<Lane*> more;
-  for (Lane& lane : s.lanes)
-    if (s.decode(lane)) more.push_back(&lane);
+  std::vector<GroupPipeline*> more;
+  for (GroupPipeline& pipeline : s.pipelines)
+    if (s.decode(pipeline)) more.push_back(&pipeline);
   std::vector<std::uint8_t> finite_losses = s.agreed();
   while (!more.empty()) {
-    std::vector<Lane*> still;
-    for (Lane* lane : more)
-      if (s.decode(*lane)) still.push_back(lane);
+    std::vector<GroupPipeline*> still;
+    for (GroupPipeline* pipeline : more)
+      if (s.decode(*pipeline)) still.push_back(pipeline);
     more = std::move(still);
   }
 
   // Both halves are the same on all ranks: the losses by the agreement, finite() by the blocks and sums that
   // all have.
   bool groups_finite = true;
-  for (const Lane& lane : s.lanes) groups_finite = groups_finite && lane.compressor().finite();
+  for (const GroupPipeline& pipeline : s.pipelines)
+    groups_finite = groups_finite && pipeline.compressor().finite();
   StepResult result;
   result.committed = groups_finite;
   for (std::size_t rank = finite_losses.size(); rank-- > 0;)
@@ -288,21 +289,21 @@ StepResult Exchange::finish(bool local_finite) {
   }
 
   const auto begin = Clock::now();
-  for (Lane& lane : s.lanes) {
+  for (GroupPipeline& pipeline : s.pipelines) {
     if (!result.committed) {
-      lane.discard();
+      pipeline.discard();
       continue;
     }
-    const Group& group = lane.group();
-    if (lane.commit().data() == s.arena.residual(group.begin, group.end).data())
+    const Group& group = pipeline.group();
+    if (pipeline.commit().data() == s.arena.residual(group.begin, group.end).data())
       s.arena.swap_gradient_and_residual(group.begin, group.end);
   }
-  s.stats.decode += s.note(Kind::commit, Flight{}, begin, Clock::now());
-  for (const Lane& lane : s.lanes)
-    if (lane.group().compressed) {
-      s.stats.selected += lane.compressor().selected();
-      s.stats.over_capacity += lane.compressor().over_capacity();
-      s.stats.threshold = lane.compressor().threshold();
+  s.stats.decode += s.note(Kind::commit, PendingCollective{}, begin, Clock::now());
+  for (const GroupPipeline& pipeline : s.pipelines)
+    if (pipeline.group().compressed) {
+      s.stats.selected += pipeline.compressor().selected();
+      s.stats.over_capacity += pipeline.compressor().over_capacity();
+      s.stats.threshold = pipeline.compressor().threshold();
     }
   s.in_step = false;
   s.committed = result.committed;
@@ -312,11 +313,11 @@ StepResult Exchange::finish(bool local_finite) {
 
 std::span<float> Exchange::averaged(const Group& group) {
   TOPKNOT_CHECK(state_->committed && !state_->in_step, "there is an average only after a committed step");
-  return state_->lane_of(group).average;
+  return state_->pipeline_of(group).average;
 }
 
 GradientForm Exchange::form(const Group& group) const {
-  return state_->lane_of(group).compressor().form();
+  return state_->pipeline_of(group).compressor().form();
 }
 
 const std::vector<ExchangeSpan>& Exchange::spans() const {
@@ -329,18 +330,18 @@ void Exchange::observe(Observer observer) {
 
 std::vector<std::byte> Exchange::state() const {
   StateWriter writer;
-  writer.put<std::uint64_t>(state_->lanes.size());
-  for (const Lane& lane : state_->lanes) lane.save(writer);
+  writer.put<std::uint64_t>(state_->pipelines.size());
+  for (const GroupPipeline& pipeline : state_->pipelines) pipeline.save(writer);
   return writer.take();
 }
 
 void Exchange::load_state(std::span<const std::byte> bytes) {
   StateReader reader(bytes);
   const auto groups = reader.get<std::uint64_t>();
-  if (groups != state_->lanes.size())
+  if (groups != state_->pipelines.size())
     StateReader::fail("is of " + std::to_string(groups) + " groups where there are " +
-                      std::to_string(state_->lanes.size()));
-  for (Lane& lane : state_->lanes) lane.load(reader);
+                      std::to_string(state_->pipelines.size()));
+  for (GroupPipeline& pipeline : state_->pipelines) pipeline.load(reader);
   reader.finish();
 }
 

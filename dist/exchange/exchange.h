@@ -39,7 +39,7 @@ struct ExchangeOptions {
   // dist.ordered_sum; a compressed method sums its dense groups in rank order anyway.
   bool ordered_sum = false;
   // compress.dense_values: how the dense groups of a compressed method travel. fp32: summed as they are;
-  // another value code: gathered in it, and its error is carried to the next step.
+  // another value codec: gathered in it, and its error is carried to the next step.
   std::string dense_values = "fp32";
   // exchange.ranks_per_host (dist/sparse/hierarchical.h): so many neighbouring ranks sum their gradients dense, and a
   // host of them compresses as one rank does. Must divide the ranks; 0 and 1: no hierarchy. Not for method

@@ -30,8 +30,8 @@ class SignalGate {
   const sigset_t& taken() const { return taken_; }
   const sigset_t& before() const { return before_; }
   // 0 when nothing came in time.
-  int next(std::chrono::milliseconds patience) const {
-    const timespec time{patience.count() / 1000, patience.count() % 1000 * 1000000};
+  int next(std::chrono::milliseconds timeout) const {
+    const timespec time{timeout.count() / 1000, timeout.count() % 1000 * 1000000};
     const int signal = sigtimedwait(&taken_, nullptr, &time);
     return signal > 0 ? signal : 0;
   }

@@ -4,7 +4,7 @@
 // itself).
 //
 // Every rank keeps one connection for the whole run. When a rank aborts, or its connection closes without a
-// goodbye (its process died), the server pushes the reason to all others at once; only the first reason
+// shutdown (its process died), the server pushes the reason to all others at once; only the first reason
 // counts.
 
 #include <atomic>
@@ -47,7 +47,7 @@ class TcpStoreClient {
  public:
   // Connects, and waits until all `size` ranks have come: timeout_s each. Throws CollectiveError.
   TcpStoreClient(const std::string& host, int port, int rank, int size, double timeout_s);
-  // Says goodbye, unless something went wrong, and gives the others a moment to say theirs.
+  // Announces the shutdown, unless something went wrong, and gives the others a moment to say theirs.
   ~TcpStoreClient();
   TcpStoreClient(const TcpStoreClient&) = delete;
   TcpStoreClient& operator=(const TcpStoreClient&) = delete;
@@ -62,7 +62,7 @@ class TcpStoreClient {
 
   void abort(const std::string& reason) noexcept;
   // The first reason, waiting for it a while; "" when none came.
-  std::string first_reason(std::chrono::milliseconds patience);
+  std::string first_reason(std::chrono::milliseconds timeout);
   // Calls `callback` once, from another thread, when a reason arrives (or here, when one is there already).
   void on_abort(std::function<void()> callback);
 

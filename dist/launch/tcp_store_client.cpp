@@ -160,9 +160,9 @@ void TcpStoreClient::abort(const std::string& reason) noexcept {
   }
 }
 
-std::string TcpStoreClient::first_reason(std::chrono::milliseconds patience) {
+std::string TcpStoreClient::first_reason(std::chrono::milliseconds timeout) {
   std::unique_lock lock(mutex_);
-  changed_.wait_for(lock, patience, [&] { return !reason_.empty(); });
+  changed_.wait_for(lock, timeout, [&] { return !reason_.empty(); });
   return reason_;
 }
 

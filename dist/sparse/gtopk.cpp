@@ -15,14 +15,14 @@
 // value was dropped, by this node or above; the rest follows from the positions of the sum. Also unlike the
 // reference, positions travel as integers and the number of ranks need not be a power of two.
 //
-// A message up is a block (compress/codec/code.h), one down is
+// A message up is a block (compress/codec/codec.h), one down is
 //   u32 n;  n * u32: which of the sum's entries lack the receiver's values, ascending;  the sum's block.
 // 2 ceil(log2 P) rounds, each one send_receive() of all ranks, whatever the entries are.
 
 #include <algorithm>
 #include <cstring>
 
-#include "compress/codec/code.h"
+#include "compress/codec/codec.h"
 #include "dist/sparse/sparse_collective.h"
 #include "dist/sparse/sparse_entries.h"
 
@@ -48,7 +48,7 @@ void for_common(const std::vector<std::uint32_t>& indices, const std::vector<std
 class GTopK final : public SparseCollective {
  public:
   explicit GTopK(const SparseCollectiveOptions& options)
-      : numel_(options.numel), index_code_(options.index_code), values_(value_codes().find("fp32")({})) {}
+      : numel_(options.numel), index_codec_(options.index_codec), values_(value_codecs().find("fp32")({})) {}
 
   void sum(Communicator& communicator, const Entries<float>& mine, std::size_t k,
            SparseSum& result) override {
@@ -79,12 +79,12 @@ class GTopK final : public SparseCollective {
     for (int reach = 1; reach < ranks; reach *= 2) {
       const bool sends = rank % (2 * reach) == reach, receives = is_parent(rank, reach, ranks);
       block.clear();
-      if (sends) block = write_block(result.sum, numel_, *index_code_, *values_);
+      if (sends) block = write_block(result.sum, numel_, *index_codec_, *values_);
       exchange(communicator, sends ? rank - reach : -1, block, receives ? rank + reach : -1, received,
                result);
       Merge merge;
       if (receives) {
-        read_block(received, numel_, *index_code_, *values_, theirs);
+        read_block(received, numel_, *index_codec_, *values_, theirs);
         add_entries(result.sum, theirs, both);
         keep_k_largest(both, k, merge.dropped);
         merge.received = std::move(theirs.indices);
@@ -99,7 +99,7 @@ class GTopK final : public SparseCollective {
     const int rank = communicator.rank(), ranks = communicator.size();
     std::vector<std::byte> block, message, received;
     lacks_.assign(rank == 0 ? result.sum.indices.size() : 0, 0);
-    if (rank == 0 && ranks > 1) block = write_block(result.sum, numel_, *index_code_, *values_);
+    if (rank == 0 && ranks > 1) block = write_block(result.sum, numel_, *index_codec_, *values_);
     for (std::size_t round = merges_.size(); round-- > 0;) {
       const int reach = 1 << round;
       const bool receives = rank % (2 * reach) == reach, sends = is_parent(rank, reach, ranks);
@@ -152,7 +152,7 @@ class GTopK final : public SparseCollective {
     std::vector<std::uint32_t> list(count);
     if (count > 0) std::memcpy(list.data(), message.data(), std::size_t{4} * count);
     message = message.subspan(std::size_t{4} * count);
-    read_block(message, numel_, *index_code_, *values_, sum);
+    read_block(message, numel_, *index_codec_, *values_, sum);
     lacks_.assign(sum.indices.size(), 0);
     for (std::size_t i = 0; i < list.size(); ++i) {
       if (list[i] >= lacks_.size() || (i > 0 && list[i] <= list[i - 1]))
@@ -163,8 +163,8 @@ class GTopK final : public SparseCollective {
   }
 
   std::size_t numel_;
-  const IndexCode* index_code_;
-  std::unique_ptr<ValueCode> values_;
+  const IndexCodec* index_codec_;
+  std::unique_ptr<ValueCodec> values_;
   std::vector<Merge> merges_;        // by round, empty where this rank received nothing
   std::vector<std::uint8_t> lacks_;  // by entry of the sum: this rank's value, or its subtree's, is not in it
 };

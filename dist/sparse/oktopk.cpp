@@ -29,7 +29,7 @@
 #include <cstring>
 #include <limits>
 
-#include "compress/codec/code.h"
+#include "compress/codec/codec.h"
 #include "dist/sparse/sparse_collective.h"
 #include "dist/sparse/sparse_entries.h"
 
@@ -58,7 +58,7 @@ std::vector<T> list_from(const std::vector<std::byte>& bytes) {
 class OkTopK final : public SparseCollective {
  public:
   explicit OkTopK(const SparseCollectiveOptions& options)
-      : numel_(options.numel), index_code_(options.index_code), values_(value_codes().find("fp32")({})) {}
+      : numel_(options.numel), index_codec_(options.index_codec), values_(value_codecs().find("fp32")({})) {}
 
   void sum(Communicator& communicator, const Entries<float>& given, std::size_t k,
            SparseSum& result) override {
@@ -123,12 +123,12 @@ class OkTopK final : public SparseCollective {
     const auto [begin, end] = region(rank);
     Entries<float> relative = entries;
     for (std::uint32_t& index : relative.indices) index -= begin;
-    return write_block(relative, end - begin, *index_code_, *values_);
+    return write_block(relative, end - begin, *index_codec_, *values_);
   }
 
   void read(const std::vector<std::byte>& block, std::size_t rank, Entries<float>& entries) const {
     const auto [begin, end] = region(rank);
-    read_block(block, end - begin, *index_code_, *values_, entries);
+    read_block(block, end - begin, *index_codec_, *values_, entries);
     for (std::uint32_t& index : entries.indices) index += begin;
   }
 
@@ -254,8 +254,8 @@ class OkTopK final : public SparseCollective {
   }
 
   std::size_t numel_;
-  const IndexCode* index_code_;
-  std::unique_ptr<ValueCode> values_;
+  const IndexCodec* index_codec_;
+  std::unique_ptr<ValueCodec> values_;
   Carried carried_, next_;  // as committed, and of the step under way
 };
 

@@ -10,7 +10,7 @@
 #include <memory>
 #include <vector>
 
-#include "compress/codec/code.h"
+#include "compress/codec/codec.h"
 #include "compress/entries.h"
 #include "compress/state.h"
 #include "dist/comm/communicator.h"
@@ -49,7 +49,7 @@ class SparseCollective {
 
 struct SparseCollectiveOptions {
   std::size_t numel = 0;  // of the group
-  const IndexCode* index_code =
+  const IndexCodec* index_codec =
       nullptr;  // how positions travel; outlives the collective. Values travel as fp32
 };
 using SparseCollectiveFactory = std::unique_ptr<SparseCollective> (*)(const SparseCollectiveOptions&);

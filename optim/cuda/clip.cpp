@@ -26,9 +26,9 @@ void DeviceClip::scale(cudaStream_t stream, std::span<float> values, const doubl
 }
 
 void DeviceClip::set_gradient_scale(cudaStream_t stream, const double* sum, double max_norm,
-                                    StepWords* words) {
+                                    StepParameters* parameters) {
   check_clip_norm(max_norm);
-  clip_set_gradient_scale(stream, sum, max_norm, words);
+  clip_set_gradient_scale(stream, sum, max_norm, parameters);
 }
 
 }  // namespace topknot::cuda

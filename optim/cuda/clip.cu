@@ -59,8 +59,8 @@ __global__ void __launch_bounds__(kThreads)
     if (i < n) values[i] *= by;
 }
 
-__global__ void gradient_scale_kernel(const double* sum, double max_norm, StepWords* words) {
-  words->gradient_scale = clip_factor_of(sqrt(*sum), max_norm);
+__global__ void gradient_scale_kernel(const double* sum, double max_norm, StepParameters* parameters) {
+  parameters->gradient_scale = clip_factor_of(sqrt(*sum), max_norm);
 }
 
 }  // namespace
@@ -76,8 +76,9 @@ void clip_scale(cudaStream_t stream, float* values, std::size_t n, const double*
   if (n > 0) launch(scale_kernel, grid_for(n, kThreads * 4), kThreads, stream, values, n, sum, max_norm);
 }
 
-void clip_set_gradient_scale(cudaStream_t stream, const double* sum, double max_norm, StepWords* words) {
-  launch(gradient_scale_kernel, dim3(1), dim3(1), stream, sum, max_norm, words);
+void clip_set_gradient_scale(cudaStream_t stream, const double* sum, double max_norm,
+                             StepParameters* parameters) {
+  launch(gradient_scale_kernel, dim3(1), dim3(1), stream, sum, max_norm, parameters);
 }
 
 }  // namespace topknot::cuda

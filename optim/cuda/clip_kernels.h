@@ -5,7 +5,7 @@
 
 #include <cstddef>
 
-#include "nn/core/cuda/step_words.h"
+#include "nn/core/cuda/step_parameters.h"
 #include "optim/clip_rule.h"
 
 namespace topknot::cuda {
@@ -15,6 +15,7 @@ namespace topknot::cuda {
 void clip_sum_of_squares(cudaStream_t stream, const float* values, std::size_t n, double* blocks, double* sum,
                          bool add);
 void clip_scale(cudaStream_t stream, float* values, std::size_t n, const double* sum, double max_norm);
-void clip_set_gradient_scale(cudaStream_t stream, const double* sum, double max_norm, StepWords* words);
+void clip_set_gradient_scale(cudaStream_t stream, const double* sum, double max_norm,
+                             StepParameters* parameters);
 
 }  // namespace topknot::cuda

@@ -1,6 +1,6 @@
 #pragma once
 // Update rules and clipping on a GPU: optim/optimizer.h and optim/clip.h on a stream, with the numbers of the step
-// in GPU memory. A step whose verdict is bad changes nothing.
+// in GPU memory. A step whose status is bad changes nothing.
 
 #include <cuda_runtime_api.h>
 
@@ -9,7 +9,7 @@
 #include <span>
 #include <vector>
 
-#include "nn/core/cuda/step_words.h"
+#include "nn/core/cuda/step_parameters.h"
 #include "optim/optimizer.h"
 
 namespace topknot::cuda {
@@ -17,9 +17,9 @@ namespace topknot::cuda {
 class DeviceOptimizer {
  public:
   virtual ~DeviceOptimizer() = default;
-  // As Optimizer::update(), with words->lr and words->gradient_scale. The gradient is in GPU memory.
+  // As Optimizer::update(), with parameters->lr and parameters->gradient_scale. The gradient is in GPU memory.
   virtual void update(cudaStream_t stream, std::size_t offset, std::span<const float> gradient,
-                      const StepWords* words, const Verdict* verdict,
+                      const StepParameters* parameters, const StepStatus* status,
                       GradientForm form = GradientForm::plain) = 0;
   // As Optimizer::state(), in GPU memory.
   virtual std::vector<std::span<float>> state() { return {}; }
@@ -39,8 +39,9 @@ class DeviceClip {
   void sum_of_squares(cudaStream_t stream, std::span<const float> values, double* sum, bool add);
   // values *= clip_factor(sqrt(*sum), max_norm)
   void scale(cudaStream_t stream, std::span<float> values, const double* sum, double max_norm);
-  // words->gradient_scale = clip_factor(sqrt(*sum), max_norm)
-  void set_gradient_scale(cudaStream_t stream, const double* sum, double max_norm, StepWords* words);
+  // parameters->gradient_scale = clip_factor(sqrt(*sum), max_norm)
+  void set_gradient_scale(cudaStream_t stream, const double* sum, double max_norm,
+                          StepParameters* parameters);
 
  private:
   struct State;

@@ -30,7 +30,7 @@ class DeviceSgd final : public DeviceOptimizer {
   }
 
   void update(cudaStream_t stream, std::size_t offset, std::span<const float> gradient,
-              const StepWords* words, const Verdict* verdict, GradientForm form) override {
+              const StepParameters* parameters, const StepStatus* status, GradientForm form) override {
     TOPKNOT_CHECK(offset + gradient.size() <= arena_.size(), "a slice outside the arena");
     TOPKNOT_CHECK(form != GradientForm::has_lr || options_.momentum == 0,
                   "a gradient that has the learning rate in it cannot take momentum");
@@ -43,8 +43,8 @@ class DeviceSgd final : public DeviceOptimizer {
                          static_cast<std::uint32_t>(boundaries_.size()),
                          first_decays_};
     sgd_update(stream, sgd_rule(options_.momentum > 0, options_.nesterov, form), slice,
-               static_cast<float>(options_.momentum), static_cast<float>(options_.weight_decay), words,
-               verdict);
+               static_cast<float>(options_.momentum), static_cast<float>(options_.weight_decay), parameters,
+               status);
   }
 
   std::vector<std::span<float>> state() override {

@@ -33,12 +33,14 @@ class Runs {
 // kPacked: four elements a thread; else one.
 template <SgdRule rule, bool kPacked>
 __global__ void __launch_bounds__(kThreads)
-    sgd_kernel(SgdSlice s, float momentum, float decay, const StepWords* words, const Verdict* verdict) {
+    sgd_kernel(SgdSlice s, float momentum, float decay, const StepParameters* parameters,
+               const StepStatus* status) {
   constexpr int kSize = kPacked ? 4 : 1;
-  if (verdict && verdict->bad) return;
+  if (status && status->bad) return;
   const std::size_t first = (std::size_t{blockIdx.x} * kThreads + threadIdx.x) * kSize;
   if (first >= s.n) return;
-  SgdRates rates{static_cast<float>(words->lr), momentum, 0, static_cast<float>(words->gradient_scale)};
+  SgdRates rates{static_cast<float>(parameters->lr), momentum, 0,
+                 static_cast<float>(parameters->gradient_scale)};
   Runs runs(s, s.offset + first);
   const auto step = [&](float& weight, float gradient, float& buffer, int j) {
     rates.decay = runs.decays(s.offset + first + j) ? decay : 0.0f;
@@ -63,21 +65,21 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <SgdRule rule>
-void update_by(cudaStream_t stream, const SgdSlice& s, float momentum, float decay, const StepWords* words,
-               const Verdict* verdict) {
+void update_by(cudaStream_t stream, const SgdSlice& s, float momentum, float decay,
+               const StepParameters* parameters, const StepStatus* status) {
   const auto aligned = [](const float* data) { return reinterpret_cast<std::uintptr_t>(data) % 16 == 0; };
   if (aligned(s.weights) && aligned(s.gradient) && aligned(s.buffer))
-    launch(sgd_kernel<rule, true>, grid_for(s.n, kThreads * 4), kThreads, stream, s, momentum, decay, words,
-           verdict);
+    launch(sgd_kernel<rule, true>, grid_for(s.n, kThreads * 4), kThreads, stream, s, momentum, decay,
+           parameters, status);
   else
-    launch(sgd_kernel<rule, false>, grid_for(s.n, kThreads), kThreads, stream, s, momentum, decay, words,
-           verdict);
+    launch(sgd_kernel<rule, false>, grid_for(s.n, kThreads), kThreads, stream, s, momentum, decay, parameters,
+           status);
 }
 
 }  // namespace
 
 void sgd_update(cudaStream_t stream, SgdRule rule, const SgdSlice& slice, float momentum, float decay,
-                const StepWords* words, const Verdict* verdict) {
+                const StepParameters* parameters, const StepStatus* status) {
   if (slice.n == 0) return;
   const auto update = [=](SgdRule of) {
     switch (of) {
@@ -96,7 +98,7 @@ void sgd_update(cudaStream_t stream, SgdRule rule, const SgdSlice& slice, float 
     }
     return update_by<SgdRule::plain>;
   }(rule);
-  update(stream, slice, momentum, decay, words, verdict);
+  update(stream, slice, momentum, decay, parameters, status);
 }
 
 }  // namespace topknot::cuda

@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "nn/core/cuda/step_words.h"
+#include "nn/core/cuda/step_parameters.h"
 #include "optim/sgd_rule.h"
 
 namespace topknot::cuda {
@@ -23,8 +23,8 @@ struct SgdSlice {
   bool first_decays;
 };
 
-// Nothing changes where the verdict is bad; `verdict` may be null.
+// Nothing changes where the status is bad; `status` may be null.
 void sgd_update(cudaStream_t stream, SgdRule rule, const SgdSlice& slice, float momentum, float decay,
-                const StepWords* words, const Verdict* verdict);
+                const StepParameters* parameters, const StepStatus* status);
 
 }  // namespace topknot::cuda

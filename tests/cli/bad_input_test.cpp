@@ -67,7 +67,7 @@ TEST_CASE("unreadable YAML is refused with line and column") {
   check_refused(train(temp.at("absent.yaml")), {"absent.yaml"});
 }
 
-TEST_CASE("missing and damaged data are refused and leave no run folder") {
+TEST_CASE("missing and damaged data are refused and leave no run directory") {
   const TempFolder temp;
   const std::string run = " output.dir=" + temp.at("run");
   check_refused(train("data.name=cifar10 data.root=" + temp.at("nowhere") + run), {"nowhere", "fetch-data"});
@@ -86,7 +86,7 @@ TEST_CASE("missing and damaged data are refused and leave no run folder") {
   CHECK_FALSE(std::filesystem::exists(temp.at("run")));
 }
 
-TEST_CASE("an existing run folder is never overwritten silently") {
+TEST_CASE("an existing run directory is never overwritten silently") {
   const TempFolder temp;
   temp.write("run/metrics.jsonl", bytes_of("precious\n"));
   const auto size = std::filesystem::file_size(temp.at("run/metrics.jsonl"));
@@ -95,7 +95,7 @@ TEST_CASE("an existing run folder is never overwritten silently") {
   CHECK(std::filesystem::file_size(temp.at("run/metrics.jsonl")) == size);
 }
 
-TEST_CASE("a run folder that cannot be written is refused, and so is a full disk") {
+TEST_CASE("a run directory that cannot be written is refused, and so is a full disk") {
   check_refused(train("model.name=linear train.max_steps=1 output.dir=/proc/topknot-run"),
                 {"/proc/topknot-run"});
   // A limit on the size of files stands in for a disk that fills up on the way.

@@ -78,7 +78,7 @@ Outcome train_without_gpu(const std::string& arguments) {
 
 }  // namespace
 
-TEST_CASE("train.device=cuda without a GPU is one clear error before there is a run folder") {
+TEST_CASE("train.device=cuda without a GPU is one clear error before there is a run directory") {
   const TempFolder temp;
   const std::string folder = temp.at("run");
   for (const std::string how :

@@ -81,7 +81,7 @@ TEST_CASE("predict refuses what is missing or wrong, with what to do") {
   const std::string good = run.temp.str() + " ";
   check_refused(predict("--rate 1gbit"), {"no run given"});
   check_refused(predict(empty.str()), {"no exchange_profile.json", "exchange.merge=optimal"});
-  check_refused(predict(empty.at("absent")), {"no such run folder"});
+  check_refused(predict(empty.at("absent")), {"no such run directory"});
   check_refused(predict(good + "--rate fast"), {"--rate", "fast"});
   check_refused(predict(good + "--ranks 2,x"), {"--ranks", "x"});
   check_refused(predict(good + "--ranks 0"), {"--ranks", "0"});

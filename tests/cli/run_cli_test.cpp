@@ -89,7 +89,7 @@ TEST_CASE("a run that ends before the gradients are recorded that were asked for
   CHECK(run.has("gradients.npy has 1 of train.record_gradients=3 steps"));
 }
 
-TEST_CASE("a run's folder has its metrics, and its config.yaml repeats the run") {
+TEST_CASE("a run directory has its metrics, and its config.yaml repeats the run") {
   const TempFolder temp;
   const Outcome first = train(kSmall + "compress.name=topk dist.ranks=2 output.dir=" + temp.at("a"));
   INFO(first.output);

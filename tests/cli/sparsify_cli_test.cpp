@@ -87,7 +87,7 @@ TEST_CASE("sparsify refuses what is missing or wrong on its command line") {
   check_refused(sparsify(bench.input + " --compressor topk --density 2" + out), {"compress.density", "2"});
   check_refused(sparsify(bench.input + " --compressor topk --density x" + out), {"compress.density", "x"});
   check_refused(sparsify(bench.input + " --compressor gausiank" + out), {"did you mean", "gaussiank"});
-  check_refused(sparsify(bench.input + " --compressor topk cod=raw" + out), {"did you mean", "code"});
+  check_refused(sparsify(bench.input + " --compressor topk codc=raw" + out), {"did you mean", "codec"});
   check_refused(sparsify(bench.temp.at("absent.npy") + " --compressor topk" + out),
                 {"absent.npy", "No such file"});
   check_refused(sparsify(bench.temp.str() + " --compressor topk" + out), {"is a folder"});

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <numeric>
 
-#include "compress/codec/code.h"
+#include "compress/codec/codec.h"
 #include "nn/core/base/check.h"
 #include "tests/support/catch.h"
 #include "tests/support/model_shapes.h"
@@ -33,8 +33,8 @@ std::uint64_t measured_upload(const std::vector<TensorShape>& shapes, const Wire
     REQUIRE(entries.indices.size() == message.count);
     for (std::size_t i = 0; i < message.count; ++i)
       entries.values.push_back(static_cast<float>(std::sin(static_cast<double>(i))));
-    bytes += write_block(entries, message.numel, *index_codes().find(message.code)({}),
-                         *value_codes().find(message.values)({}))
+    bytes += write_block(entries, message.numel, *index_codecs().find(message.codec)({}),
+                         *value_codecs().find(message.values)({}))
                  .size();
   }
   return bytes;
@@ -98,7 +98,7 @@ TEST_CASE("the other codes take what their definition says") {
   plan.merged = false;
   plan.one_dimensional = OneDimensional::dense_fp32;
   const auto upload = [&](const std::string& code, const std::string& values) {
-    plan.code = code;
+    plan.codec = code;
     plan.values = values;
     const std::uint64_t measured = measured_upload(shapes, plan);
     CHECK(static_cast<double>(planned_bytes(shapes, plan, 2).upload) ==

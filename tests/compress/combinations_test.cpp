@@ -1,5 +1,5 @@
 // Selection, memory and codes are orthogonal: every combination runs, or is refused by name with the reason.
-#include "compress/codec/code.h"
+#include "compress/codec/codec.h"
 #include "compress/memory/memory.h"
 #include "compress/select/selector.h"
 #include "compress/sparse_step.h"
@@ -57,21 +57,21 @@ TEST_CASE("every selection goes with every memory, except what is refused with i
     }
 }
 
-TEST_CASE("every index code goes with every value code, under every memory") {
+TEST_CASE("every index codec goes with every value codec, under every memory") {
   for (const std::string& memory : memories().names())
-    for (const std::string& code : index_codes().names())
-      for (const std::string& values : value_codes().names()) {
+    for (const std::string& code : index_codecs().names())
+      for (const std::string& values : value_codecs().names()) {
         INFO(memory << ", " << code << ", " << values);
         CompressOptions options = options_for("topk");
         options.memory = memory;
-        options.code = code;
+        options.codec = code;
         options.values = values;
         run(options);
       }
 }
 
-TEST_CASE("the error of an inexact value code stays in the residual") {
-  for (const std::string& values : value_codes().names()) {
+TEST_CASE("the error of an inexact value codec stays in the residual") {
+  for (const std::string& values : value_codecs().names()) {
     INFO(values);
     CompressOptions options = options_for("topk");
     options.values = values;

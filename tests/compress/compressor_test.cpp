@@ -55,8 +55,8 @@ TEST_CASE("the compressors, selections, memories and codes are registered, each 
                                                         "mstopk", "randk", "redsync", "regtopk", "sidco",
                                                         "threshold", "topk", "trimmed_topk"});
   CHECK(memories().names() == std::vector<std::string>{"dgc", "ef21", "none", "residual"});
-  CHECK(index_codes().names() == std::vector<std::string>{"auto", "bitmap", "raw", "rice", "run16"});
-  CHECK(value_codes().names() == std::vector<std::string>{"bf16", "fp16", "fp32", "int8"});
+  CHECK(index_codecs().names() == std::vector<std::string>{"auto", "bitmap", "raw", "rice", "run16"});
+  CHECK(value_codecs().names() == std::vector<std::string>{"bf16", "fp16", "fp32", "int8"});
   for (const std::string& name : compressors().names()) CHECK_FALSE(compressors().help(name).empty());
 }
 
@@ -73,19 +73,19 @@ TEST_CASE("unknown names and combinations without sense are refused by name, wit
   CHECK(has(refusal(options), "compress.values"));
   CHECK(has(refusal(options), "did you mean 'bf16'"));
   options = named("topk");
-  options.code = "rise";
-  CHECK(has(refusal(options), "compress.code"));
+  options.codec = "rise";
+  CHECK(has(refusal(options), "compress.codec"));
   CHECK(has(refusal(options), "did you mean 'rice'"));
   for (const double capacity : {0.5, -1.0, std::nan("")}) {
     options = named("topk");
     options.capacity = capacity;
     CHECK(has(refusal(options), "compress.capacity"));
   }
-  for (const std::string key : {"select", "memory", "code", "values", "capacity"}) {
+  for (const std::string key : {"select", "memory", "codec", "values", "capacity"}) {
     options = named("dense");
     (key == "select"   ? options.select
      : key == "memory" ? options.memory
-     : key == "code"   ? options.code
+     : key == "codec"  ? options.codec
                        : options.values) = key == "capacity" ? "" : "residual";
     if (key == "capacity") options.capacity = 2;
     CHECK(has(refusal(options), "compress." + key));
@@ -101,7 +101,7 @@ TEST_CASE("an explicit key overrides the preset's choice") {
   CompressOptions options = named("gaussiank");
   options.select = "topk";
   options.memory = "residual";
-  options.code = "raw";
+  options.codec = "raw";
   options.values = "fp32";
   const std::size_t d = 5000;
   SimulatedRanks mixed(options, whole_group(d, 1)), topk(named("topk"), whole_group(d, 1));

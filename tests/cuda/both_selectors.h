@@ -27,10 +27,10 @@ struct BothSelectors {
         u(n),
         residual(n),
         average(n),
-        words(1),
-        verdict(1),
+        parameters(1),
+        status(1),
         weight(1),
-        facts(1) {
+        stats(1) {
     REQUIRE(gpu);
     set_density(densest);
   }
@@ -41,7 +41,7 @@ struct BothSelectors {
     indices = DeviceVector<std::uint32_t>(room);
     values = DeviceVector<float>(room);
     sent = DeviceVector<float>(room);
-    selected = {indices.data(), values.data(), static_cast<std::uint32_t>(room), facts.data()};
+    selected = {indices.data(), values.data(), static_cast<std::uint32_t>(room), stats.data()};
   }
 
   // What is put on the stream, for graphs.
@@ -49,20 +49,20 @@ struct BothSelectors {
     cuda::Accumulate accumulate;
     accumulate.u = u.data();
     if (with_residual) accumulate.residual = residual.data();
-    gpu->select(stream, accumulate, words.data(), selected);
+    gpu->select(stream, accumulate, parameters.data(), selected);
   }
   void put_commit(cudaStream_t stream, int ranks) {
-    gpu->commit(stream, verdict.data(), selected, sent.data(), average.data(), weight.data(), ranks);
+    gpu->commit(stream, status.data(), selected, sent.data(), average.data(), weight.data(), ranks);
   }
 
   void set_inputs(const std::vector<float>& gradient, const std::vector<float>& addend, const Asked& asked) {
     u.set(gradient);
     if (!addend.empty()) residual.set(addend);
-    cuda::StepWords step;
+    cuda::StepParameters step;
     step.step = asked.step;
     step.rank = asked.rank;
     step.density = asked.density;
-    words.set({step});
+    parameters.set({step});
   }
 
   // The CPU's selection of the same, cut to compress.capacity.
@@ -79,7 +79,7 @@ struct BothSelectors {
   }
   // What is in the GPU's memory is that.
   void check() const {
-    const auto found = facts.host()[0];
+    const auto found = stats.host()[0];
     REQUIRE(found.finite == expected.finite);
     REQUIRE(found.count == expected.indices.size());
     REQUIRE(found.over == expected_over);
@@ -109,9 +109,9 @@ struct BothSelectors {
     sent.set(cpu_sent);
     average.set(cpu_average);
     weight.set({own_weight});
-    cuda::Verdict word;
+    cuda::StepStatus word;
     word.bad = bad;
-    verdict.set({word});
+    status.set({word});
   }
   // What ranks might make of the selection: values cut to some bits, and an average that strangers changed.
   void set_outcome(bool bad, float own_weight, int ranks, std::uint32_t draw) {
@@ -148,10 +148,10 @@ struct BothSelectors {
   std::unique_ptr<Selector<float>> cpu;
   std::unique_ptr<cuda::DeviceSelector> gpu;
   DeviceVector<float> u, residual, average;
-  DeviceVector<cuda::StepWords> words;
-  DeviceVector<cuda::Verdict> verdict;
+  DeviceVector<cuda::StepParameters> parameters;
+  DeviceVector<cuda::StepStatus> status;
   DeviceVector<float> weight;
-  DeviceVector<cuda::DeviceSelected::Facts> facts;
+  DeviceVector<cuda::DeviceSelected::Stats> stats;
   DeviceVector<std::uint32_t> indices;
   DeviceVector<float> values, sent;
   cuda::DeviceSelected selected;

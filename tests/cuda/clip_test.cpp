@@ -39,7 +39,7 @@ TEST_CASE("clipping on a GPU scales what the CPU scales, and nothing that is not
   const std::size_t n = 5000;
   cuda::DeviceClip clip(n);
   DeviceVector<double> sum(1);
-  DeviceVector<cuda::StepWords> words(std::vector<cuda::StepWords>(1));
+  DeviceVector<cuda::StepParameters> parameters(std::vector<cuda::StepParameters>(1));
   for (const float odd :
        {0.5f, std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()})
     for (const double max_norm : {0.25, 70.0, 1e6}) {
@@ -48,14 +48,14 @@ TEST_CASE("clipping on a GPU scales what the CPU scales, and nothing that is not
       DeviceVector<float> there(values);
       clip.sum_of_squares(gpu.stream(), {there.data(), n}, sum.data(), false);
       clip.scale(gpu.stream(), {there.data(), n}, sum.data(), max_norm);
-      clip.set_gradient_scale(gpu.stream(), sum.data(), max_norm, words.data());
+      clip.set_gradient_scale(gpu.stream(), sum.data(), max_norm, parameters.data());
       const double factor = clip_factor(l2_norm(values), max_norm);
       scale(values, factor);
       CHECK(same_bits(there.host(), values));
-      CHECK(words.host()[0].gradient_scale == factor);
-      CHECK(words.host()[0].lr == 1.0);
+      CHECK(parameters.host()[0].gradient_scale == factor);
+      CHECK(parameters.host()[0].lr == 1.0);
     }
-  CHECK_THROWS_AS(clip.set_gradient_scale(gpu.stream(), sum.data(), 0, words.data()), UserError);
+  CHECK_THROWS_AS(clip.set_gradient_scale(gpu.stream(), sum.data(), 0, parameters.data()), UserError);
 }
 
 }  // namespace

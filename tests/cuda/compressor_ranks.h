@@ -13,8 +13,8 @@
 
 namespace topknot::test {
 
-using cuda::StepWords;
-using cuda::Verdict;
+using cuda::StepParameters;
+using cuda::StepStatus;
 
 // A group's ranks on the CPU and, one after the other on one stream, on the GPU.
 class BothRanks {
@@ -27,8 +27,8 @@ class BothRanks {
       rank.compressor = cuda::make_device_compressor(options, group);
       REQUIRE(rank.compressor);
       for (auto& memory : rank.memory) memory = DeviceVector<float>(std::vector<float>(group.numel));
-      rank.words = DeviceVector<StepWords>(1);
-      rank.verdict = DeviceVector<Verdict>(1);
+      rank.parameters = DeviceVector<StepParameters>(1);
+      rank.status = DeviceVector<StepStatus>(1);
       CHECK(rank.compressor->form() == on_cpu_[r].compressor->form());
     }
   }
@@ -36,7 +36,7 @@ class BothRanks {
   std::size_t ranks() const { return static_cast<std::size_t>(group_.ranks); }
   std::vector<float>& gradient(std::size_t rank) { return on_cpu_[rank].gradient; }
   cuda::DeviceCompressor& on_gpu(std::size_t rank) { return *ranks_[rank].compressor; }
-  Verdict verdict(std::size_t rank) { return ranks_[rank].verdict.host()[0]; }
+  StepStatus status(std::size_t rank) { return ranks_[rank].status.host()[0]; }
   std::size_t block_bytes() const { return blocks_.size() / ranks(); }
 
   void set_density(double density) {
@@ -57,10 +57,10 @@ class BothRanks {
     for (std::size_t r = 0; r < ranks(); ++r) {
       Rank& rank = ranks_[r];
       to_device(rank.memory[turn_].data(), gradient(r));
-      rank.words.set({StepWords{number, density_, 1.0, 1.0, static_cast<std::int32_t>(r)}});
-      Verdict verdict;
-      verdict.bad = agree || damaged_ ? 0 : 1;
-      rank.verdict.set({verdict});
+      rank.parameters.set({StepParameters{number, density_, 1.0, 1.0, static_cast<std::int32_t>(r)}});
+      StepStatus status;
+      status.bad = agree || damaged_ ? 0 : 1;
+      rank.status.set({status});
     }
     if (graphs_) {
       auto& graph = graph_[turn_];
@@ -93,8 +93,8 @@ class BothRanks {
   struct Rank {
     std::unique_ptr<cuda::DeviceCompressor> compressor;
     DeviceVector<float> memory[2];  // the slice's; which is the gradient's changes from step to step
-    DeviceVector<StepWords> words;
-    DeviceVector<Verdict> verdict;
+    DeviceVector<StepParameters> parameters;
+    DeviceVector<StepStatus> status;
   };
 
   const DeviceVector<float>& average_of(const Rank& rank) const {
@@ -106,14 +106,14 @@ class BothRanks {
     for (std::size_t r = 0; r < ranks(); ++r)
       ranks_[r].compressor->encode(
           stream, {{ranks_[r].memory[turn_].data(), n}, {ranks_[r].memory[1 - turn_].data(), n}},
-          ranks_[r].words.data(), ranks_[r].verdict.data(), blocks_.data() + r * bytes);
+          ranks_[r].parameters.data(), ranks_[r].status.data(), blocks_.data() + r * bytes);
     const std::size_t position = 16 + 4 * 20;
     if (damaged_)
       TOPKNOT_CUDA(cudaMemsetAsync(blocks_.data() + *damaged_ * bytes + position, 0x7F, 4, stream));
     for (Rank& rank : ranks_)
-      rank.compressor->decode(stream, blocks_.data(), weights_.data(), rank.verdict.data());
+      rank.compressor->decode(stream, blocks_.data(), weights_.data(), rank.status.data());
     for (Rank& rank : ranks_) {
-      const std::span<float> average = rank.compressor->commit(stream, rank.verdict.data());
+      const std::span<float> average = rank.compressor->commit(stream, rank.status.data());
       REQUIRE(average.data() == average_of(rank).data());
     }
   }
@@ -128,11 +128,11 @@ class BothRanks {
       expected.resize(block_bytes());
       const auto first = blocks.begin() + static_cast<std::ptrdiff_t>(r * block_bytes());
       if (damaged_ != r) CHECK(std::equal(expected.begin(), expected.end(), first));
-      const Verdict verdict = rank.verdict.host()[0];
-      CHECK((verdict.bad == 0) == good);
-      CHECK(verdict.selected == on_cpu_[r].compressor->selected());
-      CHECK(verdict.over_capacity == on_cpu_[r].compressor->over_capacity());
-      CHECK(verdict.threshold == static_cast<float>(on_cpu_[r].compressor->threshold()));
+      const StepStatus status = rank.status.host()[0];
+      CHECK((status.bad == 0) == good);
+      CHECK(status.selected == on_cpu_[r].compressor->selected());
+      CHECK(status.over_capacity == on_cpu_[r].compressor->over_capacity());
+      CHECK(status.threshold == static_cast<float>(on_cpu_[r].compressor->threshold()));
       if (good)
         CHECK(same_bits(average_of(rank).host(), {on_cpu_[r].average.begin(), on_cpu_[r].average.end()}));
       if (keeps_) CHECK(same_bits(rank.memory[turn_].host(), on_cpu_[r].residual));
@@ -168,7 +168,7 @@ inline void ten_steps(BothRanks& both, std::size_t n, const std::vector<float>& 
     if (step == 5) both.gradient(both.ranks() - 1)[n / 3] = nan;
     both.step(step, weights, step != 7);
     const auto expected = step == 5 ? static_cast<std::int32_t>(both.ranks() - 1) : -1;
-    CHECK(both.verdict(0).bad_rank == expected);
+    CHECK(both.status(0).bad_rank == expected);
     if (step == 6) both.compare_states();
   }
   both.compare_states();

@@ -1,11 +1,11 @@
 // Blocks written and read by a GPU against write_block() and read_block().
-#include "compress/codec/cuda/device_code.h"
+#include "compress/codec/cuda/device_codec.h"
 
 #include <algorithm>
 #include <cstring>
 #include <functional>
 
-#include "compress/codec/code.h"
+#include "compress/codec/codec.h"
 #include "nn/core/rng.h"
 #include "tests/cuda/device_vector.h"
 #include "tests/cuda/fixture.h"
@@ -15,16 +15,16 @@
 namespace topknot {
 namespace {
 
-using cuda::DecodedFacts;
+using cuda::DecodedStats;
 using test::DeviceVector;
 
 using Block = std::vector<std::byte>;
 
 struct Codes {
   explicit Codes(const std::string& index, const std::string& value)
-      : index(index_codes().find(index)({})), value(value_codes().find(value)({})) {}
-  std::unique_ptr<IndexCode> index;
-  std::unique_ptr<ValueCode> value;
+      : index(index_codecs().find(index)({})), value(value_codecs().find(value)({})) {}
+  std::unique_ptr<IndexCodec> index;
+  std::unique_ptr<ValueCodec> value;
 };
 
 // Values of widely different magnitudes; some of them 0.
@@ -67,40 +67,40 @@ Entries<float> scattered(std::size_t count, std::size_t numel, std::uint32_t str
   return entries_at(std::move(all), stream);
 }
 
-Block written(cuda::DeviceCode& code, const Entries<float>& entries, cudaStream_t stream) {
+Block written(cuda::DeviceCodec& code, const Entries<float>& entries, cudaStream_t stream) {
   const DeviceVector<std::uint32_t> indices(entries.indices),
-      facts(std::vector<std::uint32_t>{static_cast<std::uint32_t>(entries.indices.size()),
+      stats(std::vector<std::uint32_t>{static_cast<std::uint32_t>(entries.indices.size()),
                                        entries.finite ? 1u : 0u});
   const DeviceVector<float> values(entries.values);
   DeviceVector<std::byte> block(Block(code.block_bytes(), std::byte{0xAB}));
-  code.write(stream, {indices.data(), values.data(), facts.data(), facts.data() + 1}, block.data());
+  code.write(stream, {indices.data(), values.data(), stats.data(), stats.data() + 1}, block.data());
   return block.host();
 }
 
 struct Read {
-  std::vector<DecodedFacts> facts;
+  std::vector<DecodedStats> stats;
   std::vector<Entries<float>> entries;
 };
 
-Read read(cuda::DeviceCode& code, const std::vector<Block>& blocks, cudaStream_t stream) {
+Read read(cuda::DeviceCodec& code, const std::vector<Block>& blocks, cudaStream_t stream) {
   Block all;
   for (const Block& block : blocks) all.insert(all.end(), block.begin(), block.end());
   const std::size_t capacity = code.capacity(), ranks = blocks.size();
   const DeviceVector<std::byte> on_gpu(all);
   DeviceVector<std::uint32_t> indices(capacity * ranks);
   DeviceVector<float> values(capacity * ranks);
-  DeviceVector<DecodedFacts> facts(ranks);
-  code.read(stream, on_gpu.data(), {indices.data(), values.data(), facts.data()});
+  DeviceVector<DecodedStats> stats(ranks);
+  code.read(stream, on_gpu.data(), {indices.data(), values.data(), stats.data()});
   Read result;
-  result.facts = facts.host();
+  result.stats = stats.host();
   const auto every_index = indices.host();
   const auto every_value = values.host();
   for (std::size_t r = 0; r < ranks; ++r) {
     const auto first = static_cast<std::ptrdiff_t>(r * capacity),
-               n = static_cast<std::ptrdiff_t>(result.facts[r].count);
-    REQUIRE(result.facts[r].count <= capacity);
+               n = static_cast<std::ptrdiff_t>(result.stats[r].count);
+    REQUIRE(result.stats[r].count <= capacity);
     Entries<float> entries;
-    entries.finite = result.facts[r].finite != 0;
+    entries.finite = result.stats[r].finite != 0;
     entries.indices.assign(every_index.begin() + first, every_index.begin() + first + n);
     entries.values.assign(every_value.begin() + first, every_value.begin() + first + n);
     result.entries.push_back(std::move(entries));
@@ -131,7 +131,7 @@ std::uint32_t largest_of(const Entries<float>& entries) {
 const char* const kLayouts[] = {"raw", "rice", "bitmap"};
 const char* const kValues[] = {"fp32", "bf16", "fp16", "int8"};
 
-// The lists as the ranks of a group, through every layout and value code.
+// The lists as the ranks of a group, through every layout and value codec.
 void check_all(const std::vector<Entries<float>>& lists, std::size_t capacity, std::size_t numel,
                bool all_values) {
   const OnGpu gpu;
@@ -140,7 +140,7 @@ void check_all(const std::vector<Entries<float>>& lists, std::size_t capacity, s
       if (!all_values && value != kValues[0]) continue;
       INFO(layout << " " << value << " of " << numel);
       const Codes codes(layout, value);
-      const auto code = cuda::make_device_code(layout, value, numel, static_cast<int>(lists.size()));
+      const auto code = cuda::make_device_codec(layout, value, numel, static_cast<int>(lists.size()));
       REQUIRE(code);
       code->set_capacity(capacity);
       REQUIRE(code->block_bytes() % 16 == 0);
@@ -155,9 +155,9 @@ void check_all(const std::vector<Entries<float>>& lists, std::size_t capacity, s
       const Read result = read(*code, blocks, gpu.stream());
       for (std::size_t r = 0; r < lists.size(); ++r) {
         INFO("rank " << r);
-        CHECK(result.facts[r].damaged == 0);
+        CHECK(result.stats[r].damaged == 0);
         CHECK(same(result.entries[r], expected[r]));
-        CHECK(result.facts[r].largest == largest_of(expected[r]));
+        CHECK(result.stats[r].largest == largest_of(expected[r]));
       }
     }
 }
@@ -230,7 +230,7 @@ void check_damaged(const std::string& layout, const std::string& value,
   INFO(layout << " " << value);
   const std::size_t numel = 5000, capacity = 1300;
   const Codes codes(layout, value);
-  const auto code = cuda::make_device_code(layout, value, numel, 3);
+  const auto code = cuda::make_device_codec(layout, value, numel, 3);
   code->set_capacity(capacity);
   std::vector<Block> blocks;
   const Entries<float> entries = scattered(1200, numel, 3);
@@ -238,9 +238,9 @@ void check_damaged(const std::string& layout, const std::string& value,
     blocks.push_back(padded(write_block(entries, numel, *codes.index, *codes.value), code->block_bytes()));
   damage(blocks[1]);
   const Read result = read(*code, blocks, gpu.stream());
-  CHECK(result.facts[0].damaged == 0);
-  CHECK(result.facts[1].damaged != 0);
-  CHECK(result.facts[2].damaged == 0);
+  CHECK(result.stats[0].damaged == 0);
+  CHECK(result.stats[1].damaged != 0);
+  CHECK(result.stats[2].damaged == 0);
   CHECK(result.entries[0].indices == entries.indices);
   CHECK(result.entries[2].indices == entries.indices);
 }
@@ -308,7 +308,7 @@ TEST_CASE("a block with any byte changed is refused where the CPU refuses it") {
     for (const char* value : kValues) {
       INFO(layout << " " << value);
       const Codes codes(layout, value);
-      const auto code = cuda::make_device_code(layout, value, numel, static_cast<int>(ranks));
+      const auto code = cuda::make_device_codec(layout, value, numel, static_cast<int>(ranks));
       code->set_capacity(1200);
       const Block good = write_block(scattered(1100, numel, 4), numel, *codes.index, *codes.value);
       std::vector<Block> blocks, padded_blocks;
@@ -328,18 +328,18 @@ TEST_CASE("a block with any byte changed is refused where the CPU refuses it") {
         const std::string error =
             error_text([&] { read_block(blocks[r], numel, *codes.index, *codes.value, expected); });
         INFO("rank " << r << ": " << error);
-        if (error.empty()) CHECK((result.facts[r].damaged == 0 && same(result.entries[r], expected)));
+        if (error.empty()) CHECK((result.stats[r].damaged == 0 && same(result.entries[r], expected)));
         // A length that the fixed one hides.
         else if (error.find("bytes of values") == std::string::npos)
-          CHECK(result.facts[r].damaged != 0);
+          CHECK(result.stats[r].damaged != 0);
       }
     }
 }
 
 TEST_CASE("codes without kernels are none") {
   const OnGpu gpu;
-  CHECK(cuda::make_device_code("auto", "fp32", 100, 2) == nullptr);
-  CHECK(cuda::make_device_code("run16", "fp32", 100, 2) == nullptr);
+  CHECK(cuda::make_device_codec("auto", "fp32", 100, 2) == nullptr);
+  CHECK(cuda::make_device_codec("run16", "fp32", 100, 2) == nullptr);
 }
 
 }  // namespace

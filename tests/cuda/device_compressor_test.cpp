@@ -45,14 +45,14 @@ TEST_CASE("several segments travel as one list") {
     }
 }
 
-TEST_CASE("every layout and value code keeps what it loses in the residual") {
+TEST_CASE("every layout and value codec keeps what it loses in the residual") {
   const OnGpu gpu;
   const std::size_t n = 800;
   for (const char* code : {"raw", "rice", "bitmap"})
     for (const char* values : {"fp32", "bf16", "fp16", "int8"}) {
       INFO(code << " " << values);
       CompressOptions options = options_of("topk");
-      options.code = code;
+      options.codec = code;
       options.values = values;
       BothRanks both(options, whole_group(n, 2));
       ten_steps(both, n, {1.25f, 0.75f});
@@ -82,7 +82,7 @@ TEST_CASE("a captured step is right in every replay") {
   for (const char* name : kMethods) {
     INFO(name);
     CompressOptions options = options_of(name);
-    options.code = "rice";
+    options.codec = "rice";
     BothRanks both(options, {n, {{0, 800}, {800, n}}, 2}, true);
     ten_steps(both, n, {1.5f, 0.5f});
   }
@@ -110,7 +110,7 @@ TEST_CASE("a damaged block is a bad step on all ranks, and the residual stays") 
     for (std::size_t r = 0; r < both.ranks(); ++r) both.gradient(r) = gradient_of(step, r, n);
     if (step == 2) both.damage_next(1);
     both.step(step, {}, step != 2);
-    for (std::size_t r = 0; r < both.ranks(); ++r) CHECK(both.verdict(r).bad_rank == (step == 2 ? 1 : -1));
+    for (std::size_t r = 0; r < both.ranks(); ++r) CHECK(both.status(r).bad_rank == (step == 2 ? 1 : -1));
   }
 }
 
@@ -130,11 +130,11 @@ TEST_CASE("a sum that could overflow, and zeros, are told apart") {
   both.set_density(0.05);
   for (std::size_t r = 0; r < 2; ++r) both.gradient(r).assign(n, 0.0f);
   both.step(0);
-  CHECK(both.verdict(0).bad == 0);
+  CHECK(both.status(0).bad == 0);
   for (std::size_t r = 0; r < 2; ++r) both.gradient(r).assign(n, 0.6f * most);
   both.step(1);
-  CHECK(both.verdict(1).bad == 1);
-  CHECK(both.verdict(1).bad_rank == -1);
+  CHECK(both.status(1).bad == 1);
+  CHECK(both.status(1).bad_rank == -1);
 }
 
 TEST_CASE("methods and pieces without kernels are left to the CPU, wrong ones are refused") {
@@ -143,7 +143,7 @@ TEST_CASE("methods and pieces without kernels are left to the CPU, wrong ones ar
   for (const char* name : {"dense", "powersgd", "qsgd", "randk"})
     CHECK(cuda::make_device_compressor(named(name), group) == nullptr);
   CompressOptions options = named("topk");
-  options.code = "auto";
+  options.codec = "auto";
   CHECK(cuda::make_device_compressor(options, group) == nullptr);
   options = named("topk");
   options.memory = "ef21";

@@ -187,9 +187,9 @@ ExchangeRecord run_rank(const ExchangePlan& plan, Communicator& communicator,
     const float value = plan.loss(step, device.rank());
     backend(gpu).to_device(loss.data(), &value, 1);
     exchange_step(*exchange, order, loss.data(), graphs ? &captured : nullptr);
-    const cuda::Verdict verdict = from_gpu(exchange->verdict());
+    const cuda::StepStatus status = from_gpu(exchange->status());
     ExchangeRecord::Step& now = record.steps.emplace_back();
-    now.committed = verdict.bad == 0, now.bad_rank = verdict.bad_rank, now.selected = verdict.selected;
+    now.committed = status.bad == 0, now.bad_rank = status.bad_rank, now.selected = status.selected;
     const auto averaged = [&](const Group& g) { return exchange->averaged(g); };
     if (now.committed) now.average = gather(exchange->groups(), arena, averaged);
     exchange->end_step();

@@ -16,7 +16,7 @@ namespace topknot {
 namespace {
 
 using cuda::DeviceMemory;
-using cuda::Verdict;
+using cuda::StepStatus;
 using test::DeviceVector;
 using test::same_bits;
 
@@ -26,8 +26,8 @@ struct Both {
       : n(n),
         on_cpu(memories().find(name).make<float>(options)),
         on_gpu(cuda::make_device_memory(name, options, n)),
-        words(1),
-        verdict(1),
+        parameters(1),
+        status(1),
         positions(n),
         sent(n),
         count(1) {
@@ -39,7 +39,7 @@ struct Both {
 
   // The pass of a selection, by the same functor, on the host.
   void accumulate_on_gpu() {
-    const cuda::Accumulate made = on_gpu->accumulate(slice(), words.data());
+    const cuda::Accumulate made = on_gpu->accumulate(slice(), parameters.data());
     std::vector<float> u = test::to_host(made.u, n), residual, velocity, next(n);
     cuda::Accumulate here = made;
     here.u = u.data();
@@ -48,8 +48,8 @@ struct Both {
       velocity = test::to_host(made.velocity, n);
       here.velocity = velocity.data(), here.next_velocity = next.data();
     }
-    cuda::StepWords step;
-    if (made.times_lr) step = words.host()[0], here.times_lr = &step;
+    cuda::StepParameters step;
+    if (made.times_lr) step = parameters.host()[0], here.times_lr = &step;
     for (std::size_t i = 0; i < n; ++i) here(i);
     test::to_device(made.u, u);
     if (made.velocity) test::to_device(made.next_velocity, next);
@@ -63,9 +63,9 @@ struct Both {
       for (float& g : cpu[turn]) g *= lr;
     const auto addend = on_cpu->addend(cpu[turn], cpu[1 - turn]);
     for (std::size_t i = 0; i < addend.size(); ++i) cpu[turn][i] += addend[i];
-    cuda::StepWords step;
+    cuda::StepParameters step;
     step.lr = lr;
-    words.set({step});
+    parameters.set({step});
     accumulate_on_gpu();
     indices.clear();
     values.clear();
@@ -78,13 +78,13 @@ struct Both {
     count.set({static_cast<std::uint32_t>(indices.size())});
   }
 
-  void set_verdict(bool bad) {
-    Verdict word;
+  void set_status(bool bad) {
+    StepStatus word;
     word.bad = bad;
-    verdict.set({word});
+    status.set({word});
   }
   std::span<float> commit_on_gpu(cudaStream_t stream) {
-    return on_gpu->commit(stream, verdict.data(), slice(), {positions.data(), sent.data(), count.data(), n});
+    return on_gpu->commit(stream, status.data(), slice(), {positions.data(), sent.data(), count.data(), n});
   }
   // The average of one rank, written as a step does it, and the swap.
   void finish(bool bad, std::span<float> average) {
@@ -102,7 +102,7 @@ struct Both {
   void step(cudaStream_t stream, std::uint32_t number, bool coarse, bool bad) {
     encode(number, coarse);
     REQUIRE(same_bits(gpu[turn].host(), cpu[turn]));
-    set_verdict(bad);
+    set_status(bad);
     finish(bad, commit_on_gpu(stream));
   }
 
@@ -115,8 +115,8 @@ struct Both {
   std::vector<float> cpu[2];
   DeviceVector<float> gpu[2];
   std::size_t turn = 0;  // which memory holds the gradient
-  DeviceVector<cuda::StepWords> words;
-  DeviceVector<Verdict> verdict;
+  DeviceVector<cuda::StepParameters> parameters;
+  DeviceVector<StepStatus> status;
   DeviceVector<std::uint32_t> positions;
   DeviceVector<float> sent;
   DeviceVector<std::uint32_t> count;
@@ -168,7 +168,7 @@ TEST_CASE("the learning rate goes inside the memory where it is asked to") {
   for (std::uint32_t i = 0; i < 3; ++i) {
     both.encode(i, false, 0.1f * static_cast<float>(i + 1), true);
     REQUIRE(same_bits(both.gpu[both.turn].host(), both.cpu[both.turn]));
-    both.set_verdict(false);
+    both.set_status(false);
     both.finish(false, both.commit_on_gpu(gpu.stream()));
   }
 }
@@ -181,7 +181,7 @@ TEST_CASE("a captured commit, replayed for either order of a slice's memories, i
   const std::string pattern = "ggbgbbgg";
   for (std::uint32_t i = 0; i < pattern.size(); ++i) {
     both.encode(i, i % 2 == 1);
-    both.set_verdict(pattern[i] == 'b');
+    both.set_status(pattern[i] == 'b');
     auto& graph = graphs[both.turn];
     if (!graph) graph.emplace(gpu.stream(), [&] { averages[both.turn] = both.commit_on_gpu(gpu.stream()); });
     graph->launch(gpu.stream());

@@ -153,13 +153,13 @@ TEST_CASE("the sample sees what momentum makes of the gradient") {
   accumulate.next_velocity = next_velocity.data();
   accumulate.momentum = 0.9f;
   accumulate.nesterov = nesterov;
-  both.gpu->select(gpu.stream(), accumulate, both.words.data(), both.selected);
+  both.gpu->select(gpu.stream(), accumulate, both.parameters.data(), both.selected);
   both.compare(u, {}, asked);
   CHECK(same_bits(next_velocity.host(), next));
   CHECK(same_bits(velocity.host(), v));
 }
 
-TEST_CASE("a captured sampled selection, replayed with other words and data, is the CPU's") {
+TEST_CASE("a captured sampled selection, replayed with other parameters and data, is the CPU's") {
   const OnGpu gpu;
   const std::size_t n = 12000;
   BothSelectors both("dgc_sampled", options_of(GENERATE(true, false), "largest"), n, 11, 0.1);

@@ -31,21 +31,21 @@ TEST_CASE("gaussiank on a GPU is the CPU's over steps of error feedback, of any 
 }
 
 TEST_CASE(
-    "gaussiank on a GPU through a long vector and a warm-up of densities: the rule moves over its rungs") {
+    "gaussiank on a GPU through a long vector and a warm-up of densities: the rule moves over its levels") {
   const OnGpu gpu;
   const std::size_t n = 70000;
   SelectPair pair("gaussiank", {}, n);
   std::uint32_t t = 0;
-  std::vector<int> rungs;
+  std::vector<int> levels;
   for (const double density : {0.25, 0.01, 0.001}) {
     pair.set_density(density);
     for (int i = 0; i < 3; ++i, ++t) {
       pair.step(gradient_of(0, n, t), density, i != 1);
-      rungs.push_back(dynamic_cast<GaussianKSelector<float>&>(pair.cpu()).carried_rung());
+      levels.push_back(dynamic_cast<GaussianKSelector<float>&>(pair.cpu()).carried_level());
     }
   }
-  std::sort(rungs.begin(), rungs.end());
-  CHECK(std::unique(rungs.begin(), rungs.end()) - rungs.begin() > 1);
+  std::sort(levels.begin(), levels.end());
+  CHECK(std::unique(levels.begin(), levels.end()) - levels.begin() > 1);
   pair.step(gradient_of(7, n, t++), 0.001);
   pair.step(gradient_of(1, n, t++), 0.001);
 }
@@ -88,7 +88,7 @@ TEST_CASE("steps of gaussiank that were captured once are replayed with other nu
 struct Golden {
   const char* fixture;
   double density, threshold, count;
-  std::vector<std::pair<int, double>> evaluations;  // rung, count
+  std::vector<std::pair<int, double>> evaluations;  // level, count
 };
 
 TEST_CASE("gaussiank on a GPU gives the golden traces") {
@@ -103,18 +103,18 @@ TEST_CASE("gaussiank on a GPU gives the golden traces") {
     const std::vector<float> x = fixture<float>(golden.fixture);
     const DeviceVector<float> u(x), values(x.size());
     const DeviceVector<std::uint32_t> indices(x.size());
-    const DeviceVector<cuda::DeviceSelected::Facts> facts(1);
-    DeviceVector<cuda::StepWords> words(1);
-    cuda::StepWords told;
+    const DeviceVector<cuda::DeviceSelected::Stats> stats(1);
+    DeviceVector<cuda::StepParameters> parameters(1);
+    cuda::StepParameters told;
     told.density = golden.density;
-    words.set({told});
+    parameters.set({told});
     const auto selector = cuda::make_device_selector("gaussiank", {}, x.size(), 0);
     selector->set_density(golden.density);
     cuda::Accumulate a;
     a.u = u.data();
-    selector->select(gpu.stream(), a, words.data(),
-                     {indices.data(), values.data(), static_cast<std::uint32_t>(x.size()), facts.data()});
-    const auto found = facts.host()[0];
+    selector->select(gpu.stream(), a, parameters.data(),
+                     {indices.data(), values.data(), static_cast<std::uint32_t>(x.size()), stats.data()});
+    const auto found = stats.host()[0];
     CHECK(found.threshold == Approx(golden.threshold).epsilon(1e-6));
     CHECK(std::abs(found.count - golden.count) <= 2);
 
@@ -122,27 +122,27 @@ TEST_CASE("gaussiank on a GPU gives the golden traces") {
     const DeviceVector<cuda::GaussianKState> state(1);
     const DeviceVector<cuda::ChunkMoments> chunks(1);
     cuda::gaussiank_reset(gpu.stream(), state.data());
-    cuda::gaussiank_begin(gpu.stream(), state.data(), words.data(), a, x.size());
-    cuda::gaussiank_moments(gpu.stream(), state.data(), words.data(), {}, a, x.size(), chunks.data());
+    cuda::gaussiank_begin(gpu.stream(), state.data(), parameters.data(), a, x.size());
+    cuda::gaussiank_moments(gpu.stream(), state.data(), parameters.data(), {}, a, x.size(), chunks.data());
     const cuda::ListMemory memory(x.size(), 5000);
     cuda::gaussiank_count(gpu.stream(), state.data(), u.data(), x.size(), memory.tiles(), memory.list());
     const cuda::GaussianKState now = state.host()[0];
-    for (const auto& [rung, count] : golden.evaluations) CHECK(std::abs(now.counts[rung] - count) <= 2);
+    for (const auto& [level, count] : golden.evaluations) CHECK(std::abs(now.counts[level] - count) <= 2);
     // Without a quantile from the host the kernel's own does, to a few bits.
     CHECK(now.threshold[golden.evaluations.back().first] == Approx(golden.threshold).epsilon(1e-6));
   }
 }
 
-TEST_CASE("the rung that gaussiank carries on a GPU is the CPU's, and a refused step leaves it") {
+TEST_CASE("the level that gaussiank carries on a GPU is the CPU's, and a refused step leaves it") {
   const OnGpu gpu;
   const std::size_t n = 9000;
   GaussianKSelector<float> cpu;
   const DeviceVector<cuda::GaussianKState> state(1);
   const DeviceVector<cuda::ChunkMoments> chunks(1);
-  const DeviceVector<cuda::DeviceSelected::Facts> facts(1);
+  const DeviceVector<cuda::DeviceSelected::Stats> stats(1);
   const DeviceVector<float> u_gpu(n);
-  DeviceVector<cuda::StepWords> words(1);
-  DeviceVector<cuda::Verdict> verdict(1);
+  DeviceVector<cuda::StepParameters> parameters(1);
+  DeviceVector<cuda::StepStatus> status(1);
   const cuda::ListMemory memory(n, 5000);
   cuda::gaussiank_reset(gpu.stream(), state.data());
   std::vector<int> carried;
@@ -150,29 +150,29 @@ TEST_CASE("the rung that gaussiank carries on a GPU is the CPU's, and a refused 
     // By turns a rule that ends at its first threshold and one that goes on; every third step is refused.
     std::vector<float> u = t % 2 ? noise<float>(n, t) : noise<float>(n, t, 5);
     if (t == 6) std::fill(u.begin(), u.end(), 0.5f);  // exact
-    cuda::StepWords told;
+    cuda::StepParameters told;
     told.density = 0.01;
-    words.set({told});
-    cuda::Verdict said;
+    parameters.set({told});
+    cuda::StepStatus said;
     said.bad = t % 3 == 2;
-    verdict.set({said});
+    status.set({said});
     to_device(u_gpu.data(), u);
     cuda::Accumulate a;
     a.u = u_gpu.data();
-    auto* f = facts.data();
-    cuda::gaussiank_begin(gpu.stream(), state.data(), words.data(), a, n);
-    cuda::gaussiank_moments(gpu.stream(), state.data(), words.data(), {}, a, n, chunks.data());
+    auto* f = stats.data();
+    cuda::gaussiank_begin(gpu.stream(), state.data(), parameters.data(), a, n);
+    cuda::gaussiank_moments(gpu.stream(), state.data(), parameters.data(), {}, a, n, chunks.data());
     cuda::gaussiank_count(gpu.stream(), state.data(), a.u, n, memory.tiles(), memory.list());
     cuda::gaussiank_decide(gpu.stream(), state.data(), memory.list(), 0, static_cast<std::uint32_t>(n),
                            {&f->count, &f->finite, &f->over, &f->threshold});
-    cuda::gaussiank_commit(gpu.stream(), state.data(), verdict.data());
+    cuda::gaussiank_commit(gpu.stream(), state.data(), status.data());
     select_once(cpu, u, {}, {});
     if (said.bad)
       cpu.discard();
     else
       cpu.commit({});
     carried.push_back(state.host()[0].carried);
-    CHECK(carried.back() == cpu.carried_rung());
+    CHECK(carried.back() == cpu.carried_level());
   }
   std::sort(carried.begin(), carried.end());
   CHECK(std::unique(carried.begin(), carried.end()) - carried.begin() > 1);
@@ -193,14 +193,14 @@ TEST_CASE(
       a.u = u_gpu.data() + off, a.residual = r_gpu.data();
       const DeviceVector<cuda::GaussianKState> state(1);
       const DeviceVector<cuda::ChunkMoments> chunks((n + cuda::kMomentsChunk - 1) / cuda::kMomentsChunk);
-      DeviceVector<cuda::StepWords> words(1);
-      cuda::StepWords told;
+      DeviceVector<cuda::StepParameters> parameters(1);
+      cuda::StepParameters told;
       told.density = 0.01;
-      words.set({told});
+      parameters.set({told});
       const double z = 2.5758293035;
       cuda::gaussiank_reset(gpu.stream(), state.data());
-      cuda::gaussiank_begin(gpu.stream(), state.data(), words.data(), a, n);
-      cuda::gaussiank_moments(gpu.stream(), state.data(), words.data(), {0.01, z}, a, n, chunks.data());
+      cuda::gaussiank_begin(gpu.stream(), state.data(), parameters.data(), a, n);
+      cuda::gaussiank_moments(gpu.stream(), state.data(), parameters.data(), {0.01, z}, a, n, chunks.data());
       CHECK(state.host()[0].threshold[0] == expected.mean + z * expected.deviation);
       CHECK(same_bits(to_host(u_gpu.data() + off, n), u));
       const std::vector<cuda::ChunkMoments> sums = chunks.host();

@@ -44,16 +44,16 @@ DeviceVector<T> word(const T& value) {
 const std::vector<std::size_t> kSizes = {1, 2, 31, 255, 4095, 4096, 4097, 20000};
 
 struct Listed {
-  cuda::ListFacts facts;
+  cuda::ListStats stats;
   std::vector<std::uint32_t> indices;
   std::vector<float> values;
 };
 Listed read(const cuda::EntryList& list) {
   Listed listed;
-  listed.facts = to_host(list.facts, 1)[0];
-  if (listed.facts.count > list.limit) return listed;
-  listed.indices = to_host(list.indices, listed.facts.count);
-  listed.values = to_host(list.values, listed.facts.count);
+  listed.stats = to_host(list.stats, 1)[0];
+  if (listed.stats.count > list.limit) return listed;
+  listed.indices = to_host(list.indices, listed.stats.count);
+  listed.values = to_host(list.values, listed.stats.count);
   return listed;
 }
 
@@ -65,8 +65,8 @@ void check_list(const Listed& listed, const std::vector<float>& u, GpuKey above,
     if (cuda::gpu_key(u[i]) > above) indices.push_back(i), values.push_back(u[i]);
     finite &= std::isfinite(u[i]);
   }
-  CHECK(listed.facts.count == indices.size());
-  CHECK(listed.facts.finite == finite);
+  CHECK(listed.stats.count == indices.size());
+  CHECK(listed.stats.finite == finite);
   if (indices.size() > limit) return;
   CHECK(listed.indices == indices);
   CHECK(same_bits(listed.values, values));
@@ -121,9 +121,9 @@ TEST_CASE("a pass over a vector lists what exceeds a bound, in order") {
 
 TEST_CASE("the pass that lists makes what the memory's formulas make, bit for bit") {
   const OnGpu gpu;
-  cuda::StepWords words;
-  words.lr = 0.3;
-  const DeviceVector<cuda::StepWords> words_on_gpu = word(words);
+  cuda::StepParameters parameters;
+  parameters.lr = 0.3;
+  const DeviceVector<cuda::StepParameters> parameters_on_gpu = word(parameters);
   for (const std::size_t n : {std::size_t{1}, std::size_t{4095}, std::size_t{8192}, std::size_t{9001}})
     for (int form = 0; form < 8; ++form) {
       const std::size_t shift = n % 2 == 0 && form == 3 ? 2 : 0;
@@ -141,7 +141,7 @@ TEST_CASE("the pass that lists makes what the memory's formulas make, bit for bi
         on_cpu.velocity = v.data(), a.velocity = v_gpu.data();
         on_cpu.next_velocity = next.data(), a.next_velocity = next_gpu.data();
       }
-      if (form % 3 == 0) on_cpu.times_lr = &words, a.times_lr = words_on_gpu.data();
+      if (form % 3 == 0) on_cpu.times_lr = &parameters, a.times_lr = parameters_on_gpu.data();
       for (std::size_t i = 0; i < n; ++i) on_cpu(i);
       const cuda::ListMemory memory(n, n);
       const GpuKey above = cuda::gpu_key(1.5f);

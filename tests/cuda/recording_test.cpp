@@ -13,7 +13,7 @@ std::vector<float> recorded(const std::string& device) {
       temp, {"train.device=" + device, "train.deterministic=true", "train.max_steps=3", "data.test_size=8",
              "train.record_gradients=2", "compress.name=topk", "output.dir=" + temp.at("run")});
   const RunData data = load_data(loaded.config);
-  const RunInputs inputs{loaded.config, data, create_run_folder(loaded, {}), true,
+  const RunInputs inputs{loaded.config, data, create_run_directory(loaded, {}), true,
                          std::chrono::steady_clock::now()};
   run_ranks("threads", 1, [&](Communicator& communicator) { run_rank(inputs, communicator); });
   const NpyReader file(temp.at("run/gradients.npy"));

@@ -67,12 +67,12 @@ void check_case(const Case& c, const Slices& slices, std::size_t shift) {
   const std::size_t size = here.arena->size();
   const auto cpu = make_optimizer(c.options, *here.arena);
   const auto device = cuda::make_device_optimizer(c.options, *there.arena);
-  DeviceVector<cuda::StepWords> words(1);
-  const DeviceVector<cuda::Verdict> verdict(std::vector<cuda::Verdict>(1));
+  DeviceVector<cuda::StepParameters> parameters(1);
+  const DeviceVector<cuda::StepStatus> status(std::vector<cuda::StepStatus>(1));
   for (const std::uint32_t step : {0u, 1u}) {
-    cuda::StepWords numbers;
+    cuda::StepParameters numbers;
     numbers.lr = 0.1 / (1 + step), numbers.gradient_scale = 1.0 / 3;
-    words.set({numbers});
+    parameters.set({numbers});
     const auto gradient = gradient_of_step(size, step);
     std::vector<float> shifted(shift, 0.0f);
     shifted.insert(shifted.end(), gradient.begin(), gradient.end());
@@ -80,8 +80,8 @@ void check_case(const Case& c, const Slices& slices, std::size_t shift) {
     for (const auto& [begin, end] : slices) {
       cpu->update(begin, std::span(gradient).subspan(begin, end - begin), numbers.lr, numbers.gradient_scale,
                   c.form);
-      device->update(gpu.stream(), begin, {there_gradient.data() + shift + begin, end - begin}, words.data(),
-                     verdict.data(), c.form);
+      device->update(gpu.stream(), begin, {there_gradient.data() + shift + begin, end - begin},
+                     parameters.data(), status.data(), c.form);
     }
   }
   CHECK(same_bits(there.arena->host_weights(), here.arena->host_weights()));
@@ -113,7 +113,7 @@ TEST_CASE("SGD on a GPU does not depend on how the arena is cut, nor on how a gr
   check_case(c, {{4, size}, {0, 4}}, 0);
 }
 
-TEST_CASE("a bad verdict changes neither weights nor momentum") {
+TEST_CASE("a bad status changes neither weights nor momentum") {
   const OnGpu gpu;
   OptimizerOptions options;
   options.momentum = 0.9;
@@ -121,18 +121,18 @@ TEST_CASE("a bad verdict changes neither weights nor momentum") {
   const auto optimizer = cuda::make_device_optimizer(options, *model.arena);
   const auto before = model.arena->host_weights();
   const DeviceVector<float> gradient(gradient_of_step(before.size(), 1));
-  const DeviceVector<cuda::StepWords> words(std::vector<cuda::StepWords>(1));
-  cuda::Verdict bad;
+  const DeviceVector<cuda::StepParameters> parameters(std::vector<cuda::StepParameters>(1));
+  cuda::StepStatus bad;
   bad.bad = 1;
-  DeviceVector<cuda::Verdict> verdict(std::vector<cuda::Verdict>{bad});
+  DeviceVector<cuda::StepStatus> status(std::vector<cuda::StepStatus>{bad});
   const auto update = [&] {
-    optimizer->update(gpu.stream(), 0, {gradient.data(), gradient.size()}, words.data(), verdict.data());
+    optimizer->update(gpu.stream(), 0, {gradient.data(), gradient.size()}, parameters.data(), status.data());
     return model.arena->host_weights();
   };
   CHECK(same_bits(update(), before));
   const auto momentum = optimizer->state()[0];
   CHECK(to_host(momentum.data(), momentum.size()) == std::vector<float>(before.size()));
-  verdict.set({cuda::Verdict{}});
+  status.set({cuda::StepStatus{}});
   CHECK_FALSE(same_bits(update(), before));
 }
 
@@ -144,14 +144,14 @@ TEST_CASE("a captured update reads each step's learning rate and scale") {
   const auto device = cuda::make_device_optimizer(options, *there.arena);
   const auto gradient = gradient_of_step(here.arena->size(), 3);
   const DeviceVector<float> there_gradient(gradient);
-  DeviceVector<cuda::StepWords> words(1);
+  DeviceVector<cuda::StepParameters> parameters(1);
   CapturedGraph graph(gpu.stream(), [&] {
-    device->update(gpu.stream(), 0, {there_gradient.data(), gradient.size()}, words.data(), nullptr);
+    device->update(gpu.stream(), 0, {there_gradient.data(), gradient.size()}, parameters.data(), nullptr);
   });
   for (const double lr : {0.5, 0.25}) {
-    cuda::StepWords numbers;
+    cuda::StepParameters numbers;
     numbers.lr = lr, numbers.gradient_scale = lr / 3;
-    words.set({numbers});
+    parameters.set({numbers});
     graph.launch(gpu.stream());
     cpu->update(0, gradient, numbers.lr, numbers.gradient_scale);
     CHECK(same_bits(there.arena->host_weights(), here.arena->host_weights()));

@@ -22,7 +22,7 @@ void check_same(const Op& op, const Shape& shape, std::int64_t outputs, bool bf1
 }
 
 TEST_CASE("subsample_and_pad on a GPU is the CPU's") {
-  // Channels by whole words and not; odd and even sides.
+  // Channels by whole parameters and not; odd and even sides.
   const std::vector<std::pair<Shape, std::int64_t>> cases{
       {{2, 16, 8, 8}, 32}, {{3, 32, 7, 5}, 64}, {{1, 16, 1, 1}, 16}, {{2, 5, 4, 3}, 9},
       {{2, 8, 3, 4}, 16},  {{2, 3, 4, 4}, 8},   {{1, 24, 5, 2}, 40}};

@@ -49,12 +49,12 @@ TEST_CASE("topk on a GPU carries the CPU's bound and gets along with the list in
   const cuda::LargestScratch scratch;
   const DeviceVector<float> u_gpu(n), r_gpu(n), values(k);
   const DeviceVector<std::uint32_t> indices(k);
-  DeviceVector<cuda::StepWords> words(1);
-  DeviceVector<cuda::Verdict> verdict(1);
-  const DeviceVector<cuda::DeviceSelected::Facts> facts(1);
-  cuda::StepWords told;
+  DeviceVector<cuda::StepParameters> parameters(1);
+  DeviceVector<cuda::StepStatus> status(1);
+  const DeviceVector<cuda::DeviceSelected::Stats> stats(1);
+  cuda::StepParameters told;
   told.density = 0.01;
-  words.set({told});
+  parameters.set({told});
   std::vector<float> residual(n);
   int good_lists = 0, long_lists = 0;
   for (std::uint32_t t = 0; t < 40; ++t) {
@@ -66,18 +66,18 @@ TEST_CASE("topk on a GPU carries the CPU's bound and gets along with the list in
     a.u = u_gpu.data(), a.residual = r_gpu.data();
     to_device(u_gpu.data(), u);
     to_device(r_gpu.data(), residual);
-    cuda::Verdict said;
+    cuda::StepStatus said;
     said.bad = !good;
-    verdict.set({said});
-    cuda::topk_begin(gpu.stream(), state.data(), words.data(), n);
+    status.set({said});
+    cuda::topk_begin(gpu.stream(), state.data(), parameters.data(), n);
     cuda::accumulate_and_list(gpu.stream(), a, n, &state.data()->above, memory.tiles(), memory.list());
     cuda::topk_decide(
         gpu.stream(), state.data(), memory.list(), n, k,
-        {&facts.data()->count, &facts.data()->finite, &facts.data()->over, &facts.data()->threshold});
+        {&stats.data()->count, &stats.data()->finite, &stats.data()->over, &stats.data()->threshold});
     cuda::take_largest(gpu.stream(), cuda::source_of(memory.list()), cuda::source_of(a.u, n),
                        scratch.memory(), &state.data()->choice,
-                       {indices.data(), values.data(), k, &facts.data()->threshold});
-    cuda::topk_commit(gpu.stream(), state.data(), verdict.data());
+                       {indices.data(), values.data(), k, &stats.data()->threshold});
+    cuda::topk_commit(gpu.stream(), state.data(), status.data());
     Selected<float> expected;
     SelectStep step;
     step.k = k;

@@ -32,7 +32,7 @@ TEST_CASE("the example model and the example compressor are found by name and tr
                        "optimizer.lr=0.05", "output.dir=" + folder, "output.overwrite=true"});
   REQUIRE(loaded.problems.empty());
   const RunData data = load_data(loaded.config);
-  const RunInputs inputs{loaded.config, data, create_run_folder(loaded, {}), true,
+  const RunInputs inputs{loaded.config, data, create_run_directory(loaded, {}), true,
                          std::chrono::steady_clock::now()};
   RunOutcome outcomes[2];
   run_thread_ranks(2, 60, [&](Communicator& c) { outcomes[c.rank()] = run_rank(inputs, c); });

@@ -1,4 +1,4 @@
-// Sparse blocks in every pair of index code and value code.
+// Sparse blocks in every pair of index codec and value codec.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -6,7 +6,7 @@
 #include <memory>
 #include <string>
 
-#include "compress/codec/code.h"
+#include "compress/codec/codec.h"
 #include "nn/core/base/check.h"
 #include "tests/fuzz/fuzz_target.h"
 
@@ -60,7 +60,7 @@ float some_value(Random& random) {
 class SparseBlocks {
  public:
   SparseBlocks(const std::string& index, const std::string& value)
-      : index_(index_codes().find(index)({})), value_(value_codes().find(value)({})) {}
+      : index_(index_codecs().find(index)({})), value_(value_codecs().find(value)({})) {}
 
   Sample make(Random& random) const {
     Sample sample;
@@ -106,8 +106,8 @@ class SparseBlocks {
     return 2 * longest_;
   }
 
-  std::unique_ptr<IndexCode> index_;
-  std::unique_ptr<ValueCode> value_;
+  std::unique_ptr<IndexCodec> index_;
+  std::unique_ptr<ValueCodec> value_;
   Entries<float> entries_;
   std::size_t longest_ = 0;
 };

@@ -38,8 +38,8 @@ check datasets RegisterDataset data
 check compressors RegisterCompressor compress 'compressors\(\)\.add|add_sparse'
 check selections RegisterSelector compress 'add_selector<[A-Za-z]+>'
 check memories RegisterMemory compress 'add_memory<[A-Za-z]+>'
-check codes RegisterIndexCode compress 'index_codes\(\)\.add'
-check values RegisterValueCode compress 'value_codes\(\)\.add'
+check codecs RegisterIndexCodec compress 'index_codecs\(\)\.add'
+check values RegisterValueCodec compress 'value_codecs\(\)\.add'
 check optimizers RegisterOptimizer optim
 check schedules RegisterSchedule optim
 check collectives RegisterCollective dist 'sparse_collectives\(\)\.add'

@@ -45,7 +45,7 @@ std::vector<std::string> train(const std::string& backend, int ranks,
   all.insert(all.end(), overrides.begin(), overrides.end());
   const LoadedConfig loaded = loaded_config(all);
   const RunData data = load_data(loaded.config);
-  const RunInputs inputs{loaded.config, data, create_run_folder(loaded, {}), true,
+  const RunInputs inputs{loaded.config, data, create_run_directory(loaded, {}), true,
                          std::chrono::steady_clock::now()};
   std::vector<std::string> checksums(static_cast<std::size_t>(ranks));
   run_ranks(backend, ranks, [&](Communicator& communicator) {

@@ -40,7 +40,7 @@ inline Run train(const std::string& backend, int ranks, std::vector<std::string>
   overrides.push_back("dist.ranks=" + std::to_string(ranks));
   const LoadedConfig loaded = small_run(temp, overrides);
   const RunData data = load_data(loaded.config);
-  const RunInputs inputs{loaded.config, data, create_run_folder(loaded, {}), true,
+  const RunInputs inputs{loaded.config, data, create_run_directory(loaded, {}), true,
                          std::chrono::steady_clock::now()};
   Run run;
   run.checksums.resize(static_cast<std::size_t>(ranks));

@@ -7,14 +7,14 @@
 
 #include "nn/core/base/check.h"
 #include "tools/compare/compare.h"
-#include "train/metrics/run_folder.h"
+#include "train/metrics/run_directory.h"
 
 namespace {
 
 constexpr const char* kText =
     "compare: puts runs of `train` side by side.\n\n"
     "  compare RUN... [--out report.html] [--csv FILE] [--target ACCURACY]\n\n"
-    "RUN is a run folder, or a folder of run folders. A table is printed, and a self-contained page "
+    "RUN is a run directory, or a folder of run directorys. A table is printed, and a self-contained page "
     "written.\n"
     "Runs that differ in seed alone are one method: mean and spread. Speed-ups are over the dense run.\n\n"
     "  --out FILE      where the page goes (default: report.html)\n"

@@ -1,4 +1,4 @@
-// A run folder as `compare` needs it: read, checked, and summed up by itself.
+// A run directory as `compare` needs it: read, checked, and summed up by itself.
 
 #include <algorithm>
 #include <cmath>
@@ -108,7 +108,7 @@ std::vector<std::string> find_runs(const std::vector<std::string>& arguments) {
     while (argument.size() > 1 && argument.back() == '/') argument.pop_back();
     std::error_code error;
     if (!fs::is_directory(argument, error))
-      throw UserError(argument + ": no such run folder; 'train' writes them, to output.dir or runs/");
+      throw UserError(argument + ": no such run directory; 'train' writes them, to output.dir or runs/");
     if (fs::exists(fs::path(argument) / "metrics.jsonl", error)) {
       runs.push_back(argument);
       continue;
@@ -117,7 +117,8 @@ std::vector<std::string> find_runs(const std::vector<std::string>& arguments) {
     for (const auto& entry : fs::directory_iterator(argument, error))
       if (fs::exists(entry.path() / "metrics.jsonl", error)) inside.push_back(entry.path().string());
     if (error || inside.empty())
-      throw UserError(argument + ": no metrics.jsonl in it, so this is no run folder (nor a folder of runs)");
+      throw UserError(argument +
+                      ": no metrics.jsonl in it, so this is no run directory (nor a folder of runs)");
     std::sort(inside.begin(), inside.end());
     runs.insert(runs.end(), inside.begin(), inside.end());
   }
@@ -131,9 +132,9 @@ Run read_run(const std::string& folder) {
   Run run;
   run.path = folder;
   std::error_code error;
-  if (!fs::is_directory(folder, error)) throw UserError(folder + ": no such run folder");
+  if (!fs::is_directory(folder, error)) throw UserError(folder + ": no such run directory");
   if (!fs::exists(folder + "/metrics.jsonl", error))
-    throw UserError(folder + ": no metrics.jsonl in it, so this is no run folder");
+    throw UserError(folder + ": no metrics.jsonl in it, so this is no run directory");
   if (!fs::exists(folder + "/config.yaml", error))
     throw UserError(folder + ": no config.yaml in it; the configuration is needed to compare the run");
   const LoadedConfig loaded = load_config(folder + "/config.yaml", {});

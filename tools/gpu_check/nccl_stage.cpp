@@ -85,8 +85,8 @@ std::vector<std::string> training(const Options& options, const std::string& bac
 }
 
 Result compare_training(const Options& options, const std::string& method, double seconds) {
-  const std::string with_nccl = fresh_run_folder(options.out, "nccl-" + method),
-                    with_threads = fresh_run_folder(options.out, "threads-" + method);
+  const std::string with_nccl = fresh_run_directory(options.out, "nccl-" + method),
+                    with_threads = fresh_run_directory(options.out, "threads-" + method);
   const StageClock clock(seconds);
   Result result = group_result(method + " with 2 processes: the weights of 2 threads",
                                run_group(training(options, "nccl", method, with_nccl), 2, 0.6 * seconds));

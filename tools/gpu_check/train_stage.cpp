@@ -81,7 +81,7 @@ std::vector<std::string> training(const Options& options, const Workload& work, 
 
 Result measure(const Options& options, const Workload& work, const std::string& precision,
                const std::string& name, double seconds, const Rates& peers) {
-  const std::string folder = fresh_run_folder(options.out, work.model + "-" + precision);
+  const std::string folder = fresh_run_directory(options.out, work.model + "-" + precision);
   const Outcome outcome = run({training(options, work, precision, folder)}, seconds);
   Result result{"train", name, Status::passed, outcome.seconds};
   const RunEnd end = end_of_run(folder);

@@ -8,7 +8,7 @@
 
 namespace topknot::gpu_check {
 
-std::string fresh_run_folder(const std::string& out, const std::string& name) {
+std::string fresh_run_directory(const std::string& out, const std::string& name) {
   const std::string folder = out + "/runs/" + name;
   std::error_code error;
   std::filesystem::remove_all(folder, error);

@@ -11,7 +11,7 @@ struct RunEnd {
 };
 
 // The folder's name in `out`, with no run of an earlier check in it.
-std::string fresh_run_folder(const std::string& out, const std::string& name);
+std::string fresh_run_directory(const std::string& out, const std::string& name);
 RunEnd end_of_run(const std::string& folder);
 
 }  // namespace topknot::gpu_check

@@ -14,7 +14,7 @@
 #include "nn/core/base/text.h"
 #include "tools/predict/predict_papers.h"
 #include "tools/predict/predict_report.h"
-#include "train/metrics/run_folder.h"
+#include "train/metrics/run_directory.h"
 
 using namespace topknot;
 
@@ -24,7 +24,7 @@ constexpr const char* kText =
     "predict: from one profiled run, how training would scale. Every figure is modelled.\n\n"
     "  predict RUN [RUN...] [options]\n"
     "  predict --papers\n\n"
-    "RUN is a run folder with exchange_profile.json, which a run leaves that plans its merging or chooses "
+    "RUN is a run directory with exchange_profile.json, which a run leaves that plans its merging or chooses "
     "its\n"
     "collective (exchange.merge=optimal, exchange.collective=auto), or such a file; one RUN a method. "
     "Prints\n"

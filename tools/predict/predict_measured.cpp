@@ -39,7 +39,7 @@ ExchangeProfile replayed(ExchangeProfile profile, double compute) {
 
 ExchangeProfile read_predictable(const std::string& run) {
   std::error_code error;
-  if (!fs::exists(run, error)) throw UserError(run + ": no such run folder");
+  if (!fs::exists(run, error)) throw UserError(run + ": no such run directory");
   if (!fs::is_directory(run, error)) return read_exchange_profile(run);
   const std::string file = run + "/exchange_profile.json";
   if (!fs::exists(file, error))

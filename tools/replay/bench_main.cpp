@@ -11,7 +11,7 @@
 #include "nn/core/base/log.h"
 #include "nn/ops/cpu/onednn.h"
 #include "tools/replay/replay.h"
-#include "train/metrics/run_folder.h"
+#include "train/metrics/run_directory.h"
 #include "train/setup.h"
 #include "train/start.h"
 
@@ -157,9 +157,9 @@ int replay(const Arguments& arguments, int argc, char** argv) {
   StartHooks hooks;
   hooks.load = [&] {};
   hooks.check = [&] { check_replay(*recording, loaded.config); };
-  hooks.make_folder = [&] {
+  hooks.make_directory = [&] {
     if (arguments.out.empty()) return;
-    create_run_folder(loaded, {argv, argv + argc}, {{"oneDNN", onednn_version()}});
+    create_run_directory(loaded, {argv, argv + argc}, {{"oneDNN", onednn_version()}});
     std::filesystem::remove(arguments.out + "/bench.json");  // an earlier one
   };
   hooks.body = [&](Communicator& communicator) {

@@ -15,7 +15,7 @@
 #include "dist/comm/threads_communicator.h"
 #include "nn/core/base/check.h"
 #include "nn/core/base/log.h"
-#include "train/metrics/run_folder.h"
+#include "train/metrics/run_directory.h"
 #include "train/metrics/trace.h"
 
 namespace topknot {

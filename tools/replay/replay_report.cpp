@@ -7,7 +7,7 @@
 
 #include "tools/replay/replay.h"
 #include "train/metrics/progress.h"
-#include "train/metrics/run_folder.h"
+#include "train/metrics/run_directory.h"
 
 namespace topknot {
 namespace {
@@ -120,7 +120,7 @@ std::string format(const char* pattern, Values... values) {
 
 void write_replay(const std::string& folder, const ReplayReport& report, const ReplayResult& result) {
   if (folder.empty()) return;
-  const RunFolder files{folder};
+  const RunDirectory files{folder};
   double seconds = 0;
   {
     MetricsWriter metrics(files.metrics_jsonl());

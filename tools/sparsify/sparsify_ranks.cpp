@@ -4,7 +4,7 @@
 #include <cstring>
 #include <utility>
 
-#include "compress/codec/code.h"
+#include "compress/codec/codec.h"
 #include "compress/sparse_step.h"
 #include "dist/comm/ordered_sum.h"
 #include "nn/core/base/check.h"
@@ -112,7 +112,7 @@ class FloatRanks final : public SparsifyRanks<float> {
 };
 
 // Counts what values of 8 bytes would take; nothing decodes such a block.
-class DoubleValues final : public ValueCode {
+class DoubleValues final : public ValueCodec {
  public:
   std::uint8_t id() const override { return 255; }
   bool exact() const override { return true; }
@@ -128,7 +128,7 @@ class DoubleValues final : public ValueCode {
 class DoubleRanks final : public SparsifyRanks<double> {
  public:
   DoubleRanks(const SparsePreset& parts, const CompressOptions& options, const GroupSpec& group)
-      : SparsifyRanks(group), numel_(group.numel), index_code_(index_codes().find(parts.code)(options)) {
+      : SparsifyRanks(group), numel_(group.numel), index_codec_(index_codecs().find(parts.codec)(options)) {
     for (int r = 0; r < group.ranks; ++r)
       steps_.push_back(std::make_unique<SparseStep<double>>(parts, options, group));
   }
@@ -174,11 +174,11 @@ class DoubleRanks final : public SparsifyRanks<double> {
     counted.finite = entries.finite;
     counted.indices = entries.indices;
     counted.values.resize(entries.values.size());
-    return write_block(counted, numel_, *index_code_, DoubleValues()).size();
+    return write_block(counted, numel_, *index_codec_, DoubleValues()).size();
   }
 
   std::size_t numel_ = 0;
-  std::unique_ptr<IndexCode> index_code_;
+  std::unique_ptr<IndexCodec> index_codec_;
   std::vector<std::unique_ptr<SparseStep<double>>> steps_;
 };
 
@@ -223,7 +223,7 @@ std::unique_ptr<SparsifyRanks<double>> make_double_ranks(const CompressOptions& 
         " computes and sends 32-bit floats, so there is no float64 form of it; these have one: " + names);
   }
   const SparsePreset parts = resolve(sparse_presets().find(options.name), options);
-  if (!value_codes().find(parts.values)(options)->exact())
+  if (!value_codecs().find(parts.values)(options)->exact())
     throw UserError("--precision float64: compress.values: " + parts.values +
                     " rounds what is sent, and float64 is for results to the last digit; leave the key out");
   return std::make_unique<DoubleRanks>(parts, options, group);

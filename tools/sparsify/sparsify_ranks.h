@@ -58,7 +58,7 @@ class SparsifyRanks {
 };
 
 // Throw UserError where the options make no sense together. In double the method must be a combination of
-// selection and memory (compress/sparse_step.h) whose value code is exact; blocks are counted as such with
+// selection and memory (compress/sparse_step.h) whose value codec is exact; blocks are counted as such with
 // values of 8 bytes.
 std::unique_ptr<SparsifyRanks<float>> make_float_ranks(const CompressOptions& options,
                                                        const GroupSpec& group);

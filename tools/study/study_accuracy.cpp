@@ -11,7 +11,7 @@
 #include "nn/core/base/check.h"
 #include "tools/common/study_plot.h"
 #include "tools/study/study.h"
-#include "train/metrics/run_folder.h"
+#include "train/metrics/run_directory.h"
 
 namespace topknot {
 namespace {

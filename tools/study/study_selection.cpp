@@ -15,7 +15,7 @@
 #include "tools/study/study.h"
 #include "tools/study/study_selection.h"
 #include "train/metrics/npy.h"
-#include "train/metrics/run_folder.h"
+#include "train/metrics/run_directory.h"
 
 namespace topknot {
 namespace {

@@ -8,7 +8,7 @@
 #include "tools/compare/compare.h"
 #include "tools/study/study.h"
 #include "tools/study/study_toy.h"
-#include "train/metrics/run_folder.h"
+#include "train/metrics/run_directory.h"
 
 namespace topknot {
 namespace {

@@ -6,13 +6,13 @@
 #include "nn/core/base/check.h"
 #include "nn/core/base/suggest.h"
 #include "train/config/config.h"
-#include "train/metrics/run_folder.h"
+#include "train/metrics/run_directory.h"
 
 namespace topknot {
 namespace {
 
 const std::vector<std::string> kLists = {"models",    "datasets",    "compressors", "selections",
-                                         "memories",  "codes",       "values",      "optimizers",
+                                         "memories",  "codecs",      "values",      "optimizers",
                                          "schedules", "collectives", "keys",        "keys-markdown"};
 
 const std::vector<std::string> kFlags = {"--help",  "--validate", "--dry-run", "--dump-config",  "--list",
@@ -32,7 +32,7 @@ constexpr const char* kFlagHelp =
     "  --dump-config       print the effective configuration as YAML, with where each value came from\n"
     "  --check-network     start the ranks, have them talk, show who took part and how fast; trains nothing\n"
     "  --list WHAT         models, datasets, optimizers, schedules, collectives, keys; compressors and\n"
-    "                      their pieces: selections, memories, codes, values\n"
+    "                      their pieces: selections, memories, codecs, values\n"
     "  --quiet, --verbose  only warnings and errors; more detail\n"
     "  --version, --help\n";
 
@@ -80,7 +80,8 @@ CommandLine parse_command_line(int argc, const char* const* argv) {
     app.parse(argc, argv);
   } catch (const CLI::ParseError&) {
     throw UserError(
-        "--list needs one word after it: models, datasets, compressors, selections, memories, codes, values, "
+        "--list needs one word after it: models, datasets, compressors, selections, memories, codecs, "
+        "values, "
         "optimizers, schedules, collectives or keys");
   }
   for (const auto& word : app.remaining()) {

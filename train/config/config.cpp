@@ -17,6 +17,9 @@
 namespace topknot {
 namespace {
 
+// Keys of earlier versions, by the names that they have now.
+const std::map<std::string, std::string> kRenamedKeys = {{"compress.code", "compress.codec"}};
+
 std::string last_part(const std::string& name) {
   return name.substr(name.rfind('.') + 1);
 }
@@ -111,6 +114,8 @@ class Loader {
   }
 
   void unknown(const std::string& name, const std::string& where) {
+    if (const auto renamed = kRenamedKeys.find(name); renamed != kRenamedKeys.end())
+      return problem(name, "'" + name + "' (" + where + ") is now called '" + renamed->second + "'");
     const std::string meant = suggestion(name);
     const std::string what =
         is_section(name) ? "'" + name + "' is a section, not a key" : "unknown key '" + name + "'";

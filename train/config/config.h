@@ -1,7 +1,7 @@
 #pragma once
 // The configuration of a run. Every key is declared once: its default in `Config`, everything else (name,
 // type, range or choices, one line of help) in the table of train/config/config_keys.cpp. The parser, --help,
-// --validate, the effective config in the run folder and the reference table of docs/configuration.md all
+// --validate, the effective config in the run directory and the reference table of docs/configuration.md all
 // come from that table.
 //
 // Layers, later ones win: defaults, YAML file, command line (`section.key=value`). A user's mistakes never
@@ -62,7 +62,7 @@ struct Config {
     double density = 0.001;
     std::vector<double> warmup;  // densities of epoch 0, 1, ...
     int warmup_epochs = 0;       // in place of the list: an exponential one
-    std::string select, memory, code, values;
+    std::string select, memory, codec, values;
     std::string scope = "group";     // model, group, tensor
     std::optional<double> capacity;  // a multiple of k; none given: no limit
     bool dense_1d = true;
@@ -130,7 +130,7 @@ struct Config {
   } train;
 
   struct Output {
-    std::string dir;  // "": run_folder_name()
+    std::string dir;  // "": run_directory_name()
     bool overwrite = false;
   } output;
 };
@@ -188,7 +188,7 @@ LoadedConfig load_config(const std::string& file, const std::vector<std::string>
 // What the registries hold; an empty list means: not checked here.
 struct KnownNames {
   std::vector<std::string> models = {}, datasets = {}, compressors = {}, optimizers = {}, schedules = {},
-                           selectors = {}, memories = {}, index_codes = {}, value_codes = {};
+                           selectors = {}, memories = {}, index_codecs = {}, value_codecs = {};
 };
 
 // What no single key can show: unknown model, keys that contradict each other. Callers append what only they
@@ -223,6 +223,6 @@ int compute_threads(const Config& config);
 // (E+1)), as the code of Lin et al. (their paper's own list is 0.25, 0.0625, 0.015625, 0.004).
 double density_at_epoch(const Config& config, int epoch);
 // "runs/resnet20-cifar10-topk-r4-s1" unless output.dir says.
-std::string run_folder_name(const Config& config);
+std::string run_directory_name(const Config& config);
 
 }  // namespace topknot

@@ -21,8 +21,8 @@ const std::vector<std::string>& known_names(const KnownNames& known, const std::
   if (registry == "compressor") return known.compressors;
   if (registry == "selection") return known.selectors;
   if (registry == "memory") return known.memories;
-  if (registry == "index code") return known.index_codes;
-  if (registry == "value code") return known.value_codes;
+  if (registry == "index codec") return known.index_codecs;
+  if (registry == "value codec") return known.value_codecs;
   if (registry == "optimizer") return known.optimizers;
   return known.schedules;
 }
@@ -133,7 +133,7 @@ double density_at_epoch(const Config& config, int epoch) {
   return std::max(density, warmup[static_cast<std::size_t>(epoch)]);
 }
 
-std::string run_folder_name(const Config& config) {
+std::string run_directory_name(const Config& config) {
   if (!config.output.dir.empty()) return config.output.dir;
   std::string name = "runs/" + config.model.name + "-" + config.data.name + "-" + config.compress.name;
   if (config.compress.name != "dense") name += "-" + format_number(config.compress.density);

@@ -74,7 +74,7 @@ class CudaEngine final : public Engine {
         norm_(1),
         dropout_steps_(static_cast<std::size_t>(parts_)),
         result_(1),
-        results_(kStepsAhead * sizeof(StepResultWords)),
+        results_(kStepsAhead * sizeof(StepReport)),
         recorder_(config_, inputs.folder, arena_, nullptr, communicator.rank() == 0) {
     if (communicator.rank() == 0 && (settled_.choice.planned || settled_.choice.chosen))
       log_warning("exchange: the plan is made from this host's CPU times, and the run computes on a GPU");
@@ -104,30 +104,30 @@ class CudaEngine final : public Engine {
     recorder_.begin_step(request.step);
     run_step(request.step);
     exchange_->end_step();
-    auto* slot = reinterpret_cast<StepResultWords*>(results_.data()) + pending_;
+    auto* slot = reinterpret_cast<StepReport*>(results_.data()) + pending_;
     TOPKNOT_CUDA(
         cudaMemcpyAsync(slot, result_.data(), sizeof *slot, cudaMemcpyDeviceToHost, context_.stream()));
     bytes_.emplace_back(exchange_->bytes_sent(), exchange_->bytes_received());
-    TOPKNOT_CHECK(++pending_ <= kStepsAhead, "facts() comes at least every steps_ahead() steps");
+    TOPKNOT_CHECK(++pending_ <= kStepsAhead, "stats() comes at least every steps_ahead() steps");
   }
 
-  std::vector<StepFacts> facts() override {
+  std::vector<StepStats> stats() override {
     wait();
-    std::vector<StepFacts> facts(static_cast<std::size_t>(pending_));
-    for (std::size_t i = 0; i < facts.size(); ++i) {
-      StepResultWords words;
-      std::memcpy(&words, results_.data() + i * sizeof words, sizeof words);
-      facts[i].loss = words.loss;
-      facts[i].committed = words.verdict.bad == 0;
-      facts[i].bad_rank = words.verdict.bad_rank;
-      facts[i].bytes_sent = bytes_[i].first;
-      facts[i].bytes_received = bytes_[i].second;
-      facts[i].selected = words.verdict.selected;
-      facts[i].threshold = words.verdict.threshold;
+    std::vector<StepStats> stats(static_cast<std::size_t>(pending_));
+    for (std::size_t i = 0; i < stats.size(); ++i) {
+      StepReport parameters;
+      std::memcpy(&parameters, results_.data() + i * sizeof parameters, sizeof parameters);
+      stats[i].loss = parameters.loss;
+      stats[i].committed = parameters.status.bad == 0;
+      stats[i].bad_rank = parameters.status.bad_rank;
+      stats[i].bytes_sent = bytes_[i].first;
+      stats[i].bytes_received = bytes_[i].second;
+      stats[i].selected = parameters.status.selected;
+      stats[i].threshold = parameters.status.threshold;
     }
     pending_ = 0;
     bytes_.clear();
-    return facts;
+    return stats;
   }
 
   void end_step(const StepRecord& record, MetricsWriter* metrics) override {
@@ -275,15 +275,15 @@ class CudaEngine final : public Engine {
       bool add = false;
       for (const Group& group : exchange_->groups())
         clip_.sum_of_squares(stream, exchange_->averaged(group), norm_.data(), std::exchange(add, true));
-      clip_.set_gradient_scale(stream, norm_.data(), config_.train.clip_global, exchange_->words());
+      clip_.set_gradient_scale(stream, norm_.data(), config_.train.clip_global, exchange_->parameters());
     }
     for (const Group& group : exchange_->groups())
-      optimizer_->update(stream, group.begin, exchange_->averaged(group), exchange_->words(),
-                         exchange_->verdict(), exchange_->form(group));
+      optimizer_->update(stream, group.begin, exchange_->averaged(group), exchange_->parameters(),
+                         exchange_->status(), exchange_->form(group));
     // Batch norm's running statistics, which the forward pass has moved already.
     const std::span<float> statistics = model_->store.device_statistics();
-    restore_if_bad(stream, exchange_->verdict(), statistics_.data(), statistics.data(), statistics.size());
-    write_result(stream, exchange_->verdict(), loss_.data(), result_.data());
+    restore_if_bad(stream, exchange_->status(), statistics_.data(), statistics.data(), statistics.size());
+    write_result(stream, exchange_->status(), loss_.data(), result_.data());
   }
 
   struct StepGraphs {
@@ -310,8 +310,8 @@ class CudaEngine final : public Engine {
   DeviceArray<float> loss_;        // the mean over the step's parts
   DeviceArray<double> norm_;
   DeviceArray<std::uint32_t> dropout_steps_;  // one a part
-  DeviceArray<StepResultWords> result_;
-  PinnedMemory results_;                                        // of the steps since facts()
+  DeviceArray<StepReport> result_;
+  PinnedMemory results_;                                        // of the steps since stats()
   std::vector<std::pair<std::uint64_t, std::uint64_t>> bytes_;  // sent and received, likewise
   std::int64_t pending_ = 0;
   Recorder recorder_;

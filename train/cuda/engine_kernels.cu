@@ -11,19 +11,19 @@ __global__ void add_scaled_kernel(T* sum, const float* value, T factor) {
 }
 
 __global__ void __launch_bounds__(kThreads)
-    restore_kernel(const Verdict* verdict, const float* from, float* to, std::size_t n) {
-  if (verdict->bad == 0) return;
+    restore_kernel(const StepStatus* status, const float* from, float* to, std::size_t n) {
+  if (status->bad == 0) return;
   const std::size_t i = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i < n) to[i] = from[i];
 }
 
-__global__ void result_kernel(const Verdict* verdict, const float* loss, StepResultWords* result) {
-  result->verdict = *verdict;
+__global__ void result_kernel(const StepStatus* status, const float* loss, StepReport* result) {
+  result->status = *status;
   result->loss = *loss;
 }
 
-__global__ void count_up_kernel(std::uint32_t* words, std::uint32_t first, std::uint32_t n) {
-  for (std::uint32_t i = threadIdx.x; i < n; i += blockDim.x) words[i] = first + i;
+__global__ void count_up_kernel(std::uint32_t* values, std::uint32_t first, std::uint32_t n) {
+  for (std::uint32_t i = threadIdx.x; i < n; i += blockDim.x) values[i] = first + i;
 }
 
 }  // namespace
@@ -36,17 +36,17 @@ void add_scaled(cudaStream_t stream, double* sum, const float* value, double fac
   launch(add_scaled_kernel<double>, 1, 1, stream, sum, value, factor);
 }
 
-void restore_if_bad(cudaStream_t stream, const Verdict* verdict, const float* from, float* to,
+void restore_if_bad(cudaStream_t stream, const StepStatus* status, const float* from, float* to,
                     std::size_t n) {
-  if (n > 0) launch(restore_kernel, grid_for(n, kThreads), kThreads, stream, verdict, from, to, n);
+  if (n > 0) launch(restore_kernel, grid_for(n, kThreads), kThreads, stream, status, from, to, n);
 }
 
-void write_result(cudaStream_t stream, const Verdict* verdict, const float* loss, StepResultWords* result) {
-  launch(result_kernel, 1, 1, stream, verdict, loss, result);
+void write_result(cudaStream_t stream, const StepStatus* status, const float* loss, StepReport* result) {
+  launch(result_kernel, 1, 1, stream, status, loss, result);
 }
 
-void count_up(cudaStream_t stream, std::uint32_t* words, std::uint32_t first, std::uint32_t n) {
-  launch(count_up_kernel, 1, 32, stream, words, first, n);
+void count_up(cudaStream_t stream, std::uint32_t* values, std::uint32_t first, std::uint32_t n) {
+  launch(count_up_kernel, 1, 32, stream, values, first, n);
 }
 
 }  // namespace topknot::cuda

@@ -6,13 +6,13 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "nn/core/cuda/step_words.h"
+#include "nn/core/cuda/step_parameters.h"
 
 namespace topknot::cuda {
 
 // What the host reads of a step.
-struct StepResultWords {
-  Verdict verdict;
+struct StepReport {
+  StepStatus status;
   float loss = 0;
 };
 
@@ -20,9 +20,10 @@ struct StepResultWords {
 void add_scaled(cudaStream_t stream, float* sum, const float* value, float factor);
 void add_scaled(cudaStream_t stream, double* sum, const float* value, double factor);
 // to = from, where the step was refused.
-void restore_if_bad(cudaStream_t stream, const Verdict* verdict, const float* from, float* to, std::size_t n);
-void write_result(cudaStream_t stream, const Verdict* verdict, const float* loss, StepResultWords* result);
-// words[i] = first + i, for i < n
-void count_up(cudaStream_t stream, std::uint32_t* words, std::uint32_t first, std::uint32_t n);
+void restore_if_bad(cudaStream_t stream, const StepStatus* status, const float* from, float* to,
+                    std::size_t n);
+void write_result(cudaStream_t stream, const StepStatus* status, const float* loss, StepReport* result);
+// values[i] = first + i, for i < n
+void count_up(cudaStream_t stream, std::uint32_t* values, std::uint32_t first, std::uint32_t n);
 
 }  // namespace topknot::cuda

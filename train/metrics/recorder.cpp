@@ -10,7 +10,7 @@
 
 namespace topknot {
 
-Recorder::Recorder(const Config& config, const RunFolder& folder, const ParameterArena& arena,
+Recorder::Recorder(const Config& config, const RunDirectory& folder, const ParameterArena& arena,
                    Exchange* exchange, bool root)
     : from_(config.train.record_from),
       steps_(root ? config.train.record_gradients : 0),

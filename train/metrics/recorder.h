@@ -12,7 +12,7 @@
 #include "nn/core/parameter.h"
 #include "train/config/config.h"
 #include "train/metrics/metrics.h"
-#include "train/metrics/run_folder.h"
+#include "train/metrics/run_directory.h"
 
 namespace topknot {
 
@@ -21,9 +21,9 @@ class NpyWriter;
 class Recorder {
  public:
   // Ranks other than 0 record nothing. Arena and exchange must outlive the recorder, which is the exchange's
-  // observer from here on; null where gradients are on a GPU, for runs that look at no distribution. gradients.npy in the run folder: float32 [steps, d] in arena order
+  // observer from here on; null where gradients are on a GPU, for runs that look at no distribution. gradients.npy in the run directory: float32 [steps, d] in arena order
   // (ParameterArena), as many steps as were made. Throws UserError where it cannot be written.
-  Recorder(const Config& config, const RunFolder& folder, const ParameterArena& arena, Exchange* exchange,
+  Recorder(const Config& config, const RunDirectory& folder, const ParameterArena& arena, Exchange* exchange,
            bool root);
   ~Recorder();
   Recorder(const Recorder&) = delete;

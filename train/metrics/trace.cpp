@@ -9,7 +9,7 @@
 #include "nn/core/base/log.h"
 #include "train/metrics/metrics.h"
 #include "train/metrics/progress.h"
-#include "train/metrics/run_folder.h"
+#include "train/metrics/run_directory.h"
 
 namespace topknot {
 namespace {
@@ -102,7 +102,7 @@ void StepTrace::begin_step(std::int64_t step) {
   step_ = step + 1;
   pieces_.clear();
   if (!writer_)
-    writer_ = std::make_unique<TraceWriter>(RunFolder{folder_}.trace_json(rank_), rank_,
+    writer_ = std::make_unique<TraceWriter>(RunDirectory{folder_}.trace_json(rank_), rank_,
                                             std::chrono::steady_clock::now());
 }
 
@@ -124,7 +124,7 @@ void StepTrace::finish() {
   if (done_ || !writer_) return;
   done_ = true;
   tracing_ = false;
-  // Other hosts have no run folder, unless they share a file system with rank 0.
+  // Other hosts have no run directory, unless they share a file system with rank 0.
   std::error_code error;
   std::filesystem::create_directories(folder_, error);
   if (error)

@@ -1,7 +1,7 @@
 #include <cstdio>
 #include <sstream>
 
-#include "dist/exchange/lane.h"
+#include "dist/exchange/group_pipeline.h"
 #include "nn/core/base/check.h"
 #include "nn/core/base/log.h"
 #include "train/plan/exchange_measure.h"
@@ -36,7 +36,7 @@ std::string chosen_collective(const ExchangeProfile& profile, const ParameterAre
   const Parameter& first = *parameters.front();
   const Group group{first.offset(), first.offset() + first.numel(), true, {parameters.front()}};
   try {
-    const Lane lane(group, 0, true, options, profile.ranks);
+    const GroupPipeline pipeline(group, 0, true, options, profile.ranks);
   } catch (const UserError& error) {
     log_info(std::string("exchange.collective=auto takes all_gather: ") + error.what());
     return "all_gather";
@@ -76,7 +76,7 @@ void tell(const ExchangeProfile& profile, const ParameterArena& arena, const Exc
 }  // namespace
 
 ExchangeChoice choose_exchange(const Config& config, const Dataset& data, const ParameterArena& arena,
-                               CollectiveQueue& queue, const RunFolder& folder, ExchangeOptions& options) {
+                               CollectiveQueue& queue, const RunDirectory& folder, ExchangeOptions& options) {
   ExchangeChoice choice;
   choice.planned = needs_plan(options);
   choice.chosen = options.collective == "auto";

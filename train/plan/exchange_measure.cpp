@@ -4,7 +4,7 @@
 #include <chrono>
 #include <cmath>
 
-#include "dist/exchange/lane.h"
+#include "dist/exchange/group_pipeline.h"
 #include "nn/core/base/check.h"
 #include "nn/core/rng.h"
 #include "train/metrics/metrics.h"
@@ -89,14 +89,14 @@ class Noise {
 };
 
 // What comes back where every rank sends what this one does.
-void come_back(Flight& flight, int ranks) {
-  if (flight.message.kind == Message::Kind::block)
-    flight.blocks.assign(static_cast<std::size_t>(ranks), flight.message.block);
+void come_back(PendingCollective& pending, int ranks) {
+  if (pending.message.kind == Message::Kind::block)
+    pending.blocks.assign(static_cast<std::size_t>(ranks), pending.message.block);
 }
 
 ExchangeProfile::Group measure_group(const Group& group, bool compressing, const ExchangeOptions& options,
                                      double density, int ranks, const Noise& noise, bool& sums) {
-  Lane lane(group, 0, compressing, options, ranks);
+  GroupPipeline pipeline(group, 0, compressing, options, ranks);
   std::vector<float> one(group.numel()), other(group.numel());
   Slice slice{one, other};
   std::vector<double> encode, decode;
@@ -110,26 +110,26 @@ ExchangeProfile::Group measure_group(const Group& group, bool compressing, const
     info.step = round;
     info.density = density;
     info.weights = weights;
-    lane.begin_step();
+    pipeline.begin_step();
     auto start = Clock::now();
-    lane.encode(slice, info);
+    pipeline.encode(slice, info);
     const double encoding = seconds_since(start);
-    cost.bytes = static_cast<double>(lane.flight.message.bytes());
+    cost.bytes = static_cast<double>(pipeline.pending.message.bytes());
     cost.later_bytes = 0;
-    sums = lane.flight.message.kind != Message::Kind::block;
-    come_back(lane.flight, ranks);
+    sums = pipeline.pending.message.kind != Message::Kind::block;
+    come_back(pipeline.pending, ranks);
     start = Clock::now();
-    bool more = lane.decode();
+    bool more = pipeline.decode();
     double decoding = seconds_since(start);
     while (more) {
-      cost.later_bytes += static_cast<double>(lane.flight.message.bytes());
-      come_back(lane.flight, ranks);
+      cost.later_bytes += static_cast<double>(pipeline.pending.message.bytes());
+      come_back(pipeline.pending, ranks);
       start = Clock::now();
-      more = lane.decode();
+      more = pipeline.decode();
       decoding += seconds_since(start);
     }
     start = Clock::now();
-    if (lane.commit().data() == slice.spare.data()) std::swap(slice.gradient, slice.spare);
+    if (pipeline.commit().data() == slice.spare.data()) std::swap(slice.gradient, slice.spare);
     decoding += seconds_since(start);
     if (round < kWarmUp) continue;
     encode.push_back(encoding);

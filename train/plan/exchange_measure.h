@@ -6,7 +6,7 @@
 
 #include "dist/comm/collective_queue.h"
 #include "dist/exchange/exchange.h"
-#include "train/metrics/run_folder.h"
+#include "train/metrics/run_directory.h"
 #include "train/plan/exchange_profile.h"
 #include "train/setup.h"
 
@@ -37,9 +37,9 @@ struct ExchangeChoice {
 // Collective; call it before the Exchange is made. Measures where exchange.merge needs a plan and has none, or
 // exchange.collective is auto, unless exchange.profile names a file, which rank 0 reads. Fills in
 // options.groups and options.collective, the same on every rank; rank 0 writes what was measured to
-// exchange_profile.json in the run folder and tells the plan. Throws UserError as read_exchange_profile() and
+// exchange_profile.json in the run directory and tells the plan. Throws UserError as read_exchange_profile() and
 // check_exchange_profile() do.
 ExchangeChoice choose_exchange(const Config& config, const Dataset& data, const ParameterArena& arena,
-                               CollectiveQueue& queue, const RunFolder& folder, ExchangeOptions& options);
+                               CollectiveQueue& queue, const RunDirectory& folder, ExchangeOptions& options);
 
 }  // namespace topknot

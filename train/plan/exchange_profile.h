@@ -1,6 +1,6 @@
 #pragma once
 // What a run's exchange costs, measured once: what merge plans (train/plan/exchange_plan.h) and predictions rest
-// on. exchange_profile.json in the run folder is this structure; every field has its member's name.
+// on. exchange_profile.json in the run directory is this structure; every field has its member's name.
 
 #include <cstddef>
 #include <string>

@@ -81,7 +81,7 @@ LayerDensity measure_layer_density(const Config& config, const Dataset& data, in
 
 LayerDensity layer_density(const Config& config, const Dataset& data, const ParameterArena& arena,
                            CollectiveQueue& queue, const Communicator& communicator,
-                           const RunFolder& folder) {
+                           const RunDirectory& folder) {
   const std::string& given = config.compress.layer_density;
   if (given.empty()) return {};
   if (given != "auto") {

@@ -9,7 +9,7 @@
 #include "dist/comm/communicator.h"
 #include "nn/core/parameter.h"
 #include "train/config/config.h"
-#include "train/metrics/run_folder.h"
+#include "train/metrics/run_directory.h"
 #include "train/setup.h"
 
 namespace topknot {
@@ -27,10 +27,11 @@ std::string layer_density_json(const LayerDensity& densities);
 LayerDensity measure_layer_density(const Config& config, const Dataset& data, int ranks);
 
 // What the configuration asks for, the same on every rank. Collective. `auto` is measured on rank 0 while the
-// others wait, and written to layer_density.json in the run folder, which another run may take as its file:
+// others wait, and written to layer_density.json in the run directory, which another run may take as its file:
 // the same bits in every run hold for given densities. Throws UserError as read_layer_density(), and where
 // the ranks' files differ.
 LayerDensity layer_density(const Config& config, const Dataset& data, const ParameterArena& arena,
-                           CollectiveQueue& queue, const Communicator& communicator, const RunFolder& folder);
+                           CollectiveQueue& queue, const Communicator& communicator,
+                           const RunDirectory& folder);
 
 }  // namespace topknot

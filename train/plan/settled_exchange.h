@@ -18,7 +18,7 @@ struct SettledExchange {
   double modelled_makespan(const std::vector<Group>& groups) const;
 };
 
-// Collective. What was measured stands in the run folder, and in its config.yaml.
+// Collective. What was measured stands in the run directory, and in its config.yaml.
 SettledExchange settle_exchange(const RunInputs& inputs, ParameterArena& arena, CollectiveQueue& queue,
                                 const Communicator& communicator);
 

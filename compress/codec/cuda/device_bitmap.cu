@@ -30,14 +30,14 @@ __device__ std::uint32_t map_word(const std::byte* block, std::uint64_t w, std::
 __global__ void __launch_bounds__(kThreads)
     count_bits_kernel(BlockWork work, const std::byte* blocks, DecodedEntries out) {
   const std::size_t rank = blockIdx.y;
-  if (out.facts[rank].count == 0) return;
+  if (out.stats[rank].count == 0) return;
   const std::byte* const block = blocks + rank * work.block_bytes;
   const std::uint64_t first = (std::uint64_t{blockIdx.x} * kThreads + threadIdx.x) * kEach;
   std::uint32_t bits = 0, total = 0;
   for (std::uint32_t w = 0; w < kEach; ++w) {
     const std::uint32_t word = map_word(block, first + w, work.numel);
     bits += static_cast<std::uint32_t>(__popc(word));
-    if (word != map_word(block, first + w, 8 * map_bytes(work.numel))) out.facts[rank].damaged = 1;
+    if (word != map_word(block, first + w, 8 * map_bytes(work.numel))) out.stats[rank].damaged = 1;
   }
   block_exclusive_sum(bits, total);
   if (threadIdx.x == 0) work.sizes[rank * work.parts + blockIdx.x] = total;
@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(kThreads)
 // One block of threads a rank.
 __global__ void __launch_bounds__(kThreads) chunk_starts_kernel(BlockWork work, DecodedEntries out) {
   const std::size_t rank = blockIdx.x;
-  const std::uint32_t count = out.facts[rank].count;
+  const std::uint32_t count = out.stats[rank].count;
   if (count == 0) return;
   const std::uint32_t* const sizes = work.sizes + rank * work.parts;
   std::uint32_t* const starts = work.starts + rank * work.parts;
@@ -58,13 +58,13 @@ __global__ void __launch_bounds__(kThreads) chunk_starts_kernel(BlockWork work, 
     if (chunk < work.parts) starts[chunk] = before;
     base += total;
   }
-  if (threadIdx.x == 0 && base != count) out.facts[rank].damaged = 1;
+  if (threadIdx.x == 0 && base != count) out.stats[rank].damaged = 1;
 }
 
 __global__ void __launch_bounds__(kThreads)
     read_bitmap_kernel(BlockWork work, const std::byte* blocks, DecodedEntries out) {
   const std::size_t rank = blockIdx.y;
-  if (out.facts[rank].count == 0 || out.facts[rank].damaged != 0) return;
+  if (out.stats[rank].count == 0 || out.stats[rank].damaged != 0) return;
   const std::byte* const block = blocks + rank * work.block_bytes;
   const std::uint64_t first = (std::uint64_t{blockIdx.x} * kThreads + threadIdx.x) * kEach;
   std::uint32_t words[kEach], bits = 0, total = 0;

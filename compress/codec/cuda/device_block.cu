@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(kThreads)
   }
   good = good && values_at + value_bytes(work.values, count) <= work.block_bytes;
   if (threadIdx.x != 0) return;
-  out.facts[rank] = DecodedFacts{good ? count : 0, flags & 1, good ? 0u : 1u, 0};
+  out.stats[rank] = DecodedStats{good ? count : 0, flags & 1, good ? 0u : 1u, 0};
   work.place[rank] = BlockPlace{values_at, 0, 0};
 }
 
@@ -58,9 +58,9 @@ __global__ void __launch_bounds__(kThreads)
   const auto* const indices =
       reinterpret_cast<const std::uint32_t*>(blocks + rank * work.block_bytes + kHeaderBytes);
   const std::size_t i = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (i >= out.facts[rank].count) return;
+  if (i >= out.stats[rank].count) return;
   const std::uint32_t index = indices[i];
-  if (index >= work.numel || (i > 0 && indices[i - 1] >= index)) out.facts[rank].damaged = 1;
+  if (index >= work.numel || (i > 0 && indices[i - 1] >= index)) out.stats[rank].damaged = 1;
   out.indices[rank * work.capacity + i] = index;
 }
 

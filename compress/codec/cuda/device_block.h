@@ -1,6 +1,6 @@
 #pragma once
 // Entries and their blocks in GPU memory, as the kernels of compress/code see them; others call
-// compress/codec/cuda/device_code.h. C++17.
+// compress/codec/cuda/device_codec.h. C++17.
 
 #include <cuda_runtime_api.h>
 
@@ -21,7 +21,7 @@ struct DeviceEntries {
 };
 
 // What a rank's block held.
-struct DecodedFacts {
+struct DecodedStats {
   std::uint32_t count = 0;    // at most the capacity, whatever the block says
   std::uint32_t finite = 0;   // the sender's flag
   std::uint32_t damaged = 0;  // not 0: indices and values are of no use
@@ -32,7 +32,7 @@ struct DecodedFacts {
 struct DecodedEntries {
   std::uint32_t* indices = nullptr;
   float* values = nullptr;
-  DecodedFacts* facts = nullptr;  // one a rank
+  DecodedStats* stats = nullptr;  // one a rank
 };
 
 // By the numbers of the wire.

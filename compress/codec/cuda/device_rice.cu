@@ -123,7 +123,7 @@ __global__ void __launch_bounds__(kThreads)
   __shared__ std::uint32_t found;  // entries that begin in the window
   const std::size_t rank = blockIdx.y;
   const std::byte* const block = blocks + rank * work.block_bytes;
-  const std::uint32_t part = blockIdx.x, count = out.facts[rank].count, parts = rice_parts(count);
+  const std::uint32_t part = blockIdx.x, count = out.stats[rank].count, parts = rice_parts(count);
   if (part >= parts) return;
   const unsigned b = rice_parameter(count, work.numel);
   const std::uint64_t before = part == 0 ? 0 : load_u32(block, rice_body(part - 1));
@@ -199,7 +199,7 @@ __global__ void __launch_bounds__(kThreads)
 // One block of threads a rank: where each part begins.
 __global__ void __launch_bounds__(kThreads) part_starts_kernel(BlockWork work, DecodedEntries out) {
   const std::size_t rank = blockIdx.x;
-  const std::uint32_t parts = rice_parts(out.facts[rank].count);
+  const std::uint32_t parts = rice_parts(out.stats[rank].count);
   const std::uint32_t* const spans = work.sizes + rank * work.parts;
   std::uint32_t* const starts = work.starts + rank * work.parts;
   std::uint64_t base = 0;
@@ -213,13 +213,13 @@ __global__ void __launch_bounds__(kThreads) part_starts_kernel(BlockWork work, D
     base += total;
   }
   wrong = __syncthreads_or(wrong);
-  if (threadIdx.x == 0 && (wrong != 0 || base > work.numel)) out.facts[rank].damaged = 1;
+  if (threadIdx.x == 0 && (wrong != 0 || base > work.numel)) out.stats[rank].damaged = 1;
 }
 
 __global__ void __launch_bounds__(kThreads) add_starts_kernel(BlockWork work, DecodedEntries out) {
   const std::size_t rank = blockIdx.y, i = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
-  const DecodedFacts& facts = out.facts[rank];
-  if (i < facts.count && facts.damaged == 0)
+  const DecodedStats& stats = out.stats[rank];
+  if (i < stats.count && stats.damaged == 0)
     out.indices[rank * work.capacity + i] += work.starts[rank * work.parts + i / kRicePart];
 }
 

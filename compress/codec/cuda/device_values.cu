@@ -1,4 +1,4 @@
-// The value codes.
+// The value codec.
 #include "compress/codec/cuda/device_block_tools.h"
 
 namespace topknot::cuda {
@@ -75,20 +75,20 @@ __global__ void __launch_bounds__(kThreads)
 
 // Keeps a thread's value, its finiteness and the greatest magnitude. Every thread of the block calls.
 __device__ void take_value(const BlockWork& work, const DecodedEntries& out, std::size_t i, float value) {
-  DecodedFacts& facts = out.facts[blockIdx.y];
-  const bool mine = i < facts.count;
+  DecodedStats& stats = out.stats[blockIdx.y];
+  const bool mine = i < stats.count;
   const std::uint32_t magnitude = mine ? magnitude_bits(value) : 0;
   if (mine) out.values[blockIdx.y * std::size_t{work.capacity} + i] = value;
-  if (magnitude > kLargestFinite) facts.damaged = 1;
+  if (magnitude > kLargestFinite) stats.damaged = 1;
   const std::uint32_t most = block_max(magnitude);
-  if (threadIdx.x == 0) atomicMax(&facts.largest, most);
+  if (threadIdx.x == 0) atomicMax(&stats.largest, most);
 }
 
 template <class Code>
 __global__ void __launch_bounds__(kThreads)
     read_values_kernel(BlockWork work, const std::byte* blocks, DecodedEntries out) {
   const std::size_t rank = blockIdx.y, i = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
-  const std::uint32_t count = out.facts[rank].count;
+  const std::uint32_t count = out.stats[rank].count;
   if (std::size_t{blockIdx.x} * kThreads >= count) return;
   const std::byte* const block = blocks + rank * work.block_bytes;
   std::uint64_t at = work.place[rank].values_at;
@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(kThreads)
   if (work.values == Values::fp16) {
     const int e = static_cast<std::int8_t>(block[at]);
     const bool good = e >= fp16::kLeast && e <= fp16::kMost;
-    if (!good) out.facts[rank].damaged = 1;
+    if (!good) out.stats[rank].damaged = 1;
     scale = fp16::power_of_two(good ? e : 0);
     ++at;
   }
@@ -106,17 +106,17 @@ __global__ void __launch_bounds__(kThreads)
 // The exponent must be that of the largest magnitude.
 __global__ void check_fp16_kernel(BlockWork work, const std::byte* blocks, DecodedEntries out) {
   const int rank = static_cast<int>(blockIdx.x * kThreads + threadIdx.x);
-  if (rank >= work.ranks || out.facts[rank].count == 0) return;
+  if (rank >= work.ranks || out.stats[rank].count == 0) return;
   const int e =
       static_cast<std::int8_t>(blocks[std::size_t(rank) * work.block_bytes + work.place[rank].values_at]);
-  if (e > fp16::kLeast && e <= fp16::kMost && out.facts[rank].largest < bits_of(fp16::power_of_two(e + 14)))
-    out.facts[rank].damaged = 1;
+  if (e > fp16::kLeast && e <= fp16::kMost && out.stats[rank].largest < bits_of(fp16::power_of_two(e + 14)))
+    out.stats[rank].damaged = 1;
 }
 
 __global__ void __launch_bounds__(kThreads)
     read_int8_kernel(BlockWork work, const std::byte* blocks, DecodedEntries out) {
   const std::size_t rank = blockIdx.y, i = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
-  const std::size_t count = out.facts[rank].count;
+  const std::size_t count = out.stats[rank].count;
   if (std::size_t{blockIdx.x} * kThreads >= count) return;
   const std::byte* const block = blocks + rank * work.block_bytes;
   const std::uint64_t at = work.place[rank].values_at;
@@ -126,7 +126,7 @@ __global__ void __launch_bounds__(kThreads)
       i < count ? static_cast<std::int8_t>(block[at + 4 * ((count + kThreads - 1) / kThreads) + i]) : 0;
   const std::uint32_t largest = block_max(static_cast<std::uint32_t>(code < 0 ? -code : code));
   const bool zero = bits == 0, usable = scale >= int8::kLeastScale && bits <= kLargestFinite;
-  if (threadIdx.x == 0 && ((!zero && !usable) || largest != (zero ? 0u : 127u))) out.facts[rank].damaged = 1;
+  if (threadIdx.x == 0 && ((!zero && !usable) || largest != (zero ? 0u : 127u))) out.stats[rank].damaged = 1;
   take_value(work, out, i, int8::decode(static_cast<std::int8_t>(code), static_cast<double>(scale)));
 }
 

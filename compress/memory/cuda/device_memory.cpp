@@ -13,13 +13,13 @@ class NoMemory final : public DeviceMemory {
  public:
   explicit NoMemory(const CompressOptions& options) : lr_inside_(options.lr_inside) {}
 
-  Accumulate accumulate(const DeviceSlice& slice, const StepWords* step) override {
+  Accumulate accumulate(const DeviceSlice& slice, const StepParameters* step) override {
     Accumulate made;
     made.u = slice.gradient.data();
     if (lr_inside_) made.times_lr = step;
     return made;
   }
-  std::span<float> commit(cudaStream_t, const Verdict*, const DeviceSlice& slice,
+  std::span<float> commit(cudaStream_t, const StepStatus*, const DeviceSlice& slice,
                           const DeviceSent&) override {
     return slice.gradient;
   }
@@ -47,7 +47,7 @@ class KeepingMemory final : public DeviceMemory {
     clear();
   }
 
-  Accumulate accumulate(const DeviceSlice& slice, const StepWords* step) override {
+  Accumulate accumulate(const DeviceSlice& slice, const StepParameters* step) override {
     TOPKNOT_CHECK(slice.gradient.size() == n_ && slice.spare.size() == n_,
                   "error feedback needs a residual as long as the gradient");
     Accumulate made;
@@ -68,10 +68,10 @@ class KeepingMemory final : public DeviceMemory {
     return made;
   }
 
-  std::span<float> commit(cudaStream_t stream, const Verdict* verdict, const DeviceSlice& slice,
+  std::span<float> commit(cudaStream_t stream, const StepStatus* status, const DeviceSlice& slice,
                           const DeviceSent& sent) override {
     MemoryCommit step;
-    step.verdict = verdict;
+    step.status = status;
     step.n = n_;
     step.u = slice.gradient.data();
     step.residual = slice.spare.data();

@@ -8,7 +8,7 @@ __global__ void __launch_bounds__(kThreads) commit_kernel(MemoryCommit step) {
   const std::size_t first = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
   const std::size_t stride = std::size_t{gridDim.x} * kThreads;
   if (first == 0 && step.current) *step.current = step.written;
-  if (step.verdict->bad != 0) {
+  if (step.status->bad != 0) {
     for (std::size_t i = first; i < step.n; i += stride) {
       __stcs(step.u + i, __ldcs(step.residual + i));
       if (step.velocity) __stcs(step.velocity + i, __ldcs(step.old_velocity + i));

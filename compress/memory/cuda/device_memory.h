@@ -3,10 +3,10 @@
 // step. The arithmetic is the CPU's, bit for bit. One a group and rank. A step:
 //
 //   accumulate(slice, step)                what the selection's own pass makes u with
-//   commit(stream, verdict, slice, sent)   before the average is written. Good: what was sent leaves u. Bad: the
+//   commit(stream, status, slice, sent)   before the average is written. Good: what was sent leaves u. Bad: the
 //                                          memory of u gets the old residual, and a velocity its old values
 //
-// After commit() the slice's two memories swap roles where the memory keeps(), whatever the verdict was; the
+// After commit() the slice's two memories swap roles where the memory keeps(), whatever the status was; the
 // average belongs in the memory that commit() returns.
 //
 // DGC with momentum has two velocities, of which one is read and the other written. Which one follows from the
@@ -25,7 +25,7 @@
 #include "compress/cuda/device_compressor.h"
 #include "compress/memory/accumulate.h"
 #include "compress/state.h"
-#include "nn/core/cuda/step_words.h"
+#include "nn/core/cuda/step_parameters.h"
 
 namespace topknot::cuda {
 
@@ -43,9 +43,9 @@ class DeviceMemory {
 
   // Of the whole group; Accumulate::from() makes it a segment's. slice.spare is not used by memory none. The
   // slice's two memories must be the same as in all steps before, in either order.
-  virtual Accumulate accumulate(const DeviceSlice& slice, const StepWords* step) = 0;
+  virtual Accumulate accumulate(const DeviceSlice& slice, const StepParameters* step) = 0;
   // The same slice. Returns the memory for the average: spare, or (memory none) the gradient's own.
-  virtual std::span<float> commit(cudaStream_t stream, const Verdict* verdict, const DeviceSlice& slice,
+  virtual std::span<float> commit(cudaStream_t stream, const StepStatus* status, const DeviceSlice& slice,
                                   const DeviceSent& sent) = 0;
 
   virtual bool keeps() const = 0;          // as Memory's

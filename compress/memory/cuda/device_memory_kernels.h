@@ -6,12 +6,12 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "nn/core/cuda/step_words.h"
+#include "nn/core/cuda/step_parameters.h"
 
 namespace topknot::cuda {
 
 struct MemoryCommit {
-  const Verdict* verdict = nullptr;
+  const StepStatus* status = nullptr;
   std::size_t n = 0;
   float* u = nullptr;
   const float* residual = nullptr;      // the old one

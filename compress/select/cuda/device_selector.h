@@ -14,7 +14,7 @@
 
 #include "compress/compressor.h"
 #include "compress/memory/accumulate.h"
-#include "nn/core/cuda/step_words.h"
+#include "nn/core/cuda/step_parameters.h"
 
 namespace topknot::cuda {
 
@@ -24,13 +24,13 @@ struct DeviceSelected {
   float* values = nullptr;
   std::uint32_t capacity = 0;  // DeviceSelector::capacity(), of the greatest density of the run
   // In GPU memory, written by select():
-  struct Facts {
+  struct Stats {
     std::uint32_t count = 0;   // entries written; at most capacity
     std::uint32_t finite = 1;  // 0: a NaN or Inf was in the range; count is 0 then
     std::uint32_t over = 0;    // selected beyond the capacity: the least of them, kept back
     float threshold = 0;       // as Selected::threshold
   };
-  Facts* facts = nullptr;
+  Stats* stats = nullptr;
 };
 
 class DeviceSelector {
@@ -43,14 +43,14 @@ class DeviceSelector {
   // For steps of this density or less; sizes scratch memory. Waits for nothing; changes what a graph has captured.
   virtual void set_density(double density) = 0;
   // Makes u by `accumulate` (of this range), in the same pass as the method's first, and selects from it. k and
-  // the like follow from words->density on the GPU.
-  virtual void select(cudaStream_t stream, const Accumulate& accumulate, const StepWords* words,
+  // the like follow from parameters->density on the GPU.
+  virtual void select(cudaStream_t stream, const Accumulate& accumulate, const StepParameters* parameters,
                       const DeviceSelected& selected) = 0;
-  // After all ranks' blocks are decoded: where the verdict is good, keeps what select() learnt and what the
+  // After all ranks' blocks are decoded: where the status is good, keeps what select() learnt and what the
   // average made of it, else forgets. `sent`: the values at selected.indices as the other ranks decoded them;
-  // `average`: of this range, not written yet where the verdict is bad. `weight`: of this rank in the average, a
+  // `average`: of this range, not written yet where the status is bad. `weight`: of this rank in the average, a
   // float in GPU memory, to be divided by the ranks.
-  virtual void commit(cudaStream_t stream, const Verdict* verdict, const DeviceSelected& selected,
+  virtual void commit(cudaStream_t stream, const StepStatus* status, const DeviceSelected& selected,
                       const float* sent, const float* average, const float* weight, int ranks) = 0;
   // The same bytes as the CPU's selector saves; waits for the GPU.
   virtual void save(StateWriter& writer) const { static_cast<void>(writer); }

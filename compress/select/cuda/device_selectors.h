@@ -21,12 +21,12 @@ std::unique_ptr<DeviceSelector> make_device_dgc_sampled(const CompressOptions& o
 // another entry travel.
 std::unique_ptr<DeviceSelector> make_device_regtopk(const CompressOptions& options, std::size_t n);
 
-inline FactsOut facts_of(const DeviceSelected& selected) {
-  DeviceSelected::Facts* facts = selected.facts;
-  return {&facts->count, &facts->finite, &facts->over, &facts->threshold};
+inline StatsOut stats_of(const DeviceSelected& selected) {
+  DeviceSelected::Stats* stats = selected.stats;
+  return {&stats->count, &stats->finite, &stats->over, &stats->threshold};
 }
 inline Taken taken_of(const DeviceSelected& selected) {
-  return {selected.indices, selected.values, selected.capacity, &selected.facts->threshold};
+  return {selected.indices, selected.values, selected.capacity, &selected.stats->threshold};
 }
 // The capacity of methods that bound nothing themselves: compress.capacity times k, or everything.
 inline std::size_t capacity_within(const CompressOptions& options, std::size_t k, std::size_t n) {

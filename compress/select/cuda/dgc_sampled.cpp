@@ -25,7 +25,7 @@ class DgcSampledOnGpu final : public DeviceSelector {
   std::size_t capacity(double density) const override { return dgc::selected_count(density, rule_.n); }
   void set_density(double density) override { list_ = ListMemory(rule_.n, 4 * capacity(density) + 4096); }
 
-  void select(cudaStream_t stream, const Accumulate& accumulate, const StepWords* words,
+  void select(cudaStream_t stream, const Accumulate& accumulate, const StepParameters* parameters,
               const DeviceSelected& selected) override {
     DgcRule rule = rule_;
     rule.capacity = selected.capacity;
@@ -33,21 +33,21 @@ class DgcSampledOnGpu final : public DeviceSelector {
     const EntryList& list = list_.list();
     const Source u = source_of(accumulate.u, rule.n);
     const Source samples{samples_.data(), samples_.data(), nullptr, &control->samples, samples_.size()};
-    const FactsOut facts = facts_of(selected);
-    dgc_plan(stream, rule, words, control);
+    const StatsOut stats = stats_of(selected);
+    dgc_plan(stream, rule, parameters, control);
     dgc_sample(stream, accumulate, control, samples_.data(), samples_.size());
     find_kth(stream, samples, samples, scratch_.memory(), &control->of_samples);
     dgc_bound(stream, control);
     accumulate_and_list(stream, accumulate, rule.n, &control->above, list_.tiles(), list);
     find_kth(stream, u, u, scratch_.memory(), &control->of_vector);
-    dgc_judge(stream, rule, list, control, facts);
+    dgc_judge(stream, rule, list, control, stats);
     for (int i = 0; i < (rule.resample ? 1 : dgc::kAdaptations); ++i)
-      dgc_adapt(stream, rule, accumulate.u, list, control, facts);
+      dgc_adapt(stream, rule, accumulate.u, list, control, stats);
     take_largest(stream, source_of(list), u, scratch_.memory(), &control->final, taken_of(selected));
   }
 
-  void commit(cudaStream_t, const Verdict*, const DeviceSelected&, const float*, const float*, const float*,
-              int) override {}
+  void commit(cudaStream_t, const StepStatus*, const DeviceSelected&, const float*, const float*,
+              const float*, int) override {}
 
  private:
   DgcRule rule_;

@@ -4,17 +4,17 @@
 namespace topknot::cuda {
 namespace {
 
-constexpr int kRungs = dgc::kAdaptations;
+constexpr int kLevels = dgc::kAdaptations;
 
 // |x| >= t as key > key_before(t); NaN and Inf are found in any case.
 __device__ GpuKey key_before(GpuKey t) {
   return t - 1 < kLargestFinite ? t - 1 : kLargestFinite;
 }
 
-__global__ void plan_kernel(DgcRule rule, const StepWords* words, DgcControl* control) {
+__global__ void plan_kernel(DgcRule rule, const StepParameters* parameters, DgcControl* control) {
   DgcControl& c = *control;
   c = DgcControl();
-  const double density = words->density;
+  const double density = parameters->density;
   const SampleGeometry g = dgc::geometry_of(rule.n, density, rule.sample_ratio);
   const std::size_t k = g.selects < rule.capacity ? g.selects : rule.capacity;
   c.k = static_cast<std::uint32_t>(k);
@@ -30,8 +30,8 @@ __global__ void plan_kernel(DgcRule rule, const StepWords* words, DgcControl* co
     return;
   }
   PhiloxStream stream = rule.stream;
-  stream.a = static_cast<std::uint32_t>(words->step);
-  stream.b = static_cast<std::uint32_t>(words->rank);
+  stream.a = static_cast<std::uint32_t>(parameters->step);
+  stream.b = static_cast<std::uint32_t>(parameters->rank);
   const PhiloxBlock block = stream.block(rule.position / 4);
   const unsigned word = rule.position % 4;
   const std::uint32_t bits = word == 0   ? block.words[0]
@@ -60,21 +60,21 @@ __global__ void bound_kernel(DgcControl* control) {
 
 // The choice, now that the threshold is known; `exact`: the k largest in place of all that reach it.
 __device__ void choose(DgcControl& c, const DgcRule& rule, const EntryList& list, bool exact,
-                       const FactsOut& facts) {
+                       const StatsOut& stats) {
   exact |= c.count > c.k && !rule.lowest;
   const std::uint32_t kept = c.count < c.k ? c.count : c.k;
   c.final.skip = kept == 0;
-  c.final.whole = list.facts->count > list.limit || c.t < c.first_t;  // else the list holds all that reach t
+  c.final.whole = list.stats->count > list.limit || c.t < c.first_t;  // else the list holds all that reach t
   c.final.known = !exact;
   c.final.k = kept;
   c.final.bound = key_before(gpu_key(c.t));  // of more than k the first k count
-  *facts.count = kept;
-  *facts.threshold = c.t;  // where the selection is exact, its least magnitude follows
+  *stats.count = kept;
+  *stats.threshold = c.t;  // where the selection is exact, its least magnitude follows
 }
 
 // Changes t as the loop of the CPU's selector does, as far as it is known how many reach the thresholds to come;
 // else says which are to be counted. With resampling t only falls, so that one count tells all.
-__device__ void adapt(DgcControl& c, const DgcRule& rule, const EntryList& list, const FactsOut& facts) {
+__device__ void adapt(DgcControl& c, const DgcRule& rule, const EntryList& list, const StatsOut& stats) {
   int next = 0;
   bool exact = false;
   for (;; ++c.adaptations) {
@@ -88,72 +88,72 @@ __device__ void adapt(DgcControl& c, const DgcRule& rule, const EntryList& list,
       exact = many;
       break;
     }
-    if (next == c.rungs) {
-      const int rungs = rule.resample ? dgc::kAdaptations - c.adaptations : 1;
+    if (next == c.levels) {
+      const int levels = rule.resample ? dgc::kAdaptations - c.adaptations : 1;
       float t = c.t;
-      for (int r = 0; r < rungs; ++r) {
+      for (int r = 0; r < levels; ++r) {
         t = dgc::moved_threshold(t, many, largest);
-        c.rung[r] = t;
+        c.level[r] = t;
         c.reach[r] = 0;
       }
-      c.rungs = rungs;
+      c.levels = levels;
       c.pending = true;
       return;
     }
-    c.t = c.rung[next];
+    c.t = c.level[next];
     c.count = c.reach[next++];
   }
   c.pending = false;
-  choose(c, rule, list, exact, facts);
+  choose(c, rule, list, exact, stats);
 }
 
-__global__ void judge_kernel(DgcRule rule, EntryList list, DgcControl* control, FactsOut facts) {
+__global__ void judge_kernel(DgcRule rule, EntryList list, DgcControl* control, StatsOut stats) {
   DgcControl& c = *control;
-  *facts.count = *facts.over = 0;
-  *facts.finite = list.facts->finite;
-  *facts.threshold = 0;
-  if (!list.facts->finite) return;
+  *stats.count = *stats.over = 0;
+  *stats.finite = list.stats->finite;
+  *stats.threshold = 0;
+  if (!list.stats->finite) return;
   if (c.all) {
     c.final.skip = c.final.known = 0;
     c.final.whole = 1;
-    c.final.k = *facts.count = c.k;
+    c.final.k = *stats.count = c.k;
     return;
   }
   if (!c.of_vector.skip) {  // t is the k-th magnitude
     c.final.skip = 0;
     c.final.whole = 1;
     c.final.known = rule.lowest;
-    c.final.k = *facts.count = c.k;
+    c.final.k = *stats.count = c.k;
     c.final.bound = key_before(c.of_vector.kth);
-    *facts.threshold = gpu_magnitude(c.of_vector.kth);
+    *stats.threshold = gpu_magnitude(c.of_vector.kth);
     return;
   }
-  c.count = list.facts->count;
-  adapt(c, rule, list, facts);
+  c.count = list.stats->count;
+  adapt(c, rule, list, stats);
 }
 
 __global__ void __launch_bounds__(kThreads)
-    adapt_kernel(DgcRule rule, const float* u, EntryList list, DgcControl* control, FactsOut facts) {
+    adapt_kernel(DgcRule rule, const float* u, EntryList list, DgcControl* control, StatsOut stats) {
   if (!control->pending) return;
-  GpuKey above[kRungs];
-  std::uint32_t reach[kRungs];
-  const int rungs = control->rungs;
+  GpuKey above[kLevels];
+  std::uint32_t reach[kLevels];
+  const int levels = control->levels;
 #pragma unroll
-  for (int r = 0; r < kRungs; ++r) {
-    above[r] = r < rungs ? key_before(gpu_key(control->rung[r])) : 0x7fffffff;
+  for (int r = 0; r < kLevels; ++r) {
+    above[r] = r < levels ? key_before(gpu_key(control->level[r])) : 0x7fffffff;
     reach[r] = 0;
   }
-  const bool listed = list.facts->count <= list.limit && control->rung[0] >= control->first_t;
+  const bool listed = list.stats->count <= list.limit && control->level[0] >= control->first_t;
   const float* from = listed ? list.values : u;
-  const std::size_t n = listed ? list.facts->count : rule.n;
+  const std::size_t n = listed ? list.stats->count : rule.n;
   for (std::size_t i = std::size_t{blockIdx.x} * kThreads + threadIdx.x; i < n;
        i += std::size_t{gridDim.x} * kThreads) {
     const GpuKey key = gpu_key(from[i]);
 #pragma unroll
-    for (int r = 0; r < kRungs; ++r) reach[r] += key > above[r];
+    for (int r = 0; r < kLevels; ++r) reach[r] += key > above[r];
   }
 #pragma unroll
-  for (int r = 0; r < kRungs; ++r) {
+  for (int r = 0; r < kLevels; ++r) {
     const std::uint32_t sum = block_sum(reach[r]);
     if (threadIdx.x == 0 && sum > 0) atomicAdd(&control->reach[r], sum);
   }
@@ -163,13 +163,14 @@ __global__ void __launch_bounds__(kThreads)
   // The last block: all have counted.
   __threadfence();
   control->blocks_done = 0;
-  adapt(*control, rule, list, facts);
+  adapt(*control, rule, list, stats);
 }
 
 }  // namespace
 
-void dgc_plan(cudaStream_t stream, const DgcRule& rule, const StepWords* words, DgcControl* control) {
-  launch(plan_kernel, 1, 1, stream, rule, words, control);
+void dgc_plan(cudaStream_t stream, const DgcRule& rule, const StepParameters* parameters,
+              DgcControl* control) {
+  launch(plan_kernel, 1, 1, stream, rule, parameters, control);
 }
 
 void dgc_sample(cudaStream_t stream, const Accumulate& accumulate, const DgcControl* control, float* samples,
@@ -182,14 +183,14 @@ void dgc_bound(cudaStream_t stream, DgcControl* control) {
 }
 
 void dgc_judge(cudaStream_t stream, const DgcRule& rule, const EntryList& list, DgcControl* control,
-               const FactsOut& facts) {
-  launch(judge_kernel, 1, 1, stream, rule, list, control, facts);
+               const StatsOut& stats) {
+  launch(judge_kernel, 1, 1, stream, rule, list, control, stats);
 }
 
 void dgc_adapt(cudaStream_t stream, const DgcRule& rule, const float* u, const EntryList& list,
-               DgcControl* control, const FactsOut& facts) {
+               DgcControl* control, const StatsOut& stats) {
   launch(adapt_kernel, grid_for(rule.n, kThreads * 16, 1024), kThreads, stream, rule, u, list, control,
-         facts);
+         stats);
 }
 
 }  // namespace topknot::cuda

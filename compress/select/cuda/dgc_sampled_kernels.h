@@ -10,7 +10,7 @@
 #include "compress/select/cuda/gpu_select.h"
 #include "compress/select/cuda/topk_kernels.h"
 #include "compress/select/dgc_rule.h"
-#include "nn/core/cuda/step_words.h"
+#include "nn/core/cuda/step_parameters.h"
 #include "nn/core/philox.h"
 
 namespace topknot::cuda {
@@ -19,7 +19,7 @@ struct DgcRule {
   std::size_t n = 0;
   double sample_ratio = 0.01;
   bool resample = true, lowest = true;
-  PhiloxStream stream{};       // of the seed; step and rank follow from the step's words
+  PhiloxStream stream{};       // of the seed; step and rank follow from the step's parameters
   std::uint64_t position = 0;  // of the range in the arena
   std::uint32_t capacity = 0;  // of what is selected into; at most that much travels
 };
@@ -30,20 +30,21 @@ struct DgcControl {
   std::uint32_t start = 0, samples = 0;  // what is sampled; none where t comes from the whole vector
   std::uint32_t k = 0;
   bool all = false;               // every entry travels
-  bool pending = false;           // the rungs are to be counted
+  bool pending = false;           // the levels are to be counted
   Choice of_samples, of_vector;   // where the threshold comes from: one of them is skipped, or both
   GpuKey above = kLargestFinite;  // what the first pass lists with
   float t = 0, first_t = 0;       // the threshold, and the one of the sample
   std::uint32_t count = 0;        // how many reach t
   int adaptations = 0;
-  int rungs = 0;  // thresholds to come, and how many reach them
-  float rung[dgc::kAdaptations] = {};
+  int levels = 0;  // thresholds to come, and how many reach them
+  float level[dgc::kAdaptations] = {};
   std::uint32_t reach[dgc::kAdaptations] = {};
   std::uint32_t blocks_done = 0;
   Choice final;
 };
 
-void dgc_plan(cudaStream_t stream, const DgcRule& rule, const StepWords* words, DgcControl* control);
+void dgc_plan(cudaStream_t stream, const DgcRule& rule, const StepParameters* parameters,
+              DgcControl* control);
 // `samples` has room for `most`, which is dgc_most_samples(n).
 void dgc_sample(cudaStream_t stream, const Accumulate& accumulate, const DgcControl* control, float* samples,
                 std::size_t most);
@@ -54,9 +55,9 @@ inline std::size_t dgc_most_samples(std::size_t n) {
 void dgc_bound(cudaStream_t stream, DgcControl* control);
 // After that pass, and where the sample was the whole vector, its k-th magnitude.
 void dgc_judge(cudaStream_t stream, const DgcRule& rule, const EntryList& list, DgcControl* control,
-               const FactsOut& facts);
-// Counts what reaches the rungs, and decides. Enough are 1 with resampling, else kAdaptations.
+               const StatsOut& stats);
+// Counts what reaches the levels, and decides. Enough are 1 with resampling, else kAdaptations.
 void dgc_adapt(cudaStream_t stream, const DgcRule& rule, const float* u, const EntryList& list,
-               DgcControl* control, const FactsOut& facts);
+               DgcControl* control, const StatsOut& stats);
 
 }  // namespace topknot::cuda

@@ -27,21 +27,21 @@ class DeviceGaussianK final : public DeviceSelector {
     quantile_ = {density, -normal_quantile(density / 2)};
   }
 
-  void select(cudaStream_t stream, const Accumulate& accumulate, const StepWords* words,
+  void select(cudaStream_t stream, const Accumulate& accumulate, const StepParameters* parameters,
               const DeviceSelected& selected) override {
     TOPKNOT_CHECK(list_.list().limit > 0, "set_density() comes before select()");
     GaussianKState* state = state_.data();
-    gaussiank_begin(stream, state, words, accumulate, n_);
-    gaussiank_moments(stream, state, words, quantile_, accumulate, n_, chunks_.data());
+    gaussiank_begin(stream, state, parameters, accumulate, n_);
+    gaussiank_moments(stream, state, parameters, quantile_, accumulate, n_, chunks_.data());
     gaussiank_count(stream, state, accumulate.u, n_, list_.tiles(), list_.list());
-    gaussiank_decide(stream, state, list_.list(), options_.capacity, selected.capacity, facts_of(selected));
+    gaussiank_decide(stream, state, list_.list(), options_.capacity, selected.capacity, stats_of(selected));
     take_largest(stream, source_of(list_.list()), source_of(accumulate.u, n_), scratch_.memory(),
                  &state->choice, taken_of(selected));
   }
 
-  void commit(cudaStream_t stream, const Verdict* verdict, const DeviceSelected&, const float*, const float*,
-              const float*, int) override {
-    gaussiank_commit(stream, state_.data(), verdict);
+  void commit(cudaStream_t stream, const StepStatus* status, const DeviceSelected&, const float*,
+              const float*, const float*, int) override {
+    gaussiank_commit(stream, state_.data(), status);
   }
 
  private:

@@ -13,10 +13,11 @@ __global__ void reset_kernel(GaussianKState* state) {
   *state = GaussianKState{};
 }
 
-__global__ void begin_kernel(GaussianKState* state, const StepWords* words, Accumulate a, std::size_t n) {
-  state->k = gpu_target_count(words->density, n);
+__global__ void begin_kernel(GaussianKState* state, const StepParameters* parameters, Accumulate a,
+                             std::size_t n) {
+  state->k = gpu_target_count(parameters->density, n);
   state->broken = state->nonzero = 0;
-  for (int r = 0; r < kRungs; ++r) state->counts[r] = 0;
+  for (int r = 0; r < kLevels; ++r) state->counts[r] = 0;
   Accumulate copy = a;
   state->unsent[0] = a.u[0];
   copy.u = &state->unsent[0];
@@ -89,7 +90,7 @@ __device__ bool is_finite(double x) {
   return x - x == 0;
 }
 
-__device__ void fit(GaussianKState* state, const StepWords* words, const DensityQuantile& quantile,
+__device__ void fit(GaussianKState* state, const StepParameters* parameters, const DensityQuantile& quantile,
                     std::size_t n, double sum, double squares) {
   const double count = static_cast<double>(n);
   const double mean = state->shift + sum / count;
@@ -106,20 +107,20 @@ __device__ void fit(GaussianKState* state, const StepWords* words, const Density
   else
     state->way = deviation > 0 && is_finite(deviation) && is_finite(mean) ? Way::rule : Way::exact;
   if (state->way != Way::rule) return;
-  const double density = words->density;
+  const double density = parameters->density;
   const double z = density == quantile.density ? quantile.z : -normal_quantile_formula(density / 2);
   const double t = mean + z * deviation;
-  const double rungs[kRungs] = {t, t * 0.5, t * 1.5, t * 0.5 * 0.5, t * 0.5 * 1.5, t * 1.5 * 1.5};
-  for (int r = 0; r < kRungs; ++r) {
-    state->threshold[r] = rungs[r];
-    state->above[r] = gpu_key_below(rungs[r]);
+  const double levels[kLevels] = {t, t * 0.5, t * 1.5, t * 0.5 * 0.5, t * 0.5 * 1.5, t * 1.5 * 1.5};
+  for (int r = 0; r < kLevels; ++r) {
+    state->threshold[r] = levels[r];
+    state->above[r] = gpu_key_below(levels[r]);
     if (r == state->carried) state->list_above = state->above[r];
   }
 }
 
 // One block. Chunks are added in order: one thread adds sums, another, of the next warp, squares.
 __global__ void __launch_bounds__(kThreads)
-    fit_kernel(GaussianKState* state, const StepWords* words, DensityQuantile quantile,
+    fit_kernel(GaussianKState* state, const StepParameters* parameters, DensityQuantile quantile,
                const ChunkMoments* chunks, std::size_t n) {
   constexpr int per = 4 * kThreads;
   __shared__ double sums[per], squares[per], total;
@@ -141,11 +142,11 @@ __global__ void __launch_bounds__(kThreads)
   }
   if (threadIdx.x == 32) total = sum;
   __syncthreads();
-  if (threadIdx.x == 0) fit(state, words, quantile, n, sum, total);
+  if (threadIdx.x == 0) fit(state, parameters, quantile, n, sum, total);
 }
 
 __global__ void __launch_bounds__(kThreads)
-    rungs_kernel(GaussianKState* state, const float* u, std::size_t n, bool aligned, TileMemory tiles) {
+    levels_kernel(GaussianKState* state, const float* u, std::size_t n, bool aligned, TileMemory tiles) {
   const std::size_t count = (n + kSelectTile - 1) / kSelectTile;
   if (state->way != Way::rule) {
     for (std::size_t tile = blockIdx.x; tile < count; tile += gridDim.x)
@@ -154,10 +155,10 @@ __global__ void __launch_bounds__(kThreads)
   }
   Accumulate read;
   read.u = const_cast<float*>(u);  // Fetch::read writes nothing
-  GpuKey above[kRungs];
-  std::uint32_t counts[kRungs];
+  GpuKey above[kLevels];
+  std::uint32_t counts[kLevels];
 #pragma unroll
-  for (int r = 0; r < kRungs; ++r) above[r] = state->above[r], counts[r] = 0;
+  for (int r = 0; r < kLevels; ++r) above[r] = state->above[r], counts[r] = 0;
   const GpuKey list_above = state->list_above;
   for (std::size_t tile = blockIdx.x; tile < count; tile += gridDim.x) {
     const std::size_t base = tile * kSelectTile;
@@ -170,12 +171,12 @@ __global__ void __launch_bounds__(kThreads)
         const bool there = quad_at(base, q) + static_cast<std::size_t>(c) < n;
         const GpuKey key = there ? gpu_key(x[4 * q + c]) : -1;
 #pragma unroll
-        for (int r = 0; r < kRungs; ++r) counts[r] += key > above[r];
+        for (int r = 0; r < kLevels; ++r) counts[r] += key > above[r];
       }
     list_tile(x, base, n, list_above, tiles);
   }
 #pragma unroll
-  for (int r = 0; r < kRungs; ++r) {
+  for (int r = 0; r < kLevels; ++r) {
     std::uint32_t total;
     block_exclusive_sum(counts[r], total);
     if (threadIdx.x == 0 && total > 0) atomicAdd(&state->counts[r], total);
@@ -183,7 +184,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 __global__ void decide_kernel(GaussianKState* state, EntryList list, double multiple, std::uint32_t capacity,
-                              FactsOut facts) {
+                              StatsOut stats) {
   const std::uint32_t k = state->k;
   Choice choice;
   std::uint32_t kept = 0, over = 0;
@@ -195,31 +196,31 @@ __global__ void decide_kernel(GaussianKState* state, EntryList list, double mult
     choice.whole = 1;
     choice.k = kept;
   } else if (state->way == Way::rule) {
-    // The rung after one where too many, or too few, were selected.
+    // The level after one where too many, or too few, were selected.
     const int fewer[] = {2, 4, 5}, more[] = {1, 3, 4};
     const double wanted = static_cast<double>(k);
-    int rung = 0;
+    int level = 0;
     for (int evaluation = 0;; ++evaluation) {
-      const double number = static_cast<double>(state->counts[rung]);
+      const double number = static_cast<double>(state->counts[level]);
       const bool few = number<2 * wanted / 3, many = number> 4 * wanted / 3;
       if ((!few && !many) || evaluation == 2) break;
-      rung = few ? more[rung] : fewer[rung];
+      level = few ? more[level] : fewer[level];
     }
-    state->next = rung;
-    const std::uint32_t count = state->counts[rung];
-    choose_within(multiple, k, count, state->above[rung], choice, kept, over);
-    choice.whole = rung != state->carried || count > list.limit;
-    threshold = static_cast<float>(state->threshold[rung]);
+    state->next = level;
+    const std::uint32_t count = state->counts[level];
+    choose_within(multiple, k, count, state->above[level], choice, kept, over);
+    choice.whole = level != state->carried || count > list.limit;
+    threshold = static_cast<float>(state->threshold[level]);
   }
   state->choice = choice;
-  *facts.count = kept < capacity ? kept : capacity;
-  *facts.finite = !state->broken;
-  *facts.over = over;
-  *facts.threshold = threshold;  // of an exact selection, when it is known
+  *stats.count = kept < capacity ? kept : capacity;
+  *stats.finite = !state->broken;
+  *stats.over = over;
+  *stats.threshold = threshold;  // of an exact selection, when it is known
 }
 
-__global__ void commit_kernel(GaussianKState* state, const Verdict* verdict) {
-  if (!verdict->bad) state->carried = state->next;
+__global__ void commit_kernel(GaussianKState* state, const StepStatus* status) {
+  if (!status->bad) state->carried = state->next;
 }
 
 template <Fetch kFetch>
@@ -235,12 +236,12 @@ void gaussiank_reset(cudaStream_t stream, GaussianKState* state) {
   launch(reset_kernel, 1, 1, stream, state);
 }
 
-void gaussiank_begin(cudaStream_t stream, GaussianKState* state, const StepWords* words,
+void gaussiank_begin(cudaStream_t stream, GaussianKState* state, const StepParameters* parameters,
                      const Accumulate& accumulate, std::size_t n) {
-  launch(begin_kernel, 1, 1, stream, state, words, accumulate, n);
+  launch(begin_kernel, 1, 1, stream, state, parameters, accumulate, n);
 }
 
-void gaussiank_moments(cudaStream_t stream, GaussianKState* state, const StepWords* words,
+void gaussiank_moments(cudaStream_t stream, GaussianKState* state, const StepParameters* parameters,
                        const DensityQuantile& quantile, const Accumulate& accumulate, std::size_t n,
                        ChunkMoments* chunks) {
   switch (fetch_of(accumulate)) {
@@ -257,24 +258,24 @@ void gaussiank_moments(cudaStream_t stream, GaussianKState* state, const StepWor
       moments<Fetch::both>(stream, state, accumulate, n, chunks);
       break;
   }
-  launch(fit_kernel, 1, kThreads, stream, state, words, quantile, chunks, n);
+  launch(fit_kernel, 1, kThreads, stream, state, parameters, quantile, chunks, n);
 }
 
 void gaussiank_count(cudaStream_t stream, GaussianKState* state, const float* u, std::size_t n,
                      const TileMemory& tiles, const EntryList& list) {
   Accumulate read;
   read.u = const_cast<float*>(u);
-  launch(rungs_kernel, grid_for(n, kSelectTile, 2048), kThreads, stream, state, u, n, aligned(read), tiles);
+  launch(levels_kernel, grid_for(n, kSelectTile, 2048), kThreads, stream, state, u, n, aligned(read), tiles);
   gather_tiles(stream, u, n, &state->list_above, tiles, list);
 }
 
 void gaussiank_decide(cudaStream_t stream, GaussianKState* state, const EntryList& list, double multiple,
-                      std::uint32_t capacity, const FactsOut& facts) {
-  launch(decide_kernel, 1, 1, stream, state, list, multiple, capacity, facts);
+                      std::uint32_t capacity, const StatsOut& stats) {
+  launch(decide_kernel, 1, 1, stream, state, list, multiple, capacity, stats);
 }
 
-void gaussiank_commit(cudaStream_t stream, GaussianKState* state, const Verdict* verdict) {
-  launch(commit_kernel, 1, 1, stream, state, verdict);
+void gaussiank_commit(cudaStream_t stream, GaussianKState* state, const StepStatus* status) {
+  launch(commit_kernel, 1, 1, stream, state, status);
 }
 
 }  // namespace topknot::cuda

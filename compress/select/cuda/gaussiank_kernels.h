@@ -13,7 +13,7 @@ namespace topknot::cuda {
 
 inline constexpr std::size_t kMomentsChunk = 16384;  // kChunk of compress/parallel.h: sums are made by chunk
 inline constexpr std::size_t kSmallestFit = 2048;    // elements below which selection is exact
-inline constexpr int kRungs = 6;                     // thresholds that three evaluations can reach
+inline constexpr int kLevels = 6;                    // thresholds that three evaluations can reach
 
 // Sums of a chunk of x - shift and of its square.
 struct ChunkMoments {
@@ -22,7 +22,7 @@ struct ChunkMoments {
 
 // In GPU memory.
 struct GaussianKState {
-  std::int32_t carried;  // the rung at which the last committed step ended
+  std::int32_t carried;  // the level at which the last committed step ended
   // Of this step:
   std::int32_t next;
   std::uint32_t k;
@@ -30,10 +30,10 @@ struct GaussianKState {
   std::uint32_t broken;   // 1: a NaN or Inf somewhere
   std::uint32_t nonzero;  // 1: not all is zero
   enum class Way : std::int32_t { nothing, exact, rule } way;
-  double threshold[kRungs];
-  GpuKey above[kRungs];
-  std::uint32_t counts[kRungs];
-  GpuKey list_above;  // of the carried rung
+  double threshold[kLevels];
+  GpuKey above[kLevels];
+  std::uint32_t counts[kLevels];
+  GpuKey list_above;  // of the carried level
   Choice choice;
   float unsent[2];  // scratch of begin
 };
@@ -46,19 +46,19 @@ struct DensityQuantile {
 
 void gaussiank_reset(cudaStream_t stream, GaussianKState* state);
 // k, and the shift: what accumulate(0) will be. Writes neither u nor a velocity.
-void gaussiank_begin(cudaStream_t stream, GaussianKState* state, const StepWords* words,
+void gaussiank_begin(cudaStream_t stream, GaussianKState* state, const StepParameters* parameters,
                      const Accumulate& accumulate, std::size_t n);
 // u = accumulate(i), and its moments by chunk, in double, over 16 lanes, as accumulate_with_moments() of
 // compress/select/passes/passes.h: 12 bytes an element. Then the thresholds.
-void gaussiank_moments(cudaStream_t stream, GaussianKState* state, const StepWords* words,
+void gaussiank_moments(cudaStream_t stream, GaussianKState* state, const StepParameters* parameters,
                        const DensityQuantile& quantile, const Accumulate& accumulate, std::size_t n,
                        ChunkMoments* chunks);
-// Counts all rungs and lists at the carried one: 4 bytes an element.
+// Counts all levels and lists at the carried one: 4 bytes an element.
 void gaussiank_count(cudaStream_t stream, GaussianKState* state, const float* u, std::size_t n,
                      const TileMemory& tiles, const EntryList& list);
 // The rule's evaluations, and the choice, under compress.capacity (`multiple`; 0: none).
 void gaussiank_decide(cudaStream_t stream, GaussianKState* state, const EntryList& list, double multiple,
-                      std::uint32_t capacity, const FactsOut& facts);
-void gaussiank_commit(cudaStream_t stream, GaussianKState* state, const Verdict* verdict);
+                      std::uint32_t capacity, const StatsOut& stats);
+void gaussiank_commit(cudaStream_t stream, GaussianKState* state, const StepStatus* status);
 
 }  // namespace topknot::cuda

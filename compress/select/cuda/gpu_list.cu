@@ -24,7 +24,7 @@ void list_tiles(cudaStream_t stream, const Accumulate& a, std::size_t n, const G
 
 // One block.
 __global__ void __launch_bounds__(kThreads)
-    offsets_kernel(std::size_t count, TileMemory tiles, ListFacts* facts) {
+    offsets_kernel(std::size_t count, TileMemory tiles, ListStats* stats) {
   constexpr int per = 16;
   std::uint32_t before = 0, flags = 0;
   for (std::size_t start = 0; start < count; start += per * kThreads) {
@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(kThreads)
     before += total;
   }
   const bool broken = __syncthreads_or((flags & kBroken) != 0);
-  if (threadIdx.x == 0) facts->count = before, facts->finite = broken ? 0 : 1;
+  if (threadIdx.x == 0) stats->count = before, stats->finite = broken ? 0 : 1;
 }
 
 constexpr int kWarps = kThreads / 32;
@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(kThreads)
   const std::size_t tile = std::size_t{blockIdx.x} * kWarps + threadIdx.x / 32;
   const unsigned lane = threadIdx.x & 31;
   const std::size_t base = tile * kSelectTile;
-  if (base >= n || list.facts->count > list.limit) return;
+  if (base >= n || list.stats->count > list.limit) return;
   const std::uint32_t count = tiles.counts[tile] & ~kBroken;
   std::uint32_t place = tiles.offsets[tile];
   if (count <= tiles.slots) {
@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(kThreads)
 void gather_tiles(cudaStream_t stream, const float* u, std::size_t n, const GpuKey* above,
                   const TileMemory& tiles, const EntryList& list) {
   const std::size_t count = ceil_div(n, kSelectTile);
-  launch(offsets_kernel, 1, kThreads, stream, count, tiles, list.facts);
+  launch(offsets_kernel, 1, kThreads, stream, count, tiles, list.stats);
   launch(gather_kernel, grid_for(count, kWarps), kThreads, stream, u, n, above, tiles, list);
 }
 

@@ -5,7 +5,7 @@
 // lists ascend by index, ties go to the lower index. C++17; compress/select/cuda/gpu_select_memory.h owns the memory.
 //
 //   accumulate_and_list(...)   u = gradient + residual, and what exceeds a bound, in one pass (12 bytes an element)
-//   (a kernel of the method's) looks at the list's facts and writes a Choice
+//   (a kernel of the method's) looks at the list's stats and writes a Choice
 //   take_largest(...)          the k largest, or all above a bound, of the list or of u
 //
 // Vectors have fewer than 2^32 elements.
@@ -24,17 +24,17 @@ inline constexpr std::size_t kSelectTile = 4096;    // elements that a block lis
 inline constexpr std::size_t kSelectBlocks = 1024;  // at most, of kernels that read a list or a vector
 
 // What a pass found, in GPU memory.
-struct ListFacts {
+struct ListStats {
   std::uint32_t count = 0;   // entries above the bound, also where more than the list's limit
   std::uint32_t finite = 1;  // 0: a NaN or Inf was among the elements
 };
 
-// Entries above a bound, in GPU memory, ascending by index. Where facts->count exceeds the limit nothing is listed.
+// Entries above a bound, in GPU memory, ascending by index. Where stats->count exceeds the limit nothing is listed.
 struct EntryList {
   std::uint32_t* indices = nullptr;  // room for `limit`
   float* values = nullptr;
   std::uint32_t limit = 0;
-  ListFacts* facts = nullptr;
+  ListStats* stats = nullptr;
 };
 
 // Scratch of a pass that lists: a count and an offset a tile, and `slots` entries a tile. A tile that holds more
@@ -64,7 +64,7 @@ struct Source {
   std::size_t size = 0;                    // at most
 };
 inline Source source_of(const EntryList& list) {
-  return {list.values, list.values, list.indices, &list.facts->count, list.limit};
+  return {list.values, list.values, list.indices, &list.stats->count, list.limit};
 }
 inline Source source_of(const float* u, std::size_t n) {
   return {u, u, nullptr, nullptr, n};

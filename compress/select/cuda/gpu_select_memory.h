@@ -25,10 +25,10 @@ class ListMemory {
     slot_values_ = DeviceArray<float>(tiles * slots);
     indices_ = DeviceArray<std::uint32_t>(limit);
     values_ = DeviceArray<float>(limit);
-    facts_ = DeviceArray<ListFacts>(1);
+    stats_ = DeviceArray<ListStats>(1);
     tiles_ = {counts_.data(), counts_.data() + tiles, slot_indices_.data(), slot_values_.data(),
               static_cast<std::uint32_t>(slots)};
-    list_ = {indices_.data(), values_.data(), static_cast<std::uint32_t>(limit), facts_.data()};
+    list_ = {indices_.data(), values_.data(), static_cast<std::uint32_t>(limit), stats_.data()};
   }
   const TileMemory& tiles() const { return tiles_; }
   const EntryList& list() const { return list_; }
@@ -36,23 +36,23 @@ class ListMemory {
  private:
   DeviceArray<std::uint32_t> counts_, slot_indices_, indices_;
   DeviceArray<float> slot_values_, values_;
-  DeviceArray<ListFacts> facts_;
+  DeviceArray<ListStats> stats_;
   TileMemory tiles_;
   EntryList list_;
 };
 
 class LargestScratch {
  public:
-  LargestScratch() : words_(kDigitCounts + 2 * kSelectBlocks + kRadixWords) {
-    TOPKNOT_CUDA(cudaMemsetAsync(words_.data(), 0, words_.bytes(), Context::current().stream()));
+  LargestScratch() : parameters_(kDigitCounts + 2 * kSelectBlocks + kRadixWords) {
+    TOPKNOT_CUDA(cudaMemsetAsync(parameters_.data(), 0, parameters_.bytes(), Context::current().stream()));
   }
   LargestMemory memory() const {
-    std::uint32_t* at = words_.data();
+    std::uint32_t* at = parameters_.data();
     return {at, at + kDigitCounts, at + kDigitCounts + 2 * kSelectBlocks};
   }
 
  private:
-  DeviceArray<std::uint32_t> words_;
+  DeviceArray<std::uint32_t> parameters_;
 };
 
 }  // namespace topknot::cuda

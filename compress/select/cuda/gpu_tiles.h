@@ -153,7 +153,7 @@ __device__ inline void list_tile(const float (&x)[kTileShare], std::size_t base,
   if (threadIdx.x == 0) tiles.counts[tile] = start | (any_broken ? kBroken : 0);
 }
 
-// After every tile has been listed: the list, ascending, and its facts.
+// After every tile has been listed: the list, ascending, and its stats.
 void gather_tiles(cudaStream_t stream, const float* u, std::size_t n, const GpuKey* above,
                   const TileMemory& tiles, const EntryList& list);
 

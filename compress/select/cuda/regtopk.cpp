@@ -53,27 +53,27 @@ class RegTopKOnGpu final : public DeviceSelector {
     reserve(capacity(density));
   }
 
-  void select(cudaStream_t stream, const Accumulate& accumulate, const StepWords* words,
+  void select(cudaStream_t stream, const Accumulate& accumulate, const StepParameters* parameters,
               const DeviceSelected& selected) override {
     RegTopKControl* const control = control_.data();
     const EntryList& list = list_.list();
     const RegTopKLast last = last_.last();
-    const FactsOut facts = facts_of(selected);
+    const StatsOut stats = stats_of(selected);
     Taken taken = taken_of(selected);
     taken.threshold = nullptr;  // what would go there is a score
-    regtopk_plan(stream, rule_, n_, std::min(selected.capacity, last.capacity), words, control);
+    regtopk_plan(stream, rule_, n_, std::min(selected.capacity, last.capacity), parameters, control);
     accumulate_and_list(stream, accumulate, n_, &control->listed_above, list_.tiles(), list);
-    regtopk_judge(stream, rule_, last, list, control, facts);
+    regtopk_judge(stream, rule_, last, list, control, stats);
     regtopk_put_scores(stream, rule_, last, accumulate.u, control);
     take_largest(stream, source_of(list), source_of(accumulate.u, n_), scratch_.memory(), &control->choice,
                  taken);
     regtopk_take_scores_back(stream, last, accumulate.u, control);
-    regtopk_finish(stream, rule_, accumulate.u, control, taken, facts);
+    regtopk_finish(stream, rule_, accumulate.u, control, taken, stats);
   }
 
-  void commit(cudaStream_t stream, const Verdict* verdict, const DeviceSelected& selected, const float* sent,
-              const float* average, const float* weight, int ranks) override {
-    regtopk_commit(stream, verdict, selected.indices, &selected.facts->count, sent, average, weight, ranks,
+  void commit(cudaStream_t stream, const StepStatus* status, const DeviceSelected& selected,
+              const float* sent, const float* average, const float* weight, int ranks) override {
+    regtopk_commit(stream, status, selected.indices, &selected.stats->count, sent, average, weight, ranks,
                    last_.last(), control_.data());
   }
 

@@ -13,10 +13,10 @@ __global__ void clear_kernel(RegTopKControl* control) {
   *control = RegTopKControl();
 }
 
-__global__ void plan_kernel(RegTopKScore rule, std::size_t n, std::uint32_t capacity, const StepWords* words,
-                            RegTopKControl* control) {
+__global__ void plan_kernel(RegTopKScore rule, std::size_t n, std::uint32_t capacity,
+                            const StepParameters* parameters, RegTopKControl* control) {
   RegTopKControl& c = *control;
-  const std::uint32_t k = gpu_target_count(words->density, n);
+  const std::uint32_t k = gpu_target_count(parameters->density, n);
   c.k = k < capacity ? k : capacity;
   c.all = c.k == n;
   c.fell_back = false;
@@ -33,11 +33,11 @@ __global__ void plan_kernel(RegTopKScore rule, std::size_t n, std::uint32_t capa
 }
 
 __device__ void judge(RegTopKControl& c, std::size_t count, std::size_t limit, bool finite,
-                      const FactsOut& facts) {
-  *facts.finite = finite;
-  *facts.over = 0;
-  *facts.threshold = 0;
-  *facts.count = finite ? c.k : 0;
+                      const StatsOut& stats) {
+  *stats.finite = finite;
+  *stats.over = 0;
+  *stats.threshold = 0;
+  *stats.count = finite ? c.k : 0;
   c.choice.skip = !finite;
   c.choice.known = 0;
   c.choice.k = c.k;
@@ -52,8 +52,8 @@ __device__ void judge(RegTopKControl& c, std::size_t count, std::size_t limit, b
 }
 
 __global__ void __launch_bounds__(kThreads) judge_kernel(RegTopKScore rule, RegTopKLast last, EntryList list,
-                                                         RegTopKControl* control, FactsOut facts) {
-  const std::uint32_t count = list.facts->count, known = control->last;
+                                                         RegTopKControl* control, StatsOut stats) {
+  const std::uint32_t count = list.stats->count, known = control->last;
   const double weight = control->weight;
   const GpuKey above = control->above;
   std::uint32_t enough = 0;
@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(kThreads) judge_kernel(RegTopKScore rule, RegT
   if (atomicAdd(&control->blocks_done, 1u) != gridDim.x - 1) return;
   __threadfence();  // the last block: all have counted
   control->blocks_done = 0;
-  judge(*control, count, list.limit, list.facts->finite != 0, facts);
+  judge(*control, count, list.limit, list.stats->finite != 0, stats);
 }
 
 __global__ void __launch_bounds__(kThreads)
@@ -107,22 +107,22 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 __global__ void __launch_bounds__(kThreads)
-    finish_kernel(RegTopKScore rule, const float* u, RegTopKControl* control, Taken taken, FactsOut facts) {
-  const std::uint32_t count = *facts.count;
+    finish_kernel(RegTopKScore rule, const float* u, RegTopKControl* control, Taken taken, StatsOut stats) {
+  const std::uint32_t count = *stats.count;
   for (std::uint32_t i = blockIdx.x * kThreads + threadIdx.x; i < count; i += gridDim.x * kThreads)
     taken.values[i] = u[taken.indices[i]];
   if (blockIdx.x != 0 || threadIdx.x != 0 || control->choice.skip) return;
   if (control->all) return;
   const float kth = gpu_magnitude(control->choice.kth);
-  *facts.threshold = static_cast<float>(rule.rest * static_cast<double>(kth));
+  *stats.threshold = static_cast<float>(rule.rest * static_cast<double>(kth));
   control->next_bound = control->bound.after(control->choice.kth, control->list);
 }
 
 __global__ void __launch_bounds__(kThreads)
-    commit_kernel(const Verdict* verdict, const std::uint32_t* indices, const std::uint32_t* count_at,
+    commit_kernel(const StepStatus* status, const std::uint32_t* indices, const std::uint32_t* count_at,
                   const float* sent, const float* average, const float* weight_at, int ranks,
                   RegTopKLast last, RegTopKControl* control) {
-  if (verdict->bad != 0) return;
+  if (status->bad != 0) return;
   const std::uint32_t count = *count_at < last.capacity ? *count_at : last.capacity;
   const double weight = static_cast<double>(*weight_at) / ranks;
   for (std::uint32_t i = blockIdx.x * kThreads + threadIdx.x; i < count; i += gridDim.x * kThreads) {
@@ -149,13 +149,13 @@ void regtopk_clear(cudaStream_t stream, RegTopKControl* control) {
 }
 
 void regtopk_plan(cudaStream_t stream, const RegTopKScore& rule, std::size_t n, std::uint32_t capacity,
-                  const StepWords* words, RegTopKControl* control) {
-  launch(plan_kernel, 1, 1, stream, rule, n, capacity, words, control);
+                  const StepParameters* parameters, RegTopKControl* control) {
+  launch(plan_kernel, 1, 1, stream, rule, n, capacity, parameters, control);
 }
 
 void regtopk_judge(cudaStream_t stream, const RegTopKScore& rule, const RegTopKLast& last,
-                   const EntryList& list, RegTopKControl* control, const FactsOut& facts) {
-  launch(judge_kernel, entry_grid(list.limit), kThreads, stream, rule, last, list, control, facts);
+                   const EntryList& list, RegTopKControl* control, const StatsOut& stats) {
+  launch(judge_kernel, entry_grid(list.limit), kThreads, stream, rule, last, list, control, stats);
 }
 
 void regtopk_put_scores(cudaStream_t stream, const RegTopKScore& rule, const RegTopKLast& last, float* u,
@@ -169,14 +169,14 @@ void regtopk_take_scores_back(cudaStream_t stream, const RegTopKLast& last, floa
 }
 
 void regtopk_finish(cudaStream_t stream, const RegTopKScore& rule, const float* u, RegTopKControl* control,
-                    const Taken& taken, const FactsOut& facts) {
-  launch(finish_kernel, entry_grid(taken.capacity), kThreads, stream, rule, u, control, taken, facts);
+                    const Taken& taken, const StatsOut& stats) {
+  launch(finish_kernel, entry_grid(taken.capacity), kThreads, stream, rule, u, control, taken, stats);
 }
 
-void regtopk_commit(cudaStream_t stream, const Verdict* verdict, const std::uint32_t* indices,
+void regtopk_commit(cudaStream_t stream, const StepStatus* status, const std::uint32_t* indices,
                     const std::uint32_t* count, const float* sent, const float* average, const float* weight,
                     int ranks, const RegTopKLast& last, RegTopKControl* control) {
-  launch(commit_kernel, entry_grid(last.capacity), kThreads, stream, verdict, indices, count, sent, average,
+  launch(commit_kernel, entry_grid(last.capacity), kThreads, stream, status, indices, count, sent, average,
          weight, ranks, last, control);
 }
 

@@ -11,7 +11,7 @@
 #include "compress/select/cuda/gpu_select.h"
 #include "compress/select/cuda/topk_kernels.h"
 #include "compress/select/regtopk_score.h"
-#include "nn/core/cuda/step_words.h"
+#include "nn/core/cuda/step_parameters.h"
 
 namespace topknot::cuda {
 
@@ -45,10 +45,10 @@ struct RegTopKLast {
 
 void regtopk_clear(cudaStream_t stream, RegTopKControl* control);
 void regtopk_plan(cudaStream_t stream, const RegTopKScore& rule, std::size_t n, std::uint32_t capacity,
-                  const StepWords* words, RegTopKControl* control);
+                  const StepParameters* parameters, RegTopKControl* control);
 // Puts scores over the listed values, and decides whether the k largest scores are among them.
 void regtopk_judge(cudaStream_t stream, const RegTopKScore& rule, const RegTopKLast& last,
-                   const EntryList& list, RegTopKControl* control, const FactsOut& facts);
+                   const EntryList& list, RegTopKControl* control, const StatsOut& stats);
 // Where the list is not good: scores stand in u for radix selection, then u is as before.
 void regtopk_put_scores(cudaStream_t stream, const RegTopKScore& rule, const RegTopKLast& last, float* u,
                         const RegTopKControl* control);
@@ -56,10 +56,10 @@ void regtopk_take_scores_back(cudaStream_t stream, const RegTopKLast& last, floa
                               const RegTopKControl* control);
 // The values in place of the scores, the threshold, and the bound to come.
 void regtopk_finish(cudaStream_t stream, const RegTopKScore& rule, const float* u, RegTopKControl* control,
-                    const Taken& taken, const FactsOut& facts);
+                    const Taken& taken, const StatsOut& stats);
 
-// Where the verdict is good: keeps what was sent, and what the average made of it.
-void regtopk_commit(cudaStream_t stream, const Verdict* verdict, const std::uint32_t* indices,
+// Where the status is good: keeps what was sent, and what the average made of it.
+void regtopk_commit(cudaStream_t stream, const StepStatus* status, const std::uint32_t* indices,
                     const std::uint32_t* count, const float* sent, const float* average, const float* weight,
                     int ranks, const RegTopKLast& last, RegTopKControl* control);
 

@@ -18,19 +18,19 @@ class DeviceTopK final : public DeviceSelector {
   std::size_t capacity(double density) const override { return target_count(density, n_); }
   void set_density(double density) override { list_ = ListMemory(n_, 8 * target_count(density, n_) + 4096); }
 
-  void select(cudaStream_t stream, const Accumulate& accumulate, const StepWords* words,
+  void select(cudaStream_t stream, const Accumulate& accumulate, const StepParameters* parameters,
               const DeviceSelected& selected) override {
     TOPKNOT_CHECK(list_.list().limit > 0, "set_density() comes before select()");
-    topk_begin(stream, state_.data(), words, n_);
+    topk_begin(stream, state_.data(), parameters, n_);
     accumulate_and_list(stream, accumulate, n_, &state_.data()->above, list_.tiles(), list_.list());
-    topk_decide(stream, state_.data(), list_.list(), n_, selected.capacity, facts_of(selected));
+    topk_decide(stream, state_.data(), list_.list(), n_, selected.capacity, stats_of(selected));
     take_largest(stream, source_of(list_.list()), source_of(accumulate.u, n_), scratch_.memory(),
                  &state_.data()->choice, taken_of(selected));
   }
 
-  void commit(cudaStream_t stream, const Verdict* verdict, const DeviceSelected&, const float*, const float*,
-              const float*, int) override {
-    topk_commit(stream, state_.data(), verdict);
+  void commit(cudaStream_t stream, const StepStatus* status, const DeviceSelected&, const float*,
+              const float*, const float*, int) override {
+    topk_commit(stream, state_.data(), status);
   }
 
  private:
@@ -53,19 +53,19 @@ class DeviceThreshold final : public DeviceSelector {
   // How many exceed the threshold is anybody's guess; a longer list is taken from u by two more passes.
   void set_density(double density) override { list_ = ListMemory(n_, 8 * target_count(density, n_) + 4096); }
 
-  void select(cudaStream_t stream, const Accumulate& accumulate, const StepWords* words,
+  void select(cudaStream_t stream, const Accumulate& accumulate, const StepParameters* parameters,
               const DeviceSelected& selected) override {
     TOPKNOT_CHECK(list_.list().limit > 0, "set_density() comes before select()");
-    threshold_begin(stream, state_.data(), words, options_.threshold, n_);
+    threshold_begin(stream, state_.data(), parameters, options_.threshold, n_);
     accumulate_and_list(stream, accumulate, n_, &state_.data()->above, list_.tiles(), list_.list());
     threshold_decide(stream, state_.data(), list_.list(), options_.threshold, options_.capacity,
-                     selected.capacity, facts_of(selected));
+                     selected.capacity, stats_of(selected));
     take_largest(stream, source_of(list_.list()), source_of(accumulate.u, n_), scratch_.memory(),
                  &state_.data()->choice, taken_of(selected));
   }
 
-  void commit(cudaStream_t, const Verdict*, const DeviceSelected&, const float*, const float*, const float*,
-              int) override {}
+  void commit(cudaStream_t, const StepStatus*, const DeviceSelected&, const float*, const float*,
+              const float*, int) override {}
 
  private:
   CompressOptions options_;

@@ -7,12 +7,12 @@
 #include <cstdint>
 
 #include "compress/select/cuda/gpu_select.h"
-#include "nn/core/cuda/step_words.h"
+#include "nn/core/cuda/step_parameters.h"
 
 namespace topknot::cuda {
 
-// Where select() writes what it found: DeviceSelected::Facts.
-struct FactsOut {
+// Where select() writes what it found: DeviceSelected::Stats.
+struct StatsOut {
   std::uint32_t* count;
   std::uint32_t* finite;
   std::uint32_t* over;
@@ -22,25 +22,25 @@ struct FactsOut {
 // In GPU memory.
 struct TopKState {
   GpuBound carried;
-  GpuKey above;          // of this step's list
-  std::uint32_t k;       // of this step
-  std::uint32_t learns;  // 1: the step's k-th key becomes the bound
-  GpuBound::List list;   // what this step's list was like
+  GpuKey above;                 // of this step's list
+  std::uint32_t k;              // of this step
+  std::uint32_t updates_bound;  // 1: the step's k-th key becomes the bound
+  GpuBound::List list;          // what this step's list was like
   Choice choice;
 };
 
 void topk_reset(cudaStream_t stream, TopKState* state);
 // k and the list's bound.
-void topk_begin(cudaStream_t stream, TopKState* state, const StepWords* words, std::size_t n);
+void topk_begin(cudaStream_t stream, TopKState* state, const StepParameters* parameters, std::size_t n);
 // Whether the list holds the k largest: else they are taken from the whole vector.
 void topk_decide(cudaStream_t stream, TopKState* state, const EntryList& list, std::size_t n,
-                 std::uint32_t capacity, const FactsOut& facts);
-void topk_commit(cudaStream_t stream, TopKState* state, const Verdict* verdict);
+                 std::uint32_t capacity, const StatsOut& stats);
+void topk_commit(cudaStream_t stream, TopKState* state, const StepStatus* status);
 
 // Selection `threshold`: the state's `above` and the choice, under compress.capacity (0: none).
-void threshold_begin(cudaStream_t stream, TopKState* state, const StepWords* words, double threshold,
-                     std::size_t n);
+void threshold_begin(cudaStream_t stream, TopKState* state, const StepParameters* parameters,
+                     double threshold, std::size_t n);
 void threshold_decide(cudaStream_t stream, TopKState* state, const EntryList& list, double threshold,
-                      double multiple, std::uint32_t capacity, const FactsOut& facts);
+                      double multiple, std::uint32_t capacity, const StatsOut& stats);
 
 }  // namespace topknot::cuda

@@ -110,7 +110,7 @@ class DeviceThreads : public DeviceCommunicator {
 
   void wait(cudaStream_t stream) override {
     const Deadline deadline = deadline_in(timeout_s_);
-    const Patience patience;
+    const PollingWait wait;
     for (;;) {
       const cudaError_t status = cudaStreamQuery(stream);
       if (status == cudaSuccess) return;
@@ -120,7 +120,7 @@ class DeviceThreads : public DeviceCommunicator {
         throw CollectiveError("rank " + std::to_string(rank()) +
                               ": the GPU did not end its work within dist.timeout_s (" +
                               short_text(timeout_s_) + " s)");
-      patience.pause();
+      wait.pause();
     }
   }
 

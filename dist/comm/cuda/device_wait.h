@@ -10,7 +10,7 @@
 namespace topknot::cuda {
 
 // Sleeps between looks: short ones at first, at most 2 ms, about 5 % of what has passed.
-class Patience {
+class PollingWait {
  public:
   void pause() const {
     const auto passed = std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - start_);

@@ -60,8 +60,8 @@ class NcclCommunicator : public DeviceCommunicator {
   ~NcclCommunicator() override {
     const bool in_order = std::uncaught_exceptions() == exceptions_;
     const Deadline deadline = deadline_in(timeout_s_ > 0 ? std::min(timeout_s_, kEndSeconds) : kEndSeconds);
-    const Patience patience;
-    while (in_order && !ended() && !watch_->idle() && Clock::now() < deadline) patience.pause();
+    const PollingWait wait;
+    while (in_order && !ended() && !watch_->idle() && Clock::now() < deadline) wait.pause();
     const bool idle = watch_->idle();
     watch_.reset();
     if (communicator_ && in_order && idle) end(deadline);
@@ -98,7 +98,7 @@ class NcclCommunicator : public DeviceCommunicator {
 
   void wait(cudaStream_t stream) override {
     const Deadline deadline = deadline_in(timeout_s_);
-    const Patience patience;
+    const PollingWait wait;
     const std::string what = "waiting for the GPU" + (last_.empty() ? "" : ", last call " + last_);
     for (;;) {
       const cudaError_t status = cudaStreamQuery(stream);
@@ -111,7 +111,7 @@ class NcclCommunicator : public DeviceCommunicator {
       cudaGetLastError();  // not ready is no error
       if (const std::string why = problem(); !why.empty()) fail(what + ": " + why);
       if (Clock::now() >= deadline) fail(late(what));
-      patience.pause();
+      wait.pause();
     }
   }
 
@@ -168,7 +168,7 @@ class NcclCommunicator : public DeviceCommunicator {
   // Until NCCL has put the call on its stream.
   void settle(const std::string& what, const char* name, ncclResult_t result) {
     const Deadline deadline = deadline_in(timeout_s_);
-    const Patience patience;
+    const PollingWait wait;
     for (Clock::time_point look = Clock::now();;) {
       if (result == ncclInProgress) {
         const std::lock_guard lock(mutex_);
@@ -185,7 +185,7 @@ class NcclCommunicator : public DeviceCommunicator {
         look = Clock::now() + std::chrono::milliseconds(20);
       }
       if (Clock::now() >= deadline) fail(late(what));
-      patience.pause();
+      wait.pause();
     }
   }
 
@@ -309,10 +309,10 @@ class NcclCommunicator : public DeviceCommunicator {
 
   // Lets NCCL end in order, which takes all ranks. The watch has gone: no other thread calls NCCL.
   void end(Deadline deadline) {
-    const Patience patience;
+    const PollingWait wait;
     ncclResult_t state = ncclCommFinalize(communicator_);
     while (state == ncclInProgress && Clock::now() < deadline && host_.first_error().empty()) {
-      patience.pause();
+      wait.pause();
       if (ncclCommGetAsyncError(communicator_, &state) != ncclSuccess) return;
     }
     if (state == ncclSuccess) ncclCommDestroy(std::exchange(communicator_, nullptr));

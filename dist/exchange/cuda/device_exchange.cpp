@@ -9,9 +9,9 @@
 #include "compress/state.h"
 #include "dist/exchange/cuda/device_exchange_kernels.h"
 #include "dist/exchange/cuda/device_exchange_make.h"
-#include "dist/exchange/cuda/device_lane.h"
+#include "dist/exchange/cuda/device_pipeline.h"
 #include "dist/exchange/cuda/device_step.h"
-#include "dist/exchange/lane.h"
+#include "dist/exchange/group_pipeline.h"
 #include "nn/core/base/check.h"
 
 namespace topknot::cuda {
@@ -26,8 +26,8 @@ class GpuExchange final : public DeviceExchange {
         compressing_(options.compress.name != "dense"),
         groups_(plan_groups(arena, compressing_, options.scope, options.merge, options.groups)),
         step_(device.size()),
-        my_word_(1),
-        all_words_(static_cast<std::size_t>(device.size())) {
+        my_status_(1),
+        all_statuses_(static_cast<std::size_t>(device.size())) {
     sum_order_ = compressing_ || options.ordered_sum ? SumOrder::ranks : SumOrder::library;
   }
 
@@ -41,7 +41,7 @@ class GpuExchange final : public DeviceExchange {
   }
 
   // False where a group has no compressor.
-  bool make_lanes(const DeviceCompressorFactory& factory) {
+  bool make_pipelines(const DeviceCompressorFactory& factory) {
     for (std::size_t index = 0; index < groups_.size(); ++index) {
       const Group& group = groups_[index];
       const GroupSpec spec = group_spec(group, options_.scope, ranks(), options_.layer_density);
@@ -50,7 +50,7 @@ class GpuExchange final : public DeviceExchange {
       if (!compressing_)
         make_compressor(options_.compress, spec);  // refuses options that dense has no use for
       const bool narrow = !compressing_ && options_.compress.values == "bf16";
-      lanes_.emplace_back(group, std::move(compressor), narrow, device_.rank(), ranks());
+      pipelines_.emplace_back(group, std::move(compressor), narrow, device_.rank(), ranks());
       for (const Parameter* parameter : group.parameters) places_[parameter] = {index, false};
     }
     return true;
@@ -62,7 +62,7 @@ class GpuExchange final : public DeviceExchange {
     std::uint64_t bytes = 0;
     int index = 0;
     for (const Group& group : groups_)
-      bytes += Lane(group, index++, compressing_, options_, ranks()).planned_bytes(density);
+      bytes += GroupPipeline(group, index++, compressing_, options_, ranks()).planned_bytes(density);
     return bytes;
   }
 
@@ -70,16 +70,16 @@ class GpuExchange final : public DeviceExchange {
     TOPKNOT_CHECK(!in_step_, "begin_step() before end_step() of the step before");
     TOPKNOT_CHECK(density > 0 && density <= 1, "density must be in (0, 1]");
     if (density != density_) {
-      for (DeviceLane& lane : lanes_) lane.set_density(density);
+      for (DevicePipeline& pipeline : pipelines_) pipeline.set_density(density);
       density_ = density;
       ++version_;
     }
-    StepWords words;
-    words.step = step, words.density = density, words.lr = lr;
-    words.rank = device_.rank();
+    StepParameters parameters;
+    parameters.step = step, parameters.density = density, parameters.lr = lr;
+    parameters.rank = device_.rank();
     const std::vector<float> equal(static_cast<std::size_t>(ranks()), 1.0f);
-    step_.begin(compute(), words, weights.empty() ? std::span<const float>(equal) : weights);
-    for (DeviceLane& lane : lanes_) lane.begin_step();
+    step_.begin(compute(), parameters, weights.empty() ? std::span<const float>(equal) : weights);
+    for (DevicePipeline& pipeline : pipelines_) pipeline.begin_step();
     for (auto& [parameter, place] : places_) place.second = false;
     next_to_send_ = 0;
     in_step_ = true;
@@ -90,21 +90,21 @@ class GpuExchange final : public DeviceExchange {
     TOPKNOT_CHECK(in_step_ && place != places_.end(), "ready('" + parameter.name() + "') outside a step");
     TOPKNOT_CHECK(!place->second.second, "'" + parameter.name() + "' was ready before");
     place->second.second = true;
-    DeviceLane& lane = lanes_[place->second.first];
-    if (lane.ready()) take(lane);
+    DevicePipeline& pipeline = pipelines_[place->second.first];
+    if (pipeline.ready()) take(pipeline);
   }
 
   void complete(const float* loss) override {
     TOPKNOT_CHECK(in_step_, "finish() without begin_step()");
     bool zeroed = false;
-    for (DeviceLane& lane : lanes_) {
-      if (lane.is_complete()) continue;
+    for (DevicePipeline& pipeline : pipelines_) {
+      if (pipeline.is_complete()) continue;
       if (!zeroed) arena_.zero_unwritten_gradients();
       zeroed = true;
-      lane.complete();
-      take(lane);
+      pipeline.complete();
+      take(pipeline);
     }
-    write_rank_word(compute(), loss, step_.verdict(), my_word_.data());
+    write_rank_status(compute(), loss, step_.status(), my_status_.data());
   }
 
   void collectives() override {
@@ -114,9 +114,10 @@ class GpuExchange final : public DeviceExchange {
     encoded_.wait(communication());
     // Replayed graphs do not call ready(); for parts, nothing was sent there.
     if (capture() == Capture::parts)
-      for (DeviceLane& lane : lanes_) lane.send(communication(), device_, sum_order_);
-    device_.all_gather(reinterpret_cast<const std::byte*>(my_word_.data()),
-                       reinterpret_cast<std::byte*>(all_words_.data()), sizeof(RankWord), communication());
+      for (DevicePipeline& pipeline : pipelines_) pipeline.send(communication(), device_, sum_order_);
+    device_.all_gather(reinterpret_cast<const std::byte*>(my_status_.data()),
+                       reinterpret_cast<std::byte*>(all_statuses_.data()), sizeof(RankStatus),
+                       communication());
     sent_.record(communication());
     // A graph of its own for decoding cannot wait for what happened outside of it.
     if (capture() == Capture::parts) sent_.wait(compute());
@@ -124,37 +125,37 @@ class GpuExchange final : public DeviceExchange {
 
   void decode() override {
     const bool joined = ranks() == 1 || capture() == Capture::parts;
-    for (DeviceLane& lane : lanes_) {
-      if (!joined) lane.arrived.wait(compute());
-      lane.decode(compute(), slice(lane.group()), step_);
+    for (DevicePipeline& pipeline : pipelines_) {
+      if (!joined) pipeline.arrived.wait(compute());
+      pipeline.decode(compute(), slice(pipeline.group()), step_);
     }
     if (!joined) sent_.wait(compute());
-    agree(compute(), ranks() == 1 ? my_word_.data() : all_words_.data(), ranks(), step_.verdict());
-    for (DeviceLane& lane : lanes_) lane.commit(compute(), slice(lane.group()), step_);
+    agree(compute(), ranks() == 1 ? my_status_.data() : all_statuses_.data(), ranks(), step_.status());
+    for (DevicePipeline& pipeline : pipelines_) pipeline.commit(compute(), slice(pipeline.group()), step_);
   }
 
   void end_step() override {
     TOPKNOT_CHECK(in_step_, "end_step() outside a step");
-    for (const DeviceLane& lane : lanes_)
-      if (lane.swaps()) arena_.swap_gradient_and_residual(lane.group().begin, lane.group().end);
+    for (const DevicePipeline& pipeline : pipelines_)
+      if (pipeline.swaps()) arena_.swap_gradient_and_residual(pipeline.group().begin, pipeline.group().end);
     in_step_ = false;
   }
 
   std::span<float> averaged(const Group& group) override {
-    const bool in_spare = in_step_ && lane_of(group).swaps();
+    const bool in_spare = in_step_ && pipeline_of(group).swaps();
     return in_spare ? arena_.residual(group.begin, group.end) : arena_.gradient(group.begin, group.end);
   }
-  GradientForm form(const Group& group) const override { return lane_of(group).form(); }
-  StepWords* words() override { return step_.words(); }
-  Verdict* verdict() override { return step_.verdict(); }
+  GradientForm form(const Group& group) const override { return pipeline_of(group).form(); }
+  StepParameters* parameters() override { return step_.parameters(); }
+  StepStatus* status() override { return step_.status(); }
   std::uint64_t bytes_sent() const override {
     std::uint64_t bytes = 0;
-    for (const DeviceLane& lane : lanes_) bytes += lane.bytes_sent();
+    for (const DevicePipeline& pipeline : pipelines_) bytes += pipeline.bytes_sent();
     return bytes;
   }
   std::uint64_t bytes_received() const override {
     std::uint64_t bytes = 0;
-    for (const DeviceLane& lane : lanes_) bytes += lane.bytes_received();
+    for (const DevicePipeline& pipeline : pipelines_) bytes += pipeline.bytes_received();
     return bytes;
   }
 
@@ -176,18 +177,18 @@ class GpuExchange final : public DeviceExchange {
 
   std::vector<std::byte> state() const override {
     StateWriter writer;
-    writer.put<std::uint64_t>(lanes_.size());
-    for (const DeviceLane& lane : lanes_) lane.save(writer);
+    writer.put<std::uint64_t>(pipelines_.size());
+    for (const DevicePipeline& pipeline : pipelines_) pipeline.save(writer);
     return writer.take();
   }
 
   void load_state(std::span<const std::byte> bytes) override {
     StateReader reader(bytes);
     const auto groups = reader.get<std::uint64_t>();
-    if (groups != lanes_.size())
+    if (groups != pipelines_.size())
       StateReader::fail("is of " + std::to_string(groups) + " groups where there are " +
-                        std::to_string(lanes_.size()));
-    for (DeviceLane& lane : lanes_) lane.load(reader);
+                        std::to_string(pipelines_.size()));
+    for (DevicePipeline& pipeline : pipelines_) pipeline.load(reader);
     reader.finish();
   }
 
@@ -200,21 +201,21 @@ class GpuExchange final : public DeviceExchange {
   }
 
   // Of a group that is complete.
-  void take(DeviceLane& lane) {
-    lane.encode(compute(), slice(lane.group()), step_);
+  void take(DevicePipeline& pipeline) {
+    pipeline.encode(compute(), slice(pipeline.group()), step_);
     if (ranks() == 1 || capture() == Capture::parts) return;
-    lane.encoded.record(compute());
+    pipeline.encoded.record(compute());
     // Strictly in the order of groups: one that is complete early waits for its predecessors.
-    for (; next_to_send_ < lanes_.size() && lanes_[next_to_send_].is_complete(); ++next_to_send_) {
-      lanes_[next_to_send_].encoded.wait(communication());
-      lanes_[next_to_send_].send(communication(), device_, sum_order_);
-      lanes_[next_to_send_].arrived.record(communication());
+    for (; next_to_send_ < pipelines_.size() && pipelines_[next_to_send_].is_complete(); ++next_to_send_) {
+      pipelines_[next_to_send_].encoded.wait(communication());
+      pipelines_[next_to_send_].send(communication(), device_, sum_order_);
+      pipelines_[next_to_send_].arrived.record(communication());
     }
   }
 
-  const DeviceLane& lane_of(const Group& group) const {
-    for (const DeviceLane& lane : lanes_)
-      if (lane.group().begin == group.begin && lane.group().end == group.end) return lane;
+  const DevicePipeline& pipeline_of(const Group& group) const {
+    for (const DevicePipeline& pipeline : pipelines_)
+      if (pipeline.group().begin == group.begin && pipeline.group().end == group.end) return pipeline;
     throw Error("not a group of this exchange");
   }
 
@@ -224,10 +225,10 @@ class GpuExchange final : public DeviceExchange {
   const bool compressing_;
   const std::vector<Group> groups_;
   SumOrder sum_order_ = SumOrder::ranks;
-  std::deque<DeviceLane> lanes_;
+  std::deque<DevicePipeline> pipelines_;
   std::unordered_map<const Parameter*, std::pair<std::size_t, bool>> places_;  // group; whether it is ready
   DeviceStep step_;
-  DeviceArray<RankWord> my_word_, all_words_;
+  DeviceArray<RankStatus> my_status_, all_statuses_;
   Event encoded_, sent_;  // everything is
   double density_ = 0;
   std::uint64_t version_ = 0;
@@ -251,7 +252,7 @@ std::unique_ptr<DeviceExchange> make_gpu_exchange(ParameterArena& arena, DeviceC
                                                   const DeviceCompressorFactory& factory) {
   compressors().find(options.compress.name);  // a wrong name is an error even where everything stays dense
   auto exchange = std::make_unique<GpuExchange>(arena, device, options);
-  if (!exchange->make_lanes(factory)) return nullptr;
+  if (!exchange->make_pipelines(factory)) return nullptr;
   return exchange;
 }
 

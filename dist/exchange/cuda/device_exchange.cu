@@ -48,42 +48,42 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 __global__ void __launch_bounds__(kThreads)
-    average_kernel(float* x, std::size_t n, float factor, Verdict* verdict) {
+    average_kernel(float* x, std::size_t n, float factor, StepStatus* status) {
   bool bad = false;
   change_tile(x, n, [&bad, factor](float sum) {
     bad |= not_finite(sum);
     return (sum + 0.0f) * factor;
   });
-  if (bad) atomicOr(&verdict->bad, 1u);
+  if (bad) atomicOr(&status->bad, 1u);
 }
 
 __global__ void __launch_bounds__(kThreads)
     average_bfloat16_kernel(const __nv_bfloat16* sum, float* x, std::size_t n, float factor,
-                            Verdict* verdict) {
+                            StepStatus* status) {
   bool bad = false;
   over_tile(std::size_t{blockIdx.x} * kTile, n, [&](std::size_t i) {
     const float value = __bfloat162float(sum[i]);
     bad |= not_finite(value);
     x[i] = (value + 0.0f) * factor;
   });
-  if (bad) atomicOr(&verdict->bad, 1u);
+  if (bad) atomicOr(&status->bad, 1u);
 }
 
-__global__ void rank_word_kernel(const float* loss, const Verdict* verdict, RankWord* mine) {
-  *mine = RankWord{loss && not_finite(*loss), verdict->bad, {0, 0}};
+__global__ void rank_status_kernel(const float* loss, const StepStatus* status, RankStatus* mine) {
+  *mine = RankStatus{loss && not_finite(*loss), status->bad, {0, 0}};
 }
 
-__global__ void agree_kernel(const RankWord* all, int ranks, Verdict* verdict) {
+__global__ void agree_kernel(const RankStatus* all, int ranks, StepStatus* status) {
   int bad_loss = -1, bad_gradient = -1;
   for (int rank = ranks - 1; rank >= 0; --rank) {
     if (all[rank].bad_loss) bad_loss = rank;
     if (all[rank].bad_gradient) bad_gradient = rank;
   }
   if (bad_loss >= 0 || bad_gradient >= 0) {
-    verdict->bad = 1;
-    verdict->bad_rank = bad_loss >= 0 ? bad_loss : bad_gradient;
-  } else if (verdict->bad && ranks == 1) {
-    verdict->bad_rank = 0;
+    status->bad = 1;
+    status->bad_rank = bad_loss >= 0 ? bad_loss : bad_gradient;
+  } else if (status->bad && ranks == 1) {
+    status->bad_rank = 0;
   }
 }
 
@@ -99,23 +99,23 @@ void narrow_by_weight(cudaStream_t stream, const float* x, std::size_t n, const 
            static_cast<__nv_bfloat16*>(to));
 }
 
-void average_sum(cudaStream_t stream, float* x, std::size_t n, float factor, Verdict* verdict) {
-  if (n > 0) launch(average_kernel, grid_for(n, kTile), kThreads, stream, x, n, factor, verdict);
+void average_sum(cudaStream_t stream, float* x, std::size_t n, float factor, StepStatus* status) {
+  if (n > 0) launch(average_kernel, grid_for(n, kTile), kThreads, stream, x, n, factor, status);
 }
 
 void average_sum_bfloat16(cudaStream_t stream, const void* sum, float* x, std::size_t n, float factor,
-                          Verdict* verdict) {
+                          StepStatus* status) {
   if (n > 0)
     launch(average_bfloat16_kernel, grid_for(n, kTile), kThreads, stream,
-           static_cast<const __nv_bfloat16*>(sum), x, n, factor, verdict);
+           static_cast<const __nv_bfloat16*>(sum), x, n, factor, status);
 }
 
-void write_rank_word(cudaStream_t stream, const float* loss, const Verdict* verdict, RankWord* mine) {
-  launch(rank_word_kernel, 1, 1, stream, loss, verdict, mine);
+void write_rank_status(cudaStream_t stream, const float* loss, const StepStatus* status, RankStatus* mine) {
+  launch(rank_status_kernel, 1, 1, stream, loss, status, mine);
 }
 
-void agree(cudaStream_t stream, const RankWord* all, int ranks, Verdict* verdict) {
-  launch(agree_kernel, 1, 1, stream, all, ranks, verdict);
+void agree(cudaStream_t stream, const RankStatus* all, int ranks, StepStatus* status) {
+  launch(agree_kernel, 1, 1, stream, all, ranks, status);
 }
 
 }  // namespace topknot::cuda

@@ -8,7 +8,7 @@
 //   finish()                     decodes, agrees that the step is finite, commits; on the compute stream
 //   end_step()                   host: the memories of the slices swap roles (not part of a graph)
 //
-// What became of the step is in verdict(), in GPU memory: the optimizer reads it there, the host later.
+// What became of the step is in status(), in GPU memory: the optimizer reads it there, the host later.
 //
 // A method without kernels of its own, and every method under dist.backend gloo, goes through the CPU instead:
 // the gradients are copied to the host, exchanged there (dist/exchange/exchange.h), and the averages copied back; the
@@ -45,8 +45,8 @@ class DeviceExchange {
   // Of the last finish().
   virtual std::span<float> averaged(const Group& group) = 0;  // GPU memory
   virtual GradientForm form(const Group& group) const = 0;
-  virtual StepWords* words() = 0;  // GPU memory
-  virtual Verdict* verdict() = 0;  // GPU memory
+  virtual StepParameters* parameters() = 0;  // GPU memory
+  virtual StepStatus* status() = 0;          // GPU memory
   // Payload bytes that a rank sends and receives in a step, as ExchangeStats counts them; the GPU's blocks have
   // equal lengths, so these do not depend on the data. With the CPU's exchange, of the last step.
   virtual std::uint64_t bytes_sent() const = 0;

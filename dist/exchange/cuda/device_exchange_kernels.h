@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "nn/core/cuda/step_words.h"
+#include "nn/core/cuda/step_parameters.h"
 
 namespace topknot::cuda {
 
@@ -16,23 +16,23 @@ void multiply_by_weight(cudaStream_t stream, float* x, std::size_t n, const floa
 // to = bfloat16(x * *weight), to nearest, ties to even.
 void narrow_by_weight(cudaStream_t stream, const float* x, std::size_t n, const float* weight, void* to);
 
-// x = (x + 0) * factor, and the verdict is bad where x was not finite. Adding 0 turns -0 into +0 as a sparse
+// x = (x + 0) * factor, and the status is bad where x was not finite. Adding 0 turns -0 into +0 as a sparse
 // average does, which starts from zeros.
-void average_sum(cudaStream_t stream, float* x, std::size_t n, float factor, Verdict* verdict);
+void average_sum(cudaStream_t stream, float* x, std::size_t n, float factor, StepStatus* status);
 // The same of a sum of bfloat16 numbers, to floats.
 void average_sum_bfloat16(cudaStream_t stream, const void* sum, float* x, std::size_t n, float factor,
-                          Verdict* verdict);
+                          StepStatus* status);
 
 // What a rank tells the others beside its groups.
-struct RankWord {
+struct RankStatus {
   std::uint32_t bad_loss = 0, bad_gradient = 0;  // 1: not finite, as far as this rank knows by itself
   std::uint32_t unused[2] = {0, 0};              // a collective's block is a multiple of 16 bytes
 };
 
-// `loss`: one float, or null. The verdict is this rank's own so far.
-void write_rank_word(cudaStream_t stream, const float* loss, const Verdict* verdict, RankWord* mine);
+// `loss`: one float, or null. The status is this rank's own so far.
+void write_rank_status(cudaStream_t stream, const float* loss, const StepStatus* status, RankStatus* mine);
 // `all`: by rank. A rank's bad loss is named first, then a bad gradient of a compressed group; else what decoding
 // has found out stands.
-void agree(cudaStream_t stream, const RankWord* all, int ranks, Verdict* verdict);
+void agree(cudaStream_t stream, const RankStatus* all, int ranks, StepStatus* status);
 
 }  // namespace topknot::cuda

@@ -5,7 +5,7 @@
 
 namespace topknot::cuda {
 
-static_assert(sizeof(StepWords) <= 64 && sizeof(Verdict) <= 64);
+static_assert(sizeof(StepParameters) <= 64 && sizeof(StepStatus) <= 64);
 
 DeviceStep::DeviceStep(int ranks)
     : ranks_(ranks), memory_(kWeights + static_cast<std::size_t>(ranks) * sizeof(float)) {
@@ -30,19 +30,20 @@ void DeviceStep::copy(cudaStream_t stream, std::size_t begin, std::size_t end, F
   slot.copied.record(stream);
 }
 
-void DeviceStep::begin(cudaStream_t stream, const StepWords& words, std::span<const float> weights) {
+void DeviceStep::begin(cudaStream_t stream, const StepParameters& parameters,
+                       std::span<const float> weights) {
   TOPKNOT_CHECK(weights.size() == static_cast<std::size_t>(ranks_), "one aggregation weight a rank");
   copy(stream, 0, memory_.size(), [&](std::byte* to) {
-    const Verdict verdict;
-    std::memcpy(to, &words, sizeof words);
-    std::memcpy(to + kVerdict, &verdict, sizeof verdict);
+    const StepStatus status;
+    std::memcpy(to, &parameters, sizeof parameters);
+    std::memcpy(to + kStatus, &status, sizeof status);
     std::memcpy(to + kWeights, weights.data(), weights.size_bytes());
   });
 }
 
-void DeviceStep::set_verdict(cudaStream_t stream, const Verdict& verdict) {
-  copy(stream, kVerdict, kVerdict + sizeof verdict,
-       [&](std::byte* to) { std::memcpy(to + kVerdict, &verdict, sizeof verdict); });
+void DeviceStep::set_status(cudaStream_t stream, const StepStatus& status) {
+  copy(stream, kStatus, kStatus + sizeof status,
+       [&](std::byte* to) { std::memcpy(to + kStatus, &status, sizeof status); });
 }
 
 }  // namespace topknot::cuda

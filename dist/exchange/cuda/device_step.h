@@ -7,7 +7,7 @@
 #include <span>
 
 #include "nn/core/cuda/context.h"
-#include "nn/core/cuda/step_words.h"
+#include "nn/core/cuda/step_parameters.h"
 
 namespace topknot::cuda {
 
@@ -19,17 +19,17 @@ class DeviceStep {
   DeviceStep(const DeviceStep&) = delete;
   DeviceStep& operator=(const DeviceStep&) = delete;
 
-  // In the stream's order. `weights`: one a rank. Clears the verdict.
-  void begin(cudaStream_t stream, const StepWords& words, std::span<const float> weights);
-  void set_verdict(cudaStream_t stream, const Verdict& verdict);
+  // In the stream's order. `weights`: one a rank. Clears the status.
+  void begin(cudaStream_t stream, const StepParameters& parameters, std::span<const float> weights);
+  void set_status(cudaStream_t stream, const StepStatus& status);
 
   // GPU memory.
-  StepWords* words() const { return reinterpret_cast<StepWords*>(memory_.data()); }
-  Verdict* verdict() const { return reinterpret_cast<Verdict*>(memory_.data() + kVerdict); }
+  StepParameters* parameters() const { return reinterpret_cast<StepParameters*>(memory_.data()); }
+  StepStatus* status() const { return reinterpret_cast<StepStatus*>(memory_.data() + kStatus); }
   const float* weights() const { return reinterpret_cast<const float*>(memory_.data() + kWeights); }
 
  private:
-  static constexpr std::size_t kVerdict = 64, kWeights = 128;  // bytes from the start
+  static constexpr std::size_t kStatus = 64, kWeights = 128;  // bytes from the start
   static constexpr std::size_t kSlots = 16;
   struct Slot {
     std::unique_ptr<PinnedMemory> memory;

@@ -1,5 +1,5 @@
 // The CPU's exchange for gradients in GPU memory: a group's gradient goes to the host as soon as it is complete,
-// beside the backward pass; dist/exchange/exchange.h does the rest over a twin of the arena in host memory.
+// beside the backward pass; dist/exchange/exchange.h does the rest over a host arena of the arena in host memory.
 #include <cmath>
 #include <deque>
 #include <unordered_map>
@@ -14,9 +14,9 @@ namespace {
 
 // Parameters of the same names, shapes and order in host memory. Page-locked where the system allows it, so
 // that copies run beside the host.
-class Twin {
+class HostArena {
  public:
-  explicit Twin(const ParameterArena& original) {
+  explicit HostArena(const ParameterArena& original) {
     std::unordered_map<std::string, bool> compressible;
     const auto order = original.parameters();
     for (std::size_t i = order.size(); i-- > 0;) {  // the arena reverses the order of registration
@@ -27,7 +27,7 @@ class Twin {
     for (std::size_t i = 0; i < order.size(); ++i)
       TOPKNOT_CHECK(arena_->parameters()[i]->name() == order[i]->name() &&
                         arena_->parameters()[i]->offset() == order[i]->offset(),
-                    "a twin of the arena with another order");
+                    "a host arena of the arena with another order");
     for (const std::span<float> side :
          {arena_->gradient(0, arena_->size()), arena_->residual(0, arena_->size())})
       if (!side.empty() &&
@@ -35,12 +35,12 @@ class Twin {
         locked_.push_back(side.data());
     cudaGetLastError();
   }
-  ~Twin() {
+  ~HostArena() {
     for (float* side : locked_) cudaHostUnregister(side);
     cudaGetLastError();
   }
-  Twin(const Twin&) = delete;
-  Twin& operator=(const Twin&) = delete;
+  HostArena(const HostArena&) = delete;
+  HostArena& operator=(const HostArena&) = delete;
   ParameterArena& arena() { return *arena_; }
 
  private:
@@ -53,8 +53,8 @@ class StagedExchange final : public DeviceExchange {
  public:
   StagedExchange(ParameterArena& arena, CollectiveQueue& queue, const ExchangeOptions& options)
       : arena_(arena),
-        twin_(std::make_unique<Twin>(arena)),
-        exchange_(twin_->arena(), queue, options),
+        host_arena_(std::make_unique<HostArena>(arena)),
+        exchange_(host_arena_->arena(), queue, options),
         groups_(plan_groups(arena, options.compress.name != "dense", options.scope, options.merge,
                             options.groups)),
         rank_(queue.communicator().rank()),
@@ -66,7 +66,7 @@ class StagedExchange final : public DeviceExchange {
   }
 
   ~StagedExchange() override {
-    // Copies work on the twin's memory. Nothing on these streams waits for another rank.
+    // Copies work on the host arena's memory. Nothing on these streams waits for another rank.
     if (Context* const context = Context::current_or_null()) {
       cudaStreamSynchronize(context->stream());
       cudaStreamSynchronize(context->communication());
@@ -79,10 +79,10 @@ class StagedExchange final : public DeviceExchange {
 
   void begin_step(std::int64_t step, double density, std::span<const float> weights, double lr) override {
     exchange_.begin_step(step, density, weights, lr);
-    StepWords words;
-    words.step = step, words.density = density, words.lr = lr;
-    words.rank = rank_;
-    step_.begin(compute(), words, {});
+    StepParameters parameters;
+    parameters.step = step, parameters.density = density, parameters.lr = lr;
+    parameters.rank = rank_;
+    step_.begin(compute(), parameters, {});
     pending_.clear();
     for (const Group& group : groups_) pending_.push_back(group.parameters.size());
     for (auto& [parameter, place] : places_) place.second = false;
@@ -130,21 +130,21 @@ class StagedExchange final : public DeviceExchange {
         TOPKNOT_CUDA(cudaMemcpyAsync(arena_.gradient(group.begin, group.end).data(), average.data(),
                                      average.size_bytes(), cudaMemcpyHostToDevice, compute()));
       }
-    Verdict verdict;
-    verdict.bad = !result_.committed;
-    verdict.bad_rank = result_.bad_rank;
-    verdict.selected = result_.stats.selected;
-    verdict.over_capacity = result_.stats.over_capacity;
-    verdict.threshold = result_.stats.threshold;
-    step_.set_verdict(compute(), verdict);
+    StepStatus status;
+    status.bad = !result_.committed;
+    status.bad_rank = result_.bad_rank;
+    status.selected = result_.stats.selected;
+    status.over_capacity = result_.stats.over_capacity;
+    status.threshold = result_.stats.threshold;
+    step_.set_status(compute(), status);
   }
 
   void end_step() override {}
 
   std::span<float> averaged(const Group& group) override { return arena_.gradient(group.begin, group.end); }
   GradientForm form(const Group& group) const override { return exchange_.form(group); }
-  StepWords* words() override { return step_.words(); }
-  Verdict* verdict() override { return step_.verdict(); }
+  StepParameters* parameters() override { return step_.parameters(); }
+  StepStatus* status() override { return step_.status(); }
   std::uint64_t bytes_sent() const override { return result_.stats.bytes_sent; }
   std::uint64_t bytes_received() const override { return result_.stats.bytes_received; }
   Capture capture() const override { return Capture::none; }
@@ -152,7 +152,7 @@ class StagedExchange final : public DeviceExchange {
 
   std::vector<std::byte> state() const override {
     for (const Group& group : groups_) {
-      const std::span<const float> residual = twin_->arena().residual(group.begin, group.end);
+      const std::span<const float> residual = host_arena_->arena().residual(group.begin, group.end);
       backend(arena_.device())
           .to_device(arena_.residual(group.begin, group.end).data(), residual.data(), residual.size());
     }
@@ -162,7 +162,7 @@ class StagedExchange final : public DeviceExchange {
   void load_state(std::span<const std::byte> bytes) override {
     exchange_.load_state(bytes);
     for (const Group& group : groups_) {
-      const std::span<float> residual = twin_->arena().residual(group.begin, group.end);
+      const std::span<float> residual = host_arena_->arena().residual(group.begin, group.end);
       backend(arena_.device())
           .to_host(residual.data(), arena_.residual(group.begin, group.end).data(), residual.size());
     }
@@ -178,14 +178,15 @@ class StagedExchange final : public DeviceExchange {
     const std::span<const float> gradient = arena_.gradient(group.begin, group.end);
     encoded_.record(compute());
     encoded_.wait(communication());
-    TOPKNOT_CUDA(cudaMemcpyAsync(twin_->arena().gradient(group.begin, group.end).data(), gradient.data(),
-                                 gradient.size_bytes(), cudaMemcpyDeviceToHost, communication()));
+    TOPKNOT_CUDA(cudaMemcpyAsync(host_arena_->arena().gradient(group.begin, group.end).data(),
+                                 gradient.data(), gradient.size_bytes(), cudaMemcpyDeviceToHost,
+                                 communication()));
     copied_[index].record(communication());
   }
 
   ParameterArena& arena_;
-  const std::unique_ptr<Twin> twin_;
-  Exchange exchange_;                // over the twin
+  const std::unique_ptr<HostArena> host_arena_;
+  Exchange exchange_;                // over the host arena
   const std::vector<Group> groups_;  // of the arena
   const int rank_;
   DeviceStep step_;

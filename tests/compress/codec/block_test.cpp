@@ -1,7 +1,7 @@
 // Blocks on the wire: what is written is read, and nothing else is.
 #include <cstring>
 
-#include "compress/codec/code.h"
+#include "compress/codec/codec.h"
 #include "nn/core/rng.h"
 #include "tests/compress/simulated_ranks.h"
 #include "tests/support/catch.h"
@@ -12,8 +12,8 @@ using namespace topknot::test;
 namespace {
 
 struct Codes {
-  std::unique_ptr<IndexCode> index = index_codes().find("raw")({});
-  std::unique_ptr<ValueCode> value = value_codes().find("fp32")({});
+  std::unique_ptr<IndexCodec> index = index_codecs().find("raw")({});
+  std::unique_ptr<ValueCodec> value = value_codecs().find("fp32")({});
   std::vector<std::byte> write(const Entries<float>& entries, std::size_t numel) const {
     return write_block(entries, numel, *index, *value);
   }
@@ -94,7 +94,7 @@ TEST_CASE("a block that says something wrong is refused, and the message says wh
   says(refusal(with(0, std::uint32_t{1}), 100), "version");
   says(refusal(with(4, std::uint8_t{2}), 100), "version");
   says(refusal(with(5, std::uint8_t{3}), 100), "flags");
-  says(refusal(with(6, std::uint8_t{1}), 100), "compress.code");
+  says(refusal(with(6, std::uint8_t{1}), 100), "compress.codec");
   says(refusal(with(7, std::uint8_t{1}), 100), "compress.values");
   says(refusal(good, 101), "100 elements where the group has 101");
   says(refusal(with(12, std::uint32_t{3}), 100), "bytes of values");

@@ -1,5 +1,5 @@
 // Index codes: every set of positions comes back, in the bytes that the code's definition says.
-#include "compress/codec/code.h"
+#include "compress/codec/codec.h"
 
 #include <omp.h>
 
@@ -21,8 +21,8 @@ using Positions = std::vector<std::uint32_t>;
 
 const std::vector<std::string> kCodes = {"raw", "run16", "rice", "bitmap", "auto"};
 
-std::unique_ptr<IndexCode> code_named(const std::string& name) {
-  return index_codes().find(name)({});
+std::unique_ptr<IndexCodec> code_named(const std::string& name) {
+  return index_codecs().find(name)({});
 }
 
 Entries<float> entries_at(const Positions& positions) {
@@ -34,12 +34,12 @@ Entries<float> entries_at(const Positions& positions) {
 }
 
 std::vector<std::byte> block_of(const Positions& positions, std::size_t numel, const std::string& code) {
-  return write_block(entries_at(positions), numel, *code_named(code), *value_codes().find("fp32")({}));
+  return write_block(entries_at(positions), numel, *code_named(code), *value_codecs().find("fp32")({}));
 }
 
 Entries<float> read(std::span<const std::byte> block, std::size_t numel, const std::string& code) {
   Entries<float> entries;
-  read_block(block, numel, *code_named(code), *value_codes().find("fp32")({}), entries);
+  read_block(block, numel, *code_named(code), *value_codecs().find("fp32")({}), entries);
   return entries;
 }
 
@@ -61,14 +61,14 @@ double bits_per_entry(const Positions& positions, std::size_t numel, const std::
 
 }  // namespace
 
-TEST_CASE("positions drawn uniformly come back in every index code at densities from 1e-5 to 1") {
+TEST_CASE("positions drawn uniformly come back in every index codec at densities from 1e-5 to 1") {
   const std::size_t numel = 300007;
   std::uint64_t seed = 0;
   for (const double density : {1e-5, 1e-4, 1e-3, 0.003, 0.01, 0.05, 0.1, 0.3, 0.5, 0.9, 0.999, 1.0})
     check_round_trip(uniform_positions(numel, target_count(density, numel), ++seed), numel);
 }
 
-TEST_CASE("the first, the last, all and no position come back in every index code") {
+TEST_CASE("the first, the last, all and no position come back in every index codec") {
   for (const std::size_t numel : {1u, 2u, 7u, 8u, 9u, 63u, 64u, 65u, 1023u, 1024u, 1025u, 2049u, 70000u}) {
     const auto last = static_cast<std::uint32_t>(numel - 1);
     Positions all(numel);
@@ -84,7 +84,7 @@ TEST_CASE("the first, the last, all and no position come back in every index cod
   check_round_trip({}, 0);
 }
 
-TEST_CASE("clusters and gaps of a million come back in every index code") {
+TEST_CASE("clusters and gaps of a million come back in every index codec") {
   const std::size_t numel = 6000000;
   Positions clusters;
   for (std::uint32_t cluster = 0; cluster < 5; ++cluster)

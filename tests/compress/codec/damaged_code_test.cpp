@@ -2,7 +2,7 @@
 #include <cstring>
 #include <functional>
 
-#include "compress/codec/code.h"
+#include "compress/codec/codec.h"
 #include "nn/core/base/check.h"
 #include "tests/support/catch.h"
 #include "tests/support/positions.h"
@@ -15,10 +15,10 @@ namespace {
 using Block = std::vector<std::byte>;
 
 struct Codes {
-  std::unique_ptr<IndexCode> index;
-  std::unique_ptr<ValueCode> value;
+  std::unique_ptr<IndexCodec> index;
+  std::unique_ptr<ValueCodec> value;
   Codes(const std::string& index_name, const std::string& value_name)
-      : index(index_codes().find(index_name)({})), value(value_codes().find(value_name)({})) {}
+      : index(index_codecs().find(index_name)({})), value(value_codecs().find(value_name)({})) {}
   Block write(const std::vector<std::uint32_t>& positions, std::size_t numel) const {
     Entries<float> entries{true, positions, {}};
     for (std::size_t i = 0; i < positions.size(); ++i)
@@ -52,8 +52,8 @@ void says(const std::string& text, const std::string& part) {
 }  // namespace
 
 TEST_CASE("a block in any codes that is cut anywhere, or longer, is refused") {
-  for (const std::string& index : index_codes().names())
-    for (const std::string& value : value_codes().names()) {
+  for (const std::string& index : index_codecs().names())
+    for (const std::string& value : value_codecs().names()) {
       INFO(index << ", " << value);
       const Codes codes(index, value);
       for (const auto& positions : {uniform_positions(500, 20, 1), uniform_positions(70000, 2, 1),
@@ -74,7 +74,7 @@ TEST_CASE("a block in any codes that is cut anywhere, or longer, is refused") {
     }
 }
 
-TEST_CASE("a reader takes the layouts that its own compress.code may write, and no other") {
+TEST_CASE("a reader takes the layouts that its own compress.codec may write, and no other") {
   const std::vector<std::uint32_t> positions = {1, 5, 9};
   for (const std::string writer : {"raw", "run16", "rice", "bitmap"})
     for (const std::string reader : {"raw", "run16", "rice", "bitmap", "auto"}) {
@@ -82,24 +82,24 @@ TEST_CASE("a reader takes the layouts that its own compress.code may write, and 
       if (reader == writer || reader == "auto")
         CHECK(answer == "accepted");
       else
-        says(answer, "compress.code");
+        says(answer, "compress.codec");
     }
   says(Codes("raw", "bf16").read(Codes("raw", "fp32").write(positions, 60), 60), "compress.values");
   says(Codes("auto", "fp32").read(with(Codes("raw", "fp32").write(positions, 60), 6, std::uint8_t{200}), 60),
-       "compress.code");
+       "compress.codec");
 }
 
 TEST_CASE("a short block that claims two thousand million entries is refused at once") {
   const std::size_t numel = 0x7FFFFFFF;
-  for (const std::string& index : index_codes().names())
-    for (const std::string& value : value_codes().names()) {
+  for (const std::string& index : index_codecs().names())
+    for (const std::string& value : value_codecs().names()) {
       const Codes codes(index, value);
       for (const std::uint8_t layout : {0, 1, 2, 3, 4}) {
         Block block = codes.write({5}, numel >> 12);
         block = with(with(block, 6, layout), 8, std::uint32_t{0x7FFFFFFF});
         const std::string answer = codes.read(with(block, 12, std::uint32_t{0x7FFFFFFF}), numel);
         CHECK((answer.find("shorter") != std::string::npos ||
-               answer.find("compress.code") != std::string::npos));
+               answer.find("compress.codec") != std::string::npos));
       }
     }
 }

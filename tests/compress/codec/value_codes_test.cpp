@@ -3,7 +3,7 @@
 #include <cmath>
 #include <limits>
 
-#include "compress/codec/code.h"
+#include "compress/codec/codec.h"
 #include "nn/core/rng.h"
 #include "tests/compress/simulated_ranks.h"
 #include "tests/support/catch.h"
@@ -16,12 +16,12 @@ namespace {
 constexpr float kMax = std::numeric_limits<float>::max(), kTiny = std::numeric_limits<float>::denorm_min();
 
 std::vector<float> through(const std::string& code, const std::vector<float>& values) {
-  const auto value_code = value_codes().find(code)({});
+  const auto value_codec = value_codecs().find(code)({});
   std::vector<std::byte> bytes;
-  value_code->encode(values, bytes);
-  REQUIRE(bytes.size() == value_code->bytes(values.size()));
+  value_codec->encode(values, bytes);
+  REQUIRE(bytes.size() == value_codec->bytes(values.size()));
   std::vector<float> back(values.size());
-  value_code->decode(bytes, back);
+  value_codec->decode(bytes, back);
   return back;
 }
 
@@ -50,7 +50,7 @@ TEST_CASE("what decodes from finite values is finite, to the largest float and t
                                                  {0.0f, -0.0f},
                                                  {0x1.ffffp13f, 65504.0f, 65520.0f, 1e6f},
                                                  {}};
-  for (const std::string& code : value_codes().names())
+  for (const std::string& code : value_codecs().names())
     for (const std::vector<float>& values : cases) {
       const std::vector<float> back = through(code, values);
       for (std::size_t i = 0; i < values.size(); ++i) {
@@ -63,7 +63,7 @@ TEST_CASE("what decodes from finite values is finite, to the largest float and t
 }
 
 TEST_CASE("what a code has decoded it sends again without change") {
-  for (const std::string& code : value_codes().names())
+  for (const std::string& code : value_codecs().names())
     for (const double scale : {1e-38, 1e-30, 1e-3, 1.0, 1e37}) {
       const std::vector<float> once = through(code, normal_values(1000, scale, 3));
       CHECK(same_bits(through(code, once), once));
@@ -126,12 +126,12 @@ TEST_CASE("int8 is within half a step of each block's own largest magnitude") {
   }
 }
 
-TEST_CASE("what the value code loses stays in the residual, with every code") {
-  for (const std::string& index : index_codes().names())
-    for (const std::string& value : value_codes().names()) {
+TEST_CASE("what the value codec loses stays in the residual, with every code") {
+  for (const std::string& index : index_codecs().names())
+    for (const std::string& value : value_codecs().names()) {
       INFO(index << ", " << value);
       CompressOptions options = named("topk");
-      options.code = index;
+      options.codec = index;
       options.values = value;
       const auto compressor = make_compressor(options, whole_group(500, 1));
       const std::vector<float> g = normal_values(500, 0.01, 21);

@@ -304,8 +304,8 @@ TEST_CASE("baselines refuse the keys of sparse methods by name") {
     CHECK(message(options).empty());
     options.select = "topk";
     CHECK(message(options).find("compress.select") == 0);
-    options = named(name), options.code = "raw";
-    CHECK(message(options).find("compress.code") == 0);
+    options = named(name), options.codec = "raw";
+    CHECK(message(options).find("compress.codec") == 0);
     options = named(name), options.values = "fp16";
     CHECK(message(options).find("compress.values") == 0);
     options = named(name), options.capacity = 2;

@@ -197,7 +197,7 @@ TEST_CASE("rejected entries return to the residual") {
   CHECK(u == std::vector<float>{1, 2, 0, 4});
 }
 
-TEST_CASE("an inexact value code leaves its error in the residual") {
+TEST_CASE("an inexact value codec leaves its error in the residual") {
   std::vector<double> u = {1.25, -2.5, 3};
   ResidualMemory<double> memory;
   const std::vector<std::uint32_t> indices = {0, 1};

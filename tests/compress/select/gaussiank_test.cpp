@@ -89,7 +89,7 @@ TEST_CASE("the inverse normal distribution agrees with the table") {
   CHECK_THROWS_AS(normal_quantile(1.0), Error);
 }
 
-TEST_CASE("gaussiank over a run: the carried rung changes the passes, never the selection") {
+TEST_CASE("gaussiank over a run: the carried level changes the passes, never the selection") {
   const std::size_t d = 50000;
   GaussianKSelector<float> carried;
   std::vector<float> residual(d);
@@ -105,7 +105,7 @@ TEST_CASE("gaussiank over a run: the carried rung changes the passes, never the 
     REQUIRE(a.indices == b.indices);
     REQUIRE(same_bits(a.values, b.values));
     REQUIRE(same_bits(u, copy));
-    moved |= carried.carried_rung() != 0;
+    moved |= carried.carried_level() != 0;
     carried.commit({});
     residual = u;
     for (const std::uint32_t i : a.indices) residual[i] = 0;
@@ -150,14 +150,14 @@ TEST_CASE("gaussiank sees a NaN or Inf anywhere, and forgets the step") {
   std::vector<float> good = x;
   select(selector, good, {}, 0.001);
   selector.commit({});
-  const int rung = selector.carried_rung();
+  const int level = selector.carried_level();
   std::vector<float> broken = x, residual(x.size());
   residual[at] = bad;
   const auto selected = select(selector, broken, residual, 0.01);
   CHECK_FALSE(selected.finite);
   CHECK(selected.indices.empty());
   selector.discard();
-  CHECK(selector.carried_rung() == rung);
+  CHECK(selector.carried_level() == level);
 }
 
 TEST_CASE("gaussiank's moments do not depend on the number of threads") {

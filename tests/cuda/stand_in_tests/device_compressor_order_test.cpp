@@ -13,7 +13,7 @@ TEST_CASE("compressors on a GPU do not depend on the order of threads") {
   for (const char* name : test::kMethods) {
     INFO(name);
     CompressOptions options = test::options_of(name);
-    options.code = "rice";
+    options.codec = "rice";
     options.values = "fp16";
     test::BothRanks both(options, {n, {{0, 600}, {600, n}}, 3});
     test::ten_steps(both, n, {0.75f, 1.25f, 1.0f});

@@ -122,20 +122,21 @@ TEST_CASE("the words of a step reach the GPU whole, however far the host is ahea
   const auto device = echo_communicator();
   const auto exchange = cuda::make_gpu_exchange(*model.arena, *device, options_of("dense"), {});
   constexpr int kSteps = 50;
-  const cuda::DeviceArray<cuda::StepWords> log(kSteps);
+  const cuda::DeviceArray<cuda::StepParameters> log(kSteps);
   for (int step = 0; step < kSteps; ++step) {
     exchange->begin_step(step, 0.5, {}, 1.0 / (1 + step));
     exchange->finish(nullptr);
-    TOPKNOT_CUDA(cudaMemcpyAsync(log.data() + step, exchange->words(), sizeof(cuda::StepWords),
+    TOPKNOT_CUDA(cudaMemcpyAsync(log.data() + step, exchange->parameters(), sizeof(cuda::StepParameters),
                                  cudaMemcpyDeviceToDevice, gpu.stream()));
     exchange->end_step();
   }
-  std::vector<cuda::StepWords> words(kSteps);
-  TOPKNOT_CUDA(cudaMemcpyAsync(words.data(), log.data(), log.bytes(), cudaMemcpyDeviceToHost, gpu.stream()));
+  std::vector<cuda::StepParameters> parameters(kSteps);
+  TOPKNOT_CUDA(
+      cudaMemcpyAsync(parameters.data(), log.data(), log.bytes(), cudaMemcpyDeviceToHost, gpu.stream()));
   TOPKNOT_CUDA(cudaStreamSynchronize(gpu.stream()));
   for (int step = 0; step < kSteps; ++step) {
-    CHECK(words[step].step == step);
-    CHECK(words[step].lr == 1.0 / (1 + step));
+    CHECK(parameters[step].step == step);
+    CHECK(parameters[step].lr == 1.0 / (1 + step));
   }
 }
 

@@ -32,13 +32,13 @@ TEST_CASE("a clipped SGD step gives the same whatever the order of blocks and th
     normal(gradient, CounterRng(1, RngUse::test));
     const DeviceVector<float> there(gradient);
     const DeviceVector<double> sum(1);
-    DeviceVector<cuda::StepWords> words(std::vector<cuda::StepWords>(1));
+    DeviceVector<cuda::StepParameters> parameters(std::vector<cuda::StepParameters>(1));
     cuda::DeviceClip clip(arena.size());
     clip.sum_of_squares(gpu.stream(), {there.data(), there.size()}, sum.data(), false);
-    clip.set_gradient_scale(gpu.stream(), sum.data(), 1.0, words.data());
-    optimizer->update(gpu.stream(), 0, {there.data(), there.size()}, words.data(), nullptr);
+    clip.set_gradient_scale(gpu.stream(), sum.data(), 1.0, parameters.data());
+    optimizer->update(gpu.stream(), 0, {there.data(), there.size()}, parameters.data(), nullptr);
     weights.push_back(arena.host_weights());
-    scales.push_back(words.host()[0].gradient_scale);
+    scales.push_back(parameters.host()[0].gradient_scale);
   }
   stand_in::reset();
   CHECK(same_bits(weights[0], weights[1]));

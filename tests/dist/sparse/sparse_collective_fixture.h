@@ -14,12 +14,12 @@
 namespace topknot::testing {
 
 struct Fleet {
-  std::unique_ptr<IndexCode> code;
+  std::unique_ptr<IndexCodec> code;
   std::vector<std::unique_ptr<SparseCollective>> collectives;
   std::string backend = "threads";
 
   Fleet(const std::string& name, int ranks, std::size_t numel, const std::string& code_name = "raw")
-      : code(index_codes().find(code_name)({})) {
+      : code(index_codecs().find(code_name)({})) {
     for (int rank = 0; rank < ranks; ++rank)
       collectives.push_back(sparse_collectives().find(name)({numel, code.get()}));
   }

@@ -263,8 +263,8 @@ TEST_CASE("oktopk's volume does not grow with the ranks", "[sparse_collective]")
 
 TEST_CASE("what no rank of a sparse collective writes is refused", "[sparse_collective]") {
   const Entries<float> mine{true, {1, 3}, {5, 6}};
-  const auto code = index_codes().find("raw")({});
-  const auto values = value_codes().find("fp32")({});
+  const auto code = index_codecs().find("raw")({});
+  const auto values = value_codecs().find("fp32")({});
   // What rank 1 of two makes of rank 0's message on the way down.
   const auto refused = [&](const std::vector<std::uint32_t>& list, std::size_t cut) {
     auto block = write_block(mine, 8, *code, *values);

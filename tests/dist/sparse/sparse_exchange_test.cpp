@@ -170,7 +170,7 @@ TEST_CASE("a sparse collective beside the backward pass, over TCP, leaves the bi
   for (const std::string collective : {"gtopk", "oktopk"})
     for (const int ranks : {2, 3, 5}) {
       RunPlan plan = plan_of(collective, "topk", ranks);
-      plan.options.compress.code = "auto";
+      plan.options.compress.codec = "auto";
       plan.steps = 8;
       const auto threads = run_model<TinyModel>(plan), gloo = run_model<TinyModel>(plan, {}, "gloo");
       for (int rank = 0; rank < ranks; ++rank) {

@@ -12,7 +12,7 @@
 #include "tools/common/report_svg.h"
 #include "tools/compare/report_charts.h"
 #include "train/metrics/distribution.h"
-#include "train/metrics/run_folder.h"
+#include "train/metrics/run_directory.h"
 
 namespace topknot {
 namespace {
@@ -29,7 +29,7 @@ std::size_t count_of(const std::string& text, const std::string& part) {
   return count;
 }
 
-// Run folders with plain numbers: every step takes `step_seconds`, the accuracy rises to `best` and falls by
+// Run directorys with plain numbers: every step takes `step_seconds`, the accuracy rises to `best` and falls by
 // 0.01 at the end.
 struct Made {
   std::vector<std::string> overrides = {};
@@ -53,7 +53,7 @@ struct Folder {
     overrides.push_back("output.dir=" + path + "/" + name);
     const auto loaded = load_config("", overrides);
     REQUIRE(loaded.problems.empty());
-    const RunFolder folder = create_run_folder(loaded, {"train"});
+    const RunDirectory folder = create_run_directory(loaded, {"train"});
     MetricsWriter writer(folder.metrics_jsonl());
     const int steps = 20;
     for (int i = 1; i <= steps; ++i) {
@@ -286,8 +286,8 @@ TEST_CASE("the numbers as CSV: a row a method, quoted names, nothing where nothi
 
 TEST_CASE("what is no run is refused with its name and the reason") {
   const Folder folder;
-  CHECK(
-      contains(user_error_message([&] { find_runs({folder.path + "/none"}); }), "/none: no such run folder"));
+  CHECK(contains(user_error_message([&] { find_runs({folder.path + "/none"}); }),
+                 "/none: no such run directory"));
   CHECK(contains(user_error_message([&] { find_runs({folder.path}); }), "no metrics.jsonl"));
   const auto run = folder.add("d", {});
   CHECK(find_runs({folder.path}) == std::vector<std::string>{run});

@@ -9,7 +9,7 @@
 #include "tools/predict/predict_papers.h"
 #include "tools/predict/predict_report.h"
 #include "train/metrics/metrics.h"
-#include "train/metrics/run_folder.h"
+#include "train/metrics/run_directory.h"
 
 namespace topknot {
 namespace {
@@ -213,7 +213,7 @@ TEST_CASE("a run is held against the prediction with its own plan") {
   const auto loaded = load_config("", {"output.dir=" + temp.at("run"), "compress.name=topk",
                                        "compress.density=0.01", "dist.ranks=4", "exchange.merge=none"});
   REQUIRE(loaded.problems.empty());
-  const RunFolder folder = create_run_folder(loaded, {"train"});
+  const RunDirectory folder = create_run_directory(loaded, {"train"});
   {
     MetricsWriter writer(folder.metrics_jsonl());
     for (int i = 1; i <= 15; ++i) {

@@ -30,7 +30,7 @@ struct Folder {
         small_run(temp, {"train.max_steps=6", "train.record_from=2", "model.hidden=[5]", "data.batch_size=8",
                          "train.record_gradients=" + std::to_string(kRecorded)});
     const RunData data = load_data(loaded.config);
-    const RunInputs inputs{loaded.config, data, create_run_folder(loaded, {}), true,
+    const RunInputs inputs{loaded.config, data, create_run_directory(loaded, {}), true,
                            std::chrono::steady_clock::now()};
     run_ranks("threads", 1, [&](Communicator& communicator) { run_rank(inputs, communicator); });
     const NpyReader reader(path + "/gradients.npy");
@@ -156,7 +156,7 @@ TEST_CASE("a replayed sparse step counts its bytes") {
   const Recording recording(folder.path);
   const Config config =
       config_of(recording, {"compress.name=topk", "compress.density=0.01", "compress.dense_1d=false",
-                            "compress.code=raw", "compress.values=fp32"});
+                            "compress.codec=raw", "compress.values=fp32"});
   ReplayOptions options;
   options.steps = 3;
   const ReplayResult result = replay(recording, config, options, 3);

@@ -12,7 +12,7 @@
 #include "tests/support/catch.h"
 #include "tests/support/user_error.h"
 #include "train/metrics/progress.h"
-#include "train/metrics/run_folder.h"
+#include "train/metrics/run_directory.h"
 
 namespace topknot {
 namespace {
@@ -170,14 +170,14 @@ TEST_CASE("an existing run is never overwritten silently, and replaced when aske
   const Folder folder;
   const std::string dir = folder.path + "/a/run";
   auto loaded = load_config("", {"output.dir=" + dir, "seed=5"});
-  const RunFolder run = create_run_folder(loaded, {"train", "seed=5"}, {{"blas", "1.0"}});
+  const RunDirectory run = create_run_directory(loaded, {"train", "seed=5"}, {{"blas", "1.0"}});
   MetricsWriter(run.metrics_jsonl()).write(step_record());
-  CHECK(user_error_message([&] { create_run_folder(loaded, {}); }).find("never overwritten") !=
+  CHECK(user_error_message([&] { create_run_directory(loaded, {}); }).find("never overwritten") !=
         std::string::npos);
   CHECK(read_metrics(run.metrics_jsonl()).steps.size() == 1);
 
   loaded.config.output.overwrite = true;
-  create_run_folder(loaded, {});
+  create_run_directory(loaded, {});
   CHECK_FALSE(fs::exists(run.metrics_jsonl()));
 
   const auto again = load_config(dir + "/config.yaml", {});
@@ -188,12 +188,12 @@ TEST_CASE("an existing run is never overwritten silently, and replaced when aske
   CHECK(read(dir + "/environment.json").find("\"threads_a_rank\"") != std::string::npos);
 }
 
-TEST_CASE("a run folder that cannot be made says why") {
+TEST_CASE("a run directory that cannot be made says why") {
   const Folder folder;
   std::ofstream(folder.path + "/file") << "x";
   for (const char* name : {"/file", "/file/run"}) {
     const auto loaded = load_config("", {"output.dir=" + folder.path + name});
-    CHECK(user_error_message([&] { create_run_folder(loaded, {}); }).find("output.dir: ") == 0);
+    CHECK(user_error_message([&] { create_run_directory(loaded, {}); }).find("output.dir: ") == 0);
   }
 }
 

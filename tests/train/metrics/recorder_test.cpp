@@ -21,7 +21,7 @@ Recorded record(const std::vector<std::string>& overrides) {
   const TempFolder temp;
   const LoadedConfig loaded = small_run(temp, overrides);
   const RunData data = load_data(loaded.config);
-  const RunInputs inputs{loaded.config, data, create_run_folder(loaded, {}), true,
+  const RunInputs inputs{loaded.config, data, create_run_directory(loaded, {}), true,
                          std::chrono::steady_clock::now()};
   Recorded result;
   run_ranks("threads", loaded.config.dist.ranks, [&](Communicator& communicator) {

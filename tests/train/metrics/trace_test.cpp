@@ -65,7 +65,7 @@ std::vector<Trace> traces_of(const std::string& backend, int ranks, std::vector<
   overrides.push_back("dist.ranks=" + std::to_string(ranks));
   const LoadedConfig loaded = small_run(temp, overrides);
   const RunData data = load_data(loaded.config);
-  const RunInputs inputs{loaded.config, data, create_run_folder(loaded, {}), true,
+  const RunInputs inputs{loaded.config, data, create_run_directory(loaded, {}), true,
                          std::chrono::steady_clock::now()};
   run_ranks(backend, ranks, [&](Communicator& communicator) { run_rank(inputs, communicator); });
   std::vector<Trace> traces;
@@ -160,7 +160,7 @@ TEST_CASE("without train.profile_steps there is no trace") {
   const TempFolder temp;
   const LoadedConfig loaded = small_run(temp, {"train.max_steps=2"});
   const RunData data = load_data(loaded.config);
-  const RunInputs inputs{loaded.config, data, create_run_folder(loaded, {}), true,
+  const RunInputs inputs{loaded.config, data, create_run_directory(loaded, {}), true,
                          std::chrono::steady_clock::now()};
   run_ranks("threads", 1, [&](Communicator& communicator) { run_rank(inputs, communicator); });
   CHECK_FALSE(std::filesystem::exists(temp.at("run/trace_rank0.json")));
@@ -168,11 +168,11 @@ TEST_CASE("without train.profile_steps there is no trace") {
 
 TEST_CASE("a run that replaces an earlier one removes its traces") {
   const TempFolder temp;
-  create_run_folder(small_run(temp, {}), {});
-  for (int rank = 0; rank < 3; ++rank) write_file(RunFolder{temp.at("run")}.trace_json(rank), "{}");
-  create_run_folder(small_run(temp, {}), {});
+  create_run_directory(small_run(temp, {}), {});
+  for (int rank = 0; rank < 3; ++rank) write_file(RunDirectory{temp.at("run")}.trace_json(rank), "{}");
+  create_run_directory(small_run(temp, {}), {});
   for (int rank = 0; rank < 3; ++rank)
-    CHECK_FALSE(std::filesystem::exists(RunFolder{temp.at("run")}.trace_json(rank)));
+    CHECK_FALSE(std::filesystem::exists(RunDirectory{temp.at("run")}.trace_json(rank)));
 }
 
 TEST_CASE("a trace is complete where the rank fails on its way") {

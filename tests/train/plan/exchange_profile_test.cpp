@@ -47,14 +47,14 @@ std::string replaced(std::string text, const std::string& from, const std::strin
 
 struct Trained {
   std::string checksum;
-  Config effective;  // config.yaml of the run folder
+  Config effective;  // config.yaml of the run directory
 };
 
 Trained trained(const TempFolder& temp, const LoadedConfig& loaded) {
   const RunData data = load_data(loaded.config);
   check_run(loaded.config, data);
   const RunInputs inputs{
-      loaded.config, data, create_run_folder(loaded, {}), true, std::chrono::steady_clock::now(),
+      loaded.config, data, create_run_directory(loaded, {}), true, std::chrono::steady_clock::now(),
       loaded.origins};
   std::vector<std::string> checksums(static_cast<std::size_t>(loaded.config.dist.ranks));
   run_ranks("threads", loaded.config.dist.ranks, [&](Communicator& communicator) {

@@ -18,7 +18,7 @@ constexpr double kAlpha = 1.744e-3, kBeta = 3.6e-8;  // the authors' 1 Gbit/s Et
 std::string checksum_in(const TempFolder& temp, const std::vector<std::string>& overrides) {
   const LoadedConfig loaded = small_run(temp, overrides);
   const RunData data = load_data(loaded.config);
-  const RunInputs inputs{loaded.config, data, create_run_folder(loaded, {}), true,
+  const RunInputs inputs{loaded.config, data, create_run_directory(loaded, {}), true,
                          std::chrono::steady_clock::now()};
   std::vector<std::string> checksums(static_cast<std::size_t>(loaded.config.dist.ranks));
   run_ranks("threads", loaded.config.dist.ranks, [&](Communicator& communicator) {

@@ -57,28 +57,28 @@ double encode_ms(Context& context, const std::string& method, std::size_t n, flo
   TOPKNOT_CHECK(compressor, method + " has no kernels");
   compressor->set_density(kDensity);
   const cudaStream_t stream = context.stream();
-  DeviceArray<StepWords> words(1);
-  DeviceArray<Verdict> verdict(1);
+  DeviceArray<StepParameters> parameters(1);
+  DeviceArray<StepStatus> status(1);
   DeviceArray<std::byte> block(compressor->block_bytes());
   DeviceArray<float> weights(1);
-  StepWords step;
+  StepParameters step;
   step.density = kDensity;
-  const Verdict clear;
+  const StepStatus clear;
   const float one = 1;
   TOPKNOT_CUDA(cudaMemcpyAsync(weights.data(), &one, sizeof one, cudaMemcpyHostToDevice, stream));
   TOPKNOT_CUDA(cudaMemsetAsync(b, 0, n * sizeof(float), stream));
   std::vector<double> ms;
   for (int i = 0; i < kWarmUp + kTimed; ++i) {
     step.step = i;
-    TOPKNOT_CUDA(cudaMemcpyAsync(words.data(), &step, sizeof step, cudaMemcpyHostToDevice, stream));
-    TOPKNOT_CUDA(cudaMemcpyAsync(verdict.data(), &clear, sizeof clear, cudaMemcpyHostToDevice, stream));
+    TOPKNOT_CUDA(cudaMemcpyAsync(parameters.data(), &step, sizeof step, cudaMemcpyHostToDevice, stream));
+    TOPKNOT_CUDA(cudaMemcpyAsync(status.data(), &clear, sizeof clear, cudaMemcpyHostToDevice, stream));
     fill_gradient(stream, a, n, static_cast<std::uint32_t>(i));
     Event begin(true), end(true);
     begin.record(stream);
-    compressor->encode(stream, {{a, n}, {b, n}}, words.data(), verdict.data(), block.data());
+    compressor->encode(stream, {{a, n}, {b, n}}, parameters.data(), status.data(), block.data());
     end.record(stream);
-    compressor->decode(stream, block.data(), weights.data(), verdict.data());
-    const std::span<float> average = compressor->commit(stream, verdict.data());
+    compressor->decode(stream, block.data(), weights.data(), status.data());
+    const std::span<float> average = compressor->commit(stream, status.data());
     context.synchronize();
     if (average.data() == b) std::swap(a, b);  // what was the gradient's memory holds the residual
     if (i >= kWarmUp) ms.push_back(milliseconds_between(begin, end));

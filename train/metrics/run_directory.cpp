@@ -1,4 +1,4 @@
-#include "train/metrics/run_folder.h"
+#include "train/metrics/run_directory.h"
 
 #include <sys/utsname.h>
 #include <unistd.h>
@@ -69,7 +69,7 @@ std::string environment_json(const Config& config, const std::vector<std::string
 
 // output.overwrite belongs to this start, not to the configuration: repeating the run must not delete
 // anything.
-std::string effective_config(const RunFolder& folder, const Config& config,
+std::string effective_config(const RunDirectory& folder, const Config& config,
                              std::map<std::string, Origin> origins) {
   Config effective = config;
   effective.output.dir = folder.path;
@@ -100,7 +100,7 @@ void write_file(const std::string& path, const std::string& text) {
                     "; free space or choose another place");
 }
 
-void rewrite_config(const RunFolder& folder, const Config& config,
+void rewrite_config(const RunDirectory& folder, const Config& config,
                     const std::map<std::string, Origin>& origins) {
   const std::string path = folder.path + "/config.yaml", other = path + ".new";
   write_file(other, effective_config(folder, config, origins));
@@ -109,10 +109,10 @@ void rewrite_config(const RunFolder& folder, const Config& config,
   if (error) throw UserError(path + ": cannot be replaced: " + error.message());
 }
 
-RunFolder create_run_folder(const LoadedConfig& loaded, const std::vector<std::string>& command_line,
-                            const std::map<std::string, std::string>& libraries) {
+RunDirectory create_run_directory(const LoadedConfig& loaded, const std::vector<std::string>& command_line,
+                                  const std::map<std::string, std::string>& libraries) {
   const Config& config = loaded.config;
-  RunFolder folder{run_folder_name(config)};
+  RunDirectory folder{run_directory_name(config)};
   std::error_code error;
   if (fs::exists(folder.path, error)) {
     if (!fs::is_directory(folder.path, error))

@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-#include "compress/codec/code.h"
+#include "compress/codec/codec.h"
 #include "compress/compressor.h"
 #include "dist/comm/collective_queue.h"
 #include "dist/comm/communicator.h"
@@ -20,7 +20,7 @@ namespace topknot {
 struct ExchangeOptions;
 
 // One collective under way. Until its ticket is done it belongs to the queue's thread.
-struct Flight {
+struct PendingCollective {
   Message message;
   std::vector<std::vector<std::byte>> blocks;  // what came back, by rank
   CollectiveQueue::Ticket ticket = 0;
@@ -34,7 +34,7 @@ struct Flight {
   SparseSum sum;
 
   // What the queue runs.
-  void fly(Communicator& communicator, SumOrder order);
+  void run(Communicator& communicator, SumOrder order);
   // Once it has come back, of this rank; received: from the other ranks. As ExchangeStats says.
   std::uint64_t bytes_sent() const;
   std::uint64_t bytes_received(int rank, int ranks) const;
@@ -42,10 +42,10 @@ struct Flight {
 };
 
 // A group's compressor and the course of its step.
-class Lane {
+class GroupPipeline {
  public:
   // `compressing`: the method is not dense. Throws UserError where the options do not go together.
-  Lane(const Group& group, int index, bool compressing, const ExchangeOptions& options, int ranks);
+  GroupPipeline(const Group& group, int index, bool compressing, const ExchangeOptions& options, int ranks);
 
   void begin_step();
   // One parameter is ready. True where it was the last.
@@ -53,9 +53,9 @@ class Lane {
   // The others will not come; what their gradients hold counts.
   void complete() { pending_ = 0; }
   bool is_complete() const { return pending_ == 0; }
-  // Leaves the message in `flight`.
+  // Leaves the message in `pending`.
   void encode(Slice slice, StepInfo info);
-  // What came back is in `flight`. True where the group asks for one more round, whose message is then there.
+  // What came back is in `pending`. True where the group asks for one more round, whose message is then there.
   bool decode();
   // The average, in the memory of either side of the slice.
   std::span<float> commit();
@@ -68,16 +68,16 @@ class Lane {
   Compressor& compressor() { return *compressor_; }
   const Compressor& compressor() const { return *compressor_; }
 
-  Flight flight;             // of the round under way
-  std::span<float> average;  // of the last committed step
+  PendingCollective pending;  // of the round under way
+  std::span<float> average;   // of the last committed step
 
  private:
   const Group* group_;
   std::unique_ptr<Compressor> compressor_;
-  std::unique_ptr<IndexCode> index_code_;
+  std::unique_ptr<IndexCodec> index_codec_;
   std::unique_ptr<SparseCollective> collective_;  // null: all_gather
   std::size_t pending_ = 0;                       // parameters that are not ready
-  bool every_entry_ = false;  // a dense group in a value code: sent whole, whatever the density
+  bool every_entry_ = false;  // a dense group in a value codec: sent whole, whatever the density
 };
 
 }  // namespace topknot

@@ -1,17 +1,17 @@
 #pragma once
 // Coding: selected entries as bytes on the wire. A block is a header, the positions in an index layout, the
-// values in a value code; a new one of either kind is one file that registers itself.
+// values in a value codec; a new one of either kind is one file that registers itself.
 //
 // The header, 16 bytes, little-endian:
 //   0  u32 magic 0x544B4E54 ("TNKT")
 //   4  u8  version, 1
 //   5  u8  flags: bit 0 = every entry of the sender's accumulated gradient was finite; the other bits are 0
-//   6  u8  index layout   7  u8  value code
+//   6  u8  index layout   7  u8  value codec
 //   8  u32 numel: the group's length, below 2^31
 //  12  u32 count: entries that follow; 0 where not finite
 // No bytes follow a count of 0. Decoding throws Error on anything else: bytes missing or left over, a count
 // above numel, positions that do not strictly ascend below numel, values that are not finite. Every layout
-// and value code is canonical: a block that is accepted is the one that its layout and code write for these
+// and value codec is canonical: a block that is accepted is the one that its layout and code write for these
 // entries, byte for byte.
 
 #include <cstddef>
@@ -27,9 +27,9 @@
 
 namespace topknot {
 
-class ValueCode {
+class ValueCodec {
  public:
-  virtual ~ValueCode() = default;
+  virtual ~ValueCodec() = default;
   virtual std::uint8_t id() const = 0;
   virtual bool exact() const = 0;                          // decode(encode(x)) == x
   virtual std::size_t bytes(std::size_t count) const = 0;  // at least one a value; 0 of none
@@ -42,12 +42,12 @@ class ValueCode {
 
 class IndexLayout;
 
-// What compress.code names: one layout, or several of which each message takes what suits it.
-class IndexCode {
+// What compress.codec names: one layout, or several of which each message takes what suits it.
+class IndexCodec {
  public:
-  virtual ~IndexCode() = default;
+  virtual ~IndexCodec() = default;
   virtual const IndexLayout& choose(std::span<const std::uint32_t> indices, std::size_t numel,
-                                    const ValueCode& values) const = 0;
+                                    const ValueCodec& values) const = 0;
   // The layout that a reader of this code accepts under that number, or null.
   virtual const IndexLayout* find(std::uint8_t id) const = 0;
   // What `count` positions take, fillers' values not included: exact for raw, bitmap and all, else the
@@ -56,7 +56,7 @@ class IndexCode {
 };
 
 // One way to write positions. Never called with none.
-class IndexLayout : public IndexCode {
+class IndexLayout : public IndexCodec {
  public:
   virtual std::uint8_t id() const = 0;
   // What encode() appends, and the fillers it asks for.
@@ -76,25 +76,25 @@ class IndexLayout : public IndexCode {
   virtual std::size_t decode(std::span<const std::byte> in, std::size_t numel, std::span<std::uint32_t> out,
                              std::vector<std::uint32_t>& fillers) const = 0;
 
-  const IndexLayout& choose(std::span<const std::uint32_t>, std::size_t, const ValueCode&) const override {
+  const IndexLayout& choose(std::span<const std::uint32_t>, std::size_t, const ValueCodec&) const override {
     return *this;
   }
   const IndexLayout* find(std::uint8_t id) const override { return id == this->id() ? this : nullptr; }
 };
 
-using IndexCodeFactory = std::unique_ptr<IndexCode> (*)(const CompressOptions& options);
-using ValueCodeFactory = std::unique_ptr<ValueCode> (*)(const CompressOptions& options);
-Registry<IndexCodeFactory>& index_codes();  // compress.code
-Registry<ValueCodeFactory>& value_codes();  // compress.values
+using IndexCodecFactory = std::unique_ptr<IndexCodec> (*)(const CompressOptions& options);
+using ValueCodecFactory = std::unique_ptr<ValueCodec> (*)(const CompressOptions& options);
+Registry<IndexCodecFactory>& index_codecs();  // compress.codec
+Registry<ValueCodecFactory>& value_codecs();  // compress.values
 
 inline constexpr std::size_t kBlockHeaderBytes = 16;
 
 std::vector<std::byte> write_block(const Entries<float>& entries, std::size_t numel,
-                                   const IndexCode& index_code, const ValueCode& value_code);
+                                   const IndexCodec& index_codec, const ValueCodec& value_codec);
 // `entries` is reused memory. Throws Error on a damaged block, before it asks for more memory than a small
 // multiple of the block's length.
-void read_block(std::span<const std::byte> block, std::size_t numel, const IndexCode& index_code,
-                const ValueCode& value_code, Entries<float>& entries);
+void read_block(std::span<const std::byte> block, std::size_t numel, const IndexCodec& index_codec,
+                const ValueCodec& value_codec, Entries<float>& entries);
 
 [[noreturn]] void damaged_block(const std::string& what);  // throws Error
 

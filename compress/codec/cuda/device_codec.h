@@ -1,12 +1,12 @@
 #pragma once
-// Coding on a GPU: blocks of compress/codec/code.h, byte for byte what write_block() makes, written from and
+// Coding on a GPU: blocks of compress/codec/codec.h, byte for byte what write_block() makes, written from and
 // read into GPU memory. All blocks of a group have one length, the greatest that the capacity allows; zeros
-// follow what was written. The layouts raw, rice and bitmap with the value codes fp32, bf16, fp16 and int8
+// follow what was written. The layouts raw, rice and bitmap with the value codec fp32, bf16, fp16 and int8
 // have kernels. One a group and rank; works in the current context's memory.
 //
 // A damaged block: read() finds a count above the capacity, and all that read_block() throws Error for except
-// bytes behind the values, which it does not look at. The CPU throws; here the facts of the rank say so,
-// nothing is written out of bounds, and whoever reads the facts must refuse the step, as all ranks then do.
+// bytes behind the values, which it does not look at. The CPU throws; here the statistics of the rank say so,
+// nothing is written out of bounds, and whoever reads the stats must refuse the step, as all ranks then do.
 
 #include <cuda_runtime_api.h>
 
@@ -19,10 +19,10 @@
 
 namespace topknot::cuda {
 
-class DeviceCode {
+class DeviceCodec {
  public:
   // For groups of `numel` elements, below 2^31.
-  DeviceCode(Layout layout, Values values, std::size_t numel, int ranks);
+  DeviceCodec(Layout layout, Values values, std::size_t numel, int ranks);
 
   // Whether what read() makes of a value is the value.
   bool exact() const { return work_.values == Values::fp32; }
@@ -54,8 +54,8 @@ class DeviceCode {
 // multiple of 16.
 std::size_t longest_block(Layout layout, Values values, std::size_t capacity, std::size_t numel);
 
-// By compress.code and compress.values; null for what has no kernels.
-std::unique_ptr<DeviceCode> make_device_code(const std::string& code, const std::string& values,
-                                             std::size_t numel, int ranks);
+// By compress.codec and compress.values; null for what has no kernels.
+std::unique_ptr<DeviceCodec> make_device_codec(const std::string& code, const std::string& values,
+                                               std::size_t numel, int ranks);
 
 }  // namespace topknot::cuda

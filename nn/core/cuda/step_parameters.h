@@ -7,7 +7,7 @@
 namespace topknot::cuda {
 
 // What changes from step to step; written before the step, or the graph of a step, starts.
-struct StepWords {
+struct StepParameters {
   std::int64_t step = 0;
   double density = 1.0;         // of this step, in (0, 1]
   double lr = 1.0;              // learning rate
@@ -16,7 +16,7 @@ struct StepWords {
 };
 
 // What a step has found out; cleared before the step.
-struct Verdict {
+struct StepStatus {
   std::uint32_t bad = 0;       // 1: some rank's gradient, or a sum, was not finite; the same on all ranks
   std::int32_t bad_rank = -1;  // the first rank of which that is known; the same on all ranks
   std::uint64_t selected = 0;  // entries this rank sent, over all groups

@@ -1,5 +1,5 @@
 #pragma once
-// dist/exchange/lane.h for gradients in GPU memory: one group on its way through a step; what it sends, and what comes back.
+// dist/exchange/group_pipeline.h for gradients in GPU memory: one group on its way through a step; what it sends, and what comes back.
 // A compressed group has a compressor with kernels; a dense one is summed, as floats or (compress.values bf16) as
 // bfloat16 numbers, and averaged as compress/dense.cpp does it.
 
@@ -19,11 +19,11 @@ class StateWriter;
 
 namespace topknot::cuda {
 
-class DeviceLane {
+class DevicePipeline {
  public:
   // `compressor`: null for a dense group; `narrow`: its sums travel as bfloat16.
-  DeviceLane(const Group& group, std::unique_ptr<DeviceCompressor> compressor, bool narrow, int rank,
-             int ranks);
+  DevicePipeline(const Group& group, std::unique_ptr<DeviceCompressor> compressor, bool narrow, int rank,
+                 int ranks);
 
   void set_density(double density);
   void begin_step() { pending_ = group_->parameters.size(); }

@@ -1,11 +1,11 @@
-#include "compress/codec/cuda/device_code.h"
+#include "compress/codec/cuda/device_codec.h"
 
 #include <algorithm>
 #include <limits>
 #include <optional>
 
-#include "compress/codec/code.h"
 #include "compress/codec/code_bits.h"
+#include "compress/codec/codec.h"
 #include "compress/codec/layouts.h"
 #include "nn/core/base/check.h"
 
@@ -61,7 +61,7 @@ std::size_t longest_block(Layout layout, Values values, std::size_t capacity, st
   return (kBlockHeaderBytes + body + 15) / 16 * 16;
 }
 
-DeviceCode::DeviceCode(Layout layout, Values values, std::size_t numel, int ranks) {
+DeviceCodec::DeviceCodec(Layout layout, Values values, std::size_t numel, int ranks) {
   TOPKNOT_CHECK(numel <= std::numeric_limits<std::int32_t>::max() && ranks >= 1 && ranks <= 65535,
                 "a group of this size has no blocks");
   work_.layout = layout;
@@ -71,11 +71,11 @@ DeviceCode::DeviceCode(Layout layout, Values values, std::size_t numel, int rank
   places_ = DeviceArray<BlockPlace>(1 + static_cast<std::size_t>(ranks));
 }
 
-std::size_t DeviceCode::block_bytes(std::size_t capacity) const {
+std::size_t DeviceCodec::block_bytes(std::size_t capacity) const {
   return longest_block(work_.layout, work_.values, capacity, work_.numel);
 }
 
-void DeviceCode::set_capacity(std::size_t capacity) {
+void DeviceCodec::set_capacity(std::size_t capacity) {
   TOPKNOT_CHECK(capacity <= work_.numel, "a capacity above the group's length");
   work_.capacity = static_cast<std::uint32_t>(capacity);
   work_.block_bytes = block_bytes(capacity);
@@ -89,7 +89,7 @@ void DeviceCode::set_capacity(std::size_t capacity) {
   if (words > scratch_.size()) scratch_ = DeviceArray<std::uint32_t>(words);
 }
 
-BlockWork DeviceCode::writing() const {
+BlockWork DeviceCodec::writing() const {
   BlockWork work = work_;
   work.ranks = 1;
   work.place = places_.data();
@@ -99,7 +99,7 @@ BlockWork DeviceCode::writing() const {
   return work;
 }
 
-BlockWork DeviceCode::reading() const {
+BlockWork DeviceCodec::reading() const {
   BlockWork work = work_;
   work.place = places_.data() + 1;
   work.parts = read_parts_;
@@ -108,7 +108,7 @@ BlockWork DeviceCode::reading() const {
   return work;
 }
 
-void DeviceCode::write(cudaStream_t stream, const DeviceEntries& entries, std::byte* block) {
+void DeviceCodec::write(cudaStream_t stream, const DeviceEntries& entries, std::byte* block) {
   TOPKNOT_CHECK(work_.block_bytes > 0, "set_capacity() comes first");
   const BlockWork work = writing();
   TOPKNOT_CUDA(cudaMemsetAsync(block, 0, work.block_bytes, stream));
@@ -118,7 +118,7 @@ void DeviceCode::write(cudaStream_t stream, const DeviceEntries& entries, std::b
   write_values(stream, work, entries, block);
 }
 
-void DeviceCode::read(cudaStream_t stream, const std::byte* blocks, const DecodedEntries& out) {
+void DeviceCodec::read(cudaStream_t stream, const std::byte* blocks, const DecodedEntries& out) {
   TOPKNOT_CHECK(work_.block_bytes > 0, "set_capacity() comes first");
   const BlockWork work = reading();
   read_headers(stream, work, blocks, out);
@@ -128,15 +128,15 @@ void DeviceCode::read(cudaStream_t stream, const std::byte* blocks, const Decode
   read_values(stream, work, blocks, out);
 }
 
-std::unique_ptr<DeviceCode> make_device_code(const std::string& code, const std::string& values,
-                                             std::size_t numel, int ranks) {
+std::unique_ptr<DeviceCodec> make_device_codec(const std::string& code, const std::string& values,
+                                               std::size_t numel, int ranks) {
   const auto layout =
       by_name<Layout>(code, {{"raw", Layout::raw}, {"rice", Layout::rice}, {"bitmap", Layout::bitmap}});
-  const auto value_code = by_name<Values>(
+  const auto value_codec = by_name<Values>(
       values,
       {{"fp32", Values::fp32}, {"bf16", Values::bf16}, {"fp16", Values::fp16}, {"int8", Values::int8}});
-  if (!layout || !value_code) return nullptr;
-  return std::make_unique<DeviceCode>(*layout, *value_code, numel, ranks);
+  if (!layout || !value_codec) return nullptr;
+  return std::make_unique<DeviceCodec>(*layout, *value_codec, numel, ranks);
 }
 
 }  // namespace topknot::cuda

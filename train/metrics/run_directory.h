@@ -11,7 +11,7 @@
 
 namespace topknot {
 
-struct RunFolder {
+struct RunDirectory {
   std::string path;
   std::string metrics_jsonl() const { return path + "/metrics.jsonl"; }
   std::string metrics_csv() const { return path + "/metrics.csv"; }
@@ -21,15 +21,15 @@ struct RunFolder {
   std::string exchange_profile_json() const { return path + "/exchange_profile.json"; }
 };
 
-// Creates output.dir (run_folder_name() where it is empty) and writes config.yaml and environment.json. An
+// Creates output.dir (run_directory_name() where it is empty) and writes config.yaml and environment.json. An
 // existing folder is refused, or with output.overwrite its earlier run's files are replaced (only the files
 // named above but layer_density.json and exchange_profile.json, which may be this run's input; others stay). Throws UserError: exists, cannot be created or written (with the system's
 // reason). `command_line` as given; `libraries` name -> version, as the caller knows them.
-RunFolder create_run_folder(const LoadedConfig& loaded, const std::vector<std::string>& command_line,
-                            const std::map<std::string, std::string>& libraries = {});
+RunDirectory create_run_directory(const LoadedConfig& loaded, const std::vector<std::string>& command_line,
+                                  const std::map<std::string, std::string>& libraries = {});
 
 // Writes config.yaml anew, in one piece: what a run found out about its own configuration when it started.
-void rewrite_config(const RunFolder& folder, const Config& config,
+void rewrite_config(const RunDirectory& folder, const Config& config,
                     const std::map<std::string, Origin>& origins);
 
 // Writes a small file whole and checks every step of it; throws UserError with path and reason (disk full).
