@@ -15,7 +15,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-const fs::path kSource = fs::path(__FILE__).parent_path().parent_path().parent_path().parent_path();
+const fs::path kSource = TOPKNOT_SOURCE_DIR;
 
 std::string read(const fs::path& path) {
   std::ifstream stream(path);
