@@ -39,10 +39,7 @@ void print_list(const std::string& kind) {
   if (kind == "values") return print_registry(value_codecs());
   if (kind == "optimizers") return print_registry(optimizers());
   if (kind == "schedules") return print_registry(schedules());
-  if (kind == "collectives") {
-    std::printf("%-20s %s\n", "all_gather", "every block to every rank, which adds them itself");
-    return print_registry(sparse_collectives());
-  }
+  if (kind == "collectives") return print_registry(collectives());
   std::fputs((kind == "keys" ? key_help() : key_reference_markdown()).c_str(), stdout);
 }
 

@@ -78,12 +78,12 @@ GroupPipeline::GroupPipeline(const Group& group, int index, bool compressing, co
   compressor_ = make_compressor(as_configured ? options.compress : dense_options(options.dense_values),
                                 group_spec(group, options.scope, ranks, options.layer_density));
   pending.group = index;
-  if (options.collective == "all_gather") return;
-  const SparseCollectiveFactory& factory = sparse_collectives().find(options.collective);
+  const CollectiveType& type = collectives().find(options.collective);
+  if (!type.make) return;                              // the blocks are gathered
   if (!compressing) index_codec_of(options.compress);  // refuses
   if (!group.compressed) return;
   index_codec_ = index_codec_of(options.compress);
-  collective_ = factory({group.numel(), index_codec_.get()});
+  collective_ = type.make({group.numel(), index_codec_.get()});
 }
 
 void GroupPipeline::begin_step() {

@@ -1,9 +1,6 @@
 #include "dist/plan/collective_cost.h"
 
 #include <bit>
-#include <cmath>
-
-#include "nn/core/base/check.h"
 
 namespace topknot {
 namespace {
@@ -38,57 +35,6 @@ double ordered_all_reduce_cost(const Link& link, int ranks, double bytes) {
 
 double broadcast_cost(const Link& link, int ranks, double bytes) {
   return ranks < 2 ? 0 : tree_rounds(ranks) * one_message(link, bytes);
-}
-
-double gtopk_cost(const Link& link, int ranks, double k, double bytes_per_entry) {
-  return 2 * broadcast_cost(link, ranks, k * bytes_per_entry);
-}
-
-double oktopk_cost(const Link& link, int ranks, double k, double bytes_per_entry) {
-  return ranks < 2 ? 0 : 2 * to_all_others(link, ranks, k * bytes_per_entry / ranks);
-}
-
-double oktopk_bound(const Link& link, int ranks, double k, double bytes_per_entry) {
-  if (ranks < 2) return 0;
-  const double word = bytes_per_entry / 2;
-  return (2 * ranks + 2 * std::log2(ranks)) * link.alpha + 6 * k * word * (ranks - 1) / ranks * link.beta;
-}
-
-std::string cheapest_collective(const Link& link, int ranks, double k, double bytes_per_entry) {
-  std::string name = "all_gather";
-  double least = all_gather_cost(link, ranks, k * bytes_per_entry);
-  const auto offer = [&](const char* other, double seconds) {
-    if (seconds >= least) return;
-    least = seconds;
-    name = other;
-  };
-  offer("gtopk", gtopk_cost(link, ranks, k, bytes_per_entry));
-  offer("oktopk", oktopk_cost(link, ranks, k, bytes_per_entry));
-  return name;
-}
-
-LinearFit fit_line(std::span<const double> bytes, std::span<const double> seconds) {
-  const std::size_t count = bytes.size();
-  TOPKNOT_CHECK(count >= 2 && seconds.size() == count, "a line needs two points, and a time for each size");
-  double x_mean = 0, y_mean = 0, x_square = 0, xy = 0;
-  for (std::size_t i = 0; i < count; ++i) {
-    TOPKNOT_CHECK(std::isfinite(bytes[i]) && bytes[i] >= 0 && std::isfinite(seconds[i]) && seconds[i] >= 0,
-                  "sizes and times must be finite and not negative");
-    x_mean += bytes[i] / count;
-    y_mean += seconds[i] / count;
-    x_square += bytes[i] * bytes[i];
-    xy += bytes[i] * seconds[i];
-  }
-  double variance = 0, covariance = 0;
-  for (std::size_t i = 0; i < count; ++i) {
-    variance += (bytes[i] - x_mean) * (bytes[i] - x_mean);
-    covariance += (bytes[i] - x_mean) * (seconds[i] - y_mean);
-  }
-  // Relative to rounding of the mean: sizes that are all alike.
-  if (variance <= 1e-24 * x_square || covariance <= 0) return {y_mean, 0};
-  const double beta = covariance / variance, alpha = y_mean - beta * x_mean;
-  if (alpha < 0) return {0, xy / x_square};
-  return {alpha, beta};
 }
 
 }  // namespace topknot

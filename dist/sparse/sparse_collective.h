@@ -1,19 +1,21 @@
 #pragma once
-// exchange.collective: how the entries that the ranks selected become one sum. With `all_gather`, the default,
-// every rank gets every block and adds them itself; nothing here is needed for it. A sparse collective adds on
-// the way and keeps about k entries of the sum, so that its volume does not grow with the ranks; what it drops
-// goes back to the residuals. That is another algorithm: the kept entries are the largest of a sum, not the sum
-// of the largest. A new one is one file that registers itself.
+// exchange.collective: how the entries that the ranks selected become one sum. With `all_gather`, the default, every
+// rank receives every block and adds them itself. A sparse collective adds on the way and keeps about k entries of the
+// sum, so that its volume does not grow with the number of ranks; the entries that it drops return to the residuals.
+// The two are different algorithms: the kept entries are the largest of a sum, not the sum of the largest.
+// A collective is one file that registers itself, cost model included (docs/extending.md).
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "compress/codec/codec.h"
 #include "compress/entries.h"
 #include "compress/state.h"
 #include "dist/comm/communicator.h"
+#include "dist/plan/collective_cost.h"
 #include "nn/core/base/registry.h"
 
 namespace topknot {
@@ -31,7 +33,8 @@ struct SparseSum {
   std::uint64_t bytes_sent = 0, bytes_received = 0;
 };
 
-// One a group and rank. Carries what it learns from step to step; commit() and discard() end each step.
+// One per group and rank. State that it carries from step to step changes at commit() only; commit() or discard()
+// ends each step.
 class SparseCollective {
  public:
   virtual ~SparseCollective() = default;
@@ -50,9 +53,22 @@ class SparseCollective {
 struct SparseCollectiveOptions {
   std::size_t numel = 0;  // of the group
   const IndexCodec* index_codec =
-      nullptr;  // how positions travel; outlives the collective. Values travel as fp32
+      nullptr;  // of the positions; outlives the collective. Values travel as fp32
 };
-using SparseCollectiveFactory = std::unique_ptr<SparseCollective> (*)(const SparseCollectiveOptions&);
-Registry<SparseCollectiveFactory>& sparse_collectives();
+struct CollectiveType {
+  // Null for all_gather, whose blocks the exchange gathers and decodes itself.
+  std::unique_ptr<SparseCollective> (*make)(const SparseCollectiveOptions&) = nullptr;
+  // Modelled seconds of one sum of `k` entries per rank (dist/plan/collective_cost.h). Null: no model, so that
+  // exchange.collective=auto never chooses it and no merge plan can be made for it.
+  double (*cost)(const Link& link, int ranks, double k, double bytes_per_entry) = nullptr;
+};
+Registry<CollectiveType>& collectives();
+
+// Seconds by the cost model of a registered collective. Throws UserError where it has none.
+double collective_cost(const std::string& name, const Link& link, int ranks, double k,
+                       double bytes_per_entry);
+
+// The collective of least modelled time: all_gather where it is as fast as any other, else the first by name.
+std::string cheapest_collective(const Link& link, int ranks, double k, double bytes_per_entry);
 
 }  // namespace topknot

@@ -10,6 +10,7 @@
 #include <set>
 
 #include "dist/plan/merge_plan.h"
+#include "dist/sparse/sparse_collective.h"
 #include "nn/core/base/check.h"
 #include "nn/core/base/text.h"
 #include "tools/predict/predict_papers.h"
@@ -167,8 +168,7 @@ int run(int argc, char** argv) {
   if (a.runs.empty()) throw UserError("no run given; 'predict --help' shows how it is used");
   for (const auto& merge : a.merges) parse_merge(merge);
   for (const auto& name : a.collectives)
-    if (name != "all_gather" && name != "gtopk" && name != "oktopk" && name != "auto")
-      throw UserError("--collective: '" + name + "' must be all_gather, gtopk, oktopk or auto");
+    if (name != "auto") collectives().find(name);  // throws where it is unknown
   const auto nets = networks(a);
   const auto counts = ranks(a);
   std::vector<ExchangeProfile> profiles;

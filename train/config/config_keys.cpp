@@ -1,5 +1,6 @@
 // The table of keys. Adding one takes a member of Config and a row here.
 
+#include "dist/sparse/sparse_collective.h"
 #include "train/config/config.h"
 
 namespace topknot {
@@ -35,6 +36,12 @@ Key piece(std::string name, KeyRef (*ref)(Config&), std::string kind, std::strin
   Key key = registered(std::move(name), ref, std::move(kind), std::move(help));
   key.may_be_empty = true;
   return key;
+}
+
+// Choices: the names of a registry, and a word of the key's own.
+std::vector<std::string> with(std::string word, std::vector<std::string> names) {
+  names.push_back(std::move(word));
+  return names;
 }
 
 Key with_word(Key key, std::string none_word) {
@@ -229,9 +236,9 @@ std::vector<Key> machine_keys() {
       text("exchange.profile", at<e, &Config::Exchange::profile>,
            "exchange_profile.json of an earlier run, in place of measuring anew"),
       text("exchange.collective", at<e, &Config::Exchange::collective>,
-           "how selected entries meet: every block to every rank, a tree that keeps k of the sum, a balanced "
-           "split that does, or what is quickest by measured times",
-           {"all_gather", "gtopk", "oktopk", "auto"}),
+           "how selected entries become one sum (train --list collectives); auto: the quickest by measured "
+           "times",
+           with("auto", collectives().names())),
       number("exchange.ranks_per_host", at<e, &Config::Exchange::ranks_per_host>, 0, 1024,
              "neighbouring ranks that share a host: their gradients are summed dense, and one message a host "
              "is compressed and travels; 0: no hierarchy"),

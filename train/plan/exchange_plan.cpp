@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "dist/sparse/sparse_collective.h"
 #include "nn/core/base/check.h"
 
 namespace topknot {
@@ -68,8 +69,8 @@ CostModel cost_model(const ExchangeProfile& profile) {
     if (elements <= 0) return 0.0;
     const double bytes = at_size(profile.groups, &Cost::bytes, elements);
     const double k = entries(profile, elements);
-    if (profile.collective == "gtopk") return gtopk_cost(profile.link, profile.ranks, k, bytes / k);
-    if (profile.collective == "oktopk") return oktopk_cost(profile.link, profile.ranks, k, bytes / k);
+    if (profile.collective != "all_gather")
+      return collective_cost(profile.collective, profile.link, profile.ranks, k, bytes / k);
     return (profile.sums ? profile.reduce : profile.gather).seconds(bytes);
   };
   return model;

@@ -25,7 +25,8 @@ double at_size(const std::vector<ExchangeProfile::Group>& groups, double Exchang
 std::vector<LayerCost> travelling_layers(const ExchangeProfile& profile);
 
 // Encoding, and the first round of the collective, of one group of so many elements: the fit of the
-// all-reduce or the all-gather, or dist/plan/collective_cost.h with the profile's link for a sparse collective.
+// all-reduce or the all-gather, or a sparse collective's own cost model with the profile's link (UserError where it
+// has none).
 // The profile must outlive the model.
 CostModel cost_model(const ExchangeProfile& profile);
 

@@ -21,7 +21,7 @@ struct Fleet {
   Fleet(const std::string& name, int ranks, std::size_t numel, const std::string& code_name = "raw")
       : code(index_codecs().find(code_name)({})) {
     for (int rank = 0; rank < ranks; ++rank)
-      collectives.push_back(sparse_collectives().find(name)({numel, code.get()}));
+      collectives.push_back(topknot::collectives().find(name).make({numel, code.get()}));
   }
   // By rank. Neither committed nor discarded.
   std::vector<SparseSum> sum(const std::vector<Entries<float>>& entries, std::size_t k) {

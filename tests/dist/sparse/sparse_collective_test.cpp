@@ -279,7 +279,7 @@ TEST_CASE("what no rank of a sparse collective writes is refused", "[sparse_coll
         communicator.send_receive(-1, {}, 1, theirs);
         communicator.send_receive(1, message, -1, theirs);
       } else {
-        sparse_collectives().find("gtopk")({8, code.get()})->sum(communicator, mine, 2, result);
+        collectives().find("gtopk").make({8, code.get()})->sum(communicator, mine, 2, result);
       }
     })[1];
   };
@@ -299,7 +299,7 @@ TEST_CASE("what no rank of a sparse collective writes is refused", "[sparse_coll
       if (communicator.rank() == 0)
         communicator.all_gather(std::as_bytes(std::span(cuts)), all);
       else
-        sparse_collectives().find("oktopk")({8, code.get()})->sum(communicator, mine, 2, result);
+        collectives().find("oktopk").make({8, code.get()})->sum(communicator, mine, 2, result);
     });
     CHECK(errors[1].find("cuts") != std::string::npos);
   }
