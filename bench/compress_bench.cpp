@@ -176,7 +176,7 @@ void measure_selector(const std::string& selector, const std::string& memory, co
   // The fixed threshold is the k-th magnitude that topk arrives at, over topk's residual.
   Run run(options, stream, buffers, compress, "topk", memory);
   run.settle();
-  compress.threshold = run.selected().threshold;
+  compress.set("threshold", run.selected().threshold);
   run.use(selector, compress);
   print_selector(selector, memory, options, run);
 }

@@ -21,7 +21,6 @@
 #include "compress/compressor.h"
 #include "compress/lowrank/plan.h"
 #include "compress/state.h"
-#include "compress/sum_message.h"
 #include "nn/core/base/check.h"
 
 namespace topknot {
@@ -138,7 +137,8 @@ const bool registered = [] {
       "acpsgd", "low-rank factors P and Q in turn, one sum a step",
       [](const CompressOptions& options, const GroupSpec& group) -> std::unique_ptr<Compressor> {
         return std::make_unique<AcpSgd>(options, group);
-      });
+      },
+      lowrank::options());
   return true;
 }();
 

@@ -23,7 +23,7 @@
 #include <utility>
 #include <vector>
 
-#include "compress/entries.h"
+#include "nn/core/base/check.h"
 #include "nn/core/base/registry.h"
 #include "nn/core/bfloat16.h"
 #include "nn/core/gradient_form.h"
@@ -32,6 +32,14 @@ namespace topknot {
 
 class StateReader;
 class StateWriter;
+
+// One rank's entries of a group, as sent or as received.
+template <class T>
+struct Entries {
+  bool finite = true;                  // false: the sender saw a NaN or Inf; nothing else travels then
+  std::vector<std::uint32_t> indices;  // positions in the group, strictly ascending
+  std::vector<T> values;
+};
 
 // One rank's contribution to one round of a group.
 struct Message {
@@ -60,6 +68,19 @@ struct Round {
   // the positions that it kept, the same on all ranks.
   const Entries<float>* entries = nullptr;
 };
+
+// `values` stays the sender's memory and holds the sum afterwards.
+inline Message sum_message(std::span<float> values) {
+  Message message;
+  message.kind = Message::Kind::sum;
+  message.sum = values;
+  return message;
+}
+
+inline void check_sum(const Round& round, std::span<const float> sent) {
+  TOPKNOT_CHECK(round.sum.data() == sent.data() && round.sum.size() == sent.size(),
+                "the sum is not in the memory that was sent");
+}
 
 // A message as the entries in it, for collectives that add on their way (gTop-k, Ok-Topk).
 struct EntryMessage {
@@ -161,31 +182,18 @@ struct GroupSpec {
   std::vector<double> densities = {};
 };
 
-// The keys of section `compress`, as the registry's factories get them. Empty strings: the preset's choice.
-struct CompressOptions {
+// Section `compress` as the registries' factories get it: the keys that all methods share, and the values of the
+// options that methods declare (OptionValues). Empty strings: the preset's choice.
+struct CompressOptions : OptionValues {
+  CompressOptions() : OptionValues("compress") {}
+
   std::string name = "dense";
   std::string select, memory, codec, values;
   double capacity = 0.0;  // a multiple of k; 0 means none
   std::uint64_t seed = 0;
-
   double momentum = 0.0;  // optimizer.momentum and .nesterov, for memories that own momentum
   bool nesterov = false;
-  bool lr_inside = false;        // accumulate lr * gradient (LAGS-SGD); for memories residual and none
-  bool momentum_masking = true;  // DGC: what is sent loses its velocity
-
-  double sample_ratio = 0.01;                // dgc_sampled: share of the entries that is sampled
-  bool resample = true;                      // dgc_sampled: exact selection of what is far too many
-  std::string truncate = "lowest";           // dgc_sampled: which of a few too many travel; lowest, largest
-  double threshold = 0.0;                    // threshold: the fixed one
-  bool shared_seed = false;                  // randk: the same positions on all ranks
-  std::string distribution = "exponential";  // sidco: exponential, pareto, gamma
-  int stages = 0;                            // sidco: how many fits; 0: as many as the method finds best
-  double mu = 4.0, q = 1e8;                  // regtopk
-  std::string variant = "A";                 // regtopk: A or B
-  int rank = 4;                              // powersgd, acpsgd: of the approximation
-  double min_compression = 2.0;    // powersgd, acpsgd: tensors that would shrink less travel as they are
-  int levels = 127, bucket = 128;  // qsgd
-  double clip_sigma = 2.5;         // terngrad: in standard deviations; 0: off
+  bool lr_inside = false;  // accumulate lr * gradient (LAGS-SGD)
 };
 
 using CompressorFactory = std::unique_ptr<Compressor> (*)(const CompressOptions& options,
@@ -194,6 +202,15 @@ Registry<CompressorFactory>& compressors();
 
 // Throws UserError for an unknown name or a combination that makes no sense, with the reason.
 std::unique_ptr<Compressor> make_compressor(const CompressOptions& options, const GroupSpec& group);
+
+// Throws UserError naming the key and the reason where `options` give a selection, code, value codec, capacity
+// or lr_inside, or a memory other than residual and none. `sends` ends the sentence "NAME sends ...", for
+// example "two factors of each matrix". A value codec of fp32 passes where `sums` is true: sums are that. (dense looks after bf16 itself.)
+void refuse_pieces(const CompressOptions& options, const std::string& sends, bool sums);
+
+// Refuses one value of a key of section compress.
+[[noreturn]] void refuse_key(const CompressOptions& options, const std::string& key, const std::string& value,
+                             const std::string& reason);
 
 // k = max(1, floor(density * d)), computed in double; d where density >= 1.
 std::size_t target_count(double density, std::size_t d);

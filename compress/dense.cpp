@@ -4,10 +4,8 @@
 #include <vector>
 
 #include "compress/compressor.h"
-#include "compress/no_pieces.h"
 #include "compress/parallel.h"
 #include "compress/select/passes/keys.h"
-#include "compress/sum_message.h"
 #include "nn/core/base/check.h"
 #include "nn/core/multiply.h"
 #include "nn/core/simd.h"

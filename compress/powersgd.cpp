@@ -24,7 +24,6 @@
 #include "compress/compressor.h"
 #include "compress/lowrank/plan.h"
 #include "compress/state.h"
-#include "compress/sum_message.h"
 #include "nn/core/base/check.h"
 
 namespace topknot {
@@ -134,7 +133,8 @@ const bool registered = [] {
       "powersgd", "low-rank factors by one warm-started power iteration, two sums a step",
       [](const CompressOptions& options, const GroupSpec& group) -> std::unique_ptr<Compressor> {
         return std::make_unique<PowerSgd>(options, group);
-      });
+      },
+      lowrank::options());
   return true;
 }();
 

@@ -17,7 +17,7 @@
 #include <limits>
 #include <memory>
 
-#include "compress/no_pieces.h"
+#include "compress/compressor.h"
 #include "compress/parallel.h"
 #include "compress/quantise/compressor.h"
 #include "compress/quantise/random.h"
@@ -26,6 +26,11 @@
 
 namespace topknot {
 namespace {
+
+const Option kLevels{
+    .name = "levels", .standard = 127, .help = "quantisation levels", .least = 1, .greatest = 32767};
+const Option kBucket{
+    .name = "bucket", .standard = 128, .help = "elements that share a norm", .least = 1, .greatest = 1e9};
 
 TOPKNOT_MULTIVERSION double sum_squares(const float* x, std::size_t n) {
   constexpr std::size_t lanes = 8;
@@ -83,11 +88,8 @@ class LevelQuantiser final : public quantise::Quantiser {
 
 std::unique_ptr<Compressor> make_qsgd(const CompressOptions& options, const GroupSpec& group) {
   refuse_pieces(options, "every entry at a quantised magnitude", false);
-  if (options.levels < 1 || options.levels > 32767)
-    throw UserError("compress.levels is " + std::to_string(options.levels) + ": it must be from 1 to 32767");
-  if (options.bucket < 1)
-    throw UserError("compress.bucket is " + std::to_string(options.bucket) + ": it must be at least 1");
-  const double s = options.levels, d = options.bucket;
+  const int levels = options.get<int>(kLevels), bucket = options.get<int>(kBucket);
+  const double s = levels, d = bucket;
   const bool residual = options.memory == "residual";
   if (residual && std::min(d / (s * s), std::sqrt(d) / s) >= 1)
     refuse_key(options, "memory", "residual",
@@ -95,14 +97,15 @@ std::unique_ptr<Compressor> make_qsgd(const CompressOptions& options, const Grou
                "residual may grow without bound; set compress.levels above the root of compress.bucket, or "
                "memory none");
   return std::make_unique<quantise::QuantisingCompressor>(
-      std::make_unique<LevelQuantiser>(options.seed, options.levels),
-      quantise::Format{quantise::Kind::levels, static_cast<std::uint32_t>(options.levels), group.numel,
-                       quantise::cells_of(group, static_cast<std::size_t>(options.bucket))},
+      std::make_unique<LevelQuantiser>(options.seed, levels),
+      quantise::Format{quantise::Kind::levels, static_cast<std::uint32_t>(levels), group.numel,
+                       quantise::cells_of(group, static_cast<std::size_t>(bucket))},
       residual, group);
 }
 
 const bool registered = [] {
-  compressors().add("qsgd", "stochastic rounding to a few levels of a bucket's norm, unbiased", make_qsgd);
+  compressors().add("qsgd", "stochastic rounding to a few levels of a bucket's norm, unbiased", make_qsgd,
+                    {kLevels, kBucket});
   return true;
 }();
 

@@ -12,7 +12,7 @@
 #include <memory>
 #include <vector>
 
-#include "compress/no_pieces.h"
+#include "compress/compressor.h"
 #include "compress/parallel.h"
 #include "compress/quantise/compressor.h"
 #include "nn/core/simd.h"

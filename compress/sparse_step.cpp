@@ -16,7 +16,7 @@ namespace topknot {
 
 template <class T>
 SparseStep<T>::SparseStep(const SparsePreset& parts, const CompressOptions& options, const GroupSpec& group)
-    : group_(group), capacity_(options.capacity), lr_inside_(options.lr_inside) {
+    : group_(group), capacity_(options.capacity) {
   if (capacity_ != 0 && !(capacity_ >= 1 && std::isfinite(capacity_)))
     throw UserError("compress.capacity is " + short_text(capacity_) +
                     ": it must be none, or a multiple of k of at least 1, because less would cut what the "
@@ -28,6 +28,8 @@ SparseStep<T>::SparseStep(const SparsePreset& parts, const CompressOptions& opti
                 "one density a segment");
   for (std::size_t s = 0; s < group_.segments.size(); ++s) selectors_.push_back(selector.make<T>(options));
   memory_ = memory.make<T>(options);
+  if (memory.traits.owns_momentum) form_ = GradientForm::has_momentum;
+  if (options.lr_inside) form_ = GradientForm::has_lr;
 }
 
 template <class T>
@@ -44,7 +46,7 @@ const Entries<T>& SparseStep<T>::encode(std::span<T> gradient, std::span<T> spar
   if (std::is_same_v<T, double> && !info.unrounded_weights.empty())
     weights_.assign(info.unrounded_weights.begin(), info.unrounded_weights.end());
   weights_.resize(static_cast<std::size_t>(group_.ranks), 1.0);
-  if (lr_inside_)
+  if (form_ == GradientForm::has_lr)
     for_parts(gradient.size(), part_count(gradient.size()),
               [&](std::size_t, std::size_t begin, std::size_t end) {
                 multiply(gradient.data() + begin, end - begin, static_cast<T>(info.lr));
@@ -205,12 +207,6 @@ std::size_t SparseStep<T>::target(double density) const {
 }
 
 template <class T>
-GradientForm SparseStep<T>::form() const {
-  if (lr_inside_) return GradientForm::has_lr;
-  return memory_->owns_momentum() ? GradientForm::has_momentum : GradientForm::plain;
-}
-
-template <class T>
 void SparseStep<T>::save(StateWriter& writer) const {
   TOPKNOT_CHECK(!in_step_, "state is saved between steps");
   writer.put<std::uint64_t>(group_.numel);
@@ -244,20 +240,25 @@ SparsePreset resolve(const SparsePreset& preset, const CompressOptions& options)
   return parts;
 }
 
+std::optional<SparsePreset> pieces_of(const CompressOptions& options) {
+  if (!sparse_presets().contains(options.name)) return std::nullopt;
+  return resolve(sparse_presets().find(options.name), options);
+}
+
 void check_combination(const SparsePreset& parts, const CompressOptions& options) {
   const auto refuse = [](const std::string& a, const std::string& b, const std::string& reason) {
     throw UserError(a + " makes no sense with " + b + ": " + reason);
   };
   const std::string memory = "compress.memory: " + parts.memory;
-  if (parts.memory == "ef21" && parts.select == "regtopk")
-    refuse("compress.select: regtopk", memory,
-           "regtopk compares what it sent with what the average made of it, and ef21 sends differences; use "
-           "memory residual");
+  const MemoryTraits& kept = memories().find(parts.memory).traits;
+  if (kept.sends_differences && selectors().find(parts.select).traits.reads_average)
+    refuse("compress.select: " + parts.select, memory,
+           parts.select + " compares what it sent with what the average made of it, and " + parts.memory +
+               " sends differences; use memory residual");
   if (!options.lr_inside) return;
-  if (parts.memory == "dgc" || parts.memory == "ef21")
+  if (*kept.mixes_rates)
     refuse("compress.lr_inside", memory,
-           std::string(parts.memory == "dgc" ? "the velocity" : "the estimate of the gradient") +
-               " would mix learning rates; use memory residual");
+           std::string(kept.mixes_rates) + " would mix learning rates; use memory residual");
   if (options.momentum > 0)
     refuse("compress.lr_inside", "optimizer.momentum above 0",
            "LAGS-SGD has none: what travels is a step, not a gradient; set optimizer.momentum to 0");

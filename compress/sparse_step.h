@@ -4,13 +4,13 @@
 // it), in double for studies.
 
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "compress/average.h"
 #include "compress/compressor.h"
-#include "compress/entries.h"
 #include "compress/memory/memory.h"
 #include "compress/select/selector.h"
 
@@ -19,11 +19,15 @@ namespace topknot {
 // A method by its pieces. compress.select, .memory, .codec and .values override them one by one.
 struct SparsePreset {
   std::string select, memory = "residual", codec = "raw", values = "fp32";
+  bool layerwise = false;  // the method is defined layer by layer: compress.scope must be tensor
 };
 Registry<SparsePreset>& sparse_presets();  // compress.name, of methods that are such a combination
 
 // The preset with the options' own choices in place.
 SparsePreset resolve(const SparsePreset& preset, const CompressOptions& options);
+
+// The pieces that the options name, or nothing where compress.name is no combination of pieces.
+std::optional<SparsePreset> pieces_of(const CompressOptions& options);
 
 // Throws UserError for a combination that makes no sense, with the reason.
 void check_combination(const SparsePreset& parts, const CompressOptions& options);
@@ -52,7 +56,7 @@ class SparseStep {
   std::size_t over_capacity() const { return over_capacity_; }  // entries that the capacity kept back
   // Entries that a density asks for.
   std::size_t target(double density) const;
-  GradientForm form() const;
+  GradientForm form() const { return form_; }
   std::span<const T> accumulated() const { return gradient_; }  // u, between encode() and commit()
 
   void save(StateWriter& writer) const;
@@ -67,7 +71,7 @@ class SparseStep {
 
   GroupSpec group_;
   double capacity_ = 0;
-  bool lr_inside_ = false;
+  GradientForm form_ = GradientForm::plain;
   std::vector<std::unique_ptr<Selector<T>>> selectors_;  // one a segment
   std::unique_ptr<Memory<T>> memory_;
 

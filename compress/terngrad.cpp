@@ -14,7 +14,7 @@
 #include <memory>
 #include <vector>
 
-#include "compress/no_pieces.h"
+#include "compress/compressor.h"
 #include "compress/parallel.h"
 #include "compress/quantise/compressor.h"
 #include "compress/quantise/random.h"
@@ -25,6 +25,12 @@
 
 namespace topknot {
 namespace {
+
+const Option kClipSigma{.name = "clip_sigma",
+                        .standard = 2.5,
+                        .help = "clips at so many standard deviations; 0: off",
+                        .least = 0,
+                        .greatest = 1e9};
 
 TOPKNOT_MULTIVERSION float largest(const float* x, std::size_t n) {
   Key<float> key = 0;
@@ -85,19 +91,18 @@ class TernaryQuantiser final : public quantise::Quantiser {
 
 std::unique_ptr<Compressor> make_terngrad(const CompressOptions& options, const GroupSpec& group) {
   refuse_pieces(options, "every entry as -s, 0 or s", false);
-  if (!(options.clip_sigma >= 0) || !std::isfinite(options.clip_sigma))
-    throw UserError("compress.clip_sigma must be a number of standard deviations, or 0 for no clipping");
   if (options.memory == "residual")
     refuse_key(options, "memory", "residual",
                "whose rounding adds more error than it takes away, so that the residual would grow without "
                "bound; use signsgd or qsgd for error feedback");
   return std::make_unique<quantise::QuantisingCompressor>(
-      std::make_unique<TernaryQuantiser>(options.seed, options.clip_sigma),
+      std::make_unique<TernaryQuantiser>(options.seed, options.get<double>(kClipSigma)),
       quantise::Format{quantise::Kind::ternary, 1, group.numel, quantise::cells_of(group, 0)}, false, group);
 }
 
 const bool registered = [] {
-  compressors().add("terngrad", "each entry -s, 0 or s, at random by its magnitude", make_terngrad);
+  compressors().add("terngrad", "each entry -s, 0 or s, at random by its magnitude", make_terngrad,
+                    {kClipSigma});
   return true;
 }();
 

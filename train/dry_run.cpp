@@ -56,7 +56,7 @@ void print_dry_run(const Config& config) {
     std::printf("  %-22s %10s of %s, %.1f times less\n", when, format_bytes(bytes).c_str(),
                 format_bytes(whole).c_str(), whole / bytes);
   };
-  const bool by_density = sparse_presets().contains(config.compress.name);
+  const bool by_density = pieces_of(compress_options(config)).has_value();
   std::printf("\nbytes that a rank sends in a step%s:\n", by_density ? ", where k entries travel" : "");
   if (!by_density) print_bytes(config.compress.name.c_str(), 1.0);
   const int warm_up =

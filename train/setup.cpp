@@ -2,9 +2,6 @@
 
 #include <algorithm>
 
-#include "compress/codec/codec.h"
-#include "compress/memory/memory.h"
-#include "compress/select/selector.h"
 #include "dist/comm/collective_queue.h"
 #include "dist/comm/threads_communicator.h"
 #include "nn/core/base/check.h"
@@ -12,12 +9,6 @@
 #include "train/plan/layer_density.h"
 
 namespace topknot {
-
-KnownNames known_names() {
-  return {models().names(),     datasets().names(),     compressors().names(),
-          optimizers().names(), schedules().names(),    selectors().names(),
-          memories().names(),   index_codecs().names(), value_codecs().names()};
-}
 
 RunData load_data(const Config& config) {
   DatasetOptions options;
@@ -48,34 +39,26 @@ std::unique_ptr<BuiltModel> build_model(const Config& config, const Dataset& dat
   return built;
 }
 
+CompressOptions compress_options(const Config& config) {
+  const auto& c = config.compress;
+  CompressOptions options;
+  static_cast<OptionValues&>(options) = c.options;
+  options.name = c.name;
+  options.select = c.select;
+  options.memory = c.memory;
+  options.codec = c.codec;
+  options.values = c.values;
+  options.capacity = c.capacity.value_or(0.0);
+  options.seed = config.seed;
+  options.momentum = config.optimizer.momentum;
+  options.nesterov = config.optimizer.nesterov;
+  options.lr_inside = c.lr_inside;
+  return options;
+}
+
 ExchangeOptions exchange_options(const Config& config) {
   ExchangeOptions options;
-  options.compress.name = config.compress.name;
-  options.compress.select = config.compress.select;
-  options.compress.memory = config.compress.memory;
-  options.compress.codec = config.compress.codec;
-  options.compress.values = config.compress.values;
-  options.compress.capacity = config.compress.capacity.value_or(0.0);
-  options.compress.seed = config.seed;
-  options.compress.momentum = config.optimizer.momentum;
-  options.compress.nesterov = config.optimizer.nesterov;
-  options.compress.lr_inside = config.compress.lr_inside;
-  options.compress.momentum_masking = config.compress.momentum_masking;
-  options.compress.sample_ratio = config.compress.sample_ratio;
-  options.compress.resample = config.compress.resample;
-  options.compress.truncate = config.compress.truncate;
-  options.compress.threshold = config.compress.threshold;
-  options.compress.shared_seed = config.compress.shared_seed;
-  options.compress.distribution = config.compress.distribution;
-  options.compress.stages = config.compress.stages;
-  options.compress.mu = config.compress.mu;
-  options.compress.q = config.compress.q;
-  options.compress.variant = config.compress.variant;
-  options.compress.rank = config.compress.rank;
-  options.compress.min_compression = config.compress.min_compression;
-  options.compress.levels = config.compress.levels;
-  options.compress.bucket = config.compress.bucket;
-  options.compress.clip_sigma = config.compress.clip_sigma;
+  options.compress = compress_options(config);
   options.dense_values = config.compress.dense_values;
   options.scope = config.compress.scope;
   options.merge = config.exchange.merge;

@@ -14,8 +14,6 @@
 
 namespace topknot {
 
-KnownNames known_names();  // of all registries
-
 // The data of a run, shared by the ranks of one process. Throws UserError: missing or damaged files.
 struct RunData {
   std::unique_ptr<Dataset> train, test;

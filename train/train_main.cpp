@@ -3,11 +3,7 @@
 #include <cstdio>
 #include <exception>
 
-#include "compress/codec/codec.h"
-#include "compress/memory/memory.h"
-#include "compress/select/selector.h"
 #include "dist/launch/launch.h"
-#include "dist/sparse/sparse_collective.h"
 #include "nn/core/base/check.h"
 #include "nn/core/base/log.h"
 #include "train/config/cli.h"
@@ -19,34 +15,10 @@ using namespace topknot;
 
 namespace {
 
-void print_names(const std::vector<std::string>& names,
-                 const std::function<std::string(const std::string&)>& help) {
-  for (const std::string& name : names) std::printf("%-20s %s\n", name.c_str(), help(name).c_str());
-}
-
-template <class R>
-void print_registry(const R& registry) {
-  print_names(registry.names(), [&](const std::string& name) { return registry.help(name); });
-}
-
-void print_list(const std::string& kind) {
-  if (kind == "models") return print_registry(models());
-  if (kind == "datasets") return print_registry(datasets());
-  if (kind == "compressors") return print_registry(compressors());
-  if (kind == "selections") return print_registry(selectors());
-  if (kind == "memories") return print_registry(memories());
-  if (kind == "codecs") return print_registry(index_codecs());
-  if (kind == "values") return print_registry(value_codecs());
-  if (kind == "optimizers") return print_registry(optimizers());
-  if (kind == "schedules") return print_registry(schedules());
-  if (kind == "collectives") return print_registry(collectives());
-  std::fputs((kind == "keys" ? key_help() : key_reference_markdown()).c_str(), stdout);
-}
-
 // Everything that can be wrong without training a step.
 std::vector<Problem> all_problems(const LoadedConfig& loaded) {
   std::vector<Problem> problems = loaded.problems;
-  for (Problem& problem : check_config(loaded.config, known_names())) problems.push_back(std::move(problem));
+  for (Problem& problem : check_config(loaded.config)) problems.push_back(std::move(problem));
   if (!problems.empty()) return problems;
   const auto attempt = [&](const std::function<void()>& check) {
     try {
@@ -76,7 +48,7 @@ int run(int argc, char** argv) {
     return 0;
   }
   if (!line.list.empty()) {
-    print_list(line.list);
+    std::fputs(list_text(line.list).c_str(), stdout);
     return 0;
   }
   if (line.quiet) set_log_level(LogLevel::warning);
@@ -90,7 +62,7 @@ int run(int argc, char** argv) {
     return 0;
   }
   throw_problems(loaded.problems);
-  throw_problems(check_config(loaded.config, known_names()));
+  throw_problems(check_config(loaded.config));
   if (line.dump_config) {
     std::fputs(dump_yaml(loaded.config, false, loaded.origins).c_str(), stdout);
     return 0;

@@ -3,7 +3,7 @@
 #include <cstring>
 #include <string>
 
-#include "compress/codec/block_header.h"
+#include "compress/codec/code_bits.h"
 #include "compress/codec/codec.h"
 #include "compress/select/passes/keys.h"
 #include "nn/core/base/check.h"

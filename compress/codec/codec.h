@@ -22,7 +22,6 @@
 #include <vector>
 
 #include "compress/compressor.h"
-#include "compress/entries.h"
 #include "nn/core/base/registry.h"
 
 namespace topknot {

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "compress/cuda/average_kernels.h"
+#include "compress/sparse_step.h"
 #include "compress/state.h"
 #include "nn/core/base/check.h"
 
@@ -204,6 +204,38 @@ void DeviceSparseCompressor::load_state(std::span<const std::byte> bytes) {
   for (auto& selector : selectors_) selector->load(reader);
   memory_->load(reader);
   reader.finish();
+}
+
+Registry<DeviceSelectorFactory>& device_selectors() {
+  static Registry<DeviceSelectorFactory> registry("selection on a GPU (compress.select)");
+  return registry;
+}
+
+std::unique_ptr<DeviceSelector> make_device_selector(const std::string& select,
+                                                     const CompressOptions& options, std::size_t n,
+                                                     std::size_t position) {
+  if (!device_selectors().contains(select)) return nullptr;
+  return device_selectors().find(select)(options, n, position);
+}
+
+std::unique_ptr<DeviceCompressor> make_device_compressor(const CompressOptions& options,
+                                                         const GroupSpec& group) {
+  // Refuses what the CPU refuses, in the same parameters.
+  make_compressor(options, group);
+  const std::optional<SparsePreset> parts = pieces_of(options);
+  if (!parts) return nullptr;
+  std::unique_ptr<DeviceCodec> code =
+      make_device_codec(parts->codec, parts->values, group.numel, group.ranks);
+  if (!code) return nullptr;
+  std::vector<std::unique_ptr<DeviceSelector>> selectors;
+  for (const auto& [begin, end] : group.segments) {
+    selectors.push_back(make_device_selector(parts->select, options, end - begin, group.offset + begin));
+    if (!selectors.back()) return nullptr;
+  }
+  std::unique_ptr<DeviceMemory> memory = make_device_memory(parts->memory, options, group.numel);
+  if (!memory) return nullptr;
+  return std::make_unique<DeviceSparseCompressor>(std::move(selectors), std::move(memory), std::move(code),
+                                                  options.lr_inside, group);
 }
 
 }  // namespace topknot::cuda

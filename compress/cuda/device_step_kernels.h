@@ -48,4 +48,10 @@ void take_own(cudaStream_t stream, const Segments& segments, const StepParameter
 void judge(cudaStream_t stream, const DecodedStats* stats, int ranks, const float* weights,
            const StepParameters* step, float* kept_weights, StepStatus* status);
 
+// The average of sparse contributions, bit for bit that of compress/average.h.
+// Overwrites `average`, n floats, where the status is good; else leaves it. `lists`: of `ranks` ranks, room
+// for `capacity` entries each. `weights`: one a rank, in GPU memory.
+void average_entries(cudaStream_t stream, const StepStatus* status, const DecodedEntries& lists,
+                     std::size_t capacity, int ranks, const float* weights, float* average, std::size_t n);
+
 }  // namespace topknot::cuda

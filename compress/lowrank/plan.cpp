@@ -4,9 +4,8 @@
 #include <cmath>
 #include <limits>
 
+#include "compress/compressor.h"
 #include "compress/lowrank/matrix.h"
-#include "compress/lowrank/orthonormal.h"
-#include "compress/no_pieces.h"
 #include "compress/parallel.h"
 #include "compress/select/passes/keys.h"
 #include "compress/select/passes/passes.h"
@@ -37,15 +36,16 @@ void for_pieces(const Pieces& pieces, std::size_t work, Body&& body) {
 
 Plan::Plan(const CompressOptions& options, const GroupSpec& group, double factors_a_step)
     : numel_(group.numel), offset_(group.offset), seed_(options.seed) {
-  TOPKNOT_CHECK(options.rank >= 1, "a rank below 1");
+  const auto most_rank = static_cast<std::size_t>(options.get<int>(lowrank::options()[0]));
+  const double min_compression = options.get<double>(lowrank::options()[1]);
   std::size_t covered = 0;
   for (const TensorSpec& tensor : group.tensors) {
     TOPKNOT_CHECK(tensor.begin == covered, "tensors must cover their group in order");
     const std::size_t numel = tensor.rows * tensor.cols;
     covered += numel;
-    const std::size_t rank = std::min({static_cast<std::size_t>(options.rank), tensor.rows, tensor.cols});
+    const std::size_t rank = std::min({most_rank, tensor.rows, tensor.cols});
     const double sent = factors_a_step * static_cast<double>(rank * (tensor.rows + tensor.cols));
-    if (tensor.cols <= 1 || numel == 0 || static_cast<double>(numel) <= options.min_compression * sent) {
+    if (tensor.cols <= 1 || numel == 0 || static_cast<double>(numel) <= min_compression * sent) {
       add_plain(tensor.begin, covered);
       continue;
     }
@@ -164,6 +164,17 @@ bool within(std::span<const float> x, float bound) {
     largest[part] = largest_key(x.data() + begin, end - begin);
   });
   return *std::max_element(largest.begin(), largest.end()) <= key_of(bound);
+}
+
+const std::vector<Option>& options() {
+  static const std::vector<Option> declared = {
+      {.name = "rank", .standard = 4, .help = "rank of the approximation", .least = 1, .greatest = 1e6},
+      {.name = "min_compression",
+       .standard = 2.0,
+       .help = "tensors that would shrink less travel as they are",
+       .least = 0,
+       .greatest = 1e9}};
+  return declared;
 }
 
 bool check_options(const CompressOptions& options) {

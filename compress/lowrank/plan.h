@@ -74,4 +74,7 @@ bool within(std::span<const float> x, float bound);
 // Refuses what low-rank methods have no use for; returns whether there is error feedback.
 bool check_options(const CompressOptions& options);
 
+// compress.rank and .min_compression.
+const std::vector<Option>& options();
+
 }  // namespace topknot::lowrank

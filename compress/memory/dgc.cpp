@@ -4,20 +4,90 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <cstring>
 #include <string>
 #include <vector>
 
-#include "compress/memory/dgc_kernels.h"
 #include "compress/parallel.h"
+#include "compress/sparse_compressor.h"
 #include "compress/state.h"
 #include "nn/core/base/check.h"
+#include "nn/core/simd.h"
+#include "nn/core/stream.h"
 
 namespace topknot {
 namespace {
 
 constexpr std::size_t kAlignment = 64, kHugePage = std::size_t{1} << 21;
 
+const Option kMomentumMasking{
+    .name = "momentum_masking", .standard = true, .help = "what is sent loses its velocity"};
+
+template <class T>
+struct Arrays {
+  T* gradient;        // becomes v
+  const T* residual;  // v of the last step
+  const T* velocity;
+  T* next;  // the new velocity; 64-byte aligned, as is velocity
+};
+
+template <class T>
+struct Vec;
+template <>
+struct Vec<float> {
+  typedef float type __attribute__((vector_size(64)));
+};
+template <>
+struct Vec<double> {
+  typedef double type __attribute__((vector_size(64)));
+};
+
+template <bool kNesterov, class V, class T>
+TOPKNOT_INLINE void step_lanes(V& gradient, const V& residual, const V& velocity, V& next, T momentum) {
+  if constexpr (kNesterov) {
+    next = momentum * (velocity + gradient);
+    gradient = residual + (next + gradient);
+  } else {
+    next = momentum * velocity + gradient;
+    gradient = residual + next;
+  }
+}
+
+template <bool kNesterov, class T>
+TOPKNOT_INLINE void step_body(const Arrays<T>& a, std::size_t begin, std::size_t end, T momentum) {
+  using V = typename Vec<T>::type;
+  constexpr std::size_t width = 64 / sizeof(T);
+  std::size_t i = begin;
+  for (; i + width <= end; i += width) {
+    V gradient, residual, velocity, next;
+    std::memcpy(&gradient, a.gradient + i, sizeof gradient);
+    std::memcpy(&residual, a.residual + i, sizeof residual);
+    std::memcpy(&velocity, a.velocity + i, sizeof velocity);
+    step_lanes<kNesterov>(gradient, residual, velocity, next, momentum);
+    std::memcpy(a.gradient + i, &gradient, sizeof gradient);
+    stream(a.next + i, next);  // nobody reads it in this step
+  }
+  for (; i < end; ++i)
+    step_lanes<kNesterov>(a.gradient[i], a.residual[i], a.velocity[i], a.next[i], momentum);
+  finish_streaming();
+}
+
+// Elements [begin, end); `begin` is a multiple of 16. Overloads, because templates cannot be compiled for several
+// targets.
+TOPKNOT_MULTIVERSION void step_part(const Arrays<float>& arrays, std::size_t begin, std::size_t end,
+                                    float momentum, bool nesterov) {
+  nesterov ? step_body<true>(arrays, begin, end, momentum) : step_body<false>(arrays, begin, end, momentum);
+}
+TOPKNOT_MULTIVERSION void step_part(const Arrays<double>& arrays, std::size_t begin, std::size_t end,
+                                    double momentum, bool nesterov) {
+  nesterov ? step_body<true>(arrays, begin, end, momentum) : step_body<false>(arrays, begin, end, momentum);
+}
+
 }  // namespace
+
+bool momentum_masking(const CompressOptions& options) {
+  return options.get<bool>(kMomentumMasking);
+}
 
 template <class T>
 void DgcMemory<T>::Free::operator()(T* p) const {
@@ -39,7 +109,7 @@ template <class T>
 DgcMemory<T>::DgcMemory(const CompressOptions& options)
     : momentum_(static_cast<T>(options.momentum)),
       nesterov_(options.nesterov),
-      masking_(options.momentum_masking) {}
+      masking_(momentum_masking(options)) {}
 
 template <class T>
 std::span<const T> DgcMemory<T>::addend(std::span<T> gradient, std::span<const T> spare) {
@@ -59,9 +129,9 @@ std::span<const T> DgcMemory<T>::addend(std::span<T> gradient, std::span<const T
     StateReader::fail("has a velocity of " + std::to_string(size_) + " values where " + std::to_string(n) +
                       " are needed");
   if (!next_) next_ = allocate(n);
-  const dgc::Arrays<T> arrays{gradient.data(), spare.data(), velocity_.get(), next_.get()};
+  const Arrays<T> arrays{gradient.data(), spare.data(), velocity_.get(), next_.get()};
   for_parts(n, parts, [&](std::size_t, std::size_t begin, std::size_t end) {
-    dgc::step_part(arrays, begin, end, momentum_, nesterov_);
+    step_part(arrays, begin, end, momentum_, nesterov_);
   });
   return {};
 }
@@ -116,7 +186,11 @@ namespace {
 
 const bool registered = [] {
   add_memory<DgcMemory>("dgc",
-                        "momentum before selection: velocities are accumulated, what is sent loses its own");
+                        "momentum before selection: velocities are accumulated, what is sent loses its own",
+                        {.owns_momentum = true, .mixes_rates = "the velocity"}, {kMomentumMasking});
+  add_sparse("dgc",
+             "Deep Gradient Compression: momentum before selection, a threshold from a sample, masking",
+             {.select = "dgc_sampled", .memory = "dgc"});
   return true;
 }();
 

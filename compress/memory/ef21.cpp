@@ -65,7 +65,8 @@ namespace {
 
 const bool registered = [] {
   add_memory<Ef21Memory>("ef21",
-                         "differences to an estimate of the gradient travel; the estimate is stepped along");
+                         "differences to an estimate of the gradient travel; the estimate is stepped along",
+                         {.sends_differences = true, .mixes_rates = "the estimate of the gradient"});
   return true;
 }();
 

@@ -33,9 +33,6 @@ class Memory {
 
   // Whether u's memory lives on as the residual. The average then goes to the spare memory, else over u.
   virtual bool keeps() const = 0;
-  // Whether optimizer.momentum is applied in here; the optimizer then keeps it only for weight decay and
-  // dense slices.
-  virtual bool owns_momentum() const { return false; }
   // Whether this step must send every entry (EF21's first).
   virtual bool wants_all() const { return false; }
 
@@ -43,12 +40,22 @@ class Memory {
   virtual void load(StateReader&) {}
 };
 
-using MemoryFactory = PrecisionFactory<Memory>;
+struct MemoryTraits {
+  // optimizer.momentum is applied in here; the optimizer then keeps it only for weight decay and dense slices.
+  bool owns_momentum = false;
+  bool sends_differences = false;  // what travels is a difference to an estimate, not gradient (EF21)
+  // What would mix the learning rates of several steps under compress.lr_inside; empty: nothing would.
+  const char* mixes_rates = "";
+};
+struct MemoryFactory : PrecisionFactory<Memory> {
+  MemoryTraits traits;
+};
 Registry<MemoryFactory>& memories();  // compress.memory
 
 template <template <class> class Implementation>
-void add_memory(const std::string& name, const std::string& help) {
-  memories().add(name, help, factory_of<Memory, Implementation>());
+void add_memory(const std::string& name, const std::string& help, MemoryTraits traits = {},
+                std::vector<Option> options = {}) {
+  memories().add(name, help, {factory_of<Memory, Implementation>(), traits}, std::move(options));
 }
 
 }  // namespace topknot

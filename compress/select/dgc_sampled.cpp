@@ -6,10 +6,9 @@
 #include <limits>
 
 #include "compress/parallel.h"
-#include "compress/select/passes/exact.h"
 #include "compress/select/passes/take.h"
+#include "compress/sparse_compressor.h"
 #include "nn/core/base/check.h"
-#include "nn/core/base/text.h"
 #include "nn/core/rng.h"
 
 namespace topknot {
@@ -61,17 +60,25 @@ SampleGeometry sample_geometry(std::size_t numel, double density, double sample_
   return dgc::geometry_of(numel, density, sample_ratio);
 }
 
-template <class T>
-DgcSampledSelector<T>::DgcSampledSelector(const CompressOptions& options)
-    : sample_ratio_(options.sample_ratio),
-      resample_(options.resample),
-      truncate_lowest_(options.truncate == "lowest"),
-      seed_(options.seed) {
-  if (!(sample_ratio_ > 0 && sample_ratio_ <= 1))
-    throw UserError("compress.sample_ratio is " + short_text(sample_ratio_) +
-                    ": it is the share of the entries that is sampled, above 0 and at most 1");
-  if (!truncate_lowest_ && options.truncate != "largest")
-    throw UserError("compress.truncate is " + options.truncate + ": it must be lowest or largest");
+namespace {
+
+const Option kSampleRatio{.name = "sample_ratio",
+                          .standard = 0.01,
+                          .help = "share of the entries that the threshold is taken from",
+                          .least = 0.01,
+                          .greatest = 1};
+const Option kResample{
+    .name = "resample", .standard = true, .help = "exact selection where far too many exceed the threshold"};
+const Option kTruncate{.name = "truncate",
+                       .standard = "lowest",
+                       .help = "which entries travel where a few too many exceed it",
+                       .choices = {"lowest", "largest"}};
+
+}  // namespace
+
+DgcSampledOptions dgc_sampled_options(const CompressOptions& options) {
+  return {options.get<double>(kSampleRatio), options.get<bool>(kResample),
+          options.get<std::string>(kTruncate) == "lowest"};
 }
 
 template <class T>
@@ -89,7 +96,7 @@ void DgcSampledSelector<T>::select(std::span<T> u, std::span<const T> addend, co
   SampleGeometry geometry;
   Key<T> t_key = largest_finite_key<T>();
   if (!all) {
-    geometry = sample_geometry(u.size(), step.density, sample_ratio_);
+    geometry = sample_geometry(u.size(), step.density, options_.sample_ratio);
     geometry.selects = step.k;
     const CounterRng rng(seed_, RngUse::compress, static_cast<std::uint32_t>(step.step),
                          static_cast<std::uint32_t>(step.rank));
@@ -110,7 +117,7 @@ void DgcSampledSelector<T>::select(std::span<T> u, std::span<const T> addend, co
                             : found_.complete()         ? found_.count()
                                                         : limit + 1;
   selected.threshold = static_cast<double>(t);
-  if (exact_ || (count > k && !truncate_lowest_)) return take_exact(u, key_before(t), k, selected);
+  if (exact_ || (count > k && !options_.lowest)) return take_exact(u, key_before(t), k, selected);
   if (!found_.complete()) collect(std::span<const T>(u), key_before(t), u.size(), found_);
   take_first(k, selected);
 }
@@ -125,7 +132,7 @@ std::size_t DgcSampledSelector<T>::adapt(std::span<const T> u, const SampleGeome
     const std::size_t count = found_.complete() ? found_.count() : limit + 1;
     const bool many = far_too_many(count, k), few = far_too_few(count, k);
     if ((!many && !few) || adaptations_ == kAdaptations) return count;
-    exact_ = many && resample_;
+    exact_ = many && options_.resample;
     if (exact_) return count;
     const T moved = dgc::moved_threshold(t, many, std::numeric_limits<T>::max());
     if (moved == t) {  // zero and the least denormals
@@ -196,7 +203,15 @@ namespace {
 
 const bool registered = [] {
   add_selector<DgcSampledSelector>("dgc_sampled",
-                                   "at most k entries, above a threshold from a sample, adapted (DGC)");
+                                   "at most k entries, above a threshold from a sample, adapted (DGC)",
+                                   {.at_most_k = true}, {kSampleRatio, kResample, kTruncate});
+  // Gradient dropping: entries above a threshold that a sample suggests, with error feedback and the optimizer's
+  // ordinary momentum. Aji, Heafield, "Sparse communication for distributed gradient descent", EMNLP 2017; the
+  // baseline of table 2 of Lin et al., "Deep Gradient Compression", ICLR 2018. The sample is that paper's
+  // (compress.sample_ratio; Aji and Heafield take 0.1 %).
+  add_sparse("gradient_dropping",
+             "about k entries above a sampled threshold, with error feedback and ordinary momentum",
+             {.select = "dgc_sampled"});
   return true;
 }();
 

@@ -27,11 +27,19 @@ namespace topknot {
 // ceil(2 / density)) elements.
 SampleGeometry sample_geometry(std::size_t numel, double density, double sample_ratio);
 
+// compress.sample_ratio, .resample and .truncate.
+struct DgcSampledOptions {
+  double sample_ratio;
+  bool resample, lowest;
+};
+// Throws UserError for values outside their ranges.
+DgcSampledOptions dgc_sampled_options(const CompressOptions& options);
+
 template <class T>
 class DgcSampledSelector final : public Selector<T> {
  public:
-  // compress.sample_ratio, .resample, .truncate and .seed. Throws UserError for values that are none.
-  explicit DgcSampledSelector(const CompressOptions& options);
+  explicit DgcSampledSelector(const CompressOptions& options)
+      : options_(dgc_sampled_options(options)), seed_(options.seed) {}
 
   std::size_t target(double density, std::size_t d) const override;  // ceil(density * d)
   void select(std::span<T> u, std::span<const T> addend, const SelectStep& step,
@@ -50,8 +58,7 @@ class DgcSampledSelector final : public Selector<T> {
   void take_exact(std::span<const T> u, Key<T> above, std::size_t k, Selected<T>& selected);
   void take_first(std::size_t k, Selected<T>& selected) const;
 
-  double sample_ratio_;
-  bool resample_, truncate_lowest_;
+  DgcSampledOptions options_;
   std::uint64_t seed_;
   Candidates<T> found_;
   std::vector<std::vector<Key<T>>> kept_;  // scratch of the sample, by part

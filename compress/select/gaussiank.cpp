@@ -6,6 +6,7 @@
 
 #include "compress/select/passes/normal_quantile.h"
 #include "compress/select/passes/take.h"
+#include "compress/sparse_compressor.h"
 #include "nn/core/base/check.h"
 
 namespace topknot {
@@ -105,6 +106,9 @@ namespace {
 const bool registered = [] {
   add_selector<GaussianKSelector>("gaussiank",
                                   "about k entries, above a threshold from a fitted normal distribution");
+  add_sparse("gaussiank",
+             "about k entries above a fitted threshold, without a search; error feedback keeps the rest",
+             {.select = "gaussiank"});
   return true;
 }();
 

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <cmath>
 
-#include "compress/select/passes/exact.h"
 #include "compress/select/passes/normal_quantile.h"
 #include "compress/select/passes/take.h"
+#include "compress/sparse_compressor.h"
 #include "compress/state.h"
 #include "nn/core/base/check.h"
 
@@ -232,6 +232,9 @@ namespace {
 const bool registered = [] {
   add_selector<GaussianKCalibratedSelector>(
       "gaussiank_calibrated", "within 8 % of k entries, above a threshold fitted to the last step's tail");
+  add_sparse("gaussiank_calibrated",
+             "within 8 % of k entries above a carried, fitted threshold; error feedback keeps the rest",
+             {.select = "gaussiank_calibrated"});
   return true;
 }();
 

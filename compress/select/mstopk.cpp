@@ -3,8 +3,8 @@
 #include <cmath>
 #include <limits>
 
-#include "compress/select/passes/exact.h"
 #include "compress/select/passes/take.h"
+#include "compress/sparse_compressor.h"
 #include "nn/core/base/check.h"
 #include "nn/core/rng.h"
 
@@ -91,8 +91,10 @@ template class MsTopKSelector<double>;
 namespace {
 
 const bool registered = [] {
-  add_selector<MsTopKSelector>("mstopk",
-                               "exactly k entries, nearly the largest, by bisection of a threshold");
+  add_selector<MsTopKSelector>("mstopk", "exactly k entries, nearly the largest, by bisection of a threshold",
+                               {.at_most_k = true});
+  add_sparse("mstopk", "exactly k entries, nearly the largest, by bisection; error feedback keeps the rest",
+             {.select = "mstopk"});
   return true;
 }();
 

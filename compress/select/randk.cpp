@@ -5,14 +5,21 @@
 #include <numeric>
 
 #include "compress/select/passes/take.h"
+#include "compress/sparse_compressor.h"
 #include "nn/core/base/check.h"
 #include "nn/core/rng.h"
 
 namespace topknot {
 
+namespace {
+
+const Option kSharedSeed{.name = "shared_seed", .standard = false, .help = "the same positions on all ranks"};
+
+}  // namespace
+
 template <class T>
 RandKSelector<T>::RandKSelector(const CompressOptions& options)
-    : seed_(options.seed), shared_(options.shared_seed) {}
+    : seed_(options.seed), shared_(options.get<bool>(kSharedSeed)) {}
 
 template <class T>
 void RandKSelector<T>::select(std::span<T> u, std::span<const T> addend, const SelectStep& step,
@@ -57,7 +64,9 @@ template class RandKSelector<double>;
 namespace {
 
 const bool registered = [] {
-  add_selector<RandKSelector>("randk", "exactly k entries at random positions (compress.shared_seed)");
+  add_selector<RandKSelector>("randk", "exactly k entries at random positions (compress.shared_seed)",
+                              {.at_most_k = true}, {kSharedSeed});
+  add_sparse("randk", "k entries at random positions; error feedback keeps the rest", {.select = "randk"});
   return true;
 }();
 

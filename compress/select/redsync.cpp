@@ -2,8 +2,8 @@
 
 #include <cmath>
 
-#include "compress/select/passes/exact.h"
 #include "compress/select/passes/take.h"
+#include "compress/sparse_compressor.h"
 #include "nn/core/base/check.h"
 
 namespace topknot {
@@ -44,6 +44,8 @@ namespace {
 const bool registered = [] {
   add_selector<RedSyncSelector>("redsync",
                                 "about k entries, above a threshold searched between mean and maximum");
+  add_sparse("redsync", "about k entries above a searched threshold; error feedback keeps the rest",
+             {.select = "redsync"});
   return true;
 }();
 

@@ -3,25 +3,37 @@
 #include <algorithm>
 #include <cmath>
 
-#include "compress/select/passes/exact.h"
 #include "compress/select/passes/take.h"
+#include "compress/sparse_compressor.h"
 #include "compress/state.h"
 #include "nn/core/base/check.h"
-#include "nn/core/base/text.h"
 
 namespace topknot {
 
-template <class T>
-RegTopKSelector<T>::RegTopKSelector(const CompressOptions& options)
-    : rule_{options.mu, 1, options.variant == "B"} {
-  if (options.variant != "A" && options.variant != "B")
-    throw UserError(
-        "compress.variant is '" + options.variant +
-        "': regtopk has A (distortion relative to the value sent last) and B (to the current one)");
-  if (!(rule_.mu > 0 && std::isfinite(rule_.mu)))
-    throw UserError("compress.mu is " + short_text(rule_.mu) + ": it must be above 0");
-  rule_.rest = std::tanh((1 + options.q) / rule_.mu);
-  if (!(options.q > 0)) throw UserError("compress.q is " + short_text(options.q) + ": it must be above 0");
+namespace {
+
+const Option kMu{.name = "mu",
+                 .standard = 4.0,
+                 .help = "temperature of the regulariser",
+                 .least = 0,
+                 .greatest = 1e9,
+                 .above = true};
+const Option kQ{.name = "q",
+                .standard = 1e8,
+                .help = "distortion of what was not sent last",
+                .least = 0,
+                .greatest = 1e30,
+                .above = true};
+const Option kVariant{.name = "variant",
+                      .standard = "A",
+                      .help = "distortion relative to what was sent last (A) or to the current gradient (B)",
+                      .choices = {"A", "B"}};
+
+}  // namespace
+
+RegTopKScore regtopk_score(const CompressOptions& options) {
+  const double mu = options.get<double>(kMu), q = options.get<double>(kQ);
+  return {mu, std::tanh((1 + q) / mu), options.get<std::string>(kVariant) == "B"};
 }
 
 template <class T>
@@ -148,7 +160,10 @@ namespace {
 
 const bool registered = [] {
   add_selector<RegTopKSelector>(
-      "regtopk", "exactly k entries, magnitudes weighted by what the last average kept of them");
+      "regtopk", "exactly k entries, magnitudes weighted by what the last average kept of them",
+      {.at_most_k = true, .reads_average = true}, {kMu, kQ, kVariant});
+  add_sparse("regtopk", "Top-k regularised by what the last average kept of each entry; error feedback",
+             {.select = "regtopk"});
   return true;
 }();
 

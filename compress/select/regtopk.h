@@ -30,11 +30,13 @@
 
 namespace topknot {
 
+// compress.mu, .q and .variant. Throws UserError for values outside their ranges.
+RegTopKScore regtopk_score(const CompressOptions& options);
+
 template <class T>
 class RegTopKSelector final : public Selector<T> {
  public:
-  // compress.mu above 0, .q above 0, .variant A or B; throws UserError.
-  explicit RegTopKSelector(const CompressOptions& options);
+  explicit RegTopKSelector(const CompressOptions& options) : rule_(regtopk_score(options)) {}
 
   // selected.threshold is the k-th score, tanh((1 + Q) / mu) included; 0 where all entries travel.
   void select(std::span<T> u, std::span<const T> addend, const SelectStep& step,

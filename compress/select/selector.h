@@ -63,12 +63,19 @@ class Selector {
   virtual void load(StateReader&) {}
 };
 
-using SelectorFactory = PrecisionFactory<Selector>;
+struct SelectorTraits {
+  bool at_most_k = false;      // select() never selects more than SelectStep::k
+  bool reads_average = false;  // commit() compares what was sent with what the average made of it
+};
+struct SelectorFactory : PrecisionFactory<Selector> {
+  SelectorTraits traits;
+};
 Registry<SelectorFactory>& selectors();  // compress.select
 
 template <template <class> class Implementation>
-void add_selector(const std::string& name, const std::string& help) {
-  selectors().add(name, help, factory_of<Selector, Implementation>());
+void add_selector(const std::string& name, const std::string& help, SelectorTraits traits = {},
+                  std::vector<Option> options = {}) {
+  selectors().add(name, help, {factory_of<Selector, Implementation>(), traits}, std::move(options));
 }
 
 // Keeps the `count` largest magnitudes of `selected`, ties to the lower index; the rest stays where it was.

@@ -3,14 +3,21 @@
 #include <algorithm>
 #include <cmath>
 
-#include "compress/select/passes/exact.h"
 #include "compress/select/passes/gamma_quantile.h"
 #include "compress/select/passes/take.h"
+#include "compress/sparse_compressor.h"
 #include "compress/state.h"
 #include "nn/core/base/check.h"
 
 namespace topknot {
 namespace {
+
+const Option kDistribution{.name = "distribution",
+                           .standard = "exponential",
+                           .help = "which distribution is fitted",
+                           .choices = {"exponential", "pareto", "gamma"}};
+const Option kStages{
+    .name = "stages", .standard = 0, .help = "fits a step; 0: adaptive", .least = 0, .greatest = 100};
 
 constexpr double kFirstRatio = 0.25, kTooMany = 1.2, kTooFew = 0.8;
 constexpr std::int32_t kSteps = 5;          // between two looks at the stages
@@ -31,17 +38,10 @@ double pareto_threshold(double mean, double variance, double ratio) {
 }  // namespace
 
 template <class T>
-SidcoSelector<T>::SidcoSelector(const CompressOptions& options) : fixed_stages_(options.stages) {
-  if (options.distribution == "pareto")
-    distribution_ = Distribution::pareto;
-  else if (options.distribution == "gamma")
-    distribution_ = Distribution::gamma;
-  else if (options.distribution != "exponential")
-    throw UserError("compress.distribution is " + options.distribution +
-                    ": it must be exponential, pareto or gamma");
-  if (fixed_stages_ < 0 || fixed_stages_ > kMostStages)
-    throw UserError("compress.stages is " + std::to_string(options.stages) +
-                    ": it must be 0 (adaptive) or a number of fits up to " + std::to_string(kMostStages));
+SidcoSelector<T>::SidcoSelector(const CompressOptions& options) : fixed_stages_(options.get<int>(kStages)) {
+  const auto distribution = options.get<std::string>(kDistribution);
+  if (distribution == "pareto") distribution_ = Distribution::pareto;
+  if (distribution == "gamma") distribution_ = Distribution::gamma;
 }
 
 template <class T>
@@ -154,7 +154,10 @@ namespace {
 
 const bool registered = [] {
   add_selector<SidcoSelector>("sidco",
-                              "about k entries, above a threshold from a distribution fitted in stages");
+                              "about k entries, above a threshold from a distribution fitted in stages", {},
+                              {kDistribution, kStages});
+  add_sparse("sidco", "about k entries above a threshold fitted in stages; error feedback keeps the rest",
+             {.select = "sidco"});
   return true;
 }();
 

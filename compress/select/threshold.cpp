@@ -1,20 +1,28 @@
 #include "compress/select/threshold.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "compress/select/passes/take.h"
+#include "compress/sparse_compressor.h"
 #include "nn/core/base/check.h"
-#include "nn/core/base/text.h"
 
 namespace topknot {
 
-template <class T>
-ThresholdSelector<T>::ThresholdSelector(const CompressOptions& options) : threshold_(options.threshold) {
-  if (!(threshold_ > 0) || !std::isfinite(threshold_))
+namespace {
+
+const Option kThreshold{
+    .name = "threshold", .standard = 0.0, .help = "the fixed one", .least = 0, .greatest = 1e30};
+
+}  // namespace
+
+double fixed_threshold(const CompressOptions& options) {
+  const double threshold = options.get<double>(kThreshold);
+  if (!(threshold > 0))
     throw UserError(
-        "compress.threshold is " + short_text(threshold_) +
-        ": selection `threshold` needs a number above 0; entries whose magnitude exceeds it travel");
+        "compress.threshold is 0: selection `threshold` needs a number above 0; entries whose magnitude "
+        "exceeds it "
+        "travel");
+  return threshold;
 }
 
 template <class T>
@@ -36,7 +44,10 @@ template class ThresholdSelector<double>;
 namespace {
 
 const bool registered = [] {
-  add_selector<ThresholdSelector>("threshold", "the entries whose magnitude exceeds compress.threshold");
+  add_selector<ThresholdSelector>("threshold", "the entries whose magnitude exceeds compress.threshold", {},
+                                  {kThreshold});
+  add_sparse("threshold", "the entries above compress.threshold; error feedback keeps the rest",
+             {.select = "threshold"});
   return true;
 }();
 

@@ -13,11 +13,13 @@
 
 namespace topknot {
 
+// compress.threshold. Throws UserError unless it is finite and above 0.
+double fixed_threshold(const CompressOptions& options);
+
 template <class T>
 class ThresholdSelector final : public Selector<T> {
  public:
-  // Throws UserError unless compress.threshold is finite and above 0.
-  explicit ThresholdSelector(const CompressOptions& options);
+  explicit ThresholdSelector(const CompressOptions& options) : threshold_(fixed_threshold(options)) {}
 
   void select(std::span<T> u, std::span<const T> addend, const SelectStep& step,
               Selected<T>& selected) override;

@@ -1,6 +1,7 @@
 #pragma once
 // The k largest magnitudes, exactly; ties go to the lower index. Zeros count as entries, so exactly k are
-// selected.
+// selected. Preset topk is TopK-SGD with error feedback: Stich, Cordonnier, Jaggi, "Sparsified SGD with Memory",
+// NeurIPS 2018; operator as in Shi et al., arXiv 1911.08772.
 //
 // One pass in steady state: the k-th magnitude of the last step, lowered by a margin, is a bound above which
 // the k largest of this step nearly always lie (compress/select/passes/carried_bound.h); the pass that adds the

@@ -2,8 +2,8 @@
 
 #include <cmath>
 
-#include "compress/select/passes/exact.h"
 #include "compress/select/passes/take.h"
+#include "compress/sparse_compressor.h"
 #include "nn/core/base/check.h"
 
 namespace topknot {
@@ -42,6 +42,8 @@ namespace {
 const bool registered = [] {
   add_selector<TrimmedTopKSelector>(
       "trimmed_topk", "at least k entries, above a threshold lowered from near the maximum in steps");
+  add_sparse("trimmed_topk", "at least k entries above a trimming threshold; error feedback keeps the rest",
+             {.select = "trimmed_topk"});
   return true;
 }();
 

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "compress/codec/codec.h"
-#include "compress/entries.h"
+#include "compress/compressor.h"
 #include "compress/state.h"
 #include "dist/comm/communicator.h"
 #include "dist/plan/collective_cost.h"

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "compress/entries.h"
+#include "compress/compressor.h"
 
 namespace topknot {
 

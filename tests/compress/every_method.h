@@ -25,8 +25,8 @@ inline CompressOptions options_for(const std::string& name) {
   CompressOptions options = named(name);
   options.seed = 7;
   options.momentum = 0.9;
-  options.threshold = 0.5;
-  options.min_compression = 1.0;
+  options.set("threshold", 0.5);
+  options.set("min_compression", 1.0);
   return options;
 }
 

@@ -128,7 +128,7 @@ CompressOptions momentum(float value, bool nesterov = false, bool masking = true
   CompressOptions options;
   options.momentum = value;
   options.nesterov = nesterov;
-  options.momentum_masking = masking;
+  options.set("momentum_masking", masking);
   return options;
 }
 

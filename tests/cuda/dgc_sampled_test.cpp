@@ -13,9 +13,9 @@ using namespace test;
 
 CompressOptions options_of(bool resample, const std::string& truncate, double ratio = 0.01) {
   CompressOptions options;
-  options.resample = resample;
-  options.truncate = truncate;
-  options.sample_ratio = ratio;
+  options.set("resample", resample);
+  options.set("truncate", truncate);
+  options.set("sample_ratio", ratio);
   options.seed = 0x123456789abcull;
   return options;
 }
@@ -178,7 +178,7 @@ TEST_CASE("a captured sampled selection, replayed with other parameters and data
 TEST_CASE("what is no option of the sampled selection is refused for the GPU too") {
   const OnGpu gpu;
   CompressOptions options;
-  options.truncate = "middle";
+  options.set("truncate", "middle");
   CHECK_THROWS_AS(cuda::make_device_selector("dgc_sampled", options, 10, 0), UserError);
 }
 

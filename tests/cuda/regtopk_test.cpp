@@ -13,9 +13,9 @@ using namespace test;
 
 CompressOptions options_of(double mu = 4, const std::string& variant = "A", double q = 1e8) {
   CompressOptions options;
-  options.mu = mu;
-  options.variant = variant;
-  options.q = q;
+  options.set("mu", mu);
+  options.set("variant", variant);
+  options.set("q", q);
   return options;
 }
 

@@ -138,7 +138,7 @@ TEST_CASE("a fixed threshold on a GPU is the CPU's, within its capacity and with
   for (const double capacity : {0.0, 1.0, 2.5})
     for (const std::size_t n : {1u, 300u, 4097u, 9000u}) {
       CompressOptions options;
-      options.threshold = 0.7;
+      options.set("threshold", 0.7);
       options.capacity = capacity;
       SelectPair pair("threshold", options, n);
       pair.set_density(0.02);

@@ -16,7 +16,7 @@ namespace {
 LoadedConfig loaded_config(const std::vector<std::string>& overrides) {
   LoadedConfig loaded = load_config("", overrides);
   throw_problems(loaded.problems);
-  throw_problems(check_config(loaded.config, known_names()));
+  throw_problems(check_config(loaded.config));
   return loaded;
 }
 

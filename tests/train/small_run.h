@@ -29,7 +29,7 @@ inline LoadedConfig small_run(const TempFolder& temp, const std::vector<std::str
   all.insert(all.end(), overrides.begin(), overrides.end());
   LoadedConfig loaded = load_config("", all);
   throw_problems(loaded.problems);
-  throw_problems(check_config(loaded.config, known_names()));
+  throw_problems(check_config(loaded.config));
   return loaded;
 }
 

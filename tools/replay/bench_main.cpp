@@ -101,7 +101,7 @@ bool parse(int argc, char** argv, Arguments& arguments) {
 
 LoadedConfig checked(LoadedConfig loaded) {
   throw_problems(loaded.problems);
-  throw_problems(check_config(loaded.config, known_names()));
+  throw_problems(check_config(loaded.config));
   return loaded;
 }
 

@@ -40,7 +40,7 @@ Recording::Recording(const std::string& folder) : folder_(folder) {
   const LoadedConfig loaded = load_config(yaml, {});
   throw_problems(loaded.problems);
   config_ = loaded.config;
-  throw_problems(check_config(config_, known_names()));
+  throw_problems(check_config(config_));
   data_ = smallest_data(config_);
 
   reader_ = std::make_unique<NpyReader>(gradients);

@@ -95,10 +95,8 @@ std::vector<double> parse_weights(const std::string& text, std::size_t ranks) {
 
 // Whether optimizer.momentum reaches this method. Unknown names are not our business here.
 bool owns_momentum(const CompressOptions& options) {
-  if (!sparse_presets().contains(options.name)) return false;
-  const SparsePreset parts = resolve(sparse_presets().find(options.name), options);
-  return memories().contains(parts.memory) &&
-         memories().find(parts.memory).make<float>(options)->owns_momentum();
+  const auto parts = pieces_of(options);
+  return parts && memories().contains(parts->memory) && memories().find(parts->memory).traits.owns_momentum;
 }
 
 }  // namespace
@@ -159,7 +157,7 @@ SparsifySetup sparsify_setup(const SparsifyOptions& options, std::size_t ranks, 
   }
   LoadedConfig loaded = load_config("", overrides);
   throw_problems(loaded.problems);
-  throw_problems(check_config(loaded.config, known_names()));
+  throw_problems(check_config(loaded.config));
   setup.notes = unused_keys(loaded);
   const bool low_rank = options.compressor == "powersgd" || options.compressor == "acpsgd";
   if (low_rank && tensors.empty())

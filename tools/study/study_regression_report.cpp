@@ -29,8 +29,8 @@ std::vector<Method> methods_of(const std::vector<double>& mus) {
       if (variant == "B" && mu != 4 && mus.size() > 1) continue;  // it fails at each mu alike
       Method method{"regtopk " + variant + ", mu " + short_text(mu), {}};
       method.options.name = "regtopk";
-      method.options.variant = variant;
-      method.options.mu = mu;
+      method.options.set("variant", variant);
+      method.options.set("mu", mu);
       methods.push_back(method);
     }
   return methods;
@@ -103,7 +103,8 @@ void run_regression(const StudyArguments& arguments) {
     nlohmann::ordered_json line = {{"precision", kPrecisions[run.precision]},
                                    {"method", method.options.name}};
     if (method.options.name == "regtopk")
-      line["variant"] = method.options.variant, line["mu"] = method.options.mu;
+      line["variant"] = method.options.given<std::string>("variant"),
+      line["mu"] = method.options.given<double>("mu");
     if (run.method > 0) line["S"] = shares[run.s];
     line["seed"] = seeds[run.seed];
     line["iterations"] = iterations;

@@ -168,7 +168,7 @@ std::vector<SelectionCost> selection_cost(const std::vector<SelectionMethod>& me
   std::vector<SelectionCost> rows;
   double threshold = std::numeric_limits<float>::min();
   for (SelectionMethod method : methods) {
-    if (method.options.select == "threshold") method.options.threshold = threshold;
+    if (method.options.select == "threshold") method.options.set("threshold", threshold);
     const Measured measured = measure(method, density, rounds, warmup, gradients, buffers);
     if (method.options.select == "topk") threshold = std::max(threshold, measured.threshold);
     rows.push_back(measured.row);

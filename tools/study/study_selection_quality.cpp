@@ -3,7 +3,7 @@
 #include <exception>
 #include <limits>
 
-#include "compress/select/passes/exact.h"
+#include "compress/select/passes/take.h"
 #include "compress/sparse_step.h"
 #include "nn/core/base/check.h"
 #include "tools/study/study_selection.h"
@@ -97,7 +97,7 @@ std::vector<SelectionMethod> selection_methods() {
     }
     for (const std::string distribution : {"exponential", "pareto", "gamma"}) {
       method.label = name + " " + distribution;
-      method.options.distribution = distribution;
+      method.options.set("distribution", distribution);
       methods.push_back(method);
     }
   }
@@ -120,7 +120,7 @@ std::vector<SelectionQuality> selection_quality(const std::vector<SelectionMetho
         SelectionMethod method = methods[i % methods.size()];
         if ((method.options.select == "topk") != first) continue;
         if (method.options.select == "threshold")
-          method.options.threshold = std::max<double>(threshold[at], std::numeric_limits<float>::min());
+          method.options.set("threshold", std::max<double>(threshold[at], std::numeric_limits<float>::min()));
         rows[i] = measure(method, densities[at], steps, numel, skip, gradient);
         if (first) threshold[at] = rows[i].threshold;
       } catch (...) {

@@ -28,7 +28,7 @@ void run_toy(const StudyArguments& arguments) {
   for (const double mu : arguments.numbers("mu", 1e-6, 1e9)) {
     labels.push_back("regtopk A, mu " + short_text(mu));
     methods.emplace_back().name = "regtopk";
-    methods.back().mu = mu;
+    methods.back().set("mu", mu);
   }
   const std::string out = arguments.folder();
   std::vector<ToyTrace> traces;
@@ -49,7 +49,7 @@ void run_toy(const StudyArguments& arguments) {
       csv += "," + number_text(traces[m].loss[at], 17);
       if (shown) table.rows.back().push_back(number_text(traces[m].loss[at], 9));
       nlohmann::ordered_json line = {{"step", t}, {"method", methods[m].name}};
-      if (methods[m].name == "regtopk") line["mu"] = methods[m].mu;
+      if (methods[m].name == "regtopk") line["mu"] = methods[m].given<double>("mu");
       line["loss"] = traces[m].loss[at];
       line["weights"] = traces[m].weights[at];
       if (at < traces[m].sent.size()) line["sends"] = traces[m].sent[at];

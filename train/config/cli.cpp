@@ -1,5 +1,7 @@
 #include "train/config/cli.h"
 
+#include <fmt/format.h>
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
 
@@ -11,10 +13,6 @@
 namespace topknot {
 namespace {
 
-const std::vector<std::string> kLists = {"models",    "datasets",    "compressors", "selections",
-                                         "memories",  "codecs",      "values",      "optimizers",
-                                         "schedules", "collectives", "keys",        "keys-markdown"};
-
 const std::vector<std::string> kFlags = {"--help",  "--validate", "--dry-run", "--dump-config",  "--list",
                                          "--quiet", "--verbose",  "--version", "--check-network"};
 
@@ -25,16 +23,32 @@ constexpr const char* kExamples =
     "  train configs/cifar10_resnet20_gaussiank.yaml data.root=DIR dist.backend=gloo dist.ranks=4\n"
     "  compare runs/*                                      a table and report.html of several runs\n";
 
-constexpr const char* kFlagHelp =
+constexpr const char* kFlagHelp =  // with a place for the names of the lists
     "Flags:\n"
     "  --validate          check the whole configuration, show every problem, and leave\n"
     "  --dry-run           also build the model: parameters, groups, bytes a step; trains nothing\n"
     "  --dump-config       print the effective configuration as YAML, with where each value came from\n"
     "  --check-network     start the ranks, have them talk, show who took part and how fast; trains nothing\n"
-    "  --list WHAT         models, datasets, optimizers, schedules, collectives, keys; compressors and\n"
-    "                      their pieces: selections, memories, codecs, values\n"
+    "  --list WHAT         names, help and keys of what is registered; WHAT is one of\n{}"
     "  --quiet, --verbose  only warnings and errors; more detail\n"
     "  --version, --help\n";
+
+std::string joined_lists() {
+  return fmt::format("{}", fmt::join(list_names(), ", "));
+}
+
+std::string flag_help() {
+  constexpr std::size_t kIndent = 22, kWidth = 100;
+  std::string lines, line;
+  for (const std::string& name : list_names()) {
+    if (!line.empty() && kIndent + line.size() + name.size() > kWidth) {
+      lines += fmt::format("{:{}}{}\n", "", kIndent, line);
+      line.clear();
+    }
+    line += (line.empty() ? "" : " ") + name;
+  }
+  return fmt::format(fmt::runtime(kFlagHelp), lines + fmt::format("{:{}}{}\n", "", kIndent, line));
+}
 
 }  // namespace
 
@@ -51,7 +65,8 @@ std::string teaching_text() {
 }
 
 std::string help_text() {
-  return std::string("train [FILE.yaml] [section.key=value ...] [flags]\n\n") + kExamples + "\n" + kFlagHelp +
+  return std::string("train [FILE.yaml] [section.key=value ...] [flags]\n\n") + kExamples + "\n" +
+         flag_help() +
          "\nKeys, with their defaults. Later wins: default, file, command line. Lists read [1,2] or 1,2.\n" +
          key_help();
 }
@@ -79,10 +94,7 @@ CommandLine parse_command_line(int argc, const char* const* argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError&) {
-    throw UserError(
-        "--list needs one word after it: models, datasets, compressors, selections, memories, codecs, "
-        "values, "
-        "optimizers, schedules, collectives or keys");
+    throw UserError("--list needs one word after it: " + joined_lists());
   }
   for (const auto& word : app.remaining()) {
     if (word == "--") continue;
@@ -101,8 +113,9 @@ CommandLine parse_command_line(int argc, const char* const* argv) {
                       "'; give one YAML file, and keys as section.key=value");
     }
   }
-  if (!line.list.empty() && std::find(kLists.begin(), kLists.end(), line.list) == kLists.end())
-    throw UserError(unknown_name_message("list", line.list, kLists));
+  const auto lists = list_names();
+  if (!line.list.empty() && std::find(lists.begin(), lists.end(), line.list) == lists.end())
+    throw UserError(unknown_name_message("list", line.list, lists));
   if (help) line.text = help_text();
   if (version) line.text = program_version() + "\n";
   return line;

@@ -15,7 +15,7 @@ struct CommandLine {
   bool check_network = false;
   bool quiet = false;
   bool verbose = false;
-  std::string list;  // "", models, datasets, compressors, ..., keys, keys-markdown
+  std::string list;  // "" or one of list_names()
   // Not empty: print it on standard output and leave with 0 (--help, --version, or no argument at all).
   std::string text;
 };

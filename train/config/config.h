@@ -1,20 +1,25 @@
 #pragma once
-// The configuration of a run. Every key is declared once: its default in `Config`, everything else (name,
-// type, range or choices, one line of help) in the table of train/config/config_keys.cpp. The parser, --help,
-// --validate, the effective config in the run directory and the reference table of docs/configuration.md all
-// come from that table.
+// The configuration of a run. Every key is declared once. Keys of single methods (compress.mu) are declared where the
+// method is registered (nn/core/base/options.h). All others have their default in `Config`, and name, range or
+// choices and one line of help in train/config/config_keys.cpp. The parser, --help, --validate, the effective config
+// in the run directory and the reference table of docs/configuration.md all come from config_keys().
 //
 // Layers, later ones win: defaults, YAML file, command line (`section.key=value`). A user's mistakes never
 // throw here: they are collected, so that all of them can be shown at once.
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
 #include <variant>
 #include <vector>
 
+#include "nn/core/base/registry.h"
+
 namespace topknot {
+
+struct CompressOptions;
 
 struct Config {
   std::uint64_t seed = 1;
@@ -69,23 +74,11 @@ struct Config {
     std::int64_t min_numel = 0;
     std::string dense_values = "fp32";
     double clip = 0;  // 0: off
-    bool momentum_masking = true, lr_inside = false;
+    bool lr_inside = false;
     std::string layer_density;
     // Of one message and of one byte, for layer_density auto: 1 Gbit/s Ethernet, in the code of LAGS-SGD.
     double alpha_s = 1.744e-3, beta_s_per_byte = 9e-9;
-    double sample_ratio = 0.01;
-    bool resample = true;
-    std::string truncate = "lowest";
-    double threshold = 0;
-    bool shared_seed = false;
-    std::string distribution = "exponential";
-    int stages = 0;
-    double mu = 4, q = 1e8;
-    std::string variant = "A";
-    int rank = 4;
-    double min_compression = 2;
-    int levels = 127, bucket = 128;
-    double clip_sigma = 2.5;
+    OptionValues options{"compress"};  // what the methods declare for themselves: compress.mu, ...
   } compress;
 
   struct Exchange {
@@ -141,7 +134,7 @@ using KeyRef = std::variant<bool*, int*, std::int64_t*, std::uint64_t*, double*,
 
 struct Key {
   std::string name;  // "optimizer.lr"
-  KeyRef (*ref)(Config& config);
+  std::function<KeyRef(Config& config)> ref;
   std::string help;  // one line
   // Numbers (list entries too): least and greatest value; `above` excludes the least.
   double least = -1e300, greatest = 1e300;
@@ -150,8 +143,8 @@ struct Key {
   // any text.
   std::vector<std::string> choices = {};
   std::string none_word = {};  // of an optional number: "none", "auto"
-  std::string registry = {};   // "model", "dataset", ...: the names come from KnownNames
-  bool may_be_empty = false;   // of such a name: the method's own choice
+  std::string registry = {};  // NameList::kind, where the value is a registered name: "model", "dataset", ...
+  bool may_be_empty = false;  // of such a name: the method's own choice
   // The choices (of the section's name, its selection or memory) that use the key; empty: all. See
   // unused_keys().
   std::vector<std::string> users = {};
@@ -185,15 +178,12 @@ struct LoadedConfig {
 // throws for bad input.
 LoadedConfig load_config(const std::string& file, const std::vector<std::string>& overrides);
 
-// What the registries hold; an empty list means: not checked here.
-struct KnownNames {
-  std::vector<std::string> models = {}, datasets = {}, compressors = {}, optimizers = {}, schedules = {},
-                           selectors = {}, memories = {}, index_codecs = {}, value_codecs = {};
-};
+// Section compress with seed, momentum and nesterov, as factories get it.
+CompressOptions compress_options(const Config& config);
 
 // What no single key can show: unknown model, keys that contradict each other. Callers append what only they
 // can see (a missing data folder, no GPU).
-std::vector<Problem> check_config(const Config& config, const KnownNames& known);
+std::vector<Problem> check_config(const Config& config);
 
 // A line for each key that was given and that the chosen method, model or schedule does not use. A key of the
 // file stays unmentioned where the command line names another method: the file was written for its own. For
@@ -222,7 +212,23 @@ int compute_threads(const Config& config);
 // et al., arXiv 1911.08772. With compress.warmup_epochs E instead, epoch e < E has c^(e+1), c = density^(1 /
 // (E+1)), as the code of Lin et al. (their paper's own list is 0.25, 0.0625, 0.015625, 0.004).
 double density_at_epoch(const Config& config, int epoch);
-// "runs/resnet20-cifar10-topk-r4-s1" unless output.dir says.
+// output.dir, or where it is empty "runs/MODEL-DATA-METHOD[-DENSITY]-rRANKS-sSEED", followed by "-KEY_VALUE" for every
+// other key that differs from its default: "runs/resnet20-cifar10-regtopk-0.01-r4-s1-lr_0.05-mu_2". KEY is the last
+// part of the key's name, with its section where two sections have that name. Characters other than letters, digits,
+// '.', ',', '_' and '-' become '_'. Beyond 60 characters that tail is its hash instead. Keys of section output,
+// data.root, dist.master and dist.interface say where a run runs, not what, and are left out.
 std::string run_directory_name(const Config& config);
+
+// The registries whose names are values of keys, or that `train --list` shows.
+struct NameList {
+  std::string list;                 // "models", as in --list models
+  std::string kind;                 // "model", as in Key::registry and in messages
+  const RegisteredNames& registry;  // names, help, options
+};
+const std::vector<NameList>& name_lists();
+// What --list takes: the names of name_lists(), keys, keys-markdown.
+std::vector<std::string> list_names();
+// What --list prints; `list` is one of list_names().
+std::string list_text(const std::string& list);
 
 }  // namespace topknot

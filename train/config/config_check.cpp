@@ -1,8 +1,14 @@
 // What no single key can show, and what follows from several keys.
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <cctype>
 #include <cmath>
+#include <cstring>
 #include <filesystem>
+#include <map>
+#include <set>
 #include <thread>
 
 #include "compress/sparse_step.h"
@@ -15,32 +21,26 @@
 namespace topknot {
 namespace {
 
-const std::vector<std::string>& known_names(const KnownNames& known, const std::string& registry) {
-  if (registry == "model") return known.models;
-  if (registry == "dataset") return known.datasets;
-  if (registry == "compressor") return known.compressors;
-  if (registry == "selection") return known.selectors;
-  if (registry == "memory") return known.memories;
-  if (registry == "index codec") return known.index_codecs;
-  if (registry == "value codec") return known.value_codecs;
-  if (registry == "optimizer") return known.optimizers;
-  return known.schedules;
+// Keys that say where a run runs, not what.
+bool names_a_place(const std::string& key) {
+  return key.rfind("output.", 0) == 0 || key == "data.root" || key == "dist.master" ||
+         key == "dist.interface";
 }
 
-// Methods whose messages have a length that does not depend on the gradient.
-bool selects_at_most_k(const Config& config) {
-  if (!sparse_presets().contains(config.compress.name)) return true;
-  CompressOptions options;
-  options.select = config.compress.select;
-  const std::string select = resolve(sparse_presets().find(config.compress.name), options).select;
-  for (const char* bounded : {"topk", "regtopk", "randk", "mstopk", "dgc_sampled"})
-    if (select == bounded) return true;
-  return false;
+// FNV-1a, 32 bits.
+std::uint32_t hash_of(const std::string& text) {
+  std::uint32_t hash = 2166136261u;
+  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 16777619u;
+  return hash;
+}
+
+std::string last_part(const std::string& key) {
+  return key.substr(key.rfind('.') + 1);
 }
 
 }  // namespace
 
-std::vector<Problem> check_config(const Config& config, const KnownNames& known) {
+std::vector<Problem> check_config(const Config& config) {
   std::vector<Problem> problems;
   const auto need = [&](bool holds, const std::string& key, const std::string& text) {
     if (!holds) problems.push_back({key, key + ": " + text});
@@ -49,12 +49,18 @@ std::vector<Problem> check_config(const Config& config, const KnownNames& known)
   Config copy = config;
   for (const Key& key : config_keys()) {
     if (key.registry.empty()) continue;
-    const auto& names = known_names(known, key.registry);
+    const auto& lists = name_lists();
+    const RegisteredNames& known = std::find_if(lists.begin(), lists.end(), [&](const NameList& l) {
+                                     return l.kind == key.registry;
+                                   })->registry;
     const auto& name = *std::get<std::string*>(key.ref(copy));
-    if (!names.empty() && !(name.empty() && key.may_be_empty))
-      need(std::find(names.begin(), names.end(), name) != names.end(), key.name,
-           unknown_name_message(key.registry, name, names));
+    if (!(name.empty() && key.may_be_empty))
+      need(known.contains(name), key.name, unknown_name_message(key.registry, name, known.names()));
   }
+
+  // What a misspelt method is made of is not known.
+  std::optional<SparsePreset> pieces;
+  if (problems.empty()) pieces = pieces_of(compress_options(config));
 
   need(config.train.epochs > 0 || config.train.max_steps > 0, "train.epochs",
        "with train.epochs and train.max_steps both 0 the run would never begin; set one of them");
@@ -80,15 +86,15 @@ std::vector<Problem> check_config(const Config& config, const KnownNames& known)
        "compress.warmup lists the densities of the first epochs already; give one of the two");
   need(config.compress.layer_density.empty() || config.compress.scope == "tensor", "compress.layer_density",
        "gives each tensor a density of its own, so compress.scope must be 'tensor'");
-  need(config.compress.name != "lags" || config.compress.scope == "tensor", "compress.scope",
-       "lags selects in each layer by itself, so compress.scope must be 'tensor'; for one k over all of them "
-       "use compress.name=topk");
+  need(!pieces || !pieces->layerwise || config.compress.scope == "tensor", "compress.scope",
+       fmt::format(
+           "{} selects in each layer by itself, so compress.scope must be 'tensor'; for one k over all of "
+           "them use compress.name={}",
+           config.compress.name, pieces ? pieces->select : ""));
   need(config.train.distribution_every == 0 || config.compress.name != "dense", "train.distribution_every",
        "looks at the accumulated gradient, and dense accumulates none; choose another compress.name");
   need(config.compress.clip == 0 || config.train.clip_local == 0, "compress.clip",
        "train.clip_local clips a rank's gradient too; give one of the two");
-  need(config.compress.select != "threshold" || config.compress.threshold > 0, "compress.threshold",
-       "compress.select=threshold needs the threshold, above 0");
   if (!config.dist.master.empty()) {
     try {
       parse_host_port(config.dist.master, "dist.master");
@@ -103,7 +109,8 @@ std::vector<Problem> check_config(const Config& config, const KnownNames& known)
   if (config.dist.backend == "nccl") {
     need(config.train.device != "cpu", "train.device",
          "dist.backend=nccl talks from GPU to GPU; set train.device=cuda, or dist.backend=gloo for CPUs");
-    need(config.compress.capacity.has_value() || selects_at_most_k(config), "compress.capacity",
+    need(config.compress.capacity.has_value() || !pieces || selectors().find(pieces->select).traits.at_most_k,
+         "compress.capacity",
          "must be given with dist.backend=nccl, whose messages have one length: '" + config.compress.name +
              "' may select any number of entries; compress.capacity=2 lets twice as many travel as "
              "compress.density says");
@@ -135,9 +142,32 @@ double density_at_epoch(const Config& config, int epoch) {
 
 std::string run_directory_name(const Config& config) {
   if (!config.output.dir.empty()) return config.output.dir;
-  std::string name = "runs/" + config.model.name + "-" + config.data.name + "-" + config.compress.name;
-  if (config.compress.name != "dense") name += "-" + format_number(config.compress.density);
-  return name + "-r" + std::to_string(config.dist.ranks) + "-s" + std::to_string(config.seed);
+  std::set<std::string> named = {"seed", "model.name", "data.name", "compress.name", "dist.ranks"};
+  std::string name = fmt::format("runs/{}-{}-{}", config.model.name, config.data.name, config.compress.name);
+  if (config.compress.name != "dense") {
+    name += "-" + format_number(config.compress.density);
+    named.insert("compress.density");
+  }
+  name += fmt::format("-r{}-s{}", config.dist.ranks, config.seed);
+
+  std::map<std::string, int> sections;  // that have a key of that last part
+  for (const Key& key : config_keys()) ++sections[last_part(key.name)];
+  std::string tail;
+  const Config defaults;
+  for (const Key& key : config_keys()) {
+    const std::string value = key_value(key, config);
+    if (named.count(key.name) || names_a_place(key.name) || value == key_value(key, defaults)) continue;
+    tail += fmt::format("-{}_{}", sections[last_part(key.name)] > 1 ? key.name : last_part(key.name), value);
+  }
+  constexpr std::size_t kLongestTail = 60;
+  if (tail.size() > kLongestTail) return fmt::format("{}-{:08x}", name, hash_of(tail));
+  std::string safe;
+  for (const char c : tail)
+    if (std::isalnum(static_cast<unsigned char>(c)) || std::strchr(".,_-", c))
+      safe += c;
+    else if (!std::strchr("[]\" ", c))
+      safe += '_';
+  return name + safe;
 }
 
 }  // namespace topknot

@@ -1,8 +1,12 @@
 // The configuration as text: the effective config, the help, the reference table. All of it from the table of
 // keys.
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
+#include "compress/codec/codec.h"
+#include "compress/sparse_step.h"
 #include "train/config/config.h"
 
 namespace topknot {
@@ -66,11 +70,10 @@ std::string key_help() {
   std::string text, section;
   for (const Key& key : config_keys()) {
     const std::string own = section_of(key);
-    if (own != section) text += "\n" + own + ": " + section_help(own) + "\n";
+    if (own != section) text += fmt::format("\n{}: {}\n", own, section_help(own));
     section = own;
-    std::string head = "  " + key.name + "=" + key_value(key, defaults);
-    head.resize(std::max<std::size_t>(head.size() + 2, 36), ' ');
-    text += head + key.help + "\n" + std::string(36, ' ') + "(" + kind_text(key) + ")\n";
+    text += fmt::format("{:<36}{}\n{:36}({})\n", fmt::format("  {}={}  ", key.name, key_value(key, defaults)),
+                        key.help, "", kind_text(key));
   }
   return text;
 }
@@ -81,13 +84,50 @@ std::string key_reference_markdown() {
   for (const Key& key : config_keys()) {
     const std::string own = section_of(key);
     if (own != section) {
-      text += own.empty() ? "" : "\n### `" + own + "`: " + section_help(own) + "\n\n";
+      if (!own.empty()) text += fmt::format("\n### `{}`: {}\n\n", own, section_help(own));
       text += "| key | default | values | meaning |\n|---|---|---|---|\n";
     }
     section = own;
     std::string kind;
     for (const char c : kind_text(key)) kind += c == '|' ? std::string("\\|") : std::string(1, c);
-    text += "| `" + key.name + "` | `" + key_value(key, defaults) + "` | " + kind + " | " + key.help + " |\n";
+    text += fmt::format("| `{}` | `{}` | {} | {} |\n", key.name, key_value(key, defaults), kind, key.help);
+  }
+  return text;
+}
+
+std::vector<std::string> list_names() {
+  std::vector<std::string> names;
+  for (const NameList& list : name_lists()) names.push_back(list.list);
+  names.insert(names.end(), {"keys", "keys-markdown"});
+  return names;
+}
+
+std::string list_text(const std::string& name) {
+  if (name == "keys") return key_help();
+  if (name == "keys-markdown") return key_reference_markdown();
+  const auto& lists = name_lists();
+  const auto& list =
+      *std::find_if(lists.begin(), lists.end(), [&](const NameList& l) { return l.list == name; });
+  std::string text;
+  const auto line = [&](const std::string& entry, const std::string& help) {
+    text += fmt::format("{:<20} {}\n", entry, help);
+  };
+  const auto option_lines = [&](const RegisteredNames& registry, const std::string& entry) {
+    for (const Option& option : registry.options(entry)) {
+      const Key& key = *find_key("compress." + option.name);
+      text += fmt::format("{:20}   {}={}: {} ({})\n", "", key.name, key_value(key, Config()), option.help,
+                          kind_text(key));
+    }
+  };
+  for (const std::string& entry : list.registry.names()) {
+    line(entry, list.registry.help(entry));
+    option_lines(list.registry, entry);
+    if (name != "compressors" || !sparse_presets().contains(entry)) continue;
+    const SparsePreset& preset = sparse_presets().find(entry);
+    option_lines(selectors(), preset.select);
+    option_lines(memories(), preset.memory);
+    option_lines(index_codecs(), preset.codec);
+    option_lines(value_codecs(), preset.values);
   }
   return text;
 }

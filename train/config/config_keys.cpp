@@ -1,6 +1,18 @@
-// The table of keys. Adding one takes a member of Config and a row here.
+// The table of keys. Adding one takes a member of Config and a row here; a key of one method is declared where the
+// method is registered.
 
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "compress/codec/codec.h"
+#include "compress/memory/memory.h"
+#include "compress/select/selector.h"
+#include "data/dataset.h"
 #include "dist/sparse/sparse_collective.h"
+#include "nn/models/model.h"
+#include "optim/optimizer.h"
+#include "optim/schedule.h"
 #include "train/config/config.h"
 
 namespace topknot {
@@ -182,40 +194,40 @@ std::vector<Key> method_keys() {
   };
 }
 
-// Of single methods.
-std::vector<Key> piece_keys() {
-  constexpr auto c = &Config::compress;
-  using Compress = Config::Compress;
-  return {
-      of({"dgc"}, flag("compress.momentum_masking", at<c, &Compress::momentum_masking>,
-                       "what is sent loses its velocity")),
-      of({"dgc_sampled"}, number("compress.sample_ratio", at<c, &Compress::sample_ratio>, 0.01, 1,
-                                 "share of the entries that the threshold is taken from")),
-      of({"dgc_sampled"}, flag("compress.resample", at<c, &Compress::resample>,
-                               "exact selection where far too many exceed the threshold")),
-      of({"dgc_sampled"}, text("compress.truncate", at<c, &Compress::truncate>,
-                               "which entries travel where a few too many exceed it", {"lowest", "largest"})),
-      of({"threshold"}, number("compress.threshold", at<c, &Compress::threshold>, 0, 1e30, "the fixed one")),
-      of({"randk"},
-         flag("compress.shared_seed", at<c, &Compress::shared_seed>, "the same positions on all ranks")),
-      of({"sidco"}, text("compress.distribution", at<c, &Compress::distribution>,
-                         "which distribution is fitted", {"exponential", "pareto", "gamma"})),
-      of({"sidco"}, number("compress.stages", at<c, &Compress::stages>, 0, 100, "fits a step; 0: adaptive")),
-      of({"regtopk"}, above("compress.mu", at<c, &Compress::mu>, 0, 1e9, "temperature of the regulariser")),
-      of({"regtopk"},
-         above("compress.q", at<c, &Compress::q>, 0, 1e30, "distortion of what was not sent last")),
-      of({"regtopk"},
-         text("compress.variant", at<c, &Compress::variant>,
-              "distortion relative to what was sent last (A) or to the current gradient (B)", {"A", "B"})),
-      of({"powersgd", "acpsgd"},
-         number("compress.rank", at<c, &Compress::rank>, 1, 1e6, "rank of the approximation")),
-      of({"powersgd", "acpsgd"}, number("compress.min_compression", at<c, &Compress::min_compression>, 1, 1e9,
-                                        "tensors that would shrink less travel as they are")),
-      of({"qsgd"}, number("compress.levels", at<c, &Compress::levels>, 1, 32767, "quantisation levels")),
-      of({"qsgd"}, number("compress.bucket", at<c, &Compress::bucket>, 1, 1e9, "elements that share a norm")),
-      of({"terngrad"}, number("compress.clip_sigma", at<c, &Compress::clip_sigma>, 0, 1e9,
-                              "clips at so many standard deviations; 0: off")),
-  };
+// Of single methods, from their registrations. Methods that share an option declare it alike.
+std::vector<Key> declared_keys() {
+  std::vector<Option> options;
+  std::vector<std::vector<std::string>> users;
+  for (const RegisteredNames* registry : std::initializer_list<const RegisteredNames*>{
+           &memories(), &selectors(), &index_codecs(), &value_codecs(), &compressors()})
+    for (const std::string& name : registry->names())
+      for (const Option& option : registry->options(name)) {
+        const auto same = [&](const Option& other) { return other.name == option.name; };
+        const auto at =
+            static_cast<std::size_t>(std::find_if(options.begin(), options.end(), same) - options.begin());
+        if (at == options.size()) {
+          options.push_back(option);
+          users.emplace_back();
+        }
+        TOPKNOT_CHECK(options[at] == option, fmt::format("{} declares compress.{} otherwise than {}", name,
+                                                         option.name, users[at][0]));
+        if (std::find(users[at].begin(), users[at].end(), name) == users[at].end()) users[at].push_back(name);
+      }
+  std::vector<Key> keys;
+  for (std::size_t i = 0; i < options.size(); ++i) {
+    const auto ref = [option = options[i]](Config& config) {
+      return std::visit([](auto& value) -> KeyRef { return &value; }, config.compress.options.at(option));
+    };
+    const Option& o = options[i];
+    keys.push_back(of(users[i], {.name = "compress." + o.name,
+                                 .ref = ref,
+                                 .help = o.help,
+                                 .least = o.least,
+                                 .greatest = o.greatest,
+                                 .above = o.above,
+                                 .choices = o.choices}));
+  }
+  return keys;
 }
 
 std::vector<Key> machine_keys() {
@@ -310,7 +322,7 @@ std::vector<Key> machine_keys() {
 const std::vector<Key>& config_keys() {
   static const std::vector<Key> keys = [] {
     std::vector<Key> all;
-    for (const auto& part : {run_keys(), method_keys(), piece_keys(), machine_keys()})
+    for (const auto& part : {run_keys(), method_keys(), declared_keys(), machine_keys()})
       all.insert(all.end(), part.begin(), part.end());
     return all;
   }();
@@ -321,6 +333,20 @@ const Key* find_key(const std::string& name) {
   for (const Key& key : config_keys())
     if (key.name == name) return &key;
   return nullptr;
+}
+
+const std::vector<NameList>& name_lists() {
+  static const std::vector<NameList> lists = {{"models", "model", models()},
+                                              {"datasets", "dataset", datasets()},
+                                              {"compressors", "compressor", compressors()},
+                                              {"selections", "selection", selectors()},
+                                              {"memories", "memory", memories()},
+                                              {"codecs", "index codec", index_codecs()},
+                                              {"values", "value codec", value_codecs()},
+                                              {"optimizers", "optimizer", optimizers()},
+                                              {"schedules", "schedule", schedules()},
+                                              {"collectives", "collective", collectives()}};
+  return lists;
 }
 
 }  // namespace topknot

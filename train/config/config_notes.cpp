@@ -1,4 +1,6 @@
-// What was given and changes nothing: no mistake, but hardly what was meant.
+// Keys that were given and change nothing: no mistake, but hardly what was meant.
+
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <set>
@@ -14,12 +16,8 @@ namespace {
 std::set<std::string> choices(const Config& config) {
   const auto& c = config.compress;
   std::set<std::string> words = {config.model.name, config.schedule.name};
-  if (sparse_presets().contains(c.name)) {
-    CompressOptions options;
-    options.select = c.select;
-    options.memory = c.memory;
-    const SparsePreset parts = resolve(sparse_presets().find(c.name), options);
-    words.insert({parts.select, parts.memory, kSelectingMethods});
+  if (const auto parts = pieces_of(compress_options(config))) {
+    words.insert({parts->select, parts->memory, parts->codec, parts->values, kSelectingMethods});
     if (c.layer_density == "auto") words.insert("layer_density=auto");
   } else {
     words.insert(c.name);
@@ -48,7 +46,7 @@ std::vector<std::string> unused_keys(const LoadedConfig& loaded) {
       if (const Key* choice = find_key(section + part))
         if (const std::string value = key_value(*choice, loaded.config); value != "\"\"")
           chosen += (chosen.empty() ? "" : " ") + choice->name + "=" + value;
-    lines.push_back(key.name + " is for " + users + " and changes nothing here (" + chosen + ")");
+    lines.push_back(fmt::format("{} is for {} and changes nothing here ({})", key.name, users, chosen));
   }
   return lines;
 }

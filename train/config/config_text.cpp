@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "nn/core/base/suggest.h"
+#include "nn/core/base/text.h"
 
 namespace topknot {
 namespace {
@@ -215,20 +216,6 @@ std::string set_key(const Key& key, const RawValue& value, Config& config) {
   return std::visit(Set{key, value}, key.ref(config));
 }
 
-std::string format_number(double value) {
-  char buffer[32];
-  const auto result = std::to_chars(buffer, buffer + sizeof buffer, value);
-  std::string text(buffer, result.ptr);
-  // 1e-04 -> 1e-4, 1e+06 -> 1e6
-  if (const auto e = text.find('e'); e != std::string::npos) {
-    const bool minus = text[e + 1] == '-';
-    auto digits = text.find_first_not_of("+-0", e + 1);
-    if (digits == std::string::npos) digits = text.size() - 1;
-    text = text.substr(0, e + 1) + (minus ? "-" : "") + text.substr(digits);
-  }
-  return text;
-}
-
 std::string yaml_string(const std::string& text) {
   const bool plain = !text.empty() &&
                      text.find_first_not_of(
@@ -256,19 +243,7 @@ std::string key_type(const Key& key) {
 }
 
 std::string key_range(const Key& key) {
-  std::string text;
-  if (!key.choices.empty()) {
-    for (const auto& choice : key.choices) text += (text.empty() ? "" : " | ") + choice;
-    return text;
-  }
-  constexpr double kOpen = 1e299;
-  const bool low = key.least > -kOpen, high = key.greatest < kOpen;
-  if (low && high)
-    return (key.above ? "above " : "") + format_number(key.least) + (key.above ? ", at most " : " to ") +
-           format_number(key.greatest);
-  if (low) return std::string(key.above ? "above " : "at least ") + format_number(key.least);
-  if (high) return "at most " + format_number(key.greatest);
-  return "";
+  return range_text(key.least, key.greatest, key.above, key.choices);
 }
 
 std::string key_value(const Key& key, const Config& config) {

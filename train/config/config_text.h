@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "nn/core/base/text.h"
 #include "train/config/config.h"
 
 namespace topknot {
@@ -24,8 +25,6 @@ bool is_list(const Key& key);
 // Writes the value into config; returns "" or what is wrong with it ("needs a number, not 'fast'").
 std::string set_key(const Key& key, const RawValue& value, Config& config);
 
-// Shortest text that reads back to the same number: 0.1, 1e-4.
-std::string format_number(double value);
 // As a YAML scalar: quoted where plain text would mean something else.
 std::string yaml_string(const std::string& text);
 

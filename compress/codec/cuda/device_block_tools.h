@@ -4,7 +4,6 @@
 
 #include <topknot_kernel.h>
 
-#include "compress/codec/block_header.h"
 #include "compress/codec/code_bits.h"
 #include "compress/codec/cuda/device_block.h"
 #include "nn/core/cuda/kernel_tools.h"

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "compress/memory/cuda/device_memory_kernels.h"
+#include "compress/memory/dgc.h"
 #include "nn/core/base/check.h"
 #include "nn/core/cuda/context.h"
 
@@ -40,7 +41,7 @@ class KeepingMemory final : public DeviceMemory {
     if (!dgc) return;
     momentum_ = static_cast<float>(options.momentum);
     nesterov_ = options.nesterov;
-    masking_ = options.momentum_masking;
+    masking_ = momentum_masking(options);
     if (momentum_ == 0) return;
     current_ = DeviceArray<std::uint32_t>(1);
     for (auto& velocity : velocity_) velocity = DeviceArray<float>(n);

@@ -57,8 +57,19 @@ class DeviceSelector {
   virtual void load(StateReader& reader) { static_cast<void>(reader); }
 };
 
-// For ranges of n elements, `position` the first one's in the arena. Null where compress.select names one without
-// kernels.
+// For ranges of n elements, of which the first has this position in the arena.
+using DeviceSelectorFactory = std::unique_ptr<DeviceSelector> (*)(const CompressOptions& options,
+                                                                  std::size_t n, std::size_t position);
+// CUDA counterparts, by the name of the selection (compress.select).
+Registry<DeviceSelectorFactory>& device_selectors();
+template <class Implementation>  // made from (options, n, position)
+void add_device_selector(const std::string& name) {
+  device_selectors().add(name, "", [](const CompressOptions& options, std::size_t n, std::size_t position) {
+    return std::unique_ptr<DeviceSelector>(std::make_unique<Implementation>(options, n, position));
+  });
+}
+
+// Null where the selection has no CUDA counterpart.
 std::unique_ptr<DeviceSelector> make_device_selector(const std::string& select,
                                                      const CompressOptions& options, std::size_t n,
                                                      std::size_t position);

@@ -1,6 +1,6 @@
 #include "compress/select/dgc_sampled.h"
 
-#include "compress/select/cuda/device_selectors.h"
+#include "compress/select/cuda/device_selector.h"
 #include "compress/select/cuda/dgc_sampled_kernels.h"
 #include "compress/select/cuda/gpu_select_memory.h"
 #include "nn/core/cuda/context.h"
@@ -13,11 +13,11 @@ class DgcSampledOnGpu final : public DeviceSelector {
  public:
   DgcSampledOnGpu(const CompressOptions& options, std::size_t n, std::size_t position)
       : samples_(dgc_most_samples(n)), control_(1) {
-    const DgcSampledSelector<float> checked(options);  // refuses what is no option
+    const DgcSampledOptions given = dgc_sampled_options(options);
     rule_.n = n;
-    rule_.sample_ratio = options.sample_ratio;
-    rule_.resample = options.resample;
-    rule_.lowest = options.truncate == "lowest";
+    rule_.sample_ratio = given.sample_ratio;
+    rule_.resample = given.resample;
+    rule_.lowest = given.lowest;
     rule_.stream = CounterRng(options.seed, RngUse::compress).stream();
     rule_.position = position;
   }
@@ -57,11 +57,10 @@ class DgcSampledOnGpu final : public DeviceSelector {
   DeviceArray<DgcControl> control_;
 };
 
+const bool registered = [] {
+  add_device_selector<DgcSampledOnGpu>("dgc_sampled");
+  return true;
+}();
+
 }  // namespace
-
-std::unique_ptr<DeviceSelector> make_device_dgc_sampled(const CompressOptions& options, std::size_t n,
-                                                        std::size_t position) {
-  return std::make_unique<DgcSampledOnGpu>(options, n, position);
-}
-
 }  // namespace topknot::cuda

@@ -2,7 +2,7 @@
 // at which it ended last step, 16 bytes an element; else 24.
 #include "compress/compressor.h"
 #include "compress/parallel.h"
-#include "compress/select/cuda/device_selectors.h"
+#include "compress/select/cuda/device_selector.h"
 #include "compress/select/cuda/gaussiank_kernels.h"
 #include "compress/select/cuda/gpu_select_memory.h"
 #include "compress/select/passes/normal_quantile.h"
@@ -14,13 +14,13 @@ static_assert(kMomentsChunk == kChunk, "sums are made by the CPU's chunks");
 
 class DeviceGaussianK final : public DeviceSelector {
  public:
-  DeviceGaussianK(const CompressOptions& options, std::size_t n)
-      : options_(options), n_(n), state_(1), chunks_((n + kMomentsChunk - 1) / kMomentsChunk) {
+  DeviceGaussianK(const CompressOptions& options, std::size_t n, std::size_t)
+      : multiple_(options.capacity), n_(n), state_(1), chunks_((n + kMomentsChunk - 1) / kMomentsChunk) {
     gaussiank_reset(Context::current().stream(), state_.data());
   }
 
   std::size_t capacity(double density) const override {
-    return capacity_within(options_, target_count(density, n_), n_);
+    return capacity_within(multiple_, target_count(density, n_), n_);
   }
   void set_density(double density) override {
     list_ = ListMemory(n_, 16 * target_count(density, n_) + 4096);
@@ -34,7 +34,7 @@ class DeviceGaussianK final : public DeviceSelector {
     gaussiank_begin(stream, state, parameters, accumulate, n_);
     gaussiank_moments(stream, state, parameters, quantile_, accumulate, n_, chunks_.data());
     gaussiank_count(stream, state, accumulate.u, n_, list_.tiles(), list_.list());
-    gaussiank_decide(stream, state, list_.list(), options_.capacity, selected.capacity, stats_of(selected));
+    gaussiank_decide(stream, state, list_.list(), multiple_, selected.capacity, stats_of(selected));
     take_largest(stream, source_of(list_.list()), source_of(accumulate.u, n_), scratch_.memory(),
                  &state->choice, taken_of(selected));
   }
@@ -45,7 +45,7 @@ class DeviceGaussianK final : public DeviceSelector {
   }
 
  private:
-  CompressOptions options_;
+  double multiple_;  // compress.capacity
   std::size_t n_;
   DeviceArray<GaussianKState> state_;
   DeviceArray<ChunkMoments> chunks_;
@@ -54,10 +54,10 @@ class DeviceGaussianK final : public DeviceSelector {
   DensityQuantile quantile_ = {-1, 0};
 };
 
+const bool registered = [] {
+  add_device_selector<DeviceGaussianK>("gaussiank");
+  return true;
+}();
+
 }  // namespace
-
-std::unique_ptr<DeviceSelector> make_device_gaussiank(const CompressOptions& options, std::size_t n) {
-  return std::make_unique<DeviceGaussianK>(options, n);
-}
-
 }  // namespace topknot::cuda

@@ -1,6 +1,6 @@
 #include "compress/select/cuda/gaussiank_kernels.h"
 #include "compress/select/cuda/gpu_tiles.h"
-#include "compress/select/passes/normal_quantile_formula.h"
+#include "compress/select/passes/normal_quantile.h"
 #include "nn/core/cuda/kernel_tools.h"
 
 namespace topknot::cuda {

@@ -6,7 +6,9 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "compress/select/cuda/device_selector.h"
 #include "compress/select/cuda/gpu_select.h"
+#include "compress/select/cuda/topk_kernels.h"
 #include "nn/core/cuda/context.h"
 
 namespace topknot::cuda {
@@ -54,5 +56,19 @@ class LargestScratch {
  private:
   DeviceArray<std::uint32_t> parameters_;
 };
+
+inline StatsOut stats_of(const DeviceSelected& selected) {
+  DeviceSelected::Stats* stats = selected.stats;
+  return {&stats->count, &stats->finite, &stats->over, &stats->threshold};
+}
+inline Taken taken_of(const DeviceSelected& selected) {
+  return {selected.indices, selected.values, selected.capacity, &selected.stats->threshold};
+}
+// The capacity of methods that bound nothing themselves: compress.capacity (`multiple`, 0: none) times k, or
+// everything.
+inline std::size_t capacity_within(double multiple, std::size_t k, std::size_t n) {
+  const double most = multiple * static_cast<double>(k);
+  return multiple == 0 || most >= static_cast<double>(n) ? n : static_cast<std::size_t>(most);
+}
 
 }  // namespace topknot::cuda

@@ -5,7 +5,7 @@
 #include <functional>
 #include <vector>
 
-#include "compress/select/cuda/device_selectors.h"
+#include "compress/select/cuda/device_selector.h"
 #include "compress/select/cuda/gpu_select_memory.h"
 #include "compress/select/cuda/regtopk_kernels.h"
 #include "compress/state.h"
@@ -38,11 +38,13 @@ void copy(T* to, const T* from, std::size_t count, cudaMemcpyKind kind) {
   TOPKNOT_CUDA(cudaMemcpyAsync(to, from, count * sizeof(T), kind, Context::current().stream()));
 }
 
+// CUDA counterpart of RegTopKSelector. Its scores hold tanh in double: a GPU's may differ from the host's in the last bit, so that a score, which is
+// rounded to float, differs in its last bit about once in 2^28, and only where that bit decides who is the k-th does
+// another entry travel.
 class RegTopKOnGpu final : public DeviceSelector {
  public:
-  RegTopKOnGpu(const CompressOptions& options, std::size_t n) : n_(n), control_(1) {
-    const RegTopKSelector<float> checked(options);  // refuses what is no option
-    rule_ = {options.mu, std::tanh((1 + options.q) / options.mu), options.variant == "B"};
+  RegTopKOnGpu(const CompressOptions& options, std::size_t n, std::size_t) : n_(n), control_(1) {
+    rule_ = regtopk_score(options);
     regtopk_clear(Context::current().stream(), control_.data());
   }
 
@@ -145,10 +147,10 @@ class RegTopKOnGpu final : public DeviceSelector {
   DeviceArray<RegTopKControl> control_;
 };
 
+const bool registered = [] {
+  add_device_selector<RegTopKOnGpu>("regtopk");
+  return true;
+}();
+
 }  // namespace
-
-std::unique_ptr<DeviceSelector> make_device_regtopk(const CompressOptions& options, std::size_t n) {
-  return std::make_unique<RegTopKOnGpu>(options, n);
-}
-
 }  // namespace topknot::cuda

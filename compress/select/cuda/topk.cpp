@@ -1,7 +1,7 @@
 // topk and threshold on a GPU: compress/select/topk.h and threshold.h once more. In steady state topk reads the
 // gradient and the residual, writes u, and looks at a list of little more than k entries.
 #include "compress/compressor.h"
-#include "compress/select/cuda/device_selectors.h"
+#include "compress/select/cuda/device_selector.h"
 #include "compress/select/cuda/gpu_select_memory.h"
 #include "compress/select/cuda/topk_kernels.h"
 #include "compress/select/threshold.h"
@@ -11,7 +11,7 @@ namespace {
 
 class DeviceTopK final : public DeviceSelector {
  public:
-  explicit DeviceTopK(std::size_t n) : n_(n), state_(1) {
+  DeviceTopK(const CompressOptions&, std::size_t n, std::size_t) : n_(n), state_(1) {
     topk_reset(Context::current().stream(), state_.data());
   }
 
@@ -42,24 +42,24 @@ class DeviceTopK final : public DeviceSelector {
 
 class DeviceThreshold final : public DeviceSelector {
  public:
-  DeviceThreshold(const CompressOptions& options, std::size_t n) : options_(options), n_(n), state_(1) {
-    ThresholdSelector<float> refuses_bad_options(options);
+  DeviceThreshold(const CompressOptions& options, std::size_t n, std::size_t)
+      : multiple_(options.capacity), threshold_(fixed_threshold(options)), n_(n), state_(1) {
     topk_reset(Context::current().stream(), state_.data());
   }
 
   std::size_t capacity(double density) const override {
-    return capacity_within(options_, target_count(density, n_), n_);
+    return capacity_within(multiple_, target_count(density, n_), n_);
   }
-  // How many exceed the threshold is anybody's guess; a longer list is taken from u by two more passes.
+  // How many exceed the threshold is data-dependent; a longer list is taken from u by two more passes.
   void set_density(double density) override { list_ = ListMemory(n_, 8 * target_count(density, n_) + 4096); }
 
   void select(cudaStream_t stream, const Accumulate& accumulate, const StepParameters* parameters,
               const DeviceSelected& selected) override {
     TOPKNOT_CHECK(list_.list().limit > 0, "set_density() comes before select()");
-    threshold_begin(stream, state_.data(), parameters, options_.threshold, n_);
+    threshold_begin(stream, state_.data(), parameters, threshold_, n_);
     accumulate_and_list(stream, accumulate, n_, &state_.data()->above, list_.tiles(), list_.list());
-    threshold_decide(stream, state_.data(), list_.list(), options_.threshold, options_.capacity,
-                     selected.capacity, stats_of(selected));
+    threshold_decide(stream, state_.data(), list_.list(), threshold_, multiple_, selected.capacity,
+                     stats_of(selected));
     take_largest(stream, source_of(list_.list()), source_of(accumulate.u, n_), scratch_.memory(),
                  &state_.data()->choice, taken_of(selected));
   }
@@ -68,20 +68,18 @@ class DeviceThreshold final : public DeviceSelector {
               const float*, int) override {}
 
  private:
-  CompressOptions options_;
+  double multiple_, threshold_;
   std::size_t n_;
   DeviceArray<TopKState> state_;
   ListMemory list_;
   LargestScratch scratch_;
 };
 
+const bool registered = [] {
+  add_device_selector<DeviceTopK>("topk");
+  add_device_selector<DeviceThreshold>("threshold");
+  return true;
+}();
+
 }  // namespace
-
-std::unique_ptr<DeviceSelector> make_device_topk(const CompressOptions&, std::size_t n) {
-  return std::make_unique<DeviceTopK>(n);
-}
-std::unique_ptr<DeviceSelector> make_device_threshold(const CompressOptions& options, std::size_t n) {
-  return std::make_unique<DeviceThreshold>(options, n);
-}
-
 }  // namespace topknot::cuda

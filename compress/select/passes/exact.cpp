@@ -1,4 +1,4 @@
-#include "compress/select/passes/exact.h"
+#include "compress/select/passes/take.h"
 
 #include <algorithm>
 #include <functional>

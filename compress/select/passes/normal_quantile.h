@@ -1,10 +1,37 @@
 #pragma once
 // The inverse of the standard normal distribution function, for 0 < p < 1, to full double precision: a
 // rational starting value (Abramowitz and Stegun 26.2.23, error below 4.5e-4) refined by Halley's method on
-// erfc. Throws Error outside.
+// erfc. On a GPU the last bits are those of its functions. C++17.
+
+#include <cmath>
+#include <string>
+
+#include "nn/core/base/check.h"
+#include "nn/core/host_device.h"
 
 namespace topknot {
 
-double normal_quantile(double p);
+// For 0 < p < 1.
+TOPKNOT_HOST_DEVICE double normal_quantile_formula(double p) {
+  constexpr double sqrt2 = 1.4142135623730951, two_pi = 6.283185307179586;
+  // The lower half by symmetry: erfc keeps its relative precision in the tail.
+  const double tail = p < 0.5 ? p : 1.0 - p;
+  const double t = sqrt(-2.0 * log(tail));
+  double x = -(t - (2.515517 + t * (0.802853 + t * 0.010328)) /
+                       (1.0 + t * (1.432788 + t * (0.189269 + t * 0.001308))));
+  // Each step cubes the error: 4.5e-4, 1e-10, below rounding.
+  for (int i = 0; i < 3; ++i) {
+    const double error = 0.5 * erfc(-x / sqrt2) - tail;
+    const double step = error * sqrt(two_pi) * exp(0.5 * x * x);
+    x -= step / (1.0 + 0.5 * x * step);
+  }
+  return p < 0.5 ? x : -x;
+}
+
+// Throws Error where p is not inside (0, 1).
+inline double normal_quantile(double p) {
+  TOPKNOT_CHECK(p > 0 && p < 1, "normal_quantile of " + std::to_string(p));
+  return normal_quantile_formula(p);
+}
 
 }  // namespace topknot

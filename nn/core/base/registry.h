@@ -7,41 +7,56 @@
 #include <vector>
 
 #include "nn/core/base/check.h"
+#include "nn/core/base/options.h"
 #include "nn/core/base/suggest.h"
 
 namespace topknot {
 
-template <class Factory>
-class Registry {
+// What a registry knows of its entries, whatever it makes of them.
+class RegisteredNames {
  public:
   // `kind` names what is registered in messages: "model", "compressor".
-  explicit Registry(std::string kind) : kind_(std::move(kind)) {}
+  explicit RegisteredNames(std::string kind) : kind_(std::move(kind)) {}
 
-  void add(const std::string& name, const std::string& help, Factory factory) {
-    TOPKNOT_CHECK(entries_.emplace(name, Entry{help, std::move(factory)}).second,
+  bool contains(const std::string& name) const { return descriptions_.count(name) != 0; }
+  std::vector<std::string> names() const {  // sorted
+    std::vector<std::string> result;
+    for (const auto& [name, description] : descriptions_) result.push_back(name);
+    return result;
+  }
+  const std::string& help(const std::string& name) const { return descriptions_.at(name).help; }
+  // What the entry declares for itself.
+  const std::vector<Option>& options(const std::string& name) const { return descriptions_.at(name).options; }
+
+ protected:
+  struct Description {
+    std::string help;
+    std::vector<Option> options;
+  };
+  std::string kind_;
+  std::map<std::string, Description> descriptions_;
+};
+
+template <class Factory>
+class Registry : public RegisteredNames {
+ public:
+  using RegisteredNames::RegisteredNames;
+
+  void add(const std::string& name, const std::string& help, Factory factory,
+           std::vector<Option> options = {}) {
+    TOPKNOT_CHECK(factories_.emplace(name, std::move(factory)).second,
                   kind_ + " '" + name + "' is registered twice");
+    descriptions_[name] = {help, std::move(options)};
   }
   // Throws UserError with a suggestion where the name is unknown.
   const Factory& find(const std::string& name) const {
-    const auto it = entries_.find(name);
-    if (it == entries_.end()) throw UserError(unknown_name_message(kind_, name, names()));
-    return it->second.factory;
+    const auto it = factories_.find(name);
+    if (it == factories_.end()) throw UserError(unknown_name_message(kind_, name, names()));
+    return it->second;
   }
-  bool contains(const std::string& name) const { return entries_.count(name) != 0; }
-  std::vector<std::string> names() const {  // sorted
-    std::vector<std::string> result;
-    for (const auto& [name, entry] : entries_) result.push_back(name);
-    return result;
-  }
-  const std::string& help(const std::string& name) const { return entries_.at(name).help; }
 
  private:
-  struct Entry {
-    std::string help;
-    Factory factory;
-  };
-  std::string kind_;
-  std::map<std::string, Entry> entries_;
+  std::map<std::string, Factory> factories_;
 };
 
 }  // namespace topknot

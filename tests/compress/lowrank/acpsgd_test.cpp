@@ -1,4 +1,4 @@
-#include "compress/lowrank/orthonormal.h"
+#include "compress/lowrank/matrix.h"
 #include "nn/core/base/check.h"
 #include "tests/compress/lowrank/lowrank_fixture.h"
 #include "tests/support/catch.h"

@@ -33,8 +33,8 @@ inline GroupSpec matrices(const std::vector<std::pair<std::size_t, std::size_t>>
 // Every matrix is approximated, however little that saves.
 inline CompressOptions low_rank(const std::string& name, int rank) {
   CompressOptions options = named(name);
-  options.rank = rank;
-  options.min_compression = 0;
+  options.set("rank", rank);
+  options.set("min_compression", 0);
   options.seed = 5;
   return options;
 }

@@ -5,7 +5,6 @@
 #include <limits>
 
 #include "compress/lowrank/matrix.h"
-#include "compress/lowrank/orthonormal.h"
 #include "compress/parallel.h"
 #include "nn/core/base/check.h"
 #include "tests/compress/lowrank/lowrank_fixture.h"
@@ -170,7 +169,7 @@ TEST_CASE("1-D tensors and those that would shrink too little travel exactly, an
   for (const std::string& name : kMethods) {
     INFO(name);
     CompressOptions options = low_rank(name, 2);
-    options.min_compression = 2.0;
+    options.set("min_compression", 2.0);
     // 64 x 64 shrinks 16-fold; 5 x 4 by 20 / 18, or 40 / 18 where one factor travels a step.
     const GroupSpec spec = matrices({{7, 1}, {5, 4}, {64, 64}, {3, 1}}, 2);
     SimulatedRanks ranks(options, spec), dense(named("dense"), spec);

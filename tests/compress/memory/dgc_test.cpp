@@ -18,7 +18,7 @@ CompressOptions dgc(double momentum, bool nesterov, bool masking) {
   CompressOptions options = named("dgc");
   options.momentum = momentum;
   options.nesterov = nesterov;
-  options.momentum_masking = masking;
+  options.set("momentum_masking", masking);
   return options;
 }
 

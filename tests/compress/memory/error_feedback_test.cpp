@@ -4,7 +4,6 @@
 #include <limits>
 
 #include "compress/average.h"
-#include "compress/memory/none.h"
 #include "compress/memory/residual.h"
 #include "compress/select/topk.h"
 #include "nn/core/rng.h"

@@ -20,7 +20,7 @@ const std::string kMethods[] = {"signsgd", "qsgd", "terngrad"};
 CompressOptions quantised(const std::string& name) {
   CompressOptions options = named(name);
   options.seed = 11;
-  options.bucket = 128;
+  options.set("bucket", 128);
   return options;
 }
 
@@ -101,9 +101,9 @@ TEST_CASE("qsgd and terngrad without clipping are unbiased, with the variance of
     for (const int levels : {1, 3, 127}) {
       INFO(name << ", " << levels << " levels");
       CompressOptions options = quantised(name);
-      options.levels = levels;
-      options.bucket = 16;
-      options.clip_sigma = 0;
+      options.set("levels", levels);
+      options.set("bucket", 16);
+      options.set("clip_sigma", 0);
       const Sample sent = sample(options, whole_group(n, 1), x, steps);
       for (std::size_t i = 0; i < n; ++i) {
         // Of a value between two neighbours a step apart, with the fraction f: step^2 f (1 - f).
@@ -145,9 +145,9 @@ TEST_CASE("terngrad clips at standard deviations about the mean, and sends -s, 0
 TEST_CASE("random rounding draws by step, rank and place in the model, not by group") {
   for (const std::string name : {"qsgd", "terngrad"}) {
     CompressOptions options = quantised(name);
-    options.levels = 2;
-    options.clip_sigma = 0;
-    options.bucket = 8;
+    options.set("levels", 2);
+    options.set("clip_sigma", 0);
+    options.set("bucket", 8);
     GroupSpec shifted = whole_group(64, 2);
     SimulatedRanks a(options, shifted), b(options, shifted);
     shifted.offset = 8;
@@ -223,9 +223,10 @@ TEST_CASE(
 TEST_CASE("qsgd takes error feedback only where rounding takes more away than it adds; terngrad never") {
   CompressOptions options = quantised("qsgd");
   options.memory = "residual";
-  options.levels = 12, options.bucket = 128;  // 128 / 144 < 1
+  options.set("levels", 12);
+  options.set("bucket", 128);  // 128 / 144 < 1
   CHECK_NOTHROW(make_compressor(options, whole_group(10, 1)));
-  options.levels = 11;  // 128 / 121 and 11.3 / 11 are above 1
+  options.set("levels", 11);  // 128 / 121 and 11.3 / 11 are above 1
   CHECK_THROWS_AS(make_compressor(options, whole_group(10, 1)), UserError);
   options = quantised("terngrad");
   options.memory = "residual";
@@ -238,7 +239,7 @@ TEST_CASE("quantisers deliver zeros, denormals and single entries, and skip what
   for (const std::string& name : kMethods) {
     INFO(name);
     CompressOptions options = quantised(name);
-    options.levels = 1;
+    options.set("levels", 1);
     for (const float value : {0.0f, -0.25f, tiny, -3.0f * tiny, 1e30f}) {
       SimulatedRanks one(options, whole_group(1, 1));
       one[0].gradient = {value};
@@ -271,8 +272,8 @@ TEST_CASE("quantised results do not depend on the number of threads") {
     for (const int levels : {3, 127}) {
       if (name != "qsgd" && levels == 3) continue;
       CompressOptions options = quantised(name);
-      options.levels = levels;
-      options.bucket = 100;
+      options.set("levels", levels);
+      options.set("bucket", 100);
       std::vector<std::vector<std::byte>> blocks;
       std::vector<std::vector<float>> averages;
       for (const int threads : {1, 3}) {

@@ -60,7 +60,7 @@ std::vector<std::uint32_t> plain_rule(const Case<T>& c, T& t) {
   std::vector<T> u = c.u;
   for (std::size_t i = 0; i < c.addend.size(); ++i) u[i] += c.addend[i];
   const std::size_t d = u.size(), k = static_cast<std::size_t>(std::ceil(c.density * static_cast<double>(d)));
-  const SampleGeometry g = sample_geometry(d, c.density, c.options.sample_ratio);
+  const SampleGeometry g = sample_geometry(d, c.density, dgc_sampled_options(c.options).sample_ratio);
   std::vector<T> samples;
   const CounterRng rng(c.options.seed, RngUse::compress, static_cast<std::uint32_t>(c.step),
                        static_cast<std::uint32_t>(c.rank));
@@ -79,7 +79,7 @@ std::vector<std::uint32_t> plain_rule(const Case<T>& c, T& t) {
   for (int loop = 0; loop < 10 && d > g.samples; ++loop) {
     const double n = static_cast<double>(chosen.size());
     if (n > 1.3 * static_cast<double>(k)) {
-      if (c.options.resample) return plain_topk(u, k);
+      if (dgc_sampled_options(c.options).resample) return plain_topk(u, k);
       t *= static_cast<T>(1.3);
     } else if (n < 0.8 * static_cast<double>(k)) {
       t *= static_cast<T>(0.8);
@@ -89,7 +89,7 @@ std::vector<std::uint32_t> plain_rule(const Case<T>& c, T& t) {
     choose();
   }
   if (chosen.size() > k) {
-    if (c.options.truncate == "largest") return plain_topk(u, k);
+    if (!dgc_sampled_options(c.options).lowest) return plain_topk(u, k);
     chosen.resize(k);
   }
   return chosen;
@@ -145,9 +145,9 @@ TEST_CASE("the selection asks for ceil(density * d) entries") {
 TEMPLATE_TEST_CASE("selection, values and threshold are those of the plain rule, for all options", "", float,
                    double) {
   Case<TestType> c;
-  c.options.resample = GENERATE(true, false);
-  c.options.truncate = GENERATE(as<std::string>{}, "lowest", "largest");
-  c.options.sample_ratio = GENERATE(0.01, 0.1, 1.0);
+  c.options.set("resample", GENERATE(true, false));
+  c.options.set("truncate", GENERATE(as<std::string>{}, "lowest", "largest"));
+  c.options.set("sample_ratio", GENERATE(0.01, 0.1, 1.0));
   std::size_t full = 0, fewer = 0;
   for (std::uint32_t draw = 0; draw < 6; ++draw)
     for (const std::size_t d : {20011u, 1000u, 300u})
@@ -177,14 +177,14 @@ TEMPLATE_TEST_CASE("selection, values and threshold are those of the plain rule,
         (selected.indices.size() == std::ceil(density * d) ? full : fewer) += 1;
       }
   CHECK(full > 10);  // the cases cover both ends
-  if (c.options.sample_ratio < 1) CHECK(fewer > 5);
+  if (dgc_sampled_options(c.options).sample_ratio < 1) CHECK(fewer > 5);
 }
 
 TEST_CASE("after ten changes of the threshold the first k travel, however many reach it") {
   Case<float> c;
   c.density = 0.001;
   const std::size_t d = 36864, k = 37;
-  const SampleGeometry geometry = sample_geometry(d, c.density, c.options.sample_ratio);
+  const SampleGeometry geometry = sample_geometry(d, c.density, dgc_sampled_options(c.options).sample_ratio);
   const CounterRng rng(c.options.seed, RngUse::compress, 0, 0);
   const std::size_t start = rng.below(0, static_cast<std::uint32_t>(geometry.stride));
   // The sample sees only ones; 0.8^10 < 0.12 < 0.8^9, and twice as many of those as may travel.
@@ -257,7 +257,7 @@ TEST_CASE("the selection does not depend on the number of threads") {
   c.addend = normal_vector<float>(3, 400000);
   const bool all_equal = GENERATE(false, true);  // overflows the list of what exceeds the threshold
   if (all_equal) c.u.assign(400000, 2), c.addend.clear();
-  c.options.resample = GENERATE(true, false);
+  c.options.set("resample", GENERATE(true, false));
   omp_set_num_threads(1);
   const Selected<float> one = c.select();
   omp_set_num_threads(3);
@@ -273,8 +273,8 @@ TEMPLATE_TEST_CASE("zeros, equal values, denormals and huge values end, and send
   using T = TestType;
   using Limits = std::numeric_limits<T>;
   Case<T> c;
-  c.options.resample = GENERATE(true, false);
-  c.options.truncate = GENERATE(as<std::string>{}, "lowest", "largest");
+  c.options.set("resample", GENERATE(true, false));
+  c.options.set("truncate", GENERATE(as<std::string>{}, "lowest", "largest"));
   const std::size_t d = GENERATE(1, 7, 5000, 300000);
   const T value = GENERATE(T{0}, T{-1}, Limits::denorm_min(), 3 * Limits::denorm_min(), Limits::max());
   c.u.assign(d, value);
@@ -282,7 +282,7 @@ TEMPLATE_TEST_CASE("zeros, equal values, denormals and huge values end, and send
   const Selected<T> selected = c.select();
   CHECK(selected.finite);
   CHECK(selected.indices.size() <= k);
-  if (c.options.resample || value == 0) {  // the first k, by the tie rule
+  if (dgc_sampled_options(c.options).resample || value == 0) {  // the first k, by the tie rule
     REQUIRE(selected.indices.size() == k);
     for (std::uint32_t i = 0; i < k; ++i) REQUIRE(selected.indices[i] == i);
   }
@@ -290,7 +290,7 @@ TEMPLATE_TEST_CASE("zeros, equal values, denormals and huge values end, and send
 
 TEST_CASE("a few entries among zeros all travel, wherever they stand") {
   Case<float> c;
-  c.options.resample = GENERATE(true, false);
+  c.options.set("resample", GENERATE(true, false));
   c.u.assign(100000, 0);
   const std::vector<std::uint32_t> at = {5, 50001, 99990, 99999};
   for (const std::uint32_t i : at) c.u[i] = -1e-20f;
@@ -335,9 +335,9 @@ TEST_CASE("at density 1 every entry travels") {
 
 TEST_CASE("options that the selection does not know are refused") {
   CompressOptions options;
-  options.truncate = "middle";
+  options.set("truncate", "middle");
   CHECK_THROWS_AS(DgcSampledSelector<float>(options), UserError);
   options = {};
-  options.sample_ratio = 0;
+  options.set("sample_ratio", 0);
   CHECK_THROWS_AS(DgcSampledSelector<float>(options), UserError);
 }

@@ -12,7 +12,7 @@ namespace {
 CompressOptions seeded(std::uint64_t seed, bool shared = false) {
   CompressOptions options;
   options.seed = seed;
-  options.shared_seed = shared;
+  options.set("shared_seed", shared);
   return options;
 }
 

@@ -19,9 +19,9 @@ namespace {
 
 CompressOptions regtopk(double mu = 4, const std::string& variant = "A", double q = 1e8) {
   CompressOptions options = named("regtopk");
-  options.mu = mu;
-  options.variant = variant;
-  options.q = q;
+  options.set("mu", mu);
+  options.set("variant", variant);
+  options.set("q", q);
   return options;
 }
 
@@ -39,13 +39,13 @@ std::vector<std::uint32_t> by_definition(const std::vector<T>& a, const Remember
                                          const CompressOptions& options) {
   std::vector<T> scores(a.size());
   for (std::size_t j = 0; j < a.size(); ++j) {
-    double delta = options.q;
+    double delta = options.given<double>("q");
     if (!last.mask.empty() && last.mask[j]) {
-      const double d = options.variant == "A" ? last.sent[j] : a[j] + 1e-10;
+      const double d = options.given<std::string>("variant") == "A" ? last.sent[j] : a[j] + 1e-10;
       if (last.weight * d != 0) delta = (last.average[j] - last.weight * last.sent[j]) / (last.weight * d);
     }
-    scores[j] =
-        static_cast<T>(std::abs(static_cast<double>(a[j])) * std::tanh(std::abs(1 + delta) / options.mu));
+    scores[j] = static_cast<T>(std::abs(static_cast<double>(a[j])) *
+                               std::tanh(std::abs(1 + delta) / options.given<double>("mu")));
   }
   return plain_topk(scores, k);
 }
@@ -339,7 +339,7 @@ TEMPLATE_TEST_CASE("regtopk sends exactly k of zeros, constants, denormals, and 
     REQUIRE(selected.finite);
     REQUIRE(selected.indices.size() == k);
     // Denormal scores below a common factor round; there the definition's order is by its own rounding.
-    if (options.q > 1) REQUIRE(selected.indices == by_definition(x, last, k, options));
+    if (options.given<double>("q") > 1) REQUIRE(selected.indices == by_definition(x, last, k, options));
     std::vector<T> average(d);
     if (t > 0) average = x;
     commit(selector, selected, average, 0.5);
@@ -373,7 +373,8 @@ TEST_CASE("regtopk's selection does not depend on the number of threads") {
 
 TEST_CASE("regtopk refuses options that mean nothing, and the ef21 memory") {
   CHECK_THROWS_WITH(RegTopKSelector<float>(regtopk(0)), Catch::Contains("compress.mu"));
-  CHECK_THROWS_WITH(RegTopKSelector<float>(regtopk(4, "C")), Catch::Contains("compress.variant is 'C'"));
+  CHECK_THROWS_WITH(RegTopKSelector<float>(regtopk(4, "C")),
+                    Catch::Contains("compress.variant must be A | B, not 'C'"));
   CHECK_THROWS_WITH(RegTopKSelector<float>(regtopk(4, "A", 0)), Catch::Contains("compress.q"));
   SparsePreset parts = sparse_presets().find("regtopk");
   CHECK(parts.memory == "residual");

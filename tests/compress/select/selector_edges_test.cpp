@@ -25,9 +25,9 @@ const std::vector<Tried> kTried = {{"randk", "", true},  {"mstopk", "", true}, {
 template <class T>
 std::unique_ptr<Selector<T>> make(const Tried& tried) {
   CompressOptions options;
-  options.threshold = 0.75;
+  options.set("threshold", 0.75);
   options.seed = 3;
-  if (!tried.distribution.empty()) options.distribution = tried.distribution;
+  if (!tried.distribution.empty()) options.set("distribution", tried.distribution);
   return selectors().find(tried.name).make<T>(options);
 }
 template <class T>

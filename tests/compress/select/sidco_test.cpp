@@ -14,8 +14,8 @@ namespace {
 
 CompressOptions sidco_options(const std::string& distribution, int stages) {
   CompressOptions options;
-  options.distribution = distribution;
-  options.stages = stages;
+  options.set("distribution", distribution);
+  options.set("stages", stages);
   return options;
 }
 

@@ -11,7 +11,7 @@ namespace {
 
 CompressOptions threshold_of(double t) {
   CompressOptions options;
-  options.threshold = t;
+  options.set("threshold", t);
   return options;
 }
 
@@ -53,7 +53,7 @@ TEMPLATE_TEST_CASE("threshold finds all of few, of many, and of few again", "", 
 
 TEST_CASE("a threshold of 0 or below, or none at all, is refused with the key's name") {
   for (const double t : {0.0, -1.0, std::nan(""), HUGE_VAL})
-    CHECK_THROWS_WITH(ThresholdSelector<float>(threshold_of(t)), Catch::Contains("compress.threshold is"));
+    CHECK_THROWS_WITH(ThresholdSelector<float>(threshold_of(t)), Catch::Contains("compress.threshold "));
   CHECK_THROWS_AS(ThresholdSelector<double>(threshold_of(0)), UserError);
 }
 

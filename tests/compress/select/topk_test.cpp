@@ -4,7 +4,7 @@
 
 #include <limits>
 
-#include "compress/select/passes/exact.h"
+#include "compress/select/passes/take.h"
 #include "nn/core/rng.h"
 #include "tests/compress/fixtures.h"
 #include "tests/compress/simulated_ranks.h"

@@ -15,7 +15,7 @@ TEST_CASE("sampled selection is the CPU's when blocks and threads run backwards"
   const stand_in::Reversed reversed;
   const OnGpu gpu;
   CompressOptions options;
-  options.resample = GENERATE(true, false);
+  options.set("resample", GENERATE(true, false));
   const std::size_t n = 20011;
   BothSelectors both("dgc_sampled", options, n, 0, 0.05);
   for (std::uint32_t draw = 0; draw < 6; ++draw) {
@@ -30,7 +30,7 @@ TEST_CASE("RegTop-k is the CPU's when blocks and threads run backwards") {
   const stand_in::Reversed reversed;
   const OnGpu gpu;
   CompressOptions options;
-  options.mu = 1;
+  options.set("mu", 1);
   const std::size_t n = 20011;
   BothSelectors both("regtopk", options, n, 0, 0.05);
   for (std::uint32_t step = 0; step < 6; ++step) {

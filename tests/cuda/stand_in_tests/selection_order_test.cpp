@@ -12,7 +12,7 @@ TEST_CASE("selections are the same where blocks and threads run backwards") {
     for (const double capacity : {0.0, 1.5})
       for (const std::size_t n : {33u, 4097u, 20000u}) {
         CompressOptions options;
-        options.threshold = 0.8;
+        options.set("threshold", 0.8);
         options.capacity = capacity;
         SelectPair pair(name, options, n, capacity > 0);
         pair.set_density(0.02);

@@ -17,8 +17,8 @@ constexpr std::size_t kCompressible = 61;
 RunPlan plan_of(const std::string& name, const std::string& merge) {
   RunPlan plan;
   plan.options.compress.name = name;
-  plan.options.compress.rank = 1;
-  plan.options.compress.min_compression = 1.0;
+  plan.options.compress.set("rank", 1);
+  plan.options.compress.set("min_compression", 1.0);
   plan.options.merge = merge;
   plan.ranks = 3;
   plan.steps = 20;

@@ -38,8 +38,8 @@ TEST_CASE("state and residuals saved after some steps continue a run to the bit"
     ExchangeOptions options;
     options.compress.name = method;
     options.compress.momentum = 0.9;
-    options.compress.threshold = 0.7;
-    options.compress.min_compression = 1;
+    options.compress.set("threshold", 0.7);
+    options.compress.set("min_compression", 1);
     options.merge = "size:160";
     testing::run_ranks(2, false, [&](Communicator& communicator) {
       Run whole(communicator, options), resumed(communicator, options);

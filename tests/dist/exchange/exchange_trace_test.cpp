@@ -130,7 +130,7 @@ TEST_CASE("every compressor leaves the same weights on all ranks and on every ba
       plan.density = 0.1;
       plan.options.compress.name = name;
       plan.options.compress.momentum = sgd.momentum;
-      plan.options.compress.threshold = 0.5;
+      plan.options.compress.set("threshold", 0.5);
       plan.options.merge = "size:100";
       plan.options.ordered_sum = true;
       const std::vector<float> expected = train<TinyModel>(plan, sgd)[0].by_step.back();

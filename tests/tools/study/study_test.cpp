@@ -16,8 +16,8 @@ namespace {
 CompressOptions method(const std::string& name, double mu = 4, const std::string& variant = "A") {
   CompressOptions options;
   options.name = name;
-  options.mu = mu;
-  options.variant = variant;
+  options.set("mu", mu);
+  options.set("variant", variant);
   return options;
 }
 

@@ -131,8 +131,8 @@ TEST_CASE("lags with the rate inside equals topk with the rate outside, bit for 
 }
 
 TEST_CASE("lags without a k for each layer is refused, with what to do") {
-  const auto problems = check_config(load_config("", {"compress.name=lags"}).config, {});
+  const auto problems = check_config(load_config("", {"compress.name=lags"}).config);
   REQUIRE(problems.size() == 1);
   CHECK(problems[0].key == "compress.scope");
-  CHECK(check_config(load_config("", lags_keys()).config, {}).empty());
+  CHECK(check_config(load_config("", lags_keys()).config).empty());
 }
