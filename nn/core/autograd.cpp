@@ -48,8 +48,18 @@ bool Variable::requires_grad() const {
   return node_ && node_->requires_grad;
 }
 
+void write_gradient(const GradientTarget& target, const Tensor& gradient) {
+  if (!target.data) return;
+  const auto n = static_cast<std::size_t>(gradient.numel());
+  DeviceBackend& device = backend(gradient.device());
+  if (target.accumulate)
+    device.add(DType::f32, target.data, gradient.data(), target.data, n);
+  else
+    device.copy(gradient.data(), target.data, n);
+}
+
 GradientTarget Variable::gradient_target() const {
-  if (!node_->requires_grad) return {nullptr, false};
+  if (!node_->requires_grad) return {};
   TOPKNOT_CHECK(node_->parameter, "gradient_target is for parameters and constants");
   const bool accumulate = node_->gradient_written;
   node_->gradient_written = true;
@@ -68,16 +78,7 @@ void Variable::accumulate_grad(Tensor grad) const {
                     grad.dtype() == node_->value.dtype(),
                 std::string(node_->op) + ": gradient of shape " + grad.shape().str() +
                     " for a value of shape " + node_->value.shape().str());
-  const auto n = static_cast<std::size_t>(grad.numel());
-  if (node_->parameter) {
-    const GradientTarget target = gradient_target();
-    DeviceBackend& device = backend(grad.device());
-    if (target.accumulate)
-      device.add(DType::f32, target.data, grad.data(), target.data, n);
-    else
-      device.copy(grad.data(), target.data, n);
-    return;
-  }
+  if (node_->parameter) return write_gradient(gradient_target(), grad);
   if (!node_->grad.defined()) {
     node_->grad = std::move(grad);
     return;
@@ -85,7 +86,8 @@ void Variable::accumulate_grad(Tensor grad) const {
   // The first contribution may be shared with another input of the same op: then the sum needs memory of its
   // own.
   Tensor sum = node_->grad.exclusive() ? node_->grad : Tensor::empty_like(grad);
-  backend(grad.device()).add(grad.dtype(), node_->grad.data(), grad.data(), sum.data(), n);
+  backend(grad.device())
+      .add(grad.dtype(), node_->grad.data(), grad.data(), sum.data(), static_cast<std::size_t>(grad.numel()));
   node_->grad = std::move(sum);
 }
 

@@ -20,11 +20,14 @@ struct Node;
 // Takes the gradient of the loss with respect to the op's value; hands on gradients to the op's inputs.
 using BackwardFn = std::function<void(Tensor grad)>;
 
-// Where an op writes a parameter's gradient: straight into the arena. With accumulate, it adds.
+// Where an op writes a parameter's gradient: straight into the arena. With accumulate, it adds. `data` is null where no
+// gradient is wanted.
 struct GradientTarget {
-  float* data;
-  bool accumulate;
+  float* data = nullptr;
+  bool accumulate = false;
 };
+// Copies a gradient to its target, or adds it.
+void write_gradient(const GradientTarget& target, const Tensor& gradient);
 
 // Where an op may write an activation's gradient. With accumulate the tensor holds what other ops have
 // contributed, and the op adds to it: a pass over memory less than handing in a second tensor. Undefined

@@ -3,8 +3,8 @@
 #include <cmath>
 
 #include "nn/ops/elementwise.h"
+#include "nn/ops/layout.h"
 #include "nn/ops/linear.h"
-#include "nn/ops/shortcut.h"
 
 namespace topknot {
 namespace {
@@ -44,14 +44,12 @@ BatchNormState running_statistics(ParameterStore& store, const std::string& name
 }  // namespace
 
 Conv2d::Conv2d(ParameterStore& store, const std::string& name, const ConvGeometry& geometry, bool bias)
-    : geometry_(geometry),
-      kernels_(make_conv_kernels(geometry)),
-      weight_(conv_weight(store, name, geometry)) {
+    : geometry_(geometry), weight_(conv_weight(store, name, geometry)) {
   if (bias) bias_ = &store.add(name + ".bias", {geometry.out}, constant(0.0f));
 }
 
 Variable Conv2d::forward(const Variable& x, const ForwardContext& context) {
-  return conv2d(x, context.use(*weight_), bias_ ? context.use(*bias_) : Variable(), geometry_, kernels_);
+  return conv2d(x, context.use(*weight_), bias_ ? context.use(*bias_) : Variable(), geometry_);
 }
 
 BatchNorm::BatchNorm(ParameterStore& store, const std::string& name, std::int64_t channels, bool relu)
@@ -67,7 +65,6 @@ Variable BatchNorm::forward(const Variable& x, const ForwardContext& context) {
 ConvBn::ConvBn(ParameterStore& store, const std::string& name, const ConvGeometry& geometry, bool relu)
     : geometry_(geometry),
       relu_(relu),
-      kernels_(make_conv_kernels(geometry)),
       weight_(conv_weight(store, name + ".conv", geometry)),
       gamma_(&store.add(name + ".bn.gamma", {geometry.out}, constant(1.0f))),
       beta_(&store.add(name + ".bn.beta", {geometry.out}, constant(0.0f))),
@@ -75,7 +72,7 @@ ConvBn::ConvBn(ParameterStore& store, const std::string& name, const ConvGeometr
 
 Variable ConvBn::forward(const Variable& x, const Variable& residual, const ForwardContext& context) {
   return conv_bn(x, context.use(*weight_), context.use(*gamma_), context.use(*beta_), residual, geometry_,
-                 kernels_, state_, {context.training, relu_});
+                 state_, {context.training, relu_});
 }
 
 Linear::Linear(ParameterStore& store, const std::string& name, std::int64_t in, std::int64_t out)
@@ -98,7 +95,7 @@ Variable Flatten::forward(const Variable& x, const ForwardContext&) {
 
 Variable Dropout::forward(const Variable& x, const ForwardContext& context) {
   if (!context.training) return x;
-  // 2^12 layers and 2^20 ranks are enough for everybody; the step has a word of its own.
+  // 12 bits for the layer, 20 for the rank; the step has a word of its own.
   return dropout(x, p_, CounterRng(context.seed, RngUse::dropout, context.step, context.rank << 12 | index_),
                  context.gpu_step);
 }

@@ -16,7 +16,6 @@ class Conv2d final : public Module {
 
  private:
   ConvGeometry geometry_;
-  std::shared_ptr<ConvKernels> kernels_;
   Parameter *weight_, *bias_ = nullptr;
 };
 
@@ -44,7 +43,6 @@ class ConvBn final : public Module {
  private:
   ConvGeometry geometry_;
   bool relu_;
-  std::shared_ptr<ConvKernels> kernels_;
   Parameter *weight_, *gamma_, *beta_;
   BatchNormState state_;
 };
@@ -61,11 +59,11 @@ class Linear final : public Module {
 
 class Pool final : public Module {
  public:
-  explicit Pool(const PoolGeometry& geometry) : kernels_(make_pool_kernels(geometry)) {}
-  Variable forward(const Variable& x, const ForwardContext&) override { return pool(x, kernels_); }
+  explicit Pool(const PoolGeometry& geometry) : geometry_(geometry) {}
+  Variable forward(const Variable& x, const ForwardContext&) override { return pool(x, geometry_); }
 
  private:
-  std::shared_ptr<PoolKernels> kernels_;
+  PoolGeometry geometry_;
 };
 
 class Relu final : public Module {

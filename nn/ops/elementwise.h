@@ -1,19 +1,34 @@
 #pragma once
-// Ops that look at one element at a time.
+// Ops on single elements.
 
-#include "nn/core/autograd.h"
 #include "nn/core/rng.h"
+#include "nn/ops/kernels.h"
 
 namespace topknot {
 
-Variable relu(const Variable& x);  // max(0, x)
-Variable add(const Variable& a,
-             const Variable& b);  // a + b, of one shape; layouts may differ, the result has a's
+Variable relu(const Variable& x);  // max(0, x); a NaN stays one
 
-// Each element is zeroed with probability p, the others are divided by 1 - p (inverted dropout); p in [0, 1).
-// The i-th element in N, C, H, W order takes the i-th number of `rng`, whatever the layout and the thread
-// count.
-// `step`: see nn/ops/cuda_ops.h; for a GPU only.
+// a + b, of one shape; layouts and types may differ, the result has a's.
+Variable add(const Variable& a, const Variable& b);
+
+// Each element is zeroed with probability p, the others are divided by 1 - p (inverted dropout); p in [0, 1). The i-th
+// element in N, C, H, W order takes the i-th number of `rng`, for any layout, thread count and device. `step`, where not
+// null, is a word in GPU memory that replaces the first number of the stream (CounterRng's a), so that a captured graph
+// draws new numbers in each step; for a GPU only.
 Variable dropout(const Variable& x, float p, const CounterRng& rng, const std::uint32_t* step = nullptr);
+
+struct ReluKernels {
+  static constexpr const char* op = "relu";
+  void (*forward)(const Tensor& x, Tensor& y);
+  void (*backward)(const Tensor& y, const Tensor& dy,
+                   Tensor& dx);  // dx = dy where y > 0, else 0; dx may be dy
+};
+
+struct DropoutKernels {
+  static constexpr const char* op = "dropout";
+  // The mask of a tensor of x's shape and layout, and t times that mask.
+  OpState (*mask)(const Tensor& x, float p, const CounterRng& rng, const std::uint32_t* step);
+  Tensor (*times_mask)(const Tensor& t, const OpState& mask);
+};
 
 }  // namespace topknot

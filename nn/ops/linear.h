@@ -1,15 +1,19 @@
 #pragma once
 // Fully connected layer: y = x W^T + b.
 
-#include "nn/core/autograd.h"
+#include "nn/ops/kernels.h"
 
 namespace topknot {
 
 // x: [N, in]; weight: [out, in]; bias: [out] or undefined; y: [N, out].
 Variable linear(const Variable& x, const Variable& weight, const Variable& bias);
 
-// c (m x n) = op(a) op(b) + beta c, row-major, where op transposes if asked. oneDNN's sgemm.
-void matmul(bool transpose_a, bool transpose_b, std::int64_t m, std::int64_t n, std::int64_t k,
-            const float* a, const float* b, float beta, float* c);
+struct LinearKernels {
+  static constexpr const char* op = "linear";
+  OpState (*forward)(const Tensor& x, const Tensor& weight, const Tensor& bias, Tensor& y);
+  // dW = dy^T x;  dx = dy W;  db = sum_n dy
+  void (*backward)(const Tensor& x, const Tensor& weight, const Tensor& dy, const OpState& state,
+                   WeightedGradients& out);
+};
 
 }  // namespace topknot

@@ -1,71 +1,51 @@
 #include "nn/ops/loss.h"
 
-#include <cmath>
-
-#include "nn/core/base/check.h"
-#include "nn/ops/cuda_ops.h"
+#include <fmt/format.h>
 
 namespace topknot {
+namespace {
 
-Variable softmax_cross_entropy(const Variable& logits, std::span<const std::int32_t> labels) {
+void check_logits(const char* op, const Tensor& logits, std::span<const std::int32_t> labels) {
   const Shape& shape = logits.shape();
   TOPKNOT_CHECK(
-      shape.rank() == 2 && shape[0] == static_cast<std::int64_t>(labels.size()) && shape[0] > 0,
-      "softmax_cross_entropy: logits " + shape.str() + " for " + std::to_string(labels.size()) + " labels");
-  TOPKNOT_CHECK(!on_gpu(logits), "labels of logits on a GPU lie there too: cuda::softmax_cross_entropy");
-  const std::int64_t n = shape[0], classes = shape[1];
-  Tensor probabilities = Tensor::empty(shape);
-  double loss = 0;
-  for (std::int64_t i = 0; i < n; ++i) {
-    const std::int32_t label = labels[static_cast<std::size_t>(i)];
-    TOPKNOT_CHECK(label >= 0 && label < classes, "softmax_cross_entropy: label " + std::to_string(label) +
-                                                     " of " + std::to_string(classes) + " classes");
-    const float* z = logits.value().data() + i * classes;
-    float* p = probabilities.data() + i * classes;
-    // NaN must come through, so the maximum is not std::max_element's.
-    float top = z[0];
-    for (std::int64_t c = 1; c < classes; ++c) top = z[c] > top || std::isnan(z[c]) ? z[c] : top;
-    double sum = 0;
-    for (std::int64_t c = 0; c < classes; ++c) sum += p[c] = std::exp(z[c] - top);
-    for (std::int64_t c = 0; c < classes; ++c) p[c] = static_cast<float>(p[c] / sum);
-    loss += std::log(sum) - (z[label] - top);
-  }
-  const std::vector<std::int32_t> kept(labels.begin(), labels.end());
-  return {"softmax_cross_entropy",
-          Tensor::from({static_cast<float>(loss / static_cast<double>(n))}, {1}),
-          {logits},
-          [=](Tensor grad) {  // dz = (softmax(z) - onehot(label)) / N
-            Tensor dz = Tensor::empty(probabilities.shape());
-            const float scale = grad.data()[0] / static_cast<float>(n);
-            for (std::int64_t i = 0; i < n; ++i)
-              for (std::int64_t c = 0; c < classes; ++c) {
-                const float hit = c == kept[static_cast<std::size_t>(i)] ? 1.0f : 0.0f;
-                dz.data()[i * classes + c] = (probabilities.data()[i * classes + c] - hit) * scale;
-              }
+      shape.rank() == 2 && shape[0] == static_cast<std::int64_t>(labels.size()) && shape.numel() > 0,
+      fmt::format("{}: logits {} for {} labels", op, shape.str(), labels.size()));
+}
+
+}  // namespace
+
+Variable softmax_cross_entropy(const Variable& logits, std::span<const std::int32_t> labels) {
+  check_logits("softmax_cross_entropy", logits.value(), labels);
+  const auto& kernels = kernels_for<CrossEntropyKernels>(logits);
+  Tensor loss = Tensor::empty({1}, Layout::plain, logits.value().device());
+  const OpState state = kernels.forward(logits.value(), labels, loss);
+  return {"softmax_cross_entropy", loss, {logits}, [=, &kernels](Tensor grad) {
+            Tensor dz = Tensor::empty_like(logits.value());
+            kernels.backward(logits.value(), state, grad, dz);
             logits.accumulate_grad(std::move(dz));
           }};
 }
 
 Variable mean_squared_error(const Variable& y, const Tensor& target) {
-  TOPKNOT_CHECK(y.shape() == target.shape(),
-                "mean_squared_error: " + y.shape().str() + " against " + target.shape().str());
-  if (on_gpu(y)) return cuda::mean_squared_error(y, target);
-  const std::int64_t n = y.value().numel();
-  double sum = 0;
-  for (std::int64_t i = 0; i < n; ++i) {
-    const double d = static_cast<double>(y.value().data()[i]) - target.data()[i];
-    sum += d * d;
-  }
-  return {"mean_squared_error",
-          Tensor::from({static_cast<float>(sum / static_cast<double>(n))}, {1}),
-          {y},
-          [=](Tensor grad) {  // dy = 2 (y - target) / numel
-            Tensor dy = Tensor::empty(y.shape());
-            const float scale = 2.0f * grad.data()[0] / static_cast<float>(n);
-            for (std::int64_t i = 0; i < n; ++i)
-              dy.data()[i] = (y.value().data()[i] - target.data()[i]) * scale;
+  const Tensor& out = y.value();
+  TOPKNOT_CHECK(out.shape() == target.shape() && out.numel() > 0,
+                fmt::format("mean_squared_error: {} against {}", out.shape().str(), target.shape().str()));
+  TOPKNOT_CHECK(
+      out.layout() == target.layout() && target.dtype() == DType::f32 && target.device() == out.device(),
+      "mean_squared_error: a target in f32 on the same device and in the same layout");
+  const auto& kernels = kernels_for<SquaredErrorKernels>(y);
+  Tensor loss = Tensor::empty({1}, Layout::plain, out.device());
+  kernels.forward(out, target, loss);
+  return {"mean_squared_error", loss, {y}, [=, &kernels](Tensor grad) {
+            Tensor dy = Tensor::empty_like(y.value());
+            kernels.backward(y.value(), target, grad, dy);
             y.accumulate_grad(std::move(dy));
           }};
+}
+
+void count_correct(const Tensor& logits, std::span<const std::int32_t> labels, double* sums) {
+  check_logits("count_correct", logits, labels);
+  kernels_for<CrossEntropyKernels>(logits).count_correct(logits, labels, sums);
 }
 
 }  // namespace topknot

@@ -4,14 +4,35 @@
 #include <cstdint>
 #include <span>
 
-#include "nn/core/autograd.h"
+#include "nn/ops/kernels.h"
 
 namespace topknot {
 
-// mean_n -log softmax(logits[n])[labels[n]]; logits: [N, classes]; labels in [0, classes).
+// mean_n -log softmax(logits[n])[labels[n]]; logits: [N, classes]; labels in [0, classes), in the memory of the logits'
+// device. On a CPU another label throws Error and the labels are copied. On a GPU, where the host does not read them,
+// another label makes the loss and its row's gradient NaN, and the labels outlive the backward pass.
 Variable softmax_cross_entropy(const Variable& logits, std::span<const std::int32_t> labels);
 
-// mean over all elements of (y - target)^2; both [N, D].
+// mean over all elements of (y - target)^2; both [N, D] in plain layout on one device, the target f32.
 Variable mean_squared_error(const Variable& y, const Tensor& target);
+
+// sums[0] += the rows of logits [N, classes] whose first maximum is their label, as std::max_element finds it. Labels
+// and sums in the memory of the logits' device.
+void count_correct(const Tensor& logits, std::span<const std::int32_t> labels, double* sums);
+
+struct CrossEntropyKernels {
+  static constexpr const char* op = "softmax_cross_entropy";
+  OpState (*forward)(const Tensor& logits, std::span<const std::int32_t> labels, Tensor& loss);
+  // dz = (softmax(z) - onehot(label)) grad[0] / N
+  void (*backward)(const Tensor& logits, const OpState& state, const Tensor& grad, Tensor& dz);
+  void (*count_correct)(const Tensor& logits, std::span<const std::int32_t> labels, double* sums);
+};
+
+struct SquaredErrorKernels {
+  static constexpr const char* op = "mean_squared_error";
+  void (*forward)(const Tensor& y, const Tensor& target, Tensor& loss);
+  // dy = (y - target) 2 grad[0] / numel
+  void (*backward)(const Tensor& y, const Tensor& target, const Tensor& grad, Tensor& dy);
+};
 
 }  // namespace topknot

@@ -1,9 +1,7 @@
 #pragma once
 // Pooling over square windows and over whole images.
 
-#include <memory>
-
-#include "nn/core/autograd.h"
+#include "nn/ops/kernels.h"
 
 namespace topknot {
 
@@ -16,15 +14,26 @@ struct PoolGeometry {
   PoolKind kind = PoolKind::max;
   std::int64_t window = 2, stride = 2, padding = 0;
   std::int64_t output_size(std::int64_t size) const { return (size + 2 * padding - window) / stride + 1; }
+  auto operator<=>(const PoolGeometry&) const = default;
 };
 
-// A layer's prepared kernels, made once for each input shape.
-class PoolKernels;
-std::shared_ptr<PoolKernels> make_pool_kernels(const PoolGeometry& geometry);
-
-Variable pool(const Variable& x, const std::shared_ptr<PoolKernels>& kernels);
+// [N, C, H, W] -> [N, C, output_size(H), output_size(W)]; throws Error for a window larger than the padded image.
+Variable pool(const Variable& x, const PoolGeometry& geometry);
 
 // [N, C, H, W] -> [N, C], the mean of each channel.
 Variable global_average_pool(const Variable& x);
+
+struct PoolKernels {
+  static constexpr const char* op = "pool";
+  OpState (*forward)(const PoolGeometry& geometry, const Tensor& x, Tensor& y);
+  void (*backward)(const PoolGeometry& geometry, const OpState& state, const Tensor& x, const Tensor& y,
+                   const Tensor& dy, Tensor& dx);
+};
+
+struct GlobalAveragePoolKernels {
+  static constexpr const char* op = "global_average_pool";
+  void (*forward)(const Tensor& x, Tensor& y);
+  void (*backward)(const Tensor& dy, Tensor& dx);  // dx = dy / (H W), everywhere
+};
 
 }  // namespace topknot

@@ -2,7 +2,7 @@
 // The parameter-free shortcut of He et al., "Deep residual learning for image recognition", CVPR 2016,
 // section 4.2, option A: every second pixel, and zero channels on both sides to reach the wider layer.
 
-#include "nn/core/autograd.h"
+#include "nn/ops/kernels.h"
 
 namespace topknot {
 
@@ -10,7 +10,10 @@ namespace topknot {
 // Layout as x's.
 Variable subsample_and_pad(const Variable& x, std::int64_t channels);
 
-// [N, C, H, W] or [N, F] -> [N, C * H * W], in that order.
-Variable flatten(const Variable& x);
+struct ShortcutKernels {
+  static constexpr const char* op = "subsample_and_pad";
+  void (*forward)(const Tensor& x, Tensor& y);
+  void (*backward)(const Tensor& dy, Tensor& dx);  // the transpose: pixels that were left out get zero
+};
 
 }  // namespace topknot

@@ -1,7 +1,7 @@
 #pragma once
 // A batch norm on a GPU with what belongs to it: inputs, running statistics, and the formula's results in float64.
 
-#include "nn/ops/cuda/batch_norm_method.h"
+#include "nn/ops/cuda/batch_norm.h"
 #include "tests/cuda/fixture.h"
 #include "tests/cuda/gpu_leaf.h"
 #include "tests/support/variables.h"
@@ -107,7 +107,7 @@ inline BatchNormResult by_method(cuda::BatchNormKind kind, const BatchNormProbe&
   const auto method = cuda::make_batch_norm_method(kind, call);
   cuda::BatchNormKept kept;
   const Tensor y = method->forward(call, kept);
-  cuda::BatchNormGradients out;
+  BatchNormGradients out;
   out.gamma = {dgamma.data(), false}, out.beta = {dbeta.data(), false};
   out.x.tensor = Tensor::empty_like(call.x);
   out.want_residual = p.s.residual;

@@ -1,7 +1,6 @@
 // conv2d on a GPU against the definition in float64, and against the CPU.
 #include "nn/ops/conv2d.h"
 
-#include "nn/ops/cuda_ops.h"
 #include "tests/cuda/fixture.h"
 #include "tests/cuda/gpu_leaf.h"
 #include "tests/support/variables.h"
@@ -36,8 +35,7 @@ void check_case(const Conv& g, cuda::Precision precision, bool with_bias, bool d
              bs = random_values(g.out, 3), dys = rounded_to(type, random_values(g.y_size(), 4));
   const CaughtInput x(gpu_tensor(xs, {g.n, g.in, g.height, g.width}, Layout::nhwc, type));
   const GpuLeaf w(geometry(g).weight_shape(), ws), b({g.out}, bs);
-  const Variable y =
-      cuda::conv2d(x.variable(), w.variable(), with_bias ? b.variable() : Variable(), geometry(g));
+  const Variable y = conv2d(x.variable(), w.variable(), with_bias ? b.variable() : Variable(), geometry(g));
   REQUIRE(y.shape() == Shape({g.n, g.out, g.out_height(), g.out_width()}));
   REQUIRE(y.value().layout() == Layout::nhwc);
   REQUIRE(y.value().dtype() == type);
@@ -92,14 +90,13 @@ TEST_CASE("conv2d on a GPU gives what the CPU gives") {
   const auto xs = random_values(g.x_size(), 1), ws = random_values(g.w_size(), 2),
              bs = random_values(g.out, 3), dys = random_values(g.y_size(), 4);
   Leaf cpu_x({g.n, g.in, g.height, g.width}, xs), cpu_w(geometry(g).weight_shape(), ws), cpu_b({g.out}, bs);
-  const auto kernels = make_conv_kernels(geometry(g));
-  const Variable cpu_y = conv2d(cpu_x.variable(), cpu_w.variable(), cpu_b.variable(), geometry(g), kernels);
+  const Variable cpu_y = conv2d(cpu_x.variable(), cpu_w.variable(), cpu_b.variable(), geometry(g));
   backward(weighted_sum(cpu_y, dys));
 
   const OnGpu gpu;
   const CaughtInput x(gpu_tensor(xs, {g.n, g.in, g.height, g.width}, Layout::nhwc, DType::f32));
   const GpuLeaf w(geometry(g).weight_shape(), ws), b({g.out}, bs);
-  const Variable y = conv2d(x.variable(), w.variable(), b.variable(), geometry(g), nullptr);
+  const Variable y = conv2d(x.variable(), w.variable(), b.variable(), geometry(g));
   backward_from({{y, dys}});
   const auto same = [](const char* what, const std::vector<float>& a, const std::vector<float>& b,
                        double scale) { check_close(what, a, as_double(b), Array(b.size(), scale), 1e-5); };
@@ -125,8 +122,8 @@ TEST_CASE("two uses of one convolution's weight, and of its input, add up on a G
       for (int step = 0; step < 2; ++step) {  // the second overwrites the first
         w.clear(), b.clear();
         const CaughtInput x(gpu_tensor(xs, {g.n, g.in, g.height, g.width}, Layout::nhwc, type));
-        const Variable y1 = cuda::conv2d(x.variable(), w.variable(), b.variable(), geometry(g)),
-                       y2 = cuda::conv2d(x.variable(), w.variable(), b.variable(), geometry(g));
+        const Variable y1 = conv2d(x.variable(), w.variable(), b.variable(), geometry(g)),
+                       y2 = conv2d(x.variable(), w.variable(), b.variable(), geometry(g));
         backward_from({{y1, dy1}, {y2, dy2}});
         check_close("dx", x.gradient(), conv2d_input_gradient(g, rw, rdy),
                     conv2d_input_gradient(g, absolute(rw), scale), bf16 ? 2 * kBf16 : kFp32);
@@ -146,7 +143,7 @@ TEST_CASE("conv2d on a GPU gives the same bits in every deterministic run") {
         gpu_tensor(random_values(g.x_size(), 1), {g.n, g.in, g.height, g.width}, Layout::nhwc, DType::f32));
     const GpuLeaf w(geometry(g).weight_shape(), random_values(g.w_size(), 2)),
         b({g.out}, random_values(g.out, 3));
-    const Variable y = cuda::conv2d(x.variable(), w.variable(), b.variable(), geometry(g));
+    const Variable y = conv2d(x.variable(), w.variable(), b.variable(), geometry(g));
     backward_from({{y, random_values(g.y_size(), 4)}});
     return std::vector{test::values_of(y.value()), x.gradient(), w.gradient(), b.gradient()};
   };
@@ -159,7 +156,7 @@ TEST_CASE("a convolution's gradients that nobody wants are left out on a GPU") {
   const Tensor images = gpu_tensor(random_values(g.x_size(), 1), {1, 3, 5, 5}, Layout::nhwc, DType::f32);
   const GpuLeaf w(geometry(g).weight_shape(), random_values(g.w_size(), 2));
   const auto dys = random_values(g.y_size(), 4);
-  const Variable y = cuda::conv2d(Variable(images), w.variable(), Variable(), geometry(g));
+  const Variable y = conv2d(Variable(images), w.variable(), Variable(), geometry(g));
   backward_from({{y, dys}});
   check_close("dw", w.gradient(),
               conv2d_weight_gradient(g, as_double(random_values(g.x_size(), 1)), as_double(dys)),

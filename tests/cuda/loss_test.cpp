@@ -4,7 +4,6 @@
 #include <cmath>
 #include <limits>
 
-#include "nn/ops/cuda_ops.h"
 #include "tests/cuda/fixture.h"
 #include "tests/cuda/gpu_leaf.h"
 #include "tests/support/variables.h"
@@ -34,7 +33,7 @@ Loss cross_entropy(const std::vector<float>& z, const Shape& shape, const std::v
                    DType type = DType::f32, float scale = 1) {
   const DeviceVector<std::int32_t> on_gpu(labels);
   const CaughtInput logits(gpu_tensor(z, shape, Layout::plain, type));
-  const Variable loss = cuda::softmax_cross_entropy(logits.variable(), on_gpu.data());
+  const Variable loss = softmax_cross_entropy(logits.variable(), {on_gpu.data(), labels.size()});
   CHECK(loss.shape() == Shape({1}));
   CHECK(loss.value().dtype() == DType::f32);
   const float value = loss.value().to_vector()[0];
@@ -126,7 +125,7 @@ TEST_CASE("count_correct adds the rows whose first maximum is the label") {
   const auto count = [&](const std::vector<float>& z, const Shape& shape,
                          const std::vector<std::int32_t>& labels, DType type) {
     const DeviceVector<std::int32_t> on_gpu(labels);
-    cuda::count_correct(gpu_tensor(z, shape, Layout::plain, type), on_gpu.data(), sums.data());
+    count_correct(gpu_tensor(z, shape, Layout::plain, type), {on_gpu.data(), labels.size()}, sums.data());
     return sums.host()[0];
   };
   const float nan = std::numeric_limits<float>::quiet_NaN(), low = -std::numeric_limits<float>::infinity();

@@ -28,7 +28,7 @@ void check_pool(const PoolGeometry& g, const Shape& shape, DType type) {
   for (std::size_t i = 0; i < values.size(); ++i)
     values[i] = static_cast<float>((i * 37 + 11) % 251) / 64.0f - 2.0f;
   const CaughtInput x(gpu_tensor(values, shape, Layout::nhwc, type));
-  const Variable y = pool(x.variable(), make_pool_kernels(g));
+  const Variable y = pool(x.variable(), g);
   REQUIRE(y.shape() == Shape({shape[0], shape[1], g.output_size(shape[2]), g.output_size(shape[3])}));
   REQUIRE(y.value().layout() == Layout::nhwc);
   const auto dy = rounded_to(type, random_values(y.value().numel(), 2));
@@ -63,7 +63,7 @@ TEST_CASE("max pooling on a GPU: padding never wins, a NaN comes through, equal 
   const Shape shape{1, 4, 4, 4};
   std::vector<float> low(64, -100.0f);
   const CaughtInput x(gpu_tensor(low, shape, Layout::nhwc, DType::f32));
-  const Variable y = pool(x.variable(), make_pool_kernels({PoolKind::max, 2, 2, 0}));
+  const Variable y = pool(x.variable(), {PoolKind::max, 2, 2, 0});
   CHECK(test::values_of(y.value()) == std::vector<float>(16, -100.0f));
   backward_from({{y, std::vector<float>(16, 1.0f)}});
   const auto dx = x.gradient();
@@ -72,8 +72,8 @@ TEST_CASE("max pooling on a GPU: padding never wins, a NaN comes through, equal 
   CHECK(sum == 16);
 
   low[0] = kNan;  // channel 0, first window
-  const Variable bad = pool(Variable(gpu_tensor(low, shape, Layout::nhwc, DType::f32)),
-                            make_pool_kernels({PoolKind::max, 3, 2, 1}));
+  const Variable bad =
+      pool(Variable(gpu_tensor(low, shape, Layout::nhwc, DType::f32)), {PoolKind::max, 3, 2, 1});
   const auto values = test::values_of(bad.value());
   for (std::size_t i = 0; i < values.size(); ++i) CHECK(std::isnan(values[i]) == (i == 0));
 }
@@ -81,7 +81,7 @@ TEST_CASE("max pooling on a GPU: padding never wins, a NaN comes through, equal 
 TEST_CASE("pooling on a GPU refuses a window larger than the image") {
   const OnGpu gpu;
   const Variable x(gpu_tensor(std::vector<float>(16), {1, 4, 2, 2}, Layout::nhwc, DType::f32));
-  CHECK_THROWS_AS(pool(x, make_pool_kernels({PoolKind::max, 3, 1, 0})), Error);
+  CHECK_THROWS_AS(pool(x, {PoolKind::max, 3, 1, 0}), Error);
 }
 
 TEST_CASE("global_average_pool on a GPU has the CPU's bits; in bfloat16 it is the formula's") {

@@ -8,7 +8,6 @@
 
 #include "nn/core/parameter.h"
 #include "nn/ops/cuda/activation.h"
-#include "nn/ops/cuda_ops.h"
 #include "tests/cuda/fixture.h"
 #include "tests/cuda/gpu_leaf.h"
 #include "tests/support/variables.h"
@@ -55,7 +54,7 @@ inline Probe probe(const Op& op, const std::vector<Input>& inputs, const std::ve
   Tensor loss = Tensor::zeros({1}, Layout::plain, device);
   backward({"loss", loss, {y}, [&](Tensor) {
               const Tensor grad = here(dy, y.shape());
-              y.accumulate_grad(on_gpu ? cuda::in_form(grad, y.value().layout(), y.value().dtype()) : grad);
+              y.accumulate_grad(on_gpu ? in_form(grad, y.value().layout(), y.value().dtype()) : grad);
             }});
   return result;
 }

@@ -43,11 +43,10 @@ void check_case(const Case& c, int threads = 1) {
   Leaf x(c.x_shape(), random_values(g.x_size(), 1)),
       w(c.geometry().weight_shape(), random_values(g.w_size(), 2)), b({g.out}, random_values(g.out, 3));
   const auto dy = random_values(g.y_size(), 4);
-  const auto kernels = make_conv_kernels(c.geometry());
   const Variable y = conv2d(in_layout(x.variable(), c.layout), w.variable(),
-                            c.bias ? b.variable() : Variable(), c.geometry(), kernels);
+                            c.bias ? b.variable() : Variable(), c.geometry());
   REQUIRE(y.shape() == Shape({g.n, g.out, g.out_height(), g.out_width()}));
-  CHECK(y.value().layout() == kernels->output_layout());
+  CHECK(y.value().layout() == kernels_for<ConvKernels>(y).output_layout(c.geometry()));
   backward(weighted_sum(y, dy));
 
   const Array rx = as_double(values_of(x.variable())), rw = as_double(values_of(w.variable())),
@@ -142,7 +141,6 @@ TEST_CASE("conv2d works through batches that are cut unevenly over chunks and th
 
 TEST_CASE("conv2d: one layer takes inputs of different sizes, batches and layouts in turn") {
   const ConvGeometry geometry{16, 16, 3, 1, 1};
-  const auto kernels = make_conv_kernels(geometry);
   Leaf w(geometry.weight_shape(), random_values(16 * 16 * 9, 1));
   const Array rw = as_double(values_of(w.variable()));
   for (int round = 0; round < 2; ++round)
@@ -152,7 +150,7 @@ TEST_CASE("conv2d: one layer takes inputs of different sizes, batches and layout
         INFO((layout == Layout::blocked ? "blocked, batch " : "plain, batch ") << g.n << ", " << g.height);
         Leaf x({g.n, 16, g.height, g.width}, random_values(g.x_size(), 5));
         const Array rx = as_double(values_of(x.variable()));
-        const Variable y = conv2d(in_layout(x.variable(), layout), w.variable(), {}, geometry, kernels);
+        const Variable y = conv2d(in_layout(x.variable(), layout), w.variable(), {}, geometry);
         check_close("y", values_of(y), reference::conv2d(g, rx, rw),
                     reference::conv2d(g, absolute(rx), absolute(rw)), 3e-5);
       }
@@ -164,7 +162,6 @@ TEST_CASE("conv2d adds to the weight's gradient: two uses in a graph, then a sec
     const Case c = blocked(g, true);
     INFO(c.str());
     Leaf w(c.geometry().weight_shape(), random_values(g.w_size(), 2)), b({g.out}, random_values(g.out, 3));
-    const auto kernels = make_conv_kernels(c.geometry());
     const reference::Images out{g.n, g.out, g.out_height() * g.out_width()};
     Array dw(static_cast<std::size_t>(g.w_size()), 0.0),
         dw_scale = dw, db(static_cast<std::size_t>(g.out), 0.0), db_scale = db;
@@ -175,7 +172,7 @@ TEST_CASE("conv2d adds to the weight's gradient: two uses in a graph, then a sec
       db = plus(db, channel_sums(out, as_double(dy)));
       db_scale = plus(db_scale, channel_sums(out, absolute(as_double(dy))));
       const Variable in(to_layout(Tensor::from(x, c.x_shape()), c.layout));
-      return weighted_sum(conv2d(in, w.variable(), b.variable(), c.geometry(), kernels), dy);
+      return weighted_sum(conv2d(in, w.variable(), b.variable(), c.geometry()), dy);
     };
     const Variable first = use(10), second = use(20);
     const Variable both("both", Tensor::from({0}, {1}), {first, second}, [=](Tensor grad) {
@@ -200,14 +197,14 @@ TEST_CASE("conv2d adds to the weight's gradient: two uses in a graph, then a sec
 
 TEST_CASE("conv2d refuses shapes that do not fit, and says which") {
   const ConvGeometry geometry{3, 6, 5, 1, 0};
-  const auto kernels = make_conv_kernels(geometry);
   Leaf w(geometry.weight_shape(), random_values(3 * 6 * 25, 1));
   const auto run = [&](const Shape& x) {
-    return conv2d(Variable(Tensor::zeros(x)), w.variable(), {}, geometry, kernels);
+    return conv2d(Variable(Tensor::zeros(x)), w.variable(), {}, geometry);
   };
   CHECK_THROWS_AS(run({1, 4, 8, 8}), Error);
   CHECK_THROWS_AS(run({1, 3, 4, 8}), Error);
   CHECK_THROWS_AS(run({3, 8}), Error);
   CHECK_NOTHROW(run({1, 3, 5, 5}));
-  CHECK_THROWS_AS(make_conv_kernels(ConvGeometry{3, 6, 5, 0, 0}), Error);
+  CHECK_THROWS_AS(
+      conv2d(Variable(Tensor::zeros({1, 3, 5, 5})), w.variable(), {}, ConvGeometry{3, 6, 5, 0, 0}), Error);
 }

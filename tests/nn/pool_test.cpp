@@ -16,7 +16,7 @@ void check_pool(const PoolGeometry& geometry, const Shape& shape, Layout layout,
        << " on " << shape.str() << (layout == Layout::blocked ? ", blocked" : ", plain"));
   if (values.empty()) values = random_values(shape.numel(), 1);
   Leaf x(shape, values);
-  const Variable y = pool(in_layout(x.variable(), layout), make_pool_kernels(geometry));
+  const Variable y = pool(in_layout(x.variable(), layout), geometry);
   const Shape out{shape[0], shape[1], geometry.output_size(shape[2]), geometry.output_size(shape[3])};
   REQUIRE(y.shape() == out);
   CHECK(y.value().layout() == layout);
@@ -68,24 +68,23 @@ TEST_CASE("max pooling: padding never wins, and of equal values the first takes 
 }
 
 TEST_CASE("pooling: one layer takes inputs of different sizes and layouts in turn") {
-  const auto kernels = make_pool_kernels({PoolKind::average, 2, 2, 0});
+  const PoolGeometry geometry{PoolKind::average, 2, 2, 0};
   for (int round = 0; round < 2; ++round)
     for (const Layout layout : {Layout::blocked, Layout::plain})
       for (const std::int64_t size : {4, 6}) {
         const Variable x(Tensor::from(std::vector<float>(2 * 16 * size * size, 1.5f), {2, 16, size, size}));
-        const Variable y = pool(in_layout(x, layout), kernels);
+        const Variable y = pool(in_layout(x, layout), geometry);
         REQUIRE(y.shape() == Shape({2, 16, size / 2, size / 2}));
         CHECK((values_of(y) == std::vector<float>(y.value().numel(), 1.5f)));
       }
 }
 
 TEST_CASE("pooling refuses windows that cannot be") {
-  CHECK_THROWS_AS(make_pool_kernels({PoolKind::max, 0, 1, 0}), Error);
-  CHECK_THROWS_AS(make_pool_kernels({PoolKind::max, 2, 0, 0}), Error);
-  CHECK_THROWS_AS(make_pool_kernels({PoolKind::max, 2, 2, 2}), Error);
-  CHECK_THROWS_AS(pool(Variable(Tensor::zeros({1, 1, 2, 2})), make_pool_kernels({PoolKind::max, 3, 1, 0})),
-                  Error);
-  CHECK_THROWS_AS(pool(Variable(Tensor::zeros({1, 4})), make_pool_kernels({})), Error);
+  const Variable x(Tensor::zeros({1, 1, 2, 2}));
+  for (const PoolGeometry& bad : {PoolGeometry{PoolKind::max, 0, 1, 0}, PoolGeometry{PoolKind::max, 2, 0, 0},
+                                  PoolGeometry{PoolKind::max, 2, 2, 2}, PoolGeometry{PoolKind::max, 3, 1, 0}})
+    CHECK_THROWS_AS(pool(x, bad), Error);
+  CHECK_THROWS_AS(pool(Variable(Tensor::zeros({1, 4})), {}), Error);
 }
 
 TEST_CASE("global_average_pool agrees with the formula") {

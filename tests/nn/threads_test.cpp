@@ -36,11 +36,10 @@ Results run_conv(int threads, const reference::Conv& g, bool with_batch_norm) {
       w(geometry.weight_shape(), random_values(g.w_size(), 2)), gamma({g.out}, random_values(g.out, 3)),
       beta({g.out}, random_values(g.out, 4));
   std::vector<float> mean(static_cast<std::size_t>(g.out), 0.0f), variance(mean);
-  const auto kernels = make_conv_kernels(geometry);
   const Variable in = in_layout(x.variable(), layout);
   const Variable y = with_batch_norm ? conv_bn(in, w.variable(), gamma.variable(), beta.variable(), {},
-                                               geometry, kernels, {&mean, &variance}, {true, true})
-                                     : conv2d(in, w.variable(), beta.variable(), geometry, kernels);
+                                               geometry, {&mean, &variance}, {true, true})
+                                     : conv2d(in, w.variable(), beta.variable(), geometry);
   Results r{{values_of(y), mean, variance}};
   backward(weighted_sum(y, random_values(g.y_size(), 5)));
   for (const Leaf* leaf : {&x, &gamma, &beta}) r.all.push_back(leaf->gradient());
@@ -72,7 +71,6 @@ TEST_CASE("conv2d and conv_bn: values and input gradients have the same bits for
 
 TEST_CASE("one layer's kernels follow a change of the thread count") {
   const ConvGeometry geometry{16, 16, 3, 1, 1};
-  const auto kernels = make_conv_kernels(geometry);
   Leaf w(geometry.weight_shape(), random_values(16 * 16 * 9, 1));
   const Shape shape{5, 16, 6, 6};
   const Variable x =
@@ -80,7 +78,7 @@ TEST_CASE("one layer's kernels follow a change of the thread count") {
   std::vector<std::vector<float>> values;
   for (const int threads : {1, 3, 2, 1, 3}) {
     const Threads scope(threads);
-    const Variable y = conv2d(x, w.variable(), {}, geometry, kernels);
+    const Variable y = conv2d(x, w.variable(), {}, geometry);
     values.push_back(values_of(y));
     CHECK_NOTHROW(backward(weighted_sum(y, random_values(shape.numel(), 3))));
   }

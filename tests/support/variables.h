@@ -8,7 +8,7 @@
 
 #include "nn/core/parameter.h"
 #include "nn/core/rng.h"
-#include "nn/ops/cpu/channels.h"
+#include "nn/ops/layout.h"
 #include "tests/support/catch.h"
 #include "tests/support/reference.h"
 

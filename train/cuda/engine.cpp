@@ -12,7 +12,7 @@
 #include "nn/core/cuda/context.h"
 #include "nn/core/cuda/graph.h"
 #include "nn/core/cuda/nvtx_range.h"
-#include "nn/ops/cuda_ops.h"
+#include "nn/ops/loss.h"
 #include "optim/cuda/device_optimizer.h"
 #include "train/checksum.h"
 #include "train/cuda/engine_kernels.h"
@@ -155,7 +155,7 @@ class CudaEngine final : public Engine {
       const Variable output = model_->module->forward(Variable(batch.images), context);
       const Variable loss = batch_loss(output, batch);
       add_scaled(stream, device.data(), loss.value().data(), static_cast<double>(batch.size));
-      if (!batch.targets.defined()) count_correct(output.value(), batch.labels.data(), device.data() + 1);
+      if (!batch.targets.defined()) count_correct(output.value(), labels_of(batch), device.data() + 1);
       sums[2] += static_cast<double>(batch.size);
     }
     TOPKNOT_CUDA(cudaMemcpyAsync(sums.data(), device.data(), device.bytes(), cudaMemcpyDeviceToHost, stream));
@@ -180,8 +180,11 @@ class CudaEngine final : public Engine {
   bool records() const { return config_.train.record_gradients > 0; }
 
   static Variable batch_loss(const Variable& output, const DeviceBatch& batch) {
-    return batch.targets.defined() ? cuda::mean_squared_error(output, batch.targets)
-                                   : cuda::softmax_cross_entropy(output, batch.labels.data());
+    return batch.targets.defined() ? mean_squared_error(output, batch.targets)
+                                   : softmax_cross_entropy(output, labels_of(batch));
+  }
+  static std::span<const std::int32_t> labels_of(const DeviceBatch& batch) {
+    return {batch.labels.data(), batch.labels.size()};
   }
 
   void wait() {

@@ -3,7 +3,7 @@
 #include <cstring>
 
 #include "nn/core/base/check.h"
-#include "nn/ops/cuda_ops.h"
+#include "nn/ops/cuda/activation.h"
 #include "train/cuda/engine_kernels.h"
 #include "train/setup.h"
 

@@ -1,12 +1,20 @@
-#include "nn/core/simd.h"
-#include "nn/ops/cuda/batch_norm_kernels.h"
+// Batch norm on CPUs, alone and fused with the convolution before it (conv_bn): the batch statistics are summed while a
+// chunk of the convolution's output is in the cache, and the gradient that enters the convolution is made a chunk at a
+// time and never reaches memory.
+#include <cmath>
 
-// Each loop is written once over a pixel's lanes V: 16 or 8 channels of a blocked tensor, one of a plain
-// tensor. Several accumulators hide the latency of the additions; their order is fixed, so results do not
-// depend on the CPU.
+#include "nn/core/simd.h"
+#include "nn/ops/batch_norm.h"
+#include "nn/ops/cpu/channels.h"
+#include "nn/ops/cpu/conv2d.h"
+#include "nn/ops/cpu/parallel.h"
 
 namespace topknot {
 namespace {
+
+// What is computed on one image. Per-channel arrays have one value per channel. Each loop is written once over a pixel's
+// lanes V: 16 or 8 channels of a blocked tensor, one of a plain tensor. Several accumulators hide the latency of the
+// additions; their order is fixed, so results do not depend on the CPU.
 
 template <class V>
 inline constexpr std::int64_t lanes = sizeof(V) / sizeof(float);
@@ -66,7 +74,7 @@ TOPKNOT_INLINE void backward_sums_of(const ChannelGeometry& g, const float* grad
   for (std::int64_t c = 0; c < g.channels; c += L) {
     V s0{}, s1{}, q0{}, q1{};
     const V zero{}, m = load_as<V>(mean + c);
-    const auto take = [&](std::int64_t i, V & s, V & q) __attribute__((always_inline)) {
+    const auto add = [&](std::int64_t i, V & s, V & q) __attribute__((always_inline)) {
       V d = load_as<V>(grad + i);
       if constexpr (kMask) {
         d = load_as<V>(y + i) <= zero ? zero : d;
@@ -77,10 +85,10 @@ TOPKNOT_INLINE void backward_sums_of(const ChannelGeometry& g, const float* grad
     };
     std::int64_t i = 0;
     for (; i + 2 <= g.pixels; i += 2, at += 2 * L) {
-      take(at, s0, q0);
-      take(at + L, s1, q1);
+      add(at, s0, q0);
+      add(at + L, s1, q1);
     }
-    for (; i < g.pixels; ++i, at += L) take(at, s0, q0);
+    for (; i < g.pixels; ++i, at += L) add(at, s0, q0);
     store_as<V>(sums + c, s0 + s1);
     store_as<V>(sums + g.channels + c, q0 + q1);
   }
@@ -98,25 +106,27 @@ TOPKNOT_INLINE void backward_apply_of(const ChannelGeometry& g, const float* gra
   }
 }
 
-}  // namespace
-
-TOPKNOT_MULTIVERSION void bn_image_sums(const ChannelGeometry& g, const float* x, const float* shift,
-                                        float* sums) {
+// sums[c] = sum (x - shift), sums[C + c] = sum (x - shift)^2; a shift near the mean keeps the variance from
+// cancelling.
+TOPKNOT_MULTIVERSION void image_sums(const ChannelGeometry& g, const float* x, const float* shift,
+                                     float* sums) {
   if (g.block == 16) return sums_of<Lanes>(g, x, shift, sums);
   if (g.block == 8) return sums_of<Lanes8>(g, x, shift, sums);
   sums_of<float>(g, x, shift, sums);
 }
 
-TOPKNOT_MULTIVERSION void bn_image_apply(const ChannelGeometry& g, const float* x, const float* residual,
-                                         float* y, const float* scale, const float* shift, bool relu) {
+// y = scale x + shift (+ residual), then max(0, .) where relu. `residual` may be null.
+TOPKNOT_MULTIVERSION void image_apply(const ChannelGeometry& g, const float* x, const float* residual,
+                                      float* y, const float* scale, const float* shift, bool relu) {
   if (g.block == 16) return apply_any<Lanes>(g, x, residual, y, scale, shift, relu);
   if (g.block == 8) return apply_any<Lanes8>(g, x, residual, y, scale, shift, relu);
   apply_any<float>(g, x, residual, y, scale, shift, relu);
 }
 
-TOPKNOT_MULTIVERSION void bn_image_backward_sums(const ChannelGeometry& g, const float* grad, const float* y,
-                                                 const float* x, const float* mean, float* masked,
-                                                 float* sums) {
+// masked = grad where y > 0, else 0; sums[c] = sum masked, sums[C + c] = sum masked * (x - mean). With y null
+// nothing is masked and `masked` is not written; `masked` may be `grad`.
+TOPKNOT_MULTIVERSION void image_backward_sums(const ChannelGeometry& g, const float* grad, const float* y,
+                                              const float* x, const float* mean, float* masked, float* sums) {
   if (y) {
     if (g.block == 16) return backward_sums_of<Lanes, true>(g, grad, y, x, mean, masked, sums);
     if (g.block == 8) return backward_sums_of<Lanes8, true>(g, grad, y, x, mean, masked, sums);
@@ -127,11 +137,202 @@ TOPKNOT_MULTIVERSION void bn_image_backward_sums(const ChannelGeometry& g, const
   backward_sums_of<float, false>(g, grad, y, x, mean, masked, sums);
 }
 
-TOPKNOT_MULTIVERSION void bn_image_backward_apply(const ChannelGeometry& g, const float* grad, const float* x,
-                                                  float* dx, const float* a, const float* b, const float* c) {
+// dx = a grad + b x + c; dx may be grad.
+TOPKNOT_MULTIVERSION void image_backward_apply(const ChannelGeometry& g, const float* grad, const float* x,
+                                               float* dx, const float* a, const float* b, const float* c) {
   if (g.block == 16) return backward_apply_of<Lanes>(g, grad, x, dx, a, b, c);
   if (g.block == 8) return backward_apply_of<Lanes8>(g, grad, x, dx, a, b, c);
   backward_apply_of<float>(g, grad, x, dx, a, b, c);
 }
 
+// Per-image sums, added over the images in image order in double: the same bits for any number of threads.
+struct ImageSums {
+  ImageSums(const ChannelGeometry& g, std::vector<float> shift_by)
+      : shift(std::move(shift_by)),
+        width(static_cast<std::size_t>(2 * g.channels)),
+        values(static_cast<std::size_t>(g.images) * width) {}
+  float* of(std::int64_t image) { return values.data() + static_cast<std::size_t>(image) * width; }
+  std::vector<double> totals() const {
+    std::vector<double> sums(width);
+    for (std::size_t i = 0; i < values.size(); i += width)
+      for (std::size_t c = 0; c < width; ++c) sums[c] += values[i + c];
+    return sums;
+  }
+  std::vector<float> shift;  // subtracted from x
+  std::size_t width;
+  std::vector<float> values;
+};
+
+// What the forward pass normalised by, and the affine form y = scale x + shift of the whole.
+struct Normalization {
+  std::vector<float> mean, inverse_std, scale, shift;
+};
+
+// Moves the running statistics where there are sums.
+Normalization normalization(const ChannelGeometry& g, const ImageSums* sums, const BatchNormArguments& call) {
+  const BatchNormState& state = call.state;
+  const float *gamma = call.gamma.data(), *beta = call.beta.data();
+  const auto channels = static_cast<std::size_t>(g.channels);
+  const double count = static_cast<double>(g.images * g.pixels);
+  Normalization n{std::vector<float>(channels), std::vector<float>(channels), std::vector<float>(channels),
+                  std::vector<float>(channels)};
+  const std::vector<double> totals = sums ? sums->totals() : std::vector<double>();
+  for (std::size_t c = 0; c < channels; ++c) {
+    double mean = (*state.mean)[c], variance = (*state.variance)[c];
+    if (sums) {
+      const double offset = totals[c] / count;
+      mean = sums->shift[c] + offset;
+      variance = std::max(0.0, totals[channels + c] / count - offset * offset);
+      const double unbiased = count > 1 ? variance * count / (count - 1) : variance;
+      (*state.mean)[c] += state.momentum * (static_cast<float>(mean) - (*state.mean)[c]);
+      (*state.variance)[c] += state.momentum * (static_cast<float>(unbiased) - (*state.variance)[c]);
+    }
+    const double inverse_std = 1.0 / std::sqrt(variance + state.epsilon);
+    n.mean[c] = static_cast<float>(mean);
+    n.inverse_std[c] = static_cast<float>(inverse_std);
+    n.scale[c] = static_cast<float>(gamma[c] * inverse_std);
+    n.shift[c] = static_cast<float>(beta[c] - gamma[c] * inverse_std * mean);
+  }
+  return n;
+}
+
+Tensor apply(const Tensor& x, const Tensor& residual, const Normalization& n, bool relu) {
+  const ChannelGeometry g(x);
+  Tensor y = Tensor::empty(x.shape(), x.layout());
+  const float* shortcut = residual.defined() ? residual.data() : nullptr;
+  parallel_ranges(g.images, [&](int, std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) {
+      const std::int64_t at = i * g.image_floats();
+      image_apply(g, x.data() + at, shortcut ? shortcut + at : nullptr, y.data() + at, n.scale.data(),
+                  n.shift.data(), relu);
+    }
+  });
+  return y;
+}
+
+// Kept for the backward pass: the tensor that was normalised (x, or the convolution's output) and the op's value.
+struct Kept {
+  Tensor x, y;
+  Normalization n;
+};
+
+Tensor finish(const BatchNormArguments& call, Tensor x, const ImageSums* sums, OpState& state) {
+  auto n = normalization(ChannelGeometry(x), sums, call);
+  Tensor y = apply(x, call.residual, n, call.options.relu);
+  state = std::make_shared<Kept>(Kept{std::move(x), y, std::move(n)});
+  return y;
+}
+
+Tensor forward(const BatchNormArguments& call, OpState& state) {
+  const ChannelGeometry g(call.x);
+  ImageSums sums(g, *call.state.mean);
+  if (call.options.training)
+    parallel_ranges(g.images, [&](int, std::int64_t begin, std::int64_t end) {
+      for (std::int64_t i = begin; i < end; ++i)
+        image_sums(g, call.x.data() + i * g.image_floats(), sums.shift.data(), sums.of(i));
+    });
+  return finish(call, call.x, call.options.training ? &sums : nullptr, state);
+}
+
+// dx = a g + b x + c by channel, g the masked gradient, which is also the residual's.
+struct Backward {
+  Tensor masked;
+  std::vector<float> a, b, c;
+};
+
+void put(const GradientTarget& target, std::size_t c, double value) {
+  const auto v = static_cast<float>(value);
+  if (target.data) target.data[c] = target.accumulate ? target.data[c] + v : v;
+}
+
+// The first half of the backward pass, with the gradients of gamma, beta and the residual.
+Backward backward_sums(const BatchNormArguments& call, const Kept& kept, Tensor grad,
+                       BatchNormGradients& out) {
+  const Tensor& x = kept.x;
+  const Normalization& n = kept.n;
+  const ChannelGeometry g(x);
+  ImageSums sums(g, n.mean);
+  const bool relu = call.options.relu;
+  Tensor masked = !relu || grad.exclusive() ? grad : Tensor::empty(x.shape(), x.layout());
+  parallel_ranges(g.images, [&](int, std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) {
+      const std::int64_t at = i * g.image_floats();
+      image_backward_sums(g, grad.data() + at, relu ? kept.y.data() + at : nullptr, x.data() + at,
+                          sums.shift.data(), masked.data() + at, sums.of(i));
+    }
+  });
+  const auto channels = static_cast<std::size_t>(g.channels);
+  const double count = static_cast<double>(g.images * g.pixels);
+  Backward result{masked, std::vector<float>(channels), std::vector<float>(channels),
+                  std::vector<float>(channels)};
+  const std::vector<double> totals = sums.totals();
+  for (std::size_t c = 0; c < channels; ++c) {
+    const double sum = totals[c];
+    const double inverse_std = n.inverse_std[c], mean = n.mean[c], scale = call.gamma.data()[c] * inverse_std;
+    const double with_xhat = totals[channels + c] * inverse_std;
+    put(out.beta, c, sum);
+    put(out.gamma, c, with_xhat);
+    const double b = call.options.training ? -scale * with_xhat / count * inverse_std : 0.0;
+    result.a[c] = static_cast<float>(scale);
+    result.b[c] = static_cast<float>(b);
+    result.c[c] = call.options.training ? static_cast<float>(-scale * sum / count - b * mean) : 0.0f;
+  }
+  if (out.want_residual) out.residual = std::move(masked);
+  return result;
+}
+
+// The second half, of images [begin, end): dx of the first of them at `to`.
+void backward_apply(const Backward& b, const Tensor& x, std::int64_t begin, std::int64_t end, float* to) {
+  const ChannelGeometry g(x);
+  for (std::int64_t i = begin; i < end; ++i, to += g.image_floats()) {
+    const std::int64_t at = i * g.image_floats();
+    image_backward_apply(g, b.masked.data() + at, x.data() + at, to, b.a.data(), b.b.data(), b.c.data());
+  }
+}
+
+void backward(const BatchNormArguments& call, const OpState& state, Tensor grad, BatchNormGradients& out) {
+  const auto& kept = state_as<Kept>(state);
+  const Backward b = backward_sums(call, kept, std::move(grad), out);
+  if (!out.x.tensor.defined()) return;
+  const ChannelGeometry g(kept.x);
+  write_or_add(out.x, [&](Tensor& dx) {
+    parallel_ranges(g.images, [&](int, std::int64_t begin, std::int64_t end) {
+      backward_apply(b, kept.x, begin, end, dx.data() + begin * g.image_floats());
+    });
+  });
+}
+
+Tensor conv_bn_forward(const ConvGeometry& geometry, const Tensor& weight, const BatchNormArguments& call,
+                       OpState& state) {
+  ChunkedConv& conv = chunked_conv(geometry);
+  Tensor raw = Tensor::empty(geometry.output_shape(call.x.shape()), conv.output_layout());
+  const ChannelGeometry g(raw);
+  ImageSums sums(g, *call.state.mean);
+  ChunkedConv::ChunkFn sum_chunk;
+  if (call.options.training)
+    sum_chunk = [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t i = begin; i < end; ++i)
+        image_sums(g, raw.data() + i * g.image_floats(), sums.shift.data(), sums.of(i));
+    };
+  conv.forward(call.x, weight.data(), raw, sum_chunk);
+  return finish(call, raw, call.options.training ? &sums : nullptr, state);
+}
+
+void conv_bn_backward(const ConvGeometry& geometry, const Tensor& weight, const BatchNormArguments& call,
+                      const OpState& state, Tensor grad, GradientTarget weight_gradient,
+                      BatchNormGradients& out) {
+  const auto& kept = state_as<Kept>(state);
+  const Backward b = backward_sums(call, kept, std::move(grad), out);
+  const auto fill = [&](std::int64_t begin, std::int64_t end, float* to) {
+    backward_apply(b, kept.x, begin, end, to);
+  };
+  chunked_conv(geometry).backward(call.x, weight.data(), Tensor(), fill, weight_gradient, out.x);
+}
+
+const RegisterKernels<BatchNormKernels> batch_norm_kernels(DeviceKind::cpu,
+                                                           {.forward = forward, .backward = backward});
+const RegisterKernels<ConvBnKernels> conv_bn_kernels(DeviceKind::cpu, {.forward = conv_bn_forward,
+                                                                       .backward = conv_bn_backward});
+
+}  // namespace
 }  // namespace topknot

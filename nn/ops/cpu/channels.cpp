@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "nn/ops/cpu/parallel.h"
+#include "nn/ops/layout.h"
 
 namespace topknot {
 
@@ -35,8 +36,10 @@ Tensor sum_over_channels(const Tensor& x) {
   return total;
 }
 
-Tensor to_layout(const Tensor& x, Layout layout) {
-  if (x.layout() == layout) return x;
+namespace {
+
+Tensor convert(const Tensor& x, Layout layout, DType type) {
+  TOPKNOT_CHECK(type == DType::f32, "activations on a CPU are fp32");
   Tensor y = Tensor::empty(x.shape(), layout);
   const ChannelGeometry from(x), to(y);
   const int block = std::max(from.block, to.block);
@@ -55,5 +58,9 @@ Tensor to_layout(const Tensor& x, Layout layout) {
   });
   return y;
 }
+
+const RegisterKernels<LayoutKernels> registered(DeviceKind::cpu, {.convert = convert});
+
+}  // namespace
 
 }  // namespace topknot

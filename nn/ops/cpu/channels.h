@@ -24,7 +24,4 @@ void add_channel_bias(Tensor& y, const float* bias, std::int64_t begin, std::int
 // s[c] = sum over n, i, j of x[n,c,i,j]; added in image order, the same for any thread count.
 Tensor sum_over_channels(const Tensor& x);
 
-// The same values in another layout; the same tensor where nothing is to be done.
-Tensor to_layout(const Tensor& x, Layout layout);
-
 }  // namespace topknot

@@ -10,7 +10,8 @@
 
 #include "nn/core/base/check.h"
 #include "nn/core/simd.h"
-#include "nn/ops/conv2d.h"
+#include "nn/ops/cpu/channels.h"
+#include "nn/ops/cpu/conv2d.h"
 #include "nn/ops/cpu/onednn.h"
 #include "nn/ops/cpu/parallel.h"
 
@@ -106,7 +107,7 @@ TOPKNOT_MULTIVERSION void add_into(float* sum, const float* term, std::size_t n)
 // batches of 1 to 32; below it direct convolution takes 0.5 to 0.75 of the time.
 constexpr std::int64_t kPixelsForWinograd = 200;
 
-class DnnlConv final : public ConvKernels {
+class DnnlConv final : public ChunkedConv {
  public:
   explicit DnnlConv(const ConvGeometry& geometry) : g_(geometry) {
     const int block = channel_block();
@@ -287,10 +288,34 @@ class DnnlConv final : public ConvKernels {
   std::map<Key, std::unique_ptr<Plan>> plans_;
 };
 
+Layout output_layout(const ConvGeometry& geometry) {
+  return chunked_conv(geometry).output_layout();
+}
+
+OpState forward(const ConvGeometry& geometry, const Tensor& x, const Tensor& weight, const Tensor& bias,
+                Tensor& y) {
+  ChunkedConv::ChunkFn add_bias;
+  if (bias.defined())
+    add_bias = [&](std::int64_t begin, std::int64_t end) { add_channel_bias(y, bias.data(), begin, end); };
+  chunked_conv(geometry).forward(x, weight.data(), y, add_bias);
+  return nullptr;
+}
+
+void backward(const ConvGeometry& geometry, const Tensor& x, const Tensor& weight, const Tensor& dy,
+              const OpState&, WeightedGradients& out) {
+  if (out.bias.data) write_gradient(out.bias, sum_over_channels(dy));
+  chunked_conv(geometry).backward(x, weight.data(), dy, {}, out.weight, out.x);
+}
+
+const RegisterKernels<ConvKernels> registered(DeviceKind::cpu, {.output_layout = output_layout,
+                                                                .forward = forward,
+                                                                .backward = backward});
+
 }  // namespace
 
-std::shared_ptr<ConvKernels> make_conv_kernels_cpu(const ConvGeometry& geometry) {
-  return std::make_shared<DnnlConv>(geometry);
+ChunkedConv& chunked_conv(const ConvGeometry& geometry) {
+  thread_local std::map<ConvGeometry, DnnlConv> convolutions;
+  return convolutions.try_emplace(geometry, geometry).first->second;
 }
 
 }  // namespace topknot

@@ -1,10 +1,7 @@
-// Activations in and out of the form that the GPU's ops take.
 #include "nn/ops/cuda/activation.h"
 
-#include "nn/core/base/check.h"
 #include "nn/core/cuda/context.h"
 #include "nn/ops/cuda/activation_kernels.h"
-#include "nn/ops/cuda_ops.h"
 
 namespace topknot::cuda {
 namespace {
@@ -19,11 +16,8 @@ Tensor on_this_gpu(const Tensor& x) {
   return y;
 }
 
-}  // namespace
-
-Tensor in_form(const Tensor& x, Layout layout, DType type) {
+Tensor convert_form(const Tensor& x, Layout layout, DType type) {
   TOPKNOT_CHECK(x.layout() != Layout::blocked && layout != Layout::blocked, "no blocked tensors on a GPU");
-  if (x.layout() == layout && x.dtype() == type) return x;
   Tensor y = Tensor::empty(x.shape(), layout, x.device(), type);
   const cudaStream_t stream = Context::current().stream();
   const bool from = x.dtype() == DType::bf16, to = type == DType::bf16;
@@ -36,6 +30,10 @@ Tensor in_form(const Tensor& x, Layout layout, DType type) {
     transpose(stream, x.data(), from, y.data(), to, size(0), size(2) * size(3), size(1));
   return y;
 }
+
+const RegisterKernels<LayoutKernels> registered(DeviceKind::cuda, {.convert = convert_form});
+
+}  // namespace
 
 Tensor to_activation(const Tensor& images) {
   const Tensor x = on_this_gpu(images);

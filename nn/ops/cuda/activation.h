@@ -1,12 +1,14 @@
 #pragma once
-// Between the layouts and types that activations have on a GPU.
+// Tensors in and out of the form that a GPU's ops take.
 
-#include "nn/core/tensor.h"
+#include "nn/ops/layout.h"
 
 namespace topknot::cuda {
 
-// The same values in this layout and type, on the current context's stream; the same tensor where nothing is to be
-// done. `x` lies on the GPU; bfloat16 is rounded to nearest, ties to even.
-Tensor in_form(const Tensor& x, Layout layout, DType type);
+// Plain f32 images of the host or of this GPU as the first layer takes them: nhwc, in the context's type. Tensors of
+// other ranks stay plain. On the current context's stream; a copy from the host blocks. No gradient.
+Tensor to_activation(const Tensor& images);
+// The f32, plain form of an activation, on the GPU.
+Tensor to_plain(const Tensor& x);
 
 }  // namespace topknot::cuda

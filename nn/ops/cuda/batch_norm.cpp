@@ -1,14 +1,31 @@
+// Batch norm on a GPU: our kernels, cuDNN's modes, and the choice between them.
+#include "nn/ops/cuda/batch_norm.h"
+
+#include <fmt/format.h>
+
 #include <array>
 #include <limits>
 #include <map>
 
-#include "nn/core/base/check.h"
 #include "nn/core/base/log.h"
-#include "nn/ops/cuda/batch_norm_method.h"
-#include "nn/ops/cuda_ops.h"
+#include "nn/ops/cuda/cudnn_descriptor.h"
 
 namespace topknot::cuda {
 namespace {
+
+// Whether cuDNN reads parameters in vectors is not documented, so it gets aligned ones only.
+bool aligned_for_cudnn(const void* data) {
+  return reinterpret_cast<std::uintptr_t>(data) % 16 == 0;
+}
+bool aligned_parameters(const BatchNormCall& call) {
+  const BatchNormParameters& p = call.parameters;
+  return aligned_for_cudnn(p.gamma) && aligned_for_cudnn(p.beta) && aligned_for_cudnn(p.running_mean) &&
+         aligned_for_cudnn(p.running_variance);
+}
+
+BatchNormTiles tiles_of(const Tensor& x) {
+  return batch_norm_tiles(x.numel() / x.dim(1), x.dim(1), x.dtype() == DType::bf16);
+}
 
 BatchNormStatistics statistics(const BatchNormKept& kept) {
   float* at = kept.values.data();
@@ -20,7 +37,7 @@ class KernelBatchNorm : public BatchNormMethod {
  public:
   Tensor forward(const BatchNormCall& call, BatchNormKept& kept) const override {
     Context& context = Context::current();
-    const BatchNormTiles tiles = batch_norm_tiles(call.x);
+    const BatchNormTiles tiles = tiles_of(call.x);
     kept.values = DeviceArray<float>(std::size_t{4} * tiles.channels);
     float* partial = nullptr;
     if (call.training) {
@@ -38,7 +55,7 @@ class KernelBatchNorm : public BatchNormMethod {
   void backward(const BatchNormCall& call, const BatchNormKept& kept, Tensor grad,
                 BatchNormGradients& out) const override {
     Context& context = Context::current();
-    const BatchNormTiles tiles = batch_norm_tiles(call.x);
+    const BatchNormTiles tiles = tiles_of(call.x);
     const BatchNormStatistics n = statistics(kept);
     const std::size_t partial_floats = tiles.partial_floats();
     auto* partial = static_cast<float*>(
@@ -61,7 +78,113 @@ class KernelBatchNorm : public BatchNormMethod {
   }
 };
 
-// The quickest method for each shape, timed at its first use.
+void check_supported(cudnnStatus_t status, const char* call, const char* file, int line) {
+  if (status == CUDNN_STATUS_SUCCESS) return;
+  // cuDNN has both codes for what it does not do.
+  const int category = CUDNN_STATUS_CATEGORY(static_cast<int>(status));
+  if (category == CUDNN_STATUS_NOT_SUPPORTED || category == CUDNN_STATUS_BAD_PARAM)
+    throw BatchNormRefused(std::string(call) + ": " + cudnnGetErrorString(status));
+  check_cudnn(status, call, file, line);
+}
+#define TOPKNOT_OR_REFUSED(call) check_supported((call), #call, __FILE__, __LINE__)
+
+constexpr float kOne = 1, kZero = 0;
+
+class CudnnBatchNorm : public BatchNormMethod {
+ public:
+  CudnnBatchNorm(BatchNormKind kind, const BatchNormCall& like)
+      : mode_(kind == BatchNormKind::spatial ? CUDNN_BATCHNORM_SPATIAL : CUDNN_BATCHNORM_SPATIAL_PERSISTENT),
+        data_(cudnn_activation_tensor(like.x.shape(), like.x.dtype())) {
+    if (kind == BatchNormKind::fused) {
+      ops_ =
+          like.residual.defined() ? CUDNN_BATCHNORM_OPS_BN_ADD_ACTIVATION : CUDNN_BATCHNORM_OPS_BN_ACTIVATION;
+      TOPKNOT_CUDNN(
+          cudnnSetActivationDescriptor(activation_.get(), CUDNN_ACTIVATION_RELU, CUDNN_PROPAGATE_NAN, 0));
+    }
+    TOPKNOT_CUDNN(cudnnDeriveBNTensorDescriptor(parameters_.get(), data_.get(), mode_));
+    const cudnnHandle_t handle = Context::current().cudnn();
+    TOPKNOT_OR_REFUSED(cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize(
+        handle, mode_, ops_, data_.get(), data_.get(), data_.get(), parameters_.get(), activation(),
+        &forward_bytes_));
+    TOPKNOT_OR_REFUSED(cudnnGetBatchNormalizationBackwardExWorkspaceSize(
+        handle, mode_, ops_, data_.get(), data_.get(), data_.get(), z(), data_.get(), parameters_.get(),
+        activation(), &backward_bytes_));
+    TOPKNOT_OR_REFUSED(cudnnGetBatchNormalizationTrainingExReserveSpaceSize(handle, mode_, ops_, activation(),
+                                                                            data_.get(), &reserve_bytes_));
+  }
+
+  Tensor forward(const BatchNormCall& call, BatchNormKept& kept) const override {
+    Context& context = Context::current();
+    const BatchNormParameters& p = call.parameters;
+    const auto channels = static_cast<std::size_t>(call.x.dim(1));
+    kept.values = DeviceArray<float>(2 * channels);
+    kept.reserve = DeviceArray<std::byte>(reserve_bytes_);
+    Tensor y = Tensor::empty_like(call.x);
+    TOPKNOT_OR_REFUSED(cudnnBatchNormalizationForwardTrainingEx(
+        context.cudnn(), mode_, ops_, &kOne, &kZero, data_.get(), call.x.data(), z(),
+        z() ? call.residual.data() : nullptr, data_.get(), y.data(), parameters_.get(), p.gamma, p.beta,
+        p.momentum, p.running_mean, p.running_variance, p.epsilon, kept.values.data(),
+        kept.values.data() + channels, activation(), context.workspace(forward_bytes_), forward_bytes_,
+        kept.reserve.data(), reserve_bytes_));
+    if (!fused())
+      batch_norm_finish(context.stream(), tiles_of(call.x), y.data(),
+                        call.residual.defined() ? call.residual.data() : nullptr, call.relu);
+    if (call.relu) kept.y = y;
+    return y;
+  }
+
+  void backward(const BatchNormCall& call, const BatchNormKept& kept, Tensor grad,
+                BatchNormGradients& out) const override {
+    Context& context = Context::current();
+    const auto channels = static_cast<std::size_t>(call.x.dim(1));
+    if (call.relu && !fused()) {
+      Tensor masked = grad.exclusive() ? grad : Tensor::empty_like(grad);
+      batch_norm_mask(context.stream(), tiles_of(call.x), grad.data(), kept.y.data(), masked.data());
+      grad = std::move(masked);
+    }
+    if (out.want_residual) out.residual = z() ? Tensor::empty_like(call.x) : grad;
+    // cuDNN is not asked to add to what is there; it writes elsewhere then.
+    const bool elsewhere = !out.x.tensor.defined() || out.x.accumulate;
+    Tensor dx = elsewhere ? Tensor::empty_like(call.x) : out.x.tensor;
+    Tensor dz = z() ? out.want_residual ? out.residual : Tensor::empty_like(call.x) : Tensor();
+    DeviceArray<float> parameter_scratch(2 * channels);
+    const auto direct = [](const GradientTarget& t) {
+      return t.data && !t.accumulate && aligned_for_cudnn(t.data);
+    };
+    float* dgamma = direct(out.gamma) ? out.gamma.data : parameter_scratch.data();
+    float* dbeta = direct(out.beta) ? out.beta.data : parameter_scratch.data() + channels;
+    TOPKNOT_OR_REFUSED(cudnnBatchNormalizationBackwardEx(
+        context.cudnn(), mode_, ops_, &kOne, &kZero, &kOne, &kZero, data_.get(), call.x.data(), activated(),
+        fused() ? kept.y.data() : nullptr, data_.get(), grad.data(), z(), dz.defined() ? dz.data() : nullptr,
+        data_.get(), dx.data(), parameters_.get(), call.parameters.gamma,
+        fused() ? call.parameters.beta : nullptr, dgamma, dbeta, call.parameters.epsilon, kept.values.data(),
+        kept.values.data() + channels, activation(), context.workspace(backward_bytes_), backward_bytes_,
+        kept.reserve.data(), reserve_bytes_));
+    for (const auto& [target, from] : {std::pair(out.gamma, dgamma), std::pair(out.beta, dbeta)})
+      if (target.data != from) write_gradient(target, Tensor::view(from, {call.x.dim(1)}, context.device()));
+    if (out.x.tensor.defined() && elsewhere)
+      backend(context.device())
+          .add(dx.dtype(), out.x.tensor.data(), dx.data(), out.x.tensor.data(),
+               static_cast<std::size_t>(dx.numel()));
+  }
+
+ private:
+  bool fused() const { return ops_ != CUDNN_BATCHNORM_OPS_BN; }
+  // Descriptors that cuDNN wants for some of its operations only.
+  cudnnTensorDescriptor_t z() const {
+    return ops_ == CUDNN_BATCHNORM_OPS_BN_ADD_ACTIVATION ? data_.get() : nullptr;
+  }
+  cudnnTensorDescriptor_t activated() const { return fused() ? data_.get() : nullptr; }
+  cudnnActivationDescriptor_t activation() const { return fused() ? activation_.get() : nullptr; }
+
+  cudnnBatchNormMode_t mode_;
+  cudnnBatchNormOps_t ops_ = CUDNN_BATCHNORM_OPS_BN;
+  CudnnTensor data_, parameters_;
+  CudnnActivation activation_;
+  std::size_t forward_bytes_ = 0, backward_bytes_ = 0, reserve_bytes_ = 0;
+};
+
+// The fastest method for each shape, timed at its first use.
 struct Choices {
   using Key = std::array<std::int64_t, 8>;
   std::map<Key, std::shared_ptr<const BatchNormMethod>> methods;
@@ -95,7 +218,7 @@ float time_of(const BatchNormMethod& method, BatchNormCall call) {
   return milliseconds_between(begin, end);
 }
 
-std::shared_ptr<const BatchNormMethod> quickest(const BatchNormCall& call) {
+std::shared_ptr<const BatchNormMethod> fastest_method(const BatchNormCall& call) {
   std::shared_ptr<const BatchNormMethod> best;
   BatchNormKind which = BatchNormKind::kernels;
   float least = std::numeric_limits<float>::infinity();
@@ -111,8 +234,8 @@ std::shared_ptr<const BatchNormMethod> quickest(const BatchNormCall& call) {
     }
   }
   if (!best) best = std::make_shared<KernelBatchNorm>();
-  log_debug("batch norm of " + call.x.shape().str() + ": " + name_of(which) + ", " +
-            std::to_string(least / kTimedRuns) + " ms forward and back");
+  log_debug(fmt::format("batch norm of {}: {}, {:f} ms forward and back", call.x.shape().str(),
+                        name_of(which), least / kTimedRuns));
   return best;
 }
 
@@ -128,11 +251,48 @@ std::shared_ptr<const BatchNormMethod> method_for(const BatchNormCall& call) {
   if (method) return method;
   cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
   TOPKNOT_CUDA(cudaStreamIsCapturing(context.stream(), &capture));
-  TOPKNOT_CHECK(capture == cudaStreamCaptureStatusNone,
-                "batch_norm of " + x.shape().str() +
-                    ": a shape's first pass is timed, which cannot be while a graph is captured");
-  return method = quickest(call);
+  TOPKNOT_CHECK(
+      capture == cudaStreamCaptureStatusNone,
+      fmt::format("batch_norm of {}: the first pass of a shape is timed, which cannot be while a graph is "
+                  "captured",
+                  x.shape().str()));
+  return method = fastest_method(call);
 }
+
+// What the backward pass needs of a forward pass.
+struct Recorded {
+  BatchNormCall call;
+  std::shared_ptr<const BatchNormMethod> method;
+  BatchNormKept kept;
+};
+
+Tensor forward(const BatchNormArguments& a, OpState& state) {
+  TOPKNOT_CHECK(a.x.layout() == Layout::nhwc && a.x.numel() > 0,
+                "batch_norm: an activation on a GPU is nhwc, of at least one element");
+  TOPKNOT_CHECK(!a.residual.defined() || a.residual.dtype() == a.x.dtype(),
+                "batch_norm: a residual of the input's type");
+  const BatchNormState& s = a.state;
+  TOPKNOT_CHECK(s.mean_buffer && s.mean_buffer->device && s.variance_buffer && s.variance_buffer->device,
+                "batch_norm: running statistics in the GPU's memory");
+  const auto recorded = std::make_shared<Recorded>();
+  recorded->call = {a.x,
+                    a.residual,
+                    {a.gamma.data(), a.beta.data(), s.mean_buffer->device, s.variance_buffer->device,
+                     s.momentum, s.epsilon},
+                    a.options.relu,
+                    a.options.training};
+  recorded->method = method_for(recorded->call);
+  state = recorded;
+  return recorded->method->forward(recorded->call, recorded->kept);
+}
+
+void backward(const BatchNormArguments&, const OpState& state, Tensor grad, BatchNormGradients& out) {
+  const auto& recorded = state_as<Recorded>(state);
+  recorded.method->backward(recorded.call, recorded.kept, std::move(grad), out);
+}
+
+const RegisterKernels<BatchNormKernels> registered(DeviceKind::cuda,
+                                                   {.forward = forward, .backward = backward});
 
 }  // namespace
 
@@ -152,39 +312,10 @@ const char* name_of(BatchNormKind kind) {
 
 std::unique_ptr<BatchNormMethod> make_batch_norm_method(BatchNormKind kind, const BatchNormCall& like) {
   if (kind == BatchNormKind::kernels) return std::make_unique<KernelBatchNorm>();
-  return make_cudnn_batch_norm(kind, like);
-}
-
-Variable batch_norm(const Variable& x, const Variable& gamma, const Variable& beta, const Variable& residual,
-                    const BatchNormState& state, const BatchNormOptions& options) {
-  TOPKNOT_CHECK(x.value().layout() == Layout::nhwc && x.value().numel() > 0,
-                "batch_norm: an activation on a GPU is nhwc, of at least one element");
-  TOPKNOT_CHECK(!residual.defined() || residual.value().dtype() == x.value().dtype(),
-                "batch_norm: a residual of the input's type");
-  TOPKNOT_CHECK(state.mean_buffer && state.mean_buffer->device && state.variance_buffer &&
-                    state.variance_buffer->device,
-                "batch_norm: running statistics in the GPU's memory");
-  const BatchNormCall call{x.value(),
-                           residual.defined() ? residual.value() : Tensor(),
-                           {gamma.value().data(), beta.value().data(), state.mean_buffer->device,
-                            state.variance_buffer->device, state.momentum, state.epsilon},
-                           options.relu,
-                           options.training};
-  const auto method = method_for(call);
-  BatchNormKept kept;
-  Tensor y = method->forward(call, kept);
-  std::vector<Variable> inputs{x, gamma, beta};
-  if (residual.defined()) inputs.push_back(residual);
-  return {"batch_norm", std::move(y), std::move(inputs), [=](Tensor grad) {
-            BatchNormGradients out;
-            out.gamma = gamma.gradient_target();
-            out.beta = beta.gradient_target();
-            out.x = x.input_gradient();
-            out.want_residual = residual.requires_grad();
-            method->backward(call, kept, std::move(grad), out);
-            if (out.x.tensor.defined()) x.accumulate_grad(std::move(out.x.tensor));
-            if (out.want_residual) residual.accumulate_grad(std::move(out.residual));
-          }};
+  const bool fusable = like.relu && like.x.dtype() == DType::bf16 && like.x.dim(1) % 4 == 0;
+  if (!like.training || !aligned_parameters(like) || (kind == BatchNormKind::fused && !fusable))
+    throw BatchNormRefused(std::string(name_of(kind)) + " does not do this batch norm");
+  return std::make_unique<CudnnBatchNorm>(kind, like);
 }
 
 }  // namespace topknot::cuda

@@ -1,14 +1,11 @@
-// nn/ops/conv2d.h on a GPU. A 1x1 convolution of stride 1 is a product of matrices, [N*H*W, in] by [in, out], for
+// Convolution on a GPU. A 1x1 convolution of stride 1 is a product of matrices, [N*H*W, in] by [in, out], for
 // cuBLAS; others are cuDNN's. Under bf16 the weight is rounded to bfloat16 for the products of the step. Its gradient
 // arrives in the arena in fp32, where cuDNN rounded it to bfloat16 before: its interface has dw in the type of x.
-#include <memory>
+#include "nn/ops/conv2d.h"
 
-#include "nn/core/cuda/context.h"
-#include "nn/ops/cuda/channel_bias.h"
 #include "nn/ops/cuda/conv_algorithms.h"
 #include "nn/ops/cuda/conv_layout.h"
 #include "nn/ops/cuda/gemm.h"
-#include "nn/ops/cuda_ops.h"
 
 namespace topknot::cuda {
 namespace {
@@ -85,28 +82,30 @@ std::shared_ptr<const Products> products(const ConvGeometry& geometry, const Ten
   return std::make_shared<const Cudnn>(geometry, x, weight);
 }
 
-}  // namespace
-
-Variable conv2d(const Variable& x, const Variable& weight, const Variable& bias,
-                const ConvGeometry& geometry) {
-  const Tensor& in = x.value();
-  TOPKNOT_CHECK(in.layout() == Layout::nhwc, "conv2d on a GPU takes activations in nhwc");
-  const auto of = products(geometry, in, weight.value());
-  Tensor y = Tensor::empty(geometry.output_shape(in.shape()), Layout::nhwc, in.device(), in.dtype());
-  of->forward(in, y);
-  if (bias.defined()) add_bias(y, bias);
-
-  std::vector<Variable> inputs{x, weight};
-  if (bias.defined()) inputs.push_back(bias);
-  return {"conv2d", y, std::move(inputs), [=](Tensor grad) {
-            if (bias.defined()) bias_gradient(grad, bias);
-            if (const GradientTarget dw = weight.gradient_target(); dw.data)
-              of->weight_gradient(x.value(), grad, dw);
-            InputGradient dx = x.input_gradient();
-            if (!dx.tensor.defined()) return;
-            of->input_gradient(grad, dx);
-            x.accumulate_grad(std::move(dx.tensor));
-          }};
+Layout output_layout(const ConvGeometry&) {
+  return Layout::nhwc;
 }
 
+OpState forward(const ConvGeometry& geometry, const Tensor& x, const Tensor& weight, const Tensor& bias,
+                Tensor& y) {
+  TOPKNOT_CHECK(x.layout() == Layout::nhwc, "conv2d on a GPU takes activations in nhwc");
+  const auto of = products(geometry, x, weight);
+  of->forward(x, y);
+  if (bias.defined()) add_bias(y, bias);
+  return of;
+}
+
+void backward(const ConvGeometry&, const Tensor& x, const Tensor&, const Tensor& dy, const OpState& state,
+              WeightedGradients& out) {
+  const auto& of = state_as<Products>(state);
+  bias_gradient(dy, out.bias);
+  if (out.weight.data) of.weight_gradient(x, dy, out.weight);
+  if (out.x.tensor.defined()) of.input_gradient(dy, out.x);
+}
+
+const RegisterKernels<ConvKernels> registered(DeviceKind::cuda, {.output_layout = output_layout,
+                                                                 .forward = forward,
+                                                                 .backward = backward});
+
+}  // namespace
 }  // namespace topknot::cuda

@@ -1,5 +1,7 @@
 #include "nn/ops/cuda/gemm.h"
 
+#include <fmt/format.h>
+
 #include <limits>
 
 #include "nn/core/cuda/library.h"
@@ -14,9 +16,15 @@ cudaDataType_t type_of(DType type) {
 
 int as_int(std::int64_t size) {
   TOPKNOT_CHECK(size > 0 && size <= std::numeric_limits<int>::max(),
-                "a matrix with a side of " + std::to_string(size) + " is beyond cuBLAS");
+                fmt::format("a matrix with a side of {} is beyond cuBLAS", size));
   return static_cast<int>(size);
 }
+
+struct Rows {
+  std::size_t rows, channels;
+  explicit Rows(const Tensor& y)
+      : rows(static_cast<std::size_t>(y.numel() / y.dim(1))), channels(static_cast<std::size_t>(y.dim(1))) {}
+};
 
 }  // namespace
 
@@ -40,6 +48,20 @@ Tensor weight_as(DType type, const Tensor& weight) {
   filter_from_weight(Context::current().stream(), weight.data(), copy.data(), type == DType::bf16,
                      {1, weight.numel(), 1});
   return copy;
+}
+
+void add_bias(Tensor& y, const Tensor& bias) {
+  const Rows of(y);
+  add_bias(Context::current().stream(), y.data(), y.dtype() == DType::bf16, bias.data(), of.rows,
+           of.channels);
+}
+
+void bias_gradient(const Tensor& dy, const GradientTarget& target) {
+  if (!target.data) return;
+  const Rows of(dy);
+  const DeviceArray<float> scratch(column_sums_scratch(of.rows, of.channels));
+  column_sums(Context::current().stream(), dy.data(), dy.dtype() == DType::bf16, of.rows, of.channels,
+              scratch.data(), target.data, target.accumulate);
 }
 
 }  // namespace topknot::cuda

@@ -1,10 +1,10 @@
 #pragma once
-// Products of row-major matrices on a GPU, by cuBLAS.
+// What linear layers and convolutions share on a GPU: products of row-major matrices by cuBLAS, and the bias.
 
 #include <cstdint>
 
+#include "nn/core/autograd.h"
 #include "nn/core/cuda/context.h"
-#include "nn/core/tensor.h"
 
 namespace topknot::cuda {
 
@@ -22,5 +22,11 @@ void multiply(Context& context, std::int64_t m, std::int64_t n, std::int64_t k, 
 
 // A parameter's value as an operand of the given type: itself, or a converted copy.
 Tensor weight_as(DType type, const Tensor& weight);
+
+// y[..., c] += bias[c]. The channel is the fastest dimension of y in memory: nhwc, or [N, out].
+void add_bias(Tensor& y, const Tensor& bias);
+// The sum of the output's gradient over all but the channel, written or added to the bias' gradient; nothing where that
+// is not wanted.
+void bias_gradient(const Tensor& dy, const GradientTarget& target);
 
 }  // namespace topknot::cuda

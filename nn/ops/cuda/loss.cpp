@@ -1,69 +1,62 @@
-// The losses on a GPU: a scalar in its memory, nothing the host waits for.
-#include "nn/core/base/check.h"
+// The losses on a GPU: a scalar in its memory, which the host does not wait for.
+#include "nn/ops/loss.h"
+
 #include "nn/core/cuda/context.h"
 #include "nn/ops/cuda/loss_kernels.h"
-#include "nn/ops/cuda_ops.h"
 
 namespace topknot::cuda {
 namespace {
 
-Rows rows_of(const char* op, const Tensor& x) {
-  TOPKNOT_CHECK(x.shape().rank() == 2 && x.numel() > 0,
-                std::string(op) + ": logits must be [N, classes], not " + x.shape().str());
+Rows rows_of(const Tensor& x) {
   return {x.data(), x.dtype() == DType::bf16, x.dim(0), x.dim(1)};
 }
 
-Tensor scalar(const Tensor& like) {
-  return Tensor::empty({1}, Layout::plain, like.device());
-}
+struct Softmax {
+  DeviceArray<SoftmaxRow> rows;
+  const std::int32_t* labels;
+};
 
-}  // namespace
-
-Variable softmax_cross_entropy(const Variable& logits, const std::int32_t* labels) {
-  const Rows rows = rows_of("softmax_cross_entropy", logits.value());
-  const auto n = static_cast<std::size_t>(rows.rows);
+OpState forward(const Tensor& logits, std::span<const std::int32_t> labels, Tensor& loss) {
+  const std::size_t n = labels.size();
   const cudaStream_t stream = Context::current().stream();
-  const DeviceArray<SoftmaxRow> softmax(n);
+  const auto softmax = std::make_shared<Softmax>(Softmax{DeviceArray<SoftmaxRow>(n), labels.data()});
   const DeviceArray<double> losses(n);
-  cross_entropy_rows(stream, rows, labels, softmax.data(), losses.data());
-  Tensor loss = scalar(logits.value());
+  cross_entropy_rows(stream, rows_of(logits), labels.data(), softmax->rows.data(), losses.data());
   mean_of(stream, losses.data(), n, static_cast<double>(n), loss.data());
-  return {"softmax_cross_entropy", loss, {logits}, [=](Tensor grad) {
-            Tensor dz = Tensor::empty_like(logits.value());
-            cross_entropy_backward(Context::current().stream(), rows, labels, softmax.data(), grad.data(),
-                                   dz.data());
-            logits.accumulate_grad(std::move(dz));
-          }};
+  return softmax;
 }
 
-Variable mean_squared_error(const Variable& y, const Tensor& target) {
-  const Tensor& out = y.value();
-  TOPKNOT_CHECK(out.shape() == target.shape() && out.numel() > 0,
-                "mean_squared_error: " + out.shape().str() + " against " + target.shape().str());
-  TOPKNOT_CHECK(
-      out.layout() == target.layout() && target.dtype() == DType::f32 && target.device() == out.device(),
-      "mean_squared_error: a target in f32 on the same GPU and in the same layout");
-  const auto n = static_cast<std::size_t>(out.numel());
-  const bool bf16 = out.dtype() == DType::bf16;
-  const cudaStream_t stream = Context::current().stream();
-  const DeviceArray<double> partial(squared_error_blocks(n));
-  squared_error(stream, bf16, out.data(), target.data(), n, partial.data());
-  Tensor loss = scalar(out);
-  mean_of(stream, partial.data(), partial.size(), static_cast<double>(n), loss.data());
-  return {"mean_squared_error", loss, {y}, [=](Tensor grad) {
-            Tensor dy = Tensor::empty_like(y.value());
-            squared_error_backward(Context::current().stream(), bf16, y.value().data(), target.data(), n,
-                                   grad.data(), dy.data());
-            y.accumulate_grad(std::move(dy));
-          }};
+void backward(const Tensor& logits, const OpState& state, const Tensor& grad, Tensor& dz) {
+  const auto& softmax = state_as<Softmax>(state);
+  cross_entropy_backward(Context::current().stream(), rows_of(logits), softmax.labels, softmax.rows.data(),
+                         grad.data(), dz.data());
 }
 
-void count_correct(const Tensor& logits, const std::int32_t* labels, double* sums) {
-  const Rows rows = rows_of("count_correct", logits);
+void count_correct(const Tensor& logits, std::span<const std::int32_t> labels, double* sums) {
   const cudaStream_t stream = Context::current().stream();
-  const DeviceArray<double> hits(static_cast<std::size_t>(rows.rows));
-  count_hits(stream, rows, labels, hits.data());
+  const DeviceArray<double> hits(labels.size());
+  count_hits(stream, rows_of(logits), labels.data(), hits.data());
   add_sum(stream, hits.data(), hits.size(), sums);
 }
 
+void squared_error_forward(const Tensor& y, const Tensor& target, Tensor& loss) {
+  const auto n = static_cast<std::size_t>(y.numel());
+  const cudaStream_t stream = Context::current().stream();
+  const DeviceArray<double> partial(squared_error_blocks(n));
+  squared_error(stream, y.dtype() == DType::bf16, y.data(), target.data(), n, partial.data());
+  mean_of(stream, partial.data(), partial.size(), static_cast<double>(n), loss.data());
+}
+
+void squared_error_gradient(const Tensor& y, const Tensor& target, const Tensor& grad, Tensor& dy) {
+  squared_error_backward(Context::current().stream(), y.dtype() == DType::bf16, y.data(), target.data(),
+                         static_cast<std::size_t>(y.numel()), grad.data(), dy.data());
+}
+
+const RegisterKernels<CrossEntropyKernels> cross_entropy_kernels(
+    DeviceKind::cuda, {.forward = forward, .backward = backward, .count_correct = count_correct});
+const RegisterKernels<SquaredErrorKernels> squared_error_kernels(DeviceKind::cuda,
+                                                                 {.forward = squared_error_forward,
+                                                                  .backward = squared_error_gradient});
+
+}  // namespace
 }  // namespace topknot::cuda

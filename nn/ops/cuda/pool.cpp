@@ -1,10 +1,11 @@
 // Pooling by cuDNN, which passes a NaN of the window on. Where cuDNN does not pool bfloat16, it pools the same numbers
 // as floats.
-#include "nn/core/base/check.h"
+#include "nn/ops/pool.h"
+
 #include "nn/core/cuda/context.h"
-#include "nn/ops/cuda/activation.h"
 #include "nn/ops/cuda/cudnn_descriptor.h"
-#include "nn/ops/cuda_ops.h"
+#include "nn/ops/cuda/pool_kernels.h"
+#include "nn/ops/layout.h"
 
 namespace topknot::cuda {
 namespace {
@@ -12,9 +13,9 @@ namespace {
 constexpr float kOne = 1, kZero = 0;
 
 // In one type of numbers.
-class PoolPlan {
+class CudnnPool {
  public:
-  PoolPlan(const PoolGeometry& g, const Shape& input, const Shape& output, DType type)
+  CudnnPool(const PoolGeometry& g, const Shape& input, const Shape& output, DType type)
       : x_(cudnn_activation_tensor(input, type)), y_(cudnn_activation_tensor(output, type)) {
     const int window = static_cast<int>(g.window), padding = static_cast<int>(g.padding),
               stride = static_cast<int>(g.stride);
@@ -48,38 +49,55 @@ Tensor as_floats(const Tensor& x) {
   return in_form(x, x.layout(), DType::f32);
 }
 
-}  // namespace
-
-Variable pool(const Variable& x, const PoolGeometry& geometry) {
-  const Tensor& in = x.value();
-  TOPKNOT_CHECK(in.layout() == Layout::nhwc, "pool: an activation on a GPU is nhwc");
-  const Shape shape{in.dim(0), in.dim(1), geometry.output_size(in.dim(2)), geometry.output_size(in.dim(3))};
-  TOPKNOT_CHECK(in.dim(2) + 2 * geometry.padding >= geometry.window &&
-                    in.dim(3) + 2 * geometry.padding >= geometry.window,
-                "pool: a window larger than " + in.shape().str());
-  const DType type = in.dtype();
-  const auto plan_in = [=](DType of) { return PoolPlan(geometry, x.shape(), shape, of); };
-  const auto plan = std::make_shared<PoolPlan>(geometry, in.shape(), shape, type);
-  Tensor y = Tensor::empty(shape, in.layout(), in.device(), type);
-  if (const cudnnStatus_t status = plan->forward(in, y); refuses(status, type)) {
-    Tensor wide = Tensor::empty(shape, in.layout(), in.device(), DType::f32);
-    TOPKNOT_CUDNN(plan_in(DType::f32).forward(as_floats(in), wide));
-    y = in_form(wide, in.layout(), type);
+OpState pool_forward(const PoolGeometry& geometry, const Tensor& x, Tensor& y) {
+  TOPKNOT_CHECK(x.layout() == Layout::nhwc, "pool: an activation on a GPU is nhwc");
+  const auto plan = std::make_shared<CudnnPool>(geometry, x.shape(), y.shape(), x.dtype());
+  if (const cudnnStatus_t status = plan->forward(x, y); refuses(status, x.dtype())) {
+    Tensor wide = Tensor::empty(y.shape(), y.layout(), y.device(), DType::f32);
+    TOPKNOT_CUDNN(CudnnPool(geometry, x.shape(), y.shape(), DType::f32).forward(as_floats(x), wide));
+    y = in_form(wide, y.layout(), y.dtype());
   } else {
     check_cudnn(status, "cudnnPoolingForward", __FILE__, __LINE__);
   }
-  return {"pool", y, {x}, [=](Tensor grad) {
-            Tensor dx = Tensor::empty_like(x.value());
-            if (const cudnnStatus_t status = plan->backward(y, grad, x.value(), dx); refuses(status, type)) {
-              Tensor wide = Tensor::empty(dx.shape(), dx.layout(), dx.device(), DType::f32);
-              TOPKNOT_CUDNN(
-                  plan_in(DType::f32).backward(as_floats(y), as_floats(grad), as_floats(x.value()), wide));
-              dx = in_form(wide, dx.layout(), type);
-            } else {
-              check_cudnn(status, "cudnnPoolingBackward", __FILE__, __LINE__);
-            }
-            x.accumulate_grad(std::move(dx));
-          }};
+  return plan;
 }
 
+void pool_backward(const PoolGeometry& geometry, const OpState& state, const Tensor& x, const Tensor& y,
+                   const Tensor& dy, Tensor& dx) {
+  if (const cudnnStatus_t status = state_as<CudnnPool>(state).backward(y, dy, x, dx);
+      refuses(status, x.dtype())) {
+    Tensor wide = Tensor::empty(dx.shape(), dx.layout(), dx.device(), DType::f32);
+    TOPKNOT_CUDNN(CudnnPool(geometry, x.shape(), y.shape(), DType::f32)
+                      .backward(as_floats(y), as_floats(dy), as_floats(x), wide));
+    dx = in_form(wide, dx.layout(), dx.dtype());
+  } else {
+    check_cudnn(status, "cudnnPoolingBackward", __FILE__, __LINE__);
+  }
+}
+
+AveragePoolShape average_shape(const Tensor& x) {
+  // Images are a dimension of the grid, and an image's elements are counted in 32 bits.
+  TOPKNOT_CHECK(x.layout() == Layout::nhwc && x.numel() > 0 && x.dim(0) <= 65535 &&
+                    x.numel() / x.dim(0) < std::int64_t{1} << 31,
+                "global_average_pool: 1 to 65,535 images in nhwc order, not " + x.shape().str());
+  return {static_cast<std::uint32_t>(x.dim(0)), static_cast<std::uint32_t>(x.dim(2) * x.dim(3)),
+          static_cast<std::uint32_t>(x.dim(1))};
+}
+
+void average_forward(const Tensor& x, Tensor& y) {
+  average_pool_forward(Context::current().stream(), x.dtype() == DType::bf16, x.data(), y.data(),
+                       average_shape(x));
+}
+void average_backward(const Tensor& dy, Tensor& dx) {
+  average_pool_backward(Context::current().stream(), dx.dtype() == DType::bf16, dy.data(), dx.data(),
+                        average_shape(dx));
+}
+
+const RegisterKernels<PoolKernels> pool_kernels(DeviceKind::cuda,
+                                                {.forward = pool_forward, .backward = pool_backward});
+const RegisterKernels<GlobalAveragePoolKernels> average_kernels(DeviceKind::cuda,
+                                                                {.forward = average_forward,
+                                                                 .backward = average_backward});
+
+}  // namespace
 }  // namespace topknot::cuda

@@ -1,7 +1,8 @@
 // Batch norm, pooling and losses where the order of blocks, cuDNN's failures and captures are the test's to choose.
 #include <cudnn.h>
 
-#include "nn/ops/cuda_ops.h"
+#include "nn/ops/elementwise.h"
+#include "nn/ops/loss.h"
 #include "nn/ops/pool.h"
 #include "tests/cuda/batch_norm_probe.h"
 #include "tests/cuda/stand_in/machine.h"
@@ -41,13 +42,12 @@ TEST_CASE("pooling and losses have the same bits in any order of blocks and thre
     const DeviceVector<std::int32_t> labels(std::vector<std::int32_t>{3, 39});
     const DeviceVector<double> hits(std::vector<double>{0});
     const Variable pooled = global_average_pool(x.variable());
-    const Variable loss = cuda::softmax_cross_entropy(pooled, labels.data());
-    const Variable other =
-        cuda::mean_squared_error(pooled, Tensor::zeros({2, 40}, Layout::plain, gpu.device()));
-    cuda::count_correct(pooled.value(), labels.data(), hits.data());
+    const Variable loss = softmax_cross_entropy(pooled, {labels.data(), 2});
+    const Variable other = mean_squared_error(pooled, Tensor::zeros({2, 40}, Layout::plain, gpu.device()));
+    count_correct(pooled.value(), {labels.data(), 2}, hits.data());
     std::vector<float> all{loss.value().to_vector()[0], other.value().to_vector()[0],
                            static_cast<float>(hits.host()[0])};
-    backward(cuda::add(loss, other));
+    backward(add(loss, other));
     const auto dx = x.gradient();
     all.insert(all.end(), dx.begin(), dx.end());
     return all;
@@ -108,7 +108,7 @@ TEST_CASE("a failure of cuDNN in batch norm or pooling ends in one message with 
   const OnGpu gpu;
   const auto pooled = [&] {
     const CaughtInput x(gpu_tensor(random_values(32, 1), {1, 2, 4, 4}, Layout::nhwc, DType::f32));
-    backward_from({{pool(x.variable(), make_pool_kernels({PoolKind::max, 2, 2, 0})), std::vector<float>(8)}});
+    backward_from({{pool(x.variable(), {PoolKind::max, 2, 2, 0}), std::vector<float>(8)}});
   };
   for (const char* call : {"cudnnSetPooling2dDescriptor", "cudnnPoolingForward", "cudnnPoolingBackward"}) {
     stand_in::fail(call, CUDNN_STATUS_EXECUTION_FAILED);
@@ -122,7 +122,7 @@ TEST_CASE("bfloat16 that cuDNN does not pool is pooled as floats") {
   const OnGpu gpu(cuda::Precision::bf16, false);
   const auto pooled = [&](PoolKind kind) {
     const CaughtInput x(gpu_tensor(random_values(96, 1), {2, 3, 4, 4}, Layout::nhwc, DType::bf16));
-    const Variable y = pool(x.variable(), make_pool_kernels({kind, 2, 2, 0}));
+    const Variable y = pool(x.variable(), {kind, 2, 2, 0});
     CHECK(y.value().dtype() == DType::bf16);
     backward_from({{y, random_values(24, 2)}});
     return std::pair(values_of(y.value()), x.gradient());

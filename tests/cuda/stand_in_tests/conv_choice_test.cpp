@@ -1,6 +1,5 @@
 // Which of cuDNN's algorithms a convolution takes, and what happens where cuDNN fails.
 #include "nn/ops/cuda/conv_algorithms.h"
-#include "nn/ops/cuda_ops.h"
 #include "tests/cuda/fixture.h"
 #include "tests/cuda/gpu_leaf.h"
 #include "tests/cuda/stand_in/cudnn_convolution.h"
@@ -34,8 +33,8 @@ std::vector<std::vector<float>> step(DType type = DType::f32, const Conv& g = kC
       test::gpu_tensor(random_values(g.x_size(), 1), {g.n, g.in, g.height, g.width}, Layout::nhwc, type));
   const test::GpuLeaf w(geometry.weight_shape(), random_values(g.w_size(), 2)),
       b({g.out}, random_values(g.out, 3));
-  const Variable y = cuda::conv2d(x.variable(), w.variable(), b.variable(), geometry),
-                 z = cuda::conv2d(x.variable(), w.variable(), b.variable(), geometry);
+  const Variable y = conv2d(x.variable(), w.variable(), b.variable(), geometry),
+                 z = conv2d(x.variable(), w.variable(), b.variable(), geometry);
   test::backward_from({{y, random_values(g.y_size(), 4)}, {z, random_values(g.y_size(), 5)}});
   return {test::values_of(y.value()), x.gradient(), w.gradient(), b.gradient()};
 }
@@ -153,9 +152,7 @@ TEST_CASE("no algorithm is looked for while a graph is captured, and a known sha
                                       Layout::nhwc, DType::f32);
     const test::GpuLeaf w(geometry.weight_shape(), random_values(g.w_size(), 2));
     std::vector<Tensor> kept;
-    const auto forward = [&] {
-      kept.push_back(cuda::conv2d(Variable(x), w.variable(), {}, geometry).value());
-    };
+    const auto forward = [&] { kept.push_back(conv2d(Variable(x), w.variable(), {}, geometry).value()); };
     forward(), forward();
     const auto expected = test::values_of(kept[0]);
     kept.pop_back();  // memory for the capture

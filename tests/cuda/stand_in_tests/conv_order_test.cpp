@@ -1,6 +1,7 @@
 // Kernels of convolutions give the same bits in whatever order blocks and threads run.
+#include "nn/ops/conv2d.h"
 #include "nn/ops/cuda/conv_layout.h"
-#include "nn/ops/cuda_ops.h"
+#include "nn/ops/linear.h"
 #include "tests/cuda/fixture.h"
 #include "tests/cuda/gpu_leaf.h"
 #include "tests/cuda/stand_in/machine.h"
@@ -19,7 +20,7 @@ TEST_CASE("a convolution and its gradients are the same in either order of block
         test::gpu_tensor(random_values(2 * 5 * 31 * 17, 1), {2, 5, 31, 17}, Layout::nhwc, type));
     const test::GpuLeaf w(g.weight_shape(), random_values(g.weight_shape().numel(), 2)),
         b({40}, random_values(40, 3));
-    const Variable y = cuda::conv2d(x.variable(), w.variable(), b.variable(), g);
+    const Variable y = conv2d(x.variable(), w.variable(), b.variable(), g);
     test::backward_from({{y, random_values(y.shape().numel(), 4)}});
     std::vector results{test::values_of(y.value()), x.gradient(), w.gradient(), b.gradient()};
     stand_in::reset();

@@ -1,13 +1,13 @@
 #pragma once
-// The ways in which a GPU does batch norm (batch_norm.h) in training; nn/ops/cuda/batch_norm.cpp picks the quickest for each
-// shape. Host code of the CUDA backend, on the current context's stream.
+// The methods by which a GPU does batch norm (nn/ops/batch_norm.h) in training; batch_norm.cpp times them and takes the
+// fastest for each shape. Host code of the CUDA backend, on the current context's stream.
 
 #include <memory>
 #include <string>
 
-#include "nn/core/autograd.h"
 #include "nn/core/cuda/context.h"
-#include "nn/ops/cuda/batch_norm_gpu.h"
+#include "nn/ops/batch_norm.h"
+#include "nn/ops/cuda/batch_norm_kernels.h"
 
 namespace topknot::cuda {
 
@@ -34,13 +34,6 @@ struct BatchNormKept {
   DeviceArray<std::byte> reserve;
 };
 
-struct BatchNormGradients {
-  GradientTarget gamma{}, beta{};  // data null: not wanted
-  InputGradient x;                 // undefined: not wanted
-  bool want_residual = false;
-  Tensor residual;  // out
-};
-
 // cuDNN does not do this shape in this way.
 class BatchNormRefused : public CudaError {
  public:
@@ -59,20 +52,5 @@ class BatchNormMethod {
 // For calls with an x of this shape and type, with or without a residual and relu. Throws BatchNormRefused, as
 // forward() and backward() may.
 std::unique_ptr<BatchNormMethod> make_batch_norm_method(BatchNormKind kind, const BatchNormCall& like);
-std::unique_ptr<BatchNormMethod> make_cudnn_batch_norm(BatchNormKind kind, const BatchNormCall& like);
-
-// Whether cuDNN reads parameters in vectors is not documented, so it gets aligned ones only.
-inline bool aligned_for_cudnn(const void* data) {
-  return reinterpret_cast<std::uintptr_t>(data) % 16 == 0;
-}
-inline bool aligned_parameters(const BatchNormCall& call) {
-  const BatchNormParameters& p = call.parameters;
-  return aligned_for_cudnn(p.gamma) && aligned_for_cudnn(p.beta) && aligned_for_cudnn(p.running_mean) &&
-         aligned_for_cudnn(p.running_variance);
-}
-
-inline BatchNormTiles batch_norm_tiles(const Tensor& x) {
-  return batch_norm_tiles(x.numel() / x.dim(1), x.dim(1), x.dtype() == DType::bf16);
-}
 
 }  // namespace topknot::cuda

@@ -1,5 +1,5 @@
 #include "nn/core/cuda/kernel_tools.h"
-#include "nn/ops/cuda/global_average_pool_kernels.h"
+#include "nn/ops/cuda/pool_kernels.h"
 
 namespace topknot::cuda {
 namespace {

@@ -1,0 +1,18 @@
+#include "nn/ops/layout.h"
+
+namespace topknot {
+
+Tensor in_form(const Tensor& x, Layout layout, DType type) {
+  if (x.layout() == layout && x.dtype() == type) return x;
+  return kernels_for<LayoutKernels>(x).convert(x, layout, type);
+}
+
+Variable flatten(const Variable& x) {
+  const Shape shape = x.shape(), flat{shape[0], shape.numel() / shape[0]};
+  const Layout layout = x.value().layout();
+  return {"flatten", to_layout(x.value(), Layout::plain).reshaped(flat), {x}, [=](Tensor grad) {
+            x.accumulate_grad(to_layout(grad.reshaped(shape), layout));
+          }};
+}
+
+}  // namespace topknot
