@@ -1,11 +1,11 @@
-# The thin front door: CMake does the work. `make` alone lists what there is.
+# Shortcuts; CMake does the work. `make` without a target lists the targets.
 SHELL := /bin/bash
 BUILD ?= build
 JOBS ?= $(shell nproc)
-# An existing build folder keeps the generator it was made with.
+# An existing build directory keeps its generator.
 CONFIGURE = cmake -S . -B $(1) $(if $(wildcard $(1)/CMakeCache.txt),,-G Ninja \
   $(if $(shell command -v ccache),-DCMAKE_CXX_COMPILER_LAUNCHER=ccache)) $(2) --log-level=NOTICE >/dev/null
-# Address randomisation of recent kernels collides with the memory map of older thread sanitizers.
+# Address randomisation of recent kernels conflicts with the memory map of older thread sanitizers.
 FIXED_ADDRESSES = $(if $(shell command -v setarch),setarch -R)
 
 .DEFAULT_GOAL := help
@@ -19,50 +19,50 @@ demo: deps  ## train three methods on 4 ranks and write one HTML report (sets ev
 	@cmake --build $(BUILD) -j $(JOBS) --target train compare
 	@BUILD=$(BUILD) scripts/demo
 
-test: build  ## the whole test suite (sets everything up)
+test: build  ## run the whole test suite (sets everything up)
 	@scripts/test $(BUILD)
 
 build: deps  ## configure and compile
 	@$(call CONFIGURE,$(BUILD),)
 	@cmake --build $(BUILD) -j $(JOBS)
 
-bench: build  ## speed against PyTorch, as ratios (PEER_PYTHONS names the interpreters)
+bench: build  ## measure speed against PyTorch, as ratios (PEER_PYTHONS names the interpreters)
 	@BUILD=$(BUILD) scripts/bench $(BENCH_ARGS)
 
-# gpu_tests is there only in a build with CUDA. A status of 3 says that nothing could be checked; make shows it and ends with 2.
-gpu-check: deps  ## prove the CUDA backend on this machine's GPU (GPU_CHECK_ARGS: gpu-check --help)
+# The target gpu_tests exists only in a build with CUDA. gpu-check exits with 3 where nothing could be checked; make prints it and exits with 2.
+gpu-check: deps  ## check the CUDA backend on this machine's GPU (GPU_CHECK_ARGS: gpu-check --help)
 	@$(call CONFIGURE,$(BUILD),)
 	@cmake --build $(BUILD) -j $(JOBS) --target train gpu_check
 	@if cmake --build $(BUILD) --target help | grep -q 'gpu_tests'; then cmake --build $(BUILD) -j $(JOBS) --target gpu_tests; fi
 	@$(BUILD)/bin/gpu-check $(GPU_CHECK_ARGS)
 
-doctor:  ## what is found, what is missing, and the package that brings it
+doctor:  ## list what is found, what is missing, and the package that provides it
 	@scripts/doctor
 
 format:  ## format the C++ sources
 	@command -v clang-format >/dev/null || { echo "clang-format is missing: apt-get install clang-format" >&2; exit 1; }
 	@git ls-files -z --cached --others --exclude-standard -- '*.cpp' '*.h' '*.cu' '*.cuh' | xargs -0 -r clang-format -i
 
-asan: deps  ## the tests under the address and undefined-behaviour sanitizers
+asan: deps  ## run the tests under the address and undefined-behaviour sanitizers
 	@$(call CONFIGURE,build-asan,-DTOPKNOT_ASAN=ON -DTOPKNOT_BENCH=OFF -DCMAKE_BUILD_TYPE=RelWithDebInfo)
 	@cmake --build build-asan -j $(JOBS)
 	@UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 scripts/test build-asan
 
-fuzz: deps  ## ten million damaged blocks through every decoder, under the same sanitizers
+fuzz: deps  ## run ten million damaged blocks through every decoder, under the same sanitizers
 	@$(call CONFIGURE,build-asan,-DTOPKNOT_ASAN=ON -DTOPKNOT_BENCH=OFF -DCMAKE_BUILD_TYPE=RelWithDebInfo)
 	@cmake --build build-asan -j $(JOBS) --target fuzz_blocks
 	@seq $(JOBS) | UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 xargs -P $(JOBS) -I SEED \
 	  build-asan/bin/fuzz_blocks --blocks $$(((10000000 + $(JOBS) - 1) / $(JOBS))) --seed SEED
 
-# One compute thread a rank: the sanitizer does not see libgomp's barriers. So the tests that compare thread counts are left
-# out; they are about results, and run in `make test`.
-tsan: deps  ## data, dist and compress tests under the thread sanitizer
+# One compute thread per rank, because the sanitizer does not see libgomp's barriers. The tests that compare thread counts are
+# therefore excluded; they compare results, and run in `make test`.
+tsan: deps  ## run the data, dist and compress tests under the thread sanitizer
 	@$(call CONFIGURE,build-tsan,-DTOPKNOT_TSAN=ON -DTOPKNOT_BENCH=OFF -DCMAKE_BUILD_TYPE=RelWithDebInfo)
 	@$(FIXED_ADDRESSES) cmake --build build-tsan -j $(JOBS) --target test_data test_compress test_dist
 	@OMP_NUM_THREADS=1 TSAN_OPTIONS="suppressions=$(CURDIR)/scripts/tsan.supp:halt_on_error=1:second_deadlock_stack=1" \
 	  $(FIXED_ADDRESSES) scripts/test build-tsan -R '^(data|dist|compress):' -E 'number of threads'
 
-clean:  ## remove the build folders (runs stay)
+clean:  ## remove the build directories (runs are kept)
 	rm -rf $(BUILD) build-asan build-tsan
 
 deps:
