@@ -1,8 +1,8 @@
-"""What scripts/netlab is made of; standard library only."""
+"""Implementation of scripts/netlab; standard library only."""
 
 
 class LabError(Exception):
-    """What a user can do something about: one clear message. `status` is the exit code."""
+    """An error that the user can resolve: one message. `status` is the exit code."""
 
     def __init__(self, message, status=2):
         super().__init__(message)
@@ -10,7 +10,7 @@ class LabError(Exception):
 
 
 class Interrupted(BaseException):
-    """SIGINT, SIGTERM or SIGHUP came."""
+    """SIGINT, SIGTERM or SIGHUP was received."""
 
     def __init__(self, number):
         super().__init__(number)

@@ -11,7 +11,7 @@ import tempfile
 from . import Interrupted, LabError, sweep
 from .lab import MOST_HOSTS, Lab, check_system
 from .rate import parse_rate, show_bits
-from .runner import Run, find_program, say
+from .runner import Run, find_program, log_line
 from .speed import measure
 
 DAY_S = 86400.0
@@ -50,21 +50,21 @@ def whole(least, most):
 def run_parser():
     parser = Parser(prog="netlab", usage="netlab --hosts N --rate RATE [options] -- COMMAND...\n"
                     "       netlab --hosts N --rate RATE --measure\n       netlab compare SPEC.json --out DIR ...",
-                    description="Runs COMMAND once a host of an emulated cluster, with the variables that torchrun sets. "
-                    "Needs root. docs/netlab.md has more; 'netlab compare --help' too.")
+                    description="Runs COMMAND once per host of an emulated cluster, with the variables that torchrun sets. "
+                    "Needs root. See docs/netlab.md and 'netlab compare --help'.")
     parser.add_argument("--hosts", type=whole(1, MOST_HOSTS), required=True)
-    parser.add_argument("--rate", required=True, help="of each host's link, each way: 100mbit, 1gbit, ..., or none")
+    parser.add_argument("--rate", required=True, help="link rate in each direction: 100mbit, 1gbit, ..., or none")
     parser.add_argument("--ranks-per-host", type=whole(1, 64), default=1, metavar="N")
-    parser.add_argument("--log", metavar="DIR", help="outputs of hosts 1 and up, and netlab.json; else a temporary folder, "
-                        "which stays only if something fails")
-    parser.add_argument("--timeout", type=limit, default=DAY_S, metavar="S", help="of the command; a day by default")
+    parser.add_argument("--log", metavar="DIR", help="directory of netlab.json and the outputs of hosts 1 and up; by default "
+                        "temporary, kept only if something fails")
+    parser.add_argument("--timeout", type=limit, default=DAY_S, metavar="S", help="limit of the command; a day by default")
     parser.add_argument("--grace", type=seconds, default=60.0, metavar="S",
-                        help="how long the others may go on after the first failure; 60 by default")
-    parser.add_argument("--cut", type=whole(0, MOST_HOSTS - 1), metavar="HOST", help="severs the link of a host ...")
-    parser.add_argument("--after", type=seconds, metavar="S", help="... so long after the command's start")
+                        help="how long the other ranks may continue after the first failure; 60 by default")
+    parser.add_argument("--cut", type=whole(0, MOST_HOSTS - 1), metavar="HOST", help="sever the link of this host, --after S")
+    parser.add_argument("--after", type=seconds, metavar="S", help="time of --cut after the command's start")
     parser.add_argument("--pin", action="store_true", help="bind each rank to its share of the cores")
     parser.add_argument("--measure", action="store_true", help="only measure the links")
-    parser.add_argument("--no-measure", action="store_true", help="do not measure them before")
+    parser.add_argument("--no-measure", action="store_true", help="do not measure the links before the command")
     return parser
 
 
@@ -78,18 +78,19 @@ def describe(lab, rate, measured):
         if measured.get("round_trip_s"):
             lines[0] += f"; 8-byte round trip {measured['round_trip_s'] * 1e6:.0f} us"
         if measured["cpu_bound"]:
-            lines.append("CPU-bound: below 80 % of nominal, so this machine, not the link, sets the pace")
+            lines.append("CPU-bound: below 80 % of nominal, so this machine, not the link, limits the rate")
     return lines
 
 
-def facts(lab, rate, measured, options=None):
+def link_record(lab, rate, measured, options=None):
+    """The lab's entry in netlab.json and cell.json."""
     return {"hosts": lab.hosts, "rate": rate, "nominal_bits": lab.bits, "burst_bytes": lab.burst, "measured": measured or None,
             "cpu_bound": bool(measured and measured["cpu_bound"]), "cores": len(os.sched_getaffinity(0)),
             **({"ranks_per_host": options.ranks_per_host, "pin": options.pin} if options else {})}
 
 
 def variables(lab, rate, measured):
-    """For the command: NETLAB_MEASURED_BITS is the lowest host's rate."""
+    """NETLAB_* variables of the command. NETLAB_MEASURED_BITS is the lowest host's rate in bits per second."""
     result = {"NETLAB_HOSTS": str(lab.hosts), "NETLAB_RATE": rate}
     if measured:
         result["NETLAB_MEASURED_BITS"] = f"{measured['lowest_bits']:.0f}"
@@ -127,7 +128,7 @@ def run(arguments, command):
     check_system()
     stale = sweep.remove_stale()
     if stale:
-        say(f"removed what {stale} killed {'lab' if stale == 1 else 'labs'} had left")
+        log_line(f"removed the namespaces of {stale} killed {'lab' if stale == 1 else 'labs'}")
     folder = options.log or tempfile.mkdtemp(prefix="netlab-")
     code = 1
     try:
@@ -135,21 +136,21 @@ def run(arguments, command):
         with Lab(options.hosts, bits) as lab:
             measured = {} if options.no_measure else measure(lab)
             for line in describe(lab, options.rate, measured):
-                say(line)
+                log_line(line)
             if options.hosts > 1 and not options.no_measure and not measured:
-                say("the links could not be measured")
-            write_json(os.path.join(folder, "netlab.json"), facts(lab, options.rate, measured, options))
+                log_line("the links could not be measured")
+            write_json(os.path.join(folder, "netlab.json"), link_record(lab, options.rate, measured, options))
             if options.measure:
                 code = 0 if measured else 1
                 if not measured:
                     return code
-                print(json.dumps(facts(lab, options.rate, measured)))
+                print(json.dumps(link_record(lab, options.rate, measured)))
                 return code
-            everyone = Run(lab, command, folder, options.ranks_per_host, variables(lab, options.rate, measured),
-                           pin=options.pin)
-            code = everyone.wait(options.timeout, options.grace,
-                                 None if options.cut is None else (options.cut, options.after))
-            everyone.show_failures()
+            processes = Run(lab, command, folder, options.ranks_per_host, variables(lab, options.rate, measured),
+                            pin=options.pin)
+            code = processes.wait(options.timeout, options.grace,
+                                  None if options.cut is None else (options.cut, options.after))
+            processes.show_failures()
         return code
     except OSError as problem:
         raise LabError(str(problem), 1) from problem
@@ -157,18 +158,18 @@ def run(arguments, command):
         if not options.log and code == 0:
             shutil.rmtree(folder, ignore_errors=True)
         elif not options.log and os.path.isdir(folder):
-            say(f"the outputs are in {folder}")
+            log_line(f"the outputs are in {folder}")
 
 
 def main(arguments):
     def stop(number, _):
         for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(each, signal.SIG_IGN)  # once; what follows has deadlines of its own
+            signal.signal(each, signal.SIG_IGN)  # once; the clean-up has its own deadlines
         raise Interrupted(number)
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, stop)
-    # Where ip and tc are; not on every PATH.
+    # The directories of ip and tc, which are not on every PATH.
     os.environ["PATH"] = os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin"
     try:
         if arguments[:1] == ["compare"]:
@@ -177,8 +178,8 @@ def main(arguments):
         split = arguments.index("--") if "--" in arguments else len(arguments)
         return run(arguments[:split], arguments[split + 1:])
     except LabError as problem:
-        say(problem)
+        log_line(problem)
         return problem.status
     except Interrupted as interrupted:
-        say(f"{signal.Signals(interrupted.number).name}: stopped")
+        log_line(f"{signal.Signals(interrupted.number).name}: stopped")
         return 128 + interrupted.number

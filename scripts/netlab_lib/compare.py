@@ -1,5 +1,5 @@
-"""netlab compare: methods in alternation, one table and one report. Every finished run leaves its cell.json, so that an
-interrupted comparison goes on where it was."""
+"""netlab compare: runs methods in alternation and writes one table and one report. Every finished run writes its cell.json, so
+an interrupted comparison continues with the missing runs."""
 
 import itertools
 import json
@@ -8,19 +8,19 @@ import re
 import shutil
 
 from . import LabError, sweep
-from .cli import DAY_S, Parser, describe, facts, limit, variables, whole, write_json
+from .cli import DAY_S, Parser, describe, link_record, limit, variables, whole, write_json
 from .figures import figures, summarise
 from .lab import MOST_HOSTS, Lab, check_system
 from .rate import parse_rate
 from .report import write_reports
-from .runner import Run, find_program, say, tail
+from .runner import Run, find_program, log_line, tail
 from .speed import measure
 
 KEYS = {"title", "hosts", "rates", "rounds", "methods", "baseline", "timeout_s", "pin", "environment"}
 
 
 def compare_parser():
-    parser = Parser(prog="netlab compare", description="Runs every method of SPEC once a round, in rotated order, for all "
+    parser = Parser(prog="netlab compare", description="Runs every method of SPEC once per round, in rotated order, for all "
                     "hosts and rates, and writes table.md, table.csv, results.json and report.html.")
     parser.add_argument("spec", metavar="SPEC.json")
     parser.add_argument("--out", required=True, metavar="DIR")
@@ -28,17 +28,17 @@ def compare_parser():
     parser.add_argument("--rate", action="append", help="instead of the SPEC's; may be repeated")
     parser.add_argument("--rounds", type=whole(1, 1000))
     parser.add_argument("--only", action="append", metavar="METHOD", help="of the SPEC's methods; may be repeated")
-    parser.add_argument("--timeout", type=limit, metavar="S", help="of one run; an hour by default")
-    parser.add_argument("--fresh", action="store_true", help="run again what is finished")
+    parser.add_argument("--timeout", type=limit, metavar="S", help="limit of one run; an hour by default")
+    parser.add_argument("--fresh", action="store_true", help="run finished methods again")
     return parser
 
 
-def words(value):
+def is_word_list(value):
     return isinstance(value, list) and bool(value) and all(isinstance(word, str) and word for word in value)
 
 
 def read_spec(options):
-    """The SPEC with the command line's say; every mistake is named before anything runs."""
+    """The SPEC with the command line's overrides. Raises LabError for any mistake, before anything runs."""
     path = options.spec
     try:
         with open(path, encoding="utf-8") as file:
@@ -52,7 +52,7 @@ def read_spec(options):
     for name in spec.keys() - KEYS:
         raise LabError(f"{path}: unknown key \"{name}\"; there are {', '.join(sorted(KEYS))}")
     methods = spec.get("methods")
-    if not isinstance(methods, dict) or not methods or not all(words(command) for command in methods.values()):
+    if not isinstance(methods, dict) or not methods or not all(is_word_list(command) for command in methods.values()):
         raise LabError(f"{path}: \"methods\" should be an object of commands: {{\"dense\": [\"build/bin/train\", ...], ...}}")
     for name in options.only or []:
         if name not in methods:
@@ -67,7 +67,7 @@ def read_spec(options):
     spec["pin"] = bool(spec.get("pin", False))
     if not isinstance(spec["hosts"], list) or not all(type(n) is int and 2 <= n <= MOST_HOSTS for n in spec["hosts"]):
         raise LabError(f"{path}: \"hosts\" should be a list of numbers from 2 to {MOST_HOSTS}")
-    if not words(spec["rates"]):
+    if not is_word_list(spec["rates"]):
         raise LabError(f"{path}: \"rates\" should be a list such as [\"100mbit\", \"1gbit\", \"none\"]")
     if type(spec["rounds"]) is not int or not 1 <= spec["rounds"] <= 1000:
         raise LabError(f"{path}: \"rounds\" should be a number from 1 to 1000")
@@ -80,7 +80,7 @@ def read_spec(options):
     by_name = {}
     for name, command in spec["methods"].items():
         if by_name.setdefault(slug(name), name) != name:
-            raise LabError(f"{path}: '{name}' and '{by_name[slug(name)]}' would share a folder; name them apart")
+            raise LabError(f"{path}: '{name}' and '{by_name[slug(name)]}' would share a folder; choose other names")
         find_program(command)
     return spec
 
@@ -99,7 +99,7 @@ def filled(command, out, hosts, rate):
 
 
 def finished(path, wanted):
-    """The cell of a run that is done, and as it is wanted now; else None."""
+    """The cell of a finished run whose settings equal `wanted`; else None."""
     try:
         with open(path, encoding="utf-8") as file:
             cell = json.load(file)
@@ -109,8 +109,8 @@ def finished(path, wanted):
 
 
 def first_error(folder, run):
-    """The first failing rank's last line, for the table."""
-    failed = sorted((rank for rank in run.ranks if rank.code), key=lambda rank: (rank.asked, rank.ended))
+    """The last output line of the first failed rank, for the table."""
+    failed = sorted((rank for rank in run.ranks if rank.code), key=lambda rank: (rank.stop_requested, rank.ended))
     for rank in failed:
         lines = [line for line in tail(rank.log, 20) if line.strip()]
         if lines:
@@ -119,7 +119,7 @@ def first_error(folder, run):
 
 
 def run_cell(lab, link, cell, spec, folder):
-    """One run; fills in the cell's figures, or its problem."""
+    """Runs one method once; sets the cell's figures or its problem, and writes cell.json."""
     shutil.rmtree(folder, ignore_errors=True)
     os.makedirs(folder)
     extra = dict(spec["environment"], **variables(lab, cell["rate"], link["measured"]))
@@ -132,12 +132,12 @@ def run_cell(lab, link, cell, spec, folder):
         try:
             cell["figures"] = figures(os.path.join(folder, "run", "metrics.jsonl"))
         except (OSError, ValueError) as problem:
-            cell["problem"] = f"ended well, but left no figures: {problem}"
+            cell["problem"] = f"exit code 0, but no figures: {problem}"
     write_json(os.path.join(folder, "cell.json"), cell)
 
 
 def cells_of(spec, out, options):
-    """All runs in their order: the rounds outermost, so that what drifts meets all hosts, rates and methods alike."""
+    """All runs in order: rounds are outermost, so that drift of the machine affects all hosts, rates and methods equally."""
     names = list(spec["methods"])
     for number, hosts, rate in itertools.product(range(spec["rounds"]), spec["hosts"], spec["rates"]):
         shift = number % len(names)
@@ -169,18 +169,18 @@ def compare(arguments):
         with Lab(hosts, parse_rate(rate)) as lab:
             measured = measure(lab)
             for line in describe(lab, rate, measured):
-                say(line)
+                log_line(line)
             for folder, cell in group:
                 count += 1
                 place = f"[{count}/{total}] {hosts} hosts, {rate}, round {cell['round']}, {cell['method']}"
                 if not cell.get("figures"):
-                    run_cell(lab, facts(lab, rate, measured), cell, spec, folder)
-                    say(f"{place}: " + (f"{cell['figures']['step_s'] * 1000:.1f} ms a step" if cell.get("figures")
+                    run_cell(lab, link_record(lab, rate, measured), cell, spec, folder)
+                    log_line(f"{place}: " + (f"{cell['figures']['step_s'] * 1000:.1f} ms per step" if cell.get("figures")
                                         else cell["problem"]))
                 cells.append(cell)
-        # After each group, so that an interrupted comparison leaves what it has.
+        # After each group, so that an interrupted comparison has the reports of its finished runs.
         write_reports(out, spec, cells, summarise(cells, spec["rates"], spec["hosts"], spec["methods"], spec["baseline"]))
     rows = summarise(cells, spec["rates"], spec["hosts"], spec["methods"], spec["baseline"])
     print(write_reports(out, spec, cells, rows), end="", flush=True)
-    say(f"written: table.md, table.csv, results.json and report.html in {out}")
+    log_line(f"written: table.md, table.csv, results.json and report.html in {out}")
     return 1 if any(row["failed"] for row in rows) else 0

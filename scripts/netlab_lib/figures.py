@@ -1,14 +1,14 @@
-"""What metrics.jsonl (train/metrics/metrics.h) says about a run's steps, and what several rounds say together."""
+"""Step figures from metrics.jsonl (train/metrics/metrics.h), and their summary over rounds."""
 
 import json
 import statistics
 
-WARM_UP_STEPS = 5  # as train/metrics/metrics.h: the first steps pay for caches and memory
+WARM_UP_STEPS = 5  # as in train/metrics/metrics.h: the first steps fill caches and allocate memory
 MEDIANS = ("encode_s", "decode_s", "communicate_s", "exposed_s", "bytes_sent", "bytes_received", "images_per_second")
 
 
 def read_steps(path):
-    """The step records. A last line that was cut off is left out."""
+    """The step records, without a truncated last line."""
     steps = []
     with open(path, encoding="utf-8") as lines:
         for line in lines:
@@ -53,7 +53,7 @@ def figures(path):
 
 
 def parts(row):
-    """A step's seconds as (name, seconds) that add up: compute is what is left. None where a part is not recorded."""
+    """The parts of a step as (name, seconds), summing to step_s; compute is the remainder. None without step_s or exposed_s."""
     if any(row.get(name) is None for name in ("step_s", "exposed_s")):
         return None
     coding = (row.get("encode_s") or 0) + (row.get("decode_s") or 0)
@@ -62,7 +62,7 @@ def parts(row):
 
 
 def summarise(cells, rates, hosts, methods, baseline):
-    """Rows, one for each hosts x rate x method, from the cells of all rounds (see compare.py)."""
+    """One row per hosts x rate x method, from the cells of all rounds (compare.py)."""
     rows = []
     for count in hosts:
         for rate in rates:

@@ -1,5 +1,5 @@
-"""The lab: one namespace a host, one for the switch (a bridge; the root namespace may be firewalled), a veth pair between
-each host and the switch, and a token bucket on both ends of it: a host's upload and its download each have the rate."""
+"""The lab: one namespace per host, one for the switch (a bridge; the root namespace may be firewalled), a veth pair between
+each host and the switch, and a token bucket on both ends of the pair, so a host's upload and download each have the rate."""
 
 import os
 import shutil
@@ -11,15 +11,14 @@ from .rate import burst_bytes
 
 MOST_HOSTS = 128
 INTERFACE = "eth0"
-MASTER_PORT = 29500  # free: the namespaces are new
-QUEUE = "50ms"       # how long a packet may wait for tokens before it is dropped
+MASTER_PORT = 29500  # free, because the namespaces are new
+QUEUE = "50ms"       # longest wait of a packet for tokens before it is dropped
 
 
 def check_system():
     missing = [name for name in ("ip", "tc") if not shutil.which(name)]
     if missing:
-        raise LabError(f"needs {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not here; "
-                       "Debian: apt-get install iproute2")
+        raise LabError(f"needs {' and '.join(missing)}, not found on the PATH; Debian: apt-get install iproute2")
     if os.geteuid() != 0:
         raise LabError("needs root, for network namespaces and traffic control; start it with sudo")
 
@@ -43,7 +42,7 @@ def tool(*words):
 
 
 class Lab:
-    """with Lab(hosts, bits) as lab: ... A process has one lab at a time."""
+    """with Lab(hosts, bits) as lab: ... bits: rate in bits per second, or None. One lab per process at a time."""
 
     def __init__(self, hosts, bits):
         self.hosts, self.bits = hosts, bits
@@ -63,7 +62,7 @@ class Lab:
         return ["ip", "netns", "exec", self.namespace(host), *command]
 
     def __enter__(self):
-        # The watcher comes first: whatever happens from here on, it removes what there is.
+        # The watcher starts first, so that it removes the namespaces after any later failure.
         self.watcher = subprocess.Popen([sys.executable, "-S", os.path.abspath(sweep.__file__), self.prefix],
                                         stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                                         start_new_session=True, cwd="/")
@@ -97,11 +96,11 @@ class Lab:
                          "burst", f"{self.burst}b", "latency", QUEUE)
 
     def cut(self, host):
-        """Takes the cable out of the switch: nobody is told."""
+        """Sets the switch's port of this host down; no process is notified."""
         tool("ip", "-n", self.switch, "link", "set", f"port{host}", "down")
 
     def close(self):
-        """The watcher does the work, as it would if this process were killed."""
+        """Ends the watcher's input; the watcher removes the lab, as after a kill of this process."""
         watcher, self.watcher = self.watcher, None
         if watcher is None:
             return
@@ -112,4 +111,4 @@ class Lab:
             failed = True
         if failed and not sweep.remove(self.prefix):
             left = " ".join(sweep.namespaces(self.prefix))
-            print(f"netlab: could not remove the namespaces {left}; 'ip netns delete NAME' does", file=sys.stderr)
+            print(f"netlab: could not remove the namespaces {left}; use 'ip netns delete NAME'", file=sys.stderr)

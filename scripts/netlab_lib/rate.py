@@ -1,4 +1,4 @@
-"""Link rates as tc writes them, and the token bucket that fits one."""
+"""Link rates in the notation of tc, and the token bucket size for a rate."""
 
 import re
 
@@ -10,7 +10,7 @@ NONE = "none"
 
 
 def parse_rate(text):
-    """Bits a second, or None for "none" (links as fast as the machine copies)."""
+    """Bits per second, or None for "none" (unshaped links)."""
     if text.lower() == NONE:
         return None
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)", text.lower())
@@ -23,9 +23,9 @@ def parse_rate(text):
 
 
 def burst_bytes(bits):
-    """The bucket: what passes unshaped after a pause, so as small as still holds the rate. Measured: 64 KB at 1 Gbit/s gives
-    0.69 of it (a segment as the kernel hands it on fills the bucket, then a timer is waited for), 128 KB gives 0.95;
-    10 Gbit/s gains up to two milliseconds' worth; 32 KB at 100 Mbit/s and 16 KB at 10 Mbit/s lose nothing."""
+    """The bucket's size. A full bucket passes unshaped after a pause, so it is the smallest size that sustains the rate.
+    Measured: 64 KB at 1 Gbit/s gives 0.69 of the rate (one kernel segment fills the bucket, then a timer delays the next),
+    128 KB gives 0.95; 10 Gbit/s improves up to 2 ms of data; 32 KB at 100 Mbit/s and 16 KB at 10 Mbit/s lose nothing."""
     if bits >= 2e9:
         return int(bits * 0.002 / 8)
     return max(16 * 1024, min(128 * 1024, int(bits * 0.0026 / 8)))

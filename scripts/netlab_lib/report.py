@@ -1,4 +1,4 @@
-"""The table of a comparison, as Markdown, CSV, JSON and a page that needs nothing but itself."""
+"""The table of a comparison, as Markdown, CSV, JSON and a self-contained HTML page."""
 
 import csv
 import html
@@ -12,11 +12,11 @@ from .rate import show_bits
 COLUMNS = ("hosts", "rate", "method", "rounds", "step_s", "step_lowest_s", "step_highest_s", "images_per_second",
            "communicate_s", "exposed_s", "encode_s", "decode_s", "bytes_sent", "bytes_received", "speedup", "measured_bits",
            "nominal_bits", "cpu_bound")
-HEADS = ("method", "step ms (range)", "images/s", "communicate ms", "exposed ms", "encode ms", "decode ms", "sent a step",
+HEADS = ("method", "step ms (range)", "images/s", "communicate ms", "exposed ms", "encode ms", "decode ms", "sent per step",
          "speed-up over {}")
 COLOURS = {"compute": "#4c72b0", "encode and decode": "#dd8452", "exposed communication": "#c44e52", "step": "#8c8c8c"}
 NOTE = ("Medians over the rounds of a run's median step, first five steps left out; range: lowest to highest round. Speed-up: "
-        "median of the ratios within a round. Sent: what one rank uploads in a step. All hosts share this machine's cores.")
+        "median of the ratios within a round. Sent: upload of one rank per step. All hosts share this machine's cores.")
 
 
 def ms(value, digits=1):
@@ -33,7 +33,7 @@ def size(value):
 
 
 def row_cells(row):
-    """As texts, in the order of HEADS."""
+    """The row's cells as texts, in the order of HEADS."""
     if row["step_s"] is None:
         return [row["method"], "failed" if row["failed"] else "-"] + ["-"] * (len(HEADS) - 2)
     step = ms(row["step_s"])
@@ -45,7 +45,7 @@ def row_cells(row):
 
 
 def groups(rows):
-    """[(heading, rows)], one for each hosts x rate."""
+    """[(heading, rows)], one per hosts x rate."""
     result = []
     for row in rows:
         if not result or (result[-1][1][0]["hosts"], result[-1][1][0]["rate"]) != (row["hosts"], row["rate"]):
@@ -76,7 +76,7 @@ def markdown(spec, rows):
 
 
 def bars(group):
-    """One bar a method, all of one group to one scale."""
+    """One bar per method; the bars of a group have one scale."""
     longest = max((row["step_s"] for row in group if row["step_s"]), default=None)
     if not longest:
         return ""
@@ -151,7 +151,7 @@ def write_text(path, text):
 
 
 def write_reports(out, spec, cells, rows):
-    """Returns the Markdown table."""
+    """Writes table.md, table.csv, results.json and report.html; returns the Markdown table."""
     table = markdown(spec, rows)
     write_text(os.path.join(out, "table.md"), table)
     write_text(os.path.join(out, "report.html"), page(spec, rows))

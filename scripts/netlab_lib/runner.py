@@ -1,4 +1,4 @@
-"""Running one command on every host of a lab, as torchrun would."""
+"""Runs one command on every host of a lab, with the variables that torchrun sets."""
 
 import os
 import signal
@@ -9,7 +9,7 @@ import time
 from . import Interrupted, LabError
 from .lab import INTERFACE, MASTER_PORT
 
-POLITE_S = 10  # between asking processes to end and killing them
+TERMINATE_S = 10  # time between the signal to end and the kill
 
 
 class Rank:
@@ -18,7 +18,7 @@ class Rank:
         self.process = None
         self.code = None
         self.ended = None  # seconds after the start
-        self.asked = False  # to end, by us
+        self.stop_requested = False  # netlab sent the signal to end
 
 
 def exit_code(returncode):
@@ -38,15 +38,15 @@ def environment(lab, rank, per_host, extra):
 
 
 def cores_of(rank, ranks):
-    """Its equal share of the cores, or one of them where there are more ranks."""
+    """The rank's equal share of the cores, or one core where there are more ranks than cores."""
     cores = sorted(os.sched_getaffinity(0))
     share = len(cores) // ranks
     return cores[rank * share:(rank + 1) * share] if share else [cores[rank % len(cores)]]
 
 
 class Run:
-    """The processes of one command. Rank 0 stays in our process group, so that the terminal is its; the others have sessions
-    of their own, and files."""
+    """The processes of one command. Rank 0 stays in netlab's process group, so that it has the terminal; the other ranks have
+    their own sessions and log files."""
 
     def __init__(self, lab, command, folder, per_host=1, extra=None, quiet=False, pin=False):
         self.lab, self.command, self.folder = lab, command, folder
@@ -67,7 +67,7 @@ class Run:
         cores = cores_of(rank.number, len(self.ranks)) if self.pin else None
 
         def prepare():
-            # What netlab ignores or catches, its commands should not.
+            # The command gets the default handlers of the signals that netlab ignores or catches.
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 signal.signal(number, signal.SIG_DFL)
             if cores:
@@ -87,13 +87,13 @@ class Run:
                 rank.code, rank.ended = exit_code(rank.process.returncode), now
         return [rank for rank in self.ranks if rank.process is not None and rank.code is None]
 
-    def stop(self, number=signal.SIGTERM, but=(), patience_s=POLITE_S):
-        """Asks what still runs to end, waits, kills. Every process is waited for."""
+    def stop(self, number=signal.SIGTERM, but=(), timeout_s=TERMINATE_S):
+        """Sends the signal to running processes except `but`, kills them after timeout_s, and waits for every process."""
         for rank in self.alive():
-            rank.asked = True
+            rank.stop_requested = True
             if rank not in but:
                 rank.process.send_signal(number)
-        deadline = time.monotonic() + patience_s
+        deadline = time.monotonic() + timeout_s
         while self.alive() and time.monotonic() < deadline:
             time.sleep(0.02)
         for rank in self.alive():
@@ -103,8 +103,8 @@ class Run:
             time.sleep(0.02)
 
     def wait(self, timeout_s, grace_s, cut=None):
-        """The exit code: rank 0's, or that of the first rank that failed; 124 where the time ran out. cut: (host, seconds).
-        After a failure the others have grace_s to notice."""
+        """Runs the command; returns rank 0's exit code, or that of the first rank that failed; 124 after timeout_s. cut:
+        (host, seconds). After the first failure the other ranks may continue for grace_s."""
         self.begin = time.monotonic()
         failed_at, late = None, False
         try:
@@ -114,33 +114,33 @@ class Run:
                 now = time.monotonic() - self.begin
                 if cut and now >= cut[1]:
                     self.lab.cut(cut[0])
-                    say(f"the link of host {cut[0]} is cut, {now:.1f} s after the start")
+                    log_line(f"the link of host {cut[0]} is cut, {now:.1f} s after the start")
                     cut = None
                 if failed_at is None and any(rank.code for rank in self.ranks):
                     failed_at = now
                 if now > timeout_s:
-                    say(f"{self.names(self.alive())} still ran after {timeout_s:g} s (--timeout); stopped")
+                    log_line(f"{self.names(self.alive())} still ran after {timeout_s:g} s (--timeout); stopped")
                     late = True
                     self.stop()
                 elif failed_at is not None and now > failed_at + grace_s:
-                    say(f"{self.names(self.alive())} still ran {grace_s:g} s after the first failure (--grace); stopped")
+                    log_line(f"{self.names(self.alive())} still ran {grace_s:g} s after the first failure (--grace); stopped")
                     self.stop()
                 time.sleep(0.02)
         except Interrupted as interrupted:
-            # Ctrl-C reached rank 0 from the terminal already; twice may mean something else to it.
-            told = [self.ranks[0]] if interrupted.number == signal.SIGINT and self._has_terminal() else []
-            self.stop(interrupted.number, but=told)
+            # Ctrl-C reached rank 0 from the terminal already; a second signal may have another meaning for the command.
+            signalled = [self.ranks[0]] if interrupted.number == signal.SIGINT and self._has_terminal() else []
+            self.stop(interrupted.number, but=signalled)
             raise
         except BaseException:
-            self.stop(patience_s=1)
+            self.stop(timeout_s=1)
             raise
         if late:
             return 124
         failed = [rank for rank in self.ranks if rank.code]
         if not failed:
             return 0
-        # One that was stopped after its patience is no cause.
-        first = min(failed, key=lambda rank: (rank.asked, rank.number != 0, rank.ended))
+        # A rank that netlab stopped is not the cause.
+        first = min(failed, key=lambda rank: (rank.stop_requested, rank.number != 0, rank.ended))
         return first.code
 
     def _has_terminal(self):
@@ -159,8 +159,8 @@ class Run:
         for rank in self.ranks:
             if not rank.code:
                 continue
-            how = "was stopped" if rank.asked else f"ended with {rank.code} after {rank.ended:.1f} s"
-            say(f"{self.name(rank)} {how}" + (f"; the end of {rank.log}:" if rank.log else ""))
+            how = "was stopped" if rank.stop_requested else f"ended with {rank.code} after {rank.ended:.1f} s"
+            log_line(f"{self.name(rank)} {how}" + (f"; the end of {rank.log}:" if rank.log else ""))
             for line in tail(rank.log, lines):
                 print(f"  | {line}", file=sys.stderr)
         sys.stderr.flush()
@@ -177,16 +177,17 @@ def tail(path, lines):
         return []
 
 
-def say(text):
+def log_line(text):
+    """Prints a line with the prefix "netlab: " to stderr."""
     print(f"netlab: {text}", file=sys.stderr, flush=True)
 
 
 def find_program(command):
-    """Says early, and once, that there is no such program."""
+    """Raises LabError where the program of the command does not exist or is not executable."""
     name = command[0]
     if os.sep in name:
         if not os.path.isfile(name):
-            raise LabError(f"there is no program {name}; is it built, and is this the right folder?", 127)
+            raise LabError(f"there is no program {name}; check that it is built and that the working directory is right", 127)
         if not os.access(name, os.X_OK):
             raise LabError(f"{name} cannot be run", 126)
     elif not any(os.access(os.path.join(place, name), os.X_OK) for place in os.get_exec_path()):

@@ -1,5 +1,5 @@
-"""The TCP rate of a lab's links with all hosts sending at once, host i to host i + 1, and the time of an 8-byte round trip.
-Run as a program, in a host's namespace, it is one host's end; measure() is the side that starts them."""
+"""Measures the TCP rate of a lab's links with all hosts sending at once, host i to host i + 1, and the time of an 8-byte round
+trip. As a program, in a host's namespace, it is the end of one host; measure() starts these programs."""
 
 import json
 import os
@@ -12,7 +12,7 @@ import threading
 import time
 
 PORT = 5201
-SETTLE_S, WINDOW_S, TAIL_S = 0.4, 1.0, 0.1  # all send in all three; bytes are counted in the window
+SETTLE_S, WINDOW_S, TAIL_S = 0.4, 1.0, 0.1  # all hosts send in all three; bytes count in the window
 ROUND_TRIPS = 200
 LIMIT_S = 20
 
@@ -39,7 +39,7 @@ def exactly(connection, count):
 
 
 def receive(connection, begin, result):
-    """Bytes that came in the window, over the time between the last arrivals before its two ends."""
+    """Sets result["bits"]: the rate of the window's bytes, over the time between the last arrivals before its two ends."""
     room = memoryview(bytearray(1 << 20))
     opens, closes = begin + SETTLE_S, begin + SETTLE_S + WINDOW_S
     total, first, last = 0, None, None
@@ -58,7 +58,7 @@ def receive(connection, begin, result):
 
 
 def host(index, following, chunk):
-    """One end: prints a line "ready", reads "go TIME", prints its figures as JSON."""
+    """The end of one host: prints the line "ready", reads "go TIME", prints its figures as JSON."""
     server = socket.create_server(("0.0.0.0", PORT))
     server.settimeout(LIMIT_S)
     out = connect(following)
@@ -97,7 +97,7 @@ def host(index, following, chunk):
 
 
 def line_of(process, deadline):
-    """A line, or '' where none comes in time. The pipes are unbuffered, so select sees what there is."""
+    """A line, or '' where none arrives before the deadline. The pipes are unbuffered, so select sees all data."""
     text = b""
     while not text.endswith(b"\n"):
         ready, _, _ = select.select([process.stdout], [], [], max(0.0, deadline - time.monotonic()))
@@ -109,7 +109,7 @@ def line_of(process, deadline):
 
 
 def measure(lab):
-    """{"lowest_bits", "mean_bits", "host_bits": [..], "round_trip_s", "cpu_bound"}; an empty dictionary where it failed, or
+    """{"lowest_bits", "mean_bits", "host_bits": [..], "round_trip_s", "cpu_bound"}; an empty dictionary after a failure, or
     with one host. cpu_bound: a host had less than 80 % of the nominal rate."""
     if lab.hosts < 2:
         return {}

@@ -1,7 +1,7 @@
-"""Removing labs. Run as a program it is the watcher of one lab: it waits for the end of its standard input, which comes when
-the lab's owner ends in whatever way (SIGKILL too), and then removes the lab. The owner uses the same way at its normal end.
+"""Removes labs. As a program it is the watcher of one lab: it waits for the end of its standard input, which follows any end of
+the lab's owner (SIGKILL included), and then removes the lab. The owner closes the pipe at its normal end too.
 
-A lab's namespaces are called netlab-PID-START-NAME: the owner's process id and, since ids come again, its start time."""
+The names of a lab's namespaces are netlab-PID-START-NAME: the owner's process id and, since ids are reused, its start time."""
 
 import os
 import re
@@ -14,7 +14,7 @@ NAMES = "/run/netns"
 
 
 def start_ticks(pid):
-    """When a process started, in the kernel's ticks; None where there is none (or a zombie, which owns nothing)."""
+    """Start time of a process in the kernel's ticks; None where there is none (or a zombie, which owns nothing)."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as stat:
             fields = stat.read().rpartition(")")[2].split()
@@ -42,9 +42,9 @@ def processes(namespace):
     return [int(word) for word in done.stdout.split() if word.isdigit()]
 
 
-def remove(prefix, patience_s=15):
-    """Kills what runs in the lab and removes its namespaces, with them their links. Whether all are gone."""
-    deadline = time.monotonic() + patience_s
+def remove(prefix, timeout_s=15):
+    """Kills the processes in the lab and removes its namespaces with their links. Returns whether all are removed."""
+    deadline = time.monotonic() + timeout_s
     while namespaces(prefix) and time.monotonic() < deadline:
         for name in namespaces(prefix):
             alive = processes(name)
@@ -54,7 +54,7 @@ def remove(prefix, patience_s=15):
                 except ProcessLookupError:
                     pass
             if not alive:
-                # Its name goes first, so nothing can come in; what came in meanwhile has no links left to wait on.
+                # The name is removed first, so no process can enter; one that entered before has no links left to wait on.
                 try:
                     subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False, timeout=10)
                 except (OSError, subprocess.TimeoutExpired):
@@ -65,7 +65,7 @@ def remove(prefix, patience_s=15):
 
 
 def remove_stale():
-    """Removes the labs whose owner is dead; their number."""
+    """Removes the labs whose owner is dead; returns their number."""
     owners = {}
     for name in namespaces("netlab-"):
         match = re.match(r"netlab-(\d+)-(\d+)-", name)
