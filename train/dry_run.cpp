@@ -2,8 +2,6 @@
 #include <cstdio>
 
 #include "compress/sparse_step.h"
-#include "dist/comm/collective_queue.h"
-#include "dist/comm/threads_communicator.h"
 #include "train/metrics/progress.h"
 #include "train/setup.h"
 
@@ -20,9 +18,9 @@ void print_parameters(const ParameterStore& store, const ParameterArena& arena, 
   std::printf("%-32s %-18s %12zu\n\n", "total", "", arena.size());
 }
 
-void print_groups(const Exchange& exchange) {
+void print_groups(const std::vector<Group>& groups) {
   std::printf("groups, in the order in which they travel:\n");
-  for (const Group& group : exchange.groups())
+  for (const Group& group : groups)
     std::printf("  %-10s %12zu elements, %zu parameters: %s .. %s\n",
                 group.compressed ? "compressed" : "dense", group.numel(), group.parameters.size(),
                 group.parameters.front()->name().c_str(), group.parameters.back()->name().c_str());
@@ -34,9 +32,7 @@ void print_dry_run(const Config& config) {
   const RunData data = load_data(config);
   const auto model = build_model(config, *data.train);
   ParameterArena& arena = model->store.arena();
-  const auto group = make_thread_group(1, config.dist.timeout_s);
-  CollectiveQueue queue(*group[0]);
-  const Exchange exchange(arena, queue, stand_in_options(config, arena));
+  const ExchangeOptions options = stand_in_options(config, arena);
   const Loader loader(*data.train, loader_options(config, *data.train, true, 0, config.dist.ranks));
   const Plan plan = plan_steps(config, loader);
 
@@ -49,10 +45,10 @@ void print_dry_run(const Config& config) {
         config.exchange.merge.c_str());
   if (config.exchange.collective == "auto")
     std::printf("exchange.collective=auto is chosen when the run starts; all_gather stands here\n");
-  print_groups(exchange);
+  print_groups(plan_groups(arena, options));
   const double whole = 4.0 * static_cast<double>(arena.size());
   const auto print_bytes = [&](const char* when, double density) {
-    const auto bytes = static_cast<double>(exchange.planned_bytes(density));
+    const auto bytes = static_cast<double>(planned_bytes(arena, options, 1, density));
     std::printf("  %-22s %10s of %s, %.1f times less\n", when, format_bytes(bytes).c_str(),
                 format_bytes(whole).c_str(), whole / bytes);
   };

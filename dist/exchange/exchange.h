@@ -1,12 +1,19 @@
 #pragma once
-// Carries gradients from the backward pass to the averaged gradient: the moment the last parameter of a group
-// is ready its group is encoded and its message queued; groups travel in a fixed order decided at
-// construction. finish() waits for all of them, lets all ranks agree that the step is finite, and commits or
-// discards (DESIGN, ideas 3 to 6).
+// Carries gradients from the backward pass to the averaged gradient. The exchange is the only scheduler of a step: it
+// knows which group is complete, in which order groups travel, and when all of them are committed or discarded. Where
+// gradients lie and how a collective is waited for is the business of its GroupPipelines
+// (dist/exchange/group_pipeline.h). A step, on every rank:
 //
-// A step, on every rank: begin_step(), ready() for each parameter in any order, finish(). With one rank the
-// way is the same. An exception out of any of these leaves the step half done: the rank gives up
-// (Communicator::abort) and ends.
+//   begin_step()
+//   ready(parameter) ...   in the hook: encodes the group that this completes, and starts its collective
+//   complete(loss)         encodes the groups with parameters that were not ready
+//   communicate()          starts the collectives that have not been, and the agreement of the ranks
+//   decode_and_commit()    decodes, lets all ranks agree that the step is finite, commits or discards
+//   end_step()             swaps the memories of the slices
+//
+// Groups travel in a fixed order that is decided at construction. With one rank the way is the same. On a GPU the
+// host enqueues all of it without waiting, and ready() to decode_and_commit() can be captured in graphs. An exception
+// out of any of these leaves the step half done: the rank gives up (Communicator::abort) and ends.
 
 #include <chrono>
 #include <cstdint>
@@ -31,7 +38,7 @@ struct ExchangeOptions {
   std::string scope = "group";
   // exchange.merge: what travels together (dist/plan/merge_plan.h).
   std::string merge = "all";
-  // exchange.groups: the plan of a merge rule that measures, parameters a group in arena order; or empty.
+  // exchange.groups: the plan of a merge rule that measures, parameters per group in arena order; or empty.
   std::vector<std::size_t> groups = {};
   // exchange.collective: all_gather, or a sparse collective (dist/sparse/sparse_collective.h), which needs a method
   // that sends entries with values as they are.
@@ -47,7 +54,18 @@ struct ExchangeOptions {
   int ranks_per_host = 0;
   // compress.layer_density: densities by parameter name, which hold where they exceed the step's; or empty.
   std::map<std::string, double> layer_density = {};
+
+  bool compressing() const { return compress.name != "dense"; }
 };
+
+// The groups of an exchange with these options, in the order in which they travel. Throws UserError for an unknown
+// method and for options that contradict each other (scope model with another merge than all).
+std::vector<Group> plan_groups(const ParameterArena& arena, const ExchangeOptions& options);
+
+// Bytes that a rank would upload in a step at this density, headers included, as far as counts are known beforehand.
+// `ranks`: that encode for themselves. Throws UserError as Exchange.
+std::uint64_t planned_bytes(const ParameterArena& arena, const ExchangeOptions& options, int ranks,
+                            double density);
 
 // One piece of a step's course, for profiles and traces.
 struct ExchangeSpan {
@@ -55,18 +73,20 @@ struct ExchangeSpan {
     encode,       // on the compute thread
     communicate,  // beside it where the communicator overlaps
     decode,       // on the compute thread, the commit not included
-    wait,         // the compute thread waits for a collective; with no overlap, none
+    wait,         // the compute thread waits for a collective; none where collectives do not overlap
     commit,       // all groups
   };
   static constexpr int kInsideHost = -1;  // as a round: the dense sum of a host's ranks
-  static constexpr int kAgreement = -1;   // the byte that says whether the step is finite; and the commit
+  static constexpr int kAgreement =
+      -1;  // as a group: the byte that says whether the step is finite; the commit
   Kind kind = Kind::encode;
   int group = kAgreement;
   int round = 0;
   std::chrono::steady_clock::time_point begin, end;
 };
 
-// Where the time of a step went, in seconds; bytes and counts of this rank.
+// Where the time of a step went, in seconds; bytes and counts of this rank. On a GPU only the bytes are known to the
+// host.
 struct ExchangeStats {
   double encode = 0;
   double communicate = 0;  // inside the collectives, waiting for slower ranks included
@@ -82,6 +102,7 @@ struct ExchangeStats {
   double threshold = 0;              // of the last compressed group
 };
 
+// The outcome of a step. On a GPU the outcome stays in GPU memory (StepStatus), and only the bytes are known here.
 struct StepResult {
   bool committed = false;  // false: some rank saw a NaN or Inf; nothing has changed and there is no average
   // The first rank that did, where known: a dense sum does not tell whose NaN it holds. Where only gradients
@@ -90,53 +111,72 @@ struct StepResult {
   ExchangeStats stats;
 };
 
+class StepExecution;
+
 class Exchange {
  public:
-  // The plan of groups depends on shapes and options alone, so it is the same on all ranks. Throws UserError
-  // for options that contradict each other (scope model with another merge than all). Arena and queue must
-  // outlive the exchange. Collective where ranks_per_host is above 1, and so is the destructor.
+  // For an arena in host memory. The plan of groups depends on shapes and options alone, so it is the same on all
+  // ranks. Throws UserError for options that contradict each other. Arena and queue must outlive the exchange.
+  // Collective where ranks_per_host is above 1, and so is the destructor.
   Exchange(ParameterArena& arena, CollectiveQueue& queue, const ExchangeOptions& options);
-  // Waits for what is still queued, which the queue's own deadline bounds.
+  // Waits for the collectives under way, which the queue's own deadline bounds.
   ~Exchange();
 
   // In the order in which they travel: arena order, about the order in which backward finishes them.
   const std::vector<Group>& groups() const;
 
-  // Bytes that a rank would upload in a step at this density, headers included, as far as counts are known
-  // beforehand; for --dry-run.
-  std::uint64_t planned_bytes(double density) const;
-
-  // Before the backward pass. `weights` as in StepInfo; empty means equal shards.
+  // Before the backward pass; not part of a graph. `weights` as in StepInfo; empty means equal shards.
   // `lr`, the step's learning rate, is needed where a method applies it itself (compress.lr_inside).
   void begin_step(std::int64_t step, double density, std::span<const float> weights = {}, double lr = 1.0);
-  // The hook: this parameter's gradient is final. Encodes the group that this completes, and queues every
-  // complete group that no earlier group holds back. For clipping over the whole model, call it for all
+  // The hook: this parameter's gradient is final. Encodes the group that this completes, and starts the collective of
+  // every complete group that no earlier group holds back. For clipping over the whole model, call it for all
   // parameters after the backward pass and the clipping, in any order.
   void ready(Parameter& parameter);
-  // Ends the step. Parameters that were not ready join it as they stand; those that no backward pass wrote to
-  // are zeroed first. `local_finite`: this rank's loss was finite. All ranks get the same `committed` and
-  // `bad_rank`.
+  // Parameters that were not ready join the step as they stand; those that no backward pass wrote to are zeroed
+  // first. `loss`: this rank's, one float in the arena's kind of memory, or null; where it is not finite all ranks
+  // discard the step.
+  void complete(const float* loss);
+  void communicate();
+  void decode_and_commit();
+  // Not part of a graph. All ranks get the same `committed` and `bad_rank`.
+  StepResult end_step();
+  // complete() to end_step(). `local_finite`: this rank's loss was finite. For arenas in host memory.
   StepResult finish(bool local_finite);
 
-  // The averaged gradient of a group after a committed step; may be changed in place (clipping); valid until
-  // the next begin_step().
+  // The averaged gradient of a group, from decode_and_commit() of a committed step to the next begin_step(); in the
+  // arena's memory. May be changed in place (clipping).
   std::span<float> averaged(const Group& group);
   // What it has in it already, for Optimizer::update().
   GradientForm form(const Group& group) const;
 
+  // What of a step may be captured in a graph: all from ready() to decode_and_commit(); or ready() to complete() in one
+  // graph and decode_and_commit() in another, with communicate() between them in every step, outside of graphs
+  // (threads, whose ranks meet on the host); or nothing. For `parts`, ready() starts no collective.
+  enum class Capture { none, parts, whole };
+  Capture capture() const;
+  // A number that changes whenever what a graph has captured is out of date (a density, a slice's memory).
+  std::uint64_t capture_key() const;
+
   // The course of the last step, by kind and group in the order in which things ended; valid until the next
-  // begin_step().
+  // begin_step(). Empty on a GPU.
   const std::vector<ExchangeSpan>& spans() const;
 
   // Called for each compressed group once it is encoded, with its accumulated gradient, where the method has
-  // one; for studies.
+  // one; for studies. Not called on a GPU.
   using Observer = std::function<void(const Group& group, std::span<const float> accumulated)>;
   void observe(Observer observer);
 
-  // The compressors' state, of this rank, for checkpoints; the residuals are the arena's. Between steps.
+  // The compressors' state, of this rank, for checkpoints; the residuals are the arena's. Between steps; waits for a
+  // GPU. Where residuals of GPU gradients lie in host memory, state() also writes them to the arena's, and
+  // load_state() takes them from there.
   std::vector<std::byte> state() const;
   // Throws Error where the bytes are damaged, or of another method or plan.
   void load_state(std::span<const std::byte> bytes);
+
+ protected:
+  // `groups`: plan_groups() of this arena.
+  Exchange(ParameterArena& arena, std::vector<Group> groups, std::unique_ptr<StepExecution> execution);
+  StepExecution& execution();
 
  private:
   struct State;

@@ -1,83 +1,103 @@
 #pragma once
-// One group on its way through a step: its compressor, what of it is under way, and what came back. The
-// exchange (dist/exchange/exchange.h) decides when; here stands what a group's message, collective and decoding are.
+// What the exchange (dist/exchange/exchange.h) drives: a GroupPipeline per group, and a StepExecution per rank for
+// what concerns all groups. They know where gradients lie and what a wait is; the exchange knows when each call is
+// due. Implementations:
+//
+//   dist/exchange/host_pipeline.h           gradients in host memory; collectives through the rank's queue
+//   dist/exchange/cuda/device_exchange.cpp  gradients in GPU memory; kernels on two streams, joined by events
+//   dist/exchange/cuda/staged_exchange.cpp  gradients in GPU memory, copied to a host pipeline and back
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <span>
 #include <vector>
 
-#include "compress/codec/codec.h"
 #include "compress/compressor.h"
-#include "dist/comm/collective_queue.h"
-#include "dist/comm/communicator.h"
+#include "dist/exchange/exchange.h"
 #include "dist/plan/merge_plan.h"
-#include "dist/sparse/sparse_collective.h"
 
 namespace topknot {
 
-struct ExchangeOptions;
-
-// One collective under way. Until its ticket is done it belongs to the queue's thread.
-struct PendingCollective {
-  Message message;
-  std::vector<std::vector<std::byte>> blocks;  // what came back, by rank
-  CollectiveQueue::Ticket ticket = 0;
-  int group = -1, round = 0;
-
-  // Where a sparse collective carries the message: what it adds, and what comes back.
-  SparseCollective* collective = nullptr;
-  Entries<float> weighted;
-  const Entries<float>* entries = nullptr;
-  std::size_t k = 0;
-  SparseSum sum;
-
-  // What the queue runs.
-  void run(Communicator& communicator, SumOrder order);
-  // Once it has come back, of this rank; received: from the other ranks. As ExchangeStats says.
-  std::uint64_t bytes_sent() const;
-  std::uint64_t bytes_received(int rank, int ranks) const;
-  Round returned() const;
-};
-
-// A group's compressor and the course of its step.
+// One group on its way through a step. All calls come from the rank's compute thread, in this order; those of different
+// groups interleave. An exception out of any of them leaves the step half done.
 class GroupPipeline {
  public:
-  // `compressing`: the method is not dense. Throws UserError where the options do not go together.
-  GroupPipeline(const Group& group, int index, bool compressing, const ExchangeOptions& options, int ranks);
+  virtual ~GroupPipeline() = default;
 
-  void begin_step();
-  // One parameter is ready. True where it was the last.
-  bool ready() { return --pending_ == 0; }
-  // The others will not come; what their gradients hold counts.
-  void complete() { pending_ = 0; }
-  bool is_complete() const { return pending_ == 0; }
-  // Leaves the message in `pending`.
-  void encode(Slice slice, StepInfo info);
-  // What came back is in `pending`. True where the group asks for one more round, whose message is then there.
-  bool decode();
-  // The average, in the memory of either side of the slice.
-  std::span<float> commit();
-  void discard();
-  std::size_t planned_bytes(double density) const;
-  void save(StateWriter& writer) const;
-  void load(StateReader& reader);
+  // `info.weights` stays valid to the end of the step.
+  virtual void begin_step(const StepInfo& info) = 0;
+  // The group's gradient is final. Both memories of `slice` stay the pipeline's until commit() or discard().
+  virtual void encode(Slice slice) = 0;
+  // Starts the collective. Called in the order of the groups, the same on all ranks.
+  virtual void send() = 0;
+  // All groups were sent: starts what send() has held back.
+  virtual void flush() {}
+  // Takes in what the collective has brought. True where the group needs one more round, whose collective has then been
+  // started; all ranks return the same.
+  virtual bool decode() = 0;
+  // After the last decode: whether the contributions of all ranks were finite; the same on all ranks. True where only
+  // the device knows.
+  virtual bool finite() const { return true; }
+  // Between decode() and commit(): whether this rank's own values were, as far as they tell.
+  virtual bool own_values_finite() const { return true; }
+  // Ends the group's step. True where the average lies in slice.spare, else it is in slice.gradient; the other memory
+  // holds the residual.
+  virtual bool commit() = 0;
+  // Ends it with everything as before encode().
+  virtual void discard() {}
 
-  const Group& group() const { return *group_; }
-  Compressor& compressor() { return *compressor_; }
-  const Compressor& compressor() const { return *compressor_; }
+  // What the average has in it already.
+  virtual GradientForm form() const = 0;
+  // Adds the group's bytes and entries of the step under way, or of the last one, as far as the host knows them.
+  virtual void add_stats(ExchangeStats& stats) const = 0;
+  // State beside the residual, between steps. May wait for a GPU.
+  virtual void save(StateWriter& writer) const = 0;
+  virtual void load(StateReader& reader) = 0;
+};
 
-  PendingCollective pending;  // of the round under way
-  std::span<float> average;   // of the last committed step
+// What the steps of a rank share, whatever the group: the agreement whether a step is finite, the device's part of a
+// step's begin and end, and which calls may be captured in a graph.
+class StepExecution {
+ public:
+  struct Agreed {
+    bool commit = true;
+    int bad_rank = -1;  // as StepResult::bad_rank
+  };
 
- private:
-  const Group* group_;
-  std::unique_ptr<Compressor> compressor_;
-  std::unique_ptr<IndexCodec> index_codec_;
-  std::unique_ptr<SparseCollective> collective_;  // null: all_gather
-  std::size_t pending_ = 0;                       // parameters that are not ready
-  bool every_entry_ = false;  // a dense group in a value codec: sent whole, whatever the density
+  virtual ~StepExecution() = default;
+  virtual int rank() const = 0;
+  virtual int ranks() const = 0;
+  // `group` outlives the pipeline; `index`: its place in the order of travel.
+  virtual std::unique_ptr<GroupPipeline> make_pipeline(const Group& group, int index) = 0;
+
+  virtual void begin_step(const StepInfo&) {}
+  // Whether a message leaves as soon as its group and those before it are complete; else all leave in
+  // Exchange::communicate().
+  virtual bool sends_early() const { return true; }
+  // All groups were encoded. `loss`: as Exchange::complete().
+  virtual void complete(const float* loss) = 0;
+  // Before the sends and flushes of Exchange::communicate().
+  virtual void begin_collectives() {}
+  // After them: starts the collective that tells all ranks whether every loss was finite.
+  virtual void submit_agreement() = 0;
+  // After the first round of all groups was decoded: takes in what submit_agreement() has brought.
+  virtual void receive_agreement() = 0;
+  // After the last round. On a GPU the kernels of commit() decide, and the host lets every step commit.
+  virtual Agreed agree(std::span<const std::unique_ptr<GroupPipeline>> pipelines) = 0;
+  // Whether agree() knows the outcome.
+  virtual bool decides_on_host() const { return true; }
+  // After the last commit() or discard(). Adds its times to the result's.
+  virtual void finish_step(StepResult& result) = 0;
+
+  virtual Exchange::Capture capture() const { return Exchange::Capture::none; }
+  // Of the last step; what Exchange::spans() and observe() say.
+  virtual const std::vector<ExchangeSpan>& spans() const {
+    static const std::vector<ExchangeSpan> none;
+    return none;
+  }
+  virtual void observe(Exchange::Observer) {}
+  // Waits for what still works on the pipelines' memory. Called before they are destroyed, also after an error.
+  virtual void quiesce() noexcept = 0;
 };
 
 }  // namespace topknot

@@ -1,5 +1,7 @@
 #include "dist/sparse/hierarchical.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -107,8 +109,9 @@ Hierarchy::Hierarchy(CollectiveQueue& queue, int ranks_per_host) {
   ranks_ = queue.communicator().size();
   const int rank = queue.communicator().rank();
   if (ranks_per_host < 1 || ranks_ % ranks_per_host != 0)
-    throw UserError("exchange.ranks_per_host: " + std::to_string(ranks_per_host) + " does not divide the " +
-                    std::to_string(ranks_) + " ranks into hosts of one size");
+    throw UserError(
+        fmt::format("exchange.ranks_per_host: {} does not divide the {} ranks into hosts of one size",
+                    ranks_per_host, ranks_));
   const int host = rank / ranks_per_host;
   const bool first = rank % ranks_per_host == 0;
   queue.run([&](Communicator& all) {
@@ -120,19 +123,22 @@ Hierarchy::Hierarchy(CollectiveQueue& queue, int ranks_per_host) {
   hosts_ = std::make_unique<HierarchicalCommunicator>(*inside_, across_.get(), host, ranks_ / ranks_per_host);
 }
 
-std::vector<float> Hierarchy::begin_step(std::span<const float> weights) {
-  TOPKNOT_CHECK(static_cast<int>(weights.size()) == ranks_, "one aggregation weight a rank");
+StepInfo Hierarchy::begin_step(const StepInfo& info) {
+  TOPKNOT_CHECK(static_cast<int>(info.weights.size()) == ranks_, "one aggregation weight per rank");
   const std::size_t per_host = static_cast<std::size_t>(inside_->size());
-  const std::size_t host = static_cast<std::size_t>(hosts_->rank());
-  std::vector<float> result;
-  for (std::size_t begin = 0; begin < weights.size(); begin += per_host) {
+  const std::size_t own = static_cast<std::size_t>(hosts_->rank());
+  weights_.resize(info.weights.size() / per_host);
+  for (std::size_t host = 0; host < weights_.size(); ++host) {
     float total = 0;
-    for (const float weight : weights.subspan(begin, per_host)) total += weight;
-    if (begin == host * per_host) total_ = total;
-    result.push_back(total / static_cast<float>(per_host));
+    for (const float weight : info.weights.subspan(host * per_host, per_host)) total += weight;
+    if (host == own) total_ = total;
+    weights_[host] = total / static_cast<float>(per_host);
   }
-  weight_ = weights[host * per_host + static_cast<std::size_t>(inside_->rank())];
-  return result;
+  weight_ = info.weights[own * per_host + static_cast<std::size_t>(inside_->rank())];
+  StepInfo of_hosts = info;
+  of_hosts.weights = weights_;
+  of_hosts.rank = hosts_->rank();
+  return of_hosts;
 }
 
 void Hierarchy::average(std::span<float> gradient) {

@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "compress/compressor.h"
 #include "dist/comm/collective_queue.h"
 #include "dist/comm/communicator.h"
 
@@ -69,8 +70,9 @@ class Hierarchy {
   bool leads() const { return inside_->rank() == 0; }
   Communicator& hosts() { return *hosts_; }
 
-  // Weights by rank, of mean 1. Returned: the hosts' weights, of mean 1 as well: each the mean of its ranks'.
-  std::vector<float> begin_step(std::span<const float> weights);
+  // The step as one of hosts: `info` with this host's rank and the hosts' weights, each the mean of its ranks', so of
+  // mean 1 as well. Valid to the next call; calls with the same weights return the same.
+  StepInfo begin_step(const StepInfo& info);
   // Collective over the ranks of a host; part of a queue's job. Turns each rank's gradient into the host's:
   // sum_r(weight[r] * g_r) / sum_r(weight[r]), summed in rank order, the same bits on all of them. Zero where
   // all weights of the host are.
@@ -80,6 +82,7 @@ class Hierarchy {
   std::unique_ptr<Communicator> inside_, across_;
   std::unique_ptr<HierarchicalCommunicator> hosts_;
   int ranks_ = 1;
+  std::vector<float> weights_;    // of the hosts
   float weight_ = 1, total_ = 1;  // of this rank, and of its host's ranks
 };
 

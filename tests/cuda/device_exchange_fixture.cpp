@@ -100,18 +100,19 @@ void exchange_step(DeviceExchange& exchange, const std::vector<Parameter*>& orde
     exchange.complete(loss);
   };
   if (!graphs || exchange.capture() == DeviceExchange::Capture::none) {
-    for (Parameter* parameter : order) exchange.ready(*parameter);
-    exchange.finish(loss);
+    encode();
+    exchange.communicate();
+    exchange.decode_and_commit();
   } else if (exchange.capture() == DeviceExchange::Capture::whole) {
     graphs->run({exchange.capture_key(), 0}, [&] {
       encode();
-      exchange.collectives();
-      exchange.decode();
+      exchange.communicate();
+      exchange.decode_and_commit();
     });
   } else {
     graphs->run({exchange.capture_key(), 0}, encode);
-    exchange.collectives();
-    graphs->run({exchange.capture_key(), 1}, [&] { exchange.decode(); });
+    exchange.communicate();
+    graphs->run({exchange.capture_key(), 1}, [&] { exchange.decode_and_commit(); });
   }
 }
 
@@ -192,13 +193,13 @@ ExchangeRecord run_rank(const ExchangePlan& plan, Communicator& communicator,
     now.committed = status.bad == 0, now.bad_rank = status.bad_rank, now.selected = status.selected;
     const auto averaged = [&](const Group& g) { return exchange->averaged(g); };
     if (now.committed) now.average = gather(exchange->groups(), arena, averaged);
-    exchange->end_step();
+    const ExchangeStats stats = exchange->end_step().stats;
+    record.bytes_sent = stats.bytes_sent, record.bytes_received = stats.bytes_received;
     if (now.committed && !same_bits(gather(exchange->groups(), arena, averaged), now.average))
       throw Error("end_step() lost the average");
     if (exchange->capture() == DeviceExchange::Capture::none) exchange->state();  // residuals to the GPU
     now.residual = residual_of(exchange->groups(), arena);
   }
-  record.bytes_sent = exchange->bytes_sent(), record.bytes_received = exchange->bytes_received();
   record.state = exchange->state();
   record.graphs = captured.size();
   return record;

@@ -7,7 +7,6 @@
 
 #include "dist/comm/collective_queue.h"
 #include "dist/exchange/cuda/device_exchange.h"
-#include "dist/exchange/cuda/device_exchange_make.h"
 #include "dist/exchange/exchange.h"
 #include "nn/core/rng.h"
 
@@ -54,7 +53,7 @@ std::vector<ExchangeRecord> run_on_cpu(const ExchangePlan& plan);
 
 using MakeDeviceExchange = std::function<std::unique_ptr<cuda::DeviceExchange>(
     ParameterArena& arena, CollectiveQueue& queue, cuda::DeviceCommunicator& device)>;
-// `graphs`: ready() to finish() are captured, as DeviceExchange::capture() says, and replayed.
+// `graphs`: ready() to decode_and_commit() are captured, as Exchange::capture() says, and replayed.
 std::vector<ExchangeRecord> run_on_gpu(const ExchangePlan& plan, const MakeDeviceExchange& make,
                                        bool graphs = false);
 // The gradients and losses are rank 0's on both ranks of echo_communicator().

@@ -103,11 +103,11 @@ class CudaEngine final : public Engine {
     exchange_->begin_step(request.step, request.density, weights_, request.lr);
     recorder_.begin_step(request.step);
     run_step(request.step);
-    exchange_->end_step();
+    const ExchangeStats exchanged = exchange_->end_step().stats;
     auto* slot = reinterpret_cast<StepReport*>(results_.data()) + pending_;
     TOPKNOT_CUDA(
         cudaMemcpyAsync(slot, result_.data(), sizeof *slot, cudaMemcpyDeviceToHost, context_.stream()));
-    bytes_.emplace_back(exchange_->bytes_sent(), exchange_->bytes_received());
+    bytes_.emplace_back(exchanged.bytes_sent, exchanged.bytes_received);
     TOPKNOT_CHECK(++pending_ <= kStepsAhead, "stats() comes at least every steps_ahead() steps");
   }
 
@@ -196,10 +196,10 @@ class CudaEngine final : public Engine {
 
   // Eagerly at first, so that algorithms are chosen and memory is there, then as graphs.
   void run_step(std::int64_t step) {
-    using Capture = DeviceExchange::Capture;
+    using Capture = Exchange::Capture;
     const Capture capture = config_.train.graphs && !records() ? exchange_->capture() : Capture::none;
     const auto forward = [&] { forward_and_backward(step); };
-    const auto collect = [&] { exchange_->collectives(); };
+    const auto collect = [&] { exchange_->communicate(); };
     const auto finish = [&] { decode_and_update(); };
     if (capture != Capture::none && graphs_.size() > kGraphs) graphs_.clear();
     StepGraphs* graphs = capture == Capture::none ? nullptr : &graphs_[exchange_->capture_key()];
@@ -273,7 +273,7 @@ class CudaEngine final : public Engine {
   void decode_and_update() {
     const NvtxRange range("decode and update");
     const cudaStream_t stream = context_.stream();
-    exchange_->decode();
+    exchange_->decode_and_commit();
     if (config_.train.clip_global > 0) {
       bool add = false;
       for (const Group& group : exchange_->groups())

@@ -1,7 +1,7 @@
 #include <cstdio>
 #include <sstream>
 
-#include "dist/exchange/group_pipeline.h"
+#include "dist/exchange/host_pipeline.h"
 #include "nn/core/base/check.h"
 #include "nn/core/base/log.h"
 #include "train/plan/exchange_measure.h"
@@ -28,15 +28,11 @@ std::string milliseconds(double seconds) {
 }
 
 // The quickest one that the method's messages allow.
-std::string chosen_collective(const ExchangeProfile& profile, const ParameterArena& arena,
-                              ExchangeOptions options) {
+std::string chosen_collective(const ExchangeProfile& profile, ExchangeOptions options) {
   options.collective = quickest_collective(profile);
-  const auto parameters = arena.parameters();
   if (options.collective == "all_gather" || !profile.parameters.front().compressed) return "all_gather";
-  const Parameter& first = *parameters.front();
-  const Group group{first.offset(), first.offset() + first.numel(), true, {parameters.front()}};
   try {
-    const GroupPipeline pipeline(group, 0, true, options, profile.ranks);
+    check_collective(options);
   } catch (const UserError& error) {
     log_info(std::string("exchange.collective=auto takes all_gather: ") + error.what());
     return "all_gather";
@@ -100,7 +96,7 @@ ExchangeChoice choose_exchange(const Config& config, const Dataset& data, const 
   ExchangeProfile profile = parse_exchange_profile(shared_text(queue, std::move(text)), path);
   std::string decided;
   if (root) {
-    if (choice.chosen) options.collective = chosen_collective(profile, arena, options);
+    if (choice.chosen) options.collective = chosen_collective(profile, options);
     profile.collective = options.collective;
     decided = options.collective;
     if (choice.planned)

@@ -4,7 +4,7 @@
 #include <chrono>
 #include <cmath>
 
-#include "dist/exchange/group_pipeline.h"
+#include "dist/exchange/host_pipeline.h"
 #include "nn/core/base/check.h"
 #include "nn/core/rng.h"
 #include "train/metrics/metrics.h"
@@ -94,42 +94,42 @@ void come_back(PendingCollective& pending, int ranks) {
     pending.blocks.assign(static_cast<std::size_t>(ranks), pending.message.block);
 }
 
-ExchangeProfile::Group measure_group(const Group& group, bool compressing, const ExchangeOptions& options,
-                                     double density, int ranks, const Noise& noise, bool& sums) {
-  GroupPipeline pipeline(group, 0, compressing, options, ranks);
+ExchangeProfile::Group measure_group(const Group& group, const ExchangeOptions& options, double density,
+                                     int ranks, const Noise& noise, bool& sums) {
+  const GroupCompressor method = make_group_compressor(group, options, ranks);
   std::vector<float> one(group.numel()), other(group.numel());
   Slice slice{one, other};
   std::vector<double> encode, decode;
   const std::vector<float> weights(static_cast<std::size_t>(ranks), 1.0f);
   ExchangeProfile::Group cost;
   cost.elements = static_cast<double>(group.numel());
+  PendingCollective pending;
   const auto begin = Clock::now();
   for (int round = 0; round < kWarmUp + kTimed; ++round) {
     noise.fill(slice.gradient, round);
     StepInfo info;
     info.step = round;
-    info.density = density;
+    info.density = method.density(density);
     info.weights = weights;
-    pipeline.begin_step();
     auto start = Clock::now();
-    pipeline.encode(slice, info);
+    pending.message = method.compressor->encode(slice, info);
     const double encoding = seconds_since(start);
-    cost.bytes = static_cast<double>(pipeline.pending.message.bytes());
+    cost.bytes = static_cast<double>(pending.message.bytes());
     cost.later_bytes = 0;
-    sums = pipeline.pending.message.kind != Message::Kind::block;
-    come_back(pipeline.pending, ranks);
-    start = Clock::now();
-    bool more = pipeline.decode();
-    double decoding = seconds_since(start);
-    while (more) {
-      cost.later_bytes += static_cast<double>(pipeline.pending.message.bytes());
-      come_back(pipeline.pending, ranks);
+    sums = pending.message.kind != Message::Kind::block;
+    double decoding = 0;
+    for (bool more = true; more;) {
+      come_back(pending, ranks);
       start = Clock::now();
-      more = pipeline.decode();
+      std::optional<Message> next = method.compressor->decode(pending.returned());
       decoding += seconds_since(start);
+      if ((more = next.has_value())) {
+        pending.message = std::move(*next);
+        cost.later_bytes += static_cast<double>(pending.message.bytes());
+      }
     }
     start = Clock::now();
-    if (pipeline.commit().data() == slice.spare.data()) std::swap(slice.gradient, slice.spare);
+    if (method.compressor->commit({}).data() == slice.spare.data()) std::swap(slice.gradient, slice.spare);
     decoding += seconds_since(start);
     if (round < kWarmUp) continue;
     encode.push_back(encoding);
@@ -195,7 +195,7 @@ ExchangeProfile measure_exchange(const Config& config, const Dataset& data, cons
   const Noise noise(arena.size());
   const auto cost = [&](const Group& group, bool& sums) {
     queue.run([](Communicator& c) { c.barrier(); });
-    return measure_group(group, compressing, plain, profile.density, profile.ranks, noise, sums);
+    return measure_group(group, plain, profile.density, profile.ranks, noise, sums);
   };
   if (handled > 0) {
     for (const Group& group : sample_groups(parameters.first(handled), compressing))

@@ -1,258 +1,251 @@
-// The exchange whose gradients stay on the GPU. Two streams: encoding and decoding on the compute stream, the
-// collectives, in the order of the groups, on the other one, joined by events; so a whole step is one graph.
-#include <algorithm>
-#include <deque>
+// Pipelines of gradients that stay on the GPU. Encoding and decoding run on the compute stream, the collectives, in the
+// order of the groups, on the communication stream, joined by events; so a whole step can be one graph.
+#include "dist/exchange/cuda/device_exchange.h"
+
+#include <fmt/format.h>
+
 #include <exception>
-#include <unordered_map>
 #include <utility>
 
+#include "compress/cuda/device_compressor.h"
 #include "compress/state.h"
 #include "dist/exchange/cuda/device_exchange_kernels.h"
-#include "dist/exchange/cuda/device_exchange_make.h"
-#include "dist/exchange/cuda/device_pipeline.h"
-#include "dist/exchange/cuda/device_step.h"
-#include "dist/exchange/group_pipeline.h"
 #include "nn/core/base/check.h"
+#include "nn/core/base/log.h"
 
 namespace topknot::cuda {
 namespace {
 
-class GpuExchange final : public DeviceExchange {
+using Compressors = std::vector<std::unique_ptr<DeviceCompressor>>;  // by group; null: a dense one
+
+class GpuExecution final : public DeviceExecution {
  public:
-  GpuExchange(ParameterArena& arena, DeviceCommunicator& device, const ExchangeOptions& options)
-      : arena_(arena),
+  GpuExecution(DeviceCommunicator& device, const ExchangeOptions& options, Compressors compressors)
+      : DeviceExecution(device.size()),
         device_(device),
-        options_(options),
-        compressing_(options.compress.name != "dense"),
-        groups_(plan_groups(arena, compressing_, options.scope, options.merge, options.groups)),
-        step_(device.size()),
+        order_(options.compressing() || options.ordered_sum ? SumOrder::ranks : SumOrder::library),
+        narrow_(!options.compressing() && options.compress.values == "bf16"),
+        compressors_(std::move(compressors)),
         my_status_(1),
-        all_statuses_(static_cast<std::size_t>(device.size())) {
-    sum_order_ = compressing_ || options.ordered_sum ? SumOrder::ranks : SumOrder::library;
-  }
+        all_statuses_(static_cast<std::size_t>(device.size())) {}
 
-  // A rank that gave up may leave collectives under way; memory is given back in the compute stream's order.
-  ~GpuExchange() override {
-    try {
-      sent_.record(communication());
-      sent_.wait(compute());
-    } catch (const std::exception&) {  // the GPU is lost, and the first error is on its way already
-    }
-  }
+  int rank() const override { return device_.rank(); }
+  int ranks() const override { return device_.size(); }
+  std::unique_ptr<GroupPipeline> make_pipeline(const Group& group, int index) override;
 
-  // False where a group has no compressor.
-  bool make_pipelines(const DeviceCompressorFactory& factory) {
-    for (std::size_t index = 0; index < groups_.size(); ++index) {
-      const Group& group = groups_[index];
-      const GroupSpec spec = group_spec(group, options_.scope, ranks(), options_.layer_density);
-      std::unique_ptr<DeviceCompressor> compressor;
-      if (group.compressed && !(compressor = factory(options_.compress, spec))) return false;
-      if (!compressing_)
-        make_compressor(options_.compress, spec);  // refuses options that dense has no use for
-      const bool narrow = !compressing_ && options_.compress.values == "bf16";
-      pipelines_.emplace_back(group, std::move(compressor), narrow, device_.rank(), ranks());
-      for (const Parameter* parameter : group.parameters) places_[parameter] = {index, false};
-    }
-    return true;
-  }
-
-  const std::vector<Group>& groups() const override { return groups_; }
-
-  std::uint64_t planned_bytes(double density) const override {
-    std::uint64_t bytes = 0;
-    int index = 0;
-    for (const Group& group : groups_)
-      bytes += GroupPipeline(group, index++, compressing_, options_, ranks()).planned_bytes(density);
-    return bytes;
-  }
-
-  void begin_step(std::int64_t step, double density, std::span<const float> weights, double lr) override {
-    TOPKNOT_CHECK(!in_step_, "begin_step() before end_step() of the step before");
-    TOPKNOT_CHECK(density > 0 && density <= 1, "density must be in (0, 1]");
-    if (density != density_) {
-      for (DevicePipeline& pipeline : pipelines_) pipeline.set_density(density);
-      density_ = density;
-      ++version_;
-    }
-    StepParameters parameters;
-    parameters.step = step, parameters.density = density, parameters.lr = lr;
-    parameters.rank = device_.rank();
-    const std::vector<float> equal(static_cast<std::size_t>(ranks()), 1.0f);
-    step_.begin(compute(), parameters, weights.empty() ? std::span<const float>(equal) : weights);
-    for (DevicePipeline& pipeline : pipelines_) pipeline.begin_step();
-    for (auto& [parameter, place] : places_) place.second = false;
-    next_to_send_ = 0;
-    in_step_ = true;
-  }
-
-  void ready(Parameter& parameter) override {
-    const auto place = places_.find(&parameter);
-    TOPKNOT_CHECK(in_step_ && place != places_.end(), "ready('" + parameter.name() + "') outside a step");
-    TOPKNOT_CHECK(!place->second.second, "'" + parameter.name() + "' was ready before");
-    place->second.second = true;
-    DevicePipeline& pipeline = pipelines_[place->second.first];
-    if (pipeline.ready()) take(pipeline);
-  }
-
+  // Without graphs for collectives, a graph that ready() is captured in cannot hold them.
+  bool sends_early() const override { return capture() == Exchange::Capture::whole; }
   void complete(const float* loss) override {
-    TOPKNOT_CHECK(in_step_, "finish() without begin_step()");
-    bool zeroed = false;
-    for (DevicePipeline& pipeline : pipelines_) {
-      if (pipeline.is_complete()) continue;
-      if (!zeroed) arena_.zero_unwritten_gradients();
-      zeroed = true;
-      pipeline.complete();
-      take(pipeline);
-    }
-    write_rank_status(compute(), loss, step_.status(), my_status_.data());
+    write_rank_status(compute(), loss, step().status(), my_status_.data());
   }
-
-  void collectives() override {
-    TOPKNOT_CHECK(in_step_, "collectives() outside a step");
+  void begin_collectives() override {
     if (ranks() == 1) return;
     encoded_.record(compute());
     encoded_.wait(communication());
-    // Replayed graphs do not call ready(); for parts, nothing was sent there.
-    if (capture() == Capture::parts)
-      for (DevicePipeline& pipeline : pipelines_) pipeline.send(communication(), device_, sum_order_);
+  }
+  void submit_agreement() override {
+    if (ranks() == 1) return;
     device_.all_gather(reinterpret_cast<const std::byte*>(my_status_.data()),
                        reinterpret_cast<std::byte*>(all_statuses_.data()), sizeof(RankStatus),
                        communication());
     sent_.record(communication());
     // A graph of its own for decoding cannot wait for what happened outside of it.
-    if (capture() == Capture::parts) sent_.wait(compute());
+    if (!sends_early()) sent_.wait(compute());
   }
-
-  void decode() override {
-    const bool joined = ranks() == 1 || capture() == Capture::parts;
-    for (DevicePipeline& pipeline : pipelines_) {
-      if (!joined) pipeline.arrived.wait(compute());
-      pipeline.decode(compute(), slice(pipeline.group()), step_);
+  void receive_agreement() override {
+    if (!joined()) sent_.wait(compute());
+  }
+  Agreed agree(std::span<const std::unique_ptr<GroupPipeline>>) override {
+    cuda::agree(compute(), ranks() == 1 ? my_status_.data() : all_statuses_.data(), ranks(), step().status());
+    return {};
+  }
+  bool decides_on_host() const override { return false; }
+  void finish_step(StepResult&) override {}
+  Exchange::Capture capture() const override {
+    return ranks() == 1 || device_.capturable() ? Exchange::Capture::whole : Exchange::Capture::parts;
+  }
+  // A rank that gave up may leave collectives under way; memory is given back in the compute stream's order.
+  void quiesce() noexcept override {
+    try {
+      sent_.record(communication());
+      sent_.wait(compute());
+    } catch (const std::exception&) {  // the GPU is lost, and the first error is being handled already
     }
-    if (!joined) sent_.wait(compute());
-    agree(compute(), ranks() == 1 ? my_status_.data() : all_statuses_.data(), ranks(), step_.status());
-    for (DevicePipeline& pipeline : pipelines_) pipeline.commit(compute(), slice(pipeline.group()), step_);
   }
 
-  void end_step() override {
-    TOPKNOT_CHECK(in_step_, "end_step() outside a step");
-    for (const DevicePipeline& pipeline : pipelines_)
-      if (pipeline.swaps()) arena_.swap_gradient_and_residual(pipeline.group().begin, pipeline.group().end);
-    in_step_ = false;
+ private:
+  friend class DevicePipeline;
+  // Whether decode_and_commit() finds the compute stream behind all collectives.
+  bool joined() const { return ranks() == 1 || !sends_early(); }
+
+  DeviceCommunicator& device_;
+  const SumOrder order_;
+  const bool narrow_;  // dense sums travel as bfloat16
+  Compressors compressors_;
+  DeviceArray<RankStatus> my_status_, all_statuses_;
+  Event encoded_, sent_;  // all groups
+};
+
+// A compressed group has a compressor with kernels; a dense one is summed, as floats or (compress.values bf16) as
+// bfloat16 numbers, and averaged as compress/dense.cpp does it.
+class DevicePipeline final : public GroupPipeline {
+ public:
+  DevicePipeline(const Group& group, std::unique_ptr<DeviceCompressor> compressor, GpuExecution& execution)
+      : group_(group),
+        execution_(execution),
+        compressor_(std::move(compressor)),
+        narrow_(execution.narrow_ && !compressor_) {
+    if (narrow_) narrowed_ = DeviceArray<std::uint16_t>(group.numel());
   }
 
-  std::span<float> averaged(const Group& group) override {
-    const bool in_spare = in_step_ && pipeline_of(group).swaps();
-    return in_spare ? arena_.residual(group.begin, group.end) : arena_.gradient(group.begin, group.end);
-  }
-  GradientForm form(const Group& group) const override { return pipeline_of(group).form(); }
-  StepParameters* parameters() override { return step_.parameters(); }
-  StepStatus* status() override { return step_.status(); }
-  std::uint64_t bytes_sent() const override {
-    std::uint64_t bytes = 0;
-    for (const DevicePipeline& pipeline : pipelines_) bytes += pipeline.bytes_sent();
-    return bytes;
-  }
-  std::uint64_t bytes_received() const override {
-    std::uint64_t bytes = 0;
-    for (const DevicePipeline& pipeline : pipelines_) bytes += pipeline.bytes_received();
-    return bytes;
+  void begin_step(const StepInfo& info) override {
+    if (!compressor_ || std::exchange(density_, info.density) == info.density) return;
+    compressor_->set_density(info.density);
+    const std::size_t bytes = compressor_->block_bytes(), ranks = info.weights.size();
+    TOPKNOT_CHECK(bytes > 0 && bytes % 16 == 0, "a block's length is a multiple of 16");
+    mine_ = {}, all_ = {};  // the old memory first, so that the new may take its place
+    mine_ = DeviceArray<std::byte>(bytes);
+    if (ranks > 1) all_ = DeviceArray<std::byte>(ranks * bytes);
   }
 
-  Capture capture() const override {
-    return ranks() == 1 || device_.capturable() ? Capture::whole : Capture::parts;
+  void encode(Slice slice) override {
+    slice_ = {slice.gradient, slice.spare};
+    const DeviceStep& step = execution_.step();
+    const float* weight = step.weights() + execution_.rank();
+    if (compressor_)
+      compressor_->encode(compute(), slice_, step.parameters(), step.status(), mine_.data());
+    else if (narrow_)
+      narrow_by_weight(compute(), slice_.gradient.data(), group_.numel(), weight, narrowed_.data());
+    else
+      multiply_by_weight(compute(), slice_.gradient.data(), group_.numel(), weight);
+    if (!execution_.joined()) encoded_.record(compute());
   }
 
-  // Every slice that swaps does so in every step, so one of them speaks for all.
-  std::uint64_t capture_key() const override {
-    std::uint64_t side = 0;
-    for (const Group& group : groups_)
-      if (group.compressed && group.numel() > 0) {
-        side =
-            arena_.gradient(group.begin, group.end).data() < arena_.residual(group.begin, group.end).data();
-        break;
-      }
-    return version_ * 2 + side;
+  void send() override {
+    if (execution_.ranks() == 1) return;
+    const bool early = execution_.sends_early();
+    const cudaStream_t stream = Context::current().communication();
+    if (early) encoded_.wait(stream);
+    if (compressor_)
+      execution_.device_.all_gather(mine_.data(), all_.data(), mine_.size(), stream);
+    else if (narrow_)
+      execution_.device_.all_reduce_bfloat16(narrowed_.data(), group_.numel(), execution_.order_, stream);
+    else
+      execution_.device_.all_reduce(slice_.gradient.data(), group_.numel(), execution_.order_, stream);
+    if (early) arrived_.record(stream);
   }
 
-  std::vector<std::byte> state() const override {
-    StateWriter writer;
-    writer.put<std::uint64_t>(pipelines_.size());
-    for (const DevicePipeline& pipeline : pipelines_) pipeline.save(writer);
-    return writer.take();
+  bool decode() override {
+    if (!execution_.joined()) arrived_.wait(compute());
+    const float factor = 1.0f / static_cast<float>(execution_.ranks());
+    const DeviceStep& step = execution_.step();
+    float* const gradient = slice_.gradient.data();
+    if (compressor_)
+      compressor_->decode(compute(), execution_.ranks() > 1 ? all_.data() : mine_.data(), step.weights(),
+                          step.status());
+    else if (narrow_)
+      average_sum_bfloat16(compute(), narrowed_.data(), gradient, group_.numel(), factor, step.status());
+    else
+      average_sum(compute(), gradient, group_.numel(), factor, step.status());
+    return false;  // a method with more rounds has no kernels
   }
 
-  void load_state(std::span<const std::byte> bytes) override {
-    StateReader reader(bytes);
-    const auto groups = reader.get<std::uint64_t>();
-    if (groups != pipelines_.size())
-      StateReader::fail("is of " + std::to_string(groups) + " groups where there are " +
-                        std::to_string(pipelines_.size()));
-    for (DevicePipeline& pipeline : pipelines_) pipeline.load(reader);
-    reader.finish();
+  bool commit() override {
+    if (!compressor_) return false;
+    const std::span<float> average = compressor_->commit(compute(), execution_.step().status());
+    TOPKNOT_CHECK(average.size() == group_.numel(), "an average of another length than its group");
+    return average.data() == slice_.spare.data();
+  }
+
+  GradientForm form() const override { return compressor_ ? compressor_->form() : GradientForm::plain; }
+
+  // Blocks have equal lengths, so nothing depends on the data.
+  void add_stats(ExchangeStats& stats) const override {
+    const std::uint64_t sent =
+        compressor_ ? mine_.size() : group_.numel() * (narrow_ ? sizeof(std::uint16_t) : sizeof(float));
+    const auto others = static_cast<std::uint64_t>(execution_.ranks() - 1);
+    stats.bytes_sent += sent;
+    if (others > 0) stats.bytes_received += compressor_ ? sent * others : sent;
+  }
+
+  void save(StateWriter& writer) const override {
+    // The host's compressor of a dense group carries nothing, in as many bytes.
+    writer.put_list(compressor_ ? compressor_->state() : std::vector<std::byte>());
+  }
+
+  void load(StateReader& reader) override {
+    const auto bytes = reader.get_list<std::byte>();
+    if (compressor_)
+      compressor_->load_state(bytes);
+    else if (!bytes.empty())
+      StateReader::fail("has bytes for a group that is not compressed");
   }
 
  private:
   static cudaStream_t compute() { return Context::current().stream(); }
-  static cudaStream_t communication() { return Context::current().communication(); }
-  int ranks() const { return device_.size(); }
-  DeviceSlice slice(const Group& group) {
-    return {arena_.gradient(group.begin, group.end), arena_.residual(group.begin, group.end)};
-  }
 
-  // Of a group that is complete.
-  void take(DevicePipeline& pipeline) {
-    pipeline.encode(compute(), slice(pipeline.group()), step_);
-    if (ranks() == 1 || capture() == Capture::parts) return;
-    pipeline.encoded.record(compute());
-    // Strictly in the order of groups: one that is complete early waits for its predecessors.
-    for (; next_to_send_ < pipelines_.size() && pipelines_[next_to_send_].is_complete(); ++next_to_send_) {
-      pipelines_[next_to_send_].encoded.wait(communication());
-      pipelines_[next_to_send_].send(communication(), device_, sum_order_);
-      pipelines_[next_to_send_].arrived.record(communication());
-    }
-  }
-
-  const DevicePipeline& pipeline_of(const Group& group) const {
-    for (const DevicePipeline& pipeline : pipelines_)
-      if (pipeline.group().begin == group.begin && pipeline.group().end == group.end) return pipeline;
-    throw Error("not a group of this exchange");
-  }
-
-  ParameterArena& arena_;
-  DeviceCommunicator& device_;
-  const ExchangeOptions options_;
-  const bool compressing_;
-  const std::vector<Group> groups_;
-  SumOrder sum_order_ = SumOrder::ranks;
-  std::deque<DevicePipeline> pipelines_;
-  std::unordered_map<const Parameter*, std::pair<std::size_t, bool>> places_;  // group; whether it is ready
-  DeviceStep step_;
-  DeviceArray<RankStatus> my_status_, all_statuses_;
-  Event encoded_, sent_;  // everything is
+  const Group& group_;
+  GpuExecution& execution_;
+  const std::unique_ptr<DeviceCompressor> compressor_;
+  const bool narrow_;
   double density_ = 0;
-  std::uint64_t version_ = 0;
-  std::size_t next_to_send_ = 0;
-  bool in_step_ = false;
+  DeviceSlice slice_;
+  DeviceArray<std::byte> mine_, all_;    // a compressed group's blocks
+  DeviceArray<std::uint16_t> narrowed_;  // what travels, where it is not the gradient itself
+  Event encoded_, arrived_;              // on the compute and on the communication stream
 };
 
+std::unique_ptr<GroupPipeline> GpuExecution::make_pipeline(const Group& group, int index) {
+  return std::make_unique<DevicePipeline>(group, std::move(compressors_[static_cast<std::size_t>(index)]),
+                                          *this);
+}
+
 }  // namespace
+
+void DeviceExecution::begin_step(const StepInfo& info) {
+  StepParameters parameters;
+  parameters.step = info.step;
+  parameters.density = info.density;
+  parameters.lr = info.lr;
+  parameters.rank = info.rank;
+  step_.begin(compute(), parameters, info.weights);
+}
 
 std::string what_needs_the_host(const ExchangeOptions& options, int ranks) {
   if (options.collective != "all_gather") return "exchange.collective: " + options.collective;
   if (options.ranks_per_host > 1 && ranks > 1)
-    return "exchange.ranks_per_host: " + std::to_string(options.ranks_per_host);
-  if (options.compress.name != "dense" && options.dense_values != "fp32")
+    return fmt::format("exchange.ranks_per_host: {}", options.ranks_per_host);
+  if (options.compressing() && options.dense_values != "fp32")
     return "compress.dense_values: " + options.dense_values;
   return "";
 }
 
 std::unique_ptr<DeviceExchange> make_gpu_exchange(ParameterArena& arena, DeviceCommunicator& device,
-                                                  const ExchangeOptions& options,
-                                                  const DeviceCompressorFactory& factory) {
-  compressors().find(options.compress.name);  // a wrong name is an error even where everything stays dense
-  auto exchange = std::make_unique<GpuExchange>(arena, device, options);
-  if (!exchange->make_pipelines(factory)) return nullptr;
+                                                  const ExchangeOptions& options) {
+  std::vector<Group> groups = plan_groups(arena, options);
+  Compressors compressors;
+  for (const Group& group : groups) {
+    const GroupSpec spec = group_spec(group, options.scope, device.size(), options.layer_density);
+    std::unique_ptr<DeviceCompressor>& compressor = compressors.emplace_back();
+    if (group.compressed && !(compressor = make_device_compressor(options.compress, spec))) return nullptr;
+    if (!options.compressing()) make_compressor(options.compress, spec);  // validates the options
+  }
+  return std::make_unique<DeviceExchange>(
+      arena, std::move(groups), std::make_unique<GpuExecution>(device, options, std::move(compressors)));
+}
+
+std::unique_ptr<DeviceExchange> make_device_exchange(ParameterArena& arena, CollectiveQueue& queue,
+                                                     DeviceCommunicator* device,
+                                                     const ExchangeOptions& options) {
+  if (!device) return make_staged_exchange(arena, queue, options);
+  std::string why = what_needs_the_host(options, queue.communicator().size());
+  if (why.empty()) {
+    if (auto exchange = make_gpu_exchange(arena, *device, options)) return exchange;
+    why = fmt::format("compress.name: {} with these options", options.compress.name);
+  }
+  auto exchange = make_staged_exchange(arena, queue, options);  // refuses what contradicts itself
+  log_info(fmt::format("{} has no kernels: gradients go through the CPU, over {}", why,
+                       queue.communicator().backend()));
   return exchange;
 }
 

@@ -1,79 +1,68 @@
 #pragma once
-// dist/exchange/exchange.h for gradients in GPU memory: the same groups in the same order, compressed, carried and decoded
-// on the GPU, without the host waiting for it. A step, on every rank:
+// The exchange (dist/exchange/exchange.h) of gradients in GPU memory: the same groups in the same order, without the
+// host waiting for the GPU. Encoding, decoding and committing run on the compute stream, collectives on the
+// communication stream. The outcome of a step is in status(), in GPU memory: the optimizer reads it there, the host
+// later. Averages, residuals and states are those of gradients in host memory, bit for bit.
 //
-//   begin_step()                 the words of the step go to the GPU (not part of a graph)
-//   ready(parameter)             in the hook: encodes the group that this completes, on the compute stream; its
-//                                collective follows on the communication stream
-//   finish()                     decodes, agrees that the step is finite, commits; on the compute stream
-//   end_step()                   host: the memories of the slices swap roles (not part of a graph)
-//
-// What became of the step is in status(), in GPU memory: the optimizer reads it there, the host later.
-//
-// A method without kernels of its own, and every method under dist.backend gloo, goes through the CPU instead:
-// the gradients are copied to the host, exchanged there (dist/exchange/exchange.h), and the averages copied back; the
-// host then waits in finish().
+// A method without kernels, and every method under dist.backend gloo, is staged: gradients are copied to the host,
+// exchanged there by the host's pipelines, and the averages copied back; the host then waits in communicate() and
+// decode_and_commit().
 
 #include <memory>
-#include <span>
+#include <string>
 #include <vector>
 
-#include "compress/cuda/device_compressor.h"
 #include "dist/comm/collective_queue.h"
 #include "dist/comm/cuda/device_communicator.h"
+#include "dist/exchange/cuda/device_step.h"
 #include "dist/exchange/exchange.h"
+#include "dist/exchange/group_pipeline.h"
 #include "nn/core/parameter.h"
 
 namespace topknot::cuda {
 
-class DeviceExchange {
+// What the executions of GPU gradients share: the step's parameters and status in GPU memory.
+class DeviceExecution : public StepExecution {
  public:
-  virtual ~DeviceExchange() = default;
-  virtual const std::vector<Group>& groups() const = 0;
-  virtual std::uint64_t planned_bytes(double density) const = 0;
+  explicit DeviceExecution(int ranks) : step_(ranks) {}
+  void begin_step(const StepInfo& info) override;
+  DeviceStep& step() { return step_; }
 
-  virtual void begin_step(std::int64_t step, double density, std::span<const float> weights, double lr) = 0;
-  virtual void ready(Parameter& parameter) = 0;
-  // `loss`: this rank's, one float in GPU memory, or null; where it is not finite the step is refused.
-  void finish(const float* loss) {
-    complete(loss);
-    collectives();
-    decode();
-  }
-  virtual void end_step() = 0;
+ protected:
+  static cudaStream_t compute() { return Context::current().stream(); }
+  static cudaStream_t communication() { return Context::current().communication(); }
 
-  // Of the last finish().
-  virtual std::span<float> averaged(const Group& group) = 0;  // GPU memory
-  virtual GradientForm form(const Group& group) const = 0;
-  virtual StepParameters* parameters() = 0;  // GPU memory
-  virtual StepStatus* status() = 0;          // GPU memory
-  // Payload bytes that a rank sends and receives in a step, as ExchangeStats counts them; the GPU's blocks have
-  // equal lengths, so these do not depend on the data. With the CPU's exchange, of the last step.
-  virtual std::uint64_t bytes_sent() const = 0;
-  virtual std::uint64_t bytes_received() const = 0;
+ private:
+  DeviceStep step_;
+};
 
-  // What of ready() to finish() may be captured in a graph: all of it; or ready() to complete() in one graph and
-  // decode() in another, with collectives() between them in every step, outside of graphs (threads, whose ranks
-  // meet on the host); or nothing. For `parts`, ready() does not send.
-  enum class Capture { none, parts, whole };
-  virtual Capture capture() const = 0;
-  // finish() by parts. Parameters that were not ready join the step here; and the loss, which all ranks hear of.
-  virtual void complete(const float* loss) = 0;
-  virtual void collectives() = 0;
-  virtual void decode() = 0;
-  // A number that changes whenever what a graph has captured is out of date (a density, a slice's memory).
-  virtual std::uint64_t capture_key() const = 0;
+class DeviceExchange final : public Exchange {
+ public:
+  DeviceExchange(ParameterArena& arena, std::vector<Group> groups, std::unique_ptr<DeviceExecution> execution)
+      : Exchange(arena, std::move(groups), std::move(execution)) {}
+  // GPU memory.
+  StepParameters* parameters() { return step().parameters(); }
+  StepStatus* status() { return step().status(); }
 
-  // As Exchange's, byte for byte; both wait for the GPU. Where the exchange is the CPU's, residuals lie in host
-  // memory: state() writes them to the arena's residuals as well, load_state() takes them from there.
-  virtual std::vector<std::byte> state() const = 0;
-  virtual void load_state(std::span<const std::byte> bytes) = 0;
+ private:
+  DeviceStep& step() { return static_cast<DeviceExecution&>(execution()).step(); }
 };
 
 // For an arena on the current context's GPU. `device`: null where the collectives are the host's (gloo), and the
-// exchange the CPU's. Throws UserError as Exchange. Arena, queue and device must outlive it.
+// exchange is staged. Throws UserError as Exchange. Arena, queue and device must outlive it.
 std::unique_ptr<DeviceExchange> make_device_exchange(ParameterArena& arena, CollectiveQueue& queue,
                                                      DeviceCommunicator* device,
+                                                     const ExchangeOptions& options);
+
+// The two kinds of it, for tests.
+// "" where gradients can stay on the GPU; else the key that keeps them from it and its value, for the log. What
+// only the compressors know is not looked at.
+std::string what_needs_the_host(const ExchangeOptions& options, int ranks);
+// Gradients stay on the GPU. Null where a group's compressor has no kernels. For options that what_needs_the_host()
+// does not name.
+std::unique_ptr<DeviceExchange> make_gpu_exchange(ParameterArena& arena, DeviceCommunicator& device,
+                                                  const ExchangeOptions& options);
+std::unique_ptr<DeviceExchange> make_staged_exchange(ParameterArena& arena, CollectiveQueue& queue,
                                                      const ExchangeOptions& options);
 
 }  // namespace topknot::cuda

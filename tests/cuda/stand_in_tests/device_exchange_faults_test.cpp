@@ -60,9 +60,9 @@ std::vector<std::string> errors_of(const MakeDeviceExchange& make, Disturb distu
                              }
                              disturb(step, 1, communicator.rank());
                              exchange->complete(nullptr);
-                             exchange->collectives();
+                             exchange->communicate();
                              disturb(step, 2, communicator.rank());
-                             exchange->decode();
+                             exchange->decode_and_commit();
                              exchange->end_step();
                            }
                            device->wait(gpu.stream());
@@ -116,16 +116,19 @@ TEST_CASE("memory for the exchange that is not to be had is said to be short", "
   CHECK_THROWS_AS(on_gpu(options_of("topk"))(*model.arena, queue, *device), cuda::OutOfMemory);
 }
 
-TEST_CASE("the words of a step reach the GPU whole, however far the host is ahead", "[device_exchange]") {
+TEST_CASE("the parameters of a step reach the GPU whole, however far the host is ahead",
+          "[device_exchange]") {
   const OnGpu gpu;
   ExchangeModel model(gpu.device());
   const auto device = echo_communicator();
-  const auto exchange = cuda::make_gpu_exchange(*model.arena, *device, options_of("dense"), {});
+  const auto exchange = cuda::make_gpu_exchange(*model.arena, *device, options_of("dense"));
   constexpr int kSteps = 50;
   const cuda::DeviceArray<cuda::StepParameters> log(kSteps);
   for (int step = 0; step < kSteps; ++step) {
     exchange->begin_step(step, 0.5, {}, 1.0 / (1 + step));
-    exchange->finish(nullptr);
+    exchange->complete(nullptr);
+    exchange->communicate();
+    exchange->decode_and_commit();
     TOPKNOT_CUDA(cudaMemcpyAsync(log.data() + step, exchange->parameters(), sizeof(cuda::StepParameters),
                                  cudaMemcpyDeviceToDevice, gpu.stream()));
     exchange->end_step();
