@@ -10,8 +10,7 @@ namespace topknot {
 
 namespace {
 
-const Option kThreshold{
-    .name = "threshold", .standard = 0.0, .help = "the fixed one", .least = 0, .greatest = 1e30};
+const Option kThreshold{.name = "threshold", .standard = 0.0, .help = "the fixed one", .least = 0};
 
 }  // namespace
 

@@ -204,6 +204,8 @@ std::string dump_yaml(const Config& config, bool only_non_default = false,
 std::string key_help();
 // The reference table of docs/configuration.md (Markdown); a test keeps the page up to date.
 std::string key_reference_markdown();
+// The keys that single methods declare, as docs/methods.md has them.
+std::string method_keys_markdown();
 
 // train.threads, or where it is 0: 1 with several ranks, else the machine's cores.
 int compute_threads(const Config& config);
@@ -226,7 +228,7 @@ struct NameList {
   const RegisteredNames& registry;  // names, help, options
 };
 const std::vector<NameList>& name_lists();
-// What --list takes: the names of name_lists(), keys, keys-markdown.
+// What --list takes: the names of name_lists(), keys, keys-markdown, methods-markdown.
 std::vector<std::string> list_names();
 // What --list prints; `list` is one of list_names().
 std::string list_text(const std::string& list);

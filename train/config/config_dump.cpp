@@ -30,6 +30,12 @@ const char* section_help(const std::string& section) {
   return "";
 }
 
+std::string table_cell(const std::string& text) {
+  std::string escaped;
+  for (const char c : text) escaped += c == '|' ? std::string("\\|") : std::string(1, c);
+  return escaped;
+}
+
 // Type and range in few words: "number, above 0", "threads | gloo".
 std::string kind_text(const Key& key) {
   const std::string range = key_range(key);
@@ -88,23 +94,35 @@ std::string key_reference_markdown() {
       text += "| key | default | values | meaning |\n|---|---|---|---|\n";
     }
     section = own;
-    std::string kind;
-    for (const char c : kind_text(key)) kind += c == '|' ? std::string("\\|") : std::string(1, c);
-    text += fmt::format("| `{}` | `{}` | {} | {} |\n", key.name, key_value(key, defaults), kind, key.help);
+    text += fmt::format("| `{}` | `{}` | {} | {} |\n", key.name, key_value(key, defaults),
+                        table_cell(kind_text(key)), key.help);
   }
+  return text;
+}
+
+std::string method_keys_markdown() {
+  std::string text = "| of | key | default | values | meaning |\n|---|---|---|---|---|\n";
+  for (const NameList& list : name_lists())
+    for (const std::string& name : list.registry.names())
+      for (const Option& option : list.registry.options(name)) {
+        const Key& key = *find_key("compress." + option.name);
+        text += fmt::format("| {} `{}` | `{}` | `{}` | {} | {} |\n", list.kind, name, key.name,
+                            key_value(key, Config()), table_cell(kind_text(key)), option.help);
+      }
   return text;
 }
 
 std::vector<std::string> list_names() {
   std::vector<std::string> names;
   for (const NameList& list : name_lists()) names.push_back(list.list);
-  names.insert(names.end(), {"keys", "keys-markdown"});
+  names.insert(names.end(), {"keys", "keys-markdown", "methods-markdown"});
   return names;
 }
 
 std::string list_text(const std::string& name) {
   if (name == "keys") return key_help();
   if (name == "keys-markdown") return key_reference_markdown();
+  if (name == "methods-markdown") return method_keys_markdown();
   const auto& lists = name_lists();
   const auto& list =
       *std::find_if(lists.begin(), lists.end(), [&](const NameList& l) { return l.list == name; });

@@ -234,6 +234,43 @@ TEST_CASE("keys that were given and that the choices do not use are named, with 
   CHECK(notes(wrong.path, {}).size() == 1);
 }
 
+TEST_CASE("a run directory is named by what the run is and by every key that differs from its default") {
+  const auto name = [](const std::vector<std::string>& overrides) {
+    return run_directory_name(load_config("", overrides).config);
+  };
+  CHECK(name({}) == "runs/resnet20-synthetic_images-dense-r1-s1");
+  CHECK(name({"compress.name=topk", "dist.ranks=4", "seed=7"}) ==
+        "runs/resnet20-synthetic_images-topk-0.001-r4-s7");
+  CHECK(name({"compress.name=regtopk", "compress.mu=2", "optimizer.lr=0.05", "data.root=/somewhere"}) ==
+        "runs/resnet20-synthetic_images-regtopk-0.001-r1-s1-lr_0.05-mu_2");
+  CHECK(name({"compress.warmup=[0.25, 0.1]", "exchange.merge=size:1000"}) ==
+        "runs/resnet20-synthetic_images-dense-r1-s1-warmup_0.25,0.1-merge_size_1000");
+  CHECK(name({"schedule.name=cosine"}) == "runs/resnet20-synthetic_images-dense-r1-s1-schedule.name_cosine");
+  const std::vector<std::string> many = {"compress.name=dgc",        "optimizer.lr=0.05",
+                                         "optimizer.weight_decay=0", "train.epochs=3",
+                                         "train.log_every=7",        "compress.sample_ratio=0.1"};
+  std::vector<std::string> others = many;
+  others.back() = "compress.sample_ratio=0.2";
+  CHECK(name(many).size() == std::string("runs/resnet20-synthetic_images-dgc-0.001-r1-s1-01234567").size());
+  CHECK(name(many) == name(many));
+  CHECK(name(many) != name(others));
+  CHECK(name({"output.dir=here", "seed=3"}) == "here");
+}
+
+TEST_CASE("a method's keys come from its registration, and a shared one names all its methods") {
+  CHECK(contains(help_text(), "  compress.mu=4"));
+  CHECK(contains(find_key("compress.mu")->help, "regtopk: temperature"));
+  CHECK(find_key("compress.rank")->users == std::vector<std::string>{"acpsgd", "powersgd"});
+  CHECK(contains(list_text("compressors"),
+                 "compress.mu=4: temperature of the regulariser (number, above 0, at most 1e9)"));
+  for (const NameList& list : name_lists())
+    for (const std::string& name : list.registry.names()) {
+      INFO(list.list << " " << name);
+      CHECK(contains(list_text(list.list), name));
+      CHECK_FALSE(list.registry.help(name).empty());
+    }
+}
+
 TEST_CASE("density follows the warm-up list by epoch and never falls below the configured one") {
   const auto config = load_config("", {"compress.density=0.01", "compress.warmup=0.25,0.001"}).config;
   CHECK(density_at_epoch(config, 0) == 0.25);
@@ -255,9 +292,11 @@ TEST_CASE("every key has a unique name, a help line, and a default inside its ow
   }
 }
 
-TEST_CASE("docs/configuration.md holds the reference table that the program prints") {
+TEST_CASE("docs/configuration.md and docs/methods.md hold the reference tables that the program prints") {
   const std::string page = read(kSource / "docs/configuration.md");
   CHECK(contains(page, "<!-- keys: begin -->\n" + key_reference_markdown() + "<!-- keys: end -->"));
+  const std::string methods = read(kSource / "docs/methods.md");
+  CHECK(contains(methods, "<!-- keys: begin -->\n" + method_keys_markdown() + "<!-- keys: end -->"));
 }
 
 TEST_CASE("every file in configs is valid") {
