@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "compress/parallel.h"
-#include "nn/core/multiply.h"
+#include "nn/core/simd.h"
 
 namespace topknot {
 namespace {

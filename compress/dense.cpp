@@ -7,7 +7,6 @@
 #include "compress/parallel.h"
 #include "compress/select/passes/keys.h"
 #include "nn/core/base/check.h"
-#include "nn/core/multiply.h"
 #include "nn/core/simd.h"
 
 namespace topknot {

@@ -10,7 +10,7 @@
 #include "compress/state.h"
 #include "nn/core/base/check.h"
 #include "nn/core/base/text.h"
-#include "nn/core/multiply.h"
+#include "nn/core/simd.h"
 
 namespace topknot {
 

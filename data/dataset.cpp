@@ -1,5 +1,13 @@
 #include "data/dataset.h"
 
+#include <fmt/format.h>
+#include <zlib.h>
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+
 namespace topknot {
 
 std::int32_t Dataset::label(std::int64_t) const {
@@ -29,6 +37,81 @@ std::int64_t limited_size(const DatasetOptions& options, Split split, std::int64
     throw UserError(key + ": " + std::to_string(wanted) + " samples asked for, the data set has " +
                     std::to_string(available) + "; give at most that, or 0 for all");
   return wanted == 0 ? available : wanted;
+}
+
+namespace {
+
+namespace fs = std::filesystem;
+
+bool is_file(const fs::path& path) {
+  std::error_code ignored;
+  return fs::is_regular_file(path, ignored);
+}
+
+std::string missing(const std::string& dataset, const std::string& folder, const std::string& what) {
+  return "data.root: no " + dataset + " data in '" + folder + "': " + what + "; `scripts/fetch-data " +
+         dataset + " --to " + folder + "` brings it";
+}
+
+}  // namespace
+
+std::string fetch_hint(const std::string& dataset, const std::string& folder) {
+  return "; delete it and run `scripts/fetch-data " + dataset + " --to " + folder + "` for a good copy";
+}
+
+std::string find_data_folder(const std::string& dataset, const std::string& root,
+                             const std::vector<std::string>& subs, const std::vector<std::string>& names) {
+  if (root.empty())
+    throw UserError("data.root is not set: " + dataset +
+                    " needs the folder of its files; `scripts/fetch-data " + dataset +
+                    " --to DIR` brings them, then give data.root=DIR");
+  std::error_code ignored;
+  if (!fs::is_directory(root, ignored)) throw UserError(missing(dataset, root, "there is no such folder"));
+  std::string looked = "looked for " + names.front() + " there";
+  std::vector<fs::path> folders = {root};
+  for (const auto& sub : subs) {
+    folders.push_back(fs::path(root) / sub);
+    looked += " and in " + sub + "/";
+  }
+  for (const auto& folder : folders)
+    for (const auto& name : names)
+      if (is_file(folder / name)) return folder.string();
+  throw UserError(missing(dataset, root, looked));
+}
+
+std::string find_data_file(const std::string& dataset, const std::string& folder,
+                           const std::vector<std::string>& names) {
+  for (const auto& name : names)
+    if (is_file(fs::path(folder) / name)) return (fs::path(folder) / name).string();
+  throw UserError(missing(dataset, folder, names.front() + " is missing"));
+}
+
+std::vector<std::uint8_t> read_file(const std::string& path) {
+  std::ifstream in(path, std::ios::binary | std::ios::ate);
+  if (!in) throw UserError("cannot open '" + path + "': " + std::strerror(errno) + "; check its permissions");
+  std::vector<std::uint8_t> content(static_cast<std::size_t>(in.tellg()));
+  in.seekg(0);
+  in.read(reinterpret_cast<char*>(content.data()), static_cast<std::streamsize>(content.size()));
+  if (!in) throw UserError("cannot read '" + path + "': " + std::strerror(errno) + "; check the disk");
+  return content;
+}
+
+std::vector<std::uint8_t> read_gzip(const std::string& path, const std::string& hint) {
+  const std::unique_ptr<gzFile_s, int (*)(gzFile)> file(gzopen(path.c_str(), "rb"), gzclose);
+  if (!file)
+    throw UserError("cannot open '" + path + "': " + std::strerror(errno) + "; check its permissions");
+  std::vector<std::uint8_t> content;
+  std::vector<std::uint8_t> chunk(1 << 18);
+  int got = 0;
+  while ((got = gzread(file.get(), chunk.data(), static_cast<unsigned>(chunk.size()))) > 0)
+    content.insert(content.end(), chunk.begin(), chunk.begin() + got);
+  // zlib passes a file without a gzip header through as it is, and tells of a cut end by Z_BUF_ERROR alone.
+  int code = Z_OK;
+  const char* text = gzerror(file.get(), &code);
+  if (got < 0 || code != Z_OK)
+    throw UserError("corrupt gzip file '" + path + "': " + (code == Z_BUF_ERROR ? "cut short" : text) + hint);
+  if (gzdirect(file.get())) throw UserError("corrupt gzip file '" + path + "': it has no gzip header" + hint);
+  return content;
 }
 
 }  // namespace topknot

@@ -5,7 +5,6 @@
 #include <filesystem>
 
 #include "data/dataset.h"
-#include "data/files.h"
 
 namespace topknot {
 namespace {

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "nn/core/philox.h"
+#include "nn/core/rng.h"
 
 namespace topknot {
 

@@ -7,7 +7,6 @@
 
 #include "nn/core/base/check.h"
 #include "nn/core/base/text.h"
-#include "nn/core/multiply.h"
 #include "nn/core/simd.h"
 #include "optim/clip_rule.h"
 

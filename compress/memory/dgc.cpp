@@ -13,7 +13,6 @@
 #include "compress/state.h"
 #include "nn/core/base/check.h"
 #include "nn/core/simd.h"
-#include "nn/core/stream.h"
 
 namespace topknot {
 namespace {

@@ -8,7 +8,6 @@
 #include "compress/select/passes/keys.h"
 #include "compress/select/passes/passes.h"
 #include "nn/core/base/check.h"
-#include "nn/core/multiply.h"
 #include "nn/core/simd.h"
 
 namespace topknot::quantise {

@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "nn/core/philox.h"
+#include "nn/core/rng.h"
 
 namespace topknot::cuda {
 

@@ -5,6 +5,10 @@
 #include <cstddef>
 #include <cstring>
 
+#if defined(__x86_64__)
+#include <emmintrin.h>
+#endif
+
 #if defined(__x86_64__) && !defined(TOPKNOT_SINGLE_VERSION)
 #define TOPKNOT_MULTIVERSION __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
@@ -16,7 +20,7 @@ namespace topknot {
 
 typedef float Lanes __attribute__((vector_size(64)));   // 16 floats
 typedef float Lanes8 __attribute__((vector_size(32)));  // 8 floats: a channel block without AVX-512
-typedef int LaneMask __attribute__((vector_size(64)));  // comparison results: 0 or -1 a lane
+typedef int LaneMask __attribute__((vector_size(64)));  // comparison results: 0 or -1 per lane
 inline constexpr std::size_t kLanes = 16;
 
 template <class V>
@@ -38,5 +42,28 @@ TOPKNOT_INLINE void store(float* p, Lanes v) {
 TOPKNOT_INLINE Lanes splat(float x) {
   return Lanes{} + x;
 }
+
+// Stores past the caches, for what is not read soon: a plain store would first read the line that it writes to.
+// Writes v to `to`, aligned to 64 bytes. V has 64 bytes. Other threads may not see it before finish_streaming().
+template <class V>
+TOPKNOT_INLINE void stream(void* to, V v) {
+  static_assert(sizeof(V) == 64);
+#if defined(__x86_64__)
+  __m128i pieces[4];
+  std::memcpy(pieces, &v, sizeof v);
+  for (int i = 0; i < 4; ++i) _mm_stream_si128(static_cast<__m128i*>(to) + i, pieces[i]);
+#else
+  std::memcpy(to, &v, sizeof v);
+#endif
+}
+TOPKNOT_INLINE void finish_streaming() {
+#if defined(__x86_64__)
+  _mm_sfence();
+#endif
+}
+
+// x[i] *= factor for i < n, in the calling thread.
+void multiply(float* x, std::size_t n, float factor);
+void multiply(double* x, std::size_t n, double factor);
 
 }  // namespace topknot

@@ -33,12 +33,8 @@ Parameter* conv_weight(ParameterStore& store, const std::string& name, const Con
 
 BatchNormState running_statistics(ParameterStore& store, const std::string& name, std::int64_t channels) {
   const auto size = static_cast<std::size_t>(channels);
-  BatchNormState state;
   Buffer& mean = store.add_buffer(name + ".running_mean", size, 0.0f);
-  Buffer& variance = store.add_buffer(name + ".running_variance", size, 1.0f);
-  state.mean = &mean.values, state.variance = &variance.values;
-  state.mean_buffer = &mean, state.variance_buffer = &variance;
-  return state;
+  return {&mean, &store.add_buffer(name + ".running_variance", size, 1.0f)};
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 #pragma once
-// A model is a module with a name, made for one sample shape and number of outputs. One file a family; each
+// A model is a module with a name, made for one sample shape and number of outputs. One file per family; each
 // registers the names it knows.
 
 #include <string>
@@ -18,7 +18,10 @@ struct ModelOptions {
 };
 
 using ModelFactory = ModulePtr (*)(ParameterStore& store, const ModelOptions& options);
-Registry<ModelFactory>& models();
+inline Registry<ModelFactory>& models() {
+  static Registry<ModelFactory> registry("model");
+  return registry;
+}
 
 struct RegisterModel {
   RegisterModel(const char* name, const char* help, ModelFactory factory) {
@@ -27,6 +30,8 @@ struct RegisterModel {
 };
 
 // Throws UserError for an unknown name or a sample shape that the model cannot take.
-ModulePtr make_model(const std::string& name, ParameterStore& store, const ModelOptions& options);
+inline ModulePtr make_model(const std::string& name, ParameterStore& store, const ModelOptions& options) {
+  return models().find(name)(store, options);
+}
 
 }  // namespace topknot

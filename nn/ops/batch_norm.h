@@ -6,8 +6,6 @@
 // mean and var are the batch's in training (var biased), the running ones otherwise. The running variance
 // takes the unbiased batch variance, as PyTorch's does.
 
-#include <vector>
-
 #include "nn/core/parameter.h"
 #include "nn/ops/conv2d.h"
 
@@ -15,10 +13,9 @@ namespace topknot {
 
 // A layer's running statistics; [C] each.
 struct BatchNormState {
-  std::vector<float>*mean = nullptr, *variance = nullptr;
+  Buffer *mean = nullptr, *variance = nullptr;
   float momentum = 0.1f;  // weight of the new batch
   float epsilon = 1e-5f;
-  const Buffer *mean_buffer = nullptr, *variance_buffer = nullptr;  // the same, for their memory on a GPU
 };
 
 struct BatchNormOptions {

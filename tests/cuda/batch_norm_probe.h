@@ -63,7 +63,7 @@ struct RunningStatistics {
   explicit RunningStatistics(const BatchNormProbe& p) : mean(p.mean), variance(p.variance) {
     mean_buffer.device = mean.data(), variance_buffer.device = variance.data();
     state.momentum = p.momentum, state.epsilon = p.epsilon;
-    state.mean_buffer = &mean_buffer, state.variance_buffer = &variance_buffer;
+    state.mean = &mean_buffer, state.variance = &variance_buffer;
   }
   RunningStatistics(const RunningStatistics&) = delete;
   DeviceVector<float> mean, variance;
@@ -98,12 +98,13 @@ inline BatchNormResult by_op(const BatchNormProbe& p) {
 inline BatchNormResult by_method(cuda::BatchNormKind kind, const BatchNormProbe& p) {
   const DeviceVector<float> gamma(p.gamma), beta(p.beta), dgamma(p.gamma), dbeta(p.beta);
   RunningStatistics running(p);
-  const cuda::BatchNormCall call{
-      p.activation(p.x),
-      p.s.residual ? p.activation(p.residual) : Tensor(),
-      {gamma.data(), beta.data(), running.mean.data(), running.variance.data(), p.momentum, p.epsilon},
-      p.s.relu,
-      p.s.training};
+  const Device gpu = cuda::Context::current().device();
+  const BatchNormArguments call{p.activation(p.x),
+                                Tensor::view(gamma.data(), {p.s.channels}, gpu),
+                                Tensor::view(beta.data(), {p.s.channels}, gpu),
+                                p.s.residual ? p.activation(p.residual) : Tensor(),
+                                running.state,
+                                {p.s.training, p.s.relu}};
   const auto method = cuda::make_batch_norm_method(kind, call);
   cuda::BatchNormKept kept;
   const Tensor y = method->forward(call, kept);

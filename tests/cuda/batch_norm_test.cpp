@@ -61,7 +61,7 @@ TEST_CASE("batch norm in evaluation has the CPU's bits") {
   const OnGpu gpu;
   for (const bool residual : {false, true}) {
     const BatchNormProbe p({3, 20, 5, 3, residual, true, false}, DType::f32);
-    std::vector<float> mean = p.mean, variance = p.variance;
+    Buffer mean{"mean", p.mean}, variance{"variance", p.variance};
     testing::Leaf x(p.s.shape(), p.x), gamma({20}, p.gamma), beta({20}, p.beta), other(p.s.shape(), p.x);
     const Variable y = batch_norm(x.variable(), gamma.variable(), beta.variable(),
                                   residual ? Variable(Tensor::from(p.residual, p.s.shape())) : Variable(),
@@ -77,7 +77,7 @@ TEST_CASE("running statistics follow several batches as on the CPU") {
   const OnGpu gpu;
   const BatchNormProbe p({4, 6, 5, 3, false, true}, DType::f32);
   RunningStatistics running(p);
-  std::vector<float> mean = p.mean, variance = p.variance;
+  Buffer mean{"mean", p.mean}, variance{"variance", p.variance};
   const GpuLeaf gamma({6}, p.gamma), beta({6}, p.beta);
   testing::Leaf cpu_gamma({6}, p.gamma), cpu_beta({6}, p.beta);
   for (std::uint32_t step = 0; step < 5; ++step) {
@@ -87,8 +87,8 @@ TEST_CASE("running statistics follow several batches as on the CPU") {
                {&mean, &variance, p.momentum, p.epsilon}, {});
   }
   const testing::Array ones(6, 1.0);
-  testing::check_close("mean", running.mean.host(), testing::as_double(mean), ones, 2e-6);
-  testing::check_close("variance", running.variance.host(), testing::as_double(variance), ones, 2e-6);
+  testing::check_close("mean", running.mean.host(), testing::as_double(mean.values), ones, 2e-6);
+  testing::check_close("variance", running.variance.host(), testing::as_double(variance.values), ones, 2e-6);
 }
 
 TEST_CASE("gradients add up: an input that is used twice, and parameters of two batches") {

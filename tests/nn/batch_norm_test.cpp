@@ -27,10 +27,12 @@ void check_setup(const Setup& s, int threads = 1) {
       gamma({s.channels}, random_values(s.channels, 2, 1)), beta({s.channels}, random_values(s.channels, 3)),
       residual(shape, random_values(shape.numel(), 4));
   const auto dy = random_values(shape.numel(), 5);
-  std::vector<float> mean = random_values(s.channels, 6, s.mean), variance(size);
+  Buffer running_mean{"mean", random_values(s.channels, 6, s.mean)},
+      running_variance{"variance", std::vector<float>(size)};
+  std::vector<float>&mean = running_mean.values, &variance = running_variance.values;
   for (std::size_t c = 0; c < size; ++c) variance[c] = 0.5f + 0.1f * static_cast<float>(c % 7);
   const auto mean_before = mean, variance_before = variance;
-  const BatchNormState state{&mean, &variance, 0.3f, 1e-3f};
+  const BatchNormState state{&running_mean, &running_variance, 0.3f, 1e-3f};
 
   const Variable y = batch_norm(in_layout(x.variable(), s.layout), gamma.variable(), beta.variable(),
                                 s.residual ? in_layout(residual.variable(), s.layout) : Variable(), state,
@@ -111,19 +113,19 @@ TEST_CASE("batch_norm keeps the variance of inputs far from zero within the roun
     const reference::Images images{8, 16, 256};
     const auto r =
         reference::batch_norm(images, v, v, Array(16, 1.0), Array(16, 0.0), {}, {}, {}, 1e-5, false, v);
-    std::vector<float> mean(16, 0.0f), variance(16, 0.0f);
+    Buffer mean{"mean", std::vector<float>(16)}, variance{"variance", std::vector<float>(16)};
     Leaf gamma({16}, std::vector<float>(16, 1.0f)), beta({16}, std::vector<float>(16, 0.0f));
     batch_norm(Variable(to_layout(Tensor::from(values, shape), layout)), gamma.variable(), beta.variable(),
                {}, {&mean, &variance, 1.0f}, {});
     Array unbiased = r.variance;
     for (double& u : unbiased) u *= images.count() / (images.count() - 1);
-    check_close("variance", variance, unbiased, Array(16, 401.0), 1e-6);
+    check_close("variance", variance.values, unbiased, Array(16, 401.0), 1e-6);
   }
 }
 
 TEST_CASE("batch_norm refuses shapes that do not fit") {
   Leaf gamma({4}, {1, 1, 1, 1}), beta({4}, {0, 0, 0, 0}), three({3}, {1, 1, 1});
-  std::vector<float> mean(4), variance(4);
+  Buffer mean{"mean", std::vector<float>(4)}, variance{"variance", std::vector<float>(4)};
   const BatchNormState state{&mean, &variance};
   const Variable x(Tensor::zeros({2, 4, 3, 3})), other(Tensor::zeros({2, 4, 3, 2}));
   CHECK_THROWS_AS(batch_norm(x, three.variable(), beta.variable(), {}, state, {}), Error);

@@ -19,7 +19,9 @@ struct Inputs {
   Conv g;
   Layout layout;
   Leaf x, w, gamma, beta, residual;
-  std::vector<float> dy, mean, variance;
+  std::vector<float> dy;
+  Buffer running_mean, running_variance;
+  std::vector<float>&mean = running_mean.values, &variance = running_variance.values;
 
   explicit Inputs(const Conv& conv)
       : g(conv),
@@ -30,15 +32,15 @@ struct Inputs {
         beta({g.out}, random_values(g.out, 4)),
         residual({g.n, g.out, g.out_height(), g.out_width()}, random_values(g.y_size(), 5)),
         dy(random_values(g.y_size(), 6)),
-        mean(random_values(g.out, 7)),
-        variance(static_cast<std::size_t>(g.out), 1.5f) {}
+        running_mean{"mean", random_values(g.out, 7)},
+        running_variance{"variance", std::vector<float>(static_cast<std::size_t>(g.out), 1.5f)} {}
 
   std::vector<float> scaled(std::vector<float> v) const {  // outputs of about variance 1
     for (float& value : v) value /= std::sqrt(static_cast<float>(g.in * g.kernel * g.kernel));
     return v;
   }
   ConvGeometry geometry() const { return {g.in, g.out, g.kernel, g.stride, g.padding}; }
-  BatchNormState state() { return {&mean, &variance, 0.1f, static_cast<float>(kEpsilon)}; }
+  BatchNormState state() { return {&running_mean, &running_variance, 0.1f, static_cast<float>(kEpsilon)}; }
 };
 
 void check_against_formulas(const Conv& g, bool with_residual, bool relu, bool training, int threads = 1) {

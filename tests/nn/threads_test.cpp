@@ -18,10 +18,10 @@ Results run_batch_norm(int threads, Layout layout) {
   const Shape shape{7, 32, 9, 5};
   Leaf x(shape, random_values(shape.numel(), 1)), gamma({32}, random_values(32, 2)),
       beta({32}, random_values(32, 3));
-  std::vector<float> mean(32, 0.0f), variance(32, 1.0f);
+  Buffer mean{"mean", std::vector<float>(32, 0.0f)}, variance{"variance", std::vector<float>(32, 1.0f)};
   const Variable y = batch_norm(in_layout(x.variable(), layout), gamma.variable(), beta.variable(), {},
                                 {&mean, &variance}, {true, true});
-  Results r{{values_of(y), mean, variance}};
+  Results r{{values_of(y), mean.values, variance.values}};
   backward(weighted_sum(y, random_values(shape.numel(), 4)));
   for (const Leaf* leaf : {&x, &gamma, &beta}) r.all.push_back(leaf->gradient());
   return r;
@@ -35,12 +35,12 @@ Results run_conv(int threads, const reference::Conv& g, bool with_batch_norm) {
   Leaf x({g.n, g.in, g.height, g.width}, random_values(g.x_size(), 1)),
       w(geometry.weight_shape(), random_values(g.w_size(), 2)), gamma({g.out}, random_values(g.out, 3)),
       beta({g.out}, random_values(g.out, 4));
-  std::vector<float> mean(static_cast<std::size_t>(g.out), 0.0f), variance(mean);
+  Buffer mean{"mean", std::vector<float>(static_cast<std::size_t>(g.out))}, variance(mean);
   const Variable in = in_layout(x.variable(), layout);
   const Variable y = with_batch_norm ? conv_bn(in, w.variable(), gamma.variable(), beta.variable(), {},
                                                geometry, {&mean, &variance}, {true, true})
                                      : conv2d(in, w.variable(), beta.variable(), geometry);
-  Results r{{values_of(y), mean, variance}};
+  Results r{{values_of(y), mean.values, variance.values}};
   backward(weighted_sum(y, random_values(g.y_size(), 5)));
   for (const Leaf* leaf : {&x, &gamma, &beta}) r.all.push_back(leaf->gradient());
   return r;

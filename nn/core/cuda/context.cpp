@@ -2,7 +2,6 @@
 
 #include <utility>
 
-#include "nn/core/cuda/library.h"
 #include "nn/core/cuda/pool.h"
 
 namespace topknot::cuda {

@@ -7,7 +7,6 @@
 #include "nn/ops/batch_norm.h"
 #include "nn/ops/cpu/channels.h"
 #include "nn/ops/cpu/conv2d.h"
-#include "nn/ops/cpu/parallel.h"
 
 namespace topknot {
 namespace {
@@ -170,7 +169,8 @@ struct Normalization {
 
 // Moves the running statistics where there are sums.
 Normalization normalization(const ChannelGeometry& g, const ImageSums* sums, const BatchNormArguments& call) {
-  const BatchNormState& state = call.state;
+  std::vector<float>&running_mean = call.state.mean->values, &running_variance = call.state.variance->values;
+  const float momentum = call.state.momentum;
   const float *gamma = call.gamma.data(), *beta = call.beta.data();
   const auto channels = static_cast<std::size_t>(g.channels);
   const double count = static_cast<double>(g.images * g.pixels);
@@ -178,16 +178,16 @@ Normalization normalization(const ChannelGeometry& g, const ImageSums* sums, con
                   std::vector<float>(channels)};
   const std::vector<double> totals = sums ? sums->totals() : std::vector<double>();
   for (std::size_t c = 0; c < channels; ++c) {
-    double mean = (*state.mean)[c], variance = (*state.variance)[c];
+    double mean = running_mean[c], variance = running_variance[c];
     if (sums) {
       const double offset = totals[c] / count;
       mean = sums->shift[c] + offset;
       variance = std::max(0.0, totals[channels + c] / count - offset * offset);
       const double unbiased = count > 1 ? variance * count / (count - 1) : variance;
-      (*state.mean)[c] += state.momentum * (static_cast<float>(mean) - (*state.mean)[c]);
-      (*state.variance)[c] += state.momentum * (static_cast<float>(unbiased) - (*state.variance)[c]);
+      running_mean[c] += momentum * (static_cast<float>(mean) - running_mean[c]);
+      running_variance[c] += momentum * (static_cast<float>(unbiased) - running_variance[c]);
     }
-    const double inverse_std = 1.0 / std::sqrt(variance + state.epsilon);
+    const double inverse_std = 1.0 / std::sqrt(variance + call.state.epsilon);
     n.mean[c] = static_cast<float>(mean);
     n.inverse_std[c] = static_cast<float>(inverse_std);
     n.scale[c] = static_cast<float>(gamma[c] * inverse_std);
@@ -225,7 +225,7 @@ Tensor finish(const BatchNormArguments& call, Tensor x, const ImageSums* sums, O
 
 Tensor forward(const BatchNormArguments& call, OpState& state) {
   const ChannelGeometry g(call.x);
-  ImageSums sums(g, *call.state.mean);
+  ImageSums sums(g, call.state.mean->values);
   if (call.options.training)
     parallel_ranges(g.images, [&](int, std::int64_t begin, std::int64_t end) {
       for (std::int64_t i = begin; i < end; ++i)
@@ -307,7 +307,7 @@ Tensor conv_bn_forward(const ConvGeometry& geometry, const Tensor& weight, const
   ChunkedConv& conv = chunked_conv(geometry);
   Tensor raw = Tensor::empty(geometry.output_shape(call.x.shape()), conv.output_layout());
   const ChannelGeometry g(raw);
-  ImageSums sums(g, *call.state.mean);
+  ImageSums sums(g, call.state.mean->values);
   ChunkedConv::ChunkFn sum_chunk;
   if (call.options.training)
     sum_chunk = [&](std::int64_t begin, std::int64_t end) {

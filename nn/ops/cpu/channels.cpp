@@ -2,7 +2,6 @@
 
 #include <vector>
 
-#include "nn/ops/cpu/parallel.h"
 #include "nn/ops/layout.h"
 
 namespace topknot {

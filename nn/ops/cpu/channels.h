@@ -1,12 +1,18 @@
 #pragma once
-// An activation seen as images of channels: what the per-channel kernels share. A pixel's `block` channels
-// lie side by side (block 1 for plain tensors).
+// What the CPU kernels share: an activation seen as images of channels, and how a batch is split over threads.
+
+#include <omp.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <exception>
 
 #include "nn/core/base/check.h"
 #include "nn/core/tensor.h"
 
 namespace topknot {
 
+// The `block` channels of a pixel lie side by side (block 1 for plain tensors).
 struct ChannelGeometry {
   std::int64_t images, channels, pixels;  // pixels = H * W
   int block;
@@ -23,5 +29,27 @@ struct ChannelGeometry {
 void add_channel_bias(Tensor& y, const float* bias, std::int64_t begin, std::int64_t end);
 // s[c] = sum over n, i, j of x[n,c,i,j]; added in image order, the same for any thread count.
 Tensor sum_over_channels(const Tensor& x);
+
+// Splits a batch over the compute threads of the calling rank, the same way in every op, so that an image stays in the
+// cache of the core that made it.
+// Runs fn(thread, begin, end) on disjoint ranges that cover [0, n). Exceptions come back to the caller.
+template <class Fn>
+void parallel_ranges(std::int64_t n, Fn&& fn) {
+  const int threads =
+      static_cast<int>(std::min<std::int64_t>(omp_get_max_threads(), std::max<std::int64_t>(n, 1)));
+  if (threads <= 1) return fn(0, std::int64_t{0}, n);
+  std::exception_ptr error;
+#pragma omp parallel num_threads(threads)
+  {
+    const int t = omp_get_thread_num(), count = omp_get_num_threads();
+    try {
+      fn(t, n * t / count, n * (t + 1) / count);
+    } catch (...) {
+#pragma omp critical(topknot_parallel_ranges)
+      error = std::current_exception();
+    }
+  }
+  if (error) std::rethrow_exception(error);
+}
 
 }  // namespace topknot

@@ -13,7 +13,6 @@
 #include "nn/ops/cpu/channels.h"
 #include "nn/ops/cpu/conv2d.h"
 #include "nn/ops/cpu/onednn.h"
-#include "nn/ops/cpu/parallel.h"
 
 namespace topknot {
 namespace {

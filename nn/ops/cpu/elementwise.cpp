@@ -1,6 +1,6 @@
 #include "nn/ops/elementwise.h"
 
-#include "nn/ops/cpu/parallel.h"
+#include "nn/ops/cpu/channels.h"
 #include "nn/ops/layout.h"
 
 namespace topknot {

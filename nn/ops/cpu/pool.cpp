@@ -4,7 +4,6 @@
 
 #include "nn/ops/cpu/channels.h"
 #include "nn/ops/cpu/onednn.h"
-#include "nn/ops/cpu/parallel.h"
 #include "nn/ops/pool.h"
 
 namespace topknot {

@@ -1,7 +1,6 @@
 #include "nn/ops/shortcut.h"
 
 #include "nn/ops/cpu/channels.h"
-#include "nn/ops/cpu/parallel.h"
 
 namespace topknot {
 namespace {

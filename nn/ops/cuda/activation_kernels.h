@@ -1,10 +1,13 @@
 #pragma once
-// Kernels that bring activations into another order or type, and the shortcut that takes every second pixel. C++17.
+// Kernels that pass once over activations: another order or type, relu, dropout, the shortcut that takes every second
+// pixel, the mean of whole images. Tensors are float or, with `bf16`, bfloat16; arithmetic is in float. C++17.
 
 #include <cuda_runtime_api.h>
 
 #include <cstddef>
 #include <cstdint>
+
+#include "nn/core/rng.h"
 
 namespace topknot::cuda {
 
@@ -26,5 +29,31 @@ struct ShortcutShape {
 void subsample_forward(cudaStream_t stream, const void* x, void* y, ShortcutShape shape, std::size_t element);
 void subsample_backward(cudaStream_t stream, const void* dy, void* dx, ShortcutShape shape,
                         std::size_t element);
+
+// y = max(0, x), where a NaN stays one
+void relu_forward(cudaStream_t stream, bool bf16, const void* x, void* y, std::size_t n);
+// dx = dy where y > 0, else 0; dx may be dy
+void relu_backward(cudaStream_t stream, bool bf16, const void* y, const void* dy, void* dx, std::size_t n);
+
+// Which of a stream's numbers an element takes: its place in N, C, H, W order. pixels == 1: as it lies in memory;
+// else the tensor lies in N, H, W, C order.
+struct DropoutShape {
+  std::uint32_t channels = 1, pixels = 1;
+};
+
+// out = in * (number < p ? 0 : keep), fewer than 2^32 elements. `step`, where not null, takes the place of rng.a.
+void dropout_mask(cudaStream_t stream, bool bf16, const void* in, void* out, std::size_t n,
+                  DropoutShape shape, float p, float keep, const PhiloxStream& rng,
+                  const std::uint32_t* step);
+
+// Of global_average_pool(): x lies in N, pixels, C order. No size is zero.
+struct AveragePoolShape {
+  std::uint32_t images = 0, pixels = 0, channels = 0;
+};
+
+// y[n, c] = mean of x[n, ., c], summed in the order of the pixels, as on the CPU.
+void average_pool_forward(cudaStream_t stream, bool bf16, const void* x, void* y, AveragePoolShape shape);
+// dx[n, ., c] = dy[n, c] / pixels
+void average_pool_backward(cudaStream_t stream, bool bf16, const void* dy, void* dx, AveragePoolShape shape);
 
 }  // namespace topknot::cuda

@@ -13,12 +13,17 @@
 namespace topknot::cuda {
 namespace {
 
+BatchNormParameters parameters_of(const BatchNormArguments& call) {
+  const BatchNormState& s = call.state;
+  return {call.gamma.data(), call.beta.data(), s.mean->device, s.variance->device, s.momentum, s.epsilon};
+}
+
 // Whether cuDNN reads parameters in vectors is not documented, so it gets aligned ones only.
 bool aligned_for_cudnn(const void* data) {
   return reinterpret_cast<std::uintptr_t>(data) % 16 == 0;
 }
-bool aligned_parameters(const BatchNormCall& call) {
-  const BatchNormParameters& p = call.parameters;
+bool aligned_parameters(const BatchNormArguments& call) {
+  const BatchNormParameters p = parameters_of(call);
   return aligned_for_cudnn(p.gamma) && aligned_for_cudnn(p.beta) && aligned_for_cudnn(p.running_mean) &&
          aligned_for_cudnn(p.running_variance);
 }
@@ -35,24 +40,25 @@ BatchNormStatistics statistics(const BatchNormKept& kept) {
 
 class KernelBatchNorm : public BatchNormMethod {
  public:
-  Tensor forward(const BatchNormCall& call, BatchNormKept& kept) const override {
+  Tensor forward(const BatchNormArguments& call, BatchNormKept& kept) const override {
     Context& context = Context::current();
     const BatchNormTiles tiles = tiles_of(call.x);
     kept.values = DeviceArray<float>(std::size_t{4} * tiles.channels);
     float* partial = nullptr;
-    if (call.training) {
+    if (call.options.training) {
       partial = static_cast<float*>(context.workspace(tiles.partial_floats() * sizeof(float)));
-      batch_norm_sums(context.stream(), tiles, call.x.data(), call.parameters.running_mean, partial);
+      batch_norm_sums(context.stream(), tiles, call.x.data(), call.state.mean->device, partial);
     }
-    batch_norm_normalization(context.stream(), tiles, partial, call.parameters, statistics(kept));
+    batch_norm_normalization(context.stream(), tiles, partial, parameters_of(call), statistics(kept));
     Tensor y = Tensor::empty_like(call.x);
     const void* residual = call.residual.defined() ? call.residual.data() : nullptr;
-    batch_norm_apply(context.stream(), tiles, call.x.data(), residual, call.relu, statistics(kept), y.data());
-    if (residual && call.relu) kept.y = y;
+    batch_norm_apply(context.stream(), tiles, call.x.data(), residual, call.options.relu, statistics(kept),
+                     y.data());
+    if (residual && call.options.relu) kept.y = y;
     return y;
   }
 
-  void backward(const BatchNormCall& call, const BatchNormKept& kept, Tensor grad,
+  void backward(const BatchNormArguments& call, const BatchNormKept& kept, Tensor grad,
                 BatchNormGradients& out) const override {
     Context& context = Context::current();
     const BatchNormTiles tiles = tiles_of(call.x);
@@ -61,14 +67,14 @@ class KernelBatchNorm : public BatchNormMethod {
     auto* partial = static_cast<float*>(
         context.workspace((partial_floats + std::size_t{3} * tiles.channels) * sizeof(float)));
     float* coefficients = partial + partial_floats;
-    const BatchNormMask mask = !call.relu                ? BatchNormMask::none
+    const BatchNormMask mask = !call.options.relu        ? BatchNormMask::none
                                : call.residual.defined() ? BatchNormMask::stored
                                                          : BatchNormMask::recomputed;
     const bool stored = mask == BatchNormMask::stored;
     Tensor g = !stored || grad.exclusive() ? grad : Tensor::empty_like(call.x);
     batch_norm_backward_sums(context.stream(), tiles, mask, grad.data(), call.x.data(),
                              stored ? kept.y.data() : nullptr, n, stored ? g.data() : nullptr, partial);
-    batch_norm_coefficients(context.stream(), tiles, partial, call.parameters.gamma, n, call.training,
+    batch_norm_coefficients(context.stream(), tiles, partial, call.gamma.data(), n, call.options.training,
                             {out.gamma.data, out.gamma.accumulate}, {out.beta.data, out.beta.accumulate},
                             coefficients);
     if (out.x.tensor.defined())
@@ -92,7 +98,7 @@ constexpr float kOne = 1, kZero = 0;
 
 class CudnnBatchNorm : public BatchNormMethod {
  public:
-  CudnnBatchNorm(BatchNormKind kind, const BatchNormCall& like)
+  CudnnBatchNorm(BatchNormKind kind, const BatchNormArguments& like)
       : mode_(kind == BatchNormKind::spatial ? CUDNN_BATCHNORM_SPATIAL : CUDNN_BATCHNORM_SPATIAL_PERSISTENT),
         data_(cudnn_activation_tensor(like.x.shape(), like.x.dtype())) {
     if (kind == BatchNormKind::fused) {
@@ -113,9 +119,9 @@ class CudnnBatchNorm : public BatchNormMethod {
                                                                             data_.get(), &reserve_bytes_));
   }
 
-  Tensor forward(const BatchNormCall& call, BatchNormKept& kept) const override {
+  Tensor forward(const BatchNormArguments& call, BatchNormKept& kept) const override {
     Context& context = Context::current();
-    const BatchNormParameters& p = call.parameters;
+    const BatchNormParameters p = parameters_of(call);
     const auto channels = static_cast<std::size_t>(call.x.dim(1));
     kept.values = DeviceArray<float>(2 * channels);
     kept.reserve = DeviceArray<std::byte>(reserve_bytes_);
@@ -128,16 +134,16 @@ class CudnnBatchNorm : public BatchNormMethod {
         kept.reserve.data(), reserve_bytes_));
     if (!fused())
       batch_norm_finish(context.stream(), tiles_of(call.x), y.data(),
-                        call.residual.defined() ? call.residual.data() : nullptr, call.relu);
-    if (call.relu) kept.y = y;
+                        call.residual.defined() ? call.residual.data() : nullptr, call.options.relu);
+    if (call.options.relu) kept.y = y;
     return y;
   }
 
-  void backward(const BatchNormCall& call, const BatchNormKept& kept, Tensor grad,
+  void backward(const BatchNormArguments& call, const BatchNormKept& kept, Tensor grad,
                 BatchNormGradients& out) const override {
     Context& context = Context::current();
     const auto channels = static_cast<std::size_t>(call.x.dim(1));
-    if (call.relu && !fused()) {
+    if (call.options.relu && !fused()) {
       Tensor masked = grad.exclusive() ? grad : Tensor::empty_like(grad);
       batch_norm_mask(context.stream(), tiles_of(call.x), grad.data(), kept.y.data(), masked.data());
       grad = std::move(masked);
@@ -156,10 +162,9 @@ class CudnnBatchNorm : public BatchNormMethod {
     TOPKNOT_OR_REFUSED(cudnnBatchNormalizationBackwardEx(
         context.cudnn(), mode_, ops_, &kOne, &kZero, &kOne, &kZero, data_.get(), call.x.data(), activated(),
         fused() ? kept.y.data() : nullptr, data_.get(), grad.data(), z(), dz.defined() ? dz.data() : nullptr,
-        data_.get(), dx.data(), parameters_.get(), call.parameters.gamma,
-        fused() ? call.parameters.beta : nullptr, dgamma, dbeta, call.parameters.epsilon, kept.values.data(),
-        kept.values.data() + channels, activation(), context.workspace(backward_bytes_), backward_bytes_,
-        kept.reserve.data(), reserve_bytes_));
+        data_.get(), dx.data(), parameters_.get(), call.gamma.data(), fused() ? call.beta.data() : nullptr,
+        dgamma, dbeta, call.state.epsilon, kept.values.data(), kept.values.data() + channels, activation(),
+        context.workspace(backward_bytes_), backward_bytes_, kept.reserve.data(), reserve_bytes_));
     for (const auto& [target, from] : {std::pair(out.gamma, dgamma), std::pair(out.beta, dbeta)})
       if (target.data != from) write_gradient(target, Tensor::view(from, {call.x.dim(1)}, context.device()));
     if (out.x.tensor.defined() && elsewhere)
@@ -193,14 +198,14 @@ struct Choices {
 constexpr int kTimedRuns = 4;
 
 // Milliseconds of kTimedRuns forward and backward passes, on memory of their own.
-float time_of(const BatchNormMethod& method, BatchNormCall call) {
+float time_of(const BatchNormMethod& method, BatchNormArguments call) {
   Context& context = Context::current();
   const auto channels = static_cast<std::size_t>(call.x.dim(1));
   DeviceArray<float> moved(4 * channels);  // neither running statistics nor gradients are touched
   for (std::size_t i = 0; i < 2; ++i)
     backend(context.device()).fill(moved.data() + i * channels, channels, static_cast<float>(i));
-  call.parameters.running_mean = moved.data();
-  call.parameters.running_variance = moved.data() + channels;
+  Buffer mean{"", {}, moved.data()}, variance{"", {}, moved.data() + channels};
+  call.state.mean = &mean, call.state.variance = &variance;
   BatchNormGradients out;
   out.gamma = {moved.data() + 2 * channels, false};
   out.beta = {moved.data() + 3 * channels, false};
@@ -218,7 +223,7 @@ float time_of(const BatchNormMethod& method, BatchNormCall call) {
   return milliseconds_between(begin, end);
 }
 
-std::shared_ptr<const BatchNormMethod> fastest_method(const BatchNormCall& call) {
+std::shared_ptr<const BatchNormMethod> fastest_method(const BatchNormArguments& call) {
   std::shared_ptr<const BatchNormMethod> best;
   BatchNormKind which = BatchNormKind::kernels;
   float least = std::numeric_limits<float>::infinity();
@@ -239,15 +244,15 @@ std::shared_ptr<const BatchNormMethod> fastest_method(const BatchNormCall& call)
   return best;
 }
 
-std::shared_ptr<const BatchNormMethod> method_for(const BatchNormCall& call) {
+std::shared_ptr<const BatchNormMethod> method_for(const BatchNormArguments& call) {
   Context& context = Context::current();
   // One pixel a channel has no variance for cuDNN to correct.
-  if (context.options().deterministic || !call.training || call.x.numel() == call.x.dim(1))
+  if (context.options().deterministic || !call.options.training || call.x.numel() == call.x.dim(1))
     return std::make_shared<KernelBatchNorm>();
   const Tensor& x = call.x;
   auto& method =
       context.keep<Choices>().methods[{x.dim(0), x.dim(1), x.dim(2), x.dim(3), x.dtype() == DType::bf16,
-                                       call.relu, call.residual.defined(), aligned_parameters(call)}];
+                                       call.options.relu, call.residual.defined(), aligned_parameters(call)}];
   if (method) return method;
   cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
   TOPKNOT_CUDA(cudaStreamIsCapturing(context.stream(), &capture));
@@ -259,36 +264,29 @@ std::shared_ptr<const BatchNormMethod> method_for(const BatchNormCall& call) {
   return method = fastest_method(call);
 }
 
-// What the backward pass needs of a forward pass.
+// What the backward pass needs beside the call.
 struct Recorded {
-  BatchNormCall call;
   std::shared_ptr<const BatchNormMethod> method;
   BatchNormKept kept;
 };
 
-Tensor forward(const BatchNormArguments& a, OpState& state) {
-  TOPKNOT_CHECK(a.x.layout() == Layout::nhwc && a.x.numel() > 0,
+Tensor forward(const BatchNormArguments& call, OpState& state) {
+  TOPKNOT_CHECK(call.x.layout() == Layout::nhwc && call.x.numel() > 0,
                 "batch_norm: an activation on a GPU is nhwc, of at least one element");
-  TOPKNOT_CHECK(!a.residual.defined() || a.residual.dtype() == a.x.dtype(),
+  TOPKNOT_CHECK(!call.residual.defined() || call.residual.dtype() == call.x.dtype(),
                 "batch_norm: a residual of the input's type");
-  const BatchNormState& s = a.state;
-  TOPKNOT_CHECK(s.mean_buffer && s.mean_buffer->device && s.variance_buffer && s.variance_buffer->device,
+  const BatchNormState& s = call.state;
+  TOPKNOT_CHECK(s.mean && s.mean->device && s.variance && s.variance->device,
                 "batch_norm: running statistics in the GPU's memory");
   const auto recorded = std::make_shared<Recorded>();
-  recorded->call = {a.x,
-                    a.residual,
-                    {a.gamma.data(), a.beta.data(), s.mean_buffer->device, s.variance_buffer->device,
-                     s.momentum, s.epsilon},
-                    a.options.relu,
-                    a.options.training};
-  recorded->method = method_for(recorded->call);
+  recorded->method = method_for(call);
   state = recorded;
-  return recorded->method->forward(recorded->call, recorded->kept);
+  return recorded->method->forward(call, recorded->kept);
 }
 
-void backward(const BatchNormArguments&, const OpState& state, Tensor grad, BatchNormGradients& out) {
+void backward(const BatchNormArguments& call, const OpState& state, Tensor grad, BatchNormGradients& out) {
   const auto& recorded = state_as<Recorded>(state);
-  recorded.method->backward(recorded.call, recorded.kept, std::move(grad), out);
+  recorded.method->backward(call, recorded.kept, std::move(grad), out);
 }
 
 const RegisterKernels<BatchNormKernels> registered(DeviceKind::cuda,
@@ -310,10 +308,10 @@ const char* name_of(BatchNormKind kind) {
   return "?";
 }
 
-std::unique_ptr<BatchNormMethod> make_batch_norm_method(BatchNormKind kind, const BatchNormCall& like) {
+std::unique_ptr<BatchNormMethod> make_batch_norm_method(BatchNormKind kind, const BatchNormArguments& like) {
   if (kind == BatchNormKind::kernels) return std::make_unique<KernelBatchNorm>();
-  const bool fusable = like.relu && like.x.dtype() == DType::bf16 && like.x.dim(1) % 4 == 0;
-  if (!like.training || !aligned_parameters(like) || (kind == BatchNormKind::fused && !fusable))
+  const bool fusable = like.options.relu && like.x.dtype() == DType::bf16 && like.x.dim(1) % 4 == 0;
+  if (!like.options.training || !aligned_parameters(like) || (kind == BatchNormKind::fused && !fusable))
     throw BatchNormRefused(std::string(name_of(kind)) + " does not do this batch norm");
   return std::make_unique<CudnnBatchNorm>(kind, like);
 }

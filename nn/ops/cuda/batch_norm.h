@@ -19,14 +19,6 @@ enum class BatchNormKind {
 };
 const char* name_of(BatchNormKind kind);
 
-// A forward pass: x nhwc; residual as x, or undefined.
-struct BatchNormCall {
-  Tensor x, residual;
-  BatchNormParameters parameters;  // in GPU memory
-  bool relu = false;
-  bool training = true;  // false, batch norm with the running statistics: for `kernels` only
-};
-
 // What the backward pass needs beside the call.
 struct BatchNormKept {
   Tensor y;                   // where the method reads it
@@ -43,14 +35,15 @@ class BatchNormRefused : public CudaError {
 class BatchNormMethod {
  public:
   virtual ~BatchNormMethod() = default;
-  virtual Tensor forward(const BatchNormCall& call, BatchNormKept& kept) const = 0;
+  virtual Tensor forward(const BatchNormArguments& call, BatchNormKept& kept) const = 0;
   // `grad` may be written over where it is the caller's alone.
-  virtual void backward(const BatchNormCall& call, const BatchNormKept& kept, Tensor grad,
+  virtual void backward(const BatchNormArguments& call, const BatchNormKept& kept, Tensor grad,
                         BatchNormGradients& out) const = 0;
 };
 
-// For calls with an x of this shape and type, with or without a residual and relu. Throws BatchNormRefused, as
+// For calls with an x of this shape and type, with or without a residual and relu; outside training for `kernels` only.
+// Throws BatchNormRefused, as
 // forward() and backward() may.
-std::unique_ptr<BatchNormMethod> make_batch_norm_method(BatchNormKind kind, const BatchNormCall& like);
+std::unique_ptr<BatchNormMethod> make_batch_norm_method(BatchNormKind kind, const BatchNormArguments& like);
 
 }  // namespace topknot::cuda

@@ -6,7 +6,7 @@
 #include <limits>
 #include <utility>
 
-#include "nn/core/cuda/library.h"
+#include "nn/core/cuda/context.h"
 #include "nn/core/tensor.h"
 
 namespace topknot::cuda {

@@ -1,7 +1,7 @@
 #include "nn/ops/elementwise.h"
 
 #include "nn/core/cuda/context.h"
-#include "nn/ops/cuda/elementwise_kernels.h"
+#include "nn/ops/cuda/activation_kernels.h"
 
 namespace topknot::cuda {
 namespace {

@@ -4,7 +4,7 @@
 
 #include <limits>
 
-#include "nn/core/cuda/library.h"
+#include "nn/core/cuda/context.h"
 #include "nn/ops/cuda/conv_layout.h"
 
 namespace topknot::cuda {

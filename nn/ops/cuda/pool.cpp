@@ -3,8 +3,8 @@
 #include "nn/ops/pool.h"
 
 #include "nn/core/cuda/context.h"
+#include "nn/ops/cuda/activation_kernels.h"
 #include "nn/ops/cuda/cudnn_descriptor.h"
-#include "nn/ops/cuda/pool_kernels.h"
 #include "nn/ops/layout.h"
 
 namespace topknot::cuda {

@@ -1,5 +1,3 @@
-#include "nn/core/multiply.h"
-
 #include "nn/core/simd.h"
 
 namespace topknot {
