@@ -9,11 +9,11 @@
 #include "train/checksum.h"
 #include "train/engine.h"
 #include "train/evaluate.h"
-#include "train/metrics/recorder.h"
-#include "train/metrics/trace.h"
 #include "train/plan/exchange_measure.h"
 #include "train/plan/exchange_plan.h"
 #include "train/plan/settled_exchange.h"
+#include "train/recorder.h"
+#include "train/trace.h"
 #include "train/trainer.h"
 
 namespace topknot {

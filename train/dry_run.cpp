@@ -2,7 +2,7 @@
 #include <cstdio>
 
 #include "compress/sparse_step.h"
-#include "train/metrics/progress.h"
+#include "nn/core/base/text.h"
 #include "train/setup.h"
 
 namespace topknot {

@@ -16,7 +16,7 @@
 #include "dist/launch/socket.h"
 #include "nn/core/base/check.h"
 #include "nn/core/device.h"
-#include "train/metrics/run_directory.h"
+#include "train/run_directory.h"
 #include "train/start.h"
 
 namespace topknot {

@@ -1,25 +1,96 @@
 #include "train/reporter.h"
 
+#include <fmt/format.h>
 #include <omp.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <numeric>
 
 #include "nn/core/base/log.h"
+#include "nn/core/base/text.h"
 
 namespace topknot {
 namespace {
+
+constexpr double kRedrawSeconds = 0.1;
+constexpr int kBarWidth = 24;
 
 double seconds_since(Reporter::Clock::time_point start) {
   return std::chrono::duration<double>(Reporter::Clock::now() - start).count();
 }
 
-std::string plural(std::int64_t n, const std::string& what) {
-  return std::to_string(n) + " " + what + (n == 1 ? "" : "s");
+}  // namespace
+
+Progress::Progress(ProgressOptions options) : options_(options), terminal_(isatty(STDERR_FILENO) == 1) {}
+
+Progress::~Progress() {
+  finish();
 }
 
-}  // namespace
+void Progress::step(std::int64_t step, double epoch, double loss, double lr, std::int64_t images,
+                    double step_seconds) {
+  if (step_seconds > 0) {
+    // The first step pays for set-up and is left out of the average once there is a second one.
+    const double share = step <= 2 ? 1.0 : 0.05;
+    rate_ += share * (1.0 / step_seconds - rate_);
+    image_rate_ += share * (static_cast<double>(images) / step_seconds - image_rate_);
+  }
+  since_drawn_ += step_seconds;
+  const bool last = options_.total_steps > 0 && step >= options_.total_steps;
+  if (options_.quiet) return;
+  const bool due = terminal_ ? since_drawn_ >= kRedrawSeconds : step % std::max(1, options_.log_every) == 0;
+  if (!due && !last) return;
+  since_drawn_ = 0;
+  const double left =
+      options_.total_steps > 0 && rate_ > 0
+          ? static_cast<double>(std::max<std::int64_t>(0, options_.total_steps - step)) / rate_
+          : -1;
+  const std::string line = progress_line(step, options_.total_steps, epoch, loss, lr, image_rate_, left);
+  if (!terminal_) {
+    std::fprintf(stderr, "%s\n", line.c_str());
+    return;
+  }
+  std::string bar;
+  if (options_.total_steps > 0) {
+    const double done = std::min(1.0, static_cast<double>(step) / static_cast<double>(options_.total_steps));
+    bar = fmt::format("[{:<{}}] ", std::string(static_cast<std::size_t>(done * kBarWidth), '='), kBarWidth);
+  }
+  std::fprintf(stderr, "\r\033[K%s%s", bar.c_str(), line.c_str());
+  std::fflush(stderr);
+  bar_shown_ = true;
+}
+
+void Progress::note(const std::string& text) {
+  if (options_.quiet) return;
+  clear_bar();
+  std::fprintf(stderr, "%s\n", text.c_str());
+}
+
+void Progress::finish() {
+  if (!bar_shown_) return;
+  std::fprintf(stderr, "\n");
+  bar_shown_ = false;
+}
+
+void Progress::clear_bar() {
+  if (!bar_shown_) return;
+  std::fprintf(stderr, "\r\033[K");
+  bar_shown_ = false;
+}
+
+std::string progress_line(std::int64_t step, std::int64_t total, double epoch, double loss, double lr,
+                          double images_per_second, double seconds_left) {
+  std::string line = fmt::format("step {}", step);
+  if (total > 0) line += fmt::format("/{}", total);
+  line += fmt::format("  epoch {:.2f}  loss {:.4f}  lr {:.4g}  ", epoch, loss, lr);
+  line += images_per_second < 99.5 ? fmt::format("{:.3g} images/s", images_per_second)
+                                   : fmt::format("{:.0f} images/s", images_per_second);
+  if (seconds_left >= 0) line += "  left " + format_duration(seconds_left);
+  return line;
+}
 
 Reporter::Reporter(const RunInputs& inputs, const Plan& plan, const Communicator& communicator)
     : config_(inputs.config),
@@ -43,24 +114,24 @@ double Reporter::epochs(std::int64_t step) const {
 void Reporter::announce(const Communicator& communicator, const Engine& engine) const {
   const std::int64_t micro_batches = engine.train_loader().steps_per_epoch();
   const std::string compute =
-      engine.device() == "cpu" ? plural(omp_get_max_threads(), "thread") + " a rank" : engine.device();
-  log_info(config_.model.name + " (" + std::to_string(engine.arena().size()) + " parameters) on " +
-           config_.data.name + ", " + plural(ranks_, "rank") + " by " + communicator.backend() + ", " +
-           compute + "; global batch " + std::to_string(images_a_step()) + ", learning rate " +
-           key_value(*find_key("optimizer.lr"), config_) + ", " + std::to_string(plan_.steps_per_epoch) +
-           " steps an epoch, " + std::to_string(plan_.total_steps) + " in all; " + config_.compress.name +
-           "; writing to " + folder_.path);
+      engine.device() == "cpu" ? count_text(omp_get_max_threads(), "thread") + " a rank" : engine.device();
+  log_info(fmt::format(
+      "{} ({} parameters) on {}, {} by {}, {}; global batch {}, learning rate {}, {} steps an epoch, {} in "
+      "all; "
+      "{}; writing to {}",
+      config_.model.name, engine.arena().size(), config_.data.name, count_text(ranks_, "rank"),
+      communicator.backend(), compute, images_a_step(), key_value(*find_key("optimizer.lr"), config_),
+      plan_.steps_per_epoch, plan_.total_steps, config_.compress.name, folder_.path));
   if (root_)
     for (const Group& group : engine.groups())
-      log_debug(std::string(group.compressed ? "compressed" : "dense") + " group of " +
-                std::to_string(group.numel()) + " elements: " + group.parameters.front()->name() + " to " +
-                group.parameters.back()->name());
+      log_debug(fmt::format("{} group of {} elements: {} to {}", group.compressed ? "compressed" : "dense",
+                            group.numel(), group.parameters.front()->name(),
+                            group.parameters.back()->name()));
   const auto& train = config_.train;
   if ((config_.compress.clip > 0 || train.clip_local > 0) && train.clip_local_scope == "model" && ranks_ > 1)
     log_info("local clipping over the whole model waits for the whole backward pass: overlap is off");
   if (const auto left = micro_batches % train.accumulate; left != 0)
-    log_info("the last " + std::to_string(left) +
-             " micro-batches of an epoch do not fill a step and are left out");
+    log_info(fmt::format("the last {} micro-batches of an epoch do not fill a step and are left out", left));
 }
 
 void Reporter::begin() {
@@ -104,13 +175,9 @@ void Reporter::evaluation(std::int64_t step, const Evaluation& evaluation, doubl
   if (!metrics_) return;
   metrics_->write(
       EvalRecord{step, epochs(step), train_seconds_, evaluation.loss, evaluation.accuracy, seconds});
-  char text[160];
-  if (accuracy)
-    std::snprintf(text, sizeof text, "epoch %.4g: test accuracy %.2f %%, test loss %.4f", epochs(step),
-                  100 * evaluation.accuracy, evaluation.loss);
-  else
-    std::snprintf(text, sizeof text, "epoch %.4g: test loss %.6g", epochs(step), evaluation.loss);
-  progress_.note(text);
+  progress_.note(accuracy ? fmt::format("epoch {:.4g}: test accuracy {:.2f} %, test loss {:.4f}",
+                                        epochs(step), 100 * evaluation.accuracy, evaluation.loss)
+                          : fmt::format("epoch {:.4g}: test loss {:.6g}", epochs(step), evaluation.loss));
 }
 
 void Reporter::end(std::int64_t steps, std::int64_t skipped, const std::string& parameter_checksum,
@@ -137,27 +204,23 @@ void Reporter::end(std::int64_t steps, std::int64_t skipped, const std::string& 
   end.parameter_checksum = parameter_checksum;
   end.steps = steps;
   end.skipped_steps = skipped;
-  end.step_p50_s = quantile(steady, 0.5);
+  const auto median = [&](double Seconds::*figure) { return quantile(steady_steps(figure), 0.5); };
+  end.step_p50_s = median(&Seconds::step);
   end.step_p95_s = quantile(steady, 0.95);
-  end.encode_p50_s = quantile(steady_steps(&Seconds::encode), 0.5);
-  end.communicate_p50_s = quantile(steady_steps(&Seconds::communicate), 0.5);
-  end.exposed_p50_s = quantile(steady_steps(&Seconds::exposed), 0.5);
-  end.decode_p50_s = quantile(steady_steps(&Seconds::decode), 0.5);
-  end.makespan_p50_s = quantile(steady_steps(&Seconds::makespan), 0.5);
+  end.encode_p50_s = median(&Seconds::encode);
+  end.communicate_p50_s = median(&Seconds::communicate);
+  end.exposed_p50_s = median(&Seconds::exposed);
+  end.decode_p50_s = median(&Seconds::decode);
+  end.makespan_p50_s = median(&Seconds::makespan);
   end.modelled_makespan_s = modelled_makespan;
   metrics_->write(end);
   write_metrics_csv(read_metrics(folder_.metrics_jsonl()), folder_.metrics_csv());
-  char text[200];
-  if (modelled_makespan > 0 && end.makespan_p50_s > 0) {
-    std::snprintf(text, sizeof text,
-                  "exchange: modelled makespan %.3g ms, measured %.3g ms (median of %zu steps)",
-                  1e3 * modelled_makespan, 1e3 * end.makespan_p50_s, steady.size());
-    log_info(text);
-  }
-  std::snprintf(text, sizeof text, "done: %lld steps in %s, %.0f images/s, sent %s a rank (dense: %s)",
-                static_cast<long long>(steps), format_duration(train_seconds_).c_str(), end.images_per_second,
-                format_bytes(end.bytes_sent).c_str(), format_bytes(end.bytes_dense).c_str());
-  log_info(text);
+  if (modelled_makespan > 0 && end.makespan_p50_s > 0)
+    log_info(fmt::format("exchange: modelled makespan {:.3g} ms, measured {:.3g} ms (median of {} steps)",
+                         1e3 * modelled_makespan, 1e3 * end.makespan_p50_s, steady.size()));
+  log_info(fmt::format("done: {} steps in {}, {:.0f} images/s, sent {} a rank (dense: {})", steps,
+                       format_duration(train_seconds_), end.images_per_second, format_bytes(end.bytes_sent),
+                       format_bytes(end.bytes_dense)));
 }
 
 void Reporter::note(const std::string& text) {

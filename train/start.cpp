@@ -3,9 +3,9 @@
 #include "dist/comm/gpus.h"
 #include "dist/comm/threads_communicator.h"
 #include "nn/core/base/log.h"
+#include "nn/core/base/program.h"
 #include "nn/core/device.h"
 #include "nn/ops/cpu/onednn.h"
-#include "train/stop.h"
 #include "train/trainer.h"
 
 namespace topknot {

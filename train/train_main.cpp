@@ -1,11 +1,11 @@
 // train [FILE.yaml] [section.key=value ...]: the front door to a run. Exit codes: 0, 1 for an error, 2 for
 // bad input, 128 + signal where a signal stopped the run.
 #include <cstdio>
-#include <exception>
+#include <functional>
 
 #include "dist/launch/launch.h"
-#include "nn/core/base/check.h"
 #include "nn/core/base/log.h"
+#include "nn/core/base/program.h"
 #include "train/config/cli.h"
 #include "train/network_check.h"
 #include "train/setup.h"
@@ -80,13 +80,5 @@ int run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  try {
-    return run(argc, argv);
-  } catch (const UserError& error) {
-    log_error(error.what());
-    return 2;
-  } catch (const std::exception& error) {
-    log_error(error.what());
-    return 1;
-  }
+  return run_program(nullptr, run, argc, argv);
 }

@@ -8,9 +8,9 @@
 #include "compress/byte_count.h"
 #include "nn/core/base/check.h"
 #include "nn/core/base/log.h"
+#include "nn/core/base/program.h"
 #include "train/engine.h"
 #include "train/reporter.h"
-#include "train/stop.h"
 
 namespace topknot {
 namespace {

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "dist/comm/communicator.h"
-#include "train/metrics/run_directory.h"
+#include "train/run_directory.h"
 #include "train/setup.h"
 
 namespace topknot {

@@ -1,43 +1,154 @@
 #include "tools/compare/compare.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
 #include <set>
 
-#include "compress/byte_count.h"
 #include "nn/core/base/check.h"
+#include "nn/core/base/text.h"
 
 namespace topknot {
 namespace {
 
-// What makes two runs seeds of one configuration.
-Config without_seed(Config config) {
-  const Config defaults;
-  config.seed = defaults.seed;
-  config.output = defaults.output;
-  // The same files may lie elsewhere on another host.
-  config.data.root = defaults.data.root;
-  // Of the section `compress` only the name means anything to a dense run.
-  if (config.compress.name == "dense") config.compress = defaults.compress;
-  return config;
+namespace fs = std::filesystem;
+
+std::map<std::string, std::string> read_environment(const std::string& path) {
+  std::map<std::string, std::string> result;
+  std::ifstream stream(path);
+  const auto json = nlohmann::json::parse(stream, nullptr, false);
+  if (!json.is_object()) return result;
+  for (const auto& [name, value] : json.items())
+    result[name] = value.is_string() ? value.get<std::string>() : value.dump();
+  return result;
 }
 
-std::vector<Method> group_runs(const std::vector<Run>& runs) {
-  std::vector<Method> methods;
-  std::vector<std::string> keys;
-  for (std::size_t i = 0; i < runs.size(); ++i) {
-    const Config config = without_seed(runs[i].config);
-    const std::string key = dump_yaml(config);
-    const auto it = std::find(keys.begin(), keys.end(), key);
-    if (it == keys.end()) {
-      keys.push_back(key);
-      methods.emplace_back();
-      methods.back().config = config;
-      methods.back().dense = config.compress.name == "dense";
-      methods.back().runs.push_back(i);
-    } else {
-      methods[static_cast<std::size_t>(it - keys.begin())].runs.push_back(i);
+// Seconds of one step at record i; a file may hold every n-th step only.
+double step_seconds(const std::vector<StepRecord>& steps, std::size_t i) {
+  const double time_before = i ? steps[i - 1].time_s : 0;
+  const auto step_before = i ? steps[i - 1].step : 0;
+  const auto count = std::max<std::int64_t>(1, steps[i].step - step_before);
+  return std::max(0.0, steps[i].time_s - time_before) / static_cast<double>(count);
+}
+
+StepTimes mean_times(const std::vector<StepRecord>& steps) {
+  StepTimes sum;
+  double count = 0;
+  for (std::size_t i = steps.size() > 2 * kWarmUpSteps ? kWarmUpSteps : 0; i < steps.size(); ++i) {
+    const StepRecord& s = steps[i];
+    const double parts =
+        s.data_s + s.forward_s + s.backward_s + s.encode_s + s.exposed_s + s.decode_s + s.update_s;
+    const double total = std::max(parts, step_seconds(steps, i));
+    if (!std::isfinite(total)) continue;
+    sum.data += s.data_s, sum.forward += s.forward_s, sum.backward += s.backward_s, sum.encode += s.encode_s;
+    sum.exposed += s.exposed_s, sum.decode += s.decode_s, sum.update += s.update_s;
+    sum.other += total - parts;
+    sum.total += total;
+    sum.hidden += std::max(0.0, s.communicate_s - s.exposed_s);
+    ++count;
+  }
+  if (count == 0) return sum;
+  for (double* part : {&sum.data, &sum.forward, &sum.backward, &sum.encode, &sum.exposed, &sum.decode,
+                       &sum.update, &sum.other, &sum.total, &sum.hidden})
+    *part /= count;
+  return sum;
+}
+
+double median_rate(const std::vector<StepRecord>& steps) {
+  std::vector<double> rates;
+  for (std::size_t i = steps.size() > kWarmUpSteps ? kWarmUpSteps : 0; i < steps.size(); ++i)
+    if (std::isfinite(steps[i].images_per_second)) rates.push_back(steps[i].images_per_second);
+  return rates.empty() ? kAbsent : quantile(rates, 0.5);
+}
+
+void derive(Run& run) {
+  const Metrics& m = run.metrics;
+  // Accuracy is 0 throughout where there are no classes.
+  const bool accuracy =
+      std::any_of(m.evals.begin(), m.evals.end(), [](const auto& e) { return e.test_accuracy > 0; });
+  for (const EvalRecord& eval : m.evals) {
+    const double value = accuracy ? eval.test_accuracy : eval.test_loss;
+    if (!std::isfinite(value)) continue;
+    run.last = value;
+    if (std::isnan(run.best) || (accuracy ? value > run.best : value < run.best)) run.best = value;
+  }
+  std::int64_t before = 0;
+  double received = 0;
+  for (const StepRecord& step : m.steps) {
+    const auto count = static_cast<double>(std::max<std::int64_t>(1, step.step - before));
+    before = step.step;
+    run.bytes_sent += count * step.bytes_sent;
+    run.bytes_dense += count * step.bytes_dense;
+    received += count * step.bytes_received;
+    run.sent_so_far.push_back(run.bytes_sent);
+  }
+  run.times = mean_times(m.steps);
+  run.images_per_second = median_rate(m.steps);
+  run.wall_seconds = m.steps.back().time_s;
+  if (m.end) {
+    if (accuracy) {
+      run.last = m.end->test_accuracy;
+      run.best = m.end->best_test_accuracy;
     }
+    run.images_per_second = m.end->images_per_second;
+    run.wall_seconds = m.end->wall_seconds;
+    run.bytes_sent = m.end->bytes_sent;
+    run.bytes_dense = m.end->bytes_dense;
+    received = m.end->bytes_received;
+  }
+  if (received > 0 || run.config.number("dist.ranks") == 1) run.bytes_received = received;
+}
+
+bool starts(const std::string& key, const char* section) {
+  return key.starts_with(section);
+}
+
+// Of the section `compress` only the name means anything to a dense run.
+bool of_compressed(const std::string& key) {
+  return starts(key, "compress.") && key != "compress.name";
+}
+
+// The keys of all runs in the order of their files. The seed and the output tell seeds of one configuration
+// apart, and the same data may lie elsewhere on another host.
+std::vector<std::string> keys_of(const std::vector<Run>& runs) {
+  std::vector<std::string> keys;
+  std::set<std::string> seen;
+  for (const Run& run : runs)
+    for (const auto& entry : run.config.entries())
+      if (entry.key != "seed" && entry.key != "data.root" && !starts(entry.key, "output.") &&
+          seen.insert(entry.key).second)
+        keys.push_back(entry.key);
+  return keys;
+}
+
+// A key's default value, as the first run that has it shows it; "-" where every run was given another.
+std::string default_of(const std::vector<Run>& runs, const std::string& key) {
+  for (const Run& run : runs)
+    if (const auto* entry = run.config.find(key); entry && !entry->given) return entry->text;
+  return "-";
+}
+
+std::vector<Method> group_runs(const std::vector<Run>& runs, const std::vector<std::string>& keys) {
+  std::vector<Method> methods;
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    const bool dense = runs[i].config.text("compress.name") == "dense";
+    std::map<std::string, std::string> config;
+    for (const std::string& key : keys) {
+      const auto* entry = runs[i].config.find(key);
+      config[key] = dense && of_compressed(key) ? "-" : entry ? entry->text : default_of(runs, key);
+    }
+    auto method =
+        std::find_if(methods.begin(), methods.end(), [&](const Method& m) { return m.config == config; });
+    if (method == methods.end()) {
+      method = methods.emplace(methods.end());
+      method->config = config;
+      method->dense = dense;
+    }
+    method->runs.push_back(i);
   }
   std::stable_partition(methods.begin(), methods.end(), [](const Method& m) { return m.dense; });
   for (Method& method : methods) {
@@ -49,17 +160,15 @@ std::vector<Method> group_runs(const std::vector<Run>& runs) {
   return methods;
 }
 
-std::vector<DifferingKey> differing_keys(const std::vector<Method>& methods) {
+std::vector<DifferingKey> differing_keys(const std::vector<Run>& runs, const std::vector<Method>& methods,
+                                         const std::vector<std::string>& keys) {
   std::vector<DifferingKey> result;
-  for (const Key& key : config_keys()) {
-    DifferingKey row{key.name, {}};
-    const bool of_compressed = key.name.rfind("compress.", 0) == 0 && key.name != "compress.name";
-    for (const Method& method : methods)
-      row.values.push_back(of_compressed && method.dense ? "-" : key_value(key, method.config));
-    const std::string standard = key_value(key, Config());
-    if (of_compressed && std::all_of(row.values.begin(), row.values.end(),
-                                     [&](const auto& v) { return v == "-" || v == standard; }))
-      continue;
+  for (const std::string& key : keys) {
+    DifferingKey row{key, {}};
+    for (const Method& method : methods) row.values.push_back(method.config.at(key));
+    const std::string standard = default_of(runs, key);
+    const auto plain = [&](const std::string& value) { return value == "-" || value == standard; };
+    if (of_compressed(key) && std::all_of(row.values.begin(), row.values.end(), plain)) continue;
     if (std::any_of(row.values.begin(), row.values.end(), [&](const auto& v) { return v != row.values[0]; }))
       result.push_back(std::move(row));
   }
@@ -67,14 +176,15 @@ std::vector<DifferingKey> differing_keys(const std::vector<Method>& methods) {
 }
 
 // The compressor's name, and where several methods share it, the keys that tell those apart.
-void name_methods(std::vector<Method>& methods, const std::vector<DifferingKey>& differing) {
+void name_methods(const std::vector<Run>& runs, std::vector<Method>& methods,
+                  const std::vector<DifferingKey>& differing) {
   for (std::size_t i = 0; i < methods.size(); ++i) {
     Method& method = methods[i];
-    method.name = method.config.compress.name;
+    method.name = runs[method.runs[0]].config.text("compress.name");
     for (const auto& row : differing) {
       const bool tells = [&] {
         for (std::size_t j = 0; j < methods.size(); ++j)
-          if (methods[j].config.compress.name == method.config.compress.name &&
+          if (methods[j].config.at("compress.name") == method.config.at("compress.name") &&
               row.values[j] != row.values[i])
             return true;
         return false;
@@ -91,7 +201,7 @@ void choose_baselines(std::vector<Method>& methods, const std::vector<DifferingK
       if (!methods[j].dense) continue;
       std::size_t count = 0;
       for (const auto& row : differing)
-        if (row.key.rfind("compress.", 0) != 0 && row.key.rfind("exchange.", 0) != 0)
+        if (!starts(row.key, "compress.") && !starts(row.key, "exchange."))
           count += row.values[i] != row.values[j];
       if (count < least) {
         least = count;
@@ -120,9 +230,8 @@ void sum_up(const std::vector<Run>& runs, Method& method) {
   method.bytes_a_step = over(runs, method, [&](const Run& r) { return a_step(r, r.bytes_sent); });
   method.received_a_step = over(runs, method, [&](const Run& r) { return a_step(r, r.bytes_received); });
   const Stat ratio = over(runs, method, [](const Run& r) {
-    const ByteCount bytes{static_cast<std::uint64_t>(std::llround(r.bytes_sent)), 0,
-                          static_cast<std::uint64_t>(std::llround(r.bytes_dense))};
-    return bytes.upload > 0 ? bytes.ratio() : kAbsent;
+    const double sent = std::round(r.bytes_sent);
+    return sent > 0 ? std::round(r.bytes_dense) / sent : kAbsent;
   });
   method.dense_ratio = ratio.mean;
   for (double StepTimes::*part :
@@ -135,12 +244,6 @@ double seconds_to(const Run& run, double target) {
   for (const EvalRecord& eval : run.metrics.evals)
     if (eval.test_accuracy >= target) return eval.time_s;
   return kAbsent;
-}
-
-std::string points(double accuracy) {
-  char buffer[32];
-  std::snprintf(buffer, sizeof buffer, "%.1f %%", 100 * accuracy);
-  return buffer;
 }
 
 void choose_target(Comparison& c, std::optional<double> target) {
@@ -158,7 +261,7 @@ void choose_target(Comparison& c, std::optional<double> target) {
   }
   if (!std::isnan(dense)) {
     c.target = 0.95 * dense;
-    c.target_reason = "95 % of the best dense accuracy, " + points(dense);
+    c.target_reason = fmt::format("95 % of the best dense accuracy, {:.1f} %", 100 * dense);
   } else if (!std::isnan(lowest)) {
     c.target = lowest;
     c.target_reason = "the lowest of the methods' best accuracies, as there is no dense run";
@@ -194,14 +297,13 @@ void warn(Comparison& c) {
     const auto host = run.environment.find("host");
     if (host != run.environment.end()) places.insert(host->second);
     if (!run.complete())
-      c.warnings.push_back(
-          run.path + " is incomplete: it stopped after step " +
-          std::to_string(run.metrics.steps.back().step) +
-          (run.metrics.truncated ? ", in the middle of a line" : "") +
-          ". Its curve is shown dashed as far as it goes; means leave it out where they can");
+      c.warnings.push_back(fmt::format(
+          "{} is incomplete: it stopped after step {}{}. Its curve is shown dashed as far as it goes; "
+          "means leave it out where they can",
+          run.path, run.metrics.steps.back().step, run.metrics.truncated ? ", in the middle of a line" : ""));
     else if (run.metrics.end->skipped_steps > 0)
-      c.warnings.push_back(run.path + " skipped " + std::to_string(run.metrics.end->skipped_steps) +
-                           " steps that were not finite");
+      c.warnings.push_back(
+          fmt::format("{} skipped {} steps that were not finite", run.path, run.metrics.end->skipped_steps));
   }
   if (machines.size() > 1 || places.size() > 1)
     c.warnings.push_back(
@@ -218,6 +320,52 @@ void warn(Comparison& c) {
 }
 
 }  // namespace
+
+std::vector<std::string> find_runs(const std::vector<std::string>& arguments) {
+  std::vector<std::string> runs;
+  for (std::string argument : arguments) {
+    while (argument.size() > 1 && argument.back() == '/') argument.pop_back();
+    std::error_code error;
+    if (!fs::is_directory(argument, error))
+      throw UserError(argument + ": no such run directory; 'train' writes them, to output.dir or runs/");
+    if (fs::exists(fs::path(argument) / "metrics.jsonl", error)) {
+      runs.push_back(argument);
+      continue;
+    }
+    std::vector<std::string> inside;
+    for (const auto& entry : fs::directory_iterator(argument, error))
+      if (fs::exists(entry.path() / "metrics.jsonl", error)) inside.push_back(entry.path().string());
+    if (error || inside.empty())
+      throw UserError(argument +
+                      ": no metrics.jsonl in it, so this is no run directory (nor a folder of runs)");
+    std::sort(inside.begin(), inside.end());
+    runs.insert(runs.end(), inside.begin(), inside.end());
+  }
+  std::vector<std::string> unique;
+  for (const auto& run : runs)
+    if (std::find(unique.begin(), unique.end(), run) == unique.end()) unique.push_back(run);
+  return unique;
+}
+
+Run read_run(const std::string& folder) {
+  Run run;
+  run.path = folder;
+  std::error_code error;
+  if (!fs::is_directory(folder, error)) throw UserError(folder + ": no such run directory");
+  if (!fs::exists(folder + "/metrics.jsonl", error))
+    throw UserError(folder + ": no metrics.jsonl in it, so this is no run directory");
+  if (!fs::exists(folder + "/config.yaml", error))
+    throw UserError(folder + ": no config.yaml in it; the configuration is needed to compare the run");
+  run.config = RunConfig(folder + "/config.yaml");
+  if (run.config.text("compress.name").empty())
+    throw UserError(folder + "/config.yaml: no compress.name in it, so it is not the configuration of a run");
+  run.metrics = read_metrics(folder + "/metrics.jsonl");
+  if (run.metrics.steps.empty())
+    throw UserError(folder + ": the run has not finished a step yet; there is nothing to compare");
+  run.environment = read_environment(folder + "/environment.json");
+  derive(run);
+  return run;
+}
 
 Stat stat_of(const std::vector<double>& values) {
   Stat stat;
@@ -240,9 +388,10 @@ Comparison compare_runs(std::vector<Run> runs, std::optional<double> target) {
   for (const Run& run : c.runs)
     for (const EvalRecord& eval : run.metrics.evals)
       c.has_accuracy = c.has_accuracy || eval.test_accuracy > 0;
-  c.methods = group_runs(c.runs);
-  c.differing = differing_keys(c.methods);
-  name_methods(c.methods, c.differing);
+  const std::vector<std::string> keys = keys_of(c.runs);
+  c.methods = group_runs(c.runs, keys);
+  c.differing = differing_keys(c.runs, c.methods, keys);
+  name_methods(c.runs, c.methods, c.differing);
   choose_baselines(c.methods, c.differing);
   for (Method& method : c.methods) sum_up(c.runs, method);
   choose_target(c, target);

@@ -1,6 +1,6 @@
 #pragma once
-// What several finished (or interrupted) runs say side by side. Runs whose effective configuration differs in
-// seed and output folder alone form one method; its numbers are means over its complete runs, with the sample
+// Several finished or interrupted runs side by side. Runs whose effective configuration differs in seed and
+// output folder alone form one method; its numbers are means over its complete runs, with the sample
 // deviation.
 //
 // Accuracy is 0 to 1, times are seconds of training (evaluation and start-up left out). Data sets without
@@ -13,14 +13,15 @@
 #include <string>
 #include <vector>
 
-#include "train/config/config.h"
+#include "tools/common/table.h"
 #include "train/metrics/metrics.h"
+#include "train/metrics/run_config.h"
 
 namespace topknot {
 
 constexpr double kAbsent = std::numeric_limits<double>::quiet_NaN();
 
-// Where one step's time goes, in seconds. The parts from data to other add up to total.
+// The parts of one step's time, in seconds. The parts from data to other add up to total.
 struct StepTimes {
   double data = 0, forward = 0, backward = 0, encode = 0, exposed = 0, decode = 0, update = 0, other = 0;
   double total = 0;
@@ -29,12 +30,12 @@ struct StepTimes {
 
 struct Run {
   std::string path;
-  Config config;
+  RunConfig config;
   Metrics metrics;
   std::map<std::string, std::string> environment;  // host, cpu, ...; empty where the file is missing
   bool complete() const { return metrics.end.has_value(); }
 
-  // Derived once by read_run; kAbsent where the run does not say.
+  // Derived once by read_run; kAbsent where unknown.
   double best = kAbsent, last = kAbsent;  // accuracy, or loss where there is none
   double images_per_second = kAbsent;
   double wall_seconds = kAbsent;
@@ -54,17 +55,17 @@ Stat stat_of(const std::vector<double>& values);  // absent values are left out
 // Runs of one configuration.
 struct Method {
   std::string name;  // unique: "topk", or with the keys that tell it apart, "topk density=0.01"
-  Config config;
-  std::vector<std::size_t> runs;     // all of them
-  std::vector<std::size_t> counted;  // the complete ones; all of them where none is
-  bool complete = false;             // at least one run is
+  std::map<std::string, std::string> config;  // every key of any run, without the seed and the output
+  std::vector<std::size_t> runs;              // all of them
+  std::vector<std::size_t> counted;           // the complete ones; all of them where none is
+  bool complete = false;                      // at least one run is
   bool dense = false;
   std::optional<std::size_t> baseline;  // the dense method with the fewest other differences
 
   Stat best, last, images_per_second, wall_seconds, bytes_a_step, received_a_step, seconds_to_target;
   int reached = 0;                   // counted runs that met the target
   double dense_ratio = kAbsent;      // bytes_dense / bytes_sent
-  double speed_up = kAbsent;         // images a second over the baseline's
+  double speed_up = kAbsent;         // images per second over the baseline's
   double target_speed_up = kAbsent;  // the baseline's time to the target over this one's
   StepTimes times;
 };
@@ -94,20 +95,14 @@ std::vector<std::string> find_runs(const std::vector<std::string>& arguments);
 // run is there, the lowest of the methods' best.
 Comparison compare_runs(std::vector<Run> runs, std::optional<double> target);
 
-// A table for the terminal and for the report. Cells are plain text (UTF-8).
-struct Table {
-  std::vector<std::string> header;
-  std::vector<std::vector<std::string>> rows;
-};
 Table result_table(const Comparison& comparison);
-Table time_table(const Comparison& comparison);        // milliseconds a step, by part
+Table time_table(const Comparison& comparison);        // milliseconds per step, by part
 Table difference_table(const Comparison& comparison);  // keys by methods
 Table run_table(const Comparison& comparison);         // every run by itself
 
-std::string table_text(const Table& table);                 // aligned, for a terminal
 std::string comparison_text(const Comparison& comparison);  // what `compare` prints
 
-// One row a method with plain numbers, for other programs: seconds, bytes a step, accuracies from 0 to 1; each
+// One row per method with plain numbers, for other programs: seconds, bytes per step, accuracies from 0 to 1; each
 // mean is followed by its sample deviation. Empty where absent. The first row has the names.
 std::string comparison_csv(const Comparison& comparison);
 

@@ -1,48 +1,44 @@
 // The tables of a comparison, for the terminal and the report.
 
-#include <algorithm>
-#include <cmath>
-#include <cstdio>
+#include <fmt/format.h>
 
+#include <cmath>
+
+#include "nn/core/base/text.h"
 #include "tools/compare/compare.h"
-#include "train/metrics/progress.h"
 
 namespace topknot {
 namespace {
 
 constexpr const char* kNone = "-";
 
-std::string format(const char* pattern, double value) {
-  if (!std::isfinite(value)) return kNone;
-  char buffer[48];
-  std::snprintf(buffer, sizeof buffer, pattern, value);
-  return buffer;
+// `pattern` as fmt has it: "{:.1f}".
+std::string number_text(const char* pattern, double value) {
+  return std::isfinite(value) ? fmt::format(fmt::runtime(pattern), value) : kNone;
 }
 
 std::string with_deviation(const Stat& stat, const char* pattern, double factor, const std::string& unit) {
   if (stat.count == 0) return kNone;
-  std::string text = format(pattern, factor * stat.mean);
-  if (stat.count > 1) text += " ± " + format(pattern, factor * stat.deviation);
+  std::string text = number_text(pattern, factor * stat.mean);
+  if (stat.count > 1) text += " ± " + number_text(pattern, factor * stat.deviation);
   return text + unit;
 }
 
 // 4 significant digits are more than any timing holds.
 const char* rate_pattern(double value) {
-  return value < 10 ? "%.2f" : value < 100 ? "%.1f" : "%.0f";
+  return value < 10 ? "{:.2f}" : value < 100 ? "{:.1f}" : "{:.0f}";
 }
 
 std::string seconds_text(const Stat& stat) {
-  if (stat.count == 0) return kNone;
-  const bool fine = stat.mean < 10;
-  return with_deviation(stat, fine ? "%.2f" : "%.1f", 1, " s");
+  return with_deviation(stat, stat.mean < 10 ? "{:.2f}" : "{:.1f}", 1, " s");
 }
 
 std::string times(double factor) {
-  return std::isfinite(factor) ? format("%.2f", factor) + "×" : kNone;
+  return std::isfinite(factor) ? fmt::format("{:.2f}×", factor) : kNone;
 }
 
 std::string quality_text(const Comparison& c, const Stat& stat) {
-  return c.has_accuracy ? percent_text(stat) : with_deviation(stat, "%.4g", 1, "");
+  return c.has_accuracy ? percent_text(stat) : with_deviation(stat, "{:.4g}", 1, "");
 }
 
 std::string reached_text(const Comparison& c, const Method& m) {
@@ -50,27 +46,21 @@ std::string reached_text(const Comparison& c, const Method& m) {
   const auto all = static_cast<int>(m.counted.size());
   if (m.reached == 0) return "not reached";
   std::string text = seconds_text(m.seconds_to_target);
-  if (m.reached < all) text += " (" + std::to_string(m.reached) + " of " + std::to_string(all) + ")";
+  if (m.reached < all) text += fmt::format(" ({} of {})", m.reached, all);
   return text;
 }
 
 std::string runs_text(const Method& m) {
   std::string text = std::to_string(m.runs.size());
   const auto complete = m.complete ? m.counted.size() : 0;
-  if (complete < m.runs.size()) text += " (" + std::to_string(m.runs.size() - complete) + " incomplete)";
+  if (complete < m.runs.size()) text += fmt::format(" ({} incomplete)", m.runs.size() - complete);
   return text;
-}
-
-// Columns on a terminal: code points, which is right for the few signs used here.
-std::size_t width(const std::string& text) {
-  return static_cast<std::size_t>(std::count_if(
-      text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
 }
 
 }  // namespace
 
 std::string percent_text(const Stat& stat) {
-  return with_deviation(stat, "%.1f", 100, " %");
+  return with_deviation(stat, "{:.1f}", 100, " %");
 }
 
 Table result_table(const Comparison& c) {
@@ -78,7 +68,7 @@ Table result_table(const Comparison& c) {
   Table table;
   table.header = {"method", "runs", "best " + quality, "final " + quality};
   if (!std::isnan(c.target)) {
-    table.header.push_back("time to " + format("%.1f", 100 * c.target) + " %");
+    table.header.push_back(fmt::format("time to {:.1f} %", 100 * c.target));
     table.header.push_back("speed-up to it");
   }
   for (const char* name : {"training time", "images/s", "speed-up", "sent a step", "received", "compression"})
@@ -95,7 +85,7 @@ Table result_table(const Comparison& c) {
     row.push_back(m.bytes_a_step.count ? format_bytes(m.bytes_a_step.mean) : kNone);
     row.push_back(m.received_a_step.count ? format_bytes(m.received_a_step.mean) : kNone);
     row.push_back(std::isfinite(m.dense_ratio)
-                      ? format(m.dense_ratio < 10 ? "%.2f" : "%.0f", m.dense_ratio) + "×"
+                      ? number_text(m.dense_ratio < 10 ? "{:.2f}×" : "{:.0f}×", m.dense_ratio)
                       : kNone);
     table.rows.push_back(std::move(row));
   }
@@ -111,7 +101,7 @@ Table time_table(const Comparison& c) {
     std::vector<std::string> row = {m.name};
     for (const double seconds :
          {t.total, t.data, t.forward, t.backward, t.encode, t.exposed, t.decode, t.update, t.other, t.hidden})
-      row.push_back(format(seconds < 0.0995 ? "%.2f" : "%.1f", 1000 * seconds));
+      row.push_back(number_text(seconds < 0.0995 ? "{:.2f}" : "{:.1f}", 1000 * seconds));
     table.rows.push_back(std::move(row));
   }
   return table;
@@ -149,43 +139,16 @@ Table run_table(const Comparison& c) {
       const Run& r = c.runs[i];
       const auto& end = r.metrics.end;
       table.rows.push_back(
-          {r.path, m.name, std::to_string(r.config.seed), r.complete() ? "complete" : "incomplete",
+          {r.path, m.name, r.config.text("seed"), r.complete() ? "complete" : "incomplete",
            std::to_string(end ? end->steps : r.metrics.steps.back().step), quality_text(c, stat_of({r.best})),
            quality_text(c, stat_of({r.last})), seconds_text(stat_of({r.wall_seconds})),
            end ? seconds_text(stat_of({end->eval_seconds})) : kNone,
            end ? seconds_text(stat_of({end->startup_seconds})) : kNone,
-           format(rate_pattern(r.images_per_second), r.images_per_second),
-           end ? format("%.1f", 1000 * end->step_p50_s) + " / " + format("%.1f", 1000 * end->step_p95_s) +
-                     " ms"
-               : kNone,
+           number_text(rate_pattern(r.images_per_second), r.images_per_second),
+           end ? fmt::format("{:.1f} / {:.1f} ms", 1000 * end->step_p50_s, 1000 * end->step_p95_s) : kNone,
            end ? end->parameter_checksum : kNone});
     }
   return table;
-}
-
-std::string table_text(const Table& table) {
-  std::vector<std::size_t> widths(table.header.size(), 0);
-  const auto measure = [&](const std::vector<std::string>& row) {
-    for (std::size_t i = 0; i < row.size() && i < widths.size(); ++i)
-      widths[i] = std::max(widths[i], width(row[i]));
-  };
-  measure(table.header);
-  for (const auto& row : table.rows) measure(row);
-  std::string text;
-  const auto line = [&](const std::vector<std::string>& row) {
-    for (std::size_t i = 0; i < row.size(); ++i) {
-      const std::string pad(widths[i] - width(row[i]), ' ');
-      text += (i ? "  " : "") + (i == 0 ? row[i] + pad : pad + row[i]);
-    }
-    while (text.back() == ' ') text.pop_back();
-    text += "\n";
-  };
-  line(table.header);
-  std::size_t total = 2 * (widths.size() - 1);
-  for (const auto w : widths) total += w;
-  text += std::string(total, '-') + "\n";
-  for (const auto& row : table.rows) line(row);
-  return text;
 }
 
 std::string comparison_csv(const Comparison& c) {
@@ -200,12 +163,13 @@ std::string comparison_csv(const Comparison& c) {
   std::string text = "method,runs,complete";
   for (const auto& [name, stat] : columns) text += "," + name + "," + name + "_deviation";
   text += ",bytes_ratio\n";
-  const auto cell = [](double value) { return std::isfinite(value) ? format("%.9g", value) : std::string(); };
+  const auto cell = [](double value) {
+    return std::isfinite(value) ? fmt::format("{:.9g}", value) : std::string();
+  };
   for (const Method& m : c.methods) {
     std::string name;
     for (const char sign : m.name) name += sign == '"' ? "\"\"" : std::string(1, sign);
-    text += "\"" + name + "\"," + std::to_string(m.runs.size()) + "," +
-            std::to_string(m.complete ? m.counted.size() : 0);
+    text += fmt::format("\"{}\",{},{}", name, m.runs.size(), m.complete ? m.counted.size() : 0);
     for (const auto& [column, stat] : columns) {
       const Stat& s = m.*stat;
       text += "," + cell(s.mean) + "," + (s.count > 1 ? cell(s.deviation) : "");
@@ -218,9 +182,10 @@ std::string comparison_csv(const Comparison& c) {
 std::string comparison_text(const Comparison& c) {
   std::string text = table_text(result_table(c));
   if (!std::isnan(c.target))
-    text += "\nTarget accuracy " + format("%.1f", 100 * c.target) + " %: " + c.target_reason +
-            ".\nTimes are of training alone; evaluation and start-up are left out. Speed-ups are over the "
-            "dense run.\n";
+    text += fmt::format(
+        "\nTarget accuracy {:.1f} %: {}.\nTimes are of training alone; evaluation and start-up are left out. "
+        "Speed-ups are over the dense run.\n",
+        100 * c.target, c.target_reason);
   text += "\n" + table_text(time_table(c));
   if (!c.differing.empty()) text += "\nKeys that differ:\n" + table_text(difference_table(c));
   for (const auto& warning : c.warnings) text += "\nNote: " + warning + ".";

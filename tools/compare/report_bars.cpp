@@ -1,10 +1,10 @@
-// Where the time of a step goes, as bars.
+// The parts of a step's time, as bars.
+
+#include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
-#include <cstdio>
 
-#include "tools/common/report_svg.h"
+#include "tools/common/chart.h"
 #include "tools/compare/report_charts.h"
 
 namespace topknot {
@@ -32,19 +32,13 @@ const Part kParts[] = {
 
 constexpr double kWidth = 1140, kLabel = 200, kRight = 90, kRow = 56, kBar = 26, kHidden = 9;
 
-std::string format(const char* pattern, double value) {
-  char buffer[48];
-  std::snprintf(buffer, sizeof buffer, pattern, value);
-  return buffer;
-}
-
 std::string rect(double x, double y, double width, double height, const std::string& fill) {
-  return "<rect x=\"" + format("%.1f", x) + "\" y=\"" + format("%.1f", y) + "\" width=\"" +
-         format("%.1f", width) + "\" height=\"" + format("%.1f", height) + "\" fill=\"" + fill + "\" ";
+  return fmt::format(R"(<rect x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}" fill="{}" )", x, y, width,
+                     height, fill);
 }
 
 std::string milliseconds(double seconds) {
-  return format(seconds < 0.00995 ? "%.2f" : "%.1f", 1000 * seconds);
+  return seconds < 0.00995 ? fmt::format("{:.2f}", 1000 * seconds) : fmt::format("{:.1f}", 1000 * seconds);
 }
 
 }  // namespace
@@ -58,50 +52,50 @@ std::string time_bars(const Comparison& c) {
   x.from = kLabel;
   x.to = kWidth - kRight;
   const double bottom = kRow * static_cast<double>(c.methods.size()) + 6;
-  std::string svg = "<svg viewBox=\"0 0 " + format("%.0f", kWidth) + " " + format("%.0f", bottom + 48) +
-                    "\" role=\"img\" aria-label=\"Parts of a step's time, by method\">"
-                    "<defs><pattern id=\"hidden\" width=\"6\" height=\"6\" patternUnits=\"userSpaceOnUse\" "
-                    "patternTransform=\"rotate(45)\"><rect width=\"6\" height=\"6\" fill=\"#fff\"/>"
-                    "<rect width=\"2.2\" height=\"6\" fill=\"#ee6677\"/></pattern></defs>";
-  for (const Tick& tick : linear_ticks(0, 1000 * longest, 8, Unit::plain)) {
-    const std::string at = format("%.1f", x(tick.value / 1000));
-    svg += "<line class=\"grid\" x1=\"" + at + "\" x2=\"" + at + "\" y1=\"0\" y2=\"" +
-           format("%.1f", bottom) + "\"/>" + "<text text-anchor=\"middle\" x=\"" + at + "\" y=\"" +
-           format("%.1f", bottom + 17) + "\">" + tick.label + "</text>";
-  }
-  svg += "<text class=\"label\" text-anchor=\"middle\" x=\"" + format("%.1f", (x.from + x.to) / 2) +
-         "\" y=\"" + format("%.1f", bottom + 38) + "\">milliseconds a step</text>";
+  std::string svg =
+      fmt::format(
+          R"(<svg viewBox="0 0 {:.0f} {:.0f}" role="img" aria-label="Parts of a step's time, by method">)",
+          kWidth, bottom + 48) +
+      R"(<defs><pattern id="hidden" width="6" height="6" patternUnits="userSpaceOnUse" )"
+      R"x(patternTransform="rotate(45)"><rect width="6" height="6" fill="#fff"/>)x"
+      R"(<rect width="2.2" height="6" fill="#ee6677"/></pattern></defs>)";
+  for (const Tick& tick : linear_ticks(0, 1000 * longest, 8, Unit::plain))
+    svg += fmt::format(R"(<line class="grid" x1="{0:.1f}" x2="{0:.1f}" y1="0" y2="{1:.1f}"/>)"
+                       R"(<text text-anchor="middle" x="{0:.1f}" y="{2:.1f}">{3}</text>)",
+                       x(tick.value / 1000), bottom, bottom + 17, tick.label);
+  svg += fmt::format(
+      R"(<text class="label" text-anchor="middle" x="{:.1f}" y="{:.1f}">milliseconds a step</text>)",
+      (x.from + x.to) / 2, bottom + 38);
   for (std::size_t i = 0; i < c.methods.size(); ++i) {
     const Method& m = c.methods[i];
     const double y = kRow * static_cast<double>(i) + 8;
     // Long names (several keys) are cut; the table below has them whole.
     const std::string name = m.name.size() > 27 ? m.name.substr(0, 26) + "…" : m.name;
-    svg += "<text class=\"name\" text-anchor=\"end\" x=\"" + format("%.1f", kLabel - 12) + "\" y=\"" +
-           format("%.1f", y + kBar / 2 + 4.5) + "\" fill=\"" + method_colour(c, i) + "\">" + escape(name) +
-           "</text>";
+    svg += fmt::format(R"(<text class="name" text-anchor="end" x="{:.1f}" y="{:.1f}" fill="{}">{}</text>)",
+                       kLabel - 12, y + kBar / 2 + 4.5, method_colour(c, i), escape(name));
     double start = 0;
     for (const Part& part : kParts) {
       const double seconds = m.times.*part.seconds;
       if (!(seconds > 0)) continue;
       const double from = x(start), width = x(start + seconds) - from;
       start += seconds;
-      svg += rect(from, y, width, kBar, part.colour) + "stroke=\"#fff\" stroke-width=\"" +
-             (width > 3 ? "0.8" : "0") + "\"><title>" + escape(m.name) + ": " + part.name + " " +
-             milliseconds(seconds) + " ms</title></rect>";
+      svg += rect(from, y, width, kBar, part.colour) +
+             fmt::format(R"(stroke="#fff" stroke-width="{}"><title>{}: {} {} ms</title></rect>)",
+                         width > 3 ? "0.8" : "0", escape(m.name), part.name, milliseconds(seconds));
       if (width > 34)
-        svg += "<text text-anchor=\"middle\" x=\"" + format("%.1f", from + width / 2) + "\" y=\"" +
-               format("%.1f", y + kBar / 2 + 4) + "\"" + (part.dark ? " fill=\"#fff\"" : " fill=\"#222\"") +
-               ">" + milliseconds(seconds) + "</text>";
+        svg += fmt::format(R"(<text text-anchor="middle" x="{:.1f}" y="{:.1f}" fill="{}">{}</text>)",
+                           from + width / 2, y + kBar / 2 + 4, part.dark ? "#fff" : "#222",
+                           milliseconds(seconds));
     }
-    svg += "<text class=\"label\" x=\"" + format("%.1f", x(start) + 8) + "\" y=\"" +
-           format("%.1f", y + kBar / 2 + 4) + "\">" + milliseconds(m.times.total) + " ms</text>";
-    if (m.times.hidden > 0.002 * longest) {
-      svg += rect(x(0), y + kBar + 2, x(m.times.hidden) - x(0), kHidden, "url(#hidden)") +
-             "stroke=\"#ee6677\" stroke-width=\"0.8\"><title>" + escape(m.name) + ": hidden communication " +
-             milliseconds(m.times.hidden) + " ms</title></rect><text class=\"note\" x=\"" +
-             format("%.1f", x(m.times.hidden) + 6) + "\" y=\"" + format("%.1f", y + kBar + kHidden + 2.5) +
-             "\">" + milliseconds(m.times.hidden) + " hidden</text>";
-    }
+    svg += fmt::format(R"(<text class="label" x="{:.1f}" y="{:.1f}">{} ms</text>)", x(start) + 8,
+                       y + kBar / 2 + 4, milliseconds(m.times.total));
+    if (m.times.hidden > 0.002 * longest)
+      svg +=
+          rect(x(0), y + kBar + 2, x(m.times.hidden) - x(0), kHidden, "url(#hidden)") +
+          fmt::format(
+              R"(stroke="#ee6677" stroke-width="0.8"><title>{0}: hidden communication {1} ms</title></rect>)"
+              R"(<text class="note" x="{2:.1f}" y="{3:.1f}">{1} hidden</text>)",
+              escape(m.name), milliseconds(m.times.hidden), x(m.times.hidden) + 6, y + kBar + kHidden + 2.5);
   }
   return svg + "</svg>";
 }
@@ -109,8 +103,8 @@ std::string time_bars(const Comparison& c) {
 std::string time_bars_legend() {
   std::string html;
   for (const Part& part : kParts)
-    html += std::string("<span><i class=\"box\" style=\"background:") + part.colour + "\"></i>" + part.name +
-            "</span>";
+    html +=
+        fmt::format(R"(<span><i class="box" style="background:{}"></i>{}</span>)", part.colour, part.name);
   return html +
          "<span><i class=\"box\" style=\"background:repeating-linear-gradient(45deg,#fff 0 2px,#ee6677 2px "
          "4px)\"></i>"

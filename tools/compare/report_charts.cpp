@@ -1,13 +1,14 @@
 #include "tools/compare/report_charts.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <functional>
 #include <unordered_map>
 
-#include "tools/common/report_svg.h"
-#include "train/metrics/progress.h"
+#include "tools/common/chart.h"
 
 namespace topknot {
 namespace {
@@ -116,13 +117,13 @@ std::vector<Drawn> draw(const Comparison& c, const CurveOf& curve_of) {
         complete.push_back(curve_of(run));
       } else {
         drawn.push_back({m, curve_of(run), true,
-                         method.name + ", seed " + std::to_string(run.config.seed) + ", incomplete"});
+                         fmt::format("{}, seed {}, incomplete", method.name, run.config.text("seed"))});
       }
     }
     if (!complete.empty())
       drawn.push_back(
           {m, mean_curve(complete), false,
-           method.name + (complete.size() > 1 ? ", mean of " + std::to_string(complete.size()) : "")});
+           method.name + (complete.size() > 1 ? fmt::format(", mean of {}", complete.size()) : "")});
   }
   drawn.erase(std::remove_if(drawn.begin(), drawn.end(), [](const Drawn& d) { return d.mean.at.empty(); }),
               drawn.end());
@@ -248,9 +249,7 @@ std::string method_colour(const Comparison& c, std::size_t method) {
   for (const std::size_t at : {1u, 3u, 5u}) {
     const int value = std::stoi(hue.substr(at, 2), nullptr, 16);
     const int mixed = round % 2 == 1 ? value * 11 / 20 : value + (255 - value) * 9 / 20;
-    char digits[3];
-    std::snprintf(digits, sizeof digits, "%02x", static_cast<unsigned>(mixed & 0xff));
-    colour += digits;
+    colour += fmt::format("{:02x}", mixed);
   }
   return colour;
 }

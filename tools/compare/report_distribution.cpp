@@ -1,10 +1,11 @@
 // The distribution of the accumulated gradient and the contraction of top-k, drawn.
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 
-#include "tools/common/report_svg.h"
+#include "tools/common/chart.h"
 #include "tools/compare/report_charts.h"
 
 namespace topknot {
@@ -13,7 +14,6 @@ namespace {
 constexpr const char* kNormalDash = "7 4";
 constexpr const char* kLaplaceDash = "2 3";
 constexpr const char* kFitColour = "#4a4a4a";
-constexpr double kReach = 8;  // standard deviations, as train/metrics/distribution.h
 
 struct Recorded {
   std::size_t method;
@@ -31,18 +31,13 @@ std::vector<Recorded> recorded_methods(const Comparison& c) {
   return result;
 }
 
-std::string format(const char* pattern, double value) {
-  char buffer[48];
-  std::snprintf(buffer, sizeof buffer, pattern, value);
-  return buffer;
-}
-
 // Density of (u - mean) / deviation, bin by bin; gaps where a bin is empty.
 std::vector<Point> measured(const DistributionRecord& r) {
-  const double width = 2 * kReach / static_cast<double>(std::max<std::size_t>(1, r.histogram.size()));
+  const double width =
+      2 * kHistogramReach / static_cast<double>(std::max<std::size_t>(1, r.histogram.size()));
   std::vector<Point> points;
   for (std::size_t i = 0; i < r.histogram.size(); ++i) {
-    const double x = -kReach + width * (static_cast<double>(i) + 0.5);
+    const double x = -kHistogramReach + width * (static_cast<double>(i) + 0.5);
     const double share = static_cast<double>(r.histogram[i]) / static_cast<double>(r.size);
     points.push_back({x, r.histogram[i] > 0 ? share / width : kAbsent});
   }
@@ -52,7 +47,7 @@ std::vector<Point> measured(const DistributionRecord& r) {
 template <class Density>
 std::vector<Point> fitted(double least, Density density) {
   std::vector<Point> points;
-  for (double x = -kReach; x <= kReach; x += 0.05) {
+  for (double x = -kHistogramReach; x <= kHistogramReach; x += 0.05) {
     const double y = density(x);
     points.push_back({x, y >= least ? y : kAbsent});
   }
@@ -77,11 +72,10 @@ std::string histograms(const Comparison& c, const Recorded& recorded) {
   for (const auto i : chosen) {
     const DistributionRecord& r = records[i];
     Panel panel;
-    panel.x.lo = -kReach;
-    panel.x.hi = kReach;
-    panel.x.ticks = linear_ticks(-kReach, kReach, 8, Unit::plain);
-    panel.x.label = "step " + std::to_string(r.step) + ": standard deviations, of " +
-                    format("%.3g", r.deviation) + " each";
+    panel.x.lo = -kHistogramReach;
+    panel.x.hi = kHistogramReach;
+    panel.x.ticks = linear_ticks(-kHistogramReach, kHistogramReach, 8, Unit::plain);
+    panel.x.label = fmt::format("step {}: standard deviations, of {:.3g} each", r.step, r.deviation);
     panel.y = y;
     constexpr double kRootTwoPi = 2.5066282746310002;
     const auto normal = [](double x) { return std::exp(-x * x / 2) / kRootTwoPi; };
@@ -102,10 +96,10 @@ std::string histograms(const Comparison& c, const Recorded& recorded) {
     panel.lines.push_back({.points = measured(r),
                            .colour = method_colour(c, recorded.method),
                            .dash = "",
-                           .title = c.methods[recorded.method].name + ", step " + std::to_string(r.step)});
+                           .title = fmt::format("{}, step {}", c.methods[recorded.method].name, r.step)});
     panels.push_back(std::move(panel));
   }
-  return panel_row(panels, "distribution" + std::to_string(recorded.method) + "-",
+  return panel_row(panels, fmt::format("distribution{}-", recorded.method),
                    "Distribution of the accumulated gradient under " + c.methods[recorded.method].name);
 }
 
@@ -160,8 +154,8 @@ std::string contraction_chart(const Comparison& c, const std::vector<Recorded>& 
 }
 
 std::string entry(const std::string& style, const std::string& colour, const std::string& text) {
-  return "<span><i class=\"line\" style=\"border-top-style:" + style + ";border-color:" + colour + "\"></i>" +
-         text + "</span>";
+  return fmt::format(R"(<span><i class="line" style="border-top-style:{};border-color:{}"></i>{}</span>)",
+                     style, colour, text);
 }
 
 }  // namespace

@@ -1,13 +1,13 @@
 // The report page: one file, no network, no script.
 
-#include <algorithm>
-#include <cmath>
-#include <cstdio>
+#include <fmt/format.h>
 
-#include "tools/common/report_svg.h"
+#include <cmath>
+
+#include "nn/core/base/text.h"
+#include "tools/common/chart.h"
 #include "tools/compare/compare.h"
 #include "tools/compare/report_charts.h"
-#include "train/metrics/progress.h"
 
 namespace topknot {
 namespace {
@@ -69,63 +69,35 @@ svg .reference { stroke: #1c2126; stroke-width: 1; stroke-dasharray: 1.5 3; }
 @page { size: A4 landscape; margin: 12mm; }
 )";
 
-std::string format(const char* pattern, double value) {
-  char buffer[48];
-  std::snprintf(buffer, sizeof buffer, pattern, value);
-  return buffer;
-}
-
 std::string dot(const std::string& colour) {
-  return "<i class=\"dot\" style=\"background:" + colour + "\"></i>";
+  return fmt::format(R"(<i class="dot" style="background:{}"></i>)", colour);
 }
 
 // `swatches`: the first column holds the methods, in their order.
 std::string table_html(const Comparison& c, const Table& table, bool swatches, const char* cls) {
-  std::string html = std::string("<div class=\"scroll\"><table class=\"") + cls + "\"><thead><tr>";
-  for (const auto& cell : table.header) html += "<th>" + escape(cell) + "</th>";
-  html += "</tr></thead><tbody>";
-  for (std::size_t r = 0; r < table.rows.size(); ++r) {
-    html += "<tr>";
-    for (std::size_t i = 0; i < table.rows[r].size(); ++i)
-      html +=
-          "<td>" + (swatches && i == 0 ? dot(method_colour(c, r)) : "") + escape(table.rows[r][i]) + "</td>";
-    html += "</tr>";
-  }
-  return html + "</tbody></table></div>\n";
+  if (!swatches) return topknot::table_html(table, cls);
+  return topknot::table_html(table, cls, [&](std::size_t row) { return dot(method_colour(c, row)); });
 }
 
-std::string plural(std::size_t count, const std::string& word) {
-  return std::to_string(count) + " " + word + (count == 1 ? "" : "s");
-}
-
-// One value where all methods share it, else "several".
-template <class Get>
-std::string shared(const Comparison& c, Get get, const std::string& several) {
-  const std::string first = get(c.methods[0].config);
+// A key's value where all methods share it, else `several`.
+std::string shared(const Comparison& c, const char* key, const std::string& several) {
   for (const Method& m : c.methods)
-    if (get(m.config) != first) return several;
-  return first;
+    if (m.config.at(key) != c.methods[0].config.at(key)) return several;
+  return c.runs[c.methods[0].runs[0]].config.text(key);
 }
 
 std::string subtitle(const Comparison& c) {
+  const std::string ranks = shared(c, "dist.ranks", ""), backend = shared(c, "dist.backend", ""),
+                    batch = shared(c, "data.batch_size", "");
   std::string text =
-      shared(
-          c, [](const Config& k) { return k.model.name; }, "several models") +
-      " on " +
-      shared(
-          c, [](const Config& k) { return k.data.name; }, "several data sets") +
-      " · " +
-      shared(
-          c,
-          [](const Config& k) {
-            return plural(static_cast<std::size_t>(k.dist.ranks), "rank") + " (" + k.dist.backend + ")";
-          },
-          "several numbers of ranks") +
-      ", " +
-      shared(
-          c, [](const Config& k) { return "batch " + std::to_string(k.data.batch_size) + " a rank"; },
-          "several batch sizes") +
-      " · " + plural(c.methods.size(), "method") + ", " + plural(c.runs.size(), "run");
+      fmt::format("{} on {} · {}, {} · {}, {}", shared(c, "model.name", "several models"),
+                  shared(c, "data.name", "several data sets"),
+                  ranks.empty() || backend.empty()
+                      ? "several numbers of ranks"
+                      : fmt::format("{} rank{} ({})", ranks, ranks == "1" ? "" : "s", backend),
+                  batch.empty() ? "several batch sizes" : fmt::format("batch {} a rank", batch),
+                  count_text(static_cast<std::int64_t>(c.methods.size()), "method"),
+                  count_text(static_cast<std::int64_t>(c.runs.size()), "run"));
   const auto& environment = c.runs[0].environment;
   if (const auto cpu = environment.find("cpu"); cpu != environment.end()) text += " · " + cpu->second;
   return text;
@@ -133,28 +105,28 @@ std::string subtitle(const Comparison& c) {
 
 std::string card(const Comparison& c, std::size_t i) {
   const Method& m = c.methods[i];
-  std::string html = "<div class=\"card\" style=\"border-top-color:" + method_colour(c, i) + "\"><b>" +
-                     escape(m.name) + "</b><strong>";
+  std::string html = fmt::format(R"(<div class="card" style="border-top-color:{}"><b>{}</b><strong>)",
+                                 method_colour(c, i), escape(m.name));
   html += std::isnan(m.best.mean) ? "-"
-          : c.has_accuracy        ? format("%.1f", 100 * m.best.mean) + " %"
-                                  : format("%.4g", m.best.mean);
-  html += "</strong><small>best test " + std::string(c.has_accuracy ? "accuracy" : "loss");
+          : c.has_accuracy        ? fmt::format("{:.1f} %", 100 * m.best.mean)
+                                  : fmt::format("{:.4g}", m.best.mean);
+  html += fmt::format("</strong><small>best test {}", c.has_accuracy ? "accuracy" : "loss");
   const bool itself = m.baseline && *m.baseline == i;
   if (m.baseline && !itself && c.has_accuracy) {
     const double points = 100 * (m.best.mean - c.methods[*m.baseline].best.mean);
-    if (std::isfinite(points)) html += ", " + format("%+.1f", points) + " points against dense";
+    if (std::isfinite(points)) html += fmt::format(", {:+.1f} points against dense", points);
   }
-  html += "</small><small>" +
-          format(m.images_per_second.mean < 100 ? "%.1f" : "%.0f", m.images_per_second.mean) + " images/s";
+  html += fmt::format("</small><small>{:.{}f} images/s", m.images_per_second.mean,
+                      m.images_per_second.mean < 100 ? 1 : 0);
   if (itself) {
     html += ", the baseline";
   } else if (std::isfinite(m.speed_up)) {
-    html += ", " + format("%.2f", m.speed_up) + "× dense";
+    html += fmt::format(", {:.2f}× dense", m.speed_up);
   }
-  html += "</small><small>" + (m.bytes_a_step.count ? format_bytes(m.bytes_a_step.mean) : "-") +
-          " a step and rank";
+  html += fmt::format("</small><small>{} a step and rank",
+                      m.bytes_a_step.count ? format_bytes(m.bytes_a_step.mean) : "-");
   if (!m.dense && m.dense_ratio >= 1.05)
-    html += ", " + format(m.dense_ratio < 10 ? "%.1f" : "%.0f", m.dense_ratio) + "× less";
+    html += fmt::format(", {:.{}f}× less", m.dense_ratio, m.dense_ratio < 10 ? 1 : 0);
   html += "</small>";
   if (!m.complete) html += "<small>incomplete</small>";
   return html + "</div>";
@@ -166,12 +138,11 @@ std::string legend(const Comparison& c) {
   for (std::size_t i = 0; i < c.methods.size(); ++i) {
     const Method& m = c.methods[i];
     std::string note;
-    if (m.complete && m.counted.size() > 1)
-      note = " (mean of " + std::to_string(m.counted.size()) + " seeds)";
+    if (m.complete && m.counted.size() > 1) note = fmt::format(" (mean of {} seeds)", m.counted.size());
     several = several || !note.empty();
     incomplete = incomplete || m.counted.size() < m.runs.size() || !m.complete;
-    html += "<span><i class=\"line\" style=\"border-color:" + method_colour(c, i) + "\"></i>" +
-            escape(m.name) + note + "</span>";
+    html += fmt::format(R"(<span><i class="line" style="border-color:{}"></i>{}{}</span>)",
+                        method_colour(c, i), escape(m.name), note);
   }
   if (several) html += "<span>shaded: ± one standard deviation</span>";
   if (incomplete) html += "<span>dashed, ending in ×: an incomplete run</span>";
@@ -192,7 +163,8 @@ std::string report_html(const Comparison& c) {
       "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">"
       "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">"
       "<title>Topknot: comparison of " +
-      plural(c.runs.size(), "run") + "</title><style>" + kStyle + "</style></head><body><main>\n";
+      count_text(static_cast<std::int64_t>(c.runs.size()), "run") + "</title><style>" + kStyle +
+      "</style></head><body><main>\n";
   html += "<h1>Gradient compression compared</h1><p class=\"sub\">" + escape(subtitle(c)) + "</p>\n";
   html += "<div class=\"cards\">";
   for (std::size_t i = 0; i < c.methods.size(); ++i) html += card(c, i);
@@ -205,8 +177,10 @@ std::string report_html(const Comparison& c) {
 
   html += "<h2>Results</h2>" + table_html(c, result_table(c), true, "");
   if (!std::isnan(c.target))
-    html += "<p class=\"note\">Target accuracy " + format("%.1f", 100 * c.target) +
-            " %: " + escape(c.target_reason) + "; the time is that of the first evaluation at or above it. ";
+    html += fmt::format(
+        "<p class=\"note\">Target accuracy {:.1f} %: {}; the time is that of the first evaluation "
+        "at or above it. ",
+        100 * c.target, escape(c.target_reason));
   else
     html += "<p class=\"note\">";
   html +=

@@ -11,10 +11,9 @@
 #include <filesystem>
 
 #include "nn/core/base/check.h"
-#include "nn/core/base/log.h"
+#include "nn/core/base/program.h"
 #include "nn/core/device.h"
 #include "tools/gpu_check/stages.h"
-#include "train/stop.h"
 
 using namespace topknot;
 using namespace topknot::gpu_check;
@@ -147,13 +146,5 @@ int run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  try {
-    return run(argc, argv);
-  } catch (const UserError& error) {
-    log_error(error.what());
-    return 2;
-  } catch (const std::exception& error) {
-    log_error(error.what());
-    return 1;
-  }
+  return run_program(nullptr, run, argc, argv);
 }

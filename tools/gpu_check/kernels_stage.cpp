@@ -1,10 +1,9 @@
-// The kernels' stage as the program that gathers figures; kernels_stage_cuda.cpp measures.
+// The kernels' stage as the program that gathers figures; cuda/kernels_stage.cpp measures.
 #include <algorithm>
 #include <bit>
 #include <map>
 #include <nlohmann/json.hpp>
 
-#include "tools/gpu_check/peer_scripts.h"
 #include "tools/gpu_check/stages.h"
 
 namespace topknot::gpu_check {

@@ -1,4 +1,4 @@
-// Stands in for kernels_stage_cuda.cpp in a build without CUDA, where no stage is run.
+// Stands in for cuda/kernels_stage.cpp in a build without CUDA, where no stage is run.
 #include "nn/core/base/check.h"
 #include "nn/core/device.h"
 #include "tools/gpu_check/stages.h"

@@ -5,7 +5,6 @@
 #include <algorithm>
 
 #include "tools/gpu_check/stages.h"
-#include "tools/gpu_check/training.h"
 
 namespace topknot::gpu_check {
 namespace {
@@ -94,7 +93,8 @@ Result compare_training(const Options& options, const std::string& method, doubl
   const Outcome threads = run({training(options, "threads", method, with_threads)}, clock.left());
   result.seconds += threads.seconds;
   if (!threads.ok()) return failure(std::move(result), threads, "with threads: " + threads.reason("train"));
-  const std::string a = end_of_run(with_nccl).checksum, b = end_of_run(with_threads).checksum;
+  const std::string a = end_of_run(with_nccl).parameter_checksum,
+                    b = end_of_run(with_threads).parameter_checksum;
   if (a.empty() || a != b)
     return failure(
         std::move(result), threads,

@@ -1,6 +1,7 @@
 #include "tools/gpu_check/process.h"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <poll.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -15,7 +16,7 @@
 #include <filesystem>
 #include <sstream>
 
-#include "train/stop.h"
+#include "nn/core/base/program.h"
 
 extern char** environ;
 
@@ -24,8 +25,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr std::size_t kKept = 64 << 10;
-constexpr std::chrono::seconds kDying{5};             // for a killed program to be gone
-constexpr std::chrono::milliseconds kLastWords{300};  // for what is still in a pipe
+constexpr std::chrono::seconds kKillGrace{5};            // for a killed program to be gone
+constexpr std::chrono::milliseconds kRestOfOutput{300};  // for what is still in a pipe
 constexpr int kNotStarted = 127;
 
 struct Child {
@@ -66,7 +67,7 @@ void close_both(const int (&ends)[2]) {
   close(ends[1]);
 }
 
-// In the child, where only plain system calls may be made. Tells `failed` why the program cannot be run.
+// In the child, where only plain system calls may be made. Writes to `failed` why the program cannot be run.
 [[noreturn]] void become(char* const* argv, char* const* envp, int output, int failed) {
   setpgid(0, 0);  // so that its children can be killed with it
   prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -120,8 +121,8 @@ void read_some(Child& child, std::string& output) {
   }
 }
 
-// Where it has ended: its group is killed while its number is still its own, then it is buried.
-void bury(Child& child, Outcome& outcome, Clock::time_point begin) {
+// Where it has ended: its group is killed while its number is still its own, then its status is collected.
+void collect(Child& child, Outcome& outcome, Clock::time_point begin) {
   siginfo_t info{};
   if (!child.running() ||
       waitid(P_PID, static_cast<id_t>(child.pid), &info, WEXITED | WNOHANG | WNOWAIT) != 0 ||
@@ -135,9 +136,9 @@ void bury(Child& child, Outcome& outcome, Clock::time_point begin) {
   outcome.seconds = std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-// What a dead program still had to say. One that got away from its group may hold the pipe for ever.
+// Reads the rest of an ended program's output. One that got away from its group may hold the pipe for ever.
 void drain(Child& child, std::string& output) {
-  const auto deadline = Clock::now() + kLastWords;
+  const auto deadline = Clock::now() + kRestOfOutput;
   while (child.pipe >= 0 && Clock::now() < deadline) {
     pollfd one{child.pipe, POLLIN, 0};
     if (poll(&one, 1, 50) > 0) read_some(child, output);
@@ -170,8 +171,8 @@ std::string Outcome::reason(const std::string& name) const {
   if (!found) return name + " is not there";
   const std::string last = last_line();
   if (timed_out) return "not done in its time" + (last.empty() ? "" : "; its last line: " + last);
-  if (code > 128) return "ended by signal " + std::to_string(code - 128) + (last.empty() ? "" : ": " + last);
-  return last.empty() ? "exit status " + std::to_string(code) : last;
+  if (code > 128) return fmt::format("ended by signal {}{}{}", code - 128, last.empty() ? "" : ": ", last);
+  return last.empty() ? fmt::format("exit status {}", code) : last;
 }
 
 std::vector<Outcome> run_all(const std::vector<Command>& commands, double seconds) {
@@ -186,7 +187,7 @@ std::vector<Outcome> run_all(const std::vector<Command>& commands, double second
   }
   bool killed = false;
   for (Clock::time_point give_up = Clock::time_point::max();;) {
-    for (std::size_t i = 0; i < children.size(); ++i) bury(children[i], outcomes[i], begin);
+    for (std::size_t i = 0; i < children.size(); ++i) collect(children[i], outcomes[i], begin);
     const auto now = Clock::now();
     if (std::none_of(children.begin(), children.end(), [](const Child& c) { return c.running(); })) break;
     if (now >= give_up) break;
@@ -198,7 +199,7 @@ std::vector<Outcome> run_all(const std::vector<Command>& commands, double second
           kill(-children[i].pid, SIGKILL);
         }
       killed = true;
-      give_up = now + kDying;
+      give_up = now + kKillGrace;
     }
     std::vector<pollfd> polls;
     for (const Child& child : children)
@@ -212,7 +213,7 @@ std::vector<Outcome> run_all(const std::vector<Command>& commands, double second
           if (children[i].pipe == ready.fd) read_some(children[i], outcomes[i].output);
   }
   for (std::size_t i = 0; i < children.size(); ++i) drain(children[i], outcomes[i].output);
-  if (stop_signal() != 0) throw Interrupted();
+  if (stop_signal() != 0) throw Interrupted("stopped by a signal");
   return outcomes;
 }
 

@@ -5,8 +5,6 @@
 #include <string>
 #include <vector>
 
-#include "nn/core/base/check.h"
-
 namespace topknot::gpu_check {
 
 struct Outcome {
@@ -27,16 +25,10 @@ struct Command {
   std::map<std::string, std::string> environment = {};  // added to this process's own
 };
 
-// A signal asked for an end (train/stop.h) while programs were running; these are dead.
-class Interrupted : public Error {
- public:
-  Interrupted() : Error("stopped by a signal") {}
-};
-
 // Runs them side by side, without an input and without what a launcher of ranks (torchrun, mpirun, srun) has put
 // into the environment. Whatever still runs after `seconds` is killed; what a program leaves behind in its process
 // group is killed when it ends. Returns some seconds after the deadline at the latest, also where a program cannot
-// be killed because it hangs in a driver. Throws Interrupted.
+// be killed because it hangs in a driver. Throws Interrupted (nn/core/base/program.h) after a signal.
 std::vector<Outcome> run_all(const std::vector<Command>& commands, double seconds);
 Outcome run(const Command& command, double seconds);
 // Whether a program of this name is on the PATH, or is a file that can be run.

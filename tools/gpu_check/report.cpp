@@ -1,39 +1,24 @@
 #include "tools/gpu_check/report.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
 #include "nn/core/base/check.h"
+#include "train/metrics/output_file.h"
 
 namespace topknot::gpu_check {
 namespace {
 
 using Json = nlohmann::ordered_json;
 
-void replace_file(const std::string& path, const std::string& text) {
-  const std::string part = path + ".part";
-  std::ofstream file(part, std::ios::trunc);
-  file << text;
-  file.close();
-  std::error_code error;
-  if (file) std::filesystem::rename(part, path, error);
-  if (!file || error) {
-    std::error_code ignored;
-    std::filesystem::remove(part, ignored);
-    throw UserError(path + " cannot be written; give another folder with --out");
-  }
-}
-
 std::string figure_text(const Result& result) {
   std::string text;
   for (const auto& [name, value] : result.figures) {
-    char number[32];
-    std::snprintf(number, sizeof number, "%.4g", value);
-    text += (text.empty() ? "" : ", ") + std::string(number) + " " + name;
+    text += fmt::format("{}{:.4g} {}", text.empty() ? "" : ", ", value, name);
   }
   return text;
 }
@@ -88,6 +73,7 @@ Report::Report(std::string folder) : folder_(std::move(folder)) {
   if (folder_.empty()) throw UserError("--out: the folder of the results has no name");
   std::error_code error;
   std::filesystem::create_directories(folder_, error);
+  if (error) throw UserError("--out: " + folder_ + " cannot be made: " + error.message());
   write();
 }
 
@@ -98,16 +84,16 @@ void Report::describe(const std::string& what, const std::string& value) {
 void Report::add(Result result) {
   result.note = one_line(std::move(result.note));
   const std::string figures = figure_text(result);
-  std::printf("%-8s %-8s %-46s %s%s%s\n", result.stage.c_str(), name_of(result.status), result.name.c_str(),
-              figures.c_str(), figures.empty() || result.note.empty() ? "" : "; ", result.note.c_str());
+  fmt::print("{:<8} {:<8} {:<46} {}{}{}\n", result.stage, name_of(result.status), result.name, figures,
+             figures.empty() || result.note.empty() ? "" : "; ", result.note);
   std::fflush(stdout);
   results_.push_back(std::move(result));
   write();
 }
 
 void Report::write() const {
-  replace_file(folder_ + "/gpu-check.json", json());
-  replace_file(folder_ + "/gpu-check.txt", table());
+  write_file(folder_ + "/gpu-check.json", json());
+  write_file(folder_ + "/gpu-check.txt", table());
 }
 
 bool Report::any(Status status) const {
@@ -124,21 +110,17 @@ std::string Report::json() const {
 }
 
 std::string Report::table() const {
-  std::ostringstream text;
-  for (const auto& [what, value] : about_) text << what << ": " << one_line(value) << "\n";
-  char line[200];
-  std::snprintf(line, sizeof line, "%s%-8s %-8s %8s  %s\n", about_.empty() ? "" : "\n", "stage", "result",
-                "seconds", "check");
-  text << line;
+  std::string text;
+  for (const auto& [what, value] : about_) text += fmt::format("{}: {}\n", what, one_line(value));
+  text += fmt::format("{}{:<8} {:<8} {:>8}  {}\n", about_.empty() ? "" : "\n", "stage", "result", "seconds",
+                      "check");
   for (const Result& result : results_) {
-    std::snprintf(line, sizeof line, "%-8s %-8s %8.1f  ", result.stage.c_str(), name_of(result.status),
-                  result.seconds);
-    text << line << result.name;
-    if (const std::string figures = figure_text(result); !figures.empty()) text << ": " << figures;
-    if (!result.note.empty()) text << " (" << result.note << ")";
-    text << "\n";
+    text += fmt::format("{:<8} {:<8} {:>8.1f}  {}", result.stage, name_of(result.status), result.seconds,
+                        result.name);
+    if (const std::string figures = figure_text(result); !figures.empty()) text += ": " + figures;
+    text += result.note.empty() ? "\n" : fmt::format(" ({})\n", result.note);
   }
-  return text.str();
+  return text;
 }
 
 }  // namespace topknot::gpu_check

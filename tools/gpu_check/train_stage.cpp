@@ -2,9 +2,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
-#include "tools/gpu_check/peer_scripts.h"
 #include "tools/gpu_check/stages.h"
-#include "tools/gpu_check/training.h"
 
 namespace topknot::gpu_check {
 namespace {
@@ -84,10 +82,10 @@ Result measure(const Options& options, const Workload& work, const std::string& 
   const std::string folder = fresh_run_directory(options.out, work.model + "-" + precision);
   const Outcome outcome = run({training(options, work, precision, folder)}, seconds);
   Result result{"train", name, Status::passed, outcome.seconds};
-  const RunEnd end = end_of_run(folder);
+  const EndRecord end = end_of_run(folder);
   if (!outcome.ok()) return failure(std::move(result), outcome, outcome.reason("train"));
-  if (!(end.step_s > 0)) return failure(std::move(result), outcome, "the run's metrics have no end");
-  const double rate = work.batch / end.step_s;
+  if (!(end.step_p50_s > 0)) return failure(std::move(result), outcome, "the run's metrics have no end");
+  const double rate = work.batch / end.step_p50_s;
   result.figures = {{"images/s", rate}};
   // PyTorch's fp32 is with TF32, which is its best without bf16.
   if (const auto peer = peers.find(precision == "bf16" ? "bf16" : "tf32"); peer != peers.end()) {

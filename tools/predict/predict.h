@@ -107,6 +107,10 @@ struct Judgement {
 Judgement judge(const MeasuredRun& run, const std::vector<ExchangeProfile>& profiles,
                 const PredictedNetwork& network);
 
+// Published settings, modelled from published constants, beside the claims of their papers: tables for a
+// terminal. Every modelled figure says so, and every claim its source.
+std::string papers_text();
+
 // modelled / measured - 1; not a number where nothing was measured.
 double relative_error(double modelled, double measured);
 

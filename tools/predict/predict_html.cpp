@@ -4,9 +4,8 @@
 #include <cmath>
 
 #include "nn/core/base/text.h"
-#include "tools/common/report_svg.h"
-#include "tools/common/study_plot.h"
-#include "tools/predict/predict_tables.h"
+#include "tools/common/chart.h"
+#include "tools/predict/predict_report.h"
 
 namespace topknot {
 namespace {
@@ -29,18 +28,6 @@ svg { display: block; width: 100%; height: auto; }
 )";
 
 constexpr std::size_t kPanelsInARow = 3;
-
-std::string table_html(const Table& table) {
-  std::string html = "<div class=\"scroll\"><table><thead><tr>";
-  for (const auto& cell : table.header) html += "<th>" + escape(cell) + "</th>";
-  html += "</tr></thead><tbody>";
-  for (const auto& row : table.rows) {
-    html += "<tr>";
-    for (const auto& cell : row) html += "<td>" + escape(cell) + "</td>";
-    html += "</tr>";
-  }
-  return html + "</tbody></table></div>\n";
-}
 
 // Powers of two, every second or fourth where there are many.
 Scale binary_scale(double lo, double hi, const std::string& label) {
@@ -94,7 +81,7 @@ std::string charts(const PredictReport& report, double Prediction::*figure, cons
     for (const auto& curve : curves_of(report, network))
       if (std::find(names.begin(), names.end(), curve.name) == names.end()) names.push_back(curve.name);
   std::vector<std::pair<std::string, std::string>> legend;
-  for (std::size_t i = 0; i < names.size(); ++i) legend.emplace_back(names[i], study_colour(i));
+  for (std::size_t i = 0; i < names.size(); ++i) legend.emplace_back(names[i], line_colour(i));
   legend.emplace_back("dotted: linear", "#9aa3ab");
   std::string html;
   const std::size_t row = networks.size() == 4 ? 2 : kPanelsInARow;
@@ -113,14 +100,14 @@ std::string charts(const PredictReport& report, double Prediction::*figure, cons
         Line line;
         for (const Prediction* p : curve.points)
           line.points.push_back({static_cast<double>(p->ranks), p->*figure});
-        line.colour = study_colour(static_cast<std::size_t>(place));
+        line.colour = line_colour(static_cast<std::size_t>(place));
         line.dots = true;
         line.title = curve.name + " (modelled)";
         panel.lines.push_back(line);
       }
       panels.push_back(panel);
     }
-    html += own_ids(study_plot(panels, legend, y.label + " against ranks"),
+    html += own_ids(stand_alone_plot(panels, legend, y.label + " against ranks"),
                     (y.logarithmic ? "speed" : "efficiency") + std::to_string(from) + "-");
   }
   return html;

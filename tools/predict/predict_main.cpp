@@ -1,7 +1,6 @@
 // predict RUN [RUN...] [options], predict --papers: modelled scaling. Exit codes: 0, 1 for an error, 2 for bad
 // input.
 
-#include <CLI/CLI.hpp>
 #include <charconv>
 #include <cmath>
 #include <cstdio>
@@ -11,11 +10,11 @@
 
 #include "dist/plan/merge_plan.h"
 #include "dist/sparse/sparse_collective.h"
-#include "nn/core/base/check.h"
+#include "nn/core/base/program.h"
 #include "nn/core/base/text.h"
-#include "tools/predict/predict_papers.h"
+#include "tools/common/options.h"
 #include "tools/predict/predict_report.h"
-#include "train/metrics/run_directory.h"
+#include "train/metrics/output_file.h"
 
 using namespace topknot;
 
@@ -69,10 +68,7 @@ struct Arguments {
 };
 
 bool parse(int argc, char** argv, Arguments& a) {
-  bool help = false;
   CLI::App app("predict");
-  app.set_help_flag();
-  app.add_flag("-h,--help", help);
   app.add_flag("--papers", a.papers);
   app.add_option("--ranks", a.ranks)->delimiter(',');
   app.add_option("--rate", a.rates)->delimiter(',');
@@ -84,13 +80,7 @@ bool parse(int argc, char** argv, Arguments& a) {
   app.add_option("--tcp-share", a.tcp_share);
   app.add_option("--out", a.out);
   app.add_option("runs", a.runs);
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& e) {
-    throw UserError(std::string(e.what()) + "; 'predict --help' shows how it is used");
-  }
-  if (help || argc == 1) std::cout << kText;
-  return !help && argc > 1;
+  return parse_options(app, kText, argc, argv);
 }
 
 std::vector<PredictedNetwork> networks(const Arguments& a) {
@@ -159,13 +149,13 @@ Judgement judged(std::string folder, const std::vector<ExchangeProfile>& profile
 
 int run(int argc, char** argv) {
   Arguments a;
-  if (!parse(argc, argv, a)) return std::cout.flush() ? 0 : 1;
+  if (!parse(argc, argv, a)) return 0;
   if (a.papers) {
-    if (!a.runs.empty()) throw UserError("--papers needs no run; 'predict --help' shows how it is used");
+    if (!a.runs.empty()) misuse("predict", "--papers needs no run");
     std::cout << papers_text();
     return std::cout.flush() ? 0 : 1;
   }
-  if (a.runs.empty()) throw UserError("no run given; 'predict --help' shows how it is used");
+  if (a.runs.empty()) misuse("predict", "no run given");
   for (const auto& merge : a.merges) parse_merge(merge);
   for (const auto& name : a.collectives)
     if (name != "auto") collectives().find(name);  // throws where it is unknown
@@ -205,13 +195,5 @@ int run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  try {
-    return run(argc, argv);
-  } catch (const UserError& e) {
-    std::fprintf(stderr, "predict: %s\n", e.what());
-    return 2;
-  } catch (const std::exception& e) {
-    std::fprintf(stderr, "predict: unexpected error: %s\n", e.what());
-    return 1;
-  }
+  return run_program("predict", run, argc, argv);
 }

@@ -1,13 +1,14 @@
 // What a prediction rests on and what it is held against: folders of runs and of replays.
 
+#include <fmt/format.h>
+
 #include <filesystem>
-#include <fstream>
 
 #include "nn/core/base/check.h"
 #include "nn/core/base/text.h"
 #include "tools/predict/predict.h"
-#include "train/config/config.h"
 #include "train/metrics/metrics.h"
+#include "train/metrics/run_config.h"
 
 namespace topknot {
 namespace {
@@ -56,22 +57,21 @@ MeasuredRun read_measured(const std::string& folder) {
     if (!fs::exists(folder + "/" + name, error))
       throw UserError("--measured: " + folder + ": no " + name +
                       " in it; give the folder of a run, or what bench --replay wrote to --out");
-  const LoadedConfig loaded = load_config(folder + "/config.yaml", {});
-  throw_problems(loaded.problems);
-  const Config& config = loaded.config;
+  const RunConfig config(folder + "/config.yaml");
   const Metrics metrics = read_metrics(folder + "/metrics.jsonl");
   if (metrics.steps.size() <= kWarmUpSteps + 1)
-    throw UserError("--measured: " + folder + ": " + std::to_string(metrics.steps.size()) +
-                    " steps are too few, the first " + std::to_string(kWarmUpSteps) +
-                    " are warm-up; let it run for longer");
+    throw UserError(
+        fmt::format("--measured: {}: {} steps are too few, the first {} are warm-up; let it run for longer",
+                    folder, metrics.steps.size(), kWarmUpSteps));
   MeasuredRun run;
   run.path = folder;
-  run.method = config.compress.name;
-  run.density = run.method == "dense" ? 1 : config.compress.density;
-  run.merge = config.exchange.merge;
-  run.collective = config.exchange.collective;
-  run.ranks = config.dist.ranks;
-  run.groups.assign(config.exchange.groups.begin(), config.exchange.groups.end());
+  run.method = config.text("compress.name");
+  run.density = run.method == "dense" ? 1 : config.number("compress.density");
+  run.merge = config.text("exchange.merge");
+  run.collective = config.text("exchange.collective");
+  run.ranks = static_cast<int>(config.number("dist.ranks"));
+  for (const double count : config.numbers("exchange.groups"))
+    run.groups.push_back(static_cast<std::size_t>(count));
   run.replay = fs::exists(folder + "/bench.json", error);
   run.communicate = median_of(metrics, [](const StepRecord& s) { return s.communicate_s; });
   run.exposed = median_of(metrics, [](const StepRecord& s) { return s.exposed_s; });

@@ -1,8 +1,7 @@
-#include "tools/predict/predict_papers.h"
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <functional>
 #include <span>
 #include <vector>
@@ -10,27 +9,20 @@
 #include "dist/plan/collective_cost.h"
 #include "dist/plan/merge_search.h"
 #include "dist/plan/schedule.h"
-#include "tools/compare/compare.h"
+#include "tools/common/table.h"
 #include "tools/predict/predict.h"
 
 namespace topknot {
 namespace {
 
-template <class... Values>
-std::string format(const char* pattern, Values... values) {
-  char text[96];
-  std::snprintf(text, sizeof text, pattern, values...);
-  return text;
-}
-
 std::string ms(double seconds) {
-  return format(seconds < 0.01 ? "%.1f" : "%.0f", 1e3 * seconds);
+  return fmt::format("{:.{}f}", 1e3 * seconds, seconds < 0.01 ? 1 : 0);
 }
 std::string times(double ratio) {
-  return format("%.2fx", ratio);
+  return fmt::format("{:.2f}x", ratio);
 }
 std::string percent(double modelled, double published) {
-  return format("%+.0f %%", 100 * (modelled / published - 1));
+  return fmt::format("{:+.0f} %", 100 * (modelled / published - 1));
 }
 
 // `count` equal layers; `work` in any unit, of the backward pass.
@@ -163,8 +155,8 @@ std::string dgc_text() {
         const double claim = alexnet && compressed && gbit == 1     ? 40
                              : alexnet && !compressed && gbit == 10 ? 30
                                                                     : 0;
-        table.rows.push_back({std::string(row.name) + format(", %.0f Gbit/s", gbit),
-                              compressed ? "DGC" : "dense", ms(row.compute), ms(exchange),
+        table.rows.push_back({fmt::format("{}, {:.0f} Gbit/s", row.name, gbit), compressed ? "DGC" : "dense",
+                              ms(row.compute), ms(exchange),
                               times(kRanks * row.compute / (row.compute + exchange)),
                               claim == 40   ? "over 40x"
                               : claim == 30 ? "about 30x"

@@ -1,13 +1,12 @@
 #include "tools/predict/predict_report.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <nlohmann/json.hpp>
 
 #include "nn/core/base/text.h"
-#include "tools/compare/compare.h"
-#include "tools/predict/predict_tables.h"
 
 namespace topknot {
 namespace {
@@ -27,10 +26,7 @@ constexpr Column kColumns[] = {
     {"efficiency", &Prediction::efficiency}};
 
 std::string number(double value) {
-  if (!std::isfinite(value)) return "";
-  char text[40];
-  std::snprintf(text, sizeof text, "%.9g", value);
-  return text;
+  return std::isfinite(value) ? fmt::format("{:.9g}", value) : "";
 }
 
 Json json_of(const Prediction& p) {
@@ -49,13 +45,104 @@ Json json_of(const Prediction& p) {
   return json;
 }
 
+std::string milliseconds(double seconds) {
+  const double value = 1e3 * seconds;
+  return fmt::format("{:.{}f}", value, value < 10 ? 3 : value < 1000 ? 1 : 0);
+}
+
+template <class Cell>
+Table by_ranks(const PredictReport& report, const PredictedNetwork& network, Cell cell) {
+  const auto curves = curves_of(report, network);
+  std::vector<int> ranks;
+  for (const auto& curve : curves)
+    for (const Prediction* p : curve.points)
+      if (std::find(ranks.begin(), ranks.end(), p->ranks) == ranks.end()) ranks.push_back(p->ranks);
+  std::sort(ranks.begin(), ranks.end());
+  Table table;
+  table.header = {"ranks"};
+  for (const int count : ranks) table.header.push_back(std::to_string(count));
+  for (const auto& curve : curves) {
+    std::vector<std::string> row{curve.name};
+    for (const int count : ranks) {
+      const auto at = std::find_if(curve.points.begin(), curve.points.end(),
+                                   [&](const Prediction* p) { return p->ranks == count; });
+      row.push_back(at == curve.points.end() ? "" : cell(**at));
+    }
+    table.rows.push_back(row);
+  }
+  return table;
+}
+
 }  // namespace
 
+bool same_network(const PredictedNetwork& a, const PredictedNetwork& b) {
+  return a.name == b.name && a.latency == b.latency;
+}
+
+std::vector<PredictedNetwork> networks_of(const PredictReport& report) {
+  std::vector<PredictedNetwork> networks;
+  for (const Prediction& p : report.predictions)
+    if (std::none_of(networks.begin(), networks.end(),
+                     [&](const PredictedNetwork& n) { return same_network(n, p.network); }))
+      networks.push_back(p.network);
+  return networks;
+}
+
+std::string network_title(const PredictedNetwork& network) {
+  return "rate " + network.name + ", latency " +
+         (network.latency ? short_text(*network.latency) + " s" : "measured");
+}
+
+std::vector<PredictedCurve> curves_of(const PredictReport& report, const PredictedNetwork& network) {
+  std::vector<PredictedCurve> curves;
+  for (const Prediction& p : report.predictions) {
+    if (!same_network(p.network, network)) continue;
+    // Resolved from auto, the collective may differ from one number of ranks to the next.
+    const std::string name = p.method + (p.method == "dense" ? "" : " " + short_text(p.density)) +
+                             (p.options.empty() ? "" : " " + p.options) +
+                             (p.asked_collective == "all_gather" ? "" : ", " + p.asked_collective) +
+                             ", merge " + p.merge;
+    auto at = std::find_if(curves.begin(), curves.end(), [&](const auto& c) { return c.name == name; });
+    if (at == curves.end()) at = curves.insert(curves.end(), {name, {}});
+    at->points.push_back(&p);
+  }
+  return curves;
+}
+
+Table speed_up_table(const PredictReport& report, const PredictedNetwork& network) {
+  return by_ranks(report, network, [](const Prediction& p) {
+    return fmt::format("{:.{}f} ({:.0f}%)", p.speed_up, p.speed_up < 10 ? 2 : 1, 100 * p.efficiency);
+  });
+}
+
+Table iteration_table(const PredictReport& report, const PredictedNetwork& network) {
+  return by_ranks(report, network, [](const Prediction& p) { return milliseconds(p.iteration); });
+}
+
+Table judgement_table(const PredictReport& report) {
+  Table table;
+  table.header = {"run",  "method",    "ranks",        "merge",        "collective",
+                  "rate", "of a step", "modelled, ms", "measured, ms", "error"};
+  for (const Judgement& j : report.judgements) {
+    const auto& p = j.modelled;
+    const auto row = [&](const char* what, double modelled, double measured) {
+      const double error = relative_error(modelled, measured);
+      table.rows.push_back({j.measured.path + (j.measured.replay ? " (replay)" : ""), p.method,
+                            std::to_string(p.ranks), p.merge, p.collective, p.network.name, what,
+                            milliseconds(modelled), milliseconds(measured),
+                            std::isfinite(error) ? fmt::format("{:+.1f} %", 100 * error) : "-"});
+    };
+    row("communicate", p.communicate, j.measured.communicate);
+    row("exposed", p.exposed, j.measured.exposed);
+    row("whole step", p.iteration, j.measured.step);
+  }
+  return table;
+}
+
 std::string source_line(const std::string& path, const ExchangeProfile& profile) {
-  return path + ": " + profile.model + ", " + profile.method +
-         (profile.method == "dense" ? "" : " at density " + short_text(profile.density)) + ", " +
-         std::to_string(profile.ranks) + (profile.ranks == 1 ? " rank" : " ranks") + " by " +
-         profile.backend + ", batch " + std::to_string(profile.batch) + " a rank";
+  return fmt::format("{}: {}, {}{}, {} by {}, batch {} a rank", path, profile.model, profile.method,
+                     profile.method == "dense" ? "" : fmt::format(" at density {:g}", profile.density),
+                     count_text(profile.ranks, "rank"), profile.backend, profile.batch);
 }
 
 std::vector<std::string> assumptions_of(const std::vector<ExchangeProfile>& profiles,
@@ -113,9 +200,9 @@ std::string prediction_csv(const PredictReport& report) {
   for (const Column& column : kColumns) text += std::string(",") + column.name;
   text += "\n";
   for (const Prediction& p : report.predictions) {
-    text += "modelled," + p.method + "," + p.options + "," + number(p.density) + "," + p.collective + "," +
-            p.merge + "," + std::to_string(p.groups) + "," + std::to_string(p.ranks) + "," + p.network.name +
-            "," + (p.network.latency ? number(*p.network.latency) : "measured");
+    text += fmt::format("modelled,{},{},{},{},{},{},{},{},{}", p.method, p.options, number(p.density),
+                        p.collective, p.merge, p.groups, p.ranks, p.network.name,
+                        p.network.latency ? number(*p.network.latency) : "measured");
     for (const Column& column : kColumns) text += "," + number(p.*column.figure);
     text += "\n";
   }

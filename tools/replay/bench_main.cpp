@@ -1,17 +1,17 @@
 // bench --record DIR ... and bench --replay DIR ...: gradients of a real run through the exchange alone. Exit
 // codes: 0, 1 for an error, 2 for bad input, 128 + signal where a signal stopped the run.
 
-#include <CLI/CLI.hpp>
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
 #include <optional>
 
-#include "nn/core/base/check.h"
 #include "nn/core/base/log.h"
+#include "nn/core/base/program.h"
 #include "nn/ops/cpu/onednn.h"
+#include "tools/common/options.h"
 #include "tools/replay/replay.h"
-#include "train/metrics/run_directory.h"
+#include "train/run_directory.h"
 #include "train/setup.h"
 #include "train/start.h"
 
@@ -54,16 +54,13 @@ struct Arguments {
 };
 
 [[noreturn]] void misuse(const std::string& what) {
-  throw UserError(what + "; 'bench --help' shows how it is used");
+  topknot::misuse("bench", what);
 }
 
 // False where help was printed.
 bool parse(int argc, char** argv, Arguments& arguments) {
   std::vector<std::string> words;
-  bool help = false;
   CLI::App app("bench");
-  app.set_help_flag();
-  app.add_flag("-h,--help", help);
   app.add_option("--record", arguments.record);
   app.add_option("--replay", arguments.replay);
   app.add_option("--steps", arguments.steps);
@@ -71,15 +68,7 @@ bool parse(int argc, char** argv, Arguments& arguments) {
   app.add_option("--out", arguments.out);
   app.add_flag("--meet", arguments.meet);
   app.add_option("words", words);
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& e) {
-    misuse(e.what());
-  }
-  if (help || argc == 1) {
-    std::fputs(kText, stdout);
-    return false;
-  }
+  if (!parse_options(app, kText, argc, argv)) return false;
   for (const std::string& word : words) {
     if (const auto equals = word.find('='); equals != std::string::npos && word.find('/') > equals)
       arguments.overrides.push_back(word);
@@ -183,13 +172,5 @@ int run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  try {
-    return run(argc, argv);
-  } catch (const UserError& error) {
-    log_error(error.what());
-    return 2;
-  } catch (const std::exception& error) {
-    log_error(error.what());
-    return 1;
-  }
+  return run_program(nullptr, run, argc, argv);
 }

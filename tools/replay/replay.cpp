@@ -15,8 +15,8 @@
 #include "dist/comm/threads_communicator.h"
 #include "nn/core/base/check.h"
 #include "nn/core/base/log.h"
-#include "train/metrics/run_directory.h"
-#include "train/metrics/trace.h"
+#include "train/run_directory.h"
+#include "train/trace.h"
 
 namespace topknot {
 namespace {

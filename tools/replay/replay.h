@@ -24,7 +24,7 @@ struct ReplayOptions {
   // for ranks that share cores, whose collectives would else wait for each other's encoding. Needs a backend
   // whose collectives run beside the compute thread.
   bool meet = false;
-  // Where train.profile_steps has the ranks write their traces (train/metrics/trace.h); "": nowhere.
+  // Where train.profile_steps has the ranks write their traces (train/trace.h); "": nowhere.
   std::string trace_folder = {};
 };
 

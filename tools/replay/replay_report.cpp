@@ -5,9 +5,10 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 
+#include "nn/core/base/text.h"
 #include "tools/replay/replay.h"
-#include "train/metrics/progress.h"
-#include "train/metrics/run_directory.h"
+#include "train/metrics/output_file.h"
+#include "train/run_directory.h"
 
 namespace topknot {
 namespace {

@@ -1,25 +1,29 @@
 #include "tools/sparsify/sparsify.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
 #include <limits>
+#include <nlohmann/json.hpp>
 
 #include "compress/select/selector.h"
 #include "compress/sparse_step.h"
 #include "nn/core/base/check.h"
+#include "nn/core/base/program.h"
 #include "nn/core/base/text.h"
 #include "optim/clip.h"
-#include "tools/sparsify/json_lines.h"
 #include "tools/sparsify/sparsify_ranks.h"
 #include "tools/sparsify/sparsify_setup.h"
 #include "train/metrics/npy.h"
-#include "train/metrics/npy_header.h"
-#include "train/stop.h"
+#include "train/metrics/output_file.h"
 
 namespace topknot {
 namespace {
+
+using Json = nlohmann::ordered_json;
 
 constexpr std::size_t kMostRanks = 1024;  // as dist.ranks
 
@@ -39,8 +43,8 @@ Extent extent(const std::string& path, const std::vector<std::size_t>& shape) {
   if (shape.size() > 2) extent.ranks = shape[1];
   if (extent.ranks == 0) refuse("has no ranks");
   if (extent.ranks > kMostRanks)
-    refuse("is of " + std::to_string(extent.ranks) + " ranks, and " + std::to_string(kMostRanks) +
-           " are the most; is it [steps, ranks, d]?");
+    refuse(fmt::format("is of {} ranks, and {} are the most; is it [steps, ranks, d]?", extent.ranks,
+                       kMostRanks));
   if (extent.numel > static_cast<std::size_t>(std::numeric_limits<std::int32_t>::max()))
     refuse("has vectors of 2^31 elements or more; positions are 31-bit numbers");
   return extent;
@@ -62,9 +66,16 @@ void clip(std::span<T> values, double greatest) {
     for (T& x : values) x = static_cast<T>(x * factor);
 }
 
+template <class T>
+Json list_of(const std::vector<T>& values) {
+  Json list = Json::array();
+  for (const T value : values) list.push_back(json_number(value));
+  return list;
+}
+
 // Positions with their values: those listed in `indices`, ascending, and those where `values` is not 0.
 template <class T>
-void write_where(JsonLine& line, std::span<const T> values, std::span<const std::uint32_t> indices) {
+void put_where(Json& line, std::span<const T> values, std::span<const std::uint32_t> indices) {
   std::vector<std::uint32_t> positions;
   std::vector<T> chosen;
   std::size_t next = 0;
@@ -75,43 +86,43 @@ void write_where(JsonLine& line, std::span<const T> values, std::span<const std:
     positions.push_back(static_cast<std::uint32_t>(i));
     chosen.push_back(values[i]);
   }
-  line.list("indices", positions).list("values", chosen);
+  line["indices"] = positions;
+  line["values"] = list_of(chosen);
 }
 
 template <class T>
-void write_step(JsonLines& out, std::size_t step, const RanksStep<T>& result, std::size_t numel) {
+void write_step(OutputFile& out, std::size_t step, const RanksStep<T>& result, std::size_t numel) {
   std::vector<std::uint32_t> sent;  // by any rank
   std::vector<std::size_t> bytes_down;
   for (std::size_t r = 0; r < result.ranks.size(); ++r) {
     const RankStep<T>& rank = result.ranks[r];
-    JsonLine line;
-    line.number("step", step).number("rank", r);
-    if (!result.committed) line.flag("skipped");
-    line.number("count", result.committed ? rank.count : 0);
-    line.number("threshold", result.committed ? rank.threshold : 0.0);
+    Json line{{"step", step}, {"rank", r}};
+    if (!result.committed) line["skipped"] = true;
+    line["count"] = result.committed ? rank.count : 0;
+    line["threshold"] = json_number(result.committed ? rank.threshold : 0.0);
     if (!result.committed)
-      line.list("indices", sent).list("values", sent);
+      line["indices"] = line["values"] = Json::array();
     else if (!rank.known)
-      line.null("indices").null("values");
+      line["indices"] = line["values"] = nullptr;
     else if (rank.indices.empty() && rank.values.size() == numel)
-      write_where<T>(line, rank.values, {});
+      put_where<T>(line, rank.values, {});
     else
-      line.list("indices", rank.indices).list("values", rank.values);
-    line.number("bytes_up", rank.bytes_up);
-    if (result.committed && rank.over_capacity > 0) line.number("over_capacity", rank.over_capacity);
-    out.write(line);
+      line["indices"] = rank.indices, line["values"] = list_of(rank.values);
+    line["bytes_up"] = rank.bytes_up;
+    if (result.committed && rank.over_capacity > 0) line["over_capacity"] = rank.over_capacity;
+    out.write(line.dump() + "\n");
     bytes_down.push_back(rank.bytes_down);
   }
   if (result.committed)
     for (const auto& rank : result.ranks) sent.insert(sent.end(), rank.indices.begin(), rank.indices.end());
   std::sort(sent.begin(), sent.end());
   sent.erase(std::unique(sent.begin(), sent.end()), sent.end());
-  JsonLine line;
-  line.number("step", step).flag("aggregate");
-  if (!result.committed) line.flag("skipped");
-  write_where<T>(line, result.average, sent);
-  line.list("bytes_down", bytes_down).number("dense_bytes", numel * sizeof(T));
-  out.write(line);
+  Json line{{"step", step}, {"aggregate", true}};
+  if (!result.committed) line["skipped"] = true;
+  put_where<T>(line, result.average, sent);
+  line["bytes_down"] = bytes_down;
+  line["dense_bytes"] = numel * sizeof(T);
+  out.write(line.dump() + "\n");
 }
 
 // What the density asks of one rank.
@@ -126,7 +137,7 @@ std::size_t asked(const SparsifySetup& setup) {
 
 template <class T>
 SparsifySummary run(SparsifyRanks<T>& ranks, const SparsifySetup& setup, const NpyReader& input,
-                    const Extent& extent, JsonLines& out) {
+                    const Extent& extent, OutputFile& out) {
   SparsifySummary summary;
   summary.steps = extent.steps;
   summary.ranks = extent.ranks;
@@ -134,7 +145,7 @@ SparsifySummary run(SparsifyRanks<T>& ranks, const SparsifySetup& setup, const N
   const std::vector<float> weights(setup.weights.begin(), setup.weights.end());
   std::uint64_t count = 0;
   for (std::size_t t = 0; t < extent.steps; ++t) {
-    if (stop_signal() != 0) throw Interrupted();
+    if (stop_signal() != 0) throw Interrupted("interrupted; no output was written");
     for (std::size_t r = 0; r < extent.ranks; ++r) {
       const std::span<T> gradient = ranks.gradient(r);
       input.read((t * extent.ranks + r) * extent.numel, gradient);
@@ -180,39 +191,32 @@ SparsifySummary sparsify(const SparsifyOptions& options) {
     std::error_code error;
     if (std::filesystem::equivalent(options.input, options.out, error))
       throw UserError("--out: " + options.out + " is the input; choose another name");
-    return JsonLines(options.out);
+    return OutputFile(options.out);
   };
-  SparsifySummary summary;
-  if (setup.in_double) {
-    const auto ranks = make_double_ranks(setup.compress, setup.group);
-    JsonLines out = make_out();
-    summary = run(*ranks, setup, input, size, out);
+  const auto run_in = [&](auto ranks) {
+    OutputFile out = make_out();
+    const SparsifySummary summary = run(*ranks, setup, input, size, out);
     out.close();
-  } else {
-    const auto ranks = make_float_ranks(setup.compress, setup.group);
-    JsonLines out = make_out();
-    summary = run(*ranks, setup, input, size, out);
-    out.close();
-  }
-  return summary;
+    return summary;
+  };
+  return setup.in_double ? run_in(make_double_ranks(setup.compress, setup.group))
+                         : run_in(make_float_ranks(setup.compress, setup.group));
 }
 
 std::string summary_text(const SparsifySummary& summary) {
-  const auto count = [](std::size_t n, const std::string& what) {
-    return std::to_string(n) + " " + what + (n == 1 ? "" : "s");
+  const auto count = [](std::size_t n, const char* what) {
+    return count_text(static_cast<std::int64_t>(n), what);
   };
-  std::string text = count(summary.steps, "step") + " of " + count(summary.ranks, "rank") + ", " +
-                     count(summary.numel, "element");
+  std::string text = fmt::format("{} of {}, {}", count(summary.steps, "step"), count(summary.ranks, "rank"),
+                                 count(summary.numel, "element"));
   if (summary.skipped > 0) text += "; skipped for a NaN or Inf: " + count(summary.skipped, "step");
-  text += "; mean count " + short_text(summary.mean_count);
-  if (summary.mean_ratio > 0) text += " = " + short_text(summary.mean_ratio) + " k";
-  const double messages = static_cast<double>(summary.steps) * static_cast<double>(summary.ranks);
-  if (messages > 0)
-    text += "; bytes a step and rank: " + short_text(static_cast<double>(summary.bytes_up) / messages) +
-            " up, " + short_text(static_cast<double>(summary.bytes_down) / messages) + " down";
-  if (summary.bytes_up > 0)
-    text += "; dense over up: " +
-            short_text(static_cast<double>(summary.dense_bytes) / static_cast<double>(summary.bytes_up));
+  text += fmt::format("; mean count {:g}", summary.mean_count);
+  if (summary.mean_ratio > 0) text += fmt::format(" = {:g} k", summary.mean_ratio);
+  const auto up = static_cast<double>(summary.bytes_up), down = static_cast<double>(summary.bytes_down);
+  if (const double messages = static_cast<double>(summary.steps) * static_cast<double>(summary.ranks);
+      messages > 0)
+    text += fmt::format("; bytes a step and rank: {:g} up, {:g} down", up / messages, down / messages);
+  if (up > 0) text += fmt::format("; dense over up: {:g}", static_cast<double>(summary.dense_bytes) / up);
   return text;
 }
 

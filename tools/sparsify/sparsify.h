@@ -8,8 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "nn/core/base/check.h"
-
 namespace topknot {
 
 struct SparsifyOptions {
@@ -32,12 +30,7 @@ struct SparsifySummary {
   std::vector<std::string> notes;  // settings without effect and the like
 };
 
-// A signal has asked for a stop (train/stop.h).
-struct Interrupted : Error {
-  Interrupted() : Error("interrupted; no output was written") {}
-};
-
-// Throws UserError for everything that is wrong with options or input. Interrupted
+// Throws UserError for everything that is wrong with options or input, Interrupted (nn/core/base/program.h)
 // between two steps. Nothing is left at `out` then.
 SparsifySummary sparsify(const SparsifyOptions& options);
 

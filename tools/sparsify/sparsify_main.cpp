@@ -1,15 +1,16 @@
 // sparsify INPUT.npy --compressor NAME [--density R] [key=value ...] --out OUT.jsonl
 
-#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <iostream>
 #include <new>
 
 #include "compress/compressor.h"
 #include "compress/sparse_step.h"
-#include "nn/core/base/check.h"
+#include "nn/core/base/program.h"
+#include "tools/common/options.h"
 #include "tools/sparsify/sparsify.h"
-#include "train/stop.h"
+
+using namespace topknot;
 
 namespace {
 
@@ -33,23 +34,21 @@ constexpr const char* kText =
     "Examples:\n"
     "  sparsify g.npy --compressor topk --density 0.01 --out g.jsonl\n"
     "  sparsify g.npy --compressor regtopk mu=4 --weights 1,2,1 --precision float64 --out -\n"
-    "  sparsify g.npy --compressor topk memory=dgc momentum=0.9 code=rice values=int8 --out g.jsonl\n"
+    "  sparsify g.npy --compressor topk memory=dgc momentum=0.9 codec=rice values=int8 --out g.jsonl\n"
     "  sparsify g.npy --compressor powersgd rank=2 --tensors 64x27,64,10x64 --out g.jsonl\n";
 
 void list_compressors() {
-  for (const std::string& name : topknot::compressors().names())
-    std::cout << name << (topknot::sparse_presets().contains(name) ? "  [float64 too]  " : "  ")
-              << topknot::compressors().help(name) << "\n";
+  for (const std::string& name : compressors().names())
+    std::cout << name << (sparse_presets().contains(name) ? "  [float64 too]  " : "  ")
+              << compressors().help(name) << "\n";
 }
 
 int run(int argc, char** argv) {
-  topknot::SparsifyOptions options;
+  SparsifyOptions options;
   std::vector<std::string> arguments;
   std::string density, tensors;
-  bool help = false, list = false;
+  bool list = false;
   CLI::App app("sparsify");
-  app.set_help_flag();
-  app.add_flag("-h,--help", help);
   app.add_flag("--list", list);
   app.add_option("--compressor", options.compressor);
   app.add_option("--density", density);
@@ -58,52 +57,32 @@ int run(int argc, char** argv) {
   app.add_option("--precision", options.precision);
   app.add_option("--tensors", tensors);
   app.add_option("arguments", arguments);
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& e) {
-    throw topknot::UserError(std::string(e.what()) + "; 'sparsify --help' shows how it is used");
-  }
-  if (help || argc == 1) {
-    std::cout << kText;
-    return 0;
-  }
+  if (!parse_options(app, kText, argc, argv)) return 0;
   if (list) {
     list_compressors();
     return std::cout.flush() ? 0 : 1;
   }
-  const auto need = [](bool given, const std::string& what) {
-    if (!given) throw topknot::UserError(what + "; 'sparsify --help' shows how it is used");
-  };
-  need(!arguments.empty(), "no input given");
-  need(!options.compressor.empty(), "--compressor is missing ('sparsify --list' shows them)");
-  need(!options.out.empty(), "--out is missing (- is standard output)");
+  if (arguments.empty()) misuse("sparsify", "no input given");
+  if (options.compressor.empty())
+    misuse("sparsify", "--compressor is missing ('sparsify --list' shows them)");
+  if (options.out.empty()) misuse("sparsify", "--out is missing (- is standard output)");
   options.input = arguments[0];
   options.settings.assign(arguments.begin() + 1, arguments.end());
   if (!density.empty()) options.settings.push_back("density=" + density);
   if (!tensors.empty()) options.settings.push_back("tensors=" + tensors);
-  topknot::install_stop_handlers();
-  const topknot::SparsifySummary summary = topknot::sparsify(options);
-  for (const std::string& note : summary.notes) std::fprintf(stderr, "note: %s\n", note.c_str());
-  std::fprintf(stderr, "%s\n", topknot::summary_text(summary).c_str());
+  install_stop_handlers();
+  try {
+    const SparsifySummary summary = sparsify(options);
+    for (const std::string& note : summary.notes) std::fprintf(stderr, "note: %s\n", note.c_str());
+    std::fprintf(stderr, "%s\n", summary_text(summary).c_str());
+  } catch (const std::bad_alloc&) {
+    throw UserError("not enough memory: each rank holds two vectors of the input's length");
+  }
   return 0;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  try {
-    return run(argc, argv);
-  } catch (const topknot::UserError& e) {
-    std::fprintf(stderr, "sparsify: %s\n", e.what());
-    return 2;
-  } catch (const topknot::Interrupted& e) {
-    std::fprintf(stderr, "sparsify: %s\n", e.what());
-    return 128 + topknot::stop_signal();
-  } catch (const std::bad_alloc&) {
-    std::fprintf(stderr, "sparsify: not enough memory: each rank holds two vectors of the input's length\n");
-    return 2;
-  } catch (const std::exception& e) {
-    std::fprintf(stderr, "sparsify: unexpected error: %s\n", e.what());
-    return 1;
-  }
+  return run_program("sparsify", run, argc, argv);
 }

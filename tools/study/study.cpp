@@ -1,8 +1,11 @@
 #include "tools/study/study.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <charconv>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "nn/core/base/text.h"
@@ -28,10 +31,6 @@ std::vector<V> parse_list(const std::string& text, V lo, V hi) {
     values.push_back(value);
   }
   return values;
-}
-
-std::string padded(const std::string& text, std::size_t width) {
-  return text + std::string(text.size() < width ? width - text.size() : 1, ' ');
 }
 
 }  // namespace
@@ -65,21 +64,20 @@ const std::string& StudyArguments::text(const std::string& key) const {
 std::int64_t StudyArguments::integer(const std::string& key, std::int64_t lo, std::int64_t hi) const {
   std::int64_t value = 0;
   if (!parse(text(key), value) || value < lo || value > hi)
-    refuse(key, "a whole number from " + std::to_string(lo) + " to " + std::to_string(hi));
+    refuse(key, fmt::format("a whole number from {} to {}", lo, hi));
   return value;
 }
 
 std::vector<double> StudyArguments::numbers(const std::string& key, double lo, double hi) const {
   const auto values = parse_list(text(key), lo, hi);
-  if (values.empty()) refuse(key, "numbers from " + short_text(lo) + " to " + short_text(hi) + ", as in 1,2");
+  if (values.empty()) refuse(key, fmt::format("numbers from {:g} to {:g}, as in 1,2", lo, hi));
   return values;
 }
 
 std::vector<std::int64_t> StudyArguments::integers(const std::string& key, std::int64_t lo,
                                                    std::int64_t hi) const {
   const auto values = parse_list(text(key), lo, hi);
-  if (values.empty())
-    refuse(key, "whole numbers from " + std::to_string(lo) + " to " + std::to_string(hi) + ", as in 1,2");
+  if (values.empty()) refuse(key, fmt::format("whole numbers from {} to {}, as in 1,2", lo, hi));
   return values;
 }
 
@@ -93,6 +91,20 @@ std::string StudyArguments::folder(const std::string& key) const {
   return text(key);
 }
 
+void StudyRows::add(const nlohmann::ordered_json& row) {
+  if (csv.empty()) {
+    for (const auto& [name, value] : row.items()) csv += (csv.empty() ? "" : ",") + name;
+    csv += "\n";
+  }
+  std::string line;
+  for (const auto& [name, value] : row.items())
+    line += (line.empty() ? "" : ",") + (value.is_string()         ? value.get<std::string>()
+                                         : value.is_number_float() ? short_text(value.get<double>())
+                                                                   : value.dump());
+  csv += line + "\n";
+  jsonl += row.dump() + "\n";
+}
+
 Registry<Study>& studies() {
   static Registry<Study> registry("study");
   return registry;
@@ -104,14 +116,14 @@ std::string studies_help() {
       "  study NAME [key=value ...]\n"
       "  study NAME --help            its keys\n\nStudies:\n";
   for (const std::string& name : studies().names())
-    text += "  " + padded(name, 20) + studies().help(name) + "\n";
+    text += fmt::format("  {:<20}{}\n", name, studies().help(name));
   return text + "\nExamples:\n  study toy\n  study regression iterations=1000 s=0.6 out=studies/quick\n";
 }
 
 std::string study_help(const std::string& study) {
   std::string text = "study " + study + ": " + (studies().find(study), studies().help(study)) + "\n\n";
   for (const StudyKey& key : studies().find(study).keys)
-    text += "  " + padded(key.name, 14) + key.help + " (default: " + key.value + ")\n";
+    text += fmt::format("  {:<14}{} (default: {})\n", key.name, key.help, key.value);
   return text;
 }
 

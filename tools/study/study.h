@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <map>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
@@ -17,10 +18,10 @@ struct StudyKey {
   std::string help;
 };
 
-// The keys' values: defaults and what the command line says. Each throws UserError that names the key.
+// The keys' values: defaults, overridden by the command line. Each throws UserError that names the key.
 class StudyArguments {
  public:
-  // `given` are texts key=value. Unknown keys and repeated ones are refused.
+  // `given` are texts key=value. Throws UserError for unknown and repeated keys.
   StudyArguments(const std::string& study, const std::vector<StudyKey>& keys,
                  const std::vector<std::string>& given);
 
@@ -36,6 +37,12 @@ class StudyArguments {
   [[noreturn]] void refuse(const std::string& key, const std::string& needs) const;
   std::string study_;
   std::map<std::string, std::string> values_;
+};
+
+// The rows of a study's results, as CSV (a header with the names; numbers with six digits) and as JSON lines.
+struct StudyRows {
+  std::string csv, jsonl;
+  void add(const nlohmann::ordered_json& row);  // each with the names of the first one
 };
 
 struct Study {

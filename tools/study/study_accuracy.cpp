@@ -1,6 +1,8 @@
 // `study accuracy`: draws the summary of scripts/study-cifar10 or study-regtopk: test accuracy over density, and over how
 // many times less than dense a rank sends. Rows are named METHOD-dDENSITY; `dense` is the reference; other rows (the
 // ablation) stay in the table.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -9,9 +11,9 @@
 #include <sstream>
 
 #include "nn/core/base/check.h"
-#include "tools/common/study_plot.h"
+#include "tools/common/chart.h"
 #include "tools/study/study.h"
-#include "train/metrics/run_directory.h"
+#include "train/metrics/output_file.h"
 
 namespace topknot {
 namespace {
@@ -32,8 +34,9 @@ double number_of(const std::vector<std::string>& cells, std::size_t column, cons
   try {
     return std::stod(cells.at(column));
   } catch (const std::exception&) {
-    throw UserError(where + ": column " + std::to_string(column + 1) +
-                    " holds no number; the file is not a summary.csv of the study scripts");
+    throw UserError(
+        fmt::format("{}: column {} holds no number; the file is not a summary.csv of the study scripts",
+                    where, column + 1));
   }
 }
 
@@ -50,7 +53,7 @@ std::vector<Row> read_summary(const std::string& path) {
                     ": not a summary.csv of the study scripts, which begins with run,seeds,accuracy");
   for (int number = 2; std::getline(in, line); ++number) {
     const auto cells = cells_of(line);
-    const std::string where = path + ":" + std::to_string(number);
+    const std::string where = fmt::format("{}:{}", path, number);
     if (cells.empty()) continue;
     Row row;
     const auto dash = cells[0].rfind("-d");
@@ -104,7 +107,7 @@ void run_accuracy(const StudyArguments& arguments) {
   std::size_t colour = 1;
   for (auto& [method, points] : methods) {
     std::sort(points.begin(), points.end(), [](const Row& a, const Row& b) { return a.density < b.density; });
-    legend.emplace_back(method, study_colour(colour++));
+    legend.emplace_back(method, line_colour(colour++));
     Line by_density, by_ratio;
     for (const Row& row : points) {
       by_density.points.push_back({row.density, row.accuracy});
@@ -118,7 +121,7 @@ void run_accuracy(const StudyArguments& arguments) {
     panels[1].lines.push_back(std::move(by_ratio));
   }
   write_file(out + "/accuracy.svg",
-             study_plot(panels, legend, "Test accuracy over density and over bytes saved"));
+             stand_alone_plot(panels, legend, "Test accuracy over density and over bytes saved"));
   std::printf("Written: accuracy.svg in %s\n", out.c_str());
 }
 

@@ -1,12 +1,13 @@
 // study NAME [key=value ...]: small experiments. Exit codes: 0, 1 for an error, 2 for bad input.
 #include <algorithm>
 #include <cstdio>
-#include <exception>
 #include <string>
 #include <vector>
 
-#include "nn/core/base/check.h"
+#include "nn/core/base/program.h"
 #include "tools/study/study.h"
+
+using namespace topknot;
 
 namespace {
 
@@ -14,8 +15,8 @@ bool asks_for_help(const std::string& argument) {
   return argument == "--help" || argument == "-h";
 }
 
-int run(std::vector<std::string> arguments) {
-  using namespace topknot;
+int run(int argc, char** argv) {
+  std::vector<std::string> arguments(argv + 1, argv + argc);
   if (arguments.empty() || asks_for_help(arguments[0])) {
     std::fputs(studies_help().c_str(), stdout);
     return 0;
@@ -36,13 +37,5 @@ int run(std::vector<std::string> arguments) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  try {
-    return run({argv + 1, argv + argc});
-  } catch (const topknot::UserError& e) {
-    std::fprintf(stderr, "study: %s\n", e.what());
-    return 2;
-  } catch (const std::exception& e) {
-    std::fprintf(stderr, "study: unexpected error: %s\n", e.what());
-    return 1;
-  }
+  return run_program("study", run, argc, argv);
 }

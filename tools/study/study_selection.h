@@ -1,5 +1,5 @@
 #pragma once
-// What each selector selects and what it costs, under error feedback (memory `residual`) on one rank: over
+// The selection of each selector and its cost, under error feedback (memory `residual`) on one rank: over
 // recorded gradients, and over synthetic ones of many sizes. `study selection` makes tables and plots of it.
 
 #include <cstdint>
@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "compress/compressor.h"
-#include "tools/common/study_plot.h"
 
 namespace topknot {
 
@@ -18,7 +17,7 @@ struct SelectionMethod {
   CompressOptions options;  // options.select is set
 };
 // All registered selectors: topk first, threshold last, between them by name. sidco is there once for each of
-// its distributions. The fixed threshold is 0 here; what measures sets it to topk's median k-th magnitude.
+// its distributions. The fixed threshold is 0 here; the measurements set it to topk's median k-th magnitude.
 std::vector<SelectionMethod> selection_methods();
 
 // --- Over recorded gradients ---
@@ -38,7 +37,7 @@ struct SelectionQuality {
   double threshold = 0;  // the median over steps
 };
 // `steps` gradients of `numel` elements, one after the other; the first `skip` (fewer than `steps`) fill the
-// residual and do not count. One entry a method and density, methods of one density together. Throws
+// residual and do not count. One entry per method and density, methods of one density together. Throws
 // UserError where a gradient has a NaN or an infinity.
 std::vector<SelectionQuality> selection_quality(const std::vector<SelectionMethod>& methods,
                                                 const std::vector<double>& densities, std::size_t steps,
@@ -65,14 +64,5 @@ std::vector<SelectionCost> selection_cost(const std::vector<SelectionMethod>& me
                                           double density, int rounds, int warmup);
 // Bytes that selection_cost() takes for a size, generously.
 std::size_t selection_cost_bytes(std::size_t size);
-
-// --- Plots, as SVG files that stand by themselves ---
-
-// A row a method, a panel a density: the mean of count / k, over a line from the least to the greatest.
-std::string selection_count_plot(const std::vector<SelectionQuality>& rows);
-// The same for the captured energy relative to topk's.
-std::string selection_energy_plot(const std::vector<SelectionQuality>& rows);
-// The ratio to the plain pass over the size, a line a method.
-std::string selection_cost_plot(const std::vector<SelectionCost>& rows);
 
 }  // namespace topknot

@@ -9,6 +9,7 @@
 #include "compress/parallel.h"
 #include "compress/select/selector.h"
 #include "nn/core/base/check.h"
+#include "nn/core/base/text.h"
 #include "nn/core/device.h"
 #include "nn/core/rng.h"
 #include "nn/core/simd.h"
@@ -83,12 +84,6 @@ double milliseconds(Work&& work) {
   const auto start = std::chrono::steady_clock::now();
   work();
   return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
-}
-
-double quantile(std::vector<double> values, double share) {
-  const auto at = static_cast<std::size_t>(share * static_cast<double>(values.size() - 1) + 0.5);
-  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(at), values.end());
-  return values[at];
 }
 
 struct Measured {

@@ -1,3 +1,5 @@
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <exception>
@@ -6,6 +8,7 @@
 #include "compress/select/passes/take.h"
 #include "compress/sparse_step.h"
 #include "nn/core/base/check.h"
+#include "nn/core/base/text.h"
 #include "tools/study/study_selection.h"
 
 namespace topknot {
@@ -15,12 +18,6 @@ double energy_of(std::span<const float> values) {
   double sum = 0;
   for (const float x : values) sum += static_cast<double>(x) * x;
   return sum;
-}
-
-double median_of(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  const std::size_t n = values.size();
-  return (values[(n - 1) / 2] + values[n / 2]) / 2;
 }
 
 SelectionQuality measure(const SelectionMethod& method, double density, std::size_t steps, std::size_t numel,
@@ -49,8 +46,8 @@ SelectionQuality measure(const SelectionMethod& method, double density, std::siz
     info.density = density;
     sent[0] = step.encode(fresh, residual, info);
     if (!sent[0].finite)
-      throw UserError("the gradient of step " + std::to_string(t) +
-                      " has a NaN or an infinity; record a run that stays finite");
+      throw UserError(
+          fmt::format("the gradient of step {} has a NaN or an infinity; record a run that stays finite", t));
     if (t >= skip) {
       const double count = static_cast<double>(sent[0].indices.size()) / static_cast<double>(row.k);
       row.count_mean += count;
@@ -74,7 +71,7 @@ SelectionQuality measure(const SelectionMethod& method, double density, std::siz
   row.within /= counted;
   row.energy /= nonzero;  // NaN where every u is zero
   row.energy_to_topk /= nonzero;
-  row.threshold = median_of(std::move(thresholds));
+  row.threshold = quantile(std::move(thresholds), 0.5);
   return row;
 }
 

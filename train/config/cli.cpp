@@ -8,7 +8,7 @@
 #include "nn/core/base/check.h"
 #include "nn/core/base/suggest.h"
 #include "train/config/config.h"
-#include "train/metrics/run_directory.h"
+#include "train/run_directory.h"
 
 namespace topknot {
 namespace {

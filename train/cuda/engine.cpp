@@ -19,8 +19,8 @@
 #include "train/cuda/engine_kernels.h"
 #include "train/cuda/inputs.h"
 #include "train/engine.h"
-#include "train/metrics/recorder.h"
 #include "train/plan/settled_exchange.h"
+#include "train/recorder.h"
 #include "train/trainer.h"
 
 namespace topknot {

@@ -1,6 +1,7 @@
 #include "train/metrics/metrics.h"
 
-#include <algorithm>
+#include <fmt/format.h>
+
 #include <cerrno>
 #include <cmath>
 #include <cstring>
@@ -10,6 +11,7 @@
 #include <type_traits>
 
 #include "nn/core/base/check.h"
+#include "train/metrics/output_file.h"
 
 namespace topknot {
 namespace {
@@ -60,20 +62,13 @@ void fields(Record& r, Visit&& visit) {
   }
 }
 
-// Byte counts are whole numbers for a reader, though a mean over ranks need not be.
-Json number(double value) {
-  if (!std::isfinite(value)) return nullptr;
-  if (value == std::floor(value) && std::fabs(value) < 9e15) return static_cast<std::int64_t>(value);
-  return value;
-}
-
 template <class Record>
 std::string to_json(const char* event, const Record& record) {
   Json json;
   json["event"] = event;
   fields(record, [&](const char* name, const auto& value) {
     if constexpr (std::is_same_v<std::decay_t<decltype(value)>, double>) {
-      json[name] = number(value);
+      json[name] = json_number(value);
     } else {
       json[name] = value;
     }
@@ -117,7 +112,7 @@ std::string reason() {
 }
 
 std::string csv_number(double value) {
-  return std::isfinite(value) ? Json(number(value)).dump() : "";
+  return std::isfinite(value) ? json_number(value).dump() : "";
 }
 
 }  // namespace
@@ -171,8 +166,8 @@ Metrics read_metrics(const std::string& path) {
       add_line(json, metrics);
     } catch (const std::exception&) {
       if (!last)
-        throw UserError(path + ":" + std::to_string(line) +
-                        ": damaged line, not a JSON object of a run; remove it or the run");
+        throw UserError(
+            fmt::format("{}:{}: damaged line, not a JSON object of a run; remove it or the run", path, line));
       metrics.truncated = true;
     }
   }
@@ -180,14 +175,10 @@ Metrics read_metrics(const std::string& path) {
 }
 
 void write_metrics_csv(const Metrics& metrics, const std::string& path) {
-  errno = 0;
-  std::FILE* file = std::fopen(path.c_str(), "we");
-  if (!file) throw UserError(path + ": cannot be written: " + reason());
   std::string text;
   const StepRecord columns;
   fields(columns, [&](const char* name, const auto&) { text += std::string(name) + ","; });
   text += "test_loss,test_accuracy,eval_seconds\n";
-  bool written = true;
   std::size_t next_eval = 0;
   for (const StepRecord& step : metrics.steps) {
     fields(step, [&](const char*, const auto& value) {
@@ -205,23 +196,8 @@ void write_metrics_csv(const Metrics& metrics, const std::string& path) {
     } else {
       text += ",,\n";
     }
-    if (text.size() > 1 << 16) {
-      written = written && std::fwrite(text.data(), 1, text.size(), file) == text.size();
-      text.clear();
-    }
   }
-  written = written && std::fwrite(text.data(), 1, text.size(), file) == text.size();
-  const bool closed = std::fclose(file) == 0;
-  if (!written || !closed) throw UserError(path + ": writing failed: " + reason());
-}
-
-double quantile(std::vector<double> values, double q) {
-  if (values.empty()) return 0;
-  std::sort(values.begin(), values.end());
-  const double position = q * static_cast<double>(values.size() - 1);
-  const auto below = static_cast<std::size_t>(position);
-  const auto above = std::min(below + 1, values.size() - 1);
-  return values[below] + (position - static_cast<double>(below)) * (values[above] - values[below]);
+  write_file(path, text);
 }
 
 }  // namespace topknot

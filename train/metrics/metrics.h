@@ -56,6 +56,9 @@ struct EvalRecord {
   double eval_seconds = 0;
 };
 
+// The histogram of a DistributionRecord spans [-kHistogramReach, kHistogramReach) standard deviations.
+inline constexpr double kHistogramReach = 8;
+
 // What rank 0's accumulated gradient u looked like in one step (train.distribution_every), before the entries
 // that travel were taken out of it. The compressed part of the model counts as one vector of `size` elements,
 // whatever its groups.
@@ -65,7 +68,7 @@ struct DistributionRecord {
   std::int64_t size = 0, k = 0;  // k = max(1, floor(density * size))
   double mean = 0, deviation = 0;
   double median = 0, laplace_scale = 0;  // mean |u - median|: the fit of a Laplace distribution
-  // Counts of (u - mean) / deviation in equal bins over [-8, 8), and outside of it.
+  // Counts of (u - mean) / deviation in equal bins, and outside of them.
   std::vector<std::int64_t> histogram;
   std::int64_t below = 0, above = 0;
   // Counts by floor(log2 |u|), from least_exponent up, the ends included in the outermost bins; and zeros.
@@ -135,8 +138,5 @@ Metrics read_metrics(const std::string& path);
 
 // One row a step, fixed columns, header once; evaluation columns are filled on the step that was evaluated.
 void write_metrics_csv(const Metrics& metrics, const std::string& path);
-
-// The q-quantile (0 to 1) of values, linear between neighbours; 0 where there are none.
-double quantile(std::vector<double> values, double q);
 
 }  // namespace topknot

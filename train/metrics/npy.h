@@ -4,7 +4,6 @@
 // are versions 1.0, 2.0 and 3.0, float32 and float64, little-endian, C order; written is version 1.0.
 
 #include <cstddef>
-#include <cstdint>
 #include <span>
 #include <string>
 #include <vector>
@@ -74,5 +73,7 @@ class NpyWriter {
   std::size_t row_numel_ = 1;
   NpyFile file_;
 };
+
+std::string npy_shape_text(const std::vector<std::size_t>& shape);  // "[3, 4]"
 
 }  // namespace topknot

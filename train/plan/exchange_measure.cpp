@@ -6,6 +6,7 @@
 
 #include "dist/exchange/host_pipeline.h"
 #include "nn/core/base/check.h"
+#include "nn/core/base/text.h"
 #include "nn/core/rng.h"
 #include "train/metrics/metrics.h"
 #include "train/plan/layer_times.h"

@@ -6,8 +6,8 @@
 
 #include "dist/comm/collective_queue.h"
 #include "dist/exchange/exchange.h"
-#include "train/metrics/run_directory.h"
 #include "train/plan/exchange_profile.h"
+#include "train/run_directory.h"
 #include "train/setup.h"
 
 namespace topknot {

@@ -11,6 +11,7 @@
 #include "nn/core/base/log.h"
 #include "nn/core/base/suggest.h"
 #include "nn/core/base/text.h"
+#include "train/metrics/output_file.h"
 #include "train/plan/lags.h"
 #include "train/plan/layer_times.h"
 

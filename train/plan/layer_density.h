@@ -9,7 +9,7 @@
 #include "dist/comm/communicator.h"
 #include "nn/core/parameter.h"
 #include "train/config/config.h"
-#include "train/metrics/run_directory.h"
+#include "train/run_directory.h"
 #include "train/setup.h"
 
 namespace topknot {

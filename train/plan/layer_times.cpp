@@ -5,6 +5,7 @@
 
 #include "nn/core/base/check.h"
 #include "nn/core/base/stopwatch.h"
+#include "nn/core/base/text.h"
 #include "train/evaluate.h"
 #include "train/metrics/metrics.h"
 

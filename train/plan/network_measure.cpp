@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "nn/core/base/check.h"
+#include "nn/core/base/text.h"
 #include "train/metrics/metrics.h"
 
 namespace topknot {

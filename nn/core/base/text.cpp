@@ -1,14 +1,44 @@
 #include "nn/core/base/text.h"
 
+#include <fmt/format.h>
+
+#include <algorithm>
 #include <charconv>
-#include <cstdio>
+#include <cmath>
 
 namespace topknot {
 
 std::string short_text(double value) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%g", value);
-  return text;
+  return fmt::format("{:g}", value);
+}
+
+std::string count_text(std::int64_t count, const std::string& what) {
+  return fmt::format("{} {}{}", count, what, count == 1 ? "" : "s");
+}
+
+std::string format_duration(double seconds) {
+  const auto total = static_cast<std::int64_t>(std::llround(std::max(0.0, std::min(seconds, 3.6e9))));
+  const auto minutes = total / 60;
+  if (total < 3600) return fmt::format("{}:{:02}", minutes, total % 60);
+  return fmt::format("{}:{:02}:{:02}", minutes / 60, minutes % 60, total % 60);
+}
+
+std::string format_bytes(double bytes) {
+  const char* units[] = {"B", "kB", "MB", "GB", "TB", "PB"};
+  int unit = 0;
+  while (std::fabs(bytes) >= 999.5 && unit < 5) bytes /= 1000, ++unit;
+  return unit == 0 || bytes >= 99.95 ? fmt::format("{:.0f} {}", bytes, units[unit])
+                                     : fmt::format("{:.3g} {}", bytes, units[unit]);
+}
+
+double quantile(std::vector<double> values, double q) {
+  if (values.empty()) return 0;
+  std::sort(values.begin(), values.end());
+  const double position = q * static_cast<double>(values.size() - 1);
+  const auto below = static_cast<std::size_t>(position);
+  const double share = position - static_cast<double>(below);
+  if (share == 0) return values[below];  // of what lies between, nothing: it may be infinite
+  return values[below] + share * (values[below + 1] - values[below]);
 }
 
 std::string format_number(double value) {

@@ -1,12 +1,23 @@
 #pragma once
-// Numbers in messages, as a person writes them: 2 and 0.05, not 2.000000 and 0.050000.
+// Numbers in messages, as a person writes them, and quantiles of what was measured.
 
+#include <cstdint>
 #include <string>
+#include <vector>
 
 namespace topknot {
 
-// At most six significant digits, no zeros at the end.
+// At most six significant digits, no zeros at the end: 2 and 0.05, not 2.000000 and 0.050000.
 std::string short_text(double value);
+// "1 rank", "3 ranks"
+std::string count_text(std::int64_t count, const std::string& what);
+// "1:02:03", "4:05"
+std::string format_duration(double seconds);
+// "1.2 kB", "3.4 MB": powers of 1000
+std::string format_bytes(double bytes);
+
+// The q-quantile (0 to 1) of values, linear between neighbours; 0 where there are none.
+double quantile(std::vector<double> values, double q);
 
 // The shortest text that reads back to the same number: 0.1, 1e-4.
 std::string format_number(double value);

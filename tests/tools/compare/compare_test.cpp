@@ -9,10 +9,10 @@
 #include "nn/core/base/check.h"
 #include "tests/support/catch.h"
 #include "tests/support/user_error.h"
-#include "tools/common/report_svg.h"
+#include "tools/common/chart.h"
 #include "tools/compare/report_charts.h"
-#include "train/metrics/distribution.h"
-#include "train/metrics/run_directory.h"
+#include "train/recorder.h"
+#include "train/run_directory.h"
 
 namespace topknot {
 namespace {

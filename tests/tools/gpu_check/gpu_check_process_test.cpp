@@ -5,10 +5,10 @@
 #include <csignal>
 #include <thread>
 
+#include "nn/core/base/program.h"
 #include "tests/support/catch.h"
 #include "tests/tools/gpu_check/gpu_check_fakes.h"
 #include "tools/gpu_check/process.h"
-#include "train/stop.h"
 
 using namespace topknot;
 using namespace topknot::gpu_check;

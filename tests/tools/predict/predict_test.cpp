@@ -6,10 +6,10 @@
 #include "tests/data/temp_folder.h"
 #include "tests/support/catch.h"
 #include "tests/support/user_error.h"
-#include "tools/predict/predict_papers.h"
 #include "tools/predict/predict_report.h"
 #include "train/metrics/metrics.h"
-#include "train/metrics/run_directory.h"
+#include "train/metrics/output_file.h"
+#include "train/run_directory.h"
 
 namespace topknot {
 namespace {

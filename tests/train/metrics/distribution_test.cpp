@@ -1,4 +1,4 @@
-#include "train/metrics/distribution.h"
+#include "train/recorder.h"
 
 #include <cmath>
 #include <filesystem>

@@ -1,4 +1,5 @@
 #include "train/metrics/metrics.h"
+#include "nn/core/base/text.h"
 
 #include <algorithm>
 #include <cmath>
@@ -11,8 +12,9 @@
 #include "nn/core/base/check.h"
 #include "tests/support/catch.h"
 #include "tests/support/user_error.h"
-#include "train/metrics/progress.h"
-#include "train/metrics/run_directory.h"
+#include "train/metrics/output_file.h"
+#include "train/reporter.h"
+#include "train/run_directory.h"
 
 namespace topknot {
 namespace {

@@ -9,7 +9,6 @@
 #include "tests/data/temp_folder.h"
 #include "tests/support/catch.h"
 #include "tests/support/user_error.h"
-#include "train/metrics/npy_header.h"
 
 namespace topknot {
 namespace {

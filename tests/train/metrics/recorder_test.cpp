@@ -1,5 +1,5 @@
 // What rank 0 notes down beside the metrics: raw gradients, and what the bytes of a step add up to.
-#include "train/metrics/recorder.h"
+#include "train/recorder.h"
 
 #include "tests/train/small_run.h"
 #include "train/evaluate.h"

@@ -1,5 +1,6 @@
 // The traces of single steps: valid JSON, a row for each kind of work, and nothing on a row overlaps.
-#include "train/metrics/trace.h"
+#include "train/trace.h"
+#include "train/metrics/output_file.h"
 
 #include <algorithm>
 #include <filesystem>

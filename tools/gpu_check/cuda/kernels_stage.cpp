@@ -1,9 +1,9 @@
 // Time and bytes of each selection on the GPU, in steady state: error feedback with a new gradient in each step.
-#include <algorithm>
 #include <map>
 
 #include "compress/cuda/device_compressor.h"
 #include "nn/core/base/check.h"
+#include "nn/core/base/text.h"
 #include "nn/core/cuda/context.h"
 #include "nn/core/cuda/pool.h"
 #include "tools/gpu_check/cuda/gradient_stream.h"
@@ -17,18 +17,12 @@ using namespace cuda;
 constexpr double kDensity = 0.001;
 constexpr int kWarmUp = 8, kTimed = 11;
 
-// Bytes an element that encoding moves in steady state: gradient and residual read, their sum written; gaussiank
-// reads the sum once more; dgc reads and writes the velocity too.
+// Bytes per element that encoding moves in steady state: gradient and residual read, their sum written; gaussiank
+// reads the sum a second time; dgc reads and writes the velocity too.
 const std::map<std::string, double>& bytes_of_methods() {
   static const std::map<std::string, double> all{
       {"topk", 12}, {"gaussiank", 16}, {"dgc", 20}, {"regtopk", 12}};
   return all;
-}
-
-double median(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2),
-                   values.end());
-  return values[values.size() / 2];
 }
 
 double copy_rate(Context& context, std::size_t n, float* from, float* to) {
@@ -41,7 +35,7 @@ double copy_rate(Context& context, std::size_t n, float* from, float* to) {
     context.synchronize();
     ms.push_back(milliseconds_between(begin, end));
   }
-  return 8.0 * static_cast<double>(n) / (1e6 * median(ms));  // GB/s
+  return 8.0 * static_cast<double>(n) / (1e6 * quantile(ms, 0.5));  // GB/s
 }
 
 // Milliseconds that one encode takes, the gradient being in memory already.
@@ -83,12 +77,12 @@ double encode_ms(Context& context, const std::string& method, std::size_t n, flo
     if (average.data() == b) std::swap(a, b);  // what was the gradient's memory holds the residual
     if (i >= kWarmUp) ms.push_back(milliseconds_between(begin, end));
   }
-  return median(ms);
+  return quantile(ms, 0.5);
 }
 
 }  // namespace
 
-void measure_kernels(const Options& options, const std::function<void(const Result&)>& tell) {
+void measure_kernels(const Options& options, const std::function<void(const Result&)>& report) {
   const StageClock clock(options.seconds);
   Context context({});
   const Context::Use use(context);
@@ -98,19 +92,20 @@ void measure_kernels(const Options& options, const std::function<void(const Resu
       const DeviceArray<float> a(n), b(n);
       TOPKNOT_CUDA(cudaMemsetAsync(a.data(), 0, a.bytes(), context.stream()));
       const double copy = copy_rate(context, n, a.data(), b.data());
-      tell({"kernels", "device copy, " + size, Status::passed, 0, {{"GB/s", copy}}});
+      report({"kernels", "device copy, " + size, Status::passed, 0, {{"GB/s", copy}}});
       for (const auto& [method, bytes] : bytes_of_methods()) {
         const std::string name = method + ", " + size;
         if (clock.used_up()) {
-          tell({"kernels", name, Status::skipped, 0, {}, kUsedUp});
+          report({"kernels", name, Status::skipped, 0, {}, kUsedUp});
           continue;
         }
         const double ms = encode_ms(context, method, n, a.data(), b.data());
         const double rate = bytes * static_cast<double>(n) / (1e6 * ms);
-        tell({"kernels", name, Status::passed, 0, {{"ms", ms}, {"GB/s", rate}, {"of a copy", rate / copy}}});
+        report(
+            {"kernels", name, Status::passed, 0, {{"ms", ms}, {"GB/s", rate}, {"of a copy", rate / copy}}});
       }
     } catch (const OutOfMemory& error) {
-      tell({"kernels", "selections, " + size, Status::skipped, 0, {}, error.what()});
+      report({"kernels", "selections, " + size, Status::skipped, 0, {}, error.what()});
     }
     context.pool()->release_cached();
   }

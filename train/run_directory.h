@@ -32,9 +32,6 @@ RunDirectory create_run_directory(const LoadedConfig& loaded, const std::vector<
 void rewrite_config(const RunDirectory& folder, const Config& config,
                     const std::map<std::string, Origin>& origins);
 
-// Writes a small file whole and checks every step of it; throws UserError with path and reason (disk full).
-void write_file(const std::string& path, const std::string& text);
-
 // This program's version and, where it was built from a git tree, its revision ("unknown" otherwise).
 std::string program_version();
 

@@ -1,6 +1,9 @@
+#include "tools/gpu_check/stages.h"
+
+#include <filesystem>
 #include <map>
 
-#include "tools/gpu_check/stages.h"
+#include "nn/core/base/check.h"
 
 namespace topknot::gpu_check {
 
@@ -23,6 +26,22 @@ Result failure(Result result, const Outcome& outcome, const std::string& note) {
   result.output =
       outcome.output.size() > kEnd ? outcome.output.substr(outcome.output.size() - kEnd) : outcome.output;
   return result;
+}
+
+std::string fresh_run_directory(const std::string& out, const std::string& name) {
+  const std::string folder = out + "/runs/" + name;
+  std::error_code error;
+  std::filesystem::remove_all(folder, error);
+  if (error) throw UserError(folder + " is of an earlier check and cannot be removed; remove it");
+  return folder;
+}
+
+EndRecord end_of_run(const std::string& folder) {
+  try {
+    return read_metrics(folder + "/metrics.jsonl").end.value_or(EndRecord{});
+  } catch (const UserError&) {  // the run wrote no metrics, or was killed while it did
+    return {};
+  }
 }
 
 }  // namespace topknot::gpu_check

@@ -1,11 +1,15 @@
-#include "train/metrics/distribution.h"
+#include "train/recorder.h"
+
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
-#include <vector>
+#include <exception>
 
 #include "compress/compressor.h"
 #include "nn/core/base/check.h"
+#include "nn/core/base/log.h"
+#include "train/metrics/npy.h"
 
 namespace topknot {
 namespace {
@@ -80,6 +84,83 @@ DistributionRecord distribution_of(std::span<const float> u, double density) {
   record.bound = left;
   record.bell_bound = left * left;
   return record;
+}
+
+Recorder::Recorder(const Config& config, const RunDirectory& folder, const ParameterArena& arena,
+                   Exchange* exchange, bool root)
+    : from_(config.train.record_from),
+      steps_(root ? config.train.record_gradients : 0),
+      every_(root ? config.train.distribution_every : 0),
+      method_(config.compress.name),
+      device_(arena.device()) {
+  if (steps_ > 0) {
+    gradient_.resize(arena.size());
+    file_ = std::make_unique<NpyWriter>(folder.gradients_npy(), std::vector<std::size_t>{arena.size()});
+  }
+  if (every_ > 0) {
+    accumulated_.resize(arena.compressible_size());
+    TOPKNOT_CHECK(exchange, "distributions are looked at in the exchange");
+    exchange->observe(
+        [this](const Group& group, std::span<const float> accumulated) { observe(group, accumulated); });
+  }
+}
+
+Recorder::~Recorder() {
+  // A run that failed leaves the steps it has.
+  try {
+    finish();
+  } catch (const std::exception& error) {
+    log_warning(error.what());
+  }
+}
+
+void Recorder::begin_step(std::int64_t step) {
+  record_gradient_ = file_ && step >= from_ && step - from_ < steps_;
+  record_distribution_ = every_ > 0 && (step + 1) % every_ == 0;
+  observed_ = 0;
+  // What no backward pass writes to is zero.
+  if (record_gradient_) std::fill(gradient_.begin(), gradient_.end(), 0.0f);
+}
+
+void Recorder::take(const Parameter& parameter) {
+  if (record_gradient_)
+    backend(device_).to_host(gradient_.data() + parameter.offset(), parameter.gradient(), parameter.numel());
+}
+
+void Recorder::observe(const Group& group, std::span<const float> accumulated) {
+  if (!record_distribution_) return;
+  std::copy(accumulated.begin(), accumulated.end(), accumulated_.data() + group.begin);
+  observed_ += accumulated.size();
+}
+
+void Recorder::end_step(const StepRecord& record, MetricsWriter& metrics) {
+  if (record_gradient_) {
+    file_->append(gradient_);
+    ++recorded_;
+    if (record.step == from_ + steps_) finish();
+  }
+  if (!record_distribution_ || record.skipped) return;
+  if (observed_ < accumulated_.size() || accumulated_.empty()) {
+    if (!warned_)
+      log_warning("train.distribution_every: " + method_ + " has no accumulated gradient to look at");
+    warned_ = true;
+    return;
+  }
+  DistributionRecord distribution = distribution_of(accumulated_, record.density);
+  distribution.step = record.step;
+  distribution.epoch = record.epoch;
+  metrics.write(distribution);
+}
+
+void Recorder::finish() {
+  if (file_) {
+    file_->close();
+    if (recorded_ < steps_)
+      log_warning(fmt::format("gradients.npy has {} of train.record_gradients={} steps: the run ended before",
+                              recorded_, steps_));
+  }
+  file_.reset();
+  record_gradient_ = false;
 }
 
 }  // namespace topknot

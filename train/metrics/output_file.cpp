@@ -1,10 +1,12 @@
-#include "tools/sparsify/json_lines.h"
+#include "train/metrics/output_file.h"
 
 #include <unistd.h>
 
 #include <cerrno>
+#include <cmath>
 #include <cstring>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "nn/core/base/check.h"
@@ -13,7 +15,7 @@ namespace topknot {
 
 namespace fs = std::filesystem;
 
-JsonLines::JsonLines(const std::string& path) : path_(path), target_(path) {
+OutputFile::OutputFile(const std::string& path) : path_(path), target_(path) {
   if (path_ == "-") {
     path_ = "standard output";
     file_ = stdout;
@@ -38,23 +40,22 @@ JsonLines::JsonLines(const std::string& path) : path_(path), target_(path) {
   }
 }
 
-JsonLines::~JsonLines() {
+OutputFile::~OutputFile() {
   if (file_ && file_ != stdout) std::fclose(file_);
   if (!temporary_.empty()) unlink(temporary_.c_str());
 }
 
-void JsonLines::fail(int error) const {
+void OutputFile::fail(int error) const {
   throw UserError(path_ + ": cannot be written: " + std::strerror(error ? error : EIO) +
                   "; free space or choose another place");
 }
 
-void JsonLines::write(JsonLine& line) {
-  const std::string text = line.finish();
+void OutputFile::write(std::string_view text) {
   errno = 0;
   if (std::fwrite(text.data(), 1, text.size(), file_) != text.size()) fail(errno);
 }
 
-void JsonLines::close() {
+void OutputFile::close() {
   errno = 0;
   if (std::fflush(file_) != 0) fail(errno);
   if (file_ == stdout) {
@@ -65,6 +66,19 @@ void JsonLines::close() {
   if (temporary_.empty()) return;
   if (std::rename(temporary_.c_str(), target_.c_str()) != 0) fail(errno);
   temporary_.clear();
+}
+
+nlohmann::ordered_json json_number(double value) {
+  if (!std::isfinite(value)) return nullptr;
+  const bool whole =
+      value == std::floor(value) && std::fabs(value) < 9e15 && !(value == 0 && std::signbit(value));
+  return whole ? nlohmann::ordered_json(static_cast<std::int64_t>(value)) : nlohmann::ordered_json(value);
+}
+
+void write_file(const std::string& path, std::string_view text) {
+  OutputFile file(path);
+  file.write(text);
+  file.close();
 }
 
 }  // namespace topknot

@@ -1,8 +1,13 @@
-#include "tools/common/report_svg.h"
+#include "tools/common/chart.h"
+
+#include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
-#include <cstdio>
+
+#include "nn/core/base/check.h"
+#include "nn/core/base/text.h"
 
 namespace topknot {
 namespace {
@@ -10,11 +15,20 @@ namespace {
 constexpr double kRowWidth = 1140, kRowHeight = 292;
 constexpr double kLeft = 78, kRight = 20, kTop = 12, kBottom = 50, kGap = 26;
 
+// A plot that stands by itself: the legend's height with one line, and a further line's.
+constexpr int kLegendHeight = 34, kLegendLine = 20;
+
+// The classes that panel_row() uses, as the report's page has them.
+constexpr const char* kStyle =
+    "<style>svg{fill:#3b434a;font-family:system-ui,sans-serif}text{font-size:12.5px}"
+    ".label{font-size:13px;fill:#1c2126}.note{font-size:12px;fill:#59626b}"
+    ".grid{stroke:#e4e7ea;stroke-width:1}.axis{stroke:#59626b;stroke-width:1}"
+    ".reference{stroke:#1c2126;stroke-width:1;stroke-dasharray:1.5 3}</style>";
+
+// With one decimal, none where that is 0.
 std::string num(double value) {
-  char buffer[32];
-  std::snprintf(buffer, sizeof buffer, "%.1f", value);
-  std::string text = buffer;
-  if (text.size() > 2 && text.compare(text.size() - 2, 2, ".0") == 0) text.resize(text.size() - 2);
+  std::string text = fmt::format("{:.1f}", value);
+  if (text.ends_with(".0")) text.resize(text.size() - 2);
   return text == "-0" ? "0" : text;
 }
 
@@ -28,13 +42,13 @@ double round_step(double range, int count) {
 
 std::string text_at(double x, double y, const std::string& anchor, const std::string& text,
                     const std::string& more = "") {
-  return "<text x=\"" + num(x) + "\" y=\"" + num(y) + "\" text-anchor=\"" + anchor + "\"" + more + ">" +
-         escape(text) + "</text>";
+  return fmt::format(R"(<text x="{}" y="{}" text-anchor="{}"{}>{}</text>)", num(x), num(y), anchor, more,
+                     escape(text));
 }
 
 std::string segment(double x1, double y1, double x2, double y2, const char* cls) {
-  return "<line x1=\"" + num(x1) + "\" y1=\"" + num(y1) + "\" x2=\"" + num(x2) + "\" y2=\"" + num(y2) +
-         "\" class=\"" + cls + "\"/>";
+  return fmt::format(R"(<line x1="{}" y1="{}" x2="{}" y2="{}" class="{}"/>)", num(x1), num(y1), num(x2),
+                     num(y2), cls);
 }
 
 std::string path_of(const Panel& panel, const std::vector<Point>& points, bool start = true) {
@@ -45,7 +59,7 @@ std::string path_of(const Panel& panel, const std::vector<Point>& points, bool s
       pen_down = false;  // a gap, such as a step that was not finite
       continue;
     }
-    path += (pen_down ? "L" : "M") + num(panel.x(p.x)) + " " + num(panel.y(p.y));
+    path += fmt::format("{}{} {}", pen_down ? "L" : "M", num(panel.x(p.x)), num(panel.y(p.y)));
     pen_down = true;
   }
   return path;
@@ -53,31 +67,31 @@ std::string path_of(const Panel& panel, const std::vector<Point>& points, bool s
 
 std::string draw_line(const Panel& panel, const Line& line) {
   if (line.points.empty()) return "";
-  std::string svg = "<g stroke=\"" + line.colour + "\" stroke-width=\"" + num(line.width) + "\"" +
-                    (line.opacity < 1 ? " opacity=\"" + num(line.opacity) + "\"" : "") + ">";
+  std::string svg = fmt::format(R"(<g stroke="{}" stroke-width="{}"{}>)", line.colour, num(line.width),
+                                line.opacity < 1 ? fmt::format(R"( opacity="{}")", num(line.opacity)) : "");
   if (!line.title.empty()) svg += "<title>" + escape(line.title) + "</title>";
-  svg += "<path fill=\"none\" stroke-linejoin=\"round\"" +
-         (line.dash.empty() ? "" : " stroke-dasharray=\"" + line.dash + "\"") + " d=\"" +
-         path_of(panel, line.points) + "\"/>";
+  svg += fmt::format(R"(<path fill="none" stroke-linejoin="round"{} d="{}"/>)",
+                     line.dash.empty() ? "" : fmt::format(R"( stroke-dasharray="{}")", line.dash),
+                     path_of(panel, line.points));
   // One point alone makes no line.
   if (line.dots || line.points.size() == 1)
     for (const Point& p : line.points)
       if (std::isfinite(p.x) && std::isfinite(p.y))
-        svg += "<circle cx=\"" + num(panel.x(p.x)) + "\" cy=\"" + num(panel.y(p.y)) + "\" r=\"2.6\" fill=\"" +
-               line.colour + "\" stroke=\"none\"/>";
+        svg += fmt::format(R"(<circle cx="{}" cy="{}" r="2.6" fill="{}" stroke="none"/>)", num(panel.x(p.x)),
+                           num(panel.y(p.y)), line.colour);
   if (line.cross_at_end) {
     const double x = panel.x(line.points.back().x), y = panel.y(line.points.back().y);
-    svg += "<path d=\"M" + num(x - 4) + " " + num(y - 4) + "L" + num(x + 4) + " " + num(y + 4) + "M" +
-           num(x - 4) + " " + num(y + 4) + "L" + num(x + 4) + " " + num(y - 4) + "\"/>";
+    svg += fmt::format(R"(<path d="M{0} {1}L{2} {3}M{0} {3}L{2} {1}"/>)", num(x - 4), num(y - 4), num(x + 4),
+                       num(y + 4));
   }
   return svg + "</g>";
 }
 
 std::string draw_panel(const Panel& panel, const std::string& clip, bool first) {
   const double left = panel.x.from, right = panel.x.to, bottom = panel.y.from, top = panel.y.to;
-  std::string svg = "<clipPath id=\"" + clip + "\"><rect x=\"" + num(left) + "\" y=\"" + num(top - 5) +
-                    "\" width=\"" + num(right - left + 5) + "\" height=\"" + num(bottom - top + 6) +
-                    "\"/></clipPath>";
+  std::string svg =
+      fmt::format(R"(<clipPath id="{}"><rect x="{}" y="{}" width="{}" height="{}"/></clipPath>)", clip,
+                  num(left), num(top - 5), num(right - left + 5), num(bottom - top + 6));
   for (const Tick& tick : panel.y.ticks) {
     const double y = panel.y(tick.value);
     svg += segment(left, y, right, y, "grid");
@@ -89,16 +103,16 @@ std::string draw_panel(const Panel& panel, const std::string& clip, bool first) 
   }
   svg += segment(left, bottom, right, bottom, "axis");
   svg += text_at((left + right) / 2, bottom + 38, "middle", panel.x.label, " class=\"label\"");
-  svg += "<g clip-path=\"url(#" + clip + ")\">";
+  svg += fmt::format("<g clip-path=\"url(#{})\">", clip);
   for (const Band& band : panel.bands) {
     std::vector<Point> back(band.lower.rbegin(), band.lower.rend());
-    svg += "<path fill=\"" + band.colour + "\" opacity=\"0.18\" d=\"" + path_of(panel, band.upper) +
-           path_of(panel, back, false) + "Z\"/>";
+    svg += fmt::format(R"(<path fill="{}" opacity="0.18" d="{}{}Z"/>)", band.colour,
+                       path_of(panel, band.upper), path_of(panel, back, false));
   }
   for (const Line& line : panel.lines) svg += draw_line(panel, line);
   for (const auto& [point, colour] : panel.marks)
-    svg += "<circle cx=\"" + num(panel.x(point.x)) + "\" cy=\"" + num(panel.y(point.y)) +
-           "\" r=\"5.5\" fill=\"#fff\" stroke=\"" + colour + "\" stroke-width=\"2.2\"/>";
+    svg += fmt::format(R"(<circle cx="{}" cy="{}" r="5.5" fill="#fff" stroke="{}" stroke-width="2.2"/>)",
+                       num(panel.x(point.x)), num(panel.y(point.y)), colour);
   svg += "</g>";
   if (!panel.reference_label.empty()) {
     const double y = panel.y(panel.reference);
@@ -117,25 +131,20 @@ double Scale::operator()(double value) const {
 }
 
 std::string tick_text(double value, double step, Unit unit) {
-  char buffer[48];
   if (unit == Unit::bytes) {
     const char* units[] = {"B", "kB", "MB", "GB", "TB", "PB"};
     int power = 0;
     while (std::fabs(value) >= 999.5 && power < 5) value /= 1000, ++power;
-    std::snprintf(buffer, sizeof buffer, "%.4g %s", value, units[power]);
-    return buffer;
+    return fmt::format("{:.4g} {}", value, units[power]);
   }
   if (unit == Unit::percent) value *= 100, step *= 100;
-  if (step >= 1 && std::fabs(value) >= 10000) {
-    const bool whole = std::fmod(step, 1000) < 0.5;
-    std::snprintf(buffer, sizeof buffer, whole ? "%.0fk" : "%.1fk", value / 1000);
-  } else {
-    // As many decimals as the step needs, 2.5 one more than 2.
-    int decimals = 0;
-    for (double s = step; decimals < 9 && std::fabs(s - std::round(s)) > 1e-6 * s; s *= 10) ++decimals;
-    std::snprintf(buffer, sizeof buffer, "%.*f", decimals, value);
-  }
-  return std::string(buffer) + (unit == Unit::percent ? " %" : "");
+  const char* sign = unit == Unit::percent ? " %" : "";
+  if (step >= 1 && std::fabs(value) >= 10000)
+    return fmt::format("{:.{}f}k{}", value / 1000, std::fmod(step, 1000) < 0.5 ? 0 : 1, sign);
+  // As many decimals as the step needs, 2.5 one more than 2.
+  int decimals = 0;
+  for (double s = step; decimals < 9 && std::fabs(s - std::round(s)) > 1e-6 * s; s *= 10) ++decimals;
+  return fmt::format("{:.{}f}{}", value, decimals, sign);
 }
 
 std::vector<Tick> linear_ticks(double lo, double hi, int count, Unit unit) {
@@ -157,19 +166,16 @@ std::vector<Tick> log_ticks(double lo, double hi, Unit unit) {
   for (int e = first; e <= last; e += stride)
     for (const double factor : between) {
       const double value = factor * std::pow(10.0, e);
-      if (value >= lo * 0.999 && value <= hi * 1.001) {
-        char buffer[32];
-        std::snprintf(buffer, sizeof buffer, "%g", value);
-        ticks.push_back({value, unit == Unit::bytes ? tick_text(value, 1, unit) : buffer});
-      }
+      if (value >= lo * 0.999 && value <= hi * 1.001)
+        ticks.push_back({value, unit == Unit::bytes ? tick_text(value, 1, unit) : short_text(value)});
     }
   return ticks;
 }
 
 std::string panel_row(const std::vector<Panel>& panels, const std::string& id,
                       const std::string& description) {
-  std::string svg = "<svg viewBox=\"0 0 " + num(kRowWidth) + " " + num(kRowHeight) +
-                    "\" role=\"img\" aria-label=\"" + escape(description) + "\">";
+  std::string svg = fmt::format(R"(<svg viewBox="0 0 {} {}" role="img" aria-label="{}">)", num(kRowWidth),
+                                num(kRowHeight), escape(description));
   const double count = static_cast<double>(panels.size());
   const double width = (kRowWidth - kLeft - kRight - kGap * (count - 1)) / count;
   for (std::size_t i = 0; i < panels.size(); ++i) {
@@ -180,28 +186,67 @@ std::string panel_row(const std::vector<Panel>& panels, const std::string& id,
     panel.y.to = kTop;
     svg += draw_panel(panel, id + std::to_string(i), i == 0);
   }
+  const std::string middle = num(kTop + (kRowHeight - kBottom - kTop) / 2);
   if (!panels.empty())
     svg += text_at(14, kTop + (kRowHeight - kBottom - kTop) / 2, "middle", panels[0].y.label,
-                   " class=\"label\" transform=\"rotate(-90 14 " +
-                       num(kTop + (kRowHeight - kBottom - kTop) / 2) + ")\"");
+                   fmt::format(R"x( class="label" transform="rotate(-90 14 {})")x", middle));
   return svg + "</svg>";
+}
+
+std::string stand_alone_plot(const std::vector<Panel>& panels,
+                             const std::vector<std::pair<std::string, std::string>>& legend,
+                             const std::string& description, int label_room) {
+  std::string entries;
+  const int left = static_cast<int>(kLeft) + label_room, right = static_cast<int>(kRowWidth) + label_room;
+  double x = left;
+  int y = 18;
+  for (const auto& [name, colour] : legend) {
+    const double length = 31 + 7.2 * static_cast<double>(name.size());
+    if (x > left && x + length > right) x = left, y += kLegendLine;
+    entries +=
+        fmt::format(R"(<path stroke="{}" stroke-width="3" d="M{} {}h24"/><text x="{}" y="{}">{}</text>)",
+                    colour, static_cast<int>(x), y, static_cast<int>(x + 31), y + 4, escape(name));
+    x += length + 24;
+  }
+  const int top = kLegendHeight + y - 18, height = static_cast<int>(kRowHeight) + top;
+  std::string svg = fmt::format(
+      "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0} {1}\" width=\"{0}\" height=\"{1}\">{2}"
+      "<rect width=\"{0}\" height=\"{1}\" fill=\"#fff\"/>\n{3}\n",
+      right, height, kStyle, entries);
+  std::string row = panel_row(panels, "panel", description);
+  const std::string open = "<svg ";
+  TOPKNOT_CHECK(row.starts_with(open), "a row of panels is an svg element");
+  row.insert(open.size(),
+             (label_room > 0 ? fmt::format(R"(x="{}" overflow="visible" )", label_room) : "") +
+                 fmt::format(R"(y="{}" width="{}" height="{}" )", top, num(kRowWidth), num(kRowHeight)));
+  return svg + row + "</svg>\n";
+}
+
+std::string line_colour(std::size_t i) {
+  static const std::array<const char*, 13> hues = {"#4a4a4a", "#0072b2", "#d55e00", "#009e73", "#cc79a7",
+                                                   "#e69f00", "#56b4e9", "#7a3e00", "#6a3d9a", "#8a8a00",
+                                                   "#c00040", "#00a0a0", "#a0a0a0"};
+  return hues[i % hues.size()];
 }
 
 std::string escape(const std::string& text) {
   std::string result;
-  for (const char c : text) {
-    if (c == '&') {
-      result += "&amp;";
-    } else if (c == '<') {
-      result += "&lt;";
-    } else if (c == '>') {
-      result += "&gt;";
-    } else if (c == '"') {
-      result += "&quot;";
-    } else {
-      result += c;
+  for (const char c : text) switch (c) {
+      case '&':
+        result += "&amp;";
+        break;
+      case '<':
+        result += "&lt;";
+        break;
+      case '>':
+        result += "&gt;";
+        break;
+      case '"':
+        result += "&quot;";
+        break;
+      default:
+        result += c;
     }
-  }
   return result;
 }
 

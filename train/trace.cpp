@@ -1,4 +1,6 @@
-#include "train/metrics/trace.h"
+#include "train/trace.h"
+
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <exception>
@@ -7,9 +9,10 @@
 
 #include "nn/core/base/check.h"
 #include "nn/core/base/log.h"
+#include "nn/core/base/text.h"
 #include "train/metrics/metrics.h"
-#include "train/metrics/progress.h"
-#include "train/metrics/run_directory.h"
+#include "train/metrics/output_file.h"
+#include "train/run_directory.h"
 
 namespace topknot {
 namespace {
@@ -54,10 +57,10 @@ void TraceWriter::add(TraceRow row, const std::string& name, std::int64_t step, 
 
 void TraceWriter::write() const {
   std::string text = "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n";
-  text += metadata("process_name", rank_, 0, "rank " + std::to_string(rank_)).dump();
+  text += metadata("process_name", rank_, 0, fmt::format("rank {}", rank_)).dump();
   for (int row = 0; row < kTraceRows; ++row) {
     text += ",\n" + metadata("thread_name", rank_, row, trace_row_name(static_cast<TraceRow>(row))).dump();
-    // Viewers sort rows by name unless told.
+    // Viewers sort rows by name without this.
     text += ",\n" + Json{{"name", "thread_sort_index"},
                          {"ph", "M"},
                          {"pid", rank_},
@@ -88,7 +91,7 @@ StepTrace::StepTrace(std::int64_t steps, std::int64_t total_steps, const std::st
       groups_(groups) {}
 
 StepTrace::~StepTrace() {
-  // The rank may be on its way out for another reason, which is the one to be told.
+  // The rank may end because of another error, which is the one to report.
   try {
     finish();
   } catch (const std::exception& error) {
@@ -128,8 +131,8 @@ void StepTrace::finish() {
   std::error_code error;
   std::filesystem::create_directories(folder_, error);
   if (error)
-    log_warning("train.profile_steps: no trace of rank " + std::to_string(rank_) + ": " + folder_ +
-                " cannot be created: " + error.message());
+    log_warning(fmt::format("train.profile_steps: no trace of rank {}: {} cannot be created: {}", rank_,
+                            folder_, error.message()));
   else
     writer_->write();
   writer_.reset();
@@ -139,11 +142,11 @@ std::string StepTrace::name_of(const ExchangeSpan& span) const {
   if (span.kind == ExchangeSpan::Kind::commit) return "commit";
   if (span.group == ExchangeSpan::kAgreement) return "agreement";
   const Group& group = groups_.at(static_cast<std::size_t>(span.group));
-  std::string name = "group " + std::to_string(span.group) + ": " + group.parameters.front()->name();
-  if (group.parameters.size() > 1) name += " … +" + std::to_string(group.parameters.size() - 1);
+  std::string name = fmt::format("group {}: {}", span.group, group.parameters.front()->name());
+  if (group.parameters.size() > 1) name += fmt::format(" … +{}", group.parameters.size() - 1);
   name += ", " + format_bytes(4.0 * static_cast<double>(group.numel()));
   if (span.round < 0) name += ", inside the host";
-  if (span.round > 0) name += ", round " + std::to_string(span.round + 1);
+  if (span.round > 0) name += fmt::format(", round {}", span.round + 1);
   return name;
 }
 

@@ -1,11 +1,8 @@
-#include "train/metrics/run_directory.h"
+#include "train/run_directory.h"
 
 #include <sys/utsname.h>
 #include <unistd.h>
 
-#include <cerrno>
-#include <cstdio>
-#include <cstring>
 #include <ctime>
 #include <filesystem>
 #include <fstream>
@@ -13,6 +10,7 @@
 #include <thread>
 
 #include "nn/core/base/check.h"
+#include "train/metrics/output_file.h"
 
 #ifndef TOPKNOT_VERSION
 #define TOPKNOT_VERSION "0.1.0"
@@ -82,31 +80,12 @@ std::string effective_config(const RunDirectory& folder, const Config& config,
 }  // namespace
 
 std::string program_version() {
-  return std::string("topknot ") + TOPKNOT_VERSION + " (" + TOPKNOT_REVISION + ")";
-}
-
-void write_file(const std::string& path, const std::string& text) {
-  errno = 0;
-  std::FILE* file = std::fopen(path.c_str(), "we");
-  bool written =
-      file && std::fwrite(text.data(), 1, text.size(), file) == text.size() && std::fflush(file) == 0;
-  int error = errno;
-  if (file && std::fclose(file) != 0 && written) {
-    written = false;
-    error = errno;
-  }
-  if (!written)
-    throw UserError(path + ": cannot be written: " + std::strerror(error ? error : EIO) +
-                    "; free space or choose another place");
+  return "topknot " TOPKNOT_VERSION " (" TOPKNOT_REVISION ")";
 }
 
 void rewrite_config(const RunDirectory& folder, const Config& config,
                     const std::map<std::string, Origin>& origins) {
-  const std::string path = folder.path + "/config.yaml", other = path + ".new";
-  write_file(other, effective_config(folder, config, origins));
-  std::error_code error;
-  fs::rename(other, path, error);
-  if (error) throw UserError(path + ": cannot be replaced: " + error.message());
+  write_file(folder.path + "/config.yaml", effective_config(folder, config, origins));
 }
 
 RunDirectory create_run_directory(const LoadedConfig& loaded, const std::vector<std::string>& command_line,

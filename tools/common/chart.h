@@ -65,6 +65,16 @@ struct Panel {
 std::string panel_row(const std::vector<Panel>& panels, const std::string& id,
                       const std::string& description);
 
+// A plot as an SVG file that stands by itself: a legend (names and colours, in as many lines as they need) above
+// a row of panels as panel_row() wants them. `label_room` is added at the left, for labels of the y axis that
+// are longer than numbers.
+std::string stand_alone_plot(const std::vector<Panel>& panels,
+                             const std::vector<std::pair<std::string, std::string>>& legend,
+                             const std::string& description, int label_room = 0);
+
+// The i-th colour of a plot's lines; 0 is for the baseline.
+std::string line_colour(std::size_t i);
+
 // Text for HTML and SVG.
 std::string escape(const std::string& text);
 // At most `count` points: each the mean of a run of neighbours, so that a short peak leaves a trace.

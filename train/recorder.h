@@ -1,10 +1,11 @@
 #pragma once
-// What rank 0 notes down of its gradients for studies, beside the metrics: the raw gradients of some steps
-// (train.record_gradients) and the distribution of the accumulated ones (train.distribution_every). It reads
-// and changes nothing; recorded steps take longer.
+// Records rank 0's gradients for studies, beside the metrics: the raw gradients of some steps
+// (train.record_gradients) and the distribution of the accumulated ones (train.distribution_every). It changes
+// no value; recorded steps take longer.
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -12,9 +13,18 @@
 #include "nn/core/parameter.h"
 #include "train/config/config.h"
 #include "train/metrics/metrics.h"
-#include "train/metrics/run_directory.h"
+#include "train/run_directory.h"
 
 namespace topknot {
+
+inline constexpr int kHistogramBins = 101;  // over [-kHistogramReach, kHistogramReach) deviations
+inline constexpr int kLeastExponent = -40, kGreatestExponent = 8;  // of the magnitudes' bins
+
+// The shape of an accumulated gradient and how much of it the k largest entries hold: Shi, Chu, Cheung, See,
+// "Understanding Top-k Sparsification in Distributed Deep Learning", arXiv 1911.08772, section 3. Sets
+// everything of the record but step and epoch. `u`: one value or more, all finite, else Error; density in
+// (0, 1]. The deviation is a sample's (n - 1). Where it is 0 all elements count in the middle bin.
+DistributionRecord distribution_of(std::span<const float> u, double density);
 
 class NpyWriter;
 
@@ -40,16 +50,16 @@ class Recorder {
   void finish();
 
  private:
-  void look(const Group& group, std::span<const float> accumulated);
+  void observe(const Group& group, std::span<const float> accumulated);
 
   const std::int64_t from_ = 0, steps_ = 0, every_ = 0;
   const std::string method_;
   const Device device_;
   std::int64_t recorded_ = 0;  // steps in gradients.npy
-  bool record_gradient_ = false, record_distribution_ = false, told_ = false;
+  bool record_gradient_ = false, record_distribution_ = false, warned_ = false;
   std::vector<float> gradient_;     // the whole arena
   std::vector<float> accumulated_;  // the arena's compressible part
-  std::size_t looked_at_ = 0;       // elements of it that this step brought
+  std::size_t observed_ = 0;        // elements of it that this step brought
   std::unique_ptr<NpyWriter> file_;
 };
 

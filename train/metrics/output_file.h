@@ -1,0 +1,33 @@
+#pragma once
+// Files that appear whole or not at all.
+
+#include <cstdio>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <string_view>
+
+namespace topknot {
+
+// A file, or standard output for "-", written piece by piece. A plain file appears under its name at close() and
+// not at all where close() is not reached; an earlier one of that name stays until then. Throws UserError with
+// path and reason where it cannot be written (disk full).
+class OutputFile {
+ public:
+  explicit OutputFile(const std::string& path);
+  OutputFile(const OutputFile&) = delete;
+  ~OutputFile();
+  void write(std::string_view text);
+  void close();
+
+ private:
+  [[noreturn]] void fail(int error) const;
+  std::string path_, target_, temporary_;  // temporary_: "" where the file is written in place
+  std::FILE* file_ = nullptr;
+};
+
+// A number that reads back to the same double; whole ones are written without a point, NaN and infinity as null.
+nlohmann::ordered_json json_number(double value);
+
+void write_file(const std::string& path, std::string_view text);
+
+}  // namespace topknot
