@@ -1,67 +1,38 @@
-// Every registered selector and every registered code on 25.6 million elements, against the plain pass r += g
+// Every registered selector and every registered codec on 25.6 million elements, against the plain pass r += g
 // that alternates with it in the same run. Medians.
 //
-// A selector's time is what a training step pays for it and its memory beside code and collective: accumulate,
-// select, take what was sent out of the memory. Before it is measured the residual settles over some steps. A
-// code's time is that of one block, written and read, of what topk selects at the end of such a run.
-// `--help` shows the flags; --json adds one line a row.
-
-#include <omp.h>
+// A selector's time is the share of a training step that it and its memory take beside codec and collective:
+// accumulate, select, take what was sent out of the memory. Before it is measured the residual settles over some
+// steps. A codec's time is that of one block, written and read, of the entries that topk selects at the end of such
+// a run. `--help` shows the flags.
 
 #include <algorithm>
-#include <cmath>
 #include <cstdio>
-#include <cstdlib>
 #include <exception>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "bench/plain_pass.h"
-#include "bench/streams.h"
+#include "bench/common.h"
 #include "compress/average.h"
 #include "compress/codec/codec.h"
 #include "compress/memory/memory.h"
 #include "compress/select/selector.h"
 #include "nn/core/base/check.h"
-#include "nn/core/device.h"
+#include "nn/core/base/program.h"
 
 namespace topknot::bench {
 
-struct Options {
-  int threads = 2, rounds = 41, warmup = 60;
-  std::size_t size = 25'600'000;
+struct Options : CommonOptions {
+  int rounds = 41, warmup = 60;
   double density = 0.001;
-  std::string stream = "laplace";
   std::vector<std::string> only;
-  bool json = false;
 
+  const std::string& stream() const { return streams.front(); }
   bool wants(const std::string& name) const {
     return only.empty() || std::find(only.begin(), only.end(), name) != only.end();
   }
-};
-
-// The buffers of a step, zeroed; kept from row to row.
-class Buffers {
- public:
-  explicit Buffers(std::size_t size) {
-    for (std::span<float>* buffer : {&gradient, &spare, &plain_r, &plain_g})
-      *buffer = {cpu_backend().allocate(size), size};
-    clear();
-  }
-  ~Buffers() {
-    for (const auto& buffer : {gradient, spare, plain_r, plain_g})
-      cpu_backend().release(buffer.data(), buffer.size());
-  }
-  Buffers(const Buffers&) = delete;
-  Buffers& operator=(const Buffers&) = delete;
-
-  void clear() {
-    for (const auto& buffer : {gradient, spare, plain_r})
-      cpu_backend().fill_zero(buffer.data(), buffer.size());
-  }
-  std::span<float> gradient, spare, plain_r, plain_g;
 };
 
 // One selector with one memory, step after step.
@@ -158,7 +129,7 @@ void print_selector(const std::string& selector, const std::string& memory, cons
         "{\"bench\":\"select\",\"select\":\"%s\",\"memory\":\"%s\",\"size\":%zu,\"density\":%g,"
         "\"stream\":\"%s\",\"threads\":%d,\"plain_ms\":%.4f,\"ms\":%.4f,\"ratio\":%.4f,"
         "\"lowest_ratio\":%.4f,\"count_per_k\":%.4f,\"count_least\":%.4f,\"count_greatest\":%.4f}\n",
-        selector.c_str(), memory.c_str(), options.size, options.density, options.stream.c_str(),
+        selector.c_str(), memory.c_str(), options.size, options.density, options.stream().c_str(),
         options.threads, median(plain), median(step), median(ratio), best, median(count), *least, *greatest);
   std::fflush(stdout);
 }
@@ -181,8 +152,8 @@ void measure_selector(const std::string& selector, const std::string& memory, co
   print_selector(selector, memory, options, run);
 }
 
-void measure_code(const std::string& index, const std::string& value, const Entries<float>& entries,
-                  const Options& options, Buffers& buffers) {
+void measure_codec(const std::string& index, const std::string& value, const Entries<float>& entries,
+                   const Options& options, Buffers& buffers) {
   const CompressOptions compress = method_options();
   const auto index_codec = index_codecs().find(index)(compress);
   const auto value_codec = value_codecs().find(value)(compress);
@@ -196,7 +167,7 @@ void measure_code(const std::string& index, const std::string& value, const Entr
     decode.push_back(
         milliseconds([&] { read_block(block, options.size, *index_codec, *value_codec, read); }));
     ratio.push_back((encode.back() + decode.back()) / plain.back());
-    TOPKNOT_CHECK(read.indices == entries.indices, "a code that changed the positions: " + index);
+    TOPKNOT_CHECK(read.indices == entries.indices, "a codec that changed the positions: " + index);
   }
   const auto count = static_cast<double>(entries.indices.size()), bytes = static_cast<double>(block.size());
   const double dense = 4.0 * static_cast<double>(options.size);
@@ -216,71 +187,29 @@ constexpr const char* kUsage =
     "bench_compress [--size D] [--density R] [--only NAME]... [--threads N] [--rounds N] [--warmup N]\n"
     "               [--stream normal|layers|laplace] [--json]\n"
     "\n"
-    "Selectors with their memory, and codes, against the plain pass r += g over D elements; medians of N "
+    "Selectors with their memory, and codecs, against the plain pass r += g over D elements; medians of N "
     "rounds.\n"
     "--warmup steps go before, so that the residual settles. `lowest` is the quickest step over the "
     "quickest\n"
-    "pass: what is left of the ratio on a busy machine. --only, once or more, names a selector, `dgc` "
+    "pass, the ratio without interruptions on a busy machine. --only, once or more, names a selector, `dgc` "
     "(DGC's\n"
-    "memory with sampled selection), an index codec or `codecs`. --json adds one line a row.\n";
-
-template <class Value>
-Value number(const std::string& flag, const std::string& text) {
-  char* end = nullptr;
-  const double value = std::strtod(text.c_str(), &end);
-  const bool whole = std::is_floating_point_v<Value> || value == std::floor(value);
-  if (text.empty() || *end || !(value >= 0) || value > 1e9 || !whole)
-    throw UserError(flag + ": '" + text + "' is no count");
-  return static_cast<Value>(value);
-}
-
-Options parse(int argc, char** argv) {
-  Options options;
-  for (int i = 1; i < argc; ++i) {
-    const std::string flag = argv[i];
-    if (flag == "--json") {
-      options.json = true;
-      continue;
-    }
-    if (i + 1 == argc) throw UserError(flag + " needs a value, or is unknown");
-    const std::string value = argv[++i];
-    if (flag == "--stream") {
-      const auto names = GradientStream::names();
-      if (std::find(names.begin(), names.end(), value) == names.end())
-        throw UserError(unknown_name_message("stream", value, names));
-      options.stream = value;
-    } else if (flag == "--only") {
-      std::vector<std::string> names = selectors().names();
-      for (const std::string& code : index_codecs().names()) names.push_back(code);
-      names.insert(names.end(), {"dgc", "codecs"});
-      if (std::find(names.begin(), names.end(), value) == names.end())
-        throw UserError(unknown_name_message("selector or code", value, names));
-      options.only.push_back(value);
-    } else if (flag == "--size") {
-      options.size = number<std::size_t>(flag, value);
-    } else if (flag == "--density") {
-      options.density = number<double>(flag, value);
-    } else if (flag == "--threads") {
-      options.threads = number<int>(flag, value);
-    } else if (flag == "--rounds") {
-      options.rounds = number<int>(flag, value);
-    } else if (flag == "--warmup") {
-      options.warmup = number<int>(flag, value);
-    } else {
-      throw UserError("unknown flag " + flag);
-    }
-  }
-  if (options.threads < 1 || options.rounds < 1 || options.warmup < 1 || options.size < 1 ||
-      !(options.density > 0 && options.density <= 1))
-    throw UserError("needed: threads, rounds, warmup and size of at least 1, a density in (0, 1]");
-  return options;
-}
+    "memory with sampled selection), an index codec or `codecs`. --json adds one line per row.\n";
 
 int run(int argc, char** argv) {
-  const Options options = parse(argc, argv);
-  omp_set_num_threads(options.threads);
+  Options options;
+  options.streams = {"laplace"};
+  CLI::App app("bench_compress");
+  app.add_option("--density", options.density);
+  app.add_option("--rounds", options.rounds)->check(CLI::PositiveNumber);
+  app.add_option("--warmup", options.warmup)->check(CLI::PositiveNumber);
+  std::vector<std::string> names = selectors().names();
+  for (const std::string& codec : index_codecs().names()) names.push_back(codec);
+  names.insert(names.end(), {"dgc", "codecs"});
+  app.add_option("--only", options.only)->check(CLI::IsMember(names))->expected(1)->take_all();
+  if (!parse_common(app, options, kUsage, argc, argv)) return 0;
+  if (!(options.density > 0 && options.density <= 1)) misuse("bench_compress", "needed: a density in (0, 1]");
   Buffers buffers(options.size);
-  const GradientStream stream(options.stream, options.size);
+  const GradientStream stream(options.stream(), options.size);
   stream.fill(-1, buffers.plain_g);
   int failures = 0;
   const auto attempt = [&](const std::string& what, auto&& measure) {
@@ -293,7 +222,7 @@ int run(int argc, char** argv) {
   };
 
   std::printf("%zu elements, density %g, stream %s, %d threads, medians of %d rounds\n", options.size,
-              options.density, options.stream.c_str(), options.threads, options.rounds);
+              options.density, options.stream().c_str(), options.threads, options.rounds);
   std::printf("%-22s %-9s %9s %9s %8s %8s %9s %9s %9s\n", "selector", "memory", "r+=g ms", "ms", "ratio",
               "lowest", "count/k", "least", "greatest");
   for (const std::string& name : selectors().names())
@@ -302,10 +231,10 @@ int run(int argc, char** argv) {
   if (options.wants("dgc") && memories().contains("dgc") && selectors().contains("dgc_sampled"))
     attempt("dgc", [&] { measure_selector("dgc_sampled", "dgc", options, stream, buffers); });
 
-  std::vector<std::string> codes;
+  std::vector<std::string> codecs;
   for (const std::string& name : index_codecs().names())
-    if (options.wants(name) || options.wants("codecs")) codes.push_back(name);
-  if (codes.empty()) return failures > 0;
+    if (options.wants(name) || options.wants("codecs")) codecs.push_back(name);
+  if (codecs.empty()) return failures > 0;
   Entries<float> entries;
   {
     buffers.clear();
@@ -314,25 +243,16 @@ int run(int argc, char** argv) {
     entries.indices = topk.selected().indices;
     entries.values = topk.selected().values;
   }
-  std::printf("%-12s %-6s %9s %9s %9s %8s %13s %12s\n", "code", "values", "r+=g ms", "encode ms", "decode ms",
-              "ratio", "bytes/entry", "times less");
-  for (const std::string& index : codes)
+  std::printf("%-12s %-6s %9s %9s %9s %8s %13s %12s\n", "codec", "values", "r+=g ms", "encode ms",
+              "decode ms", "ratio", "bytes/entry", "times less");
+  for (const std::string& index : codecs)
     for (const std::string& value : value_codecs().names())
-      attempt(index + " and " + value, [&] { measure_code(index, value, entries, options, buffers); });
+      attempt(index + " and " + value, [&] { measure_codec(index, value, entries, options, buffers); });
   return failures > 0;
 }
 
 }  // namespace topknot::bench
 
 int main(int argc, char** argv) {
-  if (argc == 2 && std::string(argv[1]) == "--help") {
-    std::fputs(topknot::bench::kUsage, stdout);
-    return 0;
-  }
-  try {
-    return topknot::bench::run(argc, argv);
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "bench_compress: %s\n", error.what());
-    return 2;
-  }
+  return topknot::run_program("bench_compress", topknot::bench::run, argc, argv);
 }

@@ -6,17 +6,17 @@
 
 #include <chrono>
 #include <cstdio>
-#include <cstring>
 #include <iostream>
 #include <string>
 
 #include "dist/comm/collective_queue.h"
 #include "dist/exchange/exchange.h"
 #include "dist/launch/launch.h"
-#include "nn/core/base/check.h"
+#include "nn/core/base/program.h"
 #include "nn/models/model.h"
 #include "nn/ops/loss.h"
 #include "optim/optimizer.h"
+#include "tools/common/options.h"
 
 using namespace topknot;
 
@@ -24,8 +24,8 @@ namespace {
 
 constexpr const char* kUsage =
     "usage: bench_step MODEL [--batch N] [--threads T] [--ranks P] [--loss]\n"
-    "  --batch    images a rank and step (128)\n"
-    "  --threads  compute threads a rank (2)\n"
+    "  --batch    images per rank and step (128)\n"
+    "  --threads  compute threads per rank (2)\n"
     "  --ranks    gloo processes on this host, dense gradients (1)\n"
     "  --loss     print the loss of the first three steps\n";
 
@@ -34,27 +34,6 @@ struct Options {
   int batch = 128, threads = 2, ranks = 1;
   bool loss = false;
 };
-
-Options parse(int argc, char** argv) {
-  Options options;
-  for (int i = 1; i < argc; ++i) {
-    const std::string argument = argv[i];
-    int* number = argument == "--batch"     ? &options.batch
-                  : argument == "--threads" ? &options.threads
-                  : argument == "--ranks"   ? &options.ranks
-                                            : nullptr;
-    if (number && i + 1 < argc)
-      *number = std::stoi(argv[++i]);
-    else if (argument == "--loss")
-      options.loss = true;
-    else if (options.model.empty() && argument[0] != '-')
-      options.model = argument;
-    else
-      throw UserError("unknown argument '" + argument + "'\n" + kUsage);
-  }
-  if (options.model.empty()) throw UserError(kUsage);
-  return options;
-}
 
 double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -129,8 +108,15 @@ void serve(const Options& options, Communicator& communicator) {
 }
 
 int run(int argc, char** argv) {
-  if (argc > 1 && !std::strcmp(argv[1], "--help")) return std::fputs(kUsage, stdout), 0;
-  const Options options = parse(argc, argv);
+  Options options;
+  CLI::App app("bench_step");
+  app.add_option("--batch", options.batch);
+  app.add_option("--threads", options.threads);
+  app.add_option("--ranks", options.ranks);
+  app.add_flag("--loss", options.loss);
+  app.add_option("model", options.model);
+  if (!parse_options(app, kUsage, argc, argv)) return 0;
+  if (options.model.empty()) misuse("bench_step", "no model given");
   DistOptions dist;
   dist.backend = "gloo";
   dist.ranks = options.ranks;
@@ -143,10 +129,5 @@ int run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  try {
-    return run(argc, argv);
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "bench_step: %s\n", error.what());
-    return 2;
-  }
+  return run_program("bench_step", run, argc, argv);
 }

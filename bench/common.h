@@ -1,13 +1,8 @@
 #pragma once
-// Three models of a gradient over the steps of a run, quick enough to make a fresh one at every step:
-//   normal    independent standard normal entries
-//   layers    20 layers of equal length, normal, with standard deviations spread evenly in log over two
-//   decades (1 to 0.01) laplace   Laplace noise of scale 1 plus a drift that is the same at every step: 0.05
-//   times a normal vector
-// A step's noise is cut from one table of random numbers, a piece for each 4096 elements at a place and with
-// a sign that hash (step, piece): independent over steps for every purpose of selection, and as cheap as a
-// copy.
+// What the benchmarks of selection share: options, buffers, gradients, and the plain pass that every time is
+// measured against.
 
+#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <span>
@@ -15,10 +10,55 @@
 #include <vector>
 
 #include "compress/parallel.h"
+#include "nn/core/base/text.h"
 #include "nn/core/rng.h"
+#include "tools/common/options.h"
 
 namespace topknot::bench {
 
+struct CommonOptions {
+  int threads = 2;
+  std::size_t size = 25'600'000;
+  std::vector<std::string> streams;  // of GradientStream::names()
+  bool json = false;                 // one more line per row, for programs
+};
+
+// --threads, --size, --stream and --json. Throws UserError where they make no sense; false where help was printed.
+bool parse_common(CLI::App& app, CommonOptions& options, const char* text, int argc, char** argv);
+
+// r += g over all threads: the 12 bytes per element that error feedback cannot go below.
+void plain_pass(std::span<float> r, std::span<const float> g);
+
+// The buffers of a step and of the plain pass, zeroed.
+struct Buffers {
+  explicit Buffers(std::size_t size);
+  ~Buffers();
+  Buffers(const Buffers&) = delete;
+  Buffers& operator=(const Buffers&) = delete;
+  void clear();  // all but plain_g
+
+  std::span<float> gradient, spare, plain_r, plain_g;
+};
+
+template <class Work>
+double milliseconds(Work&& work) {
+  const auto start = std::chrono::steady_clock::now();
+  work();
+  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+}
+
+inline double median(std::vector<double> values) {
+  return quantile(std::move(values), 0.5);
+}
+
+// Three models of a gradient over the steps of a run, quick enough to make a fresh one at every step:
+//   normal   independent standard normal entries
+//   layers   20 layers of equal length, normal, with standard deviations spread evenly in log over two decades
+//            (1 to 0.01)
+//   laplace  Laplace noise of scale 1 plus a drift that is the same at every step: 0.05 times a normal vector
+// A step's noise is cut from one table of random numbers, a piece for each 4096 elements at a place and with
+// a sign that hash (step, piece): independent over steps for every purpose of selection, and as cheap as a
+// copy.
 class GradientStream {
  public:
   static std::vector<std::string> names() { return {"normal", "layers", "laplace"}; }
