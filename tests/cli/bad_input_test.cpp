@@ -10,15 +10,6 @@ using namespace topknot;
 
 namespace {
 
-void check_refused(const Outcome& outcome, std::initializer_list<const char*> words,
-                   const char* prefix = "error: ") {
-  INFO(outcome.output);
-  CHECK(outcome.code != 0);
-  CHECK(outcome.code < 124);  // neither hung nor died of a signal
-  CHECK(outcome.count(prefix) == 1);
-  for (const char* word : words) CHECK(outcome.has(word));
-}
-
 std::vector<std::uint8_t> bytes_of(const std::string& text) {
   return {text.begin(), text.end()};
 }

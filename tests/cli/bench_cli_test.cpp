@@ -1,4 +1,4 @@
-// The program bench as a user runs it: record, then replay; what it refuses.
+// The program bench as a user runs it: record, then replay.
 #include <filesystem>
 #include <fstream>
 
@@ -16,22 +16,11 @@ const std::string kSmall =
     " model.name=mlp model.hidden=[8] data.train_size=64 data.test_size=16 data.batch_size=4 "
     "train.threads=1 ";
 
-Outcome bench(const std::string& arguments) {
-  return run_command(TOPKNOT_BIN "/bench " + arguments);
-}
-
 struct Recorded {
   TempFolder temp;
   std::string folder = temp.at("rec");
   Outcome outcome = bench("--record " + folder + kSmall + "train.record_from=2 --steps 4");
 };
-
-void check_refused(const Outcome& outcome, std::initializer_list<const char*> words) {
-  INFO(outcome.output);
-  CHECK(outcome.code == 2);
-  CHECK(outcome.count("error: ") == 1);
-  for (const char* word : words) CHECK(outcome.has(word));
-}
 
 }  // namespace
 
@@ -63,16 +52,11 @@ TEST_CASE("bench records a run and replays it, by threads and by processes") {
   }
 }
 
-TEST_CASE("bench teaches itself") {
-  for (const char* how : {"", "--help"}) {
-    const Outcome outcome = bench(how);
-    CHECK(outcome.code == 0);
-    for (const char* word : {"--record", "--replay", "--compute", "--out", "Examples"})
-      CHECK(outcome.has(word));
-  }
+TEST_CASE("bench prints its help") {
+  check_help(bench, {"--record", "--replay", "--compute", "--out", "Examples"});
 }
 
-TEST_CASE("bench refuses what cannot be recorded or replayed") {
+TEST_CASE("bench validates its arguments and the recording") {
   const Recorded recorded;
   REQUIRE(recorded.outcome.code == 0);
   const std::string replay = "--replay " + recorded.folder + " ";

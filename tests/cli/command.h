@@ -6,7 +6,10 @@
 #include <array>
 #include <cstdio>
 #include <cstdlib>
+#include <initializer_list>
 #include <string>
+
+#include "tests/support/catch.h"
 
 namespace topknot {
 
@@ -42,6 +45,33 @@ inline Outcome compare(const std::string& arguments) {
 }
 inline Outcome sparsify(const std::string& arguments) {
   return run_command(TOPKNOT_BIN "/sparsify " + arguments);
+}
+inline Outcome predict(const std::string& arguments) {
+  return run_command(TOPKNOT_BIN "/predict " + arguments);
+}
+inline Outcome bench(const std::string& arguments) {
+  return run_command(TOPKNOT_BIN "/bench " + arguments);
+}
+
+// Bad input: exit code 2 and one message, which holds every one of `words`.
+inline void check_refused(const Outcome& outcome, std::initializer_list<const char*> words,
+                          const char* prefix = "error: ") {
+  INFO(outcome.output);
+  CHECK(outcome.code == 2);
+  CHECK(outcome.count(prefix) == 1);
+  for (const char* word : words) CHECK(outcome.has(word));
+}
+
+// --help, and for `alone` no argument at all, print a text that holds every one of `words`.
+inline void check_help(Outcome (*program)(const std::string&), std::initializer_list<const char*> words,
+                       bool alone = true) {
+  for (const char* how : {"--help", ""}) {
+    if (!*how && !alone) continue;
+    const Outcome outcome = program(how);
+    INFO(outcome.output);
+    CHECK(outcome.code == 0);
+    for (const char* word : words) CHECK(outcome.has(word));
+  }
 }
 
 }  // namespace topknot

@@ -1,4 +1,4 @@
-// gpu-check as a user runs it; what it finds on a GPU is tested over fakes in tests/train.
+// gpu-check as a user runs it; its results on a GPU are tested over fakes in tests/tools.
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -47,15 +47,14 @@ TEST_CASE("gpu-check does the stages that were asked for") {
 }
 
 TEST_CASE("gpu-check --help names the stages, the files and the exit codes") {
-  const Outcome help = gpu_check("--help");
-  CHECK(help.code == 0);
-  for (const char* word : {"tests ", "nccl ", "kernels ", "train ", "--stage", "--bin", "--out", "--python",
-                           "gpu-check.json", "Exit codes"})
-    CHECK(help.has(word));
-  CHECK_FALSE(help.has("--measure-kernels"));  // for itself
+  check_help([](const std::string& arguments) { return gpu_check(arguments); },
+             {"tests ", "nccl ", "kernels ", "train ", "--stage", "--bin", "--out", "--python",
+              "gpu-check.json", "Exit codes"},
+             false);
+  CHECK_FALSE(gpu_check("--help").has("--measure-kernels"));  // for itself
 }
 
-TEST_CASE("gpu-check refuses wrong arguments with one line each and exit code 2") {
+TEST_CASE("gpu-check validates its arguments: one line each and exit code 2") {
   const TempFolder temp;
   for (const std::string& wrong : {std::string("--stage speed"), std::string("--bogus"), std::string("stray"),
                                    std::string("--smallest 40"), std::string("--smallest 20 --largest 18"),

@@ -1,4 +1,4 @@
-// The program predict as a user runs it: what it prints, what it refuses, what it leaves behind.
+// The program predict as a user runs it.
 #include <filesystem>
 #include <fstream>
 
@@ -11,15 +11,8 @@ using namespace topknot;
 
 namespace {
 
-Outcome predict(const std::string& arguments) {
-  return run_command(TOPKNOT_BIN "/predict " + arguments);
-}
-
 void check_refused(const Outcome& outcome, std::initializer_list<const char*> words) {
-  INFO(outcome.output);
-  CHECK(outcome.code == 2);
-  CHECK(outcome.count("predict: ") == 1);
-  for (const char* word : words) CHECK(outcome.has(word));
+  topknot::check_refused(outcome, words, "predict: ");
 }
 
 // A folder with the profile of a run.
@@ -41,14 +34,8 @@ struct Profiled {
 
 }  // namespace
 
-TEST_CASE("predict teaches itself") {
-  for (const char* how : {"", "--help"}) {
-    const Outcome outcome = predict(how);
-    CHECK(outcome.code == 0);
-    for (const char* word :
-         {"--ranks", "--rate", "--measured", "--papers", "Examples", "exchange.merge=optimal"})
-      CHECK(outcome.has(word));
-  }
+TEST_CASE("predict prints its help") {
+  check_help(predict, {"--ranks", "--rate", "--measured", "--papers", "Examples", "exchange.merge=optimal"});
 }
 
 TEST_CASE("predict --papers needs no run and names claims and sources") {
@@ -75,7 +62,7 @@ TEST_CASE("predict prints tables and writes what it printed") {
     CHECK(std::filesystem::file_size(out + "/prediction." + name) > 500);
 }
 
-TEST_CASE("predict refuses what is missing or wrong, with what to do") {
+TEST_CASE("predict validates its arguments") {
   const Profiled run;
   const TempFolder empty;
   const std::string good = run.temp.str() + " ";

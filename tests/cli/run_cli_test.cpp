@@ -1,10 +1,10 @@
 // The programs as a user runs them.
 #include <filesystem>
-#include <fstream>
 
 #include "tests/cli/command.h"
 #include "tests/data/temp_folder.h"
 #include "tests/support/catch.h"
+#include "tests/support/files.h"
 #include "tests/support/free_port.h"
 #include "train/metrics/metrics.h"
 
@@ -25,7 +25,7 @@ std::string checksum_of(const std::string& folder) {
 
 }  // namespace
 
-TEST_CASE("train alone, --help and --list teach") {
+TEST_CASE("train without arguments, --help and --list print what there is") {
   const Outcome alone = train("");
   CHECK(alone.code == 0);
   CHECK(alone.has("train configs/"));
@@ -63,7 +63,7 @@ TEST_CASE("a dry run shows the density warm-up it will have, and what does not g
             .has("measured when the run starts"));
 }
 
-TEST_CASE("a key without effect is told once, whatever the ranks are") {
+TEST_CASE("a key without effect is reported once, whatever the ranks are") {
   for (const char* backend : {"threads", "gloo"}) {
     const TempFolder temp;
     const Outcome run = train(
@@ -77,7 +77,7 @@ TEST_CASE("a key without effect is told once, whatever the ranks are") {
   }
 }
 
-TEST_CASE("a run that ends before the gradients are recorded that were asked for says so") {
+TEST_CASE("a run that ends before the gradients are recorded that were asked for reports it") {
   const TempFolder temp;
   const Outcome run = train(
       "model.name=linear data.name=synthetic_regression data.train_size=64 data.test_size=32 "
@@ -122,49 +122,42 @@ TEST_CASE("ranks find each other through the variables of torchrun, mpirun and s
   const std::string rest = kSmall + "compress.name=topk dist.backend=gloo dist.timeout_s=60 ";
   REQUIRE(train(rest + "dist.ranks=2 output.dir=" + temp.at("spawn")).code == 0);
   const std::string wanted = checksum_of(temp.at("spawn"));
-  const auto both = [&](const std::string& rank0, const std::string& rank1, const std::string& folder) {
-    const std::string program =
-        std::string(TOPKNOT_BIN "/train ") + rest + "output.dir=" + temp.at(folder) + " ";
-    return run_command(rank1 + " " + program + " & " + rank0 + " " + program +
-                       "; code=$?; wait $! && exit $code");
-  };
-  // The ranks meet one port above torchrun's own.
-  const std::string master =
-      "WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=" + std::to_string(free_port() - 1);
-  const Outcome torchrun =
-      both("env RANK=0 LOCAL_RANK=0 " + master, "env RANK=1 LOCAL_RANK=1 " + master, "torchrun");
-  INFO(torchrun.output);
-  CHECK(torchrun.code == 0);
-  CHECK(checksum_of(temp.at("torchrun")) == wanted);
-  const std::string mpi = "env OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=0 OMPI_COMM_WORLD_RANK=";
-  const std::string slurm = "env SLURM_NTASKS=2 SLURM_LOCALID=0 SLURM_PROCID=";
-  // Neither names a meeting point: without dist.master the message says what to give.
-  const Outcome lost = run_command(mpi + "0 " TOPKNOT_BIN "/train " + rest + "output.dir=" + temp.at("lost"));
-  CHECK(lost.code == 2);
-  CHECK(lost.has("dist.master"));
-  for (const auto& [variables, name] : {std::pair{mpi, "mpirun"}, std::pair{slurm, "srun"}}) {
-    const std::string program = std::string(TOPKNOT_BIN "/train ") + rest +
-                                "dist.master=127.0.0.1:" + std::to_string(free_port()) +
-                                " output.dir=" + temp.at(name) + " ";
-    const Outcome run = run_command(variables + "1 " + program + " & " + variables + "0 " + program +
+  // `variables`: those of a launcher, the rank's last.
+  const auto check_both = [&](const std::string& variables, const std::string& name,
+                              const std::string& keys) {
+    const std::string program = " " TOPKNOT_BIN "/train " + rest + keys + " output.dir=" + temp.at(name);
+    const Outcome run = run_command(variables + "1" + program + " & " + variables + "0" + program +
                                     "; code=$?; wait $! && exit $code");
     INFO(run.output);
     CHECK(run.code == 0);
     CHECK(checksum_of(temp.at(name)) == wanted);
-  }
+  };
+  // The ranks meet one port above torchrun's own.
+  check_both("env LOCAL_RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=" +
+                 std::to_string(free_port() - 1) + " RANK=",
+             "torchrun", "");
+  const std::string mpi = "env OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=0 OMPI_COMM_WORLD_RANK=";
+  // mpirun and srun name no meeting point: without dist.master the message says what to give.
+  const Outcome lost = run_command(mpi + "0 " TOPKNOT_BIN "/train " + rest + "output.dir=" + temp.at("lost"));
+  CHECK(lost.code == 2);
+  CHECK(lost.has("dist.master"));
+  check_both(mpi, "mpirun", "dist.master=127.0.0.1:" + std::to_string(free_port()));
+  check_both("env SLURM_NTASKS=2 SLURM_LOCALID=0 SLURM_PROCID=", "srun",
+             "dist.master=127.0.0.1:" + std::to_string(free_port()));
+}
+
+// Trains without end in the background, and runs `then` once five steps are done.
+Outcome train_in_background(const std::string& keys, const std::string& folder, const std::string& then) {
+  return run_command(TOPKNOT_BIN "/train " + kSmall + "train.max_steps=1000000 train.epochs=1000000 " + keys +
+                     " dist.timeout_s=20 output.dir=" + folder +
+                     " & parent=$!; while [ $(wc -l 2>/dev/null < " + folder +
+                     "/metrics.jsonl || echo 0) -lt 5 ]; do sleep 0.1; done; " + then + "; wait $parent");
 }
 
 TEST_CASE("a killed rank ends all ranks with its name and a non-zero exit") {
   const TempFolder temp;
-  // Steps without end; rank 1 is killed once training is on its way.
-  const std::string command =
-      std::string(TOPKNOT_BIN "/train ") + kSmall +
-      "train.max_steps=1000000 train.epochs=1000000 dist.backend=gloo dist.ranks=3 "
-      "dist.timeout_s=20 output.dir=" +
-      temp.at("run") + " & parent=$!; " + "while [ $(wc -l 2>/dev/null < " + temp.at("run") +
-      "/metrics.jsonl || echo 0) -lt 5 ]; do "
-      "sleep 0.1; done; kill -9 $(ps -o pid= --ppid $parent | tail -n 1); wait $parent";
-  const Outcome outcome = run_command(command);
+  const Outcome outcome = train_in_background("dist.backend=gloo dist.ranks=3", temp.at("run"),
+                                              "kill -9 $(ps -o pid= --ppid $parent | tail -n 1)");
   INFO(outcome.output);
   CHECK(outcome.code != 0);
   CHECK(outcome.code != 124);
@@ -174,13 +167,8 @@ TEST_CASE("a killed rank ends all ranks with its name and a non-zero exit") {
 TEST_CASE("Ctrl-C ends a run at the end of a step, on all ranks, with the metrics so far") {
   for (const std::string backend : {"threads", "gloo"}) {
     const TempFolder temp;
-    const std::string command =
-        std::string(TOPKNOT_BIN "/train ") + kSmall +
-        "train.max_steps=1000000 train.epochs=1000000 dist.ranks=2 dist.timeout_s=20 " +
-        "dist.backend=" + backend + " output.dir=" + temp.at("run") + " & parent=$!; " +
-        "while [ $(wc -l 2>/dev/null < " + temp.at("run") +
-        "/metrics.jsonl || echo 0) -lt 5 ]; do sleep 0.1; done; kill -TERM $parent; wait $parent";
-    const Outcome outcome = run_command(command);
+    const Outcome outcome =
+        train_in_background("dist.ranks=2 dist.backend=" + backend, temp.at("run"), "kill -TERM $parent");
     INFO(backend << "\n" << outcome.output);
     CHECK(outcome.code == 128 + 15);
     CHECK(outcome.has("stopped by a signal after step"));
@@ -200,8 +188,7 @@ TEST_CASE("compare makes a table and one self-contained page") {
   INFO(outcome.output);
   CHECK(outcome.code == 0);
   CHECK(outcome.has("topk"));
-  std::ifstream in(temp.at("report.html"));
-  const std::string page{std::istreambuf_iterator<char>(in), {}};
+  const std::string page = text_of(temp.at("report.html"));
   CHECK(page.find("<svg") != std::string::npos);
   CHECK(page.find("src=\"http") == std::string::npos);
 }

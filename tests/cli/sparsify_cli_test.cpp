@@ -1,10 +1,11 @@
-// The program sparsify as a user runs it: what it prints, what it refuses, what it leaves behind.
+// The program sparsify as a user runs it.
 #include <filesystem>
 #include <fstream>
 
 #include "tests/cli/command.h"
 #include "tests/data/temp_folder.h"
 #include "tests/support/catch.h"
+#include "tests/support/files.h"
 #include "train/metrics/npy.h"
 
 using namespace topknot;
@@ -22,10 +23,7 @@ struct Bench {
 };
 
 void check_refused(const Outcome& outcome, std::initializer_list<const char*> words) {
-  INFO(outcome.output);
-  CHECK(outcome.code == 2);
-  CHECK(outcome.count("sparsify: ") == 1);
-  for (const char* word : words) CHECK(outcome.has(word));
+  topknot::check_refused(outcome, words, "sparsify: ");
 }
 
 }  // namespace
@@ -38,14 +36,14 @@ TEST_CASE("sparsify writes its lines and sums them up") {
   CHECK(outcome.code == 0);
   CHECK(outcome.has("2 steps of 2 ranks, 3 elements; mean count 1 = 1 k"));
   CHECK(outcome.has("24 up, 24 down; dense over up: 0.5"));
-  std::ifstream stream(bench.out);
-  std::string line;
-  std::getline(stream, line);
-  CHECK(line == R"({"step":0,"rank":0,"count":1,"threshold":4,"indices":[1],"values":[-4],"bytes_up":24})");
-  std::getline(stream, line);
-  std::getline(stream, line);
-  CHECK(line == R"({"step":0,"aggregate":true,"indices":[1,2],"values":[-1,6],)"
-                R"("bytes_down":[24,24],"dense_bytes":12})");
+  const std::string lines = text_of(bench.out);
+  CHECK(lines.starts_with(
+      R"({"step":0,"rank":0,"count":1,"threshold":4,"indices":[1],"values":[-4],"bytes_up":24})"));
+  CHECK(contains(lines,
+                 "\n"
+                 R"({"step":0,"aggregate":true,"indices":[1,2],"values":[-1,6],)"
+                 R"("bytes_down":[24,24],"dense_bytes":12})"
+                 "\n"));
   CHECK(bench.files() == 2);
 }
 
@@ -66,18 +64,14 @@ TEST_CASE("sparsify writes to standard output, to links and to devices without r
   CHECK(std::filesystem::file_size(bench.temp.at("real.jsonl")) > 0);
 }
 
-TEST_CASE("sparsify teaches itself") {
-  for (const char* how : {"", "--help"}) {
-    const Outcome outcome = sparsify(how);
-    CHECK(outcome.code == 0);
-    for (const char* word : {"--weights", "--precision", "Examples", "key=value"}) CHECK(outcome.has(word));
-  }
+TEST_CASE("sparsify prints its help, and the compressors") {
+  check_help(sparsify, {"--weights", "--precision", "Examples", "key=value"});
   const Outcome list = sparsify("--list");
   CHECK(list.has("topk  [float64 too]"));
   CHECK(list.has("dense  "));
 }
 
-TEST_CASE("sparsify refuses what is missing or wrong on its command line") {
+TEST_CASE("sparsify validates its arguments") {
   const Bench bench;
   const std::string out = " --out " + bench.out;
   check_refused(sparsify("--compressor topk" + out), {"no input"});
@@ -85,9 +79,7 @@ TEST_CASE("sparsify refuses what is missing or wrong on its command line") {
   check_refused(sparsify(bench.input + " --compressor topk"), {"--out"});
   check_refused(sparsify(bench.input + " --compresor topk" + out), {"--compresor", "--help"});
   check_refused(sparsify(bench.input + " --compressor topk --density 2" + out), {"compress.density", "2"});
-  check_refused(sparsify(bench.input + " --compressor topk --density x" + out), {"compress.density", "x"});
   check_refused(sparsify(bench.input + " --compressor gausiank" + out), {"did you mean", "gaussiank"});
-  check_refused(sparsify(bench.input + " --compressor topk codc=raw" + out), {"did you mean", "codec"});
   check_refused(sparsify(bench.temp.at("absent.npy") + " --compressor topk" + out),
                 {"absent.npy", "No such file"});
   check_refused(sparsify(bench.temp.str() + " --compressor topk" + out), {"is a folder"});
@@ -131,12 +123,10 @@ TEST_CASE("sparsify that is interrupted leaves nothing but an earlier output") {
   CHECK(outcome.code == 130);
   CHECK(outcome.has("interrupted; no output was written"));
   CHECK(bench.files() == 3);
-  std::string text;
-  std::ifstream(bench.out) >> text;
-  CHECK(text == "earlier");
+  CHECK(text_of(bench.out) == "earlier");
 }
 
-TEST_CASE("sparsify says what has no effect, and takes a key once") {
+TEST_CASE("sparsify reports keys without effect, and takes a key once") {
   const Bench bench;
   const std::string command = bench.input + " --out " + bench.out + " --compressor ";
   CHECK(sparsify(command + "topk mu=3").has("note: compress.mu is for regtopk and changes nothing here"));

@@ -33,6 +33,19 @@ inline LoadedConfig small_run(const TempFolder& temp, const std::vector<std::str
   return loaded;
 }
 
+// Runs a configuration in its directory; rank 0's outcome.
+inline RunOutcome run_in_directory(const LoadedConfig& loaded, const std::string& backend = "threads") {
+  const RunData data = load_data(loaded.config);
+  const RunInputs inputs{loaded.config, data, create_run_directory(loaded, {}), true,
+                         std::chrono::steady_clock::now()};
+  RunOutcome result;
+  run_ranks(backend, loaded.config.dist.ranks, [&](Communicator& communicator) {
+    const RunOutcome outcome = run_rank(inputs, communicator);
+    if (communicator.rank() == 0) result = outcome;
+  });
+  return result;
+}
+
 // The ranks' parameters are compared after every step on the way (train.check_every=1).
 // `gpus`: which the ranks use in turn, where they compute on GPUs.
 inline Run train(const std::string& backend, int ranks, std::vector<std::string> overrides, int gpus = 1) {

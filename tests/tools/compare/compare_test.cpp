@@ -7,7 +7,9 @@
 #include <set>
 
 #include "nn/core/base/check.h"
+#include "tests/data/temp_folder.h"
 #include "tests/support/catch.h"
+#include "tests/support/files.h"
 #include "tests/support/user_error.h"
 #include "tools/common/chart.h"
 #include "tools/compare/report_charts.h"
@@ -19,17 +21,13 @@ namespace {
 
 namespace fs = std::filesystem;
 
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
-
 std::size_t count_of(const std::string& text, const std::string& part) {
   std::size_t count = 0;
   for (auto at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++count;
   return count;
 }
 
-// Run directorys with plain numbers: every step takes `step_seconds`, the accuracy rises to `best` and falls by
+// Run directories with plain numbers: every step takes `step_seconds`, the accuracy rises to `best` and falls by
 // 0.01 at the end.
 struct Made {
   std::vector<std::string> overrides = {};
@@ -41,13 +39,6 @@ struct Made {
 };
 
 struct Folder {
-  Folder() {
-    std::string pattern = (fs::temp_directory_path() / "topknot-compare-XXXXXX").string();
-    REQUIRE(mkdtemp(pattern.data()));
-    path = pattern;
-  }
-  ~Folder() { fs::remove_all(path); }
-
   std::string add(const std::string& name, const Made& made) const {
     auto overrides = made.overrides;
     overrides.push_back("output.dir=" + path + "/" + name);
@@ -85,7 +76,8 @@ struct Folder {
     return compare_runs(std::move(runs), target);
   }
 
-  std::string path;
+  TempFolder temp;
+  std::string path = temp.str();
 };
 
 const std::vector<std::string> kTopk = {"compress.name=topk"};
@@ -145,6 +137,18 @@ TEST_CASE("keys that mean nothing to a dense run neither split it nor count as i
   REQUIRE(c.differing.size() == 2);
   CHECK(c.differing[1].key == "compress.density");
   CHECK(c.differing[1].values == std::vector<std::string>{"-", "0.5"});
+}
+
+TEST_CASE("a key that a run's file lacks counts as having its default") {
+  const Folder folder;
+  folder.add("t1", {.overrides = {"compress.name=topk", "seed=1"}});
+  const std::string yaml = folder.add("t2", {.overrides = {"compress.name=topk", "seed=2"}}) + "/config.yaml";
+  std::string text = text_of(yaml);
+  const auto at = text.find("  check_every:");
+  REQUIRE(at != std::string::npos);
+  text.erase(at, text.find('\n', at) + 1 - at);
+  std::ofstream(yaml) << text;
+  CHECK(folder.compare({"t1", "t2"}).methods.size() == 1);
 }
 
 TEST_CASE("the default target is 95 % of the best dense accuracy, and the times to it are of training") {
@@ -286,19 +290,18 @@ TEST_CASE("the numbers as CSV: a row a method, quoted names, nothing where nothi
 
 TEST_CASE("what is no run is refused with its name and the reason") {
   const Folder folder;
-  CHECK(contains(user_error_message([&] { find_runs({folder.path + "/none"}); }),
-                 "/none: no such run directory"));
-  CHECK(contains(user_error_message([&] { find_runs({folder.path}); }), "no metrics.jsonl"));
+  CHECK(user_error([&] { find_runs({folder.path + "/none"}); }, {"/none: no such run directory"}));
+  CHECK(user_error([&] { find_runs({folder.path}); }, {"no metrics.jsonl"}));
   const auto run = folder.add("d", {});
   CHECK(find_runs({folder.path}) == std::vector<std::string>{run});
   CHECK(find_runs({run + "/", run}) == std::vector<std::string>{run});
   const std::string metrics = run + "/metrics.jsonl";
   std::ofstream(metrics, std::ios::app) << "{damaged\n{}\n";
-  CHECK(contains(user_error_message([&] { read_run(run); }), "damaged line"));
+  CHECK(user_error([&] { read_run(run); }, {"damaged line"}));
   std::ofstream(metrics, std::ios::trunc).close();
-  CHECK(contains(user_error_message([&] { read_run(run); }), "not finished a step"));
+  CHECK(user_error([&] { read_run(run); }, {"not finished a step"}));
   fs::remove(run + "/config.yaml");
-  CHECK(contains(user_error_message([&] { read_run(run); }), "config.yaml"));
+  CHECK(user_error([&] { read_run(run); }, {"config.yaml"}));
 }
 
 TEST_CASE("ticks are round, inside their range, and labelled with as many digits as they need") {

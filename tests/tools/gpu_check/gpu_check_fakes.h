@@ -6,11 +6,11 @@
 #include <chrono>
 #include <filesystem>
 #include <fstream>
-#include <sstream>
 #include <string>
 #include <thread>
 
 #include "tests/data/temp_folder.h"
+#include "tests/support/files.h"
 #include "tools/gpu_check/stages.h"
 
 namespace topknot::testing {
@@ -28,11 +28,7 @@ class Fakes {
     write_file(name, shell + script);
     std::filesystem::permissions(path(name), std::filesystem::perms::owner_all);
   }
-  std::string text_of(const std::string& name) const {
-    std::ostringstream text;
-    text << std::ifstream(path(name)).rdbuf();
-    return text.str();
-  }
+  std::string text_of(const std::string& name) const { return topknot::text_of(path(name)); }
   int number_in(const std::string& name) const {
     int number = 0;
     std::ifstream(path(name)) >> number;
@@ -54,7 +50,7 @@ class Fakes {
   TempFolder temp_;
 };
 
-// Whether there is no such process, soon; one that nobody has buried yet is gone too.
+// Whether there is no such process, soon; a zombie counts as gone.
 inline bool gone(int pid) {
   if (pid <= 0) return false;
   for (int i = 0; i < 100; ++i) {

@@ -1,4 +1,4 @@
-// Recorded gradients through the exchange alone: what comes out, what is counted, what is refused.
+// Recorded gradients through the exchange alone.
 #include "tools/replay/replay.h"
 
 #include <cmath>
@@ -27,13 +27,9 @@ struct Folder {
   std::vector<float> values;  // [kRecorded, numel]
 
   Folder() {
-    const LoadedConfig loaded =
+    run_in_directory(
         small_run(temp, {"train.max_steps=6", "train.record_from=2", "model.hidden=[5]", "data.batch_size=8",
-                         "train.record_gradients=" + std::to_string(kRecorded)});
-    const RunData data = load_data(loaded.config);
-    const RunInputs inputs{loaded.config, data, create_run_directory(loaded, {}), true,
-                           std::chrono::steady_clock::now()};
-    run_ranks("threads", 1, [&](Communicator& communicator) { run_rank(inputs, communicator); });
+                         "train.record_gradients=" + std::to_string(kRecorded)}));
     const NpyReader reader(path + "/gradients.npy");
     numel = reader.shape().at(1);
     values.resize(reader.numel());
@@ -295,7 +291,7 @@ TEST_CASE("a recorded gradient that is not finite ends the replay with the step 
   CHECK(errors[0] == errors[1]);
 }
 
-TEST_CASE("a replay refuses keys that it would not heed") {
+TEST_CASE("a replay refuses keys without effect") {
   for (const char* key : {"model.hidden=[7]", "data.batch_size=3", "train.epochs=2", "compress.warmup=[0.1]",
                           "output.dir=x", "compress.clip=1"})
     CHECK_THROWS_AS(check_replay_keys({key}), UserError);

@@ -3,15 +3,14 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
-#include <fstream>
 #include <limits>
-#include <nlohmann/json.hpp>
 #include <numeric>
 #include <utility>
 
 #include "nn/core/rng.h"
 #include "tests/data/temp_folder.h"
 #include "tests/support/catch.h"
+#include "tests/support/files.h"
 #include "tests/support/user_error.h"
 #include "train/metrics/npy.h"
 
@@ -22,7 +21,7 @@ using Json = nlohmann::json;
 using Shape = std::vector<std::size_t>;
 using Doubles = std::vector<double>;
 
-// Runs the bench on an array and reads its lines.
+// Runs sparsify on an array and reads its lines.
 std::vector<Json> lines_of(const Shape& shape, const Doubles& values, SparsifyOptions options,
                            SparsifySummary* summary = nullptr) {
   const TempFolder temp;
@@ -32,10 +31,7 @@ std::vector<Json> lines_of(const Shape& shape, const Doubles& values, SparsifyOp
   const SparsifySummary result = sparsify(options);
   if (summary) *summary = result;
   CHECK(std::distance(std::filesystem::directory_iterator(temp.str()), {}) == 2);  // nothing else is left
-  std::vector<Json> lines;
-  std::ifstream stream(options.out);
-  for (std::string line; std::getline(stream, line);) lines.push_back(Json::parse(line));
-  return lines;
+  return json_lines_of(options.out);
 }
 
 SparsifyOptions in_double(const std::string& compressor, std::vector<std::string> settings) {
@@ -301,7 +297,7 @@ TEST_CASE("sparsify: an empty tensor and an array of no steps give what there is
   }
 }
 
-TEST_CASE("sparsify: what is wrong is named, and no output is left") {
+TEST_CASE("sparsify: validates options and input, and leaves no output") {
   const TempFolder temp;
   write_npy(temp.at("g.npy"), {2, 3, 4}, Doubles(24, 1.0));
   const auto refused = [&](std::vector<std::string> settings, const std::string& weights,

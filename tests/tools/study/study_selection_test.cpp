@@ -3,16 +3,15 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
-#include <fstream>
 #include <limits>
 #include <map>
-#include <nlohmann/json.hpp>
 
 #include "compress/select/selector.h"
 #include "nn/core/base/check.h"
 #include "nn/core/rng.h"
 #include "tests/data/temp_folder.h"
 #include "tests/support/catch.h"
+#include "tests/support/files.h"
 #include "tools/study/study.h"
 #include "train/metrics/npy.h"
 
@@ -24,13 +23,6 @@ constexpr std::size_t kSteps = 12, kNumel = 3000;
 void normal_gradient(std::size_t t, std::span<float> out) {
   const CounterRng rng(5, RngUse::test, static_cast<std::uint32_t>(t));
   for (std::size_t i = 0; i < out.size(); ++i) out[i] = rng.normal(i);
-}
-
-std::vector<nlohmann::json> lines_of(const std::string& path) {
-  std::vector<nlohmann::json> lines;
-  std::ifstream file(path);
-  for (std::string line; std::getline(file, line);) lines.push_back(nlohmann::json::parse(line));
-  return lines;
 }
 
 void run(const std::vector<std::string>& given) {
@@ -149,8 +141,8 @@ TEST_CASE("selection study: tables and plots of both parts are written") {
   run({"in=" + temp.at("g.npy"), "densities=0.1", "skip=2", "max_log2=16", "rounds=1",
        "out=" + temp.at("out")});
   const auto methods = selection_methods();
-  const auto quality = lines_of(temp.at("out/selection_quality.jsonl"));
-  const auto cost = lines_of(temp.at("out/selection_cost.jsonl"));
+  const auto quality = json_lines_of(temp.at("out/selection_quality.jsonl"));
+  const auto cost = json_lines_of(temp.at("out/selection_cost.jsonl"));
   REQUIRE(quality.size() == methods.size());
   REQUIRE(cost.size() == methods.size());
   for (std::size_t i = 0; i < methods.size(); ++i) {
@@ -161,8 +153,7 @@ TEST_CASE("selection study: tables and plots of both parts are written") {
   CHECK(quality[0].at("energy_to_topk") == 1.0);
   for (const std::string name : {"count.svg", "energy.svg", "cost.svg", "quality.csv", "cost.csv"}) {
     CAPTURE(name);
-    std::ifstream file(temp.at("out/selection_" + name));
-    const std::string text(std::istreambuf_iterator<char>(file), {});
+    const std::string text = text_of(temp.at("out/selection_" + name));
     for (const auto& method : methods) CHECK_THAT(text, Catch::Contains(method.label));
   }
 }

@@ -1,13 +1,12 @@
 #include "train/metrics/npy.h"
 
+#include <algorithm>
 #include <cstring>
-#include <filesystem>
-#include <fstream>
 #include <limits>
-#include <sstream>
 
 #include "tests/data/temp_folder.h"
 #include "tests/support/catch.h"
+#include "tests/support/files.h"
 #include "tests/support/user_error.h"
 
 namespace topknot {
@@ -38,16 +37,7 @@ bool refused(const std::vector<std::uint8_t>& bytes, std::vector<std::string> pa
   const std::string text = user_error_message([&] { NpyReader reader(temp.at("g.npy")); });
   UNSCOPED_INFO("message: " << text);
   parts.push_back(temp.at("g.npy"));
-  for (const auto& part : parts)
-    if (text.find(part) == std::string::npos) return false;
-  return true;
-}
-
-std::string content(const std::string& path) {
-  std::ifstream stream(path, std::ios::binary);
-  std::stringstream text;
-  text << stream.rdbuf();
-  return text.str();
+  return std::all_of(parts.begin(), parts.end(), [&](const auto& part) { return contains(text, part); });
 }
 
 }  // namespace
@@ -95,7 +85,7 @@ TEST_CASE("a float64 array longer than the conversion buffer is rounded element 
 TEST_CASE("the bytes written are what NumPy's format says") {
   const TempFolder temp;
   write_npy(temp.at("f.npy"), {2}, std::vector<float>{1, 2});
-  const std::string bytes = content(temp.at("f.npy"));
+  const std::string bytes = text_of(temp.at("f.npy"));
   REQUIRE(bytes.size() == 128 + 8);
   CHECK(bytes.substr(0, 8) == std::string("\x93NUMPY\1\0", 8));
   CHECK(bytes.substr(8, 2) == std::string("\x76\0", 2));  // 118 = 128 - 10

@@ -1,6 +1,5 @@
 // The traces of single steps: valid JSON, a row for each kind of work, and nothing on a row overlaps.
 #include "train/trace.h"
-#include "train/metrics/output_file.h"
 
 #include <algorithm>
 #include <filesystem>
@@ -8,6 +7,7 @@
 #include <set>
 
 #include "tests/train/small_run.h"
+#include "train/metrics/output_file.h"
 
 using namespace topknot;
 using namespace topknot::testing;
@@ -64,11 +64,7 @@ Trace read_trace(const std::string& path, int rank) {
 std::vector<Trace> traces_of(const std::string& backend, int ranks, std::vector<std::string> overrides) {
   const TempFolder temp;
   overrides.push_back("dist.ranks=" + std::to_string(ranks));
-  const LoadedConfig loaded = small_run(temp, overrides);
-  const RunData data = load_data(loaded.config);
-  const RunInputs inputs{loaded.config, data, create_run_directory(loaded, {}), true,
-                         std::chrono::steady_clock::now()};
-  run_ranks(backend, ranks, [&](Communicator& communicator) { run_rank(inputs, communicator); });
+  run_in_directory(small_run(temp, overrides), backend);
   std::vector<Trace> traces;
   for (int rank = 0; rank < ranks; ++rank)
     traces.push_back(read_trace(temp.at("run/trace_rank" + std::to_string(rank) + ".json"), rank));
@@ -80,7 +76,7 @@ constexpr double kRounding = 1e-3;  // microseconds: a double's decimals
 
 }  // namespace
 
-TEST_CASE("a run's trace has a file a rank, with all rows and no overlap on any of them") {
+TEST_CASE("a run's trace has a file per rank, with all rows and no overlap on any of them") {
   for (const char* backend : {"threads", "gloo"}) {
     const auto traces = traces_of(backend, 2,
                                   {"compress.name=topk", "exchange.merge=none", "train.max_steps=9",
