@@ -31,8 +31,9 @@ class NpyWriter;
 class Recorder {
  public:
   // Ranks other than 0 record nothing. Arena and exchange must outlive the recorder, which is the exchange's
-  // observer from here on; null where gradients are on a GPU, for runs that look at no distribution. gradients.npy in the run directory: float32 [steps, d] in arena order
-  // (ParameterArena), as many steps as were made. Throws UserError where it cannot be written.
+  // observer from here on; `exchange` may be null where no distribution is recorded (gradients on a GPU).
+  // gradients.npy in the run directory: float32 [steps, d] in arena order (ParameterArena), one row per recorded
+  // step. Throws UserError where it cannot be written.
   Recorder(const Config& config, const RunDirectory& folder, const ParameterArena& arena, Exchange* exchange,
            bool root);
   ~Recorder();
@@ -44,7 +45,7 @@ class Recorder {
   // This parameter's gradient is final and nothing has been done to it yet: neither clipping nor compression.
   // Waits for a GPU.
   void take(const Parameter& parameter);
-  // Writes what the step has brought. A step that was skipped has no distribution.
+  // Writes the records of the step. A step that was skipped has no distribution.
   void end_step(const StepRecord& record, MetricsWriter& metrics);
   // Closes gradients.npy with the steps that there were.
   void finish();

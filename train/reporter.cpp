@@ -103,7 +103,7 @@ Reporter::Reporter(const RunInputs& inputs, const Plan& plan, const Communicator
   if (root_) metrics_ = std::make_unique<MetricsWriter>(folder_.metrics_jsonl());
 }
 
-std::int64_t Reporter::images_a_step() const {
+std::int64_t Reporter::images_per_step() const {
   return static_cast<std::int64_t>(config_.data.batch_size) * config_.train.accumulate * ranks_;
 }
 
@@ -120,7 +120,7 @@ void Reporter::announce(const Communicator& communicator, const Engine& engine) 
       "all; "
       "{}; writing to {}",
       config_.model.name, engine.arena().size(), config_.data.name, count_text(ranks_, "rank"),
-      communicator.backend(), compute, images_a_step(), key_value(*find_key("optimizer.lr"), config_),
+      communicator.backend(), compute, images_per_step(), key_value(*find_key("optimizer.lr"), config_),
       plan_.steps_per_epoch, plan_.total_steps, config_.compress.name, folder_.path));
   if (root_)
     for (const Group& group : engine.groups())
@@ -156,11 +156,11 @@ void Reporter::complete(StepRecord& record, const ByteCount& bytes, double secon
       {seconds, record.encode_s, record.communicate_s, record.exposed_s, record.decode_s, record.makespan_s});
   train_seconds_ = seconds_since(first_step_) - eval_seconds_;
   record.time_s = train_seconds_;
-  record.images_per_second = static_cast<double>(images_a_step()) / seconds;
+  record.images_per_second = static_cast<double>(images_per_step()) / seconds;
 }
 
 void Reporter::step(const StepRecord& record, double seconds) {
-  progress_.step(record.step, record.epoch, record.loss, record.lr, images_a_step(), seconds);
+  progress_.step(record.step, record.epoch, record.loss, record.lr, images_per_step(), seconds);
   if (metrics_) metrics_->write(record);
 }
 
@@ -198,7 +198,7 @@ void Reporter::end(std::int64_t steps, std::int64_t skipped, const std::string& 
   };
   const std::vector<double> steady = steady_steps(&Seconds::step);
   const double total = std::accumulate(steady.begin(), steady.end(), 0.0);
-  const double images = static_cast<double>(images_a_step()) * static_cast<double>(steady.size());
+  const double images = static_cast<double>(images_per_step()) * static_cast<double>(steady.size());
   end.images_per_second = total > 0 ? images / total : 0;
   put_bytes(bytes_, end);
   end.parameter_checksum = parameter_checksum;

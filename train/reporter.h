@@ -1,6 +1,6 @@
 #pragma once
-// What a run tells: the start-up lines, progress on standard error, and the records of metrics.jsonl. It keeps
-// the run's clock and the totals that the last record has. Ranks other than 0 count along and write nothing.
+// The output of a run: the start-up lines, progress on standard error, and the records of metrics.jsonl. Keeps the
+// run's clock and the totals of the last record. Ranks other than 0 keep the totals too and write nothing.
 
 #include <chrono>
 #include <cstdint>
@@ -17,7 +17,7 @@
 
 namespace topknot {
 
-// What a person sees while a run goes on, on standard error: a bar that redraws itself on a terminal, one plain
+// Progress on standard error while a run goes on: a bar that redraws itself on a terminal, one plain
 // line every `log_every` steps elsewhere, nothing under --quiet.
 struct ProgressOptions {
   std::int64_t total_steps = 0;  // 0: unknown
@@ -46,7 +46,7 @@ class Progress {
   ProgressOptions options_;
   bool terminal_ = false;
   bool bar_shown_ = false;
-  double rate_ = 0;  // steps a second, moving average
+  double rate_ = 0;  // steps per second, moving average
   double image_rate_ = 0;
   double since_drawn_ = 1e9;  // step seconds since the bar was drawn
 };
@@ -66,8 +66,8 @@ class Reporter {
   void announce(const Communicator& communicator, const Engine& engine) const;
   void begin();  // the first step begins
 
-  // Fills in what follows from what is there: epoch, time, rates and the bytes, of all ranks together in
-  // `bytes`, as their mean. `seconds` is what the step took.
+  // Fills in epoch, time, rates and the bytes: `bytes` is the sum over all ranks, the record has the mean. `seconds`:
+  // the duration of the step.
   void complete(StepRecord& record, const ByteCount& bytes, double seconds);
   void step(const StepRecord& record, double seconds);
   void epoch(std::int64_t step, double train_loss);
@@ -83,7 +83,7 @@ class Reporter {
 
  private:
   double epochs(std::int64_t step) const;
-  std::int64_t images_a_step() const;
+  std::int64_t images_per_step() const;
   template <class Record>
   void put_bytes(const ByteCount& bytes, Record& record) const;
 

@@ -1,5 +1,5 @@
 #pragma once
-// The folder of a run: config.yaml (effective, re-runnable), environment.json (where and how it ran),
+// The directory of a run: config.yaml (effective, re-runnable), environment.json (where and how it ran),
 // metrics.jsonl, metrics.csv, and where asked for gradients.npy, layer_density.json and exchange_profile.json.
 // Made by rank 0 before training begins.
 
@@ -28,7 +28,7 @@ struct RunDirectory {
 RunDirectory create_run_directory(const LoadedConfig& loaded, const std::vector<std::string>& command_line,
                                   const std::map<std::string, std::string>& libraries = {});
 
-// Writes config.yaml anew, in one piece: what a run found out about its own configuration when it started.
+// Replaces config.yaml, with the values that a run measured when it started.
 void rewrite_config(const RunDirectory& folder, const Config& config,
                     const std::map<std::string, Origin>& origins);
 

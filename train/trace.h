@@ -1,6 +1,6 @@
 #pragma once
-// Where the time of single steps goes, as a picture: a trace in the format that chrome://tracing and Perfetto
-// (ui.perfetto.dev) open, one file a rank ("Trace Event Format", the complete events "X"). Five rows, on none
+// The spans of single steps, as a trace in the format that chrome://tracing and Perfetto
+// (ui.perfetto.dev) open, one file per rank ("Trace Event Format", the complete events "X"). Five rows, on none
 // of which two spans overlap: compute, encode, communicate, decode, wait.
 
 #include <chrono>
@@ -51,7 +51,7 @@ class StepTrace {
   // `groups` must outlive it.
   StepTrace(std::int64_t steps, std::int64_t total_steps, const std::string& folder,
             const std::vector<Group>& groups, const Communicator& communicator);
-  // Writes what a run that failed has so far.
+  // Writes the steps so far of a run that failed.
   ~StepTrace();
   StepTrace(const StepTrace&) = delete;
   StepTrace& operator=(const StepTrace&) = delete;

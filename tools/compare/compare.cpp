@@ -175,7 +175,7 @@ std::vector<DifferingKey> differing_keys(const std::vector<Run>& runs, const std
   return result;
 }
 
-// The compressor's name, and where several methods share it, the keys that tell those apart.
+// The compressor's name, and where several methods share it, the keys in which those differ.
 void name_methods(const std::vector<Run>& runs, std::vector<Method>& methods,
                   const std::vector<DifferingKey>& differing) {
   for (std::size_t i = 0; i < methods.size(); ++i) {
@@ -281,7 +281,7 @@ void compare_with_baseline(std::vector<Method>& methods) {
     if (!m.baseline) continue;
     const Method& base = methods[*m.baseline];
     if (base.images_per_second.mean > 0) m.speed_up = m.images_per_second.mean / base.images_per_second.mean;
-    // Only where every run arrived; else the mean would be of the lucky ones.
+    // Only where every run reached the target; otherwise the mean would be of the fastest ones.
     const bool all = m.reached == static_cast<int>(m.counted.size()) &&
                      base.reached == static_cast<int>(base.counted.size());
     if (all && m.seconds_to_target.mean > 0)

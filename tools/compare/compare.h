@@ -54,7 +54,7 @@ Stat stat_of(const std::vector<double>& values);  // absent values are left out
 
 // Runs of one configuration.
 struct Method {
-  std::string name;  // unique: "topk", or with the keys that tell it apart, "topk density=0.01"
+  std::string name;  // unique: "topk", or with the keys in which it differs, "topk density=0.01"
   std::map<std::string, std::string> config;  // every key of any run, without the seed and the output
   std::vector<std::size_t> runs;              // all of them
   std::vector<std::size_t> counted;           // the complete ones; all of them where none is
@@ -82,7 +82,7 @@ struct Comparison {
   double target = kAbsent;  // accuracy
   std::string target_reason;
   std::vector<DifferingKey> differing;
-  std::vector<std::string> warnings;  // what makes the comparison less than fair
+  std::vector<std::string> warnings;  // differences that make the comparison unfair
 };
 
 // Throws UserError: no such folder, no metrics.jsonl or config.yaml in it, a damaged line, no step in it yet.

@@ -71,7 +71,8 @@ Table result_table(const Comparison& c) {
     table.header.push_back(fmt::format("time to {:.1f} %", 100 * c.target));
     table.header.push_back("speed-up to it");
   }
-  for (const char* name : {"training time", "images/s", "speed-up", "sent a step", "received", "compression"})
+  for (const char* name :
+       {"training time", "images/s", "speed-up", "sent per step", "received", "compression"})
     table.header.push_back(name);
   for (const Method& m : c.methods) {
     std::vector<std::string> row = {m.name, runs_text(m), quality_text(c, m.best), quality_text(c, m.last)};
@@ -94,7 +95,7 @@ Table result_table(const Comparison& c) {
 
 Table time_table(const Comparison& c) {
   Table table;
-  table.header = {"ms a step",     "step",   "data",   "forward", "backward",    "encode",
+  table.header = {"ms per step",   "step",   "data",   "forward", "backward",    "encode",
                   "exposed comm.", "decode", "update", "other",   "hidden comm."};
   for (const Method& m : c.methods) {
     const StepTimes& t = m.times;

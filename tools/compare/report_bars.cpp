@@ -64,7 +64,7 @@ std::string time_bars(const Comparison& c) {
                        R"(<text text-anchor="middle" x="{0:.1f}" y="{2:.1f}">{3}</text>)",
                        x(tick.value / 1000), bottom, bottom + 17, tick.label);
   svg += fmt::format(
-      R"(<text class="label" text-anchor="middle" x="{:.1f}" y="{:.1f}">milliseconds a step</text>)",
+      R"(<text class="label" text-anchor="middle" x="{:.1f}" y="{:.1f}">milliseconds per step</text>)",
       (x.from + x.to) / 2, bottom + 38);
   for (std::size_t i = 0; i < c.methods.size(); ++i) {
     const Method& m = c.methods[i];

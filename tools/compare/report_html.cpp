@@ -95,7 +95,7 @@ std::string subtitle(const Comparison& c) {
                   ranks.empty() || backend.empty()
                       ? "several numbers of ranks"
                       : fmt::format("{} rank{} ({})", ranks, ranks == "1" ? "" : "s", backend),
-                  batch.empty() ? "several batch sizes" : fmt::format("batch {} a rank", batch),
+                  batch.empty() ? "several batch sizes" : fmt::format("batch {} per rank", batch),
                   count_text(static_cast<std::int64_t>(c.methods.size()), "method"),
                   count_text(static_cast<std::int64_t>(c.runs.size()), "run"));
   const auto& environment = c.runs[0].environment;
@@ -123,7 +123,7 @@ std::string card(const Comparison& c, std::size_t i) {
   } else if (std::isfinite(m.speed_up)) {
     html += fmt::format(", {:.2f}× dense", m.speed_up);
   }
-  html += fmt::format("</small><small>{} a step and rank",
+  html += fmt::format("</small><small>{} per step and rank",
                       m.bytes_a_step.count ? format_bytes(m.bytes_a_step.mean) : "-");
   if (!m.dense && m.dense_ratio >= 1.05)
     html += fmt::format(", {:.{}f}× less", m.dense_ratio, m.dense_ratio < 10 ? 1 : 0);
@@ -187,7 +187,8 @@ std::string report_html(const Comparison& c) {
       "Times are of training alone: evaluation and start-up are left out and stand in the table of runs. "
       "Speed-ups are over the dense run. ± is the standard deviation over seeds. <i>Compression</i>: four "
       "bytes "
-      "a parameter and step, over what a rank really sent, headers included; <i>received</i> is what came "
+      "per parameter and step, over the bytes that a rank really sent, headers included; <i>received</i> is "
+      "what came "
       "from the other "
       "ranks in a step.</p>\n";
 

@@ -109,8 +109,8 @@ int run(int argc, char** argv) {
       "name. The results stand in OUT/gpu-check.txt and OUT/gpu-check.json, written anew with each one.\n\n"
       "  tests    every op and compressor against the CPU, and under compute-sanitizer\n"
       "  nccl     collectives and training with 1, 2 and 4 processes on the one GPU\n"
-      "  kernels  bytes a second of the selections against a device copy and torch.topk\n"
-      "  train    images a second against PyTorch\n",
+      "  kernels  bytes per second of the selections against a device copy and torch.topk\n"
+      "  train    images per second against PyTorch\n",
       "gpu-check"};
   app.footer(
       "Exit codes: 0 all that ran passed, 1 something failed, 2 bad arguments, 3 nothing could be checked "

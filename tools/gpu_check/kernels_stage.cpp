@@ -1,4 +1,6 @@
-// The kernels' stage as the program that gathers figures; cuda/kernels_stage.cpp measures.
+// The kernels' stage: collects the figures; cuda/kernels_stage.cpp measures.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <bit>
 #include <map>
@@ -34,7 +36,7 @@ std::map<double, TorchTimes> torch_times(const Options& options, double seconds,
     result.status = Status::skipped;
     result.note = "no PyTorch figure: " + outcome.reason(options.python);
   } else {
-    result.note = "PyTorch " + version + ", " + std::to_string(times.size()) + " sizes";
+    result.note = fmt::format("PyTorch {}, {} sizes", version, times.size());
     for (const auto& [n, ms] : times)
       result.figures.emplace_back("ms of " + size_text(static_cast<std::size_t>(n)), ms.topk_ms);
   }
@@ -55,7 +57,7 @@ std::vector<std::size_t> kernel_sizes(const Options& options) {
 }
 
 std::string size_text(std::size_t n) {
-  return std::has_single_bit(n) ? "2^" + std::to_string(std::countr_zero(n)) : "25.6M";
+  return std::has_single_bit(n) ? fmt::format("2^{}", std::countr_zero(n)) : "25.6M";
 }
 
 void run_kernels(const Options& options, Report& report) {

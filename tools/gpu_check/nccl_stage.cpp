@@ -1,9 +1,11 @@
+#include <fmt/format.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
 
+#include "nn/core/base/text.h"
 #include "tools/gpu_check/stages.h"
 
 namespace topknot::gpu_check {
@@ -57,7 +59,7 @@ std::vector<Outcome> run_group(const std::vector<std::string>& argv, int ranks, 
   return run_all(group, seconds);
 }
 
-// Failed where any rank did: one that ended by itself says more than those that were killed.
+// Failed where any rank failed; the note is that of one that ended by itself rather than of one that was killed.
 Result group_result(const std::string& name, const std::vector<Outcome>& outcomes) {
   Result result{"nccl", name};
   const Outcome* worst = nullptr;
@@ -67,7 +69,7 @@ Result group_result(const std::string& name, const std::vector<Outcome>& outcome
   }
   if (!worst) return result;
   return failure(std::move(result), *worst,
-                 "rank " + std::to_string(worst - outcomes.data()) + ": " + worst->reason("train"));
+                 fmt::format("rank {}: {}", worst - outcomes.data(), worst->reason("train")));
 }
 
 std::vector<std::string> training(const Options& options, const std::string& backend,
@@ -98,7 +100,7 @@ Result compare_training(const Options& options, const std::string& method, doubl
   if (a.empty() || a != b)
     return failure(
         std::move(result), threads,
-        "weights " + (a.empty() ? "?" : a) + " with processes, " + (b.empty() ? "?" : b) + " with threads");
+        fmt::format("weights {} with processes, {} with threads", a.empty() ? "?" : a, b.empty() ? "?" : b));
   return result;
 }
 
@@ -119,13 +121,12 @@ void run_nccl(const Options& options, Report& report) {
     report.add(std::move(result));
   };
   for (const int ranks : {1, 2, 4}) {
-    const std::string name =
-        "every collective exact, " + std::to_string(ranks) + (ranks == 1 ? " rank" : " ranks");
+    const std::string name = "every collective exact, " + count_text(ranks, "rank");
     add(name, [&] {
       const std::vector<std::string> argv{train,
                                           "train.device=cuda",
                                           "dist.backend=nccl",
-                                          "dist.ranks=" + std::to_string(ranks),
+                                          fmt::format("dist.ranks={}", ranks),
                                           "dist.timeout_s=30",
                                           "--check-network"};
       return group_result(name, run_group(argv, ranks, std::min(0.27 * options.seconds, clock.left())));

@@ -25,9 +25,9 @@ struct Command {
   std::map<std::string, std::string> environment = {};  // added to this process's own
 };
 
-// Runs them side by side, without an input and without what a launcher of ranks (torchrun, mpirun, srun) has put
-// into the environment. Whatever still runs after `seconds` is killed; what a program leaves behind in its process
-// group is killed when it ends. Returns some seconds after the deadline at the latest, also where a program cannot
+// Runs them side by side, without an input and without the variables of a launcher of ranks (torchrun, mpirun,
+// srun) in the environment. A program that still runs after `seconds` is killed; the rest of a program's process
+// group is killed when the program ends. Returns some seconds after the deadline at the latest, also where a program cannot
 // be killed because it hangs in a driver. Throws Interrupted (nn/core/base/program.h) after a signal.
 std::vector<Outcome> run_all(const std::vector<Command>& commands, double seconds);
 Outcome run(const Command& command, double seconds);

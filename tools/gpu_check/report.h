@@ -1,5 +1,5 @@
 #pragma once
-// What gpu-check finds out, written anew after each result: gpu-check.json for programs, gpu-check.txt for people.
+// The results of gpu-check, written anew after each one: gpu-check.json for programs, gpu-check.txt for people.
 
 #include <optional>
 #include <string>
@@ -28,7 +28,7 @@ class Report {
  public:
   // `folder` is made where there is none. Throws UserError where it cannot be written.
   explicit Report(std::string folder);
-  // A line that belongs to the whole: "card", "NVIDIA H200".
+  // A line of the heading: "card", "NVIDIA H200".
   void describe(const std::string& what, const std::string& value);
   // Prints the line and writes the files. Throws UserError where these cannot be written any more.
   void add(Result result);

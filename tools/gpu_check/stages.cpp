@@ -14,7 +14,7 @@ void skip_all(const std::string& stage, const std::string& reason, Report& repor
         "the same under compute-sanitizer racecheck"}},
       {"nccl", {"every collective exact, 1, 2 and 4 ranks", "2 processes: the weights of 2 threads"}},
       {"kernels", {"selections against a device copy", "selections against torch.topk"}},
-      {"train", {"images a second of resnet20, vgg16 and resnet50", "the same against PyTorch"}}};
+      {"train", {"images per second of resnet20, vgg16 and resnet50", "the same against PyTorch"}}};
   for (const std::string& check : checks.at(stage))
     report.add({stage, check, Status::skipped, 0, {}, reason});
 }

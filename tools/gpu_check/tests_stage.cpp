@@ -11,7 +11,7 @@ bool has(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
 
-// Which assertions failed, so that the report says enough without the log.
+// Adds the failed assertions, so that the report suffices without the log.
 void add_failed_assertions(const std::string& output, Report& report) {
   int shown = 0;
   for (const std::string& line : lines_of(output))
@@ -43,8 +43,8 @@ Result checked_result(const std::string& name, const Outcome& outcome) {
   if (outcome.ok() && clean && has(outcome.output, "All tests passed")) return result;
   if (found_something || (summed_up && !outcome.timed_out))
     return failure(std::move(result), outcome, outcome.reason("compute-sanitizer"));
-  // Without a word about errors the tool did not work here: some machines forbid debugging interfaces, and it may
-  // be slow. That says nothing about our code.
+  // Without a summary the tool did not work here: some machines forbid debugging interfaces, and it may be slow.
+  // That is no result about our code.
   result.status = Status::skipped;
   result.note = outcome.reason("compute-sanitizer");
   return result;

@@ -1,4 +1,5 @@
-#include <algorithm>
+#include <fmt/format.h>
+
 #include <map>
 #include <nlohmann/json.hpp>
 
@@ -24,7 +25,7 @@ using Rates = std::map<std::string, std::pair<double, std::string>>;  // by prec
 
 // PyTorch's best in each precision, of what the script tries, as one result.
 Rates peer_rates(const Options& options, const Workload& work, double seconds, Report& report) {
-  Result result{"train", "PyTorch, " + work.model + ", batch " + std::to_string(work.batch)};
+  Result result{"train", fmt::format("PyTorch, {}, batch {}", work.model, work.batch)};
   const std::string script = write_peer_script(options.out, "gpu_train.py");
   const auto text = [](auto number) { return std::to_string(number); };
   const Outcome outcome = run(
@@ -109,7 +110,7 @@ void run_train(const Options& options, Report& report) {
     const Rates peers = peer_rates(options, work, 0.6 * own.left(), report);
     int left = 3;
     for (const std::string precision : {"bf16", "tf32", "fp32"}) {
-      const std::string name = work.model + " " + precision + ", batch " + std::to_string(work.batch);
+      const std::string name = fmt::format("{} {}, batch {}", work.model, precision, work.batch);
       if (clock.used_up())
         report.add({"train", name, Status::skipped, 0, {}, kUsedUp});
       else

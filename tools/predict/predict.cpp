@@ -19,12 +19,12 @@ bool is_dense(const ExchangeProfile& profile) {
   return profile.method == "dense";
 }
 
-// Of the all-reduce, what a rank's link takes for a byte: both of its ways carry (P-1)/P of the data twice.
+// The bytes of an all-reduce on a rank's link, per byte of data: each direction carries (P-1)/P of the data twice.
 double reduce_share(int ranks) {
   return 2.0 * (ranks - 1) / ranks;
 }
 
-// Of a further message at the same time.
+// Seconds that a further message at the same time adds.
 double overhead_of(const ExchangeProfile& profile) {
   return profile.ranks == 2 ? profile.gather.alpha : profile.link.overhead;
 }
@@ -74,7 +74,7 @@ PredictedNetwork parse_network_rate(const std::string& text) {
     if (unit == name) factor = bits;
   if (error != std::errc{} || factor == 0 || !(value > 0) || !std::isfinite(value * factor))
     throw UserError("--rate: '" + text +
-                    "' is no rate; write 100mbit, 1gbit, 10gbit, bits a second, or measured");
+                    "' is no rate; write 100mbit, 1gbit, 10gbit, bits per second, or measured");
   network.bits_per_s = value * factor;
   return network;
 }

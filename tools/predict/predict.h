@@ -1,10 +1,10 @@
 #pragma once
-// Scaling foretold from one profiled run (train/plan/exchange_profile.h): the iteration time, speed-up and
+// Scaling predicted from one profiled run (train/plan/exchange_profile.h): the iteration time, speed-up and
 // efficiency at other numbers of ranks, bandwidths and latencies. After the scalability analysis of Lin et
 // al., "Deep Gradient Compression", ICLR 2018, figure 6 (itself after Wen et al., TernGrad, NeurIPS 2017),
 // with the schedule model of dist/plan/schedule.h in place of a sum of compute and communication.
 //
-// Every number made here is modelled, none is measured; docs/predict.md has the model and what it leaves out.
+// Every number made here is modelled, none is measured; docs/predict.md has the model and its limits.
 // Seconds and bytes; each rank keeps its batch, so that speed-up = P T(1) / T(P), where T(1) is data +
 // forward + backward + update: one rank neither compresses nor exchanges.
 
@@ -36,7 +36,7 @@ struct PredictedNetwork {
 PredictedNetwork parse_network_rate(const std::string& text);
 
 // The same run at other `ranks` (>= 1) over another network.
-// - A rank's link carries what it sends to all others one after the other, at full rate both ways.
+// - A rank's link carries its messages to all others one after the other, at full rate both ways.
 // - all_gather: alpha(P) = alpha + (P - P0) overhead, beta(P) = (P - 1) b. The overhead of one more message is
 //   the link's; from a profile of 2 ranks, which shows none, the whole alpha.
 // - dense sums: around the ring under method dense, in rank order beside a compressed method; the cost per
@@ -75,7 +75,7 @@ struct Prediction {
   std::size_t groups = 0;
   double data = 0, forward = 0, backward = 0, encode = 0, decode = 0, update = 0;
   double communicate = 0;  // all collectives, the byte of the agreement included
-  double exposed = 0;      // what of it the computation waits for
+  double exposed = 0;      // the part of it that the computation waits for
   double iteration = 0;    // the sum of all but communicate
   double speed_up = 1, efficiency = 1;
 };

@@ -1,5 +1,7 @@
 // The page of a prediction: one file, no network, no script.
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 
@@ -72,7 +74,7 @@ Scale efficiency_scale() {
   return scale;
 }
 
-// A panel a network, `figure` against ranks, with a dotted line for linear scaling.
+// A panel per network, `figure` against ranks, with a dotted line for linear scaling.
 std::string charts(const PredictReport& report, double Prediction::*figure, const Scale& y,
                    const std::vector<Point>& linear) {
   const auto networks = networks_of(report);
@@ -108,7 +110,7 @@ std::string charts(const PredictReport& report, double Prediction::*figure, cons
       panels.push_back(panel);
     }
     html += own_ids(stand_alone_plot(panels, legend, y.label + " against ranks"),
-                    (y.logarithmic ? "speed" : "efficiency") + std::to_string(from) + "-");
+                    fmt::format("{}{}-", y.logarithmic ? "speed" : "efficiency", from));
   }
   return html;
 }
@@ -131,7 +133,7 @@ std::string prediction_html(const PredictReport& report) {
           "<h2>Scaling efficiency, modelled</h2>" +
           charts(report, &Prediction::efficiency, efficiency_scale(), {{1, 1}, {most, 1}});
   if (!report.judgements.empty())
-    html += "<h2>The model against measured runs</h2><p>Milliseconds a step, medians.</p>" +
+    html += "<h2>The model against measured runs</h2><p>Milliseconds per step, medians.</p>" +
             table_html(judgement_table(report));
   for (const auto& network : networks)
     html += "<h2>" + escape(network_title(network)) + "</h2><h3>Modelled speed-up (scaling efficiency)</h3>" +

@@ -26,19 +26,20 @@ constexpr const char* kText =
     "  predict --papers\n\n"
     "RUN is a run directory with exchange_profile.json, which a run leaves that plans its merging or chooses "
     "its\n"
-    "collective (exchange.merge=optimal, exchange.collective=auto), or such a file; one RUN a method. "
+    "collective (exchange.merge=optimal, exchange.collective=auto), or such a file; one RUN per method. "
     "Prints\n"
     "modelled speed-up, scaling efficiency and iteration time.\n\n"
     "  --ranks LIST        numbers of ranks (default: 1,2,4,...,1024)\n"
-    "  --rate LIST         link rates: 100mbit, 1gbit, 10gbit, bits a second, measured (default: measured)\n"
+    "  --rate LIST         link rates: 100mbit, 1gbit, 10gbit, bits per second, measured (default: "
+    "measured)\n"
     "  --latency LIST      seconds per message (default: as measured)\n"
     "  --tcp-share X       the part of a given rate that reaches the payload (default: 0.96)\n"
     "  --merge LIST        merge plans: none, all, size:BYTES, mgwfbp, omgs, optimal (default: all,optimal)\n"
-    "  --method LIST       which of the profiled methods, and dense, which any profile can foretell\n"
+    "  --method LIST       which of the profiled methods, and dense, which any profile can predict\n"
     "                      (default: dense and all that were profiled)\n"
     "  --collective LIST   all_gather, gtopk, oktopk, auto (default: all_gather); of methods that send\n"
     "                      entries\n"
-    "  --measured DIR ...  runs, or replays that bench wrote, to hold against the model: error in percent.\n"
+    "  --measured DIR ...  runs, or replays that bench wrote, to compare with the model: error in percent.\n"
     "                      DIR:rate=100mbit says which network it had (default: the first --rate)\n"
     "  --out DIR           also write prediction.csv, prediction.json and prediction.html\n"
     "  --papers            published settings, modelled without a profile, beside what the papers claim\n\n"
@@ -111,7 +112,7 @@ std::vector<int> ranks(const Arguments& a) {
   return {result.begin(), result.end()};
 }
 
-// What is foretold: of the profiles, those asked for, and dense.
+// The methods to predict: of the profiles, those asked for, and dense.
 std::vector<ExchangeProfile> subjects(const Arguments& a, const std::vector<ExchangeProfile>& profiles) {
   const std::set<std::string> wanted(a.methods.begin(), a.methods.end());
   std::set<std::string> known{"dense"};

@@ -1,4 +1,4 @@
-// What a prediction rests on and what it is held against: folders of runs and of replays.
+// The runs and replays that a prediction rests on and is compared with.
 
 #include <fmt/format.h>
 
@@ -23,7 +23,7 @@ double median_of(const Metrics& metrics, double (*figure)(const StepRecord&)) {
 }
 
 // The recorded seconds of a replay in place of a training step: parameters become ready in proportion to
-// their elements, as bench has it.
+// their elements, as in bench.
 ExchangeProfile replayed(ExchangeProfile profile, double compute) {
   profile.data_s = profile.forward_s = profile.update_s = 0;
   profile.backward_s = compute;

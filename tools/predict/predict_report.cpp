@@ -121,8 +121,8 @@ Table iteration_table(const PredictReport& report, const PredictedNetwork& netwo
 
 Table judgement_table(const PredictReport& report) {
   Table table;
-  table.header = {"run",  "method",    "ranks",        "merge",        "collective",
-                  "rate", "of a step", "modelled, ms", "measured, ms", "error"};
+  table.header = {"run",  "method", "ranks",        "merge",        "collective",
+                  "rate", "part",   "modelled, ms", "measured, ms", "error"};
   for (const Judgement& j : report.judgements) {
     const auto& p = j.modelled;
     const auto row = [&](const char* what, double modelled, double measured) {
@@ -140,7 +140,7 @@ Table judgement_table(const PredictReport& report) {
 }
 
 std::string source_line(const std::string& path, const ExchangeProfile& profile) {
-  return fmt::format("{}: {}, {}{}, {} by {}, batch {} a rank", path, profile.model, profile.method,
+  return fmt::format("{}: {}, {}{}, {} by {}, batch {} per rank", path, profile.model, profile.method,
                      profile.method == "dense" ? "" : fmt::format(" at density {:g}", profile.density),
                      count_text(profile.ranks, "rank"), profile.backend, profile.batch);
 }
@@ -188,8 +188,8 @@ std::string prediction_text(const PredictReport& report) {
             table_text(iteration_table(report, network));
   }
   if (!report.judgements.empty())
-    text +=
-        "\nmodelled against measured, milliseconds a step (medians)\n" + table_text(judgement_table(report));
+    text += "\nmodelled against measured, milliseconds per step (medians)\n" +
+            table_text(judgement_table(report));
   text += "\nAssumptions:\n";
   for (const auto& line : report.assumptions) text += "  " + line + ".\n";
   return text;

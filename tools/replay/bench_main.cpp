@@ -1,6 +1,8 @@
 // bench --record DIR ... and bench --replay DIR ...: gradients of a real run through the exchange alone. Exit
 // codes: 0, 1 for an error, 2 for bad input, 128 + signal where a signal stopped the run.
 
+#include <fmt/format.h>
+
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
@@ -111,11 +113,11 @@ int record(const Arguments& arguments, int argc, char** argv) {
   LoadedConfig loaded = load_config(arguments.file, overrides);
   std::int64_t from = kRecordFrom;
   if (loaded.origins.contains("train.record_from")) from = loaded.config.train.record_from;
-  // What the recording needs is last, and wins.
+  // The keys that the recording needs come last and override the others.
   overrides.insert(overrides.end(),
-                   {"train.epochs=0", "train.max_steps=" + std::to_string(from + steps),
-                    "train.record_from=" + std::to_string(from),
-                    "train.record_gradients=" + std::to_string(steps), "output.dir=" + arguments.record});
+                   {"train.epochs=0", fmt::format("train.max_steps={}", from + steps),
+                    fmt::format("train.record_from={}", from),
+                    fmt::format("train.record_gradients={}", steps), "output.dir=" + arguments.record});
   loaded = checked(load_config(arguments.file, overrides));
   return start_training(std::move(loaded), argc, argv, false, program_start);
 }
@@ -125,7 +127,7 @@ int replay(const Arguments& arguments, int argc, char** argv) {
     misuse("'" + arguments.file + "': a replay takes its configuration from " + arguments.replay +
            ", and keys as section.key=value");
   check_replay_keys(arguments.overrides);
-  // All of this before there are ranks, so that a mistake is said once.
+  // All of this before there are ranks, so that a mistake is reported once.
   std::optional<Recording> recording(arguments.replay);
   LoadedConfig loaded = checked(load_config(arguments.replay + "/config.yaml", arguments.overrides));
   ReplayReport report;

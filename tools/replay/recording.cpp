@@ -1,5 +1,7 @@
 #include "tools/replay/recording.h"
 
+#include <fmt/format.h>
+
 #include <filesystem>
 
 #include "nn/core/base/check.h"
@@ -9,7 +11,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Its samples are not looked at; what is asked for is their shape and the number of classes.
+// Only the shape of its samples and the number of classes are used.
 std::unique_ptr<Dataset> smallest_data(const Config& config) {
   DatasetOptions options;
   options.root = config.data.root;
@@ -19,12 +21,6 @@ std::unique_ptr<Dataset> smallest_data(const Config& config) {
   options.image_size = config.data.image_size;
   options.noise = config.data.noise;
   return make_dataset(config.data.name, options, Split::test);
-}
-
-std::string shape_text(const std::vector<std::size_t>& shape) {
-  std::string text;
-  for (const std::size_t n : shape) text += (text.empty() ? "" : ", ") + std::to_string(n);
-  return "[" + text + "]";
 }
 
 }  // namespace
@@ -50,9 +46,9 @@ Recording::Recording(const std::string& folder) : folder_(folder) {
   for (const Parameter* parameter : arena.parameters()) offsets_[parameter->name()] = parameter->offset();
   const std::vector<std::size_t>& shape = reader_->shape();
   if (shape.size() != 2 || shape[1] != size_ || shape[0] == 0)
-    throw UserError(gradients + " is an array " + shape_text(shape) + ", but " + std::to_string(size_) +
-                    " parameters (" + config_.model.name + " of config.yaml beside it) need [steps, " +
-                    std::to_string(size_) + "]" + hint);
+    throw UserError(
+        fmt::format("{} is an array {}, but {} parameters ({} of config.yaml beside it) need [steps, {}]{}",
+                    gradients, npy_shape_text(shape), size_, config_.model.name, size_, hint));
   steps_ = static_cast<std::int64_t>(shape[0]);
 }
 

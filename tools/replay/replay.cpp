@@ -1,5 +1,6 @@
 #include "tools/replay/replay.h"
 
+#include <fmt/format.h>
 #include <omp.h>
 
 #include <algorithm>
@@ -70,12 +71,11 @@ void check_same_replay(const Config& config, const Recording& recording, const R
   check_same(communicator, "the program's version", program_version());
   check_same(communicator, "the configuration", dump_yaml(shared));
   check_same(communicator, "the replay",
-             std::to_string(recording.steps()) + " recorded steps, " + std::to_string(options.steps) +
-                 " steps, compute " + std::to_string(options.compute_s) + " s" +
-                 (options.meet ? ", meeting" : ""));
+             fmt::format("{} recorded steps, {} steps, compute {} s{}", recording.steps(), options.steps,
+                         options.compute_s, options.meet ? ", meeting" : ""));
 }
 
-// Holds up a rank's queue until every rank has encoded all it has.
+// Blocks a rank's queue until every rank has encoded all of its groups.
 class Meeting {
  public:
   explicit Meeting(CollectiveQueue& queue) : queue_(queue) {
@@ -84,7 +84,7 @@ class Meeting {
       c.barrier();
     });
   }
-  // Also on the way out of an error, for which the queue's thread must not wait.
+  // Also when an exception leaves the scope: the queue's thread must not wait for it.
   ~Meeting() {
     if (!held_) encoded_->count_down();
   }
@@ -103,7 +103,7 @@ class Meeting {
   bool held_ = false;
 };
 
-// The hooks of a backward pass that computes nothing.
+// Fires the hooks of a backward pass without computing one.
 void ready_all(ParameterArena& arena, Exchange& exchange, double compute_s) {
   for (Parameter* parameter : arena.parameters()) {
     if (compute_s > 0)
@@ -165,14 +165,11 @@ ReplayResult replay_rank(const Recording& recording, const Config& config, const
     seconds += seconds_since(start);
     trace.end_step(exchange.spans());
     if (!done.committed)
-      throw UserError(
-          "gradients.npy holds a NaN or an infinity: step " + std::to_string(step + 1) + " of the replay" +
-          (done.bad_rank < 0
-               ? std::string()
-               : ", recorded step " +
-                     std::to_string(replay_row(step, done.bad_rank, ranks, recording.steps()).row) +
-                     " (from 0)") +
-          "; record another run");
+      throw UserError(fmt::format(
+          "gradients.npy holds a NaN or an infinity: step {} of the replay{}; record another run", step + 1,
+          done.bad_rank < 0 ? ""
+                            : fmt::format(", recorded step {} (from 0)",
+                                          replay_row(step, done.bad_rank, ranks, recording.steps()).row)));
     const ExchangeStats& s = done.stats;
     result.steps.push_back(gathered(
         queue, {seconds, s.encode, s.communicate, s.exposed, s.decode, static_cast<double>(s.bytes_sent),

@@ -1,6 +1,6 @@
 #pragma once
-// Recorded gradients through the exchange and nothing else: no forward or backward pass, no optimizer. So a
-// machine that could never train 16 ranks can tell how long 16 ranks take to encode, exchange and decode.
+// Recorded gradients through the exchange alone, without forward and backward pass and without optimizer: a
+// machine that cannot train 16 ranks can still measure how long 16 ranks take to encode, exchange and decode.
 
 #include <cstdint>
 #include <functional>
@@ -20,8 +20,8 @@ struct ReplayOptions {
   // Seconds that a rank sleeps in each step in place of a backward pass, each parameter's share by its
   // elements: groups then leave one after the other, and communication can hide. 0: all at once.
   double compute_s = 0;
-  // All ranks meet once more when all have encoded, outside of the times, before the first collective begins:
-  // for ranks that share cores, whose collectives would else wait for each other's encoding. Needs a backend
+  // All ranks wait for each other when all have encoded, outside of the times, before the first collective begins:
+  // for ranks that share cores, whose collectives would otherwise wait for each other's encoding. Needs a backend
   // whose collectives run beside the compute thread.
   bool meet = false;
   // Where train.profile_steps has the ranks write their traces (train/trace.h); "": nowhere.
@@ -59,18 +59,18 @@ struct ReplayResult {
 using ReplayObserver = std::function<void(std::int64_t step, Exchange& exchange, ParameterArena& arena)>;
 
 // One rank's part. Before each step the gradients are put in place and all ranks meet, outside of the times,
-// so that they begin together. `config`: the recording's with what the replay changes (check_replay_keys()).
+// so that they begin together. `config`: the recording's with the changes of the replay (check_replay_keys()).
 // Collective; all ranks get the same result. Throws UserError where a recorded gradient is not finite.
 ReplayResult replay_rank(const Recording& recording, const Config& config, const ReplayOptions& options,
                          Communicator& communicator, const ReplayObserver& observer = {});
 
-// What can be wrong with a replay's configuration, found before a folder is made. Throws UserError.
+// Validates a replay's configuration before a directory is made. Throws UserError.
 void check_replay(const Recording& recording, const Config& config);
-// Throws UserError for a key=value that a replay has no use for: the model, the data and the training are the
+// Throws UserError for a key=value without effect on a replay: the model, the data and the training are the
 // recording's.
 void check_replay_keys(const std::vector<std::string>& overrides);
 
-// What a replay leaves behind. `folder` "": no files; else metrics.jsonl and metrics.csv (as a run has them;
+// The files of a replay. `folder` "": none; else metrics.jsonl and metrics.csv (as a run has them;
 // seconds are rank 0's, time_s the sum of the steps), and bench.json (medians over the steps that count).
 // Throws UserError where it cannot be written.
 struct ReplayReport {

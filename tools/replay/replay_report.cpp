@@ -1,9 +1,7 @@
-#include <algorithm>
-#include <cmath>
-#include <cstdio>
+#include <fmt/format.h>
+
 #include <limits>
 #include <nlohmann/json.hpp>
-#include <numeric>
 
 #include "nn/core/base/text.h"
 #include "tools/replay/replay.h"
@@ -110,13 +108,6 @@ EndRecord end_record(const ReplayResult& result, double seconds) {
   return end;
 }
 
-template <class... Values>
-std::string format(const char* pattern, Values... values) {
-  char text[256];
-  std::snprintf(text, sizeof text, pattern, values...);
-  return text;
-}
-
 }  // namespace
 
 void write_replay(const std::string& folder, const ReplayReport& report, const ReplayResult& result) {
@@ -137,29 +128,27 @@ void write_replay(const std::string& folder, const ReplayReport& report, const R
 
 std::string replay_table(const ReplayReport& report, const ReplayResult& result) {
   const Config& config = report.config;
-  std::string text =
-      format("%s: %s, %zu parameters, %lld recorded steps; ", report.recording.c_str(),
-             config.model.name.c_str(), result.parameters, static_cast<long long>(report.recorded_steps));
-  text += config.compress.name;
-  if (config.compress.name != "dense") text += format(" at density %g", config.compress.density);
-  text += format("; %d rank%s by %s, %zu group%s; medians of %lld steps\n", config.dist.ranks,
-                 config.dist.ranks == 1 ? "" : "s", report.backend.c_str(), result.groups,
-                 result.groups == 1 ? "" : "s", static_cast<long long>(report.options.steps));
-  text += format("%-14s %12s %12s %12s\n", "milliseconds", "rank 0", "least", "largest");
+  std::string text = fmt::format(
+      "{}: {}, {} parameters, {} recorded steps; {}{}; {} by {}, {}; medians of {} steps\n", report.recording,
+      config.model.name, result.parameters, report.recorded_steps, config.compress.name,
+      config.compress.name == "dense" ? "" : fmt::format(" at density {:g}", config.compress.density),
+      count_text(config.dist.ranks, "rank"), report.backend,
+      count_text(static_cast<std::int64_t>(result.groups), "group"), report.options.steps);
+  text += fmt::format("{:<14} {:>12} {:>12} {:>12}\n", "milliseconds", "rank 0", "least", "largest");
   for (const FigureName& name : kSeconds) {
     std::string row = name.key;
     row.resize(row.size() - 2);  // "_s"
-    text += format("%-14s %12.3f %12.3f %12.3f\n", row.c_str(),
-                   1e3 * median(result, name.figure, &OverRanks::rank0),
-                   1e3 * median(result, name.figure, &OverRanks::least),
-                   1e3 * median(result, name.figure, &OverRanks::largest));
+    text += fmt::format("{:<14} {:>12.3f} {:>12.3f} {:>12.3f}\n", row,
+                        1e3 * median(result, name.figure, &OverRanks::rank0),
+                        1e3 * median(result, name.figure, &OverRanks::least),
+                        1e3 * median(result, name.figure, &OverRanks::largest));
   }
   const double sent = median(result, &ReplayStep::bytes_sent, &OverRanks::mean);
   const double received = median(result, &ReplayStep::bytes_received, &OverRanks::mean);
   const double dense = 4.0 * static_cast<double>(result.parameters);
-  text += format("a rank sends %s and receives %s in a step; dense is %s", format_bytes(sent).c_str(),
-                 format_bytes(received).c_str(), format_bytes(dense).c_str());
-  return text + (sent > 0 ? format(", %.1f times what it sends\n", dense / sent) : std::string("\n"));
+  text += fmt::format("a rank sends {} and receives {} in a step; dense is {}", format_bytes(sent),
+                      format_bytes(received), format_bytes(dense));
+  return text + (sent > 0 ? fmt::format(", {:.1f} times what it sends\n", dense / sent) : "\n");
 }
 
 }  // namespace topknot

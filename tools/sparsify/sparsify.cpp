@@ -125,8 +125,8 @@ void write_step(OutputFile& out, std::size_t step, const RanksStep<T>& result, s
   out.write(line.dump() + "\n");
 }
 
-// What the density asks of one rank.
-std::size_t asked(const SparsifySetup& setup) {
+// The entries of one rank by the density.
+std::size_t target_of(const SparsifySetup& setup) {
   if (!sparse_presets().contains(setup.compress.name)) return setup.group.numel;
   const SparsePreset parts = resolve(sparse_presets().find(setup.compress.name), setup.compress);
   const auto selector = selectors().find(parts.select).make<float>(setup.compress);
@@ -169,7 +169,7 @@ SparsifySummary run(SparsifyRanks<T>& ranks, const SparsifySetup& setup, const N
   }
   const std::size_t committed = (extent.steps - summary.skipped) * extent.ranks;
   if (committed > 0) summary.mean_count = static_cast<double>(count) / static_cast<double>(committed);
-  if (const std::size_t k = asked(setup); k > 0)
+  if (const std::size_t k = target_of(setup); k > 0)
     summary.mean_ratio = summary.mean_count / static_cast<double>(k);
 
   summary.notes = setup.notes;
@@ -215,7 +215,7 @@ std::string summary_text(const SparsifySummary& summary) {
   const auto up = static_cast<double>(summary.bytes_up), down = static_cast<double>(summary.bytes_down);
   if (const double messages = static_cast<double>(summary.steps) * static_cast<double>(summary.ranks);
       messages > 0)
-    text += fmt::format("; bytes a step and rank: {:g} up, {:g} down", up / messages, down / messages);
+    text += fmt::format("; bytes per step and rank: {:g} up, {:g} down", up / messages, down / messages);
   if (up > 0) text += fmt::format("; dense over up: {:g}", static_cast<double>(summary.dense_bytes) / up);
   return text;
 }

@@ -1,6 +1,6 @@
 #pragma once
-// A bench for gradients from anywhere: a compressor, with its memory carried from step to step and the
-// average over ranks, on the arrays of a .npy file; what it sends as JSON lines. docs/sparsify.md describes
+// A compressor on gradients from a .npy file, its memory carried from step to step, with the average over ranks;
+// the messages as JSON lines. docs/sparsify.md describes
 // input and output.
 
 #include <cstddef>
@@ -24,7 +24,7 @@ struct SparsifyOptions {
 struct SparsifySummary {
   std::size_t steps = 0, skipped = 0, ranks = 0, numel = 0;
   double mean_count = 0;  // entries sent by a rank in a step that was committed
-  double mean_ratio = 0;  // the same over what the density asks for
+  double mean_ratio = 0;  // the same over the density's k
   // All steps and ranks.
   std::uint64_t bytes_up = 0, bytes_down = 0, dense_bytes = 0;
   std::vector<std::string> notes;  // settings without effect and the like

@@ -27,7 +27,7 @@ class FloatRanks final : public SparsifyRanks<float> {
     std::vector<Message> messages;
     for (std::size_t r = 0; r < size(); ++r) {
       RankStep<float>& rank = result.ranks[r];
-      if (name_ == "dense") {  // what it sends is its gradient, and it keeps no copy
+      if (name_ == "dense") {  // it sends its gradient and keeps no copy
         rank.known = true;
         rank.values = memories_[r].gradient;
       }

@@ -13,7 +13,7 @@
 
 namespace topknot {
 
-// What one rank did in a step.
+// One rank in a step.
 template <class T>
 struct RankStep {
   std::size_t count = 0;  // entries sent
@@ -22,7 +22,7 @@ struct RankStep {
   // Messages of all rounds, as ExchangeStats counts them: a sum counts its length once each way, a gather
   // brings the blocks of the other ranks.
   std::size_t bytes_up = 0, bytes_down = 0;
-  // The contribution before its weight, as the ranks decoded it, where the method tells. Without indices the
+  // The contribution before its weight, as the ranks decoded it, where the method reports it. Without indices the
   // values are of all positions.
   bool known = false;
   std::vector<std::uint32_t> indices;

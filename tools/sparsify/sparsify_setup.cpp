@@ -1,5 +1,7 @@
 #include "tools/sparsify/sparsify_setup.h"
 
+#include <fmt/format.h>
+
 #include <charconv>
 #include <cmath>
 #include <limits>
@@ -11,6 +13,7 @@
 #include "compress/sparse_step.h"
 #include "nn/core/base/check.h"
 #include "nn/core/base/suggest.h"
+#include "nn/core/base/text.h"
 #include "train/config/config.h"
 #include "train/config/config_text.h"
 #include "train/setup.h"
@@ -30,16 +33,16 @@ const std::map<std::string, std::string>& short_names() {
   return names;
 }
 
-// Why a key of section compress means nothing for a plain array; "" where it does.
+// Why a key of section compress has no meaning for a plain array; "" where it has.
 std::string refusal(const std::string& key) {
   static const std::map<std::string, std::string> reasons = {
       {"compress.name", "is what --compressor names"},
-      {"compress.warmup", "is by epochs, and an array has none; run once a density"},
-      {"compress.warmup_epochs", "is by epochs, and an array has none; run once a density"},
+      {"compress.warmup", "is by epochs, and an array has none; run once per density"},
+      {"compress.warmup_epochs", "is by epochs, and an array has none; run once per density"},
       {"compress.dense_1d", "is about parameters by shape; leave the 1-D ones out of the array"},
       {"compress.min_numel", "is about parameters by size; leave the small ones out of the array"},
       {"compress.dense_values", "is about parameters that travel dense, and here nothing does"},
-      {"compress.layer_density", "is about parameters by name, and an array has none; run once a tensor"},
+      {"compress.layer_density", "is about parameters by name, and an array has none; run once per tensor"},
       {"compress.alpha_s", "is about times of training, and an array has none"},
       {"compress.beta_s_per_byte", "is about times of training, and an array has none"},
   };
@@ -80,20 +83,20 @@ std::vector<double> parse_weights(const std::string& text, std::size_t ranks) {
     const auto [end, error] = std::from_chars(part.data(), part.data() + part.size(), weight);
     if (error != std::errc{} || end != part.data() + part.size() || !(weight > 0) || !(weight <= 1e30))
       throw UserError("--weights: '" + part +
-                      "' is no weight; write one number above 0 a rank, such as 1,2,1");
+                      "' is no weight; write one number above 0 per rank, such as 1,2,1");
     weights.push_back(weight);
     sum += weight;
     at = comma + 1;
   }
   if (weights.size() != ranks)
-    throw UserError("--weights gives " + std::to_string(weights.size()) +
-                    (weights.size() == 1 ? " weight" : " weights") + ", and the input has " +
-                    std::to_string(ranks) + (ranks == 1 ? " rank" : " ranks"));
+    throw UserError(fmt::format("--weights gives {}, and the input has {}",
+                                count_text(static_cast<std::int64_t>(weights.size()), "weight"),
+                                count_text(static_cast<std::int64_t>(ranks), "rank")));
   for (double& weight : weights) weight = weight * static_cast<double>(ranks) / sum;
   return weights;
 }
 
-// Whether optimizer.momentum reaches this method. Unknown names are not our business here.
+// Whether optimizer.momentum reaches this method. Unknown names are reported elsewhere.
 bool owns_momentum(const CompressOptions& options) {
   const auto parts = pieces_of(options);
   return parts && memories().contains(parts->memory) && memories().find(parts->memory).traits.owns_momentum;
@@ -129,8 +132,7 @@ std::vector<TensorSpec> parse_tensors(const std::string& text, std::size_t numel
     at = comma + 1;
   }
   if (begin != numel)
-    throw UserError("--tensors: the shapes have " + std::to_string(begin) + " elements, and the input " +
-                    std::to_string(numel));
+    throw UserError(fmt::format("--tensors: the shapes have {} elements, and the input {}", begin, numel));
   return tensors;
 }
 

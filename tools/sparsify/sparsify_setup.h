@@ -1,5 +1,5 @@
 #pragma once
-// What `sparsify` is asked to do, as the compressors take it.
+// The options of `sparsify` as the compressors take them.
 
 #include <cstddef>
 #include <string>
@@ -23,7 +23,7 @@ struct SparsifySetup {
 };
 
 // For steps of `ranks` ranks and `numel` elements. Throws UserError: unknown keys and names with a
-// suggestion, values out of range, keys that mean nothing here, sizes and weights that do not fit.
+// suggestion, values out of range, keys without meaning here, sizes and weights that do not fit.
 SparsifySetup sparsify_setup(const SparsifyOptions& options, std::size_t ranks, std::size_t numel);
 
 // "64x27,64,10x64x3x3": [rows, the other dimensions] each, one vector where there is one number. Throws

@@ -1,5 +1,5 @@
 #pragma once
-// Small experiments on one process, as `study NAME [key=value ...]` runs them. A study is one file that
+// Small experiments on one process: `study NAME [key=value ...]`. A study is one file that
 // registers its name, its keys and a function; it prints a table and writes its results into the folder that
 // its key `out` names.
 

@@ -54,7 +54,7 @@ struct SelectionCost {
   // what is sent out of the residual, the selector's commit), and of their ratios, each within a round.
   double plain_ms = 0, step_ms = 0, ratio = 0;
   double ratio_least = 0, ratio_greatest = 0;  // quartiles
-  // The least step over the least plain pass: on a busy machine, what was not interrupted.
+  // The least step over the least plain pass: the ratio without interruptions on a busy machine.
   double lowest_ratio = 0;
   double count = 0;  // entries over k, the median
 };

@@ -1,7 +1,7 @@
 #pragma once
-// metrics.jsonl: the single truth about a run, written by rank 0. One JSON object a line, appended and
-// flushed as it happens; `event` says which of the records below it is. metrics.csv is derived from it at the
-// end. Times are seconds. A time that starts at the first step leaves out evaluation and start-up.
+// metrics.jsonl: the record of a run, written by rank 0. One JSON object per line, appended and flushed at once;
+// `event` names which of the records below it is. metrics.csv is derived from it at the end. Times are seconds. A
+// time that starts at the first step excludes evaluation and start-up.
 
 #include <cstddef>
 #include <cstdint>
@@ -16,7 +16,7 @@ namespace topknot {
 inline constexpr std::size_t kWarmUpSteps = 5;
 
 // One training step. Numbers that belong to a rank (bytes, seconds) are the mean over ranks where the trainer
-// has it, else rank 0's; bytes are counted as compress/byte_count.h says.
+// has it, else rank 0's; bytes are counted as compress/byte_count.h defines.
 struct StepRecord {
   std::int64_t step = 0;  // 1 after the first step
   double epoch = 0;       // epochs done, with fraction
@@ -27,8 +27,8 @@ struct StepRecord {
   double selected = 0;  // entries that a rank sent
   double threshold = 0;
   double bytes_sent = 0;      // payload that one rank uploads in this step, headers included
-  double bytes_received = 0;  // the same of its download: what the other ranks sent
-  double bytes_dense = 0;     // 4 a parameter
+  double bytes_received = 0;  // the same of its download: the messages of the other ranks
+  double bytes_dense = 0;     // 4 per parameter
   double bytes_ratio = 0;     // dense over sent; 0 where nothing was sent
   double data_s = 0, forward_s = 0, backward_s = 0, encode_s = 0, communicate_s = 0, decode_s = 0,
          update_s = 0;
@@ -59,7 +59,7 @@ struct EvalRecord {
 // The histogram of a DistributionRecord spans [-kHistogramReach, kHistogramReach) standard deviations.
 inline constexpr double kHistogramReach = 8;
 
-// What rank 0's accumulated gradient u looked like in one step (train.distribution_every), before the entries
+// The distribution of rank 0's accumulated gradient u in one step (train.distribution_every), before the entries
 // that travel were taken out of it. The compressed part of the model counts as one vector of `size` elements,
 // whatever its groups.
 struct DistributionRecord {
@@ -136,7 +136,7 @@ struct Metrics {
 // and fields are passed over, so that newer files can be read; null reads as not a number.
 Metrics read_metrics(const std::string& path);
 
-// One row a step, fixed columns, header once; evaluation columns are filled on the step that was evaluated.
+// One row per step, fixed columns, header once; evaluation columns are filled on the step that was evaluated.
 void write_metrics_csv(const Metrics& metrics, const std::string& path);
 
 }  // namespace topknot

@@ -289,7 +289,7 @@ void write_header(int file, const std::string& path, const char* descr,
   write_all(file, path, std::as_bytes(std::span(header)));
 }
 
-// close() reports what a full disk or a lost server kept back.
+// close() reports the delayed errors of a full disk or a lost server.
 void close_checked(NpyFile& file, const std::string& path) {
   errno = 0;
   if (::close(file.release()) != 0) refuse(path, "cannot be written: " + reason());
@@ -338,13 +338,16 @@ NpyReader::NpyReader(const std::string& path)
     refuse(path, "has a shape " + npy_shape_text(shape_) + " beyond any memory; the header is damaged");
   numel_ = *numel;
   const std::size_t expected = data_begin_ + numel_ * width;
+  const std::string shape = npy_shape_text(shape_);
   if (size < expected)
-    refuse(path, "is truncated: shape " + npy_shape_text(shape_) + " takes " + std::to_string(expected) +
-                     " bytes and there are " + std::to_string(size) + "; save it again");
+    refuse(path, fmt::format("is truncated: shape {} takes {} bytes and there are {}; save it again", shape,
+                             expected, size));
   if (size > expected)
-    refuse(path, "has " + std::to_string(size - expected) + " bytes more than its shape " +
-                     npy_shape_text(shape_) +
-                     " takes; was it being written, or were several arrays saved into one file?");
+    refuse(
+        path,
+        fmt::format("has {} bytes more than its shape {} takes; was it being written, or were several arrays "
+                    "saved into one file?",
+                    size - expected, shape));
 }
 
 void NpyReader::read_bytes(std::size_t begin, std::span<std::byte> out) const {
