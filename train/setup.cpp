@@ -93,7 +93,7 @@ ExchangeOptions stand_in_options(const Config& config, const ParameterArena& are
 }
 
 bool needs_plan(const ExchangeOptions& options) {
-  return parse_merge(options.merge).kind == MergePolicy::Kind::planned && options.groups.empty();
+  return parse_merge(options.merge).planned() && options.groups.empty();
 }
 
 OptimizerOptions optimizer_options(const Config& config) {

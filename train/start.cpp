@@ -84,6 +84,10 @@ int start_training(LoadedConfig loaded, int argc, char* const* argv, bool quiet,
     tell_of_fallback(loaded.config.train.device);
   }
   loaded.config.dist.ranks = plan.size;
+  if (std::string& merge = loaded.config.exchange.merge; merge == "auto") {
+    merge = resolve_merge(merge, loaded.config.compress.name != "dense", loaded.config.compress.scope);
+    loaded.origins["exchange.merge"] = Origin::chosen;
+  }
   if (loaded.config.output.dir.empty()) loaded.config.output.dir = run_directory_name(loaded.config);
   RunDirectory folder{loaded.config.output.dir};
   RunData data;

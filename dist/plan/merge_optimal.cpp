@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <limits>
 
-#include "dist/plan/merge_search.h"
+#include "dist/plan/merge_plan.h"
 #include "nn/core/base/check.h"
 
 namespace topknot {
@@ -230,5 +230,24 @@ std::vector<std::size_t> merge_optimal(std::span<const LayerCost> layers, const 
   }
   return best;
 }
+
+namespace {
+
+// With no overlap a collective takes the compute thread's time.
+CostModel serial(const CostModel& model) {
+  return {[model](double elements) { return model.sparsify(elements) + model.communicate(elements); },
+          [](double) { return 0.0; }};
+}
+
+const bool registered =
+    (merge_rules().add("optimal", "planned from measured times: the plan of least modelled time",
+                       {.plan =
+                            [](std::span<const LayerCost> layers, const MergeCosts& costs) {
+                              return merge_optimal(layers,
+                                                   costs.overlaps ? costs.model : serial(costs.model));
+                            }}),
+     true);
+
+}  // namespace
 
 }  // namespace topknot

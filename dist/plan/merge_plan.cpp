@@ -1,26 +1,51 @@
 #include "dist/plan/merge_plan.h"
 
+#include <fmt/format.h>
+
 #include <charconv>
 
 #include "nn/core/base/check.h"
 
 namespace topknot {
 
-MergePolicy parse_merge(const std::string& text) {
-  if (text == "none") return {MergePolicy::Kind::none, 0};
-  if (text == "all") return {MergePolicy::Kind::all, 0};
-  if (text == "mgwfbp" || text == "omgs" || text == "optimal") return {MergePolicy::Kind::planned, 0};
-  const std::string prefix = "size:";
-  if (text.compare(0, prefix.size(), prefix) == 0) {
-    std::size_t bytes = 0;
-    const char *begin = text.data() + prefix.size(), *end = text.data() + text.size();
-    const auto [stop, error] = std::from_chars(begin, end, bytes);
-    if (error == std::errc() && stop == end && bytes > 0) return {MergePolicy::Kind::size, bytes};
+Registry<MergeRule>& merge_rules() {
+  static Registry<MergeRule> registry("merge rule (exchange.merge)");
+  return registry;
+}
+
+std::vector<std::string> merge_forms() {
+  std::vector<std::string> forms = merge_rules().names();
+  for (std::string& form : forms)
+    if (const std::string& limit = merge_rules().find(form).limit; !limit.empty()) form += ":" + limit;
+  return forms;
+}
+
+Merge parse_merge(const std::string& text) {
+  Merge merge;
+  const std::size_t colon = text.find(':');
+  merge.name = text.substr(0, colon);
+  bool fits = merge_rules().contains(merge.name);
+  if (fits) {
+    merge.rule = &merge_rules().find(merge.name);
+    fits = (colon == std::string::npos) == merge.rule->limit.empty();
   }
-  throw UserError(
-      "exchange.merge is '" + text +
-      "': it must be none, all, mgwfbp, omgs, optimal, or size:BYTES with a whole number above 0, for "
-      "example size:4194304");
+  if (fits && colon != std::string::npos) {
+    const char *begin = text.data() + colon + 1, *end = text.data() + text.size();
+    const auto [stop, error] = std::from_chars(begin, end, merge.limit);
+    fits = error == std::errc() && stop == end && merge.limit > 0;
+  }
+  if (!fits) {
+    std::string forms;
+    for (const std::string& form : merge_forms()) forms += (forms.empty() ? "" : ", ") + form;
+    throw UserError("exchange.merge is '" + text + "': it must be one of " + forms +
+                    ", a limit being a whole number above 0, for example size:4194304");
+  }
+  return merge;
+}
+
+std::string resolve_merge(const std::string& text, bool compressing, const std::string& scope) {
+  const Merge merge = parse_merge(text);
+  return merge.rule->choose ? merge.rule->choose(compressing, scope) : text;
 }
 
 void check_scope(const std::string& scope) {
@@ -30,11 +55,50 @@ void check_scope(const std::string& scope) {
 
 namespace {
 
-void check_plan(const ParameterArena& arena, bool compressing, const MergePolicy& policy,
+// Neighbours together while the group stays within its limit; a parameter above it stays alone.
+std::vector<std::size_t> cut_at(std::span<const std::size_t> bytes, std::size_t first_limit,
+                                std::size_t limit) {
+  std::vector<std::size_t> groups;
+  std::size_t sum = 0;  // bytes of the last group
+  for (const std::size_t more : bytes) {
+    const bool joins = !groups.empty() && sum + more <= (groups.size() == 1 ? first_limit : limit);
+    if (joins)
+      ++groups.back(), sum += more;
+    else
+      groups.push_back(1), sum = more;
+  }
+  return groups;
+}
+
+// As PyTorch's DistributedDataParallel: the first bucket is small, so that communication starts early (Li et al.,
+// "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020, section 4.2).
+constexpr std::size_t kFirstBucket = std::size_t{1} << 20, kBucket = std::size_t{25} << 20;
+
+const bool registered = [] {
+  using Bytes = std::span<const std::size_t>;
+  merge_rules().add("none", "each parameter alone",
+                    {.cut = [](Bytes bytes, std::size_t) { return cut_at(bytes, 0, 0); }});
+  merge_rules().add("all", "one group",
+                    {.cut = [](Bytes bytes, std::size_t) { return std::vector<std::size_t>{bytes.size()}; }});
+  merge_rules().add(
+      "size", "neighbours together, up to BYTES of gradient: size:BYTES",
+      {.cut = [](Bytes bytes, std::size_t limit) { return cut_at(bytes, limit, limit); }, .limit = "BYTES"});
+  merge_rules().add(
+      "buckets", "neighbours together, up to 1 MiB of gradient in the first group and 25 MiB in the others",
+      {.cut = [](Bytes bytes, std::size_t) { return cut_at(bytes, kFirstBucket, kBucket); }});
+  // Groups travel beside the backward pass; one group waits for its end. Modelled steps are shorter with buckets for
+  // dense, sparse and quantised methods alike (docs/exchange.md).
+  merge_rules().add("auto", "buckets; all where compress.scope is model",
+                    {.choose = [](bool compressing, const std::string& scope) -> std::string {
+                      return compressing && scope == "model" ? "all" : "buckets";
+                    }});
+  return true;
+}();
+
+void check_plan(const ParameterArena& arena, bool compressing, bool plans,
                 const std::vector<std::size_t>& planned) {
   if (planned.empty()) {
-    if (policy.kind == MergePolicy::Kind::planned)
-      throw Error("a merge that is planned from measured times needs its plan");
+    if (plans) throw Error("a merge that is planned from measured times needs its plan");
     return;
   }
   std::size_t parameters = 0, total = 0;
@@ -45,36 +109,44 @@ void check_plan(const ParameterArena& arena, bool compressing, const MergePolicy
     total += count;
   }
   if (total != parameters)
-    throw UserError("exchange.groups: the groups hold " + std::to_string(total) + " parameters, but " +
-                    std::to_string(parameters) + (compressing ? " are compressed" : " are there") +
-                    "; a plan is for one model and one compress.name");
+    throw UserError(
+        fmt::format("exchange.groups: the groups hold {} parameters, but {} are {}; a plan is for one model "
+                    "and one compress.name",
+                    total, parameters, compressing ? "compressed" : "there"));
 }
 
 }  // namespace
 
 std::vector<Group> plan_groups(const ParameterArena& arena, bool compressing, const std::string& scope,
                                const std::string& merge, const std::vector<std::size_t>& planned) {
-  const MergePolicy policy = parse_merge(merge);
   check_scope(scope);
-  if (compressing && scope == "model" && (policy.kind != MergePolicy::Kind::all || planned.size() > 1))
+  const Merge resolved = parse_merge(resolve_merge(merge, compressing, scope));
+  if (compressing && scope == "model" && (resolved.name != "all" || planned.size() > 1))
     throw UserError("compress.scope: model selects over one group, but exchange.merge is '" + merge +
                     "': set exchange.merge to all, or compress.scope to group or tensor");
-  check_plan(arena, compressing, policy, planned);
+  check_plan(arena, compressing, resolved.planned(), planned);
   std::vector<Group> groups;
-  std::size_t plan = 0, taken = 0;  // of the planned group under way
-  for (Parameter* parameter : arena.parameters()) {
-    const bool compressed = compressing && parameter->compressible();
-    bool joins =
-        !groups.empty() && groups.back().compressed == compressed && policy.kind != MergePolicy::Kind::none;
-    if (!planned.empty() && compressed == compressing) {
-      joins = taken > 0;
-      if (++taken == planned[plan]) ++plan, taken = 0;
-    } else if (joins && policy.kind == MergePolicy::Kind::size) {
-      joins = (groups.back().numel() + parameter->numel()) * sizeof(float) <= policy.bytes;
+  const auto parameters = arena.parameters();
+  std::size_t next = 0;
+  while (next < parameters.size()) {
+    const bool compressed = compressing && parameters[next]->compressible();
+    std::vector<std::size_t> bytes;  // of this part's parameters
+    for (std::size_t i = next;
+         i < parameters.size() && (compressing && parameters[i]->compressible()) == compressed; ++i)
+      bytes.push_back(parameters[i]->numel() * sizeof(float));
+    std::vector<std::size_t> counts{bytes.size()};
+    if (!planned.empty() && compressed == compressing)
+      counts = planned;
+    else if (resolved.rule->cut)
+      counts = resolved.rule->cut(bytes, resolved.limit);
+    for (const std::size_t count : counts) {
+      const std::size_t begin = parameters[next]->offset();
+      groups.push_back({begin, begin, compressed, {}});
+      for (std::size_t i = 0; i < count; ++i, ++next) {
+        groups.back().end += parameters[next]->numel();
+        groups.back().parameters.push_back(parameters[next]);
+      }
     }
-    if (!joins) groups.push_back({parameter->offset(), parameter->offset(), compressed, {}});
-    groups.back().end += parameter->numel();
-    groups.back().parameters.push_back(parameter);
   }
   return groups;
 }

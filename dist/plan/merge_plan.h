@@ -1,13 +1,17 @@
 #pragma once
-// Which parameters travel together. A plan depends on shapes and options alone, so all ranks make the same
-// one.
+// Which parameters travel together: the rules of exchange.merge, and the groups that they make. Groups follow from
+// shapes, options and, for a planning rule, rank 0's plan, so that all ranks have the same ones.
 
 #include <cstddef>
+#include <functional>
 #include <map>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "compress/compressor.h"
+#include "dist/plan/schedule.h"
+#include "nn/core/base/registry.h"
 #include "nn/core/parameter.h"
 
 namespace topknot {
@@ -20,17 +24,42 @@ struct Group {
   std::size_t numel() const { return end - begin; }
 };
 
-// exchange.merge: "none" (each parameter alone), "all" (one group), "size:BYTES" (neighbours together up to
-// that many bytes of gradient; a parameter above it stays alone), or a plan that is made from measured times
-// (dist/plan/merge_search.h): "mgwfbp", "omgs", "optimal".
-struct MergePolicy {
-  enum class Kind { none, all, size, planned };
-  Kind kind = Kind::all;
-  std::size_t bytes = 0;
+// What a planning rule knows of the times (dist/plan/schedule.h).
+struct MergeCosts {
+  CostModel model;
+  double startup = 0;     // seconds of a collective of no bytes
+  bool overlaps = false;  // collectives run beside the backward pass; else they delay it
 };
 
-// Throws UserError for anything else.
-MergePolicy parse_merge(const std::string& text);
+// A rule of exchange.merge. It cuts a row of parameters, in order of travel, into groups of neighbours and returns how
+// many parameters each group has. Exactly one of the functions is given. A rule registers itself.
+struct MergeRule {
+  // From sizes: bytes of each parameter's gradient. `limit`: of the rule's text, 0 where it takes none.
+  std::function<std::vector<std::size_t>(std::span<const std::size_t> bytes, std::size_t limit)> cut = {};
+  // From measured times.
+  std::function<std::vector<std::size_t>(std::span<const LayerCost> layers, const MergeCosts& costs)> plan =
+      {};
+  // Names the rule that serves a method best. `compressing`: false under method dense; `scope`: compress.scope.
+  std::function<std::string(bool compressing, const std::string& scope)> choose = {};
+  // Not empty: the rule is written NAME:LIMIT with a whole number above 0; the placeholder that help shows.
+  std::string limit = {};
+};
+Registry<MergeRule>& merge_rules();
+
+// As help lists the rules: "none", "size:BYTES", ...
+std::vector<std::string> merge_forms();
+
+// exchange.merge as written, with its rule.
+struct Merge {
+  std::string name;
+  const MergeRule* rule = nullptr;
+  std::size_t limit = 0;
+  bool planned() const { return static_cast<bool>(rule->plan); }
+};
+// Throws UserError for an unknown rule or a limit that is no number.
+Merge parse_merge(const std::string& text);
+// `auto` by the rule that it names; other texts as they are.
+std::string resolve_merge(const std::string& text, bool compressing, const std::string& scope);
 
 // Throws UserError for an unknown compress.scope.
 void check_scope(const std::string& scope);
@@ -38,9 +67,9 @@ void check_scope(const std::string& scope);
 // Cuts the arena into groups, in arena order and on parameter boundaries, the compressible part and the dense
 // part each for itself. `compressing`: false where the method is dense; then the whole arena is one dense
 // part. `planned`, parameters a group in arena order, cuts the compressed part (method dense: the whole arena)
-// in place of `merge`; the dense part of a compressed method is then one group. Throws UserError for scope
-// model, which means one group, with another merge than all, for a planned merge without its plan, and for a
-// plan of another number of parameters.
+// in place of `merge`; the dense part is cut by `merge`, or is one group where `merge` plans. Throws UserError for scope
+// model, which means one group, with another merge than all, and for a plan of another number of parameters; Error for
+// a planning merge without its plan.
 std::vector<Group> plan_groups(const ParameterArena& arena, bool compressing, const std::string& scope,
                                const std::string& merge, const std::vector<std::size_t>& planned = {});
 

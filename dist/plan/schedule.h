@@ -1,12 +1,11 @@
 #pragma once
-// The time of one backward pass that sends its gradient in groups, from a cost model: what a merge plan is
-// judged by. Pure arithmetic, no communication.
+// The modelled time of one backward pass that sends its gradient in groups, and three searches for the groups that make
+// it short. Pure arithmetic, no communication.
 //
 // The model is that of Shi et al., "Communication-efficient distributed deep learning with merged gradient
-// sparsification on GPUs", INFOCOM 2020: a group is encoded on the compute thread once its last gradient is
-// final, which delays the backward pass of the layers after it; the collectives run one after the other, in
-// order, beside the compute thread. A group's collective starts when the group is encoded and the one before
-// it has ended.
+// sparsification on GPUs", INFOCOM 2020: a group is encoded on the compute thread once its last gradient is final, which
+// delays the backward pass of the layers after it; the collectives run one after the other, in order, beside the compute
+// thread. A group's collective starts when the group is encoded and the collective before it has ended.
 
 #include <cstddef>
 #include <functional>
@@ -44,5 +43,55 @@ struct Timeline {
 // anything else, and for costs that are negative or not finite.
 Timeline evaluate(std::span<const LayerCost> layers, std::span<const std::size_t> groups,
                   const CostModel& model);
+
+// The searches. A plan says how many layers each group has, in order of travel; without layers it is empty. All are
+// deterministic. Costs must be finite and not negative (Error).
+
+// One decision of merge_omgs. `layer` counts as the authors do, from the input: the layer that travels last
+// is 0.
+struct OmgsDecision {
+  std::size_t layer = 0;
+  double wait = 0, save = 0;  // seconds; merged when wait < save
+  bool merged = false;
+};
+struct OmgsTrace {
+  std::vector<OmgsDecision> decisions;
+  double makespan = 0;  // by the algorithm's own bookkeeping; evaluate() gives the true one
+};
+
+// OMGS, the greedy rule of Shi et al., INFOCOM 2020 (MGS-SGD, OMGS-SGD): merges a layer into the next one when the extra
+// wait is shorter than the start-up that is saved. Follows the authors' released code, which
+// is not optimal as the paper claims:
+// - the first two layers to travel are always merged, but the bookkeeping goes on as if the first were
+//   selected and sent alone, so the code's own makespan is slightly off;
+// - the wait is weighed against the next layer alone, never against the end of the pipeline, so the result
+//   can be slower than no merging at all (its own fixture has such a case).
+// `trace`, where given, receives the decisions in the order in which they were made.
+std::vector<std::size_t> merge_omgs(std::span<const LayerCost> layers, const CostModel& model,
+                                    OmgsTrace* trace = nullptr);
+
+// MG-WFBP (Shi, Chu, Li, INFOCOM 2019; TPDS 2021), for dense gradients: a layer waits for the next one when
+// that one is ready before this one's message would have ended and either the network is busy until then or
+// the wait is below the start-up `alpha` (seconds). Follows the authors' newer code in deciding about every
+// layer but the last; its fixed rule for layers below 8192 elements is left out.
+std::vector<std::size_t> merge_mgwfbp(std::span<const LayerCost> layers, double alpha,
+                                      const std::function<double(double elements)>& communicate);
+
+struct OptimalReport {
+  double excess = 0;      // seconds by which the plan may be slower than the best one; 0: it is the best one
+  std::size_t front = 0;  // widest front of the search
+};
+
+// The best plan by evaluate(), ours: a dynamic programme over the cut positions. Of all plans for the layers
+// before a cut only (compute free, network free) matters, and of those pairs only the ones that no other
+// beats in both, since starting earlier never ends later. A lower bound for the rest and the best plan known
+// so far discard most of them.
+//
+// Exact up to rounding (1e-15 of the makespan a layer). Among equally fast plans it prefers no merging, then
+// one group. A model can be built for which the fronts grow without end; they are then thinned, and `report`
+// says how far from the best the plan can be at most. Takes time and memory in proportion to the square of
+// the number of layers (8 bytes a pair).
+std::vector<std::size_t> merge_optimal(std::span<const LayerCost> layers, const CostModel& model,
+                                       OptimalReport* report = nullptr);
 
 }  // namespace topknot

@@ -35,6 +35,8 @@ TEST_CASE("train without arguments, --help and --list print what there is") {
   CHECK(train("--list datasets").has("synthetic_images"));
   CHECK(train("--list optimizers").has("sgd"));
   CHECK(train("--list schedules").has("cosine"));
+  CHECK(train("--list collectives").has("all_gather "));
+  CHECK(train("--list merges").has("buckets "));
 }
 
 TEST_CASE("a dry run shows parameters, groups and bytes, and writes nothing") {
@@ -103,6 +105,7 @@ TEST_CASE("a run directory has its metrics, and its config.yaml repeats the run"
   double sent = 0;
   for (const StepRecord& step : metrics.steps) sent += step.bytes_sent;
   CHECK(metrics.end->bytes_sent == Approx(sent));
+  REQUIRE(run_command("grep -q \"merge: buckets  # auto\" " + temp.at("a/config.yaml")).code == 0);
   REQUIRE(train(temp.at("a/config.yaml") + " output.dir=" + temp.at("b")).code == 0);
   CHECK(checksum_of(temp.at("a")) == checksum_of(temp.at("b")));
 }

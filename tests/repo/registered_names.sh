@@ -43,4 +43,5 @@ check values RegisterValueCodec compress 'value_codecs\(\)\.add'
 check optimizers RegisterOptimizer optim
 check schedules RegisterSchedule optim
 check collectives RegisterCollective dist
+check merges RegisterMerge dist 'merge_rules\(\)\.add'
 exit "$status"

@@ -144,21 +144,17 @@ ExchangeProfile dense_profile(const ExchangeProfile& profile) {
   return dense;
 }
 
-std::vector<std::size_t> groups_by(const std::string& merge, const ExchangeProfile& profile) {
-  const MergePolicy policy = parse_merge(merge);
-  if (policy.kind == MergePolicy::Kind::planned) return planned_groups(merge, profile);
+std::vector<std::size_t> groups_by(const std::string& text, const ExchangeProfile& profile) {
+  const bool one_group = profile.options.find("scope=model") != std::string::npos;
+  const Merge merge = parse_merge(resolve_merge(text, !is_dense(profile), one_group ? "model" : "group"));
+  if (merge.planned()) return planned_groups(merge.name, profile);
   std::vector<std::size_t> groups;
-  std::size_t bytes = 0;
-  for (std::size_t i = 0; i < profile.parameters.size(); ++i) {
-    const auto& parameter = profile.parameters[i];
-    const std::size_t more = 4 * parameter.numel;
-    const bool fits = policy.kind == MergePolicy::Kind::all ||
-                      (policy.kind == MergePolicy::Kind::size && bytes + more <= policy.bytes);
-    const bool same_part = i > 0 && parameter.compressed == profile.parameters[i - 1].compressed;
-    if (same_part && fits)
-      ++groups.back(), bytes += more;
-    else
-      groups.push_back(1), bytes = more;
+  for (std::size_t next = 0; next < profile.parameters.size();) {
+    std::vector<std::size_t> bytes;  // of what is compressed, then of the rest
+    const bool compressed = profile.parameters[next].compressed;
+    for (; next < profile.parameters.size() && profile.parameters[next].compressed == compressed; ++next)
+      bytes.push_back(4 * profile.parameters[next].numel);
+    for (const std::size_t count : merge.rule->cut(bytes, merge.limit)) groups.push_back(count);
   }
   return groups;
 }

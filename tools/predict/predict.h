@@ -53,8 +53,7 @@ ExchangeProfile dense_profile(const ExchangeProfile& profile);
 // Whether sparse collectives can carry this method's messages.
 bool sends_entries(const ExchangeProfile& profile);
 
-// Parameters a group in arena order, by exchange.merge: none, all, size:BYTES, or a rule that plans. UserError
-// for anything else.
+// Parameters per group in arena order, by a rule of exchange.merge. UserError for anything else.
 std::vector<std::size_t> groups_by(const std::string& merge, const ExchangeProfile& profile);
 
 struct PredictSetting {

@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "dist/plan/collective_cost.h"
-#include "dist/plan/merge_search.h"
 #include "dist/plan/schedule.h"
 #include "tools/common/table.h"
 #include "tools/predict/predict.h"

@@ -186,7 +186,7 @@ void check_replay(const Recording& recording, const Config& config) {
         "compress.layer_density=auto measures a backward pass, and a replay has none; give the "
         "layer_density.json of a run, or compress.layer_density=");
   const std::string& merge = config.exchange.merge;
-  if (parse_merge(merge).kind == MergePolicy::Kind::planned && config.exchange.groups.empty())
+  if (parse_merge(merge).planned() && config.exchange.groups.empty())
     throw UserError(
         "exchange.merge=" + merge +
         " is planned from times that a replay does not measure; give the plan as exchange.groups=, "

@@ -189,6 +189,8 @@ const char* origin_name(Origin origin) {
       return "command line";
     case Origin::measured:
       return "measured at the start";
+    case Origin::chosen:
+      return "auto";
     default:
       return "default";
   }

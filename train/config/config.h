@@ -82,9 +82,9 @@ struct Config {
   } compress;
 
   struct Exchange {
-    std::string merge = "all";  // none, all, size:BYTES, mgwfbp, omgs, optimal
-    std::vector<int> groups;    // the plan: parameters a group
-    std::string profile;        // a file of measured times; empty: measured where they are needed
+    std::string merge = "auto";
+    std::vector<int> groups;  // the plan: parameters per group
+    std::string profile;      // a file of measured times; empty: measured where they are needed
     std::string collective = "all_gather";
     int ranks_per_host = 0;  // 0: no hierarchy
   } exchange;
@@ -158,9 +158,9 @@ std::string key_type(const Key& key);   // "number", "list of integers", "true o
 std::string key_range(const Key& key);  // "> 0", "0 to 1", "threads | gloo"; "" where anything goes
 std::string key_value(const Key& key, const Config& config);  // as YAML: 0.1, [1, 2], "", none
 
-// measured: the run found it out when it started; in its own config.yaml only.
-enum class Origin { default_value, file, command_line, measured };
-const char* origin_name(Origin origin);  // "default", "file", "command line", "measured at the start"
+// measured, chosen: by the run when it started; in its own config.yaml only.
+enum class Origin { default_value, file, command_line, measured, chosen };
+const char* origin_name(Origin origin);  // "default", "file", "command line", "measured at the start", "auto"
 
 // One mistake. `message` is complete: what, where (key, file:line:column), what to do.
 struct Problem {

@@ -64,8 +64,9 @@ std::vector<Problem> check_config(const Config& config) {
 
   need(config.train.epochs > 0 || config.train.max_steps > 0, "train.epochs",
        "with train.epochs and train.max_steps both 0 the run would never begin; set one of them");
-  need(config.compress.scope != "model" || config.exchange.merge == "all", "compress.scope",
-       "'model' selects over the whole gradient at once, so exchange.merge must be 'all', not '" +
+  need(config.compress.scope != "model" || config.exchange.merge == "all" || config.exchange.merge == "auto",
+       "compress.scope",
+       "'model' selects over the whole gradient at once, so exchange.merge must be 'all' or 'auto', not '" +
            config.exchange.merge + "'; use compress.scope=group to keep that merge");
   const int per_host = config.exchange.ranks_per_host;
   need(per_host == 0 || config.compress.name != "dense", "exchange.ranks_per_host",

@@ -9,6 +9,7 @@
 #include "compress/memory/memory.h"
 #include "compress/select/selector.h"
 #include "data/dataset.h"
+#include "dist/plan/merge_plan.h"
 #include "dist/sparse/sparse_collective.h"
 #include "nn/models/model.h"
 #include "optim/optimizer.h"
@@ -239,9 +240,10 @@ std::vector<Key> machine_keys() {
   using Train = Config::Train;
   return {
       text("exchange.merge", at<e, &Config::Exchange::merge>,
-           "what travels together: each parameter alone, the whole model, groups of at most BYTES, or groups "
-           "planned from times that are measured at the start (rules of two papers; the best plan)",
-           {"none", "all", "size:BYTES", "mgwfbp", "omgs", "optimal"}),
+           "what travels together (train --list merges); auto: buckets, so that groups travel while the "
+           "backward "
+           "pass goes on",
+           merge_forms()),
       number("exchange.groups", at<e, &Config::Exchange::groups>, 1, 1e9,
              "the plan itself: how many parameters each group has, in the order in which they travel; a run "
              "that measures writes it to its config.yaml"),
@@ -345,7 +347,8 @@ const std::vector<NameList>& name_lists() {
                                               {"values", "value codec", value_codecs()},
                                               {"optimizers", "optimizer", optimizers()},
                                               {"schedules", "schedule", schedules()},
-                                              {"collectives", "collective", collectives()}};
+                                              {"collectives", "collective", collectives()},
+                                              {"merges", "merge rule", merge_rules()}};
   return lists;
 }
 

@@ -77,13 +77,10 @@ CostModel cost_model(const ExchangeProfile& profile) {
 }
 
 std::vector<std::size_t> planned_groups(const std::string& rule, const ExchangeProfile& profile) {
-  const std::vector<LayerCost> layers = travelling_layers(profile);
-  const CostModel model = cost_model(profile);
-  if (rule == "omgs") return merge_omgs(layers, model);
-  if (rule == "mgwfbp")
-    return merge_mgwfbp(layers, (profile.sums ? profile.reduce : profile.gather).alpha, model.communicate);
-  TOPKNOT_CHECK(rule == "optimal", "no rule that plans: " + rule);
-  return merge_optimal(layers, profile.overlaps ? model : serial(model));
+  const Merge merge = parse_merge(rule);
+  TOPKNOT_CHECK(merge.planned(), "no rule that plans: " + rule);
+  const double startup = (profile.sums ? profile.reduce : profile.gather).alpha;
+  return merge.rule->plan(travelling_layers(profile), {cost_model(profile), startup, profile.overlaps});
 }
 
 double modelled_makespan(const ExchangeProfile& profile, std::span<const std::size_t> groups) {

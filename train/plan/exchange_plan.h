@@ -1,6 +1,5 @@
 #pragma once
-// Merge plans and modelled times from a measured profile: dist/plan/schedule.h and dist/plan/merge_search.h with the
-// profile's numbers.
+// Merge plans and modelled times from a measured profile: dist/plan/schedule.h with the profile's numbers.
 
 #include <chrono>
 #include <span>
@@ -8,7 +7,6 @@
 #include <vector>
 
 #include "dist/exchange/exchange.h"
-#include "dist/plan/merge_search.h"
 #include "dist/plan/schedule.h"
 #include "train/plan/exchange_profile.h"
 
@@ -30,10 +28,9 @@ std::vector<LayerCost> travelling_layers(const ExchangeProfile& profile);
 // The profile must outlive the model.
 CostModel cost_model(const ExchangeProfile& profile);
 
-// The plan of a rule ("mgwfbp", "omgs", "optimal") as exchange.groups has it. In place of the papers' cost
-// models stand the measured ones; mgwfbp takes its start-up from the fit of the collective in use. Where
-// nothing overlaps, `optimal` counts a collective as compute time, which it is there; the papers' rules know
-// only the overlapping case.
+// The plan of a rule that plans ("mgwfbp", "omgs", "optimal"), in the form of exchange.groups. The measured cost models
+// replace the papers'; mgwfbp takes its start-up from the fit of the collective in use. Where nothing overlaps, `optimal`
+// counts a collective as compute time; the papers' rules know only the overlapping case.
 std::vector<std::size_t> planned_groups(const std::string& rule, const ExchangeProfile& profile);
 
 // From the start of the backward pass to the end of the last group's first collective. `groups`: parameters a

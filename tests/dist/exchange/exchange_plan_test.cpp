@@ -52,6 +52,21 @@ TEST_CASE("merge none, all and size:BYTES make the groups they promise", "[excha
   CHECK(ends(plan_groups(*model.arena, true, "model", "all")) == std::vector<std::size_t>{61, 68});
 }
 
+TEST_CASE("auto makes buckets, the first one small, and one group where the scope is the model",
+          "[exchange]") {
+  constexpr std::size_t mib = std::size_t{1} << 20;
+  const std::vector<std::size_t> bytes{mib / 2, mib / 2, 4, 20 * mib, 5 * mib - 4, 4, 30 * mib, 1};
+  const Merge buckets = parse_merge(resolve_merge("auto", false, "group"));
+  CHECK(buckets.name == "buckets");
+  CHECK(buckets.rule->cut(bytes, 0) == std::vector<std::size_t>{2, 3, 1, 1, 1});
+  CHECK(resolve_merge("auto", true, "tensor") == "buckets");
+  CHECK(resolve_merge("auto", false, "model") == "buckets");  // dense has no scope
+  CHECK(resolve_merge("auto", true, "model") == "all");
+  CHECK(resolve_merge("size:4096", true, "group") == "size:4096");
+  TinyModel model;
+  CHECK(ends(plan_groups(*model.arena, true, "model", "auto")) == std::vector<std::size_t>{61, 68});
+}
+
 TEST_CASE("scope tensor gives a compressor one range a parameter, the others one in all", "[exchange]") {
   TinyModel model;
   const auto groups = plan_groups(*model.arena, true, "tensor", "all");

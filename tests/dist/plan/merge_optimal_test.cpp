@@ -5,7 +5,7 @@
 #include <map>
 #include <random>
 
-#include "dist/plan/merge_search.h"
+#include "dist/plan/schedule.h"
 #include "tests/dist/plan/merge_fixture.h"
 #include "tests/support/catch.h"
 

@@ -1,4 +1,4 @@
-#include "dist/plan/merge_search.h"
+#include "dist/plan/schedule.h"
 
 #include <numeric>
 

@@ -1,24 +1,9 @@
-#include "dist/plan/merge_search.h"
-
 #include <algorithm>
 
-#include "nn/core/base/check.h"
+#include "dist/plan/merge_plan.h"
 
 namespace topknot {
 namespace {
-
-// Layers per group from one flag a layer: whether it travels with the one after it.
-std::vector<std::size_t> groups_of(const std::vector<bool>& with_next) {
-  std::vector<std::size_t> groups;
-  std::size_t count = 0;
-  for (const bool joined : with_next) {
-    ++count;
-    if (joined) continue;
-    groups.push_back(count);
-    count = 0;
-  }
-  return groups;
-}
 
 // The state of the OMGS greedy. Index 0 travels first here, where the authors' code counts down.
 class OmgsClock {
@@ -88,37 +73,33 @@ std::vector<std::size_t> merge_omgs(std::span<const LayerCost> layers, const Cos
   if (layers.empty()) return {};
   const std::size_t count = layers.size();
   OmgsClock clock(layers, model);
-  std::vector<bool> with_next(count, false);
-  if (count > 1) with_next[0] = true;
-  for (std::size_t i = 1; i + 1 < count; ++i) {
-    const OmgsDecision decision = clock.decide(i);
-    if (trace) trace->decisions.push_back(decision);
-    with_next[i] = decision.merged;
-    if (decision.merged) clock.merge(i);
+  std::vector<std::size_t> groups;
+  std::size_t waiting = 0;  // layers of the group under way
+  for (std::size_t i = 0; i < count; ++i) {
+    bool with_next = i == 0 && count > 1;
+    if (i > 0 && i + 1 < count) {
+      const OmgsDecision decision = clock.decide(i);
+      if (trace) trace->decisions.push_back(decision);
+      with_next = decision.merged;
+      if (with_next) clock.merge(i);
+    }
+    ++waiting;
+    if (with_next) continue;
+    groups.push_back(waiting);
+    waiting = 0;
   }
   if (trace) trace->makespan = clock.makespan();
-  return groups_of(with_next);
+  return groups;
 }
 
-std::vector<std::size_t> merge_mgwfbp(std::span<const LayerCost> layers, double alpha,
-                                      const std::function<double(double elements)>& communicate) {
-  const std::size_t count = layers.size();
-  std::vector<bool> with_next(count, false);
-  double backward_end = count ? layers[0].backward : 0;
-  double free = 0;      // when the network has sent what is behind the group at hand
-  double elements = 0;  // of the group at hand
-  for (std::size_t i = 0; i < count; ++i) {
-    elements += layers[i].elements;
-    const double begin = std::max(free, backward_end), end = begin + communicate(elements);
-    if (i + 1 == count) break;
-    backward_end += layers[i + 1].backward;
-    const double ready = backward_end;
-    with_next[i] = ready < end && (begin > ready || ready - begin < alpha);
-    if (with_next[i]) continue;
-    free = end;
-    elements = 0;
-  }
-  return groups_of(with_next);
-}
+namespace {
+
+const bool registered =
+    (merge_rules().add("omgs", "planned from measured times by the greedy of OMGS-SGD",
+                       {.plan = [](std::span<const LayerCost> layers,
+                                   const MergeCosts& costs) { return merge_omgs(layers, costs.model); }}),
+     true);
+
+}  // namespace
 
 }  // namespace topknot
