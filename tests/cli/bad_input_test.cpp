@@ -58,6 +58,26 @@ TEST_CASE("unreadable YAML is refused with line and column") {
   check_refused(train(temp.at("absent.yaml")), {"absent.yaml"});
 }
 
+TEST_CASE("a file that is no configuration is refused with one message: empty, binary, a folder") {
+  const TempFolder temp;
+  temp.write("empty.yaml", {});
+  temp.write("comments.yaml", bytes_of("# nothing\n\n"));
+  temp.write("utf16.yaml", {0xff, 0xfe, 0x00});
+  temp.write("program.yaml", {0x7f, 'E', 'L', 'F', 2, 1, 1, 0, 0, 0});
+  temp.write("noise.yaml", {0x80, 0xfe, 0xc3, 0x28, '\n', 0xff});
+  temp.write("word.yaml", bytes_of("resnet20\n"));
+  std::filesystem::create_directory(temp.at("folder.yaml"));
+  for (const auto& [file, word] : {std::pair("empty.yaml", "no keys"), std::pair("comments.yaml", "no keys"),
+                                   std::pair("utf16.yaml", "not UTF-8"), std::pair("program.yaml", "binary"),
+                                   std::pair("noise.yaml", "noise.yaml"), std::pair("word.yaml", "sections"),
+                                   std::pair("folder.yaml", "folder")}) {
+    const Outcome outcome = train(temp.at(file) + " train.max_steps=1 output.dir=" + temp.at("run"));
+    check_refused(outcome, {file, word});
+    CHECK(outcome.code == 2);
+  }
+  CHECK_FALSE(std::filesystem::exists(temp.at("run")));
+}
+
 TEST_CASE("missing and damaged data are refused and leave no run directory") {
   const TempFolder temp;
   const std::string run = " output.dir=" + temp.at("run");

@@ -75,9 +75,14 @@ class Loader {
     if (!stream)
       return problem(
           "", path + ": cannot be read: " + std::strerror(errno ? errno : EIO) + "; configs/ holds examples");
+    if (text.str().find('\0') != std::string::npos || text.str().rfind("\xff\xfe", 0) == 0 ||
+        text.str().rfind("\xfe\xff", 0) == 0)
+      return problem("", path + ": not a YAML file: binary, or not UTF-8 text; configs/ holds examples");
     try {
       const YAML::Node root = YAML::Load(text.str());
-      if (root.IsNull()) return;  // an empty file: all defaults
+      if (root.IsNull())
+        return problem(
+            "", path + ": holds no keys; leave the file out for the defaults; configs/ holds examples");
       if (!root.IsMap())
         return problem(
             "", path + ":1:1: the file must hold sections such as 'model:', not a plain value or a list");
