@@ -12,7 +12,7 @@
 #include <cstdio>
 #include <cstring>
 
-#include "dist/comm/gpus.h"
+#include "dist/comm/backend.h"
 #include "dist/launch/socket.h"
 #include "nn/core/base/check.h"
 #include "nn/core/device.h"
@@ -198,12 +198,14 @@ std::vector<NetworkRow> check_path(Communicator& host, const NetworkPath& path) 
   return rows;
 }
 
-int start_network_check(const LoadedConfig& loaded, char* const* argv) {
+int start_network_check(LoadedConfig loaded, char* const* argv) {
   DistOptions options = dist_options(loaded);
   const auto origin = loaded.origins.find("dist.timeout_s");
   if (origin == loaded.origins.end() || origin->second == Origin::default_value) options.timeout_s = kTimeout;
   const LaunchPlan plan = plan_launch(options, process_environment());
+  if (plan.kind == LaunchPlan::Kind::threads) settle_backend(loaded, plan, nullptr);
   StartHooks hooks;
+  hooks.joined = [&](Communicator& host) { settle_backend(loaded, plan, &host); };
   hooks.load = hooks.check = hooks.make_directory = [] {};
   hooks.body = [&](Communicator& host) { check_rank(host, loaded, plan, options.timeout_s); };
   return start_ranks(plan, options, argv, hooks);

@@ -39,6 +39,6 @@ std::string gpu_name(int gpu);  // with its PCI address
 
 // Starts the ranks of `loaded`, which has passed check_config(), has them check the network, and prints tables. A
 // rank that does not come within dist.timeout_s (where that is not given: 60 s) is an error. Returns the exit code.
-int start_network_check(const LoadedConfig& loaded, char* const* argv);
+int start_network_check(LoadedConfig loaded, char* const* argv);
 
 }  // namespace topknot

@@ -1,6 +1,8 @@
 #include "train/start.h"
 
-#include "dist/comm/gpus.h"
+#include <fmt/format.h>
+
+#include "dist/comm/backend.h"
 #include "dist/comm/threads_communicator.h"
 #include "nn/core/base/log.h"
 #include "nn/core/base/program.h"
@@ -24,10 +26,11 @@ void tell_of_fallback(const std::string& device) {
 
 DistOptions dist_options(const LoadedConfig& loaded) {
   const auto& dist = loaded.config.dist;
-  if (dist.backend == "nccl")
-    if (const std::string why = cuda_problem(); !why.empty())
-      throw UserError("dist.backend: nccl needs a GPU a rank, but " + why +
-                      "; dist.backend=gloo works without");
+  if (dist.backend != "auto")
+    if (const Backend& backend = backends().find(dist.backend); backend.problem)
+      if (const std::string why = backend.problem(); !why.empty())
+        throw UserError(fmt::format("dist.backend: {} needs {}, but {}; dist.backend=gloo works without",
+                                    dist.backend, backend.needs, why));
   DistOptions options;
   options.backend = dist.backend;
   const auto origin = loaded.origins.find("dist.ranks");
@@ -42,6 +45,25 @@ DistOptions dist_options(const LoadedConfig& loaded) {
   options.check_calls = true;
 #endif
   return options;
+}
+
+void settle_backend(LoadedConfig& loaded, const LaunchPlan& plan, Communicator* host) {
+  std::string& backend = loaded.config.dist.backend;
+  if (backend != "auto") return;
+  BackendChoice choice{"threads", "no launcher started several processes"};
+  if (host) {
+    std::string problem = loaded.config.train.device == "cpu" ? "train.device is cpu" : cuda_problem();
+    Config with_nccl = loaded.config;
+    with_nccl.dist.backend = "nccl";
+    if (problem.empty())
+      if (const auto problems = check_config(with_nccl); !problems.empty())
+        problem = problems.front().message;
+    choice = choose_backend(*host, problem, problem.empty() ? gpu_place(gpu_of(plan, gpu_count())) : "");
+    choice.reason = fmt::format("{} started {} processes; {}", plan.launcher, plan.size, choice.reason);
+  }
+  backend = choice.backend;
+  loaded.origins["dist.backend"] = Origin::chosen;
+  if (plan.rank == 0) log_info(fmt::format("dist.backend: auto takes {}: {}", choice.backend, choice.reason));
 }
 
 int start_ranks(const LaunchPlan& plan, const DistOptions& options, char* const* argv,
@@ -60,6 +82,7 @@ int start_ranks(const LaunchPlan& plan, const DistOptions& options, char* const*
     case LaunchPlan::Kind::process:
       // Inside the group, so that the other ranks learn at once where this one fails.
       run_process_rank(plan, options, [&](Communicator& communicator) {
+        if (hooks.joined) hooks.joined(communicator);
         hooks.load();
         const bool spawned = plan.launcher == "spawn";  // then the launcher has made the folder
         if (plan.rank == 0 && !spawned) {
@@ -89,11 +112,13 @@ int start_training(LoadedConfig loaded, int argc, char* const* argv, bool quiet,
     loaded.origins["exchange.merge"] = Origin::chosen;
   }
   if (loaded.config.output.dir.empty()) loaded.config.output.dir = run_directory_name(loaded.config);
+  if (plan.kind == LaunchPlan::Kind::threads) settle_backend(loaded, plan, nullptr);
   RunDirectory folder{loaded.config.output.dir};
   RunData data;
   if (plan.kind != LaunchPlan::Kind::spawn) install_stop_handlers();
   RunOutcome outcome;  // rank 0's, or this process's
   StartHooks hooks;
+  hooks.joined = [&](Communicator& host) { settle_backend(loaded, plan, &host); };
   // Mistakes must show before there is a run directory, which would be in the corrected run's way.
   hooks.load = [&] {
     parse_device(loaded.config.train.device);

@@ -13,8 +13,14 @@ namespace topknot {
 // on the command line insists.
 DistOptions dist_options(const LoadedConfig& loaded);
 
+// dist.backend: auto by what serves the run, in `loaded`; logged by rank 0. `host`: the group of a process, over which
+// this is collective; null for threads. Another backend stays as it is.
+void settle_backend(LoadedConfig& loaded, const LaunchPlan& plan, Communicator* host);
+
 // How a program wants its ranks; every function may throw.
 struct StartHooks {
+  // Every rank that is a process, after it has joined its group and before anything else; may be empty.
+  std::function<void(Communicator&)> joined = {};
   // Once a process that runs ranks, and before it starts any: load what they need.
   std::function<void()> load;
   // Once a run, before the first rank begins: look for mistakes, then make the folder that the run writes to.

@@ -55,14 +55,14 @@ class Splits {
 
 class GlooCommunicator : public Communicator {
  public:
-  explicit GlooCommunicator(const GlooOptions& options) : options_(options) {
+  explicit GlooCommunicator(const GroupOptions& options) : options_(options) {
     if (options_.serve_store && size() > 1)
       server_ = std::make_unique<TcpStoreServer>(options_.host, options_.port, size(), options_.timeout_s);
     join(server_ ? "127.0.0.1" : options_.host, server_ ? server_->port() : options_.port);
   }
 
   // A split; `server` on its first rank. `name`: how messages call this rank.
-  GlooCommunicator(const GlooOptions& options, std::unique_ptr<TcpStoreServer> server, std::string name,
+  GlooCommunicator(const GroupOptions& options, std::unique_ptr<TcpStoreServer> server, std::string name,
                    std::shared_ptr<Splits> siblings)
       : options_(options), server_(std::move(server)), name_(std::move(name)) {
     join(options_.host, options_.port);
@@ -123,7 +123,7 @@ class GlooCommunicator : public Communicator {
     std::vector<std::vector<std::byte>> all;
     gather_as(Operation::split, std::as_bytes(std::span(&color, 1)), all);
     std::vector<int> members;
-    GlooOptions options = options_;
+    GroupOptions options = options_;
     options.serve_store = false;
     for (int r = 0; r < size(); ++r) {
       int theirs;
@@ -287,7 +287,7 @@ class GlooCommunicator : public Communicator {
     throw CollectiveError(reason.empty() || reason == text ? text : text + "\nfirst error: " + reason);
   }
 
-  GlooOptions options_;
+  GroupOptions options_;
   std::unique_ptr<TcpStoreServer> server_;
   std::string name_;
   const std::shared_ptr<Splits> splits_ = std::make_shared<Splits>();
@@ -302,10 +302,19 @@ class GlooCommunicator : public Communicator {
 
 }  // namespace
 
-std::unique_ptr<Communicator> make_gloo_communicator(const GlooOptions& options) {
+std::unique_ptr<Communicator> make_gloo_communicator(const GroupOptions& options) {
   TOPKNOT_CHECK(options.size >= 1 && options.rank >= 0 && options.rank < options.size,
                 "a rank outside of its group");
   return std::make_unique<GlooCommunicator>(options);
 }
+
+namespace {
+
+const bool registered =
+    (backends().add("gloo", "ranks are processes that talk by TCP; needs a network between the hosts",
+                    {.needs = "a network between the hosts", .join = make_gloo_communicator}),
+     true);
+
+}  // namespace
 
 }  // namespace topknot

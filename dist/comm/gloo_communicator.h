@@ -16,25 +16,12 @@
 // come from any thread. SIGPIPE is ignored from the first connection on, unless the program handles it: a
 // peer's death is an error, not a signal.
 
-#include <memory>
-#include <string>
-
-#include "dist/comm/communicator.h"
+#include "dist/comm/backend.h"
 
 namespace topknot {
 
-struct GlooOptions {
-  int rank = 0, size = 1;
-  std::string host = "127.0.0.1";  // of the store, dist.master
-  int port = 0;
-  bool serve_store = false;  // rank 0 serves the store; false where the launcher does
-  std::string interface;     // dist.interface: network interface; "": the one that reaches the store
-  double timeout_s = 300;    // dist.timeout_s; 0: no limit
-  bool check_calls = false;  // compare operation, sequence number and size across ranks before every call
-};
-
-// Collective over all ranks. Throws UserError (port in use, unknown host) or CollectiveError (somebody did
+// Collective over all ranks. Throws UserError (port in use, unknown host) or CollectiveError (a rank did
 // not come).
-std::unique_ptr<Communicator> make_gloo_communicator(const GlooOptions& options);
+std::unique_ptr<Communicator> make_gloo_communicator(const GroupOptions& options);
 
 }  // namespace topknot

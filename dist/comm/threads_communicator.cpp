@@ -7,6 +7,7 @@
 #include <mutex>
 #include <thread>
 
+#include "dist/comm/backend.h"
 #include "dist/comm/ordered_sum.h"
 #include "dist/launch/socket.h"
 
@@ -329,5 +330,12 @@ void run_thread_ranks(int ranks, double timeout_s, const std::function<void(Comm
   for (auto& thread : threads) thread.join();
   if (first) std::rethrow_exception(first);
 }
+
+namespace {
+
+const bool registered =
+    (backends().add("threads", "ranks are threads of one process; needs nothing", {.needs = "nothing"}), true);
+
+}  // namespace
 
 }  // namespace topknot

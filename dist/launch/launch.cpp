@@ -1,15 +1,16 @@
 #include "dist/launch/launch.h"
 
+#include <fmt/format.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <unistd.h>
 
 #include <charconv>
 #include <cstdlib>
+#include <map>
 #include <vector>
 
 #include "dist/launch/socket.h"
-#include "nn/core/base/suggest.h"
 
 namespace topknot {
 namespace {
@@ -136,25 +137,24 @@ Environment process_environment() {
 }
 
 LaunchPlan plan_launch(const DistOptions& options, const Environment& environment) {
-  const bool processes = options.backend == "gloo" || options.backend == "nccl";
-  if (!processes && options.backend != "threads")
-    throw UserError("dist.backend: " +
-                    unknown_name_message("backend", options.backend, {"gloo", "nccl", "threads"}));
+  const auto word = find_launcher(environment);
+  // A batch script sees its allocation's variables without being one of its tasks.
+  const bool task =
+      word && word->size > 1 && (word->launcher != "srun" || environment("SLURM_STEP_NUM_TASKS"));
+  const bool chooses = options.backend == "auto";
+  const bool processes = chooses ? task : backends().find(options.backend).join != nullptr;
   if (options.ranks && (*options.ranks < 1 || *options.ranks > most_ranks))
     throw UserError("dist.ranks: " + std::to_string(*options.ranks) + " is not from 1 to " +
                     std::to_string(most_ranks));
-  if (processes)
+  if (processes && !chooses)
     if (const auto plan = spawned(environment)) return *plan;
 
-  const auto word = find_launcher(environment);
   LaunchPlan plan;
   if (!processes) {
-    // A batch script sees its allocation's variables without being one of its tasks.
-    const bool task = word && (word->launcher != "srun" || environment("SLURM_STEP_NUM_TASKS"));
-    if (task && word->size > 1)
+    if (task && !chooses)
       throw UserError(word->launcher + " started " + std::to_string(word->size) +
-                      " processes, but dist.backend is threads, which runs all ranks in one; give "
-                      "dist.backend=gloo, or nccl on GPUs");
+                      " processes, but dist.backend is " + options.backend +
+                      ", which runs all ranks in one; give dist.backend=gloo, or nccl on GPUs, or auto");
     plan.size = options.ranks.value_or(1);
     return plan;
   }
@@ -194,19 +194,36 @@ std::unique_ptr<Communicator> join_group(const LaunchPlan& plan, const DistOptio
     const auto parent = number(process_environment(), "TOPKNOT_PARENT");
     if (parent && getppid() != *parent) throw CollectiveError("the launcher of this rank has died");
   }
-  // "=": this interface and not those whose names begin like it. No other thread runs yet.
-  if (options.backend == "nccl" && !options.interface.empty())
-    setenv("NCCL_SOCKET_IFNAME", ("=" + options.interface).c_str(), 0);
-  GlooOptions gloo;
-  gloo.rank = plan.rank;
-  gloo.size = plan.size;
-  gloo.host = plan.host;
-  gloo.port = plan.port;
-  gloo.serve_store = plan.rank == 0 && plan.launcher != "spawn";
-  gloo.interface = options.interface;
-  gloo.timeout_s = options.timeout_s;
-  gloo.check_calls = options.check_calls;
-  return make_gloo_communicator(gloo);
+  GroupOptions group;
+  group.rank = plan.rank;
+  group.size = plan.size;
+  group.host = plan.host;
+  group.port = plan.port;
+  group.serve_store = plan.rank == 0 && plan.launcher != "spawn";
+  group.interface = options.interface;
+  group.timeout_s = options.timeout_s;
+  group.check_calls = options.check_calls;
+  // auto may come to be nccl, whose host side is gloo as well.
+  return backends().find(options.backend == "auto" ? "nccl" : options.backend).join(group);
+}
+
+BackendChoice choose_backend(Communicator& host, const std::string& problem, const std::string& place) {
+  const auto texts = [&](const std::string& mine) {
+    std::vector<std::vector<std::byte>> all;
+    host.all_gather(std::as_bytes(std::span(mine)), all);
+    std::vector<std::string> result;
+    for (const auto& block : all)
+      result.emplace_back(reinterpret_cast<const char*>(block.data()), block.size());
+    return result;
+  };
+  const auto problems = texts(problem), places = texts(place);
+  std::map<std::string, std::size_t> seen;
+  for (std::size_t r = 0; r < problems.size(); ++r) {
+    if (!problems[r].empty()) return {"gloo", fmt::format("rank {}: {}", r, problems[r])};
+    const auto [first, is_new] = seen.emplace(places[r], r);
+    if (!is_new) return {"gloo", fmt::format("ranks {} and {} have the same GPU", first->second, r)};
+  }
+  return {"nccl", "every rank has a GPU of its own"};
 }
 
 void run_process_rank(const LaunchPlan& plan, const DistOptions& options,

@@ -15,19 +15,19 @@
 #include <optional>
 #include <string>
 
+#include "dist/comm/backend.h"
 #include "dist/comm/communicator.h"
-#include "dist/comm/gloo_communicator.h"
 
 namespace topknot {
 
 struct DistOptions {
-  std::string backend = "threads";  // dist.backend: threads, gloo, nccl
+  std::string backend = "threads";  // dist.backend: a registered one, or auto
   std::optional<int> ranks;         // dist.ranks, where the user gave it
   bool ranks_insist = false;        // given for this run: a launcher with another number is then an error
   std::string master;               // dist.master HOST:PORT; "": from the environment
   std::string interface;            // dist.interface
   double timeout_s = 300;           // dist.timeout_s; 0: no limit
-  bool check_calls = false;         // see GlooOptions
+  bool check_calls = false;         // see GroupOptions
 };
 
 struct LaunchPlan {
@@ -48,7 +48,8 @@ struct LaunchPlan {
 using Environment = std::function<std::optional<std::string>(const std::string&)>;
 Environment process_environment();
 
-// Throws UserError: unknown backend, ranks that cannot be, dist.ranks that contradicts the launcher,
+// dist.backend: auto is threads, unless a launcher started this process as one of several. Throws UserError: unknown
+// backend, ranks that cannot be, dist.ranks that contradicts the launcher,
 // launchers that contradict each other, no master.
 LaunchPlan plan_launch(const DistOptions& options, const Environment& environment);
 
@@ -56,9 +57,17 @@ LaunchPlan plan_launch(const DistOptions& options, const Environment& environmen
 // there are fewer GPUs (a launcher may show each process its own only). Threads share the first.
 int gpu_of(const LaunchPlan& plan, int gpus);
 
-// For Kind::process: joins the group. Collective; throws as make_gloo_communicator does. For nccl,
+// For Kind::process: joins the group. Collective; throws as make_gloo_communicator does. For nccl and auto,
 // NCCL_SOCKET_IFNAME becomes dist.interface, unless it is set.
 std::unique_ptr<Communicator> join_group(const LaunchPlan& plan, const DistOptions& options);
+
+// What dist.backend: auto takes for a group of processes, and why.
+struct BackendChoice {
+  std::string backend, reason;
+};
+// Collective; the same on every rank: nccl where no rank has a `problem` with it and every rank has a GPU of its own, by
+// `place` (gpu_place()), else gloo.
+BackendChoice choose_backend(Communicator& host, const std::string& problem, const std::string& place);
 
 // For Kind::process: joins the group, runs body, and tells the other ranks where it throws (and throws on).
 void run_process_rank(const LaunchPlan& plan, const DistOptions& options,

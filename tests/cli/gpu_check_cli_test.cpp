@@ -99,7 +99,7 @@ TEST_CASE("dist.backend=nccl without a GPU is one clear error, whatever the devi
         train_without_gpu("dist.backend=nccl dist.ranks=2 output.dir=" + temp.at("run") + " " + how);
     INFO(how << "\n" << run.output);
     CHECK(run.code == 2);
-    CHECK(run.output.find("error: dist.backend: nccl needs a GPU a rank") == 0);
+    CHECK(run.output.find("error: dist.backend: nccl needs one GPU per rank") == 0);
     CHECK(run.count("\n") == 1);
     CHECK_FALSE(std::filesystem::exists(temp.at("run")));
   }

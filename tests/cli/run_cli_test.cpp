@@ -37,6 +37,7 @@ TEST_CASE("train without arguments, --help and --list print what there is") {
   CHECK(train("--list schedules").has("cosine"));
   CHECK(train("--list collectives").has("all_gather "));
   CHECK(train("--list merges").has("buckets "));
+  CHECK(train("--list backends").has("one GPU per rank"));
 }
 
 TEST_CASE("a dry run shows parameters, groups and bytes, and writes nothing") {
@@ -108,6 +109,28 @@ TEST_CASE("a run directory has its metrics, and its config.yaml repeats the run"
   REQUIRE(run_command("grep -q \"merge: buckets  # auto\" " + temp.at("a/config.yaml")).code == 0);
   REQUIRE(train(temp.at("a/config.yaml") + " output.dir=" + temp.at("b")).code == 0);
   CHECK(checksum_of(temp.at("a")) == checksum_of(temp.at("b")));
+}
+
+TEST_CASE("dist.backend auto is threads by itself and gloo under a launcher without GPUs, and says so") {
+  const TempFolder temp;
+  const std::string rest = kSmall + "compress.name=topk train.device=cpu dist.timeout_s=60 ";
+  const Outcome threads = train(rest + "dist.ranks=2 output.dir=" + temp.at("threads"));
+  INFO(threads.output);
+  REQUIRE(threads.code == 0);
+  CHECK(threads.count("dist.backend: auto takes threads") == 1);
+  CHECK(run_command("grep -q \"backend: threads  # auto\" " + temp.at("threads/config.yaml")).code == 0);
+  const auto rank = [&](int r) {
+    return "RANK=" + std::to_string(r) + " " TOPKNOT_BIN "/train " + rest + "output.dir=" + temp.at("gloo");
+  };
+  const Outcome gloo =
+      run_command("export WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=" + std::to_string(free_port() - 1) +
+                  "; " + rank(1) + " & " + rank(0) + " && wait $!");
+  INFO(gloo.output);
+  REQUIRE(gloo.code == 0);
+  CHECK(gloo.count(
+            "dist.backend: auto takes gloo: torchrun started 2 processes; rank 0: train.device is cpu") == 1);
+  CHECK(run_command("grep -q \"backend: gloo  # auto\" " + temp.at("gloo/config.yaml")).code == 0);
+  CHECK(checksum_of(temp.at("threads")) == checksum_of(temp.at("gloo")));
 }
 
 TEST_CASE("gloo ranks as processes give what threads give") {

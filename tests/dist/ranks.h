@@ -36,7 +36,7 @@ inline std::vector<std::string> errors_of_ranks(const std::string& backend, int 
     threads.emplace_back([&, r] {
       try {
         if (store) {
-          GlooOptions gloo;
+          GroupOptions gloo;
           gloo.rank = r;
           gloo.size = ranks;
           gloo.port = store->port();

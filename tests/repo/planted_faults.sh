@@ -21,10 +21,10 @@ clean_tree() {
   printf 'add_memory<M>("memory_a", "help");\nindex_codecs().add("code_a", "help", f);\n' >compress/c.cpp
   printf 'value_codecs().add(\n  "values_a", "help", f);\n' >compress/d.cpp
   printf 'optimizers().add("rule_a", f);\nconst bool x = (schedules().add("plan_a", f), true);\n' >optim/a.cpp
-  printf 'collectives().add("collect_a", "help", f);\nmerge_rules().add("merge_a", "help", f);\n' >dist/a.cpp
+  printf 'collectives().add("collect_a", "help", f);\nmerge_rules().add("merge_a", "help", f);\nbackends().add("backend_a", "help", f);\n' >dist/a.cpp
   cat >fake_train <<'END'
 #!/bin/sh
-case $2 in models) n="model_a model_b model_c" ;; datasets) n=data_a ;; compressors) n="method_a method_b" ;; selections) n=select_a ;; memories) n=memory_a ;; codecs) n=code_a ;; values) n=values_a ;; optimizers) n=rule_a ;; schedules) n=plan_a ;; collectives) n=collect_a ;; merges) n=merge_a ;; esac
+case $2 in models) n="model_a model_b model_c" ;; datasets) n=data_a ;; compressors) n="method_a method_b" ;; selections) n=select_a ;; memories) n=memory_a ;; codecs) n=code_a ;; values) n=values_a ;; optimizers) n=rule_a ;; schedules) n=plan_a ;; collectives) n=collect_a ;; merges) n=merge_a ;; backends) n=backend_a ;; esac
 for name in $n; do echo "$name   help"; done
 END
   chmod +x fake_train

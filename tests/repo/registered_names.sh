@@ -43,5 +43,6 @@ check values RegisterValueCodec compress 'value_codecs\(\)\.add'
 check optimizers RegisterOptimizer optim
 check schedules RegisterSchedule optim
 check collectives RegisterCollective dist
+check backends RegisterBackend dist
 check merges RegisterMerge dist 'merge_rules\(\)\.add'
 exit "$status"

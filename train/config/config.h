@@ -90,7 +90,7 @@ struct Config {
   } exchange;
 
   struct Dist {
-    std::string backend = "threads";
+    std::string backend = "auto";
     int ranks = 1;
     std::string master;
     std::string interface;

@@ -9,6 +9,7 @@
 #include "compress/memory/memory.h"
 #include "compress/select/selector.h"
 #include "data/dataset.h"
+#include "dist/comm/backend.h"
 #include "dist/plan/merge_plan.h"
 #include "dist/sparse/sparse_collective.h"
 #include "nn/models/model.h"
@@ -258,8 +259,10 @@ std::vector<Key> machine_keys() {
              "is compressed and travels; 0: no hierarchy"),
 
       text("dist.backend", at<d, &Dist::backend>,
-           "ranks are threads of this process, or processes that talk by TCP, or by NCCL from GPU to GPU",
-           {"threads", "gloo", "nccl"}),
+           "how ranks start and talk (train --list backends); auto: threads; under torchrun, mpirun or srun "
+           "nccl "
+           "where each rank has a GPU, else gloo",
+           with("auto", backends().names())),
       number("dist.ranks", at<d, &Dist::ranks>, 1, 1024, "how many ranks train together"),
       text("dist.master", at<d, &Dist::master>, "processes on several hosts: HOST:PORT where rank 0 listens"),
       text("dist.interface", at<d, &Dist::interface>, "gloo, nccl: network interface to use, such as eth0"),
@@ -348,7 +351,8 @@ const std::vector<NameList>& name_lists() {
                                               {"optimizers", "optimizer", optimizers()},
                                               {"schedules", "schedule", schedules()},
                                               {"collectives", "collective", collectives()},
-                                              {"merges", "merge rule", merge_rules()}};
+                                              {"merges", "merge rule", merge_rules()},
+                                              {"backends", "backend", backends()}};
   return lists;
 }
 

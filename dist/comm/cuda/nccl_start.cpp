@@ -5,10 +5,11 @@
 #include <fstream>
 #include <map>
 
+#include "dist/comm/backend.h"
 #include "dist/comm/cuda/nccl_start.h"
 #include "nn/core/cuda/check.h"
 
-namespace topknot::cuda {
+namespace topknot {
 namespace {
 
 std::string host_name() {
@@ -17,7 +18,7 @@ std::string host_name() {
   return name;
 }
 
-// What NCCL takes for the host: two ranks with the same one and the same GPU cannot meet.
+// Two ranks with the same identity of the host and the same GPU cannot meet over NCCL.
 std::string host_identity() {
   if (const char* given = std::getenv("NCCL_HOSTID"); given && *given) return given;
   std::string boot;
@@ -25,10 +26,28 @@ std::string host_identity() {
   return host_name() + " " + boot;
 }
 
-void check_one_rank_a_gpu(Communicator& host, int device) {
+}  // namespace
+
+int gpu_count() {
+  int count = 0;
+  if (cudaGetDeviceCount(&count) == cudaSuccess) return count;
+  cudaGetLastError();  // no GPU: no failure of a later call
+  return 0;
+}
+
+std::string gpu_place(int gpu) {
   char bus[32] = "";
-  TOPKNOT_CUDA(cudaDeviceGetPCIBusId(bus, sizeof bus, device));
-  const std::string place = host_identity() + "\n" + bus + "\n" + host_name();
+  TOPKNOT_CUDA(cudaDeviceGetPCIBusId(bus, sizeof bus, gpu));
+  return host_identity() + "\n" + bus + "\n" + host_name();
+}
+
+}  // namespace topknot
+
+namespace topknot::cuda {
+namespace {
+
+void check_one_rank_per_gpu(Communicator& host, int device) {
+  const std::string place = gpu_place(device);
   std::vector<std::vector<std::byte>> all;
   host.all_gather(std::as_bytes(std::span(place)), all);
   std::map<std::string, std::size_t> seen;
@@ -41,7 +60,7 @@ void check_one_rank_a_gpu(Communicator& host, int device) {
     throw UserError("dist.backend nccl: ranks " + std::to_string(first->second) + " and " +
                     std::to_string(r) + " are on the same GPU (" + text.substr(gpu, name - gpu - 1) + " of " +
                     text.substr(name) +
-                    "), and NCCL takes one rank a GPU; start as many ranks a host as it has GPUs, or use "
+                    "), and NCCL takes one rank per GPU; start as many ranks per host as it has GPUs, or use "
                     "dist.backend=threads for several ranks on one");
   }
 }
@@ -66,7 +85,7 @@ ncclUniqueId meet_for_nccl(Communicator& host, int device) {
   if (const ncclResult_t result = ncclGetVersion(&version); result != ncclSuccess)
     throw CudaError("rank " + std::to_string(host.rank()) + ": " + nccl_text("ncclGetVersion", result));
   check_same(host, "the version of NCCL (libnccl.so)", nccl_version_text(version));
-  check_one_rank_a_gpu(host, device);
+  check_one_rank_per_gpu(host, device);
   ncclUniqueId id{};
   if (host.rank() == 0)
     if (const ncclResult_t result = ncclGetUniqueId(&id); result != ncclSuccess)

@@ -9,7 +9,7 @@
 namespace topknot {
 namespace {
 
-const std::vector<std::string> backends = {"threads", "gloo"};
+const std::vector<std::string> kBackends = {"threads", "gloo"};
 
 std::vector<std::byte> block_of(int rank, std::size_t length) {
   std::vector<std::byte> block(length);
@@ -75,7 +75,7 @@ Sums sum_in_rank_order(int ranks, const std::vector<std::size_t>& lengths, float
 }  // namespace
 
 TEST_CASE("all_gather brings every rank's block, whatever its length") {
-  for (const auto& backend : backends)
+  for (const auto& backend : kBackends)
     for (int ranks = 1; ranks <= 8; ++ranks) {
       INFO(backend << " with " << ranks << " ranks");
       std::vector<int> wrong(ranks);
@@ -110,7 +110,7 @@ TEST_CASE("all_gather brings every rank's block, whatever its length") {
 }
 
 TEST_CASE("all_reduce sums exactly with either order on every backend") {
-  for (const auto& backend : backends)
+  for (const auto& backend : kBackends)
     for (int ranks = 1; ranks <= 8; ++ranks)
       for (const auto order : {SumOrder::ranks, SumOrder::library}) {
         INFO(backend << ", " << ranks << " ranks");
@@ -137,7 +137,7 @@ TEST_CASE("a sum in rank order has the same bits on threads, on gloo and in a pl
 }
 
 TEST_CASE("doubles are summed in rank order") {
-  for (const auto& backend : backends)
+  for (const auto& backend : kBackends)
     for (const std::size_t count : {3u, 9001u}) {
       INFO(backend << ", " << count);
       const auto value = [](int rank, std::size_t i) {
@@ -157,7 +157,7 @@ TEST_CASE("doubles are summed in rank order") {
 }
 
 TEST_CASE("broadcast brings the root's bytes to all") {
-  for (const auto& backend : backends)
+  for (const auto& backend : kBackends)
     for (int ranks = 1; ranks <= 8; ++ranks) {
       INFO(backend << " with " << ranks << " ranks");
       std::vector<int> wrong(ranks);
@@ -174,7 +174,7 @@ TEST_CASE("broadcast brings the root's bytes to all") {
 }
 
 TEST_CASE("a barrier lets nobody through before all have come") {
-  for (const auto& backend : backends) {
+  for (const auto& backend : kBackends) {
     std::atomic<int> come{0};
     std::vector<int> seen(4);
     run_ranks(backend, 4, [&](Communicator& c) {
@@ -215,7 +215,7 @@ TEST_CASE("calls of different kinds follow each other without mixing, with call 
 }
 
 TEST_CASE("ranks that disagree about the configuration all get the same message") {
-  for (const auto& backend : backends) {
+  for (const auto& backend : kBackends) {
     run_ranks(backend, 3, [](Communicator& c) { check_same(c, "the configuration", "abc"); });
     const auto errors = errors_of_ranks(backend, 3, [](Communicator& c) {
       check_same(c, "the configuration", c.rank() == 2 ? "abd" : "abc");

@@ -9,7 +9,7 @@
 namespace topknot {
 namespace {
 
-const std::vector<std::string> backends = {"threads", "gloo"};
+const std::vector<std::string> kBackends = {"threads", "gloo"};
 
 bool contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
@@ -34,7 +34,7 @@ struct Gate {
 }  // namespace
 
 TEST_CASE("a rank that never comes ends the others' call at the deadline") {
-  for (const auto& backend : backends)
+  for (const auto& backend : kBackends)
     for (const std::size_t count : {10u, 50000u}) {
       Gate gate;
       const auto errors = errors_of_ranks(backend, 3,
@@ -65,7 +65,7 @@ TEST_CASE("a rank that never comes ends the others' call at the deadline") {
 }
 
 TEST_CASE("abort ends the others' calls at once, with the reason") {
-  for (const auto& backend : backends) {
+  for (const auto& backend : kBackends) {
     const auto errors = errors_of_ranks(backend, 4,
                                         [&](Communicator& c) {
                                           if (c.rank() == 1) {
@@ -86,7 +86,7 @@ TEST_CASE("abort ends the others' calls at once, with the reason") {
 }
 
 TEST_CASE("the first of several reasons stays") {
-  for (const auto& backend : backends) {
+  for (const auto& backend : kBackends) {
     Gate entered, gate;
     const auto errors = errors_of_ranks(backend, 3,
                                         [&](Communicator& c) {
@@ -115,7 +115,7 @@ TEST_CASE("the first of several reasons stays") {
 }
 
 TEST_CASE("abort from another thread of a rank ends its own call") {
-  for (const auto& backend : backends) {
+  for (const auto& backend : kBackends) {
     Gate gate;
     const auto errors = errors_of_ranks(backend, 2,
                                         [&](Communicator& c) {
@@ -149,7 +149,7 @@ TEST_CASE("abort from another thread of a rank ends its own call") {
 }
 
 TEST_CASE("after a failure every call throws") {
-  for (const auto& backend : backends) {
+  for (const auto& backend : kBackends) {
     Gate entered;
     std::vector<int> thrown(2);
     errors_of_ranks(backend, 2,
@@ -172,7 +172,7 @@ TEST_CASE("after a failure every call throws") {
 }
 
 TEST_CASE("a rank that leaves early ends the others' calls") {
-  for (const auto& backend : backends) {
+  for (const auto& backend : kBackends) {
     const auto errors = errors_of_ranks(backend, 3,
                                         [&](Communicator& c) {
                                           c.barrier();
@@ -188,7 +188,7 @@ TEST_CASE("a rank that leaves early ends the others' calls") {
 }
 
 TEST_CASE("ranks that make different calls are told which") {
-  for (const auto& backend : backends) {
+  for (const auto& backend : kBackends) {
     const auto errors = errors_of_ranks(backend, 2, [&](Communicator& c) {
       std::vector<float> data(20000);
       if (c.rank() == 0)
@@ -206,7 +206,7 @@ TEST_CASE("ranks that make different calls are told which") {
 }
 
 TEST_CASE("ranks that sum different lengths are told which") {
-  for (const auto& backend : backends)
+  for (const auto& backend : kBackends)
     for (const std::size_t count : {100u, 20000u}) {
       const auto errors = errors_of_ranks(backend, 2, [&](Communicator& c) {
         std::vector<float> data(count + c.rank());

@@ -10,7 +10,7 @@ namespace {
 
 using Blocks = std::vector<std::vector<std::byte>>;
 
-const std::vector<std::string> backends = {"threads", "gloo"};
+const std::vector<std::string> kBackends = {"threads", "gloo"};
 
 bool contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
@@ -29,7 +29,7 @@ std::vector<std::byte> block_of(int from, int to, int round) {
 }  // namespace
 
 TEST_CASE("all_to_all brings each rank what the others made for it, whatever its length") {
-  for (const auto& backend : backends)
+  for (const auto& backend : kBackends)
     for (int ranks = 1; ranks <= 8; ++ranks) {
       const bool check_calls = ranks % 3 == 0;
       INFO(backend << " with " << ranks << " ranks");
@@ -52,7 +52,7 @@ TEST_CASE("all_to_all brings each rank what the others made for it, whatever its
 }
 
 TEST_CASE("send_receive carries a ring, a tree and single messages; who has no part only counts the call") {
-  for (const auto& backend : backends)
+  for (const auto& backend : kBackends)
     for (int ranks = 2; ranks <= 8; ++ranks) {
       const bool check_calls = ranks % 3 == 0;
       INFO(backend << " with " << ranks << " ranks");
@@ -117,7 +117,7 @@ TEST_CASE("point-to-point calls and collectives follow each other without mixing
 }
 
 TEST_CASE("a send_receive whose receiver expects nothing is told to all") {
-  for (const auto& backend : backends) {
+  for (const auto& backend : kBackends) {
     const auto errors = errors_of_ranks(backend, 3, [&](Communicator& c) {
       std::vector<std::byte> theirs;
       c.send_receive(c.rank() == 2 ? 0 : -1, std::vector<std::byte>(10), -1, theirs);
@@ -130,7 +130,7 @@ TEST_CASE("a send_receive whose receiver expects nothing is told to all") {
 }
 
 TEST_CASE("a send_receive whose sender does not send is told to all") {
-  for (const auto& backend : backends) {
+  for (const auto& backend : kBackends) {
     const auto errors = errors_of_ranks(backend, 3, [&](Communicator& c) {
       std::vector<std::byte> theirs;
       c.send_receive(-1, {}, c.rank() == 1 ? 2 : -1, theirs);
@@ -170,7 +170,7 @@ TEST_CASE(
 }
 
 TEST_CASE("all_to_all beside another call is told to all") {
-  for (const auto& backend : backends) {
+  for (const auto& backend : kBackends) {
     const auto errors = errors_of_ranks(backend, 2, [&](Communicator& c) {
       Blocks blocks(2), theirs;
       if (c.rank() == 0)

@@ -9,7 +9,7 @@
 namespace topknot {
 namespace {
 
-const std::vector<std::string> backends = {"threads", "gloo"};
+const std::vector<std::string> kBackends = {"threads", "gloo"};
 
 bool contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
@@ -27,7 +27,7 @@ float sum_of(Communicator& c, float mine, std::size_t length) {
 TEST_CASE("a split joins the ranks of one color in their order, whatever the colors") {
   const std::vector<std::vector<int>> colorings = {
       {0}, {5, 5}, {1, 0}, {0, 1, 0, 1}, {7, -3, 7, 7, 2}, {0, 0, 1, 1, 2, 2}, {3, 3, 3, 3, 3, 3, 3}};
-  for (const auto& backend : backends)
+  for (const auto& backend : kBackends)
     for (const auto& colors : colorings) {
       const int ranks = static_cast<int>(colors.size());
       INFO(backend << " with " << ranks << " ranks");
@@ -48,7 +48,7 @@ TEST_CASE("a split joins the ranks of one color in their order, whatever the col
 }
 
 TEST_CASE("calls on a communicator, on its splits and on theirs follow each other without mixing") {
-  for (const auto& backend : backends) {
+  for (const auto& backend : kBackends) {
     std::vector<int> wrong(6);
     run_ranks(backend, 6, [&](Communicator& c) {
       const int me = c.rank();
@@ -69,7 +69,7 @@ TEST_CASE("calls on a communicator, on its splits and on theirs follow each othe
 }
 
 TEST_CASE("a split outlives the communicator that it came from") {
-  for (const auto& backend : backends) {
+  for (const auto& backend : kBackends) {
     std::vector<std::unique_ptr<Communicator>> parts(4);
     std::vector<float> sums(4);
     const auto errors =
@@ -87,7 +87,7 @@ TEST_CASE("a split outlives the communicator that it came from") {
 }
 
 TEST_CASE("a rank that gives up ends the calls on splits, its own and those of others") {
-  for (const auto& backend : backends) {
+  for (const auto& backend : kBackends) {
     const auto errors = errors_of_ranks(backend, 4,
                                         [&](Communicator& c) {
                                           const auto pair = c.split(c.rank() / 2);
@@ -108,7 +108,7 @@ TEST_CASE("a rank that gives up ends the calls on splits, its own and those of o
 }
 
 TEST_CASE("a split does not survive the giving up of the one that it came from") {
-  for (const auto& backend : backends) {
+  for (const auto& backend : kBackends) {
     const auto errors = errors_of_ranks(backend, 2,
                                         [&](Communicator& c) {
                                           const auto part = c.split(0);
@@ -125,7 +125,7 @@ TEST_CASE("a split does not survive the giving up of the one that it came from")
 }
 
 TEST_CASE("a rank that ends inside a split's call ends the others by the deadline") {
-  for (const auto& backend : backends) {
+  for (const auto& backend : kBackends) {
     const auto begin = std::chrono::steady_clock::now();
     const auto errors = errors_of_ranks(backend, 4,
                                         [&](Communicator& c) {
@@ -148,7 +148,7 @@ TEST_CASE("a rank that ends inside a split's call ends the others by the deadlin
 }
 
 TEST_CASE("a rank that does not come to a split ends the others at the deadline") {
-  for (const auto& backend : backends) {
+  for (const auto& backend : kBackends) {
     const auto errors =
         errors_of_ranks(backend, 3,
                         [&](Communicator& c) {

@@ -3,6 +3,7 @@
 #include <map>
 
 #include "dist/launch/socket.h"
+#include "tests/dist/ranks.h"
 #include "tests/support/catch.h"
 
 namespace topknot {
@@ -156,6 +157,46 @@ TEST_CASE("threads under a launcher of several processes is an error, a batch sc
   CHECK(contains(error_of(DistOptions{}, torchrun), "dist.backend=gloo"));
   CHECK(contains(error_of(DistOptions{}, both(srun, {{"SLURM_STEP_NUM_TASKS", "16"}})), "dist.backend=gloo"));
   CHECK(error_of(DistOptions{}, srun).empty());
+}
+
+TEST_CASE("auto is threads by itself and in a batch script, and a process under a launcher of several") {
+  DistOptions options;
+  options.backend = "auto";
+  options.ranks = 4;
+  for (const Variables& variables :
+       {Variables{}, srun, Variables{{"RANK", "0"}, {"WORLD_SIZE", "1"}},
+        Variables{{"TOPKNOT_RANK", "2"}, {"TOPKNOT_RANKS", "4"}, {"TOPKNOT_MASTER", "127.0.0.1:4711"}}}) {
+    const auto plan = plan_launch(options, from(variables));
+    CHECK(plan.kind == LaunchPlan::Kind::threads);
+    CHECK(plan.size == 4);
+  }
+  const auto plan = plan_launch(options, from(torchrun));
+  CHECK(plan.kind == LaunchPlan::Kind::process);
+  CHECK(plan.rank == 5);
+  CHECK(plan.size == 8);
+  options.master = "node0:29500";
+  CHECK(plan_launch(options, from(mpirun)).launcher == "mpirun");
+  CHECK(plan_launch(options, from(both(srun, {{"SLURM_STEP_NUM_TASKS", "16"}}))).launcher == "srun");
+}
+
+TEST_CASE("auto takes nccl where every rank has a GPU of its own, else gloo, on every rank the same") {
+  const auto choice = [](std::vector<std::string> problems, std::vector<std::string> places) {
+    std::vector<BackendChoice> choices(3);
+    run_ranks("threads", 3, [&](Communicator& host) {
+      const auto r = static_cast<std::size_t>(host.rank());
+      choices[r] = choose_backend(host, problems[r], places[r]);
+    });
+    for (const BackendChoice& each : choices) CHECK(each.reason == choices[0].reason);
+    for (const BackendChoice& each : choices) CHECK(each.backend == choices[0].backend);
+    return choices[0];
+  };
+  CHECK(choice({"", "", ""}, {"a 0", "a 1", "b 0"}).backend == "nccl");
+  const auto none = choice({"", "no GPU", ""}, {"a 0", "", "b 0"});
+  CHECK(none.backend == "gloo");
+  CHECK(none.reason == "rank 1: no GPU");
+  const auto shared = choice({"", "", ""}, {"a 0", "b 0", "a 0"});
+  CHECK(shared.backend == "gloo");
+  CHECK(shared.reason == "ranks 0 and 2 have the same GPU");
 }
 
 TEST_CASE("values that cannot be are errors that name the key or the variable") {

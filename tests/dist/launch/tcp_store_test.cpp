@@ -24,8 +24,8 @@ int free_port() {
   return local_port(listen_on("127.0.0.1", 0).get());
 }
 
-GlooOptions options_of(int rank, int size, int port, double timeout_s) {
-  GlooOptions options;
+GroupOptions options_of(int rank, int size, int port, double timeout_s) {
+  GroupOptions options;
   options.rank = rank;
   options.size = size;
   options.port = port;

@@ -20,7 +20,7 @@ using testing::RunPlan;
 using testing::TinyModel;
 using Blocks = std::vector<std::vector<std::byte>>;
 
-const std::vector<std::string> backends = {"threads", "gloo"};
+const std::vector<std::string> kBackends = {"threads", "gloo"};
 
 // testing::run() on a backend.
 std::vector<RankRecord> run_on(const std::string& backend, const RunPlan& plan) {
@@ -98,7 +98,7 @@ RunPlan flat_plan_of(const Cluster& shape, const RunPlan& plan) {
 }  // namespace
 
 TEST_CASE("hosts of ranks make every kind of call as one rank a host would") {
-  for (const auto& backend : backends) {
+  for (const auto& backend : kBackends) {
     std::vector<int> wrong(6);
     run_ranks(backend, 6, [&](Communicator& flat) {
       const int me = flat.rank(), host = me / 2;
@@ -208,7 +208,7 @@ TEST_CASE("what a hierarchy has not sent stays in its hosts' residuals") {
   }
 }
 
-TEST_CASE("a hierarchy ends with the same bits on all ranks and both backends, whatever the arrival") {
+TEST_CASE("a hierarchy ends with the same bits on all ranks and both kBackends, whatever the arrival") {
   for (const auto& shape : shapes)
     for (const std::string method : {"topk", "dgc", "powersgd", "qsgd"}) {
       if (shape.ranks_per_host == 3 && method != "powersgd") continue;
@@ -241,7 +241,7 @@ TEST_CASE("sparse collectives run between hosts") {
       plan.gradient = whole_value;
       plan.options.collective = collective;
       const auto flat = run_on("threads", flat_plan_of(shape, plan));
-      for (const auto& backend : backends) {
+      for (const auto& backend : kBackends) {
         if (backend == "gloo" && plan.ranks != 4) continue;
         const auto records = run_on(backend, plan);
         for (int r = 0; r < plan.ranks; ++r) {
@@ -254,7 +254,7 @@ TEST_CASE("sparse collectives run between hosts") {
 }
 
 TEST_CASE("one rank's NaN makes all hosts skip the step, which leaves no trace") {
-  for (const auto& backend : backends) {
+  for (const auto& backend : kBackends) {
     RunPlan plan = plan_of({2, 2}, "topk", "none");
     plan.steps = 3;
     plan.gradient = [](std::int64_t step, int rank, std::size_t element) {
@@ -276,7 +276,7 @@ TEST_CASE("one rank's NaN makes all hosts skip the step, which leaves no trace")
 }
 
 TEST_CASE("a rank that gives up in a step ends all ranks of all hosts") {
-  for (const auto& backend : backends) {
+  for (const auto& backend : kBackends) {
     const auto errors = errors_of_ranks(backend, 4,
                                         [&](Communicator& communicator) {
                                           TinyModel model;
