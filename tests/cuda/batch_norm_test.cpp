@@ -14,7 +14,7 @@ void check_method(BatchNormKind kind, const BatchNormSetup& setup, DType type) {
   const BatchNormProbe probe(setup, type);
   try {
     check_formula(probe, by_method(kind, probe), kind == BatchNormKind::kernels ? 1 : 2);
-  } catch (const cuda::BatchNormRefused& refused) {
+  } catch (const cuda::BatchNormUnsupported& refused) {
     WARN("refused: " << refused.what());
   }
 }

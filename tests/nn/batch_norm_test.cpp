@@ -93,12 +93,12 @@ TEST_CASE("batch_norm agrees with the formula on odd shapes: one image, one pixe
 
 TEST_CASE("batch_norm of constant channels is beta, and its input gradient is finite") {
   Leaf x({2, 2, 2, 2}, std::vector<float>(16, 3.0f)), gamma({2}, {2, 2}), beta({2}, {0.5f, -0.5f});
-  std::vector<float> mean(2, 0.0f), variance(2, 1.0f);
+  Buffer mean{"mean", std::vector<float>(2, 0.0f)}, variance{"variance", std::vector<float>(2, 1.0f)};
   const Variable y = batch_norm(x.variable(), gamma.variable(), beta.variable(), {}, {&mean, &variance}, {});
   for (std::size_t i = 0; i < 16; ++i)
     CHECK(values_of(y)[i] == Approx(i / 4 % 2 ? -0.5f : 0.5f).margin(1e-3));
-  CHECK(mean[0] == Approx(0.3f));
-  CHECK(variance[0] == Approx(0.9f));
+  CHECK(mean.values[0] == Approx(0.3f));
+  CHECK(variance.values[0] == Approx(0.9f));
   backward(weighted_sum(y, random_values(16, 1)));
   for (float d : x.gradient()) CHECK(std::isfinite(d));
 }
@@ -123,7 +123,7 @@ TEST_CASE("batch_norm keeps the variance of inputs far from zero within the roun
   }
 }
 
-TEST_CASE("batch_norm refuses shapes that do not fit") {
+TEST_CASE("batch_norm rejects shapes that do not fit") {
   Leaf gamma({4}, {1, 1, 1, 1}), beta({4}, {0, 0, 0, 0}), three({3}, {1, 1, 1});
   Buffer mean{"mean", std::vector<float>(4)}, variance{"variance", std::vector<float>(4)};
   const BatchNormState state{&mean, &variance};

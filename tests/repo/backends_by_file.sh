@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Backends are chosen by file, not by #ifdef, and each outside library is met in few files. What instruction
-# sets differ in is in nn/core/simd.h and nn/core/stream.h.
+# sets differ in is in nn/core/simd.h.
 #   backends_by_file.sh ROOT
 set -euo pipefail
 cd "${1:?usage: backends_by_file.sh ROOT}"
@@ -24,7 +24,7 @@ cuda_file='[^:]*/cuda/[^:]*'
 stub_file='[^:]*_stub\.cpp'
 only_in "a conditional on a backend" \
   '^[[:space:]]*#[[:space:]]*(if|ifdef|ifndef|elif|elifdef)\b.*(CUDA|NVCC|CUDNN|NCCL|DNNL|ONEDNN|GLOO|_OPENMP|__x86|__AVX|__SSE|__aarch64|__ARM)' \
-  "$cpu_file|$cuda_file|$stub_file|nn/core/(simd|stream|host_device)\.h" \
+  "$cpu_file|$cuda_file|$stub_file|nn/core/(simd|host_device)\.h" \
   "choose by file instead: cpu/x.cpp, cuda/x.cpp or cuda/x.cu, x_stub.cpp"
 include='^[[:space:]]*#[[:space:]]*include[[:space:]]*<'
 only_in "oneDNN" "${include}(oneapi|dnnl)" "$cpu_file" "it is met in nn/ops/cpu and nn/core/device_cpu.cpp only"

@@ -56,13 +56,13 @@ TEST_CASE("pooling and losses have the same bits in any order of blocks and thre
   CHECK(same_bits(one, other));
 }
 
-TEST_CASE("every method of batch norm is there where its conditions hold, and refuses where not") {
+TEST_CASE("every method of batch norm is there where its conditions hold, and rejects where not") {
   const OnGpu gpu;
   const auto refused = [](BatchNormKind kind, const BatchNormSetup& s, DType type) {
     try {
       by_method(kind, BatchNormProbe(s, type));
       return false;
-    } catch (const cuda::BatchNormRefused&) {
+    } catch (const cuda::BatchNormUnsupported&) {
       return true;
     }
   };
@@ -76,7 +76,7 @@ TEST_CASE("every method of batch norm is there where its conditions hold, and re
   CHECK(refused(BatchNormKind::spatial, {2, 8, 3, 3, true, true, false}, DType::f32));  // evaluation
 }
 
-TEST_CASE("where cuDNN refuses a shape, the choice falls on the kernels") {
+TEST_CASE("where cuDNN rejects a shape, the choice falls on the kernels") {
   const stand_in::Settings settings;
   const BatchNormProbe p({3, 8, 4, 3, true, true}, DType::f32);
   BatchNormResult kernels;

@@ -10,7 +10,7 @@
 namespace topknot {
 namespace {
 
-TEST_CASE("a GPU out of memory says what was asked for and what to lower") {
+TEST_CASE("a GPU out of memory names the size asked for and what to lower") {
   const stand_in::Settings settings;
   stand_in::machine().memory = stand_in::bytes_in_use() + (1 << 20);
   const OnGpu gpu;
@@ -41,7 +41,7 @@ TEST_CASE("a capture without memory says so, and the stream is of use afterwards
   CHECK(Tensor::zeros({3}, Layout::plain, device).to_vector() == std::vector<float>(3));
 }
 
-TEST_CASE("a capture refuses copies of pageable memory, and events of an earlier capture outside of it") {
+TEST_CASE("a capture rejects copies of pageable memory, and events of an earlier capture outside of it") {
   const OnGpu gpu;
   const Device device = gpu.device();
   Tensor data = Tensor::zeros({4}, Layout::plain, device);
