@@ -1,6 +1,8 @@
 // CIFAR-10, binary version: Krizhevsky, "Learning multiple layers of features from tiny images", 2009. A
-// record is 3073 bytes: the label, then 1024 bytes each of red, green and blue, rows first. 10000 records a
+// record is 3073 bytes: the label, then 1024 bytes each of red, green and blue, rows first. 10000 records per
 // file.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <filesystem>
 
@@ -18,15 +20,15 @@ void append_file(const std::string& folder, const std::string& name, std::vector
   const std::vector<std::uint8_t> content = read_file(path);
   const auto size = static_cast<std::int64_t>(content.size());
   if (size != kRecord * kRecordsPerFile)
-    throw UserError("damaged CIFAR-10 file '" + path + "': " + std::to_string(size) + " bytes, expected " +
-                    std::to_string(kRecord * kRecordsPerFile) + " (10000 records of 3073); " +
-                    (size < kRecord * kRecordsPerFile ? "it is truncated" : "it is too long") +
-                    fetch_hint("cifar10", folder));
+    throw UserError(fmt::format(
+        "damaged CIFAR-10 file '{}': {} bytes, expected {} (10000 records of 3073); {}{}", path, size,
+        kRecord * kRecordsPerFile, size < kRecord * kRecordsPerFile ? "it is truncated" : "it is too long",
+        fetch_hint("cifar10", folder)));
   for (std::int64_t i = 0; i < kRecordsPerFile; ++i)
     if (const int label = content[static_cast<std::size_t>(i * kRecord)]; label > 9)
-      throw UserError("damaged CIFAR-10 file '" + path + "': record " + std::to_string(i) +
-                      " (from 0) has label " + std::to_string(label) + ", labels are 0 to 9" +
-                      fetch_hint("cifar10", folder));
+      throw UserError(
+          fmt::format("damaged CIFAR-10 file '{}': record {} (from 0) has label {}, labels are 0 to 9{}",
+                      path, i, label, fetch_hint("cifar10", folder)));
   records.insert(records.end(), content.begin(), content.end());
 }
 
@@ -35,7 +37,7 @@ class Cifar10 final : public Dataset {
   Cifar10(const DatasetOptions& options, Split split) {
     std::vector<std::string> names;
     if (split == Split::train)
-      for (int i = 1; i <= 5; ++i) names.push_back("data_batch_" + std::to_string(i) + ".bin");
+      for (int i = 1; i <= 5; ++i) names.push_back(fmt::format("data_batch_{}.bin", i));
     else
       names.push_back("test_batch.bin");
     const std::string folder =
@@ -49,10 +51,6 @@ class Cifar10 final : public Dataset {
   std::int64_t size() const override { return size_; }
   Shape sample_shape() const override { return {3, 32, 32}; }
   int classes() const override { return 10; }
-  void get(std::int64_t index, float* sample) const override {
-    const std::uint8_t* pixels = bytes(index);
-    for (std::int64_t i = 0; i < kPixels; ++i) sample[i] = static_cast<float>(pixels[i]) / 255.0f;
-  }
   const std::uint8_t* bytes(std::int64_t index) const override {
     return records_.data() + index * kRecord + 1;
   }

@@ -10,6 +10,12 @@
 
 namespace topknot {
 
+void Dataset::get(std::int64_t index, float* sample) const {
+  const std::uint8_t* pixels = bytes(index);
+  for (std::int64_t i = 0; i < sample_shape().numel(); ++i)
+    sample[i] = static_cast<float>(pixels[i]) / 255.0f;
+}
+
 std::int32_t Dataset::label(std::int64_t) const {
   throw Error("data set '" + name() + "' has no labels");
 }
@@ -31,11 +37,11 @@ std::int64_t limited_size(const DatasetOptions& options, Split split, std::int64
   const bool train = split == Split::train;
   const std::int64_t wanted = train ? options.train_size : options.test_size;
   const std::string key = train ? "data.train_size" : "data.test_size";
-  if (wanted < 0)
-    throw UserError(key + ": " + std::to_string(wanted) + " is negative; give 0 for all samples");
+  if (wanted < 0) throw UserError(fmt::format("{}: {} is negative; give 0 for all samples", key, wanted));
   if (wanted > available)
-    throw UserError(key + ": " + std::to_string(wanted) + " samples asked for, the data set has " +
-                    std::to_string(available) + "; give at most that, or 0 for all");
+    throw UserError(
+        fmt::format("{}: {} samples asked for, the data set has {}; give at most that, or 0 for all", key,
+                    wanted, available));
   return wanted == 0 ? available : wanted;
 }
 
@@ -49,22 +55,23 @@ bool is_file(const fs::path& path) {
 }
 
 std::string missing(const std::string& dataset, const std::string& folder, const std::string& what) {
-  return "data.root: no " + dataset + " data in '" + folder + "': " + what + "; `scripts/fetch-data " +
-         dataset + " --to " + folder + "` brings it";
+  return fmt::format("data.root: no {0} data in '{1}': {2}; `scripts/fetch-data {0} --to {1}` brings it",
+                     dataset, folder, what);
 }
 
 }  // namespace
 
 std::string fetch_hint(const std::string& dataset, const std::string& folder) {
-  return "; delete it and run `scripts/fetch-data " + dataset + " --to " + folder + "` for a good copy";
+  return fmt::format("; delete it and run `scripts/fetch-data {} --to {}` for a good copy", dataset, folder);
 }
 
 std::string find_data_folder(const std::string& dataset, const std::string& root,
                              const std::vector<std::string>& subs, const std::vector<std::string>& names) {
   if (root.empty())
-    throw UserError("data.root is not set: " + dataset +
-                    " needs the folder of its files; `scripts/fetch-data " + dataset +
-                    " --to DIR` brings them, then give data.root=DIR");
+    throw UserError(fmt::format(
+        "data.root is not set: {0} needs the folder of its files; `scripts/fetch-data {0} --to DIR` "
+        "brings them, then give data.root=DIR",
+        dataset));
   std::error_code ignored;
   if (!fs::is_directory(root, ignored)) throw UserError(missing(dataset, root, "there is no such folder"));
   std::string looked = "looked for " + names.front() + " there";
@@ -88,29 +95,32 @@ std::string find_data_file(const std::string& dataset, const std::string& folder
 
 std::vector<std::uint8_t> read_file(const std::string& path) {
   std::ifstream in(path, std::ios::binary | std::ios::ate);
-  if (!in) throw UserError("cannot open '" + path + "': " + std::strerror(errno) + "; check its permissions");
+  if (!in)
+    throw UserError(fmt::format("cannot open '{}': {}; check its permissions", path, std::strerror(errno)));
   std::vector<std::uint8_t> content(static_cast<std::size_t>(in.tellg()));
   in.seekg(0);
   in.read(reinterpret_cast<char*>(content.data()), static_cast<std::streamsize>(content.size()));
-  if (!in) throw UserError("cannot read '" + path + "': " + std::strerror(errno) + "; check the disk");
+  if (!in) throw UserError(fmt::format("cannot read '{}': {}; check the disk", path, std::strerror(errno)));
   return content;
 }
 
 std::vector<std::uint8_t> read_gzip(const std::string& path, const std::string& hint) {
   const std::unique_ptr<gzFile_s, int (*)(gzFile)> file(gzopen(path.c_str(), "rb"), gzclose);
   if (!file)
-    throw UserError("cannot open '" + path + "': " + std::strerror(errno) + "; check its permissions");
+    throw UserError(fmt::format("cannot open '{}': {}; check its permissions", path, std::strerror(errno)));
   std::vector<std::uint8_t> content;
   std::vector<std::uint8_t> chunk(1 << 18);
   int got = 0;
   while ((got = gzread(file.get(), chunk.data(), static_cast<unsigned>(chunk.size()))) > 0)
     content.insert(content.end(), chunk.begin(), chunk.begin() + got);
-  // zlib passes a file without a gzip header through as it is, and tells of a cut end by Z_BUF_ERROR alone.
+  // zlib passes a file without a gzip header through as it is, and reports a cut end by Z_BUF_ERROR alone.
   int code = Z_OK;
   const char* text = gzerror(file.get(), &code);
   if (got < 0 || code != Z_OK)
-    throw UserError("corrupt gzip file '" + path + "': " + (code == Z_BUF_ERROR ? "cut short" : text) + hint);
-  if (gzdirect(file.get())) throw UserError("corrupt gzip file '" + path + "': it has no gzip header" + hint);
+    throw UserError(
+        fmt::format("corrupt gzip file '{}': {}{}", path, code == Z_BUF_ERROR ? "cut short" : text, hint));
+  if (gzdirect(file.get()))
+    throw UserError(fmt::format("corrupt gzip file '{}': it has no gzip header{}", path, hint));
   return content;
 }
 

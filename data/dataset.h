@@ -15,14 +15,14 @@ namespace topknot {
 
 enum class Split { train, test };
 
-// What a data set may be told; the keys `data.*` of the same names. Sets ignore what does not concern them.
+// Options of data sets: the keys `data.*` of the same names. A set ignores those of other sets.
 struct DatasetOptions {
   std::string root;             // folder of the files; synthetic sets need none
   std::uint64_t seed = 1;       // synthetic sets: which world is drawn. Train and test differ under one seed
   std::int64_t train_size = 0;  // samples; 0: all of them, or the synthetic set's own default
   std::int64_t test_size = 0;   // as train_size, for the test split
   int classes = 10;             // synthetic_images: 2 to 1000
-  int image_size = 32;          // synthetic_images: pixels a side, 8 to 512
+  int image_size = 32;          // synthetic_images: pixels per side, 8 to 512
   std::optional<double> noise;  // synthetic sets: none given means the set's own; 0 to 1
   std::int64_t features = 64;   // synthetic_regression: inputs of a sample
   std::int64_t targets = 1;     // synthetic_regression: outputs of a sample
@@ -39,13 +39,14 @@ class Dataset {
   virtual std::int64_t size() const = 0;              // samples
   virtual Shape sample_shape() const = 0;             // {C, H, W}; {features, 1, 1} for vectors
   virtual int classes() const = 0;                    // labels are 0 .. classes-1; 0 means regression
-  virtual std::int64_t targets() const { return 0; }  // values a sample, regression only
+  virtual std::int64_t targets() const { return 0; }  // values per sample, regression only
 
   // Sample `index` in C, H, W order, sample_shape().numel() floats, not yet normalised; pictures are in [0,
   // 1].
-  virtual void get(std::int64_t index, float* sample) const = 0;
-  // The same picture as bytes 0 .. 255, or null where the samples are not kept as bytes: the loader's quick
-  // way.
+  // By default from bytes(): value / 255.
+  virtual void get(std::int64_t index, float* sample) const;
+  // The same picture as bytes 0 .. 255, or null where the samples are not kept as bytes: the loader's fast
+  // path.
   virtual const std::uint8_t* bytes(std::int64_t /*index*/) const { return nullptr; }
   // Classification only, else Error.
   virtual std::int32_t label(std::int64_t index) const;
@@ -62,7 +63,7 @@ class Dataset {
 
 using DatasetFactory = std::unique_ptr<Dataset> (*)(const DatasetOptions&, Split);
 
-// One file a data set, registered by name. Factories throw UserError: missing, damaged or mislabelled files,
+// One file per data set, registered by name. Factories throw UserError: missing, damaged or mislabelled files,
 // options out of range.
 Registry<DatasetFactory>& datasets();
 

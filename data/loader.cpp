@@ -1,5 +1,7 @@
 #include "data/loader.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 namespace topknot {
@@ -7,13 +9,12 @@ namespace {
 
 LoaderOptions checked(const LoaderOptions& options) {
   TOPKNOT_CHECK(options.rank >= 0 && options.rank < options.ranks, "rank out of range");
-  if (options.batch < 1)
-    throw UserError("data.batch_size: " + std::to_string(options.batch) + " is not at least 1");
+  if (options.batch < 1) throw UserError(fmt::format("data.batch_size: {} is not at least 1", options.batch));
   if (options.workers < 0 || options.workers > 256)
-    throw UserError("data.workers: " + std::to_string(options.workers) + " is out of range; give 0 to 256");
+    throw UserError(fmt::format("data.workers: {} is out of range; give 0 to 256", options.workers));
   if (options.prefetch < 1)
-    throw UserError("the loader must hold at least 1 prefetched batch, not " +
-                    std::to_string(options.prefetch));
+    throw UserError(
+        fmt::format("the loader must hold at least 1 prefetched batch, not {}", options.prefetch));
   return options;
 }
 

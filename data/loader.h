@@ -1,6 +1,6 @@
 #pragma once
-// Batches of a data set for one rank, in the sampler's order, made ahead of time by worker threads. What
-// comes out does not depend on the number of workers.
+// Batches of a data set for one rank, in the sampler's order, made ahead of time by worker threads. The batches do not
+// depend on the number of workers.
 
 #include <condition_variable>
 #include <cstdint>
@@ -27,7 +27,7 @@ struct Batch {
 };
 
 struct LoaderOptions {
-  std::int64_t batch = 32;  // samples a step of this rank
+  std::int64_t batch = 32;  // samples per step of this rank
   int rank = 0, ranks = 1;
   ShardRule shard;         // training only
   std::uint64_t seed = 1;  // of order and augmentation
@@ -53,7 +53,7 @@ class Loader {
   // Aggregation weights of all ranks, mean 1 (TrainSampler::weights); all 1 for evaluation.
   std::vector<float> weights() const;
 
-  // Starts an epoch at `first_step` (a resumed run goes straight there); whatever was under way is dropped.
+  // Starts an epoch at `first_step` (a resumed run goes straight there); batches in work are dropped.
   // Before the first next().
   void start_epoch(std::int64_t epoch, std::int64_t first_step = 0);
   // The next step's batch, false after the last one. Rethrows what making the batch threw, again at each call

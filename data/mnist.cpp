@@ -1,6 +1,8 @@
 // MNIST in the IDX format: LeCun, Cortes, Burges, "The MNIST database of handwritten digits". A header of
-// big-endian 32-bit numbers (magic, then one length a dimension), then the bytes. Files are read gzipped or
+// big-endian 32-bit numbers (magic, then one length per dimension), then the bytes. Files are read gzipped or
 // plain; sets of the same format and sizes (Fashion-MNIST) work too.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <filesystem>
 
@@ -33,8 +35,7 @@ Idx read_idx(const std::string& folder, const std::string& name, std::uint32_t m
   const std::string damaged = "damaged MNIST file '" + idx.path + "': ";
   if (idx.content.size() < idx.header) throw UserError(damaged + "it ends within the header" + hint);
   if (const std::uint32_t found = big_endian(idx.content.data()); found != magic)
-    throw UserError(damaged + "its IDX magic number is " + std::to_string(found) + ", expected " +
-                    std::to_string(magic) + hint);
+    throw UserError(fmt::format("{}its IDX magic number is {}, expected {}{}", damaged, found, magic, hint));
   const auto payload = static_cast<std::int64_t>(idx.content.size() - idx.header);
   std::int64_t expected = 1;
   bool plausible = true;
@@ -45,8 +46,8 @@ Idx read_idx(const std::string& folder, const std::string& name, std::uint32_t m
     if (plausible) expected *= idx.dims.back();
   }
   if (!plausible || expected != payload)
-    throw UserError(damaged + "its header does not fit the " + std::to_string(payload) +
-                    " bytes that follow" + hint);
+    throw UserError(
+        fmt::format("{}its header does not fit the {} bytes that follow{}", damaged, payload, hint));
   return idx;
 }
 
@@ -61,14 +62,14 @@ class Mnist final : public Dataset {
     labels_ = read_idx(folder, labels, kLabelsMagic);
     const std::string hint = fetch_hint("mnist", folder);
     if (images_.dims[0] != labels_.dims[0])
-      throw UserError("MNIST files do not belong together: '" + images_.path + "' has " +
-                      std::to_string(images_.dims[0]) + " images, '" + labels_.path + "' has " +
-                      std::to_string(labels_.dims[0]) + " labels" + hint);
+      throw UserError(
+          fmt::format("MNIST files do not belong together: '{}' has {} images, '{}' has {} labels{}",
+                      images_.path, images_.dims[0], labels_.path, labels_.dims[0], hint));
     for (std::size_t i = labels_.header; i < labels_.content.size(); ++i)
       if (labels_.content[i] > 9)
-        throw UserError("damaged MNIST file '" + labels_.path + "': record " +
-                        std::to_string(i - labels_.header) + " (from 0) has label " +
-                        std::to_string(labels_.content[i]) + ", labels are 0 to 9" + hint);
+        throw UserError(
+            fmt::format("damaged MNIST file '{}': record {} (from 0) has label {}, labels are 0 to 9{}",
+                        labels_.path, i - labels_.header, labels_.content[i], hint));
     pixels_ = images_.dims[1] * images_.dims[2];
     size_ = limited_size(options, split, images_.dims[0]);
   }
@@ -77,10 +78,6 @@ class Mnist final : public Dataset {
   std::int64_t size() const override { return size_; }
   Shape sample_shape() const override { return {1, images_.dims[1], images_.dims[2]}; }
   int classes() const override { return 10; }
-  void get(std::int64_t index, float* sample) const override {
-    const std::uint8_t* source = bytes(index);
-    for (std::int64_t i = 0; i < pixels_; ++i) sample[i] = static_cast<float>(source[i]) / 255.0f;
-  }
   const std::uint8_t* bytes(std::int64_t index) const override {
     return images_.content.data() + images_.header + index * pixels_;
   }

@@ -1,6 +1,6 @@
 #pragma once
-// From a stored sample to what the model gets, an element at a time: for the loader's loops (data/transforms.cpp) and
-// for the GPU's kernel (data/cuda/device_dataset.cu). C++17.
+// The transforms of one element, for the loops of data/transforms.cpp and the kernel of data/cuda/device_dataset.cu.
+// C++17.
 
 #include <cstdint>
 

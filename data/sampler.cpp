@@ -1,5 +1,7 @@
 #include "data/sampler.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
@@ -58,7 +60,7 @@ TrainSampler::TrainSampler(std::int64_t size, std::vector<std::int32_t> labels, 
                            int ranks, std::int64_t batch, std::uint64_t seed)
     : labels_(std::move(labels)), rule_(rule), size_(size), batch_(batch), seed_(seed) {
   TOPKNOT_CHECK(ranks >= 1, "no ranks");
-  if (batch < 1) throw UserError("data.batch_size: " + std::to_string(batch) + " is not at least 1");
+  if (batch < 1) throw UserError(fmt::format("data.batch_size: {} is not at least 1", batch));
   const auto r = static_cast<std::size_t>(ranks);
   if (rule.kind == ShardRule::Kind::even) {
     for (std::int64_t i = 0; i <= ranks; ++i) starts_.push_back(i * (size / ranks));
@@ -72,14 +74,15 @@ TrainSampler::TrainSampler(std::int64_t size, std::vector<std::int32_t> labels, 
   if (rule.kind == ShardRule::Kind::by_label) {
     if (labels_.empty())
       throw UserError("data.shard: by_label needs a data set with classes; give even or uneven:RATIO");
-    TOPKNOT_CHECK(static_cast<std::int64_t>(labels_.size()) == size, "one label a sample");
+    TOPKNOT_CHECK(static_cast<std::int64_t>(labels_.size()) == size, "one label per sample");
   }
   std::int64_t largest = 0;
   for (int i = 0; i < ranks; ++i) {
     if (shard_size(i) < 1)
-      throw UserError("data.shard: " + std::to_string(size) + " training samples do not give each of " +
-                      std::to_string(ranks) +
-                      " ranks a share; use fewer ranks, more samples or a smaller ratio");
+      throw UserError(fmt::format(
+          "data.shard: {} training samples do not give each of {} ranks a share; use fewer ranks, "
+          "more samples or a smaller ratio",
+          size, ranks));
     largest = std::max(largest, shard_size(i));
   }
   steps_ = std::max<std::int64_t>(1, largest / batch);
@@ -147,7 +150,7 @@ std::vector<std::int64_t> TrainSampler::Epoch::batch(std::int64_t step) const {
 EvalSampler::EvalSampler(std::int64_t size, int ranks, std::int64_t batch)
     : size_(size), ranks_(ranks), batch_(batch) {
   TOPKNOT_CHECK(ranks >= 1, "no ranks");
-  if (batch < 1) throw UserError("data.batch_size: " + std::to_string(batch) + " is not at least 1");
+  if (batch < 1) throw UserError(fmt::format("data.batch_size: {} is not at least 1", batch));
 }
 
 std::vector<std::int64_t> EvalSampler::batch(int rank, std::int64_t step) const {

@@ -14,7 +14,7 @@ struct ShardRule {
   enum class Kind {
     even,      // equal shards; what does not divide is left out, other samples each epoch
     uneven,    // the first rank's shard is `ratio` times the last one's, geometric in between
-    by_label,  // sorted by label and cut into one piece a rank: each rank sees few classes
+    by_label,  // sorted by label and cut into one piece per rank: each rank sees few classes
   };
   Kind kind = Kind::even;
   double ratio = 1;  // uneven: 1 or more
@@ -29,7 +29,7 @@ ShardRule parse_shard_rule(const std::string& text);
 // those that the largest shard fills; a smaller shard goes round again, in a new order each time.
 class TrainSampler {
  public:
-  // `size` samples; `labels` has one a sample and is looked at for by_label only. `batch` samples a rank and
+  // `size` samples; `labels` has one per sample and is read for by_label only. `batch` samples per rank and
   // step. UserError where a shard would be empty, or by_label has no labels.
   TrainSampler(std::int64_t size, std::vector<std::int32_t> labels, const ShardRule& rule, int ranks,
                std::int64_t batch, std::uint64_t seed);

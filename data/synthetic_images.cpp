@@ -7,6 +7,8 @@
 //
 // Other sizes are the same picture at another scale (noise is a pixel's at any). With more than ten classes a digit of
 // the class is one grating: units in red, tens in green, hundreds in blue.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -88,7 +90,7 @@ class Painter {
               y0 = radius_ + draws.below(side_ - 2 * radius_ + 1);
     const std::uint32_t phase = turns(draws.between(0, 1));
     const bool coarse = texture < 0 ? draws.below(2) == 1 : texture >= 5;
-    const double cycles =  // a pixel
+    const double cycles =  // per pixel
         draws.between(0.93, 1.07) / (coarse ? 5.5 : 3.4) * (static_cast<double>(kSide) / side_);
     const double angle = 0.5 * kTurn * ((texture < 0 ? 0 : texture % 5) + draws.between(-0.15, 0.15)) / 5;
     const std::uint32_t across = turns(cycles * std::cos(angle)), down = turns(cycles * std::sin(angle));
@@ -113,7 +115,7 @@ class Painter {
       }
   }
 
-  // The sum of two even byte-valued numbers: standard deviation noise_, bounded, and quick.
+  // The sum of two even byte-valued numbers: standard deviation noise_, bounded, and fast.
   void add_noise(const CounterRng& rng) {
     const float scale = noise_ * 2.449489743f / 256.0f;
     for (std::size_t i = 0; i < canvas_.size(); i += 2) {
@@ -137,11 +139,11 @@ class SyntheticImages final : public Dataset {
         side_(options.image_size),
         numel_(std::int64_t{kChannels} * side_ * side_) {
     if (classes_ < 2 || classes_ > 1000)
-      throw UserError("data.classes: " + std::to_string(classes_) +
-                      " is out of range; synthetic_images has 2 to 1000");
+      throw UserError(
+          fmt::format("data.classes: {} is out of range; synthetic_images has 2 to 1000", classes_));
     if (side_ < 8 || side_ > 512)
-      throw UserError("data.image_size: " + std::to_string(side_) +
-                      " is out of range; synthetic_images has sides of 8 to 512 pixels");
+      throw UserError(fmt::format(
+          "data.image_size: {} is out of range; synthetic_images has sides of 8 to 512 pixels", side_));
     const double noise = options.noise.value_or(0.08);
     if (!(noise >= 0 && noise <= 1)) throw UserError("data.noise: synthetic_images takes 0 to 1");
     const std::int64_t wanted = split == Split::train ? options.train_size : options.test_size;
@@ -158,10 +160,6 @@ class SyntheticImages final : public Dataset {
   std::int64_t size() const override { return size_; }
   Shape sample_shape() const override { return {kChannels, side_, side_}; }
   int classes() const override { return classes_; }
-  void get(std::int64_t index, float* sample) const override {
-    const std::uint8_t* source = bytes(index);
-    for (std::int64_t i = 0; i < numel_; ++i) sample[i] = static_cast<float>(source[i]) / 255.0f;
-  }
   const std::uint8_t* bytes(std::int64_t index) const override { return pictures_.data() + index * numel_; }
   std::int32_t label(std::int64_t index) const override {
     return static_cast<std::int32_t>(index % classes_);

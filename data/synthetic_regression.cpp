@@ -1,6 +1,8 @@
 // Linear regression with a known answer: inputs x ~ N(0, 1), a teacher W with elements N(0, 1 / features),
 // targets y = W x + noise * N(0, 1). So y - noise has variance about 1, and the least possible mean squared
 // error is noise^2. Noise is 0 to 1: at most as large as what there is to learn.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 
@@ -17,11 +19,11 @@ class SyntheticRegression final : public Dataset {
   SyntheticRegression(const DatasetOptions& options, Split split)
       : features_(options.features), targets_(options.targets), noise_(options.noise.value_or(0.1)) {
     if (features_ < 1)
-      throw UserError("synthetic_regression: a sample needs at least 1 input, not " +
-                      std::to_string(features_));
+      throw UserError(
+          fmt::format("synthetic_regression: a sample needs at least 1 input, not {}", features_));
     if (targets_ < 1)
-      throw UserError("synthetic_regression: a sample needs at least 1 target, not " +
-                      std::to_string(targets_));
+      throw UserError(
+          fmt::format("synthetic_regression: a sample needs at least 1 target, not {}", targets_));
     if (!(noise_ >= 0 && noise_ <= 1)) throw UserError("data.noise: synthetic_regression takes 0 to 1");
     const std::int64_t wanted = split == Split::train ? options.train_size : options.test_size;
     size_ = wanted == 0 ? (split == Split::train ? 8192 : 2048) : limited_size(options, split, wanted);

@@ -62,7 +62,7 @@ Transform::Transform(const Dataset& dataset, bool augment, std::uint64_t seed)
   if (mean_.empty()) mean_.assign(static_cast<std::size_t>(channels_), 0.0f);
   if (std_.empty()) std_.assign(static_cast<std::size_t>(channels_), 1.0f);
   TOPKNOT_CHECK(static_cast<std::int64_t>(mean_.size()) == channels_ && mean_.size() == std_.size(),
-                "one mean and one standard deviation a channel");
+                "one mean and one standard deviation per channel");
   if (dataset.size() > 0 && dataset.bytes(0))
     for (std::size_t c = 0; c < mean_.size(); ++c)
       for (int byte = 0; byte < 256; ++byte)

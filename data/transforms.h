@@ -1,5 +1,5 @@
 #pragma once
-// From a sample as it is stored to what the model gets: random crop, mirror image, normalisation. Random
+// From a stored sample to the model's input: random crop, mirror image, normalisation. Random
 // choices are keyed by (seed, epoch, sample), so they do not depend on ranks, worker threads or the order of
 // asking.
 
@@ -40,7 +40,7 @@ class Transform {
   const bool augment_;
   const std::uint64_t seed_;
   std::int64_t channels_, height_, width_;
-  std::vector<float> mean_, std_;  // one a channel, 0 and 1 where the data set gives none
+  std::vector<float> mean_, std_;  // one per channel, 0 and 1 where the data set gives none
   std::vector<float> of_byte_;     // [channel][byte]: the normalised value, so that a pixel costs one look-up
 };
 

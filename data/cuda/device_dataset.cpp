@@ -1,5 +1,7 @@
 #include "data/cuda/device_dataset.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstring>
 #include <limits>
@@ -35,11 +37,12 @@ DeviceArray<std::uint8_t> uploaded_samples(std::int64_t size, const Shape& shape
   const std::size_t numel = unsigned_of(shape.numel()), channels = unsigned_of(shape[0]),
                     area = numel / std::max<std::size_t>(channels, 1);
   DeviceArray<std::uint8_t> array(unsigned_of(size) * numel * sizeof(T));
-  const std::size_t a_piece = std::max<std::size_t>(1, kPiece / std::max<std::size_t>(1, numel * sizeof(T)));
+  const std::size_t per_piece =
+      std::max<std::size_t>(1, kPiece / std::max<std::size_t>(1, numel * sizeof(T)));
   std::vector<T> sample(numel), piece;
   const cudaStream_t stream = Context::current().stream();
-  for (std::size_t begin = 0; begin < unsigned_of(size); begin += a_piece) {
-    const std::size_t count = std::min(a_piece, unsigned_of(size) - begin);
+  for (std::size_t begin = 0; begin < unsigned_of(size); begin += per_piece) {
+    const std::size_t count = std::min(per_piece, unsigned_of(size) - begin);
     piece.resize(count * numel);
     for (std::size_t n = 0; n < count; ++n) {
       read(static_cast<std::int64_t>(begin + n), sample.data());
@@ -60,7 +63,7 @@ std::vector<float> statistics_of(const Dataset& dataset) {
   if (mean.empty()) mean.assign(channels, 0.0f);
   if (std.empty()) std.assign(channels, 1.0f);
   TOPKNOT_CHECK(mean.size() == channels && std.size() == channels,
-                "one mean and one standard deviation a channel");
+                "one mean and one standard deviation per channel");
   mean.insert(mean.end(), std.begin(), std.end());
   return mean;
 }
@@ -109,7 +112,7 @@ void DeviceDataset::make_batch(cudaStream_t stream, const std::int32_t* indices,
   TOPKNOT_CHECK(images.layout() != Layout::blocked && given.rank() > 0 && given[0] == n &&
                     given.numel() == n * shape_.numel() &&
                     (given.rank() == 2 || given == Shape({n, shape_[0], shape_[1], shape_[2]})),
-                "images of " + std::to_string(n) + " samples " + shape_.str() + ", not " + given.str());
+                fmt::format("images of {} samples {}, not {}", n, shape_.str(), given.str()));
   TOPKNOT_CHECK(n == 0 || (targets_count_ == 0) == (labels_.size() > 0), "a batch of an empty data set");
   TOPKNOT_CHECK(targets_count_ == 0 || targets.shape() == Shape({n, targets_count_}), "targets of the batch");
   const auto word = [](std::int64_t value) { return static_cast<std::uint32_t>(value); };

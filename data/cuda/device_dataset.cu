@@ -16,7 +16,7 @@ __device__ float value_of(float x) {
   return x;
 }
 
-// `chunks` blocks a sample. In is what is stored, Out what is made.
+// `chunks` blocks per sample. In: the stored type, Out: the images'.
 template <class In, class Out>
 __global__ void __launch_bounds__(kThreads)
     batch_kernel(StoredSamples stored, BatchMemory batch, bool augment, PhiloxStream rng,

@@ -22,14 +22,14 @@ class DeviceDataset {
   //   epoch    a word, for the draws of augmentation; null: epoch 0
   //   images   of n samples, f32 or bf16: [n, C, H, W] in any order but blocked, or plain [n, C * H * W] in C, H, W
   //            order. In f32 they are the loader's bit for bit, in bf16 these rounded.
-  //   labels   n of them, for classification; else not looked at
-  //   targets  [n, targets], f32, for regression; else not looked at
+  //   labels   n of them, for classification; else not read
+  //   targets  [n, targets], f32, for regression; else not read
   void make_batch(cudaStream_t stream, const std::int32_t* indices, std::int64_t n,
                   const std::uint32_t* epoch, Tensor& images, std::int32_t* labels, Tensor& targets) const;
 
   std::int64_t size() const { return size_; }
   const Shape& sample_shape() const { return shape_; }
-  std::int64_t targets() const { return targets_count_; }  // values a sample; 0 for classification
+  std::int64_t targets() const { return targets_count_; }  // values per sample; 0 for classification
   std::size_t bytes() const;                               // of GPU memory
 
  private:
@@ -38,7 +38,7 @@ class DeviceDataset {
   bool as_bytes_, augment_;
   std::uint64_t seed_;
   DeviceArray<std::uint8_t> samples_;  // N, H, W, C; bytes or floats
-  DeviceArray<float> statistics_;      // a mean a channel, then a standard deviation a channel
+  DeviceArray<float> statistics_;      // the mean of each channel, then the standard deviations
   DeviceArray<std::int32_t> labels_;
   DeviceArray<float> targets_;
 };

@@ -1,9 +1,8 @@
 #pragma once
 // Reverse-mode differentiation over a graph that the forward pass records.
 //
-// An op is a free function: it computes its value and, a few lines below, captures its backward as a lambda.
-// A hook fires once for each parameter, the moment its gradient is final, so also for a parameter that
-// several ops share.
+// An op is a free function: it computes its value and, a few lines below, captures its backward as a lambda. A hook fires
+// once for each parameter, when its gradient is final, also where several ops share the parameter.
 
 #include <functional>
 #include <memory>
@@ -30,7 +29,7 @@ struct GradientTarget {
 void write_gradient(const GradientTarget& target, const Tensor& gradient);
 
 // Where an op may write an activation's gradient. With accumulate the tensor holds what other ops have
-// contributed, and the op adds to it: a pass over memory less than handing in a second tensor. Undefined
+// contributed, and the op adds to it, which saves a pass over memory. Undefined
 // where no gradient is wanted.
 struct InputGradient {
   Tensor tensor;
@@ -54,7 +53,7 @@ class Variable {
   // Adds to this variable's gradient. Ignored where none is needed. The tensor must have the value's
   // shape and layout; an op may hand the same tensor to two inputs.
   void accumulate_grad(Tensor grad) const;
-  // Takes the gradient so far out, or gives fresh memory; the op hands the tensor back by accumulate_grad().
+  // Removes and returns the gradient so far, or returns fresh memory; the op gives the tensor back by accumulate_grad().
   InputGradient input_gradient() const;
   // Memory for a parameter's gradient; data is null where this is a constant.
   GradientTarget gradient_target() const;

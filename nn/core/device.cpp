@@ -1,11 +1,13 @@
 #include "nn/core/device.h"
 
+#include <fmt/format.h>
+
 #include "nn/core/base/check.h"
 
 namespace topknot {
 
 std::string Device::str() const {
-  return kind == DeviceKind::cpu ? "cpu" : "cuda:" + std::to_string(index);
+  return kind == DeviceKind::cpu ? "cpu" : fmt::format("cuda:{}", index);
 }
 
 DeviceBackend& backend(Device device) {

@@ -1,5 +1,5 @@
 #pragma once
-// Where a tensor lives. The CPU is always there; CUDA is there when the build found it and a GPU answers.
+// Where a tensor lives. The CPU is always there; CUDA is there when the build found it and a GPU can be used.
 
 #include <cstddef>
 #include <string>
@@ -24,7 +24,7 @@ inline std::size_t size_of(DType type) {
   return type == DType::f32 ? 4 : 2;
 }
 
-// What a device's backend offers the core. One instance a device kind, chosen by file: device_cpu.cpp always,
+// What a device's backend offers the core. One instance per device kind, chosen by file: device_cpu.cpp always,
 // cuda/device.cpp or device_stub.cpp for CUDA.
 class DeviceBackend {
  public:
@@ -35,7 +35,7 @@ class DeviceBackend {
   virtual void release_cached() = 0;  // gives memory kept for reuse back to the system
   virtual void fill_zero(float* data, std::size_t floats) = 0;
   virtual void fill(float* data, std::size_t floats, float value) = 0;
-  // Between this device and the host. The host's memory may be used again on return.
+  // Between this device and the host; both block until the copy is complete.
   virtual void to_device(float* device, const float* host, std::size_t floats) = 0;
   virtual void to_host(float* host, const float* device, std::size_t floats) = 0;
   virtual void copy(const float* from, float* to, std::size_t floats) = 0;  // on this device

@@ -1,5 +1,7 @@
 // CPU memory. Blocks are kept for reuse by exact size: a training step asks for the same sizes every time,
 // and a fresh large block costs more in page faults than the arithmetic done on it.
+#include <fmt/format.h>
+
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -29,7 +31,7 @@ class CpuBackend final : public DeviceBackend {
       std::lock_guard lock(mutex_);
       auto& list = free_[bytes];
       if (!list.empty()) {
-        // A block that this thread gave back is still in this core's cache; another's would have to travel.
+        // A block that this thread released is probably still in this core's cache.
         auto block =
             std::find_if(list.rbegin(), list.rend(),
                          [me = std::this_thread::get_id()](const Block& b) { return b.last_user == me; });
@@ -42,7 +44,7 @@ class CpuBackend final : public DeviceBackend {
     void* data = std::aligned_alloc(bytes >= kHugePage ? kHugePage : 64, bytes);
     // Fewer entries in the address translation cache; a hint, so its failure does not matter.
     if (data && bytes >= kHugePage) madvise(data, bytes, MADV_HUGEPAGE);
-    if (!data) throw Error("out of memory: could not allocate " + std::to_string(bytes) + " bytes");
+    if (!data) throw Error(fmt::format("out of memory: could not allocate {} bytes", bytes));
     return static_cast<float*>(data);
   }
 

@@ -1,5 +1,5 @@
 #pragma once
-// What a gradient already has in it when the optimizer gets it.
+// What has been applied to a gradient before the optimizer gets it.
 
 namespace topknot {
 

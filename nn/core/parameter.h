@@ -13,7 +13,7 @@
 
 namespace topknot {
 
-// Fills a new parameter. `fan_in` and the like are the layer's affair, captured in the function.
+// Fills a new parameter. The layer captures what it needs (`fan_in`) in the function.
 using Initializer = std::function<void(std::span<float> values, const class CounterRng& rng)>;
 
 class Parameter {
@@ -55,10 +55,9 @@ struct Buffer {
 // Decides by shape alone whether a parameter may be compressed.
 using CompressiblePredicate = std::function<bool(const Parameter&)>;
 
-// All weights in one contiguous buffer, and two gradient-sized buffers that take turns: one holds the
-// gradient of the step, the other the residual of error feedback (nothing, where nobody uses it). Slices swap
-// roles at commit (DESIGN idea 6). Order: reverse order of registration, compressible parameters first, then
-// those that stay dense.
+// All weights in one contiguous buffer, and two gradient-sized buffers that take turns: one holds the gradient of the
+// step, the other the residual of error feedback, where there is one. Slices swap roles at commit. Order: reverse order of
+// registration, compressible parameters first, then those that stay dense.
 class ParameterArena {
  public:
   ParameterArena(const std::vector<Parameter*>& registered, const CompressiblePredicate& compressible,
@@ -77,12 +76,12 @@ class ParameterArena {
   // one. All parameters of the slice must be on the same side, which holds for the groups of the exchange.
   std::span<float> gradient(std::size_t begin, std::size_t end);
   std::span<float> residual(std::size_t begin, std::size_t end);
-  // What was the gradient's memory becomes the residual's, and the other way round, for one slice.
+  // For one slice: the memory of the gradient becomes the residual's, and the reverse.
   void swap_gradient_and_residual(std::size_t begin, std::size_t end);
 
-  // Marks every gradient as not yet written: the next contribution overwrites. Moves no memory.
+  // Marks every gradient as not yet written: the next contribution overwrites. Touches no gradient.
   void clear_gradients();
-  // Zeroes the gradients that no backward pass has written since clear_gradients(), and names them.
+  // Zeroes the gradients that no backward pass has written since clear_gradients(), and returns their parameters.
   std::vector<Parameter*> zero_unwritten_gradients();
 
  private:
@@ -94,7 +93,7 @@ class ParameterArena {
   float* gradients_[2] = {nullptr, nullptr};
 };
 
-// Where a model's layers register what they own, in forward order. After build() the set is fixed.
+// Parameters and buffers of a model, registered by its layers in forward order. After build() the set is fixed.
 class ParameterStore {
  public:
   explicit ParameterStore(Device device = {}) : device_(device) {}
@@ -113,7 +112,7 @@ class ParameterStore {
   const std::vector<std::unique_ptr<Buffer>>& buffers() const { return buffers_; }
   // All buffers lie in one piece on a GPU, in order; empty on a CPU.
   std::span<float> device_statistics() { return {statistics_, statistics_size_}; }
-  // Between the device's memory and Buffer::values; on a CPU, where these are the same, nothing is done.
+  // Between the device's memory and Buffer::values; on a CPU, where these are the same, a no-op.
   void statistics_to_host();
   void statistics_to_device();
 

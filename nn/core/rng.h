@@ -1,6 +1,6 @@
 #pragma once
 // Counter-based random numbers: the i-th number of a stream is a pure function of (seed, stream, i), so the
-// same numbers come out whatever the thread count or the order of asking. Philox4x32-10: Salmon, Moraes,
+// numbers depend neither on the thread count nor on the order of the calls. Philox4x32-10: Salmon, Moraes,
 // Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011. C++17, for CPU loops and CUDA kernels alike.
 
 #include <array>
@@ -55,7 +55,7 @@ inline Philox philox4x32(Philox counter, std::array<std::uint32_t, 2> key) {
   return {block.words[0], block.words[1], block.words[2], block.words[3]};
 }
 
-// What a stream of random numbers is for; one value for each use keeps the uses independent under one seed.
+// The use of a stream of random numbers: the uses are independent under one seed.
 enum class RngUse : std::uint32_t { init = 1, shuffle, augment, dropout, dataset, compress, test };
 
 class CounterRng {
@@ -68,7 +68,7 @@ class CounterRng {
   std::uint32_t bits(std::uint64_t i) const { return stream_.block(i / 4).words[i % 4]; }
   // In [0, 1), 24 bits.
   float uniform(std::uint64_t i) const { return uniform_of(bits(i)); }
-  // In [0, n), n > 0, without modulo bias worth naming (2^-32).
+  // In [0, n), n > 0; the bias is below 2^-32.
   std::uint32_t below(std::uint64_t i, std::uint32_t n) const { return below_of(bits(i), n); }
   // Standard normal by Box and Muller: the i-th number uses half of the (i/2)-th pair.
   float normal(std::uint64_t i) const {

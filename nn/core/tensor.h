@@ -1,5 +1,5 @@
 #pragma once
-// A dense array on one device: fp32, or bfloat16 for activations on a GPU: a shape over shared storage.
+// A dense array on one device: a shape over shared storage, fp32 or, for activations on a GPU, bfloat16.
 
 #include <array>
 #include <cstdint>
@@ -29,16 +29,15 @@ class Shape {
   int rank_ = 0;
 };
 
-// The physical order of a four-dimensional activation; the backend's business. Parameters, and everything
-// that is not four-dimensional, are always plain.
+// The physical order of a four-dimensional activation, chosen by the backend. Parameters, and tensors of other ranks, are
+// always plain.
 enum class Layout {
-  nhwc,     // N, H, W, C: what cuDNN wants
+  nhwc,     // N, H, W, C, for cuDNN
   plain,    // N, C, H, W
-  blocked,  // N, C/B, H, W, B with B = channel_block(): what oneDNN's kernels want; needs C to be a multiple
-            // of B
+  blocked,  // N, C/B, H, W, B with B = channel_block(), for oneDNN; C is a multiple of B
 };
 
-// Channels a block on this CPU: 16 with AVX-512, 8 without.
+// Channels per block on this CPU: 16 with AVX-512, 8 without.
 int channel_block();
 
 class Tensor {
@@ -49,7 +48,7 @@ class Tensor {
   static Tensor empty_like(const Tensor& other);  // of its shape, layout, device and type
   static Tensor zeros(const Shape& shape, Layout layout = Layout::plain, Device device = {});
   static Tensor from(const std::vector<float>& values, const Shape& shape, Device device = {});  // plain
-  // A view of memory that somebody else keeps alive (the parameter arena).
+  // A view of memory with another owner that outlives it (the parameter arena).
   static Tensor view(float* data, const Shape& shape, Device device = {});
 
   bool defined() const { return data_ != nullptr; }
@@ -63,7 +62,7 @@ class Tensor {
   float* data() { return data_; }  // of bfloat16 tensors only an address
   const float* data() const { return data_; }
 
-  // True where nobody else holds this storage, so that an op may write its result over it.
+  // True where no other tensor holds this storage, so that an op may write its result over it.
   bool exclusive() const { return storage_ && storage_.use_count() == 1; }
   // The same storage under another shape of as many elements; plain tensors only.
   Tensor reshaped(const Shape& shape) const;

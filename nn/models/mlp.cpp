@@ -1,5 +1,7 @@
 // Fully connected models: `linear`, and `mlp` with ReLU between its layers (784-200-200-10 on MNIST by
 // default, the fcn5net of the GaussianK-SGD experiments).
+#include <fmt/format.h>
+
 #include "nn/layers/layers.h"
 #include "nn/models/model.h"
 
@@ -12,7 +14,7 @@ ModulePtr make_mlp(ParameterStore& store, const ModelOptions& options,
   model->add<Flatten>();
   std::int64_t in = options.input.numel();
   for (std::size_t i = 0; i < hidden.size(); ++i) {
-    model->add<Linear>(store, "hidden" + std::to_string(i + 1), in, hidden[i]);
+    model->add<Linear>(store, fmt::format("hidden{}", i + 1), in, hidden[i]);
     model->add<Relu>();
     in = hidden[i];
   }

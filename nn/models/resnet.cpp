@@ -3,8 +3,10 @@
 //    (option A).
 //  - resnet18: the ImageNet network of basic blocks with a CIFAR stem (3x3, no pooling) and projection
 //    shortcuts (option B), as CIFAR studies use it.
-//  - resnet50: table 1's network of bottlenecks for ImageNet, option B; the stride stands in the 3x3 convolution, as
-//    in torchvision ("version 1.5"), not in the 1x1 before it, as in the paper.
+//  - resnet50: table 1's network of bottlenecks for ImageNet, option B; the 3x3 convolution has the stride, as in
+//    torchvision ("version 1.5"), not the 1x1 before it, as in the paper.
+#include <fmt/format.h>
+
 #include "nn/layers/layers.h"
 #include "nn/models/model.h"
 #include "nn/ops/shortcut.h"
@@ -55,7 +57,7 @@ ModulePtr make_resnet(ParameterStore& store, const ModelOptions& options,
   std::int64_t in = widths[0];
   for (std::size_t stage = 0; stage < widths.size(); ++stage)
     for (int block = 0; block < blocks; ++block) {
-      const std::string name = "stage" + std::to_string(stage + 1) + ".block" + std::to_string(block + 1);
+      const std::string name = fmt::format("stage{}.block{}", stage + 1, block + 1);
       model->add<BasicBlock>(store, name, in, widths[stage], stage > 0 && block == 0 ? 2 : 1, shortcut);
       in = widths[stage];
     }
@@ -97,7 +99,7 @@ ModulePtr make_resnet50(ParameterStore& store, const ModelOptions& options) {
   for (const int blocks : {3, 4, 6, 3}) {
     ++stage;
     for (int block = 1; block <= blocks; ++block) {
-      const std::string name = "stage" + std::to_string(stage) + ".block" + std::to_string(block);
+      const std::string name = fmt::format("stage{}.block{}", stage, block);
       model->add<Bottleneck>(store, name, in, width, stage > 1 && block == 1 ? 2 : 1);
       in = 4 * width;
     }

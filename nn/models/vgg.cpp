@@ -1,5 +1,7 @@
 // VGG-16 (Simonyan and Zisserman, ICLR 2015, configuration D) for 32x32 images: batch norm, no convolution
 // bias, one linear layer, as in the GaussianK-SGD and MGS-SGD experiments.
+#include <fmt/format.h>
+
 #include "nn/layers/layers.h"
 #include "nn/models/model.h"
 
@@ -20,7 +22,7 @@ ModulePtr make_vgg16(ParameterStore& store, const ModelOptions& options) {
       model->add<Pool>(PoolGeometry{});
       continue;
     }
-    model->add<ConvBn>(store, "conv" + std::to_string(++layer), ConvGeometry{in, width, 3, 1, 1});
+    model->add<ConvBn>(store, fmt::format("conv{}", ++layer), ConvGeometry{in, width, 3, 1, 1});
     in = width;
   }
   model->add<Flatten>();

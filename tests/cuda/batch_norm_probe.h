@@ -94,7 +94,7 @@ inline BatchNormResult by_op(const BatchNormProbe& p) {
   return r;
 }
 
-// By one of the methods. Throws BatchNormRefused where this GPU's cuDNN has no such thing.
+// By one of the methods. Throws BatchNormUnsupported where this GPU's cuDNN has no such thing.
 inline BatchNormResult by_method(cuda::BatchNormKind kind, const BatchNormProbe& p) {
   const DeviceVector<float> gamma(p.gamma), beta(p.beta), dgamma(p.gamma), dbeta(p.beta);
   RunningStatistics running(p);

@@ -150,7 +150,7 @@ TEST_CASE("conv2d on a GPU gives the same bits in every deterministic run") {
   CHECK(run() == run());
 }
 
-TEST_CASE("a convolution's gradients that nobody wants are left out on a GPU") {
+TEST_CASE("a convolution's gradients that are not wanted are left out on a GPU") {
   const OnGpu gpu;
   const Conv g{1, 3, 5, 5, 4, 3, 1, 1};
   const Tensor images = gpu_tensor(random_values(g.x_size(), 1), {1, 3, 5, 5}, Layout::nhwc, DType::f32);

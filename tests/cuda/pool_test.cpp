@@ -78,7 +78,7 @@ TEST_CASE("max pooling on a GPU: padding never wins, a NaN comes through, equal 
   for (std::size_t i = 0; i < values.size(); ++i) CHECK(std::isnan(values[i]) == (i == 0));
 }
 
-TEST_CASE("pooling on a GPU refuses a window larger than the image") {
+TEST_CASE("pooling on a GPU rejects a window larger than the image") {
   const OnGpu gpu;
   const Variable x(gpu_tensor(std::vector<float>(16), {1, 4, 2, 2}, Layout::nhwc, DType::f32));
   CHECK_THROWS_AS(pool(x, {PoolKind::max, 3, 1, 0}), Error);

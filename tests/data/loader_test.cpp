@@ -1,4 +1,4 @@
-// Batches: their order and content, whatever the number of workers; stopping, seeking, failing.
+// Batches: their order and content for any number of workers; stopping, seeking, failing.
 #include "data/loader.h"
 
 #include <algorithm>
@@ -49,7 +49,7 @@ LoaderOptions train_options(int workers, int prefetch = 3) {
 
 }  // namespace
 
-TEST_CASE("batches are the same bit for bit whatever the number of workers and the prefetch") {
+TEST_CASE("batches are the same bit for bit for any number of workers and any prefetch") {
   const SmallDataset dataset(101, true);
   std::vector<Seen> first;
   for (const int workers : {0, 1, 2, 5})
@@ -64,7 +64,7 @@ TEST_CASE("batches are the same bit for bit whatever the number of workers and t
       if (first.empty()) first = epochs;
       CHECK(epochs == first);
     }
-  CHECK(first[0].sizes == std::vector<std::int64_t>(12, 4));  // 50 samples a rank
+  CHECK(first[0].sizes == std::vector<std::int64_t>(12, 4));  // 50 samples per rank
   CHECK_FALSE(first[0].indices == first[1].indices);
 }
 

@@ -160,7 +160,7 @@ TEST_CASE("each sample comes once an epoch where shards are even") {
   CHECK(sorted(all) == iota(96));
 }
 
-TEST_CASE("evaluation counts every sample once whatever the ranks and the batch") {
+TEST_CASE("evaluation counts every sample once for any number of ranks and any batch") {
   for (const std::int64_t size : {0, 1, 5, 64, 103})
     for (const int ranks : {1, 2, 3, 8})
       for (const int batch : {1, 4, 100}) {

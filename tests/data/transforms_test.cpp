@@ -57,7 +57,7 @@ TEST_CASE("pictures smaller than the padding can be shifted wholly out of sight"
   }
 }
 
-TEST_CASE("without augmentation a sample is only normalised, whatever the epoch") {
+TEST_CASE("without augmentation a sample is only normalised, in every epoch") {
   const SmallDataset dataset(4, true);
   const Transform transform(dataset, false, 1);
   std::vector<float> out(static_cast<std::size_t>(dataset.sample_shape().numel()));
@@ -92,7 +92,7 @@ TEST_CASE("random choices follow seed, epoch and sample, and use every shift abo
   }
 }
 
-TEST_CASE("data.augment asks the data set on auto and refuses what makes no sense") {
+TEST_CASE("data.augment asks the data set on auto and rejects what makes no sense") {
   const SmallDataset pictures(2, true);
   const auto vectors = make_dataset("synthetic_regression", {}, Split::test);
   CHECK(resolve_augment("auto", pictures));

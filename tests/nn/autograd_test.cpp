@@ -174,7 +174,7 @@ TEST_CASE("nothing is recorded for constants, and backward from a constant does 
   CHECK_NOTHROW(backward(weighted_sum(y, kOnes)));
 }
 
-TEST_CASE("backward refuses a loss that is not one element; an op, a gradient of another shape") {
+TEST_CASE("backward rejects a loss that is not one element; an op, a gradient of another shape") {
   Weights w({"a"});
   CHECK_THROWS_AS(backward(w[0]), Error);
   CHECK_THROWS_AS(w[0].accumulate_grad(Tensor::zeros({4})), Error);

@@ -195,7 +195,7 @@ TEST_CASE("conv2d adds to the weight's gradient: two uses in a graph, then a sec
   }
 }
 
-TEST_CASE("conv2d refuses shapes that do not fit, and says which") {
+TEST_CASE("conv2d rejects shapes that do not fit, and says which") {
   const ConvGeometry geometry{3, 6, 5, 1, 0};
   Leaf w(geometry.weight_shape(), random_values(3 * 6 * 25, 1));
   const auto run = [&](const Shape& x) {

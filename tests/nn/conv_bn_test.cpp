@@ -141,7 +141,7 @@ TEST_CASE("conv_bn gives the values of conv2d followed by batch_norm, and the sa
   CHECK((fused.w.gradient() == apart.w.gradient()));
 }
 
-TEST_CASE("conv_bn adds a residual in another layout correctly, or refuses it") {
+TEST_CASE("conv_bn adds a residual in another layout correctly, or rejects it") {
   Inputs in({2, 16, 5, 5, 16, 3, 1, 1});
   const auto run = [&](Layout layout) {
     return values_of(conv_bn(in_layout(in.x.variable(), in.layout), in.w.variable(), in.gamma.variable(),

@@ -104,7 +104,7 @@ TEST_CASE("dropout: each element is zero or x / (1 - p), and the gradient takes 
   }
 }
 
-TEST_CASE("dropout draws the same numbers whatever the layout and the thread count; streams differ") {
+TEST_CASE("dropout draws the same numbers for any layout and thread count; streams differ") {
   const Shape shape{4, 32, 17, 16};
   const Variable x(Tensor::from(std::vector<float>(static_cast<std::size_t>(shape.numel()), 1.0f), shape));
   const auto run = [&](const Variable& input, int threads, std::uint32_t step) {

@@ -88,7 +88,7 @@ TEST_CASE("softmax_cross_entropy: equal logits, one class, one sure answer") {
   CHECK(loss({1e4f, -1e4f}, 1) == Approx(2e4));
 }
 
-TEST_CASE("softmax_cross_entropy lets NaN and infinity through, and refuses labels that are no class") {
+TEST_CASE("softmax_cross_entropy lets NaN and infinity through, and rejects labels that are no class") {
   const float nan = std::numeric_limits<float>::quiet_NaN(),
               infinity = std::numeric_limits<float>::infinity();
   const std::vector<std::int32_t> labels{0, 1};

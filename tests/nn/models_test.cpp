@@ -108,7 +108,7 @@ TEST_CASE("resnet50 for ImageNet has the tensors that torchvision's has, 25,557,
   CHECK(store.parameters()[0]->shape() == Shape({64, 3, 7, 7}));
 }
 
-TEST_CASE("every registered model gives one row of outputs a sample") {
+TEST_CASE("every registered model gives one row of outputs per sample") {
   const Threads scope(1);
   for (const std::string& name : models().names()) {
     INFO(name);

@@ -152,7 +152,7 @@ TEST_CASE("the checksum sees every bit and the order of the weights") {
   CHECK(parameter_checksum({}) != parameter_checksum(std::vector<float>{0.0f}));
 }
 
-TEST_CASE("a store refuses double names, late parameters and a second build") {
+TEST_CASE("a store rejects double names, late parameters and a second build") {
   Store s;
   const auto zero = [](std::span<float>, const CounterRng&) {};
   CHECK_THROWS_AS(s.store.add("conv", {1}, zero), Error);

@@ -79,7 +79,7 @@ TEST_CASE("pooling: one layer takes inputs of different sizes and layouts in tur
       }
 }
 
-TEST_CASE("pooling refuses windows that cannot be") {
+TEST_CASE("pooling rejects windows that cannot be") {
   const Variable x(Tensor::zeros({1, 1, 2, 2}));
   for (const PoolGeometry& bad : {PoolGeometry{PoolKind::max, 0, 1, 0}, PoolGeometry{PoolKind::max, 2, 0, 0},
                                   PoolGeometry{PoolKind::max, 2, 2, 2}, PoolGeometry{PoolKind::max, 3, 1, 0}})

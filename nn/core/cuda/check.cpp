@@ -1,15 +1,16 @@
 #include "nn/core/cuda/check.h"
 
+#include <fmt/format.h>
+
 #include "nn/core/cuda/context.h"
 
 namespace topknot::cuda {
 namespace {
 
 std::string place(const char* file, int line) {
-  std::string rank;
-  if (const Context* context = Context::current_or_null())
-    rank = ", rank " + std::to_string(context->options().rank);
-  return rank + ", at " + file + ":" + std::to_string(line);
+  const Context* context = Context::current_or_null();
+  return fmt::format("{}, at {}:{}", context ? fmt::format(", rank {}", context->options().rank) : "", file,
+                     line);
 }
 
 // After these the process cannot use the GPU any more.
@@ -36,8 +37,8 @@ bool is_lost(cudaError_t status) {
 void check_cuda(cudaError_t status, const char* call, const char* file, int line) {
   if (status == cudaSuccess) return;
   cudaGetLastError();  // so that a later check does not report it again
-  const std::string text = std::string(call) + ": " + cudaGetErrorString(status) + " (" +
-                           cudaGetErrorName(status) + ")" + place(file, line);
+  const std::string text = fmt::format("{}: {} ({}){}", call, cudaGetErrorString(status),
+                                       cudaGetErrorName(status), place(file, line));
   if (status == cudaErrorMemoryAllocation) throw OutOfMemory(text);
   if (is_lost(status))
     throw CudaError(text + "\nthe GPU is lost to this process; see the kernel's log (dmesg) for an Xid line");
@@ -53,8 +54,7 @@ void check_launch(const void* kernel, unsigned grid, unsigned block) {
   if (status == cudaSuccess) return;
   const char* name = nullptr;
   if (cudaFuncGetName(&name, kernel) != cudaSuccess || !name) name = "?";
-  const std::string call = "launch of " + std::string(name) + " (" + std::to_string(grid) + " blocks of " +
-                           std::to_string(block) + " threads)";
+  const std::string call = fmt::format("launch of {} ({} blocks of {} threads)", name, grid, block);
   check_cuda(status, call.c_str(), __FILE__, __LINE__);
 }
 

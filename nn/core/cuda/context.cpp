@@ -1,5 +1,7 @@
 #include "nn/core/cuda/context.h"
 
+#include <fmt/format.h>
+
 #include <utility>
 
 #include "nn/core/cuda/pool.h"
@@ -12,7 +14,7 @@ thread_local Context* current_context = nullptr;
 constexpr std::size_t kCublasWorkspace = std::size_t{32} << 20;  // what cuBLAS advises for Hopper
 
 std::string version_text(int version) {
-  return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+  return fmt::format("{}.{}", version / 1000, version % 1000 / 10);
 }
 
 cublasMath_t math_of(Precision precision) {
@@ -44,12 +46,13 @@ std::string problem() {
   cudaDriverGetVersion(&driver);
   cudaRuntimeGetVersion(&runtime);
   if (status == cudaErrorInsufficientDriver && driver > 0)
-    return "the GPU's driver is too old: it serves CUDA " + version_text(driver) + ", this build needs " +
-           version_text(runtime) + "; update the driver";
+    return fmt::format(
+        "the GPU's driver is too old: it serves CUDA {}, this build needs {}; update the driver",
+        version_text(driver), version_text(runtime));
   if (status == cudaSuccess || status == cudaErrorNoDevice || status == cudaErrorInsufficientDriver)
     return "no GPU was found; check nvidia-smi and CUDA_VISIBLE_DEVICES";
-  return std::string("the GPU cannot be used: ") + cudaGetErrorString(status) + " (" +
-         cudaGetErrorName(status) + "); check nvidia-smi";
+  return fmt::format("the GPU cannot be used: {} ({}); check nvidia-smi", cudaGetErrorString(status),
+                     cudaGetErrorName(status));
 }
 
 Context& Context::current() {
@@ -74,14 +77,18 @@ Context::Context(const ContextOptions& options) : options_(options) {
   int count = 0;
   TOPKNOT_CUDA(cudaGetDeviceCount(&count));
   if (options.device >= count)
-    throw UserError("GPU " + std::to_string(options.device) + " was asked for, and there are " +
-                    std::to_string(count) + "; start fewer ranks a host, or check CUDA_VISIBLE_DEVICES");
+    throw UserError(
+        fmt::format("GPU {} was asked for, and there are {}; start fewer ranks per host, or check "
+                    "CUDA_VISIBLE_DEVICES",
+                    options.device, count));
   TOPKNOT_CUDA(cudaSetDevice(options.device));
   int major = 0;
   TOPKNOT_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, options.device));
   if (major < 8)
-    throw UserError("GPU " + std::to_string(options.device) +
-                    " is too old: compute capability 8.0 (Ampere) or newer is needed; set train.device=cpu");
+    throw UserError(
+        fmt::format("GPU {} is too old: compute capability 8.0 (Ampere) or newer is needed; set "
+                    "train.device=cpu",
+                    options.device));
   int least = 0, greatest = 0;
   TOPKNOT_CUDA(cudaDeviceGetStreamPriorityRange(&least, &greatest));
   pool_ = std::make_shared<Pool>(options.device);

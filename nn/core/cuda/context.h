@@ -1,5 +1,5 @@
 #pragma once
-// A rank's share of a GPU: its streams, library handles, memory pool and scratch memory. One a rank, also where
+// A rank's share of a GPU: its streams, library handles, memory pool and scratch memory. One per rank, also where
 // several ranks of a process share a card. Everything of a rank runs on stream(), in order; memory that a
 // tensor gives back is used again by later work of the same rank without waiting.
 
@@ -76,7 +76,7 @@ class Context {
   void release(void* data) noexcept;
   std::shared_ptr<Pool> pool() const { return pool_; }
 
-  // What an op keeps for this rank (plans by shape, choices that were timed): one T, made at the first call, gone
+  // What an op caches for this rank (plans by shape, choices that were timed): one T, made at the first call, destroyed
   // with the context.
   template <class T>
   T& keep() {
@@ -126,7 +126,7 @@ void DeviceArray<T>::release_to(Pool& pool, void* data) {
   release_to_pool(pool, data);
 }
 
-// Page-locked host memory, which a GPU copies from and to while the host goes on.
+// Page-locked host memory, for asynchronous copies.
 class PinnedMemory {
  public:
   explicit PinnedMemory(std::size_t bytes);

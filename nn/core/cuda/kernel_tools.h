@@ -1,6 +1,5 @@
 #pragma once
-// What the kernels share: how many blocks, and sums over warps and blocks in a fixed order. For .cu files, after
-// topknot_kernel.h. C++17.
+// Shared by the kernels: grid sizes, and sums over warps and blocks in a fixed order. For .cu files. C++17.
 
 #include <topknot_kernel.h>
 

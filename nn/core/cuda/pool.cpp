@@ -1,5 +1,7 @@
 #include "nn/core/cuda/pool.h"
 
+#include <fmt/format.h>
+
 #include <cstdio>
 
 #include "nn/core/cuda/context.h"
@@ -99,11 +101,12 @@ void* Pool::take(std::size_t size) {
   std::size_t left = 0, total = 0;
   if (cudaMemGetInfo(&left, &total) != cudaSuccess) left = total = 0;
   const Context* context = Context::current_or_null();
-  throw OutOfMemory("GPU " + std::to_string(device_) + " is out of memory" +
-                    (context ? " (rank " + std::to_string(context->options().rank) + ")" : "") + ": " +
-                    mebibytes(size) + " asked for, " + mebibytes(in_use_) + " in use here, " +
-                    mebibytes(left) + " of " + mebibytes(total) +
-                    " free; lower data.batch_size, or dist.ranks where ranks share the GPU");
+  throw OutOfMemory(
+      fmt::format("GPU {} is out of memory{}: {} asked for, {} in use here, {} of {} free; lower "
+                  "data.batch_size, or dist.ranks where "
+                  "ranks share the GPU",
+                  device_, context ? fmt::format(" (rank {})", context->options().rank) : "", mebibytes(size),
+                  mebibytes(in_use_), mebibytes(left), mebibytes(total)));
 }
 
 void Pool::release(void* data) noexcept {

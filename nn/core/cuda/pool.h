@@ -22,12 +22,12 @@ class Pool {
   // 512-byte aligned. Gives cached blocks back and tries again where memory is short; then throws OutOfMemory.
   void* allocate(std::size_t bytes);
   void release(void* data) noexcept;
-  // Gives back what nobody uses. Waits for the GPU.
+  // Gives free blocks back. Waits for the GPU.
   void release_cached() noexcept;
 
   // While `graph` is set (null: none), memory comes from what that graph has, from what is cached and last from the
-  // GPU, and goes back to the graph: kernels that were recorded write to it at each replay, so nobody else may have
-  // it. Where the GPU has no more during a capture, OutOfMemory names train.graphs.
+  // GPU, and goes back to the graph: kernels that were recorded write to it at each replay, so it has no other
+  // user. Where the GPU has no more during a capture, OutOfMemory names train.graphs.
   void use(class GraphMemory* graph);
 
   std::size_t in_use() const;    // bytes handed out
@@ -40,7 +40,7 @@ class Pool {
   friend class GraphMemory;
   struct Block {
     std::size_t bytes;
-    GraphMemory* graph;  // that it goes back to; null: everybody
+    GraphMemory* graph;  // that it goes back to; null: the common ones
   };
   static std::size_t best_fit(const FreeBlocks& blocks, std::size_t size);
   static void* take_cached(FreeBlocks& blocks, std::size_t size);

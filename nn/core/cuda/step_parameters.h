@@ -1,12 +1,12 @@
 #pragma once
-// What a step on a GPU is told and what it finds out, in GPU memory, so that kernels (and captured graphs) need no
-// word from the host. C++17.
+// A step's input from the host and its results, in GPU memory, so that kernels and captured graphs run without the host.
+// C++17.
 
 #include <cstdint>
 
 namespace topknot::cuda {
 
-// What changes from step to step; written before the step, or the graph of a step, starts.
+// Values that change from step to step; written before the step, or the graph of a step, starts.
 struct StepParameters {
   std::int64_t step = 0;
   double density = 1.0;         // of this step, in (0, 1]
@@ -15,7 +15,7 @@ struct StepParameters {
   std::int32_t rank = 0;
 };
 
-// What a step has found out; cleared before the step.
+// Results of a step; cleared before the step.
 struct StepStatus {
   std::uint32_t bad = 0;       // 1: some rank's gradient, or a sum, was not finite; the same on all ranks
   std::int32_t bad_rank = -1;  // the first rank of which that is known; the same on all ranks

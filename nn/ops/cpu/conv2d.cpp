@@ -163,7 +163,7 @@ class DnnlConv final : public ChunkedConv {
         const std::int64_t count = std::min(chunk_of(x), end - n);
         const Plan& plan = plan_for(x, count);
         TOPKNOT_CHECK(plan.weight_gradient_desc == first.weight_gradient_desc,
-                      "conv2d: one gradient format a layer");
+                      "conv2d: one gradient format per layer");
         const float* dy = grad.defined() ? grad.data() + n * out : filled.data();
         if (filled.defined()) {
           if (chunked_)
@@ -208,7 +208,7 @@ class DnnlConv final : public ChunkedConv {
  private:
   static std::int64_t image_floats(const Tensor& t) { return t.numel() / t.dim(0); }
 
-  // Images a chunk: about 1 MiB of input and output, at least one.
+  // Images per chunk: about 1 MiB of input and output, at least one.
   std::int64_t chunk_of(const Tensor& x) const {
     if (!chunked_) return x.dim(0);
     const Shape y = g_.output_shape(x.shape());

@@ -1,4 +1,5 @@
 // The fully connected layer by oneDNN's sgemm.
+#include <fmt/format.h>
 #include <oneapi/dnnl/dnnl.h>
 
 #include "nn/ops/linear.h"
@@ -11,7 +12,8 @@ void matmul(bool transpose_a, bool transpose_b, std::int64_t m, std::int64_t n, 
             const float* a, const float* b, float beta, float* c) {
   const auto status = dnnl_sgemm(transpose_a ? 'T' : 'N', transpose_b ? 'T' : 'N', m, n, k, 1.0f, a,
                                  transpose_a ? m : k, b, transpose_b ? k : n, beta, c, n);
-  TOPKNOT_CHECK(status == dnnl_success, "oneDNN sgemm failed, status " + std::to_string(status));
+  TOPKNOT_CHECK(status == dnnl_success,
+                fmt::format("oneDNN sgemm failed, status {}", static_cast<int>(status)));
 }
 
 OpState forward(const Tensor& x, const Tensor& weight, const Tensor& bias, Tensor& y) {

@@ -1,5 +1,7 @@
 #include "nn/ops/cpu/onednn.h"
 
+#include <fmt/format.h>
+
 #include "nn/core/base/check.h"
 
 namespace topknot {
@@ -11,7 +13,7 @@ const dnnl::engine& dnnl_cpu_engine() {
 
 std::string onednn_version() {
   const dnnl_version_t* v = ::dnnl_version();
-  return std::to_string(v->major) + "." + std::to_string(v->minor) + "." + std::to_string(v->patch);
+  return fmt::format("{}.{}.{}", v->major, v->minor, v->patch);
 }
 
 dnnl::memory::desc activation_desc(const Shape& shape, Layout layout) {
@@ -67,7 +69,7 @@ void DnnlKernel::run(int thread, std::initializer_list<const void*> pointers) co
                                              static_cast<int>(mine.arguments.size()), mine.arguments.data());
   if (scratch) cpu_backend().release(scratch, scratchpad_floats_);
   TOPKNOT_CHECK(status == dnnl_success,
-                "oneDNN could not execute a primitive, status " + std::to_string(status));
+                fmt::format("oneDNN could not execute a primitive, status {}", static_cast<int>(status)));
 }
 
 }  // namespace topknot

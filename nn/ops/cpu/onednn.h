@@ -1,6 +1,6 @@
 #pragma once
-// The few things that every use of oneDNN needs. oneDNN is met in nn/ops/cpu only; the 2.x API
-// (operation descriptors) is used throughout.
+// What every use of oneDNN needs: the 2.x API (operation descriptors). oneDNN is used in nn/ops/cpu and
+// nn/core/device_cpu.cpp only.
 
 #include <initializer_list>
 #include <memory>

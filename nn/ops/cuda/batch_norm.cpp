@@ -89,10 +89,10 @@ void check_supported(cudnnStatus_t status, const char* call, const char* file, i
   // cuDNN has both codes for what it does not do.
   const int category = CUDNN_STATUS_CATEGORY(static_cast<int>(status));
   if (category == CUDNN_STATUS_NOT_SUPPORTED || category == CUDNN_STATUS_BAD_PARAM)
-    throw BatchNormRefused(std::string(call) + ": " + cudnnGetErrorString(status));
+    throw BatchNormUnsupported(std::string(call) + ": " + cudnnGetErrorString(status));
   check_cudnn(status, call, file, line);
 }
-#define TOPKNOT_OR_REFUSED(call) check_supported((call), #call, __FILE__, __LINE__)
+#define TOPKNOT_OR_UNSUPPORTED(call) check_supported((call), #call, __FILE__, __LINE__)
 
 constexpr float kOne = 1, kZero = 0;
 
@@ -109,13 +109,13 @@ class CudnnBatchNorm : public BatchNormMethod {
     }
     TOPKNOT_CUDNN(cudnnDeriveBNTensorDescriptor(parameters_.get(), data_.get(), mode_));
     const cudnnHandle_t handle = Context::current().cudnn();
-    TOPKNOT_OR_REFUSED(cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize(
+    TOPKNOT_OR_UNSUPPORTED(cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize(
         handle, mode_, ops_, data_.get(), data_.get(), data_.get(), parameters_.get(), activation(),
         &forward_bytes_));
-    TOPKNOT_OR_REFUSED(cudnnGetBatchNormalizationBackwardExWorkspaceSize(
+    TOPKNOT_OR_UNSUPPORTED(cudnnGetBatchNormalizationBackwardExWorkspaceSize(
         handle, mode_, ops_, data_.get(), data_.get(), data_.get(), z(), data_.get(), parameters_.get(),
         activation(), &backward_bytes_));
-    TOPKNOT_OR_REFUSED(cudnnGetBatchNormalizationTrainingExReserveSpaceSize(handle, mode_, ops_, activation(),
+    TOPKNOT_OR_UNSUPPORTED(cudnnGetBatchNormalizationTrainingExReserveSpaceSize(handle, mode_, ops_, activation(),
                                                                             data_.get(), &reserve_bytes_));
   }
 
@@ -126,7 +126,7 @@ class CudnnBatchNorm : public BatchNormMethod {
     kept.values = DeviceArray<float>(2 * channels);
     kept.reserve = DeviceArray<std::byte>(reserve_bytes_);
     Tensor y = Tensor::empty_like(call.x);
-    TOPKNOT_OR_REFUSED(cudnnBatchNormalizationForwardTrainingEx(
+    TOPKNOT_OR_UNSUPPORTED(cudnnBatchNormalizationForwardTrainingEx(
         context.cudnn(), mode_, ops_, &kOne, &kZero, data_.get(), call.x.data(), z(),
         z() ? call.residual.data() : nullptr, data_.get(), y.data(), parameters_.get(), p.gamma, p.beta,
         p.momentum, p.running_mean, p.running_variance, p.epsilon, kept.values.data(),
@@ -159,7 +159,7 @@ class CudnnBatchNorm : public BatchNormMethod {
     };
     float* dgamma = direct(out.gamma) ? out.gamma.data : parameter_scratch.data();
     float* dbeta = direct(out.beta) ? out.beta.data : parameter_scratch.data() + channels;
-    TOPKNOT_OR_REFUSED(cudnnBatchNormalizationBackwardEx(
+    TOPKNOT_OR_UNSUPPORTED(cudnnBatchNormalizationBackwardEx(
         context.cudnn(), mode_, ops_, &kOne, &kZero, &kOne, &kZero, data_.get(), call.x.data(), activated(),
         fused() ? kept.y.data() : nullptr, data_.get(), grad.data(), z(), dz.defined() ? dz.data() : nullptr,
         data_.get(), dx.data(), parameters_.get(), call.gamma.data(), fused() ? call.beta.data() : nullptr,
@@ -233,7 +233,7 @@ std::shared_ptr<const BatchNormMethod> fastest_method(const BatchNormArguments& 
       std::shared_ptr<const BatchNormMethod> method = make_batch_norm_method(kind, call);
       const float ms = time_of(*method, call);
       if (ms < least) least = ms, which = kind, best = std::move(method);
-    } catch (const BatchNormRefused&) {
+    } catch (const BatchNormUnsupported&) {
     } catch (const OutOfMemory&) {  // no room to try things
       break;
     }
@@ -246,7 +246,7 @@ std::shared_ptr<const BatchNormMethod> fastest_method(const BatchNormArguments& 
 
 std::shared_ptr<const BatchNormMethod> method_for(const BatchNormArguments& call) {
   Context& context = Context::current();
-  // One pixel a channel has no variance for cuDNN to correct.
+  // One pixel per channel has no variance for cuDNN to correct.
   if (context.options().deterministic || !call.options.training || call.x.numel() == call.x.dim(1))
     return std::make_shared<KernelBatchNorm>();
   const Tensor& x = call.x;
@@ -312,7 +312,7 @@ std::unique_ptr<BatchNormMethod> make_batch_norm_method(BatchNormKind kind, cons
   if (kind == BatchNormKind::kernels) return std::make_unique<KernelBatchNorm>();
   const bool fusable = like.options.relu && like.x.dtype() == DType::bf16 && like.x.dim(1) % 4 == 0;
   if (!like.options.training || !aligned_parameters(like) || (kind == BatchNormKind::fused && !fusable))
-    throw BatchNormRefused(std::string(name_of(kind)) + " does not do this batch norm");
+    throw BatchNormUnsupported(std::string(name_of(kind)) + " does not do this batch norm");
   return std::make_unique<CudnnBatchNorm>(kind, like);
 }
 

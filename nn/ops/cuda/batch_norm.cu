@@ -57,9 +57,9 @@ __device__ inline void load_floats(const float* at, float (&out)[V]) {
   for (int i = 0; i < V; ++i) out[i] = at[i];
 }
 
-constexpr unsigned kMostBlocks = 1024;    // of a pass; enough for every card's memory, and few partial sums
-constexpr std::int64_t kRowsAThread = 4;  // at least, before more blocks are worth it
-constexpr int kChannelsABlock = 32;       // where partial sums are added up
+constexpr unsigned kMostBlocks = 1024;      // of a pass; enough for every card's memory, and few partial sums
+constexpr std::int64_t kRowsPerThread = 4;  // at least, before more blocks are worth it
+constexpr int kChannelsPerBlock = 32;       // where partial sums are added up
 
 // A thread's elements: `count` of them (of packs), from `at` on, `stride` apart; `channel` is the first of its columns.
 struct Spot {
@@ -122,15 +122,15 @@ __global__ void __launch_bounds__(kThreads)
   reduce_rows<V>(t, s, sum, squares, partial);
 }
 
-// The two sums of a channel over all chunks, in double: eight threads a channel, then theirs in order. All threads
-// of the block call; the first kChannelsABlock have the result.
+// The two sums of a channel over all chunks, in double: eight threads per channel, then theirs in order. All threads
+// of the block call; the first kChannelsPerBlock have the result.
 __device__ inline void add_chunks(const BatchNormTiles& t, const float* partial, unsigned channel,
                                   double (&totals)[2]) {
-  constexpr unsigned kParts = kThreads / kChannelsABlock;
+  constexpr unsigned kParts = kThreads / kChannelsPerBlock;
   __shared__ double sums[2][kThreads];
   double first = 0, second = 0;
   if (channel < t.channels)
-    for (unsigned chunk = threadIdx.x / kChannelsABlock; chunk < t.chunks; chunk += kParts) {
+    for (unsigned chunk = threadIdx.x / kChannelsPerBlock; chunk < t.chunks; chunk += kParts) {
       const float* from = partial + std::size_t{2} * chunk * t.channels + channel;
       first += from[0];
       second += from[t.channels];
@@ -138,21 +138,21 @@ __device__ inline void add_chunks(const BatchNormTiles& t, const float* partial,
   sums[0][threadIdx.x] = first;
   sums[1][threadIdx.x] = second;
   __syncthreads();
-  if (threadIdx.x >= kChannelsABlock) return;
+  if (threadIdx.x >= kChannelsPerBlock) return;
   for (int which = 0; which < 2; ++which) {
     totals[which] = 0;
     for (unsigned part = 0; part < kParts; ++part)
-      totals[which] += sums[which][part * kChannelsABlock + threadIdx.x];
+      totals[which] += sums[which][part * kChannelsPerBlock + threadIdx.x];
   }
 }
 
 __global__ void __launch_bounds__(kThreads)
     normalization_kernel(BatchNormTiles t, const float* partial, BatchNormParameters p,
                          BatchNormStatistics out) {
-  const unsigned c = blockIdx.x * kChannelsABlock + (threadIdx.x & (kChannelsABlock - 1));
+  const unsigned c = blockIdx.x * kChannelsPerBlock + (threadIdx.x & (kChannelsPerBlock - 1));
   double totals[2] = {};
   if (partial) add_chunks(t, partial, c, totals);
-  if (threadIdx.x >= kChannelsABlock || c >= t.channels) return;
+  if (threadIdx.x >= kChannelsPerBlock || c >= t.channels) return;
   double mean = p.running_mean[c], variance = p.running_variance[c];
   if (partial) {
     const double count = static_cast<double>(t.rows);
@@ -242,10 +242,10 @@ __device__ inline void put(BatchNormTarget target, unsigned c, float value) {
 __global__ void __launch_bounds__(kThreads)
     coefficients_kernel(BatchNormTiles t, const float* partial, const float* gamma, BatchNormStatistics n,
                         bool training, BatchNormTarget dgamma, BatchNormTarget dbeta, float* coefficients) {
-  const unsigned c = blockIdx.x * kChannelsABlock + (threadIdx.x & (kChannelsABlock - 1));
+  const unsigned c = blockIdx.x * kChannelsPerBlock + (threadIdx.x & (kChannelsPerBlock - 1));
   double totals[2] = {};
   add_chunks(t, partial, c, totals);
-  if (threadIdx.x >= kChannelsABlock || c >= t.channels) return;
+  if (threadIdx.x >= kChannelsPerBlock || c >= t.channels) return;
   const double count = static_cast<double>(t.rows);
   const double inverse_std = n.inverse_std[c], mean = n.mean[c], scale = gamma[c] * inverse_std;
   const double with_xhat = totals[1] * inverse_std;
@@ -335,7 +335,7 @@ dim3 grid_of(const BatchNormTiles& t) {
   return dim3(t.column_tiles, t.chunks);
 }
 dim3 channel_grid(const BatchNormTiles& t) {
-  return grid_for(t.channels, kChannelsABlock);
+  return grid_for(t.channels, kChannelsPerBlock);
 }
 
 }  // namespace
@@ -352,11 +352,11 @@ BatchNormTiles batch_norm_tiles(std::int64_t rows, std::int64_t channels, bool b
   t.column_tiles = static_cast<unsigned>(ceil_div(groups, t.lanes));
   const std::int64_t step = kThreads / t.lanes;  // rows of a block at once
   const auto wanted = static_cast<std::int64_t>(
-      ceil_div(static_cast<std::size_t>(rows), static_cast<std::size_t>(step * kRowsAThread)));
+      ceil_div(static_cast<std::size_t>(rows), static_cast<std::size_t>(step * kRowsPerThread)));
   const std::int64_t most = kMostBlocks / t.column_tiles > 0 ? kMostBlocks / t.column_tiles : 1;
   const std::int64_t chunks = wanted < most ? wanted : most;
-  const std::int64_t rows_a_chunk = (rows + chunks - 1) / chunks;
-  t.chunk_rows = (rows_a_chunk + step - 1) / step * step;
+  const std::int64_t rows_per_chunk = (rows + chunks - 1) / chunks;
+  t.chunk_rows = (rows_per_chunk + step - 1) / step * step;
   t.chunks = static_cast<unsigned>((rows + t.chunk_rows - 1) / t.chunk_rows);
   return t;
 }

@@ -27,7 +27,7 @@ struct BatchNormKept {
 };
 
 // cuDNN does not do this shape in this way.
-class BatchNormRefused : public CudaError {
+class BatchNormUnsupported : public CudaError {
  public:
   using CudaError::CudaError;
 };
@@ -42,7 +42,7 @@ class BatchNormMethod {
 };
 
 // For calls with an x of this shape and type, with or without a residual and relu; outside training for `kernels` only.
-// Throws BatchNormRefused, as
+// Throws BatchNormUnsupported, as
 // forward() and backward() may.
 std::unique_ptr<BatchNormMethod> make_batch_norm_method(BatchNormKind kind, const BatchNormArguments& like);
 

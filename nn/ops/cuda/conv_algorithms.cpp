@@ -1,5 +1,7 @@
 #include "nn/ops/cuda/conv_algorithms.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <map>
@@ -13,7 +15,7 @@ namespace {
 
 constexpr int kMostResults = 32;  // more than cuDNN has algorithms times math types
 
-// What cuDNN says of an algorithm; its three types of this differ in the enumeration only.
+// cuDNN's result for an algorithm; its three result types differ in the enumeration only.
 struct Candidate {
   ConvAlgorithm algorithm;
   cudnnStatus_t status;
@@ -101,8 +103,8 @@ class ConvChooser {
 
   std::string name() const {
     const char* what[] = {"the output", "the input's gradient", "the weight's gradient"};
-    return std::string(what[static_cast<int>(product_)]) + " of a convolution of " + of_.shape_.str() +
-           " with " + of_.geometry_.weight_shape().str() + ", stride " + std::to_string(of_.geometry_.stride);
+    return fmt::format("{} of a convolution of {} with {}, stride {}", what[static_cast<int>(product_)],
+                       of_.shape_.str(), of_.geometry_.weight_shape().str(), of_.geometry_.stride);
   }
 
   // `out` is written over.
@@ -113,7 +115,7 @@ class ConvChooser {
         fma_only ? std::vector{CUDNN_FMA_MATH} : std::vector{CUDNN_TENSOR_OP_MATH, CUDNN_DEFAULT_MATH};
     for (const cudnnMathType_t math : maths) {
       TOPKNOT_CUDNN(cudnnSetConvolutionMathType(of_.convolution_.get(), math));
-      std::vector<Candidate> list = admissible(foretold(), fma_only);
+      std::vector<Candidate> list = admissible(predicted(), fma_only);
       if (!context_.options().deterministic && !list.empty()) {
         std::size_t most = 0;
         for (const Candidate& c : list) most = std::max(most, c.algorithm.workspace);
@@ -129,8 +131,8 @@ class ConvChooser {
         if (best.empty() || c.algorithm.workspace < best.back().workspace) best.push_back(c.algorithm);
       if (!best.empty()) return best;
     }
-    throw Error("cuDNN " + std::to_string(cudnnGetVersion()) + " has no " +
-                (context_.options().deterministic ? "deterministic " : "") + "algorithm for " + name());
+    throw Error(fmt::format("cuDNN {} has no {}algorithm for {}", cudnnGetVersion(),
+                            context_.options().deterministic ? "deterministic " : "", name()));
   }
 
  private:
@@ -152,8 +154,8 @@ class ConvChooser {
     return list;
   }
 
-  // In the order of cuDNN's heuristics.
-  std::vector<Candidate> foretold() const {
+  // By cuDNN's heuristics, in their order.
+  std::vector<Candidate> predicted() const {
     int n = 0;
     switch (product_) {
       case ConvProduct::output: {
@@ -177,7 +179,7 @@ class ConvChooser {
     }
   }
 
-  // As they are on this GPU.
+  // Measured on this GPU.
   std::vector<Candidate> timed(const void* a, const void* b, void* out,
                                const DeviceArray<std::byte>& memory) const {
     int n = 0;

@@ -2,7 +2,7 @@
 // One convolution of a layer by cuDNN: its descriptors, and which of cuDNN's algorithms serves each of its three
 // products, found out once per shape. Everything NHWC, filters KRSC (OIHW shapes in nhwc order).
 //
-// The choice. Each product's first use times cuDNN's algorithms on the GPU and keeps the quickest, beside slower ones
+// The choice. Each product's first use times cuDNN's algorithms on the GPU and keeps the fastest, beside slower ones
 // that need less workspace, which take over when memory is short; the host waits for this. Under
 // ContextOptions::deterministic nothing is timed: the first algorithm that cuDNN's heuristics name and call
 // deterministic is taken, so that runs repeat (unless one is short of memory and another is not). Choices are kept for

@@ -37,7 +37,7 @@ __global__ __launch_bounds__(kThreads) void weight_kernel(const T* filter, float
   }
 }
 
-// One division a thread: the elements of a thread are kThreads apart, and so are their channels.
+// One division per thread: the elements of a thread are kThreads apart, and so are their channels.
 template <class T>
 __global__ __launch_bounds__(kThreads) void bias_kernel(T* y, const float* bias, std::size_t n,
                                                         unsigned channels) {

@@ -1,6 +1,6 @@
 #pragma once
-// What stands around a convolution or matrix product on a GPU: the weight in the order and type that the product
-// wants and its gradient back in the arena's, the bias and its gradient. `bf16`: of bfloat16 numbers instead of
+// Kernels around a convolution or matrix product on a GPU: the weight in the order and type of the product, its gradient
+// in the arena's, the bias and its gradient. `bf16`: of bfloat16 numbers instead of
 // floats; arithmetic is in float. C++17.
 
 #include <cuda_runtime_api.h>

@@ -4,8 +4,8 @@
 namespace topknot::cuda {
 namespace {
 
-constexpr int kRowsABlock = kThreads / 32;  // a warp a row
-constexpr std::size_t kPartsAThread = 8;
+constexpr int kRowsPerBlock = kThreads / 32;  // one warp per row
+constexpr std::size_t kPartsPerThread = 8;
 constexpr std::size_t kMostParts = 1024;
 
 __device__ inline double warp_sum(double value) {
@@ -22,7 +22,7 @@ __global__ void __launch_bounds__(kThreads)
     cross_entropy_kernel(const T* __restrict__ logits, std::int64_t rows, std::int64_t classes,
                          const std::int32_t* __restrict__ labels, SoftmaxRow* __restrict__ softmax,
                          double* __restrict__ loss) {
-  const std::int64_t row = std::int64_t{blockIdx.x} * kRowsABlock + threadIdx.x / 32;
+  const std::int64_t row = std::int64_t{blockIdx.x} * kRowsPerBlock + threadIdx.x / 32;
   const int lane = threadIdx.x & 31;
   if (row >= rows) return;  // the whole warp
   const T* z = logits + row * classes;
@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(kThreads)
                                   const std::int32_t* __restrict__ labels,
                                   const SoftmaxRow* __restrict__ softmax, const float* __restrict__ grad,
                                   T* __restrict__ dz) {
-  const std::int64_t row = std::int64_t{blockIdx.x} * kRowsABlock + threadIdx.x / 32;
+  const std::int64_t row = std::int64_t{blockIdx.x} * kRowsPerBlock + threadIdx.x / 32;
   if (row >= rows) return;
   const float scale = grad[0] / static_cast<float>(rows);
   const SoftmaxRow s = softmax[row];
@@ -62,7 +62,7 @@ template <class T>
 __global__ void __launch_bounds__(kThreads)
     hits_kernel(const T* __restrict__ logits, std::int64_t rows, std::int64_t classes,
                 const std::int32_t* __restrict__ labels, double* __restrict__ hit) {
-  const std::int64_t row = std::int64_t{blockIdx.x} * kRowsABlock + threadIdx.x / 32;
+  const std::int64_t row = std::int64_t{blockIdx.x} * kRowsPerBlock + threadIdx.x / 32;
   const int lane = threadIdx.x & 31;
   if (row >= rows) return;
   const T* z = logits + row * classes;
@@ -120,7 +120,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 dim3 row_grid(const Rows& r) {
-  return grid_for(static_cast<std::size_t>(r.rows), kRowsABlock);
+  return grid_for(static_cast<std::size_t>(r.rows), kRowsPerBlock);
 }
 
 template <class T>
@@ -165,7 +165,7 @@ void count_hits(cudaStream_t stream, const Rows& r, const std::int32_t* labels, 
 }
 
 std::size_t squared_error_blocks(std::size_t n) {
-  return grid_for(n, kThreads * kPartsAThread, kMostParts).x;
+  return grid_for(n, kThreads * kPartsPerThread, kMostParts).x;
 }
 
 void squared_error(cudaStream_t stream, bool bf16, const void* y, const float* target, std::size_t n,

@@ -16,7 +16,7 @@ struct Rows {
 };
 
 // What the backward pass needs of a row's softmax: exp(z - top) / sum. A label that is no class makes the row's loss
-// and its gradients NaN, since nobody can be told at that moment.
+// and its gradients NaN, since kernels cannot throw.
 struct SoftmaxRow {
   double sum;
   float top;

@@ -39,7 +39,7 @@ class CudnnPool {
   CudnnPooling pooling_;
 };
 
-bool refuses(cudnnStatus_t status, DType type) {
+bool unsupported(cudnnStatus_t status, DType type) {
   const int category = CUDNN_STATUS_CATEGORY(static_cast<int>(status));
   return type == DType::bf16 &&
          (category == CUDNN_STATUS_NOT_SUPPORTED || category == CUDNN_STATUS_BAD_PARAM);
@@ -52,7 +52,7 @@ Tensor as_floats(const Tensor& x) {
 OpState pool_forward(const PoolGeometry& geometry, const Tensor& x, Tensor& y) {
   TOPKNOT_CHECK(x.layout() == Layout::nhwc, "pool: an activation on a GPU is nhwc");
   const auto plan = std::make_shared<CudnnPool>(geometry, x.shape(), y.shape(), x.dtype());
-  if (const cudnnStatus_t status = plan->forward(x, y); refuses(status, x.dtype())) {
+  if (const cudnnStatus_t status = plan->forward(x, y); unsupported(status, x.dtype())) {
     Tensor wide = Tensor::empty(y.shape(), y.layout(), y.device(), DType::f32);
     TOPKNOT_CUDNN(CudnnPool(geometry, x.shape(), y.shape(), DType::f32).forward(as_floats(x), wide));
     y = in_form(wide, y.layout(), y.dtype());
@@ -65,7 +65,7 @@ OpState pool_forward(const PoolGeometry& geometry, const Tensor& x, Tensor& y) {
 void pool_backward(const PoolGeometry& geometry, const OpState& state, const Tensor& x, const Tensor& y,
                    const Tensor& dy, Tensor& dx) {
   if (const cudnnStatus_t status = state_as<CudnnPool>(state).backward(y, dy, x, dx);
-      refuses(status, x.dtype())) {
+      unsupported(status, x.dtype())) {
     Tensor wide = Tensor::empty(dx.shape(), dx.layout(), dx.device(), DType::f32);
     TOPKNOT_CUDNN(CudnnPool(geometry, x.shape(), y.shape(), DType::f32)
                       .backward(as_floats(y), as_floats(dy), as_floats(x), wide));
