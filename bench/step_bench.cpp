@@ -63,7 +63,7 @@ class Training {
     backward(loss, [&](Parameter& parameter) { exchange_.ready(parameter); });
     exchange_.finish(true);
     for (const Group& group : exchange_.groups())
-      optimizer_->update(group.begin, exchange_.averaged(group), 0.1);
+      optimizer_->update(group.begin, exchange_.averaged(group), {step_, 0.1});
     return value;
   }
   // The number of steps that rank 0 was asked for; 0 ends.

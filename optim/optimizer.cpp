@@ -1,5 +1,7 @@
 #include "optim/optimizer.h"
 
+#include <fmt/format.h>
+
 #include <cmath>
 #include <string>
 
@@ -10,8 +12,8 @@ namespace topknot {
 namespace {
 
 void require(bool condition, const std::string& key, const std::string& rule, double value) {
-  if (condition) return;
-  throw UserError("optimizer." + key + " must be " + rule + ", not " + short_text(value));
+  if (!condition)
+    throw UserError(fmt::format("optimizer.{} must be {}, not {}", key, rule, short_text(value)));
 }
 
 }  // namespace
@@ -19,6 +21,19 @@ void require(bool condition, const std::string& key, const std::string& rule, do
 Registry<OptimizerFactory>& optimizers() {
   static Registry<OptimizerFactory> registry("optimizer");
   return registry;
+}
+
+std::vector<DecayRange> decay_ranges(const OptimizerOptions& options, const ParameterArena& arena) {
+  std::vector<DecayRange> ranges;
+  for (const Parameter* parameter : arena.parameters()) {
+    const bool decays = options.weight_decay > 0 && (options.decay_1d || parameter->shape().rank() > 1);
+    const std::size_t end = parameter->offset() + parameter->numel();
+    if (!ranges.empty() && ranges.back().decays == decays)
+      ranges.back().end = end;
+    else
+      ranges.push_back({parameter->offset(), end, decays});
+  }
+  return ranges;
 }
 
 void check_optimizer(const OptimizerOptions& options) {

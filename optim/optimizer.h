@@ -1,9 +1,11 @@
 #pragma once
 // An optimizer turns averaged gradients into new weights, slice by slice of the parameter arena. It is
 // elementwise, so its result does not depend on how the arena is cut into slices nor on the number of
-// threads.
+// threads. An optimizer is one file that registers itself in optimizers(); one with kernels for a GPU registers these in
+// device_optimizers() (optim/cuda/device_optimizer.h).
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
@@ -25,16 +27,23 @@ struct OptimizerOptions {
   bool decay_1d = false;      // whether 1-D parameters (biases, batch-norm scales) decay too
 };
 
+// What an update knows of its step, the same on all ranks.
+struct OptimizerStep {
+  std::int64_t step = 0;  // 0-based; skipped steps count
+  double lr = 0.1;
+  double gradient_scale = 1.0;  // a clip factor; 1 changes no bit
+};
+
 class Optimizer {
  public:
   virtual ~Optimizer() = default;
 
-  // Updates the weights of arena elements [offset, offset + gradient.size()) with this averaged gradient,
-  // times `gradient_scale` (a clip factor; 1 changes no bit). Each element once a step, in any order of
-  // slices. Throws Error where the slice lies outside the arena.
-  // `form` says what the gradient has in it already; has_lr does not go with momentum.
-  virtual void update(std::size_t offset, std::span<const float> gradient, double lr,
-                      double gradient_scale = 1.0, GradientForm form = GradientForm::plain) = 0;
+  // Updates the weights of arena elements [offset, offset + gradient.size()) with this averaged gradient, times
+  // step.gradient_scale. Called once per element and step, in any order of slices. `form` says what the gradient has in
+  // it already. Throws Error where the slice lies outside the arena, or for a form that does not go with the update rule
+  // (has_lr with momentum).
+  virtual void update(std::size_t offset, std::span<const float> gradient, const OptimizerStep& step,
+                      GradientForm form = GradientForm::plain) = 0;
 
   // State to save and restore, in a fixed order, each buffer of the arena's shape; empty where there is none.
   virtual std::vector<std::span<float>> state() { return {}; }
@@ -44,11 +53,18 @@ using OptimizerFactory = std::unique_ptr<Optimizer> (*)(const OptimizerOptions& 
                                                         ParameterArena& arena);
 Registry<OptimizerFactory>& optimizers();
 
+// A run of arena elements that weight decay is for, or is not for.
+struct DecayRange {
+  std::size_t begin, end;
+  bool decays;
+};
+// Ascending, covering the arena; neighbours differ in `decays`. 1-D parameters do not decay unless options.decay_1d.
+std::vector<DecayRange> decay_ranges(const OptimizerOptions& options, const ParameterArena& arena);
+
 // Throws UserError, naming the key, for an unknown name or a value out of range.
 void check_optimizer(const OptimizerOptions& options);
 
-// Throws as check_optimizer(). The arena must outlive the
-// result.
+// Throws as check_optimizer(). The arena is in host memory and must outlive the result.
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerOptions& options, ParameterArena& arena);
 
 }  // namespace topknot

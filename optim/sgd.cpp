@@ -20,7 +20,6 @@
 #include "nn/core/base/check.h"
 #include "nn/core/simd.h"
 #include "optim/optimizer.h"
-#include "optim/sgd_ranges.h"
 #include "optim/sgd_rule.h"
 
 namespace topknot {
@@ -74,24 +73,24 @@ TOPKNOT_MULTIVERSION void step_has_lr(float* w, const float* g, float* b, std::s
 class Sgd : public Optimizer {
  public:
   Sgd(const OptimizerOptions& options, ParameterArena& arena)
-      : options_(options), arena_(arena), ranges_(sgd_ranges(options, arena)) {
+      : options_(options), arena_(arena), ranges_(decay_ranges(options, arena)) {
     if (options.momentum > 0) momentum_.assign(arena.size(), 0.0f);
   }
 
-  void update(std::size_t offset, std::span<const float> gradient, double lr, double gradient_scale,
+  void update(std::size_t offset, std::span<const float> gradient, const OptimizerStep& step,
               GradientForm form) override {
     const std::size_t end = offset + gradient.size();
     TOPKNOT_CHECK(end <= arena_.size(), "a slice outside the arena");
     TOPKNOT_CHECK(form != GradientForm::has_lr || options_.momentum == 0,
                   "a gradient that has the learning rate in it cannot take momentum");
-    const ChunkStep step = step_for(form);
-    for (const SgdRange& range : ranges_) {
+    const ChunkStep chunk_step = step_for(form);
+    for (const DecayRange& range : ranges_) {
       const std::size_t from = std::max(offset, range.begin), to = std::min(end, range.end);
       if (from >= to) continue;
-      const SgdRates rates{static_cast<float>(lr), static_cast<float>(options_.momentum),
+      const SgdRates rates{static_cast<float>(step.lr), static_cast<float>(options_.momentum),
                            range.decays ? static_cast<float>(options_.weight_decay) : 0.0f,
-                           static_cast<float>(gradient_scale)};
-      update_range(step, from, to, gradient.data() + (from - offset), rates);
+                           static_cast<float>(step.gradient_scale)};
+      update_range(chunk_step, from, to, gradient.data() + (from - offset), rates);
     }
   }
 
@@ -134,7 +133,7 @@ class Sgd : public Optimizer {
 
   OptimizerOptions options_;
   ParameterArena& arena_;
-  std::vector<SgdRange> ranges_;
+  std::vector<DecayRange> ranges_;
   std::vector<float> momentum_;
 };
 
@@ -146,18 +145,4 @@ const bool registered =
      true);
 
 }  // namespace
-
-std::vector<SgdRange> sgd_ranges(const OptimizerOptions& options, const ParameterArena& arena) {
-  std::vector<SgdRange> ranges;
-  for (const Parameter* parameter : arena.parameters()) {
-    const bool decays = options.weight_decay > 0 && (options.decay_1d || parameter->shape().rank() > 1);
-    const std::size_t end = parameter->offset() + parameter->numel();
-    if (!ranges.empty() && ranges.back().decays == decays)
-      ranges.back().end = end;
-    else
-      ranges.push_back({parameter->offset(), end, decays});
-  }
-  return ranges;
-}
-
 }  // namespace topknot

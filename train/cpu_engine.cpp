@@ -61,7 +61,7 @@ class CpuEngine final : public Engine {
     stats_.loss = forward_and_backward(request.step);
     const StepResult result = exchange_.finish(std::isfinite(stats_.loss));
     if (result.committed)
-      update(request.lr);
+      update(request.step, request.lr);
     else
       restore_statistics();  // a skipped step leaves no trace
     stats_.committed = result.committed;
@@ -171,7 +171,7 @@ class CpuEngine final : public Engine {
     }
   }
 
-  void update(double lr) {
+  void update(std::int64_t step, double lr) {
     Stopwatch watch(stats_.times.update_s);
     const StepTrace::Span span(trace_, TraceRow::compute, "update");
     double factor = 1.0;
@@ -181,7 +181,7 @@ class CpuEngine final : public Engine {
       factor = clip_factor(std::sqrt(squares), config_.train.clip_global);
     }
     for (const Group& group : exchange_.groups())
-      optimizer_->update(group.begin, exchange_.averaged(group), lr, factor, exchange_.form(group));
+      optimizer_->update(group.begin, exchange_.averaged(group), {step, lr, factor}, exchange_.form(group));
   }
 
   const Config& config_;

@@ -17,7 +17,8 @@ namespace topknot::cuda {
 class DeviceOptimizer {
  public:
   virtual ~DeviceOptimizer() = default;
-  // As Optimizer::update(), with parameters->lr and parameters->gradient_scale. The gradient is in GPU memory.
+  // As Optimizer::update(), with the step, lr and gradient_scale of `parameters`, on `stream`. The gradient is in GPU
+  // memory.
   virtual void update(cudaStream_t stream, std::size_t offset, std::span<const float> gradient,
                       const StepParameters* parameters, const StepStatus* status,
                       GradientForm form = GradientForm::plain) = 0;
@@ -25,7 +26,12 @@ class DeviceOptimizer {
   virtual std::vector<std::span<float>> state() { return {}; }
 };
 
-// Throws UserError as make_optimizer(). The arena is on the current context's GPU and must outlive the result.
+using DeviceOptimizerFactory = std::unique_ptr<DeviceOptimizer> (*)(const OptimizerOptions& options,
+                                                                    ParameterArena& arena);
+// The optimizers that have kernels, under their names in optimizers().
+Registry<DeviceOptimizerFactory>& device_optimizers();
+
+// Throws UserError as make_optimizer(), and for an optimizer without kernels. The arena is on the current context's GPU and must outlive the result.
 std::unique_ptr<DeviceOptimizer> make_device_optimizer(const OptimizerOptions& options,
                                                        ParameterArena& arena);
 

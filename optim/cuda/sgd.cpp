@@ -1,9 +1,8 @@
-// SGD on a GPU: the rules of optim/sgd.cpp.
+// CUDA counterpart of optim/sgd.cpp.
 #include "nn/core/base/check.h"
 #include "nn/core/cuda/context.h"
 #include "optim/cuda/device_optimizer.h"
 #include "optim/cuda/sgd_kernels.h"
-#include "optim/sgd_ranges.h"
 
 namespace topknot::cuda {
 namespace {
@@ -13,7 +12,7 @@ class DeviceSgd final : public DeviceOptimizer {
   DeviceSgd(const OptimizerOptions& options, ParameterArena& arena) : options_(options), arena_(arena) {
     TOPKNOT_CHECK(arena.device() == Context::current().device(),
                   "an optimizer for an arena on another device");
-    const std::vector<SgdRange> ranges = sgd_ranges(options, arena);
+    const std::vector<DecayRange> ranges = decay_ranges(options, arena);
     first_decays_ = !ranges.empty() && ranges.front().decays;
     std::vector<std::uint64_t> boundaries;
     for (std::size_t i = 1; i < ranges.size(); ++i) boundaries.push_back(ranges[i].begin);
@@ -60,14 +59,12 @@ class DeviceSgd final : public DeviceOptimizer {
   DeviceArray<float> momentum_;
 };
 
+const bool registered =
+    (device_optimizers().add("sgd", "the rules of optim/sgd.cpp",
+                             [](const OptimizerOptions& options, ParameterArena& arena) {
+                               return std::unique_ptr<DeviceOptimizer>(new DeviceSgd(options, arena));
+                             }),
+     true);
+
 }  // namespace
-
-std::unique_ptr<DeviceOptimizer> make_device_optimizer(const OptimizerOptions& options,
-                                                       ParameterArena& arena) {
-  check_optimizer(options);
-  if (options.name != "sgd")
-    throw UserError("optimizer.name: '" + options.name + "' has no kernels for a GPU; give sgd");
-  return std::make_unique<DeviceSgd>(options, arena);
-}
-
 }  // namespace topknot::cuda

@@ -78,8 +78,8 @@ void check_case(const Case& c, const Slices& slices, std::size_t shift) {
     shifted.insert(shifted.end(), gradient.begin(), gradient.end());
     const DeviceVector<float> there_gradient(shifted);
     for (const auto& [begin, end] : slices) {
-      cpu->update(begin, std::span(gradient).subspan(begin, end - begin), numbers.lr, numbers.gradient_scale,
-                  c.form);
+      cpu->update(begin, std::span(gradient).subspan(begin, end - begin),
+                  {step, numbers.lr, numbers.gradient_scale}, c.form);
       device->update(gpu.stream(), begin, {there_gradient.data() + shift + begin, end - begin},
                      parameters.data(), status.data(), c.form);
     }
@@ -153,7 +153,7 @@ TEST_CASE("a captured update reads each step's learning rate and scale") {
     numbers.lr = lr, numbers.gradient_scale = lr / 3;
     parameters.set({numbers});
     graph.launch(gpu.stream());
-    cpu->update(0, gradient, numbers.lr, numbers.gradient_scale);
+    cpu->update(0, gradient, {0, numbers.lr, numbers.gradient_scale});
     CHECK(same_bits(there.arena->host_weights(), here.arena->host_weights()));
   }
 }
@@ -170,6 +170,14 @@ TEST_CASE("an optimizer on a GPU refuses what the CPU's refuses") {
   options = {};
   options.name = "sdg";
   CHECK(says(make(options), {"sdg", "sgd"}));
+  static const bool unported = (optimizers().add("unported", "without kernels",
+                                                 [](const OptimizerOptions&, ParameterArena&) {
+                                                   return std::unique_ptr<Optimizer>();
+                                                 }),
+                                true);
+  REQUIRE(unported);
+  options.name = "unported";
+  CHECK(says(make(options), {"optimizer.name", "unported", "no kernels for a GPU", "sgd"}));
   options = {};
   options.momentum = 0.5;
   const auto optimizer = cuda::make_device_optimizer(options, *model.arena);

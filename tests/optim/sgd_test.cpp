@@ -82,7 +82,7 @@ TEST_CASE("SGD follows the plain formula in double, with momentum, Nesterov and 
   auto optimizer = make_optimizer(o, *model.arena);
   const auto expected = reference(model, o, 5, gradient_scale);
   for (int step = 0; step < 5; ++step)
-    optimizer->update(0, gradient_of_step(model.arena->size(), step), o.lr, gradient_scale);
+    optimizer->update(0, gradient_of_step(model.arena->size(), step), {step, o.lr, gradient_scale});
   for (std::size_t i = 0; i < expected.size(); ++i)
     CHECK(model.arena->weights()[i] == Approx(expected[i]).margin(2e-6));
   CHECK(optimizer->state().empty() == (o.momentum == 0));
@@ -98,11 +98,12 @@ TEST_CASE("SGD gives the same bits for any cut into slices and any number of thr
   for (int step = 0; step < 3; ++step) {
     const auto gradient = gradient_of_step(size, step);
     omp_set_num_threads(1);
-    first->update(0, gradient, 0.1);
+    first->update(0, gradient, {step, 0.1});
     omp_set_num_threads(3);
     const std::size_t cuts[] = {0, 3, 100001, size - 4, size};
     for (int cut = 3; cut >= 0; --cut)
-      second->update(cuts[cut], std::span(gradient).subspan(cuts[cut], cuts[cut + 1] - cuts[cut]), 0.1);
+      second->update(cuts[cut], std::span(gradient).subspan(cuts[cut], cuts[cut + 1] - cuts[cut]),
+                     {step, 0.1});
   }
   omp_set_num_threads(threads);
   CHECK(std::memcmp(whole.arena->weights().data(), sliced.arena->weights().data(), size * sizeof(float)) ==
@@ -114,7 +115,7 @@ TEST_CASE("a slice outside the arena is an error, and nothing is updated") {
   auto optimizer = make_optimizer({}, *model.arena);
   const auto before = parameter_checksum(model.arena->weights());
   const std::vector<float> gradient(5, 1.0f);
-  CHECK_THROWS_AS(optimizer->update(model.arena->size() - 4, gradient, 0.1), Error);
+  CHECK_THROWS_AS(optimizer->update(model.arena->size() - 4, gradient, {0, 0.1}), Error);
   CHECK(parameter_checksum(model.arena->weights()) == before);
 }
 

@@ -62,7 +62,7 @@ LayerTimes measure_layer_times(const Config& config, const Dataset& data, int ra
     arena.zero_unwritten_gradients();
     {
       Stopwatch watch(update_time);
-      optimizer->update(0, arena.gradient(0, arena.size()), kRate);
+      optimizer->update(0, arena.gradient(0, arena.size()), {pass, kRate});
     }
     if (pass < kWarmUp) continue;
     data_s.push_back(data_time);

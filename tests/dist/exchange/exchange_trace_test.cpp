@@ -35,7 +35,7 @@ Weights train_rank(Communicator& communicator, const RunPlan& plan, const Optimi
     }
     if (exchange.finish(true).committed)
       for (const Group& group : exchange.groups())
-        optimizer->update(group.begin, exchange.averaged(group), sgd.lr);
+        optimizer->update(group.begin, exchange.averaged(group), {step, sgd.lr});
     const auto weights = model.arena->weights();
     record.by_step.emplace_back(weights.begin(), weights.end());
   }

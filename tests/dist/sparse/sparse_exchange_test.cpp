@@ -48,7 +48,7 @@ std::vector<Record> run_model(const RunPlan& plan, const OptimizerOptions& sgd =
       record.accumulated.push_back(u);
       if (committed)
         for (const Group& group : exchange.groups())
-          optimizer->update(group.begin, exchange.averaged(group), sgd.lr);
+          optimizer->update(group.begin, exchange.averaged(group), {step, sgd.lr});
       const auto weights = model.arena->weights();
       record.weights.emplace_back(weights.begin(), weights.end());
     }
