@@ -31,7 +31,6 @@
 
 #include "compress/codec/codec.h"
 #include "dist/sparse/sparse_collective.h"
-#include "dist/sparse/sparse_entries.h"
 
 namespace topknot {
 namespace {

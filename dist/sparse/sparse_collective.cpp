@@ -1,5 +1,10 @@
 #include "dist/sparse/sparse_collective.h"
 
+#include <algorithm>
+#include <functional>
+
+#include "compress/select/passes/keys.h"
+
 namespace topknot {
 
 Registry<CollectiveType>& collectives() {
@@ -39,5 +44,81 @@ const bool registered =
      true);
 
 }  // namespace
+
+namespace {
+
+void clear_unless_finite(Entries<float>& entries) {
+  Key<float> largest = 0;
+  for (const float value : entries.values) largest = std::max(largest, key_of(value));
+  if (largest > largest_finite_key<float>()) entries.finite = false;
+  if (entries.finite) return;
+  entries.indices.clear();
+  entries.values.clear();
+}
+
+}  // namespace
+
+void add_entries(const Entries<float>& a, const Entries<float>& b, Entries<float>& sum) {
+  const std::size_t na = a.indices.size(), nb = b.indices.size();
+  sum.finite = a.finite && b.finite;
+  sum.indices.resize(na + nb);
+  sum.values.resize(na + nb);
+  std::size_t i = 0, j = 0, n = 0;
+  for (; i < na && j < nb; ++n) {
+    const std::uint32_t x = a.indices[i], y = b.indices[j];
+    sum.indices[n] = std::min(x, y);
+    sum.values[n] = x == y ? a.values[i] + b.values[j] : x < y ? a.values[i] : b.values[j];
+    i += x <= y;
+    j += y <= x;
+  }
+  for (; i < na; ++i, ++n) sum.indices[n] = a.indices[i], sum.values[n] = a.values[i];
+  for (; j < nb; ++j, ++n) sum.indices[n] = b.indices[j], sum.values[n] = b.values[j];
+  sum.indices.resize(n);
+  sum.values.resize(n);
+  clear_unless_finite(sum);
+}
+
+void keep_k_largest(Entries<float>& entries, std::size_t k, std::vector<std::uint32_t>& dropped) {
+  dropped.clear();
+  const std::size_t count = entries.indices.size();
+  if (count <= k) return;
+  // The k-th largest, and how many of its equals there is room for.
+  Key<float> least = largest_finite_key<float>();
+  std::size_t equals = 0;
+  if (k > 0) {
+    std::vector<Key<float>> keys(count);
+    std::transform(entries.values.begin(), entries.values.end(), keys.begin(), key_of<float>);
+    const auto kth = keys.begin() + static_cast<std::ptrdiff_t>(k - 1);
+    std::nth_element(keys.begin(), kth, keys.end(), std::greater<>());
+    least = *kth;
+    equals = static_cast<std::size_t>(std::count(keys.begin(), kth + 1, least));
+  }
+  std::size_t kept = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    const Key<float> key = key_of(entries.values[i]);
+    const bool equal = key == least && equals > 0;
+    if (key > least || equal) {
+      equals -= equal;
+      entries.indices[kept] = entries.indices[i];
+      entries.values[kept++] = entries.values[i];
+    } else {
+      dropped.push_back(entries.indices[i]);
+    }
+  }
+  entries.indices.resize(kept);
+  entries.values.resize(kept);
+}
+
+float kth_largest(std::vector<float>& magnitudes, std::size_t k) {
+  if (magnitudes.size() < k) return 0;
+  const auto kth = magnitudes.begin() + static_cast<std::ptrdiff_t>(k - 1);
+  std::nth_element(magnitudes.begin(), kth, magnitudes.end(), std::greater<>());
+  return *kth;
+}
+
+void take_finite(const Entries<float>& mine, Entries<float>& copy) {
+  copy = mine;
+  clear_unless_finite(copy);
+}
 
 }  // namespace topknot

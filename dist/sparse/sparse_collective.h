@@ -71,4 +71,21 @@ double collective_cost(const std::string& name, const Link& link, int ranks, dou
 // The collective of least modelled time: all_gather where it is as fast as any other, else the first by name.
 std::string cheapest_collective(const Link& link, int ranks, double k, double bytes_per_entry);
 
+// Lists of entries, as sparse collectives add and cut them.
+
+// a's and b's entries, a's value + b's where positions meet. Not finite, and then empty, where either is not or
+// a sum overflows.
+void add_entries(const Entries<float>& a, const Entries<float>& b, Entries<float>& sum);
+
+// Keeps the k entries of largest magnitude, of equals those of lower position; `dropped` gets the others'
+// positions, ascending. A zero counts as any other value.
+void keep_k_largest(Entries<float>& entries, std::size_t k, std::vector<std::uint32_t>& dropped);
+
+// The k-th largest of the magnitudes (k >= 1), or 0 where there are fewer. Reorders them.
+float kth_largest(std::vector<float>& magnitudes, std::size_t k);
+
+// A copy of a rank's entries: not finite, and then empty, where a value is not finite (a weight may have taken
+// it over the top).
+void take_finite(const Entries<float>& mine, Entries<float>& copy);
+
 }  // namespace topknot

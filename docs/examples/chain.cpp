@@ -3,7 +3,6 @@
 // and none is dropped.
 #include "compress/codec/codec.h"
 #include "dist/sparse/sparse_collective.h"
-#include "dist/sparse/sparse_entries.h"
 
 namespace topknot {
 namespace {

@@ -19,7 +19,7 @@
 #include "train/cuda/engine_kernels.h"
 #include "train/cuda/inputs.h"
 #include "train/engine.h"
-#include "train/plan/settled_exchange.h"
+#include "train/plan/exchange_choice.h"
 #include "train/recorder.h"
 #include "train/trainer.h"
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cmath>
 #include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -12,7 +13,6 @@
 #include "nn/core/base/suggest.h"
 #include "nn/core/base/text.h"
 #include "train/metrics/output_file.h"
-#include "train/plan/lags.h"
 #include "train/plan/layer_times.h"
 
 namespace topknot {
@@ -57,6 +57,23 @@ LayerDensity read_layer_density(const std::string& path, const ParameterArena& a
 
 std::string layer_density_json(const LayerDensity& densities) {
   return nlohmann::ordered_json(densities).dump(2) + "\n";
+}
+
+std::vector<double> lags_densities(const std::vector<double>& times, const std::vector<std::size_t>& sizes,
+                                   double alpha, double beta, int ranks, double base) {
+  TOPKNOT_CHECK(times.size() == sizes.size(), "one time a layer");
+  TOPKNOT_CHECK(beta > 0 && alpha >= 0 && ranks >= 1 && base > 0 && base <= 1, "out of range");
+  std::vector<double> densities(times.size(), base);
+  if (ranks == 1) return densities;
+  for (std::size_t i = 0; i < times.size(); ++i) {
+    TOPKNOT_CHECK(sizes[i] > 0 && std::isfinite(times[i]), "a layer without elements or time");
+    const double left = times[i] - std::log2(static_cast<double>(ranks)) * alpha;
+    if (left <= 0) continue;
+    double density = left / (2.0 * (ranks - 1) * beta * static_cast<double>(sizes[i]));
+    if (density > 1) density = 0.05;
+    densities[i] = std::max(density, base);
+  }
+  return densities;
 }
 
 LayerDensity measure_layer_density(const Config& config, const Dataset& data, int ranks) {

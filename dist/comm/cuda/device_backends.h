@@ -1,9 +1,13 @@
 #pragma once
-// The two kinds of DeviceCommunicator, for make_device_communicator() and tests.
+// The two kinds of DeviceCommunicator, for make_device_communicator() and tests, and how they wait.
 
+#include <algorithm>
+#include <chrono>
 #include <memory>
+#include <thread>
 
 #include "dist/comm/cuda/device_communicator.h"
+#include "dist/launch/socket.h"
 
 namespace topknot::cuda {
 
@@ -22,5 +26,18 @@ std::unique_ptr<DeviceCommunicator> make_device_threads(Communicator& host, doub
 // SumOrder::ranks: slices go from all to all, each rank adds its slice of everybody in rank order, and the sums are
 // gathered; what does not divide by 16 times the ranks, and short arrays, are gathered and added by everybody.
 std::unique_ptr<DeviceCommunicator> make_nccl_communicator(Communicator& host, double timeout_s);
+
+// Waiting for a GPU without blocking in a call of CUDA. Sleeps between looks: short ones at first, at most 2 ms, about 5 % of what has passed.
+class PollingWait {
+ public:
+  void pause() const {
+    const auto passed = std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - start_);
+    std::this_thread::sleep_for(
+        std::clamp(passed / 20, std::chrono::microseconds(10), std::chrono::microseconds(2000)));
+  }
+
+ private:
+  Clock::time_point start_ = Clock::now();
+};
 
 }  // namespace topknot::cuda

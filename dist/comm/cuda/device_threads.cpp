@@ -6,7 +6,6 @@
 
 #include "dist/comm/cuda/device_backends.h"
 #include "dist/comm/cuda/device_sum.h"
-#include "dist/comm/cuda/device_wait.h"
 #include "dist/comm/ordered_sum.h"
 #include "nn/core/base/text.h"
 #include "nn/core/cuda/context.h"

@@ -8,7 +8,6 @@
 
 #include "dist/comm/cuda/device_backends.h"
 #include "dist/comm/cuda/device_sum.h"
-#include "dist/comm/cuda/device_wait.h"
 #include "dist/comm/cuda/nccl_start.h"
 #include "dist/comm/cuda/nccl_watch.h"
 #include "nn/core/base/text.h"
@@ -335,6 +334,11 @@ class NcclCommunicator : public DeviceCommunicator {
 
 std::unique_ptr<DeviceCommunicator> make_nccl_communicator(Communicator& host, double timeout_s) {
   return std::make_unique<NcclCommunicator>(host, timeout_s);
+}
+
+std::unique_ptr<DeviceCommunicator> make_device_communicator(Communicator& host, double timeout_s) {
+  return host.backend() == "threads" ? make_device_threads(host, timeout_s)
+                                     : make_nccl_communicator(host, timeout_s);
 }
 
 }  // namespace topknot::cuda

@@ -9,7 +9,7 @@
 #include "tests/support/user_error.h"
 #include "tests/train/small_run.h"
 #include "train/plan/exchange_plan.h"
-#include "train/plan/network_measure.h"
+#include "train/plan/exchange_measure.h"
 
 using namespace topknot;
 using namespace topknot::testing;

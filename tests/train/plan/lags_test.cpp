@@ -1,5 +1,5 @@
 // LAGS-SGD: densities by layer, from the formula, from a file, from measured times.
-#include "train/plan/lags.h"
+#include "train/plan/layer_density.h"
 
 #include <filesystem>
 #include <fstream>

@@ -1,0 +1,42 @@
+#pragma once
+// The exchange's options with what only a run can measure: layer densities, merge plans, the collective.
+
+#include <optional>
+
+#include "dist/comm/collective_queue.h"
+#include "dist/exchange/exchange.h"
+#include "train/plan/exchange_profile.h"
+#include "train/run_directory.h"
+#include "train/trainer.h"
+
+namespace topknot {
+
+// What the start of a run made of its configuration.
+struct ExchangeChoice {
+  std::optional<ExchangeProfile>
+      profile;           // measured, or of exchange.profile; none where neither was asked for
+  bool planned = false;  // options.groups was planned here
+  bool chosen = false;   // options.collective was chosen here
+};
+
+// Collective; call it before the Exchange is made. Measures where exchange.merge needs a plan and has none, or
+// exchange.collective is auto, unless exchange.profile names a file, which rank 0 reads. Fills in
+// options.groups and options.collective, the same on every rank; rank 0 writes what was measured to
+// exchange_profile.json in the run directory and tells the plan. Throws UserError as read_exchange_profile() and
+// check_exchange_profile() do.
+ExchangeChoice choose_exchange(const Config& config, const Dataset& data, const ParameterArena& arena,
+                               CollectiveQueue& queue, const RunDirectory& folder, ExchangeOptions& options);
+
+struct SettledExchange {
+  ExchangeOptions options;
+  ExchangeChoice choice;
+
+  // By the run's profile, in seconds; 0 where there is none.
+  double modelled_makespan(const std::vector<Group>& groups) const;
+};
+
+// Collective. What was measured stands in the run directory, and in its config.yaml.
+SettledExchange settle_exchange(const RunInputs& inputs, ParameterArena& arena, CollectiveQueue& queue,
+                                const Communicator& communicator);
+
+}  // namespace topknot
