@@ -1,5 +1,5 @@
 // ACP-SGD: Zhang, Zhang, Shi, Chu, Li, "Evaluation and optimization of gradient compression for distributed
-// deep learning", ICDCS 2023. PowerSGD with one factor a step, and so one sum:
+// deep learning", ICDCS 2023. PowerSGD with one factor per step, and so one sum:
 // M = gradient + residual of each matrix,
 //
 //   even steps (the first is 0): Q = an orthonormal basis of the last Q; P = M Q, summed
@@ -40,7 +40,7 @@ class AcpSgd final : public Compressor {
     TOPKNOT_CHECK(phase_ == Phase::idle, "encode before the last step was committed or discarded");
     TOPKNOT_CHECK(slice.gradient.size() == plan_.numel(), "a slice of another length than the group's");
     TOPKNOT_CHECK(info.weights.empty() || info.weights.size() == static_cast<std::size_t>(ranks_),
-                  "one weight a rank");
+                  "one weight per rank");
     slice_ = slice;
     if (keeps_) lowrank::accumulate(slice.gradient, slice.spare);
     basis_ = last_;
@@ -134,7 +134,7 @@ class AcpSgd final : public Compressor {
 
 const bool registered = [] {
   compressors().add(
-      "acpsgd", "low-rank factors P and Q in turn, one sum a step",
+      "acpsgd", "low-rank factors P and Q in turn, one sum per step",
       [](const CompressOptions& options, const GroupSpec& group) -> std::unique_ptr<Compressor> {
         return std::make_unique<AcpSgd>(options, group);
       },

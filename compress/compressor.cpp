@@ -1,9 +1,8 @@
 #include "compress/compressor.h"
 
-#include <algorithm>
-#include <cmath>
 #include <limits>
 
+#include "compress/density_count.h"
 #include "compress/memory/memory.h"
 #include "compress/select/selector.h"
 #include "compress/state.h"
@@ -75,8 +74,7 @@ void refuse_pieces(const CompressOptions& options, const std::string& sends, boo
 
 std::size_t target_count(double density, std::size_t d) {
   TOPKNOT_CHECK(density > 0, "density must be above 0");
-  if (density >= 1) return d;
-  return std::min(d, static_cast<std::size_t>(std::max(1.0, std::floor(density * static_cast<double>(d)))));
+  return density_count(density, d);
 }
 
 }  // namespace topknot

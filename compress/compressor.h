@@ -1,6 +1,6 @@
 #pragma once
 // A compressor turns one group's gradient into a message and the ranks' messages into their average. It is
-// local: it never sees a communicator. One instance a group and rank. The exchange (dist/exchange/exchange.h) drives
+// local: it never sees a communicator. One instance per group and rank. The exchange (dist/exchange/exchange.h) drives
 // it through a step:
 //
 //   encode(slice) -> Message
@@ -8,7 +8,7 @@
 //   finite()      -> whether every rank's contribution was finite; the exchange combines this over the groups
 //   commit(outcome), or discard() where any group of any rank was not finite or the step is skipped
 //
-// Between encode and commit the residual is untouched (DESIGN idea 6): encode writes the accumulated gradient
+// Between encode and commit the residual is untouched : encode writes the accumulated gradient
 // u = g + residual over slice.gradient; commit turns that memory into the new residual and decodes the
 // average into slice.spare, the old residual's memory. The returned span says which of the two holds the
 // average; where it is slice.spare, the exchange lets the two swap roles. discard() forgets the step:
@@ -106,7 +106,7 @@ struct StepInfo {
   std::span<const double> unrounded_weights = {};
 };
 
-// What became of this rank's message.
+// The outcome of this rank's message.
 struct Outcome {
   // Entries (positions in the group) this rank sent that the collective did not accept; they go back to the
   // residual.
@@ -172,7 +172,7 @@ struct TensorSpec {
 struct GroupSpec {
   std::size_t numel = 0;
   // Selection ranges [begin, end) inside the group, ascending and covering it: one for scope model and group,
-  // one a parameter for scope tensor.
+  // one per parameter for scope tensor.
   std::vector<std::pair<std::size_t, std::size_t>> segments;
   int ranks = 1;
   std::size_t offset = 0;  // the group's first element in the arena: numbers its random streams
@@ -212,7 +212,7 @@ void refuse_pieces(const CompressOptions& options, const std::string& sends, boo
 [[noreturn]] void refuse_key(const CompressOptions& options, const std::string& key, const std::string& value,
                              const std::string& reason);
 
-// k = max(1, floor(density * d)), computed in double; d where density >= 1.
+// density_count() (compress/density_count.h); throws Error where density is not above 0.
 std::size_t target_count(double density, std::size_t d);
 
 }  // namespace topknot

@@ -33,7 +33,7 @@ class DenseCompressor final : public Compressor {
     TOPKNOT_CHECK(slice.gradient.size() == numel_, "a slice of another length than the group's");
     gradient_ = slice.gradient;
     if (!info.weights.empty()) {
-      TOPKNOT_CHECK(info.weights.size() == static_cast<std::size_t>(ranks_), "one weight a rank");
+      TOPKNOT_CHECK(info.weights.size() == static_cast<std::size_t>(ranks_), "one weight per rank");
       const float weight = info.weights[static_cast<std::size_t>(info.rank)];
       if (weight != 1.0f)
         for_parts(numel_, part_count(numel_), [&](std::size_t, std::size_t begin, std::size_t end) {

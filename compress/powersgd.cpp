@@ -11,7 +11,7 @@
 // the residuals over the ranks are the same, and so are P, Q and every average, because these see the sums
 // alone; but the authors' residuals also carry what sets each rank's gradient apart, for ever, which grows
 // where the shards are unequal. Further differences from that code: it leaves out compression for the first
-// 100 steps; later versions compute P and Q in turn, one a step (that is acpsgd here).
+// 100 steps; later versions compute P and Q in turn, one per step (that is acpsgd here).
 //
 // With aggregation weights w the sums are of w P and w Q, so that sum(w residual) + ranks * average =
 // sum(w M).
@@ -46,7 +46,7 @@ class PowerSgd final : public Compressor {
     TOPKNOT_CHECK(phase_ == Phase::idle, "encode before the last step was committed or discarded");
     TOPKNOT_CHECK(slice.gradient.size() == plan_.numel(), "a slice of another length than the group's");
     TOPKNOT_CHECK(info.weights.empty() || info.weights.size() == static_cast<std::size_t>(ranks_),
-                  "one weight a rank");
+                  "one weight per rank");
     slice_ = slice;
     weight_ = info.weights.empty() ? 1.0f : info.weights[static_cast<std::size_t>(info.rank)];
     if (keeps_) lowrank::accumulate(slice.gradient, slice.spare);
@@ -130,7 +130,7 @@ class PowerSgd final : public Compressor {
 
 const bool registered = [] {
   compressors().add(
-      "powersgd", "low-rank factors by one warm-started power iteration, two sums a step",
+      "powersgd", "low-rank factors by one warm-started power iteration, two sums per step",
       [](const CompressOptions& options, const GroupSpec& group) -> std::unique_ptr<Compressor> {
         return std::make_unique<PowerSgd>(options, group);
       },

@@ -38,7 +38,7 @@ std::optional<Message> SparseCompressor::decode(const Round& round) {
     finite_ = sum_.finite;
     return std::nullopt;
   }
-  TOPKNOT_CHECK(round.blocks.size() == received_.size(), "one block a rank");
+  TOPKNOT_CHECK(round.blocks.size() == received_.size(), "one block per rank");
   finite_ = true;
   for (std::size_t r = 0; r < round.blocks.size(); ++r) {
     read_block(round.blocks[r], numel_, *index_codec_, *value_codec_, received_[r]);

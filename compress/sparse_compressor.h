@@ -1,5 +1,5 @@
 #pragma once
-// Selection + memory + code as one compressor that sends blocks. compress.name picks the three (and the value
+// Selection + memory + codec as one compressor that sends blocks. compress.name picks the three (and the value
 // code) as a preset; the keys compress.select, .memory, .codec and .values override them one by one.
 
 #include <memory>
@@ -14,7 +14,7 @@ namespace topknot {
 
 class SparseCompressor final : public Compressor {
  public:
-  // compress.capacity: beyond capacity * k entries a segment, the exact largest of those selected travel, the
+  // compress.capacity: beyond capacity * k entries per segment, the exact largest of those selected travel, the
   // rest stays with the memory; 0 means none, else at least 1.
   SparseCompressor(const SparsePreset& parts, const CompressOptions& options, const GroupSpec& group);
 

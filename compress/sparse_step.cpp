@@ -25,7 +25,7 @@ SparseStep<T>::SparseStep(const SparsePreset& parts, const CompressOptions& opti
   const MemoryFactory& memory = memories().find(parts.memory);
   check_combination(parts, options);
   TOPKNOT_CHECK(group_.densities.empty() || group_.densities.size() == group_.segments.size(),
-                "one density a segment");
+                "one density per segment");
   for (std::size_t s = 0; s < group_.segments.size(); ++s) selectors_.push_back(selector.make<T>(options));
   memory_ = memory.make<T>(options);
   if (memory.traits.owns_momentum) form_ = GradientForm::has_momentum;
@@ -37,7 +37,7 @@ const Entries<T>& SparseStep<T>::encode(std::span<T> gradient, std::span<T> spar
   TOPKNOT_CHECK(!in_step_, "encode before the last step was committed or discarded");
   TOPKNOT_CHECK(gradient.size() == group_.numel, "a slice of another length than the group's");
   TOPKNOT_CHECK(info.weights.empty() || info.weights.size() == static_cast<std::size_t>(group_.ranks),
-                "one weight a rank");
+                "one weight per rank");
   TOPKNOT_CHECK(info.rank >= 0 && info.rank < group_.ranks, "rank outside the group");
   gradient_ = gradient;
   spare_ = spare;
@@ -140,7 +140,7 @@ std::span<T> SparseStep<T>::finish(const Entries<T>& own, std::span<const Contri
   const std::span<T> average = memory_->keeps() ? spare_ : gradient_;
   average_sparse<T>(contributions, average);
 
-  // To a selection that learns from what was made of its entries, the rejected ones were not sent.
+  // For a selection that learns from the average, rejected entries were not sent.
   std::vector<std::uint32_t> rejected(outcome.rejected.begin(), outcome.rejected.end());
   std::sort(rejected.begin(), rejected.end());
   std::vector<std::uint32_t> relative;

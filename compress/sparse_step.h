@@ -1,6 +1,6 @@
 #pragma once
 // A group's step as selection and memory make it, before and after the wire: which entries this rank sends,
-// and what their average leaves behind. In float for training (compress/sparse_compressor.h puts codes around
+// and what their average leaves behind. In float for training (compress/sparse_compressor.h puts codecs around
 // it), in double for studies.
 
 #include <memory>
@@ -72,7 +72,7 @@ class SparseStep {
   GroupSpec group_;
   double capacity_ = 0;
   GradientForm form_ = GradientForm::plain;
-  std::vector<std::unique_ptr<Selector<T>>> selectors_;  // one a segment
+  std::vector<std::unique_ptr<Selector<T>>> selectors_;  // one per segment
   std::unique_ptr<Memory<T>> memory_;
 
   bool in_step_ = false, all_ = false;  // all_: every entry travels, the selectors were not asked

@@ -1,3 +1,5 @@
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -62,7 +64,7 @@ std::size_t BitmapLayout::decode(std::span<const std::byte> in, std::size_t nume
   });
   for (std::size_t part = 0; part < parts; ++part) starts[part + 1] += starts[part];
   if (starts[parts] != out.size())
-    damaged_block(std::to_string(starts[parts]) + " bits for " + std::to_string(out.size()) + " entries");
+    damaged_block(fmt::format("{} bits for {} entries", starts[parts], out.size()));
   for_parts(numel, parts, [&](std::size_t part, std::size_t begin, std::size_t end) {
     std::uint32_t* to = out.data() + starts[part];
     for_words(in.data(), begin, end, [&](std::size_t position, std::uint64_t word) {
@@ -75,7 +77,7 @@ std::size_t BitmapLayout::decode(std::span<const std::byte> in, std::size_t nume
 
 namespace {
 const bool registered = [] {
-  index_codecs().add("bitmap", "a bit an element", make_layout<BitmapLayout>);
+  index_codecs().add("bitmap", "a bit per element", make_layout<BitmapLayout>);
   return true;
 }();
 }  // namespace

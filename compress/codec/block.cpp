@@ -1,3 +1,5 @@
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -22,8 +24,7 @@ void check_positions(std::span<const std::uint32_t> indices, std::size_t numel) 
     last = index;
   }
   if (!ascending) damaged_block("positions do not ascend");
-  if (last >= static_cast<std::int64_t>(numel))
-    damaged_block("position " + std::to_string(last) + " of " + std::to_string(numel));
+  if (last >= static_cast<std::int64_t>(numel)) damaged_block(fmt::format("position {} of {}", last, numel));
 }
 
 // Moves the values of positions to the front. The fillers' must be +0.
@@ -86,7 +87,7 @@ std::vector<std::byte> write_block(const Entries<float>& entries, std::size_t nu
 void read_block(std::span<const std::byte> block, std::size_t numel, const IndexCodec& index_codec,
                 const ValueCodec& value_codec, Entries<float>& entries) {
   Header header;
-  if (block.size() < sizeof header) damaged_block(std::to_string(block.size()) + " bytes are no header");
+  if (block.size() < sizeof header) damaged_block(fmt::format("{} bytes are no header", block.size()));
   std::memcpy(&header, block.data(), sizeof header);
   if (header.magic != Header::kMagic || header.version != Header::kVersion)
     damaged_block("not a block of this version");
@@ -96,11 +97,10 @@ void read_block(std::span<const std::byte> block, std::size_t numel, const Index
     damaged_block(
         "coded otherwise than here; do all ranks run with the same compress.codec and compress.values?");
   if (header.numel != numel)
-    damaged_block("for " + std::to_string(header.numel) + " elements where the group has " +
-                  std::to_string(numel));
+    damaged_block(fmt::format("for {} elements where the group has {}", header.numel, numel));
   entries.finite = header.flags & Header::kFiniteFlag;
   if (header.count > numel || (!entries.finite && header.count > 0))
-    damaged_block("count " + std::to_string(header.count) + " of " + std::to_string(numel));
+    damaged_block(fmt::format("count {} of {}", header.count, numel));
   std::span<const std::byte> body = block.subspan(sizeof header);
   // A value takes a byte at least: this bounds what is allocated below.
   if (value_codec.bytes(header.count) > body.size()) damaged_block("shorter than its count");
@@ -110,7 +110,7 @@ void read_block(std::span<const std::byte> block, std::size_t numel, const Index
   check_positions(entries.indices, numel);
   const std::size_t slots = header.count + fillers.size();
   if (value_codec.bytes(slots) != body.size())
-    damaged_block(std::to_string(body.size()) + " bytes of values for " + std::to_string(slots) + " entries");
+    damaged_block(fmt::format("{} bytes of values for {} entries", body.size(), slots));
   entries.values.resize(slots);
   value_codec.decode(body, entries.values);
   Key<float> largest = 0;

@@ -4,6 +4,8 @@
 // e = floor(log2 m) - 14 with m the largest magnitude, rounded to a half's 11 bits: m lies in [2^14, 2^15),
 // magnitudes down to 2^-28 m have 11 bits. e is at least -125, where the smallest half is the smallest float;
 // at most 113, where the halves end at 0x77FF, the last one that is finite as a float.
+#include <fmt/format.h>
+
 #include <bit>
 #include <cstring>
 
@@ -60,7 +62,7 @@ class Fp16ValueCode final : public ValueCodec {
   void decode(std::span<const std::byte> in, std::span<float> out) const override {
     if (out.empty()) return;
     const int e = std::to_integer<std::int8_t>(in[0]);
-    if (e < fp16::kLeast || e > fp16::kMost) damaged_block("fp16 exponent " + std::to_string(e));
+    if (e < fp16::kLeast || e > fp16::kMost) damaged_block(fmt::format("fp16 exponent {}", e));
     const std::uint32_t largest = from_fp16(in.data() + 1, out.size(), fp16::power_of_two(e), out.data());
     if (largest > fp16::kLargestHalf || (e > fp16::kLeast && largest < fp16::kLargestBinade))
       damaged_block("an fp16 value that does not belong to its exponent");

@@ -20,7 +20,7 @@ class RawLayout final : public IndexLayout {
 // u16 runs of zeros between entries, as Deep Gradient Compression (Lin et al., ICLR 2018, 3.1) sends them.
 // The paper does not say what becomes of a run that 16 bits do not hold. Here an entry's word is 0 to 65534;
 // the word 65535 is a filler: 65535 positions without an entry, and a slot of its own in the value section,
-// which is +0. So 6 bytes an entry with fp32, fillers included.
+// which is +0. So 6 bytes per entry with fp32, fillers included.
 class Run16Layout final : public IndexLayout {
  public:
   std::uint8_t id() const override { return 1; }
@@ -50,7 +50,7 @@ class RiceLayout final : public IndexLayout {
                      std::vector<std::uint32_t>& fillers) const override;
 };
 
-// A bit an element.
+// A bit per element.
 class BitmapLayout final : public IndexLayout {
  public:
   std::uint8_t id() const override { return 3; }

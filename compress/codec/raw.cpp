@@ -1,3 +1,5 @@
+#include <fmt/format.h>
+
 #include <cstring>
 #include <numeric>
 
@@ -43,14 +45,14 @@ void AllLayout::encode(std::span<const std::uint32_t> indices, std::size_t numel
 std::size_t AllLayout::decode(std::span<const std::byte>, std::size_t numel, std::span<std::uint32_t> out,
                               std::vector<std::uint32_t>&) const {
   if (out.size() != numel)
-    damaged_block(std::to_string(out.size()) + " entries without positions, of " + std::to_string(numel));
+    damaged_block(fmt::format("{} entries without positions, of {}", out.size(), numel));
   std::iota(out.begin(), out.end(), 0u);
   return 0;
 }
 
 namespace {
 const bool registered = [] {
-  index_codecs().add("raw", "4 bytes a position", make_layout<RawLayout>);
+  index_codecs().add("raw", "4 bytes per position", make_layout<RawLayout>);
   return true;
 }();
 }  // namespace

@@ -1,3 +1,5 @@
+#include <fmt/format.h>
+
 #include <omp.h>
 
 #include <algorithm>
@@ -216,7 +218,7 @@ std::size_t RiceLayout::decode(std::span<const std::byte> in, std::size_t numel,
   const std::size_t parts = part_total(out.size()), body = 1 + 4 * parts;
   if (in.size() < body) damaged_block("Rice parts are cut off");
   const auto b = std::to_integer<unsigned>(in[0]);
-  if (b != parameter(out.size(), numel)) damaged_block("Rice parameter " + std::to_string(b));
+  if (b != parameter(out.size(), numel)) damaged_block(fmt::format("Rice parameter {}", b));
   std::vector<std::uint32_t> ends(parts);
   std::memcpy(ends.data(), in.data() + 1, 4 * parts);
   const std::span<const std::byte> bits = in.subspan(body);

@@ -1,3 +1,5 @@
+#include <fmt/format.h>
+
 #include <cmath>
 #include <cstring>
 
@@ -63,7 +65,7 @@ std::size_t Run16Layout::decode(std::span<const std::byte> in, std::size_t numel
     std::uint16_t word = 0;
     std::memcpy(&word, in.data() + 2 * slot, sizeof word);
     position += word;
-    if (position >= numel) damaged_block("runs lead to position " + std::to_string(position));
+    if (position >= numel) damaged_block(fmt::format("runs lead to position {}", position));
     if (word == kFiller)
       fillers.push_back(static_cast<std::uint32_t>(slot));
     else

@@ -1,7 +1,7 @@
 #pragma once
-// A compressor whose data stay on the GPU: the methods of compress/compressor.h once more, step by step, on a
+// A compressor whose data stay on the GPU: the CUDA counterpart of compress/compressor.h, step by step, on a
 // stream. Nothing here waits for the GPU: counts, thresholds, and whether the step was finite, live in the
-// GPU's memory, so that a whole step can be captured in a graph. One instance a group and rank. A step:
+// GPU's memory, so that a whole step can be captured in a graph. One instance per group and rank. A step:
 //
 //   encode(slice, step, block)      u = gradient + residual over the gradient's memory; this rank's block
 //   decode(blocks, step, status)   all ranks' blocks, one after the other; a rank's NaN or Inf clears the status
@@ -41,7 +41,7 @@ class DeviceCompressor {
   // All on `stream`. `block`: block_bytes() of GPU memory, aligned to 16.
   virtual void encode(cudaStream_t stream, DeviceSlice slice, const StepParameters* step, StepStatus* status,
                       std::byte* block) = 0;
-  // `blocks`: one of block_bytes() a rank, in rank order. `weights`: a float a rank, GPU memory, mean 1.
+  // `blocks`: one of block_bytes() a rank, in rank order. `weights`: a float per rank, GPU memory, mean 1.
   virtual void decode(cudaStream_t stream, const std::byte* blocks, const float* weights,
                       StepStatus* status) = 0;
   // The memory that holds the average, once this has run: the slice's gradient or spare.

@@ -43,7 +43,7 @@ DeviceSparseCompressor::DeviceSparseCompressor(std::vector<std::unique_ptr<Devic
       lr_inside_(lr_inside) {
   TOPKNOT_CHECK(selectors_.size() == group_.segments.size(), "one selector a segment");
   TOPKNOT_CHECK(group_.densities.empty() || group_.densities.size() == group_.segments.size(),
-                "one density a segment");
+                "one density per segment");
   const std::size_t segments = group_.segments.size(), ranks = static_cast<std::size_t>(group_.ranks);
   stats_ = DeviceArray<Stats>(segments);
   table_ = DeviceArray<std::uint32_t>(3 * segments + 2);

@@ -1,5 +1,5 @@
 #pragma once
-// Selection + memory + code on a GPU: compress/sparse_compressor.h once more, with the same bits in blocks,
+// Selection + memory + code on a GPU, the CUDA counterpart of compress/sparse_compressor.h, with the same bits in blocks,
 // averages, residuals and states.
 //
 // A block that the CPU throws Error for is a bad step here: the status names its rank. So is a sum that
@@ -18,7 +18,7 @@ namespace topknot::cuda {
 
 class DeviceSparseCompressor final : public DeviceCompressor {
  public:
-  // `selectors`: one a segment of the group. The density is 1 until set_density().
+  // `selectors`: one per segment of the group. The density is 1 until set_density().
   DeviceSparseCompressor(std::vector<std::unique_ptr<DeviceSelector>> selectors,
                          std::unique_ptr<DeviceMemory> memory, std::unique_ptr<DeviceCodec> code,
                          bool lr_inside, const GroupSpec& group);

@@ -50,7 +50,7 @@ void judge(cudaStream_t stream, const DecodedStats* stats, int ranks, const floa
 
 // The average of sparse contributions, bit for bit that of compress/average.h.
 // Overwrites `average`, n floats, where the status is good; else leaves it. `lists`: of `ranks` ranks, room
-// for `capacity` entries each. `weights`: one a rank, in GPU memory.
+// for `capacity` entries each. `weights`: one per rank, in GPU memory.
 void average_entries(cudaStream_t stream, const StepStatus* status, const DecodedEntries& lists,
                      std::size_t capacity, int ranks, const float* weights, float* average, std::size_t n);
 

@@ -18,7 +18,7 @@ class Plan {
  public:
   // A tensor is approximated at rank min(compress.rank, rows, cols), where it has columns and
   // numel / (factors_a_step * rank * (rows + cols)) exceeds compress.min_compression. factors_a_step: which
-  // share of the two factors travels a step; 1 for both, 0.5 for one in turn.
+  // share of the two factors travels per step; 1 for both, 0.5 for one in turn.
   Plan(const CompressOptions& options, const GroupSpec& group, double factors_a_step);
 
   std::size_t numel() const { return numel_; }

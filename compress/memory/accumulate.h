@@ -18,7 +18,7 @@ struct Accumulate {
   bool nesterov = false;
   const StepParameters* times_lr = nullptr;  // compress.lr_inside: the gradient times lr first
 
-  // Makes u[i] and returns it; once an element a step.
+  // Makes u[i] and returns it; once per element and step.
   TOPKNOT_HOST_DEVICE float operator()(std::size_t i) const {
     float moved = 0;
     const float sum = made(i, moved);

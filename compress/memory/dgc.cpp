@@ -1,5 +1,7 @@
 #include "compress/memory/dgc.h"
 
+#include <fmt/format.h>
+
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -64,7 +66,7 @@ TOPKNOT_INLINE void step_body(const Arrays<T>& a, std::size_t begin, std::size_t
     std::memcpy(&velocity, a.velocity + i, sizeof velocity);
     step_lanes<kNesterov>(gradient, residual, velocity, next, momentum);
     std::memcpy(a.gradient + i, &gradient, sizeof gradient);
-    stream(a.next + i, next);  // nobody reads it in this step
+    stream(a.next + i, next);  // not read in this step
   }
   for (; i < end; ++i)
     step_lanes<kNesterov>(a.gradient[i], a.residual[i], a.velocity[i], a.next[i], momentum);
@@ -98,7 +100,7 @@ typename DgcMemory<T>::Buffer DgcMemory<T>::allocate(std::size_t size) {
   const std::size_t unit = size * sizeof(T) >= kHugePage ? kHugePage : kAlignment;
   const std::size_t bytes = (size * sizeof(T) + unit - 1) / unit * unit;
   void* data = std::aligned_alloc(unit, bytes);
-  if (!data) throw Error("out of memory: could not allocate " + std::to_string(bytes) + " bytes");
+  if (!data) throw Error(fmt::format("out of memory: could not allocate {} bytes", bytes));
   // A quarter off the pass, where the system has such pages; a hint, so its failure does not matter.
   if (unit == kHugePage) madvise(data, bytes, MADV_HUGEPAGE);
   return Buffer(static_cast<T*>(data));
@@ -124,9 +126,7 @@ std::span<const T> DgcMemory<T>::addend(std::span<T> gradient, std::span<const T
       std::fill(velocity_.get() + begin, velocity_.get() + end, T{0});
     });
   }
-  if (size_ != n)
-    StateReader::fail("has a velocity of " + std::to_string(size_) + " values where " + std::to_string(n) +
-                      " are needed");
+  if (size_ != n) StateReader::fail(fmt::format("has a velocity of {} values where {} are needed", size_, n));
   if (!next_) next_ = allocate(n);
   const Arrays<T> arrays{gradient.data(), spare.data(), velocity_.get(), next_.get()};
   for_parts(n, parts, [&](std::size_t, std::size_t begin, std::size_t end) {

@@ -1,5 +1,7 @@
 #include "compress/memory/ef21.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "compress/parallel.h"
@@ -12,8 +14,8 @@ template <class T>
 std::span<const T> Ef21Memory<T>::addend(std::span<T> gradient, std::span<const T> spare) {
   TOPKNOT_CHECK(spare.size() == gradient.size(), "ef21 needs a residual as long as the gradient");
   if (!first_ && estimate_.size() != gradient.size())
-    StateReader::fail("has an estimate of " + std::to_string(estimate_.size()) + " values where " +
-                      std::to_string(gradient.size()) + " are needed");
+    StateReader::fail(
+        fmt::format("has an estimate of {} values where {} are needed", estimate_.size(), gradient.size()));
   return spare;
 }
 

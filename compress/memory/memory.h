@@ -1,5 +1,5 @@
 #pragma once
-// Memory: what happens to the part of the gradient that is not sent. One a group and rank.
+// Memory: what happens to the part of the gradient that is not sent. One per group and rank.
 
 #include <cstdint>
 #include <memory>

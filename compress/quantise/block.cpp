@@ -1,5 +1,7 @@
 #include "compress/quantise/block.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -101,7 +103,7 @@ void write_codes(const Format& format, std::span<const std::int16_t> codes, std:
 
 bool check_block(const Format& format, std::span<const std::byte> block) {
   Header header;
-  if (block.size() < sizeof header) damaged(std::to_string(block.size()) + " bytes are no header");
+  if (block.size() < sizeof header) damaged(fmt::format("{} bytes are no header", block.size()));
   std::memcpy(&header, block.data(), sizeof header);
   const Header expected = header_of(format);
   if (header.magic != kMagic || header.version != kVersion || header.zero != 0)
@@ -112,12 +114,10 @@ bool check_block(const Format& format, std::span<const std::byte> block) {
         "coded otherwise than here; do all ranks run with the same compress.name, .scope, .levels and "
         ".bucket?");
   if (header.numel != expected.numel)
-    damaged("for " + std::to_string(header.numel) + " elements where the group has " +
-            std::to_string(format.numel));
+    damaged(fmt::format("for {} elements where the group has {}", header.numel, format.numel));
   const bool finite = header.flags & kFiniteFlag;
   const std::size_t bytes = finite ? format.bytes() : kHeaderBytes;
-  if (block.size() != bytes)
-    damaged(std::to_string(block.size()) + " bytes where there must be " + std::to_string(bytes));
+  if (block.size() != bytes) damaged(fmt::format("{} bytes where there must be {}", block.size(), bytes));
   if (!finite) return false;
   bool good = true;
   for (std::size_t cell = 0; cell < format.cells.size(); ++cell) {

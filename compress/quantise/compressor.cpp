@@ -44,7 +44,7 @@ QuantisingCompressor::QuantisingCompressor(std::unique_ptr<Quantiser> quantiser,
 Message QuantisingCompressor::encode(Slice slice, const StepInfo& info) {
   TOPKNOT_CHECK(phase_ == Phase::idle, "encode before the last step was committed or discarded");
   TOPKNOT_CHECK(slice.gradient.size() == format_.numel, "a slice of another length than the group's");
-  TOPKNOT_CHECK(info.weights.empty() || info.weights.size() == ranks_, "one weight a rank");
+  TOPKNOT_CHECK(info.weights.empty() || info.weights.size() == ranks_, "one weight per rank");
   slice_ = slice;
   rank_ = static_cast<std::size_t>(info.rank);
   weights_.assign(info.weights.begin(), info.weights.end());
@@ -77,7 +77,7 @@ Message QuantisingCompressor::encode(Slice slice, const StepInfo& info) {
 
 std::optional<Message> QuantisingCompressor::decode(const Round& round) {
   TOPKNOT_CHECK(phase_ == Phase::encoded, "decode without encode");
-  TOPKNOT_CHECK(round.blocks.size() == ranks_, "one block a rank");
+  TOPKNOT_CHECK(round.blocks.size() == ranks_, "one block per rank");
   finite_ = true;
   for (const auto& block : round.blocks) finite_ &= check_block(format_, block);
   blocks_.resize(ranks_);

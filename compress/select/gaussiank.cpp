@@ -4,7 +4,7 @@
 #include <array>
 #include <optional>
 
-#include "compress/select/passes/normal_quantile.h"
+#include "compress/select/gaussiank_rule.h"
 #include "compress/select/passes/take.h"
 #include "compress/sparse_compressor.h"
 #include "nn/core/base/check.h"
@@ -12,24 +12,14 @@
 namespace topknot {
 namespace {
 
-constexpr std::size_t kSmallestFit = 2048;  // elements below which moments say too little
-constexpr std::size_t kEvaluations = kCounts;
+using gaussiank::kLevels, gaussiank::Way;
+static_assert(gaussiank::kEvaluations == static_cast<int>(kCounts),
+              "a pass counts what one step may evaluate");
 
-// The thresholds that three evaluations can reach are t times 1, 0.5, 1.5, 0.25, 0.75 and 2.25. Halving is
-// exact, so 0.75 is the same number from either side.
-struct Step {
-  int fewer, more;  // the level after one where too many, or too few, were selected
-};
-constexpr std::size_t kReachable = 6;
-constexpr std::array<Step, 3> kNext = {{{2, 1}, {4, 3}, {5, 4}}};
 // What may be asked for from a level on.
 std::array<int, kCounts> from(int level) {
-  if (level >= static_cast<int>(kNext.size())) return {level, level, level};
-  const Step& next = kNext[static_cast<std::size_t>(level)];
-  return {level, next.fewer, next.more};
-}
-std::array<double, kReachable> levels(double t) {
-  return {t, t * 0.5, t * 1.5, t * 0.5 * 0.5, t * 0.5 * 1.5, t * 1.5 * 1.5};
+  if (level >= static_cast<int>(kCounts)) return {level, level, level};
+  return {level, gaussiank::next_level(level, true), gaussiank::next_level(level, false)};
 }
 
 }  // namespace
@@ -39,22 +29,22 @@ void GaussianKSelector<T>::select(std::span<T> u, std::span<const T> addend, con
                                   Selected<T>& selected) {
   trace_.clear();
   next_ = carried_;
-  if (u.size() < kSmallestFit || step.k == u.size()) return exact_.select(u, addend, step, selected);
+  if (gaussiank::too_small(step.k, u.size())) return exact_.select(u, addend, step, selected);
 
   const Moments fit = accumulate_with_moments(u, addend);
-  if (!begin_selection(fit.finite, selected) || fit.zero) return;
-  const double deviation = fit.deviation;
-  if (!(deviation > 0) || !std::isfinite(deviation) || !std::isfinite(fit.mean))
-    return exact_.select(u, {}, step, selected);
+  begin_selection(fit.finite, selected);
+  const Way way = gaussiank::way_of(fit.finite, fit.zero, step.k, u.size(), fit);
+  if (way == Way::nothing) return;
+  if (way == Way::exact) return exact_.select(u, {}, step, selected);
 
   if (step.density != z_density_) {
     z_ = -normal_quantile(step.density / 2);
     z_density_ = step.density;
   }
-  const std::array<double, kReachable> t = levels(fit.mean + z_ * deviation);
-  std::array<Key<T>, kReachable> above;
-  std::transform(t.begin(), t.end(), above.begin(), key_below<T>);
-  std::array<std::optional<std::size_t>, kReachable> counts;
+  const gaussiank::Thresholds t = gaussiank::thresholds_from(fit.mean + z_ * fit.deviation);
+  std::array<Key<T>, kLevels> above;
+  std::transform(t.level, t.level + kLevels, above.begin(), key_below<T>);
+  std::array<std::optional<std::size_t>, kLevels> counts;
   const auto count = [&](const std::array<int, kCounts>& which, int list) {
     std::array<Key<T>, kCounts> keys;
     for (std::size_t i = 0; i < kCounts; ++i) keys[i] = above[static_cast<std::size_t>(which[i])];
@@ -65,25 +55,21 @@ void GaussianKSelector<T>::select(std::span<T> u, std::span<const T> addend, con
   int listed = carried_.last;
   count(carried_.path, listed);
 
-  std::size_t level = 0;
-  for (std::size_t evaluation = 0;; ++evaluation) {
-    if (!counts[level]) {
-      listed = static_cast<int>(level);
-      count(from(listed), listed);
+  const int last = gaussiank::last_level(step.k, [&](int evaluation, int level) {
+    const auto at = static_cast<std::size_t>(level);
+    if (!counts[at]) {
+      listed = level;
+      count(from(level), listed);
     }
-    std::copy_n(from(static_cast<int>(level)).begin(), kEvaluations - evaluation,
-                next_.path.begin() + static_cast<std::ptrdiff_t>(evaluation));
-    trace_.push_back({t[level], *counts[level]});
-    const double number = static_cast<double>(*counts[level]), k = static_cast<double>(step.k);
-    const bool few = number<(2 * k / 3), many = number>(4 * k / 3);
-    if ((!few && !many) || evaluation + 1 == kEvaluations) break;
-    level = static_cast<std::size_t>(few ? kNext[level].more : kNext[level].fewer);
-  }
-  next_.last = static_cast<int>(level);
-  if (next_.last != listed || !found_.complete())
-    collect(std::span<const T>(u), above[level], *counts[level], found_);
+    std::copy_n(from(level).begin(), gaussiank::kEvaluations - evaluation, next_.path.begin() + evaluation);
+    trace_.push_back({t.level[at], *counts[at]});
+    return *counts[at];
+  });
+  const auto at = static_cast<std::size_t>(last);
+  next_.last = last;
+  if (last != listed || !found_.complete()) collect(std::span<const T>(u), above[at], *counts[at], found_);
   take_found(found_, selected);
-  selected.threshold = t[level];
+  selected.threshold = t.level[at];
 }
 
 template <class T>

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <limits>
 
+#include "compress/select/passes/carried_bound.h"
 #include "compress/select/passes/take.h"
 #include "compress/sparse_compressor.h"
 #include "nn/core/base/check.h"
@@ -48,7 +49,7 @@ void MsTopKSelector<T>::select(std::span<T> u, std::span<const T> addend, const 
     return;
   }
   bracket_ = {std::numeric_limits<double>::infinity(), 0, 0, u.size()};
-  search_.start(sum, 8 * step.k + 4096);
+  search_.start(sum, list_limit(step.k));
   bisect(all, step.k);
 
   const std::size_t length = step.k - bracket_.count1, between = bracket_.count2 - bracket_.count1;

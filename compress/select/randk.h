@@ -33,7 +33,7 @@ class RandKSelector final : public Selector<T> {
   std::uint64_t seed_;
   bool shared_;
   Candidates<T> broken_;               // NaN and Inf
-  std::vector<std::uint64_t> chosen_;  // a bit a position; all zero between selections
+  std::vector<std::uint64_t> chosen_;  // a bit per position; all zero between selections
 };
 
 }  // namespace topknot

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "compress/select/passes/carried_bound.h"
 #include "compress/select/passes/take.h"
 #include "compress/sparse_compressor.h"
 #include "nn/core/base/check.h"
@@ -21,7 +22,7 @@ void RedSyncSelector<T>::select(std::span<T> u, std::span<const T> addend, const
     return;
   }
 
-  search_.start(sum, 8 * step.k + 4096);
+  search_.start(sum, list_limit(step.k));
   const double k = static_cast<double>(step.k);
   double low = 0, high = 1;
   while (high - low > 0.2) {

@@ -83,28 +83,16 @@ void RegTopKSelector<T>::select(std::span<T> u, std::span<const T> addend, const
   next_bound_ = bound_;
   fell_back_ = false;
   const bool all = step.k == u.size();
-  // With nothing carried only NaN and Inf are looked for.
-  Key<T> above = largest_finite_key<T>(), listed_above = above;
-  if (bound_.known() && !all) {
-    const double bound = bound_.magnitude();
-    above = std::min(above, key_below<T>(bound));
-    // A score is at most |u| / rest: below a common factor of 1 more has to be listed.
-    listed_above =
-        rule_.rest < 1 ? std::max<Key<T>>(key_below<T>((1 - 1e-6) * rule_.rest * bound) - 1, -1) : above;
-  }
-  accumulate_and_collect(u, addend, listed_above, 8 * step.k + 4096, found_);
+  const Key<T> above = bound_.above(all), listed_above = rule_.listed_above(bound_, all);
+  accumulate_and_collect(u, addend, listed_above, list_limit(step.k), found_);
   if (!begin_selection(found_.finite(), selected)) return;
   if (all) {
     take_everything(std::span<const T>(u), selected);
     return;
   }
-  using List = typename CarriedBound<T>::List;
-  List list = List::too_many;
-  if (found_.complete()) {
-    score_candidates(above);
-    list = found_.count() < step.k ? List::too_few : List::good;
-  }
-  fell_back_ = list != List::good;
+  if (found_.complete()) score_candidates(above);
+  const ListState list = list_state(found_.complete(), found_.count(), step.k);
+  fell_back_ = list != ListState::good;
   const Key<T> kth =
       fell_back_ ? select_from_scores(u, step.k, selected) : select_from(found_, above, step.k, selected);
   for (std::size_t i = 0; i < step.k; ++i) selected.values[i] = u[selected.indices[i]];

@@ -4,7 +4,7 @@
 
 #include <cmath>
 
-#include "nn/core/host_device.h"
+#include "compress/select/passes/carried_bound.h"
 
 namespace topknot {
 
@@ -24,6 +24,14 @@ struct RegTopKScore {
     if (denominator == 0 || factor != factor) return u;
     const double score = a * factor, bound = static_cast<double>(largest);
     return static_cast<T>(score > bound ? bound : score < -bound ? -bound : score);
+  }
+
+  // What entries are listed with, so that every score above `bound` is among them: a score is at most |u| / rest.
+  template <class T>
+  TOPKNOT_HOST_DEVICE Key<T> listed_above(const CarriedBound<T>& bound, bool all) const {
+    if (!bound.known() || all || !(rest < 1)) return bound.above(all);
+    const Key<T> lower = key_below<T>((1 - 1e-6) * rest * bound.magnitude()) - 1;
+    return lower > -1 ? lower : -1;
   }
 };
 

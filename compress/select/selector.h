@@ -26,7 +26,7 @@ struct Selected {
   double threshold = 0;
 };
 
-// What a selector is told about the step.
+// The step's parameters, as a selector gets them.
 struct SelectStep {
   std::size_t k = 1;     // Selector::target(density, range)
   double density = 1.0;  // in (0, 1]
@@ -35,7 +35,7 @@ struct SelectStep {
   std::size_t position = 0;  // of the range's first element in the arena: numbers its random streams
 };
 
-// What became of a selection, for selectors that learn from it (RegTop-k).
+// The outcome of a selection, for selectors that learn from it (RegTop-k).
 template <class T>
 struct SelectOutcome {
   std::span<const std::uint32_t> indices;  // as selected, sent and accepted

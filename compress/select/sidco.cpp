@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "compress/select/passes/carried_bound.h"
 #include "compress/select/passes/gamma_quantile.h"
 #include "compress/select/passes/take.h"
 #include "compress/sparse_compressor.h"
@@ -17,7 +18,7 @@ const Option kDistribution{.name = "distribution",
                            .help = "which distribution is fitted",
                            .choices = {"exponential", "pareto", "gamma"}};
 const Option kStages{
-    .name = "stages", .standard = 0, .help = "fits a step; 0: adaptive", .least = 0, .greatest = 100};
+    .name = "stages", .standard = 0, .help = "fits per step; 0: adaptive", .least = 0, .greatest = 100};
 
 constexpr double kFirstRatio = 0.25, kTooMany = 1.2, kTooFew = 0.8;
 constexpr std::int32_t kSteps = 5;          // between two looks at the stages
@@ -67,7 +68,7 @@ void SidcoSelector<T>::select(std::span<T> u, std::span<const T> addend, const S
     return;
   }
 
-  search_.start(sum, 8 * step.k + 4096);
+  search_.start(sum, list_limit(step.k));
   if (!single) {
     const double ratio = std::pow(step.density / kFirstRatio, 1.0 / (stages - 1));
     for (std::int32_t stage = 1; stage < stages; ++stage) {

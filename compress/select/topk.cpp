@@ -14,10 +14,8 @@ void TopKSelector<T>::select(std::span<T> u, std::span<const T> addend, const Se
   TOPKNOT_CHECK(step.k >= 1 && step.k <= u.size(), "k outside 1 to the vector's length");
   next_ = carried_;
   const bool all = step.k == u.size();
-  // With nothing carried only NaN and Inf are looked for.
-  Key<T> above = largest_finite_key<T>();
-  if (carried_.known() && !all) above = std::min(above, key_below<T>(carried_.magnitude()));
-  accumulate_and_collect(u, addend, above, 8 * step.k + 4096, found_);
+  const Key<T> above = carried_.above(all);
+  accumulate_and_collect(u, addend, above, list_limit(step.k), found_);
   candidates_ = found_.count();
   fell_back_ = false;
   if (!begin_selection(found_.finite(), selected)) return;
@@ -25,9 +23,8 @@ void TopKSelector<T>::select(std::span<T> u, std::span<const T> addend, const Se
     selected.threshold = take_everything(std::span<const T>(u), selected);
     return;
   }
-  using List = typename Carried::List;
-  const List list = !found_.complete() ? List::too_many : candidates_ < step.k ? List::too_few : List::good;
-  fell_back_ = list != List::good;
+  const ListState list = list_state(found_.complete(), candidates_, step.k);
+  fell_back_ = list != ListState::good;
   const Key<T> kth = fell_back_ ? select_exact(std::span<const T>(u), step.k, found_, selected)
                                 : select_from(found_, above, step.k, selected);
   selected.threshold = magnitude_of<T>(kth);

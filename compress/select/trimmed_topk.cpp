@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "compress/select/passes/carried_bound.h"
 #include "compress/select/passes/take.h"
 #include "compress/sparse_compressor.h"
 #include "nn/core/base/check.h"
@@ -18,7 +19,7 @@ void TrimmedTopKSelector<T>::select(std::span<T> u, std::span<const T> addend, c
   if (!begin_selection(all.finite, selected)) return;
   const std::span<const T> sum = u;
   if (step.k < u.size() && !all.constant() && std::isfinite(all.mean)) {
-    search_.start(sum, 8 * step.k + 4096);
+    search_.start(sum, list_limit(step.k));
     for (double q = 0.8; q >= -1; q -= 0.2) {
       const double t = all.mean + q * (all.largest - all.mean);
       if (t < 0) break;

@@ -1,5 +1,5 @@
 #pragma once
-// A selector of the CPU and its twin on the GPU, led through the same steps and compared after each.
+// A selector and its CUDA counterpart, led through the same steps and compared after each.
 
 #include <algorithm>
 #include <cmath>

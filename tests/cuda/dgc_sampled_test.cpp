@@ -175,7 +175,7 @@ TEST_CASE("a captured sampled selection, replayed with other parameters and data
   }
 }
 
-TEST_CASE("what is no option of the sampled selection is refused for the GPU too") {
+TEST_CASE("the sampled selection validates its options on a GPU too") {
   const OnGpu gpu;
   CompressOptions options;
   options.set("truncate", "middle");

@@ -18,7 +18,7 @@ namespace {
 
 using cuda::Accumulate;
 using cuda::Choice;
-using cuda::GpuBound;
+using CarriedBound<float>;
 using cuda::GpuKey;
 
 // Elements behind a start that is `shift` elements off.
@@ -62,7 +62,7 @@ void check_list(const Listed& listed, const std::vector<float>& u, GpuKey above,
   std::vector<float> values;
   bool finite = true;
   for (std::uint32_t i = 0; i < u.size(); ++i) {
-    if (cuda::gpu_key(u[i]) > above) indices.push_back(i), values.push_back(u[i]);
+    if (key_of(u[i]) > above) indices.push_back(i), values.push_back(u[i]);
     finite &= std::isfinite(u[i]);
   }
   CHECK(listed.stats.count == indices.size());
@@ -75,13 +75,13 @@ void check_list(const Listed& listed, const std::vector<float>& u, GpuKey above,
 TEST_CASE("keys, bounds and targets on a GPU are the CPU's") {
   const double numbers[] = {-1,  0,        1e-46,  1e-45,  1e-40, 0.1,
                             0.5, 1 + 1e-9, 3.4e38, 3.5e38, 1e300, std::numeric_limits<double>::infinity()};
-  for (const double t : numbers) CHECK(cuda::gpu_key_below(t) == key_below<float>(t));
+  for (const double t : numbers) CHECK(key_below<float>(t) == key_below<float>(t));
   for (const float x : {0.0f, -0.0f, 1e-45f, -2.5f, std::numeric_limits<float>::infinity()})
-    CHECK(cuda::gpu_key(x) == key_of(x));
+    CHECK(key_of(x) == key_of(x));
   for (const double density : {1e-9, 0.001, 0.01, 0.1, 0.3, 0.999999, 1.0})
     for (const std::size_t n : {std::size_t{1}, std::size_t{7}, std::size_t{1000}, std::size_t{123456789}})
-      CHECK(cuda::gpu_target_count(density, n) == target_count(density, n));
-  GpuBound bound;
+      CHECK(static_cast<std::uint32_t>(density_count(density, n)) == target_count(density, n));
+  CarriedBound<float> bound;
   CarriedBound<float> expected;
   const CounterRng rng(3, RngUse::test);
   for (std::uint32_t step = 0; step < 200; ++step) {
@@ -92,7 +92,7 @@ TEST_CASE("keys, bounds and targets on a GPU are the CPU's") {
         step % 50 == 49 ? 0.0f : std::abs(rng.normal(step)) * (step < 100 ? 1.0f : 1.0f + rng.uniform(step));
     const auto how = static_cast<int>(rng.below(500 + step, 5));
     const int list = how > 2 ? 0 : how;
-    bound = bound.after(cuda::gpu_key(now), static_cast<GpuBound::List>(list));
+    bound = bound.after(key_of(now), static_cast<ListState>(list));
     expected = expected.after(key_of(now), static_cast<CarriedBound<float>::List>(list));
     CHECK(bound.kth == expected.kth);
     CHECK(bound.margin == expected.margin);
@@ -110,7 +110,7 @@ TEST_CASE("a pass over a vector lists what exceeds a bound, in order") {
           for (std::size_t i = 4096; i < 6000; ++i) u[i] += 100;
         const std::size_t limit = std::max<std::size_t>(1, n / 2);
         const cuda::ListMemory memory(n, limit);
-        const GpuKey above = cuda::gpu_key(t);
+        const GpuKey above = key_of(t);
         const Shifted on_gpu(u, shift);
         const DeviceVector<GpuKey> bound = word<GpuKey>(above);
         cuda::list_above(gpu.stream(), on_gpu.data(), n, bound.data(), memory.tiles(), memory.list());
@@ -144,7 +144,7 @@ TEST_CASE("the pass that lists makes what the memory's formulas make, bit for bi
       if (form % 3 == 0) on_cpu.times_lr = &parameters, a.times_lr = parameters_on_gpu.data();
       for (std::size_t i = 0; i < n; ++i) on_cpu(i);
       const cuda::ListMemory memory(n, n);
-      const GpuKey above = cuda::gpu_key(1.5f);
+      const GpuKey above = key_of(1.5f);
       const DeviceVector<GpuKey> bound = word<GpuKey>(above);
       cuda::accumulate_and_list(gpu.stream(), a, n, bound.data(), memory.tiles(), memory.list());
       check_list(read(memory.list()), u, above, n);
@@ -229,7 +229,7 @@ TEST_CASE("the k largest are the definition's, ties to the lower index") {
         CHECK(take(gpu, u, choice, cuda::kLargestFinite, k) == expected);
         choice.whole = 0;  // from a list that holds the k largest and more
         GpuKey least = cuda::kLargestFinite;
-        for (const std::uint32_t i : expected) least = std::min(least, cuda::gpu_key(u[i]));
+        for (const std::uint32_t i : expected) least = std::min(least, key_of(u[i]));
         CHECK(take(gpu, u, choice, static_cast<GpuKey>(least - 1 - least / 50), k) == expected);
       }
     }
@@ -242,13 +242,13 @@ TEST_CASE("all above a known bound are taken, as far as there is room, and nothi
     for (const double t : {-1.0, 0.0, 0.8, 100.0}) {
       const auto expected = t < 0 ? plain_topk(u, n) : positions_above(u, t);
       Choice choice;
-      choice.known = 1, choice.bound = cuda::gpu_key_below(t);
+      choice.known = 1, choice.bound = key_below<float>(t);
       for (const std::uint32_t whole : {0u, 1u}) {
         choice.whole = whole;
-        CHECK(take(gpu, u, choice, cuda::gpu_key_below(t / 2), expected.size()) == expected);
+        CHECK(take(gpu, u, choice, key_below<float>(t / 2), expected.size()) == expected);
         const std::vector<std::uint32_t> first(
             expected.begin(), expected.begin() + static_cast<std::ptrdiff_t>(expected.size() / 2));
-        CHECK(take(gpu, u, choice, cuda::gpu_key_below(t / 2), first.size(), 0) == first);
+        CHECK(take(gpu, u, choice, key_below<float>(t / 2), first.size(), 0) == first);
       }
     }
     Choice nothing;
@@ -271,9 +271,9 @@ TEST_CASE("the k-th key and how many exceed it can be had alone, again and again
     const Choice found = choice_gpu.host()[0];
     const auto largest = plain_topk(u, k);
     GpuKey kth = cuda::kLargestFinite;
-    for (const std::uint32_t i : largest) kth = std::min(kth, cuda::gpu_key(u[i]));
+    for (const std::uint32_t i : largest) kth = std::min(kth, key_of(u[i]));
     CHECK(found.kth == kth);
-    CHECK(found.greater == positions_above(u, cuda::gpu_magnitude(kth)).size());
+    CHECK(found.greater == positions_above(u, magnitude_of<float>(kth)).size());
   }
 }
 

@@ -1,5 +1,5 @@
 #pragma once
-// A selector of the CPU and its twin on the GPU through steps of error feedback, with the selection alone as the
+// A selector and its CUDA counterpart through steps of error feedback, with the selection alone as the
 // average.
 
 #include <limits>

@@ -52,9 +52,9 @@ TEST_CASE("topk on a GPU carries the CPU's bound and gets along with the list in
   DeviceVector<cuda::StepParameters> parameters(1);
   DeviceVector<cuda::StepStatus> status(1);
   const DeviceVector<cuda::DeviceSelected::Stats> stats(1);
-  cuda::StepParameters told;
-  told.density = 0.01;
-  parameters.set({told});
+  cuda::StepParameters step;
+  step.density = 0.01;
+  parameters.set({step});
   std::vector<float> residual(n);
   int good_lists = 0, long_lists = 0;
   for (std::uint32_t t = 0; t < 40; ++t) {
@@ -91,10 +91,10 @@ TEST_CASE("topk on a GPU carries the CPU's bound and gets along with the list in
     CHECK(now.carried.kth == cpu.carried().kth);
     CHECK(now.carried.margin == cpu.carried().margin);
     if (!expected.finite) continue;
-    CHECK((now.list == cuda::GpuBound::List::good) == !cpu.fell_back());
+    CHECK((now.list == ListState::good) == !cpu.fell_back());
     CHECK(now.choice.whole == cpu.fell_back());
-    good_lists += now.list == cuda::GpuBound::List::good;
-    long_lists += now.list == cuda::GpuBound::List::too_many;
+    good_lists += now.list == ListState::good;
+    long_lists += now.list == ListState::too_many;
     CHECK(indices.host() == expected.indices);
     if (!good) continue;
     residual = u;

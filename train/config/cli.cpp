@@ -26,7 +26,7 @@ constexpr const char* kExamples =
 constexpr const char* kFlagHelp =  // with a place for the names of the lists
     "Flags:\n"
     "  --validate          check the whole configuration, show every problem, and leave\n"
-    "  --dry-run           also build the model: parameters, groups, bytes a step; trains nothing\n"
+    "  --dry-run           also build the model: parameters, groups, bytes per step; trains nothing\n"
     "  --dump-config       print the effective configuration as YAML, with where each value came from\n"
     "  --check-network     start the ranks, have them talk, show who took part and how fast; trains nothing\n"
     "  --list WHAT         names, help and keys of what is registered; WHAT is one of\n{}"

@@ -1,5 +1,7 @@
 #include "train/config/config.h"
 
+#include <fmt/format.h>
+
 #include <yaml-cpp/yaml.h>
 
 #include <algorithm>
@@ -113,9 +115,7 @@ class Loader {
   }
 
   std::string place(const YAML::Mark& mark) const {
-    return mark.is_null()
-               ? file_
-               : file_ + ":" + std::to_string(mark.line + 1) + ":" + std::to_string(mark.column + 1);
+    return mark.is_null() ? file_ : fmt::format("{}:{}:{}", file_, mark.line + 1, mark.column + 1);
   }
 
   void unknown(const std::string& name, const std::string& where) {
@@ -212,7 +212,7 @@ LoadedConfig load_config(const std::string& file, const std::vector<std::string>
 void throw_problems(const std::vector<Problem>& problems) {
   if (problems.empty()) return;
   if (problems.size() == 1) throw UserError(problems[0].message);
-  std::string text = std::to_string(problems.size()) + " problems in the configuration:";
+  std::string text = fmt::format("{} problems in the configuration:", problems.size());
   for (const auto& problem : problems) text += "\n  " + problem.message;
   throw UserError(text);
 }

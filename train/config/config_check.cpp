@@ -74,8 +74,8 @@ std::vector<Problem> check_config(const Config& config) {
   // One rank stands for a number that only the launcher knows; the exchange refuses that one.
   need(per_host == 0 || config.dist.ranks == 1 || config.dist.ranks % per_host == 0,
        "exchange.ranks_per_host",
-       std::to_string(per_host) + " does not divide the " + std::to_string(config.dist.ranks) +
-           " ranks of dist.ranks into hosts of one size");
+       fmt::format("{} does not divide the {} ranks of dist.ranks into hosts of one size", per_host,
+                   config.dist.ranks));
   need(!config.optimizer.nesterov || config.optimizer.momentum > 0, "optimizer.nesterov",
        "needs optimizer.momentum above 0");
   need(config.schedule.name != "multistep" || !config.schedule.milestones.empty(), "schedule.milestones",

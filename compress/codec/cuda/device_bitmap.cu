@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x == 0) work.sizes[rank * work.parts + blockIdx.x] = total;
 }
 
-// One block of threads a rank.
+// One block of threads per rank.
 __global__ void __launch_bounds__(kThreads) chunk_starts_kernel(BlockWork work, DecodedEntries out) {
   const std::size_t rank = blockIdx.x;
   const std::uint32_t count = out.stats[rank].count;

@@ -15,7 +15,7 @@ __global__ void __launch_bounds__(kThreads)
   if (i < count) reinterpret_cast<std::uint32_t*>(block + kHeaderBytes)[i] = entries.indices[i];
 }
 
-// One block of threads a rank. What it accepts bounds every later access.
+// One block of threads per rank. What it accepts bounds every later access.
 __global__ void __launch_bounds__(kThreads)
     read_headers_kernel(BlockWork work, const std::byte* blocks, DecodedEntries out) {
   const std::size_t rank = blockIdx.x;

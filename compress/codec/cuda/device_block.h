@@ -32,7 +32,7 @@ struct DecodedStats {
 struct DecodedEntries {
   std::uint32_t* indices = nullptr;
   float* values = nullptr;
-  DecodedStats* stats = nullptr;  // one a rank
+  DecodedStats* stats = nullptr;  // one per rank
 };
 
 // By the numbers of the wire.
@@ -55,14 +55,14 @@ struct BlockPlace {
 };
 
 // A block under way. `sizes` and `starts` have an item for each of Rice's parts, or of the chunks in which a
-// bitmap is read; when reading, a row of `parts` items a rank.
+// bitmap is read; when reading, a row of `parts` items per rank.
 struct BlockWork {
   Layout layout = Layout::raw;
   Values values = Values::fp32;
   std::uint32_t numel = 0, capacity = 0;
   std::uint64_t block_bytes = 0;
   int ranks = 1;
-  BlockPlace* place = nullptr;  // one, or one a rank
+  BlockPlace* place = nullptr;  // one, or one per rank
   std::uint32_t parts = 1;      // room of a row
   std::uint32_t* sizes = nullptr;
   std::uint32_t* starts = nullptr;

@@ -2,7 +2,7 @@
 // Coding on a GPU: blocks of compress/codec/codec.h, byte for byte what write_block() makes, written from and
 // read into GPU memory. All blocks of a group have one length, the greatest that the capacity allows; zeros
 // follow what was written. The layouts raw, rice and bitmap with the value codec fp32, bf16, fp16 and int8
-// have kernels. One a group and rank; works in the current context's memory.
+// have kernels. One per group and rank; works in the current context's memory.
 //
 // A damaged block: read() finds a count above the capacity, and all that read_block() throws Error for except
 // bytes behind the values, which it does not look at. The CPU throws; here the statistics of the rank say so,
@@ -27,7 +27,7 @@ class DeviceCodec {
   // Whether what read() makes of a value is the value.
   bool exact() const { return work_.values == Values::fp32; }
 
-  // For `capacity` entries a rank or less, at most numel; before the first write() or read(). Sizes scratch
+  // For `capacity` entries per rank or less, at most numel; before the first write() or read(). Sizes scratch
   // memory.
   void set_capacity(std::size_t capacity);
   std::size_t capacity() const { return work_.capacity; }
@@ -37,7 +37,7 @@ class DeviceCodec {
 
   // `block`: block_bytes() aligned to 16, overwritten whole.
   void write(cudaStream_t stream, const DeviceEntries& entries, std::byte* block);
-  // `blocks`: one a rank, in rank order. `out`: capacity() indices and values a rank.
+  // `blocks`: one per rank, in rank order. `out`: capacity() indices and values a rank.
   void read(cudaStream_t stream, const std::byte* blocks, const DecodedEntries& out);
 
  private:
@@ -46,7 +46,7 @@ class DeviceCodec {
 
   BlockWork work_;
   std::uint32_t write_parts_ = 1, read_parts_ = 1;
-  DeviceArray<BlockPlace> places_;      // this rank's, then one a rank
+  DeviceArray<BlockPlace> places_;      // this rank's, then one per rank
   DeviceArray<std::uint32_t> scratch_;  // sizes and starts
 };
 

@@ -196,7 +196,7 @@ __global__ void __launch_bounds__(kThreads)
   work.sizes[rank * work.parts + part] = good ? static_cast<std::uint32_t>(spanned) : 0;
 }
 
-// One block of threads a rank: where each part begins.
+// One block of threads per rank: where each part begins.
 __global__ void __launch_bounds__(kThreads) part_starts_kernel(BlockWork work, DecodedEntries out) {
   const std::size_t rank = blockIdx.x;
   const std::uint32_t parts = rice_parts(out.stats[rank].count);

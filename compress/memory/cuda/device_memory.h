@@ -1,6 +1,5 @@
 #pragma once
-// Memory on a GPU: compress/memory/memory.h once more, on a stream, without the host knowing what became of a
-// step. The arithmetic is the CPU's, bit for bit. One a group and rank. A step:
+// CUDA counterpart of compress/memory/memory.h: works on a stream; the host does not know the outcome of a step. The arithmetic is the CPU's, bit for bit. One per group and rank. A step:
 //
 //   accumulate(slice, step)                what the selection's own pass makes u with
 //   commit(stream, status, slice, sent)   before the average is written. Good: what was sent leaves u. Bad: the

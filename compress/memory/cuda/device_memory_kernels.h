@@ -1,5 +1,5 @@
 #pragma once
-// What becomes of u and of a velocity at the end of a step (compress/memory/cuda/device_memory.h). C++17.
+// The commit of u and of a velocity at the end of a step (compress/memory/cuda/device_memory.h). C++17.
 
 #include <cuda_runtime_api.h>
 

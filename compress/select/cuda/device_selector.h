@@ -1,6 +1,6 @@
 #pragma once
-// Selection on a GPU: compress/select/selector.h once more, on a stream, without the host knowing how many were
-// selected. One a selection range and rank. The arithmetic is the CPU's, so what is selected is the same, entry by
+// CUDA counterpart of compress/select/selector.h: works on a stream; the host does not know how many entries were
+// selected. One per selection range and rank. The arithmetic is the CPU's, so what is selected is the same, entry by
 // entry.
 
 #include <cuda_runtime_api.h>

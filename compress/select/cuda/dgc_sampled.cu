@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(kThreads)
 __global__ void bound_kernel(DgcControl* control) {
   if (control->of_samples.skip) return;
   const GpuKey kth = control->of_samples.kth;
-  control->t = control->first_t = gpu_magnitude(kth);
+  control->t = control->first_t = magnitude_of<float>(kth);
   control->above = key_before(kth);
 }
 
@@ -67,7 +67,7 @@ __device__ void choose(DgcControl& c, const DgcRule& rule, const EntryList& list
   c.final.whole = list.stats->count > list.limit || c.t < c.first_t;  // else the list holds all that reach t
   c.final.known = !exact;
   c.final.k = kept;
-  c.final.bound = key_before(gpu_key(c.t));  // of more than k the first k count
+  c.final.bound = key_before(key_of(c.t));  // of more than k the first k count
   *stats.count = kept;
   *stats.threshold = c.t;  // where the selection is exact, its least magnitude follows
 }
@@ -82,7 +82,7 @@ __device__ void adapt(DgcControl& c, const DgcRule& rule, const EntryList& list,
     if ((!many && !few) || c.adaptations == dgc::kAdaptations) break;
     exact = many && rule.resample;
     if (exact) break;
-    const float largest = gpu_magnitude(kLargestFinite);
+    const float largest = magnitude_of<float>(kLargestFinite);
     const float moved = dgc::moved_threshold(c.t, many, largest);
     if (moved == c.t) {  // zero and the least denormals
       exact = many;
@@ -125,7 +125,7 @@ __global__ void judge_kernel(DgcRule rule, EntryList list, DgcControl* control, 
     c.final.known = rule.lowest;
     c.final.k = *stats.count = c.k;
     c.final.bound = key_before(c.of_vector.kth);
-    *stats.threshold = gpu_magnitude(c.of_vector.kth);
+    *stats.threshold = magnitude_of<float>(c.of_vector.kth);
     return;
   }
   c.count = list.stats->count;
@@ -140,7 +140,7 @@ __global__ void __launch_bounds__(kThreads)
   const int levels = control->levels;
 #pragma unroll
   for (int r = 0; r < kLevels; ++r) {
-    above[r] = r < levels ? key_before(gpu_key(control->level[r])) : 0x7fffffff;
+    above[r] = r < levels ? key_before(key_of(control->level[r])) : 0x7fffffff;
     reach[r] = 0;
   }
   const bool listed = list.stats->count <= list.limit && control->level[0] >= control->first_t;
@@ -148,7 +148,7 @@ __global__ void __launch_bounds__(kThreads)
   const std::size_t n = listed ? list.stats->count : rule.n;
   for (std::size_t i = std::size_t{blockIdx.x} * kThreads + threadIdx.x; i < n;
        i += std::size_t{gridDim.x} * kThreads) {
-    const GpuKey key = gpu_key(from[i]);
+    const GpuKey key = key_of(from[i]);
 #pragma unroll
     for (int r = 0; r < kLevels; ++r) reach[r] += key > above[r];
   }

@@ -1,5 +1,5 @@
-// gaussiank on a GPU: compress/select/gaussiank.h once more. In steady state, where the rule ends at the threshold
-// at which it ended last step, 16 bytes an element; else 24.
+// CUDA counterpart of compress/select/gaussiank.h. In steady state, where the rule ends at the threshold
+// at which it ended last step, 16 bytes per element; else 24.
 #include "compress/compressor.h"
 #include "compress/parallel.h"
 #include "compress/select/cuda/device_selector.h"

@@ -1,12 +1,11 @@
 #include "compress/select/cuda/gaussiank_kernels.h"
 #include "compress/select/cuda/gpu_tiles.h"
-#include "compress/select/passes/normal_quantile.h"
 #include "nn/core/cuda/kernel_tools.h"
 
 namespace topknot::cuda {
 namespace {
 
-using Way = GaussianKState::Way;
+using gaussiank::Way;
 constexpr int kLanes = 16;
 
 __global__ void reset_kernel(GaussianKState* state) {
@@ -15,7 +14,7 @@ __global__ void reset_kernel(GaussianKState* state) {
 
 __global__ void begin_kernel(GaussianKState* state, const StepParameters* parameters, Accumulate a,
                              std::size_t n) {
-  state->k = gpu_target_count(parameters->density, n);
+  state->k = static_cast<std::uint32_t>(density_count(parameters->density, n));
   state->broken = state->nonzero = 0;
   for (int r = 0; r < kLevels; ++r) state->counts[r] = 0;
   Accumulate copy = a;
@@ -23,7 +22,7 @@ __global__ void begin_kernel(GaussianKState* state, const StepParameters* parame
   copy.u = &state->unsent[0];
   copy.next_velocity = &state->unsent[1];
   const float first = copy(0);
-  state->shift = gpu_key(first) <= kLargestFinite ? static_cast<double>(first) : 0.0;
+  state->shift = key_of(first) <= kLargestFinite ? static_cast<double>(first) : 0.0;
 }
 
 // A block a chunk. All threads fetch; the sums are 16 chains, whose order is the CPU's, and hide behind other
@@ -46,7 +45,7 @@ __global__ void __launch_bounds__(kThreads, 4)
     for (int q = 0; q < kQuads; ++q) {
 #pragma unroll
       for (int c = 0; c < 4; ++c) {
-        const GpuKey key = gpu_key(x[4 * q + c]);
+        const GpuKey key = key_of(x[4 * q + c]);
         broken |= key > kLargestFinite;
         nonzero |= key != 0;
       }
@@ -86,36 +85,18 @@ __global__ void __launch_bounds__(kThreads, 4)
   if (nonzero) atomicOr(&state->nonzero, 1u);
 }
 
-__device__ bool is_finite(double x) {
-  return x - x == 0;
-}
-
 __device__ void fit(GaussianKState* state, const StepParameters* parameters, const DensityQuantile& quantile,
                     std::size_t n, double sum, double squares) {
-  const double count = static_cast<double>(n);
-  const double mean = state->shift + sum / count;
-  const double spread = squares - sum * (sum / count);
-  const double deviation = sqrt((0.0 < spread ? spread : 0.0) / (count - 1.0));
+  const NormalFit normal = normal_fit(state->shift, sum, squares, n);
   state->list_above = kLargestFinite;
   state->next = state->carried;
-  if (state->broken)
-    state->way = Way::nothing;
-  else if (n < kSmallestFit || state->k == n)
-    state->way = Way::exact;
-  else if (!state->nonzero)
-    state->way = Way::nothing;
-  else
-    state->way = deviation > 0 && is_finite(deviation) && is_finite(mean) ? Way::rule : Way::exact;
+  state->way = gaussiank::way_of(!state->broken, !state->nonzero, state->k, n, normal);
   if (state->way != Way::rule) return;
   const double density = parameters->density;
   const double z = density == quantile.density ? quantile.z : -normal_quantile_formula(density / 2);
-  const double t = mean + z * deviation;
-  const double levels[kLevels] = {t, t * 0.5, t * 1.5, t * 0.5 * 0.5, t * 0.5 * 1.5, t * 1.5 * 1.5};
-  for (int r = 0; r < kLevels; ++r) {
-    state->threshold[r] = levels[r];
-    state->above[r] = gpu_key_below(levels[r]);
-    if (r == state->carried) state->list_above = state->above[r];
-  }
+  state->threshold = gaussiank::thresholds_from(normal.mean + z * normal.deviation);
+  for (int r = 0; r < kLevels; ++r) state->above[r] = key_below<float>(state->threshold.level[r]);
+  state->list_above = state->above[state->carried];
 }
 
 // One block. Chunks are added in order: one thread adds sums, another, of the next warp, squares.
@@ -169,7 +150,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
       for (int c = 0; c < 4; ++c) {
         const bool there = quad_at(base, q) + static_cast<std::size_t>(c) < n;
-        const GpuKey key = there ? gpu_key(x[4 * q + c]) : -1;
+        const GpuKey key = there ? key_of(x[4 * q + c]) : -1;
 #pragma unroll
         for (int r = 0; r < kLevels; ++r) counts[r] += key > above[r];
       }
@@ -182,6 +163,11 @@ __global__ void __launch_bounds__(kThreads)
     if (threadIdx.x == 0 && total > 0) atomicAdd(&state->counts[r], total);
   }
 }
+
+struct LevelCounts {
+  const std::uint32_t* counts;
+  TOPKNOT_HOST_DEVICE std::uint32_t operator()(int, int level) const { return counts[level]; }
+};
 
 __global__ void decide_kernel(GaussianKState* state, EntryList list, double multiple, std::uint32_t capacity,
                               StatsOut stats) {
@@ -196,21 +182,12 @@ __global__ void decide_kernel(GaussianKState* state, EntryList list, double mult
     choice.whole = 1;
     choice.k = kept;
   } else if (state->way == Way::rule) {
-    // The level after one where too many, or too few, were selected.
-    const int fewer[] = {2, 4, 5}, more[] = {1, 3, 4};
-    const double wanted = static_cast<double>(k);
-    int level = 0;
-    for (int evaluation = 0;; ++evaluation) {
-      const double number = static_cast<double>(state->counts[level]);
-      const bool few = number<2 * wanted / 3, many = number> 4 * wanted / 3;
-      if ((!few && !many) || evaluation == 2) break;
-      level = few ? more[level] : fewer[level];
-    }
+    const int level = gaussiank::last_level(k, LevelCounts{state->counts});
     state->next = level;
     const std::uint32_t count = state->counts[level];
     choose_within(multiple, k, count, state->above[level], choice, kept, over);
     choice.whole = level != state->carried || count > list.limit;
-    threshold = static_cast<float>(state->threshold[level]);
+    threshold = static_cast<float>(state->threshold.level[level]);
   }
   state->choice = choice;
   *stats.count = kept < capacity ? kept : capacity;

@@ -7,13 +7,13 @@
 #include <cstdint>
 
 #include "compress/select/cuda/gpu_select.h"
-#include "compress/select/cuda/topk_kernels.h"
+#include "compress/select/gaussiank_rule.h"
+#include "nn/core/cuda/step_parameters.h"
 
 namespace topknot::cuda {
 
 inline constexpr std::size_t kMomentsChunk = 16384;  // kChunk of compress/parallel.h: sums are made by chunk
-inline constexpr std::size_t kSmallestFit = 2048;    // elements below which selection is exact
-inline constexpr int kLevels = 6;                    // thresholds that three evaluations can reach
+using gaussiank::kLevels;
 
 // Sums of a chunk of x - shift and of its square.
 struct ChunkMoments {
@@ -29,8 +29,8 @@ struct GaussianKState {
   double shift;
   std::uint32_t broken;   // 1: a NaN or Inf somewhere
   std::uint32_t nonzero;  // 1: not all is zero
-  enum class Way : std::int32_t { nothing, exact, rule } way;
-  double threshold[kLevels];
+  gaussiank::Way way;
+  gaussiank::Thresholds threshold;
   GpuKey above[kLevels];
   std::uint32_t counts[kLevels];
   GpuKey list_above;  // of the carried level
@@ -49,11 +49,11 @@ void gaussiank_reset(cudaStream_t stream, GaussianKState* state);
 void gaussiank_begin(cudaStream_t stream, GaussianKState* state, const StepParameters* parameters,
                      const Accumulate& accumulate, std::size_t n);
 // u = accumulate(i), and its moments by chunk, in double, over 16 lanes, as accumulate_with_moments() of
-// compress/select/passes/passes.h: 12 bytes an element. Then the thresholds.
+// compress/select/passes/passes.h: 12 bytes per element. Then the thresholds.
 void gaussiank_moments(cudaStream_t stream, GaussianKState* state, const StepParameters* parameters,
                        const DensityQuantile& quantile, const Accumulate& accumulate, std::size_t n,
                        ChunkMoments* chunks);
-// Counts all levels and lists at the carried one: 4 bytes an element.
+// Counts all levels and lists at the carried one: 4 bytes per element.
 void gaussiank_count(cudaStream_t stream, GaussianKState* state, const float* u, std::size_t n,
                      const TileMemory& tiles, const EntryList& list);
 // The rule's evaluations, and the choice, under compress.capacity (`multiple`; 0: none).

@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll 8
   for (std::size_t i = base + lane; i < base + kSelectTile; i += 32) {
     const float x = i < n ? u[i] : 0.0f;
-    const bool hit = i < n && gpu_key(x) > above;
+    const bool hit = i < n && key_of(x) > above;
     const unsigned hits = __ballot_sync(kAllLanes, hit);
     if (hit) {
       const std::uint32_t at = place + static_cast<std::uint32_t>(__popc(hits & ((1u << lane) - 1)));

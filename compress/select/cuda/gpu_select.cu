@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(kThreads)
   const float* scores = share.from.scores;
 #pragma unroll 4
   for (std::size_t i = share.begin + threadIdx.x; i < share.end; i += kThreads) {
-    const GpuKey key = gpu_key(scores[i]) >> shift;
+    const GpuKey key = key_of(scores[i]) >> shift;
     if ((key >> width) == radix.prefix) atomicAdd(&counts[key & (bins - 1)], 1u);
   }
   __syncthreads();
@@ -129,14 +129,14 @@ __global__ void __launch_bounds__(kThreads)
     if (blockIdx.x == 0 && threadIdx.x == 0) {
       choice_at->kth = bound;
       choice_at->greater = radix.higher;
-      if (threshold && !choice.own_threshold) *threshold = gpu_magnitude(bound);
+      if (threshold && !choice.own_threshold) *threshold = magnitude_of<float>(bound);
     }
   }
   std::uint32_t greater = 0, equal = 0;
   const float* scores = share.from.scores;
 #pragma unroll 4
   for (std::size_t i = share.begin + threadIdx.x; i < share.end; i += kThreads) {
-    const GpuKey key = gpu_key(scores[i]);
+    const GpuKey key = key_of(scores[i]);
     greater += key > bound;
     equal += key == bound;
   }
@@ -171,7 +171,7 @@ __global__ void __launch_bounds__(kThreads)
     std::uint64_t mine = 0;  // above the bound, and at it in the upper half
 #pragma unroll
     for (int j = 0; j < per; ++j) {
-      keys[j] = first + j < share.end ? gpu_key(share.from.scores[first + j]) : -1;
+      keys[j] = first + j < share.end ? key_of(share.from.scores[first + j]) : -1;
       if (keys[j] > bound) mine += 1;
       if (keys[j] == bound && ties > 0) mine += std::uint64_t{1} << 32;
     }

@@ -4,7 +4,7 @@
 // capacities, and kernels that a step does not need return at once. The same bits in every run: no float atomics,
 // lists ascend by index, ties go to the lower index. C++17; compress/select/cuda/gpu_select_memory.h owns the memory.
 //
-//   accumulate_and_list(...)   u = gradient + residual, and what exceeds a bound, in one pass (12 bytes an element)
+//   accumulate_and_list(...)   u = gradient + residual, and what exceeds a bound, in one pass (12 bytes per element)
 //   (a kernel of the method's) looks at the list's stats and writes a Choice
 //   take_largest(...)          the k largest, or all above a bound, of the list or of u
 //
@@ -15,10 +15,14 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "compress/density_count.h"
 #include "compress/memory/accumulate.h"
-#include "compress/select/cuda/gpu_keys.h"
+#include "compress/select/passes/carried_bound.h"
 
 namespace topknot::cuda {
+
+using GpuKey = Key<float>;
+inline constexpr GpuKey kLargestFinite = KeyOf<float>::largest_finite;
 
 inline constexpr std::size_t kSelectTile = 4096;    // elements that a block lists
 inline constexpr std::size_t kSelectBlocks = 1024;  // at most, of kernels that read a list or a vector
@@ -37,7 +41,7 @@ struct EntryList {
   ListStats* stats = nullptr;
 };
 
-// Scratch of a pass that lists: a count and an offset a tile, and `slots` entries a tile. A tile that holds more
+// Scratch of a pass that lists: a count and an offset a tile, and `slots` entries per tile. A tile that holds more
 // is read again.
 struct TileMemory {
   std::uint32_t* counts = nullptr;
@@ -51,7 +55,7 @@ struct TileMemory {
 // kLargestFinite, so that NaN and Inf are always found; kLargestFinite lists nothing of a finite vector.
 void accumulate_and_list(cudaStream_t stream, const Accumulate& accumulate, std::size_t n,
                          const GpuKey* above, const TileMemory& tiles, const EntryList& list);
-// The same of a vector that is there already: 4 bytes an element.
+// The same of a vector that is there already: 4 bytes per element.
 void list_above(cudaStream_t stream, const float* u, std::size_t n, const GpuKey* above,
                 const TileMemory& tiles, const EntryList& list);
 
@@ -97,15 +101,15 @@ inline constexpr std::size_t kRadixWords = 8;
 void find_kth(cudaStream_t stream, const Source& list, const Source& whole, const LargestMemory& memory,
               Choice* choice);
 
-// What was taken, ascending by index; nothing beyond `capacity` is written. Nobody counts it: there are
-// choice->k, or as many as exceed the bound.
+// What was taken, ascending by index; nothing beyond `capacity` is written. Their number is not counted: it is
+// choice->k, or how many exceed the bound.
 struct Taken {
   std::uint32_t* indices = nullptr;
   float* values = nullptr;
   std::uint32_t capacity = 0;
   float* threshold = nullptr;  // the k-th magnitude goes there, where k are taken; or null
 };
-// find_kth(), and two passes more that take: 20 bytes an element of the source, 8 where the bound is known.
+// find_kth(), and two passes more that take: 20 bytes per element of the source, 8 where the bound is known.
 void take_largest(cudaStream_t stream, const Source& list, const Source& whole, const LargestMemory& memory,
                   Choice* choice, const Taken& taken);
 
@@ -124,5 +128,13 @@ TOPKNOT_HOST_DEVICE void choose_within(double capacity, std::uint32_t k, std::ui
   choice.bound = bound;
   choice.own_threshold = 1;
 }
+
+// Where select() writes what it found: DeviceSelected::Stats.
+struct StatsOut {
+  std::uint32_t* count;
+  std::uint32_t* finite;
+  std::uint32_t* over;
+  float* threshold;
+};
 
 }  // namespace topknot::cuda

@@ -8,7 +8,6 @@
 
 #include "compress/select/cuda/device_selector.h"
 #include "compress/select/cuda/gpu_select.h"
-#include "compress/select/cuda/topk_kernels.h"
 #include "nn/core/cuda/context.h"
 
 namespace topknot::cuda {

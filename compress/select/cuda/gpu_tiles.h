@@ -117,7 +117,7 @@ __device__ inline void list_tile(const float (&x)[kTileShare], std::size_t base,
   for (int q = 0; q < kQuads; ++q)
 #pragma unroll
     for (int c = 0; c < 4; ++c) {
-      const GpuKey key = gpu_key(x[4 * q + c]);
+      const GpuKey key = key_of(x[4 * q + c]);
       const bool there = quad_at(base, q) + static_cast<std::size_t>(c) < n;
       if (there && key > above) hits |= 1u << (4 * q + c);
       broken |= key > kLargestFinite;

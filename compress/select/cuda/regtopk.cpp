@@ -51,7 +51,7 @@ class RegTopKOnGpu final : public DeviceSelector {
   std::size_t capacity(double density) const override { return target_count(density, n_); }
 
   void set_density(double density) override {
-    list_ = ListMemory(n_, 8 * capacity(density) + 4096);
+    list_ = ListMemory(n_, list_limit(capacity(density)));
     reserve(capacity(density));
   }
 

@@ -6,7 +6,7 @@ namespace {
 
 __device__ float score_of(const RegTopKScore& rule, const RegTopKLast& last, std::uint32_t i, float u,
                           double weight) {
-  return rule(u, weight, last.own[i], last.surplus[i], gpu_magnitude(kLargestFinite));
+  return rule(u, weight, last.own[i], last.surplus[i], magnitude_of<float>(kLargestFinite));
 }
 
 __global__ void clear_kernel(RegTopKControl* control) {
@@ -16,20 +16,14 @@ __global__ void clear_kernel(RegTopKControl* control) {
 __global__ void plan_kernel(RegTopKScore rule, std::size_t n, std::uint32_t capacity,
                             const StepParameters* parameters, RegTopKControl* control) {
   RegTopKControl& c = *control;
-  const std::uint32_t k = gpu_target_count(parameters->density, n);
+  const std::uint32_t k = static_cast<std::uint32_t>(density_count(parameters->density, n));
   c.k = k < capacity ? k : capacity;
   c.all = c.k == n;
   c.fell_back = false;
   c.next_bound = c.bound;
   c.enough = c.blocks_done = 0;
-  c.above = c.listed_above = kLargestFinite;
-  if (c.all || c.bound.kth < 0) return;
-  c.above = c.listed_above = c.bound.above();
-  if (!(rule.rest < 1)) return;
-  // A score is at most |u| / rest: below a common factor of 1 more has to be listed.
-  const double magnitude = (1.0 - c.bound.margin) * static_cast<double>(gpu_magnitude(c.bound.kth));
-  const GpuKey lower = gpu_key_below((1 - 1e-6) * rule.rest * magnitude) - 1;
-  c.listed_above = lower > -1 ? lower : -1;
+  c.above = c.bound.above(c.all);
+  c.listed_above = rule.listed_above(c.bound, c.all);
 }
 
 __device__ void judge(RegTopKControl& c, std::size_t count, std::size_t limit, bool finite,
@@ -41,13 +35,9 @@ __device__ void judge(RegTopKControl& c, std::size_t count, std::size_t limit, b
   c.choice.skip = !finite;
   c.choice.known = 0;
   c.choice.k = c.k;
-  if (c.all)
-    c.list = GpuBound::List::good;  // which leaves the bound as it is
-  else if (count > limit)
-    c.list = GpuBound::List::too_many;
-  else
-    c.list = c.enough < c.k ? GpuBound::List::too_few : GpuBound::List::good;
-  c.fell_back = c.list != GpuBound::List::good;
+  // Where all travel the bound stays as it is.
+  c.list = c.all ? ListState::good : list_state(count <= limit, c.enough, c.k);
+  c.fell_back = c.list != ListState::good;
   c.choice.whole = c.all || c.fell_back;
 }
 
@@ -74,7 +64,7 @@ __global__ void __launch_bounds__(kThreads) judge_kernel(RegTopKScore rule, RegT
         value = score_of(rule, last, low, value, weight);
         list.values[i] = value;
       }
-      enough += gpu_key(value) > above;
+      enough += key_of(value) > above;
     }
   enough = block_sum(enough);
   if (threadIdx.x != 0) return;
@@ -113,7 +103,7 @@ __global__ void __launch_bounds__(kThreads)
     taken.values[i] = u[taken.indices[i]];
   if (blockIdx.x != 0 || threadIdx.x != 0 || control->choice.skip) return;
   if (control->all) return;
-  const float kth = gpu_magnitude(control->choice.kth);
+  const float kth = magnitude_of<float>(control->choice.kth);
   *stats.threshold = static_cast<float>(rule.rest * static_cast<double>(kth));
   control->next_bound = control->bound.after(control->choice.kth, control->list);
 }

@@ -7,7 +7,6 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "compress/select/cuda/gpu_keys.h"
 #include "compress/select/cuda/gpu_select.h"
 #include "compress/select/cuda/topk_kernels.h"
 #include "compress/select/regtopk_score.h"
@@ -18,15 +17,15 @@ namespace topknot::cuda {
 // In GPU memory; all zero bits are no start: regtopk_clear().
 struct RegTopKControl {
   // Of the last committed step.
-  GpuBound bound;
+  CarriedBound<float> bound;
   double weight = 0;       // of this rank in the average
   std::uint32_t last = 0;  // entries sent
   // Of the step under way.
-  GpuBound next_bound;
+  CarriedBound<float> next_bound;
   std::uint32_t k = 0;
   bool all = false;        // every entry travels
   bool fell_back = false;  // the answer comes from the vector
-  GpuBound::List list = GpuBound::List::good;
+  ListState list = ListState::good;
   GpuKey above = kLargestFinite;         // scores beyond it are known to be listed
   GpuKey listed_above = kLargestFinite;  // what the pass lists with
   std::uint32_t enough = 0;              // listed scores beyond `above`

@@ -1,4 +1,4 @@
-// topk and threshold on a GPU: compress/select/topk.h and threshold.h once more. In steady state topk reads the
+// CUDA counterparts of compress/select/topk.h and threshold.h. In steady state topk reads the
 // gradient and the residual, writes u, and looks at a list of little more than k entries.
 #include "compress/compressor.h"
 #include "compress/select/cuda/device_selector.h"
@@ -16,7 +16,7 @@ class DeviceTopK final : public DeviceSelector {
   }
 
   std::size_t capacity(double density) const override { return target_count(density, n_); }
-  void set_density(double density) override { list_ = ListMemory(n_, 8 * target_count(density, n_) + 4096); }
+  void set_density(double density) override { list_ = ListMemory(n_, list_limit(target_count(density, n_))); }
 
   void select(cudaStream_t stream, const Accumulate& accumulate, const StepParameters* parameters,
               const DeviceSelected& selected) override {
@@ -51,7 +51,7 @@ class DeviceThreshold final : public DeviceSelector {
     return capacity_within(multiple_, target_count(density, n_), n_);
   }
   // How many exceed the threshold is data-dependent; a longer list is taken from u by two more passes.
-  void set_density(double density) override { list_ = ListMemory(n_, 8 * target_count(density, n_) + 4096); }
+  void set_density(double density) override { list_ = ListMemory(n_, list_limit(target_count(density, n_))); }
 
   void select(cudaStream_t stream, const Accumulate& accumulate, const StepParameters* parameters,
               const DeviceSelected& selected) override {

@@ -11,23 +11,19 @@ __global__ void reset_kernel(TopKState* state) {
 }
 
 __global__ void topk_begin_kernel(TopKState* state, const StepParameters* parameters, std::size_t n) {
-  state->k = gpu_target_count(parameters->density, n);
-  state->above = state->k == n ? kLargestFinite : state->carried.above();
+  state->k = static_cast<std::uint32_t>(density_count(parameters->density, n));
+  state->above = state->carried.above(state->k == n);
 }
 
 __global__ void topk_decide_kernel(TopKState* state, EntryList list, std::size_t n, std::uint32_t capacity,
                                    StatsOut stats) {
-  using List = GpuBound::List;
   const ListStats found = *list.stats;
   const std::uint32_t k = state->k < capacity ? state->k : capacity;
-  const std::uint64_t most = 8 * std::uint64_t{k} + 4096;
-  state->list = found.count > most || found.count > list.limit ? List::too_many
-                : found.count < k                              ? List::too_few
-                                                               : List::good;
+  state->list = list_state(found.count <= list_limit(k) && found.count <= list.limit, found.count, k);
   state->updates_bound = found.finite && k < n;
   Choice choice;
   choice.skip = !found.finite;
-  choice.whole = state->list != List::good;
+  choice.whole = state->list != ListState::good;
   choice.k = k;
   state->choice = choice;
   *stats.count = found.finite ? k : 0;
@@ -43,8 +39,8 @@ __global__ void topk_commit_kernel(TopKState* state, const StepStatus* status) {
 
 __global__ void threshold_begin_kernel(TopKState* state, const StepParameters* parameters, double threshold,
                                        std::size_t n) {
-  state->k = gpu_target_count(parameters->density, n);
-  state->above = parameters->density >= 1 ? -1 : gpu_key_below(threshold);
+  state->k = static_cast<std::uint32_t>(density_count(parameters->density, n));
+  state->above = parameters->density >= 1 ? -1 : key_below<float>(threshold);
 }
 
 __global__ void threshold_decide_kernel(TopKState* state, EntryList list, double threshold, double multiple,

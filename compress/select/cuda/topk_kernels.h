@@ -11,21 +11,13 @@
 
 namespace topknot::cuda {
 
-// Where select() writes what it found: DeviceSelected::Stats.
-struct StatsOut {
-  std::uint32_t* count;
-  std::uint32_t* finite;
-  std::uint32_t* over;
-  float* threshold;
-};
-
 // In GPU memory.
 struct TopKState {
-  GpuBound carried;
+  CarriedBound<float> carried;
   GpuKey above;                 // of this step's list
   std::uint32_t k;              // of this step
   std::uint32_t updates_bound;  // 1: the step's k-th key becomes the bound
-  GpuBound::List list;          // what this step's list was like
+  ListState list;               // what this step's list was like
   Choice choice;
 };
 

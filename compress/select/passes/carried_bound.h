@@ -1,36 +1,64 @@
 #pragma once
 // The bound by which selectors of exactly k (topk, regtopk) get along with one pass: the k-th key of the last
-// committed step, lowered by a margin that follows how much the k-th key falls between steps. What exceeds the
-// bound is listed while the residual is added; where the list is too short or too long, radix selection gives
-// the answer. So the bound decides how fast the answer comes, never what it is, and need not be saved.
+// committed step, lowered by a margin that follows how much the k-th key falls between steps. The pass that adds the
+// residual lists what exceeds the bound; where the list is too short or too long, radix selection gives the answer.
+// So the bound decides how fast the answer comes, never what it is, and need not be saved. Written once for the CPU
+// and for kernels. C++17.
 
-#include <algorithm>
+#include <cstddef>
+#include <cstdint>
 
 #include "compress/select/passes/keys.h"
 
 namespace topknot {
+
+// How long a list gets before radix selection over the vector is the cheaper way to the k largest.
+TOPKNOT_HOST_DEVICE std::size_t list_limit(std::size_t k) {
+  return 8 * k + 4096;
+}
+
+// What became of a list of the entries above a bound.
+enum class ListState : std::int32_t { good, too_few, too_many };
+// `complete`: the list holds all entries above the bound, `count` of them.
+TOPKNOT_HOST_DEVICE ListState list_state(bool complete, std::size_t count, std::size_t k) {
+  return !complete ? ListState::too_many : count < k ? ListState::too_few : ListState::good;
+}
 
 template <class T>
 struct CarriedBound {
   Key<T> kth = -1;       // the k-th key of the last committed step; -1: none
   double margin = 0.02;  // the bound is (1 - margin) times that magnitude
 
-  bool known() const { return kth >= 0; }
-  double magnitude() const { return (1.0 - margin) * magnitude_of<T>(kth); }  // the bound; where known()
-
-  // The bound after a step whose k-th key is `now` and whose list was like that. Too many listed mean a margin
-  // too wide, too few one too narrow. Else it takes three times the last fall at once and forgets slowly.
-  enum class List { good, too_few, too_many };
-  CarriedBound after(Key<T> now, List list) const {
-    constexpr double smallest = 0.004, largest = 0.1;
-    if (kth <= 0) return {now, margin};
-    const double fall = 1.0 - static_cast<double>(magnitude_of<T>(now)) / magnitude_of<T>(kth);
-    const double wanted = list == List::good ? std::max(0.9 * margin, 3.0 * fall)
-                                             : margin * (list == List::too_many ? 0.5 : 2.0);
-    return {now, std::clamp(wanted, smallest, largest)};
+  TOPKNOT_HOST_DEVICE bool known() const { return kth >= 0; }
+  // The bound; where known().
+  TOPKNOT_HOST_DEVICE double magnitude() const {
+    return (1.0 - margin) * static_cast<double>(magnitude_of<T>(kth));
+  }
+  // What lists are collected with. With no bound, or where all entries travel, only NaN and Inf are looked for.
+  TOPKNOT_HOST_DEVICE Key<T> above(bool all) const {
+    return known() && !all ? key_below<T>(magnitude()) : largest_finite_key<T>();
   }
 
-  bool operator==(const CarriedBound&) const = default;
+  // The bound after a step whose k-th key is `now`. Too many listed mean a margin too wide, too few one too narrow.
+  // Else the margin takes three times the last fall at once and shrinks slowly.
+  TOPKNOT_HOST_DEVICE CarriedBound after(Key<T> now, ListState list) const {
+    constexpr double smallest = 0.004, largest = 0.1;
+    CarriedBound next = *this;
+    next.kth = now;
+    if (kth <= 0) return next;
+    const double fall =
+        1.0 - static_cast<double>(magnitude_of<T>(now)) / static_cast<double>(magnitude_of<T>(kth));
+    const double slowly = 0.9 * margin, falling = 3.0 * fall;
+    double wanted = slowly < falling ? falling : slowly;
+    if (list != ListState::good) wanted = margin * (list == ListState::too_many ? 0.5 : 2.0);
+    next.margin = wanted < smallest ? smallest : wanted > largest ? largest : wanted;
+    return next;
+  }
 };
+
+template <class T>
+bool operator==(const CarriedBound<T>& a, const CarriedBound<T>& b) {
+  return a.kth == b.kth && a.margin == b.margin;
+}
 
 }  // namespace topknot

@@ -1,13 +1,12 @@
 #pragma once
 // Magnitudes as integers. The bits of a float or double without the sign, read as an integer, order as the
 // magnitudes do; infinities and NaNs come above every finite number, so one integer comparison finds large
-// and broken values alike.
+// and broken values alike. For CPU loops and for kernels. C++17.
 
-#include <algorithm>
-#include <bit>
-#include <cmath>
 #include <cstdint>
-#include <limits>
+#include <cstring>
+
+#include "nn/core/host_device.h"
 
 namespace topknot {
 
@@ -16,35 +15,41 @@ struct KeyOf;
 template <>
 struct KeyOf<float> {
   using type = std::int32_t;
+  static constexpr type without_sign = 0x7fffffff, largest_finite = 0x7f7fffff;
 };
 template <>
 struct KeyOf<double> {
   using type = std::int64_t;
+  static constexpr type without_sign = 0x7fffffffffffffff, largest_finite = 0x7fefffffffffffff;
 };
 template <class T>
 using Key = typename KeyOf<T>::type;
 
 template <class T>
-inline Key<T> key_of(T x) {
-  return std::bit_cast<Key<T>>(x) & std::numeric_limits<Key<T>>::max();
+TOPKNOT_HOST_DEVICE Key<T> key_of(T x) {
+  Key<T> bits;
+  memcpy(&bits, &x, sizeof bits);
+  return bits & KeyOf<T>::without_sign;
 }
 template <class T>
-inline T magnitude_of(Key<T> key) {
-  return std::bit_cast<T>(key);
+TOPKNOT_HOST_DEVICE T magnitude_of(Key<T> key) {
+  T x;
+  memcpy(&x, &key, sizeof x);
+  return x;
 }
 template <class T>
-inline Key<T> largest_finite_key() {
-  return std::bit_cast<Key<T>>(std::numeric_limits<T>::max());
+TOPKNOT_HOST_DEVICE Key<T> largest_finite_key() {
+  return KeyOf<T>::largest_finite;
 }
 
 // The key such that key_of(x) > key exactly where |x| > t, for every x; -1 where every magnitude exceeds t. t
 // is no NaN.
 template <class T>
-inline Key<T> key_below(double t) {
+TOPKNOT_HOST_DEVICE Key<T> key_below(double t) {
   if (t < 0) return -1;
-  T x = static_cast<T>(t);
-  if (static_cast<double>(x) > t) x = std::nextafter(x, T{0});
-  return std::min(std::bit_cast<Key<T>>(x), largest_finite_key<T>());
+  const T x = static_cast<T>(t);
+  const Key<T> key = key_of(x) - (static_cast<double>(x) > t ? 1 : 0);
+  return key < KeyOf<T>::largest_finite ? key : KeyOf<T>::largest_finite;
 }
 
 }  // namespace topknot

@@ -1,15 +1,26 @@
 #pragma once
-// The inverse of the standard normal distribution function, for 0 < p < 1, to full double precision: a
+// The normal distribution: a fit from sums, and the inverse of the standard normal distribution function, for 0 < p < 1, to full double precision: a
 // rational starting value (Abramowitz and Stegun 26.2.23, error below 4.5e-4) refined by Halley's method on
 // erfc. On a GPU the last bits are those of its functions. C++17.
 
 #include <cmath>
+#include <cstddef>
 #include <string>
 
 #include "nn/core/base/check.h"
 #include "nn/core/host_device.h"
 
 namespace topknot {
+
+struct NormalFit {
+  double mean = 0;
+  double deviation = 0;  // sqrt(sum (x - mean)^2 / (n - 1)); NaN for n = 1
+};
+// From the sums of x - shift and of its square over n elements.
+TOPKNOT_HOST_DEVICE NormalFit normal_fit(double shift, double sum, double squares, std::size_t n) {
+  const double count = static_cast<double>(n), spread = squares - sum * (sum / count);
+  return {shift + sum / count, sqrt((0.0 < spread ? spread : 0.0) / (count - 1.0))};  // 0 / 0 for n = 1
+}
 
 // For 0 < p < 1.
 TOPKNOT_HOST_DEVICE double normal_quantile_formula(double p) {

@@ -101,10 +101,7 @@ Moments accumulate_with_moments(std::span<T> u, std::span<const T> addend) {
     result.finite &= chunk.finite;
     result.zero &= chunk.zero;
   }
-  const double count = static_cast<double>(n);
-  result.mean = shift + sum / count;
-  result.deviation = n < 2 ? std::numeric_limits<double>::quiet_NaN()
-                           : std::sqrt(std::max(0.0, squares - sum * (sum / count)) / (count - 1.0));
+  static_cast<NormalFit&>(result) = normal_fit(shift, sum, squares, n);
   return result;
 }
 

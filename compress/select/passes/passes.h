@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "compress/select/passes/keys.h"
+#include "compress/select/passes/normal_quantile.h"
 
 namespace topknot {
 
@@ -43,11 +44,9 @@ void collect(std::span<const T> u, Key<T> above, std::size_t limit, Candidates<T
 
 // u += addend with the moments of the sum, in double, shifted by the first element so that a constant vector
 // has variance 0 exactly. Sums are made by chunk over 16 lanes, and chunks are added in order.
-struct Moments {
-  double mean = 0;
-  double deviation = 0;  // sqrt(sum (x - mean)^2 / (n - 1)); NaN for n = 1
-  bool finite = true;    // no NaN or Inf anywhere; the rest means nothing where this is false
-  bool zero = true;      // nothing but zeros
+struct Moments : NormalFit {
+  bool finite = true;  // no NaN or Inf anywhere; the rest means nothing where this is false
+  bool zero = true;    // nothing but zeros
 };
 template <class T>
 Moments accumulate_with_moments(std::span<T> u, std::span<const T> addend);

@@ -170,7 +170,7 @@ TEST_CASE("1-D tensors and those that would shrink too little travel exactly, an
     INFO(name);
     CompressOptions options = low_rank(name, 2);
     options.set("min_compression", 2.0);
-    // 64 x 64 shrinks 16-fold; 5 x 4 by 20 / 18, or 40 / 18 where one factor travels a step.
+    // 64 x 64 shrinks 16-fold; 5 x 4 by 20 / 18, or 40 / 18 where one factor travels per step.
     const GroupSpec spec = matrices({{7, 1}, {5, 4}, {64, 64}, {3, 1}}, 2);
     SimulatedRanks ranks(options, spec), dense(named("dense"), spec);
     fill(ranks, 1, spec.numel);

@@ -333,7 +333,7 @@ TEST_CASE("at density 1 every entry travels") {
   }
 }
 
-TEST_CASE("options that the selection does not know are refused") {
+TEST_CASE("dgc_sampled validates its options") {
   CompressOptions options;
   options.set("truncate", "middle");
   CHECK_THROWS_AS(DgcSampledSelector<float>(options), UserError);

@@ -174,7 +174,7 @@ TEST_CASE("gaussiank_calibrated forgets a discarded step, and goes on from its s
   CHECK(saved(selector) == saved(resumed));
 }
 
-TEST_CASE("gaussiank_calibrated refuses a state that is none") {
+TEST_CASE("gaussiank_calibrated validates its state") {
   GaussianKCalibratedSelector<float> selector;
   const auto load = [&](double threshold, double count, double power, double variance, double bias = 0) {
     StateWriter writer;

@@ -371,7 +371,7 @@ TEST_CASE("regtopk's selection does not depend on the number of threads") {
   CHECK(results[2] == results[0]);
 }
 
-TEST_CASE("regtopk refuses options that mean nothing, and the ef21 memory") {
+TEST_CASE("regtopk validates its options and refuses the ef21 memory") {
   CHECK_THROWS_WITH(RegTopKSelector<float>(regtopk(0)), Catch::Contains("compress.mu"));
   CHECK_THROWS_WITH(RegTopKSelector<float>(regtopk(4, "C")),
                     Catch::Contains("compress.variant must be A | B, not 'C'"));

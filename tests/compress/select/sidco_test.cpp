@@ -205,7 +205,7 @@ TEMPLATE_TEST_CASE("sidco goes on from saved state as if it had not stopped, and
   CHECK(differs > 0);  // the state mattered
 }
 
-TEST_CASE("sidco refuses state that cannot be, and options that are none") {
+TEST_CASE("sidco validates its state and its options") {
   SidcoSelector<float> selector({});
   for (const auto& [stages, steps, sum] :
        {std::tuple{0, 0, 0.0}, {5000, 0, 0.0}, {1, 5, 0.0}, {1, -1, 0.0}, {1, 1, std::nan("")}}) {

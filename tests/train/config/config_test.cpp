@@ -158,7 +158,7 @@ TEST_CASE("values of a wrong type, out of range or of no choice are refused and 
             .problems.empty());
 }
 
-TEST_CASE("a number too large for its type is told its range") {
+TEST_CASE("a number too large for its type is reported with its range") {
   CHECK(contains(only_problem(load_config("", {"seed=99999999999999999999"})),
                  "must be 0 to 18446744073709551615, not 99999999999999999999"));
   CHECK(contains(only_problem(load_config("", {"dist.ranks=99999999999999999999"})), "must be 1 to 1024"));
