@@ -46,18 +46,48 @@ TEST_CASE("k is the floor of density times d in double, at least 1, and d at den
   CHECK_THROWS_AS(target_count(0.0, 7), Error);
 }
 
-TEST_CASE("the compressors, selections, memories and codes are registered, each with a line of help") {
-  CHECK(methods() == std::vector<std::string>{"acpsgd", "dense", "dgc", "gaussiank", "gaussiank_calibrated",
-                                              "gradient_dropping", "lags", "mstopk", "powersgd", "qsgd",
-                                              "randk", "redsync", "regtopk", "sidco", "signsgd", "terngrad",
-                                              "threshold", "topk", "trimmed_topk"});
-  CHECK(selectors().names() == std::vector<std::string>{"dgc_sampled", "gaussiank", "gaussiank_calibrated",
-                                                        "mstopk", "randk", "redsync", "regtopk", "sidco",
-                                                        "threshold", "topk", "trimmed_topk"});
-  CHECK(memories().names() == std::vector<std::string>{"dgc", "ef21", "none", "residual"});
-  CHECK(index_codecs().names() == std::vector<std::string>{"auto", "bitmap", "raw", "rice", "run16"});
-  CHECK(value_codecs().names() == std::vector<std::string>{"bf16", "fp16", "fp32", "int8"});
-  for (const std::string& name : compressors().names()) CHECK_FALSE(compressors().help(name).empty());
+TEST_CASE("every registered piece has a line of help, and every preset is made of registered pieces") {
+  const RegisteredNames* const registries[] = {&compressors(), &selectors(), &memories(), &index_codecs(),
+                                               &value_codecs()};
+  for (const RegisteredNames* registry : registries) {
+    CHECK_FALSE(registry->names().empty());
+    for (const std::string& name : registry->names()) {
+      INFO(name);
+      CHECK_FALSE(registry->help(name).empty());
+      for (const Option& option : registry->options(name)) {
+        CHECK_FALSE(option.help.empty());
+        CHECK(option_problem(option, option.standard).empty());
+      }
+    }
+  }
+  for (const std::string& name : sparse_presets().names()) {
+    INFO(name);
+    const SparsePreset& preset = sparse_presets().find(name);
+    CHECK(compressors().contains(name));
+    CHECK(selectors().contains(preset.select));
+    CHECK(memories().contains(preset.memory));
+    CHECK(index_codecs().contains(preset.codec));
+    CHECK(value_codecs().contains(preset.values));
+  }
+}
+
+TEST_CASE("an option's value is checked against its type, range and choices") {
+  const Option share{.name = "share", .standard = 0.5, .help = "x", .least = 0, .greatest = 1, .above = true};
+  const Option mode{.name = "mode", .standard = "fast", .help = "x", .choices = {"fast", "exact"}};
+  OptionValues values("compress");
+  CHECK(values.get<double>(share) == 0.5);
+  CHECK(values.get<std::string>(mode) == "fast");
+  values.set("share", 1);  // an int fits a number
+  CHECK(values.get<double>(share) == 1.0);
+  values.set("share", 0.0);
+  CHECK_THROWS_WITH(values.get<double>(share), "compress.share must be above 0, at most 1, not 0");
+  values.set("share", "half");
+  CHECK_THROWS_WITH(values.get<double>(share), Catch::Contains("another type"));
+  values.set("mode", "exacd");
+  CHECK_THROWS_WITH(values.get<std::string>(mode),
+                    "compress.mode must be fast | exact, not 'exacd'; did you mean 'exact'?");
+  values.set("mode", "exact");
+  CHECK(values.get<std::string>(mode) == "exact");
 }
 
 TEST_CASE("unknown names and combinations without sense are refused by name, with the reason") {
