@@ -1,6 +1,7 @@
 #include "train/network_check.h"
 
 #include <arpa/inet.h>
+#include <fmt/format.h>
 #include <ifaddrs.h>
 #include <netdb.h>
 #include <netinet/in.h>
@@ -42,8 +43,8 @@ float number_of(int round, std::size_t i) {
 }
 
 [[noreturn]] void damaged(const Communicator& host, const std::string& what, std::size_t at) {
-  throw Error("rank " + std::to_string(host.rank()) + ": " + what + " brought a wrong value at place " +
-              std::to_string(at) + ": data is damaged on its way");
+  throw Error(fmt::format("rank {}: {} brought a wrong value at place {}: data is damaged on its way",
+                          host.rank(), what, at));
 }
 
 double median(std::vector<double> values) {
@@ -51,7 +52,7 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-// Where this rank talks from, as seen on the way to `host`: "eth0 10.0.0.1", or "" where that is not known.
+// The interface and address of this rank towards `host`: "eth0 10.0.0.1", or "" where unknown.
 std::string way_to(const std::string& host) {
   addrinfo hints{}, *found = nullptr;
   hints.ai_socktype = SOCK_DGRAM;
@@ -130,7 +131,7 @@ void print_table(const std::vector<NetworkRow>& rows) {
 void check_rank(Communicator& host, const LoadedConfig& loaded, const LaunchPlan& plan, double timeout_s) {
   const Config& config = loaded.config;
   check_same(host, "the version of the program", program_version());
-  // Under gloo a GPU's gradients travel as the host's.
+  // Under gloo a GPU's gradients travel through host memory.
   const bool on_gpu =
       config.dist.backend != "gloo" && parse_device(config.train.device).kind == DeviceKind::cuda;
   const int gpu = on_gpu ? gpu_of(plan, gpu_count()) : 0;

@@ -1,5 +1,5 @@
 #pragma once
-// train --check-network: do the ranks find each other, does what they send arrive unharmed, and how fast?
+// train --check-network: starts the ranks, checks every value that they exchange, and prints times and rates.
 
 #include <cstddef>
 #include <functional>
@@ -12,7 +12,7 @@
 
 namespace topknot {
 
-// A row of the table: `bytes` is the size of the whole result, of which all_gather sends a part a rank.
+// A row of the table: `bytes` is the size of the whole result, of which all_gather sends one part per rank.
 struct NetworkRow {
   std::string over;  // "host, gloo", "GPU, nccl"
   std::string operation;
@@ -21,7 +21,7 @@ struct NetworkRow {
   double gigabytes_per_second = 0;  // that a rank sends: (P - 1) / P of the bytes, for all_reduce twice
 };
 
-// The collectives to check. Each is given this rank's numbers, and leaves in them what the collective made.
+// The collectives to check. Each takes this rank's numbers and leaves the result in place.
 struct NetworkPath {
   std::string over;
   // Collective and timed; `mine` is at place rank() of `all`, whose blocks have one length.
@@ -33,7 +33,7 @@ struct NetworkPath {
 // `host`: for the ranks to begin together.
 std::vector<NetworkRow> check_path(Communicator& host, const NetworkPath& path);
 
-// The GPU's side, by file: cuda/network_check.cpp, or a stub that throws UserError. Collective; `gpu`: its index.
+// The check over NCCL, by file: cuda/network_check.cpp, or a stub that throws UserError. Collective; `gpu`: its index.
 std::vector<NetworkRow> check_gpu_path(Communicator& host, int gpu, double timeout_s);
 std::string gpu_name(int gpu);  // with its PCI address
 

@@ -1,4 +1,4 @@
-// Stands in for cuda/network_check.cpp in a build without CUDA.
+// Replaces cuda/network_check.cpp in a build without CUDA.
 #include "nn/core/base/check.h"
 #include "nn/core/device.h"
 #include "train/network_check.h"

@@ -15,8 +15,8 @@ namespace {
 
 constexpr double kGraceSeconds = 5;  // for the other ranks to end by themselves when one has died
 
-// Whoever has built for a GPU will want to know why it is not used.
-void tell_of_fallback(const std::string& device) {
+// A build with CUDA that does not use a GPU says why.
+void log_fallback(const std::string& device) {
   if (device != "auto" || !built_with_cuda()) return;
   if (const std::string why = cuda_problem(); !why.empty())
     log_info("train.device: auto takes the CPU: " + why);
@@ -100,11 +100,11 @@ int start_training(LoadedConfig loaded, int argc, char* const* argv, bool quiet,
                    std::chrono::steady_clock::time_point program_start) {
   const DistOptions options = dist_options(loaded);
   const LaunchPlan plan = plan_launch(options, process_environment());
-  // Once, not by every process.
+  // By one process only.
   const bool spawned_rank = plan.kind == LaunchPlan::Kind::process && plan.launcher == "spawn";
   if (plan.rank == 0 && !spawned_rank) {
     for (const std::string& line : unused_keys(loaded)) log_warning(line);
-    tell_of_fallback(loaded.config.train.device);
+    log_fallback(loaded.config.train.device);
   }
   loaded.config.dist.ranks = plan.size;
   if (std::string& merge = loaded.config.exchange.merge; merge == "auto") {
@@ -119,7 +119,7 @@ int start_training(LoadedConfig loaded, int argc, char* const* argv, bool quiet,
   RunOutcome outcome;  // rank 0's, or this process's
   StartHooks hooks;
   hooks.joined = [&](Communicator& host) { settle_backend(loaded, plan, &host); };
-  // Mistakes must show before there is a run directory, which would be in the corrected run's way.
+  // Errors must show before there is a run directory, which would block the corrected run.
   hooks.load = [&] {
     parse_device(loaded.config.train.device);
     data = load_data(loaded.config);

@@ -1,5 +1,5 @@
 #pragma once
-// From a configuration to running ranks, whatever starts them: the way that all programs share that train.
+// From a configuration to running ranks, shared by all programs that train.
 
 #include <chrono>
 #include <functional>
@@ -9,29 +9,29 @@
 
 namespace topknot {
 
-// What section `dist` says of the launch. A dist.ranks that nobody gave leaves the number to the launcher; one
-// on the command line insists.
+// Section `dist` as launch options. A default dist.ranks leaves the number to the launcher; one on the command line
+// must agree with it.
 DistOptions dist_options(const LoadedConfig& loaded);
 
 // dist.backend: auto by what serves the run, in `loaded`; logged by rank 0. `host`: the group of a process, over which
 // this is collective; null for threads. Another backend stays as it is.
 void settle_backend(LoadedConfig& loaded, const LaunchPlan& plan, Communicator* host);
 
-// How a program wants its ranks; every function may throw.
+// What a program runs around and on its ranks; every function may throw.
 struct StartHooks {
   // Every rank that is a process, after it has joined its group and before anything else; may be empty.
   std::function<void(Communicator&)> joined = {};
-  // Once a process that runs ranks, and before it starts any: load what they need.
+  // Once per process that runs ranks, before it starts any: loads what they need.
   std::function<void()> load;
-  // Once a run, before the first rank begins: look for mistakes, then make the folder that the run writes to.
+  // Once per run, before the first rank begins: validates, then makes the run directory.
   std::function<void()> check, make_directory;
   // Every rank.
   std::function<void(Communicator&)> body;
 };
 
-// Runs body on all ranks that this process is to run: threads, one rank of several processes, or none where
-// it starts copies of itself, whose exit code is then returned. Else 0. Throws what the hooks throw, after the
-// other ranks have been told.
+// Runs body on all ranks of this process: threads, one rank of several processes, or none where it starts copies of
+// itself, whose exit code is then returned. Else 0. Throws what the hooks throw, after the other ranks have been
+// notified.
 int start_ranks(const LaunchPlan& plan, const DistOptions& options, char* const* argv,
                 const StartHooks& hooks);
 

@@ -64,7 +64,7 @@ void CollectiveQueue::execute(Ticket ticket, const Job& job) {
     try {
       job(communicator_);
     } catch (const CollectiveError& collective) {
-      // At once: while this rank unwinds, its splits would tell their other ranks no more than that it ended.
+      // At once: during unwinding, its splits would report no reason to their other ranks.
       communicator_.abort(collective.what());
       error = std::current_exception();
     } catch (...) {

@@ -1,10 +1,10 @@
 #pragma once
-// The one line in which a rank's collectives stand. Jobs run in the order of submit(), each alone, so that
-// two threads never talk on one communicator. Where the communicator overlaps() they run on a thread of the
-// queue's own; otherwise inside submit(), on the caller's thread.
+// The queue of a rank's collectives. Jobs run in the order of submit(), one at a time, so that two threads never use one
+// communicator. They run on the queue's own thread where the communicator overlaps(), else inside submit(), on the
+// caller's thread.
 //
-// After a job failed, later jobs do not run: waiting for them throws the first job's error. The queue belongs
-// to one rank; submit() and wait() are called by that rank's compute thread.
+// After a job failed, later jobs do not run: waiting for them throws the first job's error. A queue belongs to one rank,
+// whose compute thread calls submit() and wait().
 
 #include <condition_variable>
 #include <cstdint>
@@ -25,8 +25,8 @@ class CollectiveQueue {
   using Job = std::function<void(Communicator&)>;
   using Ticket = std::uint64_t;  // 1, 2, 3, ...
 
-  // When a job ran. communicate time is end - begin; what of it wait() had to wait for is `waited`. All in
-  // seconds of the steady clock; inside submit() (no overlap) all of it counts as waited.
+  // When a job ran, by the steady clock. `waited`: the part of end - begin, in seconds, that wait() waited for; all of it
+  // where the job ran inside submit().
   struct Times {
     Clock::time_point begin, end;
     double seconds() const { return std::chrono::duration<double>(end - begin).count(); }
@@ -34,13 +34,13 @@ class CollectiveQueue {
   };
 
   explicit CollectiveQueue(Communicator& communicator);
-  // Runs what is queued, or drops it after a failure and when an exception is on its way (the job that is
-  // running ends first; whoever catches the exception tells the peers with abort()).
+  // Runs what is queued, or drops it after a failure and while an exception propagates (the running job ends first; the
+  // handler of the exception calls abort()).
   ~CollectiveQueue();
   CollectiveQueue(const CollectiveQueue&) = delete;
   CollectiveQueue& operator=(const CollectiveQueue&) = delete;
 
-  // For rank, size and backend; collectives go through the queue.
+  // For rank, size and backend only; collectives go through the queue.
   const Communicator& communicator() const { return communicator_; }
 
   Ticket submit(Job job);

@@ -1,5 +1,7 @@
 #include "dist/comm/communicator.h"
 
+#include <fmt/format.h>
+
 namespace topknot {
 
 void check_same(Communicator& communicator, const std::string& what, const std::string& value) {
@@ -18,15 +20,14 @@ void check_same(Communicator& communicator, const std::string& what, const std::
   } catch (const CollectiveError&) {
     // Another rank has passed the barrier and ended; all know what is wrong.
   }
-  throw UserError("the ranks disagree about " + what + ": rank 0 has " + text(0) + ", rank " +
-                  std::to_string(odd) + " has " + text(odd) +
-                  "; start all ranks with the same program and configuration");
+  throw UserError(
+      fmt::format("the ranks disagree about {}: rank 0 has {}, rank {} has {}; start all ranks with the same "
+                  "program and configuration",
+                  what, text(0), odd, text(odd)));
 }
 
 std::string unmatched_partners(std::span<const std::pair<int, int>> partners) {
-  const auto name = [](int rank) {
-    return rank < 0 ? std::string("nobody") : "rank " + std::to_string(rank);
-  };
+  const auto name = [](int rank) { return rank < 0 ? std::string("no rank") : fmt::format("rank {}", rank); };
   for (std::size_t r = 0; r < partners.size(); ++r) {
     const auto [to, from] = partners[r];
     const int self = static_cast<int>(r);

@@ -1,10 +1,9 @@
 #pragma once
-// The collectives a trainer needs, over one group of ranks. Backends: threads (ranks of one process), gloo
-// (processes over TCP). Calls are collective: every rank makes the same calls in the same order. Two threads
+// The collectives a trainer needs, over one group of ranks (dist/comm/backend.h). Calls are collective: every rank makes the same calls in the same order. Two threads
 // never talk on one communicator at once (dist/comm/collective_queue.h sees to that).
 //
-// Nothing waits without a deadline: a call throws CollectiveError when a peer died, called abort(), or did
-// not come within the timeout.
+// Every wait has a deadline: a call throws CollectiveError when a peer died, called abort(), or did not come within the
+// timeout.
 
 #include <cstddef>
 #include <memory>
@@ -52,24 +51,23 @@ class Communicator {
   // Sends mine[r] to each rank r; theirs[r] is what rank r sent here, own included. Lengths may differ.
   virtual void all_to_all(std::span<const std::vector<std::byte>> mine,
                           std::vector<std::vector<std::byte>>& theirs) = 0;
-  // Sends `mine` to rank `to` and receives what rank `from` sends in the same call; -1 for either: no one.
-  // Collective as the others: every rank calls, those without a part with -1 twice, and who names a receiver
-  // is named by it. No rank sends to itself. `theirs` is emptied where there is no sender.
+  // Sends `mine` to rank `to` and receives what rank `from` sends in the same call; -1 for either: none.
+  // Collective as the others: every rank calls, those without a part with -1 twice, and a receiver names
+  // its sender. No rank sends to itself. `theirs` is emptied where there is no sender.
   virtual void send_receive(int to, std::span<const std::byte> mine, int from,
                             std::vector<std::byte>& theirs) = 0;
   virtual void barrier() = 0;
 
   // A communicator of those ranks that give the same color, in the order of their ranks here. Collective; it
-  // lives beside this one and may outlive it. A rank that gives up on this one gives up on its splits as well,
-  // not the other way round. Whose turn it is must follow from the program, as with all calls: calls on both
-  // are made by one thread, in the same order on all ranks they share.
+  // lives beside this one and may outlive it. Aborting this one aborts its splits, not the other
+  // way round. Calls on both are made by one thread, in the same order on all ranks that they share.
   virtual std::unique_ptr<Communicator> split(int color) = 0;
 
-  // Tells the peers that this rank gives up, so that their calls end with `reason` at once. Never throws.
-  // May be called from any thread. Afterwards every call of this rank throws.
+  // Ends this rank's part: the peers' calls end with `reason` at once, and every later call of this rank throws. Never
+  // throws; from any thread.
   virtual void abort(const std::string& reason) noexcept = 0;
 
-  // Why this group has ended, as far as this rank has heard without a call; "" while it goes on. From any thread.
+  // Why this group has ended, as far as this rank knows without a call; "" while it runs. From any thread.
   virtual std::string first_error() { return ""; }
 };
 

@@ -1,5 +1,7 @@
 #include "dist/comm/gloo_collectives.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstring>
 
@@ -15,11 +17,11 @@ enum GlooSlot : std::uint64_t {
   slot_sum,
   slot_ring,
   slot_broadcast,
-  slot_forward  // and up, one a step
+  slot_forward  // and up, one per step
 };
 
-// Long messages that a rank has on their way at a time where each rank sends to all others. Were all sent at once,
-// each rank's link would get P - 1 of them together and drop what its queue cannot hold.
+// Long messages that a rank has in flight at a time where each rank sends to all others. With all P - 1 in flight at
+// once a link drops what its queue cannot hold.
 constexpr int kInFlight = 3;
 
 constexpr std::size_t eager_bytes = 4096;  // header and start of a block, sent before sizes are known
@@ -103,11 +105,10 @@ void GlooCollectives::check_header(const Header& theirs, const Header& mine, int
       (!same_size || theirs.size == mine.size))
     return;
   const auto text = [](const Header& h) {
-    return std::string(operation_name(h.operation)) + " #" + std::to_string(h.sequence) + " of " +
-           std::to_string(h.size) + " bytes";
+    return fmt::format("{} #{} of {} bytes", operation_name(h.operation), h.sequence, h.size);
   };
-  throw GlooMismatch("the ranks do not make the same calls: rank " + std::to_string(rank_) + " is in " +
-                     text(mine) + ", rank " + std::to_string(r) + " in " + text(theirs));
+  throw GlooMismatch(fmt::format("the ranks do not make the same calls: rank {} is in {}, rank {} in {}",
+                                 rank_, text(mine), r, text(theirs)));
 }
 
 void GlooCollectives::exchange_with_all(std::span<const std::byte> mine,

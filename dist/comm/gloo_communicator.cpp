@@ -1,7 +1,8 @@
 #include "dist/comm/gloo_communicator.h"
 
+#include <fmt/format.h>
+
 #include <condition_variable>
-#include <cstdio>
 #include <cstring>
 #include <mutex>
 #include <optional>
@@ -15,10 +16,6 @@ namespace topknot {
 namespace {
 
 using Operation = GlooOperation;
-
-std::string plural(std::size_t count, const char* what) {
-  return std::to_string(count) + " " + what;
-}
 
 // A communicator's live splits, which end when it does. Outlives it where a split does.
 class Splits {
@@ -103,7 +100,7 @@ class GlooCommunicator : public Communicator {
 
   void all_to_all(std::span<const std::vector<std::byte>> mine,
                   std::vector<std::vector<std::byte>>& theirs) override {
-    TOPKNOT_CHECK(static_cast<int>(mine.size()) == size(), "all_to_all with one block a rank");
+    TOPKNOT_CHECK(static_cast<int>(mine.size()) == size(), "all_to_all with one block per rank");
     theirs.resize(size());
     theirs[rank()] = mine[rank()];
     std::size_t bytes = 0;
@@ -139,7 +136,7 @@ class GlooCommunicator : public Communicator {
     std::string place;
     if (options.rank == 0 && options.size > 1) {
       server = std::make_unique<TcpStoreServer>(store_->address(), 0, options.size, options_.timeout_s);
-      place = std::to_string(server->port()) + " " + store_->address();
+      place = fmt::format("{} {}", server->port(), store_->address());
     }
     gather_as(Operation::split, std::as_bytes(std::span(place)), all);
     if (options.size > 1) {
@@ -149,7 +146,7 @@ class GlooCommunicator : public Communicator {
       options.host = text.substr(text.find(' ') + 1);
     }
     const std::string name =
-        me().substr(0, me().size() - 2) + " (" + std::to_string(options.rank) + " of its split)";
+        fmt::format("{} ({} of its split)", me().substr(0, me().size() - 2), options.rank);
     try {
       return std::make_unique<GlooCommunicator>(options, std::move(server), name, splits_);
     } catch (const CollectiveError& error) {
@@ -174,14 +171,14 @@ class GlooCommunicator : public Communicator {
       if (mesh_) mesh_->fail();
       splits_->abort(text);
     } catch (...) {
-      // Out of memory: this process ends soon, and its connections with it.
+      // Out of memory: this process ends soon, which closes its connections.
     }
   }
 
   std::string first_error() override { return splits_->first_reason({}); }
 
  private:
-  std::string me() const { return (name_.empty() ? "rank " + std::to_string(rank()) : name_) + ": "; }
+  std::string me() const { return name_.empty() ? fmt::format("rank {}: ", rank()) : name_ + ": "; }
 
   void gather_as(Operation operation, std::span<const std::byte> mine,
                  std::vector<std::vector<std::byte>>& all) {
@@ -239,7 +236,7 @@ class GlooCommunicator : public Communicator {
   }
 
   std::string call_text(Operation operation) const {
-    return std::string(operation_name(operation)) + " #" + std::to_string(sequence_);
+    return fmt::format("{} #{}", operation_name(operation), sequence_);
   }
 
   void throw_if_aborted(Operation operation) {
@@ -254,16 +251,14 @@ class GlooCommunicator : public Communicator {
     const bool late = Clock::now() + std::chrono::milliseconds(5) >= deadline;
     std::string text = me() + call_text(operation);
     const int awaited = collectives_->waiting_for();
-    const std::string peer = awaited < 0 ? "a peer" : "rank " + std::to_string(awaited);
+    const std::string peer = awaited < 0 ? "a peer" : fmt::format("rank {}", awaited);
     if (mismatch) {
       text = error.what();
     } else if (late) {
-      char seconds[32];
-      std::snprintf(seconds, sizeof seconds, "%g", options_.timeout_s);
-      text += " (" + plural(bytes, "bytes") + ") gave up after dist.timeout_s (" + seconds + " s): " + peer +
-              " did not come";
+      text += fmt::format(" ({} bytes) gave up after dist.timeout_s ({:g} s): {} did not come", bytes,
+                          options_.timeout_s, peer);
     } else {
-      text += " (" + plural(bytes, "bytes") + ") failed while waiting for " + peer + ": " + error.what();
+      text += fmt::format(" ({} bytes) failed while waiting for {}: {}", bytes, peer, error.what());
     }
     // The cause is known to the store first or soon, unless it is this rank's own.
     std::string own;

@@ -2,7 +2,7 @@
 // The `gloo` backend: ranks are processes (or, in tests, threads) that talk TCP over Gloo's transport.
 //
 // - all_gather: every rank sends its block to every other one; blocks up to 4 kB take one message.
-// - all_reduce in rank order: each rank receives its slice of everybody, adds in rank order, sends the sum
+// - all_reduce in rank order: each rank receives its slice from every rank, adds in rank order, sends the sum
 //   to all. Up to 8,192 floats: all-gather and add. Bit-identical with the threads backend.
 // - all_reduce, SumOrder::library: a ring (reduce-scatter, then all-gather, in segments of 1 MB); small ones
 //   as above.

@@ -21,7 +21,7 @@ std::chrono::milliseconds left_until(Deadline deadline) {
   return std::max(left, std::chrono::milliseconds(1));
 }
 
-// Gloo writes to sockets whose other end may be gone, which would kill the process without a word. A handler
+// Gloo writes to sockets whose other end may be gone, which would kill the process without a message. A handler
 // that the program set stays.
 void ignore_broken_pipes() {
   struct sigaction action {};

@@ -1,5 +1,7 @@
 #include "dist/comm/threads_communicator.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <condition_variable>
 #include <cstring>
@@ -14,7 +16,7 @@
 namespace topknot {
 namespace {
 
-// What a rank brings to a collective. The memory stays valid until the second meeting.
+// A rank's part of a collective. The memory stays valid until the second meeting.
 struct Call {
   const char* operation = "";
   std::uint64_t sequence = 0;
@@ -124,19 +126,18 @@ class Group {
     for (std::size_t r = 1; r < calls.size(); ++r)
       if (std::strcmp(calls[r].operation, calls[0].operation) != 0 ||
           calls[r].sequence != calls[0].sequence || (calls[0].same_size && calls[r].bytes != calls[0].bytes))
-        return stop("the ranks do not make the same calls: rank 0 is in " + text(calls[0]) + ", rank " +
-                    std::to_string(r) + " in " + text(calls[r]));
+        return stop(fmt::format("the ranks do not make the same calls: rank 0 is in {}, rank {} in {}",
+                                text(calls[0]), r, text(calls[r])));
   }
 
   static std::string text(const Call& call) {
-    return std::string(call.operation) + " #" + std::to_string(call.sequence) + " of " +
-           std::to_string(call.bytes) + " bytes";
+    return fmt::format("{} #{} of {} bytes", call.operation, call.sequence, call.bytes);
   }
 
   std::string missing() const {
     std::string list;
     for (std::size_t r = 0; r < here_.size(); ++r)
-      if (!here_[r]) list += (list.empty() ? "" : ", ") + std::to_string(r);
+      if (!here_[r]) list += fmt::format("{}{}", list.empty() ? "" : ", ", r);
     return list;
   }
 
@@ -190,7 +191,7 @@ class ThreadCommunicator : public Communicator {
 
   void all_to_all(std::span<const std::vector<std::byte>> mine,
                   std::vector<std::vector<std::byte>>& theirs) override {
-    TOPKNOT_CHECK(static_cast<int>(mine.size()) == size(), "all_to_all with one block a rank");
+    TOPKNOT_CHECK(static_cast<int>(mine.size()) == size(), "all_to_all with one block per rank");
     run("all_to_all", const_cast<std::vector<std::byte>*>(mine.data()), mine.size_bytes(), true, [&] {
       theirs.resize(size());
       for (int r = 0; r < size(); ++r)
@@ -238,7 +239,7 @@ class ThreadCommunicator : public Communicator {
       std::vector<std::string> names;
       for (int r = 0; r < size(); ++r)
         if (colors[r] == color)
-          names.push_back(group_->name(r) + " (" + std::to_string(names.size()) + " of its split)");
+          names.push_back(fmt::format("{} ({} of its split)", group_->name(r), names.size()));
       made = std::make_shared<Group>(std::move(names), group_->timeout());
       group_->adopt(made);
     }
@@ -272,7 +273,7 @@ class ThreadCommunicator : public Communicator {
     if (error) std::rethrow_exception(error);
   }
 
-  // Rank r adds slice r of everybody and writes the sum to everybody, so no other memory is needed.
+  // Rank r adds slice r of all ranks and writes the sum to all of them, so no other memory is needed.
   template <class T>
   void reduce(const char* operation, std::span<T> data) {
     run(operation, data.data(), data.size_bytes(), true, [&] {
@@ -298,7 +299,7 @@ class ThreadCommunicator : public Communicator {
 std::vector<std::unique_ptr<Communicator>> make_thread_group(int ranks, double timeout_s) {
   TOPKNOT_CHECK(ranks >= 1, "a group needs a rank");
   std::vector<std::string> names;
-  for (int r = 0; r < ranks; ++r) names.push_back("rank " + std::to_string(r));
+  for (int r = 0; r < ranks; ++r) names.push_back(fmt::format("rank {}", r));
   const auto group = std::make_shared<Group>(std::move(names), timeout_s);
   std::vector<std::unique_ptr<Communicator>> result;
   for (int r = 0; r < ranks; ++r) result.push_back(std::make_unique<ThreadCommunicator>(group, r));
@@ -334,7 +335,8 @@ void run_thread_ranks(int ranks, double timeout_s, const std::function<void(Comm
 namespace {
 
 const bool registered =
-    (backends().add("threads", "ranks are threads of one process; needs nothing", {.needs = "nothing"}), true);
+    (backends().add("threads", "ranks are threads of one process; needs nothing", {.needs = "nothing"}),
+     true);
 
 }  // namespace
 

@@ -19,8 +19,8 @@ namespace topknot {
 // One communicator for each rank, to be used by one thread each. timeout_s <= 0: no deadline.
 std::vector<std::unique_ptr<Communicator>> make_thread_group(int ranks, double timeout_s);
 
-// Runs body once a rank, on threads of its own, and waits for all of them. When ranks throw, the others are
-// told, and the first error (in time) is thrown here after all have ended.
+// Runs body once per rank, each on a thread of its own, and waits for all of them. When a rank throws, the others' calls
+// end with its error; the first error in time is thrown here after all have ended.
 void run_thread_ranks(int ranks, double timeout_s, const std::function<void(Communicator&)>& body);
 
 }  // namespace topknot

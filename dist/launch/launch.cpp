@@ -17,8 +17,8 @@ namespace {
 
 constexpr int most_ranks = 1024;
 
-// One launcher's word about this process.
-struct Word {
+// This process by the variables of one launcher.
+struct LauncherRank {
   std::string launcher;
   int rank = 0, size = 1, local_rank = -1;
 };
@@ -42,40 +42,39 @@ struct Variables {
   const char* local_rank;
 };
 
-std::optional<Word> read(const Environment& environment, const Variables& names) {
+std::optional<LauncherRank> read(const Environment& environment, const Variables& names) {
   const auto rank = number(environment, names.rank);
   const auto size = number(environment, names.size);
   if (!rank && !size) return std::nullopt;
   // A job scheduler may set the size alone for what it runs once.
   if (!rank) return std::nullopt;
   if (!size)
-    throw UserError(std::string("the environment has ") + names.rank + " but not " + names.size +
-                    "; a launcher (" + names.launcher + ") sets both");
+    throw UserError(fmt::format("the environment has {} but not {}; a launcher ({}) sets both", names.rank,
+                                names.size, names.launcher));
   if (*size < 1 || *rank >= *size)
-    throw UserError("the environment says rank " + std::to_string(*rank) + " of " + std::to_string(*size) +
-                    " (" + names.rank + ", " + names.size + "), which cannot be");
-  return Word{names.launcher, *rank, *size, number(environment, names.local_rank).value_or(-1)};
+    throw UserError(fmt::format("the environment says rank {} of {} ({}, {}), which cannot be", *rank, *size,
+                                names.rank, names.size));
+  return LauncherRank{names.launcher, *rank, *size, number(environment, names.local_rank).value_or(-1)};
 }
 
 // The innermost launcher. srun's variables are also there inside an allocation in which torchrun or mpirun
-// runs, so they count only where nothing else speaks.
-std::optional<Word> find_launcher(const Environment& environment) {
+// runs, so they count only where no other launcher's are set.
+std::optional<LauncherRank> find_launcher(const Environment& environment) {
   static const Variables inner[] = {
       {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK"},
       {"mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"},
       {"PMI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"},
   };
-  std::optional<Word> found;
+  std::optional<LauncherRank> found;
   for (const auto& names : inner) {
-    const auto word = read(environment, names);
-    if (!word) continue;
-    if (found && (found->rank != word->rank || found->size != word->size))
-      throw UserError("two launchers speak at once: " + found->launcher + " says rank " +
-                      std::to_string(found->rank) + " of " + std::to_string(found->size) + ", " +
-                      word->launcher + " says rank " + std::to_string(word->rank) + " of " +
-                      std::to_string(word->size) +
-                      "; start with one of them, or unset the variables of the other");
-    if (!found) found = word;
+    const auto launched = read(environment, names);
+    if (!launched) continue;
+    if (found && (found->rank != launched->rank || found->size != launched->size))
+      throw UserError(fmt::format(
+          "the variables of two launchers contradict each other: {} says rank {} of {}, {} says rank {} "
+          "of {}; start with one of them, or unset the variables of the other",
+          found->launcher, found->rank, found->size, launched->launcher, launched->rank, launched->size));
+    if (!found) found = launched;
   }
   if (found) return found;
   // SLURM_STEP_NUM_TASKS is the number of tasks of this srun, SLURM_NTASKS that of the allocation unless srun
@@ -92,8 +91,7 @@ void set_master(LaunchPlan& plan, const DistOptions& options, const Environment&
   if (!options.master.empty()) {
     master = parse_host_port(options.master, "dist.master");
   } else if (address && !address->empty() && port) {
-    if (*port >= 65535)
-      throw UserError("MASTER_PORT is " + std::to_string(*port) + "; it must be below 65535");
+    if (*port >= 65535) throw UserError(fmt::format("MASTER_PORT is {}; it must be below 65535", *port));
     master = {*address, *port + 1};  // torchrun itself may sit on the port
   } else if (plan.launcher == "torchrun") {
     throw UserError(
@@ -137,37 +135,37 @@ Environment process_environment() {
 }
 
 LaunchPlan plan_launch(const DistOptions& options, const Environment& environment) {
-  const auto word = find_launcher(environment);
+  const auto launched = find_launcher(environment);
   // A batch script sees its allocation's variables without being one of its tasks.
   const bool task =
-      word && word->size > 1 && (word->launcher != "srun" || environment("SLURM_STEP_NUM_TASKS"));
+      launched && launched->size > 1 && (launched->launcher != "srun" || environment("SLURM_STEP_NUM_TASKS"));
   const bool chooses = options.backend == "auto";
   const bool processes = chooses ? task : backends().find(options.backend).join != nullptr;
   if (options.ranks && (*options.ranks < 1 || *options.ranks > most_ranks))
-    throw UserError("dist.ranks: " + std::to_string(*options.ranks) + " is not from 1 to " +
-                    std::to_string(most_ranks));
+    throw UserError(fmt::format("dist.ranks: {} is not from 1 to {}", *options.ranks, most_ranks));
   if (processes && !chooses)
     if (const auto plan = spawned(environment)) return *plan;
 
   LaunchPlan plan;
   if (!processes) {
     if (task && !chooses)
-      throw UserError(word->launcher + " started " + std::to_string(word->size) +
-                      " processes, but dist.backend is " + options.backend +
-                      ", which runs all ranks in one; give dist.backend=gloo, or nccl on GPUs, or auto");
+      throw UserError(
+          fmt::format("{} started {} processes, but dist.backend is {}, which runs all ranks in one; "
+                      "give dist.backend=gloo, or nccl on GPUs, or auto",
+                      launched->launcher, launched->size, options.backend));
     plan.size = options.ranks.value_or(1);
     return plan;
   }
-  if (word) {
-    if (options.ranks && options.ranks_insist && *options.ranks != word->size)
-      throw UserError("dist.ranks is " + std::to_string(*options.ranks) + ", but " + word->launcher +
-                      " started " + std::to_string(word->size) +
-                      " processes; leave dist.ranks out, or make them agree");
+  if (launched) {
+    if (options.ranks && options.ranks_insist && *options.ranks != launched->size)
+      throw UserError(fmt::format(
+          "dist.ranks is {}, but {} started {} processes; leave dist.ranks out, or make them agree",
+          *options.ranks, launched->launcher, launched->size));
     plan.kind = LaunchPlan::Kind::process;
-    plan.launcher = word->launcher;
-    plan.rank = word->rank;
-    plan.size = word->size;
-    plan.local_rank = word->local_rank;
+    plan.launcher = launched->launcher;
+    plan.rank = launched->rank;
+    plan.size = launched->size;
+    plan.local_rank = launched->local_rank;
     if (plan.size > 1) set_master(plan, options, environment);
     return plan;
   }
@@ -189,7 +187,7 @@ int gpu_of(const LaunchPlan& plan, int gpus) {
 std::unique_ptr<Communicator> join_group(const LaunchPlan& plan, const DistOptions& options) {
   TOPKNOT_CHECK(plan.kind == LaunchPlan::Kind::process, "only a process joins a group");
   if (plan.launcher == "spawn") {
-    // The launcher looks after its copies; without it they would run on unseen.
+    // The launcher supervises its copies; without it they would run unsupervised.
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     const auto parent = number(process_environment(), "TOPKNOT_PARENT");
     if (parent && getppid() != *parent) throw CollectiveError("the launcher of this rank has died");

@@ -2,11 +2,11 @@
 // Which rank this process is, and how the others start. One program serves all launchers:
 //
 // - `threads`: one process, dist.ranks threads.
-// - `gloo` under torchrun, mpirun (Open MPI), srun, or a launcher that sets PMI_RANK: this process is one rank,
-//   said by the environment. The ranks meet at dist.master.
-// - `gloo` with dist.ranks > 1 and no launcher: this process starts dist.ranks copies of itself on this
-//   machine, looks after them and serves their rendezvous.
-// - `nccl`: as `gloo`, which stays the host's side of it.
+// - `gloo` under torchrun, mpirun (Open MPI), srun, or a launcher that sets PMI_RANK: this process is one rank, given by
+//   the environment. The ranks meet at dist.master.
+// - `gloo` with dist.ranks > 1 and no launcher: this process starts dist.ranks copies of itself on this machine,
+//   supervises them and serves their rendezvous.
+// - `nccl`: as `gloo`, which carries its host-side collectives.
 //
 // Not elastic: when a rank dies, all end.
 
@@ -39,7 +39,7 @@ struct LaunchPlan {
   Kind kind = Kind::threads;
   std::string launcher;  // "torchrun", "mpirun", "srun", "PMI", "spawn", or "" for none
   int rank = 0, size = 1;
-  int local_rank = -1;  // among the ranks of this machine; -1: the launcher does not say
+  int local_rank = -1;  // among the ranks of this machine; -1: not given by the launcher
   std::string host;     // of the rendezvous; "" where size is 1
   int port = 0;
 };
@@ -53,8 +53,8 @@ Environment process_environment();
 // launchers that contradict each other, no master.
 LaunchPlan plan_launch(const DistOptions& options, const Environment& environment);
 
-// Which of a machine's `gpus` this process is to use: by its rank there, else by its rank, going round where
-// there are fewer GPUs (a launcher may show each process its own only). Threads share the first.
+// Which of a machine's `gpus` this process is to use: by its local rank, else by its rank, modulo the number
+// of GPUs (a launcher may show each process its own only). Threads share the first.
 int gpu_of(const LaunchPlan& plan, int gpus);
 
 // For Kind::process: joins the group. Collective; throws as make_gloo_communicator does. For nccl and auto,
@@ -69,7 +69,8 @@ struct BackendChoice {
 // `place` (gpu_place()), else gloo.
 BackendChoice choose_backend(Communicator& host, const std::string& problem, const std::string& place);
 
-// For Kind::process: joins the group, runs body, and tells the other ranks where it throws (and throws on).
+// For Kind::process: joins the group and runs body. An exception aborts the group, so that the other ranks end, and is
+// thrown on.
 void run_process_rank(const LaunchPlan& plan, const DistOptions& options,
                       const std::function<void(Communicator&)>& body);
 

@@ -1,4 +1,5 @@
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <signal.h>
 #include <spawn.h>
 #include <sys/wait.h>
@@ -18,7 +19,7 @@ extern char** environ;
 namespace topknot {
 namespace {
 
-// Blocks the signals that the supervisor takes one by one, in this thread and those it starts, until the end.
+// Blocks the signals that the supervisor handles one by one, in this thread and those that it starts, while it lives.
 class SignalGate {
  public:
   SignalGate() {
@@ -52,14 +53,13 @@ class Children {
     posix_spawnattr_t attributes;
     posix_spawnattr_init(&attributes);
     posix_spawnattr_setsigmask(&attributes, &gate.before());
-    // A process group each: Ctrl-C reaches the launcher alone, which passes it on once.
+    // One process group each: Ctrl-C reaches the launcher alone, which passes it on once.
     posix_spawnattr_setpgroup(&attributes, 0);
     posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETPGROUP);
     pid_t pid = 0;
     const int error = posix_spawn(&pid, "/proc/self/exe", nullptr, &attributes, argv, pointers.data());
     posix_spawnattr_destroy(&attributes);
-    if (error != 0)
-      throw Error("cannot start rank " + std::to_string(rank) + " (" + std::strerror(error) + ")");
+    if (error != 0) throw Error(fmt::format("cannot start rank {} ({})", rank, std::strerror(error)));
     pids_.push_back(pid);
   }
 
@@ -99,20 +99,17 @@ std::vector<std::string> environment_of(int rank, int size, int port) {
   std::vector<std::string> result;
   for (char** entry = environ; *entry != nullptr; ++entry)
     if (std::strncmp(*entry, "TOPKNOT_", 8) != 0) result.push_back(*entry);
-  result.push_back("TOPKNOT_RANK=" + std::to_string(rank));
-  result.push_back("TOPKNOT_RANKS=" + std::to_string(size));
-  result.push_back("TOPKNOT_MASTER=127.0.0.1:" + std::to_string(port));
-  result.push_back("TOPKNOT_PARENT=" + std::to_string(getpid()));
+  result.push_back(fmt::format("TOPKNOT_RANK={}", rank));
+  result.push_back(fmt::format("TOPKNOT_RANKS={}", size));
+  result.push_back(fmt::format("TOPKNOT_MASTER=127.0.0.1:{}", port));
+  result.push_back(fmt::format("TOPKNOT_PARENT={}", getpid()));
   return result;
 }
 
 std::string describe(int rank, int status) {
-  const std::string who = "rank " + std::to_string(rank);
-  if (WIFSIGNALED(status)) {
-    const int signal = WTERMSIG(status);
-    return who + " died: killed by signal " + std::to_string(signal) + " (" + strsignal(signal) + ")";
-  }
-  return who + " ended with exit code " + std::to_string(WEXITSTATUS(status));
+  if (!WIFSIGNALED(status)) return fmt::format("rank {} ended with exit code {}", rank, WEXITSTATUS(status));
+  const int signal = WTERMSIG(status);
+  return fmt::format("rank {} died: killed by signal {} ({})", rank, signal, strsignal(signal));
 }
 
 }  // namespace
@@ -130,7 +127,7 @@ int run_spawned(const LaunchPlan& plan, const DistOptions& options, char* const*
   int code = 0;
   bool stopping = false;  // a signal was passed on: ranks may end with a code of their own
   std::string first;
-  Deadline terminate = Deadline::max(), slay = Deadline::max();
+  Deadline terminate = Deadline::max(), kill_by = Deadline::max();
   while (children.alive() > 0) {
     const int signal = gate.next(std::chrono::milliseconds(100));
     if (signal != 0 && signal != SIGCHLD) {
@@ -142,18 +139,17 @@ int run_spawned(const LaunchPlan& plan, const DistOptions& options, char* const*
       if (WIFEXITED(status) && WEXITSTATUS(status) == 0) continue;
       if (code != 0) continue;
       code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
-      // What a rank said itself says more than how its process ended, unless the server only noticed it gone.
-      const bool told = store.reason_was_told();
-      first = told ? store.first_reason() : describe(rank, status);
+      // A reason that a rank gave itself says more than how its process ended.
+      first = store.reason_by_rank() ? store.first_reason() : describe(rank, status);
       if (!stopping) store.abort(first);
       terminate = deadline_in(stopping ? std::max(grace_s, options.timeout_s) : grace_s);
     }
     if (Clock::now() >= terminate) {
       children.kill_all(SIGTERM);
       terminate = Deadline::max();
-      slay = deadline_in(2);
+      kill_by = deadline_in(2);
     }
-    if (Clock::now() >= slay) children.kill_all(SIGKILL);
+    if (Clock::now() >= kill_by) children.kill_all(SIGKILL);
   }
   if (code != 0 && !stopping) log_error("the run has ended; first error: " + first);
   return code;

@@ -69,7 +69,7 @@ int try_connect(const addrinfo& address, Deadline deadline, Fd& result) {
     getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &length);
     if (error != 0) return error;
   }
-  // A connection to a free local port can meet itself (simultaneous open); nobody serves there.
+  // A connection to a free local port can meet itself (simultaneous open), where no server is.
   sockaddr_storage here{}, there{};
   socklen_t here_length = sizeof here, there_length = sizeof there;
   getsockname(fd.get(), reinterpret_cast<sockaddr*>(&here), &here_length);
@@ -191,7 +191,7 @@ Fd connect_to(const std::string& host, int port, Deadline deadline) {
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   } while (Clock::now() < deadline);
-  throw CollectiveError("nobody answers at dist.master " + host + ":" + std::to_string(port) + " (" +
+  throw CollectiveError("no process answers at dist.master " + host + ":" + std::to_string(port) + " (" +
                         errno_text(error) +
                         "); is rank 0 running on that machine, and does a firewall let the port through?");
 }
@@ -228,7 +228,7 @@ bool take_frame(std::string& buffer, Frame& type, std::string& payload) {
   if (buffer.size() < sizeof header) return false;
   std::memcpy(header, buffer.data(), sizeof header);
   if (header[0] < static_cast<std::uint32_t>(Frame::hello) ||
-      header[0] > static_cast<std::uint32_t>(Frame::bye_all) || header[1] > max_payload)
+      header[0] > static_cast<std::uint32_t>(Frame::all_left) || header[1] > max_payload)
     throw Error("what came over the connection is not of a Topknot rendezvous");
   if (buffer.size() < sizeof header + header[1]) return false;
   type = static_cast<Frame>(header[0]);

@@ -46,14 +46,14 @@ Fd listen_on(const std::string& host, int port);
 int local_port(int fd);
 
 // Tries until the deadline, since the other side may start later. Throws UserError for a name that does not
-// resolve and CollectiveError when nobody answers in time.
+// resolve and CollectiveError when no process answers in time.
 Fd connect_to(const std::string& host, int port, Deadline deadline);
 
 // The numeric address of this end of a connection, and whether it is a loopback address.
 std::string local_address(int fd);
 bool is_loopback(const std::string& address);
 
-enum class Frame : std::uint32_t { hello = 1, welcome, set, get, value, abort, bye, bye_all };
+enum class Frame : std::uint32_t { hello = 1, welcome, set, get, value, abort, leave, all_left };
 std::string encode_frame(Frame type, std::string_view payload);
 // Takes one whole frame off the front of `buffer`. False: more bytes are needed. Throws Error for what is no
 // frame.

@@ -1,3 +1,4 @@
+#include <fmt/format.h>
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
@@ -19,7 +20,7 @@ struct Client {
   int rank = -1;
   std::string in, out;
   std::vector<std::string> wanted;  // keys asked for and not there yet
-  bool left = false, gone = false, told = false;
+  bool left = false, gone = false, informed = false;
 };
 
 }  // namespace
@@ -36,17 +37,17 @@ struct TcpStoreServer::State {
   int left_count = 0;
   bool welcomed = false, stopped = false;
 
-  mutable std::mutex mutex;  // guards reason and told
+  mutable std::mutex mutex;  // guards reason and by_rank
   std::string reason;
-  bool told = false;
+  bool by_rank = false;  // a rank gave the reason itself
   std::atomic<bool> stop{false};
   std::thread thread;
 
-  void set_reason(const std::string& text, bool by_rank) {
+  void set_reason(const std::string& text, bool given_by_rank) {
     const std::lock_guard lock(mutex);
     if (!reason.empty()) return;
     reason = text;
-    told = by_rank;
+    by_rank = given_by_rank;
   }
 
   void queue(Client& client, Frame type, const std::string& payload) {
@@ -77,7 +78,7 @@ struct TcpStoreServer::State {
     });
   }
 
-  // Everybody is here: tell all of them under which address rank 0's machine is seen from outside.
+  // All ranks are here: each is sent the address under which rank 0's machine is seen from outside.
   void welcome_all() {
     std::string outside;
     for (const auto& client : clients) {
@@ -99,11 +100,10 @@ struct TcpStoreServer::State {
     const int rank = numbers[0];
     std::string problem;
     if (numbers[1] != size)
-      problem = "rank " + std::to_string(rank) + " was started for " + std::to_string(numbers[1]) +
-                " ranks, the master for " + std::to_string(size);
+      problem = fmt::format("rank {} was started for {} ranks, the master for {}", rank, numbers[1], size);
     else if (rank < 0 || rank >= size || came[rank])
-      problem = "two processes say that they are rank " + std::to_string(rank) +
-                "; does an older run still use this dist.master?";
+      problem = fmt::format(
+          "two processes say that they are rank {}; does an older run still use this dist.master?", rank);
     client.rank = std::max(rank, 0);
     if (!problem.empty()) return set_reason(problem, true);
     came[rank] = true;
@@ -128,11 +128,11 @@ struct TcpStoreServer::State {
       case Frame::abort:
         set_reason(payload, true);
         break;
-      case Frame::bye: {
+      case Frame::leave: {
         if (client.left) break;
         client.left = true;
         if (++left_count == size)
-          for (const auto& other : clients) queue(*other, Frame::bye_all, "");
+          for (const auto& other : clients) queue(*other, Frame::all_left, "");
         break;
       }
       default:
@@ -176,8 +176,8 @@ struct TcpStoreServer::State {
     if (text.empty()) return;
     stopped = true;
     for (const auto& client : clients) {
-      if (client->rank < 0 || client->told) continue;  // who comes later is told too
-      client->told = true;
+      if (client->rank < 0 || client->informed) continue;  // later clients are informed too
+      client->informed = true;
       queue(*client, Frame::abort, text);
     }
   }
@@ -186,11 +186,9 @@ struct TcpStoreServer::State {
     if (welcomed || Clock::now() < come_by) return;
     std::string missing;
     for (int r = 0; r < size; ++r)
-      if (!came[r]) missing += (missing.empty() ? "" : ", ") + std::to_string(r);
-    char seconds[32];
-    std::snprintf(seconds, sizeof seconds, "%g", timeout_s);
-    set_reason("rank " + missing + " did not come to " + host + ":" +
-                   std::to_string(local_port(listener.get())) + " within dist.timeout_s (" + seconds + " s)",
+      if (!came[r]) missing += fmt::format("{}{}", missing.empty() ? "" : ", ", r);
+    set_reason(fmt::format("rank {} did not come to {}:{} within dist.timeout_s ({:g} s)", missing, host,
+                           local_port(listener.get()), timeout_s),
                false);
   }
 
@@ -223,7 +221,7 @@ struct TcpStoreServer::State {
       accept_all();
       for (const auto& client : clients)
         if (client->gone && client->rank >= 0 && !client->left)
-          set_reason("rank " + std::to_string(client->rank) + " died (its connections closed without a word)",
+          set_reason(fmt::format("rank {} died (its connections closed without a message)", client->rank),
                      false);
       std::erase_if(clients, [](const auto& client) { return client->gone; });
       check_arrivals();
@@ -248,7 +246,7 @@ TcpStoreServer::TcpStoreServer(const std::string& host, int port, int size, doub
   s.timeout_s = timeout_s;
   s.came.resize(size);
   s.listener = listen_on(host, port);
-  // A little before the clients give up by themselves, so that they can be told who is missing.
+  // A little before the clients give up by themselves, so that the missing ranks can be named to them.
   const auto limit = timeout_ms(timeout_s);
   s.come_by = Clock::now() + limit - std::min(limit / 10, std::chrono::milliseconds(1000));
   s.wake = Fd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
@@ -276,18 +274,18 @@ std::string TcpStoreServer::first_reason() const {
   return state_->reason;
 }
 
-bool TcpStoreServer::reason_was_told() const {
+bool TcpStoreServer::reason_by_rank() const {
   const std::lock_guard lock(state_->mutex);
-  return state_->told;
+  return state_->by_rank;
 }
 
 TcpStoreClient::TcpStoreClient(const std::string& host, int port, int rank, int size, double timeout_s)
-    : where_(host + ":" + std::to_string(port)), rank_(rank) {
+    : where_(fmt::format("{}:{}", host, port)), rank_(rank) {
   const Deadline deadline = deadline_in(timeout_s);
   try {
     fd_ = connect_to(host, port, deadline);
   } catch (const CollectiveError& error) {
-    throw CollectiveError("rank " + std::to_string(rank) + ": " + error.what());
+    throw CollectiveError(fmt::format("rank {}: {}", rank, error.what()));
   }
   wake_ = Fd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   TOPKNOT_CHECK(wake_.valid(), "no event descriptor could be had");
@@ -311,7 +309,7 @@ TcpStoreClient::TcpStoreClient(const std::string& host, int port, int rank, int 
     const std::uint64_t one = 1;
     [[maybe_unused]] const auto n = write(wake_.get(), &one, sizeof one);
     reader_.join();
-    throw CollectiveError("rank " + std::to_string(rank) + ": " + problem);
+    throw CollectiveError(fmt::format("rank {}: {}", rank, problem));
   }
   address_ = local_address(fd_.get());
   // A rank that reaches the master over loopback runs on the master's machine.
@@ -326,7 +324,7 @@ TcpStoreClient::~TcpStoreClient() {
       lock.unlock();
       {
         const std::lock_guard write_lock(write_mutex_);
-        write_all(fd_.get(), encode_frame(Frame::bye, ""), Clock::now() + std::chrono::milliseconds(500));
+        write_all(fd_.get(), encode_frame(Frame::leave, ""), Clock::now() + std::chrono::milliseconds(500));
       }
       lock.lock();
       // Closing before the others have read the last messages could reset their connections.
@@ -383,7 +381,7 @@ void TcpStoreClient::handle(Frame type, std::string payload) {
     } else if (type == Frame::value) {
       const auto cut = payload.find('\0');
       if (cut != std::string::npos) values_[payload.substr(0, cut)] = payload.substr(cut + 1);
-    } else if (type == Frame::bye_all) {
+    } else if (type == Frame::all_left) {
       all_left_ = true;
     }
   }
@@ -426,7 +424,7 @@ void TcpStoreClient::abort(const std::string& reason) noexcept {
     const std::lock_guard lock(write_mutex_);
     write_all(fd_.get(), encode_frame(Frame::abort, reason), Clock::now() + std::chrono::milliseconds(500));
   } catch (...) {
-    // Out of memory, or a mutex that failed: the closing connections will tell the peers.
+    // Out of memory, or a mutex that failed: the closing connections inform the peers.
   }
 }
 

@@ -24,7 +24,7 @@ namespace topknot {
 class TcpStoreServer {
  public:
   // Listens at once (UserError when the port cannot be had; port 0 picks a free one) and serves from its own
-  // thread. Ranks that have not come within timeout_s are an error that all others are told.
+  // thread. Ranks that have not come within timeout_s are an error, sent to all others.
   TcpStoreServer(const std::string& host, int port, int size, double timeout_s);
   ~TcpStoreServer();
   TcpStoreServer(const TcpStoreServer&) = delete;
@@ -35,8 +35,8 @@ class TcpStoreServer {
   void abort(const std::string& reason);
   // "" while nothing went wrong.
   std::string first_reason() const;
-  // Whether a rank itself gave the first reason, rather than the server noticing that a rank is gone.
-  bool reason_was_told() const;
+  // Whether a rank itself gave the first reason; false where the server noticed a lost connection.
+  bool reason_by_rank() const;
 
  private:
   struct State;
@@ -47,7 +47,7 @@ class TcpStoreClient {
  public:
   // Connects, and waits until all `size` ranks have come: timeout_s each. Throws CollectiveError.
   TcpStoreClient(const std::string& host, int port, int rank, int size, double timeout_s);
-  // Announces the shutdown, unless something went wrong, and gives the others a moment to say theirs.
+  // Announces the shutdown, unless the group has failed, and waits briefly for the others' announcements.
   ~TcpStoreClient();
   TcpStoreClient(const TcpStoreClient&) = delete;
   TcpStoreClient& operator=(const TcpStoreClient&) = delete;

@@ -66,14 +66,14 @@ void check_scope(const std::string& scope);
 
 // Cuts the arena into groups, in arena order and on parameter boundaries, the compressible part and the dense
 // part each for itself. `compressing`: false where the method is dense; then the whole arena is one dense
-// part. `planned`, parameters a group in arena order, cuts the compressed part (method dense: the whole arena)
+// part. `planned`, parameters per group in arena order, cuts the compressed part (method dense: the whole arena)
 // in place of `merge`; the dense part is cut by `merge`, or is one group where `merge` plans. Throws UserError for scope
 // model, which means one group, with another merge than all, and for a plan of another number of parameters; Error for
 // a planning merge without its plan.
 std::vector<Group> plan_groups(const ParameterArena& arena, bool compressing, const std::string& scope,
                                const std::string& merge, const std::vector<std::size_t>& planned = {});
 
-// What the compressor of a group is told: scope tensor selects in each parameter alone, the others in the
+// The input of a group's compressor: scope tensor selects in each parameter alone, the others in the
 // whole group. `layer_density`, by parameter name, needs scope tensor (UserError).
 GroupSpec group_spec(const Group& group, const std::string& scope, int ranks,
                      const std::map<std::string, double>& layer_density = {});

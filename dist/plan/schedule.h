@@ -87,10 +87,10 @@ struct OptimalReport {
 // beats in both, since starting earlier never ends later. A lower bound for the rest and the best plan known
 // so far discard most of them.
 //
-// Exact up to rounding (1e-15 of the makespan a layer). Among equally fast plans it prefers no merging, then
-// one group. A model can be built for which the fronts grow without end; they are then thinned, and `report`
-// says how far from the best the plan can be at most. Takes time and memory in proportion to the square of
-// the number of layers (8 bytes a pair).
+// Exact up to rounding (1e-15 of the makespan per layer). Among equally fast plans it prefers no merging, then
+// one group. For contrived models the fronts grow without limit; they are then thinned, and `report`
+// has the greatest possible distance from the best plan. Takes time and memory in proportion to the square of
+// the number of layers (8 bytes per pair).
 std::vector<std::size_t> merge_optimal(std::span<const LayerCost> layers, const CostModel& model,
                                        OptimalReport* report = nullptr);
 

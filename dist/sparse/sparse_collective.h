@@ -20,7 +20,7 @@
 
 namespace topknot {
 
-// What one rank gets back.
+// One rank's result.
 struct SparseSum {
   // The same on all ranks. finite is false where any rank's entries were not, or a sum overflowed; there are
   // no entries then.

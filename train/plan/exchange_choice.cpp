@@ -1,6 +1,7 @@
 #include "train/plan/exchange_choice.h"
 
-#include <cstdio>
+#include <fmt/format.h>
+
 #include <sstream>
 
 #include "dist/exchange/host_pipeline.h"
@@ -26,9 +27,7 @@ std::string shared_text(CollectiveQueue& queue, std::string text) {
 }
 
 std::string milliseconds(double seconds) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.3g ms", 1e3 * seconds);
-  return text;
+  return fmt::format("{:.3g} ms", 1e3 * seconds);
 }
 
 // The quickest one that the method's messages allow.
@@ -44,7 +43,7 @@ std::string chosen_collective(const ExchangeProfile& profile, ExchangeOptions op
   return options.collective;
 }
 
-// Parameters a group over everything, as without a plan.
+// Parameters per group over all parameters, without a plan.
 std::vector<std::size_t> counts(const ParameterArena& arena, const ExchangeProfile& profile,
                                 const std::string& merge) {
   std::vector<std::size_t> result;
@@ -53,24 +52,24 @@ std::vector<std::size_t> counts(const ParameterArena& arena, const ExchangeProfi
   return result;
 }
 
-void tell(const ExchangeProfile& profile, const ParameterArena& arena, const ExchangeOptions& options,
-          const ExchangeChoice& choice) {
-  char text[400];
+void log_choice(const ExchangeProfile& profile, const ParameterArena& arena, const ExchangeOptions& options,
+                const ExchangeChoice& choice) {
   const auto& fit = profile.sums ? profile.reduce : profile.gather;
-  std::snprintf(text, sizeof text,
-                "exchange: %s takes %.3g us + %.3g ns a byte, a link %.3g us + %.3g ns a byte; backward %s, "
-                "encoding all at once %s",
-                profile.sums ? "all_reduce" : "all_gather", 1e6 * fit.alpha, 1e9 * fit.beta,
-                1e6 * profile.link.alpha, 1e9 * profile.link.beta, milliseconds(profile.backward_s).c_str(),
-                milliseconds(profile.groups.back().encode_s).c_str());
-  log_info(text);
+  log_info(
+      fmt::format("exchange: {} takes {:.3g} us + {:.3g} ns per byte, a link {:.3g} us + {:.3g} ns per byte; "
+                  "backward {}, encoding all at once {}",
+                  profile.sums ? "all_reduce" : "all_gather", 1e6 * fit.alpha, 1e9 * fit.beta,
+                  1e6 * profile.link.alpha, 1e9 * profile.link.beta, milliseconds(profile.backward_s),
+                  milliseconds(profile.groups.back().encode_s)));
   if (choice.chosen) log_info("exchange: exchange.collective=auto takes " + options.collective);
   if (!choice.planned) return;
-  log_info("exchange: exchange.merge=" + options.merge + " plans " + std::to_string(options.groups.size()) +
-           " groups of " + std::to_string(travelling_layers(profile).size()) +
-           " parameters; modelled makespan " + milliseconds(modelled_makespan(profile, options.groups)) +
-           " (none: " + milliseconds(modelled_makespan(profile, counts(arena, profile, "none"))) +
-           ", all: " + milliseconds(modelled_makespan(profile, counts(arena, profile, "all"))) + ")");
+  log_info(
+      fmt::format("exchange: exchange.merge={} plans {} groups of {} parameters; modelled makespan {} (none: "
+                  "{}, all: {})",
+                  options.merge, options.groups.size(), travelling_layers(profile).size(),
+                  milliseconds(modelled_makespan(profile, options.groups)),
+                  milliseconds(modelled_makespan(profile, counts(arena, profile, "none"))),
+                  milliseconds(modelled_makespan(profile, counts(arena, profile, "all")))));
 }
 
 }  // namespace
@@ -96,7 +95,7 @@ ExchangeChoice choose_exchange(const Config& config, const Dataset& data, const 
       log_warning("exchange.profile: " + path + " was measured with " + off + "; its times may be off");
     text = exchange_profile_json(read);
   }
-  // Rank 0's numbers, and its decisions: all ranks must come to the same plan, whatever their machines.
+  // Rank 0's numbers and decisions hold: all ranks must have the same plan.
   ExchangeProfile profile = parse_exchange_profile(shared_text(queue, std::move(text)), path);
   std::string decided;
   if (root) {
@@ -111,10 +110,10 @@ ExchangeChoice choose_exchange(const Config& config, const Dataset& data, const 
   words >> options.collective;
   profile.collective = options.collective;
   for (std::size_t count = 0; words >> count;) options.groups.push_back(count);
-  // Nothing is compressed, and nothing to be planned.
+  // No parameter is compressed: there is nothing to plan.
   if (choice.planned && options.groups.empty()) options.merge = "all", choice.planned = false;
   if (root && path.empty()) write_file(folder.exchange_profile_json(), exchange_profile_json(profile));
-  if (root) tell(profile, arena, options, choice);
+  if (root) log_choice(profile, arena, options, choice);
   choice.profile = std::move(profile);
   return choice;
 }

@@ -11,7 +11,7 @@
 
 namespace topknot {
 
-// What the start of a run made of its configuration.
+// What was measured and chosen at the start of a run.
 struct ExchangeChoice {
   std::optional<ExchangeProfile>
       profile;           // measured, or of exchange.profile; none where neither was asked for
@@ -22,7 +22,7 @@ struct ExchangeChoice {
 // Collective; call it before the Exchange is made. Measures where exchange.merge needs a plan and has none, or
 // exchange.collective is auto, unless exchange.profile names a file, which rank 0 reads. Fills in
 // options.groups and options.collective, the same on every rank; rank 0 writes what was measured to
-// exchange_profile.json in the run directory and tells the plan. Throws UserError as read_exchange_profile() and
+// exchange_profile.json in the run directory and logs the plan. Throws UserError as read_exchange_profile() and
 // check_exchange_profile() do.
 ExchangeChoice choose_exchange(const Config& config, const Dataset& data, const ParameterArena& arena,
                                CollectiveQueue& queue, const RunDirectory& folder, ExchangeOptions& options);
@@ -35,7 +35,7 @@ struct SettledExchange {
   double modelled_makespan(const std::vector<Group>& groups) const;
 };
 
-// Collective. What was measured stands in the run directory, and in its config.yaml.
+// Collective. Rank 0 writes what was measured to the run directory, and to its config.yaml.
 SettledExchange settle_exchange(const RunInputs& inputs, ParameterArena& arena, CollectiveQueue& queue,
                                 const Communicator& communicator);
 

@@ -64,8 +64,8 @@ std::vector<Group> sample_groups(std::span<Parameter* const> parameters, bool co
   return groups;
 }
 
-// Normally distributed; each round starts elsewhere in it, so that no round repeats the one before. What is
-// longer repeats it at slightly different scales, so that there are no ties.
+// Normally distributed values; each round starts at another offset, so that no two rounds in a row are equal. Longer
+// vectors repeat them at slightly different scales, so that there are no ties.
 class Noise {
  public:
   explicit Noise(std::size_t size) : values_(std::min(size, kMostNoise)) {
@@ -88,8 +88,8 @@ class Noise {
   std::vector<float> values_;
 };
 
-// What comes back where every rank sends what this one does.
-void come_back(PendingCollective& pending, int ranks) {
+// The result of a gather in which every rank sends this rank's block.
+void return_own_message(PendingCollective& pending, int ranks) {
   if (pending.message.kind == Message::Kind::block)
     pending.blocks.assign(static_cast<std::size_t>(ranks), pending.message.block);
 }
@@ -119,7 +119,7 @@ ExchangeProfile::Group measure_group(const Group& group, const ExchangeOptions& 
     sums = pending.message.kind != Message::Kind::block;
     double decoding = 0;
     for (bool more = true; more;) {
-      come_back(pending, ranks);
+      return_own_message(pending, ranks);
       start = Clock::now();
       std::optional<Message> next = method.compressor->decode(pending.returned());
       decoding += seconds_since(start);

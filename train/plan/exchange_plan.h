@@ -17,9 +17,9 @@ namespace topknot {
 double at_size(const std::vector<ExchangeProfile::Group>& groups, double ExchangeProfile::Group::*figure,
                double elements);
 
-// What a merge rule groups: the compressed parameters, under method dense all of them, in order of travel.
+// The layers that a merge rule groups: the compressed parameters, under method dense all of them, in order of travel.
 // `backward` is the time from when the one before it was ready, whatever lay in between; 0 where it was ready
-// earlier, since it then waits for its turn.
+// earlier, since it then waits for the parameters before it.
 std::vector<LayerCost> travelling_layers(const ExchangeProfile& profile);
 
 // Encoding, and the first round of the collective, of one group of so many elements: the fit of the
@@ -33,13 +33,13 @@ CostModel cost_model(const ExchangeProfile& profile);
 // counts a collective as compute time; the papers' rules know only the overlapping case.
 std::vector<std::size_t> planned_groups(const std::string& rule, const ExchangeProfile& profile);
 
-// From the start of the backward pass to the end of the last group's first collective. `groups`: parameters a
-// group in arena order, as Exchange::groups() has them; what they leave over, the dense part, is one group
+// From the start of the backward pass to the end of the last group's first collective. `groups`: parameters per
+// group in arena order, as Exchange::groups() has them; the parameters after them, the dense part, are one group
 // more. Where nothing overlaps, every collective delays what comes after it. Throws Error for groups that do
 // not fit the profile's parameters.
 double modelled_makespan(const ExchangeProfile& profile, std::span<const std::size_t> groups);
 
-// The same of a step as it was: from `backward_begin`, where the backward pass began whose hooks drove the
+// The measured makespan of a step: from `backward_begin`, where the backward pass began whose hooks drove the
 // exchange, to the end of the last group's first collective. The agreement and further rounds do not count;
 // 0 where no group was sent.
 double measured_makespan(std::span<const ExchangeSpan> spans,

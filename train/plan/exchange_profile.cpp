@@ -1,5 +1,7 @@
 #include "train/plan/exchange_profile.h"
 
+#include <fmt/format.h>
+
 #include <cerrno>
 #include <cmath>
 #include <cstring>
@@ -112,8 +114,8 @@ class Reader {
 };
 
 std::string shown(const ExchangeProfile::Parameter& parameter) {
-  return parameter.name + " of " + std::to_string(parameter.numel) + " elements" +
-         (parameter.compressed ? "" : ", dense");
+  return fmt::format("{} of {} elements{}", parameter.name, parameter.numel,
+                     parameter.compressed ? "" : ", dense");
 }
 
 }  // namespace
@@ -145,7 +147,7 @@ ExchangeProfile read_exchange_profile(const std::string& path) {
 }
 
 std::string profile_options(const Config& config) {
-  // What says when and where, not what a message costs.
+  // Keys that bear on when and where, not on the cost of a message.
   static const std::set<std::string> left_out = {"name",          "density",  "warmup", "warmup_epochs",
                                                  "layer_density", "alpha_s",  "clip",   "beta_s_per_byte",
                                                  "dense_1d",      "min_numel"};
@@ -191,7 +193,7 @@ std::string check_exchange_profile(const ExchangeProfile& profile, const Config&
     if (there != here) off += (off.empty() ? "" : ", ") + what + " " + there + " (here " + here + ")";
   };
   note("dist.backend", profile.backend, backend);
-  note("threads a rank", std::to_string(profile.threads), std::to_string(compute_threads(config)));
+  note("threads per rank", std::to_string(profile.threads), std::to_string(compute_threads(config)));
   note("data.batch_size", std::to_string(profile.batch), std::to_string(config.data.batch_size));
   return off;
 }

@@ -1,6 +1,6 @@
 #pragma once
-// What a run's exchange costs, measured once: what merge plans (train/plan/exchange_plan.h) and predictions rest
-// on. exchange_profile.json in the run directory is this structure; every field has its member's name.
+// The measured costs of a run's exchange, from which merge plans (train/plan/exchange_plan.h) and predictions are made.
+// exchange_profile.json in the run directory is this structure; every field has its member's name.
 
 #include <cstddef>
 #include <string>
@@ -43,7 +43,7 @@ struct ExchangeProfile {
   std::string options;                    // the other keys of section compress that bear on cost, where set
   double density = 1;                     // compress.density; 1 under dense
   std::string collective = "all_gather";  // the one in use, never auto
-  int ranks = 1, threads = 1, batch = 1;  // threads and samples are a rank's; batch is data.batch_size
+  int ranks = 1, threads = 1, batch = 1;  // threads and samples per rank; batch is data.batch_size
   std::string backend;                    // "threads", "gloo"
   bool overlaps = false;                  // whether collectives run beside the backward pass
   bool sums = false;                      // the method's messages are summed, not gathered
@@ -52,12 +52,12 @@ struct ExchangeProfile {
   double backward_s = 0, update_s = 0;
   // Group sizes from the smallest parameter to all that the method handles, ascending, at least one.
   std::vector<Group> groups;
-  // What travels dense beside a compressed method, as one group behind the others; elements 0 where there is
+  // The dense part beside a compressed method, as one group after the others; elements 0 where there is
   // none, and under method dense. `dense_sums`: it is summed (compress.dense_values: fp32), else gathered.
   Group dense;
   bool dense_sums = true;
   Link link;   // one message between two ranks; an estimate
-  Fit gather;  // all_gather of a block of `bytes` a rank
+  Fit gather;  // all_gather of a block of `bytes` per rank
   Fit reduce;  // all_reduce of `bytes` of floats, in the order that this run's dense sums have
 };
 

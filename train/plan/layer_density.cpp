@@ -61,7 +61,7 @@ std::string layer_density_json(const LayerDensity& densities) {
 
 std::vector<double> lags_densities(const std::vector<double>& times, const std::vector<std::size_t>& sizes,
                                    double alpha, double beta, int ranks, double base) {
-  TOPKNOT_CHECK(times.size() == sizes.size(), "one time a layer");
+  TOPKNOT_CHECK(times.size() == sizes.size(), "one time per layer");
   TOPKNOT_CHECK(beta > 0 && alpha >= 0 && ranks >= 1 && base > 0 && base <= 1, "out of range");
   std::vector<double> densities(times.size(), base);
   if (ranks == 1) return densities;

@@ -1,6 +1,6 @@
 #pragma once
-// compress.layer_density: a density of its own for each tensor, from a file or from measured times
-// (LAGS-SGD). It holds where it exceeds the step's density.
+// compress.layer_density: one density per tensor, from a file or from measured times (LAGS-SGD). It counts where it
+// exceeds the step's density.
 
 #include <cstddef>
 #include <map>
@@ -39,7 +39,7 @@ std::string layer_density_json(const LayerDensity& densities);
 // in their code. The result is in (0, 1]. Throws Error where the lists differ in length or a number is out of
 // range.
 //
-// To be known about it: a layer whose whole gradient would travel in time (rho > 1) gets 0.05, less than a
+// Properties: a layer whose whole gradient would travel in time (rho > 1) gets 0.05, less than a
 // layer for which it is just not so (rho = 0.9). t_comp is the layer's own time, though its message travels
 // beside the layers that come after it; the paper bounds the communication of layer l by the computation of
 // layer l - 1. The time of selecting is left out. With one rank the formula divides by zero; nothing travels
@@ -51,7 +51,7 @@ std::vector<double> lags_densities(const std::vector<double>& times, const std::
 // thrown away, so that nothing of the run changes. By lags_densities(), for `ranks` ranks.
 LayerDensity measure_layer_density(const Config& config, const Dataset& data, int ranks);
 
-// What the configuration asks for, the same on every rank. Collective. `auto` is measured on rank 0 while the
+// The densities that the configuration asks for, the same on every rank. Collective. `auto` is measured on rank 0 while the
 // others wait, and written to layer_density.json in the run directory, which another run may take as its file:
 // the same bits in every run hold for given densities. Throws UserError as read_layer_density(), and where
 // the ranks' files differ.

@@ -1,7 +1,7 @@
 #pragma once
 // Collectives on GPU memory. Calls put work on a stream and return; every rank makes the same calls in the same
-// order on streams that run them in that order. Backends: NCCL (a process a rank), and threads of one process
-// that share a card. The host's collectives (configuration, metrics, evaluation) stay with dist/comm/communicator.h.
+// order on streams that run them in that order. Backends: NCCL (one process per rank), and threads of one process
+// that share a GPU. The host's collectives (configuration, metrics, evaluation) stay with dist/comm/communicator.h.
 
 #include <cuda_runtime_api.h>
 
@@ -36,7 +36,7 @@ class DeviceCommunicator {
   // or gave up or did not come in time, CudaError where the GPU failed. The host waits nowhere else.
   virtual void wait(cudaStream_t stream) = 0;
   // A graph that holds calls of this was started on the stream: what is on it now is to end in time as well, also
-  // where nobody waits for it with wait().
+  // where no wait() follows.
   virtual void launched(cudaStream_t) {}
   // Ends this rank's collectives, those on the GPU included, and lets the peers know where it can. Never throws;
   // from any thread. Afterwards every call throws.

@@ -48,7 +48,7 @@ __device__ inline void store(float value, Bits16* to) {
   to->bits = static_cast<unsigned short>(rounded_bits(value));
 }
 
-// A slice of everybody's array.
+// A slice of every rank's array.
 template <class T>
 struct Everyone {
   RankPointers arrays;

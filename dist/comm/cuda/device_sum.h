@@ -19,7 +19,7 @@ struct RankPointers {
   void* at[kMostThreadRanks] = {};
 };
 
-// Elements `begin` to `begin` + `count` of everybody's array, added in rank order, to everybody. Nobody else may
+// Elements `begin` to `begin` + `count` of every rank's array, added in rank order, written to all of them. No other rank may
 // read or write them meanwhile. bfloat16: added as floats and rounded once.
 void ordered_sum_to_all(cudaStream_t stream, SumType type, const RankPointers& arrays, int ranks,
                         std::size_t begin, std::size_t count);

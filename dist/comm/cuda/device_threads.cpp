@@ -1,3 +1,5 @@
+#include <fmt/format.h>
+
 #include <condition_variable>
 #include <cstring>
 #include <exception>
@@ -13,8 +15,8 @@
 namespace topknot::cuda {
 namespace {
 
-// The second meeting of a call. Between the two there is only finite work of the host, and whoever left early could
-// free memory that another rank's kernel is about to use: so nobody's abort() counts here.
+// The second meeting of a call. Between the two there is only finite work of the host, and a rank that left early could
+// free memory that another rank's kernel is about to use: so abort() has no effect here.
 class Meeting {
  public:
   explicit Meeting(int ranks) : ranks_(ranks) {}
@@ -47,7 +49,7 @@ struct Group {
 
 enum class Operation : std::int32_t { gather, sum, sum_bfloat16, broadcast };
 
-// What a rank brings to a call.
+// A rank's part of a call.
 struct Part {
   Operation operation;
   std::int32_t root = -1;
@@ -60,8 +62,9 @@ class DeviceThreads : public DeviceCommunicator {
  public:
   DeviceThreads(Communicator& host, double timeout_s) : host_(host), timeout_s_(timeout_s) {
     if (size() > kMostThreadRanks)
-      throw UserError("dist.ranks: at most " + std::to_string(kMostThreadRanks) +
-                      " ranks of dist.backend threads can share a GPU, not " + std::to_string(size()));
+      throw UserError(
+          fmt::format("dist.ranks: at most {} ranks of dist.backend threads can share a GPU, not {}",
+                      kMostThreadRanks, size()));
     const int device = Context::current().options().device;
     const auto made = rank() == 0 ? std::make_shared<Group>(size()) : nullptr;
     struct Hello {
@@ -71,10 +74,10 @@ class DeviceThreads : public DeviceCommunicator {
     const auto all = exchange(Hello{device, &made});
     for (int r = 1; r < size(); ++r)
       if (all[static_cast<std::size_t>(r)].device != all[0].device)
-        throw UserError("ranks that are threads of one process share one GPU, but rank 0 is on GPU " +
-                        std::to_string(all[0].device) + " and rank " + std::to_string(r) + " on GPU " +
-                        std::to_string(all[static_cast<std::size_t>(r)].device) +
-                        "; use dist.backend=nccl for several GPUs");
+        throw UserError(
+            fmt::format("ranks that are threads of one process share one GPU, but rank 0 is on GPU {} and "
+                        "rank {} on GPU {}; use dist.backend=nccl for several GPUs",
+                        all[0].device, r, all[static_cast<std::size_t>(r)].device));
     group_ = *all[0].group;
     mine(group_->ready) = std::make_unique<Event>();
     mine(group_->done) = std::make_unique<Event>();
@@ -116,9 +119,9 @@ class DeviceThreads : public DeviceCommunicator {
       if (status != cudaErrorNotReady) check_cuda(status, "cudaStreamQuery", __FILE__, __LINE__);
       cudaGetLastError();  // not ready is no error
       if (Clock::now() >= deadline)
-        throw CollectiveError("rank " + std::to_string(rank()) +
-                              ": the GPU did not end its work within dist.timeout_s (" +
-                              short_text(timeout_s_) + " s)");
+        throw CollectiveError(
+            fmt::format("rank {}: the GPU did not end its work within dist.timeout_s ({} s)", rank(),
+                        short_text(timeout_s_)));
       wait.pause();
     }
   }
@@ -133,8 +136,8 @@ class DeviceThreads : public DeviceCommunicator {
     std::vector<T> all(bytes.size());
     for (std::size_t r = 0; r < all.size(); ++r) {
       if (bytes[r].size() != sizeof(T))
-        throw CollectiveError("rank " + std::to_string(rank()) + ": rank " + std::to_string(r) +
-                              " makes another call, not a collective on the GPU");
+        throw CollectiveError(
+            fmt::format("rank {}: rank {} makes another call, not a collective on the GPU", rank(), r));
       std::memcpy(&all[r], bytes[r].data(), sizeof(T));
     }
     return all;
@@ -146,7 +149,7 @@ class DeviceThreads : public DeviceCommunicator {
     return result;
   }
 
-  // Rank r adds slice r of everybody and writes it to everybody: nobody reads what another rank writes.
+  // Rank r adds slice r of all ranks and writes it to all: no rank reads what another rank writes.
   void reduce(Operation operation, SumType type, void* data, std::size_t n, cudaStream_t stream) {
     run({operation, -1, data, n}, stream, [&](const std::vector<Part>& parts) {
       const ElementRange slice = slice_of(n, size(), rank());
@@ -163,9 +166,9 @@ class DeviceThreads : public DeviceCommunicator {
       for (std::size_t r = 1; r < parts.size(); ++r)
         if (parts[r].operation != parts[0].operation || parts[r].size != parts[0].size ||
             parts[r].root != parts[0].root)
-          throw CollectiveError("rank " + std::to_string(rank()) +
-                                ": the ranks do not make the same calls: rank 0 is in " + text(parts[0]) +
-                                ", rank " + std::to_string(r) + " in " + text(parts[r]));
+          throw CollectiveError(
+              fmt::format("rank {}: the ranks do not make the same calls: rank 0 is in {}, rank {} in {}",
+                          rank(), text(parts[0]), r, text(parts[r])));
       wait_for_others(group_->ready, stream);
       body(parts);
       mine(group_->done)->record(stream);
@@ -175,10 +178,10 @@ class DeviceThreads : public DeviceCommunicator {
     const bool met = group_->meeting.meet(deadline_in(timeout_s_));
     if (error) std::rethrow_exception(error);
     if (!met)
-      throw CollectiveError("rank " + std::to_string(rank()) + ": " + text(part) +
-                            " gave up after dist.timeout_s (" + short_text(timeout_s_) +
-                            " s): a rank stayed away from its end");
-    // Nobody goes on before all have read his memory.
+      throw CollectiveError(
+          fmt::format("rank {}: {} gave up after dist.timeout_s ({} s): a rank stayed away from its end",
+                      rank(), text(part), short_text(timeout_s_)));
+    // No rank continues before all have read its memory.
     wait_for_others(group_->done, stream);
   }
 
@@ -193,16 +196,15 @@ class DeviceThreads : public DeviceCommunicator {
   static std::string text(const Part& part) {
     switch (part.operation) {
       case Operation::gather:
-        return "all_gather of " + std::to_string(part.size) + " bytes on the GPU";
+        return fmt::format("all_gather of {} bytes on the GPU", part.size);
       case Operation::sum:
-        return "all_reduce of " + std::to_string(part.size) + " floats on the GPU";
+        return fmt::format("all_reduce of {} floats on the GPU", part.size);
       case Operation::sum_bfloat16:
-        return "all_reduce of " + std::to_string(part.size) + " bfloat16 on the GPU";
+        return fmt::format("all_reduce of {} bfloat16 on the GPU", part.size);
       case Operation::broadcast:
         break;
     }
-    return "broadcast of " + std::to_string(part.size) + " bytes from rank " + std::to_string(part.root) +
-           " on the GPU";
+    return fmt::format("broadcast of {} bytes from rank {} on the GPU", part.size, part.root);
   }
 
   Communicator& host_;

@@ -326,7 +326,7 @@ class NcclCommunicator : public DeviceCommunicator {
   std::mutex mutex_;  // guards what follows
   ncclComm_t communicator_ = nullptr;
   std::string reason_;
-  std::thread ending_;  // of whoever took the communicator in abort()
+  std::thread ending_;  // of the thread that took the communicator in abort()
   std::unique_ptr<NcclWatch> watch_;
 };
 

@@ -1,4 +1,5 @@
 #include <cuda_runtime_api.h>
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -57,11 +58,11 @@ void check_one_rank_per_gpu(Communicator& host, int device) {
     if (is_new) continue;
     const auto gpu = text.find('\n') + 1, name = text.find('\n', gpu) + 1;
     host.barrier();  // the first to throw must not end the others' calls
-    throw UserError("dist.backend nccl: ranks " + std::to_string(first->second) + " and " +
-                    std::to_string(r) + " are on the same GPU (" + text.substr(gpu, name - gpu - 1) + " of " +
-                    text.substr(name) +
-                    "), and NCCL takes one rank per GPU; start as many ranks per host as it has GPUs, or use "
-                    "dist.backend=threads for several ranks on one");
+    throw UserError(fmt::format(
+        "dist.backend nccl: ranks {} and {} are on the same GPU ({} of {}), and NCCL takes one rank per "
+        "GPU; start as many ranks per host as it has GPUs, or use dist.backend=threads for several ranks "
+        "on one",
+        first->second, r, text.substr(gpu, name - gpu - 1), text.substr(name)));
   }
 }
 
@@ -70,7 +71,7 @@ void check_one_rank_per_gpu(Communicator& host, int device) {
 std::string nccl_version_text(int version) {
   const int major = version / (version < 10000 ? 1000 : 10000),
             rest = version - major * (version < 10000 ? 1000 : 10000);
-  return std::to_string(major) + "." + std::to_string(rest / 100) + "." + std::to_string(rest % 100);
+  return fmt::format("{}.{}.{}", major, rest / 100, rest % 100);
 }
 
 std::string nccl_text(const std::string& call, ncclResult_t result, ncclComm_t communicator) {
@@ -83,7 +84,7 @@ std::string nccl_text(const std::string& call, ncclResult_t result, ncclComm_t c
 ncclUniqueId meet_for_nccl(Communicator& host, int device) {
   int version = 0;
   if (const ncclResult_t result = ncclGetVersion(&version); result != ncclSuccess)
-    throw CudaError("rank " + std::to_string(host.rank()) + ": " + nccl_text("ncclGetVersion", result));
+    throw CudaError(fmt::format("rank {}: {}", host.rank(), nccl_text("ncclGetVersion", result)));
   check_same(host, "the version of NCCL (libnccl.so)", nccl_version_text(version));
   check_one_rank_per_gpu(host, device);
   ncclUniqueId id{};

@@ -1,6 +1,6 @@
 #pragma once
-// A thread that looks after what a rank has put on its streams, since the host may be blocked in a call of CUDA
-// that waits for a collective whose peer is dead.
+// A thread that watches the work on a rank's streams, since the host may be blocked in a call of CUDA that waits for a
+// collective whose peer is dead.
 
 #include <cuda_runtime_api.h>
 
@@ -21,18 +21,17 @@ class Event;
 
 class NcclWatch {
  public:
-  // `problem`: looked at a few times a second; "" or why nothing will end any more. `give_up` is called once, on
-  // the watch's thread, with what it says or with the work that did not end within `timeout_s`.
+  // `problem`: polled a few times per second; "" or why the work will not end. `give_up` is called once, on the watch's
+  // thread, with that reason or with the work that did not end within `timeout_s`.
   NcclWatch(int device, double timeout_s, std::function<std::string()> problem,
             std::function<void(const std::string&)> give_up);
   ~NcclWatch();
   NcclWatch(const NcclWatch&) = delete;
   NcclWatch& operator=(const NcclWatch&) = delete;
 
-  // What has been put on `stream` until now, the last of it `what`, is to end within the timeout. Not during a
-  // capture.
+  // The work on `stream` up to now, whose last part is `what`, must end within the timeout. Not during a capture.
   void expect(const std::string& what, cudaStream_t stream);
-  // True where everything that was expected has ended.
+  // True where all expected work has ended.
   bool idle();
 
  private:

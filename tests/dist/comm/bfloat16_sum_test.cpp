@@ -72,7 +72,7 @@ TEST_CASE("in the order of ranks, bfloat16 is added in floats and rounded once, 
   }
 }
 
-TEST_CASE("around the ring, bfloat16 loses no more than a rounding an addition") {
+TEST_CASE("around the ring, bfloat16 loses at most one rounding per addition") {
   const int ranks = 4;
   const std::size_t length = 100003;
   const std::vector<float> sums = sum_of("gloo", ranks, length, SumOrder::library, rough);

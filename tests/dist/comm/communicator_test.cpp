@@ -119,7 +119,7 @@ TEST_CASE("all_reduce sums exactly with either order on every backend") {
       }
 }
 
-TEST_CASE("the ring sums exactly over several segments a chunk, equal on all ranks and in every run") {
+TEST_CASE("the ring sums exactly over several segments per chunk, equal on all ranks and in every run") {
   const std::vector<std::size_t> lengths = {3 * 262144 * 2 + 12345, 3 * 262144 + 1};
   CHECK(reduce("gloo", 3, lengths, SumOrder::library, exact_value) ==
         sum_in_rank_order(3, lengths, exact_value));
@@ -173,7 +173,7 @@ TEST_CASE("broadcast brings the root's bytes to all") {
     }
 }
 
-TEST_CASE("a barrier lets nobody through before all have come") {
+TEST_CASE("a barrier lets no rank through before all have come") {
   for (const auto& backend : kBackends) {
     std::atomic<int> come{0};
     std::vector<int> seen(4);

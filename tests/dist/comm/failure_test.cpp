@@ -187,7 +187,7 @@ TEST_CASE("a rank that leaves early ends the others' calls") {
   }
 }
 
-TEST_CASE("ranks that make different calls are told which") {
+TEST_CASE("ranks that make different calls get an error that names them") {
   for (const auto& backend : kBackends) {
     const auto errors = errors_of_ranks(backend, 2, [&](Communicator& c) {
       std::vector<float> data(20000);
@@ -205,7 +205,7 @@ TEST_CASE("ranks that make different calls are told which") {
   }
 }
 
-TEST_CASE("ranks that sum different lengths are told which") {
+TEST_CASE("ranks that sum different lengths get an error that names them") {
   for (const auto& backend : kBackends)
     for (const std::size_t count : {100u, 20000u}) {
       const auto errors = errors_of_ranks(backend, 2, [&](Communicator& c) {

@@ -51,7 +51,8 @@ TEST_CASE("all_to_all brings each rank what the others made for it, whatever its
     }
 }
 
-TEST_CASE("send_receive carries a ring, a tree and single messages; who has no part only counts the call") {
+TEST_CASE(
+    "send_receive carries a ring, a tree and single messages; a rank without a part only counts the call") {
   for (const auto& backend : kBackends)
     for (int ranks = 2; ranks <= 8; ++ranks) {
       const bool check_calls = ranks % 3 == 0;
@@ -116,7 +117,7 @@ TEST_CASE("point-to-point calls and collectives follow each other without mixing
   }
 }
 
-TEST_CASE("a send_receive whose receiver expects nothing is told to all") {
+TEST_CASE("a send_receive whose receiver expects nothing is an error on all ranks") {
   for (const auto& backend : kBackends) {
     const auto errors = errors_of_ranks(backend, 3, [&](Communicator& c) {
       std::vector<std::byte> theirs;
@@ -124,12 +125,12 @@ TEST_CASE("a send_receive whose receiver expects nothing is told to all") {
     });
     for (const auto& error : errors) {
       INFO(backend << ": " << error);
-      CHECK(contains(error, "rank 2 sends to rank 0, which expects nobody"));
+      CHECK(contains(error, "rank 2 sends to rank 0, which expects no rank"));
     }
   }
 }
 
-TEST_CASE("a send_receive whose sender does not send is told to all") {
+TEST_CASE("a send_receive whose sender does not send is an error on all ranks") {
   for (const auto& backend : kBackends) {
     const auto errors = errors_of_ranks(backend, 3, [&](Communicator& c) {
       std::vector<std::byte> theirs;
@@ -137,13 +138,13 @@ TEST_CASE("a send_receive whose sender does not send is told to all") {
     });
     for (const auto& error : errors) {
       INFO(backend << ": " << error);
-      CHECK(contains(error, "rank 1 expects rank 2, which sends to nobody"));
+      CHECK(contains(error, "rank 1 expects rank 2, which sends to no rank"));
     }
   }
 }
 
 TEST_CASE(
-    "without call checks a message that nobody expects shows in the next call, or ends at the deadline") {
+    "without call checks a message that no rank expects shows in the next call, or ends at the deadline") {
   for (const std::size_t length : {10u, 100000u}) {
     const auto errors =
         errors_of_ranks("gloo", 3,
@@ -169,7 +170,7 @@ TEST_CASE(
   CHECK(contains(errors[0], "rank 1 did not come"));
 }
 
-TEST_CASE("all_to_all beside another call is told to all") {
+TEST_CASE("all_to_all beside another call is an error on all ranks") {
   for (const auto& backend : kBackends) {
     const auto errors = errors_of_ranks(backend, 2, [&](Communicator& c) {
       Blocks blocks(2), theirs;

@@ -24,7 +24,7 @@ float sum_of(Communicator& c, float mine, std::size_t length) {
 
 }  // namespace
 
-TEST_CASE("a split joins the ranks of one color in their order, whatever the colors") {
+TEST_CASE("a split joins the ranks of one color in their order, for any colors") {
   const std::vector<std::vector<int>> colorings = {
       {0}, {5, 5}, {1, 0}, {0, 1, 0, 1}, {7, -3, 7, 7, 2}, {0, 0, 1, 1, 2, 2}, {3, 3, 3, 3, 3, 3, 3}};
   for (const auto& backend : kBackends)
@@ -86,7 +86,7 @@ TEST_CASE("a split outlives the communicator that it came from") {
   }
 }
 
-TEST_CASE("a rank that gives up ends the calls on splits, its own and those of others") {
+TEST_CASE("abort ends the calls on splits, the rank's own and those of others") {
   for (const auto& backend : kBackends) {
     const auto errors = errors_of_ranks(backend, 4,
                                         [&](Communicator& c) {
@@ -107,7 +107,7 @@ TEST_CASE("a rank that gives up ends the calls on splits, its own and those of o
   }
 }
 
-TEST_CASE("a split does not survive the giving up of the one that it came from") {
+TEST_CASE("aborting a communicator ends its splits") {
   for (const auto& backend : kBackends) {
     const auto errors = errors_of_ranks(backend, 2,
                                         [&](Communicator& c) {

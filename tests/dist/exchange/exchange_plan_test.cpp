@@ -77,7 +77,7 @@ TEST_CASE("scope tensor gives a compressor one range a parameter, the others one
   CHECK(group_spec(groups[0], "model", 2).numel == 61);
 }
 
-TEST_CASE("exchange options that make no sense name their key", "[exchange]") {
+TEST_CASE("invalid exchange options are errors that name their key", "[exchange]") {
   TinyModel model;
   std::string scope = "group", merge = "all", key = "exchange.merge";
   SECTION("merge") {

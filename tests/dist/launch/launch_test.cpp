@@ -78,7 +78,7 @@ TEST_CASE("without a launcher, threads runs dist.ranks threads and gloo starts c
   CHECK(plan.size == 1);
 }
 
-TEST_CASE("torchrun says rank, size and master, one port above its own") {
+TEST_CASE("torchrun gives rank, size and master, one port above its own") {
   const auto plan = plan_launch(gloo(), from(torchrun));
   CHECK(plan.kind == LaunchPlan::Kind::process);
   CHECK(plan.launcher == "torchrun");
@@ -92,7 +92,7 @@ TEST_CASE("torchrun says rank, size and master, one port above its own") {
   CHECK(given.port == 1234);
 }
 
-TEST_CASE("mpirun, srun and PMI say rank and size, dist.master says where to meet") {
+TEST_CASE("mpirun, srun and PMI give rank and size, dist.master the rendezvous") {
   auto plan = plan_launch(gloo({}, "node0:29500"), from(mpirun));
   CHECK(plan.launcher == "mpirun");
   CHECK(plan.rank == 3);
@@ -114,7 +114,7 @@ TEST_CASE("mpirun, srun and PMI say rank and size, dist.master says where to mee
   CHECK(plan.port == 29501);
 }
 
-TEST_CASE("mpirun and srun without a master say what to give") {
+TEST_CASE("mpirun and srun without a master are an error that names dist.master") {
   for (const auto& [name, variables] :
        {std::pair<std::string, Variables>{"mpirun", mpirun}, {"srun", srun}}) {
     const auto error = error_of(gloo(), variables);
@@ -140,8 +140,8 @@ TEST_CASE("srun's step counts its tasks, not the allocation's") {
 }
 
 TEST_CASE(
-    "dist.ranks that contradicts the launcher is an error where this run was given it, else the launcher's "
-    "word counts") {
+    "dist.ranks that contradicts the launcher is an error where this run was given it, else the "
+    "launcher's number counts") {
   auto given = gloo(4);
   CHECK(plan_launch(given, from(torchrun)).size == 8);
   given.ranks_insist = true;

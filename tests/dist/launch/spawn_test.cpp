@@ -112,7 +112,7 @@ TEST_CASE("started copies meet, sum and end well") {
   for (int r = 0; r < 4; ++r) CHECK(folder.text(r) == "10 done");
 }
 
-TEST_CASE("a killed copy ends the others, which are told who died") {
+TEST_CASE("a killed copy ends the others with an error that names it") {
   for (const std::string mode : {"killed", "mid-transfer"}) {
     const Folder folder;
     CHECK(run_copies(mode, folder, 4) == 128 + SIGKILL);
@@ -123,7 +123,7 @@ TEST_CASE("a killed copy ends the others, which are told who died") {
   }
 }
 
-TEST_CASE("an error in one copy reaches the others word by word") {
+TEST_CASE("an error in one copy reaches the others unchanged") {
   const Folder folder;
   CHECK(run_copies("throws", folder, 4) == 3);
   CHECK(folder.text(1) == "10 the disk is full");
@@ -133,7 +133,7 @@ TEST_CASE("an error in one copy reaches the others word by word") {
   }
 }
 
-TEST_CASE("a copy that exits without a word gives the run its exit code") {
+TEST_CASE("a copy that exits without a message gives the run its exit code") {
   const Folder folder;
   CHECK(run_copies("exits", folder, 4) == 7);
   CHECK(folder.text(0).find("rank 1") != std::string::npos);

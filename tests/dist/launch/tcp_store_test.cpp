@@ -104,7 +104,7 @@ TEST_CASE("a rank that does not come to the start is named to those that did") {
   }
 }
 
-TEST_CASE("two processes with one rank, or of two sizes, are told so") {
+TEST_CASE("two processes with one rank, or of two sizes, get an error") {
   for (const bool same_rank : {true, false}) {
     TcpStoreServer server("127.0.0.1", 0, 2, 20);
     std::string errors[2];
@@ -122,7 +122,7 @@ TEST_CASE("two processes with one rank, or of two sizes, are told so") {
   }
 }
 
-TEST_CASE("a stray connection does not disturb the meeting") {
+TEST_CASE("a stray connection does not disturb the rendezvous") {
   TcpStoreServer server("127.0.0.1", 0, 2, 20);
   const Fd stray = connect_to("127.0.0.1", server.port(), deadline_in(5));
   CHECK(write_all(stray.get(), "GET / HTTP/1.1\r\nHost: nobody\r\n\r\n", deadline_in(5)));

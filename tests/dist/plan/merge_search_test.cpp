@@ -136,7 +136,7 @@ TEST_CASE("layers without elements cost no collective", "[merge]") {
   CHECK(merge_optimal(nothing, model) == no_merge(3));
 }
 
-TEST_CASE("the optimal plan refuses costs that make no sense", "[merge]") {
+TEST_CASE("the optimal plan validates costs", "[merge]") {
   CHECK_THROWS_AS(merge_optimal(merge_layers(), line_model(-1e-9, 1e-3, 1e-8)), Error);
   CHECK_THROWS_AS(merge_optimal(merge_layers(), line_model(0, 1e-3, -1)), Error);
 }

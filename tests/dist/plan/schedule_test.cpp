@@ -63,7 +63,7 @@ TEST_CASE("a schedule without layers takes no time", "[merge]") {
   CHECK(timeline.makespan == 0);
 }
 
-TEST_CASE("a schedule refuses groups that do not match and costs that make no sense", "[merge]") {
+TEST_CASE("a schedule validates groups and costs", "[merge]") {
   const std::vector<LayerCost> layers = {{1, 1}, {1, 1}};
   const CostModel model{[](double) { return 0.0; }, [](double) { return 1.0; }};
   CHECK_THROWS_AS(evaluate(layers, Sizes{1}, model), Error);

@@ -85,7 +85,7 @@ TEST_CASE("oktopk's regions hold about as many selected positions each", "[spars
   }
 }
 
-TEST_CASE("oktopk's regions move every 64 steps only, and ranks without entries have no say",
+TEST_CASE("oktopk's regions move every 64 steps only, and ranks without entries have no weight",
           "[sparse_collective]") {
   Fleet fleet("oktopk", 2, 100);
   const Entries<float> low{true, {0, 1, 2, 3}, {1, 1, 1, 1}}, high{true, {60, 70, 80, 90}, {1, 1, 1, 1}},
@@ -172,7 +172,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("oktopk refuses a damaged state", "[sparse_collective]") {
+TEST_CASE("oktopk validates a saved state", "[sparse_collective]") {
   Fleet fleet("oktopk", 2, 50);
   const auto bytes_of = [](double threshold, std::vector<std::uint32_t> cuts) {
     StateWriter writer;

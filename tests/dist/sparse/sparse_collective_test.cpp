@@ -261,7 +261,7 @@ TEST_CASE("oktopk's volume does not grow with the ranks", "[sparse_collective]")
   }
 }
 
-TEST_CASE("what no rank of a sparse collective writes is refused", "[sparse_collective]") {
+TEST_CASE("damaged messages of a sparse collective are errors", "[sparse_collective]") {
   const Entries<float> mine{true, {1, 3}, {5, 6}};
   const auto code = index_codecs().find("raw")({});
   const auto values = value_codecs().find("fp32")({});

@@ -94,7 +94,7 @@ std::string refusal(const std::function<void(ExchangeOptions&)>& change) {
 
 // Golden values: exact arithmetic, ties by lower index; gradients are ten times those of the trace, so that
 // they are integers, and the learning rate a tenth.
-TEST_CASE("gtopk of four ranks trains as the trace says", "[sparse_collective]") {
+TEST_CASE("gtopk of four ranks trains as the golden trace", "[sparse_collective]") {
   RunPlan plan = plan_of("gtopk", "topk", 4);
   plan.steps = 3;
   plan.density = 0.25;
@@ -242,7 +242,7 @@ TEST_CASE("a NaN on one rank skips the step of a sparse collective on all and le
     }
 }
 
-TEST_CASE("a sparse collective refuses what sends no entries or rounds them, in one message",
+TEST_CASE("a sparse collective of a method that sends no entries, or rounds them, is one error",
           "[sparse_collective]") {
   const auto has = [](const std::string& message, const std::string& part) {
     INFO(message);

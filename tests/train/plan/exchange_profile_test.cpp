@@ -8,8 +8,8 @@
 
 #include "tests/support/user_error.h"
 #include "tests/train/small_run.h"
-#include "train/plan/exchange_plan.h"
 #include "train/plan/exchange_measure.h"
+#include "train/plan/exchange_plan.h"
 
 using namespace topknot;
 using namespace topknot::testing;
@@ -95,7 +95,7 @@ TEST_CASE("a profile reads back from its JSON to the last bit") {
   CHECK(read.link.overhead == 1e-6);
 }
 
-TEST_CASE("a damaged profile is refused with the file, the field and the way out") {
+TEST_CASE("a damaged profile is an error that names the file, the field and the remedy") {
   const std::string text = exchange_profile_json(profile());
   const auto refused = [](const std::string& damaged, const std::string& field) {
     return user_error([&] { parse_exchange_profile(damaged, "p.json"); },
@@ -124,7 +124,7 @@ TEST_CASE("figures between measured sizes lie on straight lines") {
   CHECK(bytes(800) == 128);
 }
 
-TEST_CASE("the plan follows the network: dear messages are merged, free ones are not") {
+TEST_CASE("the plan follows the network: costly messages are merged, free ones are not") {
   ExchangeProfile slow = profile();
   slow.gather.alpha = 10e-3;  // ten backward passes of a layer
   ExchangeProfile free = profile();
@@ -227,7 +227,7 @@ TEST_CASE("a run that plans leaves its plan and its profile, and both repeat its
   }
 }
 
-TEST_CASE("a profile of another run is refused, with what differs") {
+TEST_CASE("a profile of another run is an error that names the difference") {
   const TempFolder temp;
   const std::string file = temp.at("p.json");
   const auto checked = [&](const std::vector<std::string>& more) {

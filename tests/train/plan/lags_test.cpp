@@ -83,7 +83,7 @@ TEST_CASE("a file of layer densities is checked against the model") {
   CHECK(read_as(layer_density_json(written)) == written);
 }
 
-TEST_CASE("a run under measured densities is the run under the file it writes: measuring leaves no trace") {
+TEST_CASE("a run under measured densities is the run under the file it writes: measuring changes nothing") {
   const std::vector<std::string> conv{
       "model.name=resnet20", "data.batch_size=2",  "data.train_size=24",     "data.test_size=4",
       "train.max_steps=4",   "compress.alpha_s=0", "compress.density=0.001", "compress.beta_s_per_byte=1e-9"};
@@ -130,7 +130,7 @@ TEST_CASE("lags with the rate inside equals topk with the rate outside, bit for 
   CHECK(checksum_in(falling_inside, falling) != checksum_in(falling_outside, with(falling, topk)));
 }
 
-TEST_CASE("lags without a k for each layer is refused, with what to do") {
+TEST_CASE("lags without a k for each layer is an error that names the remedy") {
   const auto problems = check_config(load_config("", {"compress.name=lags"}).config);
   REQUIRE(problems.size() == 1);
   CHECK(problems[0].key == "compress.scope");
