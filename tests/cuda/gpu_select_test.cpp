@@ -1,4 +1,6 @@
 // The pieces of selection on a GPU, against their definitions and against the CPU's numbers.
+#include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 
@@ -18,7 +20,6 @@ namespace {
 
 using cuda::Accumulate;
 using cuda::Choice;
-using CarriedBound<float>;
 using cuda::GpuKey;
 
 // Elements behind a start that is `shift` elements off.
@@ -72,30 +73,51 @@ void check_list(const Listed& listed, const std::vector<float>& u, GpuKey above,
   CHECK(same_bits(listed.values, values));
 }
 
-TEST_CASE("keys, bounds and targets on a GPU are the CPU's") {
+// By the definition of key_below().
+std::int32_t below(double t) {
+  if (t < 0) return -1;
+  float x = static_cast<float>(t);
+  if (static_cast<double>(x) > t) x = std::nextafter(x, 0.0f);
+  return std::min(std::bit_cast<std::int32_t>(x),
+                  std::bit_cast<std::int32_t>(std::numeric_limits<float>::max()));
+}
+
+TEST_CASE("keys, bounds and counts of kernels and CPU follow their definitions") {
   const double numbers[] = {-1,  0,        1e-46,  1e-45,  1e-40, 0.1,
                             0.5, 1 + 1e-9, 3.4e38, 3.5e38, 1e300, std::numeric_limits<double>::infinity()};
-  for (const double t : numbers) CHECK(key_below<float>(t) == key_below<float>(t));
+  for (const double t : numbers) CHECK(key_below<float>(t) == below(t));
   for (const float x : {0.0f, -0.0f, 1e-45f, -2.5f, std::numeric_limits<float>::infinity()})
-    CHECK(key_of(x) == key_of(x));
+    CHECK(key_of(x) == std::bit_cast<std::int32_t>(std::abs(x)));
   for (const double density : {1e-9, 0.001, 0.01, 0.1, 0.3, 0.999999, 1.0})
-    for (const std::size_t n : {std::size_t{1}, std::size_t{7}, std::size_t{1000}, std::size_t{123456789}})
-      CHECK(static_cast<std::uint32_t>(density_count(density, n)) == target_count(density, n));
+    for (const std::size_t n : {std::size_t{1}, std::size_t{7}, std::size_t{1000}, std::size_t{123456789}}) {
+      const double asked =
+          density < 1 ? std::floor(density * static_cast<double>(n)) : static_cast<double>(n);
+      CHECK(density_count(density, n) == static_cast<std::size_t>(std::max(1.0, asked)));
+      CHECK(density_count(density, n) == target_count(density, n));
+    }
   CarriedBound<float> bound;
-  CarriedBound<float> expected;
+  double margin = bound.margin;
+  float kth = -1;
   const CounterRng rng(3, RngUse::test);
   for (std::uint32_t step = 0; step < 200; ++step) {
-    CHECK(bound.above() ==
-          std::min(largest_finite_key<float>(),
-                   expected.known() ? key_below<float>(expected.magnitude()) : largest_finite_key<float>()));
+    const auto largest = largest_finite_key<float>();
+    CHECK(bound.above(true) == largest);
+    CHECK(bound.above(false) ==
+          (kth < 0 ? largest : std::min(largest, below((1.0 - margin) * static_cast<double>(kth)))));
     const float now =
         step % 50 == 49 ? 0.0f : std::abs(rng.normal(step)) * (step < 100 ? 1.0f : 1.0f + rng.uniform(step));
     const auto how = static_cast<int>(rng.below(500 + step, 5));
-    const int list = how > 2 ? 0 : how;
-    bound = bound.after(key_of(now), static_cast<ListState>(list));
-    expected = expected.after(key_of(now), static_cast<CarriedBound<float>::List>(list));
-    CHECK(bound.kth == expected.kth);
-    CHECK(bound.margin == expected.margin);
+    const auto list = how > 2 ? ListState::good : static_cast<ListState>(how);
+    bound = bound.after(key_of(now), list);
+    if (kth > 0) {
+      const double fall = 1.0 - static_cast<double>(now) / static_cast<double>(kth);
+      const double wanted = list == ListState::good ? std::max(0.9 * margin, 3.0 * fall)
+                                                    : margin * (list == ListState::too_many ? 0.5 : 2.0);
+      margin = std::clamp(wanted, 0.004, 0.1);
+    }
+    kth = now;
+    CHECK(bound.kth == key_of(now));
+    CHECK(bound.margin == margin);
   }
 }
 
