@@ -1,7 +1,5 @@
-// A compressor in one file: step t sends the entries t mod s, t mod s + s, t mod s + 2 s, ... with s = d / k,
-// so that every entry travels once in s steps. Error feedback, coding and the exchange are what every sparse
-// method uses.
-#include <algorithm>
+// A compressor in one file: with s = ceil(d / k), step t sends the entries i with i mod s = (t + phase) mod s, so that
+// every entry travels once in s steps. Error feedback, coding and the exchange are what every sparse method uses.
 #include <cmath>
 
 #include "compress/sparse_compressor.h"
@@ -9,9 +7,19 @@
 namespace topknot {
 namespace {
 
+// The key compress.phase: in --help, checked, in config.yaml, and named where another method leaves it unused.
+const Option kPhase{.name = "phase",
+                    .standard = 0,
+                    .help = "steps by which the cycle is shifted",
+                    .least = 0,
+                    .greatest = 1e9};
+
 template <class T>
 class CyclicSelector final : public Selector<T> {
  public:
+  explicit CyclicSelector(const CompressOptions& options)
+      : phase_(static_cast<std::size_t>(options.get<int>(kPhase))) {}
+
   void select(std::span<T> u, std::span<const T> addend, const SelectStep& step,
               Selected<T>& selected) override {
     selected.indices.clear();
@@ -22,8 +30,8 @@ class CyclicSelector final : public Selector<T> {
       selected.finite &= std::isfinite(u[i]);
     }
     if (!selected.finite) return;  // all ranks will skip this step
-    const std::size_t stride = std::max<std::size_t>(1, u.size() / step.k);
-    for (std::size_t i = static_cast<std::size_t>(step.step) % stride; i < u.size(); i += stride) {
+    const std::size_t stride = (u.size() + step.k - 1) / step.k;
+    for (std::size_t i = (static_cast<std::size_t>(step.step) + phase_) % stride; i < u.size(); i += stride) {
       selected.indices.push_back(static_cast<std::uint32_t>(i));
       selected.values.push_back(u[i]);
     }
@@ -31,10 +39,14 @@ class CyclicSelector final : public Selector<T> {
   // The choice depends on the step alone, so there is nothing to keep or to forget.
   void commit(const SelectOutcome<T>&) override {}
   void discard() override {}
+
+ private:
+  std::size_t phase_;
 };
 
 const bool registered = [] {
-  add_selector<CyclicSelector>("cyclic", "every s-th entry, another one each step");
+  add_selector<CyclicSelector>("cyclic", "every s-th entry, another one each step", {.at_most_k = true},
+                               {kPhase});
   add_sparse("cyclic", "every s-th entry in turn: the worked example of docs/extending.md",
              {.select = "cyclic"});
   return true;

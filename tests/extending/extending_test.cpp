@@ -26,10 +26,10 @@ TEST_CASE("the example model and the example compressor are found by name and tr
   CHECK(compressors().contains("cyclic"));
 
   const std::string folder = "extending_test_run";
-  LoadedConfig loaded =
-      load_config("", {"model.name=wide_net", "compress.name=cyclic", "compress.density=0.1", "dist.ranks=2",
-                       "data.train_size=512", "data.test_size=64", "train.max_steps=12", "train.epochs=2",
-                       "optimizer.lr=0.05", "output.dir=" + folder, "output.overwrite=true"});
+  LoadedConfig loaded = load_config(
+      "", {"model.name=wide_net", "compress.name=cyclic", "compress.density=0.1", "compress.phase=3",
+           "dist.ranks=2", "data.train_size=512", "data.test_size=64", "train.max_steps=12", "train.epochs=2",
+           "optimizer.lr=0.05", "output.dir=" + folder, "output.overwrite=true"});
   REQUIRE(loaded.problems.empty());
   const RunData data = load_data(loaded.config);
   const RunInputs inputs{loaded.config, data, create_run_directory(loaded, {}), true,
@@ -41,8 +41,23 @@ TEST_CASE("the example model and the example compressor are found by name and tr
   CHECK(outcomes[0].test_accuracy == outcomes[1].test_accuracy);
 }
 
+TEST_CASE("the example's own key is a key like any other") {
+  REQUIRE(find_key("compress.phase"));
+  CHECK(load_config("", {"compress.phase=2"}).problems.empty());
+  CHECK(load_config("", {"compress.phase=-1"}).problems.size() == 1);
+  CHECK(load_config("", {"compress.phase=two"}).problems.size() == 1);
+  const LoadedConfig given = load_config("", {"compress.name=cyclic", "compress.phase=2"});
+  CHECK(dump_yaml(given.config).find("  phase: 2") != std::string::npos);
+  CHECK(unused_keys(given).empty());
+  CHECK(
+      unused_keys(load_config("", {"compress.name=topk", "compress.phase=2"})) ==
+      std::vector<std::string>{"compress.phase is for cyclic and changes nothing here (compress.name=topk)"});
+  CHECK(list_text("compressors").find("compress.phase=0: steps by which the cycle is shifted") !=
+        std::string::npos);
+}
+
 TEST_CASE("docs/extending.md shows the example files as they are compiled") {
   const std::string page = text_of(TOPKNOT_SOURCE_DIR "/docs/extending.md");
-  for (const char* file : {"wide_net.cpp", "cyclic.cpp"})
+  for (const char* file : {"wide_net.cpp", "cyclic.cpp", "cuda/cyclic.cpp", "cuda/cyclic.cu"})
     CHECK(page.find(text_of(std::string(TOPKNOT_SOURCE_DIR "/docs/examples/") + file)) != std::string::npos);
 }
