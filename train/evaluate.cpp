@@ -1,7 +1,6 @@
 #include "train/evaluate.h"
 
 #include <algorithm>
-#include <array>
 
 #include "nn/ops/loss.h"
 
@@ -30,10 +29,10 @@ Variable batch_loss(const Variable& output, const Batch& batch) {
                                  : softmax_cross_entropy(output, batch.labels);
 }
 
-Evaluation evaluate(BuiltModel& model, Loader& loader, CollectiveQueue& queue) {
+std::array<double, 3> evaluation_sums(BuiltModel& model, Loader& loader) {
   ForwardContext context;
   context.training = false;
-  std::array<double, 3> sums{};  // loss, correct, samples
+  std::array<double, 3> sums{};
   loader.start_epoch(0);
   for (Batch batch; loader.next(batch);) {
     const Variable output = model.module->forward(Variable(batch.images), context);
@@ -42,9 +41,7 @@ Evaluation evaluate(BuiltModel& model, Loader& loader, CollectiveQueue& queue) {
     sums[2] += n;
     if (!batch.labels.empty()) count_correct(output.value(), batch.labels, &sums[1]);
   }
-  queue.run([&](Communicator& c) { c.all_reduce(std::span<double>(sums)); });
-  const double samples = std::max(1.0, sums[2]);
-  return {sums[0] / samples, sums[1] / samples};
+  return sums;
 }
 
 }  // namespace topknot

@@ -1,6 +1,8 @@
 #pragma once
 // Evaluation over all ranks: every test sample once.
 
+#include <array>
+
 #include "data/loader.h"
 #include "dist/comm/collective_queue.h"
 #include "train/setup.h"
@@ -16,8 +18,8 @@ struct Evaluation {
   double loss = 0;      // mean over the samples
   double accuracy = 0;  // 0 to 1; 0 for regression
 };
-// The same result on every rank.
-Evaluation evaluate(BuiltModel& model, Loader& loader, CollectiveQueue& queue);
+// Over the samples of this rank's loader: the sum of their losses, the number of correct answers, and that of samples.
+std::array<double, 3> evaluation_sums(BuiltModel& model, Loader& loader);
 
 // The loss of a batch: softmax cross-entropy with labels, mean squared error with targets.
 Variable batch_loss(const Variable& output, const Batch& batch);

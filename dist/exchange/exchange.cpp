@@ -178,6 +178,10 @@ void Exchange::decode_and_commit() {
   s.execution->finish_step(s.result);
 }
 
+bool Exchange::committed() const {
+  return state_->result.committed;
+}
+
 StepResult Exchange::end_step() {
   State& s = *state_;
   TOPKNOT_CHECK(s.in_step, "end_step() outside a step");

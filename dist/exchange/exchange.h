@@ -138,6 +138,8 @@ class Exchange {
   void complete(const float* loss);
   void communicate();
   void decode_and_commit();
+  // Whether the step was committed, from decode_and_commit() on. On a GPU always true: its kernels look at StepStatus.
+  bool committed() const;
   // Not part of a graph. All ranks get the same `committed` and `bad_rank`.
   StepResult end_step();
   // complete() to end_step(). `local_finite`: this rank's loss was finite. For arenas in host memory.

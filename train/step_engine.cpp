@@ -1,0 +1,128 @@
+#include "train/step_engine.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "nn/core/base/log.h"
+#include "nn/core/base/stopwatch.h"
+#include "train/checksum.h"
+
+namespace topknot {
+
+StepEngine::StepEngine(const RunInputs& inputs, Communicator& communicator, Device device)
+    : config_(inputs.config),
+      communicator_(communicator),
+      root_(communicator.rank() == 0),
+      parts_(config_.train.accumulate),
+      model_(build_model(config_, *inputs.data.train, device)),
+      arena_(model_->store.arena()),
+      queue_(communicator),
+      settled_(settle_exchange(inputs, arena_, queue_, communicator)) {}
+
+void StepEngine::step(const StepRequest& request) {
+  begin_step(request);
+  exchange_->begin_step(request.step, request.density, weights_, request.lr);
+  recorder_->begin_step(request.step);
+  run([&] { forward_and_backward(request.step); }, [&] { exchange_->communicate(); },
+      [&] { finish_step(request); });
+  record(exchange_->end_step());
+}
+
+ForwardContext StepEngine::forward_context() const {
+  ForwardContext context;
+  context.seed = config_.seed;
+  context.rank = static_cast<std::uint32_t>(communicator_.rank());
+  return context;
+}
+
+void StepEngine::forward_and_backward(std::int64_t step) {
+  arena_.clear_gradients();
+  save_statistics();
+  clear_loss();
+  in_hooks_ = 0;
+  const double clip_norm = local_clip(config_, communicator_.size());
+  const bool clips = clip_norm > 0, clip_model = clips && config_.train.clip_local_scope == "model";
+  const GradientHook hook = [&](Parameter& parameter) {
+    Stopwatch watch(in_hooks_);
+    recorder_->take(parameter);
+    Parameter* const one = &parameter;
+    if (clips) clip_local({&one, 1}, clip_norm);
+    exchange_->ready(parameter);
+  };
+  for (int part = 0; part < parts_; ++part) {
+    in_phase(Phase::data, [&] { load_batch(); });
+    Variable loss;
+    in_phase(Phase::forward, [&] {
+      ForwardContext context = forward_context();
+      context.step = static_cast<std::uint32_t>(step * parts_ + part);
+      loss = forward(part, context);
+    });
+    add_loss(loss);
+    in_phase(Phase::backward, [&] {
+      backward(loss, part + 1 == parts_ && !clip_model ? hook : GradientHook{},
+               1.0f / static_cast<float>(parts_));
+    });
+  }
+  if (step == 0 && root_)
+    for (const Parameter* parameter : arena_.zero_unwritten_gradients())
+      log_warning(parameter->name() + " has no part in the loss: its gradient is zero");
+  if (clip_model)
+    in_phase(Phase::clip, [&] {
+      arena_.zero_unwritten_gradients();
+      for (const Parameter* parameter : arena_.parameters()) recorder_->take(*parameter);
+      clip_local(arena_.parameters(), clip_norm);
+      for (Parameter* parameter : arena_.parameters()) exchange_->ready(*parameter);
+    });
+  exchange_->complete(this->loss());
+}
+
+void StepEngine::clip_local(std::span<Parameter* const> parameters, double max_norm) {
+  bool add = false;
+  for (const Parameter* p : parameters) sum_of_squares({p->gradient(), p->numel()}, std::exchange(add, true));
+  for (const Parameter* p : parameters) clip({p->gradient(), p->numel()}, max_norm);
+}
+
+void StepEngine::finish_step(const StepRequest& request) {
+  exchange_->decode_and_commit();
+  if (exchange_->committed())
+    in_phase(Phase::update, [&] {
+      begin_update(request);
+      if (config_.train.clip_global > 0) {
+        bool add = false;
+        for (const Group& group : groups())
+          sum_of_squares(exchange_->averaged(group), std::exchange(add, true));
+        clip_update(config_.train.clip_global);
+      }
+      for (const Group& group : groups()) update(group);
+    });
+  restore_statistics_if_refused();
+}
+
+void StepEngine::all_reduce(std::span<double> sums) {
+  in_phase(Phase::metrics, [&] { queue_.run([&](Communicator& c) { c.all_reduce(sums); }); });
+}
+
+Evaluation StepEngine::evaluate() {
+  model_->store.statistics_to_host();
+  synchronize_statistics(model_->store, config_.train.bn_stats, queue_, communicator_);
+  model_->store.statistics_to_device();
+  std::array<double, 3> sums = evaluation_sums();
+  queue_.run([&](Communicator& c) { c.all_reduce(std::span<double>(sums)); });
+  const double samples = std::max(1.0, sums[2]);
+  return {sums[0] / samples, sums[1] / samples};
+}
+
+void StepEngine::check_parameters(const std::string& when) {
+  check_same_parameters(arena_, queue_, communicator_, when);
+}
+
+std::string StepEngine::checksum() {
+  return checksum_hex(arena_.host_weights());
+}
+
+double local_clip(const Config& config, int ranks) {
+  return config.compress.clip > 0 ? config.compress.clip * std::sqrt(ranks) : config.train.clip_local;
+}
+
+}  // namespace topknot

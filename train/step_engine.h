@@ -1,0 +1,89 @@
+#pragma once
+// The engine's step, written once for all devices: batches, forward, backward with the exchange in its hooks, clipping,
+// agreement, update. CpuEngine (train/cpu_engine.cpp) runs it; CudaEngine (train/cuda/engine.cpp) also captures it in
+// graphs and replays these.
+
+#include <array>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "dist/comm/collective_queue.h"
+#include "nn/core/autograd.h"
+#include "train/engine.h"
+#include "train/plan/exchange_choice.h"
+#include "train/recorder.h"
+#include "train/trainer.h"
+
+namespace topknot {
+
+class StepEngine : public Engine {
+ public:
+  const ParameterArena& arena() const override { return arena_; }
+  const std::vector<Group>& groups() const override { return exchange_->groups(); }
+  double modelled_makespan() const override { return settled_.modelled_makespan(groups()); }
+
+  void step(const StepRequest& request) override;
+  void all_reduce(std::span<double> sums) override;
+  Evaluation evaluate() override;
+  void check_parameters(const std::string& when) override;
+  std::string checksum() override;
+
+ protected:
+  enum class Phase { data, forward, backward, clip, update, metrics };
+  using Work = std::function<void()>;
+
+  // The current device is `device`. Collective.
+  StepEngine(const RunInputs& inputs, Communicator& communicator, Device device);
+  // From the derived class's constructor, which owns both.
+  void attach(Exchange& exchange, Recorder& recorder) { exchange_ = &exchange, recorder_ = &recorder; }
+
+  // What differs between devices. A step calls them from top to bottom; those from run() on may be captured in a graph.
+  virtual void begin_step(
+      const StepRequest& request) = 0;  // what a graph cannot do, batches on a GPU for one
+  // Runs the three parts of a step in order.
+  virtual void run(const Work& forward_and_backward, const Work& communicate, const Work& finish) = 0;
+  virtual void in_phase(Phase, const Work& work) { work(); }  // for timing
+  virtual void save_statistics() = 0;  // batch norm's running statistics, which the forward pass moves
+  virtual void clear_loss() = 0;
+  virtual void load_batch() {}  // of the next micro-batch
+  // Forward pass of micro-batch `part`: its loss, a scalar.
+  virtual Variable forward(int part, ForwardContext& context) = 0;
+  virtual void add_loss(const Variable& loss) = 0;  // adds loss / parts_ to the step's
+  virtual const float* loss() = 0;                  // this rank's, in the device's memory
+  // Clipping: norm^2 = sum of squares of the values, added to the old one where `add`; values *= clip factor; the
+  // update's gradient_scale = clip factor.
+  virtual void sum_of_squares(std::span<const float> values, bool add) = 0;
+  virtual void clip(std::span<float> values, double max_norm) = 0;
+  virtual void clip_update(double max_norm) = 0;
+  virtual void begin_update(const StepRequest& request) = 0;
+  virtual void update(const Group& group) = 0;
+  virtual void restore_statistics_if_refused() = 0;
+  virtual void record(const StepResult& result) = 0;  // for stats()
+  // Over this rank's test samples: sums of losses, of correct answers, and their number.
+  virtual std::array<double, 3> evaluation_sums() = 0;
+
+  ForwardContext forward_context() const;
+
+  const Config& config_;
+  Communicator& communicator_;
+  const bool root_;
+  const int parts_;  // micro-batches per step
+  std::unique_ptr<BuiltModel> model_;
+  ParameterArena& arena_;
+  CollectiveQueue queue_;
+  const SettledExchange settled_;
+  std::vector<float> weights_;  // aggregation weights by rank
+  double in_hooks_ = 0;         // seconds of the step's backward pass
+
+ private:
+  void forward_and_backward(std::int64_t step);
+  void clip_local(std::span<Parameter* const> parameters, double max_norm);
+  void finish_step(const StepRequest& request);
+
+  Exchange* exchange_ = nullptr;
+  Recorder* recorder_ = nullptr;
+};
+
+}  // namespace topknot
