@@ -17,7 +17,7 @@ std::string checksum_hex(std::span<const float> weights) {
 void check_same_parameters(ParameterArena& arena, CollectiveQueue& queue, const Communicator& communicator,
                            const std::string& when) {
   if (communicator.size() == 1) return;
-  std::vector<std::uint64_t> mine;  // one a parameter, so that a difference can be named
+  std::vector<std::uint64_t> mine;  // one per parameter, so that a difference can be named
   std::vector<float> copy;
   if (arena.device().kind != DeviceKind::cpu) copy = arena.host_weights();
   const float* weights = copy.empty() ? arena.weights().data() : copy.data();

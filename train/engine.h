@@ -1,7 +1,6 @@
 #pragma once
-// One rank's model, exchange and optimizer on its device, a step at a time. The trainer (train/trainer.h) says
-// which step, with which rates; the engine makes it. On a GPU the host is ahead: what became of a step is known
-// some steps later.
+// One rank's model, exchange and optimizer on its device. The trainer (train/trainer.h) says which step to make, with
+// which rates. On a GPU the host is ahead: the outcome of a step is known some steps later.
 
 #include <cstdint>
 #include <memory>
@@ -50,7 +49,7 @@ class Engine {
   virtual void step(const StepRequest& request) = 0;
   // Of the steps since the last call, in order; waits for them.
   virtual std::vector<StepStats> stats() = 0;
-  // Once the trainer has told of a step.
+  // Once the trainer has reported a step.
   virtual void end_step(const StepRecord& record, MetricsWriter* metrics) = 0;
 
   // All of these are collective.

@@ -21,7 +21,7 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-// One rank's loop over epochs and steps, and what is told of them.
+// One rank's loop over epochs and steps, and what is reported of them.
 class Trainer {
  public:
   Trainer(const RunInputs& inputs, Communicator& communicator)
@@ -41,7 +41,7 @@ class Trainer {
     reporter_.announce(communicator_, *engine_);
     check_parameters("at the start");
     reporter_.begin();
-    last_told_ = Clock::now();
+    last_report_ = Clock::now();
     bool stopped = false;
     std::int64_t epoch = 0;
     while (step_ < plan_.total_steps && !stopped && !target_reached()) {
@@ -73,11 +73,11 @@ class Trainer {
       make_step(epoch);
       const bool epoch_goes_on = steps + 1 < plan_.steps_per_epoch && step_ < plan_.total_steps;
       const bool check = config_.train.check_every > 0 && step_ % config_.train.check_every == 0;
-      const bool evaluation = epoch_goes_on && evaluation_due();  // at its end: once the epoch is told
-      const bool told = check || evaluation || !epoch_goes_on ||
-                        static_cast<std::int64_t>(pending_.size()) >= engine_->steps_ahead();
-      if (!told) continue;
-      const bool stop = tell();
+      const bool evaluation = epoch_goes_on && evaluation_due();  // at its end: once the epoch is reported
+      const bool due = check || evaluation || !epoch_goes_on ||
+                       static_cast<std::int64_t>(pending_.size()) >= engine_->steps_ahead();
+      if (!due) continue;
+      const bool stop = report();
       if (check) check_parameters("during training");
       if (stop) return true;
       if (evaluation) run_evaluation();
@@ -101,7 +101,7 @@ class Trainer {
   }
 
   void make_step(std::int64_t epoch) {
-    if (pending_.empty()) last_told_ = Clock::now();
+    if (pending_.empty()) last_report_ = Clock::now();
     StepRecord record;
     record.lr = schedule_->lr(step_, plan_.steps_per_epoch, plan_.total_steps);
     record.density =
@@ -111,9 +111,9 @@ class Trainer {
     pending_.push_back(record);
   }
 
-  // Of the steps that were made and not told of yet. One small sum for all of them: what the ranks' metrics have
-  // in common, and whether anyone wants to stop, which is returned.
-  bool tell() {
+  // Reports the steps made since the last report. One small sum over the ranks for all of them: their metrics, and
+  // whether any rank wants to stop, which is returned.
+  bool report() {
     const std::vector<StepStats> stats = engine_->stats();
     TOPKNOT_CHECK(stats.size() == pending_.size(), "one set of statistics per step");
     // The loss counts as the rank's gradient does, by the weight of its shard.
@@ -127,7 +127,7 @@ class Trainer {
         sums.push_back(value);
     sums.push_back(stop_signal() ? 1.0 : 0.0);
     engine_->all_reduce(sums);
-    const double seconds = seconds_since(last_told_) / static_cast<double>(stats.size());
+    const double seconds = seconds_since(last_report_) / static_cast<double>(stats.size());
     const double ranks = communicator_.size();
     for (std::size_t i = 0; i < stats.size(); ++i) {
       const double* sum = sums.data() + i * kSums;
@@ -186,10 +186,10 @@ class Trainer {
   const std::vector<float> weights_;
   Reporter reporter_;
 
-  std::int64_t step_ = 0, skipped_ = 0;  // step_: made, of which pending_ are not told of
+  std::int64_t step_ = 0, skipped_ = 0;  // step_: made, of which pending_ are not reported
   std::vector<StepRecord> pending_;
-  Clock::time_point last_told_;  // or when the first pending step began
-  double epoch_loss_ = 0;        // sum over the epoch's steps
+  Clock::time_point last_report_;  // or when the first pending step began
+  double epoch_loss_ = 0;          // sum over the epoch's steps
   int skips_in_a_row_ = 0;
   Evaluation evaluation_;
 };

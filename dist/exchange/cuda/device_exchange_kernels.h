@@ -23,7 +23,7 @@ void average_sum(cudaStream_t stream, float* x, std::size_t n, float factor, Ste
 void average_sum_bfloat16(cudaStream_t stream, const void* sum, float* x, std::size_t n, float factor,
                           StepStatus* status);
 
-// What a rank tells the others beside its groups.
+// What a rank sends the others beside its groups.
 struct RankStatus {
   std::uint32_t bad_loss = 0, bad_gradient = 0;  // 1: not finite, as far as this rank knows by itself
   std::uint32_t unused[2] = {0, 0};              // a collective's block is a multiple of 16 bytes
@@ -31,8 +31,8 @@ struct RankStatus {
 
 // `loss`: one float, or null. The status is this rank's own so far.
 void write_rank_status(cudaStream_t stream, const float* loss, const StepStatus* status, RankStatus* mine);
-// `all`: by rank. A rank's bad loss is named first, then a bad gradient of a compressed group; else what decoding
-// has found out stands.
+// `all`: by rank. bad_rank is the first rank with a bad loss, else the first with a bad gradient of a compressed group;
+// else the status stays as decoding has left it.
 void agree(cudaStream_t stream, const RankStatus* all, int ranks, StepStatus* status);
 
 }  // namespace topknot::cuda

@@ -32,7 +32,7 @@ void DeviceStep::copy(cudaStream_t stream, std::size_t begin, std::size_t end, F
 
 void DeviceStep::begin(cudaStream_t stream, const StepParameters& parameters,
                        std::span<const float> weights) {
-  TOPKNOT_CHECK(weights.size() == static_cast<std::size_t>(ranks_), "one aggregation weight a rank");
+  TOPKNOT_CHECK(weights.size() == static_cast<std::size_t>(ranks_), "one aggregation weight per rank");
   copy(stream, 0, memory_.size(), [&](std::byte* to) {
     const StepStatus status;
     std::memcpy(to, &parameters, sizeof parameters);

@@ -1,6 +1,6 @@
 #pragma once
-// What a step on the GPU is told and finds out, in memory that keeps its place, so that graphs may hold it. The host
-// writes it without waiting for the GPU.
+// Parameters and status of a step in GPU memory that keeps its place, so that graphs may hold it. The host writes it
+// without waiting for the GPU.
 
 #include <array>
 #include <memory>
@@ -19,7 +19,7 @@ class DeviceStep {
   DeviceStep(const DeviceStep&) = delete;
   DeviceStep& operator=(const DeviceStep&) = delete;
 
-  // In the stream's order. `weights`: one a rank. Clears the status.
+  // In the stream's order. `weights`: one per rank. Clears the status.
   void begin(cudaStream_t stream, const StepParameters& parameters, std::span<const float> weights);
   void set_status(cudaStream_t stream, const StepStatus& status);
 
