@@ -11,8 +11,8 @@ using namespace topknot;
 
 namespace {
 
-void check_refused(const Outcome& outcome, std::initializer_list<const char*> words) {
-  topknot::check_refused(outcome, words, "predict: ");
+void check_predict_refuses(const Outcome& outcome, std::initializer_list<const char*> words) {
+  check_refused(outcome, words, "predict: ");
 }
 
 // A folder with the profile of a run.
@@ -43,7 +43,7 @@ TEST_CASE("predict --papers needs no run and names claims and sources") {
   CHECK(outcome.code == 0);
   for (const char* word : {"GaussianK", "DGC", "OMGS", "MODELLED", "Claim", "arXiv 1911.08772", "figure 6"})
     CHECK(outcome.has(word));
-  check_refused(predict("somewhere --papers"), {"no run"});
+  check_predict_refuses(predict("somewhere --papers"), {"no run"});
 }
 
 TEST_CASE("predict prints tables and writes what it printed") {
@@ -66,19 +66,19 @@ TEST_CASE("predict validates its arguments") {
   const Profiled run;
   const TempFolder empty;
   const std::string good = run.temp.str() + " ";
-  check_refused(predict("--rate 1gbit"), {"no run given"});
-  check_refused(predict(empty.str()), {"no exchange_profile.json", "exchange.merge=optimal"});
-  check_refused(predict(empty.at("absent")), {"no such run directory"});
-  check_refused(predict(good + "--rate fast"), {"--rate", "fast"});
-  check_refused(predict(good + "--ranks 2,x"), {"--ranks", "x"});
-  check_refused(predict(good + "--ranks 0"), {"--ranks", "0"});
-  check_refused(predict(good + "--ranks 2.5"), {"--ranks", "2.5"});
-  check_refused(predict(good + "--latency -1"), {"--latency", "-1"});
-  check_refused(predict(good + "--merge some"), {"some"});
-  check_refused(predict(good + "--method dgc"), {"--method", "dgc"});
-  check_refused(predict(good + "--collective tree"), {"--collective", "tree"});
-  check_refused(predict(good + "--measured " + empty.str()), {"--measured", "metrics.jsonl"});
-  check_refused(predict(good + good), {"two of the runs"});
-  check_refused(predict(good + "--out /dev/null/x"), {"--out", "/dev/null/x"});
-  check_refused(predict(good + "--wrong"), {"--wrong", "--help"});
+  check_predict_refuses(predict("--rate 1gbit"), {"no run given"});
+  check_predict_refuses(predict(empty.str()), {"no exchange_profile.json", "exchange.merge=optimal"});
+  check_predict_refuses(predict(empty.at("absent")), {"no such run directory"});
+  check_predict_refuses(predict(good + "--rate fast"), {"--rate", "fast"});
+  check_predict_refuses(predict(good + "--ranks 2,x"), {"--ranks", "x"});
+  check_predict_refuses(predict(good + "--ranks 0"), {"--ranks", "0"});
+  check_predict_refuses(predict(good + "--ranks 2.5"), {"--ranks", "2.5"});
+  check_predict_refuses(predict(good + "--latency -1"), {"--latency", "-1"});
+  check_predict_refuses(predict(good + "--merge some"), {"some"});
+  check_predict_refuses(predict(good + "--method dgc"), {"--method", "dgc"});
+  check_predict_refuses(predict(good + "--collective tree"), {"--collective", "tree"});
+  check_predict_refuses(predict(good + "--measured " + empty.str()), {"--measured", "metrics.jsonl"});
+  check_predict_refuses(predict(good + good), {"two of the runs"});
+  check_predict_refuses(predict(good + "--out /dev/null/x"), {"--out", "/dev/null/x"});
+  check_predict_refuses(predict(good + "--wrong"), {"--wrong", "--help"});
 }

@@ -22,8 +22,8 @@ struct Bench {
   }
 };
 
-void check_refused(const Outcome& outcome, std::initializer_list<const char*> words) {
-  topknot::check_refused(outcome, words, "sparsify: ");
+void check_sparsify_refuses(const Outcome& outcome, std::initializer_list<const char*> words) {
+  check_refused(outcome, words, "sparsify: ");
 }
 
 }  // namespace
@@ -74,25 +74,27 @@ TEST_CASE("sparsify prints its help, and the compressors") {
 TEST_CASE("sparsify validates its arguments") {
   const Bench bench;
   const std::string out = " --out " + bench.out;
-  check_refused(sparsify("--compressor topk" + out), {"no input"});
-  check_refused(sparsify(bench.input + out), {"--compressor", "--list"});
-  check_refused(sparsify(bench.input + " --compressor topk"), {"--out"});
-  check_refused(sparsify(bench.input + " --compresor topk" + out), {"--compresor", "--help"});
-  check_refused(sparsify(bench.input + " --compressor topk --density 2" + out), {"compress.density", "2"});
-  check_refused(sparsify(bench.input + " --compressor gausiank" + out), {"did you mean", "gaussiank"});
-  check_refused(sparsify(bench.temp.at("absent.npy") + " --compressor topk" + out),
-                {"absent.npy", "No such file"});
-  check_refused(sparsify(bench.temp.str() + " --compressor topk" + out), {"is a folder"});
+  check_sparsify_refuses(sparsify("--compressor topk" + out), {"no input"});
+  check_sparsify_refuses(sparsify(bench.input + out), {"--compressor", "--list"});
+  check_sparsify_refuses(sparsify(bench.input + " --compressor topk"), {"--out"});
+  check_sparsify_refuses(sparsify(bench.input + " --compresor topk" + out), {"--compresor", "--help"});
+  check_sparsify_refuses(sparsify(bench.input + " --compressor topk --density 2" + out),
+                         {"compress.density", "2"});
+  check_sparsify_refuses(sparsify(bench.input + " --compressor gausiank" + out),
+                         {"did you mean", "gaussiank"});
+  check_sparsify_refuses(sparsify(bench.temp.at("absent.npy") + " --compressor topk" + out),
+                         {"absent.npy", "No such file"});
+  check_sparsify_refuses(sparsify(bench.temp.str() + " --compressor topk" + out), {"is a folder"});
   CHECK(bench.files() == 1);
 }
 
 TEST_CASE("sparsify refuses outputs that cannot be written, and leaves nothing") {
   const Bench bench;
   const std::string command = bench.input + " --compressor topk --out ";
-  check_refused(sparsify(command + bench.temp.at("no/out.jsonl")), {"no/out.jsonl", "No such file"});
-  check_refused(sparsify(command + bench.temp.str()), {"is a folder"});
-  check_refused(sparsify(command + bench.input), {"is the input"});
-  check_refused(sparsify(command + "/dev/full"), {"/dev/full", "No space left"});
+  check_sparsify_refuses(sparsify(command + bench.temp.at("no/out.jsonl")), {"no/out.jsonl", "No such file"});
+  check_sparsify_refuses(sparsify(command + bench.temp.str()), {"is a folder"});
+  check_sparsify_refuses(sparsify(command + bench.input), {"is the input"});
+  check_sparsify_refuses(sparsify(command + "/dev/full"), {"/dev/full", "No space left"});
   CHECK(sparsify(command + "- > /dev/full").code == 2);
   CHECK(bench.files() == 1);
 }
@@ -104,7 +106,7 @@ TEST_CASE("sparsify leaves an earlier output as it was where a run fails") {
   write_npy(bench.input, {400, 100}, std::vector<float>(40000, 1.0f));
   const Outcome outcome = run_command("trap \"\" XFSZ; ulimit -f 16; " TOPKNOT_BIN "/sparsify " +
                                       bench.input + " --compressor topk --density 1 --out " + bench.out);
-  check_refused(outcome, {"out.jsonl", "File too large"});
+  check_sparsify_refuses(outcome, {"out.jsonl", "File too large"});
   CHECK(std::filesystem::file_size(bench.out) == 3);
   CHECK(bench.files() == 2);
 }
@@ -132,5 +134,5 @@ TEST_CASE("sparsify reports keys without effect, and takes a key once") {
   CHECK(sparsify(command + "topk mu=3").has("note: compress.mu is for regtopk and changes nothing here"));
   CHECK(sparsify(command + "powersgd").has("note: without --tensors the input is one vector"));
   CHECK_FALSE(sparsify(command + "powersgd --tensors 3").has("note: without"));
-  check_refused(sparsify(command + "topk --density 0.1 density=0.2"), {"given twice"});
+  check_sparsify_refuses(sparsify(command + "topk --density 0.1 density=0.2"), {"given twice"});
 }
