@@ -70,9 +70,10 @@ TEST_CASE("gpu-check validates its arguments: one line each and exit code 2") {
 namespace {
 
 Outcome train_without_gpu(const std::string& arguments) {
-  return run_command("CUDA_VISIBLE_DEVICES= " TOPKNOT_BIN
-                     "/train model.name=mlp data.train_size=64 data.test_size=16 train.max_steps=1 " +
-                     arguments);
+  return run_command(
+      "CUDA_VISIBLE_DEVICES= " TOPKNOT_BIN
+      "/train dist.backend=threads model.name=mlp data.train_size=64 data.test_size=16 train.max_steps=1 " +
+      arguments);
 }
 
 }  // namespace

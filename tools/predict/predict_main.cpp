@@ -159,7 +159,9 @@ int run(int argc, char** argv) {
   if (a.runs.empty()) misuse("predict", "no run given");
   for (const auto& merge : a.merges) parse_merge(merge);
   for (const auto& name : a.collectives)
-    if (name != "auto") collectives().find(name);  // throws where it is unknown
+    if (name != "auto" && !collectives().contains(name))
+      throw UserError("--collective: " + unknown_name_message("collective", name, collectives().names()) +
+                      ", auto");
   const auto nets = networks(a);
   const auto counts = ranks(a);
   std::vector<ExchangeProfile> profiles;
