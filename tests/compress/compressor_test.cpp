@@ -264,3 +264,15 @@ TEST_CASE("calls out of order are refused") {
     CHECK_NOTHROW(compressor->encode({gradient, spare}, {}));
   }
 }
+
+TEST_CASE("a segment's own density counts where it is above the step's") {
+  GroupSpec spec = whole_group(2000, 1);
+  spec.segments = {{0, 1000}, {1000, 2000}};
+  spec.densities = {0.0, 0.5};
+  SimulatedRanks ranks(named("topk"), spec);
+  for (const auto& [density, entries] : {std::pair<double, std::size_t>{0.1, 600}, {0.8, 1600}}) {
+    for (std::size_t i = 0; i < 2000; ++i) ranks[0].gradient[i] = static_cast<float>(i + 1);
+    REQUIRE(ranks.step(0, density));
+    CHECK(ranks[0].compressor->selected() == entries);
+  }
+}

@@ -91,6 +91,21 @@ TEST_CASE("running statistics follow several batches as on the CPU") {
   testing::check_close("variance", running.variance.host(), testing::as_double(variance.values), ones, 2e-6);
 }
 
+TEST_CASE("a constant channel far from its running mean has no negative variance") {
+  const OnGpu gpu;
+  for (const float value : {100.1f, 1000.3f, 12345.6f}) {
+    const BatchNormProbe p({4, 6, 5, 3, false, false}, DType::f32);
+    RunningStatistics running(p);
+    const GpuLeaf gamma({6}, p.gamma), beta({6}, p.beta);
+    const std::vector<float> values(static_cast<std::size_t>(p.s.shape().numel()), value);
+    for (int step = 0; step < 3; ++step) {
+      const Variable y = batch_norm(Variable(p.activation(values)), gamma.variable(), beta.variable(), {},
+                                    running.state, {});
+      for (const float each : values_of(y.value())) CHECK(std::isfinite(each));
+    }
+  }
+}
+
 TEST_CASE("gradients add up: an input that is used twice, and parameters of two batches") {
   const OnGpu gpu;
   for (const bool residual : {false, true}) {

@@ -42,6 +42,10 @@ TEST_CASE("a dense average on the GPU is the CPU's", "[device_exchange]") {
         plan.shuffled = true;
         if (narrow) plan.options.compress.values = "bf16";
         if (merge == "all") plan.weights = uneven(ranks);
+        const auto plain = plan.gradient;
+        plan.gradient = [plain](std::int64_t step, int rank, std::size_t element) {
+          return element % 100 == 7 ? -0.0f : plain(step, rank, element);  // the CPU's average is +0
+        };
         const auto gpu = run_on_gpu(plan, on_gpu(plan)), cpu = run_on_cpu(plan);
         check_same(gpu, cpu);
         CHECK(gpu[0].bytes_sent == cpu[0].bytes_sent);
@@ -61,7 +65,11 @@ TEST_CASE("sparse groups and the dense ones beside them are the CPU's", "[device
             false;  // the dense groups of a method are summed in rank order all the same
         plan.shuffled = ranks == 3;
         if (merge != "none") plan.weights = uneven(ranks);
-        check_same(run_on_gpu(plan, on_gpu(plan)), run_on_cpu(plan));
+        const auto gpu = run_on_gpu(plan, on_gpu(plan));
+        check_same(gpu, run_on_cpu(plan));
+        // Blocks of the two others, and sums of the vectors' 307 elements.
+        const std::uint64_t sent = gpu[0].bytes_sent, sums = 307 * sizeof(float);
+        CHECK(gpu[0].bytes_received == (ranks == 1 ? 0 : 2 * (sent - sums) + sums));
       }
     }
 }
@@ -71,31 +79,37 @@ TEST_CASE("methods with momentum, masks and thresholds go through the exchange o
   for (const std::string method : {"dgc", "regtopk", "gaussiank"}) {
     ExchangePlan plan = plan_of(method, 2, "size:4000");
     plan.options.compress.momentum = 0.9;
+    plan.weights = uneven(2);
     check_same(run_on_gpu(plan, on_gpu(plan)), run_on_cpu(plan));
   }
 }
 
 TEST_CASE("a NaN of one rank refuses the step on all, and nothing has changed", "[device_exchange]") {
-  for (const std::string method : {"dense", "topk"})
+  for (const std::string method : {"dense", "dense bf16", "topk"})
     for (const std::string merge : {"none", "all"}) {
-      ExchangePlan plan = plan_of(method, 3, merge);
+      ExchangePlan plan = plan_of(method.substr(0, method.find(' ')), 3, merge);
+      if (method == "dense bf16") plan.options.compress.values = "bf16";
       const auto healthy = plan.gradient;
-      // In a compressed group at step 2, in a dense one at step 4, the loss alone at steps 6 and 7.
+      // In a compressed group at step 2, of two ranks at step 3, in a dense one at step 4, the loss alone at steps 6
+      // and 7, and of another rank than the gradient at step 9.
       plan.gradient = [healthy](std::int64_t step, int rank, std::size_t element) {
         if (step == 2 && rank == 1 && element == 100) return NAN;
+        if (step == 3 && rank > 0 && element == 100) return NAN;
+        if (step == 9 && rank == 1 && element == 100) return NAN;
         if (step == 4 && rank == 2 && element == 1700) return INFINITY;
         return healthy(step, rank, element);
       };
       plan.loss = [](std::int64_t step, int rank) {
-        return (step == 6 && rank == 2) || (step == 7 && rank > 0) ? NAN : 0.5f;
+        return (step == 6 && rank == 2) || (step == 7 && rank > 0) || (step == 9 && rank == 2) ? NAN : 0.5f;
       };
       const auto gpu = run_on_gpu(plan, on_gpu(plan));
       const auto cpu = run_on_cpu(plan);
       for (const auto& record : gpu) {
-        for (const int step : {2, 4, 6, 7}) CHECK_FALSE(record.steps[step].committed);
+        for (const int step : {2, 3, 4, 6, 7, 9}) CHECK_FALSE(record.steps[step].committed);
         CHECK(record.steps[6].bad_rank == 2);
         CHECK(record.steps[7].bad_rank == 1);
         CHECK(record.steps[8].committed);
+        CHECK(record.steps[9].bad_rank == 2);
       }
       check_same(gpu, cpu);
     }

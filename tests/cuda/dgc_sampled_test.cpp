@@ -159,6 +159,22 @@ TEST_CASE("the sample sees what momentum makes of the gradient") {
   CHECK(same_bits(velocity.host(), v));
 }
 
+TEST_CASE("the GPU, too, keeps the sampled threshold where just k entries reach it") {
+  const OnGpu gpu;
+  // 50 entries of 2 at every 9th position: whoever samples these falls from 2 to 1.6, which 100 reach.
+  std::vector<float> u(10000, 0.1f);
+  for (std::size_t i = 0; i < 50; ++i) u[9 * i] = 2.0f, u[9000 + i] = 1.7f;
+  BothSelectors both("dgc_sampled", options_of(true, "largest", 0.1), u.size(), 0, 0.01);
+  int met = 0;
+  for (std::int64_t step = 0; step < 60; ++step) {
+    Asked asked;
+    asked.step = step;
+    both.select(gpu.stream(), u, {}, asked);
+    met += both.expected.threshold == static_cast<double>(2.0f * 0.8f);
+  }
+  CHECK(met > 0);
+}
+
 TEST_CASE("a captured sampled selection, replayed with other parameters and data, is the CPU's") {
   const OnGpu gpu;
   const std::size_t n = 12000;

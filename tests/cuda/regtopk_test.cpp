@@ -102,6 +102,19 @@ TEST_CASE("RegTop-k on the GPU follows densities that change, and all entries") 
   }
 }
 
+TEST_CASE("RegTop-k on the GPU keeps its last entries where a higher density needs more room") {
+  const OnGpu gpu;
+  const std::size_t n = 3000;
+  BothSelectors both("regtopk", options_of(), n, 0, 0.01);
+  std::uint32_t step = 0;
+  for (const double density : {0.01, 0.01, 0.1, 0.1}) {
+    both.set_density(density);
+    both.select(gpu.stream(), drifting(n, step), {}, at(density, step));
+    both.commit(gpu.stream(), false, 1, 2, step);
+    ++step;
+  }
+}
+
 TEST_CASE("ties, zeros and huge values are scored on the GPU as on the CPU") {
   const OnGpu gpu;
   using Limits = std::numeric_limits<float>;

@@ -4,6 +4,7 @@
 #include "tests/cuda/fixture.h"
 #include "tests/support/error_text.h"
 #include "tests/train/broken_sample.h"
+#include "tests/train/dropout_model.h"
 #include "tests/train/small_run.h"
 
 using namespace topknot;
@@ -56,6 +57,27 @@ TEST_CASE("graphs and batches made on the GPU change no bit") {
   }
 }
 
+TEST_CASE("batches reach the GPU whole, however far the host is ahead") {
+  for (const char* where : {"data.on_device=true", "data.on_device=false"}) {
+    const Keys keys{"compress.name=topk", where, "data.train_size=128"};  // the host looks at an epoch's end
+    CHECK(on_gpu("threads", 2, joined(keys, {"train.check_every=0"})).checksums ==
+          on_gpu("threads", 2, joined(keys, {"train.check_every=1"})).checksums);
+  }
+}
+
+TEST_CASE("batches made on the GPU are augmented anew each epoch, as the loader's are") {
+  const Keys keys{"compress.name=topk", "data.augment=true"};  // three epochs
+  CHECK(on_gpu("threads", 2, joined(keys, {"data.on_device=true"})).checksums ==
+        on_gpu("threads", 2, joined(keys, {"data.on_device=false"})).checksums);
+}
+
+TEST_CASE("a GPU evaluates with the statistics that train.bn_stats asks for") {
+  const Keys keys{"model.name=resnet20", "compress.name=topk", "train.max_steps=2", "data.batch_size=2",
+                  "data.test_size=4"};
+  CHECK(on_gpu("threads", 2, joined(keys, {"train.bn_stats=mean"})).test_loss !=
+        on_gpu("threads", 2, joined(keys, {"train.bn_stats=local"})).test_loss);
+}
+
 TEST_CASE("on GPUs, too, threads and gloo give the same bits") {
   for (const Keys& keys :
        {Keys{"compress.name=topk"}, Keys{"compress.name=gaussiank", "compress.capacity=2"},
@@ -72,7 +94,8 @@ TEST_CASE("clipping, micro-batches and weight decay are the CPU's") {
   for (const Keys& keys :
        {Keys{"train.clip_local=0.5"}, Keys{"train.clip_local=0.1", "train.clip_local_scope=tensor"},
         Keys{"train.clip_global=0.3", "optimizer.weight_decay=0.01"},
-        Keys{"train.accumulate=2", "optimizer.nesterov=true"}, Keys{"data.name=synthetic_regression"}}) {
+        Keys{"train.accumulate=2", "optimizer.nesterov=true"}, Keys{"data.name=synthetic_regression"},
+        Keys{"train.accumulate=2", "model.name=test_dropout"}}) {
     INFO(keys.front());
     const Keys all = joined({"compress.name=topk", "compress.density=0.1"}, keys);
     const Run gpu = on_gpu("threads", 2, all);
@@ -80,6 +103,14 @@ TEST_CASE("clipping, micro-batches and weight decay are the CPU's") {
     CHECK(gpu.metrics.steps[1].loss == Approx(cpu.metrics.steps[1].loss).epsilon(1e-4));
     CHECK(gpu.metrics.steps.back().loss == Approx(cpu.metrics.steps.back().loss).epsilon(0.02));
   }
+}
+
+TEST_CASE("the bytes that are told of a GPU's steps are those of their densities") {
+  const Run run = on_gpu("threads", 2, {"compress.name=topk", "compress.warmup=[0.5]"});
+  const auto& steps = run.metrics.steps;  // four an epoch
+  for (std::size_t i = 0; i < steps.size(); ++i)
+    CHECK(steps[i].bytes_sent == steps[i < 4 ? 0 : 4].bytes_sent);
+  CHECK(steps[0].bytes_sent > 2 * steps[4].bytes_sent);
 }
 
 TEST_CASE("a step with a NaN is skipped by all ranks on a GPU, and leaves no trace") {
@@ -95,6 +126,10 @@ TEST_CASE("a step with a NaN is skipped by all ranks on a GPU, and leaves no tra
     CHECK(skipped == 2);  // two epochs of eight steps
     CHECK(std::isfinite(run.test_loss));
   }
+  const Run normalised = on_gpu("threads", 2,
+                                {"data.name=broken_sample", "data.batch_size=2", "compress.name=topk",
+                                 "model.name=resnet20", "train.max_steps=8"});
+  CHECK(std::isfinite(normalised.test_loss));  // the running statistics did not take the NaN in
 }
 
 TEST_CASE("convolutions, batch norm and pooling train on a GPU as on the CPU") {

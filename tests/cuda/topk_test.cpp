@@ -61,6 +61,10 @@ TEST_CASE("topk on a GPU carries the CPU's bound and gets along with the list in
     std::vector<float> u = gradient_of(t == 30 ? 7 : t == 31 ? 9 : 0, n, t);
     if (t >= 15 && t < 20)  // more above the bound than the list holds
       for (float& x : u) x *= 1e4f;
+    if (t >= 36) {  // just k above the bound
+      for (std::size_t i = 0; i < n; ++i) u[i] = i % 100 == 0 ? 10.0f : 0.0f;
+      std::fill(residual.begin(), residual.end(), 0.0f);
+    }
     const bool good = t % 6 != 5 && t != 31;
     cuda::Accumulate a;
     a.u = u_gpu.data(), a.residual = r_gpu.data();
@@ -114,6 +118,32 @@ TEST_CASE("a density of 1 takes everything, zeros too") {
       if (kind < 8) CHECK(taken == n);
     }
   }
+}
+
+TEST_CASE("a step that takes everything teaches topk on a GPU no bound") {
+  const OnGpu gpu;
+  const std::size_t n = 300;
+  const DeviceVector<cuda::TopKState> state(1);
+  cuda::topk_reset(gpu.stream(), state.data());
+  const cuda::ListMemory memory(n, 8 * n + 4096);
+  DeviceVector<float> u(n);
+  u.set(gradient_of(0, n, 1));
+  cuda::StepParameters told;
+  told.density = 1.0;
+  DeviceVector<cuda::StepParameters> parameters(1);
+  parameters.set({told});
+  DeviceVector<cuda::StepStatus> status(1);
+  status.set({cuda::StepStatus()});
+  const DeviceVector<cuda::DeviceSelected::Stats> stats(1);
+  cuda::Accumulate a;
+  a.u = u.data();
+  cuda::topk_begin(gpu.stream(), state.data(), parameters.data(), n);
+  cuda::accumulate_and_list(gpu.stream(), a, n, &state.data()->above, memory.tiles(), memory.list());
+  cuda::topk_decide(
+      gpu.stream(), state.data(), memory.list(), n, n,
+      {&stats.data()->count, &stats.data()->finite, &stats.data()->over, &stats.data()->threshold});
+  cuda::topk_commit(gpu.stream(), state.data(), status.data());
+  CHECK(state.host()[0].carried.kth == -1);
 }
 
 TEST_CASE("topk on a GPU gives the golden selection") {

@@ -197,6 +197,21 @@ TEST_CASE("what a worker throws reaches the caller at its batch, every time unti
   }
 }
 
+TEST_CASE("an epoch that failed stays failed, though the sample could be read by now") {
+  for (const int workers : {0, 1}) {
+    const SmallDataset dataset(40, false, {2, 6, 7}, 13, 1);
+    LoaderOptions options = train_options(workers);
+    options.train = false;
+    options.rank = 0;
+    Loader loader(dataset, options);
+    loader.start_epoch(0);
+    Batch batch;
+    for (int step = 0; step < 3; ++step) REQUIRE(loader.next(batch));
+    for (int again = 0; again < 2; ++again)
+      CHECK(user_error([&] { loader.next(batch); }, {"sample 13 cannot be read"}));
+  }
+}
+
 TEST_CASE("regression batches carry targets and no labels") {
   DatasetOptions data;
   data.train_size = 50;

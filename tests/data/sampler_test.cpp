@@ -6,6 +6,7 @@
 #include <set>
 
 #include "nn/core/base/check.h"
+#include "nn/core/rng.h"
 #include "tests/support/catch.h"
 #include "tests/support/user_error.h"
 
@@ -127,6 +128,20 @@ TEST_CASE("a smaller shard goes round again in a new order while the largest goe
   for (const auto& round : rounds) CHECK(sorted(round) == sorted(order.shard()));
   CHECK(rounds[0] == order.shard());
   CHECK(std::set<std::vector<std::int64_t>>(rounds.begin(), rounds.end()).size() == 9);
+}
+
+TEST_CASE("each rank shuffles each later round by numbers of its own") {
+  const TrainSampler sampler(200, {}, {}, 2, 100, 4);  // a batch is a round
+  for (int rank = 0; rank < 2; ++rank) {
+    const auto order = sampler.epoch(3, rank);
+    const CounterRng rng(4, RngUse::shuffle, 3, static_cast<std::uint32_t>(rank) + 1);
+    for (std::uint64_t round = 1; round < 4; ++round) {
+      auto expected = order.shard();
+      for (std::size_t i = expected.size(); i > 1; --i)
+        std::swap(expected[i - 1], expected[rng.below((round << 32) + i, static_cast<std::uint32_t>(i))]);
+      CHECK(order.batch(static_cast<std::int64_t>(round)) == expected);
+    }
+  }
 }
 
 TEST_CASE("a batch that crosses the end of a round, or is larger than the shard, is full") {

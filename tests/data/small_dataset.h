@@ -1,7 +1,8 @@
 #pragma once
-// A data set for tests: small pictures that differ in every pixel, and a sample that cannot be read, on
-// request.
+// A data set for tests: small pictures that differ in every pixel, and a sample that cannot be read, at all or at
+// first, on request.
 
+#include <atomic>
 #include <string>
 #include <vector>
 
@@ -11,8 +12,9 @@ namespace topknot {
 
 class SmallDataset final : public Dataset {
  public:
-  SmallDataset(std::int64_t size, bool as_bytes, Shape shape = {2, 6, 7}, std::int64_t unreadable = -1)
-      : size_(size), as_bytes_(as_bytes), shape_(shape), unreadable_(unreadable) {
+  SmallDataset(std::int64_t size, bool as_bytes, Shape shape = {2, 6, 7}, std::int64_t unreadable = -1,
+               int failures = 1 << 30)
+      : size_(size), as_bytes_(as_bytes), shape_(shape), unreadable_(unreadable), failures_(failures) {
     for (std::int64_t i = 0; i < size * shape.numel(); ++i)
       pixels_.push_back(static_cast<std::uint8_t>(i * 37 + 1));
   }
@@ -21,7 +23,8 @@ class SmallDataset final : public Dataset {
   Shape sample_shape() const override { return shape_; }
   int classes() const override { return 5; }
   void get(std::int64_t index, float* sample) const override {
-    if (index == unreadable_) throw UserError("sample " + std::to_string(index) + " cannot be read");
+    if (index == unreadable_ && failures_-- > 0)
+      throw UserError("sample " + std::to_string(index) + " cannot be read");
     for (std::int64_t i = 0; i < shape_.numel(); ++i)
       sample[i] = static_cast<float>(pixels_[static_cast<std::size_t>(index * shape_.numel() + i)]) / 255.0f;
   }
@@ -43,6 +46,7 @@ class SmallDataset final : public Dataset {
   bool as_bytes_;
   Shape shape_;
   std::int64_t unreadable_;
+  mutable std::atomic<int> failures_;  // that are to come
   std::vector<std::uint8_t> pixels_;
 };
 

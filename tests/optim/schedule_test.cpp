@@ -111,3 +111,12 @@ TEST_CASE("schedule options that make no sense name their key") {
     CHECK(std::string(error.what()).find(key) != std::string::npos);
   }
 }
+
+TEST_CASE("a milestone within an epoch counts from the nearest step") {
+  ScheduleOptions options;
+  options.name = "multistep";
+  options.milestones = {0.29};  // times 100 is a little less than 29
+  const auto schedule = make_schedule(options, 1.0);
+  CHECK(schedule->lr(28, 100, 1000) == 1.0);
+  CHECK(schedule->lr(29, 100, 1000) == Approx(0.1));
+}

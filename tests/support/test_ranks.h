@@ -70,8 +70,13 @@ class TestCommunicator : public Communicator {
     calls.push_back((order == SumOrder::ranks ? "ordered sum " : "sum ") + std::to_string(data.size()));
     sum(data);
   }
-  void all_reduce(std::span<BFloat16>, SumOrder) override {
-    throw Error("the test's ranks do not sum bfloat16");
+  void all_reduce(std::span<BFloat16> data, SumOrder order) override {
+    calls.push_back((order == SumOrder::ranks ? "ordered sum of bfloat16 " : "sum of bfloat16 ") +
+                    std::to_string(data.size()));
+    std::vector<float> floats(data.size());
+    to_float(data.data(), data.size(), floats.data());
+    sum(std::span(floats));
+    to_bfloat16(floats.data(), data.size(), data.data());
   }
   void all_reduce(std::span<double> data) override { sum(data); }
   void broadcast(std::span<std::byte> data, int root) override {

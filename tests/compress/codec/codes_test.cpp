@@ -168,3 +168,23 @@ TEST_CASE("the bytes of a block do not depend on the number of threads") {
   }
   omp_set_num_threads(threads);
 }
+
+TEST_CASE("Rice words of 33 bits come back wherever they begin") {
+  // Mostly neighbours, a bit each, so that b is 0: a run of 32 zeros takes 33 bits.
+  for (std::uint32_t before = 400; before < 432; ++before) {
+    Positions positions(before);
+    std::iota(positions.begin(), positions.end(), 0u);
+    for (int i = 0; i < 10; ++i) positions.push_back(positions.back() + 33);
+    const std::size_t numel = positions.back() + 1;
+    REQUIRE(RiceLayout::parameter(positions.size(), numel) == 0);
+    CHECK(read(block_of(positions, numel, "rice"), numel, "rice").indices == positions);
+  }
+}
+
+TEST_CASE("auto counts the values of fillers, and takes the lower number of equals") {
+  constexpr std::size_t kCode = 6;  // of the header
+  // Two bytes by run16, and by a bitmap.
+  CHECK(block_of({5}, 16, "auto")[kCode] == std::byte{1});
+  // Three words by run16, and three values; 16 bytes by raw, 18 by the others.
+  CHECK(block_of({10, 70000}, 100000, "auto")[kCode] == std::byte{0});
+}

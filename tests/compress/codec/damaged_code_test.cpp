@@ -167,3 +167,11 @@ TEST_CASE("fp16 and int8: values that their scale cannot have are refused") {
     says(byte.read(with(bytes, at, scale), 9), "int8 scale");
   says(byte.read(with(bytes, at, 0.0f), 9), "int8 values");
 }
+
+TEST_CASE("a Rice part that would end before it begins is refused by its length") {
+  const Codes codes("rice", "fp32");
+  std::vector<std::uint32_t> positions;
+  for (std::uint32_t i = 0; i < 2000; ++i) positions.push_back(9 * i);  // two parts
+  const Block block = codes.write(positions, 18000);
+  says(codes.read(with(block, 16 + 1 + 4, std::uint32_t{8}), 18000), "a Rice part's length");
+}

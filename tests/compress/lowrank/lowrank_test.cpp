@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "compress/lowrank/matrix.h"
+#include "compress/lowrank/plan.h"
 #include "compress/parallel.h"
 #include "nn/core/base/check.h"
 #include "tests/compress/lowrank/lowrank_fixture.h"
@@ -314,4 +315,47 @@ TEST_CASE("baselines refuse the keys of sparse methods by name") {
     options = named(name), options.lr_inside = true;
     CHECK(message(options).find("compress.lr_inside") == 0);
   }
+}
+
+TEST_CASE("columns that differ by a float's last bits are no combination of each other") {
+  const CounterRng fill(3, RngUse::test);
+  std::vector<double> scratch;
+  std::vector<float> q = {1, 1, 0, 1e-7f, 0, 0, 0, 0};  // 4 rows, 2 columns
+  lowrank::orthonormalise(q.data(), 4, 2, 2, 1, fill, scratch);
+  CHECK(std::abs(q[3]) == Approx(1.0));
+}
+
+TEST_CASE("a tensor that shrinks by just compress.min_compression travels as it is") {
+  CompressOptions options = low_rank("powersgd", 1);
+  const GroupSpec spec = matrices({{4, 4}}, 1);  // 16 entries, factors of 8
+  options.set("min_compression", 2);
+  CHECK_FALSE(lowrank::Plan(options, spec, 1.0).any());
+  options.set("min_compression", 1.99);
+  CHECK(lowrank::Plan(options, spec, 1.0).any());
+}
+
+TEST_CASE("groups start from factors of their own") {
+  GroupSpec spec = matrices({{8, 6}}, 1);
+  std::vector<float> first(6), second(6);
+  lowrank::Plan(low_rank("powersgd", 1), spec, 1.0).draw_q(first);
+  spec.offset = 48;
+  lowrank::Plan(low_rank("powersgd", 1), spec, 1.0).draw_q(second);
+  CHECK(first != second);
+}
+
+TEST_CASE("a rank whose own factor is too large stops the step, though the sum is small") {
+  for (const std::string& name : kMethods) {
+    INFO(name);
+    SimulatedRanks ranks(low_rank(name, 1), matrices({{16, 16}}, 2));
+    // The basis is that of constant columns, of which the own factor is 4 times an entry; a float ends at 3.4e38.
+    for (const float size : {1.0f, 3e37f}) {
+      ranks[0].gradient.assign(256, size);
+      ranks[1].gradient.assign(256, -0.98f * size);
+      CHECK(ranks.step(size == 1 ? 0 : 1, 1.0) == (size == 1));
+    }
+  }
+}
+
+TEST_CASE("acpsgd plans the mean of its two factors, rounded up") {
+  CHECK(make_compressor(low_rank("acpsgd", 1), matrices({{5, 2}}, 1))->planned_bytes(1.0) == 4 * 4);
 }

@@ -2,6 +2,7 @@
 #include <limits>
 
 #include "compress/memory/ef21.h"
+#include "compress/state.h"
 #include "nn/core/base/check.h"
 #include "nn/core/rng.h"
 #include "tests/compress/step_ranks.h"
@@ -159,6 +160,22 @@ TEST_CASE("EF21 goes on from its saved state with the same bits") {
   std::vector<std::byte> state = straight[0].compressor->state();
   state.pop_back();
   CHECK_THROWS_AS(resumed[0].compressor->load_state(state), Error);
+}
+
+TEST_CASE("EF21 refuses a state that has an estimate before its first step") {
+  Ef21Memory<float> memory;
+  const auto load = [&](std::uint8_t first, const std::vector<float>& estimate) {
+    StateWriter writer;
+    writer.put(first);
+    writer.put_list(estimate);
+    const std::vector<std::byte> bytes = writer.take();
+    StateReader reader(bytes);
+    memory.load(reader);
+  };
+  CHECK_NOTHROW(load(1, {}));
+  CHECK_NOTHROW(load(0, {1, 2}));
+  CHECK_THROWS_AS(load(1, {1, 2}), Error);
+  CHECK_THROWS_AS(load(2, {}), Error);
 }
 
 TEST_CASE("coding errors and rejected entries stay out of what a rank holds") {

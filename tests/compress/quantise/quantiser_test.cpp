@@ -228,6 +228,8 @@ TEST_CASE("qsgd takes error feedback only where rounding takes more away than it
   CHECK_NOTHROW(make_compressor(options, whole_group(10, 1)));
   options.set("levels", 11);  // 128 / 121 and 11.3 / 11 are above 1
   CHECK_THROWS_AS(make_compressor(options, whole_group(10, 1)), UserError);
+  options.set("levels", 16), options.set("bucket", 256);  // as much as it adds
+  CHECK_THROWS_AS(make_compressor(options, whole_group(10, 1)), UserError);
   options = quantised("terngrad");
   options.memory = "residual";
   CHECK_THROWS_AS(make_compressor(options, whole_group(10, 1)), UserError);
@@ -291,4 +293,22 @@ TEST_CASE("quantised results do not depend on the number of threads") {
       CHECK(blocks[0] == blocks[1]);
       CHECK(same_bits(averages[0], averages[1]));
     }
+}
+
+TEST_CASE("terngrad does not clip above the largest magnitude") {
+  CompressOptions options = quantised("terngrad");
+  options.set("clip_sigma", 100);
+  SimulatedRanks ranks(options, whole_group(4, 1));
+  ranks[0].gradient = {1.0f, -3.0f, 2.0f, 0.5f};
+  REQUIRE(ranks.step(0, 1.0));
+  CHECK(ranks[0].average[1] == -3);  // the largest travels for certain
+}
+
+TEST_CASE("qsgd's norm is rounded up, so that no entry exceeds it") {
+  CompressOptions options = quantised("qsgd");
+  options.set("levels", 1);
+  SimulatedRanks ranks(options, whole_group(2, 1));
+  ranks[0].gradient = {1.0f, 1e-5f};  // the norm is 1 + 5e-11
+  REQUIRE(ranks.step(0, 1.0));
+  CHECK(ranks[0].average[0] == std::nextafter(1.0f, 2.0f));
 }

@@ -341,3 +341,28 @@ TEST_CASE("dgc_sampled validates its options") {
   options.set("sample_ratio", 0);
   CHECK_THROWS_AS(DgcSampledSelector<float>(options), UserError);
 }
+
+TEST_CASE("the sampled threshold is the least of the sample where nearly all of it counts") {
+  for (int step = 0; step < 20; ++step) {
+    Case<float> c{normal_vector<float>(7, 1000), {}, {}, 0.99, step};
+    float t = 0;
+    CHECK(c.select().indices == plain_rule(c, t));
+  }
+}
+
+TEST_CASE("the sampled selection keeps its threshold where just k entries reach it") {
+  // 50 entries of 2 at every 9th position: whoever samples these falls from 2 to 1.6, which 100 reach.
+  Case<float> c;
+  c.u.assign(10000, 0.1f);
+  for (std::size_t i = 0; i < 50; ++i) c.u[9 * i] = 2.0f, c.u[9000 + i] = 1.7f;
+  c.options.set("sample_ratio", 0.1);
+  c.options.set("truncate", "largest");
+  REQUIRE(sample_geometry(10000, 0.01, 0.1).stride == 9);
+  int met = 0;
+  for (c.step = 0; c.step < 60; ++c.step) {
+    const Selected<float> selected = c.select();
+    if (selected.indices.size() != 100 || selected.indices[1] != 9) continue;
+    met += selected.threshold == static_cast<double>(2.0f * 0.8f);
+  }
+  CHECK(met > 0);
+}

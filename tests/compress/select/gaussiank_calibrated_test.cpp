@@ -288,3 +288,22 @@ TEMPLATE_TEST_CASE("gaussiank_calibrated of few elements and of high densities i
   CHECK(select(selector, x, {}, 1.0).indices == plain_topk(x, x.size()));
   CHECK(select(selector, x, {}, 1e-6).indices == plain_topk(x, 1));
 }
+
+TEST_CASE("a step in which k changes much teaches gaussiank_calibrated nothing of its error") {
+  const std::size_t d = 20000;
+  GaussianKCalibratedSelector<double> selector;
+  const auto step = [&](std::uint32_t t, double density) {
+    std::vector<double> u(d);
+    const CounterRng rng(53, RngUse::test, t);
+    for (std::size_t i = 0; i < d; ++i) u[i] = rng.normal(i);
+    select(selector, u, {}, density);
+    selector.commit({});
+  };
+  for (std::uint32_t t = 0; t < 5; ++t) step(t, 0.01);
+  const auto before = selector.carried();
+  REQUIRE(before.bias != 0);
+  step(5, 0.02);
+  CHECK((selector.carried().bias == before.bias && selector.carried().variance == before.variance));
+  step(6, 0.02);
+  CHECK(selector.carried().bias != before.bias);
+}

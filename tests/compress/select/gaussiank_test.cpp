@@ -66,6 +66,24 @@ TEMPLATE_TEST_CASE("gaussiank gives the golden traces", "", float, double) {
   check_trace<TestType>("p9", 0.01, {{0.590865649, 569, 2841988}, {0.886298473, 133, 660462}});
 }
 
+TEST_CASE("gaussiank's third threshold is 2.25 or 0.25 times the first where the second errs on its side") {
+  std::vector<double> many(2500);
+  for (std::size_t i = 0; i < 100; ++i) many[i] = (i < 20 ? 13.0 : 10.0) * (i % 2 ? 1 : -1);
+  GaussianKSelector<double> selector;
+  Selected<double> selected = select(selector, many, {}, 0.01);
+  REQUIRE(selector.trace().size() == 3);
+  const double t = selector.trace()[0].threshold;
+  CHECK((selector.trace()[1].threshold == t * 1.5 && selector.trace()[2].threshold == t * 1.5 * 1.5));
+  CHECK(selected.indices.size() == 20);
+
+  std::vector<double> few(2500);
+  for (std::size_t i = 0; i < few.size(); ++i) few[i] = i % 2 ? 1 : -1;
+  selected = select(selector, few, {}, 0.01);
+  REQUIRE(selector.trace().size() == 3);
+  CHECK(selector.trace()[2].threshold == selector.trace()[0].threshold * 0.25);
+  CHECK(selected.indices.size() == few.size());
+}
+
 TEST_CASE("the moments behind gaussiank are those of the fixture") {
   std::vector<double> x = fixture<double>("shift");
   const Moments moments = accumulate_with_moments(std::span<double>(x), std::span<const double>());
@@ -123,10 +141,25 @@ TEMPLATE_TEST_CASE("gaussiank of zeros selects nothing, of a constant exactly k,
   CHECK(constant.indices == plain_topk(x, 50));
   CHECK(selector.trace().empty());
   std::vector<TestType> few = fixture<TestType>("cubic");
+  std::vector<TestType> enough = few;
   few.resize(2047);
   CHECK(select(selector, few, {}, 0.01).indices == plain_topk(few, 20));
+  CHECK(selector.trace().empty());
+  enough.resize(2048);
+  select(selector, enough, {}, 0.01);
+  CHECK_FALSE(selector.trace().empty());
   std::vector<TestType> one(1, TestType(-3));
   CHECK(select(selector, one, {}, 0.001).values == std::vector<TestType>{TestType(-3)});
+}
+
+TEST_CASE("two thirds and four thirds of k are near enough for gaussiank") {
+  for (const std::size_t count : {20u, 40u}) {
+    std::vector<double> x(3000);
+    for (std::size_t i = 0; i < count; ++i) x[i] = i % 2 ? 10 : -10;
+    GaussianKSelector<double> selector;
+    CHECK(select(selector, x, {}, 0.01).indices.size() == count);  // k is 30
+    CHECK(selector.trace().size() == 1);
+  }
 }
 
 TEST_CASE("gaussiank keeps to the rule where the mean is far from zero") {

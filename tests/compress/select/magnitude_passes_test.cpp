@@ -137,3 +137,9 @@ TEST_CASE("moments of magnitudes do not depend on the number of threads") {
   omp_set_num_threads(before);
   CHECK(results[0] == results[1]);
 }
+
+TEST_CASE("a magnitude at the bound does not belong to the tail, also behind the last whole block") {
+  std::vector<float> x(16 + 4, 2.0f);
+  x[3] = 3, x[18] = -3;
+  CHECK(magnitudes_above(std::span<const float>(x), 2.0).count == 2);
+}

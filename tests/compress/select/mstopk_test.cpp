@@ -118,3 +118,13 @@ TEST_CASE("mstopk's run may start at the first and at the last place, and every 
     CHECK(counts[run] < 360);
   }
 }
+
+TEST_CASE("mstopk's thirtieth bisection parts what the twenty-ninth does not") {
+  // The mean depends on the two entries: this is where the threshold of q = 1/2 + 2^-30 lies between them.
+  const double q = 0.5 + 0x1p-30, share = (1 - q) / 1000, t = (share + q) / (1 - 2 * share);
+  std::vector<double> x(1000);
+  x[500] = 1, x[200] = t - 0x1p-34, x[700] = t + 0x1p-34;
+  MsTopKSelector<double> selector{CompressOptions{}};
+  for (int step = 0; step < 10; ++step)
+    CHECK(select_from_copy(selector, x, {0.002, step}).indices == std::vector<std::uint32_t>{500, 700});
+}

@@ -110,3 +110,26 @@ TEST_CASE("randk with residual memory keeps what it does not send, without memor
     CHECK(kept == (memory == "residual" ? 900 : 0));
   }
 }
+
+TEST_CASE("randk's draw does not depend on the draws before it") {
+  const std::vector<float> x = noise<float>(5000, 1);
+  RandKSelector<float> selector(seeded(5));
+  for (const double density : {0.0006, 0.1}) {  // sorted, and read from the bitmap
+    const auto first = select_from_copy(selector, x, {density, 7}).indices;
+    CHECK(select_from_copy(selector, x, {density, 7}).indices == first);
+  }
+}
+
+TEST_CASE("groups draw their own positions") {
+  GroupSpec spec = whole_group(5000, 1);
+  CompressOptions options = named("randk");
+  std::vector<std::vector<std::byte>> blocks;
+  for (const std::size_t offset : {0u, 5000u}) {
+    spec.offset = offset;
+    SimulatedRanks ranks(options, spec);
+    ranks[0].gradient = noise<float>(5000, 1);
+    REQUIRE(ranks.step(0, 0.01));
+    blocks.push_back(ranks.blocks()[0]);
+  }
+  CHECK(blocks[0] != blocks[1]);
+}

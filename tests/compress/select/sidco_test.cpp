@@ -252,3 +252,11 @@ TEMPLATE_TEST_CASE("sidco selects exactly what no fit can say anything about, an
   const std::vector<TestType> one = {-2};
   CHECK(select_from_copy(selector, one, {0.001}).values == one);
 }
+
+TEST_CASE("sidco fits once where the density is that of its first stage") {
+  SidcoSelector<double> selector(sidco_options("exponential", 3));
+  select_from_copy(selector, noise<double>(5000, 1), {0.25});
+  CHECK(selector.trace().size() == 1);
+  select_from_copy(selector, noise<double>(5000, 1), {0.249});
+  CHECK(selector.trace().size() == 3);
+}

@@ -86,6 +86,23 @@ TEST_CASE("after a failed job the later ones do not run and throw the same error
   }
 }
 
+TEST_CASE("a collective that fails aborts the communicator at once, another error does not") {
+  struct Noting : LoneRank {
+    using LoneRank::LoneRank;
+    void abort(const std::string& reason) noexcept override { aborted = reason; }
+    std::string aborted;
+  };
+  for (const bool overlaps : {false, true}) {
+    Noting collective(overlaps), other(overlaps);
+    CollectiveQueue first(collective), second(other);
+    CHECK_THROWS_AS(first.run([](Communicator&) { throw CollectiveError("the link broke"); }),
+                    CollectiveError);
+    CHECK(collective.aborted == "the link broke");
+    CHECK_THROWS_AS(second.run([](Communicator&) { throw Error("no memory"); }), Error);
+    CHECK(other.aborted.empty());
+  }
+}
+
 TEST_CASE("times of jobs follow each other, and without overlap all of it was waited for") {
   for (const bool overlaps : {false, true}) {
     LoneRank rank(overlaps);

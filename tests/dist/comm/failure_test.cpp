@@ -187,6 +187,18 @@ TEST_CASE("a rank that leaves early ends the others' calls") {
   }
 }
 
+TEST_CASE("a rank that waits alone for one that leaves gets an error at once") {
+  const auto errors = errors_of_ranks("threads", 2,
+                                      [&](Communicator& c) {
+                                        c.barrier();
+                                        if (c.rank() == 0) return c.barrier();
+                                        std::this_thread::sleep_for(std::chrono::milliseconds(200));
+                                      },
+                                      {5, false});
+  INFO(errors[0]);
+  CHECK(contains(errors[0], "rank 1 ended while the others went on"));
+}
+
 TEST_CASE("ranks that make different calls get an error that names them") {
   for (const auto& backend : kBackends) {
     const auto errors = errors_of_ranks(backend, 2, [&](Communicator& c) {

@@ -170,6 +170,22 @@ TEST_CASE(
   CHECK(contains(errors[0], "rank 1 did not come"));
 }
 
+TEST_CASE("a rank that left out a send_receive in which it had no part is found in the next call") {
+  const auto errors =
+      errors_of_ranks("gloo", 3,
+                      [&](Communicator& c) {
+                        const int partner = 1 - c.rank();
+                        std::vector<std::byte> theirs;
+                        if (c.rank() < 2)
+                          c.send_receive(partner, std::vector<std::byte>(10), partner, theirs);
+                        c.barrier();
+                      },
+                      {20, false});
+  INFO(errors[0]);
+  CHECK(contains(errors[0], "do not make the same calls: rank 0 is in barrier #2"));
+  CHECK(contains(errors[0], "rank 2 in barrier #1"));
+}
+
 TEST_CASE("all_to_all beside another call is an error on all ranks") {
   for (const auto& backend : kBackends) {
     const auto errors = errors_of_ranks(backend, 2, [&](Communicator& c) {

@@ -60,6 +60,21 @@ TEST_CASE("a step that any rank sees as not finite is skipped by all and leaves 
       }
 }
 
+TEST_CASE("of several ranks that are not finite the first one is named", "[exchange]") {
+  for (const bool by_loss : {false, true}) {
+    RunPlan plan = plan_of("topk", "all");
+    plan.steps = 1;
+    const auto bad = [](int rank) { return rank == 1 || rank == 3; };
+    if (by_loss)
+      plan.loss_finite = [&](std::int64_t, int rank) { return !bad(rank); };
+    else
+      plan.gradient = [&](std::int64_t step, int rank, std::size_t i) {
+        return bad(rank) && i == 5 ? std::nanf("") : gradient_value(step, rank, i);
+      };
+    for (const RankRecord& record : run(plan)) CHECK(record.results[0].bad_rank == 1);
+  }
+}
+
 TEST_CASE("with one rank, a NaN skips the step and names the rank", "[exchange]") {
   RunPlan plan = plan_of("dense", "all");
   plan.ranks = plan.steps = 1;
@@ -77,6 +92,22 @@ TEST_CASE("finite gradients whose sum overflows skip the step too, and no rank i
     CHECK(!record.results[0].committed);
     CHECK(record.results[0].bad_rank == -1);
   }
+}
+
+TEST_CASE("whether a sum could overflow is asked of the weighted values", "[exchange]") {
+  for (const std::string name : {"topk", "signsgd"})
+    for (const bool light : {false, true}) {
+      INFO(name << (light ? ", light" : ", heavy"));
+      RunPlan plan = plan_of(name, "all");
+      plan.ranks = 3;
+      plan.steps = 1;
+      plan.weights = light ? std::vector<float>{0.5f, 0.5f, 2.0f} : std::vector<float>{1.4f, 1.4f, 0.2f};
+      const float large = light ? 2e38f : 1.3e38f;  // of two ranks; a float ends at 3.4e38
+      plan.gradient = [&](std::int64_t, int rank, std::size_t i) {
+        return rank < 2 && i < 61 ? large : 1.0f;
+      };
+      for (const RankRecord& record : run(plan)) CHECK(record.results[0].committed == light);
+    }
 }
 
 TEST_CASE("a rank that fails in the middle of a step ends the others' step with its reason", "[exchange]") {

@@ -75,6 +75,7 @@ TEST_CASE("scope tensor gives a compressor one range a parameter, the others one
   CHECK(group_spec(groups[1], "tensor", 2).segments == Ranges{{0, 7}});
   CHECK(group_spec(groups[0], "group", 2).segments == Ranges{{0, 61}});
   CHECK(group_spec(groups[0], "model", 2).numel == 61);
+  CHECK(group_spec(groups[1], "group", 2).offset == 61);  // what random choices are keyed by
 }
 
 TEST_CASE("invalid exchange options are errors that name their key", "[exchange]") {

@@ -57,6 +57,10 @@ TEST_CASE("dense takes the library's sum unless told otherwise, a compressed met
   CHECK(run(plan)[1].calls == std::vector<std::string>{"sum 68", "gather"});
   plan.options.ordered_sum = true;
   CHECK(run(plan)[1].calls == std::vector<std::string>{"ordered sum 68", "gather"});
+  plan.options.compress.values = "bf16";
+  CHECK(run(plan)[1].calls == std::vector<std::string>{"ordered sum of bfloat16 68", "gather"});
+  plan.options.ordered_sum = false;
+  CHECK(run(plan)[1].calls == std::vector<std::string>{"sum of bfloat16 68", "gather"});
   plan.options = method("test_rotate");
   CHECK(run(plan)[1].calls == std::vector<std::string>{"gather", "ordered sum 7", "gather"});
 }
@@ -208,7 +212,49 @@ TEST_CASE("bytes, entries and the plan's bytes are those of the messages", "[exc
   const auto stats = run(plan)[1].results[0].stats;
   CHECK(stats.selected == 21);  // of 61, every third from 0
   CHECK(stats.bytes_sent == (1 + 21) * 4 + 7 * 4);
+  CHECK(stats.bytes_received == stats.bytes_sent);  // the other rank's block, and the sum
   CHECK((stats.encode > 0 && stats.communicate > 0 && stats.decode > 0 && stats.exposed > 0));
+}
+
+TEST_CASE("entries that a capacity keeps back are counted over all groups", "[exchange]") {
+  RunPlan plan;
+  plan.options = method("threshold", "none");
+  plan.options.compress.set("threshold", 1e-6);
+  plan.options.compress.capacity = 1;
+  plan.density = 0.1;
+  const auto stats = run(plan)[1].results[0].stats;
+  CHECK(stats.selected == 6);        // of 33, 6, 10 and 12 entries: 3, 1, 1 and 1
+  CHECK(stats.over_capacity == 55);  // all the others, which exceed the threshold
+}
+
+TEST_CASE("dense groups in 16 bits travel whole, whatever the density", "[exchange]") {
+  RunPlan plan;
+  plan.options = method("topk");
+  plan.options.dense_values = "bf16";
+  plan.density = 0.1;
+  const auto average = run(plan)[0].averages[0];
+  for (std::size_t i = kCompressible; i < kSize; ++i)
+    CHECK(average[i] == Approx((gradient_value(0, 0, i) + gradient_value(0, 1, i)) / 2).margin(0.02));
+  CHECK(run(plan)[0].results[0].stats.bytes_sent ==
+        planned_bytes(*TinyModel().arena, plan.options, plan.ranks, plan.density));
+}
+
+TEST_CASE("spans say in which round a group was decoded", "[exchange]") {
+  std::vector<int> rounds;
+  run_ranks(1, false, [&](TestCommunicator& communicator) {
+    TinyModel model;
+    CollectiveQueue queue(communicator);
+    Exchange exchange(*model.arena, queue, method("test_common_scale"));
+    exchange.begin_step(0, 1.0);
+    for (Parameter* parameter : model.arena->parameters()) {
+      write_gradient(*parameter, 0, 0);
+      exchange.ready(*parameter);
+    }
+    exchange.finish(true);
+    for (const ExchangeSpan& span : exchange.spans())
+      if (span.kind == ExchangeSpan::Kind::decode && span.group == 0) rounds.push_back(span.round);
+  });
+  CHECK(rounds == std::vector<int>{0, 1});
 }
 
 TEST_CASE("what topk and dense send is what the plan promised", "[exchange]") {

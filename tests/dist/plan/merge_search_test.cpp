@@ -63,6 +63,17 @@ TEST_CASE("OMGS can be slower than no merging, and the optimum is not", "[merge]
   CHECK(evaluate(layers, merge_optimal(layers, model), model).makespan < apart);
 }
 
+TEST_CASE("OMGS and MG-WFBP do not wait where waiting saves just what it costs", "[merge]") {
+  const CostModel model = line_model(0, 0.5, 0.25);
+  const std::vector<LayerCost> three = {{1, 1}, {1, 10}, {1, 0.5}};
+  OmgsTrace trace;
+  CHECK(merge_omgs(three, model, &trace) == Sizes{2, 1});
+  REQUIRE(trace.decisions.size() == 1);
+  CHECK((trace.decisions[0].wait == 0.5 && trace.decisions[0].save == 0.5));
+  const std::vector<LayerCost> two = {{4, 1}, {4, 0.5}};
+  CHECK(merge_mgwfbp(two, 0.5, model.communicate) == Sizes{1, 1});
+}
+
 TEST_CASE("MG-WFBP merges while the network is busy until the next layer is ready", "[merge]") {
   // Ready at 1, 3, 5, 7; alpha is 1. The first message begins at 1, when the second layer is neither ready nor
   // due within alpha: on its own, until 11. The others are all ready by then: one group.

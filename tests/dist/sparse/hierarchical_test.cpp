@@ -140,6 +140,22 @@ TEST_CASE("hosts of ranks make every kind of call as one rank a host would") {
   }
 }
 
+TEST_CASE("a hierarchy that gives up ends the other hosts' calls with its reason") {
+  const auto errors =
+      errors_of_ranks("threads", 4,
+                      [&](Communicator& flat) {
+                        const int me = flat.rank(), host = me / 2;
+                        const auto inside = flat.split(host);
+                        const auto across = flat.split(me % 2 == 0 ? 0 : me);
+                        HierarchicalCommunicator c(*inside, me % 2 == 0 ? across.get() : nullptr, host, 2);
+                        if (me == 0) c.abort("the disk is full");
+                        if (host == 1) c.barrier();
+                      },
+                      {20, false});
+  INFO(errors[2]);
+  CHECK(errors[2].find("the disk is full") != std::string::npos);
+}
+
 TEST_CASE("a hierarchy steps as so many ranks as hosts would, each with its host's mean gradient") {
   for (const auto& shape : shapes)
     for (const std::string method : {"topk", "test_rotate", "test_common_scale", "regtopk"})
@@ -172,16 +188,18 @@ TEST_CASE("the ranks of a host count with their weights, and a host with those o
     for (int r = 0; r < 4; ++r) CHECK(records[r].averages == flat[r / 2].averages);
 
     // With everything sent, the average is sum(weight * gradient) / ranks, whatever the hosts.
-    plan.weights = {1.5f, 1.5f, 0.5f, 0.5f};
     plan.density = 1.0;
     if (method != "topk") continue;
-    const auto all = run_on("threads", plan);
-    std::vector<float> expected(all[0].averages[3].size());
-    for (std::size_t i = 0; i < expected.size(); ++i) {
-      for (int r = 0; r < 4; ++r) expected[i] += plan.weights[r] * whole_value(3, r, i);
-      expected[i] /= 4;
+    for (const auto& weights : {std::vector<float>{1.5f, 1.5f, 0.5f, 0.5f}, {0.25f, 0.25f, 1.75f, 1.75f}}) {
+      plan.weights = weights;
+      const auto all = run_on("threads", plan);
+      std::vector<float> expected(all[0].averages[3].size());
+      for (std::size_t i = 0; i < expected.size(); ++i) {
+        for (int r = 0; r < 4; ++r) expected[i] += plan.weights[r] * whole_value(3, r, i);
+        expected[i] /= 4;
+      }
+      CHECK(all[0].averages[3] == expected);
     }
-    CHECK(all[0].averages[3] == expected);
   }
 }
 

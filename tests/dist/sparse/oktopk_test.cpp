@@ -135,6 +135,18 @@ TEST_CASE("oktopk's threshold is exact every 32 steps, and follows the count by 
   CHECK(saved(fleet, 0).threshold == 30);
 }
 
+TEST_CASE("two thirds or four thirds of k entries leave oktopk's threshold as it is", "[sparse_collective]") {
+  Fleet fleet("oktopk", 1, 12);
+  for (const std::uint32_t count : {6u, 4u, 8u, 4u}) {  // of k = 6; the first makes the threshold
+    Entries<float> entries;
+    for (std::uint32_t i = 0; i < count; ++i)
+      entries.indices.push_back(i), entries.values.push_back(20.0f + i);
+    CHECK(fleet.sum({entries}, 6)[0].sum.indices.size() == count);
+    fleet.commit();
+    CHECK(saved(fleet, 0).threshold == 20);
+  }
+}
+
 TEST_CASE("over 200 steps of random entries oktopk keeps between a third of k and three times k",
           "[sparse_collective]") {
   constexpr std::size_t kNumel = 1500, kCount = 60;

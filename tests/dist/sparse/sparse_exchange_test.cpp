@@ -256,3 +256,27 @@ TEST_CASE("a sparse collective of a method that sends no entries, or rounds them
   has(refusal([](ExchangeOptions& options) { options.collective = "gtopp"; }), "gtopk");
   CHECK(refusal([](ExchangeOptions&) {}).empty());
 }
+
+TEST_CASE("what a sparse collective has learnt goes from each committed step to the next",
+          "[sparse_collective]") {
+  const RunPlan plan = plan_of("oktopk", "topk", 2);
+  std::vector<std::vector<std::byte>> states(4);
+  topknot::run_ranks("threads", plan.ranks, [&](Communicator& communicator) {
+    TinyModel model;
+    CollectiveQueue queue(communicator);
+    Exchange exchange(*model.arena, queue, plan.options);
+    for (std::size_t step = 0; step < states.size(); ++step) {
+      exchange.begin_step(static_cast<std::int64_t>(step), plan.density);
+      model.arena->clear_gradients();
+      for (Parameter* parameter : model.arena->parameters()) {
+        write_gradient(*parameter, static_cast<std::int64_t>(step), communicator.rank());
+        exchange.ready(*parameter);
+      }
+      exchange.finish(step != 2);
+      if (communicator.rank() == 0) states[step] = exchange.state();
+    }
+  });
+  CHECK(states[1] != states[0]);
+  CHECK(states[2] == states[1]);  // the step was skipped
+  CHECK(states[3] != states[2]);
+}

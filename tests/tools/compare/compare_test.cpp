@@ -36,6 +36,8 @@ struct Made {
   double bytes = 4000;
   bool complete = true;
   bool accuracy = true;
+  int steps = 20, every = 1;  // every so many steps are in the file
+  bool slower = false;        // step i's forward pass takes i milliseconds
 };
 
 struct Folder {
@@ -46,13 +48,14 @@ struct Folder {
     REQUIRE(loaded.problems.empty());
     const RunDirectory folder = create_run_directory(loaded, {"train"});
     MetricsWriter writer(folder.metrics_jsonl());
-    const int steps = 20;
+    const int steps = made.steps;
     for (int i = 1; i <= steps; ++i) {
       StepRecord step;
       step.step = i, step.epoch = 0.1 * i, step.time_s = made.step_seconds * i, step.loss = 2.0 / i;
       step.bytes_sent = made.bytes, step.bytes_dense = 4000, step.images_per_second = 10 / made.step_seconds;
-      step.forward_s = 0.02, step.backward_s = 0.03, step.communicate_s = 0.015, step.exposed_s = 0.01;
-      writer.write(step);
+      step.forward_s = made.slower ? 0.001 * i : 0.02, step.backward_s = 0.03, step.communicate_s = 0.015,
+      step.exposed_s = 0.01;
+      if (i % made.every == 0) writer.write(step);
       if (i % 5 != 0) continue;
       EvalRecord eval;
       eval.step = i, eval.epoch = step.epoch, eval.time_s = step.time_s, eval.test_loss = 1.0 / i;
@@ -166,6 +169,14 @@ TEST_CASE("the default target is 95 % of the best dense accuracy, and the times 
   CHECK(c.methods[1].bytes_a_step.mean == Approx(40));
 }
 
+TEST_CASE("an accuracy that is the target reaches it") {
+  const Folder folder;
+  folder.add("d", {.step_seconds = 0.1, .best = 0.8});
+  const auto c = folder.compare({"d"}, 0.8);
+  CHECK(c.methods[0].reached == 1);
+  CHECK(c.methods[0].seconds_to_target.mean == Approx(1.5));
+}
+
 TEST_CASE("without a dense run the target is the lowest best accuracy and there is no speed-up") {
   const Folder folder;
   folder.add("a", {.overrides = kTopk, .best = 0.6});
@@ -174,6 +185,28 @@ TEST_CASE("without a dense run the target is the lowest best accuracy and there 
   CHECK(c.target == Approx(0.6));
   CHECK(std::isnan(c.methods[0].speed_up));
   CHECK(contains(comparison_text(c), "no dense run"));
+}
+
+TEST_CASE("of several dense methods the best makes the target, and the nearest is the baseline") {
+  const Folder folder;
+  folder.add("d1", {.overrides = {"optimizer.lr=0.1"}, .best = 0.8});
+  folder.add("d2", {.overrides = {"optimizer.lr=0.2"}, .best = 0.6});
+  folder.add("t2", {.overrides = {"compress.name=topk", "optimizer.lr=0.2"}, .best = 0.7});
+  folder.add("t3", {.overrides = {"compress.name=topk", "optimizer.lr=0.3"}, .best = 0.7});
+  const auto c = folder.compare({"d1", "d2", "t2", "t3"});
+  CHECK(c.target == Approx(0.76));
+  CHECK(c.methods[2].baseline == 1u);
+  CHECK(c.methods[3].baseline == 0u);  // both are as near: the first
+}
+
+TEST_CASE("there is no speed-up to a target that not every run of a method reached") {
+  const Folder folder;
+  folder.add("d", {.best = 0.8});
+  folder.add("t1", {.overrides = {"compress.name=topk", "seed=1"}, .best = 0.8});
+  folder.add("t2", {.overrides = {"compress.name=topk", "seed=2"}, .best = 0.5});
+  const auto c = folder.compare({"d", "t1", "t2"}, 0.7);
+  CHECK(c.methods[1].reached == 1);
+  CHECK(std::isnan(c.methods[1].target_speed_up));
 }
 
 TEST_CASE("a method that misses the target says so and has no speed-up to it") {
@@ -203,6 +236,12 @@ TEST_CASE("an incomplete run is named, drawn dashed, and left out of the means")
   CHECK_FALSE(contains(report_html(folder.compare({"d", "t1"})), "stroke-dasharray=\"5 4\""));
 }
 
+TEST_CASE("the bytes of an incomplete run count the steps between those in its file") {
+  const Folder folder;
+  folder.add("t", {.overrides = kTopk, .bytes = 40, .complete = false, .every = 2});
+  CHECK(folder.compare({"t"}).methods[0].bytes_a_step.mean == Approx(40));
+}
+
 TEST_CASE("the parts of a step add up to its time, and hidden communication stands beside them") {
   const Folder folder;
   folder.add("d", {.step_seconds = 0.1});
@@ -211,6 +250,14 @@ TEST_CASE("the parts of a step add up to its time, and hidden communication stan
   CHECK(t.forward + t.backward + t.exposed + t.other == Approx(t.total));
   CHECK(t.exposed == Approx(0.01));
   CHECK(t.hidden == Approx(0.005));
+}
+
+TEST_CASE("the first steps do not count in a step's times where there are twice as many") {
+  const Folder folder;
+  folder.add("ten", {.steps = 10, .slower = true});
+  folder.add("eleven", {.steps = 11, .slower = true});
+  CHECK(folder.compare({"ten"}).methods[0].times.forward == Approx(0.0055));     // of steps 1 to 10
+  CHECK(folder.compare({"eleven"}).methods[0].times.forward == Approx(0.0085));  // of steps 6 to 11
 }
 
 TEST_CASE("data without classes is compared by test loss") {
