@@ -13,6 +13,8 @@ set(CMAKE_CXX_FLAGS_RELEASE "-O3 -g1")
 # A debug build compares operation, number and size of every collective across the ranks.
 target_compile_definitions(topknot_options INTERFACE $<$<CONFIG:Debug>:TOPKNOT_CHECK_CALLS>)
 
+option(TOPKNOT_UNITY "Compile the sources of a folder as one: a whole build is quicker, a changed file's slower" OFF)
+
 if(TOPKNOT_ASAN)
   target_compile_options(topknot_options INTERFACE
                          $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=address,undefined -fno-omit-frame-pointer>)

@@ -132,7 +132,7 @@ class AcpSgd final : public Compressor {
   bool finite_ = false;
 };
 
-const bool registered = [] {
+const bool acpsgd_registered = [] {
   compressors().add(
       "acpsgd", "low-rank factors P and Q in turn, one sum per step",
       [](const CompressOptions& options, const GroupSpec& group) -> std::unique_ptr<Compressor> {

@@ -106,7 +106,7 @@ std::unique_ptr<Compressor> make_dense(const CompressOptions& options, const Gro
   return std::make_unique<DenseCompressor>(group, narrow);
 }
 
-const bool registered = [] {
+const bool dense_registered = [] {
   compressors().add("dense", "no compression: gradients are summed as they are", make_dense);
   return true;
 }();

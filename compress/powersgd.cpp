@@ -128,7 +128,7 @@ class PowerSgd final : public Compressor {
   bool finite_ = false;
 };
 
-const bool registered = [] {
+const bool powersgd_registered = [] {
   compressors().add(
       "powersgd", "low-rank factors by one warm-started power iteration, two sums per step",
       [](const CompressOptions& options, const GroupSpec& group) -> std::unique_ptr<Compressor> {

@@ -103,7 +103,7 @@ std::unique_ptr<Compressor> make_qsgd(const CompressOptions& options, const Grou
       residual, group);
 }
 
-const bool registered = [] {
+const bool qsgd_registered = [] {
   compressors().add("qsgd", "stochastic rounding to a few levels of a bucket's norm, unbiased", make_qsgd,
                     {kLevels, kBucket});
   return true;

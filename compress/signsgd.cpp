@@ -61,7 +61,7 @@ class SignQuantiser final : public quantise::Quantiser {
   }
 };
 
-const bool registered = [] {
+const bool signsgd_registered = [] {
   compressors().add(
       "signsgd", "signs and one mean magnitude, with error feedback",
       [](const CompressOptions& options, const GroupSpec& group) -> std::unique_ptr<Compressor> {

@@ -100,7 +100,7 @@ std::unique_ptr<Compressor> make_terngrad(const CompressOptions& options, const 
       quantise::Format{quantise::Kind::ternary, 1, group.numel, quantise::cells_of(group, 0)}, false, group);
 }
 
-const bool registered = [] {
+const bool terngrad_registered = [] {
   compressors().add("terngrad", "each entry -s, 0 or s, at random by its magnitude", make_terngrad,
                     {kClipSigma});
   return true;

@@ -67,10 +67,12 @@ class Cifar10 final : public Dataset {
   std::int64_t size_ = 0;
 };
 
-const RegisterDataset registered("cifar10", "60000 colour pictures of 32 x 32 in 10 classes; needs data.root",
-                                 [](const DatasetOptions& options, Split split) -> std::unique_ptr<Dataset> {
-                                   return std::make_unique<Cifar10>(options, split);
-                                 });
+const RegisterDataset cifar10_registered("cifar10",
+                                         "60000 colour pictures of 32 x 32 in 10 classes; needs data.root",
+                                         [](const DatasetOptions& options,
+                                            Split split) -> std::unique_ptr<Dataset> {
+                                           return std::make_unique<Cifar10>(options, split);
+                                         });
 
 }  // namespace
 }  // namespace topknot

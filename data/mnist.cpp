@@ -93,11 +93,11 @@ class Mnist final : public Dataset {
   std::int64_t pixels_ = 0, size_ = 0;
 };
 
-const RegisterDataset registered("mnist",
-                                 "70000 handwritten digits, grey, 28 x 28, in 10 classes; needs data.root",
-                                 [](const DatasetOptions& options, Split split) -> std::unique_ptr<Dataset> {
-                                   return std::make_unique<Mnist>(options, split);
-                                 });
+const RegisterDataset mnist_registered(
+    "mnist", "70000 handwritten digits, grey, 28 x 28, in 10 classes; needs data.root",
+    [](const DatasetOptions& options, Split split) -> std::unique_ptr<Dataset> {
+      return std::make_unique<Mnist>(options, split);
+    });
 
 }  // namespace
 }  // namespace topknot

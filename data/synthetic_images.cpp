@@ -174,7 +174,7 @@ class SyntheticImages final : public Dataset {
   std::vector<std::uint8_t> pictures_;
 };
 
-const RegisterDataset registered(
+const RegisterDataset synthetic_images_registered(
     "synthetic_images",
     "textured patches in noise, 3 x 32 x 32 and 10 classes or as asked for; needs no files",
     [](const DatasetOptions& options, Split split) -> std::unique_ptr<Dataset> {

@@ -68,7 +68,7 @@ class SyntheticRegression final : public Dataset {
   std::vector<float> inputs_, values_;
 };
 
-const RegisterDataset registered(
+const RegisterDataset synthetic_regression_registered(
     "synthetic_regression", "a noisy linear teacher on normal inputs; mean squared error, needs no files",
     [](const DatasetOptions& options, Split split) -> std::unique_ptr<Dataset> {
       return std::make_unique<SyntheticRegression>(options, split);

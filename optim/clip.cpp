@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::size_t kBlock = kClipBlock;
 static_assert(kClipLanes == kLanes);
-constexpr std::size_t kParallelFrom = 1 << 16;
+constexpr std::size_t kParallelNorm = 1 << 16;  // elements
 
 // Sixteen running sums, so that the compiler may use vectors without reordering anything.
 TOPKNOT_MULTIVERSION double block_sum_of_squares(const float* values, std::size_t n) {
@@ -47,7 +47,7 @@ void check_clip_norm(double max_norm) {
 double sum_of_squares(std::span<const float> values) {
   const std::int64_t blocks = static_cast<std::int64_t>((values.size() + kBlock - 1) / kBlock);
   std::vector<double> sums(static_cast<std::size_t>(blocks));
-#pragma omp parallel for schedule(static) if (values.size() >= kParallelFrom)
+#pragma omp parallel for schedule(static) if (values.size() >= kParallelNorm)
   for (std::int64_t block = 0; block < blocks; ++block) {
     const std::size_t begin = static_cast<std::size_t>(block) * kBlock;
     sums[static_cast<std::size_t>(block)] =
@@ -70,7 +70,7 @@ double clip_factor(double norm, double max_norm) {
 void scale(std::span<float> values, double factor) {
   if (factor == 1.0) return;
   const std::int64_t blocks = static_cast<std::int64_t>((values.size() + kBlock - 1) / kBlock);
-#pragma omp parallel for schedule(static) if (values.size() >= kParallelFrom)
+#pragma omp parallel for schedule(static) if (values.size() >= kParallelNorm)
   for (std::int64_t block = 0; block < blocks; ++block) {
     const std::size_t begin = static_cast<std::size_t>(block) * kBlock;
     multiply(values.data() + begin, std::min(kBlock, values.size() - begin), static_cast<float>(factor));

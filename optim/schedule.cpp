@@ -118,7 +118,7 @@ std::unique_ptr<Schedule> make_schedule(const ScheduleOptions& options, double b
 }
 
 namespace {
-const bool registered =
+const bool schedule_registered =
     (schedules().add("constant", "the base rate throughout", make<Constant>),
      schedules().add("multistep", "times schedule.gamma at each of schedule.milestones", make<MultiStep>),
      schedules().add("cosine", "half a cosine from the base rate to schedule.min_lr at the end",

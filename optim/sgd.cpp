@@ -27,7 +27,7 @@ namespace {
 
 // What one thread takes at a time: large enough to amortise the dispatch, small enough to share out.
 constexpr std::size_t kChunk = 1 << 14;
-constexpr std::size_t kParallelFrom = 1 << 16;
+constexpr std::size_t kParallelUpdate = 1 << 16;  // elements
 
 template <SgdRule rule>
 TOPKNOT_INLINE void step_chunk(float* weights, const float* gradient, float* buffer, std::size_t n,
@@ -123,7 +123,7 @@ class Sgd : public Optimizer {
     float* buffer = momentum_.empty() ? nullptr : momentum_.data() + from;
     const std::size_t n = to - from;
     const std::int64_t chunks = static_cast<std::int64_t>((n + kChunk - 1) / kChunk);
-#pragma omp parallel for schedule(static) if (n >= kParallelFrom)
+#pragma omp parallel for schedule(static) if (n >= kParallelUpdate)
     for (std::int64_t chunk = 0; chunk < chunks; ++chunk) {
       const std::size_t begin = static_cast<std::size_t>(chunk) * kChunk;
       step(weights + begin, gradient + begin, buffer ? buffer + begin : nullptr, std::min(kChunk, n - begin),
@@ -137,7 +137,7 @@ class Sgd : public Optimizer {
   std::vector<float> momentum_;
 };
 
-const bool registered =
+const bool sgd_registered =
     (optimizers().add("sgd", "SGD with momentum, Nesterov and weight decay (PyTorch's semantics)",
                       [](const OptimizerOptions& options, ParameterArena& arena) {
                         return std::unique_ptr<Optimizer>(new Sgd(options, arena));

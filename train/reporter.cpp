@@ -10,6 +10,7 @@
 #include <numeric>
 
 #include "nn/core/base/log.h"
+#include "nn/core/base/stopwatch.h"
 #include "nn/core/base/text.h"
 
 namespace topknot {
@@ -17,10 +18,6 @@ namespace {
 
 constexpr double kRedrawSeconds = 0.1;
 constexpr int kBarWidth = 24;
-
-double seconds_since(Reporter::Clock::time_point start) {
-  return std::chrono::duration<double>(Reporter::Clock::now() - start).count();
-}
 
 }  // namespace
 

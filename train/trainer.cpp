@@ -9,6 +9,7 @@
 #include "nn/core/base/check.h"
 #include "nn/core/base/log.h"
 #include "nn/core/base/program.h"
+#include "nn/core/base/stopwatch.h"
 #include "train/engine.h"
 #include "train/reporter.h"
 
@@ -16,10 +17,6 @@ namespace topknot {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 // One rank's loop over epochs and steps, and what is reported of them.
 class Trainer {

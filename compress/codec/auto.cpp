@@ -48,7 +48,7 @@ class AutoIndexCodec final : public IndexCodec {
   std::array<const IndexLayout*, 5> layouts_ = {&raw_, &run16_, &rice_, &bitmap_, &all_};
 };
 
-const bool registered = [] {
+const bool auto_registered = [] {
   index_codecs().add("auto", "whichever is smallest, message by message",
                      [](const CompressOptions&) -> std::unique_ptr<IndexCodec> {
                        return std::make_unique<AutoIndexCodec>();

@@ -39,7 +39,7 @@ class Bf16ValueCode final : public ValueCodec {
   }
 };
 
-const bool registered = [] {
+const bool bf16_registered = [] {
   value_codecs().add("bf16", "2 bytes a value, 8 bits of precision",
                      [](const CompressOptions&) -> std::unique_ptr<ValueCodec> {
                        return std::make_unique<Bf16ValueCode>();

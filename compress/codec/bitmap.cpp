@@ -76,7 +76,7 @@ std::size_t BitmapLayout::decode(std::span<const std::byte> in, std::size_t nume
 }
 
 namespace {
-const bool registered = [] {
+const bool bitmap_registered = [] {
   index_codecs().add("bitmap", "a bit per element", make_layout<BitmapLayout>);
   return true;
 }();

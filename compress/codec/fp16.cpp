@@ -69,7 +69,7 @@ class Fp16ValueCode final : public ValueCodec {
   }
 };
 
-const bool registered = [] {
+const bool fp16_registered = [] {
   value_codecs().add("fp16", "2 bytes a value, 11 bits of precision, scaled by message",
                      [](const CompressOptions&) -> std::unique_ptr<ValueCodec> {
                        return std::make_unique<Fp16ValueCode>();

@@ -75,7 +75,7 @@ class Int8ValueCode final : public ValueCodec {
   }
 };
 
-const bool registered = [] {
+const bool int8_registered = [] {
   value_codecs().add("int8", "1 byte a value, scaled by blocks of 256",
                      [](const CompressOptions&) -> std::unique_ptr<ValueCodec> {
                        return std::make_unique<Int8ValueCode>();

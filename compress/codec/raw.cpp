@@ -51,7 +51,7 @@ std::size_t AllLayout::decode(std::span<const std::byte>, std::size_t numel, std
 }
 
 namespace {
-const bool registered = [] {
+const bool raw_registered = [] {
   index_codecs().add("raw", "4 bytes per position", make_layout<RawLayout>);
   return true;
 }();

@@ -253,7 +253,7 @@ std::size_t RiceLayout::decode(std::span<const std::byte> in, std::size_t numel,
 }
 
 namespace {
-const bool registered = [] {
+const bool rice_registered = [] {
   index_codecs().add("rice", "runs of zeros in Golomb-Rice code", make_layout<RiceLayout>);
   return true;
 }();

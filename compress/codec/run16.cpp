@@ -76,7 +76,7 @@ std::size_t Run16Layout::decode(std::span<const std::byte> in, std::size_t numel
 }
 
 namespace {
-const bool registered = [] {
+const bool run16_registered = [] {
   index_codecs().add("run16", "2 bytes a run of zeros, as DGC sends them", make_layout<Run16Layout>);
   return true;
 }();

@@ -183,7 +183,7 @@ template class DgcMemory<double>;
 
 namespace {
 
-const bool registered = [] {
+const bool dgc_registered = [] {
   add_memory<DgcMemory>("dgc",
                         "momentum before selection: velocities are accumulated, what is sent loses its own",
                         {.owns_momentum = true, .mixes_rates = "the velocity"}, {kMomentumMasking});

@@ -65,7 +65,7 @@ template class Ef21Memory<double>;
 
 namespace {
 
-const bool registered = [] {
+const bool ef21_registered = [] {
   add_memory<Ef21Memory>("ef21",
                          "differences to an estimate of the gradient travel; the estimate is stepped along",
                          {.sends_differences = true, .mixes_rates = "the estimate of the gradient"});

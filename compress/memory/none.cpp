@@ -13,7 +13,7 @@ class NoMemory final : public Memory<T> {
   bool keeps() const override { return false; }
 };
 
-const bool registered = [] {
+const bool none_registered = [] {
   add_memory<NoMemory>("none", "what is not sent is lost");
   return true;
 }();

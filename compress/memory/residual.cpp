@@ -44,7 +44,7 @@ template class ResidualMemory<double>;
 
 namespace {
 
-const bool registered = [] {
+const bool residual_registered = [] {
   add_memory<ResidualMemory>("residual", "error feedback: what is not sent is added to the next gradient");
   return true;
 }();

@@ -201,7 +201,7 @@ template class DgcSampledSelector<double>;
 
 namespace {
 
-const bool registered = [] {
+const bool dgc_sampled_registered = [] {
   add_selector<DgcSampledSelector>("dgc_sampled",
                                    "at most k entries, above a threshold from a sample, adapted (DGC)",
                                    {.at_most_k = true}, {kSampleRatio, kResample, kTruncate});

@@ -89,7 +89,7 @@ template class GaussianKSelector<double>;
 
 namespace {
 
-const bool registered = [] {
+const bool gaussiank_registered = [] {
   add_selector<GaussianKSelector>("gaussiank",
                                   "about k entries, above a threshold from a fitted normal distribution");
   add_sparse("gaussiank",

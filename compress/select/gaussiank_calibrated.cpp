@@ -229,7 +229,7 @@ template class GaussianKCalibratedSelector<double>;
 
 namespace {
 
-const bool registered = [] {
+const bool gaussiank_calibrated_registered = [] {
   add_selector<GaussianKCalibratedSelector>(
       "gaussiank_calibrated", "within 8 % of k entries, above a threshold fitted to the last step's tail");
   add_sparse("gaussiank_calibrated",

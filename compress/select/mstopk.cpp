@@ -91,7 +91,7 @@ template class MsTopKSelector<double>;
 
 namespace {
 
-const bool registered = [] {
+const bool mstopk_registered = [] {
   add_selector<MsTopKSelector>("mstopk", "exactly k entries, nearly the largest, by bisection of a threshold",
                                {.at_most_k = true});
   add_sparse("mstopk", "exactly k entries, nearly the largest, by bisection; error feedback keeps the rest",

@@ -63,7 +63,7 @@ template class RandKSelector<double>;
 
 namespace {
 
-const bool registered = [] {
+const bool randk_registered = [] {
   add_selector<RandKSelector>("randk", "exactly k entries at random positions (compress.shared_seed)",
                               {.at_most_k = true}, {kSharedSeed});
   add_sparse("randk", "k entries at random positions; error feedback keeps the rest", {.select = "randk"});

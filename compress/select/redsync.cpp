@@ -42,7 +42,7 @@ template class RedSyncSelector<double>;
 
 namespace {
 
-const bool registered = [] {
+const bool redsync_registered = [] {
   add_selector<RedSyncSelector>("redsync",
                                 "about k entries, above a threshold searched between mean and maximum");
   add_sparse("redsync", "about k entries above a searched threshold; error feedback keeps the rest",

@@ -146,7 +146,7 @@ template class RegTopKSelector<double>;
 
 namespace {
 
-const bool registered = [] {
+const bool regtopk_registered = [] {
   add_selector<RegTopKSelector>(
       "regtopk", "exactly k entries, magnitudes weighted by what the last average kept of them",
       {.at_most_k = true, .reads_average = true}, {kMu, kQ, kVariant});

@@ -153,7 +153,7 @@ template class SidcoSelector<double>;
 
 namespace {
 
-const bool registered = [] {
+const bool sidco_registered = [] {
   add_selector<SidcoSelector>("sidco",
                               "about k entries, above a threshold from a distribution fitted in stages", {},
                               {kDistribution, kStages});

@@ -42,7 +42,7 @@ template class ThresholdSelector<double>;
 
 namespace {
 
-const bool registered = [] {
+const bool threshold_registered = [] {
   add_selector<ThresholdSelector>("threshold", "the entries whose magnitude exceeds compress.threshold", {},
                                   {kThreshold});
   add_sparse("threshold", "the entries above compress.threshold; error feedback keeps the rest",

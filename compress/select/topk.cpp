@@ -46,7 +46,7 @@ template class TopKSelector<double>;
 
 namespace {
 
-const bool registered = [] {
+const bool topk_registered = [] {
   add_selector<TopKSelector>("topk", "exactly k entries, the largest magnitudes; ties to the lower index",
                              {.at_most_k = true});
   add_sparse("topk", "the k largest entries, exactly; error feedback keeps the rest", {.select = "topk"});

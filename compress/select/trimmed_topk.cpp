@@ -40,7 +40,7 @@ template class TrimmedTopKSelector<double>;
 
 namespace {
 
-const bool registered = [] {
+const bool trimmed_topk_registered = [] {
   add_selector<TrimmedTopKSelector>(
       "trimmed_topk", "at least k entries, above a threshold lowered from near the maximum in steps");
   add_sparse("trimmed_topk", "at least k entries above a trimming threshold; error feedback keeps the rest",

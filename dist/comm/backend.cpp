@@ -21,7 +21,7 @@ std::unique_ptr<Communicator> join_beside_nccl(const GroupOptions& options) {
   return make_gloo_communicator(options);
 }
 
-const bool registered =
+const bool backend_registered =
     (backends().add("nccl", "ranks are processes that talk from GPU to GPU by NCCL; needs one GPU per rank",
                     {.needs = "one GPU per rank", .join = join_beside_nccl, .problem = cuda_problem}),
      true);

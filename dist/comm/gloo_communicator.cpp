@@ -305,7 +305,7 @@ std::unique_ptr<Communicator> make_gloo_communicator(const GroupOptions& options
 
 namespace {
 
-const bool registered =
+const bool gloo_communicator_registered =
     (backends().add("gloo", "ranks are processes that talk by TCP; needs a network between the hosts",
                     {.needs = "a network between the hosts", .join = make_gloo_communicator}),
      true);

@@ -30,7 +30,7 @@ std::vector<std::size_t> merge_mgwfbp(std::span<const LayerCost> layers, double 
 
 namespace {
 
-const bool registered =
+const bool merge_mgwfbp_registered =
     (merge_rules().add("mgwfbp", "planned from measured times by the greedy of MG-WFBP",
                        {.plan =
                             [](std::span<const LayerCost> layers, const MergeCosts& costs) {

@@ -94,7 +94,7 @@ std::vector<std::size_t> merge_omgs(std::span<const LayerCost> layers, const Cos
 
 namespace {
 
-const bool registered =
+const bool merge_omgs_registered =
     (merge_rules().add("omgs", "planned from measured times by the greedy of OMGS-SGD",
                        {.plan = [](std::span<const LayerCost> layers,
                                    const MergeCosts& costs) { return merge_omgs(layers, costs.model); }}),

@@ -239,7 +239,7 @@ CostModel serial(const CostModel& model) {
           [](double) { return 0.0; }};
 }
 
-const bool registered =
+const bool merge_optimal_registered =
     (merge_rules().add("optimal", "planned from measured times: the plan of least modelled time",
                        {.plan =
                             [](std::span<const LayerCost> layers, const MergeCosts& costs) {

@@ -74,7 +74,7 @@ std::vector<std::size_t> cut_at(std::span<const std::size_t> bytes, std::size_t 
 // "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020, section 4.2).
 constexpr std::size_t kFirstBucket = std::size_t{1} << 20, kBucket = std::size_t{25} << 20;
 
-const bool registered = [] {
+const bool merge_plan_registered = [] {
   using Bytes = std::span<const std::size_t>;
   merge_rules().add("none", "each parameter alone",
                     {.cut = [](Bytes bytes, std::size_t) { return cut_at(bytes, 0, 0); }});

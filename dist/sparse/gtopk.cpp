@@ -170,16 +170,16 @@ class GTopK final : public SparseCollective {
 
 // A binomial tree of ceil(log2 P) rounds to rank 0, each of at most k entries of b bytes, and the same back:
 // 2 ceil(log2 P) (alpha + k b beta). Shi et al. count the way to rank 0 only.
-double cost(const Link& link, int ranks, double k, double bytes_per_entry) {
+double gtopk_cost(const Link& link, int ranks, double k, double bytes_per_entry) {
   return 2 * broadcast_cost(link, ranks, k * bytes_per_entry);
 }
 
-const bool registered =
+const bool gtopk_registered =
     (collectives().add("gtopk", "a tree adds and keeps the k largest at each node (gTop-k)",
                        {[](const SparseCollectiveOptions& options) {
                           return std::unique_ptr<SparseCollective>(std::make_unique<GTopK>(options));
                         },
-                        cost}),
+                        gtopk_cost}),
      true);
 
 }  // namespace

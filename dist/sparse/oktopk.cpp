@@ -262,16 +262,16 @@ class OkTopK final : public SparseCollective {
 // winners each: 2 (alpha + (P-1) / P k b beta). Rounds that re-estimate thresholds and regions run once in tens of steps
 // and are left out. (Li and Hoefler's bound, with entries of two words, is (2 P + 2 log2 P) alpha + 6 k (P-1) / P words:
 // it counts an alpha for each message, and a split and a gather that are out of balance.)
-double cost(const Link& link, int ranks, double k, double bytes_per_entry) {
+double oktopk_cost(const Link& link, int ranks, double k, double bytes_per_entry) {
   return ranks < 2 ? 0 : 2 * all_gather_cost(link, ranks, k * bytes_per_entry / ranks);
 }
 
-const bool registered =
+const bool oktopk_registered =
     (collectives().add("oktopk", "each rank adds one region, the largest are gathered (Ok-Topk)",
                        {[](const SparseCollectiveOptions& options) {
                           return std::unique_ptr<SparseCollective>(std::make_unique<OkTopK>(options));
                         },
-                        cost}),
+                        oktopk_cost}),
      true);
 
 }  // namespace

@@ -37,7 +37,7 @@ std::string cheapest_collective(const Link& link, int ranks, double k, double by
 
 namespace {
 
-const bool registered =
+const bool sparse_collective_registered =
     (collectives().add("all_gather", "every block to every rank, which adds them itself",
                        {.cost = [](const Link& link, int ranks, double k,
                                    double entry) { return all_gather_cost(link, ranks, k * entry); }}),

@@ -58,11 +58,12 @@ class AdamW final : public Optimizer {
   std::vector<float> first_, second_;  // moments, of the arena's shape
 };
 
-const bool registered = (optimizers().add("adamw", "AdamW: the worked example of docs/extending.md",
-                                          [](const OptimizerOptions& options, ParameterArena& arena) {
-                                            return std::unique_ptr<Optimizer>(new AdamW(options, arena));
-                                          }),
-                         true);
+const bool adamw_registered =
+    (optimizers().add("adamw", "AdamW: the worked example of docs/extending.md",
+                      [](const OptimizerOptions& options, ParameterArena& arena) {
+                        return std::unique_ptr<Optimizer>(new AdamW(options, arena));
+                      }),
+     true);
 
 }  // namespace
 }  // namespace topknot

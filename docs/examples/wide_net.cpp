@@ -27,10 +27,11 @@ class WideNet final : public Module {
   Linear output_;
 };
 
-const RegisterModel registered("wide_net", "two convolutions: the worked example of docs/extending.md",
-                               [](ParameterStore& store, const ModelOptions& options) -> ModulePtr {
-                                 return std::make_unique<WideNet>(store, options);
-                               });
+const RegisterModel wide_net_registered("wide_net",
+                                        "two convolutions: the worked example of docs/extending.md",
+                                        [](ParameterStore& store, const ModelOptions& options) -> ModulePtr {
+                                          return std::make_unique<WideNet>(store, options);
+                                        });
 
 }  // namespace
 }  // namespace topknot

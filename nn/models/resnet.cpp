@@ -119,7 +119,7 @@ ModulePtr make_resnet18(ParameterStore& store, const ModelOptions& options) {
   return make_resnet(store, options, {64, 128, 256, 512}, 2, ShortcutKind::project);
 }
 
-const RegisterModel registered[] = {
+const RegisterModel resnet_registered[] = {
     {"resnet20", "CIFAR ResNet-20, option A shortcuts", make_cifar_resnet<20>},
     {"resnet32", "CIFAR ResNet-32, option A shortcuts", make_cifar_resnet<32>},
     {"resnet44", "CIFAR ResNet-44, option A shortcuts", make_cifar_resnet<44>},

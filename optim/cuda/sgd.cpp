@@ -59,7 +59,7 @@ class DeviceSgd final : public DeviceOptimizer {
   DeviceArray<float> momentum_;
 };
 
-const bool registered =
+const bool sgd_registered =
     (device_optimizers().add("sgd", "the rules of optim/sgd.cpp",
                              [](const OptimizerOptions& options, ParameterArena& arena) {
                                return std::unique_ptr<DeviceOptimizer>(new DeviceSgd(options, arena));

@@ -4,6 +4,7 @@
 #include <sstream>
 
 #include "dist/comm/threads_communicator.h"
+#include "tests/data/temp_folder.h"
 #include "tests/support/catch.h"
 #include "train/trainer.h"
 
@@ -25,7 +26,8 @@ TEST_CASE("the example model and the example compressor are found by name and tr
   CHECK(models().contains("wide_net"));
   CHECK(compressors().contains("cyclic"));
 
-  const std::string folder = "extending_test_run";
+  const TempFolder temp;
+  const std::string folder = temp.at("run");
   LoadedConfig loaded = load_config(
       "", {"model.name=wide_net", "compress.name=cyclic", "compress.density=0.1", "compress.phase=3",
            "dist.ranks=2", "data.train_size=512", "data.test_size=64", "train.max_steps=12", "train.epochs=2",

@@ -125,7 +125,7 @@ void run_accuracy(const StudyArguments& arguments) {
   std::printf("Written: accuracy.svg in %s\n", out.c_str());
 }
 
-const bool registered = [] {
+const bool study_accuracy_registered = [] {
   studies().add(
       "accuracy", "the summary of scripts/study-cifar10 as a plot: accuracy over density and bytes",
       {{{"in", "", "summary.csv of the study script"}, {"out", "studies/accuracy", "folder of accuracy.svg"}},

@@ -264,7 +264,7 @@ void run_regression(const StudyArguments& arguments) {
   std::printf("\nWritten: regression.csv, regression.jsonl and regression.svg in %s\n", out.c_str());
 }
 
-const bool registered = [] {
+const bool study_regression_registered = [] {
   studies().add("regression", "RegTop-k's linear regression: distance to the optimum over the sparsity",
                 {{{"iterations", "2500", "steps"},
                   {"s", "0.1,0.2,0.3,0.4,0.5,0.6,0.7,0.8,0.9,1.0", "shares of entries that travel"},

@@ -285,7 +285,7 @@ void run_selection(const StudyArguments& arguments) {
   if (max_log2 != 0) run_cost(arguments, max_log2, out);
 }
 
-const bool registered = [] {
+const bool study_selection_registered = [] {
   studies().add(
       "selection", "each selector: selected count and captured energy on recorded gradients; cost over sizes",
       {{{"in", "", "recorded gradients, .npy of [steps, elements], for count and energy; none: cost alone"},

@@ -117,7 +117,7 @@ void run_toy(const StudyArguments& arguments) {
               table_text(table).c_str(), out.c_str());
 }
 
-const bool registered = [] {
+const bool study_toy_registered = [] {
   studies().add("toy", "RegTop-k's toy problem: two workers whose large entries cancel, step by step",
                 {{{"iterations", "150", "steps"},
                   {"mu", "1,2,4", "RegTop-k's mu"},

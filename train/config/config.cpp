@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <set>
@@ -14,6 +13,7 @@
 
 #include "nn/core/base/check.h"
 #include "nn/core/base/suggest.h"
+#include "nn/core/base/text.h"
 #include "train/config/config_text.h"
 
 namespace topknot {
@@ -22,9 +22,6 @@ namespace {
 // Keys of earlier versions, by the names that they have now.
 const std::map<std::string, std::string> kRenamedKeys = {{"compress.code", "compress.codec"}};
 
-std::string last_part(const std::string& name) {
-  return name.substr(name.rfind('.') + 1);
-}
 std::string section_of(const std::string& name) {
   const auto dot = name.find('.');
   return dot == std::string::npos ? "" : name.substr(0, dot);
@@ -74,9 +71,7 @@ class Loader {
     std::ifstream stream(path);
     std::stringstream text;
     if (stream) text << stream.rdbuf();
-    if (!stream)
-      return problem(
-          "", path + ": cannot be read: " + std::strerror(errno ? errno : EIO) + "; configs/ holds examples");
+    if (!stream) return problem("", path + ": cannot be read: " + errno_text() + "; configs/ holds examples");
     if (text.str().find('\0') != std::string::npos || text.str().rfind("\xff\xfe", 0) == 0 ||
         text.str().rfind("\xfe\xff", 0) == 0)
       return problem("", path + ": not a YAML file: binary, or not UTF-8 text; configs/ holds examples");

@@ -34,10 +34,6 @@ std::uint32_t hash_of(const std::string& text) {
   return hash;
 }
 
-std::string last_part(const std::string& key) {
-  return key.substr(key.rfind('.') + 1);
-}
-
 }  // namespace
 
 std::vector<Problem> check_config(const Config& config) {

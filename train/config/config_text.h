@@ -22,6 +22,11 @@ std::optional<RawValue> parse_raw(const std::string& text, bool list_key);
 
 bool is_list(const Key& key);
 
+// "lr" of "optimizer.lr".
+inline std::string last_part(const std::string& key) {
+  return key.substr(key.rfind('.') + 1);
+}
+
 // Writes the value into config; returns "" or what is wrong with it ("needs a number, not 'fast'").
 std::string set_key(const Key& key, const RawValue& value, Config& config);
 

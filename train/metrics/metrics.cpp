@@ -4,13 +4,13 @@
 
 #include <cerrno>
 #include <cmath>
-#include <cstring>
 #include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <type_traits>
 
 #include "nn/core/base/check.h"
+#include "nn/core/base/text.h"
 #include "train/metrics/output_file.h"
 
 namespace topknot {
@@ -107,10 +107,6 @@ void add_line(const Json& json, Metrics& metrics) {
   }
 }
 
-std::string reason() {
-  return std::strerror(errno ? errno : EIO);
-}
-
 std::string csv_number(double value) {
   return std::isfinite(value) ? json_number(value).dump() : "";
 }
@@ -119,7 +115,8 @@ std::string csv_number(double value) {
 
 MetricsWriter::MetricsWriter(const std::string& path) : path_(path), file_(std::fopen(path.c_str(), "ae")) {
   if (!file_)
-    throw UserError(path_ + ": cannot be written: " + reason() + "; choose another folder with output.dir");
+    throw UserError(path_ + ": cannot be written: " + errno_text() +
+                    "; choose another folder with output.dir");
 }
 
 MetricsWriter::~MetricsWriter() {
@@ -130,7 +127,7 @@ void MetricsWriter::line(const std::string& json) {
   errno = 0;
   const std::string text = json + "\n";
   if (std::fwrite(text.data(), 1, text.size(), file_) != text.size() || std::fflush(file_) != 0)
-    throw UserError(path_ + ": writing failed: " + reason() +
+    throw UserError(path_ + ": writing failed: " + errno_text() +
                     "; what was written before is kept. Free space or choose another folder with output.dir");
 }
 
@@ -153,7 +150,7 @@ void MetricsWriter::write(const EndRecord& record) {
 Metrics read_metrics(const std::string& path) {
   errno = 0;
   std::ifstream stream(path);
-  if (!stream) throw UserError(path + ": cannot be read: " + reason());
+  if (!stream) throw UserError(path + ": cannot be read: " + errno_text());
   Metrics metrics;
   std::string text;
   for (int line = 1; std::getline(stream, text); ++line) {

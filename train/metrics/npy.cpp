@@ -10,7 +10,6 @@
 #include <bit>
 #include <cerrno>
 #include <charconv>
-#include <cstring>
 #include <limits>
 #include <optional>
 #include <string_view>
@@ -18,15 +17,12 @@
 #include <utility>
 
 #include "nn/core/base/check.h"
+#include "nn/core/base/text.h"
 
 namespace topknot {
 namespace {
 
 static_assert(std::endian::native == std::endian::little, "elements are read and written as they lie");
-
-std::string reason() {
-  return std::strerror(errno ? errno : EIO);
-}
 
 [[noreturn]] void refuse(const std::string& path, const std::string& what) {
   throw UserError(path + ": " + what);
@@ -271,7 +267,7 @@ void write_all(int file, const std::string& path, std::span<const std::byte> byt
   while (!bytes.empty()) {
     const ssize_t n = write(file, bytes.data(), std::min(bytes.size(), std::size_t{1} << 30));
     if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) refuse(path, "cannot be written: " + reason() + "; free space or choose another place");
+    if (n <= 0) refuse(path, "cannot be written: " + errno_text() + "; free space or choose another place");
     bytes = bytes.subspan(static_cast<std::size_t>(n));
   }
 }
@@ -279,7 +275,7 @@ void write_all(int file, const std::string& path, std::span<const std::byte> byt
 NpyFile create(const std::string& path) {
   errno = 0;
   const int file = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-  if (file < 0) refuse(path, "cannot be written: " + reason() + "; choose another place");
+  if (file < 0) refuse(path, "cannot be written: " + errno_text() + "; choose another place");
   return NpyFile(file);
 }
 
@@ -292,7 +288,7 @@ void write_header(int file, const std::string& path, const char* descr,
 // close() reports the delayed errors of a full disk or a lost server.
 void close_checked(NpyFile& file, const std::string& path) {
   errno = 0;
-  if (::close(file.release()) != 0) refuse(path, "cannot be written: " + reason());
+  if (::close(file.release()) != 0) refuse(path, "cannot be written: " + errno_text());
 }
 
 template <class T>
@@ -316,9 +312,9 @@ int NpyFile::release() {
 
 NpyReader::NpyReader(const std::string& path)
     : path_(path), file_(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
-  if (file_.get() < 0) refuse(path, "cannot be read: " + reason());
+  if (file_.get() < 0) refuse(path, "cannot be read: " + errno_text());
   struct stat status {};
-  if (fstat(file_.get(), &status) != 0) refuse(path, "cannot be read: " + reason());
+  if (fstat(file_.get(), &status) != 0) refuse(path, "cannot be read: " + errno_text());
   if (S_ISDIR(status.st_mode)) refuse(path, "is a folder; give a .npy file");
   if (!S_ISREG(status.st_mode)) refuse(path, "is no regular file; save the array to a .npy file first");
   const auto size = static_cast<std::size_t>(status.st_size);
@@ -326,7 +322,7 @@ NpyReader::NpyReader(const std::string& path)
   std::string start(std::min(size, kLongestStart), '\0');
   if (read_at(file_.get(), reinterpret_cast<std::byte*>(start.data()), start.size(), 0) !=
       static_cast<ssize_t>(start.size()))
-    refuse(path, "cannot be read: " + reason());
+    refuse(path, "cannot be read: " + errno_text());
   const NpyHeader header = parse_npy_header(path, start, size);
   shape_ = header.shape;
   is_double_ = header.is_double;
@@ -353,7 +349,7 @@ NpyReader::NpyReader(const std::string& path)
 void NpyReader::read_bytes(std::size_t begin, std::span<std::byte> out) const {
   errno = 0;
   const ssize_t got = read_at(file_.get(), out.data(), out.size(), data_begin_ + begin);
-  if (got < 0) refuse(path_, "cannot be read: " + reason());
+  if (got < 0) refuse(path_, "cannot be read: " + errno_text());
   if (static_cast<std::size_t>(got) < out.size()) refuse(path_, "became shorter while it was read");
 }
 
@@ -409,7 +405,7 @@ void NpyWriter::append(std::span<const float> row) {
 void NpyWriter::close() {
   TOPKNOT_CHECK(file_.get() >= 0, "close() twice");
   errno = 0;
-  if (lseek(file_.get(), 0, SEEK_SET) != 0) refuse(path_, "cannot be written: " + reason());
+  if (lseek(file_.get(), 0, SEEK_SET) != 0) refuse(path_, "cannot be written: " + errno_text());
   write_header(file_.get(), path_, "<f4", shape_);
   close_checked(file_, path_);
 }

@@ -6,6 +6,7 @@
 
 #include "dist/exchange/host_pipeline.h"
 #include "nn/core/base/check.h"
+#include "nn/core/base/stopwatch.h"
 #include "nn/core/base/text.h"
 #include "nn/core/rng.h"
 #include "train/metrics/metrics.h"
@@ -19,10 +20,6 @@ using Clock = std::chrono::steady_clock;
 constexpr int kSizes = 5;                                // of groups
 constexpr int kWarmUp = 2, kTimed = 7, kLeastTimed = 2;  // rounds of one size
 constexpr double kEnough = 0.2;                          // seconds for one size; then kLeastTimed rounds do
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 Group run_of(std::span<Parameter* const> parameters, bool compressed) {
   Group group{parameters.front()->offset(), parameters.front()->offset(), compressed, {}};

@@ -4,7 +4,6 @@
 
 #include <cerrno>
 #include <cmath>
-#include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -142,7 +141,7 @@ ExchangeProfile read_exchange_profile(const std::string& path) {
   std::ifstream stream(path);
   std::stringstream text;
   if (stream) text << stream.rdbuf();
-  if (!stream) Reader(path).fail(std::string("cannot be read: ") + std::strerror(errno ? errno : EIO));
+  if (!stream) Reader(path).fail(std::string("cannot be read: ") + errno_text());
   return parse_exchange_profile(text.str(), path);
 }
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <cmath>
-#include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -24,8 +23,7 @@ std::string read_text(const std::string& path) {
   std::stringstream text;
   if (stream) text << stream.rdbuf();
   if (!stream)
-    throw UserError("compress.layer_density: " + path +
-                    " cannot be read: " + std::strerror(errno ? errno : EIO) +
+    throw UserError("compress.layer_density: " + path + " cannot be read: " + errno_text() +
                     "; give a JSON file {\"parameter\": density}, or auto");
   return text.str();
 }

@@ -12,8 +12,8 @@
 namespace topknot {
 namespace {
 
-constexpr int kWarmUp = 2, kTimed = 7;  // passes
-constexpr double kRate = 1e-12;         // of the updates: the weights stay what they are, and finite
+constexpr int kWarmUpPasses = 2, kTimedPasses = 7;  // passes
+constexpr double kRate = 1e-12;  // of the updates: the weights stay what they are, and finite
 
 }  // namespace
 
@@ -31,7 +31,7 @@ LayerTimes measure_layer_times(const Config& config, const Dataset& data, int ra
   std::map<const Parameter*, std::vector<double>> times;
   std::vector<const Parameter*> order;  // of the last pass; the same in all
   std::vector<double> data_s, forward_s, update_s;
-  for (int pass = 0; pass < kWarmUp + kTimed; ++pass) {
+  for (int pass = 0; pass < kWarmUpPasses + kTimedPasses; ++pass) {
     if (before_pass) before_pass();
     double data_time = 0, forward_time = 0, update_time = 0;
     Batch batch;
@@ -55,7 +55,8 @@ LayerTimes measure_layer_times(const Config& config, const Dataset& data, int ra
     Clock::time_point last = Clock::now();
     backward(loss, [&](Parameter& parameter) {
       const auto now = Clock::now();
-      if (pass >= kWarmUp) times[&parameter].push_back(std::chrono::duration<double>(now - last).count());
+      if (pass >= kWarmUpPasses)
+        times[&parameter].push_back(std::chrono::duration<double>(now - last).count());
       order.push_back(&parameter);
       last = now;
     });
@@ -64,7 +65,7 @@ LayerTimes measure_layer_times(const Config& config, const Dataset& data, int ra
       Stopwatch watch(update_time);
       optimizer->update(0, arena.gradient(0, arena.size()), {pass, kRate});
     }
-    if (pass < kWarmUp) continue;
+    if (pass < kWarmUpPasses) continue;
     data_s.push_back(data_time);
     forward_s.push_back(forward_time);
     update_s.push_back(update_time);

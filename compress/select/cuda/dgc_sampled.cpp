@@ -57,7 +57,7 @@ class DgcSampledOnGpu final : public DeviceSelector {
   DeviceArray<DgcControl> control_;
 };
 
-const bool registered = [] {
+const bool dgc_sampled_registered = [] {
   add_device_selector<DgcSampledOnGpu>("dgc_sampled");
   return true;
 }();

@@ -54,7 +54,7 @@ class DeviceGaussianK final : public DeviceSelector {
   DensityQuantile quantile_ = {-1, 0};
 };
 
-const bool registered = [] {
+const bool gaussiank_registered = [] {
   add_device_selector<DeviceGaussianK>("gaussiank");
   return true;
 }();

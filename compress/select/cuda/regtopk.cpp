@@ -147,7 +147,7 @@ class RegTopKOnGpu final : public DeviceSelector {
   DeviceArray<RegTopKControl> control_;
 };
 
-const bool registered = [] {
+const bool regtopk_registered = [] {
   add_device_selector<RegTopKOnGpu>("regtopk");
   return true;
 }();

@@ -75,7 +75,7 @@ class DeviceThreshold final : public DeviceSelector {
   LargestScratch scratch_;
 };
 
-const bool registered = [] {
+const bool topk_registered = [] {
   add_device_selector<DeviceTopK>("topk");
   add_device_selector<DeviceThreshold>("threshold");
   return true;

@@ -39,7 +39,7 @@ class DeviceCyclic final : public DeviceSelector {
   ListMemory list_;
 };
 
-const bool registered = (add_device_selector<DeviceCyclic>("cyclic"), true);
+const bool cyclic_registered = (add_device_selector<DeviceCyclic>("cyclic"), true);
 
 }  // namespace
 }  // namespace topknot::cuda

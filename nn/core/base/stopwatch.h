@@ -1,15 +1,19 @@
 #pragma once
-// Adds the wall-clock time of a scope to a total.
+// Wall-clock time: of a scope, added to a total, and since a point in time. Seconds.
 
 #include <chrono>
 
 namespace topknot {
 
+inline double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
 class Stopwatch {
  public:
   // `total`, in seconds, must outlive the stopwatch.
   explicit Stopwatch(double& total) : total_(total), start_(std::chrono::steady_clock::now()) {}
-  ~Stopwatch() { total_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count(); }
+  ~Stopwatch() { total_ += seconds_since(start_); }
   Stopwatch(const Stopwatch&) = delete;
   Stopwatch& operator=(const Stopwatch&) = delete;
 

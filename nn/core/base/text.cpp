@@ -1,12 +1,18 @@
 #include "nn/core/base/text.h"
 
 #include <fmt/format.h>
+#include <cerrno>
+#include <cstring>
 
 #include <algorithm>
 #include <charconv>
 #include <cmath>
 
 namespace topknot {
+
+std::string errno_text() {
+  return std::strerror(errno ? errno : EIO);
+}
 
 std::string short_text(double value) {
   return fmt::format("{:g}", value);

@@ -16,6 +16,9 @@ std::string format_duration(double seconds);
 // "1.2 kB", "3.4 MB": powers of 1000
 std::string format_bytes(double bytes);
 
+// What errno says, of the call that has just failed; an input/output error where it says nothing.
+std::string errno_text();
+
 // The q-quantile (0 to 1) of values, linear between neighbours; 0 where there are none.
 double quantile(std::vector<double> values, double q);
 

@@ -58,7 +58,7 @@ Tensor convert(const Tensor& x, Layout layout, DType type) {
   return y;
 }
 
-const RegisterKernels<LayoutKernels> registered(DeviceKind::cpu, {.convert = convert});
+const RegisterKernels<LayoutKernels> channels_registered(DeviceKind::cpu, {.convert = convert});
 
 }  // namespace
 

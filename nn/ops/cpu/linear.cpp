@@ -42,7 +42,8 @@ void backward(const Tensor& x, const Tensor& weight, const Tensor& dy, const OpS
     });
 }
 
-const RegisterKernels<LinearKernels> registered(DeviceKind::cpu, {.forward = forward, .backward = backward});
+const RegisterKernels<LinearKernels> linear_registered(DeviceKind::cpu,
+                                                       {.forward = forward, .backward = backward});
 
 }  // namespace
 }  // namespace topknot

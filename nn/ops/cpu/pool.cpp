@@ -9,13 +9,14 @@
 namespace topknot {
 namespace {
 
-struct Plan {
+struct PoolPlan {
   std::unique_ptr<DnnlKernel> forward, backward;
   std::int64_t workspace_floats = 0;
 };
 
-std::shared_ptr<const Plan> make_plan(const PoolGeometry& g, const Shape& x, const Shape& y, Layout layout) {
-  auto result = std::make_shared<Plan>();
+std::shared_ptr<const PoolPlan> make_plan(const PoolGeometry& g, const Shape& x, const Shape& y,
+                                          Layout layout) {
+  auto result = std::make_shared<PoolPlan>();
   const auto algorithm =
       g.kind == PoolKind::max ? dnnl::algorithm::pooling_max : dnnl::algorithm::pooling_avg_exclude_padding;
   const auto src = activation_desc(x, layout), dst = activation_desc(y, layout);
@@ -46,16 +47,16 @@ std::shared_ptr<const Plan> make_plan(const PoolGeometry& g, const Shape& x, con
 }
 
 // The calling thread's, made once for each geometry and shape.
-std::shared_ptr<const Plan> plan_for(const PoolGeometry& g, const Tensor& x, const Tensor& y) {
+std::shared_ptr<const PoolPlan> plan_for(const PoolGeometry& g, const Tensor& x, const Tensor& y) {
   using Key = std::tuple<PoolGeometry, std::array<std::int64_t, 4>, Layout>;
-  thread_local std::map<Key, std::shared_ptr<const Plan>> plans;
+  thread_local std::map<Key, std::shared_ptr<const PoolPlan>> plans;
   auto& plan = plans[{g, {x.dim(0), x.dim(1), x.dim(2), x.dim(3)}, x.layout()}];
   if (!plan) plan = make_plan(g, x.shape(), y.shape(), x.layout());
   return plan;
 }
 
-struct Kept {
-  std::shared_ptr<const Plan> plan;
+struct PoolKept {
+  std::shared_ptr<const PoolPlan> plan;
   Tensor workspace;  // of max pooling: where each maximum was
 };
 
@@ -66,12 +67,12 @@ OpState pool_forward(const PoolGeometry& g, const Tensor& x, Tensor& y) {
     plan->forward->run(0, {x.data(), y.data(), workspace.data()});
   else
     plan->forward->run(0, {x.data(), y.data()});
-  return std::make_shared<Kept>(Kept{plan, std::move(workspace)});
+  return std::make_shared<PoolKept>(PoolKept{plan, std::move(workspace)});
 }
 
 void pool_backward(const PoolGeometry&, const OpState& state, const Tensor&, const Tensor&, const Tensor& dy,
                    Tensor& dx) {
-  const auto& kept = state_as<Kept>(state);
+  const auto& kept = state_as<PoolKept>(state);
   if (kept.workspace.defined())
     kept.plan->backward->run(0, {dy.data(), dx.data(), kept.workspace.data()});
   else

@@ -47,8 +47,8 @@ void backward(const Tensor& dy, Tensor& dx) {
   });
 }
 
-const RegisterKernels<ShortcutKernels> registered(DeviceKind::cpu,
-                                                  {.forward = forward, .backward = backward});
+const RegisterKernels<ShortcutKernels> shortcut_registered(DeviceKind::cpu,
+                                                           {.forward = forward, .backward = backward});
 
 }  // namespace
 }  // namespace topknot

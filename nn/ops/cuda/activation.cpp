@@ -31,7 +31,7 @@ Tensor convert_form(const Tensor& x, Layout layout, DType type) {
   return y;
 }
 
-const RegisterKernels<LayoutKernels> registered(DeviceKind::cuda, {.convert = convert_form});
+const RegisterKernels<LayoutKernels> activation_registered(DeviceKind::cuda, {.convert = convert_form});
 
 }  // namespace
 

@@ -115,8 +115,8 @@ class CudnnBatchNorm : public BatchNormMethod {
     TOPKNOT_OR_UNSUPPORTED(cudnnGetBatchNormalizationBackwardExWorkspaceSize(
         handle, mode_, ops_, data_.get(), data_.get(), data_.get(), z(), data_.get(), parameters_.get(),
         activation(), &backward_bytes_));
-    TOPKNOT_OR_UNSUPPORTED(cudnnGetBatchNormalizationTrainingExReserveSpaceSize(handle, mode_, ops_, activation(),
-                                                                            data_.get(), &reserve_bytes_));
+    TOPKNOT_OR_UNSUPPORTED(cudnnGetBatchNormalizationTrainingExReserveSpaceSize(
+        handle, mode_, ops_, activation(), data_.get(), &reserve_bytes_));
   }
 
   Tensor forward(const BatchNormArguments& call, BatchNormKept& kept) const override {
@@ -289,8 +289,8 @@ void backward(const BatchNormArguments& call, const OpState& state, Tensor grad,
   recorded.method->backward(call, recorded.kept, std::move(grad), out);
 }
 
-const RegisterKernels<BatchNormKernels> registered(DeviceKind::cuda,
-                                                   {.forward = forward, .backward = backward});
+const RegisterKernels<BatchNormKernels> batch_norm_registered(DeviceKind::cuda,
+                                                              {.forward = forward, .backward = backward});
 
 }  // namespace
 

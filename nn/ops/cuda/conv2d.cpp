@@ -103,9 +103,9 @@ void backward(const ConvGeometry&, const Tensor& x, const Tensor&, const Tensor&
   if (out.x.tensor.defined()) of.input_gradient(dy, out.x);
 }
 
-const RegisterKernels<ConvKernels> registered(DeviceKind::cuda, {.output_layout = output_layout,
-                                                                 .forward = forward,
-                                                                 .backward = backward});
+const RegisterKernels<ConvKernels> conv2d_registered(DeviceKind::cuda, {.output_layout = output_layout,
+                                                                        .forward = forward,
+                                                                        .backward = backward});
 
 }  // namespace
 }  // namespace topknot::cuda

@@ -28,7 +28,8 @@ void backward(const Tensor& x, const Tensor& weight, const Tensor& dy, const OpS
              to.x.accumulate ? 1.0f : 0.0f, to.x.tensor.data(), x.dtype());
 }
 
-const RegisterKernels<LinearKernels> registered(DeviceKind::cuda, {.forward = forward, .backward = backward});
+const RegisterKernels<LinearKernels> linear_registered(DeviceKind::cuda,
+                                                       {.forward = forward, .backward = backward});
 
 }  // namespace
 }  // namespace topknot::cuda

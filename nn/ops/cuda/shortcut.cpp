@@ -24,8 +24,8 @@ void backward(const Tensor& dy, Tensor& dx) {
                      size_of(dx.dtype()));
 }
 
-const RegisterKernels<ShortcutKernels> registered(DeviceKind::cuda,
-                                                  {.forward = forward, .backward = backward});
+const RegisterKernels<ShortcutKernels> shortcut_registered(DeviceKind::cuda,
+                                                           {.forward = forward, .backward = backward});
 
 }  // namespace
 }  // namespace topknot::cuda
