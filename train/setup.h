@@ -51,7 +51,7 @@ struct Plan {
 };
 Plan plan_steps(const Config& config, const Loader& loader);
 
-// --dry-run: the parameter table, the groups, bytes a step and memory, on standard output.
+// --dry-run: the parameter table, the groups, bytes per step and memory, on standard output.
 void print_dry_run(const Config& config);
 
 }  // namespace topknot

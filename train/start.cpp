@@ -64,6 +64,7 @@ void settle_backend(LoadedConfig& loaded, const LaunchPlan& plan, Communicator* 
   backend = choice.backend;
   loaded.origins["dist.backend"] = Origin::chosen;
   if (plan.rank == 0) log_info(fmt::format("dist.backend: auto takes {}: {}", choice.backend, choice.reason));
+  throw_problems(check_config(loaded.config));  // what goes with one backend only
 }
 
 int start_ranks(const LaunchPlan& plan, const DistOptions& options, char* const* argv,
@@ -107,11 +108,12 @@ int start_training(LoadedConfig loaded, int argc, char* const* argv, bool quiet,
     log_fallback(loaded.config.train.device);
   }
   loaded.config.dist.ranks = plan.size;
+  // Named before `auto` is resolved: a choice of the run is no key that differs from its default.
+  if (loaded.config.output.dir.empty()) loaded.config.output.dir = run_directory_name(loaded.config);
   if (std::string& merge = loaded.config.exchange.merge; merge == "auto") {
     merge = resolve_merge(merge, loaded.config.compress.name != "dense", loaded.config.compress.scope);
     loaded.origins["exchange.merge"] = Origin::chosen;
   }
-  if (loaded.config.output.dir.empty()) loaded.config.output.dir = run_directory_name(loaded.config);
   if (plan.kind == LaunchPlan::Kind::threads) settle_backend(loaded, plan, nullptr);
   RunDirectory folder{loaded.config.output.dir};
   RunData data;

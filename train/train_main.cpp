@@ -28,7 +28,12 @@ std::vector<Problem> all_problems(const LoadedConfig& loaded) {
     }
   };
   attempt([&] { parse_device(loaded.config.train.device); });
-  attempt([&] { plan_launch(dist_options(loaded), process_environment()); });
+  attempt([&] {
+    const LaunchPlan plan = plan_launch(dist_options(loaded), process_environment());
+    Config config = loaded.config;  // as a run would have it
+    if (plan.kind == LaunchPlan::Kind::threads) config.dist.backend = "threads";
+    throw_problems(check_config(config));
+  });
   attempt([&] {
     const RunData data = load_data(loaded.config);
     check_run(loaded.config, data);

@@ -111,6 +111,13 @@ TEST_CASE("a run directory has its metrics, and its config.yaml repeats the run"
   CHECK(checksum_of(temp.at("a")) == checksum_of(temp.at("b")));
 }
 
+TEST_CASE("a run without output.dir is named by the keys that were given, not by what auto chose") {
+  const TempFolder temp;
+  REQUIRE(run_command("cd " + temp.str() + " && " TOPKNOT_BIN "/train " + kSmall + "dist.ranks=2").code == 0);
+  for (const auto& run : std::filesystem::directory_iterator(temp.at("runs")))
+    CHECK_FALSE(contains(run.path().string(), "buckets"));
+}
+
 TEST_CASE("dist.backend auto is threads by itself and gloo under a launcher without GPUs, and says so") {
   const TempFolder temp;
   const std::string rest = kSmall + "compress.name=topk train.device=cpu dist.timeout_s=60 ";
@@ -118,6 +125,12 @@ TEST_CASE("dist.backend auto is threads by itself and gloo under a launcher with
   INFO(threads.output);
   REQUIRE(threads.code == 0);
   CHECK(threads.count("dist.backend: auto takes threads") == 1);
+  for (const char* flag : {"--validate", ""}) {
+    const Outcome alone = train(rest + flag + " dist.master=127.0.0.1:29500 output.dir=" + temp.at("alone"));
+    CHECK(alone.code == 2);
+    CHECK(alone.has("ranks that are threads have no master"));
+  }
+  CHECK_FALSE(std::filesystem::exists(temp.at("alone")));
   CHECK(run_command("grep -q \"backend: threads  # auto\" " + temp.at("threads/config.yaml")).code == 0);
   const auto rank = [&](int r) {
     return "RANK=" + std::to_string(r) + " " TOPKNOT_BIN "/train " + rest + "output.dir=" + temp.at("gloo");

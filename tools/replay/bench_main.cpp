@@ -144,8 +144,11 @@ int replay(const Arguments& arguments, int argc, char** argv) {
   loaded.config.dist.ranks = plan.size;
   loaded.config.train.record_gradients = 0;
   loaded.config.output.dir = arguments.out;
+  if (plan.kind == LaunchPlan::Kind::threads) settle_backend(loaded, plan, nullptr);
   report.options.trace_folder = arguments.out;
   StartHooks hooks;
+  // Replay runs on the host, whatever GPUs there are.
+  hooks.joined = [&](Communicator& host) { loaded.config.dist.backend = host.backend(); };
   hooks.load = [&] {};
   hooks.check = [&] { check_replay(*recording, loaded.config); };
   hooks.make_directory = [&] {

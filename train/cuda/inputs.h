@@ -24,7 +24,7 @@ struct DeviceBatch {
 
 class CudaInputs {
  public:
-  // One loader's worth of data, for training with `parts` batches a step, or for evaluation. Data set and
+  // One loader's worth of data, for training with `parts` batches per step, or for evaluation. Data set and
   // context must outlive it.
   CudaInputs(const Config& config, const Dataset& dataset, bool train, int rank, int ranks, int parts);
 

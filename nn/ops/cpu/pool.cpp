@@ -1,4 +1,6 @@
 // Pooling by oneDNN, and the mean of whole images.
+#include <omp.h>
+
 #include <map>
 #include <tuple>
 
@@ -46,11 +48,11 @@ std::shared_ptr<const PoolPlan> make_plan(const PoolGeometry& g, const Shape& x,
   return result;
 }
 
-// The calling thread's, made once for each geometry and shape.
+// The calling thread's, made once for each geometry, shape and number of compute threads: a primitive keeps that number.
 std::shared_ptr<const PoolPlan> plan_for(const PoolGeometry& g, const Tensor& x, const Tensor& y) {
-  using Key = std::tuple<PoolGeometry, std::array<std::int64_t, 4>, Layout>;
+  using Key = std::tuple<PoolGeometry, std::array<std::int64_t, 4>, Layout, int>;
   thread_local std::map<Key, std::shared_ptr<const PoolPlan>> plans;
-  auto& plan = plans[{g, {x.dim(0), x.dim(1), x.dim(2), x.dim(3)}, x.layout()}];
+  auto& plan = plans[{g, {x.dim(0), x.dim(1), x.dim(2), x.dim(3)}, x.layout(), omp_get_max_threads()}];
   if (!plan) plan = make_plan(g, x.shape(), y.shape(), x.layout());
   return plan;
 }

@@ -105,7 +105,7 @@ TEST_CASE("randk with residual memory keeps what it does not send, without memor
       sent += ranks[0].average[i] != 0;
       kept += ranks[0].residual[i] == g[i];
     }
-    CHECK(sent > 150);  // 100 a rank, and few in common
+    CHECK(sent > 150);  // 100 per rank, and few in common
     CHECK(sent <= 200);
     CHECK(kept == (memory == "residual" ? 900 : 0));
   }

@@ -25,7 +25,7 @@ CompressOptions regtopk(double mu = 4, const std::string& variant = "A", double 
   return options;
 }
 
-// What a rank remembers by the definition: dense, one flag an entry.
+// What a rank remembers by the definition: dense, one flag per entry.
 template <class T>
 struct Remembered {
   std::vector<bool> mask;

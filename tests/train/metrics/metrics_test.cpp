@@ -130,7 +130,7 @@ TEST_CASE("a full disk ends in a message with path and reason") {
   CHECK(user_error([] { write_file("/dev/full", "x"); }, {"No space left"}));
 }
 
-TEST_CASE("metrics.csv has one header, a row a step, and evaluations on their step") {
+TEST_CASE("metrics.csv has one header, a row per step, and evaluations on their step") {
   const TempFolder temp;
   Metrics metrics;
   metrics.steps = {step_record(), step_record()};
