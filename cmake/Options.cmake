@@ -1,9 +1,10 @@
 # Compiler options. Binaries are portable: the baseline is x86-64-v2 and hot loops pick AVX2 or AVX-512 at run
 # time (nn/core/simd.h), with bit-equal results, which is why floating-point contraction is off everywhere.
 add_library(topknot_options INTERFACE)
-# GCC 12's -Wrestrict warns of std::string's own code.
+# GCC 12's -Wrestrict warns of std::string's own code, its -Wstringop-overflow of fmt 9's.
 target_compile_options(topknot_options INTERFACE
-                       $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -ffp-contract=off -Wno-psabi -Wno-restrict>)
+                       $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -ffp-contract=off -Wno-psabi -Wno-restrict
+                       -Wno-stringop-overflow>)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   target_compile_options(topknot_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-march=x86-64-v2>)
 endif()
@@ -14,6 +15,10 @@ set(CMAKE_CXX_FLAGS_RELEASE "-O3 -g1")
 target_compile_definitions(topknot_options INTERFACE $<$<CONFIG:Debug>:TOPKNOT_CHECK_CALLS>)
 
 option(TOPKNOT_UNITY "Compile the sources of a folder as one: a whole build is quicker, a changed file's slower" OFF)
+if(TOPKNOT_UNITY)
+  # GCC takes a unit's sources for headers, where types of anonymous namespaces would be a mistake.
+  target_compile_options(topknot_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-subobject-linkage>)
+endif()
 
 if(TOPKNOT_ASAN)
   target_compile_options(topknot_options INTERFACE
