@@ -1,7 +1,5 @@
 // The example collective of docs/extending.md: exact sums, the same bits on every rank, and a run that uses it.
-#include <fstream>
 #include <map>
-#include <sstream>
 
 #include "tests/dist/sparse/sparse_collective_fixture.h"
 #include "tests/support/catch.h"
@@ -9,18 +7,6 @@
 
 using namespace topknot;
 using topknot::testing::train;
-
-namespace {
-
-std::string text_of(const std::string& path) {
-  std::ifstream in(path);
-  REQUIRE(in);
-  std::stringstream text;
-  text << in.rdbuf();
-  return text.str();
-}
-
-}  // namespace
 
 TEST_CASE("the example collective adds every entry exactly, with the same bits on every rank") {
   constexpr std::size_t numel = 60;
@@ -63,9 +49,4 @@ TEST_CASE(
   // Where only starting a message costs time, and every further one at the same time, two short hops win.
   CHECK(cheapest_collective({1e-6, 0, 1}, 3, 10, 8) == "chain");
   CHECK(cheapest_collective({60e-6, 1e-8, 1e-6}, 16, 1000, 8) != "chain");
-}
-
-TEST_CASE("docs/extending.md shows the example collective as it is compiled") {
-  CHECK(text_of(TOPKNOT_SOURCE_DIR "/docs/extending.md")
-            .find(text_of(TOPKNOT_SOURCE_DIR "/docs/examples/chain.cpp")) != std::string::npos);
 }

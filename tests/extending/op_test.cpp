@@ -1,7 +1,5 @@
 // The worked example of an op (docs/examples/swish.cpp): against its formula in float64, and in a model.
 #include <cmath>
-#include <fstream>
-#include <sstream>
 
 #include "nn/models/model.h"
 #include "nn/ops/kernels.h"
@@ -62,18 +60,6 @@ TEST_CASE("an op without kernels for a device names itself and the device") {
   float value = 0;
   const Tensor on_gpu = Tensor::view(&value, {1}, {DeviceKind::cuda, 1});
   CHECK_THROWS_WITH(kernels_for<AbsentKernels>(on_gpu), Catch::Contains("absent has no kernels for cuda:1"));
-}
-
-TEST_CASE("docs/extending.md shows the example op as it is compiled") {
-  const auto text_of = [](const std::string& path) {
-    std::ifstream in(path);
-    REQUIRE(in);
-    std::stringstream text;
-    text << in.rdbuf();
-    return text.str();
-  };
-  CHECK(text_of(TOPKNOT_SOURCE_DIR "/docs/extending.md")
-            .find(text_of(TOPKNOT_SOURCE_DIR "/docs/examples/swish.cpp")) != std::string::npos);
 }
 
 }  // namespace

@@ -33,7 +33,8 @@ std::string range_text(double least, double greatest, bool above, const std::vec
 std::string option_problem(const Option& option, const OptionValue& given) {
   const OptionValue value = converted(option, given);
   if (value.index() != option.standard.index()) return "has a value of another type";
-  const std::string must = "must be " + range_text(option.least, option.greatest, option.above, option.choices);
+  const std::string must =
+      "must be " + range_text(option.least, option.greatest, option.above, option.choices);
   if (const auto* text = std::get_if<std::string>(&value)) {
     const auto& choices = option.choices;
     if (choices.empty() || std::find(choices.begin(), choices.end(), *text) != choices.end()) return "";
@@ -44,7 +45,8 @@ std::string option_problem(const Option& option, const OptionValue& given) {
   const int* integer = std::get_if<int>(&value);
   const double number = integer ? static_cast<double>(*integer) : std::get<double>(value);
   // NaN fits nowhere.
-  const bool fits = number <= option.greatest && (option.above ? number > option.least : number >= option.least);
+  const bool fits =
+      number <= option.greatest && (option.above ? number > option.least : number >= option.least);
   return fits ? "" : must + ", not " + format_number(number);
 }
 
