@@ -1,0 +1,243 @@
+#include "train/checkpoint/safetensors.h"
+
+#include <cstring>
+#include <string>
+
+#include "tests/data/temp_folder.h"
+#include "tests/support/catch.h"
+#include "tests/support/files.h"
+#include "tests/support/user_error.h"
+
+namespace topknot {
+namespace {
+
+std::vector<std::byte> bytes_of(const std::string& text) {
+  const auto bytes = std::as_bytes(std::span(text));
+  return {bytes.begin(), bytes.end()};
+}
+
+// A file by the format's definition: the length, the header as it is given, the data.
+std::vector<std::byte> file_of(const std::string& header, const std::string& data = "") {
+  std::string text;
+  for (int i = 0; i < 8; ++i) text += static_cast<char>((header.size() >> (8 * i)) & 0xFF);
+  return bytes_of(text + header + data);
+}
+
+SafetensorsFile parsed(const std::string& header, const std::string& data = "") {
+  return SafetensorsFile::parse(file_of(header, data), "a.safetensors");
+}
+
+bool refused(const std::vector<std::byte>& bytes, std::initializer_list<std::string> parts) {
+  return user_error([&] { SafetensorsFile::parse(bytes, "a.safetensors"); }, {"a.safetensors: "}) &&
+         user_error([&] { SafetensorsFile::parse(bytes, "a.safetensors"); }, parts);
+}
+
+std::string written(std::span<const TensorView> tensors, const Metadata& metadata = {}) {
+  std::string text;
+  write_safetensors(
+      [&](std::span<const std::byte> part) {
+        text.append(reinterpret_cast<const char*>(part.data()), part.size());
+      },
+      tensors, metadata);
+  return text;
+}
+
+TensorView view(const std::string& name, const std::string& dtype, std::vector<std::int64_t> shape,
+                const std::string& data) {
+  return {name, dtype, std::move(shape), std::as_bytes(std::span(data))};
+}
+
+// One tensor "w" of four bytes with this description.
+std::string one(const std::string& description) {
+  return "{\"w\":" + description + "}";
+}
+
+const std::string kGood = R"({"dtype":"F32","shape":[1],"data_offsets":[0,4]})";
+
+std::string four() {
+  return {"\x00\x00\x80\x3f", 4};
+}
+
+}  // namespace
+
+TEST_CASE("a safetensors file written by hand from the format's definition is read") {
+  const std::string header =
+      R"( {"b":{"data_offsets":[4,7],"dtype":"U8","shape":[3]},"__metadata__":{"k":"v"},)"
+      R"("a":{"dtype":"F32","shape":[1,1],"data_offsets":[0,4]},"e":{"dtype":"I64","shape":[0,9],)"
+      R"("data_offsets":[7,7]},"s":{"dtype":"BF16","shape":[],"data_offsets":[7,9]}}  )";
+  const auto file = parsed(header.substr(1), four() + "xyz\x01\x02");
+  REQUIRE(file.tensors().size() == 4);
+  CHECK(file.tensors()[0].name == "a");
+  CHECK(file.tensors()[0].shape == std::vector<std::int64_t>{1, 1});
+  float value = 0;
+  std::memcpy(&value, file.tensors()[0].data.data(), 4);
+  CHECK(value == 1.0f);
+  const TensorView* b = file.find("b");
+  REQUIRE(b);
+  CHECK(b->dtype == "U8");
+  CHECK(std::memcmp(b->data.data(), "xyz", 3) == 0);
+  CHECK(file.find("e")->data.empty());
+  CHECK(file.find("s")->shape.empty());
+  CHECK(file.find("s")->data.size() == 2);
+  CHECK(file.find("c") == nullptr);
+  CHECK(file.metadata() == Metadata{{"k", "v"}});
+  CHECK(parsed("{}").tensors().empty());
+}
+
+TEST_CASE("the safetensors bytes written are the format's: length, padded header, data in the given order") {
+  const std::string w = four(), ids = "abc";
+  const std::vector<TensorView> tensors = {view("z", "U8", {3}, ids), view("a.b", "F32", {1}, w)};
+  const std::string header =
+      R"({"__metadata__":{"format":"pt"},"z":{"dtype":"U8","shape":[3],"data_offsets":[0,3]},)"
+      R"("a.b":{"dtype":"F32","shape":[1],"data_offsets":[3,7]}})";
+  const std::size_t padded = (header.size() + 7) / 8 * 8;
+  const std::string expected = std::string(1, static_cast<char>(padded)) + std::string(7, '\0') + header +
+                               std::string(padded - header.size(), ' ') + ids + w;
+  CHECK(written(tensors, {{"format", "pt"}}) == expected);
+  CHECK(written({}) == std::string("\x08\0\0\0\0\0\0\0{}      ", 16));
+}
+
+TEST_CASE("safetensors files read back as they were written, through a file too") {
+  const std::string data(48, 'q');
+  std::vector<TensorView> tensors;
+  for (const char* dtype : {"BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0", "I16", "U16", "F16", "BF16",
+                            "I32", "U32", "F32", "C64", "F64", "I64", "U64"})
+    tensors.push_back({std::string("ü \"\n") + dtype,
+                       dtype,
+                       {2, static_cast<std::int64_t>(48 / dtype_bytes(dtype) / 2)},
+                       std::as_bytes(std::span(data))});
+  const Metadata metadata = {{"config", "a: 1\nb: \"\x01\"\n"}, {"", ""}};
+  const std::string text = written(tensors, metadata);
+  const TempFolder temp;
+  temp.write("m.safetensors", {text.begin(), text.end()});
+  SafetensorsFile file = SafetensorsFile::read(temp.at("m.safetensors"));
+  const SafetensorsFile moved = std::move(file);
+  CHECK(moved.metadata() == metadata);
+  REQUIRE(moved.tensors().size() == tensors.size());
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    CHECK(moved.tensors()[i].name == tensors[i].name);
+    CHECK(moved.tensors()[i].dtype == tensors[i].dtype);
+    CHECK(moved.tensors()[i].shape == tensors[i].shape);
+    CHECK(moved.tensors()[i].data.size() == 48);
+    CHECK(std::memcmp(moved.tensors()[i].data.data(), data.data(), 48) == 0);
+    CHECK(moved.find(tensors[i].name) == &moved.tensors()[i]);
+  }
+}
+
+TEST_CASE("a safetensors file of a wrong length is refused") {
+  CHECK(refused({}, {"0 bytes"}));
+  CHECK(refused(bytes_of("1234567"), {"7 bytes"}));
+  CHECK(refused(bytes_of(std::string(8, '\0')), {"does not begin with '{'"}));
+  CHECK(refused(bytes_of(std::string("\x03\0\0\0\0\0\0\0{}", 10)), {"truncated", "3 bytes", "2 follow"}));
+  CHECK(refused(bytes_of(std::string(8, '\xff')), {"18446744073709551615 bytes", "100 MB"}));
+  CHECK(refused(bytes_of(std::string("\x01\xe1\xf5\x05\0\0\0\0{}", 10)), {"100000001 bytes"}));
+  CHECK(refused(bytes_of(std::string("\0\xe1\xf5\x05\0\0\0\0{}", 10)), {"truncated", "100000000"}));
+  CHECK(refused(file_of(one(kGood), "abc"), {"\"w\"", "truncated", "byte 4 of 3"}));
+  CHECK(refused(file_of(one(kGood), "abcde"), {"1 bytes follow"}));
+  CHECK(refused(file_of("{}", "x"), {"1 bytes follow"}));
+  CHECK(refused(file_of(R"({"__metadata__":{}})", "x"), {"1 bytes follow"}));
+}
+
+TEST_CASE("a safetensors header that is no JSON, or not the format's, is refused") {
+  CHECK(refused(file_of("{"), {"no JSON"}));
+  CHECK(refused(file_of(" {}"), {"does not begin with '{'"}));
+  CHECK(refused(file_of("[]"), {"does not begin with '{'"}));
+  CHECK(refused(file_of("{} x"), {"no JSON at its byte 4"}));
+  CHECK(refused(file_of(std::string("{}\0x", 4)), {"no JSON at its byte 3"}));
+  CHECK(refused(file_of("{\"\xff\":{}}"), {"no JSON"}));
+  CHECK(refused(file_of("{\"a\":NaN}"), {"no JSON"}));
+  CHECK(refused(file_of("{\"a\":1}"), {"\"a\" is 1, not an object"}));
+  CHECK(refused(file_of("{\"a\":[1]}"), {"\"a\" is a list, not an object"}));
+  CHECK(refused(file_of(one("{}")), {"tensor \"w\": dtype is missing"}));
+  CHECK(refused(file_of(one(R"({"dtype":"F32","shape":[1]})"), four()), {"data_offsets is missing"}));
+  CHECK(refused(file_of(one(R"({"dtype":"F32","shape":[1],"data_offsets":[0,4],"x":1})"), four()),
+                {"unknown field \"x\""}));
+  CHECK(refused(file_of(one(R"({"dtype":4,"shape":[1],"data_offsets":[0,4]})"), four()),
+                {"dtype has 4, where a text"}));
+  CHECK(refused(file_of(one(R"({"dtype":["F32"],"shape":[1],"data_offsets":[0,4]})"), four()),
+                {"dtype has a list, where a text"}));
+  CHECK(refused(file_of(one(R"({"dtype":"F32","shape":1,"data_offsets":[0,4]})"), four()),
+                {"shape has 1, where a list"}));
+  CHECK(refused(file_of(one(R"({"dtype":"F32","shape":[[1]],"data_offsets":[0,4]})"), four()),
+                {"shape has a list, where a whole number"}));
+  for (const char* number :
+       {"-1", "1.0", "1e0", "18446744073709551616", "9223372036854775808", "\"1\"", "true", "null", "{}"})
+    CHECK(refused(
+        file_of(one(std::string(R"({"dtype":"F32","shape":[)") + number + R"(],"data_offsets":[0,4]})"),
+                four()),
+        {"tensor \"w\": shape has ", "where a whole number is expected"}));
+  CHECK(refused(file_of(one(R"({"dtype":"F32","shape":[1],"data_offsets":[4]})"), four()),
+                {"1 numbers, not 2"}));
+  CHECK(refused(file_of(one(R"({"dtype":"F32","shape":[1],"data_offsets":[0,4,4]})"), four()),
+                {"3 numbers, not 2"}));
+  CHECK(refused(file_of(R"({"__metadata__":{"step":3}})"), {"__metadata__: \"step\" is 3, not a text"}));
+  CHECK(refused(file_of(R"({"__metadata__":{"step":{}}})"), {"__metadata__: \"step\" is an object"}));
+  CHECK(refused(file_of(R"({"__metadata__":"x"})"), {"\"__metadata__\" is a text, not an object"}));
+  std::string deep = "{\"a\":";
+  for (int i = 0; i < 1'000'000; ++i) deep += '[';
+  CHECK(refused(file_of(deep), {"\"a\" is a list"}));
+}
+
+TEST_CASE("a key that stands twice in a safetensors header is refused") {
+  CHECK(refused(file_of("{\"w\":" + kGood + ",\"w\":" + kGood + "}", four()), {"\"w\" stands twice"}));
+  CHECK(refused(file_of(one(R"({"dtype":"F32","dtype":"F32","shape":[1],"data_offsets":[0,4]})"), four()),
+                {"tensor \"w\": \"dtype\" stands twice"}));
+  CHECK(refused(file_of(R"({"__metadata__":{},"__metadata__":{}})"), {"stands twice"}));
+  CHECK(refused(file_of(R"({"__metadata__":{"a":"","a":""}})"), {"__metadata__: \"a\" stands twice"}));
+}
+
+TEST_CASE("safetensors dtypes, shapes and offsets that do not fit are refused") {
+  const auto description = [](const std::string& dtype, const std::string& shape,
+                              const std::string& offsets) {
+    return R"({"dtype":")" + dtype + R"(","shape":)" + shape + R"(,"data_offsets":)" + offsets + "}";
+  };
+  CHECK(refused(file_of(one(description("f32", "[1]", "[0,4]")), four()), {"unknown dtype \"f32\""}));
+  CHECK(refused(file_of(one(description("", "[1]", "[0,4]")), four()), {"unknown dtype \"\""}));
+  CHECK(refused(file_of(one(description("F32", "[2]", "[0,4]")), four()),
+                {"[2] of F32 takes 8 bytes", "for 4"}));
+  CHECK(refused(file_of(one(description("F64", "[]", "[0,4]")), four()), {"takes 8 bytes"}));
+  CHECK(refused(file_of(one(description("F32", "[1]", "[4,0]")), four()), {"end before they begin: 4, 0"}));
+  CHECK(refused(file_of(one(description("F32", "[4294967296,4294967296]", "[0,0]")), ""),
+                {"beyond any memory"}));
+  CHECK(
+      refused(file_of(one(description("F32", "[4611686018427387904]", "[0,0]")), ""), {"beyond any memory"}));
+  CHECK(
+      refused(file_of(one(description("F32", "[1]", "[18446744073709551612,18446744073709551615]")), four()),
+              {"takes 4 bytes"}));
+  CHECK(refused(file_of(one(description("U8", "[9223372036854775807]", "[0,9223372036854775807]")), four()),
+                {"truncated"}));
+  const auto pair = [&](const std::string& first, const std::string& second) {
+    return "{\"a\":" + description("U8", "[2]", first) + ",\"b\":" + description("U8", "[2]", second) + "}";
+  };
+  CHECK(parsed(pair("[2,4]", "[0,2]"), four()).tensors()[0].name == "b");
+  CHECK(refused(file_of(pair("[0,2]", "[0,2]"), "ab"), {"\"b\"", "overlap"}));
+  CHECK(refused(file_of(pair("[0,2]", "[1,3]"), "abc"), {"\"b\"", "overlap", "byte 1"}));
+  CHECK(refused(file_of(pair("[0,2]", "[3,5]"), "abcde"), {"\"b\"", "hole", "byte 2 to 3"}));
+  CHECK(refused(file_of(pair("[1,3]", "[3,5]"), "abcde"), {"\"a\"", "hole", "byte 0 to 1"}));
+}
+
+TEST_CASE("names from a safetensors file reach the terminal escaped and short") {
+  const std::string header = "{\"\\u001b[31m\xc2\x9b" + std::string(1000, 'n') + "\":1}";
+  const std::string message =
+      user_error_message([&] { SafetensorsFile::parse(file_of(header), "a.safetensors"); });
+  CHECK(contains(message, "\\u001b[31m\\u009bnnn"));
+  CHECK(message.size() < 250);
+}
+
+TEST_CASE("a path that is no readable safetensors file is refused with its reason") {
+  const TempFolder temp;
+  CHECK(user_error([&] { SafetensorsFile::read(temp.at("no")); }, {temp.at("no"), "No such file"}));
+  CHECK(user_error([&] { SafetensorsFile::read(temp.str()); }, {temp.str(), "folder"}));
+  CHECK(user_error([&] { SafetensorsFile::read("/dev/zero"); }, {"/dev/zero", "no regular file"}));
+}
+
+TEST_CASE("what cannot be written as a safetensors file is a mistake of the caller") {
+  const std::string data = four();
+  CHECK_THROWS_AS(written(std::vector{view("a", "F31", {1}, data)}), Error);
+  CHECK_THROWS_AS(written(std::vector{view("a", "F32", {2}, data)}), Error);
+  CHECK_THROWS_AS(written(std::vector{view("a", "F32", {1}, data), view("a", "F32", {1}, data)}), Error);
+  CHECK_THROWS_AS(written(std::vector{view("__metadata__", "F32", {1}, data)}, {{"a", "b"}}), Error);
+  CHECK_THROWS_AS(written(std::vector{view("__metadata__", "F32", {1}, data)}), Error);
+}
+
+}  // namespace topknot

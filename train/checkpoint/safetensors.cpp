@@ -1,0 +1,314 @@
+#include "train/checkpoint/safetensors.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <cstring>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <optional>
+#include <set>
+#include <string_view>
+#include <utility>
+
+#include "nn/core/base/check.h"
+#include "nn/core/base/text.h"
+
+namespace topknot {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "elements are read and written as they lie");
+
+constexpr std::size_t kLengthBytes = 8;
+constexpr std::uint64_t kLongestHeader = 100'000'000;  // as the reference implementation
+constexpr std::size_t kAlignment = 8;                  // of the data in the file
+constexpr const char* kMetadata = "__metadata__";
+
+constexpr std::pair<std::string_view, std::size_t> kDtypes[] = {
+    {"BOOL", 1}, {"U8", 1},  {"I8", 1},  {"F8_E5M2", 1}, {"F8_E4M3", 1}, {"F8_E8M0", 1},
+    {"I16", 2},  {"U16", 2}, {"F16", 2}, {"BF16", 2},    {"I32", 4},     {"U32", 4},
+    {"F32", 4},  {"C64", 8}, {"F64", 8}, {"I64", 8},     {"U64", 8},
+};
+
+// A text from a file for a message: quoted, on one line, without what a terminal would interpret.
+std::string quoted_for_message(const std::string& text) {
+  constexpr std::size_t kLongest = 100;
+  const bool cut = text.size() > kLongest;
+  return nlohmann::json(cut ? text.substr(0, kLongest) + "..." : text)
+      .dump(-1, ' ', true, nlohmann::json::error_handler_t::replace);
+}
+
+// Bytes that a tensor takes; nullopt where the number does not fit in 64 bits.
+std::optional<std::uint64_t> tensor_bytes(const std::vector<std::int64_t>& shape, std::size_t width) {
+  if (std::find(shape.begin(), shape.end(), 0) != shape.end()) return 0;
+  std::uint64_t bytes = width;
+  for (const std::int64_t n : shape) {
+    if (n < 0 || bytes > std::numeric_limits<std::uint64_t>::max() / static_cast<std::uint64_t>(n))
+      return std::nullopt;
+    bytes *= static_cast<std::uint64_t>(n);
+  }
+  return bytes;
+}
+
+struct TensorEntry {
+  std::string name, dtype;
+  std::vector<std::int64_t> shape;
+  std::vector<std::uint64_t> offsets;  // begin, end
+};
+
+// The header's JSON, read event by event: the nesting is bounded by what the format has, and a key that stands
+// twice is seen.
+class HeaderReader final : public nlohmann::json_sax<nlohmann::json> {
+ public:
+  explicit HeaderReader(std::string where) : where_(std::move(where)) {}
+
+  std::vector<TensorEntry> tensors;
+  Metadata metadata;
+
+  [[noreturn]] void refuse(const std::string& what) const {
+    throw UserError(fmt::format("{}: not a valid safetensors file: {}", where_, what));
+  }
+
+  bool start_object(std::size_t) override {
+    if (place_ == Place::start) {
+      place_ = Place::file;
+    } else if (place_ == Place::file) {
+      place_ = name_ == kMetadata ? Place::metadata : Place::tensor;
+      if (place_ == Place::tensor) tensors.push_back({name_, {}, {}, {}});
+      fields_.clear();
+    } else {
+      unexpected("an object");
+    }
+    return true;
+  }
+
+  bool key(std::string& key) override {
+    if (place_ == Place::file) {
+      if (!names_.insert(key).second) refuse(fmt::format("{} stands twice", quoted_for_message(key)));
+      name_ = key;
+      return true;
+    }
+    if (place_ == Place::tensor && key != "dtype" && key != "shape" && key != "data_offsets")
+      refuse(fmt::format("{}: unknown field {}", entry(), quoted_for_message(key)));
+    if (!fields_.insert(key).second)
+      refuse(fmt::format("{}: {} stands twice", entry(), quoted_for_message(key)));
+    field_ = key;
+    return true;
+  }
+
+  bool end_object() override {
+    if (place_ == Place::tensor)
+      for (const char* field : {"dtype", "shape", "data_offsets"})
+        if (!fields_.count(field)) refuse(fmt::format("{}: {} is missing", entry(), field));
+    place_ = place_ == Place::file ? Place::end : Place::file;
+    return true;
+  }
+
+  bool start_array(std::size_t) override {
+    if (place_ != Place::tensor || field_ == "dtype") unexpected("a list");
+    place_ = field_ == "shape" ? Place::shape : Place::offsets;
+    return true;
+  }
+
+  bool end_array() override {
+    if (place_ == Place::offsets && tensors.back().offsets.size() != 2)
+      refuse(fmt::format("{}: data_offsets has {} numbers, not 2", entry(), tensors.back().offsets.size()));
+    place_ = Place::tensor;
+    return true;
+  }
+
+  bool number_unsigned(std::uint64_t value) override {
+    if (place_ == Place::shape && value <= std::numeric_limits<std::int64_t>::max())
+      tensors.back().shape.push_back(static_cast<std::int64_t>(value));
+    else if (place_ == Place::offsets)
+      tensors.back().offsets.push_back(value);
+    else
+      unexpected(fmt::format("{}", value));
+    return true;
+  }
+
+  bool string(std::string& value) override {
+    if (place_ == Place::metadata)
+      metadata[field_] = value;
+    else if (place_ == Place::tensor && field_ == "dtype")
+      tensors.back().dtype = value;
+    else
+      unexpected("a text");
+    return true;
+  }
+
+  bool number_integer(std::int64_t) override { unexpected("a negative number"); }
+  bool number_float(double, const std::string&) override { unexpected("a fraction or a number too large"); }
+  bool boolean(bool) override { unexpected("true or false"); }
+  bool null() override { unexpected("null"); }
+  bool binary(nlohmann::json::binary_t&) override { unexpected("binary data"); }
+  bool parse_error(std::size_t position, const std::string&, const nlohmann::json::exception&) override {
+    refuse(fmt::format("the header is no JSON at its byte {}", position));
+  }
+
+ private:
+  enum class Place { start, file, metadata, tensor, shape, offsets, end };
+
+  std::string entry() const {
+    return place_ == Place::metadata ? kMetadata : fmt::format("tensor {}", quoted_for_message(name_));
+  }
+
+  [[noreturn]] void unexpected(const std::string& what) const {
+    if (place_ == Place::start) refuse(fmt::format("the header is {}, not an object", what));
+    if (place_ == Place::file)
+      refuse(fmt::format("{} is {}, not an object", quoted_for_message(name_), what));
+    if (place_ == Place::metadata)
+      refuse(fmt::format("{}: {} is {}, not a text", entry(), quoted_for_message(field_), what));
+    refuse(fmt::format("{}: {} has {}, where {} is expected", entry(), field_, what,
+                       place_ != Place::tensor ? "a whole number"
+                       : field_ == "dtype"     ? "a text"
+                                               : "a list"));
+  }
+
+  std::string where_, name_, field_;
+  Place place_ = Place::start;
+  std::set<std::string> names_, fields_;
+};
+
+std::string header_json(std::span<const TensorView> tensors, const Metadata& metadata) {
+  using Json = nlohmann::ordered_json;
+  Json header = Json::object();
+  if (!metadata.empty()) header[kMetadata] = metadata;
+  std::uint64_t begin = 0;
+  for (const TensorView& tensor : tensors) {
+    const std::size_t width = dtype_bytes(tensor.dtype);
+    TOPKNOT_CHECK(tensor.name != kMetadata, "a tensor has the name of the metadata");
+    TOPKNOT_CHECK(width > 0, fmt::format("tensor '{}': unknown dtype '{}'", tensor.name, tensor.dtype));
+    TOPKNOT_CHECK(
+        tensor_bytes(tensor.shape, width) == tensor.data.size(),
+        fmt::format("tensor '{}': {} bytes for the shape {}", tensor.name, tensor.data.size(), tensor.shape));
+    const std::uint64_t end = begin + tensor.data.size();
+    header[tensor.name] = {{"dtype", tensor.dtype}, {"shape", tensor.shape}, {"data_offsets", {begin, end}}};
+    begin = end;
+  }
+  const std::size_t entries = tensors.size() + (metadata.empty() ? 0 : 1);
+  TOPKNOT_CHECK(header.size() == entries, "a tensor's name stands twice");
+  std::string text = header.dump(-1, ' ', false, Json::error_handler_t::replace);
+  text.append((kAlignment - text.size() % kAlignment) % kAlignment, ' ');
+  TOPKNOT_CHECK(text.size() <= kLongestHeader, "a header longer than 100 MB");
+  return text;
+}
+
+}  // namespace
+
+std::size_t dtype_bytes(const std::string& dtype) {
+  for (const auto& [name, bytes] : kDtypes)
+    if (name == dtype) return bytes;
+  return 0;
+}
+
+void write_safetensors(const ByteSink& sink, std::span<const TensorView> tensors, const Metadata& metadata) {
+  const std::string header = header_json(tensors, metadata);
+  const std::uint64_t length = header.size();
+  sink(std::as_bytes(std::span(&length, 1)));
+  sink(std::as_bytes(std::span(header)));
+  for (const TensorView& tensor : tensors)
+    if (!tensor.data.empty()) sink(tensor.data);
+}
+
+SafetensorsFile SafetensorsFile::parse(std::vector<std::byte> bytes, const std::string& where) {
+  SafetensorsFile file;
+  file.where_ = where;
+  file.bytes_ = std::move(bytes);
+  HeaderReader header(where);
+
+  const std::size_t size = file.bytes_.size();
+  std::uint64_t length = 0;
+  if (size < kLengthBytes)
+    header.refuse(fmt::format("it has {} bytes, and the header's length alone takes 8", size));
+  std::memcpy(&length, file.bytes_.data(), sizeof length);
+  if (length > kLongestHeader)
+    header.refuse(fmt::format("the header's length is given as {} bytes; at most 100 MB are read", length));
+  if (length > size - kLengthBytes)
+    header.refuse(fmt::format("truncated: the header takes {} bytes, and {} follow its length", length,
+                              size - kLengthBytes));
+  const auto* text = reinterpret_cast<const char*>(file.bytes_.data()) + kLengthBytes;
+  if (length == 0 || text[0] != '{') header.refuse("the header does not begin with '{'");
+  // The JSON reader would take a zero for the end.
+  if (const void* zero = std::memchr(text, 0, length))
+    header.refuse(
+        fmt::format("the header is no JSON at its byte {}", static_cast<const char*>(zero) - text + 1));
+  nlohmann::json::sax_parse(text, text + length, &header);
+
+  const std::span<const std::byte> data =
+      std::span<const std::byte>(file.bytes_).subspan(kLengthBytes + length);
+  std::stable_sort(header.tensors.begin(), header.tensors.end(),
+                   [](const TensorEntry& a, const TensorEntry& b) { return a.offsets < b.offsets; });
+  std::uint64_t at = 0;
+  for (TensorEntry& tensor : header.tensors) {
+    const std::uint64_t begin = tensor.offsets[0], end = tensor.offsets[1];
+    const auto refuse = [&](const std::string& what) {
+      header.refuse(fmt::format("tensor {}: {}", quoted_for_message(tensor.name), what));
+    };
+    const std::size_t width = dtype_bytes(tensor.dtype);
+    if (width == 0) refuse(fmt::format("unknown dtype {}", quoted_for_message(tensor.dtype)));
+    if (begin > end) refuse(fmt::format("data_offsets end before they begin: {}, {}", begin, end));
+    const std::optional<std::uint64_t> bytes = tensor_bytes(tensor.shape, width);
+    if (!bytes) refuse(fmt::format("the shape {} is beyond any memory", tensor.shape));
+    if (*bytes != end - begin)
+      refuse(fmt::format("the shape {} of {} takes {} bytes, and data_offsets are for {}", tensor.shape,
+                         tensor.dtype, *bytes, end - begin));
+    if (begin < at) refuse(fmt::format("its data overlap those of the tensor before it at byte {}", begin));
+    if (begin > at) refuse(fmt::format("a hole before its data, from byte {} to {}", at, begin));
+    if (end > data.size()) refuse(fmt::format("truncated: its data end at byte {} of {}", end, data.size()));
+    file.index_[tensor.name] = file.tensors_.size();
+    file.tensors_.push_back({std::move(tensor.name), std::move(tensor.dtype), std::move(tensor.shape),
+                             data.subspan(begin, end - begin)});
+    at = end;
+  }
+  if (at < data.size())
+    header.refuse(fmt::format("{} bytes follow the last tensor's data", data.size() - at));
+  file.metadata_ = std::move(header.metadata);
+  return file;
+}
+
+SafetensorsFile SafetensorsFile::read(const std::string& path) {
+  const auto fail = [&](const std::string& what) -> void {
+    throw UserError(fmt::format("{}: cannot be read: {}", path, what));
+  };
+  errno = 0;
+  const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (file < 0) fail(errno_text());
+  struct Closer {
+    int file;
+    ~Closer() { ::close(file); }
+  } closer{file};
+  struct stat status {};
+  if (fstat(file, &status) != 0) fail(errno_text());
+  if (S_ISDIR(status.st_mode)) fail("it is a folder; give a safetensors file");
+  if (!S_ISREG(status.st_mode)) fail("it is no regular file");
+  std::vector<std::byte> bytes;
+  try {
+    bytes.resize(static_cast<std::size_t>(status.st_size));
+  } catch (const std::exception&) {
+    fail(fmt::format("its {} do not fit in memory", format_bytes(static_cast<double>(status.st_size))));
+  }
+  for (std::size_t done = 0; done < bytes.size();) {
+    errno = 0;
+    const ssize_t n = ::read(file, bytes.data() + done, std::min(bytes.size() - done, std::size_t{1} << 30));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) fail(errno_text());
+    if (n == 0) fail("it became shorter while it was read");
+    done += static_cast<std::size_t>(n);
+  }
+  return parse(std::move(bytes), path);
+}
+
+const TensorView* SafetensorsFile::find(const std::string& name) const {
+  const auto found = index_.find(name);
+  return found == index_.end() ? nullptr : &tensors_[found->second];
+}
+
+}  // namespace topknot
