@@ -137,7 +137,7 @@ int start_training(LoadedConfig loaded, int argc, char* const* argv, bool quiet,
     if (communicator.rank() == plan.rank) outcome = mine;
   };
   if (const int code = start_ranks(plan, options, argv, hooks); code != 0) return code;
-  return outcome.interrupted ? 128 + stop_signal() : 0;
+  return outcome.stop_signal ? 128 + outcome.stop_signal : 0;
 }
 
 }  // namespace topknot

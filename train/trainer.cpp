@@ -39,7 +39,7 @@ class Trainer {
     check_parameters("at the start");
     reporter_.begin();
     last_report_ = Clock::now();
-    bool stopped = false;
+    int stopped = 0;  // the signal
     std::int64_t epoch = 0;
     while (step_ < plan_.total_steps && !stopped && !target_reached()) {
       stopped = run_epoch(epoch++);
@@ -52,8 +52,8 @@ class Trainer {
     reporter_.finish();
     RunOutcome outcome{stopped, evaluation_.accuracy, evaluation_.loss, engine_->checksum()};
     if (stopped) {
-      log_info("stopped by a signal after step " + std::to_string(step_) + "; " + inputs_.folder.path +
-               " has the steps so far");
+      log_info("stopped by " + signal_name(stopped) + " after step " + std::to_string(step_) + "; " +
+               inputs_.folder.path + " has the steps so far");
       return outcome;
     }
     reporter_.end(step_, skipped_, outcome.parameter_checksum, engine_->modelled_makespan());
@@ -61,8 +61,8 @@ class Trainer {
   }
 
  private:
-  // True where the run is to stop.
-  bool run_epoch(std::int64_t epoch) {
+  // The signal that stops the run, or 0.
+  int run_epoch(std::int64_t epoch) {
     engine_->start_epoch(epoch);
     epoch_loss_ = 0;
     std::int64_t steps = 0;
@@ -74,14 +74,14 @@ class Trainer {
       const bool due = check || evaluation || !epoch_goes_on ||
                        static_cast<std::int64_t>(pending_.size()) >= engine_->steps_ahead();
       if (!due) continue;
-      const bool stop = report();
+      const int stop = report();
       if (check) check_parameters("during training");
-      if (stop) return true;
+      if (stop) return stop;
       if (evaluation) run_evaluation();
-      if (target_reached()) return false;
+      if (target_reached()) return 0;
     }
     reporter_.epoch(step_, epoch_loss_ / static_cast<double>(steps));
-    return false;
+    return 0;
   }
 
   // The same on all ranks, as the evaluation is.
@@ -109,8 +109,9 @@ class Trainer {
   }
 
   // Reports the steps made since the last report. One small sum over the ranks for all of them: their metrics, and
-  // whether any rank wants to stop, which is returned.
-  bool report() {
+  // how many ranks have received each of the signals that ask for a stop. Returns the highest of these signals, the
+  // same on every rank, or 0.
+  int report() {
     const std::vector<StepStats> stats = engine_->stats();
     TOPKNOT_CHECK(stats.size() == pending_.size(), "one set of statistics per step");
     // The loss counts as the rank's gradient does, by the weight of its shard.
@@ -122,7 +123,8 @@ class Trainer {
            {step.loss * weight, static_cast<double>(step.bytes_sent),
             static_cast<double>(step.bytes_received), static_cast<double>(step.selected)})
         sums.push_back(value);
-    sums.push_back(stop_signal() ? 1.0 : 0.0);
+    const int signal_here = stop_signal();
+    for (const int signal : kStopSignals) sums.push_back(signal == signal_here ? 1.0 : 0.0);
     engine_->all_reduce(sums);
     const double seconds = seconds_since(last_report_) / static_cast<double>(stats.size());
     const double ranks = communicator_.size();
@@ -144,7 +146,10 @@ class Trainer {
       epoch_loss_ += record.loss;
     }
     pending_.clear();
-    return sums.back() > 0;
+    int stop = 0;
+    for (std::size_t i = 0; i < std::size(kStopSignals); ++i)
+      if (sums[stats.size() * kSums + i] > 0) stop = std::max(stop, kStopSignals[i]);
+    return stop;
   }
 
   void note_skip(std::int64_t step, const StepStats& stats) {

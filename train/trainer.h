@@ -23,7 +23,7 @@ struct RunInputs {
 };
 
 struct RunOutcome {
-  bool interrupted = false;  // by a signal: metrics end without an `end` record
+  int stop_signal = 0;  // that stopped the run, the same on every rank; metrics then have no `end` record
   double test_accuracy = 0, test_loss = 0;
   std::string parameter_checksum;  // 16 hexadecimal digits
 };

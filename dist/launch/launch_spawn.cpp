@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <vector>
@@ -13,6 +14,7 @@
 #include "dist/launch/socket.h"
 #include "dist/launch/tcp_store.h"
 #include "nn/core/base/log.h"
+#include "nn/core/base/program.h"
 
 extern char** environ;
 
@@ -24,7 +26,8 @@ class SignalGate {
  public:
   SignalGate() {
     sigemptyset(&taken_);
-    for (const int signal : {SIGINT, SIGTERM, SIGCHLD}) sigaddset(&taken_, signal);
+    sigaddset(&taken_, SIGCHLD);
+    for (const int signal : kStopSignals) sigaddset(&taken_, signal);
     pthread_sigmask(SIG_BLOCK, &taken_, &before_);
   }
   ~SignalGate() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
@@ -106,10 +109,31 @@ std::vector<std::string> environment_of(int rank, int size, int port) {
   return result;
 }
 
-std::string describe(int rank, int status) {
-  if (!WIFSIGNALED(status)) return fmt::format("rank {} ended with exit code {}", rank, WEXITSTATUS(status));
-  const int signal = WTERMSIG(status);
-  return fmt::format("rank {} died: killed by signal {} ({})", rank, signal, strsignal(signal));
+bool is_stop_signal(int signal) {
+  return std::count(std::begin(kStopSignals), std::end(kStopSignals), signal) > 0;
+}
+
+// A rank that ended other than with exit code 0.
+struct Failure {
+  int rank, status;
+  bool killed;  // by a signal that did not come from here
+  int code() const { return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status); }
+  std::string text() const {
+    if (!WIFSIGNALED(status))
+      return fmt::format("rank {} ended with exit code {}", rank, WEXITSTATUS(status));
+    const int signal = WTERMSIG(status);
+    return fmt::format("rank {} died: killed by signal {} ({})", rank, signal, strsignal(signal));
+  }
+};
+
+// The failure that caused the others: of a rank that something else killed, else of the rank that gave the store its
+// first reason, else the first that was seen. `failures` has one at least.
+const Failure& cause(const std::vector<Failure>& failures, int first_rank) {
+  for (const auto& failure : failures)
+    if (failure.killed) return failure;
+  for (const auto& failure : failures)
+    if (failure.rank == first_rank) return failure;
+  return failures.front();
 }
 
 }  // namespace
@@ -124,9 +148,9 @@ int run_spawned(const LaunchPlan& plan, const DistOptions& options, char* const*
   for (int r = 0; r < plan.size; ++r)
     children.start(r, environment_of(r, plan.size, store.port()), argv, gate);
 
-  int code = 0;
-  bool stopping = false;  // a signal was passed on: ranks may end with a code of their own
-  std::string first;
+  std::vector<Failure> failures;  // in the order in which they were seen
+  bool stopping = false;          // a signal was passed on: ranks may end with a code of their own
+  bool killing = false;
   Deadline terminate = Deadline::max(), kill_by = Deadline::max();
   while (children.alive() > 0) {
     const int signal = gate.next(std::chrono::milliseconds(100));
@@ -135,24 +159,31 @@ int run_spawned(const LaunchPlan& plan, const DistOptions& options, char* const*
       stopping = true;
     }
     int rank, status;
+    const bool first = failures.empty();
     while (children.reap(rank, status)) {
       if (WIFEXITED(status) && WEXITSTATUS(status) == 0) continue;
-      if (code != 0) continue;
-      code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
-      // A reason that a rank gave itself says more than how its process ended.
-      first = store.reason_by_rank() ? store.first_reason() : describe(rank, status);
-      if (!stopping) store.abort(first);
+      const bool passed_on = stopping && WIFSIGNALED(status) && is_stop_signal(WTERMSIG(status));
+      failures.push_back({rank, status, WIFSIGNALED(status) && !killing && !passed_on});
+    }
+    if (first && !failures.empty()) {
+      if (!stopping) store.abort(cause(failures, store.first_reason_rank()).text());
       terminate = deadline_in(stopping ? std::max(grace_s, options.timeout_s) : grace_s);
     }
     if (Clock::now() >= terminate) {
       children.kill_all(SIGTERM);
+      killing = true;
       terminate = Deadline::max();
       kill_by = deadline_in(2);
     }
     if (Clock::now() >= kill_by) children.kill_all(SIGKILL);
   }
-  if (code != 0 && !stopping) log_error("the run has ended; first error: " + first);
-  return code;
+  if (failures.empty()) return 0;
+  const Failure& failure = cause(failures, store.first_reason_rank());
+  // A reason that a rank gave itself says more than how its process ended.
+  const bool told = store.reason_by_rank() && (!failure.killed || store.first_reason_rank() == failure.rank);
+  if (!stopping || failure.killed)
+    log_error("the run has ended; first error: " + (told ? store.first_reason() : failure.text()));
+  return failure.code();
 }
 
 }  // namespace topknot

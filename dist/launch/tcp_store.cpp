@@ -37,17 +37,19 @@ struct TcpStoreServer::State {
   int left_count = 0;
   bool welcomed = false, stopped = false;
 
-  mutable std::mutex mutex;  // guards reason and by_rank
+  mutable std::mutex mutex;  // guards what follows up to `stop`
   std::string reason;
   bool by_rank = false;  // a rank gave the reason itself
+  int reason_rank = -1;
   std::atomic<bool> stop{false};
   std::thread thread;
 
-  void set_reason(const std::string& text, bool given_by_rank) {
+  void set_reason(const std::string& text, bool given_by_rank, int rank = -1) {
     const std::lock_guard lock(mutex);
     if (!reason.empty()) return;
     reason = text;
     by_rank = given_by_rank;
+    reason_rank = rank;
   }
 
   void queue(Client& client, Frame type, const std::string& payload) {
@@ -126,7 +128,7 @@ struct TcpStoreServer::State {
         answer_waiting(client);
         break;
       case Frame::abort:
-        set_reason(payload, true);
+        set_reason(payload, true, client.rank);
         break;
       case Frame::leave: {
         if (client.left) break;
@@ -222,7 +224,7 @@ struct TcpStoreServer::State {
       for (const auto& client : clients)
         if (client->gone && client->rank >= 0 && !client->left)
           set_reason(fmt::format("rank {} died (its connections closed without a message)", client->rank),
-                     false);
+                     false, client->rank);
       std::erase_if(clients, [](const auto& client) { return client->gone; });
       check_arrivals();
       push_reason();
@@ -277,6 +279,11 @@ std::string TcpStoreServer::first_reason() const {
 bool TcpStoreServer::reason_by_rank() const {
   const std::lock_guard lock(state_->mutex);
   return state_->by_rank;
+}
+
+int TcpStoreServer::first_reason_rank() const {
+  const std::lock_guard lock(state_->mutex);
+  return state_->reason_rank;
 }
 
 TcpStoreClient::TcpStoreClient(const std::string& host, int port, int rank, int size, double timeout_s)

@@ -37,6 +37,8 @@ class TcpStoreServer {
   std::string first_reason() const;
   // Whether a rank itself gave the first reason; false where the server noticed a lost connection.
   bool reason_by_rank() const;
+  // The rank that gave the first reason or whose connection was lost; -1: none in particular.
+  int first_reason_rank() const;
 
  private:
   struct State;

@@ -187,10 +187,10 @@ TEST_CASE("ranks find each other through the variables of torchrun, mpirun and s
 
 // Trains without end in the background, and runs `then` once five steps are done.
 Outcome train_in_background(const std::string& keys, const std::string& folder, const std::string& then) {
-  return run_command(TOPKNOT_BIN "/train " + kSmall + "train.max_steps=1000000 train.epochs=1000000 " + keys +
-                     " dist.timeout_s=20 output.dir=" + folder +
-                     " & parent=$!; while [ $(wc -l 2>/dev/null < " + folder +
-                     "/metrics.jsonl || echo 0) -lt 5 ]; do sleep 0.1; done; " + then + "; wait $parent");
+  return run_command(
+      TOPKNOT_BIN "/train " + kSmall + "train.max_steps=1000000 train.epochs=1000000 optimizer.lr=1e-5 " +
+      keys + " dist.timeout_s=20 output.dir=" + folder + " & parent=$!; while [ $(wc -l 2>/dev/null < " +
+      folder + "/metrics.jsonl || echo 0) -lt 5 ]; do sleep 0.1; done; " + then + "; wait $parent");
 }
 
 TEST_CASE("a killed rank ends all ranks with its name and a non-zero exit") {
@@ -210,11 +210,32 @@ TEST_CASE("Ctrl-C ends a run at the end of a step, on all ranks, with the metric
         train_in_background("dist.ranks=2 dist.backend=" + backend, temp.at("run"), "kill -TERM $parent");
     INFO(backend << "\n" << outcome.output);
     CHECK(outcome.code == 128 + 15);
-    CHECK(outcome.has("stopped by a signal after step"));
+    CHECK(outcome.has("stopped by SIGTERM after step"));
     const Metrics metrics = read_metrics(temp.at("run/metrics.jsonl"));
     CHECK(metrics.steps.size() >= 5);
     CHECK_FALSE(metrics.truncated);
     CHECK_FALSE(metrics.end);
+  }
+}
+
+TEST_CASE("a stop signal to one rank ends every rank after the same step, with the signal's exit code") {
+  for (const std::string signal : {"INT", "USR1"}) {
+    const TempFolder temp;
+    const std::string rank =
+        "env LOCAL_RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=" + std::to_string(free_port() - 1) +
+        " RANK=";
+    const std::string program =
+        " " TOPKNOT_BIN "/train " + kSmall +
+        "train.max_steps=1000000 train.epochs=1000000 optimizer.lr=1e-5 dist.backend=gloo "
+        "dist.timeout_s=60 output.dir=" +
+        temp.at("run") + " & ";
+    const Outcome outcome = run_command(rank + "0" + program + "p0=$!; " + rank + "1" + program +
+                                        "p1=$!; while [ $(wc -l 2>/dev/null < " + temp.at("run") +
+                                        "/metrics.jsonl || echo 0) -lt 5 ]; do sleep 0.1; done; kill -" +
+                                        signal + " $p1; wait $p0; echo code $?; wait $p1; echo code $?");
+    INFO(outcome.output);
+    CHECK(outcome.has("stopped by SIG" + signal + " after step"));
+    CHECK(outcome.count(signal == "INT" ? "code 130" : "code 138") == 2);
   }
 }
 

@@ -1,6 +1,9 @@
 #include "nn/core/base/program.h"
 
+#include <time.h>
+
 #include <csignal>
+#include <cstdint>
 #include <cstdio>
 
 #include "nn/core/base/log.h"
@@ -8,11 +11,22 @@
 namespace topknot {
 namespace {
 
+constexpr std::int64_t kSameRequest = 100'000'000;  // ns in which further signals are the same request
+
 volatile std::sig_atomic_t received = 0;
+volatile std::int64_t received_at = 0;  // ns; used by the handler alone
 
 void on_signal(int number) {
-  received = number;
-  std::signal(number, SIG_DFL);  // a second one ends the process
+  timespec time{};
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  const std::int64_t now = std::int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
+  if (received == 0) {
+    received_at = now;
+    received = number;
+  } else if (now - received_at >= kSameRequest) {
+    std::signal(number, SIG_DFL);
+    std::raise(number);  // takes effect when the handler returns
+  }
 }
 
 void report(const char* name, const char* kind, const char* message) {
@@ -23,6 +37,19 @@ void report(const char* name, const char* kind, const char* message) {
 }
 
 }  // namespace
+
+std::string signal_name(int signal) {
+  switch (signal) {
+    case SIGINT:
+      return "SIGINT";
+    case SIGTERM:
+      return "SIGTERM";
+    case SIGUSR1:
+      return "SIGUSR1";
+    default:
+      return "signal " + std::to_string(signal);
+  }
+}
 
 int run_program(const char* name, int (*body)(int argc, char** argv), int argc, char** argv) {
   try {
@@ -41,8 +68,13 @@ int run_program(const char* name, int (*body)(int argc, char** argv), int argc, 
 
 void install_stop_handlers() {
   received = 0;
-  std::signal(SIGINT, on_signal);
-  std::signal(SIGTERM, on_signal);
+  struct sigaction action {};
+  action.sa_handler = on_signal;
+  action.sa_flags = SA_RESTART;
+  // One handler at a time: a second signal of another kind waits.
+  sigemptyset(&action.sa_mask);
+  for (const int signal : kStopSignals) sigaddset(&action.sa_mask, signal);
+  for (const int signal : kStopSignals) sigaction(signal, &action, nullptr);
 }
 
 int stop_signal() {

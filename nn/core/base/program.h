@@ -1,11 +1,17 @@
 #pragma once
 // What every program's main shares: errors turned into exit codes, and the signals that ask for a stop.
 
+#include <csignal>
 #include <string>
 
 #include "nn/core/base/check.h"
 
 namespace topknot {
+
+// The signals that ask for a stop. Batch systems send SIGUSR1, where asked to, some time before they end a job.
+inline constexpr int kStopSignals[] = {SIGINT, SIGTERM, SIGUSR1};
+// "SIGTERM"; "signal 9" for those that ask for no stop.
+std::string signal_name(int signal);
 
 // Thrown where work ends early because stop_signal() was seen.
 struct Interrupted : Error {
@@ -17,8 +23,9 @@ struct Interrupted : Error {
 // logged as an error, with the rank (nn/core/base/log.h).
 int run_program(const char* name, int (*body)(int argc, char** argv), int argc, char** argv);
 
-// Installs handlers for SIGINT and SIGTERM, process-wide: they set a flag, nothing else. The first signal asks
-// for a stop; a second one of the same kind ends the process at once.
+// Installs handlers for kStopSignals, process-wide, and forgets an earlier signal. The first signal asks for a stop:
+// the handler sets a flag, nothing else. A second one of any kind ends the process at once, unless it comes within
+// 0.1 s: senders such as timeout(1) signal a process and then its group.
 void install_stop_handlers();
 // The signal that asked for a stop, or 0.
 int stop_signal();

@@ -59,6 +59,16 @@ void copy_body(Communicator& c, const std::string& mode, std::ofstream& out) {
   out << data[99999] << std::flush;
   if (mode == "killed" && c.rank() == 2) raise(SIGKILL);
   if (mode == "throws" && c.rank() == 1) throw UserError("the disk is full");
+  if (mode == "slow to end" && c.rank() == 2) {
+    c.abort("the disk is full");
+    std::this_thread::sleep_for(std::chrono::seconds(1));
+    std::_Exit(5);
+  }
+  if (mode == "killed unseen") {
+    if (c.rank() == 0) kill(getppid(), SIGSTOP);
+    c.barrier();
+    if (c.rank() == 2) raise(SIGKILL);
+  }
   if (mode == "exits" && c.rank() == 1) std::_Exit(7);
   if (mode == "deaf") {
     signal(SIGTERM, SIG_IGN);
@@ -133,6 +143,29 @@ TEST_CASE("an error in one copy reaches the others unchanged") {
   }
 }
 
+TEST_CASE("the exit code is that of the rank at fault, whichever rank the launcher sees end first") {
+  {
+    const Folder folder;
+    CHECK(run_copies("slow to end", folder, 4) == 5);
+    CHECK(folder.text(0).find("first error: rank 2: the disk is full") != std::string::npos);
+  }
+  // The launcher and its store are stopped until all ranks have ended.
+  const Folder folder;
+  const pid_t launcher = fork();
+  if (launcher == 0) std::_Exit(run_copies("killed unseen", folder, 4));
+  const auto ended = [&] {
+    for (const int r : {0, 1, 3})
+      if (folder.text(r).find("barrier #") == std::string::npos) return false;
+    return true;
+  };
+  for (int i = 0; i < 1200 && !ended(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  CHECK(ended());
+  kill(launcher, SIGCONT);
+  int status = 0;
+  waitpid(launcher, &status, 0);
+  CHECK((WIFEXITED(status) && WEXITSTATUS(status) == 128 + SIGKILL));
+}
+
 TEST_CASE("a copy that exits without a message gives the run its exit code") {
   const Folder folder;
   CHECK(run_copies("exits", folder, 4) == 7);
@@ -145,7 +178,7 @@ TEST_CASE("copies that do not end by themselves are ended") {
 }
 
 TEST_CASE("a signal to the launcher reaches all copies, which die with it") {
-  for (const int signal : {SIGTERM, SIGKILL}) {
+  for (const int signal : {SIGTERM, SIGUSR1, SIGKILL}) {
     const Folder folder;
     const pid_t launcher = fork();
     if (launcher == 0) std::_Exit(run_copies("signalled", folder, 3));
@@ -164,7 +197,7 @@ TEST_CASE("a signal to the launcher reaches all copies, which die with it") {
     kill(launcher, signal);
     int status = 0;
     waitpid(launcher, &status, 0);
-    if (signal == SIGTERM) CHECK((WIFEXITED(status) && WEXITSTATUS(status) == 128 + SIGTERM));
+    if (signal != SIGKILL) CHECK((WIFEXITED(status) && WEXITSTATUS(status) == 128 + signal));
     // Gone, or waiting to be collected by whoever inherited them.
     const auto alive = [&] {
       int count = 0;

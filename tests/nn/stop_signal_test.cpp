@@ -1,0 +1,51 @@
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <thread>
+
+#include "nn/core/base/program.h"
+#include "tests/support/catch.h"
+
+namespace topknot {
+namespace {
+
+// How a process ended that ran `body`: its exit code, or 128 + the signal.
+template <class Body>
+int code_of(const Body& body) {
+  const pid_t child = fork();
+  if (child == 0) {
+    install_stop_handlers();
+    body();
+    std::_Exit(stop_signal());
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+}  // namespace
+
+TEST_CASE(
+    "the first stop signal is kept, a later one ends the process, one at the same time is the same request") {
+  for (const int signal : kStopSignals) {
+    CHECK(code_of([&] { raise(signal); }) == signal);
+    CHECK(code_of([&] {
+            raise(signal);
+            raise(SIGTERM);
+          }) == signal);
+    CHECK(code_of([&] {
+            raise(signal);
+            std::this_thread::sleep_for(std::chrono::milliseconds(150));
+            raise(SIGTERM);
+          }) == 128 + SIGTERM);
+  }
+}
+
+TEST_CASE("stop signals have names") {
+  CHECK(signal_name(SIGINT) == "SIGINT");
+  CHECK(signal_name(SIGUSR1) == "SIGUSR1");
+  CHECK(signal_name(SIGKILL) == "signal 9");
+}
+
+}  // namespace topknot
