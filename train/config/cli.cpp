@@ -98,6 +98,10 @@ CommandLine parse_command_line(int argc, const char* const* argv) {
   }
   for (const auto& word : app.remaining()) {
     if (word == "--") continue;
+    if (word.empty())
+      throw UserError(
+          "an empty argument (\"\"), perhaps a variable of the shell that is not set; give a YAML file or "
+          "section.key=value, or leave it out");
     if (word.size() > 1 && word[0] == '-') {
       const auto meant = nearest_name(word, kFlags);
       throw UserError("unknown flag '" + word + "'" +
@@ -114,7 +118,7 @@ CommandLine parse_command_line(int argc, const char* const* argv) {
     }
   }
   const auto lists = list_names();
-  if (!line.list.empty() && std::find(lists.begin(), lists.end(), line.list) == lists.end())
+  if (app.count("--list") > 0 && std::find(lists.begin(), lists.end(), line.list) == lists.end())
     throw UserError(unknown_name_message("list", line.list, lists));
   if (help) line.text = help_text();
   if (version) line.text = program_version() + "\n";

@@ -5,19 +5,18 @@
 #include <yaml-cpp/yaml.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <filesystem>
-#include <fstream>
 #include <set>
-#include <sstream>
 
 #include "nn/core/base/check.h"
 #include "nn/core/base/suggest.h"
-#include "nn/core/base/text.h"
+#include "nn/core/base/text_file.h"
 #include "train/config/config_text.h"
 
 namespace topknot {
 namespace {
+
+constexpr std::size_t kMostBytes = 1 << 20;  // of a file; the largest configuration is a few kB
+constexpr std::size_t kShownProblems = 20;
 
 // Keys of earlier versions, by the names that they have now.
 const std::map<std::string, std::string> kRenamedKeys = {{"compress.code", "compress.codec"}};
@@ -65,18 +64,21 @@ class Loader {
 
   void file(const std::string& path) {
     file_ = path;
-    if (std::error_code error; std::filesystem::is_directory(path, error))
-      return problem("", path + ": this is a folder; give a YAML file");
-    errno = 0;
-    std::ifstream stream(path);
-    std::stringstream text;
-    if (stream) text << stream.rdbuf();
-    if (!stream) return problem("", path + ": cannot be read: " + errno_text() + "; configs/ holds examples");
-    if (text.str().find('\0') != std::string::npos || text.str().rfind("\xff\xfe", 0) == 0 ||
-        text.str().rfind("\xfe\xff", 0) == 0)
+    std::string text;
+    try {
+      text = read_text_file(path, kMostBytes, "; configs/ holds examples");
+    } catch (const UserError& error) {
+      return problem("", error.what());
+    }
+    if (text.find('\0') != std::string::npos || text.rfind("\xff\xfe", 0) == 0 ||
+        text.rfind("\xfe\xff", 0) == 0)
       return problem("", path + ": not a YAML file: binary, or not UTF-8 text; configs/ holds examples");
     try {
-      const YAML::Node root = YAML::Load(text.str());
+      const std::vector<YAML::Node> documents = YAML::LoadAll(text);
+      if (documents.size() > 1)
+        return problem("", place(documents[1].Mark()) +
+                               ": a second YAML document begins ('---'); a configuration is one document");
+      const YAML::Node root = documents.empty() ? YAML::Node() : documents[0];
       if (root.IsNull())
         return problem(
             "", path + ": holds no keys; leave the file out for the defaults; configs/ holds examples");
@@ -105,8 +107,13 @@ class Loader {
   }
 
  private:
+  // A file's names and values may be of any length.
   void problem(const std::string& key, const std::string& message) {
-    loaded_.problems.push_back({key, message});
+    constexpr std::size_t kLongest = 1000, kEnd = 300;
+    const std::size_t size = message.size();
+    loaded_.problems.push_back(
+        {key, size <= kLongest ? message
+                               : message.substr(0, kLongest - kEnd) + " ... " + message.substr(size - kEnd)});
   }
 
   std::string place(const YAML::Mark& mark) const {
@@ -116,7 +123,8 @@ class Loader {
   void unknown(const std::string& name, const std::string& where) {
     if (const auto renamed = kRenamedKeys.find(name); renamed != kRenamedKeys.end())
       return problem(name, "'" + name + "' (" + where + ") is now called '" + renamed->second + "'");
-    const std::string meant = suggestion(name);
+    // Looking for the nearest name takes longer than everything else that is done with a key.
+    const std::string meant = loaded_.problems.size() < kShownProblems ? suggestion(name) : "";
     const std::string what =
         is_section(name) ? "'" + name + "' is a section, not a key" : "unknown key '" + name + "'";
     problem(name, what + " (" + where + ")" + (meant.empty() ? "" : "; did you mean '" + meant + "'?") +
@@ -132,7 +140,6 @@ class Loader {
   }
 
   void map(const YAML::Node& node, const std::string& prefix) {
-    std::set<std::string> seen;
     for (const auto& entry : node) {
       const std::string where = place(entry.first.Mark());
       if (!entry.first.IsScalar()) {
@@ -140,7 +147,7 @@ class Loader {
         continue;
       }
       const std::string name = prefix + entry.first.Scalar();
-      if (!seen.insert(name).second) {
+      if (!seen_.insert(name).second) {
         problem(name, "'" + name + "' (" + where + ") stands twice in the file; keep one of them");
         continue;
       }
@@ -177,6 +184,7 @@ class Loader {
 
   LoadedConfig& loaded_;
   std::string file_;
+  std::set<std::string> seen_;  // full names: 'model.name' and name under 'model' are the same key
 };
 
 }  // namespace
@@ -208,7 +216,10 @@ void throw_problems(const std::vector<Problem>& problems) {
   if (problems.empty()) return;
   if (problems.size() == 1) throw UserError(problems[0].message);
   std::string text = fmt::format("{} problems in the configuration:", problems.size());
-  for (const auto& problem : problems) text += "\n  " + problem.message;
+  for (std::size_t i = 0; i < std::min(problems.size(), kShownProblems); ++i)
+    text += "\n  " + problems[i].message;
+  if (problems.size() > kShownProblems)
+    text += fmt::format("\n  and {} more", problems.size() - kShownProblems);
   throw UserError(text);
 }
 

@@ -192,7 +192,7 @@ std::vector<std::string> unused_keys(const LoadedConfig& loaded);
 // In Key::users: compress.name is made of pieces, one of which selects entries.
 inline constexpr const char* kSelectingMethods = "methods that select entries";
 
-// Throws one UserError that lists all of them; does nothing where there are none.
+// Throws one UserError that lists them, the first 20 and a count of the others; does nothing where there are none.
 void throw_problems(const std::vector<Problem>& problems);
 
 // A file that `train FILE` reads to the same Config. With `origins`, each value that is not a default says in

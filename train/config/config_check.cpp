@@ -92,6 +92,11 @@ std::vector<Problem> check_config(const Config& config) {
        "looks at the accumulated gradient, and dense accumulates none; choose another compress.name");
   need(config.compress.clip == 0 || config.train.clip_local == 0, "compress.clip",
        "train.clip_local clips a rank's gradient too; give one of the two");
+  constexpr double kLeastTimeout =
+      1e-3;  // seconds; the backends count milliseconds, and 0 of them would mean none
+  need(
+      config.dist.timeout_s == 0 || config.dist.timeout_s >= kLeastTimeout, "dist.timeout_s",
+      fmt::format("must be 0 or at least {} s, not {}", kLeastTimeout, format_number(config.dist.timeout_s)));
   if (!config.dist.master.empty()) {
     try {
       parse_host_port(config.dist.master, "dist.master");

@@ -49,9 +49,17 @@ std::string overflow(const Key& key, const std::string& text) {
   return "must be " + key_range(key) + ", not " + text;
 }
 
+// Training computes in float32, whose least normal number this is: what is nearer to 0 would vanish on the way.
+bool vanishes(double value) {
+  return value != 0 && std::fabs(value) < static_cast<double>(std::numeric_limits<float>::min());
+}
+
 template <class T>
 std::string set_number(const Key& key, const std::string& text, T& target) {
   const auto value = parse_number<T>(text);
+  if (std::is_floating_point_v<T> && value && vanishes(static_cast<double>(*value)))
+    return "is too close to 0: " + text + "; give " + (key.above || key.least > 0 ? "" : "0, or ") +
+           "at least 1.2e-38";
   if (!value) {
     if (auto wrong = overflow<T>(key, text); !wrong.empty()) return wrong;
     const auto real = parse_number<double>(text);
@@ -71,7 +79,7 @@ std::string set_text(const Key& key, const std::string& text, std::string& targe
       fits = fits || text == choice;
     } else if (text.compare(0, colon + 1, choice, 0, colon + 1) == 0) {
       const auto suffix = parse_number<double>(text.substr(colon + 1));
-      if (!suffix || *suffix <= 0)
+      if (!suffix || *suffix <= 0 || vanishes(*suffix))
         return "needs a number > 0 for " + choice.substr(colon + 1) + " in " + choice + ", not '" + text +
                "'";
       fits = true;

@@ -2,15 +2,13 @@
 
 #include <fmt/format.h>
 
-#include <cerrno>
 #include <cmath>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <set>
-#include <sstream>
 
 #include "nn/core/base/check.h"
 #include "nn/core/base/text.h"
+#include "nn/core/base/text_file.h"
 
 namespace topknot {
 namespace {
@@ -137,12 +135,8 @@ ExchangeProfile parse_exchange_profile(const std::string& text, const std::strin
 }
 
 ExchangeProfile read_exchange_profile(const std::string& path) {
-  errno = 0;
-  std::ifstream stream(path);
-  std::stringstream text;
-  if (stream) text << stream.rdbuf();
-  if (!stream) Reader(path).fail(std::string("cannot be read: ") + errno_text());
-  return parse_exchange_profile(text.str(), path);
+  constexpr std::size_t kMostBytes = 64 << 20;
+  return parse_exchange_profile(read_text_file(path, kMostBytes), path);
 }
 
 std::string profile_options(const Config& config) {

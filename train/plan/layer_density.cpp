@@ -1,37 +1,24 @@
 #include "train/plan/layer_density.h"
 
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
-#include <fstream>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
 #include "nn/core/base/check.h"
 #include "nn/core/base/log.h"
 #include "nn/core/base/suggest.h"
 #include "nn/core/base/text.h"
+#include "nn/core/base/text_file.h"
 #include "train/metrics/output_file.h"
 #include "train/plan/layer_times.h"
 
 namespace topknot {
-namespace {
-
-std::string read_text(const std::string& path) {
-  errno = 0;
-  std::ifstream stream(path);
-  std::stringstream text;
-  if (stream) text << stream.rdbuf();
-  if (!stream)
-    throw UserError("compress.layer_density: " + path + " cannot be read: " + errno_text() +
-                    "; give a JSON file {\"parameter\": density}, or auto");
-  return text.str();
-}
-
-}  // namespace
 
 LayerDensity read_layer_density(const std::string& path, const ParameterArena& arena) {
-  const auto json = nlohmann::ordered_json::parse(read_text(path), nullptr, false);
+  constexpr std::size_t kMostBytes = 16 << 20;
+  const std::string text = read_text_file(
+      path, kMostBytes, "; compress.layer_density takes a JSON file {\"parameter\": density}, or auto");
+  const auto json = nlohmann::ordered_json::parse(text, nullptr, false);
   if (!json.is_object())
     throw UserError("compress.layer_density: " + path +
                     " is no JSON object; it must read {\"parameter\": density, ...}");

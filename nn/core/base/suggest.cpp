@@ -24,11 +24,15 @@ std::size_t edit_distance(const std::string& a, const std::string& b) {
 std::string nearest_name(const std::string& name, const std::vector<std::string>& known) {
   std::size_t best = std::max<std::size_t>(2, name.size() / 3) + 1;
   std::string nearest;
-  for (const auto& candidate : known)
+  for (const auto& candidate : known) {
+    // At least as many edits; a name of a million letters is compared with nothing.
+    const auto [less, more] = std::minmax({name.size(), candidate.size()});
+    if (more - less >= best) continue;
     if (const auto distance = edit_distance(name, candidate); distance < best) {
       best = distance;
       nearest = candidate;
     }
+  }
   return nearest;
 }
 

@@ -1,13 +1,19 @@
 #include "train/config/config.h"
 
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <set>
 #include <sstream>
+#include <thread>
 
 #include "nn/core/base/check.h"
 #include "tests/support/catch.h"
+#include "tests/support/user_error.h"
 #include "train/config/cli.h"
 
 namespace topknot {
@@ -175,8 +181,79 @@ TEST_CASE("unreadable YAML is reported with line and column, a missing file by n
   CHECK(contains(only_problem(load_config(list.path, {})), ":1:1"));
   const File twice("seed: 1\nseed: 2\n");
   CHECK(contains(only_problem(load_config(twice.path, {})), "twice"));
+  const File both("model.name: mlp\nmodel: {name: lenet}\n");
+  CHECK(contains(only_problem(load_config(both.path, {})),
+                 "'model.name' (" + both.path + ":2:9) stands twice"));
+  const File documents("---\nseed: 1\n---\nseed: 2\n");
+  CHECK(contains(only_problem(load_config(documents.path, {})), ":4:1: a second YAML document"));
+  const File ended("---\nseed: 1\n...\n");
+  CHECK(load_config(ended.path, {}).problems.empty());
   const File empty("# nothing\nmodel:\n");
   CHECK(load_config(empty.path, {}).problems.empty());
+}
+
+TEST_CASE("a configuration that cannot be read to its end is refused, not taken for an empty one") {
+  // A regular file whose first read fails.
+  CHECK(contains(only_problem(load_config("/proc/self/mem", {})), "cannot be read: Input/output error"));
+}
+
+TEST_CASE("only a regular file of a configuration's size is read, and opening another one never waits") {
+  CHECK(contains(only_problem(load_config("/dev/zero", {})), "device"));
+  const File pipe("");
+  fs::remove(pipe.path);
+  REQUIRE(mkfifo(pipe.path.c_str(), 0600) == 0);
+  CHECK(contains(only_problem(load_config(pipe.path, {})), "named pipe"));
+  const File large("seed: 1\n" + std::string(1 << 20, '#') + "\n");
+  CHECK(contains(only_problem(load_config(large.path, {})), "larger than 1.05 MB"));
+  const File small("seed: 1\n" + std::string(100000, '#') + "\n");
+  CHECK(load_config(small.path, {}).problems.empty());
+}
+
+TEST_CASE("a pipe of the shell is read as a configuration, however its pieces come") {
+  int ends[2];
+  REQUIRE(pipe(ends) == 0);
+  std::thread writer([&] {
+    for (const char letter : std::string("seed: 7\n")) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      if (write(ends[1], &letter, 1) != 1) break;
+    }
+    close(ends[1]);
+  });
+  const auto loaded = load_config("/dev/fd/" + std::to_string(ends[0]), {});
+  writer.join();
+  close(ends[0]);
+  CHECK(loaded.problems.empty());
+  CHECK(loaded.config.seed == 7);
+}
+
+TEST_CASE("of very many problems the first are shown and the others counted") {
+  std::string text = "? " + std::string(20000, 'x') + "\n: 1\n";
+  for (int i = 0; i < 50000; ++i) text += "key" + std::to_string(i) + ": 1\n";
+  const File file(text);
+  const auto loaded = load_config(file.path, {});
+  CHECK(loaded.problems.size() == 50001);
+  const std::string message = user_error_message([&] { throw_problems(loaded.problems); });
+  CHECK(contains(message, "50001 problems in the configuration"));
+  CHECK(contains(message, "'key18'"));
+  CHECK_FALSE(contains(message, "'key19'"));
+  CHECK(contains(message, "and 49981 more"));
+  CHECK(message.size() < 5000);
+}
+
+TEST_CASE("numbers that vanish in float32 and timeouts below a millisecond are refused") {
+  CHECK(contains(only_problem(load_config("", {"optimizer.lr=1e-310"})), "optimizer.lr"));
+  CHECK(contains(only_problem(load_config("", {"optimizer.lr=1e-39"})), "too close to 0: 1e-39"));
+  CHECK(contains(only_problem(load_config("", {"optimizer.weight_decay=-1e-310"})), "give 0, or at least"));
+  CHECK(contains(only_problem(load_config("", {"compress.warmup=0.1,4e-324"})), "too close to 0"));
+  CHECK(contains(only_problem(load_config("", {"exchange.merge=size:4e-324"})), "size:BYTES"));
+  for (const char* value : {"nan", "inf", "-inf", "NaN", "Infinity"})
+    for (const char* key : {"optimizer.lr=", "dist.timeout_s=", "compress.capacity=", "train.eval_every="})
+      CHECK(load_config("", {std::string(key) + value}).problems.size() == 1);
+  CHECK(load_config("", {"optimizer.lr=1.2e-38", "optimizer.weight_decay=0"}).problems.empty());
+  const auto timeout = [](const char* text) { return check_config(load_config("", {text}).config).size(); };
+  CHECK(timeout("dist.timeout_s=1e-5") == 1);
+  CHECK(timeout("dist.timeout_s=0.001") == 0);
+  CHECK(timeout("dist.timeout_s=0") == 0);
 }
 
 TEST_CASE("checks across keys find what cannot work together") {
@@ -326,6 +403,9 @@ TEST_CASE("the command line of train knows its flags and explains what it does n
   CHECK_THROWS_AS(parse({"--lits"}), UserError);
   CHECK_THROWS_AS(parse({"--list", "modles"}), UserError);
   CHECK_THROWS_AS(parse({"--list"}), UserError);
+  CHECK_THROWS_AS(parse({"--list", ""}), UserError);
+  CHECK_THROWS_AS(parse({""}), UserError);
+  CHECK_THROWS_AS(parse({"a.yaml", ""}), UserError);
   CHECK_THROWS_AS(parse({"a.yaml", "b.yaml"}), UserError);
 }
 

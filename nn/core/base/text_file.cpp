@@ -1,0 +1,76 @@
+#include "nn/core/base/text_file.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <poll.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+
+#include "nn/core/base/check.h"
+#include "nn/core/base/text.h"
+
+namespace topknot {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+struct Descriptor {
+  explicit Descriptor(int descriptor) : number(descriptor) {}
+  Descriptor(const Descriptor&) = delete;
+  ~Descriptor() {
+    if (number >= 0) close(number);
+  }
+  const int number;
+};
+
+// A pipe by such a name is open at its other end already.
+bool is_open_pipe(const std::string& path) {
+  return path == "/dev/stdin" || path.rfind("/dev/fd/", 0) == 0 || path.rfind("/proc/self/fd/", 0) == 0;
+}
+
+// What the user is told of a file of this kind; "" for one to be read.
+std::string kind_problem(const struct stat& status, const std::string& path) {
+  if (S_ISREG(status.st_mode)) return "";
+  if (S_ISDIR(status.st_mode)) return "this is a folder; give a file";
+  if (S_ISFIFO(status.st_mode)) return is_open_pipe(path) ? "" : "this is a named pipe; give a regular file";
+  return "this is a device, not a regular file; give a file";
+}
+
+}  // namespace
+
+std::string read_text_file(const std::string& path, std::size_t most_bytes, const std::string& hint) {
+  const auto fail = [&](const std::string& why) { throw UserError(path + ": " + why + hint); };
+  errno = 0;
+  // O_NONBLOCK: opening a named pipe must not wait for its writer.
+  const Descriptor file(open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
+  struct stat status {};
+  if (file.number < 0 || fstat(file.number, &status) != 0) fail("cannot be read: " + errno_text());
+  if (const std::string problem = kind_problem(status, path); !problem.empty()) fail(problem);
+
+  constexpr int kPipeSeconds = 60;
+  const auto deadline = Clock::now() + std::chrono::seconds(kPipeSeconds);
+  std::string text;
+  char buffer[1 << 14];
+  while (true) {
+    const ssize_t got = read(file.number, buffer, sizeof buffer);
+    if (got == 0) return text;
+    if (got > 0) {
+      text.append(buffer, static_cast<std::size_t>(got));
+      if (text.size() > most_bytes)
+        fail(fmt::format("larger than {}, so it cannot be what it should be",
+                         format_bytes(static_cast<double>(most_bytes))));
+    } else if (errno == EAGAIN) {
+      const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now());
+      if (left.count() <= 0) fail(fmt::format("a pipe that did not end within {} s", kPipeSeconds));
+      pollfd wanted{file.number, POLLIN, 0};
+      poll(&wanted, 1, static_cast<int>(left.count()));
+    } else if (errno != EINTR) {
+      fail("cannot be read: " + errno_text());
+    }
+  }
+}
+
+}  // namespace topknot
