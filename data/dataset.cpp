@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 #include <zlib.h>
 
+#include <algorithm>
+#include <bit>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
@@ -31,6 +33,41 @@ Registry<DatasetFactory>& datasets() {
 
 std::unique_ptr<Dataset> make_dataset(const std::string& name, const DatasetOptions& options, Split split) {
   return datasets().find(name)(options, split);
+}
+
+std::uint64_t data_checksum(const Dataset& data, std::int64_t most_bytes) {
+  std::uint64_t hash = 0xcbf29ce484222325u;
+  // FNV-1a by words of 8 bytes; the rotation brings high bits down, where a product alone moves bits only up.
+  const auto add = [&hash](const void* bytes, std::size_t size) {
+    for (std::size_t at = 0; at < size; at += 8) {
+      std::uint64_t word = 0;
+      std::memcpy(&word, static_cast<const char*>(bytes) + at, std::min<std::size_t>(8, size - at));
+      hash = std::rotl((hash ^ word) * 0x9e3779b97f4a7c15u, 29);
+    }
+  };
+  std::vector<float> values(static_cast<std::size_t>(std::max(data.sample_shape().numel(), data.targets())));
+  const auto numel = static_cast<std::size_t>(data.sample_shape().numel());
+  const std::int64_t samples = data.size();
+  const std::size_t sample_bytes = samples > 0 && data.bytes(0) ? numel : numel * sizeof(float);
+  const std::int64_t most = std::max<std::int64_t>(1, most_bytes / static_cast<std::int64_t>(sample_bytes));
+  const std::int64_t stride = (samples + most - 1) / most;
+  for (std::int64_t i = 0; i < samples; ++i) {
+    if (data.classes() > 0) {
+      const std::int32_t label = data.label(i);
+      add(&label, sizeof label);
+    } else {
+      data.target(i, values.data());
+      add(values.data(), static_cast<std::size_t>(data.targets()) * sizeof(float));
+    }
+    if (i % stride != 0) continue;
+    if (const std::uint8_t* bytes = data.bytes(i)) {
+      add(bytes, numel);
+    } else {
+      data.get(i, values.data());
+      add(values.data(), numel * sizeof(float));
+    }
+  }
+  return hash;
 }
 
 std::int64_t limited_size(const DatasetOptions& options, Split split, std::int64_t available) {

@@ -75,6 +75,10 @@ struct RegisterDataset {
 
 std::unique_ptr<Dataset> make_dataset(const std::string& name, const DatasetOptions& options, Split split);
 
+// A 64-bit hash of the samples, in their order, and of all labels or targets. Of more than `most_bytes` of samples, evenly
+// spaced ones of about so many bytes: 256 MB take 0.1 s.
+std::uint64_t data_checksum(const Dataset& data, std::int64_t most_bytes = 256'000'000);
+
 // How many samples of a file's `available` to use: `wanted` = 0 takes all; more than there are is a UserError
 // that names the key.
 std::int64_t limited_size(const DatasetOptions& options, Split split, std::int64_t available);

@@ -10,6 +10,7 @@
 #include "nn/core/base/log.h"
 #include "nn/core/base/program.h"
 #include "nn/core/base/stopwatch.h"
+#include "train/agreement.h"
 #include "train/engine.h"
 #include "train/reporter.h"
 
@@ -201,14 +202,8 @@ class Trainer {
 RunOutcome run_rank(const RunInputs& inputs, Communicator& communicator) {
   set_log_rank(communicator.rank(), communicator.size());
   omp_set_num_threads(compute_threads(inputs.config));
-  Config shared = inputs.config;  // what must be the same everywhere; the rest may differ by host
-  shared.output = {};
-  shared.data.root.clear();
-  shared.data.workers = 0;
-  shared.dist.master.clear();
-  shared.dist.interface.clear();
-  check_same(communicator, "the program's version", program_version());
-  check_same(communicator, "the configuration", dump_yaml(shared));
+  check_same_configuration(communicator, inputs.config);
+  check_same_data(communicator, inputs.data);
   return Trainer(inputs, communicator).run();
 }
 

@@ -16,6 +16,7 @@
 #include "dist/comm/threads_communicator.h"
 #include "nn/core/base/check.h"
 #include "nn/core/base/log.h"
+#include "train/agreement.h"
 #include "train/run_directory.h"
 #include "train/trace.h"
 
@@ -63,13 +64,7 @@ ReplayStep gathered(CollectiveQueue& queue, const Figures& mine) {
 
 void check_same_replay(const Config& config, const Recording& recording, const ReplayOptions& options,
                        Communicator& communicator) {
-  Config shared = config;  // what must be the same everywhere; the rest may differ by host
-  shared.output = {};
-  shared.data.root.clear();
-  shared.dist.master.clear();
-  shared.dist.interface.clear();
-  check_same(communicator, "the program's version", program_version());
-  check_same(communicator, "the configuration", dump_yaml(shared));
+  check_same_configuration(communicator, config);
   check_same(communicator, "the replay",
              fmt::format("{} recorded steps, {} steps, compute {} s{}", recording.steps(), options.steps,
                          options.compute_s, options.meet ? ", meeting" : ""));

@@ -1,0 +1,128 @@
+// Ranks with different configurations or data: one message before the first step, the same on every rank.
+#include "train/agreement.h"
+
+#include "tests/data/small_dataset.h"
+#include "tests/dist/ranks.h"
+#include "tests/support/error_text.h"
+#include "tests/train/small_run.h"
+
+using namespace topknot;
+using namespace topknot::testing;
+
+namespace {
+
+// The one message of all ranks.
+std::string message_of(const std::vector<std::string>& errors) {
+  for (const std::string& error : errors) CHECK(error == errors[0]);
+  return errors[0];
+}
+
+// Of three ranks, the last with overrides of its own.
+std::string configuration_error(const std::vector<std::string>& odd) {
+  return message_of(errors_of_ranks("threads", 3, [&](Communicator& c) {
+    check_same_configuration(c, load_config("", c.rank() == 2 ? odd : std::vector<std::string>{}).config);
+  }));
+}
+
+using MakeData = std::unique_ptr<Dataset> (*)();
+
+std::string data_error(MakeData make, MakeData odd, int ranks = 3) {
+  return message_of(errors_of_ranks("threads", ranks, [&](Communicator& c) {
+    check_same_data(c, {c.rank() == 1 ? odd() : make(), std::make_unique<SmallDataset>(5, true)});
+  }));
+}
+
+std::unique_ptr<Dataset> small() {
+  return std::make_unique<SmallDataset>(20, true);
+}
+
+// One pixel of one picture, or one label, is another.
+class Changed final : public Dataset {
+ public:
+  Changed(std::int64_t size, std::int64_t pixel_of, std::int64_t label_of)
+      : size_(size), pixel_of_(pixel_of), label_of_(label_of) {}
+  const std::string& name() const override { return name_; }
+  std::int64_t size() const override { return size_; }
+  Shape sample_shape() const override { return {3, 5, 7}; }
+  int classes() const override { return 2; }
+  std::int32_t label(std::int64_t index) const override { return index == label_of_; }
+  void get(std::int64_t index, float* sample) const override {
+    for (std::int64_t i = 0; i < 105; ++i) sample[i] = static_cast<float>(index + i);
+    if (index == pixel_of_) sample[104] = -1;
+  }
+
+ private:
+  std::string name_ = "changed";
+  std::int64_t size_, pixel_of_, label_of_;
+};
+
+}  // namespace
+
+TEST_CASE("ranks with another configuration learn which keys differ, both values and whose they are") {
+  CHECK(configuration_error({}).empty());
+  CHECK(configuration_error({"optimizer.lr=0.2", "model.name=mlp"}) ==
+        "the ranks disagree about the configuration: model.name is resnet20 on ranks 0 and 1, mlp on rank 2; "
+        "optimizer.lr is 0.1 on ranks 0 and 1, 0.2 on rank 2; start all ranks with the same file and command "
+        "line");
+  CHECK(configuration_error({"data.root=/elsewhere", "data.workers=3", "output.dir=x", "dist.interface=eth1"})
+            .empty());
+  std::vector<std::string> many;
+  for (const char* key : {"seed=9", "train.epochs=9", "train.max_steps=9", "train.log_every=9",
+                          "train.max_skips=9", "train.check_every=9", "train.threads=9"})
+    many.push_back(key);
+  CHECK(says(configuration_error(many), {"seed is 1", "and 2 more"}));
+}
+
+TEST_CASE("ranks with other data learn what differs before the first step") {
+  CHECK(data_error(small, small).empty());
+  CHECK(says(data_error(small, [] { return std::unique_ptr<Dataset>(new SmallDataset(23, true)); }),
+             {"the number of training samples is 20 on ranks 0 and 2, 23 on rank 1", "data.root"}));
+  CHECK(says(data_error(small,
+                        [] {
+                          return std::unique_ptr<Dataset>(new SmallDataset(20, true, {2, 7, 6}));
+                        }),
+             {"the shape of training samples is [2, 6, 7] on ranks 0 and 2, [2, 7, 6] on rank 1"}));
+  CHECK(says(data_error(
+                 small, [] { return std::unique_ptr<Dataset>(new Changed(20, -1, -1)); }, 8),
+             {"the number of classes of training samples is 5 on ranks 0, 2, 3, 4 and 3 more, 2 on rank 1"}));
+  const MakeData plain = [] { return std::unique_ptr<Dataset>(new Changed(40, -1, -1)); };
+  CHECK(says(data_error(plain, [] { return std::unique_ptr<Dataset>(new Changed(40, 39, -1)); }),
+             {"about the data: the checksum of training samples is "}));
+  CHECK(says(data_error(plain, [] { return std::unique_ptr<Dataset>(new Changed(40, -1, 38)); }),
+             {"about the data: the checksum of training samples is "}));
+}
+
+TEST_CASE("the checksum of much data takes all labels and evenly spaced samples") {
+  constexpr std::int64_t kSampleBytes = 105 * sizeof(float);
+  const auto sum = [](std::int64_t pixel_of, std::int64_t label_of) {
+    return data_checksum(Changed(100, pixel_of, label_of), 10 * kSampleBytes);
+  };
+  const std::uint64_t plain = sum(-1, -1);
+  for (const std::int64_t index : {0, 10, 90}) CHECK(sum(index, -1) != plain);
+  for (const std::int64_t index : {1, 9, 99}) CHECK(sum(index, -1) == plain);
+  for (const std::int64_t index : {0, 1, 99}) CHECK(sum(-1, index) != plain);
+  CHECK(data_checksum(Changed(100, -1, -1), 1) != data_checksum(Changed(101, -1, -1), 1));
+  DatasetOptions options;
+  const auto regression = [&] {
+    return data_checksum(*make_dataset("synthetic_regression", options, Split::train));
+  };
+  const std::uint64_t one = regression();
+  CHECK(one == regression());
+  options.seed = 2;
+  CHECK(one != regression());
+}
+
+TEST_CASE("a run does not begin on ranks with different pictures") {
+  const TempFolder temp;
+  const LoadedConfig loaded = small_run(temp, {"dist.ranks=2"});
+  Config other = loaded.config;
+  other.seed = 2;
+  const RunData data[] = {load_data(loaded.config), load_data(other)};
+  const RunDirectory directory = create_run_directory(loaded, {});
+  for (const char* backend : {"threads", "gloo"})
+    CHECK(says(message_of(errors_of_ranks(backend, 2,
+                                          [&](Communicator& c) {
+                                            run_rank({loaded.config, data[c.rank()], directory, true, {}}, c);
+                                          })),
+               {"the ranks disagree about the data", "the checksum of test samples"}));
+}

@@ -1,0 +1,105 @@
+#include "train/agreement.h"
+
+#include <fmt/format.h>
+
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "nn/core/base/text.h"
+#include "train/run_directory.h"
+
+namespace topknot {
+namespace {
+
+using Table = nlohmann::ordered_json;  // an object: name to text
+
+// Where a rank runs and what it writes; may differ by host.
+const std::set<std::string> kOwnKeys = {"data.root",      "data.workers", "dist.master",
+                                        "dist.interface", "output.dir",   "output.overwrite"};
+
+std::string shortened(const std::string& text) {
+  constexpr std::size_t kLongest = 80;
+  return text.size() <= kLongest ? text : text.substr(0, kLongest) + "...";
+}
+
+// "rank 2", "ranks 0, 1 and 3", "ranks 0, 1, 2, 3 and 60 more"
+std::string ranks_text(const std::vector<std::size_t>& ranks) {
+  constexpr std::size_t kShown = 4;
+  if (ranks.size() == 1) return fmt::format("rank {}", ranks[0]);
+  const std::size_t listed = ranks.size() > kShown + 1 ? kShown : ranks.size() - 1;
+  const std::string last = ranks.size() > kShown + 1 ? fmt::format("{} more", ranks.size() - listed)
+                                                     : std::to_string(ranks.back());
+  return fmt::format("ranks {} and {}", fmt::join(ranks.begin(), ranks.begin() + listed, ", "), last);
+}
+
+// "optimizer.lr is 0.1 on ranks 0, 1 and 3, 0.2 on rank 2"; "" where all ranks have the same.
+std::string difference(const std::string& name, const std::vector<Table>& tables) {
+  std::vector<std::string> values;  // in the order of ranks
+  std::map<std::string, std::vector<std::size_t>> ranks;
+  for (std::size_t rank = 0; rank < tables.size(); ++rank) {
+    const std::string value = tables[rank].value(name, "");
+    if (!ranks.count(value)) values.push_back(value);
+    ranks[value].push_back(rank);
+  }
+  if (values.size() == 1) return "";
+  constexpr std::size_t kShown = 4;
+  std::string text = name + " is ";
+  for (std::size_t i = 0; i < std::min(values.size(), kShown); ++i)
+    text += fmt::format("{}{} on {}", i ? ", " : "", shortened(values[i]), ranks_text(ranks[values[i]]));
+  return values.size() > kShown ? text + ", other values on the others" : text;
+}
+
+void compare(Communicator& communicator, const std::string& what, const Table& mine,
+             const std::string& remedy) {
+  // Values need not be valid UTF-8.
+  const std::string text = mine.dump(-1, ' ', false, Table::error_handler_t::replace);
+  std::vector<std::vector<std::byte>> all;
+  communicator.all_gather(std::as_bytes(std::span(text)), all);
+  if (std::equal(all.begin() + 1, all.end(), all.begin())) return;
+  std::vector<Table> tables;
+  for (const auto& block : all) {
+    const char* begin = reinterpret_cast<const char*>(block.data());
+    tables.push_back(Table::parse(begin, begin + block.size()));
+  }
+  constexpr std::size_t kShown = 5;
+  std::vector<std::string> lines;
+  for (const auto& item : mine.items())
+    if (std::string line = difference(item.key(), tables); !line.empty()) lines.push_back(std::move(line));
+  const std::size_t more = lines.size() - std::min(lines.size(), kShown);
+  lines.resize(lines.size() - more);
+  try {
+    communicator.barrier();  // the first to throw must not end the others' all_gather
+  } catch (const CollectiveError&) {
+    // Another rank has passed the barrier and ended; all know what is wrong.
+  }
+  throw UserError(fmt::format("the ranks disagree about the {}: {}{}; {}", what, fmt::join(lines, "; "),
+                              more > 0 ? fmt::format("; and {} more", more) : "", remedy));
+}
+
+}  // namespace
+
+void check_same_configuration(Communicator& communicator, const Config& config) {
+  check_same(communicator, "the program's version", program_version());
+  Table table;
+  for (const Key& key : config_keys())
+    if (!kOwnKeys.count(key.name)) table[key.name] = key_value(key, config);
+  compare(communicator, "configuration", table, "start all ranks with the same file and command line");
+}
+
+void check_same_data(Communicator& communicator, const RunData& data) {
+  if (communicator.size() == 1) return;
+  Table table;
+  const auto add = [&](const std::string& split, const Dataset& set) {
+    table["the number of " + split + " samples"] = std::to_string(set.size());
+    table["the shape of " + split + " samples"] = set.sample_shape().str();
+    table["the number of classes of " + split + " samples"] = std::to_string(set.classes());
+    table["the number of targets of " + split + " samples"] = std::to_string(set.targets());
+    table["the checksum of " + split + " samples"] = fmt::format("{:016x}", data_checksum(set));
+  };
+  add("training", *data.train);
+  add("test", *data.test);
+  compare(communicator, "data", table, "give every rank the same files in data.root");
+}
+
+}  // namespace topknot

@@ -1,0 +1,16 @@
+#pragma once
+// What must be the same on all ranks, compared before the first step. Each call is collective and throws the same
+// UserError on every rank where the ranks differ: what differs, every value, and the ranks that have it.
+
+#include "dist/comm/communicator.h"
+#include "train/setup.h"
+
+namespace topknot {
+
+// The program's version and the keys of the configuration, but for those that say where a rank runs.
+void check_same_configuration(Communicator& communicator, const Config& config);
+
+// Sizes, shapes and checksums of the data sets.
+void check_same_data(Communicator& communicator, const RunData& data);
+
+}  // namespace topknot
