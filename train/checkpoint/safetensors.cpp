@@ -37,14 +37,6 @@ constexpr std::pair<std::string_view, std::size_t> kDtypes[] = {
     {"F32", 4},  {"C64", 8}, {"F64", 8}, {"I64", 8},     {"U64", 8},
 };
 
-// A text from a file for a message: quoted, on one line, without what a terminal would interpret.
-std::string quoted_for_message(const std::string& text) {
-  constexpr std::size_t kLongest = 100;
-  const bool cut = text.size() > kLongest;
-  return nlohmann::json(cut ? text.substr(0, kLongest) + "..." : text)
-      .dump(-1, ' ', true, nlohmann::json::error_handler_t::replace);
-}
-
 // Bytes that a tensor takes; nullopt where the number does not fit in 64 bits.
 std::optional<std::uint64_t> tensor_bytes(const std::vector<std::int64_t>& shape, std::size_t width) {
   if (std::find(shape.begin(), shape.end(), 0) != shape.end()) return 0;
@@ -91,14 +83,13 @@ class HeaderReader final : public nlohmann::json_sax<nlohmann::json> {
 
   bool key(std::string& key) override {
     if (place_ == Place::file) {
-      if (!names_.insert(key).second) refuse(fmt::format("{} stands twice", quoted_for_message(key)));
+      if (!names_.insert(key).second) refuse(fmt::format("{} stands twice", quoted_text(key)));
       name_ = key;
       return true;
     }
     if (place_ == Place::tensor && key != "dtype" && key != "shape" && key != "data_offsets")
-      refuse(fmt::format("{}: unknown field {}", entry(), quoted_for_message(key)));
-    if (!fields_.insert(key).second)
-      refuse(fmt::format("{}: {} stands twice", entry(), quoted_for_message(key)));
+      refuse(fmt::format("{}: unknown field {}", entry(), quoted_text(key)));
+    if (!fields_.insert(key).second) refuse(fmt::format("{}: {} stands twice", entry(), quoted_text(key)));
     field_ = key;
     return true;
   }
@@ -157,15 +148,14 @@ class HeaderReader final : public nlohmann::json_sax<nlohmann::json> {
   enum class Place { start, file, metadata, tensor, shape, offsets, end };
 
   std::string entry() const {
-    return place_ == Place::metadata ? kMetadata : fmt::format("tensor {}", quoted_for_message(name_));
+    return place_ == Place::metadata ? kMetadata : fmt::format("tensor {}", quoted_text(name_));
   }
 
   [[noreturn]] void unexpected(const std::string& what) const {
     if (place_ == Place::start) refuse(fmt::format("the header is {}, not an object", what));
-    if (place_ == Place::file)
-      refuse(fmt::format("{} is {}, not an object", quoted_for_message(name_), what));
+    if (place_ == Place::file) refuse(fmt::format("{} is {}, not an object", quoted_text(name_), what));
     if (place_ == Place::metadata)
-      refuse(fmt::format("{}: {} is {}, not a text", entry(), quoted_for_message(field_), what));
+      refuse(fmt::format("{}: {} is {}, not a text", entry(), quoted_text(field_), what));
     refuse(fmt::format("{}: {} has {}, where {} is expected", entry(), field_, what,
                        place_ != Place::tensor ? "a whole number"
                        : field_ == "dtype"     ? "a text"
@@ -202,6 +192,12 @@ std::string header_json(std::span<const TensorView> tensors, const Metadata& met
 }
 
 }  // namespace
+
+std::string quoted_text(const std::string& text) {
+  constexpr std::size_t kLongest = 100;
+  return nlohmann::json(text.size() > kLongest ? text.substr(0, kLongest) + "..." : text)
+      .dump(-1, ' ', true, nlohmann::json::error_handler_t::replace);
+}
 
 std::size_t dtype_bytes(const std::string& dtype) {
   for (const auto& [name, bytes] : kDtypes)
@@ -250,10 +246,10 @@ SafetensorsFile SafetensorsFile::parse(std::vector<std::byte> bytes, const std::
   for (TensorEntry& tensor : header.tensors) {
     const std::uint64_t begin = tensor.offsets[0], end = tensor.offsets[1];
     const auto refuse = [&](const std::string& what) {
-      header.refuse(fmt::format("tensor {}: {}", quoted_for_message(tensor.name), what));
+      header.refuse(fmt::format("tensor {}: {}", quoted_text(tensor.name), what));
     };
     const std::size_t width = dtype_bytes(tensor.dtype);
-    if (width == 0) refuse(fmt::format("unknown dtype {}", quoted_for_message(tensor.dtype)));
+    if (width == 0) refuse(fmt::format("unknown dtype {}", quoted_text(tensor.dtype)));
     if (begin > end) refuse(fmt::format("data_offsets end before they begin: {}, {}", begin, end));
     const std::optional<std::uint64_t> bytes = tensor_bytes(tensor.shape, width);
     if (!bytes) refuse(fmt::format("the shape {} is beyond any memory", tensor.shape));

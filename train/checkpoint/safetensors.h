@@ -23,6 +23,9 @@ struct TensorView {
 using Metadata = std::map<std::string, std::string>;
 using ByteSink = std::function<void(std::span<const std::byte>)>;
 
+// A text from a file for a message: quoted, at most 100 bytes of it, without what a terminal would interpret.
+std::string quoted_text(const std::string& text);
+
 // Bytes of one element; 0 for an unknown dtype.
 std::size_t dtype_bytes(const std::string& dtype);
 

@@ -1,0 +1,38 @@
+#pragma once
+// A model's tensors in a safetensors file: parameters under their names, F32, OIHW for convolutions and {out, in} for
+// linear layers, and batch-norm statistics under their buffers' names.
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "nn/core/parameter.h"
+#include "train/checkpoint/safetensors.h"
+
+namespace topknot {
+
+// Host copies of all that a model's file holds, from any device. Waits for the device.
+struct ModelCopy {
+  std::vector<float> weights;     // ParameterArena::host_weights()
+  std::vector<float> statistics;  // the buffers, one after the other, in ParameterStore::buffers()'s order
+};
+ModelCopy copy_model(ParameterStore& store);
+
+// Views of `copy`, which must outlive them: parameters in the order of registration, then buffers.
+std::vector<TensorView> model_tensors(const ParameterStore& store, const ModelCopy& copy);
+
+// Whether a shell pattern (*, ?, [...]; '*' also matches '.') matches the name or what stands before one of its dots:
+// "fc" matches "fc.weight", "stage1" all of "stage1.block1.1.conv.weight"'s stage.
+bool matches_name(const std::string& pattern, const std::string& name);
+// As it stands for the patterns of key `key`. Throws UserError, with the names, where a pattern matches none of them.
+void check_patterns(const std::string& key, const std::vector<std::string>& patterns,
+                    const std::vector<std::string>& names);
+std::vector<std::string> tensor_names(const ParameterStore& store);  // in the order of model_tensors()
+
+// Sets all tensors of the model from the file, but for those whose names match one of `reinit`: these keep their
+// values, whatever the file has. Throws one UserError that lists all tensors that are missing, have no place in the
+// model, or have another shape or type; the model is then unchanged.
+void load_model(ParameterStore& store, const SafetensorsFile& file,
+                const std::vector<std::string>& reinit = {});
+
+}  // namespace topknot
