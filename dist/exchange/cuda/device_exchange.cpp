@@ -35,9 +35,7 @@ class GpuExecution final : public DeviceExecution {
 
   // Without graphs for collectives, a graph that ready() is captured in cannot hold them.
   bool sends_early() const override { return capture() == Exchange::Capture::whole; }
-  void complete(const float* loss) override {
-    write_rank_status(compute(), loss, step().status(), my_status_.data());
-  }
+  void complete(const float* loss) override { write_rank_status(compute(), loss, my_status_.data()); }
   void begin_collectives() override {
     if (ranks() == 1) return;
     encoded_.record(compute());

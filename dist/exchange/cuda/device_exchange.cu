@@ -69,19 +69,17 @@ __global__ void __launch_bounds__(kThreads)
   if (bad) atomicOr(&status->bad, 1u);
 }
 
-__global__ void rank_status_kernel(const float* loss, const StepStatus* status, RankStatus* mine) {
-  *mine = RankStatus{loss && not_finite(*loss), status->bad, {0, 0}};
+__global__ void rank_status_kernel(const float* loss, RankStatus* mine) {
+  *mine = RankStatus{loss && not_finite(*loss), {0, 0, 0}};
 }
 
 __global__ void agree_kernel(const RankStatus* all, int ranks, StepStatus* status) {
-  int bad_loss = -1, bad_gradient = -1;
-  for (int rank = ranks - 1; rank >= 0; --rank) {
+  int bad_loss = -1;
+  for (int rank = ranks - 1; rank >= 0; --rank)
     if (all[rank].bad_loss) bad_loss = rank;
-    if (all[rank].bad_gradient) bad_gradient = rank;
-  }
-  if (bad_loss >= 0 || bad_gradient >= 0) {
+  if (bad_loss >= 0) {
     status->bad = 1;
-    status->bad_rank = bad_loss >= 0 ? bad_loss : bad_gradient;
+    status->bad_rank = bad_loss;
   } else if (status->bad && ranks == 1) {
     status->bad_rank = 0;
   }
@@ -110,8 +108,8 @@ void average_sum_bfloat16(cudaStream_t stream, const void* sum, float* x, std::s
            static_cast<const __nv_bfloat16*>(sum), x, n, factor, status);
 }
 
-void write_rank_status(cudaStream_t stream, const float* loss, const StepStatus* status, RankStatus* mine) {
-  launch(rank_status_kernel, 1, 1, stream, loss, status, mine);
+void write_rank_status(cudaStream_t stream, const float* loss, RankStatus* mine) {
+  launch(rank_status_kernel, 1, 1, stream, loss, mine);
 }
 
 void agree(cudaStream_t stream, const RankStatus* all, int ranks, StepStatus* status) {

@@ -25,14 +25,13 @@ void average_sum_bfloat16(cudaStream_t stream, const void* sum, float* x, std::s
 
 // What a rank sends the others beside its groups.
 struct RankStatus {
-  std::uint32_t bad_loss = 0, bad_gradient = 0;  // 1: not finite, as far as this rank knows by itself
-  std::uint32_t unused[2] = {0, 0};              // a collective's block is a multiple of 16 bytes
+  std::uint32_t bad_loss = 0;           // 1: this rank's loss is not finite
+  std::uint32_t unused[3] = {0, 0, 0};  // a collective's block is a multiple of 16 bytes
 };
 
-// `loss`: one float, or null. The status is this rank's own so far.
-void write_rank_status(cudaStream_t stream, const float* loss, const StepStatus* status, RankStatus* mine);
-// `all`: by rank. bad_rank is the first rank with a bad loss, else the first with a bad gradient of a compressed group;
-// else the status stays as decoding has left it.
+// `loss`: one float, or null.
+void write_rank_status(cudaStream_t stream, const float* loss, RankStatus* mine);
+// `all`: by rank. bad_rank is the first rank with a bad loss; without one the status stays as decoding has left it.
 void agree(cudaStream_t stream, const RankStatus* all, int ranks, StepStatus* status);
 
 }  // namespace topknot::cuda
