@@ -7,7 +7,17 @@
 #include "nn/core/cuda/step_parameters.h"
 #include "nn/core/host_device.h"
 
-namespace topknot::cuda {
+namespace topknot {
+
+// DGC's momentum correction, for the CPU's vectors too: returns what the residual is added to; `next`: the new velocity.
+template <class V, class T>
+TOPKNOT_HOST_DEVICE __attribute__((always_inline)) V momentum_corrected(V gradient, V velocity, V& next,
+                                                                        T momentum, bool nesterov) {
+  next = nesterov ? momentum * (velocity + gradient) : momentum * velocity + gradient;
+  return nesterov ? next + gradient : next;
+}
+
+namespace cuda {
 
 struct Accumulate {
   float* u = nullptr;               // the gradient; becomes u
@@ -45,12 +55,10 @@ struct Accumulate {
   TOPKNOT_HOST_DEVICE float made(std::size_t i, float& moved) const {
     float g = u[i];
     if (times_lr) g *= static_cast<float>(times_lr->lr);
-    if (velocity) {
-      moved = nesterov ? momentum * (velocity[i] + g) : momentum * velocity[i] + g;
-      g = nesterov ? moved + g : moved;
-    }
+    if (velocity) g = momentum_corrected(g, velocity[i], moved, momentum, nesterov);
     return residual ? g + residual[i] : g;
   }
 };
 
-}  // namespace topknot::cuda
+}  // namespace cuda
+}  // namespace topknot

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "compress/memory/accumulate.h"
 #include "compress/parallel.h"
 #include "compress/sparse_compressor.h"
 #include "compress/state.h"
@@ -43,17 +44,6 @@ struct Vec<double> {
   typedef double type __attribute__((vector_size(64)));
 };
 
-template <bool kNesterov, class V, class T>
-TOPKNOT_INLINE void step_lanes(V& gradient, const V& residual, const V& velocity, V& next, T momentum) {
-  if constexpr (kNesterov) {
-    next = momentum * (velocity + gradient);
-    gradient = residual + (next + gradient);
-  } else {
-    next = momentum * velocity + gradient;
-    gradient = residual + next;
-  }
-}
-
 template <bool kNesterov, class T>
 TOPKNOT_INLINE void step_body(const Arrays<T>& a, std::size_t begin, std::size_t end, T momentum) {
   using V = typename Vec<T>::type;
@@ -64,12 +54,13 @@ TOPKNOT_INLINE void step_body(const Arrays<T>& a, std::size_t begin, std::size_t
     std::memcpy(&gradient, a.gradient + i, sizeof gradient);
     std::memcpy(&residual, a.residual + i, sizeof residual);
     std::memcpy(&velocity, a.velocity + i, sizeof velocity);
-    step_lanes<kNesterov>(gradient, residual, velocity, next, momentum);
+    gradient = residual + momentum_corrected(gradient, velocity, next, momentum, kNesterov);
     std::memcpy(a.gradient + i, &gradient, sizeof gradient);
     stream(a.next + i, next);  // not read in this step
   }
   for (; i < end; ++i)
-    step_lanes<kNesterov>(a.gradient[i], a.residual[i], a.velocity[i], a.next[i], momentum);
+    a.gradient[i] =
+        a.residual[i] + momentum_corrected(a.gradient[i], a.velocity[i], a.next[i], momentum, kNesterov);
   finish_streaming();
 }
 
