@@ -16,6 +16,7 @@
 #include "dist/comm/backend.h"
 #include "dist/launch/socket.h"
 #include "nn/core/base/check.h"
+#include "nn/core/base/text.h"
 #include "nn/core/device.h"
 #include "train/run_directory.h"
 #include "train/start.h"
@@ -45,11 +46,6 @@ float number_of(int round, std::size_t i) {
 [[noreturn]] void damaged(const Communicator& host, const std::string& what, std::size_t at) {
   throw Error(fmt::format("rank {}: {} brought a wrong value at place {}: data is damaged on its way",
                           host.rank(), what, at));
-}
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
 }
 
 // The interface and address of this rank towards `host`: "eth0 10.0.0.1", or "" where unknown.
@@ -175,7 +171,7 @@ std::vector<NetworkRow> check_path(Communicator& host, const NetworkPath& path) 
           if (all[r * block + i] != byte_of(static_cast<int>(r), round, i))
             damaged(host, "all_gather over " + path.over, r * block + i);
     }
-    const double seconds = median({times.begin() + 1, times.end()});
+    const double seconds = quantile({times.begin() + 1, times.end()}, 0.5);
     rows.push_back({path.over, "all_gather", block * ranks, seconds,
                     static_cast<double>(block * (ranks - 1)) / seconds / 1e9});
   }
@@ -191,7 +187,7 @@ std::vector<NetworkRow> check_path(Communicator& host, const NetworkPath& path) 
       for (std::size_t i = 0; i < data.size(); ++i)
         if (data[i] != factors * number_of(round, i)) damaged(host, "all_reduce over " + path.over, i);
     }
-    const double seconds = median({times.begin() + 1, times.end()});
+    const double seconds = quantile({times.begin() + 1, times.end()}, 0.5);
     const double sent = 2.0 * static_cast<double>(ranks - 1) / static_cast<double>(ranks);
     rows.push_back({path.over, "all_reduce", size.bytes, seconds,
                     sent * static_cast<double>(size.bytes) / seconds / 1e9});

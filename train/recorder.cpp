@@ -9,17 +9,11 @@
 #include "compress/compressor.h"
 #include "nn/core/base/check.h"
 #include "nn/core/base/log.h"
+#include "nn/core/base/text.h"
 #include "train/metrics/npy.h"
 
 namespace topknot {
 namespace {
-
-double median_of(std::vector<float>& values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  if (values.size() % 2 == 1) return *middle;
-  return (static_cast<double>(*std::max_element(values.begin(), middle)) + *middle) / 2;
-}
 
 // Summed apart from the k largest, so that a small rest keeps its digits.
 double contraction_of(std::vector<float>& values, std::size_t k) {
@@ -71,7 +65,7 @@ DistributionRecord distribution_of(std::span<const float> u, double density) {
   record.deviation = u.size() > 1 ? std::sqrt(squares / (n - 1)) : 0;
 
   std::vector<float> copy(u.begin(), u.end());
-  record.median = median_of(copy);
+  record.median = quantile({u.begin(), u.end()}, 0.5);
   double distances = 0;
   for (const float value : u) distances += std::fabs(value - record.median);
   record.laplace_scale = distances / n;

@@ -39,12 +39,12 @@ std::string format_bytes(double bytes) {
 
 double quantile(std::vector<double> values, double q) {
   if (values.empty()) return 0;
-  std::sort(values.begin(), values.end());
   const double position = q * static_cast<double>(values.size() - 1);
-  const auto below = static_cast<std::size_t>(position);
-  const double share = position - static_cast<double>(below);
-  if (share == 0) return values[below];  // of what lies between, nothing: it may be infinite
-  return values[below] + share * (values[below + 1] - values[below]);
+  const auto below = values.begin() + static_cast<std::ptrdiff_t>(position);
+  std::nth_element(values.begin(), below, values.end());
+  const double share = position - std::floor(position);
+  if (share == 0) return *below;  // of what lies between, nothing: it may be infinite
+  return *below + share * (*std::min_element(below + 1, values.end()) - *below);
 }
 
 std::string format_number(double value) {
