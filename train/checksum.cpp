@@ -1,7 +1,7 @@
 #include "train/checksum.h"
 
-#include <cinttypes>
-#include <cstdio>
+#include <fmt/format.h>
+
 #include <cstring>
 
 #include "nn/core/base/check.h"
@@ -9,9 +9,7 @@
 namespace topknot {
 
 std::string checksum_hex(std::span<const float> weights) {
-  char text[17];
-  std::snprintf(text, sizeof text, "%016" PRIx64, parameter_checksum(weights));
-  return text;
+  return fmt::format("{:016x}", parameter_checksum(weights));
 }
 
 void check_same_parameters(ParameterArena& arena, CollectiveQueue& queue, const Communicator& communicator,
@@ -27,11 +25,11 @@ void check_same_parameters(ParameterArena& arena, CollectiveQueue& queue, const 
   queue.run([&](Communicator& c) { c.all_gather(std::as_bytes(std::span(mine)), all); });
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     TOPKNOT_CHECK(all[rank].size() == all[0].size(),
-                  "rank " + std::to_string(rank) + " has another model than rank 0");
+                  fmt::format("rank {} has another model than rank 0", rank));
     for (std::size_t i = 0; i < mine.size(); ++i)
       TOPKNOT_CHECK(!std::memcmp(all[rank].data() + 8 * i, all[0].data() + 8 * i, 8),
-                    "the ranks' parameters differ " + when + ": " + arena.parameters()[i]->name() +
-                        " on rank " + std::to_string(rank) + " is not rank 0's");
+                    fmt::format("the ranks' parameters differ {}: {} on rank {} is not rank 0's", when,
+                                arena.parameters()[i]->name(), rank));
   }
 }
 

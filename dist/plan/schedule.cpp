@@ -1,8 +1,9 @@
 #include "dist/plan/schedule.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
-#include <string>
 
 #include "nn/core/base/check.h"
 
@@ -11,7 +12,7 @@ namespace {
 
 double checked(double value, const char* what) {
   TOPKNOT_CHECK(std::isfinite(value) && value >= 0,
-                std::string(what) + " must be finite and not negative: " + std::to_string(value));
+                fmt::format("{} must be finite and not negative: {}", what, value));
   return value;
 }
 

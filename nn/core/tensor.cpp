@@ -1,5 +1,7 @@
 #include "nn/core/tensor.h"
 
+#include <fmt/format.h>
+
 #include <cstring>
 
 #include "nn/core/base/check.h"
@@ -23,7 +25,7 @@ std::int64_t Shape::numel() const {
 
 std::string Shape::str() const {
   std::string text = "[";
-  for (int i = 0; i < rank_; ++i) text += (i ? ", " : "") + std::to_string((*this)[i]);
+  for (int i = 0; i < rank_; ++i) text += fmt::format("{}{}", i ? ", " : "", (*this)[i]);
   return text + "]";
 }
 

@@ -1,3 +1,5 @@
+#include <fmt/format.h>
+
 #include <chrono>
 
 #include "dist/comm/cuda/device_communicator.h"
@@ -20,7 +22,7 @@ std::string gpu_name(int gpu) {
   char bus[32] = "";
   TOPKNOT_CUDA(cudaGetDeviceProperties(&properties, gpu));
   TOPKNOT_CUDA(cudaDeviceGetPCIBusId(bus, sizeof bus, gpu));
-  return std::to_string(gpu) + ": " + properties.name + ", " + bus;
+  return fmt::format("{}: {}, {}", gpu, properties.name, bus);
 }
 
 std::vector<NetworkRow> check_gpu_path(Communicator& host, int gpu, double timeout_s) {

@@ -221,10 +221,8 @@ NpyHeader parse_npy_header(const std::string& path, std::string_view start, std:
 
 // Magic, version 1.0, length and dictionary, padded so that any first dimension takes the same bytes.
 std::string npy_header(const std::string& descr, const std::vector<std::size_t>& shape) {
-  std::string dimensions;
-  for (std::size_t i = 0; i < shape.size(); ++i)
-    dimensions += std::to_string(shape[i]) + (i + 1 < shape.size() ? ", " : shape.size() == 1 ? "," : "");
-  std::string text = "{'descr': '" + descr + "', 'fortran_order': False, 'shape': (" + dimensions + "), }";
+  std::string text = fmt::format("{{'descr': '{}', 'fortran_order': False, 'shape': ({}{}), }}", descr,
+                                 fmt::join(shape, ", "), shape.size() == 1 ? "," : "");
   // Room for the longest first dimension, then up to a multiple of 64 bytes with the newline, as NumPy aligns.
   const std::size_t first = shape.empty() ? 0 : std::to_string(shape[0]).size();
   const std::size_t room = std::numeric_limits<std::size_t>::digits10 + 1 - first;

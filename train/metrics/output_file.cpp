@@ -1,5 +1,6 @@
 #include "train/metrics/output_file.h"
 
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -31,7 +32,7 @@ OutputFile::OutputFile(const std::string& path) : path_(path), target_(path) {
     // A name that is a link keeps its link.
     if (exists) target_ = fs::canonical(path, error).string();
     if (exists && !error && access(target_.c_str(), W_OK) != 0) fail(errno);
-    temporary_ = target_ + ".part-" + std::to_string(getpid());
+    temporary_ = fmt::format("{}.part-{}", target_, getpid());
     file_ = std::fopen(temporary_.c_str(), "we");
   }
   if (!file_) {

@@ -104,7 +104,7 @@ ExchangeChoice choose_exchange(const Config& config, const Dataset& data, const 
     decided = options.collective;
     if (choice.planned)
       for (const std::size_t count : planned_groups(options.merge, profile))
-        decided += " " + std::to_string(count);
+        decided += fmt::format(" {}", count);
   }
   std::istringstream words(shared_text(queue, std::move(decided)));
   words >> options.collective;

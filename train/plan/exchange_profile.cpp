@@ -74,8 +74,7 @@ class Reader {
   void read(const Json& json, const std::string& at, std::vector<T>& values) const {
     if (!json.is_array()) fail(at + " is no list");
     values.resize(json.size());
-    for (std::size_t i = 0; i < json.size(); ++i)
-      read(json[i], at + "[" + std::to_string(i) + "]", values[i]);
+    for (std::size_t i = 0; i < json.size(); ++i) read(json[i], fmt::format("{}[{}]", at, i), values[i]);
   }
 
   template <class T>
@@ -178,7 +177,7 @@ std::string check_exchange_profile(const ExchangeProfile& profile, const Config&
        std::to_string(arena.parameters().size()));
   for (std::size_t i = 0; i < profile.parameters.size(); ++i) {
     const Parameter& here = *arena.parameters()[i];
-    same("parameter " + std::to_string(i), shown(profile.parameters[i]),
+    same(fmt::format("parameter {}", i), shown(profile.parameters[i]),
          shown({here.name(), here.numel(), !dense && here.compressible(), 0, 0}));
   }
   std::string off;

@@ -1,10 +1,11 @@
 #include "compress/select/passes/gamma_quantile.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <numbers>
-#include <string>
 
 #include "compress/select/passes/normal_quantile.h"
 #include "nn/core/base/check.h"
@@ -70,13 +71,13 @@ double wilson_hilferty(double shape, double q) {
 }  // namespace
 
 double gamma_tail(double shape, double x) {
-  TOPKNOT_CHECK(shape > 0 && std::isfinite(shape) && x >= 0, "gamma_tail of " + std::to_string(x));
+  TOPKNOT_CHECK(shape > 0 && std::isfinite(shape) && x >= 0, fmt::format("gamma_tail of {}", x));
   return tails(shape, x).upper;
 }
 
 double gamma_tail_quantile(double shape, double q) {
   TOPKNOT_CHECK(shape > 0 && std::isfinite(shape) && q > 0 && q < 1,
-                "gamma_tail_quantile of " + std::to_string(q));
+                fmt::format("gamma_tail_quantile of {}", q));
   const double start = wilson_hilferty(shape, q);
   if (shape > kLargeShape) return start;
   const bool upper = q < 0.5;

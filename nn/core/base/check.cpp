@@ -1,9 +1,11 @@
 #include "nn/core/base/check.h"
 
+#include <fmt/format.h>
+
 namespace topknot {
 
 void fail_check(const char* condition, const std::string& message, const char* file, int line) {
-  throw Error(message + " [failed: " + condition + " at " + file + ":" + std::to_string(line) + "]");
+  throw Error(fmt::format("{} [failed: {} at {}:{}]", message, condition, file, line));
 }
 
 }  // namespace topknot
