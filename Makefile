@@ -50,11 +50,17 @@ asan: deps  ## run the tests under the address and undefined-behaviour sanitizer
 	@cmake --build build-asan -j $(JOBS)
 	@UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 scripts/test build-asan
 
-fuzz: deps  ## run ten million damaged blocks through every decoder, under the same sanitizers
-	@$(call CONFIGURE,build-asan,-DTOPKNOT_ASAN=ON -DTOPKNOT_BENCH=OFF -DCMAKE_BUILD_TYPE=RelWithDebInfo)
-	@cmake --build build-asan -j $(JOBS) --target fuzz_blocks
+# FUZZ_CXX=clang++ builds with clang, where libFuzzer chooses the input by the code that it reaches.
+FUZZ_SECONDS ?= 60
+FUZZ_BUILD = $(if $(FUZZ_CXX),build-fuzz,build-asan)
+fuzz: deps  ## run damaged files, messages and blocks through every reader, under the same sanitizers (FUZZ_SECONDS each)
+	@$(call CONFIGURE,$(FUZZ_BUILD),-DTOPKNOT_ASAN=ON -DTOPKNOT_BENCH=OFF -DCMAKE_BUILD_TYPE=RelWithDebInfo \
+	  $(if $(FUZZ_CXX),-DCMAKE_CXX_COMPILER=$(FUZZ_CXX) -DCMAKE_CXX_FLAGS=-Wno-unknown-warning-option))
+	@cmake --build $(FUZZ_BUILD) -j $(JOBS) --target fuzz_blocks fuzz_inputs
+	@$(FUZZ_BUILD)/bin/fuzz_inputs --list | UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 xargs -P $(JOBS) -I NAME \
+	  $(FUZZ_BUILD)/bin/fuzz_inputs --target NAME --seconds $(FUZZ_SECONDS) --out $(FUZZ_BUILD)
 	@seq $(JOBS) | UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 xargs -P $(JOBS) -I SEED \
-	  build-asan/bin/fuzz_blocks --blocks $$(((10000000 + $(JOBS) - 1) / $(JOBS))) --seed SEED
+	  $(FUZZ_BUILD)/bin/fuzz_blocks --blocks $$(((10000000 + $(JOBS) - 1) / $(JOBS))) --seed SEED
 
 # One compute thread per rank, because the sanitizer does not see libgomp's barriers. The tests that compare thread counts are
 # therefore excluded; they compare results, and run in `make test`.
@@ -65,7 +71,7 @@ tsan: deps  ## run the data, dist and compress tests under the thread sanitizer
 	  $(FIXED_ADDRESSES) scripts/test build-tsan -R '^(data|dist|compress):' -E 'number of threads'
 
 clean:  ## remove the build directories (runs are kept)
-	rm -rf $(BUILD) build-asan build-tsan
+	rm -rf $(BUILD) build-asan build-fuzz build-tsan
 
 deps:
 	@scripts/install-deps

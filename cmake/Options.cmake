@@ -24,6 +24,17 @@ if(TOPKNOT_ASAN)
   target_compile_options(topknot_options INTERFACE
                          $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=address,undefined -fno-omit-frame-pointer>)
   target_link_options(topknot_options INTERFACE -fsanitize=address,undefined)
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
+    # libFuzzer without its main(), for tests/fuzz/inputs.
+    foreach(name libclang_rt.fuzzer_no_main-${CMAKE_SYSTEM_PROCESSOR}.a libclang_rt.fuzzer_no_main.a)
+      execute_process(COMMAND ${CMAKE_CXX_COMPILER} -print-file-name=${name} OUTPUT_VARIABLE path
+                      OUTPUT_STRIP_TRAILING_WHITESPACE)
+      if(EXISTS "${path}")
+        set(TOPKNOT_LIBFUZZER ${path})
+        target_compile_options(topknot_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=fuzzer-no-link>)
+      endif()
+    endforeach()
+  endif()
 endif()
 if(TOPKNOT_TSAN)
   # Function multiversioning needs resolvers that run before the sanitizer is ready.

@@ -1,0 +1,74 @@
+// Files of data sets.
+#include <cstring>
+#include <fstream>
+#include <vector>
+
+#include "data/dataset.h"
+#include "nn/core/base/check.h"
+#include "tests/fuzz/inputs/input_target.h"
+
+namespace topknot::fuzz {
+namespace {
+
+// What a loader takes of a data set, for some of its samples.
+void use(const Dataset& data) {
+  expect(data.size() > 0, "a data set without samples");
+  const auto numel = static_cast<std::size_t>(data.sample_shape().numel());
+  std::vector<float> sample(numel);
+  for (const std::int64_t index : {std::int64_t{0}, data.size() / 2, data.size() - 1}) {
+    data.get(index, sample.data());
+    expect(data.label(index) >= 0 && data.label(index) < data.classes(), "a label outside the classes");
+    for (const float value : sample) expect(value >= 0 && value <= 1, "a pixel outside [0, 1]");
+  }
+}
+
+// A whole file takes 30 MB, so the input describes one: the length in bytes (u32; 0: as it should be), then places
+// (u32) and the bytes there in an otherwise empty file.
+void cifar10(Bytes input) {
+  constexpr std::uint32_t kSize = 30'730'000;
+  static const Scratch scratch;
+  const std::string path = scratch.write("test_batch.bin", {});
+  std::uint32_t size = 0, place = 0;
+  if (input.size() >= sizeof size) std::memcpy(&size, input.data(), sizeof size);
+  size %= 2 * kSize;
+  std::filesystem::resize_file(path, size == 0 ? kSize : size);
+  std::fstream file(path, std::ios::binary | std::ios::in | std::ios::out);
+  for (std::size_t at = sizeof size; at + sizeof place < input.size(); at += sizeof place + 1) {
+    std::memcpy(&place, input.data() + at, sizeof place);
+    file.seekp(place % (2 * kSize));
+    file.put(static_cast<char>(input[at + sizeof place]));
+  }
+  file.close();
+  DatasetOptions options;
+  options.root = scratch.path("");
+  use(*make_dataset("cifar10", options, Split::test));
+}
+
+// MNIST's two files: a byte whose bits say which of them is gzipped, the length of the first (u16), both contents.
+void idx(Bytes input) {
+  if (input.size() < 3) return;
+  static const Scratch scratch;
+  const auto packed = std::to_integer<unsigned>(input[0]);
+  std::uint16_t length = 0;
+  std::memcpy(&length, input.data() + 1, sizeof length);
+  input = input.subspan(3);
+  const std::size_t cut = std::min<std::size_t>(length, input.size());
+  const auto put = [&](std::string name, bool gzipped, Bytes content) {
+    scratch.remove(name + (gzipped ? "" : ".gz"));
+    scratch.write(name + (gzipped ? ".gz" : ""), content);
+  };
+  put("t10k-images-idx3-ubyte", packed & 1, input.first(cut));
+  put("t10k-labels-idx1-ubyte", packed & 2, input.subspan(cut));
+  DatasetOptions options;
+  options.root = scratch.path("");
+  use(*make_dataset("mnist", options, Split::test));
+}
+
+const bool added = [] {
+  input_targets().add("cifar10", "CIFAR-10's binary file", cifar10);
+  input_targets().add("idx", "MNIST's IDX files, plain or gzipped", idx);
+  return true;
+}();
+
+}  // namespace
+}  // namespace topknot::fuzz
