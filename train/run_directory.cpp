@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <regex>
 #include <thread>
 
 #include "nn/core/base/check.h"
@@ -65,6 +66,48 @@ std::string environment_json(const Config& config, const std::vector<std::string
   return json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
 }
 
+constexpr const char* kConfigTitle = "# The effective configuration:";
+
+// Whether the files in there are a run's, so that their names can be trusted.
+bool is_run(const RunDirectory& folder) {
+  std::error_code error;
+  if (fs::exists(folder.path + "/" + RunLock::kName, error)) return true;
+  std::string first;
+  std::getline(std::ifstream(folder.path + "/config.yaml"), first);
+  return first.rfind(kConfigTitle, 0) == 0;
+}
+
+// config.yaml, trace_rank3.json, metrics.csv.part-4242, ...
+bool has_run_name(const std::string& name) {
+  static const std::regex names(
+      "(config\\.yaml|environment\\.json|metrics\\.(jsonl|csv)|gradients\\.npy|trace_rank[0-9]+\\.json)"
+      "(\\.part-[0-9]+)?|checkpoints|(layer_density|exchange_profile)\\.json\\.part-[0-9]+");
+  return std::regex_match(name, names);
+}
+
+// Throws where what the folder holds is not to be replaced.
+void check_free(const RunDirectory& folder, bool overwrite) {
+  std::error_code error;
+  if (!fs::exists(folder.path, error)) return;
+  const auto refuse = [&](const std::string& why) { throw UserError("output.dir: " + folder.path + why); };
+  if (!fs::is_directory(folder.path, error)) refuse(" is a file, not a folder; choose another name");
+  bool empty = true;
+  const bool of_a_run = is_run(folder);
+  for (const auto& entry : fs::directory_iterator(folder.path, error)) {
+    const std::string name = entry.path().filename().string();
+    empty = empty && name == RunLock::kName;
+    if (overwrite && !of_a_run && has_run_name(name))
+      refuse(" holds " + name +
+             ", but no run wrote it; output.overwrite replaces only an earlier run; choose another "
+             "output.dir");
+  }
+  if (error) refuse(" cannot be read: " + error.message());
+  if (!empty && !overwrite)
+    refuse(
+        " already holds something, and a run is never overwritten silently; choose another output.dir, or "
+        "output.overwrite=true to replace the earlier run");
+}
+
 // output.overwrite belongs to this start, not to the configuration: repeating the run must not delete
 // anything.
 std::string effective_config(const RunDirectory& folder, const Config& config,
@@ -73,7 +116,7 @@ std::string effective_config(const RunDirectory& folder, const Config& config,
   effective.output.dir = folder.path;
   effective.output.overwrite = false;
   origins.erase("output.overwrite");
-  return "# The effective configuration: 'train config.yaml output.dir=OTHER' repeats the run.\n" +
+  return std::string(kConfigTitle) + " 'train config.yaml output.dir=OTHER' repeats the run.\n" +
          dump_yaml(effective, false, origins);
 }
 
@@ -81,6 +124,15 @@ std::string effective_config(const RunDirectory& folder, const Config& config,
 
 std::string program_version() {
   return "topknot " TOPKNOT_VERSION " (" TOPKNOT_REVISION ")";
+}
+
+std::vector<std::string> run_files(const RunDirectory& folder) {
+  std::vector<std::string> paths;
+  std::error_code error;
+  if (!is_run(folder)) return paths;
+  for (const auto& entry : fs::directory_iterator(folder.path, error))
+    if (has_run_name(entry.path().filename().string())) paths.push_back(entry.path().string());
+  return paths;
 }
 
 void rewrite_config(const RunDirectory& folder, const Config& config,
@@ -93,25 +145,19 @@ RunDirectory create_run_directory(const LoadedConfig& loaded, const std::vector<
   const Config& config = loaded.config;
   RunDirectory folder{run_directory_name(config)};
   std::error_code error;
-  if (fs::exists(folder.path, error)) {
-    if (!fs::is_directory(folder.path, error))
-      throw UserError("output.dir: " + folder.path + " is a file, not a folder; choose another name");
-    if (!config.output.overwrite && !fs::is_empty(folder.path, error))
-      throw UserError("output.dir: " + folder.path +
-                      " already holds something, and a run is never overwritten silently; choose another "
-                      "output.dir, or output.overwrite=true to replace the earlier run");
-    for (const char* name :
-         {"config.yaml", "environment.json", "metrics.jsonl", "metrics.csv", "gradients.npy"})
-      fs::remove(fs::path(folder.path) / name, error);
-    for (int rank = 0; fs::remove(folder.trace_json(rank), error); ++rank) {
-    }
-  } else {
-    error.clear();
+  // Nothing is left behind in a folder that is refused.
+  if (!fs::exists(folder.path + "/" + RunLock::kName, error)) {
+    check_free(folder, config.output.overwrite);
     fs::create_directories(folder.path, error);
     if (error)
       throw UserError("output.dir: " + folder.path + " cannot be created: " + error.message() +
                       "; choose another folder");
   }
+  folder.lock = std::make_shared<RunLock>(folder.path);
+  check_free(folder, config.output.overwrite);
+  for (const std::string& path : run_files(folder))
+    if (fs::remove_all(path, error); error)
+      throw UserError("output.overwrite: " + path + " cannot be removed: " + error.message());
   write_file(folder.path + "/config.yaml", effective_config(folder, config, loaded.origins));
   write_file(folder.path + "/environment.json", environment_json(config, command_line, libraries));
   return folder;

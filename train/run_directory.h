@@ -1,13 +1,15 @@
 #pragma once
 // The directory of a run: config.yaml (effective, re-runnable), environment.json (where and how it ran),
-// metrics.jsonl, metrics.csv, and where asked for gradients.npy, layer_density.json and exchange_profile.json.
-// Made by rank 0 before training begins.
+// metrics.jsonl, metrics.csv, and where asked for gradients.npy, layer_density.json, exchange_profile.json and
+// checkpoints. Made by rank 0 before training begins, and held by one process at a time (train/run_lock.h).
 
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "train/config/config.h"
+#include "train/run_lock.h"
 
 namespace topknot {
 
@@ -19,12 +21,21 @@ struct RunDirectory {
   std::string layer_density_json() const { return path + "/layer_density.json"; }
   std::string trace_json(int rank) const { return path + "/trace_rank" + std::to_string(rank) + ".json"; }
   std::string exchange_profile_json() const { return path + "/exchange_profile.json"; }
+  std::string checkpoints() const { return path + "/checkpoints"; }  // a folder
+
+  std::shared_ptr<const RunLock> lock = nullptr;  // while a copy lives, no other process writes here
 };
 
-// Creates output.dir (run_directory_name() where it is empty) and writes config.yaml and environment.json. An
-// existing folder is refused, or with output.overwrite its earlier run's files are replaced (only the files
-// named above but layer_density.json and exchange_profile.json, which may be this run's input; others stay). Throws UserError: exists, cannot be created or written (with the system's
-// reason). `command_line` as given; `libraries` name -> version, as the caller knows them.
+// What output.overwrite removes: the files and folders in there, as paths, that a run wrote, temporary ones of killed
+// runs included; not layer_density.json and exchange_profile.json, which may be the new run's input. Empty where the
+// folder is no run's (neither run.lock nor a config.yaml of a run), whatever names its files have.
+std::vector<std::string> run_files(const RunDirectory& folder);
+
+// Creates and locks output.dir (run_directory_name() where it is empty) and writes config.yaml and environment.json. An
+// existing folder that holds anything is refused, or with output.overwrite the earlier run's files are replaced; files
+// that are not a run's stay. Throws UserError: exists, a run is running there, holds foreign files of these names,
+// cannot be created or written (with the system's reason). `command_line` as given; `libraries` name -> version, as the
+// caller knows them.
 RunDirectory create_run_directory(const LoadedConfig& loaded, const std::vector<std::string>& command_line,
                                   const std::map<std::string, std::string>& libraries = {});
 

@@ -203,6 +203,45 @@ TEST_CASE("a killed rank ends all ranks with its name and a non-zero exit") {
   CHECK(outcome.has("signal 9"));
 }
 
+TEST_CASE("a run directory is its run's alone until the run's processes have ended, however they did") {
+  const TempFolder temp;
+  for (const std::string backend : {"threads", "gloo"}) {
+    const std::string run = temp.at(backend);
+    const std::string again = TOPKNOT_BIN "/train " + kSmall + "output.overwrite=true output.dir=" + run;
+    const Outcome outcome = train_in_background("optimizer.lr=1e-6 dist.ranks=2 dist.backend=" + backend, run,
+                                                again + "; kill -9 $parent; " + again + " && echo replaced");
+    INFO(backend << "\n" << outcome.output);
+    CHECK(outcome.count("in use by process ") == 1);
+    CHECK(outcome.has("replaced"));
+    CHECK(outcome.code == 128 + 9);
+  }
+}
+
+TEST_CASE("of two runs that start at once in one directory one runs and the other is refused") {
+  const TempFolder temp;
+  const std::string start = TOPKNOT_BIN "/train " + kSmall + "output.dir=";
+  for (int i = 0; i < 5; ++i) {
+    const std::string run = temp.at(std::to_string(i));
+    const Outcome outcome = run_command(start + run + " & first=$!; " + start + run +
+                                        "; second=$?; wait $first; echo codes $second $?");
+    INFO(outcome.output);
+    CHECK((outcome.has("codes 0 2") || outcome.has("codes 2 0")));
+    CHECK(read_metrics(run + "/metrics.jsonl").steps.size() == 12);
+  }
+}
+
+TEST_CASE("a run whose directory is deleted ends soon, with one message") {
+  const TempFolder temp;
+  for (const std::string backend : {"threads", "gloo"}) {
+    const Outcome outcome = train_in_background("optimizer.lr=1e-6 dist.ranks=2 dist.backend=" + backend,
+                                                temp.at(backend), "rm -r " + temp.at(backend));
+    INFO(backend << "\n" << outcome.output);
+    CHECK(outcome.code > 0);
+    CHECK(outcome.code < 124);
+    CHECK(outcome.has("metrics.jsonl: the file is gone"));
+  }
+}
+
 TEST_CASE("Ctrl-C ends a run at the end of a step, on all ranks, with the metrics so far") {
   for (const std::string backend : {"threads", "gloo"}) {
     const TempFolder temp;

@@ -146,6 +146,7 @@ int replay(const Arguments& arguments, int argc, char** argv) {
   loaded.config.output.dir = arguments.out;
   if (plan.kind == LaunchPlan::Kind::threads) settle_backend(loaded, plan, nullptr);
   report.options.trace_folder = arguments.out;
+  RunDirectory folder;  // held until the end
   StartHooks hooks;
   // Replay runs on the host, whatever GPUs there are.
   hooks.joined = [&](Communicator& host) { loaded.config.dist.backend = host.backend(); };
@@ -153,7 +154,7 @@ int replay(const Arguments& arguments, int argc, char** argv) {
   hooks.check = [&] { check_replay(*recording, loaded.config); };
   hooks.make_directory = [&] {
     if (arguments.out.empty()) return;
-    create_run_directory(loaded, {argv, argv + argc}, {{"oneDNN", onednn_version()}});
+    folder = create_run_directory(loaded, {argv, argv + argc}, {{"oneDNN", onednn_version()}});
     std::filesystem::remove(arguments.out + "/bench.json");  // an earlier one
   };
   hooks.body = [&](Communicator& communicator) {

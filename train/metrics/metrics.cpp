@@ -1,6 +1,7 @@
 #include "train/metrics/metrics.h"
 
 #include <fmt/format.h>
+#include <sys/stat.h>
 
 #include <cerrno>
 #include <cmath>
@@ -117,6 +118,8 @@ MetricsWriter::MetricsWriter(const std::string& path) : path_(path), file_(std::
   if (!file_)
     throw UserError(path_ + ": cannot be written: " + errno_text() +
                     "; choose another folder with output.dir");
+  struct stat status {};
+  if (fstat(fileno(file_), &status) == 0) device_ = status.st_dev, inode_ = status.st_ino;
 }
 
 MetricsWriter::~MetricsWriter() {
@@ -124,6 +127,12 @@ MetricsWriter::~MetricsWriter() {
 }
 
 void MetricsWriter::line(const std::string& json) {
+  struct stat status {};
+  if (stat(path_.c_str(), &status) != 0 || status.st_dev != device_ || status.st_ino != inode_)
+    throw UserError(
+        path_ +
+        ": the file is gone: deleted, moved or replaced while the run was writing it, perhaps with its "
+        "folder; the run ends, since nothing of it would be kept");
   errno = 0;
   const std::string text = json + "\n";
   if (std::fwrite(text.data(), 1, text.size(), file_) != text.size() || std::fflush(file_) != 0)

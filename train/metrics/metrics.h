@@ -101,7 +101,7 @@ struct EndRecord {
 };
 
 // Appends. Not a number and infinity become null. Throws UserError with path and reason where writing fails
-// (disk full).
+// (disk full), and where the path no longer leads to the file (its folder was deleted or moved).
 class MetricsWriter {
  public:
   explicit MetricsWriter(const std::string& path);
@@ -120,6 +120,7 @@ class MetricsWriter {
 
   std::string path_;
   std::FILE* file_ = nullptr;
+  std::uint64_t device_ = 0, inode_ = 0;  // of the file
 };
 
 // A run as read back.

@@ -155,7 +155,7 @@ TEST_CASE("an existing run is never overwritten silently, and replaced when aske
   const TempFolder temp;
   const std::string dir = temp.at("a/run");
   auto loaded = load_config("", {"output.dir=" + dir, "seed=5"});
-  const RunDirectory run = create_run_directory(loaded, {"train", "seed=5"}, {{"blas", "1.0"}});
+  const RunDirectory run{create_run_directory(loaded, {"train", "seed=5"}, {{"blas", "1.0"}}).path};
   MetricsWriter(run.metrics_jsonl()).write(step_record());
   CHECK(user_error([&] { create_run_directory(loaded, {}); }, {"never overwritten"}));
   CHECK(read_metrics(run.metrics_jsonl()).steps.size() == 1);

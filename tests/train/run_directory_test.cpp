@@ -1,0 +1,97 @@
+// A run directory belongs to one run at a time, and only what a run wrote is ever replaced.
+#include "train/run_directory.h"
+
+#include <unistd.h>
+
+#include <filesystem>
+
+#include "tests/data/temp_folder.h"
+#include "tests/support/catch.h"
+#include "tests/support/files.h"
+#include "tests/support/user_error.h"
+#include "train/metrics/metrics.h"
+#include "train/metrics/output_file.h"
+
+using namespace topknot;
+
+namespace fs = std::filesystem;
+
+namespace {
+
+LoadedConfig config_of(const TempFolder& temp, bool overwrite) {
+  auto loaded = load_config("", {"output.dir=" + temp.at("run")});
+  loaded.config.output.overwrite = overwrite;
+  return loaded;
+}
+
+}  // namespace
+
+TEST_CASE("a run directory is refused while a run holds it, by the name of its process, and free after it") {
+  const TempFolder temp;
+  const std::string me = "in use by process " + std::to_string(getpid()) + " on ";
+  {
+    const RunDirectory held = create_run_directory(config_of(temp, false), {});
+    const RunDirectory copy = held;
+    write_file(held.metrics_csv(), "precious");
+    for (const bool overwrite : {false, true})
+      CHECK(user_error([&] { create_run_directory(config_of(temp, overwrite), {}); }, {temp.at("run"), me}));
+    // Whoever found it free and came second to the lock.
+    CHECK(user_error([&] { RunLock second(temp.at("run")); }, {temp.at("run"), me}));
+    CHECK(text_of(held.metrics_csv()) == "precious");
+    CHECK(("in use by " + running_process(temp.at("run"))).find(me) == 0);
+  }
+  CHECK(running_process(temp.at("run")).empty());
+  CHECK(user_error([&] { create_run_directory(config_of(temp, false), {}); }, {"never overwritten"}));
+  CHECK_NOTHROW(create_run_directory(config_of(temp, true), {}));
+}
+
+TEST_CASE("overwriting a run removes what a run writes, half files included, and nothing else") {
+  const TempFolder temp;
+  const RunDirectory run{create_run_directory(config_of(temp, false), {}).path};
+  const std::vector<std::string> gone = {
+      "metrics.jsonl",    "metrics.csv",       "metrics.csv.part-77",          "gradients.npy",
+      "trace_rank0.json", "trace_rank12.json", "exchange_profile.json.part-5", "checkpoints/step_5/model"};
+  const std::vector<std::string> kept = {"notes.txt",          "layer_density.json", "exchange_profile.json",
+                                         "trace_rank.json",    "my-metrics.csv",     "metrics.csv.bak",
+                                         "results/config.yaml"};
+  for (const auto* names : {&gone, &kept})
+    for (const std::string& name : *names) temp.write("run/" + name, {'x'});
+  CHECK(run_files(run).size() == gone.size() + 2);  // config.yaml and environment.json
+  create_run_directory(config_of(temp, true), {});
+  for (const std::string& name : gone) CHECK_FALSE(fs::exists(temp.at("run/" + name)));
+  CHECK_FALSE(fs::exists(run.checkpoints()));
+  for (const std::string& name : kept) CHECK(text_of(temp.at("run/" + name)) == "x");
+}
+
+TEST_CASE("a folder that no run wrote is not overwritten, whatever its files are called") {
+  const TempFolder temp;
+  temp.write("run/config.yaml", {'m', 'y'});
+  temp.write("run/notes.txt", {'x'});
+  for (const char* name : {"config.yaml", "gradients.npy", "checkpoints"}) {
+    fs::rename(temp.at("run/config.yaml"), temp.at("run/own"));
+    fs::rename(temp.at("run/own"), temp.at(std::string("run/") + name));
+    CHECK(user_error([&] { create_run_directory(config_of(temp, true), {}); },
+                     {temp.at("run"), name, "no run"}));
+    CHECK(text_of(temp.at(std::string("run/") + name)) == "my");
+    CHECK_FALSE(fs::exists(temp.at("run/run.lock")));
+    fs::rename(temp.at(std::string("run/") + name), temp.at("run/config.yaml"));
+  }
+  // Beside files that are in nobody's way a run may be made.
+  fs::rename(temp.at("run/config.yaml"), temp.at("run/other.yaml"));
+  CHECK_NOTHROW(create_run_directory(config_of(temp, true), {}));
+  CHECK(text_of(temp.at("run/other.yaml")) == "my");
+}
+
+TEST_CASE("metrics whose file was deleted, moved or replaced end with a message at the next line") {
+  for (const char* how : {"deleted", "moved", "replaced"}) {
+    INFO(how);
+    const TempFolder temp;
+    const RunDirectory run = create_run_directory(config_of(temp, false), {});
+    MetricsWriter writer(run.metrics_jsonl());
+    writer.write(StepRecord{});
+    fs::rename(run.path, temp.at("elsewhere"));
+    if (how[0] == 'd') fs::remove_all(temp.at("elsewhere"));
+    if (how[0] == 'r') temp.write("run/metrics.jsonl", {});
+    CHECK(user_error([&] { writer.write(StepRecord{}); }, {run.metrics_jsonl(), "is gone"}));
+  }
+}
