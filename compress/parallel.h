@@ -1,5 +1,5 @@
 #pragma once
-// How the loops of compression are cut for threads: contiguous ranges of whole chunks, one a thread. What a
+// How the loops of compression are cut for threads: contiguous ranges of whole chunks, one per thread. What a
 // loop computes must not depend on the number of parts; sums are therefore made by chunk, whose size is
 // fixed.
 

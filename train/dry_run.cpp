@@ -76,7 +76,7 @@ void print_dry_run(const Config& config) {
       "carries of its own, come on top\n",
       format_bytes(buffers * whole).c_str());
   std::printf(
-      "data: %lld training and %lld test samples; %d ranks x batch %d x %d; %lld steps an epoch, %lld in "
+      "data: %lld training and %lld test samples; %d ranks x batch %d x %d; %lld steps per epoch, %lld in "
       "all\n",
       static_cast<long long>(data.train->size()), static_cast<long long>(data.test->size()),
       config.dist.ranks, config.data.batch_size, config.train.accumulate,

@@ -111,9 +111,9 @@ double Reporter::epochs(std::int64_t step) const {
 void Reporter::announce(const Communicator& communicator, const Engine& engine) const {
   const std::int64_t micro_batches = engine.train_loader().steps_per_epoch();
   const std::string compute =
-      engine.device() == "cpu" ? count_text(omp_get_max_threads(), "thread") + " a rank" : engine.device();
+      engine.device() == "cpu" ? count_text(omp_get_max_threads(), "thread") + " per rank" : engine.device();
   log_info(fmt::format(
-      "{} ({} parameters) on {}, {} by {}, {}; global batch {}, learning rate {}, {} steps an epoch, {} in "
+      "{} ({} parameters) on {}, {} by {}, {}; global batch {}, learning rate {}, {} steps per epoch, {} in "
       "all; "
       "{}; writing to {}",
       config_.model.name, engine.arena().size(), config_.data.name, count_text(ranks_, "rank"),
@@ -215,7 +215,7 @@ void Reporter::end(std::int64_t steps, std::int64_t skipped, const std::string& 
   if (modelled_makespan > 0 && end.makespan_p50_s > 0)
     log_info(fmt::format("exchange: modelled makespan {:.3g} ms, measured {:.3g} ms (median of {} steps)",
                          1e3 * modelled_makespan, 1e3 * end.makespan_p50_s, steady.size()));
-  log_info(fmt::format("done: {} steps in {}, {:.0f} images/s, sent {} a rank (dense: {})", steps,
+  log_info(fmt::format("done: {} steps in {}, {:.0f} images/s, sent {} per rank (dense: {})", steps,
                        format_duration(train_seconds_), end.images_per_second, format_bytes(end.bytes_sent),
                        format_bytes(end.bytes_dense)));
 }

@@ -59,7 +59,7 @@ std::string environment_json(const Config& config, const std::vector<std::string
   json["libraries"] = libraries;
   json["backend"] = config.dist.backend;
   json["ranks"] = config.dist.ranks;
-  json["threads_a_rank"] = compute_threads(config);
+  json["threads_per_rank"] = compute_threads(config);
   json["started"] = now_utc();
   json["command_line"] = command_line;
   // Arguments need not be valid UTF-8.

@@ -40,7 +40,7 @@ class Bf16ValueCode final : public ValueCodec {
 };
 
 const bool bf16_registered = [] {
-  value_codecs().add("bf16", "2 bytes a value, 8 bits of precision",
+  value_codecs().add("bf16", "2 bytes per value, 8 bits of precision",
                      [](const CompressOptions&) -> std::unique_ptr<ValueCodec> {
                        return std::make_unique<Bf16ValueCode>();
                      });

@@ -31,7 +31,7 @@ class ValueCodec {
   virtual ~ValueCodec() = default;
   virtual std::uint8_t id() const = 0;
   virtual bool exact() const = 0;                          // decode(encode(x)) == x
-  virtual std::size_t bytes(std::size_t count) const = 0;  // at least one a value; 0 of none
+  virtual std::size_t bytes(std::size_t count) const = 0;  // at least one per value; 0 of none
   // Appends bytes(values.size()) bytes. What decodes from finite values is finite.
   virtual void encode(std::span<const float> values, std::vector<std::byte>& out) const = 0;
   // `in` has bytes(out.size()) bytes. Throws Error where they are not what encode() writes; values that are

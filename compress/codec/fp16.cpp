@@ -1,4 +1,4 @@
-// IEEE half precision times a power of two, one a message, so that nothing overflows and what is small against
+// IEEE half precision times a power of two, one per message, so that nothing overflows and what is small against
 // the largest keeps its precision. One byte: i8 e; then the halves h: value = h * 2^e.
 //
 // e = floor(log2 m) - 14 with m the largest magnitude, rounded to a half's 11 bits: m lies in [2^14, 2^15),
@@ -70,7 +70,7 @@ class Fp16ValueCode final : public ValueCodec {
 };
 
 const bool fp16_registered = [] {
-  value_codecs().add("fp16", "2 bytes a value, 11 bits of precision, scaled by message",
+  value_codecs().add("fp16", "2 bytes per value, 11 bits of precision, scaled by message",
                      [](const CompressOptions&) -> std::unique_ptr<ValueCodec> {
                        return std::make_unique<Fp16ValueCode>();
                      });

@@ -21,7 +21,7 @@ class Fp32ValueCode final : public ValueCodec {
 };
 
 const bool fp32_registered = [] {
-  value_codecs().add("fp32", "4 bytes a value, exact",
+  value_codecs().add("fp32", "4 bytes per value, exact",
                      [](const CompressOptions&) -> std::unique_ptr<ValueCodec> {
                        return std::make_unique<Fp32ValueCode>();
                      });

@@ -1,4 +1,4 @@
-// 8 bits a value. Blocks of 256 values have one float32 scale each, their largest magnitude a: q = nearest
+// 8 bits per value. Blocks of 256 values have one float32 scale each, their largest magnitude a: q = nearest
 // integer to 127 x / a, value = q a / 127, computed in double. First the scales, then the q. A block whose a
 // is below 2^-119 is sent as zeros: q a / 127 would leave the normal range, where distinct q coincide.
 #include <algorithm>
@@ -76,7 +76,7 @@ class Int8ValueCode final : public ValueCodec {
 };
 
 const bool int8_registered = [] {
-  value_codecs().add("int8", "1 byte a value, scaled by blocks of 256",
+  value_codecs().add("int8", "1 byte per value, scaled by blocks of 256",
                      [](const CompressOptions&) -> std::unique_ptr<ValueCodec> {
                        return std::make_unique<Int8ValueCode>();
                      });

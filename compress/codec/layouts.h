@@ -5,7 +5,7 @@
 
 namespace topknot {
 
-// u32 a position.
+// u32 per position.
 class RawLayout final : public IndexLayout {
  public:
   std::uint8_t id() const override { return 0; }
@@ -35,10 +35,10 @@ class Run16Layout final : public IndexLayout {
 // Golomb-Rice code (Golomb 1966; Rice 1979) of the runs of zeros between entries: the run's quotient by 2^b
 // in unary, then b bits of remainder. b = round(log2(0.693 / density)), the best for positions drawn
 // uniformly. Cut into parts of kPartEntries entries that begin at whole bytes, so that threads (and a GPU)
-// write and read them side by side; a u32 a part says where its bits end.
+// write and read them side by side; a u32 per part says where its bits end.
 class RiceLayout final : public IndexLayout {
  public:
-  // A part's u32 costs 0.03 bits an entry: within 1 % of the bare code at every density.
+  // A part's u32 costs 0.03 bits per entry: within 1 % of the bare code at every density.
   static constexpr std::size_t kPartEntries = 1024;
   static unsigned parameter(std::size_t count, std::size_t numel);  // b: 0 to 30
   std::uint8_t id() const override { return 2; }

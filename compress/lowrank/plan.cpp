@@ -33,7 +33,7 @@ void for_pieces(const Pieces& pieces, std::size_t work, Body&& body) {
 
 }  // namespace
 
-Plan::Plan(const CompressOptions& options, const GroupSpec& group, double factors_a_step)
+Plan::Plan(const CompressOptions& options, const GroupSpec& group, double factors_per_step)
     : numel_(group.numel), offset_(group.offset), seed_(options.seed) {
   const auto most_rank = static_cast<std::size_t>(options.get<int>(lowrank::options()[0]));
   const double min_compression = options.get<double>(lowrank::options()[1]);
@@ -43,7 +43,7 @@ Plan::Plan(const CompressOptions& options, const GroupSpec& group, double factor
     const std::size_t numel = tensor.rows * tensor.cols;
     covered += numel;
     const std::size_t rank = std::min({most_rank, tensor.rows, tensor.cols});
-    const double sent = factors_a_step * static_cast<double>(rank * (tensor.rows + tensor.cols));
+    const double sent = factors_per_step * static_cast<double>(rank * (tensor.rows + tensor.cols));
     if (tensor.cols <= 1 || numel == 0 || static_cast<double>(numel) <= min_compression * sent) {
       add_plain(tensor.begin, covered);
       continue;

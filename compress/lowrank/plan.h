@@ -17,9 +17,9 @@ namespace topknot::lowrank {
 class Plan {
  public:
   // A tensor is approximated at rank min(compress.rank, rows, cols), where it has columns and
-  // numel / (factors_a_step * rank * (rows + cols)) exceeds compress.min_compression. factors_a_step: which
+  // numel / (factors_per_step * rank * (rows + cols)) exceeds compress.min_compression. factors_per_step: which
   // share of the two factors travels per step; 1 for both, 0.5 for one in turn.
-  Plan(const CompressOptions& options, const GroupSpec& group, double factors_a_step);
+  Plan(const CompressOptions& options, const GroupSpec& group, double factors_per_step);
 
   std::size_t numel() const { return numel_; }
   std::size_t p_size() const { return p_size_; }

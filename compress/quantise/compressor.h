@@ -59,7 +59,7 @@ class QuantisingCompressor final : public Compressor {
   mutable std::vector<float> contributed_;  // decoded where somebody asks
 };
 
-// One cell a selection range, each cut into buckets where `bucket` is above 0.
+// One cell per selection range, each cut into buckets where `bucket` is above 0.
 std::vector<std::uint32_t> cells_of(const GroupSpec& group, std::size_t bucket);
 
 }  // namespace topknot::quantise

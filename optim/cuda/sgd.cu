@@ -30,7 +30,7 @@ class Runs {
   std::uint32_t run_ = 0;
 };
 
-// kPacked: four elements a thread; else one.
+// kPacked: four elements per thread; else one.
 template <SgdRule rule, bool kPacked>
 __global__ void __launch_bounds__(kThreads)
     sgd_kernel(SgdSlice s, float momentum, float decay, const StepParameters* parameters,

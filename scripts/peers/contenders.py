@@ -150,7 +150,7 @@ class TrainRun(Run):
 def alternate(contenders, rounds, steps, timeout=600):
     """Each round steps every contender once, the first one changing from round to round.
 
-    Returns ({name: [items a second, a round each]}, [messages about those that are missing]).
+    Returns ({name: [items per second, by round]}, [messages about those that are missing]).
     """
     speeds, missing, running = {}, [], []
 

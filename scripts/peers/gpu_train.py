@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""PyTorch at its best on one GPU: images a second of training on one batch that stays in its memory.
+"""PyTorch at its best on one GPU: images per second of training on one batch that stays in its memory.
 
 Tried one after the other, each in channels_last with the fused SGD and cuDNN's algorithms chosen by timing: fp32 with TF32 and
 bf16 autocast, plain, with torch.compile, and in a CUDA graph. One JSON line each: setting, precision, images_per_second, torch. What
@@ -99,7 +99,7 @@ def make_optimizer(torch, parameters):
 
 
 def main():
-    parser = argparse.ArgumentParser(description="PyTorch training on one GPU; one JSON line a setting")
+    parser = argparse.ArgumentParser(description="PyTorch training on one GPU; one JSON line per setting")
     parser.add_argument("--model", choices=("resnet20", "vgg16", "resnet50"), required=True)
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--size", type=int, default=32, help="of an image's side")

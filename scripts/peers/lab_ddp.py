@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""PyTorch peer for scripts/netlab: DistributedDataParallel over Gloo, one process a host.
+"""PyTorch peer for scripts/netlab: DistributedDataParallel over Gloo, one process per host.
 
-It is started once a rank with the variables of torchrun: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and, where there is more than
+It is started once per rank with the variables of torchrun: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and, where there is more than
 one interface, GLOO_SOCKET_IFNAME. Rank 0 writes --out/config.json and --out/metrics.jsonl under the names that our own train uses.
 
 The peer is meant to be at its best. Dense: gradients live in the buckets (gradient_as_bucket_view), no buffers are broadcast
@@ -38,7 +38,7 @@ def parse_arguments():
     parser = argparse.ArgumentParser(
         description="PyTorch DDP over Gloo; RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say where this rank belongs")
     parser.add_argument("--model", choices=("mlp", "resnet20", "vgg16"), required=True)
-    parser.add_argument("--batch", type=int, required=True, help="images a rank and step")
+    parser.add_argument("--batch", type=int, required=True, help="images per rank and step")
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--hook", choices=("none", "fp16", "powersgd"), default="none")
     parser.add_argument("--out", required=True, help="run folder, written by rank 0")

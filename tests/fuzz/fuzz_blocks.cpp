@@ -117,7 +117,7 @@ int run(const Options& options) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  // The blocks are small, and `make fuzz` runs a process a core: threads would only wait for each other.
+  // The blocks are small, and `make fuzz` runs a process per core: threads would only wait for each other.
   omp_set_num_threads(1);
   try {
     return run(parse(argc, argv));

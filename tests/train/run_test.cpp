@@ -142,7 +142,7 @@ TEST_CASE("a sample that is not a number costs its step and nothing else: the st
          "train.epochs=2", "train.eval_every=1", "train.max_skips=2"});  // in a row, which they are not
     int skipped = 0;
     for (const StepRecord& step : run.metrics.steps) skipped += step.skipped;
-    CHECK(skipped == 2);  // once an epoch
+    CHECK(skipped == 2);  // once per epoch
     CHECK(run.metrics.steps.size() == 8);
     for (const EvalRecord& eval : run.metrics.evals) CHECK(std::isfinite(eval.test_loss));
   }
@@ -161,7 +161,7 @@ TEST_CASE(
 
 TEST_CASE("evaluations may come within an epoch, and change nothing of the training") {
   const std::vector<std::string> settings = {"data.train_size=64", "data.batch_size=4", "train.epochs=2",
-                                             "train.max_steps=0"};  // 8 steps an epoch
+                                             "train.max_steps=0"};  // 8 steps per epoch
   const auto steps_of = [&](const std::string& every, std::string& checksum) {
     std::vector<std::string> all = settings;
     all.push_back("train.eval_every=" + every);
@@ -181,7 +181,7 @@ TEST_CASE("evaluations may come within an epoch, and change nothing of the train
 
 TEST_CASE("a run ends at the first evaluation that reaches its target") {
   const std::vector<std::string> settings = {"data.train_size=256", "train.epochs=20", "train.max_steps=0",
-                                             "train.eval_every=0.25"};  // 32 steps an epoch
+                                             "train.eval_every=0.25"};  // 32 steps per epoch
   const Run whole = train("threads", 2, settings);
   const double target = whole.metrics.evals[5].test_accuracy;
   std::size_t first = 0;

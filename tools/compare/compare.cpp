@@ -223,12 +223,12 @@ void sum_up(const std::vector<Run>& runs, Method& method) {
   method.last = over(runs, method, [](const Run& r) { return r.last; });
   method.images_per_second = over(runs, method, [](const Run& r) { return r.images_per_second; });
   method.wall_seconds = over(runs, method, [](const Run& r) { return r.wall_seconds; });
-  const auto a_step = [](const Run& r, double total) {
+  const auto per_step = [](const Run& r, double total) {
     const auto steps = r.metrics.end ? r.metrics.end->steps : r.metrics.steps.back().step;
     return steps > 0 ? total / static_cast<double>(steps) : kAbsent;
   };
-  method.bytes_a_step = over(runs, method, [&](const Run& r) { return a_step(r, r.bytes_sent); });
-  method.received_a_step = over(runs, method, [&](const Run& r) { return a_step(r, r.bytes_received); });
+  method.bytes_per_step = over(runs, method, [&](const Run& r) { return per_step(r, r.bytes_sent); });
+  method.received_per_step = over(runs, method, [&](const Run& r) { return per_step(r, r.bytes_received); });
   const Stat ratio = over(runs, method, [](const Run& r) {
     const double sent = std::round(r.bytes_sent);
     return sent > 0 ? std::round(r.bytes_dense) / sent : kAbsent;

@@ -62,7 +62,7 @@ struct Method {
   bool dense = false;
   std::optional<std::size_t> baseline;  // the dense method with the fewest other differences
 
-  Stat best, last, images_per_second, wall_seconds, bytes_a_step, received_a_step, seconds_to_target;
+  Stat best, last, images_per_second, wall_seconds, bytes_per_step, received_per_step, seconds_to_target;
   int reached = 0;                   // counted runs that met the target
   double dense_ratio = kAbsent;      // bytes_dense / bytes_sent
   double speed_up = kAbsent;         // images per second over the baseline's

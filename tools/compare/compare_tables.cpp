@@ -83,8 +83,8 @@ Table result_table(const Comparison& c) {
     row.push_back(seconds_text(m.wall_seconds));
     row.push_back(with_deviation(m.images_per_second, rate_pattern(m.images_per_second.mean), 1, ""));
     row.push_back(times(m.speed_up));
-    row.push_back(m.bytes_a_step.count ? format_bytes(m.bytes_a_step.mean) : kNone);
-    row.push_back(m.received_a_step.count ? format_bytes(m.received_a_step.mean) : kNone);
+    row.push_back(m.bytes_per_step.count ? format_bytes(m.bytes_per_step.mean) : kNone);
+    row.push_back(m.received_per_step.count ? format_bytes(m.received_per_step.mean) : kNone);
     row.push_back(std::isfinite(m.dense_ratio)
                       ? number_text(m.dense_ratio < 10 ? "{:.2f}×" : "{:.0f}×", m.dense_ratio)
                       : kNone);
@@ -159,8 +159,8 @@ std::string comparison_csv(const Comparison& c) {
                                                             {"wall_seconds", &Method::wall_seconds},
                                                             {"images_per_second", &Method::images_per_second},
                                                             {"seconds_to_target", &Method::seconds_to_target},
-                                                            {"bytes_sent", &Method::bytes_a_step},
-                                                            {"bytes_received", &Method::received_a_step}};
+                                                            {"bytes_sent", &Method::bytes_per_step},
+                                                            {"bytes_received", &Method::received_per_step}};
   std::string text = "method,runs,complete";
   for (const auto& [name, stat] : columns) text += "," + name + "," + name + "_deviation";
   text += ",bytes_ratio\n";

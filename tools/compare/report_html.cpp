@@ -124,7 +124,7 @@ std::string card(const Comparison& c, std::size_t i) {
     html += fmt::format(", {:.2f}× dense", m.speed_up);
   }
   html += fmt::format("</small><small>{} per step and rank",
-                      m.bytes_a_step.count ? format_bytes(m.bytes_a_step.mean) : "-");
+                      m.bytes_per_step.count ? format_bytes(m.bytes_per_step.mean) : "-");
   if (!m.dense && m.dense_ratio >= 1.05)
     html += fmt::format(", {:.{}f}× less", m.dense_ratio, m.dense_ratio < 10 ? 1 : 0);
   html += "</small>";

@@ -41,7 +41,7 @@ std::vector<LayerCost> layers_of(const std::vector<Part>& parts, double backward
   return layers;
 }
 
-// Millions of multiply-adds an image, from the public architectures.
+// Millions of multiply-adds per image, from the public architectures.
 const std::vector<Part> kResNet50{{9536, 118},         {215808, 680, 9},   {1219584, 1037, 12},
                                   {7098368, 1469, 18}, {14964736, 811, 9}, {2049000, 2}};
 const std::vector<Part> kVgg16{{38720, 1940, 2},   {221440, 2770, 2}, {1475328, 4620, 3}, {5899776, 4620, 3},
@@ -169,7 +169,7 @@ over 40x on 1 Gbit/s with DGC, about 30x on 10 Gbit/s without. No step time of t
 here (AlexNet batch 128, ResNet-50 batch 64 on a P100-class GPU) does not reach the claims. The last column says
 for which step time this model would: both claims ask for nearly the same one.
 Published inputs: message sizes (0.39 and 0.35 MB, tables 3 and 4). Assumed: one rank a node, ring for dense,
-all-gather for DGC, nothing overlaps, encoding free, 50 us a message, 96 % of the rate.
+all-gather for DGC, nothing overlaps, encoding free, 50 us per message, 96 % of the rate.
 )";
 }
 

@@ -271,7 +271,7 @@ class CudaEngine final : private CurrentContext, public StepEngine {
   DeviceArray<float> statistics_;  // as before this step
   DeviceArray<float> loss_;        // the mean over the step's parts
   DeviceArray<double> norm_;
-  DeviceArray<std::uint32_t> dropout_steps_;  // one a part
+  DeviceArray<std::uint32_t> dropout_steps_;  // one per part
   DeviceArray<StepReport> result_;
   PinnedMemory results_;                                        // of the steps since stats()
   std::vector<std::pair<std::uint64_t, std::uint64_t>> bytes_;  // sent and received, likewise

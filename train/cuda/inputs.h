@@ -50,7 +50,7 @@ class CudaInputs {
   std::unique_ptr<DeviceDataset> data_;  // null: batches come from the loader
   Loader loader_;
   DeviceArray<std::uint32_t> epoch_{1};
-  std::vector<DeviceBatch> batches_;  // one a part
+  std::vector<DeviceBatch> batches_;  // one per part
   std::deque<Staging> staging_;       // used in turn
   std::size_t next_staging_ = 0;
 };

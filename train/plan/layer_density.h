@@ -34,8 +34,8 @@ std::string layer_density_json(const LayerDensity& densities);
 //   rho = 0.05 where rho > 1
 //   rho = max(rho, base)
 //
-// `times`: seconds of each layer's backward pass, t_comp; `sizes`: elements, m; alpha: seconds a message takes
-// to begin with; beta: seconds an element (4 bytes) takes, above 0; `base`: the least density, in (0, 1], 0.001
+// `times`: seconds of each layer's backward pass, t_comp; `sizes`: elements, m; alpha: seconds that a message takes
+// to begin with; beta: seconds that an element (4 bytes) takes, above 0; `base`: the least density, in (0, 1], 0.001
 // in their code. The result is in (0, 1]. Throws Error where the lists differ in length or a number is out of
 // range.
 //

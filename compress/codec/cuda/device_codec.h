@@ -37,7 +37,7 @@ class DeviceCodec {
 
   // `block`: block_bytes() aligned to 16, overwritten whole.
   void write(cudaStream_t stream, const DeviceEntries& entries, std::byte* block);
-  // `blocks`: one per rank, in rank order. `out`: capacity() indices and values a rank.
+  // `blocks`: one per rank, in rank order. `out`: capacity() indices and values per rank.
   void read(cudaStream_t stream, const std::byte* blocks, const DecodedEntries& out);
 
  private:

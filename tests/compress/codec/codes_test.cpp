@@ -53,7 +53,7 @@ void check_round_trip(const Positions& positions, std::size_t numel) {
   }
 }
 
-// The positions' own bits an entry.
+// The positions' own bits per entry.
 double bits_per_entry(const Positions& positions, std::size_t numel, const std::string& code) {
   const std::size_t bytes = block_of(positions, numel, code).size() - 16 - 4 * positions.size();
   return 8.0 * static_cast<double>(bytes) / static_cast<double>(positions.size());
@@ -111,9 +111,9 @@ TEST_CASE("run16 fills a run of a million with 15 entries of value zero, 6 bytes
   CHECK(block_of({65535}, 100000, "run16").size() == 16 + 12);
 }
 
-TEST_CASE("measured bits an entry are those of the codes' theory at uniform positions") {
+TEST_CASE("measured bits per entry are those of the codes' theory at uniform positions") {
   const std::size_t numel = 4000000;
-  // Golden values: bits an entry of Golomb-Rice with the best b.
+  // Golden values: bits per entry of Golomb-Rice with the best b.
   const std::pair<double, double> rice[] = {{0.001, 11.495}, {0.01, 8.108}, {0.05, 5.786}, {0.1, 4.756}};
   for (const auto& [density, bits] : rice) {
     const Positions positions = uniform_positions(numel, target_count(density, numel), 11);

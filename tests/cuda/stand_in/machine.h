@@ -19,7 +19,7 @@ namespace topknot::stand_in {
 struct Machine {
   int devices = 1;
   bool driver_too_old = false;
-  std::size_t memory = std::size_t{4} << 30;  // bytes a device
+  std::size_t memory = std::size_t{4} << 30;  // bytes per device
   int major = 9, minor = 0;
   bool reverse = false;  // blocks and threads run in descending order
 };

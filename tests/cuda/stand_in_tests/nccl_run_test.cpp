@@ -1,4 +1,4 @@
-// Whole runs by NCCL, a GPU a rank: the weights of threads that share a card, with the whole step in a graph.
+// Whole runs by NCCL, one GPU per rank: the weights of threads that share a card, with the whole step in a graph.
 #include "tests/cuda/stand_in/machine.h"
 #include "tests/cuda/stand_in_tests/machine_settings.h"
 #include "tests/support/error_text.h"

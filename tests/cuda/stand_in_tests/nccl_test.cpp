@@ -175,7 +175,7 @@ TEST_CASE("nccl: a peer that never comes to a collective ends all at the deadlin
   CHECK((run.errors[0] + run.errors[1]).find("gave up after dist.timeout_s (0.6 s)") != std::string::npos);
   CHECK(says(run.errors[2], {"was away"}));
   CHECK(run.seconds < 10);
-  CHECK(stand_in::nccl_aborts() == aborts + 3);  // once a rank
+  CHECK(stand_in::nccl_aborts() == aborts + 3);  // once per rank
   CHECK(stand_in::nccl_communicators() == 0);
 }
 

@@ -166,7 +166,7 @@ TEST_CASE("the default target is 95 % of the best dense accuracy, and the times 
   CHECK(c.methods[1].target_speed_up == Approx(2));
   CHECK(c.methods[1].speed_up == Approx(2));
   CHECK(c.methods[1].dense_ratio == Approx(100));
-  CHECK(c.methods[1].bytes_a_step.mean == Approx(40));
+  CHECK(c.methods[1].bytes_per_step.mean == Approx(40));
 }
 
 TEST_CASE("an accuracy that is the target reaches it") {
@@ -239,7 +239,7 @@ TEST_CASE("an incomplete run is named, drawn dashed, and left out of the means")
 TEST_CASE("the bytes of an incomplete run count the steps between those in its file") {
   const Folder folder;
   folder.add("t", {.overrides = kTopk, .bytes = 40, .complete = false, .every = 2});
-  CHECK(folder.compare({"t"}).methods[0].bytes_a_step.mean == Approx(40));
+  CHECK(folder.compare({"t"}).methods[0].bytes_per_step.mean == Approx(40));
 }
 
 TEST_CASE("the parts of a step add up to its time, and hidden communication stands beside them") {

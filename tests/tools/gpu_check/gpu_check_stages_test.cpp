@@ -209,7 +209,8 @@ TEST_CASE("the kernels' figures come from the process that measures, and stand b
   CHECK(found.seconds < 8);
 }
 
-TEST_CASE("images a second are the batch over the median step, beside PyTorch's best of the same precision") {
+TEST_CASE(
+    "images per second are the batch over the median step, beside PyTorch's best of the same precision") {
   const Fakes fakes;
   fakes.program("train", training_script("x"));
   fakes.program(

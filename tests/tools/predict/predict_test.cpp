@@ -56,7 +56,7 @@ double iteration(const ExchangeProfile& profile, int ranks, const PredictedNetwo
 }  // namespace
 
 TEST_CASE("one dense layer takes what the ring's formula says, at a rate and latency of one's own") {
-  // 8 Mbit/s is 1e6 bytes a second; 4 ranks: 6 messages of 1 ms, and 6/4 of 4000 bytes. The agreement: one
+  // 8 Mbit/s is 1e6 bytes per second; 4 ranks: 6 messages of 1 ms, and 6/4 of 4000 bytes. The agreement: one
   // latency and 3 bytes.
   const Prediction p = predict(one_layer_dense(), {4, network("8mbit", 0.001), "all"});
   CHECK(p.communicate == Approx(0.006 + 0.006 + 0.001003));
@@ -101,7 +101,7 @@ TEST_CASE("more ranks add an overhead, a share of the link and the decoding of t
 }
 
 TEST_CASE("groups leave one after the other beside the backward pass, as the schedule has it") {
-  // 10 ranks, 1e5 bytes a second, no latency but the overhead of 8 further messages: alpha 1.6 ms; a byte 9e-5.
+  // 10 ranks, 1e5 bytes per second, no latency but the overhead of 8 further messages: alpha 1.6 ms; a byte 9e-5.
   const Prediction p = predict(sparse_profile(), {10, network("800kbit", 0.0), "none"});
   const double first = 0.0016 + 80 * 9e-5, second = 0.0016 + 240 * 9e-5;
   const double dense = 2 * 0.0016 + 1.8 * 40 * 1e-5;

@@ -30,7 +30,7 @@ std::string complaint(const std::string& text) {
 }
 
 constexpr const char* kHeader =
-    "run,seeds,accuracy,spread,ratio_up,sent_a_step,received_a_step,seconds,skipped_steps\n";
+    "run,seeds,accuracy,spread,ratio_up,sent_per_step,received_per_step,seconds,skipped_steps\n";
 
 }  // namespace
 

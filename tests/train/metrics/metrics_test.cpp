@@ -169,7 +169,7 @@ TEST_CASE("an existing run is never overwritten silently, and replaced when aske
   CHECK(again.config.seed == 5);
   CHECK(again.config.output.dir == dir);
   CHECK_FALSE(again.config.output.overwrite);
-  CHECK(text_of(dir + "/environment.json").find("\"threads_a_rank\"") != std::string::npos);
+  CHECK(text_of(dir + "/environment.json").find("\"threads_per_rank\"") != std::string::npos);
 }
 
 TEST_CASE("a run directory that cannot be made says why") {
