@@ -34,7 +34,9 @@ class CpuEngine final : public StepEngine {
 
   const Loader& train_loader() const override { return train_loader_; }
   std::string device() const override { return "cpu"; }
-  void start_epoch(std::int64_t epoch) override { train_loader_.start_epoch(epoch); }
+  void start_epoch(std::int64_t epoch, std::int64_t first_step) override {
+    train_loader_.start_epoch(epoch, first_step * parts_);
+  }
   std::int64_t steps_ahead() const override { return 1; }
   std::vector<StepStats> stats() override { return {stats_}; }
   void end_step(const StepRecord& record, MetricsWriter* metrics) override {
@@ -137,6 +139,7 @@ class CpuEngine final : public StepEngine {
     stats_.times.exposed_s = result.stats.exposed;
     stats_.times.makespan_s = measured_makespan(exchange_.spans(), backward_begin_);
   }
+  std::vector<std::span<float>> optimizer_state() override { return optimizer_->state(); }
   std::array<double, 3> evaluation_sums() override { return topknot::evaluation_sums(*model_, test_loader_); }
 
   Exchange exchange_;

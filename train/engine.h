@@ -11,6 +11,7 @@
 #include "data/loader.h"
 #include "dist/comm/communicator.h"
 #include "dist/exchange/exchange.h"
+#include "train/checkpoint/run_state.h"
 #include "train/evaluate.h"
 #include "train/metrics/metrics.h"
 
@@ -38,12 +39,16 @@ class Engine {
   virtual ~Engine() = default;
 
   virtual const ParameterArena& arena() const = 0;
+  virtual const ParameterStore& store() const = 0;
   virtual const std::vector<Group>& groups() const = 0;
   virtual const Loader& train_loader() const = 0;
-  virtual std::string device() const = 0;        // "cpu", or the GPU's name
+  virtual std::string device() const = 0;  // "cpu", or the GPU's name
+  // The configuration with what this run has measured: exchange.groups, exchange.collective.
+  virtual Config effective_config() const = 0;
   virtual double modelled_makespan() const = 0;  // by the run's profile; 0 where there is none
 
-  virtual void start_epoch(std::int64_t epoch) = 0;
+  // `first_step`: of the epoch, where a resumed run enters it.
+  virtual void start_epoch(std::int64_t epoch, std::int64_t first_step) = 0;
   // Steps that may be made before their statistics are asked for; the same on all ranks.
   virtual std::int64_t steps_ahead() const = 0;
   virtual void step(const StepRequest& request) = 0;
@@ -56,6 +61,12 @@ class Engine {
   virtual void all_reduce(std::span<double> sums) = 0;
   virtual Evaluation evaluate() = 0;
   virtual void check_parameters(const std::string& when) = 0;
+
+  // Between steps whose statistics were asked for. state() copies what this rank has, weights and optimizer on rank 0
+  // only; it reuses the memory of `state`. load_state() takes both from there on every rank; throws UserError where it
+  // does not fit the model or the method.
+  virtual void state(RunState& state) = 0;
+  virtual void load_state(const RunState& state) = 0;
 
   virtual std::string checksum() = 0;  // of the weights, 16 hexadecimal digits
   virtual void finish() = 0;           // closes what the engine writes

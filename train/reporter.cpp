@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <filesystem>
 #include <numeric>
 
 #include "nn/core/base/log.h"
@@ -97,7 +98,38 @@ Reporter::Reporter(const RunInputs& inputs, const Plan& plan, const Communicator
       root_(communicator.rank() == 0),
       progress_({plan.total_steps, inputs.config.train.log_every, inputs.quiet || !root_}),
       program_start_(inputs.program_start) {
-  if (root_) metrics_ = std::make_unique<MetricsWriter>(folder_.metrics_jsonl());
+  if (!root_) return;
+  if (inputs.resume) go_on(read_metrics(folder_.metrics_jsonl()));
+  metrics_ = std::make_unique<MetricsWriter>(folder_.metrics_jsonl());
+}
+
+// Totals of the steps before this start, from their records.
+void Reporter::go_on(const Metrics& metrics) {
+  const auto total = [&](double per_rank) {
+    return static_cast<std::uint64_t>(std::llround(per_rank * ranks_));
+  };
+  double before = 0;
+  for (const StepRecord& step : metrics.steps) {
+    count(step, {total(step.bytes_sent), total(step.bytes_received), total(step.bytes_dense)},
+          static_cast<double>(images_per_step()) / step.images_per_second);
+    before = step.time_s;
+  }
+  for (const EvalRecord& eval : metrics.evals) {
+    last_ = {eval.test_loss, eval.test_accuracy};
+    best_accuracy_ = std::max(best_accuracy_, eval.test_accuracy);
+    eval_seconds_ += eval.eval_seconds;
+  }
+  train_seconds_ = before;
+}
+
+std::uint64_t Reporter::metrics_bytes() const {
+  return root_ ? std::filesystem::file_size(folder_.metrics_jsonl()) : 0;
+}
+
+void Reporter::count(const StepRecord& record, const ByteCount& bytes, double seconds) {
+  bytes_ += bytes;
+  seconds_.push_back(
+      {seconds, record.encode_s, record.communicate_s, record.exposed_s, record.decode_s, record.makespan_s});
 }
 
 std::int64_t Reporter::images_per_step() const {
@@ -133,7 +165,8 @@ void Reporter::announce(const Communicator& communicator, const Engine& engine) 
 
 void Reporter::begin() {
   startup_seconds_ = seconds_since(program_start_);
-  first_step_ = Clock::now();
+  first_step_ = Clock::now() - std::chrono::duration_cast<Clock::duration>(
+                                   std::chrono::duration<double>(train_seconds_ + eval_seconds_));
 }
 
 template <class Record>
@@ -148,9 +181,7 @@ void Reporter::put_bytes(const ByteCount& bytes, Record& record) const {
 void Reporter::complete(StepRecord& record, const ByteCount& bytes, double seconds) {
   record.epoch = epochs(record.step);
   put_bytes(bytes, record);
-  bytes_ += bytes;
-  seconds_.push_back(
-      {seconds, record.encode_s, record.communicate_s, record.exposed_s, record.decode_s, record.makespan_s});
+  count(record, bytes, seconds);
   train_seconds_ = seconds_since(first_step_) - eval_seconds_;
   record.time_s = train_seconds_;
   record.images_per_second = static_cast<double>(images_per_step()) / seconds;

@@ -64,7 +64,7 @@ class Reporter {
 
   // The run in a few lines, before its first step.
   void announce(const Communicator& communicator, const Engine& engine) const;
-  void begin();  // the first step begins
+  void begin();  // the first step begins; of a resumed run, the first of this start
 
   // Fills in epoch, time, rates and the bytes: `bytes` is the sum over all ranks, the record has the mean. `seconds`:
   // the duration of the step.
@@ -77,6 +77,7 @@ class Reporter {
   void end(std::int64_t steps, std::int64_t skipped, const std::string& parameter_checksum,
            double modelled_makespan = 0);
 
+  std::uint64_t metrics_bytes() const;                 // length of metrics.jsonl; 0 on ranks other than 0
   void note(const std::string& text);                  // a line between those of progress
   void finish();                                       // no more progress
   MetricsWriter* metrics() { return metrics_.get(); }  // null on ranks other than 0
@@ -84,6 +85,8 @@ class Reporter {
  private:
   double epochs(std::int64_t step) const;
   std::int64_t images_per_step() const;
+  void count(const StepRecord& record, const ByteCount& bytes, double seconds);
+  void go_on(const Metrics& metrics);
   template <class Record>
   void put_bytes(const ByteCount& bytes, Record& record) const;
 

@@ -140,6 +140,12 @@ void rewrite_config(const RunDirectory& folder, const Config& config,
   write_file(folder.path + "/config.yaml", effective_config(folder, config, origins));
 }
 
+RunDirectory open_run_directory(const std::string& path) {
+  RunDirectory folder{path};
+  folder.lock = std::make_shared<RunLock>(path);
+  return folder;
+}
+
 RunDirectory create_run_directory(const LoadedConfig& loaded, const std::vector<std::string>& command_line,
                                   const std::map<std::string, std::string>& libraries) {
   const Config& config = loaded.config;

@@ -39,6 +39,9 @@ std::vector<std::string> run_files(const RunDirectory& folder);
 RunDirectory create_run_directory(const LoadedConfig& loaded, const std::vector<std::string>& command_line,
                                   const std::map<std::string, std::string>& libraries = {});
 
+// Locks the directory of a run that is to be resumed. Throws UserError where a run is running there.
+RunDirectory open_run_directory(const std::string& path);
+
 // Replaces config.yaml, with the values that a run measured when it started.
 void rewrite_config(const RunDirectory& folder, const Config& config,
                     const std::map<std::string, Origin>& origins);

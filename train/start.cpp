@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <filesystem>
+
 #include "dist/comm/backend.h"
 #include "dist/comm/threads_communicator.h"
 #include "nn/core/base/log.h"
@@ -97,7 +99,26 @@ int start_ranks(const LaunchPlan& plan, const DistOptions& options, char* const*
   return 1;
 }
 
-int start_training(LoadedConfig loaded, int argc, char* const* argv, bool quiet,
+LoadedConfig load_resumed_config(const std::string& run, const std::vector<std::string>& overrides) {
+  const std::string file = run + "/config.yaml";
+  std::error_code error;
+  if (!std::filesystem::exists(file, error))
+    throw UserError(fmt::format("{} is no run directory: it has no config.yaml", run));
+  for (const std::string& override : overrides)
+    if (override.rfind("output.", 0) == 0)
+      throw UserError(fmt::format("--resume: the run goes on in {}; leave {} out", run, override));
+  LoadedConfig loaded = load_config(file, overrides);
+  loaded.config.output.dir = run;
+  // The file holds every key; those with their default count as not given.
+  const Config defaults;
+  std::erase_if(loaded.origins, [&](const auto& entry) {
+    const Key& key = *find_key(entry.first);
+    return entry.second == Origin::file && key_value(key, loaded.config) == key_value(key, defaults);
+  });
+  return loaded;
+}
+
+int start_training(LoadedConfig loaded, int argc, char* const* argv, bool quiet, bool resume,
                    std::chrono::steady_clock::time_point program_start) {
   const DistOptions options = dist_options(loaded);
   const LaunchPlan plan = plan_launch(options, process_environment());
@@ -128,10 +149,12 @@ int start_training(LoadedConfig loaded, int argc, char* const* argv, bool quiet,
   };
   hooks.check = [&] { check_run(loaded.config, data); };
   hooks.make_directory = [&] {
-    folder = create_run_directory(loaded, {argv, argv + argc}, {{"oneDNN", onednn_version()}});
+    folder = resume ? open_run_directory(loaded.config.output.dir)
+                    : create_run_directory(loaded, {argv, argv + argc}, {{"oneDNN", onednn_version()}});
   };
   hooks.body = [&](Communicator& communicator) {
     RunInputs inputs{loaded.config, data, folder, quiet, program_start, loaded.origins};
+    inputs.resume = resume;
     inputs.gpu = gpu_of(plan, gpu_count());
     const RunOutcome mine = run_rank(inputs, communicator);
     if (communicator.rank() == plan.rank) outcome = mine;

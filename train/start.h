@@ -35,10 +35,14 @@ struct StartHooks {
 int start_ranks(const LaunchPlan& plan, const DistOptions& options, char* const* argv,
                 const StartHooks& hooks);
 
+// The configuration of a run that is to be resumed: config.yaml of its directory, with the overrides. Throws UserError
+// where there is none, and for an override of output.dir.
+LoadedConfig load_resumed_config(const std::string& run, const std::vector<std::string>& overrides);
+
 // Trains as `loaded` says, which must have passed check_config(); `argv` is repeated in environment.json and
 // by copies of this process. Returns the exit code: 0, that of a copy, or 128 + the signal that stopped the
 // run.
-int start_training(LoadedConfig loaded, int argc, char* const* argv, bool quiet,
+int start_training(LoadedConfig loaded, int argc, char* const* argv, bool quiet, bool resume,
                    std::chrono::steady_clock::time_point program_start);
 
 }  // namespace topknot

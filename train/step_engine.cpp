@@ -117,6 +117,59 @@ void StepEngine::check_parameters(const std::string& when) {
   check_same_parameters(arena_, queue_, communicator_, when);
 }
 
+bool StepEngine::has_residual() const {
+  return settled_.options.compressing() || settled_.options.dense_values != "fp32";
+}
+
+void StepEngine::state(RunState& state) {
+  DeviceBackend& device = backend(arena_.device());
+  const auto copy = [&](std::span<const float> from, float* to) {
+    if (!from.empty()) device.to_host(to, from.data(), from.size());
+  };
+  if (root_) {
+    state.model.weights.resize(arena_.size());
+    copy(arena_.weights(), state.model.weights.data());
+    const std::vector<std::span<float>> buffers = optimizer_state();
+    state.optimizer.resize(buffers.size());
+    for (std::size_t i = 0; i < buffers.size(); ++i) {
+      state.optimizer[i].resize(arena_.size());
+      copy(buffers[i], state.optimizer[i].data());
+    }
+  }
+  model_->store.statistics_to_host();
+  std::vector<float>& statistics = state.model.statistics;
+  statistics.clear();
+  for (const auto& buffer : model_->store.buffers())
+    statistics.insert(statistics.end(), buffer->values.begin(), buffer->values.end());
+  state.exchange = exchange_->state();  // before the residuals, which it may write to the arena
+  state.residual.resize(has_residual() ? arena_.size() : 0);
+  if (has_residual())
+    for (const Group& group : groups())
+      copy(arena_.residual(group.begin, group.end), state.residual.data() + group.begin);
+}
+
+void StepEngine::load_state(const RunState& state) {
+  DeviceBackend& device = backend(arena_.device());
+  const auto copy = [&](const std::vector<float>& from, std::size_t offset, std::span<float> to) {
+    if (from.size() < offset + to.size()) throw UserError("the checkpoint is of another model");
+    if (!to.empty()) device.to_device(to.data(), from.data() + offset, to.size());
+  };
+  copy(state.model.weights, 0, arena_.weights());
+  const std::vector<std::span<float>> buffers = optimizer_state();
+  if (state.optimizer.size() != buffers.size()) throw UserError("the checkpoint is of another optimizer");
+  for (std::size_t i = 0; i < buffers.size(); ++i) copy(state.optimizer[i], 0, buffers[i]);
+  auto from = state.model.statistics.cbegin();
+  for (const auto& buffer : model_->store.buffers()) {
+    std::copy_n(from, buffer->values.size(), buffer->values.begin());
+    from += static_cast<std::ptrdiff_t>(buffer->values.size());
+  }
+  model_->store.statistics_to_device();
+  if (!state.residual.empty())
+    for (const Group& group : groups())
+      copy(state.residual, group.begin, arena_.residual(group.begin, group.end));
+  if (!state.exchange.empty()) exchange_->load_state(state.exchange);
+}
+
 std::string StepEngine::checksum() {
   return checksum_hex(arena_.host_weights());
 }

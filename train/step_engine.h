@@ -21,13 +21,17 @@ namespace topknot {
 class StepEngine : public Engine {
  public:
   const ParameterArena& arena() const override { return arena_; }
+  const ParameterStore& store() const override { return model_->store; }
   const std::vector<Group>& groups() const override { return exchange_->groups(); }
+  Config effective_config() const override { return settled_.effective(config_); }
   double modelled_makespan() const override { return settled_.modelled_makespan(groups()); }
 
   void step(const StepRequest& request) override;
   void all_reduce(std::span<double> sums) override;
   Evaluation evaluate() override;
   void check_parameters(const std::string& when) override;
+  void state(RunState& state) override;
+  void load_state(const RunState& state) override;
   std::string checksum() override;
 
  protected:
@@ -60,7 +64,8 @@ class StepEngine : public Engine {
   virtual void begin_update(const StepRequest& request) = 0;
   virtual void update(const Group& group) = 0;
   virtual void restore_statistics_if_refused() = 0;
-  virtual void record(const StepResult& result) = 0;  // for stats()
+  virtual void record(const StepResult& result) = 0;            // for stats()
+  virtual std::vector<std::span<float>> optimizer_state() = 0;  // in the device's memory
   // Over this rank's test samples: sums of losses, of correct answers, and their number.
   virtual std::array<double, 3> evaluation_sums() = 0;
 
@@ -81,6 +86,7 @@ class StepEngine : public Engine {
   void forward_and_backward(std::int64_t step);
   void clip_local(std::span<Parameter* const> parameters, double max_norm);
   void finish_step(const StepRequest& request);
+  bool has_residual() const;
 
   Exchange* exchange_ = nullptr;
   Recorder* recorder_ = nullptr;

@@ -59,7 +59,8 @@ int run(int argc, char** argv) {
   if (line.quiet) set_log_level(LogLevel::warning);
   if (line.verbose) set_log_level(LogLevel::debug);
 
-  LoadedConfig loaded = load_config(line.file, line.overrides);
+  LoadedConfig loaded = line.resume.empty() ? load_config(line.file, line.overrides)
+                                            : load_resumed_config(line.resume, line.overrides);
   if (line.validate) {
     throw_problems(all_problems(loaded));
     warn_of_unused_keys(loaded);
@@ -79,7 +80,7 @@ int run(int argc, char** argv) {
   }
   if (line.check_network) return start_network_check(loaded, argv);
 
-  return start_training(std::move(loaded), argc, argv, line.quiet, program_start);
+  return start_training(std::move(loaded), argc, argv, line.quiet, !line.resume.empty(), program_start);
 }
 
 }  // namespace

@@ -1,9 +1,11 @@
 #include "train/trainer.h"
 
+#include <fmt/format.h>
 #include <omp.h>
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
 #include "compress/byte_count.h"
 #include "nn/core/base/check.h"
@@ -11,6 +13,7 @@
 #include "nn/core/base/program.h"
 #include "nn/core/base/stopwatch.h"
 #include "train/agreement.h"
+#include "train/checkpoint/resume.h"
 #include "train/engine.h"
 #include "train/reporter.h"
 
@@ -22,7 +25,8 @@ using Clock = std::chrono::steady_clock;
 // One rank's loop over epochs and steps, and what is reported of them.
 class Trainer {
  public:
-  Trainer(const RunInputs& inputs, Communicator& communicator)
+  // `resumed`: null for a new run.
+  Trainer(const RunInputs& inputs, Communicator& communicator, const ResumedRun* resumed)
       : inputs_(inputs),
         config_(inputs.config),
         communicator_(communicator),
@@ -33,85 +37,133 @@ class Trainer {
         schedule_(make_schedule(schedule_options(config_), config_.optimizer.lr)),
         plan_(plan_steps(config_, engine_->train_loader())),
         weights_(engine_->train_loader().weights()),
-        reporter_(inputs, plan_, communicator) {}
+        reporter_(inputs, plan_, communicator) {
+    if (config_.train.checkpoint_keep > 0)
+      checkpointer_.emplace(CheckpointStore(inputs.folder.checkpoints()), *engine_, communicator.rank(),
+                            communicator.size(), config_.train.checkpoint_keep,
+                            resumed ? resumed->saved : std::vector<SavedCheckpoint>());
+    if (!resumed) return;
+    engine_->load_state(resumed->state(engine_->store()));
+    position_ = resumed->manifest.position;
+    first_step_ = saved_step_ = position_.step;
+  }
 
   RunOutcome run() {
     reporter_.announce(communicator_, *engine_);
     check_parameters("at the start");
     reporter_.begin();
     last_report_ = Clock::now();
-    int stopped = 0;  // the signal
-    std::int64_t epoch = 0;
-    while (step_ < plan_.total_steps && !stopped && !target_reached()) {
-      stopped = run_epoch(epoch++);
-      if (stopped || target_reached()) break;
-      const bool last = step_ >= plan_.total_steps;
-      if (last || evaluation_due()) run_evaluation();
+    if (step() > 0 && !position_.evaluated && evaluation_due()) run_evaluation();
+    int signal = 0;
+    bool stopped = false;
+    while (step() < plan_.total_steps && !stopped && !target_reached()) {
+      make_step();
+      if (!report_due()) continue;
+      signal = report();
+      stopped = signal != 0 || stop_after_reached();
+      after_report(stopped);
     }
     check_parameters("at the end");
+    const bool saved = finish_checkpoints();
     engine_->finish();
     reporter_.finish();
-    RunOutcome outcome{stopped, evaluation_.accuracy, evaluation_.loss, engine_->checksum()};
-    if (stopped) {
-      log_info("stopped by " + signal_name(stopped) + " after step " + std::to_string(step_) + "; " +
-               inputs_.folder.path + " has the steps so far");
-      return outcome;
-    }
-    reporter_.end(step_, skipped_, outcome.parameter_checksum, engine_->modelled_makespan());
+    RunOutcome outcome{signal, stopped, position_.evaluation.accuracy, position_.evaluation.loss,
+                       engine_->checksum()};
+    if (stopped)
+      log_info(fmt::format("stopped {} after step {}; {}",
+                           signal ? "by " + signal_name(signal) : "by train.stop_after", step(),
+                           what_is_left()));
+    else
+      reporter_.end(step(), position_.skipped, outcome.parameter_checksum, engine_->modelled_makespan());
+    if (!saved) throw UserError("the last checkpoint could not be written, see the warnings above");
     return outcome;
   }
 
  private:
-  // The signal that stops the run, or 0.
-  int run_epoch(std::int64_t epoch) {
-    engine_->start_epoch(epoch);
-    epoch_loss_ = 0;
-    std::int64_t steps = 0;
-    for (; steps < plan_.steps_per_epoch && step_ < plan_.total_steps; ++steps) {
-      make_step(epoch);
-      const bool epoch_goes_on = steps + 1 < plan_.steps_per_epoch && step_ < plan_.total_steps;
-      const bool check = config_.train.check_every > 0 && step_ % config_.train.check_every == 0;
-      const bool evaluation = epoch_goes_on && evaluation_due();  // at its end: once the epoch is reported
-      const bool due = check || evaluation || !epoch_goes_on ||
-                       static_cast<std::int64_t>(pending_.size()) >= engine_->steps_ahead();
-      if (!due) continue;
-      const int stop = report();
-      if (check) check_parameters("during training");
-      if (stop) return stop;
-      if (evaluation) run_evaluation();
-      if (target_reached()) return 0;
+  std::int64_t step() const { return position_.step; }  // steps made, of which pending_ are not reported
+  // Of the step made last.
+  std::int64_t epoch() const { return (step() - 1) / plan_.steps_per_epoch; }
+  bool epoch_ends() const { return step() % plan_.steps_per_epoch == 0 || step() == plan_.total_steps; }
+
+  // Whether the last step completed another `epochs` of a positive number of epochs.
+  bool completes(double epochs) const {
+    const double every = epochs * static_cast<double>(plan_.steps_per_epoch);
+    if (every <= 0) return false;
+    const double done = static_cast<double>(step());
+    return std::floor(done / every) > std::floor((done - 1) / every);
+  }
+  bool evaluation_due() const { return completes(config_.train.eval_every) || step() == plan_.total_steps; }
+  bool checkpoint_due() const { return completes(config_.train.checkpoint_every); }
+  bool check_due() const { return config_.train.check_every > 0 && step() % config_.train.check_every == 0; }
+  bool stop_after_reached() const {
+    return config_.train.stop_after > 0 && step() - first_step_ >= config_.train.stop_after &&
+           step() < plan_.total_steps;
+  }
+  bool report_due() const {
+    return check_due() || evaluation_due() || checkpoint_due() || epoch_ends() || stop_after_reached() ||
+           static_cast<std::int64_t>(pending_.size()) >= engine_->steps_ahead();
+  }
+
+  // A run that stops leaves its evaluation to the start that resumes it.
+  void after_report(bool stopped) {
+    if (check_due()) check_parameters("during training");
+    if (epoch_ends()) {
+      reporter_.epoch(step(),
+                      position_.epoch_loss / static_cast<double>(step() - epoch() * plan_.steps_per_epoch));
+      position_.epoch_loss = 0;
     }
-    reporter_.epoch(step_, epoch_loss_ / static_cast<double>(steps));
-    return 0;
+    if (evaluation_due() && !stopped) run_evaluation();
+    if (stopped || evaluation_due() || checkpoint_due()) save();
   }
 
   // The same on all ranks, as the evaluation is.
   bool target_reached() const {
-    return config_.train.target_accuracy > 0 && evaluation_.accuracy >= config_.train.target_accuracy;
+    return config_.train.target_accuracy > 0 &&
+           position_.evaluation.accuracy >= config_.train.target_accuracy;
   }
 
-  // Whether the last step completed another train.eval_every epochs.
-  bool evaluation_due() const {
-    const double every = config_.train.eval_every * static_cast<double>(plan_.steps_per_epoch);
-    if (every <= 0) return false;
-    const double done = static_cast<double>(step_);
-    return std::floor(done / every) > std::floor((done - 1) / every);
+  void save() {
+    if (!checkpointer_) return;
+    Manifest manifest;
+    manifest.position = position_;
+    manifest.ranks = communicator_.size();
+    manifest.program = program_version();
+    manifest.config = config_values(engine_->effective_config());
+    manifest.metrics_bytes = reporter_.metrics_bytes();
+    checkpointer_->save(std::move(manifest));
+    saved_step_ = step();
   }
 
-  void make_step(std::int64_t epoch) {
+  bool finish_checkpoints() {
+    if (!checkpointer_) return true;
+    if (saved_step_ != step()) save();
+    return checkpointer_->finish();
+  }
+
+  std::string what_is_left() const {
+    return checkpointer_
+               ? fmt::format("'train --resume {}' goes on from there", inputs_.folder.path)
+               : inputs_.folder.path + " has the steps so far, and no checkpoint (train.checkpoint_keep=0)";
+  }
+
+  void make_step() {
+    if (const std::int64_t in_epoch = step() % plan_.steps_per_epoch; in_epoch == 0 || step() == first_step_)
+      engine_->start_epoch(step() / plan_.steps_per_epoch, in_epoch);
     if (pending_.empty()) last_report_ = Clock::now();
     StepRecord record;
-    record.lr = schedule_->lr(step_, plan_.steps_per_epoch, plan_.total_steps);
-    record.density =
-        config_.compress.name == "dense" ? 1.0 : density_at_epoch(config_, static_cast<int>(epoch));
-    engine_->step({step_, record.density, record.lr});
-    record.step = ++step_;
+    record.lr = schedule_->lr(step(), plan_.steps_per_epoch, plan_.total_steps);
+    record.density = config_.compress.name == "dense"
+                         ? 1.0
+                         : density_at_epoch(config_, static_cast<int>(step() / plan_.steps_per_epoch));
+    engine_->step({step(), record.density, record.lr});
+    record.step = ++position_.step;
+    position_.evaluated = false;
     pending_.push_back(record);
   }
 
-  // Reports the steps made since the last report. One small sum over the ranks for all of them: their metrics, and
-  // how many ranks have received each of the signals that ask for a stop. Returns the highest of these signals, the
-  // same on every rank, or 0.
+  // Reports the steps made since the last report. One small sum over the ranks for all of them: their metrics, how many
+  // ranks have done their part of a checkpoint, and how many have received each of the signals that ask for a stop.
+  // Returns the highest of these signals, the same on every rank, or 0.
   int report() {
     const std::vector<StepStats> stats = engine_->stats();
     TOPKNOT_CHECK(stats.size() == pending_.size(), "one set of statistics per step");
@@ -126,6 +178,7 @@ class Trainer {
         sums.push_back(value);
     const int signal_here = stop_signal();
     for (const int signal : kStopSignals) sums.push_back(signal == signal_here ? 1.0 : 0.0);
+    sums.push_back(checkpointer_ ? checkpointer_->ready() : 0.0);
     engine_->all_reduce(sums);
     const double seconds = seconds_since(last_report_) / static_cast<double>(stats.size());
     const double ranks = communicator_.size();
@@ -144,9 +197,10 @@ class Trainer {
       note_skip(record.step, stats[i]);
       reporter_.step(record, seconds);
       engine_->end_step(record, root_ ? reporter_.metrics() : nullptr);
-      epoch_loss_ += record.loss;
+      position_.epoch_loss += record.loss;
     }
     pending_.clear();
+    if (checkpointer_ && sums.back() == ranks) checkpointer_->advance();
     int stop = 0;
     for (std::size_t i = 0; i < std::size(kStopSignals); ++i)
       if (sums[stats.size() * kSums + i] > 0) stop = std::max(stop, kStopSignals[i]);
@@ -155,28 +209,30 @@ class Trainer {
 
   void note_skip(std::int64_t step, const StepStats& stats) {
     if (stats.committed) {
-      skips_in_a_row_ = 0;
+      position_.skips_in_a_row = 0;
       return;
     }
-    ++skipped_;
-    ++skips_in_a_row_;
+    ++position_.skipped;
+    ++position_.skips_in_a_row;
     const std::string who = stats.bad_rank >= 0 ? " on rank " + std::to_string(stats.bad_rank) : "";
     reporter_.note("step " + std::to_string(step) + " skipped by all ranks: NaN or infinity" + who);
-    if (skips_in_a_row_ >= config_.train.max_skips)
+    if (position_.skips_in_a_row >= config_.train.max_skips)
       throw UserError(
-          "training has diverged: " + std::to_string(skips_in_a_row_) +
+          "training has diverged: " + std::to_string(position_.skips_in_a_row) +
           " steps in a row were not finite, the last at step " + std::to_string(step) + who +
           "; lower optimizer.lr, or clip with train.clip_global (train.max_skips sets this limit)");
   }
 
   void run_evaluation() {
     const Clock::time_point start = Clock::now();
-    evaluation_ = engine_->evaluate();
-    reporter_.evaluation(step_, evaluation_, seconds_since(start), inputs_.data.test->classes() > 0);
+    position_.evaluation = engine_->evaluate();
+    position_.evaluated = true;
+    reporter_.evaluation(step(), position_.evaluation, seconds_since(start),
+                         inputs_.data.test->classes() > 0);
   }
 
   void check_parameters(const std::string& when) {
-    engine_->check_parameters(when + ", step " + std::to_string(step_));
+    engine_->check_parameters(when + ", step " + std::to_string(step()));
   }
 
   const RunInputs& inputs_;
@@ -189,12 +245,12 @@ class Trainer {
   const std::vector<float> weights_;
   Reporter reporter_;
 
-  std::int64_t step_ = 0, skipped_ = 0;  // step_: made, of which pending_ are not reported
+  TrainingPosition position_;
+  std::int64_t first_step_ = 0;   // steps made before this start
+  std::int64_t saved_step_ = -1;  // of the last checkpoint
   std::vector<StepRecord> pending_;
   Clock::time_point last_report_;  // or when the first pending step began
-  double epoch_loss_ = 0;          // sum over the epoch's steps
-  int skips_in_a_row_ = 0;
-  Evaluation evaluation_;
+  std::optional<Checkpointer> checkpointer_;
 };
 
 }  // namespace
@@ -204,7 +260,12 @@ RunOutcome run_rank(const RunInputs& inputs, Communicator& communicator) {
   omp_set_num_threads(compute_threads(inputs.config));
   check_same_configuration(communicator, inputs.config);
   check_same_data(communicator, inputs.data);
-  return Trainer(inputs, communicator).run();
+  if (!inputs.resume) return Trainer(inputs, communicator, nullptr).run();
+  const ResumedRun resumed =
+      read_checkpoint(CheckpointStore(inputs.folder.checkpoints()), communicator, inputs.config);
+  if (communicator.rank() == 0)
+    truncate_metrics(inputs.folder.metrics_jsonl(), resumed.manifest.metrics_bytes);
+  return Trainer(inputs, communicator, &resumed).run();
 }
 
 }  // namespace topknot

@@ -19,16 +19,18 @@ struct RunInputs {
   bool quiet = false;
   std::chrono::steady_clock::time_point program_start;
   std::map<std::string, Origin> origins = {};  // of the configuration's keys, for config.yaml
+  bool resume = false;                         // from the newest checkpoint of `folder`
   int gpu = 0;                                 // index of this process's GPU, where train.device is cuda
 };
 
 struct RunOutcome {
-  int stop_signal = 0;  // that stopped the run, the same on every rank; metrics then have no `end` record
+  int stop_signal = 0;   // the signal that stopped the run on all ranks; 0: none
+  bool stopped = false;  // before its end, by a signal or train.stop_after: metrics have no `end` record
   double test_accuracy = 0, test_loss = 0;
   std::string parameter_checksum;  // 16 hexadecimal digits
 };
 
-// Trains to the end, or until a signal asks for a stop. Collective. Throws on any error; the caller tells the
+// Trains to the end, or until a signal or train.stop_after asks for a stop. Collective. Throws on any error; the caller tells the
 // peers.
 RunOutcome run_rank(const RunInputs& inputs, Communicator& communicator);
 

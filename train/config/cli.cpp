@@ -13,8 +13,9 @@
 namespace topknot {
 namespace {
 
-const std::vector<std::string> kFlags = {"--help",  "--validate", "--dry-run", "--dump-config",  "--list",
-                                         "--quiet", "--verbose",  "--version", "--check-network"};
+const std::vector<std::string> kFlags = {"--help",    "--validate",     "--dry-run", "--dump-config",
+                                         "--list",    "--resume",       "--quiet",   "--verbose",
+                                         "--version", "--check-network"};
 
 constexpr const char* kExamples =
     "Examples:\n"
@@ -28,6 +29,7 @@ constexpr const char* kFlagHelp =  // with a place for the names of the lists
     "  --validate          check the whole configuration, show every problem, and leave\n"
     "  --dry-run           also build the model: parameters, groups, bytes per step; trains nothing\n"
     "  --dump-config       print the effective configuration as YAML, with where each value came from\n"
+    "  --resume RUN        go on with the run in directory RUN from its newest checkpoint\n"
     "  --check-network     start the ranks, have them talk, show who took part and how fast; trains nothing\n"
     "  --list WHAT         names, help and keys of what is registered; WHAT is one of\n{}"
     "  --quiet, --verbose  only warnings and errors; more detail\n"
@@ -90,11 +92,12 @@ CommandLine parse_command_line(int argc, const char* const* argv) {
   app.add_flag("-q,--quiet", line.quiet);
   app.add_flag("-v,--verbose", line.verbose);
   app.add_option("--list", line.list);
+  app.add_option("--resume", line.resume);
   app.allow_extras();
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError&) {
-    throw UserError("--list needs one word after it: " + joined_lists());
+    throw UserError("--list needs one word after it: " + joined_lists() + "; --resume needs a run directory");
   }
   for (const auto& word : app.remaining()) {
     if (word == "--") continue;
@@ -117,6 +120,8 @@ CommandLine parse_command_line(int argc, const char* const* argv) {
                       "'; give one YAML file, and keys as section.key=value");
     }
   }
+  if (!line.resume.empty() && !line.file.empty())
+    throw UserError("--resume reads the configuration of " + line.resume + "; leave '" + line.file + "' out");
   const auto lists = list_names();
   if (app.count("--list") > 0 && std::find(lists.begin(), lists.end(), line.list) == lists.end())
     throw UserError(unknown_name_message("list", line.list, lists));

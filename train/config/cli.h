@@ -9,6 +9,7 @@ namespace topknot {
 struct CommandLine {
   std::string file;                    // "" where none is given
   std::vector<std::string> overrides;  // "a.b=c", in order
+  std::string resume;                  // --resume: the run directory, or ""
   bool validate = false;
   bool dry_run = false;
   bool dump_config = false;

@@ -110,17 +110,24 @@ struct Config {
     int accumulate = 1;
     double clip_local = 0;  // 0: off
     std::string clip_local_scope = "model";
-    double clip_global = 0;      // 0: off
-    double eval_every = 1;       // epochs; 0: at the end only
-    double target_accuracy = 0;  // 0: none
-    int log_every = 10;          // steps
-    int check_every = 50;        // steps; 0: never
+    double clip_global = 0;       // 0: off
+    double eval_every = 1;        // epochs; 0: at the end only
+    double target_accuracy = 0;   // 0: none
+    double checkpoint_every = 0;  // epochs; 0: at evaluations, stops and the end only
+    int checkpoint_keep = 2;      // 0: no checkpoints
+    std::int64_t stop_after = 0;  // steps of this start; 0: no limit
+    int log_every = 10;           // steps
+    int check_every = 50;         // steps; 0: never
     int max_skips = 10;
     std::int64_t record_gradients = 0;    // steps; 0: off
     std::int64_t record_from = 0;         // steps done before the first one
     std::int64_t distribution_every = 0;  // steps; 0: never
     std::int64_t profile_steps = 0;       // steps; 0: none
   } train;
+
+  struct Resume {
+    std::string residuals = "keep";  // keep, sum, reset
+  } resume;
 
   struct Output {
     std::string dir;  // "": run_directory_name()

@@ -237,6 +237,7 @@ std::vector<Key> machine_keys() {
   constexpr auto d = &Config::dist;
   constexpr auto t = &Config::train;
   constexpr auto o = &Config::output;
+  constexpr auto r = &Config::resume;
   using Dist = Config::Dist;
   using Train = Config::Train;
   return {
@@ -301,6 +302,14 @@ std::vector<Key> machine_keys() {
              "epochs between evaluations, 0.25: four per epoch; 0: only at the end"),
       number("train.target_accuracy", at<t, &Train::target_accuracy>, 0, 1,
              "end the run at the first evaluation whose test accuracy is at least this; 0: none"),
+      number("train.checkpoint_every", at<t, &Train::checkpoint_every>, 0, 1e6,
+             "epochs between checkpoints, 0.1: ten per epoch; there is one at each evaluation, stop and end "
+             "in any "
+             "case"),
+      number("train.checkpoint_keep", at<t, &Train::checkpoint_keep>, 0, 1e6,
+             "how many of the last checkpoints are kept, and the best besides; 0: none are written"),
+      number("train.stop_after", at<t, &Train::stop_after>, 0, 1e12,
+             "save and stop after so many steps of this start, as at a signal; 0: no limit"),
       number("train.log_every", at<t, &Train::log_every>, 1, 1e9, "steps between lines of progress"),
       number("train.check_every", at<t, &Train::check_every>, 0, 1e9,
              "steps between checks that all ranks hold the same weights; 0: never"),
@@ -314,6 +323,12 @@ std::vector<Key> machine_keys() {
              "steps between looks at the distribution of rank 0's accumulated gradient; 0: none"),
       number("train.profile_steps", at<t, &Train::profile_steps>, 0, 1e6,
              "write a Chrome trace of so many steps, a file per rank, to the run directory; 0: none"),
+
+      text("resume.residuals", at<r, &Config::Resume::residuals>,
+           "train --resume: what becomes of the ranks' residuals; keep needs the same number of ranks, sum "
+           "shares them "
+           "out, reset drops them",
+           {"keep", "sum", "reset"}),
 
       text("output.dir", at<o, &Config::Output::dir>,
            "run directory; empty: a name made from the configuration, in runs/"),

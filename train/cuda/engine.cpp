@@ -92,7 +92,9 @@ class CudaEngine final : private CurrentContext, public StepEngine {
     return std::string(properties.name) + ", " + config_.train.precision;
   }
 
-  void start_epoch(std::int64_t epoch) override { train_.start_epoch(epoch); }
+  void start_epoch(std::int64_t epoch, std::int64_t first_step) override {
+    train_.start_epoch(epoch, first_step * parts_);
+  }
   std::int64_t steps_ahead() const override { return records() ? 1 : kStepsAhead; }
   void step(const StepRequest& request) override {
     const NvtxRange range("step");
@@ -236,6 +238,8 @@ class CudaEngine final : private CurrentContext, public StepEngine {
     bytes_.emplace_back(result.stats.bytes_sent, result.stats.bytes_received);
     TOPKNOT_CHECK(++pending_ <= kStepsAhead, "stats() comes at least every steps_ahead() steps");
   }
+
+  std::vector<std::span<float>> optimizer_state() override { return optimizer_->state(); }
 
   std::array<double, 3> evaluation_sums() override {
     const cudaStream_t stream = context_.stream();

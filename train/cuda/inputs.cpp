@@ -42,9 +42,9 @@ CudaInputs::CudaInputs(const Config& config, const Dataset& dataset, bool train,
       loader_(dataset, options_of(config, dataset, train, rank, ranks, !data_)),
       batches_(static_cast<std::size_t>(parts)) {}
 
-void CudaInputs::start_epoch(std::int64_t epoch) {
+void CudaInputs::start_epoch(std::int64_t epoch, std::int64_t first_batch) {
   count_up(Context::current().stream(), epoch_.data(), static_cast<std::uint32_t>(epoch), 1);
-  loader_.start_epoch(epoch);
+  loader_.start_epoch(epoch, first_batch);
 }
 
 bool CudaInputs::next(int part) {

@@ -30,7 +30,7 @@ class CudaInputs {
 
   const Loader& loader() const { return loader_; }
   bool on_device() const { return data_ != nullptr; }
-  void start_epoch(std::int64_t epoch);
+  void start_epoch(std::int64_t epoch, std::int64_t first_batch = 0);
   // The next batch into the memory of this part of a step, on the context's stream; false after the last one.
   bool next(int part);
   const DeviceBatch& batch(int part) const { return batches_[static_cast<std::size_t>(part)]; }

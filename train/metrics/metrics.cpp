@@ -5,12 +5,14 @@
 
 #include <cerrno>
 #include <cmath>
+#include <filesystem>
 #include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <type_traits>
 
 #include "nn/core/base/check.h"
+#include "nn/core/base/log.h"
 #include "nn/core/base/text.h"
 #include "train/metrics/output_file.h"
 
@@ -138,6 +140,15 @@ void MetricsWriter::line(const std::string& json) {
   if (std::fwrite(text.data(), 1, text.size(), file_) != text.size() || std::fflush(file_) != 0)
     throw UserError(path_ + ": writing failed: " + errno_text() +
                     "; what was written before is kept. Free space or choose another folder with output.dir");
+}
+
+void truncate_metrics(const std::string& path, std::uint64_t bytes) {
+  std::error_code error;
+  const std::uintmax_t size = std::filesystem::file_size(path, error);
+  if (!error && size > bytes) std::filesystem::resize_file(path, bytes, error);
+  if (error) throw UserError(fmt::format("{}: cannot be shortened: {}", path, error.message()));
+  if (size < bytes)
+    log_warning(fmt::format("{}: the records of some steps before the checkpoint are lost", path));
 }
 
 void MetricsWriter::write(const StepRecord& record) {

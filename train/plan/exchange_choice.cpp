@@ -118,6 +118,12 @@ ExchangeChoice choose_exchange(const Config& config, const Dataset& data, const 
   return choice;
 }
 
+Config SettledExchange::effective(Config config) const {
+  if (choice.planned) config.exchange.groups.assign(options.groups.begin(), options.groups.end());
+  if (choice.chosen) config.exchange.collective = options.collective;
+  return config;
+}
+
 double SettledExchange::modelled_makespan(const std::vector<Group>& groups) const {
   if (!choice.profile) return 0;
   std::vector<std::size_t> parameters;
@@ -130,17 +136,18 @@ SettledExchange settle_exchange(const RunInputs& inputs, ParameterArena& arena, 
   const Config& config = inputs.config;
   SettledExchange settled{exchange_options(config), {}};
   ExchangeOptions& options = settled.options;
+  Config densities = config;
+  // A resumed run has the densities that its first start has measured.
+  if (inputs.resume && config.compress.layer_density == "auto")
+    densities.compress.layer_density = inputs.folder.layer_density_json();
   options.layer_density =
-      layer_density(config, *inputs.data.train, arena, queue, communicator, inputs.folder);
+      layer_density(densities, *inputs.data.train, arena, queue, communicator, inputs.folder);
   settled.choice = choose_exchange(config, *inputs.data.train, arena, queue, inputs.folder, options);
   if (communicator.rank() != 0 || !(settled.choice.planned || settled.choice.chosen)) return settled;
-  Config effective = config;
   auto origins = inputs.origins;
-  effective.exchange.groups.assign(options.groups.begin(), options.groups.end());
-  effective.exchange.collective = options.collective;
   if (settled.choice.planned) origins["exchange.groups"] = Origin::measured;
   if (settled.choice.chosen) origins["exchange.collective"] = Origin::measured;
-  rewrite_config(inputs.folder, effective, origins);
+  rewrite_config(inputs.folder, settled.effective(config), origins);
   return settled;
 }
 

@@ -31,6 +31,8 @@ struct SettledExchange {
   ExchangeOptions options;
   ExchangeChoice choice;
 
+  // The configuration with the groups and the collective that were planned or chosen.
+  Config effective(Config config) const;
   // By the run's profile, in seconds; 0 where there is none.
   double modelled_makespan(const std::vector<Group>& groups) const;
 };

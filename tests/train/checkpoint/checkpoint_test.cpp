@@ -1,0 +1,207 @@
+// A checkpoint on disk is complete or absent, whatever happens while it is written, and no changed byte passes.
+#include "train/checkpoint/checkpoint.h"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <filesystem>
+#include <numeric>
+#include <random>
+
+#include "tests/data/temp_folder.h"
+#include "tests/support/catch.h"
+#include "tests/support/files.h"
+#include "tests/support/user_error.h"
+#include "train/checkpoint/checkpointer.h"
+
+using namespace topknot;
+namespace fs = std::filesystem;
+
+namespace {
+
+std::vector<float> numbers(std::size_t count, float first) {
+  std::vector<float> values(count);
+  std::iota(values.begin(), values.end(), first);
+  return values;
+}
+
+// Writes a checkpoint of two ranks, whose numbers depend on the step.
+void save(const CheckpointStore& store, std::int64_t step) {
+  const std::vector<float> values = numbers(50, static_cast<float>(step));
+  const auto tensor = [&](const std::string& name) {
+    return std::vector<TensorView>{{name, "F32", {5, 10}, std::as_bytes(std::span(values))}};
+  };
+  Manifest manifest;
+  manifest.position.step = step;
+  manifest.ranks = 2;
+  manifest.config = {{"optimizer.lr", "0.1"}, {"model.name", "mlp"}};
+  manifest.files.push_back(store.write(step, kModelFile, tensor("w"), {{"format", "pt"}}));
+  manifest.files.push_back(store.write(step, kOptimizerFile, tensor("0.w")));
+  for (int r = 0; r < 2; ++r) manifest.files.push_back(store.write(step, rank_file(r), tensor("residual.w")));
+  store.publish(step, manifest);
+}
+
+// Throws UserError where anything of a checkpoint is damaged.
+void verify(const CheckpointStore& store, std::int64_t step) {
+  const Manifest manifest = store.manifest(step);
+  REQUIRE(manifest.files.size() == 4);
+  for (const CheckpointFile& file : manifest.files) {
+    const SafetensorsFile tensors = SafetensorsFile::parse(store.read(step, file), file.name);
+    const std::vector<float> expected = numbers(50, static_cast<float>(step));
+    const auto bytes = std::as_bytes(std::span(expected));
+    REQUIRE(tensors.tensors().size() == 1);
+    REQUIRE(std::equal(bytes.begin(), bytes.end(), tensors.tensors()[0].data.begin()));
+  }
+}
+
+std::size_t entries(const std::string& directory) {
+  return static_cast<std::size_t>(std::distance(fs::directory_iterator(directory), fs::directory_iterator()));
+}
+
+}  // namespace
+
+TEST_CASE("a checkpoint reads back, and replaces an earlier one of its step") {
+  const TempFolder temp;
+  const CheckpointStore store(temp.at("checkpoints"));
+  CHECK(store.steps().empty());
+  for (const std::int64_t step : std::vector<std::int64_t>{10, 2, 1'000'000'000'000, 10}) save(store, step);
+  CHECK(store.steps() == std::vector<std::int64_t>{2, 10, 1'000'000'000'000});
+  for (const std::int64_t step : store.steps()) verify(store, step);
+  store.remove(10);
+  CHECK(store.steps() == std::vector<std::int64_t>{2, 1'000'000'000'000});
+  CHECK(entries(store.directory()) == 2);
+}
+
+TEST_CASE("a manifest keeps every field, the loss of a skipped step included") {
+  Manifest manifest;
+  manifest.position = {7, 2, 1, 0.1 + 0.2, true, {1.5, 0.25}};
+  manifest.ranks = 4, manifest.program = "p", manifest.metrics_bytes = 99;
+  manifest.parameter_checksum = "00ff", manifest.config = {{"a", "1"}};
+  manifest.files = {{"x", 5, 0xfedcba9876543210u}};
+  const Manifest back = parse_manifest(manifest_text(manifest), "m");
+  CHECK(manifest_text(back) == manifest_text(manifest));
+  CHECK(back.position.epoch_loss == 0.1 + 0.2);
+  CHECK(back.position.evaluation.accuracy == 0.25);
+  CHECK(back.files == manifest.files);
+  manifest.position.epoch_loss = std::nan("");
+  CHECK(std::isnan(parse_manifest(manifest_text(manifest), "m").position.epoch_loss));
+}
+
+TEST_CASE("the checksum does not depend on the pieces, and every byte and the length count") {
+  std::vector<std::byte> bytes(37);
+  for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(i * 7);
+  const auto checksum = [](std::span<const std::byte> all, std::size_t piece) {
+    Checksum sum;
+    for (; !all.empty(); all = all.subspan(std::min(piece, all.size())))
+      sum.update(all.first(std::min(piece, all.size())));
+    return sum.value();
+  };
+  const std::uint64_t whole = checksum(bytes, bytes.size());
+  for (std::size_t piece = 1; piece < 12; ++piece) CHECK(checksum(bytes, piece) == whole);
+  for (std::byte& byte : bytes) {
+    byte ^= std::byte{0x80};
+    CHECK(checksum(bytes, 5) != whole);
+    byte ^= std::byte{0x80};
+  }
+  bytes.push_back(std::byte{0});
+  CHECK(checksum(bytes, 5) != whole);
+}
+
+TEST_CASE("each byte of a checkpoint flipped once: it is refused, and the file is named") {
+  const TempFolder temp;
+  const CheckpointStore store(temp.at("checkpoints"));
+  save(store, 3);
+  std::size_t flips = 0;
+  for (const auto& entry : fs::directory_iterator(store.path(3))) {
+    const std::string path = entry.path().string(), bytes = text_of(path),
+                      name = entry.path().filename().string();
+    for (std::size_t i = 0; i < bytes.size(); ++i, ++flips) {
+      std::string flipped = bytes;
+      flipped[i] = static_cast<char>(flipped[i] ^ (1 << (i % 8)));
+      std::ofstream(path, std::ios::binary) << flipped;
+      if (!user_error([&] { verify(store, 3); }, {name})) FAIL(name << ", byte " << i);
+    }
+    std::ofstream(path, std::ios::binary) << bytes.substr(0, bytes.size() - 1);
+    CHECK(user_error([&] { verify(store, 3); }, {name}));
+    std::ofstream(path, std::ios::binary) << bytes;
+  }
+  verify(store, 3);
+  CHECK(flips > 1500);
+}
+
+TEST_CASE("1000 writes that fail at a random byte leave no checkpoint that cannot be read") {
+  const TempFolder temp;
+  const std::string directory = temp.at("checkpoints");
+  const CheckpointStore sound(directory);
+  save(sound, 0);
+  const std::size_t whole = [&] {
+    std::size_t bytes = 0;
+    for (const auto& entry : fs::directory_iterator(sound.path(0))) bytes += entry.file_size();
+    return bytes;
+  }();
+  std::mt19937 random(1);
+  int completed = 0, killed = 0;
+  for (int i = 1; i <= 1000; ++i) {
+    // A little beyond the end, so that some succeed.
+    std::size_t left = std::uniform_int_distribution<std::size_t>(0, whole + whole / 20)(random);
+    const int kind = i % 3;  // a full disk, a full disk after a short write, a kill
+    const CheckpointStore failing(directory, [&](int fd, const void* data, std::size_t size) -> ssize_t {
+      if (size <= left) {
+        left -= size;
+        return ::write(fd, data, size);
+      }
+      if (kind == 0) return errno = ENOSPC, -1;
+      const std::size_t part = std::exchange(left, 0);
+      if (part > 0 && ::write(fd, data, part) != static_cast<ssize_t>(part)) _exit(2);
+      if (kind == 2) _exit(1);
+      return part > 0 ? static_cast<ssize_t>(part) : (errno = ENOSPC, -1);
+    });
+    bool saved = true;
+    if (kind == 2) {
+      const pid_t child = fork();
+      if (child == 0) {
+        save(failing, i);
+        _exit(0);
+      }
+      int status = 0;
+      REQUIRE(waitpid(child, &status, 0) == child);
+      REQUIRE((WIFEXITED(status) && WEXITSTATUS(status) < 2));
+      saved = WEXITSTATUS(status) == 0;
+      killed += !saved;
+    } else {
+      try {
+        save(failing, i);
+      } catch (const UserError& error) {
+        saved = false;
+        CHECK(std::string(error.what()).find("No space left") != std::string::npos);
+      }
+    }
+    completed += saved;
+    const auto steps = sound.steps();
+    REQUIRE(!steps.empty());
+    CHECK((steps.back() == i) == saved);
+    for (const std::int64_t step : steps) verify(sound, step);
+    for (std::size_t s = 0; s + 1 < steps.size(); ++s) sound.remove(steps[s]);
+  }
+  CHECK(completed > 10);
+  CHECK(killed > 250);
+  CHECK(entries(directory) > 1);
+  sound.remove_partial();
+  CHECK(entries(directory) == 1);
+}
+
+TEST_CASE("the last checkpoints and the best are kept") {
+  const auto at = [](std::int64_t step, double accuracy, double loss = 1) {
+    return SavedCheckpoint{step, true, {loss, accuracy}};
+  };
+  using Steps = std::vector<std::int64_t>;
+  CHECK(superseded({}, 1) == Steps{});
+  CHECK(superseded({at(1, 0.5)}, 1) == Steps{});
+  CHECK(superseded({at(1, 0.5), at(2, 0.7), at(3, 0.6), at(4, 0.6)}, 2) == Steps{1});
+  CHECK(superseded({at(1, 0.5), at(2, 0.7), at(3, 0.6), at(4, 0.6)}, 1) == Steps{1, 3});
+  CHECK(superseded({at(1, 0.5), at(2, 0.5), at(3, 0.4)}, 1) == Steps{1});  // the latest of equals
+  CHECK(superseded({at(1, 0, 0.3), at(2, 0, 0.2), at(3, 0, 0.4), at(4, 0, 0.5)}, 1) ==
+        Steps{1, 3});  // regression
+  CHECK(superseded({at(1, 0.9), {2, false, {}}, {3, false, {}}}, 1) == Steps{2});
+}

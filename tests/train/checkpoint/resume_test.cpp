@@ -1,0 +1,305 @@
+// A run that stops and is resumed ends with the bits of one that does not stop.
+#include "train/checkpoint/resume.h"
+
+#include <filesystem>
+#include <fstream>
+
+#include "compress/codec/codec.h"
+#include "compress/memory/memory.h"
+#include "compress/select/selector.h"
+#include "dist/plan/merge_plan.h"
+#include "dist/sparse/sparse_collective.h"
+#include "tests/support/error_text.h"
+#include "tests/support/files.h"
+#include "tests/train/small_run.h"
+#include "train/start.h"
+
+using namespace topknot;
+using namespace topknot::testing;
+namespace fs = std::filesystem;
+
+namespace {
+
+using Keys = std::vector<std::string>;
+
+constexpr int kRanks = 4;
+constexpr int kStop = 19;  // in the middle of the second epoch of 16 steps
+
+Keys with(Keys keys, const Keys& more) {
+  keys.insert(keys.end(), more.begin(), more.end());
+  return keys;
+}
+
+Keys base(int ranks = kRanks) {
+  return {"data.train_size=256",
+          "train.max_steps=40",
+          "train.eval_every=1",
+          "compress.density=0.05",
+          "train.threads=1",
+          "train.stop_after=0",
+          "dist.ranks=" + std::to_string(ranks)};
+}
+
+Keys keys_of(const std::string& method) {
+  Keys keys{"compress.name=" + method, "dist.ordered_sum=true"};
+  if (method == "threshold") keys.push_back("compress.threshold=0.01");
+  if (method == "powersgd" || method == "acpsgd")
+    keys.insert(keys.end(), {"compress.rank=2", "compress.min_compression=1"});
+  if (method == "lags")
+    keys.insert(keys.end(), {"compress.scope=tensor", "compress.lr_inside=true", "optimizer.momentum=0"});
+  return keys;
+}
+
+// One start of the run in temp/run; `more` on top of its keys.
+RunOutcome start(const TempFolder& temp, const Keys& keys, bool resume,
+                 const std::string& backend = "threads") {
+  const LoadedConfig loaded = resume ? load_resumed_config(temp.at("run"), keys) : small_run(temp, keys);
+  const RunData data = load_data(loaded.config);
+  const RunDirectory folder = resume ? RunDirectory{temp.at("run")} : create_run_directory(loaded, {});
+  RunInputs inputs{loaded.config, data, folder, true, std::chrono::steady_clock::now()};
+  inputs.resume = resume;
+  RunOutcome result;
+  run_ranks(backend, loaded.config.dist.ranks, [&](Communicator& communicator) {
+    const RunOutcome outcome = run_rank(inputs, communicator);
+    if (communicator.rank() == 0) result = outcome;
+  });
+  return result;
+}
+
+struct Ended {
+  std::string checksum;
+  Metrics metrics;
+};
+
+Ended whole(const Keys& keys, const std::string& backend = "threads") {
+  const TempFolder temp;
+  const RunOutcome outcome = start(temp, keys, false, backend);
+  return {outcome.parameter_checksum, read_metrics(temp.at("run/metrics.jsonl"))};
+}
+
+Ended stopped_and_resumed(const Keys& keys, const std::string& backend = "threads") {
+  const TempFolder temp;
+  const RunOutcome first =
+      start(temp, with(keys, {"train.stop_after=" + std::to_string(kStop)}), false, backend);
+  CHECK(first.stopped);
+  CHECK(first.stop_signal == 0);
+  const RunOutcome second = start(temp, keys, true, backend);
+  CHECK_FALSE(second.stopped);
+  return {second.parameter_checksum, read_metrics(temp.at("run/metrics.jsonl"))};
+}
+
+// No step stands twice or is missing, and what is no time is the same.
+void check_same(const Ended& a, const Ended& b) {
+  CHECK(a.checksum == b.checksum);
+  REQUIRE(a.metrics.steps.size() == b.metrics.steps.size());
+  for (std::size_t i = 0; i < a.metrics.steps.size(); ++i) {
+    const StepRecord &x = a.metrics.steps[i], &y = b.metrics.steps[i];
+    CHECK(y.step == static_cast<std::int64_t>(i) + 1);
+    CHECK((x.step == y.step && x.loss == y.loss && x.lr == y.lr && x.density == y.density &&
+           x.selected == y.selected && x.bytes_sent == y.bytes_sent));
+    if (i > 0) CHECK(y.time_s >= b.metrics.steps[i - 1].time_s);
+  }
+  REQUIRE(a.metrics.epochs.size() == b.metrics.epochs.size());
+  for (std::size_t i = 0; i < a.metrics.epochs.size(); ++i)
+    CHECK(a.metrics.epochs[i].train_loss == b.metrics.epochs[i].train_loss);
+  REQUIRE(a.metrics.evals.size() == b.metrics.evals.size());
+  for (std::size_t i = 0; i < a.metrics.evals.size(); ++i)
+    CHECK(a.metrics.evals[i].test_loss == b.metrics.evals[i].test_loss);
+  REQUIRE((a.metrics.end && b.metrics.end));
+  CHECK(a.metrics.end->bytes_sent == b.metrics.end->bytes_sent);
+  CHECK(a.metrics.end->steps == b.metrics.end->steps);
+  CHECK(a.metrics.end->best_test_accuracy == b.metrics.end->best_test_accuracy);
+}
+
+void check_resumes(const Keys& keys) {
+  check_same(whole(with(base(), keys)), stopped_and_resumed(with(base(), keys)));
+}
+
+void flip_byte(const std::string& path, std::size_t at) {
+  std::string bytes = text_of(path);
+  bytes.at(at) = static_cast<char>(bytes[at] ^ 1);
+  std::ofstream(path, std::ios::binary) << bytes;
+}
+
+std::vector<std::int64_t> saved_steps(const TempFolder& temp) {
+  return CheckpointStore(temp.at("run/checkpoints")).steps();
+}
+
+}  // namespace
+
+TEST_CASE("every method goes on bit for bit from the middle of an epoch, by threads and by gloo") {
+  for (const std::string& method : compressors().names()) {
+    INFO(method);
+    const Keys keys = with(base(), keys_of(method));
+    const Ended expected = whole(keys);
+    check_same(expected, stopped_and_resumed(keys));
+    check_same(expected, stopped_and_resumed(keys, "gloo"));
+  }
+}
+
+TEST_CASE("every memory, codec, value codec, merge rule and collective goes on bit for bit") {
+  const auto each = [](const std::string& key, const std::vector<std::string>& names) {
+    for (const std::string& name : names) {
+      INFO(key << "=" << name);
+      check_resumes({"compress.name=topk", key + "=" + (name == "size" ? "size:100000" : name)});
+    }
+  };
+  each("compress.memory", memories().names());
+  each("compress.codec", index_codecs().names());
+  each("compress.values", value_codecs().names());
+  each("exchange.collective", collectives().names());
+  each("exchange.merge", merge_rules().names());
+}
+
+TEST_CASE("schedules, warm-up, shards, clipping, accumulation, hosts and statistics go on bit for bit") {
+  for (const Keys& keys : std::vector<Keys>{
+           {"schedule.name=cosine", "schedule.warmup_epochs=1.5", "compress.name=dgc",
+            "compress.warmup=[0.2, 0.1]"},
+           {"data.shard=uneven:3", "compress.name=gaussiank", "train.clip_global=0.5"},
+           {"train.accumulate=2", "compress.name=regtopk", "train.clip_local=1"},
+           {"exchange.ranks_per_host=2", "compress.name=topk"},
+           {"compress.name=topk", "compress.dense_values=bf16", "compress.dense_1d=true"},
+           {"model.name=resnet20", "train.bn_stats=local", "data.train_size=64", "data.test_size=16",
+            "train.max_steps=25", "train.eval_every=0.5", "train.checkpoint_every=0.25", "data.workers=0"}}) {
+    INFO(keys.front());
+    check_resumes(keys);
+  }
+}
+
+TEST_CASE("a measured plan and measured densities come from the first start") {
+  check_resumes({"compress.name=topk", "exchange.merge=optimal"});
+  const TempFolder temp;
+  const Keys keys =
+      with(base(), {"compress.name=lags", "compress.scope=tensor", "compress.layer_density=auto"});
+  start(temp, with(keys, {"train.stop_after=5"}), false);
+  const std::string measured = text_of(temp.at("run/layer_density.json"));
+  start(temp, keys, true);
+  CHECK(text_of(temp.at("run/layer_density.json")) == measured);
+}
+
+TEST_CASE("a run may be resumed many times, and a finished one changes nothing") {
+  const TempFolder temp;
+  const Keys keys = with(base(), {"compress.name=dgc", "train.stop_after=7"});
+  RunOutcome last = start(temp, keys, false);
+  for (int starts = 1; last.stopped; ++starts) {
+    REQUIRE(starts < 10);
+    last = start(temp, keys, true);
+  }
+  const Ended resumed{last.parameter_checksum, read_metrics(temp.at("run/metrics.jsonl"))};
+  check_same(whole(with(base(), {"compress.name=dgc"})), resumed);
+  const Ended again{start(temp, keys, true).parameter_checksum, read_metrics(temp.at("run/metrics.jsonl"))};
+  check_same(resumed, again);
+}
+
+TEST_CASE("a longer run goes on from a finished one") {
+  const TempFolder temp;
+  start(temp, with(base(), {"train.max_steps=20"}), false);
+  const Ended longer{start(temp, base(), true).parameter_checksum,
+                     read_metrics(temp.at("run/metrics.jsonl"))};
+  CHECK(longer.checksum == whole(base()).checksum);
+  CHECK(longer.metrics.steps.size() == 40);
+}
+
+TEST_CASE("another number of ranks is refused unless the residuals' fate is given") {
+  const TempFolder temp;
+  const Keys keys{"compress.name=topk", "train.stop_after=19"};
+  start(temp, with(base(4), keys), false);
+  const TempFolder copy;
+  for (const char* rule : {"sum", "reset"}) {
+    fs::remove_all(copy.at("run"));
+    fs::copy(temp.at("run"), copy.at("run"), fs::copy_options::recursive);
+    CHECK(says(error_text([&] { start(copy, with(base(2), keys), true); }),
+               {"4 ranks", "2", "resume.residuals=sum"}));
+    const RunOutcome outcome =
+        start(copy, with(base(2), {"compress.name=topk", std::string("resume.residuals=") + rule}), true);
+    CHECK_FALSE(outcome.stopped);
+    CHECK(std::isfinite(outcome.test_loss));
+  }
+  CHECK(says(error_text([&] {
+               start(copy,
+                     with(base(2), {"compress.name=topk", "compress.memory=ef21", "resume.residuals=sum"}),
+                     true);
+             }),
+             {"ef21"}));
+}
+
+TEST_CASE("with sum, the new ranks' residuals owe what the old ones owed: their mean stays") {
+  const TempFolder temp;
+  start(temp, with(base(4), {"compress.name=topk", "train.stop_after=19"}), false);
+  const CheckpointStore store(temp.at("run/checkpoints"));
+  const LoadedConfig loaded = small_run(temp, with(base(3), {"compress.name=topk", "resume.residuals=sum"}));
+  const auto model = build_model(loaded.config, *load_data(loaded.config).train);
+  const std::int64_t step = store.steps().back();
+  std::vector<double> mean(model->store.arena().size());
+  for (int r = 0; r < 4; ++r) {
+    RunState one;
+    read_rank(model->store, SafetensorsFile::read(store.path(step) + "/" + rank_file(r)), one);
+    for (std::size_t i = 0; i < mean.size(); ++i) mean[i] += one.residual[i] / 4.0;
+  }
+  std::vector<RunState> states(3);
+  run_ranks("threads", 3, [&](Communicator& communicator) {
+    states[static_cast<std::size_t>(communicator.rank())] =
+        read_checkpoint(store, communicator, loaded.config).state(model->store);
+  });
+  for (const RunState& state : states) {
+    CHECK(state.exchange.empty());
+    double worst = 0, greatest = 0;
+    for (std::size_t i = 0; i < mean.size(); ++i) {
+      worst = std::max(worst, std::fabs(state.residual[i] - mean[i]));
+      greatest = std::max(greatest, std::fabs(mean[i]));
+    }
+    CHECK(worst <= 1e-6 * greatest);
+    CHECK(greatest > 0);
+  }
+}
+
+TEST_CASE("keys that decide what a run computes may not change; others may") {
+  const TempFolder temp;
+  start(temp, with(base(), {"compress.name=topk", "train.stop_after=5"}), false);
+  CHECK(says(error_text([&] {
+               start(temp, with(base(), {"compress.name=topk", "optimizer.lr=0.5", "seed=7"}), true);
+             }),
+             {"optimizer.lr: 0.5, was 0.02", "seed: 7, was 1"}));
+  const RunOutcome outcome =
+      start(temp, with(base(), {"compress.name=topk", "train.log_every=7", "data.workers=0"}), true);
+  CHECK(outcome.parameter_checksum == whole(with(base(), {"compress.name=topk"})).checksum);
+}
+
+TEST_CASE("a damaged checkpoint is passed over for the one before, whichever file it is") {
+  const Keys keys = with(base(2), {"compress.name=topk", "train.checkpoint_every=0.25"});
+  const TempFolder made;
+  start(made, with(keys, {"train.stop_after=40"}), false);
+  const std::string expected = whole(keys).checksum;
+  for (const char* file :
+       {"model.safetensors", "optimizer.safetensors", "rank-0001.safetensors", "manifest.json"}) {
+    INFO(file);
+    const TempFolder temp;
+    fs::copy(made.at("run"), temp.at("run"), fs::copy_options::recursive);
+    const auto steps = saved_steps(temp);
+    REQUIRE(steps.size() >= 2);
+    const std::string path = CheckpointStore(temp.at("run/checkpoints")).path(steps.back()) + "/" + file;
+    flip_byte(path, fs::file_size(path) / 2);
+    CHECK(start(temp, keys, true).parameter_checksum == expected);
+    CHECK(read_metrics(temp.at("run/metrics.jsonl")).steps.size() == 40);
+  }
+}
+
+TEST_CASE("a run without a checkpoint that can be read says so") {
+  const TempFolder temp;
+  start(temp, with(base(2), {"train.checkpoint_keep=0", "train.stop_after=3"}), false);
+  CHECK_FALSE(fs::exists(temp.at("run/checkpoints")));
+  CHECK(says(error_text([&] { start(temp, base(2), true); }), {"checkpoints", "no complete checkpoint"}));
+}
+
+TEST_CASE("a run that cannot save goes on to its end, and then fails") {
+  const TempFolder temp;
+  const Keys keys = with(base(2), {"output.overwrite=true"});
+  const LoadedConfig loaded = small_run(temp, keys);
+  const RunDirectory folder = create_run_directory(loaded, {});
+  std::ofstream(folder.checkpoints()) << "not a directory";
+  const RunData data = load_data(loaded.config);
+  const RunInputs inputs{loaded.config, data, folder, true, std::chrono::steady_clock::now()};
+  CHECK(says(error_text([&] { run_ranks("threads", 2, [&](Communicator& c) { run_rank(inputs, c); }); }),
+             {"the last checkpoint could not be written"}));
+  CHECK(read_metrics(folder.metrics_jsonl()).end);
+}

@@ -1,0 +1,318 @@
+#include "train/checkpoint/checkpoint.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <type_traits>
+#include <utility>
+
+#include "nn/core/base/check.h"
+#include "nn/core/base/text.h"
+#include "train/metrics/output_file.h"
+
+namespace topknot {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::ordered_json;
+
+constexpr int kFormat = 1;
+constexpr std::size_t kManifestLimit = 16 << 20;
+constexpr const char* kManifestFile = "manifest.json";
+constexpr const char* kPartial = ".partial";
+constexpr const char* kPrefix = "step-";
+
+[[noreturn]] void fail(const std::string& path, const std::string& what) {
+  throw UserError(fmt::format("{}: {}: {}", path, what, errno_text()));
+}
+
+class File {
+ public:
+  File(const std::string& path, int flags) : path_(path), fd_(open(path.c_str(), flags | O_CLOEXEC, 0666)) {
+    if (fd_ < 0) fail(path, "cannot be opened");
+  }
+  File(const File&) = delete;
+  File& operator=(const File&) = delete;
+  ~File() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  int fd() const { return fd_; }
+  void sync() const {
+    if (fsync(fd_) != 0) fail(path_, "cannot be synced to the disk");
+  }
+
+ private:
+  std::string path_;
+  int fd_;
+};
+
+void sync_directory(const std::string& path) {
+  File(path, O_RDONLY | O_DIRECTORY).sync();
+}
+
+void rename_over(const std::string& from, const std::string& to) {
+  if (std::rename(from.c_str(), to.c_str()) != 0) fail(to, "cannot be renamed from " + from);
+}
+
+std::string hex(std::uint64_t value) {
+  return fmt::format("{:016x}", value);
+}
+
+// What parse_manifest() turns into a message, as it does what nlohmann throws.
+void need(bool condition, const std::string& otherwise) {
+  if (!condition) throw Error(otherwise);
+}
+
+std::uint64_t from_hex(const std::string& text) {
+  std::uint64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value, 16);
+  need(text.size() == 16 && error == std::errc() && end == text.data() + text.size(),
+       text + " is no checksum");
+  return value;
+}
+
+std::uint64_t checksum_of(std::string_view text) {
+  Checksum checksum;
+  checksum.update(std::as_bytes(std::span(text)));
+  return checksum.value();
+}
+
+// Each field once, for writing and for reading.
+template <class Manifest, class Visit>
+void fields(Manifest& m, Visit&& visit) {
+  auto& p = m.position;
+  visit("step", p.step), visit("skipped", p.skipped), visit("skips_in_a_row", p.skips_in_a_row);
+  visit("epoch_loss", p.epoch_loss), visit("evaluated", p.evaluated);
+  visit("test_loss", p.evaluation.loss), visit("test_accuracy", p.evaluation.accuracy);
+  visit("ranks", m.ranks), visit("program", m.program), visit("metrics_bytes", m.metrics_bytes);
+  visit("parameter_checksum", m.parameter_checksum), visit("config", m.config);
+}
+
+std::optional<std::int64_t> step_of(const std::string& name) {
+  std::int64_t step = 0;
+  const std::size_t prefix = std::strlen(kPrefix);
+  if (name.rfind(kPrefix, 0) != 0) return {};
+  const auto [end, error] = std::from_chars(name.data() + prefix, name.data() + name.size(), step);
+  if (error != std::errc() || end != name.data() + name.size() || step < 0) return {};
+  return step;
+}
+
+}  // namespace
+
+void Checksum::word(std::uint64_t value) {
+  hash_ = (hash_ ^ value) * 0x100000001b3u;
+  hash_ ^= hash_ >> 29;  // high bits would otherwise reach higher ones only
+}
+
+void Checksum::update(std::span<const std::byte> bytes) {
+  length_ += bytes.size();
+  const std::byte* at = bytes.data();
+  std::size_t left = bytes.size();
+  const auto fill = [&](std::size_t size) {
+    if (size > 0) std::memcpy(tail_ + tail_size_, at, size);
+    tail_size_ += size, at += size, left -= size;
+  };
+  std::uint64_t value;
+  if (tail_size_ > 0) {
+    fill(std::min(left, sizeof tail_ - tail_size_));
+    if (tail_size_ < sizeof tail_) return;
+    std::memcpy(&value, tail_, sizeof value);
+    word(value);
+    tail_size_ = 0;
+  }
+  for (; left >= sizeof value; at += sizeof value, left -= sizeof value) {
+    std::memcpy(&value, at, sizeof value);
+    word(value);
+  }
+  fill(left);
+}
+
+std::uint64_t Checksum::value() const {
+  Checksum end = *this;
+  std::uint64_t last = 0;
+  std::memcpy(&last, tail_, tail_size_);
+  end.word(last);
+  end.word(length_);
+  return end.hash_;
+}
+
+std::string manifest_text(const Manifest& manifest) {
+  Json body;
+  body["format"] = kFormat;
+  fields(manifest, [&](const char* name, const auto& value) {
+    if constexpr (std::is_same_v<std::decay_t<decltype(value)>, double>)
+      body[name] = json_number(value);  // the loss of a skipped step may be NaN
+    else
+      body[name] = value;
+  });
+  for (const CheckpointFile& file : manifest.files)
+    body["files"].push_back({{"name", file.name}, {"bytes", file.bytes}, {"checksum", hex(file.checksum)}});
+  const std::string text = body.dump();
+  return Json{{"checksum", hex(checksum_of(text))}, {"manifest", body}}.dump() + "\n";
+}
+
+Manifest parse_manifest(const std::string& text, const std::string& where) {
+  Manifest manifest;
+  try {
+    const Json json = Json::parse(text);
+    const Json& body = json.at("manifest");
+    if (const int format = body.at("format"); format != kFormat)
+      throw UserError(fmt::format("{}: has format {}; this program reads {}", where, format, kFormat));
+    need(json.at("checksum") == hex(checksum_of(body.dump())), "its checksum does not match");
+    need(json.dump() + "\n" == text, "it was changed");
+    fields(manifest, [&](const char* name, auto& value) {
+      if constexpr (std::is_same_v<std::decay_t<decltype(value)>, double>)
+        if (body.at(name).is_null()) {
+          value = std::numeric_limits<double>::quiet_NaN();
+          return;
+        }
+      body.at(name).get_to(value);
+    });
+    for (const Json& file : body.at("files"))
+      manifest.files.push_back({file.at("name"), file.at("bytes"), from_hex(file.at("checksum"))});
+    need(manifest.position.step >= 0 && manifest.ranks > 0, "a number is out of range");
+  } catch (const UserError&) {
+    throw;
+  } catch (const std::exception& error) {
+    throw UserError(fmt::format("{}: the manifest is damaged: {}", where, error.what()));
+  }
+  return manifest;
+}
+
+std::string rank_file(int rank) {
+  return fmt::format("rank-{:04}.safetensors", rank);
+}
+
+CheckpointStore::CheckpointStore(std::string directory, Write write)
+    : directory_(std::move(directory)), write_(write ? std::move(write) : Write(::write)) {}
+
+std::string CheckpointStore::path(std::int64_t step) const {
+  return fmt::format("{}/{}{:09}", directory_, kPrefix, step);
+}
+
+std::string CheckpointStore::partial(std::int64_t step) const {
+  return path(step) + kPartial;
+}
+
+std::vector<std::int64_t> CheckpointStore::steps() const {
+  std::vector<std::int64_t> steps;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(directory_, error))
+    if (const auto step = step_of(entry.path().filename().string()))
+      if (fs::exists(entry.path() / kManifestFile, error)) steps.push_back(*step);
+  std::sort(steps.begin(), steps.end());
+  return steps;
+}
+
+Manifest CheckpointStore::manifest(std::int64_t step) const {
+  const std::string file = path(step) + "/" + kManifestFile;
+  std::ifstream in(file, std::ios::binary);
+  if (!in) fail(file, "cannot be read");
+  std::string text(kManifestLimit + 1, '\0');
+  in.read(text.data(), static_cast<std::streamsize>(text.size()));
+  text.resize(static_cast<std::size_t>(in.gcount()));
+  if (text.size() > kManifestLimit) throw UserError(file + ": is no manifest, it is too long");
+  Manifest manifest = parse_manifest(text, file);
+  if (manifest.position.step != step)
+    throw UserError(
+        fmt::format("{}: is of step {}; was the directory renamed?", file, manifest.position.step));
+  return manifest;
+}
+
+std::vector<std::byte> CheckpointStore::read(std::int64_t step, const CheckpointFile& expected) const {
+  const std::string file = path(step) + "/" + expected.name;
+  std::error_code error;
+  const std::uintmax_t size = fs::file_size(file, error);
+  if (error) throw UserError(fmt::format("{}: cannot be read: {}", file, error.message()));
+  if (size != expected.bytes)
+    throw UserError(fmt::format("{}: has {} bytes, the manifest says {}; the file is damaged", file, size,
+                                expected.bytes));
+  std::vector<std::byte> bytes(size);
+  std::ifstream in(file, std::ios::binary);
+  if (!in.read(reinterpret_cast<char*>(bytes.data()), static_cast<std::streamsize>(size)))
+    fail(file, "cannot be read");
+  Checksum checksum;
+  checksum.update(bytes);
+  if (checksum.value() != expected.checksum)
+    throw UserError(fmt::format("{}: its checksum is {}, the manifest says {}; the file is damaged", file,
+                                hex(checksum.value()), hex(expected.checksum)));
+  return bytes;
+}
+
+CheckpointFile CheckpointStore::write_file(const std::string& directory, const std::string& name,
+                                           const std::function<void(const ByteSink&)>& content) const {
+  const std::string path = directory + "/" + name;
+  const File file(path, O_WRONLY | O_CREAT | O_TRUNC);
+  CheckpointFile written{name, 0, 0};
+  Checksum checksum;
+  content([&](std::span<const std::byte> bytes) {
+    checksum.update(bytes);
+    written.bytes += bytes.size();
+    while (!bytes.empty()) {
+      errno = 0;
+      const ssize_t count = write_(file.fd(), bytes.data(), bytes.size());
+      if (count < 0 && errno == EINTR) continue;
+      if (count <= 0) fail(path, "cannot be written");
+      bytes = bytes.subspan(static_cast<std::size_t>(count));
+    }
+  });
+  file.sync();
+  written.checksum = checksum.value();
+  return written;
+}
+
+CheckpointFile CheckpointStore::write(std::int64_t step, const std::string& name,
+                                      std::span<const TensorView> tensors, const Metadata& metadata) const {
+  std::error_code error;
+  fs::create_directories(partial(step), error);
+  if (error) throw UserError(fmt::format("{}: cannot be created: {}", partial(step), error.message()));
+  return write_file(partial(step), name,
+                    [&](const ByteSink& sink) { write_safetensors(sink, tensors, metadata); });
+}
+
+void CheckpointStore::publish(std::int64_t step, const Manifest& manifest) const {
+  const std::string text = manifest_text(manifest);
+  write_file(partial(step), kManifestFile,
+             [&](const ByteSink& sink) { sink(std::as_bytes(std::span(text))); });
+  sync_directory(partial(step));
+  remove(step);  // a damaged one: a run does not save the step that it was resumed from
+  rename_over(partial(step), path(step));
+  sync_directory(directory_);
+}
+
+void CheckpointStore::publish_rank_files(std::int64_t step) const {
+  std::error_code error;
+  if (!fs::exists(partial(step), error)) return;
+  remove(step);
+  rename_over(partial(step), path(step));
+}
+
+void CheckpointStore::remove(std::int64_t step) const {
+  std::error_code error;
+  if (!fs::exists(path(step), error)) return;
+  // A directory is not removed at once: under this name no reader takes what is left for a checkpoint.
+  const std::string doomed = path(step) + ".removed" + kPartial;
+  rename_over(path(step), doomed);
+  fs::remove_all(doomed, error);
+}
+
+void CheckpointStore::remove_partial() const {
+  std::error_code error;
+  std::vector<fs::path> left;
+  for (const auto& entry : fs::directory_iterator(directory_, error))
+    if (entry.path().extension() == kPartial && entry.path().filename().string().rfind(kPrefix, 0) == 0)
+      left.push_back(entry.path());
+  for (const fs::path& path : left) fs::remove_all(path, error);
+}
+
+}  // namespace topknot

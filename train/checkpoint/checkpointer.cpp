@@ -1,0 +1,170 @@
+#include "train/checkpoint/checkpointer.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <system_error>
+#include <utility>
+
+#include "nn/core/base/check.h"
+#include "nn/core/base/log.h"
+
+namespace topknot {
+
+std::vector<std::int64_t> superseded(const std::vector<SavedCheckpoint>& saved, int keep) {
+  const SavedCheckpoint* best = nullptr;
+  for (const SavedCheckpoint& one : saved) {
+    if (!one.evaluated) continue;
+    const Evaluation &now = one.evaluation, &then = best ? best->evaluation : now;
+    if (now.accuracy > then.accuracy || (now.accuracy == then.accuracy && !(now.loss > then.loss)))
+      best = &one;
+  }
+  std::vector<std::int64_t> steps;
+  for (std::size_t i = 0; i + static_cast<std::size_t>(keep) < saved.size(); ++i)
+    if (&saved[i] != best) steps.push_back(saved[i].step);
+  return steps;
+}
+
+Checkpointer::Checkpointer(CheckpointStore store, Engine& engine, int rank, int ranks, int keep,
+                           std::vector<SavedCheckpoint> saved)
+    : store_(std::move(store)),
+      engine_(engine),
+      rank_(rank),
+      ranks_(ranks),
+      keep_(keep),
+      saved_(std::move(saved)) {
+  if (rank_ == 0) store_.remove_partial();
+}
+
+Checkpointer::~Checkpointer() {
+  if (work_.valid()) work_.wait();
+}
+
+void Checkpointer::save(Manifest manifest) {
+  finish();
+  engine_.state(state_);
+  manifest_ = std::move(manifest);
+  manifest_.parameter_checksum = rank_ == 0 ? engine_.checksum() : "";
+  manifest_.files.clear();
+  phase_ = Phase::writing;
+  start(&Checkpointer::write_files);
+}
+
+// A rank that can have no further thread does the work at once.
+void Checkpointer::start(void (Checkpointer::*work)()) {
+  try {
+    work_ = std::async(std::launch::async, work, this);
+  } catch (const std::system_error&) {
+    work_ = std::async(std::launch::deferred, work, this);
+    work_.wait();
+  }
+}
+
+void Checkpointer::write_files() {
+  const std::int64_t step = manifest_.position.step;
+  files_.clear();
+  if (rank_ == 0) {
+    const Metadata metadata = {{"format", "pt"},
+                               {"program", manifest_.program},
+                               {"step", fmt::format("{}", step)},
+                               {"model", manifest_.config["model.name"]},
+                               {"parameter_checksum", manifest_.parameter_checksum}};
+    files_.push_back(store_.write(step, kModelFile, model_tensors(engine_.store(), state_.model), metadata));
+    files_.push_back(store_.write(step, kOptimizerFile, optimizer_tensors(engine_.store(), state_)));
+  }
+  files_.push_back(store_.write(step, rank_file(rank_), rank_tensors(engine_.store(), state_)));
+}
+
+double Checkpointer::ready() const {
+  const bool done = work_.valid() && work_.wait_for(std::chrono::seconds(0)) != std::future_status::timeout;
+  return phase_ != Phase::idle && (done || !work_.valid()) ? 1 : 0;
+}
+
+// Whether it succeeded; a failure is logged.
+bool Checkpointer::end_work() {
+  if (!work_.valid()) return true;
+  try {
+    work_.get();
+    return true;
+  } catch (const std::exception& error) {
+    log_warning(fmt::format("checkpoint of step {}: {}", manifest_.position.step, error.what()));
+    return false;
+  }
+}
+
+void Checkpointer::advance() {
+  if (phase_ == Phase::writing)
+    begin_publishing();
+  else if (phase_ == Phase::publishing)
+    end_publishing();
+}
+
+void Checkpointer::begin_publishing() {
+  const bool written = end_work();
+  // Sizes and halves of checksums are whole numbers below 2^53, which sums of doubles leave as they are.
+  constexpr std::size_t kWords = 3;
+  std::vector<double> words(kWords * static_cast<std::size_t>(ranks_) + 1);
+  if (written) {
+    const CheckpointFile& mine = files_.back();
+    double* at = words.data() + kWords * static_cast<std::size_t>(rank_);
+    at[0] = static_cast<double>(mine.bytes);
+    at[1] = static_cast<double>(mine.checksum >> 32),
+    at[2] = static_cast<double>(mine.checksum & 0xffffffffu);
+    words.back() = 1;
+  }
+  engine_.all_reduce(words);
+  if (words.back() < ranks_) {
+    if (rank_ == 0) {
+      log_warning(fmt::format("the checkpoint of step {} is left out: {} of {} ranks could not write it",
+                              manifest_.position.step, ranks_ - static_cast<int>(words.back()), ranks_));
+      store_.remove_partial();
+    }
+    phase_ = Phase::idle, written_ = false;
+    return;
+  }
+  files_.pop_back();
+  for (int r = 0; r < ranks_; ++r) {
+    const double* at = words.data() + kWords * static_cast<std::size_t>(r);
+    files_.push_back({rank_file(r), static_cast<std::uint64_t>(at[0]),
+                      static_cast<std::uint64_t>(at[1]) << 32 | static_cast<std::uint64_t>(at[2])});
+  }
+  manifest_.files = files_;
+  const TrainingPosition& position = manifest_.position;
+  std::vector<SavedCheckpoint> saved = saved_;
+  std::erase_if(saved, [&](const SavedCheckpoint& s) { return s.step >= position.step; });
+  saved.push_back({position.step, position.evaluated, position.evaluation});
+  doomed_ = superseded(saved, keep_);
+  phase_ = Phase::publishing;
+  if (rank_ == 0) start(&Checkpointer::publish);
+}
+
+void Checkpointer::publish() {
+  store_.publish(manifest_.position.step, manifest_);
+  for (const std::int64_t step : doomed_) store_.remove(step);
+}
+
+void Checkpointer::end_publishing() {
+  double published = end_work() ? 0 : 1;
+  engine_.all_reduce({&published, 1});
+  phase_ = Phase::idle, written_ = published == 0;
+  if (!written_) return;
+  const TrainingPosition& position = manifest_.position;
+  std::erase_if(saved_, [&](const SavedCheckpoint& s) {
+    return s.step >= position.step || std::find(doomed_.begin(), doomed_.end(), s.step) != doomed_.end();
+  });
+  saved_.push_back({position.step, position.evaluated, position.evaluation});
+  if (rank_ == 0) {
+    log_debug("checkpoint: " + store_.path(position.step));
+    return;
+  }
+  store_.publish_rank_files(position.step);
+  for (const std::int64_t step : doomed_) store_.remove(step);
+}
+
+bool Checkpointer::finish() {
+  while (phase_ != Phase::idle) advance();
+  return written_;
+}
+
+}  // namespace topknot

@@ -1,0 +1,72 @@
+#pragma once
+// Saves a run while it goes on. save() copies the rank's state and returns; a thread of its own writes the files. The
+// ranks agree on each phase through the engine, so that all of them know of the same checkpoints:
+//
+//   writing     each rank writes its file, rank 0 also the model and the optimizer
+//   publishing  rank 0 has everybody's checksums, writes the manifest, renames the directory, removes old checkpoints
+//
+// A checkpoint that some rank could not write is dropped with a warning, and the run goes on.
+
+#include <cstdint>
+#include <future>
+#include <string>
+#include <vector>
+
+#include "train/checkpoint/checkpoint.h"
+#include "train/engine.h"
+
+namespace topknot {
+
+// A published checkpoint, as the rule for keeping them sees it.
+struct SavedCheckpoint {
+  std::int64_t step = 0;
+  bool evaluated = false;
+  Evaluation evaluation{};
+  bool operator==(const SavedCheckpoint&) const = default;
+};
+// Those to remove, where `saved` ascends by step: all but the last `keep` and the best. The best has the greatest test
+// accuracy, among equals the least test loss, and among these is the latest.
+std::vector<std::int64_t> superseded(const std::vector<SavedCheckpoint>& saved, int keep);
+
+class Checkpointer {
+ public:
+  // `keep`: 1 or more. `saved`: what the run's directory has already, the same on all ranks. The engine must outlive it.
+  Checkpointer(CheckpointStore store, Engine& engine, int rank, int ranks, int keep,
+               std::vector<SavedCheckpoint> saved);
+  ~Checkpointer();  // waits for what this rank writes
+  Checkpointer(const Checkpointer&) = delete;
+  Checkpointer& operator=(const Checkpointer&) = delete;
+
+  // Collective, as advance() and finish(): waits for the checkpoint under way, then copies the state. `manifest` without
+  // files and parameter_checksum; the engine has no step whose statistics were not asked for.
+  void save(Manifest manifest);
+  // 1 where this rank has done its part of the phase, else 0. Where the sum over the ranks is their number, all call
+  // advance().
+  double ready() const;
+  void advance();
+  // Ends the checkpoint under way. False where the last one could not be written.
+  bool finish();
+
+ private:
+  enum class Phase { idle, writing, publishing };
+  void write_files();
+  void start(void (Checkpointer::*work)());
+  bool end_work();
+  void begin_publishing();
+  void end_publishing();
+  void publish();
+
+  const CheckpointStore store_;
+  Engine& engine_;
+  const int rank_, ranks_, keep_;
+  std::vector<SavedCheckpoint> saved_;
+  Phase phase_ = Phase::idle;
+  bool written_ = true;  // the last one
+  Manifest manifest_;
+  RunState state_;  // reused, so that a copy touches no new memory
+  std::vector<CheckpointFile> files_;
+  std::vector<std::int64_t> doomed_;
+  std::future<void> work_;
+};
+
+}  // namespace topknot

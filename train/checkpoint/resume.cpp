@@ -1,0 +1,208 @@
+#include "train/checkpoint/resume.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "compress/memory/memory.h"
+#include "compress/sparse_step.h"
+#include "nn/core/base/check.h"
+#include "nn/core/base/log.h"
+
+namespace topknot {
+namespace {
+
+// Keys that may change between two starts of a run: where and how long it runs, and what it reports.
+bool may_change(const std::string& key) {
+  static const std::set<std::string> keys = {"data.root",
+                                             "data.workers",
+                                             "data.on_device",
+                                             "dist.backend",
+                                             "dist.master",
+                                             "dist.interface",
+                                             "dist.ranks",
+                                             "dist.timeout_s",
+                                             "dist.token",
+                                             "exchange.profile",
+                                             "train.epochs",
+                                             "train.max_steps",
+                                             "train.threads",
+                                             "train.device",
+                                             "train.graphs",
+                                             "train.eval_every",
+                                             "train.target_accuracy",
+                                             "train.log_every",
+                                             "train.check_every",
+                                             "train.max_skips",
+                                             "train.checkpoint_every",
+                                             "train.checkpoint_keep",
+                                             "train.record_gradients",
+                                             "train.record_from",
+                                             "train.distribution_every",
+                                             "train.profile_steps"};
+  return keys.count(key) > 0;
+}
+
+void check_config_of(const Manifest& manifest, const Config& config, bool root) {
+  std::vector<std::string> refused, changed;
+  for (const auto& [key, now] : config_values(config)) {
+    if (key == "train.stop_after" || key.rfind("resume.", 0) == 0 || key.rfind("output.", 0) == 0) continue;
+    const auto then = manifest.config.find(key);
+    if (then == manifest.config.end() || then->second == now) continue;
+    (may_change(key) ? changed : refused).push_back(fmt::format("{}: {}, was {}", key, now, then->second));
+  }
+  if (!refused.empty())
+    throw UserError(
+        fmt::format("the run cannot go on with other values of keys that decide what it computes:\n  {}\n"
+                    "leave them as they were, or begin a new run with model.init_from",
+                    fmt::join(refused, "\n  ")));
+  for (const std::string& line : changed)
+    if (root) log_info("resume: " + line);
+}
+
+void share(Communicator& communicator, std::vector<std::byte>& bytes) {
+  std::uint64_t size = bytes.size();
+  communicator.broadcast(std::as_writable_bytes(std::span(&size, 1)), 0);
+  bytes.resize(size);
+  communicator.broadcast(bytes, 0);
+}
+
+const CheckpointFile& file_of(const Manifest& manifest, const std::string& name) {
+  for (const CheckpointFile& file : manifest.files)
+    if (file.name == name) return file;
+  throw UserError(fmt::format("the manifest of step {} lacks {}", manifest.position.step, name));
+}
+
+void check_ranks(const Manifest& manifest, const Config& config, int ranks) {
+  const std::string& rule = config.resume.residuals;
+  if (rule == "keep" && manifest.ranks != ranks)
+    throw UserError(
+        fmt::format("the checkpoint is of {} ranks and this start has {}: each rank's residual belongs to "
+                    "its own data; start {} "
+                    "ranks, or say what becomes of the residuals with resume.residuals=sum or reset",
+                    manifest.ranks, ranks, manifest.ranks));
+  if (rule != "sum") return;
+  const auto pieces = pieces_of(compress_options(config));
+  if (pieces && memories().find(pieces->memory).traits.sends_differences)
+    throw UserError(
+        fmt::format("resume.residuals: sum does not go with compress.memory {}, which keeps estimates and no "
+                    "residuals; use reset",
+                    pieces->memory));
+  if (config.exchange.ranks_per_host > 1)
+    throw UserError("resume.residuals: sum does not go with exchange.ranks_per_host; use reset");
+}
+
+// This rank's files of ranks.
+std::vector<SafetensorsFile> rank_files(const CheckpointStore& store, const Manifest& manifest,
+                                        const std::string& rule, int rank) {
+  std::vector<SafetensorsFile> files;
+  const auto add = [&](int r) {
+    const std::string name = rank_file(r);
+    files.push_back(
+        SafetensorsFile::parse(store.read(manifest.position.step, file_of(manifest, name)), name));
+  };
+  if (rule == "keep") add(rank);
+  if (rule == "sum")
+    for (int r = 0; r < manifest.ranks; ++r) add(r);
+  return files;
+}
+
+std::vector<SavedCheckpoint> saved_up_to(const CheckpointStore& store, std::int64_t last) {
+  std::vector<SavedCheckpoint> saved;
+  for (const std::int64_t step : store.steps()) {
+    if (step > last) break;
+    try {
+      const TrainingPosition position = store.manifest(step).position;
+      saved.push_back({position.step, position.evaluated, position.evaluation});
+    } catch (const UserError& error) {
+      log_warning(error.what());
+    }
+  }
+  return saved;
+}
+
+}  // namespace
+
+std::map<std::string, std::string> config_values(const Config& config) {
+  std::map<std::string, std::string> values;
+  for (const Key& key : config_keys()) values[key.name] = key_value(key, config);
+  return values;
+}
+
+RunState ResumedRun::state(const ParameterStore& store) const {
+  RunState state;
+  read_model(store, model.at(0), state);
+  read_optimizer(store, model.at(1), state);
+  if (!summed && !ranks.empty()) read_rank(store, ranks.front(), state);
+  if (!summed) return state;
+  RunState one;
+  for (const SafetensorsFile& file : ranks) {
+    read_rank(store, file, one);
+    state.residual.resize(one.residual.size());
+    for (std::size_t i = 0; i < one.residual.size(); ++i)
+      state.residual[i] += one.residual[i] / static_cast<float>(ranks.size());
+  }
+  return state;
+}
+
+ResumedRun read_checkpoint(const CheckpointStore& store, Communicator& communicator, const Config& config) {
+  const int rank = communicator.rank();
+  const bool root = rank == 0;
+  const std::string& rule = config.resume.residuals;
+  std::vector<std::int64_t> steps;
+  if (root) steps = store.steps();
+  std::uint64_t left = steps.size();
+  communicator.broadcast(std::as_writable_bytes(std::span(&left, 1)), 0);
+  ResumedRun run;
+  run.summed = rule == "sum";
+  for (; left > 0; --left) {
+    std::string problem;
+    std::vector<std::byte> text, model, optimizer;
+    if (root) try {
+        const Manifest manifest = store.manifest(steps[left - 1]);
+        model = store.read(manifest.position.step, file_of(manifest, kModelFile));
+        optimizer = store.read(manifest.position.step, file_of(manifest, kOptimizerFile));
+        const std::string words = manifest_text(manifest);
+        const auto bytes = std::as_bytes(std::span(words));
+        text.assign(bytes.begin(), bytes.end());
+      } catch (const UserError& error) {
+        problem = error.what();
+      }
+    share(communicator, text);
+    if (!text.empty()) {
+      run.manifest =
+          parse_manifest({reinterpret_cast<const char*>(text.data()), text.size()}, store.directory());
+      check_ranks(run.manifest, config, communicator.size());
+      check_config_of(run.manifest, config, root);
+      try {
+        run.ranks = rank_files(store, run.manifest, rule, rank);
+      } catch (const UserError& error) {
+        problem = error.what();
+      }
+    }
+    double problems = problem.empty() ? 0 : 1;
+    communicator.all_reduce({&problems, 1});
+    if (problems == 0) {
+      share(communicator, model);
+      share(communicator, optimizer);
+      run.model.push_back(SafetensorsFile::parse(std::move(model), kModelFile));
+      run.model.push_back(SafetensorsFile::parse(std::move(optimizer), kOptimizerFile));
+      break;
+    }
+    if (!problem.empty()) log_warning("resume: " + problem + "; the checkpoint is passed over");
+  }
+  if (left == 0)
+    throw UserError(
+        store.directory() +
+        ": holds no complete checkpoint that every rank can read; begin a new run in another output.dir");
+  if (root) run.saved = saved_up_to(store, run.manifest.position.step);
+  std::uint64_t count = run.saved.size();
+  communicator.broadcast(std::as_writable_bytes(std::span(&count, 1)), 0);
+  run.saved.resize(count);
+  communicator.broadcast(std::as_writable_bytes(std::span(run.saved)), 0);
+  return run;
+}
+
+}  // namespace topknot
