@@ -8,6 +8,7 @@
 #include "compress/state.h"
 #include "nn/core/rng.h"
 #include "tests/compress/fixtures.h"
+#include "tests/compress/select/select_once.h"
 #include "tests/compress/simulated_ranks.h"
 #include "tests/support/catch.h"
 
@@ -15,16 +16,6 @@ using namespace topknot;
 using namespace topknot::test;
 
 namespace {
-
-template <class T>
-Selected<T> select(Selector<T>& selector, std::vector<T>& u, const std::vector<T>& addend, double density) {
-  Selected<T> selected;
-  SelectStep step;
-  step.density = density;
-  step.k = target_count(density, u.size());
-  selector.select(u, addend, step, selected);
-  return selected;
-}
 
 // The gradient of one step: independent normal; 20 layers with deviations over two decades; Laplace with a
 // drift that stays.
@@ -47,7 +38,7 @@ std::vector<T> gradient(const std::string& model, std::uint32_t step, std::size_
 // Error feedback over steps; u is left in `residual` without what was selected.
 template <class T>
 Selected<T> feedback_step(Selector<T>& selector, std::vector<T>& residual, std::vector<T> g, double density) {
-  Selected<T> selected = select(selector, g, residual, density);
+  Selected<T> selected = select_once(selector, g, residual, {density});
   selector.commit({});
   residual = std::move(g);
   for (const std::uint32_t i : selected.indices) residual[i] = 0;
@@ -70,12 +61,8 @@ void restore(Selector<T>& selector, const std::vector<std::byte>& bytes) {
 // Every entry above the threshold, no other, with its value.
 template <class T>
 void check_is_threshold_selection(const Selected<T>& selected, const std::vector<T>& u) {
-  std::vector<std::uint32_t> above;
-  for (std::uint32_t i = 0; i < u.size(); ++i)
-    if (std::abs(static_cast<double>(u[i])) > selected.threshold) above.push_back(i);
-  CHECK(selected.indices == above);
-  for (std::size_t i = 0; i < selected.indices.size(); ++i)
-    CHECK(selected.values[i] == u[selected.indices[i]]);
+  CHECK(selected.indices == positions_above(u, selected.threshold));
+  CHECK(well_formed(selected, u));
 }
 
 }  // namespace
@@ -111,7 +98,7 @@ TEST_CASE("gaussiank_calibrated selects what exceeds its threshold") {
   int one_pass = 0;
   for (std::uint32_t t = 0; t < 40; ++t) {
     std::vector<float> u = gradient<float>("laplace", t, d);
-    const auto selected = select(selector, u, residual, 0.01);
+    const auto selected = select_once(selector, u, residual, {0.01});
     if (selector.passes() == 1) check_is_threshold_selection(selected, u);
     one_pass += selector.passes() == 1;
     selector.commit({});
@@ -139,7 +126,7 @@ TEST_CASE("gaussiank_calibrated follows densities and gradients that change at o
 TEMPLATE_TEST_CASE("gaussiank_calibrated starts with the exact k", "", float, double) {
   std::vector<TestType> x = fixture<TestType>("cubic");
   GaussianKCalibratedSelector<TestType> selector;
-  CHECK(select(selector, x, {}, 0.01).indices == plain_topk(x, 100));
+  CHECK(select_once(selector, x, {}, {0.01}).indices == plain_topk(x, 100));
 }
 
 TEST_CASE("gaussiank_calibrated forgets a discarded step, and goes on from its state to the bit") {
@@ -152,7 +139,7 @@ TEST_CASE("gaussiank_calibrated forgets a discarded step, and goes on from its s
   const auto carried = selector.carried();
   std::vector<float> other = gradient<float>("normal", 999, d);
   for (float& x : other) x *= 50;
-  select(selector, other, residual, 0.01);
+  select_once(selector, other, residual, {0.01});
   selector.discard();
   CHECK(selector.carried() == carried);
   CHECK(saved(selector) == state);
@@ -164,7 +151,7 @@ TEST_CASE("gaussiank_calibrated forgets a discarded step, and goes on from its s
     const auto g = gradient<float>("laplace", t, d);
     std::vector<float> copy = g;
     GaussianKCalibratedSelector<float> fresh;
-    const auto of_fresh = select(fresh, copy, residual, 0.01);
+    const auto of_fresh = select_once(fresh, copy, residual, {0.01});
     const auto a = feedback_step(selector, residual, g, 0.01), b = feedback_step(resumed, also, g, 0.01);
     REQUIRE(a.indices == b.indices);
     REQUIRE(same_bits(a.values, b.values));
@@ -233,7 +220,7 @@ TEST_CASE("gaussiank_calibrated sees a NaN or Inf anywhere, and selects nothing"
   const auto carried = selector.carried();
   std::vector<double> u = gradient<double>("normal", 1, 10000);
   residual[at] = bad;
-  const auto selected = select(selector, u, residual, 0.01);
+  const auto selected = select_once(selector, u, residual, {0.01});
   CHECK_FALSE(selected.finite);
   CHECK(selected.indices.empty());
   CHECK(selected.values.empty());
@@ -246,15 +233,15 @@ TEMPLATE_TEST_CASE("gaussiank_calibrated of zeros selects nothing, and recovers"
   const std::vector<TestType> none;
   for (int step = 0; step < 3; ++step) {
     std::vector<TestType> x(5000);
-    CHECK(select(selector, x, none, 0.01).indices.empty());
+    CHECK(select_once(selector, x, none, {0.01}).indices.empty());
     selector.commit({});
   }
   std::vector<TestType> few(5000);  // fewer than k = 50 that are none
   few[7] = 1, few[4999] = std::numeric_limits<TestType>::denorm_min();
-  CHECK(select(selector, few, none, 0.01).indices == std::vector<std::uint32_t>{7, 4999});
+  CHECK(select_once(selector, few, none, {0.01}).indices == std::vector<std::uint32_t>{7, 4999});
   selector.commit({});
   std::vector<TestType> x = fixture<TestType>("cubic");
-  CHECK(select(selector, x, none, 0.01).indices.size() == 100);
+  CHECK(select_once(selector, x, none, {0.01}).indices.size() == 100);
 }
 
 TEMPLATE_TEST_CASE("gaussiank_calibrated of equal magnitudes selects k, the lower indices", "", float,
@@ -267,26 +254,26 @@ TEMPLATE_TEST_CASE("gaussiank_calibrated of equal magnitudes selects k, the lowe
   for (int step = 0; step < 4; ++step) {
     std::vector<TestType> x(12000);
     for (std::size_t i = 0; i < x.size(); ++i) x[i] = i % 2 ? c : -c;
-    CHECK(select(selector, x, {}, 0.01).indices == plain_topk(x, 120));
+    CHECK(select_once(selector, x, {}, {0.01}).indices == plain_topk(x, 120));
     selector.commit({});
   }
   // A list whose ties no threshold can part: 300 tie above the rest, 120 are wanted.
   std::vector<TestType> x(12000, c / 2);
   for (std::size_t i = 0; i < 300; ++i) x[40 * i] = c;
-  CHECK(select(selector, x, {}, 0.01).indices == plain_topk(x, 120));
+  CHECK(select_once(selector, x, {}, {0.01}).indices == plain_topk(x, 120));
 }
 
 TEMPLATE_TEST_CASE("gaussiank_calibrated of few elements and of high densities is exact", "", float, double) {
   GaussianKCalibratedSelector<TestType> selector;
   std::vector<TestType> few = fixture<TestType>("cubic");
   few.resize(2047);
-  CHECK(select(selector, few, {}, 0.01).indices == plain_topk(few, 20));
+  CHECK(select_once(selector, few, {}, {0.01}).indices == plain_topk(few, 20));
   std::vector<TestType> one(1, TestType(-3));
-  CHECK(select(selector, one, {}, 0.001).values == std::vector<TestType>{TestType(-3)});
+  CHECK(select_once(selector, one, {}, {0.001}).values == std::vector<TestType>{TestType(-3)});
   std::vector<TestType> x = fixture<TestType>("p9");
-  CHECK(select(selector, x, {}, 0.7).indices == plain_topk(x, target_count(0.7, x.size())));
-  CHECK(select(selector, x, {}, 1.0).indices == plain_topk(x, x.size()));
-  CHECK(select(selector, x, {}, 1e-6).indices == plain_topk(x, 1));
+  CHECK(select_once(selector, x, {}, {0.7}).indices == plain_topk(x, target_count(0.7, x.size())));
+  CHECK(select_once(selector, x, {}, {1.0}).indices == plain_topk(x, x.size()));
+  CHECK(select_once(selector, x, {}, {1e-6}).indices == plain_topk(x, 1));
 }
 
 TEST_CASE("a step in which k changes much teaches gaussiank_calibrated nothing of its error") {
@@ -296,7 +283,7 @@ TEST_CASE("a step in which k changes much teaches gaussiank_calibrated nothing o
     std::vector<double> u(d);
     const CounterRng rng(53, RngUse::test, t);
     for (std::size_t i = 0; i < d; ++i) u[i] = rng.normal(i);
-    select(selector, u, {}, density);
+    select_once(selector, u, {}, {density});
     selector.commit({});
   };
   for (std::uint32_t t = 0; t < 5; ++t) step(t, 0.01);

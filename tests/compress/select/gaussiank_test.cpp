@@ -7,6 +7,7 @@
 #include "compress/select/passes/normal_quantile.h"
 #include "nn/core/rng.h"
 #include "tests/compress/fixtures.h"
+#include "tests/compress/select/select_once.h"
 #include "tests/compress/simulated_ranks.h"
 #include "tests/support/catch.h"
 
@@ -14,16 +15,6 @@ using namespace topknot;
 using namespace topknot::test;
 
 namespace {
-
-template <class T>
-Selected<T> select(Selector<T>& selector, std::vector<T>& u, const std::vector<T>& addend, double density) {
-  Selected<T> selected;
-  SelectStep step;
-  step.density = density;
-  step.k = target_count(density, u.size());
-  selector.select(u, addend, step, selected);
-  return selected;
-}
 
 struct Golden {
   double threshold;
@@ -36,16 +27,14 @@ void check_trace(const std::string& name, double density, const std::vector<Gold
   INFO(name << " at " << density);
   std::vector<T> x = fixture<T>(name);
   GaussianKSelector<T> selector;
-  const Selected<T> selected = select(selector, x, {}, density);
+  const Selected<T> selected = select_once(selector, x, {}, {density});
   const bool exact = std::is_same_v<T, double>;
   REQUIRE(selector.trace().size() == golden.size());
   for (std::size_t i = 0; i < golden.size(); ++i) {
     const auto& [threshold, count] = selector.trace()[i];
     CHECK(threshold == Approx(golden[i].threshold).epsilon(exact ? 2e-9 : 1e-6));
     CHECK(std::abs(static_cast<double>(count) - static_cast<double>(golden[i].count)) <= (exact ? 0 : 2));
-    std::vector<std::uint32_t> above;
-    for (std::uint32_t j = 0; j < x.size(); ++j)
-      if (std::abs(static_cast<double>(x[j])) > threshold) above.push_back(j);
+    const std::vector<std::uint32_t> above = positions_above(x, threshold);
     CHECK(above.size() == count);
     if (exact) CHECK(index_sum(above) == golden[i].sum);
     if (i + 1 == golden.size()) {
@@ -53,8 +42,7 @@ void check_trace(const std::string& name, double density, const std::vector<Gold
       CHECK(selected.threshold == threshold);
     }
   }
-  for (std::size_t i = 0; i < selected.indices.size(); ++i)
-    CHECK(selected.values[i] == x[selected.indices[i]]);
+  CHECK(well_formed(selected, x));
 }
 
 }  // namespace
@@ -70,7 +58,7 @@ TEST_CASE("gaussiank's third threshold is 2.25 or 0.25 times the first where the
   std::vector<double> many(2500);
   for (std::size_t i = 0; i < 100; ++i) many[i] = (i < 20 ? 13.0 : 10.0) * (i % 2 ? 1 : -1);
   GaussianKSelector<double> selector;
-  Selected<double> selected = select(selector, many, {}, 0.01);
+  Selected<double> selected = select_once(selector, many, {}, {0.01});
   REQUIRE(selector.trace().size() == 3);
   const double t = selector.trace()[0].threshold;
   CHECK((selector.trace()[1].threshold == t * 1.5 && selector.trace()[2].threshold == t * 1.5 * 1.5));
@@ -78,7 +66,7 @@ TEST_CASE("gaussiank's third threshold is 2.25 or 0.25 times the first where the
 
   std::vector<double> few(2500);
   for (std::size_t i = 0; i < few.size(); ++i) few[i] = i % 2 ? 1 : -1;
-  selected = select(selector, few, {}, 0.01);
+  selected = select_once(selector, few, {}, {0.01});
   REQUIRE(selector.trace().size() == 3);
   CHECK(selector.trace()[2].threshold == selector.trace()[0].threshold * 0.25);
   CHECK(selected.indices.size() == few.size());
@@ -119,7 +107,8 @@ TEST_CASE("gaussiank over a run: the carried level changes the passes, never the
     std::vector<float> copy = u;
     GaussianKSelector<float> fresh;
     const double density = t < 30 ? 0.01 : 0.001;
-    const auto a = select(carried, u, residual, density), b = select(fresh, copy, residual, density);
+    const auto a = select_once(carried, u, residual, {density}),
+               b = select_once(fresh, copy, residual, {density});
     REQUIRE(a.indices == b.indices);
     REQUIRE(same_bits(a.values, b.values));
     REQUIRE(same_bits(u, copy));
@@ -135,21 +124,21 @@ TEMPLATE_TEST_CASE("gaussiank of zeros selects nothing, of a constant exactly k,
                    "", float, double) {
   GaussianKSelector<TestType> selector;
   std::vector<TestType> x(5000, TestType{0});
-  CHECK(select(selector, x, {}, 0.01).indices.empty());
+  CHECK(select_once(selector, x, {}, {0.01}).indices.empty());
   std::fill(x.begin(), x.end(), TestType(0.1));
-  const auto constant = select(selector, x, {}, 0.01);
+  const auto constant = select_once(selector, x, {}, {0.01});
   CHECK(constant.indices == plain_topk(x, 50));
   CHECK(selector.trace().empty());
   std::vector<TestType> few = fixture<TestType>("cubic");
   std::vector<TestType> enough = few;
   few.resize(2047);
-  CHECK(select(selector, few, {}, 0.01).indices == plain_topk(few, 20));
+  CHECK(select_once(selector, few, {}, {0.01}).indices == plain_topk(few, 20));
   CHECK(selector.trace().empty());
   enough.resize(2048);
-  select(selector, enough, {}, 0.01);
+  select_once(selector, enough, {}, {0.01});
   CHECK_FALSE(selector.trace().empty());
   std::vector<TestType> one(1, TestType(-3));
-  CHECK(select(selector, one, {}, 0.001).values == std::vector<TestType>{TestType(-3)});
+  CHECK(select_once(selector, one, {}, {0.001}).values == std::vector<TestType>{TestType(-3)});
 }
 
 TEST_CASE("two thirds and four thirds of k are near enough for gaussiank") {
@@ -157,7 +146,7 @@ TEST_CASE("two thirds and four thirds of k are near enough for gaussiank") {
     std::vector<double> x(3000);
     for (std::size_t i = 0; i < count; ++i) x[i] = i % 2 ? 10 : -10;
     GaussianKSelector<double> selector;
-    CHECK(select(selector, x, {}, 0.01).indices.size() == count);  // k is 30
+    CHECK(select_once(selector, x, {}, {0.01}).indices.size() == count);  // k is 30
     CHECK(selector.trace().size() == 1);
   }
 }
@@ -169,7 +158,7 @@ TEST_CASE("gaussiank keeps to the rule where the mean is far from zero") {
   const CounterRng rng(19, RngUse::test);
   for (std::size_t i = 0; i < x.size(); ++i) x[i] = -5.0 + 0.1 * rng.normal(i);
   GaussianKSelector<double> selector;
-  CHECK(select(selector, x, {}, 0.01).indices.size() == x.size());
+  CHECK(select_once(selector, x, {}, {0.01}).indices.size() == x.size());
   CHECK(selector.trace().size() == 3);
 }
 
@@ -181,12 +170,12 @@ TEST_CASE("gaussiank sees a NaN or Inf anywhere, and forgets the step") {
   x.resize(10000);
   GaussianKSelector<float> selector;
   std::vector<float> good = x;
-  select(selector, good, {}, 0.001);
+  select_once(selector, good, {}, {0.001});
   selector.commit({});
   const int level = selector.carried_level();
   std::vector<float> broken = x, residual(x.size());
   residual[at] = bad;
-  const auto selected = select(selector, broken, residual, 0.01);
+  const auto selected = select_once(selector, broken, residual, {0.01});
   CHECK_FALSE(selected.finite);
   CHECK(selected.indices.empty());
   selector.discard();
@@ -208,7 +197,7 @@ TEST_CASE("gaussiank's moments do not depend on the number of threads") {
     deviations.push_back(moments.deviation);
     u = x;
     GaussianKSelector<float> selector;
-    indices.push_back(select(selector, u, addend, 0.001).indices);
+    indices.push_back(select_once(selector, u, addend, {0.001}).indices);
   }
   omp_set_num_threads(before);
   for (std::size_t i = 1; i < means.size(); ++i) {

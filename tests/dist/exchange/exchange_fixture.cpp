@@ -132,8 +132,8 @@ std::unique_ptr<Compressor> make(const CompressOptions&, const GroupSpec&) {
   return std::make_unique<Kind>();
 }
 
-const bool registered = (compressors().add("test_rotate", "every third entry", make<Rotate>),
-                         compressors().add("test_common_scale", "two rounds", make<CommonScale>), true);
+const bool registered = (compressors().add("test_rotate", "every third entry", {make<Rotate>}),
+                         compressors().add("test_common_scale", "two rounds", {make<CommonScale>}), true);
 
 }  // namespace
 
@@ -164,32 +164,36 @@ std::vector<float> residuals(Exchange& exchange, ParameterArena& arena) {
   return result;
 }
 
+RankRecord run_rank(Communicator& communicator, const RunPlan& plan) {
+  const int rank = communicator.rank();
+  RankRecord record;
+  TinyModel model;
+  CollectiveQueue queue(communicator);
+  Exchange exchange(*model.arena, queue, plan.options);
+  for (std::int64_t step = 0; step < plan.steps; ++step) {
+    const auto parameters = model.arena->parameters();
+    std::vector<std::size_t> order(parameters.size());
+    std::iota(order.begin(), order.end(), 0);
+    if (plan.order) order = plan.order(step, rank);
+    exchange.begin_step(step, plan.density, plan.weights);
+    model.arena->clear_gradients();
+    for (const std::size_t position : order) {
+      write_gradient(*parameters[position], step, rank, plan.gradient);
+      exchange.ready(*parameters[position]);
+    }
+    record.results.push_back(exchange.finish(!plan.loss_finite || plan.loss_finite(step, rank)));
+    const bool committed = record.results.back().committed;
+    record.averages.push_back(committed ? averages(exchange, model.arena->size()) : std::vector<float>());
+    record.residuals.push_back(residuals(exchange, *model.arena));
+  }
+  return record;
+}
+
 std::vector<RankRecord> run(const RunPlan& plan) {
   std::vector<RankRecord> records(static_cast<std::size_t>(plan.ranks));
   run_ranks(plan.ranks, plan.overlaps, [&](TestCommunicator& communicator) {
-    const int rank = communicator.rank();
-    RankRecord& record = records[static_cast<std::size_t>(rank)];
-    TinyModel model;
-    {
-      CollectiveQueue queue(communicator);
-      Exchange exchange(*model.arena, queue, plan.options);
-      for (std::int64_t step = 0; step < plan.steps; ++step) {
-        const auto parameters = model.arena->parameters();
-        std::vector<std::size_t> order(parameters.size());
-        std::iota(order.begin(), order.end(), 0);
-        if (plan.order) order = plan.order(step, rank);
-        exchange.begin_step(step, plan.density, plan.weights);
-        model.arena->clear_gradients();
-        for (const std::size_t position : order) {
-          write_gradient(*parameters[position], step, rank, plan.gradient);
-          exchange.ready(*parameters[position]);
-        }
-        record.results.push_back(exchange.finish(!plan.loss_finite || plan.loss_finite(step, rank)));
-        const bool committed = record.results.back().committed;
-        record.averages.push_back(committed ? averages(exchange, model.arena->size()) : std::vector<float>());
-        record.residuals.push_back(residuals(exchange, *model.arena));
-      }
-    }
+    RankRecord& record = records[static_cast<std::size_t>(communicator.rank())];
+    record = run_rank(communicator, plan);
     record.calls = communicator.calls;
   });
   return records;

@@ -81,6 +81,8 @@ struct RankRecord {
   std::vector<std::string> calls;
 };
 
+// One rank of it, over any communicator; without calls.
+RankRecord run_rank(Communicator& communicator, const RunPlan& plan);
 std::vector<RankRecord> run(const RunPlan& plan);
 
 }  // namespace topknot::testing

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <numeric>
 
 #include "dist/sparse/sparse_collective.h"
 #include "tests/dist/exchange/exchange_fixture.h"
@@ -26,28 +25,7 @@ const std::vector<std::string> kBackends = {"threads", "gloo"};
 std::vector<RankRecord> run_on(const std::string& backend, const RunPlan& plan) {
   std::vector<RankRecord> records(static_cast<std::size_t>(plan.ranks));
   run_ranks(backend, plan.ranks, [&](Communicator& communicator) {
-    const int rank = communicator.rank();
-    RankRecord& record = records[static_cast<std::size_t>(rank)];
-    TinyModel model;
-    CollectiveQueue queue(communicator);
-    Exchange exchange(*model.arena, queue, plan.options);
-    for (std::int64_t step = 0; step < plan.steps; ++step) {
-      const auto parameters = model.arena->parameters();
-      std::vector<std::size_t> order(parameters.size());
-      std::iota(order.begin(), order.end(), 0);
-      if (plan.order) order = plan.order(step, rank);
-      exchange.begin_step(step, plan.density, plan.weights);
-      model.arena->clear_gradients();
-      for (const std::size_t position : order) {
-        testing::write_gradient(*parameters[position], step, rank, plan.gradient);
-        exchange.ready(*parameters[position]);
-      }
-      record.results.push_back(exchange.finish(!plan.loss_finite || plan.loss_finite(step, rank)));
-      const bool committed = record.results.back().committed;
-      record.averages.push_back(committed ? testing::averages(exchange, model.arena->size())
-                                          : std::vector<float>());
-      record.residuals.push_back(testing::residuals(exchange, *model.arena));
-    }
+    records[static_cast<std::size_t>(communicator.rank())] = testing::run_rank(communicator, plan);
   });
   return records;
 }
