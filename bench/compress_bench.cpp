@@ -48,7 +48,9 @@ class Run {
   }
   // Another selector goes on with the memory as it is.
   void use(const std::string& selector, const CompressOptions& compress) {
-    selector_ = selectors().find(selector).make<float>(compress);
+    const SelectorFactory& type = selectors().find(selector);
+    selector_ = type.make<float>(compress);
+    k_ = type.traits.target(options_.density, buffers_.gradient.size());
   }
 
   struct Times {
@@ -86,7 +88,7 @@ class Run {
   void settle() {
     for (int i = 0; i < options_.warmup; ++i) step();
   }
-  std::size_t k() const { return selector_->target(options_.density, buffers_.gradient.size()); }
+  std::size_t k() const { return k_; }
   const Selected<float>& selected() const { return selected_; }
 
  private:
@@ -95,6 +97,7 @@ class Run {
   Buffers& buffers_;
   std::unique_ptr<Memory<float>> memory_;
   std::unique_ptr<Selector<float>> selector_;
+  std::size_t k_ = 1;
   Selected<float> selected_;
   std::int64_t step_ = 0;
 };

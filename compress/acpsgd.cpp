@@ -94,10 +94,6 @@ class AcpSgd final : public Compressor {
 
   std::span<const float> accumulated() const override { return slice_.gradient; }
   std::size_t selected() const override { return sum_.size(); }
-  // The mean of even and odd steps, rounded up.
-  std::size_t planned_bytes(double) const override {
-    return (plan_.p_size() + plan_.q_size() + 1) / 2 * sizeof(float) + plan_.plain_size() * sizeof(float);
-  }
 
  private:
   enum class Phase { idle, encoded, decoded };
@@ -135,9 +131,15 @@ class AcpSgd final : public Compressor {
 const bool acpsgd_registered = [] {
   compressors().add(
       "acpsgd", "low-rank factors P and Q in turn, one sum per step",
-      [](const CompressOptions& options, const GroupSpec& group) -> std::unique_ptr<Compressor> {
-        return std::make_unique<AcpSgd>(options, group);
-      },
+      {[](const CompressOptions& options, const GroupSpec& group) -> std::unique_ptr<Compressor> {
+         return std::make_unique<AcpSgd>(options, group);
+       },
+       [](const CompressOptions& options, const GroupSpec& group, double) {
+         lowrank::check_options(options);
+         const lowrank::Plan plan(options, group, 0.5);
+         // The mean of even and odd steps, rounded up.
+         return ((plan.p_size() + plan.q_size() + 1) / 2 + plan.plain_size()) * sizeof(float);
+       }},
       lowrank::options());
   return true;
 }();

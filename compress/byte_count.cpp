@@ -14,14 +14,6 @@ void check_density(double density) {
     throw UserError("density " + short_text(density) + ": it must be above 0 and at most 1");
 }
 
-std::uint64_t message_bytes(const PlannedMessage& message) {
-  const CompressOptions options;
-  const auto code = index_codecs().find(message.codec)(options);
-  const auto values = value_codecs().find(message.values)(options);
-  return kBlockHeaderBytes + static_cast<std::uint64_t>(code->expected_bytes(message.count, message.numel)) +
-         values->bytes(message.count);
-}
-
 ByteCount of_upload(std::uint64_t upload, std::span<const TensorShape> tensors, int ranks) {
   ByteCount bytes;
   const std::vector<std::uint64_t> blocks(static_cast<std::size_t>(ranks), upload);
@@ -79,7 +71,8 @@ std::vector<PlannedMessage> planned_messages(std::span<const TensorShape> tensor
 
 ByteCount planned_bytes(std::span<const TensorShape> tensors, const WirePlan& plan, int ranks) {
   std::uint64_t upload = 0;
-  for (const PlannedMessage& message : planned_messages(tensors, plan)) upload += message_bytes(message);
+  for (const PlannedMessage& message : planned_messages(tensors, plan))
+    upload += expected_block_bytes(message.codec, message.values, {}, message.count, message.numel);
   return of_upload(upload, tensors, ranks);
 }
 

@@ -11,8 +11,8 @@
 
 namespace topknot {
 
-Registry<CompressorFactory>& compressors() {
-  static Registry<CompressorFactory> registry("compressor (compress.name)");
+Registry<CompressorType>& compressors() {
+  static Registry<CompressorType> registry("compressor (compress.name)");
   return registry;
 }
 
@@ -48,7 +48,12 @@ std::unique_ptr<Compressor> make_compressor(const CompressOptions& options, cons
     covered = end;
   }
   TOPKNOT_CHECK(covered == group.numel, "segments must cover the group");
-  return compressors().find(options.name)(options, group);
+  return compressors().find(options.name).make(options, group);
+}
+
+std::size_t planned_bytes(const CompressOptions& options, const GroupSpec& group, double density) {
+  const CompressorType& type = compressors().find(options.name);
+  return type.planned_bytes ? type.planned_bytes(options, group, density) : 0;
 }
 
 void refuse_key(const CompressOptions& options, const std::string& key, const std::string& value,

@@ -153,8 +153,6 @@ class Compressor {
   virtual double threshold() const { return 0.0; }
   // Entries selected that compress.capacity kept back.
   virtual std::size_t over_capacity() const { return 0; }
-  // What one rank's first message takes at this density, header included, as far as counts are known beforehand.
-  virtual std::size_t planned_bytes(double density) const { return static_cast<void>(density), 0; }
 
  protected:
   // A compressor that carries nothing has nothing to save.
@@ -196,12 +194,19 @@ struct CompressOptions : OptionValues {
   bool lr_inside = false;  // accumulate lr * gradient (LAGS-SGD)
 };
 
-using CompressorFactory = std::unique_ptr<Compressor> (*)(const CompressOptions& options,
-                                                          const GroupSpec& group);
-Registry<CompressorFactory>& compressors();
+struct CompressorType {
+  std::unique_ptr<Compressor> (*make)(const CompressOptions& options, const GroupSpec& group);
+  // planned_bytes() below, without a compressor; null: not known.
+  std::size_t (*planned_bytes)(const CompressOptions& options, const GroupSpec& group,
+                               double density) = nullptr;
+};
+Registry<CompressorType>& compressors();
 
 // Throws UserError for an unknown name or a combination that makes no sense, with the reason.
 std::unique_ptr<Compressor> make_compressor(const CompressOptions& options, const GroupSpec& group);
+// What one rank's first message takes at this density, header included, as far as counts are known beforehand; else 0.
+// Validates the options as make_compressor() does.
+std::size_t planned_bytes(const CompressOptions& options, const GroupSpec& group, double density);
 
 // Throws UserError naming the key and the reason where `options` give a selection, code, value codec, capacity
 // or lr_inside, or a memory other than residual and none. `sends` ends the sentence "NAME sends ...", for

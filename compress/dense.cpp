@@ -79,9 +79,6 @@ class DenseCompressor final : public Compressor {
 
   void discard() override { phase_ = Phase::idle; }
   std::size_t selected() const override { return numel_; }
-  std::size_t planned_bytes(double) const override {
-    return numel_ * (narrow_.empty() ? sizeof(float) : sizeof(BFloat16));
-  }
 
  private:
   enum class Phase { idle, encoded, decoded };
@@ -93,7 +90,8 @@ class DenseCompressor final : public Compressor {
   bool finite_ = false;
 };
 
-std::unique_ptr<Compressor> make_dense(const CompressOptions& options, const GroupSpec& group) {
+// Validates the options; whether values travel as bfloat16.
+bool is_narrow(const CompressOptions& options) {
   if (!options.memory.empty() && options.memory != "none")
     refuse_key(options, "memory", options.memory,
                "which leaves nothing unsent to remember; remove the key or choose another compressor");
@@ -103,11 +101,19 @@ std::unique_ptr<Compressor> make_dense(const CompressOptions& options, const Gro
   CompressOptions others = options;
   if (narrow) others.values.clear();
   refuse_pieces(others, "every entry, as sums of fp32 or bf16", true);
-  return std::make_unique<DenseCompressor>(group, narrow);
+  return narrow;
+}
+
+std::unique_ptr<Compressor> make_dense(const CompressOptions& options, const GroupSpec& group) {
+  return std::make_unique<DenseCompressor>(group, is_narrow(options));
+}
+
+std::size_t dense_bytes(const CompressOptions& options, const GroupSpec& group, double) {
+  return group.numel * (is_narrow(options) ? sizeof(BFloat16) : sizeof(float));
 }
 
 const bool dense_registered = [] {
-  compressors().add("dense", "no compression: gradients are summed as they are", make_dense);
+  compressors().add("dense", "no compression: gradients are summed as they are", {make_dense, dense_bytes});
   return true;
 }();
 

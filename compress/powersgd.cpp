@@ -97,7 +97,6 @@ class PowerSgd final : public Compressor {
 
   std::span<const float> accumulated() const override { return slice_.gradient; }
   std::size_t selected() const override { return plan_.p_size() + plan_.q_size() + plan_.plain_size(); }
-  std::size_t planned_bytes(double) const override { return selected() * sizeof(float); }
 
  private:
   enum class Phase { idle, first, second, decoded };
@@ -131,9 +130,14 @@ class PowerSgd final : public Compressor {
 const bool powersgd_registered = [] {
   compressors().add(
       "powersgd", "low-rank factors by one warm-started power iteration, two sums per step",
-      [](const CompressOptions& options, const GroupSpec& group) -> std::unique_ptr<Compressor> {
-        return std::make_unique<PowerSgd>(options, group);
-      },
+      {[](const CompressOptions& options, const GroupSpec& group) -> std::unique_ptr<Compressor> {
+         return std::make_unique<PowerSgd>(options, group);
+       },
+       [](const CompressOptions& options, const GroupSpec& group, double) {
+         lowrank::check_options(options);
+         const lowrank::Plan plan(options, group, 1.0);
+         return (plan.p_size() + plan.q_size() + plan.plain_size()) * sizeof(float);
+       }},
       lowrank::options());
   return true;
 }();

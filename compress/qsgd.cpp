@@ -86,26 +86,28 @@ class LevelQuantiser final : public quantise::Quantiser {
   float levels_;
 };
 
-std::unique_ptr<Compressor> make_qsgd(const CompressOptions& options, const GroupSpec& group) {
+quantise::Format qsgd_format(const CompressOptions& options, const GroupSpec& group) {
   refuse_pieces(options, "every entry at a quantised magnitude", false);
   const int levels = options.get<int>(kLevels), bucket = options.get<int>(kBucket);
   const double s = levels, d = bucket;
-  const bool residual = options.memory == "residual";
-  if (residual && std::min(d / (s * s), std::sqrt(d) / s) >= 1)
+  if (options.memory == "residual" && std::min(d / (s * s), std::sqrt(d) / s) >= 1)
     refuse_key(options, "memory", "residual",
                "which with so few levels for such buckets adds more error than it takes away, so that the "
                "residual may grow without bound; set compress.levels above the root of compress.bucket, or "
                "memory none");
+  return {quantise::Kind::levels, static_cast<std::uint32_t>(levels), group.numel,
+          quantise::cells_of(group, static_cast<std::size_t>(bucket))};
+}
+
+std::unique_ptr<Compressor> make_qsgd(const CompressOptions& options, const GroupSpec& group) {
   return std::make_unique<quantise::QuantisingCompressor>(
-      std::make_unique<LevelQuantiser>(options.seed, levels),
-      quantise::Format{quantise::Kind::levels, static_cast<std::uint32_t>(levels), group.numel,
-                       quantise::cells_of(group, static_cast<std::size_t>(bucket))},
-      residual, group);
+      std::make_unique<LevelQuantiser>(options.seed, options.get<int>(kLevels)), qsgd_format(options, group),
+      options.memory == "residual", group);
 }
 
 const bool qsgd_registered = [] {
-  compressors().add("qsgd", "stochastic rounding to a few levels of a bucket's norm, unbiased", make_qsgd,
-                    {kLevels, kBucket});
+  compressors().add("qsgd", "stochastic rounding to a few levels of a bucket's norm, unbiased",
+                    {make_qsgd, quantise::planned_bytes<qsgd_format>}, {kLevels, kBucket});
   return true;
 }();
 

@@ -61,16 +61,19 @@ class SignQuantiser final : public quantise::Quantiser {
   }
 };
 
+quantise::Format signsgd_format(const CompressOptions& options, const GroupSpec& group) {
+  refuse_pieces(options, "the sign of every entry", false);
+  return {quantise::Kind::sign, 1, group.numel, quantise::cells_of(group, 0)};
+}
+
+std::unique_ptr<Compressor> make_signsgd(const CompressOptions& options, const GroupSpec& group) {
+  return std::make_unique<quantise::QuantisingCompressor>(
+      std::make_unique<SignQuantiser>(), signsgd_format(options, group), options.memory != "none", group);
+}
+
 const bool signsgd_registered = [] {
-  compressors().add(
-      "signsgd", "signs and one mean magnitude, with error feedback",
-      [](const CompressOptions& options, const GroupSpec& group) -> std::unique_ptr<Compressor> {
-        refuse_pieces(options, "the sign of every entry", false);
-        return std::make_unique<quantise::QuantisingCompressor>(
-            std::make_unique<SignQuantiser>(),
-            quantise::Format{quantise::Kind::sign, 1, group.numel, quantise::cells_of(group, 0)},
-            options.memory != "none", group);
-      });
+  compressors().add("signsgd", "signs and one mean magnitude, with error feedback",
+                    {make_signsgd, quantise::planned_bytes<signsgd_format>});
   return true;
 }();
 

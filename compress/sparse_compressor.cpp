@@ -63,12 +63,6 @@ void SparseCompressor::discard() {
   phase_ = Phase::idle;
 }
 
-std::size_t SparseCompressor::planned_bytes(double density) const {
-  const std::size_t entries = step_.target(density);
-  return kBlockHeaderBytes + static_cast<std::size_t>(index_codec_->expected_bytes(entries, numel_)) +
-         value_codec_->bytes(entries);
-}
-
 std::unique_ptr<Compressor> make_sparse(const SparsePreset& preset, const CompressOptions& options,
                                         const GroupSpec& group) {
   return std::make_unique<SparseCompressor>(resolve(preset, options), options, group);
@@ -76,9 +70,17 @@ std::unique_ptr<Compressor> make_sparse(const SparsePreset& preset, const Compre
 
 void add_sparse(const std::string& name, const std::string& help, const SparsePreset& preset) {
   sparse_presets().add(name, help, preset);
-  compressors().add(name, help, [](const CompressOptions& options, const GroupSpec& group) {
-    return make_sparse(sparse_presets().find(options.name), options, group);
-  });
+  compressors().add(name, help,
+                    {[](const CompressOptions& options, const GroupSpec& group) {
+                       return make_sparse(sparse_presets().find(options.name), options, group);
+                     },
+                     [](const CompressOptions& options, const GroupSpec& group, double density) {
+                       const SparsePreset parts = *pieces_of(options);
+                       check_combination(parts, options);
+                       const std::size_t entries =
+                           planned_entries(selectors().find(parts.select).traits, group, density);
+                       return expected_block_bytes(parts.codec, parts.values, options, entries, group.numel);
+                     }});
 }
 
 }  // namespace topknot

@@ -33,7 +33,6 @@ class SparseCompressor final : public Compressor {
   std::size_t selected() const override { return step_.sent().indices.size(); }
   double threshold() const override { return step_.threshold(); }
   std::size_t over_capacity() const override { return step_.over_capacity(); }
-  std::size_t planned_bytes(double density) const override;
 
  private:
   enum class Phase { idle, encoded, decoded };

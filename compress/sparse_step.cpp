@@ -14,16 +14,21 @@
 
 namespace topknot {
 
+namespace {
+
+double density_of(const GroupSpec& group, std::size_t segment, double density) {
+  return group.densities.empty() ? density : std::max(density, group.densities[segment]);
+}
+
+}  // namespace
+
 template <class T>
 SparseStep<T>::SparseStep(const SparsePreset& parts, const CompressOptions& options, const GroupSpec& group)
     : group_(group), capacity_(options.capacity) {
-  if (capacity_ != 0 && !(capacity_ >= 1 && std::isfinite(capacity_)))
-    throw UserError("compress.capacity is " + short_text(capacity_) +
-                    ": it must be none, or a multiple of k of at least 1, because less would cut what the "
-                    "density asks for");
+  check_combination(parts, options);
   const SelectorFactory& selector = selectors().find(parts.select);
   const MemoryFactory& memory = memories().find(parts.memory);
-  check_combination(parts, options);
+  traits_ = selector.traits;
   TOPKNOT_CHECK(group_.densities.empty() || group_.densities.size() == group_.segments.size(),
                 "one density per segment");
   for (std::size_t s = 0; s < group_.segments.size(); ++s) selectors_.push_back(selector.make<T>(options));
@@ -89,8 +94,8 @@ void SparseStep<T>::select(std::size_t segment, std::span<const T> addend, const
   const auto [begin, end] = group_.segments[segment];
   Selector<T>& selector = *selectors_[segment];
   SelectStep step;
-  step.density = density_of(segment, info.density);
-  step.k = selector.target(step.density, end - begin);
+  step.density = density_of(group_, segment, info.density);
+  step.k = traits_.target(step.density, end - begin);
   step.step = info.step;
   step.rank = info.rank;
   step.position = group_.offset + begin;
@@ -193,20 +198,6 @@ void SparseStep<T>::discard() {
 }
 
 template <class T>
-double SparseStep<T>::density_of(std::size_t segment, double density) const {
-  return group_.densities.empty() ? density : std::max(density, group_.densities[segment]);
-}
-
-template <class T>
-std::size_t SparseStep<T>::target(double density) const {
-  std::size_t count = 0;
-  for (std::size_t s = 0; s < group_.segments.size(); ++s)
-    count +=
-        selectors_[s]->target(density_of(s, density), group_.segments[s].second - group_.segments[s].first);
-  return count;
-}
-
-template <class T>
 void SparseStep<T>::save(StateWriter& writer) const {
   TOPKNOT_CHECK(!in_step_, "state is saved between steps");
   writer.put<std::uint64_t>(group_.numel);
@@ -245,13 +236,26 @@ std::optional<SparsePreset> pieces_of(const CompressOptions& options) {
   return resolve(sparse_presets().find(options.name), options);
 }
 
+std::size_t planned_entries(const SelectorTraits& traits, const GroupSpec& group, double density) {
+  std::size_t count = 0;
+  for (std::size_t s = 0; s < group.segments.size(); ++s)
+    count += traits.target(density_of(group, s, density), group.segments[s].second - group.segments[s].first);
+  return count;
+}
+
 void check_combination(const SparsePreset& parts, const CompressOptions& options) {
+  if (options.capacity != 0 && !(options.capacity >= 1 && std::isfinite(options.capacity)))
+    throw UserError("compress.capacity is " + short_text(options.capacity) +
+                    ": it must be none, or a multiple of k of at least 1, because less would cut what the "
+                    "density asks for");
+  const SelectorTraits& selection = selectors().find(parts.select).traits;
+  if (selection.check) selection.check(options);
   const auto refuse = [](const std::string& a, const std::string& b, const std::string& reason) {
     throw UserError(a + " makes no sense with " + b + ": " + reason);
   };
   const std::string memory = "compress.memory: " + parts.memory;
   const MemoryTraits& kept = memories().find(parts.memory).traits;
-  if (kept.sends_differences && selectors().find(parts.select).traits.reads_average)
+  if (kept.sends_differences && selection.reads_average)
     refuse("compress.select: " + parts.select, memory,
            parts.select + " compares what it sent with what the average made of it, and " + parts.memory +
                " sends differences; use memory residual");

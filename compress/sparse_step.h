@@ -29,13 +29,16 @@ SparsePreset resolve(const SparsePreset& preset, const CompressOptions& options)
 // The pieces that the options name, or nothing where compress.name is no combination of pieces.
 std::optional<SparsePreset> pieces_of(const CompressOptions& options);
 
-// Throws UserError for a combination that makes no sense, with the reason.
+// Throws UserError for unknown names, a combination that makes no sense, a capacity below 1.
 void check_combination(const SparsePreset& parts, const CompressOptions& options);
+
+// Entries that a density asks for, over the group's segments.
+std::size_t planned_entries(const SelectorTraits& traits, const GroupSpec& group, double density);
 
 template <class T>
 class SparseStep {
  public:
-  // Throws UserError: unknown names, a combination that makes no sense, a capacity below 1.
+  // Throws UserError as check_combination().
   SparseStep(const SparsePreset& parts, const CompressOptions& options, const GroupSpec& group);
 
   // What this rank sends. u is then in `gradient`. The entries live until the next encode().
@@ -54,8 +57,7 @@ class SparseStep {
   const Entries<T>& sent() const { return sent_; }
   double threshold() const { return threshold_; }               // the least over the segments
   std::size_t over_capacity() const { return over_capacity_; }  // entries that the capacity kept back
-  // Entries that a density asks for.
-  std::size_t target(double density) const;
+  std::size_t target(double density) const { return planned_entries(traits_, group_, density); }
   GradientForm form() const { return form_; }
   std::span<const T> accumulated() const { return gradient_; }  // u, between encode() and commit()
 
@@ -65,11 +67,11 @@ class SparseStep {
  private:
   void select(std::size_t segment, std::span<const T> addend, const StepInfo& info);
   void take_all(std::size_t segment, std::span<const T> addend);
-  double density_of(std::size_t segment, double density) const;
   std::span<T> finish(const Entries<T>& own, std::span<const Contribution<T>> contributions,
                       const Outcome& outcome);
 
   GroupSpec group_;
+  SelectorTraits traits_;
   double capacity_ = 0;
   GradientForm form_ = GradientForm::plain;
   std::vector<std::unique_ptr<Selector<T>>> selectors_;  // one per segment

@@ -89,20 +89,24 @@ class TernaryQuantiser final : public quantise::Quantiser {
   double clip_;
 };
 
-std::unique_ptr<Compressor> make_terngrad(const CompressOptions& options, const GroupSpec& group) {
+quantise::Format terngrad_format(const CompressOptions& options, const GroupSpec& group) {
   refuse_pieces(options, "every entry as -s, 0 or s", false);
   if (options.memory == "residual")
     refuse_key(options, "memory", "residual",
                "whose rounding adds more error than it takes away, so that the residual would grow without "
                "bound; use signsgd or qsgd for error feedback");
+  return {quantise::Kind::ternary, 1, group.numel, quantise::cells_of(group, 0)};
+}
+
+std::unique_ptr<Compressor> make_terngrad(const CompressOptions& options, const GroupSpec& group) {
   return std::make_unique<quantise::QuantisingCompressor>(
       std::make_unique<TernaryQuantiser>(options.seed, options.get<double>(kClipSigma)),
-      quantise::Format{quantise::Kind::ternary, 1, group.numel, quantise::cells_of(group, 0)}, false, group);
+      terngrad_format(options, group), false, group);
 }
 
 const bool terngrad_registered = [] {
-  compressors().add("terngrad", "each entry -s, 0 or s, at random by its magnitude", make_terngrad,
-                    {kClipSigma});
+  compressors().add("terngrad", "each entry -s, 0 or s, at random by its magnitude",
+                    {make_terngrad, quantise::planned_bytes<terngrad_format>}, {kClipSigma});
   return true;
 }();
 

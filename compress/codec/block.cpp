@@ -59,6 +59,13 @@ void damaged_block(const std::string& what) {
   throw Error("damaged gradient block: " + what);
 }
 
+std::size_t expected_block_bytes(const std::string& codec, const std::string& values,
+                                 const CompressOptions& options, std::size_t count, std::size_t numel) {
+  const auto positions = index_codecs().find(codec)(options)->expected_bytes(count, numel);
+  return kBlockHeaderBytes + static_cast<std::size_t>(positions) +
+         value_codecs().find(values)(options)->bytes(count);
+}
+
 std::vector<std::byte> write_block(const Entries<float>& entries, std::size_t numel,
                                    const IndexCodec& index_codec, const ValueCodec& value_codec) {
   const std::size_t count = entries.indices.size();

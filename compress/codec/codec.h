@@ -95,6 +95,11 @@ std::vector<std::byte> write_block(const Entries<float>& entries, std::size_t nu
 void read_block(std::span<const std::byte> block, std::size_t numel, const IndexCodec& index_codec,
                 const ValueCodec& value_codec, Entries<float>& entries);
 
+// What a block of `count` entries takes; IndexCodec::expected_bytes() says how exact that is. Throws UserError for an
+// unknown name.
+std::size_t expected_block_bytes(const std::string& codec, const std::string& values,
+                                 const CompressOptions& options, std::size_t count, std::size_t numel);
+
 [[noreturn]] void damaged_block(const std::string& what);  // throws Error
 
 }  // namespace topknot

@@ -220,8 +220,7 @@ std::unique_ptr<DeviceSelector> make_device_selector(const std::string& select,
 
 std::unique_ptr<DeviceCompressor> make_device_compressor(const CompressOptions& options,
                                                          const GroupSpec& group) {
-  // Refuses what the CPU refuses, in the same parameters.
-  make_compressor(options, group);
+  planned_bytes(options, group, 1.0);  // refuses what the CPU refuses, in the same words
   const std::optional<SparsePreset> parts = pieces_of(options);
   if (!parts) return nullptr;
   std::unique_ptr<DeviceCodec> code =

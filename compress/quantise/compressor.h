@@ -40,7 +40,6 @@ class QuantisingCompressor final : public Compressor {
   std::span<const float> accumulated() const override { return slice_.gradient; }
   std::optional<Contributed> contributed() const override;
   std::size_t selected() const override { return format_.numel; }
-  std::size_t planned_bytes(double) const override { return format_.bytes(); }
 
  private:
   enum class Phase { idle, encoded, decoded };
@@ -61,5 +60,11 @@ class QuantisingCompressor final : public Compressor {
 
 // One cell per selection range, each cut into buckets where `bucket` is above 0.
 std::vector<std::uint32_t> cells_of(const GroupSpec& group, std::size_t bucket);
+
+// CompressorType::planned_bytes of the method whose checked options give this format.
+template <Format (*format)(const CompressOptions&, const GroupSpec&)>
+std::size_t planned_bytes(const CompressOptions& options, const GroupSpec& group, double) {
+  return format(options, group).bytes();
+}
 
 }  // namespace topknot::quantise

@@ -82,11 +82,6 @@ DgcSampledOptions dgc_sampled_options(const CompressOptions& options) {
 }
 
 template <class T>
-std::size_t DgcSampledSelector<T>::target(double density, std::size_t d) const {
-  return selected_count(density, d);
-}
-
-template <class T>
 void DgcSampledSelector<T>::select(std::span<T> u, std::span<const T> addend, const SelectStep& step,
                                    Selected<T>& selected) {
   TOPKNOT_CHECK(step.k >= 1 && step.k <= u.size(), "k outside 1 to the vector's length");
@@ -202,9 +197,9 @@ template class DgcSampledSelector<double>;
 namespace {
 
 const bool dgc_sampled_registered = [] {
-  add_selector<DgcSampledSelector>("dgc_sampled",
-                                   "at most k entries, above a threshold from a sample, adapted (DGC)",
-                                   {.at_most_k = true}, {kSampleRatio, kResample, kTruncate});
+  add_selector<DgcSampledSelector>(
+      "dgc_sampled", "at most k entries, above a threshold from a sample, adapted (DGC)",
+      {.at_most_k = true, .target = selected_count}, {kSampleRatio, kResample, kTruncate});
   // Gradient dropping: entries above a threshold that a sample suggests, with error feedback and the optimizer's
   // ordinary momentum. Aji, Heafield, "Sparse communication for distributed gradient descent", EMNLP 2017; the
   // baseline of table 2 of Lin et al., "Deep Gradient Compression", ICLR 2018. The sample is that paper's

@@ -41,7 +41,6 @@ class DgcSampledSelector final : public Selector<T> {
   explicit DgcSampledSelector(const CompressOptions& options)
       : options_(dgc_sampled_options(options)), seed_(options.seed) {}
 
-  std::size_t target(double density, std::size_t d) const override;  // ceil(density * d)
   void select(std::span<T> u, std::span<const T> addend, const SelectStep& step,
               Selected<T>& selected) override;
   void commit(const SelectOutcome<T>&) override {}

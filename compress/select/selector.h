@@ -28,7 +28,7 @@ struct Selected {
 
 // The step's parameters, as a selector gets them.
 struct SelectStep {
-  std::size_t k = 1;     // Selector::target(density, range)
+  std::size_t k = 1;     // SelectorTraits::target(density, range)
   double density = 1.0;  // in (0, 1]
   std::int64_t step = 0;
   int rank = 0;
@@ -48,9 +48,6 @@ template <class T>
 class Selector {
  public:
   virtual ~Selector() = default;
-  // How many entries a density asks for among d: k = max(1, floor(density * d)) unless the paper rounds
-  // otherwise.
-  virtual std::size_t target(double density, std::size_t d) const { return target_count(density, d); }
   // Makes u = u + addend in place (addend is empty where there is nothing to add, else as long as u), and
   // selects from the sum. u is not empty. The result depends on the data, the step and what earlier commits
   // left, never on the number of threads. A selector that carries what its results depend on saves it.
@@ -66,6 +63,10 @@ class Selector {
 struct SelectorTraits {
   bool at_most_k = false;      // select() never selects more than SelectStep::k
   bool reads_average = false;  // commit() compares what was sent with what the average made of it
+  // How many entries a density asks for among d: k = max(1, floor(density * d)) unless the paper rounds otherwise.
+  std::size_t (*target)(double density, std::size_t d) = target_count;
+  // Throws UserError for options without sense that their own ranges allow.
+  void (*check)(const CompressOptions& options) = nullptr;
 };
 struct SelectorFactory : PrecisionFactory<Selector> {
   SelectorTraits traits;

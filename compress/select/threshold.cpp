@@ -43,7 +43,8 @@ template class ThresholdSelector<double>;
 namespace {
 
 const bool threshold_registered = [] {
-  add_selector<ThresholdSelector>("threshold", "the entries whose magnitude exceeds compress.threshold", {},
+  add_selector<ThresholdSelector>("threshold", "the entries whose magnitude exceeds compress.threshold",
+                                  {.check = [](const CompressOptions& options) { fixed_threshold(options); }},
                                   {kThreshold});
   add_sparse("threshold", "the entries above compress.threshold; error feedback keeps the rest",
              {.select = "threshold"});

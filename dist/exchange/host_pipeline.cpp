@@ -43,6 +43,18 @@ std::unique_ptr<IndexCodec> index_codec_of(const CompressOptions& options) {
   return index_codecs().find(parts.codec)(options);
 }
 
+// The dense groups of a compressed method have no options; those of method dense have them checked.
+CompressOptions options_of(const Group& group, const ExchangeOptions& options) {
+  if (!group.compressed && options.compressing()) return dense_options(options.dense_values);
+  check_collective(options);
+  return options.compress;
+}
+
+// A dense group in a value codec travels whole.
+bool every_entry(const Group& group, const ExchangeOptions& options) {
+  return !group.compressed && options.compressing() && options.dense_values != "fp32";
+}
+
 // The first rank whose flag is 0, or -1.
 int first_bad(std::span<const std::byte> flags) {
   const auto bad = std::find(flags.begin(), flags.end(), std::byte{0});
@@ -52,12 +64,9 @@ int first_bad(std::span<const std::byte> flags) {
 }  // namespace
 
 GroupCompressor make_group_compressor(const Group& group, const ExchangeOptions& options, int ranks) {
-  // The dense groups of a compressed method have no options; those of method dense have them checked.
-  const bool as_configured = group.compressed || !options.compressing();
-  if (as_configured) check_collective(options);
-  return {make_compressor(as_configured ? options.compress : dense_options(options.dense_values),
+  return {make_compressor(options_of(group, options),
                           group_spec(group, options.scope, ranks, options.layer_density)),
-          !as_configured && options.dense_values != "fp32"};
+          every_entry(group, options)};
 }
 
 void check_collective(const ExchangeOptions& options) {
@@ -67,10 +76,10 @@ void check_collective(const ExchangeOptions& options) {
 std::uint64_t planned_bytes(const ParameterArena& arena, const ExchangeOptions& options, int ranks,
                             double density) {
   std::uint64_t bytes = 0;
-  for (const Group& group : plan_groups(arena, options)) {
-    const GroupCompressor method = make_group_compressor(group, options, ranks);
-    bytes += method.compressor->planned_bytes(method.density(density));
-  }
+  for (const Group& group : plan_groups(arena, options))
+    bytes += planned_bytes(options_of(group, options),
+                           group_spec(group, options.scope, ranks, options.layer_density),
+                           every_entry(group, options) ? 1.0 : density);
   return bytes;
 }
 

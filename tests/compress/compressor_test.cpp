@@ -9,19 +9,18 @@
 #include "tests/compress/fixtures.h"
 #include "tests/compress/simulated_ranks.h"
 #include "tests/support/catch.h"
+#include "tests/support/user_error.h"
 
 using namespace topknot;
 using namespace topknot::test;
 
 namespace {
 
+// By making a compressor, and the same by asking for its bytes.
 std::string refusal(const CompressOptions& options) {
-  try {
-    make_compressor(options, whole_group(10, 1));
-  } catch (const UserError& error) {
-    return error.what();
-  }
-  return "accepted";
+  const std::string text = user_error_message([&] { make_compressor(options, whole_group(10, 1)); });
+  CHECK(user_error_message([&] { planned_bytes(options, whole_group(10, 1), 0.1); }) == text);
+  return text.empty() ? "accepted" : text;
 }
 bool has(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
@@ -125,6 +124,12 @@ TEST_CASE("unknown names and combinations without sense are refused by name, wit
   options.lr_inside = true;
   CHECK(has(refusal(options), "compress.lr_inside"));
   CHECK(refusal(named("dense")) == "accepted");
+  CHECK(has(refusal(named("threshold")), "compress.threshold"));
+  for (const char* name : {"powersgd", "acpsgd", "signsgd", "qsgd", "terngrad"}) {
+    options = named(name);
+    options.codec = "rice";
+    CHECK(has(refusal(options), "compress.codec"));
+  }
 }
 
 TEST_CASE("an explicit key overrides the preset's choice") {
@@ -153,7 +158,8 @@ TEST_CASE("groups that are not covered by their segments are refused") {
 
 TEST_CASE("several segments select each for itself and travel in one block") {
   const std::vector<std::pair<std::size_t, std::size_t>> segments = {{0, 100}, {100, 107}, {107, 5000}};
-  SimulatedRanks ranks(named("topk"), {5000, segments, 1});
+  const GroupSpec spec{5000, segments, 1};
+  SimulatedRanks ranks(named("topk"), spec);
   std::vector<float> g = random_vector(1, 5000);
   for (std::size_t i = 0; i < 100; ++i) g[i] *= 1000;  // one selection over all would take only from here
   ranks[0].gradient = g;
@@ -174,7 +180,7 @@ TEST_CASE("several segments select each for itself and travel in one block") {
   CHECK(sent == expected);
   CHECK(ranks[0].compressor->selected() == expected.size());
   CHECK(ranks[0].compressor->threshold() == smallest);
-  CHECK(ranks.blocks()[0].size() == ranks[0].compressor->planned_bytes(0.02));
+  CHECK(ranks.blocks()[0].size() == planned_bytes(named("topk"), spec, 0.02));
 }
 
 TEST_CASE(
@@ -247,7 +253,7 @@ TEST_CASE("dense averages in place, with weights, and shows a sum that is not fi
   ranks[1].gradient = {3, -2, std::nanf("")};
   CHECK_FALSE(ranks.step(2, 1.0));
   CHECK_FALSE(ranks[0].compressor->finite());
-  CHECK(ranks[0].compressor->planned_bytes(1.0) == 12);
+  CHECK(planned_bytes(named("dense"), whole_group(3, 2), 1.0) == 12);
 }
 
 TEST_CASE("calls out of order are refused") {

@@ -174,8 +174,7 @@ TEST_CASE("nothing beyond the capacity travels, and what stays is not lost") {
     for (std::int64_t step = 0; step < 5; ++step) {
       load_gradients(ranks, step, n);
       REQUIRE(ranks.step(step, 0.01));
-      const std::size_t k =
-          selectors().find(sparse_presets().find(method).select).make<float>(options)->target(0.01, n);
+      const std::size_t k = selectors().find(sparse_presets().find(method).select).traits.target(0.01, n);
       for (std::size_t r = 0; r < 2; ++r) CHECK(ranks[r].compressor->selected() <= k);
     }
   }

@@ -20,6 +20,7 @@ struct BothSelectors {
   BothSelectors(const std::string& name, const CompressOptions& options, std::size_t n,
                 std::size_t position = 0, double densest = 1)
       : n(n),
+        target(selectors().find(name).traits.target),
         position(position),
         capacity(options.capacity),
         cpu(selectors().find(name).make<float>(options)),
@@ -68,11 +69,12 @@ struct BothSelectors {
   // The CPU's selection of the same, cut to compress.capacity.
   void expect(std::vector<float> gradient, const std::vector<float>& addend, Asked asked) {
     asked.position = position;
+    asked.target = target;
     expected = select_once(*cpu, gradient, addend, asked);
     expected_u = std::move(gradient);
     expected_over = 0;
     if (capacity == 0) return;
-    const double room = capacity * static_cast<double>(cpu->target(asked.density, n));
+    const double room = capacity * static_cast<double>(target(asked.density, n));
     const std::size_t count = expected.indices.size();
     if (static_cast<double>(count) > room) keep_largest(expected, static_cast<std::size_t>(room));
     expected_over = count - expected.indices.size();
@@ -143,7 +145,9 @@ struct BothSelectors {
     REQUIRE(saved(*gpu) == saved(*cpu));
   }
 
-  std::size_t n, position;
+  std::size_t n;
+  std::size_t (*target)(double density, std::size_t n);
+  std::size_t position;
   double capacity;
   std::unique_ptr<Selector<float>> cpu;
   std::unique_ptr<cuda::DeviceSelector> gpu;

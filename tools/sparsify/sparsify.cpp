@@ -127,12 +127,9 @@ void write_step(OutputFile& out, std::size_t step, const RanksStep<T>& result, s
 
 // The entries of one rank by the density.
 std::size_t target_of(const SparsifySetup& setup) {
-  if (!sparse_presets().contains(setup.compress.name)) return setup.group.numel;
-  const SparsePreset parts = resolve(sparse_presets().find(setup.compress.name), setup.compress);
-  const auto selector = selectors().find(parts.select).make<float>(setup.compress);
-  std::size_t count = 0;
-  for (const auto& [begin, end] : setup.group.segments) count += selector->target(setup.density, end - begin);
-  return count;
+  const std::optional<SparsePreset> parts = pieces_of(setup.compress);
+  if (!parts) return setup.group.numel;
+  return planned_entries(selectors().find(parts->select).traits, setup.group, setup.density);
 }
 
 template <class T>

@@ -93,13 +93,14 @@ struct Measured {
 
 Measured measure(const SelectionMethod& method, double density, int rounds, int warmup,
                  const LaplaceGradients& gradients, Buffers& buffers) {
-  const auto selector = selectors().find(method.options.select).make<float>(method.options);
+  const SelectorFactory& type = selectors().find(method.options.select);
+  const auto selector = type.make<float>(method.options);
   const auto memory = memories().find("residual").make<float>(method.options);
   cpu_backend().fill_zero(buffers.spare.data(), buffers.spare.size());
   std::span<float> gradient = buffers.gradient, residual = buffers.spare;
   SelectStep info;
   info.density = density;
-  info.k = selector->target(density, gradient.size());
+  info.k = type.traits.target(density, gradient.size());
   Selected<float> selected;
   std::vector<double> plain, step, ratio, count, threshold;
   for (int t = 0; t < warmup + rounds; ++t) {

@@ -226,7 +226,7 @@ std::unique_ptr<DeviceExchange> make_gpu_exchange(ParameterArena& arena, DeviceC
     const GroupSpec spec = group_spec(group, options.scope, device.size(), options.layer_density);
     std::unique_ptr<DeviceCompressor>& compressor = compressors.emplace_back();
     if (group.compressed && !(compressor = make_device_compressor(options.compress, spec))) return nullptr;
-    if (!options.compressing()) make_compressor(options.compress, spec);  // validates the options
+    if (!options.compressing()) planned_bytes(options.compress, spec, 1.0);  // validates the options
   }
   return std::make_unique<DeviceExchange>(
       arena, std::move(groups), std::make_unique<GpuExecution>(device, options, std::move(compressors)));

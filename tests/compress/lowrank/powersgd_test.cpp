@@ -77,44 +77,11 @@ TEST_CASE("powersgd follows algorithm 1 and 2 in double, with uneven weights") {
   }
 }
 
-TEST_CASE("powersgd's warm start converges to the best approximation of a constant matrix") {
-  const std::size_t rows = 30, cols = 22;
-  const auto m = with_singular_values(rows, cols, {5.0, 3.0, 1.0, 0.5});
-  const auto best = with_singular_values(rows, cols, {5.0, 3.0});
-  CompressOptions options = low_rank("powersgd", 2);
-  options.memory = "none";
-  SimulatedRanks ranks(options, matrices({{rows, cols}}, 2));
-  double first = 0, last = 0;
-  for (std::uint32_t step = 0; step < 15; ++step) {
-    for (std::size_t r = 0; r < 2; ++r) ranks[r].gradient = m;
-    REQUIRE(ranks.step(step, 1.0));
-    last = distance(ranks[0].average, best);
-    if (step == 0) first = last;
-  }
-  CHECK(first > 1e-2);
-  CHECK(last < 1e-5);
-}
-
-TEST_CASE("powersgd carries Q through its state, and refuses another's") {
-  const GroupSpec spec = matrices({{24, 17}, {6, 1}}, 2);
-  SimulatedRanks whole(low_rank("powersgd", 2), spec), resumed(low_rank("powersgd", 2), spec);
-  for (std::uint32_t step = 0; step < 6; ++step) {
-    for (std::uint32_t r = 0; r < 2; ++r) whole[r].gradient = normal_vector(step, r, spec.numel);
-    if (step == 3)
-      for (std::size_t r = 0; r < 2; ++r) {
-        resumed[r].compressor->load_state(whole[r].compressor->state());
-        resumed[r].residual = whole[r].residual;
-      }
-    if (step >= 3) {
-      for (std::uint32_t r = 0; r < 2; ++r) resumed[r].gradient = whole[r].gradient;
-      REQUIRE(resumed.step(step, 1.0));
-    }
-    REQUIRE(whole.step(step, 1.0));
-    if (step >= 3) CHECK(same_bits<float>(whole[0].average, resumed[0].average));
-  }
-  SimulatedRanks other(low_rank("powersgd", 3), spec);
-  CHECK_THROWS_AS(other[0].compressor->load_state(whole[0].compressor->state()), Error);
-  auto state = whole[0].compressor->state();
+TEST_CASE("powersgd refuses another's state") {
+  const GroupSpec spec = matrices({{24, 17}, {6, 1}}, 1);
+  const auto compressor = make_compressor(low_rank("powersgd", 2), spec);
+  auto state = compressor->state();
+  CHECK_THROWS_AS(make_compressor(low_rank("powersgd", 3), spec)->load_state(state), Error);
   state.pop_back();
-  CHECK_THROWS_AS(resumed[0].compressor->load_state(state), Error);
+  CHECK_THROWS_AS(compressor->load_state(state), Error);
 }

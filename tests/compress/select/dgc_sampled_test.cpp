@@ -43,7 +43,7 @@ struct Case {
     std::vector<T> x = u;
     Selected<T> selected;
     SelectStep info;
-    info.k = selector.target(density, x.size());
+    info.k = dgc::selected_count(density, x.size());
     info.density = density;
     info.step = step;
     info.rank = rank;
@@ -134,12 +134,12 @@ TEST_CASE("the sample's geometry is that of the authors' code") {
 }
 
 TEST_CASE("the selection asks for ceil(density * d) entries") {
-  const DgcSampledSelector<float> selector{CompressOptions{}};
-  CHECK(selector.target(0.001, 432) == 1);
-  CHECK(selector.target(0.001, 2001) == 3);
-  CHECK(selector.target(0.25, 4) == 1);
-  CHECK(selector.target(0.3, 10) == 3);
-  CHECK(selector.target(1.0, 7) == 7);
+  const auto target = selectors().find("dgc_sampled").traits.target;
+  CHECK(target(0.001, 432) == 1);
+  CHECK(target(0.001, 2001) == 3);
+  CHECK(target(0.25, 4) == 1);
+  CHECK(target(0.3, 10) == 3);
+  CHECK(target(1.0, 7) == 7);
 }
 
 TEMPLATE_TEST_CASE("selection, values and threshold are those of the plain rule, for all options", "", float,
@@ -209,7 +209,7 @@ TEST_CASE("at most k entries of a normal vector are selected, and nearly always 
     Selected<float> selected;
     SelectStep info;
     info.density = 0.001;
-    info.k = selector.target(info.density, x.size());
+    info.k = dgc::selected_count(info.density, x.size());
     info.step = step;
     selector.select(x, {}, info, selected);
     REQUIRE(selected.indices.size() <= info.k);

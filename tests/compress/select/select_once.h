@@ -15,6 +15,7 @@ struct Asked {
   std::int64_t step = 0;
   int rank = 0;
   std::size_t position = 0;
+  std::size_t (*target)(double density, std::size_t d) = target_count;  // SelectorTraits::target
 };
 
 // u becomes u + addend.
@@ -24,7 +25,7 @@ Selected<T> select_once(Selector<T>& selector, std::vector<T>& u, const std::vec
   Selected<T> selected;
   SelectStep step;
   step.density = asked.density;
-  step.k = selector.target(asked.density, u.size());
+  step.k = asked.target(asked.density, u.size());
   step.step = asked.step;
   step.rank = asked.rank;
   step.position = asked.position;

@@ -78,8 +78,8 @@ TEMPLATE_TEST_CASE("selectors accept extreme vectors, at any density", "", float
         CHECK(well_formed(selected, x));
         CHECK(!std::isnan(selected.threshold));
         if (density == 1.0) CHECK(selected.indices.size() == k);
-        if (selectors().find(tried.name).traits.at_most_k)
-          CHECK(selected.indices.size() <= selector->target(density, x.size()));
+        if (const SelectorTraits& traits = selectors().find(tried.name).traits; traits.at_most_k)
+          CHECK(selected.indices.size() <= traits.target(density, x.size()));
         if (tried.name == "randk" || tried.name == "mstopk") CHECK(selected.indices.size() == k);
         selector->commit({});
       }
