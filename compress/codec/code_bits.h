@@ -32,6 +32,9 @@ TOPKNOT_HOST_DEVICE float float_of(std::uint32_t bits) {
   return x;
 }
 
+// Entries of a part of the layout rice: its u32 costs 0.03 bits per entry, within 1 % of the bare code at every density.
+inline constexpr std::uint32_t kRicePart = 1024;
+
 // The b with 2^(b - 1/2) <= 0.693 numel / count < 2^(b + 1/2), 0 to 30.
 TOPKNOT_HOST_DEVICE unsigned rice_parameter(std::size_t count, std::size_t numel) {
   const double ratio = 0.693 * static_cast<double>(numel);

@@ -81,6 +81,11 @@ class IndexLayout : public IndexCodec {
   const IndexLayout* find(std::uint8_t id) const override { return id == this->id() ? this : nullptr; }
 };
 
+template <class Layout>
+std::unique_ptr<IndexCodec> make_layout(const CompressOptions&) {
+  return std::make_unique<Layout>();
+}
+
 using IndexCodecFactory = std::unique_ptr<IndexCodec> (*)(const CompressOptions& options);
 using ValueCodecFactory = std::unique_ptr<ValueCodec> (*)(const CompressOptions& options);
 Registry<IndexCodecFactory>& index_codecs();  // compress.codec

@@ -68,7 +68,6 @@ struct BlockWork {
   std::uint32_t* starts = nullptr;
 };
 
-inline constexpr std::uint32_t kRicePart = 1024;          // RiceLayout::kPartEntries
 inline constexpr std::uint32_t kBitmapChunk = 32 * 1024;  // bits that a block of threads reads
 
 // Writing, in this order, over zeros: header and positions, then values.

@@ -6,13 +6,10 @@
 
 #include "compress/codec/code_bits.h"
 #include "compress/codec/codec.h"
-#include "compress/codec/layouts.h"
 #include "nn/core/base/check.h"
 
 namespace topknot::cuda {
 namespace {
-
-static_assert(kRicePart == RiceLayout::kPartEntries);
 
 std::size_t parts_of(std::size_t n, std::size_t each) {
   return (n + each - 1) / each;

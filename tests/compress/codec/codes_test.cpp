@@ -7,7 +7,7 @@
 #include <cstring>
 #include <numeric>
 
-#include "compress/codec/layouts.h"
+#include "compress/codec/code_bits.h"
 #include "nn/core/base/check.h"
 #include "tests/support/catch.h"
 #include "tests/support/positions.h"
@@ -129,10 +129,10 @@ TEST_CASE("measured bits per entry are those of the codes' theory at uniform pos
 TEST_CASE("Rice's parameter is round(log2(0.693 / density)), never below 0") {
   for (std::size_t count = 1; count <= 1000000; count = count * 5 / 4 + 1) {
     const double exact = std::log2(0.693 * 1e6 / static_cast<double>(count));
-    CHECK(RiceLayout::parameter(count, 1000000) == std::max(0L, std::lround(exact)));
+    CHECK(rice_parameter(count, 1000000) == std::max(0L, std::lround(exact)));
   }
-  CHECK(RiceLayout::parameter(1, (std::size_t{1} << 31) - 1) == 30);
-  CHECK(RiceLayout::parameter(1, 1) == 0);
+  CHECK(rice_parameter(1, (std::size_t{1} << 31) - 1) == 30);
+  CHECK(rice_parameter(1, 1) == 0);
 }
 
 TEST_CASE("auto takes the smallest layout for each message") {
@@ -176,7 +176,7 @@ TEST_CASE("Rice words of 33 bits come back wherever they begin") {
     std::iota(positions.begin(), positions.end(), 0u);
     for (int i = 0; i < 10; ++i) positions.push_back(positions.back() + 33);
     const std::size_t numel = positions.back() + 1;
-    REQUIRE(RiceLayout::parameter(positions.size(), numel) == 0);
+    REQUIRE(rice_parameter(positions.size(), numel) == 0);
     CHECK(read(block_of(positions, numel, "rice"), numel, "rice").indices == positions);
   }
 }
