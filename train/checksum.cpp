@@ -19,7 +19,9 @@ void check_same_parameters(ParameterArena& arena, CollectiveQueue& queue, const 
   std::vector<float> copy;
   if (arena.device().kind != DeviceKind::cpu) copy = arena.host_weights();
   const float* weights = copy.empty() ? arena.weights().data() : copy.data();
-  for (const Parameter* p : arena.parameters())
+  std::vector<const Parameter*> parameters(arena.parameters().begin(), arena.parameters().end());
+  parameters.insert(parameters.end(), arena.frozen().begin(), arena.frozen().end());
+  for (const Parameter* p : parameters)
     mine.push_back(parameter_checksum({weights + p->offset(), p->numel()}));
   std::vector<std::vector<std::byte>> all;
   queue.run([&](Communicator& c) { c.all_gather(std::as_bytes(std::span(mine)), all); });
@@ -29,7 +31,7 @@ void check_same_parameters(ParameterArena& arena, CollectiveQueue& queue, const 
     for (std::size_t i = 0; i < mine.size(); ++i)
       TOPKNOT_CHECK(!std::memcmp(all[rank].data() + 8 * i, all[0].data() + 8 * i, 8),
                     fmt::format("the ranks' parameters differ {}: {} on rank {} is not rank 0's", when,
-                                arena.parameters()[i]->name(), rank));
+                                parameters[i]->name(), rank));
   }
 }
 

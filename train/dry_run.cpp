@@ -14,8 +14,11 @@ void print_parameters(const ParameterStore& store, const ParameterArena& arena, 
   std::printf("%-32s %-18s %12s  %s\n", "parameter", "shape", "elements", "travels");
   for (const auto& p : store.parameters())
     std::printf("%-32s %-18s %12zu  %s\n", p->name().c_str(), p->shape().str().c_str(), p->numel(),
-                compressed && p->compressible() ? "compressed" : "dense");
-  std::printf("%-32s %-18s %12zu\n\n", "total", "", arena.size());
+                !p->trained()                     ? "frozen"
+                : compressed && p->compressible() ? "compressed"
+                                                  : "dense");
+  std::printf("%-32s %-18s %12zu\n\n", arena.frozen().empty() ? "total" : "total, without frozen ones", "",
+              arena.size());
 }
 
 void print_groups(const std::vector<Group>& groups) {

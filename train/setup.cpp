@@ -5,6 +5,7 @@
 #include "dist/comm/collective_queue.h"
 #include "dist/comm/threads_communicator.h"
 #include "nn/core/base/check.h"
+#include "train/checkpoint/model_file.h"
 #include "train/plan/exchange_profile.h"
 #include "train/plan/layer_density.h"
 
@@ -33,9 +34,15 @@ std::unique_ptr<BuiltModel> build_model(const Config& config, const Dataset& dat
   built->module = make_model(config.model.name, built->store, options);
   const bool dense_1d = config.compress.dense_1d;
   const auto min_numel = static_cast<std::size_t>(config.compress.min_numel);
-  built->store.build(
+  std::vector<std::string> names;
+  for (const auto& parameter : built->store.parameters()) names.push_back(parameter->name());
+  check_patterns("model.freeze", config.model.freeze, names);
+  const ParameterArena& arena = built->store.build(
       [=](const Parameter& p) { return !(dense_1d && p.shape().rank() <= 1) && p.numel() >= min_numel; },
-      config.seed);
+      config.seed, [&](const Parameter& p) { return matches_any(config.model.freeze, p.name()); });
+  if (arena.size() == 0) throw UserError("model.freeze: every parameter is frozen; leave one to train");
+  if (!config.model.init_from.empty())
+    load_model(built->store, SafetensorsFile::read(config.model.init_from), config.model.reinit);
   return built;
 }
 

@@ -20,7 +20,9 @@ struct RunData {
 };
 RunData load_data(const Config& config);
 
-// A model with its parameters laid out; the same bits on every rank.
+// A model with its parameters laid out and set: by the seed, or from model.init_from. The same bits on every rank.
+// Throws UserError: a file that cannot be read or does not fit, a pattern of model.freeze or model.reinit that matches
+// nothing.
 struct BuiltModel {
   explicit BuiltModel(Device device = {}) : store(device) {}
   ParameterStore store;

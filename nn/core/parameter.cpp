@@ -10,18 +10,28 @@
 namespace topknot {
 
 ParameterArena::ParameterArena(const std::vector<Parameter*>& registered,
-                               const CompressiblePredicate& compressible, Device device)
+                               const CompressiblePredicate& compressible, const FrozenPredicate& frozen,
+                               Device device)
     : device_(device) {
-  for (Parameter* parameter : registered) parameter->compressible_ = compressible(*parameter);
-  order_.assign(registered.rbegin(), registered.rend());
+  for (Parameter* parameter : registered) {
+    parameter->trained_ = !frozen || !frozen(*parameter);
+    parameter->compressible_ = parameter->trained_ && compressible(*parameter);
+    (parameter->trained_ ? order_ : frozen_).push_back(parameter);
+  }
+  std::reverse(order_.begin(), order_.end());
   std::stable_partition(order_.begin(), order_.end(), [](const Parameter* p) { return p->compressible_; });
   for (Parameter* parameter : order_) {
     parameter->offset_ = size_;
     size_ += parameter->numel();
     if (parameter->compressible_) compressible_size_ = size_;
   }
+  whole_size_ = size_;
+  for (Parameter* parameter : frozen_) {
+    parameter->offset_ = whole_size_;
+    whole_size_ += parameter->numel();
+  }
   DeviceBackend& memory = backend(device_);
-  weights_ = memory.allocate(size_);
+  weights_ = memory.allocate(whole_size_);
   for (float*& side : gradients_) {
     side = memory.allocate(size_);
     memory.fill_zero(side, size_);  // an empty residual
@@ -31,11 +41,15 @@ ParameterArena::ParameterArena(const std::vector<Parameter*>& registered,
     for (int side : {0, 1}) parameter->gradient_[side] = gradients_[side] + parameter->offset_;
     parameter->variable_ = Variable(*parameter, Tensor::view(parameter->value_, parameter->shape_, device_));
   }
+  for (Parameter* parameter : frozen_) {
+    parameter->value_ = weights_ + parameter->offset_;
+    parameter->variable_ = Variable(Tensor::view(parameter->value_, parameter->shape_, device_));
+  }
 }
 
 ParameterArena::~ParameterArena() {
   DeviceBackend& memory = backend(device_);
-  memory.release(weights_, size_);
+  memory.release(weights_, whole_size_);
   for (float* side : gradients_) memory.release(side, size_);
 }
 
@@ -84,11 +98,12 @@ Buffer& ParameterStore::add_buffer(const std::string& name, std::size_t size, fl
   return *buffers_.back();
 }
 
-ParameterArena& ParameterStore::build(const CompressiblePredicate& compressible, std::uint64_t seed) {
+ParameterArena& ParameterStore::build(const CompressiblePredicate& compressible, std::uint64_t seed,
+                                      const FrozenPredicate& frozen) {
   TOPKNOT_CHECK(!arena_, "build() is called once");
   std::vector<Parameter*> registered;
   for (const auto& parameter : parameters_) registered.push_back(parameter.get());
-  arena_ = std::make_unique<ParameterArena>(registered, compressible, device_);
+  arena_ = std::make_unique<ParameterArena>(registered, compressible, frozen, device_);
   // Made on the host, so that every device starts from the same bits.
   std::vector<float> values;
   for (std::size_t i = 0; i < registered.size(); ++i) {
@@ -123,8 +138,8 @@ void ParameterStore::statistics_to_device() {
 }
 
 std::vector<float> ParameterArena::host_weights() const {
-  std::vector<float> weights(size_);
-  backend(device_).to_host(weights.data(), weights_, size_);
+  std::vector<float> weights(whole_size_);
+  backend(device_).to_host(weights.data(), weights_, whole_size_);
   return weights;
 }
 

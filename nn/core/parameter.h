@@ -22,13 +22,14 @@ class Parameter {
   const Shape& shape() const { return shape_; }
   std::size_t numel() const { return static_cast<std::size_t>(shape_.numel()); }
   bool compressible() const { return compressible_; }
+  bool trained() const { return trained_; }       // false: frozen, it keeps its values
   std::size_t offset() const { return offset_; }  // of its slice in the arena, in elements
 
   // Views of the arena; OIHW for convolutions, {out, in} for linear layers, on every device.
   float* value() const { return value_; }
-  float* gradient() const { return gradient_[side_]; }
+  float* gradient() const { return gradient_[side_]; }  // null where it is frozen
 
-  // The leaf of the graph for this parameter.
+  // The leaf of the graph for this parameter; a constant where it is frozen.
   const Variable& variable() const { return variable_; }
 
  private:
@@ -37,7 +38,7 @@ class Parameter {
   std::string name_;
   Shape shape_;
   Initializer init_;
-  bool compressible_ = false;
+  bool compressible_ = false, trained_ = true;
   std::size_t offset_ = 0;
   float* value_ = nullptr;
   float* gradient_[2] = {nullptr, nullptr};
@@ -54,24 +55,28 @@ struct Buffer {
 
 // Decides by shape alone whether a parameter may be compressed.
 using CompressiblePredicate = std::function<bool(const Parameter&)>;
+// Decides by name whether a parameter is frozen.
+using FrozenPredicate = std::function<bool(const Parameter&)>;
 
 // All weights in one contiguous buffer, and two gradient-sized buffers that take turns: one holds the gradient of the
 // step, the other the residual of error feedback, where there is one. Slices swap roles at commit. Order: reverse order of
-// registration, compressible parameters first, then those that stay dense.
+// registration, compressible parameters first, then those that stay dense. Frozen parameters lie behind the trained ones
+// and have no gradients: sizes, slices and parameters() are without them, so that nothing exchanges or updates them.
 class ParameterArena {
  public:
   ParameterArena(const std::vector<Parameter*>& registered, const CompressiblePredicate& compressible,
-                 Device device);
+                 const FrozenPredicate& frozen, Device device);
   ParameterArena(const ParameterArena&) = delete;
   ~ParameterArena();
 
   std::size_t size() const { return size_; }                            // elements
   std::size_t compressible_size() const { return compressible_size_; }  // elements before the first dense one
   std::span<Parameter* const> parameters() const { return order_; }     // in arena order
+  std::span<Parameter* const> frozen() const { return frozen_; }
 
   Device device() const { return device_; }
   std::span<float> weights() { return {weights_, size_}; }
-  std::vector<float> host_weights() const;  // a copy, from any device
+  std::vector<float> host_weights() const;  // a copy, from any device, with the frozen ones at the end
   // The slice [begin, end), on parameter boundaries, of the buffer that backward writes to and of the other
   // one. All parameters of the slice must be on the same side, which holds for the groups of the exchange.
   std::span<float> gradient(std::size_t begin, std::size_t end);
@@ -86,8 +91,8 @@ class ParameterArena {
 
  private:
   int side_of(std::size_t begin, std::size_t end) const;
-  std::vector<Parameter*> order_;
-  std::size_t size_ = 0, compressible_size_ = 0;
+  std::vector<Parameter*> order_, frozen_;
+  std::size_t size_ = 0, compressible_size_ = 0, whole_size_ = 0;  // whole: with the frozen ones
   Device device_;
   float* weights_ = nullptr;
   float* gradients_[2] = {nullptr, nullptr};
@@ -103,8 +108,9 @@ class ParameterStore {
   Parameter& add(const std::string& name, const Shape& shape, Initializer init);
   Buffer& add_buffer(const std::string& name, std::size_t size, float value);
 
-  // Lays out the arena and initialises every weight from (seed, order of registration).
-  ParameterArena& build(const CompressiblePredicate& compressible, std::uint64_t seed);
+  // Lays out the arena and initialises every weight from (seed, order of registration). `frozen`: none by default.
+  ParameterArena& build(const CompressiblePredicate& compressible, std::uint64_t seed,
+                        const FrozenPredicate& frozen = {});
   ParameterArena& arena();
   const std::vector<std::unique_ptr<Parameter>>& parameters() const {
     return parameters_;

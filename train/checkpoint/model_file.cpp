@@ -29,9 +29,18 @@ void for_each_tensor(const ParameterStore& store, Visit&& visit) {
           static_cast<const Parameter*>(nullptr), b.get());
 }
 
-bool matches_any(const std::vector<std::string>& patterns, const std::string& name) {
-  return std::any_of(patterns.begin(), patterns.end(),
-                     [&](const std::string& pattern) { return matches_name(pattern, name); });
+std::vector<std::string> tensor_names(const ParameterStore& store) {
+  std::vector<std::string> names;
+  for_each_tensor(
+      store, [&](const std::string& name, const auto&, const Parameter*, Buffer*) { names.push_back(name); });
+  return names;
+}
+
+bool matches_name(const std::string& pattern, const std::string& name) {
+  for (std::size_t end = name.find('.');; end = name.find('.', end + 1)) {
+    if (fnmatch(pattern.c_str(), name.substr(0, end).c_str(), 0) == 0) return true;
+    if (end == std::string::npos) return false;
+  }
 }
 
 // A part of the message: a heading and its lines; "" where there are none.
@@ -67,28 +76,18 @@ std::vector<TensorView> model_tensors(const ParameterStore& store, const ModelCo
   return tensors;
 }
 
-bool matches_name(const std::string& pattern, const std::string& name) {
-  for (std::size_t end = name.find('.');; end = name.find('.', end + 1)) {
-    if (fnmatch(pattern.c_str(), name.substr(0, end).c_str(), 0) == 0) return true;
-    if (end == std::string::npos) return false;
-  }
+bool matches_any(const std::vector<std::string>& patterns, const std::string& name) {
+  return std::any_of(patterns.begin(), patterns.end(),
+                     [&](const std::string& pattern) { return matches_name(pattern, name); });
 }
 
 void check_patterns(const std::string& key, const std::vector<std::string>& patterns,
                     const std::vector<std::string>& names) {
-  for (const std::string& pattern : patterns) {
-    const auto matches = [&](const std::string& name) { return matches_name(pattern, name); };
-    if (std::none_of(names.begin(), names.end(), matches))
+  for (const std::string& pattern : patterns)
+    if (std::none_of(names.begin(), names.end(),
+                     [&](const std::string& name) { return matches_name(pattern, name); }))
       throw UserError(
           fmt::format("{}: '{}' matches nothing; there are {}", key, pattern, fmt::join(names, ", ")));
-  }
-}
-
-std::vector<std::string> tensor_names(const ParameterStore& store) {
-  std::vector<std::string> names;
-  for_each_tensor(
-      store, [&](const std::string& name, const auto&, const Parameter*, Buffer*) { names.push_back(name); });
-  return names;
 }
 
 void load_model(ParameterStore& store, const SafetensorsFile& file, const std::vector<std::string>& reinit) {

@@ -21,13 +21,12 @@ ModelCopy copy_model(ParameterStore& store);
 // Views of `copy`, which must outlive them: parameters in the order of registration, then buffers.
 std::vector<TensorView> model_tensors(const ParameterStore& store, const ModelCopy& copy);
 
-// Whether a shell pattern (*, ?, [...]; '*' also matches '.') matches the name or what stands before one of its dots:
-// "fc" matches "fc.weight", "stage1" all of "stage1.block1.1.conv.weight"'s stage.
-bool matches_name(const std::string& pattern, const std::string& name);
-// As it stands for the patterns of key `key`. Throws UserError, with the names, where a pattern matches none of them.
+// Whether one of the shell patterns (*, ?, [...]; '*' also matches '.') matches the name or what stands before one of
+// its dots: "fc" and "f*" match "fc.weight", "stage1" matches "stage1.block1.1.conv.weight".
+bool matches_any(const std::vector<std::string>& patterns, const std::string& name);
+// Throws UserError, with the key and all names, where a pattern matches none of them.
 void check_patterns(const std::string& key, const std::vector<std::string>& patterns,
                     const std::vector<std::string>& names);
-std::vector<std::string> tensor_names(const ParameterStore& store);  // in the order of model_tensors()
 
 // Sets all tensors of the model from the file, but for those whose names match one of `reinit`: these keep their
 // values, whatever the file has. Throws one UserError that lists all tensors that are missing, have no place in the

@@ -28,6 +28,9 @@ struct Config {
     std::string name = "resnet20";
     double dropout = 0.5;
     std::vector<int> hidden = {200, 200};
+    std::string init_from;  // a safetensors file; empty: initialised by the seed
+    std::vector<std::string> reinit,
+        freeze;  // patterns of names: matches_name(), train/checkpoint/model_file.h
   } model;
 
   struct Data {
@@ -136,8 +139,9 @@ struct Config {
 };
 
 // Where a key lives in a Config. An unset optional is written as the key's `none_word`.
-using KeyRef = std::variant<bool*, int*, std::int64_t*, std::uint64_t*, double*, std::string*,
-                            std::optional<double>*, std::vector<int>*, std::vector<double>*>;
+using KeyRef =
+    std::variant<bool*, int*, std::int64_t*, std::uint64_t*, double*, std::string*, std::optional<double>*,
+                 std::vector<int>*, std::vector<double>*, std::vector<std::string>*>;
 
 struct Key {
   std::string name;  // "optimizer.lr"

@@ -81,6 +81,8 @@ std::vector<Problem> check_config(const Config& config) {
   need(config.schedule.min_lr <= config.optimizer.lr, "schedule.min_lr", "must not exceed optimizer.lr");
   need(config.compress.warmup.empty() || config.compress.warmup_epochs == 0, "compress.warmup_epochs",
        "compress.warmup lists the densities of the first epochs already; give one of the two");
+  need(config.model.reinit.empty() || !config.model.init_from.empty(), "model.reinit",
+       "says what model.init_from leaves as it is; without a file everything is initialised by the seed");
   need(config.compress.layer_density.empty() || config.compress.scope == "tensor", "compress.layer_density",
        "gives each tensor a density of its own, so compress.scope must be 'tensor'");
   need(!pieces || !pieces->layerwise || config.compress.scope == "tensor", "compress.scope",

@@ -95,6 +95,13 @@ std::vector<Key> run_keys() {
       number("model.dropout", at<m, &Model::dropout>, 0, 0.99, "dropout rate, in models that have dropout"),
       used_by({"mlp"},
               number("model.hidden", at<m, &Model::hidden>, 1, 1e6, "widths of the hidden layers of mlp")),
+      text("model.init_from", at<m, &Model::init_from>,
+           "safetensors file with the first weights and statistics; empty: drawn by the seed"),
+      text("model.reinit", at<m, &Model::reinit>,
+           "patterns of names (fc, stage4.*): drawn by the seed, whatever model.init_from has of them"),
+      text("model.freeze", at<m, &Model::freeze>,
+           "patterns of parameter names: not trained, not exchanged; statistics of batch norm still follow "
+           "the data"),
 
       registered("data.name", at<d, &Data::name>, "dataset", "which data set (train --list datasets)"),
       text("data.root", at<d, &Data::root>, "folder that holds the data set's files"),

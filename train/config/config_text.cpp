@@ -129,6 +129,10 @@ struct Set {
     if (wrong.empty()) *target = number;
     return wrong;
   }
+  std::string operator()(std::vector<std::string>* target) const {
+    *target = value.items;
+    return "";
+  }
   template <class T>
   std::string operator()(std::vector<T>* target) const {
     return set_list(key, value, *target);
@@ -142,8 +146,13 @@ struct Set {
 template <class T>
 std::string list_text(const std::vector<T>& values) {
   std::string text = "[";
-  for (std::size_t i = 0; i < values.size(); ++i)
-    text += (i ? ", " : "") + format_number(static_cast<double>(values[i]));
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    text += i ? ", " : "";
+    if constexpr (std::is_same_v<T, std::string>)
+      text += yaml_string(values[i]);
+    else
+      text += format_number(static_cast<double>(values[i]));
+  }
   return text + "]";
 }
 
@@ -173,6 +182,7 @@ struct Type {
   std::string operator()(std::optional<double>*) const { return "a number or '" + key.none_word + "'"; }
   std::string operator()(std::vector<int>*) const { return "a list of integers"; }
   std::string operator()(std::vector<double>*) const { return "a list of numbers"; }
+  std::string operator()(std::vector<std::string>*) const { return "a list of texts"; }
   template <class T>
   std::string operator()(T*) const {
     return "an integer";
@@ -215,7 +225,9 @@ std::optional<RawValue> parse_raw(const std::string& text, bool list_key) {
 bool is_list(const Key& key) {
   Config config;
   const KeyRef ref = key.ref(config);
-  return std::holds_alternative<std::vector<int>*>(ref) || std::holds_alternative<std::vector<double>*>(ref);
+  return std::holds_alternative<std::vector<int>*>(ref) ||
+         std::holds_alternative<std::vector<double>*>(ref) ||
+         std::holds_alternative<std::vector<std::string>*>(ref);
 }
 
 std::string set_key(const Key& key, const RawValue& value, Config& config) {

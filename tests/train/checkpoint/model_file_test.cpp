@@ -107,16 +107,18 @@ TEST_CASE("tensors that are to be initialised anew keep their values, whatever t
 }
 
 TEST_CASE("a pattern matches a name or what stands before one of its dots") {
-  CHECK(matches_name("fc", "fc.weight"));
-  CHECK(matches_name("fc.weight", "fc.weight"));
-  CHECK(matches_name("fc.*", "fc.weight"));
-  CHECK(matches_name("*", "stage1.block1.1.conv.weight"));
-  CHECK(matches_name("stage[12]", "stage1.block1.1.conv.weight"));
-  CHECK(matches_name("*.bn", "stage1.block1.1.bn.gamma"));
-  CHECK_FALSE(matches_name("f", "fc.weight"));
-  CHECK_FALSE(matches_name("weight", "fc.weight"));
-  CHECK_FALSE(matches_name("stage1", "stage10.block1"));
-  CHECK_FALSE(matches_name("", "fc.weight"));
+  CHECK(matches_any({"fc"}, "fc.weight"));
+  CHECK(matches_any({"fc.weight"}, "fc.weight"));
+  CHECK(matches_any({"fc.*"}, "fc.weight"));
+  CHECK(matches_any({"*"}, "stage1.block1.1.conv.weight"));
+  CHECK(matches_any({"stage[12]"}, "stage1.block1.1.conv.weight"));
+  CHECK(matches_any({"*.bn"}, "stage1.block1.1.bn.gamma"));
+  CHECK_FALSE(matches_any({"f"}, "fc.weight"));
+  CHECK_FALSE(matches_any({"weight"}, "fc.weight"));
+  CHECK_FALSE(matches_any({"stage1"}, "stage10.block1"));
+  CHECK_FALSE(matches_any({""}, "fc.weight"));
+  CHECK(matches_any({"conv", "fc"}, "fc.weight"));
+  CHECK_FALSE(matches_any({}, "fc.weight"));
 }
 
 }  // namespace topknot

@@ -1,0 +1,154 @@
+// First weights from a file, and parameters that are not trained.
+#include <fstream>
+#include <map>
+
+#include "tests/support/user_error.h"
+#include "tests/train/small_run.h"
+#include "train/checkpoint/model_file.h"
+#include "train/engine.h"
+
+namespace topknot::testing {
+namespace {
+
+using Strings = std::vector<std::string>;
+using Values = std::map<std::string, std::vector<float>>;  // by parameter
+
+Strings joined(Strings a, const Strings& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
+Values values_of(const ParameterArena& arena) {
+  Values values;
+  for (const auto& part : {arena.parameters(), arena.frozen()})
+    for (const Parameter* p : part) values[p->name()] = {p->value(), p->value() + p->numel()};
+  return values;
+}
+
+const Strings kSmallResnet = {"model.name=resnet20", "data.image_size=8", "data.train_size=32",
+                              "optimizer.weight_decay=0.1", "optimizer.lr=0.1"};
+
+// Rank 0's parameters after so many steps of two ranks.
+Values after_steps(int steps, const Strings& overrides) {
+  const TempFolder temp;
+  const LoadedConfig loaded = small_run(temp, joined(joined(kSmallResnet, {"dist.ranks=2"}), overrides));
+  const RunData data = load_data(loaded.config);
+  const RunInputs inputs{loaded.config, data, create_run_directory(loaded, {}), true,
+                         std::chrono::steady_clock::now()};
+  Values values;
+  run_ranks("threads", 2, [&](Communicator& communicator) {
+    const auto engine = make_cpu_engine(inputs, communicator);
+    engine->start_epoch(0);
+    for (int i = 0; i < steps; ++i) {
+      engine->step({i, 0.1, loaded.config.optimizer.lr});
+      CHECK(engine->stats()[0].committed);
+    }
+    engine->check_parameters("at the end");
+    engine->finish();
+    if (communicator.rank() == 0) values = values_of(engine->arena());
+  });
+  return values;
+}
+
+std::unique_ptr<BuiltModel> model_of(const Strings& overrides) {
+  const TempFolder temp;
+  const LoadedConfig loaded = small_run(temp, joined(kSmallResnet, overrides));
+  return build_model(loaded.config, *load_data(loaded.config).train);
+}
+
+void write_model(BuiltModel& model, const std::string& path) {
+  const ModelCopy copy = copy_model(model.store);
+  std::ofstream file(path, std::ios::binary);
+  write_safetensors(
+      [&](std::span<const std::byte> part) {
+        file.write(reinterpret_cast<const char*>(part.data()), static_cast<std::streamsize>(part.size()));
+      },
+      model_tensors(model.store, copy));
+}
+
+}  // namespace
+
+TEST_CASE("frozen parameters keep their values, and all others move, whatever the method") {
+  const Values before = values_of(model_of({})->store.arena());
+  for (const char* method : {"dense", "topk", "dgc", "signsgd", "powersgd", "randk"}) {
+    const Values after = after_steps(
+        3, {std::string("compress.name=") + method, "model.freeze=[stem,stage[12].*,*.beta,fc.bias]"});
+    std::size_t moved = 0, kept = 0;
+    for (const auto& [name, values] : after) {
+      const bool frozen = matches_any({"stem", "stage[12]", "*.beta", "fc.bias"}, name);
+      INFO(method << ", " << name);
+      if (frozen) CHECK(values == before.at(name));
+      ++(frozen ? kept : moved);
+    }
+    CHECK(moved > 10);
+    CHECK(kept > 10);
+    CHECK(after.at("fc.weight") != before.at("fc.weight"));
+    CHECK(after.at("stage3.block1.1.bn.gamma") != before.at("stage3.block1.1.bn.gamma"));
+  }
+}
+
+TEST_CASE("a frozen parameter changes no other one's gradient") {
+  const Values whole = after_steps(1, {"compress.name=dense"});
+  for (const char* pattern : {"stem", "*.conv", "*.gamma", "*.beta", "*.bn", "stage2", "fc"}) {
+    const Values some = after_steps(1, {"compress.name=dense", std::string("model.freeze=") + pattern});
+    for (const auto& [name, values] : some)
+      if (!matches_any({pattern}, name)) {
+        INFO(pattern << ", " << name);
+        CHECK(values == whole.at(name));
+      }
+  }
+}
+
+TEST_CASE("frozen parameters are not exchanged, and gradient-sized memory is without them") {
+  const auto whole = model_of({}), head = model_of({"model.freeze=[stem,stage*]"});
+  CHECK(head->store.arena().size() == 64 * 10 + 10);
+  CHECK(head->store.arena().frozen().size() + 2 == whole->store.arena().parameters().size());
+  CHECK(head->store.arena().host_weights().size() == whole->store.arena().size());
+  const Run run =
+      train("threads", 2, joined(kSmallResnet, {"model.freeze=[stem,stage*]", "train.max_steps=2"}));
+  CHECK(run.metrics.end->bytes_dense == 2 * 4 * 650);
+}
+
+TEST_CASE("a pattern of model.freeze that matches nothing is refused, and so is a model without training") {
+  CHECK(user_error([] { model_of({"model.freeze=[fc,fx.*]"}); },
+                   {"model.freeze", "'fx.*' matches nothing", "stem.conv.weight, ", ", fc.weight, fc.bias"}));
+  CHECK(user_error([] { model_of({"model.freeze=[\"stem.bn.running_mean\"]"}); }, {"model.freeze"}));
+  CHECK(user_error([] { model_of({"model.freeze=*"}); }, {"model.freeze", "every parameter is frozen"}));
+}
+
+TEST_CASE("a model begins with the weights and statistics of model.init_from, frozen or not") {
+  const TempFolder temp;
+  const auto from = model_of({"seed=7"});
+  for (const auto& buffer : from->store.buffers()) buffer->values[0] = 0.5f;
+  write_model(*from, temp.at("from.safetensors"));
+  const std::string file = "model.init_from=" + temp.at("from.safetensors");
+  const auto to = model_of({file, "model.freeze=[stage1,fc]"});
+  CHECK(values_of(to->store.arena()) == values_of(from->store.arena()));
+  for (std::size_t i = 0; i < to->store.buffers().size(); ++i)
+    CHECK(to->store.buffers()[i]->values == from->store.buffers()[i]->values);
+
+  // A new last layer for other classes, drawn by the run's own seed.
+  const auto tuned = model_of({file, "data.classes=4", "model.reinit=fc"});
+  const auto drawn = model_of({"data.classes=4"});
+  Values expected = values_of(from->store.arena());
+  for (const char* name : {"fc.weight", "fc.bias"}) expected[name] = values_of(drawn->store.arena()).at(name);
+  CHECK(values_of(tuned->store.arena()) == expected);
+  CHECK(user_error(
+      [&] {
+        model_of({file, "data.classes=4"});
+      },
+      {temp.at("from.safetensors"), "fc.weight: [10, 64] F32 in the file, [4, 64] F32", "fc.bias"}));
+  CHECK(user_error([&] { model_of({"model.init_from=" + temp.at("no")}); }, {temp.at("no"), "No such file"}));
+  CHECK(user_error([&] { model_of({"model.reinit=fc"}); }, {"model.reinit", "model.init_from"}));
+}
+
+TEST_CASE("a fine-tuned run gives the same bits over threads and gloo") {
+  const TempFolder temp;
+  write_model(*model_of({"seed=7"}), temp.at("from.safetensors"));
+  const Strings overrides =
+      joined(kSmallResnet, {"model.init_from=" + temp.at("from.safetensors"), "model.reinit=fc",
+                            "model.freeze=[stem,stage1]", "compress.name=topk", "train.max_steps=4"});
+  CHECK(train("threads", 2, overrides).checksums == train("gloo", 2, overrides).checksums);
+}
+
+}  // namespace topknot::testing
