@@ -15,7 +15,7 @@ namespace {
 using Table = nlohmann::ordered_json;  // an object: name to text
 
 // Where a rank runs and what it writes; may differ by host.
-const std::set<std::string> kOwnKeys = {"data.root",      "data.workers", "dist.master",
+const std::set<std::string> kOwnKeys = {"data.root",      "data.workers", "dist.master",     "dist.token",
                                         "dist.interface", "output.dir",   "output.overwrite"};
 
 std::string shortened(const std::string& text) {

@@ -43,6 +43,7 @@ DistOptions dist_options(const LoadedConfig& loaded) {
   options.master = dist.master;
   options.interface = dist.interface;
   options.timeout_s = dist.timeout_s;
+  options.token = dist.token;
 #ifdef TOPKNOT_CHECK_CALLS
   options.check_calls = true;
 #endif

@@ -15,8 +15,10 @@ struct GroupOptions {
   std::string host = "127.0.0.1";  // of the store, dist.master
   int port = 0;
   bool serve_store = false;  // rank 0 serves the store; false where the launcher does
+  bool launcher_serves = false;
   std::string interface;     // dist.interface: network interface; "": the one that reaches the store
   double timeout_s = 300;    // dist.timeout_s; 0: no limit
+  std::string token = "";    // of the job: the store takes ranks with the same one only
   bool check_calls = false;  // compare operation, sequence number and size across ranks before every call
 };
 

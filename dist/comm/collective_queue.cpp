@@ -1,5 +1,7 @@
 #include "dist/comm/collective_queue.h"
 
+#include "nn/core/base/program.h"
+
 namespace topknot {
 
 CollectiveQueue::CollectiveQueue(Communicator& communicator)
@@ -66,6 +68,9 @@ void CollectiveQueue::execute(Ticket ticket, const Job& job) {
     } catch (const CollectiveError& collective) {
       // At once: during unwinding, its splits would report no reason to their other ranks.
       communicator_.abort(collective.what());
+      error = std::current_exception();
+    } catch (const Interrupted& interrupted) {
+      communicator_.abort(interrupted.what());
       error = std::current_exception();
     } catch (...) {
       error = std::current_exception();

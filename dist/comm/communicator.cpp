@@ -2,7 +2,16 @@
 
 #include <fmt/format.h>
 
+#include "nn/core/base/text.h"
+
 namespace topknot {
+
+std::string Communicator::place() const {
+  std::string text;
+  if (step_ >= 0) text += fmt::format(", step {}", step_);
+  if (group_ >= 0) text += fmt::format(", group {}", group_);
+  return text;
+}
 
 void check_same(Communicator& communicator, const std::string& what, const std::string& value) {
   std::vector<std::vector<std::byte>> all;
@@ -10,7 +19,7 @@ void check_same(Communicator& communicator, const std::string& what, const std::
   const auto text = [&](std::size_t r) {
     constexpr std::size_t longest = 80;
     const std::string full(reinterpret_cast<const char*>(all[r].data()), all[r].size());
-    return "'" + (full.size() <= longest ? full : full.substr(0, longest) + "...") + "'";
+    return "'" + printable(full, longest) + "'";
   };
   std::size_t odd = 1;
   while (odd < all.size() && all[odd] == all[0]) ++odd;

@@ -3,9 +3,10 @@
 // never talk on one communicator at once (dist/comm/collective_queue.h sees to that).
 //
 // Every wait has a deadline: a call throws CollectiveError when a peer died, called abort(), or did not come within the
-// timeout.
+// timeout, and Interrupted (nn/core/base/program.h) where a stop signal came and nothing happens any more.
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
@@ -67,8 +68,20 @@ class Communicator {
   // throws; from any thread.
   virtual void abort(const std::string& reason) noexcept = 0;
 
+  // What the following calls belong to, for messages: the step, counted from 1, and the merge group; -1: not known.
+  // From the thread that makes the calls.
+  virtual void set_place(std::int64_t step, int group = -1) { step_ = step, group_ = group; }
+
   // Why this group has ended, as far as this rank knows without a call; "" while it runs. From any thread.
   virtual std::string first_error() { return ""; }
+
+ protected:
+  // ", step 12, group 3"
+  std::string place() const;
+
+ private:
+  std::int64_t step_ = -1;
+  int group_ = -1;
 };
 
 // Collective. Throws the same UserError on every rank when the ranks' `value` of `what` differ (a

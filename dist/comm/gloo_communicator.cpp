@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <atomic>
 #include <condition_variable>
 #include <cstring>
 #include <mutex>
@@ -10,6 +11,8 @@
 
 #include "dist/comm/gloo_collectives.h"
 #include "dist/comm/gloo_mesh.h"
+#include "dist/comm/peer_report.h"
+#include "dist/launch/stop_wait.h"
 #include "dist/launch/tcp_store.h"
 
 namespace topknot {
@@ -29,10 +32,12 @@ class Splits {
     const std::lock_guard lock(mutex_);
     live_.erase(split);
   }
-  void abort(const std::string& reason) {
+  // `signal`: of the stop that is the reason, or 0.
+  void abort(const std::string& reason, int signal) {
     const std::lock_guard lock(mutex_);
     if (!reason_.empty()) return;
     reason_ = reason.empty() ? "a rank gave up" : reason;
+    signal_ = signal;
     changed_.notify_all();
     for (Communicator* split : live_) split->abort(reason_);
   }
@@ -42,19 +47,25 @@ class Splits {
     changed_.wait_for(lock, timeout, [&] { return !reason_.empty(); });
     return reason_;
   }
+  int first_signal() {
+    const std::lock_guard lock(mutex_);
+    return signal_;
+  }
 
  private:
   std::mutex mutex_;
   std::condition_variable changed_;
   std::set<Communicator*> live_;
   std::string reason_;
+  int signal_ = 0;
 };
 
 class GlooCommunicator : public Communicator {
  public:
   explicit GlooCommunicator(const GroupOptions& options) : options_(options) {
     if (options_.serve_store && size() > 1)
-      server_ = std::make_unique<TcpStoreServer>(options_.host, options_.port, size(), options_.timeout_s);
+      server_ = std::make_unique<TcpStoreServer>(options_.host, options_.port, size(), options_.timeout_s,
+                                                 options_.token);
     join(server_ ? "127.0.0.1" : options_.host, server_ ? server_->port() : options_.port);
   }
 
@@ -121,7 +132,7 @@ class GlooCommunicator : public Communicator {
     gather_as(Operation::split, std::as_bytes(std::span(&color, 1)), all);
     std::vector<int> members;
     GroupOptions options = options_;
-    options.serve_store = false;
+    options.serve_store = options.launcher_serves = false;
     for (int r = 0; r < size(); ++r) {
       int theirs;
       if (all[r].size() != sizeof theirs) throw CollectiveError(me() + "split: a damaged block");
@@ -135,7 +146,8 @@ class GlooCommunicator : public Communicator {
     std::unique_ptr<TcpStoreServer> server;
     std::string place;
     if (options.rank == 0 && options.size > 1) {
-      server = std::make_unique<TcpStoreServer>(store_->address(), 0, options.size, options_.timeout_s);
+      server = std::make_unique<TcpStoreServer>(store_->address(), 0, options.size, options_.timeout_s,
+                                                options_.token);
       place = fmt::format("{} {}", server->port(), store_->address());
     }
     gather_as(Operation::split, std::as_bytes(std::span(place)), all);
@@ -169,7 +181,7 @@ class GlooCommunicator : public Communicator {
       }
       if (store_) store_->abort(text);
       if (mesh_) mesh_->fail();
-      splits_->abort(text);
+      splits_->abort(text, stop_signal());
     } catch (...) {
       // Out of memory: this process ends soon, which closes its connections.
     }
@@ -195,7 +207,7 @@ class GlooCommunicator : public Communicator {
 
   void join(const std::string& host, int port) {
     if (size() == 1) return;
-    store_.emplace(host, port, rank(), size(), options_.timeout_s);
+    store_.emplace(host, port, rank(), size(), options_.timeout_s, options_.token);
     try {
       connect();
     } catch (const UserError& error) {
@@ -204,10 +216,14 @@ class GlooCommunicator : public Communicator {
       throw;
     } catch (const std::exception& error) {
       const std::string reason = store_->first_reason(std::chrono::milliseconds(1000));
-      const std::string text = me() + "could not connect to all ranks: " + error.what();
+      const std::string text = interrupted_
+                                   ? fmt::format("{}stopped by {} while connecting to the other ranks", me(),
+                                                 signal_name(stop_signal()))
+                                   : me() + "could not connect to all ranks: " + error.what();
       if (reason.empty()) store_->abort(text);
+      const int signal = stop_signal() ? stop_signal() : store_->first_signal();
       disconnect();
-      throw CollectiveError(reason.empty() ? text : text + "\nfirst error: " + reason);
+      throw_error(reason.empty() ? text : text + "\nfirst error: " + reason, signal);
     }
   }
 
@@ -215,8 +231,10 @@ class GlooCommunicator : public Communicator {
     mesh_.emplace(*store_, rank(), size(), options_.interface, options_.timeout_s);
     store_->on_abort([this, store = &*store_] {
       mesh_->fail();
-      splits_->abort(store->first_reason({}));
+      splits_->abort(store->first_reason({}), store->first_signal());
     });
+    store_->on_tick([this, store = &*store_] { heed_stop(*store); });
+    const Waiting waiting(waits_, 1);
     mesh_->connect(*store_, deadline_in(options_.timeout_s));
     collectives_.emplace(*mesh_, rank(), size(), options_.check_calls);
   }
@@ -226,6 +244,8 @@ class GlooCommunicator : public Communicator {
     ++sequence_;
     throw_if_aborted(operation);
     if (size() == 1) return;
+    store_->count_calls(sequence_);
+    const Waiting waiting(waits_, sequence_);
     const Deadline deadline = deadline_in(options_.timeout_s);
     collectives_->begin({operation, sequence_, deadline});
     try {
@@ -233,6 +253,19 @@ class GlooCommunicator : public Communicator {
     } catch (const std::exception& error) {
       give_up(operation, bytes, deadline, error);
     }
+  }
+
+  // On the store's thread. A call that waits for ranks that do not come ends some time after a stop signal.
+  void heed_stop(TcpStoreClient& store) {
+    const std::uint64_t call = waits_;
+    if (stop_signal() == 0 || call == 0) {
+      patience_ = {};
+      return;
+    }
+    const auto peers = store.peers(std::chrono::seconds(1), {});
+    if (!patience_.ended(mesh_->progress() + call, peers && peers_alive(*peers, rank()))) return;
+    interrupted_ = true;
+    mesh_->fail();
   }
 
   std::string call_text(Operation operation) const {
@@ -248,18 +281,21 @@ class GlooCommunicator : public Communicator {
   [[noreturn]] void give_up(Operation operation, std::size_t bytes, Deadline deadline,
                             const std::exception& error) {
     const bool mismatch = dynamic_cast<const GlooMismatch*>(&error) != nullptr;
-    const bool late = Clock::now() + std::chrono::milliseconds(5) >= deadline;
-    std::string text = me() + call_text(operation);
-    const int awaited = collectives_->waiting_for();
+    const bool stopped = interrupted_;
+    const bool late = stopped || Clock::now() + std::chrono::milliseconds(5) >= deadline;
+    std::string text = fmt::format("{}{} ({} bytes{})", me(), call_text(operation), bytes, place());
+    int awaited = collectives_->waiting_for();
+    const std::string known = mismatch || !late ? "" : report_calls(awaited);
     const std::string peer = awaited < 0 ? "a peer" : fmt::format("rank {}", awaited);
-    if (mismatch) {
+    if (mismatch)
       text = error.what();
-    } else if (late) {
-      text += fmt::format(" ({} bytes) gave up after dist.timeout_s ({:g} s): {} did not come", bytes,
-                          options_.timeout_s, peer);
-    } else {
-      text += fmt::format(" ({} bytes) failed while waiting for {}: {}", bytes, peer, error.what());
-    }
+    else if (stopped)
+      text += fmt::format(" stopped by {} while waiting for {}{}", signal_name(stop_signal()), peer, known);
+    else if (late)
+      text += fmt::format(" gave up after dist.timeout_s ({:g} s): {} did not come{}", options_.timeout_s,
+                          peer, known);
+    else
+      text += fmt::format(" failed while waiting for {}: {}", peer, error.what());
     // The cause is known to the store first or soon, unless it is this rank's own.
     std::string own;
     {
@@ -278,8 +314,32 @@ class GlooCommunicator : public Communicator {
       const std::lock_guard lock(mutex_);
       if (own_reason_.empty()) own_reason_ = reason.empty() ? text : reason;
     }
-    splits_->abort(reason.empty() ? text : reason);
-    throw CollectiveError(reason.empty() || reason == text ? text : text + "\nfirst error: " + reason);
+    // Whatever fails after a stop signal, of this rank or of the one that failed first, ends because of it.
+    int signal = stop_signal();
+    if (signal == 0) signal = store_->first_signal();
+    if (signal == 0 && siblings_) signal = siblings_->first_signal();
+    splits_->abort(reason.empty() ? text : reason, signal);
+    throw_error(reason.empty() || reason == text ? text : text + "\nfirst error: " + reason, signal);
+  }
+
+  [[noreturn]] static void throw_error(const std::string& text, int signal) {
+    if (signal != 0) throw Interrupted(text, signal);
+    throw CollectiveError(text);
+  }
+
+  // How far each rank has come, as a message goes on; `awaited` becomes the rank at fault.
+  std::string report_calls(int& awaited) {
+    if (const auto peers = store_->peers({}, std::chrono::milliseconds(300))) {
+      const PeerReport report = report_peers(*peers, rank(), sequence_, awaited);
+      awaited = report.awaited;
+      return "; calls started: " + report.calls;
+    }
+    if (!store_->first_reason({}).empty()) return "";  // it has closed
+    if (options_.launcher_serves)
+      return "; the launcher, which serves the rendezvous, does not answer either";
+    if (rank() == 0) return "";
+    awaited = 0;
+    return "; rank 0, which serves the rendezvous, does not answer there either";
   }
 
   GroupOptions options_;
@@ -291,6 +351,15 @@ class GlooCommunicator : public Communicator {
   std::optional<GlooMesh> mesh_;
   std::optional<GlooCollectives> collectives_;  // where there are other ranks
   std::uint64_t sequence_ = 0;
+  // Marks that this rank waits for others in the call of that number.
+  struct Waiting {
+    Waiting(std::atomic<std::uint64_t>& marked, std::uint64_t call) : mark(marked) { mark = call; }
+    ~Waiting() { mark = 0; }
+    std::atomic<std::uint64_t>& mark;
+  };
+  std::atomic<std::uint64_t> waits_{0};   // the call, or 0
+  std::atomic<bool> interrupted_{false};  // the wait was ended because of a stop signal
+  StopPatience patience_;                 // the store's thread's own
   std::mutex mutex_;
   std::string own_reason_;
 };

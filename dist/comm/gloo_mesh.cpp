@@ -35,6 +35,7 @@ struct GlooMesh::State {
   std::shared_ptr<gloo::transport::Context> context;
   int rank = 0, size = 1;
   std::atomic<bool> failed{false};
+  std::atomic<std::uint64_t> progress{0};
   std::mutex mutex;  // guards buffers, and keeps each alive while fail() touches it
   std::set<gloo::transport::UnboundBuffer*> buffers;
 };
@@ -113,6 +114,10 @@ bool GlooMesh::failed() const {
   return state_->failed;
 }
 
+std::uint64_t GlooMesh::progress() const {
+  return state_->progress;
+}
+
 GlooMesh::Buffer::Buffer(GlooMesh& mesh, void* data, std::size_t bytes)
     : impl_(new Impl{*mesh.state_, mesh.state_->context->createUnboundBuffer(data, bytes)}) {
   const std::lock_guard lock(impl_->mesh.mutex);
@@ -137,11 +142,13 @@ void GlooMesh::Buffer::receive(int rank, std::uint64_t slot, std::size_t offset,
 void GlooMesh::Buffer::wait_sent(Deadline deadline) {
   if (impl_->mesh.failed || !impl_->buffer->waitSend(left_until(deadline)))
     throw Error("the connections are closed");
+  ++impl_->mesh.progress;
 }
 
 void GlooMesh::Buffer::wait_received(Deadline deadline) {
   if (impl_->mesh.failed || !impl_->buffer->waitRecv(left_until(deadline)))
     throw Error("the connections are closed");
+  ++impl_->mesh.progress;
 }
 
 }  // namespace topknot

@@ -28,6 +28,8 @@ class GlooMesh {
   // thread.
   void fail() noexcept;
   bool failed() const;
+  // Changes whenever a transfer has ended. From any thread.
+  std::uint64_t progress() const;
 
   // Memory to send from or to receive into. Transfers between two ranks on one slot match in the order in
   // which they were posted; a receive takes a message of its size or a shorter one. Destroying the buffer

@@ -7,11 +7,13 @@
 #include <cstring>
 #include <exception>
 #include <mutex>
+#include <system_error>
 #include <thread>
 
 #include "dist/comm/backend.h"
 #include "dist/comm/ordered_sum.h"
 #include "dist/launch/socket.h"
+#include "dist/launch/stop_wait.h"
 
 namespace topknot {
 namespace {
@@ -23,7 +25,11 @@ struct Call {
   void* data = nullptr;
   std::size_t bytes = 0;
   bool same_size = true;
+  std::string place = {};  // as Communicator::place()
 };
+
+// How often a wait looks for a stop signal.
+constexpr auto kPoll = std::chrono::milliseconds(100);
 
 class Group {
  public:
@@ -53,13 +59,20 @@ class Group {
       return;
     }
     const auto generation = generation_;
-    const bool woken = changed_.wait_until(lock, deadline_in(timeout_s_),
-                                           [&] { return generation_ != generation || !reason_.empty(); });
+    const Deadline deadline = deadline_in(timeout_s_);
+    const auto over = [&] { return generation_ != generation || !reason_.empty(); };
+    StopPatience patience;
+    while (!changed_.wait_until(lock, std::min(deadline, Clock::now() + kPoll), over)) {
+      if (Clock::now() >= deadline)
+        stop(fmt::format("{}: {} gave up after dist.timeout_s ({:g} s): rank {} did not come; last calls: {}",
+                         names_[rank], text(call), timeout_s_, missing(), last_calls()));
+      // The ranks are threads of this process: what is missing is busy, not lost.
+      if (patience.ended(static_cast<std::uint64_t>(arrived_), true))
+        stop(fmt::format("{}: {} stopped by {} while waiting for rank {}; last calls: {}", names_[rank],
+                         text(call), signal_name(stop_signal()), missing(), last_calls()));
+    }
     // A meeting that took place counts, whatever happened since: the others rely on this rank's memory.
     if (generation_ != generation) return;
-    if (!woken)
-      stop(names_[rank] + ": " + text(call) + " gave up after dist.timeout_s (" + seconds() + " s): rank " +
-           missing() + " did not come");
     fail(rank, call);
   }
 
@@ -118,8 +131,10 @@ class Group {
 
   [[noreturn]] void fail(int rank, const Call& call) const {
     const std::string me = names_[rank] + ": " + text(call);
-    if (reason_.rfind(me, 0) == 0) throw CollectiveError(reason_);
-    throw CollectiveError(me + " was ended\nfirst error: " + reason_);
+    const std::string error =
+        reason_.rfind(me, 0) == 0 ? reason_ : me + " was ended\nfirst error: " + reason_;
+    if (stop_signal() != 0) throw Interrupted(error);
+    throw CollectiveError(error);
   }
 
   void check_calls() {
@@ -131,7 +146,15 @@ class Group {
   }
 
   static std::string text(const Call& call) {
-    return fmt::format("{} #{} of {} bytes", call.operation, call.sequence, call.bytes);
+    return fmt::format("{} #{} of {} bytes{}", call.operation, call.sequence, call.bytes, call.place);
+  }
+
+  // Of each rank the last one in which it came.
+  std::string last_calls() const {
+    std::string list;
+    for (std::size_t r = 0; r < calls.size(); ++r)
+      list += fmt::format("{}rank {} #{}", list.empty() ? "" : ", ", r, calls[r].sequence);
+    return list;
   }
 
   std::string missing() const {
@@ -139,12 +162,6 @@ class Group {
     for (std::size_t r = 0; r < here_.size(); ++r)
       if (!here_[r]) list += fmt::format("{}{}", list.empty() ? "" : ", ", r);
     return list;
-  }
-
-  std::string seconds() const {
-    char buffer[32];
-    std::snprintf(buffer, sizeof buffer, "%g", timeout_s_);
-    return buffer;
   }
 
   const std::vector<std::string> names_;
@@ -262,7 +279,7 @@ class ThreadCommunicator : public Communicator {
  private:
   template <class Body>
   void run(const char* operation, void* data, std::size_t bytes, bool same_size, const Body& body) {
-    group_->meet(rank_, {operation, ++sequence_, data, bytes, same_size});
+    group_->meet(rank_, {operation, ++sequence_, data, bytes, same_size, place()});
     std::exception_ptr error;
     try {
       body();
@@ -311,23 +328,34 @@ void run_thread_ranks(int ranks, double timeout_s, const std::function<void(Comm
   std::mutex mutex;
   std::exception_ptr first;
   std::vector<std::thread> threads;
-  for (int r = 0; r < ranks; ++r)
-    threads.emplace_back([&, r] {
-      std::string reason = "an unknown error";
-      try {
-        body(*group[r]);
-        group[r].reset();
-        return;
-      } catch (const std::exception& error) {
-        reason = error.what();
-        const std::lock_guard lock(mutex);
-        if (!first) first = std::current_exception();
-      } catch (...) {
-        const std::lock_guard lock(mutex);
-        if (!first) first = std::current_exception();
-      }
-      group[r]->abort(reason);
-    });
+  threads.reserve(static_cast<std::size_t>(ranks));
+  const auto run = [&](int r) {
+    std::string reason = "an unknown error";
+    try {
+      body(*group[r]);
+      group[r].reset();
+      return;
+    } catch (const std::exception& error) {
+      reason = error.what();
+      const std::lock_guard lock(mutex);
+      if (!first) first = std::current_exception();
+    } catch (...) {
+      const std::lock_guard lock(mutex);
+      if (!first) first = std::current_exception();
+    }
+    group[r]->abort(reason);
+  };
+  try {
+    for (int r = 0; r < ranks; ++r) threads.emplace_back(run, r);
+  } catch (const std::system_error& error) {
+    {
+      const std::lock_guard lock(mutex);
+      first = std::make_exception_ptr(UserError(fmt::format(
+          "no thread can be started for rank {} of {} ({}); raise the limit (ulimit -u), or lower dist.ranks",
+          threads.size(), ranks, error.code().message())));
+    }
+    group[0]->abort("a rank could not be started");
+  }
   for (auto& thread : threads) thread.join();
   if (first) std::rethrow_exception(first);
 }

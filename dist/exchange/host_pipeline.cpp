@@ -179,8 +179,11 @@ void HostPipeline::encode(Slice slice) {
 }
 
 void HostPipeline::send() {
-  step_.submit(pending_, [this](Communicator& communicator) {
-    pending_.run(step_.hosts ? *step_.hosts : communicator, step_.order);
+  step_.submit(pending_, [this, step = info_.step + 1](Communicator& communicator) {
+    Communicator& carrier = step_.hosts ? *step_.hosts : communicator;
+    carrier.set_place(step, pending_.group);
+    pending_.run(carrier, step_.order);
+    carrier.set_place(step);
   });
 }
 

@@ -10,6 +10,7 @@
 #include <map>
 #include <vector>
 
+#include "dist/launch/frame.h"
 #include "dist/launch/socket.h"
 
 namespace topknot {
@@ -121,7 +122,22 @@ std::optional<LaunchPlan> spawned(const Environment& environment) {
   const HostPort place = parse_host_port(*master, "TOPKNOT_MASTER");
   plan.host = place.host;
   plan.port = place.port;
+  plan.token = environment("TOPKNOT_TOKEN").value_or("");
   return plan;
+}
+
+// The job's token from the environment: the user's, else what the launcher calls the job, the same for all its ranks.
+std::string job_token(const std::string& launcher, const Environment& environment) {
+  if (const auto given = environment("TOPKNOT_TOKEN"); given && !given->empty())
+    return given->substr(0, kLongestToken);
+  const auto text = [&](const char* name) { return environment(name).value_or(""); };
+  std::string job;
+  if (launcher == "torchrun") job = text("TORCHELASTIC_RUN_ID");
+  if (launcher == "mpirun") job = text("PMIX_NAMESPACE");
+  if (launcher == "srun" && !text("SLURM_STEP_ID").empty())
+    job = text("SLURM_JOB_ID") + "." + text("SLURM_STEP_ID");
+  if (!job.empty()) job = launcher + " " + job;
+  return job.substr(0, kLongestToken);
 }
 
 }  // namespace
@@ -139,6 +155,9 @@ LaunchPlan plan_launch(const DistOptions& options, const Environment& environmen
   // A batch script sees its allocation's variables without being one of its tasks.
   const bool task =
       launched && launched->size > 1 && (launched->launcher != "srun" || environment("SLURM_STEP_NUM_TASKS"));
+  if (options.token.size() > kLongestToken)
+    throw UserError(
+        fmt::format("dist.token has {} bytes; {} are the most", options.token.size(), kLongestToken));
   const bool chooses = options.backend == "auto";
   const bool processes = chooses ? task : backends().find(options.backend).join != nullptr;
   if (options.ranks && (*options.ranks < 1 || *options.ranks > most_ranks))
@@ -167,6 +186,7 @@ LaunchPlan plan_launch(const DistOptions& options, const Environment& environmen
     plan.size = launched->size;
     plan.local_rank = launched->local_rank;
     if (plan.size > 1) set_master(plan, options, environment);
+    plan.token = job_token(plan.launcher, environment);
     return plan;
   }
   plan.size = options.ranks.value_or(1);
@@ -198,8 +218,10 @@ std::unique_ptr<Communicator> join_group(const LaunchPlan& plan, const DistOptio
   group.host = plan.host;
   group.port = plan.port;
   group.serve_store = plan.rank == 0 && plan.launcher != "spawn";
+  group.launcher_serves = plan.launcher == "spawn";
   group.interface = options.interface;
   group.timeout_s = options.timeout_s;
+  group.token = options.token.empty() ? plan.token : options.token;
   group.check_calls = options.check_calls;
   // auto may come to be nccl, whose host side is gloo as well.
   return backends().find(options.backend == "auto" ? "nccl" : options.backend).join(group);

@@ -27,6 +27,7 @@ struct DistOptions {
   std::string master;               // dist.master HOST:PORT; "": from the environment
   std::string interface;            // dist.interface
   double timeout_s = 300;           // dist.timeout_s; 0: no limit
+  std::string token;                // dist.token; "": from the environment
   bool check_calls = false;         // see GroupOptions
 };
 
@@ -42,6 +43,7 @@ struct LaunchPlan {
   int local_rank = -1;  // among the ranks of this machine; -1: not given by the launcher
   std::string host;     // of the rendezvous; "" where size is 1
   int port = 0;
+  std::string token;  // of the job (TOPKNOT_TOKEN, or the launcher's name for it); "": none
 };
 
 // The value of an environment variable, or nullopt.

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 #include <signal.h>
 #include <spawn.h>
+#include <sys/random.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -20,6 +21,10 @@ extern char** environ;
 
 namespace topknot {
 namespace {
+
+constexpr auto kSameRequest = std::chrono::milliseconds(100);  // as install_stop_handlers()
+// For the ranks to end after one of them gave up its waiting, or after a second stop signal.
+constexpr double kLastWordsSeconds = 0.3;
 
 // Blocks the signals that the supervisor handles one by one, in this thread and those that it starts, while it lives.
 class SignalGate {
@@ -62,7 +67,10 @@ class Children {
     pid_t pid = 0;
     const int error = posix_spawn(&pid, "/proc/self/exe", nullptr, &attributes, argv, pointers.data());
     posix_spawnattr_destroy(&attributes);
-    if (error != 0) throw Error(fmt::format("cannot start rank {} ({})", rank, std::strerror(error)));
+    if (error != 0)
+      throw UserError(fmt::format(
+          "cannot start rank {} ({}){}", rank, std::strerror(error),
+          error == EAGAIN ? "; raise the limit of processes (ulimit -u), or lower dist.ranks" : ""));
     pids_.push_back(pid);
   }
 
@@ -98,7 +106,16 @@ class Children {
   std::vector<pid_t> pids_;
 };
 
-std::vector<std::string> environment_of(int rank, int size, int port) {
+// 128 random bits: another job's ranks do not have them.
+std::string random_token() {
+  unsigned char bytes[16];
+  TOPKNOT_CHECK(getrandom(bytes, sizeof bytes, 0) == sizeof bytes, "no random bytes could be had");
+  std::string text;
+  for (const unsigned char byte : bytes) text += fmt::format("{:02x}", byte);
+  return text;
+}
+
+std::vector<std::string> environment_of(int rank, int size, int port, const std::string& token) {
   std::vector<std::string> result;
   for (char** entry = environ; *entry != nullptr; ++entry)
     if (std::strncmp(*entry, "TOPKNOT_", 8) != 0) result.push_back(*entry);
@@ -106,6 +123,7 @@ std::vector<std::string> environment_of(int rank, int size, int port) {
   result.push_back(fmt::format("TOPKNOT_RANKS={}", size));
   result.push_back(fmt::format("TOPKNOT_MASTER=127.0.0.1:{}", port));
   result.push_back(fmt::format("TOPKNOT_PARENT={}", getpid()));
+  result.push_back("TOPKNOT_TOKEN=" + token);
   return result;
 }
 
@@ -142,22 +160,30 @@ int run_spawned(const LaunchPlan& plan, const DistOptions& options, char* const*
                 const std::function<void()>& on_ready) {
   TOPKNOT_CHECK(plan.kind == LaunchPlan::Kind::spawn, "this process is a rank, not a launcher");
   const SignalGate gate;
-  TcpStoreServer store("127.0.0.1", plan.port, plan.size, options.timeout_s);
+  const std::string token = options.token.empty() ? random_token() : options.token;
+  TcpStoreServer store("127.0.0.1", plan.port, plan.size, options.timeout_s, token);
   if (on_ready) on_ready();
   Children children;
   for (int r = 0; r < plan.size; ++r)
-    children.start(r, environment_of(r, plan.size, store.port()), argv, gate);
+    children.start(r, environment_of(r, plan.size, store.port(), token), argv, gate);
 
   std::vector<Failure> failures;  // in the order in which they were seen
   bool stopping = false;          // a signal was passed on: ranks may end with a code of their own
+  Clock::time_point stopped_at;   // when
   bool killing = false;
   Deadline terminate = Deadline::max(), kill_by = Deadline::max();
   while (children.alive() > 0) {
     const int signal = gate.next(std::chrono::milliseconds(100));
     if (signal != 0 && signal != SIGCHLD) {
+      if (stopping && Clock::now() - stopped_at < kSameRequest) continue;
       children.kill_all(signal);
+      if (stopping) kill_by = std::min(kill_by, deadline_in(kLastWordsSeconds));
+      if (!stopping) stopped_at = Clock::now();
       stopping = true;
     }
+    // A rank gave up instead of agreeing with the others on a step.
+    if (stopping && kill_by == Deadline::max() && !store.first_reason().empty())
+      kill_by = deadline_in(kLastWordsSeconds);
     int rank, status;
     const bool first = failures.empty();
     while (children.reap(rank, status)) {
@@ -167,7 +193,9 @@ int run_spawned(const LaunchPlan& plan, const DistOptions& options, char* const*
     }
     if (first && !failures.empty()) {
       if (!stopping) store.abort(cause(failures, store.first_reason_rank()).text());
-      terminate = deadline_in(stopping ? std::max(grace_s, options.timeout_s) : grace_s);
+      // Ranks that stop in order may have something to write; 0 is no limit.
+      const double in_order = options.timeout_s > 0 ? std::max(grace_s, options.timeout_s) : 0;
+      terminate = deadline_in(stopping ? in_order : grace_s);
     }
     if (Clock::now() >= terminate) {
       children.kill_all(SIGTERM);
@@ -175,7 +203,10 @@ int run_spawned(const LaunchPlan& plan, const DistOptions& options, char* const*
       terminate = Deadline::max();
       kill_by = deadline_in(2);
     }
-    if (Clock::now() >= kill_by) children.kill_all(SIGKILL);
+    if (Clock::now() >= kill_by) {
+      children.kill_all(SIGKILL);
+      killing = true;
+    }
   }
   if (failures.empty()) return 0;
   const Failure& failure = cause(failures, store.first_reason_rank());

@@ -17,11 +17,10 @@
 #include <thread>
 
 #include "dist/comm/communicator.h"
+#include "nn/core/base/program.h"
 
 namespace topknot {
 namespace {
-
-constexpr std::size_t max_payload = 1 << 20;
 
 std::string errno_text(int error) {
   return std::strerror(error);
@@ -46,14 +45,14 @@ int poll_ms(Deadline deadline) {
   return static_cast<int>(std::clamp<std::int64_t>(left, 0, 1000));
 }
 
-// Waits for `events` until the deadline.
-bool wait_for(int fd, short events, Deadline deadline) {
+// Waits for `events` until the deadline, or until a stop signal where `heed_stop`.
+bool wait_for(int fd, short events, Deadline deadline, bool heed_stop) {
   for (;;) {
     pollfd entry{fd, events, 0};
-    const int ready = poll(&entry, 1, poll_ms(deadline));
+    const int ready = poll(&entry, 1, std::min(poll_ms(deadline), heed_stop ? 100 : 1000));
     if (ready > 0) return true;
     if (ready < 0 && errno != EINTR) return false;
-    if (Clock::now() >= deadline) return false;
+    if (Clock::now() >= deadline || (heed_stop && stop_signal() != 0)) return false;
   }
 }
 
@@ -63,7 +62,7 @@ int try_connect(const addrinfo& address, Deadline deadline, Fd& result) {
   if (!fd.valid()) return errno;
   if (connect(fd.get(), address.ai_addr, address.ai_addrlen) != 0) {
     if (errno != EINPROGRESS) return errno;
-    if (!wait_for(fd.get(), POLLOUT, deadline)) return ETIMEDOUT;
+    if (!wait_for(fd.get(), POLLOUT, deadline, true)) return ETIMEDOUT;
     int error = 0;
     socklen_t length = sizeof error;
     getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &length);
@@ -189,6 +188,12 @@ Fd connect_to(const std::string& host, int port, Deadline deadline) {
       if (attempt == 0) return fd;
       error = attempt;
     }
+    if (error == EMFILE || error == ENFILE)
+      throw UserError("no connection to dist.master " + host + ":" + std::to_string(port) + ": " +
+                      errno_text(error) + "; raise the limit (ulimit -n)");
+    if (const int signal = stop_signal(); signal != 0)
+      throw Interrupted("stopped by " + signal_name(signal) + " while connecting to dist.master " + host +
+                        ":" + std::to_string(port));
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   } while (Clock::now() < deadline);
   throw CollectiveError("no process answers at dist.master " + host + ":" + std::to_string(port) + " (" +
@@ -196,45 +201,35 @@ Fd connect_to(const std::string& host, int port, Deadline deadline) {
                         "); is rank 0 running on that machine, and does a firewall let the port through?");
 }
 
-std::string local_address(int fd) {
-  sockaddr_storage address{};
-  socklen_t length = sizeof address;
+namespace {
+
+std::string numeric(const sockaddr_storage& address) {
   char text[INET6_ADDRSTRLEN] = "";
-  if (getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length) != 0) return "";
   if (address.ss_family == AF_INET6)
-    inet_ntop(AF_INET6, &reinterpret_cast<sockaddr_in6&>(address).sin6_addr, text, sizeof text);
+    inet_ntop(AF_INET6, &reinterpret_cast<const sockaddr_in6&>(address).sin6_addr, text, sizeof text);
   else
-    inet_ntop(AF_INET, &reinterpret_cast<sockaddr_in&>(address).sin_addr, text, sizeof text);
+    inet_ntop(AF_INET, &reinterpret_cast<const sockaddr_in&>(address).sin_addr, text, sizeof text);
   const std::string result = text;
   // An IPv4 peer on a socket that listens for both families.
   return result.rfind("::ffff:", 0) == 0 ? result.substr(7) : result;
 }
 
+}  // namespace
+
+std::string local_address(int fd) {
+  sockaddr_storage address{};
+  socklen_t length = sizeof address;
+  return getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length) == 0 ? numeric(address) : "";
+}
+
+std::string peer_address(int fd) {
+  sockaddr_storage address{};
+  socklen_t length = sizeof address;
+  return getpeername(fd, reinterpret_cast<sockaddr*>(&address), &length) == 0 ? numeric(address) : "";
+}
+
 bool is_loopback(const std::string& address) {
   return address == "::1" || address.rfind("127.", 0) == 0;
-}
-
-std::string encode_frame(Frame type, std::string_view payload) {
-  const std::uint32_t header[2] = {static_cast<std::uint32_t>(type),
-                                   static_cast<std::uint32_t>(payload.size())};
-  std::string result(sizeof header + payload.size(), '\0');
-  std::memcpy(result.data(), header, sizeof header);
-  std::copy(payload.begin(), payload.end(), result.begin() + sizeof header);
-  return result;
-}
-
-bool take_frame(std::string& buffer, Frame& type, std::string& payload) {
-  std::uint32_t header[2];
-  if (buffer.size() < sizeof header) return false;
-  std::memcpy(header, buffer.data(), sizeof header);
-  if (header[0] < static_cast<std::uint32_t>(Frame::hello) ||
-      header[0] > static_cast<std::uint32_t>(Frame::all_left) || header[1] > max_payload)
-    throw Error("what came over the connection is not of a Topknot rendezvous");
-  if (buffer.size() < sizeof header + header[1]) return false;
-  type = static_cast<Frame>(header[0]);
-  payload = buffer.substr(sizeof header, header[1]);
-  buffer.erase(0, sizeof header + header[1]);
-  return true;
 }
 
 bool write_all(int fd, std::string_view bytes, Deadline deadline) {
@@ -243,7 +238,7 @@ bool write_all(int fd, std::string_view bytes, Deadline deadline) {
     if (written > 0) {
       bytes.remove_prefix(static_cast<std::size_t>(written));
     } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
-      if (!wait_for(fd, POLLOUT, deadline)) return false;
+      if (!wait_for(fd, POLLOUT, deadline, false)) return false;
     } else if (errno != EINTR) {
       return false;
     }

@@ -1,9 +1,8 @@
 #pragma once
-// What the rendezvous needs of TCP: descriptors that close themselves, connecting with a deadline, listening,
-// and frames (type, length, bytes). No call waits without a deadline.
+// What the rendezvous needs of TCP: descriptors that close themselves, connecting with a deadline, and listening. No call
+// waits without a deadline.
 
 #include <chrono>
-#include <cstdint>
 #include <string>
 #include <string_view>
 
@@ -46,18 +45,15 @@ Fd listen_on(const std::string& host, int port);
 int local_port(int fd);
 
 // Tries until the deadline, since the other side may start later. Throws UserError for a name that does not
-// resolve and CollectiveError when no process answers in time.
+// resolve and where this process has no file descriptors left, CollectiveError when no process answers in time, and
+// Interrupted after a stop signal.
 Fd connect_to(const std::string& host, int port, Deadline deadline);
 
-// The numeric address of this end of a connection, and whether it is a loopback address.
+// The numeric addresses of this end of a connection and of the other, and whether one is a loopback address.
 std::string local_address(int fd);
+std::string peer_address(int fd);
 bool is_loopback(const std::string& address);
 
-enum class Frame : std::uint32_t { hello = 1, welcome, set, get, value, abort, leave, all_left };
-std::string encode_frame(Frame type, std::string_view payload);
-// Takes one whole frame off the front of `buffer`. False: more bytes are needed. Throws Error for what is no
-// frame.
-bool take_frame(std::string& buffer, Frame& type, std::string& payload);
 // Writes all bytes; false when the connection is gone or the deadline passed.
 bool write_all(int fd, std::string_view bytes, Deadline deadline);
 

@@ -6,6 +6,10 @@
 // Every rank keeps one connection for the whole run. When a rank aborts, or its connection closes without a
 // shutdown (its process died), the server pushes the reason to all others at once; only the first reason
 // counts.
+//
+// A connection is a rank's once it has said a rank of this run that has not come yet, the run's size and its token. The
+// server refuses any other with a message that says why, and closes connections that say nothing for a while: none of
+// them disturbs the run. Nothing is encrypted. dist/launch/frame.h has the messages.
 
 #include <atomic>
 #include <condition_variable>
@@ -13,10 +17,12 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "dist/launch/frame.h"
 #include "dist/launch/socket.h"
 
 namespace topknot {
@@ -25,7 +31,8 @@ class TcpStoreServer {
  public:
   // Listens at once (UserError when the port cannot be had; port 0 picks a free one) and serves from its own
   // thread. Ranks that have not come within timeout_s are an error, sent to all others.
-  TcpStoreServer(const std::string& host, int port, int size, double timeout_s);
+  TcpStoreServer(const std::string& host, int port, int size, double timeout_s,
+                 const std::string& token = "");
   ~TcpStoreServer();
   TcpStoreServer(const TcpStoreServer&) = delete;
   TcpStoreServer& operator=(const TcpStoreServer&) = delete;
@@ -47,8 +54,10 @@ class TcpStoreServer {
 
 class TcpStoreClient {
  public:
-  // Connects, and waits until all `size` ranks have come: timeout_s each. Throws CollectiveError.
-  TcpStoreClient(const std::string& host, int port, int rank, int size, double timeout_s);
+  // Connects, and waits until all `size` ranks have come: timeout_s each. Throws CollectiveError, UserError where the
+  // server refuses this rank, and Interrupted.
+  TcpStoreClient(const std::string& host, int port, int rank, int size, double timeout_s,
+                 const std::string& token = "");
   // Announces the shutdown, unless the group has failed, and waits briefly for the others' announcements.
   ~TcpStoreClient();
   TcpStoreClient(const TcpStoreClient&) = delete;
@@ -59,31 +68,52 @@ class TcpStoreClient {
   const std::string& address() const { return address_; }
 
   void set(const std::string& key, const std::string& value);
-  // Waits for the key. Throws CollectiveError at the deadline or with the first reason of an abort.
+  // Waits for the key. Throws CollectiveError at the deadline or with the first reason of an abort, Interrupted where
+  // that is a stop signal's or where one comes and nothing happens.
   std::string get(const std::string& key, Deadline deadline);
 
+  // After a stop signal, that is what ends the others.
   void abort(const std::string& reason) noexcept;
   // The first reason, waiting for it a while; "" when none came.
   std::string first_reason(std::chrono::milliseconds timeout);
+  // Its signal, or 0.
+  int first_signal();
   // Calls `callback` once, from another thread, when a reason arrives (or here, when one is there already).
   void on_abort(std::function<void()> callback);
 
+  // Collectives that this rank has started, for the other ranks to see. Costs nothing: the next beat sends it.
+  void count_calls(std::uint64_t calls) { calls_ = calls; }
+  // What the server knows of every rank. An answer that came within `newer_than` counts; else waits for one. Nothing
+  // where none comes in time. With a timeout of 0 it asks and returns: the answer serves a later call.
+  std::optional<std::vector<PeerState>> peers(std::chrono::milliseconds newer_than,
+                                              std::chrono::milliseconds timeout);
+  // Calls `callback` a few times per second from another thread.
+  void on_tick(std::function<void()> callback);
+
  private:
-  void read_loop();
+  void meet(const std::string& host, int port, const std::string& hello, double timeout_s,
+            std::string& buffer);
+  void read_loop(std::string buffer);
+  void tick();
   void handle(Frame type, std::string payload);
-  void learn_reason(const std::string& reason);
+  void learn_reason(const std::string& reason, int signal);
+  void send_soon(const std::string& frame);
 
   std::string where_;
   int rank_;
   std::string address_;
   Fd fd_, wake_;
+  std::atomic<std::uint64_t> calls_{0};
   std::mutex write_mutex_;
   std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;
   std::map<std::string, std::string> values_;
   std::string welcome_, reason_;
-  bool welcomed_ = false, leaving_ = false, all_left_ = false, closed_ = false;
-  std::function<void()> callback_;
+  int signal_ = 0;  // of reason_
+  bool leaving_ = false, all_left_ = false, closed_ = false;
+  std::vector<PeerState> peers_;
+  Clock::time_point peers_at_;
+  std::function<void()> on_abort_, on_tick_;
   std::thread reader_;
 };
 

@@ -100,6 +100,11 @@ std::unique_ptr<Communicator> HierarchicalCommunicator::split(int) {
   throw Error("a hierarchy of ranks cannot be split");
 }
 
+void HierarchicalCommunicator::set_place(std::int64_t step, int group) {
+  inside_.set_place(step, group);
+  if (across_) across_->set_place(step, group);
+}
+
 void HierarchicalCommunicator::abort(const std::string& reason) noexcept {
   inside_.abort(reason);
   if (across_) across_->abort(reason);

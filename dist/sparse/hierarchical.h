@@ -47,6 +47,7 @@ class HierarchicalCommunicator : public Communicator {
   void barrier() override;
   // Throws: split what this was made of.
   std::unique_ptr<Communicator> split(int color) override;
+  void set_place(std::int64_t step, int group = -1) override;
   void abort(const std::string& reason) noexcept override;
 
  private:

@@ -24,7 +24,7 @@ namespace {
 // Keys that say where a run runs, not what.
 bool names_a_place(const std::string& key) {
   return key.rfind("output.", 0) == 0 || key == "data.root" || key == "dist.master" ||
-         key == "dist.interface";
+         key == "dist.interface" || key == "dist.token";
 }
 
 // FNV-1a, 32 bits.

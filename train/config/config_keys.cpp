@@ -274,6 +274,8 @@ std::vector<Key> machine_keys() {
       number("dist.ranks", at<d, &Dist::ranks>, 1, 1024, "how many ranks train together"),
       text("dist.master", at<d, &Dist::master>, "processes on several hosts: HOST:PORT where rank 0 listens"),
       text("dist.interface", at<d, &Dist::interface>, "gloo, nccl: network interface to use, such as eth0"),
+      text("dist.token", at<d, &Dist::token>,
+           "gloo, nccl: a word that only this job's processes have; others are refused at dist.master"),
       flag("dist.ordered_sum", at<d, &Dist::ordered_sum>,
            "dense sums in rank order, the same bits on every backend; slower on large models"),
       number("dist.timeout_s", at<d, &Dist::timeout_s>, 0, 1e6,

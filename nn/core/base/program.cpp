@@ -59,7 +59,7 @@ int run_program(const char* name, int (*body)(int argc, char** argv), int argc, 
     return 2;
   } catch (const Interrupted& error) {
     report(name, "", error.what());
-    return 128 + stop_signal();
+    return 128 + error.signal;
   } catch (const std::exception& error) {
     report(name, "unexpected error: ", error.what());
     return 1;

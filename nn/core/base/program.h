@@ -13,9 +13,13 @@ inline constexpr int kStopSignals[] = {SIGINT, SIGTERM, SIGUSR1};
 // "SIGTERM"; "signal 9" for those that ask for no stop.
 std::string signal_name(int signal);
 
-// Thrown where work ends early because stop_signal() was seen.
+// The signal that asked for a stop of this process, or 0.
+int stop_signal();
+
+// Thrown where work ends early because of a stop signal, of this process or of another rank's.
 struct Interrupted : Error {
-  using Error::Error;
+  explicit Interrupted(const std::string& text, int number = stop_signal()) : Error(text), signal(number) {}
+  int signal;
 };
 
 // Returns what `body` returns. An exception ends in one message on standard error and an exit code: UserError
@@ -27,7 +31,5 @@ int run_program(const char* name, int (*body)(int argc, char** argv), int argc, 
 // the handler sets a flag, nothing else. A second one of any kind ends the process at once, unless it comes within
 // 0.1 s: senders such as timeout(1) signal a process and then its group.
 void install_stop_handlers();
-// The signal that asked for a stop, or 0.
-int stop_signal();
 
 }  // namespace topknot

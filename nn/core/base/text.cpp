@@ -14,6 +14,34 @@ std::string errno_text() {
   return std::strerror(errno ? errno : EIO);
 }
 
+std::string printable(std::string_view text, std::size_t longest) {
+  const bool cut = text.size() > longest;
+  text = text.substr(0, longest);
+  std::string result;
+  const auto byte = [&](std::size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u; };
+  for (std::size_t i = 0; i < text.size();) {
+    const unsigned first = byte(i);
+    std::size_t length = first < 0x80                    ? 1
+                         : first >= 0xc2 && first < 0xe0 ? 2
+                         : first >= 0xe0 && first < 0xf0 ? 3
+                         : first >= 0xf0 && first < 0xf5 ? 4
+                                                         : 0;
+    for (std::size_t k = 1; k < length; ++k)
+      if ((byte(i + k) & 0xc0) != 0x80) length = 0;
+    // C0 and DEL; C1, which U+0080 to U+009F are.
+    const bool control = (first < 0x20 && first != '\n' && first != '\t') || first == 0x7f ||
+                         (length == 2 && first == 0xc2 && byte(i + 1) < 0xa0);
+    if (length > 0 && !control) {
+      result += text.substr(i, length);
+      i += length;
+    } else {
+      result += fmt::format("\\x{:02x}", first);
+      ++i;
+    }
+  }
+  return cut ? result + "..." : result;
+}
+
 std::string short_text(double value) {
   return fmt::format("{:g}", value);
 }

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace topknot {
@@ -15,6 +16,10 @@ std::string count_text(std::int64_t count, const std::string& what);
 std::string format_duration(double seconds);
 // "1.2 kB", "3.4 MB": powers of 1000
 std::string format_bytes(double bytes);
+
+// Text that came from elsewhere, safe to print: what could move a terminal's cursor or is no UTF-8 becomes \xNN; line
+// breaks and tabs stay. At most `longest` bytes of it.
+std::string printable(std::string_view text, std::size_t longest = 4000);
 
 // What errno says, of the call that has just failed; an input/output error where it says nothing.
 std::string errno_text();

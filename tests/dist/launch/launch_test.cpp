@@ -237,6 +237,20 @@ TEST_CASE("nccl starts as gloo does, and takes the GPU of its rank on the machin
   CHECK(gpu_of(copy, 4) == 2);
 }
 
+TEST_CASE("the job's token is the user's, else the launcher's name for the job, else none") {
+  const auto token = [](const DistOptions& options, const Variables& variables) {
+    return plan_launch(options, from(variables)).token;
+  };
+  CHECK(token(gloo(), torchrun) == "");
+  CHECK(token(gloo(), both(torchrun, {{"TORCHELASTIC_RUN_ID", "17"}})) == "torchrun 17");
+  CHECK(token(gloo({}, "a:1"), both(mpirun, {{"PMIX_NAMESPACE", "prte-1"}})) == "mpirun prte-1");
+  CHECK(token(gloo({}, "a:1"), both(srun, {{"SLURM_JOB_ID", "7"}, {"SLURM_STEP_ID", "0"}})) == "srun 7.0");
+  CHECK(token(gloo(), both(torchrun, {{"TORCHELASTIC_RUN_ID", "17"}, {"TOPKNOT_TOKEN", "mine"}})) == "mine");
+  DistOptions options = gloo(2);
+  options.token = std::string(300, 'x');
+  CHECK(contains(error_of(options, {}), "dist.token has 300 bytes"));
+}
+
 TEST_CASE("a copy that was started finds its place, whatever dist.ranks says") {
   const auto plan = plan_launch(
       gloo(4), from({{"TOPKNOT_RANK", "2"}, {"TOPKNOT_RANKS", "4"}, {"TOPKNOT_MASTER", "127.0.0.1:4711"}}));

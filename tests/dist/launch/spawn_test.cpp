@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "dist/launch/launch.h"
+#include "nn/core/base/program.h"
 #include "tests/support/catch.h"
 
 namespace topknot {
@@ -75,6 +76,7 @@ void copy_body(Communicator& c, const std::string& mode, std::ofstream& out) {
     if (c.rank() == 1) std::_Exit(9);
     for (;;) pause();
   }
+  if (mode == "stopped peer" && c.rank() == 1) raise(SIGSTOP);
   if (mode == "signalled") {
     for (;;) pause();
   }
@@ -101,6 +103,7 @@ TEST_CASE("a copy started by a spawn test", "[.]") {
   const char* folder = std::getenv("SPAWN_TEST_FOLDER");
   if (mode == nullptr || folder == nullptr) return;
   signal(SIGTERM, SIG_DFL);  // Catch would report it
+  if (std::string(mode).rfind("stop", 0) == 0) install_stop_handlers();
   const auto options = options_of(4);
   const auto plan = plan_launch(options, process_environment());
   std::ofstream out(std::string(folder) + "/" + std::to_string(plan.rank));
@@ -108,6 +111,9 @@ TEST_CASE("a copy started by a spawn test", "[.]") {
   try {
     run_process_rank(plan, options, [&](Communicator& c) { copy_body(c, mode, out); });
     out << " done";
+  } catch (const Interrupted& interrupted) {
+    out << " " << interrupted.what();
+    code = 128 + interrupted.signal;
   } catch (const std::exception& error) {
     out << " " << error.what();
     code = 3;
@@ -164,6 +170,40 @@ TEST_CASE("the exit code is that of the rank at fault, whichever rank the launch
   int status = 0;
   waitpid(launcher, &status, 0);
   CHECK((WIFEXITED(status) && WEXITSTATUS(status) == 128 + SIGKILL));
+}
+
+// Where a rank is stopped, the others cannot agree on a step: they give up soon, without any deadline of their own.
+TEST_CASE("a stop signal ends ranks that wait for a stopped one, and that one too") {
+  for (const int signal : {SIGTERM, SIGUSR1}) {
+    const Folder folder;
+    const pid_t launcher = fork();
+    if (launcher == 0) std::_Exit(run_copies("stopped peer", folder, 3, 20));
+    const std::string task = "/proc/" + std::to_string(launcher) + "/task/" + std::to_string(launcher);
+    const auto one_is_stopped = [&] {
+      std::ifstream list(task + "/children");
+      for (std::string pid, number, name, state; list >> pid;) {
+        std::ifstream stat("/proc/" + pid + "/stat");
+        if (stat >> number >> name >> state && state == "T") return true;
+      }
+      return false;
+    };
+    for (int i = 0; i < 600 && !one_is_stopped(); ++i)
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    CHECK(one_is_stopped());
+    const auto begin = std::chrono::steady_clock::now();
+    kill(launcher, signal);
+    int status = 0;
+    waitpid(launcher, &status, 0);
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    CHECK((WIFEXITED(status) && WEXITSTATUS(status) == 128 + signal));
+    CHECK(seconds < 15);  // 2 where the machine has nothing else to do; dist.timeout_s is 120
+    for (const int r : {0, 2}) {
+      INFO(seconds << " s, rank " << r << ": " << folder.text(r));
+      CHECK(folder.text(r).find("stopped by " + signal_name(signal) + " while waiting for rank 1") !=
+            std::string::npos);
+      CHECK(folder.text(r).find(" (silent for") != std::string::npos);
+    }
+  }
 }
 
 TEST_CASE("a copy that exits without a message gives the run its exit code") {

@@ -104,24 +104,6 @@ TEST_CASE("a rank that does not come to the start is named to those that did") {
   }
 }
 
-TEST_CASE("two processes with one rank, or of two sizes, get an error") {
-  for (const bool same_rank : {true, false}) {
-    TcpStoreServer server("127.0.0.1", 0, 2, 20);
-    std::string errors[2];
-    const auto come = [&](int rank, int size, std::string& error) {
-      error = error_of([&] { TcpStoreClient("127.0.0.1", server.port(), rank, size, 20); });
-    };
-    std::thread other([&] { come(1, 2, errors[0]); });
-    come(same_rank ? 1 : 0, same_rank ? 2 : 3, errors[1]);
-    other.join();
-    for (const auto& error : errors) {
-      INFO(error);
-      CHECK(
-          contains(error, same_rank ? "two processes say that they are rank 1" : "was started for 3 ranks"));
-    }
-  }
-}
-
 TEST_CASE("a stray connection does not disturb the rendezvous") {
   TcpStoreServer server("127.0.0.1", 0, 2, 20);
   const Fd stray = connect_to("127.0.0.1", server.port(), deadline_in(5));

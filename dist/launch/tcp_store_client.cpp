@@ -1,0 +1,307 @@
+#include <fmt/format.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+// After sys/ioctl.h.
+#include <linux/sockios.h>
+
+#include <cerrno>
+
+#include "dist/comm/communicator.h"
+#include "dist/launch/frame.h"
+#include "dist/launch/stop_wait.h"
+#include "dist/launch/tcp_store.h"
+#include "nn/core/base/program.h"
+#include "nn/core/base/text.h"
+
+namespace topknot {
+namespace {
+
+constexpr auto kTick = std::chrono::milliseconds(200);
+constexpr auto kBeat = std::chrono::milliseconds(500);
+// After the server closed the connection of a rank that waits for the others: it does so where strangers come in
+// large numbers.
+constexpr double kReconnectSeconds = 2;
+constexpr int kMostReconnects = 20;
+
+}  // namespace
+
+TcpStoreClient::TcpStoreClient(const std::string& host, int port, int rank, int size, double timeout_s,
+                               const std::string& token)
+    : where_(fmt::format("{}:{}", host, port)), rank_(rank) {
+  std::string buffer;
+  const std::string me = fmt::format("rank {}: ", rank);
+  try {
+    fd_ = connect_to(host, port, deadline_in(timeout_s));
+    meet(host, port, encode_frame(Frame::hello, encode_hello({rank, size, token})), timeout_s, buffer);
+  } catch (const CollectiveError& error) {
+    throw CollectiveError(me + error.what());
+  } catch (const Interrupted& error) {
+    throw Interrupted(me + error.what(), error.signal);
+  } catch (const UserError& error) {
+    throw UserError(me + error.what());
+  }
+  address_ = local_address(fd_.get());
+  // A rank that reaches the master over loopback runs on the master's machine.
+  if (is_loopback(address_) && !welcome_.empty()) address_ = welcome_;
+  wake_ = Fd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  TOPKNOT_CHECK(wake_.valid(), "no event descriptor could be had");
+  reader_ = std::thread([this, buffer = std::move(buffer)] { read_loop(buffer); });
+}
+
+// Until all ranks have come. What the server sent after that is left in `buffer`.
+void TcpStoreClient::meet(const std::string& host, int port, const std::string& hello, double timeout_s,
+                          std::string& buffer) {
+  // Counted from now: the server, which was there before, gives up a little earlier and says who is missing.
+  const Deadline deadline = deadline_in(timeout_s);
+  write_all(fd_.get(), hello, deadline);
+  for (int reconnects = 0;;) {
+    pollfd entry{fd_.get(), POLLIN, 0};
+    poll(&entry, 1, 50);
+    char bytes[4096];
+    const ssize_t n = recv(fd_.get(), bytes, sizeof bytes, MSG_DONTWAIT);
+    const bool closed = n == 0 || (n < 0 && errno != EINTR && errno != EAGAIN && errno != EWOULDBLOCK);
+    if (n > 0) buffer.append(bytes, static_cast<std::size_t>(n));
+    Frame type;
+    std::string payload;
+    try {
+      while (take_frame(buffer, type, payload)) {
+        if (type == Frame::welcome) {
+          welcome_ = payload;
+          return;
+        }
+        if (type == Frame::refused)
+          throw UserError(
+              fmt::format("dist.master {} refuses this process: {}; give every job a dist.master of its own, "
+                          "and every process of "
+                          "a job its own rank",
+                          where_, printable(payload)));
+        if (type == Frame::abort) handle(type, payload);
+        if (signal_ != 0) throw Interrupted(reason_, signal_);
+        if (!reason_.empty()) throw CollectiveError(reason_);
+      }
+    } catch (const UserError&) {
+      throw;
+    } catch (const Interrupted&) {
+      throw;
+    } catch (const CollectiveError&) {
+      throw;
+    } catch (const Error& error) {
+      throw CollectiveError(
+          fmt::format("{} (dist.master {}); is another program on that port?", error.what(), where_));
+    }
+    if (const int signal = stop_signal(); signal != 0) {
+      const std::string why = fmt::format("stopped by {} while waiting for the other ranks at dist.master {}",
+                                          signal_name(signal), where_);
+      abort(fmt::format("rank {}: {}", rank_, why));
+      throw Interrupted(why, signal);
+    }
+    if (Clock::now() >= deadline)
+      throw CollectiveError("the ranks did not all meet at dist.master " + where_ + " in time");
+    if (!closed) continue;
+    const std::string lost =
+        "the rendezvous at " + where_ +
+        " closed before all ranks had met (rank 0 or the launcher ended or died, or another "
+        "program is on that port)";
+    if (++reconnects > kMostReconnects) throw CollectiveError(lost);
+    buffer.clear();
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    try {
+      fd_ = connect_to(host, port, std::min(deadline, deadline_in(kReconnectSeconds)));
+    } catch (const CollectiveError&) {
+      throw CollectiveError(lost);
+    }
+    write_all(fd_.get(), hello, deadline);
+  }
+}
+
+TcpStoreClient::~TcpStoreClient() {
+  {
+    std::unique_lock lock(mutex_);
+    if (reason_.empty()) {
+      leaving_ = true;
+      lock.unlock();
+      {
+        const std::lock_guard write_lock(write_mutex_);
+        write_all(fd_.get(), encode_frame(Frame::leave, ""), Clock::now() + std::chrono::milliseconds(500));
+      }
+      lock.lock();
+      // Closing before the others have read the last messages could reset their connections.
+      changed_.wait_for(lock, std::chrono::seconds(2),
+                        [&] { return all_left_ || closed_ || !reason_.empty(); });
+    }
+    leaving_ = true;
+  }
+  const std::uint64_t one = 1;
+  [[maybe_unused]] const auto n = write(wake_.get(), &one, sizeof one);
+  reader_.join();
+}
+
+void TcpStoreClient::read_loop(std::string buffer) {
+  Clock::time_point beat = Clock::now();
+  for (bool unread = true;; unread = false) {
+    pollfd entries[2] = {{fd_.get(), POLLIN, 0}, {wake_.get(), POLLIN, 0}};
+    if (poll(entries, 2, unread ? 0 : static_cast<int>(kTick.count())) < 0 && errno != EINTR) break;
+    if (entries[1].revents != 0) return;
+    if (Clock::now() >= beat) {
+      const std::uint64_t calls = calls_;
+      send_soon(encode_frame(Frame::beat, {reinterpret_cast<const char*>(&calls), sizeof calls}));
+      beat = Clock::now() + kBeat;
+    }
+    tick();
+    if (entries[0].revents == 0 && !unread) continue;
+    if (entries[0].revents != 0) {
+      char bytes[4096];
+      const ssize_t n = recv(fd_.get(), bytes, sizeof bytes, MSG_DONTWAIT);
+      if (n < 0 && (errno == EINTR || errno == EAGAIN)) continue;
+      if (n <= 0) break;
+      buffer.append(bytes, static_cast<std::size_t>(n));
+    }
+    try {
+      Frame type;
+      std::string payload;
+      while (take_frame(buffer, type, payload)) handle(type, std::move(payload));
+    } catch (const Error& error) {
+      learn_reason(
+          std::string(error.what()) + " (dist.master " + where_ + "); is another program on that port?", 0);
+      return;
+    }
+  }
+  bool expected;
+  {
+    const std::lock_guard lock(mutex_);
+    closed_ = true;
+    expected = leaving_;
+  }
+  changed_.notify_all();
+  if (!expected)
+    learn_reason("the rendezvous at " + where_ + " closed (rank 0 or the launcher ended or died)", 0);
+}
+
+void TcpStoreClient::tick() {
+  std::function<void()> callback;
+  {
+    const std::lock_guard lock(mutex_);
+    callback = on_tick_;
+  }
+  if (callback) callback();
+}
+
+void TcpStoreClient::handle(Frame type, std::string payload) {
+  if (type == Frame::abort && !payload.empty())
+    return learn_reason(payload.substr(1), static_cast<unsigned char>(payload[0]));
+  {
+    const std::lock_guard lock(mutex_);
+    if (type == Frame::value) {
+      const auto cut = payload.find('\0');
+      if (cut != std::string::npos) values_[payload.substr(0, cut)] = payload.substr(cut + 1);
+    } else if (type == Frame::all_left) {
+      all_left_ = true;
+    } else if (type == Frame::peers) {
+      peers_ = parse_peers(payload);
+      peers_at_ = Clock::now();
+    }
+  }
+  changed_.notify_all();
+}
+
+void TcpStoreClient::learn_reason(const std::string& reason, int signal) {
+  std::function<void()> callback;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!reason_.empty()) return;
+    reason_ = reason.empty() ? "a rank gave up" : printable(reason);
+    signal_ = signal;
+    callback = std::move(on_abort_);
+    on_abort_ = nullptr;
+  }
+  changed_.notify_all();
+  if (callback) callback();
+}
+
+// Does not wait: neither for another thread that writes nor for a server that does not read.
+void TcpStoreClient::send_soon(const std::string& frame) {
+  const std::unique_lock lock(write_mutex_, std::try_to_lock);
+  int unsent = 0;
+  if (!lock.owns_lock() || ioctl(fd_.get(), SIOCOUTQ, &unsent) != 0 || unsent > 4096) return;
+  write_all(fd_.get(), frame, Clock::now());
+}
+
+void TcpStoreClient::set(const std::string& key, const std::string& value) {
+  const std::lock_guard lock(write_mutex_);
+  write_all(fd_.get(), encode_frame(Frame::set, key + '\0' + value), Clock::now() + std::chrono::seconds(5));
+}
+
+std::string TcpStoreClient::get(const std::string& key, Deadline deadline) {
+  {
+    const std::lock_guard lock(write_mutex_);
+    write_all(fd_.get(), encode_frame(Frame::get, key), deadline);
+  }
+  StopPatience patience;
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    const auto slice = std::min(deadline, Clock::now() + kTick);
+    changed_.wait_until(lock, slice, [&] { return values_.count(key) != 0 || !reason_.empty(); });
+    const auto found = values_.find(key);
+    if (found != values_.end()) return found->second;
+    if (!reason_.empty()) break;
+    if (patience.ended(values_.size(), false))
+      throw Interrupted("stopped by " + signal_name(stop_signal()) + " while waiting for the other ranks");
+    if (Clock::now() >= deadline) break;
+  }
+  if (signal_ != 0) throw Interrupted(reason_, signal_);
+  throw CollectiveError(!reason_.empty() ? reason_
+                                         : "a peer did not publish '" + key + "' at " + where_ + " in time");
+}
+
+void TcpStoreClient::abort(const std::string& reason) noexcept {
+  try {
+    const std::lock_guard lock(write_mutex_);
+    write_all(fd_.get(), encode_frame(Frame::abort, static_cast<char>(stop_signal()) + reason),
+              Clock::now() + std::chrono::milliseconds(500));
+  } catch (...) {
+    // Out of memory, or a mutex that failed: the closing connections inform the peers.
+  }
+}
+
+std::string TcpStoreClient::first_reason(std::chrono::milliseconds timeout) {
+  std::unique_lock lock(mutex_);
+  changed_.wait_for(lock, timeout, [&] { return !reason_.empty(); });
+  return reason_;
+}
+
+int TcpStoreClient::first_signal() {
+  const std::lock_guard lock(mutex_);
+  return signal_;
+}
+
+std::optional<std::vector<PeerState>> TcpStoreClient::peers(std::chrono::milliseconds newer_than,
+                                                            std::chrono::milliseconds timeout) {
+  const auto good = [&, since = Clock::now() - newer_than] { return peers_at_ > since; };
+  send_soon(encode_frame(Frame::ask, ""));
+  std::unique_lock lock(mutex_);
+  changed_.wait_for(lock, timeout, [&] { return good() || closed_; });
+  if (!good()) return {};
+  return peers_;
+}
+
+void TcpStoreClient::on_abort(std::function<void()> callback) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (reason_.empty()) {
+      on_abort_ = std::move(callback);
+      return;
+    }
+  }
+  callback();
+}
+
+void TcpStoreClient::on_tick(std::function<void()> callback) {
+  const std::lock_guard lock(mutex_);
+  on_tick_ = std::move(callback);
+}
+
+}  // namespace topknot

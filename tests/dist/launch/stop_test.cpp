@@ -1,0 +1,136 @@
+// Stop signals where a rank waits for others. Each case runs in a process of its own, which signals itself.
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <thread>
+
+#include "dist/launch/stop_wait.h"
+#include "nn/core/base/program.h"
+#include "tests/dist/ranks.h"
+#include "tests/support/catch.h"
+
+namespace topknot {
+namespace {
+
+constexpr int kNoInterrupt = 77;
+
+// The exit code of a process that runs `body`, as a program would end: 128 + the signal where Interrupted comes out of
+// it. The signal comes after half a second.
+template <class Body>
+int code_of(int signal, const Body& body) {
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(100);  // no case waits without end
+    install_stop_handlers();
+    StopPatience::alive = std::chrono::milliseconds(1500);
+    std::thread([signal] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(500));
+      kill(getpid(), signal);
+    }).detach();
+    int code = kNoInterrupt;
+    try {
+      body();
+    } catch (const Interrupted& interrupted) {
+      code = std::string(interrupted.what()).find("stopped by " + signal_name(signal)) == std::string::npos
+                 ? 76
+                 : 128 + interrupted.signal;
+    } catch (const std::exception& error) {
+      std::fprintf(stderr, "%s\n", error.what());
+      code = 75;
+    }
+    std::_Exit(code);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+// One rank's part on its own thread; its exception comes out where the thread is joined.
+void run_two(const std::string& backend, const std::function<void(Communicator&)>& body) {
+  std::exception_ptr first;
+  std::mutex mutex;
+  errors_of_ranks(backend, 2,
+                  [&](Communicator& c) {
+                    try {
+                      body(c);
+                    } catch (...) {
+                      const std::lock_guard lock(mutex);
+                      if (!first) first = std::current_exception();
+                      throw;
+                    }
+                  },
+                  {0, false});
+  if (first) std::rethrow_exception(first);
+}
+
+}  // namespace
+
+TEST_CASE("a stop signal ends a rank that connects, or waits for the others to come, without a deadline") {
+  for (const int signal : kStopSignals) {
+    const int port = local_port(listen_on("127.0.0.1", 0).get());
+    CHECK(code_of(signal, [&] { TcpStoreClient("127.0.0.1", port, 1, 2, 0); }) == 128 + signal);
+    CHECK(code_of(signal, [&] {
+            const TcpStoreServer server("127.0.0.1", 0, 2, 0);
+            TcpStoreClient("127.0.0.1", server.port(), 1, 2, 0);
+          }) == 128 + signal);
+  }
+}
+
+TEST_CASE("a stop signal ends a wait for a value that nobody sets") {
+  CHECK(code_of(SIGTERM, [&] {
+          const TcpStoreServer server("127.0.0.1", 0, 1, 0);
+          TcpStoreClient client("127.0.0.1", server.port(), 0, 1, 0);
+          client.get("key", deadline_in(0));
+        }) == 128 + SIGTERM);
+}
+
+TEST_CASE("a stop signal ends a collective in which a rank is missing") {
+  for (const std::string backend : {"threads", "gloo"}) {
+    INFO(backend);
+    CHECK(code_of(SIGINT, [&] {
+            run_two(backend, [](Communicator& c) {
+              if (c.rank() == 1) {
+                // Ends when the other one has given up.
+                while (c.first_error().empty()) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+                return;
+              }
+              c.barrier();
+            });
+          }) == 128 + SIGINT);
+  }
+}
+
+TEST_CASE(
+    "a collective goes on after a stop signal where the ranks come, so that they can agree on the stop") {
+  for (const std::string backend : {"threads", "gloo"}) {
+    INFO(backend);
+    CHECK(code_of(SIGTERM, [&] {
+            run_two(backend, [](Communicator& c) {
+              for (int i = 0; i < 6; ++i) {
+                // Longer than kSilent in all, and alive.
+                if (c.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(500));
+                c.barrier();
+              }
+            });
+          }) == kNoInterrupt);
+  }
+}
+
+TEST_CASE("a rank that was not signalled ends with the signal of the one that gave up") {
+  TcpStoreServer server("127.0.0.1", 0, 3, 60);
+  int caught = 0;
+  std::thread other([&] {
+    try {
+      TcpStoreClient("127.0.0.1", server.port(), 0, 3, 60);
+    } catch (const Interrupted& interrupted) {
+      caught = interrupted.signal;
+    }
+  });
+  CHECK(code_of(SIGUSR1, [&] { TcpStoreClient("127.0.0.1", server.port(), 1, 3, 60); }) == 128 + SIGUSR1);
+  other.join();
+  CHECK(caught == SIGUSR1);
+}
+
+}  // namespace topknot
