@@ -128,6 +128,7 @@ class CpuEngine final : public StepEngine {
   void record(const StepResult& result) override {
     stats_.committed = result.committed;
     stats_.bad_rank = result.bad_rank;
+    if (!result.committed) stats_.bad_parameter = first_bad_parameter(arena_);
     stats_.bytes_sent = result.stats.bytes_sent;
     stats_.bytes_received = result.stats.bytes_received;
     stats_.selected = result.stats.selected;

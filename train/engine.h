@@ -26,9 +26,10 @@ struct StepRequest {
 
 // What this rank knows of a step that was made.
 struct StepStats {
-  double loss = 0;        // the mean over its micro-batches
-  bool committed = true;  // the same on all ranks, as bad_rank
-  int bad_rank = -1;      // as StepResult::bad_rank
+  double loss = 0;         // the mean over its micro-batches
+  bool committed = true;   // the same on all ranks, as bad_rank
+  int bad_rank = -1;       // as StepResult::bad_rank
+  int bad_parameter = -1;  // of a step that was not committed: first_bad_parameter(), here
   std::uint64_t bytes_sent = 0, bytes_received = 0, selected = 0;
   double threshold = 0;
   StepRecord times;  // only its times, as far as they are known
@@ -76,6 +77,9 @@ std::unique_ptr<Engine> make_cpu_engine(const RunInputs& inputs, Communicator& c
 // Throws UserError where the GPU, or what the configuration asks of it, cannot be had; in a build without CUDA
 // always.
 std::unique_ptr<Engine> make_cuda_engine(const RunInputs& inputs, Communicator& communicator);
+
+// The index in arena.parameters() of the first whose gradient holds NaN or infinity; -1 where none does. On a CPU.
+int first_bad_parameter(const ParameterArena& arena);
 
 // The greatest norm of a rank's gradient before compression; 0: no clipping. compress.clip is thr_G of Lin et
 // al., "Deep Gradient Compression", section 3.3, which clips gradients that are divided by N already at

@@ -174,6 +174,14 @@ std::string StepEngine::checksum() {
   return checksum_hex(arena_.host_weights());
 }
 
+int first_bad_parameter(const ParameterArena& arena) {
+  const auto parameters = arena.parameters();
+  const auto bad = std::find_if(parameters.begin(), parameters.end(), [](const Parameter* p) {
+    return !std::all_of(p->gradient(), p->gradient() + p->numel(), [](float g) { return std::isfinite(g); });
+  });
+  return bad == parameters.end() ? -1 : static_cast<int>(bad - parameters.begin());
+}
+
 double local_clip(const Config& config, int ranks) {
   return config.compress.clip > 0 ? config.compress.clip * std::sqrt(ranks) : config.train.clip_local;
 }

@@ -169,12 +169,13 @@ class Trainer {
     TOPKNOT_CHECK(stats.size() == pending_.size(), "one set of statistics per step");
     // The loss counts as the rank's gradient does, by the weight of its shard.
     const double weight = weights_[static_cast<std::size_t>(communicator_.rank())];
-    constexpr std::size_t kSums = 4;
+    constexpr std::size_t kSums = 5;
     std::vector<double> sums;
     for (const StepStats& step : stats)
       for (const double value :
            {step.loss * weight, static_cast<double>(step.bytes_sent),
-            static_cast<double>(step.bytes_received), static_cast<double>(step.selected)})
+            static_cast<double>(step.bytes_received), static_cast<double>(step.selected),
+            communicator_.rank() == std::max(step.bad_rank, 0) ? step.bad_parameter + 1.0 : 0.0})
         sums.push_back(value);
     const int signal_here = stop_signal();
     for (const int signal : kStopSignals) sums.push_back(signal == signal_here ? 1.0 : 0.0);
@@ -194,7 +195,7 @@ class Trainer {
       record.threshold = stats[i].threshold;
       record.skipped = !stats[i].committed;
       reporter_.complete(record, bytes, seconds);
-      note_skip(record.step, stats[i]);
+      note_skip(record.step, stats[i], static_cast<int>(sum[4]) - 1);
       reporter_.step(record, seconds);
       engine_->end_step(record, root_ ? reporter_.metrics() : nullptr);
       position_.epoch_loss += record.loss;
@@ -207,14 +208,20 @@ class Trainer {
     return stop;
   }
 
-  void note_skip(std::int64_t step, const StepStats& stats) {
+  // `bad_parameter`: as that of the bad rank; of rank 0 where none is known to be bad.
+  void note_skip(std::int64_t step, const StepStats& stats, int bad_parameter) {
     if (stats.committed) {
       position_.skips_in_a_row = 0;
       return;
     }
     ++position_.skipped;
     ++position_.skips_in_a_row;
-    const std::string who = stats.bad_rank >= 0 ? " on rank " + std::to_string(stats.bad_rank) : "";
+    std::string who = stats.bad_rank >= 0 ? " on rank " + std::to_string(stats.bad_rank) : "";
+    if (bad_parameter >= 0)
+      who += ", first in the gradient of " +
+             engine_->arena().parameters()[static_cast<std::size_t>(bad_parameter)]->name();
+    if (stats.bad_rank == communicator_.rank() && !root_)  // in the log of its host too
+      log_warning("step " + std::to_string(step) + " is not finite here" + who);
     reporter_.note("step " + std::to_string(step) + " skipped by all ranks: NaN or infinity" + who);
     if (position_.skips_in_a_row >= config_.train.max_skips)
       throw UserError(

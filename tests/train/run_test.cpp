@@ -1,9 +1,11 @@
 // Whole runs: what all ranks, backends and repeated runs must agree on.
 #include <cmath>
 
+#include "tests/support/error_text.h"
 #include "tests/train/broken_sample.h"
 #include "tests/train/dropout_model.h"
 #include "tests/train/small_run.h"
+#include "train/engine.h"
 
 using namespace topknot;
 using namespace topknot::testing;
@@ -146,6 +148,36 @@ TEST_CASE("a sample that is not a number costs its step and nothing else: the st
     CHECK(run.metrics.steps.size() == 8);
     for (const EvalRecord& eval : run.metrics.evals) CHECK(std::isfinite(eval.test_loss));
   }
+}
+
+TEST_CASE("a step that is not finite names the first parameter whose gradient is not, by any method") {
+  // Of the whole run; rank 0's lines of progress and the bad rank's warning.
+  for (const std::string method :
+       {"dense", "topk", "dgc", "gaussiank", "powersgd", "qsgd", "signsgd", "regtopk"}) {
+    const std::string text = error_text([&] {
+      train("threads", 2,
+            {"model.name=mlp", "data.name=broken_sample", "compress.name=" + method, "data.batch_size=4",
+             "train.epochs=1", "train.max_skips=1"});
+    });
+    INFO(method);
+    CHECK(says(text, {"on rank ", ", first in the gradient of "}));
+  }
+}
+
+TEST_CASE("the first bad parameter is the first of the arena whose gradient holds NaN or infinity") {
+  ParameterStore store;
+  for (const char* name : {"a", "b", "c"})
+    store.add(name, {4, 4}, [](std::span<float>, const CounterRng&) {});
+  store.build([](const Parameter&) { return true; }, 1);
+  ParameterArena& arena = store.arena();
+  arena.clear_gradients();
+  for (Parameter* parameter : arena.parameters())
+    std::fill_n(parameter->gradient(), parameter->numel(), 1e30f);
+  CHECK(first_bad_parameter(arena) == -1);
+  arena.parameters()[2]->gradient()[15] = std::numeric_limits<float>::infinity();
+  CHECK(first_bad_parameter(arena) == 2);
+  arena.parameters()[1]->gradient()[0] = std::numeric_limits<float>::quiet_NaN();
+  CHECK(first_bad_parameter(arena) == 1);
 }
 
 TEST_CASE(
