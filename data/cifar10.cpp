@@ -7,6 +7,7 @@
 #include <filesystem>
 
 #include "data/dataset.h"
+#include "nn/core/base/memory.h"
 
 namespace topknot {
 namespace {
@@ -42,7 +43,8 @@ class Cifar10 final : public Dataset {
       names.push_back("test_batch.bin");
     const std::string folder =
         find_data_folder("cifar10", options.root, {"cifar-10-batches-bin"}, {names.front()});
-    records_.reserve(names.size() * static_cast<std::size_t>(kRecord * kRecordsPerFile));
+    const std::size_t size = names.size() * static_cast<std::size_t>(kRecord * kRecordsPerFile);
+    with_memory("the pictures of cifar10", static_cast<double>(size), [&] { records_.reserve(size); });
     for (const auto& name : names) append_file(folder, name, records_);
     size_ = limited_size(options, split, static_cast<std::int64_t>(names.size()) * kRecordsPerFile);
   }

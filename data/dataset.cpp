@@ -10,6 +10,9 @@
 #include <filesystem>
 #include <fstream>
 
+#include "nn/core/base/memory.h"
+#include "nn/core/base/text.h"
+
 namespace topknot {
 
 void Dataset::get(std::int64_t index, float* sample) const {
@@ -82,6 +85,16 @@ std::int64_t limited_size(const DatasetOptions& options, Split split, std::int64
   return wanted == 0 ? available : wanted;
 }
 
+void check_fits(Split split, std::int64_t samples, std::int64_t bytes_per_sample) {
+  const double bytes = static_cast<double>(samples) * static_cast<double>(bytes_per_sample);
+  if (bytes > memory_limit())
+    throw UserError(
+        fmt::format("data.{}_size: {} samples of {} are {}, and this process may have at most {}; give fewer",
+                    split == Split::train ? "train" : "test", samples,
+                    format_bytes(static_cast<double>(bytes_per_sample)), format_bytes(bytes),
+                    format_bytes(memory_limit())));
+}
+
 namespace {
 
 namespace fs = std::filesystem;
@@ -134,7 +147,9 @@ std::vector<std::uint8_t> read_file(const std::string& path) {
   std::ifstream in(path, std::ios::binary | std::ios::ate);
   if (!in)
     throw UserError(fmt::format("cannot open '{}': {}; check its permissions", path, std::strerror(errno)));
-  std::vector<std::uint8_t> content(static_cast<std::size_t>(in.tellg()));
+  const auto size = static_cast<std::size_t>(in.tellg());
+  auto content = with_memory("the content of '" + path + "'", static_cast<double>(size),
+                             [&] { return std::vector<std::uint8_t>(size); });
   in.seekg(0);
   in.read(reinterpret_cast<char*>(content.data()), static_cast<std::streamsize>(content.size()));
   if (!in) throw UserError(fmt::format("cannot read '{}': {}; check the disk", path, std::strerror(errno)));
@@ -148,8 +163,12 @@ std::vector<std::uint8_t> read_gzip(const std::string& path, const std::string& 
   std::vector<std::uint8_t> content;
   std::vector<std::uint8_t> chunk(1 << 18);
   int got = 0;
-  while ((got = gzread(file.get(), chunk.data(), static_cast<unsigned>(chunk.size()))) > 0)
+  constexpr std::size_t kMostBytes = 1'000'000'000;  // MNIST's largest file has 47 MB
+  while ((got = gzread(file.get(), chunk.data(), static_cast<unsigned>(chunk.size()))) > 0) {
     content.insert(content.end(), chunk.begin(), chunk.begin() + got);
+    if (content.size() > kMostBytes)
+      throw UserError(fmt::format("corrupt gzip file '{}': more than 1 GB when unpacked{}", path, hint));
+  }
   // zlib passes a file without a gzip header through as it is, and reports a cut end by Z_BUF_ERROR alone.
   int code = Z_OK;
   const char* text = gzerror(file.get(), &code);

@@ -83,6 +83,10 @@ std::uint64_t data_checksum(const Dataset& data, std::int64_t most_bytes = 256'0
 // that names the key.
 std::int64_t limited_size(const DatasetOptions& options, Split split, std::int64_t available);
 
+// For sets that are made, not read: throws UserError, naming the key, where so many samples are more than the memory
+// that this process may have.
+void check_fits(Split split, std::int64_t samples, std::int64_t bytes_per_sample);
+
 // Finding and reading the files of a data set, with messages that name the file and the way to get it.
 
 // The folder among root and root/sub (each of `subs`) that holds one of `names`. Throws UserError where root
@@ -97,8 +101,8 @@ std::string find_data_file(const std::string& dataset, const std::string& folder
 // The whole file. UserError where it cannot be read.
 std::vector<std::uint8_t> read_file(const std::string& path);
 
-// The whole content of a gzip file. UserError where it cannot be read, is no gzip file, is cut short, or
-// fails its checksum. `hint` ends the message: what to do.
+// The whole content of a gzip file. UserError where it cannot be read, is no gzip file, is cut short, fails its
+// checksum, or unpacks to more than 1 GB. `hint` ends the message: what to do.
 std::vector<std::uint8_t> read_gzip(const std::string& path, const std::string& hint);
 
 // "; `scripts/fetch-data mnist --to DIR` brings a good copy"

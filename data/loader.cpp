@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "nn/core/base/memory.h"
+
 namespace topknot {
 namespace {
 
@@ -156,8 +158,10 @@ Batch Loader::make(std::int64_t step) const {
   const std::int64_t b = batch.size();
   const Shape shape = dataset_.sample_shape();
   const std::int64_t numel = shape.numel();
-  batch.images = Tensor::empty({b, shape[0], shape[1], shape[2]});
-  if (dataset_.classes() == 0) batch.targets = Tensor::empty({b, dataset_.targets()});
+  with_memory(fmt::format("a batch of {} samples", b), 4.0 * static_cast<double>(b * numel), [&] {
+    batch.images = Tensor::empty({b, shape[0], shape[1], shape[2]});
+    if (dataset_.classes() == 0) batch.targets = Tensor::empty({b, dataset_.targets()});
+  });
   for (std::int64_t i = 0; i < b; ++i) {
     const std::int64_t index = batch.indices[static_cast<std::size_t>(i)];
     transform_.apply(index, epoch_, batch.images.data() + i * numel);

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "data/dataset.h"
+#include "nn/core/base/memory.h"
 #include "nn/core/rng.h"
 
 namespace topknot {
@@ -148,7 +149,9 @@ class SyntheticImages final : public Dataset {
     if (!(noise >= 0 && noise <= 1)) throw UserError("data.noise: synthetic_images takes 0 to 1");
     const std::int64_t wanted = split == Split::train ? options.train_size : options.test_size;
     size_ = wanted == 0 ? (split == Split::train ? 10000 : 2000) : limited_size(options, split, wanted);
-    pictures_.resize(static_cast<std::size_t>(size_ * numel_));
+    check_fits(split, size_, numel_);
+    with_memory("the pictures of synthetic_images", static_cast<double>(size_ * numel_),
+                [&] { pictures_.resize(static_cast<std::size_t>(size_ * numel_)); });
     Painter painter(noise, side_);
     for (std::int64_t n = 0; n < size_; ++n)
       painter.paint(CounterRng(options.seed, RngUse::dataset, static_cast<std::uint32_t>(n),

@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "data/dataset.h"
+#include "nn/core/base/memory.h"
 #include "nn/core/rng.h"
 
 namespace topknot {
@@ -28,13 +29,17 @@ class SyntheticRegression final : public Dataset {
     const std::int64_t wanted = split == Split::train ? options.train_size : options.test_size;
     size_ = wanted == 0 ? (split == Split::train ? 8192 : 2048) : limited_size(options, split, wanted);
 
+    check_fits(split, size_, 4 * (features_ + targets_));
     const CounterRng teacher(options.seed, RngUse::dataset, 0, kTeacher);
     std::vector<double> weight(static_cast<std::size_t>(features_ * targets_));
     const double scale = 1.0 / std::sqrt(static_cast<double>(features_));
     for (std::size_t i = 0; i < weight.size(); ++i) weight[i] = scale * teacher.normal(i);
 
-    inputs_.resize(static_cast<std::size_t>(size_ * features_));
-    values_.resize(static_cast<std::size_t>(size_ * targets_));
+    with_memory("the samples of synthetic_regression",
+                4.0 * static_cast<double>(size_ * (features_ + targets_)), [&] {
+                  inputs_.resize(static_cast<std::size_t>(size_ * features_));
+                  values_.resize(static_cast<std::size_t>(size_ * targets_));
+                });
     for (std::int64_t n = 0; n < size_; ++n) {
       const CounterRng rng(options.seed, RngUse::dataset, static_cast<std::uint32_t>(n),
                            split == Split::train ? 0x100u : 0x101u);

@@ -10,6 +10,7 @@
 #include "nn/core/base/program.h"
 #include "nn/core/device.h"
 #include "nn/ops/cpu/onednn.h"
+#include "train/limits.h"
 #include "train/trainer.h"
 
 namespace topknot {
@@ -148,7 +149,13 @@ int start_training(LoadedConfig loaded, int argc, char* const* argv, bool quiet,
     parse_device(loaded.config.train.device);
     data = load_data(loaded.config);
   };
-  hooks.check = [&] { check_run(loaded.config, data); };
+  hooks.check = [&] {
+    const bool alone =
+        plan.kind == LaunchPlan::Kind::process;  // where the others are is the launcher's business
+    check_limits(loaded.config, data, alone ? 1 : plan.size,
+                 plan.kind == LaunchPlan::Kind::spawn ? plan.size : 1);
+    check_run(loaded.config, data);
+  };
   hooks.make_directory = [&] {
     folder = resume ? open_run_directory(loaded.config.output.dir)
                     : create_run_directory(loaded, {argv, argv + argc}, {{"oneDNN", onednn_version()}});

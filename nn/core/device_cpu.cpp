@@ -15,6 +15,7 @@
 #include <oneapi/dnnl/dnnl.hpp>
 
 #include "nn/core/base/check.h"
+#include "nn/core/base/memory.h"
 #include "nn/core/device.h"
 #include "nn/core/tensor.h"
 
@@ -44,7 +45,7 @@ class CpuBackend final : public DeviceBackend {
     void* data = std::aligned_alloc(bytes >= kHugePage ? kHugePage : 64, bytes);
     // Fewer entries in the address translation cache; a hint, so its failure does not matter.
     if (data && bytes >= kHugePage) madvise(data, bytes, MADV_HUGEPAGE);
-    if (!data) throw Error(fmt::format("out of memory: could not allocate {} bytes", bytes));
+    if (!data) throw OutOfMemory("a buffer", static_cast<double>(bytes));
     return static_cast<float*>(data);
   }
 

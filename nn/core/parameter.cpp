@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "nn/core/base/check.h"
+#include "nn/core/base/memory.h"
 #include "nn/core/rng.h"
 
 namespace topknot {
@@ -31,11 +32,14 @@ ParameterArena::ParameterArena(const std::vector<Parameter*>& registered,
     whole_size_ += parameter->numel();
   }
   DeviceBackend& memory = backend(device_);
-  weights_ = memory.allocate(whole_size_);
-  for (float*& side : gradients_) {
-    side = memory.allocate(size_);
-    memory.fill_zero(side, size_);  // an empty residual
-  }
+  const auto floats = static_cast<double>(whole_size_ + 2 * size_);
+  with_memory("the weights, gradients and residuals of the model", 4 * floats, [&] {
+    weights_ = memory.allocate(whole_size_);
+    for (float*& side : gradients_) {
+      side = memory.allocate(size_);
+      memory.fill_zero(side, size_);  // an empty residual
+    }
+  });
   for (Parameter* parameter : order_) {
     parameter->value_ = weights_ + parameter->offset_;
     for (int side : {0, 1}) parameter->gradient_[side] = gradients_[side] + parameter->offset_;

@@ -129,6 +129,46 @@ TEST_CASE("a master port in use is refused by name") {
       {port.c_str(), "dist.master"});
 }
 
+TEST_CASE("where memory runs out a run says what it was for, and never dies of a signal") {
+#ifdef __SANITIZE_ADDRESS__
+  WARN("skipped: the address sanitizer needs more address space than any limit leaves");
+#else
+  // From too little for anything up to enough; what is needed depends on the libraries.
+  int said = 0, done = 0;
+  for (int megabytes = 100; megabytes < 8000 && done < 2; megabytes += megabytes / 8) {
+    const TempFolder temp;
+    const Outcome outcome =
+        run_command("ulimit -v " + std::to_string(megabytes * 1000) +
+                    "; " TOPKNOT_BIN
+                    "/train model.name=resnet20 data.train_size=20000 data.test_size=100 train.max_steps=1 "
+                    "train.eval_every=0 train.threads=1 output.dir=" +
+                    temp.at("run"));
+    INFO(megabytes << " MB: " << outcome.output);
+    if (outcome.code == 127) continue;  // the program's own libraries do not fit
+    CHECK(outcome.code <= 2);
+    CHECK_FALSE(outcome.has("bad_alloc"));
+    said += outcome.has("error: out of memory: ");
+    done += outcome.code == 0;
+  }
+  CHECK(said > 0);
+  CHECK(done == 2);
+#endif
+}
+
+TEST_CASE("what no machine can hold is refused before it is tried") {
+  check_refused(train("data.train_size=1000000000"), {"data.train_size", "3.07 TB"});
+  check_refused(train("data.name=synthetic_regression model.name=linear data.test_size=1000000000"),
+                {"data.test_size", "260 GB"});
+  const std::string small =
+      "data.train_size=2000 data.test_size=10 data.image_size=8 dist.ranks=1024 train.device=cpu ";
+  for (const std::string backend : {"threads", "gloo"}) {
+    check_refused(train(small + "data.workers=256 dist.backend=" + backend),
+                  {"1024 ranks with data.workers=256 need 526336 threads"});
+    check_refused(train(small + "data.workers=0 data.batch_size=1000000 dist.backend=" + backend),
+                  {"1024 ranks on this machine", "768 MB of batches per rank"});
+  }
+}
+
 TEST_CASE("all problems at once: what --validate reports") {
   const Outcome outcome = train("--validate train.epochs=x optimizer.lr=-1 model.nmae=linear");
   INFO(outcome.output);

@@ -64,6 +64,15 @@ class LinearModel {
 
 }  // namespace
 
+TEST_CASE("a data set that is larger than the memory is refused by its key before anything is allocated") {
+  DatasetOptions options;
+  options.train_size = options.test_size = 1000000000;
+  for (const char* name : {"synthetic_images", "synthetic_regression"}) {
+    CHECK(user_error([&] { make_dataset(name, options, Split::train); }, {"data.train_size", "at most"}));
+    CHECK(user_error([&] { make_dataset(name, options, Split::test); }, {"data.test_size", "at most"}));
+  }
+}
+
 TEST_CASE("all data sets are listed with a line of help") {
   CHECK(datasets().names() ==
         std::vector<std::string>{"cifar10", "mnist", "synthetic_images", "synthetic_regression"});

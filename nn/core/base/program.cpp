@@ -7,6 +7,7 @@
 #include <cstdio>
 
 #include "nn/core/base/log.h"
+#include "nn/core/base/memory.h"
 
 namespace topknot {
 namespace {
@@ -60,6 +61,9 @@ int run_program(const char* name, int (*body)(int argc, char** argv), int argc, 
   } catch (const Interrupted& error) {
     report(name, "", error.what());
     return 128 + error.signal;
+  } catch (const std::bad_alloc&) {
+    report(name, "", OutOfMemory("an allocation of unknown size has failed", 0).what());
+    return 1;
   } catch (const std::exception& error) {
     report(name, "unexpected error: ", error.what());
     return 1;

@@ -1,8 +1,10 @@
 #include "nn/ops/cpu/onednn.h"
 
 #include <fmt/format.h>
+#include <sys/mman.h>
 
 #include "nn/core/base/check.h"
+#include "nn/core/base/memory.h"
 
 namespace topknot {
 
@@ -29,6 +31,11 @@ dnnl::memory::desc oihw_desc(std::int64_t out, std::int64_t in, std::int64_t ker
 }
 
 dnnl::primitive_attr user_scratchpad() {
+  // oneDNN 2.6 does not check all of its own allocations where it makes a kernel: this much must be left.
+  constexpr std::size_t kRoom = 64 << 20;
+  void* room = mmap(nullptr, kRoom, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (room == MAP_FAILED) throw OutOfMemory("room for a kernel of oneDNN", kRoom);
+  munmap(room, kRoom);
   dnnl::primitive_attr attributes;
   attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
   return attributes;

@@ -1,0 +1,37 @@
+#pragma once
+// Memory that cannot be had, said with what it was for.
+
+#include <new>
+#include <stdexcept>
+#include <string>
+
+#include "nn/core/base/check.h"
+
+namespace topknot {
+
+// "out of memory: WHAT (3.1 GB); ..." with the most that this process may have. `bytes`: 0 where they are not known.
+class OutOfMemory : public UserError {
+ public:
+  OutOfMemory(const std::string& what, double bytes);
+};
+
+// The most memory, in bytes, that this process may have: the machine's with swap, the limit of its container (cgroup)
+// and of ulimit -v, whichever is least.
+double memory_limit();
+
+// The most threads that this user may start: the kernel's limit, the container's and that of ulimit -u.
+double thread_limit();
+
+// Returns make(). Where memory runs out in it, throws OutOfMemory for `what`, of which `bytes` are known.
+template <class Make>
+auto with_memory(const std::string& what, double bytes, Make&& make) {
+  try {
+    return make();
+  } catch (const std::bad_alloc&) {
+  } catch (const std::length_error&) {  // beyond what a container can hold at all
+  } catch (const OutOfMemory&) {        // of a piece of it
+  }
+  throw OutOfMemory(what, bytes);
+}
+
+}  // namespace topknot

@@ -1,0 +1,47 @@
+#include "train/limits.h"
+
+#include <fmt/format.h>
+
+#include "nn/core/base/memory.h"
+#include "nn/core/base/text.h"
+
+namespace topknot {
+namespace {
+
+double data_bytes(const Dataset& data) {
+  const double values = static_cast<double>(data.sample_shape().numel());
+  return static_cast<double>(data.size()) * (data.size() > 0 && data.bytes(0) ? values : 4 * values);
+}
+
+}  // namespace
+
+void check_limits(const Config& config, const RunData& data, int ranks, int processes) {
+  const double workers = config.data.workers;
+  // Training and evaluation have workers each; then the rank's own, its compute threads and the collectives' one.
+  const double threads = ranks * (2 * workers + compute_threads(config) + 1);
+  if (threads > thread_limit())
+    throw UserError(
+        fmt::format("dist.ranks: {} with data.workers={} need {:.0f} threads, and this machine allows {:.0f} "
+                    "(ulimit -u, the kernel or the container); lower either",
+                    count_text(ranks, "rank"), config.data.workers, threads, thread_limit()));
+
+  const double batch = 4.0 * static_cast<double>(data.train->sample_shape().numel()) * config.data.batch_size;
+  const double batches = (workers > 0 ? LoaderOptions().prefetch : 1) * batch;
+  double model = 0;
+  if (parse_device(config.train.device).kind == DeviceKind::cpu) {
+    const double buffers = config.optimizer.momentum > 0 ? 4 : 3;  // weights, gradients, residuals, momenta
+    model = 4 * buffers * static_cast<double>(build_model(config, *data.train)->store.arena().size());
+  }
+  const double samples = data_bytes(*data.train) + data_bytes(*data.test);
+  const double all = ranks * (model + batches) + processes * samples;
+  if (all > memory_limit())
+    throw UserError(fmt::format(
+        "dist.ranks: {} on this machine, which has {} of memory, would need {} or more: {} of weights, "
+        "gradients and "
+        "momenta and {} of batches per rank, {} of samples per process; lower dist.ranks, data.batch_size or "
+        "data.train_size, or take a smaller model",
+        count_text(ranks, "rank"), format_bytes(memory_limit()), format_bytes(all), format_bytes(model),
+        format_bytes(batches), format_bytes(samples)));
+}
+
+}  // namespace topknot

@@ -1,0 +1,13 @@
+#pragma once
+// Whether a machine can hold the ranks that a configuration puts on it.
+
+#include "train/setup.h"
+
+namespace topknot {
+
+// Throws UserError where `ranks` ranks in `processes` processes (1, or one per rank) need more memory or threads than
+// this machine gives at all, with the keys to lower. Counts only what is known before the first step: samples, batches,
+// weights, gradients and momenta.
+void check_limits(const Config& config, const RunData& data, int ranks, int processes);
+
+}  // namespace topknot
