@@ -2,10 +2,13 @@
 
 #include <fmt/format.h>
 
+#include <yaml-cpp/eventhandler.h>
 #include <yaml-cpp/yaml.h>
 
 #include <algorithm>
+#include <optional>
 #include <set>
+#include <sstream>
 
 #include "nn/core/base/check.h"
 #include "nn/core/base/suggest.h"
@@ -58,6 +61,37 @@ std::string suggestion(const std::string& name) {
   return part.empty() ? "" : section_of(name) + "." + part;
 }
 
+// Where documents begin. Throws where the parser reads nothing from one to the next, as at a comma: YAML::LoadAll()
+// goes on there without end.
+class DocumentStarts final : public YAML::EventHandler {
+ public:
+  std::optional<YAML::Mark> first, second;
+
+  void OnDocumentStart(const YAML::Mark& mark) override {
+    if (first && first->pos == mark.pos) throw YAML::ParserException(mark, "unexpected character");
+    (first ? second : first) = mark;
+  }
+  void OnDocumentEnd() override {}
+  void OnNull(const YAML::Mark&, YAML::anchor_t) override {}
+  void OnAlias(const YAML::Mark&, YAML::anchor_t) override {}
+  void OnScalar(const YAML::Mark&, const std::string&, YAML::anchor_t, const std::string&) override {}
+  void OnSequenceStart(const YAML::Mark&, const std::string&, YAML::anchor_t,
+                       YAML::EmitterStyle::value) override {}
+  void OnSequenceEnd() override {}
+  void OnMapStart(const YAML::Mark&, const std::string&, YAML::anchor_t, YAML::EmitterStyle::value) override {
+  }
+  void OnMapEnd() override {}
+};
+
+std::optional<YAML::Mark> second_document(const std::string& text) {
+  std::istringstream stream(text);
+  YAML::Parser parser(stream);
+  DocumentStarts starts;
+  while (!starts.second && parser.HandleNextDocument(starts)) {
+  }
+  return starts.second;
+}
+
 class Loader {
  public:
   explicit Loader(LoadedConfig& loaded) : loaded_(loaded) {}
@@ -74,11 +108,10 @@ class Loader {
         text.rfind("\xfe\xff", 0) == 0)
       return problem("", path + ": not a YAML file: binary, or not UTF-8 text; configs/ holds examples");
     try {
-      const std::vector<YAML::Node> documents = YAML::LoadAll(text);
-      if (documents.size() > 1)
-        return problem("", place(documents[1].Mark()) +
-                               ": a second YAML document begins ('---'); a configuration is one document");
-      const YAML::Node root = documents.empty() ? YAML::Node() : documents[0];
+      if (const auto second = second_document(text))
+        return problem(
+            "", place(*second) + ": a second YAML document begins ('---'); a configuration is one document");
+      const YAML::Node root = YAML::Load(text);
       if (root.IsNull())
         return problem(
             "", path + ": holds no keys; leave the file out for the defaults; configs/ holds examples");

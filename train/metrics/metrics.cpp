@@ -79,6 +79,11 @@ std::string to_json(const char* event, const Record& record) {
   return json.dump();
 }
 
+// The conversion of a number such as 1e300 is undefined.
+void check_integer(const Json& json) {
+  if (!json.is_number_integer()) throw UserError("no integer");
+}
+
 template <class Record>
 Record from_json(const Json& json) {
   Record record;
@@ -90,6 +95,9 @@ Record from_json(const Json& json) {
       if constexpr (std::is_same_v<T, double>) value = std::numeric_limits<double>::quiet_NaN();
       return;
     }
+    if constexpr (std::is_same_v<T, std::int64_t>) check_integer(*it);
+    if constexpr (std::is_same_v<T, std::vector<std::int64_t>>)
+      for (const Json& item : *it) check_integer(item);
     value = it->template get<T>();
   });
   return record;

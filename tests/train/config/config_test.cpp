@@ -60,6 +60,26 @@ CommandLine parse(std::vector<const char*> words) {
 
 }  // namespace
 
+TEST_CASE("a file that begins where YAML cannot go on is refused") {
+  for (const char* text : {",", ", lr: 1\nseed: 2\n", "# a comment\n,\n"}) {
+    const File file(text);
+    CHECK(contains(only_problem(load_config(file.path, {})), "not readable as YAML: unexpected character"));
+  }
+}
+
+TEST_CASE("a list of texts reads the same from a file, the command line and its own dump") {
+  const File file("model: {freeze: [stem, \"*.bn\", 'a\"b']}\n");
+  const std::vector<std::string> freeze = {"stem", "*.bn", "a\"b"};
+  CHECK(load_config(file.path, {}).config.model.freeze == freeze);
+  const Config config = load_config("", {"model.freeze=[stem, *.bn,a\"b]"}).config;
+  CHECK(config.model.freeze == freeze);
+  const File dump(dump_yaml(config));
+  const auto again = load_config(dump.path, {});
+  CHECK(again.problems.empty());
+  CHECK(again.config.model.freeze == freeze);
+  CHECK(key_type(*find_key("model.freeze")) == "a list of texts");
+}
+
 TEST_CASE("the command line wins over the file and the file over defaults, and origins say so") {
   const File file(
       "optimizer:\n  lr: 0.2\n  momentum: 0.5\nseed: 7\ncompress: {name: topk, warmup: [0.1, 0.01]}\n");
@@ -185,7 +205,7 @@ TEST_CASE("unreadable YAML is reported with line and column, a missing file by n
   CHECK(contains(only_problem(load_config(both.path, {})),
                  "'model.name' (" + both.path + ":2:9) stands twice"));
   const File documents("---\nseed: 1\n---\nseed: 2\n");
-  CHECK(contains(only_problem(load_config(documents.path, {})), ":4:1: a second YAML document"));
+  CHECK(contains(only_problem(load_config(documents.path, {})), ":3:1: a second YAML document"));
   const File ended("---\nseed: 1\n...\n");
   CHECK(load_config(ended.path, {}).problems.empty());
   const File empty("# nothing\nmodel:\n");

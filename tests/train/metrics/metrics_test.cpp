@@ -117,9 +117,11 @@ TEST_CASE("a wrong type in a field is a damaged line, an unknown event or field 
                       << R"({"event":"step","step":4,"new":1})"
                       << "\n";
   CHECK(read_metrics(path).steps.at(0).step == 4);
-  std::ofstream(path) << R"({"event":"step","step":"x"})"
-                      << "\n";
-  CHECK(user_error([&] { read_metrics(path); }, {":1: damaged line"}));
+  for (const char* line : {R"({"event":"step","step":"x"})", R"({"event":"eval","step":1e300})",
+                           R"({"event":"distribution","histogram":[1,1e300]})"}) {
+    std::ofstream(path) << line << "\n";
+    CHECK(user_error([&] { read_metrics(path); }, {":1: damaged line"}));
+  }
 }
 
 TEST_CASE("a full disk ends in a message with path and reason") {
