@@ -99,8 +99,12 @@ Reporter::Reporter(const RunInputs& inputs, const Plan& plan, const Communicator
       progress_({plan.total_steps, inputs.config.train.log_every, inputs.quiet || !root_}),
       program_start_(inputs.program_start) {
   if (!root_) return;
-  if (inputs.resume) go_on(read_metrics(folder_.metrics_jsonl()));
+  const Metrics earlier = inputs.resume ? read_metrics(folder_.metrics_jsonl()) : Metrics();
+  go_on(earlier);
   metrics_ = std::make_unique<MetricsWriter>(folder_.metrics_jsonl());
+  if (config_.output.tensorboard)
+    tensorboard_ = std::make_unique<TensorBoardWriter>(folder_.path,
+                                                       earlier.steps.empty() ? 0 : earlier.steps.back().step);
 }
 
 // Totals of the steps before this start, from their records.
@@ -190,6 +194,12 @@ void Reporter::complete(StepRecord& record, const ByteCount& bytes, double secon
 void Reporter::step(const StepRecord& record, double seconds) {
   progress_.step(record.step, record.epoch, record.loss, record.lr, images_per_step(), seconds);
   if (metrics_) metrics_->write(record);
+  if (tensorboard_)
+    tensorboard_->write(record.step, {{"train/loss", record.loss},
+                                      {"train/learning_rate", record.lr},
+                                      {"train/density", record.density},
+                                      {"train/bytes_sent", record.bytes_sent},
+                                      {"train/images_per_second", record.images_per_second}});
 }
 
 void Reporter::epoch(std::int64_t step, double train_loss) {
@@ -203,6 +213,11 @@ void Reporter::evaluation(std::int64_t step, const Evaluation& evaluation, doubl
   if (!metrics_) return;
   metrics_->write(
       EvalRecord{step, epochs(step), train_seconds_, evaluation.loss, evaluation.accuracy, seconds});
+  if (tensorboard_) {
+    TensorBoardWriter::Scalars scalars = {{"test/loss", evaluation.loss}};
+    if (accuracy) scalars.emplace_back("test/accuracy", evaluation.accuracy);
+    tensorboard_->write(step, scalars);
+  }
   progress_.note(accuracy ? fmt::format("epoch {:.4g}: test accuracy {:.2f} %, test loss {:.4f}",
                                         epochs(step), 100 * evaluation.accuracy, evaluation.loss)
                           : fmt::format("epoch {:.4g}: test loss {:.6g}", epochs(step), evaluation.loss));

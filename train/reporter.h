@@ -1,6 +1,7 @@
 #pragma once
-// The output of a run: the start-up lines, progress on standard error, and the records of metrics.jsonl. Keeps the
-// run's clock and the totals of the last record. Ranks other than 0 keep the totals too and write nothing.
+// The output of a run: the start-up lines, progress on standard error, the records of metrics.jsonl, and TensorBoard's
+// event file where asked for. Keeps the run's clock and the totals of the last record. Ranks other than 0 keep the totals
+// too and write nothing.
 
 #include <chrono>
 #include <cstdint>
@@ -13,6 +14,7 @@
 #include "train/engine.h"
 #include "train/evaluate.h"
 #include "train/metrics/metrics.h"
+#include "train/metrics/tensorboard.h"
 #include "train/trainer.h"
 
 namespace topknot {
@@ -97,6 +99,7 @@ class Reporter {
   const bool root_;
   Progress progress_;
   std::unique_ptr<MetricsWriter> metrics_;
+  std::unique_ptr<TensorBoardWriter> tensorboard_;  // with output.tensorboard, on rank 0
 
   const Clock::time_point program_start_;
   Clock::time_point first_step_;

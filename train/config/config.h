@@ -136,6 +136,7 @@ struct Config {
   struct Output {
     std::string dir;  // "": run_directory_name()
     bool overwrite = false;
+    bool tensorboard = false;
   } output;
 };
 

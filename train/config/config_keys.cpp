@@ -343,6 +343,8 @@ std::vector<Key> machine_keys() {
            "run directory; empty: a name made from the configuration, in runs/"),
       flag("output.overwrite", at<o, &Config::Output::overwrite>,
            "replace an earlier run in the same folder"),
+      flag("output.tensorboard", at<o, &Config::Output::tensorboard>,
+           "write an event file for TensorBoard into the run directory"),
   };
 }
 

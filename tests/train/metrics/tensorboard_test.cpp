@@ -1,0 +1,222 @@
+// Event files read back by a decoder of their own, from the format's description.
+#include "train/metrics/tensorboard.h"
+
+#include <array>
+#include <cstring>
+#include <filesystem>
+#include <map>
+
+#include "tests/data/temp_folder.h"
+#include "tests/support/catch.h"
+#include "tests/support/files.h"
+#include "tests/support/user_error.h"
+#include "tests/train/small_run.h"
+
+namespace topknot {
+namespace {
+
+std::uint32_t crc_by_table(const std::string& bytes) {
+  static const auto table = [] {
+    std::array<std::uint32_t, 256> t{};
+    for (std::uint32_t i = 0; i < 256; ++i) {
+      t[i] = i;
+      for (int bit = 0; bit < 8; ++bit) t[i] = t[i] & 1 ? t[i] >> 1 ^ 0x82F63B78u : t[i] >> 1;
+    }
+    return t;
+  }();
+  std::uint32_t crc = ~0u;
+  for (const char c : bytes) crc = crc >> 8 ^ table[(crc ^ static_cast<unsigned char>(c)) & 0xFF];
+  return ~crc;
+}
+
+template <class T>
+T take(std::string& bytes) {
+  REQUIRE(bytes.size() >= sizeof(T));
+  T value;
+  std::memcpy(&value, bytes.data(), sizeof value);
+  bytes.erase(0, sizeof value);
+  return value;
+}
+
+std::uint64_t take_varint(std::string& bytes) {
+  std::uint64_t value = 0;
+  for (int shift = 0;; shift += 7) {
+    const auto byte = take<std::uint8_t>(bytes);
+    value |= static_cast<std::uint64_t>(byte & 0x7F) << shift;
+    if (byte < 0x80) return value;
+  }
+}
+
+std::string take_bytes(std::string& bytes, std::uint64_t size) {
+  REQUIRE(bytes.size() >= size);
+  std::string taken = bytes.substr(0, size);
+  bytes.erase(0, size);
+  return taken;
+}
+
+// A message's fields by number; repeated ones in order.
+std::multimap<int, std::string> fields_of(std::string message) {
+  std::multimap<int, std::string> fields;
+  while (!message.empty()) {
+    const std::uint64_t key = take_varint(message);
+    std::string value;
+    switch (key & 7) {
+      case 0: {
+        const std::uint64_t number = take_varint(message);
+        value.assign(reinterpret_cast<const char*>(&number), sizeof number);
+        break;
+      }
+      case 1:
+        value = take_bytes(message, 8);
+        break;
+      case 2:
+        value = take_bytes(message, take_varint(message));
+        break;
+      case 5:
+        value = take_bytes(message, 4);
+        break;
+      default:
+        FAIL("an unknown wire type");
+    }
+    fields.emplace(static_cast<int>(key >> 3), value);
+  }
+  return fields;
+}
+
+template <class T>
+T as(std::string bytes) {
+  REQUIRE(bytes.size() == sizeof(T));
+  return take<T>(bytes);
+}
+
+struct Event {
+  double wall_time = 0;
+  std::uint64_t step = 0;
+  std::string version;
+  bool session_start = false;
+  std::map<std::string, float> scalars;
+};
+
+std::vector<Event> read_events(const std::string& path) {
+  std::string bytes = text_of(path);
+  std::vector<Event> events;
+  while (!bytes.empty()) {
+    const auto masked = [](const std::string& data) {
+      const std::uint32_t crc = crc_by_table(data);
+      return (crc >> 15 | crc << 17) + 0xa282ead8u;
+    };
+    const std::string length = take_bytes(bytes, 8);
+    CHECK(take<std::uint32_t>(bytes) == masked(length));
+    const std::string message = take_bytes(bytes, as<std::uint64_t>(length));
+    CHECK(take<std::uint32_t>(bytes) == masked(message));
+    Event event;
+    for (const auto& [number, value] : fields_of(message)) {
+      if (number == 1) event.wall_time = as<double>(value);
+      if (number == 2) event.step = as<std::uint64_t>(value);
+      if (number == 3) event.version = value;
+      if (number == 7) event.session_start = as<std::uint64_t>(fields_of(value).find(1)->second) == 1;
+      if (number != 5) continue;
+      for (const auto& [one, summary] : fields_of(value)) {
+        CHECK(one == 1);
+        const auto scalar = fields_of(summary);
+        event.scalars[scalar.find(1)->second] = as<float>(scalar.find(2)->second);
+      }
+    }
+    events.push_back(event);
+  }
+  return events;
+}
+
+std::vector<std::string> event_files(const std::string& folder) {
+  std::vector<std::string> paths;
+  for (const auto& entry : std::filesystem::directory_iterator(folder))
+    if (entry.path().filename().string().starts_with("events.out.tfevents."))
+      paths.push_back(entry.path().string());
+  return paths;
+}
+
+}  // namespace
+
+TEST_CASE("the decoder's checksum is CRC-32C") {
+  CHECK(crc_by_table("123456789") ==
+        0xE3069283u);  // the check value of CRC-32/ISCSI in the catalogue of Cook
+}
+
+TEST_CASE("an event file begins as TensorFlow's do, and its scalars read back") {
+  const TempFolder temp;
+  TensorBoardWriter writer(temp.str());
+  writer.write(1, {{"train/loss", 2.5}, {"train/bytes_sent", 1e9}});
+  writer.write(300, {{"test/accuracy", 0.1}});
+  writer.write(std::int64_t{1} << 40, {});
+  REQUIRE(event_files(temp.str()) == std::vector<std::string>{writer.path()});
+  // Length 24 and its checksum, the time's field, then the version.
+  const std::string bytes = text_of(writer.path());
+  CHECK(bytes.substr(0, 13) == std::string("\x18\0\0\0\0\0\0\0\xa3\x7f\x4b\x22\x09", 13));
+  CHECK(bytes.substr(21, 15) ==
+        "\x1a\x0d"
+        "brain.Event:2");
+
+  const std::vector<Event> events = read_events(writer.path());
+  REQUIRE(events.size() == 4);
+  CHECK(events[0].version == "brain.Event:2");
+  CHECK(events[0].wall_time > 1.6e9);
+  CHECK(events[1].step == 1);
+  CHECK(events[1].scalars == std::map<std::string, float>{{"train/loss", 2.5f}, {"train/bytes_sent", 1e9f}});
+  CHECK(events[2].step == 300);
+  CHECK(events[2].scalars == std::map<std::string, float>{{"test/accuracy", 0.1f}});
+  CHECK(events[3].step == std::uint64_t{1} << 40);
+}
+
+TEST_CASE("a continued run's event file begins with the step from which on earlier files do not count") {
+  const TempFolder temp;
+  const std::vector<Event> events = read_events(TensorBoardWriter(temp.str(), 17).path());
+  REQUIRE(events.size() == 2);
+  CHECK(events[1].session_start);
+  CHECK(events[1].step == 18);
+}
+
+TEST_CASE("an event file that cannot be written is refused with path and reason") {
+  const TempFolder temp;
+  CHECK(user_error([&] { TensorBoardWriter writer(temp.at("no")); },
+                   {temp.at("no/events.out"), "No such file"}));
+}
+
+TEST_CASE("output.tensorboard writes every step and evaluation of a run once, as metrics.jsonl has them") {
+  const TempFolder temp;
+  const LoadedConfig loaded = testing::small_run(
+      temp, {"output.tensorboard=true", "compress.name=topk", "dist.ranks=2", "train.max_steps=130"});
+  testing::run_in_directory(loaded);
+  const Metrics metrics = read_metrics(temp.at("run/metrics.jsonl"));
+  const std::vector<std::string> files = event_files(temp.at("run"));
+  REQUIRE(files.size() == 1);
+  std::vector<Event> events = read_events(files[0]);
+  events.erase(events.begin());
+  std::size_t steps = 0, evaluations = 0;
+  for (const Event& event : events) {
+    if (event.scalars.count("test/loss")) {
+      const EvalRecord& record = metrics.evals.at(evaluations++);
+      CHECK(event.step == static_cast<std::uint64_t>(record.step));
+      CHECK(event.scalars.at("test/loss") == static_cast<float>(record.test_loss));
+      CHECK(event.scalars.at("test/accuracy") == static_cast<float>(record.test_accuracy));
+      continue;
+    }
+    const StepRecord& record = metrics.steps.at(steps++);
+    CHECK(event.step == static_cast<std::uint64_t>(record.step));
+    CHECK(event.scalars == std::map<std::string, float>{
+                               {"train/loss", static_cast<float>(record.loss)},
+                               {"train/learning_rate", static_cast<float>(record.lr)},
+                               {"train/density", static_cast<float>(record.density)},
+                               {"train/bytes_sent", static_cast<float>(record.bytes_sent)},
+                               {"train/images_per_second", static_cast<float>(record.images_per_second)}});
+  }
+  CHECK(steps == metrics.steps.size());
+  CHECK(steps == 130);
+  CHECK(evaluations == metrics.evals.size());
+  CHECK(evaluations > 0);
+
+  // A later run in the same folder replaces the file.
+  testing::run_in_directory(loaded);
+  CHECK(event_files(temp.at("run")).size() == 1);
+}
+
+}  // namespace topknot
