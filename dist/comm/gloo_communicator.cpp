@@ -219,7 +219,7 @@ class GlooCommunicator : public Communicator {
       const std::string text = interrupted_
                                    ? fmt::format("{}stopped by {} while connecting to the other ranks", me(),
                                                  signal_name(stop_signal()))
-                                   : me() + "could not connect to all ranks: " + error.what();
+                                   : me() + "could not connect to all ranks: " + explain(error);
       if (reason.empty()) store_->abort(text);
       const int signal = stop_signal() ? stop_signal() : store_->first_signal();
       disconnect();

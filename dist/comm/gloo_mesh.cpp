@@ -9,6 +9,7 @@
 #include <atomic>
 #include <mutex>
 #include <set>
+#include <system_error>
 
 #include "dist/comm/communicator.h"
 #include "dist/launch/tcp_store.h"
@@ -57,6 +58,8 @@ GlooMesh::GlooMesh(TcpStoreClient& store, int rank, int size, const std::string&
   state_->size = size;
   try {
     state_->device = gloo::transport::tcp::CreateDevice(attributes);
+  } catch (const std::system_error&) {
+    throw;  // of its thread; nothing is wrong with the address
   } catch (const std::exception& error) {
     throw UserError(
         "dist.interface: cannot use " +

@@ -14,6 +14,7 @@
 #include "dist/comm/ordered_sum.h"
 #include "dist/launch/socket.h"
 #include "dist/launch/stop_wait.h"
+#include "nn/core/base/program.h"
 
 namespace topknot {
 namespace {
@@ -336,7 +337,7 @@ void run_thread_ranks(int ranks, double timeout_s, const std::function<void(Comm
       group[r].reset();
       return;
     } catch (const std::exception& error) {
-      reason = error.what();
+      reason = explain(error);
       const std::lock_guard lock(mutex);
       if (!first) first = std::current_exception();
     } catch (...) {

@@ -12,6 +12,7 @@
 
 #include "dist/launch/frame.h"
 #include "dist/launch/socket.h"
+#include "nn/core/base/program.h"
 
 namespace topknot {
 namespace {
@@ -252,7 +253,7 @@ void run_process_rank(const LaunchPlan& plan, const DistOptions& options,
   try {
     body(*communicator);
   } catch (const std::exception& error) {
-    communicator->abort(error.what());
+    communicator->abort(explain(error));
     throw;
   } catch (...) {
     communicator->abort("an unknown error");

@@ -1,4 +1,6 @@
 // The programs as a user runs them.
+#include <unistd.h>
+
 #include <filesystem>
 
 #include "tests/cli/command.h"
@@ -183,6 +185,35 @@ TEST_CASE("ranks find each other through the variables of torchrun, mpirun and s
   check_both(mpi, "mpirun", "dist.master=127.0.0.1:" + std::to_string(free_port()));
   check_both("env SLURM_NTASKS=2 SLURM_LOCALID=0 SLURM_PROCID=", "srun",
              "dist.master=127.0.0.1:" + std::to_string(free_port()));
+}
+
+// The limit does not bind root, so root's test runs as another user, who has no other processes.
+TEST_CASE("a limit of threads and processes ends a run with one message that says what to raise") {
+  const TempFolder temp;
+  const bool root = geteuid() == 0;
+  if (run_command("prlimit --version && setpriv --version").code != 0) {
+    WARN("skipped: needs prlimit and setpriv of util-linux");
+    return;
+  }
+  const std::string user = root ? "setpriv --reuid=65321 --clear-groups " : "";
+  const std::string folder = temp.at("open");
+  REQUIRE(run_command("mkdir " + folder + " && chmod 777 " + folder + " && chmod 755 " + temp.str()).code ==
+          0);
+  if (run_command(user + "test -x " TOPKNOT_BIN "/train").code != 0) {
+    WARN("skipped: another user cannot run " TOPKNOT_BIN "/train");
+    return;
+  }
+  for (const std::string backend : {"threads", "gloo"})
+    for (const int limit : {1, 4, 6}) {
+      const Outcome outcome =
+          run_command(user + "prlimit --nproc=" + std::to_string(limit) + " " TOPKNOT_BIN "/train " + kSmall +
+                      "dist.ranks=4 dist.timeout_s=60 dist.backend=" + backend + " output.dir=" + folder +
+                      "/" + backend + std::to_string(limit));
+      INFO(backend << " with " << limit << "\n" << outcome.output);
+      CHECK((outcome.code == 1 || outcome.code == 2));
+      CHECK(outcome.has("ulimit -u"));
+      CHECK_FALSE(outcome.has("terminate called"));
+    }
 }
 
 // Trains without end in the background, and runs `then` once five steps are done.

@@ -5,6 +5,7 @@
 #include <csignal>
 #include <cstdint>
 #include <cstdio>
+#include <system_error>
 
 #include "nn/core/base/log.h"
 #include "nn/core/base/memory.h"
@@ -52,6 +53,15 @@ std::string signal_name(int signal) {
   }
 }
 
+std::string explain(const std::exception& error) {
+  const auto* system = dynamic_cast<const std::system_error*>(&error);
+  if (system && system->code() == std::errc::resource_unavailable_try_again)
+    return std::string("no thread can be started (") + error.what() +
+           "); raise the limit of threads and processes (ulimit -u), or lower dist.ranks, data.workers or "
+           "train.threads";
+  return error.what();
+}
+
 int run_program(const char* name, int (*body)(int argc, char** argv), int argc, char** argv) {
   try {
     return body(argc, argv);
@@ -65,7 +75,7 @@ int run_program(const char* name, int (*body)(int argc, char** argv), int argc, 
     report(name, "", OutOfMemory("an allocation of unknown size has failed", 0).what());
     return 1;
   } catch (const std::exception& error) {
-    report(name, "unexpected error: ", error.what());
+    report(name, "unexpected error: ", explain(error).c_str());
     return 1;
   }
 }

@@ -2,6 +2,7 @@
 // What every program's main shares: errors turned into exit codes, and the signals that ask for a stop.
 
 #include <csignal>
+#include <exception>
 #include <string>
 
 #include "nn/core/base/check.h"
@@ -21,6 +22,9 @@ struct Interrupted : Error {
   explicit Interrupted(const std::string& text, int number = stop_signal()) : Error(text), signal(number) {}
   int signal;
 };
+
+// An error as a message; where the system has no more threads, with what to do about it.
+std::string explain(const std::exception& error);
 
 // Returns what `body` returns. An exception ends in one message on standard error and an exit code: UserError
 // 2, Interrupted 128 + signal, anything else 1. The message begins with `name`; where that is null it is

@@ -1,0 +1,171 @@
+// Real runs while strangers connect to their rendezvous, from before it listens until the run has ended.
+// TOPKNOT_STRANGER_RUNS sets the number of runs.
+
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <random>
+#include <thread>
+
+#include "dist/comm/communicator.h"
+#include "dist/launch/frame.h"
+#include "dist/launch/socket.h"
+#include "tests/cli/command.h"
+#include "tests/data/temp_folder.h"
+#include "tests/support/catch.h"
+#include "tests/support/free_port.h"
+#include "train/metrics/metrics.h"
+
+using namespace topknot;
+
+namespace {
+
+constexpr int kRanks = 4;
+
+const std::string kRun =
+    "model.name=mlp model.hidden=[32] data.train_size=256 data.test_size=32 data.batch_size=8 "
+    "train.max_steps=300 "
+    "train.epochs=99 optimizer.lr=1e-3 compress.name=topk compress.density=0.05 dist.backend=gloo "
+    "dist.timeout_s=60 -q ";
+
+std::string checksum_of(const std::string& folder) {
+  const Metrics metrics = read_metrics(folder + "/metrics.jsonl");
+  return metrics.end ? metrics.end->parameter_checksum : "no end";
+}
+
+// Visits a port in every way until it is told to stop; counts the connections that it made.
+class Strangers {
+ public:
+  Strangers(int port, unsigned seed) : port_(port), random_(seed), thread_([this] { run(); }) {}
+  ~Strangers() {
+    if (thread_.joinable()) end();
+  }
+  int end() {
+    stop_ = true;
+    thread_.join();
+    return connections_;
+  }
+
+ private:
+  Fd visit() {
+    try {
+      Fd fd = connect_to("127.0.0.1", port_, deadline_in(0.001));
+      ++connections_;
+      return fd;
+    } catch (const std::exception&) {
+      return {};  // nobody listens, or no longer
+    }
+  }
+
+  void send(std::string_view bytes) {
+    const Fd fd = visit();
+    if (!fd.valid()) return;
+    write_all(fd.get(), bytes, deadline_in(1));
+    held_.push_back(dup(fd.get()));  // some close at once, some stay a while
+    if (held_.size() > 8) {
+      close(held_.front());
+      held_.erase(held_.begin());
+    }
+  }
+
+  std::string noise() {
+    std::string bytes(random_() % 5000, '\0');
+    for (char& byte : bytes) byte = static_cast<char>(random_());
+    return bytes;
+  }
+
+  void run() {
+    const auto hello = [](int rank, int size, const std::string& token) {
+      return encode_frame(Frame::hello, encode_hello({rank, size, token}));
+    };
+    while (!stop_) {
+      const int rank = static_cast<int>(random_() % kRanks);
+      switch (random_() % 10) {
+        case 0:
+          send(noise());
+          break;
+        case 1:
+          send("GET / HTTP/1.1\r\n\r\n");
+          break;
+        case 2:
+          send(hello(rank, kRanks, "").substr(0, random_() % 30));
+          break;
+        case 3:
+          send(hello(rank, kRanks, "another job"));
+          break;
+        case 4:
+          send(hello(rank, kRanks + 1, ""));
+          break;
+        case 5:
+          send(hello(rank, kRanks, ""));
+          break;
+        case 6:
+          send(hello(-1 - rank, kRanks, "") + noise());
+          break;
+        case 7:
+          send(encode_frame(Frame::abort, "\1" + noise().substr(0, 100)));
+          break;
+        case 8: {
+          const Fd slow = visit();
+          for (const char byte : hello(rank, kRanks, "").substr(0, 20)) {
+            if (slow.valid()) write_all(slow.get(), {&byte, 1}, deadline_in(1));
+            std::this_thread::sleep_for(std::chrono::milliseconds(2));
+          }
+          break;
+        }
+        case 9: {
+          std::vector<Fd> many;
+          for (int i = 0; i < 200 && !stop_; ++i) many.push_back(visit());
+          break;
+        }
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    for (const int fd : held_) close(fd);
+  }
+
+  const int port_;
+  std::mt19937 random_;
+  std::vector<int> held_;
+  std::atomic<bool> stop_{false};
+  std::atomic<int> connections_{0};
+  std::thread thread_;
+};
+
+}  // namespace
+
+TEST_CASE("strangers at the rendezvous do not change a run") {
+  const char* wanted = std::getenv("TOPKNOT_STRANGER_RUNS");
+  const int runs = wanted ? std::atoi(wanted) : 2;
+  const TempFolder temp;
+  REQUIRE(train(kRun + "dist.ranks=" + std::to_string(kRanks) + " output.dir=" + temp.at("alone")).code == 0);
+  const std::string checksum = checksum_of(temp.at("alone"));
+  int unharmed = 0, connections = 0;
+  for (int i = 0; i < runs; ++i) {
+    const int port = free_port();
+    const std::string folder = temp.at(std::to_string(i));
+    Strangers strangers(port, static_cast<unsigned>(i));
+    Outcome outcome;
+    if (i % 2 == 0) {
+      outcome = train(kRun + "dist.ranks=" + std::to_string(kRanks) +
+                      " dist.master=127.0.0.1:" + std::to_string(port) + " output.dir=" + folder);
+    } else {
+      // Rank 0 serves the rendezvous.
+      std::string script =
+          "codes=0; pids=; for r in 3 2 1 0; do OMPI_COMM_WORLD_SIZE=" + std::to_string(kRanks) +
+          " OMPI_COMM_WORLD_RANK=$r TOPKNOT_TOKEN=stranger-test " TOPKNOT_BIN "/train " + kRun +
+          "dist.master=127.0.0.1:" + std::to_string(port) + " output.dir=" + folder +
+          " & pids=\"$pids $!\"; done; for p in $pids; do wait $p || codes=1; done; exit $codes";
+      outcome = run_command(script);
+    }
+    connections += strangers.end();
+    const std::string got = outcome.code == 0 ? checksum_of(folder) : "";
+    INFO("run " << i << ": code " << outcome.code << "\n" << outcome.output);
+    CHECK(got == checksum);
+    unharmed += got == checksum;
+  }
+  CHECK(connections > runs);
+  if (wanted) std::printf("%d of %d runs unharmed by %d connections\n", unharmed, runs, connections);
+}
