@@ -169,6 +169,22 @@ TEST_CASE("what no machine can hold is refused before it is tried") {
   }
 }
 
+TEST_CASE("a program that cannot write its standard output fails and says so") {
+  if (!std::filesystem::exists("/dev/full")) {
+    WARN("skipped: this system has no /dev/full");
+    return;
+  }
+  for (const char* command :
+       {"train --help", "train --list models", "train --version", "train --dump-config",
+        "train model.name=linear --validate", "train model.name=linear --dry-run", "compare --help",
+        "sparsify --list", "predict --papers", "bench --help", "gpu-check --help"}) {
+    const Outcome outcome = run_command(std::string(TOPKNOT_BIN "/") + command + " > /dev/full");
+    INFO(command << ": " << outcome.output);
+    CHECK(outcome.code == 2);
+    CHECK(outcome.has("standard output cannot be written: "));
+  }
+}
+
 TEST_CASE("all problems at once: what --validate reports") {
   const Outcome outcome = train("--validate train.epochs=x optimizer.lr=-1 model.nmae=linear");
   INFO(outcome.output);

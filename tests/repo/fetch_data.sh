@@ -18,7 +18,7 @@ refused() {
   elif ! grep -q -- "$word" <<<"$output"; then
     echo "$what: the message lacks '$word': $output"
     failed=1
-  elif find "$work/to" \( -name '*.bin' -o -name '*-ubyte*' \) -type f 2>/dev/null | grep -q .; then
+  elif find "$work/to" ! -name '.*' \( -name '*.bin' -o -name '*-ubyte*' \) -type f 2>/dev/null | grep -q .; then
     echo "$what: left files behind: $(find "$work/to" -type f)"
     failed=1
   fi
@@ -32,5 +32,44 @@ printf 'not a picture' >"$work/damaged/test_batch.bin"
 refused "damaged pictures" data_batch_1.bin cifar10 --from "$work/damaged" --to "$work/to"
 printf 'not an archive' >"$work/junk.tar.gz"
 refused "a damaged archive" junk.tar.gz cifar10 --from "$work/junk.tar.gz" --to "$work/to"
+# A server that never ends, and one that stalls.
+if command -v python3 >/dev/null && { command -v curl || command -v wget; } >/dev/null; then
+  cat >"$work/server.py" <<'EOF2'
+import http.server, sys, time
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        try:
+            while True:
+                self.wfile.write(bytes(1 << 16) if "endless" in self.path else b"x")
+                if "stalled" in self.path:
+                    time.sleep(600)
+        except OSError:
+            pass
+    def log_message(self, *_):
+        pass
+
+server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+server.daemon_threads = True
+print(server.server_port, flush=True)
+server.serve_forever()
+EOF2
+  python3 "$work/server.py" >"$work/port" &
+  server=$!
+  trap 'kill "$server" 2>/dev/null; rm -rf "$work"' EXIT
+  for _ in $(seq 100); do [ -s "$work/port" ] || sleep 0.1; done
+  url=http://127.0.0.1:$(cat "$work/port")
+  refused "an endless file" "did not give an intact" mnist --mirror "$url/endless" --to "$work/to"
+  largest=$(find "$work/to" -type f -printf '%s\n' | sort -n | tail -n 1)
+  [ "${largest:-0}" -le 11000000 ] || { echo "an endless file: $largest bytes were kept"; failed=1; }
+  start=$SECONDS
+  FETCH_TIMEOUT=1 refused "a stalled server" "did not give an intact" mnist --mirror "$url/stalled" --to "$work/to"
+  [ $((SECONDS - start)) -lt 100 ] || { echo "a stalled server: took $((SECONDS - start)) s"; failed=1; }
+  FETCH_TIMEOUT=soon refused "a wrong timeout" FETCH_TIMEOUT mnist --mirror "$url" --to "$work/to"
+else
+  echo "skipped: python3 and curl or wget are needed for a server that misbehaves"
+fi
 scripts/fetch-data --help | grep -q -- --from || { echo "--help does not teach --from"; failed=1; }
 exit "$failed"

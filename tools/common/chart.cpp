@@ -127,7 +127,10 @@ std::string draw_panel(const Panel& panel, const std::string& clip, bool first) 
 double Scale::operator()(double value) const {
   const auto raw = [&](double v) { return logarithmic ? std::log10(std::max(v, lo * 1e-3)) : v; };
   const double range = raw(hi) - raw(lo);
-  return from + (to - from) * (range > 0 ? (raw(value) - raw(lo)) / range : 0.5);
+  const double share = range > 0 ? (raw(value) - raw(lo)) / range : 0.5;
+  // Far outside of the panel is far enough, and no coordinate is infinite or not a number.
+  constexpr double kFar = 100;
+  return from + (to - from) * (std::isnan(share) ? 0.5 : std::clamp(share, -kFar, kFar));
 }
 
 std::string tick_text(double value, double step, Unit unit) {
@@ -151,13 +154,20 @@ std::vector<Tick> linear_ticks(double lo, double hi, int count, Unit unit) {
   std::vector<Tick> ticks;
   if (!(hi > lo)) return {{lo, tick_text(lo, 1, unit)}};
   const double step = round_step(hi - lo, count);
-  for (double i = std::ceil(lo / step - 1e-9); i * step <= hi + 1e-9 * step; ++i)
-    ticks.push_back({i * step + 0.0, tick_text(i * step + 0.0, step, unit)});  // + 0.0: no "-0"
+  if (!std::isfinite(step)) return ticks;
+  const double first = std::ceil(lo / step - 1e-9);
+  // Counted: where the ends are equal but for their last digits, `first + i` may be `first`.
+  for (int i = 0; i <= 2 * count + 2; ++i) {
+    const double value = (first + i) * step + 0.0;  // + 0.0: no "-0"
+    if (!(value <= hi + 1e-9 * step)) break;
+    ticks.push_back({value, tick_text(value, step, unit)});
+  }
   return ticks;
 }
 
 std::vector<Tick> log_ticks(double lo, double hi, Unit unit) {
   std::vector<Tick> ticks;
+  if (!(lo > 0 && hi >= lo && std::isfinite(hi))) return ticks;
   const int first = static_cast<int>(std::floor(std::log10(lo))),
             last = static_cast<int>(std::ceil(std::log10(hi)));
   const int stride = std::max(1, (last - first + 5) / 6);

@@ -75,7 +75,8 @@ std::string histograms(const Comparison& c, const Recorded& recorded) {
     panel.x.lo = -kHistogramReach;
     panel.x.hi = kHistogramReach;
     panel.x.ticks = linear_ticks(-kHistogramReach, kHistogramReach, 8, Unit::plain);
-    panel.x.label = fmt::format("step {}: standard deviations, of {:.3g} each", r.step, r.deviation);
+    panel.x.label = fmt::format("step {}: standard deviations", r.step);
+    if (std::isfinite(r.deviation)) panel.x.label += fmt::format(", of {:.3g} each", r.deviation);
     panel.y = y;
     constexpr double kRootTwoPi = 2.5066282746310002;
     const auto normal = [](double x) { return std::exp(-x * x / 2) / kRootTwoPi; };

@@ -72,9 +72,10 @@ PredictedNetwork parse_network_rate(const std::string& text) {
   double factor = 0;
   for (const auto& [name, bits] : {std::pair("", 1.0), {"kbit", 1e3}, {"mbit", 1e6}, {"gbit", 1e9}})
     if (unit == name) factor = bits;
-  if (error != std::errc{} || factor == 0 || !(value > 0) || !std::isfinite(value * factor))
+  if (error != std::errc{} || factor == 0 || !(value * factor >= 1 && value * factor <= 1e15))
     throw UserError("--rate: '" + text +
-                    "' is no rate; write 100mbit, 1gbit, 10gbit, bits per second, or measured");
+                    "' is no rate of 1 to 1e15 bits per second; write 100mbit, 1gbit, 10gbit, bits per "
+                    "second, or measured");
   network.bits_per_s = value * factor;
   return network;
 }

@@ -153,6 +153,7 @@ class DoubleRanks final : public SparsifyRanks<double> {
       rank.bytes_up = block_bytes(sent[r]);
       all_bytes += rank.bytes_up;
     }
+    result.committed = result.committed && steps_[0]->summable(sent);
     for (auto& rank : result.ranks) rank.bytes_down = all_bytes - rank.bytes_up;
     for (std::size_t r = 0; r < steps_.size(); ++r) {
       if (result.committed)

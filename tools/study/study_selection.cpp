@@ -151,10 +151,28 @@ std::string selection_cost_plot(const std::vector<SelectionCost>& rows) {
   return stand_alone_plot({panel}, legend, "Time of selection relative to a plain pass over the size");
 }
 
-void run_quality(const StudyArguments& arguments, const std::string& out) {
-  const std::string path = arguments.text("in");
-  const std::vector<double> densities = arguments.numbers("densities", 1e-9, 1);
-  const auto skip = static_cast<std::size_t>(arguments.integer("skip", 0, 1000000000));
+// All keys, whether or not they are used: a wrong one is an error in any case.
+struct SelectionArguments {
+  explicit SelectionArguments(const StudyArguments& arguments)
+      : in(arguments.text("in")),
+        densities(arguments.numbers("densities", 1e-9, 1)),
+        skip(static_cast<std::size_t>(arguments.integer("skip", 0, 1000000000))),
+        density(arguments.numbers("density", 1e-9, 1).at(0)),
+        max_log2(arguments.integer("max_log2", 0, 30)),
+        rounds(arguments.integer("rounds", 1, 1000000)),
+        threads(static_cast<int>(arguments.integer("threads", 0, 1024))) {}
+  std::string in;
+  std::vector<double> densities;
+  std::size_t skip;
+  double density;
+  std::int64_t max_log2, rounds;
+  int threads;
+};
+
+void run_quality(const SelectionArguments& arguments, const std::string& out) {
+  const std::string& path = arguments.in;
+  const std::vector<double>& densities = arguments.densities;
+  const std::size_t skip = arguments.skip;
   const NpyReader reader(path);
   const auto& shape = reader.shape();
   if (shape.size() != 2 || shape[0] == 0 || shape[1] == 0 || shape[1] >= std::size_t{1} << 31)
@@ -210,15 +228,14 @@ void run_quality(const StudyArguments& arguments, const std::string& out) {
   std::fflush(stdout);
 }
 
-void run_cost(const StudyArguments& arguments, std::int64_t max_log2, const std::string& out) {
-  const double density = arguments.numbers("density", 1e-9, 1).at(0);
-  const auto rounds = arguments.integer("rounds", 1, 1000000);
-  if (const auto asked = arguments.integer("threads", 0, 1024); asked > 0)
-    omp_set_num_threads(static_cast<int>(asked));
+void run_cost(const SelectionArguments& arguments, const std::string& out) {
+  const double density = arguments.density;
+  const std::int64_t rounds = arguments.rounds;
+  if (arguments.threads > 0) omp_set_num_threads(arguments.threads);
   const int threads = omp_get_max_threads();
   std::vector<SelectionCost> rows;
   StudyRows results;
-  for (std::int64_t log2 = kLeastLog2; log2 <= max_log2; log2 += 2) {
+  for (std::int64_t log2 = kLeastLog2; log2 <= arguments.max_log2; log2 += 2) {
     const std::size_t size = std::size_t{1} << log2;
     const std::size_t needed = selection_cost_bytes(size), available = available_bytes();
     const auto skipped = [&](const std::string& why) {
@@ -273,16 +290,17 @@ void run_cost(const StudyArguments& arguments, std::int64_t max_log2, const std:
   std::printf("\nWritten: selection_cost.csv, .jsonl and .svg in %s\n", out.c_str());
 }
 
-void run_selection(const StudyArguments& arguments) {
-  const std::int64_t max_log2 = arguments.integer("max_log2", 0, 30);
+void run_selection(const StudyArguments& given) {
+  const SelectionArguments arguments(given);
+  const std::int64_t max_log2 = arguments.max_log2;
   if (max_log2 != 0 && max_log2 < kLeastLog2)
-    throw UserError(fmt::format("max_log2 of study selection needs 0, or 16 to 30, not '{}'",
-                                arguments.text("max_log2")));
-  if (max_log2 == 0 && arguments.text("in").empty())
+    throw UserError(
+        fmt::format("max_log2 of study selection needs 0, or 16 to 30, not '{}'", given.text("max_log2")));
+  if (max_log2 == 0 && arguments.in.empty())
     throw UserError("study selection has nothing to do: give in=gradients.npy, or max_log2 of at least 16");
-  const std::string out = arguments.folder();
-  if (!arguments.text("in").empty()) run_quality(arguments, out);
-  if (max_log2 != 0) run_cost(arguments, max_log2, out);
+  const std::string out = given.folder();
+  if (!arguments.in.empty()) run_quality(arguments, out);
+  if (max_log2 != 0) run_cost(arguments, out);
 }
 
 const bool study_selection_registered = [] {

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cmath>
 #include <filesystem>
@@ -103,6 +104,18 @@ Record from_json(const Json& json) {
   return record;
 }
 
+// Throws where the counts are none.
+DistributionRecord checked(DistributionRecord record) {
+  const auto negative = [](std::int64_t count) { return count < 0; };
+  constexpr std::size_t kMostBins = 10000;
+  if (record.size <= 0 || record.below < 0 || record.above < 0 || record.zeros < 0 ||
+      record.histogram.size() > kMostBins || record.magnitudes.size() > kMostBins ||
+      std::any_of(record.histogram.begin(), record.histogram.end(), negative) ||
+      std::any_of(record.magnitudes.begin(), record.magnitudes.end(), negative))
+    throw UserError("no distribution");
+  return record;
+}
+
 void add_line(const Json& json, Metrics& metrics) {
   const std::string event = json.value("event", "");
   if (event == "step") {
@@ -112,7 +125,7 @@ void add_line(const Json& json, Metrics& metrics) {
   } else if (event == "eval") {
     metrics.evals.push_back(from_json<EvalRecord>(json));
   } else if (event == "distribution") {
-    metrics.distributions.push_back(from_json<DistributionRecord>(json));
+    metrics.distributions.push_back(checked(from_json<DistributionRecord>(json)));
   } else if (event == "end") {
     metrics.end = from_json<EndRecord>(json);
   }

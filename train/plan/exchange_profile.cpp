@@ -91,8 +91,9 @@ class Reader {
         fail(at + " is no whole number in its range");
       value = static_cast<T>(json.get<std::int64_t>());
     } else if constexpr (std::is_floating_point_v<T>) {
-      if (!json.is_number() || !std::isfinite(json.get<double>()) || json.get<double>() < 0)
-        fail(at + " is no number of at least 0");
+      constexpr double kMost = 1e12;  // seconds and seconds per byte; sums and products of them stay finite
+      if (!json.is_number() || !(json.get<double>() >= 0 && json.get<double>() <= kMost))
+        fail(at + " is no number from 0 to 1e12");
       value = json.get<double>();
     } else {
       if (!json.is_object()) fail((at.empty() ? "it" : at) + " is no JSON object");

@@ -2,6 +2,7 @@
 
 #include <time.h>
 
+#include <cerrno>
 #include <csignal>
 #include <cstdint>
 #include <cstdio>
@@ -9,6 +10,7 @@
 
 #include "nn/core/base/log.h"
 #include "nn/core/base/memory.h"
+#include "nn/core/base/text.h"
 
 namespace topknot {
 namespace {
@@ -64,7 +66,12 @@ std::string explain(const std::exception& error) {
 
 int run_program(const char* name, int (*body)(int argc, char** argv), int argc, char** argv) {
   try {
-    return body(argc, argv);
+    const int code = body(argc, argv);
+    errno = 0;
+    // What std::cout holds is in there too.
+    if (code == 0 && (std::fflush(stdout) != 0 || std::ferror(stdout)))
+      throw UserError("standard output cannot be written: " + errno_text() + "; is the disk full?");
+    return code;
   } catch (const UserError& error) {
     report(name, "", error.what());
     return 2;

@@ -26,7 +26,8 @@ struct Interrupted : Error {
 // An error as a message; where the system has no more threads, with what to do about it.
 std::string explain(const std::exception& error);
 
-// Returns what `body` returns. An exception ends in one message on standard error and an exit code: UserError
+// Returns what `body` returns, or 2 where standard output could not be written to its end. An exception ends in one
+// message on standard error and an exit code: UserError
 // 2, Interrupted 128 + signal, anything else 1. The message begins with `name`; where that is null it is
 // logged as an error, with the rank (nn/core/base/log.h).
 int run_program(const char* name, int (*body)(int argc, char** argv), int argc, char** argv);

@@ -299,6 +299,65 @@ TEST_CASE("the report is one page without network or script, with every chart on
   CHECK(contains(html, "00000000deadbeef"));
 }
 
+TEST_CASE("axes with ends that are equal, far apart or no numbers have few ticks") {
+  const double nan = std::numeric_limits<double>::quiet_NaN(), inf = std::numeric_limits<double>::infinity();
+  for (const double lo : {0.0, 1.0, 1e16, 9e18, 1e300, -1e308, -inf, nan})
+    for (const double hi : {0.0, 1.0, 1e16 + 2, 9e18 + 2048, std::nextafter(1e300, inf), 1e308, inf, nan}) {
+      INFO(lo << " to " << hi);
+      CHECK(linear_ticks(lo, hi, 8, Unit::plain).size() <= 18);
+      CHECK(log_ticks(lo, hi, Unit::plain).size() <= 40);
+      Scale scale;
+      scale.lo = lo, scale.hi = hi, scale.from = 0, scale.to = 100;
+      for (const double value : {0.0, 1e308, -inf, nan}) {
+        CHECK(std::fabs(scale(value)) <= 10000);
+        scale.logarithmic = true;
+        CHECK(std::fabs(scale(value)) <= 10000);
+        scale.logarithmic = false;
+      }
+    }
+}
+
+TEST_CASE("records with numbers that no run has make a page of a page's size without NaN, or are refused") {
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  std::vector<float> u(1000);
+  for (std::size_t i = 0; i < u.size(); ++i) u[i] = static_cast<float>(i % 17) - 8;
+  for (const double bad : {nan, 0.0, -1.0, 1e16, 1e308, -1e308, 4e-324}) {
+    INFO(bad);
+    const Folder folder;
+    const std::string run = folder.add("d", {});
+    MetricsWriter writer(run + "/metrics.jsonl");
+    for (std::int64_t step : {5, 10, 20}) {
+      DistributionRecord record = distribution_of(u, 0.01);
+      record.step = step, record.deviation = record.mean = record.median = record.laplace_scale = bad;
+      record.contraction = record.bound = record.bell_bound = step == 5 ? 0.5 : bad;
+      writer.write(record);
+      StepRecord line;
+      line.step = 20 + step;
+      line.epoch = line.time_s = line.loss = line.lr = line.density = line.selected = line.bytes_sent = bad;
+      line.data_s = line.forward_s = line.communicate_s = line.exposed_s = line.images_per_second = bad;
+      writer.write(line);
+      writer.write(EvalRecord{20 + step, bad, bad, bad, bad, bad});
+    }
+    const Comparison c = folder.compare({"d"});
+    const std::string all = report_html(c) + comparison_text(c) + comparison_csv(c);
+    CHECK(all.size() < 1000000);
+    std::string lower;
+    for (const char letter : all) lower += static_cast<char>(std::tolower(letter));
+    for (const char* word : {"nan", "inf"})
+      for (auto at = lower.find(word); at != std::string::npos; at = lower.find(word, at + 1)) {
+        INFO(lower.substr(at < 60 ? 0 : at - 60, 120));
+        const bool part_of_a_word = std::isalpha(lower[at - 1]) || std::isalpha(lower[at + 3]);
+        CHECK(part_of_a_word);
+      }
+  }
+  const Folder folder;
+  const std::string run = folder.add("d", {});
+  std::ofstream(run + "/metrics.jsonl", std::ios::app)
+      << R"({"event":"distribution","step":1,"size":0,"histogram":[1]})"
+      << "\n{}\n";
+  CHECK(user_error([&] { read_run(run); }, {"damaged line"}));
+}
+
 TEST_CASE("the report draws recorded distributions, of each method that has some") {
   const Folder folder;
   folder.add("d", {});

@@ -1,6 +1,7 @@
 #include "tools/predict/predict.h"
 
 #include <algorithm>
+#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "tests/data/temp_folder.h"
@@ -196,7 +197,7 @@ TEST_CASE("rates are read as people write them") {
   CHECK(*parse_network_rate("64kbit").bits_per_s == 64000);
   CHECK(*parse_network_rate("1e6").bits_per_s == 1e6);
   CHECK_FALSE(parse_network_rate("measured").bits_per_s.has_value());
-  for (const char* bad : {"", "fast", "-1gbit", "0", "1gb", "1gbit/s", "nan"})
+  for (const char* bad : {"", "fast", "-1gbit", "0", "1gb", "1gbit/s", "nan", "1e308", "1e-300", "1e300gbit"})
     CHECK(user_error([&] { parse_network_rate(bad); }, {"--rate", "100mbit"}));
 }
 
@@ -246,6 +247,31 @@ TEST_CASE("a run is held against the prediction with its own plan") {
   SECTION("a method without a profile is refused") {
     CHECK(user_error([&] { judge(run, {one_layer_dense()}, network("measured")); }, {"topk", "0.01"}));
   }
+}
+
+TEST_CASE("times that no run takes are refused, and the greatest that are not give finite predictions") {
+  const std::string text = exchange_profile_json(sparse_profile());
+  for (const char* key : {"forward_s", "backward_s", "update_s", "data_s", "density"}) {
+    auto json = nlohmann::ordered_json::parse(text);
+    json[key] = 1e308;
+    CHECK(user_error([&] { parse_exchange_profile(json.dump(), "p.json"); }, {"p.json", key, "1e12"}));
+    json[key] = -1;
+    CHECK(user_error([&] { parse_exchange_profile(json.dump(), "p.json"); }, {"p.json", key}));
+  }
+  ExchangeProfile p = sparse_profile();
+  p.forward_s = p.backward_s = p.update_s = p.link.alpha = p.link.beta = p.gather.alpha = p.gather.beta =
+      1e12;
+  for (auto& parameter : p.parameters) parameter.backward_s = parameter.ready_s = 1e12;
+  for (auto& group : p.groups) group.encode_s = group.decode_s = 1e12;
+  PredictReport report;
+  for (const char* merge : {"all", "none", "optimal"})
+    for (const int ranks : {1, 2, 1 << 20}) {
+      report.predictions.push_back(predict(p, {ranks, network("1", 10), merge}));
+      CHECK(std::isfinite(report.predictions.back().iteration));
+    }
+  const std::string all = prediction_text(report) + prediction_csv(report) + prediction_json(report);
+  CHECK(all.find("inf") == std::string::npos);
+  CHECK(all.find("nan") == std::string::npos);
 }
 
 TEST_CASE("what is no run, or no profiled one, is refused with the way to make one") {

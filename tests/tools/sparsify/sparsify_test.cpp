@@ -212,6 +212,21 @@ TEST_CASE("sparsify: a step with a NaN is skipped on all ranks and changes nothi
   }
 }
 
+TEST_CASE("sparsify: a step whose average overflows is skipped in either precision") {
+  for (const std::string precision : {"float32", "float64"}) {
+    const double huge = precision == "float32" ? 3e38 : 1.7e308;
+    SparsifyOptions options = in_double("topk", {"density=0.5"});
+    options.precision = precision;
+    SparsifySummary summary;
+    // Step 0 overflows in its second element, step 1 does not.
+    const auto lines = lines_of({2, 2, 2}, {1, huge, 1, huge, 1, huge, 1, 2}, options, &summary);
+    CHECK(summary.skipped == 1);
+    REQUIRE(lines.size() == 6);
+    CHECK(lines[2]["skipped"] == true);
+    CHECK(lines[2]["values"].empty());
+  }
+}
+
 TEST_CASE("sparsify: dense sums its messages, weighted, and its ranks' lines are their gradients") {
   SparsifyOptions options;
   options.compressor = "dense";

@@ -183,6 +183,13 @@ TEST_CASE("selection study: wrong input gets one clear message") {
   CHECK_THROWS_WITH(run({"in=" + temp.at("short.npy"), "densities=2", out}),
                     Catch::Contains("densities of study selection"));
   CHECK_THROWS_WITH(run({"max_log2=16", "density=0", out}), Catch::Contains("density of study selection"));
+  // Of the part that does not run too.
+  for (const std::string key : {"densities", "skip"})
+    CHECK_THROWS_WITH(run({"max_log2=16", "rounds=1", key + "=abc", out}),
+                      Catch::Contains(key + " of study selection"));
+  for (const std::string key : {"density", "rounds", "threads"})
+    CHECK_THROWS_WITH(run({"in=" + temp.at("short.npy"), "skip=0", "max_log2=0", key + "=abc", out}),
+                      Catch::Contains(key + " of study selection"));
 }
 
 }  // namespace
