@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "dist/launch/socket.h"
+#include "dist/launch/tcp_store.h"
 #include "nn/core/base/check.h"
 #include "tests/fuzz/inputs/input_target.h"
 
