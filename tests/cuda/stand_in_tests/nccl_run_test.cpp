@@ -2,14 +2,12 @@
 #include "tests/cuda/stand_in/machine.h"
 #include "tests/cuda/stand_in_tests/machine_settings.h"
 #include "tests/support/error_text.h"
-#include "tests/train/small_run.h"
+#include "tests/train/resumed_run.h"
 
 using namespace topknot;
 using namespace topknot::testing;
 
 namespace {
-
-using Keys = std::vector<std::string>;
 
 Run run_of(const std::string& backend, int ranks, Keys keys) {
   keys.insert(keys.end(), {"train.device=cuda", "train.deterministic=true", "train.max_steps=8",
@@ -74,4 +72,17 @@ TEST_CASE("a GPU that is lost during a run ends every rank with one message") {
   fail_later();
   const std::string text = error_text([] { run_of("nccl", 2, {"compress.name=topk", "dist.timeout_s=5"}); });
   CHECK(says(text, {"rank "}));
+}
+
+TEST_CASE("nccl: a run that stops and is resumed ends with the bits of one that does not stop") {
+  const stand_in::Gpus gpus(2);
+  for (const char* method : {"dense", "topk", "dgc", "regtopk"}) {
+    INFO(method);
+    const Keys keys =
+        with(keys_of_method(method),
+             {"train.device=cuda", "train.deterministic=true", "train.max_steps=8", "train.stop_after=0",
+              "train.check_every=4", "data.test_size=16", "data.train_size=60", "data.image_size=12",
+              "model.hidden=[12]", "dist.backend=nccl", "dist.ranks=2"});
+    check_same(whole(keys, "gloo", 2), stopped_and_resumed(keys, 5, "gloo", 2));
+  }
 }

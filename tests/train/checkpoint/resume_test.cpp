@@ -11,8 +11,7 @@
 #include "dist/sparse/sparse_collective.h"
 #include "tests/support/error_text.h"
 #include "tests/support/files.h"
-#include "tests/train/small_run.h"
-#include "train/start.h"
+#include "tests/train/resumed_run.h"
 
 using namespace topknot;
 using namespace topknot::testing;
@@ -20,15 +19,8 @@ namespace fs = std::filesystem;
 
 namespace {
 
-using Keys = std::vector<std::string>;
-
 constexpr int kRanks = 4;
 constexpr int kStop = 19;  // in the middle of the second epoch of 16 steps
-
-Keys with(Keys keys, const Keys& more) {
-  keys.insert(keys.end(), more.begin(), more.end());
-  return keys;
-}
 
 Keys base(int ranks = kRanks) {
   return {"data.train_size=256",
@@ -40,79 +32,8 @@ Keys base(int ranks = kRanks) {
           "dist.ranks=" + std::to_string(ranks)};
 }
 
-Keys keys_of(const std::string& method) {
-  Keys keys{"compress.name=" + method, "dist.ordered_sum=true"};
-  if (method == "threshold") keys.push_back("compress.threshold=0.01");
-  if (method == "powersgd" || method == "acpsgd")
-    keys.insert(keys.end(), {"compress.rank=2", "compress.min_compression=1"});
-  if (method == "lags")
-    keys.insert(keys.end(), {"compress.scope=tensor", "compress.lr_inside=true", "optimizer.momentum=0"});
-  return keys;
-}
-
-// One start of the run in temp/run; `more` on top of its keys.
-RunOutcome start(const TempFolder& temp, const Keys& keys, bool resume,
-                 const std::string& backend = "threads") {
-  const LoadedConfig loaded = resume ? load_resumed_config(temp.at("run"), keys) : small_run(temp, keys);
-  const RunData data = load_data(loaded.config);
-  const RunDirectory folder = resume ? RunDirectory{temp.at("run")} : create_run_directory(loaded, {});
-  RunInputs inputs{loaded.config, data, folder, true, std::chrono::steady_clock::now()};
-  inputs.resume = resume;
-  RunOutcome result;
-  run_ranks(backend, loaded.config.dist.ranks, [&](Communicator& communicator) {
-    const RunOutcome outcome = run_rank(inputs, communicator);
-    if (communicator.rank() == 0) result = outcome;
-  });
-  return result;
-}
-
-struct Ended {
-  std::string checksum;
-  Metrics metrics;
-};
-
-Ended whole(const Keys& keys, const std::string& backend = "threads") {
-  const TempFolder temp;
-  const RunOutcome outcome = start(temp, keys, false, backend);
-  return {outcome.parameter_checksum, read_metrics(temp.at("run/metrics.jsonl"))};
-}
-
-Ended stopped_and_resumed(const Keys& keys, const std::string& backend = "threads") {
-  const TempFolder temp;
-  const RunOutcome first =
-      start(temp, with(keys, {"train.stop_after=" + std::to_string(kStop)}), false, backend);
-  CHECK(first.stopped);
-  CHECK(first.stop_signal == 0);
-  const RunOutcome second = start(temp, keys, true, backend);
-  CHECK_FALSE(second.stopped);
-  return {second.parameter_checksum, read_metrics(temp.at("run/metrics.jsonl"))};
-}
-
-// No step stands twice or is missing, and what is no time is the same.
-void check_same(const Ended& a, const Ended& b) {
-  CHECK(a.checksum == b.checksum);
-  REQUIRE(a.metrics.steps.size() == b.metrics.steps.size());
-  for (std::size_t i = 0; i < a.metrics.steps.size(); ++i) {
-    const StepRecord &x = a.metrics.steps[i], &y = b.metrics.steps[i];
-    CHECK(y.step == static_cast<std::int64_t>(i) + 1);
-    CHECK((x.step == y.step && x.loss == y.loss && x.lr == y.lr && x.density == y.density &&
-           x.selected == y.selected && x.bytes_sent == y.bytes_sent));
-    if (i > 0) CHECK(y.time_s >= b.metrics.steps[i - 1].time_s);
-  }
-  REQUIRE(a.metrics.epochs.size() == b.metrics.epochs.size());
-  for (std::size_t i = 0; i < a.metrics.epochs.size(); ++i)
-    CHECK(a.metrics.epochs[i].train_loss == b.metrics.epochs[i].train_loss);
-  REQUIRE(a.metrics.evals.size() == b.metrics.evals.size());
-  for (std::size_t i = 0; i < a.metrics.evals.size(); ++i)
-    CHECK(a.metrics.evals[i].test_loss == b.metrics.evals[i].test_loss);
-  REQUIRE((a.metrics.end && b.metrics.end));
-  CHECK(a.metrics.end->bytes_sent == b.metrics.end->bytes_sent);
-  CHECK(a.metrics.end->steps == b.metrics.end->steps);
-  CHECK(a.metrics.end->best_test_accuracy == b.metrics.end->best_test_accuracy);
-}
-
 void check_resumes(const Keys& keys) {
-  check_same(whole(with(base(), keys)), stopped_and_resumed(with(base(), keys)));
+  check_same(whole(with(base(), keys)), stopped_and_resumed(with(base(), keys), kStop));
 }
 
 void flip_byte(const std::string& path, std::size_t at) {
@@ -130,10 +51,10 @@ std::vector<std::int64_t> saved_steps(const TempFolder& temp) {
 TEST_CASE("every method goes on bit for bit from the middle of an epoch, by threads and by gloo") {
   for (const std::string& method : compressors().names()) {
     INFO(method);
-    const Keys keys = with(base(), keys_of(method));
+    const Keys keys = with(base(), keys_of_method(method));
     const Ended expected = whole(keys);
-    check_same(expected, stopped_and_resumed(keys));
-    check_same(expected, stopped_and_resumed(keys, "gloo"));
+    check_same(expected, stopped_and_resumed(keys, kStop));
+    check_same(expected, stopped_and_resumed(keys, kStop, "gloo"));
   }
 }
 

@@ -1,0 +1,41 @@
+// A run on GPUs that stops and is resumed ends with the bits of one that does not stop.
+#include "compress/compressor.h"
+#include "tests/cuda/fixture.h"
+#include "tests/train/resumed_run.h"
+
+using namespace topknot;
+using namespace topknot::testing;
+
+namespace {
+
+constexpr int kStop = 6;  // in the middle of the second epoch of 4 steps
+
+const Keys kOnGpu{
+    "train.device=cuda",      "train.deterministic=true", "train.max_steps=10", "train.stop_after=0",
+    "train.check_every=4",    "data.test_size=16",        "data.train_size=32", "data.image_size=12",
+    "model.hidden=[12]",      "train.eval_every=0.5",     "dist.ranks=2",       "compress.density=0.1",
+    "train.checkpoint_keep=1"};
+
+}  // namespace
+
+TEST_CASE("on GPUs every method goes on bit for bit from the middle of an epoch") {
+  for (const std::string& method : compressors().names()) {
+    INFO(method);
+    const Keys keys = with(kOnGpu, keys_of_method(method));
+    check_same(whole(keys), stopped_and_resumed(keys, kStop));
+  }
+}
+
+TEST_CASE("on GPUs memories, micro-batches, statistics and captured graphs go on bit for bit") {
+  for (const Keys& keys :
+       {Keys{"compress.name=topk", "compress.memory=dgc", "train.accumulate=2"},
+        Keys{"compress.name=topk", "compress.memory=ef21"},
+        Keys{"compress.name=dgc", "train.graphs=false", "data.on_device=false"},
+        Keys{"compress.name=gaussiank", "data.augment=true", "data.shard=uneven:2"},
+        Keys{"compress.name=topk", "model.name=resnet20", "data.batch_size=2", "data.train_size=8",
+             "train.max_steps=4", "train.bn_stats=local", "data.test_size=4"}}) {
+    INFO(keys[1]);
+    const int stop = keys[1] == "model.name=resnet20" ? 3 : kStop;
+    check_same(whole(with(kOnGpu, keys)), stopped_and_resumed(with(kOnGpu, keys), stop));
+  }
+}

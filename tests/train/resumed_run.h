@@ -1,0 +1,91 @@
+#pragma once
+// Runs that stop and are resumed, and how they compare with one that does not stop.
+
+#include "tests/train/small_run.h"
+#include "train/start.h"
+
+namespace topknot::testing {
+
+using Keys = std::vector<std::string>;
+
+inline Keys with(Keys keys, const Keys& more) {
+  keys.insert(keys.end(), more.begin(), more.end());
+  return keys;
+}
+
+// What a small run of this method needs; sums in rank order, for the same bits on every backend.
+inline Keys keys_of_method(const std::string& method) {
+  Keys keys{"compress.name=" + method, "dist.ordered_sum=true"};
+  if (method == "threshold") keys.push_back("compress.threshold=0.01");
+  if (method == "powersgd" || method == "acpsgd")
+    keys.insert(keys.end(), {"compress.rank=2", "compress.min_compression=1"});
+  if (method == "lags")
+    keys.insert(keys.end(), {"compress.scope=tensor", "compress.lr_inside=true", "optimizer.momentum=0"});
+  return keys;
+}
+
+// One start of the run in temp/run; `more` on top of its keys.
+inline RunOutcome start(const TempFolder& temp, const Keys& keys, bool resume,
+                        const std::string& backend = "threads", int gpus = 1) {
+  const LoadedConfig loaded = resume ? load_resumed_config(temp.at("run"), keys) : small_run(temp, keys);
+  const RunData data = load_data(loaded.config);
+  const RunDirectory folder = resume ? RunDirectory{temp.at("run")} : create_run_directory(loaded, {});
+  RunInputs inputs{loaded.config, data, folder, true, std::chrono::steady_clock::now()};
+  inputs.resume = resume;
+  RunOutcome result;
+  run_ranks(backend, loaded.config.dist.ranks, [&](Communicator& communicator) {
+    RunInputs mine = inputs;
+    mine.gpu = communicator.rank() % gpus;
+    const RunOutcome outcome = run_rank(mine, communicator);
+    if (communicator.rank() == 0) result = outcome;
+  });
+  return result;
+}
+
+struct Ended {
+  std::string checksum;
+  Metrics metrics;
+};
+
+inline Ended whole(const Keys& keys, const std::string& backend = "threads", int gpus = 1) {
+  const TempFolder temp;
+  const RunOutcome outcome = start(temp, keys, false, backend, gpus);
+  return {outcome.parameter_checksum, read_metrics(temp.at("run/metrics.jsonl"))};
+}
+
+inline Ended stopped_and_resumed(const Keys& keys, int stop, const std::string& backend = "threads",
+                                 int gpus = 1) {
+  const TempFolder temp;
+  const RunOutcome first =
+      start(temp, with(keys, {"train.stop_after=" + std::to_string(stop)}), false, backend, gpus);
+  CHECK(first.stopped);
+  CHECK(first.stop_signal == 0);
+  const RunOutcome second = start(temp, keys, true, backend, gpus);
+  CHECK_FALSE(second.stopped);
+  return {second.parameter_checksum, read_metrics(temp.at("run/metrics.jsonl"))};
+}
+
+// No step stands twice or is missing, and what is no time is the same.
+inline void check_same(const Ended& a, const Ended& b) {
+  CHECK(a.checksum == b.checksum);
+  REQUIRE(a.metrics.steps.size() == b.metrics.steps.size());
+  for (std::size_t i = 0; i < a.metrics.steps.size(); ++i) {
+    const StepRecord &x = a.metrics.steps[i], &y = b.metrics.steps[i];
+    CHECK(y.step == static_cast<std::int64_t>(i) + 1);
+    CHECK((x.step == y.step && x.loss == y.loss && x.lr == y.lr && x.density == y.density &&
+           x.selected == y.selected && x.bytes_sent == y.bytes_sent));
+    if (i > 0) CHECK(y.time_s >= b.metrics.steps[i - 1].time_s);
+  }
+  REQUIRE(a.metrics.epochs.size() == b.metrics.epochs.size());
+  for (std::size_t i = 0; i < a.metrics.epochs.size(); ++i)
+    CHECK(a.metrics.epochs[i].train_loss == b.metrics.epochs[i].train_loss);
+  REQUIRE(a.metrics.evals.size() == b.metrics.evals.size());
+  for (std::size_t i = 0; i < a.metrics.evals.size(); ++i)
+    CHECK(a.metrics.evals[i].test_loss == b.metrics.evals[i].test_loss);
+  REQUIRE((a.metrics.end && b.metrics.end));
+  CHECK(a.metrics.end->bytes_sent == b.metrics.end->bytes_sent);
+  CHECK(a.metrics.end->steps == b.metrics.end->steps);
+  CHECK(a.metrics.end->best_test_accuracy == b.metrics.end->best_test_accuracy);
+}
+
+}  // namespace topknot::testing
