@@ -167,7 +167,8 @@ void Reporter::announce(const Communicator& communicator, const Engine& engine) 
     log_info(fmt::format("the last {} micro-batches of an epoch do not fill a step and are left out", left));
 }
 
-void Reporter::begin() {
+void Reporter::begin(std::int64_t step) {
+  if (metrics_) metrics_->write(StartRecord{step, plan_.total_steps, plan_.steps_per_epoch, now_utc()});
   startup_seconds_ = seconds_since(program_start_);
   first_step_ = Clock::now() - std::chrono::duration_cast<Clock::duration>(
                                    std::chrono::duration<double>(train_seconds_ + eval_seconds_));
@@ -264,6 +265,10 @@ void Reporter::end(std::int64_t steps, std::int64_t skipped, const std::string& 
   log_info(fmt::format("done: {} steps in {}, {:.0f} images/s, sent {} per rank (dense: {})", steps,
                        format_duration(train_seconds_), end.images_per_second, format_bytes(end.bytes_sent),
                        format_bytes(end.bytes_dense)));
+}
+
+void Reporter::stop(std::int64_t step, bool failed, const std::string& reason) {
+  if (metrics_) metrics_->write(StopRecord{step, failed, reason, now_utc()});
 }
 
 void Reporter::note(const std::string& text) {

@@ -66,7 +66,7 @@ class Reporter {
 
   // The run in a few lines, before its first step.
   void announce(const Communicator& communicator, const Engine& engine) const;
-  void begin();  // the first step begins; of a resumed run, the first of this start
+  void begin(std::int64_t step);  // the first step of this start begins, `step` were made before
 
   // Fills in epoch, time, rates and the bytes: `bytes` is the sum over all ranks, the record has the mean. `seconds`:
   // the duration of the step.
@@ -79,10 +79,11 @@ class Reporter {
   void end(std::int64_t steps, std::int64_t skipped, const std::string& parameter_checksum,
            double modelled_makespan = 0);
 
-  std::uint64_t metrics_bytes() const;                 // length of metrics.jsonl; 0 on ranks other than 0
-  void note(const std::string& text);                  // a line between those of progress
-  void finish();                                       // no more progress
-  MetricsWriter* metrics() { return metrics_.get(); }  // null on ranks other than 0
+  std::uint64_t metrics_bytes() const;  // length of metrics.jsonl; 0 on ranks other than 0
+  void stop(std::int64_t step, bool failed, const std::string& reason);  // this start ends before the run
+  void note(const std::string& text);                                    // a line between those of progress
+  void finish();                                                         // no more progress
+  MetricsWriter* metrics() { return metrics_.get(); }                    // null on ranks other than 0
 
  private:
   double epochs(std::int64_t step) const;

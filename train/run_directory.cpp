@@ -33,15 +33,6 @@ std::string cpu_name() {
   return "unknown";
 }
 
-std::string now_utc() {
-  const std::time_t now = std::time(nullptr);
-  std::tm parts{};
-  gmtime_r(&now, &parts);
-  char buffer[32];
-  std::strftime(buffer, sizeof buffer, "%Y-%m-%dT%H:%M:%SZ", &parts);
-  return buffer;
-}
-
 std::string environment_json(const Config& config, const std::vector<std::string>& command_line,
                              const std::map<std::string, std::string>& libraries) {
   nlohmann::ordered_json json;
@@ -122,6 +113,15 @@ std::string effective_config(const RunDirectory& folder, const Config& config,
 }
 
 }  // namespace
+
+std::string now_utc() {
+  const std::time_t now = std::time(nullptr);
+  std::tm parts{};
+  gmtime_r(&now, &parts);
+  char buffer[32];
+  std::strftime(buffer, sizeof buffer, "%Y-%m-%dT%H:%M:%SZ", &parts);
+  return buffer;
+}
 
 std::string program_version() {
   return "topknot " TOPKNOT_VERSION " (" TOPKNOT_REVISION ")";

@@ -2,6 +2,7 @@
 // bad input, 128 + signal where a signal stopped the run.
 #include <cstdio>
 #include <functional>
+#include <string_view>
 
 #include "dist/launch/launch.h"
 #include "nn/core/base/log.h"
@@ -10,6 +11,7 @@
 #include "train/network_check.h"
 #include "train/setup.h"
 #include "train/start.h"
+#include "train/status.h"
 
 using namespace topknot;
 
@@ -47,6 +49,7 @@ void warn_of_unused_keys(const LoadedConfig& loaded) {
 
 int run(int argc, char** argv) {
   const auto program_start = std::chrono::steady_clock::now();
+  if (argc > 1 && std::string_view(argv[1]) == "status") return status_command(argc - 1, argv + 1);
   const CommandLine line = parse_command_line(argc, argv);
   if (!line.text.empty()) {
     std::fputs(line.text.c_str(), stdout);

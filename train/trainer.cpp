@@ -49,9 +49,22 @@ class Trainer {
   }
 
   RunOutcome run() {
+    try {
+      return run_steps();
+    } catch (const std::exception& error) {
+      try {
+        reporter_.stop(step(), true, error.what());
+      } catch (const std::exception&) {  // the first error is the one to report
+      }
+      throw;
+    }
+  }
+
+ private:
+  RunOutcome run_steps() {
     reporter_.announce(communicator_, *engine_);
     check_parameters("at the start");
-    reporter_.begin();
+    reporter_.begin(step());
     last_report_ = Clock::now();
     if (step() > 0 && !position_.evaluated && evaluation_due()) run_evaluation();
     int signal = 0;
@@ -69,17 +82,17 @@ class Trainer {
     reporter_.finish();
     RunOutcome outcome{signal, stopped, position_.evaluation.accuracy, position_.evaluation.loss,
                        engine_->checksum()};
-    if (stopped)
-      log_info(fmt::format("stopped {} after step {}; {}",
-                           signal ? "by " + signal_name(signal) : "by train.stop_after", step(),
-                           what_is_left()));
-    else
+    if (stopped) {
+      const std::string reason = signal ? signal_name(signal) : "train.stop_after";
+      log_info(fmt::format("stopped by {} after step {}; {}", reason, step(), what_is_left()));
+      reporter_.stop(step(), false, reason);
+    } else {
       reporter_.end(step(), position_.skipped, outcome.parameter_checksum, engine_->modelled_makespan());
+    }
     if (!saved) throw UserError("the last checkpoint could not be written, see the warnings above");
     return outcome;
   }
 
- private:
   std::int64_t step() const { return position_.step; }  // steps made, of which pending_ are not reported
   // Of the step made last.
   std::int64_t epoch() const { return (step() - 1) / plan_.steps_per_epoch; }

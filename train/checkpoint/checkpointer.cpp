@@ -9,6 +9,7 @@
 
 #include "nn/core/base/check.h"
 #include "nn/core/base/log.h"
+#include "train/checksum.h"
 
 namespace topknot {
 
@@ -45,7 +46,6 @@ void Checkpointer::save(Manifest manifest) {
   finish();
   engine_.state(state_);
   manifest_ = std::move(manifest);
-  manifest_.parameter_checksum = rank_ == 0 ? engine_.checksum() : "";
   manifest_.files.clear();
   phase_ = Phase::writing;
   start(&Checkpointer::write_files);
@@ -65,6 +65,7 @@ void Checkpointer::write_files() {
   const std::int64_t step = manifest_.position.step;
   files_.clear();
   if (rank_ == 0) {
+    manifest_.parameter_checksum = checksum_hex(state_.model.weights);
     const Metadata metadata = {{"format", "pt"},
                                {"program", manifest_.program},
                                {"step", fmt::format("{}", step)},

@@ -22,7 +22,9 @@ constexpr const char* kExamples =
     "  train configs/demo_dense.yaml                       a small run, nothing to download\n"
     "  train configs/demo_topk.yaml compress.density=0.01  the same with Top-k and one key changed\n"
     "  train configs/cifar10_resnet20_gaussiank.yaml data.root=DIR dist.backend=gloo dist.ranks=4\n"
-    "  compare runs/*                                      a table and report.html of several runs\n";
+    "  compare runs/*                                      a table and report.html of several runs\n"
+    "  train status runs/NAME                              how far a run is, while it goes on or "
+    "afterwards\n";
 
 constexpr const char* kFlagHelp =  // with a place for the names of the lists
     "Flags:\n"

@@ -51,6 +51,11 @@ void fields(Record& r, Visit&& visit) {
     visit("bell_bound", r.bell_bound), visit("below", r.below), visit("above", r.above);
     visit("histogram", r.histogram), visit("zeros", r.zeros), visit("least_exponent", r.least_exponent);
     visit("magnitudes", r.magnitudes);
+  } else if constexpr (std::is_same_v<Plain, StartRecord>) {
+    visit("step", r.step), visit("total_steps", r.total_steps), visit("steps_per_epoch", r.steps_per_epoch);
+    visit("time", r.time);
+  } else if constexpr (std::is_same_v<Plain, StopRecord>) {
+    visit("step", r.step), visit("failed", r.failed), visit("reason", r.reason), visit("time", r.time);
   } else {
     visit("test_accuracy", r.test_accuracy), visit("best_test_accuracy", r.best_test_accuracy);
     visit("test_loss", r.test_loss), visit("wall_seconds", r.wall_seconds);
@@ -77,7 +82,7 @@ std::string to_json(const char* event, const Record& record) {
       json[name] = value;
     }
   });
-  return json.dump();
+  return json.dump(-1, ' ', false, Json::error_handler_t::replace);  // a reason need not be valid UTF-8
 }
 
 // The conversion of a number such as 1e300 is undefined.
@@ -126,6 +131,11 @@ void add_line(const Json& json, Metrics& metrics) {
     metrics.evals.push_back(from_json<EvalRecord>(json));
   } else if (event == "distribution") {
     metrics.distributions.push_back(checked(from_json<DistributionRecord>(json)));
+  } else if (event == "start") {
+    metrics.starts.push_back(from_json<StartRecord>(json));
+    metrics.stop.reset();
+  } else if (event == "stop") {
+    metrics.stop = from_json<StopRecord>(json);
   } else if (event == "end") {
     metrics.end = from_json<EndRecord>(json);
   }
@@ -186,6 +196,12 @@ void MetricsWriter::write(const DistributionRecord& record) {
 }
 void MetricsWriter::write(const EndRecord& record) {
   line(to_json("end", record));
+}
+void MetricsWriter::write(const StartRecord& record) {
+  line(to_json("start", record));
+}
+void MetricsWriter::write(const StopRecord& record) {
+  line(to_json("stop", record));
 }
 
 Metrics read_metrics(const std::string& path) {

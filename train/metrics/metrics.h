@@ -56,6 +56,20 @@ struct EvalRecord {
   double eval_seconds = 0;
 };
 
+// A start of the run: one, and one for each time that it was resumed.
+struct StartRecord {
+  std::int64_t step = 0;  // steps made before
+  std::int64_t total_steps = 0, steps_per_epoch = 0;
+  std::string time;  // UTC, 2026-11-22T03:50:00Z
+};
+
+// A start that ended before the run's end, as far as rank 0 lived to write it.
+struct StopRecord {
+  std::int64_t step = 0;  // steps made
+  bool failed = false;    // by an error; else by a signal or train.stop_after
+  std::string reason, time;
+};
+
 // The histogram of a DistributionRecord spans [-kHistogramReach, kHistogramReach) standard deviations.
 inline constexpr double kHistogramReach = 8;
 
@@ -114,6 +128,8 @@ class MetricsWriter {
   void write(const EvalRecord& record);
   void write(const DistributionRecord& record);
   void write(const EndRecord& record);
+  void write(const StartRecord& record);
+  void write(const StopRecord& record);
 
  private:
   void line(const std::string& json);
@@ -129,8 +145,10 @@ struct Metrics {
   std::vector<EpochRecord> epochs;
   std::vector<EvalRecord> evals;
   std::vector<DistributionRecord> distributions;
-  std::optional<EndRecord> end;  // absent: the run is incomplete
-  bool truncated = false;        // the last line was cut off (a killed run); it is left out
+  std::vector<StartRecord> starts;
+  std::optional<StopRecord> stop;  // of the last start
+  std::optional<EndRecord> end;    // absent: the run is incomplete
+  bool truncated = false;          // the last line was cut off (a killed run); it is left out
 };
 
 // Throws UserError: no such file, or a damaged line that is not the last (with its number). Unknown events

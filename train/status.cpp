@@ -1,0 +1,109 @@
+#include "train/status.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <filesystem>
+
+#include "nn/core/base/check.h"
+#include "nn/core/base/text.h"
+#include "train/checkpoint/checkpoint.h"
+#include "train/metrics/metrics.h"
+#include "train/metrics/run_config.h"
+#include "train/run_directory.h"
+
+namespace topknot {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::size_t kRecentSteps = 50;
+
+std::string state_of(const Metrics& metrics, const std::string& process) {
+  if (!process.empty()) return "running, " + process;
+  if (metrics.end) return "finished";
+  if (metrics.stop && !metrics.stop->failed)
+    return fmt::format("stopped by {} at {}", metrics.stop->reason, metrics.stop->time);
+  if (metrics.stop) return fmt::format("failed at {}: {}", metrics.stop->time, metrics.stop->reason);
+  return "not running; it ended without a word, as a killed process does";
+}
+
+std::string step_line(const Metrics& metrics) {
+  if (metrics.steps.empty()) return "none was made yet";
+  const StepRecord& last = metrics.steps.back();
+  const std::string of =
+      metrics.starts.empty() ? "" : fmt::format(" of {}", metrics.starts.back().total_steps);
+  return fmt::format("{}{}, epoch {:.4g}, loss {:.4g}", last.step, of, last.epoch, last.loss);
+}
+
+std::string speed_line(const Metrics& metrics, bool running) {
+  const std::size_t count = std::min(kRecentSteps, metrics.steps.size());
+  std::vector<double> rates;
+  for (std::size_t i = metrics.steps.size() - count; i < metrics.steps.size(); ++i)
+    rates.push_back(metrics.steps[i].images_per_second);
+  const StepRecord &first = metrics.steps[metrics.steps.size() - count], &last = metrics.steps.back();
+  std::string line = fmt::format("{} images/s", short_text(quantile(rates, 0.5)));
+  if (!running || count < 2 || metrics.starts.empty()) return line;
+  const double each = (last.time_s - first.time_s) / static_cast<double>(count - 1);
+  const double left = each * static_cast<double>(metrics.starts.back().total_steps - last.step);
+  return line + fmt::format(", {} left without evaluations", format_duration(std::max(0.0, left)));
+}
+
+std::string checkpoint_line(const CheckpointStore& store) {
+  const std::vector<std::int64_t> steps = store.steps();
+  if (steps.empty()) return "none";
+  const std::string path = store.path(steps.back());
+  std::error_code error;
+  double bytes = 0;
+  for (const auto& entry : fs::directory_iterator(path, error))
+    bytes += static_cast<double>(entry.file_size(error));
+  const auto age = fs::file_time_type::clock::now() - fs::last_write_time(path, error);
+  return fmt::format("step {}, {} ago, {}; {} kept", steps.back(),
+                     format_duration(std::chrono::duration<double>(age).count()), format_bytes(bytes),
+                     steps.size());
+}
+
+}  // namespace
+
+std::string status_text(const std::string& run) {
+  std::error_code error;
+  if (!fs::exists(run + "/config.yaml", error))
+    throw UserError(fmt::format("{} is no run directory: it has no config.yaml", run));
+  const RunConfig config(run + "/config.yaml");
+  const RunDirectory folder{run};
+  const Metrics metrics =
+      fs::exists(folder.metrics_jsonl(), error) ? read_metrics(folder.metrics_jsonl()) : Metrics();
+  const std::string process = running_process(run);
+  std::string text;
+  const auto line = [&](const char* name, const std::string& value) {
+    text += fmt::format("{:<11} {}\n", name, value);
+  };
+  line("run", fmt::format("{}: {} on {}, {}, {} by {}", run, config.text("model.name"),
+                          config.text("data.name"), config.text("compress.name"),
+                          count_text(static_cast<std::int64_t>(config.number("dist.ranks")), "rank"),
+                          config.text("dist.backend")));
+  line("state", state_of(metrics, process));
+  line("step", step_line(metrics));
+  if (!metrics.steps.empty()) line("speed", speed_line(metrics, !process.empty()));
+  if (!metrics.evals.empty()) {
+    const EvalRecord& last = metrics.evals.back();
+    line("evaluation", fmt::format("after step {}: test loss {:.4g}, test accuracy {:.2f} %", last.step,
+                                   last.test_loss, 100 * last.test_accuracy));
+  }
+  line("checkpoint", checkpoint_line(CheckpointStore(folder.checkpoints())));
+  if (process.empty() && !metrics.end && !CheckpointStore(folder.checkpoints()).steps().empty())
+    line("go on with", "train --resume " + run);
+  return text;
+}
+
+int status_command(int argc, const char* const* argv) {
+  if (argc != 2 || argv[1][0] == '-')
+    throw UserError("train status takes one run directory: train status runs/NAME");
+  std::fputs(status_text(argv[1]).c_str(), stdout);
+  return 0;
+}
+
+}  // namespace topknot
