@@ -38,7 +38,7 @@ Values after_steps(int steps, const Strings& overrides) {
   Values values;
   run_ranks("threads", 2, [&](Communicator& communicator) {
     const auto engine = make_cpu_engine(inputs, communicator);
-    engine->start_epoch(0);
+    engine->start_epoch(0, 0);
     for (int i = 0; i < steps; ++i) {
       engine->step({i, 0.1, loaded.config.optimizer.lr});
       CHECK(engine->stats()[0].committed);
