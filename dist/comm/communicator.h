@@ -74,6 +74,9 @@ class Communicator {
 
   // Why this group has ended, as far as this rank knows without a call; "" while it runs. From any thread.
   virtual std::string first_error() { return ""; }
+  // For collectives that the same ranks make beside this communicator, on GPUs. From any thread: whether every peer was
+  // heard of lately, as far as is known without waiting.
+  virtual bool peers_alive() { return true; }
 
  protected:
   // ", step 12, group 3"

@@ -188,6 +188,7 @@ class GlooCommunicator : public Communicator {
   }
 
   std::string first_error() override { return splits_->first_reason({}); }
+  bool peers_alive() override { return !store_ || heard_of_all(*store_); }
 
  private:
   std::string me() const { return name_.empty() ? fmt::format("rank {}: ", rank()) : name_ + ": "; }
@@ -255,6 +256,11 @@ class GlooCommunicator : public Communicator {
     }
   }
 
+  bool heard_of_all(TcpStoreClient& store) const {
+    const auto peers = store.peers(std::chrono::seconds(1), {});
+    return peers && topknot::peers_alive(*peers, rank());
+  }
+
   // On the store's thread. A call that waits for ranks that do not come ends some time after a stop signal.
   void heed_stop(TcpStoreClient& store) {
     const std::uint64_t call = waits_;
@@ -262,8 +268,7 @@ class GlooCommunicator : public Communicator {
       patience_ = {};
       return;
     }
-    const auto peers = store.peers(std::chrono::seconds(1), {});
-    if (!patience_.ended(mesh_->progress() + call, peers && peers_alive(*peers, rank()))) return;
+    if (!patience_.ended(mesh_->progress() + call, heard_of_all(store))) return;
     interrupted_ = true;
     mesh_->fail();
   }

@@ -14,7 +14,7 @@ class StopPatience {
  public:
   // For peers that are not known to be alive; and for those that are, but may be long in their own part of a step.
   static constexpr std::chrono::milliseconds kSilent{1000};
-  inline static std::chrono::milliseconds alive{20'000};  // shorter in tests
+  inline static std::chrono::milliseconds alive{60'000};  // shorter in tests
 
   // Polled while waiting: whether to give up. `progress`: any number that changes with every step of the wait.
   bool ended(std::uint64_t progress, bool peers_alive) {

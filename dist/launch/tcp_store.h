@@ -104,6 +104,7 @@ class TcpStoreClient {
   std::string address_;
   Fd fd_, wake_;
   std::atomic<std::uint64_t> calls_{0};
+  std::atomic<bool> aborted_{false};  // by this rank
   std::mutex write_mutex_;
   std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;

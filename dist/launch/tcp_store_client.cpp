@@ -121,7 +121,7 @@ void TcpStoreClient::meet(const std::string& host, int port, const std::string& 
 TcpStoreClient::~TcpStoreClient() {
   {
     std::unique_lock lock(mutex_);
-    if (reason_.empty()) {
+    if (reason_.empty() && !aborted_) {
       leaving_ = true;
       lock.unlock();
       {
@@ -259,6 +259,7 @@ std::string TcpStoreClient::get(const std::string& key, Deadline deadline) {
 
 void TcpStoreClient::abort(const std::string& reason) noexcept {
   try {
+    aborted_ = true;
     const std::lock_guard lock(write_mutex_);
     write_all(fd_.get(), encode_frame(Frame::abort, static_cast<char>(stop_signal()) + reason),
               Clock::now() + std::chrono::milliseconds(500));

@@ -10,6 +10,7 @@
 #include "dist/comm/cuda/device_sum.h"
 #include "dist/comm/cuda/nccl_start.h"
 #include "dist/comm/cuda/nccl_watch.h"
+#include "dist/launch/stop_wait.h"
 #include "nn/core/base/text.h"
 #include "nn/core/cuda/context.h"
 
@@ -52,7 +53,7 @@ class NcclCommunicator : public DeviceCommunicator {
       throw;
     }
     watch_ = std::make_unique<NcclWatch>(
-        device, timeout_s, [this] { return problem(); },
+        device, timeout_s, [this] { return problem(); }, [this] { return host_.peers_alive(); },
         [this](const std::string& why) { abort(explain(why)); });
   }
 
@@ -168,6 +169,7 @@ class NcclCommunicator : public DeviceCommunicator {
   void settle(const std::string& what, const char* name, ncclResult_t result) {
     const Deadline deadline = deadline_in(timeout_s_);
     const PollingWait wait;
+    StopPatience patience;
     for (Clock::time_point look = Clock::now();;) {
       if (result == ncclInProgress) {
         const std::lock_guard lock(mutex_);
@@ -181,6 +183,8 @@ class NcclCommunicator : public DeviceCommunicator {
       if (result != ncclInProgress) fail(what + ": " + describe(name, result), result);
       if (Clock::now() >= look) {  // which takes a lock that the host's collectives use
         if (!host_.first_error().empty()) fail(what + " was ended");
+        if (patience.ended(0, stop_signal() == 0 || host_.peers_alive()))
+          fail(what + " stopped by " + signal_name(stop_signal()) + " while waiting for the peers");
         look = Clock::now() + std::chrono::milliseconds(20);
       }
       if (Clock::now() >= deadline) fail(late(what));
@@ -226,15 +230,20 @@ class NcclCommunicator : public DeviceCommunicator {
     const std::string text = explain(what);
     abort(text);
     if (result == ncclUnhandledCudaError) throw CudaError(text);
-    throw CollectiveError(text);
+    throw_error(text);
   }
 
   void throw_if_ended(const std::string& what) {
     const std::lock_guard lock(mutex_);
     if (reason_.empty()) return;
     const std::string me = "rank " + std::to_string(rank()) + ": ";
-    if (reason_.rfind(me, 0) == 0) throw CollectiveError(reason_);
-    throw CollectiveError(me + what + " was ended\nfirst error: " + reason_);
+    throw_error(reason_.rfind(me, 0) == 0 ? reason_ : me + what + " was ended\nfirst error: " + reason_);
+  }
+
+  // What fails after a stop signal ends because of it.
+  [[noreturn]] static void throw_error(const std::string& text) {
+    if (stop_signal() != 0) throw Interrupted(text);
+    throw CollectiveError(text);
   }
 
   void expect(cudaStream_t stream) {

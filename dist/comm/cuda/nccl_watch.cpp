@@ -8,10 +8,11 @@
 namespace topknot::cuda {
 
 NcclWatch::NcclWatch(int device, double timeout_s, std::function<std::string()> problem,
-                     std::function<void(const std::string&)> give_up)
+                     std::function<bool()> alive, std::function<void(const std::string&)> give_up)
     : device_(device),
       timeout_s_(timeout_s),
       problem_(std::move(problem)),
+      alive_(std::move(alive)),
       give_up_(std::move(give_up)),
       thread_([this] { run(); }) {}
 
@@ -51,16 +52,23 @@ void NcclWatch::take_ended() {
   while (!pending_.empty() && cudaEventQuery(pending_.front().event->get()) == cudaSuccess) {
     free_.push_back(std::move(pending_.front().event));
     pending_.pop_front();
+    ++ended_;
   }
   if (!pending_.empty()) cudaGetLastError();  // not ready is no error
 }
 
 std::string NcclWatch::look() {
   if (const std::string why = problem_(); !why.empty()) return why;
+  const bool alive = stop_signal() == 0 || alive_();
   const std::lock_guard lock(mutex_);
   take_ended();
-  if (pending_.empty()) return "";
+  if (pending_.empty()) {
+    patience_ = {};
+    return "";
+  }
   const Pending& oldest = pending_.front();
+  if (patience_.ended(ended_, alive))
+    return oldest.what + " stopped by " + signal_name(stop_signal()) + " while waiting for a peer";
   const cudaError_t status = cudaEventQuery(oldest.event->get());
   if (status != cudaSuccess && status != cudaErrorNotReady)
     return oldest.what + ": " + cudaGetErrorString(status) + " (" + cudaGetErrorName(status) +

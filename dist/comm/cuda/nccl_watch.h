@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "dist/launch/socket.h"
+#include "dist/launch/stop_wait.h"
 
 namespace topknot::cuda {
 
@@ -23,7 +24,8 @@ class NcclWatch {
  public:
   // `problem`: polled a few times per second; "" or why the work will not end. `give_up` is called once, on the watch's
   // thread, with that reason or with the work that did not end within `timeout_s`.
-  NcclWatch(int device, double timeout_s, std::function<std::string()> problem,
+  // After a stop signal, work that does not end is given up as StopPatience says; `alive`: whether all peers are.
+  NcclWatch(int device, double timeout_s, std::function<std::string()> problem, std::function<bool()> alive,
             std::function<void(const std::string&)> give_up);
   ~NcclWatch();
   NcclWatch(const NcclWatch&) = delete;
@@ -47,11 +49,14 @@ class NcclWatch {
   const int device_;
   const double timeout_s_;
   const std::function<std::string()> problem_;
+  const std::function<bool()> alive_;
   const std::function<void(const std::string&)> give_up_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Pending> pending_;
   std::vector<std::unique_ptr<Event>> free_;
+  std::uint64_t ended_ = 0;  // pieces of work
+  StopPatience patience_;
   bool stop_ = false;
   std::thread thread_;
 };

@@ -2,8 +2,11 @@
 #include <nccl.h>
 
 #include <array>
+#include <csignal>
+#include <utility>
 
 #include "dist/launch/socket.h"
+#include "dist/launch/stop_wait.h"
 #include "nn/core/cuda/graph.h"
 #include "tests/cuda/device_collectives.h"
 #include "tests/cuda/stand_in/machine.h"
@@ -176,6 +179,26 @@ TEST_CASE("nccl: a peer that never comes to a collective ends all at the deadlin
   CHECK(says(run.errors[2], {"was away"}));
   CHECK(run.seconds < 10);
   CHECK(stand_in::nccl_aborts() == aborts + 3);  // once per rank
+  CHECK(stand_in::nccl_communicators() == 0);
+}
+
+TEST_CASE("nccl: a stop signal ends a collective to which a peer never comes, without a deadline") {
+  const Machine machine;
+  const auto patience = std::exchange(StopPatience::alive, std::chrono::milliseconds(300));
+  install_stop_handlers();
+  const Ended run = ended(2, 0, [](DeviceRank& rank) {
+    const cuda::DeviceArray<float> data(64);
+    if (rank.rank() == 1) {
+      std::raise(SIGTERM);
+      stay_away(rank);
+    }
+    rank.device.all_reduce(data.data(), 64, SumOrder::library, rank.stream());
+    rank.device.wait(rank.stream());
+  });
+  install_stop_handlers();  // forgets the signal
+  StopPatience::alive = patience;
+  CHECK(says(run.errors[0], {"rank 0", "all_reduce #1 of 256 bytes over NCCL stopped by SIGTERM"}));
+  CHECK(run.seconds < 20);
   CHECK(stand_in::nccl_communicators() == 0);
 }
 
