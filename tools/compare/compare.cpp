@@ -20,10 +20,14 @@ namespace fs = std::filesystem;
 std::map<std::string, std::string> read_environment(const std::string& path) {
   std::map<std::string, std::string> result;
   std::ifstream stream(path);
-  const auto json = nlohmann::json::parse(stream, nullptr, false);
+  using Json = nlohmann::json;
+  // What is nested deeper than a run writes is left out: dump() calls itself.
+  const auto shallow = [](int depth, Json::parse_event_t, const Json&) { return depth < 8; };
+  const auto json = Json::parse(stream, shallow, false);
   if (!json.is_object()) return result;
   for (const auto& [name, value] : json.items())
-    result[name] = value.is_string() ? value.get<std::string>() : value.dump();
+    result[name] = value.is_string() ? value.get<std::string>()
+                                     : value.dump(-1, ' ', false, Json::error_handler_t::replace);
   return result;
 }
 

@@ -18,7 +18,8 @@ LayerDensity read_layer_density(const std::string& path, const ParameterArena& a
   constexpr std::size_t kMostBytes = 16 << 20;
   const std::string text = read_text_file(
       path, kMostBytes, "; compress.layer_density takes a JSON file {\"parameter\": density}, or auto");
-  const auto json = nlohmann::ordered_json::parse(text, nullptr, false);
+  using Json = nlohmann::ordered_json;
+  const auto json = Json::parse(text, nullptr, false);
   if (!json.is_object())
     throw UserError("compress.layer_density: " + path +
                     " is no JSON object; it must read {\"parameter\": density, ...}");
@@ -33,7 +34,9 @@ LayerDensity read_layer_density(const std::string& path, const ParameterArena& a
                       "; 'train FILE --dry-run' lists them");
     }
     if (!value.is_number() || !(value.get<double>() > 0) || value.get<double>() > 1)
-      throw UserError("compress.layer_density: " + path + ": '" + name + "' is " + value.dump() +
+      throw UserError("compress.layer_density: " + path + ": '" + name + "' is " +
+                      (value.is_primitive() ? value.dump(-1, ' ', false, Json::error_handler_t::replace)
+                                            : std::string("a list or an object")) +
                       "; a density is a number above 0, at most 1");
     densities[name] = value.get<double>();
   }

@@ -358,6 +358,17 @@ TEST_CASE("records with numbers that no run has make a page of a page's size wit
   CHECK(user_error([&] { read_run(run); }, {"damaged line"}));
 }
 
+TEST_CASE("an environment that is nested without end, or no UTF-8, is read as far as it makes sense") {
+  const Folder folder;
+  const std::string run = folder.add("d", {});
+  for (const std::string text :
+       {std::string(300000, '['), std::string(300000, '[') + std::string(300000, ']'),
+        std::string("[\"\xff\"]")}) {
+    std::ofstream(run + "/environment.json") << R"({"host":"node1","deep":)" << text << "}";
+    CHECK_NOTHROW(comparison_text(folder.compare({"d"})));
+  }
+}
+
 TEST_CASE("the report draws recorded distributions, of each method that has some") {
   const Folder folder;
   folder.add("d", {});

@@ -76,6 +76,8 @@ TEST_CASE("a file of layer densities is checked against the model") {
                    {"compress.layer_density", "d.json", "did you mean '" + name + "'"}));
   for (const char* wrong : {"0", "-1", "1.5", "\"a\"", "null"})
     CHECK(user_error([&] { read_as("{\"" + name + "\": " + wrong + "}"); }, {name, wrong, "above 0"}));
+  const std::string nested = std::string(300000, '[') + std::string(300000, ']');
+  CHECK(user_error([&] { read_as("{\"" + name + "\": " + nested + "}"); }, {name, "a list or an object"}));
   CHECK(user_error([&] { read_as("[1]"); }, {"no JSON object"}));
   CHECK(user_error([&] { read_as("{"); }, {"no JSON object"}));
   CHECK(user_error([&] { read_layer_density(temp.at("none"), arena); }, {"none", "No such file"}));
