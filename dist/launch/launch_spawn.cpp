@@ -80,6 +80,12 @@ class Children {
     return count;
   }
 
+  // The lowest rank that runs; there is one.
+  int first_alive() const {
+    return static_cast<int>(std::find_if(pids_.begin(), pids_.end(), [](pid_t pid) { return pid > 0; }) -
+                            pids_.begin());
+  }
+
   void kill_all(int signal, bool and_wait = false) {
     for (pid_t& pid : pids_) {
       if (pid <= 0) continue;
@@ -171,6 +177,9 @@ int run_spawned(const LaunchPlan& plan, const DistOptions& options, char* const*
   bool stopping = false;          // a signal was passed on: ranks may end with a code of their own
   Clock::time_point stopped_at;   // when
   bool killing = false;
+  std::string hanging;  // the message about a rank that goes on after the others
+  // For ranks that end in order: they may have something to write; 0 is no limit.
+  const double in_order = options.timeout_s > 0 ? std::max(grace_s, options.timeout_s) : 0;
   Deadline terminate = Deadline::max(), kill_by = Deadline::max();
   while (children.alive() > 0) {
     const int signal = gate.next(std::chrono::milliseconds(100));
@@ -187,17 +196,21 @@ int run_spawned(const LaunchPlan& plan, const DistOptions& options, char* const*
     int rank, status;
     const bool first = failures.empty();
     while (children.reap(rank, status)) {
-      if (WIFEXITED(status) && WEXITSTATUS(status) == 0) continue;
+      if (WIFEXITED(status) && WEXITSTATUS(status) == 0) {
+        terminate = std::min(terminate, deadline_in(in_order));
+        continue;
+      }
       const bool passed_on = stopping && WIFSIGNALED(status) && is_stop_signal(WTERMSIG(status));
       failures.push_back({rank, status, WIFSIGNALED(status) && !killing && !passed_on});
     }
     if (first && !failures.empty()) {
       if (!stopping) store.abort(cause(failures, store.first_reason_rank()).text());
-      // Ranks that stop in order may have something to write; 0 is no limit.
-      const double in_order = options.timeout_s > 0 ? std::max(grace_s, options.timeout_s) : 0;
       terminate = deadline_in(stopping ? in_order : grace_s);
     }
     if (Clock::now() >= terminate) {
+      if (failures.empty() && children.alive() > 0)
+        hanging = fmt::format("rank {} did not end within {:g} s after the others", children.first_alive(),
+                              in_order);
       children.kill_all(SIGTERM);
       killing = true;
       terminate = Deadline::max();
@@ -213,7 +226,9 @@ int run_spawned(const LaunchPlan& plan, const DistOptions& options, char* const*
   // A reason that a rank gave itself says more than how its process ended.
   const bool told = store.reason_by_rank() && (!failure.killed || store.first_reason_rank() == failure.rank);
   if (!stopping || failure.killed)
-    log_error("the run has ended; first error: " + (told ? store.first_reason() : failure.text()));
+    log_error("the run has ended; first error: " + (told              ? store.first_reason()
+                                                    : hanging.empty() ? failure.text()
+                                                                      : hanging));
   return failure.code();
 }
 

@@ -1,5 +1,6 @@
 // Real processes: the test program starts copies of itself, which run the hidden case below.
 
+#include <fcntl.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -42,12 +43,13 @@ DistOptions options_of(int ranks, double timeout_s = 120) {
   return options;
 }
 
-int run_copies(const std::string& mode, const Folder& folder, int ranks, double grace_s = 20) {
+int run_copies(const std::string& mode, const Folder& folder, int ranks, double grace_s = 20,
+               double timeout_s = 120) {
   setenv("SPAWN_TEST_MODE", mode.c_str(), 1);
   setenv("SPAWN_TEST_FOLDER", folder.path.c_str(), 1);
   std::string program = "spawn_test", name = "a copy started by a spawn test";
   char* argv[] = {program.data(), name.data(), nullptr};
-  const auto options = options_of(ranks);
+  const auto options = options_of(ranks, timeout_s);
   const int code = run_spawned(plan_launch(options, [](const std::string&) { return std::nullopt; }), options,
                                argv, grace_s);
   unsetenv("SPAWN_TEST_MODE");
@@ -77,6 +79,10 @@ void copy_body(Communicator& c, const std::string& mode, std::ofstream& out) {
     for (;;) pause();
   }
   if (mode == "stopped peer" && c.rank() == 1) raise(SIGSTOP);
+  if (mode == "hangs at the end") {
+    if (c.rank() == 2) raise(SIGSTOP);
+    return;
+  }
   if (mode == "signalled") {
     for (;;) pause();
   }
@@ -215,6 +221,18 @@ TEST_CASE("a copy that exits without a message gives the run its exit code") {
 TEST_CASE("copies that do not end by themselves are ended") {
   const Folder folder;
   CHECK(run_copies("deaf", folder, 4, 0.2) == 9);
+}
+
+TEST_CASE("a copy that hangs after the others have ended well is ended, and named") {
+  const Folder folder;
+  const int before = dup(STDERR_FILENO), words = open(folder.file(7).c_str(), O_WRONLY | O_CREAT, 0600);
+  dup2(words, STDERR_FILENO);
+  const int code = run_copies("hangs at the end", folder, 3, 1, 2);
+  dup2(before, STDERR_FILENO);
+  close(before), close(words);
+  CHECK(code == 128 + SIGKILL);
+  CHECK(folder.text(7).find("rank 2 did not end within 2 s after the others") != std::string::npos);
+  CHECK(folder.text(0) == "6 done");
 }
 
 TEST_CASE("a signal to the launcher reaches all copies, which die with it") {
