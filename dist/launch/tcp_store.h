@@ -42,7 +42,8 @@ class TcpStoreServer {
   void abort(const std::string& reason);
   // "" while nothing went wrong.
   std::string first_reason() const;
-  // Whether a rank itself gave the first reason; false where the server noticed a lost connection.
+  // Whether a rank itself gave the first reason, or ranks did not come; false where the server noticed a lost connection,
+  // of which the end of its process says more.
   bool reason_by_rank() const;
   // The rank that gave the first reason or whose connection was lost; -1: none in particular.
   int first_reason_rank() const;

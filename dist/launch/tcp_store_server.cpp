@@ -59,7 +59,7 @@ struct TcpStoreServer::State {
 
   mutable std::mutex mutex;  // guards what follows up to `stop`
   std::string reason;
-  bool by_rank = false;  // a rank gave the reason itself
+  bool by_rank = false;  // see reason_by_rank()
   int reason_rank = -1, reason_signal = 0;
   std::atomic<bool> stop{false};
   std::thread thread;
@@ -252,7 +252,7 @@ struct TcpStoreServer::State {
     set_reason(fmt::format("rank {} did not come to {}:{} within dist.timeout_s ({:g} s){}", missing, host,
                            local_port(listener.get()), timeout_s,
                            last_refusal.empty() ? "" : "; a connection was refused " + last_refusal),
-               false);
+               true);
   }
 
   // As many as there are strangers at most, so that ranks are heard in between.
