@@ -24,7 +24,8 @@ RunData load_data(const Config& config) {
           make_dataset(config.data.name, options, Split::test)};
 }
 
-std::unique_ptr<BuiltModel> build_model(const Config& config, const Dataset& data, Device device) {
+std::unique_ptr<BuiltModel> build_model(const Config& config, const Dataset& data, Device device,
+                                        bool first_weights) {
   auto built = std::make_unique<BuiltModel>(device);
   ModelOptions options;
   options.input = data.sample_shape();
@@ -41,7 +42,7 @@ std::unique_ptr<BuiltModel> build_model(const Config& config, const Dataset& dat
       [=](const Parameter& p) { return !(dense_1d && p.shape().rank() <= 1) && p.numel() >= min_numel; },
       config.seed, [&](const Parameter& p) { return matches_any(config.model.freeze, p.name()); });
   if (arena.size() == 0) throw UserError("model.freeze: every parameter is frozen; leave one to train");
-  if (!config.model.init_from.empty())
+  if (first_weights && !config.model.init_from.empty())
     load_model(built->store, SafetensorsFile::read(config.model.init_from), config.model.reinit);
   return built;
 }
@@ -126,8 +127,8 @@ LoaderOptions loader_options(const Config& config, const Dataset& data, bool tra
   return options;
 }
 
-void check_run(const Config& config, const RunData& data) {
-  const auto model = build_model(config, *data.train);
+void check_run(const Config& config, const RunData& data, bool first_weights) {
+  const auto model = build_model(config, *data.train, {}, first_weights);
   const auto group = make_thread_group(1, config.dist.timeout_s);
   CollectiveQueue queue(*group[0]);
   ParameterArena& arena = model->store.arena();

@@ -22,13 +22,14 @@ RunData load_data(const Config& config);
 
 // A model with its parameters laid out and set: by the seed, or from model.init_from. The same bits on every rank.
 // Throws UserError: a file that cannot be read or does not fit, a pattern of model.freeze or model.reinit that matches
-// nothing.
+// nothing. `first_weights` false: model.init_from is not read, for a run that goes on from a checkpoint.
 struct BuiltModel {
   explicit BuiltModel(Device device = {}) : store(device) {}
   ParameterStore store;
   ModulePtr module;
 };
-std::unique_ptr<BuiltModel> build_model(const Config& config, const Dataset& data, Device device = {});
+std::unique_ptr<BuiltModel> build_model(const Config& config, const Dataset& data, Device device = {},
+                                        bool first_weights = true);
 
 ExchangeOptions exchange_options(const Config& config);
 // With the densities of a file that compress.layer_density names; those of `auto` are not known yet and left
@@ -44,8 +45,8 @@ ScheduleOptions schedule_options(const Config& config);
 LoaderOptions loader_options(const Config& config, const Dataset& data, bool train, int rank, int ranks);
 
 // Everything that can be wrong with a configuration once its data is there, found before a run directory is
-// made. Throws UserError.
-void check_run(const Config& config, const RunData& data);
+// made. Throws UserError. `first_weights` as in build_model().
+void check_run(const Config& config, const RunData& data, bool first_weights = true);
 
 // Optimizer steps of an epoch and of the run.
 struct Plan {

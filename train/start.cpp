@@ -154,7 +154,7 @@ int start_training(LoadedConfig loaded, int argc, char* const* argv, bool quiet,
         plan.kind == LaunchPlan::Kind::process;  // where the others are is the launcher's business
     check_limits(loaded.config, data, alone ? 1 : plan.size,
                  plan.kind == LaunchPlan::Kind::spawn ? plan.size : 1);
-    check_run(loaded.config, data);
+    check_run(loaded.config, data, !resume);
   };
   hooks.make_directory = [&] {
     folder = resume ? open_run_directory(loaded.config.output.dir)

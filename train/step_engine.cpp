@@ -15,7 +15,7 @@ StepEngine::StepEngine(const RunInputs& inputs, Communicator& communicator, Devi
       communicator_(communicator),
       root_(communicator.rank() == 0),
       parts_(config_.train.accumulate),
-      model_(build_model(config_, *inputs.data.train, device)),
+      model_(build_model(config_, *inputs.data.train, device, !inputs.resume)),
       arena_(model_->store.arena()),
       queue_(communicator),
       settled_(settle_exchange(inputs, arena_, queue_, communicator)) {}
@@ -127,8 +127,8 @@ void StepEngine::state(RunState& state) {
     if (!from.empty()) device.to_host(to, from.data(), from.size());
   };
   if (root_) {
-    state.model.weights.resize(arena_.size());
-    copy(arena_.weights(), state.model.weights.data());
+    state.model.weights.resize(arena_.all_weights().size());
+    copy(arena_.all_weights(), state.model.weights.data());
     const std::vector<std::span<float>> buffers = optimizer_state();
     state.optimizer.resize(buffers.size());
     for (std::size_t i = 0; i < buffers.size(); ++i) {
@@ -154,7 +154,7 @@ void StepEngine::load_state(const RunState& state) {
     if (from.size() < offset + to.size()) throw UserError("the checkpoint is of another model");
     if (!to.empty()) device.to_device(to.data(), from.data() + offset, to.size());
   };
-  copy(state.model.weights, 0, arena_.weights());
+  copy(state.model.weights, 0, arena_.all_weights());
   const std::vector<std::span<float>> buffers = optimizer_state();
   if (state.optimizer.size() != buffers.size()) throw UserError("the checkpoint is of another optimizer");
   for (std::size_t i = 0; i < buffers.size(); ++i) copy(state.optimizer[i], 0, buffers[i]);

@@ -76,6 +76,7 @@ class ParameterArena {
 
   Device device() const { return device_; }
   std::span<float> weights() { return {weights_, size_}; }
+  std::span<float> all_weights() { return {weights_, whole_size_}; }  // with the frozen ones at the end
   std::vector<float> host_weights() const;  // a copy, from any device, with the frozen ones at the end
   // The slice [begin, end), on parameter boundaries, of the buffer that backward writes to and of the other
   // one. All parameters of the slice must be on the same side, which holds for the groups of the exchange.

@@ -40,7 +40,7 @@ Recording::Recording(const std::string& folder) : folder_(folder) {
   data_ = smallest_data(config_);
 
   reader_ = std::make_unique<NpyReader>(gradients);
-  const auto built = build_model(config_, *data_);
+  const auto built = build_model(config_, *data_, {}, false);
   const ParameterArena& arena = built->store.arena();
   size_ = arena.size();
   for (const Parameter* parameter : arena.parameters()) offsets_[parameter->name()] = parameter->offset();
@@ -56,7 +56,7 @@ std::unique_ptr<BuiltModel> Recording::model(const Config& config) const {
   Config mine = config_;
   mine.compress = config.compress;
   mine.train.device = config.train.device;
-  return build_model(mine, *data_);
+  return build_model(mine, *data_, {}, false);
 }
 
 void Recording::fill(ParameterArena& arena, std::int64_t step, float scale) const {

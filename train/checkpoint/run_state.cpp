@@ -13,10 +13,12 @@ constexpr const char* kResidual = "residual.";
 constexpr const char* kStatistics = "statistics.";
 constexpr const char* kExchange = "exchange";
 
-std::size_t elements(const ParameterStore& store) {
-  std::size_t total = 0;
-  for (const auto& parameter : store.parameters()) total += parameter->numel();
-  return total;
+// Parameters, or those of them that are trained: all that optimizer and exchange know.
+std::vector<const Parameter*> parameters_of(const ParameterStore& store, bool trained_only) {
+  std::vector<const Parameter*> parameters;
+  for (const auto& parameter : store.parameters())
+    if (parameter->trained() || !trained_only) parameters.push_back(parameter.get());
+  return parameters;
 }
 
 std::vector<std::int64_t> dims(const Shape& shape) {
@@ -31,10 +33,10 @@ TensorView view(std::string name, std::string dtype, std::vector<std::int64_t> s
   return {std::move(name), std::move(dtype), std::move(shape), std::as_bytes(values)};
 }
 
-// One tensor per parameter of a buffer in arena order.
+// One tensor per trained parameter of a buffer in arena order.
 void add_arena(std::vector<TensorView>& tensors, const ParameterStore& store, const std::string& prefix,
                std::span<const float> values) {
-  for (const auto& p : store.parameters())
+  for (const Parameter* p : parameters_of(store, true))
     tensors.push_back(
         view(prefix + p->name(), "F32", dims(p->shape()), values.subspan(p->offset(), p->numel())));
 }
@@ -49,10 +51,12 @@ void copy_tensor(const SafetensorsFile& file, const std::string& name, const std
   if (!to.empty()) std::memcpy(to.data(), tensor->data.data(), to.size_bytes());
 }
 
-std::vector<float> read_arena(const SafetensorsFile& file, const ParameterStore& store,
+std::vector<float> read_arena(const SafetensorsFile& file, const std::vector<const Parameter*>& parameters,
                               const std::string& prefix) {
-  std::vector<float> values(elements(store));
-  for (const auto& p : store.parameters())
+  std::size_t total = 0;
+  for (const Parameter* p : parameters) total += p->numel();
+  std::vector<float> values(total);
+  for (const Parameter* p : parameters)
     copy_tensor(file, prefix + p->name(), dims(p->shape()),
                 std::span(values).subspan(p->offset(), p->numel()));
   return values;
@@ -94,21 +98,22 @@ std::vector<TensorView> rank_tensors(const ParameterStore& store, const RunState
 }
 
 void read_model(const ParameterStore& store, const SafetensorsFile& file, RunState& state) {
-  state.model.weights = read_arena(file, store, "");
+  state.model.weights = read_arena(file, parameters_of(store, false), "");
   read_statistics(file, store, "", state.model.statistics);
 }
 
 void read_optimizer(const ParameterStore& store, const SafetensorsFile& file, RunState& state) {
-  const std::size_t buffers = file.tensors().size() / std::max<std::size_t>(1, store.parameters().size());
+  const std::vector<const Parameter*> trained = parameters_of(store, true);
+  const std::size_t buffers = file.tensors().size() / trained.size();
   state.optimizer.clear();
   for (std::size_t i = 0; i < buffers; ++i)
-    state.optimizer.push_back(read_arena(file, store, fmt::format("{}.", i)));
+    state.optimizer.push_back(read_arena(file, trained, fmt::format("{}.", i)));
 }
 
 void read_rank(const ParameterStore& store, const SafetensorsFile& file, RunState& state) {
   state.residual.clear();
-  if (file.find(kResidual + store.parameters().front()->name()))
-    state.residual = read_arena(file, store, kResidual);
+  const std::vector<const Parameter*> trained = parameters_of(store, true);
+  if (file.find(kResidual + trained.front()->name())) state.residual = read_arena(file, trained, kResidual);
   read_statistics(file, store, kStatistics, state.model.statistics);
   const TensorView* exchange = file.find(kExchange);
   if (!exchange) throw UserError(fmt::format("the checkpoint lacks '{}'", kExchange));

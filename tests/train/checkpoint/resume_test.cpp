@@ -144,6 +144,30 @@ TEST_CASE("another number of ranks is refused unless the residuals' fate is give
              {"ef21"}));
 }
 
+TEST_CASE("a run with frozen parameters and first weights of a file goes on without the file") {
+  const Keys frozen = {"compress.name=topk", "model.hidden=[24,16]", "model.freeze=[hidden1,output.bias]"};
+  check_resumes(frozen);
+  const TempFolder temp;
+  const LoadedConfig loaded = small_run(temp, with(base(), with(frozen, {"seed=7"})));
+  const auto model = build_model(loaded.config, *load_data(loaded.config).train);
+  const ModelCopy copy = copy_model(model->store);
+  std::string bytes;
+  write_safetensors(
+      [&](std::span<const std::byte> part) {
+        bytes.append(reinterpret_cast<const char*>(part.data()), part.size());
+      },
+      model_tensors(model->store, copy));
+  const std::string path = temp.at("first.safetensors");
+  std::ofstream(path, std::ios::binary) << bytes;
+  const Keys keys = with(base(), with(frozen, {"model.init_from=" + path}));
+  const Ended expected = whole(keys);
+  CHECK(expected.checksum != whole(with(base(), frozen)).checksum);
+  start(temp, with(keys, {"train.stop_after=19"}), false);
+  fs::remove(path);
+  const RunOutcome outcome = start(temp, keys, true);
+  CHECK(outcome.parameter_checksum == expected.checksum);
+}
+
 TEST_CASE("with sum, the new ranks' residuals owe what the old ones owed: their mean stays") {
   const TempFolder temp;
   start(temp, with(base(4), {"compress.name=topk", "train.stop_after=19"}), false);
