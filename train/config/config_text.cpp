@@ -71,7 +71,14 @@ std::string set_number(const Key& key, const std::string& text, T& target) {
   return "";
 }
 
+// "", or why a text could not stand in a YAML file.
+std::string check_characters(const std::string& text) {
+  if (printable(text, text.size()) == text && text.find_first_of("\r\v\f") == std::string::npos) return "";
+  return "holds characters that are no text: '" + printable(text, 200) + "'";
+}
+
 std::string set_text(const Key& key, const std::string& text, std::string& target) {
+  if (auto wrong = check_characters(text); !wrong.empty()) return wrong;
   bool fits = key.choices.empty();
   for (const auto& choice : key.choices) {
     const auto colon = choice.find(':');
@@ -130,6 +137,8 @@ struct Set {
     return wrong;
   }
   std::string operator()(std::vector<std::string>* target) const {
+    for (const std::string& item : value.items)
+      if (auto wrong = check_characters(item); !wrong.empty()) return wrong;
     *target = value.items;
     return "";
   }

@@ -67,6 +67,17 @@ TEST_CASE("a file that begins where YAML cannot go on is refused") {
   }
 }
 
+TEST_CASE("a text whose bytes could not be read back from config.yaml is refused") {
+  for (const char* text : {"\\0", "a\\rb", "\\x1b[31m", "\\x7f"}) {
+    const File file(std::string("output:\n  dir: \"") + text + "\"\n");
+    CHECK(contains(only_problem(load_config(file.path, {})), "output.dir (" + file.path));
+  }
+  CHECK(contains(only_problem(load_config("", {"output.dir=a\xff"})),
+                 "holds characters that are no text: 'a\\xff'"));
+  CHECK(contains(only_problem(load_config("", {"model.freeze=[a,\x01]"})), "model.freeze"));
+  CHECK(load_config("", {"output.dir=Läufe/a b\t\"c\""}).problems.empty());
+}
+
 TEST_CASE("a list of texts reads the same from a file, the command line and its own dump") {
   const File file("model: {freeze: [stem, \"*.bn\", 'a\"b']}\n");
   const std::vector<std::string> freeze = {"stem", "*.bn", "a\"b"};
