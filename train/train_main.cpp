@@ -1,4 +1,4 @@
-// train [FILE.yaml] [section.key=value ...]: the front door to a run. Exit codes: 0, 1 for an error, 2 for
+// train [FILE.yaml] [section.key=value ...]: the front door to a run; train export. Exit codes: 0, 1 for an error, 2 for
 // bad input, 128 + signal where a signal stopped the run.
 #include <cstdio>
 #include <functional>
@@ -7,6 +7,7 @@
 #include "dist/launch/launch.h"
 #include "nn/core/base/log.h"
 #include "nn/core/base/program.h"
+#include "train/checkpoint/export.h"
 #include "train/config/cli.h"
 #include "train/network_check.h"
 #include "train/setup.h"
@@ -50,6 +51,7 @@ void warn_of_unused_keys(const LoadedConfig& loaded) {
 int run(int argc, char** argv) {
   const auto program_start = std::chrono::steady_clock::now();
   if (argc > 1 && std::string_view(argv[1]) == "status") return status_command(argc - 1, argv + 1);
+  if (argc > 1 && std::string_view(argv[1]) == "export") return export_command(argc - 1, argv + 1);
   const CommandLine line = parse_command_line(argc, argv);
   if (!line.text.empty()) {
     std::fputs(line.text.c_str(), stdout);

@@ -24,7 +24,8 @@ constexpr const char* kExamples =
     "  train configs/cifar10_resnet20_gaussiank.yaml data.root=DIR dist.backend=gloo dist.ranks=4\n"
     "  compare runs/*                                      a table and report.html of several runs\n"
     "  train status runs/NAME                              how far a run is, while it goes on or "
-    "afterwards\n";
+    "afterwards\n"
+    "  train export runs/NAME --to FILE.safetensors        the weights of a run's newest checkpoint\n";
 
 constexpr const char* kFlagHelp =  // with a place for the names of the lists
     "Flags:\n"
