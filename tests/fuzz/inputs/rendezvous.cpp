@@ -1,4 +1,7 @@
 // Messages of the rendezvous.
+#include <poll.h>
+#include <sys/socket.h>
+
 #include <algorithm>
 #include <string>
 #include <utility>
@@ -6,6 +9,7 @@
 
 #include "dist/launch/tcp_store.h"
 #include "nn/core/base/check.h"
+#include "nn/core/base/log.h"
 #include "tests/fuzz/inputs/input_target.h"
 
 namespace topknot::fuzz {
@@ -42,8 +46,26 @@ void frames(Bytes input) {
   }
 }
 
+// What a stranger sends to the server of a run.
+void stranger(Bytes input) {
+  set_log_level(LogLevel::quiet);  // each refusal is a warning
+  const auto deadline = [] { return Clock::now() + kHang / 2; };
+  TcpStoreServer server("127.0.0.1", 0, 2, 1e6, "a token that no input has");
+  const Fd fd = connect_to("127.0.0.1", server.port(), deadline());
+  write_all(fd.get(), text_of(input), deadline());
+  shutdown(fd.get(), SHUT_WR);
+  char bytes[4096];
+  for (ssize_t n = 1; n > 0;) {  // until the server closes
+    pollfd entry{fd.get(), POLLIN, 0};
+    expect(poll(&entry, 1, static_cast<int>(1000 * kHang.count() / 2)) > 0, "the server keeps a stranger");
+    n = recv(fd.get(), bytes, sizeof bytes, 0);
+  }
+  expect(server.first_reason().empty(), "a stranger ends the run: " + server.first_reason());
+}
+
 const bool added = [] {
   input_targets().add("frames", "frames of the rendezvous, as they arrive", frames);
+  input_targets().add("stranger", "what a stranger sends to the rendezvous", stranger);
   return true;
 }();
 
