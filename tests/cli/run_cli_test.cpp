@@ -270,87 +270,87 @@ TEST_CASE("a run whose directory is deleted ends soon, with one message") {
     CHECK(outcome.code > 0);
     CHECK(outcome.code < 124);
     CHECK(outcome.has("metrics.jsonl: the file is gone"));
+  }
+}
 
-    TEST_CASE("where rank 0 hangs, every other rank names it, whoever serves the rendezvous") {
-      const std::string run =
-          TOPKNOT_BIN "/train " + kSmall +
-          "train.max_steps=1000000 train.epochs=1000000 optimizer.lr=1e-5 dist.backend=gloo "
-          "dist.timeout_s=4 ";
-      const auto steps = [](const std::string& folder) {
-        return "while [ $(wc -l 2>/dev/null < " + folder +
-               "/metrics.jsonl || echo 0) -lt 5 ]; do sleep 0.1; done; ";
-      };
-      for (const bool launcher : {true, false}) {
-        const TempFolder temp;
-        const std::string folder = temp.at("run");
-        std::string script;
-        if (launcher) {
-          // The first copy is rank 0.
-          script = run + "dist.ranks=4 output.dir=" + folder + " & parent=$!; " + steps(folder) +
-                   "kill -STOP $(ps -o pid= --ppid $parent | sort -n | head -n 1); wait $parent";
-        } else {
-          script = "for r in 3 2 1 0; do OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_RANK=$r " + run +
-                   "dist.master=127.0.0.1:" + std::to_string(free_port()) + " output.dir=" + folder +
-                   " & [ $r = 0 ] || pids=\"$pids $!\"; done; zero=$!; " + steps(folder) +
-                   "kill -STOP $zero; for p in $pids; do wait $p; done; kill -KILL $zero";
-        }
-        const Outcome outcome = run_command(script);
-        INFO(outcome.output);
-        CHECK(outcome.has("gave up after dist.timeout_s (4 s): rank 0 did not come"));
-        for (const char* other : {"rank 1 did not come", "rank 2 did not come", "rank 3 did not come"})
-          CHECK_FALSE(outcome.has(other));
-        CHECK(outcome.has(", step "));
-        CHECK(
-            outcome.has(launcher ? "(silent for " : "rank 0, which serves the rendezvous, does not answer"));
-      }
+TEST_CASE("where rank 0 hangs, every other rank names it, whoever serves the rendezvous") {
+  const std::string run = TOPKNOT_BIN "/train " + kSmall +
+                          "train.max_steps=1000000 train.epochs=1000000 optimizer.lr=1e-5 dist.backend=gloo "
+                          "dist.timeout_s=4 ";
+  const auto steps = [](const std::string& folder) {
+    return "while [ $(wc -l 2>/dev/null < " + folder +
+           "/metrics.jsonl || echo 0) -lt 5 ]; do sleep 0.1; done; ";
+  };
+  for (const bool launcher : {true, false}) {
+    const TempFolder temp;
+    const std::string folder = temp.at("run");
+    std::string script;
+    if (launcher) {
+      // The first copy is rank 0.
+      script = run + "dist.ranks=4 output.dir=" + folder + " & parent=$!; " + steps(folder) +
+               "kill -STOP $(ps -o pid= --ppid $parent | sort -n | head -n 1); wait $parent";
+    } else {
+      script = "for r in 3 2 1 0; do OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_RANK=$r " + run +
+               "dist.master=127.0.0.1:" + std::to_string(free_port()) + " output.dir=" + folder +
+               " & [ $r = 0 ] || pids=\"$pids $!\"; done; zero=$!; " + steps(folder) +
+               "kill -STOP $zero; for p in $pids; do wait $p; done; kill -KILL $zero";
     }
+    const Outcome outcome = run_command(script);
+    INFO(outcome.output);
+    CHECK(outcome.has("gave up after dist.timeout_s (4 s): rank 0 did not come"));
+    for (const char* other : {"rank 1 did not come", "rank 2 did not come", "rank 3 did not come"})
+      CHECK_FALSE(outcome.has(other));
+    CHECK(outcome.has(", step "));
+    CHECK(outcome.has(launcher ? "(silent for " : "rank 0, which serves the rendezvous, does not answer"));
+  }
+}
 
-    TEST_CASE("Ctrl-C ends a run at the end of a step, on all ranks, with the metrics so far") {
-      for (const std::string backend : {"threads", "gloo"}) {
-        const TempFolder temp;
-        const Outcome outcome =
-            train_in_background("dist.ranks=2 dist.backend=" + backend, temp.at("run"), "kill -TERM $parent");
-        INFO(backend << "\n" << outcome.output);
-        CHECK(outcome.code == 128 + 15);
-        CHECK(outcome.has("stopped by SIGTERM after step"));
-        const Metrics metrics = read_metrics(temp.at("run/metrics.jsonl"));
-        CHECK(metrics.steps.size() >= 5);
-        CHECK_FALSE(metrics.truncated);
-        CHECK_FALSE(metrics.end);
-      }
-    }
+TEST_CASE("Ctrl-C ends a run at the end of a step, on all ranks, with the metrics so far") {
+  for (const std::string backend : {"threads", "gloo"}) {
+    const TempFolder temp;
+    const Outcome outcome =
+        train_in_background("dist.ranks=2 dist.backend=" + backend, temp.at("run"), "kill -TERM $parent");
+    INFO(backend << "\n" << outcome.output);
+    CHECK(outcome.code == 128 + 15);
+    CHECK(outcome.has("stopped by SIGTERM after step"));
+    const Metrics metrics = read_metrics(temp.at("run/metrics.jsonl"));
+    CHECK(metrics.steps.size() >= 5);
+    CHECK_FALSE(metrics.truncated);
+    CHECK_FALSE(metrics.end);
+  }
+}
 
-    TEST_CASE("a stop signal to one rank ends every rank after the same step, with the signal's exit code") {
-      for (const std::string signal : {"INT", "USR1"}) {
-        const TempFolder temp;
-        const std::string rank = "env LOCAL_RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=" +
-                                 std::to_string(free_port() - 1) + " RANK=";
-        const std::string program =
-            " " TOPKNOT_BIN "/train " + kSmall +
-            "train.max_steps=1000000 train.epochs=1000000 optimizer.lr=1e-5 dist.backend=gloo "
-            "dist.timeout_s=60 output.dir=" +
-            temp.at("run") + " & ";
-        const Outcome outcome = run_command(rank + "0" + program + "p0=$!; " + rank + "1" + program +
-                                            "p1=$!; while [ $(wc -l 2>/dev/null < " + temp.at("run") +
-                                            "/metrics.jsonl || echo 0) -lt 5 ]; do sleep 0.1; done; kill -" +
-                                            signal + " $p1; wait $p0; echo code $?; wait $p1; echo code $?");
-        INFO(outcome.output);
-        CHECK(outcome.has("stopped by SIG" + signal + " after step"));
-        CHECK(outcome.count(signal == "INT" ? "code 130" : "code 138") == 2);
-      }
-    }
+TEST_CASE("a stop signal to one rank ends every rank after the same step, with the signal's exit code") {
+  for (const std::string signal : {"INT", "USR1"}) {
+    const TempFolder temp;
+    const std::string rank =
+        "env LOCAL_RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=" + std::to_string(free_port() - 1) +
+        " RANK=";
+    const std::string program =
+        " " TOPKNOT_BIN "/train " + kSmall +
+        "train.max_steps=1000000 train.epochs=1000000 optimizer.lr=1e-5 dist.backend=gloo "
+        "dist.timeout_s=60 output.dir=" +
+        temp.at("run") + " & ";
+    const Outcome outcome = run_command(rank + "0" + program + "p0=$!; " + rank + "1" + program +
+                                        "p1=$!; while [ $(wc -l 2>/dev/null < " + temp.at("run") +
+                                        "/metrics.jsonl || echo 0) -lt 5 ]; do sleep 0.1; done; kill -" +
+                                        signal + " $p1; wait $p0; echo code $?; wait $p1; echo code $?");
+    INFO(outcome.output);
+    CHECK(outcome.has("stopped by SIG" + signal + " after step"));
+    CHECK(outcome.count(signal == "INT" ? "code 130" : "code 138") == 2);
+  }
+}
 
-    TEST_CASE("compare makes a table and one self-contained page") {
-      const TempFolder temp;
-      for (const char* name : {"dense", "topk"})
-        REQUIRE(train(kSmall + "dist.ranks=2 compress.name=" + name + " output.dir=" + temp.at(name)).code ==
-                0);
-      const Outcome outcome =
-          compare(temp.at("dense") + " " + temp.at("topk") + " --out " + temp.at("report.html"));
-      INFO(outcome.output);
-      CHECK(outcome.code == 0);
-      CHECK(outcome.has("topk"));
-      const std::string page = text_of(temp.at("report.html"));
-      CHECK(page.find("<svg") != std::string::npos);
-      CHECK(page.find("src=\"http") == std::string::npos);
-    }
+TEST_CASE("compare makes a table and one self-contained page") {
+  const TempFolder temp;
+  for (const char* name : {"dense", "topk"})
+    REQUIRE(train(kSmall + "dist.ranks=2 compress.name=" + name + " output.dir=" + temp.at(name)).code == 0);
+  const Outcome outcome =
+      compare(temp.at("dense") + " " + temp.at("topk") + " --out " + temp.at("report.html"));
+  INFO(outcome.output);
+  CHECK(outcome.code == 0);
+  CHECK(outcome.has("topk"));
+  const std::string page = text_of(temp.at("report.html"));
+  CHECK(page.find("<svg") != std::string::npos);
+  CHECK(page.find("src=\"http") == std::string::npos);
+}
