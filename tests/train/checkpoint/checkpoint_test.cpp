@@ -88,6 +88,13 @@ TEST_CASE("a manifest keeps every field, the loss of a skipped step included") {
   CHECK(std::isnan(parse_manifest(manifest_text(manifest), "m").position.epoch_loss));
 }
 
+TEST_CASE("a manifest nested a million times is refused") {
+  const std::string deep =
+      "{\"checksum\":\"0\",\"manifest\":{\"format\":1,\"config\":" + std::string(1'000'000, '[') +
+      std::string(1'000'000, ']') + "}}\n";
+  CHECK(user_error([&] { parse_manifest(deep, "m"); }, {"m: ", "damaged"}));
+}
+
 TEST_CASE("the checksum does not depend on the pieces, and every byte and the length count") {
   std::vector<std::byte> bytes(37);
   for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(i * 7);
