@@ -10,6 +10,7 @@
 #include "nn/core/base/program.h"
 #include "nn/core/device.h"
 #include "nn/ops/cpu/onednn.h"
+#include "train/checkpoint/resume.h"
 #include "train/limits.h"
 #include "train/trainer.h"
 
@@ -155,6 +156,8 @@ int start_training(LoadedConfig loaded, int argc, char* const* argv, bool quiet,
     check_limits(loaded.config, data, alone ? 1 : plan.size,
                  plan.kind == LaunchPlan::Kind::spawn ? plan.size : 1);
     check_run(loaded.config, data, !resume);
+    const RunDirectory run{loaded.config.output.dir};
+    if (resume) check_resumable(CheckpointStore(run.checkpoints()), loaded.config);
   };
   hooks.make_directory = [&] {
     folder = resume ? open_run_directory(loaded.config.output.dir)

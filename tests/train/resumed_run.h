@@ -2,6 +2,7 @@
 // Runs that stop and are resumed, and how they compare with one that does not stop.
 
 #include "tests/train/small_run.h"
+#include "train/metrics/run_config.h"
 #include "train/start.h"
 
 namespace topknot::testing {
@@ -45,12 +46,14 @@ inline RunOutcome start(const TempFolder& temp, const Keys& keys, bool resume,
 struct Ended {
   std::string checksum;
   Metrics metrics;
+  std::string groups;  // exchange.groups as the run planned them; [] where it did not
 };
 
 inline Ended whole(const Keys& keys, const std::string& backend = "threads", int gpus = 1) {
   const TempFolder temp;
   const RunOutcome outcome = start(temp, keys, false, backend, gpus);
-  return {outcome.parameter_checksum, read_metrics(temp.at("run/metrics.jsonl"))};
+  return {outcome.parameter_checksum, read_metrics(temp.at("run/metrics.jsonl")),
+          RunConfig(temp.at("run/config.yaml")).text("exchange.groups")};
 }
 
 inline Ended stopped_and_resumed(const Keys& keys, int stop, const std::string& backend = "threads",
@@ -62,7 +65,8 @@ inline Ended stopped_and_resumed(const Keys& keys, int stop, const std::string& 
   CHECK(first.stop_signal == 0);
   const RunOutcome second = start(temp, keys, true, backend, gpus);
   CHECK_FALSE(second.stopped);
-  return {second.parameter_checksum, read_metrics(temp.at("run/metrics.jsonl"))};
+  return {second.parameter_checksum, read_metrics(temp.at("run/metrics.jsonl")),
+          RunConfig(temp.at("run/config.yaml")).text("exchange.groups")};
 }
 
 // No step stands twice or is missing, and what is no time is the same.

@@ -94,6 +94,12 @@ void check_ranks(const Manifest& manifest, const Config& config, int ranks) {
     throw UserError("resume.residuals: sum does not go with exchange.ranks_per_host; use reset");
 }
 
+UserError no_checkpoint(const CheckpointStore& store) {
+  return UserError(
+      store.directory() +
+      ": holds no complete checkpoint that every rank can read; begin a new run in another output.dir");
+}
+
 // This rank's files of ranks.
 std::vector<SafetensorsFile> rank_files(const CheckpointStore& store, const Manifest& manifest,
                                         const std::string& rule, int rank) {
@@ -147,6 +153,22 @@ RunState ResumedRun::state(const ParameterStore& store) const {
   return state;
 }
 
+void check_resumable(const CheckpointStore& store, const Config& config) {
+  const std::vector<std::int64_t> steps = store.steps();
+  for (auto step = steps.rbegin(); step != steps.rend(); ++step) {
+    Manifest manifest;
+    try {
+      manifest = store.manifest(*step);
+    } catch (const UserError&) {
+      continue;  // read_checkpoint() says so
+    }
+    check_ranks(manifest, config, config.dist.ranks);
+    check_config_of(manifest, config, false);
+    return;
+  }
+  throw no_checkpoint(store);
+}
+
 ResumedRun read_checkpoint(const CheckpointStore& store, Communicator& communicator, const Config& config) {
   const int rank = communicator.rank();
   const bool root = rank == 0;
@@ -193,10 +215,7 @@ ResumedRun read_checkpoint(const CheckpointStore& store, Communicator& communica
     }
     if (!problem.empty()) log_warning("resume: " + problem + "; the checkpoint is passed over");
   }
-  if (left == 0)
-    throw UserError(
-        store.directory() +
-        ": holds no complete checkpoint that every rank can read; begin a new run in another output.dir");
+  if (left == 0) throw no_checkpoint(store);
   if (root) run.saved = saved_up_to(store, run.manifest.position.step);
   std::uint64_t count = run.saved.size();
   communicator.broadcast(std::as_writable_bytes(std::span(&count, 1)), 0);

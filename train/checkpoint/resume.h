@@ -29,6 +29,9 @@ struct ResumedRun {
 // what the run computes (all are named).
 ResumedRun read_checkpoint(const CheckpointStore& store, Communicator& communicator, const Config& config);
 
+// The same refusals before a rank is started, from the manifests alone.
+void check_resumable(const CheckpointStore& store, const Config& config);
+
 // Every key and its value, as a manifest has it.
 std::map<std::string, std::string> config_values(const Config& config);
 
