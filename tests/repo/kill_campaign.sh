@@ -1,0 +1,57 @@
+#!/usr/bin/env bash
+# scripts/kill-campaign: what it refuses and what it notices, and a few of its runs.
+#   kill_campaign.sh ROOT notices TRAIN
+#   kill_campaign.sh ROOT KINDS RUNS TRAIN     KINDS as for --only
+set -euo pipefail
+root=$(cd "${1:?usage: kill_campaign.sh ROOT notices|KINDS [RUNS] TRAIN}" && pwd)
+what=${2:?notices, or kinds of disturbances}
+train=${!#}
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+export TMPDIR=$work
+
+skip() { echo "skipped: $1"; exit 0; }
+command -v python3 >/dev/null || skip 'no python3'
+python3 -c 'import signal; signal.pidfd_send_signal' 2>/dev/null || skip 'no Python 3.9 on Linux'
+
+status=0
+complain() { echo "$1"; status=1; }
+
+# expect STATUS TEXT ARGUMENT...: the campaign ends with STATUS and says TEXT.
+expect() {
+  local wanted=$1 text=$2 got=0
+  shift 2
+  output=$("$root/scripts/kill-campaign" "$@" 2>&1 </dev/null) || got=$?
+  [ "$got" = "$wanted" ] || complain "'kill-campaign $*' ended with $got, not $wanted: $output"
+  grep -qF -- "$text" <<<"$output" || complain "'kill-campaign $*' does not say '$text': $output"
+}
+
+if [ "$what" = notices ]; then
+  expect 2 'known are killed, signalled' --train "$train" --only bombed
+  expect 2 'there is no program' --train "$work/none"
+  expect 2 '1 at least' --train "$train" --runs 0
+  # Run 0 is a SIGKILL. This program leaves a process behind, and writes a step twice when it is resumed.
+  cat >"$work/train" <<END
+#!/bin/sh
+case "\$*" in
+  --resume*)
+    "$train" "\$@" || exit
+    echo '{"event":"step","step":1}' >>"\$2/metrics.jsonl"
+    exit ;;
+  */undisturbed-*) ;;
+  *) setsid sleep 1000$$ >/dev/null 2>&1 & ;;
+esac
+exec "$train" "\$@"
+END
+  chmod +x "$work/train"
+  expect 1 '1 processes still ran' --train "$work/train" --run 0 --deadline 8
+  grep -qF 'metrics.jsonl has the steps [1' <<<"$output" || complain "a step that stands twice is not noticed: $output"
+  if pgrep -f "^sleep 1000$$\$" >/dev/null; then complain 'the process is left'; fi
+else
+  expect 0 '' --train "$train" --only "$what" --runs "$3"
+  if grep -q '^left out: ' <<<"$output"; then skip "$(grep '^left out: ' <<<"$output")"; fi
+  grep -q '^| all |' <<<"$output" || complain "there is no table: $output"
+  echo "$output"
+fi
+[ -z "$(ls "$work" | grep -v '^train$')" ] || complain "left in the temporary directory: $(ls "$work")"
+exit "$status"
