@@ -86,7 +86,7 @@ std::string GlooMesh::key(int from, int to) {
 void GlooMesh::connect(TcpStoreClient& store, Deadline deadline) {
   for (int r = 0; r < state_->size; ++r) {
     if (r == state_->rank) continue;
-    const std::string address = store.get(key(r, state_->rank), deadline);
+    const std::string address = store.get(key(r, state_->rank), deadline, r);
     state_->context->getPair(r)->connect({address.begin(), address.end()});
     if (failed()) throw Error("the connections are closed");
   }

@@ -70,8 +70,8 @@ class TcpStoreClient {
 
   void set(const std::string& key, const std::string& value);
   // Waits for the key. Throws CollectiveError at the deadline or with the first reason of an abort, Interrupted where
-  // that is a stop signal's or where one comes and nothing happens.
-  std::string get(const std::string& key, Deadline deadline);
+  // that is a stop signal's or where one comes and nothing happens. `rank`: whose key it is, for the message.
+  std::string get(const std::string& key, Deadline deadline, int rank = -1);
 
   // After a stop signal, that is what ends the others.
   void abort(const std::string& reason) noexcept;

@@ -235,7 +235,7 @@ void TcpStoreClient::set(const std::string& key, const std::string& value) {
   write_all(fd_.get(), encode_frame(Frame::set, key + '\0' + value), Clock::now() + std::chrono::seconds(5));
 }
 
-std::string TcpStoreClient::get(const std::string& key, Deadline deadline) {
+std::string TcpStoreClient::get(const std::string& key, Deadline deadline, int rank) {
   {
     const std::lock_guard lock(write_mutex_);
     write_all(fd_.get(), encode_frame(Frame::get, key), deadline);
@@ -253,8 +253,9 @@ std::string TcpStoreClient::get(const std::string& key, Deadline deadline) {
     if (Clock::now() >= deadline) break;
   }
   if (signal_ != 0) throw Interrupted(reason_, signal_);
-  throw CollectiveError(!reason_.empty() ? reason_
-                                         : "a peer did not publish '" + key + "' at " + where_ + " in time");
+  if (!reason_.empty()) throw CollectiveError(reason_);
+  throw CollectiveError(fmt::format("{} did not publish '{}' at {} in time",
+                                    rank < 0 ? "a peer" : fmt::format("rank {}", rank), key, where_));
 }
 
 void TcpStoreClient::abort(const std::string& reason) noexcept {

@@ -49,6 +49,9 @@ TEST_CASE("values that one rank sets come to a rank that waits for them") {
   client.set("key", value);
   CHECK(client.get("answer", deadline_in(20)) == value + "!");
   CHECK_THROWS_AS(client.get("nobody sets this", deadline_in(0.05)), CollectiveError);
+  CHECK(error_of([&] {
+          client.get("address", deadline_in(0.05), 1);
+        }).rfind("rank 1 did not publish 'address' at ", 0) == 0);
   CHECK(client.address() == "127.0.0.1");
   other.join();
   CHECK(server.first_reason().empty());
