@@ -334,7 +334,9 @@ class GlooCommunicator : public Communicator {
 
   // How far each rank has come, as a message goes on; `awaited` becomes the rank at fault.
   std::string report_calls(int& awaited) {
-    if (const auto peers = store_->peers({}, std::chrono::milliseconds(300))) {
+    // On a busy machine an answer takes its time; after a stop signal there is none to lose.
+    const std::chrono::milliseconds patience(stop_signal() == 0 ? 2000 : 300);
+    if (const auto peers = store_->peers({}, patience)) {
       const PeerReport report = report_peers(*peers, rank(), sequence_, awaited);
       awaited = report.awaited;
       return "; calls started: " + report.calls;

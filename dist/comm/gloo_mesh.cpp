@@ -87,7 +87,11 @@ void GlooMesh::connect(TcpStoreClient& store, Deadline deadline) {
   for (int r = 0; r < state_->size; ++r) {
     if (r == state_->rank) continue;
     const std::string address = store.get(key(r, state_->rank), deadline, r);
-    state_->context->getPair(r)->connect({address.begin(), address.end()});
+    try {
+      state_->context->getPair(r)->connect({address.begin(), address.end()});
+    } catch (const std::exception& error) {
+      throw Error("the connection to rank " + std::to_string(r) + " failed: " + error.what());
+    }
     if (failed()) throw Error("the connections are closed");
   }
 }
