@@ -229,14 +229,14 @@ TEST_CASE("a copy that hangs at the start, or after the others have ended well, 
     const Folder folder;
     const int before = dup(STDERR_FILENO), words = open(folder.file(7).c_str(), O_WRONLY | O_CREAT, 0600);
     dup2(words, STDERR_FILENO);
-    const int code = run_copies("hangs at the " + when, folder, 3, 1, 2);
+    const int code = run_copies("hangs at the " + when, folder, 3, 1, 10);
     dup2(before, STDERR_FILENO);
     close(before), close(words);
     INFO(folder.text(7));
     CHECK(code == (when == "start" ? 3 : 128 + SIGKILL));
     CHECK(folder.text(7).find(when == "start"
                                   ? "first error: rank 2 did not come to 127.0.0.1:"
-                                  : "first error: rank 2 did not end within 2 s after the others") !=
+                                  : "first error: rank 2 did not end within 10 s after the others") !=
           std::string::npos);
   }
 }
