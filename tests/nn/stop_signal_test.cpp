@@ -42,6 +42,34 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("the launcher's copy of a stop signal is no second request, however late; its next signal is") {
+  for (const bool again : {false, true}) {
+    int ready[2];
+    REQUIRE(pipe(ready) == 0);
+    const pid_t child = fork();
+    if (child == 0) {
+      install_stop_handlers();
+      raise(SIGUSR1);
+      if (write(ready[1], "x", 1) != 1) std::_Exit(1);
+      for (int i = 0; i < 2000; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      std::_Exit(stop_signal());
+    }
+    char x;
+    REQUIRE(read(ready[0], &x, 1) == 1);
+    close(ready[0]), close(ready[1]);
+    for (int i = 0; i < 1 + again; ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(200));
+      kill(child, SIGTERM);
+    }
+    int status = 0;
+    waitpid(child, &status, 0);
+    if (again)
+      CHECK((WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM));
+    else
+      CHECK((WIFEXITED(status) && WEXITSTATUS(status) == SIGUSR1));
+  }
+}
+
 TEST_CASE("stop signals have names") {
   CHECK(signal_name(SIGINT) == "SIGINT");
   CHECK(signal_name(SIGUSR1) == "SIGUSR1");

@@ -1,6 +1,7 @@
 #include "nn/core/base/program.h"
 
 #include <time.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <csignal>
@@ -18,16 +19,22 @@ namespace {
 constexpr std::int64_t kSameRequest = 100'000'000;  // ns in which further signals are the same request
 
 volatile std::sig_atomic_t received = 0;
-volatile std::int64_t received_at = 0;  // ns; used by the handler alone
+// Used by the handler alone.
+volatile std::int64_t received_at = 0;  // ns
+volatile bool passed_on = false;        // the parent has sent a signal
 
-void on_signal(int number) {
+void on_signal(int number, siginfo_t* info, void*) {
   timespec time{};
   clock_gettime(CLOCK_MONOTONIC, &time);
   const std::int64_t now = std::int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
+  const bool from_parent = info->si_code == SI_USER && info->si_pid == getppid();
+  // Where a signal was sent to all processes, the launcher's copy of it may come much later.
+  const bool copy = from_parent && !passed_on;
+  passed_on = passed_on || from_parent;
   if (received == 0) {
     received_at = now;
     received = number;
-  } else if (now - received_at >= kSameRequest) {
+  } else if (!copy && now - received_at >= kSameRequest) {
     std::signal(number, SIG_DFL);
     std::raise(number);  // takes effect when the handler returns
   }
@@ -89,9 +96,10 @@ int run_program(const char* name, int (*body)(int argc, char** argv), int argc, 
 
 void install_stop_handlers() {
   received = 0;
+  passed_on = false;
   struct sigaction action {};
-  action.sa_handler = on_signal;
-  action.sa_flags = SA_RESTART;
+  action.sa_sigaction = on_signal;
+  action.sa_flags = SA_RESTART | SA_SIGINFO;
   // One handler at a time: a second signal of another kind waits.
   sigemptyset(&action.sa_mask);
   for (const int signal : kStopSignals) sigaddset(&action.sa_mask, signal);

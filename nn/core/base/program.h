@@ -34,7 +34,8 @@ int run_program(const char* name, int (*body)(int argc, char** argv), int argc, 
 
 // Installs handlers for kStopSignals, process-wide, and forgets an earlier signal. The first signal asks for a stop:
 // the handler sets a flag, nothing else. A second one of any kind ends the process at once, unless it comes within
-// 0.1 s: senders such as timeout(1) signal a process and then its group.
+// 0.1 s, as senders such as timeout(1) signal a process and then its group, or is the first from the parent: a launcher
+// passes on what it and its ranks may have been sent together.
 void install_stop_handlers();
 
 }  // namespace topknot
