@@ -81,9 +81,9 @@ DistributionRecord distribution_of(std::span<const float> u, double density) {
 }
 
 Recorder::Recorder(const Config& config, const RunDirectory& folder, const ParameterArena& arena,
-                   Exchange* exchange, bool root)
+                   Exchange* exchange, bool root, bool resumed)
     : from_(config.train.record_from),
-      steps_(root ? config.train.record_gradients : 0),
+      steps_(root && !resumed ? config.train.record_gradients : 0),
       every_(root ? config.train.distribution_every : 0),
       method_(config.compress.name),
       device_(arena.device()) {

@@ -33,9 +33,9 @@ class Recorder {
   // Ranks other than 0 record nothing. Arena and exchange must outlive the recorder, which is the exchange's
   // observer from here on; `exchange` may be null where no distribution is recorded (gradients on a GPU).
   // gradients.npy in the run directory: float32 [steps, d] in arena order (ParameterArena), one row per recorded
-  // step. Throws UserError where it cannot be written.
+  // step. Throws UserError where it cannot be written. `resumed`: gradients.npy stays as the first start left it.
   Recorder(const Config& config, const RunDirectory& folder, const ParameterArena& arena, Exchange* exchange,
-           bool root);
+           bool root, bool resumed);
   ~Recorder();
   Recorder(const Recorder&) = delete;
   Recorder& operator=(const Recorder&) = delete;

@@ -78,7 +78,7 @@ class CudaEngine final : private CurrentContext, public StepEngine {
         dropout_steps_(static_cast<std::size_t>(parts_)),
         result_(1),
         results_(kStepsAhead * sizeof(StepReport)),
-        recorder_(config_, inputs.folder, arena_, nullptr, root_) {
+        recorder_(config_, inputs.folder, arena_, nullptr, root_, inputs.resume) {
     weights_ = train_.loader().weights();
     attach(*exchange_, recorder_);
     if (root_ && (settled_.choice.planned || settled_.choice.chosen))
