@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "compress/parallel.h"
+#include "nn/core/base/stopwatch.h"
 #include "nn/core/base/text.h"
 #include "nn/core/rng.h"
 #include "tools/common/options.h"
@@ -39,13 +40,6 @@ struct Buffers {
 
   std::span<float> gradient, spare, plain_r, plain_g;
 };
-
-template <class Work>
-double milliseconds(Work&& work) {
-  const auto start = std::chrono::steady_clock::now();
-  work();
-  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
-}
 
 inline double median(std::vector<double> values) {
   return quantile(std::move(values), 0.5);

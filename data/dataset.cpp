@@ -4,12 +4,11 @@
 #include <zlib.h>
 
 #include <algorithm>
-#include <bit>
 #include <cerrno>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
 
+#include "nn/core/base/checksum.h"
 #include "nn/core/base/memory.h"
 #include "nn/core/base/text.h"
 
@@ -39,14 +38,9 @@ std::unique_ptr<Dataset> make_dataset(const std::string& name, const DatasetOpti
 }
 
 std::uint64_t data_checksum(const Dataset& data, std::int64_t most_bytes) {
-  std::uint64_t hash = 0xcbf29ce484222325u;
-  // FNV-1a by words of 8 bytes; the rotation brings high bits down, where a product alone moves bits only up.
-  const auto add = [&hash](const void* bytes, std::size_t size) {
-    for (std::size_t at = 0; at < size; at += 8) {
-      std::uint64_t word = 0;
-      std::memcpy(&word, static_cast<const char*>(bytes) + at, std::min<std::size_t>(8, size - at));
-      hash = std::rotl((hash ^ word) * 0x9e3779b97f4a7c15u, 29);
-    }
+  Checksum checksum;
+  const auto add = [&checksum](const void* bytes, std::size_t size) {
+    checksum.update({static_cast<const std::byte*>(bytes), size});
   };
   std::vector<float> values(static_cast<std::size_t>(std::max(data.sample_shape().numel(), data.targets())));
   const auto numel = static_cast<std::size_t>(data.sample_shape().numel());
@@ -70,7 +64,7 @@ std::uint64_t data_checksum(const Dataset& data, std::int64_t most_bytes) {
       add(values.data(), numel * sizeof(float));
     }
   }
-  return hash;
+  return checksum.value();
 }
 
 std::int64_t limited_size(const DatasetOptions& options, Split split, std::int64_t available) {

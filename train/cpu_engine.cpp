@@ -81,18 +81,9 @@ class CpuEngine final : public StepEngine {
     }
   }
 
-  void save_statistics() override {
-    statistics_.clear();
-    for (const auto& buffer : model_->store.buffers())
-      statistics_.insert(statistics_.end(), buffer->values.begin(), buffer->values.end());
-  }
+  void save_statistics() override { copy_statistics(model_->store, statistics_); }
   void restore_statistics_if_refused() override {
-    if (exchange_.committed()) return;
-    auto from = statistics_.cbegin();
-    for (const auto& buffer : model_->store.buffers()) {
-      std::copy_n(from, buffer->values.size(), buffer->values.begin());
-      from += static_cast<std::ptrdiff_t>(buffer->values.size());
-    }
+    if (!exchange_.committed()) restore_statistics(statistics_, model_->store);
   }
 
   void clear_loss() override {}  // begin_step() did

@@ -29,6 +29,20 @@ Variable batch_loss(const Variable& output, const Batch& batch) {
                                  : softmax_cross_entropy(output, batch.labels);
 }
 
+void copy_statistics(const ParameterStore& store, std::vector<float>& to) {
+  to.clear();
+  for (const auto& buffer : store.buffers())
+    to.insert(to.end(), buffer->values.begin(), buffer->values.end());
+}
+
+void restore_statistics(const std::vector<float>& from, ParameterStore& store) {
+  auto at = from.cbegin();
+  for (const auto& buffer : store.buffers()) {
+    std::copy_n(at, buffer->values.size(), buffer->values.begin());
+    at += static_cast<std::ptrdiff_t>(buffer->values.size());
+  }
+}
+
 std::array<double, 3> evaluation_sums(BuiltModel& model, Loader& loader) {
   ForwardContext context;
   context.training = false;

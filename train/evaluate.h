@@ -14,6 +14,10 @@ namespace topknot {
 void synchronize_statistics(const ParameterStore& store, const std::string& rule, CollectiveQueue& queue,
                             const Communicator& communicator);
 
+// A model's statistics on the host, one buffer after the other: out of the store, and back.
+void copy_statistics(const ParameterStore& store, std::vector<float>& to);
+void restore_statistics(const std::vector<float>& from, ParameterStore& store);
+
 struct Evaluation {
   double loss = 0;      // mean over the samples
   double accuracy = 0;  // 0 to 1; 0 for regression

@@ -131,9 +131,7 @@ void check_rank(Communicator& host, const LoadedConfig& loaded, const LaunchPlan
   const bool on_gpu =
       config.dist.backend != "gloo" && parse_device(config.train.device).kind == DeviceKind::cuda;
   const int gpu = on_gpu ? gpu_of(plan, gpu_count()) : 0;
-  char name[256] = "";
-  gethostname(name, sizeof name - 1);
-  const auto hosts = gather_texts(host, name), addresses = ways(host, plan, config.dist.interface),
+  const auto hosts = gather_texts(host, host_name()), addresses = ways(host, plan, config.dist.interface),
              gpus = gather_texts(host, on_gpu ? gpu_name(gpu) : "-");
   if (host.rank() == 0) {
     std::printf("%d ranks, dist.backend %s\n\n%5s  %-24s %-28s %s\n", host.size(),

@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "nn/core/base/check.h"
+#include "nn/core/base/text.h"
 #include "train/metrics/output_file.h"
 
 #ifndef TOPKNOT_VERSION
@@ -36,11 +37,9 @@ std::string cpu_name() {
 std::string environment_json(const Config& config, const std::vector<std::string>& command_line,
                              const std::map<std::string, std::string>& libraries) {
   nlohmann::ordered_json json;
-  char host[256] = "unknown";
-  gethostname(host, sizeof host - 1);
   utsname system{};
   uname(&system);
-  json["host"] = host;
+  json["host"] = host_name();
   json["cpu"] = cpu_name();
   json["cores"] = std::thread::hardware_concurrency();
   json["system"] = std::string(system.sysname) + " " + system.release + " " + system.machine;

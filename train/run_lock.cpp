@@ -19,12 +19,6 @@
 namespace topknot {
 namespace {
 
-std::string host_name() {
-  char name[256] = "unknown";
-  gethostname(name, sizeof name - 1);
-  return name;
-}
-
 // What the holder wrote: "PID HOST". Not yet written, or by another program: pid 0.
 struct Holder {
   int pid = 0;

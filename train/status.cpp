@@ -52,8 +52,7 @@ std::string speed_line(const Metrics& metrics, bool running) {
   return line + fmt::format(", {} left without evaluations", format_duration(std::max(0.0, left)));
 }
 
-std::string checkpoint_line(const CheckpointStore& store) {
-  const std::vector<std::int64_t> steps = store.steps();
+std::string checkpoint_line(const CheckpointStore& store, const std::vector<std::int64_t>& steps) {
   if (steps.empty()) return "none";
   const std::string path = store.path(steps.back());
   std::error_code error;
@@ -93,9 +92,10 @@ std::string status_text(const std::string& run) {
     line("evaluation", fmt::format("after step {}: test loss {:.4g}, test accuracy {:.2f} %", last.step,
                                    last.test_loss, 100 * last.test_accuracy));
   }
-  line("checkpoint", checkpoint_line(CheckpointStore(folder.checkpoints())));
-  if (process.empty() && !metrics.end && !CheckpointStore(folder.checkpoints()).steps().empty())
-    line("go on with", "train --resume " + run);
+  const CheckpointStore store(folder.checkpoints());
+  const std::vector<std::int64_t> saved = store.steps();
+  line("checkpoint", checkpoint_line(store, saved));
+  if (process.empty() && !metrics.end && !saved.empty()) line("go on with", "train --resume " + run);
   return text;
 }
 

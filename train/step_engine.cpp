@@ -137,10 +137,7 @@ void StepEngine::state(RunState& state) {
     }
   }
   model_->store.statistics_to_host();
-  std::vector<float>& statistics = state.model.statistics;
-  statistics.clear();
-  for (const auto& buffer : model_->store.buffers())
-    statistics.insert(statistics.end(), buffer->values.begin(), buffer->values.end());
+  copy_statistics(model_->store, state.model.statistics);
   state.exchange = exchange_->state();  // before the residuals, which it may write to the arena
   state.residual.resize(has_residual() ? arena_.size() : 0);
   if (has_residual())
@@ -158,11 +155,7 @@ void StepEngine::load_state(const RunState& state) {
   const std::vector<std::span<float>> buffers = optimizer_state();
   if (state.optimizer.size() != buffers.size()) throw UserError("the checkpoint is of another optimizer");
   for (std::size_t i = 0; i < buffers.size(); ++i) copy(state.optimizer[i], 0, buffers[i]);
-  auto from = state.model.statistics.cbegin();
-  for (const auto& buffer : model_->store.buffers()) {
-    std::copy_n(from, buffer->values.size(), buffer->values.begin());
-    from += static_cast<std::ptrdiff_t>(buffer->values.size());
-  }
+  restore_statistics(state.model.statistics, model_->store);
   model_->store.statistics_to_device();
   if (!state.residual.empty())
     for (const Group& group : groups())

@@ -12,8 +12,6 @@ using namespace topknot::testing;
 
 namespace {
 
-using Keys = std::vector<std::string>;
-
 Keys joined(Keys keys, const Keys& more) {
   keys.insert(keys.end(), more.begin(), more.end());
   return keys;

@@ -5,25 +5,11 @@
 using namespace topknot;
 using namespace topknot::testing;
 
-namespace {
-
-std::vector<std::string> keys_of(const std::string& method) {
-  std::vector<std::string> keys{"compress.name=" + method, "dist.ordered_sum=true"};
-  if (method == "threshold") keys.push_back("compress.threshold=0.01");
-  if (method == "powersgd" || method == "acpsgd")
-    keys.insert(keys.end(), {"compress.rank=2", "compress.min_compression=1"});
-  if (method == "lags")
-    keys.insert(keys.end(), {"compress.scope=tensor", "compress.lr_inside=true", "optimizer.momentum=0"});
-  return keys;
-}
-
-}  // namespace
-
 TEST_CASE("200 steps of every method on 1, 2, 4 and 8 ranks: all ranks hold the same parameters") {
   for (const std::string& method : compressors().names())
     for (int ranks : {1, 2, 4, 8}) {
       INFO(method << ", " << ranks << " ranks");
-      auto keys = keys_of(method);
+      auto keys = keys_of_method(method);
       keys.insert(keys.end(), {"train.max_steps=200", "optimizer.lr=0.005", "train.threads=1"});
       const Run run = train("threads", ranks, keys);  // which compares the checksums after every step
       CHECK(std::isfinite(run.test_loss));
@@ -33,7 +19,7 @@ TEST_CASE("200 steps of every method on 1, 2, 4 and 8 ranks: all ranks hold the 
 TEST_CASE("every method gives the same bits by threads and by gloo, with uneven shards") {
   for (const std::string& method : compressors().names()) {
     INFO(method);
-    auto keys = keys_of(method);
+    auto keys = keys_of_method(method);
     keys.insert(keys.end(), {"train.max_steps=10", "data.shard=uneven:3"});
     CHECK(train("threads", 3, keys).checksums == train("gloo", 3, keys).checksums);
   }

@@ -3,6 +3,7 @@
 #include <map>
 
 #include "tests/support/user_error.h"
+#include "tests/train/model_copy.h"
 #include "tests/train/small_run.h"
 #include "train/checkpoint/model_file.h"
 #include "train/engine.h"

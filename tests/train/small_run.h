@@ -13,6 +13,19 @@
 
 namespace topknot::testing {
 
+using Keys = std::vector<std::string>;
+
+// What a small run of this method needs; sums in rank order, for the same bits on every backend.
+inline Keys keys_of_method(const std::string& method) {
+  Keys keys{"compress.name=" + method, "dist.ordered_sum=true"};
+  if (method == "threshold") keys.push_back("compress.threshold=0.01");
+  if (method == "powersgd" || method == "acpsgd")
+    keys.insert(keys.end(), {"compress.rank=2", "compress.min_compression=1"});
+  if (method == "lags")
+    keys.insert(keys.end(), {"compress.scope=tensor", "compress.lr_inside=true", "optimizer.momentum=0"});
+  return keys;
+}
+
 struct Run {
   std::vector<std::string> checksums;  // by rank
   double test_loss = 0, test_accuracy = 0;

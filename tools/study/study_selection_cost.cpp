@@ -9,6 +9,7 @@
 #include "compress/parallel.h"
 #include "compress/select/selector.h"
 #include "nn/core/base/check.h"
+#include "nn/core/base/stopwatch.h"
 #include "nn/core/base/text.h"
 #include "nn/core/device.h"
 #include "nn/core/rng.h"
@@ -78,13 +79,6 @@ class Buffers {
 
   std::span<float> gradient, spare, plain_r, plain_g;
 };
-
-template <class Work>
-double milliseconds(Work&& work) {
-  const auto start = std::chrono::steady_clock::now();
-  work();
-  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
-}
 
 struct Measured {
   SelectionCost row;

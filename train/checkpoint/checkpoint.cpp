@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "nn/core/base/check.h"
+#include "nn/core/base/checksum.h"
 #include "nn/core/base/text.h"
 #include "train/metrics/output_file.h"
 
@@ -109,43 +110,6 @@ std::optional<std::int64_t> step_of(const std::string& name) {
 
 }  // namespace
 
-void Checksum::word(std::uint64_t value) {
-  hash_ = (hash_ ^ value) * 0x100000001b3u;
-  hash_ ^= hash_ >> 29;  // high bits would otherwise reach higher ones only
-}
-
-void Checksum::update(std::span<const std::byte> bytes) {
-  length_ += bytes.size();
-  const std::byte* at = bytes.data();
-  std::size_t left = bytes.size();
-  const auto fill = [&](std::size_t size) {
-    if (size > 0) std::memcpy(tail_ + tail_size_, at, size);
-    tail_size_ += size, at += size, left -= size;
-  };
-  std::uint64_t value;
-  if (tail_size_ > 0) {
-    fill(std::min(left, sizeof tail_ - tail_size_));
-    if (tail_size_ < sizeof tail_) return;
-    std::memcpy(&value, tail_, sizeof value);
-    word(value);
-    tail_size_ = 0;
-  }
-  for (; left >= sizeof value; at += sizeof value, left -= sizeof value) {
-    std::memcpy(&value, at, sizeof value);
-    word(value);
-  }
-  fill(left);
-}
-
-std::uint64_t Checksum::value() const {
-  Checksum end = *this;
-  std::uint64_t last = 0;
-  std::memcpy(&last, tail_, tail_size_);
-  end.word(last);
-  end.word(length_);
-  return end.hash_;
-}
-
 std::string manifest_text(const Manifest& manifest) {
   Json body;
   body["format"] = kFormat;
@@ -189,6 +153,12 @@ Manifest parse_manifest(const std::string& text, const std::string& where) {
     throw UserError(fmt::format("{}: the manifest is damaged: {}", where, error.what()));
   }
   return manifest;
+}
+
+const CheckpointFile& file_of(const Manifest& manifest, const std::string& name) {
+  for (const CheckpointFile& file : manifest.files)
+    if (file.name == name) return file;
+  throw UserError(fmt::format("the manifest of step {} lacks {}", manifest.position.step, name));
 }
 
 std::string rank_file(int rank) {

@@ -25,20 +25,6 @@
 
 namespace topknot {
 
-// A 64-bit hash of bytes that come in pieces: FNV-1a by words of 8 bytes, mixed after each word. It finds accidents, not
-// forgery: any change of one word changes it.
-class Checksum {
- public:
-  void update(std::span<const std::byte> bytes);
-  std::uint64_t value() const;
-
- private:
-  void word(std::uint64_t value);
-  std::uint64_t hash_ = 0xcbf29ce484222325u, length_ = 0;
-  std::byte tail_[8] = {};
-  std::size_t tail_size_ = 0;
-};
-
 struct CheckpointFile {
   std::string name;  // inside the checkpoint's directory
   std::uint64_t bytes = 0, checksum = 0;
@@ -58,6 +44,9 @@ struct Manifest {
 std::string manifest_text(const Manifest& manifest);
 // Throws UserError, naming `where`, for anything that manifest_text() did not write.
 Manifest parse_manifest(const std::string& text, const std::string& where);
+
+// Throws UserError where the manifest lists no file of that name.
+const CheckpointFile& file_of(const Manifest& manifest, const std::string& name);
 
 std::string rank_file(int rank);  // "rank-0003.safetensors"
 inline constexpr const char* kModelFile = "model.safetensors";

@@ -52,11 +52,9 @@ std::string export_model(const std::string& run, const std::string& to, std::opt
         fmt::format("{}: no checkpoint of step {}; there are {}", run, *step, fmt::join(steps, ", ")));
 
   const Manifest manifest = store.manifest(*step);
-  const auto listed = std::find_if(manifest.files.begin(), manifest.files.end(),
-                                   [](const CheckpointFile& file) { return file.name == kModelFile; });
   const std::string path = store.path(*step) + "/" + kModelFile;
-  if (listed == manifest.files.end()) throw UserError(path + ": the checkpoint's manifest does not list it");
-  const SafetensorsFile model = SafetensorsFile::parse(store.read(*step, *listed), path);
+  const SafetensorsFile model =
+      SafetensorsFile::parse(store.read(*step, file_of(manifest, kModelFile)), path);
   const auto name = manifest.config.find("model.name");
   OutputFile file(to);
   write_safetensors(

@@ -12,12 +12,6 @@
 namespace topknot {
 namespace {
 
-std::vector<std::int64_t> dimensions(const Shape& shape) {
-  std::vector<std::int64_t> dims;
-  for (int i = 0; i < shape.rank(); ++i) dims.push_back(shape[i]);
-  return dims;
-}
-
 // Calls visit(name, shape, parameter, buffer); one of the two pointers is null.
 template <class Visit>
 void for_each_tensor(const ParameterStore& store, Visit&& visit) {
@@ -50,13 +44,10 @@ std::string paragraph(const std::string& heading, const std::vector<std::string>
 
 }  // namespace
 
-ModelCopy copy_model(ParameterStore& store) {
-  ModelCopy copy;
-  copy.weights = store.arena().host_weights();
-  store.statistics_to_host();
-  for (const auto& buffer : store.buffers())
-    copy.statistics.insert(copy.statistics.end(), buffer->values.begin(), buffer->values.end());
-  return copy;
+std::vector<std::int64_t> dimensions(const Shape& shape) {
+  std::vector<std::int64_t> dims;
+  for (int i = 0; i < shape.rank(); ++i) dims.push_back(shape[i]);
+  return dims;
 }
 
 std::vector<TensorView> model_tensors(const ParameterStore& store, const ModelCopy& copy) {

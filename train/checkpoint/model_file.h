@@ -11,15 +11,17 @@
 
 namespace topknot {
 
-// Host copies of all that a model's file holds, from any device. Waits for the device.
+// Host copies of all that a model's file holds, from any device.
 struct ModelCopy {
-  std::vector<float> weights;     // ParameterArena::host_weights()
+  std::vector<float> weights;     // ParameterArena::all_weights()
   std::vector<float> statistics;  // the buffers, one after the other, in ParameterStore::buffers()'s order
 };
-ModelCopy copy_model(ParameterStore& store);
 
 // Views of `copy`, which must outlive them: parameters in the order of registration, then buffers.
 std::vector<TensorView> model_tensors(const ParameterStore& store, const ModelCopy& copy);
+
+// As a file has it.
+std::vector<std::int64_t> dimensions(const Shape& shape);
 
 // Whether one of the shell patterns (*, ?, [...]; '*' also matches '.') matches the name or what stands before one of
 // its dots: "fc" and "f*" match "fc.weight", "stage1" matches "stage1.block1.1.conv.weight".

@@ -69,12 +69,6 @@ void share(Communicator& communicator, std::vector<std::byte>& bytes) {
   communicator.broadcast(bytes, 0);
 }
 
-const CheckpointFile& file_of(const Manifest& manifest, const std::string& name) {
-  for (const CheckpointFile& file : manifest.files)
-    if (file.name == name) return file;
-  throw UserError(fmt::format("the manifest of step {} lacks {}", manifest.position.step, name));
-}
-
 void check_ranks(const Manifest& manifest, const Config& config, int ranks) {
   const std::string& rule = config.resume.residuals;
   if (rule == "keep" && manifest.ranks != ranks)

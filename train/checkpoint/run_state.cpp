@@ -21,12 +21,6 @@ std::vector<const Parameter*> parameters_of(const ParameterStore& store, bool tr
   return parameters;
 }
 
-std::vector<std::int64_t> dims(const Shape& shape) {
-  std::vector<std::int64_t> dims;
-  for (int i = 0; i < shape.rank(); ++i) dims.push_back(shape[i]);
-  return dims;
-}
-
 template <class V>
 TensorView view(std::string name, std::string dtype, std::vector<std::int64_t> shape,
                 std::span<const V> values) {
@@ -38,7 +32,7 @@ void add_arena(std::vector<TensorView>& tensors, const ParameterStore& store, co
                std::span<const float> values) {
   for (const Parameter* p : parameters_of(store, true))
     tensors.push_back(
-        view(prefix + p->name(), "F32", dims(p->shape()), values.subspan(p->offset(), p->numel())));
+        view(prefix + p->name(), "F32", dimensions(p->shape()), values.subspan(p->offset(), p->numel())));
 }
 
 void copy_tensor(const SafetensorsFile& file, const std::string& name, const std::vector<std::int64_t>& shape,
@@ -57,7 +51,7 @@ std::vector<float> read_arena(const SafetensorsFile& file, const std::vector<con
   for (const Parameter* p : parameters) total += p->numel();
   std::vector<float> values(total);
   for (const Parameter* p : parameters)
-    copy_tensor(file, prefix + p->name(), dims(p->shape()),
+    copy_tensor(file, prefix + p->name(), dimensions(p->shape()),
                 std::span(values).subspan(p->offset(), p->numel()));
   return values;
 }

@@ -24,8 +24,8 @@ namespace {
 // Keys that say where and in which starts a run runs, not what.
 bool names_a_place(const std::string& key) {
   return key.rfind("output.", 0) == 0 || key == "data.root" || key == "dist.master" ||
-         key == "dist.interface" || key == "dist.token" ||
-         key.rfind("resume.", 0) == 0 || key == "train.stop_after";
+         key == "dist.interface" || key == "dist.token" || key.rfind("resume.", 0) == 0 ||
+         key == "train.stop_after";
 }
 
 // FNV-1a, 32 bits.

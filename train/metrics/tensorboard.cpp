@@ -59,11 +59,6 @@ double wall_time() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
-std::string host_name() {
-  char name[256] = "";
-  return gethostname(name, sizeof name - 1) == 0 && *name ? name : "localhost";
-}
-
 }  // namespace
 
 TensorBoardWriter::TensorBoardWriter(const std::string& folder, std::int64_t steps_made) {

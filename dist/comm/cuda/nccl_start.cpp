@@ -8,16 +8,11 @@
 
 #include "dist/comm/backend.h"
 #include "dist/comm/cuda/nccl_start.h"
+#include "nn/core/base/text.h"
 #include "nn/core/cuda/check.h"
 
 namespace topknot {
 namespace {
-
-std::string host_name() {
-  char name[256] = "";
-  gethostname(name, sizeof name - 1);
-  return name;
-}
 
 // Two ranks with the same identity of the host and the same GPU cannot meet over NCCL.
 std::string host_identity() {

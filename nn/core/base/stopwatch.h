@@ -9,6 +9,14 @@ inline double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
+// Of one call of `work`.
+template <class Work>
+double milliseconds(Work&& work) {
+  const auto start = std::chrono::steady_clock::now();
+  work();
+  return 1e3 * seconds_since(start);
+}
+
 class Stopwatch {
  public:
   // `total`, in seconds, must outlive the stopwatch.

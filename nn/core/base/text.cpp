@@ -1,5 +1,7 @@
 #include "nn/core/base/text.h"
 
+#include <unistd.h>
+
 #include <fmt/format.h>
 #include <cerrno>
 #include <cstring>
@@ -9,6 +11,11 @@
 #include <cmath>
 
 namespace topknot {
+
+std::string host_name() {
+  char name[256] = "";
+  return gethostname(name, sizeof name - 1) == 0 && *name ? name : "unknown";
+}
 
 std::string errno_text() {
   return std::strerror(errno ? errno : EIO);

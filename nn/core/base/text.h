@@ -21,6 +21,8 @@ std::string format_bytes(double bytes);
 // breaks and tabs stay. At most `longest` bytes of it.
 std::string printable(std::string_view text, std::size_t longest = 4000);
 
+std::string host_name();  // of this machine; "unknown" where it has none
+
 // What errno says, of the call that has just failed; an input/output error where it says nothing.
 std::string errno_text();
 

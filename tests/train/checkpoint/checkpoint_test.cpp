@@ -9,6 +9,7 @@
 #include <numeric>
 #include <random>
 
+#include "nn/core/base/checksum.h"
 #include "tests/data/temp_folder.h"
 #include "tests/support/catch.h"
 #include "tests/support/files.h"

@@ -7,6 +7,7 @@
 #include "tests/support/catch.h"
 #include "tests/support/files.h"
 #include "tests/support/user_error.h"
+#include "tests/train/model_copy.h"
 
 namespace topknot {
 namespace {

@@ -11,6 +11,7 @@
 #include "dist/sparse/sparse_collective.h"
 #include "tests/support/error_text.h"
 #include "tests/support/files.h"
+#include "tests/train/model_copy.h"
 #include "tests/train/resumed_run.h"
 
 using namespace topknot;
