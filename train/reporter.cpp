@@ -95,6 +95,7 @@ Reporter::Reporter(const RunInputs& inputs, const Plan& plan, const Communicator
       folder_(inputs.folder),
       plan_(plan),
       ranks_(communicator.size()),
+      backend_(communicator.backend()),
       root_(communicator.rank() == 0),
       progress_({plan.total_steps, inputs.config.train.log_every, inputs.quiet || !root_}),
       program_start_(inputs.program_start) {
@@ -144,7 +145,7 @@ double Reporter::epochs(std::int64_t step) const {
   return static_cast<double>(step) / static_cast<double>(plan_.steps_per_epoch);
 }
 
-void Reporter::announce(const Communicator& communicator, const Engine& engine) const {
+void Reporter::announce(const Engine& engine) const {
   const std::int64_t micro_batches = engine.train_loader().steps_per_epoch();
   const std::string compute =
       engine.device() == "cpu" ? count_text(omp_get_max_threads(), "thread") + " per rank" : engine.device();
@@ -152,9 +153,9 @@ void Reporter::announce(const Communicator& communicator, const Engine& engine) 
       "{} ({} parameters) on {}, {} by {}, {}; global batch {}, learning rate {}, {} steps per epoch, {} in "
       "all; "
       "{}; writing to {}",
-      config_.model.name, engine.arena().size(), config_.data.name, count_text(ranks_, "rank"),
-      communicator.backend(), compute, images_per_step(), key_value(*find_key("optimizer.lr"), config_),
-      plan_.steps_per_epoch, plan_.total_steps, config_.compress.name, folder_.path));
+      config_.model.name, engine.arena().size(), config_.data.name, count_text(ranks_, "rank"), backend_,
+      compute, images_per_step(), key_value(*find_key("optimizer.lr"), config_), plan_.steps_per_epoch,
+      plan_.total_steps, config_.compress.name, folder_.path));
   if (root_)
     for (const Group& group : engine.groups())
       log_debug(fmt::format("{} group of {} elements: {} to {}", group.compressed ? "compressed" : "dense",
@@ -168,7 +169,8 @@ void Reporter::announce(const Communicator& communicator, const Engine& engine) 
 }
 
 void Reporter::begin(std::int64_t step) {
-  if (metrics_) metrics_->write(StartRecord{step, plan_.total_steps, plan_.steps_per_epoch, now_utc()});
+  if (metrics_)
+    metrics_->write(StartRecord{step, plan_.total_steps, plan_.steps_per_epoch, now_utc(), backend_});
   startup_seconds_ = seconds_since(program_start_);
   first_step_ = Clock::now() - std::chrono::duration_cast<Clock::duration>(
                                    std::chrono::duration<double>(train_seconds_ + eval_seconds_));

@@ -65,7 +65,7 @@ class Reporter {
   Reporter(const RunInputs& inputs, const Plan& plan, const Communicator& communicator);
 
   // The run in a few lines, before its first step.
-  void announce(const Communicator& communicator, const Engine& engine) const;
+  void announce(const Engine& engine) const;
   void begin(std::int64_t step);  // the first step of this start begins, `step` were made before
 
   // Fills in epoch, time, rates and the bytes: `bytes` is the sum over all ranks, the record has the mean. `seconds`:
@@ -97,6 +97,7 @@ class Reporter {
   const RunDirectory folder_;
   const Plan plan_;
   const int ranks_;
+  const std::string backend_;
   const bool root_;
   Progress progress_;
   std::unique_ptr<MetricsWriter> metrics_;

@@ -46,6 +46,9 @@ DistOptions dist_options(const LoadedConfig& loaded) {
   options.interface = dist.interface;
   options.timeout_s = dist.timeout_s;
   options.token = dist.token;
+  if (!dist.link_rate.empty())
+    options.link =
+        make_emulated_link(dist.link_rate, dist.link_latency, loaded.config.exchange.ranks_per_host);
 #ifdef TOPKNOT_CHECK_CALLS
   options.check_calls = true;
 #endif
@@ -83,7 +86,7 @@ int start_ranks(const LaunchPlan& plan, const DistOptions& options, char* const*
       hooks.load();
       hooks.check();
       hooks.make_directory();
-      run_thread_ranks(plan.size, options.timeout_s, hooks.body);
+      run_thread_ranks(plan.size, options.timeout_s, hooks.body, options.link);
       return 0;
     case LaunchPlan::Kind::process:
       // Inside the group, so that the other ranks learn at once where this one fails.
@@ -147,7 +150,8 @@ int start_training(LoadedConfig loaded, int argc, char* const* argv, bool quiet,
   hooks.joined = [&](Communicator& host) { settle_backend(loaded, plan, &host); };
   // Errors must show before there is a run directory, which would block the corrected run.
   hooks.load = [&] {
-    parse_device(loaded.config.train.device);
+    if (parse_device(loaded.config.train.device).kind == DeviceKind::cuda && options.link)
+      throw UserError("dist.link: slows ranks on CPUs only; set train.device=cpu, or leave dist.link out");
     data = load_data(loaded.config);
   };
   hooks.check = [&] {

@@ -76,14 +76,16 @@ std::string status_text(const std::string& run) {
   const Metrics metrics =
       fs::exists(folder.metrics_jsonl(), error) ? read_metrics(folder.metrics_jsonl()) : Metrics();
   const std::string process = running_process(run);
+  const std::string backend =
+      metrics.starts.empty() ? config.text("dist.backend") : metrics.starts.back().backend;
   std::string text;
   const auto line = [&](const char* name, const std::string& value) {
     text += fmt::format("{:<11} {}\n", name, value);
   };
-  line("run", fmt::format("{}: {} on {}, {}, {} by {}", run, config.text("model.name"),
-                          config.text("data.name"), config.text("compress.name"),
-                          count_text(static_cast<std::int64_t>(config.number("dist.ranks")), "rank"),
-                          config.text("dist.backend")));
+  line("run",
+       fmt::format("{}: {} on {}, {}, {} by {}", run, config.text("model.name"), config.text("data.name"),
+                   config.text("compress.name"),
+                   count_text(static_cast<std::int64_t>(config.number("dist.ranks")), "rank"), backend));
   line("state", state_of(metrics, process));
   line("step", step_line(metrics));
   if (!metrics.steps.empty()) line("speed", speed_line(metrics, !process.empty()));

@@ -62,7 +62,7 @@ class Trainer {
 
  private:
   RunOutcome run_steps() {
-    reporter_.announce(communicator_, *engine_);
+    reporter_.announce(*engine_);
     check_parameters("at the start");
     reporter_.begin(step());
     last_report_ = Clock::now();

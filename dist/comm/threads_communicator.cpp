@@ -14,6 +14,7 @@
 #include "dist/comm/ordered_sum.h"
 #include "dist/launch/socket.h"
 #include "dist/launch/stop_wait.h"
+#include "dist/comm/collective_cost.h"
 #include "nn/core/base/program.h"
 
 namespace topknot {
@@ -32,13 +33,18 @@ struct Call {
 // How often a wait looks for a stop signal.
 constexpr auto kPoll = std::chrono::milliseconds(100);
 
+struct Member {
+  std::string name;  // as messages call the rank
+  int host = 0;
+};
+
 class Group {
  public:
-  // `names`: how messages call the ranks.
-  Group(std::vector<std::string> names, double timeout_s)
-      : calls(names.size()),
-        names_(std::move(names)),
+  Group(std::vector<Member> members, double timeout_s, const std::optional<EmulatedLink>& link)
+      : calls(members.size()),
+        members_(std::move(members)),
         timeout_s_(timeout_s),
+        link_(link),
         here_(calls.size()),
         gone_(calls.size()) {}
 
@@ -48,7 +54,7 @@ class Group {
     if (!reason_.empty()) fail(rank, call);
     for (std::size_t r = 0; r < gone_.size(); ++r)
       if (gone_[r]) {
-        stop(names_[r] + " ended while the others went on");
+        stop(members_[r].name + " ended while the others went on");
         fail(rank, call);
       }
     calls[rank] = call;
@@ -56,6 +62,7 @@ class Group {
     if (++arrived_ == static_cast<int>(calls.size())) {
       check_calls();
       if (!reason_.empty()) fail(rank, call);
+      met = Clock::now();
       open();
       return;
     }
@@ -66,15 +73,31 @@ class Group {
     while (!changed_.wait_until(lock, std::min(deadline, Clock::now() + kPoll), over)) {
       if (Clock::now() >= deadline)
         stop(fmt::format("{}: {} gave up after dist.timeout_s ({:g} s): rank {} did not come; last calls: {}",
-                         names_[rank], text(call), timeout_s_, missing(), last_calls()));
+                         members_[rank].name, text(call), timeout_s_, missing(), last_calls()));
       // The ranks are threads of this process: what is missing is busy, not lost.
       if (patience.ended(static_cast<std::uint64_t>(arrived_), true))
-        stop(fmt::format("{}: {} stopped by {} while waiting for rank {}; last calls: {}", names_[rank],
-                         text(call), signal_name(stop_signal()), missing(), last_calls()));
+        stop(fmt::format("{}: {} stopped by {} while waiting for rank {}; last calls: {}",
+                         members_[rank].name, text(call), signal_name(stop_signal()), missing(),
+                         last_calls()));
     }
     // A meeting that took place counts, whatever happened since: the others rely on this rank's memory.
     if (generation_ != generation) return;
     fail(rank, call);
+  }
+
+  // For the end of a collective over the link: `seconds` after the ranks met for it. The data have come, and nobody needs
+  // this rank's memory any more.
+  void arrive(int rank, const Call& call, Clock::time_point met, double seconds) {
+    const Deadline at =
+        met + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+    std::unique_lock lock(mutex_);
+    if (timeout_s_ > 0 && seconds > timeout_s_)
+      stop(fmt::format("{}: {} takes {:.3g} s over the {}, more than dist.timeout_s ({:g} s)",
+                       members_[rank].name, text(call), seconds, link_->text, timeout_s_));
+    // After a stop signal the run ends with this step, whose time matters no longer.
+    while (reason_.empty() && stop_signal() == 0 && Clock::now() < at)
+      changed_.wait_until(lock, std::min(at, Clock::now() + kPoll));
+    if (!reason_.empty()) fail(rank, call);
   }
 
   // Ends a collective. Between the two meetings there is only finite work on memory, and a rank that left
@@ -99,7 +122,7 @@ class Group {
   void leave(int rank) {
     const std::lock_guard lock(mutex_);
     gone_[rank] = true;
-    if (arrived_ > 0 && reason_.empty()) stop(names_[rank] + " ended while the others went on");
+    if (arrived_ > 0 && reason_.empty()) stop(members_[rank].name + " ended while the others went on");
   }
 
   // A split, which ends when this group does.
@@ -111,9 +134,12 @@ class Group {
   }
 
   double timeout() const { return timeout_s_; }
-  const std::string& name(int rank) const { return names_[rank]; }
+  const Member& member(int rank) const { return members_[rank]; }
+  const std::optional<EmulatedLink>& link() const { return link_; }
 
-  std::vector<Call> calls;  // of the current collective; read between its meetings
+  // Of the current collective; read between its meetings.
+  std::vector<Call> calls;
+  Clock::time_point met;  // when the last rank came
 
  private:
   void open() {
@@ -131,7 +157,7 @@ class Group {
   }
 
   [[noreturn]] void fail(int rank, const Call& call) const {
-    const std::string me = names_[rank] + ": " + text(call);
+    const std::string me = members_[rank].name + ": " + text(call);
     const std::string error =
         reason_.rfind(me, 0) == 0 ? reason_ : me + " was ended\nfirst error: " + reason_;
     if (stop_signal() != 0) throw Interrupted(error);
@@ -165,8 +191,9 @@ class Group {
     return list;
   }
 
-  const std::vector<std::string> names_;
+  const std::vector<Member> members_;
   const double timeout_s_;
+  const std::optional<EmulatedLink> link_;
   std::mutex mutex_;
   std::condition_variable changed_;
   int arrived_ = 0;
@@ -178,32 +205,41 @@ class Group {
 
 class ThreadCommunicator : public Communicator {
  public:
-  ThreadCommunicator(std::shared_ptr<Group> group, int rank) : group_(std::move(group)), rank_(rank) {}
+  ThreadCommunicator(std::shared_ptr<Group> group, int rank)
+      : group_(std::move(group)), rank_(rank), link_(group_->link() ? group_->link()->link : Link()) {}
   ~ThreadCommunicator() override { group_->leave(rank_); }
 
   int rank() const override { return rank_; }
   int size() const override { return static_cast<int>(group_->calls.size()); }
-  std::string backend() const override { return "threads"; }
-  bool overlaps() const override { return false; }
+  std::string backend() const override {
+    return group_->link() ? "threads, " + group_->link()->text : "threads";
+  }
+  bool overlaps() const override { return group_->link().has_value(); }
 
   void all_gather(std::span<const std::byte> mine, std::vector<std::vector<std::byte>>& all) override {
     run("all_gather", const_cast<std::byte*>(mine.data()), mine.size(), false, [&] {
       all.resize(size());
+      std::size_t largest = 0;
       for (int r = 0; r < size(); ++r) {
         const auto* bytes = static_cast<const std::byte*>(group_->calls[r].data);
         all[r].assign(bytes, bytes + group_->calls[r].bytes);
+        largest = std::max(largest, all[r].size());
       }
+      return gather_cost(static_cast<double>(largest));
     });
   }
 
-  void all_reduce(std::span<float> data, SumOrder) override { reduce("all_reduce", data); }
-  void all_reduce(std::span<BFloat16> data, SumOrder) override { reduce("all_reduce of bfloat16", data); }
-  void all_reduce(std::span<double> data) override { reduce("all_reduce of doubles", data); }
+  void all_reduce(std::span<float> data, SumOrder order) override { reduce("all_reduce", data, order); }
+  void all_reduce(std::span<BFloat16> data, SumOrder order) override {
+    reduce("all_reduce of bfloat16", data, order);
+  }
+  void all_reduce(std::span<double> data) override { reduce("all_reduce of doubles", data, SumOrder::ranks); }
 
   void broadcast(std::span<std::byte> data, int root) override {
     TOPKNOT_CHECK(root >= 0 && root < size(), "broadcast from a rank that does not exist");
     run("broadcast", data.data(), data.size(), true, [&] {
       if (rank_ != root && !data.empty()) std::memcpy(data.data(), group_->calls[root].data, data.size());
+      return broadcast_cost(link_, size(), static_cast<double>(data.size()));
     });
   }
 
@@ -212,8 +248,12 @@ class ThreadCommunicator : public Communicator {
     TOPKNOT_CHECK(static_cast<int>(mine.size()) == size(), "all_to_all with one block per rank");
     run("all_to_all", const_cast<std::vector<std::byte>*>(mine.data()), mine.size_bytes(), true, [&] {
       theirs.resize(size());
-      for (int r = 0; r < size(); ++r)
+      std::size_t sent = 0, received = 0;  // to and from others
+      for (int r = 0; r < size(); ++r) {
         theirs[r] = static_cast<const std::vector<std::byte>*>(group_->calls[r].data)[rank_];
+        if (r != rank_) sent += mine[r].size(), received += theirs[r].size();
+      }
+      return gather_cost(static_cast<double>(std::max(sent, received)) / std::max(1, size() - 1));
     });
   }
 
@@ -232,16 +272,19 @@ class ThreadCommunicator : public Communicator {
         partners.emplace_back(other->to, other->from);
       }
       const std::string problem = unmatched_partners(partners);
-      if (!problem.empty()) throw CollectiveError(group_->name(rank_) + ": " + problem);
+      if (!problem.empty()) throw CollectiveError(group_->member(rank_).name + ": " + problem);
       theirs.clear();
-      if (from < 0) return;
-      const auto block = static_cast<const Part*>(group_->calls[from].data)->block;
-      theirs.assign(block.begin(), block.end());
+      if (from >= 0) {
+        const auto block = static_cast<const Part*>(group_->calls[from].data)->block;
+        theirs.assign(block.begin(), block.end());
+      }
+      if (to < 0 && from < 0) return 0.0;
+      return link_.alpha + link_.beta * static_cast<double>(std::max(mine.size(), theirs.size()));
     });
   }
 
   void barrier() override {
-    run("barrier", nullptr, 0, true, [] {});
+    run("barrier", nullptr, 0, true, [&] { return gather_cost(0); });
   }
 
   std::unique_ptr<Communicator> split(int color) override {
@@ -249,27 +292,33 @@ class ThreadCommunicator : public Communicator {
     std::vector<int> colors(size());
     run("split", &color, sizeof color, true, [&] {
       for (int r = 0; r < size(); ++r) colors[r] = *static_cast<const int*>(group_->calls[r].data);
+      return 0.0;
     });
     const int leader = static_cast<int>(std::find(colors.begin(), colors.end(), color) - colors.begin());
     const int place = static_cast<int>(std::count(colors.begin(), colors.begin() + rank_, color));
     std::shared_ptr<Group> made;
     if (leader == rank_) {
-      std::vector<std::string> names;
+      std::vector<Member> members;
       for (int r = 0; r < size(); ++r)
-        if (colors[r] == color)
-          names.push_back(fmt::format("{} ({} of its split)", group_->name(r), names.size()));
-      made = std::make_shared<Group>(std::move(names), group_->timeout());
+        if (const Member& member = group_->member(r); colors[r] == color)
+          members.push_back({fmt::format("{} ({} of its split)", member.name, members.size()), member.host});
+      const bool one_host = std::all_of(members.begin(), members.end(),
+                                        [&](const Member& m) { return m.host == members[0].host; });
+      made = std::make_shared<Group>(std::move(members), group_->timeout(),
+                                     one_host ? std::nullopt : group_->link());
       group_->adopt(made);
     }
     std::shared_ptr<Group> mine;
-    run("split", &made, sizeof made, true,
-        [&] { mine = *static_cast<const std::shared_ptr<Group>*>(group_->calls[leader].data); });
+    run("split", &made, sizeof made, true, [&] {
+      mine = *static_cast<const std::shared_ptr<Group>*>(group_->calls[leader].data);
+      return 0.0;
+    });
     return std::make_unique<ThreadCommunicator>(std::move(mine), place);
   }
 
   void abort(const std::string& reason) noexcept override {
     try {
-      group_->abort(reason.rfind("rank ", 0) == 0 ? reason : group_->name(rank_) + ": " + reason);
+      group_->abort(reason.rfind("rank ", 0) == 0 ? reason : group_->member(rank_).name + ": " + reason);
     } catch (...) {
       // Out of memory; the others end at their deadline.
     }
@@ -278,22 +327,31 @@ class ThreadCommunicator : public Communicator {
   std::string first_error() override { return group_->reason(); }
 
  private:
+  // `body` moves the data, and returns the seconds that the collective takes over link_.
   template <class Body>
   void run(const char* operation, void* data, std::size_t bytes, bool same_size, const Body& body) {
-    group_->meet(rank_, {operation, ++sequence_, data, bytes, same_size, place()});
+    const Call call{operation, ++sequence_, data, bytes, same_size, place()};
+    group_->meet(rank_, call);
+    const Clock::time_point met = group_->met;
+    double seconds = 0;
     std::exception_ptr error;
     try {
-      body();
+      seconds = body();
     } catch (...) {
       error = std::current_exception();  // the others still need this rank at the second meeting
     }
     group_->part();
     if (error) std::rethrow_exception(error);
+    if (seconds > 0) group_->arrive(rank_, call, met, seconds);
   }
 
+  double gather_cost(double bytes) const { return all_gather_cost(link_, size(), bytes); }
+
   // Rank r adds slice r of all ranks and writes the sum to all of them, so no other memory is needed.
+  // Over a link, few bytes are gathered by all and many go around the ring or, in rank order, to their slice's owner, as gloo
+  // does it (dist/comm/gloo_collectives.cpp).
   template <class T>
-  void reduce(const char* operation, std::span<T> data) {
+  void reduce(const char* operation, std::span<T> data, SumOrder order) {
     run(operation, data.data(), data.size_bytes(), true, [&] {
       const ElementRange slice = slice_of(data.size(), size(), rank_);
       std::vector<const T*> sources(size());
@@ -304,28 +362,36 @@ class ThreadCommunicator : public Communicator {
         if (r != rank_ && slice.size() > 0)
           std::copy_n(data.data() + slice.begin, slice.size(),
                       static_cast<T*>(group_->calls[r].data) + slice.begin);
+      const double bytes = static_cast<double>(data.size_bytes());
+      return std::min(gather_cost(bytes), order == SumOrder::ranks
+                                              ? ordered_all_reduce_cost(link_, size(), bytes)
+                                              : ring_all_reduce_cost(link_, size(), bytes));
     });
   }
 
   std::shared_ptr<Group> group_;
-  int rank_;
+  const int rank_;
+  const Link link_;  // all 0, which costs nothing, where there is none
   std::uint64_t sequence_ = 0;
 };
 
 }  // namespace
 
-std::vector<std::unique_ptr<Communicator>> make_thread_group(int ranks, double timeout_s) {
+std::vector<std::unique_ptr<Communicator>> make_thread_group(int ranks, double timeout_s,
+                                                             const std::optional<EmulatedLink>& link) {
   TOPKNOT_CHECK(ranks >= 1, "a group needs a rank");
-  std::vector<std::string> names;
-  for (int r = 0; r < ranks; ++r) names.push_back(fmt::format("rank {}", r));
-  const auto group = std::make_shared<Group>(std::move(names), timeout_s);
+  std::vector<Member> members;
+  for (int r = 0; r < ranks; ++r)
+    members.push_back({fmt::format("rank {}", r), link ? r / link->ranks_per_host : r});
+  const auto group = std::make_shared<Group>(std::move(members), timeout_s, link);
   std::vector<std::unique_ptr<Communicator>> result;
   for (int r = 0; r < ranks; ++r) result.push_back(std::make_unique<ThreadCommunicator>(group, r));
   return result;
 }
 
-void run_thread_ranks(int ranks, double timeout_s, const std::function<void(Communicator&)>& body) {
-  auto group = make_thread_group(ranks, timeout_s);
+void run_thread_ranks(int ranks, double timeout_s, const std::function<void(Communicator&)>& body,
+                      const std::optional<EmulatedLink>& link) {
+  auto group = make_thread_group(ranks, timeout_s, link);
   std::mutex mutex;
   std::exception_ptr first;
   std::vector<std::thread> threads;

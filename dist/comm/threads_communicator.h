@@ -10,17 +10,22 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "dist/comm/communicator.h"
+#include "dist/comm/emulated_link.h"
 
 namespace topknot {
 
 // One communicator for each rank, to be used by one thread each. timeout_s <= 0: no deadline.
-std::vector<std::unique_ptr<Communicator>> make_thread_group(int ranks, double timeout_s);
+// `link`: collectives go over it.
+std::vector<std::unique_ptr<Communicator>> make_thread_group(int ranks, double timeout_s,
+                                                             const std::optional<EmulatedLink>& link = {});
 
 // Runs body once per rank, each on a thread of its own, and waits for all of them. When a rank throws, the others' calls
 // end with its error; the first error in time is thrown here after all have ended.
-void run_thread_ranks(int ranks, double timeout_s, const std::function<void(Communicator&)>& body);
+void run_thread_ranks(int ranks, double timeout_s, const std::function<void(Communicator&)>& body,
+                      const std::optional<EmulatedLink>& link = {});
 
 }  // namespace topknot

@@ -17,18 +17,20 @@
 
 #include "dist/comm/backend.h"
 #include "dist/comm/communicator.h"
+#include "dist/comm/emulated_link.h"
 
 namespace topknot {
 
 struct DistOptions {
-  std::string backend = "threads";  // dist.backend: a registered one, or auto
-  std::optional<int> ranks;         // dist.ranks, where the user gave it
-  bool ranks_insist = false;        // given for this run: a launcher with another number is then an error
-  std::string master;               // dist.master HOST:PORT; "": from the environment
-  std::string interface;            // dist.interface
-  double timeout_s = 300;           // dist.timeout_s; 0: no limit
-  std::string token;                // dist.token; "": from the environment
-  bool check_calls = false;         // see GroupOptions
+  std::string backend = "threads";   // dist.backend: a registered one, or auto
+  std::optional<int> ranks;          // dist.ranks, where the user gave it
+  bool ranks_insist = false;         // given for this run: a launcher with another number is then an error
+  std::string master;                // dist.master HOST:PORT; "": from the environment
+  std::string interface;             // dist.interface
+  double timeout_s = 300;            // dist.timeout_s; 0: no limit
+  std::string token;                 // dist.token; "": from the environment
+  std::optional<EmulatedLink> link;  // dist.link, between ranks that are threads
+  bool check_calls = false;          // see GroupOptions
 };
 
 struct LaunchPlan {

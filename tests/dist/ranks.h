@@ -1,6 +1,6 @@
 #pragma once
-// Runs a body on every rank of a group: `threads`, or `gloo` whose ranks are threads of the test, each with
-// connections of its own.
+// Runs a body on every rank of a group: `threads`, `link`, which is threads over an emulated link, or `gloo` whose ranks
+// are threads of the test, each with connections of its own.
 
 #include <exception>
 #include <functional>
@@ -27,10 +27,12 @@ inline std::vector<std::string> errors_of_ranks(const std::string& backend, int 
   std::vector<std::string> errors(ranks);
   std::vector<std::unique_ptr<Communicator>> group(ranks);
   std::unique_ptr<TcpStoreServer> store;
-  if (backend == "threads")
-    group = make_thread_group(ranks, options.timeout_s);
-  else
+  if (backend == "gloo")
     store = std::make_unique<TcpStoreServer>("127.0.0.1", 0, ranks, options.timeout_s);
+  else
+    group = make_thread_group(
+        ranks, options.timeout_s,
+        backend == "link" ? std::optional(make_emulated_link("10gbit", "1us", 1)) : std::nullopt);
   std::vector<std::thread> threads;
   for (int r = 0; r < ranks; ++r)
     threads.emplace_back([&, r] {

@@ -33,7 +33,7 @@ inline RunOutcome start(const TempFolder& temp, const Keys& keys, bool resume,
 struct Ended {
   std::string checksum;
   Metrics metrics;
-  std::string groups;  // exchange.groups as the run planned them; [] where it did not
+  std::string groups = {};  // exchange.groups as the run planned them; [] where it did not
 };
 
 inline Ended whole(const Keys& keys, const std::string& backend = "threads", int gpus = 1) {

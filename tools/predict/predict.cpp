@@ -1,7 +1,6 @@
 #include "tools/predict/predict.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 
 #include "compress/sparse_step.h"
@@ -65,18 +64,7 @@ PredictedNetwork parse_network_rate(const std::string& text) {
   PredictedNetwork network;
   network.name = text;
   if (text == "measured") return network;
-  double value = 0;
-  const char* end = text.data() + text.size();
-  const auto [rest, error] = std::from_chars(text.data(), end, value);
-  const std::string unit(rest, end);
-  double factor = 0;
-  for (const auto& [name, bits] : {std::pair("", 1.0), {"kbit", 1e3}, {"mbit", 1e6}, {"gbit", 1e9}})
-    if (unit == name) factor = bits;
-  if (error != std::errc{} || factor == 0 || !(value * factor >= 1 && value * factor <= 1e15))
-    throw UserError("--rate: '" + text +
-                    "' is no rate of 1 to 1e15 bits per second; write 100mbit, 1gbit, 10gbit, bits per "
-                    "second, or measured");
-  network.bits_per_s = value * factor;
+  network.bits_per_s = parse_rate("--rate", text);
   return network;
 }
 

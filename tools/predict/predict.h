@@ -17,8 +17,6 @@
 
 namespace topknot {
 
-// Of a nominal rate, what TCP over Ethernet leaves to the payload.
-inline constexpr double kTcpEfficiency = 0.96;
 // In the time of decoding, an element of the average that is written counts as this part of an entry that is
 // received and added: it is written in order, entries are added out of order. An assumption, since a profile
 // has one number of ranks only; profiles of 2 and 4 ranks on one CPU gave 0.03.
@@ -31,8 +29,7 @@ struct PredictedNetwork {
   double efficiency = kTcpEfficiency;
 };
 
-// "100mbit", "1gbit", "2.5gbit", "64kbit" (powers of 1000), plain bits/s, or "measured". UserError for
-// anything else.
+// As parse_rate() (dist/comm/link.h), or "measured". UserError for anything else.
 PredictedNetwork parse_network_rate(const std::string& text);
 
 // The same run at other `ranks` (>= 1) over another network.

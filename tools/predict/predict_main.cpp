@@ -32,7 +32,7 @@ constexpr const char* kText =
     "  --ranks LIST        numbers of ranks (default: 1,2,4,...,1024)\n"
     "  --rate LIST         link rates: 100mbit, 1gbit, 10gbit, bits per second, measured (default: "
     "measured)\n"
-    "  --latency LIST      seconds per message (default: as measured)\n"
+    "  --latency LIST      per message: 50us, 0.2ms, or seconds (default: as measured)\n"
     "  --tcp-share X       the part of a given rate that reaches the payload (default: 0.96)\n"
     "  --merge LIST        rules of exchange.merge, by train --list merges (default: all,optimal)\n"
     "  --method LIST       which of the profiled methods, and dense, which any profile can predict\n"
@@ -93,7 +93,7 @@ std::vector<PredictedNetwork> networks(const Arguments& a) {
     network.efficiency = share;
     if (a.latencies.empty()) result.push_back(network);
     for (const std::string& latency : a.latencies) {
-      network.latency = parse_number("--latency", latency, 0, 10);
+      network.latency = parse_latency("--latency", latency);
       result.push_back(network);
     }
   }

@@ -22,6 +22,8 @@ bool may_change(const std::string& key) {
                                              "dist.backend",
                                              "dist.master",
                                              "dist.interface",
+                                             "dist.link.rate",
+                                             "dist.link.latency",
                                              "dist.ranks",
                                              "dist.timeout_s",
                                              "dist.token",

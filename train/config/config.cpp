@@ -38,9 +38,10 @@ std::vector<std::string> sections() {
   return names;
 }
 
+// Also of sections within sections, such as dist.link.
 bool is_section(const std::string& name) {
-  const auto names = sections();
-  return std::find(names.begin(), names.end(), name) != names.end();
+  return std::any_of(config_keys().begin(), config_keys().end(),
+                     [&](const Key& key) { return key.name.starts_with(name + "."); });
 }
 
 // The key that was probably meant: the same last part in another section, else the nearest spelling.
@@ -51,7 +52,13 @@ std::string suggestion(const std::string& name) {
     if (last_part(key.name) == last_part(name)) homes.push_back(key.name);
   }
   if (homes.size() == 1) return homes[0];
-  if (is_section(name)) return find_key(name + ".name") ? name + ".name" : "";
+  if (is_section(name)) {
+    if (find_key(name + ".name")) return name + ".name";
+    // Within another section there are few: the first shows how they are written.
+    const auto first = std::find_if(names.begin(), names.end(),
+                                    [&](const std::string& key) { return key.starts_with(name + "."); });
+    return section_of(name).empty() ? "" : *first;
+  }
   if (const auto nearest = nearest_name(name, names); !nearest.empty()) return nearest;
   // A misspelt last part in the right section is nearer than the whole name shows.
   std::vector<std::string> parts;

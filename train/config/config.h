@@ -100,6 +100,8 @@ struct Config {
     std::string token;  // "": TOPKNOT_TOKEN, or the launcher's name of the job
     bool ordered_sum = false;
     double timeout_s = 300;  // 0: off
+    std::string link_rate;   // dist.link.rate; "": no emulated link
+    std::string link_latency = "50us";
   } dist;
 
   struct Train {

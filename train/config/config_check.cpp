@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "compress/sparse_step.h"
+#include "dist/comm/emulated_link.h"
 #include "dist/launch/socket.h"
 #include "nn/core/base/check.h"
 #include "nn/core/base/suggest.h"
@@ -111,6 +112,17 @@ std::vector<Problem> check_config(const Config& config) {
        "ranks that are threads have no master; use dist.backend=gloo for ranks on several hosts");
   need(config.dist.interface.empty() || config.dist.backend != "threads", "dist.interface",
        "ranks that are threads use no network; use dist.backend=gloo");
+  if (!config.dist.link_rate.empty()) {
+    need(config.dist.backend == "threads" || config.dist.backend == "auto", "dist.link",
+         "emulates a network between ranks that are threads; dist.backend=" + config.dist.backend +
+             " has a network of its own (scripts/netlab makes it slow)");
+    need(config.train.device != "cuda", "dist.link", "slows ranks on CPUs only; set train.device=cpu");
+    try {
+      make_emulated_link(config.dist.link_rate, config.dist.link_latency, 1);
+    } catch (const UserError& error) {
+      problems.push_back({"dist.link", error.what()});
+    }
+  }
   if (config.dist.backend == "nccl") {
     need(config.train.device != "cpu", "train.device",
          "dist.backend=nccl talks from GPU to GPU; set train.device=cuda, or dist.backend=gloo for CPUs");

@@ -24,7 +24,7 @@ bool is_list(const Key& key);
 
 // "lr" of "optimizer.lr".
 inline std::string last_part(const std::string& key) {
-  return key.substr(key.rfind('.') + 1);
+  return key.substr(key.find('.') + 1);
 }
 
 // Writes the value into config; returns "" or what is wrong with it ("needs a number, not 'fast'").

@@ -53,7 +53,7 @@ void fields(Record& r, Visit&& visit) {
     visit("magnitudes", r.magnitudes);
   } else if constexpr (std::is_same_v<Plain, StartRecord>) {
     visit("step", r.step), visit("total_steps", r.total_steps), visit("steps_per_epoch", r.steps_per_epoch);
-    visit("time", r.time);
+    visit("time", r.time), visit("backend", r.backend);
   } else if constexpr (std::is_same_v<Plain, StopRecord>) {
     visit("step", r.step), visit("failed", r.failed), visit("reason", r.reason), visit("time", r.time);
   } else {

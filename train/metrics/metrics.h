@@ -60,7 +60,8 @@ struct EvalRecord {
 struct StartRecord {
   std::int64_t step = 0;  // steps made before
   std::int64_t total_steps = 0, steps_per_epoch = 0;
-  std::string time;  // UTC, 2026-11-22T03:50:00Z
+  std::string time;     // UTC, 2026-11-22T03:50:00Z
+  std::string backend = {};  // Communicator::backend(): "gloo", "threads, emulated link 100mbit, 50us"
 };
 
 // A start that ended before the run's end, as far as rank 0 lived to write it.

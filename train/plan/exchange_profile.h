@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "dist/plan/collective_cost.h"
+#include "dist/comm/collective_cost.h"
 #include "nn/core/parameter.h"
 #include "train/config/config.h"
 

@@ -9,7 +9,7 @@
 namespace topknot {
 namespace {
 
-const std::vector<std::string> kBackends = {"threads", "gloo"};
+const std::vector<std::string> kBackends = {"threads", "link", "gloo"};
 
 std::vector<std::byte> block_of(int rank, std::size_t length) {
   std::vector<std::byte> block(length);

@@ -9,7 +9,7 @@
 namespace topknot {
 namespace {
 
-const std::vector<std::string> kBackends = {"threads", "gloo"};
+const std::vector<std::string> kBackends = {"threads", "link", "gloo"};
 
 bool contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;

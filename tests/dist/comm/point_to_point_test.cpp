@@ -10,7 +10,7 @@ namespace {
 
 using Blocks = std::vector<std::vector<std::byte>>;
 
-const std::vector<std::string> kBackends = {"threads", "gloo"};
+const std::vector<std::string> kBackends = {"threads", "link", "gloo"};
 
 bool contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;

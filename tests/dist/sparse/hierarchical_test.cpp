@@ -19,7 +19,7 @@ using testing::RunPlan;
 using testing::TinyModel;
 using Blocks = std::vector<std::vector<std::byte>>;
 
-const std::vector<std::string> kBackends = {"threads", "gloo"};
+const std::vector<std::string> kBackends = {"threads", "link", "gloo"};
 
 // testing::run() on a backend.
 std::vector<RankRecord> run_on(const std::string& backend, const RunPlan& plan) {

@@ -164,6 +164,24 @@ TEST_CASE("an unknown key names its place and the key that was meant, in another
   CHECK(contains(only_problem(load_config(section.path, {})), "did you mean 'optimizer'"));
 }
 
+TEST_CASE("a section within a section reads as dotted keys do, and its own name suggests a key") {
+  const File nested("dist:\n  link: {rate: 100mbit, latency: 1ms}\n"),
+      dotted("dist:\n  link.rate: 100mbit\n");
+  const LoadedConfig loaded = load_config(nested.path, {"dist.link.latency=2ms"});
+  CHECK(loaded.problems.empty());
+  CHECK(loaded.config.dist.link_rate == "100mbit");
+  CHECK(loaded.config.dist.link_latency == "2ms");
+  CHECK(load_config(dotted.path, {}).config.dist.link_rate == "100mbit");
+  CHECK(contains(only_problem(load_config("", {"dist.link=1gbit"})), "did you mean 'dist.link.rate'"));
+  const auto problems_with = [](const std::string& key) {
+    return check_config(load_config("", {"dist.link.rate=1gbit", key}).config).size();
+  };
+  CHECK(problems_with("dist.backend=threads") == 0);
+  for (const char* bad :
+       {"dist.backend=gloo", "train.device=cuda", "dist.link.rate=fast", "dist.link.latency=x"})
+    CHECK(problems_with(bad) == 1);
+}
+
 TEST_CASE("values of a wrong type, out of range or of no choice are refused and change nothing") {
   for (const char* text : {"train.epochs=1.5",
                            "train.epochs=many",

@@ -1,4 +1,4 @@
-#include "dist/plan/collective_cost.h"
+#include "dist/comm/collective_cost.h"
 
 #include <bit>
 

@@ -9,13 +9,9 @@
 // each other by `overhead`, and share the rank's link; a rank sends and receives at the same time at full
 // rate. Headers, additions, selections and stragglers are not in it.
 
-namespace topknot {
+#include "dist/comm/link.h"
 
-struct Link {
-  double alpha = 0;     // seconds per message, sender to receiver
-  double beta = 0;      // seconds per byte of one direction of a rank's link
-  double overhead = 0;  // seconds that a further message at the same time adds
-};
+namespace topknot {
 
 // Every rank's block of `bytes` goes to all others, over each link one at a time: alpha + (P-1) bytes beta. Over
 // gloo the first 4 kB of a block go straight to all and announce it, the rest around the ring; what a step of the
