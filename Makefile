@@ -63,11 +63,11 @@ fuzz: deps  ## run damaged files, messages and blocks through every reader, unde
 	  $(FUZZ_BUILD)/bin/fuzz_blocks --blocks $$(((10000000 + $(JOBS) - 1) / $(JOBS))) --seed SEED
 
 # One compute thread per rank, because the sanitizer does not see libgomp's barriers. The tests that compare thread counts are
-# therefore excluded; they compare results, and run in `make test`.
+# therefore excluded; they compare results, and run in `make test`. Some tests fork beside other threads (die_after_fork).
 tsan: deps  ## run the data, dist and compress tests under the thread sanitizer
 	@$(call CONFIGURE,build-tsan,-DTOPKNOT_TSAN=ON -DTOPKNOT_BENCH=OFF -DCMAKE_BUILD_TYPE=RelWithDebInfo)
 	@$(FIXED_ADDRESSES) cmake --build build-tsan -j $(JOBS) --target test_data test_compress test_dist
-	@OMP_NUM_THREADS=1 TSAN_OPTIONS="suppressions=$(CURDIR)/scripts/tsan.supp:halt_on_error=1:second_deadlock_stack=1" \
+	@OMP_NUM_THREADS=1 TSAN_OPTIONS="suppressions=$(CURDIR)/scripts/tsan.supp:halt_on_error=1:second_deadlock_stack=1:die_after_fork=0" \
 	  $(FIXED_ADDRESSES) scripts/test build-tsan -R '^(data|dist|compress):' -E 'number of threads'
 
 clean:  ## remove the build directories (runs are kept)

@@ -3,6 +3,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <csignal>
 #include <cstdint>
@@ -18,10 +19,11 @@ namespace {
 
 constexpr std::int64_t kSameRequest = 100'000'000;  // ns in which further signals are the same request
 
-volatile std::sig_atomic_t received = 0;
-// Used by the handler alone.
-volatile std::int64_t received_at = 0;  // ns
-volatile bool passed_on = false;        // the parent has sent a signal
+// Written by the handler, on whichever thread it runs, and read by all threads.
+std::atomic<int> received{0};
+std::atomic<std::int64_t> received_at{0};  // ns
+std::atomic<bool> passed_on{false};        // the parent has sent a signal
+static_assert(std::atomic<std::int64_t>::is_always_lock_free, "a signal handler takes no locks");
 
 void on_signal(int number, siginfo_t* info, void*) {
   timespec time{};
@@ -29,8 +31,7 @@ void on_signal(int number, siginfo_t* info, void*) {
   const std::int64_t now = std::int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
   const bool from_parent = info->si_code == SI_USER && info->si_pid == getppid();
   // Where a signal was sent to all processes, the launcher's copy of it may come much later.
-  const bool copy = from_parent && !passed_on;
-  passed_on = passed_on || from_parent;
+  const bool copy = from_parent && !passed_on.exchange(true);
   if (received == 0) {
     received_at = now;
     received = number;
