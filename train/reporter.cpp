@@ -20,6 +20,13 @@ namespace {
 constexpr double kRedrawSeconds = 0.1;
 constexpr int kBarWidth = 24;
 
+std::string task_of(const Dataset& data) {
+  return data.name() + ", " +
+         (data.classes() > 0 ? fmt::format("{} classes", data.classes())
+                             : count_text(data.targets(), "target")) +
+         ", samples " + data.sample_shape().str();
+}
+
 }  // namespace
 
 Progress::Progress(ProgressOptions options) : options_(options), terminal_(isatty(STDERR_FILENO) == 1) {}
@@ -97,6 +104,8 @@ Reporter::Reporter(const RunInputs& inputs, const Plan& plan, const Communicator
       ranks_(communicator.size()),
       backend_(communicator.backend()),
       root_(communicator.rank() == 0),
+      task_(task_of(*inputs.data.test)),
+      metric_(inputs.data.test->classes() > 0 ? Metric::accuracy() : Metric::squared_error()),
       progress_({plan.total_steps, inputs.config.train.log_every, inputs.quiet || !root_}),
       program_start_(inputs.program_start) {
   if (!root_) return;
@@ -170,7 +179,8 @@ void Reporter::announce(const Engine& engine) const {
 
 void Reporter::begin(std::int64_t step) {
   if (metrics_)
-    metrics_->write(StartRecord{step, plan_.total_steps, plan_.steps_per_epoch, now_utc(), backend_});
+    metrics_->write(
+        StartRecord{step, plan_.total_steps, plan_.steps_per_epoch, now_utc(), backend_, task_, metric_});
   startup_seconds_ = seconds_since(program_start_);
   first_step_ = Clock::now() - std::chrono::duration_cast<Clock::duration>(
                                    std::chrono::duration<double>(train_seconds_ + eval_seconds_));
@@ -209,7 +219,8 @@ void Reporter::epoch(std::int64_t step, double train_loss) {
   if (metrics_) metrics_->write(EpochRecord{epochs(step), step, train_seconds_, train_loss});
 }
 
-void Reporter::evaluation(std::int64_t step, const Evaluation& evaluation, double seconds, bool accuracy) {
+void Reporter::evaluation(std::int64_t step, const Evaluation& evaluation, double seconds) {
+  const bool accuracy = metric_.name == "accuracy";
   last_ = evaluation;
   eval_seconds_ += seconds;
   best_accuracy_ = std::max(best_accuracy_, evaluation.accuracy);

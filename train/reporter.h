@@ -73,8 +73,7 @@ class Reporter {
   void complete(StepRecord& record, const ByteCount& bytes, double seconds);
   void step(const StepRecord& record, double seconds);
   void epoch(std::int64_t step, double train_loss);
-  // `accuracy`: whether the data has classes.
-  void evaluation(std::int64_t step, const Evaluation& evaluation, double seconds, bool accuracy);
+  void evaluation(std::int64_t step, const Evaluation& evaluation, double seconds);
   // `modelled_makespan`: seconds, 0 where the run has no exchange profile.
   void end(std::int64_t steps, std::int64_t skipped, const std::string& parameter_checksum,
            double modelled_makespan = 0);
@@ -99,6 +98,8 @@ class Reporter {
   const int ranks_;
   const std::string backend_;
   const bool root_;
+  const std::string task_;  // as StartRecord has it
+  const Metric metric_;
   Progress progress_;
   std::unique_ptr<MetricsWriter> metrics_;
   std::unique_ptr<TensorBoardWriter> tensorboard_;  // with output.tensorboard, on rank 0

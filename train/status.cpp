@@ -91,8 +91,9 @@ std::string status_text(const std::string& run) {
   if (!metrics.steps.empty()) line("speed", speed_line(metrics, !process.empty()));
   if (!metrics.evals.empty()) {
     const EvalRecord& last = metrics.evals.back();
-    line("evaluation", fmt::format("after step {}: test loss {:.4g}, test accuracy {:.2f} %", last.step,
-                                   last.test_loss, 100 * last.test_accuracy));
+    const bool loss = !metrics.starts.empty() && metrics.starts.back().metric.name == "loss";
+    line("evaluation", fmt::format("after step {}: test loss {:.4g}", last.step, last.test_loss) +
+                           (loss ? "" : fmt::format(", test accuracy {:.2f} %", 100 * last.test_accuracy)));
   }
   const CheckpointStore store(folder.checkpoints());
   const std::vector<std::int64_t> saved = store.steps();

@@ -247,8 +247,7 @@ class Trainer {
     const Clock::time_point start = Clock::now();
     position_.evaluation = engine_->evaluate();
     position_.evaluated = true;
-    reporter_.evaluation(step(), position_.evaluation, seconds_since(start),
-                         inputs_.data.test->classes() > 0);
+    reporter_.evaluation(step(), position_.evaluation, seconds_since(start));
   }
 
   void check_parameters(const std::string& when) {

@@ -52,6 +52,15 @@ TEST_CASE("an epoch's loss is the mean over its steps") {
   }
 }
 
+TEST_CASE("a run records its task and what its evaluations measure") {
+  const Run classes = train("threads", 1, {"train.max_steps=1", "data.classes=3"});
+  CHECK(classes.metrics.starts.at(0).task == "synthetic_images, 3 classes, samples [3, 32, 32]");
+  CHECK(classes.metrics.starts[0].metric == Metric::accuracy());
+  const Run regression = train("threads", 1, {"train.max_steps=1", "data.name=synthetic_regression"});
+  CHECK(regression.metrics.starts.at(0).task == "synthetic_regression, 1 target, samples [64, 1, 1]");
+  CHECK(regression.metrics.starts[0].metric == Metric::squared_error());
+}
+
 TEST_CASE("two runs with one seed give the same parameters, another seed gives others") {
   for (const auto& method : kMethods) {
     const Run run = train("threads", 4, method);

@@ -26,7 +26,7 @@ TEST_CASE("status tells a finished run from one that stopped, failed or was kill
   REQUIRE(stopped.stop);
   CHECK(stopped.stop->step == 5);
   // A killed run has no `stop` record: that of an earlier start does not count.
-  MetricsWriter(metrics).write(StartRecord{5, 12, 64, "2026-01-01T00:00:00Z"});
+  MetricsWriter(metrics).write(StartRecord{5, 12, 64, "2026-01-01T00:00:00Z", "", {}});
   CHECK(says(status_text(temp.at("run")), {"not running", "killed"}));
   start(temp, kKeys, true);
   CHECK(says(status_text(temp.at("run")), {"finished", "12 of 12", "after step 12: test loss", "step 12"}));

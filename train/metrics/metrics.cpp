@@ -53,7 +53,9 @@ void fields(Record& r, Visit&& visit) {
     visit("magnitudes", r.magnitudes);
   } else if constexpr (std::is_same_v<Plain, StartRecord>) {
     visit("step", r.step), visit("total_steps", r.total_steps), visit("steps_per_epoch", r.steps_per_epoch);
-    visit("time", r.time), visit("backend", r.backend);
+    visit("time", r.time), visit("backend", r.backend), visit("task", r.task);
+    visit("metric", r.metric.name), visit("metric_unit", r.metric.unit);
+    visit("higher_is_better", r.metric.higher_is_better);
   } else if constexpr (std::is_same_v<Plain, StopRecord>) {
     visit("step", r.step), visit("failed", r.failed), visit("reason", r.reason), visit("time", r.time);
   } else {

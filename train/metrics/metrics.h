@@ -56,12 +56,26 @@ struct EvalRecord {
   double eval_seconds = 0;
 };
 
+// What the evaluations of a run measure. Recorded, since values do not tell: an accuracy may stay 0, a loss may be below 1.
+struct Metric {
+  std::string
+      name;  // "accuracy": EvalRecord::test_accuracy; "loss": test_loss; "" in files of earlier versions
+  std::string unit;  // "share": 0 to 1, shown as percent; else the unit's name, shown beside the number
+  bool higher_is_better = true;
+
+  static Metric accuracy() { return {"accuracy", "share", true}; }
+  static Metric squared_error() { return {"loss", "mean squared error", false}; }
+  bool operator==(const Metric&) const = default;
+};
+
 // A start of the run: one, and one for each time that it was resumed.
 struct StartRecord {
   std::int64_t step = 0;  // steps made before
   std::int64_t total_steps = 0, steps_per_epoch = 0;
-  std::string time;     // UTC, 2026-11-22T03:50:00Z
+  std::string time;          // UTC, 2026-11-22T03:50:00Z
   std::string backend = {};  // Communicator::backend(): "gloo", "threads, emulated link 100mbit, 50us"
+  std::string task = {};     // "cifar10, 10 classes, samples [3, 32, 32]"; "" in files of earlier versions
+  Metric metric = {};
 };
 
 // A start that ended before the run's end, as far as rank 0 lived to write it.
