@@ -26,7 +26,8 @@ class CpuEngine final : public StepEngine {
         test_loader_(*inputs.data.test, loader_options(config_, *inputs.data.test, false, communicator.rank(),
                                                        communicator.size())),
         recorder_(config_, inputs.folder, arena_, &exchange_, root_, inputs.resume),
-        trace_(config_.train.profile_steps, plan_steps(config_, train_loader_).total_steps,
+        trace_({config_.train.profile_from, config_.train.profile_steps,
+                plan_steps(config_, train_loader_).total_steps},
                inputs.folder.path, exchange_.groups(), communicator) {
     weights_ = train_loader_.weights();
     attach(exchange_, recorder_);

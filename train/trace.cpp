@@ -10,7 +10,6 @@
 #include "nn/core/base/check.h"
 #include "nn/core/base/log.h"
 #include "nn/core/base/text.h"
-#include "train/metrics/metrics.h"
 #include "train/metrics/output_file.h"
 #include "train/run_directory.h"
 
@@ -81,10 +80,10 @@ void TraceWriter::write() const {
   write_file(path_, text + "\n]}\n");
 }
 
-StepTrace::StepTrace(std::int64_t steps, std::int64_t total_steps, const std::string& folder,
-                     const std::vector<Group>& groups, const Communicator& communicator)
-    : steps_(steps),
-      first_(std::clamp<std::int64_t>(total_steps - steps, 0, static_cast<std::int64_t>(kWarmUpSteps))),
+StepTrace::StepTrace(const TraceRange& range, const std::string& folder, const std::vector<Group>& groups,
+                     const Communicator& communicator)
+    : steps_(range.steps),
+      first_(std::clamp<std::int64_t>(range.total - range.steps, 0, range.from)),
       folder_(folder),
       rank_(communicator.rank()),
       overlaps_(communicator.overlaps()),

@@ -43,14 +43,18 @@ class TraceWriter {
   std::vector<Event> events_;
 };
 
-// A training run's trace (train.profile_steps): `steps` steps, after kWarmUpSteps others where the run has so
-// many more. Each rank writes trace_rankR.json into its own `folder`, which it makes where there is none; where
-// that fails there is a warning and no trace. Does nothing where `steps` is 0.
+// Which steps a trace has: `steps` of them after `from` others; the last ones where the run of `total` steps ends before.
+struct TraceRange {
+  std::int64_t from = 0, steps = 0, total = 0;  // train.profile_from, train.profile_steps
+};
+
+// A training run's trace. Each rank writes trace_rankR.json into its own `folder`, which it makes where there is none; where
+// that fails there is a warning and no trace. Does nothing where the range has no steps.
 class StepTrace {
  public:
   // `groups` must outlive it.
-  StepTrace(std::int64_t steps, std::int64_t total_steps, const std::string& folder,
-            const std::vector<Group>& groups, const Communicator& communicator);
+  StepTrace(const TraceRange& range, const std::string& folder, const std::vector<Group>& groups,
+            const Communicator& communicator);
   // Writes the steps so far of a run that failed.
   ~StepTrace();
   StepTrace(const StepTrace&) = delete;

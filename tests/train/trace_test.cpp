@@ -146,6 +146,19 @@ TEST_CASE("a group's name says its first parameter, how many more, and its bytes
   CHECK(traces[0].of("encode", 1).empty());
 }
 
+TEST_CASE("a trace begins after train.profile_from steps, or where the run is too short for it at its end") {
+  CHECK(Config().train.profile_from == static_cast<std::int64_t>(kWarmUpSteps));
+  for (const std::int64_t from : {0, 2, 3, 90}) {
+    const auto traces = traces_of("threads", 1,
+                                  {"compress.name=dense", "train.max_steps=5", "train.profile_steps=2",
+                                   "train.profile_from=" + std::to_string(from)});
+    std::set<std::int64_t> steps;
+    for (const Event& event : traces[0].rows.at("compute")) steps.insert(event.step);
+    const std::int64_t first = std::min<std::int64_t>(from, 3) + 1;
+    CHECK(steps == std::set<std::int64_t>{first, first + 1});
+  }
+}
+
 TEST_CASE("a run that ends before its trace does leaves the steps that it made") {
   const auto traces =
       traces_of("threads", 2, {"compress.name=topk", "train.max_steps=3", "train.profile_steps=50"});
@@ -180,7 +193,7 @@ TEST_CASE("a trace is complete where the rank fails on its way") {
   const auto groups = plan_groups(model->store.arena(), false, "group", "all");
   run_ranks("threads", 1, [&](Communicator& communicator) {
     try {
-      StepTrace trace(4, 100, temp.at("new"), groups, communicator);
+      StepTrace trace({5, 4, 100}, temp.at("new"), groups, communicator);
       for (std::int64_t step = 0; step < 7; ++step) {
         trace.begin_step(step);
         { const StepTrace::Span span(trace, TraceRow::compute, "forward"); }

@@ -35,7 +35,7 @@ constexpr const char* kText =
     "                      one after the other and communication can hide behind it (default: 0)\n"
     "  --out DIR2          also write bench.json, metrics.jsonl and config.yaml there\n"
     "  section.key=value   of a replay: compress.*, exchange.*, dist.*, seed, train.threads,\n"
-    "                      train.profile_steps, and momentum and lr of the optimizer; 'train --list keys'\n"
+    "                      train.profile_*, and momentum and lr of the optimizer; 'train --list keys'\n"
     "                      has them\n\n"
     "Ranks start as those of train do: threads, processes (dist.backend=gloo dist.ranks=4), or under\n"
     "torchrun, mpirun, srun or scripts/netlab.\n\n"

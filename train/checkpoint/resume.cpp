@@ -43,7 +43,8 @@ bool may_change(const std::string& key) {
                                              "train.record_gradients",
                                              "train.record_from",
                                              "train.distribution_every",
-                                             "train.profile_steps"};
+                                             "train.profile_steps",
+                                             "train.profile_from"};
   return keys.count(key) > 0;
 }
 
