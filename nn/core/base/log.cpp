@@ -2,6 +2,12 @@
 
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <mutex>
+
+#include "nn/core/base/terminal.h"
 
 namespace topknot {
 namespace {
@@ -18,11 +24,26 @@ spdlog::logger& logger() {
 thread_local int this_rank = 0;
 thread_local int rank_count = 1;
 
-void write(spdlog::level::level_enum level, const char* prefix, const std::string& text) {
-  if (rank_count > 1)
-    logger().log(level, "[rank {}] {}{}", this_rank, prefix, text);
-  else
-    logger().log(level, "{}{}", prefix, text);
+std::mutex status_mutex;  // guards the status line, and that it stays below what is logged
+std::string status_line;
+
+void clear_status() {
+  if (!status_line.empty()) std::fputs("\r\033[K", stderr);
+}
+void draw_status() {
+  if (!status_line.empty()) std::fputs(status_line.c_str(), stderr), std::fflush(stderr);
+}
+
+void write(spdlog::level::level_enum level, const std::string& text) {
+  if (!logger().should_log(level)) return;
+  const std::lock_guard lock(status_mutex);
+  clear_status();
+  logger().log(level, "{}", text);
+  draw_status();
+}
+
+std::string with_rank(const std::string& text) {
+  return rank_count > 1 ? fmt::format("[rank {}] {}", this_rank, text) : text;
 }
 
 }  // namespace
@@ -45,17 +66,25 @@ void set_log_rank(int rank, int ranks) {
   rank_count = ranks;
 }
 
+void set_status_line(const std::string& line) {
+  const std::lock_guard lock(status_mutex);
+  clear_status();
+  status_line = is_terminal(STDERR_FILENO) ? line : "";
+  draw_status();
+  std::fflush(stderr);
+}
+
 void log_debug(const std::string& text) {
-  write(spdlog::level::debug, "", text);
+  write(spdlog::level::debug, with_rank(text));
 }
 void log_info(const std::string& text) {
-  if (this_rank == 0) logger().info("{}", text);
+  if (this_rank == 0) write(spdlog::level::info, text);
 }
 void log_warning(const std::string& text) {
-  write(spdlog::level::warn, "warning: ", text);
+  write(spdlog::level::warn, with_rank(coloured("warning: ", Colour::yellow, STDERR_FILENO) + text));
 }
 void log_error(const std::string& text) {
-  write(spdlog::level::err, "error: ", text);
+  write(spdlog::level::err, with_rank(coloured("error: ", Colour::red, STDERR_FILENO) + text));
 }
 
 }  // namespace topknot

@@ -12,6 +12,7 @@
 
 #include "nn/core/base/log.h"
 #include "nn/core/base/memory.h"
+#include "nn/core/base/terminal.h"
 #include "nn/core/base/text.h"
 
 namespace topknot {
@@ -43,7 +44,8 @@ void on_signal(int number, siginfo_t* info, void*) {
 
 void report(const char* name, const char* kind, const char* message) {
   if (name)
-    std::fprintf(stderr, "%s: %s%s\n", name, kind, message);
+    std::fprintf(stderr, "%s %s%s\n", coloured(std::string(name) + ":", Colour::red, STDERR_FILENO).c_str(),
+                 kind, message);
   else
     log_error(message);
 }
