@@ -57,10 +57,6 @@ int run(int argc, char** argv) {
     std::fputs(line.text.c_str(), stdout);
     return 0;
   }
-  if (!line.list.empty()) {
-    std::fputs(list_text(line.list).c_str(), stdout);
-    return 0;
-  }
   if (line.quiet) set_log_level(LogLevel::warning);
   if (line.verbose) set_log_level(LogLevel::debug);
 

@@ -16,8 +16,7 @@ struct CommandLine {
   bool check_network = false;
   bool quiet = false;
   bool verbose = false;
-  std::string list;  // "" or one of list_names()
-  // Not empty: print it on standard output and leave with 0 (--help, --version, or no argument at all).
+  // Not empty: print it on standard output and leave with 0 (--help, --list, --version, or no argument at all).
   std::string text;
 };
 
@@ -25,6 +24,7 @@ struct CommandLine {
 CommandLine parse_command_line(int argc, const char* const* argv);
 
 std::string teaching_text();  // what `train` alone prints: what it is, three examples, where to go on
-std::string help_text();      // --help: examples, flags, every key by section
+// --help: examples, flags, exit codes, every key by section, in lines of `width` columns.
+std::string help_text(int width = 80);
 
 }  // namespace topknot

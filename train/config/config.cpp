@@ -24,26 +24,6 @@ constexpr std::size_t kShownProblems = 20;
 // Keys of earlier versions, by the names that they have now.
 const std::map<std::string, std::string> kRenamedKeys = {{"compress.code", "compress.codec"}};
 
-std::string section_of(const std::string& name) {
-  const auto dot = name.find('.');
-  return dot == std::string::npos ? "" : name.substr(0, dot);
-}
-
-std::vector<std::string> sections() {
-  std::vector<std::string> names;
-  for (const Key& key : config_keys())
-    if (const auto section = section_of(key.name);
-        !section.empty() && (names.empty() || names.back() != section))
-      names.push_back(section);
-  return names;
-}
-
-// Also of sections within sections, such as dist.link.
-bool is_section(const std::string& name) {
-  return std::any_of(config_keys().begin(), config_keys().end(),
-                     [&](const Key& key) { return key.name.starts_with(name + "."); });
-}
-
 // The key that was probably meant: the same last part in another section, else the nearest spelling.
 std::string suggestion(const std::string& name) {
   std::vector<std::string> names, homes;
@@ -52,7 +32,7 @@ std::string suggestion(const std::string& name) {
     if (last_part(key.name) == last_part(name)) homes.push_back(key.name);
   }
   if (homes.size() == 1) return homes[0];
-  if (is_section(name)) {
+  if (is_config_section(name)) {
     if (find_key(name + ".name")) return name + ".name";
     // Within another section there are few: the first shows how they are written.
     const auto first = std::find_if(names.begin(), names.end(),
@@ -166,7 +146,7 @@ class Loader {
     // Looking for the nearest name takes longer than everything else that is done with a key.
     const std::string meant = loaded_.problems.size() < kShownProblems ? suggestion(name) : "";
     const std::string what =
-        is_section(name) ? "'" + name + "' is a section, not a key" : "unknown key '" + name + "'";
+        is_config_section(name) ? "'" + name + "' is a section, not a key" : "unknown key '" + name + "'";
     problem(name, what + " (" + where + ")" + (meant.empty() ? "" : "; did you mean '" + meant + "'?") +
                       "; 'train --list keys' shows all keys");
   }
@@ -198,12 +178,13 @@ class Loader {
   void value(const std::string& name, const YAML::Node& node, const std::string& where) {
     const Key* key = find_key(name);
     if (!key && node.IsMap()) {
-      if (is_section(name)) return map(node, name + ".");
-      const std::string meant = nearest_name(name, sections());
+      if (is_config_section(name)) return map(node, name + ".");
+      const std::string meant = nearest_name(name, config_sections());
       return problem(name, "unknown section '" + name + "' (" + where + ")" +
                                (meant.empty() ? "" : "; did you mean '" + meant + "'?"));
     }
-    if (!key && node.IsNull() && is_section(name)) return;  // a section whose keys are all commented out
+    if (!key && node.IsNull() && is_config_section(name))
+      return;  // a section whose keys are all commented out
     if (!key) return unknown(name, where);
     if (node.IsMap())
       return problem(name, name + " (" + where + ") needs " + key_type(*key) + ", not a section");
@@ -228,6 +209,20 @@ class Loader {
 };
 
 }  // namespace
+
+std::vector<std::string> config_sections() {
+  std::vector<std::string> names;
+  for (const Key& key : config_keys())
+    if (const auto section = section_of(key.name);
+        !section.empty() && (names.empty() || names.back() != section))
+      names.push_back(section);
+  return names;
+}
+
+bool is_config_section(const std::string& name) {
+  return std::any_of(config_keys().begin(), config_keys().end(),
+                     [&](const Key& key) { return key.name.starts_with(name + "."); });
+}
 
 const char* origin_name(Origin origin) {
   switch (origin) {

@@ -169,6 +169,8 @@ struct Key {
 // In the order of sections; the only place that knows all keys.
 const std::vector<Key>& config_keys();
 const Key* find_key(const std::string& name);  // null where unknown
+std::vector<std::string> config_sections();    // in order
+bool is_config_section(const std::string& name);  // also of a section within a section, such as dist.link
 
 std::string key_type(const Key& key);   // "number", "list of integers", "true or false", ...
 std::string key_range(const Key& key);  // "> 0", "0 to 1", "threads | gloo"; "" where anything goes
@@ -216,8 +218,10 @@ void throw_problems(const std::vector<Problem>& problems);
 std::string dump_yaml(const Config& config, bool only_non_default = false,
                       const std::map<std::string, Origin>& origins = {});
 
-// All keys by section, for --help and `--list keys`: names, types, defaults, ranges, help.
-std::string key_help();
+// All keys by section, or those of one, for --help and `--list keys`: names, types, defaults, ranges, help, in lines of `width`
+// columns. Throws UserError for an unknown section.
+std::string key_help(int width, const std::string& section = "");
+std::string key_help(int width, const Key& key);  // of one key, for --help KEY
 // The reference table of docs/configuration.md (Markdown); a test keeps the page up to date.
 std::string key_reference_markdown();
 // The keys that single methods declare, as docs/methods.md has them.
@@ -245,9 +249,10 @@ struct NameList {
   const RegisteredNames& registry;  // names, help, options
 };
 const std::vector<NameList>& name_lists();
-// What --list takes: the names of name_lists(), keys, keys-markdown, methods-markdown.
+// What --list takes: the names of name_lists(), configs, keys, keys-markdown, methods-markdown.
 std::vector<std::string> list_names();
-// What --list prints; `list` is one of list_names().
-std::string list_text(const std::string& list);
+// What --list prints, in lines of `width` columns; `section`: of `keys`, or "". Throws UserError for unknown names, and where
+// there are no configurations.
+std::string list_text(const std::string& list, const std::string& section = "", int width = 80);
 
 }  // namespace topknot

@@ -22,6 +22,11 @@ std::optional<RawValue> parse_raw(const std::string& text, bool list_key);
 
 bool is_list(const Key& key);
 
+// "optimizer" of "optimizer.lr"; "" of "seed".
+inline std::string section_of(const std::string& key) {
+  const auto dot = key.find('.');
+  return dot == std::string::npos ? "" : key.substr(0, dot);
+}
 // "lr" of "optimizer.lr".
 inline std::string last_part(const std::string& key) {
   return key.substr(key.find('.') + 1);

@@ -1,6 +1,7 @@
 #include "nn/core/base/suggest.h"
 
 #include <algorithm>
+#include <cctype>
 
 namespace topknot {
 namespace {
@@ -19,9 +20,37 @@ std::size_t edit_distance(const std::string& a, const std::string& b) {
   return d[a.size()][b.size()];
 }
 
+std::string lower(std::string text) {
+  for (char& c : text) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  return text;
+}
+
+// "resnet" of "resnet20": names that differ in a number alone are one family.
+std::string family(const std::string& name) {
+  return lower(name.substr(0, name.find_last_not_of("0123456789") + 1));
+}
+
+// The known names that begin with `name`, or else that are of its family, shortest first; at most kMost of them.
+std::vector<std::string> relatives(const std::string& name, const std::vector<std::string>& known) {
+  constexpr std::size_t kLeastLetters = 2, kMost = 8;
+  const std::string start = lower(name), kin = family(name);
+  std::vector<std::string> begin, same;
+  for (const auto& candidate : known) {
+    if (start.size() >= kLeastLetters && lower(candidate).rfind(start, 0) == 0) begin.push_back(candidate);
+    if (kin.size() >= kLeastLetters && kin.size() < candidate.size() && family(candidate) == kin)
+      same.push_back(candidate);
+  }
+  std::vector<std::string>& found = begin.empty() ? same : begin;
+  std::stable_sort(found.begin(), found.end(),
+                   [](const auto& a, const auto& b) { return a.size() < b.size(); });
+  found.resize(std::min(found.size(), kMost));
+  return found;
+}
+
 }  // namespace
 
 std::string nearest_name(const std::string& name, const std::vector<std::string>& known) {
+  if (const auto found = relatives(name, known); !found.empty()) return found.front();
   std::size_t best = std::max<std::size_t>(2, name.size() / 3) + 1;
   std::string nearest;
   for (const auto& candidate : known) {
@@ -39,8 +68,12 @@ std::string nearest_name(const std::string& name, const std::vector<std::string>
 std::string unknown_name_message(const std::string& kind, const std::string& name,
                                  const std::vector<std::string>& known) {
   std::string text = "unknown " + kind + " '" + name + "'";
-  const std::string nearest = nearest_name(name, known);
-  text += nearest.empty() ? "; known: " : "; did you mean '" + nearest + "'? known: ";
+  std::vector<std::string> meant = relatives(name, known);
+  if (const std::string nearest = nearest_name(name, known); meant.empty() && !nearest.empty())
+    meant = {nearest};
+  for (std::size_t i = 0; i < meant.size(); ++i)
+    text += (i == 0 ? "; did you mean '" : i + 1 == meant.size() ? "' or '" : "', '") + meant[i];
+  text += meant.empty() ? "; known: " : "'? known: ";
   for (std::size_t i = 0; i < known.size(); ++i) text += (i ? ", " : "") + known[i];
   return text;
 }

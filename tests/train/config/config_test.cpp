@@ -387,7 +387,7 @@ TEST_CASE("a method's keys come from its registration, and a shared one names al
   CHECK(contains(help_text(), "  compress.mu=4"));
   CHECK(contains(find_key("compress.mu")->help, "regtopk: temperature"));
   CHECK(find_key("compress.rank")->users == std::vector<std::string>{"acpsgd", "powersgd"});
-  CHECK(contains(list_text("compressors"),
+  CHECK(contains(list_text("compressors", "", 200),
                  "compress.mu=4: temperature of the regulariser (number, above 0, at most 1e9)"));
   for (const NameList& list : name_lists())
     for (const std::string& name : list.registry.names()) {
@@ -443,12 +443,13 @@ TEST_CASE("every file in configs is valid") {
 TEST_CASE("the command line of train knows its flags and explains what it does not know") {
   CHECK_FALSE(parse({}).text.empty());
   CHECK(contains(parse({"--help"}).text, "optimizer.lr=0.1"));
-  const auto line = parse({"a.yaml", "--dry-run", "seed=3", "data.root=/a/b=c", "--list", "keys"});
+  CHECK(contains(parse({"--help"}).text, "Exit codes:"));
+  const auto line = parse({"a.yaml", "--dry-run", "seed=3", "data.root=/a/b=c"});
   CHECK(line.file == "a.yaml");
   CHECK(line.dry_run);
   CHECK_FALSE(line.validate);
   CHECK(line.overrides == std::vector<std::string>{"seed=3", "data.root=/a/b=c"});
-  CHECK(line.list == "keys");
+  CHECK(line.text.empty());
   CHECK_THROWS_AS(parse({"--lits"}), UserError);
   CHECK_THROWS_AS(parse({"--list", "modles"}), UserError);
   CHECK_THROWS_AS(parse({"--list"}), UserError);
@@ -456,6 +457,61 @@ TEST_CASE("the command line of train knows its flags and explains what it does n
   CHECK_THROWS_AS(parse({""}), UserError);
   CHECK_THROWS_AS(parse({"a.yaml", ""}), UserError);
   CHECK_THROWS_AS(parse({"a.yaml", "b.yaml"}), UserError);
+  CHECK_THROWS_AS(parse({"---"}), UserError);
+}
+
+TEST_CASE("--help and --list keys show one key or section, and suggest the one that was meant") {
+  for (const char* word : {"compress.density", "compress.density=0.1"}) {
+    const std::string text = parse({"--help", word}).text;
+    CHECK(contains(text, "compress.density=0.001\n  share of a gradient's entries that travels\n"));
+    CHECK(contains(text, "above 0, at most 1"));
+    CHECK_FALSE(contains(text, "compress.warmup"));
+  }
+  CHECK(contains(parse({"--help", "data.name"}).text, "cifar10"));
+  CHECK(contains(parse({"configs/demo_topk.yaml", "--help"}).text, "Flags:"));
+  for (const auto& words :
+       {std::vector<const char*>{"--help", "optimizer"}, {"--list", "keys", "optimizer"}}) {
+    const std::string text = parse(words).text;
+    CHECK(text.rfind("optimizer: how ", 0) == 0);
+    CHECK(contains(text, "optimizer.nesterov=false"));
+    CHECK_FALSE(contains(text, "schedule."));
+  }
+  CHECK(user_error([] { parse({"--help", "compres.density"}); }, {"did you mean 'compress.density'"}));
+  CHECK(user_error([] { parse({"--list", "keys", "optimiser"}); }, {"did you mean 'optimizer'"}));
+  CHECK(user_error([] { parse({"--list", "models", "optimizer"}); }, {"--list", "'optimizer'"}));
+}
+
+TEST_CASE("a key that is given like a flag or a file is explained") {
+  CHECK(user_error(
+      [] {
+        parse({"a.yaml", "compress.density", "0.01"});
+      },
+      {"compress.density=0.01", "without a value"}));
+  CHECK(user_error([] { parse({"compress.density", "--dry-run"}); }, {"compress.density=VALUE", "0.001"}));
+  CHECK(user_error([] { parse({"--compress.density=0.01"}); }, {"write compress.density=0.01"}));
+  CHECK(user_error([] { parse({"--compress.density", "0.01"}); }, {"write compress.density=VALUE"}));
+  CHECK(contains(only_problem(load_config("", parse({"compress.denisty"}).overrides)), "section.key=value"));
+  CHECK(parse({"data.yaml"}).file == "data.yaml");
+}
+
+TEST_CASE("an unknown name brings the names that begin like it, and those of its family") {
+  const auto message = [](const std::string& name) {
+    return check_config(load_config("", {"model.name=" + name}).config).at(0).message;
+  };
+  for (const char* name : {"resnet", "resnet21", "ResNet"}) {
+    CHECK(contains(message(name), "'resnet20'"));
+    CHECK(contains(message(name), "'resnet110'?"));
+    CHECK_FALSE(contains(message(name), "'lenet'"));
+  }
+  CHECK(contains(message("vgg"), "did you mean 'vgg16'?"));
+  CHECK(contains(message("lenett"), "did you mean 'lenet'?"));
+  CHECK(contains(only_problem(load_config("", {"compress.dens=1"})), "did you mean 'compress.density'?"));
+}
+
+TEST_CASE("--list models counts the parameters of the models as built") {
+  const std::string text = list_text("models");
+  for (const char* line : {"resnet20      269722", "vgg16       14724042", "linear         30730"})
+    CHECK(contains(text, line));
 }
 
 }  // namespace topknot
