@@ -74,9 +74,10 @@ void fields(Record& r, Visit&& visit) {
 }
 
 template <class Record>
-std::string to_json(const char* event, const Record& record) {
+std::string to_json(const char* event, int rank, const Record& record) {
   Json json;
   json["event"] = event;
+  json["rank"] = rank;
   fields(record, [&](const char* name, const auto& value) {
     if constexpr (std::is_same_v<std::decay_t<decltype(value)>, double>) {
       json[name] = json_number(value);
@@ -149,7 +150,8 @@ std::string csv_number(double value) {
 
 }  // namespace
 
-MetricsWriter::MetricsWriter(const std::string& path) : path_(path), file_(std::fopen(path.c_str(), "ae")) {
+MetricsWriter::MetricsWriter(const std::string& path, int rank)
+    : path_(path), rank_(rank), file_(std::fopen(path.c_str(), "ae")) {
   if (!file_)
     throw UserError(path_ + ": cannot be written: " + errno_text() +
                     "; choose another folder with output.dir");
@@ -161,7 +163,8 @@ MetricsWriter::~MetricsWriter() {
   if (file_) std::fclose(file_);
 }
 
-void MetricsWriter::line(const std::string& json) {
+template <class Record>
+void MetricsWriter::line(const char* event, const Record& record) {
   struct stat status {};
   if (stat(path_.c_str(), &status) != 0 || status.st_dev != device_ || status.st_ino != inode_)
     throw UserError(
@@ -169,7 +172,7 @@ void MetricsWriter::line(const std::string& json) {
         ": the file is gone: deleted, moved or replaced while the run was writing it, perhaps with its "
         "folder; the run ends, since nothing of it would be kept");
   errno = 0;
-  const std::string text = json + "\n";
+  const std::string text = to_json(event, rank_, record) + "\n";
   if (std::fwrite(text.data(), 1, text.size(), file_) != text.size() || std::fflush(file_) != 0)
     throw UserError(path_ + ": writing failed: " + errno_text() +
                     "; what was written before is kept. Free space or choose another folder with output.dir");
@@ -185,25 +188,25 @@ void truncate_metrics(const std::string& path, std::uint64_t bytes) {
 }
 
 void MetricsWriter::write(const StepRecord& record) {
-  line(to_json("step", record));
+  line("step", record);
 }
 void MetricsWriter::write(const EpochRecord& record) {
-  line(to_json("epoch", record));
+  line("epoch", record);
 }
 void MetricsWriter::write(const EvalRecord& record) {
-  line(to_json("eval", record));
+  line("eval", record);
 }
 void MetricsWriter::write(const DistributionRecord& record) {
-  line(to_json("distribution", record));
+  line("distribution", record);
 }
 void MetricsWriter::write(const EndRecord& record) {
-  line(to_json("end", record));
+  line("end", record);
 }
 void MetricsWriter::write(const StartRecord& record) {
-  line(to_json("start", record));
+  line("start", record);
 }
 void MetricsWriter::write(const StopRecord& record) {
-  line(to_json("stop", record));
+  line("stop", record);
 }
 
 Metrics read_metrics(const std::string& path) {

@@ -1,6 +1,7 @@
 #pragma once
 // metrics.jsonl: the record of a run, written by rank 0. One JSON object per line, appended and flushed at once;
-// `event` names which of the records below it is. metrics.csv is derived from it at the end. Times are seconds. A
+// `event` names which of the records below it is, `rank` the rank that wrote it. metrics.csv is derived from it when a start
+// of the run ends. Times are seconds. A
 // time that starts at the first step excludes evaluation and start-up.
 
 #include <cstddef>
@@ -133,7 +134,7 @@ struct EndRecord {
 // (disk full), and where the path no longer leads to the file (its folder was deleted or moved).
 class MetricsWriter {
  public:
-  explicit MetricsWriter(const std::string& path);
+  explicit MetricsWriter(const std::string& path, int rank = 0);
   ~MetricsWriter();
   MetricsWriter(const MetricsWriter&) = delete;
   MetricsWriter& operator=(const MetricsWriter&) = delete;
@@ -147,9 +148,11 @@ class MetricsWriter {
   void write(const StopRecord& record);
 
  private:
-  void line(const std::string& json);
+  template <class Record>
+  void line(const char* event, const Record& record);
 
   std::string path_;
+  int rank_;
   std::FILE* file_ = nullptr;
   std::uint64_t device_ = 0, inode_ = 0;  // of the file
 };

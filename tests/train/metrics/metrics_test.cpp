@@ -82,6 +82,22 @@ TEST_CASE("every event is on disk when write returns, and a second writer append
   CHECK(read_metrics(path).steps.size() == 2);
 }
 
+TEST_CASE("every record has the rank that wrote it") {
+  const TempFolder temp;
+  const std::string path = temp.at("metrics.jsonl");
+  MetricsWriter writer(path, 3);
+  writer.write(StartRecord{});
+  writer.write(step_record());
+  writer.write(EpochRecord{});
+  writer.write(EvalRecord{});
+  writer.write(DistributionRecord{});
+  writer.write(StopRecord{});
+  writer.write(EndRecord{});
+  const auto lines = json_lines_of(path);
+  CHECK(lines.size() == 7);
+  for (const auto& line : lines) CHECK(line.at("rank") == 3);
+}
+
 TEST_CASE("a loss that is not a number is written as null and read as not a number") {
   const TempFolder temp;
   const std::string path = temp.at("metrics.jsonl");
