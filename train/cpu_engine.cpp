@@ -133,7 +133,9 @@ class CpuEngine final : public StepEngine {
     stats_.times.makespan_s = measured_makespan(exchange_.spans(), backward_begin_);
   }
   std::vector<std::span<float>> optimizer_state() override { return optimizer_->state(); }
-  std::array<double, 3> evaluation_sums() override { return topknot::evaluation_sums(*model_, test_loader_); }
+  std::array<double, 3> evaluation_sums(const EvaluationHook& hook) override {
+    return topknot::evaluation_sums(*model_, test_loader_, hook);
+  }
 
   Exchange exchange_;
   std::unique_ptr<Optimizer> optimizer_;

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -60,7 +61,8 @@ class Engine {
 
   // All of these are collective.
   virtual void all_reduce(std::span<double> sums) = 0;
-  virtual Evaluation evaluate() = 0;
+  // None where the hook ended it on some rank.
+  virtual std::optional<Evaluation> evaluate(const EvaluationHook& hook) = 0;
   virtual void check_parameters(const std::string& when) = 0;
 
   // Between steps whose statistics were asked for. state() copies what this rank has, weights and optimizer on rank 0

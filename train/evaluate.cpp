@@ -43,12 +43,13 @@ void restore_statistics(const std::vector<float>& from, ParameterStore& store) {
   }
 }
 
-std::array<double, 3> evaluation_sums(BuiltModel& model, Loader& loader) {
+std::array<double, 3> evaluation_sums(BuiltModel& model, Loader& loader, const EvaluationHook& hook) {
   ForwardContext context;
   context.training = false;
   std::array<double, 3> sums{};
   loader.start_epoch(0);
-  for (Batch batch; loader.next(batch);) {
+  std::int64_t done = 0;
+  for (Batch batch; hook(done, loader.steps_per_epoch()) && loader.next(batch); ++done) {
     const Variable output = model.module->forward(Variable(batch.images), context);
     const auto n = static_cast<double>(batch.size());
     sums[0] += batch_loss(output, batch).value().data()[0] * n;

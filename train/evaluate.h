@@ -2,6 +2,8 @@
 // Evaluation over all ranks: every test sample once.
 
 #include <array>
+#include <cstdint>
+#include <functional>
 
 #include "data/loader.h"
 #include "dist/comm/collective_queue.h"
@@ -22,8 +24,11 @@ struct Evaluation {
   double loss = 0;      // mean over the samples
   double accuracy = 0;  // 0 to 1; 0 for regression
 };
+// Called before each batch of an evaluation with the batches that are done and all of this rank's; false ends the
+// evaluation there.
+using EvaluationHook = std::function<bool(std::int64_t done, std::int64_t batches)>;
 // Over the samples of this rank's loader: the sum of their losses, the number of correct answers, and that of samples.
-std::array<double, 3> evaluation_sums(BuiltModel& model, Loader& loader);
+std::array<double, 3> evaluation_sums(BuiltModel& model, Loader& loader, const EvaluationHook& hook);
 
 // The loss of a batch: softmax cross-entropy with labels, mean squared error with targets.
 Variable batch_loss(const Variable& output, const Batch& batch);

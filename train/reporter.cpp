@@ -10,15 +10,48 @@
 #include <filesystem>
 #include <numeric>
 
+#include "compress/sparse_step.h"
 #include "nn/core/base/log.h"
 #include "nn/core/base/stopwatch.h"
+#include "nn/core/base/terminal.h"
 #include "nn/core/base/text.h"
 
 namespace topknot {
 namespace {
 
 constexpr double kRedrawSeconds = 0.1;
-constexpr int kBarWidth = 24;
+constexpr double kPlainSeconds = 10;  // between plain lines about an evaluation
+constexpr std::size_t kBarWidth = 24, kLeastBarWidth = 8;
+
+std::string left_text(double seconds) {
+  return "left " + format_duration(seconds);
+}
+
+// A fixed threshold goes by no density.
+bool goes_by_density(const Config& config) {
+  const auto pieces = pieces_of(compress_options(config));
+  return pieces && pieces->select != "threshold";
+}
+
+// "topk at density 0.016, 0.004 from epoch 1, 0.001 from epoch 2"; epochs count as in progress, from 0.
+std::string method_text(const Config& config) {
+  constexpr int kMostPhases = 8;
+  std::string text = config.compress.name;
+  if (!goes_by_density(config)) return text;
+  const int warm_up =
+      std::max(config.compress.warmup_epochs, static_cast<int>(config.compress.warmup.size()));
+  double density = density_at_epoch(config, 0);
+  text += " at density " + short_text(density);
+  for (int epoch = 1, phases = 1; epoch <= warm_up; ++epoch) {
+    const double next = density_at_epoch(config, epoch);
+    if (next == density) continue;
+    density = next;
+    const bool shown = ++phases < kMostPhases || epoch == warm_up;
+    if (shown) text += fmt::format(", {} from epoch {}", short_text(density), epoch);
+    if (!shown && phases == kMostPhases) text += ", ...";
+  }
+  return text;
+}
 
 std::string task_of(const Dataset& data) {
   return data.name() + ", " +
@@ -29,14 +62,22 @@ std::string task_of(const Dataset& data) {
 
 }  // namespace
 
-Progress::Progress(ProgressOptions options) : options_(options), terminal_(isatty(STDERR_FILENO) == 1) {}
+Progress::Progress(ProgressOptions options) : options_(options), terminal_(is_terminal(STDERR_FILENO)) {}
 
 Progress::~Progress() {
   finish();
 }
 
+void Progress::show(std::vector<ProgressField> fields, double done) {
+  if (options_.quiet) return;
+  if (!terminal_) return log_info(progress_line(std::move(fields)));
+  // A character in the last column makes some terminals begin a new line.
+  set_status_line(progress_line(std::move(fields), terminal_columns(STDERR_FILENO) - 1, done));
+}
+
 void Progress::step(std::int64_t step, double epoch, double loss, double lr, std::int64_t images,
-                    double step_seconds) {
+                    double step_seconds, double evaluation_seconds) {
+  evaluation_shown_ = 0;
   if (step_seconds > 0) {
     // The first step pays for set-up and is left out of the average once there is a second one.
     const double share = step <= 2 ? 1.0 : 0.05;
@@ -45,56 +86,65 @@ void Progress::step(std::int64_t step, double epoch, double loss, double lr, std
   }
   since_drawn_ += step_seconds;
   const bool last = options_.total_steps > 0 && step >= options_.total_steps;
-  if (options_.quiet) return;
   const bool due = terminal_ ? since_drawn_ >= kRedrawSeconds : step % std::max(1, options_.log_every) == 0;
   if (!due && !last) return;
   since_drawn_ = 0;
-  const double left =
-      options_.total_steps > 0 && rate_ > 0
-          ? static_cast<double>(std::max<std::int64_t>(0, options_.total_steps - step)) / rate_
-          : -1;
-  const std::string line = progress_line(step, options_.total_steps, epoch, loss, lr, image_rate_, left);
-  if (!terminal_) {
-    std::fprintf(stderr, "%s\n", line.c_str());
-    return;
-  }
-  std::string bar;
-  if (options_.total_steps > 0) {
-    const double done = std::min(1.0, static_cast<double>(step) / static_cast<double>(options_.total_steps));
-    bar = fmt::format("[{:<{}}] ", std::string(static_cast<std::size_t>(done * kBarWidth), '='), kBarWidth);
-  }
-  std::fprintf(stderr, "\r\033[K%s%s", bar.c_str(), line.c_str());
-  std::fflush(stderr);
-  bar_shown_ = true;
+  const double total = static_cast<double>(options_.total_steps), made = static_cast<double>(step);
+  const double left = total > 0 && rate_ > 0 ? std::max(0.0, total - made) / rate_ + evaluation_seconds : -1;
+  show(step_fields(step, options_.total_steps, epoch, loss, lr, image_rate_, left),
+       total > 0 ? made / total : 0);
+}
+
+void Progress::evaluation(std::int64_t done, std::int64_t batches, double seconds, double later_seconds) {
+  if (seconds < evaluation_shown_ + (terminal_ ? kRedrawSeconds : kPlainSeconds)) return;
+  evaluation_shown_ = seconds;
+  std::vector<ProgressField> fields{{fmt::format("evaluating, batch {}/{}", done, batches), 0}};
+  const double made = static_cast<double>(done), all = static_cast<double>(batches);
+  if (done > 0) fields.push_back({left_text(seconds / made * (all - made) + later_seconds), 1});
+  show(std::move(fields), made / std::max(1.0, all));
 }
 
 void Progress::note(const std::string& text) {
-  if (options_.quiet) return;
-  clear_bar();
-  std::fprintf(stderr, "%s\n", text.c_str());
+  if (!options_.quiet) log_info(text);
 }
 
 void Progress::finish() {
-  if (!bar_shown_) return;
-  std::fprintf(stderr, "\n");
-  bar_shown_ = false;
+  if (terminal_ && !options_.quiet) set_status_line("");
 }
 
-void Progress::clear_bar() {
-  if (!bar_shown_) return;
-  std::fprintf(stderr, "\r\033[K");
-  bar_shown_ = false;
+std::vector<ProgressField> step_fields(std::int64_t step, std::int64_t total, double epoch, double loss,
+                                       double lr, double images_per_second, double seconds_left) {
+  std::vector<ProgressField> fields{
+      {fmt::format("step {}", step) + (total > 0 ? fmt::format("/{}", total) : ""), 0},
+      {fmt::format("epoch {:.2f}", epoch), 3},
+      {fmt::format("loss {:.4f}", loss), 1},
+      {fmt::format("lr {:.4g}", lr), 5},
+      {images_per_second < 99.5 ? fmt::format("{:.3g} images/s", images_per_second)
+                                : fmt::format("{:.0f} images/s", images_per_second),
+       4}};
+  if (seconds_left >= 0) fields.push_back({left_text(seconds_left), 2});
+  return fields;
 }
 
-std::string progress_line(std::int64_t step, std::int64_t total, double epoch, double loss, double lr,
-                          double images_per_second, double seconds_left) {
-  std::string line = fmt::format("step {}", step);
-  if (total > 0) line += fmt::format("/{}", total);
-  line += fmt::format("  epoch {:.2f}  loss {:.4f}  lr {:.4g}  ", epoch, loss, lr);
-  line += images_per_second < 99.5 ? fmt::format("{:.3g} images/s", images_per_second)
-                                   : fmt::format("{:.0f} images/s", images_per_second);
-  if (seconds_left >= 0) line += "  left " + format_duration(seconds_left);
-  return line;
+std::string progress_line(std::vector<ProgressField> fields, int columns, std::optional<double> done) {
+  const auto joined = [&] {
+    std::string line;
+    for (const ProgressField& field : fields) line += (line.empty() ? "" : "  ") + field.text;
+    return line;
+  };
+  std::string line = joined();
+  if (columns <= 0) return line;
+  const auto width = static_cast<std::size_t>(columns);
+  while (line.size() > width && fields.size() > 1) {
+    fields.erase(std::max_element(fields.begin(), fields.end(),
+                                  [](const auto& a, const auto& b) { return a.rank < b.rank; }));
+    line = joined();
+  }
+  constexpr std::size_t kFrame = 3;  // "[] "
+  if (!done || line.size() + kFrame + kLeastBarWidth > width) return line.substr(0, width);
+  const std::size_t bar = std::min(kBarWidth, width - line.size() - kFrame);
+  const auto filled = static_cast<std::size_t>(std::clamp(*done, 0.0, 1.0) * static_cast<double>(bar));
+  return fmt::format("[{:<{}}] {}", std::string(filled, '='), bar, line);
 }
 
 Reporter::Reporter(const RunInputs& inputs, const Plan& plan, const Communicator& communicator)
@@ -106,6 +156,7 @@ Reporter::Reporter(const RunInputs& inputs, const Plan& plan, const Communicator
       root_(communicator.rank() == 0),
       task_(task_of(*inputs.data.test)),
       metric_(inputs.data.test->classes() > 0 ? Metric::accuracy() : Metric::squared_error()),
+      test_batches_(inputs.data.test->size() / (std::int64_t{config_.data.batch_size} * ranks_) + 1),
       progress_({plan.total_steps, inputs.config.train.log_every, inputs.quiet || !root_}),
       program_start_(inputs.program_start) {
   if (!root_) return;
@@ -132,6 +183,7 @@ void Reporter::go_on(const Metrics& metrics) {
     last_ = {eval.test_loss, eval.test_accuracy};
     best_accuracy_ = std::max(best_accuracy_, eval.test_accuracy);
     eval_seconds_ += eval.eval_seconds;
+    last_eval_seconds_ = eval.eval_seconds;
   }
   train_seconds_ = before;
 }
@@ -158,13 +210,12 @@ void Reporter::announce(const Engine& engine) const {
   const std::int64_t micro_batches = engine.train_loader().steps_per_epoch();
   const std::string compute =
       engine.device() == "cpu" ? count_text(omp_get_max_threads(), "thread") + " per rank" : engine.device();
-  log_info(fmt::format(
-      "{} ({} parameters) on {}, {} by {}, {}; global batch {}, learning rate {}, {} steps per epoch, {} in "
-      "all; "
-      "{}; writing to {}",
-      config_.model.name, engine.arena().size(), config_.data.name, count_text(ranks_, "rank"), backend_,
-      compute, images_per_step(), key_value(*find_key("optimizer.lr"), config_), plan_.steps_per_epoch,
-      plan_.total_steps, config_.compress.name, folder_.path));
+  log_info(fmt::format("{} ({} parameters) on {}, {} by {}, {}", config_.model.name, engine.arena().size(),
+                       config_.data.name, count_text(ranks_, "rank"), backend_, compute));
+  log_info(fmt::format("{}; global batch {}, learning rate {}, {} steps per epoch, {} in all",
+                       method_text(config_), images_per_step(), key_value(*find_key("optimizer.lr"), config_),
+                       plan_.steps_per_epoch, plan_.total_steps));
+  log_info("writing to " + folder_.path);
   if (root_)
     for (const Group& group : engine.groups())
       log_debug(fmt::format("{} group of {} elements: {} to {}", group.compressed ? "compressed" : "dense",
@@ -204,8 +255,22 @@ void Reporter::complete(StepRecord& record, const ByteCount& bytes, double secon
   record.images_per_second = static_cast<double>(images_per_step()) / seconds;
 }
 
+double Reporter::evaluation_seconds(std::int64_t step) const {
+  // Before the first evaluation: a forward pass takes about a third of a training step.
+  constexpr double kForwardShare = 1.0 / 3;
+  const double once = last_eval_seconds_ > 0 ? last_eval_seconds_
+                                             : static_cast<double>(test_batches_) * kForwardShare *
+                                                   progress_.seconds_per_step() / config_.train.accumulate;
+  return once * static_cast<double>(evaluations_left(plan_, config_.train.eval_every, step));
+}
+
 void Reporter::step(const StepRecord& record, double seconds) {
-  progress_.step(record.step, record.epoch, record.loss, record.lr, images_per_step(), seconds);
+  if (density_ && *density_ != record.density && goes_by_density(config_))
+    note(fmt::format("epoch {:.4g}: density {} from here on", epochs(record.step - 1),
+                     short_text(record.density)));
+  density_ = record.density;
+  progress_.step(record.step, record.epoch, record.loss, record.lr, images_per_step(), seconds,
+                 evaluation_seconds(record.step - 1));  // one that is due after this step is still to come
   if (metrics_) metrics_->write(record);
   if (tensorboard_)
     tensorboard_->write(record.step, {{"train/loss", record.loss},
@@ -219,9 +284,21 @@ void Reporter::epoch(std::int64_t step, double train_loss) {
   if (metrics_) metrics_->write(EpochRecord{epochs(step), step, train_seconds_, train_loss});
 }
 
+void Reporter::evaluating(std::int64_t step, std::int64_t done, std::int64_t batches, double seconds) {
+  const double steps_left = static_cast<double>(plan_.total_steps - step);
+  progress_.evaluation(done, batches, seconds,
+                       steps_left * progress_.seconds_per_step() + evaluation_seconds(step));
+}
+
+std::string Reporter::evaluation_text() const {
+  return has_accuracy()
+             ? fmt::format("test accuracy {:.2f} %, test loss {:.4f}", 100 * last_.accuracy, last_.loss)
+             : fmt::format("test loss {:.6g}", last_.loss);
+}
+
 void Reporter::evaluation(std::int64_t step, const Evaluation& evaluation, double seconds) {
-  const bool accuracy = metric_.name == "accuracy";
   last_ = evaluation;
+  last_eval_seconds_ = seconds;
   eval_seconds_ += seconds;
   best_accuracy_ = std::max(best_accuracy_, evaluation.accuracy);
   if (!metrics_) return;
@@ -229,17 +306,15 @@ void Reporter::evaluation(std::int64_t step, const Evaluation& evaluation, doubl
       EvalRecord{step, epochs(step), train_seconds_, evaluation.loss, evaluation.accuracy, seconds});
   if (tensorboard_) {
     TensorBoardWriter::Scalars scalars = {{"test/loss", evaluation.loss}};
-    if (accuracy) scalars.emplace_back("test/accuracy", evaluation.accuracy);
+    if (has_accuracy()) scalars.emplace_back("test/accuracy", evaluation.accuracy);
     tensorboard_->write(step, scalars);
   }
-  progress_.note(accuracy ? fmt::format("epoch {:.4g}: test accuracy {:.2f} %, test loss {:.4f}",
-                                        epochs(step), 100 * evaluation.accuracy, evaluation.loss)
-                          : fmt::format("epoch {:.4g}: test loss {:.6g}", epochs(step), evaluation.loss));
+  note(fmt::format("epoch {:.4g}: {}", epochs(step), evaluation_text()));
 }
 
-void Reporter::end(std::int64_t steps, std::int64_t skipped, const std::string& parameter_checksum,
-                   double modelled_makespan) {
-  if (!metrics_) return;
+std::string Reporter::end(std::int64_t steps, std::int64_t skipped, const std::string& parameter_checksum,
+                          double modelled_makespan) {
+  if (!metrics_) return "";
   EndRecord end;
   end.test_accuracy = last_.accuracy;
   end.best_test_accuracy = best_accuracy_;
@@ -275,13 +350,17 @@ void Reporter::end(std::int64_t steps, std::int64_t skipped, const std::string& 
   if (modelled_makespan > 0 && end.makespan_p50_s > 0)
     log_info(fmt::format("exchange: modelled makespan {:.3g} ms, measured {:.3g} ms (median of {} steps)",
                          1e3 * modelled_makespan, 1e3 * end.makespan_p50_s, steady.size()));
-  log_info(fmt::format("done: {} steps in {}, {:.0f} images/s, sent {} per rank (dense: {})", steps,
-                       format_duration(train_seconds_), end.images_per_second, format_bytes(end.bytes_sent),
-                       format_bytes(end.bytes_dense)));
+  const std::string best =
+      has_accuracy() ? fmt::format(", best accuracy {:.2f} %", 100 * best_accuracy_) : "";
+  return fmt::format("done: {} steps in {}, {:.0f} images/s, sent {} per rank (dense: {})\n{}{}: {}", steps,
+                     format_duration(train_seconds_), end.images_per_second, format_bytes(end.bytes_sent),
+                     format_bytes(end.bytes_dense), evaluation_text(), best, folder_.path);
 }
 
 void Reporter::stop(std::int64_t step, bool failed, const std::string& reason) {
-  if (metrics_) metrics_->write(StopRecord{step, failed, reason, now_utc()});
+  if (!metrics_) return;
+  metrics_->write(StopRecord{step, failed, reason, now_utc()});
+  write_metrics_csv(read_metrics(folder_.metrics_jsonl()), folder_.metrics_csv());
 }
 
 void Reporter::note(const std::string& text) {

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,43 +20,55 @@
 
 namespace topknot {
 
-// Progress on standard error while a run goes on: a bar that redraws itself on a terminal, one plain
-// line every `log_every` steps elsewhere, nothing under --quiet.
+// Progress on standard error while a run goes on: on a terminal a bar that redraws itself and fits the width, elsewhere
+// one plain line every `log_every` steps and every ten seconds of an evaluation, nothing under --quiet.
 struct ProgressOptions {
   std::int64_t total_steps = 0;  // 0: unknown
   int log_every = 10;
   bool quiet = false;
 };
 
+// A part of the line. Where the line is too long, the parts of the highest rank are left out first; those of rank 0 stay.
+struct ProgressField {
+  std::string text;
+  int rank;
+};
+
 class Progress {
  public:
   explicit Progress(ProgressOptions options);  // asks whether standard error is a terminal
-  ~Progress();                                 // ends the bar's line
+  ~Progress();                                 // removes the bar
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
   // `step` counts from 1; `images` over all ranks; `step_seconds` this step's, for the throughput (moving
-  // average) and the time left.
-  void step(std::int64_t step, double epoch, double loss, double lr, std::int64_t images,
-            double step_seconds);
+  // average) and the time left, to which `evaluation_seconds` are added: those of the evaluations to come.
+  void step(std::int64_t step, double epoch, double loss, double lr, std::int64_t images, double step_seconds,
+            double evaluation_seconds);
+  // An evaluation has done so many of its batches in `seconds`; `later_seconds`: what comes after it.
+  void evaluation(std::int64_t done, std::int64_t batches, double seconds, double later_seconds);
   // A line of its own (an evaluation, a warning) that does not run into the bar.
   void note(const std::string& text);
   void finish();
+  double seconds_per_step() const { return rate_ > 0 ? 1 / rate_ : 0; }
 
  private:
-  void clear_bar();
+  void show(std::vector<ProgressField> fields, double done);
 
   ProgressOptions options_;
   bool terminal_ = false;
-  bool bar_shown_ = false;
   double rate_ = 0;  // steps per second, moving average
   double image_rate_ = 0;
-  double since_drawn_ = 1e9;  // step seconds since the bar was drawn
+  double since_drawn_ = 1e9;     // step seconds since the bar was drawn
+  double evaluation_shown_ = 0;  // seconds of this evaluation when it was shown last
 };
 
-// The line itself, without the bar: for tests and for both ways of showing it.
-std::string progress_line(std::int64_t step, std::int64_t total, double epoch, double loss, double lr,
-                          double images_per_second, double seconds_left);
+// `total` 0 and `seconds_left` below 0: unknown.
+std::vector<ProgressField> step_fields(std::int64_t step, std::int64_t total, double epoch, double loss,
+                                       double lr, double images_per_second, double seconds_left);
+// One line of at most `columns`; 0: of any length. In front, where there is room, a bar for the share `done`, 0 to 1.
+std::string progress_line(std::vector<ProgressField> fields, int columns = 0,
+                          std::optional<double> done = std::nullopt);
 
 class Reporter {
  public:
@@ -73,10 +86,13 @@ class Reporter {
   void complete(StepRecord& record, const ByteCount& bytes, double seconds);
   void step(const StepRecord& record, double seconds);
   void epoch(std::int64_t step, double train_loss);
+  // An evaluation after `step` steps has done so many of this rank's batches in `seconds`.
+  void evaluating(std::int64_t step, std::int64_t done, std::int64_t batches, double seconds);
   void evaluation(std::int64_t step, const Evaluation& evaluation, double seconds);
-  // `modelled_makespan`: seconds, 0 where the run has no exchange profile.
-  void end(std::int64_t steps, std::int64_t skipped, const std::string& parameter_checksum,
-           double modelled_makespan = 0);
+  // `modelled_makespan`: seconds, 0 where the run has no exchange profile. Returns the result of the run for its user, two
+  // lines; "" on ranks other than 0.
+  std::string end(std::int64_t steps, std::int64_t skipped, const std::string& parameter_checksum,
+                  double modelled_makespan = 0);
 
   std::uint64_t metrics_bytes() const;  // length of metrics.jsonl; 0 on ranks other than 0
   void stop(std::int64_t step, bool failed, const std::string& reason);  // this start ends before the run
@@ -87,6 +103,9 @@ class Reporter {
  private:
   double epochs(std::int64_t step) const;
   std::int64_t images_per_step() const;
+  double evaluation_seconds(std::int64_t step) const;  // of the evaluations after this step, expected
+  std::string evaluation_text() const;                 // of the last evaluation
+  bool has_accuracy() const { return metric_ == Metric::accuracy(); }
   void count(const StepRecord& record, const ByteCount& bytes, double seconds);
   void go_on(const Metrics& metrics);
   template <class Record>
@@ -100,6 +119,7 @@ class Reporter {
   const bool root_;
   const std::string task_;  // as StartRecord has it
   const Metric metric_;
+  const std::int64_t test_batches_;  // of an evaluation, on a rank
   Progress progress_;
   std::unique_ptr<MetricsWriter> metrics_;
   std::unique_ptr<TensorBoardWriter> tensorboard_;  // with output.tensorboard, on rank 0
@@ -113,7 +133,9 @@ class Reporter {
   std::vector<Seconds> seconds_;  // by step
   ByteCount bytes_;               // of all ranks and steps
   Evaluation last_;
+  double last_eval_seconds_ = 0;  // 0: none was made yet
   double best_accuracy_ = 0;
+  std::optional<double> density_;  // of the last step
 };
 
 }  // namespace topknot

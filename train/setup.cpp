@@ -1,6 +1,7 @@
 #include "train/setup.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "dist/comm/collective_queue.h"
 #include "dist/comm/threads_communicator.h"
@@ -154,6 +155,16 @@ Plan plan_steps(const Config& config, const Loader& loader) {
   if (config.train.epochs == 0) plan.total_steps = config.train.max_steps;
   if (config.train.max_steps > 0) plan.total_steps = std::min(plan.total_steps, config.train.max_steps);
   return plan;
+}
+
+std::int64_t evaluations_left(const Plan& plan, double every, std::int64_t step) {
+  const std::int64_t steps = std::max<std::int64_t>(0, plan.total_steps - step);
+  const double interval = every * static_cast<double>(plan.steps_per_epoch);
+  if (steps == 0 || interval <= 1) return interval > 0 ? steps : std::min<std::int64_t>(1, steps);
+  const auto due = [&](std::int64_t done) { return std::floor(static_cast<double>(done) / interval); };
+  const bool end_is_due =
+      due(plan.total_steps) > due(plan.total_steps - 1);  // the last step has one in any case
+  return static_cast<std::int64_t>(due(plan.total_steps) - due(step)) + (end_is_due ? 0 : 1);
 }
 
 }  // namespace topknot

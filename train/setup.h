@@ -53,6 +53,8 @@ struct Plan {
   std::int64_t steps_per_epoch = 0, total_steps = 0;
 };
 Plan plan_steps(const Config& config, const Loader& loader);
+// Evaluations that come after `step` steps, with train.eval_every as `every`.
+std::int64_t evaluations_left(const Plan& plan, double every, std::int64_t step);
 
 // --dry-run: the parameter table, the groups, bytes per step and memory, on standard output.
 void print_dry_run(const Config& config);

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <cstdio>
 #include <filesystem>
 
 #include "dist/comm/backend.h"
@@ -175,6 +176,7 @@ int start_training(LoadedConfig loaded, int argc, char* const* argv, bool quiet,
     if (communicator.rank() == plan.rank) outcome = mine;
   };
   if (const int code = start_ranks(plan, options, argv, hooks); code != 0) return code;
+  if (!outcome.result.empty()) std::puts(outcome.result.c_str());
   return outcome.stop_signal ? 128 + outcome.stop_signal : 0;
 }
 

@@ -14,6 +14,7 @@
 #include "train/metrics/metrics.h"
 #include "train/metrics/run_config.h"
 #include "train/run_directory.h"
+#include "train/setup.h"
 
 namespace topknot {
 namespace {
@@ -39,7 +40,7 @@ std::string step_line(const Metrics& metrics) {
   return fmt::format("{}{}, epoch {:.4g}, loss {:.4g}", last.step, of, last.epoch, last.loss);
 }
 
-std::string speed_line(const Metrics& metrics, bool running) {
+std::string speed_line(const Metrics& metrics, bool running, double eval_every) {
   const std::size_t count = std::min(kRecentSteps, metrics.steps.size());
   std::vector<double> rates;
   for (std::size_t i = metrics.steps.size() - count; i < metrics.steps.size(); ++i)
@@ -48,8 +49,15 @@ std::string speed_line(const Metrics& metrics, bool running) {
   std::string line = fmt::format("{} images/s", short_text(quantile(rates, 0.5)));
   if (!running || count < 2 || metrics.starts.empty()) return line;
   const double each = (last.time_s - first.time_s) / static_cast<double>(count - 1);
-  const double left = each * static_cast<double>(metrics.starts.back().total_steps - last.step);
-  return line + fmt::format(", {} left without evaluations", format_duration(std::max(0.0, left)));
+  const StartRecord& start = metrics.starts.back();
+  const double steps = each * static_cast<double>(std::max<std::int64_t>(0, start.total_steps - last.step));
+  if (metrics.evals.empty())
+    return line + fmt::format(", {} left without evaluations", format_duration(steps));
+  const bool evaluated = metrics.evals.back().step == last.step;
+  const std::int64_t evaluations = evaluations_left({start.steps_per_epoch, start.total_steps}, eval_every,
+                                                    evaluated ? last.step : last.step - 1);
+  return line + fmt::format(", {} left", format_duration(steps + metrics.evals.back().eval_seconds *
+                                                                     static_cast<double>(evaluations)));
 }
 
 std::string checkpoint_line(const CheckpointStore& store, const std::vector<std::int64_t>& steps) {
@@ -88,7 +96,8 @@ std::string status_text(const std::string& run) {
                    count_text(static_cast<std::int64_t>(config.number("dist.ranks")), "rank"), backend));
   line("state", state_of(metrics, process));
   line("step", step_line(metrics));
-  if (!metrics.steps.empty()) line("speed", speed_line(metrics, !process.empty()));
+  if (!metrics.steps.empty())
+    line("speed", speed_line(metrics, !process.empty(), config.number("train.eval_every")));
   if (!metrics.evals.empty()) {
     const EvalRecord& last = metrics.evals.back();
     const bool loss = !metrics.starts.empty() && metrics.starts.back().metric.name == "loss";

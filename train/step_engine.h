@@ -28,7 +28,7 @@ class StepEngine : public Engine {
 
   void step(const StepRequest& request) override;
   void all_reduce(std::span<double> sums) override;
-  Evaluation evaluate() override;
+  std::optional<Evaluation> evaluate(const EvaluationHook& hook) override;
   void check_parameters(const std::string& when) override;
   void state(RunState& state) override;
   void load_state(const RunState& state) override;
@@ -67,7 +67,7 @@ class StepEngine : public Engine {
   virtual void record(const StepResult& result) = 0;            // for stats()
   virtual std::vector<std::span<float>> optimizer_state() = 0;  // in the device's memory
   // Over this rank's test samples: sums of losses, of correct answers, and their number.
-  virtual std::array<double, 3> evaluation_sums() = 0;
+  virtual std::array<double, 3> evaluation_sums(const EvaluationHook& hook) = 0;
 
   ForwardContext forward_context() const;
 

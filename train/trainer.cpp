@@ -66,28 +66,30 @@ class Trainer {
     check_parameters("at the start");
     reporter_.begin(step());
     last_report_ = Clock::now();
-    if (step() > 0 && !position_.evaluated && evaluation_due()) run_evaluation();
     int signal = 0;
-    bool stopped = false;
+    if (step() > 0 && !position_.evaluated && evaluation_due()) signal = run_evaluation();
+    bool stopped = signal != 0;
     while (step() < plan_.total_steps && !stopped && !target_reached()) {
       make_step();
       if (!report_due()) continue;
       signal = report();
       stopped = signal != 0 || stop_after_reached();
-      after_report(stopped);
+      if (const int during_evaluation = after_report(stopped); during_evaluation != 0)
+        signal = during_evaluation, stopped = true;
     }
     check_parameters("at the end");
     const bool saved = finish_checkpoints();
     engine_->finish();
     reporter_.finish();
-    RunOutcome outcome{signal, stopped, position_.evaluation.accuracy, position_.evaluation.loss,
-                       engine_->checksum()};
+    RunOutcome outcome{
+        signal, stopped, position_.evaluation.accuracy, position_.evaluation.loss, engine_->checksum(), ""};
     if (stopped) {
       const std::string reason = signal ? signal_name(signal) : "train.stop_after";
       log_info(fmt::format("stopped by {} after step {}; {}", reason, step(), what_is_left()));
       reporter_.stop(step(), false, reason);
     } else {
-      reporter_.end(step(), position_.skipped, outcome.parameter_checksum, engine_->modelled_makespan());
+      outcome.result =
+          reporter_.end(step(), position_.skipped, outcome.parameter_checksum, engine_->modelled_makespan());
     }
     if (!saved) throw UserError("the last checkpoint could not be written, see the warnings above");
     return outcome;
@@ -117,16 +119,17 @@ class Trainer {
            static_cast<std::int64_t>(pending_.size()) >= engine_->steps_ahead();
   }
 
-  // A run that stops leaves its evaluation to the start that resumes it.
-  void after_report(bool stopped) {
+  // A run that stops leaves its evaluation to the start that resumes it. Returns the signal that ended an evaluation, or 0.
+  int after_report(bool stopped) {
     if (check_due()) check_parameters("during training");
     if (epoch_ends()) {
       reporter_.epoch(step(),
                       position_.epoch_loss / static_cast<double>(step() - epoch() * plan_.steps_per_epoch));
       position_.epoch_loss = 0;
     }
-    if (evaluation_due() && !stopped) run_evaluation();
+    const int signal = evaluation_due() && !stopped ? run_evaluation() : 0;
     if (stopped || evaluation_due() || checkpoint_due()) save();
+    return signal;
   }
 
   // The same on all ranks, as the evaluation is.
@@ -190,8 +193,7 @@ class Trainer {
             static_cast<double>(step.bytes_received), static_cast<double>(step.selected),
             communicator_.rank() == std::max(step.bad_rank, 0) ? step.bad_parameter + 1.0 : 0.0})
         sums.push_back(value);
-    const int signal_here = stop_signal();
-    for (const int signal : kStopSignals) sums.push_back(signal == signal_here ? 1.0 : 0.0);
+    add_signals(sums);
     sums.push_back(checkpointer_ ? checkpointer_->ready() : 0.0);
     engine_->all_reduce(sums);
     const double seconds = seconds_since(last_report_) / static_cast<double>(stats.size());
@@ -215,10 +217,19 @@ class Trainer {
     }
     pending_.clear();
     if (checkpointer_ && sums.back() == ranks) checkpointer_->advance();
-    int stop = 0;
+    return highest_signal(sums.data() + stats.size() * kSums);
+  }
+
+  // How many ranks have received each of kStopSignals: this rank's share, and the highest of a sum's.
+  static void add_signals(std::vector<double>& sums) {
+    const int signal_here = stop_signal();
+    for (const int signal : kStopSignals) sums.push_back(signal == signal_here ? 1.0 : 0.0);
+  }
+  static int highest_signal(const double* sums) {
+    int highest = 0;
     for (std::size_t i = 0; i < std::size(kStopSignals); ++i)
-      if (sums[stats.size() * kSums + i] > 0) stop = std::max(stop, kStopSignals[i]);
-    return stop;
+      if (sums[i] > 0) highest = std::max(highest, kStopSignals[i]);
+    return highest;
   }
 
   // `bad_parameter`: as that of the bad rank; of rank 0 where none is known to be bad.
@@ -243,11 +254,23 @@ class Trainer {
           "; lower optimizer.lr, or clip with train.clip_global (train.max_skips sets this limit)");
   }
 
-  void run_evaluation() {
+  // Returns the signal that ended it, the same on every rank, or 0. A rank that has received one waits for the others' parts.
+  int run_evaluation() {
     const Clock::time_point start = Clock::now();
-    position_.evaluation = engine_->evaluate();
+    const auto evaluation = engine_->evaluate([&](std::int64_t done, std::int64_t batches) {
+      reporter_.evaluating(step(), done, batches, seconds_since(start));
+      return stop_signal() == 0;
+    });
+    if (!evaluation) {
+      std::vector<double> sums;
+      add_signals(sums);
+      engine_->all_reduce(sums);
+      return highest_signal(sums.data());
+    }
+    position_.evaluation = *evaluation;
     position_.evaluated = true;
-    reporter_.evaluation(step(), position_.evaluation, seconds_since(start));
+    reporter_.evaluation(step(), *evaluation, seconds_since(start));
+    return 0;
   }
 
   void check_parameters(const std::string& when) {

@@ -28,6 +28,7 @@ struct RunOutcome {
   bool stopped = false;  // before its end, by a signal or train.stop_after: metrics have no `end` record
   double test_accuracy = 0, test_loss = 0;
   std::string parameter_checksum;  // 16 hexadecimal digits
+  std::string result;              // rank 0's, of a run that came to its end: lines for standard output
 };
 
 // Trains to the end, or until a signal or train.stop_after asks for a stop. Collective. Throws on any error; the caller tells the

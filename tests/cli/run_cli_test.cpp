@@ -68,6 +68,23 @@ TEST_CASE("a dry run shows the density warm-up it will have, and what does not g
             .has("measured when the run starts"));
 }
 
+TEST_CASE("the start of a run names the density and its phases, and each change is logged") {
+  const TempFolder temp;
+  const std::string run =
+      kSmall + "train.epochs=3 train.max_steps=0 output.overwrite=true output.dir=" + temp.at("run");
+  const Outcome topk = train(run + " compress.name=topk compress.warmup=0.5,0.25");
+  INFO(topk.output);
+  CHECK(topk.has("topk at density 0.5, 0.25 from epoch 1, 0.05 from epoch 2; "));
+  CHECK(topk.count("from here on") == 2);
+  CHECK(topk.has("epoch 1: density 0.25 from here on\n"));
+  CHECK(topk.has("epoch 2: density 0.05 from here on\n"));
+  const Outcome whole = train(run + " compress.name=dgc");
+  CHECK(whole.has("dgc at density 0.05; "));
+  CHECK_FALSE(whole.has("from here on"));
+  CHECK(train(run).has("\ndense; "));
+  CHECK(train(run + " compress.name=dgc compress.warmup_epochs=20").has(", ..., 0.05 from epoch 20; "));
+}
+
 TEST_CASE("a key without effect is reported once, whatever the ranks are") {
   for (const char* backend : {"threads", "gloo"}) {
     const TempFolder temp;

@@ -4,6 +4,7 @@
 #include <filesystem>
 
 #include "tests/support/error_text.h"
+#include "tests/support/files.h"
 #include "tests/train/broken_sample.h"
 #include "tests/train/resumed_run.h"
 
@@ -24,6 +25,7 @@ TEST_CASE("status tells a finished run from one that stopped, failed or was kill
   const std::string metrics = temp.at("run/metrics.jsonl");
   const Metrics stopped = read_metrics(metrics);
   REQUIRE(stopped.stop);
+  CHECK(text_of(temp.at("run/metrics.csv")).find("\n5,") != std::string::npos);
   CHECK(stopped.stop->step == 5);
   // A killed run has no `stop` record: that of an earlier start does not count.
   MetricsWriter(metrics).write(StartRecord{5, 12, 64, "2026-01-01T00:00:00Z", "", {}});
@@ -43,6 +45,7 @@ TEST_CASE("status has the error that ended a run") {
           false);
   });
   CHECK(says(status_text(temp.at("run")), {"failed at", "training has diverged"}));
+  CHECK(text_of(temp.at("run/metrics.csv")).find("step,epoch,") == 0);  // what there is, as a table too
 }
 
 TEST_CASE("status of a run that goes on names its process") {

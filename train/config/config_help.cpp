@@ -178,8 +178,9 @@ std::string key_help(int width, const std::string& section) {
 
 std::string key_help(int width, const Key& key) {
   const std::string section = section_of(key.name);
-  const std::string file = section.empty() ? fmt::format("{}: VALUE", key.name)
-                                           : fmt::format("{}: VALUE under {}:", key.name.substr(section.size() + 1), section);
+  const std::string file =
+      section.empty() ? fmt::format("{}: VALUE", key.name)
+                      : fmt::format("{}: VALUE under {}:", key.name.substr(section.size() + 1), section);
   std::string text = fmt::format("{}={}\n", key.name, key_value(key, Config()));
   const auto line = [&](const std::string& words) { text += "  " + wrapped(words, width, 2, 2) + "\n"; };
   line(key.help);

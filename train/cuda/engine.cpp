@@ -124,9 +124,9 @@ class CudaEngine final : private CurrentContext, public StepEngine {
     if (metrics) recorder_.end_step(record, *metrics);
   }
 
-  Evaluation evaluate() override {
+  std::optional<Evaluation> evaluate(const EvaluationHook& hook) override {
     const NvtxRange range("evaluate");
-    return StepEngine::evaluate();
+    return StepEngine::evaluate(hook);
   }
   void finish() override {
     wait();
@@ -241,7 +241,7 @@ class CudaEngine final : private CurrentContext, public StepEngine {
 
   std::vector<std::span<float>> optimizer_state() override { return optimizer_->state(); }
 
-  std::array<double, 3> evaluation_sums() override {
+  std::array<double, 3> evaluation_sums(const EvaluationHook& hook) override {
     const cudaStream_t stream = context_.stream();
     DeviceArray<double> device(2);  // losses, correct
     TOPKNOT_CUDA(cudaMemsetAsync(device.data(), 0, device.bytes(), stream));
@@ -249,7 +249,8 @@ class CudaEngine final : private CurrentContext, public StepEngine {
     context.training = false;
     std::array<double, 3> sums{};
     test_.start_epoch(0);
-    while (test_.next(0)) {
+    // The host may be some batches ahead of the GPU.
+    for (std::int64_t done = 0; hook(done, test_.loader().steps_per_epoch()) && test_.next(0); ++done) {
       const DeviceBatch& batch = test_.batch(0);
       const Variable output = model_->module->forward(Variable(batch.images), context);
       const Variable loss = batch_loss(output, batch);

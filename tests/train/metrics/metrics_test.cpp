@@ -213,10 +213,30 @@ TEST_CASE("durations, bytes and the progress line as text") {
   CHECK(format_bytes(1078888) == "1.08 MB");
   CHECK(format_bytes(999.7) == "1 kB");
   CHECK(format_bytes(345678) == "346 kB");
-  CHECK(progress_line(3, 10, 0.5, 1.25, 0.1, 823.4, 62) ==
-        "step 3/10  epoch 0.50  loss 1.2500  lr 0.1  823 images/s  left 1:02");
-  CHECK(progress_line(3, 0, 0.5, 1.25, 0.1, 12.34, -1) ==
+  const auto fields = step_fields(3, 10, 0.5, 1.25, 0.1, 823.4, 62);
+  CHECK(progress_line(fields) == "step 3/10  epoch 0.50  loss 1.2500  lr 0.1  823 images/s  left 1:02");
+  CHECK(progress_line(step_fields(3, 0, 0.5, 1.25, 0.1, 12.34, -1)) ==
         "step 3  epoch 0.50  loss 1.2500  lr 0.1  12.3 images/s");
+  CHECK(progress_line(fields, 79, 0.5) ==
+        "[====     ] step 3/10  epoch 0.50  loss 1.2500  lr 0.1  823 images/s  left 1:02");
+  CHECK(progress_line(fields, 66, 0.5) == "step 3/10  epoch 0.50  loss 1.2500  823 images/s  left 1:02");
+  CHECK(progress_line(fields, 40, 0.5) == "step 3/10  loss 1.2500  left 1:02");
+  CHECK(progress_line(fields, 44, 0.5) == "[====    ] step 3/10  loss 1.2500  left 1:02");
+  for (int columns = 1; columns < 120; ++columns)
+    CHECK(progress_line(fields, columns, 1.0).size() <= static_cast<std::size_t>(columns));
+}
+
+TEST_CASE("evaluations that are left: every so many epochs, and one at the end") {
+  const Plan plan{10, 45};
+  CHECK(evaluations_left(plan, 1, 0) == 5);
+  CHECK(evaluations_left(plan, 1, 10) == 4);
+  CHECK(evaluations_left(plan, 1, 40) == 1);
+  CHECK(evaluations_left(plan, 1, 45) == 0);
+  CHECK(evaluations_left({10, 40}, 1, 0) == 4);
+  CHECK(evaluations_left(plan, 0.25, 0) == 18);
+  CHECK(evaluations_left(plan, 0, 44) == 1);
+  CHECK(evaluations_left(plan, 0, 45) == 0);
+  CHECK(evaluations_left(plan, 0.05, 40) == 5);  // no more than one after each step
 }
 
 }  // namespace topknot

@@ -1,0 +1,160 @@
+// What a user sees on a terminal: lines that fit it, colours, keys that are heard; and what goes to which stream.
+#include <filesystem>
+
+#include "tests/cli/command.h"
+#include "tests/cli/pty.h"
+#include "tests/data/temp_folder.h"
+#include "tests/support/files.h"
+#include "train/metrics/metrics.h"
+
+using namespace topknot;
+
+namespace {
+
+const std::string kTrain = TOPKNOT_BIN "/train ";
+const std::string kSmall =
+    "model.name=mlp model.hidden=[16] data.train_size=256 data.test_size=32 data.batch_size=8 "
+    "train.epochs=1000000 train.eval_every=0 optimizer.lr=1e-5 output.dir=";
+constexpr const char* kCtrlC = "\x03";
+
+// The widths of the lines that show progress, from position `from` of the output on.
+std::vector<std::size_t> progress_widths(const std::string& output, std::size_t from = 0) {
+  std::vector<std::size_t> widths;
+  for (const std::string& line : drawn(output.substr(from)))
+    if (contains(line, "step ") && contains(line, "left ")) widths.push_back(line.size());
+  return widths;
+}
+
+std::size_t widest_line(const std::string& text) {
+  std::size_t widest = 0;
+  for (const std::string& line : drawn(text)) widest = std::max(widest, line.size());
+  return widest;
+}
+
+}  // namespace
+
+TEST_CASE("the progress line fits the terminal, also after a resize") {
+  const TempFolder temp;
+  Terminal terminal(kTrain + kSmall + temp.at("run"), 80);
+  REQUIRE(terminal.wait_for("left ", 5));
+  terminal.resize(60);
+  const std::size_t resized = terminal.output().size();
+  for (const std::size_t width : progress_widths(terminal.output())) CHECK(width < 80);
+  // One line may have been under way for the old width.
+  REQUIRE(terminal.wait_for("left ", 5, resized));
+  const std::vector<std::size_t> after = progress_widths(terminal.output(), resized);
+  for (std::size_t i = 1; i < after.size(); ++i) CHECK(after[i] < 60);
+  CHECK(after.back() > 30);
+  terminal.type(kCtrlC);
+  CHECK(terminal.code() == 130);
+  INFO(terminal.output());
+  CHECK(contains(terminal.output(), "stopped by SIGINT after step"));
+}
+
+TEST_CASE("Ctrl-C ends an evaluation, which shows how far it is; the evaluation is left to the next start") {
+  for (const std::string backend : {"threads", "gloo"}) {
+    const TempFolder temp;
+    // The evaluation would take much longer than the test waits for the text.
+    Terminal terminal(kTrain +
+                          "model.name=resnet110 data.train_size=32 data.test_size=6000 data.batch_size=8 "
+                          "train.max_steps=2 dist.ranks=2 dist.backend=" +
+                          backend + " output.dir=" + temp.at("run"),
+                      80);
+    INFO(backend);
+    REQUIRE(terminal.wait_for("evaluating, batch "));
+    terminal.type(kCtrlC);
+    CHECK(terminal.code() == 130);
+    INFO(terminal.output());
+    CHECK(contains(terminal.output(), "stopped by SIGINT after step 2"));
+    const Metrics metrics = read_metrics(temp.at("run/metrics.jsonl"));
+    CHECK(metrics.evals.empty());
+    CHECK_FALSE(metrics.end);
+    CHECK(metrics.stop);
+  }
+}
+
+TEST_CASE("the time left counts the evaluations to come") {
+  const TempFolder temp;
+  const Outcome outcome = run_command(
+      kTrain +
+      "data.train_size=128 data.test_size=4000 data.batch_size=8 train.max_steps=4 train.threads=1 "
+      "train.log_every=4 output.dir=" +
+      temp.at("run"));
+  INFO(outcome.output);
+  CHECK(outcome.has("step 4/4 "));
+  CHECK_FALSE(outcome.has("left 0:00"));
+}
+
+TEST_CASE("the result of a run goes to standard output, also with -q, and all else to standard error") {
+  const TempFolder temp;
+  const std::string run =
+      kTrain + kSmall + temp.at("run") + " output.overwrite=true train.max_steps=9 train.log_every=3 ";
+  for (const std::string how : {"", "-q ", "-q dist.ranks=2 dist.backend=gloo "}) {
+    const Outcome result = run_command(run + how + "2>/dev/null");
+    INFO(result.output);
+    CHECK(result.code == 0);
+    CHECK(result.output.rfind("done: 9 steps in ", 0) == 0);
+    CHECK(result.has("\ntest accuracy "));
+    CHECK(result.count("\n") == 2);
+  }
+  const Outcome rest = run_command(run + "1>/dev/null");
+  CHECK(rest.has("step 9/9 "));
+  CHECK(rest.has("test accuracy "));
+  CHECK_FALSE(rest.has("done: "));
+  CHECK(run_command(run + "-q 2>&1 1>/dev/null").output == "");
+}
+
+TEST_CASE("warnings and errors have a colour on a terminal, unless NO_COLOR says no") {
+  const TempFolder temp;
+  const std::string warning = kTrain + kSmall + temp.at("run") +
+                              " output.overwrite=true train.max_steps=2 compress.mu=3 compress.name=topk";
+  for (const bool plain : {false, true}) {
+    const std::string environment = plain ? "env NO_COLOR=1 " : "env -u NO_COLOR ";
+    Terminal warned(environment + warning, 80), refused(environment + kTrain + "model.name=resnet", 80),
+        other(environment + TOPKNOT_BIN "/compare " + temp.at("none"), 80);
+    CHECK(warned.code() == 0);
+    CHECK(refused.code() == 2);
+    CHECK(other.code() == 2);
+    CHECK(
+        contains(warned.output(), plain ? "warning: compress.mu" : "\033[1;33mwarning: \033[0mcompress.mu"));
+    CHECK(contains(refused.output(), plain ? "error: model.name" : "\033[1;31merror: \033[0mmodel.name"));
+    CHECK(contains(other.output(), plain ? "compare: " : "\033[1;31mcompare:\033[0m "));
+  }
+  CHECK_FALSE(run_command(warning).has("\033"));
+}
+
+TEST_CASE("help is as wide as the terminal, and 80 columns where there is none") {
+  for (const std::string what : {"--help", "--list compressors", "--list models", "--help exchange"}) {
+    INFO(what);
+    CHECK(widest_line(train(what).output) <= 80);
+    Terminal wide(kTrain + what, 120);
+    CHECK(wide.code() == 0);
+    CHECK(widest_line(wide.output()) <= 120);
+    CHECK(widest_line(wide.output()) > 80);
+  }
+  Terminal narrow(kTrain + "--help compress", 60);
+  CHECK(narrow.code() == 0);
+  CHECK(widest_line(narrow.output()) <= 60);
+}
+
+TEST_CASE("--list configs names the shipped files, from a copied program too, or says where it looked") {
+  const Outcome here = train("--list configs");
+  INFO(here.output);
+  CHECK(here.code == 0);
+  CHECK(here.has("cifar10_resnet20_topk.yaml\n    ResNet-20 on CIFAR-10, TopK-SGD with error feedback.\n"));
+  CHECK(here.has("netlab/resnet20.yaml\n"));
+  const TempFolder temp;
+  const std::string folder = temp.at("a/b/bin");
+  std::filesystem::create_directories(folder);
+  std::filesystem::copy_file(TOPKNOT_BIN "/train", folder + "/train");
+  const std::string copied = "cd " + folder + " && ./train --list configs";
+  check_refused(run_command(copied),
+                {"no .yaml file", temp.at("a/configs").c_str(), temp.at("a/b/configs").c_str()});
+  const std::string text = "# A first line. And more.\nseed: 1\n";
+  temp.write("a/b/configs/mine.yaml", {text.begin(), text.end()});
+  const Outcome found = run_command(copied);
+  INFO(found.output);
+  CHECK(found.code == 0);
+  CHECK(found.has("configurations in " + temp.at("a/b/configs") + ":"));
+  CHECK(found.has("mine.yaml\n    A first line.\n"));
+}
