@@ -370,4 +370,11 @@ TEST_CASE("compare makes a table and one self-contained page") {
   const std::string page = text_of(temp.at("report.html"));
   CHECK(page.find("<svg") != std::string::npos);
   CHECK(page.find("src=\"http") == std::string::npos);
+  const std::string runs = temp.at("dense") + " " + temp.at("topk") + " --out ";
+  CHECK(compare(runs + temp.at("x.csv") + " --out " + temp.at("x.json")).code == 0);
+  CHECK(text_of(temp.at("x.csv")).starts_with("method,"));
+  CHECK(text_of(temp.at("x.json")).starts_with("{"));
+  const Outcome unknown = compare(runs + temp.at("x.pdf"));
+  CHECK(unknown.code == 2);
+  CHECK(unknown.has("x.pdf' says what to write; there are .html, .csv, .json"));
 }

@@ -3,10 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 
-#include "nn/core/base/check.h"
 #include "nn/core/base/text.h"
 
 namespace topknot {
@@ -15,15 +13,24 @@ namespace {
 constexpr double kRowWidth = 1140, kRowHeight = 292;
 constexpr double kLeft = 78, kRight = 20, kTop = 12, kBottom = 50, kGap = 26;
 
+// A page's panel by itself. Where it is alone in its figure it is wider.
+constexpr double kPanelWidth = 380, kLonePanelWidth = 480, kPanelLeft = 70, kPanelRight = 12;
+constexpr double kNoteLine = 16;  // a second line below the x axis
+
 // A plot that stands by itself: the legend's height with one line, and a further line's.
 constexpr int kLegendHeight = 34, kLegendLine = 20;
 
-// The classes that panel_row() uses, as the report's page has them.
+constexpr int kStrips = 32;  // places along x where pointing shows values
+
+// The classes that a panel uses, as a page has them.
 constexpr const char* kStyle =
-    "<style>svg{fill:#3b434a;font-family:system-ui,sans-serif}text{font-size:12.5px}"
-    ".label{font-size:13px;fill:#1c2126}.note{font-size:12px;fill:#59626b}"
+    "<style>svg{fill:#3b434a;color:#1c2126;font-family:system-ui,sans-serif}text{font-size:12.5px}"
+    ".label{font-size:13px;fill:#1c2126}.note{font-size:12px;fill:#59626b}.paper{fill:#fff}"
     ".grid{stroke:#e4e7ea;stroke-width:1}.axis{stroke:#59626b;stroke-width:1}"
-    ".reference{stroke:#1c2126;stroke-width:1;stroke-dasharray:1.5 3}</style>";
+    ".reference{stroke:#1c2126;stroke-width:1;stroke-dasharray:1.5 3}"
+    ".strip{fill:currentColor;fill-opacity:0}.strip:hover{fill-opacity:.08}"
+    "@media(prefers-color-scheme:dark){svg{fill:#c3cad1;color:#e8ebee}.label{fill:#e8ebee}.note{fill:#a3adb6}"
+    ".paper{fill:#14181c}.grid{stroke:#2c343b}.axis{stroke:#a3adb6}.reference{stroke:#e8ebee}}</style>";
 
 // With one decimal, none where that is 0.
 std::string num(double value) {
@@ -69,7 +76,7 @@ std::string draw_line(const Panel& panel, const Line& line) {
   if (line.points.empty()) return "";
   std::string svg = fmt::format(R"(<g stroke="{}" stroke-width="{}"{}>)", line.colour, num(line.width),
                                 line.opacity < 1 ? fmt::format(R"( opacity="{}")", num(line.opacity)) : "");
-  if (!line.title.empty()) svg += "<title>" + escape(line.title) + "</title>";
+  if (!line.title.empty() && !panel.values) svg += "<title>" + escape(line.title) + "</title>";
   svg += fmt::format(R"(<path fill="none" stroke-linejoin="round"{} d="{}"/>)",
                      line.dash.empty() ? "" : fmt::format(R"( stroke-dasharray="{}")", line.dash),
                      path_of(panel, line.points));
@@ -87,7 +94,39 @@ std::string draw_line(const Panel& panel, const Line& line) {
   return svg + "</g>";
 }
 
-std::string draw_panel(const Panel& panel, const std::string& clip, bool first) {
+std::string value_text(double value, Unit unit) {
+  if (unit == Unit::bytes) return tick_text(value, 1, unit);
+  return unit == Unit::percent ? fmt::format("{:.4g} %", 100 * value) : fmt::format("{:.4g}", value);
+}
+
+// Invisible strips from left to right, whose titles are the lines' nearest values.
+std::string value_strips(const Panel& panel) {
+  std::string svg;
+  const double width = (panel.x.to - panel.x.from) / kStrips;
+  const std::string axis = panel.x.label.substr(0, panel.x.label.find('\n'));
+  for (int i = 0; i < kStrips && panel.values; ++i) {
+    const double left = panel.x.from + i * width;
+    std::string text;
+    for (const Line& line : panel.lines) {
+      const Point* nearest = nullptr;
+      const auto distance = [&](const Point& p) { return std::fabs(panel.x(p.x) - left - width / 2); };
+      for (const Point& p : line.points)
+        if (std::isfinite(p.x) && std::isfinite(100 * p.y) && (!nearest || distance(p) < distance(*nearest)))
+          nearest = &p;
+      if (nearest && !line.title.empty())
+        text += fmt::format("\n{}: {} at {}", line.title, value_text(nearest->y, panel.y.unit),
+                            value_text(nearest->x, panel.x.unit));
+    }
+    if (!text.empty())
+      svg += fmt::format(
+          R"(<rect class="strip" x="{}" y="{}" width="{}" height="{}"><title>{}</title></rect>)", num(left),
+          num(panel.y.to), num(width), num(panel.y.from - panel.y.to), escape(axis + text));
+  }
+  return svg;
+}
+
+// `labels`: those of the y axis, too.
+std::string draw_panel(const Panel& panel, const std::string& clip, bool labels) {
   const double left = panel.x.from, right = panel.x.to, bottom = panel.y.from, top = panel.y.to;
   std::string svg =
       fmt::format(R"(<clipPath id="{}"><rect x="{}" y="{}" width="{}" height="{}"/></clipPath>)", clip,
@@ -95,14 +134,19 @@ std::string draw_panel(const Panel& panel, const std::string& clip, bool first) 
   for (const Tick& tick : panel.y.ticks) {
     const double y = panel.y(tick.value);
     svg += segment(left, y, right, y, "grid");
-    if (first) svg += text_at(left - 8, y + 4, "end", tick.label);
+    if (labels) svg += text_at(left - 8, y + 4, "end", tick.label);
   }
   for (const Tick& tick : panel.x.ticks) {
     const double x = panel.x(tick.value);
     svg += segment(x, bottom, x, bottom + 4, "axis") + text_at(x, bottom + 18, "middle", tick.label);
   }
   svg += segment(left, bottom, right, bottom, "axis");
-  svg += text_at((left + right) / 2, bottom + 38, "middle", panel.x.label, " class=\"label\"");
+  const auto second = panel.x.label.find('\n');
+  svg +=
+      text_at((left + right) / 2, bottom + 38, "middle", panel.x.label.substr(0, second), " class=\"label\"");
+  if (second != std::string::npos)
+    svg += text_at((left + right) / 2, bottom + 38 + kNoteLine, "middle", panel.x.label.substr(second + 1),
+                   " class=\"note\"");
   svg += fmt::format("<g clip-path=\"url(#{})\">", clip);
   for (const Band& band : panel.bands) {
     std::vector<Point> back(band.lower.rbegin(), band.lower.rend());
@@ -111,15 +155,34 @@ std::string draw_panel(const Panel& panel, const std::string& clip, bool first) 
   }
   for (const Line& line : panel.lines) svg += draw_line(panel, line);
   for (const auto& [point, colour] : panel.marks)
-    svg += fmt::format(R"(<circle cx="{}" cy="{}" r="5.5" fill="#fff" stroke="{}" stroke-width="2.2"/>)",
+    svg += fmt::format(R"(<circle class="paper" cx="{}" cy="{}" r="5.5" stroke="{}" stroke-width="2.2"/>)",
                        num(panel.x(point.x)), num(panel.y(point.y)), colour);
   svg += "</g>";
   if (!panel.reference_label.empty()) {
     const double y = panel.y(panel.reference);
     svg += segment(left, y, right, y, "reference");
-    if (first) svg += text_at(left + 3, y - 5, "start", panel.reference_label, " class=\"note\"");
+    if (labels) svg += text_at(left + 3, y - 5, "start", panel.reference_label, " class=\"note\"");
   }
-  return svg;
+  if (labels) {
+    const double middle = (top + bottom) / 2;
+    svg += text_at(14, middle, "middle", panel.y.label,
+                   fmt::format(R"x( class="label" transform="rotate(-90 14 {})")x", num(middle)));
+  }
+  return svg + value_strips(panel);
+}
+
+double note_room(const std::vector<Panel>& panels) {
+  const bool noted = std::any_of(panels.begin(), panels.end(), [](const Panel& panel) {
+    return panel.x.label.find('\n') != std::string::npos;
+  });
+  return noted ? kNoteLine : 0;
+}
+
+void place(Panel& panel, double left, double right) {
+  panel.x.from = left;
+  panel.x.to = right;
+  panel.y.from = kRowHeight - kBottom;
+  panel.y.to = kTop;
 }
 
 }  // namespace
@@ -182,61 +245,67 @@ std::vector<Tick> log_ticks(double lo, double hi, Unit unit) {
   return ticks;
 }
 
-std::string panel_row(const std::vector<Panel>& panels, const std::string& id,
-                      const std::string& description) {
-  std::string svg = fmt::format(R"(<svg viewBox="0 0 {} {}" role="img" aria-label="{}">)", num(kRowWidth),
-                                num(kRowHeight), escape(description));
-  const double count = static_cast<double>(panels.size());
-  const double width = (kRowWidth - kLeft - kRight - kGap * (count - 1)) / count;
+std::string panel_figure(const std::vector<Panel>& panels, const std::string& id,
+                         const std::string& description) {
+  const bool alone = panels.size() == 1;
+  const double width = alone ? kLonePanelWidth : kPanelWidth;
+  std::string html = fmt::format(R"(<div class="panels{}">)", alone ? " lone" : "");
   for (std::size_t i = 0; i < panels.size(); ++i) {
     Panel panel = panels[i];
-    panel.x.from = kLeft + static_cast<double>(i) * (width + kGap);
-    panel.x.to = panel.x.from + width;
-    panel.y.from = kRowHeight - kBottom;
-    panel.y.to = kTop;
-    svg += draw_panel(panel, id + std::to_string(i), i == 0);
+    place(panel, kPanelLeft, width - kPanelRight);
+    html += fmt::format(R"(<svg viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>)", num(width),
+                        num(kRowHeight + note_room(panels)),
+                        escape(description + ", by " + panel.x.label.substr(0, panel.x.label.find('\n'))),
+                        draw_panel(panel, id + std::to_string(i), true));
   }
-  const std::string middle = num(kTop + (kRowHeight - kBottom - kTop) / 2);
-  if (!panels.empty())
-    svg += text_at(14, kTop + (kRowHeight - kBottom - kTop) / 2, "middle", panels[0].y.label,
-                   fmt::format(R"x( class="label" transform="rotate(-90 14 {})")x", middle));
-  return svg + "</svg>";
+  return html + "</div>";
 }
 
-std::string stand_alone_plot(const std::vector<Panel>& panels,
-                             const std::vector<std::pair<std::string, std::string>>& legend,
+std::string swatch(const LineStyle& style) {
+  return fmt::format(
+      R"(<svg class="swatch" viewBox="0 0 28 8" aria-hidden="true"><path stroke="{}" stroke-width="3"{} d="M0 4h28"/></svg>)",
+      style.colour, style.dash.empty() ? "" : fmt::format(R"( stroke-dasharray="{}")", style.dash));
+}
+
+std::string legend_html(const std::vector<LegendEntry>& entries, const std::vector<std::string>& notes) {
+  std::string html = R"(<div class="legend">)";
+  for (const auto& [name, style] : entries) html += "<span>" + swatch(style) + escape(name) + "</span>";
+  for (const auto& note : notes) html += "<span>" + escape(note) + "</span>";
+  return html + "</div>";
+}
+
+std::string stand_alone_plot(const std::vector<Panel>& panels, const std::vector<LegendEntry>& legend,
                              const std::string& description, int label_room) {
   std::string entries;
   const int left = static_cast<int>(kLeft) + label_room, right = static_cast<int>(kRowWidth) + label_room;
   double x = left;
   int y = 18;
-  for (const auto& [name, colour] : legend) {
+  for (const auto& [name, style] : legend) {
     const double length = 31 + 7.2 * static_cast<double>(name.size());
     if (x > left && x + length > right) x = left, y += kLegendLine;
-    entries +=
-        fmt::format(R"(<path stroke="{}" stroke-width="3" d="M{} {}h24"/><text x="{}" y="{}">{}</text>)",
-                    colour, static_cast<int>(x), y, static_cast<int>(x + 31), y + 4, escape(name));
+    entries += fmt::format(
+        R"(<path stroke="{}" stroke-width="3"{} d="M{} {}h24"/><text x="{}" y="{}">{}</text>)", style.colour,
+        style.dash.empty() ? "" : fmt::format(R"( stroke-dasharray="{}")", style.dash), static_cast<int>(x),
+        y, static_cast<int>(x + 31), y + 4, escape(name));
     x += length + 24;
   }
-  const int top = kLegendHeight + y - 18, height = static_cast<int>(kRowHeight) + top;
+  const int top = kLegendHeight + y - 18, height = static_cast<int>(kRowHeight + note_room(panels)) + top;
   std::string svg = fmt::format(
-      "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0} {1}\" width=\"{0}\" height=\"{1}\">{2}"
-      "<rect width=\"{0}\" height=\"{1}\" fill=\"#fff\"/>\n{3}\n",
-      right, height, kStyle, entries);
-  std::string row = panel_row(panels, "panel", description);
-  const std::string open = "<svg ";
-  TOPKNOT_CHECK(row.starts_with(open), "a row of panels is an svg element");
-  row.insert(open.size(),
-             (label_room > 0 ? fmt::format(R"(x="{}" overflow="visible" )", label_room) : "") +
-                 fmt::format(R"(y="{}" width="{}" height="{}" )", top, num(kRowWidth), num(kRowHeight)));
-  return svg + row + "</svg>\n";
-}
-
-std::string line_colour(std::size_t i) {
-  static const std::array<const char*, 13> hues = {"#4a4a4a", "#0072b2", "#d55e00", "#009e73", "#cc79a7",
-                                                   "#e69f00", "#56b4e9", "#7a3e00", "#6a3d9a", "#8a8a00",
-                                                   "#c00040", "#00a0a0", "#a0a0a0"};
-  return hues[i % hues.size()];
+      "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0} {1}\" width=\"{0}\" height=\"{1}\" "
+      "role=\"img\" "
+      "aria-label=\"{2}\">{3}<rect class=\"paper\" width=\"{0}\" height=\"{1}\"/>\n{4}\n<g "
+      "transform=\"translate({5} "
+      "{6})\">",
+      right, height, escape(description), kStyle, entries, label_room, top);
+  const double count = static_cast<double>(panels.size());
+  const double width = (kRowWidth - kLeft - kRight - kGap * (count - 1)) / count;
+  for (std::size_t i = 0; i < panels.size(); ++i) {
+    Panel panel = panels[i];
+    const double from = kLeft + static_cast<double>(i) * (width + kGap);
+    place(panel, from, from + width);
+    svg += draw_panel(panel, "panel" + std::to_string(i), i == 0);
+  }
+  return svg + "</g></svg>\n";
 }
 
 std::string escape(const std::string& text) {

@@ -1,10 +1,13 @@
 #pragma once
-// Line charts as SVG text: scales with round ticks, panels that share a row. Sizes are in the drawing's own
-// units, about CSS pixels at full width.
+// Line charts as SVG text: scales with round ticks, panels side by side. Sizes are in the drawing's own units, about CSS
+// pixels at full width. Pointing at a panel shows the values there, by <title> alone. Text and grid take their colours from
+// the page's style (tools/common/page.h), light or dark.
 
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "tools/common/palette.h"
 
 namespace topknot {
 
@@ -17,23 +20,27 @@ struct Tick {
   std::string label;
 };
 
+enum class Unit { plain, percent, bytes };
+
 // Maps values to positions; `logarithmic` needs lo > 0.
 struct Scale {
   double lo = 0, hi = 1;
   bool logarithmic = false;
   double from = 0, to = 1;  // positions of lo and hi
   std::vector<Tick> ticks;
-  std::string label;
+  std::string label;        // of an x axis: a second line after '\n'
+  Unit unit = Unit::plain;  // of the values that pointing shows
   double operator()(double value) const;
 };
-
-enum class Unit { plain, percent, bytes };
 
 // Round ticks at 1, 2, 2.5 or 5 times a power of ten, about `count` of them, inside [lo, hi].
 std::vector<Tick> linear_ticks(double lo, double hi, int count, Unit unit);
 // Powers of ten (every n-th where there are many), with 2 and 5 between where there are few.
 std::vector<Tick> log_ticks(double lo, double hi, Unit unit);
 std::string tick_text(double value, double step, Unit unit);
+
+// The colour of text, on the page's background.
+inline constexpr const char* kInk = "currentColor";
 
 struct Line {
   std::vector<Point> points;
@@ -43,7 +50,7 @@ struct Line {
   std::string dash;           // stroke-dasharray, "" for a whole line
   bool dots = false;          // a dot at every point
   bool cross_at_end = false;  // where an incomplete run stopped
-  std::string title;          // shown when the pointer rests on it
+  std::string title;          // its name when pointed at; "": not shown
 };
 
 struct Band {
@@ -58,22 +65,27 @@ struct Panel {
   std::vector<std::pair<Point, std::string>> marks;  // ringed points, with colour
   double reference = 0;                              // a dotted horizontal line at this value
   std::string reference_label;                       // "": none
+  // Pointing shows each line's nearest value; false: the line's title alone, where y is no quantity.
+  bool values = true;
 };
 
-// One row of panels with one y axis (each panel's y scale must be the same), as a whole <svg>. `id` is unique
-// in the page.
-std::string panel_row(const std::vector<Panel>& panels, const std::string& id,
-                      const std::string& description);
+// The panels for a page, each an <svg>: side by side, or below each other where the page is narrow. `id` is unique in the
+// page.
+std::string panel_figure(const std::vector<Panel>& panels, const std::string& id,
+                         const std::string& description);
 
-// A plot as an SVG file that stands by itself: a legend (names and colours, in as many lines as they need) above
-// a row of panels as panel_row() wants them. `label_room` is added at the left, for labels of the y axis that
-// are longer than numbers.
-std::string stand_alone_plot(const std::vector<Panel>& panels,
-                             const std::vector<std::pair<std::string, std::string>>& legend,
+struct LegendEntry {
+  std::string name;
+  LineStyle style;
+};
+std::string swatch(const LineStyle& style);  // a piece of the line, as HTML
+std::string legend_html(const std::vector<LegendEntry>& entries, const std::vector<std::string>& notes = {});
+
+// A plot as an SVG file that stands by itself: a legend in as many lines as it needs, above a row of panels with one y axis
+// (each panel's y scale must be the same). `label_room` is added at the left, for labels of the y axis that are longer than
+// numbers.
+std::string stand_alone_plot(const std::vector<Panel>& panels, const std::vector<LegendEntry>& legend,
                              const std::string& description, int label_room = 0);
-
-// The i-th colour of a plot's lines; 0 is for the baseline.
-std::string line_colour(std::size_t i);
 
 // Text for HTML and SVG.
 std::string escape(const std::string& text);

@@ -4,9 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <filesystem>
-#include <fstream>
-#include <nlohmann/json.hpp>
 #include <set>
 
 #include "nn/core/base/check.h"
@@ -14,98 +11,6 @@
 
 namespace topknot {
 namespace {
-
-namespace fs = std::filesystem;
-
-std::map<std::string, std::string> read_environment(const std::string& path) {
-  std::map<std::string, std::string> result;
-  std::ifstream stream(path);
-  using Json = nlohmann::json;
-  // What is nested deeper than a run writes is left out: dump() calls itself.
-  const auto shallow = [](int depth, Json::parse_event_t, const Json&) { return depth < 8; };
-  const auto json = Json::parse(stream, shallow, false);
-  if (!json.is_object()) return result;
-  for (const auto& [name, value] : json.items())
-    result[name] = value.is_string() ? value.get<std::string>()
-                                     : value.dump(-1, ' ', false, Json::error_handler_t::replace);
-  return result;
-}
-
-// Seconds of one step at record i; a file may hold every n-th step only.
-double step_seconds(const std::vector<StepRecord>& steps, std::size_t i) {
-  const double time_before = i ? steps[i - 1].time_s : 0;
-  const auto step_before = i ? steps[i - 1].step : 0;
-  const auto count = std::max<std::int64_t>(1, steps[i].step - step_before);
-  return std::max(0.0, steps[i].time_s - time_before) / static_cast<double>(count);
-}
-
-StepTimes mean_times(const std::vector<StepRecord>& steps) {
-  StepTimes sum;
-  double count = 0;
-  for (std::size_t i = steps.size() > 2 * kWarmUpSteps ? kWarmUpSteps : 0; i < steps.size(); ++i) {
-    const StepRecord& s = steps[i];
-    const double parts =
-        s.data_s + s.forward_s + s.backward_s + s.encode_s + s.exposed_s + s.decode_s + s.update_s;
-    const double total = std::max(parts, step_seconds(steps, i));
-    if (!std::isfinite(total)) continue;
-    sum.data += s.data_s, sum.forward += s.forward_s, sum.backward += s.backward_s, sum.encode += s.encode_s;
-    sum.exposed += s.exposed_s, sum.decode += s.decode_s, sum.update += s.update_s;
-    sum.other += total - parts;
-    sum.total += total;
-    sum.hidden += std::max(0.0, s.communicate_s - s.exposed_s);
-    ++count;
-  }
-  if (count == 0) return sum;
-  for (double* part : {&sum.data, &sum.forward, &sum.backward, &sum.encode, &sum.exposed, &sum.decode,
-                       &sum.update, &sum.other, &sum.total, &sum.hidden})
-    *part /= count;
-  return sum;
-}
-
-double median_rate(const std::vector<StepRecord>& steps) {
-  std::vector<double> rates;
-  for (std::size_t i = steps.size() > kWarmUpSteps ? kWarmUpSteps : 0; i < steps.size(); ++i)
-    if (std::isfinite(steps[i].images_per_second)) rates.push_back(steps[i].images_per_second);
-  return rates.empty() ? kAbsent : quantile(rates, 0.5);
-}
-
-void derive(Run& run) {
-  const Metrics& m = run.metrics;
-  // Accuracy is 0 throughout where there are no classes.
-  const bool accuracy =
-      std::any_of(m.evals.begin(), m.evals.end(), [](const auto& e) { return e.test_accuracy > 0; });
-  for (const EvalRecord& eval : m.evals) {
-    const double value = accuracy ? eval.test_accuracy : eval.test_loss;
-    if (!std::isfinite(value)) continue;
-    run.last = value;
-    if (std::isnan(run.best) || (accuracy ? value > run.best : value < run.best)) run.best = value;
-  }
-  std::int64_t before = 0;
-  double received = 0;
-  for (const StepRecord& step : m.steps) {
-    const auto count = static_cast<double>(std::max<std::int64_t>(1, step.step - before));
-    before = step.step;
-    run.bytes_sent += count * step.bytes_sent;
-    run.bytes_dense += count * step.bytes_dense;
-    received += count * step.bytes_received;
-    run.sent_so_far.push_back(run.bytes_sent);
-  }
-  run.times = mean_times(m.steps);
-  run.images_per_second = median_rate(m.steps);
-  run.wall_seconds = m.steps.back().time_s;
-  if (m.end) {
-    if (accuracy) {
-      run.last = m.end->test_accuracy;
-      run.best = m.end->best_test_accuracy;
-    }
-    run.images_per_second = m.end->images_per_second;
-    run.wall_seconds = m.end->wall_seconds;
-    run.bytes_sent = m.end->bytes_sent;
-    run.bytes_dense = m.end->bytes_dense;
-    received = m.end->bytes_received;
-  }
-  if (received > 0 || run.config.number("dist.ranks") == 1) run.bytes_received = received;
-}
 
 bool starts(const std::string& key, const char* section) {
   return key.starts_with(section);
@@ -150,6 +55,8 @@ std::vector<Method> group_runs(const std::vector<Run>& runs, const std::vector<s
     if (method == methods.end()) {
       method = methods.emplace(methods.end());
       method->config = config;
+      method->compressor = runs[i].config.text("compress.name");
+      method->network = runs[i].network;
       method->dense = dense;
     }
     method->runs.push_back(i);
@@ -179,22 +86,38 @@ std::vector<DifferingKey> differing_keys(const std::vector<Run>& runs, const std
   return result;
 }
 
-// The compressor's name, and where several methods share it, the keys in which those differ.
-void name_methods(const std::vector<Run>& runs, std::vector<Method>& methods,
-                  const std::vector<DifferingKey>& differing) {
-  for (std::size_t i = 0; i < methods.size(); ++i) {
-    Method& method = methods[i];
-    method.name = runs[method.runs[0]].config.text("compress.name");
-    for (const auto& row : differing) {
-      const bool tells = [&] {
-        for (std::size_t j = 0; j < methods.size(); ++j)
-          if (methods[j].config.at("compress.name") == method.config.at("compress.name") &&
-              row.values[j] != row.values[i])
-            return true;
-        return false;
-      }();
-      if (tells) method.name += " " + row.key.substr(row.key.rfind('.') + 1) + "=" + row.values[i];
+// "A" to "Z", "AA", ...
+std::string letter_of(std::size_t i) {
+  return (i < 26 ? "" : letter_of(i / 26 - 1)) + static_cast<char>('A' + i % 26);
+}
+
+// The compressor's name, and where several methods share it, the keys in which those differ: in the name itself, or where
+// one of these lists is long, behind a letter. Methods with the same keys share a letter.
+void name_methods(Comparison& c) {
+  constexpr std::size_t kLongest = 32;  // bytes of keys that a legend or a table's first column can hold
+  std::vector<Letter> keys(c.methods.size());  // with short and with full names of keys
+  std::map<std::string, bool> lettered;        // by compressor
+  for (std::size_t i = 0; i < c.methods.size(); ++i) {
+    const std::string& compressor = c.methods[i].compressor;
+    for (const auto& row : c.differing) {
+      bool tells = false;
+      for (std::size_t j = 0; j < c.methods.size(); ++j)
+        tells = tells || (c.methods[j].compressor == compressor && row.values[j] != row.values[i]);
+      if (!tells) continue;
+      keys[i].letter += " " + row.key.substr(row.key.rfind('.') + 1) + "=" + row.values[i];
+      keys[i].keys += (keys[i].keys.empty() ? "" : " ") + row.key + "=" + row.values[i];
     }
+    lettered[compressor] = lettered[compressor] || keys[i].letter.size() > kLongest;
+  }
+  for (std::size_t i = 0; i < c.methods.size(); ++i) {
+    Method& method = c.methods[i];
+    method.name = method.compressor + keys[i].letter;
+    if (!lettered[method.compressor]) continue;
+    auto letter = std::find_if(c.letters.begin(), c.letters.end(),
+                               [&](const Letter& known) { return known.keys == keys[i].keys; });
+    if (letter == c.letters.end())
+      letter = c.letters.insert(letter, {letter_of(c.letters.size()), keys[i].keys});
+    method.name = method.compressor + " " + letter->letter;
   }
 }
 
@@ -246,17 +169,16 @@ void sum_up(const std::vector<Run>& runs, Method& method) {
 
 double seconds_to(const Run& run, double target) {
   for (const EvalRecord& eval : run.metrics.evals)
-    if (eval.test_accuracy >= target) return eval.time_s;
+    if (reaches(run.metric, value_of(run.metric, eval), target)) return eval.time_s;
   return kAbsent;
 }
 
 void choose_target(Comparison& c, std::optional<double> target) {
-  if (!c.has_accuracy) return;
   if (target) {
     c.target = *target;
     c.target_reason = "as asked for";
-    return;
   }
+  if (target || !c.metric.higher_is_better) return;
   double dense = kAbsent, lowest = kAbsent;
   for (const Method& m : c.methods) {
     if (std::isnan(m.best.mean)) continue;
@@ -265,10 +187,11 @@ void choose_target(Comparison& c, std::optional<double> target) {
   }
   if (!std::isnan(dense)) {
     c.target = 0.95 * dense;
-    c.target_reason = fmt::format("95 % of the best dense accuracy, {:.1f} %", 100 * dense);
+    c.target_reason = fmt::format("95 % of the best dense {}, {}", title_of(c.metric),
+                                  value_text(c.metric, stat_of({dense})));
   } else if (!std::isnan(lowest)) {
     c.target = lowest;
-    c.target_reason = "the lowest of the methods' best accuracies, as there is no dense run";
+    c.target_reason = "the lowest of the methods' best values, as there is no dense run";
   }
 }
 
@@ -293,6 +216,20 @@ void compare_with_baseline(std::vector<Method>& methods) {
   }
 }
 
+// Throws where a number of one run means nothing beside that of another.
+void check_one_task(const std::vector<Run>& runs) {
+  const auto described = [](const Run& run) {
+    return fmt::format("{} has {} by {}{}", run.path, run.task.empty() ? "an unnamed task" : run.task,
+                       run.metric.name, run.metric.unit.empty() ? "" : " (" + run.metric.unit + ")");
+  };
+  for (const Run& run : runs)
+    if (run.task != runs[0].task || !(run.metric == runs[0].metric))
+      throw UserError(fmt::format(
+          "these runs have different tasks, so their results cannot be compared: {}; {}. Compare the "
+          "runs of each task by themselves",
+          described(runs[0]), described(run)));
+}
+
 void warn(Comparison& c) {
   std::set<std::string> machines, places;
   for (const Run& run : c.runs) {
@@ -302,7 +239,7 @@ void warn(Comparison& c) {
     if (host != run.environment.end()) places.insert(host->second);
     if (!run.complete())
       c.warnings.push_back(fmt::format(
-          "{} is incomplete: it stopped after step {}{}. Its curve is shown dashed as far as it goes; "
+          "{} is incomplete: it stopped after step {}{}. Its curve is thin and ends where the run did; "
           "means leave it out where they can",
           run.path, run.metrics.steps.back().step, run.metrics.truncated ? ", in the middle of a line" : ""));
     else if (run.metrics.end->skipped_steps > 0)
@@ -313,8 +250,9 @@ void warn(Comparison& c) {
     c.warnings.push_back(
         "the runs come from different machines: times and speed-ups do not compare the methods alone");
   for (const auto& row : c.differing)
-    for (const char* key : {"model.name", "data.name", "data.batch_size", "data.train_size", "data.test_size",
-                            "data.noise", "dist.ranks", "dist.backend", "train.threads", "train.epochs"})
+    for (const char* key :
+         {"model.name", "data.name", "data.batch_size", "data.train_size", "data.test_size", "data.noise",
+          "dist.ranks", "dist.backend", "dist.link", "train.threads", "train.epochs"})
       if (row.key == key)
         c.warnings.push_back(row.key +
                              " differs between the methods, so more than the compression is compared");
@@ -325,50 +263,24 @@ void warn(Comparison& c) {
 
 }  // namespace
 
-std::vector<std::string> find_runs(const std::vector<std::string>& arguments) {
-  std::vector<std::string> runs;
-  for (std::string argument : arguments) {
-    while (argument.size() > 1 && argument.back() == '/') argument.pop_back();
-    std::error_code error;
-    if (!fs::is_directory(argument, error))
-      throw UserError(argument + ": no such run directory; 'train' writes them, to output.dir or runs/");
-    if (fs::exists(fs::path(argument) / "metrics.jsonl", error)) {
-      runs.push_back(argument);
-      continue;
-    }
-    std::vector<std::string> inside;
-    for (const auto& entry : fs::directory_iterator(argument, error))
-      if (fs::exists(entry.path() / "metrics.jsonl", error)) inside.push_back(entry.path().string());
-    if (error || inside.empty())
-      throw UserError(argument +
-                      ": no metrics.jsonl in it, so this is no run directory (nor a folder of runs)");
-    std::sort(inside.begin(), inside.end());
-    runs.insert(runs.end(), inside.begin(), inside.end());
-  }
-  std::vector<std::string> unique;
-  for (const auto& run : runs)
-    if (std::find(unique.begin(), unique.end(), run) == unique.end()) unique.push_back(run);
-  return unique;
+double value_of(const Metric& metric, const EvalRecord& eval) {
+  return metric.name == "accuracy" ? eval.test_accuracy : eval.test_loss;
 }
 
-Run read_run(const std::string& folder) {
-  Run run;
-  run.path = folder;
-  std::error_code error;
-  if (!fs::is_directory(folder, error)) throw UserError(folder + ": no such run directory");
-  if (!fs::exists(folder + "/metrics.jsonl", error))
-    throw UserError(folder + ": no metrics.jsonl in it, so this is no run directory");
-  if (!fs::exists(folder + "/config.yaml", error))
-    throw UserError(folder + ": no config.yaml in it; the configuration is needed to compare the run");
-  run.config = RunConfig(folder + "/config.yaml");
-  if (run.config.text("compress.name").empty())
-    throw UserError(folder + "/config.yaml: no compress.name in it, so it is not the configuration of a run");
-  run.metrics = read_metrics(folder + "/metrics.jsonl");
-  if (run.metrics.steps.empty())
-    throw UserError(folder + ": the run has not finished a step yet; there is nothing to compare");
-  run.environment = read_environment(folder + "/environment.json");
-  derive(run);
-  return run;
+bool reaches(const Metric& metric, double value, double target) {
+  return metric.higher_is_better ? value >= target : value <= target;
+}
+
+std::string emulated_link(const std::string& network) {
+  const auto at = network.find("emulated link");
+  return at == std::string::npos ? "" : network.substr(at);
+}
+
+std::string emulated_link(const std::vector<Method>& methods) {
+  std::set<std::string> links;
+  for (const Method& method : methods) links.insert(emulated_link(method.network));
+  if (links.size() == 1) return *links.begin();
+  return links.count("") ? "partly emulated links" : "emulated links";
 }
 
 Stat stat_of(const std::vector<double>& values) {
@@ -389,13 +301,19 @@ Comparison compare_runs(std::vector<Run> runs, std::optional<double> target) {
   TOPKNOT_CHECK(!runs.empty(), "no runs to compare");
   Comparison c;
   c.runs = std::move(runs);
-  for (const Run& run : c.runs)
-    for (const EvalRecord& eval : run.metrics.evals)
-      c.has_accuracy = c.has_accuracy || eval.test_accuracy > 0;
+  check_one_task(c.runs);
+  c.task = c.runs[0].task;
+  c.metric = c.runs[0].metric;
   const std::vector<std::string> keys = keys_of(c.runs);
   c.methods = group_runs(c.runs, keys);
   c.differing = differing_keys(c.runs, c.methods, keys);
-  name_methods(c.runs, c.methods, c.differing);
+  name_methods(c);
+  std::vector<PlannedMethod> lines;
+  for (const Method& method : c.methods) {
+    const auto plan = method.config.find("exchange.merge");
+    lines.push_back({method.compressor, plan == method.config.end() ? "" : plan->second});
+  }
+  c.styles = line_styles(lines);
   choose_baselines(c.methods, c.differing);
   for (Method& method : c.methods) sum_up(c.runs, method);
   choose_target(c, target);

@@ -3,8 +3,8 @@
 // output folder alone form one method; its numbers are means over its complete runs, with the sample
 // deviation.
 //
-// Accuracy is 0 to 1, times are seconds of training (evaluation and start-up left out). Data sets without
-// classes have no accuracy: there the test loss takes its place and there is no time to accuracy.
+// All runs of a comparison have one task and one metric (train/metrics/metrics.h), whose best value, last value and time
+// to a target are compared. Times are seconds of training (evaluation and start-up left out).
 
 #include <cstddef>
 #include <limits>
@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "tools/common/palette.h"
 #include "tools/common/table.h"
 #include "train/metrics/metrics.h"
 #include "train/metrics/run_config.h"
@@ -33,10 +34,13 @@ struct Run {
   RunConfig config;
   Metrics metrics;
   std::map<std::string, std::string> environment;  // host, cpu, ...; empty where the file is missing
+  std::string task;     // as StartRecord has it; of files of earlier versions, by the data set
+  Metric metric;        // the same
+  std::string network;  // how the ranks talked: "gloo", "threads, emulated link 100mbit, 50us"
   bool complete() const { return metrics.end.has_value(); }
 
   // Derived once by read_run; kAbsent where unknown.
-  double best = kAbsent, last = kAbsent;  // accuracy, or loss where there is none
+  double best = kAbsent, last = kAbsent;  // of the metric
   double images_per_second = kAbsent;
   double wall_seconds = kAbsent;
   double bytes_sent = 0, bytes_dense = 0;  // totals so far
@@ -54,7 +58,10 @@ Stat stat_of(const std::vector<double>& values);  // absent values are left out
 
 // Runs of one configuration.
 struct Method {
-  std::string name;  // unique: "topk", or with the keys in which it differs, "topk density=0.01"
+  // Unique: "topk", or with the keys in which it differs, "topk density=0.01", or where those are many, "topk A".
+  std::string name;
+  std::string compressor;                     // compress.name
+  std::string network;                        // of its runs
   std::map<std::string, std::string> config;  // every key of any run, without the seed and the output
   std::vector<std::size_t> runs;              // all of them
   std::vector<std::size_t> counted;           // the complete ones; all of them where none is
@@ -75,25 +82,45 @@ struct DifferingKey {
   std::vector<std::string> values;  // by method
 };
 
+// What a letter in the methods' names stands for.
+struct Letter {
+  std::string letter, keys;  // "A", "compress.density=0.01 exchange.merge=all"
+};
+
 struct Comparison {
   std::vector<Run> runs;
-  std::vector<Method> methods;  // dense ones first, then as given
-  bool has_accuracy = false;
-  double target = kAbsent;  // accuracy
+  std::vector<Method> methods;    // dense ones first, then as given
+  std::vector<LineStyle> styles;  // by method
+  std::vector<Letter> letters;
+  std::string task;
+  Metric metric;
+  double target = kAbsent;  // value of the metric
   std::string target_reason;
   std::vector<DifferingKey> differing;
   std::vector<std::string> warnings;  // differences that make the comparison unfair
 };
 
-// Throws UserError: no such folder, no metrics.jsonl or config.yaml in it, a damaged line, no step in it yet.
+// Throws UserError: no such folder, no metrics.jsonl or config.yaml in it, a damaged line, no step in it yet, a metric
+// that this version does not know.
 Run read_run(const std::string& folder);
 
 // Folders of runs, or folders that hold such folders; throws UserError where there is none.
 std::vector<std::string> find_runs(const std::vector<std::string>& arguments);
 
-// `target`: accuracy to measure the time to; by default 95 % of the best dense accuracy, or where no dense
-// run is there, the lowest of the methods' best.
+// `target`: value of the metric to measure the time to; by default 95 % of the best dense value, or where no dense run is
+// there, the lowest of the methods' best; none where a lower value is better. Throws UserError where tasks or metrics
+// differ: their numbers have no common scale.
 Comparison compare_runs(std::vector<Run> runs, std::optional<double> target);
+
+double value_of(const Metric& metric, const EvalRecord& eval);
+bool reaches(const Metric& metric, double value, double target);  // as good as the target or better
+std::string title_of(const Metric& metric);                       // "accuracy", "test loss"
+std::string value_text(const Metric& metric, const Stat& stat);   // "87.4 ± 1.2 %", "0.05"; "-" where absent
+
+// The link's description where the run's times come from an emulated link ("emulated link 100mbit, 50us"); else "".
+std::string emulated_link(const std::string& network);
+// The same of several methods, in few words.
+std::string emulated_link(const std::vector<Method>& methods);
 
 Table result_table(const Comparison& comparison);
 Table time_table(const Comparison& comparison);        // milliseconds per step, by part
@@ -102,14 +129,13 @@ Table run_table(const Comparison& comparison);         // every run by itself
 
 std::string comparison_text(const Comparison& comparison);  // what `compare` prints
 
-// One row per method with plain numbers, for other programs: seconds, bytes per step, accuracies from 0 to 1; each
-// mean is followed by its sample deviation. Empty where absent. The first row has the names.
+// Everything that the page shows, for other programs; docs/compare.md has the columns. One row per method with plain
+// numbers: seconds, bytes per step, shares from 0 to 1; each mean is followed by its sample deviation. Empty (JSON: null)
+// where absent.
 std::string comparison_csv(const Comparison& comparison);
+std::string comparison_json(const Comparison& comparison);
 
 // The whole page, self-contained: no network, no script.
 std::string report_html(const Comparison& comparison);
-
-// "0.874 ± 0.012" as "87.4 ± 1.2 %"; "-" where absent.
-std::string percent_text(const Stat& stat);
 
 }  // namespace topknot

@@ -1,4 +1,4 @@
-// compare RUN... [--out report.html] [--csv FILE] [--target ACCURACY]
+// compare RUN... [--out FILE]... [--target VALUE]
 
 #include <charconv>
 #include <iostream>
@@ -14,48 +14,69 @@ namespace {
 
 constexpr const char* kText =
     "compare: puts runs of `train` side by side.\n\n"
-    "  compare RUN... [--out report.html] [--csv FILE] [--target ACCURACY]\n\n"
+    "  compare RUN... [--out FILE]... [--target VALUE]\n\n"
     "RUN is a run directory, or a folder of run directories. A table is printed, and a self-contained page "
     "written.\n"
-    "Runs that differ in seed alone are one method: mean and spread. Speed-ups are over the dense run.\n\n"
-    "  --out FILE      where the page goes (default: report.html)\n"
-    "  --csv FILE      the numbers as CSV, one row per method\n"
-    "  --target ACC    accuracy to measure the time to, 0.7 or 70% (default: 95 % of the best dense "
-    "accuracy)\n\n"
+    "Runs that differ in seed alone are one method: mean and spread. Speed-ups are over the dense run. Runs "
+    "of\n"
+    "different tasks are refused.\n\n"
+    "  --out FILE      what to write, by its ending: .html the page (default: report.html), .csv one row "
+    "per\n"
+    "                  method, .json everything; may be given several times\n"
+    "  --target VALUE  what to measure the time to: an accuracy, 0.7 or 70%, or a loss (default: 95 % of "
+    "the\n"
+    "                  best dense accuracy)\n\n"
     "Examples:\n"
     "  compare runs/*\n"
-    "  compare runs/dense runs/topk --target 70% --out topk.html\n";
+    "  compare runs/dense runs/topk --target 70% --out topk.html --out topk.csv\n";
 
-double parse_accuracy(std::string text) {
-  const bool percent = !text.empty() && text.back() == '%';
+struct Format {
+  const char* ending;
+  std::string (*text)(const Comparison&);
+};
+constexpr Format kFormats[] = {{".html", report_html}, {".csv", comparison_csv}, {".json", comparison_json}};
+
+const Format& format_of(const std::string& file) {
+  std::string known;
+  for (const Format& format : kFormats) {
+    if (file.ends_with(format.ending)) return format;
+    known += std::string(known.empty() ? "" : ", ") + format.ending;
+  }
+  throw UserError("--out: the ending of '" + file + "' says what to write; there are " + known);
+}
+
+double parse_target(std::string text, const Metric& metric) {
+  const bool share = metric.unit == "share", percent = share && text.ends_with('%');
   const std::string given = text;
   if (percent) text.pop_back();
   double value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (percent || value > 1) value /= 100;
-  if (error != std::errc{} || end != text.data() + text.size() || !(value > 0) || value > 1)
-    throw UserError("--target: '" + given + "' is no accuracy; write 0.7 or 70%");
+  if (percent || (share && value > 1)) value /= 100;
+  if (error != std::errc{} || end != text.data() + text.size() || !(value > 0) || (share && value > 1))
+    throw UserError("--target: '" + given + "' is no " + metric.name + "; write " +
+                    (share ? "0.7 or 70%" : "a number above 0"));
   return value;
 }
 
 int run(int argc, char** argv) {
-  std::vector<std::string> arguments;
-  std::string out = "report.html", csv, target;
+  std::vector<std::string> arguments, out;
+  std::string target;
   CLI::App app("compare");
-  app.add_option("--out", out);
-  app.add_option("--csv", csv);
+  app.add_option("--out", out)->allow_extra_args(false);
   app.add_option("--target", target);
   app.add_option("runs", arguments);
   if (!parse_options(app, kText, argc, argv)) return 0;
   if (arguments.empty()) misuse("compare", "no run given");
-  std::optional<double> wanted;
-  if (!target.empty()) wanted = parse_accuracy(target);
+  if (out.empty()) out = {"report.html"};
+  for (const std::string& file : out) format_of(file);  // before any work
   std::vector<Run> runs;
   for (const auto& folder : find_runs(arguments)) runs.push_back(read_run(folder));
+  std::optional<double> wanted;
+  if (!target.empty()) wanted = parse_target(target, runs.front().metric);
   const Comparison comparison = compare_runs(std::move(runs), wanted);
-  write_file(out, report_html(comparison));
-  if (!csv.empty()) write_file(csv, comparison_csv(comparison));
-  std::cout << comparison_text(comparison) << "\nReport: " << out << "\n";
+  for (const std::string& file : out) write_file(file, format_of(file).text(comparison));
+  std::cout << comparison_text(comparison) << "\n";
+  for (const std::string& file : out) std::cout << "Report: " << file << "\n";
   std::cout.flush();
   return 0;
 }

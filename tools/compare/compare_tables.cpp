@@ -37,10 +37,6 @@ std::string times(double factor) {
   return std::isfinite(factor) ? fmt::format("{:.2f}×", factor) : kNone;
 }
 
-std::string quality_text(const Comparison& c, const Stat& stat) {
-  return c.has_accuracy ? percent_text(stat) : with_deviation(stat, "{:.4g}", 1, "");
-}
-
 std::string reached_text(const Comparison& c, const Method& m) {
   if (std::isnan(c.target)) return kNone;
   const auto all = static_cast<int>(m.counted.size());
@@ -59,23 +55,29 @@ std::string runs_text(const Method& m) {
 
 }  // namespace
 
-std::string percent_text(const Stat& stat) {
-  return with_deviation(stat, "{:.1f}", 100, " %");
+std::string title_of(const Metric& metric) {
+  return metric.name == "loss" ? "test loss" : metric.name;
+}
+
+std::string value_text(const Metric& metric, const Stat& stat) {
+  return metric.unit == "share" ? with_deviation(stat, "{:.1f}", 100, " %")
+                                : with_deviation(stat, "{:.4g}", 1, "");
 }
 
 Table result_table(const Comparison& c) {
-  const std::string quality = c.has_accuracy ? "accuracy" : "test loss";
+  const std::string quality = title_of(c.metric);
   Table table;
   table.header = {"method", "runs", "best " + quality, "final " + quality};
   if (!std::isnan(c.target)) {
-    table.header.push_back(fmt::format("time to {:.1f} %", 100 * c.target));
+    table.header.push_back("time to " + value_text(c.metric, stat_of({c.target})));
     table.header.push_back("speed-up to it");
   }
   for (const char* name :
-       {"training time", "images/s", "speed-up", "sent per step", "received", "compression"})
+       {"training time", "images/s", "speed-up", "sent per step", "received", "compression", "network"})
     table.header.push_back(name);
   for (const Method& m : c.methods) {
-    std::vector<std::string> row = {m.name, runs_text(m), quality_text(c, m.best), quality_text(c, m.last)};
+    std::vector<std::string> row = {m.name, runs_text(m), value_text(c.metric, m.best),
+                                    value_text(c.metric, m.last)};
     if (!std::isnan(c.target)) {
       row.push_back(reached_text(c, m));
       row.push_back(times(m.target_speed_up));
@@ -88,6 +90,7 @@ Table result_table(const Comparison& c) {
     row.push_back(std::isfinite(m.dense_ratio)
                       ? number_text(m.dense_ratio < 10 ? "{:.2f}×" : "{:.0f}×", m.dense_ratio)
                       : kNone);
+    row.push_back(m.network.empty() ? kNone : m.network);
     table.rows.push_back(std::move(row));
   }
   return table;
@@ -120,7 +123,7 @@ Table difference_table(const Comparison& c) {
 }
 
 Table run_table(const Comparison& c) {
-  const std::string quality = c.has_accuracy ? "accuracy" : "test loss";
+  const std::string quality = title_of(c.metric);
   Table table;
   table.header = {"run",
                   "method",
@@ -141,9 +144,9 @@ Table run_table(const Comparison& c) {
       const auto& end = r.metrics.end;
       table.rows.push_back(
           {r.path, m.name, r.config.text("seed"), r.complete() ? "complete" : "incomplete",
-           std::to_string(end ? end->steps : r.metrics.steps.back().step), quality_text(c, stat_of({r.best})),
-           quality_text(c, stat_of({r.last})), seconds_text(stat_of({r.wall_seconds})),
-           end ? seconds_text(stat_of({end->eval_seconds})) : kNone,
+           std::to_string(end ? end->steps : r.metrics.steps.back().step),
+           value_text(c.metric, stat_of({r.best})), value_text(c.metric, stat_of({r.last})),
+           seconds_text(stat_of({r.wall_seconds})), end ? seconds_text(stat_of({end->eval_seconds})) : kNone,
            end ? seconds_text(stat_of({end->startup_seconds})) : kNone,
            number_text(rate_pattern(r.images_per_second), r.images_per_second),
            end ? fmt::format("{:.1f} / {:.1f} ms", 1000 * end->step_p50_s, 1000 * end->step_p95_s) : kNone,
@@ -152,41 +155,16 @@ Table run_table(const Comparison& c) {
   return table;
 }
 
-std::string comparison_csv(const Comparison& c) {
-  const std::string quality = c.has_accuracy ? "accuracy" : "loss";
-  const std::pair<std::string, Stat Method::*> columns[] = {{"best_" + quality, &Method::best},
-                                                            {"final_" + quality, &Method::last},
-                                                            {"wall_seconds", &Method::wall_seconds},
-                                                            {"images_per_second", &Method::images_per_second},
-                                                            {"seconds_to_target", &Method::seconds_to_target},
-                                                            {"bytes_sent", &Method::bytes_per_step},
-                                                            {"bytes_received", &Method::received_per_step}};
-  std::string text = "method,runs,complete";
-  for (const auto& [name, stat] : columns) text += "," + name + "," + name + "_deviation";
-  text += ",bytes_ratio\n";
-  const auto cell = [](double value) {
-    return std::isfinite(value) ? fmt::format("{:.9g}", value) : std::string();
-  };
-  for (const Method& m : c.methods) {
-    std::string name;
-    for (const char sign : m.name) name += sign == '"' ? "\"\"" : std::string(1, sign);
-    text += fmt::format("\"{}\",{},{}", name, m.runs.size(), m.complete ? m.counted.size() : 0);
-    for (const auto& [column, stat] : columns) {
-      const Stat& s = m.*stat;
-      text += "," + cell(s.mean) + "," + (s.count > 1 ? cell(s.deviation) : "");
-    }
-    text += "," + cell(m.dense_ratio) + "\n";
-  }
-  return text;
-}
-
 std::string comparison_text(const Comparison& c) {
-  std::string text = table_text(result_table(c));
+  std::string text = c.task.empty() ? "" : c.task + "\n\n";
+  text += table_text(result_table(c));
+  for (const Letter& letter : c.letters) text += fmt::format("\n{}: {}", letter.letter, letter.keys);
+  if (!c.letters.empty()) text += "\n";
   if (!std::isnan(c.target))
     text += fmt::format(
-        "\nTarget accuracy {:.1f} %: {}.\nTimes are of training alone; evaluation and start-up are left out. "
+        "\nTarget {} {}: {}.\nTimes are of training alone; evaluation and start-up are left out. "
         "Speed-ups are over the dense run.\n",
-        100 * c.target, c.target_reason);
+        title_of(c.metric), value_text(c.metric, stat_of({c.target})), c.target_reason);
   text += "\n" + table_text(time_table(c));
   if (!c.differing.empty()) text += "\nKeys that differ:\n" + table_text(difference_table(c));
   for (const auto& warning : c.warnings) text += "\nNote: " + warning + ".";

@@ -13,32 +13,27 @@ namespace {
 struct Part {
   const char* name;
   double StepTimes::*seconds;
-  const char* colour;
-  bool dark;  // white text on it
 };
 
-// Tol's bright set and neighbours: told apart by colour-blind readers, and neighbours differ in lightness for
-// grey print.
 const Part kParts[] = {
-    {"data", &StepTimes::data, "#bbbbbb", false},
-    {"forward", &StepTimes::forward, "#4477aa", true},
-    {"backward", &StepTimes::backward, "#9ad2ee", false},
-    {"encode", &StepTimes::encode, "#228833", true},
-    {"exposed communication", &StepTimes::exposed, "#ee6677", false},
-    {"decode", &StepTimes::decode, "#aa3377", true},
-    {"update", &StepTimes::update, "#ddcc55", false},
-    {"other", &StepTimes::other, "#e4e4e4", false},
+    {"data", &StepTimes::data},
+    {"forward", &StepTimes::forward},
+    {"backward", &StepTimes::backward},
+    {"encode", &StepTimes::encode},
+    {"exposed communication", &StepTimes::exposed},
+    {"decode", &StepTimes::decode},
+    {"update", &StepTimes::update},
+    {"other", &StepTimes::other},
 };
-
-constexpr double kWidth = 1140, kLabel = 200, kRight = 90, kRow = 56, kBar = 26, kHidden = 9;
-
-std::string rect(double x, double y, double width, double height, const std::string& fill) {
-  return fmt::format(R"(<rect x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}" fill="{}" )", x, y, width,
-                     height, fill);
-}
 
 std::string milliseconds(double seconds) {
   return seconds < 0.00995 ? fmt::format("{:.2f}", 1000 * seconds) : fmt::format("{:.1f}", 1000 * seconds);
+}
+
+std::string hatched() {
+  const std::string colour = part_colour("exposed communication");
+  return fmt::format("background:repeating-linear-gradient(45deg,#fff 0 2px,{0} 2px 4px);border-color:{0}",
+                     colour);
 }
 
 }  // namespace
@@ -47,68 +42,34 @@ std::string time_bars(const Comparison& c) {
   double longest = 0;
   for (const Method& m : c.methods) longest = std::max({longest, m.times.total, m.times.hidden});
   if (!(longest > 0)) return "";
-  Scale x;
-  x.hi = longest;
-  x.from = kLabel;
-  x.to = kWidth - kRight;
-  const double bottom = kRow * static_cast<double>(c.methods.size()) + 6;
-  std::string svg =
-      fmt::format(
-          R"(<svg viewBox="0 0 {:.0f} {:.0f}" role="img" aria-label="Parts of a step's time, by method">)",
-          kWidth, bottom + 48) +
-      R"(<defs><pattern id="hidden" width="6" height="6" patternUnits="userSpaceOnUse" )"
-      R"x(patternTransform="rotate(45)"><rect width="6" height="6" fill="#fff"/>)x"
-      R"(<rect width="2.2" height="6" fill="#ee6677"/></pattern></defs>)";
-  for (const Tick& tick : linear_ticks(0, 1000 * longest, 8, Unit::plain))
-    svg += fmt::format(R"(<line class="grid" x1="{0:.1f}" x2="{0:.1f}" y1="0" y2="{1:.1f}"/>)"
-                       R"(<text text-anchor="middle" x="{0:.1f}" y="{2:.1f}">{3}</text>)",
-                       x(tick.value / 1000), bottom, bottom + 17, tick.label);
-  svg += fmt::format(
-      R"(<text class="label" text-anchor="middle" x="{:.1f}" y="{:.1f}">milliseconds per step</text>)",
-      (x.from + x.to) / 2, bottom + 38);
-  for (std::size_t i = 0; i < c.methods.size(); ++i) {
-    const Method& m = c.methods[i];
-    const double y = kRow * static_cast<double>(i) + 8;
-    // Long names (several keys) are cut; the table below has them whole.
-    const std::string name = m.name.size() > 27 ? m.name.substr(0, 26) + "…" : m.name;
-    svg += fmt::format(R"(<text class="name" text-anchor="end" x="{:.1f}" y="{:.1f}" fill="{}">{}</text>)",
-                       kLabel - 12, y + kBar / 2 + 4.5, method_colour(c, i), escape(name));
-    double start = 0;
+  const auto width = [&](double seconds) { return fmt::format("width:{:.2f}%", 100 * seconds / longest); };
+  std::string html = "<div class=\"bars\">";
+  for (const Method& m : c.methods) {
+    html += "<b>" + escape(m.name) + "</b><div class=\"bar\">";
     for (const Part& part : kParts) {
       const double seconds = m.times.*part.seconds;
       if (!(seconds > 0)) continue;
-      const double from = x(start), width = x(start + seconds) - from;
-      start += seconds;
-      svg += rect(from, y, width, kBar, part.colour) +
-             fmt::format(R"(stroke="#fff" stroke-width="{}"><title>{}: {} {} ms</title></rect>)",
-                         width > 3 ? "0.8" : "0", escape(m.name), part.name, milliseconds(seconds));
-      if (width > 34)
-        svg += fmt::format(R"(<text text-anchor="middle" x="{:.1f}" y="{:.1f}" fill="{}">{}</text>)",
-                           from + width / 2, y + kBar / 2 + 4, part.dark ? "#fff" : "#222",
-                           milliseconds(seconds));
+      const std::string colour = part_colour(part.name);
+      html += fmt::format(R"(<i style="{};background:{};color:{}" title="{}: {} {} ms">{}</i>)",
+                          width(seconds), colour, luminance(colour) > 0.18 ? "#111" : "#fff", escape(m.name),
+                          part.name, milliseconds(seconds), milliseconds(seconds));
     }
-    svg += fmt::format(R"(<text class="label" x="{:.1f}" y="{:.1f}">{} ms</text>)", x(start) + 8,
-                       y + kBar / 2 + 4, milliseconds(m.times.total));
+    html += fmt::format("<span>{} ms</span></div>", milliseconds(m.times.total));
     if (m.times.hidden > 0.002 * longest)
-      svg +=
-          rect(x(0), y + kBar + 2, x(m.times.hidden) - x(0), kHidden, "url(#hidden)") +
-          fmt::format(
-              R"(stroke="#ee6677" stroke-width="0.8"><title>{0}: hidden communication {1} ms</title></rect>)"
-              R"(<text class="note" x="{2:.1f}" y="{3:.1f}">{1} hidden</text>)",
-              escape(m.name), milliseconds(m.times.hidden), x(m.times.hidden) + 6, y + kBar + kHidden + 2.5);
+      html += fmt::format(
+          R"(<div class="bar hidden"><i style="{};{}" title="{}: hidden communication {} ms"></i><span>{} hidden</span></div>)",
+          width(m.times.hidden), hatched(), escape(m.name), milliseconds(m.times.hidden),
+          milliseconds(m.times.hidden));
   }
-  return svg + "</svg>";
+  return html + "</div>";
 }
 
 std::string time_bars_legend() {
   std::string html;
   for (const Part& part : kParts)
-    html +=
-        fmt::format(R"(<span><i class="box" style="background:{}"></i>{}</span>)", part.colour, part.name);
-  return html +
-         "<span><i class=\"box\" style=\"background:repeating-linear-gradient(45deg,#fff 0 2px,#ee6677 2px "
-         "4px)\"></i>"
-         "hidden communication, beside the computation</span>";
+    html += fmt::format(R"(<span><i style="background:{}"></i>{}</span>)", part_colour(part.name), part.name);
+  return html + "<span><i style=\"" + hatched() +
+         "\"></i>hidden communication, beside the computation</span>";
 }
 
 }  // namespace topknot

@@ -14,9 +14,10 @@ namespace topknot {
 namespace {
 
 constexpr std::size_t kMeanPoints = 260, kRawPoints = 420;
-constexpr const char* kDash = "5 4";
+constexpr double kThin = 1.1;  // the line of an incomplete run
 
 enum Axis { kStep, kEpoch, kTime, kAxes };
+constexpr Axis kOrder[] = {kTime, kEpoch, kStep};  // of the panels: what a user waits for comes first
 
 // One quantity of a run or of a method's mean, with all three axes.
 struct Curve {
@@ -89,13 +90,10 @@ Curve bytes_of(const Run& run) {
   return curve;
 }
 
-CurveOf quality_of(bool accuracy) {
-  return [accuracy](const Run& run) {
-    Curve curve;
-    for (const auto& e : run.metrics.evals)
-      curve.add(e.step, e.epoch, e.time_s, accuracy ? e.test_accuracy : e.test_loss);
-    return curve;
-  };
+Curve quality_of(const Run& run) {
+  Curve curve;
+  for (const auto& e : run.metrics.evals) curve.add(e.step, e.epoch, e.time_s, value_of(run.metric, e));
+  return curve;
 }
 
 struct Drawn {
@@ -149,7 +147,7 @@ Range value_range(const std::vector<Drawn>& drawn) {
   return range;
 }
 
-Scale x_scale(const std::vector<Drawn>& drawn, Axis axis, double& unit) {
+Scale x_scale(const Comparison& c, const std::vector<Drawn>& drawn, Axis axis, double& unit) {
   Range range;
   for (const auto& d : drawn) range.include(d.mean.at.back()[axis]);
   Scale scale;
@@ -158,6 +156,7 @@ Scale x_scale(const std::vector<Drawn>& drawn, Axis axis, double& unit) {
   if (axis == kTime) {
     unit = range.hi < 240 ? 1 : range.hi < 4 * 3600 ? 60 : 3600;
     scale.label = std::string("training time (") + (unit == 1 ? "s" : unit == 60 ? "min" : "h") + ")";
+    if (const std::string link = emulated_link(c.methods); !link.empty()) scale.label += "\n" + link;
   }
   scale.lo = 0;
   scale.hi = std::max(range.hi / unit, 1e-9);
@@ -168,6 +167,7 @@ Scale x_scale(const std::vector<Drawn>& drawn, Axis axis, double& unit) {
 Scale linear_scale(Range range, double from_zero_below, Unit unit, const std::string& label) {
   Scale scale;
   scale.label = label;
+  scale.unit = unit;
   const double pad = 0.04 * std::max(range.hi - range.lo, 1e-3 * std::fabs(range.hi));
   scale.hi = range.hi + pad;
   scale.lo = range.lo >= 0 && range.lo < from_zero_below * range.hi ? 0 : range.lo - pad;
@@ -179,6 +179,7 @@ Scale linear_scale(Range range, double from_zero_below, Unit unit, const std::st
 Scale log_scale(Range range, Unit unit, const std::string& label) {
   Scale scale;
   scale.label = label;
+  scale.unit = unit;
   scale.logarithmic = true;
   scale.lo = range.lo / 1.15;
   scale.hi = range.hi * 1.15;
@@ -200,31 +201,31 @@ struct Style {
 std::vector<Panel> panels_of(const Comparison& c, const std::vector<Drawn>& drawn, const Scale& y,
                              const Style& style) {
   std::vector<Panel> panels;
-  for (const Axis axis : {kStep, kEpoch, kTime}) {
+  for (const Axis axis : kOrder) {
     Panel panel;
     double unit = 1;
-    panel.x = x_scale(drawn, axis, unit);
+    panel.x = x_scale(c, drawn, axis, unit);
     panel.y = y;
     for (const auto& d : style.raw)
       panel.lines.push_back({.points = scaled(thin_out(d.mean.points(axis), kRawPoints), unit),
-                             .colour = method_colour(c, d.method),
+                             .colour = c.styles[d.method].colour,
                              .width = 0.8,
                              .opacity = 0.3,
                              .dash = "",
                              .title = ""});
     for (const auto& d : drawn) {
-      const std::string colour = method_colour(c, d.method);
+      const LineStyle& style_of_method = c.styles[d.method];
       const auto thin = [&](double deviations) {
         return scaled(thin_out(d.mean.points(axis, deviations), kMeanPoints), unit);
       };
       const bool spread =
           std::any_of(d.mean.deviation.begin(), d.mean.deviation.end(), [](double v) { return v > 0; });
-      if (style.bands && spread) panel.bands.push_back({thin(1), thin(-1), colour});
+      if (style.bands && spread) panel.bands.push_back({thin(1), thin(-1), style_of_method.colour});
       panel.lines.push_back({.points = thin(0),
-                             .colour = colour,
-                             .width = d.incomplete ? 1.5 : 2,
+                             .colour = style_of_method.colour,
+                             .width = d.incomplete ? kThin : 2,
                              .opacity = 1,
-                             .dash = d.incomplete ? kDash : "",
+                             .dash = style_of_method.dash,
                              .dots = style.dots,
                              .cross_at_end = d.incomplete,
                              .title = d.title});
@@ -236,24 +237,6 @@ std::vector<Panel> panels_of(const Comparison& c, const std::vector<Drawn>& draw
 
 }  // namespace
 
-std::string method_colour(const Comparison& c, std::size_t method) {
-  // Okabe and Ito's set, with a grey in place of black for the baseline and no yellow, too pale on white.
-  static const std::array<const char*, 8> hues = {"#0072b2", "#d55e00", "#009e73", "#cc79a7",
-                                                  "#e69f00", "#56b4e9", "#882255", "#6b7a00"};
-  if (method == 0 && c.methods[0].dense) return "#4a4a4a";
-  const std::size_t place = method - (c.methods[0].dense ? 1 : 0), round = place / hues.size();
-  const std::string hue = hues[place % hues.size()];
-  if (round == 0) return hue;
-  // More methods than hues: darker ones, then lighter ones, and round again.
-  std::string colour = "#";
-  for (const std::size_t at : {1u, 3u, 5u}) {
-    const int value = std::stoi(hue.substr(at, 2), nullptr, 16);
-    const int mixed = round % 2 == 1 ? value * 11 / 20 : value + (255 - value) * 9 / 20;
-    colour += fmt::format("{:02x}", mixed);
-  }
-  return colour;
-}
-
 std::string loss_chart(const Comparison& c) {
   const auto drawn = draw(c, smooth_loss_of);
   const Range range = value_range(drawn);
@@ -263,24 +246,26 @@ std::string loss_chart(const Comparison& c) {
                        : linear_scale(range, 0.4, Unit::plain, "train loss");
   Style style;
   style.raw = draw(c, loss_of);
-  return panel_row(panels_of(c, drawn, y, style), "loss",
-                   "Train loss of each method against step, epoch and training time");
+  return panel_figure(panels_of(c, drawn, y, style), "loss",
+                      "Train loss of each method against training time, epoch and step");
 }
 
 std::string quality_chart(const Comparison& c) {
-  const auto drawn = draw(c, quality_of(c.has_accuracy));
+  const auto drawn = draw(c, quality_of);
   Range range = value_range(drawn);
   if (std::isnan(range.lo)) return "";
   const bool target = !std::isnan(c.target);
   if (target) range.include(c.target);
+  const bool share = c.metric.unit == "share";
+  const std::string label = "test " + c.metric.name + (share ? "" : " (" + c.metric.unit + ")");
   Scale y;
-  if (c.has_accuracy) {
+  if (share) {
     range.hi = std::min(range.hi, 1.0);
-    y = linear_scale(range, 0.3, Unit::percent, "test accuracy");
+    y = linear_scale(range, 0.3, Unit::percent, label);
   } else if (range.lo > 0 && range.hi / range.lo > 60) {
-    y = log_scale(range, Unit::plain, "test loss");
+    y = log_scale(range, Unit::plain, label);
   } else {
-    y = linear_scale(range, 0.4, Unit::plain, "test loss");
+    y = linear_scale(range, 0.4, Unit::plain, label);
   }
   Style style;
   style.dots = true;
@@ -288,22 +273,22 @@ std::string quality_chart(const Comparison& c) {
   if (target)
     for (Panel& panel : panels) {
       panel.reference = c.target;
-      panel.reference_label = "target " + tick_text(c.target, 0.001, Unit::percent);
+      panel.reference_label = "target " + value_text(c.metric, stat_of({c.target}));
     }
   if (target) {
     double unit = 1;
-    x_scale(drawn, kTime, unit);
+    x_scale(c, drawn, kTime, unit);
     for (const Drawn& d : drawn) {
       if (d.incomplete) continue;
       for (std::size_t i = 0; i < d.mean.at.size(); ++i)
-        if (d.mean.value[i] >= c.target) {
-          panels[kTime].marks.push_back(
-              {{d.mean.at[i][kTime] / unit, d.mean.value[i]}, method_colour(c, d.method)});
+        if (reaches(c.metric, d.mean.value[i], c.target)) {
+          panels[0].marks.push_back(
+              {{d.mean.at[i][kTime] / unit, d.mean.value[i]}, c.styles[d.method].colour});
           break;
         }
     }
   }
-  return panel_row(panels, "quality", "Test results of each method against step, epoch and training time");
+  return panel_figure(panels, "quality", "Test results of each method against training time, epoch and step");
 }
 
 std::string bytes_chart(const Comparison& c) {
@@ -316,8 +301,8 @@ std::string bytes_chart(const Comparison& c) {
   Style style;
   style.bands = false;
   const Scale y = log_scale(range, Unit::bytes, "sent by a rank");
-  return panel_row(panels_of(c, drawn, y, style), "bytes",
-                   "Bytes sent by a rank under each method against step, epoch and training time");
+  return panel_figure(panels_of(c, drawn, y, style), "bytes",
+                      "Bytes sent by a rank under each method against training time, epoch and step");
 }
 
 }  // namespace topknot

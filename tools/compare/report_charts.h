@@ -1,5 +1,5 @@
 #pragma once
-// The drawings of a comparison's report, each a whole <svg>.
+// The drawings of a comparison's report, as HTML.
 
 #include <string>
 
@@ -7,14 +7,9 @@
 
 namespace topknot {
 
-// The colour of a method, by its place: grey for the first dense one, then hues that colour-blind readers and
-// grey printers tell apart.
-std::string method_colour(const Comparison& comparison, std::size_t method);
-
-// Each against step, epoch and training time, side by side.
+// Each against training time, epoch and step, side by side.
 std::string loss_chart(const Comparison& comparison);
-std::string quality_chart(
-    const Comparison& comparison);  // test accuracy, or loss; "" where nothing was evaluated
+std::string quality_chart(const Comparison& comparison);  // of the metric; "" where nothing was evaluated
 std::string bytes_chart(const Comparison& comparison);
 
 // The records of train.distribution_every, as HTML with drawings; "" where no run has. Of each method the

@@ -13,7 +13,6 @@ namespace {
 
 constexpr const char* kNormalDash = "7 4";
 constexpr const char* kLaplaceDash = "2 3";
-constexpr const char* kFitColour = "#4a4a4a";
 
 struct Recorded {
   std::size_t method;
@@ -81,7 +80,7 @@ std::string histograms(const Comparison& c, const Recorded& recorded) {
     constexpr double kRootTwoPi = 2.5066282746310002;
     const auto normal = [](double x) { return std::exp(-x * x / 2) / kRootTwoPi; };
     panel.lines.push_back({.points = fitted(y.lo, normal),
-                           .colour = kFitColour,
+                           .colour = kInk,
                            .width = 1.4,
                            .dash = kNormalDash,
                            .title = "normal distribution of the same mean and deviation"});
@@ -89,19 +88,19 @@ std::string histograms(const Comparison& c, const Recorded& recorded) {
       const double scale = r.laplace_scale / r.deviation, middle = (r.median - r.mean) / r.deviation;
       const auto laplace = [&](double x) { return std::exp(-std::fabs(x - middle) / scale) / (2 * scale); };
       panel.lines.push_back({.points = fitted(y.lo, laplace),
-                             .colour = kFitColour,
+                             .colour = kInk,
                              .width = 1.4,
                              .dash = kLaplaceDash,
                              .title = "fitted Laplace distribution"});
     }
     panel.lines.push_back({.points = measured(r),
-                           .colour = method_colour(c, recorded.method),
+                           .colour = c.styles[recorded.method].colour,
                            .dash = "",
                            .title = fmt::format("{}, step {}", c.methods[recorded.method].name, r.step)});
     panels.push_back(std::move(panel));
   }
-  return panel_row(panels, fmt::format("distribution{}-", recorded.method),
-                   "Distribution of the accumulated gradient under " + c.methods[recorded.method].name);
+  return panel_figure(panels, fmt::format("distribution{}-", recorded.method),
+                      "Distribution of the accumulated gradient under " + c.methods[recorded.method].name);
 }
 
 template <class Get>
@@ -117,7 +116,7 @@ std::string contraction_chart(const Comparison& c, const std::vector<Recorded>& 
   Panel panel;
   double lo = kAbsent, hi = kAbsent, last = 1;
   for (const auto& m : methods) {
-    const std::string colour = method_colour(c, m.method), name = c.methods[m.method].name;
+    const std::string colour = c.styles[m.method].colour, name = c.methods[m.method].name;
     const auto add = [&](double DistributionRecord::*member, const char* dash, const std::string& title) {
       Line line;
       line.points = over_steps(*m.records, [&](const DistributionRecord& r) { return value(r.*member); });
@@ -149,14 +148,9 @@ std::string contraction_chart(const Comparison& c, const std::vector<Recorded>& 
   panel.y.hi = captured ? hi * 1.3 : hi + pad;
   panel.y.ticks = captured ? log_ticks(panel.y.lo, panel.y.hi, Unit::plain)
                            : linear_ticks(panel.y.lo, panel.y.hi, 6, Unit::plain);
-  return panel_row({panel}, captured ? "captured" : "contraction",
-                   captured ? "Share of the energy that the k largest entries hold"
-                            : "Contraction of top-k by step, and its bounds");
-}
-
-std::string entry(const std::string& style, const std::string& colour, const std::string& text) {
-  return fmt::format(R"(<span><i class="line" style="border-top-style:{};border-color:{}"></i>{}</span>)",
-                     style, colour, text);
+  return panel_figure({panel}, captured ? "captured" : "contraction",
+                      captured ? "Share of the energy that the k largest entries hold"
+                               : "Contraction of top-k by step, and its bounds");
 }
 
 }  // namespace
@@ -168,21 +162,17 @@ std::string distribution_section(const Comparison& c) {
       "<h2>The accumulated gradient</h2><p class=\"note\">Of rank 0, gradient and residual together, before "
       "anything is taken out of it; the compressed part of the model as one vector. First, middle and last "
       "recorded step; densities logarithmic.</p>";
+  // The methods' own colours stand in the legend of the page.
+  html += legend_html({{"fitted normal distribution; 1 - k/d", {kInk, kNormalDash}},
+                       {"fitted Laplace distribution; (1 - k/d)²", {kInk, kLaplaceDash}}},
+                      {"solid, in the method's colour: measured"});
   for (const auto& m : methods)
-    html += "<div class=\"chart\"><h3>" + escape(c.methods[m.method].name) + "</h3><div class=\"legend\">" +
-            entry("solid", method_colour(c, m.method), "measured") +
-            entry("dashed", kFitColour, "fitted normal distribution") +
-            entry("dotted", kFitColour, "fitted Laplace distribution") + "</div>" + histograms(c, m) +
+    html += "<div class=\"chart\"><h3>" + escape(c.methods[m.method].name) + "</h3>" + histograms(c, m) +
             "</div>\n";
-  std::string legend = "<div class=\"legend\">";
-  for (const auto& m : methods)
-    legend += entry("solid", method_colour(c, m.method), escape(c.methods[m.method].name) + ", measured");
-  legend += entry("dashed", kFitColour, "1 - k/d") + entry("dotted", kFitColour, "(1 - k/d)²") + "</div>";
   html +=
       "<div class=\"chart\"><h3>Contraction of top-k</h3><p class=\"note\">What is left of ‖u‖² without its "
-      "k "
-      "largest entries. 1 - k/d bounds it for every u; (1 - k/d)² for bell-shaped u.</p>" +
-      legend + contraction_chart(c, methods, false) + "</div>\n";
+      "k largest entries. 1 - k/d bounds it for every u; (1 - k/d)² for bell-shaped u.</p>" +
+      contraction_chart(c, methods, false) + "</div>\n";
   html +=
       "<div class=\"chart\"><h3>Captured energy</h3><p class=\"note\">The same as the share of ‖u‖² that the "
       "k largest entries hold, 1 - contraction; logarithmic, and the bounds are lower bounds here.</p>" +

@@ -103,19 +103,22 @@ void run_accuracy(const StudyArguments& arguments) {
   panels[1].x.hi = 1.3 * greatest_ratio;
   panels[1].x.label = "times less than dense that a rank sends";
   for (Panel& panel : panels) panel.x.ticks = log_ticks(panel.x.lo, panel.x.hi, Unit::plain);
-  std::vector<std::pair<std::string, std::string>> legend;
-  std::size_t colour = 1;
+  std::vector<LegendEntry> legend;
+  std::vector<PlannedMethod> lines;
+  for (const auto& [method, points] : methods) lines.push_back({method, ""});
+  const std::vector<LineStyle> styles = line_styles(lines);
   for (auto& [method, points] : methods) {
     std::sort(points.begin(), points.end(), [](const Row& a, const Row& b) { return a.density < b.density; });
-    legend.emplace_back(method, line_colour(colour++));
+    legend.push_back({method, styles[legend.size()]});
     Line by_density, by_ratio;
     for (const Row& row : points) {
       by_density.points.push_back({row.density, row.accuracy});
       by_ratio.points.push_back({row.ratio, row.accuracy});
-      panels[0].marks.push_back({by_density.points.back(), legend.back().second});
-      panels[1].marks.push_back({by_ratio.points.back(), legend.back().second});
+      panels[0].marks.push_back({by_density.points.back(), legend.back().style.colour});
+      panels[1].marks.push_back({by_ratio.points.back(), legend.back().style.colour});
     }
-    by_density.colour = by_ratio.colour = legend.back().second;
+    by_density.colour = by_ratio.colour = legend.back().style.colour;
+    by_density.dash = by_ratio.dash = legend.back().style.dash;
     by_density.title = by_ratio.title = method;
     panels[0].lines.push_back(std::move(by_density));
     panels[1].lines.push_back(std::move(by_ratio));

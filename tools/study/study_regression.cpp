@@ -205,7 +205,11 @@ void run_regression(const StudyArguments& arguments) {
   }
 
   std::vector<Panel> panels;
-  std::vector<std::pair<std::string, std::string>> legend;
+  std::vector<LegendEntry> legend;
+  std::vector<PlannedMethod> drawn;
+  for (const Method& method : methods) drawn.push_back({method.options.name, method.label});
+  std::vector<LineStyle> styles = line_styles(drawn);
+  styles[0].dash = "6 4";  // dense lies on others
   double lowest = 0, highest = 0;
   for (std::size_t p = 0; p < 2; ++p) {
     Table table;
@@ -233,13 +237,13 @@ void run_regression(const StudyArguments& arguments) {
         if (std::isfinite(hi)) highest = std::max(highest, hi);
         if (std::isfinite(lo)) lowest = std::min(lowest, lo);
       }
-      line.colour = band.colour = line_colour(m);
+      line.colour = band.colour = styles[m].colour;
+      line.dash = styles[m].dash;
       line.dots = m > 0;
-      if (m == 0) line.dash = "6 4";
       line.title = methods[m].label;
       panel.lines.push_back(line);
       panel.bands.push_back(band);
-      if (p == 0) legend.emplace_back(methods[m].label, line.colour);
+      if (p == 0) legend.push_back({methods[m].label, styles[m]});
     }
     const auto [least, most] = std::minmax_element(shares.begin(), shares.end());
     panel.x.ticks = linear_ticks(*least, *most, 9, Unit::plain);

@@ -46,6 +46,12 @@ std::vector<std::string> labels_of(const std::vector<Row>& rows) {
 
 constexpr int kLabelRoom = 80;
 
+// The method that a selector serves: "sidco" of "sidco pareto".
+std::string method_of(const std::string& label) {
+  const std::string name = label.substr(0, label.find(' '));
+  return name == "dgc_sampled" ? "dgc" : name;
+}
+
 // A panel per density with a row per method: a ring at `middle`, a line from `lo` to `hi` of the method.
 template <class Middle, class Ends>
 std::string row_plot(const std::vector<SelectionQuality>& rows, Scale x, const std::string& what,
@@ -61,11 +67,12 @@ std::string row_plot(const std::vector<SelectionQuality>& rows, Scale x, const s
     Panel panel;
     panel.x = x;
     panel.x.label = what + ", density " + short_text(density);
+    panel.values = false;
     panel.y.lo = -0.6;
     panel.y.hi = n - 0.4;
     for (std::size_t i = 0; i < labels.size(); ++i)
       panel.y.ticks.push_back({n - 1 - static_cast<double>(i), labels[i]});
-    panel.lines.push_back({{{1, panel.y.lo}, {1, panel.y.hi}}, "#1c2126", 1, 1, "1.5 3", false, false, ""});
+    panel.lines.push_back({{{1, panel.y.lo}, {1, panel.y.hi}}, kInk, 1, 1, "1.5 3", false, false, ""});
     for (const SelectionQuality& row : rows) {
       if (row.density != density || !std::isfinite(middle(row))) continue;
       const auto place = std::find(labels.begin(), labels.end(), row.label) - labels.begin();
@@ -74,14 +81,14 @@ std::string row_plot(const std::vector<SelectionQuality>& rows, Scale x, const s
       const auto [lo, hi] = ends(row);
       Line line;
       line.points = {{inside(lo), y}, {inside(hi), y}};
-      line.colour = line_colour(1);
+      line.colour = method_colour(method_of(row.label));
       line.title = row.label + ": " + short_text(middle(row));
       panel.lines.push_back(line);
-      panel.marks.push_back({{inside(middle(row)), y}, line_colour(1)});
+      panel.marks.push_back({{inside(middle(row)), y}, line.colour});
     }
     panels.push_back(panel);
   }
-  return stand_alone_plot(panels, {{legend, line_colour(1)}}, description, kLabelRoom);
+  return stand_alone_plot(panels, {{legend, {kInk, ""}}}, description, kLabelRoom);
 }
 
 // A row per method, a panel per density: the mean of count / k, over a line from the least to the greatest.
@@ -116,8 +123,11 @@ std::string selection_energy_plot(const std::vector<SelectionQuality>& rows) {
 // The ratio to the plain pass over the size, a line per method.
 std::string selection_cost_plot(const std::vector<SelectionCost>& rows) {
   Panel panel;
-  std::vector<std::pair<std::string, std::string>> legend;
+  std::vector<LegendEntry> legend;
   const std::vector<std::string> labels = labels_of(rows);
+  std::vector<PlannedMethod> lines;
+  for (const std::string& label : labels) lines.push_back({method_of(label), label});
+  const std::vector<LineStyle> styles = line_styles(lines);
   double lo = 1, hi = 2, first = 64, last = 0;
   for (std::size_t m = 0; m < labels.size(); ++m) {
     Line line;
@@ -130,10 +140,11 @@ std::string selection_cost_plot(const std::vector<SelectionCost>& rows) {
       first = std::min(first, size);
       last = std::max(last, size);
     }
-    line.colour = line_colour(m);
+    line.colour = styles[m].colour;
+    line.dash = styles[m].dash;
     line.dots = true;
     line.title = labels[m];
-    legend.emplace_back(labels[m], line.colour);
+    legend.push_back({labels[m], styles[m]});
     panel.lines.push_back(std::move(line));
   }
   std::rotate(panel.lines.begin(), panel.lines.begin() + 1, panel.lines.end());  // topk lies on top

@@ -87,7 +87,11 @@ void run_toy(const StudyArguments& arguments) {
   }
 
   Panel panel;
-  std::vector<std::pair<std::string, std::string>> legend;
+  std::vector<LegendEntry> legend;
+  std::vector<PlannedMethod> drawn;
+  for (std::size_t m = 0; m < methods.size(); ++m) drawn.push_back({methods[m].name, labels[m]});
+  std::vector<LineStyle> styles = line_styles(drawn);
+  styles[0].dash = "6 4";  // dense lies on topk
   double lowest = 1;
   for (std::size_t m = 0; m < methods.size(); ++m) {
     Line line;
@@ -95,10 +99,10 @@ void run_toy(const StudyArguments& arguments) {
       line.points.push_back({static_cast<double>(t), traces[m].loss[t]});
       if (traces[m].loss[t] > 0) lowest = std::min(lowest, traces[m].loss[t]);
     }
-    line.colour = line_colour(m);
+    line.colour = styles[m].colour;
+    line.dash = styles[m].dash;
     line.title = labels[m];
-    if (m == 0) line.dash = "6 4";
-    legend.emplace_back(labels[m], line.colour);
+    legend.push_back({labels[m], styles[m]});
     panel.lines.push_back(std::move(line));
   }
   std::rotate(panel.lines.begin(), panel.lines.begin() + 1, panel.lines.end());  // dense lies on top

@@ -26,6 +26,7 @@ void compare_run(Bytes metrics, Bytes config) {
       compare_runs({read_run(scratch.path("run")), read_run(scratch.path("other"))}, std::nullopt);
   comparison_text(comparison);
   comparison_csv(comparison);
+  comparison_json(comparison);
   report_html(comparison);
 }
 

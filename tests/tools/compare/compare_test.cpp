@@ -4,7 +4,8 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
-#include <set>
+#include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "nn/core/base/check.h"
 #include "tests/data/temp_folder.h"
@@ -12,7 +13,6 @@
 #include "tests/support/files.h"
 #include "tests/support/user_error.h"
 #include "tools/common/chart.h"
-#include "tools/compare/report_charts.h"
 #include "train/recorder.h"
 #include "train/run_directory.h"
 
@@ -35,9 +35,10 @@ struct Made {
   double best = 0.8;
   double bytes = 4000;
   bool complete = true;
-  bool accuracy = true;
-  int steps = 20, every = 1;  // every so many steps are in the file
-  bool slower = false;        // step i's forward pass takes i milliseconds
+  std::optional<Metric> metric = Metric::accuracy();  // none: files of a version that did not record it
+  int steps = 20, every = 1;                          // every so many steps are in the file
+  std::string task = "synthetic_images, 10 classes, samples [3, 32, 32]";
+  bool slower = false;  // step i's forward pass takes i milliseconds
 };
 
 struct Folder {
@@ -48,6 +49,9 @@ struct Folder {
     REQUIRE(loaded.problems.empty());
     const RunDirectory folder = create_run_directory(loaded, {"train"});
     MetricsWriter writer(folder.metrics_jsonl());
+    if (made.metric)
+      writer.write(StartRecord{0, made.steps, 10, "2026-01-01T00:00:00Z", made.task, *made.metric});
+    const bool accuracy = !made.metric || made.metric->name == "accuracy";
     const int steps = made.steps;
     for (int i = 1; i <= steps; ++i) {
       StepRecord step;
@@ -59,14 +63,14 @@ struct Folder {
       if (i % 5 != 0) continue;
       EvalRecord eval;
       eval.step = i, eval.epoch = step.epoch, eval.time_s = step.time_s, eval.test_loss = 1.0 / i;
-      if (made.accuracy) eval.test_accuracy = i == steps ? made.best - 0.01 : made.best * i / 15;
+      if (accuracy) eval.test_accuracy = i == steps ? made.best - 0.01 : made.best * i / 15;
       writer.write(eval);
     }
     if (made.complete) {
       EndRecord end;
       end.steps = steps, end.wall_seconds = made.step_seconds * steps, end.bytes_sent = made.bytes * steps;
       end.bytes_dense = 4000.0 * steps, end.images_per_second = 10 / made.step_seconds;
-      if (made.accuracy) end.test_accuracy = made.best - 0.01, end.best_test_accuracy = made.best;
+      if (accuracy) end.test_accuracy = made.best - 0.01, end.best_test_accuracy = made.best;
       end.parameter_checksum = "00000000deadbeef";
       writer.write(end);
     }
@@ -87,19 +91,6 @@ const std::vector<std::string> kTopk = {"compress.name=topk"};
 
 }  // namespace
 
-TEST_CASE("a colour stands for one method, with as many methods as there are registered") {
-  Comparison comparison;
-  comparison.methods.resize(20);
-  comparison.methods[0].dense = true;
-  std::set<std::string> colours;
-  for (std::size_t i = 0; i < comparison.methods.size(); ++i) {
-    const std::string colour = method_colour(comparison, i);
-    CHECK(colour.size() == 7);
-    colours.insert(colour);
-  }
-  CHECK(colours.size() == comparison.methods.size());
-}
-
 TEST_CASE("seeds of one configuration are one method with mean and spread, dense comes first") {
   const Folder folder;
   folder.add("t1", {.overrides = {"compress.name=topk", "seed=1"}, .best = 0.7});
@@ -115,7 +106,7 @@ TEST_CASE("seeds of one configuration are one method with mean and spread, dense
   CHECK(c.methods[1].last.mean == Approx(0.74));
   REQUIRE(c.differing.size() == 1);
   CHECK(c.differing[0].key == "compress.name");
-  CHECK(percent_text(c.methods[1].best) == "75.0 ± 7.1 %");
+  CHECK(value_text(c.metric, c.methods[1].best) == "75.0 ± 7.1 %");
 }
 
 TEST_CASE("methods with one compressor are named by the keys that tell them apart") {
@@ -127,6 +118,34 @@ TEST_CASE("methods with one compressor are named by the keys that tell them apar
   CHECK(c.methods[0].name == "dense");
   CHECK(c.methods[1].name == "topk density=0.01");
   CHECK(c.methods[2].name == "topk density=0.001");
+}
+
+TEST_CASE("long lists of keys become letters, with one legend for all methods") {
+  const Folder folder;
+  const std::vector<std::string> keys[] = {
+      {"compress.density=0.01", "optimizer.lr=0.1", "exchange.merge=none"},
+      {"compress.density=0.02", "optimizer.lr=0.2", "exchange.merge=size:9"}};
+  for (const std::string method : {"topk", "dgc"})
+    for (int i = 0; i < 2; ++i) {
+      auto overrides = keys[i];
+      overrides.push_back("compress.name=" + method);
+      folder.add(method + std::to_string(i), {.overrides = overrides});
+    }
+  folder.add("r", {.overrides = {"compress.name=randk", "optimizer.lr=0.1"}});
+  folder.add("r2", {.overrides = {"compress.name=randk", "optimizer.lr=0.2"}});
+  const auto c = folder.compare({"topk0", "topk1", "dgc0", "dgc1", "r", "r2"});
+  std::vector<std::string> names;
+  for (const Method& m : c.methods) names.push_back(m.name);
+  CHECK(names ==
+        std::vector<std::string>{"topk A", "topk B", "dgc A", "dgc B", "randk lr=0.1", "randk lr=0.2"});
+  REQUIRE(c.letters.size() == 2);
+  CHECK(contains(c.letters[0].keys, "compress.density=0.01"));
+  CHECK(contains(c.letters[0].keys, "exchange.merge=none"));
+  for (const std::string& text : {comparison_text(c), report_html(c)})
+    CHECK(count_of(text, c.letters[0].keys) == 1);
+  const std::string csv = comparison_csv(c);
+  CHECK(contains(csv, "\"topk A\""));
+  CHECK(contains(csv, "compress.density=0.01"));
 }
 
 TEST_CASE("keys that mean nothing to a dense run neither split it nor count as its own") {
@@ -220,7 +239,7 @@ TEST_CASE("a method that misses the target says so and has no speed-up to it") {
   CHECK(contains(comparison_text(c), "as asked for"));
 }
 
-TEST_CASE("an incomplete run is named, drawn dashed, and left out of the means") {
+TEST_CASE("an incomplete run is named, drawn thin, and left out of the means") {
   const Folder folder;
   folder.add("d", {});
   folder.add("t1", {.overrides = {"compress.name=topk", "seed=1"}, .best = 0.8});
@@ -229,11 +248,11 @@ TEST_CASE("an incomplete run is named, drawn dashed, and left out of the means")
   CHECK(c.methods[1].best.mean == Approx(0.8));
   CHECK(contains(comparison_text(c), "2 (1 incomplete)"));
   CHECK(contains(comparison_text(c), "t2 is incomplete"));
-  CHECK(contains(report_html(c), "stroke-dasharray=\"5 4\""));
+  CHECK(contains(report_html(c), "ending in ×"));
   const auto alone = folder.compare({"t2"});
   CHECK(alone.methods[0].best.mean == Approx(0.2));
   CHECK(contains(comparison_text(alone), "1 (1 incomplete)"));
-  CHECK_FALSE(contains(report_html(folder.compare({"d", "t1"})), "stroke-dasharray=\"5 4\""));
+  CHECK_FALSE(contains(report_html(folder.compare({"d", "t1"})), "ending in ×"));
 }
 
 TEST_CASE("the bytes of an incomplete run count the steps between those in its file") {
@@ -260,15 +279,93 @@ TEST_CASE("the first steps do not count in a step's times where there are twice 
   CHECK(folder.compare({"eleven"}).methods[0].times.forward == Approx(0.0085));  // of steps 6 to 11
 }
 
-TEST_CASE("data without classes is compared by test loss") {
+const Made kRegression = {.metric = Metric::squared_error(),
+                          .task = "synthetic_regression, 1 target, samples [64, 1, 1]"};
+
+TEST_CASE("runs are compared by the metric that they recorded, a loss without percent") {
   const Folder folder;
-  folder.add("d", {.accuracy = false});
+  folder.add("d", kRegression);
   const auto c = folder.compare({"d"});
-  CHECK_FALSE(c.has_accuracy);
+  CHECK(c.metric == Metric::squared_error());
   CHECK(c.methods[0].best.mean == Approx(0.05));
   CHECK(std::isnan(c.target));
   CHECK(contains(comparison_text(c), "best test loss"));
-  CHECK_FALSE(contains(report_html(c), "target"));
+  CHECK_FALSE(contains(comparison_text(c), "%"));
+  CHECK_FALSE(contains(report_html(c), "Target"));
+  CHECK(contains(report_html(c), "test loss (mean squared error)"));
+  CHECK_FALSE(contains(report_html(c), "points against dense"));
+  CHECK(contains(comparison_csv(c), "best_loss"));
+  // A target of a loss is reached from above: 0.1 at step 10.
+  const auto aimed = folder.compare({"d"}, 0.1);
+  CHECK(aimed.methods[0].seconds_to_target.mean == Approx(1.0));
+  CHECK(contains(comparison_text(aimed), "time to 0.1"));
+}
+
+TEST_CASE("an accuracy that is 0 throughout is an accuracy of 0, not a loss") {
+  const Folder folder;
+  folder.add("d", {.best = 0});
+  folder.add("old", {.best = 0, .metric = {}});
+  folder.add("t", {.overrides = kTopk, .best = 0.5});
+  for (const std::string dense : {"d", "old"}) {
+    const auto c = folder.compare({dense, "t"});
+    CHECK(c.metric == Metric::accuracy());
+    CHECK(c.methods[0].best.mean == 0);
+    CHECK(c.methods[0].last.mean == Approx(-0.01));
+    CHECK(contains(comparison_text(c), "0.0 %"));
+  }
+}
+
+TEST_CASE("files that recorded no metric have that of their data set, and the task as a run records it") {
+  const Folder folder;
+  folder.add("images", {.overrides = {"data.classes=3"}, .metric = {}});
+  folder.add("regression", {.overrides = {"data.name=synthetic_regression"}, .metric = {}});
+  const Run images = read_run(folder.path + "/images"), regression = read_run(folder.path + "/regression");
+  CHECK(images.task ==
+        "synthetic_images, 3 classes, samples [3, 32, 32]");  // as tests/train/run_test.cpp has them
+  CHECK(images.metric == Metric::accuracy());
+  CHECK(regression.task == "synthetic_regression, 1 target, samples [64, 1, 1]");
+  CHECK(regression.metric == Metric::squared_error());
+}
+
+TEST_CASE("runs of different tasks or metrics are refused together") {
+  const Folder folder;
+  folder.add("a", {});
+  folder.add("old", {.metric = {}});
+  folder.add("classes", {.task = "synthetic_images, 3 classes, samples [3, 32, 32]"});
+  folder.add("regression", kRegression);
+  folder.add("old_mnist",
+             {.overrides = {"data.name=mnist", "model.name=lenet", "data.root=/x"}, .metric = {}});
+  CHECK_NOTHROW(folder.compare({"a", "old"}));
+  for (const std::string other : {"classes", "regression", "old_mnist"})
+    CHECK(user_error(
+        [&] {
+          folder.compare({"a", other});
+        },
+        {"different tasks", "/a has synthetic_images, 10 classes", "/" + other + " has ", "by themselves"}));
+  folder.add("later", {.metric = Metric{"perplexity", "", false}});
+  CHECK(user_error([&] { read_run(folder.path + "/later"); }, {"/later", "its metric is 'perplexity'"}));
+}
+
+TEST_CASE("an emulated link stands in the table, the subtitle and at the axes of time") {
+  const Folder folder;
+  folder.add("d", {});
+  const std::string real = report_html(folder.compare({"d"}));
+  CHECK(contains(real, ">training time (s)</text>"));
+  CHECK_FALSE(contains(real, "emulat"));
+  for (const std::string name : {"d", "t"}) {
+    if (name == "t") folder.add(name, {.overrides = kTopk});
+    std::ofstream(folder.path + "/" + name + "/environment.json")
+        << R"({"host": "n", "backend": "threads, emulated link 100mbit, 50us"})";
+  }
+  const auto c = folder.compare({"d", "t"});
+  CHECK(count_of(comparison_text(c), "threads, emulated link 100mbit, 50us") == 2);
+  const std::string html = report_html(c);
+  CHECK(contains(html, "(threads, emulated link 100mbit, 50us)"));              // the subtitle
+  CHECK(count_of(html, ">emulated link 100mbit, 50us</text>") == 3);            // the axes
+  CHECK(count_of(html, "<td>threads, emulated link 100mbit, 50us</td>") == 2);  // the table
+  CHECK(count_of(comparison_csv(c), "\"threads, emulated link 100mbit, 50us\"") == 2);
+  folder.add("other", {.overrides = {"compress.name=dgc"}});
+  CHECK(contains(report_html(folder.compare({"d", "other"})), ">partly emulated links</text>"));
 }
 
 TEST_CASE("keys that make a comparison unfair are pointed out") {
@@ -294,8 +391,9 @@ TEST_CASE("the report is one page without network or script, with every chart on
   for (const char* title :
        {"Test accuracy", "Train loss", "Bytes sent", "Where the time of a step goes", "What differs"})
     CHECK(contains(html, title));
-  CHECK(count_of(html, "<svg") == 4);
+  CHECK(count_of(html, "<svg viewBox") == 9);
   CHECK(count_of(html, "<svg") == count_of(html, "</svg>"));
+  CHECK(count_of(html, "class=\"legend\"") == 2);  // of the methods and of the parts of a step
   CHECK(contains(html, "00000000deadbeef"));
 }
 
@@ -388,8 +486,18 @@ TEST_CASE("the report draws recorded distributions, of each method that has some
   CHECK(contains(html, "Contraction of top-k"));
   for (const char* label : {">step 5: ", ">step 15: ", ">step 20: "}) CHECK(contains(html, label));
   CHECK_FALSE(contains(html, ">step 10: "));
-  CHECK(count_of(html, "<svg") == 7);
+  CHECK(count_of(html, "<svg viewBox") == 9 + 3 + 2);
   CHECK_FALSE(contains(html, "nan"));
+}
+
+TEST_CASE("pointing at a chart shows each method's value there") {
+  const Folder folder;
+  folder.add("d", {.best = 0.8});
+  folder.add("t", {.overrides = kTopk, .step_seconds = 0.2, .best = 0.6, .bytes = 40});
+  const std::string html = report_html(folder.compare({"d", "t"}));
+  CHECK(contains(html, "<title>step\ndense: 80 % at 15\ntopk: 60 % at 15</title>"));
+  CHECK(contains(html, "<title>training time (s)\ndense: 79 % at 2\ntopk: 40 % at 2</title>"));
+  CHECK(contains(html, "dense: 80 kB at 20\ntopk: 800 B at 20</title>"));
 }
 
 TEST_CASE("the numbers as CSV: a row a method, quoted names, nothing where nothing is known") {
@@ -401,8 +509,43 @@ TEST_CASE("the numbers as CSV: a row a method, quoted names, nothing where nothi
   CHECK(contains(csv, "method,runs,complete,best_accuracy,best_accuracy_deviation,"));
   CHECK(contains(csv, "\n\"dense\",1,1,0.8,,0.79,,2,,100,,,,4000,,"));
   CHECK(contains(csv, "\n\"topk\",2,2,0.75,0.0707106781,"));
-  CHECK(csv.substr(csv.size() - 5) == ",100\n");
+  CHECK(contains(csv, ",100,1,,0.1,"));
+  CHECK(contains(csv, ",\"synthetic_images, 10 classes, samples [3, 32, 32]\",\"compress.name=dense\"\n"));
   CHECK(count_of(csv, "\n") == 3);
+}
+
+TEST_CASE("the numbers as JSON have what the page has, and docs/compare.md names every column") {
+  const Folder folder;
+  folder.add("d", {.best = 0.8});
+  folder.add("t", {.overrides = kTopk, .best = 0.7, .bytes = 40, .complete = false});
+  const auto c = folder.compare({"d", "t"});
+  const auto json = nlohmann::json::parse(comparison_json(c));
+  CHECK(json["metric"]["name"] == "accuracy");
+  CHECK(json["metric"]["higher_is_better"] == true);
+  CHECK(json["target"] == Approx(0.76));
+  REQUIRE(json["methods"].size() == 2);
+  CHECK(json["methods"][1]["method"] == "topk");
+  CHECK(json["methods"][1]["keys"]["compress.name"] == "topk");
+  CHECK(json["methods"][1]["baseline"] == "dense");
+  CHECK(json["methods"][1]["bytes_ratio"] == Approx(100));
+  CHECK(json["methods"][1]["seconds_to_target"].is_null());
+  CHECK(json["runs"].size() == 2);
+  CHECK(json["runs"][1]["complete"] == false);
+  CHECK(json["warnings"].size() == c.warnings.size());
+
+  const std::string page = text_of(TOPKNOT_SOURCE_DIR "/docs/compare.md");
+  const auto documented = [&](std::string name) {
+    const bool deviation = name.ends_with("_deviation");
+    if (deviation) name = "_deviation";
+    if (name.ends_with("_accuracy")) name.replace(name.rfind('_') + 1, 8, "METRIC");
+    INFO(name);
+    CHECK(contains(page, "`" + name + "`"));
+  };
+  const std::string csv = comparison_csv(c);
+  std::stringstream header(csv.substr(0, csv.find('\n')));
+  for (std::string name; std::getline(header, name, ',');) documented(name);
+  for (const auto& part : {json, json["methods"][0], json["runs"][0]})
+    for (const auto& [name, value] : part.items()) documented(name);
 }
 
 TEST_CASE("what is no run is refused with its name and the reason") {

@@ -1,0 +1,186 @@
+// Run directories, read.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "nn/core/base/check.h"
+#include "nn/core/base/text.h"
+#include "tools/compare/compare.h"
+
+namespace topknot {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::map<std::string, std::string> read_environment(const std::string& path) {
+  std::map<std::string, std::string> result;
+  std::ifstream stream(path);
+  using Json = nlohmann::json;
+  // What is nested deeper than a run writes is left out: dump() calls itself.
+  const auto shallow = [](int depth, Json::parse_event_t, const Json&) { return depth < 8; };
+  const auto json = Json::parse(stream, shallow, false);
+  if (!json.is_object()) return result;
+  for (const auto& [name, value] : json.items())
+    result[name] = value.is_string() ? value.get<std::string>()
+                                     : value.dump(-1, ' ', false, Json::error_handler_t::replace);
+  return result;
+}
+
+// Seconds of one step at record i; a file may hold every n-th step only.
+double step_seconds(const std::vector<StepRecord>& steps, std::size_t i) {
+  const double time_before = i ? steps[i - 1].time_s : 0;
+  const auto step_before = i ? steps[i - 1].step : 0;
+  const auto count = std::max<std::int64_t>(1, steps[i].step - step_before);
+  return std::max(0.0, steps[i].time_s - time_before) / static_cast<double>(count);
+}
+
+StepTimes mean_times(const std::vector<StepRecord>& steps) {
+  StepTimes sum;
+  double count = 0;
+  for (std::size_t i = steps.size() > 2 * kWarmUpSteps ? kWarmUpSteps : 0; i < steps.size(); ++i) {
+    const StepRecord& s = steps[i];
+    const double parts =
+        s.data_s + s.forward_s + s.backward_s + s.encode_s + s.exposed_s + s.decode_s + s.update_s;
+    const double total = std::max(parts, step_seconds(steps, i));
+    if (!std::isfinite(total)) continue;
+    sum.data += s.data_s, sum.forward += s.forward_s, sum.backward += s.backward_s, sum.encode += s.encode_s;
+    sum.exposed += s.exposed_s, sum.decode += s.decode_s, sum.update += s.update_s;
+    sum.other += total - parts;
+    sum.total += total;
+    sum.hidden += std::max(0.0, s.communicate_s - s.exposed_s);
+    ++count;
+  }
+  if (count == 0) return sum;
+  for (double* part : {&sum.data, &sum.forward, &sum.backward, &sum.encode, &sum.exposed, &sum.decode,
+                       &sum.update, &sum.other, &sum.total, &sum.hidden})
+    *part /= count;
+  return sum;
+}
+
+double median_rate(const std::vector<StepRecord>& steps) {
+  std::vector<double> rates;
+  for (std::size_t i = steps.size() > kWarmUpSteps ? kWarmUpSteps : 0; i < steps.size(); ++i)
+    if (std::isfinite(steps[i].images_per_second)) rates.push_back(steps[i].images_per_second);
+  return rates.empty() ? kAbsent : quantile(rates, 0.5);
+}
+
+void derive(Run& run) {
+  const Metrics& m = run.metrics;
+  for (const EvalRecord& eval : m.evals) {
+    const double value = value_of(run.metric, eval);
+    if (!std::isfinite(value)) continue;
+    run.last = value;
+    if (std::isnan(run.best) || reaches(run.metric, value, run.best)) run.best = value;
+  }
+  std::int64_t before = 0;
+  double received = 0;
+  for (const StepRecord& step : m.steps) {
+    const auto count = static_cast<double>(std::max<std::int64_t>(1, step.step - before));
+    before = step.step;
+    run.bytes_sent += count * step.bytes_sent;
+    run.bytes_dense += count * step.bytes_dense;
+    received += count * step.bytes_received;
+    run.sent_so_far.push_back(run.bytes_sent);
+  }
+  run.times = mean_times(m.steps);
+  run.images_per_second = median_rate(m.steps);
+  run.wall_seconds = m.steps.back().time_s;
+  if (m.end) {
+    if (run.metric.name == "accuracy") {
+      run.last = m.end->test_accuracy;
+      run.best = m.end->best_test_accuracy;
+    }
+    run.images_per_second = m.end->images_per_second;
+    run.wall_seconds = m.end->wall_seconds;
+    run.bytes_sent = m.end->bytes_sent;
+    run.bytes_dense = m.end->bytes_dense;
+    received = m.end->bytes_received;
+  }
+  if (received > 0 || run.config.number("dist.ranks") == 1) run.bytes_received = received;
+}
+
+// Task and metric of a run whose files are of a version that did not record them. Its data set tells: the values do not.
+void read_unrecorded_task(Run& run) {
+  const std::string data = run.config.text("data.name");
+  const auto key = [&](const char* name, const char* standard) {
+    const std::string value = run.config.text(name);
+    return value.empty() ? standard : value;
+  };
+  run.metric = data == "synthetic_regression" ? Metric::squared_error() : Metric::accuracy();
+  run.task = data;
+  if (data == "cifar10") run.task += ", 10 classes, samples [3, 32, 32]";
+  if (data == "mnist") run.task += ", 10 classes, samples [1, 28, 28]";
+  if (data == "synthetic_regression") run.task += ", 1 target, samples [64, 1, 1]";
+  if (data == "synthetic_images")
+    run.task += fmt::format(", {0} classes, samples [3, {1}, {1}]", key("data.classes", "10"),
+                            key("data.image_size", "32"));
+}
+
+void read_task(Run& run) {
+  for (const StartRecord& start : run.metrics.starts)
+    if (!start.metric.name.empty()) run.task = start.task, run.metric = start.metric;
+  if (run.metric.name.empty()) read_unrecorded_task(run);
+  if (run.metric.name != "accuracy" && run.metric.name != "loss")
+    throw UserError(fmt::format(
+        "{}: its metric is '{}', and this version compares accuracy and loss only; use the compare "
+        "of the version that trained it",
+        run.path, run.metric.name));
+}
+
+}  // namespace
+
+std::vector<std::string> find_runs(const std::vector<std::string>& arguments) {
+  std::vector<std::string> runs;
+  for (std::string argument : arguments) {
+    while (argument.size() > 1 && argument.back() == '/') argument.pop_back();
+    std::error_code error;
+    if (!fs::is_directory(argument, error))
+      throw UserError(argument + ": no such run directory; 'train' writes them, to output.dir or runs/");
+    if (fs::exists(fs::path(argument) / "metrics.jsonl", error)) {
+      runs.push_back(argument);
+      continue;
+    }
+    std::vector<std::string> inside;
+    for (const auto& entry : fs::directory_iterator(argument, error))
+      if (fs::exists(entry.path() / "metrics.jsonl", error)) inside.push_back(entry.path().string());
+    if (error || inside.empty())
+      throw UserError(argument +
+                      ": no metrics.jsonl in it, so this is no run directory (nor a folder of runs)");
+    std::sort(inside.begin(), inside.end());
+    runs.insert(runs.end(), inside.begin(), inside.end());
+  }
+  std::vector<std::string> unique;
+  for (const auto& run : runs)
+    if (std::find(unique.begin(), unique.end(), run) == unique.end()) unique.push_back(run);
+  return unique;
+}
+
+Run read_run(const std::string& folder) {
+  Run run;
+  run.path = folder;
+  std::error_code error;
+  if (!fs::is_directory(folder, error)) throw UserError(folder + ": no such run directory");
+  if (!fs::exists(folder + "/metrics.jsonl", error))
+    throw UserError(folder + ": no metrics.jsonl in it, so this is no run directory");
+  if (!fs::exists(folder + "/config.yaml", error))
+    throw UserError(folder + ": no config.yaml in it; the configuration is needed to compare the run");
+  run.config = RunConfig(folder + "/config.yaml");
+  if (run.config.text("compress.name").empty())
+    throw UserError(folder + "/config.yaml: no compress.name in it, so it is not the configuration of a run");
+  run.metrics = read_metrics(folder + "/metrics.jsonl");
+  if (run.metrics.steps.empty())
+    throw UserError(folder + ": the run has not finished a step yet; there is nothing to compare");
+  run.environment = read_environment(folder + "/environment.json");
+  const auto backend = run.environment.find("backend");
+  run.network = backend == run.environment.end() ? run.config.text("dist.backend") : backend->second;
+  read_task(run);
+  derive(run);
+  return run;
+}
+
+}  // namespace topknot
