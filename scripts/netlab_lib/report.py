@@ -4,9 +4,11 @@ import csv
 import html
 import os
 import platform
+import re
 
 from .cli import write_json
 from .figures import parts
+from .palette import method_colour, part_colour
 from .rate import show_bits
 
 COLUMNS = ("hosts", "rate", "method", "rounds", "step_s", "step_lowest_s", "step_highest_s", "images_per_second",
@@ -14,7 +16,8 @@ COLUMNS = ("hosts", "rate", "method", "rounds", "step_s", "step_lowest_s", "step
            "nominal_bits", "cpu_bound")
 HEADS = ("method", "step ms (range)", "images/s", "communicate ms", "exposed ms", "encode ms", "decode ms", "sent per step",
          "speed-up over {}")
-COLOURS = {"compute": "#4c72b0", "encode and decode": "#dd8452", "exposed communication": "#c44e52", "step": "#8c8c8c"}
+COLOURS = {"compute": part_colour("forward"), "encode and decode": part_colour("encode"),
+           "exposed communication": part_colour("exposed communication"), "step": part_colour("data")}
 NOTE = ("Medians over the rounds of a run's median step, first five steps left out; range: lowest to highest round. Speed-up: "
         "median of the ratios within a round. Sent: upload of one rank per step. All hosts share this machine's cores.")
 
@@ -75,29 +78,27 @@ def markdown(spec, rows):
     return "\n".join(lines) + "\n"
 
 
-def bars(group):
+def compressor(name, command):
+    """The method that a command of the SPEC trains with: its compress.name, else the first word of its name."""
+    given = [word.partition("=")[2] for word in command if word.startswith("compress.name=")]
+    return given[-1] if given else re.split(r"[^A-Za-z_]", name)[0]
+
+
+def bars(spec, group):
     """One bar per method; the bars of a group have one scale."""
     longest = max((row["step_s"] for row in group if row["step_s"]), default=None)
     if not longest:
         return ""
-    left = 16 + int(7.5 * min(26, max(len(row["method"]) for row in group)))  # the longest name, in this font
-    width, height = 560, 24
-    lines = [f'<svg viewBox="0 0 {left + width + 110} {height * len(group) + 6}" role="img" aria-label="time of a step">']
-    for index, row in enumerate(group):
-        y = index * height + 4
-        name = row["method"] if len(row["method"]) <= 26 else row["method"][:25] + "…"
-        lines.append(f'<text x="{left - 8}" y="{y + 14}" text-anchor="end">{html.escape(name)}</text>')
-        if not row["step_s"]:
-            lines.append(f'<text x="{left}" y="{y + 14}">failed</text>')
-            continue
-        x = float(left)
-        for part, value in parts(row) or [("step", row["step_s"])]:
-            wide = width * min(value, row["step_s"]) / longest
-            lines.append(f'<rect x="{x:.1f}" y="{y}" width="{wide:.1f}" height="{height - 6}" fill="{COLOURS[part]}">'
-                         f"<title>{html.escape(row['method'])}, {part}: {value * 1000:.2f} ms</title></rect>")
-            x += wide
-        lines.append(f'<text x="{x + 6:.1f}" y="{y + 14}">{ms(row["step_s"])} ms</text>')
-    return "\n".join(lines + ["</svg>"])
+    lines = ['<div class="bars">']
+    for row in group:
+        name = html.escape(row["method"])
+        colour = method_colour(compressor(row["method"], spec["methods"][row["method"]]))
+        lines.append(f'<b><i style="background:{colour}"></i>{name}</b><div>')
+        for part, value in (parts(row) or [("step", row["step_s"])]) if row["step_s"] else []:
+            wide = 100 * min(value, row["step_s"]) / longest
+            lines.append(f'<i style="width:{wide:.2f}%;background:{COLOURS[part]}" title="{name}, {part}: {value * 1000:.2f} ms"></i>')
+        lines.append(f'<span>{ms(row["step_s"]) + " ms" if row["step_s"] else "failed"}</span></div>')
+    return "\n".join(lines + ["</div>"])
 
 
 def page(spec, rows):
@@ -108,21 +109,30 @@ def page(spec, rows):
     body = []
     for heading, group in groups(rows):
         table = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row_cells(row)) + "</tr>" for row in group)
-        body.append(f"<h2>{html.escape(heading)}</h2>\n{bars(group)}\n"
-                    f"<table><thead><tr>{heads}</tr></thead><tbody>{table}</tbody></table>")
+        body.append(f"<h2>{html.escape(heading)}</h2>\n{bars(spec, group)}\n"
+                    f"<div class=\"scroll\"><table><thead><tr>{heads}</tr></thead><tbody>{table}</tbody></table></div>")
     failed = "".join(f"<li>{html.escape(line)}</li>" for line in failures(rows))
     commands = "".join(f"<dt>{html.escape(name)}</dt><dd><code>{html.escape(' '.join(command))}</code></dd>"
                        for name, command in spec["methods"].items())
     return f"""<!doctype html>
-<html lang="en"><meta charset="utf-8"><title>{title}</title>
+<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1"><title>{title}</title>
 <style>
-body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 62em; margin: 2em auto; padding: 0 1em; color: #222; }}
+:root {{ color-scheme: light dark; --paper: #fff; --ink: #1c2126; --rule: #d9dde1; }}
+@media (prefers-color-scheme: dark) {{ :root {{ --paper: #14181c; --ink: #e8ebee; --rule: #353d45; }} }}
+body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 62em; margin: 2em auto; padding: 0 1em; background: var(--paper);
+  color: var(--ink); }}
 h1 {{ font-size: 1.5em; }} h2 {{ font-size: 1.1em; margin-top: 2em; }}
-svg {{ width: 100%; font-size: 13px; }} svg text {{ fill: #222; }}
+.scroll {{ overflow-x: auto; }}
 table {{ border-collapse: collapse; font-size: 13px; width: 100%; }} td {{ white-space: nowrap; }}
-th, td {{ border-bottom: 1px solid #ddd; padding: 3px 8px; text-align: right; }}
+th, td {{ border-bottom: 1px solid var(--rule); padding: 3px 8px; text-align: right; }}
 th:first-child, td:first-child {{ text-align: left; }}
-.legend span {{ margin-right: 1.5em; }} .legend i {{ display: inline-block; width: 0.8em; height: 0.8em; margin-right: 0.4em; }}
+.legend span {{ display: inline-block; margin-right: 1.5em; }}
+.legend i, .bars b i {{ display: inline-block; width: 0.8em; height: 0.8em; margin-right: 0.4em; }}
+.bars {{ display: grid; grid-template-columns: minmax(6ch, 26ch) 1fr; gap: 4px 12px; margin: 8px 0; font-size: 13px; }}
+.bars b {{ text-align: right; font-weight: 400; overflow-wrap: anywhere; }}
+.bars div {{ display: flex; align-items: center; padding-right: 12ch; }}
+.bars div i {{ flex: none; height: 18px; }} .bars span {{ white-space: nowrap; margin: 0 -12ch 0 6px; }}
+@media (max-width: 640px) {{ .bars {{ grid-template-columns: 1fr; }} .bars b {{ text-align: left; }} }}
 code {{ font-size: 12px; overflow-wrap: anywhere; }}
 </style>
 <h1>{title}</h1>

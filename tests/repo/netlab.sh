@@ -112,6 +112,29 @@ assert rows[1]["step_lowest_s"] == 0.5 and rows[1]["step_highest_s"] == 9 and ro
 END
 }
 
+# The page has the colours of the C++ programs' pages (tools/common/palette.def), and shows what it says.
+test_page() {
+  python3 -B - "$root" <<'END' || complain 'the page is wrong'
+import re, sys
+root = sys.argv[1]
+sys.path.insert(0, root + "/scripts")
+from netlab_lib.figures import summarise
+from netlab_lib.palette import method_colour
+from netlab_lib.report import page
+colours = dict(re.findall(r'METHOD\("([a-z_]+)", "(#[0-9a-f]{6})"\)', open(root + "/tools/common/palette.def").read()))
+assert len(colours) > 15 and all(method_colour(name) == colour for name, colour in colours.items())
+assert method_colour("of_my_own") == "#1870f8"  # as tests/tools/common/palette_test.cpp has it
+spec = {"baseline": "dense", "methods": {"dense": ["train"], "topk 1 %": ["train", "compress.name=topk"]}}
+step = {name: 0.1 for name in ("encode_s", "decode_s", "communicate_s", "exposed_s", "bytes_sent", "bytes_received",
+                               "images_per_second")}
+cells = [{"hosts": 2, "rate": "1gbit", "round": 1, "method": name, "figures": dict(step, step_s=1)} for name in spec["methods"]]
+text = page(spec, summarise(cells, ["1gbit"], [2], list(spec["methods"]), "dense"))
+for part in (colours["dense"], colours["topk"], "exposed communication: 100.00 ms", "prefers-color-scheme: dark", "1000.0 ms"):
+    assert part in text, part
+assert "<script" not in text and "http" not in text and "src=" not in text
+END
+}
+
 can_make_labs() {
   [ "$(id -u)" = 0 ] || skip 'not root'
   PATH=$PATH:/usr/sbin:/sbin
@@ -250,6 +273,7 @@ case $part in
   arguments)
     test_arguments
     test_figures
+    test_page
     ;;
   lab)
     can_make_labs
