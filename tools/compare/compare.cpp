@@ -250,9 +250,9 @@ void warn(Comparison& c) {
     c.warnings.push_back(
         "the runs come from different machines: times and speed-ups do not compare the methods alone");
   for (const auto& row : c.differing)
-    for (const char* key :
-         {"model.name", "data.name", "data.batch_size", "data.train_size", "data.test_size", "data.noise",
-          "dist.ranks", "dist.backend", "dist.link", "train.threads", "train.epochs"})
+    for (const char* key : {"model.name", "data.name", "data.batch_size", "data.train_size", "data.test_size",
+                            "data.noise", "dist.ranks", "dist.backend", "dist.link.rate", "dist.link.latency",
+                            "train.threads", "train.epochs"})
       if (row.key == key)
         c.warnings.push_back(row.key +
                              " differs between the methods, so more than the compression is compared");

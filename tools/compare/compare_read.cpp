@@ -121,9 +121,12 @@ void read_unrecorded_task(Run& run) {
                             key("data.image_size", "32"));
 }
 
-void read_task(Run& run) {
-  for (const StartRecord& start : run.metrics.starts)
+void read_start(Run& run) {
+  run.network = run.config.text("dist.backend");
+  for (const StartRecord& start : run.metrics.starts) {
+    if (!start.backend.empty()) run.network = start.backend;
     if (!start.metric.name.empty()) run.task = start.task, run.metric = start.metric;
+  }
   if (run.metric.name.empty()) read_unrecorded_task(run);
   if (run.metric.name != "accuracy" && run.metric.name != "loss")
     throw UserError(fmt::format(
@@ -176,9 +179,7 @@ Run read_run(const std::string& folder) {
   if (run.metrics.steps.empty())
     throw UserError(folder + ": the run has not finished a step yet; there is nothing to compare");
   run.environment = read_environment(folder + "/environment.json");
-  const auto backend = run.environment.find("backend");
-  run.network = backend == run.environment.end() ? run.config.text("dist.backend") : backend->second;
-  read_task(run);
+  read_start(run);
   derive(run);
   return run;
 }

@@ -116,15 +116,17 @@ std::string contraction_chart(const Comparison& c, const std::vector<Recorded>& 
   Panel panel;
   double lo = kAbsent, hi = kAbsent, last = 1;
   for (const auto& m : methods) {
-    const std::string colour = c.styles[m.method].colour, name = c.methods[m.method].name;
-    const auto add = [&](double DistributionRecord::*member, const char* dash, const std::string& title) {
+    const LineStyle& style = c.styles[m.method];
+    const auto add = [&](double DistributionRecord::*member, const std::string& dash,
+                         const std::string& title) {
+      const bool solid = member == &DistributionRecord::contraction;
       Line line;
       line.points = over_steps(*m.records, [&](const DistributionRecord& r) { return value(r.*member); });
-      line.colour = colour;
+      line.colour = style.colour;
       line.dash = dash;
-      line.dots = *dash == 0;
-      line.width = *dash == 0 ? 2 : 1.4;
-      line.title = name + ": " + title;
+      line.dots = solid;
+      line.width = solid ? 2 : 1.4;
+      line.title = c.methods[m.method].name + ": " + title;
       for (const Point& p : line.points)
         if (std::isfinite(p.y) && (!captured || p.y > 0)) {
           lo = std::isnan(lo) ? p.y : std::min(lo, p.y);
@@ -135,7 +137,7 @@ std::string contraction_chart(const Comparison& c, const std::vector<Recorded>& 
     };
     add(&DistributionRecord::bound, kNormalDash, captured ? "k/d" : "1 - k/d");
     add(&DistributionRecord::bell_bound, kLaplaceDash, captured ? "1 - (1 - k/d)²" : "(1 - k/d)²");
-    add(&DistributionRecord::contraction, "", "measured");
+    add(&DistributionRecord::contraction, style.dash, "measured");
   }
   if (std::isnan(lo)) return "";
   panel.x.hi = last;
@@ -165,7 +167,7 @@ std::string distribution_section(const Comparison& c) {
   // The methods' own colours stand in the legend of the page.
   html += legend_html({{"fitted normal distribution; 1 - k/d", {kInk, kNormalDash}},
                        {"fitted Laplace distribution; (1 - k/d)²", {kInk, kLaplaceDash}}},
-                      {"solid, in the method's colour: measured"});
+                      {"thick, in the method's colour: measured"});
   for (const auto& m : methods)
     html += "<div class=\"chart\"><h3>" + escape(c.methods[m.method].name) + "</h3>" + histograms(c, m) +
             "</div>\n";

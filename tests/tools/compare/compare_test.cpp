@@ -37,6 +37,7 @@ struct Made {
   bool complete = true;
   std::optional<Metric> metric = Metric::accuracy();  // none: files of a version that did not record it
   int steps = 20, every = 1;                          // every so many steps are in the file
+  std::string network = "threads";
   std::string task = "synthetic_images, 10 classes, samples [3, 32, 32]";
   bool slower = false;  // step i's forward pass takes i milliseconds
 };
@@ -50,7 +51,8 @@ struct Folder {
     const RunDirectory folder = create_run_directory(loaded, {"train"});
     MetricsWriter writer(folder.metrics_jsonl());
     if (made.metric)
-      writer.write(StartRecord{0, made.steps, 10, "2026-01-01T00:00:00Z", made.task, *made.metric});
+      writer.write(
+          StartRecord{0, made.steps, 10, "2026-01-01T00:00:00Z", made.network, made.task, *made.metric});
     const bool accuracy = !made.metric || made.metric->name == "accuracy";
     const int steps = made.steps;
     for (int i = 1; i <= steps; ++i) {
@@ -352,12 +354,10 @@ TEST_CASE("an emulated link stands in the table, the subtitle and at the axes of
   const std::string real = report_html(folder.compare({"d"}));
   CHECK(contains(real, ">training time (s)</text>"));
   CHECK_FALSE(contains(real, "emulat"));
-  for (const std::string name : {"d", "t"}) {
-    if (name == "t") folder.add(name, {.overrides = kTopk});
-    std::ofstream(folder.path + "/" + name + "/environment.json")
-        << R"({"host": "n", "backend": "threads, emulated link 100mbit, 50us"})";
-  }
-  const auto c = folder.compare({"d", "t"});
+  const std::string network = "threads, emulated link 100mbit, 50us";
+  folder.add("e", {.network = network});
+  folder.add("t", {.overrides = kTopk, .network = network});
+  const auto c = folder.compare({"e", "t"});
   CHECK(count_of(comparison_text(c), "threads, emulated link 100mbit, 50us") == 2);
   const std::string html = report_html(c);
   CHECK(contains(html, "(threads, emulated link 100mbit, 50us)"));              // the subtitle
@@ -365,7 +365,7 @@ TEST_CASE("an emulated link stands in the table, the subtitle and at the axes of
   CHECK(count_of(html, "<td>threads, emulated link 100mbit, 50us</td>") == 2);  // the table
   CHECK(count_of(comparison_csv(c), "\"threads, emulated link 100mbit, 50us\"") == 2);
   folder.add("other", {.overrides = {"compress.name=dgc"}});
-  CHECK(contains(report_html(folder.compare({"d", "other"})), ">partly emulated links</text>"));
+  CHECK(contains(report_html(folder.compare({"e", "other"})), ">partly emulated links</text>"));
 }
 
 TEST_CASE("keys that make a comparison unfair are pointed out") {
