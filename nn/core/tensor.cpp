@@ -6,6 +6,7 @@
 
 #include "nn/core/base/check.h"
 #include "nn/core/bfloat16.h"
+#include "nn/core/pass_cost.h"
 
 namespace topknot {
 
@@ -41,8 +42,12 @@ Tensor Tensor::empty(const Shape& shape, Layout layout, Device device, DType dty
   t.dtype_ = dtype;
   DeviceBackend* owner = &backend(device);
   t.data_ = owner->allocate(floats);
-  t.storage_ =
-      std::shared_ptr<float>(t.data_, [owner, floats](float* data) { owner->release(data, floats); });
+  const auto bytes = static_cast<std::int64_t>(floats * sizeof(float));
+  PassCost::add_bytes(bytes);
+  t.storage_ = std::shared_ptr<float>(t.data_, [owner, floats, bytes](float* data) {
+    PassCost::add_bytes(-bytes);
+    owner->release(data, floats);
+  });
   return t;
 }
 

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include "nn/core/pass_cost.h"
+
 namespace topknot {
 namespace {
 
@@ -61,11 +63,13 @@ Variable conv_bn(const Variable& x, const Variable& weight, const Variable& gamm
                kernels_for<ConvKernels>(x).output_layout(geometry), gamma, beta, residual);
   const BatchNormArguments call = arguments(x, gamma, beta, residual, state, options);
   OpState kept;
+  PassCost::add_flops(geometry.flops(x.shape()));
   Tensor y = kernels->forward(geometry, weight.value(), call, kept);
   std::vector<Variable> inputs{x, weight, gamma, beta};
   if (residual.defined()) inputs.push_back(residual);
   return {"conv_bn", std::move(y), std::move(inputs), [=](Tensor grad) {
             BatchNormGradients out = gradients(x, gamma, beta, residual);
+            PassCost::add_flops(geometry.flops(x.shape()) * (weight.requires_grad() + x.requires_grad()));
             kernels->backward(geometry, weight.value(), call, kept, std::move(grad), weight.gradient_target(),
                               out);
             hand_on(out, x, residual);

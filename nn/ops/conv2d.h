@@ -16,6 +16,8 @@ struct ConvGeometry {
   Shape weight_shape() const { return {out, in, kernel, kernel}; }
   // Throws Error where the geometry is invalid, x is not [N, in, H, W], or the kernel is larger than the padded x.
   Shape output_shape(const Shape& x) const;
+  // Of y, and of each of the gradients of x and w: 2 per multiply-add, those with padding included.
+  double flops(const Shape& x) const;
   auto operator<=>(const ConvGeometry&) const = default;
 };
 
