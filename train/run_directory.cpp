@@ -108,7 +108,7 @@ std::string effective_config(const RunDirectory& folder, const Config& config,
   effective.output.overwrite = false;
   origins.erase("output.overwrite");
   return std::string(kConfigTitle) + " 'train config.yaml output.dir=OTHER' repeats the run.\n" +
-         dump_yaml(effective, false, origins);
+         dump_yaml(effective, false, origins, keys_without_use(effective));
 }
 
 }  // namespace

@@ -16,6 +16,28 @@ TEST_CASE("200 steps of every method on 1, 2, 4 and 8 ranks: all ranks hold the 
     }
 }
 
+TEST_CASE(
+    "the config.yaml of a run of any method, and of one with keys it does not use, runs again without a "
+    "word") {
+  for (const std::string& method : compressors().names()) {
+    INFO(method);
+    const TempFolder temp;
+    auto keys = keys_of_method(method);
+    keys.insert(keys.end(), {"compress.mu=3", "schedule.gamma=0.5", "data.noise=0.1", "train.record_from=1"});
+    const LoadedConfig first = small_run(temp, keys);
+    CHECK_FALSE(unused_keys(first).empty());
+    create_run_directory(first, {});
+    const LoadedConfig again = load_config(temp.at("run/config.yaml"), {});
+    CHECK(again.problems.empty());
+    CHECK(check_config(again.config).empty());
+    CHECK(unused_keys(again) == std::vector<std::string>());
+    const std::set<std::string> without = keys_without_use(first.config);
+    for (const Key& key : config_keys())
+      if (key.name.rfind("output.", 0) != 0 && !without.count(key.name))
+        CHECK(key_value(key, again.config) == key_value(key, first.config));
+  }
+}
+
 TEST_CASE("every method gives the same bits by threads and by gloo, with uneven shards") {
   for (const std::string& method : compressors().names()) {
     INFO(method);

@@ -50,8 +50,9 @@ bool may_change(const std::string& key) {
 
 void check_config_of(const Manifest& manifest, const Config& config, bool root) {
   std::vector<std::string> refused, changed;
+  const std::set<std::string> without_use = keys_without_use(config);
   for (const auto& [key, now] : config_values(config)) {
-    if (key == "train.stop_after" || key.rfind("resume.", 0) == 0 || key.rfind("output.", 0) == 0) continue;
+    if (key == "train.stop_after" || key.rfind("output.", 0) == 0 || without_use.count(key)) continue;
     const auto then = manifest.config.find(key);
     if (then == manifest.config.end() || then->second == now) continue;
     (may_change(key) ? changed : refused).push_back(fmt::format("{}: {}, was {}", key, now, then->second));

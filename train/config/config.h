@@ -11,6 +11,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <variant>
 #include <vector>
@@ -161,9 +162,10 @@ struct Key {
   std::string none_word = {};  // of an optional number: "none", "auto"
   std::string registry = {};  // NameList::kind, where the value is a registered name: "model", "dataset", ...
   bool may_be_empty = false;  // of such a name: the method's own choice
-  // The choices (of the section's name, its selection or memory) that use the key; empty: all. See
-  // unused_keys().
+  // What uses the key; empty: everything. A choice (of the section's name, its selection or memory), a backend,
+  // kSelectingMethods and the like, or another key, which counts where it is not 0, empty or false.
   std::vector<std::string> users = {};
+  std::vector<std::string> ignored_by = {};  // data sets with such a property of their own
 };
 
 // In the order of sections; the only place that knows all keys.
@@ -190,6 +192,7 @@ struct LoadedConfig {
   Config config;
   std::map<std::string, Origin> origins;  // by key; keys that are absent have their default
   std::vector<Problem> problems;
+  bool resumed = false;  // of a run that goes on: `train --resume`
 };
 
 // Reads `file` ("" for none) and applies `overrides`, each "section.key=value"; a list is [1,2] or 1,2. Never
@@ -203,20 +206,27 @@ CompressOptions compress_options(const Config& config);
 // can see (a missing data folder, no GPU).
 std::vector<Problem> check_config(const Config& config);
 
-// A line for each key that was given and that the chosen method, model or schedule does not use. A key of the
+// A line for each key that was given and that the chosen method, model, data or device does not use. A key of the
 // file stays unmentioned where the command line names another method: the file was written for its own. For
 // configurations that check_config() has passed.
 std::vector<std::string> unused_keys(const LoadedConfig& loaded);
-// In Key::users: compress.name is made of pieces, one of which selects entries.
+// The keys that a run of this configuration does not use, whatever their values.
+std::set<std::string> keys_without_use(const Config& config);
+// In Key::users: compress.name is made of pieces, one of which selects entries; it is not dense; the device is a GPU;
+// the run was started by --resume.
 inline constexpr const char* kSelectingMethods = "methods that select entries";
+inline constexpr const char* kCompressingMethods = "methods that compress";
+inline constexpr const char* kGpus = "GPUs";
+inline constexpr const char* kResume = "train --resume";
 
 // Throws one UserError that lists them, the first 20 and a count of the others; does nothing where there are none.
 void throw_problems(const std::vector<Problem>& problems);
 
-// A file that `train FILE` reads to the same Config. With `origins`, each value that is not a default says in
-// a comment where it came from.
+// A file that `train FILE` reads to the same Config, but for the keys of `without`. With `origins`, each value that is
+// not a default says in a comment where it came from.
 std::string dump_yaml(const Config& config, bool only_non_default = false,
-                      const std::map<std::string, Origin>& origins = {});
+                      const std::map<std::string, Origin>& origins = {},
+                      const std::set<std::string>& without = {});
 
 // All keys by section, or those of one, for --help and `--list keys`: names, types, defaults, ranges, help, in lines of `width`
 // columns. Throws UserError for an unknown section.
@@ -227,6 +237,8 @@ std::string key_reference_markdown();
 // The keys that single methods declare, as docs/methods.md has them.
 std::string method_keys_markdown();
 
+// Whether train.device is a GPU here.
+bool on_gpu(const Config& config);
 // train.threads, or where it is 0: 1 with several ranks, else the machine's cores.
 int compute_threads(const Config& config);
 // compress.density at an epoch, from 0: the entry of compress.warmup, never below compress.density; after the

@@ -5,12 +5,12 @@
 
 namespace topknot {
 std::string dump_yaml(const Config& config, bool only_non_default,
-                      const std::map<std::string, Origin>& origins) {
+                      const std::map<std::string, Origin>& origins, const std::set<std::string>& without) {
   const Config defaults;
   std::string text, section;
   for (const Key& key : config_keys()) {
     const std::string value = key_value(key, config);
-    if (only_non_default && value == key_value(key, defaults)) continue;
+    if ((only_non_default && value == key_value(key, defaults)) || without.count(key.name)) continue;
     const std::string own = section_of(key.name);
     if (own != section) text += "\n" + own + ":\n";
     section = own;

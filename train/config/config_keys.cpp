@@ -68,7 +68,12 @@ Key used_by(std::vector<std::string> users, Key key) {
   return key;
 }
 
-// The same, said in the help.
+Key not_of(std::vector<std::string> data_sets, Key key) {
+  key.ignored_by = std::move(data_sets);
+  return key;
+}
+
+// As used_by, said in the help.
 Key of(std::vector<std::string> users, Key key) {
   std::string names;
   for (const std::string& user : users) names += (names.empty() ? "" : ", ") + user;
@@ -104,7 +109,8 @@ std::vector<Key> run_keys() {
            "the data"),
 
       registered("data.name", at<d, &Data::name>, "dataset", "which data set (train --list datasets)"),
-      text("data.root", at<d, &Data::root>, "folder that holds the data set's files"),
+      not_of({"synthetic_images", "synthetic_regression"},
+             text("data.root", at<d, &Data::root>, "folder that holds the data set's files")),
       number("data.batch_size", at<d, &Data::batch_size>, 1, 1e6, "samples a rank takes in one step"),
       text("data.shard", at<d, &Data::shard>,
            "how ranks share the training set: equal parts, the largest RATIO times the smallest, or sorted "
@@ -112,21 +118,26 @@ std::vector<Key> run_keys() {
            {"even", "uneven:RATIO", "by_label"}),
       text("data.augment", at<d, &Data::augment>,
            "random crops and flips of training images; auto: the data set's way", {"auto", "true", "false"}),
-      text("data.on_device", at<d, &Data::on_device>,
-           "keep the data set in the GPU's memory and make batches there; auto: where it takes a quarter of "
-           "it or less",
-           {"auto", "true", "false"}),
+      used_by(
+          {kGpus},
+          text("data.on_device", at<d, &Data::on_device>,
+               "keep the data set in the GPU's memory and make batches there; auto: where it takes a quarter "
+               "of it or less",
+               {"auto", "true", "false"})),
       number("data.workers", at<d, &Data::workers>, 0, 256,
              "threads per rank that prepare batches ahead; 0: none, the training thread does it"),
       number("data.train_size", at<d, &Data::train_size>, 0, 1e9,
              "use only the first so many training samples (synthetic data: make so many); 0: all"),
       number("data.test_size", at<d, &Data::test_size>, 0, 1e9, "the same for test samples"),
-      number("data.classes", at<d, &Data::classes>, 2, 1000, "classes of synthetic_images"),
-      number("data.image_size", at<d, &Data::image_size>, 8, 512,
-             "height and width of synthetic_images, in pixels"),
-      with_word(number("data.noise", at<d, &Data::noise>, 0, 1,
-                       "noise of synthetic data, as a standard deviation; auto: the data set's own"),
-                "auto"),
+      not_of({"cifar10", "mnist", "synthetic_regression"},
+             number("data.classes", at<d, &Data::classes>, 2, 1000, "classes of synthetic_images")),
+      not_of({"cifar10", "mnist", "synthetic_regression"},
+             number("data.image_size", at<d, &Data::image_size>, 8, 512,
+                    "height and width of synthetic_images, in pixels")),
+      not_of({"cifar10", "mnist"},
+             with_word(number("data.noise", at<d, &Data::noise>, 0, 1,
+                              "noise of synthetic data, as a standard deviation; auto: the data set's own"),
+                       "auto")),
   };
 }
 
@@ -185,9 +196,12 @@ std::vector<Key> method_keys() {
       flag("compress.dense_1d", at<c, &Compress::dense_1d>, "1-D parameters (biases, norms) travel dense"),
       number("compress.min_numel", at<c, &Compress::min_numel>, 0, 1e12,
              "parameters with fewer elements travel dense"),
-      text("compress.dense_values", at<c, &Compress::dense_values>,
-           "how a compressed method sends what travels dense; below fp32 the rounding error is carried on",
-           {"fp32", "fp16", "bf16"}),
+      used_by(
+          {kCompressingMethods},
+          text(
+              "compress.dense_values", at<c, &Compress::dense_values>,
+              "how a compressed method sends what travels dense; below fp32 the rounding error is carried on",
+              {"fp32", "fp16", "bf16"})),
       number("compress.clip", at<c, &Compress::clip>, 0, 1e9,
              "greatest norm of the averaged gradient that local clipping aims at: each rank's gradient is "
              "clipped at sqrt(ranks) times it; 0: off"),
@@ -274,8 +288,10 @@ std::vector<Key> machine_keys() {
       number("dist.ranks", at<d, &Dist::ranks>, 1, 1024, "how many ranks train together"),
       text("dist.master", at<d, &Dist::master>, "processes on several hosts: HOST:PORT where rank 0 listens"),
       text("dist.interface", at<d, &Dist::interface>, "gloo, nccl: network interface to use, such as eth0"),
-      text("dist.token", at<d, &Dist::token>,
-           "gloo, nccl: a word that only this job's processes have; others are refused at dist.master"),
+      used_by(
+          {"gloo", "nccl"},
+          text("dist.token", at<d, &Dist::token>,
+               "gloo, nccl: a word that only this job's processes have; others are refused at dist.master")),
       flag("dist.ordered_sum", at<d, &Dist::ordered_sum>,
            "dense sums in rank order, the same bits on every backend; slower on large models"),
       number("dist.timeout_s", at<d, &Dist::timeout_s>, 0, 1e6,
@@ -294,32 +310,35 @@ std::vector<Key> machine_keys() {
       text("train.device", at<t, &Train::device>, "where to compute; auto: a GPU where there is one",
            {"auto", "cpu", "cuda"}),
       text("train.precision", at<t, &Train::precision>,
-           "on a GPU: fp32, tf32 in products, or bf16 activations with fp32 weights and gradients",
+           "fp32; on a GPU also tf32 in products, or bf16 activations with fp32 weights and gradients",
            {"fp32", "tf32", "bf16"}),
-      flag("train.graphs", at<t, &Train::graphs>,
-           "on a GPU: steps are recorded as CUDA graphs and replayed; the same numbers, less work for the "
-           "host"),
-      flag("train.deterministic", at<t, &Train::deterministic>,
-           "the same bits in every run on a GPU too, slower there"),
+      used_by({kGpus},
+              flag("train.graphs", at<t, &Train::graphs>,
+                   "on a GPU: steps are recorded as CUDA graphs and replayed; the same numbers, less work "
+                   "for the host")),
+      used_by({kGpus}, flag("train.deterministic", at<t, &Train::deterministic>,
+                            "the same bits in every run on a GPU too, slower there; on a CPU always so")),
       text("train.bn_stats", at<t, &Train::bn_stats>,
            "batch-norm statistics for evaluation: averaged over ranks, rank 0's, or each rank its own",
            {"mean", "rank0", "local"}),
       number("train.accumulate", at<t, &Train::accumulate>, 1, 1e6, "batches that make one step"),
       number("train.clip_local", at<t, &Train::clip_local>, 0, 1e9,
              "greatest norm of a rank's gradient, before compression; 0: off"),
-      text("train.clip_local_scope", at<t, &Train::clip_local_scope>,
-           "clip_local measures the whole gradient (no overlap with backward) or each tensor",
-           {"model", "tensor"}),
+      used_by({"train.clip_local", "compress.clip"},
+              text("train.clip_local_scope", at<t, &Train::clip_local_scope>,
+                   "clip_local measures the whole gradient (no overlap with backward) or each tensor",
+                   {"model", "tensor"})),
       number("train.clip_global", at<t, &Train::clip_global>, 0, 1e9,
              "greatest norm of the averaged gradient; 0: off"),
       number("train.eval_every", at<t, &Train::eval_every>, 0, 1e6,
              "epochs between evaluations, 0.25: four per epoch; 0: only at the end"),
       number("train.target_accuracy", at<t, &Train::target_accuracy>, 0, 1,
              "end the run at the first evaluation whose test accuracy is at least this; 0: none"),
-      number("train.checkpoint_every", at<t, &Train::checkpoint_every>, 0, 1e6,
-             "epochs between checkpoints, 0.1: ten per epoch; there is one at each evaluation, stop and end "
-             "in any "
-             "case"),
+      used_by(
+          {"train.checkpoint_keep"},
+          number("train.checkpoint_every", at<t, &Train::checkpoint_every>, 0, 1e6,
+                 "epochs between checkpoints, 0.1: ten per epoch; there is one at each evaluation, stop and "
+                 "end in any case")),
       number("train.checkpoint_keep", at<t, &Train::checkpoint_keep>, 0, 1e6,
              "how many of the last checkpoints are kept, and the best besides; 0: none are written"),
       number("train.stop_after", at<t, &Train::stop_after>, 0, 1e12,
@@ -331,8 +350,8 @@ std::vector<Key> machine_keys() {
              "stop after so many steps in a row that were not finite"),
       number("train.record_gradients", at<t, &Train::record_gradients>, 0, 1e9,
              "write rank 0's own gradients of so many steps to gradients.npy in the run directory; 0: none"),
-      number("train.record_from", at<t, &Train::record_from>, 0, 1e12,
-             "steps before the first one that record_gradients writes"),
+      used_by({"train.record_gradients"}, number("train.record_from", at<t, &Train::record_from>, 0, 1e12,
+                                                 "steps before the first one that record_gradients writes")),
       number("train.distribution_every", at<t, &Train::distribution_every>, 0, 1e9,
              "steps between looks at the distribution of rank 0's accumulated gradient; 0: none"),
       number("train.profile_steps", at<t, &Train::profile_steps>, 0, 1e6,
@@ -341,11 +360,11 @@ std::vector<Key> machine_keys() {
              "steps before the first one that profile_steps traces; a run too short for it is traced at its "
              "end"),
 
-      text("resume.residuals", at<r, &Config::Resume::residuals>,
-           "train --resume: what becomes of the ranks' residuals; keep needs the same number of ranks, sum "
-           "shares them "
-           "out, reset drops them",
-           {"keep", "sum", "reset"}),
+      used_by({kResume}, text("resume.residuals", at<r, &Config::Resume::residuals>,
+                              "train --resume: what becomes of the ranks' residuals; keep needs the same "
+                              "number of ranks, sum "
+                              "shares them out, reset drops them",
+                              {"keep", "sum", "reset"})),
 
       text("output.dir", at<o, &Config::Output::dir>,
            "run directory; empty: a name made from the configuration, in runs/"),

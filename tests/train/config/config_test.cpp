@@ -360,6 +360,44 @@ TEST_CASE("keys that were given and that the choices do not use are named, with 
   CHECK(notes(wrong.path, {}).size() == 1);
 }
 
+TEST_CASE(
+    "keys for another device, other data or another key are named, those of the CPU's own way are not") {
+  const auto notes = [](std::vector<std::string> overrides) {
+    overrides.push_back("train.device=cpu");
+    return unused_keys(load_config("", overrides));
+  };
+  using Lines = std::vector<std::string>;
+  CHECK(notes({"train.graphs=true"}) ==
+        Lines{"train.graphs is for GPUs and changes nothing here (train.device=cpu)"});
+  CHECK(notes({"train.deterministic=true", "data.on_device=auto"}).size() == 2);
+  CHECK(notes({"train.precision=tf32"}) ==
+        Lines{"train.precision tf32 is for GPUs; fp32 is used here (train.device=cpu)"});
+  CHECK(notes({"train.precision=fp32"}).empty());
+  CHECK(notes({"data.name=cifar10", "data.classes=10"}) ==
+        Lines{"data.classes is not for cifar10 and changes nothing here (data.name=cifar10)"});
+  CHECK(notes({"data.name=mnist", "data.image_size=32", "data.noise=0.1"}).size() == 2);
+  CHECK(notes({"data.classes=10", "data.image_size=64", "data.noise=0.1"}).empty());
+  CHECK(notes({"data.root=/tmp"}).size() == 1);
+  CHECK(notes({"data.name=mnist", "data.root=/tmp"}).empty());
+  CHECK(notes({"train.record_from=2"}) ==
+        Lines{"train.record_from is for train.record_gradients and changes nothing here "
+              "(train.record_gradients=0)"});
+  CHECK(notes({"train.record_from=2", "train.record_gradients=1"}).empty());
+  CHECK(notes({"train.clip_local_scope=tensor"}).size() == 1);
+  CHECK(notes({"train.clip_local_scope=tensor", "compress.clip=1"}).empty());
+  CHECK(notes({"train.checkpoint_every=1", "train.checkpoint_keep=0"}).size() == 1);
+  CHECK(notes({"train.checkpoint_every=1"}).empty());
+  CHECK(notes({"compress.dense_values=bf16"}).size() == 1);
+  CHECK(notes({"resume.residuals=sum"}).size() == 1);
+  CHECK(notes({"dist.token=word", "dist.backend=threads"}).size() == 1);
+  CHECK(notes({"dist.token=word"}).empty());  // a launcher may choose gloo
+  CHECK(notes({}).empty());
+  // A file for GPUs, run on a CPU.
+  const File file("train: {graphs: true, deterministic: true}\n");
+  CHECK(unused_keys(load_config(file.path, {"train.device=cpu"})).empty());
+  CHECK(unused_keys(load_config(file.path, {"train.device=cuda"})).empty());
+}
+
 TEST_CASE("a run directory is named by what the run is and by every key that differs from its default") {
   const auto name = [](const std::vector<std::string>& overrides) {
     return run_directory_name(load_config("", overrides).config);
