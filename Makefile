@@ -16,7 +16,7 @@ FIXED_ADDRESSES = $(if $(shell command -v setarch),setarch -R)
 help:  ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: deps  ## train three methods on 4 ranks and write one HTML report (sets everything up)
+demo: deps  ## train four methods over an emulated slow link and write one HTML report (sets everything up)
 	@$(call CONFIGURE,$(BUILD),)
 	@cmake --build $(BUILD) -j $(JOBS) --target train compare
 	@BUILD=$(BUILD) scripts/demo

@@ -91,8 +91,9 @@ void Progress::step(std::int64_t step, double epoch, double loss, double lr, std
   since_drawn_ = 0;
   const double total = static_cast<double>(options_.total_steps), made = static_cast<double>(step);
   const double left = total > 0 && rate_ > 0 ? std::max(0.0, total - made) / rate_ + evaluation_seconds : -1;
-  show(step_fields(step, options_.total_steps, epoch, loss, lr, image_rate_, left),
-       total > 0 ? made / total : 0);
+  auto fields = step_fields(step, options_.total_steps, epoch, loss, lr, image_rate_, left);
+  if (!options_.network.empty()) fields.push_back({options_.network, 1});
+  show(std::move(fields), total > 0 ? made / total : 0);
 }
 
 void Progress::evaluation(std::int64_t done, std::int64_t batches, double seconds, double later_seconds) {
@@ -157,7 +158,8 @@ Reporter::Reporter(const RunInputs& inputs, const Plan& plan, const Communicator
       task_(task_of(*inputs.data.test)),
       metric_(inputs.data.test->classes() > 0 ? Metric::accuracy() : Metric::squared_error()),
       test_batches_(inputs.data.test->size() / (std::int64_t{config_.data.batch_size} * ranks_) + 1),
-      progress_({plan.total_steps, inputs.config.train.log_every, inputs.quiet || !root_}),
+      progress_({plan.total_steps, inputs.config.train.log_every, inputs.quiet || !root_,
+                 inputs.config.dist.link_rate.empty() ? "" : "emulated link"}),
       program_start_(inputs.program_start) {
   if (!root_) return;
   const Metrics earlier = inputs.resume ? read_metrics(folder_.metrics_jsonl()) : Metrics();
@@ -352,8 +354,9 @@ std::string Reporter::end(std::int64_t steps, std::int64_t skipped, const std::s
                          1e3 * modelled_makespan, 1e3 * end.makespan_p50_s, steady.size()));
   const std::string best =
       has_accuracy() ? fmt::format(", best accuracy {:.2f} %", 100 * best_accuracy_) : "";
-  return fmt::format("done: {} steps in {}, {:.0f} images/s, sent {} per rank (dense: {})\n{}{}: {}", steps,
-                     format_duration(train_seconds_), end.images_per_second, format_bytes(end.bytes_sent),
+  const std::string by = config_.dist.link_rate.empty() ? "" : " by " + backend_;
+  return fmt::format("done: {} steps in {}, {:.0f} images/s{}, sent {} per rank (dense: {})\n{}{}: {}", steps,
+                     format_duration(train_seconds_), end.images_per_second, by, format_bytes(end.bytes_sent),
                      format_bytes(end.bytes_dense), evaluation_text(), best, folder_.path);
 }
 

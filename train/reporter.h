@@ -26,6 +26,7 @@ struct ProgressOptions {
   std::int64_t total_steps = 0;  // 0: unknown
   int log_every = 10;
   bool quiet = false;
+  std::string network = "";  // what the throughput depends on that is not real: "emulated link"
 };
 
 // A part of the line. Where the line is too long, the parts of the highest rank are left out first; those of rank 0 stay.

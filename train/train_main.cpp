@@ -57,7 +57,7 @@ int run(int argc, char** argv) {
     std::fputs(line.text.c_str(), stdout);
     return 0;
   }
-  if (line.quiet) set_log_level(LogLevel::warning);
+  if (line.quiet || line.brief) set_log_level(LogLevel::warning);
   if (line.verbose) set_log_level(LogLevel::debug);
 
   LoadedConfig loaded = line.resume.empty() ? load_config(line.file, line.overrides)

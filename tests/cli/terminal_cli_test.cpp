@@ -104,6 +104,29 @@ TEST_CASE("the result of a run goes to standard output, also with -q, and all el
   CHECK(run_command(run + "-q 2>&1 1>/dev/null").output == "");
 }
 
+TEST_CASE(
+    "--brief shows progress on one line of a terminal, and every line about time names an emulated link") {
+  const TempFolder temp;
+  const std::string run = kTrain + kSmall + temp.at("run") +
+                          " output.overwrite=true train.max_steps=9 train.log_every=3 dist.ranks=2 "
+                          "dist.link.rate=1gbit ";
+  Terminal terminal(run + "--brief", 100);
+  CHECK(terminal.code() == 0);
+  INFO(terminal.output());
+  std::size_t lines = 0;
+  for (const std::string& line : drawn(terminal.output())) {
+    lines += contains(line, "parameters");
+    if (contains(line, "images/s")) CHECK(contains(line, "emulated link"));
+  }
+  CHECK(lines == 0);
+  CHECK(contains(terminal.output(), "step 9/9"));
+  CHECK(contains(terminal.output(), "images/s by threads, emulated link 1gbit, 50us, sent "));
+  CHECK(run_command(run + "--brief 2>&1 1>/dev/null").output == "");
+  const Outcome plain = run_command(run + "1>/dev/null");
+  CHECK(plain.count("emulated link") == 1 + plain.count("images/s"));
+  CHECK(plain.count("images/s") == 3);
+}
+
 TEST_CASE("warnings and errors have a colour on a terminal, unless NO_COLOR says no") {
   const TempFolder temp;
   const std::string warning = kTrain + kSmall + temp.at("run") +

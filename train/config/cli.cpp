@@ -17,9 +17,9 @@
 namespace topknot {
 namespace {
 
-const std::vector<std::string> kFlags = {"--help",    "--validate",     "--dry-run", "--dump-config",
-                                         "--list",    "--resume",       "--quiet",   "--verbose",
-                                         "--version", "--check-network"};
+const std::vector<std::string> kFlags = {"--help",    "--validate", "--dry-run",      "--dump-config",
+                                         "--list",    "--resume",   "--quiet",        "--brief",
+                                         "--verbose", "--version",  "--check-network"};
 
 constexpr const char* kExamples =
     "Examples:\n"
@@ -51,6 +51,7 @@ std::string flag_help(int width) {
       {"--check-network", "start the ranks, have them talk, show who took part and how fast; trains nothing"},
       {"--list WHAT", "what there is, with help: " + joined_lists() + "; or --list keys SECTION"},
       {"-q, --quiet", "of a run only warnings, errors and its result"},
+      {"--brief", "the same, and progress on one line of a terminal"},
       {"-v, --verbose", "more detail"},
       {"--help KEY", "one key, or the keys of a section; --help alone: all of this"},
       {"--version", "version and revision of this program"}};
@@ -140,6 +141,7 @@ CommandLine parse_command_line(int argc, const char* const* argv) {
   app.add_flag("--dump-config", line.dump_config);
   app.add_flag("--check-network", line.check_network);
   app.add_flag("-q,--quiet", line.quiet);
+  app.add_flag("--brief", line.brief);
   app.add_flag("-v,--verbose", line.verbose);
   app.add_option("--list", list);
   app.add_option("--resume", line.resume);
