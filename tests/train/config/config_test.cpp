@@ -7,6 +7,7 @@
 #include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <regex>
 #include <set>
 #include <sstream>
 #include <thread>
@@ -476,6 +477,26 @@ TEST_CASE("every file in configs is valid") {
     CHECK(unused_keys(loaded).empty());
   }
   CHECK(files >= 13);
+}
+
+TEST_CASE("an accuracy that a configuration states is in the page that it names") {
+  const std::regex source("\\((docs/[a-z0-9_/]+\\.md), as of commit [0-9a-f]{7,}\\)"), percent("([0-9.]+) %");
+  int figures = 0;
+  for (const auto& entry : fs::recursive_directory_iterator(kSource / "configs")) {
+    if (entry.path().extension() != ".yaml") continue;
+    std::ifstream stream(entry.path());
+    for (std::string line; std::getline(stream, line);) {
+      if (line.rfind("# Test accuracy", 0) != 0) continue;
+      INFO(entry.path().string() << ": " << line);
+      std::smatch place;
+      REQUIRE(std::regex_search(line, place, source));
+      const std::string page = read(kSource / place[1].str());
+      for (std::sregex_iterator figure(line.begin(), line.end(), percent), end; figure != end;
+           ++figure, ++figures)
+        CHECK(contains(page, (*figure)[1].str()));
+    }
+  }
+  CHECK(figures >= 7);
 }
 
 TEST_CASE("the command line of train knows its flags and explains what it does not know") {
