@@ -61,7 +61,7 @@ class Engine {
 
   // All of these are collective.
   virtual void all_reduce(std::span<double> sums) = 0;
-  // None where the hook ended it on some rank.
+  // None where the hook ended it, which it must do on all ranks alike.
   virtual std::optional<Evaluation> evaluate(const EvaluationHook& hook) = 0;
   virtual void check_parameters(const std::string& when) = 0;
 

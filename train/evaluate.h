@@ -24,8 +24,8 @@ struct Evaluation {
   double loss = 0;      // mean over the samples
   double accuracy = 0;  // 0 to 1; 0 for regression
 };
-// Called before each batch of an evaluation with the batches that are done and all of this rank's; false ends the
-// evaluation there.
+// Called before each batch of an evaluation and after the last one, with the batches that are done and all of this rank's;
+// false ends the evaluation there.
 using EvaluationHook = std::function<bool(std::int64_t done, std::int64_t batches)>;
 // Over the samples of this rank's loader: the sum of their losses, the number of correct answers, and that of samples.
 std::array<double, 3> evaluation_sums(BuiltModel& model, Loader& loader, const EvaluationHook& hook);

@@ -108,13 +108,12 @@ std::optional<Evaluation> StepEngine::evaluate(const EvaluationHook& hook) {
   synchronize_statistics(model_->store, config_.train.bn_stats, queue_, communicator_);
   model_->store.statistics_to_device();
   bool ended = false;
-  const auto [loss, correct, number] = evaluation_sums([&](std::int64_t done, std::int64_t batches) {
-    ended = ended || !hook(done, batches);
+  std::array<double, 3> sums = evaluation_sums([&](std::int64_t done, std::int64_t batches) {
+    ended = !hook(done, batches);
     return !ended;
   });
-  std::array<double, 4> sums{loss, correct, number, ended ? 1.0 : 0.0};
+  if (ended) return std::nullopt;
   queue_.run([&](Communicator& c) { c.all_reduce(std::span<double>(sums)); });
-  if (sums[3] > 0) return std::nullopt;
   const double samples = std::max(1.0, sums[2]);
   return Evaluation{sums[0] / samples, sums[1] / samples};
 }

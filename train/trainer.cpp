@@ -254,19 +254,28 @@ class Trainer {
           "; lower optimizer.lr, or clip with train.clip_global (train.max_skips sets this limit)");
   }
 
-  // Returns the signal that ended it, the same on every rank, or 0. A rank that has received one waits for the others' parts.
+  // The highest signal that a rank has received, the same on every rank, or 0.
+  int agreed_signal() {
+    std::vector<double> sums;
+    add_signals(sums);
+    engine_->all_reduce(sums);
+    return highest_signal(sums.data());
+  }
+
+  // Returns the signal that ended it, the same on every rank, or 0.
   int run_evaluation() {
+    constexpr std::int64_t kBatchesBetween = 4;  // agreements: one is a message's latency
     const Clock::time_point start = Clock::now();
+    const std::int64_t batch = std::int64_t{config_.data.batch_size} * communicator_.size();
+    const std::int64_t most =
+        (inputs_.data.test->size() + batch - 1) / batch;  // of a rank; others have one less
+    int signal = 0;
     const auto evaluation = engine_->evaluate([&](std::int64_t done, std::int64_t batches) {
       reporter_.evaluating(step(), done, batches, seconds_since(start));
-      return stop_signal() == 0;
+      if (done < most && done % kBatchesBetween == 0) signal = agreed_signal();
+      return signal == 0;
     });
-    if (!evaluation) {
-      std::vector<double> sums;
-      add_signals(sums);
-      engine_->all_reduce(sums);
-      return highest_signal(sums.data());
-    }
+    if (!evaluation) return signal;
     position_.evaluation = *evaluation;
     position_.evaluated = true;
     reporter_.evaluation(step(), *evaluation, seconds_since(start));

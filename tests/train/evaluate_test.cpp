@@ -15,7 +15,7 @@ using namespace topknot::testing;
 
 namespace {
 
-std::atomic<int> reads{0};  // of one sample of the test split
+std::atomic<int> reads{0};  // of the test split's first sample
 int stop_at_read = 0;       // this one asks the process to stop; 0: none does
 
 // A sound data set.
@@ -28,7 +28,7 @@ class StoppingTest final : public Dataset {
   int classes() const override { return data_.classes(); }
   std::int32_t label(std::int64_t index) const override { return data_.label(index); }
   void get(std::int64_t index, float* sample) const override {
-    if (test_ && index == 20 && ++reads == stop_at_read) raise(SIGUSR1);
+    if (test_ && index == 0 && ++reads == stop_at_read) raise(SIGUSR1);
     data_.get(index, sample);
   }
 
