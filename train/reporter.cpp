@@ -34,12 +34,14 @@ bool goes_by_density(const Config& config) {
 }
 
 // "topk at density 0.016, 0.004 from epoch 1, 0.001 from epoch 2"; epochs count as in progress, from 0.
-std::string method_text(const Config& config) {
+std::string method_text(const Config& config, const Plan& plan) {
   constexpr int kMostPhases = 8;
   std::string text = config.compress.name;
   if (!goes_by_density(config)) return text;
-  const int warm_up =
-      std::max(config.compress.warmup_epochs, static_cast<int>(config.compress.warmup.size()));
+  const auto last_epoch =
+      static_cast<int>(std::max<std::int64_t>(0, plan.total_steps - 1) / plan.steps_per_epoch);
+  const int warm_up = std::min(
+      last_epoch, std::max(config.compress.warmup_epochs, static_cast<int>(config.compress.warmup.size())));
   double density = density_at_epoch(config, 0);
   text += " at density " + short_text(density);
   for (int epoch = 1, phases = 1; epoch <= warm_up; ++epoch) {
@@ -215,8 +217,9 @@ void Reporter::announce(const Engine& engine) const {
   log_info(fmt::format("{} ({} parameters) on {}, {} by {}, {}", config_.model.name, engine.arena().size(),
                        config_.data.name, count_text(ranks_, "rank"), backend_, compute));
   log_info(fmt::format("{}; global batch {}, learning rate {}, {} steps per epoch, {} in all",
-                       method_text(config_), images_per_step(), key_value(*find_key("optimizer.lr"), config_),
-                       plan_.steps_per_epoch, plan_.total_steps));
+                       method_text(config_, plan_), images_per_step(),
+                       key_value(*find_key("optimizer.lr"), config_), plan_.steps_per_epoch,
+                       plan_.total_steps));
   log_info("writing to " + folder_.path);
   if (root_)
     for (const Group& group : engine.groups())

@@ -82,7 +82,12 @@ TEST_CASE("the start of a run names the density and its phases, and each change 
   CHECK(whole.has("dgc at density 0.05; "));
   CHECK_FALSE(whole.has("from here on"));
   CHECK(train(run).has("\ndense; "));
-  CHECK(train(run + " compress.name=dgc compress.warmup_epochs=20").has(", ..., 0.05 from epoch 20; "));
+  const Outcome many =
+      train(run + " compress.name=dgc compress.warmup_epochs=20 train.epochs=30 train.max_steps=3 ");
+  CHECK(many.has("dgc at density 0.867"));
+  CHECK_FALSE(many.has("from epoch"));  // which the run does not reach
+  CHECK(train(run + " compress.name=dgc compress.warmup_epochs=20 train.epochs=30")
+            .has(", ..., 0.05 from epoch 20; "));
 }
 
 TEST_CASE("a key without effect is reported once, whatever the ranks are") {
