@@ -271,14 +271,18 @@ bool reaches(const Metric& metric, double value, double target) {
   return metric.higher_is_better ? value >= target : value <= target;
 }
 
-std::string emulated_link(const std::string& network) {
-  const auto at = network.find("emulated link");
-  return at == std::string::npos ? "" : network.substr(at);
+std::string shared_network(const std::vector<Method>& methods) {
+  for (const Method& method : methods)
+    if (method.network != methods[0].network) return "";
+  return methods[0].network;
 }
 
 std::string emulated_link(const std::vector<Method>& methods) {
   std::set<std::string> links;
-  for (const Method& method : methods) links.insert(emulated_link(method.network));
+  for (const Method& method : methods) {
+    const auto at = method.network.find("emulated link");
+    links.insert(at == std::string::npos ? "" : method.network.substr(at));
+  }
   if (links.size() == 1) return *links.begin();
   return links.count("") ? "partly emulated links" : "emulated links";
 }

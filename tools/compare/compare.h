@@ -117,12 +117,13 @@ bool reaches(const Metric& metric, double value, double target);  // as good as 
 std::string title_of(const Metric& metric);                       // "accuracy", "test loss"
 std::string value_text(const Metric& metric, const Stat& stat);   // "87.4 ± 1.2 %", "0.05"; "-" where absent
 
-// The link's description where the run's times come from an emulated link ("emulated link 100mbit, 50us"); else "".
-std::string emulated_link(const std::string& network);
-// The same of several methods, in few words.
+// The network of all methods where they share it, else "".
+std::string shared_network(const std::vector<Method>& methods);
+// The link's description where the times come from an emulated link ("emulated link 100mbit, 50us"), in few words where
+// the methods differ in it; else "".
 std::string emulated_link(const std::vector<Method>& methods);
 
-Table result_table(const Comparison& comparison);
+Table result_table(const Comparison& comparison);      // with the networks, where they differ
 Table time_table(const Comparison& comparison);        // milliseconds per step, by part
 Table difference_table(const Comparison& comparison);  // keys by methods
 Table run_table(const Comparison& comparison);         // every run by itself

@@ -73,8 +73,10 @@ Table result_table(const Comparison& c) {
     table.header.push_back("speed-up to it");
   }
   for (const char* name :
-       {"training time", "images/s", "speed-up", "sent per step", "received", "compression", "network"})
+       {"training time", "images/s", "speed-up", "sent per step", "received", "compression"})
     table.header.push_back(name);
+  const bool networks = shared_network(c.methods).empty();
+  if (networks) table.header.push_back("network");
   for (const Method& m : c.methods) {
     std::vector<std::string> row = {m.name, runs_text(m), value_text(c.metric, m.best),
                                     value_text(c.metric, m.last)};
@@ -90,7 +92,7 @@ Table result_table(const Comparison& c) {
     row.push_back(std::isfinite(m.dense_ratio)
                       ? number_text(m.dense_ratio < 10 ? "{:.2f}×" : "{:.0f}×", m.dense_ratio)
                       : kNone);
-    row.push_back(m.network.empty() ? kNone : m.network);
+    if (networks) row.push_back(m.network.empty() ? kNone : m.network);
     table.rows.push_back(std::move(row));
   }
   return table;
@@ -156,7 +158,9 @@ Table run_table(const Comparison& c) {
 }
 
 std::string comparison_text(const Comparison& c) {
-  std::string text = c.task.empty() ? "" : c.task + "\n\n";
+  const std::string network = shared_network(c.methods);
+  std::string text = "task: " + (c.task.empty() ? kNone : c.task) + "\n" +
+                     (network.empty() ? "" : "network: " + network + "\n") + "\n";
   text += table_text(result_table(c));
   for (const Letter& letter : c.letters) text += fmt::format("\n{}: {}", letter.letter, letter.keys);
   if (!c.letters.empty()) text += "\n";

@@ -27,9 +27,8 @@ std::string shared(const Comparison& c, const char* key, const std::string& seve
 }
 
 std::string subtitle(const Comparison& c) {
-  std::string network = c.methods[0].network;
-  for (const Method& m : c.methods)
-    if (m.network != network) network = "several networks";
+  std::string network = shared_network(c.methods);
+  if (network.empty()) network = "several networks";
   const std::string ranks = shared(c, "dist.ranks", ""), batch = shared(c, "data.batch_size", "");
   std::string text =
       fmt::format("{} on {} · {}, {} · {}, {}", shared(c, "model.name", "several models"), c.task,
@@ -143,7 +142,8 @@ std::string report_html(const Comparison& c) {
       "per parameter and step, over the bytes that a rank really sent, headers included; <i>received</i> is "
       "what came "
       "from the other "
-      "ranks in a step.</p>\n";
+      "ranks in a step." +
+      network_note(c) + "</p>\n";
 
   if (const std::string bars = time_bars(c); !bars.empty())
     html +=

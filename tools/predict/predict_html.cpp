@@ -63,6 +63,11 @@ std::vector<LegendEntry> legend_of(const PredictReport& report) {
   return legend;
 }
 
+const LineStyle& style_of(const std::vector<LegendEntry>& legend, const std::string& name) {
+  return std::find_if(legend.begin(), legend.end(), [&](const auto& known) { return known.name == name; })
+      ->style;
+}
+
 const LineStyle kLinear{kInk, "1.5 4"};
 
 // A panel per network, `figure` against ranks, with a dotted line for linear scaling.
@@ -80,13 +85,12 @@ std::string charts(const PredictReport& report, const std::vector<LegendEntry>& 
                            .dash = kLinear.dash,
                            .title = ""});
     for (const auto& curve : curves_of(report, network)) {
-      const auto entry = std::find_if(legend.begin(), legend.end(),
-                                      [&](const auto& known) { return known.name == curve.name; });
       Line line;
       for (const Prediction* p : curve.points)
         line.points.push_back({static_cast<double>(p->ranks), p->*figure});
-      line.colour = entry->style.colour;
-      line.dash = entry->style.dash;
+      const LineStyle& style = style_of(legend, curve.name);
+      line.colour = style.colour;
+      line.dash = style.dash;
       line.dots = true;
       line.title = curve.name + " (modelled)";
       panel.lines.push_back(line);
@@ -117,10 +121,14 @@ std::string prediction_html(const PredictReport& report) {
   if (!report.judgements.empty())
     html += "<h2>The model against measured runs</h2><p>Milliseconds per step, medians.</p>" +
             table_html(judgement_table(report));
-  for (const auto& network : networks)
+  for (const auto& network : networks) {
+    const auto rows = curves_of(report, network);
+    const auto mark = [&](std::size_t row) { return swatch(style_of(curves, rows[row].name)); };
     html += "<h2>" + escape(network_title(network)) + "</h2><h3>Modelled speed-up (scaling efficiency)</h3>" +
-            table_html(speed_up_table(report, network)) + "<h3>Modelled iteration time, milliseconds</h3>" +
-            table_html(iteration_table(report, network));
+            table_html(speed_up_table(report, network), nullptr, mark) +
+            "<h3>Modelled iteration time, milliseconds</h3>" +
+            table_html(iteration_table(report, network), nullptr, mark);
+  }
   html += "<h2>What the model assumes</h2><ul>";
   for (const auto& line : report.assumptions) html += "<li>" + escape(line) + ".</li>";
   return html_page("Topknot: modelled scaling", html + "</ul>");

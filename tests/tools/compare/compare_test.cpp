@@ -358,14 +358,17 @@ TEST_CASE("an emulated link stands in the table, the subtitle and at the axes of
   folder.add("e", {.network = network});
   folder.add("t", {.overrides = kTopk, .network = network});
   const auto c = folder.compare({"e", "t"});
-  CHECK(count_of(comparison_text(c), "threads, emulated link 100mbit, 50us") == 2);
+  CHECK(contains(comparison_text(c), "network: threads, emulated link 100mbit, 50us\n"));
   const std::string html = report_html(c);
-  CHECK(contains(html, "(threads, emulated link 100mbit, 50us)"));              // the subtitle
-  CHECK(count_of(html, ">emulated link 100mbit, 50us</text>") == 3);            // the axes
-  CHECK(count_of(html, "<td>threads, emulated link 100mbit, 50us</td>") == 2);  // the table
+  CHECK(contains(html, "(threads, emulated link 100mbit, 50us)"));           // the subtitle
+  CHECK(count_of(html, ">emulated link 100mbit, 50us</text>") == 3);         // the axes
+  CHECK(count_of(html, "an emulation: emulated link 100mbit, 50us.") == 2);  // below the tables
   CHECK(count_of(comparison_csv(c), "\"threads, emulated link 100mbit, 50us\"") == 2);
   folder.add("other", {.overrides = {"compress.name=dgc"}});
-  CHECK(contains(report_html(folder.compare({"e", "other"})), ">partly emulated links</text>"));
+  const auto mixed = folder.compare({"e", "other"});
+  CHECK(count_of(comparison_text(mixed), "threads, emulated link 100mbit, 50us\n") == 1);
+  CHECK(contains(report_html(mixed), "<td>threads, emulated link 100mbit, 50us</td>"));
+  CHECK(contains(report_html(mixed), ">partly emulated links</text>"));
 }
 
 TEST_CASE("keys that make a comparison unfair are pointed out") {

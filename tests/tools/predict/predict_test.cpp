@@ -7,6 +7,7 @@
 #include "tests/data/temp_folder.h"
 #include "tests/support/catch.h"
 #include "tests/support/user_error.h"
+#include "tools/common/palette.h"
 #include "tools/predict/predict_report.h"
 #include "train/metrics/metrics.h"
 #include "train/metrics/output_file.h"
@@ -315,6 +316,9 @@ TEST_CASE("reports call what is modelled by its name") {
     CHECK(html.find(word) != std::string::npos);
   CHECK(html.find("<script") == std::string::npos);
   CHECK(html.find("src=") == std::string::npos);
+  CHECK(html.find("class=\"legend\"") == html.rfind("class=\"legend\""));  // one for the page
+  CHECK(html.find(method_colour("topk")) != std::string::npos);            // as on every other page
+  CHECK(html.find("topk 0.01, merge optimal (modelled): ") != std::string::npos);
   CHECK(prediction_text(report).find("MODELLED") == 0);
 }
 
