@@ -1,16 +1,33 @@
 #include "train/setup.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 
+#include "compress/codec/codec.h"
+#include "compress/sparse_step.h"
 #include "dist/comm/collective_queue.h"
 #include "dist/comm/threads_communicator.h"
 #include "nn/core/base/check.h"
+#include "nn/core/base/text.h"
 #include "train/checkpoint/model_file.h"
 #include "train/plan/exchange_profile.h"
 #include "train/plan/layer_density.h"
 
 namespace topknot {
+
+void check_device(const Config& config) {
+  const auto& train = config.train;
+  const bool cpu = parse_device(train.device).kind == DeviceKind::cpu;
+  if (!cpu && !config.dist.link_rate.empty())
+    throw UserError("dist.link: slows ranks on CPUs only; set train.device=cpu, or leave dist.link out");
+  if (cpu && train.precision == "bf16")
+    throw UserError(fmt::format(
+        "train.precision: bf16 works on GPUs and not on CPUs yet, and this run's device is the CPU "
+        "(train.device={}{}); leave it at fp32",
+        train.device, train.device == "auto" ? ": " + cuda_problem() : ""));
+}
 
 RunData load_data(const Config& config) {
   DatasetOptions options;
@@ -128,20 +145,120 @@ LoaderOptions loader_options(const Config& config, const Dataset& data, bool tra
   return options;
 }
 
-void check_run(const Config& config, const RunData& data, bool first_weights) {
-  const auto model = build_model(config, *data.train, {}, first_weights);
-  const auto group = make_thread_group(1, config.dist.timeout_s);
-  CollectiveQueue queue(*group[0]);
-  ParameterArena& arena = model->store.arena();
-  if (const std::string& path = config.exchange.profile; !path.empty())
-    check_exchange_profile(read_exchange_profile(path), config, arena, config.dist.ranks, config.dist.backend,
-                           path);
-  const Exchange exchange(arena, queue, stand_in_options(config, arena));
-  make_schedule(schedule_options(config), config.optimizer.lr);
-  make_optimizer(optimizer_options(config), arena);
-  LoaderOptions options = loader_options(config, *data.train, true, 0, config.dist.ranks);
-  options.workers = 0;
-  plan_steps(config, Loader(*data.train, options));
+std::vector<DensityPhase> density_phases(const Config& config) {
+  if (!pieces_of(compress_options(config))) return {{}};
+  std::vector<DensityPhase> phases;
+  const int warm_up =
+      std::max(config.compress.warmup_epochs, static_cast<int>(config.compress.warmup.size()));
+  for (int epoch = 0; epoch <= warm_up; ++epoch)
+    if (const double density = density_at_epoch(config, epoch);
+        phases.empty() || phases.back().density != density)
+      phases.push_back({epoch, density});
+  return phases;
+}
+
+bool in_doubt(const std::vector<Problem>& problems, std::initializer_list<std::string> prefixes) {
+  const auto section = [](const std::string& key) { return key.substr(0, key.find('.')); };
+  for (const Problem& problem : problems)
+    for (const std::string& prefix : prefixes)
+      if (problem.key.rfind(prefix, 0) == 0 ||
+          (!problem.key.empty() && !find_key(problem.key) && section(problem.key) == section(prefix)))
+        return true;
+  return false;
+}
+
+void add_problem(std::vector<Problem>& problems, std::initializer_list<std::string> prefixes,
+                 const std::function<void()>& check) {
+  if (in_doubt(problems, prefixes)) return;
+  try {
+    check();
+  } catch (const UserError& error) {
+    problems.push_back({*prefixes.begin(), error.what()});
+  }
+}
+
+namespace {
+
+// Where a rank would send clearly more than the gradient's own bytes.
+std::string more_than_dense(const Config& config, const ParameterArena& arena,
+                            const ExchangeOptions& options) {
+  const double dense = 4.0 * static_cast<double>(arena.size());
+  const auto planned = [&](const ExchangeOptions& of, double density) {
+    return static_cast<double>(planned_bytes(arena, of, 1, density));
+  };
+  std::string phases;
+  double most = 0, density = 1;
+  for (const DensityPhase& phase : density_phases(config)) {
+    const double bytes = planned(options, phase.density);
+    if (bytes < kMoreThanDense * dense) continue;
+    phases +=
+        fmt::format("{}{} from epoch {}", phases.empty() ? "" : ", ", short_text(phase.density), phase.first);
+    if (bytes > most) most = bytes, density = phase.density;
+  }
+  if (phases.empty()) return "";
+  std::string advice = "; compress.name=dense sends less";
+  double least = dense;
+  if (const auto parts = pieces_of(options.compress))
+    for (const std::string& codec : index_codecs().names()) {
+      ExchangeOptions other = options;
+      other.compress.codec = codec;
+      if (const double bytes = planned(other, density); bytes < least)
+        least = bytes, advice = fmt::format("; compress.codec={} would send {}", codec, format_bytes(bytes));
+    }
+  return fmt::format("compress.density ({}): a rank sends {} per step, {} the {} of a dense gradient{}",
+                     phases, format_bytes(most), compared_bytes(most, dense), format_bytes(dense), advice);
+}
+
+}  // namespace
+
+RunCheck check_run(const Config& config, const RunData& data, bool first_weights,
+                   std::vector<Problem> known) {
+  RunCheck check;
+  const std::size_t before = known.size();
+  std::unique_ptr<BuiltModel> model;
+  const auto attempt = [&](std::initializer_list<std::string> prefixes, const std::function<void()>& work) {
+    add_problem(known, prefixes, work);
+  };
+  attempt({"model.", "data.", "seed", "compress.dense_1d", "compress.min_numel"},
+          [&] { model = build_model(config, *data.train, {}, first_weights); });
+  if (model) {
+    ParameterArena& arena = model->store.arena();
+    attempt({"exchange.profile", "compress.name", "compress.density", "dist."}, [&] {
+      if (const std::string& path = config.exchange.profile; !path.empty())
+        check_exchange_profile(read_exchange_profile(path), config, arena, config.dist.ranks,
+                               config.dist.backend, path);
+    });
+    attempt({"compress.name", "compress.select", "compress.memory", "compress.codec", "compress.values",
+             "compress.scope", "compress.layer_density", "exchange.", "optimizer.momentum"},
+            [&] {
+              const auto group = make_thread_group(1, config.dist.timeout_s);
+              CollectiveQueue queue(*group[0]);
+              const ExchangeOptions options = stand_in_options(config, arena);
+              const Exchange exchange(arena, queue, options);
+              if (const std::string line = more_than_dense(config, arena, options); !line.empty())
+                check.warnings.push_back(line);
+            });
+    attempt({"optimizer."}, [&] { make_optimizer(optimizer_options(config), arena); });
+  }
+  attempt({"schedule.", "optimizer.lr"},
+          [&] { make_schedule(schedule_options(config), config.optimizer.lr); });
+  attempt({"data.", "train.accumulate", "train.epochs", "train.max_steps", "dist.ranks"}, [&] {
+    const int ranks = config.dist.ranks;
+    // No shard is smaller than the last rank's.
+    LoaderOptions options = loader_options(config, *data.train, true, ranks - 1, ranks);
+    options.workers = 0;
+    const Loader loader(*data.train, options);
+    plan_steps(config, loader);
+    if (options.batch > loader.shard_size())
+      check.warnings.push_back(
+          fmt::format("data.batch_size: {} is more than the {} of a rank's shard ({} over {}): samples "
+                      "repeat within a batch; "
+                      "lower it or dist.ranks",
+                      options.batch, count_text(loader.shard_size(), "sample"),
+                      count_text(data.train->size(), "sample"), count_text(ranks, "rank")));
+  });
+  check.problems.assign(known.begin() + static_cast<std::ptrdiff_t>(before), known.end());
+  return check;
 }
 
 Plan plan_steps(const Config& config, const Loader& loader) {

@@ -1,7 +1,11 @@
 #pragma once
 // From a configuration to the objects of a run.
 
+#include <functional>
+#include <initializer_list>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "data/dataset.h"
 #include "data/loader.h"
@@ -13,6 +17,9 @@
 #include "train/config/config.h"
 
 namespace topknot {
+
+// Throws UserError where the run's device cannot be used, or not with train.precision or dist.link.
+void check_device(const Config& config);
 
 // The data of a run, shared by the ranks of one process. Throws UserError: missing or damaged files.
 struct RunData {
@@ -44,9 +51,33 @@ OptimizerOptions optimizer_options(const Config& config);
 ScheduleOptions schedule_options(const Config& config);
 LoaderOptions loader_options(const Config& config, const Dataset& data, bool train, int rank, int ranks);
 
-// Everything that can be wrong with a configuration once its data is there, found before a run directory is
-// made. Throws UserError. `first_weights` as in build_model().
-void check_run(const Config& config, const RunData& data, bool first_weights = true);
+// The densities of a run: `density` holds from epoch `first` until the next phase begins.
+struct DensityPhase {
+  int first = 0;
+  double density = 1;
+};
+// In order, neighbours differ; one phase of density 1 for a method that selects no entries.
+std::vector<DensityPhase> density_phases(const Config& config);
+
+// From so many times the gradient's own bytes on, a run warns of what it sends.
+inline constexpr double kMoreThanDense = 1.05;
+
+// What shows once a configuration's data is there, found before a run directory is made.
+struct RunCheck {
+  std::vector<Problem> problems;      // the run cannot begin
+  std::vector<std::string> warnings;  // it can, but hardly does what was meant
+};
+// `first_weights` as in build_model(). `known`: problems found before; what depends on a key of theirs is left out.
+RunCheck check_run(const Config& config, const RunData& data, bool first_weights = true,
+                   std::vector<Problem> known = {});
+
+// Whether one of the problems is about a key that begins with one of `prefixes`, or about an unknown key of their
+// sections: then a check that rests on these keys means nothing.
+bool in_doubt(const std::vector<Problem>& problems, std::initializer_list<std::string> prefixes);
+// Runs a check and adds what it throws as UserError to `problems`, with the first prefix as its key. Not where these keys
+// are in_doubt().
+void add_problem(std::vector<Problem>& problems, std::initializer_list<std::string> prefixes,
+                 const std::function<void()>& check);
 
 // Optimizer steps of an epoch and of the run.
 struct Plan {
@@ -56,7 +87,8 @@ Plan plan_steps(const Config& config, const Loader& loader);
 // Evaluations that come after `step` steps, with train.eval_every as `every`.
 std::int64_t evaluations_left(const Plan& plan, double every, std::int64_t step);
 
-// --dry-run: the parameter table, the groups, bytes per step and memory, on standard output.
+// --dry-run: the parameter table, the groups, bytes, memory and operations per step, on standard output. Throws UserError
+// as a run would, but for a GPU that is not there.
 void print_dry_run(const Config& config);
 
 }  // namespace topknot

@@ -116,7 +116,8 @@ LoadedConfig load_resumed_config(const std::string& run, const std::vector<std::
       throw UserError(fmt::format("--resume: the run goes on in {}; leave {} out", run, override));
   LoadedConfig loaded = load_config(file, overrides);
   loaded.config.output.dir = run;
-  // The file holds every key; those with their default count as not given.
+  loaded.resumed = true;
+  // The file holds defaults too; they count as not given.
   const Config defaults;
   std::erase_if(loaded.origins, [&](const auto& entry) {
     const Key& key = *find_key(entry.first);
@@ -136,6 +137,8 @@ int start_training(LoadedConfig loaded, int argc, char* const* argv, bool quiet,
     log_fallback(loaded.config.train.device);
   }
   loaded.config.dist.ranks = plan.size;
+  if (std::string& precision = loaded.config.train.precision; precision == "tf32" && !on_gpu(loaded.config))
+    precision = "fp32";
   // Named before `auto` is resolved: a choice of the run is no key that differs from its default.
   if (loaded.config.output.dir.empty()) loaded.config.output.dir = run_directory_name(loaded.config);
   if (std::string& merge = loaded.config.exchange.merge; merge == "auto") {
@@ -151,8 +154,7 @@ int start_training(LoadedConfig loaded, int argc, char* const* argv, bool quiet,
   hooks.joined = [&](Communicator& host) { settle_backend(loaded, plan, &host); };
   // Errors must show before there is a run directory, which would block the corrected run.
   hooks.load = [&] {
-    if (parse_device(loaded.config.train.device).kind == DeviceKind::cuda && options.link)
-      throw UserError("dist.link: slows ranks on CPUs only; set train.device=cpu, or leave dist.link out");
+    check_device(loaded.config);
     data = load_data(loaded.config);
   };
   hooks.check = [&] {
@@ -160,7 +162,9 @@ int start_training(LoadedConfig loaded, int argc, char* const* argv, bool quiet,
         plan.kind == LaunchPlan::Kind::process;  // where the others are is the launcher's business
     check_limits(loaded.config, data, alone ? 1 : plan.size,
                  plan.kind == LaunchPlan::Kind::spawn ? plan.size : 1);
-    check_run(loaded.config, data, !resume);
+    const RunCheck check = check_run(loaded.config, data, !resume);
+    throw_problems(check.problems);
+    for (const std::string& line : check.warnings) log_warning(line);
     const RunDirectory run{loaded.config.output.dir};
     if (resume) check_resumable(CheckpointStore(run.checkpoints()), loaded.config);
   };

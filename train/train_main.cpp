@@ -1,7 +1,7 @@
 // train [FILE.yaml] [section.key=value ...]: the front door to a run; train export. Exit codes: 0, 1 for an error, 2 for
 // bad input, 128 + signal where a signal stopped the run.
 #include <cstdio>
-#include <functional>
+#include <optional>
 #include <string_view>
 
 #include "dist/launch/launch.h"
@@ -9,6 +9,7 @@
 #include "nn/core/base/program.h"
 #include "train/checkpoint/export.h"
 #include "train/config/cli.h"
+#include "train/limits.h"
 #include "train/network_check.h"
 #include "train/setup.h"
 #include "train/start.h"
@@ -18,34 +19,46 @@ using namespace topknot;
 
 namespace {
 
-// Everything that can be wrong without training a step.
-std::vector<Problem> all_problems(const LoadedConfig& loaded) {
+// What the configuration alone shows. Keys that could not be read have their defaults, of which nothing more is said.
+std::vector<Problem> config_problems(const LoadedConfig& loaded) {
   std::vector<Problem> problems = loaded.problems;
-  for (Problem& problem : check_config(loaded.config)) problems.push_back(std::move(problem));
-  if (!problems.empty()) return problems;
-  const auto attempt = [&](const std::function<void()>& check) {
-    try {
-      check();
-    } catch (const UserError& error) {
-      problems.push_back({"", error.what()});
-    }
-  };
-  attempt([&] { parse_device(loaded.config.train.device); });
-  attempt([&] {
-    const LaunchPlan plan = plan_launch(dist_options(loaded), process_environment());
-    Config config = loaded.config;  // as a run would have it
-    if (plan.kind == LaunchPlan::Kind::threads) config.dist.backend = "threads";
-    throw_problems(check_config(config));
-  });
-  attempt([&] {
-    const RunData data = load_data(loaded.config);
-    check_run(loaded.config, data);
-  });
+  for (const Problem& problem : check_config(loaded.config))
+    if (!in_doubt(loaded.problems, {problem.key})) problems.push_back(problem);
   return problems;
 }
 
-void warn_of_unused_keys(const LoadedConfig& loaded) {
-  for (const std::string& line : unused_keys(loaded)) log_warning(line);
+// Everything that can be wrong without training a step; `warnings` receives what is no mistake.
+std::vector<Problem> all_problems(LoadedConfig loaded, std::vector<std::string>& warnings) {
+  std::vector<Problem> problems = loaded.problems;
+  std::optional<LaunchPlan> plan;
+  add_problem(problems, {"dist."}, [&] {
+    plan = plan_launch(dist_options(loaded), process_environment());
+    if (plan->kind == LaunchPlan::Kind::threads)
+      loaded.config.dist.backend = "threads";  // as a run would have it
+    loaded.config.dist.ranks = plan->size;
+  });
+  loaded.problems = problems;
+  problems = config_problems(loaded);
+  if (problems.empty()) warnings = unused_keys(loaded);
+  add_problem(problems, {"train.device", "train.precision"}, [&] { check_device(loaded.config); });
+  RunData data;
+  add_problem(problems, {"data.", "seed"}, [&] { data = load_data(loaded.config); });
+  if (!data.test) return problems;
+  const RunCheck check = check_run(loaded.config, data, true, problems);
+  problems.insert(problems.end(), check.problems.begin(), check.problems.end());
+  warnings.insert(warnings.end(), check.warnings.begin(), check.warnings.end());
+  if (plan)
+    add_problem(problems,
+                {"dist.ranks", "model.", "data.", "compress.dense_1d", "train.device", "train.threads"}, [&] {
+                  const bool alone = plan->kind == LaunchPlan::Kind::process;
+                  check_limits(loaded.config, data, alone ? 1 : plan->size,
+                               plan->kind == LaunchPlan::Kind::spawn ? plan->size : 1);
+                });
+  return problems;
+}
+
+void log_warnings(const std::vector<std::string>& lines) {
+  for (const std::string& line : lines) log_warning(line);
 }
 
 int run(int argc, char** argv) {
@@ -63,19 +76,20 @@ int run(int argc, char** argv) {
   LoadedConfig loaded = line.resume.empty() ? load_config(line.file, line.overrides)
                                             : load_resumed_config(line.resume, line.overrides);
   if (line.validate) {
-    throw_problems(all_problems(loaded));
-    warn_of_unused_keys(loaded);
+    std::vector<std::string> warnings;
+    throw_problems(all_problems(loaded, warnings));
+    log_warnings(warnings);
     std::puts("the configuration is valid");
     return 0;
   }
-  throw_problems(loaded.problems);
-  throw_problems(check_config(loaded.config));
+  throw_problems(config_problems(loaded));
   if (line.dump_config) {
-    std::fputs(dump_yaml(loaded.config, false, loaded.origins).c_str(), stdout);
+    std::fputs(dump_yaml(loaded.config, false, loaded.origins, keys_without_use(loaded.config)).c_str(),
+               stdout);
     return 0;
   }
   if (line.dry_run) {
-    warn_of_unused_keys(loaded);
+    log_warnings(unused_keys(loaded));
     print_dry_run(loaded.config);
     return 0;
   }

@@ -12,6 +12,7 @@
 #include "nn/core/base/log.h"
 #include "nn/core/base/program.h"
 #include "nn/core/base/stopwatch.h"
+#include "nn/core/base/text.h"
 #include "train/agreement.h"
 #include "train/checkpoint/resume.h"
 #include "train/engine.h"
@@ -210,6 +211,7 @@ class Trainer {
       record.threshold = stats[i].threshold;
       record.skipped = !stats[i].committed;
       reporter_.complete(record, bytes, seconds);
+      if (root_) warn_of_more_than_dense(record, bytes);
       note_skip(record.step, stats[i], static_cast<int>(sum[4]) - 1);
       reporter_.step(record, seconds);
       engine_->end_step(record, root_ ? reporter_.metrics() : nullptr);
@@ -230,6 +232,17 @@ class Trainer {
     for (std::size_t i = 0; i < std::size(kStopSignals); ++i)
       if (sums[i] > 0) highest = std::max(highest, kStopSignals[i]);
     return highest;
+  }
+
+  // Once per density: what counts on the way, such as a threshold's, shows here only.
+  void warn_of_more_than_dense(const StepRecord& record, const ByteCount& bytes) {
+    const double sent = static_cast<double>(bytes.upload), dense = static_cast<double>(bytes.dense);
+    if (record.density == warned_density_ || sent < kMoreThanDense * dense) return;
+    warned_density_ = record.density;
+    const double ranks = communicator_.size();
+    log_warning(fmt::format("step {}: at density {} a rank sends {}, {} the {} of a dense gradient",
+                            record.step, short_text(record.density), format_bytes(sent / ranks),
+                            compared_bytes(sent, dense), format_bytes(dense / ranks)));
   }
 
   // `bad_parameter`: as that of the bad rank; of rank 0 where none is known to be bad.
@@ -299,6 +312,7 @@ class Trainer {
   TrainingPosition position_;
   std::int64_t first_step_ = 0;   // steps made before this start
   std::int64_t saved_step_ = -1;  // of the last checkpoint
+  double warned_density_ = 0;     // of the last warn_of_more_than_dense()
   std::vector<StepRecord> pending_;
   Clock::time_point last_report_;  // or when the first pending step began
   std::optional<Checkpointer> checkpointer_;

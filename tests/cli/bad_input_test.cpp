@@ -192,6 +192,24 @@ TEST_CASE("all problems at once: what --validate reports") {
   for (const char* key : {"train.epochs", "optimizer.lr", "model.nmae"}) CHECK(outcome.has(key));
   CHECK(train("--validate model.name=linear").code == 0);
   CHECK(train("--validate data.name=cifar10 data.root=/nowhere").code == 2);
+  // A problem of the command line hides neither those across keys nor those of the data, the model and the machine.
+  const auto check_all = [](const std::string& keys, std::initializer_list<const char*> parts) {
+    const Outcome found = run_command("CUDA_VISIBLE_DEVICES= " TOPKNOT_BIN "/train --validate " + keys);
+    INFO(found.output);
+    CHECK(found.code == 2);
+    CHECK(found.has("error: " + std::to_string(parts.size()) + " problems"));
+    for (const char* part : parts) CHECK(found.has(part));
+  };
+  check_all(
+      "compress.density=2 data.name=cifar10 train.device=cuda schedule.name=multistep",
+      {"compress.density (command line) must be", "schedule.milestones", "train.device=cuda", "data.root"});
+  check_all(
+      "compress.density=2 data.train_size=64 model.init_from=/nowhere.safetensors compress.codec=rice "
+      "train.accumulate=9 dist.backend=threads dist.master=host:1",
+      {"compress.density (command line) must be", "/nowhere.safetensors", "train.accumulate", "dist.master"});
+  check_all("compress.density=2 data.train_size=64 compress.codec=rice exchange.profile=/nowhere.json",
+            {"compress.density (command line) must be",
+             "compress.codec: rice makes no sense with compress.name: dense"});
 }
 
 TEST_CASE("compare refuses folders that are no runs") {

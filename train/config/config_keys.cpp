@@ -299,8 +299,8 @@ std::vector<Key> machine_keys() {
       text("dist.link.rate", at<d, &Dist::link_rate>,
            "threads: emulate links of this rate between the ranks, such as 100mbit: results arrive when they "
            "would over such a network; empty: as fast as memory"),
-      text("dist.link.latency", at<d, &Dist::link_latency>,
-           "of one message over the emulated link, such as 50us"),
+      used_by({"dist.link.rate"}, text("dist.link.latency", at<d, &Dist::link_latency>,
+                                       "of one message over the emulated link, such as 50us")),
 
       number("train.epochs", at<t, &Train::epochs>, 0, 1e6,
              "passes over the training set; 0: until train.max_steps"),

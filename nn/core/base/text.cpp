@@ -72,6 +72,12 @@ std::string format_bytes(double bytes) {
                                      : fmt::format("{:.3g} {}", bytes, units[unit]);
 }
 
+std::string compared_bytes(double bytes, double dense) {
+  const double ratio = bytes > dense ? bytes / dense : dense / bytes;
+  if (ratio < 1.05) return "as much as";
+  return fmt::format("{:.1f} times {} than", ratio, bytes > dense ? "more" : "less");
+}
+
 double quantile(std::vector<double> values, double q) {
   if (values.empty()) return 0;
   const double position = q * static_cast<double>(values.size() - 1);

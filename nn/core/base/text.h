@@ -16,6 +16,8 @@ std::string count_text(std::int64_t count, const std::string& what);
 std::string format_duration(double seconds);
 // "1.2 kB", "3.4 MB": powers of 1000
 std::string format_bytes(double bytes);
+// `bytes` compared with those of a dense exchange: "3.2 times less than", "1.8 times more than", "as much as".
+std::string compared_bytes(double bytes, double dense);
 
 // Text that came from elsewhere, safe to print: what could move a terminal's cursor or is no UTF-8 becomes \xNN; line
 // breaks and tabs stay. At most `longest` bytes of it.

@@ -52,7 +52,7 @@ struct Trained {
 
 Trained trained(const TempFolder& temp, const LoadedConfig& loaded) {
   const RunData data = load_data(loaded.config);
-  check_run(loaded.config, data);
+  throw_problems(check_run(loaded.config, data).problems);
   const RunInputs inputs{
       loaded.config, data, create_run_directory(loaded, {}), true, std::chrono::steady_clock::now(),
       loaded.origins};
@@ -234,7 +234,7 @@ TEST_CASE("a profile of another run is an error that names the difference") {
     auto all = keys({"exchange.merge=optimal", "exchange.profile=" + file});
     all.insert(all.end(), more.begin(), more.end());
     const LoadedConfig loaded = small_run(temp, all);
-    check_run(loaded.config, load_data(loaded.config));
+    throw_problems(check_run(loaded.config, load_data(loaded.config)).problems);
   };
   trained(temp, small_run(temp, keys({"exchange.merge=omgs"})));
   std::filesystem::rename(temp.at("run/exchange_profile.json"), file);
