@@ -1,14 +1,18 @@
-#include <algorithm>
+#include <fmt/format.h>
+
 #include <cstdio>
 
 #include "compress/sparse_step.h"
+#include "nn/core/base/log.h"
 #include "nn/core/base/text.h"
+#include "train/limits.h"
+#include "train/plan/step_cost.h"
 #include "train/setup.h"
 
 namespace topknot {
 namespace {
 
-constexpr int kMostEpochsShown = 12;  // of a density warm-up
+constexpr std::size_t kMostPhasesShown = 12;  // of a density warm-up
 
 void print_parameters(const ParameterStore& store, const ParameterArena& arena, bool compressed) {
   std::printf("%-32s %-18s %12s  %s\n", "parameter", "shape", "elements", "travels");
@@ -29,61 +33,92 @@ void print_groups(const std::vector<Group>& groups) {
                 group.parameters.front()->name().c_str(), group.parameters.back()->name().c_str());
 }
 
+void print_bytes(const Config& config, const ParameterArena& arena, const ExchangeOptions& options) {
+  const double whole = 4.0 * static_cast<double>(arena.size());
+  const auto line = [&](const std::string& when, double density) {
+    const auto bytes = static_cast<double>(planned_bytes(arena, options, 1, density));
+    fmt::print("  {:<22} {:>10}, {} the {} of dense\n", when, format_bytes(bytes),
+               compared_bytes(bytes, whole), format_bytes(whole));
+  };
+  const bool by_density = pieces_of(compress_options(config)).has_value();
+  fmt::print("\nbytes that a rank sends in a step{}:\n", by_density ? ", where k entries travel" : "");
+  const std::vector<DensityPhase> phases = density_phases(config);
+  for (std::size_t i = 0; i < phases.size(); ++i) {
+    const bool last = i + 1 == phases.size();
+    if (i == kMostPhasesShown && !last) {
+      fmt::print("  ...\n");
+      i = phases.size() - 1;
+    }
+    const DensityPhase& phase = phases[i];
+    line(by_density ? fmt::format("epoch {}{} at {:.4g}", phase.first, i + 1 == phases.size() ? " on" : "",
+                                  phase.density)
+                    : config.compress.name,
+         phase.density);
+  }
+  if (by_density && config.compress.layer_density == "auto")
+    fmt::print("  layer densities are measured when the run starts: a step may send more than this\n");
+}
+
+void print_memory(const Config& config, const Dataset& data, const ParameterArena& arena,
+                  const StepCost& cost) {
+  const double gradient = 4.0 * static_cast<double>(arena.size());
+  double weights = gradient;
+  for (const Parameter* parameter : arena.frozen()) weights += 4.0 * static_cast<double>(parameter->numel());
+  const double batches = batches_bytes(config, data);
+  double total = 0;
+  const auto line = [&](const char* what, double bytes, const std::string& note = "") {
+    total += bytes;
+    fmt::print("  {:<22} {:>10.2f} MB{}\n", what, 1e-6 * bytes, note);
+  };
+  fmt::print("\nmemory per rank:\n");
+  line("weights", weights);
+  line("gradients", gradient);
+  line("residuals", gradient, "  error feedback, and where the average is made");
+  line("optimizer state", cost.optimizer);
+  line("method state", cost.method, "  velocities, thresholds and the like");
+  line("activations", cost.activations,
+       fmt::format("  at the peak of forward and backward of {}, in fp32 on a CPU",
+                   count_text(config.data.batch_size, "sample")));
+  line("batches", batches, "  made ahead");
+  line("all", total);
+}
+
 }  // namespace
 
 void print_dry_run(const Config& config) {
+  if (config.train.device != "cuda") check_device(config);  // a GPU's run can be looked at without the GPU
   const RunData data = load_data(config);
+  const RunCheck check = check_run(config, data);
+  throw_problems(check.problems);
+  for (const std::string& line : check.warnings) log_warning(line);
   const auto model = build_model(config, *data.train);
   ParameterArena& arena = model->store.arena();
   const ExchangeOptions options = stand_in_options(config, arena);
   const Loader loader(*data.train, loader_options(config, *data.train, true, 0, config.dist.ranks));
   const Plan plan = plan_steps(config, loader);
 
-  const bool dense = config.compress.name == "dense";
-  print_parameters(model->store, arena, !dense);
+  print_parameters(model->store, arena, config.compress.name != "dense");
   if (needs_plan(exchange_options(config)))
-    std::printf(
-        "exchange.merge=%s plans from times that are measured when the run starts; until then one group a "
+    fmt::print(
+        "exchange.merge={} plans from times that are measured when the run starts; until then one group a "
         "parameter stands here\n",
-        config.exchange.merge.c_str());
+        config.exchange.merge);
   if (config.exchange.collective == "auto")
-    std::printf("exchange.collective=auto is chosen when the run starts; all_gather stands here\n");
+    fmt::print("exchange.collective=auto is chosen when the run starts; all_gather stands here\n");
   print_groups(plan_groups(arena, options));
-  const double whole = 4.0 * static_cast<double>(arena.size());
-  const auto print_bytes = [&](const char* when, double density) {
-    const auto bytes = static_cast<double>(planned_bytes(arena, options, 1, density));
-    std::printf("  %-22s %10s of %s, %.1f times less\n", when, format_bytes(bytes).c_str(),
-                format_bytes(whole).c_str(), whole / bytes);
-  };
-  const bool by_density = pieces_of(compress_options(config)).has_value();
-  std::printf("\nbytes that a rank sends in a step%s:\n", by_density ? ", where k entries travel" : "");
-  if (!by_density) print_bytes(config.compress.name.c_str(), 1.0);
-  const int warm_up =
-      std::max(config.compress.warmup_epochs, static_cast<int>(config.compress.warmup.size()));
-  for (int epoch = 0; by_density && epoch <= warm_up; ++epoch) {
-    if (epoch == kMostEpochsShown && epoch < warm_up) {
-      std::printf("  ...\n");
-      epoch = warm_up;
-    }
-    const double density = density_at_epoch(config, epoch);
-    char when[64];
-    std::snprintf(when, sizeof when, "epoch %d%s at %.4g", epoch, epoch == warm_up ? " on" : "", density);
-    print_bytes(when, density);
-  }
-  if (by_density && config.compress.layer_density == "auto")
-    std::printf("  layer densities are measured when the run starts: a step may send more than this\n");
-  // Weights, two gradient-sized buffers and the momentum.
-  const int buffers = config.optimizer.momentum > 0 ? 4 : 3;
-  std::printf(
-      "\nmemory of a rank: %s for weights, gradients, residuals and momenta; activations, and what a method "
-      "carries of its own, come on top\n",
-      format_bytes(buffers * whole).c_str());
-  std::printf(
-      "data: %lld training and %lld test samples; %d ranks x batch %d x %d; %lld steps per epoch, %lld in "
-      "all\n",
-      static_cast<long long>(data.train->size()), static_cast<long long>(data.test->size()),
-      config.dist.ranks, config.data.batch_size, config.train.accumulate,
-      static_cast<long long>(plan.steps_per_epoch), static_cast<long long>(plan.total_steps));
+  print_bytes(config, arena, options);
+  const StepCost cost = count_step_cost(config, *data.train, *model, options);
+  print_memory(config, *data.train, arena, cost);
+  fmt::print(
+      "compute per rank: {:.4g} GFLOP per step, of them forward {:.4g} and backward {:.4g} (convolutions and "
+      "matrix "
+      "products, 2 per multiply-add)\n",
+      1e-9 * (cost.forward_flops + cost.backward_flops), 1e-9 * cost.forward_flops,
+      1e-9 * cost.backward_flops);
+  fmt::print(
+      "data: {} training and {} test samples; {} ranks x batch {} x {}; {} steps per epoch, {} in all\n",
+      data.train->size(), data.test->size(), config.dist.ranks, config.data.batch_size,
+      config.train.accumulate, plan.steps_per_epoch, plan.total_steps);
 }
 
 }  // namespace topknot

@@ -15,6 +15,11 @@ double data_bytes(const Dataset& data) {
 
 }  // namespace
 
+double batches_bytes(const Config& config, const Dataset& data) {
+  const double batch = 4.0 * static_cast<double>(data.sample_shape().numel()) * config.data.batch_size;
+  return (config.data.workers > 0 ? LoaderOptions().prefetch : 1) * batch;
+}
+
 void check_limits(const Config& config, const RunData& data, int ranks, int processes) {
   const double workers = config.data.workers;
   // Training and evaluation have workers each; then the rank's own, its compute threads and the collectives' one.

@@ -90,6 +90,100 @@ TEST_CASE("the start of a run names the density and its phases, and each change 
             .has(", ..., 0.05 from epoch 20; "));
 }
 
+TEST_CASE("a dry run shows memory and operations per rank") {
+  const Outcome dry =
+      train("--dry-run model.name=mlp model.hidden=[24] data.batch_size=16 compress.name=dgc dist.ranks=4");
+  INFO(dry.output);
+  CHECK(dry.code == 0);
+  for (const char* line : {"weights                      0.30 MB", "gradients                    0.30 MB",
+                           "residuals                    0.30 MB", "optimizer state", "method state",
+                           "activations", "of 16 samples", "batches"})
+    CHECK(dry.has(line));
+  // 16 x 2 x (3072 x 24 + 24 x 10), and back without the gradient of the pictures
+  CHECK(dry.has("compute per rank: 0.004742 GFLOP per step, of them forward 0.002367 and backward 0.002375"));
+}
+
+TEST_CASE(
+    "sending more than dense is never shown as a gain, and the run warns at its start and at each density") {
+  const TempFolder temp;
+  const std::string keys =
+      kSmall + "compress.name=topk dist.ranks=2 compress.density=0.6 compress.warmup=[0.9] ";
+  const Outcome dry = train("--dry-run " + keys);
+  INFO(dry.output);
+  CHECK(dry.has("1.8 times more than the 197 kB of dense"));
+  CHECK(dry.has("1.2 times more than the 197 kB of dense"));
+  const std::string start =
+      "warning: compress.density (0.9 from epoch 0, 0.6 from epoch 1): a rank sends 355 kB";
+  CHECK(dry.count(start) == 1);
+  CHECK(dry.has("compress.codec=auto would send 184 kB"));
+  const Outcome run = train(keys + "train.max_steps=20 -q output.dir=" + temp.at("run"));
+  INFO(run.output);
+  CHECK(run.code == 0);
+  CHECK(run.count(start) == 1);
+  CHECK(run.count("step 1: at density 0.9 a rank sends 355 kB, 1.8 times more than the 197 kB") == 1);
+  CHECK(run.count("step 17: at density 0.6 a rank sends 237 kB, 1.2 times more than the 197 kB") == 1);
+  const Outcome less =
+      train(kSmall + "compress.name=topk compress.density=0.4 -q output.dir=" + temp.at("less"));
+  CHECK_FALSE(less.has("warning"));
+  CHECK(train("--dry-run compress.name=topk compress.density=1 compress.codec=auto")
+            .has("as much as the 1.08 MB"));
+}
+
+TEST_CASE("a batch larger than a rank's shard is warned of, once") {
+  const TempFolder temp;
+  const std::string warning =
+      "warning: data.batch_size: 8 is more than the 5 samples of a rank's shard (16 samples over 3 ranks): "
+      "samples "
+      "repeat within a batch";
+  const std::string keys = kSmall + "data.train_size=16 dist.ranks=3 ";
+  const Outcome validated = train(keys + "--validate");
+  INFO(validated.output);
+  CHECK(validated.code == 0);
+  CHECK(validated.count(warning) == 1);
+  CHECK(train(keys + "--dry-run").count(warning) == 1);
+  for (const char* backend : {"threads", "gloo"})
+    CHECK(train(keys + "-q dist.backend=" + backend + " output.dir=" + temp.at(backend)).count(warning) == 1);
+  CHECK(train(kSmall + "--validate data.train_size=16 dist.ranks=2").count("shard") == 0);
+  CHECK(train(kSmall + "--validate data.train_size=32 dist.ranks=2 data.shard=uneven:4")
+            .count("more than the 6 samples") == 1);
+}
+
+TEST_CASE("bf16 is refused on a CPU, auto's CPU included; tf32 runs in fp32 and says so") {
+  const TempFolder temp;
+  for (const std::string how : {"train.device=cpu", "train.device=cpu --validate",
+                                "train.device=cpu --dry-run", "train.device=auto"}) {
+    const Outcome run = run_command("CUDA_VISIBLE_DEVICES= " TOPKNOT_BIN "/train " + kSmall + how +
+                                    " train.precision=bf16 output.dir=" + temp.at("bf16"));
+    check_refused(run, {"train.precision: bf16", "not on CPUs yet"});
+  }
+  CHECK_FALSE(std::filesystem::exists(temp.at("bf16")));
+  const Outcome tf32 =
+      train(kSmall + "train.device=cpu train.precision=tf32 -q output.dir=" + temp.at("tf32"));
+  INFO(tf32.output);
+  CHECK(tf32.count("warning: train.precision tf32 is for GPUs; fp32 is used here") == 1);
+  CHECK(text_of(temp.at("tf32/config.yaml")).find("precision: fp32") != std::string::npos);
+}
+
+TEST_CASE("a run with keys that it does not use repeats and resumes without a warning") {
+  const TempFolder temp;
+  const Outcome first = train(kSmall +
+                              "compress.mu=3 schedule.gamma=0.5 train.device=cpu train.graphs=false "
+                              "train.precision=tf32 train.stop_after=4 output.dir=" +
+                              temp.at("run"));
+  INFO(first.output);
+  CHECK(first.count("warning: ") == 5);
+  const Outcome again =
+      train(temp.at("run/config.yaml") + " train.stop_after=0 output.dir=" + temp.at("again"));
+  INFO(again.output);
+  CHECK(again.code == 0);
+  CHECK(again.count("warning") == 0);
+  const Outcome resumed = train("--resume " + temp.at("run") + " train.stop_after=0");
+  INFO(resumed.output);
+  CHECK(resumed.code == 0);
+  CHECK(resumed.count("warning") == 0);
+  CHECK(checksum_of(temp.at("run")) == checksum_of(temp.at("again")));
+}
+
 TEST_CASE("a key without effect is reported once, whatever the ranks are") {
   for (const char* backend : {"threads", "gloo"}) {
     const TempFolder temp;
@@ -131,7 +225,9 @@ TEST_CASE("a run directory has its metrics, and its config.yaml repeats the run"
   for (const StepRecord& step : metrics.steps) sent += step.bytes_sent;
   CHECK(metrics.end->bytes_sent == Approx(sent));
   REQUIRE(run_command("grep -q \"merge: buckets  # auto\" " + temp.at("a/config.yaml")).code == 0);
-  REQUIRE(train(temp.at("a/config.yaml") + " output.dir=" + temp.at("b")).code == 0);
+  const Outcome again = train(temp.at("a/config.yaml") + " output.dir=" + temp.at("b"));
+  REQUIRE(again.code == 0);
+  CHECK_FALSE(again.has("warning"));
   CHECK(checksum_of(temp.at("a")) == checksum_of(temp.at("b")));
 }
 

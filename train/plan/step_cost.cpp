@@ -1,0 +1,68 @@
+#include "train/plan/step_cost.h"
+
+#include <algorithm>
+
+#include "dist/comm/collective_queue.h"
+#include "dist/comm/threads_communicator.h"
+#include "nn/core/pass_cost.h"
+#include "train/evaluate.h"
+
+namespace topknot {
+namespace {
+
+constexpr int kMostSamples = 4;  // of a counted pass
+
+struct Pass {
+  double forward = 0, backward = 0;  // operations
+  double peak = 0;                   // bytes
+};
+
+Pass count_pass(const Config& config, const Dataset& data, BuiltModel& model, int samples,
+                const GradientHook& hook) {
+  LoaderOptions options = loader_options(config, data, true, 0, 1);
+  options.batch = samples;
+  options.workers = 0;
+  Loader loader(data, options);
+  loader.start_epoch(0);
+  Batch batch;
+  loader.next(batch);
+  model.store.arena().clear_gradients();
+  const PassCost cost;
+  const Variable loss = batch_loss(model.module->forward(Variable(batch.images), ForwardContext()), batch);
+  Pass pass;
+  pass.forward = cost.flops();
+  backward(loss, hook);
+  pass.backward = cost.flops() - pass.forward;
+  pass.peak = static_cast<double>(cost.peak_bytes());
+  return pass;
+}
+
+}  // namespace
+
+StepCost count_step_cost(const Config& config, const Dataset& data, BuiltModel& model,
+                         const ExchangeOptions& options) {
+  StepCost cost;
+  ParameterArena& arena = model.store.arena();
+  for (const auto& buffer : make_optimizer(optimizer_options(config), arena)->state())
+    cost.optimizer += static_cast<double>(buffer.size_bytes());
+
+  const auto group = make_thread_group(1, config.dist.timeout_s);
+  CollectiveQueue queue(*group[0]);
+  Exchange exchange(arena, queue, options);
+  exchange.begin_step(0, density_at_epoch(config, 0), {}, config.optimizer.lr);
+  const int batch = config.data.batch_size, most = std::min(batch, kMostSamples), few = std::max(1, most / 2);
+  const Pass small = count_pass(config, data, model, few, {});
+  const Pass large =
+      count_pass(config, data, model, most, [&](Parameter& parameter) { exchange.ready(parameter); });
+  exchange.finish(true);
+  cost.method = static_cast<double>(exchange.state().size());
+
+  const double samples = batch, steps = config.train.accumulate;
+  cost.forward_flops = steps * samples / most * large.forward;
+  cost.backward_flops = steps * samples / most * large.backward;
+  cost.activations = large.peak;
+  if (most > few) cost.activations += (samples - most) * (large.peak - small.peak) / (most - few);
+  return cost;
+}
+
+}  // namespace topknot
