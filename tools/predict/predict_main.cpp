@@ -44,7 +44,7 @@ constexpr const char* kText =
     "  --out DIR           also write prediction.csv, prediction.json and prediction.html\n"
     "  --papers            published settings, modelled without a profile, beside what the papers claim\n\n"
     "Examples:\n"
-    "  train configs/demo_topk.yaml dist.ranks=4 dist.backend=gloo exchange.merge=optimal "
+    "  train configs/demo_topk.yaml compress.scope=group exchange.merge=optimal dist.backend=gloo "
     "output.dir=runs/p4\n"
     "  predict runs/p4 --rate 100mbit,1gbit,10gbit --out scaling\n"
     "  predict runs/p4 --ranks 4,16 --collective auto --measured runs/p4 runs/replay16:rate=100mbit\n";

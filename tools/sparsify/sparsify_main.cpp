@@ -33,9 +33,9 @@ constexpr const char* kText =
     "  --list              the compressors, one a line\n\n"
     "Examples:\n"
     "  sparsify g.npy --compressor topk --density 0.01 --out g.jsonl\n"
-    "  sparsify g.npy --compressor regtopk mu=4 --weights 1,2,1 --precision float64 --out -\n"
+    "  sparsify g.npy --compressor regtopk mu=4 --weights 1,1,1,2 --precision float64 --out -\n"
     "  sparsify g.npy --compressor topk memory=dgc momentum=0.9 codec=rice values=int8 --out g.jsonl\n"
-    "  sparsify g.npy --compressor powersgd rank=2 --tensors 64x27,64,10x64 --out g.jsonl\n";
+    "  sparsify g.npy --compressor powersgd rank=2 --tensors 256x64,256,10x256,10 --out g.jsonl\n";
 
 void list_compressors() {
   for (const std::string& name : compressors().names())
