@@ -161,7 +161,7 @@ std::string draw_panel(const Panel& panel, const std::string& clip, bool labels)
   if (!panel.reference_label.empty()) {
     const double y = panel.y(panel.reference);
     svg += segment(left, y, right, y, "reference");
-    if (labels) svg += text_at(left + 3, y - 5, "start", panel.reference_label, " class=\"note\"");
+    if (labels) svg += text_at(right - 3, y + 14, "end", panel.reference_label, " class=\"note\"");
   }
   if (labels) {
     const double middle = (top + bottom) / 2;

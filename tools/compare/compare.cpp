@@ -104,7 +104,9 @@ void name_methods(Comparison& c) {
       for (std::size_t j = 0; j < c.methods.size(); ++j)
         tells = tells || (c.methods[j].compressor == compressor && row.values[j] != row.values[i]);
       if (!tells) continue;
-      keys[i].letter += " " + row.key.substr(row.key.rfind('.') + 1) + "=" + row.values[i];
+      // An empty text is the method's own choice; the others' values tell them apart from it.
+      if (row.values[i] != "\"\"")
+        keys[i].letter += " " + row.key.substr(row.key.rfind('.') + 1) + "=" + row.values[i];
       keys[i].keys += (keys[i].keys.empty() ? "" : " ") + row.key + "=" + row.values[i];
     }
     lettered[compressor] = lettered[compressor] || keys[i].letter.size() > kLongest;

@@ -6,6 +6,7 @@
 #include "nn/core/base/program.h"
 #include "tools/common/options.h"
 #include "tools/compare/compare.h"
+#include "tools/compare/report_charts.h"
 #include "train/metrics/output_file.h"
 
 using namespace topknot;
@@ -22,7 +23,7 @@ constexpr const char* kText =
     "different tasks are refused.\n\n"
     "  --out FILE      what to write, by its ending: .html the page (default: report.html), .csv one row "
     "per\n"
-    "                  method, .json everything; may be given several times\n"
+    "                  method, .json everything, .svg the metric over time; may be given several times\n"
     "  --target VALUE  what to measure the time to: an accuracy, 0.7 or 70%, or a loss (default: 95 % of "
     "the\n"
     "                  best dense accuracy)\n\n"
@@ -34,7 +35,8 @@ struct Format {
   const char* ending;
   std::string (*text)(const Comparison&);
 };
-constexpr Format kFormats[] = {{".html", report_html}, {".csv", comparison_csv}, {".json", comparison_json}};
+constexpr Format kFormats[] = {
+    {".html", report_html}, {".csv", comparison_csv}, {".json", comparison_json}, {".svg", quality_svg}};
 
 const Format& format_of(const std::string& file) {
   std::string known;

@@ -8,6 +8,7 @@
 #include <functional>
 #include <unordered_map>
 
+#include "nn/core/base/check.h"
 #include "tools/common/chart.h"
 
 namespace topknot {
@@ -15,6 +16,8 @@ namespace {
 
 constexpr std::size_t kMeanPoints = 260, kRawPoints = 420;
 constexpr double kThin = 1.1;  // the line of an incomplete run
+constexpr const char* kQualityDescription =
+    "Test results of each method against training time, epoch and step";
 
 enum Axis { kStep, kEpoch, kTime, kAxes };
 constexpr Axis kOrder[] = {kTime, kEpoch, kStep};  // of the panels: what a user waits for comes first
@@ -235,25 +238,11 @@ std::vector<Panel> panels_of(const Comparison& c, const std::vector<Drawn>& draw
   return panels;
 }
 
-}  // namespace
-
-std::string loss_chart(const Comparison& c) {
-  const auto drawn = draw(c, smooth_loss_of);
-  const Range range = value_range(drawn);
-  if (std::isnan(range.lo)) return "";
-  const bool wide = range.lo > 0 && range.hi / range.lo > 60;
-  const Scale y = wide ? log_scale(range, Unit::plain, "train loss")
-                       : linear_scale(range, 0.4, Unit::plain, "train loss");
-  Style style;
-  style.raw = draw(c, loss_of);
-  return panel_figure(panels_of(c, drawn, y, style), "loss",
-                      "Train loss of each method against training time, epoch and step");
-}
-
-std::string quality_chart(const Comparison& c) {
+// Empty where nothing was evaluated.
+std::vector<Panel> quality_panels(const Comparison& c) {
   const auto drawn = draw(c, quality_of);
   Range range = value_range(drawn);
-  if (std::isnan(range.lo)) return "";
+  if (std::isnan(range.lo)) return {};
   const bool target = !std::isnan(c.target);
   if (target) range.include(c.target);
   const bool share = c.metric.unit == "share";
@@ -288,7 +277,35 @@ std::string quality_chart(const Comparison& c) {
         }
     }
   }
-  return panel_figure(panels, "quality", "Test results of each method against training time, epoch and step");
+  return panels;
+}
+
+}  // namespace
+
+std::string loss_chart(const Comparison& c) {
+  const auto drawn = draw(c, smooth_loss_of);
+  const Range range = value_range(drawn);
+  if (std::isnan(range.lo)) return "";
+  const bool wide = range.lo > 0 && range.hi / range.lo > 60;
+  const Scale y = wide ? log_scale(range, Unit::plain, "train loss")
+                       : linear_scale(range, 0.4, Unit::plain, "train loss");
+  Style style;
+  style.raw = draw(c, loss_of);
+  return panel_figure(panels_of(c, drawn, y, style), "loss",
+                      "Train loss of each method against training time, epoch and step");
+}
+
+std::string quality_chart(const Comparison& c) {
+  const auto panels = quality_panels(c);
+  return panels.empty() ? "" : panel_figure(panels, "quality", kQualityDescription);
+}
+
+std::string quality_svg(const Comparison& c) {
+  const auto panels = quality_panels(c);
+  if (panels.empty()) throw UserError("--out: no run was evaluated, so there is nothing to draw");
+  std::vector<LegendEntry> legend;
+  for (std::size_t i = 0; i < c.methods.size(); ++i) legend.push_back({c.methods[i].name, c.styles[i]});
+  return stand_alone_plot(panels, legend, kQualityDescription);
 }
 
 std::string bytes_chart(const Comparison& c) {

@@ -10,6 +10,8 @@ namespace topknot {
 // Each against training time, epoch and step, side by side.
 std::string loss_chart(const Comparison& comparison);
 std::string quality_chart(const Comparison& comparison);  // of the metric; "" where nothing was evaluated
+std::string quality_svg(
+    const Comparison& comparison);  // the same as a file by itself; UserError in place of ""
 std::string bytes_chart(const Comparison& comparison);
 
 // The records of train.distribution_every, as HTML with drawings; "" where no run has. Of each method the

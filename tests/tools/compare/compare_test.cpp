@@ -13,6 +13,7 @@
 #include "tests/support/files.h"
 #include "tests/support/user_error.h"
 #include "tools/common/chart.h"
+#include "tools/compare/report_charts.h"
 #include "train/recorder.h"
 #include "train/run_directory.h"
 
@@ -462,7 +463,7 @@ TEST_CASE("records with numbers that no run has make a page of a page's size wit
 TEST_CASE("an environment that is nested without end, or no UTF-8, is read as far as it makes sense") {
   const Folder folder;
   const std::string run = folder.add("d", {});
-  for (const std::string text :
+  for (const std::string& text :
        {std::string(300000, '['), std::string(300000, '[') + std::string(300000, ']'),
         std::string("[\"\xff\"]")}) {
     std::ofstream(run + "/environment.json") << R"({"host":"node1","deep":)" << text << "}";
@@ -501,6 +502,22 @@ TEST_CASE("pointing at a chart shows each method's value there") {
   CHECK(contains(html, "<title>step\ndense: 80 % at 15\ntopk: 60 % at 15</title>"));
   CHECK(contains(html, "<title>training time (s)\ndense: 79 % at 2\ntopk: 40 % at 2</title>"));
   CHECK(contains(html, "dense: 80 kB at 20\ntopk: 800 B at 20</title>"));
+}
+
+TEST_CASE("the metric over time is one picture, in which a method's own choice of a key stays unnamed") {
+  const Folder folder;
+  folder.add("d", {});
+  folder.add("own", {.overrides = {"compress.name=topk"}, .bytes = 40});
+  folder.add("int8", {.overrides = {"compress.name=topk", "compress.values=int8"}, .bytes = 20});
+  const Comparison c = folder.compare({"d", "own", "int8"});
+  CHECK(c.methods[1].name == "topk");
+  CHECK(c.methods[2].name == "topk values=int8");
+  const std::string svg = quality_svg(c);
+  CHECK(svg.rfind("<svg", 0) == 0);
+  for (const char* part : {">dense<", ">topk<", ">topk values=int8<", "test accuracy", "training time (s)"}) {
+    INFO(part);
+    CHECK(contains(svg, part));
+  }
 }
 
 TEST_CASE("the numbers as CSV: a row a method, quoted names, nothing where nothing is known") {
