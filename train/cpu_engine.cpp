@@ -1,8 +1,11 @@
 // The engine on a CPU: the outcome of a step is known when the step has ended.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 
 #include "nn/core/base/check.h"
+#include "nn/core/base/log.h"
 #include "nn/core/base/stopwatch.h"
 #include "optim/clip.h"
 #include "train/evaluate.h"
@@ -107,7 +110,21 @@ class CpuEngine final : public StepEngine {
     squares_ = (add ? squares_ : 0.0) + topknot::sum_of_squares(values);
   }
   void clip(std::span<float> values, double max_norm) override {
-    scale(values, clip_factor(std::sqrt(squares_), max_norm));
+    const double factor = clip_factor(std::sqrt(squares_), max_norm);
+    scale(values, factor);
+    watch_clipping(factor < 1);
+  }
+  // Where clipping cuts nearly every gradient, only its direction is left, which costs accuracy: dgc on CIFAR-10 with
+  // compress.clip=0.25 ended twelve points below dgc without.
+  void watch_clipping(bool cut) {
+    constexpr int kWatched = 100, kMany = 90;
+    cuts_ += cut;
+    if (++clips_ != kWatched || cuts_ < kMany || communicator_.rank() != 0) return;
+    log_warning(
+        fmt::format("{}: {} of the first {} gradients were longer and were cut, so that little but their "
+                    "direction counts; raise "
+                    "it or leave it out",
+                    config_.compress.clip > 0 ? "compress.clip" : "train.clip_local", cuts_, kWatched));
   }
   void clip_update(double max_norm) override {
     update_.gradient_scale = clip_factor(std::sqrt(squares_), max_norm);
@@ -147,6 +164,8 @@ class CpuEngine final : public StepEngine {
   Batch batch_;
   float loss_ = 0;
   double squares_ = 0;
+  int clips_ = 0,
+      cuts_ = 0;  // gradients, or tensors, that local clipping has looked at and cut in this start
   OptimizerStep update_;
   std::vector<float> statistics_;     // as before this step
   Clock::time_point backward_begin_;  // of the pass that drives the exchange

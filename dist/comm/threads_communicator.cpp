@@ -97,7 +97,8 @@ class Group {
     // After a stop signal the run ends with this step, whose time matters no longer.
     while (reason_.empty() && stop_signal() == 0 && Clock::now() < at)
       changed_.wait_until(lock, std::min(at, Clock::now() + kPoll));
-    if (!reason_.empty()) fail(rank, call);
+    // What has arrived counts, whatever happened since.
+    if (!reason_.empty() && Clock::now() < at) fail(rank, call);
   }
 
   // Ends a collective. Between the two meetings there is only finite work on memory, and a rank that left

@@ -82,8 +82,9 @@ TEST_CASE("the start of a run names the density and its phases, and each change 
   CHECK(whole.has("dgc at density 0.05; "));
   CHECK_FALSE(whole.has("from here on"));
   CHECK(train(run).has("\ndense; "));
-  const Outcome many =
-      train(run + " compress.name=dgc compress.warmup_epochs=20 train.epochs=30 train.max_steps=3 ");
+  const Outcome many = train(
+      run +
+      " compress.name=dgc compress.codec=auto compress.warmup_epochs=20 train.epochs=30 train.max_steps=3 ");
   CHECK(many.has("dgc at density 0.867"));
   CHECK_FALSE(many.has("from epoch"));  // which the run does not reach
   CHECK(train(run + " compress.name=dgc compress.warmup_epochs=20 train.epochs=30")
@@ -127,6 +128,19 @@ TEST_CASE(
   CHECK_FALSE(less.has("warning"));
   CHECK(train("--dry-run compress.name=topk compress.density=1 compress.codec=auto")
             .has("as much as the 1.08 MB"));
+}
+
+TEST_CASE("clipping that cuts nearly every gradient is warned of, once") {
+  const TempFolder temp;
+  const auto warnings = [&](const std::string& key) {
+    return train(
+               kSmall +
+               "compress.name=dgc dist.ranks=2 train.epochs=0 train.max_steps=120 -q output.overwrite=true " +
+               "output.dir=" + temp.at("run") + " " + key)
+        .count("gradients were longer and were cut");
+  };
+  CHECK(warnings("compress.clip=1e-4") == 1);
+  CHECK(warnings("compress.clip=1e4") == 0);
 }
 
 TEST_CASE("a batch larger than a rank's shard is warned of, once") {

@@ -36,7 +36,7 @@ if [ "$what" = notices ]; then
 case "\$*" in
   --resume*)
     "$train" "\$@" || exit
-    echo '{"event":"step","step":1}' >>"\$2/metrics.jsonl"
+    echo '{"event":"step","rank":0,"step":1}' >>"\$2/metrics.jsonl"
     exit ;;
   */undisturbed-*) ;;
   *) setsid sleep 1000$$ >/dev/null 2>&1 & ;;
