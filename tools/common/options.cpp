@@ -1,8 +1,11 @@
 #include "tools/common/options.h"
 
+#include <unistd.h>
+
 #include <cstdio>
 
 #include "nn/core/base/check.h"
+#include "nn/core/base/terminal.h"
 
 namespace topknot {
 
@@ -15,7 +18,7 @@ bool parse_options(CLI::App& app, const char* text, int argc, char** argv, bool 
   } catch (const CLI::ParseError& error) {
     misuse(app.get_description(), error.what());
   }
-  if (help) std::fputs(text, stdout);
+  if (help) std::fputs(reflowed(text, terminal_columns(STDOUT_FILENO)).c_str(), stdout);
   return !help;
 }
 

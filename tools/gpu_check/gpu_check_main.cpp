@@ -12,6 +12,7 @@
 
 #include "nn/core/base/check.h"
 #include "nn/core/base/program.h"
+#include "nn/core/base/terminal.h"
 #include "nn/core/device.h"
 #include "tools/gpu_check/stages.h"
 
@@ -126,8 +127,9 @@ int run(int argc, char** argv) {
   add_options(app, arguments);
   try {
     app.parse(argc, argv);
-  } catch (const CLI::CallForHelp& help) {
-    return app.exit(help);
+  } catch (const CLI::CallForHelp&) {
+    std::fputs(reflowed(app.help(), terminal_columns(STDOUT_FILENO)).c_str(), stdout);
+    return 0;
   } catch (const CLI::ParseError& error) {
     throw UserError(std::string(error.what()) + "; gpu-check --help lists the options");
   }

@@ -1,10 +1,13 @@
 // study NAME [key=value ...]: small experiments. Exit codes: 0, 1 for an error, 2 for bad input.
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <string>
 #include <vector>
 
 #include "nn/core/base/program.h"
+#include "nn/core/base/terminal.h"
 #include "tools/study/study.h"
 
 using namespace topknot;
@@ -18,7 +21,7 @@ bool asks_for_help(const std::string& argument) {
 int run(int argc, char** argv) {
   std::vector<std::string> arguments(argv + 1, argv + argc);
   if (arguments.empty() || asks_for_help(arguments[0])) {
-    std::fputs(studies_help().c_str(), stdout);
+    std::fputs(reflowed(studies_help(), terminal_columns(STDOUT_FILENO)).c_str(), stdout);
     return 0;
   }
   const std::string name = arguments[0];
@@ -27,7 +30,7 @@ int run(int argc, char** argv) {
   const Study& study = studies().find(name);
   arguments.erase(arguments.begin());
   if (std::any_of(arguments.begin(), arguments.end(), asks_for_help)) {
-    std::fputs(study_help(name).c_str(), stdout);
+    std::fputs(reflowed(study_help(name), terminal_columns(STDOUT_FILENO)).c_str(), stdout);
     return 0;
   }
   study.run(StudyArguments(name, study.keys, arguments));

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -10,6 +11,7 @@
 #include <string_view>
 
 #include "nn/core/base/check.h"
+#include "nn/core/base/terminal.h"
 #include "nn/core/base/text.h"
 #include "train/checkpoint/checkpoint.h"
 #include "train/metrics/output_file.h"
@@ -88,11 +90,12 @@ int export_command(int argc, const char* const* argv) {
     throw UserError(fmt::format("train export: {}; usage: {}", parse_error.what(), kUsage));
   }
   if (help) {
-    std::printf(
-        "%s\n\nWrites weights and batch-norm statistics of the newest checkpoint, or of step N, with the "
-        "names of the\n"
-        "model's tensors. model.init_from takes the file, and scripts/convert-pth makes a .pth of it.\n",
-        kUsage);
+    const std::string text =
+        std::string(kUsage) +
+        "\n\nWrites weights and batch-norm statistics of the newest checkpoint, or of step N, with the names "
+        "of the model's tensors. model.init_from takes the file, and scripts/convert-pth makes a .pth of "
+        "it.\n";
+    std::fputs(reflowed(text, terminal_columns(STDOUT_FILENO)).c_str(), stdout);
     return 0;
   }
   if (run.empty() || to.empty())

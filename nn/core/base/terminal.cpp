@@ -71,4 +71,38 @@ std::string wrapped_row(const std::string& name, const std::string& text, int co
   return start + wrapped(text, width, indent, indent) + "\n";
 }
 
+std::string reflowed(const std::string& page, int width) {
+  constexpr std::size_t kFilled = 60, kNone = std::string::npos;  // so long a line goes on in the next one
+  std::string result, name, words;                                // of the row or paragraph under way
+  std::size_t column = 0, last = 0;
+  const auto flush = [&] {
+    if (!name.empty())
+      result += wrapped_row(name, words, static_cast<int>(column), width);
+    else if (!words.empty())
+      result += wrapped(words, width) + "\n";
+    name.clear(), words.clear(), column = 0;
+  };
+  std::istringstream lines(page);
+  for (std::string line; std::getline(lines, line); last = line.size()) {
+    const std::size_t indent = line.find_first_not_of(' ');
+    const std::size_t gap = indent == kNone ? kNone : line.find("  ", indent);
+    if (gap != kNone) {
+      flush();
+      name = line.substr(0, gap);
+      column = line.find_first_not_of(' ', gap);
+      words = line.substr(column);
+    } else if (indent != kNone && indent == column && !words.empty() && (column > 0 || last >= kFilled)) {
+      words += " " + line.substr(indent);
+    } else {
+      flush();
+      if (indent == 0)
+        words = line;
+      else
+        result += line + "\n";
+    }
+  }
+  flush();
+  return result;
+}
+
 }  // namespace topknot

@@ -21,5 +21,8 @@ std::string coloured(const std::string& text, Colour colour, int fd);
 std::string wrapped(const std::string& text, int width, int indent = 0, int column = 0);
 // A row of two columns: `name`, then `text` from `column` on; under it where the name is longer. Ends with a line break.
 std::string wrapped_row(const std::string& name, const std::string& text, int column, int width);
+// A whole page of help for this width: paragraphs and rows of two columns are broken anew. Indented lines without a second
+// column are commands and stay as they are, to be copied.
+std::string reflowed(const std::string& page, int width);
 
 }  // namespace topknot
