@@ -26,7 +26,7 @@ constexpr const char* kExamples =
     "  train configs/demo_dense.yaml                       a small run, no download\n"
     "  train configs/demo_topk.yaml compress.density=0.01  Top-k, one key changed\n"
     "  train configs/cifar10_resnet20_gaussiank.yaml data.root=DIR dist.ranks=4\n"
-    "  compare runs/*                                      a table and a page of runs\n"
+    "  compare runs/A runs/B                               a table and a page of both\n"
     "  train status runs/NAME                              how far a run is\n"
     "  train export runs/NAME --to FILE.safetensors        its newest weights\n";
 
