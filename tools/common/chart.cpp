@@ -14,7 +14,7 @@ constexpr double kRowWidth = 1140, kRowHeight = 292;
 constexpr double kLeft = 78, kRight = 20, kTop = 12, kBottom = 50, kGap = 26;
 
 // A page's panel by itself. Where it is alone in its figure it is wider.
-constexpr double kPanelWidth = 380, kLonePanelWidth = 480, kPanelLeft = 70, kPanelRight = 12;
+constexpr double kPanelWidth = 380, kLonePanelWidth = 480, kPanelLeft = 76, kPanelRight = 12;
 constexpr double kNoteLine = 16;  // a second line below the x axis
 
 // A plot that stands by itself: the legend's height with one line, and a further line's.
@@ -165,8 +165,8 @@ std::string draw_panel(const Panel& panel, const std::string& clip, bool labels)
   }
   if (labels) {
     const double middle = (top + bottom) / 2;
-    svg += text_at(14, middle, "middle", panel.y.label,
-                   fmt::format(R"x( class="label" transform="rotate(-90 14 {})")x", num(middle)));
+    svg += text_at(11, middle, "middle", panel.y.label,
+                   fmt::format(R"x( class="label" transform="rotate(-90 11 {})")x", num(middle)));
   }
   return svg + value_strips(panel);
 }

@@ -22,8 +22,8 @@ p { margin: 4px 0 10px; }
 p, li { max-width: 92ch; overflow-wrap: anywhere; }
 .sub { color: var(--faint); margin-bottom: 22px; }
 .note { color: var(--faint); font-size: 13.5px; }
-.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 200px), 1fr)); gap: 14px; margin: 18px 0 8px; }
-.card { border: 1px solid var(--rule); border-top: 4px solid; border-radius: 4px; padding: 12px 16px 10px; }
+.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 165px), 1fr)); gap: 14px; margin: 18px 0 8px; }
+.card { border: 1px solid var(--rule); border-top: 4px solid; border-radius: 4px; padding: 12px 14px 10px; }
 .card b { display: block; font-size: 15px; overflow-wrap: anywhere; }
 .card strong { display: block; font-size: 28px; line-height: 1.25; font-weight: 600; font-variant-numeric: tabular-nums; }
 .card small { color: var(--faint); font-size: 13px; display: block; }

@@ -53,6 +53,17 @@ std::string card(const Comparison& c, std::size_t i) {
     const double points = 100 * (m.best.mean - c.methods[*m.baseline].best.mean);
     if (std::isfinite(points)) html += fmt::format(", {:+.1f} points against dense", points);
   }
+  if (!std::isnan(c.target)) {
+    const std::string target = value_text(c.metric, stat_of({c.target}));
+    const double seconds = m.seconds_to_target.mean;
+    html += m.reached == 0
+                ? "</small><small>" + target + " not reached"
+                : fmt::format("</small><small>{} after {:.{}f} s", target, seconds, seconds < 10 ? 2 : 1);
+    if (m.reached > 0 && m.reached < static_cast<int>(m.counted.size()))
+      html += fmt::format(" ({} of {} runs)", m.reached, m.counted.size());
+    if (!itself && std::isfinite(m.target_speed_up))
+      html += fmt::format(", speed-up {:.2f}×", m.target_speed_up);
+  }
   html += fmt::format("</small><small>{:.{}f} images/s", m.images_per_second.mean,
                       m.images_per_second.mean < 100 ? 1 : 0);
   if (itself) {

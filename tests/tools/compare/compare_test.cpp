@@ -384,6 +384,7 @@ TEST_CASE("the report is one page without network or script, with every chart on
   folder.add("d", {});
   folder.add("t<b>", {.overrides = kTopk, .bytes = 40});
   const std::string html = report_html(folder.compare({"d", "t<b>"}));
+  CHECK(contains(html, "76.0 % after 1.50 s"));
   for (const char* part :
        {"http:", "https:", "<script", "src=", "url(\"", "@import", "t<b>", "nan", "inf<"}) {
     INFO(part);
