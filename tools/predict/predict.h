@@ -85,7 +85,7 @@ ExchangeProfile read_predictable(const std::string& run);
 // A finished run or a replay of `bench`, medians over its steps without the warm-up.
 struct MeasuredRun {
   std::string path, method, merge, collective;
-  double density = 1;
+  std::optional<double> density;  // none: the method selects no entries
   int ranks = 1;
   std::vector<std::size_t> groups;  // exchange.groups, or empty
   bool replay = false;              // no forward pass and no update, `compute` seconds for the backward pass

@@ -66,7 +66,8 @@ MeasuredRun read_measured(const std::string& folder) {
   MeasuredRun run;
   run.path = folder;
   run.method = config.text("compress.name");
-  run.density = run.method == "dense" ? 1 : config.number("compress.density");
+  if (run.method != "dense" && config.find("compress.density"))
+    run.density = config.number("compress.density");
   run.merge = config.text("exchange.merge");
   run.collective = config.text("exchange.collective");
   run.ranks = static_cast<int>(config.number("dist.ranks"));
@@ -87,11 +88,12 @@ Judgement judge(const MeasuredRun& run, const std::vector<ExchangeProfile>& prof
                 const PredictedNetwork& network) {
   const ExchangeProfile* best = nullptr;
   for (const ExchangeProfile& profile : profiles)
-    if (!best && profile.method == run.method && profile.density == run.density) best = &profile;
+    if (!best && profile.method == run.method && profile.density == run.density.value_or(profile.density))
+      best = &profile;
   if (!best && run.method == "dense") best = &profiles.at(0);
   if (!best)
     throw UserError("--measured: " + run.path + ": no run given was profiled with method " + run.method +
-                    " at density " + short_text(run.density) +
+                    (run.density ? " at density " + short_text(*run.density) : "") +
                     "; encoding costs are known of profiled methods only, so give such a run too");
   ExchangeProfile profile = run.method == "dense" ? dense_profile(*best) : *best;
   if (run.replay) profile = replayed(profile, run.compute);

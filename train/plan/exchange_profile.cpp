@@ -145,13 +145,14 @@ std::string profile_options(const Config& config) {
                                                  "layer_density", "alpha_s",  "clip",   "beta_s_per_byte",
                                                  "dense_1d",      "min_numel"};
   const Config defaults;
+  const std::set<std::string> without_use = keys_without_use(config);
   const std::string prefix = "compress.";
   std::string text;
   for (const Key& key : config_keys()) {
     if (key.name.compare(0, prefix.size(), prefix) != 0) continue;
     const std::string name = key.name.substr(prefix.size());
     const std::string value = key_value(key, config);
-    if (left_out.count(name) || value == key_value(key, defaults)) continue;
+    if (left_out.count(name) || without_use.count(key.name) || value == key_value(key, defaults)) continue;
     text += (text.empty() ? "" : " ") + name + "=" + value;
   }
   return text;
@@ -169,9 +170,8 @@ std::string check_exchange_profile(const ExchangeProfile& profile, const Config&
     if (there != here) differs(what, there.empty() ? "(default)" : there, here.empty() ? "(default)" : here);
   };
   same("compress.name", profile.method, config.compress.name);
-  const double density = dense ? 1.0 : config.compress.density;
-  if (profile.density != density)
-    differs("compress.density", short_text(profile.density), short_text(density));
+  if (profile.density != config.compress.density && !keys_without_use(config).count("compress.density"))
+    differs("compress.density", short_text(profile.density), short_text(config.compress.density));
   same("compress.*", profile.options, profile_options(config));
   same("the number of ranks", std::to_string(profile.ranks), std::to_string(ranks));
   same("the number of parameters", std::to_string(profile.parameters.size()),

@@ -210,6 +210,24 @@ TEST_CASE("a profile of one rank needs a network to be given") {
   CHECK(predict(alone, {4, network("1gbit", 1e-4), "all"}).iteration > 0.8);
 }
 
+TEST_CASE("a run of a method without density is held against the profile of that method") {
+  const TempFolder temp;
+  const auto loaded = load_config("", {"output.dir=" + temp.at("run"), "compress.name=powersgd",
+                                       "dist.ranks=4", "compress.density=0.5", "exchange.merge=none"});
+  const RunDirectory folder = create_run_directory(loaded, {"train"});
+  {
+    MetricsWriter writer(folder.metrics_jsonl());
+    for (int i = 1; i <= 15; ++i) {
+      StepRecord step;
+      step.step = i, step.time_s = i;
+      writer.write(step);
+    }
+  }
+  ExchangeProfile profile = one_layer_dense();
+  profile.method = "powersgd", profile.density = 0.5;
+  CHECK(judge(read_measured(temp.at("run")), {profile}, network("measured")).measured.step == Approx(1));
+}
+
 TEST_CASE("a run is held against the prediction with its own plan") {
   const TempFolder temp;
   const auto loaded = load_config("", {"output.dir=" + temp.at("run"), "compress.name=topk",
