@@ -105,7 +105,8 @@ TEST_CASE("the result of a run goes to standard output, also with -q, and all el
 }
 
 TEST_CASE(
-    "--brief shows progress on one line of a terminal, and every line about time names an emulated link") {
+    "train --brief shows progress on one line of a terminal, and every line about time names an emulated "
+    "link") {
   const TempFolder temp;
   const std::string run = kTrain + kSmall + temp.at("run") +
                           " output.overwrite=true train.max_steps=9 train.log_every=3 dist.ranks=2 "
@@ -170,7 +171,8 @@ TEST_CASE("help is as wide as the terminal, and 80 columns where there is none")
   CHECK(widest_line(narrow.output()) <= 60);
 }
 
-TEST_CASE("--list configs names the shipped files, from a copied program too, or says where it looked") {
+TEST_CASE(
+    "train --list configs names the shipped files, from a copied program too, or says where it looked") {
   const Outcome here = train("--list configs");
   INFO(here.output);
   CHECK(here.code == 0);

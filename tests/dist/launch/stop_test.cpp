@@ -16,35 +16,43 @@ namespace {
 
 constexpr int kNoInterrupt = 77;
 
-// The exit code of a process that runs `body`, as a program would end: 128 + the signal where Interrupted comes out of
-// it. The signal comes after half a second.
+// A process that runs `body` and ends as a program would: with 128 + the signal where Interrupted, by that signal, comes out
+// of it. `send`: it signals itself after half a second. Called while this process has one thread, as fork() wants it.
 template <class Body>
-int code_of(int signal, const Body& body) {
+pid_t start(int signal, bool send, const Body& body) {
   const pid_t child = fork();
-  if (child == 0) {
-    alarm(100);  // no case waits without end
-    install_stop_handlers();
-    StopPatience::alive = std::chrono::milliseconds(1500);
+  if (child != 0) return child;
+  alarm(100);  // no case waits without end
+  install_stop_handlers();
+  StopPatience::alive = std::chrono::milliseconds(1500);
+  if (send)
     std::thread([signal] {
       std::this_thread::sleep_for(std::chrono::milliseconds(500));
       kill(getpid(), signal);
     }).detach();
-    int code = kNoInterrupt;
-    try {
-      body();
-    } catch (const Interrupted& interrupted) {
-      code = std::string(interrupted.what()).find("stopped by " + signal_name(signal)) == std::string::npos
-                 ? 76
-                 : 128 + interrupted.signal;
-    } catch (const std::exception& error) {
-      std::fprintf(stderr, "%s\n", error.what());
-      code = 75;
-    }
-    std::_Exit(code);
+  int code = kNoInterrupt;
+  try {
+    body();
+  } catch (const Interrupted& interrupted) {
+    code = std::string(interrupted.what()).find("stopped by " + signal_name(signal)) == std::string::npos
+               ? 76
+               : 128 + interrupted.signal;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    code = 75;
   }
+  std::_Exit(code);
+}
+
+int code_of(pid_t child) {
   int status = 0;
   waitpid(child, &status, 0);
   return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+template <class Body>
+int code_of(int signal, const Body& body) {
+  return code_of(start(signal, true, body));
 }
 
 // One rank's part on its own thread; its exception comes out where the thread is joined.
@@ -119,18 +127,13 @@ TEST_CASE(
 }
 
 TEST_CASE("a rank that was not signalled ends with the signal of the one that gave up") {
-  TcpStoreServer server("127.0.0.1", 0, 3, 60);
-  int caught = 0;
-  std::thread other([&] {
-    try {
-      TcpStoreClient("127.0.0.1", server.port(), 0, 3, 60);
-    } catch (const Interrupted& interrupted) {
-      caught = interrupted.signal;
-    }
+  const int port = local_port(listen_on("127.0.0.1", 0).get());
+  const pid_t other = start(SIGUSR1, false, [&] {
+    const TcpStoreServer server("127.0.0.1", port, 3, 60);
+    TcpStoreClient("127.0.0.1", port, 0, 3, 60);
   });
-  CHECK(code_of(SIGUSR1, [&] { TcpStoreClient("127.0.0.1", server.port(), 1, 3, 60); }) == 128 + SIGUSR1);
-  other.join();
-  CHECK(caught == SIGUSR1);
+  CHECK(code_of(SIGUSR1, [&] { TcpStoreClient("127.0.0.1", port, 1, 3, 60); }) == 128 + SIGUSR1);
+  CHECK(code_of(other) == 128 + SIGUSR1);
 }
 
 }  // namespace topknot

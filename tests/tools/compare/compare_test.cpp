@@ -8,91 +8,16 @@
 #include <sstream>
 
 #include "nn/core/base/check.h"
-#include "tests/data/temp_folder.h"
 #include "tests/support/catch.h"
 #include "tests/support/files.h"
 #include "tests/support/user_error.h"
-#include "tools/common/chart.h"
-#include "tools/compare/report_charts.h"
-#include "train/recorder.h"
+#include "tests/tools/compare/made_runs.h"
 #include "train/run_directory.h"
 
 namespace topknot {
-namespace {
 
+using namespace testing;
 namespace fs = std::filesystem;
-
-std::size_t count_of(const std::string& text, const std::string& part) {
-  std::size_t count = 0;
-  for (auto at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++count;
-  return count;
-}
-
-// Run directories with plain numbers: every step takes `step_seconds`, the accuracy rises to `best` and falls by
-// 0.01 at the end.
-struct Made {
-  std::vector<std::string> overrides = {};
-  double step_seconds = 0.1;
-  double best = 0.8;
-  double bytes = 4000;
-  bool complete = true;
-  std::optional<Metric> metric = Metric::accuracy();  // none: files of a version that did not record it
-  int steps = 20, every = 1;                          // every so many steps are in the file
-  std::string network = "threads";
-  std::string task = "synthetic_images, 10 classes, samples [3, 32, 32]";
-  bool slower = false;  // step i's forward pass takes i milliseconds
-};
-
-struct Folder {
-  std::string add(const std::string& name, const Made& made) const {
-    auto overrides = made.overrides;
-    overrides.push_back("output.dir=" + path + "/" + name);
-    const auto loaded = load_config("", overrides);
-    REQUIRE(loaded.problems.empty());
-    const RunDirectory folder = create_run_directory(loaded, {"train"});
-    MetricsWriter writer(folder.metrics_jsonl());
-    if (made.metric)
-      writer.write(
-          StartRecord{0, made.steps, 10, "2026-01-01T00:00:00Z", made.network, made.task, *made.metric});
-    const bool accuracy = !made.metric || made.metric->name == "accuracy";
-    const int steps = made.steps;
-    for (int i = 1; i <= steps; ++i) {
-      StepRecord step;
-      step.step = i, step.epoch = 0.1 * i, step.time_s = made.step_seconds * i, step.loss = 2.0 / i;
-      step.bytes_sent = made.bytes, step.bytes_dense = 4000, step.images_per_second = 10 / made.step_seconds;
-      step.forward_s = made.slower ? 0.001 * i : 0.02, step.backward_s = 0.03, step.communicate_s = 0.015,
-      step.exposed_s = 0.01;
-      if (i % made.every == 0) writer.write(step);
-      if (i % 5 != 0) continue;
-      EvalRecord eval;
-      eval.step = i, eval.epoch = step.epoch, eval.time_s = step.time_s, eval.test_loss = 1.0 / i;
-      if (accuracy) eval.test_accuracy = i == steps ? made.best - 0.01 : made.best * i / 15;
-      writer.write(eval);
-    }
-    if (made.complete) {
-      EndRecord end;
-      end.steps = steps, end.wall_seconds = made.step_seconds * steps, end.bytes_sent = made.bytes * steps;
-      end.bytes_dense = 4000.0 * steps, end.images_per_second = 10 / made.step_seconds;
-      if (accuracy) end.test_accuracy = made.best - 0.01, end.best_test_accuracy = made.best;
-      end.parameter_checksum = "00000000deadbeef";
-      writer.write(end);
-    }
-    return path + "/" + name;
-  }
-
-  Comparison compare(const std::vector<std::string>& names, std::optional<double> target = {}) const {
-    std::vector<Run> runs;
-    for (const auto& name : names) runs.push_back(read_run(path + "/" + name));
-    return compare_runs(std::move(runs), target);
-  }
-
-  TempFolder temp;
-  std::string path = temp.str();
-};
-
-const std::vector<std::string> kTopk = {"compress.name=topk"};
-
-}  // namespace
 
 TEST_CASE("seeds of one configuration are one method with mean and spread, dense comes first") {
   const Folder folder;
@@ -379,148 +304,6 @@ TEST_CASE("keys that make a comparison unfair are pointed out") {
   CHECK(contains(comparison_text(folder.compare({"d", "t"})), "dist.ranks differs"));
 }
 
-TEST_CASE("the report is one page without network or script, with every chart on three axes") {
-  const Folder folder;
-  folder.add("d", {});
-  folder.add("t<b>", {.overrides = kTopk, .bytes = 40});
-  const std::string html = report_html(folder.compare({"d", "t<b>"}));
-  CHECK(contains(html, "76.0 % after 1.50 s"));
-  for (const char* part :
-       {"http:", "https:", "<script", "src=", "url(\"", "@import", "t<b>", "nan", "inf<"}) {
-    INFO(part);
-    CHECK_FALSE(contains(html, part));
-  }
-  CHECK(contains(html, "t&lt;b&gt;"));
-  for (const char* label : {">step</text>", ">epoch</text>", ">training time (s)</text>"})
-    CHECK(count_of(html, label) == 3);
-  for (const char* title :
-       {"Test accuracy", "Train loss", "Bytes sent", "Where the time of a step goes", "What differs"})
-    CHECK(contains(html, title));
-  CHECK(count_of(html, "<svg viewBox") == 9);
-  CHECK(count_of(html, "<svg") == count_of(html, "</svg>"));
-  CHECK(count_of(html, "class=\"legend\"") == 2);  // of the methods and of the parts of a step
-  CHECK(contains(html, "00000000deadbeef"));
-}
-
-TEST_CASE("axes with ends that are equal, far apart or no numbers have few ticks") {
-  const double nan = std::numeric_limits<double>::quiet_NaN(), inf = std::numeric_limits<double>::infinity();
-  for (const double lo : {0.0, 1.0, 1e16, 9e18, 1e300, -1e308, -inf, nan})
-    for (const double hi : {0.0, 1.0, 1e16 + 2, 9e18 + 2048, std::nextafter(1e300, inf), 1e308, inf, nan}) {
-      INFO(lo << " to " << hi);
-      CHECK(linear_ticks(lo, hi, 8, Unit::plain).size() <= 18);
-      CHECK(log_ticks(lo, hi, Unit::plain).size() <= 40);
-      Scale scale;
-      scale.lo = lo, scale.hi = hi, scale.from = 0, scale.to = 100;
-      for (const double value : {0.0, 1e308, -inf, nan}) {
-        CHECK(std::fabs(scale(value)) <= 10000);
-        scale.logarithmic = true;
-        CHECK(std::fabs(scale(value)) <= 10000);
-        scale.logarithmic = false;
-      }
-    }
-}
-
-TEST_CASE("records with numbers that no run has make a page of a page's size without NaN, or are refused") {
-  const double nan = std::numeric_limits<double>::quiet_NaN();
-  std::vector<float> u(1000);
-  for (std::size_t i = 0; i < u.size(); ++i) u[i] = static_cast<float>(i % 17) - 8;
-  for (const double bad : {nan, 0.0, -1.0, 1e16, 1e308, -1e308, 4e-324}) {
-    INFO(bad);
-    const Folder folder;
-    const std::string run = folder.add("d", {});
-    MetricsWriter writer(run + "/metrics.jsonl");
-    for (std::int64_t step : {5, 10, 20}) {
-      DistributionRecord record = distribution_of(u, 0.01);
-      record.step = step, record.deviation = record.mean = record.median = record.laplace_scale = bad;
-      record.contraction = record.bound = record.bell_bound = step == 5 ? 0.5 : bad;
-      writer.write(record);
-      StepRecord line;
-      line.step = 20 + step;
-      line.epoch = line.time_s = line.loss = line.lr = line.density = line.selected = line.bytes_sent = bad;
-      line.data_s = line.forward_s = line.communicate_s = line.exposed_s = line.images_per_second = bad;
-      writer.write(line);
-      writer.write(EvalRecord{20 + step, bad, bad, bad, bad, bad});
-    }
-    const Comparison c = folder.compare({"d"});
-    const std::string all = report_html(c) + comparison_text(c) + comparison_csv(c);
-    CHECK(all.size() < 1000000);
-    std::string lower;
-    for (const char letter : all) lower += static_cast<char>(std::tolower(letter));
-    for (const char* word : {"nan", "inf"})
-      for (auto at = lower.find(word); at != std::string::npos; at = lower.find(word, at + 1)) {
-        INFO(lower.substr(at < 60 ? 0 : at - 60, 120));
-        const bool part_of_a_word = std::isalpha(lower[at - 1]) || std::isalpha(lower[at + 3]);
-        CHECK(part_of_a_word);
-      }
-  }
-  const Folder folder;
-  const std::string run = folder.add("d", {});
-  std::ofstream(run + "/metrics.jsonl", std::ios::app)
-      << R"({"event":"distribution","step":1,"size":0,"histogram":[1]})"
-      << "\n{}\n";
-  CHECK(user_error([&] { read_run(run); }, {"damaged line"}));
-}
-
-TEST_CASE("an environment that is nested without end, or no UTF-8, is read as far as it makes sense") {
-  const Folder folder;
-  const std::string run = folder.add("d", {});
-  for (const std::string& text :
-       {std::string(300000, '['), std::string(300000, '[') + std::string(300000, ']'),
-        std::string("[\"\xff\"]")}) {
-    std::ofstream(run + "/environment.json") << R"({"host":"node1","deep":)" << text << "}";
-    CHECK_NOTHROW(comparison_text(folder.compare({"d"})));
-  }
-}
-
-TEST_CASE("the report draws recorded distributions, of each method that has some") {
-  const Folder folder;
-  folder.add("d", {});
-  const auto run = folder.add("t", {.overrides = kTopk});
-  CHECK_FALSE(contains(report_html(folder.compare({"d", "t"})), "accumulated gradient"));
-  MetricsWriter writer(run + "/metrics.jsonl");
-  for (const int step : {5, 10, 15, 20}) {
-    std::vector<float> u(1000);
-    for (std::size_t i = 0; i < u.size(); ++i)
-      u[i] = static_cast<float>(std::sin(1.0 + static_cast<double>(i)));
-    DistributionRecord record = distribution_of(u, 0.01);
-    record.step = step;
-    writer.write(record);
-  }
-  const std::string html = report_html(folder.compare({"d", "t"}));
-  CHECK(contains(html, "The accumulated gradient"));
-  CHECK(contains(html, "Contraction of top-k"));
-  for (const char* label : {">step 5: ", ">step 15: ", ">step 20: "}) CHECK(contains(html, label));
-  CHECK_FALSE(contains(html, ">step 10: "));
-  CHECK(count_of(html, "<svg viewBox") == 9 + 3 + 2);
-  CHECK_FALSE(contains(html, "nan"));
-}
-
-TEST_CASE("pointing at a chart shows each method's value there") {
-  const Folder folder;
-  folder.add("d", {.best = 0.8});
-  folder.add("t", {.overrides = kTopk, .step_seconds = 0.2, .best = 0.6, .bytes = 40});
-  const std::string html = report_html(folder.compare({"d", "t"}));
-  CHECK(contains(html, "<title>step\ndense: 80 % at 15\ntopk: 60 % at 15</title>"));
-  CHECK(contains(html, "<title>training time (s)\ndense: 79 % at 2\ntopk: 40 % at 2</title>"));
-  CHECK(contains(html, "dense: 80 kB at 20\ntopk: 800 B at 20</title>"));
-}
-
-TEST_CASE("the metric over time is one picture, in which a method's own choice of a key stays unnamed") {
-  const Folder folder;
-  folder.add("d", {});
-  folder.add("own", {.overrides = {"compress.name=topk"}, .bytes = 40});
-  folder.add("int8", {.overrides = {"compress.name=topk", "compress.values=int8"}, .bytes = 20});
-  const Comparison c = folder.compare({"d", "own", "int8"});
-  CHECK(c.methods[1].name == "topk");
-  CHECK(c.methods[2].name == "topk values=int8");
-  const std::string svg = quality_svg(c);
-  CHECK(svg.rfind("<svg", 0) == 0);
-  for (const char* part : {">dense<", ">topk<", ">topk values=int8<", "test accuracy", "training time (s)"}) {
-    INFO(part);
-    CHECK(contains(svg, part));
-  }
-}
-
 TEST_CASE("the numbers as CSV: a row a method, quoted names, nothing where nothing is known") {
   const Folder folder;
   folder.add("d", {.best = 0.8});
@@ -583,32 +366,6 @@ TEST_CASE("what is no run is refused with its name and the reason") {
   CHECK(user_error([&] { read_run(run); }, {"not finished a step"}));
   fs::remove(run + "/config.yaml");
   CHECK(user_error([&] { read_run(run); }, {"config.yaml"}));
-}
-
-TEST_CASE("ticks are round, inside their range, and labelled with as many digits as they need") {
-  const auto labels = [](const std::vector<Tick>& ticks) {
-    std::string text;
-    for (const auto& tick : ticks) text += tick.label + "|";
-    return text;
-  };
-  CHECK(labels(linear_ticks(0, 2.3, 5, Unit::plain)) == "0.0|0.5|1.0|1.5|2.0|");
-  CHECK(labels(linear_ticks(0.05, 0.83, 4, Unit::percent)) == "20 %|40 %|60 %|80 %|");
-  CHECK(labels(linear_ticks(0, 55000, 5, Unit::plain)) == "0|20k|40k|");
-  CHECK(labels(linear_ticks(1, 1, 5, Unit::plain)) == "1|");
-  CHECK(labels(log_ticks(900, 2e6, Unit::bytes)) == "1 kB|10 kB|100 kB|1 MB|");
-  CHECK(labels(log_ticks(0.015, 0.3, Unit::plain)) == "0.02|0.05|0.1|0.2|");
-}
-
-TEST_CASE("smoothing and thinning keep the mean of what they cover and pass over gaps") {
-  const std::vector<Point> points = {{0, 1}, {1, 2}, {2, 3}, {3, kAbsent}, {4, 5}, {5, 6}};
-  const auto thin = thin_out(points, 3);
-  REQUIRE(thin.size() == 4);
-  CHECK(thin[0].y == Approx(1.5));
-  CHECK(thin[1].y == Approx(3));
-  CHECK(thin[3].x == 5);
-  CHECK(smooth(points, 3)[1].y == Approx(2));
-  CHECK(smooth(points, 3)[3].y == Approx(4));
-  CHECK(smooth(points, 1)[0].y == 1);
 }
 
 }  // namespace topknot

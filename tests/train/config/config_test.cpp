@@ -519,7 +519,7 @@ TEST_CASE("the command line of train knows its flags and explains what it does n
   CHECK_THROWS_AS(parse({"---"}), UserError);
 }
 
-TEST_CASE("--help and --list keys show one key or section, and suggest the one that was meant") {
+TEST_CASE("train --help and --list keys show one key or section, and suggest the one that was meant") {
   for (const char* word : {"compress.density", "compress.density=0.1"}) {
     const std::string text = parse({"--help", word}).text;
     CHECK(contains(text, "compress.density=0.001\n  share of a gradient's entries that travels\n"));
@@ -567,7 +567,7 @@ TEST_CASE("an unknown name brings the names that begin like it, and those of its
   CHECK(contains(only_problem(load_config("", {"compress.dens=1"})), "did you mean 'compress.density'?"));
 }
 
-TEST_CASE("--list models counts the parameters of the models as built") {
+TEST_CASE("train --list models counts the parameters of the models as built") {
   const std::string text = list_text("models");
   for (const char* line : {"resnet20      269722", "vgg16       14724042", "linear         30730"})
     CHECK(contains(text, line));
