@@ -35,22 +35,19 @@ bool goes_by_density(const Config& config) {
 
 // "topk at density 0.016, 0.004 from epoch 1, 0.001 from epoch 2"; epochs count as in progress, from 0.
 std::string method_text(const Config& config, const Plan& plan) {
-  constexpr int kMostPhases = 8;
+  constexpr std::size_t kMostPhases = 8;
   std::string text = config.compress.name;
   if (!goes_by_density(config)) return text;
-  const auto last_epoch =
-      static_cast<int>(std::max<std::int64_t>(0, plan.total_steps - 1) / plan.steps_per_epoch);
-  const int warm_up = std::min(
-      last_epoch, std::max(config.compress.warmup_epochs, static_cast<int>(config.compress.warmup.size())));
-  double density = density_at_epoch(config, 0);
-  text += " at density " + short_text(density);
-  for (int epoch = 1, phases = 1; epoch <= warm_up; ++epoch) {
-    const double next = density_at_epoch(config, epoch);
-    if (next == density) continue;
-    density = next;
-    const bool shown = ++phases < kMostPhases || epoch == warm_up;
-    if (shown) text += fmt::format(", {} from epoch {}", short_text(density), epoch);
-    if (!shown && phases == kMostPhases) text += ", ...";
+  std::vector<DensityPhase> phases = density_phases(config);
+  const std::int64_t last_epoch = std::max<std::int64_t>(0, plan.total_steps - 1) / plan.steps_per_epoch;
+  while (phases.back().first > last_epoch) phases.pop_back();
+  text += " at density " + short_text(phases.front().density);
+  for (std::size_t i = 1; i < phases.size(); ++i) {
+    const bool last = i + 1 == phases.size();
+    if (i < kMostPhases || last)
+      text += fmt::format(", {} from epoch {}", short_text(phases[i].density), phases[i].first);
+    else if (i == kMostPhases)
+      text += ", ...";
   }
   return text;
 }

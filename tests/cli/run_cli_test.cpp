@@ -82,11 +82,9 @@ TEST_CASE("the start of a run names the density and its phases, and each change 
   CHECK(whole.has("dgc at density 0.05; "));
   CHECK_FALSE(whole.has("from here on"));
   CHECK(train(run).has("\ndense; "));
-  const Outcome many = train(
-      run +
-      " compress.name=dgc compress.codec=auto compress.warmup_epochs=20 train.epochs=30 train.max_steps=3 ");
-  CHECK(many.has("dgc at density 0.867"));
-  CHECK_FALSE(many.has("from epoch"));  // which the run does not reach
+  const Outcome many =
+      train(run + " compress.name=dgc compress.warmup_epochs=20 train.epochs=30 train.max_steps=3 ");
+  CHECK(many.has("dgc at density 0.867054; "));  // the others are not reached
   CHECK(train(run + " compress.name=dgc compress.warmup_epochs=20 train.epochs=30")
             .has(", ..., 0.05 from epoch 20; "));
 }
