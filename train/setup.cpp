@@ -179,9 +179,9 @@ void add_problem(std::vector<Problem>& problems, std::initializer_list<std::stri
 
 namespace {
 
-// Where a rank would send clearly more than the gradient's own bytes.
-std::string more_than_dense(const Config& config, const ParameterArena& arena,
-                            const ExchangeOptions& options) {
+// Where a rank would send clearly more than the gradient's own bytes; "" where it does not. `epochs`: those that begin.
+std::string more_than_dense(const Config& config, const ParameterArena& arena, const ExchangeOptions& options,
+                            std::int64_t epochs) {
   const double dense = 4.0 * static_cast<double>(arena.size());
   const auto planned = [&](const ExchangeOptions& of, double density) {
     return static_cast<double>(planned_bytes(arena, of, 1, density));
@@ -189,10 +189,11 @@ std::string more_than_dense(const Config& config, const ParameterArena& arena,
   std::string phases;
   double most = 0, density = 1;
   for (const DensityPhase& phase : density_phases(config)) {
+    if (phase.first >= epochs) break;
     const double bytes = planned(options, phase.density);
     if (bytes < kMoreThanDense * dense) continue;
-    phases +=
-        fmt::format("{}{} from epoch {}", phases.empty() ? "" : ", ", short_text(phase.density), phase.first);
+    phases += (phases.empty() ? "" : ", ") + short_text(phase.density);
+    if (phase.first > 0) phases += fmt::format(" from epoch {}", phase.first);
     if (bytes > most) most = bytes, density = phase.density;
   }
   if (phases.empty()) return "";
@@ -219,6 +220,23 @@ RunCheck check_run(const Config& config, const RunData& data, bool first_weights
   const auto attempt = [&](std::initializer_list<std::string> prefixes, const std::function<void()>& work) {
     add_problem(known, prefixes, work);
   };
+  std::int64_t epochs = 1;
+  attempt({"train.accumulate", "data.", "train.epochs", "train.max_steps", "dist.ranks"}, [&] {
+    const int ranks = config.dist.ranks;
+    // No shard is smaller than the last rank's.
+    LoaderOptions options = loader_options(config, *data.train, true, ranks - 1, ranks);
+    options.workers = 0;
+    const Loader loader(*data.train, options);
+    const Plan plan = plan_steps(config, loader);
+    epochs = (plan.total_steps + plan.steps_per_epoch - 1) / plan.steps_per_epoch;
+    if (options.batch > loader.shard_size())
+      check.warnings.push_back(
+          fmt::format("data.batch_size: {} is more than the {} of a rank's shard ({} over {}): samples "
+                      "repeat within a batch; "
+                      "lower it or dist.ranks",
+                      options.batch, count_text(loader.shard_size(), "sample"),
+                      count_text(data.train->size(), "sample"), count_text(ranks, "rank")));
+  });
   attempt({"model.", "data.", "seed", "compress.dense_1d", "compress.min_numel"},
           [&] { model = build_model(config, *data.train, {}, first_weights); });
   if (model) {
@@ -235,28 +253,13 @@ RunCheck check_run(const Config& config, const RunData& data, bool first_weights
               CollectiveQueue queue(*group[0]);
               const ExchangeOptions options = stand_in_options(config, arena);
               const Exchange exchange(arena, queue, options);
-              if (const std::string line = more_than_dense(config, arena, options); !line.empty())
+              if (const std::string line = more_than_dense(config, arena, options, epochs); !line.empty())
                 check.warnings.push_back(line);
             });
     attempt({"optimizer."}, [&] { make_optimizer(optimizer_options(config), arena); });
   }
   attempt({"schedule.", "optimizer.lr"},
           [&] { make_schedule(schedule_options(config), config.optimizer.lr); });
-  attempt({"data.", "train.accumulate", "train.epochs", "train.max_steps", "dist.ranks"}, [&] {
-    const int ranks = config.dist.ranks;
-    // No shard is smaller than the last rank's.
-    LoaderOptions options = loader_options(config, *data.train, true, ranks - 1, ranks);
-    options.workers = 0;
-    const Loader loader(*data.train, options);
-    plan_steps(config, loader);
-    if (options.batch > loader.shard_size())
-      check.warnings.push_back(
-          fmt::format("data.batch_size: {} is more than the {} of a rank's shard ({} over {}): samples "
-                      "repeat within a batch; "
-                      "lower it or dist.ranks",
-                      options.batch, count_text(loader.shard_size(), "sample"),
-                      count_text(data.train->size(), "sample"), count_text(ranks, "rank")));
-  });
   check.problems.assign(known.begin() + static_cast<std::ptrdiff_t>(before), known.end());
   return check;
 }

@@ -356,9 +356,12 @@ std::vector<Key> machine_keys() {
              "steps between looks at the distribution of rank 0's accumulated gradient; 0: none"),
       number("train.profile_steps", at<t, &Train::profile_steps>, 0, 1e6,
              "write a Chrome trace of so many steps, a file per rank, to the run directory; 0: none"),
-      number("train.profile_from", at<t, &Train::profile_from>, 0, 1e12,
-             "steps before the first one that profile_steps traces; a run too short for it is traced at its "
-             "end"),
+      used_by(
+          {"train.profile_steps"},
+          number(
+              "train.profile_from", at<t, &Train::profile_from>, 0, 1e12,
+              "steps before the first one that profile_steps traces; a run too short for it is traced at its "
+              "end")),
 
       used_by({kResume}, text("resume.residuals", at<r, &Config::Resume::residuals>,
                               "train --resume: what becomes of the ranks' residuals; keep needs the same "

@@ -384,7 +384,10 @@ TEST_CASE(
         Lines{"train.record_from is for train.record_gradients and changes nothing here "
               "(train.record_gradients=0)"});
   CHECK(notes({"train.record_from=2", "train.record_gradients=1"}).empty());
+  CHECK(notes({"train.profile_from=2"}).size() == 1);
   CHECK(notes({"train.clip_local_scope=tensor"}).size() == 1);
+  CHECK(notes({"dist.link.latency=1ms"}).size() == 1);
+  CHECK(notes({"dist.link.latency=1ms", "dist.link.rate=100mbit"}).empty());
   CHECK(notes({"train.clip_local_scope=tensor", "compress.clip=1"}).empty());
   CHECK(notes({"train.checkpoint_every=1", "train.checkpoint_keep=0"}).size() == 1);
   CHECK(notes({"train.checkpoint_every=1"}).empty());
