@@ -23,7 +23,7 @@ constexpr int kLegendHeight = 34, kLegendLine = 20;
 constexpr int kStrips = 32;  // places along x where pointing shows values
 
 // The classes that a panel uses, as a page has them.
-constexpr const char* kStyle =
+constexpr const char* kPlotStyle =
     "<style>svg{fill:#3b434a;color:#1c2126;font-family:system-ui,sans-serif}text{font-size:12.5px}"
     ".label{font-size:13px;fill:#1c2126}.note{font-size:12px;fill:#59626b}.paper{fill:#fff}"
     ".grid{stroke:#e4e7ea;stroke-width:1}.axis{stroke:#59626b;stroke-width:1}"
@@ -296,7 +296,7 @@ std::string stand_alone_plot(const std::vector<Panel>& panels, const std::vector
       "aria-label=\"{2}\">{3}<rect class=\"paper\" width=\"{0}\" height=\"{1}\"/>\n{4}\n<g "
       "transform=\"translate({5} "
       "{6})\">",
-      right, height, escape(description), kStyle, entries, label_room, top);
+      right, height, escape(description), kPlotStyle, entries, label_room, top);
   const double count = static_cast<double>(panels.size());
   const double width = (kRowWidth - kLeft - kRight - kGap * (count - 1)) / count;
   for (std::size_t i = 0; i < panels.size(); ++i) {

@@ -6,7 +6,7 @@ namespace topknot {
 namespace {
 
 // Text and lines have a contrast of 4.5 and more on their background in both schemes.
-constexpr const char* kStyle = R"(
+constexpr const char* kPageStyle = R"(
 :root { color-scheme: light dark; --paper: #fff; --ink: #1c2126; --text: #3b434a; --faint: #59626b; --rule: #d9dde1;
   --grid: #e4e7ea; --head: #8a939b; --warn: #fdf6e7; }
 @media (prefers-color-scheme: dark) { :root { --paper: #14181c; --ink: #e8ebee; --text: #c3cad1; --faint: #a3adb6;
@@ -93,7 +93,7 @@ svg .reference { stroke: var(--ink); stroke-width: 1; stroke-dasharray: 1.5 3; }
 std::string html_page(const std::string& title, const std::string& body) {
   return "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">"
          "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"><title>" +
-         escape(title) + "</title><style>" + kStyle + "</style></head><body><main>\n" + body +
+         escape(title) + "</title><style>" + kPageStyle + "</style></head><body><main>\n" + body +
          "</main></body></html>\n";
 }
 
