@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "nn/core/base/check.h"
 #include "nn/core/base/log.h"
@@ -107,12 +108,14 @@ class CpuEngine final : public StepEngine {
   }
 
   void sum_of_squares(std::span<const float> values, bool add) override {
+    if (!add) new_norm_ = true;
     squares_ = (add ? squares_ : 0.0) + topknot::sum_of_squares(values);
   }
   void clip(std::span<float> values, double max_norm) override {
     const double factor = clip_factor(std::sqrt(squares_), max_norm);
     scale(values, factor);
-    watch_clipping(factor < 1);
+    if (std::exchange(new_norm_, false) && config_.train.clip_local_scope == "model")
+      watch_clipping(factor < 1);
   }
   // Where clipping cuts nearly every gradient, only its direction is left, which costs accuracy: dgc on CIFAR-10 with
   // compress.clip=0.25 ended twelve points below dgc without.
@@ -164,8 +167,8 @@ class CpuEngine final : public StepEngine {
   Batch batch_;
   float loss_ = 0;
   double squares_ = 0;
-  int clips_ = 0,
-      cuts_ = 0;  // gradients, or tensors, that local clipping has looked at and cut in this start
+  bool new_norm_ = false;     // of which nothing was clipped yet
+  int clips_ = 0, cuts_ = 0;  // gradients of this start that local clipping has looked at, and cut
   OptimizerStep update_;
   std::vector<float> statistics_;     // as before this step
   Clock::time_point backward_begin_;  // of the pass that drives the exchange

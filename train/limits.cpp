@@ -30,8 +30,7 @@ void check_limits(const Config& config, const RunData& data, int ranks, int proc
                     "(ulimit -u, the kernel or the container); lower either",
                     count_text(ranks, "rank"), config.data.workers, threads, thread_limit()));
 
-  const double batch = 4.0 * static_cast<double>(data.train->sample_shape().numel()) * config.data.batch_size;
-  const double batches = (workers > 0 ? LoaderOptions().prefetch : 1) * batch;
+  const double batches = batches_bytes(config, *data.train);
   double model = 0;
   if (parse_device(config.train.device).kind == DeviceKind::cpu) {
     const double buffers = config.optimizer.momentum > 0 ? 4 : 3;  // weights, gradients, residuals, momenta

@@ -152,7 +152,7 @@ Reporter::Reporter(const RunInputs& inputs, const Plan& plan, const Communicator
       folder_(inputs.folder),
       plan_(plan),
       ranks_(communicator.size()),
-      backend_(communicator.backend()),
+      backend_(communicator.network()),
       root_(communicator.rank() == 0),
       task_(task_of(*inputs.data.test)),
       metric_(inputs.data.test->classes() > 0 ? Metric::accuracy() : Metric::squared_error()),

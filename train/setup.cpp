@@ -21,7 +21,7 @@ void check_device(const Config& config) {
   const auto& train = config.train;
   const bool cpu = parse_device(train.device).kind == DeviceKind::cpu;
   if (!cpu && !config.dist.link_rate.empty())
-    throw UserError("dist.link: slows ranks on CPUs only; set train.device=cpu, or leave dist.link out");
+    throw UserError("dist.link.rate: slows ranks on CPUs only; set train.device=cpu, or leave it out");
   if (cpu && train.precision == "bf16")
     throw UserError(fmt::format(
         "train.precision: bf16 works on GPUs and not on CPUs yet, and this run's device is the CPU "
@@ -161,7 +161,7 @@ bool in_doubt(const std::vector<Problem>& problems, std::initializer_list<std::s
   const auto section = [](const std::string& key) { return key.substr(0, key.find('.')); };
   for (const Problem& problem : problems)
     for (const std::string& prefix : prefixes)
-      if (problem.key.rfind(prefix, 0) == 0 ||
+      if ((!prefix.empty() && problem.key.starts_with(prefix)) ||
           (!problem.key.empty() && !find_key(problem.key) && section(problem.key) == section(prefix)))
         return true;
   return false;
@@ -206,8 +206,10 @@ std::string more_than_dense(const Config& config, const ParameterArena& arena, c
       if (const double bytes = planned(other, density); bytes < least)
         least = bytes, advice = fmt::format("; compress.codec={} would send {}", codec, format_bytes(bytes));
     }
-  return fmt::format("compress.density ({}): a rank sends {} per step, {} the {} of a dense gradient{}",
-                     phases, format_bytes(most), compared_bytes(most, dense), format_bytes(dense), advice);
+  const std::string key = pieces_of(options.compress) ? "compress.density (" + phases + ")"
+                                                      : "compress.name=" + config.compress.name;
+  return fmt::format("{}: a rank sends {} per step, {} the {} of a dense gradient{}", key, format_bytes(most),
+                     compared_bytes(most, dense), format_bytes(dense), advice);
 }
 
 }  // namespace

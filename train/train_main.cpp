@@ -31,7 +31,7 @@ std::vector<Problem> config_problems(const LoadedConfig& loaded) {
 std::vector<Problem> all_problems(LoadedConfig loaded, std::vector<std::string>& warnings) {
   std::vector<Problem> problems = loaded.problems;
   std::optional<LaunchPlan> plan;
-  add_problem(problems, {"dist."}, [&] {
+  add_problem(problems, {"dist.backend", "dist."}, [&] {
     plan = plan_launch(dist_options(loaded), process_environment());
     if (plan->kind == LaunchPlan::Kind::threads)
       loaded.config.dist.backend = "threads";  // as a run would have it
@@ -84,6 +84,7 @@ int run(int argc, char** argv) {
   }
   throw_problems(config_problems(loaded));
   if (line.dump_config) {
+    log_warnings(unused_keys(loaded));
     std::fputs(dump_yaml(loaded.config, false, loaded.origins, keys_without_use(loaded.config)).c_str(),
                stdout);
     return 0;

@@ -11,10 +11,10 @@
 #include <thread>
 
 #include "dist/comm/backend.h"
+#include "dist/comm/collective_cost.h"
 #include "dist/comm/ordered_sum.h"
 #include "dist/launch/socket.h"
 #include "dist/launch/stop_wait.h"
-#include "dist/comm/collective_cost.h"
 #include "nn/core/base/program.h"
 
 namespace topknot {
@@ -85,11 +85,12 @@ class Group {
     fail(rank, call);
   }
 
-  // For the end of a collective over the link: `seconds` after the ranks met for it. The data have come, and nobody needs
-  // this rank's memory any more.
+  // For the end of a collective over the link: `seconds` after the ranks met for it. No other rank reads this
+  // rank's memory any more.
   void arrive(int rank, const Call& call, Clock::time_point met, double seconds) {
-    const Deadline at =
-        met + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+    constexpr double kLongest = 1e6;  // seconds; a clock's count is finite
+    const Deadline at = met + std::chrono::duration_cast<Clock::duration>(
+                                  std::chrono::duration<double>(std::min(seconds, kLongest)));
     std::unique_lock lock(mutex_);
     if (timeout_s_ > 0 && seconds > timeout_s_)
       stop(fmt::format("{}: {} takes {:.3g} s over the {}, more than dist.timeout_s ({:g} s)",
@@ -212,8 +213,9 @@ class ThreadCommunicator : public Communicator {
 
   int rank() const override { return rank_; }
   int size() const override { return static_cast<int>(group_->calls.size()); }
-  std::string backend() const override {
-    return group_->link() ? "threads, " + group_->link()->text : "threads";
+  std::string backend() const override { return "threads"; }
+  std::string network() const override {
+    return group_->link() ? backend() + ", " + group_->link()->text : backend();
   }
   bool overlaps() const override { return group_->link().has_value(); }
 

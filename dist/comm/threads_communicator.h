@@ -1,8 +1,10 @@
 #pragma once
 // The `threads` backend: the ranks are threads of one process. Every collective is a meeting of all ranks,
-// the work split between them, and a second meeting; it runs in the callers' own threads (overlaps() is
-// false). Sums are always in rank order, whatever SumOrder asks for. Operation, sequence number and size are
-// compared across ranks in every call.
+// the work split between them, and a second meeting. Sums are always in rank order, whatever SumOrder asks for.
+// Operation, sequence number and size are compared across ranks in every call.
+//
+// With an emulated link (dist.link) a collective takes the time that such a link would; only then is there something
+// to wait for beside the callers' computation, and overlaps() is true.
 //
 // A rank that does not come within the timeout, calls abort(), or destroys its communicator while others wait
 // ends the calls of all others with CollectiveError and the first reason; afterwards every call of the group

@@ -14,8 +14,8 @@
 #include "compress/codec/codec.h"
 #include "compress/compressor.h"
 #include "compress/state.h"
-#include "dist/comm/communicator.h"
 #include "dist/comm/collective_cost.h"
+#include "dist/comm/communicator.h"
 #include "nn/core/base/registry.h"
 
 namespace topknot {

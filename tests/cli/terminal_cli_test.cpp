@@ -77,7 +77,7 @@ TEST_CASE("the time left counts the evaluations to come") {
   const TempFolder temp;
   const Outcome outcome = run_command(
       kTrain +
-      "data.train_size=128 data.test_size=4000 data.batch_size=8 train.max_steps=4 train.threads=1 "
+      "data.train_size=128 data.test_size=8000 data.batch_size=8 train.max_steps=4 train.threads=1 "
       "train.log_every=4 output.dir=" +
       temp.at("run"));
   INFO(outcome.output);

@@ -187,11 +187,12 @@ void choose_target(Comparison& c, std::optional<double> target) {
     if (m.dense) dense = std::isnan(dense) ? m.best.mean : std::max(dense, m.best.mean);
     lowest = std::isnan(lowest) ? m.best.mean : std::min(lowest, m.best.mean);
   }
-  if (!std::isnan(dense)) {
+  // A run whose metric stays 0 has reached it from the start.
+  if (dense > 0) {
     c.target = 0.95 * dense;
     c.target_reason = fmt::format("95 % of the best dense {}, {}", title_of(c.metric),
                                   value_text(c.metric, stat_of({dense})));
-  } else if (!std::isnan(lowest)) {
+  } else if (std::isnan(dense) && lowest > 0) {
     c.target = lowest;
     c.target_reason = "the lowest of the methods' best values, as there is no dense run";
   }

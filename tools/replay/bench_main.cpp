@@ -162,7 +162,7 @@ int replay(const Arguments& arguments, int argc, char** argv) {
     if (communicator.rank() != 0) return;
     ReplayReport mine = report;
     mine.config = loaded.config;
-    mine.backend = communicator.backend();
+    mine.backend = communicator.network();
     write_replay(arguments.out, mine, result);
     std::fputs(replay_table(mine, result).c_str(), stdout);
   };

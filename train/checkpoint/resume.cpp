@@ -55,6 +55,8 @@ void check_config_of(const Manifest& manifest, const Config& config, bool root) 
     if (key == "train.stop_after" || key.rfind("output.", 0) == 0 || without_use.count(key)) continue;
     const auto then = manifest.config.find(key);
     if (then == manifest.config.end() || then->second == now) continue;
+    // What a GPU computed in tf32 goes on in fp32 on a CPU, as a run that begins there does.
+    if (key == "train.precision" && then->second == "tf32" && now == "fp32" && !on_gpu(config)) continue;
     (may_change(key) ? changed : refused).push_back(fmt::format("{}: {}, was {}", key, now, then->second));
   }
   if (!refused.empty())

@@ -113,14 +113,13 @@ std::vector<Problem> check_config(const Config& config) {
   need(config.dist.interface.empty() || config.dist.backend != "threads", "dist.interface",
        "ranks that are threads use no network; use dist.backend=gloo");
   if (!config.dist.link_rate.empty()) {
-    need(config.dist.backend == "threads" || config.dist.backend == "auto", "dist.link",
+    need(config.dist.backend == "threads" || config.dist.backend == "auto", "dist.link.rate",
          "emulates a network between ranks that are threads; dist.backend=" + config.dist.backend +
              " has a network of its own (scripts/netlab makes it slow)");
-    need(config.train.device != "cuda", "dist.link", "slows ranks on CPUs only; set train.device=cpu");
     try {
       make_emulated_link(config.dist.link_rate, config.dist.link_latency, 1);
     } catch (const UserError& error) {
-      problems.push_back({"dist.link", error.what()});
+      problems.push_back({"dist.link.rate", error.what()});
     }
   }
   if (config.dist.backend == "nccl") {

@@ -87,9 +87,14 @@ std::vector<std::string> unused_keys(const LoadedConfig& loaded) {
 
 std::set<std::string> keys_without_use(const Config& config) {
   const std::set<std::string> users = users_in(config, false);
+  std::set<std::string> on_any_machine = users;
+  if (config.train.device == "auto") on_any_machine.insert(kGpus);
+  const Config defaults;
   std::set<std::string> names;
-  for (const Key& key : config_keys())
-    if (!not_used(key, config, users).empty()) names.insert(key.name);
+  for (const Key& key : config_keys()) {
+    const bool given = key_value(key, config) != key_value(key, defaults);
+    if (!not_used(key, config, given ? on_any_machine : users).empty()) names.insert(key.name);
+  }
   return names;
 }
 

@@ -90,7 +90,7 @@ ExchangeChoice choose_exchange(const Config& config, const Dataset& data, const 
   } else if (root) {
     const ExchangeProfile read = read_exchange_profile(path);
     const std::string off =
-        check_exchange_profile(read, config, arena, communicator.size(), communicator.backend(), path);
+        check_exchange_profile(read, config, arena, communicator.size(), communicator.network(), path);
     if (!off.empty())
       log_warning("exchange.profile: " + path + " was measured with " + off + "; its times may be off");
     text = exchange_profile_json(read);

@@ -300,7 +300,7 @@ ExchangeProfile measure_exchange(const Config& config, const Dataset& data, cons
   profile.ranks = communicator.size();
   profile.threads = compute_threads(config);
   profile.batch = config.data.batch_size;
-  profile.backend = communicator.backend();
+  profile.backend = communicator.network();
   profile.overlaps = communicator.overlaps();
   profile.dense_sums = options.dense_values == "fp32";
   measure_layers(config, data, arena, queue, profile);

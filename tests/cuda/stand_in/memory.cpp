@@ -113,7 +113,9 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaM
   const auto stream = find(s);
   if (stream && stream->capture && (pageable(to, bytes) || pageable(from, bytes)))
     return result(cudaErrorStreamCaptureUnsupported);
-  return put(s, [=] { std::memcpy(to, from, bytes); });
+  return put(s, [=] {
+    if (bytes > 0) std::memcpy(to, from, bytes);
+  });
 }
 cudaError_t cudaMemcpy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind) {
   {

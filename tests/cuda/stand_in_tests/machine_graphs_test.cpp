@@ -1,4 +1,6 @@
 // The stand-in itself: graphs, what a capture takes and refuses, and the order in which a replay runs.
+#include <utility>
+
 #include "tests/cuda/device_vector.h"
 #include "tests/cuda/fixture.h"
 #include "tests/cuda/stand_in/machine.h"
@@ -18,6 +20,7 @@ struct Captured {
   }
   ~Captured() {
     stand_in::reset();
+    drop();
     for (cudaEvent_t event : {fork, join, outside}) cudaEventDestroy(event);
     cudaStreamDestroy(side);
     cudaGetLastError();
@@ -28,10 +31,14 @@ struct Captured {
     cudaGraph_t graph = nullptr;
     const cudaError_t error = cudaStreamEndCapture(main, &graph);
     if (error == cudaSuccess) {
+      drop();
       REQUIRE(cudaGraphInstantiate(&executable, graph, 0) == cudaSuccess);
       cudaGraphDestroy(graph);
     }
     return error;
+  }
+  cudaError_t drop() {
+    return executable ? cudaGraphExecDestroy(std::exchange(executable, nullptr)) : cudaSuccess;
   }
   std::string replay() {
     list.clear();
@@ -191,7 +198,7 @@ TEST_CASE("stand-in: a graph may be launched again before it has run, and destro
   REQUIRE(cudaGraphLaunch(capture.executable, capture.main) == cudaSuccess);
   capture.does(capture.main, '-');
   REQUIRE(cudaGraphLaunch(capture.executable, capture.main) == cudaSuccess);
-  CHECK(cudaGraphExecDestroy(capture.executable) == cudaSuccess);
+  CHECK(capture.drop() == cudaSuccess);
   CHECK(cudaStreamSynchronize(capture.main) == cudaSuccess);
   CHECK(capture.list == "ab-ab");
 }

@@ -126,6 +126,20 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("a stop signal ends the wait for a transfer over an emulated link") {
+  CHECK(code_of(SIGTERM, [&] {
+          // Some 1000 s, longer than the alarm allows.
+          run_thread_ranks(
+              2, 0,
+              [](Communicator& c) {
+                const std::vector<std::byte> block(120'000);
+                std::vector<std::vector<std::byte>> all;
+                c.all_gather(block, all);
+              },
+              make_emulated_link("1000", "0s", 1));
+        }) == kNoInterrupt);
+}
+
 TEST_CASE("a rank that was not signalled ends with the signal of the one that gave up") {
   const int port = local_port(listen_on("127.0.0.1", 0).get());
   const pid_t other = start(SIGUSR1, false, [&] {
