@@ -156,7 +156,7 @@ Reporter::Reporter(const RunInputs& inputs, const Plan& plan, const Communicator
       root_(communicator.rank() == 0),
       task_(task_of(*inputs.data.test)),
       metric_(inputs.data.test->classes() > 0 ? Metric::accuracy() : Metric::squared_error()),
-      test_batches_(inputs.data.test->size() / (std::int64_t{config_.data.batch_size} * ranks_) + 1),
+      test_batches_(evaluation_batches(config_, inputs.data.test->size(), ranks_)),
       progress_({plan.total_steps, inputs.config.train.log_every, inputs.quiet || !root_,
                  inputs.config.dist.link_rate.empty() ? "" : "emulated link"}),
       program_start_(inputs.program_start) {

@@ -279,6 +279,11 @@ Plan plan_steps(const Config& config, const Loader& loader) {
   return plan;
 }
 
+std::int64_t evaluation_batches(const Config& config, std::int64_t samples, int ranks) {
+  const std::int64_t batch = std::int64_t{config.data.batch_size} * ranks;
+  return (samples + batch - 1) / batch;
+}
+
 std::int64_t evaluations_left(const Plan& plan, double every, std::int64_t step) {
   const std::int64_t steps = std::max<std::int64_t>(0, plan.total_steps - step);
   const double interval = every * static_cast<double>(plan.steps_per_epoch);

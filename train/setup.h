@@ -84,6 +84,8 @@ struct Plan {
   std::int64_t steps_per_epoch = 0, total_steps = 0;
 };
 Plan plan_steps(const Config& config, const Loader& loader);
+// Batches of an evaluation on the rank that has most of them; others have one less at the most.
+std::int64_t evaluation_batches(const Config& config, std::int64_t samples, int ranks);
 // Evaluations that come after `step` steps, with train.eval_every as `every`.
 std::int64_t evaluations_left(const Plan& plan, double every, std::int64_t step);
 

@@ -279,9 +279,7 @@ class Trainer {
   int run_evaluation() {
     constexpr std::int64_t kBatchesBetween = 4;  // agreements: one is a message's latency
     const Clock::time_point start = Clock::now();
-    const std::int64_t batch = std::int64_t{config_.data.batch_size} * communicator_.size();
-    const std::int64_t most =
-        (inputs_.data.test->size() + batch - 1) / batch;  // of a rank; others have one less
+    const std::int64_t most = evaluation_batches(config_, inputs_.data.test->size(), communicator_.size());
     int signal = 0;
     const auto evaluation = engine_->evaluate([&](std::int64_t done, std::int64_t batches) {
       reporter_.evaluating(step(), done, batches, seconds_since(start));

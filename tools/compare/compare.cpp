@@ -95,8 +95,11 @@ std::string letter_of(std::size_t i) {
 // one of these lists is long, behind a letter. Methods with the same keys share a letter.
 void name_methods(Comparison& c) {
   constexpr std::size_t kLongest = 32;  // bytes of keys that a legend or a table's first column can hold
-  std::vector<Letter> keys(c.methods.size());  // with short and with full names of keys
-  std::map<std::string, bool> lettered;        // by compressor
+  struct Keys {
+    std::string brief, full;  // by the last parts of their names; by whole names
+  };
+  std::vector<Keys> keys(c.methods.size());
+  std::map<std::string, bool> lettered;  // by compressor
   for (std::size_t i = 0; i < c.methods.size(); ++i) {
     const std::string& compressor = c.methods[i].compressor;
     for (const auto& row : c.differing) {
@@ -106,19 +109,19 @@ void name_methods(Comparison& c) {
       if (!tells) continue;
       // An empty text is the method's own choice; the others' values tell them apart from it.
       if (row.values[i] != "\"\"")
-        keys[i].letter += " " + row.key.substr(row.key.rfind('.') + 1) + "=" + row.values[i];
-      keys[i].keys += (keys[i].keys.empty() ? "" : " ") + row.key + "=" + row.values[i];
+        keys[i].brief += " " + row.key.substr(row.key.rfind('.') + 1) + "=" + row.values[i];
+      keys[i].full += (keys[i].full.empty() ? "" : " ") + row.key + "=" + row.values[i];
     }
-    lettered[compressor] = lettered[compressor] || keys[i].letter.size() > kLongest;
+    lettered[compressor] = lettered[compressor] || keys[i].brief.size() > kLongest;
   }
   for (std::size_t i = 0; i < c.methods.size(); ++i) {
     Method& method = c.methods[i];
-    method.name = method.compressor + keys[i].letter;
+    method.name = method.compressor + keys[i].brief;
     if (!lettered[method.compressor]) continue;
     auto letter = std::find_if(c.letters.begin(), c.letters.end(),
-                               [&](const Letter& known) { return known.keys == keys[i].keys; });
+                               [&](const Letter& known) { return known.keys == keys[i].full; });
     if (letter == c.letters.end())
-      letter = c.letters.insert(letter, {letter_of(c.letters.size()), keys[i].keys});
+      letter = c.letters.insert(letter, {letter_of(c.letters.size()), keys[i].full});
     method.name = method.compressor + " " + letter->letter;
   }
 }
