@@ -78,8 +78,8 @@ void Progress::step(std::int64_t step, double epoch, double loss, double lr, std
                     double step_seconds, double evaluation_seconds) {
   evaluation_shown_ = 0;
   if (step_seconds > 0) {
-    // The first step pays for set-up and is left out of the average once there is a second one.
-    const double share = step <= 2 ? 1.0 : 0.05;
+    // The first step of a start pays for set-up and is left out of the average once there is a second one.
+    const double share = ++steps_ <= 2 ? 1.0 : 0.05;
     rate_ += share * (1.0 / step_seconds - rate_);
     image_rate_ += share * (static_cast<double>(images) / step_seconds - image_rate_);
   }

@@ -58,7 +58,8 @@ class Progress {
 
   ProgressOptions options_;
   bool terminal_ = false;
-  double rate_ = 0;  // steps per second, moving average
+  std::int64_t steps_ = 0;  // seen by this start
+  double rate_ = 0;         // steps per second, moving average
   double image_rate_ = 0;
   double since_drawn_ = 1e9;     // step seconds since the bar was drawn
   double evaluation_shown_ = 0;  // seconds of this evaluation when it was shown last

@@ -1,6 +1,7 @@
 #include "train/run_directory.h"
 
 #include <sys/utsname.h>
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <ctime>
@@ -94,9 +95,13 @@ void check_free(const RunDirectory& folder, bool overwrite) {
   }
   if (error) refuse(" cannot be read: " + error.message());
   if (!empty && !overwrite)
-    refuse(
-        " already holds something, and a run is never overwritten silently; choose another output.dir, or "
-        "output.overwrite=true to replace the earlier run");
+    refuse(fmt::format(
+        " already holds {}, and a run is never overwritten silently; choose another output.dir, or "
+        "output.overwrite=true to replace the earlier run{}",
+        of_a_run ? "a run" : "something",
+        of_a_run && fs::exists(folder.checkpoints(), error)
+            ? "; train --resume " + folder.path + " goes on with it"
+            : ""));
 }
 
 // output.overwrite belongs to this start, not to the configuration: repeating the run must not delete

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <cctype>
 #include <charconv>
 #include <optional>
 #include <span>
@@ -19,8 +20,10 @@ std::optional<double> parse_quantity(const std::string& text, std::span<const Un
   const char* end = text.data() + text.size();
   const auto [rest, error] = std::from_chars(text.data(), end, value);
   if (error != std::errc{}) return std::nullopt;
+  std::string written(rest, end);
+  for (char& c : written) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
   for (const auto& [unit, factor] : units)
-    if (std::string(rest, end) == unit) return value * factor;
+    if (written == unit) return value * factor;
   return std::nullopt;
 }
 

@@ -14,7 +14,7 @@ struct Link {
 // Of a nominal rate, what TCP over Ethernet leaves to the payload.
 inline constexpr double kTcpEfficiency = 0.96;
 
-// Bits per second: "100mbit", "1gbit", "2.5gbit", "64kbit" (powers of 1000), or a plain number of 1 to 1e15. Throws
+// Bits per second: "100mbit", "1gbit", "2.5gbit", "64kbit" (powers of 1000), or a plain number of 1 to 1e15; also 100Mbit. Throws
 // UserError for anything else; `key` names in its message what was given.
 double parse_rate(const std::string& key, const std::string& text);
 

@@ -243,6 +243,13 @@ void warn(Comparison& c) {
     if (it != run.environment.end()) machines.insert(it->second);
     const auto host = run.environment.find("host");
     if (host != run.environment.end()) places.insert(host->second);
+    for (const StartRecord& start : run.metrics.starts)
+      if (start.backend != run.metrics.starts.front().backend) {
+        c.warnings.push_back(
+            fmt::format("{} went on over another network ({}, then {}), and its times are of both", run.path,
+                        run.metrics.starts.front().backend, start.backend));
+        break;
+      }
     if (!run.complete())
       c.warnings.push_back(fmt::format(
           "{} is incomplete: it stopped after step {}{}. Its curve is thin and ends where the run did; "
@@ -262,6 +269,18 @@ void warn(Comparison& c) {
       if (row.key == key)
         c.warnings.push_back(row.key +
                              " differs between the methods, so more than the compression is compared");
+  constexpr double kUnequal = 1.3;
+  for (const Method& m : c.methods) {
+    if (!m.baseline) continue;
+    const StepTimes &base = c.methods[*m.baseline].times, &own = m.times;
+    const double there = base.forward + base.backward, here = own.forward + own.backward;
+    if (!(there > 0 && here > 0) || std::max(here / there, there / here) < kUnequal) continue;
+    c.warnings.push_back(
+        fmt::format("forward and backward of a step took {:.3g} ms under {} and {:.3g} ms under {}: the "
+                    "machine was not equally free, "
+                    "so times do not compare the methods alone",
+                    1e3 * here, m.name, 1e3 * there, c.methods[*m.baseline].name));
+  }
   bool any_dense = false;
   for (const Method& m : c.methods) any_dense = any_dense || m.dense;
   if (!any_dense) c.warnings.push_back("there is no dense run, so there is no speed-up over it");

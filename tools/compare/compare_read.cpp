@@ -62,11 +62,13 @@ StepTimes mean_times(const std::vector<StepRecord>& steps) {
   return sum;
 }
 
-double median_rate(const std::vector<StepRecord>& steps) {
-  std::vector<double> rates;
+// Samples over time, as the record of a run's end has it.
+double mean_rate(const std::vector<StepRecord>& steps) {
+  double count = 0, seconds_per_image = 0;
   for (std::size_t i = steps.size() > kWarmUpSteps ? kWarmUpSteps : 0; i < steps.size(); ++i)
-    if (std::isfinite(steps[i].images_per_second)) rates.push_back(steps[i].images_per_second);
-  return rates.empty() ? kAbsent : quantile(rates, 0.5);
+    if (const double rate = steps[i].images_per_second; std::isfinite(rate) && rate > 0)
+      ++count, seconds_per_image += 1 / rate;
+  return count == 0 ? kAbsent : count / seconds_per_image;
 }
 
 void derive(Run& run) {
@@ -88,7 +90,7 @@ void derive(Run& run) {
     run.sent_so_far.push_back(run.bytes_sent);
   }
   run.times = mean_times(m.steps);
-  run.images_per_second = median_rate(m.steps);
+  run.images_per_second = mean_rate(m.steps);
   run.wall_seconds = m.steps.back().time_s;
   if (m.end) {
     if (run.metric.name == "accuracy") {

@@ -36,6 +36,7 @@ TEST_CASE("an emulated link has the rate's payload and the latency, and names it
   CHECK(link.link.alpha == Approx(50e-6));
   CHECK(link.link.beta == Approx(8 / (0.96 * 1e8)));
   CHECK(link.text == "emulated link 100mbit, 50us");
+  CHECK(make_emulated_link("100Mbit", "50us", 1).link.beta == link.link.beta);
   CHECK(make_emulated_link("2.5gbit", "0.001", 1).link.alpha == 1e-3);
   for (const char* bad : {"", "fast", "-1mbit", "0", "1gb", "nan", "1e308"})
     CHECK(user_error([&] { make_emulated_link(bad, "0s", 1); }, {"dist.link.rate", "100mbit"}));

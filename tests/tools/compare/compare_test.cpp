@@ -297,6 +297,25 @@ TEST_CASE("an emulated link stands in the table, the subtitle and at the axes of
   CHECK(contains(report_html(mixed), ">partly emulated links</text>"));
 }
 
+TEST_CASE(
+    "a machine that was not equally free, and a run that went on over another network, are pointed out") {
+  const Folder folder;
+  folder.add("d", {});
+  folder.add("busy", {.overrides = {"compress.name=topk"}, .steps = 80, .slower = true});
+  folder.add("moved", {.overrides = {"compress.name=topk", "seed=2"}});
+  const auto warned = [&](const std::string& name, const char* text) {
+    const auto warnings = folder.compare({"d", name}).warnings;
+    return std::any_of(warnings.begin(), warnings.end(), [&](const auto& w) { return contains(w, text); });
+  };
+  CHECK_FALSE(warned("moved", "not equally free"));
+  CHECK_FALSE(warned("moved", "another network"));
+  StartRecord start = read_metrics(folder.path + "/moved/metrics.jsonl").starts.at(0);
+  start.backend = "gloo";
+  MetricsWriter(folder.path + "/moved/metrics.jsonl").write(start);
+  CHECK(warned("moved", "another network (threads, then gloo)"));
+  CHECK(warned("busy", "not equally free"));
+}
+
 TEST_CASE("keys that make a comparison unfair are pointed out") {
   const Folder folder;
   folder.add("d", {.overrides = {"dist.ranks=2"}});
