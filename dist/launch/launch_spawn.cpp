@@ -223,12 +223,12 @@ int run_spawned(const LaunchPlan& plan, const DistOptions& options, char* const*
   }
   if (failures.empty()) return 0;
   const Failure& failure = cause(failures, store.first_reason_rank());
-  // A reason that a rank gave itself says more than how its process ended.
+  // A reason that a rank gave itself says more than how its process ended; that of a rank which had to be killed is known.
   const bool told = store.reason_by_rank() && (!failure.killed || store.first_reason_rank() == failure.rank);
   if (!stopping || failure.killed)
-    log_error("the run has ended; first error: " + (told              ? store.first_reason()
-                                                    : hanging.empty() ? failure.text()
-                                                                      : hanging));
+    log_error("the run has ended; first error: " + (!hanging.empty() ? hanging
+                                                    : told           ? store.first_reason()
+                                                                     : failure.text()));
   return failure.code();
 }
 

@@ -71,7 +71,7 @@ TEST_CASE("bench validates its arguments and the recording") {
   check_refused(bench(replay + "compress.name=tpok"), {"did you mean", "topk"});
   check_refused(bench(replay + "compress.denisty=0.1"), {"did you mean", "density"});
   check_refused(bench(replay + "config.yaml"), {"takes its configuration from"});
-  check_refused(bench("--record " + recorded.folder + kSmall), {"already holds something"});
+  check_refused(bench("--record " + recorded.folder + kSmall), {"already holds a run"});
   // Nothing is made where the configuration is wrong.
   const std::string out = recorded.temp.at("out");
   check_refused(bench(replay + "compress.layer_density=auto compress.scope=tensor --out " + out),
