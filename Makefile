@@ -48,7 +48,8 @@ format:  ## format the C++ sources
 asan: deps  ## run the tests under the address and undefined-behaviour sanitizers
 	@$(call CONFIGURE,build-asan,-DTOPKNOT_ASAN=ON -DTOPKNOT_BENCH=OFF -DCMAKE_BUILD_TYPE=RelWithDebInfo)
 	@cmake --build build-asan -j $(JOBS)
-	@UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 scripts/test build-asan
+	@UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 LSAN_OPTIONS=suppressions=$(CURDIR)/scripts/lsan.supp:print_suppressions=0 \
+	  scripts/test build-asan
 
 # FUZZ_CXX=clang++ builds with clang, where libFuzzer chooses the input by the code that it reaches.
 FUZZ_SECONDS ?= 60
