@@ -1,7 +1,7 @@
 #include "train/run_directory.h"
 
-#include <sys/utsname.h>
 #include <fmt/format.h>
+#include <sys/utsname.h>
 #include <unistd.h>
 
 #include <ctime>

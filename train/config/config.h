@@ -170,8 +170,8 @@ struct Key {
 
 // In the order of sections; the only place that knows all keys.
 const std::vector<Key>& config_keys();
-const Key* find_key(const std::string& name);  // null where unknown
-std::vector<std::string> config_sections();    // in order
+const Key* find_key(const std::string& name);     // null where unknown
+std::vector<std::string> config_sections();       // in order
 bool is_config_section(const std::string& name);  // also of a section within a section, such as dist.link
 
 std::string key_type(const Key& key);   // "number", "list of integers", "true or false", ...

@@ -52,7 +52,7 @@ std::vector<std::string> deciding_keys(const Key& key) {
   std::vector<std::string> names;
   for (const std::string& user : key.users)
     if (find_key(user)) names.push_back(user);
-  const std::string section = key.name.substr(0, key.name.find('.'));
+  const std::string section = section_of(key.name);
   for (const char* part : {".name", ".select", ".memory", ".backend"})
     if (find_key(section + part)) names.push_back(section + part);
   return names;
