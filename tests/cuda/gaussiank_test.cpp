@@ -204,10 +204,10 @@ TEST_CASE(
       CHECK(state.host()[0].threshold.level[0] == expected.mean + z * expected.deviation);
       CHECK(same_bits(to_host(u_gpu.data() + off, n), u));
       const std::vector<cuda::ChunkMoments> sums = chunks.host();
+      const double shift = moments_shift(u[0], u[n / 2], u[n - 1]);
       for (std::size_t c = 0; c < sums.size(); ++c) {
-        const auto chunk =
-            pass::moments_chunk(u.data(), nullptr, c * cuda::kMomentsChunk,
-                                std::min(n, (c + 1) * cuda::kMomentsChunk), static_cast<double>(u[0]));
+        const auto chunk = pass::moments_chunk(u.data(), nullptr, c * cuda::kMomentsChunk,
+                                               std::min(n, (c + 1) * cuda::kMomentsChunk), shift);
         CHECK(sums[c].sum == chunk.sum);
         CHECK(sums[c].squares == chunk.squares);
       }

@@ -17,12 +17,7 @@ __global__ void begin_kernel(GaussianKState* state, const StepParameters* parame
   state->k = static_cast<std::uint32_t>(density_count(parameters->density, n));
   state->broken = state->nonzero = 0;
   for (int r = 0; r < kLevels; ++r) state->counts[r] = 0;
-  Accumulate copy = a;
-  state->unsent[0] = a.u[0];
-  copy.u = &state->unsent[0];
-  copy.next_velocity = &state->unsent[1];
-  const float first = copy(0);
-  state->shift = key_of(first) <= kLargestFinite ? static_cast<double>(first) : 0.0;
+  state->shift = moments_shift(a.peek(0), a.peek(n / 2), a.peek(n - 1));
 }
 
 // A block a chunk. All threads fetch; the sums are 16 chains, whose order is the CPU's, and hide behind other

@@ -35,7 +35,6 @@ struct GaussianKState {
   std::uint32_t counts[kLevels];
   GpuKey list_above;  // of the carried level
   Choice choice;
-  float unsent[2];  // scratch of begin
 };
 
 // z: minus the normal quantile of density / 2. For other densities the kernel computes its own, in which the last
@@ -45,7 +44,7 @@ struct DensityQuantile {
 };
 
 void gaussiank_reset(cudaStream_t stream, GaussianKState* state);
-// k, and the shift: what accumulate(0) will be. Writes neither u nor a velocity.
+// k, and the shift by what u will be. Writes neither u nor a velocity.
 void gaussiank_begin(cudaStream_t stream, GaussianKState* state, const StepParameters* parameters,
                      const Accumulate& accumulate, std::size_t n);
 // u = accumulate(i), and its moments by chunk, in double, over 16 lanes, as accumulate_with_moments() of

@@ -203,10 +203,12 @@ MagnitudeMoments moments_of(const std::vector<Sums>& chunks, double shift) {
 
 template <class T>
 MagnitudeMoments accumulate_with_magnitudes(std::span<T> u, std::span<const T> addend) {
-  // Shifted by the first magnitude, so that a constant has this mean and variance 0 exactly.
-  const T first = addend.empty() ? u[0] : u[0] + addend[0];
-  const double shift = std::isfinite(first) ? std::abs(static_cast<double>(first)) : 0.0;
-  return moments_of(by_chunk<Sums>(u.size(),
+  const std::size_t n = u.size();
+  const auto made = [&](std::size_t i) {
+    return std::abs(static_cast<double>(addend.empty() ? u[i] : u[i] + addend[i]));
+  };
+  const double shift = moments_shift(made(0), made(n / 2), made(n - 1));
+  return moments_of(by_chunk<Sums>(n,
                                    [&](std::size_t begin, std::size_t end) {
                                      return all_chunk(u.data(), addend.empty() ? nullptr : addend.data(),
                                                       begin, end, shift);

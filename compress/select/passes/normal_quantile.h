@@ -16,6 +16,15 @@ struct NormalFit {
   double mean = 0;
   double deviation = 0;  // sqrt(sum (x - mean)^2 / (n - 1)); NaN for n = 1
 };
+// What the elements are shifted by before they are summed: the smallest in magnitude of the first, the middle and the last
+// one. A constant vector then has deviation 0 exactly, and one outlier, wherever it lies, does not cost the digits of all
+// the others. 0 where that is not finite.
+TOPKNOT_HOST_DEVICE double moments_shift(double first, double middle, double last) {
+  double least = first;
+  if (fabs(middle) < fabs(least)) least = middle;
+  if (fabs(last) < fabs(least)) least = last;
+  return fabs(least) <= 1.7976931348623157e308 ? least : 0;
+}
 // From the sums of x - shift and of its square over n elements.
 TOPKNOT_HOST_DEVICE NormalFit normal_fit(double shift, double sum, double squares, std::size_t n) {
   const double count = static_cast<double>(n), spread = squares - sum * (sum / count);

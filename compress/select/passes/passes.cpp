@@ -85,8 +85,8 @@ void collect(std::span<const T> u, Key<T> above, std::size_t limit, Candidates<T
 template <class T>
 Moments accumulate_with_moments(std::span<T> u, std::span<const T> addend) {
   const std::size_t n = u.size();
-  const T first = addend.empty() ? u[0] : u[0] + addend[0];
-  const double shift = std::isfinite(first) ? static_cast<double>(first) : 0.0;
+  const auto made = [&](std::size_t i) { return addend.empty() ? u[i] : u[i] + addend[i]; };
+  const double shift = moments_shift(made(0), made(n / 2), made(n - 1));
   std::vector<ChunkSums> sums((n + kChunk - 1) / kChunk);
   for_parts(n, part_count(n), [&](std::size_t, std::size_t begin, std::size_t end) {
     for (std::size_t i = begin; i < end; i += kChunk)

@@ -42,7 +42,7 @@ void accumulate_and_collect(std::span<T> u, std::span<const T> addend, Key<T> ab
 template <class T>
 void collect(std::span<const T> u, Key<T> above, std::size_t limit, Candidates<T>& found);
 
-// u += addend with the moments of the sum, in double, shifted by the first element so that a constant vector
+// u += addend with the moments of the sum, in double, shifted by moments_shift() so that a constant vector
 // has variance 0 exactly. Sums are made by chunk over 16 lanes, and chunks are added in order.
 struct Moments : NormalFit {
   bool finite = true;  // no NaN or Inf anywhere; the rest means nothing where this is false

@@ -80,6 +80,21 @@ TEST_CASE("the moments behind gaussiank are those of the fixture") {
   CHECK((moments.finite && !moments.zero));
 }
 
+TEST_CASE("one outlier costs the moments no digits, wherever it lies") {
+  const std::size_t n = 100001;
+  for (const std::size_t at : {std::size_t{0}, n / 2, n - 1, std::size_t{77}}) {
+    std::vector<double> x = noise<double>(n, 8);
+    x[at] = 1e6;
+    long double sum = 0, squares = 0;
+    for (const double value : x) sum += value;
+    for (const double value : x) squares += (value - sum / n) * (value - sum / n);
+    const Moments moments = accumulate_with_moments(std::span<double>(x), std::span<const double>());
+    INFO("at " << at);
+    CHECK(moments.mean == Approx(static_cast<double>(sum / n)).epsilon(1e-14));
+    CHECK(moments.deviation == Approx(std::sqrt(static_cast<double>(squares / (n - 1)))).epsilon(1e-14));
+  }
+}
+
 TEST_CASE("the inverse normal distribution agrees with the table") {
   const std::vector<std::pair<double, double>> table = {
       {0.25, 1.1503493804},     {0.0625, 1.8627318674}, {0.05, 1.9599639845},

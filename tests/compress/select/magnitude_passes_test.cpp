@@ -72,6 +72,17 @@ TEMPLATE_TEST_CASE("a constant has its magnitude as mean and variance 0, exactly
   CHECK(magnitudes_above(std::span<const TestType>(x), 1.0).count == 0);
 }
 
+TEST_CASE("a value near the largest gives the same mean of magnitudes wherever it lies") {
+  const std::size_t n = 50001;
+  for (const std::size_t at : {std::size_t{0}, n / 2, n - 1, std::size_t{77}}) {
+    std::vector<double> x(n, 1.0);
+    x[at] = -1e308;
+    INFO("at " << at);
+    CHECK(accumulate_with_magnitudes(std::span<double>(x), std::span<const double>()).mean ==
+          Approx(1e308 / static_cast<double>(n)).epsilon(1e-13));
+  }
+}
+
 TEMPLATE_TEST_CASE("moments see a NaN or Inf anywhere", "", float, double) {
   for (const std::size_t at : {0u, 17u, 20001u, 40002u})
     for (const double bad :
