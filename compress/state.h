@@ -10,11 +10,21 @@
 #include <vector>
 
 #include "nn/core/base/check.h"
+#include "nn/core/device.h"
 
 namespace topknot {
 
+// Floats of a GPU that belong at byte `offset` of a state.
+struct DeviceFloats {
+  std::size_t offset = 0;
+  std::span<const float> values;
+};
+
 class StateWriter {
  public:
+  // `later`: gets what put_device_list() leaves out; null: it leaves out nothing, and waits for the GPU.
+  explicit StateWriter(std::vector<DeviceFloats>* later = nullptr) : later_(later) {}
+
   template <class V>
   void put(const V& value) {
     static_assert(std::is_trivially_copyable_v<V>);
@@ -26,6 +36,26 @@ class StateWriter {
     put<std::uint64_t>(std::size(values));
     append(bytes.data(), bytes.size());
   }
+  // The bytes that `put` puts, as a list.
+  template <class Put>
+  void put_nested(const Put& put_bytes) {
+    put<std::uint64_t>(0);
+    const std::size_t begin = bytes_.size();
+    put_bytes(*this);
+    const std::uint64_t size = bytes_.size() - begin;
+    std::memcpy(bytes_.data() + begin - sizeof size, &size, sizeof size);
+  }
+  // A list of floats in a GPU's memory.
+  void put_device_list(std::span<const float> values) {
+    put<std::uint64_t>(values.size());
+    const std::size_t begin = bytes_.size();
+    bytes_.resize(begin + values.size_bytes());
+    if (values.empty()) return;
+    if (later_) return later_->push_back({begin, values});
+    std::vector<float> host(values.size());  // the bytes may not be aligned
+    cuda_backend().to_host(host.data(), values.data(), host.size());
+    std::memcpy(bytes_.data() + begin, host.data(), values.size_bytes());
+  }
   std::vector<std::byte> take() { return std::move(bytes_); }
 
  private:
@@ -34,6 +64,7 @@ class StateWriter {
     bytes_.resize(before + size);
     if (size > 0) std::memcpy(bytes_.data() + before, data, size);
   }
+  std::vector<DeviceFloats>* later_;
   std::vector<std::byte> bytes_;
 };
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <utility>
 
 #include "nn/core/base/check.h"
@@ -153,6 +154,10 @@ class CpuEngine final : public StepEngine {
     stats_.times.makespan_s = measured_makespan(exchange_.spans(), backward_begin_);
   }
   std::vector<std::span<float>> optimizer_state() override { return optimizer_->state(); }
+  std::function<void()> copy_to_host(const std::vector<HostCopy>& copies) override {
+    for (const HostCopy& copy : copies) std::memcpy(copy.to, copy.from.data(), copy.from.size_bytes());
+    return {};
+  }
   std::array<double, 3> evaluation_sums(const EvaluationHook& hook) override {
     return topknot::evaluation_sums(*model_, test_loader_, hook);
   }

@@ -3,6 +3,7 @@
 // which rates. On a GPU the host is ahead: the outcome of a step is known some steps later.
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -66,9 +67,10 @@ class Engine {
   virtual void check_parameters(const std::string& when) = 0;
 
   // Between steps whose statistics were asked for. state() copies what this rank has, weights and optimizer on rank 0
-  // only; it reuses the memory of `state`. load_state() takes both from there on every rank; throws UserError where it
-  // does not fit the model or the method.
-  virtual void state(RunState& state) = 0;
+  // only; it reuses the memory of `state`, which is complete once what it returns has been called: by any thread, beside
+  // further steps, before the next state(). A GPU's copy to the host waits until then; empty where nothing does.
+  // load_state() takes both from there on every rank; throws UserError where it does not fit the model or the method.
+  virtual std::function<void()> state(RunState& state) = 0;
   virtual void load_state(const RunState& state) = 0;
 
   virtual std::string checksum() = 0;  // of the weights, 16 hexadecimal digits

@@ -126,10 +126,10 @@ bool StepEngine::has_residual() const {
   return settled_.options.compressing() || settled_.options.dense_values != "fp32";
 }
 
-void StepEngine::state(RunState& state) {
-  DeviceBackend& device = backend(arena_.device());
-  const auto copy = [&](std::span<const float> from, float* to) {
-    if (!from.empty()) device.to_host(to, from.data(), from.size());
+std::function<void()> StepEngine::state(RunState& state) {
+  std::vector<HostCopy> copies;
+  const auto copy = [&](std::span<const float> from, void* to) {
+    if (!from.empty()) copies.push_back({from, to});
   };
   if (root_) {
     state.model.weights.resize(arena_.all_weights().size());
@@ -143,11 +143,14 @@ void StepEngine::state(RunState& state) {
   }
   model_->store.statistics_to_host();
   copy_statistics(model_->store, state.model.statistics);
-  state.exchange = exchange_->state();  // before the residuals, which it may write to the arena
+  std::vector<DeviceFloats> later;
+  state.exchange = exchange_->state(&later);  // before the residuals, which it may write to the arena
+  for (const DeviceFloats& floats : later) copy(floats.values, state.exchange.data() + floats.offset);
   state.residual.resize(has_residual() ? arena_.size() : 0);
   if (has_residual())
     for (const Group& group : groups())
       copy(arena_.residual(group.begin, group.end), state.residual.data() + group.begin);
+  return copy_to_host(copies);
 }
 
 void StepEngine::load_state(const RunState& state) {

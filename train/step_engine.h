@@ -30,7 +30,7 @@ class StepEngine : public Engine {
   void all_reduce(std::span<double> sums) override;
   std::optional<Evaluation> evaluate(const EvaluationHook& hook) override;
   void check_parameters(const std::string& when) override;
-  void state(RunState& state) override;
+  std::function<void()> state(RunState& state) override;
   void load_state(const RunState& state) override;
   std::string checksum() override;
 
@@ -66,6 +66,12 @@ class StepEngine : public Engine {
   virtual void restore_statistics_if_refused() = 0;
   virtual void record(const StepResult& result) = 0;            // for stats()
   virtual std::vector<std::span<float>> optimizer_state() = 0;  // in the device's memory
+  struct HostCopy {
+    std::span<const float> from;  // in the device's memory
+    void* to;
+  };
+  // Carries the copies out, as the memory is now; returns what is left to do, as state() does.
+  virtual std::function<void()> copy_to_host(const std::vector<HostCopy>& copies) = 0;
   // Over this rank's test samples: sums of losses, of correct answers, and their number.
   virtual std::array<double, 3> evaluation_sums(const EvaluationHook& hook) = 0;
 

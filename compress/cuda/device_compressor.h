@@ -50,8 +50,9 @@ class DeviceCompressor {
   virtual GradientForm form() const { return GradientForm::plain; }
   // Capacities and grids follow the greatest density of the steps to come; changes what a graph has captured.
   virtual void set_density(double density) = 0;
-  // As Compressor's; waits for the GPU.
-  virtual std::vector<std::byte> state() const = 0;
+  // As Compressor's; waits for the GPU, but for long lists that `writer` leaves out.
+  virtual void save(StateWriter& writer) const = 0;
+  std::vector<std::byte> state() const;
   virtual void load_state(std::span<const std::byte> bytes) = 0;
 };
 

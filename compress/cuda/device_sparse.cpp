@@ -189,12 +189,16 @@ GradientForm DeviceSparseCompressor::form() const {
   return memory_->owns_momentum() ? GradientForm::has_momentum : GradientForm::plain;
 }
 
-std::vector<std::byte> DeviceSparseCompressor::state() const {
-  StateWriter writer;
+void DeviceSparseCompressor::save(StateWriter& writer) const {
   writer.put<std::uint64_t>(group_.numel);
   writer.put<std::uint64_t>(selectors_.size());
   for (const auto& selector : selectors_) selector->save(writer);
   memory_->save(writer);
+}
+
+std::vector<std::byte> DeviceCompressor::state() const {
+  StateWriter writer;
+  save(writer);
   return writer.take();
 }
 

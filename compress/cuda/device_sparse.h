@@ -31,7 +31,7 @@ class DeviceSparseCompressor final : public DeviceCompressor {
   std::span<float> commit(cudaStream_t stream, const StepStatus* status) override;
   GradientForm form() const override;
   void set_density(double density) override;
-  std::vector<std::byte> state() const override;
+  void save(StateWriter& writer) const override;
   void load_state(std::span<const std::byte> bytes) override;
 
  private:

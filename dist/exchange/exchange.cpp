@@ -236,8 +236,8 @@ void Exchange::observe(Observer observer) {
   state_->execution->observe(std::move(observer));
 }
 
-std::vector<std::byte> Exchange::state() const {
-  StateWriter writer;
+std::vector<std::byte> Exchange::state(std::vector<DeviceFloats>* later) const {
+  StateWriter writer(later);
   writer.put<std::uint64_t>(state_->pipelines.size());
   for (const auto& pipeline : state_->pipelines) pipeline->save(writer);
   return writer.take();

@@ -25,6 +25,7 @@
 #include <vector>
 
 #include "compress/compressor.h"
+#include "compress/state.h"
 #include "dist/plan/merge_plan.h"
 #include "nn/core/parameter.h"
 
@@ -169,9 +170,9 @@ class Exchange {
   void observe(Observer observer);
 
   // The compressors' state, of this rank, for checkpoints; the residuals are the arena's. Between steps; waits for a
-  // GPU. Where residuals of GPU gradients lie in host memory, state() also writes them to the arena's, and
-  // load_state() takes them from there.
-  std::vector<std::byte> state() const;
+  // GPU, but for the long lists of its memory where `later` takes these. Where residuals of GPU gradients lie in host
+  // memory, state() also writes them to the arena's, and load_state() takes them from there.
+  std::vector<std::byte> state(std::vector<DeviceFloats>* later = nullptr) const;
   // Throws Error where the bytes are damaged, or of another method or plan.
   void load_state(std::span<const std::byte> bytes);
 

@@ -1,7 +1,10 @@
 // A run on GPUs that stops and is resumed ends with the bits of one that does not stop.
+#include <thread>
+
 #include "compress/compressor.h"
 #include "tests/cuda/fixture.h"
 #include "tests/train/resumed_run.h"
+#include "train/engine.h"
 
 using namespace topknot;
 using namespace topknot::testing;
@@ -37,5 +40,48 @@ TEST_CASE("on GPUs memories, micro-batches, statistics and captured graphs go on
     INFO(keys[1]);
     const int stop = keys[1] == "model.name=resnet20" ? 3 : kStop;
     check_same(whole(with(kOnGpu, keys)), stopped_and_resumed(with(kOnGpu, keys), stop));
+  }
+}
+
+TEST_CASE(
+    "a checkpoint's state on a GPU is that of its step, although it comes to the host beside later steps") {
+  constexpr float kNotYet = -77;
+  for (const std::string method : {"dgc", "topk", "dense"}) {
+    INFO(method);
+    const TempFolder temp;
+    const LoadedConfig loaded = small_run(
+        temp, with(with(kOnGpu, keys_of_method(method)), {"dist.ranks=1", "optimizer.momentum=0.9"}));
+    const RunData data = load_data(loaded.config);
+    const RunInputs inputs{loaded.config, data, create_run_directory(loaded, {}), true,
+                           std::chrono::steady_clock::now()};
+    // After 3 steps; completed before 3 more or after them.
+    const auto state_after_three = [&](bool at_once) {
+      RunState state;
+      run_ranks("threads", 1, [&](Communicator& communicator) {
+        const auto engine = make_cuda_engine(inputs, communicator);
+        engine->start_epoch(0, 0);
+        const auto steps = [&](int first) {
+          for (int i = first; i < first + 3; ++i) engine->step({i, 0.1, 0.05});
+          for (const StepStats& stats : engine->stats()) CHECK(stats.committed);
+        };
+        steps(0);
+        state.model.weights.assign(engine->arena().host_weights().size(), kNotYet);
+        const std::function<void()> complete = engine->state(state);
+        REQUIRE(complete);
+        CHECK(state.model.weights.front() == kNotYet);
+        if (at_once) complete();
+        engine->start_epoch(1, 0);
+        steps(3);
+        if (!at_once) std::thread(complete).join();
+        engine->finish();
+      });
+      return state;
+    };
+    const RunState expected = state_after_three(true), state = state_after_three(false);
+    CHECK(state.model.weights == expected.model.weights);
+    CHECK(state.optimizer == expected.optimizer);
+    CHECK(state.residual == expected.residual);
+    CHECK(state.exchange == expected.exchange);
+    CHECK(state.exchange.size() > (method == "dgc" ? 4 * state.model.weights.size() / 2 : 0));
   }
 }

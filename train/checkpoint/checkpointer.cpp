@@ -44,7 +44,7 @@ Checkpointer::~Checkpointer() {
 
 void Checkpointer::save(Manifest manifest) {
   finish();
-  engine_.state(state_);
+  complete_state_ = engine_.state(state_);
   manifest_ = std::move(manifest);
   manifest_.files.clear();
   phase_ = Phase::writing;
@@ -62,6 +62,7 @@ void Checkpointer::start(void (Checkpointer::*work)()) {
 }
 
 void Checkpointer::write_files() {
+  if (complete_state_) complete_state_();
   const std::int64_t step = manifest_.position.step;
   files_.clear();
   if (rank_ == 0) {

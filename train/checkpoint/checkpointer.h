@@ -8,6 +8,7 @@
 // A checkpoint that some rank could not write is dropped with a warning, and the run goes on.
 
 #include <cstdint>
+#include <functional>
 #include <future>
 #include <string>
 #include <vector>
@@ -63,7 +64,8 @@ class Checkpointer {
   Phase phase_ = Phase::idle;
   bool written_ = true;  // the last one
   Manifest manifest_;
-  RunState state_;  // reused, so that a copy touches no new memory
+  RunState state_;                        // reused, so that a copy touches no new memory
+  std::function<void()> complete_state_;  // as Engine::state() returned it
   std::vector<CheckpointFile> files_;
   std::vector<std::int64_t> doomed_;
   std::future<void> work_;

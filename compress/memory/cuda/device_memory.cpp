@@ -97,13 +97,9 @@ class KeepingMemory final : public DeviceMemory {
 
   void save(StateWriter& writer) const override {
     if (!dgc_) return;
-    std::vector<float> velocity(started_ ? n_ : 0);
-    if (!velocity.empty()) {
-      std::uint32_t current = 0;
-      to_host(&current, current_.data(), sizeof current);
-      to_host(velocity.data(), velocity_[current].data(), n_ * sizeof(float));
-    }
-    writer.put_list(velocity);
+    std::uint32_t current = 0;
+    if (started_) to_host(&current, current_.data(), sizeof current);
+    writer.put_device_list({velocity_[current].data(), started_ ? n_ : 0});
   }
 
   void load(StateReader& reader) override {

@@ -168,7 +168,9 @@ class DevicePipeline final : public GroupPipeline {
 
   void save(StateWriter& writer) const override {
     // The host's compressor of a dense group carries nothing, in as many bytes.
-    writer.put_list(compressor_ ? compressor_->state() : std::vector<std::byte>());
+    writer.put_nested([this](StateWriter& nested) {
+      if (compressor_) compressor_->save(nested);
+    });
   }
 
   void load(StateReader& reader) override {

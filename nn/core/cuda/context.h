@@ -141,6 +141,19 @@ class PinnedMemory {
   std::size_t size_ = 0;
 };
 
+// A stream beside the context's two, of the current device.
+class Stream {
+ public:
+  Stream() { TOPKNOT_CUDA(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking)); }
+  ~Stream() { cudaStreamDestroy(stream_); }
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+  cudaStream_t get() const { return stream_; }
+
+ private:
+  cudaStream_t stream_ = nullptr;
+};
+
 // An event without timing (with_time: with), of the current device.
 class Event {
  public:
