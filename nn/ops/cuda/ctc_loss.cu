@@ -1,0 +1,152 @@
+#include "nn/core/cuda/kernel_tools.h"
+#include "nn/ops/ctc_rule.h"
+#include "nn/ops/cuda/ctc_loss_kernels.h"
+
+namespace topknot::cuda {
+namespace {
+
+template <class T>
+__device__ float ctc_logit(const CtcBatch& b, std::int64_t row, std::int64_t c) {
+  return as_float(static_cast<const T*>(b.logits)[row * b.classes + c]);
+}
+
+// A thread per row.
+template <class T>
+__global__ void __launch_bounds__(kThreads) ctc_log_sums_kernel(CtcBatch b, double* log_sums) {
+  const std::int64_t row = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (row >= b.frames * b.sequences) return;
+  double top = ctc_logit<T>(b, row, 0), sum = 0;
+  for (std::int64_t c = 1; c < b.classes; ++c) {
+    const double z = ctc_logit<T>(b, row, c);
+    top = z > top ? z : top;
+  }
+  for (std::int64_t c = 0; c < b.classes; ++c) sum += exp(ctc_logit<T>(b, row, c) - top);
+  log_sums[row] = top + log(sum);
+}
+
+__device__ CtcStates ctc_states_of(const CtcBatch& b, std::int64_t n) {
+  return {b.labels + n * b.longest, b.lengths[n], b.blank};
+}
+
+// By one thread.
+__device__ bool ctc_possible(const CtcBatch& b, std::int64_t n) {
+  const std::int64_t length = b.lengths[n], frames = b.frame_counts[n];
+  if (length < 0 || length > b.longest || frames < 1 || frames > b.frames) return false;
+  const std::int32_t* labels = b.labels + n * b.longest;
+  std::int64_t needed = length;
+  for (std::int64_t s = 0; s < length; ++s) {
+    if (labels[s] < 0 || labels[s] >= b.classes || labels[s] == b.blank) return false;
+    needed += s > 0 && labels[s] == labels[s - 1];
+  }
+  return needed <= frames;
+}
+
+// A block per sequence, a thread per state. Where `gradient`, alpha becomes the log of the share that a state has in p at a
+// frame.
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    ctc_variables_kernel(CtcBatch b, const double* log_sums, double* alpha, double* scratch, double* losses,
+                         bool gradient) {
+  __shared__ bool possible;
+  const std::int64_t n = blockIdx.x;
+  if (threadIdx.x == 0) possible = ctc_possible(b, n);
+  __syncthreads();
+  if (!possible) {
+    if (threadIdx.x == 0) losses[n] = nan("");
+    return;
+  }
+  const CtcStates states = ctc_states_of(b, n);
+  const int size = states.size(), me = static_cast<int>(threadIdx.x);
+  const std::int64_t frames = b.frame_counts[n];
+  double* mine = alpha + n * b.frames * b.states();
+  const auto own = [&](std::int64_t t, int s) {
+    const std::int64_t row = t * b.sequences + n;
+    return ctc_logit<T>(b, row, states.label(s)) - log_sums[row];
+  };
+  for (std::int64_t t = 0; t < frames; ++t) {
+    double* now = mine + t * b.states();
+    for (int s = me; s < size; s += kThreads)
+      now[s] = ctc_forward(states, s, t > 0 ? now - b.states() : nullptr) + own(t, s);
+    __syncthreads();
+  }
+  const double* last = mine + (frames - 1) * b.states();
+  const double log_p = size > 1 ? log_add(last[size - 1], last[size - 2]) : last[0];
+  __syncthreads();
+  if (me == 0) losses[n] = -log_p;
+  if (!gradient) return;
+  double *now = scratch + 2 * n * b.states(), *after = now + b.states();
+  for (std::int64_t t = frames - 1; t >= 0; --t) {
+    for (int s = me; s < size; s += kThreads) {
+      const double beta = ctc_backward(states, s, t + 1 < frames ? after : nullptr);
+      mine[t * b.states() + s] += beta - log_p;
+      now[s] = beta + own(t, s);
+    }
+    __syncthreads();
+    double* const swap = after;
+    after = now, now = swap;
+  }
+}
+
+// Equation 16 of Graves et al. A thread per logit.
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    ctc_gradient_kernel(CtcBatch b, const double* log_sums, const double* shares, const double* losses,
+                        float* dz) {
+  const std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i >= b.frames * b.sequences * b.classes) return;
+  const std::int64_t row = i / b.classes, c = i % b.classes, t = row / b.sequences, n = row % b.sequences;
+  if (losses[n] != losses[n]) {  // NaN
+    dz[i] = nanf("");
+    return;
+  }
+  if (t >= b.frame_counts[n]) {
+    dz[i] = 0;
+    return;
+  }
+  const CtcStates states = ctc_states_of(b, n);
+  const double* share = shares + (n * b.frames + t) * b.states();
+  double sum = 0;
+  for (int s = 0; s < states.size(); ++s)
+    if (states.label(s) == c) sum += exp(share[s]);
+  dz[i] = static_cast<float>(exp(ctc_logit<T>(b, row, c) - log_sums[row]) - sum);
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    ctc_scale_kernel(const float* dz, std::int64_t n, float sequences, const float* grad, T* out) {
+  const std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i < n) out[i] = from_float<T>(dz[i] * (grad[0] / sequences));
+}
+
+template <class T>
+void ctc_forward_of(cudaStream_t stream, const CtcBatch& b, double* log_sums, double* alpha, double* scratch,
+                    double* losses, float* dz) {
+  const auto rows = static_cast<std::size_t>(b.frames * b.sequences);
+  launch(ctc_log_sums_kernel<T>, grid_for(rows, kThreads), kThreads, stream, b, log_sums);
+  launch(ctc_variables_kernel<T>, static_cast<unsigned>(b.sequences), kThreads, stream, b, log_sums, alpha,
+         scratch, losses, dz != nullptr);
+  if (dz)
+    launch(ctc_gradient_kernel<T>, grid_for(rows * static_cast<std::size_t>(b.classes), kThreads), kThreads,
+           stream, b, log_sums, alpha, losses, dz);
+}
+
+}  // namespace
+
+void ctc_loss_forward(cudaStream_t stream, const CtcBatch& b, double* log_sums, double* alpha,
+                      double* scratch, double* losses, float* dz) {
+  (b.bf16 ? ctc_forward_of<__nv_bfloat16> : ctc_forward_of<float>)(stream, b, log_sums, alpha, scratch,
+                                                                   losses, dz);
+}
+
+void ctc_loss_backward(cudaStream_t stream, const float* dz, std::int64_t n, bool bf16,
+                       std::int64_t sequences, const float* grad, void* out) {
+  const dim3 grid = grid_for(static_cast<std::size_t>(n), kThreads);
+  const auto by = static_cast<float>(sequences);
+  if (bf16)
+    launch(ctc_scale_kernel<__nv_bfloat16>, grid, kThreads, stream, dz, n, by, grad,
+           static_cast<__nv_bfloat16*>(out));
+  else
+    launch(ctc_scale_kernel<float>, grid, kThreads, stream, dz, n, by, grad, static_cast<float*>(out));
+}
+
+}  // namespace topknot::cuda
