@@ -1,0 +1,61 @@
+#include "nn/core/cuda/kernel_tools.h"
+#include "nn/ops/cuda/lookahead_kernels.h"
+
+namespace topknot::cuda {
+namespace {
+
+// A thread per element of y.
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    lookahead_filter_kernel(LookaheadShape s, const T* x, const float* w, std::int64_t shift, T* y) {
+  const std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i >= s.rows * s.features) return;
+  const std::int64_t row = i / s.features, f = i % s.features;
+  float sum = 0;
+  for (std::int64_t j = 0; j < s.taps; ++j) {
+    const std::int64_t from = row + j * shift;
+    if (from < 0 || from >= s.rows) break;
+    sum += w[f * s.taps + j] * as_float(x[from * s.features + f]);
+  }
+  y[i] = from_float<T>(sum);
+}
+
+// A thread per weight, neighbours of one tap: they read neighbours of a row.
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    lookahead_weight_kernel(LookaheadShape s, const T* x, const T* dy, std::int64_t batch, float* dw) {
+  const std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i >= s.features * s.taps) return;
+  const std::int64_t j = i / s.features, f = i % s.features;
+  double sum = 0;
+  for (std::int64_t row = 0; row + j * batch < s.rows; ++row)
+    sum += static_cast<double>(as_float(dy[row * s.features + f])) *
+           static_cast<double>(as_float(x[(row + j * batch) * s.features + f]));
+  dw[f * s.taps + j] = static_cast<float>(sum);
+}
+
+template <class T>
+void filter_of(cudaStream_t stream, const LookaheadShape& s, const void* x, const float* w,
+               std::int64_t shift, void* y) {
+  launch(lookahead_filter_kernel<T>, grid_for(static_cast<std::size_t>(s.rows * s.features), kThreads),
+         kThreads, stream, s, static_cast<const T*>(x), w, shift, static_cast<T*>(y));
+}
+template <class T>
+void weight_gradient_of(cudaStream_t stream, const LookaheadShape& s, const void* x, const void* dy,
+                        std::int64_t batch, float* dw) {
+  launch(lookahead_weight_kernel<T>, grid_for(static_cast<std::size_t>(s.features * s.taps), kThreads),
+         kThreads, stream, s, static_cast<const T*>(x), static_cast<const T*>(dy), batch, dw);
+}
+
+}  // namespace
+
+void lookahead_filter(cudaStream_t stream, const LookaheadShape& s, const void* x, const float* w,
+                      std::int64_t shift, void* y) {
+  (s.bf16 ? filter_of<__nv_bfloat16> : filter_of<float>)(stream, s, x, w, shift, y);
+}
+void lookahead_weight_gradient(cudaStream_t stream, const LookaheadShape& s, const void* x, const void* dy,
+                               std::int64_t batch, float* dw) {
+  (s.bf16 ? weight_gradient_of<__nv_bfloat16> : weight_gradient_of<float>)(stream, s, x, dy, batch, dw);
+}
+
+}  // namespace topknot::cuda
