@@ -19,5 +19,11 @@ add_library(topknot_gloo INTERFACE)
 target_include_directories(topknot_gloo SYSTEM INTERFACE ${GLOO_INCLUDE_DIR})
 target_link_libraries(topknot_gloo INTERFACE ${GLOO_LIBRARY})
 
+find_path(SNDFILE_INCLUDE_DIR sndfile.h REQUIRED)
+find_library(SNDFILE_LIBRARY sndfile REQUIRED)
+add_library(topknot_sndfile INTERFACE)
+target_include_directories(topknot_sndfile SYSTEM INTERFACE ${SNDFILE_INCLUDE_DIR})
+target_link_libraries(topknot_sndfile INTERFACE ${SNDFILE_LIBRARY})
+
 find_path(NLOHMANN_JSON_INCLUDE_DIR nlohmann/json.hpp REQUIRED)
 find_path(CLI11_INCLUDE_DIR CLI/CLI.hpp REQUIRED)

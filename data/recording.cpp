@@ -1,0 +1,57 @@
+#include "data/recording.h"
+
+#include <fmt/format.h>
+#include <sndfile.h>
+
+#include <memory>
+
+#include "data/spectrogram.h"
+#include "nn/core/base/check.h"
+#include "nn/core/base/memory.h"
+
+namespace topknot {
+namespace {
+
+using SoundFile = std::unique_ptr<SNDFILE, int (*)(SNDFILE*)>;
+
+[[noreturn]] void refuse_recording(const std::string& path, const std::string& why) {
+  throw UserError(fmt::format("recording '{}': {}", path, why));
+}
+
+SoundFile open_recording(const std::string& path, SF_INFO& info) {
+  info = {};
+  SoundFile file(sf_open(path.c_str(), SFM_READ, &info), sf_close);
+  if (!file) refuse_recording(path, std::string(sf_strerror(nullptr)));
+  if (info.channels != 1)
+    refuse_recording(path, fmt::format("{} channels, and speech needs one; make it mono", info.channels));
+  if (info.samplerate != kSampleRate)
+    refuse_recording(path,
+                     fmt::format("{} samples per second, not {}; resample it", info.samplerate, kSampleRate));
+  const int kind = info.format & SF_FORMAT_SUBMASK;
+  if (kind == SF_FORMAT_PCM_S8 || kind == SF_FORMAT_PCM_U8)
+    refuse_recording(path,
+                     "8 bits per sample, and 16 are needed; record it again, or convert it if that will do");
+  return file;
+}
+
+}  // namespace
+
+std::vector<float> read_recording(const std::string& path) {
+  SF_INFO info;
+  const SoundFile file = open_recording(path, info);
+  const auto samples = static_cast<std::size_t>(info.frames);
+  auto values = with_memory("the samples of '" + path + "'", 4.0 * static_cast<double>(samples),
+                            [&] { return std::vector<float>(samples); });
+  const sf_count_t got = sf_read_float(file.get(), values.data(), info.frames);
+  if (got != info.frames)
+    refuse_recording(path, fmt::format("cut short: {} of {} samples", got, info.frames));
+  return values;
+}
+
+std::int64_t recording_samples(const std::string& path) {
+  SF_INFO info;
+  open_recording(path, info);
+  return info.frames;
+}
+
+}  // namespace topknot
