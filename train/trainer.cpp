@@ -64,6 +64,12 @@ class Trainer {
  private:
   RunOutcome run_steps() {
     reporter_.announce(*engine_);
+    if (step() > 0)
+      log_info(
+          step() < plan_.total_steps
+              ? fmt::format("resumed after step {} of {}", step(), plan_.total_steps)
+              : fmt::format("all {} steps have been made; a longer train.epochs or train.max_steps goes on",
+                            step()));
     check_parameters("at the start");
     reporter_.begin(step());
     last_report_ = Clock::now();

@@ -32,6 +32,7 @@ TEST_CASE("train without arguments, --help and --list print what there is") {
   CHECK(alone.code == 0);
   CHECK(alone.has("train configs/"));
   CHECK(train("--help").has("compress.density"));
+  CHECK(train("--help lr").has("optimizer.lr=0.1"));  // of any section
   CHECK(train("--list models").has("resnet110"));
   CHECK(train("--list compressors").has("gaussiank"));
   CHECK(train("--list datasets").has("synthetic_images"));
@@ -194,6 +195,8 @@ TEST_CASE("a run with keys that it does not use repeats and resumes without a wa
   INFO(resumed.output);
   CHECK(resumed.code == 0);
   CHECK(resumed.count("warning") == 0);
+  CHECK(resumed.has("resumed after step 4 of "));
+  CHECK(train("--resume " + temp.at("run")).has("steps have been made; a longer train.epochs"));
   CHECK(checksum_of(temp.at("run")) == checksum_of(temp.at("again")));
 }
 

@@ -72,11 +72,15 @@ bool is_file_name(const std::string& word) {
   return word.find('/') != std::string::npos || word.ends_with(".yaml") || word.ends_with(".yml");
 }
 
-// What --help prints for a word: a key with or without a value, or a section.
+// What --help prints for a word: a key with or without its sections and a value, or a section.
 std::string topic_help(const std::string& word, int width) {
   const std::string name = word.substr(0, word.find('='));
   if (const Key* key = find_key(name)) return key_help(width, *key);
   if (is_config_section(name)) return key_help(width, name);
+  std::string of_that_name;  // "lr": of every section that has one
+  for (const Key& key : config_keys())
+    if (key.name.ends_with("." + name)) of_that_name += key_help(width, key);
+  if (!of_that_name.empty()) return of_that_name;
   std::vector<std::string> known = config_sections();
   for (const Key& key : config_keys()) known.push_back(key.name);
   const std::string meant = nearest_name(name, known);
