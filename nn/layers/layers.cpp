@@ -28,7 +28,7 @@ Initializer uniform(float bound) {
 }
 
 Parameter* conv_weight(ParameterStore& store, const std::string& name, const ConvGeometry& g) {
-  return &store.add(name + ".weight", g.weight_shape(), kaiming_normal(g.in * g.kernel * g.kernel));
+  return &store.add(name + ".weight", g.weight_shape(), kaiming_normal(g.weight_shape().numel() / g.out));
 }
 
 BatchNormState running_statistics(ParameterStore& store, const std::string& name, std::int64_t channels) {

@@ -2,22 +2,29 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "nn/core/pass_cost.h"
 
 namespace topknot {
 
 Shape ConvGeometry::output_shape(const Shape& x) const {
-  TOPKNOT_CHECK(in > 0 && out > 0 && kernel > 0 && stride > 0 && padding >= 0,
+  TOPKNOT_CHECK(in > 0 && out > 0 && std::min(kernel.height, kernel.width) > 0 &&
+                    std::min(stride.height, stride.width) > 0 && std::min(padding.height, padding.width) >= 0,
                 "convolution: channels, kernel and stride must be positive");
+  TOPKNOT_CHECK(
+      groups > 0 && in % groups == 0 && out % groups == 0,
+      fmt::format("convolution: {} groups do not divide {} input and {} output channels", groups, in, out));
   TOPKNOT_CHECK(x.rank() == 4 && x[1] == in,
                 fmt::format("convolution: input {} for {} input channels", x.str(), in));
-  TOPKNOT_CHECK(x[2] + 2 * padding >= kernel && x[3] + 2 * padding >= kernel,
-                "convolution: a kernel larger than the padded input " + x.str());
-  return {x[0], out, output_size(x[2]), output_size(x[3])};
+  const std::int64_t height = x[2] + 2 * padding.height - kernel.height,
+                     width = x[3] + 2 * padding.width - kernel.width;
+  TOPKNOT_CHECK(height >= 0 && width >= 0, "convolution: a kernel larger than the padded input " + x.str());
+  return {x[0], out, height / stride.height + 1, width / stride.width + 1};
 }
 
 double ConvGeometry::flops(const Shape& x) const {
-  return 2.0 * static_cast<double>(output_shape(x).numel() * in * kernel * kernel);
+  return 2.0 * static_cast<double>(output_shape(x).numel() * (in / groups) * kernel.height * kernel.width);
 }
 
 Variable conv2d(const Variable& x, const Variable& weight, const Variable& bias,

@@ -21,16 +21,14 @@ using test::rounded_to;
 constexpr double kBf16 = 1.01 / 256, kFp32 = 2e-5;
 
 ConvGeometry geometry(const Conv& g) {
-  return {g.in, g.out, g.kernel, g.stride, g.padding};
+  return g.geometry();
 }
 
 void check_case(const Conv& g, cuda::Precision precision, bool with_bias, bool deterministic = true) {
   OnGpu gpu(precision, deterministic);
   const DType type = gpu.context().activation_type();
   const bool bf16 = type == DType::bf16;
-  INFO("batch " << g.n << ", " << g.in << " -> " << g.out << " channels, " << g.height << "x" << g.width
-                << ", kernel " << g.kernel << ", stride " << g.stride << ", padding " << g.padding
-                << (bf16 ? ", bf16" : "") << (with_bias ? ", bias" : ""));
+  INFO(g.str() << (bf16 ? ", bf16" : "") << (with_bias ? ", bias" : ""));
   const auto xs = rounded_to(type, random_values(g.x_size(), 1)), ws = random_values(g.w_size(), 2),
              bs = random_values(g.out, 3), dys = rounded_to(type, random_values(g.y_size(), 4));
   const CaughtInput x(gpu_tensor(xs, {g.n, g.in, g.height, g.width}, Layout::nhwc, type));
@@ -51,7 +49,7 @@ void check_case(const Conv& g, cuda::Precision precision, bool with_bias, bool d
   check_close("dx", x.gradient(), conv2d_input_gradient(g, rw, rdy),
               conv2d_input_gradient(g, absolute(rw), absolute(rdy)), bf16 ? kBf16 : kFp32);
   // cuDNN rounds the weight's gradient to its inputs' type; the matrix product that is a 1x1 convolution does not.
-  const bool rounded = bf16 && !(g.kernel == 1 && g.stride == 1 && g.padding == 0);
+  const bool rounded = bf16 && !(g.kernel == 1 && g.stride == 1 && g.padding == 0 && g.groups == 1);
   check_close("dw", w.gradient(), conv2d_weight_gradient(g, rx, rdy),
               conv2d_weight_gradient(g, absolute(rx), absolute(rdy)), rounded ? kBf16 : kFp32);
   if (with_bias)
@@ -61,10 +59,21 @@ void check_case(const Conv& g, cuda::Precision precision, bool with_bias, bool d
 const std::vector<Conv>& cases() {
   static const std::vector<Conv> list{
       {2, 3, 11, 9, 16, 7, 2, 3},  // an odd stem
-      {2, 3, 8, 8, 5, 3, 1, 1},   {1, 5, 7, 5, 16, 3, 1, 1}, {2, 16, 5, 6, 5, 3, 2, 1},
-      {3, 16, 7, 7, 16, 3, 2, 1}, {2, 5, 6, 5, 3, 1, 1, 0},  {2, 16, 4, 4, 40, 1, 1, 0},
-      {2, 16, 7, 7, 5, 1, 2, 0},  {1, 6, 9, 8, 16, 5, 1, 0}, {1, 1, 1, 1, 1, 3, 1, 1},
+      {2, 3, 8, 8, 5, 3, 1, 1},
+      {1, 5, 7, 5, 16, 3, 1, 1},
+      {2, 16, 5, 6, 5, 3, 2, 1},
+      {3, 16, 7, 7, 16, 3, 2, 1},
+      {2, 5, 6, 5, 3, 1, 1, 0},
+      {2, 16, 4, 4, 40, 1, 1, 0},
+      {2, 16, 7, 7, 5, 1, 2, 0},
+      {1, 6, 9, 8, 16, 5, 1, 0},
+      {1, 1, 1, 1, 1, 3, 1, 1},
       {9, 5, 8, 8, 33, 1, 1, 0},  // more than one slab of rows for the bias
+      {2, 6, 9, 8, 8, {1, 7}, 1, {0, 3}},
+      {2, 4, 9, 8, 6, {3, 2}, {2, 1}, {0, 1}},
+      {2, 6, 5, 6, 9, 3, 1, 1, 3},
+      {2, 8, 5, 6, 8, 1, 1, 0, 2},  // no product of matrices: it has groups
+      {2, 24, 7, 6, 24, 3, 2, 1, 24},
   };
   return list;
 }
@@ -107,7 +116,8 @@ TEST_CASE("conv2d on a GPU gives what the CPU gives") {
 }
 
 TEST_CASE("two uses of one convolution's weight, and of its input, add up on a GPU") {
-  for (const Conv& g : {Conv{2, 5, 6, 5, 16, 3, 1, 1}, Conv{2, 5, 6, 5, 16, 1, 1, 0}})
+  for (const Conv& g :
+       {Conv{2, 5, 6, 5, 16, 3, 1, 1}, Conv{2, 5, 6, 5, 16, 1, 1, 0}, Conv{2, 8, 6, 5, 8, 3, 1, 1, 8}})
     for (const auto precision : {cuda::Precision::fp32, cuda::Precision::bf16}) {
       OnGpu gpu(precision);
       const DType type = gpu.context().activation_type();

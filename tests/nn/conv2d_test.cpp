@@ -16,14 +16,10 @@ struct Case {
   Layout layout;
 
   std::string str() const {
-    return "batch " + std::to_string(g.n) + ", " + std::to_string(g.in) + " -> " + std::to_string(g.out) +
-           " channels, " + std::to_string(g.height) + "x" + std::to_string(g.width) + ", kernel " +
-           std::to_string(g.kernel) + ", stride " + std::to_string(g.stride) + ", padding " +
-           std::to_string(g.padding) + (bias ? ", bias" : "") +
-           (layout == Layout::blocked ? ", blocked" : ", plain");
+    return g.str() + (bias ? ", bias" : "") + (layout == Layout::blocked ? ", blocked" : ", plain");
   }
   Shape x_shape() const { return {g.n, g.in, g.height, g.width}; }
-  ConvGeometry geometry() const { return {g.in, g.out, g.kernel, g.stride, g.padding}; }
+  ConvGeometry geometry() const { return g.geometry(); }
   // Winograd's transformations cost some digits.
   double tolerance() const { return g.kernel == 3 && g.stride == 1 ? 3e-5 : 3e-6; }
 };
@@ -127,6 +123,54 @@ TEST_CASE("conv2d agrees with the formula where the layouts of input and output 
   check_case(plain({2, 48, 5, 6, 6, 3, 1, 1}));
 }
 
+TEST_CASE("conv2d agrees with the formula: kernels, strides and paddings that differ in height and width") {
+  check_case(plain({2, 3, 9, 8, 16, {1, 7}, 1, {0, 3}}, true));
+  check_case(plain({2, 5, 8, 9, 6, {3, 2}, {2, 1}, {0, 1}}, true));
+  check_case(plain({2, 1, 13, 9, 32, {5, 3}, {2, 1}, {2, 1}}, true));
+  check_case(blocked({2, 64, 7, 6, 96, {7, 1}, 1, {3, 0}}));
+  check_case(blocked({1, 64, 6, 7, 64, {1, 3}, 1, {0, 1}}));
+  check_case(blocked({3, 32, 11, 10, 32, {3, 3}, {2, 1}, {1, 1}}, true));
+  check_case(blocked({2, 32, 9, 9, 48, {3, 5}, {1, 2}, {2, 0}}), 2);
+}
+
+TEST_CASE("conv2d agrees with the formula: groups, with and without bias") {
+  for (const bool bias : {false, true}) {
+    check_case(plain({2, 4, 6, 5, 6, 3, 1, 1, 2}, bias));
+    check_case(plain({2, 6, 7, 7, 9, {1, 3}, {2, 1}, {0, 1}, 3}, bias));
+    check_case(blocked({2, 32, 6, 7, 64, 5, 1, 2, 2}, bias));  // whole blocks in each group
+    check_case(blocked({1, 96, 5, 5, 32, 3, 2, 1, 2}, bias));
+    check_case(blocked({2, 48, 5, 6, 48, 3, 1, 1, 2}, bias));  // half a block left over in each
+    check_case(blocked({2, 16, 6, 6, 16, 3, 1, 1, 4}, bias));
+    check_case(plain({2, 30, 4, 6, 15, 1, 1, 0, 5}, bias));
+  }
+}
+
+TEST_CASE("conv2d agrees with the formula: depthwise, whole blocks of channels and not, odd sizes") {
+  for (const int threads : {1, 2}) {
+    check_case(blocked({3, 32, 7, 9, 32, 3, 1, 1, 32}), threads);
+    check_case(blocked({2, 48, 9, 8, 48, 3, 2, 1, 48}, true), threads);
+    check_case(blocked({2, 144, 6, 5, 144, 5, 2, 2, 144}), threads);
+    check_case(blocked({2, 64, 7, 7, 64, 5, 1, 2, 64}, true), threads);
+    check_case(plain({2, 24, 7, 5, 24, 3, 1, 1, 24}, true), threads);
+    check_case(plain({3, 58, 6, 7, 58, 3, 2, 1, 58}), threads);
+    check_case(plain({2, 5, 6, 5, 5, 3, 1, 1, 5}, true), threads);
+    check_case(plain({2, 32, 5, 6, 32, {3, 1}, 1, {1, 0}, 32}), threads);
+  }
+  check_case(plain({2, 8, 5, 6, 16, 3, 1, 1, 8}, true));  // two outputs for each channel
+}
+
+TEST_CASE("conv2d agrees with the formula where channels do not fill blocks") {
+  for (const int threads : {1, 2}) {
+    check_case(blocked({5, 96, 7, 6, 24, 1, 1, 0}), threads);
+    check_case(plain({5, 24, 7, 6, 144, 1, 1, 0}), threads);
+    check_case(plain({2, 58, 5, 5, 58, 1, 1, 0}, true), threads);
+    check_case(plain({2, 40, 6, 7, 17, 3, 2, 1}), threads);
+    check_case(plain({3, 24, 9, 9, 40, 3, 1, 1}, true), threads);
+    check_case(blocked({2, 512, 4, 3, 1000, 1, 1, 0}, true), threads);  // worked as a whole batch
+    check_case(plain({2, 232, 3, 3, 1000, 1, 1, 0}), threads);
+  }
+}
+
 TEST_CASE("conv2d works through batches that are cut unevenly over chunks and threads") {
   for (const int threads : {1, 2, 3}) {
     check_case(blocked({7, 16, 9, 9, 16, 3, 1, 1}, true), threads);
@@ -158,7 +202,8 @@ TEST_CASE("conv2d: one layer takes inputs of different sizes, batches and layout
 
 TEST_CASE("conv2d adds to the weight's gradient: two uses in a graph, then a second backward pass") {
   for (const Conv& g : {Conv{3, 16, 6, 6, 16, 3, 1, 1}, Conv{2, 3, 7, 7, 16, 3, 2, 1},
-                        Conv{2, 1, 6, 6, 6, 5, 1, 2}, Conv{2, 128, 4, 4, 128, 3, 1, 1}}) {
+                        Conv{2, 1, 6, 6, 6, 5, 1, 2}, Conv{2, 128, 4, 4, 128, 3, 1, 1},
+                        Conv{3, 24, 6, 6, 24, 3, 1, 1, 24}, Conv{2, 24, 5, 5, 40, 1, 1, 0}}) {
     const Case c = blocked(g, true);
     INFO(c.str());
     Leaf w(c.geometry().weight_shape(), random_values(g.w_size(), 2)), b({g.out}, random_values(g.out, 3));
@@ -207,4 +252,8 @@ TEST_CASE("conv2d rejects shapes that do not fit, and says which") {
   CHECK_NOTHROW(run({1, 3, 5, 5}));
   CHECK_THROWS_AS(
       conv2d(Variable(Tensor::zeros({1, 3, 5, 5})), w.variable(), {}, ConvGeometry{3, 6, 5, 0, 0}), Error);
+  CHECK_THROWS_AS(ConvGeometry({3, 6, 5, 1, 0, 2}).output_shape({1, 3, 5, 5}), Error);
+  CHECK_THROWS_AS(ConvGeometry({3, 6, {1, 7}, 1, 0}).output_shape({1, 3, 5, 5}), Error);
+  CHECK(ConvGeometry({3, 6, {1, 7}, 1, {0, 1}}).output_shape({1, 3, 5, 5}) == Shape({1, 6, 5, 1}));
+  CHECK(ConvGeometry({8, 4, {1, 7}, 1, {0, 1}, 2}).weight_shape() == Shape({4, 4, 1, 7}));
 }

@@ -27,7 +27,7 @@ struct Inputs {
       : g(conv),
         layout(g.in % channel_block() == 0 ? Layout::blocked : Layout::plain),
         x({g.n, g.in, g.height, g.width}, random_values(g.x_size(), 1)),
-        w({g.out, g.in, g.kernel, g.kernel}, scaled(random_values(g.w_size(), 2))),
+        w(g.geometry().weight_shape(), scaled(random_values(g.w_size(), 2))),
         gamma({g.out}, random_values(g.out, 3, 1)),
         beta({g.out}, random_values(g.out, 4)),
         residual({g.n, g.out, g.out_height(), g.out_width()}, random_values(g.y_size(), 5)),
@@ -36,19 +36,17 @@ struct Inputs {
         running_variance{"variance", std::vector<float>(static_cast<std::size_t>(g.out), 1.5f)} {}
 
   std::vector<float> scaled(std::vector<float> v) const {  // outputs of about variance 1
-    for (float& value : v) value /= std::sqrt(static_cast<float>(g.in * g.kernel * g.kernel));
+    for (float& value : v) value /= std::sqrt(static_cast<float>(g.w_size() / g.out));
     return v;
   }
-  ConvGeometry geometry() const { return {g.in, g.out, g.kernel, g.stride, g.padding}; }
+  ConvGeometry geometry() const { return g.geometry(); }
   BatchNormState state() { return {&running_mean, &running_variance, 0.1f, static_cast<float>(kEpsilon)}; }
 };
 
 void check_against_formulas(const Conv& g, bool with_residual, bool relu, bool training, int threads = 1) {
   const Threads scope(threads);
-  INFO("batch " << g.n << ", " << g.in << " -> " << g.out << ", " << g.height << "x" << g.width << ", kernel "
-                << g.kernel << ", stride " << g.stride << (with_residual ? ", residual" : "")
-                << (relu ? ", relu" : "") << (training ? ", training, " : ", evaluation, ") << threads
-                << " threads");
+  INFO(g.str() << (with_residual ? ", residual" : "") << (relu ? ", relu" : "")
+               << (training ? ", training, " : ", evaluation, ") << threads << " threads");
   Inputs in(g);
   const Array mean_before = as_double(in.mean), variance_before = as_double(in.variance);
   const Variable residual =
@@ -106,6 +104,9 @@ TEST_CASE("conv_bn agrees with the formulas for the shapes of real networks") {
   check_against_formulas({2, 128, 4, 5, 128, 3, 1, 1}, true, true, true);  // worked as a whole batch
   check_against_formulas({4, 256, 2, 2, 256, 3, 1, 1}, false, true, true);
   check_against_formulas({1, 48, 5, 5, 48, 3, 1, 1}, true, true, true);
+  check_against_formulas({3, 96, 5, 6, 96, 3, 2, 1, 96}, false, false, true);  // depthwise
+  check_against_formulas({3, 96, 5, 6, 24, 1, 1, 0}, true, false, true);  // to a bottleneck of odd blocks
+  check_against_formulas({3, 24, 5, 6, 96, 1, 1, 0}, false, true, true);
 }
 
 TEST_CASE("conv_bn works through batches that are cut unevenly over chunks and threads") {

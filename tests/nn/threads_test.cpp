@@ -30,7 +30,7 @@ Results run_batch_norm(int threads, Layout layout) {
 // With batch norm: all but the weight's gradient, whose sum is taken by thread.
 Results run_conv(int threads, const reference::Conv& g, bool with_batch_norm) {
   const Threads scope(threads);
-  const ConvGeometry geometry{g.in, g.out, g.kernel, g.stride, g.padding};
+  const ConvGeometry geometry = g.geometry();
   const Layout layout = g.in % channel_block() == 0 ? Layout::blocked : Layout::plain;
   Leaf x({g.n, g.in, g.height, g.width}, random_values(g.x_size(), 1)),
       w(geometry.weight_shape(), random_values(g.w_size(), 2)), gamma({g.out}, random_values(g.out, 3)),
@@ -62,7 +62,7 @@ TEST_CASE("conv2d and conv_bn: values and input gradients have the same bits for
          {reference::Conv{7, 16, 9, 9, 16, 3, 1, 1}, reference::Conv{5, 3, 8, 8, 16, 3, 1, 1},
           reference::Conv{5, 16, 9, 9, 32, 3, 2, 1}, reference::Conv{3, 64, 5, 5, 64, 3, 1, 1},
           reference::Conv{3, 128, 4, 4, 128, 3, 1, 1}, reference::Conv{3, 6, 7, 7, 16, 5, 1, 0}}) {
-      INFO(g.in << " -> " << g.out << ", kernel " << g.kernel << (with_batch_norm ? ", batch norm" : ""));
+      INFO(g.str() << (with_batch_norm ? ", batch norm" : ""));
       const Results one = run_conv(1, g, with_batch_norm);
       CHECK((run_conv(2, g, with_batch_norm) == one));
       CHECK((run_conv(3, g, with_batch_norm) == one));

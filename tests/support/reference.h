@@ -7,7 +7,11 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <sstream>
+#include <string>
 #include <vector>
+
+#include "nn/ops/conv2d.h"
 
 namespace topknot::reference {
 
@@ -24,30 +28,43 @@ inline Array plus(Array a, const Array& b) {
 }
 
 struct Conv {
-  std::int64_t n, in, height, width, out, kernel, stride, padding;
-  std::int64_t out_height() const { return (height + 2 * padding - kernel) / stride + 1; }
-  std::int64_t out_width() const { return (width + 2 * padding - kernel) / stride + 1; }
+  std::int64_t n, in, height, width, out;
+  Extent kernel, stride, padding;
+  std::int64_t groups = 1;
+  ConvGeometry geometry() const { return {in, out, kernel, stride, padding, groups}; }
+  std::int64_t out_height() const {
+    return (height + 2 * padding.height - kernel.height) / stride.height + 1;
+  }
+  std::int64_t out_width() const { return (width + 2 * padding.width - kernel.width) / stride.width + 1; }
   std::int64_t x_size() const { return n * in * height * width; }
-  std::int64_t w_size() const { return out * in * kernel * kernel; }
+  std::int64_t w_size() const { return out * (in / groups) * kernel.height * kernel.width; }
   std::int64_t y_size() const { return n * out * out_height() * out_width(); }
+  std::string str() const {
+    std::ostringstream text;
+    text << "batch " << n << ", " << in << " -> " << out << " channels, " << height << "x" << width
+         << ", kernel " << kernel.height << "x" << kernel.width << ", stride " << stride.height << "x"
+         << stride.width << ", padding " << padding.height << "x" << padding.width << ", groups " << groups;
+    return text.str();
+  }
 
   // Calls fn(y index, x index, w index) for each product in the sum.
   template <class Fn>
   void for_each_product(Fn&& fn) const {
-    const std::int64_t oh = out_height(), ow = out_width();
+    const std::int64_t oh = out_height(), ow = out_width(), group_in = in / groups, group_out = out / groups;
     for (std::int64_t b = 0; b < n; ++b)
       for (std::int64_t o = 0; o < out; ++o)
-        for (std::int64_t c = 0; c < in; ++c)
+        for (std::int64_t c = 0; c < group_in; ++c)
           for (std::int64_t i = 0; i < oh; ++i)
-            for (std::int64_t p = 0; p < kernel; ++p) {
-              const std::int64_t row = i * stride + p - padding;
+            for (std::int64_t p = 0; p < kernel.height; ++p) {
+              const std::int64_t row = i * stride.height + p - padding.height;
               if (row < 0 || row >= height) continue;
+              const std::int64_t channel = b * in + o / group_out * group_in + c;
               for (std::int64_t j = 0; j < ow; ++j)
-                for (std::int64_t q = 0; q < kernel; ++q) {
-                  const std::int64_t column = j * stride + q - padding;
+                for (std::int64_t q = 0; q < kernel.width; ++q) {
+                  const std::int64_t column = j * stride.width + q - padding.width;
                   if (column < 0 || column >= width) continue;
-                  fn(((b * out + o) * oh + i) * ow + j, ((b * in + c) * height + row) * width + column,
-                     ((o * in + c) * kernel + p) * kernel + q);
+                  fn(((b * out + o) * oh + i) * ow + j, (channel * height + row) * width + column,
+                     ((o * group_in + c) * kernel.height + p) * kernel.width + q);
                 }
             }
   }

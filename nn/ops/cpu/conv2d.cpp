@@ -3,6 +3,8 @@
 //    step of a layer writes is still in that core's cache when the next step reads it.
 //  - whole: one primitive for the batch, threaded by oneDNN. For layers with many channels, where a chunk
 //    would repeat the transformation of large weights.
+// oneDNN's fast kernels want channels in blocks. Where a layer's input or output is plain, because its channels do not
+// fill whole blocks (24, 40, 58), a chunk is copied into blocks padded with zeros and back.
 // Winograd F(4x4, 3x3) serves 3x3 layers of stride 1 on 4x4 images and larger; below that the tiles are
 // mostly padding. A layer with many channels also needs enough pixels for what it costs to transform its weights.
 #include <algorithm>
@@ -19,26 +21,31 @@ namespace {
 
 using dnnl::memory;
 
-// Packs weights between the arena's OIHW and what a primitive wants.
+// Copies weights or activations from one format to another.
 class Repack {
  public:
-  Repack(const memory::desc& from, const memory::desc& to)
+  // For `threads` threads at once, each a copy of its own.
+  Repack(const memory::desc& from, const memory::desc& to, int threads = 1)
       : size_(to.get_size() / sizeof(float)), same_(from == to) {
     if (same_) return;
     const dnnl::reorder::primitive_desc desc(dnnl_cpu_engine(), from, dnnl_cpu_engine(), to,
                                              user_scratchpad());
     kernel_ = std::make_unique<DnnlKernel>(dnnl::reorder(desc),
                                            DnnlKernel::Arguments{{DNNL_ARG_FROM, from}, {DNNL_ARG_TO, to}},
-                                           desc.scratchpad_desc(), 1);
+                                           desc.scratchpad_desc(), threads);
   }
   bool same() const { return same_; }
   std::size_t size() const { return size_; }  // floats of the destination
-  void run(const float* from, float* to) const { kernel_->run(0, {from, to}); }
-  // `from` itself where nothing is to be done, else the packed copy, kept alive by `storage`.
-  const float* run(const float* from, Tensor& storage) const {
+  void run(const float* from, float* to, int thread = 0) const { kernel_->run(thread, {from, to}); }
+  // `from` itself where nothing is to be done, else the copy, kept alive by `storage`.
+  const float* run(const float* from, Tensor& storage, int thread = 0) const {
     if (same_) return from;
-    storage = Tensor::empty({static_cast<std::int64_t>(size_)});
-    run(from, storage.data());
+    run(from, room(storage), thread);
+    return storage.data();
+  }
+  // Memory for the destination.
+  float* room(Tensor& storage) const {
+    if (!storage.defined()) storage = Tensor::empty({static_cast<std::int64_t>(size_)});
     return storage.data();
   }
 
@@ -48,17 +55,30 @@ class Repack {
   std::unique_ptr<DnnlKernel> kernel_;
 };
 
-// The three primitives of a layer for one number of images.
+// The weights of a convolution: as the arena holds them, or in the format of the primitive's choice.
+memory::desc weight_desc(const ConvGeometry& g, bool plain) {
+  using tag = memory::format_tag;
+  memory::dims dims{g.out, g.in / g.groups, g.kernel.height, g.kernel.width};
+  if (g.groups > 1) {
+    dims.front() /= g.groups;
+    dims.insert(dims.begin(), g.groups);
+  }
+  return {dims, memory::data_type::f32, !plain ? tag::any : g.groups > 1 ? tag::goihw : tag::oihw};
+}
+
+// The three primitives of a layer for one number of images. `blocked`: the primitives' activations are blocked, whatever
+// the tensors' are.
 struct Plan {
-  Plan(const ConvGeometry& g, const Shape& x, Layout in_layout, Layout out_layout, bool winograd,
-       int threads) {
+  Plan(const ConvGeometry& g, const Shape& x, Layout in_layout, Layout out_layout, bool blocked,
+       bool winograd, int threads) {
     const auto algorithm =
         winograd ? dnnl::algorithm::convolution_winograd : dnnl::algorithm::convolution_direct;
-    const memory::desc src = activation_desc(x, in_layout),
-                       dst = activation_desc(g.output_shape(x), out_layout);
-    const memory::desc any({g.out, g.in, g.kernel, g.kernel}, memory::data_type::f32,
-                           memory::format_tag::any);
-    const memory::dims strides{g.stride, g.stride}, padding{g.padding, g.padding};
+    const Shape y = g.output_shape(x);
+    const memory::desc x_desc = activation_desc(x, in_layout), y_desc = activation_desc(y, out_layout);
+    const memory::desc src = blocked ? activation_desc(x, Layout::blocked) : x_desc,
+                       dst = blocked ? activation_desc(y, Layout::blocked) : y_desc;
+    const memory::desc any = weight_desc(g, false);
+    const memory::dims strides{g.stride.height, g.stride.width}, padding{g.padding.height, g.padding.width};
     const dnnl::primitive_attr attributes = user_scratchpad();
     const auto& engine = dnnl_cpu_engine();
 
@@ -84,16 +104,21 @@ struct Plan {
             {DNNL_ARG_DIFF_DST, dst}, {DNNL_ARG_WEIGHTS, d.weights_desc()}, {DNNL_ARG_DIFF_SRC, src}},
         d.scratchpad_desc(), threads);
 
-    const memory::desc oihw = oihw_desc(g.out, g.in, g.kernel);
+    const memory::desc oihw = weight_desc(g, true);
     pack_forward = std::make_unique<Repack>(oihw, f.weights_desc());
     pack_backward = std::make_unique<Repack>(oihw, d.weights_desc());
     unpack_gradient = std::make_unique<Repack>(w.diff_weights_desc(), oihw);
     gradient_floats = w.diff_weights_desc().get_size() / sizeof(float);
     weight_gradient_desc = w.diff_weights_desc();
+    pack_x = std::make_unique<Repack>(x_desc, src, threads);
+    unpack_x = std::make_unique<Repack>(src, x_desc, threads);
+    pack_y = std::make_unique<Repack>(y_desc, dst, threads);
+    unpack_y = std::make_unique<Repack>(dst, y_desc, threads);
   }
 
   std::unique_ptr<DnnlKernel> forward, backward_data, backward_weights;
-  std::unique_ptr<Repack> pack_forward, pack_backward, unpack_gradient;
+  std::unique_ptr<Repack> pack_forward, pack_backward, unpack_gradient;  // weights
+  std::unique_ptr<Repack> pack_x, unpack_x, pack_y, unpack_y;            // activations and their gradients
   std::size_t gradient_floats;
   memory::desc weight_gradient_desc;
 };
@@ -110,12 +135,16 @@ class DnnlConv final : public ChunkedConv {
  public:
   explicit DnnlConv(const ConvGeometry& geometry) : g_(geometry) {
     const int block = channel_block();
-    const bool in_blocked = g_.in % block == 0;
+    const std::int64_t in = g_.in / g_.groups, out = g_.out / g_.groups;  // of a group
+    // Fewer channels than a block are not worth the padding.
+    blocked_ = g_.in >= block && g_.out >= block &&
+               (g_.groups == 1 || g_.depthwise() || (in % block == 0 && out % block == 0));
     // oneDNN's kernels read a plain input only for images of up to three channels.
-    output_layout_ = g_.out % block == 0 && (in_blocked || g_.in <= 3) ? Layout::blocked : Layout::plain;
+    const bool readable = blocked_ || (g_.groups == 1 && (g_.in % block == 0 || g_.in <= 3));
+    output_layout_ = g_.out % block == 0 && readable ? Layout::blocked : Layout::plain;
     // Winograd-transformed weights take 144 bytes for each pair of channels; a chunk pays while they stay in
     // the cache.
-    chunked_ = g_.in * g_.out <= 64 * 128;
+    chunked_ = in * g_.out <= 64 * 128;
   }
 
   Layout output_layout() const override { return output_layout_; }
@@ -129,7 +158,12 @@ class DnnlConv final : public ChunkedConv {
       for (std::int64_t n = begin; n < end;) {
         const std::int64_t count = std::min(chunk_of(x), end - n);
         const Plan& plan = plan_for(x, count);
-        plan.forward->run(thread, {x.data() + n * in, packed.at(&plan).first, y.data() + n * out});
+        Tensor packed_x, packed_y;
+        float* to = y.data() + n * out;
+        plan.forward->run(thread,
+                          {plan.pack_x->run(x.data() + n * in, packed_x, thread), packed.at(&plan).first,
+                           plan.pack_y->same() ? to : plan.pack_y->room(packed_y)});
+        if (packed_y.defined()) plan.unpack_y->run(packed_y.data(), to, thread);
         if (after && chunked_) after(n, n + count);
         n += count;
       }
@@ -172,10 +206,13 @@ class DnnlConv final : public ChunkedConv {
             parallel_ranges(
                 count, [&](int, std::int64_t a, std::int64_t b) { fill(a, b, filled.data() + a * out); });
         }
+        Tensor packed_x, packed_dy, packed_dx;
+        dy = plan.pack_y->run(dy, packed_dy, thread);
         if (weight_gradient.data) {
           Tensor& target = sum.defined() ? term : sum;
           if (!target.defined()) target = Tensor::empty({floats});
-          plan.backward_weights->run(thread, {x.data() + n * in, dy, target.data()});
+          plan.backward_weights->run(
+              thread, {plan.pack_x->run(x.data() + n * in, packed_x, thread), dy, target.data()});
           if (&target == &term) add_into(sum.data(), term.data(), first.gradient_floats);
         }
         if (input_gradient.tensor.defined()) {
@@ -183,7 +220,9 @@ class DnnlConv final : public ChunkedConv {
           if (input_gradient.accumulate && !added.defined())
             added = Tensor::empty({std::min(chunk_of(x), end - begin), in});
           float* target = input_gradient.accumulate ? added.data() : dx;
-          plan.backward_data->run(thread, {dy, packed.at(&plan).first, target});
+          plan.backward_data->run(thread, {dy, packed.at(&plan).first,
+                                           plan.pack_x->same() ? target : plan.pack_x->room(packed_dx)});
+          if (packed_dx.defined()) plan.unpack_x->run(packed_dx.data(), target, thread);
           if (input_gradient.accumulate && chunked_)
             add_into(dx, target, static_cast<std::size_t>(count * in));
           if (input_gradient.accumulate && !chunked_)
@@ -258,7 +297,7 @@ class DnnlConv final : public ChunkedConv {
     max_threads_ = std::max(1, omp_get_max_threads());
     auto& plan = plans_[key(x, images)];
     if (plan) return *plan;
-    const bool three = g_.kernel == 3 && g_.stride == 1 && g_.padding == 1;
+    const bool three = g_.kernel == 3 && g_.stride == 1 && g_.padding == 1 && g_.groups == 1;
     const bool winograd = three && channel_block() == 16 && g_.in % 16 == 0 && g_.out % 16 == 0 &&
                           std::min(x.dim(2), x.dim(3)) >= 4 && x.layout() == Layout::blocked &&
                           (chunked_ || images * x.dim(2) * x.dim(3) >= kPixelsForWinograd);
@@ -266,7 +305,8 @@ class DnnlConv final : public ChunkedConv {
     const int threads = max_threads_;
     if (chunked_) omp_set_num_threads(1);  // a primitive keeps the thread count it was made under
     try {
-      plan = std::make_unique<Plan>(g_, shape, x.layout(), output_layout_, winograd, chunked_ ? threads : 1);
+      plan = std::make_unique<Plan>(g_, shape, x.layout(), output_layout_, blocked_, winograd,
+                                    chunked_ ? threads : 1);
     } catch (const dnnl::error&) {
       if (!winograd) {
         omp_set_num_threads(threads);
@@ -274,13 +314,15 @@ class DnnlConv final : public ChunkedConv {
       }
     }
     if (!plan)
-      plan = std::make_unique<Plan>(g_, shape, x.layout(), output_layout_, false, chunked_ ? threads : 1);
+      plan = std::make_unique<Plan>(g_, shape, x.layout(), output_layout_, blocked_, false,
+                                    chunked_ ? threads : 1);
     omp_set_num_threads(threads);
     return *plan;
   }
   const Plan& plan_for(const Tensor& x, std::int64_t images) const { return *plans_.at(key(x, images)); }
 
   ConvGeometry g_;
+  bool blocked_;  // inside the primitives
   Layout output_layout_;
   bool chunked_;
   int max_threads_ = 1;

@@ -26,10 +26,6 @@ dnnl::memory::desc activation_desc(const Shape& shape, Layout layout) {
           layout == Layout::plain ? tag::nchw : blocked};
 }
 
-dnnl::memory::desc oihw_desc(std::int64_t out, std::int64_t in, std::int64_t kernel) {
-  return {{out, in, kernel, kernel}, dnnl::memory::data_type::f32, dnnl::memory::format_tag::oihw};
-}
-
 dnnl::primitive_attr user_scratchpad() {
   // oneDNN 2.6 does not check all of its own allocations where it makes a kernel: this much must be left.
   constexpr std::size_t kRoom = 64 << 20;

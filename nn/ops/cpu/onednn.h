@@ -17,10 +17,8 @@ namespace topknot {
 const dnnl::engine& dnnl_cpu_engine();
 std::string onednn_version();  // "2.6.3"
 
-// The descriptor of an activation in its layout.
+// The descriptor of an activation in its layout; blocked, the channels are padded with zeros to whole blocks.
 dnnl::memory::desc activation_desc(const Shape& shape, Layout layout);
-// A convolution's weights as the arena holds them.
-dnnl::memory::desc oihw_desc(std::int64_t out, std::int64_t in, std::int64_t kernel);
 
 // A primitive with its memory objects prepared for each thread that will run it, so that a call only sets
 // pointers: creating them anew costs more than a small convolution. The scratchpad comes from the caching

@@ -1,4 +1,4 @@
-// Convolution on a GPU. A 1x1 convolution of stride 1 is a product of matrices, [N*H*W, in] by [in, out], for
+// Convolution on a GPU. A 1x1 convolution of stride 1 and one group is a product of matrices, [N*H*W, in] by [in, out], for
 // cuBLAS; others are cuDNN's. Under bf16 the weight is rounded to bfloat16 for the products of the step. Its gradient
 // arrives in the arena in fp32, where cuDNN rounded it to bfloat16 before: its interface has dw in the type of x.
 #include "nn/ops/conv2d.h"
@@ -48,7 +48,7 @@ class Pointwise final : public Products {
 class Cudnn final : public Products {
  public:
   Cudnn(const ConvGeometry& geometry, const Tensor& x, const Tensor& weight)
-      : shape_{geometry.out, geometry.in, geometry.kernel * geometry.kernel},
+      : shape_{geometry.out, geometry.in / geometry.groups, geometry.kernel.height * geometry.kernel.width},
         bf16_(x.dtype() == DType::bf16),
         convolution_(geometry, x.shape(), x.dtype()),
         filter_(Tensor::empty(weight.shape(), Layout::nhwc, x.device(), x.dtype())) {
@@ -77,7 +77,7 @@ class Cudnn final : public Products {
 
 std::shared_ptr<const Products> products(const ConvGeometry& geometry, const Tensor& x,
                                          const Tensor& weight) {
-  if (geometry.kernel == 1 && geometry.stride == 1 && geometry.padding == 0)
+  if (geometry.kernel == 1 && geometry.stride == 1 && geometry.padding == 0 && geometry.groups == 1)
     return std::make_shared<const Pointwise>(geometry, x, weight);
   return std::make_shared<const Cudnn>(geometry, x, weight);
 }

@@ -37,7 +37,7 @@ std::vector<Candidate> candidates(const std::array<Result, kMostResults>& result
 }
 
 // Shape, geometry, type and product; precision, determinism and GPU.
-using Key = std::array<std::int64_t, 13>;
+using Key = std::array<std::int64_t, 17>;
 
 // Best first, each with less workspace than those before it; those before `first` did not fit into memory.
 struct Choice {
@@ -91,9 +91,13 @@ class ConvChooser {
             of_.shape_[2],
             of_.shape_[3],
             g.out,
-            g.kernel,
-            g.stride,
-            g.padding,
+            g.kernel.height,
+            g.kernel.width,
+            g.stride.height,
+            g.stride.width,
+            g.padding.height,
+            g.padding.width,
+            g.groups,
             static_cast<std::int64_t>(of_.type_),
             static_cast<std::int64_t>(product_),
             static_cast<std::int64_t>(options.precision),
@@ -103,8 +107,10 @@ class ConvChooser {
 
   std::string name() const {
     const char* what[] = {"the output", "the input's gradient", "the weight's gradient"};
-    return fmt::format("{} of a convolution of {} with {}, stride {}", what[static_cast<int>(product_)],
-                       of_.shape_.str(), of_.geometry_.weight_shape().str(), of_.geometry_.stride);
+    const ConvGeometry& g = of_.geometry_;
+    return fmt::format("{} of a convolution of {} with {}, stride {}x{}, {} groups",
+                       what[static_cast<int>(product_)], of_.shape_.str(), g.weight_shape().str(),
+                       g.stride.height, g.stride.width, g.groups);
   }
 
   // `out` is written over.
@@ -239,13 +245,16 @@ Convolution::Convolution(const ConvGeometry& geometry, const Shape& x, DType typ
       type_(type),
       x_(cudnn_activation_tensor(x, type)),
       y_(cudnn_activation_tensor(geometry.output_shape(x), type)) {
-  const int kernel = static_cast<int>(geometry.kernel), stride = static_cast<int>(geometry.stride),
-            padding = static_cast<int>(geometry.padding);
+  const Shape weight = geometry.weight_shape();
+  const auto size = [](std::int64_t value) { return static_cast<int>(value); };
   TOPKNOT_CUDNN(cudnnSetFilter4dDescriptor(
       w_.get(), type == DType::bf16 ? CUDNN_DATA_BFLOAT16 : CUDNN_DATA_FLOAT, CUDNN_TENSOR_NHWC,
-      static_cast<int>(geometry.out), static_cast<int>(geometry.in), kernel, kernel));
-  TOPKNOT_CUDNN(cudnnSetConvolution2dDescriptor(convolution_.get(), padding, padding, stride, stride, 1, 1,
-                                                CUDNN_CROSS_CORRELATION, CUDNN_DATA_FLOAT));
+      size(weight[0]), size(weight[1]), size(weight[2]), size(weight[3])));
+  TOPKNOT_CUDNN(cudnnSetConvolution2dDescriptor(convolution_.get(), size(geometry.padding.height),
+                                                size(geometry.padding.width), size(geometry.stride.height),
+                                                size(geometry.stride.width), 1, 1, CUDNN_CROSS_CORRELATION,
+                                                CUDNN_DATA_FLOAT));
+  TOPKNOT_CUDNN(cudnnSetConvolutionGroupCount(convolution_.get(), size(geometry.groups)));
 }
 
 std::size_t Convolution::elements_of_output(ConvProduct product) const {

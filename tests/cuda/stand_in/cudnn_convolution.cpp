@@ -33,10 +33,12 @@ struct Shapes {
     if (x.strides[1] != 1 || y.strides[1] != 1 || w.format != CUDNN_TENSOR_NHWC)
       return CUDNN_STATUS_NOT_SUPPORTED;
     const auto out = [&](std::size_t d) {
-      return (x.dims[d] + 2 * conv.padding - w.dims[d]) / conv.stride + 1;
+      return (x.dims[d] + 2 * conv.padding[d - 2] - w.dims[d]) / conv.stride[d - 2] + 1;
     };
     const std::array<int, 4> expected{x.dims[0], w.dims[0], out(2), out(3)};
-    return y.dims == expected && x.dims[1] == w.dims[1] ? CUDNN_STATUS_SUCCESS : CUDNN_STATUS_BAD_PARAM;
+    return y.dims == expected && x.dims[1] == w.dims[1] * conv.groups && w.dims[0] % conv.groups == 0
+               ? CUDNN_STATUS_SUCCESS
+               : CUDNN_STATUS_BAD_PARAM;
   }
 
   // fn(place in y, place in x, place in w) for each term of the convolution's sum.
@@ -48,11 +50,12 @@ struct Shapes {
           for (int k = 0; k < w.dims[0]; ++k)
             for (int r = 0; r < w.dims[2]; ++r)
               for (int s = 0; s < w.dims[3]; ++s) {
-                const int row = i * conv.stride + r - conv.padding,
-                          column = j * conv.stride + s - conv.padding;
+                const int row = i * conv.stride[0] + r - conv.padding[0],
+                          column = j * conv.stride[1] + s - conv.padding[1];
                 if (row < 0 || row >= x.dims[2] || column < 0 || column >= x.dims[3]) continue;
-                for (int c = 0; c < x.dims[1]; ++c)
-                  fn(offset(y, n, k, i, j), offset(x, n, c, row, column), offset(w, k, c, r, s));
+                const int first = k / (w.dims[0] / conv.groups) * w.dims[1];  // input channel of k's group
+                for (int c = 0; c < w.dims[1]; ++c)
+                  fn(offset(y, n, k, i, j), offset(x, n, first + c, row, column), offset(w, k, c, r, s));
               }
   }
 };

@@ -82,14 +82,18 @@ cudnnStatus_t cudnnSetConvolution2dDescriptor(cudnnConvolutionDescriptor_t descr
                                               int stride_h, int stride_w, int dilation_h, int dilation_w,
                                               cudnnConvolutionMode_t mode, cudnnDataType_t compute) {
   if (const int error = injected("cudnnSetConvolution2dDescriptor")) return static_cast<cudnnStatus_t>(error);
-  if (pad_h < 0 || stride_h <= 0) return CUDNN_STATUS_BAD_PARAM;
+  if (pad_h < 0 || pad_w < 0 || stride_h <= 0 || stride_w <= 0) return CUDNN_STATUS_BAD_PARAM;
   // What this project never asks for is not there.
-  if (pad_h != pad_w || stride_h != stride_w || dilation_h != 1 || dilation_w != 1 ||
-      mode != CUDNN_CROSS_CORRELATION || compute != CUDNN_DATA_FLOAT)
+  if (dilation_h != 1 || dilation_w != 1 || mode != CUDNN_CROSS_CORRELATION || compute != CUDNN_DATA_FLOAT)
     return CUDNN_STATUS_NOT_SUPPORTED;
-  descriptor->padding = pad_h;
-  descriptor->stride = stride_h;
+  descriptor->padding = {pad_h, pad_w};
+  descriptor->stride = {stride_h, stride_w};
   return CUDNN_STATUS_SUCCESS;
+}
+cudnnStatus_t cudnnSetConvolutionGroupCount(cudnnConvolutionDescriptor_t descriptor, int groups) {
+  if (const int error = injected("cudnnSetConvolutionGroupCount")) return static_cast<cudnnStatus_t>(error);
+  descriptor->groups = groups;
+  return groups > 0 ? CUDNN_STATUS_SUCCESS : CUDNN_STATUS_BAD_PARAM;
 }
 cudnnStatus_t cudnnSetConvolutionMathType(cudnnConvolutionDescriptor_t descriptor, cudnnMathType_t math) {
   if (const int error = injected("cudnnSetConvolutionMathType")) return static_cast<cudnnStatus_t>(error);

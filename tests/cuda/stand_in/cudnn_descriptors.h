@@ -22,7 +22,8 @@ struct cudnnFilterStruct {
 };
 
 struct cudnnConvolutionStruct {
-  int padding = 0, stride = 1;  // both directions
+  std::array<int, 2> padding{}, stride{1, 1};  // height, width
+  int groups = 1;
   cudnnMathType_t math = CUDNN_DEFAULT_MATH;
 };
 

@@ -28,7 +28,7 @@ const Conv kConv{2, 3, 6, 6, 4, 3, 1, 1};
 
 // y, dx, dw and db of one convolution, whose input is used twice.
 std::vector<std::vector<float>> step(DType type = DType::f32, const Conv& g = kConv) {
-  const ConvGeometry geometry{g.in, g.out, g.kernel, g.stride, g.padding};
+  const ConvGeometry geometry = g.geometry();
   const test::CaughtInput x(
       test::gpu_tensor(random_values(g.x_size(), 1), {g.n, g.in, g.height, g.width}, Layout::nhwc, type));
   const test::GpuLeaf w(geometry.weight_shape(), random_values(g.w_size(), 2)),
@@ -55,11 +55,17 @@ TEST_CASE("a convolution's algorithms are timed once for each shape and product"
     step();
     CHECK(cudnn.timed == 3);
   }
-  step(DType::f32, {1, 3, 6, 6, 4, 3, 1, 1});
-  CHECK(cudnn.timed == 6);
+  int shapes = 1;
+  for (const Conv& another :
+       {Conv{1, 3, 6, 6, 4, 3, 1, 1}, Conv{2, 4, 6, 6, 4, 3, 1, 1}, Conv{2, 4, 6, 6, 4, 3, 1, 1, 2},
+        Conv{2, 4, 6, 6, 4, {3, 1}, 1, 1}, Conv{2, 4, 6, 6, 4, 3, {1, 2}, 1},
+        Conv{2, 4, 6, 6, 4, 3, {2, 1}, 1}, Conv{2, 4, 6, 6, 4, 3, 1, {1, 0}}}) {
+    step(DType::f32, another);
+    CHECK(cudnn.timed == 3 * ++shapes);
+  }
   cuda::forget_conv_algorithms();
   step();
-  CHECK(cudnn.timed == 9);
+  CHECK(cudnn.timed == 3 * ++shapes);
 }
 
 TEST_CASE("deterministic convolutions take cuDNN's first deterministic algorithm, and time nothing") {
@@ -147,7 +153,7 @@ TEST_CASE("no algorithm is looked for while a graph is captured, and a known sha
   for (const bool deterministic : {false, true}) {
     OnGpu gpu(Precision::fp32, deterministic);
     const Conv& g = kConv;
-    const ConvGeometry geometry{g.in, g.out, g.kernel, g.stride, g.padding};
+    const ConvGeometry geometry = g.geometry();
     const Tensor x = test::gpu_tensor(random_values(g.x_size(), 1), {g.n, g.in, g.height, g.width},
                                       Layout::nhwc, DType::f32);
     const test::GpuLeaf w(geometry.weight_shape(), random_values(g.w_size(), 2));
@@ -176,11 +182,12 @@ TEST_CASE("a failing call of cuDNN or cuBLAS ends in one message that names it a
   const Conv pointwise{2, 3, 6, 6, 4, 1, 1, 0};
   for (const char* call :
        {"cudnnSetTensor4dDescriptor", "cudnnSetFilter4dDescriptor", "cudnnSetConvolution2dDescriptor",
-        "cudnnSetConvolutionMathType", "cudnnGetConvolutionForwardAlgorithm_v7",
-        "cudnnGetConvolutionBackwardDataAlgorithm_v7", "cudnnGetConvolutionBackwardFilterAlgorithm_v7",
-        "cudnnFindConvolutionForwardAlgorithmEx", "cudnnFindConvolutionBackwardDataAlgorithmEx",
-        "cudnnFindConvolutionBackwardFilterAlgorithmEx", "cudnnConvolutionForward",
-        "cudnnConvolutionBackwardData", "cudnnConvolutionBackwardFilter", "cublasGemmEx"}) {
+        "cudnnSetConvolutionGroupCount", "cudnnSetConvolutionMathType",
+        "cudnnGetConvolutionForwardAlgorithm_v7", "cudnnGetConvolutionBackwardDataAlgorithm_v7",
+        "cudnnGetConvolutionBackwardFilterAlgorithm_v7", "cudnnFindConvolutionForwardAlgorithmEx",
+        "cudnnFindConvolutionBackwardDataAlgorithmEx", "cudnnFindConvolutionBackwardFilterAlgorithmEx",
+        "cudnnConvolutionForward", "cudnnConvolutionBackwardData", "cudnnConvolutionBackwardFilter",
+        "cublasGemmEx"}) {
     const Machine machine;
     OnGpu gpu(Precision::fp32, false);
     const bool cublas = std::string(call) == "cublasGemmEx";
@@ -197,7 +204,7 @@ TEST_CASE("a convolution for which cuDNN has no algorithm says which") {
   stand_in::convolutions().algorithms = {{0, 1.0f, 0, false}};
   OnGpu gpu;
   CHECK(says(error_text([] { step(); }),
-             {"no deterministic algorithm", "the output", "[2, 3, 6, 6]", "[4, 3, 3, 3]", "stride 1"}));
+             {"no deterministic algorithm", "the output", "[2, 3, 6, 6]", "[4, 3, 3, 3]", "stride 1x1"}));
 }
 
 }  // namespace topknot
