@@ -15,6 +15,33 @@ Variable relu(const Variable& x) {
           }};
 }
 
+namespace {
+Variable activation(const char* op, const ActivationRule& rule, const Variable& x) {
+  const auto& kernels = kernels_for<ActivationKernels>(x);
+  Tensor y = Tensor::empty_like(x.value());
+  kernels.forward(rule, x.value(), y);
+  return {op, y, {x}, [=, &kernels](Tensor grad) {
+            Tensor dx = grad.exclusive() ? grad : Tensor::empty_like(grad);
+            kernels.backward(rule, x.value(), grad, dx);
+            x.accumulate_grad(std::move(dx));
+          }};
+}
+}  // namespace
+
+Variable clamp(const Variable& x, float low, float high) {
+  TOPKNOT_CHECK(low < high, "clamp: the lower limit must be below the upper");
+  return activation("clamp", {ActivationKind::clamp, low, high}, x);
+}
+Variable hardswish(const Variable& x) {
+  return activation("hardswish", {ActivationKind::hardswish}, x);
+}
+Variable sigmoid(const Variable& x) {
+  return activation("sigmoid", {ActivationKind::sigmoid}, x);
+}
+Variable silu(const Variable& x) {
+  return activation("silu", {ActivationKind::silu}, x);
+}
+
 Variable add(const Variable& a, const Variable& b) {
   TOPKNOT_CHECK(a.shape() == b.shape(), "add: " + a.shape().str() + " and " + b.shape().str());
   const Tensor& left = a.value();

@@ -2,11 +2,20 @@
 // Ops on single elements.
 
 #include "nn/core/rng.h"
+#include "nn/ops/activation_rule.h"
 #include "nn/ops/kernels.h"
 
 namespace topknot {
 
 Variable relu(const Variable& x);  // max(0, x); a NaN stays one
+
+Variable clamp(const Variable& x, float low, float high);  // min(max(x, low), high): hardtanh
+inline Variable relu6(const Variable& x) {
+  return clamp(x, 0.0f, 6.0f);
+}
+Variable hardswish(const Variable& x);  // x relu6(x + 3) / 6
+Variable sigmoid(const Variable& x);    // s(x) = 1 / (1 + e^-x)
+Variable silu(const Variable& x);       // x s(x)
 
 // a + b, of one shape; layouts and types may differ, the result has a's.
 Variable add(const Variable& a, const Variable& b);
@@ -22,6 +31,13 @@ struct ReluKernels {
   void (*forward)(const Tensor& x, Tensor& y);
   void (*backward)(const Tensor& y, const Tensor& dy,
                    Tensor& dx);  // dx = dy where y > 0, else 0; dx may be dy
+};
+
+struct ActivationKernels {
+  static constexpr const char* op = "an activation function";
+  void (*forward)(const ActivationRule& rule, const Tensor& x, Tensor& y);
+  void (*backward)(const ActivationRule& rule, const Tensor& x, const Tensor& dy,
+                   Tensor& dx);  // dx = dy slope(x); dx may be dy
 };
 
 struct DropoutKernels {

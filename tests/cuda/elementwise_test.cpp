@@ -53,6 +53,16 @@ TEST_CASE("relu on a GPU lets a NaN through and a negative zero not") {
   CHECK(y.gradients[0] == std::vector<float>{1, 0, 0, 0, 5});
 }
 
+TEST_CASE("relu6, clamp, hardswish, sigmoid and silu on a GPU are the CPU's") {
+  for (const bool bf16 : {false, true}) {
+    check_same([](auto x) { return relu6(x[0]); }, 1, bf16);
+    check_same([](auto x) { return clamp(x[0], -0.5f, 0.75f); }, 1, bf16);
+    check_same([](auto x) { return hardswish(x[0]); }, 1, bf16);
+    check_same([](auto x) { return sigmoid(x[0]); }, 1, bf16);
+    check_same([](auto x) { return silu(x[0]); }, 1, bf16);
+  }
+}
+
 TEST_CASE("add on a GPU is the CPU's, and both inputs take the gradient") {
   for (const bool bf16 : {false, true}) check_same([](auto x) { return add(x[0], x[1]); }, 2, bf16);
 }

@@ -1,5 +1,7 @@
 #include "nn/ops/elementwise.h"
 
+#include <limits>
+
 #include "nn/ops/shortcut.h"
 #include "tests/support/variables.h"
 
@@ -25,6 +27,75 @@ TEST_CASE("relu is max(0, x), and its gradient passes where x > 0 only") {
       check_close("y", values_of(y), ry, 0);
       check_close("dx", x.gradient(), rdx, 0);
     }
+}
+
+namespace {
+
+struct ActivationCase {
+  const char* name;
+  Variable (*op)(const Variable&);
+  double (*value)(double);
+  double (*slope)(double);
+};
+
+double sigmoid_in_double(double x) {
+  return 1 / (1 + std::exp(-x));
+}
+
+const std::vector<ActivationCase> kActivations{
+    {"relu6", relu6, [](double x) { return std::min(std::max(x, 0.0), 6.0); },
+     [](double x) { return x > 0 && x < 6 ? 1.0 : 0.0; }},
+    {"clamp", [](const Variable& x) { return clamp(x, -0.5f, 2.0f); },
+     [](double x) { return std::min(std::max(x, -0.5), 2.0); },
+     [](double x) { return x > -0.5 && x < 2 ? 1.0 : 0.0; }},
+    {"hardswish", hardswish, [](double x) { return x * std::min(std::max(x + 3, 0.0), 6.0) / 6; },
+     [](double x) { return x <= -3  ? 0.0
+                           : x >= 3 ? 1.0
+                                    : x / 3 + 0.5; }},
+    {"sigmoid", sigmoid, sigmoid_in_double,
+     [](double x) { return sigmoid_in_double(x) * sigmoid_in_double(-x); }},
+    {"silu", silu, [](double x) { return x * sigmoid_in_double(x); },
+     [](double x) { return sigmoid_in_double(x) * (1 + x * sigmoid_in_double(-x)); }},
+};
+
+}  // namespace
+
+TEST_CASE("relu6, clamp, hardswish, sigmoid and silu agree with their formulas, the limits included") {
+  for (const auto& a : kActivations)
+    for (const Layout layout : {Layout::plain, Layout::blocked})
+      for (const Shape& shape : {Shape{1, 16, 1, 3}, Shape{9, 16, 17, 15}}) {
+        INFO(a.name << " of " << shape.str());
+        auto values = random_values(shape.numel(), 1);
+        for (float& v : values) v *= 4;
+        const std::vector<float> special{0.0f,   -0.0f,   6.0f,   3.0f,  -3.0f,  -0.5f, 2.0f,
+                                         100.0f, -100.0f, 1e-30f, 20.0f, -20.0f, 88.0f, -88.0f};
+        std::copy(special.begin(), special.end(), values.begin());
+        const auto dy = random_values(shape.numel(), 2);
+        Leaf x(shape, values);
+        const Variable y = a.op(in_layout(x.variable(), layout));
+        CHECK(y.value().layout() == layout);
+        backward(weighted_sum(y, dy));
+        Array ry(values.size()), rdx(values.size()), scale(values.size());
+        for (std::size_t i = 0; i < values.size(); ++i) {
+          ry[i] = a.value(values[i]);
+          rdx[i] = a.slope(values[i]) * dy[i];
+          // Two float terms of about (1 + |x|) s(x) meet in silu's slope.
+          scale[i] =
+              std::abs(rdx[i]) + (1 + std::abs(values[i])) * sigmoid_in_double(values[i]) * std::abs(dy[i]);
+        }
+        Array y_scale = reference::absolute(ry);
+        for (double& s : y_scale) s += 1e-34;  // e^-87 stands for everything below
+        check_close("y", values_of(y), ry, y_scale, 1e-6);
+        check_close("dx", x.gradient(), rdx, scale, 1e-6);
+      }
+}
+
+TEST_CASE("activation functions let a NaN through; clamp refuses limits without room") {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const Variable x(Tensor::from(std::vector<float>(37, nan), {37}));
+  for (const auto& a : kActivations)
+    for (const float v : values_of(a.op(x))) CHECK(std::isnan(v));
+  CHECK_THROWS_AS(clamp(x, 1.0f, 1.0f), Error);
 }
 
 TEST_CASE("add: both inputs take the whole gradient, in their own layouts") {

@@ -1,5 +1,6 @@
 #include "nn/ops/elementwise.h"
 
+#include "nn/core/simd.h"
 #include "nn/ops/cpu/channels.h"
 #include "nn/ops/layout.h"
 
@@ -29,6 +30,54 @@ void relu_backward(const Tensor& y, const Tensor& dy, Tensor& dx) {
   for_each_element(dx.numel(), [=](std::int64_t i) { d[i] = value[i] <= 0 ? 0 : grad[i]; });
 }
 
+template <class Rule>
+TOPKNOT_INLINE void activate(const Rule& rule, const float* x, float* y, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) y[i] = rule.value(x[i]);
+}
+template <class Rule>
+TOPKNOT_INLINE void activate_backward(const Rule& rule, const float* x, const float* dy, float* dx,
+                                      std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) dx[i] = dy[i] * rule.slope(x[i]);
+}
+
+TOPKNOT_MULTIVERSION void activation_loop(const ActivationRule& rule, const float* x, float* y,
+                                          std::int64_t n) {
+  switch (rule.kind) {
+    case ActivationKind::clamp:
+      return activate(ClampRule{rule.low, rule.high}, x, y, n);
+    case ActivationKind::hardswish:
+      return activate(HardswishRule{}, x, y, n);
+    case ActivationKind::sigmoid:
+      return activate(SigmoidRule{}, x, y, n);
+    case ActivationKind::silu:
+      return activate(SiluRule{}, x, y, n);
+  }
+}
+TOPKNOT_MULTIVERSION void activation_backward_loop(const ActivationRule& rule, const float* x,
+                                                   const float* dy, float* dx, std::int64_t n) {
+  switch (rule.kind) {
+    case ActivationKind::clamp:
+      return activate_backward(ClampRule{rule.low, rule.high}, x, dy, dx, n);
+    case ActivationKind::hardswish:
+      return activate_backward(HardswishRule{}, x, dy, dx, n);
+    case ActivationKind::sigmoid:
+      return activate_backward(SigmoidRule{}, x, dy, dx, n);
+    case ActivationKind::silu:
+      return activate_backward(SiluRule{}, x, dy, dx, n);
+  }
+}
+
+void activation_forward(const ActivationRule& rule, const Tensor& x, Tensor& y) {
+  parallel_ranges(x.numel(), [&](int, std::int64_t begin, std::int64_t end) {
+    activation_loop(rule, x.data() + begin, y.data() + begin, end - begin);
+  });
+}
+void activation_backward(const ActivationRule& rule, const Tensor& x, const Tensor& dy, Tensor& dx) {
+  parallel_ranges(x.numel(), [&](int, std::int64_t begin, std::int64_t end) {
+    activation_backward_loop(rule, x.data() + begin, dy.data() + begin, dx.data() + begin, end - begin);
+  });
+}
+
 OpState dropout_mask(const Tensor& x, float p, const CounterRng& rng, const std::uint32_t*) {
   Tensor mask = Tensor::empty(x.shape());
   const float keep = 1.0f / (1.0f - p);
@@ -48,6 +97,9 @@ Tensor times_mask(const Tensor& t, const OpState& state) {
 
 const RegisterKernels<ReluKernels> relu_kernels(DeviceKind::cpu,
                                                 {.forward = relu_forward, .backward = relu_backward});
+const RegisterKernels<ActivationKernels> activation_kernels(DeviceKind::cpu,
+                                                            {.forward = activation_forward,
+                                                             .backward = activation_backward});
 const RegisterKernels<DropoutKernels> dropout_kernels(DeviceKind::cpu,
                                                       {.mask = dropout_mask, .times_mask = times_mask});
 

@@ -124,15 +124,24 @@ struct Relu {  // the comparison lets a NaN through
 struct ReluGradient {
   __device__ float operator()(float y, float dy) const { return y <= 0 ? 0 : dy; }
 };
+template <class Rule>
+struct Activate {
+  Rule rule;
+  __device__ float operator()(float x, float) const { return rule.value(x); }
+};
+template <class Rule>
+struct ActivateGradient {
+  Rule rule;
+  __device__ float operator()(float x, float dy) const { return dy * rule.slope(x); }
+};
 
 // Items below `packs` are packs, the others the single elements after them.
 template <class T, class Fn>
 __global__ void __launch_bounds__(kThreads)
-    map_kernel(const T* a, const T* b, T* out, std::size_t packs, std::size_t n) {
+    map_kernel(Fn fn, const T* a, const T* b, T* out, std::size_t packs, std::size_t n) {
   constexpr int kSize = 16 / sizeof(T);
   using P = Pack<T, kSize>;
   const std::size_t item = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
-  const Fn fn;
   if (item < packs) {
     const P p = reinterpret_cast<const P*>(a)[item], q = reinterpret_cast<const P*>(b)[item];
     P r;
@@ -146,14 +155,38 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <class T, class Fn>
-void map(cudaStream_t stream, const void* a, const void* b, void* out, std::size_t n) {
+void map(cudaStream_t stream, const void* a, const void* b, void* out, std::size_t n, Fn fn) {
   constexpr int kSize = 16 / sizeof(T);
   const T *p = static_cast<const T*>(a), *q = static_cast<const T*>(b);
   T* r = static_cast<T*>(out);
   const std::size_t packs = packed<kSize>(p) && packed<kSize>(q) && packed<kSize>(r) ? n / kSize : 0;
   if (n > 0)
-    launch(map_kernel<T, Fn>, grid_for(packs + (n - packs * kSize), kThreads), kThreads, stream, p, q, r,
+    launch(map_kernel<T, Fn>, grid_for(packs + (n - packs * kSize), kThreads), kThreads, stream, fn, p, q, r,
            packs, n);
+}
+
+// y = value(x) where dy is null, else dx = dy slope(x).
+template <class T, class Rule>
+void activate(cudaStream_t stream, Rule rule, const void* x, const void* dy, void* out, std::size_t n) {
+  if (dy)
+    map<T>(stream, x, dy, out, n, ActivateGradient<Rule>{rule});
+  else
+    map<T>(stream, x, x, out, n, Activate<Rule>{rule});
+}
+
+template <class T>
+void activate_by(cudaStream_t stream, const ActivationRule& rule, const void* x, const void* dy, void* out,
+                 std::size_t n) {
+  switch (rule.kind) {
+    case ActivationKind::clamp:
+      return activate<T>(stream, ClampRule{rule.low, rule.high}, x, dy, out, n);
+    case ActivationKind::hardswish:
+      return activate<T>(stream, HardswishRule{}, x, dy, out, n);
+    case ActivationKind::sigmoid:
+      return activate<T>(stream, SigmoidRule{}, x, dy, out, n);
+    case ActivationKind::silu:
+      return activate<T>(stream, SiluRule{}, x, dy, out, n);
+  }
 }
 
 __device__ PhiloxStream at_step(PhiloxStream rng, const std::uint32_t* step) {
@@ -281,11 +314,21 @@ void subsample_backward(cudaStream_t stream, const void* dy, void* dx, ShortcutS
 }
 
 void relu_forward(cudaStream_t stream, bool bf16, const void* x, void* y, std::size_t n) {
-  (bf16 ? map<BF16, Relu> : map<float, Relu>)(stream, x, x, y, n);
+  (bf16 ? map<BF16, Relu> : map<float, Relu>)(stream, x, x, y, n, Relu{});
 }
 
 void relu_backward(cudaStream_t stream, bool bf16, const void* y, const void* dy, void* dx, std::size_t n) {
-  (bf16 ? map<BF16, ReluGradient> : map<float, ReluGradient>)(stream, y, dy, dx, n);
+  (bf16 ? map<BF16, ReluGradient> : map<float, ReluGradient>)(stream, y, dy, dx, n, ReluGradient{});
+}
+
+void activation_forward(cudaStream_t stream, bool bf16, const ActivationRule& rule, const void* x, void* y,
+                        std::size_t n) {
+  (bf16 ? activate_by<BF16> : activate_by<float>)(stream, rule, x, nullptr, y, n);
+}
+
+void activation_backward(cudaStream_t stream, bool bf16, const ActivationRule& rule, const void* x,
+                         const void* dy, void* dx, std::size_t n) {
+  (bf16 ? activate_by<BF16> : activate_by<float>)(stream, rule, x, dy, dx, n);
 }
 
 void dropout_mask(cudaStream_t stream, bool bf16, const void* in, void* out, std::size_t n,

@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "nn/core/rng.h"
+#include "nn/ops/activation_rule.h"
 
 namespace topknot::cuda {
 
@@ -34,6 +35,12 @@ void subsample_backward(cudaStream_t stream, const void* dy, void* dx, ShortcutS
 void relu_forward(cudaStream_t stream, bool bf16, const void* x, void* y, std::size_t n);
 // dx = dy where y > 0, else 0; dx may be dy
 void relu_backward(cudaStream_t stream, bool bf16, const void* y, const void* dy, void* dx, std::size_t n);
+
+// y = value(x); dx = dy slope(x), where dx may be dy
+void activation_forward(cudaStream_t stream, bool bf16, const ActivationRule& rule, const void* x, void* y,
+                        std::size_t n);
+void activation_backward(cudaStream_t stream, bool bf16, const ActivationRule& rule, const void* x,
+                         const void* dy, void* dx, std::size_t n);
 
 // Which of a stream's numbers an element takes: its place in N, C, H, W order. pixels == 1: as it lies in memory;
 // else the tensor lies in N, H, W, C order.

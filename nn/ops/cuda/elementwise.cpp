@@ -20,6 +20,14 @@ void backward(const Tensor& y, const Tensor& dy, Tensor& dx) {
   relu_backward(Context::current().stream(), is_bf16(y), y.data(), dy.data(), dx.data(), count(y));
 }
 
+void activate(const ActivationRule& rule, const Tensor& x, Tensor& y) {
+  activation_forward(Context::current().stream(), is_bf16(x), rule, x.data(), y.data(), count(x));
+}
+void activate_backward(const ActivationRule& rule, const Tensor& x, const Tensor& dy, Tensor& dx) {
+  activation_backward(Context::current().stream(), is_bf16(x), rule, x.data(), dy.data(), dx.data(),
+                      count(x));
+}
+
 // The mask is drawn anew from the same numbers in the backward pass.
 struct Mask {
   float p, keep;
@@ -48,6 +56,9 @@ Tensor times_mask(const Tensor& t, const OpState& state) {
 }
 
 const RegisterKernels<ReluKernels> relu_kernels(DeviceKind::cuda, {.forward = forward, .backward = backward});
+const RegisterKernels<ActivationKernels> activation_kernels(DeviceKind::cuda,
+                                                            {.forward = activate,
+                                                             .backward = activate_backward});
 const RegisterKernels<DropoutKernels> dropout_kernels(DeviceKind::cuda,
                                                       {.mask = mask_of, .times_mask = times_mask});
 

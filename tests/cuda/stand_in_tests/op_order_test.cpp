@@ -1,7 +1,12 @@
 // Ops and batches do not depend on the order of blocks and threads.
 #include "data/cuda/device_dataset.h"
+#include "nn/ops/concat.h"
 #include "nn/ops/conv2d.h"
 #include "nn/ops/elementwise.h"
+#include "nn/ops/lrn.h"
+#include "nn/ops/pad.h"
+#include "nn/ops/pool.h"
+#include "nn/ops/scale_channels.h"
 #include "nn/ops/shortcut.h"
 #include "tests/cuda/probe.h"
 #include "tests/cuda/stand_in/machine.h"
@@ -39,7 +44,16 @@ TEST_CASE("pointwise ops give the same for any order of blocks and threads") {
       {[](auto x) { return add(x[0], x[0]); }, shape.numel()},
       {[](auto x) { return dropout(x[0], 0.5f, CounterRng(1, RngUse::dropout)); }, shape.numel()},
       {[](auto x) { return subsample_and_pad(x[0], 64); }, 2 * 64 * 4 * 3},
-      {[](auto x) { return flatten(x[0]); }, shape.numel()}};
+      {[](auto x) { return flatten(x[0]); }, shape.numel()},
+      {[](auto x) { return silu(x[0]); }, shape.numel()},
+      {[](auto x) {
+         return concat({x[0], slice_channels(x[0], 3, 8)});
+       },
+       2 * 48 * 7 * 6},
+      {[](auto x) { return channel_shuffle(x[0], 2); }, shape.numel()},
+      {[](auto x) { return pad_end(x[0], 1, 2); }, 2 * 40 * 8 * 8},
+      {[](auto x) { return scale_channels(x[0], global_average_pool(x[0])); }, shape.numel()},
+      {[](auto x) { return local_response_norm(x[0]); }, shape.numel()}};
   for (const auto precision : {cuda::Precision::fp32, cuda::Precision::bf16})
     for (const auto& [op, outputs] : ops) {
       std::vector<Probe> results;

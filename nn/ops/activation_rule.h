@@ -1,0 +1,77 @@
+#pragma once
+// Activation functions, once for CPU and GPU: value(x) and slope(x), its derivative. C++17. A NaN stays one.
+
+#include <cstdint>
+#include <cstring>
+
+#include "nn/core/host_device.h"
+
+namespace topknot {
+
+enum class ActivationKind { clamp, hardswish, sigmoid, silu };
+
+struct ActivationRule {
+  ActivationKind kind = ActivationKind::clamp;
+  float low = 0, high = 0;  // of clamp
+};
+
+// e^x for x <= 0, within 2 units in the last place; below -87 that of -87. Branch-free, so that loops over it are
+// vectorised, and of single operations, so that CPU and GPU give the same bits. e^x = 2^n e^r with |r| <= ln(2) / 2,
+// e^r by its Taylor series to the seventh term.
+TOPKNOT_HOST_DEVICE float exp_of_negative(float x) {
+  x = x < -87.0f ? -87.0f : x;
+  constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: a sum with it ends in the bits of the nearest integer
+  const float rounded = x * 1.44269504f + kRound;
+  const float n = rounded - kRound;
+  const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;  // ln(2) in two parts
+  float sum = 1.98412698e-4f;
+  sum = sum * r + 1.38888889e-3f;
+  sum = sum * r + 8.33333333e-3f;
+  sum = sum * r + 4.16666667e-2f;
+  sum = sum * r + 1.66666667e-1f;
+  sum = sum * r + 0.5f;
+  sum = sum * r + 1.0f;
+  sum = sum * r + 1.0f;
+  std::uint32_t bits;
+  std::memcpy(&bits, &rounded, sizeof bits);
+  bits = (bits + 127) << 23;
+  float power;
+  std::memcpy(&power, &bits, sizeof power);
+  return sum * power;
+}
+
+TOPKNOT_HOST_DEVICE float sigmoid_of(float x) {
+  const float e = exp_of_negative(x < 0 ? x : -x);
+  return (x < 0 ? e : 1.0f) / (1.0f + e);
+}
+
+struct ClampRule {  // min(max(x, low), high), hardtanh of those limits; relu6 is that of 0 and 6
+  float low, high;
+  TOPKNOT_HOST_DEVICE float value(float x) const { return x < low ? low : x > high ? high : x; }
+  TOPKNOT_HOST_DEVICE float slope(float x) const { return x <= low || x >= high ? 0.0f : 1.0f; }
+};
+struct HardswishRule {  // x min(max(x + 3, 0), 6) / 6
+  TOPKNOT_HOST_DEVICE float value(float x) const {
+    const float t = x + 3.0f;
+    return x * ((t < 0.0f ? 0.0f : t > 6.0f ? 6.0f : t) * (1.0f / 6.0f));
+  }
+  TOPKNOT_HOST_DEVICE float slope(float x) const {
+    return x <= -3.0f ? 0.0f : x >= 3.0f ? 1.0f : x * (1.0f / 3.0f) + 0.5f;
+  }
+};
+struct SigmoidRule {  // 1 / (1 + e^-x)
+  TOPKNOT_HOST_DEVICE float value(float x) const { return sigmoid_of(x); }
+  TOPKNOT_HOST_DEVICE float slope(float x) const {
+    const float s = sigmoid_of(x);
+    return s * (1.0f - s);
+  }
+};
+struct SiluRule {  // x / (1 + e^-x)
+  TOPKNOT_HOST_DEVICE float value(float x) const { return x * sigmoid_of(x); }
+  TOPKNOT_HOST_DEVICE float slope(float x) const {
+    const float s = sigmoid_of(x);
+    return s * (1.0f + x * (1.0f - s));
+  }
+};
+
+}  // namespace topknot
