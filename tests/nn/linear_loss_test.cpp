@@ -54,8 +54,8 @@ TEST_CASE("linear: a shared weight adds up its gradients; constants take none") 
 
 TEST_CASE("softmax_cross_entropy agrees with the formula, for large logits too") {
   for (const float size : {1.0f, 30.0f, 3000.0f})
-    for (const auto& [n, classes] :
-         std::vector<std::pair<std::int64_t, std::int64_t>>{{1, 2}, {7, 10}, {3, 1000}}) {
+    for (const auto& [n, classes] : std::vector<std::pair<std::int64_t, std::int64_t>>{
+             {1, 2}, {7, 10}, {3, 1000}, {5, 2048}, {3, 10007}}) {
       INFO("logits of about " << size << ", " << n << " x " << classes);
       auto z = random_values(n * classes, 1);
       for (float& v : z) v *= size;
@@ -93,6 +93,17 @@ TEST_CASE("softmax_cross_entropy lets NaN and infinity through, and rejects labe
               infinity = std::numeric_limits<float>::infinity();
   const std::vector<std::int32_t> labels{0, 1};
   for (const float bad : {nan, infinity})
+    for (const std::size_t at : {0, 5, 16, 2999}) {  // a long row
+      std::vector<float> z(6000, 1.0f);
+      z[at] = bad;
+      Leaf logits({2, 3000}, z);
+      const Variable loss = softmax_cross_entropy(logits.variable(), labels);
+      CHECK(std::isnan(loss.value().data()[0]));
+      backward(loss);
+      CHECK(std::isnan(logits.gradient()[at]));
+      CHECK(std::isfinite(logits.gradient()[3000]));
+    }
+  for (const float bad : {nan, infinity})
     for (std::size_t at = 0; at < 3; ++at) {
       std::vector<float> z{1, 2, 3, 4, 5, 6};
       z[at] = bad;
@@ -108,6 +119,9 @@ TEST_CASE("softmax_cross_entropy lets NaN and infinity through, and rejects labe
   CHECK_THROWS_AS(run({0, 3}), Error);
   CHECK_THROWS_AS(run({-1, 0}), Error);
   CHECK_THROWS_AS(run({0}), Error);
+  Leaf wide({1, 5000}, std::vector<float>(5000));
+  const std::vector<std::int32_t> beyond{5000};
+  CHECK_THROWS_AS(softmax_cross_entropy(wide.variable(), beyond), Error);
 }
 
 TEST_CASE("mean_squared_error agrees with the formula") {

@@ -6,22 +6,106 @@
 #include <cmath>
 #include <vector>
 
+#include "nn/core/simd_math.h"
+#include "nn/ops/cpu/channels.h"
+
 namespace topknot {
 namespace {
 
+// The softmax of a long row (a vocabulary's) is exp(z - top) / sum, by vector loops and made anew in the backward pass.
+// Shorter rows keep the plain loop and its bits.
+constexpr std::int64_t kLongRow = 2048;
+struct RowSum {
+  double sum;
+  float top;
+};
+
 struct Softmax {
-  Tensor probabilities;
+  Tensor probabilities;      // of short rows
+  std::vector<RowSum> rows;  // of long ones
   std::vector<std::int32_t> labels;
 };
 
+TOPKNOT_MULTIVERSION RowSum sum_long_row(const float* z, std::int64_t classes) {
+  const auto n = static_cast<std::size_t>(classes);
+  constexpr std::size_t kPiece = 32 * kLanes;  // summed in floats; pieces are added in double
+  float tops[kLanes], sums[kLanes];
+  Lanes top = splat(z[0]);
+  std::size_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    const Lanes v = load(z + i);
+    top = v > top ? v : top;  // a NaN comes through by the sum
+  }
+  store(tops, top);
+  float greatest = tops[0];
+  for (const float t : tops) greatest = t > greatest ? t : greatest;
+  for (; i < n; ++i) greatest = z[i] > greatest ? z[i] : greatest;
+  double sum = 0;
+  for (std::size_t begin = 0; begin < n; begin += kPiece) {
+    const std::size_t end = std::min(n, begin + kPiece);
+    Lanes piece{};
+    for (i = begin; i + kLanes <= end; i += kLanes) piece += exp_lanes(load(z + i) - greatest);
+    store(sums, piece);
+    for (const float s : sums) sum += s;
+    if (i == end) continue;
+    store(sums, exp_lanes(load_part(z + i, end - i) - greatest));
+    for (std::size_t j = 0; j < end - i; ++j) sum += sums[j];
+  }
+  return {sum, greatest};
+}
+
+// dz = exp(z - top) factor
+TOPKNOT_MULTIVERSION void scale_long_row(const float* z, std::int64_t classes, float top, float factor,
+                                         float* dz) {
+  const auto n = static_cast<std::size_t>(classes);
+  for (std::size_t i = 0; i < n; i += kLanes) {
+    const std::size_t count = std::min(kLanes, n - i);
+    store_part(dz + i, exp_lanes(load_part(z + i, count) - top) * factor, count);
+  }
+}
+
+float long_rows_forward(const Tensor& logits, std::span<const std::int32_t> labels, Softmax& softmax) {
+  const std::int64_t n = logits.dim(0), classes = logits.dim(1);
+  softmax.rows.resize(labels.size());
+  parallel_ranges(n, [&](int, std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i)
+      softmax.rows[static_cast<std::size_t>(i)] = sum_long_row(logits.data() + i * classes, classes);
+  });
+  double sum_of_losses = 0;
+  for (std::size_t i = 0; i < labels.size(); ++i) {
+    const RowSum& row = softmax.rows[i];
+    const float z = logits.data()[static_cast<std::int64_t>(i) * classes + labels[i]];
+    sum_of_losses += std::log(row.sum) - (z - row.top);
+  }
+  return static_cast<float>(sum_of_losses / static_cast<double>(n));
+}
+
+void long_rows_backward(const Tensor& logits, const Softmax& softmax, float scale, Tensor& dz) {
+  const std::int64_t classes = logits.dim(1);
+  parallel_ranges(logits.dim(0), [&](int, std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) {
+      const RowSum& row = softmax.rows[static_cast<std::size_t>(i)];
+      float* to = dz.data() + i * classes;
+      scale_long_row(logits.data() + i * classes, classes, row.top, static_cast<float>(scale / row.sum), to);
+      to[softmax.labels[static_cast<std::size_t>(i)]] -= scale;
+    }
+  });
+}
+
 OpState cross_entropy_forward(const Tensor& logits, std::span<const std::int32_t> labels, Tensor& loss) {
   const std::int64_t n = logits.dim(0), classes = logits.dim(1);
+  for (const std::int32_t label : labels)
+    TOPKNOT_CHECK(label >= 0 && label < classes,
+                  fmt::format("softmax_cross_entropy: label {} of {} classes", label, classes));
+  if (classes >= kLongRow) {
+    auto softmax = std::make_shared<Softmax>(Softmax{{}, {}, {labels.begin(), labels.end()}});
+    loss.data()[0] = long_rows_forward(logits, labels, *softmax);
+    return softmax;
+  }
   Tensor probabilities = Tensor::empty(logits.shape());
   double sum_of_losses = 0;
   for (std::int64_t i = 0; i < n; ++i) {
     const std::int32_t label = labels[static_cast<std::size_t>(i)];
-    TOPKNOT_CHECK(label >= 0 && label < classes,
-                  fmt::format("softmax_cross_entropy: label {} of {} classes", label, classes));
     const float* z = logits.data() + i * classes;
     float* p = probabilities.data() + i * classes;
     // NaN must come through, so the maximum is not std::max_element's.
@@ -33,13 +117,14 @@ OpState cross_entropy_forward(const Tensor& logits, std::span<const std::int32_t
     sum_of_losses += std::log(sum) - (z[label] - top);
   }
   loss.data()[0] = static_cast<float>(sum_of_losses / static_cast<double>(n));
-  return std::make_shared<Softmax>(Softmax{probabilities, {labels.begin(), labels.end()}});
+  return std::make_shared<Softmax>(Softmax{probabilities, {}, {labels.begin(), labels.end()}});
 }
 
 void cross_entropy_backward(const Tensor& logits, const OpState& state, const Tensor& grad, Tensor& dz) {
   const auto& softmax = state_as<Softmax>(state);
   const std::int64_t n = logits.dim(0), classes = logits.dim(1);
   const float scale = grad.data()[0] / static_cast<float>(n);
+  if (classes >= kLongRow) return long_rows_backward(logits, softmax, scale, dz);
   for (std::int64_t i = 0; i < n; ++i)
     for (std::int64_t c = 0; c < classes; ++c) {
       const float hit = c == softmax.labels[static_cast<std::size_t>(i)] ? 1.0f : 0.0f;
