@@ -102,6 +102,20 @@ Buffer& ParameterStore::add_buffer(const std::string& name, std::size_t size, fl
   return *buffers_.back();
 }
 
+Buffer& ParameterStore::add_state(const std::string& name, std::size_t size) {
+  Buffer& state = add_buffer(name, size, 0.0f);
+  state.recurrent = true;
+  return state;
+}
+
+void ParameterStore::reset_states() {
+  for (const auto& buffer : buffers_) {
+    if (!buffer->recurrent) continue;
+    std::fill(buffer->values.begin(), buffer->values.end(), 0.0f);
+    if (buffer->device) backend(device_).fill_zero(buffer->device, buffer->values.size());
+  }
+}
+
 ParameterArena& ParameterStore::build(const CompressiblePredicate& compressible, std::uint64_t seed,
                                       const FrozenPredicate& frozen) {
   TOPKNOT_CHECK(!arena_, "build() is called once");

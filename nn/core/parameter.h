@@ -46,11 +46,13 @@ class Parameter {
   Variable variable_;
 };
 
-// A model's statistics that are not trained (batch norm's running mean and variance).
+// What forward passes leave and is not trained: a statistic (batch norm's running mean and variance), or the state that a
+// recurrent layer carries from batch to batch.
 struct Buffer {
   std::string name;
   std::vector<float> values;  // on a GPU: as of the last ParameterStore::statistics_to_host()
   float* device = nullptr;    // on a GPU: where they are kept up to date, from build() on
+  bool recurrent = false;     // a state: of this rank's sequences, not of the model
 };
 
 // Decides by shape alone whether a parameter may be compressed.
@@ -108,6 +110,7 @@ class ParameterStore {
   Device device() const { return device_; }
   Parameter& add(const std::string& name, const Shape& shape, Initializer init);
   Buffer& add_buffer(const std::string& name, std::size_t size, float value);
+  Buffer& add_state(const std::string& name, std::size_t size);  // recurrent, of zeros
 
   // Lays out the arena and initialises every weight from (seed, order of registration). `frozen`: none by default.
   ParameterArena& build(const CompressiblePredicate& compressible, std::uint64_t seed,
@@ -122,6 +125,8 @@ class ParameterStore {
   // Between the device's memory and Buffer::values; on a CPU, where these are the same, a no-op.
   void statistics_to_host();
   void statistics_to_device();
+  // Zeros in every recurrent state, on any device; in the order of the GPU's stream.
+  void reset_states();
 
  private:
   Device device_;

@@ -2,30 +2,13 @@
 
 #include <cmath>
 
+#include "nn/layers/initializers.h"
 #include "nn/ops/elementwise.h"
 #include "nn/ops/layout.h"
 #include "nn/ops/linear.h"
 
 namespace topknot {
 namespace {
-
-Initializer constant(float value) {
-  return
-      [value](std::span<float> values, const CounterRng&) { std::fill(values.begin(), values.end(), value); };
-}
-
-Initializer kaiming_normal(std::int64_t fan_in) {
-  const float std = std::sqrt(2.0f / static_cast<float>(fan_in));
-  return [std](std::span<float> values, const CounterRng& rng) {
-    for (std::size_t i = 0; i < values.size(); ++i) values[i] = std * rng.normal(i);
-  };
-}
-
-Initializer uniform(float bound) {
-  return [bound](std::span<float> values, const CounterRng& rng) {
-    for (std::size_t i = 0; i < values.size(); ++i) values[i] = bound * (2.0f * rng.uniform(i) - 1.0f);
-  };
-}
 
 Parameter* conv_weight(ParameterStore& store, const std::string& name, const ConvGeometry& g) {
   return &store.add(name + ".weight", g.weight_shape(), kaiming_normal(g.weight_shape().numel() / g.out));

@@ -30,6 +30,9 @@ class Module {
  public:
   virtual ~Module() = default;
   virtual Variable forward(const Variable& x, const ForwardContext& context) = 0;
+  // Whether the input is a batch of token sequences, as nn/ops/embedding.h has them, and the output a row of logits for
+  // each token, step by step.
+  virtual bool reads_tokens() const { return false; }
 };
 
 using ModulePtr = std::unique_ptr<Module>;

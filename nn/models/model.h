@@ -15,6 +15,11 @@ struct ModelOptions {
   std::int64_t outputs = 0;                       // classes, or the width of the regression target
   float dropout = 0.5f;                           // where the model has any
   std::vector<std::int64_t> hidden = {200, 200};  // of mlp
+  // Of recurrent models.
+  std::int64_t batch = 1;  // most sequences of a batch, for the state that is carried between batches
+  std::int64_t width = 200, layers = 2;
+  bool tied = false;       // the output layer has the embedding's weight
+  float init_uniform = 0;  // every parameter is uniform in +- this; 0: the model's own way
 };
 
 using ModelFactory = ModulePtr (*)(ParameterStore& store, const ModelOptions& options);

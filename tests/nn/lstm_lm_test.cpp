@@ -1,0 +1,134 @@
+#include <cmath>
+
+#include "nn/models/model.h"
+#include "nn/ops/loss.h"
+#include "tests/support/variables.h"
+
+using namespace topknot;
+using namespace topknot::testing;
+
+namespace {
+
+ModelOptions lm_options(std::int64_t tokens, std::int64_t width, bool tied) {
+  ModelOptions options;
+  options.input = {4, 1, 1};
+  options.outputs = tokens;
+  options.width = width;
+  options.tied = tied;
+  options.batch = 3;
+  options.dropout = 0;
+  return options;
+}
+
+struct BuiltLm {
+  explicit BuiltLm(const ModelOptions& options) : model(make_model("lstm_lm", store, options)) {
+    store.build([](const Parameter& p) { return p.shape().rank() > 1; }, 1);
+  }
+  // Of 3 sequences of 4 tokens below 11, always the same.
+  Variable loss(const ForwardContext& context = {}) {
+    std::vector<float> ids;
+    std::vector<std::int32_t> next;
+    for (int i = 0; i < 12; ++i) ids.push_back(static_cast<float>(i * i % 11)), next.push_back(i * 5 % 11);
+    return softmax_cross_entropy(model->forward(Variable(Tensor::from(ids, {3, 4, 1, 1})), context), next);
+  }
+  ParameterStore store;
+  ModulePtr model;
+};
+
+}  // namespace
+
+TEST_CASE("LSTM language models have the published number of parameters, untied and tied") {
+  const auto count = [](std::int64_t width, bool tied) {
+    ParameterStore store;
+    make_model("lstm_lm", store, lm_options(10000, width, tied));
+    std::size_t sum = 0;
+    for (const auto& p : store.parameters()) sum += p->numel();
+    return sum;
+  };
+  CHECK(count(1500, false) == 66034000);
+  CHECK(count(1500, true) == 51034000);
+  CHECK(count(650, false) == 19780400);
+  CHECK(count(200, false) == 4653200);
+}
+
+TEST_CASE("the gradient of every parameter of the language model is the loss's slope, tied and untied") {
+  for (const bool tied : {false, true}) {
+    ModelOptions options = lm_options(11, 6, tied);
+    options.init_uniform = 0.8f;
+    BuiltLm lm(options);
+    const auto loss_value = [&] {
+      lm.store.reset_states();
+      return static_cast<double>(lm.loss().value().data()[0]);
+    };
+    backward(lm.loss());
+    CHECK(lm.store.arena().zero_unwritten_gradients().empty());
+    for (Parameter* p : lm.store.arena().parameters()) {
+      INFO(p->name() << (tied ? ", tied" : ""));
+      const std::vector<float> before(p->value(), p->value() + p->numel()),
+          g(p->gradient(), p->gradient() + p->numel());
+      double norm = 0;
+      for (const float v : g) norm += static_cast<double>(v) * v;
+      norm = std::sqrt(norm);
+      REQUIRE(norm > 0);
+      const double h = 0.01;
+      double side[2];
+      for (const int s : {0, 1}) {
+        for (std::size_t i = 0; i < g.size(); ++i)
+          p->value()[i] = static_cast<float>(before[i] + (s ? h : -h) * g[i] / norm);
+        side[s] = loss_value();
+      }
+      std::copy(before.begin(), before.end(), p->value());
+      CHECK((side[1] - side[0]) / (2 * h) == Approx(norm).epsilon(0.02));
+    }
+  }
+}
+
+TEST_CASE("the language model carries its state from batch to batch until it is reset") {
+  BuiltLm lm(lm_options(11, 6, false));
+  const float first = lm.loss().value().data()[0], second = lm.loss().value().data()[0];
+  CHECK(first != second);
+  lm.store.reset_states();
+  CHECK(lm.loss().value().data()[0] == first);
+  ForwardContext evaluation;
+  evaluation.training = false;
+  CHECK(lm.loss(evaluation).value().data()[0] == second);  // an evaluation goes on from the state too
+}
+
+TEST_CASE(
+    "dropout of the language model is on what goes up: the embedding, each layer's output, not in "
+    "evaluation") {
+  ModelOptions options = lm_options(11, 6, false);
+  options.dropout = 0.5f;
+  BuiltLm lm(options), without(lm_options(11, 6, false));
+  ForwardContext one, other, evaluation;
+  one.step = 1, other.step = 2, evaluation.training = false;
+  const auto loss = [&](BuiltLm& of, const ForwardContext& context) {
+    of.store.reset_states();
+    return of.loss(context).value().data()[0];
+  };
+  CHECK(loss(lm, one) != loss(lm, other));
+  CHECK(loss(lm, one) == loss(lm, one));
+  CHECK(loss(lm, evaluation) == loss(without, one));
+}
+
+TEST_CASE("the language model begins as PyTorch's does, or uniform as model.init_uniform says") {
+  const auto greatest = [](const ParameterStore& store, const std::string& name) {
+    for (const auto& p : store.parameters())
+      if (p->name() == name) {
+        float most = 0;
+        for (std::size_t i = 0; i < p->numel(); ++i) most = std::max(most, std::abs(p->value()[i]));
+        return most;
+      }
+    return -1.0f;
+  };
+  ModelOptions options = lm_options(50, 25, false);
+  BuiltLm own(options);
+  CHECK(greatest(own.store, "encoder.weight") == Approx(0.1).epsilon(0.02));
+  CHECK(greatest(own.store, "rnn.weight_hh_l1") == Approx(0.2).epsilon(0.02));
+  CHECK(greatest(own.store, "decoder.bias") == 0.0f);
+  options.init_uniform = 0.05f;
+  BuiltLm given(options);
+  for (const char* name :
+       {"encoder.weight", "rnn.weight_ih_l0", "rnn.bias_hh_l1", "decoder.weight", "decoder.bias"})
+    CHECK(greatest(given.store, name) == Approx(0.05).epsilon(0.1));
+}
