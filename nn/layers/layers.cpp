@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "nn/layers/initializers.h"
+#include "nn/ops/concat.h"
 #include "nn/ops/elementwise.h"
 #include "nn/ops/layout.h"
 #include "nn/ops/linear.h"
@@ -41,17 +42,37 @@ Variable BatchNorm::forward(const Variable& x, const ForwardContext& context) {
   return batch_norm(x, context.use(*gamma_), context.use(*beta_), {}, state_, {context.training, relu_});
 }
 
-ConvBn::ConvBn(ParameterStore& store, const std::string& name, const ConvGeometry& geometry, bool relu)
+Variable activate(const Variable& x, Activation activation) {
+  switch (activation) {
+    case Activation::relu:
+      return relu(x);
+    case Activation::relu6:
+      return relu6(x);
+    case Activation::hardswish:
+      return hardswish(x);
+    case Activation::silu:
+      return silu(x);
+    default:
+      return x;
+  }
+}
+
+ConvBn::ConvBn(ParameterStore& store, const std::string& name, const ConvGeometry& geometry,
+               Activation activation, float epsilon)
     : geometry_(geometry),
-      relu_(relu),
+      activation_(activation),
       weight_(conv_weight(store, name + ".conv", geometry)),
       gamma_(&store.add(name + ".bn.gamma", {geometry.out}, constant(1.0f))),
       beta_(&store.add(name + ".bn.beta", {geometry.out}, constant(0.0f))),
-      state_(running_statistics(store, name + ".bn", geometry.out)) {}
+      state_(running_statistics(store, name + ".bn", geometry.out)) {
+  state_.epsilon = epsilon;
+}
 
 Variable ConvBn::forward(const Variable& x, const Variable& residual, const ForwardContext& context) {
-  return conv_bn(x, context.use(*weight_), context.use(*gamma_), context.use(*beta_), residual, geometry_,
-                 state_, {context.training, relu_});
+  const bool fused = activation_ == Activation::relu;
+  const Variable y = conv_bn(x, context.use(*weight_), context.use(*gamma_), context.use(*beta_), residual,
+                             geometry_, state_, {context.training, fused});
+  return fused ? y : activate(y, activation_);
 }
 
 Linear::Linear(ParameterStore& store, const std::string& name, std::int64_t in, std::int64_t out)
@@ -70,6 +91,12 @@ Variable GlobalAveragePool::forward(const Variable& x, const ForwardContext&) {
 }
 Variable Flatten::forward(const Variable& x, const ForwardContext&) {
   return flatten(x);
+}
+
+Variable Branches::forward(const Variable& x, const ForwardContext& context) {
+  std::vector<Variable> parts;
+  for (const ModulePtr& module : modules_) parts.push_back(module->forward(x, context));
+  return concat(parts);
 }
 
 Variable Dropout::forward(const Variable& x, const ForwardContext& context) {

@@ -1,6 +1,10 @@
 #pragma once
 // The layers that models are made of. Names are prefixes: "block1.conv" registers "block1.conv.weight".
 
+#include <functional>
+#include <utility>
+#include <vector>
+
 #include "nn/layers/module.h"
 #include "nn/ops/batch_norm.h"
 #include "nn/ops/conv2d.h"
@@ -31,10 +35,15 @@ class BatchNorm final : public Module {
   BatchNormState state_;
 };
 
-// Convolution without bias, batch norm, then optionally a residual and ReLU, fused.
+enum class Activation { none, relu, relu6, hardswish, silu };
+Variable activate(const Variable& x, Activation activation);
+
+// Convolution without bias, batch norm, then optionally a residual and an activation; all fused up to ReLU, other
+// activations are ops of their own.
 class ConvBn final : public Module {
  public:
-  ConvBn(ParameterStore& store, const std::string& name, const ConvGeometry& geometry, bool relu = true);
+  ConvBn(ParameterStore& store, const std::string& name, const ConvGeometry& geometry,
+         Activation activation = Activation::relu, float epsilon = 1e-5f);
   Variable forward(const Variable& x, const ForwardContext& context) override {
     return forward(x, {}, context);
   }
@@ -42,7 +51,7 @@ class ConvBn final : public Module {
 
  private:
   ConvGeometry geometry_;
-  bool relu_;
+  Activation activation_;
   Parameter *weight_, *gamma_, *beta_;
   BatchNormState state_;
 };
@@ -79,6 +88,26 @@ class GlobalAveragePool final : public Module {
 class Flatten final : public Module {
  public:
   Variable forward(const Variable& x, const ForwardContext& context) override;
+};
+
+// An op without parameters as a module.
+class Apply final : public Module {
+ public:
+  explicit Apply(std::function<Variable(const Variable&)> op) : op_(std::move(op)) {}
+  Variable forward(const Variable& x, const ForwardContext&) override { return op_(x); }
+
+ private:
+  std::function<Variable(const Variable&)> op_;
+};
+
+// Modules side by side: their channels one after the other.
+class Branches final : public Module {
+ public:
+  void add(ModulePtr module) { modules_.push_back(std::move(module)); }
+  Variable forward(const Variable& x, const ForwardContext& context) override;
+
+ private:
+  std::vector<ModulePtr> modules_;
 };
 
 // `index` tells apart the dropout layers of a model: each draws numbers of its own.

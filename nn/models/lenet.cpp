@@ -6,9 +6,8 @@ namespace topknot {
 namespace {
 
 ModulePtr make_lenet(ParameterStore& store, const ModelOptions& options) {
+  require_images(options, "lenet", 12);
   const std::int64_t channels = options.input[0], height = options.input[1], width = options.input[2];
-  if (options.input.rank() != 3 || height < 12 || width < 12)
-    throw UserError("model.name: lenet needs images of at least 12x12 pixels, not " + options.input.str());
   const ConvGeometry first{channels, 6, 5, 1, 2}, second{6, 16, 5, 1, 0};
   const auto size = [](std::int64_t s) { return (s / 2 - 4) / 2; };
   auto model = std::make_unique<Sequential>();

@@ -13,7 +13,7 @@ namespace topknot {
 struct ModelOptions {
   Shape input;                                    // of one sample: {C, H, W}
   std::int64_t outputs = 0;                       // classes, or the width of the regression target
-  float dropout = 0.5f;                           // where the model has any
+  float dropout = 0.5f;                           // probability, where the model has any
   std::vector<std::int64_t> hidden = {200, 200};  // of mlp
   // Of recurrent models.
   std::int64_t batch = 1;  // most sequences of a batch, for the state that is carried between batches
@@ -33,6 +33,9 @@ struct RegisterModel {
     models().add(name, help, factory);
   }
 };
+
+// Throws UserError where a sample is no image of at least `least` x `least` pixels.
+void require_images(const ModelOptions& options, const char* model, std::int64_t least);
 
 // Throws UserError for an unknown name or a sample shape that the model cannot take.
 inline ModulePtr make_model(const std::string& name, ParameterStore& store, const ModelOptions& options) {

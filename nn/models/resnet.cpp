@@ -1,9 +1,10 @@
 // Residual networks (He, Zhang, Ren, Sun, "Deep residual learning for image recognition", CVPR 2016).
 //  - resnet20/32/44/56/110: section 4.2: 6n + 2 layers of 16, 32 and 64 channels, parameter-free shortcuts
 //    (option A).
-//  - resnet18: the ImageNet network of basic blocks with a CIFAR stem (3x3, no pooling) and projection
+//  - resnet18: table 1's network of basic blocks with a CIFAR stem (3x3, no pooling) and projection
 //    shortcuts (option B), as CIFAR studies use it.
-//  - resnet50: table 1's network of bottlenecks for ImageNet, option B; the 3x3 convolution has the stride, as in
+//  - resnet18_imagenet, resnet34: table 1's networks of basic blocks, option B.
+//  - resnet50, resnet152: table 1's networks of bottlenecks, option B; the 3x3 convolution has the stride, as in
 //    torchvision ("version 1.5"), not the 1x1 before it, as in the paper.
 #include <fmt/format.h>
 
@@ -18,15 +19,16 @@ enum class ShortcutKind { pad, project };  // options A and B
 
 class BasicBlock final : public Module {
  public:
+  static constexpr std::int64_t kExpansion = 1;
   BasicBlock(ParameterStore& store, const std::string& name, std::int64_t in, std::int64_t out,
-             std::int64_t stride, ShortcutKind shortcut)
+             std::int64_t stride, ShortcutKind shortcut = ShortcutKind::project)
       : out_(out),
         pad_(shortcut == ShortcutKind::pad && (stride != 1 || in != out)),
         first_(store, name + ".1", {in, out, 3, stride, 1}),
         second_(store, name + ".2", {out, out, 3, 1, 1}) {
     if (shortcut == ShortcutKind::project && (stride != 1 || in != out))
-      projection_ =
-          std::make_unique<ConvBn>(store, name + ".shortcut", ConvGeometry{in, out, 1, stride, 0}, false);
+      projection_ = std::make_unique<ConvBn>(store, name + ".shortcut", ConvGeometry{in, out, 1, stride, 0},
+                                             Activation::none);
   }
 
   Variable forward(const Variable& x, const ForwardContext& context) override {
@@ -44,14 +46,9 @@ class BasicBlock final : public Module {
   std::unique_ptr<ConvBn> projection_;
 };
 
-void check_images(const ModelOptions& options) {
-  if (options.input.rank() != 3 || options.input[1] < 8 || options.input[2] < 8)
-    throw UserError("model.name: a resnet needs images of at least 8x8 pixels, not " + options.input.str());
-}
-
 ModulePtr make_resnet(ParameterStore& store, const ModelOptions& options,
                       const std::vector<std::int64_t>& widths, int blocks, ShortcutKind shortcut) {
-  check_images(options);
+  require_images(options, "a resnet", 8);
   auto model = std::make_unique<Sequential>();
   model->add<ConvBn>(store, "stem", ConvGeometry{options.input[0], widths[0], 3, 1, 1});
   std::int64_t in = widths[0];
@@ -69,6 +66,7 @@ ModulePtr make_resnet(ParameterStore& store, const ModelOptions& options,
 // 1x1, 3x3, 1x1; four times as wide outside as inside.
 class Bottleneck final : public Module {
  public:
+  static constexpr std::int64_t kExpansion = 4;
   Bottleneck(ParameterStore& store, const std::string& name, std::int64_t in, std::int64_t width,
              std::int64_t stride)
       : first_(store, name + ".1", {in, width, 1, 1, 0}),
@@ -76,7 +74,7 @@ class Bottleneck final : public Module {
         third_(store, name + ".3", {width, 4 * width, 1, 1, 0}) {
     if (stride != 1 || in != 4 * width)
       projection_ = std::make_unique<ConvBn>(store, name + ".shortcut",
-                                             ConvGeometry{in, 4 * width, 1, stride, 0}, false);
+                                             ConvGeometry{in, 4 * width, 1, stride, 0}, Activation::none);
   }
 
   Variable forward(const Variable& x, const ForwardContext& context) override {
@@ -89,19 +87,20 @@ class Bottleneck final : public Module {
   std::unique_ptr<ConvBn> projection_;
 };
 
-ModulePtr make_resnet50(ParameterStore& store, const ModelOptions& options) {
-  check_images(options);
+template <class Block, int... kBlocks>
+ModulePtr make_imagenet_resnet(ParameterStore& store, const ModelOptions& options) {
+  require_images(options, "a resnet", 8);
   auto model = std::make_unique<Sequential>();
   model->add<ConvBn>(store, "stem", ConvGeometry{options.input[0], 64, 7, 2, 3});
   model->add<Pool>(PoolGeometry{PoolKind::max, 3, 2, 1});
   std::int64_t in = 64, width = 64;
   int stage = 0;
-  for (const int blocks : {3, 4, 6, 3}) {
+  for (const int blocks : {kBlocks...}) {
     ++stage;
     for (int block = 1; block <= blocks; ++block) {
       const std::string name = fmt::format("stage{}.block{}", stage, block);
-      model->add<Bottleneck>(store, name, in, width, stage > 1 && block == 1 ? 2 : 1);
-      in = 4 * width;
+      model->add<Block>(store, name, in, width, stage > 1 && block == 1 ? 2 : 1);
+      in = Block::kExpansion * width;
     }
     width *= 2;
   }
@@ -126,7 +125,14 @@ const RegisterModel resnet_registered[] = {
     {"resnet56", "CIFAR ResNet-56, option A shortcuts", make_cifar_resnet<56>},
     {"resnet110", "CIFAR ResNet-110, option A shortcuts", make_cifar_resnet<110>},
     {"resnet18", "ResNet-18 with a CIFAR stem", make_resnet18},
-    {"resnet50", "ResNet-50 for ImageNet (version 1.5); takes smaller images too", make_resnet50},
+    {"resnet18_imagenet", "ResNet-18 for ImageNet; takes smaller images too",
+     make_imagenet_resnet<BasicBlock, 2, 2, 2, 2>},
+    {"resnet34", "ResNet-34 for ImageNet; takes smaller images too",
+     make_imagenet_resnet<BasicBlock, 3, 4, 6, 3>},
+    {"resnet50", "ResNet-50 for ImageNet (version 1.5); takes smaller images too",
+     make_imagenet_resnet<Bottleneck, 3, 4, 6, 3>},
+    {"resnet152", "ResNet-152 for ImageNet (version 1.5); takes smaller images too",
+     make_imagenet_resnet<Bottleneck, 3, 8, 36, 3>},
 };
 
 }  // namespace

@@ -1,6 +1,10 @@
 #include "nn/models/model.h"
 
+#include <fstream>
 #include <limits>
+#include <map>
+#include <regex>
+#include <set>
 
 #include "nn/ops/loss.h"
 #include "tests/support/variables.h"
@@ -85,7 +89,7 @@ TEST_CASE("models have the number of parameters that their papers and other libr
       {"linear", kMnist, 7850},       {"mlp", kMnist, 199210},      {"lenet", kMnist, 61706},
       {"lenet", kCifar, 83126},       {"resnet20", kCifar, 269722}, {"resnet32", kCifar, 464154},
       {"resnet44", kCifar, 658586},   {"resnet56", kCifar, 853018}, {"resnet110", kCifar, 1727962},
-      {"resnet18", kCifar, 11173962}, {"vgg16", kCifar, 14724042}};
+      {"resnet18", kCifar, 11173962}, {"vgg16", kCifar, 14724042},  {"vgg16_bias", kCifar, 14728266}};
   for (const auto& [name, input, count] : expected) {
     INFO(name);
     Built b(name, input);
@@ -108,11 +112,40 @@ TEST_CASE("resnet50 for ImageNet has the tensors that torchvision's has, 25,557,
   CHECK(store.parameters()[0]->shape() == Shape({64, 3, 7, 7}));
 }
 
+TEST_CASE("docs/models.md has every model, and its number of parameters") {
+  std::ifstream page(std::string(TOPKNOT_SOURCE_DIR) + "/docs/models.md");
+  std::set<std::string> left;
+  for (const std::string& name : models().names()) left.insert(name);
+  const std::regex row("\\| `(\\w+)` \\| ([0-9,]+) \\| (\\d+) x (\\d+) x (\\d+), (\\d+) \\| .*");
+  std::smatch part;
+  for (std::string line; std::getline(page, line);) {
+    if (!std::regex_match(line, part, row)) continue;
+    std::string count = part[2];
+    std::erase(count, ',');
+    const auto number = [&](std::size_t i) { return std::stoll(part[i]); };
+    ParameterStore store;
+    make_model(part[1], store, Built::options({number(3), number(4), number(5)}, number(6)));
+    std::size_t sum = 0;
+    for (const auto& p : store.parameters()) sum += p->numel();
+    INFO(line);
+    CHECK(std::to_string(sum) == count);
+    CHECK(left.erase(part[1]) == 1);
+  }
+  INFO("not on the page: " << (left.empty() ? "" : *left.begin()));
+  CHECK(left.empty());
+}
+
 TEST_CASE("every registered model gives one row of outputs per sample") {
   const Threads scope(1);
+  // Images of the least size where that is more than 12 x 16.
+  const std::map<std::string, Shape> sizes{
+      {"vgg16", kCifar},         {"vgg16_bias", kCifar},           {"vgg16_imagenet", kCifar},
+      {"alexnet", {3, 63, 64}},  {"alexnet_grouped", {3, 63, 64}}, {"squeezenet", {3, 21, 22}},
+      {"mobilenet_v2", kCifar},  {"efficientnet_b0", {3, 32, 33}}, {"efficientnet_lite0", {3, 33, 32}},
+      {"shufflenet_v2", kCifar}, {"inception_v4", {3, 75, 76}}};
   for (const std::string& name : models().names()) {
     INFO(name);
-    Built b(name, name == "vgg16" ? kCifar : Shape{3, 12, 16}, 7);
+    Built b(name, sizes.contains(name) ? sizes.at(name) : Shape{3, 12, 16}, 7);
     if (b.model->reads_tokens()) continue;  // tests/nn/lstm_lm_test.cpp
     ForwardContext evaluation;
     evaluation.training = false;
@@ -142,6 +175,16 @@ TEST_CASE("models take odd image sizes where they say so, and refuse others with
   CHECK_THROWS_AS(make_model("vgg16", store, Built::options({3, 28, 28}, 10)), UserError);
   CHECK_THROWS_AS(make_model("resnet20", store, Built::options({3, 4, 4}, 10)), UserError);
   CHECK_THROWS_AS(make_model("resnet20", store, Built::options({784}, 10)), UserError);
+  for (const auto& [name, size] :
+       std::vector<std::pair<std::string, std::string>>{{"alexnet", "63x63"},
+                                                        {"alexnet_grouped", "63x63"},
+                                                        {"squeezenet", "21x21"},
+                                                        {"mobilenet_v2", "32x32"},
+                                                        {"efficientnet_b0", "32x32"},
+                                                        {"shufflenet_v2", "32x32"},
+                                                        {"inception_v4", "75x75"}})
+    CHECK_THROWS_WITH(make_model(name, store, Built::options({3, 20, 80}, 10)),
+                      Catch::Contains(size) && Catch::Contains("[3, 20, 80]"));
   CHECK_THROWS_WITH(make_model("resnet21", store, Built::options(kCifar, 10)), Catch::Contains("resnet20"));
 }
 
