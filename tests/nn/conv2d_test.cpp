@@ -151,6 +151,9 @@ TEST_CASE("conv2d agrees with the formula: depthwise, whole blocks of channels a
     check_case(blocked({2, 48, 9, 8, 48, 3, 2, 1, 48}, true), threads);
     check_case(blocked({2, 144, 6, 5, 144, 5, 2, 2, 144}), threads);
     check_case(blocked({2, 64, 7, 7, 64, 5, 1, 2, 64}, true), threads);
+    check_case(blocked({5, 32, 13, 11, 32, 5, {1, 2}, {2, 1}, 32}), threads);
+    check_case(plain({3, 40, 6, 19, 40, {7, 5}, {2, 1}, {3, 4}, 40}), threads);
+    check_case(blocked({2, 32, 2, 1, 32, 5, 1, 2, 32}), threads);  // taps that see no pixel
     check_case(plain({2, 24, 7, 5, 24, 3, 1, 1, 24}, true), threads);
     check_case(plain({3, 58, 6, 7, 58, 3, 2, 1, 58}), threads);
     check_case(plain({2, 5, 6, 5, 5, 3, 1, 1, 5}, true), threads);

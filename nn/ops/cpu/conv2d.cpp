@@ -9,11 +9,13 @@
 // mostly padding. A layer with many channels also needs enough pixels for what it costs to transform its weights.
 #include <algorithm>
 #include <map>
+#include <string>
 
 #include "nn/core/base/check.h"
 #include "nn/core/simd.h"
 #include "nn/ops/cpu/channels.h"
 #include "nn/ops/cpu/conv2d.h"
+#include "nn/ops/cpu/depthwise.h"
 #include "nn/ops/cpu/onednn.h"
 
 namespace topknot {
@@ -91,6 +93,8 @@ struct Plan {
         f.scratchpad_desc(), threads);
     const dnnl::convolution_backward_weights::primitive_desc w(
         {algorithm, src, any, dst, strides, padding, padding}, attributes, engine, f);
+    // oneDNN's own way of saying that it has no fast kernel.
+    own_weight_gradient = blocked && g.depthwise() && std::string(w.impl_info_str()).starts_with("ref");
     backward_weights = std::make_unique<DnnlKernel>(
         dnnl::convolution_backward_weights(w),
         DnnlKernel::Arguments{
@@ -107,9 +111,9 @@ struct Plan {
     const memory::desc oihw = weight_desc(g, true);
     pack_forward = std::make_unique<Repack>(oihw, f.weights_desc());
     pack_backward = std::make_unique<Repack>(oihw, d.weights_desc());
-    unpack_gradient = std::make_unique<Repack>(w.diff_weights_desc(), oihw);
-    gradient_floats = w.diff_weights_desc().get_size() / sizeof(float);
-    weight_gradient_desc = w.diff_weights_desc();
+    weight_gradient_desc = own_weight_gradient ? oihw : w.diff_weights_desc();
+    unpack_gradient = std::make_unique<Repack>(weight_gradient_desc, oihw);
+    gradient_floats = weight_gradient_desc.get_size() / sizeof(float);
     pack_x = std::make_unique<Repack>(x_desc, src, threads);
     unpack_x = std::make_unique<Repack>(src, x_desc, threads);
     pack_y = std::make_unique<Repack>(y_desc, dst, threads);
@@ -119,6 +123,7 @@ struct Plan {
   std::unique_ptr<DnnlKernel> forward, backward_data, backward_weights;
   std::unique_ptr<Repack> pack_forward, pack_backward, unpack_gradient;  // weights
   std::unique_ptr<Repack> pack_x, unpack_x, pack_y, unpack_y;            // activations and their gradients
+  bool own_weight_gradient;                                              // by depthwise_weight_gradient()
   std::size_t gradient_floats;
   memory::desc weight_gradient_desc;
 };
@@ -211,8 +216,11 @@ class DnnlConv final : public ChunkedConv {
         if (weight_gradient.data) {
           Tensor& target = sum.defined() ? term : sum;
           if (!target.defined()) target = Tensor::empty({floats});
-          plan.backward_weights->run(
-              thread, {plan.pack_x->run(x.data() + n * in, packed_x, thread), dy, target.data()});
+          const float* in_blocks = plan.pack_x->run(x.data() + n * in, packed_x, thread);
+          if (plan.own_weight_gradient)
+            depthwise_weight_gradient(g_, {count, g_.in, x.dim(2), x.dim(3)}, in_blocks, dy, target.data());
+          else
+            plan.backward_weights->run(thread, {in_blocks, dy, target.data()});
           if (&target == &term) add_into(sum.data(), term.data(), first.gradient_floats);
         }
         if (input_gradient.tensor.defined()) {
