@@ -1,0 +1,143 @@
+// Each network computes what PyTorch's computes on the same weights and images: scripts/torch-fixtures recorded it.
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "nn/models/model.h"
+#include "tests/support/variables.h"
+
+using namespace topknot;
+using namespace topknot::testing;
+
+namespace {
+
+constexpr std::int64_t kOutputs = 10;
+constexpr double kMostError = 1e-4;  // of the largest output
+
+// The script's uniform(stream, count): numbers in [0, 1).
+class FixtureNumbers {
+ public:
+  explicit FixtureNumbers(std::uint64_t stream) : at_(stream << 32) {}
+  double next() {
+    std::uint64_t z = ++at_ * 0x9E3779B97F4A7C15u;
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+    z ^= z >> 31;
+    return static_cast<double>(z >> 40) / (1 << 24);
+  }
+  // `count` values of scale (2 u - 1) + shift.
+  void fill(float* to, std::size_t count, double scale, double shift = 0) {
+    for (std::size_t i = 0; i < count; ++i) to[i] = static_cast<float>(scale * (2 * next() - 1) + shift);
+  }
+
+ private:
+  std::uint64_t at_;
+};
+constexpr std::uint64_t kRunningStream = 100000, kImageStream = 200000;
+
+void fill_by_rule(ParameterStore& store) {
+  for (std::size_t i = 0; i < store.parameters().size(); ++i) {
+    const Parameter& p = *store.parameters()[i];
+    const std::size_t n = p.numel();
+    FixtureNumbers numbers(i);
+    if (p.shape().rank() > 1)
+      numbers.fill(p.value(), n,
+                   std::sqrt(4.5 * static_cast<double>(p.shape()[0]) / static_cast<double>(p.numel())));
+    else if (p.name().ends_with(".gamma"))
+      numbers.fill(p.value(), n, 0.25, 0.75);
+    else if (p.name().ends_with(".beta"))
+      numbers.fill(p.value(), n, 0.4, 0.4);
+    else
+      numbers.fill(p.value(), n, 0.2);
+  }
+  for (std::size_t i = 0; i < store.buffers().size(); ++i) {
+    std::vector<float>& values = store.buffers()[i]->values;
+    FixtureNumbers numbers(kRunningStream + i);
+    if (i % 2 == 0)
+      numbers.fill(values.data(), values.size(), 0.2);
+    else
+      numbers.fill(values.data(), values.size(), 0.25, 1);
+  }
+}
+
+const nlohmann::json& fixture() {
+  static const auto read = nlohmann::json::parse(
+      std::ifstream(std::string(TOPKNOT_SOURCE_DIR) + "/tests/nn/fixtures/torch_forward.json"));
+  return read.at("networks");
+}
+
+void check_network(const std::string& name) {
+  INFO(name);
+  const auto& expected = fixture().at(name);
+  const auto size = expected.at("input").get<std::vector<std::int64_t>>();
+  const Shape input{size[0], size[1], size[2], size[3]};
+  ModelOptions options;
+  options.input = {size[1], size[2], size[3]};
+  options.outputs = kOutputs;
+  options.dropout = 0;
+  ParameterStore store;
+  const ModulePtr model = make_model(name, store, options);
+  store.build([](const Parameter&) { return true; }, 1);
+  fill_by_rule(store);
+  std::vector<float> images(static_cast<std::size_t>(input.numel()));
+  FixtureNumbers(kImageStream).fill(images.data(), images.size(), std::sqrt(3.0));
+  for (const bool training : {false, true}) {
+    INFO((training ? "training" : "evaluation"));
+    ForwardContext context;
+    context.training = training;
+    const auto actual = values_of(model->forward(Variable(Tensor::from(images, input)), context));
+    Array outputs;
+    for (const auto& row : expected.at(training ? "training" : "evaluation"))
+      for (const double value : row) outputs.push_back(value);
+    double largest = 0;
+    for (const double value : outputs) largest = std::max(largest, std::abs(value));
+    check_close("outputs", actual, outputs, Array(outputs.size(), largest), kMostError);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("lenet and the AlexNets compute what PyTorch's compute") {
+  for (const char* name : {"lenet", "alexnet", "alexnet_grouped"}) check_network(name);
+}
+
+TEST_CASE("the VGG networks compute what PyTorch's compute") {
+  for (const char* name : {"vgg16", "vgg16_bias", "vgg16_imagenet"}) check_network(name);
+}
+
+TEST_CASE("the small residual networks compute what PyTorch's compute") {
+  for (const char* name : {"resnet20", "resnet18", "resnet18_imagenet", "resnet34"}) check_network(name);
+}
+
+TEST_CASE("resnet50 computes what PyTorch's computes") {
+  for (const char* name : {"resnet50"}) check_network(name);
+}
+
+TEST_CASE("resnet152 computes what PyTorch's computes") {
+  for (const char* name : {"resnet152"}) check_network(name);
+}
+
+TEST_CASE("squeezenet computes what PyTorch's computes") {
+  for (const char* name : {"squeezenet"}) check_network(name);
+}
+
+TEST_CASE("mobilenet_v2 and the EfficientNets compute what PyTorch's compute") {
+  for (const char* name : {"mobilenet_v2", "efficientnet_b0", "efficientnet_lite0"}) check_network(name);
+}
+
+TEST_CASE("shufflenet_v2 computes what PyTorch's computes") {
+  for (const char* name : {"shufflenet_v2"}) check_network(name);
+}
+
+TEST_CASE("inception_v4 computes what PyTorch's computes") {
+  for (const char* name : {"inception_v4"}) check_network(name);
+}
+
+TEST_CASE("every model for images that is registered is compared with PyTorch's") {
+  const std::vector<std::string> others{"linear", "mlp"};
+  const std::vector<std::string> same_code{"resnet32", "resnet44", "resnet56", "resnet110"};  // as resnet20
+  for (const std::string& name : models().names()) {
+    INFO(name);
+    const auto in = [&](const auto& list) { return std::find(list.begin(), list.end(), name) != list.end(); };
+    CHECK((in(others) || in(same_code) || fixture().contains(name)));
+  }
+}
