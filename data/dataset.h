@@ -13,7 +13,15 @@
 
 namespace topknot {
 
-enum class Split { train, test };
+// What evaluations read is `test`; a text keeps its test file, `held_out`, for the end of a run.
+enum class Split { train, test, held_out };
+
+// What a set asks of a model.
+enum class Task {
+  classification,  // a label per sample
+  regression,      // targets() values per sample
+  language_model,  // the next token after each one of a stream; a sample is a window of it
+};
 
 // Options of data sets: the keys `data.*` of the same names. A set ignores those of other sets.
 struct DatasetOptions {
@@ -26,6 +34,7 @@ struct DatasetOptions {
   std::optional<double> noise;  // synthetic sets: none given means the set's own; 0 to 1
   std::int64_t features = 64;   // synthetic_regression: inputs of a sample
   std::int64_t targets = 1;     // synthetic_regression: outputs of a sample
+  std::int64_t sequence_length = 35;  // text: tokens of a window
 };
 
 class Dataset {
@@ -36,19 +45,24 @@ class Dataset {
   Dataset& operator=(const Dataset&) = delete;
 
   virtual const std::string& name() const = 0;
-  virtual std::int64_t size() const = 0;              // samples
-  virtual Shape sample_shape() const = 0;             // {C, H, W}; {features, 1, 1} for vectors
-  virtual int classes() const = 0;                    // labels are 0 .. classes-1; 0 means regression
+  virtual Task task() const { return classes() > 0 ? Task::classification : Task::regression; }
+  // Samples. Of a stream: the windows that a token can begin; sample i begins with token i.
+  virtual std::int64_t size() const = 0;
+  virtual Shape sample_shape()
+      const = 0;                    // {C, H, W}; {features, 1, 1} for vectors, {tokens, 1, 1} for windows
+  virtual int classes() const = 0;  // labels are 0 .. classes-1; 0 means regression
+  // Labels per sample. A window that begins with token i has label(i), label(i + 1), ...: the token after each.
+  std::int64_t labels_per_sample() const { return task() == Task::language_model ? sample_shape()[0] : 1; }
   virtual std::int64_t targets() const { return 0; }  // values per sample, regression only
 
   // Sample `index` in C, H, W order, sample_shape().numel() floats, not yet normalised; pictures are in [0,
-  // 1].
+  // 1], tokens are whole numbers.
   // By default from bytes(): value / 255.
   virtual void get(std::int64_t index, float* sample) const;
   // The same picture as bytes 0 .. 255, or null where the samples are not kept as bytes: the loader's fast
   // path.
   virtual const std::uint8_t* bytes(std::int64_t /*index*/) const { return nullptr; }
-  // Classification only, else Error.
+  // The class, or the token after token `index`; Error for regression.
   virtual std::int32_t label(std::int64_t index) const;
   // Writes targets() floats. Regression only, else Error.
   virtual void target(std::int64_t index, float* values) const;

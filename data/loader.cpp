@@ -35,7 +35,12 @@ Loader::Loader(const Dataset& dataset, const LoaderOptions& options)
       options_(checked(options)),
       transform_(dataset, options.augment && options.train, options.seed),
       slots_(static_cast<std::size_t>(options.prefetch)) {
-  if (options.train) {
+  if (dataset.task() == Task::language_model) {
+    if (options.train && options.shard.kind != ShardRule::Kind::even)
+      throw UserError("data.shard: a text is cut into equal columns, which its ranks go down; give even");
+    stream_sampler_.emplace(dataset.size() + dataset.labels_per_sample(), dataset.labels_per_sample(),
+                            options.ranks, options.batch, options.train);
+  } else if (options.train) {
     const bool sorted = options.shard.kind == ShardRule::Kind::by_label;
     train_sampler_.emplace(dataset.size(), sorted ? labels_of(dataset) : std::vector<std::int32_t>(),
                            options.shard, options.ranks, options.batch, options.seed);
@@ -64,10 +69,12 @@ void Loader::stop() {
 }
 
 std::int64_t Loader::steps_per_epoch() const {
+  if (stream_sampler_) return stream_sampler_->steps(options_.rank);
   return train_sampler_ ? train_sampler_->steps_per_epoch() : eval_sampler_->steps(options_.rank);
 }
 
 std::int64_t Loader::shard_size() const {
+  if (stream_sampler_) return stream_sampler_->windows(options_.rank);
   return train_sampler_ ? train_sampler_->shard_size(options_.rank)
                         : eval_sampler_->shard_size(options_.rank);
 }
@@ -153,7 +160,9 @@ void Loader::work() {
 
 Batch Loader::make(std::int64_t step) const {
   Batch batch;
-  batch.indices = train_sampler_ ? order_.batch(step) : eval_sampler_->batch(options_.rank, step);
+  batch.indices = stream_sampler_  ? stream_sampler_->batch(options_.rank, step)
+                  : train_sampler_ ? order_.batch(step)
+                                   : eval_sampler_->batch(options_.rank, step);
   if (!options_.samples) return batch;
   const std::int64_t b = batch.size();
   const Shape shape = dataset_.sample_shape();
@@ -165,11 +174,11 @@ Batch Loader::make(std::int64_t step) const {
   for (std::int64_t i = 0; i < b; ++i) {
     const std::int64_t index = batch.indices[static_cast<std::size_t>(i)];
     transform_.apply(index, epoch_, batch.images.data() + i * numel);
-    if (dataset_.classes() == 0)
-      dataset_.target(index, batch.targets.data() + i * dataset_.targets());
-    else
-      batch.labels.push_back(dataset_.label(index));
+    if (dataset_.classes() == 0) dataset_.target(index, batch.targets.data() + i * dataset_.targets());
   }
+  if (dataset_.classes() > 0)
+    for (std::int64_t t = 0; t < dataset_.labels_per_sample(); ++t)
+      for (const std::int64_t index : batch.indices) batch.labels.push_back(dataset_.label(index + t));
   return batch;
 }
 

@@ -13,17 +13,23 @@
 
 #include "data/dataset.h"
 #include "data/sampler.h"
+#include "data/stream_sampler.h"
 #include "data/transforms.h"
 #include "nn/core/tensor.h"
 
 namespace topknot {
 
 struct Batch {
-  Tensor images;                      // [b, C, H, W], plain, CPU, normalised
-  std::vector<std::int32_t> labels;   // b of them; empty for regression
+  Tensor images;  // [b, C, H, W], plain, CPU, normalised
+  // b of them, empty for regression. Of windows of T tokens b T, step by step: label t b + i is that of sample i's token t.
+  std::vector<std::int32_t> labels;
   Tensor targets;                     // [b, targets], regression only, else undefined
   std::vector<std::int64_t> indices;  // which samples these are
   std::int64_t size() const { return static_cast<std::int64_t>(indices.size()); }
+  // Losses that an evaluation counts: of samples, or of a text's tokens.
+  std::int64_t losses() const {
+    return targets.defined() ? size() : static_cast<std::int64_t>(labels.size());
+  }
 };
 
 struct LoaderOptions {
@@ -46,9 +52,10 @@ class Loader {
   Loader(const Loader&) = delete;
   Loader& operator=(const Loader&) = delete;
 
+  const Dataset& dataset() const { return dataset_; }
   // Steps of this rank in an epoch; when training, equal on all ranks.
   std::int64_t steps_per_epoch() const;
-  // Samples in this rank's shard.
+  // Samples in this rank's shard; of a stream, its windows.
   std::int64_t shard_size() const;
   // Aggregation weights of all ranks, mean 1 (TrainSampler::weights); all 1 for evaluation.
   std::vector<float> weights() const;
@@ -77,6 +84,7 @@ class Loader {
   const Transform transform_;
   std::optional<TrainSampler> train_sampler_;
   std::optional<EvalSampler> eval_sampler_;
+  std::optional<StreamSampler> stream_sampler_;  // for training and evaluation
 
   // Set between epochs, when no worker is busy; read by workers while they are.
   TrainSampler::Epoch order_;

@@ -43,7 +43,7 @@ bool resolve_augment(const std::string& setting, const Dataset& dataset) {
   if (setting == "false") return false;
   if (setting != "true")
     throw UserError("data.augment: '" + setting + "' is not known; give auto, true or false");
-  if (dataset.classes() == 0)
+  if (dataset.task() != Task::classification)
     throw UserError("data.augment: '" + dataset.name() +
                     "' has no pictures to crop or mirror; give auto or false");
   return true;

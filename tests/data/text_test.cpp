@@ -1,0 +1,180 @@
+// The data set text, the columns that ranks go down, and the batches of both.
+#include <algorithm>
+#include <set>
+
+#include "data/loader.h"
+#include "tests/data/temp_folder.h"
+#include "tests/support/catch.h"
+#include "tests/support/user_error.h"
+
+using namespace topknot;
+
+namespace {
+
+void put(const TempFolder& folder, const std::string& name, const std::string& text) {
+  folder.write(name, std::vector<std::uint8_t>(text.begin(), text.end()));
+}
+
+std::unique_ptr<Dataset> text_in(const TempFolder& folder, Split split, std::int64_t window,
+                                 std::int64_t train_size = 0) {
+  DatasetOptions options;
+  options.root = folder.at("");
+  options.sequence_length = window;
+  options.train_size = train_size;
+  return make_dataset("text", options, split);
+}
+
+std::vector<std::int32_t> tokens_of(const Dataset& text) {
+  std::vector<std::int32_t> tokens;
+  float first = 0;
+  std::vector<float> window(static_cast<std::size_t>(text.sample_shape()[0]));
+  text.get(0, window.data());
+  first = window[0];
+  tokens.push_back(static_cast<std::int32_t>(first));
+  for (std::int64_t i = 0; i < text.size() + text.sample_shape()[0] - 1; ++i) tokens.push_back(text.label(i));
+  return tokens;
+}
+
+}  // namespace
+
+TEST_CASE("a text's vocabulary is its training file's words; lines end with <eos>, other words are <unk>") {
+  const TempFolder folder;
+  put(folder, "ptb.train.txt", " the cat  sat\n\nthe\tdog <unk> \r\nend");
+  put(folder, "ptb.valid.txt", "dog the bird\n");
+  put(folder, "ptb.test.txt", "sat\nsat\n");
+  const auto train = text_in(folder, Split::train, 3);
+  // <eos> 0, <unk> 1, the 2, cat 3, sat 4, dog 5, end 6
+  CHECK(train->classes() == 7);
+  CHECK((tokens_of(*train) == std::vector<std::int32_t>{2, 3, 4, 0, 0, 2, 5, 1, 0, 6, 0}));
+  CHECK(train->size() == 8);
+  CHECK(train->sample_shape() == Shape({3, 1, 1}));
+  CHECK(train->task() == Task::language_model);
+  CHECK(train->labels_per_sample() == 3);
+  CHECK((tokens_of(*text_in(folder, Split::test, 3)) == std::vector<std::int32_t>{5, 2, 1, 0}));
+  CHECK((tokens_of(*text_in(folder, Split::held_out, 3)) == std::vector<std::int32_t>{4, 0, 4, 0}));
+  CHECK(text_in(folder, Split::test, 3)->classes() == 7);
+  CHECK((tokens_of(*text_in(folder, Split::train, 3, 5)) == std::vector<std::int32_t>{2, 3, 4, 0, 0}));
+}
+
+TEST_CASE("a text is read under either name, from the folders that archives unpack to") {
+  const TempFolder folder;
+  put(folder, "simple-examples/data/train.txt", "a b c\n");
+  put(folder, "simple-examples/data/valid.txt", "a b c\n");
+  CHECK(text_in(folder, Split::train, 2)->classes() == 5);
+  CHECK(text_in(folder, Split::test, 2)->size() == 2);
+  CHECK(user_error([&] { text_in(folder, Split::held_out, 2); },
+                   {"ptb.test.txt is missing", "scripts/fetch-data ptb"}));
+}
+
+TEST_CASE("texts that are missing, too short or too small are refused with the file or the key") {
+  const TempFolder folder;
+  CHECK(user_error([&] { text_in(folder, Split::train, 2); },
+                   {"looked for ptb.train.txt", "scripts/fetch-data ptb"}));
+  put(folder, "train.txt", "a b c\n");
+  CHECK(user_error([&] { text_in(folder, Split::test, 2); }, {"ptb.valid.txt is missing"}));
+  CHECK(user_error([&] { text_in(folder, Split::train, 4); },
+                   {"data.sequence_length", "train.txt", "4 words"}));
+  CHECK(user_error([&] { text_in(folder, Split::train, 0); }, {"data.sequence_length"}));
+  CHECK(user_error([&] { text_in(folder, Split::train, 2, 5); }, {"data.train_size"}));
+  put(folder, "train.txt", "");
+  CHECK(user_error([&] { text_in(folder, Split::train, 1); }, {"train.txt", "0 words"}));
+}
+
+TEST_CASE("in training each row goes down a column of its own, and the columns cover the stream") {
+  const std::int64_t tokens = 1003, window = 7, batch = 5;
+  for (const int ranks : {1, 2, 3}) {
+    const StreamSampler sampler(tokens, window, ranks, batch, true);
+    const std::int64_t length = tokens / (ranks * batch);
+    std::set<std::int64_t> columns;
+    for (int rank = 0; rank < ranks; ++rank) {
+      CHECK(sampler.steps(rank) == (length - 1) / window);
+      CHECK(sampler.windows(rank) == sampler.steps(rank) * batch);
+      for (std::int64_t step = 0; step < sampler.steps(rank); ++step) {
+        const auto rows = sampler.batch(rank, step);
+        REQUIRE(static_cast<std::int64_t>(rows.size()) == batch);
+        for (std::size_t i = 0; i < rows.size(); ++i) {
+          CHECK(rows[i] == (rank * batch + static_cast<std::int64_t>(i)) * length + step * window);
+          CHECK(rows[i] + window < tokens);
+        }
+        if (step == 0) columns.insert(rows.begin(), rows.end());
+      }
+    }
+    CHECK(static_cast<std::int64_t>(columns.size()) == ranks * batch);
+  }
+  CHECK_NOTHROW(StreamSampler(8 * 10, 7, 2, 5, true));
+  CHECK(user_error([] { StreamSampler(8 * 10 - 1, 7, 2, 5, true); },
+                   {"data.batch_size", "79 tokens", "window of 7"}));
+  CHECK(user_error([] { StreamSampler(80, 7, 1, 0, true); }, {"data.batch_size"}));
+}
+
+TEST_CASE("evaluation takes every window of the stream once, down columns that do not depend on the ranks") {
+  for (const std::int64_t tokens : {2, 9, 64, 65, 1000})
+    for (const std::int64_t batch : {1, 4, 6})
+      for (const int ranks : {1, 2, 3, 4}) {
+        INFO(tokens << " tokens, batch " << batch << ", " << ranks << " ranks");
+        const std::int64_t window = 7;
+        const StreamSampler sampler(tokens, window, ranks, batch, false);
+        std::vector<std::int64_t> seen, starts;
+        std::int64_t least = 1 << 30, most = 0;
+        for (int rank = 0; rank < ranks; ++rank) {
+          const std::int64_t steps = sampler.steps(rank);
+          least = std::min(least, steps), most = std::max(most, steps);
+          std::vector<std::int64_t> before;
+          for (std::int64_t step = 0; step < steps; ++step) {
+            const auto rows = sampler.batch(rank, step);
+            CHECK(!rows.empty());
+            CHECK(static_cast<std::int64_t>(rows.size()) <= batch);
+            if (step == 0) starts.insert(starts.end(), rows.begin(), rows.end());
+            // A row goes on where it was; rows that have ended are the last ones.
+            if (step > 0) REQUIRE(rows.size() <= before.size());
+            for (std::size_t i = 0; step > 0 && i < rows.size(); ++i) CHECK(rows[i] == before[i] + window);
+            seen.insert(seen.end(), rows.begin(), rows.end());
+            before = rows;
+          }
+        }
+        CHECK(most - least <= 1);
+        CHECK(sampler.steps(0) == most);
+        std::sort(seen.begin(), seen.end());
+        REQUIRE(static_cast<std::int64_t>(seen.size()) == (tokens - 1) / window);
+        for (std::size_t i = 0; i < seen.size(); ++i) CHECK(seen[i] == static_cast<std::int64_t>(i) * window);
+        if (ranks <= batch) {
+          const StreamSampler alone(tokens, window, 1, batch, false);
+          CHECK(starts == alone.batch(0, 0));
+        }
+      }
+}
+
+TEST_CASE("a batch of windows has whole tokens, and the next ones as labels step by step") {
+  const TempFolder folder;
+  std::string text;
+  for (int i = 0; i < 60; ++i) text += "w" + std::to_string(i * i % 23) + (i % 9 == 8 ? "\n" : " ");
+  put(folder, "train.txt", text);
+  const auto data = text_in(folder, Split::train, 4);
+  const auto tokens = tokens_of(*data);
+  for (const int workers : {0, 2}) {
+    LoaderOptions options;
+    options.batch = 3, options.rank = 1, options.ranks = 2, options.workers = workers;
+    Loader loader(*data, options);
+    loader.start_epoch(5, 1);
+    std::int64_t steps = 1;
+    for (Batch batch; loader.next(batch); ++steps) {
+      REQUIRE(batch.images.shape() == Shape({3, 4, 1, 1}));
+      REQUIRE(batch.labels.size() == 12);
+      CHECK_FALSE(batch.targets.defined());
+      const auto ids = batch.images.to_vector();
+      for (std::size_t i = 0; i < 3; ++i)
+        for (std::size_t t = 0; t < 4; ++t) {
+          const auto at = static_cast<std::size_t>(batch.indices[i]) + t;
+          CHECK(ids[i * 4 + t] == static_cast<float>(tokens[at]));
+          CHECK(batch.labels[t * 3 + i] == tokens[at + 1]);
+        }
+    }
+    CHECK(steps == loader.steps_per_epoch());
+    CHECK((loader.weights() == std::vector<float>{1, 1}));
+  }
+  LoaderOptions uneven;
+  uneven.shard = parse_shard_rule("uneven:2");
+  CHECK(user_error([&] { Loader(*data, uneven); }, {"data.shard", "even"}));
+  CHECK(user_error([&] { resolve_augment("true", *data); }, {"data.augment", "text"}));
+  CHECK_FALSE(resolve_augment("auto", *data));
+}
