@@ -30,6 +30,7 @@ class CpuEngine final : public StepEngine {
                                                          communicator.rank(), communicator.size())),
         test_loader_(*inputs.data.test, loader_options(config_, *inputs.data.test, false, communicator.rank(),
                                                        communicator.size())),
+        held_out_(inputs.data.held_out.get()),
         recorder_(config_, inputs.folder, arena_, &exchange_, root_, inputs.resume),
         trace_({config_.train.profile_from, config_.train.profile_steps,
                 plan_steps(config_, train_loader_).total_steps},
@@ -41,6 +42,7 @@ class CpuEngine final : public StepEngine {
   const Loader& train_loader() const override { return train_loader_; }
   std::string device() const override { return "cpu"; }
   void start_epoch(std::int64_t epoch, std::int64_t first_step) override {
+    StepEngine::start_epoch(epoch, first_step);
     train_loader_.start_epoch(epoch, first_step * parts_);
   }
   std::int64_t steps_ahead() const override { return 1; }
@@ -158,13 +160,17 @@ class CpuEngine final : public StepEngine {
     for (const HostCopy& copy : copies) std::memcpy(copy.to, copy.from.data(), copy.from.size_bytes());
     return {};
   }
-  std::array<double, 3> evaluation_sums(const EvaluationHook& hook) override {
-    return topknot::evaluation_sums(*model_, test_loader_, hook);
+  std::array<double, 3> evaluation_sums(Split split, const EvaluationHook& hook) override {
+    if (split == Split::test) return topknot::evaluation_sums(*model_, test_loader_, hook);
+    Loader loader(*held_out_,
+                  loader_options(config_, *held_out_, false, communicator_.rank(), communicator_.size()));
+    return topknot::evaluation_sums(*model_, loader, hook);
   }
 
   Exchange exchange_;
   std::unique_ptr<Optimizer> optimizer_;
   Loader train_loader_, test_loader_;
+  const Dataset* held_out_;  // null where the run has none
   Recorder recorder_;
   StepTrace trace_;
 

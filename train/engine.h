@@ -62,8 +62,9 @@ class Engine {
 
   // All of these are collective.
   virtual void all_reduce(std::span<double> sums) = 0;
-  // None where the hook ended it, which it must do on all ranks alike.
-  virtual std::optional<Evaluation> evaluate(const EvaluationHook& hook) = 0;
+  // Of the test set or, where the run has one, the held-out set. None where the hook ended it, which it must do on all
+  // ranks alike.
+  virtual std::optional<Evaluation> evaluate(Split split, const EvaluationHook& hook) = 0;
   virtual void check_parameters(const std::string& when) = 0;
 
   // Between steps whose statistics were asked for. state() copies what this rank has, weights and optimizer on rank 0

@@ -8,10 +8,13 @@ namespace topknot {
 
 void synchronize_statistics(const ParameterStore& store, const std::string& rule, CollectiveQueue& queue,
                             const Communicator& communicator) {
-  if (rule == "local" || communicator.size() == 1 || store.buffers().empty()) return;
-  std::vector<double> all;
+  if (rule == "local" || communicator.size() == 1) return;
+  std::vector<Buffer*> statistics;
   for (const auto& buffer : store.buffers())
-    all.insert(all.end(), buffer->values.begin(), buffer->values.end());
+    if (!buffer->recurrent) statistics.push_back(buffer.get());
+  if (statistics.empty()) return;
+  std::vector<double> all;
+  for (const Buffer* buffer : statistics) all.insert(all.end(), buffer->values.begin(), buffer->values.end());
   const double scale = rule == "mean" ? 1.0 / communicator.size() : 1.0;
   queue.run([&](Communicator& c) {
     if (rule == "mean")
@@ -20,7 +23,7 @@ void synchronize_statistics(const ParameterStore& store, const std::string& rule
       c.broadcast(std::as_writable_bytes(std::span<double>(all)), 0);
   });
   auto value = all.begin();
-  for (const auto& buffer : store.buffers())
+  for (Buffer* buffer : statistics)
     for (float& statistic : buffer->values) statistic = static_cast<float>(*value++ * scale);
 }
 
@@ -51,10 +54,11 @@ std::array<double, 3> evaluation_sums(BuiltModel& model, Loader& loader, const E
   std::int64_t done = 0;
   for (Batch batch; hook(done, loader.steps_per_epoch()) && loader.next(batch); ++done) {
     const Variable output = model.module->forward(Variable(batch.images), context);
-    const auto n = static_cast<double>(batch.size());
+    const auto n = static_cast<double>(batch.losses());
     sums[0] += batch_loss(output, batch).value().data()[0] * n;
     sums[2] += n;
-    if (!batch.labels.empty()) count_correct(output.value(), batch.labels, &sums[1]);
+    if (loader.dataset().task() == Task::classification)
+      count_correct(output.value(), batch.labels, &sums[1]);
   }
   return sums;
 }

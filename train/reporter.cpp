@@ -52,7 +52,21 @@ std::string method_text(const Config& config, const Plan& plan) {
   return text;
 }
 
+Metric metric_of(const Dataset& data) {
+  switch (data.task()) {
+    case Task::classification:
+      return Metric::accuracy();
+    case Task::regression:
+      return Metric::squared_error();
+    case Task::language_model:
+      break;
+  }
+  return Metric::perplexity();
+}
+
+// The length of a text's windows is no part of the task: perplexities compare across it.
 std::string task_of(const Dataset& data) {
+  if (data.task() == Task::language_model) return fmt::format("{}, {} words", data.name(), data.classes());
   return data.name() + ", " +
          (data.classes() > 0 ? fmt::format("{} classes", data.classes())
                              : count_text(data.targets(), "target")) +
@@ -90,7 +104,8 @@ void Progress::step(std::int64_t step, double epoch, double loss, double lr, std
   since_drawn_ = 0;
   const double total = static_cast<double>(options_.total_steps), made = static_cast<double>(step);
   const double left = total > 0 && rate_ > 0 ? std::max(0.0, total - made) / rate_ + evaluation_seconds : -1;
-  auto fields = step_fields(step, options_.total_steps, epoch, loss, lr, image_rate_, left);
+  auto fields =
+      step_fields(step, options_.total_steps, epoch, loss, lr, image_rate_, left, options_.rate_unit);
   if (!options_.network.empty()) fields.push_back({options_.network, 1});
   show(std::move(fields), total > 0 ? made / total : 0);
 }
@@ -113,14 +128,15 @@ void Progress::finish() {
 }
 
 std::vector<ProgressField> step_fields(std::int64_t step, std::int64_t total, double epoch, double loss,
-                                       double lr, double images_per_second, double seconds_left) {
+                                       double lr, double images_per_second, double seconds_left,
+                                       const char* rate_unit) {
   std::vector<ProgressField> fields{
       {fmt::format("step {}", step) + (total > 0 ? fmt::format("/{}", total) : ""), 0},
       {fmt::format("epoch {:.2f}", epoch), 3},
       {fmt::format("loss {:.4f}", loss), 1},
       {fmt::format("lr {:.4g}", lr), 5},
-      {images_per_second < 99.5 ? fmt::format("{:.3g} images/s", images_per_second)
-                                : fmt::format("{:.0f} images/s", images_per_second),
+      {images_per_second < 99.5 ? fmt::format("{:.3g} {}", images_per_second, rate_unit)
+                                : fmt::format("{:.0f} {}", images_per_second, rate_unit),
        4}};
   if (seconds_left >= 0) fields.push_back({left_text(seconds_left), 2});
   return fields;
@@ -155,10 +171,11 @@ Reporter::Reporter(const RunInputs& inputs, const Plan& plan, const Communicator
       backend_(communicator.network()),
       root_(communicator.rank() == 0),
       task_(task_of(*inputs.data.test)),
-      metric_(inputs.data.test->classes() > 0 ? Metric::accuracy() : Metric::squared_error()),
-      test_batches_(evaluation_batches(config_, inputs.data.test->size(), ranks_)),
+      metric_(metric_of(*inputs.data.test)),
+      labels_per_sample_(inputs.data.test->labels_per_sample()),
+      test_batches_(evaluation_batches(config_, *inputs.data.test, ranks_)),
       progress_({plan.total_steps, inputs.config.train.log_every, inputs.quiet || !root_,
-                 inputs.config.dist.link_rate.empty() ? "" : "emulated link"}),
+                 inputs.config.dist.link_rate.empty() ? "" : "emulated link", metric_.rate_unit()}),
       program_start_(inputs.program_start) {
   if (!root_) return;
   const Metrics earlier = inputs.resume ? read_metrics(folder_.metrics_jsonl()) : Metrics();
@@ -182,7 +199,7 @@ void Reporter::go_on(const Metrics& metrics) {
   }
   for (const EvalRecord& eval : metrics.evals) {
     last_ = {eval.test_loss, eval.test_accuracy};
-    best_accuracy_ = std::max(best_accuracy_, eval.test_accuracy);
+    note_best(last_);
     eval_seconds_ += eval.eval_seconds;
     last_eval_seconds_ = eval.eval_seconds;
   }
@@ -199,8 +216,14 @@ void Reporter::count(const StepRecord& record, const ByteCount& bytes, double se
       {seconds, record.encode_s, record.communicate_s, record.exposed_s, record.decode_s, record.makespan_s});
 }
 
+void Reporter::note_best(const Evaluation& evaluation) {
+  if (!(evaluation.loss >= best_.loss)) best_.loss = evaluation.loss;
+  best_.accuracy = std::max(best_.accuracy, evaluation.accuracy);
+}
+
 std::int64_t Reporter::images_per_step() const {
-  return static_cast<std::int64_t>(config_.data.batch_size) * config_.train.accumulate * ranks_;
+  return static_cast<std::int64_t>(config_.data.batch_size) * labels_per_sample_ * config_.train.accumulate *
+         ranks_;
 }
 
 double Reporter::epochs(std::int64_t step) const {
@@ -213,10 +236,10 @@ void Reporter::announce(const Engine& engine) const {
       engine.device() == "cpu" ? count_text(omp_get_max_threads(), "thread") + " per rank" : engine.device();
   log_info(fmt::format("{} ({} parameters) on {}, {} by {}, {}", config_.model.name, engine.arena().size(),
                        config_.data.name, count_text(ranks_, "rank"), backend_, compute));
-  log_info(fmt::format("{}; global batch {}, learning rate {}, {} steps per epoch, {} in all",
+  log_info(fmt::format("{}; global batch {}{}, learning rate {}, {} steps per epoch, {} in all",
                        method_text(config_, plan_), images_per_step(),
-                       key_value(*find_key("optimizer.lr"), config_), plan_.steps_per_epoch,
-                       plan_.total_steps));
+                       labels_per_sample_ > 1 ? " tokens" : "", key_value(*find_key("optimizer.lr"), config_),
+                       plan_.steps_per_epoch, plan_.total_steps));
   log_info("writing to " + folder_.path);
   if (root_)
     for (const Group& group : engine.groups())
@@ -293,25 +316,35 @@ void Reporter::evaluating(std::int64_t step, std::int64_t done, std::int64_t bat
 }
 
 std::string Reporter::evaluation_text() const {
-  return has_accuracy()
-             ? fmt::format("test accuracy {:.2f} %, test loss {:.4f}", 100 * last_.accuracy, last_.loss)
-             : fmt::format("test loss {:.6g}", last_.loss);
+  const std::string text = metric_.title() + " " + metric_.text(metric_.value(last_.loss, last_.accuracy));
+  return metric_.name == "loss" ? text : text + fmt::format(", {} loss {:.4f}", metric_.set, last_.loss);
 }
 
 void Reporter::evaluation(std::int64_t step, const Evaluation& evaluation, double seconds) {
   last_ = evaluation;
   last_eval_seconds_ = seconds;
   eval_seconds_ += seconds;
-  best_accuracy_ = std::max(best_accuracy_, evaluation.accuracy);
+  note_best(evaluation);
   if (!metrics_) return;
-  metrics_->write(
-      EvalRecord{step, epochs(step), train_seconds_, evaluation.loss, evaluation.accuracy, seconds});
+  metrics_->write(EvalRecord{step, epochs(step), train_seconds_, evaluation.loss, evaluation.accuracy,
+                             perplexity_of(evaluation), seconds});
   if (tensorboard_) {
-    TensorBoardWriter::Scalars scalars = {{"test/loss", evaluation.loss}};
-    if (has_accuracy()) scalars.emplace_back("test/accuracy", evaluation.accuracy);
+    TensorBoardWriter::Scalars scalars = {{metric_.set + "/loss", evaluation.loss}};
+    if (metric_.name != "loss")
+      scalars.emplace_back(metric_.set + "/" + metric_.name,
+                           metric_.value(evaluation.loss, evaluation.accuracy));
     tensorboard_->write(step, scalars);
   }
   note(fmt::format("epoch {:.4g}: {}", epochs(step), evaluation_text()));
+}
+
+void Reporter::held_out(const Evaluation& evaluation, double seconds) {
+  held_out_ = evaluation;
+  eval_seconds_ += seconds;
+}
+
+double Reporter::perplexity_of(const Evaluation& evaluation) const {
+  return metric_.name == "perplexity" ? metric_.value(evaluation.loss, evaluation.accuracy) : 0.0;
 }
 
 std::string Reporter::end(std::int64_t steps, std::int64_t skipped, const std::string& parameter_checksum,
@@ -319,8 +352,10 @@ std::string Reporter::end(std::int64_t steps, std::int64_t skipped, const std::s
   if (!metrics_) return "";
   EndRecord end;
   end.test_accuracy = last_.accuracy;
-  end.best_test_accuracy = best_accuracy_;
+  end.best_test_accuracy = best_.accuracy;
   end.test_loss = last_.loss;
+  end.test_perplexity = perplexity_of(last_);
+  if (held_out_) end.held_out_loss = held_out_->loss, end.held_out_perplexity = perplexity_of(*held_out_);
   end.wall_seconds = train_seconds_;
   end.eval_seconds = eval_seconds_;
   end.startup_seconds = startup_seconds_;
@@ -352,12 +387,19 @@ std::string Reporter::end(std::int64_t steps, std::int64_t skipped, const std::s
   if (modelled_makespan > 0 && end.makespan_p50_s > 0)
     log_info(fmt::format("exchange: modelled makespan {:.3g} ms, measured {:.3g} ms (median of {} steps)",
                          1e3 * modelled_makespan, 1e3 * end.makespan_p50_s, steady.size()));
-  const std::string best =
-      has_accuracy() ? fmt::format(", best accuracy {:.2f} %", 100 * best_accuracy_) : "";
+  const std::string best = metric_.name == "loss"
+                               ? ""
+                               : fmt::format(", best {} {}", metric_.name,
+                                             metric_.text(metric_.value(best_.loss, best_.accuracy)));
+  const std::string held_out =
+      held_out_ ? fmt::format("; test {} {}", metric_.name,
+                              metric_.text(metric_.value(held_out_->loss, held_out_->accuracy)))
+                : "";
   const std::string by = config_.dist.link_rate.empty() ? "" : " by " + backend_;
-  return fmt::format("done: {} steps in {}, {:.0f} images/s{}, sent {} per rank (dense: {})\n{}{}: {}", steps,
-                     format_duration(train_seconds_), end.images_per_second, by, format_bytes(end.bytes_sent),
-                     format_bytes(end.bytes_dense), evaluation_text(), best, folder_.path);
+  return fmt::format("done: {} steps in {}, {:.0f} {}{}, sent {} per rank (dense: {})\n{}{}{}: {}", steps,
+                     format_duration(train_seconds_), end.images_per_second, metric_.rate_unit(), by,
+                     format_bytes(end.bytes_sent), format_bytes(end.bytes_dense), evaluation_text(), best,
+                     held_out, folder_.path);
 }
 
 void Reporter::stop(std::int64_t step, bool failed, const std::string& reason) {

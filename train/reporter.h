@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -27,6 +28,7 @@ struct ProgressOptions {
   int log_every = 10;
   bool quiet = false;
   std::string network = "";  // what the throughput depends on that is not real: "emulated link"
+  const char* rate_unit = "images/s";
 };
 
 // A part of the line. Where the line is too long, the parts of the highest rank are left out first; those of rank 0 stay.
@@ -67,7 +69,8 @@ class Progress {
 
 // `total` 0 and `seconds_left` below 0: unknown.
 std::vector<ProgressField> step_fields(std::int64_t step, std::int64_t total, double epoch, double loss,
-                                       double lr, double images_per_second, double seconds_left);
+                                       double lr, double images_per_second, double seconds_left,
+                                       const char* rate_unit = "images/s");
 // One line of at most `columns`; 0: of any length. In front, where there is room, a bar for the share `done`, 0 to 1.
 std::string progress_line(std::vector<ProgressField> fields, int columns = 0,
                           std::optional<double> done = std::nullopt);
@@ -91,6 +94,7 @@ class Reporter {
   // An evaluation after `step` steps has done so many of this rank's batches in `seconds`.
   void evaluating(std::int64_t step, std::int64_t done, std::int64_t batches, double seconds);
   void evaluation(std::int64_t step, const Evaluation& evaluation, double seconds);
+  void held_out(const Evaluation& evaluation, double seconds);  // before end(), where the run has such a set
   // `modelled_makespan`: seconds, 0 where the run has no exchange profile. Returns the result of the run for its user, two
   // lines; "" on ranks other than 0.
   std::string end(std::int64_t steps, std::int64_t skipped, const std::string& parameter_checksum,
@@ -105,9 +109,10 @@ class Reporter {
  private:
   double epochs(std::int64_t step) const;
   std::int64_t images_per_step() const;
-  double evaluation_seconds(std::int64_t step) const;  // of the evaluations after this step, expected
-  std::string evaluation_text() const;                 // of the last evaluation
-  bool has_accuracy() const { return metric_ == Metric::accuracy(); }
+  double evaluation_seconds(std::int64_t step) const;        // of the evaluations after this step, expected
+  std::string evaluation_text() const;                       // of the last evaluation
+  double perplexity_of(const Evaluation& evaluation) const;  // 0 where that is not the metric
+  void note_best(const Evaluation& evaluation);
   void count(const StepRecord& record, const ByteCount& bytes, double seconds);
   void go_on(const Metrics& metrics);
   template <class Record>
@@ -121,6 +126,7 @@ class Reporter {
   const bool root_;
   const std::string task_;  // as StartRecord has it
   const Metric metric_;
+  const std::int64_t labels_per_sample_;
   const std::int64_t test_batches_;  // of an evaluation, on a rank
   Progress progress_;
   std::unique_ptr<MetricsWriter> metrics_;
@@ -135,8 +141,9 @@ class Reporter {
   std::vector<Seconds> seconds_;  // by step
   ByteCount bytes_;               // of all ranks and steps
   Evaluation last_;
-  double last_eval_seconds_ = 0;  // 0: none was made yet
-  double best_accuracy_ = 0;
+  double last_eval_seconds_ = 0;                                 // 0: none was made yet
+  Evaluation best_{std::numeric_limits<double>::infinity(), 0};  // least loss, greatest accuracy
+  std::optional<Evaluation> held_out_;
   std::optional<double> density_;  // of the last step
 };
 

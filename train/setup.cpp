@@ -38,8 +38,12 @@ RunData load_data(const Config& config) {
   options.classes = config.data.classes;
   options.image_size = config.data.image_size;
   options.noise = config.data.noise;
-  return {make_dataset(config.data.name, options, Split::train),
-          make_dataset(config.data.name, options, Split::test)};
+  options.sequence_length = config.data.sequence_length;
+  RunData data{make_dataset(config.data.name, options, Split::train),
+               make_dataset(config.data.name, options, Split::test)};
+  if (data.train->task() == Task::language_model)
+    data.held_out = make_dataset(config.data.name, options, Split::held_out);
+  return data;
 }
 
 std::unique_ptr<BuiltModel> build_model(const Config& config, const Dataset& data, Device device,
@@ -50,7 +54,17 @@ std::unique_ptr<BuiltModel> build_model(const Config& config, const Dataset& dat
   options.outputs = data.classes() > 0 ? data.classes() : data.targets();
   options.dropout = static_cast<float>(config.model.dropout);
   options.hidden.assign(config.model.hidden.begin(), config.model.hidden.end());
+  options.batch = config.data.batch_size;
+  options.width = config.model.width;
+  options.layers = config.model.layers;
+  options.tied = config.model.tied;
+  options.init_uniform = static_cast<float>(config.model.init_uniform);
   built->module = make_model(config.model.name, built->store, options);
+  if (const bool tokens = data.task() == Task::language_model; built->module->reads_tokens() != tokens)
+    throw UserError(fmt::format("model.name: {} {} tokens, and data.name={} {}; choose a {}",
+                                config.model.name, tokens ? "does not read" : "reads", config.data.name,
+                                tokens ? "is a text" : "has none",
+                                tokens ? "language model such as lstm_lm" : "text"));
   const bool dense_1d = config.compress.dense_1d;
   const auto min_numel = static_cast<std::size_t>(config.compress.min_numel);
   std::vector<std::string> names;
@@ -279,9 +293,12 @@ Plan plan_steps(const Config& config, const Loader& loader) {
   return plan;
 }
 
-std::int64_t evaluation_batches(const Config& config, std::int64_t samples, int ranks) {
+std::int64_t evaluation_batches(const Config& config, const Dataset& data, int ranks) {
+  LoaderOptions options = loader_options(config, data, false, 0, ranks);
+  options.workers = 0;
+  const Loader first(data, options);
   const std::int64_t batch = std::int64_t{config.data.batch_size} * ranks;
-  return (samples + batch - 1) / batch;
+  return data.task() == Task::language_model ? first.steps_per_epoch() : (data.size() + batch - 1) / batch;
 }
 
 std::int64_t evaluations_left(const Plan& plan, double every, std::int64_t step) {

@@ -24,6 +24,7 @@ void check_device(const Config& config);
 // The data of a run, shared by the ranks of one process. Throws UserError: missing or damaged files.
 struct RunData {
   std::unique_ptr<Dataset> train, test;
+  std::unique_ptr<Dataset> held_out = nullptr;  // of a text: evaluated once, at the end of the run
 };
 RunData load_data(const Config& config);
 
@@ -85,7 +86,7 @@ struct Plan {
 };
 Plan plan_steps(const Config& config, const Loader& loader);
 // Batches of an evaluation on the rank that has most of them; others have one less at the most.
-std::int64_t evaluation_batches(const Config& config, std::int64_t samples, int ranks);
+std::int64_t evaluation_batches(const Config& config, const Dataset& data, int ranks);
 // Evaluations that come after `step` steps, with train.eval_every as `every`.
 std::int64_t evaluations_left(const Plan& plan, double every, std::int64_t step);
 

@@ -46,7 +46,9 @@ std::string speed_line(const Metrics& metrics, bool running, double eval_every) 
   for (std::size_t i = metrics.steps.size() - count; i < metrics.steps.size(); ++i)
     rates.push_back(metrics.steps[i].images_per_second);
   const StepRecord &first = metrics.steps[metrics.steps.size() - count], &last = metrics.steps.back();
-  std::string line = fmt::format("{} images/s", short_text(quantile(rates, 0.5)));
+  std::string line =
+      fmt::format("{} {}", short_text(quantile(rates, 0.5)),
+                  metrics.starts.empty() ? "images/s" : metrics.starts.back().metric.rate_unit());
   if (!running || count < 2 || metrics.starts.empty()) return line;
   const double each = (last.time_s - first.time_s) / static_cast<double>(count - 1);
   const StartRecord& start = metrics.starts.back();
@@ -100,9 +102,14 @@ std::string status_text(const std::string& run) {
     line("speed", speed_line(metrics, !process.empty(), config.number("train.eval_every")));
   if (!metrics.evals.empty()) {
     const EvalRecord& last = metrics.evals.back();
-    const bool loss = !metrics.starts.empty() && metrics.starts.back().metric.name == "loss";
-    line("evaluation", fmt::format("after step {}: test loss {:.4g}", last.step, last.test_loss) +
-                           (loss ? "" : fmt::format(", test accuracy {:.2f} %", 100 * last.test_accuracy)));
+    Metric metric = metrics.starts.empty() ? Metric::accuracy() : metrics.starts.back().metric;
+    if (metric.name.empty()) metric = Metric::accuracy();
+    line("evaluation",
+         fmt::format("after step {}: {} loss {:.4g}", last.step, metric.set, last.test_loss) +
+             (metric.name == "loss"
+                  ? ""
+                  : fmt::format(", {} {}", metric.title(),
+                                metric.text(metric.value(last.test_loss, last.test_accuracy)))));
   }
   const CheckpointStore store(folder.checkpoints());
   const std::vector<std::int64_t> saved = store.steps();

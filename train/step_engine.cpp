@@ -20,6 +20,10 @@ StepEngine::StepEngine(const RunInputs& inputs, Communicator& communicator, Devi
       queue_(communicator),
       settled_(settle_exchange(inputs, arena_, queue_, communicator)) {}
 
+void StepEngine::start_epoch(std::int64_t, std::int64_t first_step) {
+  if (first_step == 0) model_->store.reset_states();
+}
+
 void StepEngine::step(const StepRequest& request) {
   begin_step(request);
   exchange_->begin_step(request.step, request.density, weights_, request.lr);
@@ -103,15 +107,22 @@ void StepEngine::all_reduce(std::span<double> sums) {
   in_phase(Phase::metrics, [&] { queue_.run([&](Communicator& c) { c.all_reduce(sums); }); });
 }
 
-std::optional<Evaluation> StepEngine::evaluate(const EvaluationHook& hook) {
-  model_->store.statistics_to_host();
-  synchronize_statistics(model_->store, config_.train.bn_stats, queue_, communicator_);
-  model_->store.statistics_to_device();
+// An evaluation begins from recurrent states of zeros, and training goes on from its own.
+std::optional<Evaluation> StepEngine::evaluate(Split split, const EvaluationHook& hook) {
+  ParameterStore& store = model_->store;
+  store.statistics_to_host();
+  synchronize_statistics(store, config_.train.bn_stats, queue_, communicator_);
+  std::vector<float> training;
+  copy_statistics(store, training);
+  store.statistics_to_device();
+  store.reset_states();
   bool ended = false;
-  std::array<double, 3> sums = evaluation_sums([&](std::int64_t done, std::int64_t batches) {
+  std::array<double, 3> sums = evaluation_sums(split, [&](std::int64_t done, std::int64_t batches) {
     ended = !hook(done, batches);
     return !ended;
   });
+  restore_statistics(training, store);
+  store.statistics_to_device();
   if (ended) return std::nullopt;
   queue_.run([&](Communicator& c) { c.all_reduce(std::span<double>(sums)); });
   const double samples = std::max(1.0, sums[2]);

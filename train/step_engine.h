@@ -26,9 +26,10 @@ class StepEngine : public Engine {
   Config effective_config() const override { return settled_.effective(config_); }
   double modelled_makespan() const override { return settled_.modelled_makespan(groups()); }
 
+  void start_epoch(std::int64_t epoch, std::int64_t first_step) override;
   void step(const StepRequest& request) override;
   void all_reduce(std::span<double> sums) override;
-  std::optional<Evaluation> evaluate(const EvaluationHook& hook) override;
+  std::optional<Evaluation> evaluate(Split split, const EvaluationHook& hook) override;
   void check_parameters(const std::string& when) override;
   std::function<void()> state(RunState& state) override;
   void load_state(const RunState& state) override;
@@ -49,7 +50,8 @@ class StepEngine : public Engine {
   // Runs the three parts of a step in order.
   virtual void run(const Work& forward_and_backward, const Work& communicate, const Work& finish) = 0;
   virtual void in_phase(Phase, const Work& work) { work(); }  // for timing
-  virtual void save_statistics() = 0;  // batch norm's running statistics, which the forward pass moves
+  // Batch norm's running statistics and recurrent states, which the forward pass moves.
+  virtual void save_statistics() = 0;
   virtual void clear_loss() = 0;
   virtual void load_batch() {}  // of the next micro-batch
   // Forward pass of micro-batch `part`: its loss, a scalar.
@@ -72,8 +74,8 @@ class StepEngine : public Engine {
   };
   // Carries the copies out, as the memory is now; returns what is left to do, as state() does.
   virtual std::function<void()> copy_to_host(const std::vector<HostCopy>& copies) = 0;
-  // Over this rank's test samples: sums of losses, of correct answers, and their number.
-  virtual std::array<double, 3> evaluation_sums(const EvaluationHook& hook) = 0;
+  // Over this rank's samples of the set: sums of losses, of correct answers, and their number.
+  virtual std::array<double, 3> evaluation_sums(Split split, const EvaluationHook& hook) = 0;
 
   ForwardContext forward_context() const;
 

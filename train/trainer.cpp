@@ -84,6 +84,10 @@ class Trainer {
       if (const int during_evaluation = after_report(stopped); during_evaluation != 0)
         signal = during_evaluation, stopped = true;
     }
+    if (inputs_.data.held_out && !stopped) {
+      signal = run_evaluation(Split::held_out);
+      stopped = signal != 0;
+    }
     check_parameters("at the end");
     const bool saved = finish_checkpoints();
     engine_->finish();
@@ -282,17 +286,22 @@ class Trainer {
   }
 
   // Returns the signal that ended it, the same on every rank, or 0.
-  int run_evaluation() {
+  int run_evaluation(Split split = Split::test) {
     constexpr std::int64_t kBatchesBetween = 4;  // agreements: one is a message's latency
     const Clock::time_point start = Clock::now();
-    const std::int64_t most = evaluation_batches(config_, inputs_.data.test->size(), communicator_.size());
+    const Dataset& data = split == Split::test ? *inputs_.data.test : *inputs_.data.held_out;
+    const std::int64_t most = evaluation_batches(config_, data, communicator_.size());
     int signal = 0;
-    const auto evaluation = engine_->evaluate([&](std::int64_t done, std::int64_t batches) {
+    const auto evaluation = engine_->evaluate(split, [&](std::int64_t done, std::int64_t batches) {
       reporter_.evaluating(step(), done, batches, seconds_since(start));
       if (done < most && done % kBatchesBetween == 0) signal = agreed_signal();
       return signal == 0;
     });
     if (!evaluation) return signal;
+    if (split == Split::held_out) {
+      reporter_.held_out(*evaluation, seconds_since(start));
+      return 0;
+    }
     position_.evaluation = *evaluation;
     position_.evaluated = true;
     reporter_.evaluation(step(), *evaluation, seconds_since(start));

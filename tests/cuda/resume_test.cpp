@@ -3,6 +3,7 @@
 
 #include "compress/compressor.h"
 #include "tests/cuda/fixture.h"
+#include "tests/train/made_up_text.h"
 #include "tests/train/resumed_run.h"
 #include "train/engine.h"
 
@@ -84,4 +85,13 @@ TEST_CASE(
     CHECK(state.exchange == expected.exchange);
     CHECK(state.exchange.size() > (method == "dgc" ? 4 * state.model.weights.size() / 2 : 0));
   }
+}
+
+TEST_CASE("on GPUs a language model goes on bit for bit from the middle of an epoch") {
+  const MadeUpText text(160);
+  const Keys keys =
+      with(kOnGpu, {"data.name=text", "data.root=" + text.root(), "data.train_size=0", "data.test_size=0",
+                    "data.batch_size=2", "data.sequence_length=10", "model.name=lstm_lm", "model.width=10",
+                    "model.dropout=0.3", "optimizer.lr=2", "optimizer.momentum=0", "compress.name=topk"});
+  check_same(whole(keys), stopped_and_resumed(keys, kStop));
 }

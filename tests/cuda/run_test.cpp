@@ -5,6 +5,7 @@
 #include "tests/support/error_text.h"
 #include "tests/train/broken_sample.h"
 #include "tests/train/dropout_model.h"
+#include "tests/train/made_up_text.h"
 #include "tests/train/small_run.h"
 
 using namespace topknot;
@@ -162,4 +163,31 @@ TEST_CASE("what a GPU cannot do is refused with the key's name") {
     const std::string text = error_text([&] { on_gpu("threads", 1, {"compress.name=topk", key}); });
     CHECK(says(text, {std::string(key).substr(0, std::string(key).find('=')), "train.device=cpu"}));
   }
+}
+
+TEST_CASE(
+    "a language model trains on a GPU as on the CPU, with the same bits by graphs, ranks and backends") {
+  const MadeUpText text(160);
+  const Keys keys{
+      "data.name=text",      "data.root=" + text.root(), "data.train_size=0",    "data.test_size=0",
+      "data.batch_size=2",   "data.sequence_length=10",  "model.name=lstm_lm",   "model.width=10",
+      "optimizer.lr=2",      "optimizer.momentum=0",     "compress.name=topk",   "compress.density=0.1",
+      "train.clip_global=1", "train.max_steps=20",       "train.eval_every=0.5", "compress.warmup=[]"};
+  for (const char* dropout : {"model.dropout=0", "model.dropout=0.3"}) {
+    const Run gpu = on_gpu("threads", 2, joined(keys, {dropout}));
+    const Run cpu = train("threads", 2, joined(joined(kOnGpu, keys), {dropout, "train.device=cpu"}));
+    REQUIRE(gpu.metrics.steps.size() == 20);
+    CHECK(gpu.metrics.steps[1].loss == Approx(cpu.metrics.steps[1].loss).epsilon(1e-4));
+    CHECK(gpu.metrics.steps.back().loss == Approx(cpu.metrics.steps.back().loss).epsilon(0.02));
+    REQUIRE(gpu.metrics.evals.size() == cpu.metrics.evals.size());
+    CHECK(gpu.metrics.evals[0].test_loss == Approx(cpu.metrics.evals[0].test_loss).epsilon(0.01));
+    CHECK(gpu.metrics.end->held_out_loss == Approx(cpu.metrics.end->held_out_loss).epsilon(0.02));
+  }
+  const auto graphs = on_gpu("threads", 2, joined(keys, {"model.dropout=0.3"})).checksums;
+  CHECK(graphs == on_gpu("threads", 2, joined(keys, {"model.dropout=0.3", "train.graphs=false"})).checksums);
+  CHECK(graphs == on_gpu("threads", 2, joined(keys, {"model.dropout=0.3", "train.eval_every=0"})).checksums);
+  CHECK(graphs == on_gpu("gloo", 2, joined(keys, {"model.dropout=0.3", "dist.backend=gloo"})).checksums);
+  const Run bf16 =
+      on_gpu("threads", 1, joined(keys, {"model.dropout=0", "train.precision=bf16", "model.tied=true"}));
+  CHECK(bf16.metrics.steps.back().loss < bf16.metrics.steps.front().loss);
 }

@@ -30,6 +30,8 @@ mkdir "$work/damaged"
 for batch in 1 2 3 4 5; do printf 'not a picture' >"$work/damaged/data_batch_$batch.bin"; done
 printf 'not a picture' >"$work/damaged/test_batch.bin"
 refused "damaged pictures" data_batch_1.bin cifar10 --from "$work/damaged" --to "$work/to"
+for part in train valid test; do printf 'no words' >"$work/damaged/ptb.$part.txt"; done
+refused "damaged words" ptb.train.txt ptb --from "$work/damaged" --to "$work/to"
 printf 'not an archive' >"$work/junk.tar.gz"
 refused "a damaged archive" junk.tar.gz cifar10 --from "$work/junk.tar.gz" --to "$work/to"
 # A server that never ends, and one that stalls.

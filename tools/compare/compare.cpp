@@ -153,6 +153,7 @@ Stat over(const std::vector<Run>& runs, const Method& method, Get get) {
 void sum_up(const std::vector<Run>& runs, Method& method) {
   method.best = over(runs, method, [](const Run& r) { return r.best; });
   method.last = over(runs, method, [](const Run& r) { return r.last; });
+  method.held_out = over(runs, method, [](const Run& r) { return r.held_out; });
   method.images_per_second = over(runs, method, [](const Run& r) { return r.images_per_second; });
   method.wall_seconds = over(runs, method, [](const Run& r) { return r.wall_seconds; });
   const auto per_step = [](const Run& r, double total) {
@@ -183,21 +184,23 @@ void choose_target(Comparison& c, std::optional<double> target) {
     c.target = *target;
     c.target_reason = "as asked for";
   }
-  if (target || !c.metric.higher_is_better) return;
-  double dense = kAbsent, lowest = kAbsent;
+  if (target || c.metric.name == "loss") return;
+  double dense = kAbsent, worst = kAbsent;
   for (const Method& m : c.methods) {
     if (std::isnan(m.best.mean)) continue;
-    if (m.dense) dense = std::isnan(dense) ? m.best.mean : std::max(dense, m.best.mean);
-    lowest = std::isnan(lowest) ? m.best.mean : std::min(lowest, m.best.mean);
+    if (m.dense && (std::isnan(dense) || reaches(c.metric, m.best.mean, dense))) dense = m.best.mean;
+    if (std::isnan(worst) || reaches(c.metric, worst, m.best.mean)) worst = m.best.mean;
   }
   // A run whose metric stays 0 has reached it from the start.
   if (dense > 0) {
-    c.target = 0.95 * dense;
-    c.target_reason = fmt::format("95 % of the best dense {}, {}", title_of(c.metric),
+    const int percent = c.metric.higher_is_better ? 95 : 105;
+    c.target = percent / 100.0 * dense;
+    c.target_reason = fmt::format("{} % of the best dense {}, {}", percent, title_of(c.metric),
                                   value_text(c.metric, stat_of({dense})));
-  } else if (std::isnan(dense) && lowest > 0) {
-    c.target = lowest;
-    c.target_reason = "the lowest of the methods' best values, as there is no dense run";
+  } else if (std::isnan(dense) && worst > 0) {
+    c.target = worst;
+    c.target_reason = fmt::format("the {} of the methods' best values, as there is no dense run",
+                                  c.metric.higher_is_better ? "lowest" : "greatest");
   }
 }
 
@@ -289,7 +292,7 @@ void warn(Comparison& c) {
 }  // namespace
 
 double value_of(const Metric& metric, const EvalRecord& eval) {
-  return metric.name == "accuracy" ? eval.test_accuracy : eval.test_loss;
+  return metric.value(eval.test_loss, eval.test_accuracy);
 }
 
 bool reaches(const Metric& metric, double value, double target) {

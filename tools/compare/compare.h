@@ -41,6 +41,7 @@ struct Run {
 
   // Derived once by read_run; kAbsent where unknown.
   double best = kAbsent, last = kAbsent;  // of the metric
+  double held_out = kAbsent;              // of the set that is evaluated once, at the end
   double images_per_second = kAbsent;
   double wall_seconds = kAbsent;
   double bytes_sent = 0, bytes_dense = 0;  // totals so far
@@ -69,7 +70,8 @@ struct Method {
   bool dense = false;
   std::optional<std::size_t> baseline;  // the dense method with the fewest other differences
 
-  Stat best, last, images_per_second, wall_seconds, bytes_per_step, received_per_step, seconds_to_target;
+  Stat best, last, held_out, images_per_second, wall_seconds, bytes_per_step, received_per_step,
+      seconds_to_target;
   int reached = 0;                   // counted runs that met the target
   double dense_ratio = kAbsent;      // bytes_dense / bytes_sent
   double speed_up = kAbsent;         // images per second over the baseline's
@@ -107,8 +109,8 @@ Run read_run(const std::string& folder);
 // Folders of runs, or folders that hold such folders; throws UserError where there is none.
 std::vector<std::string> find_runs(const std::vector<std::string>& arguments);
 
-// `target`: value of the metric to measure the time to; by default 95 % of the best dense value, or where no dense run is
-// there, the lowest of the methods' best; none where a lower value is better. Throws UserError where tasks or metrics
+// `target`: value of the metric to measure the time to; by default 95 % of the best dense accuracy or 105 % of the least
+// dense perplexity, or where no dense run is there, the worst of the methods' best; none for a loss. Throws UserError where tasks or metrics
 // differ: their numbers have no common scale.
 Comparison compare_runs(std::vector<Run> runs, std::optional<double> target);
 

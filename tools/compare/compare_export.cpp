@@ -18,13 +18,16 @@ struct StatColumn {
 };
 
 std::vector<StatColumn> stat_columns(const Metric& metric) {
-  return {{"best_" + metric.name, &Method::best},
-          {"final_" + metric.name, &Method::last},
-          {"wall_seconds", &Method::wall_seconds},
-          {"images_per_second", &Method::images_per_second},
-          {"seconds_to_target", &Method::seconds_to_target},
-          {"bytes_sent", &Method::bytes_per_step},
-          {"bytes_received", &Method::received_per_step}};
+  std::vector<StatColumn> columns{{"best_" + metric.name, &Method::best},
+                                  {"final_" + metric.name, &Method::last}};
+  if (metric.set != "test") columns.push_back({"test_" + metric.name, &Method::held_out});
+  const std::vector<StatColumn> others{{"wall_seconds", &Method::wall_seconds},
+                                       {"images_per_second", &Method::images_per_second},
+                                       {"seconds_to_target", &Method::seconds_to_target},
+                                       {"bytes_sent", &Method::bytes_per_step},
+                                       {"bytes_received", &Method::received_per_step}};
+  columns.insert(columns.end(), others.begin(), others.end());
+  return columns;
 }
 
 struct NumberColumn {

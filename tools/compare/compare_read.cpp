@@ -97,6 +97,7 @@ void derive(Run& run) {
       run.last = m.end->test_accuracy;
       run.best = m.end->best_test_accuracy;
     }
+    if (m.end->held_out_loss > 0) run.held_out = run.metric.value(m.end->held_out_loss, 0);
     run.images_per_second = m.end->images_per_second;
     run.wall_seconds = m.end->wall_seconds;
     run.bytes_sent = m.end->bytes_sent;
@@ -130,11 +131,12 @@ void read_start(Run& run) {
     if (!start.metric.name.empty()) run.task = start.task, run.metric = start.metric;
   }
   if (run.metric.name.empty()) read_unrecorded_task(run);
-  if (run.metric.name != "accuracy" && run.metric.name != "loss")
-    throw UserError(fmt::format(
-        "{}: its metric is '{}', and this version compares accuracy and loss only; use the compare "
-        "of the version that trained it",
-        run.path, run.metric.name));
+  if (run.metric.name != "accuracy" && run.metric.name != "loss" && run.metric.name != "perplexity")
+    throw UserError(
+        fmt::format("{}: its metric is '{}', and this version compares accuracy, loss and perplexity only; "
+                    "use the compare "
+                    "of the version that trained it",
+                    run.path, run.metric.name));
 }
 
 }  // namespace

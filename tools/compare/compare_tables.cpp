@@ -56,7 +56,7 @@ std::string runs_text(const Method& m) {
 }  // namespace
 
 std::string title_of(const Metric& metric) {
-  return metric.name == "loss" ? "test loss" : metric.name;
+  return metric.name == "accuracy" ? metric.name : metric.title();
 }
 
 std::string value_text(const Metric& metric, const Stat& stat) {
@@ -68,18 +68,22 @@ Table result_table(const Comparison& c) {
   const std::string quality = title_of(c.metric);
   Table table;
   table.header = {"method", "runs", "best " + quality, "final " + quality};
+  const bool held_out =
+      std::any_of(c.methods.begin(), c.methods.end(), [](const Method& m) { return m.held_out.count > 0; });
+  if (held_out) table.header.push_back("test " + c.metric.name);
   if (!std::isnan(c.target)) {
     table.header.push_back("time to " + value_text(c.metric, stat_of({c.target})));
     table.header.push_back("speed-up to it");
   }
   for (const char* name :
-       {"training time", "images/s", "speed-up", "sent per step", "received", "compression"})
+       {"training time", c.metric.rate_unit(), "speed-up", "sent per step", "received", "compression"})
     table.header.push_back(name);
   const bool networks = shared_network(c.methods).empty();
   if (networks) table.header.push_back("network");
   for (const Method& m : c.methods) {
     std::vector<std::string> row = {m.name, runs_text(m), value_text(c.metric, m.best),
                                     value_text(c.metric, m.last)};
+    if (held_out) row.push_back(value_text(c.metric, m.held_out));
     if (!std::isnan(c.target)) {
       row.push_back(reached_text(c, m));
       row.push_back(times(m.target_speed_up));
@@ -137,7 +141,7 @@ Table run_table(const Comparison& c) {
                   "training time",
                   "evaluation",
                   "start-up",
-                  "images/s",
+                  c.metric.rate_unit(),
                   "step p50 / p95",
                   "parameters"};
   for (const Method& m : c.methods)

@@ -246,7 +246,7 @@ std::vector<Panel> quality_panels(const Comparison& c) {
   const bool target = !std::isnan(c.target);
   if (target) range.include(c.target);
   const bool share = c.metric.unit == "share";
-  const std::string label = "test " + c.metric.name + (share ? "" : " (" + c.metric.unit + ")");
+  const std::string label = c.metric.title() + (share ? "" : " (" + c.metric.unit + ")");
   Scale y;
   if (share) {
     range.hi = std::min(range.hi, 1.0);

@@ -47,7 +47,7 @@ std::string card(const Comparison& c, std::size_t i) {
   std::string html = fmt::format(R"(<div class="card" style="border-top-color:{}"><b>{}</b><strong>)",
                                  c.styles[i].colour, swatch(c.styles[i]) + escape(m.name));
   html += std::isnan(m.best.mean) ? "-" : value_text(c.metric, stat_of({m.best.mean}));
-  html += "</strong><small>best test " + c.metric.name;
+  html += "</strong><small>best " + c.metric.title();
   const bool itself = m.baseline && *m.baseline == i;
   if (m.baseline && !itself && c.metric.unit == "share") {
     const double points = 100 * (m.best.mean - c.methods[*m.baseline].best.mean);
@@ -64,8 +64,8 @@ std::string card(const Comparison& c, std::size_t i) {
     if (!itself && std::isfinite(m.target_speed_up))
       html += fmt::format(", speed-up {:.2f}×", m.target_speed_up);
   }
-  html += fmt::format("</small><small>{:.{}f} images/s", m.images_per_second.mean,
-                      m.images_per_second.mean < 100 ? 1 : 0);
+  html += fmt::format("</small><small>{:.{}f} {}", m.images_per_second.mean,
+                      m.images_per_second.mean < 100 ? 1 : 0, c.metric.rate_unit());
   if (itself) {
     html += ", the baseline";
   } else if (std::isfinite(m.speed_up)) {
@@ -131,7 +131,7 @@ std::string report_html(const Comparison& c) {
   }
 
   html += "<h2>How training went</h2>" + legend(c);
-  html += chart("Test " + c.metric.name,
+  html += chart(c.metric.set == "test" ? "Test " + c.metric.name : "Validation " + c.metric.name,
                 std::isnan(c.target) ? "" : "A ring marks where the mean curve first meets the target.",
                 quality_chart(c));
   html += chart("Train loss", "Moving average over a fortieth of the run; the faint line is the loss itself.",

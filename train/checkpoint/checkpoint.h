@@ -3,7 +3,7 @@
 //
 //   model.safetensors        weights and batch-norm statistics, by the names of parameters and buffers
 //   optimizer.safetensors    the optimizer's buffers, "0.NAME", "1.NAME", ...
-//   rank-0003.safetensors    what belongs to rank 3: "residual.NAME", "statistics.NAME", "exchange" (bytes)
+//   rank-0003.safetensors    what belongs to rank 3: "residual.NAME", "statistics.NAME" (recurrent states too), "exchange" (bytes)
 //   manifest.json            position, configuration, ranks; size and checksum of every file, and its own
 //
 // A checkpoint is complete or absent: its files are written to step-000001200.partial and synced, the manifest last, and

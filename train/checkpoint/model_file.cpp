@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 
 #include "nn/core/base/check.h"
 
@@ -19,8 +20,9 @@ void for_each_tensor(const ParameterStore& store, Visit&& visit) {
   for (const auto& p : store.parameters())
     visit(p->name(), dimensions(p->shape()), p.get(), static_cast<Buffer*>(nullptr));
   for (const auto& b : store.buffers())
-    visit(b->name, Dimensions{static_cast<std::int64_t>(b->values.size())},
-          static_cast<const Parameter*>(nullptr), b.get());
+    if (!b->recurrent)
+      visit(b->name, Dimensions{static_cast<std::int64_t>(b->values.size())},
+            static_cast<const Parameter*>(nullptr), b.get());
 }
 
 std::vector<std::string> tensor_names(const ParameterStore& store) {
@@ -52,16 +54,17 @@ std::vector<std::int64_t> dimensions(const Shape& shape) {
 
 std::vector<TensorView> model_tensors(const ParameterStore& store, const ModelCopy& copy) {
   std::vector<TensorView> tensors;
-  std::span<const float> statistics = copy.statistics;
+  std::map<const Buffer*, std::span<const float>> statistics;
+  std::size_t at = 0;
+  for (const auto& buffer : store.buffers()) {
+    statistics[buffer.get()] = std::span(copy.statistics).subspan(at, buffer->values.size());
+    at += buffer->values.size();
+  }
   for_each_tensor(store, [&](const std::string& name, std::vector<std::int64_t> shape,
                              const Parameter* parameter, Buffer* buffer) {
-    std::span<const float> values;
-    if (parameter) {
-      values = std::span(copy.weights).subspan(parameter->offset(), parameter->numel());
-    } else {
-      values = statistics.first(buffer->values.size());
-      statistics = statistics.subspan(values.size());
-    }
+    const std::span<const float> values =
+        parameter ? std::span(copy.weights).subspan(parameter->offset(), parameter->numel())
+                  : statistics.at(buffer);
     tensors.push_back({name, "F32", std::move(shape), std::as_bytes(values)});
   });
   return tensors;

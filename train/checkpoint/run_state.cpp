@@ -56,12 +56,14 @@ std::vector<float> read_arena(const SafetensorsFile& file, const std::vector<con
   return values;
 }
 
+// A model's file has no recurrent states: they are 0.
 void read_statistics(const SafetensorsFile& file, const ParameterStore& store, const std::string& prefix,
-                     std::vector<float>& statistics) {
+                     bool with_states, std::vector<float>& statistics) {
   statistics.clear();
   for (const auto& buffer : store.buffers()) {
     const std::size_t begin = statistics.size(), size = buffer->values.size();
     statistics.resize(begin + size);
+    if (buffer->recurrent && !with_states) continue;
     copy_tensor(file, prefix + buffer->name, {static_cast<std::int64_t>(size)},
                 std::span(statistics).subspan(begin));
   }
@@ -93,7 +95,7 @@ std::vector<TensorView> rank_tensors(const ParameterStore& store, const RunState
 
 void read_model(const ParameterStore& store, const SafetensorsFile& file, RunState& state) {
   state.model.weights = read_arena(file, parameters_of(store, false), "");
-  read_statistics(file, store, "", state.model.statistics);
+  read_statistics(file, store, "", false, state.model.statistics);
 }
 
 void read_optimizer(const ParameterStore& store, const SafetensorsFile& file, RunState& state) {
@@ -108,7 +110,7 @@ void read_rank(const ParameterStore& store, const SafetensorsFile& file, RunStat
   state.residual.clear();
   const std::vector<const Parameter*> trained = parameters_of(store, true);
   if (file.find(kResidual + trained.front()->name())) state.residual = read_arena(file, trained, kResidual);
-  read_statistics(file, store, kStatistics, state.model.statistics);
+  read_statistics(file, store, kStatistics, true, state.model.statistics);
   const TensorView* exchange = file.find(kExchange);
   if (!exchange) throw UserError(fmt::format("the checkpoint lacks '{}'", kExchange));
   state.exchange.assign(exchange->data.begin(), exchange->data.end());

@@ -13,7 +13,7 @@
 namespace topknot {
 
 struct RunState {
-  ModelCopy model;  // the statistics are the rank's own
+  ModelCopy model;  // the statistics and recurrent states are the rank's own
   std::vector<std::vector<float>>
       optimizer;                    // Optimizer::state(): buffers of the arena's shape; the same on all ranks
   std::vector<float> residual;      // in arena order; empty for a method that carries nothing

@@ -29,7 +29,10 @@ struct Config {
     std::string name = "resnet20";
     double dropout = 0.5;
     std::vector<int> hidden = {200, 200};
-    std::string init_from;  // a safetensors file; empty: initialised by the seed
+    int width = 200, layers = 2;  // of lstm_lm
+    bool tied = false;
+    double init_uniform = 0;  // 0: the model's own way
+    std::string init_from;    // a safetensors file; empty: initialised by the seed
     std::vector<std::string> reinit,
         freeze;  // patterns of names: matches_name(), train/checkpoint/model_file.h
   } model;
@@ -47,6 +50,7 @@ struct Config {
     int classes = 10;
     int image_size = 32;
     std::optional<double> noise;  // none given: the data set's own
+    int sequence_length = 35;     // tokens
   } data;
 
   struct Optimizer {

@@ -100,6 +100,14 @@ std::vector<Key> run_keys() {
       number("model.dropout", at<m, &Model::dropout>, 0, 0.99, "dropout rate, in models that have dropout"),
       used_by({"mlp"},
               number("model.hidden", at<m, &Model::hidden>, 1, 1e6, "widths of the hidden layers of mlp")),
+      of({"lstm_lm"},
+         number("model.width", at<m, &Model::width>, 1, 1e5, "units of a layer, and of the embedding")),
+      of({"lstm_lm"}, number("model.layers", at<m, &Model::layers>, 1, 100, "LSTM layers")),
+      of({"lstm_lm"}, flag("model.tied", at<m, &Model::tied>, "the output layer has the embedding's weight")),
+      of({"lstm_lm"},
+         number(
+             "model.init_uniform", at<m, &Model::init_uniform>, 0, 10,
+             "first values of all parameters are uniform in +- this; 0: those of PyTorch's language model")),
       text("model.init_from", at<m, &Model::init_from>,
            "safetensors file with the first weights and statistics; empty: drawn by the seed"),
       text("model.reinit", at<m, &Model::reinit>,
@@ -118,12 +126,11 @@ std::vector<Key> run_keys() {
            {"even", "uneven:RATIO", "by_label"}),
       text("data.augment", at<d, &Data::augment>,
            "random crops and flips of training images; auto: the data set's way", {"auto", "true", "false"}),
-      used_by(
-          {kGpus},
-          text("data.on_device", at<d, &Data::on_device>,
-               "keep the data set in the GPU's memory and make batches there; auto: where it takes a quarter "
-               "of it or less",
-               {"auto", "true", "false"})),
+      not_of({"text"}, used_by({kGpus}, text("data.on_device", at<d, &Data::on_device>,
+                                             "keep the data set in the GPU's memory and make batches there; "
+                                             "auto: where it takes a quarter "
+                                             "of it or less",
+                                             {"auto", "true", "false"}))),
       number("data.workers", at<d, &Data::workers>, 0, 256,
              "threads per rank that prepare batches ahead; 0: none, the training thread does it"),
       number("data.train_size", at<d, &Data::train_size>, 0, 1e9,
@@ -138,6 +145,8 @@ std::vector<Key> run_keys() {
              with_word(number("data.noise", at<d, &Data::noise>, 0, 1,
                               "noise of synthetic data, as a standard deviation; auto: the data set's own"),
                        "auto")),
+      of({"text"}, number("data.sequence_length", at<d, &Data::sequence_length>, 1, 1e5,
+                          "tokens of a step in each row of the batch, through which gradients go back")),
   };
 }
 
@@ -332,8 +341,9 @@ std::vector<Key> machine_keys() {
              "greatest norm of the averaged gradient; 0: off"),
       number("train.eval_every", at<t, &Train::eval_every>, 0, 1e6,
              "epochs between evaluations, 0.25: four per epoch; 0: only at the end"),
-      number("train.target_accuracy", at<t, &Train::target_accuracy>, 0, 1,
-             "end the run at the first evaluation whose test accuracy is at least this; 0: none"),
+      not_of({"synthetic_regression", "text"},
+             number("train.target_accuracy", at<t, &Train::target_accuracy>, 0, 1,
+                    "end the run at the first evaluation whose test accuracy is at least this; 0: none")),
       used_by(
           {"train.checkpoint_keep"},
           number("train.checkpoint_every", at<t, &Train::checkpoint_every>, 0, 1e6,

@@ -15,7 +15,8 @@ namespace {
 // What uses keys in a run of this configuration: the words that Key::users is looked for in.
 std::set<std::string> users_in(const Config& config, bool resumed) {
   const auto& c = config.compress;
-  std::set<std::string> words = {config.model.name, config.schedule.name, config.dist.backend};
+  std::set<std::string> words = {config.model.name, config.data.name, config.schedule.name,
+                                 config.dist.backend};
   if (const auto parts = pieces_of(compress_options(config))) {
     words.insert({parts->select, parts->memory, parts->codec, parts->values, kSelectingMethods});
     if (c.layer_density == "auto") words.insert("layer_density=auto");

@@ -72,6 +72,7 @@ class CudaEngine final : private CurrentContext, public StepEngine {
         clip_(arena_.size()),
         train_(config_, *inputs.data.train, true, communicator.rank(), communicator.size(), parts_),
         test_(config_, *inputs.data.test, false, communicator.rank(), communicator.size(), 1),
+        held_out_data_(inputs.data.held_out.get()),
         statistics_(model_->store.device_statistics().size()),
         loss_(1),
         norm_(1),
@@ -93,6 +94,7 @@ class CudaEngine final : private CurrentContext, public StepEngine {
   }
 
   void start_epoch(std::int64_t epoch, std::int64_t first_step) override {
+    StepEngine::start_epoch(epoch, first_step);
     train_.start_epoch(epoch, first_step * parts_);
   }
   std::int64_t steps_ahead() const override { return records() ? 1 : kStepsAhead; }
@@ -124,9 +126,9 @@ class CudaEngine final : private CurrentContext, public StepEngine {
     if (metrics) recorder_.end_step(record, *metrics);
   }
 
-  std::optional<Evaluation> evaluate(const EvaluationHook& hook) override {
+  std::optional<Evaluation> evaluate(Split split, const EvaluationHook& hook) override {
     const NvtxRange range("evaluate");
-    return StepEngine::evaluate(hook);
+    return StepEngine::evaluate(split, hook);
   }
   void finish() override {
     wait();
@@ -271,22 +273,29 @@ class CudaEngine final : private CurrentContext, public StepEngine {
     };
   }
 
-  std::array<double, 3> evaluation_sums(const EvaluationHook& hook) override {
+  std::array<double, 3> evaluation_sums(Split split, const EvaluationHook& hook) override {
+    if (split == Split::test) return evaluation_sums(test_, hook);
+    CudaInputs held_out(config_, *held_out_data_, false, communicator_.rank(), communicator_.size(), 1);
+    return evaluation_sums(held_out, hook);
+  }
+  std::array<double, 3> evaluation_sums(CudaInputs& inputs, const EvaluationHook& hook) {
     const cudaStream_t stream = context_.stream();
     DeviceArray<double> device(2);  // losses, correct
     TOPKNOT_CUDA(cudaMemsetAsync(device.data(), 0, device.bytes(), stream));
     ForwardContext context;
     context.training = false;
     std::array<double, 3> sums{};
-    test_.start_epoch(0);
+    inputs.start_epoch(0);
     // The host may be some batches ahead of the GPU.
-    for (std::int64_t done = 0; hook(done, test_.loader().steps_per_epoch()) && test_.next(0); ++done) {
-      const DeviceBatch& batch = test_.batch(0);
+    for (std::int64_t done = 0; hook(done, inputs.loader().steps_per_epoch()) && inputs.next(0); ++done) {
+      const DeviceBatch& batch = inputs.batch(0);
+      const auto losses = static_cast<double>(batch.losses());
       const Variable output = model_->module->forward(Variable(batch.images), context);
       const Variable loss = batch_loss(output, batch);
-      add_scaled(stream, device.data(), loss.value().data(), static_cast<double>(batch.size));
-      if (!batch.targets.defined()) count_correct(output.value(), labels_of(batch), device.data() + 1);
-      sums[2] += static_cast<double>(batch.size);
+      add_scaled(stream, device.data(), loss.value().data(), losses);
+      if (inputs.loader().dataset().task() == Task::classification)
+        count_correct(output.value(), labels_of(batch), device.data() + 1);
+      sums[2] += losses;
     }
     TOPKNOT_CUDA(cudaMemcpyAsync(sums.data(), device.data(), device.bytes(), cudaMemcpyDeviceToHost, stream));
     wait();
@@ -303,6 +312,7 @@ class CudaEngine final : private CurrentContext, public StepEngine {
   std::unique_ptr<DeviceOptimizer> optimizer_;
   DeviceClip clip_;
   CudaInputs train_, test_;
+  const Dataset* held_out_data_;   // null where the run has none
   DeviceArray<float> statistics_;  // as before this step
   DeviceArray<float> loss_;        // the mean over the step's parts
   DeviceArray<double> norm_;

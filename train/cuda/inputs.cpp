@@ -13,6 +13,7 @@ namespace {
 constexpr std::size_t kStagings = 4;  // batches that the host may be ahead
 
 bool fits_on_device(const Config& config, const Dataset& dataset) {
+  if (dataset.task() == Task::language_model) return false;  // a batch is a few kB, and its windows overlap
   if (config.data.on_device != "auto") return config.data.on_device == "true";
   const std::size_t sample =
       static_cast<std::size_t>(dataset.sample_shape().numel()) * (dataset.bytes(0) ? 1 : sizeof(float));
@@ -63,10 +64,11 @@ void CudaInputs::shape(DeviceBatch& batch, std::int64_t size) {
   if (batch.size == size) return;
   const Context& context = Context::current();
   const Shape sample = dataset_.sample_shape();
+  const bool tokens = dataset_.task() == Task::language_model;
   batch.images = Tensor::empty({size, sample[0], sample[1], sample[2]}, Layout::nhwc, context.device(),
-                               context.activation_type());
+                               tokens ? DType::f32 : context.activation_type());
   if (dataset_.classes() > 0)
-    batch.labels = DeviceArray<std::int32_t>(static_cast<std::size_t>(size));
+    batch.labels = DeviceArray<std::int32_t>(static_cast<std::size_t>(size * dataset_.labels_per_sample()));
   else
     batch.targets = Tensor::empty({size, dataset_.targets()}, Layout::plain, context.device());
   batch.size = size;
@@ -97,7 +99,7 @@ void CudaInputs::copy(const Batch& from, DeviceBatch& to) {
   if (labels > 0) put(from.labels.data(), labels, to.labels.data());
   if (targets > 0) put(from.targets.data(), targets, to.targets.data());
   host.done.record(stream);
-  const Tensor activation = to_activation(plain);
+  const Tensor activation = dataset_.task() == Task::language_model ? plain : to_activation(plain);
   TOPKNOT_CUDA(cudaMemcpyAsync(to.images.data(), activation.data(), activation.bytes(),
                                cudaMemcpyDeviceToDevice, stream));
 }

@@ -16,10 +16,13 @@
 namespace topknot::cuda {
 
 struct DeviceBatch {
-  Tensor images;                     // an activation: nhwc, or [N, features]
-  DeviceArray<std::int32_t> labels;  // classification
+  Tensor images;                     // an activation: nhwc, or [N, features]; tokens stay f32
+  DeviceArray<std::int32_t> labels;  // classification, and of a text's windows as Batch::labels
   Tensor targets;                    // regression
   std::int64_t size = 0;
+  std::int64_t losses() const {  // that an evaluation counts
+    return targets.defined() ? size : static_cast<std::int64_t>(labels.size());
+  }
 };
 
 class CudaInputs {

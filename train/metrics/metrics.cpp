@@ -43,6 +43,7 @@ void fields(Record& r, Visit&& visit) {
   } else if constexpr (std::is_same_v<Plain, EvalRecord>) {
     visit("step", r.step), visit("epoch", r.epoch), visit("time_s", r.time_s);
     visit("test_loss", r.test_loss), visit("test_accuracy", r.test_accuracy);
+    visit("test_perplexity", r.test_perplexity);
     visit("eval_seconds", r.eval_seconds);
   } else if constexpr (std::is_same_v<Plain, DistributionRecord>) {
     visit("step", r.step), visit("epoch", r.epoch), visit("density", r.density), visit("size", r.size);
@@ -55,12 +56,14 @@ void fields(Record& r, Visit&& visit) {
     visit("step", r.step), visit("total_steps", r.total_steps), visit("steps_per_epoch", r.steps_per_epoch);
     visit("time", r.time), visit("backend", r.backend), visit("task", r.task);
     visit("metric", r.metric.name), visit("metric_unit", r.metric.unit);
-    visit("higher_is_better", r.metric.higher_is_better);
+    visit("higher_is_better", r.metric.higher_is_better), visit("metric_set", r.metric.set);
   } else if constexpr (std::is_same_v<Plain, StopRecord>) {
     visit("step", r.step), visit("failed", r.failed), visit("reason", r.reason), visit("time", r.time);
   } else {
     visit("test_accuracy", r.test_accuracy), visit("best_test_accuracy", r.best_test_accuracy);
-    visit("test_loss", r.test_loss), visit("wall_seconds", r.wall_seconds);
+    visit("test_loss", r.test_loss), visit("test_perplexity", r.test_perplexity);
+    visit("held_out_loss", r.held_out_loss), visit("held_out_perplexity", r.held_out_perplexity);
+    visit("wall_seconds", r.wall_seconds);
     visit("eval_seconds", r.eval_seconds), visit("startup_seconds", r.startup_seconds);
     visit("images_per_second", r.images_per_second), visit("bytes_sent", r.bytes_sent);
     visit("bytes_received", r.bytes_received), visit("bytes_dense", r.bytes_dense);
@@ -149,6 +152,23 @@ std::string csv_number(double value) {
 }
 
 }  // namespace
+
+double Metric::value(double loss, double accuracy) const {
+  return name == "accuracy" ? accuracy : name == "perplexity" ? std::exp(loss) : loss;
+}
+
+std::string Metric::title() const {
+  return set + " " + name;
+}
+
+std::string Metric::text(double value) const {
+  if (unit == "share") return fmt::format("{:.2f} %", 100 * value);
+  return name == "perplexity" ? fmt::format("{:.2f}", value) : fmt::format("{:.6g}", value);
+}
+
+const char* Metric::rate_unit() const {
+  return name == "perplexity" ? "tokens/s" : "images/s";
+}
 
 MetricsWriter::MetricsWriter(const std::string& path, int rank)
     : path_(path), rank_(rank), file_(std::fopen(path.c_str(), "ae")) {

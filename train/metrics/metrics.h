@@ -38,7 +38,7 @@ struct StepRecord {
   // first collective; 0 where unknown.
   double makespan_s = 0;
   bool skipped = false;          // some rank saw a NaN or Inf; nothing changed
-  double images_per_second = 0;  // all ranks, this step
+  double images_per_second = 0;  // all ranks, this step; of a text: tokens
 };
 
 struct EpochRecord {
@@ -53,20 +53,29 @@ struct EvalRecord {
   double epoch = 0;
   double time_s = 0;  // training time so far
   double test_loss = 0;
-  double test_accuracy = 0;  // 0 to 1; 0 for regression
+  double test_accuracy = 0;    // 0 to 1; of classification, else 0
+  double test_perplexity = 0;  // exp(test_loss) of a language model, else 0
   double eval_seconds = 0;
 };
 
 // What the evaluations of a run measure. Recorded, since values do not tell: an accuracy may stay 0, a loss may be below 1.
 struct Metric {
-  std::string
-      name;  // "accuracy": EvalRecord::test_accuracy; "loss": test_loss; "" in files of earlier versions
+  // "accuracy": EvalRecord::test_accuracy; "loss": test_loss; "perplexity": test_perplexity; "" in files of earlier versions
+  std::string name;
   std::string unit;  // "share": 0 to 1, shown as percent; else the unit's name, shown beside the number
   bool higher_is_better = true;
+  std::string set = "test";  // which set the evaluations of a run read: test, or validation
 
   static Metric accuracy() { return {"accuracy", "share", true}; }
   static Metric squared_error() { return {"loss", "mean squared error", false}; }
+  static Metric perplexity() { return {"perplexity", "per word", false, "validation"}; }
   bool operator==(const Metric&) const = default;
+
+  // Of an evaluation's mean loss and accuracy.
+  double value(double loss, double accuracy) const;
+  std::string title() const;             // "test accuracy", "validation perplexity"
+  std::string text(double value) const;  // "87.43 %", "118.2"
+  const char* rate_unit() const;         // of images_per_second: "images/s", "tokens/s"
 };
 
 // A start of the run: one, and one for each time that it was resumed.
@@ -113,10 +122,13 @@ struct DistributionRecord {
 struct EndRecord {
   double test_accuracy = 0, best_test_accuracy = 0;  // 0 to 1
   double test_loss = 0;
+  double test_perplexity = 0;  // of a language model: after the last step, with the validation set
+  double held_out_loss = 0;    // of a set that is evaluated once, after the last step, else 0
+  double held_out_perplexity = 0;
   double wall_seconds = 0;         // first step to end, evaluation and start-up excluded
   double eval_seconds = 0;         // all evaluations
   double startup_seconds = 0;      // program start to first step
-  double images_per_second = 0;    // all ranks, first kWarmUpSteps steps excluded
+  double images_per_second = 0;    // all ranks (of a text: tokens), first kWarmUpSteps steps excluded
   double bytes_sent = 0;           // totals: payload one rank uploads, mean over ranks
   double bytes_received = 0;       // the same of its download
   double bytes_dense = 0;          // 4 * d * steps

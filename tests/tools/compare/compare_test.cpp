@@ -229,6 +229,30 @@ TEST_CASE("runs are compared by the metric that they recorded, a loss without pe
   CHECK(contains(comparison_text(aimed), "time to 0.1"));
 }
 
+TEST_CASE("a lower perplexity is better: in the table, the target and the time to it") {
+  const Folder folder;
+  const Made lm{.metric = Metric::perplexity(), .task = "text, 10000 words", .held_out_loss = std::log(2.0)};
+  Made sparse = lm;
+  sparse.overrides = kTopk;
+  sparse.step_seconds = 0.2;
+  folder.add("d", lm), folder.add("t", sparse);
+  const auto c = folder.compare({"d", "t"});  // losses 1/5, 1/10, 1/15, 1/20
+  CHECK(c.methods[0].best.mean == Approx(std::exp(0.05)));
+  CHECK(c.methods[0].held_out.mean == Approx(2.0));
+  CHECK(c.target == Approx(1.05 * std::exp(0.05)));
+  CHECK(contains(c.target_reason, "105 % of the best dense validation perplexity"));
+  CHECK(c.methods[0].seconds_to_target.mean == Approx(1.5));  // exp(1/10) is above it, exp(1/15) is not
+  const std::string text = comparison_text(c), html = report_html(c);
+  for (const char* part : {"best validation perplexity", "test perplexity", "tokens/s"})
+    CHECK(contains(text, part));
+  CHECK(contains(html, "Validation perplexity"));
+  CHECK_FALSE(contains(text, "images/s"));
+  CHECK(contains(comparison_csv(c), ",best_perplexity,"));
+  CHECK(contains(comparison_csv(c), ",test_perplexity,"));
+  CHECK(std::isnan(folder.compare({"t"}).methods[0].target_speed_up));
+  CHECK(contains(folder.compare({"t"}).target_reason, "the greatest of"));
+}
+
 TEST_CASE("an accuracy that is 0 throughout is an accuracy of 0, not a loss") {
   const Folder folder;
   folder.add("d", {.best = 0});
@@ -270,8 +294,8 @@ TEST_CASE("runs of different tasks or metrics are refused together") {
           folder.compare({"a", other});
         },
         {"different tasks", "/a has synthetic_images, 10 classes", "/" + other + " has ", "by themselves"}));
-  folder.add("later", {.metric = Metric{"perplexity", "", false}});
-  CHECK(user_error([&] { read_run(folder.path + "/later"); }, {"/later", "its metric is 'perplexity'"}));
+  folder.add("later", {.metric = Metric{"bleu", "", true}});
+  CHECK(user_error([&] { read_run(folder.path + "/later"); }, {"/later", "its metric is 'bleu'"}));
 }
 
 TEST_CASE("an emulated link stands in the table, the subtitle and at the axes of time") {

@@ -30,6 +30,7 @@ struct Made {
   int steps = 20, every = 1;                          // every so many steps are in the file
   std::string network = "threads";
   std::string task = "synthetic_images, 10 classes, samples [3, 32, 32]";
+  double held_out_loss = 0;
   bool slower = false;  // step i's forward pass takes i milliseconds
 };
 
@@ -63,6 +64,7 @@ struct Folder {
       EndRecord end;
       end.steps = steps, end.wall_seconds = made.step_seconds * steps, end.bytes_sent = made.bytes * steps;
       end.bytes_dense = 4000.0 * steps, end.images_per_second = 10 / made.step_seconds;
+      end.held_out_loss = made.held_out_loss;
       if (accuracy) end.test_accuracy = made.best - 0.01, end.best_test_accuracy = made.best;
       end.parameter_checksum = "00000000deadbeef";
       writer.write(end);

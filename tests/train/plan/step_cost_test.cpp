@@ -3,6 +3,7 @@
 
 #include "nn/core/pass_cost.h"
 #include "tests/support/catch.h"
+#include "tests/train/made_up_text.h"
 #include "train/evaluate.h"
 
 using namespace topknot;
@@ -78,6 +79,19 @@ TEST_CASE("operations of a step are those counted by hand: mlp, lenet, resnet20"
         small({"model.name=mlp", "model.hidden=[24]", "model.freeze=[hidden1.*]", "data.batch_size=1"}));
     CHECK(cost.backward_flops == Approx(2.0 * 24 * 10));
   }
+}
+
+TEST_CASE("operations and activations of a language model are those counted by hand") {
+  const testing::MadeUpText text;  // 26 words
+  const std::vector<std::string> keys{
+      "data.name=text",     "data.root=" + text.root(), "data.sequence_length=6", "data.batch_size=8",
+      "model.name=lstm_lm", "model.width=10",           "model.layers=2",         "model.dropout=0",
+      "train.accumulate=2", "train.threads=1"};
+  const StepCost cost = cost_of(keys);
+  const double tokens = 2 * 8 * 6, layers = 2 * 2.0 * 40 * 20, output = 2.0 * 26 * 10;
+  CHECK(cost.forward_flops == Approx(tokens * (layers + output)));
+  CHECK(cost.backward_flops == Approx(2 * cost.forward_flops));
+  CHECK(cost.activations == Approx(measured_activations(keys)).epsilon(0.05));
 }
 
 TEST_CASE("activations are those that a pass over the whole batch holds") {
