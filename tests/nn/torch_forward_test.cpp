@@ -74,13 +74,19 @@ void check_network(const std::string& name) {
   options.input = {size[1], size[2], size[3]};
   options.outputs = kOutputs;
   options.dropout = 0;
+  options.batch = size[0];
   ParameterStore store;
   const ModulePtr model = make_model(name, store, options);
   store.build([](const Parameter&) { return true; }, 1);
   fill_by_rule(store);
   std::vector<float> images(static_cast<std::size_t>(input.numel()));
-  FixtureNumbers(kImageStream).fill(images.data(), images.size(), std::sqrt(3.0));
+  FixtureNumbers numbers(kImageStream);
+  if (model->reads_tokens())
+    for (float& token : images) token = static_cast<float>(std::floor(kOutputs * numbers.next()));
+  else
+    numbers.fill(images.data(), images.size(), std::sqrt(3.0));
   for (const bool training : {false, true}) {
+    store.reset_states();
     INFO((training ? "training" : "evaluation"));
     ForwardContext context;
     context.training = training;
@@ -132,7 +138,11 @@ TEST_CASE("inception_v4 computes what PyTorch's computes") {
   for (const char* name : {"inception_v4"}) check_network(name);
 }
 
-TEST_CASE("every model for images that is registered is compared with PyTorch's") {
+TEST_CASE("lstm_lm computes what PyTorch's LSTM computes") {
+  for (const char* name : {"lstm_lm"}) check_network(name);
+}
+
+TEST_CASE("every model that is registered is compared with PyTorch's") {
   const std::vector<std::string> others{"linear", "mlp"};
   const std::vector<std::string> same_code{"resnet32", "resnet44", "resnet56", "resnet110"};  // as resnet20
   for (const std::string& name : models().names()) {
