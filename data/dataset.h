@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,7 @@ enum class Task {
   classification,  // a label per sample
   regression,      // targets() values per sample
   language_model,  // the next token after each one of a stream; a sample is a window of it
+  transcription,  // a label sequence for a recording of any length; sample i + 1 is not shorter than sample i
 };
 
 // Options of data sets: the keys `data.*` of the same names. A set ignores those of other sets.
@@ -48,8 +50,8 @@ class Dataset {
   virtual Task task() const { return classes() > 0 ? Task::classification : Task::regression; }
   // Samples. Of a stream: the windows that a token can begin; sample i begins with token i.
   virtual std::int64_t size() const = 0;
-  virtual Shape sample_shape()
-      const = 0;                    // {C, H, W}; {features, 1, 1} for vectors, {tokens, 1, 1} for windows
+  // {C, H, W}; {features, 1, 1} for vectors, {tokens, 1, 1} for windows; {1, bins, frames} of the median recording.
+  virtual Shape sample_shape() const = 0;
   virtual int classes() const = 0;  // labels are 0 .. classes-1; 0 means regression
   // Labels per sample. A window that begins with token i has label(i), label(i + 1), ...: the token after each.
   std::int64_t labels_per_sample() const { return task() == Task::language_model ? sample_shape()[0] : 1; }
@@ -66,6 +68,13 @@ class Dataset {
   virtual std::int32_t label(std::int64_t index) const;
   // Writes targets() floats. Regression only, else Error.
   virtual void target(std::int64_t index, float* values) const;
+
+  // Transcription only, else Error: how many frames a recording has, what is said in it, and its spectrogram: bin k of frame t
+  // is out[k * stride + t]. `where` names its file.
+  virtual std::int64_t frames(std::int64_t index) const;
+  virtual std::span<const std::int32_t> transcript(std::int64_t index) const;
+  virtual void get_frames(std::int64_t index, float* out, std::int64_t stride) const;
+  virtual std::string where(std::int64_t index) const;
 
   // A channel's mean and standard deviation over the training split, on the scale of get(): the loader gives
   // (x - mean) / std. Empty means that the samples are used as they are.

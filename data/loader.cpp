@@ -40,6 +40,10 @@ Loader::Loader(const Dataset& dataset, const LoaderOptions& options)
       throw UserError("data.shard: a text is cut into equal columns, which its ranks go down; give even");
     stream_sampler_.emplace(dataset.size() + dataset.labels_per_sample(), dataset.labels_per_sample(),
                             options.ranks, options.batch, options.train);
+  } else if (options.train && dataset.task() == Task::transcription) {
+    if (options.shard.kind != ShardRule::Kind::even)
+      throw UserError("data.shard: recordings are dealt by their length; give even");
+    length_sampler_.emplace(dataset.size(), options.ranks, options.batch, options.seed);
   } else if (options.train) {
     const bool sorted = options.shard.kind == ShardRule::Kind::by_label;
     train_sampler_.emplace(dataset.size(), sorted ? labels_of(dataset) : std::vector<std::int32_t>(),
@@ -70,11 +74,13 @@ void Loader::stop() {
 
 std::int64_t Loader::steps_per_epoch() const {
   if (stream_sampler_) return stream_sampler_->steps(options_.rank);
+  if (length_sampler_) return length_sampler_->steps_per_epoch();
   return train_sampler_ ? train_sampler_->steps_per_epoch() : eval_sampler_->steps(options_.rank);
 }
 
 std::int64_t Loader::shard_size() const {
   if (stream_sampler_) return stream_sampler_->windows(options_.rank);
+  if (length_sampler_) return length_sampler_->steps_per_epoch() * options_.batch;
   return train_sampler_ ? train_sampler_->shard_size(options_.rank)
                         : eval_sampler_->shard_size(options_.rank);
 }
@@ -94,6 +100,7 @@ void Loader::start_epoch(std::int64_t epoch, std::int64_t first_step) {
     failed_ = nullptr;
     // No worker looks at the order before it has claimed a step under the lock.
     if (train_sampler_) order_ = train_sampler_->epoch(epoch, options_.rank);
+    if (length_sampler_) firsts_ = length_sampler_->epoch(epoch);
     epoch_ = epoch;
     end_ = steps_per_epoch();
     claimed_ = taken_ = std::min(first_step, end_);
@@ -160,10 +167,16 @@ void Loader::work() {
 
 Batch Loader::make(std::int64_t step) const {
   Batch batch;
-  batch.indices = stream_sampler_  ? stream_sampler_->batch(options_.rank, step)
+  batch.indices = stream_sampler_ ? stream_sampler_->batch(options_.rank, step)
+                  : length_sampler_
+                      ? length_sampler_->batch(firsts_[static_cast<std::size_t>(step)], options_.rank)
                   : train_sampler_ ? order_.batch(step)
                                    : eval_sampler_->batch(options_.rank, step);
   if (!options_.samples) return batch;
+  if (dataset_.task() == Task::transcription) {
+    add_recordings(batch);
+    return batch;
+  }
   const std::int64_t b = batch.size();
   const Shape shape = dataset_.sample_shape();
   const std::int64_t numel = shape.numel();
@@ -180,6 +193,27 @@ Batch Loader::make(std::int64_t step) const {
     for (std::int64_t t = 0; t < dataset_.labels_per_sample(); ++t)
       for (const std::int64_t index : batch.indices) batch.labels.push_back(dataset_.label(index + t));
   return batch;
+}
+
+void Loader::add_recordings(Batch& batch) const {
+  std::int64_t most_frames = 0, most_labels = 0;
+  for (const std::int64_t index : batch.indices) {
+    most_frames = std::max(most_frames, dataset_.frames(index));
+    most_labels = std::max(most_labels, static_cast<std::int64_t>(dataset_.transcript(index).size()));
+  }
+  const std::int64_t b = batch.size(), bins = dataset_.sample_shape()[1], numel = bins * most_frames;
+  with_memory(fmt::format("a batch of {} recordings", b), 4.0 * static_cast<double>(b * numel), [&] {
+    batch.images = Tensor::zeros({b, 1, bins, most_frames});
+  });
+  for (std::int64_t i = 0; i < b; ++i) {
+    const std::int64_t index = batch.indices[static_cast<std::size_t>(i)];
+    dataset_.get_frames(index, batch.images.data() + i * numel, most_frames);
+    const auto labels = dataset_.transcript(index);
+    batch.frames.push_back(static_cast<std::int32_t>(dataset_.frames(index)));
+    batch.lengths.push_back(static_cast<std::int32_t>(labels.size()));
+    batch.labels.insert(batch.labels.end(), labels.begin(), labels.end());
+    batch.labels.resize(static_cast<std::size_t>((i + 1) * most_labels));
+  }
 }
 
 }  // namespace topknot

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "data/dataset.h"
+#include "data/length_sampler.h"
 #include "data/sampler.h"
 #include "data/stream_sampler.h"
 #include "data/transforms.h"
@@ -23,12 +24,15 @@ struct Batch {
   Tensor images;  // [b, C, H, W], plain, CPU, normalised
   // b of them, empty for regression. Of windows of T tokens b T, step by step: label t b + i is that of sample i's token t.
   std::vector<std::int32_t> labels;
-  Tensor targets;                     // [b, targets], regression only, else undefined
+  Tensor targets;  // [b, targets], regression only, else undefined
+  // Transcription: images are [b, 1, bins, frames of the longest], zeros behind the others' frames[i]; labels are [b, longest],
+  // zeros behind the others' lengths[i].
+  std::vector<std::int32_t> frames, lengths;
   std::vector<std::int64_t> indices;  // which samples these are
   std::int64_t size() const { return static_cast<std::int64_t>(indices.size()); }
   // Losses that an evaluation counts: of samples, or of a text's tokens.
   std::int64_t losses() const {
-    return targets.defined() ? size() : static_cast<std::int64_t>(labels.size());
+    return targets.defined() || !frames.empty() ? size() : static_cast<std::int64_t>(labels.size());
   }
 };
 
@@ -75,6 +79,7 @@ class Loader {
   };
 
   Batch make(std::int64_t step) const;
+  void add_recordings(Batch& batch) const;
   void work();
   void stop();  // ends and joins the workers
   bool can_claim() const;
@@ -85,9 +90,11 @@ class Loader {
   std::optional<TrainSampler> train_sampler_;
   std::optional<EvalSampler> eval_sampler_;
   std::optional<StreamSampler> stream_sampler_;  // for training and evaluation
+  std::optional<LengthSampler> length_sampler_;
 
   // Set between epochs, when no worker is busy; read by workers while they are.
   TrainSampler::Epoch order_;
+  std::vector<std::int64_t> firsts_;  // LengthSampler::epoch()
   std::int64_t epoch_ = 0;
 
   std::mutex mutex_;  // guards what follows

@@ -100,7 +100,7 @@ class CpuEngine final : public StepEngine {
     TOPKNOT_CHECK(train_loader_.next(batch_), "an epoch has fewer batches than its steps");
   }
   Variable forward(int, ForwardContext& context) override {
-    return batch_loss(model_->module->forward(Variable(batch_.images), context), batch_);
+    return batch_loss(*model_->module, model_->module->forward(Variable(batch_.images), context), batch_);
   }
   void add_loss(const Variable& loss) override {
     stats_.loss += loss.value().data()[0] / static_cast<float>(parts_);
@@ -160,7 +160,7 @@ class CpuEngine final : public StepEngine {
     for (const HostCopy& copy : copies) std::memcpy(copy.to, copy.from.data(), copy.from.size_bytes());
     return {};
   }
-  std::array<double, 3> evaluation_sums(Split split, const EvaluationHook& hook) override {
+  EvaluationSums evaluation_sums(Split split, const EvaluationHook& hook) override {
     if (split == Split::test) return topknot::evaluation_sums(*model_, test_loader_, hook);
     Loader loader(*held_out_,
                   loader_options(config_, *held_out_, false, communicator_.rank(), communicator_.size()));

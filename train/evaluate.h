@@ -1,9 +1,10 @@
 #pragma once
 // Evaluation over all ranks: every test sample once.
 
-#include <array>
 #include <cstdint>
 #include <functional>
+#include <span>
+#include <vector>
 
 #include "data/loader.h"
 #include "dist/comm/collective_queue.h"
@@ -21,17 +22,32 @@ void copy_statistics(const ParameterStore& store, std::vector<float>& to);
 void restore_statistics(const std::vector<float>& from, ParameterStore& store);
 
 struct Evaluation {
-  double loss = 0;      // mean over the samples, or over a text's tokens
-  double accuracy = 0;  // 0 to 1; of classification, else 0
+  double loss = 0;  // mean over the samples, or over a text's tokens
+  double accuracy =
+      0;  // 0 to 1; of transcription 1 - word error rate, which may be below 0; of other tasks 0
+  double character_errors = 0;  // of transcription: character error rate
 };
+// What the ranks add up for it. Errors and numbers of words and characters are those of the transcripts by the best path.
+struct EvaluationSums {
+  double loss = 0, samples = 0, correct = 0, word_errors = 0, words = 0, character_errors = 0, characters = 0;
+  std::span<double> values() { return {&loss, 7}; }
+  Evaluation mean() const;
+};
+static_assert(sizeof(EvaluationSums) == 7 * sizeof(double));
 // Called before each batch of an evaluation and after the last one, with the batches that are done and all of this rank's;
 // false ends the evaluation there.
 using EvaluationHook = std::function<bool(std::int64_t done, std::int64_t batches)>;
-// Over the samples of this rank's loader: the sum of their losses, the number of correct answers, and that of samples
-// (of a text: tokens).
-std::array<double, 3> evaluation_sums(BuiltModel& model, Loader& loader, const EvaluationHook& hook);
+// Over the samples of this rank's loader.
+EvaluationSums evaluation_sums(BuiltModel& model, Loader& loader, const EvaluationHook& hook);
+// Adds the errors of a batch's transcripts. `logits` may be on any device.
+void add_transcript_errors(const Module& module, const Tensor& logits, const Batch& batch,
+                           EvaluationSums& sums);
 
-// The loss of a batch: softmax cross-entropy with labels, mean squared error with targets.
-Variable batch_loss(const Variable& output, const Batch& batch);
+// Of each recording of a batch, the frames that the model gives.
+std::vector<std::int32_t> output_frames(const Module& module, const Batch& batch);
+
+// The loss of a batch on a CPU: softmax cross-entropy with labels, mean squared error with targets, connectionist temporal classification with
+// recordings.
+Variable batch_loss(const Module& module, const Variable& output, const Batch& batch);
 
 }  // namespace topknot

@@ -58,6 +58,8 @@ Metric metric_of(const Dataset& data) {
       return Metric::accuracy();
     case Task::regression:
       return Metric::squared_error();
+    case Task::transcription:
+      return Metric::word_errors();
     case Task::language_model:
       break;
   }
@@ -67,6 +69,7 @@ Metric metric_of(const Dataset& data) {
 // The length of a text's windows is no part of the task: perplexities compare across it.
 std::string task_of(const Dataset& data) {
   if (data.task() == Task::language_model) return fmt::format("{}, {} words", data.name(), data.classes());
+  if (data.task() == Task::transcription) return data.name() + ", characters";
   return data.name() + ", " +
          (data.classes() > 0 ? fmt::format("{} classes", data.classes())
                              : count_text(data.targets(), "target")) +
@@ -198,7 +201,7 @@ void Reporter::go_on(const Metrics& metrics) {
     before = step.time_s;
   }
   for (const EvalRecord& eval : metrics.evals) {
-    last_ = {eval.test_loss, eval.test_accuracy};
+    last_ = {eval.test_loss, eval.test_accuracy, eval.test_character_error_rate};
     note_best(last_);
     eval_seconds_ += eval.eval_seconds;
     last_eval_seconds_ = eval.eval_seconds;
@@ -327,7 +330,8 @@ void Reporter::evaluation(std::int64_t step, const Evaluation& evaluation, doubl
   note_best(evaluation);
   if (!metrics_) return;
   metrics_->write(EvalRecord{step, epochs(step), train_seconds_, evaluation.loss, evaluation.accuracy,
-                             perplexity_of(evaluation), seconds});
+                             perplexity_of(evaluation), word_errors_of(evaluation),
+                             evaluation.character_errors, seconds});
   if (tensorboard_) {
     TensorBoardWriter::Scalars scalars = {{metric_.set + "/loss", evaluation.loss}};
     if (metric_.name != "loss")
@@ -347,6 +351,10 @@ double Reporter::perplexity_of(const Evaluation& evaluation) const {
   return metric_.name == "perplexity" ? metric_.value(evaluation.loss, evaluation.accuracy) : 0.0;
 }
 
+double Reporter::word_errors_of(const Evaluation& evaluation) const {
+  return metric_.name == "word error rate" ? metric_.value(evaluation.loss, evaluation.accuracy) : 0.0;
+}
+
 std::string Reporter::end(std::int64_t steps, std::int64_t skipped, const std::string& parameter_checksum,
                           double modelled_makespan) {
   if (!metrics_) return "";
@@ -355,6 +363,7 @@ std::string Reporter::end(std::int64_t steps, std::int64_t skipped, const std::s
   end.best_test_accuracy = best_.accuracy;
   end.test_loss = last_.loss;
   end.test_perplexity = perplexity_of(last_);
+  end.test_word_error_rate = word_errors_of(last_), end.test_character_error_rate = last_.character_errors;
   if (held_out_) end.held_out_loss = held_out_->loss, end.held_out_perplexity = perplexity_of(*held_out_);
   end.wall_seconds = train_seconds_;
   end.eval_seconds = eval_seconds_;

@@ -11,6 +11,7 @@
 #include "dist/comm/threads_communicator.h"
 #include "nn/core/base/check.h"
 #include "nn/core/base/text.h"
+#include "nn/ops/ctc_loss.h"
 #include "train/checkpoint/model_file.h"
 #include "train/plan/exchange_profile.h"
 #include "train/plan/layer_density.h"
@@ -65,6 +66,12 @@ std::unique_ptr<BuiltModel> build_model(const Config& config, const Dataset& dat
                                 config.model.name, tokens ? "does not read" : "reads", config.data.name,
                                 tokens ? "is a text" : "has none",
                                 tokens ? "language model such as lstm_lm" : "text"));
+  if (const bool sound = data.task() == Task::transcription;
+      (built->module->output_frames(options.input[2]) > 0) != sound)
+    throw UserError(fmt::format("model.name: {} {} recordings, and data.name={} {}; choose {}",
+                                config.model.name, sound ? "does not transcribe" : "transcribes",
+                                config.data.name, sound ? "has such" : "has none",
+                                sound ? "deep_speech" : "data.name=speech or another model"));
   const bool dense_1d = config.compress.dense_1d;
   const auto min_numel = static_cast<std::size_t>(config.compress.min_numel);
   std::vector<std::string> names;
@@ -226,6 +233,20 @@ std::string more_than_dense(const Config& config, const ParameterArena& arena, c
                      compared_bytes(most, dense), format_bytes(dense), advice);
 }
 
+// A recording too short for its transcript has no alignment, and an infinite loss.
+void check_alignments(const Dataset& data, const Module& model) {
+  if (data.task() != Task::transcription) return;
+  for (std::int64_t i = 0; i < data.size(); ++i) {
+    const std::int64_t frames = model.output_frames(data.frames(i)),
+                       needed = ctc_frames_needed(data.transcript(i));
+    if (frames < needed)
+      throw UserError(
+          fmt::format("data.root: recording '{}': its transcript of {} characters takes {} frames of the "
+                      "model's output, and there are {}; leave it out of the manifest",
+                      data.where(i), data.transcript(i).size(), needed, frames));
+  }
+}
+
 }  // namespace
 
 RunCheck check_run(const Config& config, const RunData& data, bool first_weights,
@@ -256,6 +277,10 @@ RunCheck check_run(const Config& config, const RunData& data, bool first_weights
   attempt({"model.", "data.", "seed", "compress.dense_1d", "compress.min_numel"},
           [&] { model = build_model(config, *data.train, {}, first_weights); });
   if (model) {
+    attempt({"data."}, [&] {
+      check_alignments(*data.train, *model->module);
+      check_alignments(*data.test, *model->module);
+    });
     ParameterArena& arena = model->store.arena();
     attempt({"exchange.profile", "compress.name", "compress.density", "dist."}, [&] {
       if (const std::string& path = config.exchange.profile; !path.empty())

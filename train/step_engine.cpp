@@ -117,16 +117,15 @@ std::optional<Evaluation> StepEngine::evaluate(Split split, const EvaluationHook
   store.statistics_to_device();
   store.reset_states();
   bool ended = false;
-  std::array<double, 3> sums = evaluation_sums(split, [&](std::int64_t done, std::int64_t batches) {
+  EvaluationSums sums = evaluation_sums(split, [&](std::int64_t done, std::int64_t batches) {
     ended = !hook(done, batches);
     return !ended;
   });
   restore_statistics(training, store);
   store.statistics_to_device();
   if (ended) return std::nullopt;
-  queue_.run([&](Communicator& c) { c.all_reduce(std::span<double>(sums)); });
-  const double samples = std::max(1.0, sums[2]);
-  return Evaluation{sums[0] / samples, sums[1] / samples};
+  queue_.run([&](Communicator& c) { c.all_reduce(sums.values()); });
+  return sums.mean();
 }
 
 void StepEngine::check_parameters(const std::string& when) {

@@ -74,8 +74,8 @@ class StepEngine : public Engine {
   };
   // Carries the copies out, as the memory is now; returns what is left to do, as state() does.
   virtual std::function<void()> copy_to_host(const std::vector<HostCopy>& copies) = 0;
-  // Over this rank's samples of the set: sums of losses, of correct answers, and their number.
-  virtual std::array<double, 3> evaluation_sums(Split split, const EvaluationHook& hook) = 0;
+  // Over this rank's samples of the set.
+  virtual EvaluationSums evaluation_sums(Split split, const EvaluationHook& hook) = 0;
 
   ForwardContext forward_context() const;
 

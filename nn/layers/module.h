@@ -33,6 +33,9 @@ class Module {
   // Whether the input is a batch of token sequences, as nn/ops/embedding.h has them, and the output a row of logits for
   // each token, step by step.
   virtual bool reads_tokens() const { return false; }
+  // Of a model that transcribes: how many frames it gives for an input of so many; rows of logits frame by frame, as ctc_loss()
+  // takes them. 0 for other models.
+  virtual std::int64_t output_frames(std::int64_t /*frames*/) const { return 0; }
 };
 
 using ModulePtr = std::unique_ptr<Module>;

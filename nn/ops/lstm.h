@@ -19,7 +19,7 @@ struct LstmWeights {
 // The layer's state between batches: row b of each, of `width` elements, is sequence b's. Buffers may have more rows than
 // a batch.
 struct LstmState {
-  Buffer *hidden = nullptr, *cell = nullptr;
+  Buffer *hidden = nullptr, *cell = nullptr;  // null: each call begins from zeros and leaves nothing
 };
 
 // x: [steps * batch, in], step by step: row t * batch + b; value: [steps * batch, width], likewise. Begins from the state

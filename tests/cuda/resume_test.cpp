@@ -3,6 +3,7 @@
 
 #include "compress/compressor.h"
 #include "tests/cuda/fixture.h"
+#include "tests/data/made_up_speech.h"
 #include "tests/train/made_up_text.h"
 #include "tests/train/resumed_run.h"
 #include "train/engine.h"
@@ -94,4 +95,20 @@ TEST_CASE("on GPUs a language model goes on bit for bit from the middle of an ep
                     "data.batch_size=2", "data.sequence_length=10", "model.name=lstm_lm", "model.width=10",
                     "model.dropout=0.3", "optimizer.lr=2", "optimizer.momentum=0", "compress.name=topk"});
   check_same(whole(keys), stopped_and_resumed(keys, kStop));
+}
+
+TEST_CASE("on GPUs a run on speech ends as on CPUs within rounding, and goes on bit for bit") {
+  const MadeUpSpeech speech(8, 3, 2);
+  const Keys keys{
+      "data.name=speech",   "data.root=" + speech.root(), "data.train_size=0",  "data.test_size=0",
+      "data.batch_size=2",  "model.name=deep_speech",     "model.width=8",      "model.layers=1",
+      "dist.ranks=2",       "compress.name=topk",         "train.stop_after=0", "train.max_steps=4",
+      "train.eval_every=1", "compress.density=0.1",       "optimizer.lr=0.01",  "train.deterministic=true"};
+  const Ended gpu = whole(with(keys, {"train.device=cuda"})), cpu = whole(with(keys, {"train.device=cpu"}));
+  check_same(gpu, stopped_and_resumed(with(keys, {"train.device=cuda"}), 3));
+  REQUIRE(gpu.metrics.steps.size() == 4);
+  CHECK(gpu.metrics.steps[0].loss == Approx(cpu.metrics.steps[0].loss).epsilon(1e-5));
+  CHECK(gpu.metrics.steps[3].loss == Approx(cpu.metrics.steps[3].loss).epsilon(1e-3));
+  CHECK(gpu.metrics.evals.back().test_word_error_rate ==
+        Approx(cpu.metrics.evals.back().test_word_error_rate).margin(0.4));
 }

@@ -142,6 +142,10 @@ TEST_CASE("lstm_lm computes what PyTorch's LSTM computes") {
   for (const char* name : {"lstm_lm"}) check_network(name);
 }
 
+TEST_CASE("deep_speech computes what PyTorch's computes") {
+  for (const char* name : {"deep_speech"}) check_network(name);
+}
+
 TEST_CASE("every model that is registered is compared with PyTorch's") {
   const std::vector<std::string> others{"linear", "mlp"};
   const std::vector<std::string> same_code{"resnet32", "resnet44", "resnet56", "resnet110"};  // as resnet20

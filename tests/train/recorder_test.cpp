@@ -50,7 +50,7 @@ std::vector<float> first_gradient(const std::vector<std::string>& overrides) {
   ForwardContext context;
   context.seed = config.seed;
   arena.clear_gradients();
-  backward(batch_loss(model->module->forward(Variable(batch.images), context), batch));
+  backward(batch_loss(*model->module, model->module->forward(Variable(batch.images), context), batch));
   const auto gradient = arena.gradient(0, arena.size());
   return {gradient.begin(), gradient.end()};
 }

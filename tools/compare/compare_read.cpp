@@ -131,9 +131,11 @@ void read_start(Run& run) {
     if (!start.metric.name.empty()) run.task = start.task, run.metric = start.metric;
   }
   if (run.metric.name.empty()) read_unrecorded_task(run);
-  if (run.metric.name != "accuracy" && run.metric.name != "loss" && run.metric.name != "perplexity")
+  if (run.metric.name != "accuracy" && run.metric.name != "loss" && run.metric.name != "perplexity" &&
+      run.metric.name != "word error rate")
     throw UserError(
-        fmt::format("{}: its metric is '{}', and this version compares accuracy, loss and perplexity only; "
+        fmt::format("{}: its metric is '{}', and this version compares accuracy, loss, perplexity and word "
+                    "error rate only; "
                     "use the compare "
                     "of the version that trained it",
                     run.path, run.metric.name));

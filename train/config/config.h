@@ -29,7 +29,7 @@ struct Config {
     std::string name = "resnet20";
     double dropout = 0.5;
     std::vector<int> hidden = {200, 200};
-    int width = 200, layers = 2;  // of lstm_lm
+    int width = 200, layers = 2;  // of lstm_lm and deep_speech
     bool tied = false;
     double init_uniform = 0;  // 0: the model's own way
     std::string init_from;    // a safetensors file; empty: initialised by the seed

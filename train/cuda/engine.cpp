@@ -11,6 +11,7 @@
 #include "nn/core/base/log.h"
 #include "nn/core/cuda/context.h"
 #include "nn/core/cuda/graph.h"
+#include "nn/ops/ctc_loss.h"
 #include "nn/ops/loss.h"
 #include "optim/cuda/device_optimizer.h"
 #include "train/cuda/engine_kernels.h"
@@ -70,8 +71,10 @@ class CudaEngine final : private CurrentContext, public StepEngine {
         exchange_(make_device_exchange(arena_, queue_, device_.get(), settled_.options)),
         optimizer_(make_device_optimizer(optimizer_options(config_), arena_)),
         clip_(arena_.size()),
-        train_(config_, *inputs.data.train, true, communicator.rank(), communicator.size(), parts_),
-        test_(config_, *inputs.data.test, false, communicator.rank(), communicator.size(), 1),
+        train_(config_, *inputs.data.train, *model_->module, true, communicator.rank(), communicator.size(),
+               parts_),
+        test_(config_, *inputs.data.test, *model_->module, false, communicator.rank(), communicator.size(),
+              1),
         held_out_data_(inputs.data.held_out.get()),
         statistics_(model_->store.device_statistics().size()),
         loss_(1),
@@ -138,14 +141,19 @@ class CudaEngine final : private CurrentContext, public StepEngine {
  private:
   // Recorded gradients are copied to the host in the hooks, which no graph can do. The same on all ranks.
   bool records() const { return config_.train.record_gradients > 0; }
+  // Recordings have lengths of their own, and a graph has one shape.
+  bool varies() const { return train_.loader().dataset().task() == Task::transcription; }
 
   static Variable batch_loss(const Variable& output, const DeviceBatch& batch) {
+    if (batch.frames.size() > 0)
+      return ctc_loss(output, {labels_of(batch), span_of(batch.lengths), span_of(batch.frames)});
     return batch.targets.defined() ? mean_squared_error(output, batch.targets)
                                    : softmax_cross_entropy(output, labels_of(batch));
   }
-  static std::span<const std::int32_t> labels_of(const DeviceBatch& batch) {
-    return {batch.labels.data(), batch.labels.size()};
+  static std::span<const std::int32_t> span_of(const DeviceArray<std::int32_t>& values) {
+    return {values.data(), values.size()};
   }
+  static std::span<const std::int32_t> labels_of(const DeviceBatch& batch) { return span_of(batch.labels); }
 
   void wait() {
     if (device_)
@@ -164,7 +172,8 @@ class CudaEngine final : private CurrentContext, public StepEngine {
   // Eagerly at first, so that algorithms are chosen and memory is there, then as graphs.
   void run(const Work& forward_and_backward, const Work& communicate, const Work& finish) override {
     using Capture = Exchange::Capture;
-    const Capture capture = config_.train.graphs && !records() ? exchange_->capture() : Capture::none;
+    const Capture capture =
+        config_.train.graphs && !records() && !varies() ? exchange_->capture() : Capture::none;
     const Work first = [&] {
       const NvtxRange range("forward and backward");
       forward_and_backward();
@@ -273,18 +282,19 @@ class CudaEngine final : private CurrentContext, public StepEngine {
     };
   }
 
-  std::array<double, 3> evaluation_sums(Split split, const EvaluationHook& hook) override {
+  EvaluationSums evaluation_sums(Split split, const EvaluationHook& hook) override {
     if (split == Split::test) return evaluation_sums(test_, hook);
-    CudaInputs held_out(config_, *held_out_data_, false, communicator_.rank(), communicator_.size(), 1);
+    CudaInputs held_out(config_, *held_out_data_, *model_->module, false, communicator_.rank(),
+                        communicator_.size(), 1);
     return evaluation_sums(held_out, hook);
   }
-  std::array<double, 3> evaluation_sums(CudaInputs& inputs, const EvaluationHook& hook) {
+  EvaluationSums evaluation_sums(CudaInputs& inputs, const EvaluationHook& hook) {
     const cudaStream_t stream = context_.stream();
     DeviceArray<double> device(2);  // losses, correct
     TOPKNOT_CUDA(cudaMemsetAsync(device.data(), 0, device.bytes(), stream));
     ForwardContext context;
     context.training = false;
-    std::array<double, 3> sums{};
+    EvaluationSums sums;
     inputs.start_epoch(0);
     // The host may be some batches ahead of the GPU.
     for (std::int64_t done = 0; hook(done, inputs.loader().steps_per_epoch()) && inputs.next(0); ++done) {
@@ -295,10 +305,14 @@ class CudaEngine final : private CurrentContext, public StepEngine {
       add_scaled(stream, device.data(), loss.value().data(), losses);
       if (inputs.loader().dataset().task() == Task::classification)
         count_correct(output.value(), labels_of(batch), device.data() + 1);
-      sums[2] += losses;
+      if (!batch.host.frames.empty())
+        add_transcript_errors(*model_->module, output.value(), batch.host, sums);  // waits for the GPU
+      sums.samples += losses;
     }
-    TOPKNOT_CUDA(cudaMemcpyAsync(sums.data(), device.data(), device.bytes(), cudaMemcpyDeviceToHost, stream));
+    std::array<double, 2> host{};
+    TOPKNOT_CUDA(cudaMemcpyAsync(host.data(), device.data(), device.bytes(), cudaMemcpyDeviceToHost, stream));
     wait();
+    sums.loss = host[0], sums.correct = host[1];
     return sums;
   }
 

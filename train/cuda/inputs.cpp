@@ -5,6 +5,7 @@
 #include "nn/core/base/check.h"
 #include "nn/ops/cuda/activation.h"
 #include "train/cuda/engine_kernels.h"
+#include "train/evaluate.h"
 #include "train/setup.h"
 
 namespace topknot::cuda {
@@ -14,6 +15,7 @@ constexpr std::size_t kStagings = 4;  // batches that the host may be ahead
 
 bool fits_on_device(const Config& config, const Dataset& dataset) {
   if (dataset.task() == Task::language_model) return false;  // a batch is a few kB, and its windows overlap
+  if (dataset.task() == Task::transcription) return false;   // of any length
   if (config.data.on_device != "auto") return config.data.on_device == "true";
   const std::size_t sample =
       static_cast<std::size_t>(dataset.sample_shape().numel()) * (dataset.bytes(0) ? 1 : sizeof(float));
@@ -33,9 +35,10 @@ LoaderOptions options_of(const Config& config, const Dataset& dataset, bool trai
 
 }  // namespace
 
-CudaInputs::CudaInputs(const Config& config, const Dataset& dataset, bool train, int rank, int ranks,
-                       int parts)
+CudaInputs::CudaInputs(const Config& config, const Dataset& dataset, const Module& model, bool train,
+                       int rank, int ranks, int parts)
     : dataset_(dataset),
+      model_(model),
       data_(fits_on_device(config, dataset)
                 ? std::make_unique<DeviceDataset>(
                       dataset, train && resolve_augment(config.data.augment, dataset), config.seed)
@@ -52,17 +55,30 @@ bool CudaInputs::next(int part) {
   Batch batch;
   if (!loader_.next(batch)) return false;
   DeviceBatch& to = batches_[static_cast<std::size_t>(part)];
-  shape(to, batch.size());
+  shape(to, batch);
   if (data_)
     make(batch, to);
   else
     copy(batch, to);
+  if (batch.frames.empty()) return true;
+  to.host = std::move(batch);
+  to.host.images = {};
   return true;
 }
 
-void CudaInputs::shape(DeviceBatch& batch, std::int64_t size) {
-  if (batch.size == size) return;
+void CudaInputs::shape(DeviceBatch& batch, const Batch& from) {
+  const std::int64_t size = from.size();
   const Context& context = Context::current();
+  if (!from.frames.empty()) {  // of another shape each time
+    batch.images =
+        Tensor::empty(from.images.shape(), Layout::nhwc, context.device(), context.activation_type());
+    batch.labels = DeviceArray<std::int32_t>(from.labels.size());
+    batch.lengths = DeviceArray<std::int32_t>(from.lengths.size());
+    batch.frames = DeviceArray<std::int32_t>(from.frames.size());
+    batch.size = size;
+    return;
+  }
+  if (batch.size == size) return;
   const Shape sample = dataset_.sample_shape();
   const bool tokens = dataset_.task() == Task::language_model;
   batch.images = Tensor::empty({size, sample[0], sample[1], sample[2]}, Layout::nhwc, context.device(),
@@ -86,8 +102,9 @@ void CudaInputs::copy(const Batch& from, DeviceBatch& to) {
   Context& context = Context::current();
   const cudaStream_t stream = context.stream();
   const std::size_t images = from.images.bytes(), labels = from.labels.size() * sizeof(std::int32_t),
-                    targets = from.targets.defined() ? from.targets.bytes() : 0;
-  Staging& host = staging(images + labels + targets);
+                    targets = from.targets.defined() ? from.targets.bytes() : 0,
+                    recordings = from.frames.size() * sizeof(std::int32_t);
+  Staging& host = staging(images + labels + targets + 2 * recordings);
   std::byte* at = host.memory->data();
   const auto put = [&](const void* data, std::size_t bytes, void* device) {
     std::memcpy(at, data, bytes);
@@ -98,6 +115,10 @@ void CudaInputs::copy(const Batch& from, DeviceBatch& to) {
   put(from.images.data(), images, plain.data());
   if (labels > 0) put(from.labels.data(), labels, to.labels.data());
   if (targets > 0) put(from.targets.data(), targets, to.targets.data());
+  if (recordings > 0) {
+    put(from.lengths.data(), recordings, to.lengths.data());
+    put(output_frames(model_, from).data(), recordings, to.frames.data());
+  }
   host.done.record(stream);
   const Tensor activation = dataset_.task() == Task::language_model ? plain : to_activation(plain);
   TOPKNOT_CUDA(cudaMemcpyAsync(to.images.data(), activation.data(), activation.bytes(),

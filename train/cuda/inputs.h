@@ -11,6 +11,7 @@
 #include "data/cuda/device_dataset.h"
 #include "data/loader.h"
 #include "nn/core/cuda/context.h"
+#include "nn/layers/module.h"
 #include "train/config/config.h"
 
 namespace topknot::cuda {
@@ -19,17 +20,22 @@ struct DeviceBatch {
   Tensor images;                     // an activation: nhwc, or [N, features]; tokens stay f32
   DeviceArray<std::int32_t> labels;  // classification, and of a text's windows as Batch::labels
   Tensor targets;                    // regression
+  // Transcription: labels are [size, longest], and for each recording how many there are and how many frames the model gives.
+  // `host` is the batch that they came from, without its images.
+  DeviceArray<std::int32_t> lengths, frames;
+  Batch host;
   std::int64_t size = 0;
   std::int64_t losses() const {  // that an evaluation counts
-    return targets.defined() ? size : static_cast<std::int64_t>(labels.size());
+    return targets.defined() || frames.size() > 0 ? size : static_cast<std::int64_t>(labels.size());
   }
 };
 
 class CudaInputs {
  public:
-  // One loader's worth of data, for training with `parts` batches per step, or for evaluation. Data set and
+  // One loader's worth of data, for training with `parts` batches per step, or for evaluation. Data set, model and
   // context must outlive it.
-  CudaInputs(const Config& config, const Dataset& dataset, bool train, int rank, int ranks, int parts);
+  CudaInputs(const Config& config, const Dataset& dataset, const Module& model, bool train, int rank,
+             int ranks, int parts);
 
   const Loader& loader() const { return loader_; }
   bool on_device() const { return data_ != nullptr; }
@@ -45,11 +51,12 @@ class CudaInputs {
     Event done;
   };
   Staging& staging(std::size_t bytes);
-  void shape(DeviceBatch& batch, std::int64_t size);
+  void shape(DeviceBatch& batch, const Batch& from);
   void copy(const Batch& from, DeviceBatch& to);
   void make(const Batch& from, DeviceBatch& to);
 
   const Dataset& dataset_;
+  const Module& model_;
   std::unique_ptr<DeviceDataset> data_;  // null: batches come from the loader
   Loader loader_;
   DeviceArray<std::uint32_t> epoch_{1};

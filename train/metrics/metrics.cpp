@@ -44,6 +44,8 @@ void fields(Record& r, Visit&& visit) {
     visit("step", r.step), visit("epoch", r.epoch), visit("time_s", r.time_s);
     visit("test_loss", r.test_loss), visit("test_accuracy", r.test_accuracy);
     visit("test_perplexity", r.test_perplexity);
+    visit("test_word_error_rate", r.test_word_error_rate);
+    visit("test_character_error_rate", r.test_character_error_rate);
     visit("eval_seconds", r.eval_seconds);
   } else if constexpr (std::is_same_v<Plain, DistributionRecord>) {
     visit("step", r.step), visit("epoch", r.epoch), visit("density", r.density), visit("size", r.size);
@@ -62,6 +64,8 @@ void fields(Record& r, Visit&& visit) {
   } else {
     visit("test_accuracy", r.test_accuracy), visit("best_test_accuracy", r.best_test_accuracy);
     visit("test_loss", r.test_loss), visit("test_perplexity", r.test_perplexity);
+    visit("test_word_error_rate", r.test_word_error_rate);
+    visit("test_character_error_rate", r.test_character_error_rate);
     visit("held_out_loss", r.held_out_loss), visit("held_out_perplexity", r.held_out_perplexity);
     visit("wall_seconds", r.wall_seconds);
     visit("eval_seconds", r.eval_seconds), visit("startup_seconds", r.startup_seconds);
@@ -154,6 +158,7 @@ std::string csv_number(double value) {
 }  // namespace
 
 double Metric::value(double loss, double accuracy) const {
+  if (name == "word error rate") return 1 - accuracy;
   return name == "accuracy" ? accuracy : name == "perplexity" ? std::exp(loss) : loss;
 }
 
@@ -167,7 +172,7 @@ std::string Metric::text(double value) const {
 }
 
 const char* Metric::rate_unit() const {
-  return name == "perplexity" ? "tokens/s" : "images/s";
+  return name == "perplexity" ? "tokens/s" : name == "word error rate" ? "recordings/s" : "images/s";
 }
 
 MetricsWriter::MetricsWriter(const std::string& path, int rank)

@@ -53,14 +53,16 @@ struct EvalRecord {
   double epoch = 0;
   double time_s = 0;  // training time so far
   double test_loss = 0;
-  double test_accuracy = 0;    // 0 to 1; of classification, else 0
+  double test_accuracy = 0;    // 0 to 1, of classification; 1 - test_word_error_rate of transcription; else 0
   double test_perplexity = 0;  // exp(test_loss) of a language model, else 0
+  double test_word_error_rate = 0, test_character_error_rate = 0;  // of transcription, else 0
   double eval_seconds = 0;
 };
 
 // What the evaluations of a run measure. Recorded, since values do not tell: an accuracy may stay 0, a loss may be below 1.
 struct Metric {
-  // "accuracy": EvalRecord::test_accuracy; "loss": test_loss; "perplexity": test_perplexity; "" in files of earlier versions
+  // "accuracy": EvalRecord::test_accuracy; "loss": test_loss; "perplexity", "word error rate": those of the record; "" in files of
+  // earlier versions
   std::string name;
   std::string unit;  // "share": 0 to 1, shown as percent; else the unit's name, shown beside the number
   bool higher_is_better = true;
@@ -69,13 +71,14 @@ struct Metric {
   static Metric accuracy() { return {"accuracy", "share", true}; }
   static Metric squared_error() { return {"loss", "mean squared error", false}; }
   static Metric perplexity() { return {"perplexity", "per word", false, "validation"}; }
+  static Metric word_errors() { return {"word error rate", "share", false}; }
   bool operator==(const Metric&) const = default;
 
   // Of an evaluation's mean loss and accuracy.
   double value(double loss, double accuracy) const;
   std::string title() const;             // "test accuracy", "validation perplexity"
   std::string text(double value) const;  // "87.43 %", "118.2"
-  const char* rate_unit() const;         // of images_per_second: "images/s", "tokens/s"
+  const char* rate_unit() const;         // of images_per_second: "images/s", "tokens/s", "recordings/s"
 };
 
 // A start of the run: one, and one for each time that it was resumed.
@@ -123,7 +126,8 @@ struct EndRecord {
   double test_accuracy = 0, best_test_accuracy = 0;  // 0 to 1
   double test_loss = 0;
   double test_perplexity = 0;  // of a language model: after the last step, with the validation set
-  double held_out_loss = 0;    // of a set that is evaluated once, after the last step, else 0
+  double test_word_error_rate = 0, test_character_error_rate = 0;  // of transcription
+  double held_out_loss = 0;  // of a set that is evaluated once, after the last step, else 0
   double held_out_perplexity = 0;
   double wall_seconds = 0;         // first step to end, evaluation and start-up excluded
   double eval_seconds = 0;         // all evaluations

@@ -23,12 +23,13 @@ Pass count_pass(const Config& config, const Dataset& data, BuiltModel& model, in
   options.batch = samples;
   options.workers = 0;
   Loader loader(data, options);
-  loader.start_epoch(0);
+  loader.start_epoch(1);  // the first may be of short recordings
   Batch batch;
   loader.next(batch);
   model.store.arena().clear_gradients();
   const PassCost cost;
-  const Variable loss = batch_loss(model.module->forward(Variable(batch.images), ForwardContext()), batch);
+  const Variable loss =
+      batch_loss(*model.module, model.module->forward(Variable(batch.images), ForwardContext()), batch);
   Pass pass;
   pass.forward = cost.flops();
   backward(loss, hook);

@@ -47,8 +47,14 @@ Tensor lstm_forward(const LstmCall& call, OpState& state) {
       empty({rows + batch, width}, DType::f32), empty({batch, width}, type)});
   DeviceBackend& device = backend(context.device());
   Tensor y = empty({rows, width}, type);
-  convert(stream, call.state.hidden->device, false, kept->hidden.data(), bf16, step_floats);
-  device.copy(call.state.cell->device, kept->cells.data(), step_floats);
+  const bool carried = call.state.hidden && call.state.cell;
+  if (carried) {
+    convert(stream, call.state.hidden->device, false, kept->hidden.data(), bf16, step_floats);
+    device.copy(call.state.cell->device, kept->cells.data(), step_floats);
+  } else {
+    device.fill_zero(kept->hidden.data(), (kept->hidden.bytes() + 3) / 4);
+    device.fill_zero(kept->cells.data(), step_floats);
+  }
   multiply(context, rows, 4 * width, call.x.dim(1), type, {call.x.data(), false}, {kept->input.data(), true},
            0.0f, kept->gates.data(), DType::f32);
   for (std::int64_t s = 0; s < call.steps; ++s) {
@@ -59,8 +65,10 @@ Tensor lstm_forward(const LstmCall& call, OpState& state) {
     lstm_gates(stream, step, call.input_bias.data(), call.recurrent_bias.data(),
                static_cast<float*>(from_row(kept->cells, (s + 1) * batch)), from_row(y, s * batch), bf16);
   }
-  convert(stream, from_row(y, rows - batch), bf16, call.state.hidden->device, false, step_floats);
-  device.copy(static_cast<const float*>(from_row(kept->cells, rows)), call.state.cell->device, step_floats);
+  if (carried) {
+    convert(stream, from_row(y, rows - batch), bf16, call.state.hidden->device, false, step_floats);
+    device.copy(static_cast<const float*>(from_row(kept->cells, rows)), call.state.cell->device, step_floats);
+  }
   state = kept;
   return y;
 }

@@ -1,0 +1,90 @@
+// Recordings of speech with their transcripts: train.tsv and test.tsv in data.root, a line per recording: its path relative
+// to data.root, a tab, what is said. The spectrogram of a recording is made when it is asked for.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+
+#include "data/dataset.h"
+#include "data/recording.h"
+#include "data/spectrogram.h"
+#include "data/transcript.h"
+
+namespace topknot {
+namespace {
+
+class Speech final : public Dataset {
+ public:
+  Speech(const DatasetOptions& options, Split split) {
+    const std::string file = split == Split::train ? "train.tsv" : "test.tsv";
+    const std::string folder = find_data_folder("speech", options.root, {}, {file});
+    read(folder, find_data_file("speech", folder, {file}));
+    // The shortest first; those of one length in the manifest's order.
+    std::stable_sort(utterances_.begin(), utterances_.end(),
+                     [](const Utterance& a, const Utterance& b) { return a.samples < b.samples; });
+    utterances_.resize(static_cast<std::size_t>(
+        limited_size(options, split, static_cast<std::int64_t>(utterances_.size()))));
+  }
+
+  const std::string& name() const override { return name_; }
+  Task task() const override { return Task::transcription; }
+  std::int64_t size() const override { return static_cast<std::int64_t>(utterances_.size()); }
+  Shape sample_shape() const override { return {1, kSpectrumBins, frames(size() / 2)}; }
+  int classes() const override { return static_cast<int>(kAlphabet.size()); }
+  std::int64_t frames(std::int64_t index) const override { return spectrogram_frames(at(index).samples); }
+  std::span<const std::int32_t> transcript(std::int64_t index) const override { return at(index).labels; }
+  std::string where(std::int64_t index) const override { return at(index).path; }
+  void get_frames(std::int64_t index, float* out, std::int64_t stride) const override {
+    const std::vector<float> samples = read_recording(at(index).path);
+    if (static_cast<std::int64_t>(samples.size()) != at(index).samples)
+      throw UserError(fmt::format("recording '{}' has changed since the run began", at(index).path));
+    log_spectrogram(samples, out, stride);
+  }
+
+ private:
+  struct Utterance {
+    std::string path;
+    std::int64_t samples;
+    std::vector<std::int32_t> labels;
+  };
+
+  const Utterance& at(std::int64_t index) const { return utterances_[static_cast<std::size_t>(index)]; }
+
+  void read(const std::string& folder, const std::string& manifest) {
+    std::ifstream in(manifest);
+    if (!in) throw UserError(fmt::format("cannot open '{}'; check its permissions", manifest));
+    std::int64_t number = 0;
+    for (std::string line; std::getline(in, line);) {
+      ++number;
+      if (line.empty()) continue;
+      try {
+        const std::size_t tab = line.find('\t');
+        if (tab == std::string::npos)
+          throw UserError("a line has the path of a recording, a tab, and what is said");
+        const std::string path = (std::filesystem::path(folder) / line.substr(0, tab)).string();
+        const std::int64_t samples = recording_samples(path);
+        if (samples < kWindow)
+          throw UserError(fmt::format("recording '{}': {} samples are shorter than a window of {}", path,
+                                      samples, kWindow));
+        utterances_.push_back({path, samples, encode_transcript(line.substr(tab + 1))});
+        if (utterances_.back().labels.empty()) throw UserError("an empty transcript");
+      } catch (const UserError& error) {
+        throw UserError(fmt::format("{}:{}: {}", manifest, number, error.what()));
+      }
+    }
+    if (utterances_.empty()) throw UserError(fmt::format("'{}' names no recording", manifest));
+  }
+
+  std::string name_ = "speech";
+  std::vector<Utterance> utterances_;
+};
+
+const RegisterDataset speech_registered("speech",
+                                        "recordings with transcripts: train.tsv and test.tsv in data.root",
+                                        [](const DatasetOptions& options, Split split) {
+                                          return std::unique_ptr<Dataset>(new Speech(options, split));
+                                        });
+
+}  // namespace
+}  // namespace topknot

@@ -1,0 +1,105 @@
+#include <fstream>
+#include <set>
+
+#include "data/loader.h"
+#include "data/transcript.h"
+#include "tests/data/made_up_speech.h"
+#include "tests/support/catch.h"
+#include "tests/support/user_error.h"
+
+using namespace topknot;
+
+namespace {
+
+std::unique_ptr<Dataset> speech(const std::string& root, Split split = Split::train) {
+  DatasetOptions options;
+  options.root = root;
+  return make_dataset("speech", options, split);
+}
+
+}  // namespace
+
+TEST_CASE("recordings come shortest first, with their frames and transcripts") {
+  const MadeUpSpeech made(9, 3);
+  const auto data = speech(made.root());
+  REQUIRE(data->size() == 9);
+  CHECK(speech(made.root(), Split::test)->size() == 3);
+  CHECK(data->task() == Task::transcription);
+  CHECK(data->classes() == 29);
+  for (std::int64_t i = 0; i < data->size(); ++i) {
+    if (i > 0) CHECK(data->frames(i) >= data->frames(i - 1));
+    const auto letters = static_cast<std::int64_t>(data->transcript(i).size());
+    CHECK(data->frames(i) == 1 + letters * 12);
+    for (const std::int32_t label : data->transcript(i)) CHECK((label >= 2 && label <= 4));  // A, B, C
+  }
+  CHECK(data_checksum(*data) == data_checksum(*speech(made.root())));
+  CHECK(data_checksum(*data) != data_checksum(*speech(made.root(), Split::test)));
+}
+
+TEST_CASE("batches of recordings are padded with zeros and know their lengths, for any number of workers") {
+  const MadeUpSpeech made(10, 3);
+  const auto data = speech(made.root());
+  LoaderOptions options;
+  options.batch = 2, options.ranks = 2;
+  std::set<std::int64_t> seen;
+  for (int rank = 0; rank < 2; ++rank)
+    for (const int workers : {0, 3}) {
+      options.rank = rank, options.workers = workers;
+      Loader loader(*data, options);
+      REQUIRE(loader.steps_per_epoch() == 2);
+      loader.start_epoch(3);
+      for (Batch batch; loader.next(batch);) {
+        REQUIRE(batch.size() == 2);
+        REQUIRE(batch.frames.size() == 2);
+        CHECK(batch.losses() == 2);
+        const std::int64_t longest = std::max(batch.frames[0], batch.frames[1]);
+        CHECK(batch.images.shape() == Shape({2, 1, 161, longest}));
+        for (std::size_t i = 0; i < 2; ++i) {
+          const std::int64_t index = batch.indices[i];
+          if (workers == 0) CHECK(seen.insert(index).second);
+          REQUIRE(batch.frames[i] == data->frames(index));
+          std::vector<float> alone(static_cast<std::size_t>(161 * data->frames(index)));
+          data->get_frames(index, alone.data(), data->frames(index));
+          bool same = true;
+          for (std::int64_t k = 0; k < 161; ++k)
+            for (std::int64_t t = 0; t < longest; ++t)
+              same &= batch.images.data()[(static_cast<std::int64_t>(i) * 161 + k) * longest + t] ==
+                      (t < data->frames(index) ? alone[static_cast<std::size_t>(k * data->frames(index) + t)]
+                                               : 0);
+          CHECK(same);
+          const std::size_t width = batch.labels.size() / 2;
+          const auto said = data->transcript(index);
+          REQUIRE(batch.lengths[i] == static_cast<std::int32_t>(said.size()));
+          CHECK(std::equal(said.begin(), said.end(),
+                           batch.labels.begin() + static_cast<std::ptrdiff_t>(i * width)));
+        }
+      }
+    }
+  CHECK(seen.size() == 8);
+}
+
+TEST_CASE("a manifest that does not fit is refused with its line") {
+  const MadeUpSpeech made(1, 1);
+  const auto refused = [&](const std::string& line, const std::string& why) {
+    std::ofstream(made.at("train.tsv")) << "train0.wav\tA\n" << line << '\n';
+    CHECK(user_error([&] { speech(made.root()); }, {"train.tsv:2: ", why}));
+  };
+  refused("train0.wav A", "a tab");
+  refused("absent.wav\tA", "absent.wav");
+  refused("train0.wav\t", "empty transcript");
+  refused("train0.wav\tR2D2", "'2'");
+  made.write_wav("stereo.wav", std::vector<float>(3200), 2);
+  refused("stereo.wav\tA", "2 channels");
+  made.write_wav("short.wav", std::vector<float>(100));
+  refused("short.wav\tA", "100 samples");
+  std::ofstream(made.at("train.tsv")) << "\n";
+  CHECK(user_error([&] { speech(made.root()); }, {"train.tsv", "names no recording"}));
+  CHECK(user_error([&] { speech("/nowhere"); }, {"data.root", "speech"}));
+
+  // Cut after the run has begun.
+  std::ofstream(made.at("train.tsv")) << "train0.wav\tA\n";
+  const auto data = speech(made.root());
+  made.write_wav("train0.wav", std::vector<float>(1000));
+  std::vector<float> out(static_cast<std::size_t>(161 * data->frames(0)));
+  CHECK(user_error([&] { data->get_frames(0, out.data(), data->frames(0)); }, {"train0.wav", "has changed"}));
+}

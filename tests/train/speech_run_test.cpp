@@ -1,0 +1,67 @@
+// Runs that transcribe made-up speech.
+#include "tests/data/made_up_speech.h"
+#include "tests/support/user_error.h"
+#include "tests/train/resumed_run.h"
+
+using namespace topknot;
+using namespace topknot::testing;
+
+namespace {
+
+Keys speech_keys(const MadeUpSpeech& speech) {
+  return {"data.name=speech",   "data.root=" + speech.root(), "data.train_size=0",  "data.test_size=0",
+          "data.batch_size=2",  "model.name=deep_speech",     "model.width=8",      "model.layers=1",
+          "dist.ranks=2",       "compress.density=0.1",       "optimizer.lr=0.05",  "train.max_steps=7",
+          "train.stop_after=0", "train.eval_every=1",         "train.clip_global=5"};
+}
+
+}  // namespace
+
+TEST_CASE("a run on speech goes on bit for bit from the middle of an epoch, over threads and gloo") {
+  const MadeUpSpeech speech(16, 5);  // 4 steps per epoch
+  for (const std::string method : {"dense", "topk", "dgc"}) {
+    INFO(method);
+    const Keys keys = with(speech_keys(speech), keys_of_method(method));
+    const Ended threads = whole(keys);
+    check_same(threads, stopped_and_resumed(keys, 6));
+    CHECK(whole(keys, "gloo").checksum == threads.checksum);
+  }
+}
+
+TEST_CASE("speech: the loss falls, and evaluations record word and character error rates") {
+  const MadeUpSpeech speech(16, 5);
+  const Ended run = whole(with(speech_keys(speech), {"compress.name=dense", "train.max_steps=24"}));
+  REQUIRE(run.metrics.steps.size() == 24);
+  CHECK(run.metrics.steps.back().loss < 0.6 * run.metrics.steps.front().loss);
+  REQUIRE(run.metrics.end);
+  REQUIRE(run.metrics.starts.size() == 1);
+  CHECK(run.metrics.starts[0].metric == Metric::word_errors());
+  REQUIRE_FALSE(run.metrics.evals.empty());
+  const EvalRecord& last = run.metrics.evals.back();
+  CHECK(last.test_word_error_rate == Approx(1 - last.test_accuracy));
+  CHECK((last.test_word_error_rate > 0 && last.test_character_error_rate > 0));
+  CHECK(run.metrics.end->test_word_error_rate == last.test_word_error_rate);
+  CHECK(run.metrics.end->test_character_error_rate == last.test_character_error_rate);
+}
+
+TEST_CASE("speech: a transcript too long for its recording, and models of another task, are refused") {
+  const MadeUpSpeech speech(4, 2);
+  const auto problem = [&](const Keys& keys) {
+    const TempFolder temp;
+    const LoadedConfig loaded = small_run(temp, with(speech_keys(speech), keys));
+    std::string text;
+    for (const Problem& one : check_run(loaded.config, load_data(loaded.config)).problems)
+      text += one.message + "\n";
+    return text;
+  };
+  CHECK(problem({"data.batch_size=1"}).empty());
+  CHECK(problem({"data.batch_size=1", "model.name=mlp"}).find("does not transcribe") != std::string::npos);
+  CHECK(problem({"data.batch_size=1", "data.name=synthetic_images"}).find("spectrograms") !=
+        std::string::npos);
+  CHECK(problem({"data.batch_size=4"}).find("data.batch_size: 4 samples do not fill") != std::string::npos);
+  std::ofstream(speech.at("test.tsv")) << "test0.wav\tA MUCH TOO LONG SENTENCE\n";
+  const std::string text = problem({"data.batch_size=1"});
+  INFO(text);
+  CHECK(text.find("test0.wav") != std::string::npos);
+  CHECK(text.find("of 24 characters takes 25 frames") != std::string::npos);
+}
