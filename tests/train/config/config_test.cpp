@@ -564,7 +564,7 @@ TEST_CASE("an unknown name brings the names that begin like it, and those of its
     CHECK(contains(message(name), "'resnet110'?"));
     CHECK_FALSE(contains(message(name), "'lenet'"));
   }
-  CHECK(contains(message("vgg"), "did you mean 'vgg16'?"));
+  CHECK(contains(message("vgg"), "did you mean 'vgg16', 'vgg16_bias' or 'vgg16_imagenet'?"));
   CHECK(contains(message("lenett"), "did you mean 'lenet'?"));
   CHECK(contains(only_problem(load_config("", {"compress.dens=1"})), "did you mean 'compress.density'?"));
 }
