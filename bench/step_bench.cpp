@@ -1,7 +1,7 @@
 // A persistent process that runs training steps on request, so that a driver can alternate it with another
 // framework's: prints "ready SAMPLES", then for each line "K" on standard input runs K steps and prints the
 // seconds of each. A step is forward, backward, exchange (with several ranks) and SGD with momentum and
-// weight decay, on one fixed random batch of CIFAR's shape.
+// weight decay, on one fixed random batch of CIFAR's shape, or of tokens of a vocabulary of 10,000 for lstm_lm.
 #include <omp.h>
 
 #include <chrono>
@@ -23,17 +23,29 @@ using namespace topknot;
 namespace {
 
 constexpr const char* kUsage =
-    "usage: bench_step MODEL [--batch N] [--threads T] [--ranks P] [--loss]\n"
-    "  --batch    images per rank and step (128)\n"
+    "usage: bench_step MODEL [--batch N] [--threads T] [--ranks P] [--loss] [--width W] [--window T]\n"
+    "  --batch    images, or sequences, per rank and step (128)\n"
+    "  --width    lstm_lm: units of each of two layers (200)\n"
+    "  --window   lstm_lm: tokens of a sequence (35)\n"
     "  --threads  compute threads per rank (2)\n"
     "  --ranks    gloo processes on this host, dense gradients (1)\n"
     "  --loss     print the loss of the first three steps\n";
 
 struct Options {
   std::string model;
-  int batch = 128, threads = 2, ranks = 1;
+  int batch = 128, threads = 2, ranks = 1, width = 200, window = 35;
   bool loss = false;
+  bool tokens() const { return model == "lstm_lm"; }
+  int items() const { return batch * (tokens() ? window : 1); }
 };
+
+ModelOptions model_options(const Options& options) {
+  ModelOptions of{{3, 32, 32}, 10};
+  if (options.tokens()) of.input = {options.window, 1, 1}, of.outputs = 10000, of.dropout = 0;
+  of.batch = options.batch;
+  of.width = options.width;
+  return of;
+}
 
 double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -42,17 +54,21 @@ double now() {
 class Training {
  public:
   Training(const Options& options, Communicator& communicator)
-      : model_(make_model(options.model, store_, {{3, 32, 32}, 10})),
+      : model_(make_model(options.model, store_, model_options(options))),
         arena_(store_.build([](const Parameter& p) { return p.shape().rank() > 1; }, 1)),
         queue_(communicator),
         exchange_(arena_, queue_, {}),
         optimizer_(make_optimizer({.momentum = 0.9, .weight_decay = 1e-4}, arena_)),
-        images_(Tensor::empty({options.batch, 3, 32, 32})),
-        labels_(static_cast<std::size_t>(options.batch)) {
+        images_(Tensor::empty(options.tokens() ? Shape{options.batch, options.window, 1, 1}
+                                               : Shape{options.batch, 3, 32, 32})),
+        labels_(static_cast<std::size_t>(options.items())) {
+    const auto classes = static_cast<std::size_t>(model_options(options).outputs);
     const CounterRng rng(1, RngUse::test, static_cast<std::uint32_t>(communicator.rank()));
     for (std::int64_t i = 0; i < images_.numel(); ++i)
-      images_.data()[i] = rng.normal(static_cast<std::uint64_t>(i));
-    for (std::size_t i = 0; i < labels_.size(); ++i) labels_[i] = static_cast<std::int32_t>(i * 7919 % 10);
+      images_.data()[i] = options.tokens() ? static_cast<float>((i * 7919 + 13) % 10000)
+                                           : rng.normal(static_cast<std::uint64_t>(i));
+    for (std::size_t i = 0; i < labels_.size(); ++i)
+      labels_[i] = static_cast<std::int32_t>(i * 7919 % classes);
   }
 
   float step() {
@@ -92,7 +108,7 @@ void serve(const Options& options, Communicator& communicator) {
     const float loss = training.step();
     if (root && options.loss) std::printf("loss %.5f\n", loss);
   }
-  if (root) std::printf("ready %d\n", options.batch * options.ranks);
+  if (root) std::printf("ready %d\n", options.items() * options.ranks);
   std::fflush(stdout);
   for (std::string line;;) {
     int steps = root && std::getline(std::cin, line) ? std::stoi(line) : 0;
@@ -113,6 +129,8 @@ int run(int argc, char** argv) {
   app.add_option("--batch", options.batch);
   app.add_option("--threads", options.threads);
   app.add_option("--ranks", options.ranks);
+  app.add_option("--width", options.width);
+  app.add_option("--window", options.window);
   app.add_flag("--loss", options.loss);
   app.add_option("model", options.model);
   if (!parse_options(app, kUsage, argc, argv)) return 0;

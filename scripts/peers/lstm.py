@@ -1,0 +1,53 @@
+"""PyTorch peer: a language model of two LSTM layers, forward, backward and SGD; the state is carried from step to step."""
+
+import argparse
+
+from peer import import_torch, serve, timed
+
+torch = import_torch()
+
+VOCABULARY = 10_000
+
+
+class LanguageModel(torch.nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.encoder = torch.nn.Embedding(VOCABULARY, width)
+        self.rnn = torch.nn.LSTM(width, width, num_layers=2)
+        self.decoder = torch.nn.Linear(width, VOCABULARY)
+
+    def forward(self, tokens, state):
+        output, state = self.rnn(self.encoder(tokens), state)
+        return self.decoder(output.flatten(0, 1)), state
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name, default in (("batch", 20), ("threads", 2), ("width", 200), ("window", 35)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(1)
+    model = LanguageModel(options.width)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
+    items = options.batch * options.window
+    tokens = (torch.arange(items) * 7919 + 13) % VOCABULARY
+    labels = torch.arange(items) * 7919 % VOCABULARY
+    tokens = tokens.view(options.window, options.batch)
+    state = None
+
+    def step():
+        nonlocal state
+        optimizer.zero_grad(set_to_none=True)
+        logits, after = model(tokens, state)
+        state = tuple(part.detach() for part in after)
+        loss = torch.nn.functional.cross_entropy(logits, labels)
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    serve(items, lambda k: [timed(step) for _ in range(k)])
+
+
+if __name__ == "__main__":
+    main()
