@@ -18,7 +18,9 @@ Variable lstm(const Variable& x, std::int64_t batch, const LstmWeights& weights,
           weights.recurrent_bias.shape() == Shape({4 * width}),
       fmt::format("lstm: recurrent weight {} for a width of {}", weights.recurrent.shape().str(), width));
   for (const Buffer* buffer : {state.hidden, state.cell})
-    TOPKNOT_CHECK(!buffer || static_cast<std::int64_t>(buffer->values.size()) >= batch * width,
+    TOPKNOT_CHECK(state.carried()
+                      ? buffer && static_cast<std::int64_t>(buffer->values.size()) >= batch * width
+                      : !buffer,
                   fmt::format("lstm: the state has no room for a batch of {}", batch));
   const auto& kernels = kernels_for<LstmKernels>(x);
   const LstmCall call{x.value(),

@@ -17,9 +17,10 @@ struct LstmWeights {
 };
 
 // The layer's state between batches: row b of each, of `width` elements, is sequence b's. Buffers may have more rows than
-// a batch.
+// a batch. Null, both of them: every batch begins with zeros, and nothing is carried.
 struct LstmState {
-  Buffer *hidden = nullptr, *cell = nullptr;  // null: each call begins from zeros and leaves nothing
+  Buffer *hidden = nullptr, *cell = nullptr;
+  bool carried() const { return hidden != nullptr; }
 };
 
 // x: [steps * batch, in], step by step: row t * batch + b; value: [steps * batch, width], likewise. Begins from the state

@@ -113,6 +113,22 @@ TEST_CASE("lstm on a GPU in bfloat16 keeps gates, cells and gradients of weights
   for (const LstmCase& c : {LstmCase{3, 4, 7, 17}, {5, 6, 16, 16}}) check_case(c, cuda::Precision::bf16);
 }
 
+TEST_CASE("lstm on a GPU without a state begins with zeros") {
+  for (const auto precision : {cuda::Precision::fp32, cuda::Precision::bf16}) {
+    const OnGpu gpu(precision);
+    const DType type = cuda::Context::current().activation_type();
+    const LstmCase c{3, 4, 5, 20};
+    LstmInputs v = inputs_of(c, type);
+    std::fill(v.hidden.begin(), v.hidden.end(), 0.0f);
+    std::fill(v.cell.begin(), v.cell.end(), 0.0f);
+    const GpuLeaf input({80, 5}, v.input), recurrent({80, 20}, v.recurrent), b({80}, v.input_bias),
+        c2({80}, v.recurrent_bias);
+    const Variable y = lstm(Variable(gpu_tensor(v.x, {12, 5}, Layout::plain, type)), 3,
+                            {input.variable(), recurrent.variable(), b.variable(), c2.variable()}, {});
+    CHECK(test::values_of(y.value()) == run_on_gpu(c, v, type).y);
+  }
+}
+
 TEST_CASE("embedding on a GPU gives the CPU's bits, value and gradient") {
   const std::int64_t batch = 3, steps = 4, tokens = 7, width = 300;
   const std::vector<float> ids{0, 6, 6, 2, 1, 6, 0, 0, 3, 3, 3, 3};

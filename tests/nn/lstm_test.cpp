@@ -153,7 +153,21 @@ TEST_CASE("lstm carries its state: two windows are one of both, with the gradien
   CHECK(values_of(reset.run()) != rest);
 }
 
-TEST_CASE("lstm gives the same for any number of threads within rounding, and the same bits again for one number") {
+TEST_CASE("lstm without a state begins every batch with zeros") {
+  LstmSetUp set_up({3, 4, 5, 20});
+  const LstmWeights weights{set_up.input.variable(), set_up.recurrent.variable(),
+                            set_up.input_bias.variable(), set_up.recurrent_bias.variable()};
+  const auto without = values_of(lstm(set_up.x.variable(), 3, weights, {}));
+  CHECK(values_of(lstm(set_up.x.variable(), 3, weights, {})) == without);
+  CHECK(values_of(set_up.run()) != without);
+  for (Buffer* state : {&set_up.hidden, &set_up.cell})
+    std::fill(state->values.begin(), state->values.end(), 0.0f);
+  CHECK(values_of(set_up.run()) == without);
+  CHECK_THROWS_AS(lstm(set_up.x.variable(), 3, weights, {&set_up.hidden, nullptr}), Error);
+}
+
+TEST_CASE(
+    "lstm gives the same for any number of threads within rounding, and the same bits again for one number") {
   const auto result = [](int threads) {
     const Threads use(threads);
     LstmSetUp set_up({20, 7, 24, 40});

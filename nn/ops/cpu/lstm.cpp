@@ -208,14 +208,14 @@ Tensor lstm_forward(const LstmCall& call, OpState& state) {
                                                         Tensor::empty({rows + call.batch, width}),
                                                         Tensor::empty({call.batch, width})});
   Tensor y = Tensor::empty({rows, width}), bias = Tensor::empty({gates});
-  const bool carried = call.state.hidden && call.state.cell;
-  if (carried) {
-    std::copy_n(call.state.hidden->values.data(), step_floats, kept->hidden.data());
-    std::copy_n(call.state.cell->values.data(), step_floats, kept->cells.data());
-  } else {
-    std::fill_n(kept->hidden.data(), step_floats, 0.0f);
-    std::fill_n(kept->cells.data(), step_floats, 0.0f);
-  }
+  const auto begin_with = [&](const Buffer* state, float* to) {
+    if (state)
+      std::copy_n(state->values.data(), step_floats, to);
+    else
+      std::fill_n(to, step_floats, 0.0f);
+  };
+  begin_with(call.state.hidden, kept->hidden.data());
+  begin_with(call.state.cell, kept->cells.data());
   for (std::int64_t j = 0; j < gates; ++j)
     bias.data()[j] = call.input_bias.data()[j] + call.recurrent_bias.data()[j];
   matmul(false, true, rows, gates, call.x.dim(1), call.x.data(), call.input.data(), 0.0f, kept->gates.data());
@@ -237,11 +237,10 @@ Tensor lstm_forward(const LstmCall& call, OpState& state) {
         gates_forward({call.batch, width, range.begin, range.end}, bias.data(), sums, cell,
                       cell + step_floats, y.data() + s * step_floats);
       });
-  if (carried) {
-    std::copy_n(y.data() + (call.steps - 1) * step_floats, step_floats, call.state.hidden->values.data());
-    std::copy_n(kept->cells.data() + call.steps * step_floats, step_floats, call.state.cell->values.data());
-  }
   state = kept;
+  if (!call.state.carried()) return y;
+  std::copy_n(y.data() + (call.steps - 1) * step_floats, step_floats, call.state.hidden->values.data());
+  std::copy_n(kept->cells.data() + call.steps * step_floats, step_floats, call.state.cell->values.data());
   return y;
 }
 

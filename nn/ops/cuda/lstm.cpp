@@ -47,12 +47,11 @@ Tensor lstm_forward(const LstmCall& call, OpState& state) {
       empty({rows + batch, width}, DType::f32), empty({batch, width}, type)});
   DeviceBackend& device = backend(context.device());
   Tensor y = empty({rows, width}, type);
-  const bool carried = call.state.hidden && call.state.cell;
-  if (carried) {
+  if (call.state.carried()) {
     convert(stream, call.state.hidden->device, false, kept->hidden.data(), bf16, step_floats);
     device.copy(call.state.cell->device, kept->cells.data(), step_floats);
   } else {
-    device.fill_zero(kept->hidden.data(), (kept->hidden.bytes() + 3) / 4);
+    TOPKNOT_CUDA(cudaMemsetAsync(kept->hidden.data(), 0, kept->hidden.bytes(), stream));
     device.fill_zero(kept->cells.data(), step_floats);
   }
   multiply(context, rows, 4 * width, call.x.dim(1), type, {call.x.data(), false}, {kept->input.data(), true},
@@ -65,11 +64,10 @@ Tensor lstm_forward(const LstmCall& call, OpState& state) {
     lstm_gates(stream, step, call.input_bias.data(), call.recurrent_bias.data(),
                static_cast<float*>(from_row(kept->cells, (s + 1) * batch)), from_row(y, s * batch), bf16);
   }
-  if (carried) {
-    convert(stream, from_row(y, rows - batch), bf16, call.state.hidden->device, false, step_floats);
-    device.copy(static_cast<const float*>(from_row(kept->cells, rows)), call.state.cell->device, step_floats);
-  }
   state = kept;
+  if (!call.state.carried()) return y;
+  convert(stream, from_row(y, rows - batch), bf16, call.state.hidden->device, false, step_floats);
+  device.copy(static_cast<const float*>(from_row(kept->cells, rows)), call.state.cell->device, step_floats);
   return y;
 }
 
