@@ -1,4 +1,5 @@
 // Files of data sets.
+#include <algorithm>
 #include <cstring>
 #include <fstream>
 #include <vector>
@@ -64,9 +65,36 @@ void idx(Bytes input) {
   use(*make_dataset("mnist", options, Split::test));
 }
 
+// A training file and, after the first byte 0, a validation file.
+void text(Bytes input) {
+  static const Scratch scratch;
+  const auto cut =
+      static_cast<std::size_t>(std::find(input.begin(), input.end(), std::byte{0}) - input.begin());
+  scratch.write("train.txt", input.first(cut));
+  scratch.write("valid.txt", input.subspan(std::min(cut + 1, input.size())));
+  DatasetOptions options;
+  options.root = scratch.path("");
+  options.sequence_length = 3;
+  for (const Split split : {Split::train, Split::test}) {
+    const auto data = make_dataset("text", options, split);
+    expect(data->size() > 0, "a text without a window");
+    for (std::int64_t index = 0; index < data->size(); ++index) {
+      float window[3];
+      data->get(index, window);
+      for (int t = 0; t < 3; ++t) {
+        expect(window[t] >= 0 && window[t] < static_cast<float>(data->classes()),
+               "a token outside the vocabulary");
+        expect(t == 0 || static_cast<std::int32_t>(window[t]) == data->label(index + t - 1),
+               "a label that is not the next token");
+      }
+    }
+  }
+}
+
 const bool added = [] {
   input_targets().add("cifar10", "CIFAR-10's binary file", cifar10);
   input_targets().add("idx", "MNIST's IDX files, plain or gzipped", idx);
+  input_targets().add("text", "texts by words", text);
   return true;
 }();
 
