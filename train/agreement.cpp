@@ -99,6 +99,7 @@ void check_same_data(Communicator& communicator, const RunData& data) {
   };
   add("training", *data.train);
   add("test", *data.test);
+  if (data.held_out) add("held-out", *data.held_out);
   compare(communicator, "data", table, "give every rank the same files in data.root");
 }
 

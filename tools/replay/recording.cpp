@@ -16,7 +16,8 @@ std::unique_ptr<Dataset> smallest_data(const Config& config) {
   DatasetOptions options;
   options.root = config.data.root;
   options.seed = config.seed;
-  options.test_size = 1;
+  options.sequence_length = 1;
+  options.test_size = 2;  // a text needs the word after the first
   options.classes = config.data.classes;
   options.image_size = config.data.image_size;
   options.noise = config.data.noise;
