@@ -141,9 +141,8 @@ class DnnlConv final : public ChunkedConv {
   explicit DnnlConv(const ConvGeometry& geometry) : g_(geometry) {
     const int block = channel_block();
     const std::int64_t in = g_.in / g_.groups, out = g_.out / g_.groups;  // of a group
-    // Fewer channels than a block are not worth the padding.
-    blocked_ = g_.in >= block && g_.out >= block &&
-               (g_.groups == 1 || g_.depthwise() || (in % block == 0 && out % block == 0));
+    // Fewer input channels than a block are not worth the padding.
+    blocked_ = g_.in >= block && (g_.groups == 1 || g_.depthwise() || (in % block == 0 && out % block == 0));
     // oneDNN's kernels read a plain input only for images of up to three channels.
     const bool readable = blocked_ || (g_.groups == 1 && (g_.in % block == 0 || g_.in <= 3));
     output_layout_ = g_.out % block == 0 && readable ? Layout::blocked : Layout::plain;
