@@ -97,6 +97,19 @@ if part == "names":
     assert len(named) == sum(dtype == "F32" for dtype, _, _ in tensors.values())
     run(ours, f"{back}.safetensors", "--names", "torchvision")
     equal(convert.read_safetensors(f"{back}.safetensors")[0], zeroed)
+    # By order: any names, the last part apart, and shapes of as many elements.
+    other = {f"layers.{i}.{name.rpartition('.')[2]}": t for i, (name, t) in enumerate(tensors.items())}
+    first = next(iter(other))
+    other[first] = ("F32", [64, 27], other[first][2])
+    convert.write_safetensors(f"{original}.safetensors", other, {})
+    run(f"{original}.safetensors", f"{work}/like.safetensors", "--like", ours)
+    assert convert.read_safetensors(f"{work}/like.safetensors")[0] == named
+    names = list(other)
+    for wrong in ({n: t for n, t in other.items() if n != names[-1]},  # one too few
+                  {n: other[n] for n in [names[6], *names[1:6], names[0], *names[7:]]},  # another order
+                  {n: other[n] for n in [names[0], names[2], names[1], *names[3:]]}):  # of as many elements
+        convert.write_safetensors(f"{original}.safetensors", wrong, {})
+        run(f"{original}.safetensors", f"{work}/no.safetensors", "--like", ours, status=1)
     # Other precisions become F32.
     half = {"fc.bias": ("F16", [2], struct.pack("<2e", 1.5, -2)), "fc.weight": ("BF16", [1, 1], b"\x80\x3f")}
     convert.write_safetensors(f"{original}.safetensors", half, {})
