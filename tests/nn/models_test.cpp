@@ -6,6 +6,7 @@
 #include <regex>
 #include <set>
 
+#include "nn/core/pass_cost.h"
 #include "nn/ops/loss.h"
 #include "tests/support/variables.h"
 
@@ -133,6 +134,24 @@ TEST_CASE("docs/models.md has every model, and its number of parameters") {
   }
   INFO("not on the page: " << (left.empty() ? "" : *left.begin()));
   CHECK(left.empty());
+}
+
+TEST_CASE("an image of 224 x 224 takes the operations that torchvision counts") {
+  const Threads scope(1);
+  // Billions of multiply-adds, of convolutions and matrix products, in torchvision's table of models.
+  for (const auto& [name, expected] : std::vector<std::pair<std::string, double>>{{"mobilenet_v2", 0.301},
+                                                                                  {"shufflenet_v2", 0.145},
+                                                                                  {"efficientnet_b0", 0.386},
+                                                                                  {"squeezenet", 0.819}}) {
+    Built b(name, {3, 224, 224}, 1000);
+    ForwardContext evaluation;
+    evaluation.training = false;
+    const Variable x = b.images(1);
+    PassCost cost;
+    b.model->forward(x, evaluation);
+    INFO(name);
+    CHECK(cost.flops() / 2e9 == Approx(expected).margin(0.0005));
+  }
 }
 
 TEST_CASE("every registered model gives one row of outputs per sample") {
