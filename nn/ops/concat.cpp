@@ -39,9 +39,9 @@ Variable concat(const std::vector<Variable>& parts) {
             for (std::size_t i = 0; i < parts.size(); ++i) {
               if (!parts[i].requires_grad()) continue;
               const Tensor& x = parts[i].value();
-              Tensor dx = Tensor::empty(x.shape(), layout, x.device(), x.dtype());
+              Tensor dx = Tensor::empty(x.shape(), layout, x.device(), grad.dtype());
               kernels.copy(grad, dx, runs[i].reversed(), false);
-              parts[i].accumulate_grad(to_layout(dx, x.layout()));
+              parts[i].accumulate_grad(in_form(dx, x.layout(), x.dtype()));
             }
           }};
 }
