@@ -1,5 +1,6 @@
 // The data set text, the columns that ranks go down, and the batches of both.
 #include <algorithm>
+#include <cstdlib>
 #include <set>
 
 #include "data/loader.h"
@@ -177,4 +178,21 @@ TEST_CASE("a batch of windows has whole tokens, and the next ones as labels step
   CHECK(user_error([&] { Loader(*data, uneven); }, {"data.shard", "even"}));
   CHECK(user_error([&] { resolve_augment("true", *data); }, {"data.augment", "text"}));
   CHECK_FALSE(resolve_augment("auto", *data));
+}
+
+TEST_CASE("the real Penn Treebank has the published number of words") {
+  const char* root = std::getenv("TOPKNOT_DATA");
+  if (!root) {
+    WARN("skipped: TOPKNOT_DATA does not name a folder with ptb/");
+    return;
+  }
+  DatasetOptions options;
+  options.root = std::string(root) + "/ptb";
+  options.sequence_length = 20;
+  for (const auto& [split, words] :
+       {std::pair{Split::train, 929589}, {Split::test, 73760}, {Split::held_out, 82430}}) {
+    const auto text = make_dataset("text", options, split);
+    CHECK(text->size() == words - 20);
+    CHECK(text->classes() == 10000);
+  }
 }
