@@ -16,8 +16,24 @@ namespace topknot {
 
 void Dataset::get(std::int64_t index, float* sample) const {
   const std::uint8_t* pixels = bytes(index);
+  std::vector<std::uint8_t> decoded;
+  if (on_demand()) {
+    std::vector<DamagedFile> damaged;
+    decoded.resize(static_cast<std::size_t>(sample_shape().numel()));
+    decode(index, nullptr, decoded.data(), damaged);
+    if (!damaged.empty()) throw UserError(damaged.front().what);
+    pixels = decoded.data();
+  }
   for (std::int64_t i = 0; i < sample_shape().numel(); ++i)
     sample[i] = static_cast<float>(pixels[i]) / 255.0f;
+}
+
+void Dataset::decode(std::int64_t, const CounterRng*, std::uint8_t*, std::vector<DamagedFile>&) const {
+  throw Error("data set '" + name() + "' is in memory");
+}
+
+void Dataset::add_to(Checksum&) const {
+  throw Error("data set '" + name() + "' is in memory");
 }
 
 std::int32_t Dataset::label(std::int64_t) const {
@@ -78,6 +94,10 @@ std::uint64_t recordings_checksum(const Dataset& data) {
 std::uint64_t data_checksum(const Dataset& data, std::int64_t most_bytes) {
   if (data.task() == Task::transcription) return recordings_checksum(data);
   Checksum checksum;
+  if (data.on_demand()) {
+    data.add_to(checksum);
+    return checksum.value();
+  }
   const auto add = [&checksum](const void* bytes, std::size_t size) {
     checksum.update({static_cast<const std::byte*>(bytes), size});
   };

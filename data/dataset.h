@@ -1,6 +1,6 @@
 #pragma once
-// A set of samples that fits in memory: pictures with a class, or vectors with target values. Immutable once
-// made, so any number of threads may read one instance; the ranks of one process share it.
+// A set of samples: pictures with a class, or vectors with target values, in memory or read when they are asked for.
+// Immutable once made, so any number of threads may read one instance; the ranks of one process share it.
 
 #include <cstdint>
 #include <memory>
@@ -32,11 +32,21 @@ struct DatasetOptions {
   std::int64_t train_size = 0;  // samples; 0: all of them, or the synthetic set's own default
   std::int64_t test_size = 0;   // as train_size, for the test split
   int classes = 10;             // synthetic_images: 2 to 1000
-  int image_size = 32;          // synthetic_images: pixels per side, 8 to 512
-  std::optional<double> noise;  // synthetic sets: none given means the set's own; 0 to 1
-  std::int64_t features = 64;   // synthetic_regression: inputs of a sample
-  std::int64_t targets = 1;     // synthetic_regression: outputs of a sample
+  int image_size = 0;           // images of any size: pixels per side, 8 to 512; 0: the set's own
+  int resize = 0;  // image_folder: the shorter side before the crop in the centre; 0: 256/224 of image_size
+  std::optional<double> noise;        // synthetic sets: none given means the set's own; 0 to 1
+  std::int64_t features = 64;         // synthetic_regression: inputs of a sample
+  std::int64_t targets = 1;           // synthetic_regression: outputs of a sample
   std::int64_t sequence_length = 35;  // text: tokens of a window
+};
+
+class Checksum;
+class CounterRng;
+
+// A file of a set on demand that could not be used.
+struct DamagedFile {
+  std::int64_t file = 0;  // its number in the set
+  std::string what;       // its path and the reason
 };
 
 class Dataset {
@@ -64,6 +74,18 @@ class Dataset {
   // The same picture as bytes 0 .. 255, or null where the samples are not kept as bytes: the loader's fast
   // path.
   virtual const std::uint8_t* bytes(std::int64_t /*index*/) const { return nullptr; }
+
+  // Whether samples are decoded when they are asked for, as bytes, with a random crop of their own. get() then gives them
+  // without one, and throws UserError where the file is damaged.
+  virtual bool on_demand() const { return false; }
+  // On demand: sample `index` as sample_shape().numel() bytes in C, H, W order. `random`: this sample's numbers for crop
+  // and mirror image; null: without. A damaged file is added to `damaged`, and the next file of its class that can be read
+  // stands in, in the set's order and from its last file on to its first: the same one on every rank.
+  virtual void decode(std::int64_t index, const CounterRng* random, std::uint8_t* pixels,
+                      std::vector<DamagedFile>& damaged) const;
+  // On demand: what tells one from another, at little cost.
+  virtual void add_to(Checksum& checksum) const;
+
   // The class, or the token after token `index`; Error for regression.
   virtual std::int32_t label(std::int64_t index) const;
   // Writes targets() floats. Regression only, else Error.
@@ -99,7 +121,7 @@ struct RegisterDataset {
 std::unique_ptr<Dataset> make_dataset(const std::string& name, const DatasetOptions& options, Split split);
 
 // A 64-bit hash of the samples, in their order, and of all labels or targets. Of more than `most_bytes` of samples, evenly
-// spaced ones of about so many bytes: 256 MB take 0.1 s.
+// spaced ones of about so many bytes: 256 MB take 0.1 s. Of a set on demand, Dataset::add_to().
 std::uint64_t data_checksum(const Dataset& data, std::int64_t most_bytes = 256'000'000);
 
 // How many samples of a file's `available` to use: `wanted` = 0 takes all; more than there are is a UserError

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "nn/core/base/log.h"
 #include "nn/core/base/memory.h"
 
 namespace topknot {
@@ -112,21 +113,15 @@ bool Loader::next(Batch& batch) {
   std::unique_lock lock(mutex_);
   if (failed_) std::rethrow_exception(failed_);
   if (taken_ == end_) return false;
-  if (workers_.empty()) {
-    try {
-      batch = make(taken_);
-    } catch (...) {
-      failed_ = std::current_exception();
-      throw;
-    }
-    ++taken_;
-    return true;
-  }
   Slot& slot = slots_[static_cast<std::size_t>(taken_) % slots_.size()];
-  can_take_.wait(lock, [&] { return slot.ready; });
-  if (slot.error) {
-    failed_ = slot.error;
-    std::rethrow_exception(failed_);
+  if (!workers_.empty()) can_take_.wait(lock, [&] { return slot.ready; });
+  try {
+    if (workers_.empty()) slot.batch = make(taken_, slot.damaged);
+    count(slot.damaged);
+    if (slot.error) std::rethrow_exception(slot.error);
+  } catch (...) {
+    failed_ = std::current_exception();
+    throw;
   }
   batch = std::move(slot.batch);
   slot = Slot();
@@ -134,6 +129,19 @@ bool Loader::next(Batch& batch) {
   lock.unlock();
   can_work_.notify_one();
   return true;
+}
+
+void Loader::count(const std::vector<DamagedFile>& damaged) {
+  for (const DamagedFile& file : damaged) {
+    if (!damaged_.insert(file.file).second) continue;
+    const std::string which = fmt::format("{} picture {}", options_.train ? "training" : "test", file.what);
+    if (static_cast<int>(damaged_.size()) > options_.max_bad_files)
+      throw UserError(fmt::format(
+          "{}; mend or remove it, or let others of its class stand in with data.max_bad_files={} or more",
+          which, damaged_.size()));
+    log_warning(fmt::format("{}; the next one of its class stands in (bad file {} of data.max_bad_files={})",
+                            which, damaged_.size(), options_.max_bad_files));
+  }
 }
 
 bool Loader::can_claim() const {
@@ -149,15 +157,17 @@ void Loader::work() {
     ++busy_;
     lock.unlock();
     Batch batch;
+    std::vector<DamagedFile> damaged;
     std::exception_ptr error;
     try {
-      batch = make(step);
+      batch = make(step, damaged);
     } catch (...) {
       error = std::current_exception();
     }
     lock.lock();
     Slot& slot = slots_[static_cast<std::size_t>(step) % slots_.size()];
     slot.batch = std::move(batch);
+    slot.damaged = std::move(damaged);
     slot.error = error;
     slot.ready = true;
     --busy_;
@@ -165,7 +175,7 @@ void Loader::work() {
   }
 }
 
-Batch Loader::make(std::int64_t step) const {
+Batch Loader::make(std::int64_t step, std::vector<DamagedFile>& damaged) const {
   Batch batch;
   batch.indices = stream_sampler_ ? stream_sampler_->batch(options_.rank, step)
                   : length_sampler_
@@ -186,7 +196,7 @@ Batch Loader::make(std::int64_t step) const {
   });
   for (std::int64_t i = 0; i < b; ++i) {
     const std::int64_t index = batch.indices[static_cast<std::size_t>(i)];
-    transform_.apply(index, epoch_, batch.images.data() + i * numel);
+    transform_.apply(index, epoch_, batch.images.data() + i * numel, damaged);
     if (dataset_.classes() == 0) dataset_.target(index, batch.targets.data() + i * dataset_.targets());
   }
   if (dataset_.classes() > 0)

@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <thread>
 #include <vector>
 
@@ -46,6 +47,7 @@ struct LoaderOptions {
   int prefetch = 4;        // batches ready or in work ahead of the caller, at least 1
   bool train = true;       // false: every sample once over the ranks, the last batch short
   bool samples = true;     // false: only Batch::indices, for data that lie in a GPU's memory
+  int max_bad_files = 0;   // damaged files of a set on demand for which another sample stands in
 };
 
 class Loader {
@@ -68,17 +70,20 @@ class Loader {
   // Before the first next().
   void start_epoch(std::int64_t epoch, std::int64_t first_step = 0);
   // The next step's batch, false after the last one. Rethrows what making the batch threw, again at each call
-  // until the next start_epoch().
+  // until the next start_epoch(). Damaged files are counted here, where the order does not depend on the workers: each is
+  // named in a warning when it is first met, and the one too many in a UserError.
   bool next(Batch& batch);
 
  private:
   struct Slot {  // step s lives in slot s mod prefetch, from claimed to handed out
     bool ready = false;
     Batch batch;
+    std::vector<DamagedFile> damaged;
     std::exception_ptr error;
   };
 
-  Batch make(std::int64_t step) const;
+  Batch make(std::int64_t step, std::vector<DamagedFile>& damaged) const;
+  void count(const std::vector<DamagedFile>& damaged);
   void add_recordings(Batch& batch) const;
   void work();
   void stop();  // ends and joins the workers
@@ -104,6 +109,7 @@ class Loader {
   int busy_ = 0;                                    // workers making a batch
   bool stop_ = false;
   std::exception_ptr failed_;
+  std::set<std::int64_t> damaged_;  // files met so far
   std::vector<std::thread> workers_;
 };
 

@@ -137,7 +137,7 @@ class SyntheticImages final : public Dataset {
  public:
   SyntheticImages(const DatasetOptions& options, Split split)
       : classes_(options.classes),
-        side_(options.image_size),
+        side_(options.image_size > 0 ? options.image_size : kSide),
         numel_(std::int64_t{kChannels} * side_ * side_) {
     if (classes_ < 2 || classes_ > 1000)
       throw UserError(

@@ -29,12 +29,14 @@ void map_channel(const T* source, std::int64_t height, std::int64_t width, const
   }
 }
 
+CounterRng numbers_of(std::uint64_t seed, std::int64_t epoch, std::int64_t sample) {
+  return {seed, RngUse::augment, static_cast<std::uint32_t>(epoch), static_cast<std::uint32_t>(sample)};
+}
+
 }  // namespace
 
 CropFlip draw_crop_flip(std::uint64_t seed, std::int64_t epoch, std::int64_t sample) {
-  const CounterRng rng(seed, RngUse::augment, static_cast<std::uint32_t>(epoch),
-                       static_cast<std::uint32_t>(sample));
-  const CropDraw draw = crop_draw(rng.stream().block(0));
+  const CropDraw draw = crop_draw(numbers_of(seed, epoch, sample).stream().block(0));
   return {draw.top, draw.left, draw.flip};
 }
 
@@ -63,10 +65,24 @@ Transform::Transform(const Dataset& dataset, bool augment, std::uint64_t seed)
   if (std_.empty()) std_.assign(static_cast<std::size_t>(channels_), 1.0f);
   TOPKNOT_CHECK(static_cast<std::int64_t>(mean_.size()) == channels_ && mean_.size() == std_.size(),
                 "one mean and one standard deviation per channel");
-  if (dataset.size() > 0 && dataset.bytes(0))
+  if (dataset.on_demand() || (dataset.size() > 0 && dataset.bytes(0)))
     for (std::size_t c = 0; c < mean_.size(); ++c)
       for (int byte = 0; byte < 256; ++byte)
         of_byte_.push_back(normalised(value_of_byte(static_cast<std::uint8_t>(byte)), mean_[c], std_[c]));
+}
+
+void Transform::apply(std::int64_t index, std::int64_t epoch, float* out,
+                      std::vector<DamagedFile>& damaged) const {
+  if (!dataset_.on_demand()) return apply(index, epoch, out);
+  const std::int64_t area = height_ * width_;
+  std::vector<std::uint8_t> pixels(static_cast<std::size_t>(channels_ * area));
+  const CounterRng random = numbers_of(seed_, epoch, index);
+  dataset_.decode(index, augment_ ? &random : nullptr, pixels.data(), damaged);
+  const std::uint8_t* from = pixels.data();
+  for (std::int64_t c = 0; c < channels_; ++c) {
+    const float* of_byte = of_byte_.data() + 256 * c;
+    for (const std::uint8_t* end = from + area; from < end; ++from) *out++ = of_byte[*from];
+  }
 }
 
 void Transform::apply(std::int64_t index, std::int64_t epoch, float* out) const {

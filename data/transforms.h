@@ -30,7 +30,8 @@ class Transform {
   Transform(const Dataset& dataset, bool augment, std::uint64_t seed);
 
   // Writes sample_shape().numel() floats: crop and mirror image where `augment`, then (x - mean) / std a
-  // channel.
+  // channel. Of a set on demand, what Dataset::decode() found is added to `damaged`.
+  void apply(std::int64_t index, std::int64_t epoch, float* out, std::vector<DamagedFile>& damaged) const;
   void apply(std::int64_t index, std::int64_t epoch, float* out) const;
   // The same for a given choice.
   void apply(std::int64_t index, const CropFlip& choice, float* out) const;

@@ -10,6 +10,7 @@ namespace {
 
 double data_bytes(const Dataset& data) {
   if (data.task() == Task::language_model) return sizeof(std::int32_t) * static_cast<double>(data.size());
+  if (data.on_demand()) return 0;
   const double values = static_cast<double>(data.sample_shape().numel());
   return static_cast<double>(data.size()) * (data.size() > 0 && data.bytes(0) ? values : 4 * values);
 }

@@ -30,7 +30,7 @@ void check_device(const Config& config) {
         train.device, train.device == "auto" ? ": " + cuda_problem() : ""));
 }
 
-RunData load_data(const Config& config) {
+DatasetOptions dataset_options(const Config& config) {
   DatasetOptions options;
   options.root = config.data.root;
   options.seed = config.seed;
@@ -38,8 +38,14 @@ RunData load_data(const Config& config) {
   options.test_size = config.data.test_size;
   options.classes = config.data.classes;
   options.image_size = config.data.image_size;
+  options.resize = config.data.resize;
   options.noise = config.data.noise;
   options.sequence_length = config.data.sequence_length;
+  return options;
+}
+
+RunData load_data(const Config& config) {
+  const DatasetOptions options = dataset_options(config);
   RunData data{make_dataset(config.data.name, options, Split::train),
                make_dataset(config.data.name, options, Split::test)};
   if (data.train->task() == Task::language_model)
@@ -162,6 +168,7 @@ LoaderOptions loader_options(const Config& config, const Dataset& data, bool tra
   options.seed = config.seed;
   options.augment = train && resolve_augment(config.data.augment, data);
   options.workers = config.data.workers;
+  options.max_bad_files = config.data.max_bad_files;
   options.train = train;
   return options;
 }

@@ -27,6 +27,7 @@ struct RunData {
   std::unique_ptr<Dataset> held_out = nullptr;  // of a text: evaluated once, at the end of the run
 };
 RunData load_data(const Config& config);
+DatasetOptions dataset_options(const Config& config);
 
 // A model with its parameters laid out and set: by the seed, or from model.init_from. The same bits on every rank.
 // Throws UserError: a file that cannot be read or does not fit, a pattern of model.freeze or model.reinit that matches

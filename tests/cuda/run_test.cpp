@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "tests/cuda/fixture.h"
+#include "tests/data/picture_folder.h"
 #include "tests/support/error_text.h"
 #include "tests/train/broken_sample.h"
 #include "tests/train/dropout_model.h"
@@ -68,6 +69,19 @@ TEST_CASE("batches made on the GPU are augmented anew each epoch, as the loader'
   const Keys keys{"compress.name=topk", "data.augment=true"};  // three epochs
   CHECK(on_gpu("threads", 2, joined(keys, {"data.on_device=true"})).checksums ==
         on_gpu("threads", 2, joined(keys, {"data.on_device=false"})).checksums);
+}
+
+TEST_CASE("pictures that are decoded when they are needed reach the GPU, and are not kept there") {
+  const PictureFolder folder;
+  const Keys keys{"data.name=image_folder", "data.root=" + folder.str(), "data.train_size=0",
+                  "data.test_size=0",       "data.batch_size=2",         "compress.name=topk",
+                  "dist.ordered_sum=true"};
+  const Run gpu = on_gpu("threads", 2, keys);
+  const Run cpu = train("threads", 2, joined(joined(kOnGpu, keys), {"train.device=cpu"}));
+  CHECK(gpu.metrics.steps.front().loss == Approx(cpu.metrics.steps.front().loss).epsilon(1e-5));
+  CHECK(gpu.test_loss == Approx(cpu.test_loss).epsilon(0.05));
+  CHECK(says(error_text([&] { on_gpu("threads", 1, joined(keys, {"data.on_device=true"})); }),
+             {"data.on_device", "image_folder", "auto or false"}));
 }
 
 TEST_CASE("a GPU evaluates with the statistics that train.bn_stats asks for") {

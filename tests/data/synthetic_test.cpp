@@ -74,7 +74,7 @@ TEST_CASE("a data set that is larger than the memory is refused by its key befor
 }
 
 TEST_CASE("all data sets are listed with a line of help") {
-  for (const char* name : {"cifar10", "mnist", "synthetic_images", "synthetic_regression"})
+  for (const char* name : {"cifar10", "image_folder", "mnist", "synthetic_images", "synthetic_regression"})
     CHECK(datasets().contains(name));
   for (const auto& name : datasets().names()) CHECK(datasets().help(name).size() > 10);
 }

@@ -13,14 +13,9 @@ namespace fs = std::filesystem;
 
 // Only the shape of its samples and the number of classes are used.
 std::unique_ptr<Dataset> smallest_data(const Config& config) {
-  DatasetOptions options;
-  options.root = config.data.root;
-  options.seed = config.seed;
+  DatasetOptions options = dataset_options(config);
   options.sequence_length = 1;
   options.test_size = 2;  // a text needs the word after the first
-  options.classes = config.data.classes;
-  options.image_size = config.data.image_size;
-  options.noise = config.data.noise;
   return make_dataset(config.data.name, options, Split::test);
 }
 

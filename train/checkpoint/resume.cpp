@@ -28,6 +28,7 @@ bool may_change(const std::string& key) {
                                              "dist.timeout_s",
                                              "dist.token",
                                              "exchange.profile",
+                                             "data.max_bad_files",
                                              "train.epochs",
                                              "train.max_steps",
                                              "train.threads",

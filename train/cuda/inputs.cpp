@@ -1,5 +1,7 @@
 #include "train/cuda/inputs.h"
 
+#include <fmt/format.h>
+
 #include <cstring>
 
 #include "nn/core/base/check.h"
@@ -16,6 +18,14 @@ constexpr std::size_t kStagings = 4;  // batches that the host may be ahead
 bool fits_on_device(const Config& config, const Dataset& dataset) {
   if (dataset.task() == Task::language_model) return false;  // a batch is a few kB, and its windows overlap
   if (dataset.task() == Task::transcription) return false;   // of any length
+  if (dataset.on_demand()) {
+    if (config.data.on_device == "true")
+      throw UserError(fmt::format(
+          "data.on_device: the samples of {} are decoded when they are needed and do not lie on the "
+          "GPU; give auto or false",
+          dataset.name()));
+    return false;
+  }
   if (config.data.on_device != "auto") return config.data.on_device == "true";
   const std::size_t sample =
       static_cast<std::size_t>(dataset.sample_shape().numel()) * (dataset.bytes(0) ? 1 : sizeof(float));

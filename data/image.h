@@ -1,0 +1,58 @@
+#pragma once
+// Pictures from the bytes of a file: JPEG, PNG, BMP and PNM, told apart by their content. Grey and CMYK become RGB, an
+// alpha channel is dropped, 16 bits become 8, and the orientation that EXIF data ask for is not applied.
+//
+// libjpeg-turbo (data/jpeg_turbo.cpp), where the build has it, decodes JPEG; stb_image everything else. Their JPEGs may
+// differ in a pixel's last bits.
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+namespace topknot {
+
+using FileBytes = std::span<const std::uint8_t>;
+
+struct ImageSize {
+  int width = 0, height = 0;
+};
+
+// Of a picture at its full size: columns [left, right), rows [top, bottom).
+struct PixelRect {
+  int left = 0, top = 0, right = 0, bottom = 0;
+};
+
+// Pixels of 4 bytes: red, green, blue and one without a meaning. (x, y) is at pixels + y * stride + 4 * x.
+struct Picture {
+  using Memory = std::unique_ptr<std::uint8_t, void (*)(void*)>;
+  Memory memory{nullptr, nullptr};
+  const std::uint8_t* pixels = nullptr;
+  std::size_t stride = 0;  // bytes from row to row
+  int width = 0, height = 0;
+  // Pixel (0, 0) covers the pixels from (left, top) * shrink on, shrink * shrink of them, of the picture at full size.
+  int left = 0, top = 0, shrink = 1;
+};
+
+// Both throw UserError with the reason, without a file's name: bytes of no known format, cut short or damaged, a picture
+// of more than kMostPixels.
+inline constexpr std::int64_t kMostPixels = 100'000'000;
+ImageSize image_size(FileBytes file);
+// The pixels of `rect`, which lies within the picture and is not empty. `shrink`, 1, 2, 4 or 8, may be taken as an
+// offer: then a pixel is the mean of as many squared, about, and decoding is quicker.
+Picture decode_image(FileBytes file, const PixelRect& rect, int shrink = 1);
+// The same by stb_image, whatever the build has.
+Picture decode_by_stb(FileBytes file, const PixelRect& rect);
+
+// "libjpeg-turbo 2.1.5 for JPEG, stb_image"
+std::string image_decoders();
+
+// A decoder of JPEG that registers itself; null functions where the build has none.
+struct JpegDecoder {
+  const char* name = nullptr;
+  Picture (*decode)(FileBytes file, const PixelRect& rect, int shrink) = nullptr;
+};
+JpegDecoder& jpeg_decoder();
+
+}  // namespace topknot

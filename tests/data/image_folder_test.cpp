@@ -1,0 +1,258 @@
+// Pictures in a folder per class: what is read, how it is cropped, what becomes of damaged files and wrong folders.
+#include <cmath>
+#include <filesystem>
+
+#include "data/loader.h"
+#include "nn/core/rng.h"
+#include "tests/data/picture_folder.h"
+#include "tests/support/catch.h"
+#include "tests/support/user_error.h"
+
+using namespace topknot;
+using Bytes = std::vector<std::uint8_t>;
+using Folder = PictureFolder;
+
+namespace {
+
+DatasetOptions options_of(const TempFolder& folder, int size = 16) {
+  DatasetOptions options;
+  options.root = folder.str();
+  options.image_size = size;
+  return options;
+}
+
+std::unique_ptr<Dataset> open(const DatasetOptions& options, Split split = Split::train) {
+  return make_dataset("image_folder", options, split);
+}
+
+// The blue of the picture that stands for the sample, and the files that were damaged.
+int blue_of(const Dataset& data, std::int64_t index, std::vector<DamagedFile>* damaged = nullptr) {
+  Bytes pixels(static_cast<std::size_t>(data.sample_shape().numel()));
+  std::vector<DamagedFile> unused;
+  data.decode(index, nullptr, pixels.data(), damaged ? *damaged : unused);
+  return pixels.back();
+}
+
+LoaderOptions loader_options(int workers, bool train = true, int max_bad_files = 0) {
+  LoaderOptions options;
+  options.batch = 3;
+  options.seed = 9;
+  options.augment = train;
+  options.train = train;
+  options.workers = workers;
+  options.max_bad_files = max_bad_files;
+  return options;
+}
+
+std::vector<float> values_of_epoch(const Dataset& data, const LoaderOptions& options, std::int64_t epoch) {
+  Loader loader(data, options);
+  loader.start_epoch(epoch);
+  std::vector<float> values;
+  for (Batch batch; loader.next(batch);) {
+    const auto images = batch.images.to_vector();
+    values.insert(values.end(), images.begin(), images.end());
+    for (const auto label : batch.labels) values.push_back(static_cast<float>(label));
+  }
+  return values;
+}
+
+}  // namespace
+
+TEST_CASE("classes and files are in the order of their names, and a part takes of every class") {
+  const Folder folder;
+  folder.write("train/classa/notes.txt", {1, 2, 3});
+  folder.write("train/classa/.hidden.ppm", {1, 2, 3});
+  folder.write("train/README", {1});
+  const auto train = open(options_of(folder));
+  CHECK(train->size() == 12);
+  CHECK(train->classes() == 3);
+  CHECK(train->sample_shape() == Shape{3, 16, 16});
+  std::vector<int> labels, blues;
+  for (int i = 0; i < 12; ++i) labels.push_back(train->label(i)), blues.push_back(blue_of(*train, i));
+  CHECK(labels == std::vector<int>{0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 2});
+  CHECK(blues == std::vector<int>{100, 110, 120, 60, 70, 80, 90, 10, 20, 30, 40, 50});
+  CHECK(open(options_of(folder), Split::test)->size() == 6);
+  DatasetOptions four = options_of(folder);
+  four.train_size = 4;
+  const auto some = open(four);
+  CHECK(some->size() == 4);
+  CHECK(std::vector<int>{blue_of(*some, 0), blue_of(*some, 1), blue_of(*some, 2), blue_of(*some, 3)} ==
+        std::vector<int>{100, 60, 90, 30});
+  CHECK(some->label(3) == 2);
+}
+
+TEST_CASE("without augmentation a sample is the centre of the picture with its shorter side resized") {
+  const Folder folder;
+  DatasetOptions options = options_of(folder);
+  options.resize = 20;
+  const auto data = open(options, Split::test);
+  Bytes pixels(3 * 16 * 16);
+  std::vector<DamagedFile> damaged;
+  data->decode(0, nullptr, pixels.data(),
+               damaged);  // 30 x 40 becomes 20 x 26, of which 16 x 16 from (2, 5) on
+  for (int y = 0; y < 16; ++y)
+    for (int x = 0; x < 16; ++x) {
+      const double at_x = (x + 2 + 0.5) * 30 / 20 - 0.5, at_y = (y + 5 + 0.5) * 40 / 26 - 0.5;
+      CHECK(std::abs(pixels[static_cast<std::size_t>(y * 16 + x)] - 4 * at_x) <= 1);
+      CHECK(std::abs(pixels[static_cast<std::size_t>(256 + y * 16 + x)] - 4 * at_y) <= 1);
+    }
+  std::vector<float> sample(pixels.size());
+  data->get(0, sample.data());
+  CHECK(sample[100] == pixels[100] / 255.0f);
+  options.resize = 15;
+  CHECK(user_error([&] { open(options); }, {"data.resize: 15", "data.image_size (16)"}));
+  options.resize = 0;
+  options.image_size = 0;
+  CHECK(open(options)->sample_shape() == Shape{3, 224, 224});
+}
+
+TEST_CASE(
+    "a random crop is a part of the picture, of 8 % to all of its area and 3:4 to 4:3, half of them "
+    "mirrored") {
+  const Folder folder;
+  const auto data = open(options_of(folder));
+  Bytes pixels(3 * 16 * 16);
+  std::vector<DamagedFile> damaged;
+  int mirrored = 0;
+  double least = 1, most = 0;
+  for (std::uint32_t draw = 0; draw < 400; ++draw) {
+    const CounterRng random(1, RngUse::augment, draw, 3);
+    data->decode(3, &random, pixels.data(), damaged);
+    const int left = pixels[16 * 8], right = pixels[16 * 8 + 15], top = pixels[256 + 8],
+              bottom = pixels[256 + 15 * 16 + 8];
+    mirrored += left > right;
+    // 15 steps of a sixteenth each lie between the first centre and the last, less what the edges take.
+    const double width = std::abs(right - left) / 4.0 * 16 / 15, height = (bottom - top) / 4.0 * 16 / 15;
+    const double area = width * height / (40 * 30);
+    least = std::min(least, area), most = std::max(most, area);
+    CHECK(area > 0.05);
+    CHECK(width / height > 0.6);
+    CHECK(width / height < 1.65);
+  }
+  CHECK(mirrored > 150);
+  CHECK(mirrored < 250);
+  CHECK(least < 0.15);
+  CHECK(most > 0.8);
+}
+
+TEST_CASE("a picture too long for any crop is cut in its centre") {
+  const Folder folder;
+  folder.write("train/classa/a.ppm", pnm_picture(60, 2, 5));
+  const auto data = open(options_of(folder));
+  const CounterRng random(1, RngUse::augment, 0, 0);
+  Bytes pixels(3 * 16 * 16);
+  std::vector<DamagedFile> damaged;
+  data->decode(0, &random, pixels.data(), damaged);
+  // 3 x 2 pixels from column 28 on.
+  CHECK(*std::min_element(pixels.begin(), pixels.begin() + 256) == 4 * 28);
+  CHECK(*std::max_element(pixels.begin(), pixels.begin() + 256) == 4 * 30);
+}
+
+TEST_CASE("batches of a set on demand are the same for any number of workers, and differ by epoch and seed") {
+  const Folder folder;
+  const auto data = open(options_of(folder));
+  const auto first = values_of_epoch(*data, loader_options(0), 0);
+  for (const int workers : {1, 3}) CHECK(values_of_epoch(*data, loader_options(workers), 0) == first);
+  CHECK(values_of_epoch(*data, loader_options(0), 1) != first);
+  LoaderOptions other = loader_options(0);
+  other.seed = 10;
+  CHECK(values_of_epoch(*data, other, 0) != first);
+}
+
+TEST_CASE("a batch of a set on demand has ImageNet's mean 0 and deviation 1") {
+  const Folder folder;
+  const auto data = open(options_of(folder), Split::test);
+  const auto values = values_of_epoch(*data, loader_options(1, false), 0);
+  std::vector<float> sample(3 * 256);
+  data->get(0, sample.data());
+  CHECK(values[5] == Approx((sample[5] - 0.485) / 0.229));
+  CHECK(values[256 + 5] == Approx((sample[256 + 5] - 0.456) / 0.224));
+  CHECK(values[512 + 5] == Approx((sample[512 + 5] - 0.406) / 0.225));
+}
+
+TEST_CASE("the next picture of its class stands in for a damaged one, the first for the last") {
+  const Folder folder;
+  folder.write("train/classa/p0.ppm", {'P', '6', ' ', '9'});
+  folder.write("train/classa/p2.ppm", {});
+  const auto data = open(options_of(folder));
+  std::vector<DamagedFile> damaged;
+  CHECK(blue_of(*data, 0, &damaged) == 110);
+  REQUIRE(damaged.size() == 1);
+  CHECK(damaged[0].file == 0);
+  CHECK(damaged[0].what.find("train/classa/p0.ppm': it is") != std::string::npos);
+  CHECK(blue_of(*data, 1, &damaged) == 110);
+  CHECK(damaged.size() == 1);
+  CHECK(blue_of(*data, 2, &damaged) == 110);  // by way of the first
+  CHECK(damaged.size() == 3);
+  std::vector<float> sample(3 * 256);
+  CHECK(user_error([&] { data->get(0, sample.data()); }, {"train/classa/p0.ppm"}));
+  folder.write("train/classa/p1.ppm", {});
+  CHECK(user_error([&] { blue_of(*data, 0); }, {"classa", "not one picture", "p0.ppm"}));
+}
+
+TEST_CASE(
+    "damaged files are counted once each, in the order of the batches, and end the run above "
+    "data.max_bad_files") {
+  const Folder folder;
+  folder.write("val/classa/v0.PPM", {});
+  folder.write("val/classb/v1.PPM", {});
+  const auto data = open(options_of(folder), Split::test);
+  for (const int workers : {0, 2}) {
+    Loader most(*data, loader_options(workers, false, 2));
+    for (int epoch = 0; epoch < 3; ++epoch) {
+      most.start_epoch(epoch);
+      Batch batch;
+      REQUIRE(most.next(batch));
+      REQUIRE(most.next(batch));
+    }
+    Loader one(*data, loader_options(workers, false, 1));
+    one.start_epoch(0);
+    Batch batch;
+    REQUIRE(one.next(batch));  // v0 of classa
+    for (int again = 0; again < 2; ++again)
+      CHECK(user_error([&] { one.next(batch); },
+                       {"test picture", "val/classb/v1.PPM", "empty", "data.max_bad_files=2"}));
+    Loader none(*data, loader_options(workers, false, 0));
+    none.start_epoch(0);
+    CHECK(user_error([&] { none.next(batch); }, {"val/classa/v0.PPM", "data.max_bad_files=1"}));
+  }
+}
+
+TEST_CASE("the checksum of a set on demand tells names, order and some contents, and needs no decoding") {
+  const Folder folder;
+  const auto sum = [&] { return data_checksum(*open(options_of(folder))); };
+  const auto first = sum();
+  CHECK(sum() == first);
+  folder.write("train/classa/p0.ppm", {1, 2, 3});
+  const auto changed = sum();
+  CHECK(changed != first);
+  std::filesystem::rename(folder.at("train/classa/p0.ppm"), folder.at("train/classa/q0.ppm"));
+  CHECK(sum() != changed);
+}
+
+TEST_CASE("folders that are no such set are refused with one message each") {
+  const auto refused = [](const TempFolder& folder, std::initializer_list<std::string> words) {
+    return user_error([&] { open(options_of(folder)); }, words);
+  };
+  DatasetOptions nowhere;
+  CHECK(user_error([&] { open(nowhere); }, {"data.root", "is not set", "fetch-data imagenette"}));
+  TempFolder bare;
+  CHECK(refused(bare, {"there is no folder", "/train'", "a folder per class"}));
+  bare.write("train/a/x.ppm", pnm_picture(4, 4, 1));
+  CHECK(refused(bare, {"/val'"}));
+  bare.write("val/ILSVRC2012_val_00000001.JPEG", {1});
+  CHECK(refused(bare, {"has no folders", "folders of their classes", "valprep.sh"}));
+  bare.write("val/a/x.ppm", pnm_picture(4, 4, 1));
+  CHECK(refused(bare, {"one class only", "'a'"}));
+  const Folder folder;
+  folder.write("train/classd/x.ppm", pnm_picture(4, 4, 1));
+  folder.write("val/classe/x.ppm", pnm_picture(4, 4, 1));
+  CHECK(refused(folder, {"in train/ alone: 'classd'; in val/ alone: 'classe'"}));
+  const Folder empty;
+  std::filesystem::create_directories(empty.at("train/classd"));
+  std::filesystem::create_directories(empty.at("val/classd"));
+  CHECK(refused(empty, {"no pictures", "'classd' of", "/train'"}));
+  DatasetOptions many = options_of(Folder());
+  many.train_size = 13;
+  CHECK_THROWS_AS(open(many), UserError);
+}
