@@ -34,6 +34,8 @@ for part in train valid test; do printf 'no words' >"$work/damaged/ptb.$part.txt
 refused "damaged words" ptb.train.txt ptb --from "$work/damaged" --to "$work/to"
 printf 'not an archive' >"$work/junk.tar.gz"
 refused "a damaged archive" junk.tar.gz cifar10 --from "$work/junk.tar.gz" --to "$work/to"
+refused "a damaged archive of pictures" SHA-256 imagenette --from "$work/junk.tar.gz" --to "$work/to"
+[ ! -e "$work/to/train" ] || { echo "a damaged archive of pictures: left a folder behind"; failed=1; }
 # A server that never ends, and one that stalls.
 if command -v python3 >/dev/null && { command -v curl || command -v wget; } >/dev/null; then
   cat >"$work/server.py" <<'EOF2'
