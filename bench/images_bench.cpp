@@ -1,0 +1,66 @@
+// Batches of image_folder, decoded and augmented in one thread, for a driver that alternates them with another loader's:
+// prints "ready N", then for each line "K" on standard input makes K batches and prints the seconds of each.
+#include <cstdio>
+#include <iostream>
+#include <string>
+
+#include "data/image.h"
+#include "data/loader.h"
+#include "nn/core/base/program.h"
+#include "nn/core/base/stopwatch.h"
+#include "tools/common/options.h"
+
+using namespace topknot;
+
+namespace {
+
+constexpr const char* kUsage =
+    "usage: bench_images ROOT [--batch N] [--size S] [--evaluation]\n"
+    "  --batch       images per batch (64)\n"
+    "  --size        height and width of a sample (224)\n"
+    "  --evaluation  resized and cut in the centre, in place of a random crop\n";
+
+int run(int argc, char** argv) {
+  DatasetOptions data;
+  LoaderOptions options;
+  options.batch = 64;
+  bool evaluation = false;
+  CLI::App app("bench_images");
+  app.add_option("root", data.root);
+  app.add_option("--batch", options.batch);
+  app.add_option("--size", data.image_size);
+  app.add_flag("--evaluation", evaluation);
+  if (!parse_options(app, kUsage, argc, argv)) return 0;
+  options.augment = options.train = !evaluation;
+  const auto dataset = make_dataset("image_folder", data, evaluation ? Split::test : Split::train);
+  Loader loader(*dataset, options);
+  std::fprintf(stderr, "%s\n", image_decoders().c_str());
+  std::printf("ready %lld\n", static_cast<long long>(options.batch));
+  std::fflush(stdout);
+  std::int64_t epoch = 0, left = 0;
+  for (std::string line; std::getline(std::cin, line);) {
+    for (int steps = std::stoi(line); steps > 0; --steps) {
+      if (left == 0) {
+        loader.start_epoch(epoch++);
+        left = loader.steps_per_epoch() - (evaluation ? 1 : 0);  // whole batches
+      }
+      --left;
+      double seconds = 0;
+      {
+        Stopwatch watch(seconds);
+        Batch batch;
+        loader.next(batch);
+      }
+      std::printf("%.6f ", seconds);
+    }
+    std::printf("\n");
+    std::fflush(stdout);
+  }
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return run_program("bench_images", run, argc, argv);
+}
