@@ -159,6 +159,17 @@ TEST_CASE("batches of a set on demand are the same for any number of workers, an
   CHECK(values_of_epoch(*data, other, 0) != first);
 }
 
+TEST_CASE("each sample of an epoch has a crop of its own") {
+  const Folder folder;
+  const auto data = open(options_of(folder));
+  const Transform transform(*data, true, 9);
+  std::vector<float> first(3 * 256), second(first.size());
+  std::vector<DamagedFile> damaged;
+  transform.apply(0, 0, first.data(), damaged);
+  transform.apply(1, 0, second.data(), damaged);  // the same picture but for its blue
+  CHECK_FALSE(std::equal(first.begin(), first.begin() + 512, second.begin()));
+}
+
 TEST_CASE("a batch of a set on demand has ImageNet's mean 0 and deviation 1") {
   const Folder folder;
   const auto data = open(options_of(folder), Split::test);
