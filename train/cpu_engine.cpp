@@ -100,7 +100,8 @@ class CpuEngine final : public StepEngine {
     TOPKNOT_CHECK(train_loader_.next(batch_), "an epoch has fewer batches than its steps");
   }
   Variable forward(int, ForwardContext& context) override {
-    return batch_loss(*model_->module, model_->module->forward(Variable(batch_.images), context), batch_);
+    return batch_loss(*model_->module, model_->module->forward(Variable(batch_.images), context), batch_,
+                      config_.train.label_smoothing);
   }
   void add_loss(const Variable& loss) override {
     stats_.loss += loss.value().data()[0] / static_cast<float>(parts_);

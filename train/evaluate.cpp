@@ -44,11 +44,13 @@ std::vector<std::int32_t> output_frames(const Module& module, const Batch& batch
   return frames;
 }
 
-Variable batch_loss(const Module& module, const Variable& output, const Batch& batch) {
+Variable batch_loss(const Module& module, const Variable& output, const Batch& batch,
+                    double label_smoothing) {
   if (!batch.frames.empty())
     return ctc_loss(output, {batch.labels, batch.lengths, output_frames(module, batch)});
-  return batch.targets.defined() ? mean_squared_error(output, batch.targets)
-                                 : softmax_cross_entropy(output, batch.labels);
+  return batch.targets.defined()
+             ? mean_squared_error(output, batch.targets)
+             : softmax_cross_entropy(output, batch.labels, static_cast<float>(label_smoothing));
 }
 
 void add_transcript_errors(const Module& module, const Tensor& logits, const Batch& batch,

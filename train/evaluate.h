@@ -48,6 +48,7 @@ std::vector<std::int32_t> output_frames(const Module& module, const Batch& batch
 
 // The loss of a batch on a CPU: softmax cross-entropy with labels, mean squared error with targets, connectionist temporal classification with
 // recordings.
-Variable batch_loss(const Module& module, const Variable& output, const Batch& batch);
+Variable batch_loss(const Module& module, const Variable& output, const Batch& batch,
+                    double label_smoothing = 0);
 
 }  // namespace topknot

@@ -14,14 +14,16 @@ void check_logits(const char* op, const Tensor& logits, std::span<const std::int
 
 }  // namespace
 
-Variable softmax_cross_entropy(const Variable& logits, std::span<const std::int32_t> labels) {
+Variable softmax_cross_entropy(const Variable& logits, std::span<const std::int32_t> labels,
+                               float smoothing) {
   check_logits("softmax_cross_entropy", logits.value(), labels);
+  TOPKNOT_CHECK(smoothing >= 0 && smoothing < 1, "softmax_cross_entropy: smoothing in [0, 1)");
   const auto& kernels = kernels_for<CrossEntropyKernels>(logits);
   Tensor loss = Tensor::empty({1}, Layout::plain, logits.value().device());
-  const OpState state = kernels.forward(logits.value(), labels, loss);
+  const OpState state = kernels.forward(logits.value(), labels, smoothing, loss);
   return {"softmax_cross_entropy", loss, {logits}, [=, &kernels](Tensor grad) {
             Tensor dz = Tensor::empty_like(logits.value());
-            kernels.backward(logits.value(), state, grad, dz);
+            kernels.backward(logits.value(), state, smoothing, grad, dz);
             logits.accumulate_grad(std::move(dz));
           }};
 }

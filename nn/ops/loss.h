@@ -8,10 +8,13 @@
 
 namespace topknot {
 
-// mean_n -log softmax(logits[n])[labels[n]]; logits: [N, classes]; labels in [0, classes), in the memory of the logits'
+// mean_n -sum_c t_c log softmax(logits[n])[c], where t is 1 for labels[n] and 0 else, or with `smoothing` e, in [0, 1), 1 - e +
+// e / classes and e / classes (Szegedy et al., "Rethinking the Inception Architecture", 2016, section 7; PyTorch's
+// label_smoothing). logits: [N, classes]; labels in [0, classes), in the memory of the logits'
 // device. On a CPU another label throws Error and the labels are copied. On a GPU, where the host does not read them,
 // another label makes the loss and its row's gradient NaN, and the labels outlive the backward pass.
-Variable softmax_cross_entropy(const Variable& logits, std::span<const std::int32_t> labels);
+Variable softmax_cross_entropy(const Variable& logits, std::span<const std::int32_t> labels,
+                               float smoothing = 0);
 
 // mean over all elements of (y - target)^2; both [N, D] in plain layout on one device, the target f32.
 Variable mean_squared_error(const Variable& y, const Tensor& target);
@@ -22,9 +25,11 @@ void count_correct(const Tensor& logits, std::span<const std::int32_t> labels, d
 
 struct CrossEntropyKernels {
   static constexpr const char* op = "softmax_cross_entropy";
-  OpState (*forward)(const Tensor& logits, std::span<const std::int32_t> labels, Tensor& loss);
-  // dz = (softmax(z) - onehot(label)) grad[0] / N
-  void (*backward)(const Tensor& logits, const OpState& state, const Tensor& grad, Tensor& dz);
+  OpState (*forward)(const Tensor& logits, std::span<const std::int32_t> labels, float smoothing,
+                     Tensor& loss);
+  // dz = (softmax(z) - t) grad[0] / N
+  void (*backward)(const Tensor& logits, const OpState& state, float smoothing, const Tensor& grad,
+                   Tensor& dz);
   void (*count_correct)(const Tensor& logits, std::span<const std::int32_t> labels, double* sums);
 };
 

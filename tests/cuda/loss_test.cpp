@@ -30,10 +30,10 @@ struct Loss {
   std::vector<float> gradient;
 };
 Loss cross_entropy(const std::vector<float>& z, const Shape& shape, const std::vector<std::int32_t>& labels,
-                   DType type = DType::f32, float scale = 1) {
+                   DType type = DType::f32, float scale = 1, float smoothing = 0) {
   const DeviceVector<std::int32_t> on_gpu(labels);
   const CaughtInput logits(gpu_tensor(z, shape, Layout::plain, type));
-  const Variable loss = softmax_cross_entropy(logits.variable(), {on_gpu.data(), labels.size()});
+  const Variable loss = softmax_cross_entropy(logits.variable(), {on_gpu.data(), labels.size()}, smoothing);
   CHECK(loss.shape() == Shape({1}));
   CHECK(loss.value().dtype() == DType::f32);
   const float value = loss.value().to_vector()[0];
@@ -41,27 +41,30 @@ Loss cross_entropy(const std::vector<float>& z, const Shape& shape, const std::v
   return {value, logits.gradient()};
 }
 
-TEST_CASE("softmax_cross_entropy on a GPU agrees with the formula, for large logits too") {
+TEST_CASE(
+    "softmax_cross_entropy on a GPU agrees with the formula, for large logits and smoothed labels too") {
   const OnGpu gpu;
-  for (const DType type : {DType::f32, DType::bf16})
-    for (const float size : {1.0f, 30.0f, 3000.0f})
-      for (const auto& [n, classes] : std::vector<std::pair<std::int64_t, std::int64_t>>{
-               {1, 1}, {1, 2}, {7, 10}, {300, 33}, {3, 1000}}) {
-        INFO("logits of about " << size << ", " << n << " x " << classes
-                                << (type == DType::bf16 ? ", bf16" : ""));
-        auto z = random_values(n * classes, 1);
-        for (float& v : z) v *= size;
-        z = rounded_to(type, z);
-        const auto labels = some_labels(n, classes);
-        const Loss loss = cross_entropy(z, {n, classes}, labels, type, 0.5f);
-        Array dz;
-        const double expected = reference::softmax_cross_entropy(n, classes, as_double(z), labels, dz);
-        CHECK(loss.value == Approx(expected).epsilon(2e-6).margin(1e-7));
-        for (double& d : dz) d *= 0.5;
-        const double rounding = type == DType::bf16 ? 1.0 / 256 : 0;
-        check_close("dz", loss.gradient, dz, Array(dz.size(), 1.0 / static_cast<double>(n)),
-                    1e-6 + 1e-7 * size + rounding);
-      }
+  for (const float smoothing : {0.0f, 0.1f})
+    for (const DType type : {DType::f32, DType::bf16})
+      for (const float size : {1.0f, 30.0f, 3000.0f})
+        for (const auto& [n, classes] : std::vector<std::pair<std::int64_t, std::int64_t>>{
+                 {1, 1}, {1, 2}, {7, 10}, {300, 33}, {3, 1000}}) {
+          INFO("logits of about " << size << ", " << n << " x " << classes
+                                  << (type == DType::bf16 ? ", bf16" : "") << ", smoothing " << smoothing);
+          auto z = random_values(n * classes, 1);
+          for (float& v : z) v *= size;
+          z = rounded_to(type, z);
+          const auto labels = some_labels(n, classes);
+          const Loss loss = cross_entropy(z, {n, classes}, labels, type, 0.5f, smoothing);
+          Array dz;
+          const double expected =
+              reference::softmax_cross_entropy(n, classes, as_double(z), labels, dz, smoothing);
+          CHECK(loss.value == Approx(expected).epsilon(2e-6).margin(1e-7));
+          for (double& d : dz) d *= 0.5;
+          const double rounding = type == DType::bf16 ? 1.0 / 256 : 0;
+          check_close("dz", loss.gradient, dz, Array(dz.size(), 1.0 / static_cast<double>(n)),
+                      1e-6 + 1e-7 * size + rounding);
+        }
 }
 
 TEST_CASE("softmax_cross_entropy on a GPU lets NaN and infinity through, in their own rows") {

@@ -52,28 +52,30 @@ TEST_CASE("linear: a shared weight adds up its gradients; constants take none") 
   CHECK_THROWS_AS(linear(input.variable(), Variable(Tensor::zeros({2, 4})), {}), Error);
 }
 
-TEST_CASE("softmax_cross_entropy agrees with the formula, for large logits too") {
-  for (const float size : {1.0f, 30.0f, 3000.0f})
-    for (const auto& [n, classes] : std::vector<std::pair<std::int64_t, std::int64_t>>{
-             {1, 2}, {7, 10}, {3, 1000}, {5, 2048}, {3, 10007}}) {
-      INFO("logits of about " << size << ", " << n << " x " << classes);
-      auto z = random_values(n * classes, 1);
-      for (float& v : z) v *= size;
-      std::vector<std::int32_t> labels(static_cast<std::size_t>(n));
-      for (std::size_t i = 0; i < labels.size(); ++i)
-        labels[i] = static_cast<std::int32_t>((i * 37 + 1) % static_cast<std::size_t>(classes));
-      Leaf logits({n, classes}, z);
-      const Variable loss = softmax_cross_entropy(logits.variable(), labels);
-      CHECK(loss.shape() == Shape({1}));
-      const float value = loss.value().data()[0];
-      backward(loss);
-      Array dz;
-      const double expected = reference::softmax_cross_entropy(n, classes, as_double(z), labels, dz);
-      CHECK(value == Approx(expected).epsilon(2e-6));
-      // A logit's own rounding, relative to the largest, is what the exponential sees.
-      check_close("dz", logits.gradient(), dz, Array(dz.size(), 1.0 / static_cast<double>(n)),
-                  1e-6 + 1e-7 * size);
-    }
+TEST_CASE("softmax_cross_entropy agrees with the formula, for large logits and smoothed labels too") {
+  for (const float smoothing : {0.0f, 0.1f, 0.9f})
+    for (const float size : {1.0f, 30.0f, 3000.0f})
+      for (const auto& [n, classes] : std::vector<std::pair<std::int64_t, std::int64_t>>{
+               {1, 2}, {7, 10}, {3, 1000}, {5, 2048}, {3, 10007}}) {
+        INFO("logits of about " << size << ", " << n << " x " << classes << ", smoothing " << smoothing);
+        auto z = random_values(n * classes, 1);
+        for (float& v : z) v *= size;
+        std::vector<std::int32_t> labels(static_cast<std::size_t>(n));
+        for (std::size_t i = 0; i < labels.size(); ++i)
+          labels[i] = static_cast<std::int32_t>((i * 37 + 1) % static_cast<std::size_t>(classes));
+        Leaf logits({n, classes}, z);
+        const Variable loss = softmax_cross_entropy(logits.variable(), labels, smoothing);
+        CHECK(loss.shape() == Shape({1}));
+        const float value = loss.value().data()[0];
+        backward(loss);
+        Array dz;
+        const double expected =
+            reference::softmax_cross_entropy(n, classes, as_double(z), labels, dz, smoothing);
+        CHECK(value == Approx(expected).epsilon(2e-6));
+        // A logit's own rounding, relative to the largest, is what the exponential sees.
+        check_close("dz", logits.gradient(), dz, Array(dz.size(), 1.0 / static_cast<double>(n)),
+                    1e-6 + 1e-7 * size);
+      }
 }
 
 TEST_CASE("softmax_cross_entropy: equal logits, one class, one sure answer") {

@@ -208,9 +208,11 @@ inline Array transpose(std::int64_t rows, std::int64_t columns, const Array& a) 
   return t;
 }
 
-// Mean over the rows of -log softmax(z)[label]; the gradient in dz.
+// Mean over the rows of -sum_c t_c log softmax(z)[c], t = (1 - smoothing) onehot(label) + smoothing / classes; the gradient
+// in dz.
 inline double softmax_cross_entropy(std::int64_t n, std::int64_t classes, const Array& z,
-                                    const std::vector<std::int32_t>& labels, Array& dz) {
+                                    const std::vector<std::int32_t>& labels, Array& dz,
+                                    double smoothing = 0) {
   double loss = 0;
   dz.assign(z.size(), 0.0);
   for (std::int64_t i = 0; i < n; ++i) {
@@ -219,9 +221,11 @@ inline double softmax_cross_entropy(std::int64_t n, std::int64_t classes, const 
     double sum = 0;
     for (std::int64_t c = 0; c < classes; ++c) sum += std::exp(row[c] - top);
     const std::int32_t label = labels[static_cast<std::size_t>(i)];
-    loss += (std::log(sum) + top - row[label]) / static_cast<double>(n);
-    for (std::int64_t c = 0; c < classes; ++c)
-      dz[i * classes + c] = (std::exp(row[c] - top) / sum - (c == label)) / static_cast<double>(n);
+    for (std::int64_t c = 0; c < classes; ++c) {
+      const double target = (1 - smoothing) * (c == label) + smoothing / static_cast<double>(classes);
+      if (target > 0) loss += target * (std::log(sum) + top - row[c]) / static_cast<double>(n);
+      dz[i * classes + c] = (std::exp(row[c] - top) / sum - target) / static_cast<double>(n);
+    }
   }
   return loss;
 }

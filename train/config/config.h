@@ -123,7 +123,8 @@ struct Config {
     int accumulate = 1;
     double clip_local = 0;  // 0: off
     std::string clip_local_scope = "model";
-    double clip_global = 0;       // 0: off
+    double clip_global = 0;  // 0: off
+    double label_smoothing = 0;
     double eval_every = 1;        // epochs; 0: at the end only
     double target_accuracy = 0;   // 0: none
     double checkpoint_every = 0;  // epochs; 0: at evaluations, stops and the end only

@@ -144,11 +144,12 @@ class CudaEngine final : private CurrentContext, public StepEngine {
   // Recordings have lengths of their own, and a graph has one shape.
   bool varies() const { return train_.loader().dataset().task() == Task::transcription; }
 
-  static Variable batch_loss(const Variable& output, const DeviceBatch& batch) {
+  static Variable batch_loss(const Variable& output, const DeviceBatch& batch, double label_smoothing = 0) {
     if (batch.frames.size() > 0)
       return ctc_loss(output, {labels_of(batch), span_of(batch.lengths), span_of(batch.frames)});
-    return batch.targets.defined() ? mean_squared_error(output, batch.targets)
-                                   : softmax_cross_entropy(output, labels_of(batch));
+    return batch.targets.defined()
+               ? mean_squared_error(output, batch.targets)
+               : softmax_cross_entropy(output, labels_of(batch), static_cast<float>(label_smoothing));
   }
   static std::span<const std::int32_t> span_of(const DeviceArray<std::int32_t>& values) {
     return {values.data(), values.size()};
@@ -220,7 +221,8 @@ class CudaEngine final : private CurrentContext, public StepEngine {
   Variable forward(int part, ForwardContext& context) override {
     context.gpu_step = dropout_steps_.data() + part;
     const DeviceBatch& batch = train_.batch(part);
-    return batch_loss(model_->module->forward(Variable(batch.images), context), batch);
+    return batch_loss(model_->module->forward(Variable(batch.images), context), batch,
+                      config_.train.label_smoothing);
   }
   void add_loss(const Variable& loss) override {
     add_scaled(context_.stream(), loss_.data(), loss.value().data(), 1.0f / static_cast<float>(parts_));

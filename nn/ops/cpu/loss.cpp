@@ -13,7 +13,7 @@ namespace topknot {
 namespace {
 
 // The softmax of a long row (a vocabulary's) is exp(z - top) / sum, by vector loops and made anew in the backward pass.
-// Shorter rows keep the plain loop and its bits.
+// Shorter rows, and smoothed labels, keep the plain loop and its bits.
 constexpr std::int64_t kLongRow = 2048;
 struct RowSum {
   double sum;
@@ -92,12 +92,13 @@ void long_rows_backward(const Tensor& logits, const Softmax& softmax, float scal
   });
 }
 
-OpState cross_entropy_forward(const Tensor& logits, std::span<const std::int32_t> labels, Tensor& loss) {
+OpState cross_entropy_forward(const Tensor& logits, std::span<const std::int32_t> labels, float smoothing,
+                              Tensor& loss) {
   const std::int64_t n = logits.dim(0), classes = logits.dim(1);
   for (const std::int32_t label : labels)
     TOPKNOT_CHECK(label >= 0 && label < classes,
                   fmt::format("softmax_cross_entropy: label {} of {} classes", label, classes));
-  if (classes >= kLongRow) {
+  if (classes >= kLongRow && smoothing == 0) {
     auto softmax = std::make_shared<Softmax>(Softmax{{}, {}, {labels.begin(), labels.end()}});
     loss.data()[0] = long_rows_forward(logits, labels, *softmax);
     return softmax;
@@ -114,21 +115,30 @@ OpState cross_entropy_forward(const Tensor& logits, std::span<const std::int32_t
     double sum = 0;
     for (std::int64_t c = 0; c < classes; ++c) sum += p[c] = std::exp(z[c] - top);
     for (std::int64_t c = 0; c < classes; ++c) p[c] = static_cast<float>(p[c] / sum);
-    sum_of_losses += std::log(sum) - (z[label] - top);
+    if (smoothing == 0) {
+      sum_of_losses += std::log(sum) - (z[label] - top);
+      continue;
+    }
+    double others = 0;
+    for (std::int64_t c = 0; c < classes; ++c) others += z[c] - top;
+    sum_of_losses += std::log(sum) - (1.0 - smoothing) * (z[label] - top) -
+                     smoothing * (others / static_cast<double>(classes));
   }
   loss.data()[0] = static_cast<float>(sum_of_losses / static_cast<double>(n));
   return std::make_shared<Softmax>(Softmax{probabilities, {}, {labels.begin(), labels.end()}});
 }
 
-void cross_entropy_backward(const Tensor& logits, const OpState& state, const Tensor& grad, Tensor& dz) {
+void cross_entropy_backward(const Tensor& logits, const OpState& state, float smoothing, const Tensor& grad,
+                            Tensor& dz) {
   const auto& softmax = state_as<Softmax>(state);
   const std::int64_t n = logits.dim(0), classes = logits.dim(1);
   const float scale = grad.data()[0] / static_cast<float>(n);
-  if (classes >= kLongRow) return long_rows_backward(logits, softmax, scale, dz);
+  if (!softmax.rows.empty()) return long_rows_backward(logits, softmax, scale, dz);
+  const float other = smoothing / static_cast<float>(classes), hit = 1.0f - smoothing + other;
   for (std::int64_t i = 0; i < n; ++i)
     for (std::int64_t c = 0; c < classes; ++c) {
-      const float hit = c == softmax.labels[static_cast<std::size_t>(i)] ? 1.0f : 0.0f;
-      dz.data()[i * classes + c] = (softmax.probabilities.data()[i * classes + c] - hit) * scale;
+      const float target = c == softmax.labels[static_cast<std::size_t>(i)] ? hit : other;
+      dz.data()[i * classes + c] = (softmax.probabilities.data()[i * classes + c] - target) * scale;
     }
 }
 

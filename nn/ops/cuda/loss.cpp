@@ -16,20 +16,20 @@ struct Softmax {
   const std::int32_t* labels;
 };
 
-OpState forward(const Tensor& logits, std::span<const std::int32_t> labels, Tensor& loss) {
+OpState forward(const Tensor& logits, std::span<const std::int32_t> labels, float smoothing, Tensor& loss) {
   const std::size_t n = labels.size();
   const cudaStream_t stream = Context::current().stream();
   const auto softmax = std::make_shared<Softmax>(Softmax{DeviceArray<SoftmaxRow>(n), labels.data()});
   const DeviceArray<double> losses(n);
-  cross_entropy_rows(stream, rows_of(logits), labels.data(), softmax->rows.data(), losses.data());
+  cross_entropy_rows(stream, rows_of(logits), labels.data(), smoothing, softmax->rows.data(), losses.data());
   mean_of(stream, losses.data(), n, static_cast<double>(n), loss.data());
   return softmax;
 }
 
-void backward(const Tensor& logits, const OpState& state, const Tensor& grad, Tensor& dz) {
+void backward(const Tensor& logits, const OpState& state, float smoothing, const Tensor& grad, Tensor& dz) {
   const auto& softmax = state_as<Softmax>(state);
-  cross_entropy_backward(Context::current().stream(), rows_of(logits), softmax.labels, softmax.rows.data(),
-                         grad.data(), dz.data());
+  cross_entropy_backward(Context::current().stream(), rows_of(logits), softmax.labels, smoothing,
+                         softmax.rows.data(), grad.data(), dz.data());
 }
 
 void count_correct(const Tensor& logits, std::span<const std::int32_t> labels, double* sums) {

@@ -20,8 +20,8 @@ __device__ inline float top_of(float a, float b) {
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     cross_entropy_kernel(const T* __restrict__ logits, std::int64_t rows, std::int64_t classes,
-                         const std::int32_t* __restrict__ labels, SoftmaxRow* __restrict__ softmax,
-                         double* __restrict__ loss) {
+                         const std::int32_t* __restrict__ labels, float smoothing,
+                         SoftmaxRow* __restrict__ softmax, double* __restrict__ loss) {
   const std::int64_t row = std::int64_t{blockIdx.x} * kRowsPerBlock + threadIdx.x / 32;
   const int lane = threadIdx.x & 31;
   if (row >= rows) return;  // the whole warp
@@ -29,21 +29,26 @@ __global__ void __launch_bounds__(kThreads)
   float top = as_float(z[lane < classes ? lane : 0]);
   for (std::int64_t c = lane + 32; c < classes; c += 32) top = top_of(top, as_float(z[c]));
   for (int by = 16; by > 0; by /= 2) top = top_of(top, __shfl_xor_sync(kAllLanes, top, by));
-  double sum = 0;
+  double sum = 0, others = 0;
   for (std::int64_t c = lane; c < classes; c += 32) sum += expf(as_float(z[c]) - top);
   sum = warp_sum(sum);
+  if (smoothing > 0) {
+    for (std::int64_t c = lane; c < classes; c += 32) others += as_float(z[c]) - top;
+    others = warp_sum(others) / static_cast<double>(classes);
+  }
   if (lane != 0) return;
   const std::int32_t label = labels[row];
   const bool known = label >= 0 && label < classes;
   if (!known) sum = nan("");
   softmax[row] = {sum, top};
-  loss[row] = log(sum) - (as_float(z[known ? label : 0]) - top);
+  const double hit = as_float(z[known ? label : 0]) - top;
+  loss[row] = log(sum) - (smoothing > 0 ? (1.0 - smoothing) * hit + smoothing * others : hit);
 }
 
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     cross_entropy_backward_kernel(const T* __restrict__ logits, std::int64_t rows, std::int64_t classes,
-                                  const std::int32_t* __restrict__ labels,
+                                  const std::int32_t* __restrict__ labels, float smoothing,
                                   const SoftmaxRow* __restrict__ softmax, const float* __restrict__ grad,
                                   T* __restrict__ dz) {
   const std::int64_t row = std::int64_t{blockIdx.x} * kRowsPerBlock + threadIdx.x / 32;
@@ -51,9 +56,10 @@ __global__ void __launch_bounds__(kThreads)
   const float scale = grad[0] / static_cast<float>(rows);
   const SoftmaxRow s = softmax[row];
   const std::int32_t label = labels[row];
+  const float other = smoothing / static_cast<float>(classes), hit = 1.0f - smoothing + other;
   for (std::int64_t c = threadIdx.x & 31; c < classes; c += 32) {
     const float p = static_cast<float>(expf(as_float(logits[row * classes + c]) - s.top) / s.sum);
-    dz[row * classes + c] = from_float<T>((p - (c == label ? 1.0f : 0.0f)) * scale);
+    dz[row * classes + c] = from_float<T>((p - (c == label ? hit : other)) * scale);
   }
 }
 
@@ -139,21 +145,21 @@ void by_type(bool bf16, const Fn& fn) {
 
 }  // namespace
 
-void cross_entropy_rows(cudaStream_t stream, const Rows& r, const std::int32_t* labels, SoftmaxRow* softmax,
-                        double* loss) {
+void cross_entropy_rows(cudaStream_t stream, const Rows& r, const std::int32_t* labels, float smoothing,
+                        SoftmaxRow* softmax, double* loss) {
   by_type(r.bf16, [&](auto type) {
     using T = decltype(type);
     launch(cross_entropy_kernel<T>, row_grid(r), kThreads, stream, data_of<T>(r), r.rows, r.classes, labels,
-           softmax, loss);
+           smoothing, softmax, loss);
   });
 }
 
-void cross_entropy_backward(cudaStream_t stream, const Rows& r, const std::int32_t* labels,
+void cross_entropy_backward(cudaStream_t stream, const Rows& r, const std::int32_t* labels, float smoothing,
                             const SoftmaxRow* softmax, const float* grad, void* dz) {
   by_type(r.bf16, [&](auto type) {
     using T = decltype(type);
     launch(cross_entropy_backward_kernel<T>, row_grid(r), kThreads, stream, data_of<T>(r), r.rows, r.classes,
-           labels, softmax, grad, static_cast<T*>(dz));
+           labels, smoothing, softmax, grad, static_cast<T*>(dz));
   });
 }
 

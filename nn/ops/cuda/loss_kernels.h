@@ -22,12 +22,12 @@ struct SoftmaxRow {
   float top;
 };
 
-// loss[i] = -log softmax(z_i)[label_i]
-void cross_entropy_rows(cudaStream_t stream, const Rows& logits, const std::int32_t* labels,
+// loss[i] = -sum_c t_c log softmax(z_i)[c], t as in nn/ops/loss.h
+void cross_entropy_rows(cudaStream_t stream, const Rows& logits, const std::int32_t* labels, float smoothing,
                         SoftmaxRow* softmax, double* loss);
-// dz = (softmax(z) - onehot(label)) grad[0] / rows
+// dz = (softmax(z) - t) grad[0] / rows
 void cross_entropy_backward(cudaStream_t stream, const Rows& logits, const std::int32_t* labels,
-                            const SoftmaxRow* softmax, const float* grad, void* dz);
+                            float smoothing, const SoftmaxRow* softmax, const float* grad, void* dz);
 // hit[i] = 1 where the row's first maximum is its label, else 0
 void count_hits(cudaStream_t stream, const Rows& logits, const std::int32_t* labels, double* hit);
 
