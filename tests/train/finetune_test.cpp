@@ -110,6 +110,15 @@ TEST_CASE("frozen parameters are not exchanged, and gradient-sized memory is wit
   CHECK(run.metrics.end->bytes_dense == 2 * 4 * 650);
 }
 
+TEST_CASE("a pattern after ! takes names back, so that the last layer alone is trained") {
+  const auto head = model_of({"model.freeze=[*,!fc]"});
+  CHECK(head->store.arena().size() == 64 * 10 + 10);
+  CHECK(matches_any({"stage*", "!stage2", "stage2.block1"}, "stage2.block1.1.conv.weight"));
+  CHECK_FALSE(matches_any({"stage*", "!stage2", "stage2.block1"}, "stage2.block2.1.conv.weight"));
+  CHECK_FALSE(matches_any({"!fc"}, "stem.conv.weight"));
+  CHECK(user_error([] { model_of({"model.freeze=[*,!head]"}); }, {"'!head' matches nothing"}));
+}
+
 TEST_CASE("a pattern of model.freeze that matches nothing is refused, and so is a model without training") {
   CHECK(user_error([] { model_of({"model.freeze=[fc,fx.*]"}); },
                    {"model.freeze", "'fx.*' matches nothing", "stem.conv.weight, ", ", fc.weight, fc.bias"}));

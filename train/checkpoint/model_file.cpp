@@ -71,15 +71,19 @@ std::vector<TensorView> model_tensors(const ParameterStore& store, const ModelCo
 }
 
 bool matches_any(const std::vector<std::string>& patterns, const std::string& name) {
-  return std::any_of(patterns.begin(), patterns.end(),
-                     [&](const std::string& pattern) { return matches_name(pattern, name); });
+  bool matches = false;
+  for (const std::string& pattern : patterns)
+    if (const bool except = pattern.starts_with('!'); matches_name(pattern.substr(except), name))
+      matches = !except;
+  return matches;
 }
 
 void check_patterns(const std::string& key, const std::vector<std::string>& patterns,
                     const std::vector<std::string>& names) {
   for (const std::string& pattern : patterns)
-    if (std::none_of(names.begin(), names.end(),
-                     [&](const std::string& name) { return matches_name(pattern, name); }))
+    if (std::none_of(names.begin(), names.end(), [&](const std::string& name) {
+          return matches_name(pattern.substr(pattern.starts_with('!')), name);
+        }))
       throw UserError(
           fmt::format("{}: '{}' matches nothing; there are {}", key, pattern, fmt::join(names, ", ")));
 }

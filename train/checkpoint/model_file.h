@@ -25,7 +25,8 @@ std::vector<TensorView> model_tensors(const ParameterStore& store, const ModelCo
 std::vector<std::int64_t> dimensions(const Shape& shape);
 
 // Whether one of the shell patterns (*, ?, [...]; '*' also matches '.') matches the name or what stands before one of
-// its dots: "fc" and "f*" match "fc.weight", "stage1" matches "stage1.block1.1.conv.weight".
+// its dots: "fc" and "f*" match "fc.weight", "stage1" matches "stage1.block1.1.conv.weight". A pattern after '!' takes
+// back what the patterns before it match: {"*", "!fc"} is everything but fc. The last one that matches counts.
 bool matches_any(const std::vector<std::string>& patterns, const std::string& name);
 // Throws UserError, with the key and all names, where a pattern matches none of them.
 void check_patterns(const std::string& key, const std::vector<std::string>& patterns,

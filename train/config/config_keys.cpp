@@ -113,8 +113,9 @@ std::vector<Key> run_keys() {
       text("model.reinit", at<m, &Model::reinit>,
            "patterns of names (fc, stage4.*): drawn by the seed, whatever model.init_from has of them"),
       text("model.freeze", at<m, &Model::freeze>,
-           "patterns of parameter names: not trained, not exchanged; statistics of batch norm still follow "
-           "the data"),
+           "patterns of parameter names: not trained, not exchanged; [\"*\", \"!fc\"]: all but fc; "
+           "statistics of batch "
+           "norm still follow the data"),
 
       registered("data.name", at<d, &Data::name>, "dataset", "which data set (train --list datasets)"),
       not_of({"synthetic_images", "synthetic_regression"},
