@@ -1,5 +1,7 @@
 #include "optim/schedule.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <numbers>
@@ -51,10 +53,51 @@ class MultiStep : public WarmedUp {
   double after_warmup(std::int64_t step, std::int64_t, std::int64_t steps_per_epoch,
                       std::int64_t) const override {
     double rate = base_;
-    for (double milestone : options_.milestones)
-      if (step >= in_steps(milestone, steps_per_epoch)) rate *= options_.gamma;
+    for (std::size_t i = 0; i < options_.milestones.size(); ++i)
+      if (step >= in_steps(options_.milestones[i], steps_per_epoch))
+        rate = options_.factors.empty() ? rate * options_.gamma : base_ * options_.factors[i];
     return rate;
   }
+};
+
+// base * gamma^n, where n epochs from decay_from on have begun.
+class Exponential : public WarmedUp {
+ public:
+  using WarmedUp::WarmedUp;
+
+ protected:
+  double after_warmup(std::int64_t step, std::int64_t, std::int64_t steps_per_epoch,
+                      std::int64_t) const override {
+    const std::int64_t epoch = step / steps_per_epoch;
+    return base_ * std::pow(options_.gamma,
+                            static_cast<double>(std::max<std::int64_t>(0, epoch + 1 - options_.decay_from)));
+  }
+};
+
+// The rate drops where an evaluation's loss is not below the best one's, patience + 1 of them in a row.
+class Plateau : public WarmedUp {
+ public:
+  using WarmedUp::WarmedUp;
+
+  void evaluated(double loss) override {
+    if (loss < state_.best || (!state_.any && !std::isnan(loss))) {
+      state_.best = loss, state_.any = true, state_.waited = 0;
+      return;
+    }
+    if (++state_.waited <= options_.patience) return;
+    state_.factor *= options_.gamma;
+    state_.waited = 0;
+  }
+  PlateauState state() const override { return state_; }
+  void load_state(const PlateauState& state) override { state_ = state; }
+
+ protected:
+  double after_warmup(std::int64_t, std::int64_t, std::int64_t, std::int64_t) const override {
+    return std::max(options_.min_lr, base_ * state_.factor);
+  }
+
+ private:
+  PlateauState state_;
 };
 
 // From base at the end of the warm-up down to min_lr at the end of the run (Loshchilov and Hutter, SGDR,
@@ -93,6 +136,13 @@ void check_milestones(const ScheduleOptions& options) {
                       short_text(options.warmup_epochs) + ")");
     last = milestone;
   }
+  if (!options.factors.empty() && options.factors.size() != options.milestones.size())
+    throw UserError(
+        fmt::format("schedule.factors: {} of them for {} of schedule.milestones; give one for each",
+                    options.factors.size(), options.milestones.size()));
+  for (double factor : options.factors)
+    if (!(factor > 0 && factor <= 1))
+      throw UserError("schedule.factors must be in (0, 1], not " + short_text(factor));
 }
 
 }  // namespace
@@ -113,6 +163,10 @@ std::unique_ptr<Schedule> make_schedule(const ScheduleOptions& options, double b
   if (!(options.min_lr >= 0 && options.min_lr <= base_lr))
     throw UserError("schedule.min_lr must lie between 0 and optimizer.lr (" + short_text(base_lr) +
                     "), not " + short_text(options.min_lr));
+  if (options.decay_from < 0)
+    throw UserError(fmt::format("schedule.decay_from must be 0 or greater, not {}", options.decay_from));
+  if (options.patience < 0)
+    throw UserError(fmt::format("schedule.patience must be 0 or greater, not {}", options.patience));
   if (options.name == "multistep") check_milestones(options);
   return factory(options, base_lr);
 }
@@ -120,7 +174,11 @@ std::unique_ptr<Schedule> make_schedule(const ScheduleOptions& options, double b
 namespace {
 const bool schedule_registered =
     (schedules().add("constant", "the base rate throughout", make<Constant>),
-     schedules().add("multistep", "times schedule.gamma at each of schedule.milestones", make<MultiStep>),
+     schedules().add("multistep", "times schedule.gamma, or schedule.factors, at each of schedule.milestones",
+                     make<MultiStep>),
+     schedules().add("exponential", "times schedule.gamma in each epoch from schedule.decay_from on",
+                     make<Exponential>),
+     schedules().add("plateau", "times schedule.gamma where the test loss has not fallen", make<Plateau>),
      schedules().add("cosine", "half a cosine from the base rate to schedule.min_lr at the end",
                      make<Cosine>),
      true);

@@ -1,5 +1,6 @@
 #pragma once
-// Learning-rate schedules: pure functions of the step, so a resumed run has the rate of an uninterrupted one.
+// Learning-rate schedules: functions of the step, and for `plateau` of the evaluations so far, whose state is saved with
+// checkpoints: a resumed run has the rate of an uninterrupted one.
 //
 // Linear warm-up, of every schedule, over W = round(warmup_epochs * steps_per_epoch) steps, as the code of
 // Shi et al., GaussianK-SGD, does it: lr(step) = base/W + (base - base/W)/W * step, which rises from base/W
@@ -18,14 +19,31 @@ namespace topknot {
 struct ScheduleOptions {
   std::string name = "constant";
   std::vector<double> milestones;  // multistep: epochs at whose start the rate drops; ascending, > 0
-  double gamma = 0.1;              // multistep: the factor of each drop, in (0, 1]
-  double warmup_epochs = 0.0;      // >= 0; the rate of the schedule proper counts from step 0 all the same
-  double min_lr = 0.0;             // cosine: the rate at the end of the run, in [0, base]
+  std::vector<double>
+      factors;         // multistep: base times the last one that has begun, in place of gamma; empty or one
+                       // for each milestone, in (0, 1]
+  double gamma = 0.1;  // multistep, exponential, plateau: the factor of each drop, in (0, 1]
+  int decay_from = 1;  // exponential: the first epoch, from 0, whose rate is multiplied; >= 0
+  int patience = 0;    // plateau: evaluations without improvement that change nothing; >= 0
+  double warmup_epochs = 0.0;  // >= 0; the rate of the schedule proper counts from step 0 all the same
+  double min_lr = 0.0;         // cosine: the rate at the end of the run; plateau: the least one; in [0, base]
+};
+
+// What `plateau` has made of the evaluations so far.
+struct PlateauState {
+  double factor = 1;  // of the rate
+  double best = 0;    // loss of the best evaluation, where there is one
+  bool any = false;
+  std::int64_t waited = 0;  // evaluations since then, or since the last drop
 };
 
 class Schedule {
  public:
   virtual ~Schedule() = default;
+  // After each evaluation, with its loss: the same on all ranks.
+  virtual void evaluated(double /*loss*/) {}
+  virtual PlateauState state() const { return {}; }
+  virtual void load_state(const PlateauState&) {}
   // step: 0-based optimizer step. total_steps: of the whole run; steps beyond it keep the last rate.
   virtual double lr(std::int64_t step, std::int64_t steps_per_epoch, std::int64_t total_steps) const = 0;
 };

@@ -156,7 +156,7 @@ OptimizerOptions optimizer_options(const Config& config) {
 
 ScheduleOptions schedule_options(const Config& config) {
   const auto& s = config.schedule;
-  return {s.name, s.milestones, s.gamma, s.warmup_epochs, s.min_lr};
+  return {s.name, s.milestones, s.factors, s.gamma, s.decay_from, s.patience, s.warmup_epochs, s.min_lr};
 }
 
 LoaderOptions loader_options(const Config& config, const Dataset& data, bool train, int rank, int ranks) {

@@ -46,6 +46,7 @@ class Trainer {
     if (!resumed) return;
     engine_->load_state(resumed->state(engine_->store()));
     position_ = resumed->manifest.position;
+    schedule_->load_state(position_.plateau);
     first_step_ = saved_step_ = position_.step;
   }
 
@@ -304,6 +305,8 @@ class Trainer {
     }
     position_.evaluation = *evaluation;
     position_.evaluated = true;
+    schedule_->evaluated(evaluation->loss);
+    position_.plateau = schedule_->state();
     reporter_.evaluation(step(), *evaluation, seconds_since(start));
     return 0;
   }

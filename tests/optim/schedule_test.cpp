@@ -67,6 +67,64 @@ TEST_CASE("the cosine goes from base to min_lr by way of their mean") {
   }
 }
 
+TEST_CASE("multistep takes a factor of the base rate for each milestone") {
+  ScheduleOptions options;
+  options.name = "multistep";
+  options.milestones = {63, 80};
+  options.factors = {0.01, 0.001};
+  const auto schedule = make_schedule(options, 22);
+  CHECK(schedule->lr(63 * 7 - 1, 7, 700) == 22);
+  CHECK(schedule->lr(63 * 7, 7, 700) == Approx(0.22));
+  CHECK(schedule->lr(80 * 7 - 1, 7, 700) == Approx(0.22));
+  CHECK(schedule->lr(80 * 7, 7, 700) == Approx(0.022));
+}
+
+TEST_CASE("exponential multiplies in each epoch from decay_from on") {
+  ScheduleOptions options;
+  options.name = "exponential";
+  options.gamma = 1 / 1.01;
+  const auto each = make_schedule(options, 2e-4);
+  CHECK(each->lr(9, 10, 1000) == 2e-4);
+  CHECK(each->lr(10, 10, 1000) == Approx(2e-4 / 1.01));
+  CHECK(each->lr(999, 10, 1000) == Approx(2e-4 / std::pow(1.01, 99)));
+  options.gamma = 0.5;
+  options.decay_from = 4;  // four epochs at the base rate
+  const auto late = make_schedule(options, 1);
+  CHECK(late->lr(39, 10, 1000) == 1);
+  CHECK(late->lr(40, 10, 1000) == 0.5);
+  CHECK(late->lr(59, 10, 1000) == 0.25);
+}
+
+TEST_CASE(
+    "plateau drops where patience + 1 losses in a row are not below the best, and goes on from its state") {
+  ScheduleOptions options;
+  options.name = "plateau";
+  options.gamma = 0.25;
+  options.min_lr = 0.1;
+  const auto rate = [](const Schedule& schedule) { return schedule.lr(77, 10, 1000); };
+  const auto at_once = make_schedule(options, 8);
+  CHECK(rate(*at_once) == 8);
+  for (const auto& [loss, expected] : std::vector<std::pair<double, double>>{
+           {5, 8}, {4, 8}, {4, 2}, {3.9, 2}, {NAN, 0.5}, {3, 0.5}, {3.5, 0.125}, {3.5, 0.1}}) {
+    at_once->evaluated(loss);
+    CHECK(rate(*at_once) == expected);
+  }
+  options.patience = 2;
+  const auto patient = make_schedule(options, 8);
+  for (const double loss : {5, 6, 6}) patient->evaluated(loss);
+  CHECK(rate(*patient) == 8);
+  const auto resumed = make_schedule(options, 8);
+  resumed->load_state(patient->state());
+  for (const auto& schedule : {patient.get(), resumed.get()}) {
+    schedule->evaluated(5);
+    CHECK(rate(*schedule) == 2);
+    for (int i = 0; i < 2; ++i) schedule->evaluated(5);
+    CHECK(rate(*schedule) == 2);  // a drop starts the count anew
+    schedule->evaluated(5);
+    CHECK(rate(*schedule) == 0.5);
+  }
+}
+
 TEST_CASE("schedule options that make no sense name their key") {
   ScheduleOptions options;
   options.name = "multistep";
@@ -96,6 +154,18 @@ TEST_CASE("schedule options that make no sense name their key") {
   }
   SECTION("gamma") {
     options.gamma = 0, key = "schedule.gamma";
+  }
+  SECTION("factors without milestones of their own") {
+    options.factors = {0.1}, key = "schedule.factors";
+  }
+  SECTION("a factor") {
+    options.factors = {0.1, 2}, key = "schedule.factors";
+  }
+  SECTION("decay_from") {
+    options.decay_from = -1, key = "schedule.decay_from";
+  }
+  SECTION("patience") {
+    options.patience = -1, key = "schedule.patience";
   }
   SECTION("warm-up") {
     options.warmup_epochs = -1, key = "schedule.warmup_epochs";

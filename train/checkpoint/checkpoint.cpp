@@ -95,6 +95,8 @@ void fields(Manifest& m, Visit&& visit) {
   visit("step", p.step), visit("skipped", p.skipped), visit("skips_in_a_row", p.skips_in_a_row);
   visit("epoch_loss", p.epoch_loss), visit("evaluated", p.evaluated);
   visit("test_loss", p.evaluation.loss), visit("test_accuracy", p.evaluation.accuracy);
+  visit("plateau_factor", p.plateau.factor), visit("plateau_best", p.plateau.best);
+  visit("plateau_any", p.plateau.any), visit("plateau_waited", p.plateau.waited);
   visit("ranks", m.ranks), visit("program", m.program), visit("metrics_bytes", m.metrics_bytes);
   visit("parameter_checksum", m.parameter_checksum), visit("config", m.config);
 }
@@ -137,6 +139,8 @@ Manifest parse_manifest(const std::string& text, const std::string& where) {
     need(json.at("checksum") == hex(checksum_of(body.dump())), "its checksum does not match");
     need(json.dump() + "\n" == text, "it was changed");
     fields(manifest, [&](const char* name, auto& value) {
+      if (std::string_view(name).starts_with("plateau_") && !body.contains(name))
+        return;  // of an earlier version
       if constexpr (std::is_same_v<std::decay_t<decltype(value)>, double>)
         if (body.at(name).is_null()) {
           value = std::numeric_limits<double>::quiet_NaN();

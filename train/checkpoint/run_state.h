@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "nn/core/parameter.h"
+#include "optim/schedule.h"
 #include "train/checkpoint/model_file.h"
 #include "train/evaluate.h"
 
@@ -37,6 +38,7 @@ struct TrainingPosition {
   double epoch_loss = 0;    // sum over the steps of the epoch so far
   bool evaluated = false;   // the evaluation that was due after this step has been made
   Evaluation evaluation{};  // the last one
+  PlateauState plateau{};   // schedule.name=plateau
 };
 
 }  // namespace topknot

@@ -67,7 +67,10 @@ struct Config {
   struct Schedule {
     std::string name = "constant";
     std::vector<double> milestones;  // epochs
+    std::vector<double> factors;
     double gamma = 0.1;
+    int decay_from = 1;  // an epoch
+    int patience = 0;    // evaluations
     double warmup_epochs = 0;
     double min_lr = 0;
   } schedule;
