@@ -42,6 +42,10 @@ void check_optimizer(const OptimizerOptions& options) {
   require(options.momentum >= 0 && options.momentum < 1, "momentum", "in [0, 1)", options.momentum);
   require(std::isfinite(options.weight_decay) && options.weight_decay >= 0, "weight_decay", "0 or greater",
           options.weight_decay);
+  for (const auto& [key, beta] : {std::pair{"beta1", options.beta1}, std::pair{"beta2", options.beta2}})
+    require(beta >= 0 && beta < 1, key, "in [0, 1)", beta);
+  require(std::isfinite(options.epsilon) && options.epsilon > 0, "epsilon", "greater than 0",
+          options.epsilon);
   if (options.nesterov && options.momentum == 0)
     throw UserError(
         "optimizer.nesterov needs momentum: set optimizer.momentum above 0, or optimizer.nesterov to false");

@@ -23,8 +23,10 @@ struct OptimizerOptions {
   double lr = 0.1;            // base learning rate, > 0; the schedule starts from it
   double momentum = 0.0;      // in [0, 1)
   bool nesterov = false;      // needs momentum
-  double weight_decay = 0.0;  // >= 0; added to the averaged gradient as weight_decay * w
+  double weight_decay = 0.0;  // >= 0; of w, added to the averaged gradient (sgd) or taken from w (adamw)
   bool decay_1d = false;      // whether 1-D parameters (biases, batch-norm scales) decay too
+  double beta1 = 0.9, beta2 = 0.999;  // adamw: in [0, 1)
+  double epsilon = 1e-8;              // adamw: > 0
 };
 
 // What an update knows of its step, the same on all ranks.
@@ -44,6 +46,9 @@ class Optimizer {
   // (has_lr with momentum).
   virtual void update(std::size_t offset, std::span<const float> gradient, const OptimizerStep& step,
                       GradientForm form = GradientForm::plain) = 0;
+
+  // Whether update() accepts gradients of this form.
+  virtual bool takes(GradientForm) const { return true; }
 
   // State to save and restore, in a fixed order, each buffer of the arena's shape; empty where there is none.
   virtual std::vector<std::span<float>> state() { return {}; }

@@ -151,7 +151,7 @@ bool needs_plan(const ExchangeOptions& options) {
 
 OptimizerOptions optimizer_options(const Config& config) {
   const auto& o = config.optimizer;
-  return {o.name, o.lr, o.momentum, o.nesterov, o.weight_decay, o.decay_1d};
+  return {o.name, o.lr, o.momentum, o.nesterov, o.weight_decay, o.decay_1d, o.beta1, o.beta2, o.epsilon};
 }
 
 ScheduleOptions schedule_options(const Config& config) {
@@ -254,6 +254,19 @@ void check_alignments(const Dataset& data, const Module& model) {
   }
 }
 
+// What is compressed may have the optimizer's work in it already.
+void check_forms(const Config& config, const Optimizer& optimizer, const std::vector<GradientForm>& forms) {
+  for (const GradientForm form : forms)
+    if (!optimizer.takes(form))
+      throw UserError(fmt::format(
+          "optimizer.name: {} takes plain gradients, and {} has put the {} into them; give "
+          "optimizer.name=sgd, or "
+          "another method",
+          config.optimizer.name,
+          form == GradientForm::has_lr ? "compress.lr_inside" : "compress.name=" + config.compress.name,
+          form == GradientForm::has_lr ? "learning rate" : "momentum"));
+}
+
 }  // namespace
 
 RunCheck check_run(const Config& config, const RunData& data, bool first_weights,
@@ -289,6 +302,7 @@ RunCheck check_run(const Config& config, const RunData& data, bool first_weights
       check_alignments(*data.test, *model->module);
     });
     ParameterArena& arena = model->store.arena();
+    std::vector<GradientForm> forms;
     attempt({"exchange.profile", "compress.name", "compress.density", "dist."}, [&] {
       if (const std::string& path = config.exchange.profile; !path.empty())
         check_exchange_profile(read_exchange_profile(path), config, arena, config.dist.ranks,
@@ -301,10 +315,12 @@ RunCheck check_run(const Config& config, const RunData& data, bool first_weights
               CollectiveQueue queue(*group[0]);
               const ExchangeOptions options = stand_in_options(config, arena);
               const Exchange exchange(arena, queue, options);
+              for (const Group& group : exchange.groups()) forms.push_back(exchange.form(group));
               if (const std::string line = more_than_dense(config, arena, options, epochs); !line.empty())
                 check.warnings.push_back(line);
             });
-    attempt({"optimizer."}, [&] { make_optimizer(optimizer_options(config), arena); });
+    attempt({"optimizer."},
+            [&] { check_forms(config, *make_optimizer(optimizer_options(config), arena), forms); });
   }
   attempt({"schedule.", "optimizer.lr"},
           [&] { make_schedule(schedule_options(config), config.optimizer.lr); });

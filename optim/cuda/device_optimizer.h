@@ -9,7 +9,9 @@
 #include <span>
 #include <vector>
 
+#include "nn/core/cuda/context.h"
 #include "nn/core/cuda/step_parameters.h"
+#include "optim/cuda/arena_slice.h"
 #include "optim/optimizer.h"
 
 namespace topknot::cuda {
@@ -25,6 +27,21 @@ class DeviceOptimizer {
   // As Optimizer::state(), in GPU memory.
   virtual std::vector<std::span<float>> state() { return {}; }
 };
+
+// What the kernels of update rules know of the arena, which is on the current context's GPU.
+class ArenaSlices {
+ public:
+  ArenaSlices(const OptimizerOptions& options, ParameterArena& arena);
+  // Throws Error where the slice lies outside the arena.
+  ArenaSlice slice(std::size_t offset, std::span<const float> gradient) const;
+
+ private:
+  ParameterArena& arena_;
+  DeviceArray<std::uint64_t> boundaries_;  // between ranges that decay and ranges that do not
+  bool first_decays_ = false;
+};
+// Fills a buffer of state with zeros; waits for that.
+void zero(const DeviceArray<float>& buffer);
 
 using DeviceOptimizerFactory = std::unique_ptr<DeviceOptimizer> (*)(const OptimizerOptions& options,
                                                                     ParameterArena& arena);

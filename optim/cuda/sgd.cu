@@ -6,34 +6,10 @@
 namespace topknot::cuda {
 namespace {
 
-// Which run of the arena an element lies in; runs that decay and runs that do not take turns.
-class Runs {
- public:
-  __device__ Runs(const SgdSlice& s, std::size_t element) : s_(s) {
-    std::uint32_t end = s.boundary_count;
-    while (run_ < end) {
-      const std::uint32_t middle = (run_ + end) / 2;
-      if (s.boundaries[middle] <= element)
-        run_ = middle + 1;
-      else
-        end = middle;
-    }
-  }
-  // For this element or a later one.
-  __device__ bool decays(std::size_t element) {
-    while (run_ < s_.boundary_count && s_.boundaries[run_] <= element) ++run_;
-    return s_.first_decays != (run_ % 2 == 1);
-  }
-
- private:
-  const SgdSlice& s_;
-  std::uint32_t run_ = 0;
-};
-
 // kPacked: four elements per thread; else one.
 template <SgdRule rule, bool kPacked>
 __global__ void __launch_bounds__(kThreads)
-    sgd_kernel(SgdSlice s, float momentum, float decay, const StepParameters* parameters,
+    sgd_kernel(ArenaSlice s, float* buffer, float momentum, float decay, const StepParameters* parameters,
                const StepStatus* status) {
   constexpr int kSize = kPacked ? 4 : 1;
   if (status && status->bad) return;
@@ -41,45 +17,45 @@ __global__ void __launch_bounds__(kThreads)
   if (first >= s.n) return;
   SgdRates rates{static_cast<float>(parameters->lr), momentum, 0,
                  static_cast<float>(parameters->gradient_scale)};
-  Runs runs(s, s.offset + first);
-  const auto step = [&](float& weight, float gradient, float& buffer, int j) {
+  DecayRuns runs(s, s.offset + first);
+  const auto step = [&](float& weight, float gradient, float& b, int j) {
     rates.decay = runs.decays(s.offset + first + j) ? decay : 0.0f;
-    sgd_step<rule>(weight, gradient, buffer, rates);
+    sgd_step<rule>(weight, gradient, b, rates);
   };
   float unused = 0;
   if (kPacked && first + kSize <= s.n) {
     const float4 g = __ldcs(reinterpret_cast<const float4*>(s.gradient + first));
     float4 w = *reinterpret_cast<const float4*>(s.weights + first), b{};
-    if (kHasMomentum<rule>) b = *reinterpret_cast<const float4*>(s.buffer + first);
+    if (kHasMomentum<rule>) b = *reinterpret_cast<const float4*>(buffer + first);
     step(w.x, g.x, b.x, 0);
     step(w.y, g.y, b.y, 1);
     step(w.z, g.z, b.z, 2);
     step(w.w, g.w, b.w, 3);
     *reinterpret_cast<float4*>(s.weights + first) = w;
-    if (kHasMomentum<rule>) *reinterpret_cast<float4*>(s.buffer + first) = b;
+    if (kHasMomentum<rule>) *reinterpret_cast<float4*>(buffer + first) = b;
     return;
   }
   for (int j = 0; j < kSize; ++j)
     if (first + j < s.n)
-      step(s.weights[first + j], s.gradient[first + j], kHasMomentum<rule> ? s.buffer[first + j] : unused, j);
+      step(s.weights[first + j], s.gradient[first + j], kHasMomentum<rule> ? buffer[first + j] : unused, j);
 }
 
 template <SgdRule rule>
-void update_by(cudaStream_t stream, const SgdSlice& s, float momentum, float decay,
+void update_by(cudaStream_t stream, const ArenaSlice& s, float* buffer, float momentum, float decay,
                const StepParameters* parameters, const StepStatus* status) {
   const auto aligned = [](const float* data) { return reinterpret_cast<std::uintptr_t>(data) % 16 == 0; };
-  if (aligned(s.weights) && aligned(s.gradient) && aligned(s.buffer))
-    launch(sgd_kernel<rule, true>, grid_for(s.n, kThreads * 4), kThreads, stream, s, momentum, decay,
+  if (aligned(s.weights) && aligned(s.gradient) && aligned(buffer))
+    launch(sgd_kernel<rule, true>, grid_for(s.n, kThreads * 4), kThreads, stream, s, buffer, momentum, decay,
            parameters, status);
   else
-    launch(sgd_kernel<rule, false>, grid_for(s.n, kThreads), kThreads, stream, s, momentum, decay, parameters,
-           status);
+    launch(sgd_kernel<rule, false>, grid_for(s.n, kThreads), kThreads, stream, s, buffer, momentum, decay,
+           parameters, status);
 }
 
 }  // namespace
 
-void sgd_update(cudaStream_t stream, SgdRule rule, const SgdSlice& slice, float momentum, float decay,
-                const StepParameters* parameters, const StepStatus* status) {
+void sgd_update(cudaStream_t stream, SgdRule rule, const ArenaSlice& slice, float* buffer, float momentum,
+                float decay, const StepParameters* parameters, const StepStatus* status) {
   if (slice.n == 0) return;
   const auto update = [=](SgdRule of) {
     switch (of) {
@@ -98,7 +74,7 @@ void sgd_update(cudaStream_t stream, SgdRule rule, const SgdSlice& slice, float 
     }
     return update_by<SgdRule::plain>;
   }(rule);
-  update(stream, slice, momentum, decay, parameters, status);
+  update(stream, slice, buffer, momentum, decay, parameters, status);
 }
 
 }  // namespace topknot::cuda

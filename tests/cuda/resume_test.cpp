@@ -37,6 +37,7 @@ TEST_CASE("on GPUs memories, micro-batches, statistics and captured graphs go on
         Keys{"compress.name=topk", "compress.memory=ef21"},
         Keys{"compress.name=dgc", "train.graphs=false", "data.on_device=false"},
         Keys{"compress.name=gaussiank", "data.augment=true", "data.shard=uneven:2"},
+        Keys{"compress.name=topk", "optimizer.name=adamw", "schedule.name=plateau"},
         Keys{"compress.name=topk", "model.name=resnet20", "data.batch_size=2", "data.train_size=8",
              "train.max_steps=4", "train.bn_stats=local", "data.test_size=4"}}) {
     INFO(keys[1]);

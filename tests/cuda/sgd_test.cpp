@@ -1,4 +1,4 @@
-// SGD on a GPU: every rule changes weights and momentum as the CPU does, bit for bit, unless the step is bad.
+// Optimizers on a GPU: every rule changes weights and state as the CPU does, bit for bit, unless the step is bad.
 #include "nn/core/rng.h"
 #include "optim/cuda/device_optimizer.h"
 #include "tests/cuda/device_vector.h"
@@ -54,6 +54,8 @@ std::vector<Case> all_rules() {
         cases.push_back({o, GradientForm::plain});
         cases.push_back({o, GradientForm::has_momentum});
       }
+      o.name = "adamw";
+      cases.push_back({o, GradientForm::plain});
     }
   return cases;
 }
@@ -71,7 +73,7 @@ void check_case(const Case& c, const Slices& slices, std::size_t shift) {
   const DeviceVector<cuda::StepStatus> status(std::vector<cuda::StepStatus>(1));
   for (const std::uint32_t step : {0u, 1u}) {
     cuda::StepParameters numbers;
-    numbers.lr = 0.1 / (1 + step), numbers.gradient_scale = 1.0 / 3;
+    numbers.step = step, numbers.lr = 0.1 / (1 + step), numbers.gradient_scale = 1.0 / 3;
     parameters.set({numbers});
     const auto gradient = gradient_of_step(size, step);
     std::vector<float> shifted(shift, 0.0f);
@@ -94,11 +96,12 @@ void check_case(const Case& c, const Slices& slices, std::size_t shift) {
   }
 }
 
-TEST_CASE("SGD on a GPU is the CPU's bit for bit: every rule, with decay of 1-D parameters and without") {
+TEST_CASE(
+    "an optimizer on a GPU is the CPU's bit for bit: every rule, with decay of 1-D parameters and without") {
   for (const Case& c : all_rules()) {
-    INFO("momentum " << c.options.momentum << ", nesterov " << c.options.nesterov << ", decay "
-                     << c.options.weight_decay << ", decay_1d " << c.options.decay_1d << ", form "
-                     << static_cast<int>(c.form));
+    INFO(c.options.name << ", momentum " << c.options.momentum << ", nesterov " << c.options.nesterov
+                        << ", decay " << c.options.weight_decay << ", decay_1d " << c.options.decay_1d
+                        << ", form " << static_cast<int>(c.form));
     const std::size_t size = Model().arena->size();
     check_case(c, {{0, size}}, 0);
   }
@@ -113,27 +116,32 @@ TEST_CASE("SGD on a GPU does not depend on how the arena is cut, nor on how a gr
   check_case(c, {{4, size}, {0, 4}}, 0);
 }
 
-TEST_CASE("a bad status changes neither weights nor momentum") {
-  const OnGpu gpu;
-  OptimizerOptions options;
-  options.momentum = 0.9;
-  Model model(gpu.device());
-  const auto optimizer = cuda::make_device_optimizer(options, *model.arena);
-  const auto before = model.arena->host_weights();
-  const DeviceVector<float> gradient(gradient_of_step(before.size(), 1));
-  const DeviceVector<cuda::StepParameters> parameters(std::vector<cuda::StepParameters>(1));
-  cuda::StepStatus bad;
-  bad.bad = 1;
-  DeviceVector<cuda::StepStatus> status(std::vector<cuda::StepStatus>{bad});
-  const auto update = [&] {
-    optimizer->update(gpu.stream(), 0, {gradient.data(), gradient.size()}, parameters.data(), status.data());
-    return model.arena->host_weights();
-  };
-  CHECK(same_bits(update(), before));
-  const auto momentum = optimizer->state()[0];
-  CHECK(to_host(momentum.data(), momentum.size()) == std::vector<float>(before.size()));
-  status.set({cuda::StepStatus{}});
-  CHECK_FALSE(same_bits(update(), before));
+TEST_CASE("a bad status changes neither weights nor the optimizer's state") {
+  for (const char* name : {"sgd", "adamw"}) {
+    const OnGpu gpu;
+    OptimizerOptions options;
+    options.name = name;
+    options.momentum = 0.9;
+    Model model(gpu.device());
+    const auto optimizer = cuda::make_device_optimizer(options, *model.arena);
+    const auto before = model.arena->host_weights();
+    const DeviceVector<float> gradient(gradient_of_step(before.size(), 1));
+    const DeviceVector<cuda::StepParameters> parameters(std::vector<cuda::StepParameters>(1));
+    cuda::StepStatus bad;
+    bad.bad = 1;
+    DeviceVector<cuda::StepStatus> status(std::vector<cuda::StepStatus>{bad});
+    const auto update = [&] {
+      optimizer->update(gpu.stream(), 0, {gradient.data(), gradient.size()}, parameters.data(),
+                        status.data());
+      return model.arena->host_weights();
+    };
+    INFO(name);
+    CHECK(same_bits(update(), before));
+    for (const auto state : optimizer->state())
+      CHECK(to_host(state.data(), state.size()) == std::vector<float>(before.size()));
+    status.set({cuda::StepStatus{}});
+    CHECK_FALSE(same_bits(update(), before));
+  }
 }
 
 TEST_CASE("a captured update reads each step's learning rate and scale") {

@@ -62,6 +62,7 @@ struct Config {
     bool nesterov = false;
     double weight_decay = 1e-4;
     bool decay_1d = false;
+    double beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8;
   } optimizer;
 
   struct Schedule {
@@ -175,7 +176,7 @@ struct Key {
   // What uses the key; empty: everything. A choice (of the section's name, its selection or memory), a backend,
   // kSelectingMethods and the like, or another key, which counts where it is not 0, empty or false.
   std::vector<std::string> users = {};
-  std::vector<std::string> ignored_by = {};  // data sets with such a property of their own
+  std::vector<std::string> ignored_by = {};  // data sets and optimizers that make no use of it
 };
 
 // In the order of sections; the only place that knows all keys.

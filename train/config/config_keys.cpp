@@ -68,8 +68,8 @@ Key used_by(std::vector<std::string> users, Key key) {
   return key;
 }
 
-Key not_of(std::vector<std::string> data_sets, Key key) {
-  key.ignored_by = std::move(data_sets);
+Key not_of(std::vector<std::string> names, Key key) {
+  key.ignored_by = std::move(names);
   return key;
 }
 
@@ -173,11 +173,19 @@ std::vector<Key> method_keys() {
                  "which update rule (train --list optimizers)"),
       above("optimizer.lr", at<o, &Optimizer::lr>, 0, 1e6,
             "learning rate; never scaled by the number of ranks"),
-      number("optimizer.momentum", at<o, &Optimizer::momentum>, 0, 0.9999, "momentum; 0: none"),
-      flag("optimizer.nesterov", at<o, &Optimizer::nesterov>, "Nesterov's form of momentum"),
+      not_of({"adamw"},
+             number("optimizer.momentum", at<o, &Optimizer::momentum>, 0, 0.9999, "momentum; 0: none")),
+      not_of({"adamw"},
+             flag("optimizer.nesterov", at<o, &Optimizer::nesterov>, "Nesterov's form of momentum")),
       number("optimizer.weight_decay", at<o, &Optimizer::weight_decay>, 0, 10,
-             "weight decay, added to the gradient"),
+             "weight decay, added to the gradient; adamw: taken from the weights"),
       flag("optimizer.decay_1d", at<o, &Optimizer::decay_1d>, "decay 1-D parameters (biases, norms) too"),
+      of({"adamw"},
+         number("optimizer.beta1", at<o, &Optimizer::beta1>, 0, 0.9999, "decay of the mean gradient")),
+      of({"adamw"},
+         number("optimizer.beta2", at<o, &Optimizer::beta2>, 0, 0.999999, "decay of the mean square")),
+      of({"adamw"}, above("optimizer.epsilon", at<o, &Optimizer::epsilon>, 0, 1,
+                          "added to the square root of the mean square")),
 
       registered("schedule.name", at<s, &Schedule::name>, "schedule",
                  "how the learning rate changes (train --list schedules)"),

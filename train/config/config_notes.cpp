@@ -15,8 +15,8 @@ namespace {
 // What uses keys in a run of this configuration: the words that Key::users is looked for in.
 std::set<std::string> users_in(const Config& config, bool resumed) {
   const auto& c = config.compress;
-  std::set<std::string> words = {config.model.name, config.data.name, config.schedule.name,
-                                 config.dist.backend};
+  std::set<std::string> words = {config.model.name, config.data.name, config.optimizer.name,
+                                 config.schedule.name, config.dist.backend};
   if (const auto parts = pieces_of(compress_options(config))) {
     words.insert({parts->select, parts->memory, parts->codec, parts->values, kSelectingMethods});
     if (c.layer_density == "auto") words.insert("layer_density=auto");
@@ -35,9 +35,9 @@ std::set<std::string> users_in(const Config& config, bool resumed) {
 
 // How a run does not use the key, "is for regtopk and changes nothing here"; "" where it does.
 std::string not_used(const Key& key, const Config& config, const std::set<std::string>& users) {
-  const auto& others = key.ignored_by;
-  if (std::find(others.begin(), others.end(), config.data.name) != others.end())
-    return fmt::format("is not for {} and changes nothing here", config.data.name);
+  for (const std::string& name : {config.data.name, config.optimizer.name})
+    if (std::find(key.ignored_by.begin(), key.ignored_by.end(), name) != key.ignored_by.end())
+      return fmt::format("is not for {} and changes nothing here", name);
   if (key.name == "train.precision" && config.train.precision == "tf32" && !users.count(kGpus))
     return "tf32 is for GPUs; fp32 is used here";
   if (key.users.empty() ||
