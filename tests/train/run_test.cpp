@@ -93,6 +93,14 @@ TEST_CASE("accumulating two micro-batches equals one batch of both, within round
   CHECK(one.metrics.steps[0].loss == Approx(two.metrics.steps[0].loss).epsilon(1e-5));
 }
 
+TEST_CASE("micro-batches are compressed once, as one step") {
+  const Run one = train("threads", 2, {"compress.name=topk"});
+  const Run three = train("threads", 2, {"compress.name=topk", "train.accumulate=3"});
+  for (const std::size_t step : {0, 20})
+    CHECK(three.metrics.steps[step].selected == one.metrics.steps[step].selected);
+  CHECK(one.metrics.steps[20].selected > 0);
+}
+
 TEST_CASE("dropout leaves out other elements for each rank and micro-batch") {
   // Of one sample: with the same elements left out all three would make the same first step.
   const std::vector<std::string> same{"model.name=test_dropout", "data.name=same_samples",
