@@ -44,7 +44,7 @@ std::string type_name(const std::string& descr) {
   const char kind = descr.size() > 1 ? descr[1] : ' ';
   const std::string size = descr.size() > 2 ? descr.substr(2) : "";
   const auto bits = [&] {
-    int bytes = 0;
+    std::uint64_t bytes = 0;
     std::from_chars(size.data(), size.data() + size.size(), bytes);
     return std::to_string(8 * bytes);
   };

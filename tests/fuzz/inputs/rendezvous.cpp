@@ -3,6 +3,8 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <chrono>
 #include <string>
 #include <utility>
 #include <vector>
@@ -57,7 +59,13 @@ void stranger(Bytes input) {
   char bytes[4096];
   for (ssize_t n = 1; n > 0;) {  // until the server closes
     pollfd entry{fd.get(), POLLIN, 0};
-    expect(poll(&entry, 1, static_cast<int>(1000 * kHang.count() / 2)) > 0, "the server keeps a stranger");
+    const auto until = deadline();
+    int ready = 0;
+    do {
+      const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(until - Clock::now()).count();
+      ready = poll(&entry, 1, static_cast<int>(std::max<std::int64_t>(left, 0)));
+    } while (ready < 0 && errno == EINTR);  // libFuzzer's own alarm
+    expect(ready > 0, "the server keeps a stranger");
     n = recv(fd.get(), bytes, sizeof bytes, 0);
   }
   expect(server.first_reason().empty(), "a stranger ends the run: " + server.first_reason());

@@ -111,6 +111,7 @@ TEST_CASE("headers of versions 1, 2 and 3 are read, with keys in any order and s
 
 TEST_CASE("other types and orders are refused by name") {
   CHECK(refused(npy_bytes(dictionary("<i8", "(2,)"), 16), {"int64 ('<i8')", "float32"}));
+  CHECK(refused(npy_bytes(dictionary("<i444444444", "(2,)"), 16), {"int3555555552 ('<i444444444')"}));
   CHECK(refused(npy_bytes(dictionary("<f2", "(2,)"), 4), {"float16 ('<f2')"}));
   CHECK(refused(npy_bytes(dictionary(">f4", "(2,)"), 8), {"big-endian float32 ('>f4')"}));
   CHECK(refused(npy_bytes(dictionary("<c16", "(2,)"), 32), {"complex128"}));
