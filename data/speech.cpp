@@ -18,8 +18,8 @@ class Speech final : public Dataset {
  public:
   Speech(const DatasetOptions& options, Split split) {
     const std::string file = split == Split::train ? "train.tsv" : "test.tsv";
-    const std::string folder = find_data_folder("speech", options.root, {}, {file});
-    read(folder, find_data_file("speech", folder, {file}));
+    const std::string folder = find_data_folder("an4", options.root, {}, {file});
+    read(folder, find_data_file("an4", folder, {file}));
     // The shortest first; those of one length in the manifest's order.
     std::stable_sort(utterances_.begin(), utterances_.end(),
                      [](const Utterance& a, const Utterance& b) { return a.samples < b.samples; });

@@ -94,7 +94,7 @@ TEST_CASE("a manifest that does not fit is refused with its line") {
   refused("short.wav\tA", "100 samples");
   std::ofstream(made.at("train.tsv")) << "\n";
   CHECK(user_error([&] { speech(made.root()); }, {"train.tsv", "names no recording"}));
-  CHECK(user_error([&] { speech("/nowhere"); }, {"data.root", "speech"}));
+  CHECK(user_error([&] { speech("/nowhere"); }, {"data.root", "scripts/fetch-data an4"}));
 
   // Cut after the run has begun.
   std::ofstream(made.at("train.tsv")) << "train0.wav\tA\n";
