@@ -31,6 +31,11 @@ SoundFile open_recording(const std::string& path, SF_INFO& info) {
   if (kind == SF_FORMAT_PCM_S8 || kind == SF_FORMAT_PCM_U8)
     refuse_recording(path,
                      "8 bits per sample, and 16 are needed; record it again, or convert it if that will do");
+  // A damaged header may claim any length.
+  constexpr sf_count_t kMostSeconds = 3600;
+  if (info.frames < 0 || info.frames > kMostSeconds * kSampleRate)
+    refuse_recording(path,
+                     fmt::format("{} samples are more than an hour; cut it into sentences", info.frames));
   return file;
 }
 

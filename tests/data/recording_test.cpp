@@ -56,6 +56,13 @@ TEST_CASE("a recording that does not fit is refused by name, with the reason") {
   refused(written(temp, "stereo.wav", SF_FORMAT_WAV | SF_FORMAT_PCM_16, kSampleRate, 2), "2 channels");
   refused(written(temp, "slow.wav", SF_FORMAT_WAV | SF_FORMAT_PCM_16, 8000), "8000 samples per second");
   refused(written(temp, "coarse.wav", SF_FORMAT_WAV | SF_FORMAT_PCM_U8), "8 bits");
+  const std::string endless = written(temp, "endless.wav", SF_FORMAT_WAV | SF_FORMAT_PCM_16);
+  const std::uint32_t bytes = 2 * (3600u * 16000u + 1), header = 44;
+  std::filesystem::resize_file(endless, header + bytes);  // a hole
+  std::fstream patch(endless, std::ios::binary | std::ios::in | std::ios::out);
+  patch.seekp(header - 4).write(reinterpret_cast<const char*>(&bytes), sizeof bytes);
+  patch.close();
+  refused(endless, "57600001 samples are more than an hour");
   std::ofstream(temp.at("text.wav")) << "no sound";
   refused(temp.at("text.wav"), "");
   const std::string cut = written(temp, "cut.flac", SF_FORMAT_FLAC | SF_FORMAT_PCM_16);

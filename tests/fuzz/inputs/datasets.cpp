@@ -91,8 +91,30 @@ void text(Bytes input) {
   }
 }
 
+// A manifest, whose length (u16) comes first, and the recording a.wav.
+void speech(Bytes input) {
+  if (input.size() < 2) return;
+  static const Scratch scratch;
+  std::uint16_t length = 0;
+  std::memcpy(&length, input.data(), sizeof length);
+  input = input.subspan(sizeof length);
+  const std::size_t cut = std::min<std::size_t>(length, input.size());
+  scratch.write("train.tsv", input.first(cut));
+  scratch.write("a.wav", input.subspan(cut));
+  DatasetOptions options;
+  options.root = scratch.path("");
+  const auto data = make_dataset("speech", options, Split::train);
+  const std::int64_t frames = data->frames(0);
+  for (const std::int32_t label : data->transcript(0))
+    expect(label > 0 && label < data->classes(), "a label outside the alphabet");
+  if (frames > 10'000) return;
+  std::vector<float> spectrogram(static_cast<std::size_t>(data->sample_shape()[1] * frames));
+  data->get_frames(0, spectrogram.data(), frames);
+}
+
 const bool added = [] {
   input_targets().add("cifar10", "CIFAR-10's binary file", cifar10);
+  input_targets().add("speech", "a manifest of recordings, and a recording", speech);
   input_targets().add("idx", "MNIST's IDX files, plain or gzipped", idx);
   input_targets().add("text", "texts by words", text);
   return true;
