@@ -12,6 +12,8 @@ namespace {
 
 constexpr std::int64_t kOutputs = 10;
 constexpr double kMostError = 1e-4;  // of the largest output
+// Of a gradient's norm. Rounding turns some units of ReLU on or off, others on another CPU, and a batch of two has few.
+constexpr double kMostGradientError = 0.05;
 
 // The script's uniform(stream, count): numbers in [0, 1).
 class FixtureNumbers {
@@ -32,7 +34,8 @@ class FixtureNumbers {
  private:
   std::uint64_t at_;
 };
-constexpr std::uint64_t kRunningStream = 100000, kImageStream = 200000;
+constexpr std::uint64_t kRunningStream = 100000, kImageStream = 200000, kOutputGradientStream = 300000,
+                        kProbeStream = 400000;
 
 void fill_by_rule(ParameterStore& store) {
   for (std::size_t i = 0; i < store.parameters().size(); ++i) {
@@ -65,6 +68,32 @@ const nlohmann::json& fixture() {
   return read.at("networks");
 }
 
+// Of the sum of y by the rule's weights, for the recorded parameters: number, norm, sum by the rule's weights.
+void check_gradients(ParameterStore& store, const Variable& y, const nlohmann::json& expected) {
+  std::vector<float> weights(static_cast<std::size_t>(y.value().numel()));
+  FixtureNumbers(kOutputGradientStream).fill(weights.data(), weights.size(), 1);
+  backward(weighted_sum(y, weights));
+  double largest = 0;
+  for (const auto& row : expected) largest = std::max(largest, row[1].get<double>());
+  for (const auto& row : expected) {
+    const auto index = row[0].get<std::size_t>();
+    const Parameter& p = *store.parameters().at(index);
+    std::vector<float> probe(p.numel());
+    FixtureNumbers(kProbeStream + index).fill(probe.data(), probe.size(), 1);
+    double squares = 0, sum = 0;
+    for (std::size_t i = 0; i < p.numel(); ++i) {
+      squares += static_cast<double>(p.gradient()[i]) * p.gradient()[i];
+      sum += static_cast<double>(p.gradient()[i]) * probe[i];
+    }
+    const double norm = row[1];
+    INFO("gradient of " << p.name() << ", norm " << norm);
+    // What batch norm takes out again, a bias before it for one, has a gradient of rounding errors only.
+    const double margin = kMostGradientError * std::max(norm, largest / 100);
+    CHECK(std::sqrt(squares) == Approx(norm).margin(margin).epsilon(0));
+    CHECK(sum == Approx(row[2].get<double>()).margin(margin).epsilon(0));
+  }
+}
+
 void check_network(const std::string& name) {
   INFO(name);
   const auto& expected = fixture().at(name);
@@ -90,13 +119,14 @@ void check_network(const std::string& name) {
     INFO((training ? "training" : "evaluation"));
     ForwardContext context;
     context.training = training;
-    const auto actual = values_of(model->forward(Variable(Tensor::from(images, input)), context));
+    const Variable y = model->forward(Variable(Tensor::from(images, input)), context);
     Array outputs;
     for (const auto& row : expected.at(training ? "training" : "evaluation"))
       for (const double value : row) outputs.push_back(value);
     double largest = 0;
     for (const double value : outputs) largest = std::max(largest, std::abs(value));
-    check_close("outputs", actual, outputs, Array(outputs.size(), largest), kMostError);
+    check_close("outputs", values_of(y), outputs, Array(outputs.size(), largest), kMostError);
+    if (training) check_gradients(store, y, expected.at("gradients"));
   }
 }
 
