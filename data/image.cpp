@@ -98,6 +98,10 @@ Picture decode_by_stb(FileBytes file, const PixelRect& rect) {
   ImageSize size;
   int channels = 0;
   Picture picture;
+  // stb_image converts those as if they had 8 bits, and reads past their end.
+  if (!file.empty() && file[0] == 'P' && stbi_is_16_bit_from_callbacks(&kStbCallbacks, &source))
+    throw UserError("it is a PNM file of 16 bits, and those of 8 bits alone are read");
+  source = {file};
   picture.memory = {
       stbi_load_from_callbacks(&kStbCallbacks, &source, &size.width, &size.height, &channels, 4), std::free};
   if (!picture.memory || source.past_end) throw stb_error(source);

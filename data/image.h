@@ -1,6 +1,6 @@
 #pragma once
 // Pictures from the bytes of a file: JPEG, PNG, BMP and PNM, told apart by their content. Grey and CMYK become RGB, an
-// alpha channel is dropped, 16 bits become 8, and the orientation that EXIF data ask for is not applied.
+// alpha channel is dropped, 16 bits of a PNG become 8, and the orientation that EXIF data ask for is not applied.
 //
 // libjpeg-turbo (data/jpeg_turbo.cpp), where the build has it, decodes JPEG; stb_image everything else. Their JPEGs may
 // differ in a pixel's last bits.

@@ -155,6 +155,12 @@ TEST_CASE("bytes that are no whole picture are refused with the reason") {
   const std::string text = "this is no picture";
   const std::vector<std::uint8_t> bytes(text.begin(), text.end());
   CHECK(user_error([&] { image_size(bytes); }, {"no JPEG, PNG, BMP or PNM"}));
+  const std::string deep = "P6 3 2 355\n" + std::string(36, 'x');
+  CHECK(user_error(
+      [&] {
+        decode_image(std::vector<std::uint8_t>(deep.begin(), deep.end()), {0, 0, 3, 2});
+      },
+      {"PNM file of 16 bits"}));
   const std::string huge = "P6 20000 20000 255\n";
   CHECK(user_error([&] { image_size(std::vector<std::uint8_t>(huge.begin(), huge.end())); },
                    {"20000 x 20000", "100 million"}));
