@@ -166,6 +166,21 @@ TEST_CASE("bytes that are no whole picture are refused with the reason") {
                    {"20000 x 20000", "100 million"}));
 }
 
+TEST_CASE("a JPEG whose Huffman tables have too many codes, or are not there, is refused") {
+  const auto file = file_of("rgb.jpg");
+  const std::vector<std::uint8_t> marker{0xff, 0xc4};
+  const auto table = std::search(file.begin(), file.end(), marker.begin(), marker.end());
+  REQUIRE(table != file.end());
+  const auto at = static_cast<std::size_t>(table - file.begin());
+  auto crowded = file, missing = file;
+  for (std::size_t i = 5; i < 9; ++i) crowded[at + i] = 255;
+  missing[at + 1] = 0xfe;  // a comment
+  for (const auto& damaged : {crowded, missing})
+    for (const auto decode :
+         {+[](FileBytes f) { image_size(f); }, +[](FileBytes f) { decode_by_stb(f, kWhole); }})
+      CHECK(user_error([&] { decode(damaged); }, {"a Huffman table"}));
+}
+
 TEST_CASE("stray bytes after the end of a JPEG do no harm") {
   auto file = file_of("rgb.jpg");
   file.insert(file.end(), 500, 7);
