@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <filesystem>
 #include <numeric>
 
 #include "compress/sparse_step.h"
@@ -210,7 +209,7 @@ void Reporter::go_on(const Metrics& metrics) {
 }
 
 std::uint64_t Reporter::metrics_bytes() const {
-  return root_ ? std::filesystem::file_size(folder_.metrics_jsonl()) : 0;
+  return metrics_ ? metrics_->bytes() : 0;
 }
 
 void Reporter::count(const StepRecord& record, const ByteCount& bytes, double seconds) {

@@ -93,5 +93,6 @@ TEST_CASE("metrics whose file was deleted, moved or replaced end with a message 
     if (how[0] == 'd') fs::remove_all(temp.at("elsewhere"));
     if (how[0] == 'r') temp.write("run/metrics.jsonl", {});
     CHECK(user_error([&] { writer.write(StepRecord{}); }, {run.metrics_jsonl(), "is gone"}));
+    CHECK(user_error([&] { writer.bytes(); }, {run.metrics_jsonl(), "is gone"}));
   }
 }

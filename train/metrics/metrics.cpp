@@ -188,14 +188,19 @@ MetricsWriter::~MetricsWriter() {
   if (file_) std::fclose(file_);
 }
 
-template <class Record>
-void MetricsWriter::line(const char* event, const Record& record) {
+std::uint64_t MetricsWriter::bytes() const {
   struct stat status {};
   if (stat(path_.c_str(), &status) != 0 || status.st_dev != device_ || status.st_ino != inode_)
     throw UserError(
         path_ +
         ": the file is gone: deleted, moved or replaced while the run was writing it, perhaps with its "
         "folder; the run ends, since nothing of it would be kept");
+  return static_cast<std::uint64_t>(status.st_size);
+}
+
+template <class Record>
+void MetricsWriter::line(const char* event, const Record& record) {
+  bytes();  // the file is there
   errno = 0;
   const std::string text = to_json(event, rank_, record) + "\n";
   if (std::fwrite(text.data(), 1, text.size(), file_) != text.size() || std::fflush(file_) != 0)

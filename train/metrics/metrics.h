@@ -162,6 +162,7 @@ class MetricsWriter {
   void write(const EndRecord& record);
   void write(const StartRecord& record);
   void write(const StopRecord& record);
+  std::uint64_t bytes() const;  // of the file so far; UserError where it is gone
 
  private:
   template <class Record>
