@@ -112,7 +112,7 @@ void read_unrecorded_task(Run& run) {
   const std::string data = run.config.text("data.name");
   const auto key = [&](const char* name, const char* standard) {
     const std::string value = run.config.text(name);
-    return value.empty() ? standard : value;
+    return value.empty() || value == "0" ? standard : value;  // 0: the data set's own
   };
   run.metric = data == "synthetic_regression" ? Metric::squared_error() : Metric::accuracy();
   run.task = data;
