@@ -2,6 +2,7 @@
 #include "tests/data/made_up_speech.h"
 #include "tests/support/user_error.h"
 #include "tests/train/resumed_run.h"
+#include "train/evaluate.h"
 
 using namespace topknot;
 using namespace topknot::testing;
@@ -42,6 +43,24 @@ TEST_CASE("speech: the loss falls, and evaluations record word and character err
   CHECK((last.test_word_error_rate > 0 && last.test_character_error_rate > 0));
   CHECK(run.metrics.end->test_word_error_rate == last.test_word_error_rate);
   CHECK(run.metrics.end->test_character_error_rate == last.test_character_error_rate);
+}
+
+TEST_CASE("speech: rates are over all words and characters, and frames those that the model gives") {
+  EvaluationSums sums;
+  sums.loss = 6, sums.samples = 2, sums.word_errors = 1, sums.words = 5, sums.character_errors = 3,
+  sums.characters = 12;
+  CHECK(sums.mean().loss == 3);
+  CHECK(sums.mean().accuracy == Approx(0.8));
+  CHECK(sums.mean().character_errors == Approx(0.25));
+
+  const MadeUpSpeech speech(4, 2);
+  const TempFolder temp;
+  const LoadedConfig loaded = small_run(temp, speech_keys(speech));
+  const RunData data = load_data(loaded.config);
+  const auto model = build_model(loaded.config, *data.train);
+  Batch batch;
+  batch.frames = {13, 26};
+  CHECK((output_frames(*model->module, batch) == std::vector<std::int32_t>{7, 13}));  // every second one
 }
 
 TEST_CASE("speech: a transcript too long for its recording, and models of another task, are refused") {
