@@ -108,6 +108,7 @@ void check_huffman_tables(FileBytes file) {
         need(i <= end);
       }
     if (marker == 0xda) {
+      need(i < end);
       const std::size_t components = file[i];
       need(i + 2 * components + 4 <= end);
       const int first = file[i + 1 + 2 * components], refined = file[i + 3 + 2 * components] / 16;

@@ -174,8 +174,9 @@ TEST_CASE("a JPEG whose Huffman tables have too many codes, or are not there, is
   const auto at = static_cast<std::size_t>(table - file.begin());
   auto crowded = file, missing = file;
   for (std::size_t i = 5; i < 9; ++i) crowded[at + i] = 255;
-  missing[at + 1] = 0xfe;  // a comment
-  for (const auto& damaged : {crowded, missing})
+  missing[at + 1] = 0xfe;                                                    // a comment
+  const std::vector<std::uint8_t> empty_scan{0xff, 0xd8, 0xff, 0xda, 0, 2};  // at the file's end
+  for (const auto& damaged : {crowded, missing, empty_scan})
     for (const auto decode :
          {+[](FileBytes f) { image_size(f); }, +[](FileBytes f) { decode_by_stb(f, kWhole); }})
       CHECK(user_error([&] { decode(damaged); }, {"a Huffman table"}));
