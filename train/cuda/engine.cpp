@@ -254,7 +254,7 @@ class CudaEngine final : private CurrentContext, public StepEngine {
 
   std::vector<std::span<float>> optimizer_state() override { return optimizer_->state(); }
 
-  // Within the GPU now, which takes a thousandth of a step; to the host later, on a stream of its own. Where the GPU has no
+  // Within the GPU now; to the host, over a bus that is much slower, later, on a stream of its own. Where the GPU has no
   // memory for the copy, at once.
   std::function<void()> copy_to_host(const std::vector<HostCopy>& copies) override {
     std::size_t floats = 0;
