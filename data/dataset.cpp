@@ -32,10 +32,6 @@ void Dataset::decode(std::int64_t, const CounterRng*, std::uint8_t*, std::vector
   throw Error("data set '" + name() + "' is in memory");
 }
 
-void Dataset::add_to(Checksum&) const {
-  throw Error("data set '" + name() + "' is in memory");
-}
-
 std::int32_t Dataset::label(std::int64_t) const {
   throw Error("data set '" + name() + "' has no labels");
 }
@@ -70,34 +66,9 @@ std::unique_ptr<Dataset> make_dataset(const std::string& name, const DatasetOpti
   return datasets().find(name)(options, split);
 }
 
-namespace {
-
-// Of all lengths and transcripts, and of a few spectrograms: each takes 10 ms.
-std::uint64_t recordings_checksum(const Dataset& data) {
-  constexpr std::int64_t kSpectrograms = 16;
-  Checksum checksum;
-  std::vector<float> values;
-  for (std::int64_t i = 0; i < data.size(); ++i) {
-    const std::int64_t frames = data.frames(i);
-    checksum.update(std::as_bytes(std::span(&frames, 1)));
-    checksum.update(std::as_bytes(data.transcript(i)));
-    if (i % (data.size() / kSpectrograms + 1) != 0) continue;
-    values.resize(static_cast<std::size_t>(data.sample_shape()[1] * frames));
-    data.get_frames(i, values.data(), frames);
-    checksum.update(std::as_bytes(std::span(values)));
-  }
-  return checksum.value();
-}
-
-}  // namespace
-
 std::uint64_t data_checksum(const Dataset& data, std::int64_t most_bytes) {
-  if (data.task() == Task::transcription) return recordings_checksum(data);
   Checksum checksum;
-  if (data.on_demand()) {
-    data.add_to(checksum);
-    return checksum.value();
-  }
+  if (data.add_to(checksum)) return checksum.value();
   const auto add = [&checksum](const void* bytes, std::size_t size) {
     checksum.update({static_cast<const std::byte*>(bytes), size});
   };

@@ -83,8 +83,8 @@ class Dataset {
   // stands in, in the set's order and from its last file on to its first: the same one on every rank.
   virtual void decode(std::int64_t index, const CounterRng* random, std::uint8_t* pixels,
                       std::vector<DamagedFile>& damaged) const;
-  // On demand: what tells one from another, at little cost.
-  virtual void add_to(Checksum& checksum) const;
+  // Where reading all samples costs too much: adds what tells this set from another, and returns true.
+  virtual bool add_to(Checksum&) const { return false; }
 
   // The class, or the token after token `index`; Error for regression.
   virtual std::int32_t label(std::int64_t index) const;
@@ -121,7 +121,7 @@ struct RegisterDataset {
 std::unique_ptr<Dataset> make_dataset(const std::string& name, const DatasetOptions& options, Split split);
 
 // A 64-bit hash of the samples, in their order, and of all labels or targets. Of more than `most_bytes` of samples, evenly
-// spaced ones of about so many bytes: 256 MB take 0.1 s. Of a set on demand, Dataset::add_to().
+// spaced ones of about so many bytes: 256 MB take 0.1 s. Where a set has it, Dataset::add_to().
 std::uint64_t data_checksum(const Dataset& data, std::int64_t most_bytes = 256'000'000);
 
 // How many samples of a file's `available` to use: `wanted` = 0 takes all; more than there are is a UserError

@@ -218,7 +218,7 @@ class ImageFolder final : public Dataset {
                                 (fs::path(folder_) / classes_[label]).string(), damaged.front().what));
   }
 
-  void add_to(Checksum& checksum) const override {
+  bool add_to(Checksum& checksum) const override {
     const auto add = [&](const auto& bytes) { checksum.update(std::as_bytes(std::span(bytes))); };
     for (const std::string& name : classes_) add(name + '\n');
     add(first_), add(ends_), add(names_);
@@ -227,6 +227,7 @@ class ImageFolder final : public Dataset {
         add(read_file(path(file)));
       } catch (const UserError&) {  // a loader says so when it needs the file
       }
+    return true;
   }
 
  private:

@@ -70,13 +70,6 @@ std::vector<std::int32_t> collapse_path(std::span<const std::int32_t> classes) {
   return labels;
 }
 
-void TranscriptErrors::add(const TranscriptErrors& other) {
-  word_errors += other.word_errors;
-  words += other.words;
-  character_errors += other.character_errors;
-  characters += other.characters;
-}
-
 TranscriptErrors transcript_errors(std::string_view recognised, std::string_view truth) {
   const auto joined = [](const std::vector<std::string>& words) {
     std::string text;

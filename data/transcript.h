@@ -21,10 +21,8 @@ std::string decode_transcript(std::span<const std::int32_t> labels);
 // of each frame.
 std::vector<std::int32_t> collapse_path(std::span<const std::int32_t> classes);
 
-// Of one sentence or many.
 struct TranscriptErrors {
   std::int64_t word_errors = 0, words = 0, character_errors = 0, characters = 0;
-  void add(const TranscriptErrors& other);
 };
 // Levenshtein distances of the words, and of the characters without blanks, and how many the true transcript has.
 TranscriptErrors transcript_errors(std::string_view recognised, std::string_view truth);

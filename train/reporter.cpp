@@ -329,7 +329,7 @@ void Reporter::evaluation(std::int64_t step, const Evaluation& evaluation, doubl
   note_best(evaluation);
   if (!metrics_) return;
   metrics_->write(EvalRecord{step, epochs(step), train_seconds_, evaluation.loss, evaluation.accuracy,
-                             perplexity_of(evaluation), word_errors_of(evaluation),
+                             value_of("perplexity", evaluation), value_of("word error rate", evaluation),
                              evaluation.character_errors, seconds});
   if (tensorboard_) {
     TensorBoardWriter::Scalars scalars = {{metric_.set + "/loss", evaluation.loss}};
@@ -346,12 +346,8 @@ void Reporter::held_out(const Evaluation& evaluation, double seconds) {
   eval_seconds_ += seconds;
 }
 
-double Reporter::perplexity_of(const Evaluation& evaluation) const {
-  return metric_.name == "perplexity" ? metric_.value(evaluation.loss, evaluation.accuracy) : 0.0;
-}
-
-double Reporter::word_errors_of(const Evaluation& evaluation) const {
-  return metric_.name == "word error rate" ? metric_.value(evaluation.loss, evaluation.accuracy) : 0.0;
+double Reporter::value_of(const char* metric, const Evaluation& evaluation) const {
+  return metric_.name == metric ? metric_.value(evaluation.loss, evaluation.accuracy) : 0.0;
 }
 
 std::string Reporter::end(std::int64_t steps, std::int64_t skipped, const std::string& parameter_checksum,
@@ -361,9 +357,11 @@ std::string Reporter::end(std::int64_t steps, std::int64_t skipped, const std::s
   end.test_accuracy = last_.accuracy;
   end.best_test_accuracy = best_.accuracy;
   end.test_loss = last_.loss;
-  end.test_perplexity = perplexity_of(last_);
-  end.test_word_error_rate = word_errors_of(last_), end.test_character_error_rate = last_.character_errors;
-  if (held_out_) end.held_out_loss = held_out_->loss, end.held_out_perplexity = perplexity_of(*held_out_);
+  end.test_perplexity = value_of("perplexity", last_);
+  end.test_word_error_rate = value_of("word error rate", last_),
+  end.test_character_error_rate = last_.character_errors;
+  if (held_out_)
+    end.held_out_loss = held_out_->loss, end.held_out_perplexity = value_of("perplexity", *held_out_);
   end.wall_seconds = train_seconds_;
   end.eval_seconds = eval_seconds_;
   end.startup_seconds = startup_seconds_;

@@ -109,10 +109,10 @@ class Reporter {
  private:
   double epochs(std::int64_t step) const;
   std::int64_t images_per_step() const;
-  double evaluation_seconds(std::int64_t step) const;         // of the evaluations after this step, expected
-  std::string evaluation_text() const;                        // of the last evaluation
-  double perplexity_of(const Evaluation& evaluation) const;   // 0 where that is not the metric
-  double word_errors_of(const Evaluation& evaluation) const;  // likewise
+  double evaluation_seconds(std::int64_t step) const;  // of the evaluations after this step, expected
+  std::string evaluation_text() const;                 // of the last evaluation
+  double value_of(const char* metric,
+                  const Evaluation& evaluation) const;  // 0 where that is not the run's metric
   void note_best(const Evaluation& evaluation);
   void count(const StepRecord& record, const ByteCount& bytes, double seconds);
   void go_on(const Metrics& metrics);

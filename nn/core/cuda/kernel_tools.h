@@ -84,4 +84,13 @@ __device__ inline __nv_bfloat16 from_float<__nv_bfloat16>(float x) {
   return __float2bfloat16_rn(x);
 }
 
+// fn(T()) with the element type of an activation.
+template <class Fn>
+void by_type(bool bf16, const Fn& fn) {
+  if (bf16)
+    fn(__nv_bfloat16());
+  else
+    fn(float());
+}
+
 }  // namespace topknot::cuda

@@ -118,35 +118,30 @@ __global__ void __launch_bounds__(kThreads)
   if (i < n) out[i] = from_float<T>(dz[i] * (grad[0] / sequences));
 }
 
-template <class T>
-void ctc_forward_of(cudaStream_t stream, const CtcBatch& b, double* log_sums, double* alpha, double* scratch,
-                    double* losses, float* dz) {
-  const auto rows = static_cast<std::size_t>(b.frames * b.sequences);
-  launch(ctc_log_sums_kernel<T>, grid_for(rows, kThreads), kThreads, stream, b, log_sums);
-  launch(ctc_variables_kernel<T>, static_cast<unsigned>(b.sequences), kThreads, stream, b, log_sums, alpha,
-         scratch, losses, dz != nullptr);
-  if (dz)
-    launch(ctc_gradient_kernel<T>, grid_for(rows * static_cast<std::size_t>(b.classes), kThreads), kThreads,
-           stream, b, log_sums, alpha, losses, dz);
-}
-
 }  // namespace
 
 void ctc_loss_forward(cudaStream_t stream, const CtcBatch& b, double* log_sums, double* alpha,
                       double* scratch, double* losses, float* dz) {
-  (b.bf16 ? ctc_forward_of<__nv_bfloat16> : ctc_forward_of<float>)(stream, b, log_sums, alpha, scratch,
-                                                                   losses, dz);
+  const auto rows = static_cast<std::size_t>(b.frames * b.sequences);
+  by_type(b.bf16, [&](auto type) {
+    using T = decltype(type);
+    launch(ctc_log_sums_kernel<T>, grid_for(rows, kThreads), kThreads, stream, b, log_sums);
+    launch(ctc_variables_kernel<T>, static_cast<unsigned>(b.sequences), kThreads, stream, b, log_sums, alpha,
+           scratch, losses, dz != nullptr);
+    if (dz)
+      launch(ctc_gradient_kernel<T>, grid_for(rows * static_cast<std::size_t>(b.classes), kThreads), kThreads,
+             stream, b, log_sums, alpha, losses, dz);
+  });
 }
 
 void ctc_loss_backward(cudaStream_t stream, const float* dz, std::int64_t n, bool bf16,
                        std::int64_t sequences, const float* grad, void* out) {
   const dim3 grid = grid_for(static_cast<std::size_t>(n), kThreads);
   const auto by = static_cast<float>(sequences);
-  if (bf16)
-    launch(ctc_scale_kernel<__nv_bfloat16>, grid, kThreads, stream, dz, n, by, grad,
-           static_cast<__nv_bfloat16*>(out));
-  else
-    launch(ctc_scale_kernel<float>, grid, kThreads, stream, dz, n, by, grad, static_cast<float*>(out));
+  by_type(bf16, [&](auto type) {
+    using T = decltype(type);
+    launch(ctc_scale_kernel<T>, grid, kThreads, stream, dz, n, by, grad, static_cast<T*>(out));
+  });
 }
 
 }  // namespace topknot::cuda

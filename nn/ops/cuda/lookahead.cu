@@ -34,28 +34,23 @@ __global__ void __launch_bounds__(kThreads)
   dw[f * s.taps + j] = static_cast<float>(sum);
 }
 
-template <class T>
-void filter_of(cudaStream_t stream, const LookaheadShape& s, const void* x, const float* w,
-               std::int64_t shift, void* y) {
-  launch(lookahead_filter_kernel<T>, grid_for(static_cast<std::size_t>(s.rows * s.features), kThreads),
-         kThreads, stream, s, static_cast<const T*>(x), w, shift, static_cast<T*>(y));
-}
-template <class T>
-void weight_gradient_of(cudaStream_t stream, const LookaheadShape& s, const void* x, const void* dy,
-                        std::int64_t batch, float* dw) {
-  launch(lookahead_weight_kernel<T>, grid_for(static_cast<std::size_t>(s.features * s.taps), kThreads),
-         kThreads, stream, s, static_cast<const T*>(x), static_cast<const T*>(dy), batch, dw);
-}
-
 }  // namespace
 
 void lookahead_filter(cudaStream_t stream, const LookaheadShape& s, const void* x, const float* w,
                       std::int64_t shift, void* y) {
-  (s.bf16 ? filter_of<__nv_bfloat16> : filter_of<float>)(stream, s, x, w, shift, y);
+  by_type(s.bf16, [&](auto type) {
+    using T = decltype(type);
+    launch(lookahead_filter_kernel<T>, grid_for(static_cast<std::size_t>(s.rows * s.features), kThreads),
+           kThreads, stream, s, static_cast<const T*>(x), w, shift, static_cast<T*>(y));
+  });
 }
 void lookahead_weight_gradient(cudaStream_t stream, const LookaheadShape& s, const void* x, const void* dy,
                                std::int64_t batch, float* dw) {
-  (s.bf16 ? weight_gradient_of<__nv_bfloat16> : weight_gradient_of<float>)(stream, s, x, dy, batch, dw);
+  by_type(s.bf16, [&](auto type) {
+    using T = decltype(type);
+    launch(lookahead_weight_kernel<T>, grid_for(static_cast<std::size_t>(s.features * s.taps), kThreads),
+           kThreads, stream, s, static_cast<const T*>(x), static_cast<const T*>(dy), batch, dw);
+  });
 }
 
 }  // namespace topknot::cuda

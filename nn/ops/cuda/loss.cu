@@ -134,15 +134,6 @@ const T* data_of(const Rows& r) {
   return static_cast<const T*>(r.data);
 }
 
-// fn(T()) with the element type.
-template <class Fn>
-void by_type(bool bf16, const Fn& fn) {
-  if (bf16)
-    fn(__nv_bfloat16());
-  else
-    fn(float());
-}
-
 }  // namespace
 
 void cross_entropy_rows(cudaStream_t stream, const Rows& r, const std::int32_t* labels, float smoothing,

@@ -85,15 +85,6 @@ __global__ void __launch_bounds__(kThreads)
   dcell_out[at] = dc * f;
 }
 
-// fn(T()) with the element type.
-template <class Fn>
-void by_type(bool bf16, const Fn& fn) {
-  if (bf16)
-    fn(__nv_bfloat16());
-  else
-    fn(float());
-}
-
 }  // namespace
 
 void embedding_rows(cudaStream_t stream, const float* ids, const float* weight, EmbeddingShape shape,
