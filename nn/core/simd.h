@@ -1,6 +1,9 @@
 #pragma once
 // Hot loops are written once over 16 lanes and compiled three times; the best version is picked at start-up.
 // Lanes are independent and contraction is off, so all versions give the same bits.
+//
+// A version hands no Lanes to a function itself: it calls a TOPKNOT_INLINE function that does (clang refuses vectors between
+// functions that it holds for compiled for different machines).
 
 #include <cstddef>
 #include <cstring>

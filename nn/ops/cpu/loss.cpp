@@ -26,10 +26,8 @@ struct Softmax {
   std::vector<std::int32_t> labels;
 };
 
-TOPKNOT_MULTIVERSION RowSum sum_long_row(const float* z, std::int64_t classes) {
-  const auto n = static_cast<std::size_t>(classes);
-  constexpr std::size_t kPiece = 32 * kLanes;  // summed in floats; pieces are added in double
-  float tops[kLanes], sums[kLanes];
+TOPKNOT_INLINE float greatest_of(const float* z, std::size_t n) {
+  float tops[kLanes];
   Lanes top = splat(z[0]);
   std::size_t i = 0;
   for (; i + kLanes <= n; i += kLanes) {
@@ -40,28 +38,44 @@ TOPKNOT_MULTIVERSION RowSum sum_long_row(const float* z, std::int64_t classes) {
   float greatest = tops[0];
   for (const float t : tops) greatest = t > greatest ? t : greatest;
   for (; i < n; ++i) greatest = z[i] > greatest ? z[i] : greatest;
+  return greatest;
+}
+
+TOPKNOT_INLINE double sum_of_exp(const float* z, std::size_t n, float top) {
+  constexpr std::size_t kPiece = 32 * kLanes;  // summed in floats; pieces are added in double
+  float sums[kLanes];
   double sum = 0;
   for (std::size_t begin = 0; begin < n; begin += kPiece) {
     const std::size_t end = std::min(n, begin + kPiece);
     Lanes piece{};
-    for (i = begin; i + kLanes <= end; i += kLanes) piece += exp_lanes(load(z + i) - greatest);
+    std::size_t i = begin;
+    for (; i + kLanes <= end; i += kLanes) piece += exp_lanes(load(z + i) - top);
     store(sums, piece);
     for (const float s : sums) sum += s;
     if (i == end) continue;
-    store(sums, exp_lanes(load_part(z + i, end - i) - greatest));
+    store(sums, exp_lanes(load_part(z + i, end - i) - top));
     for (std::size_t j = 0; j < end - i; ++j) sum += sums[j];
   }
-  return {sum, greatest};
+  return sum;
+}
+
+TOPKNOT_INLINE void scaled_exp(const float* z, std::size_t n, float top, float factor, float* to) {
+  for (std::size_t i = 0; i < n; i += kLanes) {
+    const std::size_t count = std::min(kLanes, n - i);
+    store_part(to + i, exp_lanes(load_part(z + i, count) - top) * factor, count);
+  }
+}
+
+TOPKNOT_MULTIVERSION RowSum sum_long_row(const float* z, std::int64_t classes) {
+  const auto n = static_cast<std::size_t>(classes);
+  const float top = greatest_of(z, n);
+  return {sum_of_exp(z, n, top), top};
 }
 
 // dz = exp(z - top) factor
 TOPKNOT_MULTIVERSION void scale_long_row(const float* z, std::int64_t classes, float top, float factor,
                                          float* dz) {
-  const auto n = static_cast<std::size_t>(classes);
-  for (std::size_t i = 0; i < n; i += kLanes) {
-    const std::size_t count = std::min(kLanes, n - i);
-    store_part(dz + i, exp_lanes(load_part(z + i, count) - top) * factor, count);
-  }
+  scaled_exp(z, static_cast<std::size_t>(classes), top, factor, dz);
 }
 
 float long_rows_forward(const Tensor& logits, std::span<const std::int32_t> labels, Softmax& softmax) {

@@ -154,45 +154,51 @@ struct GateRows {
   std::int64_t batch, width, begin, end;  // units [begin, end)
 };
 
-// gates: the sums without biases, which become the gates' values.
+// Of n units (1 to 16) of one row. gates: the sums without biases, which become the gates' values.
+TOPKNOT_INLINE void units_forward(std::size_t n, std::int64_t width, const float* bias, float* gates,
+                                  const float* cell_before, float* cell, float* hidden) {
+  const Lanes i = sigmoid_lanes(load_part(gates, n) + load_part(bias, n)),
+              f = sigmoid_lanes(load_part(gates + width, n) + load_part(bias + width, n)),
+              g = tanh_lanes(load_part(gates + 2 * width, n) + load_part(bias + 2 * width, n)),
+              o = sigmoid_lanes(load_part(gates + 3 * width, n) + load_part(bias + 3 * width, n));
+  const Lanes c = f * load_part(cell_before, n) + i * g;
+  store_part(gates, i, n);
+  store_part(gates + width, f, n);
+  store_part(gates + 2 * width, g, n);
+  store_part(gates + 3 * width, o, n);
+  store_part(cell, c, n);
+  store_part(hidden, o * tanh_lanes(c), n);
+}
 TOPKNOT_MULTIVERSION void gates_forward(const GateRows& r, const float* bias, float* gates,
                                         const float* cell_before, float* cell, float* hidden) {
   for (std::int64_t b = 0; b < r.batch;
        ++b, gates += 4 * r.width, cell_before += r.width, cell += r.width, hidden += r.width)
-    for (std::int64_t j = r.begin; j < r.end; j += kLanes) {
-      const std::size_t n = std::min<std::size_t>(kLanes, static_cast<std::size_t>(r.end - j));
-      const float *to = gates + j, *add = bias + j;
-      const Lanes i = sigmoid_lanes(load_part(to, n) + load_part(add, n)),
-                  f = sigmoid_lanes(load_part(to + r.width, n) + load_part(add + r.width, n)),
-                  g = tanh_lanes(load_part(to + 2 * r.width, n) + load_part(add + 2 * r.width, n)),
-                  o = sigmoid_lanes(load_part(to + 3 * r.width, n) + load_part(add + 3 * r.width, n));
-      const Lanes c = f * load_part(cell_before + j, n) + i * g;
-      store_part(gates + j, i, n);
-      store_part(gates + r.width + j, f, n);
-      store_part(gates + 2 * r.width + j, g, n);
-      store_part(gates + 3 * r.width + j, o, n);
-      store_part(cell + j, c, n);
-      store_part(hidden + j, o * tanh_lanes(c), n);
-    }
+    for (std::int64_t j = r.begin; j < r.end; j += kLanes)
+      units_forward(std::min<std::size_t>(kLanes, static_cast<std::size_t>(r.end - j)), r.width, bias + j,
+                    gates + j, cell_before + j, cell + j, hidden + j);
 }
 
-// gates: their values, which become the gradients of the sums. dcell: of c_t from later steps, becomes that of c_{t-1}.
+// Of n units. gates: their values, which become the gradients of the sums. dcell: of c_t from later steps, becomes that
+// of c_{t-1}.
+TOPKNOT_INLINE void units_backward(std::size_t n, std::int64_t width, float* gates, const float* cell_before,
+                                   const float* cell, const float* dhidden, float* dcell) {
+  const Lanes i = load_part(gates, n), f = load_part(gates + width, n), g = load_part(gates + 2 * width, n),
+              o = load_part(gates + 3 * width, n);
+  const Lanes t = tanh_lanes(load_part(cell, n)), dh = load_part(dhidden, n);
+  const Lanes dc = load_part(dcell, n) + dh * o * (1.0f - t * t);
+  store_part(gates, dc * g * i * (1.0f - i), n);
+  store_part(gates + width, dc * load_part(cell_before, n) * f * (1.0f - f), n);
+  store_part(gates + 2 * width, dc * i * (1.0f - g * g), n);
+  store_part(gates + 3 * width, dh * t * o * (1.0f - o), n);
+  store_part(dcell, dc * f, n);
+}
 TOPKNOT_MULTIVERSION void gates_backward(const GateRows& r, float* gates, const float* cell_before,
                                          const float* cell, const float* dhidden, float* dcell) {
   for (std::int64_t b = 0; b < r.batch; ++b, gates += 4 * r.width, cell_before += r.width, cell += r.width,
                     dhidden += r.width, dcell += r.width)
-    for (std::int64_t j = r.begin; j < r.end; j += kLanes) {
-      const std::size_t n = std::min<std::size_t>(kLanes, static_cast<std::size_t>(r.end - j));
-      const Lanes i = load_part(gates + j, n), f = load_part(gates + r.width + j, n),
-                  g = load_part(gates + 2 * r.width + j, n), o = load_part(gates + 3 * r.width + j, n);
-      const Lanes t = tanh_lanes(load_part(cell + j, n)), dh = load_part(dhidden + j, n);
-      const Lanes dc = load_part(dcell + j, n) + dh * o * (1.0f - t * t);
-      store_part(gates + j, dc * g * i * (1.0f - i), n);
-      store_part(gates + r.width + j, dc * load_part(cell_before + j, n) * f * (1.0f - f), n);
-      store_part(gates + 2 * r.width + j, dc * i * (1.0f - g * g), n);
-      store_part(gates + 3 * r.width + j, dh * t * o * (1.0f - o), n);
-      store_part(dcell + j, dc * f, n);
-    }
+    for (std::int64_t j = r.begin; j < r.end; j += kLanes)
+      units_backward(std::min<std::size_t>(kLanes, static_cast<std::size_t>(r.end - j)), r.width, gates + j,
+                     cell_before + j, cell + j, dhidden + j, dcell + j);
 }
 
 struct LstmKept {
