@@ -33,8 +33,12 @@ Evaluation EvaluationSums::mean() const {
   Evaluation mean;
   mean.loss = loss / std::max(1.0, samples);
   mean.accuracy = words > 0 ? 1 - word_errors / words : correct / std::max(1.0, samples);
-  mean.character_errors = character_errors / std::max(1.0, characters);
+  mean.second = words > 0 ? character_errors / std::max(1.0, characters) : top5 / std::max(1.0, samples);
   return mean;
+}
+
+bool counts_top5(const Dataset& data) {
+  return data.task() == Task::classification && data.classes() > 10;
 }
 
 std::vector<std::int32_t> output_frames(const Module& module, const Batch& batch) {
@@ -103,7 +107,8 @@ EvaluationSums evaluation_sums(BuiltModel& model, Loader& loader, const Evaluati
     sums.loss += batch_loss(*model.module, output, batch).value().data()[0] * n;
     sums.samples += n;
     if (loader.dataset().task() == Task::classification)
-      count_correct(output.value(), batch.labels, &sums.correct);
+      count_correct(output.value(), batch.labels, 1, &sums.correct);
+    if (counts_top5(loader.dataset())) count_correct(output.value(), batch.labels, 5, &sums.top5);
     if (loader.dataset().task() == Task::transcription)
       add_transcript_errors(*model.module, output.value(), batch, sums);
   }

@@ -23,17 +23,20 @@ void restore_statistics(const std::vector<float>& from, ParameterStore& store);
 
 struct Evaluation {
   double loss = 0;  // mean over the samples, or over a text's tokens
-  double accuracy =
-      0;  // 0 to 1; of transcription 1 - word error rate, which may be below 0; of other tasks 0
-  double character_errors = 0;  // of transcription: character error rate
+  // 0 to 1; of transcription 1 - word error rate, which may be below 0; of other tasks 0
+  double accuracy = 0;
+  double second = 0;  // what Metric::second() names: top-5 accuracy, character error rate, else 0
 };
 // What the ranks add up for it. Errors and numbers of words and characters are those of the transcripts by the best path.
 struct EvaluationSums {
-  double loss = 0, samples = 0, correct = 0, word_errors = 0, words = 0, character_errors = 0, characters = 0;
-  std::span<double> values() { return {&loss, 7}; }
+  double loss = 0, samples = 0, correct = 0, top5 = 0, word_errors = 0, words = 0, character_errors = 0,
+         characters = 0;
+  std::span<double> values() { return {&loss, 8}; }
   Evaluation mean() const;
 };
-static_assert(sizeof(EvaluationSums) == 7 * sizeof(double));
+static_assert(sizeof(EvaluationSums) == 8 * sizeof(double));
+// Top-5 accuracy says something where there are more than ten classes.
+bool counts_top5(const Dataset& data);
 // Called before each batch of an evaluation and after the last one, with the batches that are done and all of this rank's;
 // false ends the evaluation there.
 using EvaluationHook = std::function<bool(std::int64_t done, std::int64_t batches)>;

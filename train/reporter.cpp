@@ -200,7 +200,7 @@ void Reporter::go_on(const Metrics& metrics) {
     before = step.time_s;
   }
   for (const EvalRecord& eval : metrics.evals) {
-    last_ = {eval.test_loss, eval.test_accuracy, eval.test_character_error_rate};
+    last_ = {eval.test_loss, eval.test_accuracy, metric_.second_value(eval)};
     note_best(last_);
     eval_seconds_ += eval.eval_seconds;
     last_eval_seconds_ = eval.eval_seconds;
@@ -318,7 +318,8 @@ void Reporter::evaluating(std::int64_t step, std::int64_t done, std::int64_t bat
 }
 
 std::string Reporter::evaluation_text() const {
-  const std::string text = metric_.title() + " " + metric_.text(metric_.value(last_.loss, last_.accuracy));
+  std::string text = metric_.title() + " " + metric_.text(metric_.value(last_.loss, last_.accuracy));
+  if (last_.second > 0) text += fmt::format(", {} {}", metric_.second(), metric_.text(last_.second));
   return metric_.name == "loss" ? text : text + fmt::format(", {} loss {:.4f}", metric_.set, last_.loss);
 }
 
@@ -329,13 +330,15 @@ void Reporter::evaluation(std::int64_t step, const Evaluation& evaluation, doubl
   note_best(evaluation);
   if (!metrics_) return;
   metrics_->write(EvalRecord{step, epochs(step), train_seconds_, evaluation.loss, evaluation.accuracy,
-                             value_of("perplexity", evaluation), value_of("word error rate", evaluation),
-                             evaluation.character_errors, seconds});
+                             second_of("top-5 accuracy", evaluation), value_of("perplexity", evaluation),
+                             value_of("word error rate", evaluation),
+                             second_of("character error rate", evaluation), seconds});
   if (tensorboard_) {
     TensorBoardWriter::Scalars scalars = {{metric_.set + "/loss", evaluation.loss}};
     if (metric_.name != "loss")
       scalars.emplace_back(metric_.set + "/" + metric_.name,
                            metric_.value(evaluation.loss, evaluation.accuracy));
+    if (evaluation.second > 0) scalars.emplace_back(metric_.set + "/" + metric_.second(), evaluation.second);
     tensorboard_->write(step, scalars);
   }
   note(fmt::format("epoch {:.4g}: {}", epochs(step), evaluation_text()));
@@ -350,6 +353,10 @@ double Reporter::value_of(const char* metric, const Evaluation& evaluation) cons
   return metric_.name == metric ? metric_.value(evaluation.loss, evaluation.accuracy) : 0.0;
 }
 
+double Reporter::second_of(const std::string& name, const Evaluation& evaluation) const {
+  return metric_.second() == name ? evaluation.second : 0.0;
+}
+
 std::string Reporter::end(std::int64_t steps, std::int64_t skipped, const std::string& parameter_checksum,
                           double modelled_makespan) {
   if (!metrics_) return "";
@@ -358,8 +365,9 @@ std::string Reporter::end(std::int64_t steps, std::int64_t skipped, const std::s
   end.best_test_accuracy = best_.accuracy;
   end.test_loss = last_.loss;
   end.test_perplexity = value_of("perplexity", last_);
-  end.test_word_error_rate = value_of("word error rate", last_),
-  end.test_character_error_rate = last_.character_errors;
+  end.test_word_error_rate = value_of("word error rate", last_);
+  end.test_top5_accuracy = second_of("top-5 accuracy", last_);
+  end.test_character_error_rate = second_of("character error rate", last_);
   if (held_out_)
     end.held_out_loss = held_out_->loss, end.held_out_perplexity = value_of("perplexity", *held_out_);
   end.wall_seconds = train_seconds_;

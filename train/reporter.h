@@ -111,8 +111,9 @@ class Reporter {
   std::int64_t images_per_step() const;
   double evaluation_seconds(std::int64_t step) const;  // of the evaluations after this step, expected
   std::string evaluation_text() const;                 // of the last evaluation
-  double value_of(const char* metric,
-                  const Evaluation& evaluation) const;  // 0 where that is not the run's metric
+  // 0 where that is not the run's metric, or not its second figure.
+  double value_of(const char* metric, const Evaluation& evaluation) const;
+  double second_of(const std::string& name, const Evaluation& evaluation) const;
   void note_best(const Evaluation& evaluation);
   void count(const StepRecord& record, const ByteCount& bytes, double seconds);
   void go_on(const Metrics& metrics);

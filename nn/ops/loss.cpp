@@ -45,9 +45,9 @@ Variable mean_squared_error(const Variable& y, const Tensor& target) {
           }};
 }
 
-void count_correct(const Tensor& logits, std::span<const std::int32_t> labels, double* sums) {
+void count_correct(const Tensor& logits, std::span<const std::int32_t> labels, int top, double* sum) {
   check_logits("count_correct", logits, labels);
-  kernels_for<CrossEntropyKernels>(logits).count_correct(logits, labels, sums);
+  kernels_for<CrossEntropyKernels>(logits).count_correct(logits, labels, top, sum);
 }
 
 }  // namespace topknot

@@ -19,9 +19,10 @@ Variable softmax_cross_entropy(const Variable& logits, std::span<const std::int3
 // mean over all elements of (y - target)^2; both [N, D] in plain layout on one device, the target f32.
 Variable mean_squared_error(const Variable& y, const Tensor& target);
 
-// sums[0] += the rows of logits [N, classes] whose first maximum is their label, as std::max_element finds it. Labels
-// and sums in the memory of the logits' device.
-void count_correct(const Tensor& logits, std::span<const std::int32_t> labels, double* sums);
+// *sum += the rows of logits [N, classes] whose label is among the `top` greatest classes, of equal ones the first; a NaN is
+// greater than a number, and a label whose own logit is a NaN comes last. Labels as above (on a GPU another one is never
+// found), and `sum` in the memory of the logits' device.
+void count_correct(const Tensor& logits, std::span<const std::int32_t> labels, int top, double* sum);
 
 struct CrossEntropyKernels {
   static constexpr const char* op = "softmax_cross_entropy";
@@ -30,7 +31,7 @@ struct CrossEntropyKernels {
   // dz = (softmax(z) - t) grad[0] / N
   void (*backward)(const Tensor& logits, const OpState& state, float smoothing, const Tensor& grad,
                    Tensor& dz);
-  void (*count_correct)(const Tensor& logits, std::span<const std::int32_t> labels, double* sums);
+  void (*count_correct)(const Tensor& logits, std::span<const std::int32_t> labels, int top, double* sum);
 };
 
 struct SquaredErrorKernels {

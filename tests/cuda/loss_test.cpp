@@ -122,30 +122,32 @@ TEST_CASE("mean_squared_error on a GPU lets a NaN through") {
   CHECK(std::isnan(loss.value().to_vector()[0]));
 }
 
-TEST_CASE("count_correct adds the rows whose first maximum is the label") {
+TEST_CASE("count_correct adds the rows whose label is among the first by size") {
   const OnGpu gpu;
   const DeviceVector<double> sums(std::vector<double>{10});
   const auto count = [&](const std::vector<float>& z, const Shape& shape,
-                         const std::vector<std::int32_t>& labels, DType type) {
+                         const std::vector<std::int32_t>& labels, DType type, int top = 1) {
     const DeviceVector<std::int32_t> on_gpu(labels);
-    count_correct(gpu_tensor(z, shape, Layout::plain, type), {on_gpu.data(), labels.size()}, sums.data());
+    count_correct(gpu_tensor(z, shape, Layout::plain, type), {on_gpu.data(), labels.size()}, top,
+                  sums.data());
     return sums.host()[0];
   };
   const float nan = std::numeric_limits<float>::quiet_NaN(), low = -std::numeric_limits<float>::infinity();
   CHECK(count({1, 3, 3, 3, 1, 3}, {2, 3}, {1, 2}, DType::f32) == 11);  // of equal ones the first
   CHECK(count({low, low, low, low}, {2, 2}, {0, 1}, DType::bf16) == 12);
-  CHECK(count({nan, 5, 1, nan}, {2, 2}, {0, 0}, DType::f32) == 14);  // as std::max_element has it
+  CHECK(count({nan, 5, 1, nan}, {2, 2}, {0, 0}, DType::f32) == 12);  // never right
+  CHECK(count({1, 2, 2, 0, 2, 2}, {2, 3}, {2, 2}, DType::f32, 2) == 14);
+  CHECK(count({1, 2, 3}, {1, 3}, {3}, DType::f32, 3) == 14);  // no class
 
   const std::int64_t n = 301, classes = 70;
   const auto z = random_values(n * classes, 1);
   const auto labels = some_labels(n, classes);
-  int expected = 0;
-  for (std::int64_t i = 0; i < n; ++i) {
-    const float* row = z.data() + i * classes;
-    expected += std::max_element(row, row + classes) - row == labels[static_cast<std::size_t>(i)];
-  }
-  REQUIRE(expected > 0);
+  double expected = 0, five = 0;
+  count_correct(Tensor::from(z, {n, classes}), labels, 1, &expected);
+  count_correct(Tensor::from(z, {n, classes}), labels, 5, &five);
+  REQUIRE((0 < expected && expected < five));
   CHECK(count(z, {n, classes}, labels, DType::f32) == 14 + expected);
+  CHECK(count(z, {n, classes}, labels, DType::f32, 5) == 14 + expected + five);
 }
 
 }  // namespace

@@ -1,3 +1,5 @@
+#include <algorithm>
+#include <functional>
 #include <limits>
 
 #include "nn/ops/linear.h"
@@ -142,4 +144,35 @@ TEST_CASE("mean_squared_error agrees with the formula") {
   backward(loss);
   check_close("dy", y.gradient(), dy, Array(dy.size(), 0.1), 1e-6);
   CHECK_THROWS_AS(mean_squared_error(y.variable(), Tensor::zeros({n, d + 1})), Error);
+}
+
+TEST_CASE("count_correct: labels among the greatest classes, of equal ones the first, NaN never") {
+  const auto count = [](const std::vector<float>& z, std::int64_t classes,
+                        const std::vector<std::int32_t>& labels, int top) {
+    double sum = 0;
+    count_correct(Tensor::from(z, {static_cast<std::int64_t>(labels.size()), classes}), labels, top, &sum);
+    return sum;
+  };
+  const float nan = std::numeric_limits<float>::quiet_NaN(), low = -std::numeric_limits<float>::infinity();
+  CHECK(count({1, 3, 3, 3, 1, 3}, 3, {1, 2}, 1) == 1);
+  CHECK(count({low, low, low, low}, 2, {0, 1}, 1) == 1);
+  CHECK(count({nan, 5, 1, nan}, 2, {0, 0}, 1) == 0);
+  CHECK(count({1, 2, 2, 0, 2, 2}, 3, {2, 2}, 2) == 2);
+  CHECK(count({1, 2, 2, 0, 2, 2}, 3, {0, 0}, 2) == 0);
+
+  const std::int64_t n = 200, classes = 23;
+  const auto z = random_values(n * classes, 1);
+  std::vector<std::int32_t> labels;
+  for (std::int32_t i = 0; i < n; ++i) labels.push_back(i % classes);
+  for (const int top : {1, 5, 22, 23}) {
+    double expected = 0;
+    for (std::int64_t i = 0; i < n; ++i) {
+      std::vector<float> row(z.begin() + i * classes, z.begin() + (i + 1) * classes);
+      const float at_label = row[static_cast<std::size_t>(labels[static_cast<std::size_t>(i)])];
+      std::sort(row.begin(), row.end(), std::greater<>());
+      expected += at_label >= row[static_cast<std::size_t>(top - 1)];
+    }
+    CHECK(count(z, classes, labels, top) == expected);
+  }
+  CHECK_THROWS_AS(count({1, 2}, 2, {2}, 1), Error);
 }

@@ -61,6 +61,20 @@ TEST_CASE("a run records its task and what its evaluations measure") {
   CHECK(regression.metrics.starts[0].metric == Metric::squared_error());
 }
 
+TEST_CASE("with more than ten classes evaluations record the top-5 accuracy too") {
+  const Run run = train("threads", 2, {"train.max_steps=8", "data.classes=11", "data.test_size=33"});
+  REQUIRE_FALSE(run.metrics.evals.empty());
+  const EvalRecord& last = run.metrics.evals.back();
+  CHECK(last.test_top5_accuracy > last.test_accuracy);
+  CHECK(last.test_top5_accuracy < 1);
+  const double samples = 33 * last.test_top5_accuracy;
+  CHECK(samples == Approx(std::round(samples)));
+  REQUIRE(run.metrics.end);
+  CHECK(run.metrics.end->test_top5_accuracy == last.test_top5_accuracy);
+  const Run ten = train("threads", 1, {"train.max_steps=1", "data.classes=10"});
+  CHECK(ten.metrics.end->test_top5_accuracy == 0);
+}
+
 TEST_CASE("two runs with one seed give the same parameters, another seed gives others") {
   for (const auto& method : kMethods) {
     const Run run = train("threads", 4, method);

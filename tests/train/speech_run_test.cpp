@@ -51,7 +51,7 @@ TEST_CASE("speech: rates are over all words and characters, and frames those tha
   sums.characters = 12;
   CHECK(sums.mean().loss == 3);
   CHECK(sums.mean().accuracy == Approx(0.8));
-  CHECK(sums.mean().character_errors == Approx(0.25));
+  CHECK(sums.mean().second == Approx(0.25));
 
   const MadeUpSpeech speech(4, 2);
   const TempFolder temp;

@@ -153,6 +153,7 @@ Stat over(const std::vector<Run>& runs, const Method& method, Get get) {
 void sum_up(const std::vector<Run>& runs, Method& method) {
   method.best = over(runs, method, [](const Run& r) { return r.best; });
   method.last = over(runs, method, [](const Run& r) { return r.last; });
+  method.second = over(runs, method, [](const Run& r) { return r.second; });
   method.held_out = over(runs, method, [](const Run& r) { return r.held_out; });
   method.images_per_second = over(runs, method, [](const Run& r) { return r.images_per_second; });
   method.wall_seconds = over(runs, method, [](const Run& r) { return r.wall_seconds; });
@@ -293,6 +294,11 @@ void warn(Comparison& c) {
 
 double value_of(const Metric& metric, const EvalRecord& eval) {
   return metric.value(eval.test_loss, eval.test_accuracy);
+}
+
+bool has(const Comparison& comparison, Stat Method::*stat) {
+  return std::any_of(comparison.methods.begin(), comparison.methods.end(),
+                     [&](const Method& m) { return (m.*stat).count > 0; });
 }
 
 bool reaches(const Metric& metric, double value, double target) {

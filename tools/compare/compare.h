@@ -41,6 +41,7 @@ struct Run {
 
   // Derived once by read_run; kAbsent where unknown.
   double best = kAbsent, last = kAbsent;  // of the metric
+  double second = kAbsent;                // Metric::second(), in the last evaluation
   double held_out = kAbsent;              // of the set that is evaluated once, at the end
   double images_per_second = kAbsent;
   double wall_seconds = kAbsent;
@@ -70,7 +71,7 @@ struct Method {
   bool dense = false;
   std::optional<std::size_t> baseline;  // the dense method with the fewest other differences
 
-  Stat best, last, held_out, images_per_second, wall_seconds, bytes_per_step, received_per_step,
+  Stat best, last, second, held_out, images_per_second, wall_seconds, bytes_per_step, received_per_step,
       seconds_to_target;
   int reached = 0;                   // counted runs that met the target
   double dense_ratio = kAbsent;      // bytes_dense / bytes_sent
@@ -115,6 +116,7 @@ std::vector<std::string> find_runs(const std::vector<std::string>& arguments);
 Comparison compare_runs(std::vector<Run> runs, std::optional<double> target);
 
 double value_of(const Metric& metric, const EvalRecord& eval);
+bool has(const Comparison& comparison, Stat Method::*stat);       // some method has this figure
 bool reaches(const Metric& metric, double value, double target);  // as good as the target or better
 std::string title_of(const Metric& metric);                       // "accuracy", "test loss"
 std::string value_text(const Metric& metric, const Stat& stat);   // "87.4 ± 1.2 %", "0.05"; "-" where absent

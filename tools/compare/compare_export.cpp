@@ -17,10 +17,18 @@ struct StatColumn {
   Stat Method::*stat;
 };
 
-std::vector<StatColumn> stat_columns(const Metric& metric) {
-  std::vector<StatColumn> columns{{"best_" + metric.name, &Method::best},
-                                  {"final_" + metric.name, &Method::last}};
-  if (metric.set != "test") columns.push_back({"test_" + metric.name, &Method::held_out});
+// "final_word_error_rate"
+std::string column_name(const char* which, std::string metric) {
+  std::replace(metric.begin(), metric.end(), ' ', '_');
+  return which + metric;
+}
+
+std::vector<StatColumn> stat_columns(const Comparison& c) {
+  const Metric& metric = c.metric;
+  std::vector<StatColumn> columns{{column_name("best_", metric.name), &Method::best},
+                                  {column_name("final_", metric.name), &Method::last}};
+  if (has(c, &Method::second)) columns.push_back({column_name("final_", metric.second()), &Method::second});
+  if (metric.set != "test") columns.push_back({column_name("test_", metric.name), &Method::held_out});
   const std::vector<StatColumn> others{{"wall_seconds", &Method::wall_seconds},
                                        {"images_per_second", &Method::images_per_second},
                                        {"seconds_to_target", &Method::seconds_to_target},
@@ -79,7 +87,7 @@ Json method_json(const Comparison& c, std::size_t i) {
   row["complete"] = complete_runs(m);
   row["reached_target"] = m.reached;
   row["baseline"] = m.baseline ? Json(c.methods[*m.baseline].name) : Json(nullptr);
-  for (const auto& [name, member] : stat_columns(c.metric)) {
+  for (const auto& [name, member] : stat_columns(c)) {
     const Stat& stat = m.*member;
     row[name] = number(stat.mean);
     row[name + "_deviation"] = stat.count > 1 ? number(stat.deviation) : Json(nullptr);
@@ -96,8 +104,8 @@ Json run_json(const Comparison& c, const Run& run, const Method& method) {
           {"seed", run.config.text("seed")},
           {"complete", run.complete()},
           {"steps", end ? end->steps : run.metrics.steps.back().step},
-          {"best_" + c.metric.name, number(run.best)},
-          {"final_" + c.metric.name, number(run.last)},
+          {column_name("best_", c.metric.name), number(run.best)},
+          {column_name("final_", c.metric.name), number(run.last)},
           {"wall_seconds", number(run.wall_seconds)},
           {"images_per_second", number(run.images_per_second)},
           {"parameter_checksum", end ? Json(end->parameter_checksum) : Json(nullptr)}};
@@ -106,7 +114,7 @@ Json run_json(const Comparison& c, const Run& run, const Method& method) {
 }  // namespace
 
 std::string comparison_csv(const Comparison& c) {
-  const auto columns = stat_columns(c.metric);
+  const auto columns = stat_columns(c);
   std::string text = "method,runs,complete";
   for (const auto& [name, stat] : columns) text += "," + name + "," + name + "_deviation";
   for (const auto& [name, value] : kNumbers) text += std::string(",") + name;

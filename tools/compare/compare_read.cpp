@@ -77,6 +77,7 @@ void derive(Run& run) {
     const double value = value_of(run.metric, eval);
     if (!std::isfinite(value)) continue;
     run.last = value;
+    if (const double second = run.metric.second_value(eval); second > 0) run.second = second;
     if (std::isnan(run.best) || reaches(run.metric, value, run.best)) run.best = value;
   }
   std::int64_t before = 0;

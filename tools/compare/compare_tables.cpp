@@ -68,8 +68,8 @@ Table result_table(const Comparison& c) {
   const std::string quality = title_of(c.metric);
   Table table;
   table.header = {"method", "runs", "best " + quality, "final " + quality};
-  const bool held_out =
-      std::any_of(c.methods.begin(), c.methods.end(), [](const Method& m) { return m.held_out.count > 0; });
+  const bool second = has(c, &Method::second), held_out = has(c, &Method::held_out);
+  if (second) table.header.push_back(std::string("final ") + c.metric.second());
   if (held_out) table.header.push_back("test " + c.metric.name);
   if (!std::isnan(c.target)) {
     table.header.push_back("time to " + value_text(c.metric, stat_of({c.target})));
@@ -83,6 +83,7 @@ Table result_table(const Comparison& c) {
   for (const Method& m : c.methods) {
     std::vector<std::string> row = {m.name, runs_text(m), value_text(c.metric, m.best),
                                     value_text(c.metric, m.last)};
+    if (second) row.push_back(value_text(c.metric, m.second));
     if (held_out) row.push_back(value_text(c.metric, m.held_out));
     if (!std::isnan(c.target)) {
       row.push_back(reached_text(c, m));

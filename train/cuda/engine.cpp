@@ -292,7 +292,7 @@ class CudaEngine final : private CurrentContext, public StepEngine {
   }
   EvaluationSums evaluation_sums(CudaInputs& inputs, const EvaluationHook& hook) {
     const cudaStream_t stream = context_.stream();
-    DeviceArray<double> device(2);  // losses, correct
+    DeviceArray<double> device(3);  // losses, correct, in the top five
     TOPKNOT_CUDA(cudaMemsetAsync(device.data(), 0, device.bytes(), stream));
     ForwardContext context;
     context.training = false;
@@ -306,15 +306,17 @@ class CudaEngine final : private CurrentContext, public StepEngine {
       const Variable loss = batch_loss(output, batch);
       add_scaled(stream, device.data(), loss.value().data(), losses);
       if (inputs.loader().dataset().task() == Task::classification)
-        count_correct(output.value(), labels_of(batch), device.data() + 1);
+        count_correct(output.value(), labels_of(batch), 1, device.data() + 1);
+      if (counts_top5(inputs.loader().dataset()))
+        count_correct(output.value(), labels_of(batch), 5, device.data() + 2);
       if (!batch.host.frames.empty())
         add_transcript_errors(*model_->module, output.value(), batch.host, sums);  // waits for the GPU
       sums.samples += losses;
     }
-    std::array<double, 2> host{};
+    std::array<double, 3> host{};
     TOPKNOT_CUDA(cudaMemcpyAsync(host.data(), device.data(), device.bytes(), cudaMemcpyDeviceToHost, stream));
     wait();
-    sums.loss = host[0], sums.correct = host[1];
+    sums.loss = host[0], sums.correct = host[1], sums.top5 = host[2];
     return sums;
   }
 

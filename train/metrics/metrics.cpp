@@ -43,7 +43,7 @@ void fields(Record& r, Visit&& visit) {
   } else if constexpr (std::is_same_v<Plain, EvalRecord>) {
     visit("step", r.step), visit("epoch", r.epoch), visit("time_s", r.time_s);
     visit("test_loss", r.test_loss), visit("test_accuracy", r.test_accuracy);
-    visit("test_perplexity", r.test_perplexity);
+    visit("test_top5_accuracy", r.test_top5_accuracy), visit("test_perplexity", r.test_perplexity);
     visit("test_word_error_rate", r.test_word_error_rate);
     visit("test_character_error_rate", r.test_character_error_rate);
     visit("eval_seconds", r.eval_seconds);
@@ -63,7 +63,8 @@ void fields(Record& r, Visit&& visit) {
     visit("step", r.step), visit("failed", r.failed), visit("reason", r.reason), visit("time", r.time);
   } else {
     visit("test_accuracy", r.test_accuracy), visit("best_test_accuracy", r.best_test_accuracy);
-    visit("test_loss", r.test_loss), visit("test_perplexity", r.test_perplexity);
+    visit("test_loss", r.test_loss), visit("test_top5_accuracy", r.test_top5_accuracy);
+    visit("test_perplexity", r.test_perplexity);
     visit("test_word_error_rate", r.test_word_error_rate);
     visit("test_character_error_rate", r.test_character_error_rate);
     visit("held_out_loss", r.held_out_loss), visit("held_out_perplexity", r.held_out_perplexity);
@@ -160,6 +161,14 @@ std::string csv_number(double value) {
 double Metric::value(double loss, double accuracy) const {
   if (name == "word error rate") return 1 - accuracy;
   return name == "accuracy" ? accuracy : name == "perplexity" ? std::exp(loss) : loss;
+}
+
+const char* Metric::second() const {
+  return name == "accuracy" ? "top-5 accuracy" : name == "word error rate" ? "character error rate" : "";
+}
+
+double Metric::second_value(const EvalRecord& evaluation) const {
+  return name == "accuracy" ? evaluation.test_top5_accuracy : evaluation.test_character_error_rate;
 }
 
 std::string Metric::title() const {

@@ -53,8 +53,9 @@ struct EvalRecord {
   double epoch = 0;
   double time_s = 0;  // training time so far
   double test_loss = 0;
-  double test_accuracy = 0;    // 0 to 1, of classification; 1 - test_word_error_rate of transcription; else 0
-  double test_perplexity = 0;  // exp(test_loss) of a language model, else 0
+  double test_accuracy = 0;  // 0 to 1, of classification; 1 - test_word_error_rate of transcription; else 0
+  double test_top5_accuracy = 0;  // 0 to 1, of classification in more than ten classes, else 0
+  double test_perplexity = 0;     // exp(test_loss) of a language model, else 0
   double test_word_error_rate = 0, test_character_error_rate = 0;  // of transcription, else 0
   double eval_seconds = 0;
 };
@@ -76,6 +77,9 @@ struct Metric {
 
   // Of an evaluation's mean loss and accuracy.
   double value(double loss, double accuracy) const;
+  // A second figure beside it: "top-5 accuracy", "character error rate" or "", and its value in a record.
+  const char* second() const;
+  double second_value(const EvalRecord& evaluation) const;
   std::string title() const;             // "test accuracy", "validation perplexity"
   std::string text(double value) const;  // "87.43 %", "118.2"
   const char* rate_unit() const;         // of images_per_second: "images/s", "tokens/s", "recordings/s"
@@ -125,6 +129,7 @@ struct DistributionRecord {
 struct EndRecord {
   double test_accuracy = 0, best_test_accuracy = 0;  // 0 to 1
   double test_loss = 0;
+  double test_top5_accuracy = 0;
   double test_perplexity = 0;  // of a language model: after the last step, with the validation set
   double test_word_error_rate = 0, test_character_error_rate = 0;  // of transcription
   double held_out_loss = 0;  // of a set that is evaluated once, after the last step, else 0

@@ -106,12 +106,16 @@ void long_rows_backward(const Tensor& logits, const Softmax& softmax, float scal
   });
 }
 
+void check_labels(const char* op, std::span<const std::int32_t> labels, std::int64_t classes) {
+  for (const std::int32_t label : labels)
+    TOPKNOT_CHECK(label >= 0 && label < classes,
+                  fmt::format("{}: label {} of {} classes", op, label, classes));
+}
+
 OpState cross_entropy_forward(const Tensor& logits, std::span<const std::int32_t> labels, float smoothing,
                               Tensor& loss) {
   const std::int64_t n = logits.dim(0), classes = logits.dim(1);
-  for (const std::int32_t label : labels)
-    TOPKNOT_CHECK(label >= 0 && label < classes,
-                  fmt::format("softmax_cross_entropy: label {} of {} classes", label, classes));
+  check_labels("softmax_cross_entropy", labels, classes);
   if (classes >= kLongRow && smoothing == 0) {
     auto softmax = std::make_shared<Softmax>(Softmax{{}, {}, {labels.begin(), labels.end()}});
     loss.data()[0] = long_rows_forward(logits, labels, *softmax);
@@ -156,12 +160,16 @@ void cross_entropy_backward(const Tensor& logits, const OpState& state, float sm
     }
 }
 
-void count_hits(const Tensor& logits, std::span<const std::int32_t> labels, double* sums) {
-  const float* row = logits.data();
+void count_hits(const Tensor& logits, std::span<const std::int32_t> labels, int top, double* sum) {
+  const std::int64_t classes = logits.dim(1);
+  check_labels("count_correct", labels, classes);
+  const float* z = logits.data();
   for (const std::int32_t label : labels) {
-    const float* end = row + logits.dim(1);
-    sums[0] += std::max_element(row, end) - row == label;
-    row = end;
+    std::int64_t before = 0;  // classes that come before the label
+    for (std::int64_t c = 0; c < label; ++c) before += !(z[c] < z[label]);
+    for (std::int64_t c = label + 1; c < classes; ++c) before += !(z[c] <= z[label]);
+    *sum += before < top;
+    z += classes;
   }
 }
 

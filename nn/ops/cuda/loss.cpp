@@ -32,11 +32,11 @@ void backward(const Tensor& logits, const OpState& state, float smoothing, const
                          softmax.rows.data(), grad.data(), dz.data());
 }
 
-void count_correct(const Tensor& logits, std::span<const std::int32_t> labels, double* sums) {
+void count_correct(const Tensor& logits, std::span<const std::int32_t> labels, int top, double* sum) {
   const cudaStream_t stream = Context::current().stream();
   const DeviceArray<double> hits(labels.size());
-  count_hits(stream, rows_of(logits), labels.data(), hits.data());
-  add_sum(stream, hits.data(), hits.size(), sums);
+  count_hits(stream, rows_of(logits), labels.data(), top, hits.data());
+  add_sum(stream, hits.data(), hits.size(), sum);
 }
 
 void squared_error_forward(const Tensor& y, const Tensor& target, Tensor& loss) {

@@ -63,25 +63,24 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// As std::max_element: a row that begins with a NaN has its maximum there, other NaNs are passed over.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     hits_kernel(const T* __restrict__ logits, std::int64_t rows, std::int64_t classes,
-                const std::int32_t* __restrict__ labels, double* __restrict__ hit) {
+                const std::int32_t* __restrict__ labels, int top, double* __restrict__ hit) {
   const std::int64_t row = std::int64_t{blockIdx.x} * kRowsPerBlock + threadIdx.x / 32;
   const int lane = threadIdx.x & 31;
   if (row >= rows) return;
   const T* z = logits + row * classes;
-  float best = as_float(z[0]);
-  std::int64_t at = 0;
-  for (std::int64_t c = lane; c < classes; c += 32)
-    if (as_float(z[c]) > best) best = as_float(z[c]), at = c;
-  for (int by = 16; by > 0; by /= 2) {
-    const float other = __shfl_xor_sync(kAllLanes, best, by);
-    const std::int64_t where = __shfl_xor_sync(kAllLanes, static_cast<long long>(at), by);
-    if (other > best || (other == best && where < at)) best = other, at = where;
+  const std::int32_t label = labels[row];
+  const bool known = label >= 0 && label < classes;
+  const float at_label = as_float(z[known ? label : 0]);
+  int before = 0;  // classes that come before the label
+  for (std::int64_t c = lane; c < classes; c += 32) {
+    const float v = as_float(z[c]);
+    before += c < label ? !(v < at_label) : c > label && !(v <= at_label);
   }
-  if (lane == 0) hit[row] = at == labels[row] ? 1.0 : 0.0;
+  for (int by = 16; by > 0; by /= 2) before += __shfl_xor_sync(kAllLanes, before, by);
+  if (lane == 0) hit[row] = known && before < top ? 1.0 : 0.0;
 }
 
 template <class T>
@@ -154,10 +153,10 @@ void cross_entropy_backward(cudaStream_t stream, const Rows& r, const std::int32
   });
 }
 
-void count_hits(cudaStream_t stream, const Rows& r, const std::int32_t* labels, double* hit) {
+void count_hits(cudaStream_t stream, const Rows& r, const std::int32_t* labels, int top, double* hit) {
   by_type(r.bf16, [&](auto type) {
     using T = decltype(type);
-    launch(hits_kernel<T>, row_grid(r), kThreads, stream, data_of<T>(r), r.rows, r.classes, labels, hit);
+    launch(hits_kernel<T>, row_grid(r), kThreads, stream, data_of<T>(r), r.rows, r.classes, labels, top, hit);
   });
 }
 

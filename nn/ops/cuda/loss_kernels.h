@@ -28,8 +28,8 @@ void cross_entropy_rows(cudaStream_t stream, const Rows& logits, const std::int3
 // dz = (softmax(z) - t) grad[0] / rows
 void cross_entropy_backward(cudaStream_t stream, const Rows& logits, const std::int32_t* labels,
                             float smoothing, const SoftmaxRow* softmax, const float* grad, void* dz);
-// hit[i] = 1 where the row's first maximum is its label, else 0
-void count_hits(cudaStream_t stream, const Rows& logits, const std::int32_t* labels, double* hit);
+// hit[i] = 1 where the row's label is among its `top` greatest classes, as nn/ops/loss.h has it, else 0
+void count_hits(cudaStream_t stream, const Rows& logits, const std::int32_t* labels, int top, double* hit);
 
 // (y - target)^2 summed by blocks: partial[squared_error_blocks(n)].
 std::size_t squared_error_blocks(std::size_t n);

@@ -347,6 +347,22 @@ TEST_CASE("keys that make a comparison unfair are pointed out") {
   CHECK(contains(comparison_text(folder.compare({"d", "t"})), "dist.ranks differs"));
 }
 
+TEST_CASE("the last top-5 accuracy or character error rate stands beside the metric where runs have it") {
+  const Folder folder;
+  folder.add("d", {.second = 0.9});
+  folder.add("s", {.metric = Metric::word_errors(), .task = "speech", .second = 0.5});
+  folder.add("plain", {});
+  const auto images = folder.compare({"d"}), speech = folder.compare({"s"});
+  CHECK(images.methods[0].second.mean == Approx(0.6));
+  CHECK(contains(comparison_text(images), "final top-5 accuracy"));
+  CHECK(contains(comparison_csv(images), ",final_top-5_accuracy,"));
+  CHECK(contains(comparison_text(speech), "final character error rate"));
+  CHECK(contains(comparison_csv(speech), ",final_word_error_rate,"));
+  CHECK(contains(comparison_csv(speech), ",final_character_error_rate,"));
+  CHECK_FALSE(contains(comparison_text(folder.compare({"plain"})), "top-5"));
+  CHECK_FALSE(contains(comparison_csv(folder.compare({"plain"})), "top-5"));
+}
+
 TEST_CASE("the numbers as CSV: a row a method, quoted names, nothing where nothing is known") {
   const Folder folder;
   folder.add("d", {.best = 0.8});
