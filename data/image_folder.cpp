@@ -154,6 +154,17 @@ int shrink_of(const PixelBox& box, int side) {
   return shrink;
 }
 
+std::vector<float> per_channel(const char* key, const std::vector<double>& given,
+                               std::vector<float> imagenet) {
+  if (given.empty()) return imagenet;
+  if (given.size() != 1 && given.size() != 3)
+    throw UserError(
+        fmt::format("{}: {} numbers; give one, or three for red, green and blue", key, given.size()));
+  std::vector<float> values(given.begin(), given.end());
+  if (values.size() == 1) values.resize(3, values[0]);
+  return values;
+}
+
 class ImageFolder final : public Dataset {
  public:
   ImageFolder(const DatasetOptions& options, Split split)
@@ -166,6 +177,8 @@ class ImageFolder final : public Dataset {
           "data.resize: {} is less than data.image_size ({}), which is cut out of it; give at least "
           "that, or 0",
           resize_, side_));
+    mean_ = per_channel("data.mean", options.mean, {0.485f, 0.456f, 0.406f});
+    std_ = per_channel("data.std", options.std, {0.229f, 0.224f, 0.225f});
     const auto train = class_names(options.root, "train"), val = class_names(options.root, "val");
     check_same_classes(options.root, train, val);
     if (train.size() < 2)
@@ -194,8 +207,8 @@ class ImageFolder final : public Dataset {
   Shape sample_shape() const override { return {3, side_, side_}; }
   int classes() const override { return static_cast<int>(classes_.size()); }
   std::int32_t label(std::int64_t index) const override { return class_of(file_of(index)); }
-  std::vector<float> channel_mean() const override { return {0.485f, 0.456f, 0.406f}; }
-  std::vector<float> channel_std() const override { return {0.229f, 0.224f, 0.225f}; }
+  std::vector<float> channel_mean() const override { return mean_; }
+  std::vector<float> channel_std() const override { return std_; }
   bool augment_helps() const override { return true; }
 
   bool on_demand() const override { return true; }
@@ -263,6 +276,7 @@ class ImageFolder final : public Dataset {
 
   const std::string name_ = "image_folder";
   int side_, resize_;
+  std::vector<float> mean_, std_;
   std::string folder_;
   std::vector<std::string> classes_;
   std::vector<std::int64_t> first_;  // file of each class, and the number of files

@@ -39,6 +39,8 @@ DatasetOptions dataset_options(const Config& config) {
   options.classes = config.data.classes;
   options.image_size = config.data.image_size;
   options.resize = config.data.resize;
+  options.mean = config.data.mean;
+  options.std = config.data.std;
   options.noise = config.data.noise;
   options.sequence_length = config.data.sequence_length;
   return options;

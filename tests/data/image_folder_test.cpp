@@ -170,15 +170,24 @@ TEST_CASE("each sample of an epoch has a crop of its own") {
   CHECK_FALSE(std::equal(first.begin(), first.begin() + 512, second.begin()));
 }
 
-TEST_CASE("a batch of a set on demand has ImageNet's mean 0 and deviation 1") {
+TEST_CASE("a batch of a set on demand has ImageNet's mean 0 and deviation 1, or the given ones") {
   const Folder folder;
-  const auto data = open(options_of(folder), Split::test);
-  const auto values = values_of_epoch(*data, loader_options(1, false), 0);
-  std::vector<float> sample(3 * 256);
-  data->get(0, sample.data());
-  CHECK(values[5] == Approx((sample[5] - 0.485) / 0.229));
-  CHECK(values[256 + 5] == Approx((sample[256 + 5] - 0.456) / 0.224));
-  CHECK(values[512 + 5] == Approx((sample[512 + 5] - 0.406) / 0.225));
+  DatasetOptions options = options_of(folder);
+  const auto check_batch = [&](const std::vector<double>& mean, const std::vector<double>& std) {
+    const auto data = open(options, Split::test);
+    const auto values = values_of_epoch(*data, loader_options(1, false), 0);
+    std::vector<float> sample(3 * 256);
+    data->get(0, sample.data());
+    for (std::size_t c = 0; c < 3; ++c)
+      CHECK(values[256 * c + 5] == Approx((sample[256 * c + 5] - mean[c]) / std[c]));
+  };
+  check_batch({0.485, 0.456, 0.406}, {0.229, 0.224, 0.225});
+  options.mean = {0.5};
+  check_batch({0.5, 0.5, 0.5}, {0.229, 0.224, 0.225});
+  options.std = {0.25, 0.5, 1};
+  check_batch({0.5, 0.5, 0.5}, {0.25, 0.5, 1});
+  options.mean = {0.1, 0.2};
+  CHECK(user_error([&] { open(options); }, {"data.mean: 2 numbers", "one, or three"}));
 }
 
 TEST_CASE("the next picture of its class stands in for a damaged one, the first for the last") {

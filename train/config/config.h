@@ -48,11 +48,12 @@ struct Config {
     std::int64_t train_size = 0;     // 0: all of it
     std::int64_t test_size = 0;
     int classes = 10;
-    int image_size = 0;           // 0: the data set's own
-    int resize = 0;               // 0: 256/224 of image_size
-    int max_bad_files = 0;        // of a rank
-    std::optional<double> noise;  // none given: the data set's own
-    int sequence_length = 35;     // tokens
+    int image_size = 0;             // 0: the data set's own
+    int resize = 0;                 // 0: 256/224 of image_size
+    std::vector<double> mean, std;  // of channels; empty: ImageNet's
+    int max_bad_files = 0;          // of a rank
+    std::optional<double> noise;    // none given: the data set's own
+    int sequence_length = 35;       // tokens
   } data;
 
   struct Optimizer {

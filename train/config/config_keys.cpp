@@ -149,6 +149,13 @@ std::vector<Key> run_keys() {
                 "pixels of the shorter side in evaluation, before the centre is cut out; 0: 256/224 of "
                 "data.image_size")),
       of({"image_folder"},
+         number("data.mean", at<d, &Data::mean>, 0, 1,
+                "what is taken from each channel (or from all, one number), whose pixels are 0 to 1; []: "
+                "0.485, 0.456, 0.406, ImageNet's")),
+      of({"image_folder"},
+         above("data.std", at<d, &Data::std>, 0, 10,
+               "what each channel is divided by then; []: 0.229, 0.224, 0.225, ImageNet's")),
+      of({"image_folder"},
          number("data.max_bad_files", at<d, &Data::max_bad_files>, 0, 1e9,
                 "damaged files that a rank passes over, each replaced by the next of its class; one "
                 "more ends the run")),
