@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cstdlib>
 #include <cstring>
 #include <numeric>
@@ -123,6 +124,29 @@ void check_huffman_tables(FileBytes file) {
   }
 }
 
+// stb_image's numbers overflow behind nine digits.
+void check_pnm_numbers(FileBytes file) {
+  std::size_t i = 2;
+  const auto pass = [&](auto&& belongs) {
+    const std::size_t begin = i;
+    while (i < file.size() && belongs(file[i])) ++i;
+    return i - begin;
+  };
+  for (int number = 0; number < 3; ++number) {  // width, height, greatest value
+    while (pass([](std::uint8_t c) { return std::isspace(c) != 0; }) > 0 ||
+           (i < file.size() && file[i] == '#'))
+      if (i < file.size() && file[i] == '#') pass([](std::uint8_t c) { return c != '\n' && c != '\r'; });
+    if (pass([](std::uint8_t c) { return std::isdigit(c) != 0; }) > 9)
+      throw UserError("it is damaged: a number of more than nine digits");
+  }
+}
+
+// Refuses what stb_image would read wrongly.
+void check_headers(FileBytes file) {
+  if (is_jpeg(file)) check_huffman_tables(file);
+  if (file.size() >= 2 && file[0] == 'P') check_pnm_numbers(file);
+}
+
 }  // namespace
 
 ImageSize image_size(FileBytes file) {
@@ -130,7 +154,7 @@ ImageSize image_size(FileBytes file) {
   ImageSize size;
   int channels = 0;
   if (file.empty()) throw UserError("it is empty");
-  if (is_jpeg(file)) check_huffman_tables(file);
+  check_headers(file);
   if (!stbi_info_from_callbacks(&kStbCallbacks, &source, &size.width, &size.height, &channels))
     throw stb_error(source);
   if (size.width < 1 || size.height < 1) throw UserError("it is damaged: a picture without pixels");
@@ -150,7 +174,7 @@ Picture decode_by_stb(FileBytes file, const PixelRect& rect) {
   ImageSize size;
   int channels = 0;
   Picture picture;
-  if (is_jpeg(file)) check_huffman_tables(file);
+  check_headers(file);
   // stb_image converts those as if they had 8 bits, and reads past their end.
   if (!file.empty() && file[0] == 'P' && stbi_is_16_bit_from_callbacks(&kStbCallbacks, &source))
     throw UserError("it is a PNM file of 16 bits, and those of 8 bits alone are read");

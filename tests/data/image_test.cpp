@@ -161,6 +161,15 @@ TEST_CASE("bytes that are no whole picture are refused with the reason") {
         decode_image(std::vector<std::uint8_t>(deep.begin(), deep.end()), {0, 0, 3, 2});
       },
       {"PNM file of 16 bits"}));
+  for (const char* header : {"P6 1111111111 3 255\n", "P5 \n# of 12345678901\n\r# too\n3 2222222222 255\n",
+                             "P6 3 2 99999999999\n"}) {
+    const std::string long_number = header;
+    const std::vector<std::uint8_t> file(long_number.begin(), long_number.end());
+    CHECK(user_error([&] { image_size(file); }, {"more than nine digits"}));
+    CHECK(user_error([&] { decode_by_stb(file, {0, 0, 1, 1}); }, {"more than nine digits"}));
+  }
+  const std::string comment = "P5#99999999999\n1 #99999999999\r1 255\nx";
+  CHECK(image_size(std::vector<std::uint8_t>(comment.begin(), comment.end())).width == 1);
   const std::string huge = "P6 20000 20000 255\n";
   CHECK(user_error([&] { image_size(std::vector<std::uint8_t>(huge.begin(), huge.end())); },
                    {"20000 x 20000", "100 million"}));
