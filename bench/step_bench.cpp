@@ -1,7 +1,7 @@
 // A persistent process that runs training steps on request, so that a driver can alternate it with another
 // framework's: prints "ready SAMPLES", then for each line "K" on standard input runs K steps and prints the
 // seconds of each. A step is forward, backward, exchange (with several ranks) and SGD with momentum and
-// weight decay, on one fixed random batch of CIFAR's shape, or of tokens of a vocabulary of 10,000 for lstm_lm.
+// weight decay, on one fixed random batch of images, or of tokens of a vocabulary of 10,000 for lstm_lm.
 #include <omp.h>
 
 #include <chrono>
@@ -23,8 +23,11 @@ using namespace topknot;
 namespace {
 
 constexpr const char* kUsage =
-    "usage: bench_step MODEL [--batch N] [--threads T] [--ranks P] [--loss] [--width W] [--window T]\n"
+    "usage: bench_step MODEL [--batch N] [--threads T] [--ranks P] [--loss] [--side S] [--classes C] "
+    "[--width W] [--window T]\n"
     "  --batch    images, or sequences, per rank and step (128)\n"
+    "  --side     height and width of an image (32)\n"
+    "  --classes  of images (10)\n"
     "  --width    lstm_lm: units of each of two layers (200)\n"
     "  --window   lstm_lm: tokens of a sequence (35)\n"
     "  --threads  compute threads per rank (2)\n"
@@ -33,14 +36,14 @@ constexpr const char* kUsage =
 
 struct Options {
   std::string model;
-  int batch = 128, threads = 2, ranks = 1, width = 200, window = 35;
+  int batch = 128, threads = 2, ranks = 1, side = 32, classes = 10, width = 200, window = 35;
   bool loss = false;
   bool tokens() const { return model == "lstm_lm"; }
   int items() const { return batch * (tokens() ? window : 1); }
 };
 
 ModelOptions model_options(const Options& options) {
-  ModelOptions of{{3, 32, 32}, 10};
+  ModelOptions of{{3, options.side, options.side}, options.classes};
   if (options.tokens()) of.input = {options.window, 1, 1}, of.outputs = 10000, of.dropout = 0;
   of.batch = options.batch;
   of.width = options.width;
@@ -60,7 +63,7 @@ class Training {
         exchange_(arena_, queue_, {}),
         optimizer_(make_optimizer({.momentum = 0.9, .weight_decay = 1e-4}, arena_)),
         images_(Tensor::empty(options.tokens() ? Shape{options.batch, options.window, 1, 1}
-                                               : Shape{options.batch, 3, 32, 32})),
+                                               : Shape{options.batch, 3, options.side, options.side})),
         labels_(static_cast<std::size_t>(options.items())) {
     const auto classes = static_cast<std::size_t>(model_options(options).outputs);
     const CounterRng rng(1, RngUse::test, static_cast<std::uint32_t>(communicator.rank()));
@@ -129,6 +132,8 @@ int run(int argc, char** argv) {
   app.add_option("--batch", options.batch);
   app.add_option("--threads", options.threads);
   app.add_option("--ranks", options.ranks);
+  app.add_option("--side", options.side);
+  app.add_option("--classes", options.classes);
   app.add_option("--width", options.width);
   app.add_option("--window", options.window);
   app.add_flag("--loss", options.loss);

@@ -187,7 +187,7 @@ def run(torch, options, startup_begin):
     torch.distributed.init_process_group("gloo", init_method="env://", rank=options.rank, world_size=options.ranks,
                                          timeout=timedelta(seconds=DEADLINE_S))
     torch.manual_seed(1)
-    build, expected = NETWORKS[options.model]
+    build, expected, *_ = NETWORKS[options.model]
     model = build().train()
     # PowerSGD's hook views each gradient as a matrix, which a channels_last one does not allow; images alone then are.
     images_last = options.model != "mlp"

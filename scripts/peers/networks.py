@@ -1,4 +1,9 @@
-"""The networks of the comparison, as PyTorch modules, and their training step on one synthetic CIFAR-10 batch."""
+"""The networks of the comparison, as PyTorch modules, and their training step on one synthetic batch. A peer of bench_step:
+
+  networks.py NETWORK [--batch N] [--threads T]
+"""
+
+import sys
 
 from peer import import_torch
 
@@ -57,7 +62,21 @@ def mlp():
                          nn.ReLU(inplace=True), nn.Linear(1792, 10))
 
 
-NETWORKS = {"resnet20": (resnet20, 269_722), "vgg16": (vgg16, 14_724_042), "mlp": (mlp, 19_946_762)}
+def of_torchvision(name):
+    """torchvision's network for 224 x 224 images and 1,000 classes."""
+    def build():
+        try:
+            from torchvision import models
+        except ImportError:
+            sys.exit(f"{name}: this interpreter has no torchvision")
+        return getattr(models, name)()
+    return build
+
+
+# The builder, the parameters, the side of an image, the classes.
+NETWORKS = {"resnet20": (resnet20, 269_722, 32, 10), "vgg16": (vgg16, 14_724_042, 32, 10), "mlp": (mlp, 19_946_762, 32, 10),
+            "resnet50": (of_torchvision("resnet50"), 25_557_032, 224, 1000),
+            "vgg16_imagenet": (of_torchvision("vgg16"), 138_357_544, 224, 1000)}
 
 
 class Training:
@@ -65,15 +84,15 @@ class Training:
 
     def __init__(self, network, batch, seed=0, wrap=lambda model: model):
         torch.manual_seed(1)
-        build, parameters = NETWORKS[network]
+        build, parameters, side, classes = NETWORKS[network]
         model = build().to(memory_format=torch.channels_last).train()
         count = sum(parameter.numel() for parameter in model.parameters())
         assert count == parameters, f"{network} has {count} parameters, not {parameters}"
         self.model = wrap(model)
         self.optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4)
         torch.manual_seed(1000 + seed)
-        self.images = torch.randn(batch, 3, 32, 32).contiguous(memory_format=torch.channels_last)
-        self.labels = torch.randint(0, 10, (batch,))
+        self.images = torch.randn(batch, 3, side, side).contiguous(memory_format=torch.channels_last)
+        self.labels = torch.randint(0, classes, (batch,))
         self.last_loss = None
 
     def step(self):
@@ -84,16 +103,20 @@ class Training:
         self.last_loss = loss.item()
 
 
-def main(network, default_batch):
-    """The command line of a one-process peer."""
+def main():
     import argparse
 
     from peer import serve, timed
 
-    parser = argparse.ArgumentParser(description=f"{network} training steps with PyTorch; see peer.py for the protocol")
-    parser.add_argument("--batch", type=int, default=default_batch)
+    parser = argparse.ArgumentParser(description="training steps with PyTorch; see peer.py for the protocol")
+    parser.add_argument("network", choices=NETWORKS)
+    parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    training = Training(network, options.batch)
+    training = Training(options.network, options.batch)
     serve(options.batch, lambda k: [timed(training.step) for _ in range(k)])
+
+
+if __name__ == "__main__":
+    main()
