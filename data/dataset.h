@@ -64,7 +64,8 @@ class Dataset {
   // {C, H, W}; {features, 1, 1} for vectors, {tokens, 1, 1} for windows; {1, bins, frames} of the median recording.
   virtual Shape sample_shape() const = 0;
   virtual int classes() const = 0;  // labels are 0 .. classes-1; 0 means regression
-  // Labels per sample. A window that begins with token i has label(i), label(i + 1), ...: the token after each.
+  // Labels per sample. A window that begins with token i has label(i), label(i + 1), ...: the token after each. It may reach
+  // beyond the end of the stream, where get() gives 0 and label() kNoLabel.
   std::int64_t labels_per_sample() const { return task() == Task::language_model ? sample_shape()[0] : 1; }
   virtual std::int64_t targets() const { return 0; }  // values per sample, regression only
 

@@ -2,6 +2,7 @@
 // Batches of a data set for one rank, in the sampler's order, made ahead of time by worker threads. The batches do not
 // depend on the number of workers.
 
+#include <algorithm>
 #include <condition_variable>
 #include <cstdint>
 #include <exception>
@@ -17,6 +18,7 @@
 #include "data/sampler.h"
 #include "data/stream_sampler.h"
 #include "data/transforms.h"
+#include "nn/core/label.h"
 #include "nn/core/tensor.h"
 
 namespace topknot {
@@ -33,7 +35,8 @@ struct Batch {
   std::int64_t size() const { return static_cast<std::int64_t>(indices.size()); }
   // Losses that an evaluation counts: of samples, or of a text's tokens.
   std::int64_t losses() const {
-    return targets.defined() || !frames.empty() ? size() : static_cast<std::int64_t>(labels.size());
+    if (targets.defined() || !frames.empty()) return size();
+    return static_cast<std::int64_t>(labels.size()) - std::count(labels.begin(), labels.end(), kNoLabel);
   }
 };
 

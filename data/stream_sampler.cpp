@@ -14,7 +14,7 @@ StreamSampler::StreamSampler(std::int64_t tokens, std::int64_t window, int ranks
   TOPKNOT_CHECK(ranks >= 1 && window >= 1, "no ranks, or no window");
   if (batch < 1) throw UserError(fmt::format("data.batch_size: {} is not at least 1", batch));
   if (!train) {
-    windows_ = std::max<std::int64_t>(0, tokens - 1) / window;
+    windows_ = (std::max<std::int64_t>(0, tokens - 1) + window - 1) / window;
     return;
   }
   stride_ = tokens / columns_;

@@ -13,8 +13,8 @@ class StreamSampler {
   // A stream of `tokens` in windows of `window`, in which every token but the last is followed by one to predict.
   // Training: `batch` columns per rank, all of one length; what does not fill a window in each of them is left out.
   // Evaluation: `batch` columns over all ranks (one per rank where there are more ranks), so that the result does not
-  // depend on their number. They differ by a window at most, the longer ones come first, and only the stream's last tokens,
-  // fewer than a window, are left out.
+  // depend on their number. They differ by a window at most, the longer ones come first, and the stream's last window may
+  // reach beyond its end.
   // UserError where a training column would have no window.
   StreamSampler(std::int64_t tokens, std::int64_t window, int ranks, std::int64_t batch, bool train);
 

@@ -9,6 +9,7 @@
 
 #include "data/dataset.h"
 #include "nn/core/base/memory.h"
+#include "nn/core/label.h"
 
 namespace topknot {
 namespace {
@@ -93,11 +94,15 @@ class Text final : public Dataset {
   Shape sample_shape() const override { return {window_, 1, 1}; }
   int classes() const override { return words_; }
   void get(std::int64_t index, float* sample) const override {
-    for (std::int64_t t = 0; t < window_; ++t) sample[t] = static_cast<float>(token(index + t));
+    for (std::int64_t t = 0; t < window_; ++t)
+      sample[t] = static_cast<float>(there(index + t) ? token(index + t) : 0);
   }
-  std::int32_t label(std::int64_t index) const override { return token(index + 1); }
+  std::int32_t label(std::int64_t index) const override {
+    return there(index + 1) ? token(index + 1) : kNoLabel;
+  }
 
  private:
+  bool there(std::int64_t i) const { return i < static_cast<std::int64_t>(tokens_.size()); }
   std::int32_t token(std::int64_t i) const { return tokens_[static_cast<std::size_t>(i)]; }
 
   const std::string name_ = "text";

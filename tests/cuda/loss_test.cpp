@@ -80,9 +80,25 @@ TEST_CASE("softmax_cross_entropy on a GPU lets NaN and infinity through, in thei
     }
 }
 
+TEST_CASE("losses on a GPU pass masked rows over, whatever is in them") {
+  const OnGpu gpu;
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  for (const DType type : {DType::f32, DType::bf16})
+    for (const float smoothing : {0.0f, 0.2f}) {
+      const Loss plain = cross_entropy({1, 2, 3, 6, 5, 4}, {2, 3}, {2, 1}, type, 1, smoothing);
+      const Loss masked = cross_entropy({nan, nan, nan, 1, 2, 3, nan, 0, 0, 6, 5, 4}, {4, 3},
+                                        {kNoLabel, 2, kNoLabel, 1}, type, 1, smoothing);
+      CHECK(masked.value == plain.value);
+      for (std::size_t i = 0; i < 12; ++i)
+        CHECK(masked.gradient[i] == (i / 3 % 2 == 0 ? 0.0f : plain.gradient[i / 6 * 3 + i % 3]));
+      const Loss nothing = cross_entropy({nan, 2}, {1, 2}, {kNoLabel}, type, 1, smoothing);
+      CHECK((nothing.value == 0 && nothing.gradient == std::vector<float>{0, 0}));
+    }
+}
+
 TEST_CASE("a label that is no class makes the loss and its row's gradient NaN, and reads nothing outside") {
   const OnGpu gpu;
-  for (const std::int32_t label : {-1, 3, 1 << 30}) {
+  for (const std::int32_t label : {-2, 3, 1 << 30}) {
     const Loss loss = cross_entropy({1, 2, 3, 4, 5, 6}, {2, 3}, {label, 1});
     CHECK(std::isnan(loss.value));
     for (std::size_t i = 0; i < 6; ++i) CHECK(std::isnan(loss.gradient[i]) == (i < 3));
@@ -137,7 +153,7 @@ TEST_CASE("count_correct adds the rows whose label is among the first by size") 
   CHECK(count({low, low, low, low}, {2, 2}, {0, 1}, DType::bf16) == 12);
   CHECK(count({nan, 5, 1, nan}, {2, 2}, {0, 0}, DType::f32) == 12);  // never right
   CHECK(count({1, 2, 2, 0, 2, 2}, {2, 3}, {2, 2}, DType::f32, 2) == 14);
-  CHECK(count({1, 2, 3}, {1, 3}, {3}, DType::f32, 3) == 14);  // no class
+  CHECK(count({1, 2, 3, 1, 2, 3}, {2, 3}, {3, kNoLabel}, DType::f32, 3) == 14);  // no class
 
   const std::int64_t n = 301, classes = 70;
   const auto z = random_values(n * classes, 1);

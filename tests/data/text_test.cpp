@@ -136,7 +136,7 @@ TEST_CASE("evaluation takes every window of the stream once, down columns that d
         CHECK(most - least <= 1);
         CHECK(sampler.steps(0) == most);
         std::sort(seen.begin(), seen.end());
-        REQUIRE(static_cast<std::int64_t>(seen.size()) == (tokens - 1) / window);
+        REQUIRE(static_cast<std::int64_t>(seen.size()) == (tokens - 1 + window - 1) / window);
         for (std::size_t i = 0; i < seen.size(); ++i) CHECK(seen[i] == static_cast<std::int64_t>(i) * window);
         if (ranks <= batch) {
           const StreamSampler alone(tokens, window, 1, batch, false);
@@ -178,6 +178,44 @@ TEST_CASE("a batch of windows has whole tokens, and the next ones as labels step
   CHECK(user_error([&] { Loader(*data, uneven); }, {"data.shard", "even"}));
   CHECK(user_error([&] { resolve_augment("true", *data); }, {"data.augment", "text"}));
   CHECK_FALSE(resolve_augment("auto", *data));
+}
+
+TEST_CASE("an evaluation asks for every word but the first once, and masks what the last window lacks") {
+  const TempFolder folder;
+  std::string text;
+  for (int i = 0; i < 60; ++i) text += "w" + std::to_string(i * i % 23) + " ";
+  put(folder, "train.txt", text);
+  for (const std::int64_t window : {1, 4, 7, 60}) {
+    const auto data = text_in(folder, Split::train, window);
+    std::vector<std::int32_t> words;
+    for (std::int64_t i = 0; i < 61; ++i) words.push_back(data->label(i - 1));
+    CHECK(words.back() != kNoLabel);
+    CHECK(data->label(60) == kNoLabel);
+    std::vector<int> asked(61);
+    std::int64_t losses = 0;
+    for (int rank = 0; rank < 2; ++rank) {
+      LoaderOptions options;
+      options.batch = 3, options.rank = rank, options.ranks = 2, options.train = false;
+      Loader loader(*data, options);
+      loader.start_epoch(0);
+      for (Batch batch; loader.next(batch);) {
+        losses += batch.losses();
+        const auto ids = batch.images.to_vector();
+        const auto rows = static_cast<std::size_t>(batch.size()), steps = static_cast<std::size_t>(window);
+        for (std::size_t i = 0; i < rows; ++i)
+          for (std::size_t t = 0; t < steps; ++t) {
+            const std::size_t at = static_cast<std::size_t>(batch.indices[i]) + t + 1;
+            const std::int32_t label = batch.labels[t * rows + i];
+            CHECK(label == (at < 61 ? words[at] : kNoLabel));
+            if (at < 61) ++asked[at];
+            if (at > 61) CHECK(ids[i * steps + t] == 0);
+          }
+      }
+    }
+    CHECK(losses == 60);
+    asked[0] = 1;
+    CHECK(asked == std::vector<int>(61, 1));
+  }
 }
 
 TEST_CASE("the real Penn Treebank has the published number of words") {

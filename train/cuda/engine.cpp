@@ -301,7 +301,7 @@ class CudaEngine final : private CurrentContext, public StepEngine {
     // The host may be some batches ahead of the GPU.
     for (std::int64_t done = 0; hook(done, inputs.loader().steps_per_epoch()) && inputs.next(0); ++done) {
       const DeviceBatch& batch = inputs.batch(0);
-      const auto losses = static_cast<double>(batch.losses());
+      const auto losses = static_cast<double>(batch.losses);
       const Variable output = model_->module->forward(Variable(batch.images), context);
       const Variable loss = batch_loss(output, batch);
       add_scaled(stream, device.data(), loss.value().data(), losses);

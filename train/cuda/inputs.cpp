@@ -66,6 +66,7 @@ bool CudaInputs::next(int part) {
   if (!loader_.next(batch)) return false;
   DeviceBatch& to = batches_[static_cast<std::size_t>(part)];
   shape(to, batch);
+  to.losses = data_ ? batch.size() : batch.losses();
   if (data_)
     make(batch, to);
   else

@@ -24,6 +24,7 @@ struct Softmax {
   Tensor probabilities;      // of short rows
   std::vector<RowSum> rows;  // of long ones
   std::vector<std::int32_t> labels;
+  double counted;  // rows that are not masked, at least 1
 };
 
 TOPKNOT_INLINE float greatest_of(const float* z, std::size_t n) {
@@ -83,15 +84,17 @@ float long_rows_forward(const Tensor& logits, std::span<const std::int32_t> labe
   softmax.rows.resize(labels.size());
   parallel_ranges(n, [&](int, std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i)
-      softmax.rows[static_cast<std::size_t>(i)] = sum_long_row(logits.data() + i * classes, classes);
+      if (labels[static_cast<std::size_t>(i)] != kNoLabel)
+        softmax.rows[static_cast<std::size_t>(i)] = sum_long_row(logits.data() + i * classes, classes);
   });
   double sum_of_losses = 0;
   for (std::size_t i = 0; i < labels.size(); ++i) {
+    if (labels[i] == kNoLabel) continue;
     const RowSum& row = softmax.rows[i];
     const float z = logits.data()[static_cast<std::int64_t>(i) * classes + labels[i]];
     sum_of_losses += std::log(row.sum) - (z - row.top);
   }
-  return static_cast<float>(sum_of_losses / static_cast<double>(n));
+  return static_cast<float>(sum_of_losses / softmax.counted);
 }
 
 void long_rows_backward(const Tensor& logits, const Softmax& softmax, float scale, Tensor& dz) {
@@ -99,16 +102,21 @@ void long_rows_backward(const Tensor& logits, const Softmax& softmax, float scal
   parallel_ranges(logits.dim(0), [&](int, std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) {
       const RowSum& row = softmax.rows[static_cast<std::size_t>(i)];
+      const std::int32_t label = softmax.labels[static_cast<std::size_t>(i)];
       float* to = dz.data() + i * classes;
+      if (label == kNoLabel) {
+        std::fill_n(to, classes, 0.0f);
+        continue;
+      }
       scale_long_row(logits.data() + i * classes, classes, row.top, static_cast<float>(scale / row.sum), to);
-      to[softmax.labels[static_cast<std::size_t>(i)]] -= scale;
+      to[label] -= scale;
     }
   });
 }
 
 void check_labels(const char* op, std::span<const std::int32_t> labels, std::int64_t classes) {
   for (const std::int32_t label : labels)
-    TOPKNOT_CHECK(label >= 0 && label < classes,
+    TOPKNOT_CHECK(label == kNoLabel || (label >= 0 && label < classes),
                   fmt::format("{}: label {} of {} classes", op, label, classes));
 }
 
@@ -116,8 +124,10 @@ OpState cross_entropy_forward(const Tensor& logits, std::span<const std::int32_t
                               Tensor& loss) {
   const std::int64_t n = logits.dim(0), classes = logits.dim(1);
   check_labels("softmax_cross_entropy", labels, classes);
+  const auto masked = std::count(labels.begin(), labels.end(), kNoLabel);
+  const auto counted = static_cast<double>(std::max<std::int64_t>(1, n - masked));
   if (classes >= kLongRow && smoothing == 0) {
-    auto softmax = std::make_shared<Softmax>(Softmax{{}, {}, {labels.begin(), labels.end()}});
+    auto softmax = std::make_shared<Softmax>(Softmax{{}, {}, {labels.begin(), labels.end()}, counted});
     loss.data()[0] = long_rows_forward(logits, labels, *softmax);
     return softmax;
   }
@@ -125,6 +135,7 @@ OpState cross_entropy_forward(const Tensor& logits, std::span<const std::int32_t
   double sum_of_losses = 0;
   for (std::int64_t i = 0; i < n; ++i) {
     const std::int32_t label = labels[static_cast<std::size_t>(i)];
+    if (label == kNoLabel) continue;
     const float* z = logits.data() + i * classes;
     float* p = probabilities.data() + i * classes;
     // NaN must come through, so the maximum is not std::max_element's.
@@ -142,22 +153,25 @@ OpState cross_entropy_forward(const Tensor& logits, std::span<const std::int32_t
     sum_of_losses += std::log(sum) - (1.0 - smoothing) * (z[label] - top) -
                      smoothing * (others / static_cast<double>(classes));
   }
-  loss.data()[0] = static_cast<float>(sum_of_losses / static_cast<double>(n));
-  return std::make_shared<Softmax>(Softmax{probabilities, {}, {labels.begin(), labels.end()}});
+  loss.data()[0] = static_cast<float>(sum_of_losses / counted);
+  return std::make_shared<Softmax>(Softmax{probabilities, {}, {labels.begin(), labels.end()}, counted});
 }
 
 void cross_entropy_backward(const Tensor& logits, const OpState& state, float smoothing, const Tensor& grad,
                             Tensor& dz) {
   const auto& softmax = state_as<Softmax>(state);
   const std::int64_t n = logits.dim(0), classes = logits.dim(1);
-  const float scale = grad.data()[0] / static_cast<float>(n);
+  const float scale = grad.data()[0] / static_cast<float>(softmax.counted);
   if (!softmax.rows.empty()) return long_rows_backward(logits, softmax, scale, dz);
   const float other = smoothing / static_cast<float>(classes), hit = 1.0f - smoothing + other;
-  for (std::int64_t i = 0; i < n; ++i)
+  for (std::int64_t i = 0; i < n; ++i) {
+    const std::int32_t label = softmax.labels[static_cast<std::size_t>(i)];
     for (std::int64_t c = 0; c < classes; ++c) {
-      const float target = c == softmax.labels[static_cast<std::size_t>(i)] ? hit : other;
-      dz.data()[i * classes + c] = (softmax.probabilities.data()[i * classes + c] - target) * scale;
+      const float target = c == label ? hit : other;
+      dz.data()[i * classes + c] =
+          label == kNoLabel ? 0.0f : (softmax.probabilities.data()[i * classes + c] - target) * scale;
     }
+  }
 }
 
 void count_hits(const Tensor& logits, std::span<const std::int32_t> labels, int top, double* sum) {
@@ -165,10 +179,12 @@ void count_hits(const Tensor& logits, std::span<const std::int32_t> labels, int 
   check_labels("count_correct", labels, classes);
   const float* z = logits.data();
   for (const std::int32_t label : labels) {
-    std::int64_t before = 0;  // classes that come before the label
-    for (std::int64_t c = 0; c < label; ++c) before += !(z[c] < z[label]);
-    for (std::int64_t c = label + 1; c < classes; ++c) before += !(z[c] <= z[label]);
-    *sum += before < top;
+    if (label != kNoLabel) {
+      std::int64_t before = 0;  // classes that come before the label
+      for (std::int64_t c = 0; c < label; ++c) before += !(z[c] < z[label]);
+      for (std::int64_t c = label + 1; c < classes; ++c) before += !(z[c] <= z[label]);
+      *sum += before < top;
+    }
     z += classes;
   }
 }

@@ -14,6 +14,7 @@ Rows rows_of(const Tensor& x) {
 struct Softmax {
   DeviceArray<SoftmaxRow> rows;
   const std::int32_t* labels;
+  DeviceArray<double> counted{1};  // rows that are not masked
 };
 
 OpState forward(const Tensor& logits, std::span<const std::int32_t> labels, float smoothing, Tensor& loss) {
@@ -22,14 +23,14 @@ OpState forward(const Tensor& logits, std::span<const std::int32_t> labels, floa
   const auto softmax = std::make_shared<Softmax>(Softmax{DeviceArray<SoftmaxRow>(n), labels.data()});
   const DeviceArray<double> losses(n);
   cross_entropy_rows(stream, rows_of(logits), labels.data(), smoothing, softmax->rows.data(), losses.data());
-  mean_of(stream, losses.data(), n, static_cast<double>(n), loss.data());
+  mean_of_unmasked(stream, losses.data(), labels.data(), n, softmax->counted.data(), loss.data());
   return softmax;
 }
 
 void backward(const Tensor& logits, const OpState& state, float smoothing, const Tensor& grad, Tensor& dz) {
   const auto& softmax = state_as<Softmax>(state);
   cross_entropy_backward(Context::current().stream(), rows_of(logits), softmax.labels, smoothing,
-                         softmax.rows.data(), grad.data(), dz.data());
+                         softmax.rows.data(), softmax.counted.data(), grad.data(), dz.data());
 }
 
 void count_correct(const Tensor& logits, std::span<const std::int32_t> labels, int top, double* sum) {

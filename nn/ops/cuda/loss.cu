@@ -1,4 +1,5 @@
 #include "nn/core/cuda/kernel_tools.h"
+#include "nn/core/label.h"
 #include "nn/ops/cuda/loss_kernels.h"
 
 namespace topknot::cuda {
@@ -38,6 +39,10 @@ __global__ void __launch_bounds__(kThreads)
   }
   if (lane != 0) return;
   const std::int32_t label = labels[row];
+  if (label == kNoLabel) {
+    loss[row] = 0;
+    return;
+  }
   const bool known = label >= 0 && label < classes;
   if (!known) sum = nan("");
   softmax[row] = {sum, top};
@@ -49,13 +54,17 @@ template <class T>
 __global__ void __launch_bounds__(kThreads)
     cross_entropy_backward_kernel(const T* __restrict__ logits, std::int64_t rows, std::int64_t classes,
                                   const std::int32_t* __restrict__ labels, float smoothing,
-                                  const SoftmaxRow* __restrict__ softmax, const float* __restrict__ grad,
-                                  T* __restrict__ dz) {
+                                  const SoftmaxRow* __restrict__ softmax, const double* __restrict__ counted,
+                                  const float* __restrict__ grad, T* __restrict__ dz) {
   const std::int64_t row = std::int64_t{blockIdx.x} * kRowsPerBlock + threadIdx.x / 32;
   if (row >= rows) return;
-  const float scale = grad[0] / static_cast<float>(rows);
-  const SoftmaxRow s = softmax[row];
+  const float scale = grad[0] / static_cast<float>(*counted);
   const std::int32_t label = labels[row];
+  if (label == kNoLabel) {
+    for (std::int64_t c = threadIdx.x & 31; c < classes; c += 32) dz[row * classes + c] = from_float<T>(0.0f);
+    return;
+  }
+  const SoftmaxRow s = softmax[row];
   const float other = smoothing / static_cast<float>(classes), hit = 1.0f - smoothing + other;
   for (std::int64_t c = threadIdx.x & 31; c < classes; c += 32) {
     const float p = static_cast<float>(expf(as_float(logits[row * classes + c]) - s.top) / s.sum);
@@ -119,6 +128,17 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x == 0) *out = static_cast<float>(sum / by);
 }
 __global__ void __launch_bounds__(kThreads)
+    mean_of_unmasked_kernel(const double* losses, const std::int32_t* labels, std::size_t rows,
+                            double* counted, float* loss) {
+  const double sum = sum_of(losses, rows);
+  double unmasked = 0;
+  for (std::size_t i = threadIdx.x; i < rows; i += kThreads) unmasked += labels[i] != kNoLabel;
+  unmasked = block_sum(unmasked);
+  if (threadIdx.x != 0) return;
+  *counted = unmasked > 0 ? unmasked : 1.0;
+  *loss = static_cast<float>(sum / *counted);
+}
+__global__ void __launch_bounds__(kThreads)
     add_sum_kernel(const double* values, std::size_t n, double* total) {
   const double sum = sum_of(values, n);
   if (threadIdx.x == 0) *total += sum;
@@ -145,11 +165,11 @@ void cross_entropy_rows(cudaStream_t stream, const Rows& r, const std::int32_t* 
 }
 
 void cross_entropy_backward(cudaStream_t stream, const Rows& r, const std::int32_t* labels, float smoothing,
-                            const SoftmaxRow* softmax, const float* grad, void* dz) {
+                            const SoftmaxRow* softmax, const double* counted, const float* grad, void* dz) {
   by_type(r.bf16, [&](auto type) {
     using T = decltype(type);
     launch(cross_entropy_backward_kernel<T>, row_grid(r), kThreads, stream, data_of<T>(r), r.rows, r.classes,
-           labels, smoothing, softmax, grad, static_cast<T*>(dz));
+           labels, smoothing, softmax, counted, grad, static_cast<T*>(dz));
   });
 }
 
@@ -184,6 +204,10 @@ void squared_error_backward(cudaStream_t stream, bool bf16, const void* y, const
 
 void mean_of(cudaStream_t stream, const double* values, std::size_t n, double by, float* out) {
   launch(mean_kernel, 1, kThreads, stream, values, n, by, out);
+}
+void mean_of_unmasked(cudaStream_t stream, const double* losses, const std::int32_t* labels, std::size_t rows,
+                      double* counted, float* loss) {
+  launch(mean_of_unmasked_kernel, 1, kThreads, stream, losses, labels, rows, counted, loss);
 }
 void add_sum(cudaStream_t stream, const double* values, std::size_t n, double* total) {
   launch(add_sum_kernel, 1, kThreads, stream, values, n, total);

@@ -22,12 +22,16 @@ struct SoftmaxRow {
   float top;
 };
 
-// loss[i] = -sum_c t_c log softmax(z_i)[c], t as in nn/ops/loss.h
+// loss[i] = -sum_c t_c log softmax(z_i)[c], t as in nn/ops/loss.h; 0 where the row is masked
 void cross_entropy_rows(cudaStream_t stream, const Rows& logits, const std::int32_t* labels, float smoothing,
                         SoftmaxRow* softmax, double* loss);
-// dz = (softmax(z) - t) grad[0] / rows
+// *counted = rows that are not masked, at least 1; *loss = the sum of `losses`, a row each, over that
+void mean_of_unmasked(cudaStream_t stream, const double* losses, const std::int32_t* labels, std::size_t rows,
+                      double* counted, float* loss);
+// dz = (softmax(z) - t) grad[0] / counted
 void cross_entropy_backward(cudaStream_t stream, const Rows& logits, const std::int32_t* labels,
-                            float smoothing, const SoftmaxRow* softmax, const float* grad, void* dz);
+                            float smoothing, const SoftmaxRow* softmax, const double* counted,
+                            const float* grad, void* dz);
 // hit[i] = 1 where the row's label is among its `top` greatest classes, as nn/ops/loss.h has it, else 0
 void count_hits(cudaStream_t stream, const Rows& logits, const std::int32_t* labels, int top, double* hit);
 
