@@ -1,4 +1,5 @@
 // Messages of the rendezvous.
+#include <fmt/format.h>
 #include <poll.h>
 #include <sys/socket.h>
 
@@ -11,6 +12,7 @@
 
 #include "dist/launch/tcp_store.h"
 #include "nn/core/base/check.h"
+#include "nn/core/base/checksum.h"
 #include "nn/core/base/log.h"
 #include "tests/fuzz/inputs/input_target.h"
 
@@ -52,7 +54,10 @@ void frames(Bytes input) {
 void stranger(Bytes input) {
   set_log_level(LogLevel::quiet);  // each refusal is a warning
   const auto deadline = [] { return Clock::now() + kHang / 2; };
-  TcpStoreServer server("127.0.0.1", 0, 2, 1e6, "a token that no input has");
+  // No input has its own checksum; one fixed token would be found by the fuzzer, which sees what bytes are compared with.
+  Checksum checksum;
+  checksum.update(input);
+  TcpStoreServer server("127.0.0.1", 0, 2, 1e6, fmt::format("{:016x}", checksum.value()));
   const Fd fd = connect_to("127.0.0.1", server.port(), deadline());
   write_all(fd.get(), text_of(input), deadline());
   shutdown(fd.get(), SHUT_WR);
