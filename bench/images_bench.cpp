@@ -34,7 +34,6 @@ int run(int argc, char** argv) {
   options.augment = options.train = !evaluation;
   const auto dataset = make_dataset("image_folder", data, evaluation ? Split::test : Split::train);
   Loader loader(*dataset, options);
-  std::fprintf(stderr, "%s\n", image_decoders().c_str());
   std::printf("ready %lld\n", static_cast<long long>(options.batch));
   std::fflush(stdout);
   std::int64_t epoch = 0, left = 0;

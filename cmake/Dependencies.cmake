@@ -25,14 +25,15 @@ add_library(topknot_sndfile INTERFACE)
 target_include_directories(topknot_sndfile SYSTEM INTERFACE ${SNDFILE_INCLUDE_DIR})
 target_link_libraries(topknot_sndfile INTERFACE ${SNDFILE_LIBRARY})
 
-# stb_image is a header. libjpeg-turbo is optional: it decodes JPEG faster; another libjpeg lacks what is used of it.
 find_path(STB_INCLUDE_DIR stb/stb_image.h REQUIRED)
-find_package(JPEG QUIET)
-if(JPEG_FOUND)
-  include(CheckSymbolExists)
-  set(CMAKE_REQUIRED_INCLUDES ${JPEG_INCLUDE_DIRS})
-  check_symbol_exists(LIBJPEG_TURBO_VERSION "stdio.h;jpeglib.h" TOPKNOT_JPEG_TURBO)
-  unset(CMAKE_REQUIRED_INCLUDES)
+# Another libjpeg than libjpeg-turbo lacks what is used of it.
+find_package(JPEG REQUIRED)
+include(CheckSymbolExists)
+set(CMAKE_REQUIRED_INCLUDES ${JPEG_INCLUDE_DIRS})
+check_symbol_exists(LIBJPEG_TURBO_VERSION "stdio.h;jpeglib.h" TOPKNOT_JPEG_TURBO)
+unset(CMAKE_REQUIRED_INCLUDES)
+if(NOT TOPKNOT_JPEG_TURBO)
+  message(FATAL_ERROR "${JPEG_INCLUDE_DIRS}/jpeglib.h is not libjpeg-turbo's (Debian: libjpeg62-turbo-dev)")
 endif()
 
 find_path(NLOHMANN_JSON_INCLUDE_DIR nlohmann/json.hpp REQUIRED)

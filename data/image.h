@@ -2,14 +2,12 @@
 // Pictures from the bytes of a file: JPEG, PNG, BMP and PNM, told apart by their content. Grey and CMYK become RGB, an
 // alpha channel is dropped, 16 bits of a PNG become 8, and the orientation that EXIF data ask for is not applied.
 //
-// libjpeg-turbo (data/jpeg_turbo.cpp), where the build has it, decodes JPEG; stb_image everything else. Their JPEGs may
-// differ in a pixel's last bits.
+// libjpeg-turbo decodes JPEG (data/jpeg.h), stb_image everything else.
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
-#include <string>
 
 namespace topknot {
 
@@ -42,17 +40,5 @@ ImageSize image_size(FileBytes file);
 // The pixels of `rect`, which lies within the picture and is not empty. `shrink`, 1, 2, 4 or 8, may be taken as an
 // offer: then a pixel is the mean of as many squared, about, and decoding is quicker.
 Picture decode_image(FileBytes file, const PixelRect& rect, int shrink = 1);
-// The same by stb_image, whatever the build has.
-Picture decode_by_stb(FileBytes file, const PixelRect& rect);
-
-// "libjpeg-turbo 2.1.5 for JPEG, stb_image"
-std::string image_decoders();
-
-// A decoder of JPEG that registers itself; null functions where the build has none.
-struct JpegDecoder {
-  const char* name = nullptr;
-  Picture (*decode)(FileBytes file, const PixelRect& rect, int shrink) = nullptr;
-};
-JpegDecoder& jpeg_decoder();
 
 }  // namespace topknot

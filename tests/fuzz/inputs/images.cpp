@@ -9,7 +9,7 @@
 namespace topknot::fuzz {
 namespace {
 
-// A byte for the decoder and the reduction, two for the part that is wanted; then the file.
+// A byte for the reduction, two for the part that is wanted; then the file.
 void image(Bytes input) {
   constexpr std::size_t kHead = 3;
   if (input.size() < kHead) return;
@@ -24,8 +24,7 @@ void image(Bytes input) {
   const auto [left, right] = part(head(1), size.width);
   const auto [top, bottom] = part(head(2), size.height);
   const PixelRect rect{left, top, right, bottom};
-  const Picture picture =
-      head(0) & 1 ? decode_by_stb(file, rect) : decode_image(file, rect, 1 << (head(0) >> 1 & 3));
+  const Picture picture = decode_image(file, rect, 1 << (head(0) & 3));
   expect(picture.width >= 1 && picture.height >= 1, "a picture without pixels");
   constexpr int kSide = 7;
   std::vector<std::uint8_t> out(3 * kSide * kSide);

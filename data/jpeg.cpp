@@ -1,4 +1,5 @@
-// JPEG by libjpeg-turbo: only the rows and columns that are wanted, at a reduced scale where that is offered.
+#include "data/jpeg.h"
+
 #include <setjmp.h>
 #include <stdio.h>  // which jpeglib.h needs and does not include
 
@@ -10,7 +11,6 @@
 #include <cstdlib>
 #include <iterator>
 
-#include "data/image.h"
 #include "nn/core/base/check.h"
 #include "nn/core/base/memory.h"
 
@@ -23,8 +23,8 @@ constexpr int kMostScans = 200;  // of a progressive file, which has 10; each co
 struct JpegErrors {
   jpeg_error_mgr manager;  // first: libjpeg knows its address alone
   jmp_buf back;
-  bool cut_short = false, damaged = false;
-  char text[JMSG_LENGTH_MAX] = {};
+  bool cut_short, damaged;
+  char text[JMSG_LENGTH_MAX];
 
   static JpegErrors& of(j_common_ptr info) { return *reinterpret_cast<JpegErrors*>(info->err); }
   [[noreturn]] static void end(j_common_ptr info) {
@@ -89,16 +89,20 @@ bool ends_well(FileBytes file) {
   return false;
 }
 
-void jpeg_run(JpegWork& work) {
+void read_header(JpegWork& work) {
+  jpeg_create_decompress(&work.info);
+  jpeg_mem_src(&work.info, work.file.data(), static_cast<unsigned long>(work.file.size()));
+  jpeg_read_header(&work.info, TRUE);
+}
+
+void read_pixels(JpegWork& work) {
+  read_header(work);
   jpeg_decompress_struct& info = work.info;
-  jpeg_create_decompress(&info);
   info.progress = &work.progress;
   work.progress.progress_monitor = [](j_common_ptr common) {
     const auto* decompress = reinterpret_cast<j_decompress_ptr>(common);
     if (decompress->input_scan_number > kMostScans) ERREXIT(common, JERR_BAD_PROGRESSION);
   };
-  jpeg_mem_src(&info, work.file.data(), static_cast<unsigned long>(work.file.size()));
-  jpeg_read_header(&info, TRUE);
   if (work.rect.right > static_cast<int>(info.image_width) ||
       work.rect.bottom > static_cast<int>(info.image_height))
     ERREXIT(&info, JERR_BAD_CROP_SPEC);
@@ -140,25 +144,44 @@ void jpeg_run(JpegWork& work) {
   if (inks) cmyk_to_rgb(work.memory, std::size_t{info.output_width} * (bottom - top), info.saw_Adobe_marker);
 }
 
-Picture jpeg_decode(FileBytes file, const PixelRect& rect, int shrink) {
-  JpegWork work{};
-  work.file = file, work.rect = rect, work.shrink = shrink;
+// Does `step` on the file. Its memory belongs to the caller, whatever happens; throws what was wrong.
+void run(JpegWork& work, void (*step)(JpegWork&), Picture::Memory& memory) {
   work.info.err = jpeg_std_error(&work.errors.manager);
   work.errors.manager.error_exit = JpegErrors::end;
   work.errors.manager.emit_message = JpegErrors::note;
   bool failed = true;
   if (setjmp(work.errors.back) == 0) {
-    jpeg_run(work);
+    step(work);
     failed = false;
   }
   jpeg_destroy_decompress(&work.info);
-  Picture picture;
-  picture.memory = {work.memory, std::free};
+  memory = {work.memory, std::free};
   if (failed && work.info.err->msg_code == JERR_OUT_OF_MEMORY)
     throw OutOfMemory("the pixels of a picture", 0);
   if (work.errors.cut_short) throw UserError("it is cut short");
   if (failed) throw UserError(std::string("it is damaged: ") + work.errors.text);
   if (work.errors.damaged) throw UserError("it is damaged: a part cannot be decoded");
+}
+
+}  // namespace
+
+bool is_jpeg(FileBytes file) {
+  return file.size() >= 2 && file[0] == 0xff && file[1] == 0xd8;
+}
+
+ImageSize jpeg_size(FileBytes file) {
+  JpegWork work{};
+  work.file = file;
+  Picture::Memory none{nullptr, nullptr};
+  run(work, read_header, none);
+  return {static_cast<int>(work.info.image_width), static_cast<int>(work.info.image_height)};
+}
+
+Picture decode_jpeg(FileBytes file, const PixelRect& rect, int shrink) {
+  JpegWork work{};
+  work.file = file, work.rect = rect, work.shrink = shrink;
+  Picture picture;
+  run(work, read_pixels, picture.memory);
   picture.shrink = shrink;
   picture.left = down(rect.left, shrink), picture.top = down(rect.top, shrink);
   picture.width = up(rect.right, shrink) - picture.left;
@@ -168,10 +191,4 @@ Picture jpeg_decode(FileBytes file, const PixelRect& rect, int shrink) {
   return picture;
 }
 
-#define TOPKNOT_TEXT(x) #x
-#define TOPKNOT_VALUE(x) TOPKNOT_TEXT(x)
-const bool jpeg_turbo_registered =
-    (jpeg_decoder() = {"libjpeg-turbo " TOPKNOT_VALUE(LIBJPEG_TURBO_VERSION), jpeg_decode}, true);
-
-}  // namespace
 }  // namespace topknot
