@@ -4,7 +4,6 @@
 #include <iostream>
 #include <string>
 
-#include "data/image.h"
 #include "data/loader.h"
 #include "nn/core/base/program.h"
 #include "nn/core/base/stopwatch.h"

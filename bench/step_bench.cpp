@@ -14,6 +14,7 @@
 #include "dist/launch/launch.h"
 #include "nn/core/base/program.h"
 #include "nn/models/model.h"
+#include "nn/ops/layout.h"
 #include "nn/ops/loss.h"
 #include "optim/optimizer.h"
 #include "tools/common/options.h"
@@ -23,7 +24,8 @@ using namespace topknot;
 namespace {
 
 constexpr const char* kUsage =
-    "usage: bench_step MODEL [--batch N] [--threads T] [--ranks P] [--loss] [--side S] [--classes C] "
+    "usage: bench_step MODEL [--batch N] [--threads T] [--ranks P] [--bf16] [--loss] [--side S] [--classes "
+    "C] "
     "[--width W] [--window T]\n"
     "  --batch    images, or sequences, per rank and step (128)\n"
     "  --side     height and width of an image (32)\n"
@@ -32,12 +34,13 @@ constexpr const char* kUsage =
     "  --window   lstm_lm: tokens of a sequence (35)\n"
     "  --threads  compute threads per rank (2)\n"
     "  --ranks    gloo processes on this host, dense gradients (1)\n"
+    "  --bf16     activations in bfloat16\n"
     "  --loss     print the loss of the first three steps\n";
 
 struct Options {
   std::string model;
   int batch = 128, threads = 2, ranks = 1, side = 32, classes = 10, width = 200, window = 35;
-  bool loss = false;
+  bool loss = false, bf16 = false;
   bool tokens() const { return model == "lstm_lm"; }
   int items() const { return batch * (tokens() ? window : 1); }
 };
@@ -70,6 +73,9 @@ class Training {
     for (std::int64_t i = 0; i < images_.numel(); ++i)
       images_.data()[i] = options.tokens() ? static_cast<float>((i * 7919 + 13) % 10000)
                                            : rng.normal(static_cast<std::uint64_t>(i));
+    const DType type = options.bf16 ? DType::bf16 : DType::f32;
+    context_.cpu_activations = type;
+    if (!options.tokens()) images_ = in_form(images_, images_.layout(), type);
     for (std::size_t i = 0; i < labels_.size(); ++i)
       labels_[i] = static_cast<std::int32_t>(i * 7919 % classes);
   }
@@ -77,7 +83,7 @@ class Training {
   float step() {
     arena_.clear_gradients();
     exchange_.begin_step(step_++, 1.0);
-    const Variable loss = softmax_cross_entropy(model_->forward(Variable(images_), {}), labels_);
+    const Variable loss = softmax_cross_entropy(model_->forward(Variable(images_), context_), labels_);
     const float value = loss.value().data()[0];
     backward(loss, [&](Parameter& parameter) { exchange_.ready(parameter); });
     exchange_.finish(true);
@@ -99,6 +105,7 @@ class Training {
   Exchange exchange_;
   std::unique_ptr<Optimizer> optimizer_;
   Tensor images_;
+  ForwardContext context_;
   std::vector<std::int32_t> labels_;
   std::int64_t step_ = 0;
 };
@@ -136,6 +143,7 @@ int run(int argc, char** argv) {
   app.add_option("--classes", options.classes);
   app.add_option("--width", options.width);
   app.add_option("--window", options.window);
+  app.add_flag("--bf16", options.bf16);
   app.add_flag("--loss", options.loss);
   app.add_option("model", options.model);
   if (!parse_options(app, kUsage, argc, argv)) return 0;

@@ -40,7 +40,7 @@ class CpuEngine final : public StepEngine {
   }
 
   const Loader& train_loader() const override { return train_loader_; }
-  std::string device() const override { return "cpu"; }
+  std::string device() const override { return model_->activations == DType::bf16 ? "cpu, bf16" : "cpu"; }
   void start_epoch(std::int64_t epoch, std::int64_t first_step) override {
     StepEngine::start_epoch(epoch, first_step);
     train_loader_.start_epoch(epoch, first_step * parts_);
@@ -100,7 +100,7 @@ class CpuEngine final : public StepEngine {
     TOPKNOT_CHECK(train_loader_.next(batch_), "an epoch has fewer batches than its steps");
   }
   Variable forward(int, ForwardContext& context) override {
-    return batch_loss(*model_->module, model_->module->forward(Variable(batch_.images), context), batch_,
+    return batch_loss(*model_->module, model_->forward(batch_.images, context), batch_,
                       config_.train.label_smoothing);
   }
   void add_loss(const Variable& loss) override {

@@ -77,8 +77,9 @@ void print_memory(const Config& config, const Dataset& data, const ParameterAren
   line("optimizer state", cost.optimizer);
   line("method state", cost.method, "  velocities, thresholds and the like");
   line("activations", cost.activations,
-       fmt::format("  at the peak of forward and backward of {}, in fp32 on a CPU",
-                   count_text(config.data.batch_size, "sample")));
+       fmt::format("  at the peak of forward and backward of {}, in {} on a CPU",
+                   count_text(config.data.batch_size, "sample"),
+                   config.train.precision == "bf16" && !on_gpu(config) ? "bf16" : "fp32"));
   line("batches", batches, "  made ahead");
   line("all", total);
 }

@@ -12,6 +12,7 @@
 #include "nn/core/base/check.h"
 #include "nn/core/base/text.h"
 #include "nn/ops/ctc_loss.h"
+#include "nn/ops/layout.h"
 #include "train/checkpoint/model_file.h"
 #include "train/plan/exchange_profile.h"
 #include "train/plan/layer_density.h"
@@ -23,10 +24,10 @@ void check_device(const Config& config) {
   const bool cpu = parse_device(train.device).kind == DeviceKind::cpu;
   if (!cpu && !config.dist.link_rate.empty())
     throw UserError("dist.link.rate: slows ranks on CPUs only; set train.device=cpu, or leave it out");
-  if (cpu && train.precision == "bf16")
+  if (cpu && train.precision == "bf16" && !cpu_has_bfloat16())
     throw UserError(fmt::format(
-        "train.precision: bf16 works on GPUs and not on CPUs yet, and this run's device is the CPU "
-        "(train.device={}{}); leave it at fp32",
+        "train.precision: bf16 needs a CPU with products of bfloat16 (AVX-512 BF16), which this one "
+        "is not, or a GPU (train.device={}{}); leave it at fp32",
         train.device, train.device == "auto" ? ": " + cuda_problem() : ""));
 }
 
@@ -55,6 +56,14 @@ RunData load_data(const Config& config) {
   return data;
 }
 
+Variable BuiltModel::forward(const Tensor& images, const ForwardContext& context) const {
+  if (!module->reads_tokens())
+    return module->forward(Variable(in_form(images, images.layout(), activations)), context);
+  ForwardContext of_tokens = context;
+  of_tokens.cpu_activations = activations;
+  return module->forward(Variable(images), of_tokens);
+}
+
 std::unique_ptr<BuiltModel> build_model(const Config& config, const Dataset& data, Device device,
                                         bool first_weights) {
   auto built = std::make_unique<BuiltModel>(device);
@@ -80,6 +89,7 @@ std::unique_ptr<BuiltModel> build_model(const Config& config, const Dataset& dat
                                 config.model.name, sound ? "does not transcribe" : "transcribes",
                                 config.data.name, sound ? "has such" : "has none",
                                 sound ? "deep_speech" : "data.name=speech or another model"));
+  if (config.train.precision == "bf16" && !on_gpu(config)) built->activations = DType::bf16;
   const bool dense_1d = config.compress.dense_1d;
   const auto min_numel = static_cast<std::size_t>(config.compress.min_numel);
   std::vector<std::string> names;

@@ -34,8 +34,12 @@ DatasetOptions dataset_options(const Config& config);
 // nothing. `first_weights` false: model.init_from is not read, for a run that goes on from a checkpoint.
 struct BuiltModel {
   explicit BuiltModel(Device device = {}) : store(device) {}
+  // Images as a loader gives them; cast to `activations` on a CPU.
+  Variable forward(const Tensor& images, const ForwardContext& context) const;
+
   ParameterStore store;
   ModulePtr module;
+  DType activations = DType::f32;  // on a CPU, by train.precision; a GPU's are its context's
 };
 std::unique_ptr<BuiltModel> build_model(const Config& config, const Dataset& data, Device device = {},
                                         bool first_weights = true);

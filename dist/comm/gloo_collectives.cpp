@@ -30,8 +30,8 @@ constexpr std::size_t eager_bytes = 4096;  // header and start of a block, sent 
 constexpr std::size_t small_count = 8192;
 constexpr std::size_t ring_segment = (1 << 20) / 4;  // elements
 
-void add(const float* addend, std::size_t n, float* sum) {
-  for (std::size_t i = 0; i < n; ++i) sum[i] += addend[i];
+void add(const float* a, const float* b, std::size_t n, float* sum) {
+  for (std::size_t i = 0; i < n; ++i) sum[i] = a[i] + b[i];
 }
 
 }  // namespace
@@ -405,7 +405,8 @@ void GlooCollectives::reduce_on_ring(std::span<T> data) {
     if (m < adding) {
       in_add.wait_received(call_.deadline);
       const ElementRange to = place(m, 0);
-      add(arriving.data() + (m % ahead) * segment, to.size(), data.data() + to.begin);
+      T* sum = data.data() + to.begin;
+      add(sum, arriving.data() + (m % ahead) * segment, to.size(), sum);
     } else {
       in_final.wait_received(call_.deadline);
     }

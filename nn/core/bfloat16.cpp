@@ -13,8 +13,8 @@ TOPKNOT_MULTIVERSION void widen(const BFloat16* from, std::size_t n, float* to) 
   for (std::size_t i = 0; i < n; ++i) to[i] = to_float(from[i]);
 }
 
-TOPKNOT_MULTIVERSION void accumulate(const BFloat16* addend, std::size_t n, BFloat16* sum) {
-  for (std::size_t i = 0; i < n; ++i) sum[i] = to_bfloat16(to_float(sum[i]) + to_float(addend[i]));
+TOPKNOT_MULTIVERSION void add_up(const BFloat16* a, const BFloat16* b, std::size_t n, BFloat16* sum) {
+  for (std::size_t i = 0; i < n; ++i) sum[i] = to_bfloat16(to_float(a[i]) + to_float(b[i]));
 }
 
 }  // namespace
@@ -27,8 +27,8 @@ void to_float(const BFloat16* from, std::size_t n, float* to) {
   widen(from, n, to);
 }
 
-void add(const BFloat16* addend, std::size_t n, BFloat16* sum) {
-  accumulate(addend, n, sum);
+void add(const BFloat16* a, const BFloat16* b, std::size_t n, BFloat16* sum) {
+  add_up(a, b, n, sum);
 }
 
 }  // namespace topknot

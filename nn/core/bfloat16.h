@@ -26,7 +26,7 @@ inline BFloat16 to_bfloat16(float value) {
 // Of n elements; `to` and `from` do not overlap.
 void to_bfloat16(const float* from, std::size_t n, BFloat16* to);
 void to_float(const BFloat16* from, std::size_t n, float* to);
-// sum[i] = bfloat16(sum[i] + addend[i]), added as floats.
-void add(const BFloat16* addend, std::size_t n, BFloat16* sum);
+// sum[i] = bfloat16(a[i] + b[i]), added as floats; sum may be a or b.
+void add(const BFloat16* a, const BFloat16* b, std::size_t n, BFloat16* sum);
 
 }  // namespace topknot

@@ -18,7 +18,7 @@ struct Device {
 // What an element is. Parameters, gradients and statistics are always f32.
 enum class DType {
   f32,
-  bf16,  // activations on a GPU under train.precision bf16
+  bf16,  // activations under train.precision bf16
 };
 inline std::size_t size_of(DType type) {
   return type == DType::f32 ? 4 : 2;

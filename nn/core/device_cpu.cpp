@@ -16,6 +16,7 @@
 
 #include "nn/core/base/check.h"
 #include "nn/core/base/memory.h"
+#include "nn/core/bfloat16.h"
 #include "nn/core/device.h"
 #include "nn/core/tensor.h"
 
@@ -71,7 +72,9 @@ class CpuBackend final : public DeviceBackend {
   }
   void copy(const float* from, float* to, std::size_t floats) override { std::copy_n(from, floats, to); }
   void add(DType type, const void* a, const void* b, void* out, std::size_t n) override {
-    TOPKNOT_CHECK(type == DType::f32, "activations on a CPU are fp32");
+    if (type == DType::bf16)
+      return add_bfloat16(static_cast<const BFloat16*>(a), static_cast<const BFloat16*>(b),
+                          static_cast<BFloat16*>(out), n);
     const auto *x = static_cast<const float*>(a), *y = static_cast<const float*>(b);
     auto* sum = static_cast<float*>(out);
 #pragma omp parallel for simd schedule(static) if (n > 65536)
@@ -79,6 +82,13 @@ class CpuBackend final : public DeviceBackend {
   }
 
  private:
+  static void add_bfloat16(const BFloat16* a, const BFloat16* b, BFloat16* sum, std::size_t n) {
+    constexpr std::size_t kPart = 65536;
+#pragma omp parallel for schedule(static) if (n > kPart)
+    for (std::size_t at = 0; at < n; at += kPart)
+      topknot::add(a + at, b + at, std::min(kPart, n - at), sum + at);
+  }
+
   static constexpr std::size_t kHugePage = std::size_t{2} << 20;
   // From half a huge page on, whole huge pages.
   static std::size_t rounded(std::size_t floats) {
@@ -102,14 +112,24 @@ DeviceBackend& cpu_backend() {
   return *instance;
 }
 
+namespace {
+
+// Whether oneDNN will use it, so that ONEDNN_MAX_CPU_ISA keeps working.
+bool onednn_uses(dnnl::cpu_isa wanted) {
+  const auto isa = static_cast<unsigned>(dnnl::get_effective_cpu_isa()), bits = static_cast<unsigned>(wanted);
+  return (isa & bits) == bits;
+}
+
+}  // namespace
+
 int channel_block() {
-  // What oneDNN will use, so that ONEDNN_MAX_CPU_ISA keeps working.
-  static const int block = [] {
-    const auto isa = static_cast<unsigned>(dnnl::get_effective_cpu_isa());
-    const auto avx512 = static_cast<unsigned>(dnnl::cpu_isa::avx512_core);
-    return (isa & avx512) == avx512 ? 16 : 8;
-  }();
+  static const int block = onednn_uses(dnnl::cpu_isa::avx512_core) ? 16 : 8;
   return block;
+}
+
+bool cpu_has_bfloat16() {
+  static const bool has = onednn_uses(dnnl::cpu_isa::avx512_core_bf16);
+  return has;
 }
 
 }  // namespace topknot

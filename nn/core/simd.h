@@ -6,6 +6,7 @@
 // functions that it holds for compiled for different machines).
 
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 
 #if defined(__x86_64__)
@@ -18,6 +19,8 @@
 #define TOPKNOT_MULTIVERSION
 #endif
 #define TOPKNOT_INLINE inline __attribute__((always_inline))
+
+#include "nn/core/bfloat16.h"
 
 namespace topknot {
 
@@ -36,6 +39,47 @@ template <class V>
 TOPKNOT_INLINE void store_as(float* p, V v) {
   std::memcpy(p, &v, sizeof v);
 }
+
+// bfloat16 in memory, floats in registers; a store rounds as to_bfloat16() does.
+template <class V>
+struct HalfLanes;
+template <>
+struct HalfLanes<Lanes> {
+  typedef std::uint16_t Half __attribute__((vector_size(32)));
+  typedef std::uint32_t Word __attribute__((vector_size(64)));
+};
+template <>
+struct HalfLanes<Lanes8> {
+  typedef std::uint16_t Half __attribute__((vector_size(16)));
+  typedef std::uint32_t Word __attribute__((vector_size(32)));
+};
+template <class V>
+TOPKNOT_INLINE V load_as(const BFloat16* p) {
+  if constexpr (sizeof(V) == sizeof(float)) {
+    return to_float(*p);
+  } else {
+    typename HalfLanes<V>::Half half;
+    std::memcpy(&half, p, sizeof half);
+    const typename HalfLanes<V>::Word word = __builtin_convertvector(half, typename HalfLanes<V>::Word) << 16;
+    V v;
+    std::memcpy(&v, &word, sizeof v);
+    return v;
+  }
+}
+template <class V>
+TOPKNOT_INLINE void store_as(BFloat16* p, V v) {
+  if constexpr (sizeof(V) == sizeof(float)) {
+    *p = to_bfloat16(v);
+  } else {
+    typename HalfLanes<V>::Word word;
+    std::memcpy(&word, &v, sizeof word);
+    const auto rounded = word + 0x7FFF + ((word >> 16) & 1);
+    word = ((word & 0x7FFFFFFF) > 0x7F800000 ? word | 0x400000 : rounded) >> 16;
+    const auto half = __builtin_convertvector(word, typename HalfLanes<V>::Half);
+    std::memcpy(static_cast<void*>(p), &half, sizeof half);
+  }
+}
+
 TOPKNOT_INLINE Lanes load(const float* p) {
   return load_as<Lanes>(p);
 }

@@ -17,6 +17,12 @@ TOPKNOT_INLINE void store_part(float* p, Lanes v, std::size_t n) {
   if (n == kLanes) return store(p, v);
   std::memcpy(p, &v, n * sizeof(float));
 }
+TOPKNOT_INLINE void store_part(BFloat16* p, Lanes v, std::size_t n) {
+  if (n == kLanes) return store_as<Lanes>(p, v);
+  BFloat16 all[kLanes];
+  store_as<Lanes>(all, v);
+  std::memcpy(static_cast<void*>(p), all, n * sizeof(BFloat16));
+}
 
 // exp(x), relative error below 2e-7; arguments beyond +-87 count as +-87.
 TOPKNOT_INLINE Lanes exp_lanes(Lanes x) {

@@ -1,5 +1,5 @@
 #pragma once
-// A dense array on one device: a shape over shared storage, fp32 or, for activations on a GPU, bfloat16.
+// A dense array on one device: a shape over shared storage, fp32 or, for activations, bfloat16.
 
 #include <array>
 #include <cstdint>
@@ -39,6 +39,8 @@ enum class Layout {
 
 // Channels per block on this CPU: 16 with AVX-512, 8 without.
 int channel_block();
+// Whether this CPU multiplies bfloat16: AVX-512 BF16.
+bool cpu_has_bfloat16();
 
 class Tensor {
  public:
@@ -61,6 +63,15 @@ class Tensor {
   std::size_t bytes() const { return static_cast<std::size_t>(numel()) * size_of(dtype_); }
   float* data() { return data_; }  // of bfloat16 tensors only an address
   const float* data() const { return data_; }
+  // The elements as they are stored: T is float or BFloat16, by dtype().
+  template <class T>
+  T* as() {
+    return reinterpret_cast<T*>(data_);
+  }
+  template <class T>
+  const T* as() const {
+    return reinterpret_cast<const T*>(data_);
+  }
 
   // True where no other tensor holds this storage, so that an op may write its result over it.
   bool exclusive() const { return storage_ && storage_.use_count() == 1; }

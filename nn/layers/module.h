@@ -18,6 +18,8 @@ struct ForwardContext {
   std::uint64_t seed = 1;  // of dropout; ranks differ by `rank`, steps by `step`
   std::uint32_t rank = 0;
   std::uint32_t step = 0;
+  DType cpu_activations =
+      DType::f32;  // on a CPU, of embeddings: what an image's input has, tokens cannot show
   const std::uint32_t* gpu_step = nullptr;  // in GPU memory: takes the place of `step` there, for graphs
 
   // A parameter as the graph's leaf, or as a constant where no gradient is wanted.

@@ -8,6 +8,7 @@
 #include "nn/layers/layers.h"
 #include "nn/models/model.h"
 #include "nn/ops/embedding.h"
+#include "nn/ops/layout.h"
 #include "nn/ops/linear.h"
 #include "nn/ops/lstm.h"
 
@@ -42,6 +43,7 @@ class LstmLanguageModel final : public Module {
   bool reads_tokens() const override { return true; }
   Variable forward(const Variable& ids, const ForwardContext& context) override {
     Variable y = embedding(ids, context.use(*encoder_));
+    if (y.value().device().kind == DeviceKind::cpu) y = cast(y, context.cpu_activations);
     std::uint32_t index = 0;
     const auto drop = [&](const Variable& x) { return Dropout(dropout_, index++).forward(x, context); };
     for (const Layer& layer : layers_)

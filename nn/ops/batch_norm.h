@@ -54,6 +54,7 @@ struct BatchNormGradients {
 // Outside training mean and var do not depend on x: only the first term of dx is left.
 struct BatchNormKernels {
   static constexpr const char* op = "batch_norm";
+  static constexpr bool cpu_bfloat16 = true;
   Tensor (*forward)(const BatchNormArguments& call, OpState& state);
   // `grad` may be written over where it is the caller's alone.
   void (*backward)(const BatchNormArguments& call, const OpState& state, Tensor grad,

@@ -22,6 +22,7 @@ struct ChannelRun {
 
 struct ChannelCopyKernels {
   static constexpr const char* op = "a copy of channels";
+  static constexpr bool cpu_bfloat16 = true;
   // A layout in which x's channels can be copied so; x's own where possible.
   Layout (*layout)(const Tensor& x, const ChannelRun& run, std::int64_t other_channels);
   // y's channels of the run become x's, or x's are added to them. Both have that layout.

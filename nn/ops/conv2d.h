@@ -38,6 +38,7 @@ Variable conv2d(const Variable& x, const Variable& weight, const Variable& bias,
 
 struct ConvKernels {
   static constexpr const char* op = "conv2d";
+  static constexpr bool cpu_bfloat16 = true;
   Layout (*output_layout)(const ConvGeometry& geometry);
   OpState (*forward)(const ConvGeometry& geometry, const Tensor& x, const Tensor& weight, const Tensor& bias,
                      Tensor& y);

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include "nn/ops/layout.h"
+
 namespace topknot {
 
 std::int64_t ctc_frames_needed(std::span<const std::int32_t> labels) {
@@ -20,6 +22,7 @@ Variable ctc_loss(const Variable& logits, const CtcTargets& targets, std::int32_
                             sequences, targets.labels.size()));
   TOPKNOT_CHECK(blank >= 0 && blank < in.dim(1),
                 fmt::format("ctc_loss: blank {} of {} classes", blank, in.dim(1)));
+  if (needs_f32(logits)) return ctc_loss(cast(logits, DType::f32), targets, blank);
   const auto& kernels = kernels_for<CtcKernels>(logits);
   Tensor loss = Tensor::empty({1}, Layout::plain, in.device()), dz;
   if (logits.requires_grad()) dz = Tensor::empty(in.shape(), Layout::plain, in.device());

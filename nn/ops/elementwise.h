@@ -28,6 +28,7 @@ Variable dropout(const Variable& x, float p, const CounterRng& rng, const std::u
 
 struct ReluKernels {
   static constexpr const char* op = "relu";
+  static constexpr bool cpu_bfloat16 = true;
   void (*forward)(const Tensor& x, Tensor& y);
   void (*backward)(const Tensor& y, const Tensor& dy,
                    Tensor& dx);  // dx = dy where y > 0, else 0; dx may be dy
@@ -35,6 +36,7 @@ struct ReluKernels {
 
 struct ActivationKernels {
   static constexpr const char* op = "an activation function";
+  static constexpr bool cpu_bfloat16 = true;
   void (*forward)(const ActivationRule& rule, const Tensor& x, Tensor& y);
   void (*backward)(const ActivationRule& rule, const Tensor& x, const Tensor& dy,
                    Tensor& dx);  // dx = dy slope(x); dx may be dy
@@ -42,6 +44,7 @@ struct ActivationKernels {
 
 struct DropoutKernels {
   static constexpr const char* op = "dropout";
+  static constexpr bool cpu_bfloat16 = true;
   // The mask of a tensor of x's shape and layout, and t times that mask.
   OpState (*mask)(const Tensor& x, float p, const CounterRng& rng, const std::uint32_t* step);
   Tensor (*times_mask)(const Tensor& t, const OpState& mask);

@@ -7,6 +7,7 @@ namespace topknot {
 Variable frames_to_rows(const Variable& x) {
   const Tensor& in = x.value();
   TOPKNOT_CHECK(x.shape().rank() == 4, "frames_to_rows: input must be [N, C, H, T], not " + x.shape().str());
+  if (needs_f32(x)) return cast(frames_to_rows(cast(x, DType::f32)), DType::bf16);
   const auto& kernels = kernels_for<FramesKernels>(x);
   Tensor rows =
       Tensor::empty({in.dim(3) * in.dim(0), in.dim(1) * in.dim(2)}, Layout::plain, in.device(), in.dtype());

@@ -17,9 +17,10 @@
 // The op looks them up by its input's device: kernels_for<XKernels>(x). No file lists the ops, so that a new op touches
 // its own files only, and an op without CUDA kernels throws Error on a GPU.
 //
-// CPU kernels return when their result is there. CUDA kernels put their work on the stream of the current context and
-// never block; they may be captured into a graph. On a GPU four-dimensional activations are nhwc and others plain, f32 or,
-// under Precision::bf16, bf16; parameters are f32 in the arena's layout (OIHW), and so are their gradients; losses are f32.
+// CPU kernels return when their result is there. They take f32, and bf16 where the struct has a member cpu_bfloat16.
+// CUDA kernels put their work on the stream of the current context and never block; they may be captured into a graph.
+// On a GPU four-dimensional activations are nhwc and others plain. Activations are f32 or, under train.precision bf16,
+// bf16; parameters are f32 in the arena's layout (OIHW), and so are their gradients; losses are f32.
 
 #include <array>
 #include <memory>
@@ -51,6 +52,11 @@ const Kernels* find_kernels(const Variable& x) {
 }
 template <class Kernels>
 const Kernels& kernels_for(const Tensor& x) {
+  if constexpr (!requires { Kernels::cpu_bfloat16; })
+    TOPKNOT_CHECK(
+        x.device().kind != DeviceKind::cpu || x.dtype() == DType::f32,
+        std::string(Kernels::op) +
+            " takes fp32 alone on a CPU; its op casts bfloat16 first (needs_f32 in nn/ops/layout.h)");
   const Kernels* kernels = registered_kernels<Kernels>[static_cast<std::size_t>(x.device().kind)];
   TOPKNOT_CHECK(kernels, std::string(Kernels::op) + " has no kernels for " + x.device().str());
   return *kernels;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "nn/core/pass_cost.h"
+#include "nn/ops/layout.h"
 
 namespace topknot {
 
@@ -11,6 +12,7 @@ Variable lookahead(const Variable& x, std::int64_t batch, const Variable& weight
   TOPKNOT_CHECK(
       in.rank() == 2 && w.rank() == 2 && in[1] == w[0] && w[1] > 0 && batch > 0 && in[0] % batch == 0,
       fmt::format("lookahead: input {} of {} sequences, weight {}", in.str(), batch, w.str()));
+  if (needs_f32(x)) return cast(lookahead(cast(x, DType::f32), batch, weight), DType::bf16);
   const auto& kernels = kernels_for<LookaheadKernels>(x);
   Tensor y = Tensor::empty_like(x.value());
   const double flops = 2.0 * static_cast<double>(in.numel() * w[1]);

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include "nn/ops/layout.h"
+
 namespace topknot {
 namespace {
 
@@ -18,6 +20,7 @@ Variable softmax_cross_entropy(const Variable& logits, std::span<const std::int3
                                float smoothing) {
   check_logits("softmax_cross_entropy", logits.value(), labels);
   TOPKNOT_CHECK(smoothing >= 0 && smoothing < 1, "softmax_cross_entropy: smoothing in [0, 1)");
+  if (needs_f32(logits)) return softmax_cross_entropy(cast(logits, DType::f32), labels, smoothing);
   const auto& kernels = kernels_for<CrossEntropyKernels>(logits);
   Tensor loss = Tensor::empty({1}, Layout::plain, logits.value().device());
   const OpState state = kernels.forward(logits.value(), labels, smoothing, loss);
@@ -35,6 +38,7 @@ Variable mean_squared_error(const Variable& y, const Tensor& target) {
   TOPKNOT_CHECK(
       out.layout() == target.layout() && target.dtype() == DType::f32 && target.device() == out.device(),
       "mean_squared_error: a target in f32 on the same device and in the same layout");
+  if (needs_f32(y)) return mean_squared_error(cast(y, DType::f32), target);
   const auto& kernels = kernels_for<SquaredErrorKernels>(y);
   Tensor loss = Tensor::empty({1}, Layout::plain, out.device());
   kernels.forward(out, target, loss);
@@ -47,7 +51,9 @@ Variable mean_squared_error(const Variable& y, const Tensor& target) {
 
 void count_correct(const Tensor& logits, std::span<const std::int32_t> labels, int top, double* sum) {
   check_logits("count_correct", logits, labels);
-  kernels_for<CrossEntropyKernels>(logits).count_correct(logits, labels, top, sum);
+  const bool cpu = logits.device().kind == DeviceKind::cpu;
+  const Tensor z = cpu ? in_form(logits, logits.layout(), DType::f32) : logits;
+  kernels_for<CrossEntropyKernels>(z).count_correct(z, labels, top, sum);
 }
 
 }  // namespace topknot

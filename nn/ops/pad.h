@@ -11,6 +11,7 @@ Variable pad_end(const Variable& x, std::int64_t rows, std::int64_t columns, flo
 
 struct PadKernels {
   static constexpr const char* op = "pad_end";
+  static constexpr bool cpu_bfloat16 = true;
   void (*forward)(const Tensor& x, float value, Tensor& y);
   void (*backward)(const Tensor& dy, Tensor& dx);  // dx = dy without the rows and columns
 };

@@ -25,6 +25,7 @@ Variable global_average_pool(const Variable& x);
 
 struct PoolKernels {
   static constexpr const char* op = "pool";
+  static constexpr bool cpu_bfloat16 = true;
   OpState (*forward)(const PoolGeometry& geometry, const Tensor& x, Tensor& y);
   void (*backward)(const PoolGeometry& geometry, const OpState& state, const Tensor& x, const Tensor& y,
                    const Tensor& dy, Tensor& dx);
@@ -32,6 +33,7 @@ struct PoolKernels {
 
 struct GlobalAveragePoolKernels {
   static constexpr const char* op = "global_average_pool";
+  static constexpr bool cpu_bfloat16 = true;
   void (*forward)(const Tensor& x, Tensor& y);
   void (*backward)(const Tensor& dy, Tensor& dx);  // dx = dy / (H W), everywhere
 };

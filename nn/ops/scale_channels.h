@@ -11,6 +11,7 @@ Variable scale_channels(const Variable& x, const Variable& s);
 
 struct ScaleChannelsKernels {
   static constexpr const char* op = "scale_channels";
+  static constexpr bool cpu_bfloat16 = true;
   void (*forward)(const Tensor& x, const Tensor& s, Tensor& y);  // its own gradient: dx = forward(dy, s)
   void (*scale_gradient)(const Tensor& x, const Tensor& dy,
                          Tensor& ds);  // ds[n,c] = sum over h, w of dy[n,c,h,w] x[n,c,h,w]

@@ -12,6 +12,7 @@ Variable subsample_and_pad(const Variable& x, std::int64_t channels);
 
 struct ShortcutKernels {
   static constexpr const char* op = "subsample_and_pad";
+  static constexpr bool cpu_bfloat16 = true;
   void (*forward)(const Tensor& x, Tensor& y);
   void (*backward)(const Tensor& dy, Tensor& dx);  // the transpose: pixels that were left out get zero
 };

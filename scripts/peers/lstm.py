@@ -25,7 +25,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     for name, default in (("batch", 20), ("threads", 2), ("width", 200), ("window", 35)):
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--bf16", action="store_true", help="by autocast")
     options = parser.parse_args()
+    autocast = torch.autocast("cpu", dtype=torch.bfloat16, enabled=options.bf16)
     torch.set_num_threads(options.threads)
     torch.manual_seed(1)
     model = LanguageModel(options.width)
@@ -39,9 +41,10 @@ def main():
     def step():
         nonlocal state
         optimizer.zero_grad(set_to_none=True)
-        logits, after = model(tokens, state)
+        with autocast:
+            logits, after = model(tokens, state)
+            loss = torch.nn.functional.cross_entropy(logits, labels)
         state = tuple(part.detach() for part in after)
-        loss = torch.nn.functional.cross_entropy(logits, labels)
         loss.backward()
         optimizer.step()
         return loss.item()

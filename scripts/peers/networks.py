@@ -1,6 +1,6 @@
 """The networks of the comparison, as PyTorch modules, and their training step on one synthetic batch. A peer of bench_step:
 
-  networks.py NETWORK [--batch N] [--threads T]
+  networks.py NETWORK [--batch N] [--threads T] [--bf16]
 """
 
 import sys
@@ -80,9 +80,10 @@ NETWORKS = {"resnet20": (resnet20, 269_722, 32, 10), "vgg16": (vgg16, 14_724_042
 
 
 class Training:
-    """One network in channels_last fp32 with SGD (momentum 0.9, weight decay 1e-4) on a batch that stays the same."""
+    """One network in channels_last with SGD (momentum 0.9, weight decay 1e-4) on a batch that stays the same; fp32, or bf16
+    by autocast."""
 
-    def __init__(self, network, batch, seed=0, wrap=lambda model: model):
+    def __init__(self, network, batch, seed=0, wrap=lambda model: model, bf16=False):
         torch.manual_seed(1)
         build, parameters, side, classes = NETWORKS[network]
         model = build().to(memory_format=torch.channels_last).train()
@@ -94,10 +95,12 @@ class Training:
         self.images = torch.randn(batch, 3, side, side).contiguous(memory_format=torch.channels_last)
         self.labels = torch.randint(0, classes, (batch,))
         self.last_loss = None
+        self.autocast = torch.autocast("cpu", dtype=torch.bfloat16, enabled=bf16)
 
     def step(self):
         self.optimizer.zero_grad(set_to_none=True)
-        loss = functional.cross_entropy(self.model(self.images), self.labels)
+        with self.autocast:
+            loss = functional.cross_entropy(self.model(self.images), self.labels)
         loss.backward()
         self.optimizer.step()
         self.last_loss = loss.item()
@@ -112,9 +115,10 @@ def main():
     parser.add_argument("network", choices=NETWORKS)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--bf16", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    training = Training(options.network, options.batch)
+    training = Training(options.network, options.batch, bf16=options.bf16)
     serve(options.batch, lambda k: [timed(training.step) for _ in range(k)])
 
 

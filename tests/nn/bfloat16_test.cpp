@@ -49,7 +49,7 @@ TEST_CASE("the forms for many elements do what those for one do") {
   to_float(narrow.data(), narrow.size(), wide.data());
   for (std::size_t i = 0; i < sum.size(); ++i) sum[i] = to_bfloat16(static_cast<float>(i));
   const std::vector<BFloat16> before = sum;
-  add(narrow.data(), narrow.size(), sum.data());
+  add(sum.data(), narrow.data(), narrow.size(), sum.data());
   for (std::size_t i = 0; i < values.size(); ++i) {
     REQUIRE(narrow[i].bits == to_bfloat16(values[i]).bits);
     REQUIRE(wide[i] == to_float(narrow[i]));

@@ -355,7 +355,9 @@ std::vector<Key> machine_keys() {
       text("train.device", at<t, &Train::device>, "where to compute; auto: a GPU where there is one",
            {"auto", "cpu", "cuda"}),
       text("train.precision", at<t, &Train::precision>,
-           "fp32; on a GPU also tf32 in products, or bf16 activations with fp32 weights and gradients",
+           "fp32; bf16: activations and products in bfloat16, weights, gradients and statistics in fp32; "
+           "tf32: of "
+           "products on a GPU",
            {"fp32", "tf32", "bf16"}),
       used_by({kGpus},
               flag("train.graphs", at<t, &Train::graphs>,

@@ -49,7 +49,7 @@ LayerTimes measure_layer_times(const Config& config, const Dataset& data, int ra
       ForwardContext context;
       context.seed = config.seed;
       context.step = static_cast<std::uint32_t>(pass);
-      loss = batch_loss(*model->module, model->module->forward(Variable(batch.images), context), batch);
+      loss = batch_loss(*model->module, model->forward(batch.images, context), batch);
     }
     order.clear();
     Clock::time_point last = Clock::now();

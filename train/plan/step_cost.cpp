@@ -29,7 +29,7 @@ Pass count_pass(const Config& config, const Dataset& data, BuiltModel& model, in
   model.store.arena().clear_gradients();
   const PassCost cost;
   const Variable loss =
-      batch_loss(*model.module, model.module->forward(Variable(batch.images), ForwardContext()), batch);
+      batch_loss(*model.module, model.forward(batch.images, {}), batch);
   Pass pass;
   pass.forward = cost.flops();
   backward(loss, hook);

@@ -18,8 +18,8 @@ namespace {
 template <class V>
 inline constexpr std::int64_t lanes = sizeof(V) / sizeof(float);
 
-template <class V>
-TOPKNOT_INLINE void sums_of(const ChannelGeometry& g, const float* x, const float* shift, float* sums) {
+template <class V, class T>
+TOPKNOT_INLINE void sums_of(const ChannelGeometry& g, const T* x, const float* shift, float* sums) {
   constexpr std::int64_t L = lanes<V>;
   for (std::int64_t c = 0; c < g.channels; c += L, x += g.pixels * L) {
     const V m = load_as<V>(shift + c);
@@ -40,8 +40,8 @@ TOPKNOT_INLINE void sums_of(const ChannelGeometry& g, const float* x, const floa
   }
 }
 
-template <class V, bool kResidual, bool kRelu>
-TOPKNOT_INLINE void apply_of(const ChannelGeometry& g, const float* x, const float* residual, float* y,
+template <class V, bool kResidual, bool kRelu, class T>
+TOPKNOT_INLINE void apply_of(const ChannelGeometry& g, const T* x, const T* residual, T* y,
                              const float* scale, const float* shift) {
   constexpr std::int64_t L = lanes<V>;
   std::int64_t at = 0;
@@ -56,8 +56,8 @@ TOPKNOT_INLINE void apply_of(const ChannelGeometry& g, const float* x, const flo
   }
 }
 
-template <class V>
-TOPKNOT_INLINE void apply_any(const ChannelGeometry& g, const float* x, const float* residual, float* y,
+template <class V, class T>
+TOPKNOT_INLINE void apply_any(const ChannelGeometry& g, const T* x, const T* residual, T* y,
                               const float* scale, const float* shift, bool relu) {
   if (residual && relu) return apply_of<V, true, true>(g, x, residual, y, scale, shift);
   if (residual) return apply_of<V, true, false>(g, x, residual, y, scale, shift);
@@ -65,9 +65,9 @@ TOPKNOT_INLINE void apply_any(const ChannelGeometry& g, const float* x, const fl
   apply_of<V, false, false>(g, x, residual, y, scale, shift);
 }
 
-template <class V, bool kMask>
-TOPKNOT_INLINE void backward_sums_of(const ChannelGeometry& g, const float* grad, const float* y,
-                                     const float* x, const float* mean, float* masked, float* sums) {
+template <class V, bool kMask, class T>
+TOPKNOT_INLINE void backward_sums_of(const ChannelGeometry& g, const T* grad, const T* y, const T* x,
+                                     const float* mean, T* masked, float* sums) {
   constexpr std::int64_t L = lanes<V>;
   std::int64_t at = 0;
   for (std::int64_t c = 0; c < g.channels; c += L) {
@@ -93,8 +93,8 @@ TOPKNOT_INLINE void backward_sums_of(const ChannelGeometry& g, const float* grad
   }
 }
 
-template <class V>
-TOPKNOT_INLINE void backward_apply_of(const ChannelGeometry& g, const float* grad, const float* x, float* dx,
+template <class V, class T>
+TOPKNOT_INLINE void backward_apply_of(const ChannelGeometry& g, const T* grad, const T* x, T* dx,
                                       const float* a, const float* b, const float* c) {
   constexpr std::int64_t L = lanes<V>;
   std::int64_t at = 0;
@@ -105,43 +105,78 @@ TOPKNOT_INLINE void backward_apply_of(const ChannelGeometry& g, const float* gra
   }
 }
 
+// Calls fn(Stored<V, T>()) with the lanes V of an image's pixels and the type T in which its elements are stored.
+template <class V_, class T_>
+struct Stored {
+  using V = V_;
+  using T = T_;
+};
+template <class Fn>
+TOPKNOT_INLINE void by_storage(const ChannelGeometry& g, DType type, Fn&& fn) {
+  if (type == DType::bf16) {
+    if (g.block == 16) return fn(Stored<Lanes, BFloat16>());
+    if (g.block == 8) return fn(Stored<Lanes8, BFloat16>());
+    return fn(Stored<float, BFloat16>());
+  }
+  if (g.block == 16) return fn(Stored<Lanes, float>());
+  if (g.block == 8) return fn(Stored<Lanes8, float>());
+  fn(Stored<float, float>());
+}
+
 // sums[c] = sum (x - shift), sums[C + c] = sum (x - shift)^2; a shift near the mean keeps the variance from
 // cancelling.
-TOPKNOT_MULTIVERSION void image_sums(const ChannelGeometry& g, const float* x, const float* shift,
-                                     float* sums) {
-  if (g.block == 16) return sums_of<Lanes>(g, x, shift, sums);
-  if (g.block == 8) return sums_of<Lanes8>(g, x, shift, sums);
-  sums_of<float>(g, x, shift, sums);
+TOPKNOT_MULTIVERSION void image_sums(const ChannelGeometry& g, const Tensor& x, std::int64_t image,
+                                     const float* shift, float* sums) {
+  by_storage(
+      g, x.dtype(), [&](auto stored) __attribute__((always_inline)) {
+        using S = decltype(stored);
+        sums_of<typename S::V>(g, g.image<typename S::T>(x, image), shift, sums);
+      });
 }
 
-// y = scale x + shift (+ residual), then max(0, .) where relu. `residual` may be null.
-TOPKNOT_MULTIVERSION void image_apply(const ChannelGeometry& g, const float* x, const float* residual,
-                                      float* y, const float* scale, const float* shift, bool relu) {
-  if (g.block == 16) return apply_any<Lanes>(g, x, residual, y, scale, shift, relu);
-  if (g.block == 8) return apply_any<Lanes8>(g, x, residual, y, scale, shift, relu);
-  apply_any<float>(g, x, residual, y, scale, shift, relu);
+// y = scale x + shift (+ residual), then max(0, .) where relu. `residual` may be undefined.
+TOPKNOT_MULTIVERSION void image_apply(const ChannelGeometry& g, const Tensor& x, const Tensor& residual,
+                                      Tensor& y, std::int64_t image, const float* scale, const float* shift,
+                                      bool relu) {
+  by_storage(
+      g, x.dtype(), [&](auto stored) __attribute__((always_inline)) {
+        using S = decltype(stored);
+        using T = typename S::T;
+        apply_any<typename S::V>(g, g.image<T>(x, image), g.image<T>(residual, image), g.image<T>(y, image),
+                                 scale, shift, relu);
+      });
 }
 
-// masked = grad where y > 0, else 0; sums[c] = sum masked, sums[C + c] = sum masked * (x - mean). With y null
+// masked = grad where y > 0, else 0; sums[c] = sum masked, sums[C + c] = sum masked * (x - mean). With y undefined
 // nothing is masked and `masked` is not written; `masked` may be `grad`.
-TOPKNOT_MULTIVERSION void image_backward_sums(const ChannelGeometry& g, const float* grad, const float* y,
-                                              const float* x, const float* mean, float* masked, float* sums) {
-  if (y) {
-    if (g.block == 16) return backward_sums_of<Lanes, true>(g, grad, y, x, mean, masked, sums);
-    if (g.block == 8) return backward_sums_of<Lanes8, true>(g, grad, y, x, mean, masked, sums);
-    return backward_sums_of<float, true>(g, grad, y, x, mean, masked, sums);
-  }
-  if (g.block == 16) return backward_sums_of<Lanes, false>(g, grad, y, x, mean, masked, sums);
-  if (g.block == 8) return backward_sums_of<Lanes8, false>(g, grad, y, x, mean, masked, sums);
-  backward_sums_of<float, false>(g, grad, y, x, mean, masked, sums);
+TOPKNOT_MULTIVERSION void image_backward_sums(const ChannelGeometry& g, const Tensor& grad, const Tensor& y,
+                                              const Tensor& x, std::int64_t image, const float* mean,
+                                              Tensor& masked, float* sums) {
+  by_storage(
+      g, x.dtype(), [&](auto stored) __attribute__((always_inline)) {
+        using S = decltype(stored);
+        using T = typename S::T;
+        using V = typename S::V;
+        const T *d = g.image<T>(grad, image), *value = g.image<T>(y, image), *in = g.image<T>(x, image);
+        T* to = g.image<T>(masked, image);
+        if (value)
+          backward_sums_of<V, true>(g, d, value, in, mean, to, sums);
+        else
+          backward_sums_of<V, false>(g, d, value, in, mean, to, sums);
+      });
 }
 
-// dx = a grad + b x + c; dx may be grad.
-TOPKNOT_MULTIVERSION void image_backward_apply(const ChannelGeometry& g, const float* grad, const float* x,
-                                               float* dx, const float* a, const float* b, const float* c) {
-  if (g.block == 16) return backward_apply_of<Lanes>(g, grad, x, dx, a, b, c);
-  if (g.block == 8) return backward_apply_of<Lanes8>(g, grad, x, dx, a, b, c);
-  backward_apply_of<float>(g, grad, x, dx, a, b, c);
+// dx = a grad + b x + c, of one image; dx may be the gradient's memory.
+TOPKNOT_MULTIVERSION void image_backward_apply(const ChannelGeometry& g, const Tensor& grad, const Tensor& x,
+                                               std::int64_t image, void* dx, const float* a, const float* b,
+                                               const float* c) {
+  by_storage(
+      g, x.dtype(), [&](auto stored) __attribute__((always_inline)) {
+        using S = decltype(stored);
+        using T = typename S::T;
+        backward_apply_of<typename S::V>(g, g.image<T>(grad, image), g.image<T>(x, image),
+                                         static_cast<T*>(dx), a, b, c);
+      });
 }
 
 // Per-image sums, added over the images in image order in double: the same bits for any number of threads.
@@ -198,14 +233,10 @@ Normalization normalization(const ChannelGeometry& g, const ImageSums* sums, con
 
 Tensor apply(const Tensor& x, const Tensor& residual, const Normalization& n, bool relu) {
   const ChannelGeometry g(x);
-  Tensor y = Tensor::empty(x.shape(), x.layout());
-  const float* shortcut = residual.defined() ? residual.data() : nullptr;
+  Tensor y = Tensor::empty_like(x);
   parallel_ranges(g.images, [&](int, std::int64_t begin, std::int64_t end) {
-    for (std::int64_t i = begin; i < end; ++i) {
-      const std::int64_t at = i * g.image_floats();
-      image_apply(g, x.data() + at, shortcut ? shortcut + at : nullptr, y.data() + at, n.scale.data(),
-                  n.shift.data(), relu);
-    }
+    for (std::int64_t i = begin; i < end; ++i)
+      image_apply(g, x, residual, y, i, n.scale.data(), n.shift.data(), relu);
   });
   return y;
 }
@@ -228,8 +259,7 @@ Tensor forward(const BatchNormArguments& call, OpState& state) {
   ImageSums sums(g, call.state.mean->values);
   if (call.options.training)
     parallel_ranges(g.images, [&](int, std::int64_t begin, std::int64_t end) {
-      for (std::int64_t i = begin; i < end; ++i)
-        image_sums(g, call.x.data() + i * g.image_floats(), sums.shift.data(), sums.of(i));
+      for (std::int64_t i = begin; i < end; ++i) image_sums(g, call.x, i, sums.shift.data(), sums.of(i));
     });
   return finish(call, call.x, call.options.training ? &sums : nullptr, state);
 }
@@ -253,13 +283,11 @@ Backward backward_sums(const BatchNormArguments& call, const Kept& kept, Tensor 
   const ChannelGeometry g(x);
   ImageSums sums(g, n.mean);
   const bool relu = call.options.relu;
-  Tensor masked = !relu || grad.exclusive() ? grad : Tensor::empty(x.shape(), x.layout());
+  Tensor masked = !relu || grad.exclusive() ? grad : Tensor::empty_like(x);
+  const Tensor value = relu ? kept.y : Tensor();
   parallel_ranges(g.images, [&](int, std::int64_t begin, std::int64_t end) {
-    for (std::int64_t i = begin; i < end; ++i) {
-      const std::int64_t at = i * g.image_floats();
-      image_backward_sums(g, grad.data() + at, relu ? kept.y.data() + at : nullptr, x.data() + at,
-                          sums.shift.data(), masked.data() + at, sums.of(i));
-    }
+    for (std::int64_t i = begin; i < end; ++i)
+      image_backward_sums(g, grad, value, x, i, sums.shift.data(), masked, sums.of(i));
   });
   const auto channels = static_cast<std::size_t>(g.channels);
   const double count = static_cast<double>(g.images * g.pixels);
@@ -282,12 +310,12 @@ Backward backward_sums(const BatchNormArguments& call, const Kept& kept, Tensor 
 }
 
 // The second half, of images [begin, end): dx of the first of them at `to`.
-void backward_apply(const Backward& b, const Tensor& x, std::int64_t begin, std::int64_t end, float* to) {
+void backward_apply(const Backward& b, const Tensor& x, std::int64_t begin, std::int64_t end, void* to) {
   const ChannelGeometry g(x);
-  for (std::int64_t i = begin; i < end; ++i, to += g.image_floats()) {
-    const std::int64_t at = i * g.image_floats();
-    image_backward_apply(g, b.masked.data() + at, x.data() + at, to, b.a.data(), b.b.data(), b.c.data());
-  }
+  const std::size_t bytes = static_cast<std::size_t>(g.image_elements()) * size_of(x.dtype());
+  auto* at = static_cast<std::byte*>(to);
+  for (std::int64_t i = begin; i < end; ++i, at += bytes)
+    image_backward_apply(g, b.masked, x, i, at, b.a.data(), b.b.data(), b.c.data());
 }
 
 void backward(const BatchNormArguments& call, const OpState& state, Tensor grad, BatchNormGradients& out) {
@@ -297,7 +325,8 @@ void backward(const BatchNormArguments& call, const OpState& state, Tensor grad,
   const ChannelGeometry g(kept.x);
   write_or_add(out.x, [&](Tensor& dx) {
     parallel_ranges(g.images, [&](int, std::int64_t begin, std::int64_t end) {
-      backward_apply(b, kept.x, begin, end, dx.data() + begin * g.image_floats());
+      by_type(dx.dtype(),
+              [&](auto type) { backward_apply(b, kept.x, begin, end, g.image<decltype(type)>(dx, begin)); });
     });
   });
 }
@@ -305,14 +334,13 @@ void backward(const BatchNormArguments& call, const OpState& state, Tensor grad,
 Tensor conv_bn_forward(const ConvGeometry& geometry, const Tensor& weight, const BatchNormArguments& call,
                        OpState& state) {
   ChunkedConv& conv = chunked_conv(geometry);
-  Tensor raw = Tensor::empty(geometry.output_shape(call.x.shape()), conv.output_layout());
+  Tensor raw = Tensor::empty(geometry.output_shape(call.x.shape()), conv.output_layout(), {}, call.x.dtype());
   const ChannelGeometry g(raw);
   ImageSums sums(g, call.state.mean->values);
   ChunkedConv::ChunkFn sum_chunk;
   if (call.options.training)
     sum_chunk = [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t i = begin; i < end; ++i)
-        image_sums(g, raw.data() + i * g.image_floats(), sums.shift.data(), sums.of(i));
+      for (std::int64_t i = begin; i < end; ++i) image_sums(g, raw, i, sums.shift.data(), sums.of(i));
     };
   conv.forward(call.x, weight.data(), raw, sum_chunk);
   return finish(call, raw, call.options.training ? &sums : nullptr, state);
@@ -323,7 +351,7 @@ void conv_bn_backward(const ConvGeometry& geometry, const Tensor& weight, const 
                       BatchNormGradients& out) {
   const auto& kept = state_as<Kept>(state);
   const Backward b = backward_sums(call, kept, std::move(grad), out);
-  const auto fill = [&](std::int64_t begin, std::int64_t end, float* to) {
+  const auto fill = [&](std::int64_t begin, std::int64_t end, void* to) {
     backward_apply(b, kept.x, begin, end, to);
   };
   chunked_conv(geometry).backward(call.x, weight.data(), Tensor(), fill, weight_gradient, out.x);

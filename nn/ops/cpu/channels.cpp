@@ -8,23 +8,30 @@ namespace topknot {
 
 void add_channel_bias(Tensor& y, const float* bias, std::int64_t begin, std::int64_t end) {
   const ChannelGeometry g(y);
-  float* p = y.data() + begin * g.image_floats();
-  for (std::int64_t n = begin; n < end; ++n)
-    for (std::int64_t c = 0; c < g.channels; c += g.block)
-      for (std::int64_t i = 0; i < g.pixels; ++i)
-        for (int k = 0; k < g.block; ++k) *p++ += bias[c + k];
+  by_type(y.dtype(), [&](auto type) {
+    using T = decltype(type);
+    T* p = y.as<T>() + begin * g.image_elements();
+    for (std::int64_t n = begin; n < end; ++n)
+      for (std::int64_t c = 0; c < g.channels; c += g.block)
+        for (std::int64_t i = 0; i < g.pixels; ++i)
+          for (int k = 0; k < g.block; ++k, ++p) narrow(widened(*p) + bias[c + k], *p);
+  });
 }
 
 Tensor sum_over_channels(const Tensor& x) {
   const ChannelGeometry g(x);
   std::vector<float> sums(static_cast<std::size_t>(g.images * g.channels));
-  parallel_ranges(g.images, [&](int, std::int64_t begin, std::int64_t end) {
-    for (std::int64_t n = begin; n < end; ++n) {
-      const float* p = x.data() + n * g.image_floats();
-      for (std::int64_t c = 0; c < g.channels; c += g.block)
-        for (std::int64_t i = 0; i < g.pixels; ++i)
-          for (int k = 0; k < g.block; ++k) sums[static_cast<std::size_t>(n * g.channels + c + k)] += *p++;
-    }
+  by_type(x.dtype(), [&](auto type) {
+    using T = decltype(type);
+    parallel_ranges(g.images, [&](int, std::int64_t begin, std::int64_t end) {
+      for (std::int64_t n = begin; n < end; ++n) {
+        const T* p = x.as<T>() + n * g.image_elements();
+        for (std::int64_t c = 0; c < g.channels; c += g.block)
+          for (std::int64_t i = 0; i < g.pixels; ++i)
+            for (int k = 0; k < g.block; ++k)
+              sums[static_cast<std::size_t>(n * g.channels + c + k)] += widened(*p++);
+      }
+    });
   });
   Tensor total = Tensor::empty({g.channels});
   for (std::int64_t c = 0; c < g.channels; ++c) {
@@ -37,16 +44,29 @@ Tensor sum_over_channels(const Tensor& x) {
 
 namespace {
 
-Tensor convert(const Tensor& x, Layout layout, DType type) {
-  TOPKNOT_CHECK(type == DType::f32, "activations on a CPU are fp32");
-  Tensor y = Tensor::empty(x.shape(), layout);
+template <class From, class To>
+void convert_type(const Tensor& x, Tensor& y) {
+  const auto n = static_cast<std::size_t>(x.numel());
+  constexpr std::int64_t kPart = 32768;
+  parallel_ranges((x.numel() + kPart - 1) / kPart, [&](int, std::int64_t begin, std::int64_t end) {
+    const std::size_t first = static_cast<std::size_t>(begin * kPart),
+                      last = std::min(n, static_cast<std::size_t>(end * kPart));
+    if constexpr (std::is_same_v<From, float>)
+      to_bfloat16(x.as<From>() + first, last - first, y.as<To>() + first);
+    else
+      to_float(x.as<From>() + first, last - first, y.as<To>() + first);
+  });
+}
+
+template <class T>
+void convert_layout(const Tensor& x, Tensor& y) {
   const ChannelGeometry from(x), to(y);
   const int block = std::max(from.block, to.block);
   const bool packing = to.block > 1;
   parallel_ranges(from.images, [&](int, std::int64_t begin, std::int64_t end) {
     for (std::int64_t n = begin; n < end; ++n) {
-      const float* in = x.data() + n * from.image_floats();
-      float* out = y.data() + n * from.image_floats();
+      const T* in = x.as<T>() + n * from.image_elements();
+      T* out = y.as<T>() + n * from.image_elements();
       for (std::int64_t c = 0; c < from.channels; c += block)
         for (std::int64_t i = 0; i < from.pixels; ++i)
           for (int k = 0; k < block; ++k) {
@@ -55,7 +75,21 @@ Tensor convert(const Tensor& x, Layout layout, DType type) {
           }
     }
   });
-  return y;
+}
+
+Tensor convert(const Tensor& x, Layout layout, DType type) {
+  Tensor y = x;
+  if (layout != x.layout()) {
+    y = Tensor::empty(x.shape(), layout, {}, x.dtype());
+    by_type(x.dtype(), [&](auto t) { convert_layout<decltype(t)>(x, y); });
+  }
+  if (type == y.dtype()) return y;
+  Tensor z = Tensor::empty(y.shape(), layout, {}, type);
+  if (type == DType::bf16)
+    convert_type<float, BFloat16>(y, z);
+  else
+    convert_type<BFloat16, float>(y, z);
+  return z;
 }
 
 const RegisterKernels<LayoutKernels> channels_registered(DeviceKind::cpu, {.convert = convert});

@@ -8,9 +8,12 @@
 #include <exception>
 
 #include "nn/core/base/check.h"
+#include "nn/core/bfloat16.h"
 #include "nn/core/tensor.h"
 
 namespace topknot {
+
+inline constexpr int kWidestBlock = 16;  // of channel_block()
 
 // The `block` channels of a pixel lie side by side (block 1 for plain tensors).
 struct ChannelGeometry {
@@ -22,13 +25,41 @@ struct ChannelGeometry {
         channels(x.dim(1)),
         pixels(x.dim(2) * x.dim(3)),
         block(x.layout() == Layout::blocked ? channel_block() : 1) {}
-  std::int64_t image_floats() const { return channels * pixels; }
+  std::int64_t image_elements() const { return channels * pixels; }
+  // Its elements, stored as T; null of an undefined tensor.
+  template <class T>
+  const T* image(const Tensor& t, std::int64_t n) const {
+    return t.defined() ? t.as<T>() + n * image_elements() : nullptr;
+  }
+  template <class T>
+  T* image(Tensor& t, std::int64_t n) const {
+    return t.as<T>() + n * image_elements();
+  }
 };
 
 // y[n,c,...] += bias[c] for images [begin, end).
 void add_channel_bias(Tensor& y, const float* bias, std::int64_t begin, std::int64_t end);
-// s[c] = sum over n, i, j of x[n,c,i,j]; added in image order, the same for any thread count.
+// s[c] = sum over n, i, j of x[n,c,i,j], in f32; added in image order, the same for any thread count.
 Tensor sum_over_channels(const Tensor& x);
+
+// Calls fn(T()) with the type in which a tensor's elements are stored.
+template <class Fn>
+decltype(auto) by_type(DType type, Fn&& fn) {
+  return type == DType::bf16 ? fn(BFloat16()) : fn(float());
+}
+// One element as a float, and back.
+inline float widened(float x) {
+  return x;
+}
+inline float widened(BFloat16 x) {
+  return to_float(x);
+}
+inline void narrow(float x, float& to) {
+  to = x;
+}
+inline void narrow(float x, BFloat16& to) {
+  to = to_bfloat16(x);
+}
 
 // Splits a batch over the compute threads of the calling rank, the same way in every op, so that an image stays in the
 // cache of the core that made it.

@@ -23,12 +23,12 @@ namespace {
 
 using dnnl::memory;
 
-// Copies weights or activations from one format to another.
+// Copies weights or activations from one format or type to another.
 class Repack {
  public:
   // For `threads` threads at once, each a copy of its own.
   Repack(const memory::desc& from, const memory::desc& to, int threads = 1)
-      : size_(to.get_size() / sizeof(float)), same_(from == to) {
+      : bytes_(to.get_size()), same_(from == to) {
     if (same_) return;
     const dnnl::reorder::primitive_desc desc(dnnl_cpu_engine(), from, dnnl_cpu_engine(), to,
                                              user_scratchpad());
@@ -37,49 +37,49 @@ class Repack {
                                            desc.scratchpad_desc(), threads);
   }
   bool same() const { return same_; }
-  std::size_t size() const { return size_; }  // floats of the destination
-  void run(const float* from, float* to, int thread = 0) const { kernel_->run(thread, {from, to}); }
+  void run(const void* from, void* to, int thread = 0) const { kernel_->run(thread, {from, to}); }
   // `from` itself where nothing is to be done, else the copy, kept alive by `storage`.
-  const float* run(const float* from, Tensor& storage, int thread = 0) const {
+  const void* run(const void* from, Tensor& storage, int thread = 0) const {
     if (same_) return from;
     run(from, room(storage), thread);
     return storage.data();
   }
   // Memory for the destination.
-  float* room(Tensor& storage) const {
-    if (!storage.defined()) storage = Tensor::empty({static_cast<std::int64_t>(size_)});
+  void* room(Tensor& storage) const {
+    if (!storage.defined()) storage = Tensor::empty({static_cast<std::int64_t>(bytes_ / sizeof(float) + 1)});
     return storage.data();
   }
 
  private:
-  std::size_t size_;
+  std::size_t bytes_;  // of the destination
   bool same_;
   std::unique_ptr<DnnlKernel> kernel_;
 };
 
-// The weights of a convolution: as the arena holds them, or in the format of the primitive's choice.
-memory::desc weight_desc(const ConvGeometry& g, bool plain) {
+// The weights of a convolution: as the arena holds them, in f32, or in the format of the primitive's choice.
+memory::desc weight_desc(const ConvGeometry& g, bool plain, DType type = DType::f32) {
   using tag = memory::format_tag;
   memory::dims dims{g.out, g.in / g.groups, g.kernel.height, g.kernel.width};
   if (g.groups > 1) {
     dims.front() /= g.groups;
     dims.insert(dims.begin(), g.groups);
   }
-  return {dims, memory::data_type::f32, !plain ? tag::any : g.groups > 1 ? tag::goihw : tag::oihw};
+  return {dims, onednn_type(type), !plain ? tag::any : g.groups > 1 ? tag::goihw : tag::oihw};
 }
 
 // The three primitives of a layer for one number of images. `blocked`: the primitives' activations are blocked, whatever
 // the tensors' are.
 struct Plan {
-  Plan(const ConvGeometry& g, const Shape& x, Layout in_layout, Layout out_layout, bool blocked,
+  Plan(const ConvGeometry& g, const Shape& x, DType type, Layout in_layout, Layout out_layout, bool blocked,
        bool winograd, int threads) {
     const auto algorithm =
         winograd ? dnnl::algorithm::convolution_winograd : dnnl::algorithm::convolution_direct;
     const Shape y = g.output_shape(x);
-    const memory::desc x_desc = activation_desc(x, in_layout), y_desc = activation_desc(y, out_layout);
-    const memory::desc src = blocked ? activation_desc(x, Layout::blocked) : x_desc,
-                       dst = blocked ? activation_desc(y, Layout::blocked) : y_desc;
-    const memory::desc any = weight_desc(g, false);
+    const memory::desc x_desc = activation_desc(x, in_layout, type),
+                       y_desc = activation_desc(y, out_layout, type);
+    const memory::desc src = blocked ? activation_desc(x, Layout::blocked, type) : x_desc,
+                       dst = blocked ? activation_desc(y, Layout::blocked, type) : y_desc;
+    const memory::desc any = weight_desc(g, false, type), any_f32 = weight_desc(g, false);
     const memory::dims strides{g.stride.height, g.stride.width}, padding{g.padding.height, g.padding.width};
     const dnnl::primitive_attr attributes = user_scratchpad();
     const auto& engine = dnnl_cpu_engine();
@@ -92,9 +92,10 @@ struct Plan {
         DnnlKernel::Arguments{{DNNL_ARG_SRC, src}, {DNNL_ARG_WEIGHTS, f.weights_desc()}, {DNNL_ARG_DST, dst}},
         f.scratchpad_desc(), threads);
     const dnnl::convolution_backward_weights::primitive_desc w(
-        {algorithm, src, any, dst, strides, padding, padding}, attributes, engine, f);
+        {algorithm, src, any_f32, dst, strides, padding, padding}, attributes, engine, f);
     // oneDNN's own way of saying that it has no fast kernel.
-    own_weight_gradient = blocked && g.depthwise() && std::string(w.impl_info_str()).starts_with("ref");
+    own_weight_gradient =
+        type == DType::f32 && blocked && g.depthwise() && std::string(w.impl_info_str()).starts_with("ref");
     backward_weights = std::make_unique<DnnlKernel>(
         dnnl::convolution_backward_weights(w),
         DnnlKernel::Arguments{
@@ -131,6 +132,12 @@ struct Plan {
 TOPKNOT_MULTIVERSION void add_into(float* sum, const float* term, std::size_t n) {
   for (std::size_t i = 0; i < n; ++i) sum[i] += term[i];
 }
+// The same of activations.
+void add_images(DType type, void* sum, const void* term, std::size_t n) {
+  if (type == DType::f32) return add_into(static_cast<float*>(sum), static_cast<const float*>(term), n);
+  auto* narrow = static_cast<BFloat16*>(sum);
+  add(narrow, static_cast<const BFloat16*>(term), n, narrow);
+}
 
 // Of all images of the batch together. Measured on VGG-16 (docs/performance.md): 200 is the best or near it for
 // batches of 1 to 32; below it direct convolution takes 0.5 to 0.75 of the time.
@@ -154,8 +161,8 @@ class DnnlConv final : public ChunkedConv {
   Layout output_layout() const override { return output_layout_; }
 
   void forward(const Tensor& x, const float* weight, Tensor& y, const ChunkFn& after) override {
-    const std::int64_t images = x.dim(0), in = image_floats(x), out = image_floats(y);
-    std::map<const Plan*, std::pair<const float*, Tensor>> packed;
+    const std::int64_t images = x.dim(0), in = image_bytes(x), out = image_bytes(y);
+    std::map<const Plan*, std::pair<const void*, Tensor>> packed;
     for (const Plan* plan : plans_for(x))
       packed[plan].first = plan->pack_forward->run(weight, packed[plan].second);
     const auto work = [&](int thread, std::int64_t begin, std::int64_t end) {
@@ -163,10 +170,10 @@ class DnnlConv final : public ChunkedConv {
         const std::int64_t count = std::min(chunk_of(x), end - n);
         const Plan& plan = plan_for(x, count);
         Tensor packed_x, packed_y;
-        float* to = y.data() + n * out;
-        plan.forward->run(thread,
-                          {plan.pack_x->run(x.data() + n * in, packed_x, thread), packed.at(&plan).first,
-                           plan.pack_y->same() ? to : plan.pack_y->room(packed_y)});
+        std::byte* to = y.as<std::byte>() + n * out;
+        plan.forward->run(
+            thread, {plan.pack_x->run(x.as<std::byte>() + n * in, packed_x, thread), packed.at(&plan).first,
+                     plan.pack_y->same() ? to : plan.pack_y->room(packed_y)});
         if (packed_y.defined()) plan.unpack_y->run(packed_y.data(), to, thread);
         if (after && chunked_) after(n, n + count);
         n += count;
@@ -179,10 +186,10 @@ class DnnlConv final : public ChunkedConv {
 
   void backward(const Tensor& x, const float* weight, const Tensor& grad, const FillFn& fill,
                 GradientTarget weight_gradient, InputGradient& input_gradient) override {
-    const std::int64_t images = x.dim(0), in = image_floats(x);
-    const Shape out_shape = g_.output_shape(x.shape());
-    const std::int64_t out = out_shape.numel() / images;
-    std::map<const Plan*, std::pair<const float*, Tensor>> packed;
+    const std::int64_t images = x.dim(0), in = image_bytes(x), in_elements = x.numel() / images;
+    const std::int64_t out_elements = g_.output_shape(x.shape()).numel() / images,
+                       out = out_elements * static_cast<std::int64_t>(size_of(x.dtype()));
+    std::map<const Plan*, std::pair<const void*, Tensor>> packed;
     const std::vector<const Plan*> plans = plans_for(x);
     for (const Plan* plan : plans)
       if (input_gradient.tensor.defined())
@@ -196,46 +203,56 @@ class DnnlConv final : public ChunkedConv {
       if (begin == end) return;
       Tensor filled, term, added;  // a chunk's output gradient, weight gradient and input gradient
       Tensor& sum = sums[static_cast<std::size_t>(thread)];
-      if (!grad.defined()) filled = Tensor::empty({std::min(chunk_of(x), end - begin), out});
+      if (!grad.defined())
+        filled =
+            Tensor::empty({std::min(chunk_of(x), end - begin), out_elements}, Layout::plain, {}, x.dtype());
       for (std::int64_t n = begin; n < end;) {
         const std::int64_t count = std::min(chunk_of(x), end - n);
         const Plan& plan = plan_for(x, count);
         TOPKNOT_CHECK(plan.weight_gradient_desc == first.weight_gradient_desc,
                       "conv2d: one gradient format per layer");
-        const float* dy = grad.defined() ? grad.data() + n * out : filled.data();
+        const void* dy = grad.defined() ? grad.as<std::byte>() + n * out : filled.as<std::byte>();
         if (filled.defined()) {
           if (chunked_)
             fill(n, n + count, filled.data());
           else
-            parallel_ranges(
-                count, [&](int, std::int64_t a, std::int64_t b) { fill(a, b, filled.data() + a * out); });
+            parallel_ranges(count, [&](int, std::int64_t a, std::int64_t b) {
+              fill(a, b, filled.as<std::byte>() + a * out);
+            });
         }
         Tensor packed_x, packed_dy, packed_dx;
         dy = plan.pack_y->run(dy, packed_dy, thread);
         if (weight_gradient.data) {
           Tensor& target = sum.defined() ? term : sum;
           if (!target.defined()) target = Tensor::empty({floats});
-          const float* in_blocks = plan.pack_x->run(x.data() + n * in, packed_x, thread);
+          const void* in_blocks = plan.pack_x->run(x.as<std::byte>() + n * in, packed_x, thread);
           if (plan.own_weight_gradient)
-            depthwise_weight_gradient(g_, {count, g_.in, x.dim(2), x.dim(3)}, in_blocks, dy, target.data());
+            depthwise_weight_gradient(g_, {count, g_.in, x.dim(2), x.dim(3)},
+                                      static_cast<const float*>(in_blocks), static_cast<const float*>(dy),
+                                      target.data());
           else
             plan.backward_weights->run(thread, {in_blocks, dy, target.data()});
           if (&target == &term) add_into(sum.data(), term.data(), first.gradient_floats);
         }
         if (input_gradient.tensor.defined()) {
-          float* dx = input_gradient.tensor.data() + n * in;
+          std::byte* dx = input_gradient.tensor.as<std::byte>() + n * in;
           if (input_gradient.accumulate && !added.defined())
-            added = Tensor::empty({std::min(chunk_of(x), end - begin), in});
-          float* target = input_gradient.accumulate ? added.data() : dx;
+            added = Tensor::empty({std::min(chunk_of(x), end - begin), in_elements}, Layout::plain, {},
+                                  x.dtype());
+          std::byte* target = input_gradient.accumulate ? added.as<std::byte>() : dx;
           plan.backward_data->run(thread, {dy, packed.at(&plan).first,
                                            plan.pack_x->same() ? target : plan.pack_x->room(packed_dx)});
           if (packed_dx.defined()) plan.unpack_x->run(packed_dx.data(), target, thread);
-          if (input_gradient.accumulate && chunked_)
-            add_into(dx, target, static_cast<std::size_t>(count * in));
-          if (input_gradient.accumulate && !chunked_)
-            parallel_ranges(count * in, [&](int, std::int64_t a, std::int64_t b) {
-              add_into(dx + a, target + a, static_cast<std::size_t>(b - a));
-            });
+          if (input_gradient.accumulate) {
+            const auto add = [&](int, std::int64_t a, std::int64_t b) {
+              add_images(x.dtype(), dx + a * in, target + a * in,
+                         static_cast<std::size_t>((b - a) * in_elements));
+            };
+            if (chunked_)
+              add(0, 0, count);
+            else
+              parallel_ranges(count, add);
+          }
         }
         n += count;
       }
@@ -252,14 +269,16 @@ class DnnlConv final : public ChunkedConv {
   }
 
  private:
-  static std::int64_t image_floats(const Tensor& t) { return t.numel() / t.dim(0); }
+  static std::int64_t image_bytes(const Tensor& t) {
+    return t.numel() / t.dim(0) * static_cast<std::int64_t>(size_of(t.dtype()));
+  }
 
   // Images per chunk: about 1 MiB of input and output, at least one.
   std::int64_t chunk_of(const Tensor& x) const {
     if (!chunked_) return x.dim(0);
     const Shape y = g_.output_shape(x.shape());
-    const std::int64_t floats = (x.numel() + y.numel()) / x.dim(0);
-    return std::max<std::int64_t>(1, (std::int64_t{1} << 18) / floats);
+    const auto bytes = (x.numel() + y.numel()) / x.dim(0) * static_cast<std::int64_t>(size_of(x.dtype()));
+    return std::max<std::int64_t>(1, (std::int64_t{1} << 20) / bytes);
   }
 
   void store_weight_gradient(const Plan& plan, const float* from, GradientTarget target) const {
@@ -267,7 +286,7 @@ class DnnlConv final : public ChunkedConv {
     if (!target.accumulate && !plan.unpack_gradient->same())
       return plan.unpack_gradient->run(from, target.data);
     Tensor storage;
-    const float* plain = plan.unpack_gradient->run(from, storage);
+    const auto* plain = static_cast<const float*>(plan.unpack_gradient->run(from, storage));
     if (target.accumulate)
       add_into(target.data, plain, n);
     else
@@ -294,10 +313,11 @@ class DnnlConv final : public ChunkedConv {
     std::int64_t images, height, width;
     int threads;
     Layout layout;
+    DType type;
     auto operator<=>(const Key&) const = default;
   };
   Key key(const Tensor& x, std::int64_t images) const {
-    return {images, x.dim(2), x.dim(3), max_threads_, x.layout()};
+    return {images, x.dim(2), x.dim(3), max_threads_, x.layout(), x.dtype()};
   }
 
   const Plan& make_plan(const Tensor& x, std::int64_t images) {
@@ -305,14 +325,15 @@ class DnnlConv final : public ChunkedConv {
     auto& plan = plans_[key(x, images)];
     if (plan) return *plan;
     const bool three = g_.kernel == 3 && g_.stride == 1 && g_.padding == 1 && g_.groups == 1;
-    const bool winograd = three && channel_block() == 16 && g_.in % 16 == 0 && g_.out % 16 == 0 &&
-                          std::min(x.dim(2), x.dim(3)) >= 4 && x.layout() == Layout::blocked &&
+    const bool winograd = three && x.dtype() == DType::f32 && channel_block() == 16 && g_.in % 16 == 0 &&
+                          g_.out % 16 == 0 && std::min(x.dim(2), x.dim(3)) >= 4 &&
+                          x.layout() == Layout::blocked &&
                           (chunked_ || images * x.dim(2) * x.dim(3) >= kPixelsForWinograd);
     const Shape shape{images, g_.in, x.dim(2), x.dim(3)};
     const int threads = max_threads_;
     if (chunked_) omp_set_num_threads(1);  // a primitive keeps the thread count it was made under
     try {
-      plan = std::make_unique<Plan>(g_, shape, x.layout(), output_layout_, blocked_, winograd,
+      plan = std::make_unique<Plan>(g_, shape, x.dtype(), x.layout(), output_layout_, blocked_, winograd,
                                     chunked_ ? threads : 1);
     } catch (const dnnl::error&) {
       if (!winograd) {
@@ -321,7 +342,7 @@ class DnnlConv final : public ChunkedConv {
       }
     }
     if (!plan)
-      plan = std::make_unique<Plan>(g_, shape, x.layout(), output_layout_, blocked_, false,
+      plan = std::make_unique<Plan>(g_, shape, x.dtype(), x.layout(), output_layout_, blocked_, false,
                                     chunked_ ? threads : 1);
     omp_set_num_threads(threads);
     return *plan;

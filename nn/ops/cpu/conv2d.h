@@ -12,8 +12,8 @@ class ChunkedConv {
  public:
   // Called for each chunk [begin, end) of images, from the thread that works on it.
   using ChunkFn = std::function<void(std::int64_t begin, std::int64_t end)>;
-  // Writes the gradient of the output for images [begin, end) to `out`, contiguous.
-  using FillFn = std::function<void(std::int64_t begin, std::int64_t end, float* out)>;
+  // Writes the gradient of the output for images [begin, end) to `out`, contiguous, in the type of the activations.
+  using FillFn = std::function<void(std::int64_t begin, std::int64_t end, void* out)>;
 
   virtual ~ChunkedConv() = default;
   virtual Layout output_layout() const = 0;

@@ -20,28 +20,33 @@ void for_each_element(std::int64_t n, Fn&& fn) {
 
 // The comparisons let a NaN through.
 void relu_forward(const Tensor& x, Tensor& y) {
-  const float* in = x.data();
-  float* out = y.data();
-  for_each_element(y.numel(), [=](std::int64_t i) { out[i] = in[i] <= 0 ? 0 : in[i]; });
+  by_type(x.dtype(), [&](auto type) {
+    using T = decltype(type);
+    const T* in = x.as<T>();
+    T* out = y.as<T>();
+    for_each_element(y.numel(), [=](std::int64_t i) { out[i] = widened(in[i]) <= 0 ? T() : in[i]; });
+  });
 }
 void relu_backward(const Tensor& y, const Tensor& dy, Tensor& dx) {
-  const float *grad = dy.data(), *value = y.data();
-  float* d = dx.data();
-  for_each_element(dx.numel(), [=](std::int64_t i) { d[i] = value[i] <= 0 ? 0 : grad[i]; });
+  by_type(dx.dtype(), [&](auto type) {
+    using T = decltype(type);
+    const T *grad = dy.as<T>(), *value = y.as<T>();
+    T* d = dx.as<T>();
+    for_each_element(dx.numel(), [=](std::int64_t i) { d[i] = widened(value[i]) <= 0 ? T() : grad[i]; });
+  });
 }
 
-template <class Rule>
-TOPKNOT_INLINE void activate(const Rule& rule, const float* x, float* y, std::int64_t n) {
-  for (std::int64_t i = 0; i < n; ++i) y[i] = rule.value(x[i]);
+template <class Rule, class T>
+TOPKNOT_INLINE void activate(const Rule& rule, const T* x, T* y, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) narrow(rule.value(widened(x[i])), y[i]);
 }
-template <class Rule>
-TOPKNOT_INLINE void activate_backward(const Rule& rule, const float* x, const float* dy, float* dx,
-                                      std::int64_t n) {
-  for (std::int64_t i = 0; i < n; ++i) dx[i] = dy[i] * rule.slope(x[i]);
+template <class Rule, class T>
+TOPKNOT_INLINE void activate_backward(const Rule& rule, const T* x, const T* dy, T* dx, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) narrow(widened(dy[i]) * rule.slope(widened(x[i])), dx[i]);
 }
 
-TOPKNOT_MULTIVERSION void activation_loop(const ActivationRule& rule, const float* x, float* y,
-                                          std::int64_t n) {
+template <class T>
+TOPKNOT_INLINE void activate_any(const ActivationRule& rule, const T* x, T* y, std::int64_t n) {
   switch (rule.kind) {
     case ActivationKind::clamp:
       return activate(ClampRule{rule.low, rule.high}, x, y, n);
@@ -53,8 +58,9 @@ TOPKNOT_MULTIVERSION void activation_loop(const ActivationRule& rule, const floa
       return activate(SiluRule{}, x, y, n);
   }
 }
-TOPKNOT_MULTIVERSION void activation_backward_loop(const ActivationRule& rule, const float* x,
-                                                   const float* dy, float* dx, std::int64_t n) {
+template <class T>
+TOPKNOT_INLINE void activate_any_backward(const ActivationRule& rule, const T* x, const T* dy, T* dx,
+                                          std::int64_t n) {
   switch (rule.kind) {
     case ActivationKind::clamp:
       return activate_backward(ClampRule{rule.low, rule.high}, x, dy, dx, n);
@@ -67,14 +73,30 @@ TOPKNOT_MULTIVERSION void activation_backward_loop(const ActivationRule& rule, c
   }
 }
 
+TOPKNOT_MULTIVERSION void activation_loop(const ActivationRule& rule, const Tensor& x, Tensor& y,
+                                          std::int64_t begin, std::int64_t end) {
+  if (x.dtype() == DType::bf16)
+    activate_any(rule, x.as<BFloat16>() + begin, y.as<BFloat16>() + begin, end - begin);
+  else
+    activate_any(rule, x.data() + begin, y.data() + begin, end - begin);
+}
+TOPKNOT_MULTIVERSION void activation_backward_loop(const ActivationRule& rule, const Tensor& x,
+                                                   const Tensor& dy, Tensor& dx, std::int64_t begin,
+                                                   std::int64_t end) {
+  if (x.dtype() == DType::bf16)
+    activate_any_backward(rule, x.as<BFloat16>() + begin, dy.as<BFloat16>() + begin,
+                          dx.as<BFloat16>() + begin, end - begin);
+  else
+    activate_any_backward(rule, x.data() + begin, dy.data() + begin, dx.data() + begin, end - begin);
+}
+
 void activation_forward(const ActivationRule& rule, const Tensor& x, Tensor& y) {
-  parallel_ranges(x.numel(), [&](int, std::int64_t begin, std::int64_t end) {
-    activation_loop(rule, x.data() + begin, y.data() + begin, end - begin);
-  });
+  parallel_ranges(
+      x.numel(), [&](int, std::int64_t begin, std::int64_t end) { activation_loop(rule, x, y, begin, end); });
 }
 void activation_backward(const ActivationRule& rule, const Tensor& x, const Tensor& dy, Tensor& dx) {
   parallel_ranges(x.numel(), [&](int, std::int64_t begin, std::int64_t end) {
-    activation_backward_loop(rule, x.data() + begin, dy.data() + begin, dx.data() + begin, end - begin);
+    activation_backward_loop(rule, x, dy, dx, begin, end);
   });
 }
 
@@ -89,9 +111,13 @@ OpState dropout_mask(const Tensor& x, float p, const CounterRng& rng, const std:
 }
 Tensor times_mask(const Tensor& t, const OpState& state) {
   Tensor result = Tensor::empty_like(t);
-  const float *in = t.data(), *scale = state_as<Tensor>(state).data();
-  float* out = result.data();
-  for_each_element(t.numel(), [=](std::int64_t i) { out[i] = in[i] * scale[i]; });
+  const float* scale = state_as<Tensor>(state).data();
+  by_type(t.dtype(), [&](auto type) {
+    using T = decltype(type);
+    const T* in = t.as<T>();
+    T* out = result.as<T>();
+    for_each_element(t.numel(), [=](std::int64_t i) { narrow(widened(in[i]) * scale[i], out[i]); });
+  });
   return result;
 }
 

@@ -14,7 +14,7 @@ void each_frame_element(const Tensor& x, const Fn& fn) {
     for (std::int64_t n = begin; n < end; ++n)
       for (std::int64_t c = 0; c < g.channels; ++c) {
         const std::int64_t block = c / g.block * g.block;
-        const std::int64_t from = n * g.image_floats() + block * g.pixels + c % g.block;
+        const std::int64_t from = n * g.image_elements() + block * g.pixels + c % g.block;
         for (std::int64_t h = 0; h < height; ++h)
           for (std::int64_t t = 0; t < frames; ++t)
             fn(from + (h * frames + t) * g.block, (t * g.images + n) * features + c * height + h);

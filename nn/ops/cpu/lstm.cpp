@@ -1,6 +1,9 @@
 // The LSTM layer on a CPU: the inputs of all steps go through one matrix product, then each step is a product with the
 // recurrent weight and one fused loop over the gates. The steps of a batch are small (20 rows): the weight is packed once
 // for all of them, and each thread has some of the layer's units through all steps, so that a step costs one barrier.
+//
+// In bfloat16 the operands of all products are rounded: inputs, hidden states, weights, and the gradients of the gates' sums.
+// Sums, gates and cells are fp32.
 #include "nn/ops/lstm.h"
 
 #include <array>
@@ -12,25 +15,26 @@
 #include "nn/ops/cpu/channels.h"
 #include "nn/ops/cpu/gemm.h"
 #include "nn/ops/cpu/onednn.h"
+#include "nn/ops/layout.h"
 
 namespace topknot {
 namespace {
 
 constexpr std::int64_t kGates = 4;  // i, f, g, o
 
-// A product c (+)= a w of single threads, for one weight that many products share: `rows` x `depth` times `depth` x
-// `columns`. Strides are in elements, `lda` and `ldc` of rows; the weight's element (k, n) lies at k * stride_k + n *
+// A product c += a w of single threads, for one weight that many products share: `rows` x `depth` times `depth` x
+// `columns`; a in `type`, the weight given in f32 and packed in `type`, c f32. Strides are in elements, `lda` and `ldc` of rows; the weight's element (k, n) lies at k * stride_k + n *
 // stride_n.
 class PackedProduct {
  public:
   PackedProduct(std::int64_t rows, std::int64_t columns, std::int64_t depth, std::int64_t stride_k,
-                std::int64_t stride_n, std::int64_t lda, std::int64_t ldc) {
+                std::int64_t stride_n, std::int64_t lda, std::int64_t ldc, DType type) {
     using dnnl::memory;
     constexpr auto f32 = memory::data_type::f32;
-    const memory::desc a({rows, depth}, f32, memory::dims{lda, 1}),
+    const memory::desc a({rows, depth}, onednn_type(type), memory::dims{lda, 1}),
         c({rows, columns}, f32, memory::dims{ldc, 1}),
         plain({depth, columns}, f32, memory::dims{stride_k, stride_n}),
-        any({depth, columns}, f32, memory::format_tag::any);
+        any({depth, columns}, onednn_type(type), memory::format_tag::any);
     dnnl::post_ops add;
     add.append_sum(1.0f);
     dnnl::primitive_attr attributes = user_scratchpad();
@@ -53,7 +57,7 @@ class PackedProduct {
     pack_->run(0, {weight, packed.data()});
     return packed;
   }
-  void add(const float* a, const Tensor& packed, float* c) const { product_->run(0, {a, packed.data(), c}); }
+  void add(const void* a, const Tensor& packed, float* c) const { product_->run(0, {a, packed.data(), c}); }
 
  private:
   std::unique_ptr<DnnlKernel> product_, pack_;
@@ -67,25 +71,25 @@ struct UnitRange {
   std::vector<PackedProduct> forward;
   std::unique_ptr<PackedProduct> backward;  // da_t W_hh, columns of these units
 
-  UnitRange(std::int64_t first, std::int64_t last, std::int64_t batch, std::int64_t width)
+  UnitRange(std::int64_t first, std::int64_t last, std::int64_t batch, std::int64_t width, DType type)
       : begin(first), end(last) {
     const std::int64_t gates = kGates * width, columns = end - begin == width ? gates : end - begin;
     for (std::int64_t at = 0; at < gates; at += std::max(columns, width))
-      forward.emplace_back(batch, columns, width, 1, width, width, gates);
-    backward = std::make_unique<PackedProduct>(batch, end - begin, gates, width, 1, gates, width);
+      forward.emplace_back(batch, columns, width, 1, width, width, gates, type);
+    backward = std::make_unique<PackedProduct>(batch, end - begin, gates, width, 1, gates, width, type);
   }
 };
 
-const std::vector<UnitRange>& ranges_for(std::int64_t batch, std::int64_t width) {
-  thread_local std::map<std::array<std::int64_t, 3>, std::vector<UnitRange>> kept;
+const std::vector<UnitRange>& ranges_for(std::int64_t batch, std::int64_t width, DType type) {
+  thread_local std::map<std::array<std::int64_t, 4>, std::vector<UnitRange>> kept;
   const int most = omp_get_max_threads();
   const std::int64_t threads = std::min<std::int64_t>(most, width);
-  std::vector<UnitRange>& ranges = kept[{batch, width, threads}];
+  std::vector<UnitRange>& ranges = kept[{batch, width, threads, type == DType::bf16}];
   if (!ranges.empty()) return ranges;
   omp_set_num_threads(1);  // a primitive keeps the thread count it was made under
   try {
     for (std::int64_t t = 0; t < threads; ++t)
-      ranges.emplace_back(width * t / threads, width * (t + 1) / threads, batch, width);
+      ranges.emplace_back(width * t / threads, width * (t + 1) / threads, batch, width, type);
   } catch (...) {
     ranges.clear();
     omp_set_num_threads(most);
@@ -155,8 +159,9 @@ struct GateRows {
 };
 
 // Of n units (1 to 16) of one row. gates: the sums without biases, which become the gates' values.
+template <class T>
 TOPKNOT_INLINE void units_forward(std::size_t n, std::int64_t width, const float* bias, float* gates,
-                                  const float* cell_before, float* cell, float* hidden) {
+                                  const float* cell_before, float* cell, T* hidden) {
   const Lanes i = sigmoid_lanes(load_part(gates, n) + load_part(bias, n)),
               f = sigmoid_lanes(load_part(gates + width, n) + load_part(bias + width, n)),
               g = tanh_lanes(load_part(gates + 2 * width, n) + load_part(bias + 2 * width, n)),
@@ -169,64 +174,87 @@ TOPKNOT_INLINE void units_forward(std::size_t n, std::int64_t width, const float
   store_part(cell, c, n);
   store_part(hidden, o * tanh_lanes(c), n);
 }
-TOPKNOT_MULTIVERSION void gates_forward(const GateRows& r, const float* bias, float* gates,
-                                        const float* cell_before, float* cell, float* hidden) {
+template <class T>
+TOPKNOT_INLINE void rows_forward(const GateRows& r, const float* bias, float* gates, const float* cell_before,
+                                 float* cell, T* hidden) {
   for (std::int64_t b = 0; b < r.batch;
        ++b, gates += 4 * r.width, cell_before += r.width, cell += r.width, hidden += r.width)
     for (std::int64_t j = r.begin; j < r.end; j += kLanes)
       units_forward(std::min<std::size_t>(kLanes, static_cast<std::size_t>(r.end - j)), r.width, bias + j,
                     gates + j, cell_before + j, cell + j, hidden + j);
 }
+TOPKNOT_MULTIVERSION void gates_forward(const GateRows& r, const float* bias, float* gates,
+                                        const float* cell_before, float* cell, float* hidden) {
+  rows_forward(r, bias, gates, cell_before, cell, hidden);
+}
+TOPKNOT_MULTIVERSION void gates_forward(const GateRows& r, const float* bias, float* gates,
+                                        const float* cell_before, float* cell, BFloat16* hidden) {
+  rows_forward(r, bias, gates, cell_before, cell, hidden);
+}
 
-// Of n units. gates: their values, which become the gradients of the sums. dcell: of c_t from later steps, becomes that
-// of c_{t-1}.
-TOPKNOT_INLINE void units_backward(std::size_t n, std::int64_t width, float* gates, const float* cell_before,
-                                   const float* cell, const float* dhidden, float* dcell) {
+// Of n units. sums: the gradients of the gates' sums; may be the gates. dcell: of c_t from later steps, becomes that of
+// c_{t-1}.
+template <class T>
+TOPKNOT_INLINE void units_backward(std::size_t n, std::int64_t width, const float* gates,
+                                   const float* cell_before, const float* cell, const float* dhidden,
+                                   float* dcell, T* sums) {
   const Lanes i = load_part(gates, n), f = load_part(gates + width, n), g = load_part(gates + 2 * width, n),
               o = load_part(gates + 3 * width, n);
   const Lanes t = tanh_lanes(load_part(cell, n)), dh = load_part(dhidden, n);
   const Lanes dc = load_part(dcell, n) + dh * o * (1.0f - t * t);
-  store_part(gates, dc * g * i * (1.0f - i), n);
-  store_part(gates + width, dc * load_part(cell_before, n) * f * (1.0f - f), n);
-  store_part(gates + 2 * width, dc * i * (1.0f - g * g), n);
-  store_part(gates + 3 * width, dh * t * o * (1.0f - o), n);
+  store_part(sums, dc * g * i * (1.0f - i), n);
+  store_part(sums + width, dc * load_part(cell_before, n) * f * (1.0f - f), n);
+  store_part(sums + 2 * width, dc * i * (1.0f - g * g), n);
+  store_part(sums + 3 * width, dh * t * o * (1.0f - o), n);
   store_part(dcell, dc * f, n);
 }
-TOPKNOT_MULTIVERSION void gates_backward(const GateRows& r, float* gates, const float* cell_before,
-                                         const float* cell, const float* dhidden, float* dcell) {
-  for (std::int64_t b = 0; b < r.batch; ++b, gates += 4 * r.width, cell_before += r.width, cell += r.width,
-                    dhidden += r.width, dcell += r.width)
+template <class T>
+TOPKNOT_INLINE void rows_backward(const GateRows& r, const float* gates, const float* cell_before,
+                                  const float* cell, const float* dhidden, float* dcell, T* sums) {
+  for (std::int64_t b = 0; b < r.batch; ++b, gates += 4 * r.width, sums += 4 * r.width,
+                    cell_before += r.width, cell += r.width, dhidden += r.width, dcell += r.width)
     for (std::int64_t j = r.begin; j < r.end; j += kLanes)
       units_backward(std::min<std::size_t>(kLanes, static_cast<std::size_t>(r.end - j)), r.width, gates + j,
-                     cell_before + j, cell + j, dhidden + j, dcell + j);
+                     cell_before + j, cell + j, dhidden + j, dcell + j, sums + j);
+}
+TOPKNOT_MULTIVERSION void gates_backward(const GateRows& r, const float* gates, const float* cell_before,
+                                         const float* cell, const float* dhidden, float* dcell, float* sums) {
+  rows_backward(r, gates, cell_before, cell, dhidden, dcell, sums);
+}
+TOPKNOT_MULTIVERSION void gates_backward(const GateRows& r, const float* gates, const float* cell_before,
+                                         const float* cell, const float* dhidden, float* dcell,
+                                         BFloat16* sums) {
+  rows_backward(r, gates, cell_before, cell, dhidden, dcell, sums);
 }
 
 struct LstmKept {
   Tensor gates;   // [steps * batch, 4 width]: values of i, f, g, o
   Tensor cells;   // [(steps + 1) * batch, width]: c_{-1}, c_0, ...
-  Tensor hidden;  // [batch, width]: h_{-1}
+  Tensor hidden;  // [batch, width]: h_{-1}, in the activations' type T
+  Tensor input;   // W_ih in T
 };
 
-Tensor lstm_forward(const LstmCall& call, OpState& state) {
+template <class T>
+Tensor forward_in(const LstmCall& call, OpState& state) {
+  const DType type = call.x.dtype();
   const std::int64_t rows = call.x.dim(0), width = call.width, gates = kGates * width,
-                     step_floats = call.batch * width;
-  const auto kept = std::make_shared<LstmKept>(LstmKept{Tensor::empty({rows, gates}),
-                                                        Tensor::empty({rows + call.batch, width}),
-                                                        Tensor::empty({call.batch, width})});
-  Tensor y = Tensor::empty({rows, width}), bias = Tensor::empty({gates});
-  const auto begin_with = [&](const Buffer* state, float* to) {
-    if (state)
-      std::copy_n(state->values.data(), step_floats, to);
-    else
-      std::fill_n(to, step_floats, 0.0f);
-  };
-  begin_with(call.state.hidden, kept->hidden.data());
-  begin_with(call.state.cell, kept->cells.data());
+                     step_size = call.batch * width;
+  const auto kept = std::make_shared<LstmKept>(LstmKept{
+      Tensor::empty({rows, gates}), Tensor::empty({rows + call.batch, width}),
+      Tensor::empty({call.batch, width}, Layout::plain, {}, type), in_form(call.input, Layout::plain, type)});
+  Tensor y = Tensor::empty({rows, width}, Layout::plain, {}, type), bias = Tensor::empty({gates});
+  const bool carried = call.state.carried();
+  for (std::int64_t i = 0; i < step_size; ++i) {
+    const auto at = static_cast<std::size_t>(i);
+    narrow(carried ? call.state.hidden->values[at] : 0.0f, kept->hidden.as<T>()[i]);
+    kept->cells.data()[i] = carried ? call.state.cell->values[at] : 0.0f;
+  }
   for (std::int64_t j = 0; j < gates; ++j)
     bias.data()[j] = call.input_bias.data()[j] + call.recurrent_bias.data()[j];
-  matmul(false, true, rows, gates, call.x.dim(1), call.x.data(), call.input.data(), 0.0f, kept->gates.data());
+  matmul(false, true, rows, gates, call.x.dim(1), type, call.x.data(), kept->input.data(), 0.0f,
+         kept->gates.data());
   run_steps(
-      ranges_for(call.batch, width), call.steps,
+      ranges_for(call.batch, width, type), call.steps,
       [&](const UnitRange& range) {
         std::vector<Tensor> packed;
         for (std::size_t k = 0; k < range.forward.size(); ++k)
@@ -235,61 +263,85 @@ Tensor lstm_forward(const LstmCall& call, OpState& state) {
         return packed;
       },
       [&](const UnitRange& range, const std::vector<Tensor>& packed, std::int64_t s) {
-        float* sums = kept->gates.data() + s * kGates * step_floats;
-        const float* before = s == 0 ? kept->hidden.data() : y.data() + (s - 1) * step_floats;
+        float* sums = kept->gates.data() + s * kGates * step_size;
+        const T* before = s == 0 ? kept->hidden.as<T>() : y.as<T>() + (s - 1) * step_size;
         for (std::size_t k = 0; k < packed.size(); ++k)
           range.forward[k].add(before, packed[k], sums + static_cast<std::int64_t>(k) * width + range.begin);
-        float* cell = kept->cells.data() + s * step_floats;
-        gates_forward({call.batch, width, range.begin, range.end}, bias.data(), sums, cell,
-                      cell + step_floats, y.data() + s * step_floats);
+        float* cell = kept->cells.data() + s * step_size;
+        gates_forward({call.batch, width, range.begin, range.end}, bias.data(), sums, cell, cell + step_size,
+                      y.as<T>() + s * step_size);
       });
   state = kept;
-  if (!call.state.carried()) return y;
-  std::copy_n(y.data() + (call.steps - 1) * step_floats, step_floats, call.state.hidden->values.data());
-  std::copy_n(kept->cells.data() + call.steps * step_floats, step_floats, call.state.cell->values.data());
+  if (!carried) return y;
+  const T* last = y.as<T>() + (call.steps - 1) * step_size;
+  for (std::int64_t i = 0; i < step_size; ++i)
+    call.state.hidden->values[static_cast<std::size_t>(i)] = widened(last[i]);
+  std::copy_n(kept->cells.data() + call.steps * step_size, step_size, call.state.cell->values.data());
   return y;
 }
 
-void lstm_backward(const LstmCall& call, const OpState& state, const Tensor& y, Tensor dy,
-                   LstmGradients& out) {
+template <class T>
+void backward_in(const LstmCall& call, const OpState& state, const Tensor& y, Tensor dy, LstmGradients& out) {
+  const DType type = call.x.dtype();
   const auto& kept = state_as<LstmKept>(state);
   const std::int64_t rows = call.x.dim(0), width = call.width, gates = kGates * width,
-                     step_floats = call.batch * width;
-  if (!dy.exclusive()) {
-    Tensor copy = Tensor::empty_like(dy);
-    std::copy_n(dy.data(), dy.numel(), copy.data());
-    dy = copy;
+                     step_size = call.batch * width;
+  // dh, to which later steps add.
+  Tensor dh = in_form(dy, Layout::plain, DType::f32);
+  if (type == DType::f32) {
+    dy = Tensor();
+    if (!dh.exclusive()) {
+      Tensor copy = Tensor::empty_like(dh);
+      std::copy_n(dh.data(), dh.numel(), copy.data());
+      dh = copy;
+    }
   }
-  Tensor dsums = kept.gates, dcell = Tensor::zeros({call.batch, width});  // the values are not read again
+  // In f32 over the gates' values, which are not read again.
+  Tensor dsums = type == DType::f32 ? kept.gates : Tensor::empty({rows, gates}, Layout::plain, {}, type);
+  Tensor dcell = Tensor::zeros({call.batch, width});
   run_steps(
-      ranges_for(call.batch, width), call.steps,
+      ranges_for(call.batch, width, type), call.steps,
       [&](const UnitRange& range) { return range.backward->pack(call.recurrent.data() + range.begin); },
       [&](const UnitRange& range, const Tensor& packed, std::int64_t back) {
         const std::int64_t s = call.steps - 1 - back;
-        float* sums = dsums.data() + s * kGates * step_floats;
-        const float* cell = kept.cells.data() + s * step_floats;
+        T* sums = dsums.as<T>() + s * kGates * step_size;
+        const float* cell = kept.cells.data() + s * step_size;
         // Later steps' part of dh, which all units of theirs make.
         if (back > 0)
-          range.backward->add(sums + kGates * step_floats, packed, dy.data() + s * step_floats + range.begin);
-        gates_backward({call.batch, width, range.begin, range.end}, sums, cell, cell + step_floats,
-                       dy.data() + s * step_floats, dcell.data());
+          range.backward->add(sums + kGates * step_size, packed, dh.data() + s * step_size + range.begin);
+        gates_backward({call.batch, width, range.begin, range.end},
+                       kept.gates.data() + s * kGates * step_size, cell, cell + step_size,
+                       dh.data() + s * step_size, dcell.data(), sums);
       });
   bias_gradient(dsums, out.input_bias);
   bias_gradient(dsums, out.recurrent_bias);
   if (out.input.data)
-    matmul(true, false, gates, call.x.dim(1), rows, dsums.data(), call.x.data(),
+    matmul(true, false, gates, call.x.dim(1), rows, type, dsums.data(), call.x.data(),
            out.input.accumulate ? 1.0f : 0.0f, out.input.data);
   if (out.recurrent.data) {
-    matmul(true, false, gates, width, call.batch, dsums.data(), kept.hidden.data(),
+    matmul(true, false, gates, width, call.batch, type, dsums.data(), kept.hidden.data(),
            out.recurrent.accumulate ? 1.0f : 0.0f, out.recurrent.data);
     if (call.steps > 1)
-      matmul(true, false, gates, width, rows - call.batch, dsums.data() + kGates * step_floats, y.data(),
+      matmul(true, false, gates, width, rows - call.batch, type, dsums.as<T>() + kGates * step_size, y.data(),
              1.0f, out.recurrent.data);
   }
   if (out.x.tensor.defined())
     write_or_add(out.x, [&](Tensor& dx) {
-      matmul(false, false, rows, call.x.dim(1), gates, dsums.data(), call.input.data(), 0.0f, dx.data());
+      Tensor sums = type == DType::f32 ? dx : Tensor::empty({rows, call.x.dim(1)});
+      matmul(false, false, rows, call.x.dim(1), gates, type, dsums.data(), kept.input.data(), 0.0f,
+             sums.data());
+      if (type != DType::f32) dx = in_form(sums, Layout::plain, type);
     });
+}
+
+Tensor lstm_forward(const LstmCall& call, OpState& state) {
+  return by_type(call.x.dtype(), [&](auto type) { return forward_in<decltype(type)>(call, state); });
+}
+
+void lstm_backward(const LstmCall& call, const OpState& state, const Tensor& y, Tensor dy,
+                   LstmGradients& out) {
+  by_type(call.x.dtype(),
+          [&](auto type) { backward_in<decltype(type)>(call, state, y, std::move(dy), out); });
 }
 
 const RegisterKernels<LstmKernels> lstm_registered(DeviceKind::cpu,

@@ -18,11 +18,15 @@ std::string onednn_version() {
   return fmt::format("{}.{}.{}", v->major, v->minor, v->patch);
 }
 
-dnnl::memory::desc activation_desc(const Shape& shape, Layout layout) {
+dnnl::memory::data_type onednn_type(DType type) {
+  return type == DType::bf16 ? dnnl::memory::data_type::bf16 : dnnl::memory::data_type::f32;
+}
+
+dnnl::memory::desc activation_desc(const Shape& shape, Layout layout, DType type) {
   using tag = dnnl::memory::format_tag;
   const tag blocked = channel_block() == 16 ? tag::nChw16c : tag::nChw8c;
   return {{shape[0], shape[1], shape[2], shape[3]},
-          dnnl::memory::data_type::f32,
+          onednn_type(type),
           layout == Layout::plain ? tag::nchw : blocked};
 }
 

@@ -17,8 +17,9 @@ namespace topknot {
 const dnnl::engine& dnnl_cpu_engine();
 std::string onednn_version();  // "2.6.3"
 
+dnnl::memory::data_type onednn_type(DType type);
 // The descriptor of an activation in its layout; blocked, the channels are padded with zeros to whole blocks.
-dnnl::memory::desc activation_desc(const Shape& shape, Layout layout);
+dnnl::memory::desc activation_desc(const Shape& shape, Layout layout, DType type = DType::f32);
 
 // A primitive with its memory objects prepared for each thread that will run it, so that a call only sets
 // pointers: creating them anew costs more than a small convolution. The scratchpad comes from the caching

@@ -21,14 +21,22 @@ void for_each_padded_row(const Tensor& small, const Tensor& large, Fn&& fn) {
 
 void pad_forward(const Tensor& x, float value, Tensor& y) {
   const std::int64_t row = y.dim(3) * ChannelGeometry(y).block;
-  for_each_padded_row(x, y, [&](std::int64_t s, std::int64_t l, std::int64_t run) {
-    std::copy_n(x.data() + s, run, y.data() + l);
-    std::fill_n(y.data() + l + run, row - run, value);
+  by_type(x.dtype(), [&](auto type) {
+    using T = decltype(type);
+    T padding;
+    narrow(value, padding);
+    for_each_padded_row(x, y, [&](std::int64_t s, std::int64_t l, std::int64_t run) {
+      std::copy_n(x.as<T>() + s, run, y.as<T>() + l);
+      std::fill_n(y.as<T>() + l + run, row - run, padding);
+    });
   });
 }
 void pad_backward(const Tensor& dy, Tensor& dx) {
-  for_each_padded_row(dx, dy, [&](std::int64_t s, std::int64_t l, std::int64_t run) {
-    std::copy_n(dy.data() + l, run, dx.data() + s);
+  by_type(dx.dtype(), [&](auto type) {
+    using T = decltype(type);
+    for_each_padded_row(dx, dy, [&](std::int64_t s, std::int64_t l, std::int64_t run) {
+      std::copy_n(dy.as<T>() + l, run, dx.as<T>() + s);
+    });
   });
 }
 

@@ -17,11 +17,11 @@ struct PoolPlan {
 };
 
 std::shared_ptr<const PoolPlan> make_plan(const PoolGeometry& g, const Shape& x, const Shape& y,
-                                          Layout layout) {
+                                          Layout layout, DType type) {
   auto result = std::make_shared<PoolPlan>();
   const auto algorithm =
       g.kind == PoolKind::max ? dnnl::algorithm::pooling_max : dnnl::algorithm::pooling_avg_exclude_padding;
-  const auto src = activation_desc(x, layout), dst = activation_desc(y, layout);
+  const auto src = activation_desc(x, layout, type), dst = activation_desc(y, layout, type);
   const dnnl::memory::dims strides{g.stride, g.stride}, window{g.window, g.window};
   // oneDNN reads the right and bottom padding; what does not fill a window there is left out.
   const auto low = g.padding;
@@ -50,10 +50,11 @@ std::shared_ptr<const PoolPlan> make_plan(const PoolGeometry& g, const Shape& x,
 
 // The calling thread's, made once for each geometry, shape and number of compute threads: a primitive keeps that number.
 std::shared_ptr<const PoolPlan> plan_for(const PoolGeometry& g, const Tensor& x, const Tensor& y) {
-  using Key = std::tuple<PoolGeometry, std::array<std::int64_t, 4>, Layout, int>;
+  using Key = std::tuple<PoolGeometry, std::array<std::int64_t, 4>, Layout, DType, int>;
   thread_local std::map<Key, std::shared_ptr<const PoolPlan>> plans;
-  auto& plan = plans[{g, {x.dim(0), x.dim(1), x.dim(2), x.dim(3)}, x.layout(), omp_get_max_threads()}];
-  if (!plan) plan = make_plan(g, x.shape(), y.shape(), x.layout());
+  auto& plan =
+      plans[{g, {x.dim(0), x.dim(1), x.dim(2), x.dim(3)}, x.layout(), x.dtype(), omp_get_max_threads()}];
+  if (!plan) plan = make_plan(g, x.shape(), y.shape(), x.layout(), x.dtype());
   return plan;
 }
 
@@ -84,31 +85,37 @@ void pool_backward(const PoolGeometry&, const OpState& state, const Tensor&, con
 void average_forward(const Tensor& x, Tensor& y) {
   const ChannelGeometry g(x);
   const float scale = 1.0f / static_cast<float>(g.pixels);
-  parallel_ranges(g.images, [&](int, std::int64_t begin, std::int64_t end) {
-    for (std::int64_t n = begin; n < end; ++n) {
-      const float* in = x.data() + n * g.image_floats();
-      float* out = y.data() + n * g.channels;
-      for (std::int64_t c = 0; c < g.channels; c += g.block, out += g.block) {
-        std::fill(out, out + g.block, 0.0f);
-        for (std::int64_t i = 0; i < g.pixels; ++i)
-          for (int k = 0; k < g.block; ++k) out[k] += *in++;
-        for (int k = 0; k < g.block; ++k) out[k] *= scale;
+  by_type(x.dtype(), [&](auto type) {
+    using T = decltype(type);
+    parallel_ranges(g.images, [&](int, std::int64_t begin, std::int64_t end) {
+      for (std::int64_t n = begin; n < end; ++n) {
+        const T* in = g.image<T>(x, n);
+        T* out = y.as<T>() + n * g.channels;
+        for (std::int64_t c = 0; c < g.channels; c += g.block, out += g.block) {
+          float sums[kWidestBlock] = {};
+          for (std::int64_t i = 0; i < g.pixels; ++i)
+            for (int k = 0; k < g.block; ++k) sums[k] += widened(*in++);
+          for (int k = 0; k < g.block; ++k) narrow(sums[k] * scale, out[k]);
+        }
       }
-    }
+    });
   });
 }
 
 void average_backward(const Tensor& dy, Tensor& dx) {
   const ChannelGeometry g(dx);
   const float scale = 1.0f / static_cast<float>(g.pixels);
-  parallel_ranges(g.images, [&](int, std::int64_t begin, std::int64_t end) {
-    for (std::int64_t n = begin; n < end; ++n) {
-      float* out = dx.data() + n * g.image_floats();
-      const float* from = dy.data() + n * g.channels;
-      for (std::int64_t c = 0; c < g.channels; c += g.block)
-        for (std::int64_t i = 0; i < g.pixels; ++i)
-          for (int k = 0; k < g.block; ++k) *out++ = from[c + k] * scale;
-    }
+  by_type(dx.dtype(), [&](auto type) {
+    using T = decltype(type);
+    parallel_ranges(g.images, [&](int, std::int64_t begin, std::int64_t end) {
+      for (std::int64_t n = begin; n < end; ++n) {
+        T* out = g.image<T>(dx, n);
+        const T* from = dy.as<T>() + n * g.channels;
+        for (std::int64_t c = 0; c < g.channels; c += g.block)
+          for (std::int64_t i = 0; i < g.pixels; ++i)
+            for (int k = 0; k < g.block; ++k) narrow(widened(from[c + k]) * scale, *out++);
+      }
+    });
   });
 }
 

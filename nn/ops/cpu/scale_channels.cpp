@@ -5,32 +5,41 @@
 namespace topknot {
 namespace {
 
-void scale_forward(const Tensor& x, const Tensor& s, Tensor& y) {
+template <class T>
+void scale_stored(const Tensor& x, const Tensor& s, Tensor& y) {
   const ChannelGeometry g(x);
   parallel_ranges(g.images, [&](int, std::int64_t begin, std::int64_t end) {
     for (std::int64_t n = begin; n < end; ++n) {
-      const float *in = x.data() + n * g.image_floats(), *scale = s.data() + n * g.channels;
-      float* out = y.data() + n * g.image_floats();
+      const T *in = g.image<T>(x, n), *scale = s.as<T>() + n * g.channels;
+      T* out = g.image<T>(y, n);
       for (std::int64_t c = 0; c < g.channels; c += g.block)
         for (std::int64_t i = 0; i < g.pixels; ++i)
-          for (int k = 0; k < g.block; ++k) *out++ = *in++ * scale[c + k];
+          for (int k = 0; k < g.block; ++k) narrow(widened(*in++) * widened(scale[c + k]), *out++);
     }
   });
 }
+void scale_forward(const Tensor& x, const Tensor& s, Tensor& y) {
+  by_type(x.dtype(), [&](auto type) { scale_stored<decltype(type)>(x, s, y); });
+}
 
-void scale_gradient(const Tensor& x, const Tensor& dy, Tensor& ds) {
+template <class T>
+void scale_gradient_stored(const Tensor& x, const Tensor& dy, Tensor& ds) {
   const ChannelGeometry g(x);
   parallel_ranges(g.images, [&](int, std::int64_t begin, std::int64_t end) {
     for (std::int64_t n = begin; n < end; ++n) {
-      const float *in = x.data() + n * g.image_floats(), *grad = dy.data() + n * g.image_floats();
-      float* sum = ds.data() + n * g.channels;
-      for (std::int64_t c = 0; c < g.channels; c += g.block, sum += g.block) {
-        std::fill(sum, sum + g.block, 0.0f);
+      const T *in = g.image<T>(x, n), *grad = g.image<T>(dy, n);
+      T* out = ds.as<T>() + n * g.channels;
+      for (std::int64_t c = 0; c < g.channels; c += g.block, out += g.block) {
+        float sums[kWidestBlock] = {};
         for (std::int64_t i = 0; i < g.pixels; ++i)
-          for (int k = 0; k < g.block; ++k) sum[k] += *grad++ * *in++;
+          for (int k = 0; k < g.block; ++k) sums[k] += widened(*grad++) * widened(*in++);
+        for (int k = 0; k < g.block; ++k) narrow(sums[k], out[k]);
       }
     }
   });
+}
+void scale_gradient(const Tensor& x, const Tensor& dy, Tensor& ds) {
+  by_type(x.dtype(), [&](auto type) { scale_gradient_stored<decltype(type)>(x, dy, ds); });
 }
 
 const RegisterKernels<ScaleChannelsKernels> scale_channels_registered(DeviceKind::cpu,

@@ -24,26 +24,38 @@ void for_each_run(const Tensor& large, const Tensor& small, Fn&& fn) {
       for (std::int64_t c = 0; c < narrow.channels; c += run)
         for (std::int64_t i = 0; i < small.dim(2); ++i)
           for (std::int64_t j = 0; j < small.dim(3); ++j)
-            fn(n * narrow.image_floats() + at(narrow, c, 2 * i * large.dim(3) + 2 * j),
-               n * wide.image_floats() + at(wide, c + shift, i * small.dim(3) + j), run);
+            fn(n * narrow.image_elements() + at(narrow, c, 2 * i * large.dim(3) + 2 * j),
+               n * wide.image_elements() + at(wide, c + shift, i * small.dim(3) + j), run);
   });
 }
 
-void copy_run(const float* from, float* to, std::int64_t run) {
+template <class T>
+void copy_run(const T* from, T* to, std::int64_t run) {
   for (std::int64_t k = 0; k < run; ++k) to[k] = from[k];
 }
 
+void fill_zero(Tensor& t) {
+  cpu_backend().fill_zero(t.data(), (t.bytes() + 3) / 4);
+}
+
 void forward(const Tensor& x, Tensor& y) {
-  cpu_backend().fill_zero(y.data(), static_cast<std::size_t>(y.numel()));
-  for_each_run(x, y, [from = x.data(), to = y.data()](std::int64_t n, std::int64_t w, std::int64_t run) {
-    copy_run(from + n, to + w, run);
+  fill_zero(y);
+  by_type(x.dtype(), [&](auto type) {
+    using T = decltype(type);
+    for_each_run(x, y, [from = x.as<T>(), to = y.as<T>()](std::int64_t n, std::int64_t w, std::int64_t run) {
+      copy_run(from + n, to + w, run);
+    });
   });
 }
 
 void backward(const Tensor& dy, Tensor& dx) {
-  cpu_backend().fill_zero(dx.data(), static_cast<std::size_t>(dx.numel()));
-  for_each_run(dx, dy, [from = dy.data(), to = dx.data()](std::int64_t n, std::int64_t w, std::int64_t run) {
-    copy_run(from + w, to + n, run);
+  fill_zero(dx);
+  by_type(dx.dtype(), [&](auto type) {
+    using T = decltype(type);
+    for_each_run(dx, dy,
+                 [from = dy.as<T>(), to = dx.as<T>()](std::int64_t n, std::int64_t w, std::int64_t run) {
+                   copy_run(from + w, to + n, run);
+                 });
   });
 }
 
