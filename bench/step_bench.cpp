@@ -24,9 +24,8 @@ using namespace topknot;
 namespace {
 
 constexpr const char* kUsage =
-    "usage: bench_step MODEL [--batch N] [--threads T] [--ranks P] [--bf16] [--loss] [--side S] [--classes "
-    "C] "
-    "[--width W] [--window T]\n"
+    "usage: bench_step MODEL [--batch N] [--threads T] [--ranks P] [--bf16] [--loss]\n"
+    "                        [--side S] [--classes C] [--width W] [--window T]\n"
     "  --batch    images, or sequences, per rank and step (128)\n"
     "  --side     height and width of an image (32)\n"
     "  --classes  of images (10)\n"

@@ -109,14 +109,16 @@ ImageSize image_size(FileBytes file) {
 
 Picture decode_image(FileBytes file, const PixelRect& rect, int shrink) {
   if (is_jpeg(file)) return decode_jpeg(file, rect, shrink);
-  image_size(file);
   StbSource source{file};
   ImageSize size;
   int channels = 0;
   Picture picture;
-  // stb_image converts those as if they had 8 bits, and reads past their end.
-  if (file[0] == 'P' && stbi_is_16_bit_from_callbacks(&kStbCallbacks, &source))
-    throw UserError("it is a PNM file of 16 bits, and those of 8 bits alone are read");
+  if (!file.empty() && file[0] == 'P') {
+    check_pnm_numbers(file);
+    // stb_image converts those as if they had 8 bits, and reads past their end.
+    if (stbi_is_16_bit_from_callbacks(&kStbCallbacks, &source))
+      throw UserError("it is a PNM file of 16 bits, and those of 8 bits alone are read");
+  }
   source = {file};
   picture.memory = {
       stbi_load_from_callbacks(&kStbCallbacks, &source, &size.width, &size.height, &channels, 4), std::free};

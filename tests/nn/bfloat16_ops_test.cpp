@@ -19,6 +19,7 @@
 #include "nn/ops/pool.h"
 #include "nn/ops/scale_channels.h"
 #include "nn/ops/shortcut.h"
+#include "tests/support/bfloat16.h"
 #include "tests/support/variables.h"
 
 using namespace topknot;
@@ -94,16 +95,10 @@ void check_op(const std::string& name, const std::vector<Input>& inputs, const O
     compare("gradient " + std::to_string(i), narrow.gradients[i], wide.gradients[i], of_gradients);
 }
 
-bool supported() {
-  if (cpu_has_bfloat16()) return true;
-  WARN("skipped: this CPU has no products of bfloat16");
-  return false;
-}
-
 }  // namespace
 
 TEST_CASE("convolutions in bfloat16 agree with fp32: chunked, whole, plain, in groups, with bias") {
-  if (!supported()) return;
+  if (!multiplies_bfloat16()) return;
   const auto geometry = [](std::int64_t in, std::int64_t out, Extent kernel, Extent stride, Extent padding,
                            std::int64_t groups = 1) {
     ConvGeometry g;
@@ -136,7 +131,7 @@ TEST_CASE("convolutions in bfloat16 agree with fp32: chunked, whole, plain, in g
 }
 
 TEST_CASE("batch norm in bfloat16, alone and behind a convolution, agrees with fp32") {
-  if (!supported()) return;
+  if (!multiplies_bfloat16()) return;
   ConvGeometry g;
   for (const std::int64_t channels : {6, 16, 32})
     for (const bool training : {true, false})
@@ -176,7 +171,7 @@ TEST_CASE("batch norm in bfloat16, alone and behind a convolution, agrees with f
 }
 
 TEST_CASE("the other ops in bfloat16 agree with fp32, in either layout") {
-  if (!supported()) return;
+  if (!multiplies_bfloat16()) return;
   const std::int64_t c = 2 * channel_block();
   using V = std::vector<Variable>;
   for (const Layout layout : {Layout::plain, Layout::blocked}) {
@@ -220,7 +215,7 @@ TEST_CASE("the other ops in bfloat16 agree with fp32, in either layout") {
 
 TEST_CASE(
     "the LSTM layer in bfloat16 agrees with fp32, whatever its units are, with and without a carried state") {
-  if (!supported()) return;
+  if (!multiplies_bfloat16()) return;
   for (const std::int64_t width : {5, 16, 37, 64})
     for (const int threads : {1, 2})
       for (const bool carried : {false, true}) {

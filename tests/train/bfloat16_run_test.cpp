@@ -1,8 +1,6 @@
 // Runs with train.precision=bf16 on a CPU: activations in bfloat16, everything that is exchanged and kept in fp32.
-#include <cmath>
-
-#include "nn/core/tensor.h"
 #include "tests/data/made_up_speech.h"
+#include "tests/support/bfloat16.h"
 #include "tests/train/made_up_text.h"
 #include "tests/train/resumed_run.h"
 
@@ -11,12 +9,6 @@ using namespace topknot::testing;
 
 namespace {
 
-bool supported() {
-  if (cpu_has_bfloat16()) return true;
-  WARN("skipped: this CPU has no products of bfloat16");
-  return false;
-}
-
 Keys bf16_keys(const Keys& keys) {
   return with({"train.precision=bf16", "train.device=cpu", "train.threads=1", "train.stop_after=0"}, keys);
 }
@@ -24,7 +16,7 @@ Keys bf16_keys(const Keys& keys) {
 }  // namespace
 
 TEST_CASE("bfloat16 on a CPU: ranks agree, threads equal gloo, runs repeat, and the loss is near fp32's") {
-  if (!supported()) return;
+  if (!multiplies_bfloat16()) return;
   for (const char* model : {"resnet20", "lenet", "mobilenet_v2"})
     for (const char* method : {"dense", "topk"}) {
       INFO(model << " " << method);
@@ -41,9 +33,8 @@ TEST_CASE("bfloat16 on a CPU: ranks agree, threads equal gloo, runs repeat, and 
     }
 }
 
-TEST_CASE(
-    "bfloat16 on a CPU: two compute threads do not change a run's bits, and it goes on from a checkpoint") {
-  if (!supported()) return;
+TEST_CASE("bfloat16 on a CPU: a run of two compute threads repeats, and one goes on from a checkpoint") {
+  if (!multiplies_bfloat16()) return;
   const Keys keys{"model.name=resnet20", "compress.name=dgc", "train.max_steps=12"};
   const Run two = train("threads", 1, with(bf16_keys(keys), {"train.threads=2"}));
   CHECK(two.checksums == train("threads", 1, with(bf16_keys(keys), {"train.threads=2"})).checksums);
@@ -54,7 +45,7 @@ TEST_CASE(
 TEST_CASE(
     "bfloat16 on a CPU: language models and speech, by threads and by gloo, from a checkpoint, with a loss "
     "near fp32's") {
-  if (!supported()) return;
+  if (!multiplies_bfloat16()) return;
   const MadeUpText text;
   const MadeUpSpeech speech(8, 4);
   const Keys of_text{"data.name=text",       "data.root=" + text.root(), "data.train_size=0",

@@ -356,8 +356,7 @@ std::vector<Key> machine_keys() {
            {"auto", "cpu", "cuda"}),
       text("train.precision", at<t, &Train::precision>,
            "fp32; bf16: activations and products in bfloat16, weights, gradients and statistics in fp32; "
-           "tf32: of "
-           "products on a GPU",
+           "tf32: of products on a GPU",
            {"fp32", "tf32", "bf16"}),
       used_by({kGpus},
               flag("train.graphs", at<t, &Train::graphs>,

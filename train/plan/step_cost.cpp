@@ -28,8 +28,7 @@ Pass count_pass(const Config& config, const Dataset& data, BuiltModel& model, in
   loader.next(batch);
   model.store.arena().clear_gradients();
   const PassCost cost;
-  const Variable loss =
-      batch_loss(*model.module, model.forward(batch.images, {}), batch);
+  const Variable loss = batch_loss(*model.module, model.forward(batch.images, {}), batch);
   Pass pass;
   pass.forward = cost.flops();
   backward(loss, hook);

@@ -23,8 +23,8 @@ namespace {
 constexpr std::int64_t kGates = 4;  // i, f, g, o
 
 // A product c += a w of single threads, for one weight that many products share: `rows` x `depth` times `depth` x
-// `columns`; a in `type`, the weight given in f32 and packed in `type`, c f32. Strides are in elements, `lda` and `ldc` of rows; the weight's element (k, n) lies at k * stride_k + n *
-// stride_n.
+// `columns`; a in `type`, the weight given in f32 and packed in `type`, c f32. Strides are in elements, `lda` and `ldc` of
+// rows; the weight's element (k, n) lies at k * stride_k + n * stride_n.
 class PackedProduct {
  public:
   PackedProduct(std::int64_t rows, std::int64_t columns, std::int64_t depth, std::int64_t stride_k,
