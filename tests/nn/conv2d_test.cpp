@@ -89,6 +89,18 @@ TEST_CASE("conv2d agrees with the formula: blocked channels, sizes that Winograd
   check_case(blocked({3, 128, 1, 1, 256, 3, 1, 1}));
 }
 
+TEST_CASE(
+    "conv2d agrees with the formula: enough pixels for Winograd's algorithm, of threads apart and together") {
+  for (const int threads : {1, 2, 3}) {
+    check_case(blocked({3, 16, 12, 13, 16, 3, 1, 1}, true), threads);
+    check_case(blocked({2, 32, 15, 14, 48, 3, 1, 1}), threads);  // together where there are three threads
+    check_case(blocked({5, 48, 4, 21, 16, 3, 1, 1}), threads);
+    check_case(blocked({1, 64, 21, 22, 32, 3, 1, 1}), threads);
+    check_case(blocked({7, 16, 33, 31, 32, 3, 1, 1}), threads);
+  }
+  check_case(blocked({1, 272, 20, 20, 256, 3, 1, 1}), 2);  // too wide for threads apart
+}
+
 TEST_CASE("conv2d agrees with the formula: stride 2 on odd and even sizes") {
   for (const std::int64_t size : {7, 8, 9}) {
     check_case(blocked({2, 16, size, size, 32, 3, 2, 1}));
@@ -204,9 +216,10 @@ TEST_CASE("conv2d: one layer takes inputs of different sizes, batches and layout
 }
 
 TEST_CASE("conv2d adds to the weight's gradient: two uses in a graph, then a second backward pass") {
-  for (const Conv& g : {Conv{3, 16, 6, 6, 16, 3, 1, 1}, Conv{2, 3, 7, 7, 16, 3, 2, 1},
-                        Conv{2, 1, 6, 6, 6, 5, 1, 2}, Conv{2, 128, 4, 4, 128, 3, 1, 1},
-                        Conv{3, 24, 6, 6, 24, 3, 1, 1, 24}, Conv{2, 24, 5, 5, 40, 1, 1, 0}}) {
+  for (const Conv& g :
+       {Conv{3, 16, 6, 6, 16, 3, 1, 1}, Conv{2, 3, 7, 7, 16, 3, 2, 1}, Conv{2, 1, 6, 6, 6, 5, 1, 2},
+        Conv{2, 128, 4, 4, 128, 3, 1, 1}, Conv{2, 16, 15, 15, 32, 3, 1, 1},
+        Conv{3, 24, 6, 6, 24, 3, 1, 1, 24}, Conv{2, 24, 5, 5, 40, 1, 1, 0}}) {
     const Case c = blocked(g, true);
     INFO(c.str());
     Leaf w(c.geometry().weight_shape(), random_values(g.w_size(), 2)), b({g.out}, random_values(g.out, 3));
@@ -240,6 +253,30 @@ TEST_CASE("conv2d adds to the weight's gradient: two uses in a graph, then a sec
     backward(use(40));
     check_close("dw after clear_gradients", w.gradient(), dw, dw_scale, c.tolerance());
     check_close("db after clear_gradients", b.gradient(), db, db_scale, 3e-6);
+  }
+}
+
+TEST_CASE("conv2d adds to the gradient of an input that two convolutions read") {
+  for (const Conv& g : {Conv{3, 16, 6, 6, 16, 3, 1, 1}, Conv{2, 16, 15, 15, 32, 3, 1, 1},
+                        Conv{2, 128, 4, 4, 128, 3, 1, 1}, Conv{2, 24, 5, 5, 40, 1, 1, 0}}) {
+    const Case c = blocked(g);
+    INFO(c.str());
+    Leaf x(c.x_shape(), random_values(g.x_size(), 1));
+    const Variable in = in_layout(x.variable(), c.layout);
+    Array dx(static_cast<std::size_t>(g.x_size()), 0.0), scale = dx;
+    const auto use = [&](std::uint32_t stream) {
+      const auto w = random_values(g.w_size(), stream), dy = random_values(g.y_size(), stream + 1);
+      dx = plus(dx, conv2d_input_gradient(g, as_double(w), as_double(dy)));
+      scale = plus(scale, conv2d_input_gradient(g, absolute(as_double(w)), absolute(as_double(dy))));
+      const Variable weight(Tensor::from(w, c.geometry().weight_shape()));
+      return weighted_sum(conv2d(in, weight, {}, c.geometry()), dy);
+    };
+    const Variable first = use(10), second = use(20);
+    backward(Variable("both", Tensor::from({0}, {1}), {first, second}, [=](Tensor grad) {
+      first.accumulate_grad(grad);
+      second.accumulate_grad(grad);
+    }));
+    check_close("dx", x.gradient(), dx, scale, c.tolerance());
   }
 }
 

@@ -5,8 +5,7 @@
 //    would repeat the transformation of large weights.
 // oneDNN's fast kernels want channels in blocks. Where a layer's input or output is plain, because its channels do not
 // fill whole blocks (24, 40, 58), a chunk is copied into blocks padded with zeros and back.
-// Winograd F(4x4, 3x3) serves 3x3 layers of stride 1 on 4x4 images and larger; below that the tiles are
-// mostly padding. A layer with many channels also needs enough pixels for what it costs to transform its weights.
+// Layers that winograd.h serves go there.
 #include <algorithm>
 #include <map>
 #include <string>
@@ -17,6 +16,7 @@
 #include "nn/ops/cpu/conv2d.h"
 #include "nn/ops/cpu/depthwise.h"
 #include "nn/ops/cpu/onednn.h"
+#include "nn/ops/cpu/winograd.h"
 
 namespace topknot {
 namespace {
@@ -71,9 +71,8 @@ memory::desc weight_desc(const ConvGeometry& g, bool plain, DType type = DType::
 // the tensors' are.
 struct Plan {
   Plan(const ConvGeometry& g, const Shape& x, DType type, Layout in_layout, Layout out_layout, bool blocked,
-       bool winograd, int threads) {
-    const auto algorithm =
-        winograd ? dnnl::algorithm::convolution_winograd : dnnl::algorithm::convolution_direct;
+       int threads) {
+    constexpr auto algorithm = dnnl::algorithm::convolution_direct;
     const Shape y = g.output_shape(x);
     const memory::desc x_desc = activation_desc(x, in_layout, type),
                        y_desc = activation_desc(y, out_layout, type);
@@ -139,13 +138,9 @@ void add_images(DType type, void* sum, const void* term, std::size_t n) {
   add(narrow, static_cast<const BFloat16*>(term), n, narrow);
 }
 
-// Of all images of the batch together. Measured on VGG-16 (docs/performance.md): 200 is the best or near it for
-// batches of 1 to 32; below it direct convolution takes 0.5 to 0.75 of the time.
-constexpr std::int64_t kPixelsForWinograd = 200;
-
 class DnnlConv final : public ChunkedConv {
  public:
-  explicit DnnlConv(const ConvGeometry& geometry) : g_(geometry) {
+  explicit DnnlConv(const ConvGeometry& geometry) : g_(geometry), winograd_(geometry) {
     const int block = channel_block();
     const std::int64_t in = g_.in / g_.groups, out = g_.out / g_.groups;  // of a group
     // Fewer input channels than a block are not worth the padding.
@@ -153,14 +148,14 @@ class DnnlConv final : public ChunkedConv {
     // oneDNN's kernels read a plain input only for images of up to three channels.
     const bool readable = blocked_ || (g_.groups == 1 && (g_.in % block == 0 || g_.in <= 3));
     output_layout_ = g_.out % block == 0 && readable ? Layout::blocked : Layout::plain;
-    // Winograd-transformed weights take 144 bytes for each pair of channels; a chunk pays while they stay in
-    // the cache.
+    // A chunk pays while the weights stay in the cache.
     chunked_ = in * g_.out <= 64 * 128;
   }
 
   Layout output_layout() const override { return output_layout_; }
 
   void forward(const Tensor& x, const float* weight, Tensor& y, const ChunkFn& after) override {
+    if (winograd_.serves(x)) return winograd_.forward(x, weight, y, after);
     const std::int64_t images = x.dim(0), in = image_bytes(x), out = image_bytes(y);
     std::map<const Plan*, std::pair<const void*, Tensor>> packed;
     for (const Plan* plan : plans_for(x))
@@ -186,6 +181,8 @@ class DnnlConv final : public ChunkedConv {
 
   void backward(const Tensor& x, const float* weight, const Tensor& grad, const FillFn& fill,
                 GradientTarget weight_gradient, InputGradient& input_gradient) override {
+    if (winograd_.serves(x))
+      return winograd_.backward(x, weight, grad, fill, weight_gradient, input_gradient);
     const std::int64_t images = x.dim(0), in = image_bytes(x), in_elements = x.numel() / images;
     const std::int64_t out_elements = g_.output_shape(x.shape()).numel() / images,
                        out = out_elements * static_cast<std::int64_t>(size_of(x.dtype()));
@@ -273,13 +270,7 @@ class DnnlConv final : public ChunkedConv {
     return t.numel() / t.dim(0) * static_cast<std::int64_t>(size_of(t.dtype()));
   }
 
-  // Images per chunk: about 1 MiB of input and output, at least one.
-  std::int64_t chunk_of(const Tensor& x) const {
-    if (!chunked_) return x.dim(0);
-    const Shape y = g_.output_shape(x.shape());
-    const auto bytes = (x.numel() + y.numel()) / x.dim(0) * static_cast<std::int64_t>(size_of(x.dtype()));
-    return std::max<std::int64_t>(1, (std::int64_t{1} << 20) / bytes);
-  }
+  std::int64_t chunk_of(const Tensor& x) const { return chunked_ ? images_per_chunk(g_, x) : x.dim(0); }
 
   void store_weight_gradient(const Plan& plan, const float* from, GradientTarget target) const {
     const std::size_t n = static_cast<std::size_t>(g_.weight_shape().numel());
@@ -324,32 +315,23 @@ class DnnlConv final : public ChunkedConv {
     max_threads_ = std::max(1, omp_get_max_threads());
     auto& plan = plans_[key(x, images)];
     if (plan) return *plan;
-    const bool three = g_.kernel == 3 && g_.stride == 1 && g_.padding == 1 && g_.groups == 1;
-    const bool winograd = three && x.dtype() == DType::f32 && channel_block() == 16 && g_.in % 16 == 0 &&
-                          g_.out % 16 == 0 && std::min(x.dim(2), x.dim(3)) >= 4 &&
-                          x.layout() == Layout::blocked &&
-                          (chunked_ || images * x.dim(2) * x.dim(3) >= kPixelsForWinograd);
     const Shape shape{images, g_.in, x.dim(2), x.dim(3)};
     const int threads = max_threads_;
     if (chunked_) omp_set_num_threads(1);  // a primitive keeps the thread count it was made under
     try {
-      plan = std::make_unique<Plan>(g_, shape, x.dtype(), x.layout(), output_layout_, blocked_, winograd,
+      plan = std::make_unique<Plan>(g_, shape, x.dtype(), x.layout(), output_layout_, blocked_,
                                     chunked_ ? threads : 1);
     } catch (const dnnl::error&) {
-      if (!winograd) {
-        omp_set_num_threads(threads);
-        throw;
-      }
+      omp_set_num_threads(threads);
+      throw;
     }
-    if (!plan)
-      plan = std::make_unique<Plan>(g_, shape, x.dtype(), x.layout(), output_layout_, blocked_, false,
-                                    chunked_ ? threads : 1);
     omp_set_num_threads(threads);
     return *plan;
   }
   const Plan& plan_for(const Tensor& x, std::int64_t images) const { return *plans_.at(key(x, images)); }
 
   ConvGeometry g_;
+  WinogradConv winograd_;
   bool blocked_;  // inside the primitives
   Layout output_layout_;
   bool chunked_;
@@ -381,6 +363,12 @@ const RegisterKernels<ConvKernels> conv2d_registered(DeviceKind::cpu, {.output_l
                                                                        .backward = backward});
 
 }  // namespace
+
+std::int64_t images_per_chunk(const ConvGeometry& geometry, const Tensor& x) {
+  const std::int64_t elements = (x.numel() + geometry.output_shape(x.shape()).numel()) / x.dim(0);
+  return std::max<std::int64_t>(
+      1, (std::int64_t{1} << 20) / (elements * static_cast<std::int64_t>(size_of(x.dtype()))));
+}
 
 ChunkedConv& chunked_conv(const ConvGeometry& geometry) {
   thread_local std::map<ConvGeometry, DnnlConv> convolutions;

@@ -28,4 +28,7 @@ class ChunkedConv {
 // The calling thread's, with its primitives prepared by shape and thread count; layers of one geometry share them.
 ChunkedConv& chunked_conv(const ConvGeometry& geometry);
 
+// Images per chunk: about 1 MiB of input and output, at least one.
+std::int64_t images_per_chunk(const ConvGeometry& geometry, const Tensor& x);
+
 }  // namespace topknot

@@ -18,13 +18,22 @@ void for_each_element(std::int64_t n, Fn&& fn) {
   });
 }
 
-// The comparisons let a NaN through.
+// `value`, or 0 where `of` <= 0, which is false for a NaN: relu lets it through. A bfloat16 is compared by its bits, from
+// 0x8000 (-0) to 0xFF80 (minus infinity), so that a loop takes 8 and more at a time.
+float where_positive(float of, float value) {
+  return of <= 0 ? 0 : value;
+}
+BFloat16 where_positive(BFloat16 of, BFloat16 value) {
+  const bool none = (static_cast<std::uint16_t>(of.bits - 0x8000) <= 0x7F80) | (of.bits == 0);
+  return {static_cast<std::uint16_t>(none ? 0 : value.bits)};
+}
+
 void relu_forward(const Tensor& x, Tensor& y) {
   by_type(x.dtype(), [&](auto type) {
     using T = decltype(type);
     const T* in = x.as<T>();
     T* out = y.as<T>();
-    for_each_element(y.numel(), [=](std::int64_t i) { out[i] = widened(in[i]) <= 0 ? T() : in[i]; });
+    for_each_element(y.numel(), [=](std::int64_t i) { out[i] = where_positive(in[i], in[i]); });
   });
 }
 void relu_backward(const Tensor& y, const Tensor& dy, Tensor& dx) {
@@ -32,7 +41,7 @@ void relu_backward(const Tensor& y, const Tensor& dy, Tensor& dx) {
     using T = decltype(type);
     const T *grad = dy.as<T>(), *value = y.as<T>();
     T* d = dx.as<T>();
-    for_each_element(dx.numel(), [=](std::int64_t i) { d[i] = widened(value[i]) <= 0 ? T() : grad[i]; });
+    for_each_element(dx.numel(), [=](std::int64_t i) { d[i] = where_positive(value[i], grad[i]); });
   });
 }
 
