@@ -42,8 +42,11 @@ class Contender:
 
     def steps(self, count, timeout):
         """Seconds of `count` steps; they may come on one line or on several."""
+        return self.ask(str(count), count, timeout)
+
+    def ask(self, request, count, timeout):
         try:
-            self.process.stdin.write(f"{count}\n".encode())
+            self.process.stdin.write(f"{request}\n".encode())
             self.process.stdin.flush()
         except BrokenPipeError as error:
             raise self._ended() from error
