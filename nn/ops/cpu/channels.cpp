@@ -2,6 +2,7 @@
 
 #include <vector>
 
+#include "nn/ops/cpu/blocks.h"
 #include "nn/ops/layout.h"
 
 namespace topknot {
@@ -58,22 +59,15 @@ void convert_type(const Tensor& x, Tensor& y) {
   });
 }
 
-template <class T>
 void convert_layout(const Tensor& x, Tensor& y) {
-  const ChannelGeometry from(x), to(y);
-  const int block = std::max(from.block, to.block);
-  const bool packing = to.block > 1;
-  parallel_ranges(from.images, [&](int, std::int64_t begin, std::int64_t end) {
-    for (std::int64_t n = begin; n < end; ++n) {
-      const T* in = x.as<T>() + n * from.image_elements();
-      T* out = y.as<T>() + n * from.image_elements();
-      for (std::int64_t c = 0; c < from.channels; c += block)
-        for (std::int64_t i = 0; i < from.pixels; ++i)
-          for (int k = 0; k < block; ++k) {
-            const std::int64_t plain = (c + k) * from.pixels + i, blocked = (c * from.pixels) + i * block + k;
-            out[packing ? blocked : plain] = in[packing ? plain : blocked];
-          }
-    }
+  const ChannelGeometry g(x);
+  const auto convert = y.layout() == Layout::blocked ? to_blocks : from_blocks;
+  parallel_ranges(g.images, [&](int, std::int64_t begin, std::int64_t end) {
+    by_type(x.dtype(), [&](auto type) {
+      using T = decltype(type);
+      for (std::int64_t n = begin; n < end; ++n)
+        convert(x.dtype(), g.channels, g.pixels, g.image<T>(x, n), g.image<T>(y, n));
+    });
   });
 }
 
@@ -81,7 +75,7 @@ Tensor convert(const Tensor& x, Layout layout, DType type) {
   Tensor y = x;
   if (layout != x.layout()) {
     y = Tensor::empty(x.shape(), layout, {}, x.dtype());
-    by_type(x.dtype(), [&](auto t) { convert_layout<decltype(t)>(x, y); });
+    convert_layout(x, y);
   }
   if (type == y.dtype()) return y;
   Tensor z = Tensor::empty(y.shape(), layout, {}, type);

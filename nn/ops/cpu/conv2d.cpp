@@ -3,8 +3,7 @@
 //    step of a layer writes is still in that core's cache when the next step reads it.
 //  - whole: one primitive for the batch, threaded by oneDNN. For layers with many channels, where a chunk
 //    would repeat the transformation of large weights.
-// oneDNN's fast kernels want channels in blocks. Where a layer's input or output is plain, because its channels do not
-// fill whole blocks (24, 40, 58), a chunk is copied into blocks padded with zeros and back.
+// What it is given in place of a layer is in conv_inside.h.
 // Layers that winograd.h serves go there.
 #include <algorithm>
 #include <map>
@@ -14,6 +13,7 @@
 #include "nn/core/simd.h"
 #include "nn/ops/cpu/channels.h"
 #include "nn/ops/cpu/conv2d.h"
+#include "nn/ops/cpu/conv_inside.h"
 #include "nn/ops/cpu/depthwise.h"
 #include "nn/ops/cpu/onednn.h"
 #include "nn/ops/cpu/winograd.h"
@@ -23,30 +23,24 @@ namespace {
 
 using dnnl::memory;
 
-// Copies weights or activations from one format or type to another.
+// Copies weights from one format or type to another.
 class Repack {
  public:
-  // For `threads` threads at once, each a copy of its own.
-  Repack(const memory::desc& from, const memory::desc& to, int threads = 1)
-      : bytes_(to.get_size()), same_(from == to) {
+  Repack(const memory::desc& from, const memory::desc& to) : bytes_(to.get_size()), same_(from == to) {
     if (same_) return;
     const dnnl::reorder::primitive_desc desc(dnnl_cpu_engine(), from, dnnl_cpu_engine(), to,
                                              user_scratchpad());
     kernel_ = std::make_unique<DnnlKernel>(dnnl::reorder(desc),
                                            DnnlKernel::Arguments{{DNNL_ARG_FROM, from}, {DNNL_ARG_TO, to}},
-                                           desc.scratchpad_desc(), threads);
+                                           desc.scratchpad_desc(), 1);
   }
   bool same() const { return same_; }
-  void run(const void* from, void* to, int thread = 0) const { kernel_->run(thread, {from, to}); }
+  void run(const void* from, void* to) const { kernel_->run(0, {from, to}); }
   // `from` itself where nothing is to be done, else the copy, kept alive by `storage`.
-  const void* run(const void* from, Tensor& storage, int thread = 0) const {
+  const void* run(const void* from, Tensor& storage) const {
     if (same_) return from;
-    run(from, room(storage), thread);
-    return storage.data();
-  }
-  // Memory for the destination.
-  void* room(Tensor& storage) const {
-    if (!storage.defined()) storage = Tensor::empty({static_cast<std::int64_t>(bytes_ / sizeof(float) + 1)});
+    storage = Tensor::empty({static_cast<std::int64_t>(bytes_ / sizeof(float) + 1)});
+    run(from, storage.data());
     return storage.data();
   }
 
@@ -67,17 +61,15 @@ memory::desc weight_desc(const ConvGeometry& g, bool plain, DType type = DType::
   return {dims, onednn_type(type), !plain ? tag::any : g.groups > 1 ? tag::goihw : tag::oihw};
 }
 
-// The three primitives of a layer for one number of images. `blocked`: the primitives' activations are blocked, whatever
-// the tensors' are.
+// The three primitives for one number of images of a size.
 struct Plan {
-  Plan(const ConvGeometry& g, const Shape& x, DType type, Layout in_layout, Layout out_layout, bool blocked,
+  Plan(const Inside& inside, std::int64_t images, std::int64_t height, std::int64_t width, DType type,
        int threads) {
+    const ConvGeometry& g = inside.g;
     constexpr auto algorithm = dnnl::algorithm::convolution_direct;
-    const Shape y = g.output_shape(x);
-    const memory::desc x_desc = activation_desc(x, in_layout, type),
-                       y_desc = activation_desc(y, out_layout, type);
-    const memory::desc src = blocked ? activation_desc(x, Layout::blocked, type) : x_desc,
-                       dst = blocked ? activation_desc(y, Layout::blocked, type) : y_desc;
+    const Shape x{images, g.in, height, width};
+    const memory::desc src = activation_desc(x, inside.in, type),
+                       dst = activation_desc(g.output_shape(x), inside.out, type);
     const memory::desc any = weight_desc(g, false, type), any_f32 = weight_desc(g, false);
     const memory::dims strides{g.stride.height, g.stride.width}, padding{g.padding.height, g.padding.width};
     const dnnl::primitive_attr attributes = user_scratchpad();
@@ -94,7 +86,7 @@ struct Plan {
         {algorithm, src, any_f32, dst, strides, padding, padding}, attributes, engine, f);
     // oneDNN's own way of saying that it has no fast kernel.
     own_weight_gradient =
-        type == DType::f32 && blocked && g.depthwise() && std::string(w.impl_info_str()).starts_with("ref");
+        type == DType::f32 && g.depthwise() && std::string(w.impl_info_str()).starts_with("ref");
     backward_weights = std::make_unique<DnnlKernel>(
         dnnl::convolution_backward_weights(w),
         DnnlKernel::Arguments{
@@ -114,16 +106,11 @@ struct Plan {
     weight_gradient_desc = own_weight_gradient ? oihw : w.diff_weights_desc();
     unpack_gradient = std::make_unique<Repack>(weight_gradient_desc, oihw);
     gradient_floats = weight_gradient_desc.get_size() / sizeof(float);
-    pack_x = std::make_unique<Repack>(x_desc, src, threads);
-    unpack_x = std::make_unique<Repack>(src, x_desc, threads);
-    pack_y = std::make_unique<Repack>(y_desc, dst, threads);
-    unpack_y = std::make_unique<Repack>(dst, y_desc, threads);
   }
 
   std::unique_ptr<DnnlKernel> forward, backward_data, backward_weights;
-  std::unique_ptr<Repack> pack_forward, pack_backward, unpack_gradient;  // weights
-  std::unique_ptr<Repack> pack_x, unpack_x, pack_y, unpack_y;            // activations and their gradients
-  bool own_weight_gradient;                                              // by depthwise_weight_gradient()
+  std::unique_ptr<Repack> pack_forward, pack_backward, unpack_gradient;
+  bool own_weight_gradient;  // by depthwise_weight_gradient()
   std::size_t gradient_floats;
   memory::desc weight_gradient_desc;
 };
@@ -140,16 +127,10 @@ void add_images(DType type, void* sum, const void* term, std::size_t n) {
 
 class DnnlConv final : public ChunkedConv {
  public:
-  explicit DnnlConv(const ConvGeometry& geometry) : g_(geometry), winograd_(geometry) {
-    const int block = channel_block();
-    const std::int64_t in = g_.in / g_.groups, out = g_.out / g_.groups;  // of a group
-    // Fewer input channels than a block are not worth the padding.
-    blocked_ = g_.in >= block && (g_.groups == 1 || g_.depthwise() || (in % block == 0 && out % block == 0));
-    // oneDNN's kernels read a plain input only for images of up to three channels.
-    const bool readable = blocked_ || (g_.groups == 1 && (g_.in % block == 0 || g_.in <= 3));
-    output_layout_ = g_.out % block == 0 && readable ? Layout::blocked : Layout::plain;
+  explicit DnnlConv(const ConvGeometry& geometry) : g_(geometry), winograd_(geometry), inside_(geometry) {
+    output_layout_ = g_.out % channel_block() == 0 && inside_.blocked ? Layout::blocked : Layout::plain;
     // A chunk pays while the weights stay in the cache.
-    chunked_ = in * g_.out <= 64 * 128;
+    chunked_ = g_.in / g_.groups * g_.out <= 64 * 128;
   }
 
   Layout output_layout() const override { return output_layout_; }
@@ -157,6 +138,10 @@ class DnnlConv final : public ChunkedConv {
   void forward(const Tensor& x, const float* weight, Tensor& y, const ChunkFn& after) override {
     if (winograd_.serves(x)) return winograd_.forward(x, weight, y, after);
     const std::int64_t images = x.dim(0), in = image_bytes(x), out = image_bytes(y);
+    const Packing pack_x = packing(x, g_.in, inside_.g.in, x.layout(), inside_.in),
+                  pack_y = packing(y, g_.out, inside_.g.out, y.layout(), inside_.out);
+    Tensor expanded;
+    weight = inside_.weights(weight, expanded);
     std::map<const Plan*, std::pair<const void*, Tensor>> packed;
     for (const Plan* plan : plans_for(x))
       packed[plan].first = plan->pack_forward->run(weight, packed[plan].second);
@@ -166,10 +151,10 @@ class DnnlConv final : public ChunkedConv {
         const Plan& plan = plan_for(x, count);
         Tensor packed_x, packed_y;
         std::byte* to = y.as<std::byte>() + n * out;
-        plan.forward->run(
-            thread, {plan.pack_x->run(x.as<std::byte>() + n * in, packed_x, thread), packed.at(&plan).first,
-                     plan.pack_y->same() ? to : plan.pack_y->room(packed_y)});
-        if (packed_y.defined()) plan.unpack_y->run(packed_y.data(), to, thread);
+        plan.forward->run(thread,
+                          {pack_x.in(count, x.as<std::byte>() + n * in, packed_x), packed.at(&plan).first,
+                           pack_y.none() ? to : pack_y.room(count, packed_y)});
+        if (packed_y.defined()) pack_y.out(count, packed_y.as<std::byte>(), to);
         if (after && chunked_) after(n, n + count);
         n += count;
       }
@@ -187,6 +172,12 @@ class DnnlConv final : public ChunkedConv {
     const std::int64_t out_elements = g_.output_shape(x.shape()).numel() / images,
                        out = out_elements * static_cast<std::int64_t>(size_of(x.dtype()));
     std::map<const Plan*, std::pair<const void*, Tensor>> packed;
+    const Layout dy_layout = grad.defined() ? grad.layout() : output_layout_;
+    const Packing pack_x = packing(x, g_.in, inside_.g.in, x.layout(), inside_.in),
+                  pack_dy{dy_layout,     inside_.out,           x.dtype(), g_.out,
+                          inside_.g.out, out_elements / g_.out, !chunked_};
+    Tensor expanded;
+    if (input_gradient.tensor.defined()) weight = inside_.weights(weight, expanded);
     const std::vector<const Plan*> plans = plans_for(x);
     for (const Plan* plan : plans)
       if (input_gradient.tensor.defined())
@@ -218,17 +209,17 @@ class DnnlConv final : public ChunkedConv {
             });
         }
         Tensor packed_x, packed_dy, packed_dx;
-        dy = plan.pack_y->run(dy, packed_dy, thread);
+        dy = pack_dy.in(count, dy, packed_dy);
         if (weight_gradient.data) {
           Tensor& target = sum.defined() ? term : sum;
           if (!target.defined()) target = Tensor::empty({floats});
-          const void* in_blocks = plan.pack_x->run(x.as<std::byte>() + n * in, packed_x, thread);
+          const void* x_inside = pack_x.in(count, x.as<std::byte>() + n * in, packed_x);
           if (plan.own_weight_gradient)
-            depthwise_weight_gradient(g_, {count, g_.in, x.dim(2), x.dim(3)},
-                                      static_cast<const float*>(in_blocks), static_cast<const float*>(dy),
+            depthwise_weight_gradient(inside_.g, {count, inside_.g.in, x.dim(2), x.dim(3)},
+                                      static_cast<const float*>(x_inside), static_cast<const float*>(dy),
                                       target.data());
           else
-            plan.backward_weights->run(thread, {in_blocks, dy, target.data()});
+            plan.backward_weights->run(thread, {x_inside, dy, target.data()});
           if (&target == &term) add_into(sum.data(), term.data(), first.gradient_floats);
         }
         if (input_gradient.tensor.defined()) {
@@ -237,9 +228,9 @@ class DnnlConv final : public ChunkedConv {
             added = Tensor::empty({std::min(chunk_of(x), end - begin), in_elements}, Layout::plain, {},
                                   x.dtype());
           std::byte* target = input_gradient.accumulate ? added.as<std::byte>() : dx;
-          plan.backward_data->run(thread, {dy, packed.at(&plan).first,
-                                           plan.pack_x->same() ? target : plan.pack_x->room(packed_dx)});
-          if (packed_dx.defined()) plan.unpack_x->run(packed_dx.data(), target, thread);
+          plan.backward_data->run(
+              thread, {dy, packed.at(&plan).first, pack_x.none() ? target : pack_x.room(count, packed_dx)});
+          if (packed_dx.defined()) pack_x.out(count, packed_dx.as<std::byte>(), target);
           if (input_gradient.accumulate) {
             const auto add = [&](int, std::int64_t a, std::int64_t b) {
               add_images(x.dtype(), dx + a * in, target + a * in,
@@ -272,16 +263,16 @@ class DnnlConv final : public ChunkedConv {
 
   std::int64_t chunk_of(const Tensor& x) const { return chunked_ ? images_per_chunk(g_, x) : x.dim(0); }
 
+  Packing packing(const Tensor& t, std::int64_t channels, std::int64_t padded, Layout outside,
+                  Layout inside) const {
+    return {outside, inside, t.dtype(), channels, padded, t.dim(2) * t.dim(3), !chunked_};
+  }
+
   void store_weight_gradient(const Plan& plan, const float* from, GradientTarget target) const {
-    const std::size_t n = static_cast<std::size_t>(g_.weight_shape().numel());
-    if (!target.accumulate && !plan.unpack_gradient->same())
+    if (inside_.same() && !target.accumulate && !plan.unpack_gradient->same())
       return plan.unpack_gradient->run(from, target.data);
     Tensor storage;
-    const auto* plain = static_cast<const float*>(plan.unpack_gradient->run(from, storage));
-    if (target.accumulate)
-      add_into(target.data, plain, n);
-    else
-      std::copy(plain, plain + n, target.data);
+    inside_.gradient(static_cast<const float*>(plan.unpack_gradient->run(from, storage)), target);
   }
 
   // One plan for each chunk size that a batch of this size is cut into: made before the parallel region, found inside it.
@@ -303,24 +294,21 @@ class DnnlConv final : public ChunkedConv {
   struct Key {
     std::int64_t images, height, width;
     int threads;
-    Layout layout;
     DType type;
     auto operator<=>(const Key&) const = default;
   };
   Key key(const Tensor& x, std::int64_t images) const {
-    return {images, x.dim(2), x.dim(3), max_threads_, x.layout(), x.dtype()};
+    return {images, x.dim(2), x.dim(3), max_threads_, x.dtype()};
   }
 
   const Plan& make_plan(const Tensor& x, std::int64_t images) {
     max_threads_ = std::max(1, omp_get_max_threads());
     auto& plan = plans_[key(x, images)];
     if (plan) return *plan;
-    const Shape shape{images, g_.in, x.dim(2), x.dim(3)};
     const int threads = max_threads_;
     if (chunked_) omp_set_num_threads(1);  // a primitive keeps the thread count it was made under
     try {
-      plan = std::make_unique<Plan>(g_, shape, x.dtype(), x.layout(), output_layout_, blocked_,
-                                    chunked_ ? threads : 1);
+      plan = std::make_unique<Plan>(inside_, images, x.dim(2), x.dim(3), x.dtype(), chunked_ ? threads : 1);
     } catch (const dnnl::error&) {
       omp_set_num_threads(threads);
       throw;
@@ -332,7 +320,7 @@ class DnnlConv final : public ChunkedConv {
 
   ConvGeometry g_;
   WinogradConv winograd_;
-  bool blocked_;  // inside the primitives
+  Inside inside_;
   Layout output_layout_;
   bool chunked_;
   int max_threads_ = 1;
