@@ -144,6 +144,10 @@ constexpr std::int64_t kTiles = 64;
 std::int64_t point_step(std::int64_t channels) {
   return kTiles * channels + L;
 }
+// The same between two points of a layer's weights. (Where their gradient is read, point beside point, it would cost time.)
+std::int64_t weight_step(std::int64_t in, std::int64_t out) {
+  return in * out + L;
+}
 Tensor room_for_points(std::int64_t channels) {
   return Tensor::empty({kPoints * point_step(channels)});
 }
@@ -240,7 +244,8 @@ TOPKNOT_INLINE void points_of_weights(const ConvGeometry& g, std::int64_t a, std
   for (std::int64_t j = 0; j < kIn; ++j) {
     for (int i = 0; i < 3; ++i) in[i] = rows[i][j];
     from_weights(in, out);
-    for (std::int64_t i = 0; i < kIn; ++i) store(points + ((i * kIn + j) * from + a) * to + b, out[i]);
+    for (std::int64_t i = 0; i < kIn; ++i)
+      store(points + (i * kIn + j) * weight_step(from, to) + a * to + b, out[i]);
   }
 }
 TOPKNOT_MULTIVERSION void transform_weights(const ConvGeometry& g, std::int64_t first, std::int64_t last,
@@ -306,7 +311,7 @@ void convolve(const Batch& b, bool parallel, const void* x, const float* weights
     const Factors factors{.a = in.data(),
                           .b = weights,
                           .a_step = point_step(b.in),
-                          .b_step = b.in * b.out,
+                          .b_step = weight_step(b.in, b.out),
                           .c_step = point_step(b.out),
                           .strides = {.a_row = b.in, .a_depth = 1, .b_depth = b.out, .c_row = b.out},
                           .rows = (count + 15) / 16 * 16,  // what the last rows hold is not used
@@ -438,7 +443,7 @@ void WinogradConv::backward(const Tensor& x, const float* weight, const Tensor& 
 }
 
 Tensor WinogradConv::weight_points(const float* weight, bool input_gradient) const {
-  Tensor points = Tensor::empty({kPoints * g_.in * g_.out});
+  Tensor points = Tensor::empty({kPoints * weight_step(g_.in, g_.out)});
   parallel_ranges(input_gradient ? g_.out : g_.in, [&](int, std::int64_t first, std::int64_t last) {
     transform_weights(g_, first, last, weight, input_gradient, points.data());
   });
