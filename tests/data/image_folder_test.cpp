@@ -1,4 +1,5 @@
 // Pictures in a folder per class: what is read, how it is cropped, what becomes of damaged files and wrong folders.
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 
@@ -6,9 +7,11 @@
 #include "nn/core/rng.h"
 #include "tests/data/picture_folder.h"
 #include "tests/support/catch.h"
+#include "tests/support/standard_error.h"
 #include "tests/support/user_error.h"
 
 using namespace topknot;
+using topknot::testing::StandardError;
 using Bytes = std::vector<std::uint8_t>;
 using Folder = PictureFolder;
 
@@ -219,12 +222,20 @@ TEST_CASE(
   const auto data = open(options_of(folder), Split::test);
   for (const int workers : {0, 2}) {
     Loader most(*data, loader_options(workers, false, 2));
-    for (int epoch = 0; epoch < 3; ++epoch) {
-      most.start_epoch(epoch);
-      Batch batch;
-      REQUIRE(most.next(batch));
-      REQUIRE(most.next(batch));
+    std::string warnings;
+    {
+      const StandardError standard_error;
+      for (int epoch = 0; epoch < 3; ++epoch) {
+        most.start_epoch(epoch);
+        Batch batch;
+        REQUIRE(most.next(batch));
+        REQUIRE(most.next(batch));
+      }
+      warnings = standard_error.text();
     }
+    INFO(warnings);
+    CHECK(std::count(warnings.begin(), warnings.end(), '\n') == 2);
+    CHECK(warnings.find("bad file 2 of data.max_bad_files=2") != std::string::npos);
     Loader one(*data, loader_options(workers, false, 1));
     one.start_epoch(0);
     Batch batch;

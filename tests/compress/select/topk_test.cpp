@@ -104,6 +104,12 @@ TEMPLATE_TEST_CASE("topk does not depend on the carried threshold", "", float, d
   }
 }
 
+TEST_CASE("a list of exactly k entries is long enough") {
+  CHECK(list_state(true, 4, 5) == ListState::too_few);
+  CHECK(list_state(true, 5, 5) == ListState::good);
+  CHECK(list_state(false, 9, 5) == ListState::too_many);
+}
+
 TEST_CASE("ties at the k-th magnitude go to the lower index, also when there are too many to list") {
   std::vector<float> x(100000, -0.5f);
   x[99999] = 2.0f;

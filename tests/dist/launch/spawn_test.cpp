@@ -1,6 +1,5 @@
 // Real processes: the test program starts copies of itself, which run the hidden case below.
 
-#include <fcntl.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -13,6 +12,7 @@
 #include "dist/launch/launch.h"
 #include "nn/core/base/program.h"
 #include "tests/support/catch.h"
+#include "tests/support/standard_error.h"
 
 namespace topknot {
 namespace {
@@ -234,16 +234,17 @@ TEST_CASE("copies that do not end by themselves are ended") {
 TEST_CASE("a copy that hangs at the start, or after the others have ended well, is ended and named") {
   for (const std::string when : {"start", "end"}) {
     const Folder folder;
-    const int before = dup(STDERR_FILENO), words = open(folder.file(7).c_str(), O_WRONLY | O_CREAT, 0600);
-    dup2(words, STDERR_FILENO);
-    const int code = run_copies("hangs at the " + when, folder, 3, 1, 10);
-    dup2(before, STDERR_FILENO);
-    close(before), close(words);
-    INFO(folder.text(7));
+    int code = 0;
+    std::string words;
+    {
+      const testing::StandardError standard_error;
+      code = run_copies("hangs at the " + when, folder, 3, 1, 10);
+      words = standard_error.text();
+    }
+    INFO(words);
     CHECK(code == (when == "start" ? 3 : 128 + SIGKILL));
-    CHECK(folder.text(7).find(when == "start"
-                                  ? "first error: rank 2 did not come to 127.0.0.1:"
-                                  : "first error: rank 2 did not end within 10 s after the others") !=
+    CHECK(words.find(when == "start" ? "first error: rank 2 did not come to 127.0.0.1:"
+                                     : "first error: rank 2 did not end within 10 s after the others") !=
           std::string::npos);
   }
 }

@@ -117,6 +117,10 @@ TEST_CASE("a run may be resumed many times, and a finished one changes nothing")
   check_same(resumed, again);
 }
 
+TEST_CASE("an evaluation that is due where a run stops is made when it goes on") {
+  check_same(whole(base(2)), stopped_and_resumed(base(2), 32));  // the end of the first epoch
+}
+
 TEST_CASE("a resumed run leaves the recorded gradients as they are") {
   const TempFolder temp;
   const Keys keys = with(base(2), {"train.record_gradients=2"});
