@@ -82,7 +82,7 @@ TEST_CASE("running statistics become the ranks' mean, or rank 0's, or stay as th
         {"rank0", {{1, 2}, {1, 2}, {1, 2}}},
         {"local", {{1, 2}, {2, 4}, {3, 6}}}}) {
     std::vector<Values> values(3);
-    run_ranks("threads", 3, [&](Communicator& communicator) {
+    run_ranks("threads", 3, [&, rule = rule](Communicator& communicator) {
       const auto rank = static_cast<std::size_t>(communicator.rank());
       ParameterStore store;
       store.add_buffer("mean", 1, static_cast<float>(rank + 1));
