@@ -10,24 +10,14 @@
 namespace topknot {
 namespace {
 
-// N elements side by side.
-template <class T, int N>
-struct Row;
-template <>
-struct Row<float, 16> {
-  typedef float type __attribute__((vector_size(64)));
+// As many elements of T side by side as V has floats.
+template <class T, class V>
+struct Row {
+  typedef typename HalfLanes<V>::Half type;
 };
-template <>
-struct Row<float, 8> {
-  typedef float type __attribute__((vector_size(32)));
-};
-template <>
-struct Row<BFloat16, 16> {
-  typedef std::uint16_t type __attribute__((vector_size(32)));
-};
-template <>
-struct Row<BFloat16, 8> {
-  typedef std::uint16_t type __attribute__((vector_size(16)));
+template <class V>
+struct Row<float, V> {
+  typedef V type;
 };
 
 // Exchanges, between rows a and b that are S apart, the elements whose place differs from the row in bit S.
@@ -51,16 +41,17 @@ TOPKNOT_INLINE void transpose(V (&rows)[N]) {
   exchange_all<1>(rows);
 }
 
-template <class T, int N>
+template <class T, class V>
 TOPKNOT_INLINE void to_blocks_of(std::int64_t channels, std::int64_t pixels, const T* plain, T* blocks) {
-  using V = typename Row<T, N>::type;
+  using R = typename Row<T, V>::type;
+  constexpr std::int64_t N = sizeof(V) / sizeof(float);
   for (std::int64_t c = 0; c < channels; c += N, plain += N * pixels, blocks += N * pixels) {
-    const std::int64_t here = std::min<std::int64_t>(N, channels - c);
+    const std::int64_t here = std::min(N, channels - c);
     std::int64_t p = 0;
     for (; p + N <= pixels; p += N) {
-      V rows[N]{};
+      R rows[N]{};
       for (std::int64_t i = 0; i < N; ++i)
-        if (i < here) std::memcpy(&rows[i], plain + i * pixels + p, sizeof(V));
+        if (i < here) std::memcpy(&rows[i], plain + i * pixels + p, sizeof(R));
       transpose(rows);
       std::memcpy(static_cast<void*>(blocks + p * N), rows, sizeof rows);
     }
@@ -68,18 +59,19 @@ TOPKNOT_INLINE void to_blocks_of(std::int64_t channels, std::int64_t pixels, con
       for (std::int64_t i = 0; i < N; ++i) blocks[p * N + i] = i < here ? plain[i * pixels + p] : T();
   }
 }
-template <class T, int N>
+template <class T, class V>
 TOPKNOT_INLINE void from_blocks_of(std::int64_t channels, std::int64_t pixels, const T* blocks, T* plain) {
-  using V = typename Row<T, N>::type;
+  using R = typename Row<T, V>::type;
+  constexpr std::int64_t N = sizeof(V) / sizeof(float);
   for (std::int64_t c = 0; c < channels; c += N, plain += N * pixels, blocks += N * pixels) {
-    const std::int64_t here = std::min<std::int64_t>(N, channels - c);
+    const std::int64_t here = std::min(N, channels - c);
     std::int64_t p = 0;
     for (; p + N <= pixels; p += N) {
-      V rows[N];
+      R rows[N];
       std::memcpy(rows, blocks + p * N, sizeof rows);
       transpose(rows);
       for (std::int64_t i = 0; i < N; ++i)
-        if (i < here) std::memcpy(static_cast<void*>(plain + i * pixels + p), &rows[i], sizeof(V));
+        if (i < here) std::memcpy(static_cast<void*>(plain + i * pixels + p), &rows[i], sizeof(R));
     }
     for (; p < pixels; ++p)
       for (std::int64_t i = 0; i < here; ++i) plain[i * pixels + p] = blocks[p * N + i];
@@ -92,9 +84,11 @@ TOPKNOT_INLINE void any_block(bool to, std::int64_t channels, std::int64_t pixel
   const T* in = static_cast<const T*>(from);
   T* out = static_cast<T*>(result);
   if (channel_block() == 16)
-    to ? to_blocks_of<T, 16>(channels, pixels, in, out) : from_blocks_of<T, 16>(channels, pixels, in, out);
+    to ? to_blocks_of<T, Lanes>(channels, pixels, in, out)
+       : from_blocks_of<T, Lanes>(channels, pixels, in, out);
   else
-    to ? to_blocks_of<T, 8>(channels, pixels, in, out) : from_blocks_of<T, 8>(channels, pixels, in, out);
+    to ? to_blocks_of<T, Lanes8>(channels, pixels, in, out)
+       : from_blocks_of<T, Lanes8>(channels, pixels, in, out);
 }
 TOPKNOT_MULTIVERSION void any_type(DType type, bool to, std::int64_t channels, std::int64_t pixels,
                                    const void* from, void* result) {

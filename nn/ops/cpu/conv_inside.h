@@ -10,9 +10,9 @@
 
 namespace topknot {
 
-// The layer: one whose groups have channels in whole blocks. Channels are added, with weights of
-// zero (24, 40, 58), or groups joined, with zeros between them (8 channels each). Where groups do not fit so, it is the layer
-// with plain activations. Images of up to three channels are read as they are.
+// The layer: its groups have channels in whole blocks. Channels are added, with weights of zero (24, 40, 58), or groups joined,
+// with zeros between them (8 channels each). Where groups do not fit so, it is the given layer with plain activations. Images
+// of up to three channels are read as they are.
 class Inside {
  public:
   explicit Inside(const ConvGeometry& layer) : g(layer), layer_(layer) {
