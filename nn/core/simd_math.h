@@ -13,6 +13,12 @@ TOPKNOT_INLINE Lanes load_part(const float* p, std::size_t n) {
   std::memcpy(&v, p, n * sizeof(float));
   return v;
 }
+TOPKNOT_INLINE Lanes load_part(const BFloat16* p, std::size_t n) {
+  if (n == kLanes) return load_as<Lanes>(p);
+  BFloat16 all[kLanes] = {};
+  std::memcpy(static_cast<void*>(all), p, n * sizeof(BFloat16));
+  return load_as<Lanes>(all);
+}
 TOPKNOT_INLINE void store_part(float* p, Lanes v, std::size_t n) {
   if (n == kLanes) return store(p, v);
   std::memcpy(p, &v, n * sizeof(float));

@@ -20,7 +20,6 @@ Variable softmax_cross_entropy(const Variable& logits, std::span<const std::int3
                                float smoothing) {
   check_logits("softmax_cross_entropy", logits.value(), labels);
   TOPKNOT_CHECK(smoothing >= 0 && smoothing < 1, "softmax_cross_entropy: smoothing in [0, 1)");
-  if (needs_f32(logits)) return softmax_cross_entropy(cast(logits, DType::f32), labels, smoothing);
   const auto& kernels = kernels_for<CrossEntropyKernels>(logits);
   Tensor loss = Tensor::empty({1}, Layout::plain, logits.value().device());
   const OpState state = kernels.forward(logits.value(), labels, smoothing, loss);

@@ -28,6 +28,7 @@ void count_correct(const Tensor& logits, std::span<const std::int32_t> labels, i
 
 struct CrossEntropyKernels {
   static constexpr const char* op = "softmax_cross_entropy";
+  static constexpr bool cpu_bfloat16 = true;
   OpState (*forward)(const Tensor& logits, std::span<const std::int32_t> labels, float smoothing,
                      Tensor& loss);
   // dz = (softmax(z) - t) grad[0] / rows that are not masked

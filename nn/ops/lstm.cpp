@@ -40,13 +40,13 @@ Variable lstm(const Variable& x, std::int64_t batch, const LstmWeights& weights,
   return {"lstm",
           y,
           {x, weights.input, weights.recurrent, weights.input_bias, weights.recurrent_bias},
-          [=, &kernels](Tensor dy) {
+          [=, &kernels](const Tensor& dy) {
             PassCost::add_flops(of_input * (weights.input.requires_grad() + x.requires_grad()) +
                                 recurrent * (weights.recurrent.requires_grad() + 1));
             LstmGradients out{weights.input.gradient_target(), weights.recurrent.gradient_target(),
                               weights.input_bias.gradient_target(), weights.recurrent_bias.gradient_target(),
                               x.input_gradient()};
-            kernels.backward(call, kept, y, std::move(dy), out);
+            kernels.backward(call, kept, y, dy, out);
             x.accumulate_grad(std::move(out.x.tensor));
           }};
 }

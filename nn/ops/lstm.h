@@ -44,8 +44,8 @@ struct LstmKernels {
   static constexpr const char* op = "lstm";
   static constexpr bool cpu_bfloat16 = true;
   Tensor (*forward)(const LstmCall& call, OpState& kept);
-  // `dy` may be written over where it is the caller's alone.
-  void (*backward)(const LstmCall& call, const OpState& kept, const Tensor& y, Tensor dy, LstmGradients& out);
+  void (*backward)(const LstmCall& call, const OpState& kept, const Tensor& y, const Tensor& dy,
+                   LstmGradients& out);
 };
 
 }  // namespace topknot

@@ -1,4 +1,5 @@
-// The fully connected layer, by matrix products. In bfloat16 the weight is rounded once and kept for the backward pass.
+// The fully connected layer, by matrix products. With few rows they are in fp32, under bfloat16 too: rounding the weight
+// takes longer than the product.
 #include "nn/ops/linear.h"
 
 #include "nn/ops/cpu/gemm.h"
@@ -7,33 +8,54 @@
 namespace topknot {
 namespace {
 
-OpState forward(const Tensor& x, const Tensor& weight, const Tensor& bias, Tensor& y) {
-  const std::int64_t n = x.dim(0), features = x.dim(1), out = weight.dim(0);
-  const bool wide = x.dtype() == DType::f32;
-  const Tensor w = in_form(weight, Layout::plain, x.dtype());
-  Tensor sums = wide ? y : Tensor::empty({n, out});
-  if (bias.defined())
-    for (std::int64_t i = 0; i < n; ++i) std::copy(bias.data(), bias.data() + out, sums.data() + i * out);
-  matmul(false, true, n, out, features, x.dtype(), x.data(), w.data(), bias.defined() ? 1.0f : 0.0f,
-         sums.data());
-  if (!wide) y = in_form(sums, Layout::plain, x.dtype());
-  return std::make_shared<Tensor>(w);
+Tensor operand(const Tensor& x) {
+  return x.dim(0) <= kFewRows ? in_form(x, Layout::plain, DType::f32) : x;
 }
 
-void backward(const Tensor& x, const Tensor& weight, const Tensor& dy, const OpState& state,
+// Writes to `out` what fn does to a tensor of the products' type.
+template <class Fn>
+void result(DType type, Tensor& out, const Fn& fn) {
+  if (out.dtype() == type) return fn(out);
+  Tensor wide = Tensor::empty(out.shape(), Layout::plain, {}, type);
+  fn(wide);
+  out = in_form(wide, Layout::plain, out.dtype());
+}
+
+OpState forward(const Tensor& input, const Tensor& weight, const Tensor& bias, Tensor& output) {
+  const Tensor x = operand(input);
+  result(x.dtype(), output, [&](Tensor& y) {
+    matmul({.m = x.dim(0),
+            .n = weight.dim(0),
+            .k = x.dim(1),
+            .type = x.dtype(),
+            .b_type = DType::f32,
+            .c_type = y.dtype(),
+            .b_transposed = true,
+            .bias = bias.defined()},
+           x.data(), weight.data(), y.data(), bias.defined() ? bias.data() : nullptr);
+  });
+  return {};
+}
+
+void backward(const Tensor& input, const Tensor& weight, const Tensor& gradient, const OpState&,
               WeightedGradients& to) {
+  const Tensor x = operand(input), dy = operand(gradient);
   const std::int64_t n = x.dim(0), features = x.dim(1), out = weight.dim(0);
-  const Tensor& w = state_as<Tensor>(state);
-  bias_gradient(dy, to.bias);
+  if (to.bias.data) write_gradient(to.bias, sum_over_rows(dy));
   if (to.weight.data)
-    matmul(true, false, out, features, n, x.dtype(), dy.data(), x.data(), to.weight.accumulate ? 1.0f : 0.0f,
-           to.weight.data);
+    matmul({.m = out,
+            .n = features,
+            .k = n,
+            .type = x.dtype(),
+            .a_transposed = true,
+            .add = to.weight.accumulate},
+           dy.data(), x.data(), to.weight.data);
   if (!to.x.tensor.defined()) return;
-  write_or_add(to.x, [&](Tensor& dx) {
-    const bool wide = dx.dtype() == DType::f32;
-    Tensor sums = wide ? dx : Tensor::empty({n, features});
-    matmul(false, false, n, features, out, x.dtype(), dy.data(), w.data(), 0.0f, sums.data());
-    if (!wide) dx = in_form(sums, Layout::plain, dx.dtype());
+  write_or_add(to.x, [&](Tensor& input_gradient) {
+    result(x.dtype(), input_gradient, [&](Tensor& dx) {
+      matmul({.m = n, .n = features, .k = out, .type = x.dtype(), .b_type = DType::f32, .c_type = dx.dtype()},
+             dy.data(), weight.data(), dx.data());
+    });
   });
 }
 

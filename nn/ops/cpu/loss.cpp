@@ -8,6 +8,7 @@
 
 #include "nn/core/simd_math.h"
 #include "nn/ops/cpu/channels.h"
+#include "nn/ops/layout.h"
 
 namespace topknot {
 namespace {
@@ -27,22 +28,24 @@ struct Softmax {
   double counted;  // rows that are not masked, at least 1
 };
 
-TOPKNOT_INLINE float greatest_of(const float* z, std::size_t n) {
+template <class T>
+TOPKNOT_INLINE float greatest_of(const T* z, std::size_t n) {
   float tops[kLanes];
-  Lanes top = splat(z[0]);
+  Lanes top = splat(widened(z[0]));
   std::size_t i = 0;
   for (; i + kLanes <= n; i += kLanes) {
-    const Lanes v = load(z + i);
+    const Lanes v = load_as<Lanes>(z + i);
     top = v > top ? v : top;  // a NaN comes through by the sum
   }
   store(tops, top);
   float greatest = tops[0];
   for (const float t : tops) greatest = t > greatest ? t : greatest;
-  for (; i < n; ++i) greatest = z[i] > greatest ? z[i] : greatest;
+  for (; i < n; ++i) greatest = widened(z[i]) > greatest ? widened(z[i]) : greatest;
   return greatest;
 }
 
-TOPKNOT_INLINE double sum_of_exp(const float* z, std::size_t n, float top) {
+template <class T>
+TOPKNOT_INLINE double sum_of_exp(const T* z, std::size_t n, float top) {
   constexpr std::size_t kPiece = 32 * kLanes;  // summed in floats; pieces are added in double
   float sums[kLanes];
   double sum = 0;
@@ -50,7 +53,7 @@ TOPKNOT_INLINE double sum_of_exp(const float* z, std::size_t n, float top) {
     const std::size_t end = std::min(n, begin + kPiece);
     Lanes piece{};
     std::size_t i = begin;
-    for (; i + kLanes <= end; i += kLanes) piece += exp_lanes(load(z + i) - top);
+    for (; i + kLanes <= end; i += kLanes) piece += exp_lanes(load_as<Lanes>(z + i) - top);
     store(sums, piece);
     for (const float s : sums) sum += s;
     if (i == end) continue;
@@ -60,56 +63,73 @@ TOPKNOT_INLINE double sum_of_exp(const float* z, std::size_t n, float top) {
   return sum;
 }
 
-TOPKNOT_INLINE void scaled_exp(const float* z, std::size_t n, float top, float factor, float* to) {
-  for (std::size_t i = 0; i < n; i += kLanes) {
-    const std::size_t count = std::min(kLanes, n - i);
-    store_part(to + i, exp_lanes(load_part(z + i, count) - top) * factor, count);
-  }
-}
-
-TOPKNOT_MULTIVERSION RowSum sum_long_row(const float* z, std::int64_t classes) {
-  const auto n = static_cast<std::size_t>(classes);
+template <class T>
+TOPKNOT_INLINE RowSum sum_row(const T* z, std::size_t n) {
   const float top = greatest_of(z, n);
   return {sum_of_exp(z, n, top), top};
 }
-
-// dz = exp(z - top) factor
-TOPKNOT_MULTIVERSION void scale_long_row(const float* z, std::int64_t classes, float top, float factor,
-                                         float* dz) {
-  scaled_exp(z, static_cast<std::size_t>(classes), top, factor, dz);
+TOPKNOT_MULTIVERSION RowSum sum_long_row(const float* z, std::size_t n) {
+  return sum_row(z, n);
+}
+TOPKNOT_MULTIVERSION RowSum sum_long_row(const BFloat16* z, std::size_t n) {
+  return sum_row(z, n);
 }
 
+// dz = exp(z - top) factor - (scale at the label)
+template <class T>
+TOPKNOT_INLINE void gradient_row(const T* z, std::size_t n, float top, float factor, std::size_t label,
+                                 float scale, T* dz) {
+  for (std::size_t i = 0; i < n; i += kLanes) {
+    const std::size_t count = std::min(kLanes, n - i);
+    store_part(dz + i, exp_lanes(load_part(z + i, count) - top) * factor, count);
+  }
+  const std::size_t first = label / kLanes * kLanes, count = std::min(kLanes, n - first);
+  Lanes around = exp_lanes(load_part(z + first, count) - top) * factor;
+  around[label - first] -= scale;
+  store_part(dz + first, around, count);
+}
+TOPKNOT_MULTIVERSION void gradient_long_row(const float* z, std::size_t n, float top, float factor,
+                                            std::size_t label, float scale, float* dz) {
+  gradient_row(z, n, top, factor, label, scale, dz);
+}
+TOPKNOT_MULTIVERSION void gradient_long_row(const BFloat16* z, std::size_t n, float top, float factor,
+                                            std::size_t label, float scale, BFloat16* dz) {
+  gradient_row(z, n, top, factor, label, scale, dz);
+}
+
+template <class T>
 float long_rows_forward(const Tensor& logits, std::span<const std::int32_t> labels, Softmax& softmax) {
   const std::int64_t n = logits.dim(0), classes = logits.dim(1);
   softmax.rows.resize(labels.size());
   parallel_ranges(n, [&](int, std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i)
       if (labels[static_cast<std::size_t>(i)] != kNoLabel)
-        softmax.rows[static_cast<std::size_t>(i)] = sum_long_row(logits.data() + i * classes, classes);
+        softmax.rows[static_cast<std::size_t>(i)] =
+            sum_long_row(logits.as<T>() + i * classes, static_cast<std::size_t>(classes));
   });
   double sum_of_losses = 0;
   for (std::size_t i = 0; i < labels.size(); ++i) {
     if (labels[i] == kNoLabel) continue;
     const RowSum& row = softmax.rows[i];
-    const float z = logits.data()[static_cast<std::int64_t>(i) * classes + labels[i]];
+    const float z = widened(logits.as<T>()[static_cast<std::int64_t>(i) * classes + labels[i]]);
     sum_of_losses += std::log(row.sum) - (z - row.top);
   }
   return static_cast<float>(sum_of_losses / softmax.counted);
 }
 
+template <class T>
 void long_rows_backward(const Tensor& logits, const Softmax& softmax, float scale, Tensor& dz) {
   const std::int64_t classes = logits.dim(1);
   parallel_ranges(logits.dim(0), [&](int, std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) {
       const RowSum& row = softmax.rows[static_cast<std::size_t>(i)];
       const std::int32_t label = softmax.labels[static_cast<std::size_t>(i)];
-      float* to = dz.data() + i * classes;
-      if (label == kNoLabel) {
-        std::fill_n(to, classes, 0.0f);
-        continue;
-      }
-      scale_long_row(logits.data() + i * classes, classes, row.top, static_cast<float>(scale / row.sum), to);
-      to[label] -= scale;
+      T* to = dz.as<T>() + i * classes;
+      if (label == kNoLabel)
+        std::fill_n(to, classes, T());
+      else
+        gradient_long_row(logits.as<T>() + i * classes, static_cast<std::size_t>(classes), row.top,
+                          static_cast<float>(scale / row.sum), static_cast<std::size_t>(label), scale, to);
     }
   });
 }
@@ -120,17 +140,19 @@ void check_labels(const char* op, std::span<const std::int32_t> labels, std::int
                   fmt::format("{}: label {} of {} classes", op, label, classes));
 }
 
-OpState cross_entropy_forward(const Tensor& logits, std::span<const std::int32_t> labels, float smoothing,
+OpState cross_entropy_forward(const Tensor& input, std::span<const std::int32_t> labels, float smoothing,
                               Tensor& loss) {
-  const std::int64_t n = logits.dim(0), classes = logits.dim(1);
+  const std::int64_t n = input.dim(0), classes = input.dim(1);
   check_labels("softmax_cross_entropy", labels, classes);
   const auto masked = std::count(labels.begin(), labels.end(), kNoLabel);
   const auto counted = static_cast<double>(std::max<std::int64_t>(1, n - masked));
   if (classes >= kLongRow && smoothing == 0) {
     auto softmax = std::make_shared<Softmax>(Softmax{{}, {}, {labels.begin(), labels.end()}, counted});
-    loss.data()[0] = long_rows_forward(logits, labels, *softmax);
+    loss.data()[0] = by_type(
+        input.dtype(), [&](auto type) { return long_rows_forward<decltype(type)>(input, labels, *softmax); });
     return softmax;
   }
+  const Tensor logits = in_form(input, Layout::plain, DType::f32);
   Tensor probabilities = Tensor::empty(logits.shape());
   double sum_of_losses = 0;
   for (std::int64_t i = 0; i < n; ++i) {
@@ -162,16 +184,20 @@ void cross_entropy_backward(const Tensor& logits, const OpState& state, float sm
   const auto& softmax = state_as<Softmax>(state);
   const std::int64_t n = logits.dim(0), classes = logits.dim(1);
   const float scale = grad.data()[0] / static_cast<float>(softmax.counted);
-  if (!softmax.rows.empty()) return long_rows_backward(logits, softmax, scale, dz);
+  if (!softmax.rows.empty())
+    return by_type(dz.dtype(),
+                   [&](auto type) { long_rows_backward<decltype(type)>(logits, softmax, scale, dz); });
+  Tensor wide = dz.dtype() == DType::f32 ? dz : Tensor::empty(dz.shape());
   const float other = smoothing / static_cast<float>(classes), hit = 1.0f - smoothing + other;
   for (std::int64_t i = 0; i < n; ++i) {
     const std::int32_t label = softmax.labels[static_cast<std::size_t>(i)];
     for (std::int64_t c = 0; c < classes; ++c) {
       const float target = c == label ? hit : other;
-      dz.data()[i * classes + c] =
+      wide.data()[i * classes + c] =
           label == kNoLabel ? 0.0f : (softmax.probabilities.data()[i * classes + c] - target) * scale;
     }
   }
+  dz = in_form(wide, Layout::plain, dz.dtype());
 }
 
 void count_hits(const Tensor& logits, std::span<const std::int32_t> labels, int top, double* sum) {

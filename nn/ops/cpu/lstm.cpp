@@ -14,70 +14,30 @@
 #include "nn/core/simd_math.h"
 #include "nn/ops/cpu/channels.h"
 #include "nn/ops/cpu/gemm.h"
-#include "nn/ops/cpu/onednn.h"
-#include "nn/ops/layout.h"
 
 namespace topknot {
 namespace {
 
 constexpr std::int64_t kGates = 4;  // i, f, g, o
 
-// A product c += a w of single threads, for one weight that many products share: `rows` x `depth` times `depth` x
-// `columns`; a in `type`, the weight given in f32 and packed in `type`, c f32. Strides are in elements, `lda` and `ldc` of
-// rows; the weight's element (k, n) lies at k * stride_k + n * stride_n.
-class PackedProduct {
- public:
-  PackedProduct(std::int64_t rows, std::int64_t columns, std::int64_t depth, std::int64_t stride_k,
-                std::int64_t stride_n, std::int64_t lda, std::int64_t ldc, DType type) {
-    using dnnl::memory;
-    constexpr auto f32 = memory::data_type::f32;
-    const memory::desc a({rows, depth}, onednn_type(type), memory::dims{lda, 1}),
-        c({rows, columns}, f32, memory::dims{ldc, 1}),
-        plain({depth, columns}, f32, memory::dims{stride_k, stride_n}),
-        any({depth, columns}, onednn_type(type), memory::format_tag::any);
-    dnnl::post_ops add;
-    add.append_sum(1.0f);
-    dnnl::primitive_attr attributes = user_scratchpad();
-    attributes.set_post_ops(add);
-    const dnnl::matmul::primitive_desc product({a, any, c}, attributes, dnnl_cpu_engine());
-    const memory::desc packed = product.weights_desc();
-    product_ = std::make_unique<DnnlKernel>(
-        dnnl::matmul(product),
-        DnnlKernel::Arguments{{DNNL_ARG_SRC, a}, {DNNL_ARG_WEIGHTS, packed}, {DNNL_ARG_DST, c}},
-        product.scratchpad_desc(), 1);
-    packed_floats_ = static_cast<std::int64_t>((packed.get_size() + 3) / 4);
-    const dnnl::reorder::primitive_desc pack(dnnl_cpu_engine(), plain, dnnl_cpu_engine(), packed,
-                                             user_scratchpad());
-    pack_ = std::make_unique<DnnlKernel>(dnnl::reorder(pack),
-                                         DnnlKernel::Arguments{{DNNL_ARG_FROM, plain}, {DNNL_ARG_TO, packed}},
-                                         pack.scratchpad_desc(), 1);
-  }
-  Tensor pack(const float* weight) const {
-    Tensor packed = Tensor::empty({packed_floats_});
-    pack_->run(0, {weight, packed.data()});
-    return packed;
-  }
-  void add(const void* a, const Tensor& packed, float* c) const { product_->run(0, {a, packed.data(), c}); }
-
- private:
-  std::unique_ptr<DnnlKernel> product_, pack_;
-  std::int64_t packed_floats_ = 0;
-};
-
-// One thread's units [begin, end) and the products of a step.
+// One thread's units [begin, end) and its products of a step; their results are contiguous, for which oneDNN has its fast
+// kernels.
 struct UnitRange {
   std::int64_t begin, end;
-  // h_{t-1} W_hh^T, columns of these units: of all gates at once where the units are all, else gate by gate.
-  std::vector<PackedProduct> forward;
-  std::unique_ptr<PackedProduct> backward;  // da_t W_hh, columns of these units
+  std::unique_ptr<Product> forward;   // h_{t-1} W_hh^T of one gate, columns of these units
+  std::unique_ptr<Product> backward;  // da_t W_hh, columns of these units
 
   UnitRange(std::int64_t first, std::int64_t last, std::int64_t batch, std::int64_t width, DType type)
       : begin(first), end(last) {
-    const std::int64_t gates = kGates * width, columns = end - begin == width ? gates : end - begin;
-    for (std::int64_t at = 0; at < gates; at += std::max(columns, width))
-      forward.emplace_back(batch, columns, width, 1, width, width, gates, type);
-    backward = std::make_unique<PackedProduct>(batch, end - begin, gates, width, 1, gates, width, type);
+    ProductForm form{
+        .m = batch, .n = units(), .k = width, .type = type, .b_type = DType::f32, .b_transposed = true};
+    form.b_stride = width;
+    forward = std::make_unique<Product>(form, Product::Order::packed);
+    form.k = kGates * width;
+    form.b_transposed = false;
+    backward = std::make_unique<Product>(form, Product::Order::packed);
   }
+  std::int64_t units() const { return end - begin; }
 };
 
 const std::vector<UnitRange>& ranges_for(std::int64_t batch, std::int64_t width, DType type) {
@@ -153,19 +113,21 @@ void run_steps(const std::vector<UnitRange>& ranges, std::int64_t steps, const B
   if (error) std::rethrow_exception(error);
 }
 
-// Rows of one step; a row of gates has `width` each of i, f, g, o.
+// The rows of one step and the units [begin, end) of one thread; a row of gates has `width` each of i, f, g, o.
 struct GateRows {
-  std::int64_t batch, width, begin, end;  // units [begin, end)
+  std::int64_t batch, width, begin, end;
 };
 
-// Of n units (1 to 16) of one row. gates: the sums without biases, which become the gates' values.
+// Of n units (1 to 16) of one row. gates: the inputs' part of the sums, which become the gates' values; recurrent: the
+// hidden state's part, that of one gate `stride` elements after the last one's.
 template <class T>
-TOPKNOT_INLINE void units_forward(std::size_t n, std::int64_t width, const float* bias, float* gates,
-                                  const float* cell_before, float* cell, T* hidden) {
-  const Lanes i = sigmoid_lanes(load_part(gates, n) + load_part(bias, n)),
-              f = sigmoid_lanes(load_part(gates + width, n) + load_part(bias + width, n)),
-              g = tanh_lanes(load_part(gates + 2 * width, n) + load_part(bias + 2 * width, n)),
-              o = sigmoid_lanes(load_part(gates + 3 * width, n) + load_part(bias + 3 * width, n));
+TOPKNOT_INLINE void units_forward(std::size_t n, std::int64_t width, std::int64_t stride,
+                                  const float* recurrent, float* gates, const float* cell_before, float* cell,
+                                  T* hidden) {
+  const Lanes i = sigmoid_lanes(load_part(gates, n) + load_part(recurrent, n)),
+              f = sigmoid_lanes(load_part(gates + width, n) + load_part(recurrent + stride, n)),
+              g = tanh_lanes(load_part(gates + 2 * width, n) + load_part(recurrent + 2 * stride, n)),
+              o = sigmoid_lanes(load_part(gates + 3 * width, n) + load_part(recurrent + 3 * stride, n));
   const Lanes c = f * load_part(cell_before, n) + i * g;
   store_part(gates, i, n);
   store_part(gates + width, f, n);
@@ -175,32 +137,35 @@ TOPKNOT_INLINE void units_forward(std::size_t n, std::int64_t width, const float
   store_part(hidden, o * tanh_lanes(c), n);
 }
 template <class T>
-TOPKNOT_INLINE void rows_forward(const GateRows& r, const float* bias, float* gates, const float* cell_before,
-                                 float* cell, T* hidden) {
-  for (std::int64_t b = 0; b < r.batch;
-       ++b, gates += 4 * r.width, cell_before += r.width, cell += r.width, hidden += r.width)
-    for (std::int64_t j = r.begin; j < r.end; j += kLanes)
-      units_forward(std::min<std::size_t>(kLanes, static_cast<std::size_t>(r.end - j)), r.width, bias + j,
-                    gates + j, cell_before + j, cell + j, hidden + j);
+TOPKNOT_INLINE void rows_forward(const GateRows& r, const float* recurrent, float* gates,
+                                 const float* cell_before, float* cell, T* hidden) {
+  const std::int64_t units = r.end - r.begin;
+  for (std::int64_t b = 0; b < r.batch; ++b, recurrent += units, gates += 4 * r.width, cell_before += r.width,
+                    cell += r.width, hidden += r.width)
+    for (std::int64_t j = 0; j < units; j += kLanes) {
+      const std::int64_t at = r.begin + j;
+      units_forward(std::min<std::size_t>(kLanes, static_cast<std::size_t>(units - j)), r.width,
+                    r.batch * units, recurrent + j, gates + at, cell_before + at, cell + at, hidden + at);
+    }
 }
-TOPKNOT_MULTIVERSION void gates_forward(const GateRows& r, const float* bias, float* gates,
+TOPKNOT_MULTIVERSION void gates_forward(const GateRows& r, const float* recurrent, float* gates,
                                         const float* cell_before, float* cell, float* hidden) {
-  rows_forward(r, bias, gates, cell_before, cell, hidden);
+  rows_forward(r, recurrent, gates, cell_before, cell, hidden);
 }
-TOPKNOT_MULTIVERSION void gates_forward(const GateRows& r, const float* bias, float* gates,
+TOPKNOT_MULTIVERSION void gates_forward(const GateRows& r, const float* recurrent, float* gates,
                                         const float* cell_before, float* cell, BFloat16* hidden) {
-  rows_forward(r, bias, gates, cell_before, cell, hidden);
+  rows_forward(r, recurrent, gates, cell_before, cell, hidden);
 }
 
-// Of n units. sums: the gradients of the gates' sums; may be the gates. dcell: of c_t from later steps, becomes that of
-// c_{t-1}.
+// Of n units. dlater: the part of dh that the next step makes; sums: the gradients of the gates' sums; may be the gates.
+// dcell: of c_t from later steps, becomes that of c_{t-1}.
 template <class T>
 TOPKNOT_INLINE void units_backward(std::size_t n, std::int64_t width, const float* gates,
-                                   const float* cell_before, const float* cell, const float* dhidden,
-                                   float* dcell, T* sums) {
+                                   const float* cell_before, const float* cell, const T* dy,
+                                   const float* dlater, float* dcell, T* sums) {
   const Lanes i = load_part(gates, n), f = load_part(gates + width, n), g = load_part(gates + 2 * width, n),
               o = load_part(gates + 3 * width, n);
-  const Lanes t = tanh_lanes(load_part(cell, n)), dh = load_part(dhidden, n);
+  const Lanes t = tanh_lanes(load_part(cell, n)), dh = load_part(dy, n) + load_part(dlater, n);
   const Lanes dc = load_part(dcell, n) + dh * o * (1.0f - t * t);
   store_part(sums, dc * g * i * (1.0f - i), n);
   store_part(sums + width, dc * load_part(cell_before, n) * f * (1.0f - f), n);
@@ -210,28 +175,32 @@ TOPKNOT_INLINE void units_backward(std::size_t n, std::int64_t width, const floa
 }
 template <class T>
 TOPKNOT_INLINE void rows_backward(const GateRows& r, const float* gates, const float* cell_before,
-                                  const float* cell, const float* dhidden, float* dcell, T* sums) {
+                                  const float* cell, const T* dy, const float* dlater, float* dcell,
+                                  T* sums) {
+  const std::int64_t units = r.end - r.begin;
   for (std::int64_t b = 0; b < r.batch; ++b, gates += 4 * r.width, sums += 4 * r.width,
-                    cell_before += r.width, cell += r.width, dhidden += r.width, dcell += r.width)
-    for (std::int64_t j = r.begin; j < r.end; j += kLanes)
-      units_backward(std::min<std::size_t>(kLanes, static_cast<std::size_t>(r.end - j)), r.width, gates + j,
-                     cell_before + j, cell + j, dhidden + j, dcell + j, sums + j);
+                    cell_before += r.width, cell += r.width, dy += r.width, dlater += units, dcell += r.width)
+    for (std::int64_t j = 0; j < units; j += kLanes) {
+      const std::int64_t at = r.begin + j;
+      units_backward(std::min<std::size_t>(kLanes, static_cast<std::size_t>(units - j)), r.width, gates + at,
+                     cell_before + at, cell + at, dy + at, dlater + j, dcell + at, sums + at);
+    }
 }
 TOPKNOT_MULTIVERSION void gates_backward(const GateRows& r, const float* gates, const float* cell_before,
-                                         const float* cell, const float* dhidden, float* dcell, float* sums) {
-  rows_backward(r, gates, cell_before, cell, dhidden, dcell, sums);
+                                         const float* cell, const float* dy, const float* dlater,
+                                         float* dcell, float* sums) {
+  rows_backward(r, gates, cell_before, cell, dy, dlater, dcell, sums);
 }
 TOPKNOT_MULTIVERSION void gates_backward(const GateRows& r, const float* gates, const float* cell_before,
-                                         const float* cell, const float* dhidden, float* dcell,
-                                         BFloat16* sums) {
-  rows_backward(r, gates, cell_before, cell, dhidden, dcell, sums);
+                                         const float* cell, const BFloat16* dy, const float* dlater,
+                                         float* dcell, BFloat16* sums) {
+  rows_backward(r, gates, cell_before, cell, dy, dlater, dcell, sums);
 }
 
 struct LstmKept {
   Tensor gates;   // [steps * batch, 4 width]: values of i, f, g, o
   Tensor cells;   // [(steps + 1) * batch, width]: c_{-1}, c_0, ...
   Tensor hidden;  // [batch, width]: h_{-1}, in the activations' type T
-  Tensor input;   // W_ih in T
 };
 
 template <class T>
@@ -239,9 +208,9 @@ Tensor forward_in(const LstmCall& call, OpState& state) {
   const DType type = call.x.dtype();
   const std::int64_t rows = call.x.dim(0), width = call.width, gates = kGates * width,
                      step_size = call.batch * width;
-  const auto kept = std::make_shared<LstmKept>(LstmKept{
-      Tensor::empty({rows, gates}), Tensor::empty({rows + call.batch, width}),
-      Tensor::empty({call.batch, width}, Layout::plain, {}, type), in_form(call.input, Layout::plain, type)});
+  const auto kept = std::make_shared<LstmKept>(
+      LstmKept{Tensor::empty({rows, gates}), Tensor::empty({rows + call.batch, width}),
+               Tensor::empty({call.batch, width}, Layout::plain, {}, type)});
   Tensor y = Tensor::empty({rows, width}, Layout::plain, {}, type), bias = Tensor::empty({gates});
   const bool carried = call.state.carried();
   for (std::int64_t i = 0; i < step_size; ++i) {
@@ -251,24 +220,37 @@ Tensor forward_in(const LstmCall& call, OpState& state) {
   }
   for (std::int64_t j = 0; j < gates; ++j)
     bias.data()[j] = call.input_bias.data()[j] + call.recurrent_bias.data()[j];
-  matmul(false, true, rows, gates, call.x.dim(1), type, call.x.data(), kept->input.data(), 0.0f,
-         kept->gates.data());
+  matmul({.m = rows,
+          .n = gates,
+          .k = call.x.dim(1),
+          .type = type,
+          .b_type = DType::f32,
+          .b_transposed = true,
+          .bias = true},
+         call.x.data(), call.input.data(), kept->gates.data(), bias.data());
+  struct Thread {
+    std::vector<Tensor> weights;  // of each gate
+    Tensor sums;                  // the hidden state's part: [4, batch, units]
+  };
   run_steps(
       ranges_for(call.batch, width, type), call.steps,
       [&](const UnitRange& range) {
-        std::vector<Tensor> packed;
-        for (std::size_t k = 0; k < range.forward.size(); ++k)
-          packed.push_back(range.forward[k].pack(
-              call.recurrent.data() + (static_cast<std::int64_t>(k) * width + range.begin) * width));
-        return packed;
+        Thread mine{{}, Tensor::empty({kGates, call.batch, range.units()})};
+        for (std::int64_t gate = 0; gate < kGates; ++gate)
+          mine.weights.push_back(
+              range.forward->pack(call.recurrent.data() + (gate * width + range.begin) * width));
+        return mine;
       },
-      [&](const UnitRange& range, const std::vector<Tensor>& packed, std::int64_t s) {
-        float* sums = kept->gates.data() + s * kGates * step_size;
+      [&](const UnitRange& range, Thread& mine, std::int64_t s) {
         const T* before = s == 0 ? kept->hidden.as<T>() : y.as<T>() + (s - 1) * step_size;
-        for (std::size_t k = 0; k < packed.size(); ++k)
-          range.forward[k].add(before, packed[k], sums + static_cast<std::int64_t>(k) * width + range.begin);
+        float* sums = mine.sums.data();
+        for (const Tensor& weight : mine.weights) {
+          range.forward->run(before, weight.data(), sums);
+          sums += call.batch * range.units();
+        }
         float* cell = kept->cells.data() + s * step_size;
-        gates_forward({call.batch, width, range.begin, range.end}, bias.data(), sums, cell, cell + step_size,
+        gates_forward({call.batch, width, range.begin, range.end}, mine.sums.data(),
+                      kept->gates.data() + s * kGates * step_size, cell, cell + step_size,
                       y.as<T>() + s * step_size);
       });
   state = kept;
@@ -281,56 +263,51 @@ Tensor forward_in(const LstmCall& call, OpState& state) {
 }
 
 template <class T>
-void backward_in(const LstmCall& call, const OpState& state, const Tensor& y, Tensor dy, LstmGradients& out) {
+void backward_in(const LstmCall& call, const OpState& state, const Tensor& y, const Tensor& dy,
+                 LstmGradients& out) {
   const DType type = call.x.dtype();
   const auto& kept = state_as<LstmKept>(state);
-  const std::int64_t rows = call.x.dim(0), width = call.width, gates = kGates * width,
+  const std::int64_t rows = call.x.dim(0), width = call.width, gates = kGates * width, in = call.x.dim(1),
                      step_size = call.batch * width;
-  // dh, to which later steps add.
-  Tensor dh = in_form(dy, Layout::plain, DType::f32);
-  if (type == DType::f32) {
-    dy = Tensor();
-    if (!dh.exclusive()) {
-      Tensor copy = Tensor::empty_like(dh);
-      std::copy_n(dh.data(), dh.numel(), copy.data());
-      dh = copy;
-    }
-  }
   // In f32 over the gates' values, which are not read again.
   Tensor dsums = type == DType::f32 ? kept.gates : Tensor::empty({rows, gates}, Layout::plain, {}, type);
   Tensor dcell = Tensor::zeros({call.batch, width});
+  struct Thread {
+    Tensor weight, dlater;  // dlater: [batch, units]
+  };
   run_steps(
       ranges_for(call.batch, width, type), call.steps,
-      [&](const UnitRange& range) { return range.backward->pack(call.recurrent.data() + range.begin); },
-      [&](const UnitRange& range, const Tensor& packed, std::int64_t back) {
+      [&](const UnitRange& range) {
+        return Thread{range.backward->pack(call.recurrent.data() + range.begin),
+                      Tensor::zeros({call.batch, range.units()})};
+      },
+      [&](const UnitRange& range, Thread& mine, std::int64_t back) {
         const std::int64_t s = call.steps - 1 - back;
         T* sums = dsums.as<T>() + s * kGates * step_size;
         const float* cell = kept.cells.data() + s * step_size;
-        // Later steps' part of dh, which all units of theirs make.
-        if (back > 0)
-          range.backward->add(sums + kGates * step_size, packed, dh.data() + s * step_size + range.begin);
+        if (back > 0) range.backward->run(sums + kGates * step_size, mine.weight.data(), mine.dlater.data());
         gates_backward({call.batch, width, range.begin, range.end},
                        kept.gates.data() + s * kGates * step_size, cell, cell + step_size,
-                       dh.data() + s * step_size, dcell.data(), sums);
+                       dy.as<T>() + s * step_size, mine.dlater.data(), dcell.data(), sums);
       });
-  bias_gradient(dsums, out.input_bias);
-  bias_gradient(dsums, out.recurrent_bias);
+  const Tensor dbias = sum_over_rows(dsums);
+  for (const GradientTarget& target : {out.input_bias, out.recurrent_bias})
+    if (target.data) write_gradient(target, dbias);
   if (out.input.data)
-    matmul(true, false, gates, call.x.dim(1), rows, type, dsums.data(), call.x.data(),
-           out.input.accumulate ? 1.0f : 0.0f, out.input.data);
+    matmul({.m = gates, .n = in, .k = rows, .type = type, .a_transposed = true, .add = out.input.accumulate},
+           dsums.data(), call.x.data(), out.input.data);
   if (out.recurrent.data) {
-    matmul(true, false, gates, width, call.batch, type, dsums.data(), kept.hidden.data(),
-           out.recurrent.accumulate ? 1.0f : 0.0f, out.recurrent.data);
-    if (call.steps > 1)
-      matmul(true, false, gates, width, rows - call.batch, type, dsums.as<T>() + kGates * step_size, y.data(),
-             1.0f, out.recurrent.data);
+    ProductForm form{.m = gates, .n = width, .k = call.batch, .type = type, .a_transposed = true};
+    form.add = out.recurrent.accumulate;
+    matmul(form, dsums.data(), kept.hidden.data(), out.recurrent.data);
+    form.k = rows - call.batch;
+    form.add = true;
+    if (call.steps > 1) matmul(form, dsums.as<T>() + kGates * step_size, y.data(), out.recurrent.data);
   }
   if (out.x.tensor.defined())
     write_or_add(out.x, [&](Tensor& dx) {
-      Tensor sums = type == DType::f32 ? dx : Tensor::empty({rows, call.x.dim(1)});
-      matmul(false, false, rows, call.x.dim(1), gates, type, dsums.data(), kept.input.data(), 0.0f,
-             sums.data());
-      if (type != DType::f32) dx = in_form(sums, Layout::plain, type);
+      matmul({.m = rows, .n = in, .k = gates, .type = type, .b_type = DType::f32, .c_type = type},
+             dsums.data(), call.input.data(), dx.data());
     });
 }
 
@@ -338,10 +315,9 @@ Tensor lstm_forward(const LstmCall& call, OpState& state) {
   return by_type(call.x.dtype(), [&](auto type) { return forward_in<decltype(type)>(call, state); });
 }
 
-void lstm_backward(const LstmCall& call, const OpState& state, const Tensor& y, Tensor dy,
+void lstm_backward(const LstmCall& call, const OpState& state, const Tensor& y, const Tensor& dy,
                    LstmGradients& out) {
-  by_type(call.x.dtype(),
-          [&](auto type) { backward_in<decltype(type)>(call, state, y, std::move(dy), out); });
+  by_type(call.x.dtype(), [&](auto type) { backward_in<decltype(type)>(call, state, y, dy, out); });
 }
 
 const RegisterKernels<LstmKernels> lstm_registered(DeviceKind::cpu,

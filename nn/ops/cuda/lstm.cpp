@@ -71,7 +71,7 @@ Tensor lstm_forward(const LstmCall& call, OpState& state) {
   return y;
 }
 
-void lstm_backward(const LstmCall& call, const OpState& state, const Tensor& y, Tensor dy,
+void lstm_backward(const LstmCall& call, const OpState& state, const Tensor& y, const Tensor& dy,
                    LstmGradients& out) {
   const auto& kept = state_as<LstmKept>(state);
   Context& context = Context::current();

@@ -86,10 +86,10 @@ TEST_CASE("operations and activations of a language model are those counted by h
   const testing::MadeUpText text;  // 26 words
   const std::vector<std::string> keys{
       "data.name=text",     "data.root=" + text.root(), "data.sequence_length=6", "data.batch_size=8",
-      "model.name=lstm_lm", "model.width=10",           "model.layers=2",         "model.dropout=0",
+      "model.name=lstm_lm", "model.width=32",           "model.layers=2",         "model.dropout=0",
       "train.accumulate=2", "train.threads=1"};
   const StepCost cost = cost_of(keys);
-  const double tokens = 2 * 8 * 6, layers = 2 * 2.0 * 40 * 20, output = 2.0 * 26 * 10;
+  const double tokens = 2 * 8 * 6, layers = 2 * 2.0 * 128 * 64, output = 2.0 * 26 * 32;
   CHECK(cost.forward_flops == Approx(tokens * (layers + output)));
   CHECK(cost.backward_flops == Approx(2 * cost.forward_flops));
   CHECK(cost.activations == Approx(measured_activations(keys)).epsilon(0.05));
