@@ -2,27 +2,16 @@
 
 #include <algorithm>
 #include <array>
-#include <optional>
 
 #include "compress/select/gaussiank_rule.h"
+#include "compress/select/passes/magnitude_passes.h"
 #include "compress/select/passes/take.h"
 #include "compress/sparse_compressor.h"
 #include "nn/core/base/check.h"
 
 namespace topknot {
-namespace {
 
-using gaussiank::kLevels, gaussiank::Way;
-static_assert(gaussiank::kEvaluations == static_cast<int>(kCounts),
-              "a pass counts what one step may evaluate");
-
-// What may be asked for from a level on.
-std::array<int, kCounts> from(int level) {
-  if (level >= static_cast<int>(kCounts)) return {level, level, level};
-  return {level, gaussiank::next_level(level, true), gaussiank::next_level(level, false)};
-}
-
-}  // namespace
+using gaussiank::kLevels, gaussiank::too_many, gaussiank::Way;
 
 template <class T>
 void GaussianKSelector<T>::select(std::span<T> u, std::span<const T> addend, const SelectStep& step,
@@ -31,9 +20,13 @@ void GaussianKSelector<T>::select(std::span<T> u, std::span<const T> addend, con
   next_ = carried_;
   if (gaussiank::too_small(step.k, u.size())) return exact_.select(u, addend, step, selected);
 
-  const Moments fit = accumulate_with_moments(u, addend);
+  const std::size_t k = step.k, limit = 16 * k + 4096;
+  const Key<T> bound = carried_.above(false);
+  const Moments fit = accumulate_with_moments(u, addend, bound, limit, found_);
+  const ListState list = list_state(found_.complete(), found_.count(), 0);
+  passes_ = 1;
   begin_selection(fit.finite, selected);
-  const Way way = gaussiank::way_of(fit.finite, fit.zero, step.k, u.size(), fit);
+  const Way way = gaussiank::way_of(fit.finite, fit.zero, k, u.size(), fit);
   if (way == Way::nothing) return;
   if (way == Way::exact) return exact_.select(u, {}, step, selected);
 
@@ -44,32 +37,39 @@ void GaussianKSelector<T>::select(std::span<T> u, std::span<const T> addend, con
   const gaussiank::Thresholds t = gaussiank::thresholds_from(fit.mean + z_ * fit.deviation);
   std::array<Key<T>, kLevels> above;
   std::transform(t.level, t.level + kLevels, above.begin(), key_below<T>);
-  std::array<std::optional<std::size_t>, kLevels> counts;
-  const auto count = [&](const std::array<int, kCounts>& which, int list) {
-    std::array<Key<T>, kCounts> keys;
-    for (std::size_t i = 0; i < kCounts; ++i) keys[i] = above[static_cast<std::size_t>(which[i])];
-    const auto found = count_and_collect(std::span<const T>(u), keys, above[static_cast<std::size_t>(list)],
-                                         16 * step.k + 4096, found_);
-    for (std::size_t i = 0; i < kCounts; ++i) counts[static_cast<std::size_t>(which[i])] = found[i];
-  };
-  int listed = carried_.last;
-  count(carried_.path, listed);
 
-  const int last = gaussiank::last_level(step.k, [&](int evaluation, int level) {
-    const auto at = static_cast<std::size_t>(level);
-    if (!counts[at]) {
-      listed = level;
-      count(from(level), listed);
+  Key<T> listed = bound, least = largest_finite_key<T>();
+  last_level_ = gaussiank::last_level(k, [&](int, int level) {
+    const Key<T> key = above[static_cast<std::size_t>(level)];
+    least = std::min(least, key);
+    std::size_t count = found_.complete() ? found_.count() : 0;
+    if (found_.complete() && key >= listed) {
+      count = count_listed(found_, key);
+    } else if (!too_many(count, k)) {
+      collect(std::span<const T>(u), key, limit, found_);
+      listed = key;
+      count = found_.complete() ? found_.count() : count_above(std::span<const T>(u), key);
+      passes_ += 1 + !found_.complete();
     }
-    std::copy_n(from(level).begin(), gaussiank::kEvaluations - evaluation, next_.path.begin() + evaluation);
-    trace_.push_back({t.level[at], *counts[at]});
-    return *counts[at];
+    trace_.push_back({t.level[level], count});
+    return count;
   });
-  const auto at = static_cast<std::size_t>(last);
-  next_.last = last;
-  if (last != listed || !found_.complete()) collect(std::span<const T>(u), above[at], *counts[at], found_);
-  take_found(found_, selected);
-  selected.threshold = t.level[at];
+  const Key<T> last = above[static_cast<std::size_t>(last_level_)];
+  if (!found_.complete() || last < listed) {
+    collect(std::span<const T>(u), last, u.size(), found_);
+    listed = last;
+    ++passes_;
+  }
+  take_listed(found_, last, count_listed(found_, last), selected);
+  selected.threshold = t.level[last_level_];
+
+  // A lower threshold that was looked at needs more than 4k/3 entries to tell.
+  const std::size_t telling = std::min(found_.count(), 3 * k / 2);
+  const Key<T> needed =
+      least < last && telling > selected.indices.size() ? kth_key(found_, listed, telling) : last;
+  next_ = carried_.after(std::min(last, needed), passes_ == 1                  ? ListState::good
+                                                 : list == ListState::too_many ? list
+                                                                               : ListState::too_few);
 }
 
 template <class T>

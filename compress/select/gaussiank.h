@@ -7,11 +7,10 @@
 // selects nothing. Fewer than 2048 elements, or a constant vector, where a normal fit means nothing, are
 // selected exactly (topk).
 //
-// Two passes in steady state: the first adds the residual and takes the moments, the second counts the
-// thresholds that the rule asked for last step and lists the entries above the one it ended at; where it asks
-// for others, or ends at another one, a further pass counts, or lists, those.
+// One pass in steady state: it adds the residual, takes the moments, and lists what exceeds a bound from the last step,
+// below the threshold where the rule ended and below enough entries to tell that lower thresholds let too many through. A
+// further pass lists what this list cannot tell.
 
-#include <array>
 #include <vector>
 
 #include "compress/select/topk.h"
@@ -26,24 +25,25 @@ class GaussianKSelector final : public Selector<T> {
   void commit(const SelectOutcome<T>& outcome) override;
   void discard() override;
 
-  // The evaluations of the last select(); empty where the selection was exact.
+  // The evaluations of the last select(); empty where the selection was exact. A count that is too many may be less than
+  // exceed the threshold.
   struct Evaluation {
     double threshold = 0;
     std::size_t count = 0;
   };
   const std::vector<Evaluation>& trace() const { return trace_; }
-  int carried_level() const { return carried_.last; }
+  // Of the last select() by the rule: which of its thresholds (compress/select/gaussiank_rule.h) it ended at, and how many
+  // times it went over the vector.
+  int last_level() const { return last_level_; }
+  int passes() const { return passes_; }
+  const CarriedBound<T>& carried() const { return carried_; }
 
  private:
   TopKSelector<T> exact_;
   Candidates<T> found_;
   std::vector<Evaluation> trace_;
-  // Which of the reachable thresholds the last step asked for, and which it ended at.
-  struct Path {
-    std::array<int, kCounts> path = {0, 2, 1};
-    int last = 0;
-  };
-  Path carried_, next_;
+  CarriedBound<T> carried_, next_;
+  int last_level_ = 0, passes_ = 0;
   double z_ = 0, z_density_ = -1;
 };
 

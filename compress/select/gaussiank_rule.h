@@ -45,15 +45,18 @@ TOPKNOT_HOST_DEVICE int next_level(int level, bool few) {
   return few ? more[level] : fewer[level];
 }
 
+TOPKNOT_HOST_DEVICE bool too_many(std::size_t count, std::size_t k) {
+  return static_cast<double>(count) > 4 * static_cast<double>(k) / 3;
+}
+
 // The level at which the rule ends: down where fewer than 2k/3 exceed a threshold, up where more than 4k/3 do.
 // count_at(evaluation, level) gives how many exceed the level's threshold.
 template <class CountAt>
 TOPKNOT_HOST_DEVICE int last_level(std::size_t k, const CountAt& count_at) {
-  const double wanted = static_cast<double>(k);
   int level = 0;
   for (int evaluation = 0;; ++evaluation) {
-    const double count = static_cast<double>(count_at(evaluation, level));
-    const bool few = count<2 * wanted / 3, many = count> 4 * wanted / 3;
+    const std::size_t count = count_at(evaluation, level);
+    const bool few = static_cast<double>(count) < 2 * static_cast<double>(k) / 3, many = too_many(count, k);
     if ((!few && !many) || evaluation + 1 == kEvaluations) return level;
     level = next_level(level, few);
   }

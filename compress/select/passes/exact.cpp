@@ -11,7 +11,9 @@ namespace {
 constexpr std::size_t kBins = 4096;
 constexpr int kDigitBits = 11;
 
-// The k-th largest key of the list. Nearly all of a list lies close above its bound, so equal bins up from
+}  // namespace
+
+// Nearly all of a list lies close above its bound, so equal bins up from
 // the bound leave a handful of keys to sort; what is more than twice the bound shares the last bin.
 template <class T>
 Key<T> kth_key(const Candidates<T>& found, Key<T> above, std::size_t k) {
@@ -33,8 +35,6 @@ Key<T> kth_key(const Candidates<T>& found, Key<T> above, std::size_t k) {
   std::nth_element(keys.begin(), nth, keys.end(), std::greater<>());
   return *nth;
 }
-
-}  // namespace
 
 template <class T>
 Key<T> select_from(const Candidates<T>& found, Key<T> above, std::size_t k, Selected<T>& selected) {
@@ -119,6 +119,8 @@ void keep_largest(Selected<T>& selected, std::size_t count) {
   selected.values = std::move(kept.values);
 }
 
+template Key<float> kth_key(const Candidates<float>&, Key<float>, std::size_t);
+template Key<double> kth_key(const Candidates<double>&, Key<double>, std::size_t);
 template Key<float> select_from(const Candidates<float>&, Key<float>, std::size_t, Selected<float>&);
 template Key<double> select_from(const Candidates<double>&, Key<double>, std::size_t, Selected<double>&);
 template Key<float> select_exact(std::span<const float>, std::size_t, Candidates<float>&, Selected<float>&);

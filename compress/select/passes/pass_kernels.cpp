@@ -119,39 +119,51 @@ TOPKNOT_INLINE void collect_body(Data<T, kAdd> u, const T* addend, std::size_t b
 // x - shift and its square over 16 lanes of double, for one chunk.
 template <class T, bool kAdd>
 TOPKNOT_INLINE ChunkSums moments_body(Data<T, kAdd> u, const T* addend, std::size_t begin, std::size_t end,
-                                      double shift) {
-  Doubles sum[2] = {}, squares[2] = {};
-  double tail_sum = 0, tail_squares = 0;
+                                      double shift, Key<T> above, Sink<T>& sink_out) {
   typedef T Half __attribute__((vector_size(8 * sizeof(T))));
   using V = typename Vec<T>::type;
   using K = typename Vec<T>::keys;
-  K above_finite{}, bits{};
-  Key<T> tail_largest = 0;
-  std::size_t i = begin;
-  for (; i + 16 <= end; i += 16) {
-    for (std::size_t j = 0; j < 16; j += kWidth<T>) {
-      V v = load_as<V>(u + i + j);
+  Sink<T> sink = sink_out;
+  Doubles sum[2] = {}, squares[2] = {};
+  K bits{};
+  const auto sixteen = [&](std::size_t i) {
+    K hit{};
+    for (std::size_t j = i; j < i + 16; j += kWidth<T>) {
+      V v = load_as<V>(u + j);
       if constexpr (kAdd) {
-        v += load_as<V>(addend + i + j);
-        std::memcpy(u + i + j, &v, sizeof v);
+        v += load_as<V>(addend + j);
+        std::memcpy(u + j, &v, sizeof v);
       }
       const K keys = keys_of<T>(v);
-      above_finite |= largest_finite_key<T>() - keys;
+      hit |= above - keys;
       bits |= keys;
     }
-    for (int half = 0; half < 2; ++half) {
+    for (std::size_t half = 0; half < 2; ++half) {
       const Doubles x = __builtin_convertvector(load_as<Half>(u + i + 8 * half), Doubles) - shift;
       sum[half] += x;
       squares[half] += x * x;
     }
+    return hit;
+  };
+  std::size_t i = begin;
+  for (; i + kGroup <= end; i += kGroup) {
+    K hit{};
+    for (std::size_t j = i; j < i + kGroup; j += 16) hit |= sixteen(j);
+    if (any_negative<T>(hit)) append_group(u, i, above, sink);
   }
+  const std::size_t listed = i;
+  for (; i + 16 <= end; i += 16) sixteen(i);
+  double tail_sum = 0, tail_squares = 0;
+  Key<T> tail_bits = 0;
   for (; i < end; ++i) {
     if constexpr (kAdd) u[i] += addend[i];
     const double x = static_cast<double>(u[i]) - shift;
     tail_sum += x;
     tail_squares += x * x;
-    tail_largest = std::max(tail_largest, key_of(u[i]));
+    tail_bits |= key_of(u[i]);
   }
+  append(u + listed, end - listed, listed, above, sink);
+  sink_out = sink;
   ChunkSums result;
   const Doubles s = sum[0] + sum[1], q = squares[0] + squares[1];
   for (int lane = 0; lane < 8; ++lane) {
@@ -160,36 +172,8 @@ TOPKNOT_INLINE ChunkSums moments_body(Data<T, kAdd> u, const T* addend, std::siz
   }
   result.sum += tail_sum;
   result.squares += tail_squares;
-  result.finite = !any_negative<T>(above_finite) && tail_largest <= largest_finite_key<T>();
-  result.zero = !any_negative<T>(-bits) && tail_largest == 0;
+  result.zero = !any_negative<T>(-bits) && tail_bits == 0;
   return result;
-}
-
-// One chunk: lane counters cannot overflow within it.
-template <class T>
-TOPKNOT_INLINE void count_body(const T* u, std::size_t begin, std::size_t end, const Key<T>* above,
-                               Key<T> list_above, Counts& total, Sink<T>& sink_out) {
-  using V = typename Vec<T>::type;
-  using K = typename Vec<T>::keys;
-  Sink<T> sink = sink_out;
-  K counters[kCounts] = {};
-  std::size_t i = begin;
-  for (; i + kGroup <= end; i += kGroup) {
-    K hit{};
-    for (std::size_t j = 0; j < kGroup; j += kWidth<T>) {
-      const K keys = keys_of<T>(load_as<V>(u + i + j));
-      for (std::size_t r = 0; r < kCounts; ++r) counters[r] -= (above[r] - keys) >> (8 * sizeof(T) - 1);
-      hit |= list_above - keys;
-    }
-    if (any_negative<T>(hit)) append_group(u, i, list_above, sink);
-  }
-  for (std::size_t r = 0; r < kCounts; ++r) {
-    for (std::size_t lane = 0; lane < kWidth<T>; ++lane)
-      total[r] += static_cast<std::size_t>(counters[r][lane]);
-    for (std::size_t j = i; j < end; ++j) total[r] += key_of(u[j]) > above[r];
-  }
-  append(u + i, end - i, i, list_above, sink);
-  sink_out = sink;
 }
 
 }  // namespace
@@ -211,24 +195,16 @@ TOPKNOT_MULTIVERSION void collect_part(const double* u, std::size_t begin, std::
   collect_body<double, false>(u, nullptr, begin, end, above, sink);
 }
 TOPKNOT_MULTIVERSION ChunkSums moments_chunk(float* u, const float* addend, std::size_t begin,
-                                             std::size_t end, double shift) {
-  return addend ? moments_body<float, true>(u, addend, begin, end, shift)
-                : moments_body<float, false>(u, nullptr, begin, end, shift);
+                                             std::size_t end, double shift, Key<float> above,
+                                             Sink<float>& sink) {
+  return addend ? moments_body<float, true>(u, addend, begin, end, shift, above, sink)
+                : moments_body<float, false>(u, nullptr, begin, end, shift, above, sink);
 }
 TOPKNOT_MULTIVERSION ChunkSums moments_chunk(double* u, const double* addend, std::size_t begin,
-                                             std::size_t end, double shift) {
-  return addend ? moments_body<double, true>(u, addend, begin, end, shift)
-                : moments_body<double, false>(u, nullptr, begin, end, shift);
-}
-TOPKNOT_MULTIVERSION void count_chunk(const float* u, std::size_t begin, std::size_t end,
-                                      const Key<float>* above, Key<float> list_above, Counts& total,
-                                      Sink<float>& sink) {
-  count_body<float>(u, begin, end, above, list_above, total, sink);
-}
-TOPKNOT_MULTIVERSION void count_chunk(const double* u, std::size_t begin, std::size_t end,
-                                      const Key<double>* above, Key<double> list_above, Counts& total,
-                                      Sink<double>& sink) {
-  count_body<double>(u, begin, end, above, list_above, total, sink);
+                                             std::size_t end, double shift, Key<double> above,
+                                             Sink<double>& sink) {
+  return addend ? moments_body<double, true>(u, addend, begin, end, shift, above, sink)
+                : moments_body<double, false>(u, nullptr, begin, end, shift, above, sink);
 }
 
 }  // namespace topknot::pass

@@ -3,7 +3,6 @@
 // compiled for several instruction sets. Overloads for float and double, because templates cannot be compiled
 // for several targets. None of them throws or allocates.
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 
@@ -35,21 +34,16 @@ void collect_part(double* u, const double* addend, std::size_t begin, std::size_
 void collect_part(const float* u, std::size_t begin, std::size_t end, Key<float> above, Sink<float>& sink);
 void collect_part(const double* u, std::size_t begin, std::size_t end, Key<double> above, Sink<double>& sink);
 
-// Sums of x - shift and of its square; whether all x are finite, and whether all are zero.
+// Sums of x - shift and of its square; whether all x are zero.
 struct ChunkSums {
   double sum = 0, squares = 0;
-  bool finite = true, zero = true;
+  bool zero = true;
 };
-// u += addend, where that is not null, and the sums of the result, over the chunk [begin, end).
-ChunkSums moments_chunk(float* u, const float* addend, std::size_t begin, std::size_t end, double shift);
-ChunkSums moments_chunk(double* u, const double* addend, std::size_t begin, std::size_t end, double shift);
-
-using Counts = std::array<std::size_t, kCounts>;
-// Over the chunk [begin, end), at most kChunk elements: adds the number of keys above each of the kCounts
-// thresholds to `total` and lists those above `list_above`, at most largest_finite_key.
-void count_chunk(const float* u, std::size_t begin, std::size_t end, const Key<float>* above,
-                 Key<float> list_above, Counts& total, Sink<float>& sink);
-void count_chunk(const double* u, std::size_t begin, std::size_t end, const Key<double>* above,
-                 Key<double> list_above, Counts& total, Sink<double>& sink);
+// u += addend, where that is not null, and the sums of the result, over the chunk [begin, end); what exceeds `above` goes to
+// the sink, as in collect_part().
+ChunkSums moments_chunk(float* u, const float* addend, std::size_t begin, std::size_t end, double shift,
+                        Key<float> above, Sink<float>& sink);
+ChunkSums moments_chunk(double* u, const double* addend, std::size_t begin, std::size_t end, double shift,
+                        Key<double> above, Sink<double>& sink);
 
 }  // namespace topknot::pass

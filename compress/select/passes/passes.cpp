@@ -10,7 +10,6 @@ namespace topknot {
 namespace {
 
 using pass::ChunkSums;
-using pass::Counts;
 using pass::Sink;
 
 // Makes room before the threads start: they must not throw.
@@ -83,22 +82,26 @@ void collect(std::span<const T> u, Key<T> above, std::size_t limit, Candidates<T
 }
 
 template <class T>
-Moments accumulate_with_moments(std::span<T> u, std::span<const T> addend) {
-  const std::size_t n = u.size();
+Moments accumulate_with_moments(std::span<T> u, std::span<const T> addend, Key<T> above, std::size_t limit,
+                                Candidates<T>& found) {
+  const std::size_t n = u.size(), parts = part_count(n);
   const auto made = [&](std::size_t i) { return addend.empty() ? u[i] : u[i] + addend[i]; };
   const double shift = moments_shift(made(0), made(n / 2), made(n - 1));
   std::vector<ChunkSums> sums((n + kChunk - 1) / kChunk);
-  for_parts(n, part_count(n), [&](std::size_t, std::size_t begin, std::size_t end) {
+  prepare(found, n, parts, limit);
+  for_parts(n, parts, [&](std::size_t p, std::size_t begin, std::size_t end) {
+    Sink<T> sink = open_sink<T>(found.parts[p], limit);
     for (std::size_t i = begin; i < end; i += kChunk)
       sums[i / kChunk] = pass::moments_chunk(u.data(), addend.empty() ? nullptr : addend.data(), i,
-                                             std::min(i + kChunk, end), shift);
+                                             std::min(i + kChunk, end), shift, above, sink);
+    close_sink<T>(sink, found.parts[p]);
   });
   Moments result;
+  result.finite = found.finite();
   double sum = 0, squares = 0;
   for (const ChunkSums& chunk : sums) {
     sum += chunk.sum;
     squares += chunk.squares;
-    result.finite &= chunk.finite;
     result.zero &= chunk.zero;
   }
   static_cast<NormalFit&>(result) = normal_fit(shift, sum, squares, n);
@@ -106,23 +109,9 @@ Moments accumulate_with_moments(std::span<T> u, std::span<const T> addend) {
 }
 
 template <class T>
-std::array<std::size_t, kCounts> count_and_collect(std::span<const T> u,
-                                                   const std::array<Key<T>, kCounts>& above,
-                                                   Key<T> list_above, std::size_t limit,
-                                                   Candidates<T>& found) {
-  const std::size_t parts = part_count(u.size());
-  prepare(found, u.size(), parts, limit);
-  std::vector<Counts> counts(parts);
-  for_parts(u.size(), parts, [&](std::size_t p, std::size_t begin, std::size_t end) {
-    Sink<T> sink = open_sink<T>(found.parts[p], limit);
-    for (std::size_t i = begin; i < end; i += kChunk)
-      pass::count_chunk(u.data(), i, std::min(i + kChunk, end), above.data(), list_above, counts[p], sink);
-    close_sink<T>(sink, found.parts[p]);
-  });
-  std::array<std::size_t, kCounts> total{};
-  for (const Counts& part : counts)
-    for (std::size_t r = 0; r < kCounts; ++r) total[r] += part[r];
-  return total;
+Moments accumulate_with_moments(std::span<T> u, std::span<const T> addend) {
+  Candidates<T> not_finite;
+  return accumulate_with_moments(u, addend, largest_finite_key<T>(), 0, not_finite);
 }
 
 template <class T>
@@ -153,14 +142,12 @@ template void accumulate_and_collect(std::span<double>, std::span<const double>,
                                      Candidates<double>&);
 template void collect(std::span<const float>, Key<float>, std::size_t, Candidates<float>&);
 template void collect(std::span<const double>, Key<double>, std::size_t, Candidates<double>&);
+template Moments accumulate_with_moments(std::span<float>, std::span<const float>, Key<float>, std::size_t,
+                                         Candidates<float>&);
+template Moments accumulate_with_moments(std::span<double>, std::span<const double>, Key<double>, std::size_t,
+                                         Candidates<double>&);
 template Moments accumulate_with_moments(std::span<float>, std::span<const float>);
 template Moments accumulate_with_moments(std::span<double>, std::span<const double>);
-template std::array<std::size_t, kCounts> count_and_collect(std::span<const float>,
-                                                            const std::array<Key<float>, kCounts>&,
-                                                            Key<float>, std::size_t, Candidates<float>&);
-template std::array<std::size_t, kCounts> count_and_collect(std::span<const double>,
-                                                            const std::array<Key<double>, kCounts>&,
-                                                            Key<double>, std::size_t, Candidates<double>&);
 template std::vector<std::size_t> count_digits(std::span<const float>, int, int, Key<float>);
 template std::vector<std::size_t> count_digits(std::span<const double>, int, int, Key<double>);
 

@@ -50,14 +50,10 @@ struct Moments : NormalFit {
 };
 template <class T>
 Moments accumulate_with_moments(std::span<T> u, std::span<const T> addend);
-
-// Counts the keys above each of three thresholds and lists those above `list_above`, in one pass.
-inline constexpr std::size_t kCounts = 3;
+// And lists, as accumulate_and_collect() does.
 template <class T>
-std::array<std::size_t, kCounts> count_and_collect(std::span<const T> u,
-                                                   const std::array<Key<T>, kCounts>& above,
-                                                   Key<T> list_above, std::size_t limit,
-                                                   Candidates<T>& found);
+Moments accumulate_with_moments(std::span<T> u, std::span<const T> addend, Key<T> above, std::size_t limit,
+                                Candidates<T>& found);
 
 // One digit of a radix selection: counts[b] = how many keys have (key >> shift) == (prefix << width) + b.
 template <class T>

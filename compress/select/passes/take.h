@@ -71,6 +71,10 @@ void take_listed(const Candidates<T>& found, Key<T> above, std::size_t count, Se
   selected.values.resize(count);
 }
 
+// The k-th largest key of the list, of at least k entries, which was collected with `above`.
+template <class T>
+Key<T> kth_key(const Candidates<T>& found, Key<T> above, std::size_t k);
+
 // Exact selection of the k largest magnitudes, ties to the lower index.
 //
 // From a list that holds at least k entries and is known to hold the k largest. `above` is the bound the list
