@@ -56,7 +56,7 @@ const Entries<T>& SparseStep<T>::encode(std::span<T> gradient, std::span<T> spar
               [&](std::size_t, std::size_t begin, std::size_t end) {
                 multiply(gradient.data() + begin, end - begin, static_cast<T>(info.lr));
               });
-  const std::span<const T> addend = memory_->addend(gradient, spare);
+  const Addend<T> addend = memory_->addend(gradient, spare);
 
   sent_.finite = true;
   sent_.indices.clear();
@@ -67,7 +67,7 @@ const Entries<T>& SparseStep<T>::encode(std::span<T> gradient, std::span<T> spar
   all_ = memory_->wants_all();
   for (std::size_t s = 0; s < group_.segments.size(); ++s) {
     const auto [begin, end] = group_.segments[s];
-    const std::span<const T> added = addend.empty() ? addend : addend.subspan(begin, end - begin);
+    const Addend<T> added = addend.part(begin, end - begin);
     if (all_)
       take_all(s, added);
     else
@@ -90,7 +90,7 @@ const Entries<T>& SparseStep<T>::encode(std::span<T> gradient, std::span<T> spar
 }
 
 template <class T>
-void SparseStep<T>::select(std::size_t segment, std::span<const T> addend, const StepInfo& info) {
+void SparseStep<T>::select(std::size_t segment, const Addend<T>& addend, const StepInfo& info) {
   const auto [begin, end] = group_.segments[segment];
   Selector<T>& selector = *selectors_[segment];
   SelectStep step;
@@ -108,7 +108,7 @@ void SparseStep<T>::select(std::size_t segment, std::span<const T> addend, const
 }
 
 template <class T>
-void SparseStep<T>::take_all(std::size_t segment, std::span<const T> addend) {
+void SparseStep<T>::take_all(std::size_t segment, const Addend<T>& addend) {
   const auto [begin, end] = group_.segments[segment];
   const std::span<T> u = gradient_.subspan(begin, end - begin);
   Candidates<T> broken;

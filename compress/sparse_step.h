@@ -65,8 +65,8 @@ class SparseStep {
   void load(StateReader& reader);
 
  private:
-  void select(std::size_t segment, std::span<const T> addend, const StepInfo& info);
-  void take_all(std::size_t segment, std::span<const T> addend);
+  void select(std::size_t segment, const Addend<T>& addend, const StepInfo& info);
+  void take_all(std::size_t segment, const Addend<T>& addend);
   std::span<T> finish(const Entries<T>& own, std::span<const Contribution<T>> contributions,
                       const Outcome& outcome);
 

@@ -82,7 +82,7 @@ class TernaryQuantiser final : public quantise::Quantiser {
     // Without an addend nothing is written.
     const std::span<float> as_is(const_cast<float*>(x.data()), x.size());
     const double n = static_cast<double>(x.size());
-    return accumulate_with_moments(as_is, std::span<const float>()).deviation * std::sqrt((n - 1) / n);
+    return accumulate_with_moments(as_is, {}).deviation * std::sqrt((n - 1) / n);
   }
 
   std::uint64_t seed_;

@@ -1,6 +1,6 @@
 #pragma once
-// What a memory adds to the gradient, element by element, as the pass that selects does it on a GPU: u is written
-// over the gradient. The formulas are those of compress/memory/residual.h, none.h and dgc.h, bit for bit. C++17.
+// What a memory adds to the gradient, element by element, in the pass that selects: u is written over the gradient. The
+// formulas are those of compress/memory/residual.h, none.h and dgc.h, on a GPU bit for bit.
 
 #include <cstddef>
 

@@ -6,16 +6,13 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <cstring>
 #include <string>
 #include <vector>
 
-#include "compress/memory/accumulate.h"
 #include "compress/parallel.h"
 #include "compress/sparse_compressor.h"
 #include "compress/state.h"
 #include "nn/core/base/check.h"
-#include "nn/core/simd.h"
 
 namespace topknot {
 namespace {
@@ -24,56 +21,6 @@ constexpr std::size_t kAlignment = 64, kHugePage = std::size_t{1} << 21;
 
 const Option kMomentumMasking{
     .name = "momentum_masking", .standard = true, .help = "what is sent loses its velocity"};
-
-template <class T>
-struct Arrays {
-  T* gradient;        // becomes v
-  const T* residual;  // v of the last step
-  const T* velocity;
-  T* next;  // the new velocity; 64-byte aligned, as is velocity
-};
-
-template <class T>
-struct Vec;
-template <>
-struct Vec<float> {
-  typedef float type __attribute__((vector_size(64)));
-};
-template <>
-struct Vec<double> {
-  typedef double type __attribute__((vector_size(64)));
-};
-
-template <bool kNesterov, class T>
-TOPKNOT_INLINE void step_body(const Arrays<T>& a, std::size_t begin, std::size_t end, T momentum) {
-  using V = typename Vec<T>::type;
-  constexpr std::size_t width = 64 / sizeof(T);
-  std::size_t i = begin;
-  for (; i + width <= end; i += width) {
-    V gradient, residual, velocity, next;
-    std::memcpy(&gradient, a.gradient + i, sizeof gradient);
-    std::memcpy(&residual, a.residual + i, sizeof residual);
-    std::memcpy(&velocity, a.velocity + i, sizeof velocity);
-    gradient = residual + momentum_corrected(gradient, velocity, next, momentum, kNesterov);
-    std::memcpy(a.gradient + i, &gradient, sizeof gradient);
-    stream(a.next + i, next);  // not read in this step
-  }
-  for (; i < end; ++i)
-    a.gradient[i] =
-        a.residual[i] + momentum_corrected(a.gradient[i], a.velocity[i], a.next[i], momentum, kNesterov);
-  finish_streaming();
-}
-
-// Elements [begin, end); `begin` is a multiple of 16. Overloads, because templates cannot be compiled for several
-// targets.
-TOPKNOT_MULTIVERSION void step_part(const Arrays<float>& arrays, std::size_t begin, std::size_t end,
-                                    float momentum, bool nesterov) {
-  nesterov ? step_body<true>(arrays, begin, end, momentum) : step_body<false>(arrays, begin, end, momentum);
-}
-TOPKNOT_MULTIVERSION void step_part(const Arrays<double>& arrays, std::size_t begin, std::size_t end,
-                                    double momentum, bool nesterov) {
-  nesterov ? step_body<true>(arrays, begin, end, momentum) : step_body<false>(arrays, begin, end, momentum);
-}
 
 }  // namespace
 
@@ -104,26 +51,26 @@ DgcMemory<T>::DgcMemory(const CompressOptions& options)
       masking_(momentum_masking(options)) {}
 
 template <class T>
-std::span<const T> DgcMemory<T>::addend(std::span<T> gradient, std::span<const T> spare) {
+Addend<T> DgcMemory<T>::addend(std::span<T> gradient, std::span<const T> spare) {
   const std::size_t n = gradient.size();
   TOPKNOT_CHECK(spare.size() == n, "momentum correction needs a residual as long as the gradient");
-  if (momentum_ == 0) return spare;
-  const std::size_t parts = part_count(n);
+  Addend<T> result(spare);
+  if (momentum_ == 0) return result;
   if (size_ == 0 && n > 0) {
     velocity_ = allocate(n);
     size_ = n;
     // By the threads that will read it, so that its pages lie near them.
-    for_parts(n, parts, [&](std::size_t, std::size_t begin, std::size_t end) {
+    for_parts(n, part_count(n), [&](std::size_t, std::size_t begin, std::size_t end) {
       std::fill(velocity_.get() + begin, velocity_.get() + end, T{0});
     });
   }
   if (size_ != n) StateReader::fail(fmt::format("has a velocity of {} values where {} are needed", size_, n));
   if (!next_) next_ = allocate(n);
-  const Arrays<T> arrays{gradient.data(), spare.data(), velocity_.get(), next_.get()};
-  for_parts(n, parts, [&](std::size_t, std::size_t begin, std::size_t end) {
-    step_part(arrays, begin, end, momentum_, nesterov_);
-  });
-  return {};
+  result.velocity = velocity_.get();
+  result.next_velocity = next_.get();
+  result.momentum = momentum_;
+  result.nesterov = nesterov_;
+  return result;
 }
 
 template <class T>

@@ -11,7 +11,7 @@
 namespace topknot {
 
 template <class T>
-std::span<const T> Ef21Memory<T>::addend(std::span<T> gradient, std::span<const T> spare) {
+Addend<T> Ef21Memory<T>::addend(std::span<T> gradient, std::span<const T> spare) {
   TOPKNOT_CHECK(spare.size() == gradient.size(), "ef21 needs a residual as long as the gradient");
   if (!first_ && estimate_.size() != gradient.size())
     StateReader::fail(

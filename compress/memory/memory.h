@@ -7,6 +7,7 @@
 #include <string>
 
 #include "compress/compressor.h"
+#include "compress/memory/addend.h"
 #include "compress/precision.h"
 #include "nn/core/base/registry.h"
 
@@ -17,10 +18,9 @@ class Memory {
  public:
   virtual ~Memory() = default;
 
-  // What selection adds to the gradient in its own pass, to make u over the gradient's memory: as long as the
-  // gradient, or empty. `spare` is what the arena keeps from step to step (the residual). A memory that does
-  // more than add (DGC's velocity) writes u itself here, keeps what discard() needs, and returns nothing.
-  virtual std::span<const T> addend(std::span<T> gradient, std::span<const T> spare) = 0;
+  // What selection adds to the gradient in its own pass, to make u over the gradient's memory. `spare` is what the arena
+  // keeps from step to step (the residual).
+  virtual Addend<T> addend(std::span<T> gradient, std::span<const T> spare) = 0;
 
   // Turns the step's memories into what the next step starts from. `sent` are the values at `indices` as the
   // other ranks decoded them; the entries at `rejected` (positions, any order) did not count.

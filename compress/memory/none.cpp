@@ -7,7 +7,7 @@ namespace {
 template <class T>
 class NoMemory final : public Memory<T> {
  public:
-  std::span<const T> addend(std::span<T>, std::span<const T>) override { return {}; }
+  Addend<T> addend(std::span<T>, std::span<const T>) override { return {}; }
   void commit(std::span<T>, std::span<T>, std::span<const std::uint32_t>, std::span<const T>,
               std::span<const std::uint32_t>) override {}
   bool keeps() const override { return false; }

@@ -9,7 +9,7 @@
 namespace topknot {
 
 template <class T>
-std::span<const T> ResidualMemory<T>::addend(std::span<T> gradient, std::span<const T> spare) {
+Addend<T> ResidualMemory<T>::addend(std::span<T> gradient, std::span<const T> spare) {
   TOPKNOT_CHECK(spare.size() == gradient.size(), "error feedback needs a residual as long as the gradient");
   return spare;
 }

@@ -9,7 +9,7 @@ namespace topknot {
 template <class T>
 class ResidualMemory final : public Memory<T> {
  public:
-  std::span<const T> addend(std::span<T> gradient, std::span<const T> spare) override;
+  Addend<T> addend(std::span<T> gradient, std::span<const T> spare) override;
   void commit(std::span<T> u, std::span<T> spare, std::span<const std::uint32_t> indices,
               std::span<const T> sent, std::span<const std::uint32_t> rejected) override;
   bool keeps() const override { return true; }

@@ -34,17 +34,17 @@ void keep_top(std::vector<K>& keys, std::size_t count) {
 // The `top` largest keys of the samples [first, last), and perhaps some more. In random order few samples
 // exceed the bound once the list has been cut a few times.
 template <class T>
-void sample_part(const T* u, const T* addend, std::size_t begin, std::size_t stride, std::size_t first,
-                 std::size_t last, std::size_t top, std::vector<Key<T>>& kept) {
-  constexpr std::size_t ahead = 16;
+void sample_part(std::span<const T> u, const Addend<T>& addend, std::size_t begin, std::size_t stride,
+                 std::size_t first, std::size_t last, std::size_t top, std::vector<Key<T>>& kept) {
+  constexpr std::size_t ahead = 32;
   Key<T> bound = -1;
   for (std::size_t i = first; i < last; ++i) {
     const std::size_t at = begin + i * stride;
     if (i + ahead < last) {
-      __builtin_prefetch(u + at + ahead * stride);
-      if (addend) __builtin_prefetch(addend + at + ahead * stride);
+      __builtin_prefetch(u.data() + at + ahead * stride);
+      addend.prefetch(at + ahead * stride);
     }
-    const Key<T> key = key_of(addend ? u[at] + addend[at] : u[at]);
+    const Key<T> key = key_of(addend.made(u, at));
     if (key <= bound) continue;
     kept.push_back(key);
     if (kept.size() < kept.capacity()) continue;
@@ -82,7 +82,7 @@ DgcSampledOptions dgc_sampled_options(const CompressOptions& options) {
 }
 
 template <class T>
-void DgcSampledSelector<T>::select(std::span<T> u, std::span<const T> addend, const SelectStep& step,
+void DgcSampledSelector<T>::select(std::span<T> u, const Addend<T>& addend, const SelectStep& step,
                                    Selected<T>& selected) {
   TOPKNOT_CHECK(step.k >= 1 && step.k <= u.size(), "k outside 1 to the vector's length");
   adaptations_ = 0;
@@ -154,7 +154,7 @@ std::size_t DgcSampledSelector<T>::adapt(std::span<const T> u, const SampleGeome
 
 // The magnitude of rank top_samples in the sample of u + addend; a NaN or Inf is above all others.
 template <class T>
-Key<T> DgcSampledSelector<T>::sampled_key(std::span<const T> u, std::span<const T> addend,
+Key<T> DgcSampledSelector<T>::sampled_key(std::span<const T> u, const Addend<T>& addend,
                                           const SampleGeometry& geometry, std::size_t start) {
   const std::size_t samples = (u.size() - start + geometry.stride - 1) / geometry.stride;
   const std::size_t top = geometry.top_samples, parts = part_count(u.size());
@@ -164,8 +164,7 @@ Key<T> DgcSampledSelector<T>::sampled_key(std::span<const T> u, std::span<const 
     kept_[part].reserve(2 * top + 64);
   }
   for_parts(samples, parts, [&](std::size_t part, std::size_t first, std::size_t last) {
-    sample_part(u.data(), addend.empty() ? nullptr : addend.data(), start, geometry.stride, first, last, top,
-                kept_[part]);
+    sample_part(u, addend, start, geometry.stride, first, last, top, kept_[part]);
   });
   for (std::size_t part = 1; part < parts; ++part)
     kept_[0].insert(kept_[0].end(), kept_[part].begin(), kept_[part].end());

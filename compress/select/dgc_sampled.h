@@ -41,7 +41,7 @@ class DgcSampledSelector final : public Selector<T> {
   explicit DgcSampledSelector(const CompressOptions& options)
       : options_(dgc_sampled_options(options)), seed_(options.seed) {}
 
-  void select(std::span<T> u, std::span<const T> addend, const SelectStep& step,
+  void select(std::span<T> u, const Addend<T>& addend, const SelectStep& step,
               Selected<T>& selected) override;
   void commit(const SelectOutcome<T>&) override {}
   void discard() override {}
@@ -51,7 +51,7 @@ class DgcSampledSelector final : public Selector<T> {
   bool exact() const { return exact_; }
 
  private:
-  Key<T> sampled_key(std::span<const T> u, std::span<const T> addend, const SampleGeometry& geometry,
+  Key<T> sampled_key(std::span<const T> u, const Addend<T>& addend, const SampleGeometry& geometry,
                      std::size_t start);
   std::size_t adapt(std::span<const T> u, const SampleGeometry& geometry, std::size_t limit, T& t);
   void take_exact(std::span<const T> u, Key<T> above, std::size_t k, Selected<T>& selected);

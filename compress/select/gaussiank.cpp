@@ -14,7 +14,7 @@ namespace topknot {
 using gaussiank::kLevels, gaussiank::too_many, gaussiank::Way;
 
 template <class T>
-void GaussianKSelector<T>::select(std::span<T> u, std::span<const T> addend, const SelectStep& step,
+void GaussianKSelector<T>::select(std::span<T> u, const Addend<T>& addend, const SelectStep& step,
                                   Selected<T>& selected) {
   trace_.clear();
   next_ = carried_;

@@ -47,7 +47,7 @@ double modelled(double threshold, double at, double count, double d, double powe
 }  // namespace
 
 template <class T>
-void GaussianKCalibratedSelector<T>::select(std::span<T> u, std::span<const T> addend, const SelectStep& step,
+void GaussianKCalibratedSelector<T>::select(std::span<T> u, const Addend<T>& addend, const SelectStep& step,
                                             Selected<T>& selected) {
   TOPKNOT_CHECK(step.k >= 1 && step.k <= u.size(), "k outside 1 to the vector's length");
   next_ = carried_;

@@ -38,7 +38,7 @@ class Picker {
 }  // namespace
 
 template <class T>
-void MsTopKSelector<T>::select(std::span<T> u, std::span<const T> addend, const SelectStep& step,
+void MsTopKSelector<T>::select(std::span<T> u, const Addend<T>& addend, const SelectStep& step,
                                Selected<T>& selected) {
   TOPKNOT_CHECK(step.k >= 1 && step.k <= u.size(), "k outside 1 to the vector's length");
   const MagnitudeMoments all = accumulate_with_magnitudes(u, addend);

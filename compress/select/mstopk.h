@@ -23,7 +23,7 @@ class MsTopKSelector final : public Selector<T> {
  public:
   explicit MsTopKSelector(const CompressOptions& options) : seed_(options.seed) {}  // compress.seed
 
-  void select(std::span<T> u, std::span<const T> addend, const SelectStep& step,
+  void select(std::span<T> u, const Addend<T>& addend, const SelectStep& step,
               Selected<T>& selected) override;
   void commit(const SelectOutcome<T>&) override {}
   void discard() override {}

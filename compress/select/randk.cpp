@@ -22,7 +22,7 @@ RandKSelector<T>::RandKSelector(const CompressOptions& options)
     : seed_(options.seed), shared_(options.get<bool>(kSharedSeed)) {}
 
 template <class T>
-void RandKSelector<T>::select(std::span<T> u, std::span<const T> addend, const SelectStep& step,
+void RandKSelector<T>::select(std::span<T> u, const Addend<T>& addend, const SelectStep& step,
                               Selected<T>& selected) {
   TOPKNOT_CHECK(step.k >= 1 && step.k <= u.size(), "k outside 1 to the vector's length");
   accumulate_and_collect(u, addend, largest_finite_key<T>(), 0, broken_);

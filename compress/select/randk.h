@@ -22,7 +22,7 @@ class RandKSelector final : public Selector<T> {
   // compress.seed and .shared_seed.
   explicit RandKSelector(const CompressOptions& options);
 
-  void select(std::span<T> u, std::span<const T> addend, const SelectStep& step,
+  void select(std::span<T> u, const Addend<T>& addend, const SelectStep& step,
               Selected<T>& selected) override;
   void commit(const SelectOutcome<T>&) override {}
   void discard() override {}

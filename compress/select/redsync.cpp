@@ -10,7 +10,7 @@
 namespace topknot {
 
 template <class T>
-void RedSyncSelector<T>::select(std::span<T> u, std::span<const T> addend, const SelectStep& step,
+void RedSyncSelector<T>::select(std::span<T> u, const Addend<T>& addend, const SelectStep& step,
                                 Selected<T>& selected) {
   TOPKNOT_CHECK(step.k >= 1 && step.k <= u.size(), "k outside 1 to the vector's length");
   trace_.clear();

@@ -75,7 +75,7 @@ Key<T> RegTopKSelector<T>::select_from_scores(std::span<T> u, std::size_t k, Sel
 }
 
 template <class T>
-void RegTopKSelector<T>::select(std::span<T> u, std::span<const T> addend, const SelectStep& step,
+void RegTopKSelector<T>::select(std::span<T> u, const Addend<T>& addend, const SelectStep& step,
                                 Selected<T>& selected) {
   TOPKNOT_CHECK(step.k >= 1 && step.k <= u.size(), "k outside 1 to the vector's length");
   TOPKNOT_CHECK(last_.indices.empty() || last_.indices.back() < u.size(),

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "compress/compressor.h"
+#include "compress/memory/addend.h"
 #include "compress/precision.h"
 #include "nn/core/base/registry.h"
 
@@ -48,10 +49,9 @@ template <class T>
 class Selector {
  public:
   virtual ~Selector() = default;
-  // Makes u = u + addend in place (addend is empty where there is nothing to add, else as long as u), and
-  // selects from the sum. u is not empty. The result depends on the data, the step and what earlier commits
+  // Adds to u in place what the memory says, and selects from the sum. u is not empty. The result depends on the data, the step and what earlier commits
   // left, never on the number of threads. A selector that carries what its results depend on saves it.
-  virtual void select(std::span<T> u, std::span<const T> addend, const SelectStep& step,
+  virtual void select(std::span<T> u, const Addend<T>& addend, const SelectStep& step,
                       Selected<T>& selected) = 0;
   // Keeps or forgets what the last select() learnt. After discard() the selector is as before select().
   virtual void commit(const SelectOutcome<T>& outcome) = 0;

@@ -46,7 +46,7 @@ SidcoSelector<T>::SidcoSelector(const CompressOptions& options) : fixed_stages_(
 }
 
 template <class T>
-void SidcoSelector<T>::select(std::span<T> u, std::span<const T> addend, const SelectStep& step,
+void SidcoSelector<T>::select(std::span<T> u, const Addend<T>& addend, const SelectStep& step,
                               Selected<T>& selected) {
   TOPKNOT_CHECK(step.k >= 1 && step.k <= u.size(), "k outside 1 to the vector's length");
   trace_.clear();

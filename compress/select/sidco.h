@@ -38,7 +38,7 @@ class SidcoSelector final : public Selector<T> {
   // compress.distribution and .stages. Throws UserError for values that are none.
   explicit SidcoSelector(const CompressOptions& options);
 
-  void select(std::span<T> u, std::span<const T> addend, const SelectStep& step,
+  void select(std::span<T> u, const Addend<T>& addend, const SelectStep& step,
               Selected<T>& selected) override;
   void commit(const SelectOutcome<T>&) override { carried_ = next_; }
   void discard() override { next_ = carried_; }

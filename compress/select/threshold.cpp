@@ -25,7 +25,7 @@ double fixed_threshold(const CompressOptions& options) {
 }
 
 template <class T>
-void ThresholdSelector<T>::select(std::span<T> u, std::span<const T> addend, const SelectStep& step,
+void ThresholdSelector<T>::select(std::span<T> u, const Addend<T>& addend, const SelectStep& step,
                                   Selected<T>& selected) {
   const Key<T> above = step.density >= 1 ? -1 : key_below<T>(threshold_);
   const std::size_t limit = above < 0 ? u.size() : 2 * last_count_ + 4096;

@@ -21,7 +21,7 @@ class ThresholdSelector final : public Selector<T> {
  public:
   explicit ThresholdSelector(const CompressOptions& options) : threshold_(fixed_threshold(options)) {}
 
-  void select(std::span<T> u, std::span<const T> addend, const SelectStep& step,
+  void select(std::span<T> u, const Addend<T>& addend, const SelectStep& step,
               Selected<T>& selected) override;
   void commit(const SelectOutcome<T>&) override {}
   void discard() override {}

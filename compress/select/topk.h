@@ -17,7 +17,7 @@ namespace topknot {
 template <class T>
 class TopKSelector final : public Selector<T> {
  public:
-  void select(std::span<T> u, std::span<const T> addend, const SelectStep& step,
+  void select(std::span<T> u, const Addend<T>& addend, const SelectStep& step,
               Selected<T>& selected) override;
   void commit(const SelectOutcome<T>& outcome) override;
   void discard() override;

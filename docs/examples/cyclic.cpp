@@ -20,15 +20,13 @@ class CyclicSelector final : public Selector<T> {
   explicit CyclicSelector(const CompressOptions& options)
       : phase_(static_cast<std::size_t>(options.get<int>(kPhase))) {}
 
-  void select(std::span<T> u, std::span<const T> addend, const SelectStep& step,
+  void select(std::span<T> u, const Addend<T>& addend, const SelectStep& step,
               Selected<T>& selected) override {
     selected.indices.clear();
     selected.values.clear();
     selected.finite = true;
-    for (std::size_t i = 0; i < u.size(); ++i) {
-      if (!addend.empty()) u[i] += addend[i];
-      selected.finite &= std::isfinite(u[i]);
-    }
+    addend.add_to(u);
+    for (const T x : u) selected.finite &= std::isfinite(x);
     if (!selected.finite) return;  // all ranks will skip this step
     const std::size_t stride = (u.size() + step.k - 1) / step.k;
     for (std::size_t i = (static_cast<std::size_t>(step.step) + phase_) % stride; i < u.size(); i += stride) {

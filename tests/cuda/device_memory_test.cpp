@@ -61,8 +61,7 @@ struct Both {
     gpu[turn].set(cpu[turn]);
     if (lr_inside)
       for (float& g : cpu[turn]) g *= lr;
-    const auto addend = on_cpu->addend(cpu[turn], cpu[1 - turn]);
-    for (std::size_t i = 0; i < addend.size(); ++i) cpu[turn][i] += addend[i];
+    on_cpu->addend(cpu[turn], cpu[1 - turn]).add_to(cpu[turn]);
     cuda::StepParameters step;
     step.lr = lr;
     parameters.set({step});

@@ -202,16 +202,14 @@ MagnitudeMoments moments_of(const std::vector<Sums>& chunks, double shift) {
 }  // namespace
 
 template <class T>
-MagnitudeMoments accumulate_with_magnitudes(std::span<T> u, std::span<const T> addend) {
+MagnitudeMoments accumulate_with_magnitudes(std::span<T> u, const std::type_identity_t<Addend<T>>& addend) {
   const std::size_t n = u.size();
-  const auto made = [&](std::size_t i) {
-    return std::abs(static_cast<double>(addend.empty() ? u[i] : u[i] + addend[i]));
-  };
+  const auto made = [&](std::size_t i) { return std::abs(static_cast<double>(addend.made(u, i))); };
   const double shift = moments_shift(made(0), made(n / 2), made(n - 1));
   return moments_of(by_chunk<Sums>(n,
                                    [&](std::size_t begin, std::size_t end) {
-                                     return all_chunk(u.data(), addend.empty() ? nullptr : addend.data(),
-                                                      begin, end, shift);
+                                     return all_chunk(u.data(), addend.add_velocity(u, begin, end), begin,
+                                                      end, shift);
                                    }),
                     shift);
 }
@@ -276,8 +274,8 @@ void ThresholdSearch<T>::take(Key<T> above, std::size_t count, Selected<T>& sele
   take_listed(found_, above, count, selected);
 }
 
-template MagnitudeMoments accumulate_with_magnitudes(std::span<float>, std::span<const float>);
-template MagnitudeMoments accumulate_with_magnitudes(std::span<double>, std::span<const double>);
+template MagnitudeMoments accumulate_with_magnitudes(std::span<float>, const Addend<float>&);
+template MagnitudeMoments accumulate_with_magnitudes(std::span<double>, const Addend<double>&);
 template MagnitudeMoments magnitudes_above(std::span<const float>, double);
 template MagnitudeMoments magnitudes_above(std::span<const double>, double);
 template std::size_t count_above(std::span<const float>, Key<float>);

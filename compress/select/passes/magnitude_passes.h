@@ -24,9 +24,9 @@ struct MagnitudeMoments {
   bool constant() const { return smallest == largest; }
 };
 
-// u += addend (where one is given), and the moments of |u| in the same pass. u is not empty.
+// Adds to u, and the moments of |u| in the same pass. u is not empty.
 template <class T>
-MagnitudeMoments accumulate_with_magnitudes(std::span<T> u, std::span<const T> addend);
+MagnitudeMoments accumulate_with_magnitudes(std::span<T> u, const std::type_identity_t<Addend<T>>& addend);
 
 // The moments of those |x| that exceed t >= 0, relative to t; all zero where none does. All x are finite.
 template <class T>

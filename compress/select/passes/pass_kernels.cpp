@@ -5,6 +5,7 @@
 #include <limits>
 #include <type_traits>
 
+#include "compress/memory/velocity.h"
 #include "nn/core/simd.h"
 
 namespace topknot::pass {
@@ -12,16 +13,8 @@ namespace {
 
 // 64 bytes of T, and of its keys.
 template <class T>
-struct Vec;
-template <>
-struct Vec<float> {
-  typedef float type __attribute__((vector_size(64)));
-  typedef std::int32_t keys __attribute__((vector_size(64)));
-};
-template <>
-struct Vec<double> {
-  typedef double type __attribute__((vector_size(64)));
-  typedef std::int64_t keys __attribute__((vector_size(64)));
+struct Vec : Vector64<T> {
+  typedef Key<T> keys __attribute__((vector_size(64)));
 };
 typedef double Doubles __attribute__((vector_size(64)));
 typedef std::int64_t Words __attribute__((vector_size(64)));
@@ -90,30 +83,55 @@ TOPKNOT_INLINE void append_group(const T* u, std::size_t i, Key<T> above, Sink<T
 template <class T, bool kAdd>
 using Data = std::conditional_t<kAdd, T, const T>*;
 
-template <class T, bool kAdd>
-TOPKNOT_INLINE void collect_body(Data<T, kAdd> u, const T* addend, std::size_t begin, std::size_t end,
-                                 Key<T> above, Sink<T>& sink_out) {
-  using V = typename Vec<T>::type;
-  constexpr std::size_t vectors = kGroup / kWidth<T>;
+// How a pass comes by 64 bytes of u, or by one element: see VelocityStep for the third.
+template <class T>
+struct Reading {
+  const T* u;
+  TOPKNOT_INLINE typename Vec<T>::type vector(std::size_t i) const {
+    return load_as<typename Vec<T>::type>(u + i);
+  }
+  void one(std::size_t) const {}
+};
+template <class T>
+struct Adding {
+  T* u;
+  const T* addend;
+  TOPKNOT_INLINE typename Vec<T>::type vector(std::size_t i) const {
+    using V = typename Vec<T>::type;
+    const V v = load_as<V>(u + i) + load_as<V>(addend + i);
+    std::memcpy(u + i, &v, sizeof v);
+    return v;
+  }
+  TOPKNOT_INLINE void one(std::size_t i) const { u[i] += addend[i]; }
+};
+
+template <class T, class Source>
+TOPKNOT_INLINE void collect_body(const Source& source, std::size_t begin, std::size_t end, Key<T> above,
+                                 Sink<T>& sink_out) {
   Sink<T> sink = sink_out;
   std::size_t i = begin;
   for (; i + kGroup <= end; i += kGroup) {
     typename Vec<T>::keys hit{};
-    for (std::size_t j = 0; j < vectors; ++j) {
-      const std::size_t at = i + j * kWidth<T>;
-      V v = load_as<V>(u + at);
-      if constexpr (kAdd) {
-        v += load_as<V>(addend + at);
-        std::memcpy(u + at, &v, sizeof v);
-      }
-      hit |= above - keys_of<T>(v);
-    }
-    if (any_negative<T>(hit)) append_group(u, i, above, sink);
+    for (std::size_t j = i; j < i + kGroup; j += kWidth<T>) hit |= above - keys_of<T>(source.vector(j));
+    if (any_negative<T>(hit)) append_group<T>(source.u, i, above, sink);
   }
-  if constexpr (kAdd)
-    for (std::size_t j = i; j < end; ++j) u[j] += addend[j];
-  append(u + i, end - i, i, above, sink);
+  for (std::size_t j = i; j < end; ++j) source.one(j);
+  append<T>(source.u + i, end - i, i, above, sink);
   sink_out = sink;
+}
+
+template <class T>
+TOPKNOT_INLINE void accumulate_body(T* u, const Addend<T>& addend, std::size_t begin, std::size_t end,
+                                    Key<T> above, Sink<T>& sink) {
+  if (addend.velocity)
+    with_velocity_step(
+        u, addend, begin, [&](const auto& step) __attribute__((always_inline)) {
+          collect_body<T>(step, begin, end, above, sink);
+        });
+  else if (!addend.residual.empty())
+    collect_body<T>(Adding<T>{u, addend.residual.data()}, begin, end, above, sink);
+  else
+    collect_body<T>(Reading<T>{u}, begin, end, above, sink);
 }
 
 // x - shift and its square over 16 lanes of double, for one chunk.
@@ -126,7 +144,7 @@ TOPKNOT_INLINE ChunkSums moments_body(Data<T, kAdd> u, const T* addend, std::siz
   Sink<T> sink = sink_out;
   Doubles sum[2] = {}, squares[2] = {};
   K bits{};
-  const auto sixteen = [&](std::size_t i) {
+  const auto sixteen = [&](std::size_t i) __attribute__((always_inline)) {
     K hit{};
     for (std::size_t j = i; j < i + 16; j += kWidth<T>) {
       V v = load_as<V>(u + j);
@@ -178,21 +196,21 @@ TOPKNOT_INLINE ChunkSums moments_body(Data<T, kAdd> u, const T* addend, std::siz
 
 }  // namespace
 
-TOPKNOT_MULTIVERSION void collect_part(float* u, const float* addend, std::size_t begin, std::size_t end,
-                                       Key<float> above, Sink<float>& sink) {
-  collect_body<float, true>(u, addend, begin, end, above, sink);
+TOPKNOT_MULTIVERSION void accumulate_part(float* u, const Addend<float>& addend, std::size_t begin,
+                                          std::size_t end, Key<float> above, Sink<float>& sink) {
+  accumulate_body(u, addend, begin, end, above, sink);
 }
-TOPKNOT_MULTIVERSION void collect_part(double* u, const double* addend, std::size_t begin, std::size_t end,
-                                       Key<double> above, Sink<double>& sink) {
-  collect_body<double, true>(u, addend, begin, end, above, sink);
+TOPKNOT_MULTIVERSION void accumulate_part(double* u, const Addend<double>& addend, std::size_t begin,
+                                          std::size_t end, Key<double> above, Sink<double>& sink) {
+  accumulate_body(u, addend, begin, end, above, sink);
 }
 TOPKNOT_MULTIVERSION void collect_part(const float* u, std::size_t begin, std::size_t end, Key<float> above,
                                        Sink<float>& sink) {
-  collect_body<float, false>(u, nullptr, begin, end, above, sink);
+  collect_body<float>(Reading<float>{u}, begin, end, above, sink);
 }
 TOPKNOT_MULTIVERSION void collect_part(const double* u, std::size_t begin, std::size_t end, Key<double> above,
                                        Sink<double>& sink) {
-  collect_body<double, false>(u, nullptr, begin, end, above, sink);
+  collect_body<double>(Reading<double>{u}, begin, end, above, sink);
 }
 TOPKNOT_MULTIVERSION ChunkSums moments_chunk(float* u, const float* addend, std::size_t begin,
                                              std::size_t end, double shift, Key<float> above,

@@ -25,12 +25,12 @@ struct Sink {
   bool complete = true;  // false: more than `limit` were found, and the list was dropped
 };
 
-// Elements [begin, end) of u += addend (the first two) or of u as it is; those whose key exceeds `above`, at
-// most largest_finite_key, go to the sink.
-void collect_part(float* u, const float* addend, std::size_t begin, std::size_t end, Key<float> above,
-                  Sink<float>& sink);
-void collect_part(double* u, const double* addend, std::size_t begin, std::size_t end, Key<double> above,
-                  Sink<double>& sink);
+// Adds to elements [begin, end) of u, or takes them as they are (collect_part); those whose key exceeds `above`, at most
+// largest_finite_key, go to the sink.
+void accumulate_part(float* u, const Addend<float>& addend, std::size_t begin, std::size_t end,
+                     Key<float> above, Sink<float>& sink);
+void accumulate_part(double* u, const Addend<double>& addend, std::size_t begin, std::size_t end,
+                     Key<double> above, Sink<double>& sink);
 void collect_part(const float* u, std::size_t begin, std::size_t end, Key<float> above, Sink<float>& sink);
 void collect_part(const double* u, std::size_t begin, std::size_t end, Key<double> above, Sink<double>& sink);
 

@@ -58,14 +58,13 @@ bool Candidates<T>::finite() const {
 }
 
 template <class T>
-void accumulate_and_collect(std::span<T> u, std::span<const T> addend, Key<T> above, std::size_t limit,
-                            Candidates<T>& found) {
-  if (addend.empty()) return collect(std::span<const T>(u), above, limit, found);
+void accumulate_and_collect(std::span<T> u, const std::type_identity_t<Addend<T>>& addend, Key<T> above,
+                            std::size_t limit, Candidates<T>& found) {
   const std::size_t parts = part_count(u.size());
   prepare(found, u.size(), parts, limit);
   for_parts(u.size(), parts, [&](std::size_t p, std::size_t begin, std::size_t end) {
     Sink<T> sink = open_sink<T>(found.parts[p], limit);
-    pass::collect_part(u.data(), addend.data(), begin, end, above, sink);
+    pass::accumulate_part(u.data(), addend, begin, end, above, sink);
     close_sink<T>(sink, found.parts[p]);
   });
 }
@@ -82,18 +81,20 @@ void collect(std::span<const T> u, Key<T> above, std::size_t limit, Candidates<T
 }
 
 template <class T>
-Moments accumulate_with_moments(std::span<T> u, std::span<const T> addend, Key<T> above, std::size_t limit,
-                                Candidates<T>& found) {
+Moments accumulate_with_moments(std::span<T> u, const std::type_identity_t<Addend<T>>& addend, Key<T> above,
+                                std::size_t limit, Candidates<T>& found) {
   const std::size_t n = u.size(), parts = part_count(n);
-  const auto made = [&](std::size_t i) { return addend.empty() ? u[i] : u[i] + addend[i]; };
+  const auto made = [&](std::size_t i) { return addend.made(u, i); };
   const double shift = moments_shift(made(0), made(n / 2), made(n - 1));
   std::vector<ChunkSums> sums((n + kChunk - 1) / kChunk);
   prepare(found, n, parts, limit);
   for_parts(n, parts, [&](std::size_t p, std::size_t begin, std::size_t end) {
     Sink<T> sink = open_sink<T>(found.parts[p], limit);
-    for (std::size_t i = begin; i < end; i += kChunk)
-      sums[i / kChunk] = pass::moments_chunk(u.data(), addend.empty() ? nullptr : addend.data(), i,
-                                             std::min(i + kChunk, end), shift, above, sink);
+    for (std::size_t i = begin; i < end; i += kChunk) {
+      const std::size_t last = std::min(i + kChunk, end);
+      sums[i / kChunk] =
+          pass::moments_chunk(u.data(), addend.add_velocity(u, i, last), i, last, shift, above, sink);
+    }
     close_sink<T>(sink, found.parts[p]);
   });
   Moments result;
@@ -109,9 +110,9 @@ Moments accumulate_with_moments(std::span<T> u, std::span<const T> addend, Key<T
 }
 
 template <class T>
-Moments accumulate_with_moments(std::span<T> u, std::span<const T> addend) {
+Moments accumulate_with_moments(std::span<T> u, const std::type_identity_t<Addend<T>>& addend) {
   Candidates<T> not_finite;
-  return accumulate_with_moments(u, addend, largest_finite_key<T>(), 0, not_finite);
+  return accumulate_with_moments<T>(u, addend, largest_finite_key<T>(), 0, not_finite);
 }
 
 template <class T>
@@ -136,18 +137,18 @@ std::vector<std::size_t> count_digits(std::span<const T> u, int shift, int width
 
 template struct Candidates<float>;
 template struct Candidates<double>;
-template void accumulate_and_collect(std::span<float>, std::span<const float>, Key<float>, std::size_t,
+template void accumulate_and_collect(std::span<float>, const Addend<float>&, Key<float>, std::size_t,
                                      Candidates<float>&);
-template void accumulate_and_collect(std::span<double>, std::span<const double>, Key<double>, std::size_t,
+template void accumulate_and_collect(std::span<double>, const Addend<double>&, Key<double>, std::size_t,
                                      Candidates<double>&);
 template void collect(std::span<const float>, Key<float>, std::size_t, Candidates<float>&);
 template void collect(std::span<const double>, Key<double>, std::size_t, Candidates<double>&);
-template Moments accumulate_with_moments(std::span<float>, std::span<const float>, Key<float>, std::size_t,
+template Moments accumulate_with_moments(std::span<float>, const Addend<float>&, Key<float>, std::size_t,
                                          Candidates<float>&);
-template Moments accumulate_with_moments(std::span<double>, std::span<const double>, Key<double>, std::size_t,
+template Moments accumulate_with_moments(std::span<double>, const Addend<double>&, Key<double>, std::size_t,
                                          Candidates<double>&);
-template Moments accumulate_with_moments(std::span<float>, std::span<const float>);
-template Moments accumulate_with_moments(std::span<double>, std::span<const double>);
+template Moments accumulate_with_moments(std::span<float>, const Addend<float>&);
+template Moments accumulate_with_moments(std::span<double>, const Addend<double>&);
 template std::vector<std::size_t> count_digits(std::span<const float>, int, int, Key<float>);
 template std::vector<std::size_t> count_digits(std::span<const double>, int, int, Key<double>);
 

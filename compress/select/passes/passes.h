@@ -7,8 +7,10 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <type_traits>
 #include <vector>
 
+#include "compress/memory/addend.h"
 #include "compress/select/passes/keys.h"
 #include "compress/select/passes/normal_quantile.h"
 
@@ -32,28 +34,28 @@ struct Candidates {
   bool finite() const;  // no NaN or Inf among what was found
 };
 
-// u += addend (where one is given) and, in the same pass, lists the entries whose key exceeds `above`; up to
+// Adds to u and, in the same pass, lists the entries whose key exceeds `above`; up to
 // `limit` a part. `above` at most largest_finite_key, so that NaN and Inf are always found.
 template <class T>
-void accumulate_and_collect(std::span<T> u, std::span<const T> addend, Key<T> above, std::size_t limit,
-                            Candidates<T>& found);
+void accumulate_and_collect(std::span<T> u, const std::type_identity_t<Addend<T>>& addend, Key<T> above,
+                            std::size_t limit, Candidates<T>& found);
 
 // The same without adding.
 template <class T>
 void collect(std::span<const T> u, Key<T> above, std::size_t limit, Candidates<T>& found);
 
-// u += addend with the moments of the sum, in double, shifted by moments_shift() so that a constant vector
+// Adds to u, with the moments of the sum, in double, shifted by moments_shift() so that a constant vector
 // has variance 0 exactly. Sums are made by chunk over 16 lanes, and chunks are added in order.
 struct Moments : NormalFit {
   bool finite = true;  // no NaN or Inf anywhere; the rest means nothing where this is false
   bool zero = true;    // nothing but zeros
 };
 template <class T>
-Moments accumulate_with_moments(std::span<T> u, std::span<const T> addend);
+Moments accumulate_with_moments(std::span<T> u, const std::type_identity_t<Addend<T>>& addend);
 // And lists, as accumulate_and_collect() does.
 template <class T>
-Moments accumulate_with_moments(std::span<T> u, std::span<const T> addend, Key<T> above, std::size_t limit,
-                                Candidates<T>& found);
+Moments accumulate_with_moments(std::span<T> u, const std::type_identity_t<Addend<T>>& addend, Key<T> above,
+                                std::size_t limit, Candidates<T>& found);
 
 // One digit of a radix selection: counts[b] = how many keys have (key >> shift) == (prefix << width) + b.
 template <class T>

@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "compress/memory/dgc.h"
+#include "compress/select/passes/passes.h"
 #include "compress/state.h"
 #include "nn/core/base/check.h"
 #include "nn/core/rng.h"
@@ -174,7 +175,7 @@ TEMPLATE_TEST_CASE("v after a step is bit for bit what the formula says, on any 
                    float, double) {
   using T = TestType;
   const std::size_t d = GENERATE(1, 15, 16, 17, 1000, 200003);
-  const bool nesterov = GENERATE(false, true);
+  const bool nesterov = GENERATE(false, true), pass = GENERATE(false, true);
   DgcMemory<T> memory(dgc(0.7, nesterov, true));
   std::vector<T> spare(d), velocity(d);
   for (std::uint32_t t = 0; t < 3; ++t) {
@@ -185,7 +186,16 @@ TEMPLATE_TEST_CASE("v after a step is bit for bit what the formula says, on any 
       velocity[i] = nesterov ? m * (velocity[i] + g) : m * velocity[i] + g;
       expected[i] = spare[i] + (nesterov ? velocity[i] + g : velocity[i]);
     }
-    REQUIRE(memory.addend(gradient, spare).empty());
+    const Addend<T> addend = memory.addend(gradient, spare);
+    const std::size_t cut = d * t / 3;  // ranges that begin anywhere
+    for (const auto& [begin, size] : {std::pair(std::size_t{0}, cut), std::pair(cut, d - cut)}) {
+      const std::span<T> range = std::span<T>(gradient).subspan(begin, size);
+      Candidates<T> found;
+      if (pass)
+        accumulate_and_collect(range, addend.part(begin, size), largest_finite_key<T>(), 0, found);
+      else
+        addend.part(begin, size).add_to(range);
+    }
     REQUIRE(same_bits(gradient, expected));
     memory.commit(gradient, spare, {}, {}, {});
     REQUIRE(same_bits(memory.velocity(), std::span<const T>(velocity)));
@@ -198,7 +208,7 @@ TEST_CASE(
   const bool masking = GENERATE(true, false);
   DgcMemory<float> memory(dgc(0.5, false, masking));
   std::vector<float> gradient = {1, 2, 3, 4}, spare(4);
-  memory.addend(gradient, spare);
+  memory.addend(gradient, spare).add_to(gradient);
   const std::vector<std::uint32_t> indices = {1, 2, 3}, rejected = {3};
   const std::vector<float> sent = {2, 2.75f, 4};
   memory.commit(gradient, spare, indices, sent, rejected);

@@ -181,7 +181,7 @@ TEST_CASE("EF21 refuses a state that has an estimate before its first step") {
 TEST_CASE("coding errors and rejected entries stay out of what a rank holds") {
   Ef21Memory<float> memory;
   std::vector<float> gradient = {1, 2, 3, 4}, spare = {-1, 0, 0, -1};
-  CHECK(memory.addend(gradient, spare).data() == spare.data());
+  CHECK(memory.addend(gradient, spare).residual.data() == spare.data());
   const std::vector<std::uint32_t> indices = {1, 2, 3}, rejected = {2};
   const std::vector<float> sent = {1.75f, 3, 3};
   memory.commit(gradient, spare, indices, sent, rejected);

@@ -1,0 +1,66 @@
+#pragma once
+// The inner step of a pass that adds a velocity (compress/memory/addend.h), for loops compiled for several instruction sets.
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "compress/memory/addend.h"
+#include "nn/core/simd.h"
+
+namespace topknot {
+
+template <class T>
+struct Vector64;
+template <>
+struct Vector64<float> {
+  typedef float type __attribute__((vector_size(64)));
+};
+template <>
+struct Vector64<double> {
+  typedef double type __attribute__((vector_size(64)));
+};
+
+template <class T, bool kNesterov, bool kAligned>
+struct VelocityStep {
+  T* u;
+  const T *residual, *velocity;
+  T* next;  // aligned to 64 bytes from the loop's first element on, where kAligned
+  T momentum;
+
+  // Makes 64 bytes of u from u[i] on, and returns them.
+  TOPKNOT_INLINE typename Vector64<T>::type vector(std::size_t i) const {
+    typename Vector64<T>::type x, added, old, moved;
+    std::memcpy(&x, u + i, sizeof x);
+    std::memcpy(&added, residual + i, sizeof added);
+    std::memcpy(&old, velocity + i, sizeof old);
+    x = added + momentum_corrected(x, old, moved, momentum, kNesterov);
+    std::memcpy(u + i, &x, sizeof x);
+    if constexpr (kAligned)
+      stream(next + i, moved);  // not read in this step
+    else
+      std::memcpy(next + i, &moved, sizeof moved);
+    return x;
+  }
+  TOPKNOT_INLINE void one(std::size_t i) const {
+    u[i] = residual[i] + momentum_corrected(u[i], velocity[i], next[i], momentum, kNesterov);
+  }
+};
+
+// Calls body with the VelocityStep for a loop from `begin` on.
+template <class T, class Body>
+TOPKNOT_INLINE void with_velocity_step(T* u, const Addend<T>& a, std::size_t begin, Body&& body) {
+  const bool aligned = reinterpret_cast<std::uintptr_t>(a.next_velocity + begin) % 64 == 0;
+  const T* residual = a.residual.data();
+  if (a.nesterov && aligned)
+    body(VelocityStep<T, true, true>{u, residual, a.velocity, a.next_velocity, a.momentum});
+  else if (a.nesterov)
+    body(VelocityStep<T, true, false>{u, residual, a.velocity, a.next_velocity, a.momentum});
+  else if (aligned)
+    body(VelocityStep<T, false, true>{u, residual, a.velocity, a.next_velocity, a.momentum});
+  else
+    body(VelocityStep<T, false, false>{u, residual, a.velocity, a.next_velocity, a.momentum});
+  finish_streaming();
+}
+
+}  // namespace topknot
