@@ -257,12 +257,15 @@ TEST_CASE("conv2d adds to the weight's gradient: two uses in a graph, then a sec
 }
 
 TEST_CASE("conv2d adds to the gradient of an input that two convolutions read") {
-  for (const Conv& g : {Conv{3, 16, 6, 6, 16, 3, 1, 1}, Conv{2, 16, 15, 15, 32, 3, 1, 1},
-                        Conv{2, 128, 4, 4, 128, 3, 1, 1}, Conv{2, 24, 5, 5, 40, 1, 1, 0}}) {
-    const Case c = blocked(g);
+  for (const Case& c : {blocked({3, 16, 6, 6, 16, 3, 1, 1}), blocked({2, 16, 15, 15, 32, 3, 1, 1}),
+                        blocked({2, 128, 4, 4, 128, 3, 1, 1}), blocked({2, 24, 5, 5, 40, 1, 1, 0}),
+                        plain({2, 24, 5, 5, 20, 1, 1, 0}), plain({2, 24, 15, 15, 40, 3, 1, 1})}) {
+    const Conv& g = c.g;
     INFO(c.str());
     Leaf x(c.x_shape(), random_values(g.x_size(), 1));
-    const Variable in = in_layout(x.variable(), c.layout);
+    const Variable read = in_layout(x.variable(), c.layout), in("in", read.value(), {read}, [=](Tensor grad) {
+      read.accumulate_grad(std::move(grad));
+    });
     Array dx(static_cast<std::size_t>(g.x_size()), 0.0), scale = dx;
     const auto use = [&](std::uint32_t stream) {
       const auto w = random_values(g.w_size(), stream), dy = random_values(g.y_size(), stream + 1);

@@ -4,7 +4,7 @@
 //  - whole: one primitive for the batch, threaded by oneDNN. For layers with many channels, where a chunk
 //    would repeat the transformation of large weights.
 // What it is given in place of a layer is in conv_inside.h.
-// Layers that winograd.h serves go there.
+// Layers that winograd.h or pointwise.h serves go there.
 #include <algorithm>
 #include <map>
 #include <string>
@@ -16,6 +16,7 @@
 #include "nn/ops/cpu/conv_inside.h"
 #include "nn/ops/cpu/depthwise.h"
 #include "nn/ops/cpu/onednn.h"
+#include "nn/ops/cpu/pointwise.h"
 #include "nn/ops/cpu/winograd.h"
 
 namespace topknot {
@@ -127,7 +128,8 @@ void add_images(DType type, void* sum, const void* term, std::size_t n) {
 
 class DnnlConv final : public ChunkedConv {
  public:
-  explicit DnnlConv(const ConvGeometry& geometry) : g_(geometry), winograd_(geometry), inside_(geometry) {
+  explicit DnnlConv(const ConvGeometry& geometry)
+      : g_(geometry), inside_(geometry), winograd_(inside_.g), pointwise_(geometry) {
     output_layout_ = g_.out % channel_block() == 0 && inside_.blocked ? Layout::blocked : Layout::plain;
     // A chunk pays while the weights stay in the cache.
     chunked_ = g_.in / g_.groups * g_.out <= 64 * 128;
@@ -136,7 +138,8 @@ class DnnlConv final : public ChunkedConv {
   Layout output_layout() const override { return output_layout_; }
 
   void forward(const Tensor& x, const float* weight, Tensor& y, const ChunkFn& after) override {
-    if (winograd_.serves(x)) return winograd_.forward(x, weight, y, after);
+    if (by_winograd(x)) return winograd_forward(x, weight, y, after);
+    if (pointwise_.serves(x)) return pointwise_.forward(x, weight, y, after);
     const std::int64_t images = x.dim(0), in = image_bytes(x), out = image_bytes(y);
     const Packing pack_x = packing(x, g_.in, inside_.g.in, x.layout(), inside_.in),
                   pack_y = packing(y, g_.out, inside_.g.out, y.layout(), inside_.out);
@@ -166,8 +169,9 @@ class DnnlConv final : public ChunkedConv {
 
   void backward(const Tensor& x, const float* weight, const Tensor& grad, const FillFn& fill,
                 GradientTarget weight_gradient, InputGradient& input_gradient) override {
-    if (winograd_.serves(x))
-      return winograd_.backward(x, weight, grad, fill, weight_gradient, input_gradient);
+    if (by_winograd(x)) return winograd_backward(x, weight, grad, fill, weight_gradient, input_gradient);
+    if (pointwise_.serves(x))
+      return pointwise_.backward(x, weight, grad, fill, weight_gradient, input_gradient);
     const std::int64_t images = x.dim(0), in = image_bytes(x), in_elements = x.numel() / images;
     const std::int64_t out_elements = g_.output_shape(x.shape()).numel() / images,
                        out = out_elements * static_cast<std::int64_t>(size_of(x.dtype()));
@@ -261,6 +265,79 @@ class DnnlConv final : public ChunkedConv {
     return t.numel() / t.dim(0) * static_cast<std::int64_t>(size_of(t.dtype()));
   }
 
+  // Not where most of its products would be with channels of zeros.
+  bool by_winograd(const Tensor& x) const {
+    return winograd_.serves(x) && 4 * g_.in * g_.out > inside_.g.in * inside_.g.out;
+  }
+  // By winograd_, which takes the layer inside and blocked activations; others are copied. Its outputs have the size of its
+  // inputs.
+  void winograd_forward(const Tensor& x, const float* weight, Tensor& y, const ChunkFn& after) const {
+    Tensor expanded;
+    weight = inside_.weights(weight, expanded);
+    const Tensor x_inside = blocked(x, inside_.g.in);
+    const Packing pack_y = image_packing(y, inside_.g.out);
+    if (pack_y.none()) return winograd_.forward(x_inside, weight, y, after);
+    Tensor y_inside = room_inside(y, inside_.g.out);
+    winograd_.forward(x_inside, weight, y_inside, [&](std::int64_t begin, std::int64_t end) {
+      pack_y.out(end - begin, image(y_inside, begin), image(y, begin));
+      if (after) after(begin, end);
+    });
+  }
+  void winograd_backward(const Tensor& x, const float* weight, const Tensor& grad, const FillFn& fill,
+                         GradientTarget weight_gradient, InputGradient& input_gradient) const {
+    Tensor expanded, expanded_gradient;
+    const bool wants_dx = input_gradient.tensor.defined();
+    if (wants_dx) weight = inside_.weights(weight, expanded);
+    GradientTarget dw = weight_gradient;
+    if (dw.data && !inside_.same()) {
+      expanded_gradient = Tensor::empty(inside_.g.weight_shape());
+      dw = {expanded_gradient.data(), false};
+    }
+    FillFn fill_inside = fill;
+    if (!grad.defined() && output_layout_ != Layout::blocked)
+      fill_inside = [&](std::int64_t begin, std::int64_t end, void* out) {
+        Tensor filled =
+            Tensor::empty({end - begin, g_.out, x.dim(2), x.dim(3)}, output_layout_, {}, x.dtype());
+        fill(begin, end, filled.as<std::byte>());
+        image_packing(filled, inside_.g.out).in(end - begin, filled.as<std::byte>(), out);
+      };
+    const Packing pack_x = image_packing(x, inside_.g.in);
+    InputGradient dx = input_gradient;
+    if (wants_dx && !pack_x.none()) dx = {room_inside(x, inside_.g.in), false};
+    winograd_.backward(blocked(x, inside_.g.in), weight, grad.defined() ? blocked(grad, inside_.g.out) : grad,
+                       fill_inside, dw, dx);
+
+    if (expanded_gradient.defined()) inside_.gradient(expanded_gradient.data(), weight_gradient);
+    if (!wants_dx || pack_x.none()) return;
+    Tensor& sum = input_gradient.tensor;
+    Tensor term = input_gradient.accumulate ? Tensor::empty_like(x) : sum;
+    parallel_ranges(x.dim(0), [&](int, std::int64_t begin, std::int64_t end) {
+      pack_x.out(end - begin, image(dx.tensor, begin), image(term, begin));
+      if (input_gradient.accumulate)
+        add_images(x.dtype(), image(sum, begin), image(term, begin),
+                   static_cast<std::size_t>((end - begin) * (x.numel() / x.dim(0))));
+    });
+  }
+  static std::byte* image(const Tensor& t, std::int64_t n) {
+    return const_cast<std::byte*>(t.as<std::byte>()) + n * image_bytes(t);
+  }
+  // From a tensor of the layer to blocked activations of so many channels, by one thread.
+  static Packing image_packing(const Tensor& t, std::int64_t channels) {
+    return {t.layout(), Layout::blocked, t.dtype(), t.dim(1), channels, t.dim(2) * t.dim(3), false};
+  }
+  static Tensor room_inside(const Tensor& t, std::int64_t channels) {
+    return Tensor::empty({t.dim(0), channels, t.dim(2), t.dim(3)}, Layout::blocked, {}, t.dtype());
+  }
+  static Tensor blocked(const Tensor& t, std::int64_t channels) {
+    const Packing pack = image_packing(t, channels);
+    if (pack.none()) return t;
+    Tensor copy = room_inside(t, channels);
+    parallel_ranges(t.dim(0), [&](int, std::int64_t begin, std::int64_t end) {
+      pack.in(end - begin, image(t, begin), image(copy, begin));
+    });
+    return copy;
+  }
+
   std::int64_t chunk_of(const Tensor& x) const { return chunked_ ? images_per_chunk(g_, x) : x.dim(0); }
 
   Packing packing(const Tensor& t, std::int64_t channels, std::int64_t padded, Layout outside,
@@ -319,8 +396,9 @@ class DnnlConv final : public ChunkedConv {
   const Plan& plan_for(const Tensor& x, std::int64_t images) const { return *plans_.at(key(x, images)); }
 
   ConvGeometry g_;
-  WinogradConv winograd_;
   Inside inside_;
+  WinogradConv winograd_;
+  PointwiseConv pointwise_;
   Layout output_layout_;
   bool chunked_;
   int max_threads_ = 1;

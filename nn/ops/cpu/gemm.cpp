@@ -65,9 +65,6 @@ void Product::run(const void* a, const void* packed_b, void* c, const float* bia
     kernels_->product->run(0, {a, packed_b, c});
 }
 
-namespace {
-
-// oneDNN's plain call, which packs parts of b as it needs them.
 void sgemm(const ProductForm& f, const float* a, const float* b, float* c, const float* bias) {
   if (bias)
     parallel_ranges(f.m, [&](int, std::int64_t begin, std::int64_t end) {
@@ -79,8 +76,6 @@ void sgemm(const ProductForm& f, const float* a, const float* b, float* c, const
   TOPKNOT_CHECK(status == dnnl_success,
                 fmt::format("oneDNN sgemm failed, status {}", static_cast<int>(status)));
 }
-
-}  // namespace
 
 void matmul(const ProductForm& form, const void* a, const void* b, void* c, const float* bias) {
   // In fp32 sgemm is the fastest (2 threads, Zen 5), but for a b that is transposed, with more than a few rows: up to 5 times

@@ -43,6 +43,9 @@ inline constexpr std::int64_t kFewRows = 8;
 // One product on the calling rank's threads.
 void matmul(const ProductForm& form, const void* a, const void* b, void* c, const float* bias = nullptr);
 
+// The same in fp32 by oneDNN's plain call, which packs parts of b as it needs them; in a parallel region by one thread.
+void sgemm(const ProductForm& form, const float* a, const float* b, float* c, const float* bias = nullptr);
+
 // The sum of dy [rows, out] over its rows, in f32.
 Tensor sum_over_rows(const Tensor& dy);
 

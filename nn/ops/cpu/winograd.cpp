@@ -365,7 +365,7 @@ std::int64_t bytes_of(const Tensor& t, std::int64_t elements) {
 bool WinogradConv::serves(const Tensor& x) const {
   const bool geometry = g_.kernel == 3 && g_.stride == 1 && g_.padding == 1 && g_.groups == 1 &&
                         channel_block() == L && g_.in % L == 0 && g_.out % L == 0;
-  if (!geometry || x.layout() != Layout::blocked || std::min(x.dim(2), x.dim(3)) < kOut) return false;
+  if (!geometry || std::min(x.dim(2), x.dim(3)) < kOut) return false;
   const std::int64_t pixels = x.dim(0) * x.dim(2) * x.dim(3);
   // With 16 channels the transforms cost as much as the products, and oneDNN's products of bf16 are faster.
   if (x.dtype() == DType::bf16) return pixels >= kPixelsBfloat16 && g_.in * g_.out > L * L;

@@ -17,9 +17,9 @@ class WinogradConv {
   using FillFn = ChunkedConv::FillFn;
   explicit WinogradConv(const ConvGeometry& geometry) : g_(geometry) {}
 
-  // Whether this is the faster way for the layer and a batch of this size, type and layout.
+  // Whether this is the faster way for the layer and a batch of this size and type.
   bool serves(const Tensor& x) const;
-  // As ChunkedConv's.
+  // As ChunkedConv's, of blocked activations.
   void forward(const Tensor& x, const float* weight, Tensor& y, const ChunkFn& after) const;
   void backward(const Tensor& x, const float* weight, const Tensor& grad, const FillFn& fill,
                 GradientTarget weight_gradient, InputGradient& input_gradient) const;
