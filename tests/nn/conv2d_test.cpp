@@ -101,6 +101,17 @@ TEST_CASE(
   check_case(blocked({1, 272, 20, 20, 256, 3, 1, 1}), 2);  // too wide for threads apart
 }
 
+TEST_CASE("conv2d agrees with the formula: many channels on few pixels, and on many") {
+  for (const int threads : {1, 2, 3}) {
+    check_case(blocked({1, 128, 3, 2, 128, 3, 1, 1}, true), threads);  // 6 rows
+    check_case(blocked({3, 144, 7, 6, 128, 3, 2, 1}, true), threads);
+    check_case(blocked({2, 128, 5, 7, 128, {3, 1}, {1, 2}, {1, 0}}), threads);
+    check_case(blocked({3, 128, 9, 10, 144, 1, 1, 0}), threads);
+    check_case(blocked({2, 128, 13, 14, 128, 1, 1, 0}, true), threads);
+    check_case(blocked({2, 96, 25, 24, 96, 3, 2, 1}), threads);
+  }
+}
+
 TEST_CASE("conv2d agrees with the formula: stride 2 on odd and even sizes") {
   for (const std::int64_t size : {7, 8, 9}) {
     check_case(blocked({2, 16, size, size, 32, 3, 2, 1}));

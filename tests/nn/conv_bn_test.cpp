@@ -101,7 +101,8 @@ TEST_CASE("conv_bn agrees with the formulas for the shapes of real networks") {
   check_against_formulas({2, 16, 7, 7, 32, 3, 2, 1}, false, true, true);    // first of a stage
   check_against_formulas({2, 64, 5, 7, 128, 1, 2, 0}, false, false, true);  // projection
   check_against_formulas({3, 64, 4, 4, 64, 3, 1, 1}, true, true, true);
-  check_against_formulas({2, 128, 4, 5, 128, 3, 1, 1}, true, true, true);  // worked as a whole batch
+  check_against_formulas({2, 128, 4, 5, 128, 3, 1, 1}, true, true, true);
+  check_against_formulas({2, 128, 13, 13, 128, 1, 1, 0}, true, true, true);  // worked as a whole batch
   check_against_formulas({4, 256, 2, 2, 256, 3, 1, 1}, false, true, true);
   check_against_formulas({1, 48, 5, 5, 48, 3, 1, 1}, true, true, true);
   check_against_formulas({3, 96, 5, 6, 96, 3, 2, 1, 96}, false, false, true);  // depthwise

@@ -4,7 +4,7 @@
 //  - whole: one primitive for the batch, threaded by oneDNN. For layers with many channels, where a chunk
 //    would repeat the transformation of large weights.
 // What it is given in place of a layer is in conv_inside.h.
-// Layers that winograd.h or pointwise.h serves go there.
+// Layers that winograd.h, pointwise.h or conv_product.h serves go there.
 #include <algorithm>
 #include <map>
 #include <string>
@@ -14,6 +14,7 @@
 #include "nn/ops/cpu/channels.h"
 #include "nn/ops/cpu/conv2d.h"
 #include "nn/ops/cpu/conv_inside.h"
+#include "nn/ops/cpu/conv_product.h"
 #include "nn/ops/cpu/depthwise.h"
 #include "nn/ops/cpu/onednn.h"
 #include "nn/ops/cpu/pointwise.h"
@@ -129,7 +130,7 @@ void add_images(DType type, void* sum, const void* term, std::size_t n) {
 class DnnlConv final : public ChunkedConv {
  public:
   explicit DnnlConv(const ConvGeometry& geometry)
-      : g_(geometry), inside_(geometry), winograd_(inside_.g), pointwise_(geometry) {
+      : g_(geometry), inside_(geometry), winograd_(inside_.g), pointwise_(geometry), product_(geometry) {
     output_layout_ = g_.out % channel_block() == 0 && inside_.blocked ? Layout::blocked : Layout::plain;
     // A chunk pays while the weights stay in the cache.
     chunked_ = g_.in / g_.groups * g_.out <= 64 * 128;
@@ -140,6 +141,7 @@ class DnnlConv final : public ChunkedConv {
   void forward(const Tensor& x, const float* weight, Tensor& y, const ChunkFn& after) override {
     if (by_winograd(x)) return winograd_forward(x, weight, y, after);
     if (pointwise_.serves(x)) return pointwise_.forward(x, weight, y, after);
+    if (product_.serves(x)) return product_.forward(x, weight, y, after);
     const std::int64_t images = x.dim(0), in = image_bytes(x), out = image_bytes(y);
     const Packing pack_x = packing(x, g_.in, inside_.g.in, x.layout(), inside_.in),
                   pack_y = packing(y, g_.out, inside_.g.out, y.layout(), inside_.out);
@@ -172,6 +174,7 @@ class DnnlConv final : public ChunkedConv {
     if (by_winograd(x)) return winograd_backward(x, weight, grad, fill, weight_gradient, input_gradient);
     if (pointwise_.serves(x))
       return pointwise_.backward(x, weight, grad, fill, weight_gradient, input_gradient);
+    if (product_.serves(x)) return product_.backward(x, weight, grad, fill, weight_gradient, input_gradient);
     const std::int64_t images = x.dim(0), in = image_bytes(x), in_elements = x.numel() / images;
     const std::int64_t out_elements = g_.output_shape(x.shape()).numel() / images,
                        out = out_elements * static_cast<std::int64_t>(size_of(x.dtype()));
@@ -399,6 +402,7 @@ class DnnlConv final : public ChunkedConv {
   Inside inside_;
   WinogradConv winograd_;
   PointwiseConv pointwise_;
+  ProductConv product_;
   Layout output_layout_;
   bool chunked_;
   int max_threads_ = 1;
