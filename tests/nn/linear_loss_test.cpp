@@ -41,6 +41,14 @@ TEST_CASE("linear agrees with the formula, with and without bias") {
     }
 }
 
+TEST_CASE("linear takes batches of more sizes than it keeps prepared") {
+  const Variable weight(Tensor::from(std::vector<float>(6, 1.0f), {2, 3}));
+  for (std::int64_t n = 1; n < 300; ++n) {
+    const Variable x(Tensor::from(std::vector<float>(static_cast<std::size_t>(3 * n), 1.0f), {n, 3}));
+    REQUIRE(values_of(linear(x, weight, {})) == std::vector<float>(static_cast<std::size_t>(2 * n), 3.0f));
+  }
+}
+
 TEST_CASE("linear: a shared weight adds up its gradients; constants take none") {
   Leaf x({2, 3}, {1, 2, 3, 4, 5, 6}), w({3, 3}, {1, 0, 0, 0, 1, 0, 0, 0, 1});
   backward(

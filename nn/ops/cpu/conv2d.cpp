@@ -357,6 +357,8 @@ class DnnlConv final : public ChunkedConv {
 
   // One plan for each chunk size that a batch of this size is cut into: made before the parallel region, found inside it.
   std::vector<const Plan*> plans_for(const Tensor& x) {
+    constexpr std::size_t kMost = 256;  // where every batch has a length of its own, as in speech
+    if (plans_.size() >= kMost) plans_.clear();
     std::vector<const Plan*> result;
     const std::int64_t images = x.dim(0),
                        threads = chunked_ ? std::min<std::int64_t>(omp_get_max_threads(), images) : 1;

@@ -87,6 +87,8 @@ void matmul(const ProductForm& form, const void* a, const void* b, void* c, cons
   const bool packed = form.m >= kManyRows;
   // The calling thread's, by form and number of compute threads.
   thread_local std::map<std::pair<ProductForm, int>, std::unique_ptr<Product>> products;
+  constexpr std::size_t kMost = 256;  // where every batch has a length of its own, as in speech
+  if (products.size() >= kMost) products.clear();
   auto& product = products[{form, omp_get_max_threads()}];
   if (!product)
     product = std::make_unique<Product>(form, packed ? Product::Order::packed : Product::Order::plain);
