@@ -400,20 +400,24 @@ void run_thread_ranks(int ranks, double timeout_s, const std::function<void(Comm
   std::vector<std::thread> threads;
   threads.reserve(static_cast<std::size_t>(ranks));
   const auto run = [&](int r) {
-    std::string reason = "an unknown error";
+    const auto failed = [&] {
+      const std::lock_guard lock(mutex);
+      if (!first) first = std::current_exception();
+    };
     try {
       body(*group[r]);
       group[r].reset();
-      return;
     } catch (const std::exception& error) {
-      reason = explain(error);
-      const std::lock_guard lock(mutex);
-      if (!first) first = std::current_exception();
+      failed();
+      try {
+        group[r]->abort(explain(error));
+      } catch (const std::bad_alloc&) {  // memory has run out: too little for the text
+        group[r]->abort({});
+      }
     } catch (...) {
-      const std::lock_guard lock(mutex);
-      if (!first) first = std::current_exception();
+      failed();
+      group[r]->abort("an unknown error");
     }
-    group[r]->abort(reason);
   };
   try {
     for (int r = 0; r < ranks; ++r) threads.emplace_back(run, r);

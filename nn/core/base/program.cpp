@@ -74,7 +74,9 @@ std::string explain(const std::exception& error) {
   return error.what();
 }
 
-int run_program(const char* name, int (*body)(int argc, char** argv), int argc, char** argv) {
+namespace {
+
+int run_and_report(const char* name, int (*body)(int argc, char** argv), int argc, char** argv) {
   try {
     const int code = body(argc, argv);
     errno = 0;
@@ -93,6 +95,17 @@ int run_program(const char* name, int (*body)(int argc, char** argv), int argc, 
     return 1;
   } catch (const std::exception& error) {
     report(name, "unexpected error: ", explain(error).c_str());
+    return 1;
+  }
+}
+
+}  // namespace
+
+int run_program(const char* name, int (*body)(int argc, char** argv), int argc, char** argv) {
+  try {
+    return run_and_report(name, body, argc, argv);
+  } catch (const std::bad_alloc&) {  // for the message itself
+    std::fputs("error: out of memory: too little is left to say for what\n", stderr);
     return 1;
   }
 }
