@@ -23,7 +23,7 @@ void GaussianKSelector<T>::select(std::span<T> u, const Addend<T>& addend, const
   const std::size_t k = step.k, limit = 16 * k + 4096;
   const Key<T> bound = carried_.above(false);
   const Moments fit = accumulate_with_moments(u, addend, bound, limit, found_);
-  const ListState list = list_state(found_.complete(), found_.count(), 0);
+  const bool dropped = !found_.complete();
   passes_ = 1;
   begin_selection(fit.finite, selected);
   const Way way = gaussiank::way_of(fit.finite, fit.zero, k, u.size(), fit);
@@ -67,9 +67,9 @@ void GaussianKSelector<T>::select(std::span<T> u, const Addend<T>& addend, const
   const std::size_t telling = std::min(found_.count(), 3 * k / 2);
   const Key<T> needed =
       least < last && telling > selected.indices.size() ? kth_key(found_, listed, telling) : last;
-  next_ = carried_.after(std::min(last, needed), passes_ == 1                  ? ListState::good
-                                                 : list == ListState::too_many ? list
-                                                                               : ListState::too_few);
+  next_ = carried_.after(std::min(last, needed), passes_ == 1 ? ListState::good
+                                                 : dropped    ? ListState::too_many
+                                                              : ListState::too_few);
 }
 
 template <class T>

@@ -49,8 +49,9 @@ template <class T>
 class Selector {
  public:
   virtual ~Selector() = default;
-  // Adds to u in place what the memory says, and selects from the sum. u is not empty. The result depends on the data, the step and what earlier commits
-  // left, never on the number of threads. A selector that carries what its results depend on saves it.
+  // Adds to u in place what the memory says, and selects from the sum. u is not empty. The result depends on the data, the
+  // step and what earlier commits left, never on the number of threads. A selector that carries what its results depend on
+  // saves it.
   virtual void select(std::span<T> u, const Addend<T>& addend, const SelectStep& step,
                       Selected<T>& selected) = 0;
   // Keeps or forgets what the last select() learnt. After discard() the selector is as before select().

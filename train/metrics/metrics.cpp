@@ -83,6 +83,9 @@ void fields(Record& r, Visit&& visit) {
 
 template <class Record>
 std::string to_json(const char* event, int rank, const Record& record) {
+  // The destructor of a Json allocates and may not throw: where memory has run out, say so before there is one.
+  constexpr std::size_t kRoom = 64 << 10;
+  ::operator delete(::operator new(kRoom));
   Json json;
   json["event"] = event;
   json["rank"] = rank;

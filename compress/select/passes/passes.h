@@ -2,7 +2,6 @@
 // The passes over the data that selectors are made of. Each is one read of the vector, cut over threads by
 // contiguous ranges, so that a list by part is a list by index.
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
