@@ -1,4 +1,4 @@
-// `study accuracy`: draws the summary of scripts/study-cifar10 or study-regtopk: test accuracy over density, and over how
+// `study accuracy`: draws a summary.csv of scripts/study-runs: test accuracy over density, and over how
 // many times less than dense a rank sends. Rows are named METHOD-dDENSITY; `dense` is the reference; other rows (the
 // ablation) stay in the table.
 #include <fmt/format.h>
@@ -35,7 +35,7 @@ double number_of(const std::vector<std::string>& cells, std::size_t column, cons
     return std::stod(cells.at(column));
   } catch (const std::exception&) {
     throw UserError(
-        fmt::format("{}: column {} holds no number; the file is not a summary.csv of the study scripts",
+        fmt::format("{}: column {} holds no number; the file is not a summary.csv of scripts/study-runs",
                     where, column + 1));
   }
 }
@@ -43,14 +43,13 @@ double number_of(const std::vector<std::string>& cells, std::size_t column, cons
 std::vector<Row> read_summary(const std::string& path) {
   std::ifstream in(path);
   if (path.empty() || !in)
-    throw UserError("in=" + path +
-                    ": no such file; scripts/study-cifar10 writes summary.csv into its folder");
+    throw UserError("in=" + path + ": no such file; scripts/study-runs writes summary.csv into its folder");
   std::vector<Row> rows;
   std::string line;
   std::getline(in, line);
   if (line.rfind("run,seeds,accuracy,", 0) != 0)
     throw UserError("in=" + path +
-                    ": not a summary.csv of the study scripts, which begins with run,seeds,accuracy");
+                    ": not a summary.csv of scripts/study-runs, which begins with run,seeds,accuracy");
   for (int number = 2; std::getline(in, line); ++number) {
     const auto cells = cells_of(line);
     const std::string where = fmt::format("{}:{}", path, number);
@@ -130,7 +129,7 @@ void run_accuracy(const StudyArguments& arguments) {
 
 const bool study_accuracy_registered = [] {
   studies().add(
-      "accuracy", "the summary of scripts/study-cifar10 as a plot: accuracy over density and bytes",
+      "accuracy", "the summary of scripts/study-runs as a plot: accuracy over density and bytes",
       {{{"in", "", "summary.csv of the study script"}, {"out", "studies/accuracy", "folder of accuracy.svg"}},
        run_accuracy});
   return true;

@@ -1,0 +1,80 @@
+#!/usr/bin/env bash
+# scripts/study-runs: the lists of runs are valid; a small study is made, interrupted, resumed to the same bits and compared.
+#   study_runs.sh ROOT TRAIN
+set -euo pipefail
+root=$(cd "${1:?usage: study_runs.sh ROOT TRAIN}" && pwd)
+BUILD=$(cd "$(dirname "${2:?usage: study_runs.sh ROOT TRAIN}")/.." && pwd)
+export BUILD
+command -v python3 >/dev/null || { echo 'skipped: no python3'; exit 0; }
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+status=0
+complain() { echo "$1"; status=1; }
+
+# expect STATUS TEXT ARGUMENT...: study-runs ends with STATUS and says TEXT.
+expect() {
+  local wanted=$1 text=$2 output got=0
+  shift 2
+  output=$("$root/scripts/study-runs" "$@" 2>&1) || got=$?
+  [ "$got" = "$wanted" ] || complain "'study-runs $*' ended with $got, not $wanted: $output"
+  grep -qF -- "$text" <<<"$output" || complain "'study-runs $*' does not say '$text': $output"
+}
+checksums() { cut -d, -f6 "$1/runs.csv"; }
+
+mkdir "$work/cifar10"
+for file in data_batch_{1..5} test_batch; do truncate -s 30730000 "$work/cifar10/$file.bin"; done
+for list in "$root"/configs/*/*.runs; do expect 0 '' "$list" --validate --data "$work/cifar10" -- train.precision=fp32; done
+
+cat >"$work/base.yaml" <<'END'
+model: {name: mlp}
+data: {name: synthetic_images, train_size: 320, test_size: 32, image_size: 8, batch_size: 8}
+train: {epochs: 1}
+dist: {ranks: 2}
+END
+cat >"$work/list" <<END
+config $work/base.yaml
+run dense 2 compress.name=dense
+keys compress.density=0.01  # of what follows
+run topk 1 compress.name=topk
+END
+small=("$work/list" --out "$work/out")
+expect 0 '| dense | 2 |' "${small[@]}" --jobs 1
+expect 0 '3 of 3 finished' "${small[@]}" --status
+checksums "$work/out" >"$work/whole"
+[ "$(sort -u "$work/whole" | wc -l)" = 4 ] || complain "not three checksums: $(cat "$work/whole")"
+
+# Again: nothing is made anew, and everything is as before.
+expect 0 '' "${small[@]}"
+expect 0 '3 runs compared, 0 outside' "${small[@]}" --check "$work/out/runs.csv"
+sed -E 's/^(dense,[12],[^,]*,accuracy),[^,]*,[^,]*/\1,99.99,0/' "$work/out/runs.csv" >"$work/other.csv"
+expect 1 'OUTSIDE' "${small[@]}" --check "$work/other.csv"
+expect 2 'not a runs.csv' "${small[@]}" --check "$work/list"
+
+# Interrupted inside a run, which goes on from its checkpoint to the same bits.
+small=("$work/list" --out "$work/cut")
+"$root/scripts/study-runs" "${small[@]}" -- train.stop_after=5 >"$work/log" 2>&1 && complain 'stopped runs count as finished'
+grep -q '3 of 3 runs failed' "$work/log" || complain "stopped runs are not told: $(cat "$work/log")"
+until "$root/scripts/study-runs" "${small[@]}" -- train.stop_after=5 >"$work/log" 2>&1; do
+  grep -q 'goes on' "$work/log" || { complain "a run does not go on: $(cat "$work/log")"; break; }
+done
+checksums "$work/cut" | cmp -s - "$work/whole" || complain "resumed runs end with other bits: $(cat "$work/cut/runs.csv")"
+
+# Runs of another commit or of other keys are not mixed with these.
+expect 2 'was made with other keys (compress.density=0.01 compress.density=0.02)' <(sed 's/0.01/0.02/' "$work/list") --out "$work/out"
+sed -i -E 's/"revision": "[^"]*"/"revision": "0000000"/' "$work/out/dense-s1/environment.json"
+expect 2 'a folder holds the runs of one commit' "$work/list" --out "$work/out"
+
+# A key that train refuses is told before the first run begins.
+echo 'run wrong 1 compress.density=2' >>"$work/list"
+expect 2 'wrong-s1 is no valid configuration' "$work/list" --out "$work/none"
+[ -z "$(ls "$work/none")" ] || complain 'a list with a wrong key has begun'
+
+expect 2 'there is no list' "$work/nowhere" --out "$work/none"
+expect 2 "did you mean 'keys'?" <(echo 'kays a=b') --list
+expect 2 "no 'config FILE' stands above" <(echo 'run a 1') --list
+expect 2 "expected 'run NAME SEEDS" <(echo 'run a none') --list
+expect 2 '--out DIR is missing' "$work/list"
+expect 2 "no run is called 'x*'" "$work/list" --only 'x*' --list
+expect 2 'the number of cores' "$work/list" --out "$work/none" --jobs 1000
+exit "$status"
