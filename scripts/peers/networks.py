@@ -1,6 +1,6 @@
 """The networks of the comparison, as PyTorch modules, and their training step on one synthetic batch. A peer of bench_step:
 
-  networks.py NETWORK [--batch N] [--threads T] [--bf16]
+  networks.py NETWORK [--batch N] [--threads T] [--bf16] [--compile]
 """
 
 import sys
@@ -116,9 +116,11 @@ def main():
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--bf16", action="store_true")
+    parser.add_argument("--compile", action="store_true", help="by torch.compile")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    training = Training(options.network, options.batch, bf16=options.bf16)
+    wrap = torch.compile if options.compile else lambda model: model
+    training = Training(options.network, options.batch, wrap=wrap, bf16=options.bf16)
     serve(options.batch, lambda k: [timed(training.step) for _ in range(k)])
 
 
