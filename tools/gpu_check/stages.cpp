@@ -11,7 +11,7 @@ void skip_all(const std::string& stage, const std::string& reason, Report& repor
   static const std::map<std::string, std::vector<std::string>> checks{
       {"tests",
        {"ops and compressors against the CPU", "the same under compute-sanitizer memcheck",
-        "the same under compute-sanitizer racecheck"}},
+        "the same under compute-sanitizer racecheck", "the same under compute-sanitizer synccheck"}},
       {"nccl", {"every collective exact, 1, 2 and 4 ranks", "2 processes: the weights of 2 threads"}},
       {"kernels", {"selections against a device copy", "selections against torch.topk"}},
       {"train", {"images per second of resnet20, vgg16 and resnet50", "the same against PyTorch"}}};

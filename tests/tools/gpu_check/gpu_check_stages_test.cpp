@@ -54,8 +54,13 @@ echo '{"event":"end","parameter_checksum":")" +
 }
 
 // As compute-sanitizer where nothing is wrong: runs the program behind its options.
-const char* const kSanitizer = R"(shift 4; "$@" || exit 9
+std::string sanitizer(const std::string& help, const std::string& log) {
+  return "[ $1 = --help ] && { echo '" + help + "'; exit; }\necho $* >>" + log +
+         R"(
+while [ "${1#--}" != "$1" ]; do shift 2; done
+"$@" || exit 9
 echo "========= ERROR SUMMARY: 0 errors")";
+}
 const char* const kTestsPass = "echo 'All tests passed (42 assertions in 3 test cases)'";
 
 }  // namespace
@@ -63,10 +68,22 @@ const char* const kTestsPass = "echo 'All tests passed (42 assertions in 3 test 
 TEST_CASE("gpu_tests that all pass, also under the sanitizer, are passed") {
   const Fakes fakes;
   fakes.program("gpu_tests", kTestsPass);
-  fakes.program("compute-sanitizer", kSanitizer);
-  const Findings found = findings_of(run_tests, fakes);
-  CHECK(found.count(Status::passed) == 3);
-  CHECK(found.results.size() == 3);
+  for (const auto& [help, option] :
+       std::map<std::string, std::string>{{"--kernel-name arg", "--kernel-name kernel_substring=topknot "},
+                                          {"--kernel-regex arg", "--kernel-regex kns=topknot "},
+                                          {"--tool arg", ""}}) {
+    const std::string log = fakes.path("log");
+    fakes.program("compute-sanitizer", sanitizer(help, log));
+    const Findings found = findings_of(run_tests, fakes);
+    CHECK(found.count(Status::passed) == 4);
+    CHECK(found.results.size() == 4);
+    // Libraries' kernels are left out where only ours can tell something.
+    std::string expected, rest = "--error-exitcode 9 ", tests = fakes.path("gpu_tests") + " ~[slow]\n";
+    for (const std::string tool : {"memcheck", "racecheck", "synccheck"})
+      expected += "--tool " + tool + " " + rest + (tool == "memcheck" ? "" : option) + tests;
+    CHECK(text_of(log) == expected);
+    std::filesystem::remove(log);
+  }
 }
 
 TEST_CASE("gpu_tests that fail are named, and so are those that run nothing, crash or hang") {
