@@ -7,8 +7,9 @@ namespace topknot {
 
 class OnGpu {
  public:
-  explicit OnGpu(cuda::Precision precision = cuda::Precision::fp32, bool deterministic = true)
-      : context_({0, 0, precision, deterministic}), use_(context_) {}
+  explicit OnGpu(cuda::Precision precision = cuda::Precision::fp32, bool deterministic = true,
+                 bool shared = false)
+      : context_({0, 0, precision, deterministic, shared}), use_(context_) {}
   cuda::Context& context() { return context_; }
   Device device() const { return context_.device(); }
   cudaStream_t stream() const { return context_.stream(); }

@@ -32,7 +32,6 @@ class NvtxRange {
 };
 
 constexpr std::int64_t kStepsAhead = 16;
-constexpr std::size_t kGraphs = 8;  // kept; densities come and go
 
 Precision precision_of(const std::string& name) {
   return name == "bf16" ? Precision::bf16 : name == "tf32" ? Precision::tf32 : Precision::fp32;
@@ -40,7 +39,8 @@ Precision precision_of(const std::string& name) {
 
 ContextOptions context_options(const RunInputs& inputs, const Communicator& communicator) {
   const auto& train = inputs.config.train;
-  return {inputs.gpu, communicator.rank(), precision_of(train.precision), train.deterministic};
+  return {inputs.gpu, communicator.rank(), precision_of(train.precision), train.deterministic,
+          communicator.size() > 1};
 }
 
 void refuse_what_needs_the_cpu(const Config& config) {
@@ -103,6 +103,12 @@ class CudaEngine final : private CurrentContext, public StepEngine {
   std::int64_t steps_ahead() const override { return records() ? 1 : kStepsAhead; }
   void step(const StepRequest& request) override {
     const NvtxRange range("step");
+    // Another density has other buffers. NCCL may have registered the old ones for the graphs: these go first, when the GPU
+    // is done with them.
+    if (std::exchange(density_, request.density) != request.density && !graphs_.empty()) {
+      wait();
+      graphs_.clear();
+    }
     StepEngine::step(request);
   }
 
@@ -184,7 +190,6 @@ class CudaEngine final : private CurrentContext, public StepEngine {
       finish();
       write_result(context_.stream(), exchange_->status(), loss_.data(), result_.data());
     };
-    if (capture != Capture::none && graphs_.size() > kGraphs) graphs_.clear();
     StepGraphs* graphs = capture == Capture::none ? nullptr : &graphs_[exchange_->capture_key()];
     if (!graphs || !graphs->warm) {
       first(), communicate(), last();
@@ -344,7 +349,8 @@ class CudaEngine final : private CurrentContext, public StepEngine {
   Stream copies_;
   Recorder recorder_;
   GraphMemory graph_memory_{context_.pool()};
-  std::map<std::uint64_t, StepGraphs> graphs_;
+  std::map<std::uint64_t, StepGraphs> graphs_;  // of density_
+  double density_ = 0;
 };
 
 }  // namespace

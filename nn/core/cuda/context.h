@@ -30,6 +30,7 @@ struct ContextOptions {
   int rank = 0;    // for messages
   Precision precision = Precision::fp32;
   bool deterministic = false;  // train.deterministic: only algorithms with the same bits in every run
+  bool shared = false;         // kernels of other ranks or of collectives run beside stream() on this GPU
 };
 
 class Pool;

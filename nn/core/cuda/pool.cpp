@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdio>
 
 #include "nn/core/cuda/context.h"
@@ -15,10 +16,35 @@ std::string mebibytes(std::size_t bytes) {
   return text;
 }
 
+// The pools of this process: what one rank keeps, another one on the same GPU may need.
+struct Pools {
+  std::mutex mutex;  // taken before that of a pool
+  std::vector<Pool*> all;
+};
+Pools& pools() {
+  static Pools instance;
+  return instance;
+}
+
 }  // namespace
 
+Pool::Pool(int device) : device_(device) {
+  const std::lock_guard lock(pools().mutex);
+  pools().all.push_back(this);
+}
+
 Pool::~Pool() {
+  {
+    const std::lock_guard lock(pools().mutex);
+    std::erase(pools().all, this);
+  }
   release_cached();
+}
+
+void Pool::release_cached_of_all() const noexcept {
+  const std::lock_guard lock(pools().mutex);
+  for (Pool* pool : pools().all)
+    if (pool->device_ == device_) pool->release_cached();
 }
 
 std::size_t Pool::rounded(std::size_t bytes) {
@@ -42,6 +68,13 @@ void* Pool::take_cached(FreeBlocks& blocks, std::size_t size) {
 
 void* Pool::allocate(std::size_t bytes) {
   const std::size_t size = rounded(bytes);
+  if (void* data = cached_or_new(size)) return data;
+  release_cached_of_all();
+  if (void* data = cached_or_new(size)) return data;
+  fail(size);
+}
+
+void* Pool::cached_or_new(std::size_t size) {
   const std::lock_guard lock(mutex_);
   // The tightest of both, as without a graph: what a step could do with before then suffices for its graph.
   const std::size_t own = graph_ ? best_fit(graph_->free_, size) : 0, common = best_fit(free_, size);
@@ -52,6 +85,7 @@ void* Pool::allocate(std::size_t bytes) {
     data = take_cached(of_graph ? graph_->free_ : free_, fit);
   } else {
     data = graph_ ? take_in_capture(size) : take(size);
+    if (!data) return nullptr;
     reserved_ += size;
   }
   handed_out_[data] = {got, graph_};
@@ -89,15 +123,14 @@ void* Pool::take_in_capture(std::size_t size) {
 
 void* Pool::take(std::size_t size) {
   void* data = nullptr;
-  if (cudaMalloc(&data, size) == cudaSuccess) return data;
-  cudaGetLastError();
-  for (auto& [bytes, list] : free_)
-    for (void* block : list) reserved_ -= cudaFree(block) == cudaSuccess ? bytes : 0;
-  free_.clear();
   const cudaError_t status = cudaMalloc(&data, size);
   if (status == cudaSuccess) return data;
   if (status != cudaErrorMemoryAllocation) TOPKNOT_CUDA(status);
   cudaGetLastError();
+  return nullptr;
+}
+
+void Pool::fail(std::size_t size) const {
   std::size_t left = 0, total = 0;
   if (cudaMemGetInfo(&left, &total) != cudaSuccess) left = total = 0;
   const Context* context = Context::current_or_null();
@@ -106,7 +139,7 @@ void* Pool::take(std::size_t size) {
                   "data.batch_size, or dist.ranks where "
                   "ranks share the GPU",
                   device_, context ? fmt::format(" (rank {})", context->options().rank) : "", mebibytes(size),
-                  mebibytes(in_use_), mebibytes(left), mebibytes(total)));
+                  mebibytes(in_use()), mebibytes(left), mebibytes(total)));
 }
 
 void Pool::release(void* data) noexcept {

@@ -14,12 +14,13 @@ namespace topknot::cuda {
 
 class Pool {
  public:
-  explicit Pool(int device) : device_(device) {}
+  explicit Pool(int device);
   ~Pool();
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
 
-  // 512-byte aligned. Gives cached blocks back and tries again where memory is short; then throws OutOfMemory.
+  // 512-byte aligned. Where memory is short, gives cached blocks of all ranks on this GPU back and tries again; then throws
+  // OutOfMemory.
   void* allocate(std::size_t bytes);
   void release(void* data) noexcept;
   // Gives free blocks back. Waits for the GPU.
@@ -44,7 +45,10 @@ class Pool {
   };
   static std::size_t best_fit(const FreeBlocks& blocks, std::size_t size);
   static void* take_cached(FreeBlocks& blocks, std::size_t size);
-  void* take(std::size_t bytes);
+  void* cached_or_new(std::size_t size);  // null where memory is short, and no graph is being recorded
+  void* take(std::size_t bytes);          // likewise
+  void release_cached_of_all() const noexcept;
+  [[noreturn]] void fail(std::size_t size) const;
   void* take_in_capture(std::size_t bytes);
   const int device_;
   mutable std::mutex mutex_;

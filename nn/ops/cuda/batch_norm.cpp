@@ -236,6 +236,11 @@ std::shared_ptr<const BatchNormMethod> fastest_method(const BatchNormArguments& 
     } catch (const BatchNormUnsupported&) {
     } catch (const OutOfMemory&) {  // no room to try things
       break;
+    } catch (const CudaError& error) {
+      if (kind == BatchNormKind::kernels) throw;
+      cudaGetLastError();
+      Context::current().synchronize();  // throws where the GPU is lost
+      log_warning(fmt::format("{} is left out: {}", name_of(kind), error.what()));
     }
   }
   if (!best) best = std::make_shared<KernelBatchNorm>();
@@ -311,7 +316,11 @@ const char* name_of(BatchNormKind kind) {
 std::unique_ptr<BatchNormMethod> make_batch_norm_method(BatchNormKind kind, const BatchNormArguments& like) {
   if (kind == BatchNormKind::kernels) return std::make_unique<KernelBatchNorm>();
   const bool fusable = like.options.relu && like.x.dtype() == DType::bf16 && like.x.dim(1) % 4 == 0;
-  if (!like.options.training || !aligned_parameters(like) || (kind == BatchNormKind::fused && !fusable))
+  // The blocks of a persistent kernel wait for each other, so all of them must be resident at once. Beside NCCL's kernels or
+  // another rank's they stall, and two such kernels may wait for each other for ever (pytorch#80259).
+  const bool persistent = kind != BatchNormKind::spatial;
+  if (!like.options.training || !aligned_parameters(like) || (kind == BatchNormKind::fused && !fusable) ||
+      (persistent && Context::current().options().shared))
     throw BatchNormUnsupported(std::string(name_of(kind)) + " does not do this batch norm");
   return std::make_unique<CudnnBatchNorm>(kind, like);
 }

@@ -3,6 +3,10 @@
 // arrives in the arena in fp32, where cuDNN rounded it to bfloat16 before: its interface has dw in the type of x.
 #include "nn/ops/conv2d.h"
 
+#include <algorithm>
+#include <optional>
+
+#include "nn/ops/cuda/concat_kernels.h"
 #include "nn/ops/cuda/conv_algorithms.h"
 #include "nn/ops/cuda/conv_layout.h"
 #include "nn/ops/cuda/gemm.h"
@@ -75,10 +79,74 @@ class Cudnn final : public Products {
   Tensor filter_;  // KRSC; kept for the backward pass
 };
 
+// The last resort where cuDNN has nothing for so many input channels, three for example: zeros beside them.
+class Widened final : public Products {
+ public:
+  Widened(const ConvGeometry& geometry, const Tensor& x, const Tensor& weight)
+      : geometry_(geometry),
+        taps_(geometry.kernel.height * geometry.kernel.width),
+        wide_(widened(geometry, x.dtype())) {
+    Tensor w = Tensor::zeros(wide_.weight_shape(), Layout::plain, weight.device());
+    copy(false, weight.data(), geometry.in * taps_, w.data(), wide_.in * taps_, geometry.out, false);
+    products_.emplace(wide_, wide(x), w);
+  }
+
+  // The number of channels that cuDNN's kernels of this type ask for.
+  static ConvGeometry widened(ConvGeometry geometry, DType type) {
+    const std::int64_t unit = type == DType::bf16 ? 8 : 4;
+    geometry.in = (geometry.in + unit - 1) / unit * unit;
+    return geometry;
+  }
+
+  void forward(const Tensor& x, Tensor& y) const override { products_->forward(wide(x), y); }
+  void input_gradient(const Tensor& grad, InputGradient& dx) const override {
+    InputGradient all{Tensor::empty(wide_shape(dx.tensor), Layout::nhwc, grad.device(), grad.dtype()), false};
+    products_->input_gradient(grad, all);
+    copy(grad.dtype() == DType::bf16, all.tensor.data(), wide_.in, dx.tensor.data(), geometry_.in,
+         dx.tensor.numel() / geometry_.in, dx.accumulate);
+  }
+  void weight_gradient(const Tensor& x, const Tensor& grad, const GradientTarget& dw) const override {
+    const DeviceArray<float> all(static_cast<std::size_t>(wide_.weight_shape().numel()));
+    products_->weight_gradient(wide(x), grad, {all.data(), false});
+    copy(false, all.data(), wide_.in * taps_, dw.data, geometry_.in * taps_, geometry_.out, dw.accumulate);
+  }
+
+ private:
+  // The numbers that both have of each row.
+  static void copy(bool bf16, const void* from, std::int64_t from_width, void* to, std::int64_t to_width,
+                   std::int64_t rows, bool accumulate) {
+    const auto word = [](std::int64_t value) { return static_cast<std::uint32_t>(value); };
+    copy_channels(
+        Context::current().stream(), bf16, from, to,
+        {word(rows), word(std::min(from_width, to_width)), word(from_width), 0, 1, word(to_width), 0, 1},
+        accumulate);
+  }
+  Shape wide_shape(const Tensor& x) const { return {x.dim(0), wide_.in, x.dim(2), x.dim(3)}; }
+  Tensor wide(const Tensor& x) const {
+    Tensor all = Tensor::empty(wide_shape(x), Layout::nhwc, x.device(), x.dtype());
+    const auto bytes = static_cast<std::size_t>(all.numel()) * size_of(all.dtype());
+    TOPKNOT_CUDA(cudaMemsetAsync(all.data(), 0, bytes, Context::current().stream()));
+    copy(x.dtype() == DType::bf16, x.data(), geometry_.in, all.data(), wide_.in, x.numel() / geometry_.in,
+         false);
+    return all;
+  }
+
+  ConvGeometry geometry_;
+  std::int64_t taps_;
+  ConvGeometry wide_;
+  std::optional<Cudnn> products_;
+};
+
 std::shared_ptr<const Products> products(const ConvGeometry& geometry, const Tensor& x,
                                          const Tensor& weight) {
   if (geometry.kernel == 1 && geometry.stride == 1 && geometry.padding == 0 && geometry.groups == 1)
     return std::make_shared<const Pointwise>(geometry, x, weight);
+  const auto supported = [&](const ConvGeometry& g) {
+    return Convolution(g, {x.dim(0), g.in, x.dim(2), x.dim(3)}, x.dtype()).supported();
+  };
+  const ConvGeometry wide = Widened::widened(geometry, x.dtype());
+  if (geometry.groups == 1 && wide != geometry && !supported(geometry) && supported(wide))
+    return std::make_shared<const Widened>(geometry, x, weight);
   return std::make_shared<const Cudnn>(geometry, x, weight);
 }
 

@@ -8,6 +8,7 @@
 #include <mutex>
 #include <vector>
 
+#include "nn/core/base/log.h"
 #include "nn/core/cuda/device_kernels.h"
 
 namespace topknot::cuda {
@@ -18,6 +19,7 @@ constexpr int kMostResults = 32;  // more than cuDNN has algorithms times math t
 // cuDNN's result for an algorithm; its three result types differ in the enumeration only.
 struct Candidate {
   ConvAlgorithm algorithm;
+  cudnnMathType_t reported;
   cudnnStatus_t status;
   float time;
   bool deterministic;
@@ -29,6 +31,7 @@ std::vector<Candidate> candidates(const std::array<Result, kMostResults>& result
   for (int i = 0; i < count; ++i) {
     const Result& r = results[static_cast<std::size_t>(i)];
     list.push_back({{static_cast<int>(r.algo), r.mathType, r.memory},
+                    r.mathType,
                     r.status,
                     r.time,
                     r.determinism == CUDNN_DETERMINISTIC});
@@ -48,6 +51,7 @@ struct Choice {
 struct Choices {
   std::mutex mutex;  // held while something is timed, so that ranks of a process do not time at once
   std::map<Key, Choice> by_key;
+  std::map<Key, bool> supported;
 };
 
 Choices& choices() {
@@ -63,6 +67,13 @@ bool capturing(cudaStream_t stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   TOPKNOT_CUDA(cudaStreamIsCapturing(stream, &status));
   return status != cudaStreamCaptureStatusNone;
+}
+
+// Whether the call has an answer. None where cuDNN does not do this convolution with this arithmetic; other failures throw.
+bool answered(cudnnStatus_t status, const char* call) {
+  if (unsupported(status)) return false;
+  check_cudnn(status, call, __FILE__, __LINE__);
+  return true;
 }
 
 // As much as cuDNN could use, less where memory is short.
@@ -115,19 +126,17 @@ class ConvChooser {
 
   // `out` is written over.
   std::vector<ConvAlgorithm> choose(const void* a, const void* b, void* out) const {
-    // Plain fp32 is for FMA units alone: the default would let cuDNN take TF32. Others: as cuDNN finds best.
-    const bool fma_only = context_.options().precision == Precision::fp32 && of_.type_ == DType::f32;
-    const std::vector<cudnnMathType_t> maths =
-        fma_only ? std::vector{CUDNN_FMA_MATH} : std::vector{CUDNN_TENSOR_OP_MATH, CUDNN_DEFAULT_MATH};
-    for (const cudnnMathType_t math : maths) {
-      TOPKNOT_CUDNN(cudnnSetConvolutionMathType(of_.convolution_.get(), math));
-      std::vector<Candidate> list = admissible(predicted(), fma_only);
+    for (const cudnnMathType_t math : maths()) {
+      std::vector<Candidate> list = foreseen(math);
       if (!context_.options().deterministic && !list.empty()) {
         std::size_t most = 0;
         for (const Candidate& c : list) most = std::max(most, c.algorithm.workspace);
         TOPKNOT_CUDNN(cudnnSetConvolutionMathType(of_.convolution_.get(), math));
         const DeviceArray<std::byte> workspace = workspace_up_to(most);
-        std::vector<Candidate> measured = admissible(timed(a, b, out, workspace), fma_only);
+        std::vector<Candidate> measured = admissible(timed(a, b, out, workspace));
+        // The time of a row with another arithmetic than it will run with, TF32 perhaps, says nothing.
+        if (fma_only())
+          std::erase_if(measured, [](const Candidate& c) { return c.reported != CUDNN_FMA_MATH; });
         std::stable_sort(measured.begin(), measured.end(),
                          [](const Candidate& p, const Candidate& q) { return p.time < q.time; });
         if (!measured.empty()) list = std::move(measured);
@@ -141,13 +150,30 @@ class ConvChooser {
                             context_.options().deterministic ? "deterministic " : "", name()));
   }
 
+  // Whether cuDNN's heuristics name any algorithm.
+  bool supported() const {
+    const auto all = maths();
+    return std::any_of(all.begin(), all.end(), [&](cudnnMathType_t math) { return !foreseen(math).empty(); });
+  }
+
  private:
-  std::vector<Candidate> admissible(const std::vector<Candidate>& from, bool fma_only) const {
+  // Plain fp32 is for FMA units alone: the default would let cuDNN take TF32. Others: as cuDNN finds best.
+  bool fma_only() const { return context_.options().precision == Precision::fp32 && of_.type_ == DType::f32; }
+  std::vector<cudnnMathType_t> maths() const {
+    return fma_only() ? std::vector{CUDNN_FMA_MATH} : std::vector{CUDNN_TENSOR_OP_MATH, CUDNN_DEFAULT_MATH};
+  }
+
+  std::vector<Candidate> foreseen(cudnnMathType_t math) const {
+    TOPKNOT_CUDNN(cudnnSetConvolutionMathType(of_.convolution_.get(), math));
+    return admissible(predicted());
+  }
+
+  std::vector<Candidate> admissible(const std::vector<Candidate>& from) const {
     std::vector<Candidate> list;
     for (Candidate c : from) {
       if (c.status != CUDNN_STATUS_SUCCESS || (context_.options().deterministic && !c.deterministic))
         continue;
-      if (fma_only && c.algorithm.math != CUDNN_FMA_MATH) {
+      if (fma_only() && c.algorithm.math != CUDNN_FMA_MATH) {
         if (c.algorithm.math != CUDNN_DEFAULT_MATH) continue;
         c.algorithm.math = CUDNN_FMA_MATH;
       }
@@ -166,50 +192,68 @@ class ConvChooser {
     switch (product_) {
       case ConvProduct::output: {
         std::array<cudnnConvolutionFwdAlgoPerf_t, kMostResults> results{};
-        TOPKNOT_CUDNN(cudnnGetConvolutionForwardAlgorithm_v7(handle_, x(), w(), conv(), y(), kMostResults, &n,
-                                                             results.data()));
+        if (!answered(cudnnGetConvolutionForwardAlgorithm_v7(handle_, x(), w(), conv(), y(), kMostResults, &n,
+                                                             results.data()),
+                      "cudnnGetConvolutionForwardAlgorithm_v7"))
+          return {};
         return candidates(results, n);
       }
       case ConvProduct::input_gradient: {
         std::array<cudnnConvolutionBwdDataAlgoPerf_t, kMostResults> results{};
-        TOPKNOT_CUDNN(cudnnGetConvolutionBackwardDataAlgorithm_v7(handle_, w(), y(), conv(), x(),
-                                                                  kMostResults, &n, results.data()));
+        if (!answered(cudnnGetConvolutionBackwardDataAlgorithm_v7(handle_, w(), y(), conv(), x(),
+                                                                  kMostResults, &n, results.data()),
+                      "cudnnGetConvolutionBackwardDataAlgorithm_v7"))
+          return {};
         return candidates(results, n);
       }
       default: {
         std::array<cudnnConvolutionBwdFilterAlgoPerf_t, kMostResults> results{};
-        TOPKNOT_CUDNN(cudnnGetConvolutionBackwardFilterAlgorithm_v7(handle_, x(), y(), conv(), w(),
-                                                                    kMostResults, &n, results.data()));
+        if (!answered(cudnnGetConvolutionBackwardFilterAlgorithm_v7(handle_, x(), y(), conv(), w(),
+                                                                    kMostResults, &n, results.data()),
+                      "cudnnGetConvolutionBackwardFilterAlgorithm_v7"))
+          return {};
         return candidates(results, n);
       }
     }
+  }
+
+  // None where timing failed: the heuristics' order stands then. A GPU that is lost fails in the next call.
+  template <class Result>
+  std::vector<Candidate> measured(cudnnStatus_t status, const std::array<Result, kMostResults>& results,
+                                  int n) const {
+    if (status == CUDNN_STATUS_SUCCESS) return candidates(results, n);
+    cudaGetLastError();
+    log_warning(
+        fmt::format("cuDNN cannot time {} ({}): its heuristics choose", name(), cudnnGetErrorString(status)));
+    return {};
   }
 
   // Measured on this GPU.
   std::vector<Candidate> timed(const void* a, const void* b, void* out,
                                const DeviceArray<std::byte>& memory) const {
     int n = 0;
+    cudnnStatus_t status{};
     switch (product_) {
       case ConvProduct::output: {
         std::array<cudnnConvolutionFwdAlgoPerf_t, kMostResults> results{};
-        TOPKNOT_CUDNN(cudnnFindConvolutionForwardAlgorithmEx(handle_, x(), a, w(), b, conv(), y(), out,
-                                                             kMostResults, &n, results.data(), memory.data(),
-                                                             memory.bytes()));
-        return candidates(results, n);
+        status =
+            cudnnFindConvolutionForwardAlgorithmEx(handle_, x(), a, w(), b, conv(), y(), out, kMostResults,
+                                                   &n, results.data(), memory.data(), memory.bytes());
+        return measured(status, results, n);
       }
       case ConvProduct::input_gradient: {
         std::array<cudnnConvolutionBwdDataAlgoPerf_t, kMostResults> results{};
-        TOPKNOT_CUDNN(cudnnFindConvolutionBackwardDataAlgorithmEx(handle_, w(), a, y(), b, conv(), x(), out,
-                                                                  kMostResults, &n, results.data(),
-                                                                  memory.data(), memory.bytes()));
-        return candidates(results, n);
+        status = cudnnFindConvolutionBackwardDataAlgorithmEx(handle_, w(), a, y(), b, conv(), x(), out,
+                                                             kMostResults, &n, results.data(), memory.data(),
+                                                             memory.bytes());
+        return measured(status, results, n);
       }
       default: {
         std::array<cudnnConvolutionBwdFilterAlgoPerf_t, kMostResults> results{};
-        TOPKNOT_CUDNN(cudnnFindConvolutionBackwardFilterAlgorithmEx(handle_, x(), a, y(), b, conv(), w(), out,
-                                                                    kMostResults, &n, results.data(),
-                                                                    memory.data(), memory.bytes()));
-        return candidates(results, n);
+        status = cudnnFindConvolutionBackwardFilterAlgorithmEx(handle_, x(), a, y(), b, conv(), w(), out,
+                                                               kMostResults, &n, results.data(),
+                                                               memory.data(), memory.bytes());
+        return measured(status, results, n);
       }
     }
   }
@@ -329,9 +373,23 @@ void Convolution::run(ConvProduct product, const void* a, const void* b, float b
   backend(context.device()).add(type_, out, sum.data(), out, elements_of_output(product));
 }
 
+bool Convolution::supported() const {
+  Context& context = Context::current();
+  const Key key = ConvChooser(*this, context, ConvProduct::output).key();
+  const std::lock_guard lock(choices().mutex);
+  if (const auto known = choices().supported.find(key); known != choices().supported.end())
+    return known->second;
+  bool all = true;
+  for (const ConvProduct product :
+       {ConvProduct::output, ConvProduct::input_gradient, ConvProduct::weight_gradient})
+    all = all && ConvChooser(*this, context, product).supported();
+  return choices().supported[key] = all;
+}
+
 void forget_conv_algorithms() {
   const std::lock_guard lock(choices().mutex);
   choices().by_key.clear();
+  choices().supported.clear();
 }
 
 }  // namespace topknot::cuda

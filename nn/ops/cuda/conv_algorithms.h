@@ -4,7 +4,7 @@
 //
 // The choice. Each product's first use times cuDNN's algorithms on the GPU and keeps the fastest, beside slower ones
 // that need less workspace, which take over when memory is short; the host waits for this. Under
-// ContextOptions::deterministic nothing is timed: the first algorithm that cuDNN's heuristics name and call
+// ContextOptions::deterministic, or where timing fails, nothing is timed: the first algorithm that cuDNN's heuristics name and call
 // deterministic is taken, so that runs repeat (unless one is short of memory and another is not). Choices are kept for
 // the process, by shape, type, precision, determinism and GPU; ranks that share a process share them. A first use while
 // a CUDA graph is captured is an Error, since nothing can be timed then.
@@ -50,6 +50,9 @@ class Convolution {
   // (x, w), (w, dy) or (x, dy); all of the convolution's type, out too. Throws CudaError where a call fails, Error
   // where cuDNN has no algorithm.
   void run(ConvProduct product, const void* a, const void* b, float beta, void* out) const;
+
+  // Whether cuDNN's heuristics name an algorithm for each of the products; asked once per shape, as for choices.
+  bool supported() const;
 
  private:
   friend class ConvChooser;

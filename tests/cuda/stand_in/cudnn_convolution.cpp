@@ -30,6 +30,9 @@ struct Shapes {
 
   cudnnStatus_t check() const {
     if (x.type != y.type || x.type != w.type) return CUDNN_STATUS_NOT_SUPPORTED;
+    if (conv.math == CUDNN_TENSOR_OP_MATH && convolutions().refuses_tensor_ops)
+      return CUDNN_STATUS_NOT_SUPPORTED;
+    if (x.dims[1] % convolutions().channel_unit != 0) return CUDNN_STATUS_NOT_SUPPORTED;
     if (x.strides[1] != 1 || y.strides[1] != 1 || w.format != CUDNN_TENSOR_NHWC)
       return CUDNN_STATUS_NOT_SUPPORTED;
     const auto out = [&](std::size_t d) {
@@ -135,12 +138,15 @@ void report(const Shapes& shapes, const ConvolutionAlgorithm& algorithm, std::si
   result.status =
       algorithm.workspace <= memory ? shapes.check() : CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED;
   result.determinism = algorithm.deterministic ? CUDNN_DETERMINISTIC : CUDNN_NON_DETERMINISTIC;
-  result.mathType = algorithm.math == CUDNN_DEFAULT_MATH ? shapes.conv.math : algorithm.math;
+  result.mathType = convolutions().names_default           ? CUDNN_DEFAULT_MATH
+                    : algorithm.math == CUDNN_DEFAULT_MATH ? shapes.conv.math
+                                                           : algorithm.math;
 }
 
 template <class Result>
 cudnnStatus_t foretell(const char* call, const Shapes& shapes, int most, int* found, Result* results) {
   if (const int error = injected(call)) return static_cast<cudnnStatus_t>(error);
+  if (const cudnnStatus_t status = shapes.check(); status != CUDNN_STATUS_SUCCESS) return status;
   count(convolutions().foretold);
   *found = 0;
   for (const auto& algorithm : convolutions().algorithms) {
@@ -161,6 +167,7 @@ cudnnStatus_t time_all(const char* call, cudnnHandle_t handle, Product product, 
   if (cudaStreamIsCapturing(handle->stream, &capture) != cudaSuccess ||
       capture != cudaStreamCaptureStatusNone)
     return CUDNN_STATUS_EXECUTION_FAILED_CUDART;
+  if (const cudnnStatus_t status = shapes.check(); status != CUDNN_STATUS_SUCCESS) return status;
   count(convolutions().timed);
   std::vector<ConvolutionAlgorithm> order = convolutions().algorithms;
   std::stable_sort(order.begin(), order.end(), [](const auto& p, const auto& q) { return p.time < q.time; });

@@ -22,6 +22,9 @@ struct ConvolutionMachine {
   std::vector<ConvolutionAlgorithm> algorithms{
       {0, 2.0f, 0, false}, {1, 1.0f, 4096, true}, {5, 3.0f, 64, true}};
   bool refuses_to_add = false;         // beta other than 0 is not supported
+  bool refuses_tensor_ops = false;     // CUDNN_TENSOR_OP_MATH is not supported
+  bool names_default = false;          // rows say CUDNN_DEFAULT_MATH, whatever the descriptor says
+  int channel_unit = 1;                // other numbers of input channels are not supported
   int foretold = 0, timed = 0;         // calls
   std::vector<int> used;               // the algorithm of each convolution, in order of the calls
   std::vector<cudnnMathType_t> maths;  // beside them: the descriptor's math type

@@ -107,6 +107,7 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph,
   TOPKNOT_STAND_IN(cudaGraphInstantiate);
   *executable = reinterpret_cast<cudaGraphExec_t>(
       new std::shared_ptr<Graph>(*reinterpret_cast<std::shared_ptr<Graph>*>(graph)));
+  state().most_graphs = std::max(state().most_graphs, ++state().graphs);
   return cudaSuccess;
 }
 cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t s) {
@@ -117,6 +118,10 @@ cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
   return delete reinterpret_cast<std::shared_ptr<Graph>*>(graph), cudaSuccess;
 }
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) {
+  {
+    const std::lock_guard lock(state().mutex);
+    --state().graphs;
+  }
   return delete reinterpret_cast<std::shared_ptr<Graph>*>(executable), cudaSuccess;
 }
 

@@ -78,6 +78,7 @@ void reset() {
   state().failures.clear();
   state().lost = false;
   state().kernels = 0;
+  state().most_graphs = state().graphs;
   this_thread().last_error = cudaSuccess;
 }
 
@@ -107,6 +108,11 @@ std::size_t bytes_in_use() {
 std::size_t kernels_run() {
   const std::lock_guard lock(state().mutex);
   return state().kernels;
+}
+
+std::size_t most_graphs() {
+  const std::lock_guard lock(state().mutex);
+  return state().most_graphs;
 }
 
 void enqueue(cudaStream_t stream, std::function<void()> work) {

@@ -74,9 +74,14 @@ TEST_CASE("every method of batch norm is there where its conditions hold, and re
   CHECK(refused(BatchNormKind::fused, {2, 6, 3, 3, true, true}, DType::bf16));
   CHECK(refused(BatchNormKind::fused, {2, 8, 3, 3, true, false}, DType::bf16));
   CHECK(refused(BatchNormKind::spatial, {2, 8, 3, 3, true, true, false}, DType::f32));  // evaluation
+  // Beside other kernels those whose blocks wait for each other could wait for ever.
+  const OnGpu shared(cuda::Precision::fp32, true, true);
+  for (const BatchNormKind kind : {BatchNormKind::persistent, BatchNormKind::fused})
+    CHECK(refused(kind, {2, 8, 3, 3, true, true}, DType::bf16));
+  CHECK(!refused(BatchNormKind::spatial, {2, 8, 3, 3, true, true}, DType::f32));
 }
 
-TEST_CASE("where cuDNN rejects a shape, the choice falls on the kernels") {
+TEST_CASE("where cuDNN rejects a shape or fails while it is timed, the choice falls on the kernels") {
   const stand_in::Settings settings;
   const BatchNormProbe p({3, 8, 4, 3, true, true}, DType::f32);
   BatchNormResult kernels;
@@ -84,8 +89,8 @@ TEST_CASE("where cuDNN rejects a shape, the choice falls on the kernels") {
     const OnGpu gpu;
     kernels = by_op(p);
   }
-  for (const int code :
-       {CUDNN_STATUS_NOT_SUPPORTED, CUDNN_STATUS_BAD_PARAM, CUDNN_STATUS_NOT_SUPPORTED_SHAPE})
+  for (const int code : {CUDNN_STATUS_NOT_SUPPORTED, CUDNN_STATUS_BAD_PARAM, CUDNN_STATUS_NOT_SUPPORTED_SHAPE,
+                         CUDNN_STATUS_EXECUTION_FAILED})
     for (const char* call :
          {"cudnnBatchNormalizationForwardTrainingEx", "cudnnBatchNormalizationBackwardEx"}) {
       stand_in::fail(call, code);
@@ -102,7 +107,7 @@ TEST_CASE("a failure of cuDNN in batch norm or pooling ends in one message with 
                            "cudnnDeriveBNTensorDescriptor"}) {
     const OnGpu gpu(cuda::Precision::fp32, false);
     stand_in::fail(call, CUDNN_STATUS_EXECUTION_FAILED);
-    CHECK(says(error_text([&] { by_op(p); }), {call, "rank 0"}));
+    CHECK(says(error_text([&] { by_method(BatchNormKind::spatial, p); }), {call, "rank 0"}));
     stand_in::reset();
   }
   const OnGpu gpu;

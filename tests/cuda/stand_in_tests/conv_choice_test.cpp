@@ -76,7 +76,7 @@ TEST_CASE("deterministic convolutions take cuDNN's first deterministic algorithm
     OnGpu gpu(Precision::fp32, true);
     step(), step();
     CHECK(cudnn.timed == 0);
-    CHECK(cudnn.foretold == 3);
+    CHECK(cudnn.foretold == 6);  // three channels: whether they have to be widened is asked too
     CHECK(cudnn.used == std::vector<int>(12, 5));
   }
   // What other options chose is theirs.
@@ -125,6 +125,7 @@ TEST_CASE("a convolution makes do with a smaller workspace where memory is short
     // Memory that runs short later: the next in line.
     stand_in::machine().memory = std::size_t{4} << 30;
     OnGpu another_rank(Precision::fp32, deterministic);
+    gpu.pool()->release_cached();  // which a rank that is short would take
     stand_in::machine().memory = stand_in::bytes_in_use() + (std::size_t{2} << 20);
     cudnn.used.clear();
     CHECK(step() == result);
@@ -184,10 +185,8 @@ TEST_CASE("a failing call of cuDNN or cuBLAS ends in one message that names it a
        {"cudnnSetTensor4dDescriptor", "cudnnSetFilter4dDescriptor", "cudnnSetConvolution2dDescriptor",
         "cudnnSetConvolutionGroupCount", "cudnnSetConvolutionMathType",
         "cudnnGetConvolutionForwardAlgorithm_v7", "cudnnGetConvolutionBackwardDataAlgorithm_v7",
-        "cudnnGetConvolutionBackwardFilterAlgorithm_v7", "cudnnFindConvolutionForwardAlgorithmEx",
-        "cudnnFindConvolutionBackwardDataAlgorithmEx", "cudnnFindConvolutionBackwardFilterAlgorithmEx",
-        "cudnnConvolutionForward", "cudnnConvolutionBackwardData", "cudnnConvolutionBackwardFilter",
-        "cublasGemmEx"}) {
+        "cudnnGetConvolutionBackwardFilterAlgorithm_v7", "cudnnConvolutionForward",
+        "cudnnConvolutionBackwardData", "cudnnConvolutionBackwardFilter", "cublasGemmEx"}) {
     const Machine machine;
     OnGpu gpu(Precision::fp32, false);
     const bool cublas = std::string(call) == "cublasGemmEx";
@@ -196,6 +195,65 @@ TEST_CASE("a failing call of cuDNN or cuBLAS ends in one message that names it a
     INFO(call);
     CHECK_THROWS_AS(step(DType::f32, cublas ? pointwise : kConv), cuda::CudaError);
     CHECK(says(error_text([&] { step(DType::f32, cublas ? pointwise : kConv); }), {call, "rank 0"}));
+  }
+}
+
+TEST_CASE("plain fp32 goes by no time that was taken with another arithmetic") {
+  const Machine machine;
+  auto& cudnn = stand_in::convolutions();
+  cudnn.algorithms = {{5, 3.0f, 64, true}, {0, 1.0f, 0, true}};
+  cudnn.names_default = true;
+  OnGpu gpu(Precision::fp32, false);
+  step();
+  CHECK(cudnn.timed > 0);
+  CHECK(cudnn.used == std::vector<int>(6, 5));  // the heuristics' first
+  CHECK(cudnn.maths == std::vector(6, CUDNN_FMA_MATH));
+}
+
+TEST_CASE("where cuDNN cannot time or does not know an arithmetic, the next choice stands") {
+  const Machine machine;
+  auto& cudnn = stand_in::convolutions();
+  std::vector<std::vector<float>> expected;
+  {
+    OnGpu gpu(Precision::tf32, false);
+    expected = step();
+  }
+  for (const int code : {CUDNN_STATUS_EXECUTION_FAILED, CUDNN_STATUS_NOT_SUPPORTED})
+    for (const char* product : {"Forward", "BackwardData", "BackwardFilter"}) {
+      Machine::clear();
+      OnGpu gpu(Precision::tf32, false);
+      stand_in::fail("cudnnFindConvolution" + std::string(product) + "AlgorithmEx", code);
+      CHECK(step() == expected);
+      CHECK(std::count(cudnn.used.begin(), cudnn.used.end(), 0) == 2);  // the heuristics' first
+    }
+  // Tensor cores not supported, the default is.
+  Machine::clear();
+  OnGpu gpu(Precision::tf32, false);
+  cudnn.refuses_tensor_ops = true;
+  CHECK(step() == expected);
+  CHECK(cudnn.maths == std::vector(6, CUDNN_DEFAULT_MATH));
+}
+
+TEST_CASE("channels that cuDNN does not take are widened with zeros") {
+  for (const DType type : {DType::f32, DType::bf16}) {
+    const Machine machine;
+    auto& cudnn = stand_in::convolutions();
+    OnGpu gpu(type == DType::bf16 ? Precision::bf16 : Precision::fp32);
+    const auto expected = step(type);
+    Machine::clear();
+    cudnn.channel_unit = type == DType::bf16 ? 8 : 4;
+    const auto result = step(type);
+    for (std::size_t part = 0; part < expected.size(); ++part)
+      if (type == DType::bf16 && part == 1)  // dx, added to beside cuDNN: rounded once more
+        testing::check_close("dx", result[part], testing::as_double(expected[part]),
+                             reference::Array(expected[part].size(), 8.0), 1.0 / 128);
+      else
+        CHECK(result[part] == expected[part]);
+    const int asked = cudnn.foretold;
+    step(type);
+    CHECK(cudnn.foretold == asked);
+    // Nothing helps where groups would have to be widened each.
+    CHECK(says(error_text([&] { step(type, {2, 6, 6, 6, 4, 3, 1, 1, 2}); }), {"no deterministic algorithm"}));
   }
 }
 

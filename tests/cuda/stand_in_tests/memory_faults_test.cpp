@@ -27,6 +27,21 @@ TEST_CASE("cached blocks are given back before memory is called short") {
     CHECK(Tensor::zeros({floats}, Layout::plain, gpu.device()).to_vector()[0] == 0);
 }
 
+TEST_CASE("what another rank on the GPU keeps for reuse is given back too") {
+  const stand_in::Settings settings;
+  const OnGpu keeps(cuda::Precision::fp32, true, true), needs(cuda::Precision::fp32, true, true);
+  stand_in::machine().memory = stand_in::bytes_in_use() + (3 << 20);
+  keeps.pool()->release(keeps.pool()->allocate(2 << 20));
+  void* data = nullptr;
+  REQUIRE_NOTHROW(data = needs.pool()->allocate(2 << 20));
+  CHECK(keeps.pool()->reserved() == 0);
+  needs.pool()->release(data);
+  // In use elsewhere it is not to be had.
+  data = keeps.pool()->allocate(2 << 20);
+  CHECK_THROWS_AS(needs.pool()->allocate(2 << 20), cuda::OutOfMemory);
+  keeps.pool()->release(data);
+}
+
 TEST_CASE("a capture without memory says so, and the stream is of use afterwards") {
   const stand_in::Settings settings;
   stand_in::machine().memory = stand_in::bytes_in_use() + (1 << 20);

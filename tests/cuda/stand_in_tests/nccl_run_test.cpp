@@ -31,6 +31,19 @@ TEST_CASE("nccl: processes train to the weights of threads on one card") {
   }
 }
 
+TEST_CASE("graphs of densities that are past are gone, since their buffers are") {
+  const auto most = [](const std::string& densities) {
+    const stand_in::Gpus gpus(1);
+    train("threads", 1,
+          {"train.device=cuda", "train.deterministic=true", "train.max_steps=40", "data.test_size=16",
+           "data.train_size=60", "data.image_size=12", "model.hidden=[12]", "compress.name=topk",
+           "compress.warmup=" + densities});
+    return stand_in::most_graphs();
+  };
+  REQUIRE(most("[]") > 0);
+  CHECK(most("[0.5,0.4,0.3,0.2]") == most("[]"));
+}
+
 TEST_CASE("nccl: steps without graphs lead to the same weights") {
   const stand_in::Gpus gpus(3);
   for (const Keys& keys : {Keys{"compress.name=topk"}, Keys{"compress.name=dgc", "compress.scope=tensor"},
