@@ -12,7 +12,7 @@
 // step that is refused has copied the old residual over by then.
 //
 // The block is the wire format of compress/codec/codec.h, byte for byte what the CPU writes, followed by zeros up
-// to the equal length that ncclAllGather wants.
+// to the equal length that ncclAllGather wants; the last kTrailerBytes of that are the exchange's.
 
 #include <cuda_runtime_api.h>
 

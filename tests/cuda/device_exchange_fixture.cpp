@@ -207,30 +207,40 @@ ExchangeRecord run_rank(const ExchangePlan& plan, Communicator& communicator,
 
 class EchoCommunicator final : public cuda::DeviceCommunicator {
  public:
+  explicit EchoCommunicator(std::size_t* calls) : calls_(calls) {}
   int rank() const override { return 0; }
   int size() const override { return 2; }
   std::string backend() const override { return "echo"; }
   bool capturable() const override { return true; }
 
   void all_gather(const std::byte* mine, std::byte* all, std::size_t bytes, cudaStream_t stream) override {
+    count();
     for (const std::size_t rank : {0, 1})
       TOPKNOT_CUDA(cudaMemcpyAsync(all + rank * bytes, mine, bytes, cudaMemcpyDeviceToDevice, stream));
   }
   void all_reduce(float* data, std::size_t n, SumOrder, cudaStream_t stream) override {
+    count();
     cuda::add_floats(stream, data, data, data, n);
   }
   void all_reduce_bfloat16(void* data, std::size_t n, SumOrder, cudaStream_t stream) override {
+    count();
     cuda::add_bfloat16(stream, data, data, data, n);
   }
   void broadcast(std::byte*, std::size_t, int, cudaStream_t) override {}
   void wait(cudaStream_t stream) override { TOPKNOT_CUDA(cudaStreamSynchronize(stream)); }
   void abort(const std::string&) noexcept override {}
+
+ private:
+  void count() {
+    if (calls_) ++*calls_;
+  }
+  std::size_t* calls_;
 };
 
 }  // namespace
 
-std::unique_ptr<cuda::DeviceCommunicator> echo_communicator() {
-  return std::make_unique<EchoCommunicator>();
+std::unique_ptr<cuda::DeviceCommunicator> echo_communicator(std::size_t* calls) {
+  return std::make_unique<EchoCommunicator>(calls);
 }
 
 std::vector<ExchangeRecord> run_on_gpu(const ExchangePlan& plan, const MakeDeviceExchange& make,
@@ -248,8 +258,11 @@ std::vector<ExchangeRecord> run_on_gpu(const ExchangePlan& plan, const MakeDevic
 ExchangeRecord run_echo(const ExchangePlan& plan, const MakeDeviceExchange& make, bool graphs) {
   const OnGpu gpu;
   const auto alone = make_thread_group(1, 60);
-  const auto device = echo_communicator();
-  return run_rank(plan, *alone[0], *device, make, graphs);
+  std::size_t calls = 0;
+  const auto device = echo_communicator(&calls);
+  ExchangeRecord record = run_rank(plan, *alone[0], *device, make, graphs);
+  record.collectives = calls;
+  return record;
 }
 
 bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {

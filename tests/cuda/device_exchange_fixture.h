@@ -46,6 +46,7 @@ struct ExchangeRecord {
   std::uint64_t bytes_sent = 0, bytes_received = 0;  // of the last step
   std::vector<std::byte> state;                      // after the last step
   std::size_t graphs = 0;                            // that were captured
+  std::size_t collectives = 0;                       // of run_echo(): as called, a graph's once
 };
 
 // By rank.
@@ -60,7 +61,8 @@ std::vector<ExchangeRecord> run_on_gpu(const ExchangePlan& plan, const MakeDevic
 ExchangeRecord run_echo(const ExchangePlan& plan, const MakeDeviceExchange& make, bool graphs);
 
 // Rank 0 of two that do the same; its calls can be captured.
-std::unique_ptr<cuda::DeviceCommunicator> echo_communicator();
+// `calls`: collectives are counted there.
+std::unique_ptr<cuda::DeviceCommunicator> echo_communicator(std::size_t* calls = nullptr);
 
 // Bit for bit.
 bool same_bits(const std::vector<float>& a, const std::vector<float>& b);

@@ -147,6 +147,23 @@ TEST_CASE("encoding and decoding are captured as two graphs with the collectives
   }
 }
 
+TEST_CASE("the word on a rank's loss travels in a block of a compressed group, not by itself",
+          "[device_exchange]") {
+  for (const std::string merge : {"none", "all"}) {
+    ExchangePlan plan = plan_of("topk", 2, merge);  // with a dense group
+    const auto one = plan.gradient;
+    plan.gradient = [one](std::int64_t step, int, std::size_t element) { return one(step, 0, element); };
+    plan.loss = [](std::int64_t step, int) { return step == 4 ? NAN : 0.0f; };
+    const ExchangeRecord record = run_echo(plan, on_gpu(plan), false);
+    check_same({record}, {run_on_cpu(plan)[0]});
+    ExchangeModel model;
+    CHECK(record.collectives == plan.steps * plan_groups(*model.arena, plan.options).size());
+    const ExchangePlan dense = plan_of("dense", 2, merge);
+    CHECK(run_echo(dense, on_gpu(dense), false).collectives ==
+          dense.steps * (plan_groups(*model.arena, dense.options).size() + 1));
+  }
+}
+
 TEST_CASE("a whole step is one graph where the collectives can be captured", "[device_exchange]") {
   for (const std::string method : {"dense", "topk"}) {
     ExchangePlan plan = plan_of(method, 2, "none");

@@ -69,7 +69,7 @@ DeviceCodec::DeviceCodec(Layout layout, Values values, std::size_t numel, int ra
 }
 
 std::size_t DeviceCodec::block_bytes(std::size_t capacity) const {
-  return longest_block(work_.layout, work_.values, capacity, work_.numel);
+  return longest_block(work_.layout, work_.values, capacity, work_.numel) + kTrailerBytes;
 }
 
 void DeviceCodec::set_capacity(std::size_t capacity) {

@@ -19,6 +19,10 @@
 
 namespace topknot::cuda {
 
+// At the end of each block, zeros when it is written: room for what a rank tells the others beside its entries, which so
+// needs no collective of its own.
+inline constexpr std::size_t kTrailerBytes = 16;
+
 class DeviceCodec {
  public:
   // For groups of `numel` elements, below 2^31.
@@ -31,7 +35,7 @@ class DeviceCodec {
   // memory.
   void set_capacity(std::size_t capacity);
   std::size_t capacity() const { return work_.capacity; }
-  // Of one rank, a multiple of 16.
+  // Of one rank, a multiple of 16; kTrailerBytes of them behind the longest block.
   std::size_t block_bytes() const { return work_.block_bytes; }
   std::size_t block_bytes(std::size_t capacity) const;  // of another capacity
 

@@ -7,6 +7,7 @@
 #include <exception>
 #include <utility>
 
+#include "compress/codec/cuda/device_codec.h"
 #include "compress/cuda/device_compressor.h"
 #include "compress/state.h"
 #include "dist/exchange/cuda/device_exchange_kernels.h"
@@ -17,6 +18,8 @@ namespace topknot::cuda {
 namespace {
 
 using Compressors = std::vector<std::unique_ptr<DeviceCompressor>>;  // by group; null: a dense one
+
+class DevicePipeline;
 
 class GpuExecution final : public DeviceExecution {
  public:
@@ -35,7 +38,7 @@ class GpuExecution final : public DeviceExecution {
 
   // Without graphs for collectives, a graph that ready() is captured in cannot hold them.
   bool sends_early() const override { return capture() == Exchange::Capture::whole; }
-  void complete(const float* loss) override { write_rank_status(compute(), loss, my_status_.data()); }
+  void complete(const float* loss) override;
   void begin_collectives() override {
     if (ranks() == 1) return;
     encoded_.record(compute());
@@ -43,9 +46,7 @@ class GpuExecution final : public DeviceExecution {
   }
   void submit_agreement() override {
     if (ranks() == 1) return;
-    device_.all_gather(reinterpret_cast<const std::byte*>(my_status_.data()),
-                       reinterpret_cast<std::byte*>(all_statuses_.data()), sizeof(RankStatus),
-                       communication());
+    send_status();
     sent_.record(communication());
     // A graph of its own for decoding cannot wait for what happened outside of it.
     if (!sends_early()) sent_.wait(compute());
@@ -53,10 +54,7 @@ class GpuExecution final : public DeviceExecution {
   void receive_agreement() override {
     if (!joined()) sent_.wait(compute());
   }
-  Agreed agree(std::span<const std::unique_ptr<GroupPipeline>>) override {
-    cuda::agree(compute(), ranks() == 1 ? my_status_.data() : all_statuses_.data(), ranks(), step().status());
-    return {};
-  }
+  Agreed agree(std::span<const std::unique_ptr<GroupPipeline>>) override;
   bool decides_on_host() const override { return false; }
   void finish_step(StepResult&) override {}
   Exchange::Capture capture() const override {
@@ -75,11 +73,14 @@ class GpuExecution final : public DeviceExecution {
   friend class DevicePipeline;
   // Whether decode_and_commit() finds the compute stream behind all collectives.
   bool joined() const { return ranks() == 1 || !sends_early(); }
+  void send_status();
 
   DeviceCommunicator& device_;
   const SumOrder order_;
   const bool narrow_;  // dense sums travel as bfloat16
   Compressors compressors_;
+  DevicePipeline* carrier_ =
+      nullptr;  // whose blocks bring the statuses; null: of one rank, or all groups are dense
   DeviceArray<RankStatus> my_status_, all_statuses_;
   Event encoded_, sent_;  // all groups
 };
@@ -116,11 +117,26 @@ class DevicePipeline final : public GroupPipeline {
       narrow_by_weight(compute(), slice_.gradient.data(), group_.numel(), weight, narrowed_.data());
     else
       multiply_by_weight(compute(), slice_.gradient.data(), group_.numel(), weight);
-    if (!execution_.joined()) encoded_.record(compute());
+    if (!execution_.joined() && !carries()) encoded_.record(compute());
   }
 
+  // The carrier's waits for the loss, which the end of the backward pass brings too.
   void send() override {
-    if (execution_.ranks() == 1) return;
+    if (execution_.ranks() > 1 && !carries()) start();
+  }
+
+  // Of the carrier: this rank's status is written into the block behind its entries, which is then sent.
+  void write_status(const float* loss) {
+    write_rank_status(compute(), loss,
+                      reinterpret_cast<RankStatus*>(mine_.data() + mine_.size() - kTrailerBytes));
+    if (!execution_.joined()) encoded_.record(compute());
+  }
+  void agree() const {
+    cuda::agree(compute(), reinterpret_cast<const RankStatus*>(all_.data() + mine_.size() - kTrailerBytes),
+                mine_.size(), execution_.ranks(), execution_.step().status());
+  }
+
+  void start() {
     const bool early = execution_.sends_early();
     const cudaStream_t stream = Context::current().communication();
     if (early) encoded_.wait(stream);
@@ -183,6 +199,7 @@ class DevicePipeline final : public GroupPipeline {
 
  private:
   static cudaStream_t compute() { return Context::current().stream(); }
+  bool carries() const { return execution_.carrier_ == this; }
 
   const Group& group_;
   GpuExecution& execution_;
@@ -196,8 +213,36 @@ class DevicePipeline final : public GroupPipeline {
 };
 
 std::unique_ptr<GroupPipeline> GpuExecution::make_pipeline(const Group& group, int index) {
-  return std::make_unique<DevicePipeline>(group, std::move(compressors_[static_cast<std::size_t>(index)]),
-                                          *this);
+  auto pipeline = std::make_unique<DevicePipeline>(
+      group, std::move(compressors_[static_cast<std::size_t>(index)]), *this);
+  // The last one, since it waits for the loss.
+  if (group.compressed && group.numel() > 0 && ranks() > 1) carrier_ = pipeline.get();
+  return pipeline;
+}
+
+void GpuExecution::complete(const float* loss) {
+  if (carrier_)
+    carrier_->write_status(loss);
+  else
+    write_rank_status(compute(), loss, my_status_.data());
+}
+
+void GpuExecution::send_status() {
+  if (carrier_)
+    carrier_->start();
+  else
+    device_.all_gather(reinterpret_cast<const std::byte*>(my_status_.data()),
+                       reinterpret_cast<std::byte*>(all_statuses_.data()), sizeof(RankStatus),
+                       communication());
+}
+
+StepExecution::Agreed GpuExecution::agree(std::span<const std::unique_ptr<GroupPipeline>>) {
+  if (carrier_)
+    carrier_->agree();
+  else
+    cuda::agree(compute(), ranks() == 1 ? my_status_.data() : all_statuses_.data(), sizeof(RankStatus),
+                ranks(), step().status());
+  return {};
 }
 
 }  // namespace

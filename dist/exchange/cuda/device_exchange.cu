@@ -73,10 +73,11 @@ __global__ void rank_status_kernel(const float* loss, RankStatus* mine) {
   *mine = RankStatus{loss && not_finite(*loss), {0, 0, 0}};
 }
 
-__global__ void agree_kernel(const RankStatus* all, int ranks, StepStatus* status) {
+__global__ void agree_kernel(const std::byte* first, std::size_t stride, int ranks, StepStatus* status) {
   int bad_loss = -1;
   for (int rank = ranks - 1; rank >= 0; --rank)
-    if (all[rank].bad_loss) bad_loss = rank;
+    if (reinterpret_cast<const RankStatus*>(first + static_cast<std::size_t>(rank) * stride)->bad_loss)
+      bad_loss = rank;
   if (bad_loss >= 0) {
     status->bad = 1;
     status->bad_rank = bad_loss;
@@ -112,8 +113,8 @@ void write_rank_status(cudaStream_t stream, const float* loss, RankStatus* mine)
   launch(rank_status_kernel, 1, 1, stream, loss, mine);
 }
 
-void agree(cudaStream_t stream, const RankStatus* all, int ranks, StepStatus* status) {
-  launch(agree_kernel, 1, 1, stream, all, ranks, status);
+void agree(cudaStream_t stream, const RankStatus* first, std::size_t stride, int ranks, StepStatus* status) {
+  launch(agree_kernel, 1, 1, stream, reinterpret_cast<const std::byte*>(first), stride, ranks, status);
 }
 
 }  // namespace topknot::cuda

@@ -23,7 +23,8 @@ void average_sum(cudaStream_t stream, float* x, std::size_t n, float factor, Ste
 void average_sum_bfloat16(cudaStream_t stream, const void* sum, float* x, std::size_t n, float factor,
                           StepStatus* status);
 
-// What a rank sends the others beside its groups.
+// What a rank tells the others beside its groups: in the trailer of a compressed group's block (kTrailerBytes) or, where all
+// groups are dense, by a collective of its own.
 struct RankStatus {
   std::uint32_t bad_loss = 0;           // 1: this rank's loss is not finite
   std::uint32_t unused[3] = {0, 0, 0};  // a collective's block is a multiple of 16 bytes
@@ -31,7 +32,8 @@ struct RankStatus {
 
 // `loss`: one float, or null.
 void write_rank_status(cudaStream_t stream, const float* loss, RankStatus* mine);
-// `all`: by rank. bad_rank is the first rank with a bad loss; without one the status stays as decoding has left it.
-void agree(cudaStream_t stream, const RankStatus* all, int ranks, StepStatus* status);
+// `first`: rank 0's, each `stride` bytes behind the one before. bad_rank is the first rank with a bad loss; without one the
+// status stays as decoding has left it.
+void agree(cudaStream_t stream, const RankStatus* first, std::size_t stride, int ranks, StepStatus* status);
 
 }  // namespace topknot::cuda

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <cstdlib>
 #include <utility>
 
 #include "nn/core/cuda/pool.h"
@@ -33,6 +34,9 @@ cublasMath_t math_of(Precision precision) {
 }  // namespace
 
 std::string problem() {
+  // Read when CUDA starts. By default the streams of all ranks of a process share 8 queues of the hardware, where one waits for
+  // another's kernels.
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
   int count = 0;
   const cudaError_t status = cudaGetDeviceCount(&count);
   if (status == cudaSuccess && count > 0) {

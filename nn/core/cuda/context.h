@@ -172,7 +172,8 @@ class Event {
 };
 float milliseconds_between(const Event& from, const Event& to);
 
-// "" where a GPU can be used; else why not, and what to do.
+// "" where a GPU can be used; else why not, and what to do. A process's first call of CUDA: sets CUDA_DEVICE_MAX_CONNECTIONS
+// where the user has not.
 std::string problem();
 
 // Of cuBLAS and cuDNN calls, as check_cuda is of CUDA's.

@@ -1,4 +1,6 @@
 // What fails on a GPU ends in one message.
+#include <cstdlib>
+
 #include "nn/core/cuda/graph.h"
 #include "nn/core/tensor.h"
 #include "tests/cuda/fixture.h"
@@ -81,6 +83,16 @@ TEST_CASE("a lost GPU is called lost, with the rank") {
   const Tensor x = Tensor::zeros({4}, Layout::plain, gpu.device());
   stand_in::lose_device();
   CHECK(says(error_text([&] { x.to_vector(); }), {"the GPU is lost", "rank 0"}));
+}
+
+TEST_CASE("ranks that share a GPU get as many hardware queues as there are, unless the user asks for fewer") {
+  unsetenv("CUDA_DEVICE_MAX_CONNECTIONS");
+  CHECK(cuda::problem().empty());
+  CHECK(std::string(std::getenv("CUDA_DEVICE_MAX_CONNECTIONS")) == "32");
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "4", 1);
+  CHECK(cuda::problem().empty());
+  CHECK(std::string(std::getenv("CUDA_DEVICE_MAX_CONNECTIONS")) == "4");
+  unsetenv("CUDA_DEVICE_MAX_CONNECTIONS");
 }
 
 TEST_CASE("no GPU and too old a driver are told apart") {
