@@ -1,7 +1,8 @@
 # CUDA, cuDNN and NCCL: optional as one. Found together, the programs are built with the CUDA backend; else the CPU build
 # is complete and says so. TOPKNOT_CUDA: AUTO, ON (an error where something is missing), OFF.
 set(TOPKNOT_CUDA AUTO CACHE STRING "Build the CUDA backend: AUTO, ON or OFF")
-set(TOPKNOT_CUDA_ARCHITECTURES "80-real;90" CACHE STRING "GPU architectures: A100 is 80, H100 and H200 are 90")
+set(TOPKNOT_CUDA_ARCHITECTURES AUTO CACHE STRING
+    "GPU architectures, as CMAKE_CUDA_ARCHITECTURES; AUTO: those of A100 (80), H100 and H200 (90), B200 (100) and RTX 50 (120) that the toolkit has")
 set(TOPKNOT_HAS_CUDA OFF)
 
 if(NOT TOPKNOT_CUDA STREQUAL "OFF")
@@ -42,6 +43,16 @@ if(NOT TOPKNOT_CUDA STREQUAL "OFF")
   else()
     set(TOPKNOT_HAS_CUDA ON)
     set(CMAKE_CUDA_ARCHITECTURES ${TOPKNOT_CUDA_ARCHITECTURES})
+    if(TOPKNOT_CUDA_ARCHITECTURES STREQUAL "AUTO")
+      execute_process(COMMAND ${CMAKE_CUDA_COMPILER} --list-gpu-code OUTPUT_VARIABLE known ERROR_QUIET)
+      set(CMAKE_CUDA_ARCHITECTURES)
+      foreach(architecture IN ITEMS 80 90 100 120)
+        if("${known}" MATCHES "sm_${architecture}[^0-9]")
+          list(APPEND CMAKE_CUDA_ARCHITECTURES ${architecture}-real)
+        endif()
+      endforeach()
+      list(APPEND CMAKE_CUDA_ARCHITECTURES 90-virtual)  # the driver compiles it for what comes later
+    endif()
     set(CMAKE_CUDA_RUNTIME_LIBRARY Shared)
     enable_language(CUDA)
     message(STATUS "With the CUDA backend: CUDA ${CUDAToolkit_VERSION}, ${CUDNN_LIBRARY}, ${NCCL_LIBRARY}")
