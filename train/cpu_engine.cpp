@@ -46,7 +46,7 @@ class CpuEngine final : public StepEngine {
     train_loader_.start_epoch(epoch, first_step * parts_);
   }
   std::int64_t steps_ahead() const override { return 1; }
-  std::vector<StepStats> stats() override { return {stats_}; }
+  std::vector<StepStats> stats(std::size_t) override { return {stats_}; }
   void end_step(const StepRecord& record, MetricsWriter* metrics) override {
     trace_.end_step(exchange_.spans());
     if (metrics) recorder_.end_step(record, *metrics);

@@ -52,11 +52,11 @@ class Engine {
 
   // `first_step`: of the epoch, where a resumed run enters it.
   virtual void start_epoch(std::int64_t epoch, std::int64_t first_step) = 0;
-  // Steps that may be made before their statistics are asked for; the same on all ranks.
+  // Steps that may be made whose statistics were not asked for; the same on all ranks.
   virtual std::int64_t steps_ahead() const = 0;
   virtual void step(const StepRequest& request) = 0;
-  // Of the steps since the last call, in order; waits for them.
-  virtual std::vector<StepStats> stats() = 0;
+  // Of the oldest `count` steps whose statistics were not asked for, in order; waits for these steps alone.
+  virtual std::vector<StepStats> stats(std::size_t count) = 0;
   // Once the trainer has reported a step.
   virtual void end_step(const StepRecord& record, MetricsWriter* metrics) = 0;
 
@@ -67,7 +67,7 @@ class Engine {
   virtual std::optional<Evaluation> evaluate(Split split, const EvaluationHook& hook) = 0;
   virtual void check_parameters(const std::string& when) = 0;
 
-  // Between steps whose statistics were asked for. state() copies what this rank has, weights and optimizer on rank 0
+  // Where all statistics were asked for. state() copies what this rank has, weights and optimizer on rank 0
   // only; it reuses the memory of `state`, which is complete once what it returns has been called: by any thread, beside
   // further steps, before the next state(). A GPU's copy to the host waits until then; empty where nothing does.
   // load_state() takes both from there on every rank; throws UserError where it does not fit the model or the method.

@@ -80,8 +80,10 @@ class Trainer {
     while (step() < plan_.total_steps && !stopped && !target_reached()) {
       make_step();
       if (!report_due()) continue;
-      signal = report();
+      // A GPU goes on with the later half meanwhile.
+      signal = report(settle_due() ? pending_.size() : (pending_.size() + 1) / 2);
       stopped = signal != 0 || stop_after_reached();
+      if (stopped && !pending_.empty()) report(pending_.size());
       if (const int during_evaluation = after_report(stopped); during_evaluation != 0)
         signal = during_evaluation, stopped = true;
     }
@@ -126,9 +128,12 @@ class Trainer {
     return config_.train.stop_after > 0 && step() - first_step_ >= config_.train.stop_after &&
            step() < plan_.total_steps;
   }
+  // Whether what follows needs the end of all steps.
+  bool settle_due() const {
+    return check_due() || evaluation_due() || checkpoint_due() || epoch_ends() || stop_after_reached();
+  }
   bool report_due() const {
-    return check_due() || evaluation_due() || checkpoint_due() || epoch_ends() || stop_after_reached() ||
-           static_cast<std::int64_t>(pending_.size()) >= engine_->steps_ahead();
+    return settle_due() || static_cast<std::int64_t>(pending_.size()) >= engine_->steps_ahead();
   }
 
   // A run that stops leaves its evaluation to the start that resumes it. Returns the signal that ended an evaluation, or 0.
@@ -189,12 +194,12 @@ class Trainer {
     pending_.push_back(record);
   }
 
-  // Reports the steps made since the last report. One small sum over the ranks for all of them: their metrics, how many
+  // Reports the oldest `count` steps that were not. One small sum over the ranks for all of them: their metrics, how many
   // ranks have done their part of a checkpoint, and how many have received each of the signals that ask for a stop.
   // Returns the highest of these signals, the same on every rank, or 0.
-  int report() {
-    const std::vector<StepStats> stats = engine_->stats();
-    TOPKNOT_CHECK(stats.size() == pending_.size(), "one set of statistics per step");
+  int report(std::size_t count) {
+    const std::vector<StepStats> stats = engine_->stats(count);
+    TOPKNOT_CHECK(stats.size() == count, "one set of statistics per step");
     // The loss counts as the rank's gradient does, by the weight of its shard.
     const double weight = weights_[static_cast<std::size_t>(communicator_.rank())];
     constexpr std::size_t kSums = 5;
@@ -209,6 +214,7 @@ class Trainer {
     sums.push_back(checkpointer_ ? checkpointer_->ready() : 0.0);
     engine_->all_reduce(sums);
     const double seconds = seconds_since(last_report_) / static_cast<double>(stats.size());
+    last_report_ = Clock::now();
     const double ranks = communicator_.size();
     for (std::size_t i = 0; i < stats.size(); ++i) {
       const double* sum = sums.data() + i * kSums;
@@ -228,7 +234,7 @@ class Trainer {
       engine_->end_step(record, root_ ? reporter_.metrics() : nullptr);
       position_.epoch_loss += record.loss;
     }
-    pending_.clear();
+    pending_.erase(pending_.begin(), pending_.begin() + static_cast<std::ptrdiff_t>(count));
     if (checkpointer_ && sums.back() == ranks) checkpointer_->advance();
     return highest_signal(sums.data() + stats.size() * kSums);
   }

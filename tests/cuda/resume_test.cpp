@@ -1,7 +1,9 @@
 // A run on GPUs that stops and is resumed ends with the bits of one that does not stop.
+#include <csignal>
 #include <thread>
 
 #include "compress/compressor.h"
+#include "nn/core/base/program.h"
 #include "tests/cuda/fixture.h"
 #include "tests/data/made_up_speech.h"
 #include "tests/train/made_up_text.h"
@@ -46,6 +48,22 @@ TEST_CASE("on GPUs memories, micro-batches, statistics and captured graphs go on
   }
 }
 
+TEST_CASE("a signal stops a run on GPUs after the steps that are under way, all of them reported") {
+  const Keys keys = with(kOnGpu, {"compress.name=topk", "data.train_size=1024", "train.max_steps=50",
+                                  "train.check_every=0", "train.eval_every=0"});
+  const TempFolder temp;
+  install_stop_handlers();
+  raise(SIGUSR1);
+  const RunOutcome first = start(temp, keys, false);
+  install_stop_handlers();  // forgets the signal
+  CHECK(first.stop_signal == SIGUSR1);
+  const std::size_t made = read_metrics(temp.at("run/metrics.jsonl")).steps.size();
+  CHECK((made > 16 && made < 50));
+  const RunOutcome second = start(temp, keys, true);
+  for (const int signal : kStopSignals) std::signal(signal, SIG_DFL);
+  check_same(whole(keys), {second.parameter_checksum, read_metrics(temp.at("run/metrics.jsonl")), {}});
+}
+
 TEST_CASE(
     "a checkpoint's state on a GPU is that of its step, although it comes to the host beside later steps") {
   constexpr float kNotYet = -77;
@@ -65,7 +83,7 @@ TEST_CASE(
         engine->start_epoch(0, 0);
         const auto steps = [&](int first) {
           for (int i = first; i < first + 3; ++i) engine->step({i, 0.1, 0.05});
-          for (const StepStats& stats : engine->stats()) CHECK(stats.committed);
+          for (const StepStats& stats : engine->stats(3)) CHECK(stats.committed);
         };
         steps(0);
         state.model.weights.assign(engine->arena().host_weights().size(), kNotYet);

@@ -65,6 +65,23 @@ TEST_CASE("batches reach the GPU whole, however far the host is ahead") {
   }
 }
 
+TEST_CASE("steps are reported whole and in order while later ones are under way") {
+  for (const char* backend : {"threads", "gloo"}) {
+    const Keys keys{"compress.name=topk", "data.train_size=1024", "train.max_steps=75",  // one epoch
+                    std::string("dist.backend=") + backend};
+    const Run far = on_gpu(backend, 2, joined(keys, {"train.check_every=0"}));
+    const Run near = on_gpu(backend, 2, joined(keys, {"train.check_every=1"}));
+    REQUIRE(far.metrics.steps.size() == 75);
+    for (std::size_t i = 0; i < 75; ++i) {
+      CHECK(far.metrics.steps[i].step == static_cast<std::int64_t>(i) + 1);
+      CHECK(far.metrics.steps[i].loss == near.metrics.steps[i].loss);
+      CHECK(far.metrics.steps[i].bytes_sent == near.metrics.steps[i].bytes_sent);
+    }
+    CHECK(far.metrics.epochs[0].train_loss == near.metrics.epochs[0].train_loss);
+    CHECK(far.checksums == near.checksums);
+  }
+}
+
 TEST_CASE("batches made on the GPU are augmented anew each epoch, as the loader's are") {
   const Keys keys{"compress.name=topk", "data.augment=true"};  // three epochs
   CHECK(on_gpu("threads", 2, joined(keys, {"data.on_device=true"})).checksums ==

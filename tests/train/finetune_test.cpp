@@ -42,7 +42,7 @@ Values after_steps(int steps, const Strings& overrides) {
     engine->start_epoch(0, 0);
     for (int i = 0; i < steps; ++i) {
       engine->step({i, 0.1, loaded.config.optimizer.lr});
-      CHECK(engine->stats()[0].committed);
+      CHECK(engine->stats(1)[0].committed);
     }
     engine->check_parameters("at the end");
     engine->finish();

@@ -2,6 +2,7 @@
 // some steps later. Nothing of a step waits for the host.
 #include <nvtx3/nvToolsExt.h>
 
+#include <array>
 #include <cstring>
 #include <map>
 
@@ -31,7 +32,7 @@ class NvtxRange {
   NvtxRange& operator=(const NvtxRange&) = delete;
 };
 
-constexpr std::int64_t kStepsAhead = 16;
+constexpr std::size_t kStepsAhead = 32;
 
 Precision precision_of(const std::string& name) {
   return name == "bf16" ? Precision::bf16 : name == "tf32" ? Precision::tf32 : Precision::fp32;
@@ -100,7 +101,7 @@ class CudaEngine final : private CurrentContext, public StepEngine {
     StepEngine::start_epoch(epoch, first_step);
     train_.start_epoch(epoch, first_step * parts_);
   }
-  std::int64_t steps_ahead() const override { return records() ? 1 : kStepsAhead; }
+  std::int64_t steps_ahead() const override { return records() ? 1 : std::int64_t{kStepsAhead}; }
   void step(const StepRequest& request) override {
     const NvtxRange range("step");
     // Another density has other buffers. NCCL may have registered the old ones for the graphs: these go first, when the GPU
@@ -112,12 +113,15 @@ class CudaEngine final : private CurrentContext, public StepEngine {
     StepEngine::step(request);
   }
 
-  std::vector<StepStats> stats() override {
-    wait();
-    std::vector<StepStats> stats(static_cast<std::size_t>(pending_));
+  std::vector<StepStats> stats(std::size_t count) override {
+    TOPKNOT_CHECK(count > 0 && count <= bytes_.size(), "statistics of steps that were not made");
+    // By a stream of its own, so that later steps need not be done.
+    there_[(steps_ - bytes_.size() + count - 1) % kStepsAhead].wait(reading_.get());
+    wait(reading_.get());
+    std::vector<StepStats> stats(count);
     for (std::size_t i = 0; i < stats.size(); ++i) {
       StepReport parameters;
-      std::memcpy(&parameters, results_.data() + i * sizeof parameters, sizeof parameters);
+      std::memcpy(&parameters, slot(steps_ - bytes_.size() + i), sizeof parameters);
       stats[i].loss = parameters.loss;
       stats[i].committed = parameters.status.bad == 0;
       stats[i].bad_rank = parameters.status.bad_rank;
@@ -126,8 +130,7 @@ class CudaEngine final : private CurrentContext, public StepEngine {
       stats[i].selected = parameters.status.selected;
       stats[i].threshold = parameters.status.threshold;
     }
-    pending_ = 0;
-    bytes_.clear();
+    bytes_.erase(bytes_.begin(), bytes_.begin() + static_cast<std::ptrdiff_t>(count));
     return stats;
   }
 
@@ -162,11 +165,16 @@ class CudaEngine final : private CurrentContext, public StepEngine {
   }
   static std::span<const std::int32_t> labels_of(const DeviceBatch& batch) { return span_of(batch.labels); }
 
-  void wait() {
+  void wait() { wait(context_.stream()); }
+  void wait(cudaStream_t stream) {
     if (device_)
-      device_->wait(context_.stream());
+      device_->wait(stream);
     else
-      context_.synchronize();
+      TOPKNOT_CUDA(cudaStreamSynchronize(stream));
+  }
+  // Of the step's outcome, steps counted from this start on.
+  StepReport* slot(std::size_t step) const {
+    return reinterpret_cast<StepReport*>(results_.data()) + step % kStepsAhead;
   }
 
   void begin_step(const StepRequest& request) override {
@@ -250,11 +258,12 @@ class CudaEngine final : private CurrentContext, public StepEngine {
   }
 
   void record(const StepResult& result) override {
-    auto* slot = reinterpret_cast<StepReport*>(results_.data()) + pending_;
-    TOPKNOT_CUDA(
-        cudaMemcpyAsync(slot, result_.data(), sizeof *slot, cudaMemcpyDeviceToHost, context_.stream()));
+    TOPKNOT_CHECK(bytes_.size() < kStepsAhead, "stats() comes at least every steps_ahead() steps");
+    TOPKNOT_CUDA(cudaMemcpyAsync(slot(steps_), result_.data(), sizeof(StepReport), cudaMemcpyDeviceToHost,
+                                 context_.stream()));
+    there_[steps_ % kStepsAhead].record(context_.stream());
+    ++steps_;
     bytes_.emplace_back(result.stats.bytes_sent, result.stats.bytes_received);
-    TOPKNOT_CHECK(++pending_ <= kStepsAhead, "stats() comes at least every steps_ahead() steps");
   }
 
   std::vector<std::span<float>> optimizer_state() override { return optimizer_->state(); }
@@ -341,9 +350,12 @@ class CudaEngine final : private CurrentContext, public StepEngine {
   DeviceArray<double> norm_;
   DeviceArray<std::uint32_t> dropout_steps_;  // one per part
   DeviceArray<StepReport> result_;
-  PinnedMemory results_;                                        // of the steps since stats()
-  std::vector<std::pair<std::uint64_t, std::uint64_t>> bytes_;  // sent and received, likewise
-  std::int64_t pending_ = 0;
+  PinnedMemory results_;                  // of the last steps, a ring
+  std::array<Event, kStepsAhead> there_;  // when they are in results_
+  Stream reading_;                        // waits for these
+  std::size_t steps_ = 0;                 // made since the start
+  std::vector<std::pair<std::uint64_t, std::uint64_t>>
+      bytes_;                    // sent and received, of the steps without stats()
   DeviceArray<float> snapshot_;  // of copy_to_host()
   Event snapshot_there_;
   Stream copies_;
