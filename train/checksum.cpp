@@ -15,14 +15,11 @@ std::string checksum_hex(std::span<const float> weights) {
 void check_same_parameters(ParameterArena& arena, CollectiveQueue& queue, const Communicator& communicator,
                            const std::string& when) {
   if (communicator.size() == 1) return;
-  std::vector<std::uint64_t> mine;  // one per parameter, so that a difference can be named
-  std::vector<float> copy;
-  if (arena.device().kind != DeviceKind::cpu) copy = arena.host_weights();
-  const float* weights = copy.empty() ? arena.weights().data() : copy.data();
   std::vector<const Parameter*> parameters(arena.parameters().begin(), arena.parameters().end());
   parameters.insert(parameters.end(), arena.frozen().begin(), arena.frozen().end());
-  for (const Parameter* p : parameters)
-    mine.push_back(parameter_checksum({weights + p->offset(), p->numel()}));
+  std::vector<std::span<const float>> slices;  // one per parameter, so that a difference can be named
+  for (const Parameter* p : parameters) slices.emplace_back(p->value(), p->numel());
+  const std::vector<std::uint64_t> mine = backend(arena.device()).checksums(slices);
   std::vector<std::vector<std::byte>> all;
   queue.run([&](Communicator& c) { c.all_gather(std::as_bytes(std::span(mine)), all); });
   for (std::size_t rank = 0; rank < all.size(); ++rank) {

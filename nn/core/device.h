@@ -2,7 +2,10 @@
 // Where a tensor lives. The CPU is always there; CUDA is there when the build found it and a GPU can be used.
 
 #include <cstddef>
+#include <cstdint>
+#include <span>
 #include <string>
+#include <vector>
 
 namespace topknot {
 
@@ -41,6 +44,8 @@ class DeviceBackend {
   virtual void copy(const float* from, float* to, std::size_t floats) = 0;  // on this device
   // out[i] = a[i] + b[i]; out may be a or b.
   virtual void add(DType type, const void* a, const void* b, void* out, std::size_t n) = 0;
+  // The checksum (nn/core/checksum.h) of each slice; the same on every device. Blocks until it is known.
+  virtual std::vector<std::uint64_t> checksums(std::span<const std::span<const float>> slices) = 0;
 };
 
 // Throws UserError where the device cannot be used, and says why.

@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
@@ -17,6 +18,7 @@
 #include "nn/core/base/check.h"
 #include "nn/core/base/memory.h"
 #include "nn/core/bfloat16.h"
+#include "nn/core/checksum.h"
 #include "nn/core/device.h"
 #include "nn/core/tensor.h"
 
@@ -79,6 +81,17 @@ class CpuBackend final : public DeviceBackend {
     auto* sum = static_cast<float*>(out);
 #pragma omp parallel for simd schedule(static) if (n > 65536)
     for (std::size_t i = 0; i < n; ++i) sum[i] = x[i] + y[i];
+  }
+  std::vector<std::uint64_t> checksums(std::span<const std::span<const float>> slices) override {
+    std::vector<std::uint64_t> sums;
+    for (const std::span<const float> slice : slices) {
+      std::uint64_t sum = 0;
+#pragma omp simd reduction(+ : sum)
+      for (std::size_t i = 0; i < slice.size(); ++i)
+        sum += checksum_term(i, std::bit_cast<std::uint32_t>(slice[i]));
+      sums.push_back(sum);
+    }
+    return sums;
   }
 
  private:

@@ -1,7 +1,6 @@
 #include "nn/core/parameter.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "nn/core/base/check.h"
@@ -20,7 +19,9 @@ ParameterArena::ParameterArena(const std::vector<Parameter*>& registered,
     (parameter->trained_ ? order_ : frozen_).push_back(parameter);
   }
   std::reverse(order_.begin(), order_.end());
-  std::stable_partition(order_.begin(), order_.end(), [](const Parameter* p) { return p->compressible_; });
+  const auto place = [](const Parameter* p) { return std::pair(!p->compressible_, p->numel() % 4 != 0); };
+  std::stable_sort(order_.begin(), order_.end(),
+                   [&](const Parameter* a, const Parameter* b) { return place(a) < place(b); });
   for (Parameter* parameter : order_) {
     parameter->offset_ = size_;
     size_ += parameter->numel();
@@ -167,14 +168,7 @@ ParameterArena& ParameterStore::arena() {
 }
 
 std::uint64_t parameter_checksum(std::span<const float> weights) {
-  std::uint64_t hash = 0xcbf29ce484222325u;
-  for (float weight : weights) {
-    std::uint32_t word;
-    std::memcpy(&word, &weight, sizeof word);
-    hash = (hash ^ word) * 0x100000001b3u;
-    hash ^= hash >> 29;  // words instead of bytes: without this, high bits would only reach higher ones
-  }
-  return hash;
+  return cpu_backend().checksums(std::span(&weights, 1))[0];
 }
 
 }  // namespace topknot

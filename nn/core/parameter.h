@@ -62,8 +62,9 @@ using FrozenPredicate = std::function<bool(const Parameter&)>;
 
 // All weights in one contiguous buffer, and two gradient-sized buffers that take turns: one holds the gradient of the
 // step, the other the residual of error feedback, where there is one. Slices swap roles at commit. Order: reverse order of
-// registration, compressible parameters first, then those that stay dense. Frozen parameters lie behind the trained ones
-// and have no gradients: sizes, slices and parameters() are without them, so that nothing exchanges or updates them.
+// registration, compressible parameters first, then those that stay dense; in both, sizes that are no multiple of 4 last, so
+// that the others begin at 16 bytes, as vector loads and cuDNN want it. Frozen parameters lie behind the trained ones and
+// have no gradients: sizes, slices and parameters() are without them, so that nothing exchanges or updates them.
 class ParameterArena {
  public:
   ParameterArena(const std::vector<Parameter*>& registered, const CompressiblePredicate& compressible,
@@ -137,7 +138,7 @@ class ParameterStore {
   std::unique_ptr<ParameterArena> arena_;
 };
 
-// A 64-bit hash of the weights' bits (FNV-1a by words, mixed): equal on all ranks, always.
+// The checksum (nn/core/checksum.h) of weights in host memory.
 std::uint64_t parameter_checksum(std::span<const float> weights);
 
 }  // namespace topknot

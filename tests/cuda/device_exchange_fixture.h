@@ -12,7 +12,7 @@
 
 namespace topknot::testing {
 
-// In the arena: head, unused, middle, conv | scale, bias. More than one block of a kernel, odd lengths, slices that
+// In the arena: conv, head, unused, middle | scale, bias. More than one block of a kernel, odd lengths, slices that
 // are not aligned to four floats. "unused" is never ready.
 struct ExchangeModel {
   explicit ExchangeModel(Device device = {});

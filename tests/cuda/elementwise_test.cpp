@@ -106,5 +106,19 @@ TEST_CASE("a captured dropout draws anew for each step's word") {
   }
 }
 
+TEST_CASE("the checksum of weights on a GPU is the CPU's, slice by slice") {
+  const OnGpu gpu;
+  std::vector<float> values = random_values(70001, 3);
+  values[7] = -0.0f, values[8] = NAN;
+  const DeviceVector<float> there(values);
+  std::vector<std::span<const float>> here, on_gpu;
+  for (const auto& [begin, length] :
+       std::vector<std::pair<std::size_t, std::size_t>>{{0, 0}, {0, 1}, {1, 300}, {7, 2}, {3, 69998}}) {
+    here.emplace_back(values.data() + begin, length);
+    on_gpu.emplace_back(there.data() + begin, length);
+  }
+  CHECK(backend(gpu.device()).checksums(on_gpu) == cpu_backend().checksums(here));
+}
+
 }  // namespace
 }  // namespace topknot

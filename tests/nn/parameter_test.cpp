@@ -57,11 +57,28 @@ TEST_CASE("the arena holds compressible parameters first, each part in reverse o
   CHECK(s.store.parameters()[0]->name() == "conv");
 }
 
+TEST_CASE("parameters begin at 16 bytes, but for those behind one of an odd size, which are odd themselves") {
+  ParameterStore store;
+  const auto zero = [](std::span<float> values, const CounterRng&) { std::ranges::fill(values, 0.0f); };
+  for (const auto& [name, shape] : std::vector<std::pair<std::string, Shape>>{{"conv", {8, 3, 3, 3}},
+                                                                              {"gamma", {8}},
+                                                                              {"odd", {3, 5}},
+                                                                              {"second", {4, 8}},
+                                                                              {"bias", {10}},
+                                                                              {"beta", {8}}})
+    store.add(name, shape, zero);
+  ParameterArena& arena = store.build([](const Parameter& p) { return p.shape().rank() > 1; }, 1);
+  CHECK(names(arena.parameters()) ==
+        std::vector<std::string>{"second", "conv", "odd", "beta", "gamma", "bias"});
+  for (const Parameter* p : arena.parameters())
+    if (p->compressible()) CHECK(p->offset() % 4 == 0);
+}
+
 TEST_CASE("an arena where all or none is compressible") {
   Store all, none;
   CHECK(all.store.build([](const Parameter&) { return true; }, 1).compressible_size() == 15);
   CHECK(none.store.build([](const Parameter&) { return false; }, 1).compressible_size() == 0);
-  CHECK(names(none.store.arena().parameters()) == std::vector<std::string>{"beta", "fc", "bias", "conv"});
+  CHECK(names(none.store.arena().parameters()) == std::vector<std::string>{"fc", "beta", "bias", "conv"});
 }
 
 TEST_CASE("initial weights depend on the seed and the order of registration, not on the arena's order") {

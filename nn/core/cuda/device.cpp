@@ -66,6 +66,17 @@ class CudaBackend final : public DeviceBackend {
     else
       cuda::add_bfloat16(stream, a, b, out, n);
   }
+  std::vector<std::uint64_t> checksums(std::span<const std::span<const float>> slices) override {
+    const cudaStream_t stream = Context::current().stream();
+    const cuda::DeviceArray<std::uint64_t> sums(slices.size());
+    TOPKNOT_CUDA(cudaMemsetAsync(sums.data(), 0, sums.bytes(), stream));
+    for (std::size_t i = 0; i < slices.size(); ++i)
+      cuda::add_checksum(stream, slices[i].data(), slices[i].size(), sums.data() + i);
+    std::vector<std::uint64_t> host(slices.size());
+    TOPKNOT_CUDA(cudaMemcpyAsync(host.data(), sums.data(), sums.bytes(), cudaMemcpyDeviceToHost, stream));
+    TOPKNOT_CUDA(cudaStreamSynchronize(stream));
+    return host;
+  }
 
  private:
   std::mutex mutex_;

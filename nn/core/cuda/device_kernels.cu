@@ -1,5 +1,5 @@
+#include "nn/core/checksum.h"
 #include "nn/core/cuda/device_kernels.h"
-
 #include "nn/core/cuda/kernel_tools.h"
 
 namespace topknot::cuda {
@@ -20,6 +20,20 @@ __global__ void add_kernel(const T* a, const T* b, T* out, std::size_t n) {
     if (i < n) out[i] = from_float<T>(as_float(a[i]) + as_float(b[i]));
 }
 
+__global__ void __launch_bounds__(kThreads)
+    checksum_kernel(const float* data, std::size_t n, unsigned long long* sum) {
+  std::uint64_t mine = 0;
+  for (std::size_t i = std::size_t{blockIdx.x} * kThreads + threadIdx.x; i < n;
+       i += std::size_t{gridDim.x} * kThreads)
+    mine += checksum_term(i, __float_as_uint(data[i]));
+  mine = block_sum(mine);
+  if (threadIdx.x == 0) atomicAdd(sum, static_cast<unsigned long long>(mine));
+}
+
+__global__ void time_kernel(std::uint64_t* at) {
+  *at = global_nanoseconds();
+}
+
 }  // namespace
 
 void fill_floats(cudaStream_t stream, float* data, std::size_t n, float value) {
@@ -35,6 +49,17 @@ void add_bfloat16(cudaStream_t stream, const void* a, const void* b, void* out, 
   if (n > 0)
     launch(add_kernel<T>, grid_for(n, kThreads * kPerThread), kThreads, stream, static_cast<const T*>(a),
            static_cast<const T*>(b), static_cast<T*>(out), n);
+}
+
+void write_time(cudaStream_t stream, std::uint64_t* at) {
+  launch(time_kernel, 1, 1, stream, at);
+}
+
+void add_checksum(cudaStream_t stream, const float* data, std::size_t n, std::uint64_t* sum) {
+  static_assert(sizeof(unsigned long long) == sizeof *sum);
+  if (n > 0)
+    launch(checksum_kernel, grid_for(n, kThreads * kPerThread, 2048), kThreads, stream, data, n,
+           reinterpret_cast<unsigned long long*>(sum));
 }
 
 }  // namespace topknot::cuda

@@ -1,9 +1,10 @@
 #pragma once
-// Elementwise kernels of the CUDA device backend. C++17.
+// Elementwise kernels, checksums and the clock of the CUDA device backend. C++17.
 
 #include <cuda_runtime_api.h>
 
 #include <cstddef>
+#include <cstdint>
 
 namespace topknot::cuda {
 
@@ -12,5 +13,10 @@ void fill_floats(cudaStream_t stream, float* data, std::size_t n, float value);
 void add_floats(cudaStream_t stream, const float* a, const float* b, float* out, std::size_t n);
 // As add_floats, of bfloat16 numbers: added as floats and rounded once.
 void add_bfloat16(cudaStream_t stream, const void* a, const void* b, void* out, std::size_t n);
+// *at = the GPU's clock in nanoseconds, when the stream comes here. All streams of a GPU have one clock; it advances in steps of
+// up to about a microsecond.
+void write_time(cudaStream_t stream, std::uint64_t* at);
+// *sum += the checksum (nn/core/checksum.h) of the elements.
+void add_checksum(cudaStream_t stream, const float* data, std::size_t n, std::uint64_t* sum);
 
 }  // namespace topknot::cuda

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -189,7 +190,12 @@ inline unsigned __umulhi(unsigned a, unsigned b) {
 
 namespace topknot::cuda {
 
-// As the header for nvcc has it.
+// As the header for nvcc has them.
+inline std::uint64_t global_nanoseconds() {
+  return static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(
+                                        std::chrono::steady_clock::now().time_since_epoch())
+                                        .count());
+}
 template <class... P, class... A>
 void launch(void (*kernel)(P...), dim3 grid, dim3 block, cudaStream_t stream, A&&... arguments) {
   std::tuple<std::decay_t<P>...> values(static_cast<P>(arguments)...);

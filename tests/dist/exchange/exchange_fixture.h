@@ -15,7 +15,7 @@
 
 namespace topknot::testing {
 
-// Registration order conv, bias, middle, unused, head; so in the arena: head, unused, middle, conv | bias.
+// Registration order conv, bias, middle, unused, head; so in the arena: conv, head, unused, middle | bias.
 struct TinyModel {
   ParameterStore store;
   ParameterArena* arena;

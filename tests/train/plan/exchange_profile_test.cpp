@@ -245,9 +245,9 @@ TEST_CASE("a profile of another run is an error that names the difference") {
   CHECK(user_error([&] { checked({"dist.ranks=3"}); }, {"ranks is 2 there and 3 here"}));
   CHECK(user_error([&] { checked({"model.hidden=[24]"}); }, {"number of parameters is 6 there and 4 here"}));
   CHECK(user_error([&] { checked({"model.hidden=[24,15]"}); },
-                   {"parameter 1 is output.weight of 160 elements there"}));
+                   {"parameter 0 is output.weight of 160 elements there"}));
   CHECK(user_error([&] { checked({"compress.dense_1d=true"}); },
-                   {"parameter 0 is output.bias of 10 elements there and output.weight"}));
+                   {"parameter 1 is hidden2.bias of 16 elements there and hidden2.weight"}));
 }
 
 TEST_CASE("exchange.collective=auto becomes one that the method can use, in config.yaml too") {

@@ -6,9 +6,18 @@
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
+#include <cstdint>
+
 #include "nn/core/cuda/check.h"
 
 namespace topknot::cuda {
+
+// The GPU's clock.
+__device__ inline std::uint64_t global_nanoseconds() {
+  std::uint64_t time;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(time));
+  return time;
+}
 
 // Starts a kernel; throws CudaError where it cannot be started. `stream` is never the default stream.
 template <class... P, class... A>
