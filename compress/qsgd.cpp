@@ -20,6 +20,7 @@
 #include "compress/compressor.h"
 #include "compress/parallel.h"
 #include "compress/quantise/compressor.h"
+#include "compress/quantise/formats.h"
 #include "compress/quantise/random.h"
 #include "nn/core/base/check.h"
 #include "nn/core/simd.h"
@@ -48,9 +49,7 @@ TOPKNOT_MULTIVERSION double sum_squares(const float* x, std::size_t n) {
 TOPKNOT_MULTIVERSION void levels_of(const float* x, const float* uniform, std::size_t n, float norm, float s,
                                     std::int16_t* codes) {
   for (std::size_t i = 0; i < n; ++i) {
-    const float exact = std::min(std::fabs(x[i]) / norm, 1.0f) * s;
-    const int low = static_cast<int>(exact);
-    const int level = low + (uniform[i] < exact - static_cast<float>(low) ? 1 : 0);
+    const int level = quantise::level_of(std::fabs(x[i]), uniform[i], norm, s);
     codes[i] = static_cast<std::int16_t>(x[i] < 0 ? -level : level);
   }
 }
@@ -86,30 +85,31 @@ class LevelQuantiser final : public quantise::Quantiser {
   float levels_;
 };
 
-quantise::Format qsgd_format(const CompressOptions& options, const GroupSpec& group) {
-  refuse_pieces(options, "every entry at a quantised magnitude", false);
-  const int levels = options.get<int>(kLevels), bucket = options.get<int>(kBucket);
-  const double s = levels, d = bucket;
-  if (options.memory == "residual" && std::min(d / (s * s), std::sqrt(d) / s) >= 1)
-    refuse_key(options, "memory", "residual",
-               "which with so few levels for such buckets adds more error than it takes away, so that the "
-               "residual may grow without bound; set compress.levels above the root of compress.bucket, or "
-               "memory none");
-  return {quantise::Kind::levels, static_cast<std::uint32_t>(levels), group.numel,
-          quantise::cells_of(group, static_cast<std::size_t>(bucket))};
-}
-
 std::unique_ptr<Compressor> make_qsgd(const CompressOptions& options, const GroupSpec& group) {
   return std::make_unique<quantise::QuantisingCompressor>(
-      std::make_unique<LevelQuantiser>(options.seed, options.get<int>(kLevels)), qsgd_format(options, group),
-      options.memory == "residual", group);
+      std::make_unique<LevelQuantiser>(options.seed, options.get<int>(kLevels)),
+      quantise::qsgd_format(options, group), quantise::qsgd_keeps(options), group);
 }
 
 const bool qsgd_registered = [] {
   compressors().add("qsgd", "stochastic rounding to a few levels of a bucket's norm, unbiased",
-                    {make_qsgd, quantise::planned_bytes<qsgd_format>}, {kLevels, kBucket});
+                    {make_qsgd, quantise::planned_bytes<quantise::qsgd_format>}, {kLevels, kBucket});
   return true;
 }();
 
 }  // namespace
+
+quantise::Format quantise::qsgd_format(const CompressOptions& options, const GroupSpec& group) {
+  refuse_pieces(options, "every entry at a quantised magnitude", false);
+  const int levels = options.get<int>(kLevels), bucket = options.get<int>(kBucket);
+  const double s = levels, d = bucket;
+  if (qsgd_keeps(options) && std::min(d / (s * s), std::sqrt(d) / s) >= 1)
+    refuse_key(options, "memory", "residual",
+               "which with so few levels for such buckets adds more error than it takes away, so that the "
+               "residual may grow without bound; set compress.levels above the root of compress.bucket, or "
+               "memory none");
+  return {Kind::levels, static_cast<std::uint32_t>(levels), group.numel,
+          cells_of(group, static_cast<std::size_t>(bucket))};
+}
+
 }  // namespace topknot

@@ -15,6 +15,7 @@
 #include "compress/compressor.h"
 #include "compress/parallel.h"
 #include "compress/quantise/compressor.h"
+#include "compress/quantise/formats.h"
 #include "nn/core/simd.h"
 
 namespace topknot {
@@ -61,21 +62,23 @@ class SignQuantiser final : public quantise::Quantiser {
   }
 };
 
-quantise::Format signsgd_format(const CompressOptions& options, const GroupSpec& group) {
-  refuse_pieces(options, "the sign of every entry", false);
-  return {quantise::Kind::sign, 1, group.numel, quantise::cells_of(group, 0)};
-}
-
 std::unique_ptr<Compressor> make_signsgd(const CompressOptions& options, const GroupSpec& group) {
-  return std::make_unique<quantise::QuantisingCompressor>(
-      std::make_unique<SignQuantiser>(), signsgd_format(options, group), options.memory != "none", group);
+  return std::make_unique<quantise::QuantisingCompressor>(std::make_unique<SignQuantiser>(),
+                                                          quantise::signsgd_format(options, group),
+                                                          quantise::signsgd_keeps(options), group);
 }
 
 const bool signsgd_registered = [] {
   compressors().add("signsgd", "signs and one mean magnitude, with error feedback",
-                    {make_signsgd, quantise::planned_bytes<signsgd_format>});
+                    {make_signsgd, quantise::planned_bytes<quantise::signsgd_format>});
   return true;
 }();
 
 }  // namespace
+
+quantise::Format quantise::signsgd_format(const CompressOptions& options, const GroupSpec& group) {
+  refuse_pieces(options, "the sign of every entry", false);
+  return {Kind::sign, 1, group.numel, cells_of(group, 0)};
+}
+
 }  // namespace topknot

@@ -56,6 +56,12 @@ class DeviceCompressor {
   virtual void load_state(std::span<const std::byte> bytes) = 0;
 };
 
+// Methods with kernels that are no selection: `make` for options that the CPU has checked.
+struct DeviceMethod {
+  std::unique_ptr<DeviceCompressor> (*make)(const CompressOptions& options, const GroupSpec& group);
+};
+Registry<DeviceMethod>& device_methods();
+
 // The compressor of these options on the current context's GPU; null where the method, or one of its pieces, has
 // no kernels (it then runs on the CPU, over a copy of the gradient). Throws UserError as make_compressor().
 std::unique_ptr<DeviceCompressor> make_device_compressor(const CompressOptions& options,

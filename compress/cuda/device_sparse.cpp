@@ -210,6 +210,11 @@ void DeviceSparseCompressor::load_state(std::span<const std::byte> bytes) {
   reader.finish();
 }
 
+Registry<DeviceMethod>& device_methods() {
+  static Registry<DeviceMethod> registry("method on a GPU (compress.name)");
+  return registry;
+}
+
 Registry<DeviceSelectorFactory>& device_selectors() {
   static Registry<DeviceSelectorFactory> registry("selection on a GPU (compress.select)");
   return registry;
@@ -225,6 +230,8 @@ std::unique_ptr<DeviceSelector> make_device_selector(const std::string& select,
 std::unique_ptr<DeviceCompressor> make_device_compressor(const CompressOptions& options,
                                                          const GroupSpec& group) {
   planned_bytes(options, group, 1.0);  // refuses what the CPU refuses, in the same words
+  if (device_methods().contains(options.name))
+    return device_methods().find(options.name).make(options, group);
   const std::optional<SparsePreset> parts = pieces_of(options);
   if (!parts) return nullptr;
   std::unique_ptr<DeviceCodec> code =

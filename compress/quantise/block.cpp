@@ -15,22 +15,14 @@
 namespace topknot::quantise {
 namespace {
 
-constexpr std::uint32_t kMagic = 0x51544B54;
-constexpr std::uint8_t kVersion = 1, kFiniteFlag = 1;
-
-struct Header {
-  std::uint32_t magic = kMagic;
-  std::uint8_t version = kVersion, flags = 0, kind = 0, zero = 0;
-  std::uint32_t numel = 0, cells = 0, levels = 0;
-};
-static_assert(sizeof(Header) == kHeaderBytes && std::endian::native == std::endian::little);
+static_assert(sizeof(BlockHeader) == 20 && std::endian::native == std::endian::little);
 
 [[noreturn]] void damaged(const std::string& what) {
   throw Error("damaged quantised block: " + what);
 }
 
-Header header_of(const Format& format) {
-  Header header;
+BlockHeader header_of(const Format& format) {
+  BlockHeader header;
   header.kind = static_cast<std::uint8_t>(format.kind);
   header.numel = static_cast<std::uint32_t>(format.numel);
   header.cells = static_cast<std::uint32_t>(format.cells.size());
@@ -60,17 +52,18 @@ bool all_levels_in_range(const Format& format, std::span<const std::byte> codes)
 }  // namespace
 
 int Format::bits() const {
-  return 1 + std::bit_width(levels);
+  if (kind == Kind::levels) return 1 + std::bit_width(levels);
+  return kind == Kind::sign ? 1 : 0;
 }
 
 std::size_t Format::code_bytes() const {
   if (kind == Kind::ternary) return (numel + kTrits - 1) / kTrits;
-  return (numel * (kind == Kind::sign ? 1u : static_cast<std::size_t>(bits())) + 7) / 8;
+  return (numel * static_cast<std::size_t>(bits()) + 7) / 8;
 }
 
 std::vector<std::byte> start_block(const Format& format, bool finite) {
-  Header header = header_of(format);
-  header.flags = finite ? kFiniteFlag : 0;
+  BlockHeader header = header_of(format);
+  header.flags = finite ? BlockHeader::kFiniteFlag : 0;
   std::vector<std::byte> block(finite ? format.bytes() : kHeaderBytes);
   std::memcpy(block.data(), &header, sizeof header);
   return block;
@@ -102,20 +95,20 @@ void write_codes(const Format& format, std::span<const std::int16_t> codes, std:
 }
 
 bool check_block(const Format& format, std::span<const std::byte> block) {
-  Header header;
+  BlockHeader header;
   if (block.size() < sizeof header) damaged(fmt::format("{} bytes are no header", block.size()));
   std::memcpy(&header, block.data(), sizeof header);
-  const Header expected = header_of(format);
-  if (header.magic != kMagic || header.version != kVersion || header.zero != 0)
+  const BlockHeader expected = header_of(format);
+  if (header.magic != BlockHeader::kMagic || header.version != BlockHeader::kVersion || header.zero != 0)
     damaged("not a block of this version");
-  if (header.flags & ~kFiniteFlag) damaged("unknown flags");
+  if (header.flags & ~BlockHeader::kFiniteFlag) damaged("unknown flags");
   if (header.kind != expected.kind || header.cells != expected.cells || header.levels != expected.levels)
     damaged(
         "coded otherwise than here; do all ranks run with the same compress.name, .scope, .levels and "
         ".bucket?");
   if (header.numel != expected.numel)
     damaged(fmt::format("for {} elements where the group has {}", header.numel, format.numel));
-  const bool finite = header.flags & kFiniteFlag;
+  const bool finite = header.flags & BlockHeader::kFiniteFlag;
   const std::size_t bytes = finite ? format.bytes() : kHeaderBytes;
   if (block.size() != bytes) damaged(fmt::format("{} bytes where there must be {}", block.size(), bytes));
   if (!finite) return false;

@@ -25,11 +25,11 @@
 #include <span>
 #include <vector>
 
+#include "compress/quantise/block_header.h"
+
 namespace topknot::quantise {
 
-enum class Kind : std::uint8_t { sign = 1, levels = 2, ternary = 3 };
-
-inline constexpr std::size_t kHeaderBytes = 20;
+inline constexpr std::size_t kHeaderBytes = sizeof(BlockHeader);
 
 // What all ranks agree on.
 struct Format {
@@ -38,7 +38,7 @@ struct Format {
   std::size_t numel = 0;             // below 2^31
   std::vector<std::uint32_t> cells;  // where each ends: ascending, the last at numel; none where numel is 0
 
-  int bits() const;  // of Kind::levels, a code's
+  int bits() const;  // of a code; of Kind::ternary, whose codes share bytes: 0
   std::size_t code_bytes() const;
   std::size_t bytes() const { return kHeaderBytes + cells.size() * sizeof(float) + code_bytes(); }
 };

@@ -30,6 +30,49 @@ TEST_CASE("compressors on a GPU make the CPU's blocks, averages and residuals, w
     }
 }
 
+TEST_CASE("quantisers on a GPU make the CPU's blocks, averages and residuals, with 1 to 5 ranks") {
+  const OnGpu gpu;
+  struct Case {
+    const char *name, *memory;
+    int levels, bucket;
+  };
+  for (const Case& c :
+       {Case{"signsgd", "residual", 0, 0}, Case{"signsgd", "none", 0, 0}, Case{"qsgd", "none", 127, 128},
+        Case{"qsgd", "residual", 127, 128}, Case{"qsgd", "none", 1, 64}, Case{"qsgd", "none", 5, 1000},
+        Case{"qsgd", "none", 32767, 100}})
+    for (const int ranks : {1, 2, 5})
+      for (const std::size_t n : {1, 33, 777, 17001}) {
+        INFO(c.name << ' ' << c.memory << ", levels " << c.levels << ", " << ranks << " ranks, " << n);
+        CompressOptions options = named(c.name);
+        options.memory = c.memory;
+        options.seed = 3;
+        if (c.levels > 0) options.set("levels", c.levels), options.set("bucket", c.bucket);
+        GroupSpec group = whole_group(n, ranks);
+        group.offset = 1001;  // which numbers the random streams
+        if (n == 777) group.segments = {{0, 5}, {5, 6}, {6, 700}, {700, n}};
+        for (const bool graphs : {false, true}) {
+          BothRanks both(options, group, graphs);
+          ten_steps(both, n, ranks == 2 ? std::vector<float>{0.5f, 1.5f} : std::vector<float>{});
+        }
+      }
+}
+
+TEST_CASE("a quantised vector of zeros, and one whose norm is beyond float") {
+  const OnGpu gpu;
+  for (const char* name : {"signsgd", "qsgd"}) {
+    CompressOptions options = named(name);
+    options.memory = "none";
+    BothRanks both(options, whole_group(300, 2));
+    both.set_density(1);
+    for (std::size_t r = 0; r < 2; ++r) both.gradient(r).assign(300, r == 0 ? 0.0f : -0.0f);
+    both.step(0);
+    CHECK(both.status(0).bad == 0);
+    for (std::size_t r = 0; r < 2; ++r) both.gradient(r).assign(300, 3e38f);
+    both.step(1);
+    CHECK(both.status(1).bad == 1);
+  }
+}
+
 TEST_CASE("several segments travel as one list") {
   const OnGpu gpu;
   const std::size_t n = 900;
@@ -141,7 +184,7 @@ TEST_CASE("a sum that could overflow, and zeros, are told apart") {
 TEST_CASE("methods and pieces without kernels are left to the CPU, wrong ones are refused") {
   const OnGpu gpu;
   const GroupSpec group = whole_group(100, 2);
-  for (const char* name : {"dense", "powersgd", "qsgd", "randk"})
+  for (const char* name : {"dense", "powersgd", "terngrad", "randk"})
     CHECK(cuda::make_device_compressor(named(name), group) == nullptr);
   CompressOptions options = named("topk");
   options.codec = "auto";

@@ -1,0 +1,279 @@
+#include "compress/codec/cuda/device_block_tools.h"
+#include "compress/quantise/cuda/device_quantise_kernels.h"
+#include "nn/core/cuda/kernel_tools.h"
+
+namespace topknot::cuda {
+namespace {
+
+using quantise::BlockHeader, quantise::Kind;
+
+constexpr int kLanes = 8;  // of the CPU's sums
+constexpr int kPiecesPerBlock = kThreads / kLanes;
+
+__device__ bool finite(float x) {
+  return (__float_as_uint(x) & 0x7FFFFFFFu) <= kLargestFinite;
+}
+
+// Eight neighbouring threads a piece: lane l has the elements l, l + 8, ... of it, as on the CPU.
+__global__ void __launch_bounds__(kThreads)
+    sums_kernel(QuantisedFormat format, float* u, const float* residual, const QuantisedPiece* pieces,
+                std::uint32_t count, double* sums, std::uint32_t* broken) {
+  const std::uint32_t index = blockIdx.x * kPiecesPerBlock + threadIdx.x / kLanes;
+  double sum = 0;
+  bool bad = false;
+  if (index < count) {
+    const QuantisedPiece piece = pieces[index];
+#pragma unroll 8
+    for (std::uint32_t i = piece.begin + threadIdx.x % kLanes; i < piece.end; i += kLanes) {
+      float x = u[i];
+      if (residual) {
+        x += residual[i];
+        u[i] = x;
+      }
+      bad |= !finite(x);
+      const double term = static_cast<double>(x);
+      sum += format.kind == Kind::sign ? (term < 0 ? -term : term) : term * term;
+    }
+  }
+  // Lanes are added in order.
+  double total = 0;
+  for (int lane = 0; lane < kLanes; ++lane)
+    total += __shfl_sync(kAllLanes, sum, static_cast<int>(threadIdx.x & 31u) / kLanes * kLanes + lane);
+  if (index < count && threadIdx.x % kLanes == 0) sums[index] = total;
+  if (bad) atomicOr(broken, 1u);
+}
+
+// Signs: a block a cell, whose pieces are added in order by one thread.
+__global__ void __launch_bounds__(kThreads)
+    mean_kernel(QuantisedFormat format, const double* sums, const std::uint32_t* first, float* scales,
+                std::uint32_t* broken) {
+  __shared__ double staged[kThreads];
+  const std::uint32_t cell = blockIdx.x, end = first[cell + 1];
+  double total = 0;
+  for (std::uint32_t begin = first[cell]; begin < end; begin += kThreads) {
+    if (begin + threadIdx.x < end) staged[threadIdx.x] = sums[begin + threadIdx.x];
+    __syncthreads();
+    for (std::uint32_t i = 0; threadIdx.x == 0 && i < kThreads && begin + i < end; ++i) total += staged[i];
+    __syncthreads();
+  }
+  if (threadIdx.x != 0) return;
+  const std::uint32_t n = format.ends[cell] - (cell == 0 ? 0 : format.ends[cell - 1]);
+  scales[cell] = static_cast<float>(total / static_cast<double>(n));
+  if (!finite(scales[cell])) atomicOr(broken, 1u);
+}
+
+// Levels: the norm, rounded up to float.
+__global__ void __launch_bounds__(kThreads)
+    norm_kernel(QuantisedFormat format, const double* sums, float* scales, std::uint32_t* broken) {
+  const std::uint32_t cell = blockIdx.x * kThreads + threadIdx.x;
+  if (cell >= format.cells) return;
+  const double norm = sqrt(sums[cell]);
+  float rounded = static_cast<float>(norm);
+  if (static_cast<double>(rounded) < norm) rounded = __uint_as_float(__float_as_uint(rounded) + 1);
+  scales[cell] = rounded;
+  if (!finite(rounded)) atomicOr(broken, 1u);
+}
+
+// The cell of entry i, from one that is not behind it.
+__device__ std::uint32_t cell_from(const QuantisedFormat& format, std::uint32_t cell, std::uint32_t i) {
+  while (format.ends[cell] <= i) ++cell;
+  return cell;
+}
+__device__ std::uint32_t cell_of(const QuantisedFormat& format, std::uint32_t i) {
+  std::uint32_t begin = 0, count = format.cells;
+  while (count > 0) {
+    const std::uint32_t half = count / 2;
+    if (format.ends[begin + half] <= i)
+      begin += half + 1, count -= half + 1;
+    else
+      count = half;
+  }
+  return begin;
+}
+
+__device__ std::uint32_t code_of(const QuantisedFormat& format, float x, float scale, PhiloxStream rng,
+                                 std::uint64_t position) {
+  if (format.kind == Kind::sign) return x < 0 ? 1 : 0;
+  if (scale == 0) return 0;
+  const float uniform = uniform_of(rng.block(position / 4).words[position % 4]);
+  const int level = quantise::level_of(x < 0 ? -x : x, uniform, scale, static_cast<float>(format.levels));
+  return static_cast<std::uint32_t>(level) | (x < 0 && level > 0 ? 1u << (format.bits - 1) : 0u);
+}
+
+// A block of threads makes the codes of as many entries, and then the words that hold them.
+__global__ void __launch_bounds__(kThreads)
+    write_kernel(QuantisedFormat format, const float* u, const float* scales, const std::uint32_t* broken,
+                 const StepParameters* step, PhiloxStream rng, std::uint64_t offset, std::byte* block,
+                 StepStatus* status) {
+  __shared__ std::uint32_t codes[kThreads], first_cell;
+  const std::uint32_t i = blockIdx.x * kThreads + threadIdx.x;
+  if (i == 0) {
+    BlockHeader header;
+    header.flags = *broken ? 0 : BlockHeader::kFiniteFlag;
+    header.kind = static_cast<std::uint8_t>(format.kind);
+    header.numel = format.numel, header.cells = format.cells, header.levels = format.levels;
+    *reinterpret_cast<BlockHeader*>(block) = header;
+    status->selected += format.numel;
+    status->threshold = 0;
+  }
+  // Behind the header of a vector that is not finite there are zeros.
+  const bool whole = *broken == 0;
+  for (std::uint32_t cell = i; cell < format.cells; cell += gridDim.x * kThreads)
+    reinterpret_cast<float*>(block + sizeof(BlockHeader))[cell] = whole ? scales[cell] : 0.0f;
+  if (threadIdx.x == 0) first_cell = i < format.numel ? cell_of(format, i) : 0;
+  __syncthreads();
+  codes[threadIdx.x] = 0;
+  if (whole && i < format.numel) {
+    rng.a = static_cast<std::uint32_t>(step->step), rng.b = static_cast<std::uint32_t>(step->rank);
+    codes[threadIdx.x] = code_of(format, u[i], scales[cell_from(format, first_cell, i)], rng, offset + i);
+  }
+  __syncthreads();
+  // 32 codes are as many words as a code has bits.
+  auto* const words = reinterpret_cast<std::uint32_t*>(block + format.codes_at()) +
+                      blockIdx.x * (kThreads / 32) * format.bits;
+  const std::uint64_t all_words = (std::uint64_t{format.numel} * format.bits + 31) / 32;
+  for (std::uint32_t w = threadIdx.x; w < kThreads / 32 * format.bits; w += kThreads) {
+    const std::uint32_t from = 32 * w / format.bits;  // the first code that reaches into the word
+    std::uint64_t word = codes[from] >> (32 * w - from * format.bits);
+    std::uint32_t have = (from + 1) * format.bits - 32 * w;
+    for (std::uint32_t c = from + 1; have < 32; ++c, have += format.bits)
+      word |= static_cast<std::uint64_t>(codes[c]) << have;
+    if (std::uint64_t{blockIdx.x} * (kThreads / 32) * format.bits + w < all_words)
+      words[w] = static_cast<std::uint32_t>(word);
+  }
+}
+
+__device__ std::uint32_t code_at(const QuantisedFormat& format, const std::byte* block, std::uint32_t i) {
+  const std::uint64_t at = std::uint64_t{i} * format.bits;
+  const auto* words = reinterpret_cast<const std::uint32_t*>(block + format.codes_at()) + at / 32;
+  const unsigned shift = static_cast<unsigned>(at % 32);
+  std::uint32_t code = words[0] >> shift;
+  if (shift + format.bits > 32) code |= words[1] << (32 - shift);
+  return code & ((1u << format.bits) - 1);
+}
+
+__device__ float value_of(const QuantisedFormat& format, std::uint32_t code, float scale) {
+  float factor = 1.0f;
+  if (format.kind == Kind::sign) {
+    if (code != 0) factor = -1.0f;
+  } else {
+    const std::uint32_t sign = 1u << (format.bits - 1);
+    factor = static_cast<float>(code & (sign - 1)) / static_cast<float>(format.levels);
+    if (code & sign) factor = -factor;
+  }
+  return factor * scale + 0.0f;
+}
+
+// A block of threads a rank.
+__global__ void __launch_bounds__(kThreads)
+    check_kernel(QuantisedFormat format, const std::byte* blocks, DecodedStats* stats) {
+  __shared__ std::uint32_t largest;
+  const std::byte* const block = blocks + blockIdx.x * format.block_bytes;
+  const BlockHeader header = *reinterpret_cast<const BlockHeader*>(block);
+  if (threadIdx.x == 0) largest = 0;
+  __syncthreads();
+  const bool finite = (header.flags & BlockHeader::kFiniteFlag) != 0;
+  bool damaged = header.magic != BlockHeader::kMagic || header.version != BlockHeader::kVersion ||
+                 header.zero != 0 || (header.flags & ~BlockHeader::kFiniteFlag) != 0 ||
+                 header.kind != static_cast<std::uint8_t>(format.kind) || header.cells != format.cells ||
+                 header.levels != format.levels || header.numel != format.numel;
+  const auto* const scales = reinterpret_cast<const std::uint32_t*>(block + sizeof(BlockHeader));
+  for (std::uint32_t cell = threadIdx.x; finite && cell < format.cells; cell += kThreads) {
+    const std::uint32_t scale = scales[cell];
+    damaged |= scale > kLargestFinite;  // or below zero
+    atomicMax(&largest, scale);
+  }
+  const std::uint64_t bits = std::uint64_t{format.numel} * format.bits;
+  if (finite && threadIdx.x == 0 && bits % 32 != 0)
+    damaged |=
+        reinterpret_cast<const std::uint32_t*>(block + format.codes_at())[bits / 32] >> (bits % 32) != 0;
+  damaged = __syncthreads_or(damaged);
+  if (threadIdx.x == 0) stats[blockIdx.x] = {0, finite ? 1u : 0u, damaged ? 1u : 0u, largest};
+}
+
+// A row of blocks a rank.
+__global__ void __launch_bounds__(kThreads)
+    check_levels_kernel(QuantisedFormat format, const std::byte* blocks, DecodedStats* stats) {
+  DecodedStats& of_rank = stats[blockIdx.y];
+  if (of_rank.finite == 0) return;
+  const std::byte* const block = blocks + blockIdx.y * format.block_bytes;
+  const std::uint32_t sign = 1u << (format.bits - 1);
+  for (std::uint32_t i = blockIdx.x * kThreads + threadIdx.x; i < format.numel; i += gridDim.x * kThreads) {
+    const std::uint32_t code = code_at(format, block, i);
+    if ((code & (sign - 1)) > format.levels || code == sign) atomicOr(&of_rank.damaged, 1u);
+  }
+}
+
+__global__ void __launch_bounds__(kThreads)
+    commit_kernel(QuantisedFormat format, const std::byte* blocks, int ranks, const float* weights,
+                  float factor, const StepParameters* step, const StepStatus* status, float* u,
+                  float* residual) {
+  __shared__ std::uint32_t first_cell;
+  const std::uint32_t i = blockIdx.x * kThreads + threadIdx.x;
+  if (status->bad) {
+    if (residual && i < format.numel) u[i] = residual[i];
+    return;
+  }
+  if (threadIdx.x == 0) first_cell = cell_of(format, i);
+  __syncthreads();
+  if (i >= format.numel) return;
+  const std::uint32_t cell = cell_from(format, first_cell, i);
+  float sum = 0, own = 0;
+  for (int rank = 0; rank < ranks; ++rank) {
+    const std::byte* const block = blocks + static_cast<std::size_t>(rank) * format.block_bytes;
+    const float scale = reinterpret_cast<const float*>(block + sizeof(BlockHeader))[cell];
+    const float value = value_of(format, code_at(format, block, i), scale);
+    sum += weights[rank] * value;
+    if (rank == step->rank) own = value;
+  }
+  if (ranks > 1) sum *= factor;
+  if (residual) u[i] -= own;
+  (residual ? residual : u)[i] = sum;
+}
+
+}  // namespace
+
+void quantise_sums(cudaStream_t stream, const QuantisedFormat& format, float* u, const float* residual,
+                   const QuantisedPiece* pieces, std::uint32_t count, double* sums, std::uint32_t* broken) {
+  TOPKNOT_CUDA(cudaMemsetAsync(broken, 0, sizeof *broken, stream));
+  if (count > 0)
+    launch(sums_kernel, grid_for(count, kPiecesPerBlock), kThreads, stream, format, u, residual, pieces,
+           count, sums, broken);
+}
+
+void quantise_scales(cudaStream_t stream, const QuantisedFormat& format, const double* sums,
+                     const std::uint32_t* first, float* scales, std::uint32_t* broken) {
+  if (format.cells == 0) return;
+  if (format.kind == Kind::sign)
+    launch(mean_kernel, grid_for(format.cells, 1), kThreads, stream, format, sums, first, scales, broken);
+  else
+    launch(norm_kernel, grid_for(format.cells, kThreads), kThreads, stream, format, sums, scales, broken);
+}
+
+void write_quantised(cudaStream_t stream, const QuantisedFormat& format, const float* u, const float* scales,
+                     const std::uint32_t* broken, const StepParameters* step, const PhiloxStream& rng,
+                     std::uint64_t offset, std::byte* block, StepStatus* status) {
+  const std::uint64_t end = format.codes_at() + (std::uint64_t{format.numel} * format.bits + 31) / 32 * 4;
+  TOPKNOT_CUDA(cudaMemsetAsync(block + end, 0, format.block_bytes - end, stream));
+  launch(write_kernel, grid_for(format.numel, kThreads), kThreads, stream, format, u, scales, broken, step,
+         rng, offset, block, status);
+}
+
+void check_quantised(cudaStream_t stream, const QuantisedFormat& format, const std::byte* blocks, int ranks,
+                     DecodedStats* stats) {
+  launch(check_kernel, dim3(static_cast<unsigned>(ranks)), kThreads, stream, format, blocks, stats);
+  if (format.kind == Kind::sign || format.numel == 0) return;
+  dim3 grid = grid_for(format.numel, 4 * kThreads, 4096);
+  grid.y = static_cast<unsigned>(ranks);
+  launch(check_levels_kernel, grid, kThreads, stream, format, blocks, stats);
+}
+
+void commit_quantised(cudaStream_t stream, const QuantisedFormat& format, const std::byte* blocks, int ranks,
+                      const float* weights, const StepParameters* step, const StepStatus* status, float* u,
+                      float* residual) {
+  if (format.numel > 0)
+    launch(commit_kernel, grid_for(format.numel, kThreads), kThreads, stream, format, blocks, ranks, weights,
+           1.0f / static_cast<float>(ranks), step, status, u, residual);
+}
+
+}  // namespace topknot::cuda
