@@ -45,6 +45,7 @@ DistOptions dist_options(const LoadedConfig& loaded) {
   }
   options.master = dist.master;
   options.interface = dist.interface;
+  options.nccl = dist.nccl;
   options.timeout_s = dist.timeout_s;
   options.token = dist.token;
   if (!dist.link_rate.empty())

@@ -3,6 +3,8 @@
 
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "dist/comm/communicator.h"
 #include "nn/core/base/registry.h"
@@ -17,6 +19,7 @@ struct GroupOptions {
   bool serve_store = false;  // rank 0 serves the store; false where the launcher does
   bool launcher_serves = false;
   std::string interface;     // dist.interface: network interface; "": the one that reaches the store
+  std::string nccl;          // dist.nccl
   double timeout_s = 300;    // dist.timeout_s; 0: no limit
   std::string token = "";    // of the job: the store takes ranks with the same one only
   bool check_calls = false;  // compare operation, sequence number and size across ranks before every call
@@ -31,6 +34,9 @@ struct Backend {
   std::string (*problem)() = nullptr;
 };
 Registry<Backend>& backends();
+
+// dist.nccl, "ALGO=Ring IB_HCA=mlx5_0,mlx5_1", as variables of the environment: NCCL_ALGO and NCCL_IB_HCA. Throws UserError.
+std::vector<std::pair<std::string, std::string>> nccl_variables(const std::string& settings);
 
 int gpu_count();  // GPUs that this process sees; 0 in a build without CUDA
 // Host, PCI address and host name of a GPU, by lines: what NCCL takes for its identity.

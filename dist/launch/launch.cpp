@@ -221,6 +221,7 @@ std::unique_ptr<Communicator> join_group(const LaunchPlan& plan, const DistOptio
   group.serve_store = plan.rank == 0 && plan.launcher != "spawn";
   group.launcher_serves = plan.launcher == "spawn";
   group.interface = options.interface;
+  group.nccl = options.nccl;
   group.timeout_s = options.timeout_s;
   group.token = options.token.empty() ? plan.token : options.token;
   group.check_calls = options.check_calls;

@@ -27,6 +27,7 @@ struct DistOptions {
   bool ranks_insist = false;         // given for this run: a launcher with another number is then an error
   std::string master;                // dist.master HOST:PORT; "": from the environment
   std::string interface;             // dist.interface
+  std::string nccl;                  // dist.nccl
   double timeout_s = 300;            // dist.timeout_s; 0: no limit
   std::string token;                 // dist.token; "": from the environment
   std::optional<EmulatedLink> link;  // dist.link, between ranks that are threads
@@ -62,7 +63,7 @@ LaunchPlan plan_launch(const DistOptions& options, const Environment& environmen
 int gpu_of(const LaunchPlan& plan, int gpus);
 
 // For Kind::process: joins the group. Collective; throws as make_gloo_communicator does. For nccl and auto,
-// NCCL_SOCKET_IFNAME becomes dist.interface, unless it is set.
+// the variables of dist.nccl are set, and NCCL_SOCKET_IFNAME becomes dist.interface, unless they are set already.
 std::unique_ptr<Communicator> join_group(const LaunchPlan& plan, const DistOptions& options);
 
 // What dist.backend: auto takes for a group of processes, and why.

@@ -22,6 +22,7 @@ bool may_change(const std::string& key) {
                                              "dist.backend",
                                              "dist.master",
                                              "dist.interface",
+                                             "dist.nccl",
                                              "dist.link.rate",
                                              "dist.link.latency",
                                              "dist.ranks",

@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "compress/sparse_step.h"
+#include "dist/comm/backend.h"
 #include "dist/comm/emulated_link.h"
 #include "dist/launch/socket.h"
 #include "nn/core/base/check.h"
@@ -25,8 +26,8 @@ namespace {
 // Keys that say where and in which starts a run runs, not what.
 bool names_a_place(const std::string& key) {
   return key.rfind("output.", 0) == 0 || key == "data.root" || key == "dist.master" ||
-         key == "dist.interface" || key == "dist.token" || key.rfind("resume.", 0) == 0 ||
-         key == "train.stop_after";
+         key == "dist.interface" || key == "dist.nccl" || key == "dist.token" ||
+         key.rfind("resume.", 0) == 0 || key == "train.stop_after";
 }
 
 // FNV-1a, 32 bits.
@@ -110,6 +111,11 @@ std::vector<Problem> check_config(const Config& config) {
   }
   need(config.dist.master.empty() || config.dist.backend != "threads", "dist.master",
        "ranks that are threads have no master; use dist.backend=gloo for ranks on several hosts");
+  try {
+    nccl_variables(config.dist.nccl);
+  } catch (const UserError& error) {
+    problems.push_back({"dist.nccl", error.what()});
+  }
   need(config.dist.interface.empty() || config.dist.backend != "threads", "dist.interface",
        "ranks that are threads use no network; use dist.backend=gloo");
   if (!config.dist.link_rate.empty()) {

@@ -333,6 +333,10 @@ std::vector<Key> machine_keys() {
       number("dist.ranks", at<d, &Dist::ranks>, 1, 1024, "how many ranks train together"),
       text("dist.master", at<d, &Dist::master>, "processes on several hosts: HOST:PORT where rank 0 listens"),
       text("dist.interface", at<d, &Dist::interface>, "gloo, nccl: network interface to use, such as eth0"),
+      used_by({"nccl"},
+              text("dist.nccl", at<d, &Dist::nccl>,
+                   "nccl: settings of NCCL, such as \"IB_HCA=mlx5_0 NET_GDR_LEVEL=PHB\": variables of "
+                   "the environment without NCCL_, which holds where it has them")),
       used_by(
           {"gloo", "nccl"},
           text("dist.token", at<d, &Dist::token>,

@@ -2,6 +2,7 @@
 
 #include <map>
 
+#include "dist/comm/backend.h"
 #include "dist/launch/socket.h"
 #include "tests/dist/ranks.h"
 #include "tests/support/catch.h"
@@ -55,6 +56,15 @@ Variables both(Variables a, const Variables& b) {
 }
 
 }  // namespace
+
+TEST_CASE("settings of NCCL become variables of its environment") {
+  using Variables = std::vector<std::pair<std::string, std::string>>;
+  CHECK(nccl_variables("").empty());
+  CHECK(nccl_variables(" ALGO=Ring  NCCL_IB_HCA==mlx5_0:1,mlx5_1 ") ==
+        Variables{{"NCCL_ALGO", "Ring"}, {"NCCL_IB_HCA", "=mlx5_0:1,mlx5_1"}});
+  for (const char* wrong : {"Ring", "ALGO", "ALGO=", "=Ring", "algo=Ring", "ALGO=Ring x"})
+    CHECK_THROWS_AS(nccl_variables(wrong), UserError);
+}
 
 TEST_CASE("without a launcher, threads runs dist.ranks threads and gloo starts copies") {
   DistOptions options;
