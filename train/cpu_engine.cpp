@@ -34,7 +34,7 @@ class CpuEngine final : public StepEngine {
         recorder_(config_, inputs.folder, arena_, &exchange_, root_, inputs.resume),
         trace_({config_.train.profile_from, config_.train.profile_steps,
                 plan_steps(config_, train_loader_).total_steps},
-               inputs.folder.path, exchange_.groups(), communicator) {
+               inputs.folder.path, exchange_.groups(), communicator.rank(), communicator.overlaps()) {
     weights_ = train_loader_.weights();
     attach(exchange_, recorder_);
   }

@@ -81,12 +81,12 @@ void TraceWriter::write() const {
 }
 
 StepTrace::StepTrace(const TraceRange& range, const std::string& folder, const std::vector<Group>& groups,
-                     const Communicator& communicator)
+                     int rank, bool overlaps)
     : steps_(range.steps),
       first_(std::clamp<std::int64_t>(range.total - range.steps, 0, range.from)),
       folder_(folder),
-      rank_(communicator.rank()),
-      overlaps_(communicator.overlaps()),
+      rank_(rank),
+      overlaps_(overlaps),
       groups_(groups) {}
 
 StepTrace::~StepTrace() {
@@ -99,13 +99,23 @@ StepTrace::~StepTrace() {
 }
 
 void StepTrace::begin_step(std::int64_t step) {
+  begin_step(step, std::chrono::steady_clock::now());
+}
+
+void StepTrace::begin_step(std::int64_t step, Time now) {
   tracing_ = !done_ && step >= first_ && step - first_ < steps_;
   if (!tracing_) return;
   step_ = step + 1;
   pieces_.clear();
-  if (!writer_)
-    writer_ = std::make_unique<TraceWriter>(RunDirectory{folder_}.trace_json(rank_), rank_,
-                                            std::chrono::steady_clock::now());
+  if (!writer_) writer_ = std::make_unique<TraceWriter>(RunDirectory{folder_}.trace_json(rank_), rank_, now);
+}
+
+void StepTrace::add_step(std::int64_t step, const std::vector<Piece>& pieces,
+                         const std::vector<ExchangeSpan>& spans) {
+  if (pieces.empty()) return;
+  begin_step(step, pieces.front().begin);
+  pieces_ = pieces;
+  end_step(spans);
 }
 
 void StepTrace::end_step(const std::vector<ExchangeSpan>& spans) {

@@ -52,9 +52,9 @@ struct TraceRange {
 // that fails there is a warning and no trace. Does nothing where the range has no steps.
 class StepTrace {
  public:
-  // `groups` must outlive it.
-  StepTrace(const TraceRange& range, const std::string& folder, const std::vector<Group>& groups,
-            const Communicator& communicator);
+  // `groups` must outlive it. `overlaps`: collectives run beside the computation.
+  StepTrace(const TraceRange& range, const std::string& folder, const std::vector<Group>& groups, int rank,
+            bool overlaps);
   // Writes the steps so far of a run that failed.
   ~StepTrace();
   StepTrace(const StepTrace&) = delete;
@@ -64,6 +64,13 @@ class StepTrace {
   void begin_step(std::int64_t step);
   // Of the exchange, and the end of the step. Writes the file after the last step of the trace.
   void end_step(const std::vector<ExchangeSpan>& spans);
+  // A whole step that ended a while ago, in place of begin_step(), Span and end_step().
+  struct Piece {
+    TraceRow row;
+    const char* name;
+    TraceWriter::Time begin, end;
+  };
+  void add_step(std::int64_t step, const std::vector<Piece>& pieces, const std::vector<ExchangeSpan>& spans);
   // Writes the steps that there were; afterwards nothing is traced.
   void finish();
 
@@ -84,11 +91,7 @@ class StepTrace {
   };
 
  private:
-  struct Piece {
-    TraceRow row;
-    const char* name;
-    TraceWriter::Time begin, end;
-  };
+  void begin_step(std::int64_t step, TraceWriter::Time now);
   std::string name_of(const ExchangeSpan& span) const;
   void add_around(const Piece& piece, const std::vector<ExchangeSpan>& spans);
 

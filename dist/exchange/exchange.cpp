@@ -69,6 +69,15 @@ struct Exchange::State {
   }
 };
 
+bool ExchangeOptions::hierarchical(int ranks) const {
+  if (ranks_per_host <= 1 || ranks == 1) return false;
+  if (!compressing())
+    throw UserError(
+        "exchange.ranks_per_host: compress.name: dense needs no hierarchy, its sum takes each link once; "
+        "leave it at 0");
+  return true;
+}
+
 std::vector<Group> plan_groups(const ParameterArena& arena, const ExchangeOptions& options) {
   compressors().find(options.compress.name);  // a wrong name is an error even where everything stays dense
   return plan_groups(arena, options.compressing(), options.scope, options.merge, options.groups);

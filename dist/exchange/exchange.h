@@ -57,6 +57,8 @@ struct ExchangeOptions {
   std::map<std::string, double> layer_density = {};
 
   bool compressing() const { return compress.name != "dense"; }
+  // Whether the ranks of a host sum their gradients first. Throws UserError where the method is dense.
+  bool hierarchical(int ranks) const;
 };
 
 // The groups of an exchange with these options, in the order in which they travel. Throws UserError for an unknown

@@ -241,65 +241,30 @@ void HostPipeline::load(StateReader& reader) {
   if (collective_) collective_->load(reader);
 }
 
-// exchange.ranks_per_host: the gradients of a host's ranks are summed first, and the inner pipeline encodes the sum.
-// While the host sums one group, the message of the group before is encoded: sum 0, sum 1, message 0, sum 2, ...
-class HostSum final : public GroupPipeline {
+// The sum inside the host as a job of the rank's queue.
+class QueuedHostSum final : public HostSum {
  public:
-  // `held`: shared by the groups of a rank.
-  HostSum(std::unique_ptr<GroupPipeline> inner, int index, Hierarchy& hierarchy, HostStep& step,
-          HostSum*& held)
-      : inner_(std::move(inner)), hierarchy_(hierarchy), step_(step), held_(held) {
+  QueuedHostSum(std::unique_ptr<GroupPipeline> inner, int index, Hierarchy& hierarchy, HostStep& step,
+                HostSum*& held)
+      : HostSum(std::move(inner), hierarchy, held), step_(step) {
     sum_.group = index;
     sum_.round = ExchangeSpan::kInsideHost;
   }
 
-  void begin_step(const StepInfo& info) override { inner_->begin_step(hierarchy_.begin_step(info)); }
-  void encode(Slice slice) override { slice_ = slice; }
-  void send() override {
-    step_.submit(sum_, [this](Communicator&) { hierarchy_.average(slice_.gradient); });
-    if (HostSum* const before = std::exchange(held_, this)) before->encode_and_send();
-  }
-  void flush() override {
-    if (held_ == this) std::exchange(held_, nullptr)->encode_and_send();
-  }
-  bool decode() override { return inner_->decode(); }
-  bool finite() const override { return inner_->finite(); }
-  bool own_values_finite() const override { return inner_->own_values_finite(); }
-  bool commit() override { return inner_->commit(); }
-  void discard() override { inner_->discard(); }
-  GradientForm form() const override { return inner_->form(); }
-  // Bytes are those between hosts, which the first rank of a host sends and receives.
-  void add_stats(ExchangeStats& stats) const override {
-    const std::uint64_t sent = stats.bytes_sent, received = stats.bytes_received;
-    inner_->add_stats(stats);
-    if (!hierarchy_.leads()) stats.bytes_sent = sent, stats.bytes_received = received;
-  }
-  void save(StateWriter& writer) const override { inner_->save(writer); }
-  void load(StateReader& reader) override { inner_->load(reader); }
-
  private:
-  void encode_and_send() {
-    step_.wait(sum_);
-    inner_->encode(slice_);
-    inner_->send();
+  void start(std::span<float> gradient) override {
+    step_.submit(sum_, [this, gradient](Communicator&) { hierarchy_.average(gradient); });
   }
+  void wait() override { step_.wait(sum_); }
 
-  const std::unique_ptr<GroupPipeline> inner_;
-  Hierarchy& hierarchy_;
   HostStep& step_;
-  HostSum*& held_;
   PendingCollective sum_;
-  Slice slice_;
 };
 
 HostExecution::HostExecution(CollectiveQueue& queue, const ExchangeOptions& options)
     : options_(options), step_{queue} {
   step_.order = options.compressing() || options.ordered_sum ? SumOrder::ranks : SumOrder::library;
-  if (options.ranks_per_host <= 1 || ranks() == 1) return;
-  if (!options.compressing())
-    throw UserError(
-        "exchange.ranks_per_host: compress.name: dense needs no hierarchy, its sum takes each link once; "
-        "leave it at 0");
+  if (!options.hierarchical(ranks())) return;
   hierarchy_ = std::make_unique<Hierarchy>(queue, options.ranks_per_host);
   step_.hosts = &hierarchy_->hosts();
 }
@@ -308,7 +273,7 @@ std::unique_ptr<GroupPipeline> HostExecution::make_pipeline(const Group& group, 
   const int encoding = hierarchy_ ? hierarchy_->hosts().size() : ranks();
   auto pipeline = std::make_unique<HostPipeline>(group, index, options_, encoding, step_);
   if (!hierarchy_) return pipeline;
-  return std::make_unique<HostSum>(std::move(pipeline), index, *hierarchy_, step_, held_);
+  return std::make_unique<QueuedHostSum>(std::move(pipeline), index, *hierarchy_, step_, held_);
 }
 
 void HostExecution::begin_step(const StepInfo&) {

@@ -12,6 +12,7 @@
 #include "dist/comm/collective_queue.h"
 #include "dist/comm/communicator.h"
 #include "dist/exchange/group_pipeline.h"
+#include "dist/exchange/host_sum.h"
 #include "dist/sparse/hierarchical.h"
 #include "dist/sparse/sparse_collective.h"
 
@@ -124,7 +125,7 @@ class HostExecution final : public StepExecution {
   const ExchangeOptions options_;
   HostStep step_;
   std::unique_ptr<Hierarchy> hierarchy_;  // null: every rank encodes for itself
-  class HostSum* held_ = nullptr;         // whose message waits for the sum inside the host
+  HostSum* held_ = nullptr;               // whose message waits for the sum inside the host
   PendingCollective agreement_;
   bool loss_finite_ = true;
   std::vector<std::byte> finite_losses_;

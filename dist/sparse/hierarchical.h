@@ -70,10 +70,16 @@ class Hierarchy {
   // Whether this rank talks to other hosts.
   bool leads() const { return inside_->rank() == 0; }
   Communicator& hosts() { return *hosts_; }
+  // What hosts() is made of: the ranks of this host; the first ranks of all hosts, null where this rank is none.
+  Communicator& inside() { return *inside_; }
+  Communicator* across() { return across_.get(); }
 
   // The step as one of hosts: `info` with this host's rank and the hosts' weights, each the mean of its ranks', so of
   // mean 1 as well. Valid to the next call; calls with the same weights return the same.
   StepInfo begin_step(const StepInfo& info);
+  // Of the step: this rank's weight, and the sum of its host's ranks' weights.
+  float weight() const { return weight_; }
+  float total() const { return total_; }
   // Collective over the ranks of a host; part of a queue's job. Turns each rank's gradient into the host's:
   // sum_r(weight[r] * g_r) / sum_r(weight[r]), summed in rank order, the same bits on all of them. Zero where
   // all weights of the host are.

@@ -227,6 +227,7 @@ class EchoCommunicator final : public cuda::DeviceCommunicator {
     cuda::add_bfloat16(stream, data, data, data, n);
   }
   void broadcast(std::byte*, std::size_t, int, cudaStream_t) override {}
+  std::unique_ptr<cuda::DeviceCommunicator> split(Communicator&) override { throw Error("not split here"); }
   void wait(cudaStream_t stream) override { TOPKNOT_CUDA(cudaStreamSynchronize(stream)); }
   void abort(const std::string&) noexcept override {}
 

@@ -74,6 +74,39 @@ TEST_CASE("sparse groups and the dense ones beside them are the CPU's", "[device
     }
 }
 
+TEST_CASE("hosts of several ranks sum inside and compress across on the GPU as on the CPU",
+          "[device_exchange]") {
+  struct Shape {
+    int hosts, ranks_per_host;
+  };
+  for (const Shape shape : {Shape{2, 2}, Shape{1, 3}, Shape{3, 2}})
+    for (const std::string method : {"topk", "dgc", "gaussiank"})
+      for (const std::string merge : {"none", "all", "size:4000"}) {
+        INFO(shape.hosts << " x " << shape.ranks_per_host << ", " << method << ", " << merge);
+        ExchangePlan plan = plan_of(method, shape.hosts * shape.ranks_per_host, merge);
+        plan.options.ranks_per_host = shape.ranks_per_host;
+        plan.options.compress.momentum = method == "dgc" ? 0.9 : 0.0;
+        plan.steps = 6;
+        if (merge == "all") plan.weights = uneven(plan.ranks);
+        // In a compressed group, in a dense one, and the loss alone.
+        plan.gradient = [healthy = plan.gradient](std::int64_t step, int rank, std::size_t element) {
+          if (step == 1 && rank == 3 && element == 100) return NAN;
+          if (step == 2 && rank == 1 && element == 1700) return INFINITY;
+          return healthy(step, rank, element);
+        };
+        plan.loss = [](std::int64_t step, int rank) { return step == 4 && rank >= 1 ? NAN : 0.5f; };
+        const auto gpu = run_on_gpu(plan, [&](auto& arena, auto& queue, auto& device) {
+          return cuda::make_gpu_exchange(arena, queue, device, plan.options);
+        });
+        check_same(gpu, run_on_cpu(plan));
+        CHECK(gpu[0].steps[1].committed == (plan.ranks == 3));
+        CHECK(gpu[0].steps[4].bad_rank == 1);
+        // The first rank of a host speaks for it.
+        CHECK((gpu[0].bytes_sent > 0));
+        CHECK(gpu[1].bytes_sent == 0);
+      }
+}
+
 TEST_CASE("methods with momentum, masks and thresholds go through the exchange on the GPU",
           "[device_exchange]") {
   for (const std::string method : {"dgc", "regtopk", "gaussiank"}) {

@@ -1,5 +1,10 @@
 // Whole runs on a GPU: against the CPU's, with and without graphs, by every backend.
+#include <fmt/format.h>
+
 #include <cmath>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
 
 #include "tests/cuda/fixture.h"
 #include "tests/data/picture_folder.h"
@@ -190,9 +195,60 @@ TEST_CASE("bf16 and tf32 train") {
 }
 
 TEST_CASE("what a GPU cannot do is refused with the key's name") {
-  for (const char* key : {"train.profile_steps=2", "train.distribution_every=2"}) {
-    const std::string text = error_text([&] { on_gpu("threads", 1, {"compress.name=topk", key}); });
-    CHECK(says(text, {std::string(key).substr(0, std::string(key).find('=')), "train.device=cpu"}));
+  const std::string text = error_text([&] {
+    on_gpu("threads", 1, {"compress.name=topk", "train.distribution_every=2"});
+  });
+  CHECK(says(text, {"train.distribution_every", "train.device=cpu"}));
+}
+
+TEST_CASE("the parts of each step are timed by the GPU's clock, in graphs and without, and change no bit") {
+  for (const Keys& keys :
+       {Keys{"compress.name=topk"}, Keys{"compress.name=dense", "dist.ordered_sum=true"},
+        Keys{"compress.name=terngrad"}, Keys{"compress.name=topk", "train.graphs=false"},
+        Keys{"compress.name=dgc", "train.accumulate=2", "exchange.merge=none", "train.clip_local=0.5"}}) {
+    INFO(keys.front());
+    const Run timed = on_gpu("threads", 2, keys);
+    for (const StepRecord& step : timed.metrics.steps) {
+      INFO("step " << step.step);
+      for (const double seconds : {step.data_s, step.forward_s, step.backward_s, step.update_s, step.encode_s,
+                                   step.communicate_s, step.decode_s})
+        CHECK((seconds > 0 && seconds < 60));
+      CHECK(step.exposed_s >= 0);
+    }
+    const Run plain = on_gpu("threads", 2, joined(keys, {"train.step_times=false"}));
+    CHECK(plain.metrics.steps.back().forward_s == 0);
+    CHECK(plain.checksums == timed.checksums);
+  }
+}
+
+TEST_CASE("a GPU's steps are traced as the CPU's are") {
+  using Json = nlohmann::json;
+  for (const char* method : {"topk", "terngrad"}) {  // on the GPU, and staged
+    const TempFolder temp;
+    run_in_directory(
+        small_run(temp, joined(joined(kOnGpu, {"dist.ranks=2", "exchange.merge=none"}),
+                               {std::string("compress.name=") + method, "train.profile_steps=2"})),
+        "threads");
+    for (const int rank : {0, 1}) {
+      std::ifstream file(temp.at(fmt::format("run/trace_rank{}.json", rank)));
+      std::map<std::pair<int, std::string>, int> events;  // by row
+      const Json trace = Json::parse(file);
+      for (const Json& event : trace.at("traceEvents")) {
+        if (event.at("ph") != "X") continue;
+        const std::string name = event.at("name");
+        const std::int64_t step = event.at("args").at("step");
+        CHECK((step == 6 || step == 7));
+        CHECK(event.at("dur") >= 0.0);
+        ++events[{event.at("tid"), name.substr(0, name.find(':'))}];
+      }
+      for (const char* name : {"data", "forward", "update"}) CHECK(events[{0, name}] == 2);
+      CHECK(events[{0, "backward"}] >= 2);
+      for (const int row : {1, 2, 3})  // encode, communicate, decode
+        for (const char* group : {"group 0", "group 1", "group 2", "group 3"}) {
+          INFO(method << ", row " << row << ", " << group);
+          CHECK(events[{row, group}] == 2);
+        }
+    }
   }
 }
 

@@ -193,7 +193,7 @@ TEST_CASE("a trace is complete where the rank fails on its way") {
   const auto groups = plan_groups(model->store.arena(), false, "group", "all");
   run_ranks("threads", 1, [&](Communicator& communicator) {
     try {
-      StepTrace trace({5, 4, 100}, temp.at("new"), groups, communicator);
+      StepTrace trace({5, 4, 100}, temp.at("new"), groups, communicator.rank(), communicator.overlaps());
       for (std::int64_t step = 0; step < 7; ++step) {
         trace.begin_step(step);
         { const StepTrace::Span span(trace, TraceRow::compute, "forward"); }

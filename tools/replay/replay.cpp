@@ -137,7 +137,7 @@ ReplayResult replay_rank(const Recording& recording, const Config& config, const
   const std::int64_t total = options.steps + static_cast<std::int64_t>(kWarmUpSteps);
   StepTrace trace(
       {config.train.profile_from, options.trace_folder.empty() ? 0 : config.train.profile_steps, total},
-      options.trace_folder, exchange.groups(), communicator);
+      options.trace_folder, exchange.groups(), communicator.rank(), communicator.overlaps());
   for (std::int64_t step = 0; step < total; ++step) {
     const ReplayRow row = replay_row(step, rank, ranks, recording.steps());
     recording.fill(arena, row.row, row.scale);

@@ -35,6 +35,7 @@ bool may_change(const std::string& key) {
                                              "train.threads",
                                              "train.device",
                                              "train.graphs",
+                                             "train.step_times",
                                              "train.eval_every",
                                              "train.target_accuracy",
                                              "train.log_every",

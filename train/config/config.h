@@ -142,6 +142,7 @@ struct Config {
     std::int64_t record_gradients = 0;    // steps; 0: off
     std::int64_t record_from = 0;         // steps done before the first one
     std::int64_t distribution_every = 0;  // steps; 0: never
+    bool step_times = true;               // on a GPU
     std::int64_t profile_steps = 0;       // steps; 0: none
     std::int64_t profile_from = 5;        // steps done before the first one; the warm-up, kWarmUpSteps
   } train;

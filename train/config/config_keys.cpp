@@ -408,6 +408,9 @@ std::vector<Key> machine_keys() {
                                                  "steps before the first one that record_gradients writes")),
       number("train.distribution_every", at<t, &Train::distribution_every>, 0, 1e9,
              "steps between looks at the distribution of rank 0's accumulated gradient; 0: none"),
+      used_by({kGpus},
+              flag("train.step_times", at<t, &Train::step_times>,
+                   "measure the parts of each step with the GPU's clock, for metrics.jsonl and compare")),
       number("train.profile_steps", at<t, &Train::profile_steps>, 0, 1e6,
              "write a Chrome trace of so many steps, a file per rank, to the run directory; 0: none"),
       used_by(

@@ -17,6 +17,7 @@
 #include "optim/cuda/device_optimizer.h"
 #include "train/cuda/engine_kernels.h"
 #include "train/cuda/inputs.h"
+#include "train/cuda/step_times.h"
 #include "train/step_engine.h"
 
 namespace topknot {
@@ -45,13 +46,8 @@ ContextOptions context_options(const RunInputs& inputs, const Communicator& comm
 }
 
 void refuse_what_needs_the_cpu(const Config& config) {
-  const auto refuse = [](const std::string& key, const std::string& instead) {
-    throw UserError(key + " is for train.device=cpu; " + instead);
-  };
-  if (config.train.profile_steps > 0)
-    refuse("train.profile_steps", "a GPU's steps are shown by `nsys profile train ...`: set it to 0");
   if (config.train.distribution_every > 0)
-    refuse("train.distribution_every", "set it to 0, or train on the CPU");
+    throw UserError("train.distribution_every is for train.device=cpu; set it to 0, or train on the CPU");
 }
 
 // Made before the engine's model, and gone after it.
@@ -82,8 +78,12 @@ class CudaEngine final : private CurrentContext, public StepEngine {
         norm_(1),
         dropout_steps_(static_cast<std::size_t>(parts_)),
         result_(1),
-        results_(kStepsAhead * sizeof(StepReport)),
-        recorder_(config_, inputs.folder, arena_, nullptr, root_, inputs.resume) {
+        clock_bytes_(start_clock()),
+        results_(kStepsAhead * (sizeof(StepReport) + clock_bytes_)),
+        recorder_(config_, inputs.folder, arena_, nullptr, root_, inputs.resume),
+        trace_({config_.train.profile_from, config_.train.profile_steps,
+                plan_steps(config_, train_.loader()).total_steps},
+               inputs.folder.path, exchange_->groups(), communicator.rank(), true) {
     weights_ = train_.loader().weights();
     attach(*exchange_, recorder_);
     if (root_ && (settled_.choice.planned || settled_.choice.chosen))
@@ -114,23 +114,14 @@ class CudaEngine final : private CurrentContext, public StepEngine {
   }
 
   std::vector<StepStats> stats(std::size_t count) override {
-    TOPKNOT_CHECK(count > 0 && count <= bytes_.size(), "statistics of steps that were not made");
+    TOPKNOT_CHECK(count > 0 && count <= pending_.size(), "statistics of steps that were not made");
     // By a stream of its own, so that later steps need not be done.
-    there_[(steps_ - bytes_.size() + count - 1) % kStepsAhead].wait(reading_.get());
+    there_[(steps_ - pending_.size() + count - 1) % kStepsAhead].wait(reading_.get());
     wait(reading_.get());
-    std::vector<StepStats> stats(count);
-    for (std::size_t i = 0; i < stats.size(); ++i) {
-      StepReport parameters;
-      std::memcpy(&parameters, slot(steps_ - bytes_.size() + i), sizeof parameters);
-      stats[i].loss = parameters.loss;
-      stats[i].committed = parameters.status.bad == 0;
-      stats[i].bad_rank = parameters.status.bad_rank;
-      stats[i].bytes_sent = bytes_[i].first;
-      stats[i].bytes_received = bytes_[i].second;
-      stats[i].selected = parameters.status.selected;
-      stats[i].threshold = parameters.status.threshold;
-    }
-    bytes_.erase(bytes_.begin(), bytes_.begin() + static_cast<std::ptrdiff_t>(count));
+    std::vector<StepStats> stats;
+    for (std::size_t i = 0; i < count; ++i)
+      stats.push_back(outcome(pending_[i], slot(steps_ - pending_.size() + i)));
+    pending_.erase(pending_.begin(), pending_.begin() + static_cast<std::ptrdiff_t>(count));
     return stats;
   }
 
@@ -145,6 +136,7 @@ class CudaEngine final : private CurrentContext, public StepEngine {
   void finish() override {
     wait();
     recorder_.finish();
+    trace_.finish();
   }
 
  private:
@@ -172,16 +164,82 @@ class CudaEngine final : private CurrentContext, public StepEngine {
     else
       TOPKNOT_CUDA(cudaStreamSynchronize(stream));
   }
-  // Of the step's outcome, steps counted from this start on.
-  StepReport* slot(std::size_t step) const {
-    return reinterpret_cast<StepReport*>(results_.data()) + step % kStepsAhead;
+  // A step that stats() was not asked for.
+  struct Pending {
+    std::int64_t step = 0;  // of the run
+    ExchangeStats exchange;
+    std::vector<DeviceTimes::Mark> marks;
+    std::vector<ExchangeSpan> spans;  // of a staged exchange, on the host
+  };
+  // What the host gets of a step: a StepReport and the clock of its marks. Steps are counted from this start on.
+  std::byte* slot(std::size_t step) const {
+    return results_.data() + step % kStepsAhead * (sizeof(StepReport) + clock_bytes_);
+  }
+  StepStats outcome(const Pending& step, const std::byte* from) {
+    StepReport report;
+    std::memcpy(&report, from, sizeof report);
+    StepStats stats;
+    stats.loss = report.loss;
+    stats.committed = report.status.bad == 0;
+    stats.bad_rank = report.status.bad_rank;
+    stats.selected = report.status.selected;
+    stats.threshold = report.status.threshold;
+    stats.bytes_sent = step.exchange.bytes_sent;
+    stats.bytes_received = step.exchange.bytes_received;
+    stats.times.encode_s = step.exchange.encode;
+    stats.times.communicate_s = step.exchange.communicate;
+    stats.times.decode_s = step.exchange.decode;
+    stats.times.exposed_s = step.exchange.exposed;
+    StepTimes times(exchange_->times(), step.marks,
+                    reinterpret_cast<const std::uint64_t*>(from + sizeof(StepReport)));
+    if (!times.pieces.empty()) times.add_to(stats.times);
+    times.spans.insert(times.spans.end(), step.spans.begin(), step.spans.end());
+    trace_.add_step(step.step, times.pieces, times.spans);
+    return stats;
+  }
+  // Bytes of the clock.
+  std::size_t start_clock() {
+    if (!config_.train.step_times && config_.train.profile_steps == 0) return 0;
+    DeviceTimes& times = exchange_->times();
+    times.turn_on(exchange_->most_marks() + 2 * static_cast<std::size_t>(parts_) + 3);
+    return times.clock().size_bytes();
+  }
+  void in_phase(Phase phase, const Work& work) override {
+    const char* name = phase == Phase::forward    ? "forward"
+                       : phase == Phase::backward ? "backward"
+                       : phase == Phase::clip     ? "clip"
+                       : phase == Phase::update   ? "update"
+                                                  : nullptr;  // data comes in begin_step(), metrics later
+    if (!name) return work();
+    exchange_->times().around({name}, context_.stream(), work);
   }
 
   void begin_step(const StepRequest& request) override {
-    for (int part = 0; part < parts_; ++part)
-      TOPKNOT_CHECK(train_.next(part), "an epoch has fewer batches than its steps");
+    step_ = request.step;
+    exchange_->times().clear();
+    exchange_->times().around({"data"}, context_.stream(), [&] {
+      for (int part = 0; part < parts_; ++part)
+        TOPKNOT_CHECK(train_.next(part), "an epoch has fewer batches than its steps");
+    });
     count_up(context_.stream(), dropout_steps_.data(), static_cast<std::uint32_t>(request.step * parts_),
              static_cast<std::uint32_t>(parts_));
+  }
+
+  struct MarkedGraph {
+    Graph graph;
+    std::vector<DeviceTimes::Mark> marks;
+  };
+  // Records the work where that was not done yet.
+  void replay(MarkedGraph& marked, const Work& work) {
+    DeviceTimes& times = exchange_->times();
+    if (marked.graph) {
+      times.append(marked.marks);
+    } else {
+      const std::size_t before = times.marks().size();
+      marked.graph = Graph(context_.stream(), graph_memory_, work);
+      marked.marks = times.since(before);
+    }
+    marked.graph.launch(context_.stream());
   }
 
   // Eagerly at first, so that algorithms are chosen and memory is there, then as graphs.
@@ -204,19 +262,14 @@ class CudaEngine final : private CurrentContext, public StepEngine {
       if (graphs) graphs->warm = true;
       return;
     }
-    const cudaStream_t stream = context_.stream();
     if (capture == Capture::whole) {
-      if (!graphs->first)
-        graphs->first = Graph(stream, graph_memory_, [&] { first(), communicate(), last(); });
-      graphs->first.launch(stream);
-      if (device_) device_->launched(stream);  // the graph's collectives have a deadline too
+      replay(graphs->first, [&] { first(), communicate(), last(); });
+      if (device_) device_->launched(context_.stream());  // the graph's collectives have a deadline too
       return;
     }
-    if (!graphs->first) graphs->first = Graph(stream, graph_memory_, first);
-    graphs->first.launch(stream);
+    replay(graphs->first, first);
     communicate();
-    if (!graphs->second) graphs->second = Graph(stream, graph_memory_, last);
-    graphs->second.launch(stream);
+    replay(graphs->second, last);
   }
 
   void save_statistics() override {
@@ -258,12 +311,17 @@ class CudaEngine final : private CurrentContext, public StepEngine {
   }
 
   void record(const StepResult& result) override {
-    TOPKNOT_CHECK(bytes_.size() < kStepsAhead, "stats() comes at least every steps_ahead() steps");
-    TOPKNOT_CUDA(cudaMemcpyAsync(slot(steps_), result_.data(), sizeof(StepReport), cudaMemcpyDeviceToHost,
-                                 context_.stream()));
+    TOPKNOT_CHECK(pending_.size() < kStepsAhead, "stats() comes at least every steps_ahead() steps");
+    std::byte* const to = slot(steps_);
+    TOPKNOT_CUDA(
+        cudaMemcpyAsync(to, result_.data(), sizeof(StepReport), cudaMemcpyDeviceToHost, context_.stream()));
+    const DeviceTimes& times = exchange_->times();
+    if (clock_bytes_ > 0)
+      TOPKNOT_CUDA(cudaMemcpyAsync(to + sizeof(StepReport), times.clock().data(), clock_bytes_,
+                                   cudaMemcpyDeviceToHost, context_.stream()));
     there_[steps_ % kStepsAhead].record(context_.stream());
     ++steps_;
-    bytes_.emplace_back(result.stats.bytes_sent, result.stats.bytes_received);
+    pending_.push_back({step_, result.stats, times.marks(), exchange_->spans()});
   }
 
   std::vector<std::span<float>> optimizer_state() override { return optimizer_->state(); }
@@ -335,8 +393,8 @@ class CudaEngine final : private CurrentContext, public StepEngine {
   }
 
   struct StepGraphs {
-    bool warm = false;    // has run once without a graph
-    Graph first, second;  // second: after the collectives, where these are not in a graph
+    bool warm = false;          // has run once without a graph
+    MarkedGraph first, second;  // second: after the collectives, where these are not in a graph
   };
 
   std::unique_ptr<DeviceCommunicator> device_;  // null: collectives are the host's
@@ -350,16 +408,18 @@ class CudaEngine final : private CurrentContext, public StepEngine {
   DeviceArray<double> norm_;
   DeviceArray<std::uint32_t> dropout_steps_;  // one per part
   DeviceArray<StepReport> result_;
+  const std::size_t clock_bytes_;
   PinnedMemory results_;                  // of the last steps, a ring
   std::array<Event, kStepsAhead> there_;  // when they are in results_
   Stream reading_;                        // waits for these
   std::size_t steps_ = 0;                 // made since the start
-  std::vector<std::pair<std::uint64_t, std::uint64_t>>
-      bytes_;                    // sent and received, of the steps without stats()
+  std::int64_t step_ = 0;                 // of the run, under way
+  std::vector<Pending> pending_;
   DeviceArray<float> snapshot_;  // of copy_to_host()
   Event snapshot_there_;
   Stream copies_;
   Recorder recorder_;
+  StepTrace trace_;
   GraphMemory graph_memory_{context_.pool()};
   std::map<std::uint64_t, StepGraphs> graphs_;  // of density_
   double density_ = 0;

@@ -32,6 +32,10 @@ class DeviceCommunicator {
   virtual void all_reduce_bfloat16(void* data, std::size_t n, SumOrder order, cudaStream_t stream) = 0;
   virtual void broadcast(std::byte* data, std::size_t bytes, int root, cudaStream_t stream) = 0;
 
+  // A communicator of the ranks of `host`, a split of the one that this was made over. Collective over them. This outlives
+  // it, and ends where it does.
+  virtual std::unique_ptr<DeviceCommunicator> split(Communicator& host) = 0;
+
   // Waits until the stream has run everything, at most dist.timeout_s; throws CollectiveError where a peer died
   // or gave up or did not come in time, CudaError where the GPU failed. The host waits nowhere else.
   virtual void wait(cudaStream_t stream) = 0;

@@ -110,6 +110,10 @@ class DeviceThreads : public DeviceCommunicator {
     });
   }
 
+  std::unique_ptr<DeviceCommunicator> split(Communicator& host) override {
+    return std::make_unique<DeviceThreads>(host, timeout_s_);
+  }
+
   void wait(cudaStream_t stream) override {
     const Deadline deadline = deadline_in(timeout_s_);
     const PollingWait wait;

@@ -37,8 +37,9 @@ class Memory {
 
 class NcclCommunicator : public DeviceCommunicator {
  public:
-  NcclCommunicator(Communicator& host, double timeout_s)
-      : host_(host), timeout_s_(timeout_s), exceptions_(std::uncaught_exceptions()) {
+  // `whole`: null, or what this is a split of.
+  NcclCommunicator(Communicator& host, double timeout_s, NcclCommunicator* whole)
+      : host_(host), timeout_s_(timeout_s), whole_(whole), exceptions_(std::uncaught_exceptions()) {
     const int device = Context::current().options().device;
     const ncclUniqueId id = meet_for_nccl(host, device);
     try {
@@ -96,6 +97,10 @@ class NcclCommunicator : public DeviceCommunicator {
     expect(stream);
   }
 
+  std::unique_ptr<DeviceCommunicator> split(Communicator& host) override {
+    return std::make_unique<NcclCommunicator>(host, timeout_s_, this);
+  }
+
   void wait(cudaStream_t stream) override {
     const Deadline deadline = deadline_in(timeout_s_);
     const PollingWait wait;
@@ -130,6 +135,8 @@ class NcclCommunicator : public DeviceCommunicator {
       }
       host_.abort(reason);
       if (ended) end_at_once(ended);
+      // Work on the GPU goes on behind collectives that were ended; who waits for it asks the whole.
+      if (whole_) whole_->abort(reason);
     } catch (...) {
       // Out of memory: this process ends soon, and its connections with it.
     }
@@ -328,6 +335,7 @@ class NcclCommunicator : public DeviceCommunicator {
 
   Communicator& host_;
   const double timeout_s_;
+  NcclCommunicator* const whole_;
   const int exceptions_;  // in flight at construction
   std::string start_text_, last_;
   std::uint64_t sequence_ = 0;
@@ -342,7 +350,7 @@ class NcclCommunicator : public DeviceCommunicator {
 }  // namespace
 
 std::unique_ptr<DeviceCommunicator> make_nccl_communicator(Communicator& host, double timeout_s) {
-  return std::make_unique<NcclCommunicator>(host, timeout_s);
+  return std::make_unique<NcclCommunicator>(host, timeout_s, nullptr);
 }
 
 std::unique_ptr<DeviceCommunicator> make_device_communicator(Communicator& host, double timeout_s) {

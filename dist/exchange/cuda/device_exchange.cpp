@@ -11,30 +11,41 @@
 #include "compress/cuda/device_compressor.h"
 #include "compress/state.h"
 #include "dist/exchange/cuda/device_exchange_kernels.h"
+#include "dist/exchange/host_sum.h"
+#include "dist/sparse/cuda/device_hierarchy.h"
 #include "nn/core/base/check.h"
 #include "nn/core/base/log.h"
 
 namespace topknot::cuda {
 namespace {
 
+using Kind = ExchangeSpan::Kind;
 using Compressors = std::vector<std::unique_ptr<DeviceCompressor>>;  // by group; null: a dense one
 
 class DevicePipeline;
+class DeviceHostSum;
 
 class GpuExecution final : public DeviceExecution {
  public:
-  GpuExecution(DeviceCommunicator& device, const ExchangeOptions& options, Compressors compressors)
-      : DeviceExecution(device.size()),
-        device_(device),
+  // `hierarchy`: null where every rank encodes for itself.
+  GpuExecution(DeviceCommunicator& all, std::unique_ptr<DeviceHierarchy> hierarchy,
+               const ExchangeOptions& options, Compressors compressors)
+      : DeviceExecution(hierarchy ? hierarchy->weights() : all.size()),
+        all_(all),
+        hierarchy_(std::move(hierarchy)),
+        device_(hierarchy_ ? hierarchy_->hosts() : all),
         order_(options.compressing() || options.ordered_sum ? SumOrder::ranks : SumOrder::library),
         narrow_(!options.compressing() && options.compress.values == "bf16"),
         compressors_(std::move(compressors)),
         my_status_(1),
-        all_statuses_(static_cast<std::size_t>(device.size())) {}
+        all_statuses_(static_cast<std::size_t>(all.size())) {}
 
-  int rank() const override { return device_.rank(); }
-  int ranks() const override { return device_.size(); }
+  int rank() const override { return all_.rank(); }
+  int ranks() const override { return all_.size(); }
   std::unique_ptr<GroupPipeline> make_pipeline(const Group& group, int index) override;
+  void begin_step(const StepInfo& info) override {
+    DeviceExecution::begin_step(hierarchy_ ? hierarchy_->begin_step(info) : info);
+  }
 
   // Without graphs for collectives, a graph that ready() is captured in cannot hold them.
   bool sends_early() const override { return capture() == Exchange::Capture::whole; }
@@ -49,16 +60,18 @@ class GpuExecution final : public DeviceExecution {
     send_status();
     sent_.record(communication());
     // A graph of its own for decoding cannot wait for what happened outside of it.
-    if (!sends_early()) sent_.wait(compute());
+    if (!sends_early()) wait_for(sent_, ExchangeSpan::kAgreement);
   }
   void receive_agreement() override {
-    if (!joined()) sent_.wait(compute());
+    if (!joined()) wait_for(sent_, ExchangeSpan::kAgreement);
   }
   Agreed agree(std::span<const std::unique_ptr<GroupPipeline>>) override;
   bool decides_on_host() const override { return false; }
   void finish_step(StepResult&) override {}
   Exchange::Capture capture() const override {
-    return ranks() == 1 || device_.capturable() ? Exchange::Capture::whole : Exchange::Capture::parts;
+    if (ranks() == 1 || all_.capturable()) return Exchange::Capture::whole;
+    // A hierarchy encodes between the collectives, which the host starts.
+    return hierarchy_ ? Exchange::Capture::none : Exchange::Capture::parts;
   }
   // A rank that gave up may leave collectives under way; memory is given back in the compute stream's order.
   void quiesce() noexcept override {
@@ -71,11 +84,21 @@ class GpuExecution final : public DeviceExecution {
 
  private:
   friend class DevicePipeline;
+  friend class DeviceHostSum;
   // Whether decode_and_commit() finds the compute stream behind all collectives.
   bool joined() const { return ranks() == 1 || !sends_early(); }
+  // Whether groups are encoded while collectives are under way.
+  bool interleaved() const { return !joined() || hierarchy_; }
   void send_status();
+  // On the compute stream, for an event of the communication stream.
+  void wait_for(Event& event, int group, int round = 0) {
+    times().around({nullptr, {Kind::wait, group, round, {}, {}}}, compute(), [&] { event.wait(compute()); });
+  }
 
-  DeviceCommunicator& device_;
+  DeviceCommunicator& all_;  // of the ranks
+  const std::unique_ptr<DeviceHierarchy> hierarchy_;
+  HostSum* held_ = nullptr;     // whose message waits for the sum inside the host
+  DeviceCommunicator& device_;  // of those that encode for themselves: ranks, or hosts
   const SumOrder order_;
   const bool narrow_;  // dense sums travel as bfloat16
   Compressors compressors_;
@@ -89,8 +112,10 @@ class GpuExecution final : public DeviceExecution {
 // bfloat16 numbers, and averaged as compress/dense.cpp does it.
 class DevicePipeline final : public GroupPipeline {
  public:
-  DevicePipeline(const Group& group, std::unique_ptr<DeviceCompressor> compressor, GpuExecution& execution)
+  DevicePipeline(const Group& group, int index, std::unique_ptr<DeviceCompressor> compressor,
+                 GpuExecution& execution)
       : group_(group),
+        index_(index),
         execution_(execution),
         compressor_(std::move(compressor)),
         narrow_(execution.narrow_ && !compressor_) {
@@ -110,63 +135,71 @@ class DevicePipeline final : public GroupPipeline {
   void encode(Slice slice) override {
     slice_ = {slice.gradient, slice.spare};
     const DeviceStep& step = execution_.step();
-    const float* weight = step.weights() + execution_.rank();
-    if (compressor_)
-      compressor_->encode(compute(), slice_, step.parameters(), step.status(), mine_.data());
-    else if (narrow_)
-      narrow_by_weight(compute(), slice_.gradient.data(), group_.numel(), weight, narrowed_.data());
-    else
-      multiply_by_weight(compute(), slice_.gradient.data(), group_.numel(), weight);
-    if (!execution_.joined() && !carries()) encoded_.record(compute());
+    const float* weight = step.weights() + execution_.device_.rank();
+    execution_.times().around(mark(Kind::encode), compute(), [&] {
+      if (compressor_)
+        compressor_->encode(compute(), slice_, step.parameters(), step.status(), mine_.data());
+      else if (narrow_)
+        narrow_by_weight(compute(), slice_.gradient.data(), group_.numel(), weight, narrowed_.data());
+      else
+        multiply_by_weight(compute(), slice_.gradient.data(), group_.numel(), weight);
+    });
+    if (execution_.interleaved()) encoded_.record(compute());
   }
 
   // The carrier's waits for the loss, which the end of the backward pass brings too.
   void send() override {
-    if (execution_.ranks() > 1 && !carries()) start();
+    if (execution_.device_.size() > 1 && !carries()) start();
   }
 
-  // Of the carrier: this rank's status is written into the block behind its entries, which is then sent.
-  void write_status(const float* loss) {
-    write_rank_status(compute(), loss,
-                      reinterpret_cast<RankStatus*>(mine_.data() + mine_.size() - kTrailerBytes));
-    if (!execution_.joined()) encoded_.record(compute());
+  // Of the carrier's block, behind its entries.
+  RankStatus* my_status() {
+    return reinterpret_cast<RankStatus*>(mine_.data() + mine_.size() - kTrailerBytes);
   }
-  void agree() const {
-    cuda::agree(compute(), reinterpret_cast<const RankStatus*>(all_.data() + mine_.size() - kTrailerBytes),
-                mine_.size(), execution_.ranks(), execution_.step().status());
+  const RankStatus* first_status() const {
+    return reinterpret_cast<const RankStatus*>(all_.data() + mine_.size() - kTrailerBytes);
   }
+  std::size_t status_stride() const { return mine_.size(); }
 
   void start() {
     const bool early = execution_.sends_early();
     const cudaStream_t stream = Context::current().communication();
-    if (early) encoded_.wait(stream);
-    if (compressor_)
-      execution_.device_.all_gather(mine_.data(), all_.data(), mine_.size(), stream);
-    else if (narrow_)
-      execution_.device_.all_reduce_bfloat16(narrowed_.data(), group_.numel(), execution_.order_, stream);
-    else
-      execution_.device_.all_reduce(slice_.gradient.data(), group_.numel(), execution_.order_, stream);
+    if (execution_.interleaved()) encoded_.wait(stream);
+    DeviceCommunicator& device = execution_.device_;
+    execution_.times().around(mark(Kind::communicate), stream, [&] {
+      if (compressor_)
+        device.all_gather(mine_.data(), all_.data(), mine_.size(), stream);
+      else if (narrow_)
+        device.all_reduce_bfloat16(narrowed_.data(), group_.numel(), execution_.order_, stream);
+      else
+        device.all_reduce(slice_.gradient.data(), group_.numel(), execution_.order_, stream);
+    });
     if (early) arrived_.record(stream);
   }
 
   bool decode() override {
-    if (!execution_.joined()) arrived_.wait(compute());
-    const float factor = 1.0f / static_cast<float>(execution_.ranks());
+    if (!execution_.joined() && execution_.device_.size() > 1) execution_.wait_for(arrived_, index_);
+    const int encoding = execution_.device_.size();
+    const float factor = 1.0f / static_cast<float>(encoding);
     const DeviceStep& step = execution_.step();
     float* const gradient = slice_.gradient.data();
-    if (compressor_)
-      compressor_->decode(compute(), execution_.ranks() > 1 ? all_.data() : mine_.data(), step.weights(),
-                          step.status());
-    else if (narrow_)
-      average_sum_bfloat16(compute(), narrowed_.data(), gradient, group_.numel(), factor, step.status());
-    else
-      average_sum(compute(), gradient, group_.numel(), factor, step.status());
+    execution_.times().around(mark(Kind::decode), compute(), [&] {
+      if (compressor_)
+        compressor_->decode(compute(), encoding > 1 ? all_.data() : mine_.data(), step.weights(),
+                            step.status());
+      else if (narrow_)
+        average_sum_bfloat16(compute(), narrowed_.data(), gradient, group_.numel(), factor, step.status());
+      else
+        average_sum(compute(), gradient, group_.numel(), factor, step.status());
+    });
     return false;  // a method with more rounds has no kernels
   }
 
   bool commit() override {
     if (!compressor_) return false;
-    const std::span<float> average = compressor_->commit(compute(), execution_.step().status());
+    std::span<float> average;
+    execution_.times().around(mark(Kind::commit), compute(),
+                              [&] { average = compressor_->commit(compute(), execution_.step().status()); });
     TOPKNOT_CHECK(average.size() == group_.numel(), "an average of another length than its group");
     return average.data() == slice_.spare.data();
   }
@@ -177,7 +210,7 @@ class DevicePipeline final : public GroupPipeline {
   void add_stats(ExchangeStats& stats) const override {
     const std::uint64_t sent =
         compressor_ ? mine_.size() : group_.numel() * (narrow_ ? sizeof(std::uint16_t) : sizeof(float));
-    const auto others = static_cast<std::uint64_t>(execution_.ranks() - 1);
+    const auto others = static_cast<std::uint64_t>(execution_.device_.size() - 1);
     stats.bytes_sent += sent;
     if (others > 0) stats.bytes_received += compressor_ ? sent * others : sent;
   }
@@ -200,8 +233,10 @@ class DevicePipeline final : public GroupPipeline {
  private:
   static cudaStream_t compute() { return Context::current().stream(); }
   bool carries() const { return execution_.carrier_ == this; }
+  DeviceTimes::Mark mark(Kind kind) const { return {nullptr, {kind, index_, 0, {}, {}}}; }
 
   const Group& group_;
+  const int index_;
   GpuExecution& execution_;
   const std::unique_ptr<DeviceCompressor> compressor_;
   const bool narrow_;
@@ -212,36 +247,77 @@ class DevicePipeline final : public GroupPipeline {
   Event encoded_, arrived_;              // on the compute and on the communication stream
 };
 
+// The sum inside the host on the communication stream.
+class DeviceHostSum final : public HostSum {
+ public:
+  DeviceHostSum(std::unique_ptr<GroupPipeline> inner, int index, GpuExecution& execution)
+      : HostSum(std::move(inner), execution.hierarchy_->hierarchy(), execution.held_),
+        index_(index),
+        execution_(execution),
+        device_(*execution.hierarchy_) {}
+
+ private:
+  void start(std::span<float> gradient) override {
+    Context& context = Context::current();
+    const cudaStream_t stream = context.communication();
+    const float* const weight = execution_.step().weights() + device_.hosts().size();
+    complete_.record(context.stream());
+    complete_.wait(stream);
+    const ExchangeSpan span{Kind::communicate, index_, ExchangeSpan::kInsideHost, {}, {}};
+    execution_.times().around({nullptr, span}, stream, [&] {
+      multiply_by_weight(stream, gradient.data(), gradient.size(), weight);
+      device_.inside().all_reduce(gradient.data(), gradient.size(), SumOrder::ranks, stream);
+      divide_by_total(stream, gradient.data(), gradient.size(), weight + 1);
+    });
+    summed_.record(stream);
+  }
+  void wait() override { execution_.wait_for(summed_, index_, ExchangeSpan::kInsideHost); }
+
+  const int index_;
+  GpuExecution& execution_;
+  DeviceHierarchy& device_;
+  Event complete_, summed_;  // on the compute and on the communication stream
+};
+
 std::unique_ptr<GroupPipeline> GpuExecution::make_pipeline(const Group& group, int index) {
   auto pipeline = std::make_unique<DevicePipeline>(
-      group, std::move(compressors_[static_cast<std::size_t>(index)]), *this);
+      group, index, std::move(compressors_[static_cast<std::size_t>(index)]), *this);
   // The last one, since it waits for the loss.
-  if (group.compressed && group.numel() > 0 && ranks() > 1) carrier_ = pipeline.get();
-  return pipeline;
+  if (group.compressed && group.numel() > 0 && device_.size() > 1) carrier_ = pipeline.get();
+  if (!hierarchy_) return pipeline;
+  return std::make_unique<DeviceHostSum>(std::move(pipeline), index, *this);
 }
 
 void GpuExecution::complete(const float* loss) {
-  if (carrier_)
-    carrier_->write_status(loss);
-  else
-    write_rank_status(compute(), loss, my_status_.data());
+  const bool in_block = carrier_ && !hierarchy_;
+  write_rank_status(compute(), loss, rank(), in_block ? carrier_->my_status() : my_status_.data());
 }
 
 void GpuExecution::send_status() {
-  if (carrier_)
-    carrier_->start();
-  else
-    device_.all_gather(reinterpret_cast<const std::byte*>(my_status_.data()),
-                       reinterpret_cast<std::byte*>(all_statuses_.data()), sizeof(RankStatus),
-                       communication());
+  const auto gather = [this](DeviceCommunicator& communicator) {
+    times().around({nullptr, {Kind::communicate, ExchangeSpan::kAgreement, 0, {}, {}}}, communication(), [&] {
+      communicator.all_gather(reinterpret_cast<const std::byte*>(my_status_.data()),
+                              reinterpret_cast<std::byte*>(all_statuses_.data()), sizeof(RankStatus),
+                              communication());
+    });
+  };
+  if (!carrier_) return gather(all_);
+  if (hierarchy_) {
+    gather(hierarchy_->inside());
+    join_rank_statuses(communication(), all_statuses_.data(), hierarchy_->inside().size(),
+                       carrier_->my_status());
+  }
+  carrier_->start();
 }
 
 StepExecution::Agreed GpuExecution::agree(std::span<const std::unique_ptr<GroupPipeline>>) {
+  const int per_host = ranks() / device_.size();
   if (carrier_)
-    carrier_->agree();
+    cuda::agree(compute(), carrier_->first_status(), carrier_->status_stride(), device_.size(), per_host,
+                step().status());
   else
     cuda::agree(compute(), ranks() == 1 ? my_status_.data() : all_statuses_.data(), sizeof(RankStatus),
-                ranks(), step().status());
+                ranks(), per_host, step().status());
   return {};
 }
 
@@ -256,36 +332,40 @@ void DeviceExecution::begin_step(const StepInfo& info) {
   step_.begin(compute(), parameters, info.weights);
 }
 
-std::string what_needs_the_host(const ExchangeOptions& options, int ranks) {
+std::string what_needs_the_host(const ExchangeOptions& options) {
   if (options.collective != "all_gather") return "exchange.collective: " + options.collective;
-  if (options.ranks_per_host > 1 && ranks > 1)
-    return fmt::format("exchange.ranks_per_host: {}", options.ranks_per_host);
   if (options.compressing() && options.dense_values != "fp32")
     return "compress.dense_values: " + options.dense_values;
   return "";
 }
 
-std::unique_ptr<DeviceExchange> make_gpu_exchange(ParameterArena& arena, DeviceCommunicator& device,
+std::unique_ptr<DeviceExchange> make_gpu_exchange(ParameterArena& arena, CollectiveQueue& queue,
+                                                  DeviceCommunicator& device,
                                                   const ExchangeOptions& options) {
   std::vector<Group> groups = plan_groups(arena, options);
+  const bool hierarchical = options.hierarchical(device.size());
+  const int encoding = hierarchical ? device.size() / options.ranks_per_host : device.size();
   Compressors compressors;
   for (const Group& group : groups) {
-    const GroupSpec spec = group_spec(group, options.scope, device.size(), options.layer_density);
+    const GroupSpec spec = group_spec(group, options.scope, encoding, options.layer_density);
     std::unique_ptr<DeviceCompressor>& compressor = compressors.emplace_back();
     if (group.compressed && !(compressor = make_device_compressor(options.compress, spec))) return nullptr;
     if (!options.compressing()) planned_bytes(options.compress, spec, 1.0);  // validates the options
   }
+  std::unique_ptr<DeviceHierarchy> hierarchy;
+  if (hierarchical) hierarchy = std::make_unique<DeviceHierarchy>(queue, device, options.ranks_per_host);
   return std::make_unique<DeviceExchange>(
-      arena, std::move(groups), std::make_unique<GpuExecution>(device, options, std::move(compressors)));
+      arena, std::move(groups),
+      std::make_unique<GpuExecution>(device, std::move(hierarchy), options, std::move(compressors)));
 }
 
 std::unique_ptr<DeviceExchange> make_device_exchange(ParameterArena& arena, CollectiveQueue& queue,
                                                      DeviceCommunicator* device,
                                                      const ExchangeOptions& options) {
   if (!device) return make_staged_exchange(arena, queue, options);
-  std::string why = what_needs_the_host(options, queue.communicator().size());
+  std::string why = what_needs_the_host(options);
   if (why.empty()) {
-    if (auto exchange = make_gpu_exchange(arena, *device, options)) return exchange;
+    if (auto exchange = make_gpu_exchange(arena, queue, *device, options)) return exchange;
     why = fmt::format("compress.name: {} with these options", options.compress.name);
   }
   auto exchange = make_staged_exchange(arena, queue, options);  // refuses what contradicts itself

@@ -40,6 +40,12 @@ __global__ void __launch_bounds__(kThreads) multiply_kernel(float* x, std::size_
   change_tile(x, n, [w](float value) { return value * w; });
 }
 
+__global__ void __launch_bounds__(kThreads) divide_kernel(float* x, std::size_t n, const float* total) {
+  const float sum = *total;
+  if (sum == 0.0f || sum == 1.0f) return;
+  change_tile(x, n, [sum](float value) { return value / sum; });
+}
+
 __global__ void __launch_bounds__(kThreads)
     narrow_kernel(const float* x, std::size_t n, const float* weight, __nv_bfloat16* to) {
   const float w = *weight;
@@ -69,19 +75,33 @@ __global__ void __launch_bounds__(kThreads)
   if (bad) atomicOr(&status->bad, 1u);
 }
 
-__global__ void rank_status_kernel(const float* loss, RankStatus* mine) {
-  *mine = RankStatus{loss && not_finite(*loss), {0, 0, 0}};
+__global__ void rank_status_kernel(const float* loss, int rank, RankStatus* mine) {
+  *mine = RankStatus{loss && not_finite(*loss) ? rank : -1, {0, 0, 0}};
 }
 
-__global__ void agree_kernel(const std::byte* first, std::size_t stride, int ranks, StepStatus* status) {
-  int bad_loss = -1;
-  for (int rank = ranks - 1; rank >= 0; --rank)
-    if (reinterpret_cast<const RankStatus*>(first + static_cast<std::size_t>(rank) * stride)->bad_loss)
-      bad_loss = rank;
+// The first of the ranks that the statuses name, or -1: ranks ascend from status to status.
+__device__ int first_bad(const std::byte* first, std::size_t stride, int statuses) {
+  for (int i = 0; i < statuses; ++i) {
+    const int rank =
+        reinterpret_cast<const RankStatus*>(first + static_cast<std::size_t>(i) * stride)->bad_rank;
+    if (rank >= 0) return rank;
+  }
+  return -1;
+}
+
+__global__ void join_statuses_kernel(const std::byte* first, int ranks, RankStatus* host) {
+  *host = RankStatus{first_bad(first, sizeof(RankStatus), ranks), {0, 0, 0}};
+}
+
+__global__ void agree_kernel(const std::byte* first, std::size_t stride, int statuses, int ranks_per_host,
+                             StepStatus* status) {
+  const int bad_loss = first_bad(first, stride, statuses);
   if (bad_loss >= 0) {
     status->bad = 1;
     status->bad_rank = bad_loss;
-  } else if (status->bad && ranks == 1) {
+  } else if (status->bad_rank > 0) {
+    status->bad_rank *= ranks_per_host;
+  } else if (status->bad && statuses == 1 && ranks_per_host == 1) {
     status->bad_rank = 0;
   }
 }
@@ -90,6 +110,10 @@ __global__ void agree_kernel(const std::byte* first, std::size_t stride, int ran
 
 void multiply_by_weight(cudaStream_t stream, float* x, std::size_t n, const float* weight) {
   if (n > 0) launch(multiply_kernel, grid_for(n, kTile), kThreads, stream, x, n, weight);
+}
+
+void divide_by_total(cudaStream_t stream, float* x, std::size_t n, const float* total) {
+  if (n > 0) launch(divide_kernel, grid_for(n, kTile), kThreads, stream, x, n, total);
 }
 
 void narrow_by_weight(cudaStream_t stream, const float* x, std::size_t n, const float* weight, void* to) {
@@ -109,12 +133,18 @@ void average_sum_bfloat16(cudaStream_t stream, const void* sum, float* x, std::s
            static_cast<const __nv_bfloat16*>(sum), x, n, factor, status);
 }
 
-void write_rank_status(cudaStream_t stream, const float* loss, RankStatus* mine) {
-  launch(rank_status_kernel, 1, 1, stream, loss, mine);
+void write_rank_status(cudaStream_t stream, const float* loss, int rank, RankStatus* mine) {
+  launch(rank_status_kernel, 1, 1, stream, loss, rank, mine);
 }
 
-void agree(cudaStream_t stream, const RankStatus* first, std::size_t stride, int ranks, StepStatus* status) {
-  launch(agree_kernel, 1, 1, stream, reinterpret_cast<const std::byte*>(first), stride, ranks, status);
+void join_rank_statuses(cudaStream_t stream, const RankStatus* first, int ranks, RankStatus* host) {
+  launch(join_statuses_kernel, 1, 1, stream, reinterpret_cast<const std::byte*>(first), ranks, host);
+}
+
+void agree(cudaStream_t stream, const RankStatus* first, std::size_t stride, int statuses, int ranks_per_host,
+           StepStatus* status) {
+  launch(agree_kernel, 1, 1, stream, reinterpret_cast<const std::byte*>(first), stride, statuses,
+         ranks_per_host, status);
 }
 
 }  // namespace topknot::cuda

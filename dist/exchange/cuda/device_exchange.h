@@ -15,6 +15,7 @@
 #include "dist/comm/collective_queue.h"
 #include "dist/comm/cuda/device_communicator.h"
 #include "dist/exchange/cuda/device_step.h"
+#include "dist/exchange/cuda/device_times.h"
 #include "dist/exchange/exchange.h"
 #include "dist/exchange/group_pipeline.h"
 #include "nn/core/parameter.h"
@@ -24,9 +25,11 @@ namespace topknot::cuda {
 // What the executions of GPU gradients share: the step's parameters and status in GPU memory.
 class DeviceExecution : public StepExecution {
  public:
-  explicit DeviceExecution(int ranks) : step_(ranks) {}
+  // `weights`: numbers in begin_step()'s.
+  explicit DeviceExecution(int weights) : step_(weights) {}
   void begin_step(const StepInfo& info) override;
   DeviceStep& step() { return step_; }
+  DeviceTimes& times() { return times_; }
 
  protected:
   static cudaStream_t compute() { return Context::current().stream(); }
@@ -34,6 +37,7 @@ class DeviceExecution : public StepExecution {
 
  private:
   DeviceStep step_;
+  DeviceTimes times_;
 };
 
 class DeviceExchange final : public Exchange {
@@ -43,9 +47,13 @@ class DeviceExchange final : public Exchange {
   // GPU memory.
   StepParameters* parameters() { return step().parameters(); }
   StepStatus* status() { return step().status(); }
+  // Where the pieces of its steps are marked, once it is on: at most seven for each group, and two more.
+  DeviceTimes& times() { return device_execution().times(); }
+  std::size_t most_marks() const { return 7 * groups().size() + 2; }
 
  private:
-  DeviceStep& step() { return static_cast<DeviceExecution&>(execution()).step(); }
+  DeviceExecution& device_execution() { return static_cast<DeviceExecution&>(execution()); }
+  DeviceStep& step() { return device_execution().step(); }
 };
 
 // For an arena on the current context's GPU. `device`: null where the collectives are the host's (gloo), and the
@@ -57,11 +65,11 @@ std::unique_ptr<DeviceExchange> make_device_exchange(ParameterArena& arena, Coll
 // The two kinds of it, for tests.
 // "" where gradients can stay on the GPU; else the key that keeps them from it and its value, for the log. What
 // only the compressors know is not looked at.
-std::string what_needs_the_host(const ExchangeOptions& options, int ranks);
+std::string what_needs_the_host(const ExchangeOptions& options);
 // Gradients stay on the GPU. Null where a group's compressor has no kernels. For options that what_needs_the_host()
 // does not name.
-std::unique_ptr<DeviceExchange> make_gpu_exchange(ParameterArena& arena, DeviceCommunicator& device,
-                                                  const ExchangeOptions& options);
+std::unique_ptr<DeviceExchange> make_gpu_exchange(ParameterArena& arena, CollectiveQueue& queue,
+                                                  DeviceCommunicator& device, const ExchangeOptions& options);
 std::unique_ptr<DeviceExchange> make_staged_exchange(ParameterArena& arena, CollectiveQueue& queue,
                                                      const ExchangeOptions& options);
 

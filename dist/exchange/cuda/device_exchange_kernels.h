@@ -13,6 +13,8 @@ namespace topknot::cuda {
 
 // x *= *weight. Nothing is read where the weight is 1.
 void multiply_by_weight(cudaStream_t stream, float* x, std::size_t n, const float* weight);
+// x /= *total. Nothing is read where the total is 0 or 1.
+void divide_by_total(cudaStream_t stream, float* x, std::size_t n, const float* total);
 // to = bfloat16(x * *weight), to nearest, ties to even.
 void narrow_by_weight(cudaStream_t stream, const float* x, std::size_t n, const float* weight, void* to);
 
@@ -23,17 +25,20 @@ void average_sum(cudaStream_t stream, float* x, std::size_t n, float factor, Ste
 void average_sum_bfloat16(cudaStream_t stream, const void* sum, float* x, std::size_t n, float factor,
                           StepStatus* status);
 
-// What a rank tells the others beside its groups: in the trailer of a compressed group's block (kTrailerBytes) or, where all
-// groups are dense, by a collective of its own.
+// What a rank, or a host for its ranks, tells the others beside its groups: in the trailer of a compressed group's block
+// (kTrailerBytes) or, where all groups are dense, by a collective of its own.
 struct RankStatus {
-  std::uint32_t bad_loss = 0;           // 1: this rank's loss is not finite
-  std::uint32_t unused[3] = {0, 0, 0};  // a collective's block is a multiple of 16 bytes
+  std::int32_t bad_rank = -1;          // the first rank whose loss is not finite
+  std::int32_t unused[3] = {0, 0, 0};  // a collective's block is a multiple of 16 bytes
 };
 
 // `loss`: one float, or null.
-void write_rank_status(cudaStream_t stream, const float* loss, RankStatus* mine);
-// `first`: rank 0's, each `stride` bytes behind the one before. bad_rank is the first rank with a bad loss; without one the
-// status stays as decoding has left it.
-void agree(cudaStream_t stream, const RankStatus* first, std::size_t stride, int ranks, StepStatus* status);
+void write_rank_status(cudaStream_t stream, const float* loss, int rank, RankStatus* mine);
+// *host = what `ranks` ranks of a host say together.
+void join_rank_statuses(cudaStream_t stream, const RankStatus* first, int ranks, RankStatus* host);
+// `first`: rank 0's or host 0's, each `stride` bytes behind the one before. bad_rank is the first rank with a bad loss;
+// without one the status stays as decoding has left it, but for a host's number, which becomes its first rank's.
+void agree(cudaStream_t stream, const RankStatus* first, std::size_t stride, int statuses, int ranks_per_host,
+           StepStatus* status);
 
 }  // namespace topknot::cuda

@@ -136,6 +136,7 @@ class StagedExecution final : public DeviceExecution {
     status.threshold = result.stats.threshold;
     step().set_status(compute(), status);
   }
+  const std::vector<ExchangeSpan>& spans() const override { return host_.spans(); }
   // Copies work on the host memory. Nothing on these streams waits for another rank.
   void quiesce() noexcept override {
     if (Context* const context = Context::current_or_null()) {

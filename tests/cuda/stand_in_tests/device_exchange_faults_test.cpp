@@ -120,8 +120,10 @@ TEST_CASE("the parameters of a step reach the GPU whole, however far the host is
           "[device_exchange]") {
   const OnGpu gpu;
   ExchangeModel model(gpu.device());
+  const auto alone = make_thread_group(1, 20);
+  CollectiveQueue queue(*alone[0]);
   const auto device = echo_communicator();
-  const auto exchange = cuda::make_gpu_exchange(*model.arena, *device, options_of("dense"));
+  const auto exchange = cuda::make_gpu_exchange(*model.arena, queue, *device, options_of("dense"));
   constexpr int kSteps = 50;
   const cuda::DeviceArray<cuda::StepParameters> log(kSteps);
   for (int step = 0; step < kSteps; ++step) {

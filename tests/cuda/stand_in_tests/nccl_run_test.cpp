@@ -24,11 +24,37 @@ TEST_CASE("nccl: processes train to the weights of threads on one card") {
                                                 {2, {"compress.name=gaussiank", "compress.capacity=2"}},
                                                 {3, {"compress.name=dgc", "compress.scope=tensor"}},
                                                 {2, {"compress.name=regtopk", "exchange.merge=none"}},
+                                                {2, {"compress.name=qsgd"}},
+                                                {3, {"compress.name=signsgd", "compress.scope=tensor"}},
                                                 {2, {"compress.name=dense", "dist.ordered_sum=true"}}};
   for (const auto& [ranks, keys] : cases) {
     INFO(keys.front());
     CHECK(run_of("nccl", ranks, keys).checksums == run_of("threads", ranks, keys).checksums);
   }
+}
+
+TEST_CASE(
+    "nccl: hosts of two ranks train to the same weights, over the GPU or the CPU, with graphs or without") {
+  const stand_in::Gpus gpus(4);
+  for (const Keys& keys : {Keys{"compress.name=topk"}, Keys{"compress.name=dgc", "compress.scope=tensor"},
+                           Keys{"compress.name=gaussiank", "compress.capacity=2", "exchange.merge=none"}}) {
+    INFO(keys.front());
+    const Keys two = with(keys, {"exchange.ranks_per_host=2"});
+    const auto weights = run_of("nccl", 4, two).checksums;
+    CHECK(run_of("nccl", 4, with(two, {"train.graphs=false"})).checksums == weights);
+    CHECK(run_of("threads", 4, two).checksums == weights);
+    CHECK(run_of("gloo", 4, two).checksums == weights);  // staged
+    CHECK(run_of("nccl", 4, keys).checksums != weights);
+  }
+}
+
+TEST_CASE("nccl: a GPU that is lost inside a host ends every rank of every host") {
+  const stand_in::Gpus gpus(4);
+  stand_in::fail("cudaGraphLaunch", cudaErrorIllegalAddress, 6);
+  const std::string text = error_text([] {
+    run_of("nccl", 4, {"compress.name=topk", "exchange.ranks_per_host=2", "dist.timeout_s=5"});
+  });
+  CHECK(says(text, {"rank "}));
 }
 
 TEST_CASE("graphs of densities that are past are gone, since their buffers are") {
@@ -75,7 +101,7 @@ TEST_CASE("nccl: dense gradients by the library's own sum, the same on all ranks
 
 TEST_CASE("a method without kernels goes through the CPU under nccl, to the same weights") {
   const stand_in::Gpus gpus(2);
-  const Keys keys{"compress.name=signsgd"};
+  const Keys keys{"compress.name=powersgd"};
   CHECK(run_of("nccl", 2, keys).checksums == run_of("threads", 2, keys).checksums);
 }
 

@@ -254,6 +254,26 @@ TEST_CASE("nccl: an asynchronous error ends all") {
   CHECK(stand_in::nccl_communicators() == 0);
 }
 
+TEST_CASE("nccl: an error among some of the ranks ends all, whoever waits for whom") {
+  const Machine machine;
+  const Ended run = ended(4, 60, [](DeviceRank& rank) {
+    const auto host = rank.host.split(rank.rank() / 2);
+    const auto part = rank.device.split(*host);
+    const cuda::DeviceArray<float> data(64);
+    part->all_reduce(data.data(), 64, SumOrder::ranks, rank.stream());
+    rank.device.wait(rank.stream());
+    rank.host.barrier();
+    if (rank.rank() == 0)
+      part->abort("the disk is full");  // as its watch does; nothing is left that rank 0 would wait for
+    else
+      rank.device.all_reduce(data.data(), 64, SumOrder::ranks, rank.stream());
+    rank.device.wait(rank.stream());
+  });
+  for (const auto& error : run.errors) CHECK(says(error, {"the disk is full"}));
+  CHECK(run.seconds < 20);
+  CHECK(stand_in::nccl_communicators() == 0);
+}
+
 TEST_CASE("nccl: a host that is blocked in a call of CUDA is freed at the deadline") {
   const Machine machine;
   const Ended run = ended(2, 0.6, [](DeviceRank& rank) {

@@ -1,0 +1,32 @@
+#pragma once
+// exchange.ranks_per_host for gradients in GPU memory: the hosts of dist/sparse/hierarchical.h as a communicator of GPUs.
+
+#include <memory>
+#include <vector>
+
+#include "dist/comm/cuda/device_communicator.h"
+#include "dist/sparse/hierarchical.h"
+
+namespace topknot::cuda {
+
+class DeviceHierarchy {
+ public:
+  // Collective, on the current context's GPU. `all`: of the queue's ranks. Both outlive this. Throws as Hierarchy.
+  DeviceHierarchy(CollectiveQueue& queue, DeviceCommunicator& all, int ranks_per_host);
+
+  Hierarchy& hierarchy() { return hierarchy_; }
+  // Every rank of a host makes the same calls with the same bits; the first talks to the other hosts, and broadcasts.
+  DeviceCommunicator& hosts() { return *hosts_; }
+  DeviceCommunicator& inside() { return *inside_; }
+
+  // As Hierarchy, with two weights more behind those of the hosts: this rank's, and the sum of its host's ranks'.
+  StepInfo begin_step(const StepInfo& info);
+  int weights() const { return hosts_->size() + 2; }
+
+ private:
+  Hierarchy hierarchy_;
+  std::unique_ptr<DeviceCommunicator> inside_, across_, hosts_;
+  std::vector<float> weights_;
+};
+
+}  // namespace topknot::cuda

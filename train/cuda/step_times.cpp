@@ -1,0 +1,56 @@
+#include "train/cuda/step_times.h"
+
+#include <cstring>
+
+#include "train/plan/exchange_plan.h"
+
+namespace topknot::cuda {
+namespace {
+
+using Kind = ExchangeSpan::Kind;
+
+template <class Span>
+double seconds(const Span& span) {
+  return std::chrono::duration<double>(span.end - span.begin).count();
+}
+
+}  // namespace
+
+StepTimes::StepTimes(const DeviceTimes& times, std::span<const DeviceTimes::Mark> marks,
+                     const std::uint64_t* clock) {
+  for (std::size_t i = 0; i < marks.size(); ++i) {
+    const auto begin = times.host_time(clock[2 * i]), end = times.host_time(clock[2 * i + 1]);
+    if (marks[i].piece) {
+      pieces.push_back({TraceRow::compute, marks[i].piece, begin, end});
+    } else {
+      spans.push_back(marks[i].span);
+      spans.back().begin = begin, spans.back().end = end;
+    }
+  }
+}
+
+void StepTimes::add_to(StepRecord& record) const {
+  DeviceTimes::Time backward_begin, backward_end;
+  for (const StepTrace::Piece& piece : pieces) {
+    const auto is = [&](const char* name) { return std::strcmp(piece.name, name) == 0; };
+    if (is("data")) record.data_s += seconds(piece);
+    if (is("forward")) record.forward_s += seconds(piece);
+    if (is("update")) record.update_s += seconds(piece);
+    if (!is("backward")) continue;
+    record.backward_s += seconds(piece);
+    backward_begin = piece.begin, backward_end = piece.end;  // the last one drives the exchange
+  }
+  for (const ExchangeSpan& span : spans) {
+    double& total = span.kind == Kind::encode        ? record.encode_s
+                    : span.kind == Kind::communicate ? record.communicate_s
+                    : span.kind == Kind::wait        ? record.exposed_s
+                                                     : record.decode_s;
+    total += seconds(span);
+    const bool computes = span.kind != Kind::communicate;
+    if (computes && span.begin >= backward_begin && span.end <= backward_end)
+      record.backward_s -= seconds(span);
+  }
+  record.makespan_s = measured_makespan(spans, backward_begin);
+}
+
+}  // namespace topknot::cuda

@@ -1,0 +1,22 @@
+#pragma once
+// The times of a step on a GPU, from the marks that it left (dist/exchange/cuda/device_times.h).
+
+#include <vector>
+
+#include "dist/exchange/cuda/device_times.h"
+#include "train/metrics/metrics.h"
+#include "train/trace.h"
+
+namespace topknot::cuda {
+
+struct StepTimes {
+  std::vector<StepTrace::Piece> pieces;  // data, forward, backward, clip, update
+  std::vector<ExchangeSpan> spans;       // of the exchange
+
+  // `clock`: two times per mark, as DeviceTimes::clock() had them after the step.
+  StepTimes(const DeviceTimes& times, std::span<const DeviceTimes::Mark> marks, const std::uint64_t* clock);
+  // As the engine on a CPU has them. backward_s is without encoding and waits.
+  void add_to(StepRecord& record) const;
+};
+
+}  // namespace topknot::cuda
