@@ -190,13 +190,21 @@ Batch Loader::make(std::int64_t step, std::vector<DamagedFile>& damaged) const {
   const std::int64_t b = batch.size();
   const Shape shape = dataset_.sample_shape();
   const std::int64_t numel = shape.numel();
-  with_memory(fmt::format("a batch of {} samples", b), 4.0 * static_cast<double>(b * numel), [&] {
-    batch.images = Tensor::empty({b, shape[0], shape[1], shape[2]});
-    if (dataset_.classes() == 0) batch.targets = Tensor::empty({b, dataset_.targets()});
-  });
+  const bool bytes = options_.bytes && transform_.gives_bytes();
+  with_memory(fmt::format("a batch of {} samples", b), (bytes ? 1.0 : 4.0) * static_cast<double>(b * numel),
+              [&] {
+                if (bytes)
+                  batch.bytes.resize(static_cast<std::size_t>(b * numel));
+                else
+                  batch.images = Tensor::empty({b, shape[0], shape[1], shape[2]});
+                if (dataset_.classes() == 0) batch.targets = Tensor::empty({b, dataset_.targets()});
+              });
   for (std::int64_t i = 0; i < b; ++i) {
     const std::int64_t index = batch.indices[static_cast<std::size_t>(i)];
-    transform_.apply(index, epoch_, batch.images.data() + i * numel, damaged);
+    if (bytes)
+      transform_.apply(index, epoch_, batch.bytes.data() + i * numel, damaged);
+    else
+      transform_.apply(index, epoch_, batch.images.data() + i * numel, damaged);
     if (dataset_.classes() == 0) dataset_.target(index, batch.targets.data() + i * dataset_.targets());
   }
   if (dataset_.classes() > 0)

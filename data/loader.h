@@ -24,7 +24,9 @@
 namespace topknot {
 
 struct Batch {
-  Tensor images;  // [b, C, H, W], plain, CPU, normalised
+  Tensor images;  // [b, C, H, W], plain, CPU, normalised; undefined where the loader gives bytes
+  std::vector<std::uint8_t>
+      bytes;  // LoaderOptions::bytes, [b, C, H, W]: the images before normalisation; else empty
   // b of them, empty for regression. Of windows of T tokens b T, step by step: label t b + i is that of sample i's token t.
   std::vector<std::int32_t> labels;
   Tensor targets;  // [b, targets], regression only, else undefined
@@ -50,6 +52,7 @@ struct LoaderOptions {
   int prefetch = 4;        // batches ready or in work ahead of the caller, at least 1
   bool train = true;       // false: every sample once over the ranks, the last batch short
   bool samples = true;     // false: only Batch::indices, for data that lie in a GPU's memory
+  bool bytes = false;      // Batch::bytes in place of images, for sets that give bytes
   int max_bad_files = 0;   // damaged files of a set on demand for which another sample stands in
 };
 

@@ -9,9 +9,9 @@ namespace {
 
 // One channel: out(y, x) = value(source(y + top - padding, x + left - padding)), black outside, mirrored if
 // asked.
-template <class T, class Value>
-void map_channel(const T* source, std::int64_t height, std::int64_t width, const CropFlip& choice,
-                 float black, Value value, float* out) {
+template <class T, class Value, class Out>
+void map_channel(const T* source, std::int64_t height, std::int64_t width, const CropFlip& choice, Out black,
+                 Value value, Out* out) {
   const std::int64_t dy = choice.top - kCropPadding, dx = choice.left - kCropPadding;
   const std::int64_t first = std::clamp<std::int64_t>(-dx, 0, width),
                      last = std::clamp<std::int64_t>(width - dx, 0, width);
@@ -76,13 +76,27 @@ void Transform::apply(std::int64_t index, std::int64_t epoch, float* out,
   if (!dataset_.on_demand()) return apply(index, epoch, out);
   const std::int64_t area = height_ * width_;
   std::vector<std::uint8_t> pixels(static_cast<std::size_t>(channels_ * area));
-  const CounterRng random = numbers_of(seed_, epoch, index);
-  dataset_.decode(index, augment_ ? &random : nullptr, pixels.data(), damaged);
+  apply(index, epoch, pixels.data(), damaged);
   const std::uint8_t* from = pixels.data();
   for (std::int64_t c = 0; c < channels_; ++c) {
     const float* of_byte = of_byte_.data() + 256 * c;
     for (const std::uint8_t* end = from + area; from < end; ++from) *out++ = of_byte[*from];
   }
+}
+
+void Transform::apply(std::int64_t index, std::int64_t epoch, std::uint8_t* out,
+                      std::vector<DamagedFile>& damaged) const {
+  if (dataset_.on_demand()) {
+    const CounterRng random = numbers_of(seed_, epoch, index);
+    dataset_.decode(index, augment_ ? &random : nullptr, out, damaged);
+    return;
+  }
+  const CropFlip choice = augment_ ? draw_crop_flip(seed_, epoch, index) : CropFlip{};
+  const std::int64_t area = height_ * width_;
+  for (std::int64_t c = 0; c < channels_; ++c)
+    map_channel(
+        dataset_.bytes(index) + c * area, height_, width_, choice, std::uint8_t{0},
+        [](std::uint8_t b) { return b; }, out + c * area);
 }
 
 void Transform::apply(std::int64_t index, std::int64_t epoch, float* out) const {

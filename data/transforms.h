@@ -33,6 +33,10 @@ class Transform {
   // channel. Of a set on demand, what Dataset::decode() found is added to `damaged`.
   void apply(std::int64_t index, std::int64_t epoch, float* out, std::vector<DamagedFile>& damaged) const;
   void apply(std::int64_t index, std::int64_t epoch, float* out) const;
+  // The same before normalisation, for sets that give bytes.
+  bool gives_bytes() const { return !of_byte_.empty(); }
+  void apply(std::int64_t index, std::int64_t epoch, std::uint8_t* out,
+             std::vector<DamagedFile>& damaged) const;
   // The same for a given choice.
   void apply(std::int64_t index, const CropFlip& choice, float* out) const;
 

@@ -70,6 +70,10 @@ std::vector<float> statistics_of(const Dataset& dataset) {
 
 }  // namespace
 
+DeviceArray<float> device_statistics(const Dataset& dataset) {
+  return uploaded(statistics_of(dataset));
+}
+
 DeviceDataset::DeviceDataset(const Dataset& dataset, bool augment, std::uint64_t seed)
     : size_(dataset.size()),
       targets_count_(dataset.classes() == 0 ? dataset.targets() : 0),
@@ -77,7 +81,7 @@ DeviceDataset::DeviceDataset(const Dataset& dataset, bool augment, std::uint64_t
       as_bytes_(size_ > 0 && dataset.bytes(0)),
       augment_(augment),
       seed_(seed),
-      statistics_(uploaded(statistics_of(dataset))) {
+      statistics_(device_statistics(dataset)) {
   if (size_ > std::numeric_limits<std::int32_t>::max())
     throw UserError("data.on_device: data set '" + dataset.name() +
                     "' has more than 2^31 - 1 samples; set data.on_device=false");

@@ -22,7 +22,7 @@ __global__ void __launch_bounds__(kThreads)
     batch_kernel(StoredSamples stored, BatchMemory batch, bool augment, PhiloxStream rng,
                  const std::uint32_t* epoch, std::uint32_t chunks) {
   const std::uint32_t sample = blockIdx.x / chunks, chunk = blockIdx.x % chunks;
-  const std::int32_t index = batch.indices[sample];
+  const std::int32_t index = batch.indices ? batch.indices[sample] : static_cast<std::int32_t>(sample);
   CropDraw draw{kCropPadding, kCropPadding, false};
   if (augment) {  // every thread draws: cheaper than waiting for one that does
     rng.a = epoch ? *epoch : 0;
@@ -43,8 +43,10 @@ __global__ void __launch_bounds__(kThreads)
     const int source_x = (draw.flip ? width - 1 - x : x) + draw.left - kCropPadding;
     const int source_y = y + draw.top - kCropPadding;
     float value = 0;  // black
-    if (source_x >= 0 && source_x < width && source_y >= 0 && source_y < height)
-      value = value_of(from[static_cast<std::uint32_t>(source_y * width + source_x) * channels + c]);
+    if (source_x >= 0 && source_x < width && source_y >= 0 && source_y < height) {
+      const std::uint32_t source = static_cast<std::uint32_t>(source_y * width + source_x);
+      value = value_of(from[stored.channels_first ? c * area + source : source * channels + c]);
+    }
     to[i] = from_float<Out>(normalised(value, stored.statistics[c], stored.statistics[channels + c]));
   }
   if (chunk != 0) return;

@@ -11,6 +11,9 @@
 
 namespace topknot::cuda {
 
+// The mean of each channel, then the standard deviations, in GPU memory; 0 and 1 where the set gives none.
+DeviceArray<float> device_statistics(const Dataset& dataset);
+
 class DeviceDataset {
  public:
   // Copies the set to the current context's GPU and waits for that; the set is not needed afterwards. `augment` and

@@ -11,17 +11,18 @@
 namespace topknot::cuda {
 
 struct StoredSamples {
-  const void* samples;  // N, H, W, C
+  const void* samples;  // N, H, W, C; channels_first: N, C, H, W
   bool as_bytes;        // else floats
   std::uint32_t channels, height, width;
   const float* statistics;     // channels means, channels standard deviations
   const std::int32_t* labels;  // null for regression
   const float* targets;        // null for classification
   std::uint32_t target_count;
+  bool channels_first = false;
 };
 
 struct BatchMemory {
-  const std::int32_t* indices;
+  const std::int32_t* indices;  // null: all samples, in order
   std::uint32_t n;
   void* images;
   bool bf16;

@@ -49,6 +49,35 @@ LoaderOptions train_options(int workers, int prefetch = 3) {
 
 }  // namespace
 
+TEST_CASE("a loader that gives bytes gives the images before their normalisation") {
+  for (const bool augment : {false, true})
+    for (const bool as_bytes : {true, false}) {
+      const SmallDataset dataset(41, as_bytes);
+      LoaderOptions options = train_options(1);
+      options.augment = augment;
+      Loader images(dataset, options);
+      options.bytes = true;
+      Loader bytes(dataset, options);
+      images.start_epoch(2), bytes.start_epoch(2);
+      Batch image, byte;
+      while (images.next(image)) {
+        REQUIRE(bytes.next(byte));
+        CHECK(byte.indices == image.indices);
+        CHECK(byte.labels == image.labels);
+        CHECK(byte.images.defined() == !as_bytes);  // floats stay floats
+        const auto values = image.images.to_vector();
+        if (as_bytes) {
+          REQUIRE(byte.bytes.size() == values.size());
+          for (std::size_t i = 0; i < values.size(); ++i)
+            REQUIRE(values[i] == normalised(value_of_byte(byte.bytes[i]), 0.4f, dataset.channel_std()[0]));
+        } else {
+          CHECK(byte.images.to_vector() == values);
+        }
+      }
+      CHECK_FALSE(bytes.next(byte));
+    }
+}
+
 TEST_CASE("batches are the same bit for bit for any number of workers and any prefetch") {
   const SmallDataset dataset(101, true);
   std::vector<Seen> first;

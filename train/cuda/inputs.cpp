@@ -4,6 +4,7 @@
 
 #include <cstring>
 
+#include "data/cuda/device_dataset_kernels.h"
 #include "nn/core/base/check.h"
 #include "nn/ops/cuda/activation.h"
 #include "train/cuda/engine_kernels.h"
@@ -40,6 +41,7 @@ LoaderOptions options_of(const Config& config, const Dataset& dataset, bool trai
   LoaderOptions options = loader_options(config, dataset, train, rank, ranks);
   options.samples = samples;
   if (!samples) options.workers = 0;
+  options.bytes = true;
   return options;
 }
 
@@ -104,36 +106,83 @@ void CudaInputs::shape(DeviceBatch& batch, const Batch& from) {
 CudaInputs::Staging& CudaInputs::staging(std::size_t bytes) {
   if (staging_.size() < kStagings) staging_.emplace_back();
   Staging& next = staging_[next_staging_++ % kStagings];
-  next.done.synchronize();  // at once for an event that was never recorded
-  if (!next.memory || next.memory->size() < bytes) next.memory = std::make_unique<PinnedMemory>(bytes);
+  next.arrived.synchronize();  // at once for an event that was never recorded
+  if (!next.memory || next.memory->size() < bytes) {
+    next.memory = std::make_unique<PinnedMemory>(bytes);
+    next.device = {};
+    next.device = DeviceArray<std::byte>(bytes);
+    next.read.record(Context::current().stream());  // whoever had the memory before
+  }
   return next;
 }
 
+void CudaInputs::send(Staging& staging, std::size_t bytes) {
+  staging.read.wait(copies_.get());
+  TOPKNOT_CUDA(cudaMemcpyAsync(staging.device.data(), staging.memory->data(), bytes, cudaMemcpyHostToDevice,
+                               copies_.get()));
+  staging.arrived.record(copies_.get());
+  staging.arrived.wait(Context::current().stream());
+}
+
 void CudaInputs::copy(const Batch& from, DeviceBatch& to) {
-  Context& context = Context::current();
-  const cudaStream_t stream = context.stream();
-  const std::size_t images = from.images.bytes(), labels = from.labels.size() * sizeof(std::int32_t),
-                    targets = from.targets.defined() ? from.targets.bytes() : 0,
-                    recordings = from.frames.size() * sizeof(std::int32_t);
-  Staging& host = staging(images + labels + targets + 2 * recordings);
-  std::byte* at = host.memory->data();
-  const auto put = [&](const void* data, std::size_t bytes, void* device) {
-    std::memcpy(at, data, bytes);
-    TOPKNOT_CUDA(cudaMemcpyAsync(device, at, bytes, cudaMemcpyHostToDevice, stream));
-    at += bytes;
+  const cudaStream_t stream = Context::current().stream();
+  struct Part {
+    const void* from;
+    std::size_t bytes, at;
+    void* to;  // null: the images, which are transformed
   };
-  Tensor plain = Tensor::empty(from.images.shape(), Layout::plain, context.device());
-  put(from.images.data(), images, plain.data());
-  if (labels > 0) put(from.labels.data(), labels, to.labels.data());
-  if (targets > 0) put(from.targets.data(), targets, to.targets.data());
-  if (recordings > 0) {
-    put(from.lengths.data(), recordings, to.lengths.data());
-    put(output_frames(model_, from).data(), recordings, to.frames.data());
+  std::vector<Part> parts;
+  std::size_t total = 0;
+  const auto add = [&](const void* data, std::size_t bytes, void* device) {
+    parts.push_back({data, bytes, total, device});
+    total += (bytes + 15) / 16 * 16;
+  };
+  const std::vector<std::int32_t> frames =
+      from.frames.empty() ? std::vector<std::int32_t>() : output_frames(model_, from);
+  if (from.bytes.empty())
+    add(from.images.data(), from.images.bytes(), nullptr);
+  else
+    add(from.bytes.data(), from.bytes.size(), nullptr);
+  add(from.labels.data(), from.labels.size() * sizeof(std::int32_t), to.labels.data());
+  if (from.targets.defined()) add(from.targets.data(), from.targets.bytes(), to.targets.data());
+  add(from.lengths.data(), from.lengths.size() * sizeof(std::int32_t), to.lengths.data());
+  add(frames.data(), frames.size() * sizeof(std::int32_t), to.frames.data());
+
+  Staging& staged = staging(total);
+  for (const Part& part : parts)
+    if (part.bytes > 0) std::memcpy(staged.memory->data() + part.at, part.from, part.bytes);
+  send(staged, total);
+  for (const Part& part : parts)
+    if (part.to && part.bytes > 0)
+      TOPKNOT_CUDA(cudaMemcpyAsync(part.to, staged.device.data() + part.at, part.bytes,
+                                   cudaMemcpyDeviceToDevice, stream));
+  if (from.bytes.empty()) {
+    const Tensor plain = Tensor::view(reinterpret_cast<float*>(staged.device.data()), from.images.shape(),
+                                      Context::current().device());
+    const Tensor activation = dataset_.task() == Task::language_model ? plain : to_activation(plain);
+    TOPKNOT_CUDA(cudaMemcpyAsync(to.images.data(), activation.data(), activation.bytes(),
+                                 cudaMemcpyDeviceToDevice, stream));
+  } else {
+    normalise(staged.device.data(), to.images);
   }
-  host.done.record(stream);
-  const Tensor activation = dataset_.task() == Task::language_model ? plain : to_activation(plain);
-  TOPKNOT_CUDA(cudaMemcpyAsync(to.images.data(), activation.data(), activation.bytes(),
-                               cudaMemcpyDeviceToDevice, stream));
+  staged.read.record(stream);
+}
+
+void CudaInputs::normalise(const std::byte* bytes, Tensor& images) {
+  if (statistics_.size() == 0) statistics_ = device_statistics(dataset_);
+  const Shape shape = dataset_.sample_shape();
+  const auto word = [](std::int64_t value) { return static_cast<std::uint32_t>(value); };
+  StoredSamples stored{};
+  stored.samples = bytes;
+  stored.as_bytes = stored.channels_first = true;
+  stored.channels = word(shape[0]), stored.height = word(shape[1]), stored.width = word(shape[2]);
+  stored.statistics = statistics_.data();
+  BatchMemory batch{};
+  batch.n = word(images.shape()[0]);
+  batch.images = images.data();
+  batch.bf16 = images.dtype() == DType::bf16;
+  batch.nhwc = images.layout() == Layout::nhwc;
+  make_batch_images(Context::current().stream(), stored, batch, false, {}, nullptr);
 }
 
 void CudaInputs::make(const Batch& from, DeviceBatch& to) {
@@ -143,11 +192,10 @@ void CudaInputs::make(const Batch& from, DeviceBatch& to) {
   auto* indices = reinterpret_cast<std::int32_t*>(host.memory->data());
   for (std::size_t i = 0; i < from.indices.size(); ++i)
     indices[i] = static_cast<std::int32_t>(from.indices[i]);
-  const DeviceArray<std::int32_t> device(from.indices.size());
-  TOPKNOT_CUDA(cudaMemcpyAsync(device.data(), indices, bytes, cudaMemcpyHostToDevice, stream));
-  host.done.record(stream);
-  data_->make_batch(stream, device.data(), from.size(), epoch_.data(), to.images, to.labels.data(),
-                    to.targets);
+  send(host, bytes);
+  data_->make_batch(stream, reinterpret_cast<const std::int32_t*>(host.device.data()), from.size(),
+                    epoch_.data(), to.images, to.labels.data(), to.targets);
+  host.read.record(stream);
 }
 
 }  // namespace topknot::cuda

@@ -43,14 +43,20 @@ class CudaInputs {
   const DeviceBatch& batch(int part) const { return batches_[static_cast<std::size_t>(part)]; }
 
  private:
-  // Host memory that a copy may still read.
+  // A batch on its way: page-locked memory, its copy on the GPU, and when that has come and been read.
   struct Staging {
     std::unique_ptr<PinnedMemory> memory;
-    Event done;
+    DeviceArray<std::byte> device;
+    Event arrived, read;
   };
+  // The next one, of at least `bytes`, which nothing reads any more.
   Staging& staging(std::size_t bytes);
+  // Copies the first `bytes` by the stream of copies, and lets the compute stream wait for them.
+  void send(Staging& staging, std::size_t bytes);
   void shape(DeviceBatch& batch, const Batch& from);
   void copy(const Batch& from, DeviceBatch& to);
+  // Of this set's pictures, [n, C, H, W] on the GPU.
+  void normalise(const std::byte* bytes, Tensor& images);
   void make(const Batch& from, DeviceBatch& to);
 
   const Dataset& dataset_;
@@ -59,6 +65,8 @@ class CudaInputs {
   Loader loader_;
   DeviceArray<std::uint32_t> epoch_{1};
   std::vector<DeviceBatch> batches_;  // one per part
+  DeviceArray<float> statistics_;     // of the channels, where batches come as bytes
+  Stream copies_;                     // beside the steps
   std::deque<Staging> staging_;       // used in turn
   std::size_t next_staging_ = 0;
 };

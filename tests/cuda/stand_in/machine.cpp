@@ -77,7 +77,7 @@ void reset() {
   state().machine = {};
   state().failures.clear();
   state().lost = false;
-  state().kernels = 0;
+  state().kernels = state().uploaded = 0;
   state().most_graphs = state().graphs;
   this_thread().last_error = cudaSuccess;
 }
@@ -108,6 +108,11 @@ std::size_t bytes_in_use() {
 std::size_t kernels_run() {
   const std::lock_guard lock(state().mutex);
   return state().kernels;
+}
+
+std::size_t bytes_uploaded() {
+  const std::lock_guard lock(state().mutex);
+  return state().uploaded;
 }
 
 std::size_t most_graphs() {

@@ -36,8 +36,9 @@ int injected(const char* call);  // 0: none
 void lose_device();
 
 std::size_t bytes_in_use();
-std::size_t kernels_run();  // since reset()
-std::size_t most_graphs();  // executable ones at a time, since reset()
+std::size_t kernels_run();     // since reset()
+std::size_t bytes_uploaded();  // by cudaMemcpyAsync with cudaMemcpyHostToDevice, since reset()
+std::size_t most_graphs();     // executable ones at a time, since reset()
 
 // Puts work on a stream: at its turn, or into the graph that is being captured. For the stand-ins of cuBLAS,
 // cuDNN and NCCL.

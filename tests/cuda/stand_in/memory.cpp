@@ -108,8 +108,10 @@ cudaError_t cudaHostUnregister(void* data) {
   state().locked.erase(static_cast<char*>(data));
   return error;
 }
-cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind, cudaStream_t s) {
+cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind,
+                            cudaStream_t s) {
   TOPKNOT_STAND_IN(cudaMemcpyAsync);
+  if (kind == cudaMemcpyHostToDevice) state().uploaded += bytes;
   const auto stream = find(s);
   if (stream && stream->capture && (pageable(to, bytes) || pageable(from, bytes)))
     return result(cudaErrorStreamCaptureUnsupported);

@@ -1,0 +1,97 @@
+// What a step costs beside its arithmetic: launches by method, and bytes that cross the bus.
+#include <ostream>
+#include <utility>
+
+#include "tests/cuda/compressor_ranks.h"
+#include "tests/cuda/fixture.h"
+#include "tests/cuda/stand_in/machine.h"
+#include "tests/cuda/stand_in_tests/machine_settings.h"
+#include "tests/train/small_run.h"
+
+namespace topknot {
+namespace {
+
+using namespace topknot::testing;
+
+struct Launches {
+  std::size_t encode = 0, decode = 0, commit = 0;
+  bool operator==(const Launches&) const = default;
+};
+
+std::ostream& operator<<(std::ostream& out, const Launches& launches) {
+  return out << launches.encode << ", " << launches.decode << ", " << launches.commit;
+}
+
+// Of one rank of two, and a group of one selection range.
+Launches launches(const CompressOptions& options) {
+  const OnGpu gpu;
+  const std::size_t n = 20000, ranks = 2;
+  const auto compressor = cuda::make_device_compressor(options, test::whole_group(n, ranks));
+  REQUIRE(compressor);
+  compressor->set_density(0.01);
+  const std::size_t bytes = compressor->block_bytes();
+  const cuda::DeviceArray<float> gradient(n), residual(n), weights(ranks);
+  const cuda::DeviceArray<cuda::StepParameters> step(1);
+  const cuda::DeviceArray<cuda::StepStatus> status(1);
+  const cuda::DeviceArray<std::byte> blocks(ranks * bytes);
+  for (const auto& memory : {gradient, residual, weights})
+    backend(gpu.device()).fill(memory.data(), memory.size(), 1.0f);
+  TOPKNOT_CUDA(cudaMemsetAsync(step.data(), 0, step.bytes(), gpu.stream()));
+  TOPKNOT_CUDA(cudaMemsetAsync(status.data(), 0, status.bytes(), gpu.stream()));
+  std::size_t before = 0;
+  const auto since = [&] {
+    cuda::Context::current().synchronize();
+    return stand_in::kernels_run() - std::exchange(before, stand_in::kernels_run());
+  };
+  since();
+  Launches made;
+  for (std::size_t rank = 0; rank < ranks; ++rank, made.encode = since())
+    compressor->encode(gpu.stream(), {{gradient.data(), n}, {residual.data(), n}}, step.data(), status.data(),
+                       blocks.data() + rank * bytes);
+  compressor->decode(gpu.stream(), blocks.data(), weights.data(), status.data());
+  made.decode = since();
+  compressor->commit(gpu.stream(), status.data());
+  made.commit = since();
+  return made;
+}
+
+// The table of docs/performance.md, Kernels on GPUs.
+TEST_CASE("a method's step is so many launches") {
+  const stand_in::Settings settings;
+  struct Row {
+    const char* name;
+    Launches raw, rice;
+  };
+  for (const Row& row : {Row{"topk", {13, 4, 3}, {15, 6, 3}}, Row{"threshold", {13, 4, 2}, {15, 6, 2}},
+                         Row{"gaussiank", {15, 4, 3}, {17, 6, 3}}, Row{"dgc", {24, 4, 2}, {26, 6, 2}},
+                         Row{"regtopk", {16, 4, 3}, {18, 6, 3}}}) {
+    INFO(row.name);
+    CompressOptions options = test::options_of(row.name);
+    if (std::string(row.name) == "threshold") options.set("threshold", 0.5);
+    options.codec = "raw";
+    CHECK(launches(options) == row.raw);
+    options.codec = "rice";
+    CHECK(launches(options) == row.rice);
+  }
+  CHECK(launches(test::options_of("signsgd")) == Launches{3, 2, 1});
+  CHECK(launches(test::options_of("qsgd")) == Launches{3, 3, 1});
+}
+
+TEST_CASE("batches that the loader makes cross the bus as bytes") {
+  const stand_in::Gpus gpus(1);
+  const auto uploaded = [](int steps) {
+    stand_in::reset();
+    train("threads", 1,
+          {"train.device=cuda", "compress.name=topk", "train.max_steps=" + std::to_string(steps),
+           "data.on_device=false", "data.batch_size=8", "data.test_size=16", "data.train_size=160",
+           "data.image_size=12", "model.hidden=[12]"});
+    return stand_in::bytes_uploaded();
+  };
+  const std::size_t of_ten = uploaded(20) - uploaded(10);
+  const std::size_t pictures = 10 * 8 * 3 * 12 * 12, labels = 10 * 8 * 4;
+  CHECK(of_ten >= pictures + labels);
+  CHECK(of_ten < pictures + labels + 10 * 512);  // and the parameters of the steps
+}
+
+}  // namespace
+}  // namespace topknot
