@@ -7,6 +7,7 @@
 
 #include "dist/comm/backend.h"
 #include "dist/comm/threads_communicator.h"
+#include "dist/launch/cores.h"
 #include "nn/core/base/log.h"
 #include "nn/core/base/program.h"
 #include "nn/core/device.h"
@@ -177,6 +178,9 @@ int start_training(LoadedConfig loaded, int argc, char* const* argv, bool quiet,
     RunInputs inputs{loaded.config, data, folder, quiet, program_start, loaded.origins};
     inputs.resume = resume;
     inputs.gpu = gpu_of(plan, gpu_count());
+    if (loaded.config.dist.backend == "nccl" && loaded.config.dist.bind_cores)
+      if (const int cores = keep_to_cores_near(gpu_bus(inputs.gpu)); cores > 0)
+        log_debug(fmt::format("rank {} keeps to the {} cores next to GPU {}", plan.rank, cores, inputs.gpu));
     const RunOutcome mine = run_rank(inputs, communicator);
     if (communicator.rank() == plan.rank) outcome = mine;
   };

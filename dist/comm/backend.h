@@ -39,6 +39,7 @@ Registry<Backend>& backends();
 std::vector<std::pair<std::string, std::string>> nccl_variables(const std::string& settings);
 
 int gpu_count();  // GPUs that this process sees; 0 in a build without CUDA
+std::string gpu_bus(int gpu);  // its PCI address, such as "0000:3B:00.0"
 // Host, PCI address and host name of a GPU, by lines: what NCCL takes for its identity.
 std::string gpu_place(int gpu);
 

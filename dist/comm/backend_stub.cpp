@@ -7,6 +7,10 @@ int gpu_count() {
   return 0;
 }
 
+std::string gpu_bus(int) {
+  return "";
+}
+
 std::string gpu_place(int) {
   return "";
 }

@@ -23,6 +23,7 @@ bool may_change(const std::string& key) {
                                              "dist.master",
                                              "dist.interface",
                                              "dist.nccl",
+                                             "dist.bind_cores",
                                              "dist.link.rate",
                                              "dist.link.latency",
                                              "dist.ranks",

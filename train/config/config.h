@@ -109,7 +109,8 @@ struct Config {
     int ranks = 1;
     std::string master;
     std::string interface;
-    std::string nccl;   // NAME=VALUE ...
+    std::string nccl;        // NAME=VALUE ...
+    bool bind_cores = true;  // of nccl
     std::string token;  // "": TOPKNOT_TOKEN, or the launcher's name of the job
     bool ordered_sum = false;
     double timeout_s = 300;  // 0: off

@@ -337,6 +337,8 @@ std::vector<Key> machine_keys() {
               text("dist.nccl", at<d, &Dist::nccl>,
                    "nccl: settings of NCCL, such as \"IB_HCA=mlx5_0 NET_GDR_LEVEL=PHB\": variables of "
                    "the environment without NCCL_, which holds where it has them")),
+      used_by({"nccl"}, flag("dist.bind_cores", at<d, &Dist::bind_cores>,
+                             "nccl: a rank keeps to the cores next to its GPU, of those that it may use")),
       used_by(
           {"gloo", "nccl"},
           text("dist.token", at<d, &Dist::token>,

@@ -31,10 +31,14 @@ int gpu_count() {
   return 0;
 }
 
-std::string gpu_place(int gpu) {
+std::string gpu_bus(int gpu) {
   char bus[32] = "";
   TOPKNOT_CUDA(cudaDeviceGetPCIBusId(bus, sizeof bus, gpu));
-  return host_identity() + "\n" + bus + "\n" + host_name();
+  return bus;
+}
+
+std::string gpu_place(int gpu) {
+  return host_identity() + "\n" + gpu_bus(gpu) + "\n" + host_name();
 }
 
 }  // namespace topknot
