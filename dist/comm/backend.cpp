@@ -30,7 +30,7 @@ std::vector<std::pair<std::string, std::string>> nccl_variables(const std::strin
                       });
     if (!good)
       throw UserError(
-          fmt::format("'{}' is no setting of NCCL; expected NAME=VALUE, such as IB_HCA=mlx5_0, several "
+          fmt::format("dist.nccl: '{}' is no setting of NCCL; expected NAME=VALUE, such as IB_HCA=mlx5_0, several "
                       "with spaces between them",
                       word));
     variables.emplace_back(name.rfind(prefix, 0) == 0 ? name : prefix + name, word.substr(at + 1));

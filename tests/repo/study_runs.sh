@@ -51,6 +51,16 @@ sed -E 's/^(dense,[12],[^,]*,accuracy),[^,]*,[^,]*/\1,99.99,0/' "$work/out/runs.
 expect 1 'OUTSIDE' "${small[@]}" --check "$work/other.csv"
 expect 2 'not a runs.csv' "${small[@]}" --check "$work/list"
 
+# Runs of an earlier table are not made again, and stand in the new one.
+grep -v '^topk,' "$work/out/runs.csv" >"$work/earlier.csv"
+expect 0 '1 of 1 finished' "$work/list" --out "$work/rest" --with "$work/earlier.csv"
+[ ! -e "$work/rest/dense-s1" ] || complain 'a run of an earlier table was made again'
+checksums "$work/rest" | cmp -s - "$work/whole" || complain "with an earlier table: $(cat "$work/rest/runs.csv")"
+sed 's/^\(dense,1\),[^,]*/\1,0000000/' "$work/earlier.csv" >"$work/other.csv"
+expect 2 'dense-s1 was made by commit 0000000' "$work/list" --out "$work/rest" --with "$work/other.csv"
+sed 's/compress.name=dense/compress.name=topk/' "$work/earlier.csv" >"$work/other.csv"
+expect 2 'dense-s1 was made with other keys' "$work/list" --out "$work/rest" --with "$work/other.csv"
+
 # Interrupted inside a run, which goes on from its checkpoint to the same bits.
 small=("$work/list" --out "$work/cut")
 "$root/scripts/study-runs" "${small[@]}" -- train.stop_after=5 >"$work/log" 2>&1 && complain 'stopped runs count as finished'
