@@ -212,7 +212,9 @@ TEST_CASE("the parts of each step are timed by the GPU's clock, in graphs and wi
       INFO("step " << step.step);
       for (const double seconds : {step.data_s, step.forward_s, step.backward_s, step.update_s, step.encode_s,
                                    step.communicate_s, step.decode_s})
-        CHECK((seconds > 0 && seconds < 60));
+        CHECK((seconds >= 0 && seconds < 60));  // a short piece may lie within one tick of a GPU's clock
+      CHECK(step.forward_s + step.backward_s > 0);
+      CHECK(step.encode_s + step.communicate_s + step.decode_s > 0);
       CHECK(step.exposed_s >= 0);
     }
     const Run plain = on_gpu("threads", 2, joined(keys, {"train.step_times=false"}));
