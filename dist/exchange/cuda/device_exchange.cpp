@@ -161,10 +161,13 @@ class DevicePipeline final : public GroupPipeline {
   }
   std::size_t status_stride() const { return mine_.size(); }
 
+  void await_encoded(cudaStream_t stream) {
+    if (execution_.interleaved()) encoded_.wait(stream);
+  }
   void start() {
     const bool early = execution_.sends_early();
     const cudaStream_t stream = Context::current().communication();
-    if (execution_.interleaved()) encoded_.wait(stream);
+    await_encoded(stream);
     DeviceCommunicator& device = execution_.device_;
     execution_.times().around(mark(Kind::communicate), stream, [&] {
       if (compressor_)
@@ -304,6 +307,7 @@ void GpuExecution::send_status() {
   if (!carrier_) return gather(all_);
   if (hierarchy_) {
     gather(hierarchy_->inside());
+    carrier_->await_encoded(communication());  // encoding writes zeros where the status goes
     join_rank_statuses(communication(), all_statuses_.data(), hierarchy_->inside().size(),
                        carrier_->my_status());
   }

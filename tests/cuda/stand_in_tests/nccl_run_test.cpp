@@ -83,12 +83,17 @@ TEST_CASE("nccl: steps without graphs lead to the same weights") {
 }
 
 TEST_CASE("nccl: blocks, threads and branches of graphs in the other order lead to the same weights") {
-  const stand_in::Gpus gpus(2);
-  for (const char* method : {"topk", "dgc"}) {
-    const Keys keys{std::string("compress.name=") + method};
-    const auto forwards = run_of("nccl", 2, keys).checksums;
+  const stand_in::Gpus gpus(4);
+  for (const auto& [ranks, keys] :
+       std::vector<std::pair<int, Keys>>{{2, {"compress.name=topk"}},
+                                         {2, {"compress.name=dgc"}},
+                                         {4, {"compress.name=topk", "exchange.ranks_per_host=2"}},
+                                         {4,
+                                          {"compress.name=topk", "exchange.ranks_per_host=2",
+                                           "exchange.merge=none", "compress.dense_1d=false"}}}) {
+    const auto forwards = run_of("nccl", ranks, keys).checksums;
     stand_in::machine().reverse = true;
-    CHECK(run_of("nccl", 2, keys).checksums == forwards);
+    CHECK(run_of("nccl", ranks, keys).checksums == forwards);
     stand_in::machine().reverse = false;
   }
 }
