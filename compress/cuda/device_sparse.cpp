@@ -1,6 +1,7 @@
 #include "compress/cuda/device_sparse.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "compress/sparse_step.h"
 #include "compress/state.h"
@@ -21,56 +22,41 @@ void at_least(DeviceArray<T>& array, std::size_t size) {
   if (array.size() < size) array = DeviceArray<T>(size);
 }
 
-template <class T>
-void upload(const DeviceArray<T>& to, const std::vector<T>& from) {
-  if (from.empty()) return;
-  const cudaStream_t stream = Context::current().stream();
-  TOPKNOT_CUDA(
-      cudaMemcpyAsync(to.data(), from.data(), from.size() * sizeof(T), cudaMemcpyHostToDevice, stream));
-  TOPKNOT_CUDA(cudaStreamSynchronize(stream));
-}
-
 }  // namespace
 
-DeviceSparseCompressor::DeviceSparseCompressor(std::vector<std::unique_ptr<DeviceSelector>> selectors,
+DeviceSparseCompressor::DeviceSparseCompressor(std::unique_ptr<DeviceSelector> selector,
                                                std::unique_ptr<DeviceMemory> memory,
                                                std::unique_ptr<DeviceCodec> code, bool lr_inside,
                                                const GroupSpec& group)
     : group_(group),
-      selectors_(std::move(selectors)),
+      selector_(std::move(selector)),
       memory_(std::move(memory)),
       code_(std::move(code)),
       lr_inside_(lr_inside) {
-  TOPKNOT_CHECK(selectors_.size() == group_.segments.size(), "one selector a segment");
-  TOPKNOT_CHECK(group_.densities.empty() || group_.densities.size() == group_.segments.size(),
-                "one density per segment");
-  const std::size_t segments = group_.segments.size(), ranks = static_cast<std::size_t>(group_.ranks);
-  stats_ = DeviceArray<Stats>(segments);
-  table_ = DeviceArray<std::uint32_t>(3 * segments + 2);
+  const std::size_t ranks = static_cast<std::size_t>(group_.ranks);
+  stats_ = DeviceArray<Stats>(group_.segments.size());
   received_ = DeviceArray<DecodedStats>(ranks);
   weights_ = DeviceArray<float>(ranks + 1);
-  if (group_.densities.empty()) return;
-  densities_ = DeviceArray<double>(segments);
-  parameters_ = DeviceArray<StepParameters>(segments);
-  upload(densities_, group_.densities);
 }
 
-double DeviceSparseCompressor::density_of(std::size_t segment) const {
-  return group_.densities.empty() ? density_ : std::max(density_, group_.densities[segment]);
+std::vector<double> DeviceSparseCompressor::densities() const {
+  std::vector<double> all(group_.segments.size(), density_);
+  for (std::size_t s = 0; s < group_.densities.size(); ++s) all[s] = std::max(density_, group_.densities[s]);
+  return all;
 }
 
-std::size_t DeviceSparseCompressor::capacity_of(std::size_t segment) const {
-  return selectors_[segment]->capacity(density_of(segment));
-}
-
-std::size_t DeviceSparseCompressor::capacity() const {
-  std::size_t total = 0;
-  for (std::size_t s = 0; s < selectors_.size(); ++s) total += capacity_of(s);
-  return total;
+std::vector<std::size_t> DeviceSparseCompressor::capacities() const {
+  std::vector<std::size_t> all;
+  for (const double density : densities()) {
+    const auto [begin, end] = group_.segments[all.size()];
+    all.push_back(selector_->capacity(end - begin, density));
+  }
+  return all;
 }
 
 std::size_t DeviceSparseCompressor::block_bytes() const {
-  return code_->block_bytes(capacity());
+  const std::vector<std::size_t> all = capacities();
+  return code_->block_bytes(std::accumulate(all.begin(), all.end(), std::size_t{0}));
 }
 
 void DeviceSparseCompressor::set_density(double density) {
@@ -81,8 +67,9 @@ void DeviceSparseCompressor::set_density(double density) {
 
 void DeviceSparseCompressor::prepare() {
   if (prepared_) return;
-  const std::size_t segments = selectors_.size(), ranks = static_cast<std::size_t>(group_.ranks);
-  capacity_ = capacity();
+  const std::vector<std::size_t> rooms = capacities();
+  const std::size_t segments = rooms.size(), ranks = static_cast<std::size_t>(group_.ranks);
+  capacity_ = std::accumulate(rooms.begin(), rooms.end(), std::size_t{0});
   code_->set_capacity(capacity_);
   at_least(slot_indices_, capacity_);
   at_least(slot_values_, capacity_);
@@ -96,27 +83,28 @@ void DeviceSparseCompressor::prepare() {
   }
   at_least(received_indices_, capacity_ * ranks);
   at_least(received_values_, capacity_ * ranks);
-  std::vector<std::uint32_t> begins, table;
-  selected_.clear();
+  std::vector<std::uint32_t> table;  // begins, slots; then room for starts, count and finite
+  std::vector<DeviceSelected> selected;
+  for (const auto& [begin, end] : group_.segments) table.push_back(static_cast<std::uint32_t>(begin));
   longest_ = 0;
   std::size_t slot = 0;
-  for (std::size_t s = 0; s < segments; ++s) {
-    selectors_[s]->set_density(density_of(s));
-    const auto room = static_cast<std::uint32_t>(capacity_of(s));
-    selected_.push_back({slot_indices_.data() + slot, slot_values_.data() + slot, room, stats_.data() + s});
-    begins.push_back(static_cast<std::uint32_t>(group_.segments[s].first));
+  for (const std::size_t room : rooms) {
+    const auto capacity = static_cast<std::uint32_t>(room);
+    selected.push_back(
+        {slot_indices_.data() + slot, slot_values_.data() + slot, capacity, stats_.data() + selected.size()});
     table.push_back(static_cast<std::uint32_t>(slot));
-    longest_ = std::max(longest_, room);
+    longest_ = std::max(longest_, capacity);
     slot += room;
   }
-  table.insert(table.begin(), begins.begin(), begins.end());
-  upload(table_, table);
+  table.resize(3 * segments + 2);
+  table_ = on_device(table);
+  selector_->set_density(densities(), selected);
   prepared_ = true;
 }
 
 Segments DeviceSparseCompressor::segments() const {
   Segments made;
-  const std::size_t number = selectors_.size();
+  const std::size_t number = group_.segments.size();
   made.number = static_cast<std::uint32_t>(number);
   made.longest = longest_;
   made.begins = table_.data();
@@ -136,18 +124,13 @@ void DeviceSparseCompressor::encode(cudaStream_t stream, DeviceSlice slice, cons
   prepare();
   slice_ = slice;
   step_ = step;
-  if (densities_.size() > 0)
-    step_parameters_of_segments(stream, step, densities_.data(),
-                                static_cast<std::uint32_t>(selectors_.size()), parameters_.data());
   const Accumulate accumulate = memory_->accumulate(slice, step);
-  for (std::size_t s = 0; s < selectors_.size(); ++s)
-    selectors_[s]->select(stream, accumulate.from(group_.segments[s].first),
-                          densities_.size() > 0 ? parameters_.data() + s : step, selected_[s]);
+  if (group_.numel > 0) selector_->select(stream, accumulate, step);
   const Segments all = segments();
   join_segments(stream, all, status);
   // The only segment's selection is the list.
-  if (selectors_.size() > 1) concatenate(stream, all, indices_.data(), values_.data());
-  const bool one = selectors_.size() <= 1;
+  if (all.number > 1) concatenate(stream, all, indices_.data(), values_.data());
+  const bool one = all.number <= 1;
   code_->write(stream,
                {one ? slot_indices_.data() : indices_.data(), one ? slot_values_.data() : values_.data(),
                 all.count, all.finite},
@@ -164,7 +147,7 @@ void DeviceSparseCompressor::decode(cudaStream_t stream, const std::byte* blocks
 std::span<float> DeviceSparseCompressor::commit(cudaStream_t stream, const StepStatus* status) {
   TOPKNOT_CHECK(step_ != nullptr, "commit without encode");
   const Segments all = segments();
-  const bool one = selectors_.size() <= 1;
+  const bool one = all.number <= 1;
   DeviceSent sent{one ? slot_indices_.data() : indices_.data(), one ? slot_values_.data() : values_.data(),
                   all.count, capacity_};
   const float* by_slot = slot_values_.data();
@@ -176,10 +159,8 @@ std::span<float> DeviceSparseCompressor::commit(cudaStream_t stream, const StepS
   const std::span<float> average = memory_->commit(stream, status, slice_, sent);
   average_entries(stream, status, {received_indices_.data(), received_values_.data(), received_.data()},
                   capacity_, group_.ranks, weights_.data(), average.data(), average.size());
-  for (std::size_t s = 0; s < selectors_.size(); ++s)
-    selectors_[s]->commit(stream, status, selected_[s], by_slot + (selected_[s].values - slot_values_.data()),
-                          average.data() + group_.segments[s].first, weights_.data() + group_.ranks,
-                          group_.ranks);
+  if (group_.numel > 0)
+    selector_->commit(stream, status, by_slot, average.data(), weights_.data() + group_.ranks, group_.ranks);
   step_ = nullptr;
   return average;
 }
@@ -191,8 +172,8 @@ GradientForm DeviceSparseCompressor::form() const {
 
 void DeviceSparseCompressor::save(StateWriter& writer) const {
   writer.put<std::uint64_t>(group_.numel);
-  writer.put<std::uint64_t>(selectors_.size());
-  for (const auto& selector : selectors_) selector->save(writer);
+  writer.put<std::uint64_t>(group_.segments.size());
+  selector_->save(writer);
   memory_->save(writer);
 }
 
@@ -204,8 +185,8 @@ std::vector<std::byte> DeviceCompressor::state() const {
 
 void DeviceSparseCompressor::load_state(std::span<const std::byte> bytes) {
   StateReader reader(bytes);
-  reader.expect_group(group_.numel, selectors_.size());
-  for (auto& selector : selectors_) selector->load(reader);
+  reader.expect_group(group_.numel, group_.segments.size());
+  selector_->load(reader);
   memory_->load(reader);
   reader.finish();
 }
@@ -221,10 +202,10 @@ Registry<DeviceSelectorFactory>& device_selectors() {
 }
 
 std::unique_ptr<DeviceSelector> make_device_selector(const std::string& select,
-                                                     const CompressOptions& options, std::size_t n,
-                                                     std::size_t position) {
+                                                     const CompressOptions& options,
+                                                     const std::vector<DeviceRange>& ranges) {
   if (!device_selectors().contains(select)) return nullptr;
-  return device_selectors().find(select)(options, n, position);
+  return device_selectors().find(select)(options, ranges);
 }
 
 std::unique_ptr<DeviceCompressor> make_device_compressor(const CompressOptions& options,
@@ -237,14 +218,17 @@ std::unique_ptr<DeviceCompressor> make_device_compressor(const CompressOptions& 
   std::unique_ptr<DeviceCodec> code =
       make_device_codec(parts->codec, parts->values, group.numel, group.ranks);
   if (!code) return nullptr;
-  std::vector<std::unique_ptr<DeviceSelector>> selectors;
-  for (const auto& [begin, end] : group.segments) {
-    selectors.push_back(make_device_selector(parts->select, options, end - begin, group.offset + begin));
-    if (!selectors.back()) return nullptr;
-  }
+  TOPKNOT_CHECK(group.densities.empty() || group.densities.size() == group.segments.size(),
+                "one density per segment");
+  std::vector<DeviceRange> ranges;
+  for (const auto& [begin, end] : group.segments)
+    ranges.push_back({begin, end - begin, group.offset + begin,
+                      group.densities.empty() ? 0 : group.densities[ranges.size()]});
+  std::unique_ptr<DeviceSelector> selector = make_device_selector(parts->select, options, ranges);
+  if (!selector) return nullptr;
   std::unique_ptr<DeviceMemory> memory = make_device_memory(parts->memory, options, group.numel);
   if (!memory) return nullptr;
-  return std::make_unique<DeviceSparseCompressor>(std::move(selectors), std::move(memory), std::move(code),
+  return std::make_unique<DeviceSparseCompressor>(std::move(selector), std::move(memory), std::move(code),
                                                   options.lr_inside, group);
 }
 

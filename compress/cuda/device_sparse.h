@@ -18,10 +18,9 @@ namespace topknot::cuda {
 
 class DeviceSparseCompressor final : public DeviceCompressor {
  public:
-  // `selectors`: one per segment of the group. The density is 1 until set_density().
-  DeviceSparseCompressor(std::vector<std::unique_ptr<DeviceSelector>> selectors,
-                         std::unique_ptr<DeviceMemory> memory, std::unique_ptr<DeviceCodec> code,
-                         bool lr_inside, const GroupSpec& group);
+  // `selector`: of the group's segments. The density is 1 until set_density().
+  DeviceSparseCompressor(std::unique_ptr<DeviceSelector> selector, std::unique_ptr<DeviceMemory> memory,
+                         std::unique_ptr<DeviceCodec> code, bool lr_inside, const GroupSpec& group);
 
   std::size_t block_bytes() const override;
   void encode(cudaStream_t stream, DeviceSlice slice, const StepParameters* step, StepStatus* status,
@@ -35,14 +34,13 @@ class DeviceSparseCompressor final : public DeviceCompressor {
   void load_state(std::span<const std::byte> bytes) override;
 
  private:
-  double density_of(std::size_t segment) const;
-  std::size_t capacity_of(std::size_t segment) const;
-  std::size_t capacity() const;  // of all segments
-  void prepare();                // memory for this density
+  std::vector<double> densities() const;        // by segment
+  std::vector<std::size_t> capacities() const;  // likewise
+  void prepare();                               // memory for this density
   Segments segments() const;
 
   GroupSpec group_;
-  std::vector<std::unique_ptr<DeviceSelector>> selectors_;
+  std::unique_ptr<DeviceSelector> selector_;
   std::unique_ptr<DeviceMemory> memory_;
   std::unique_ptr<DeviceCodec> code_;
   bool lr_inside_ = false;
@@ -51,11 +49,8 @@ class DeviceSparseCompressor final : public DeviceCompressor {
   bool prepared_ = false;
   std::size_t capacity_ = 0;
   std::uint32_t longest_ = 0;
-  std::vector<DeviceSelected> selected_;  // by segment
   DeviceArray<DeviceSelected::Stats> stats_;
-  DeviceArray<std::uint32_t> table_;        // begins, slots, starts, then count and finite
-  DeviceArray<double> densities_;           // by segment, or empty
-  DeviceArray<StepParameters> parameters_;  // likewise
+  DeviceArray<std::uint32_t> table_;  // begins, slots, starts, then count and finite
   DeviceArray<std::uint32_t> slot_indices_, indices_;
   DeviceArray<float> slot_values_, values_;      // as selected: by segment, and as one list
   DeviceArray<float> sent_by_slot_, sent_;       // as decoded, where the code is not exact

@@ -4,15 +4,6 @@
 namespace topknot::cuda {
 namespace {
 
-__global__ void parameters_kernel(const StepParameters* step, const double* densities, std::uint32_t segments,
-                                  StepParameters* parameters) {
-  const std::uint32_t s = blockIdx.x * kThreads + threadIdx.x;
-  if (s >= segments) return;
-  StepParameters mine = *step;
-  if (densities[s] > mine.density) mine.density = densities[s];
-  parameters[s] = mine;
-}
-
 // One block of threads.
 __global__ void __launch_bounds__(kThreads) join_kernel(Segments segments, StepStatus* status) {
   __shared__ float lowest[kThreads];
@@ -109,12 +100,6 @@ dim3 grid_of(const Segments& segments) {
 }
 
 }  // namespace
-
-void step_parameters_of_segments(cudaStream_t stream, const StepParameters* step, const double* densities,
-                                 std::uint32_t segments, StepParameters* parameters) {
-  launch(parameters_kernel, grid_for(segments, kThreads), kThreads, stream, step, densities, segments,
-         parameters);
-}
 
 void join_segments(cudaStream_t stream, const Segments& segments, StepStatus* status) {
   launch(join_kernel, dim3(1), kThreads, stream, segments, status);

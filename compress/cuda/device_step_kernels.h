@@ -31,10 +31,6 @@ struct Segments {
   std::uint32_t* finite = nullptr;
 };
 
-// A copy of the step's parameters for each segment, with the segment's density where that is above the step's.
-void step_parameters_of_segments(cudaStream_t stream, const StepParameters* step, const double* densities,
-                                 std::uint32_t segments, StepParameters* parameters);
-
 // starts, count and finite; adds to what the status says of selections.
 void join_segments(cudaStream_t stream, const Segments& segments, StepStatus* status);
 // The list: positions in the group and values.

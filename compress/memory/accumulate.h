@@ -43,7 +43,7 @@ struct Accumulate {
   }
 
   // For the range that begins at `begin`.
-  Accumulate from(std::size_t begin) const {
+  TOPKNOT_HOST_DEVICE Accumulate from(std::size_t begin) const {
     Accumulate part = *this;
     part.u += begin;
     if (residual) part.residual += begin;

@@ -24,7 +24,7 @@ struct BothSelectors {
         position(position),
         capacity(options.capacity),
         cpu(selectors().find(name).make<float>(options)),
-        gpu(cuda::make_device_selector(name, options, n, position)),
+        gpu(cuda::make_device_selector(name, options, {{0, n, position, 0}})),
         u(n),
         residual(n),
         average(n),
@@ -37,12 +37,12 @@ struct BothSelectors {
   }
 
   void set_density(double densest) {
-    gpu->set_density(densest);
-    const std::size_t room = gpu->capacity(densest);
+    const std::size_t room = gpu->capacity(n, densest);
     indices = DeviceVector<std::uint32_t>(room);
     values = DeviceVector<float>(room);
     sent = DeviceVector<float>(room);
     selected = {indices.data(), values.data(), static_cast<std::uint32_t>(room), stats.data()};
+    gpu->set_density(std::span(&densest, 1), std::span(&selected, 1));
   }
 
   // What is put on the stream, for graphs.
@@ -50,10 +50,10 @@ struct BothSelectors {
     cuda::Accumulate accumulate;
     accumulate.u = u.data();
     if (with_residual) accumulate.residual = residual.data();
-    gpu->select(stream, accumulate, parameters.data(), selected);
+    gpu->select(stream, accumulate, parameters.data());
   }
   void put_commit(cudaStream_t stream, int ranks) {
-    gpu->commit(stream, status.data(), selected, sent.data(), average.data(), weight.data(), ranks);
+    gpu->commit(stream, status.data(), sent.data(), average.data(), weight.data(), ranks);
   }
 
   void set_inputs(const std::vector<float>& gradient, const std::vector<float>& addend, const Asked& asked) {

@@ -75,18 +75,21 @@ TEST_CASE("a quantised vector of zeros, and one whose norm is beyond float") {
 
 TEST_CASE("several segments travel as one list") {
   const OnGpu gpu;
-  const std::size_t n = 900;
-  GroupSpec group{n, {{0, 300}, {300, 303}, {303, 304}, {304, 900}}, 3};
-  group.offset = 1000;
-  for (const char* name : kMethods)
-    for (const char* values : {"fp32", "fp16"}) {
-      INFO(name << " " << values);
-      CompressOptions options = options_of(name);
-      options.values = values;
-      options.capacity = 2;
-      BothRanks both(options, group);
-      ten_steps(both, n, {0.5f, 1.75f, 0.75f});
-    }
+  GroupSpec small{900, {{0, 300}, {300, 303}, {303, 304}, {304, 900}}, 3};
+  small.offset = 1000;
+  // Of several tiles, chunks and blocks each; one is not aligned.
+  const GroupSpec large{32001, {{0, 9001}, {9001, 9002}, {9002, 29000}, {29000, 32001}}, 2};
+  for (const GroupSpec& group : {small, large})
+    for (const char* name : kMethods)
+      for (const char* values : {"fp32", "fp16"}) {
+        INFO(name << " " << values << ", " << group.numel << " elements");
+        CompressOptions options = options_of(name);
+        options.values = values;
+        options.capacity = 2;
+        BothRanks both(options, group);
+        ten_steps(both, group.numel,
+                  group.ranks == 3 ? std::vector{0.5f, 1.75f, 0.75f} : std::vector{0.5f, 1.5f});
+      }
 }
 
 TEST_CASE("every layout and value codec keeps what it loses in the residual") {

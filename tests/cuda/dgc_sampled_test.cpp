@@ -153,7 +153,7 @@ TEST_CASE("the sample sees what momentum makes of the gradient") {
   accumulate.next_velocity = next_velocity.data();
   accumulate.momentum = 0.9f;
   accumulate.nesterov = nesterov;
-  both.gpu->select(gpu.stream(), accumulate, both.parameters.data(), both.selected);
+  both.gpu->select(gpu.stream(), accumulate, both.parameters.data());
   both.compare(u, {}, asked);
   CHECK(same_bits(next_velocity.host(), next));
   CHECK(same_bits(velocity.host(), v));
@@ -195,7 +195,7 @@ TEST_CASE("the sampled selection validates its options on a GPU too") {
   const OnGpu gpu;
   CompressOptions options;
   options.set("truncate", "middle");
-  CHECK_THROWS_AS(cuda::make_device_selector("dgc_sampled", options, 10, 0), UserError);
+  CHECK_THROWS_AS(cuda::make_device_selector("dgc_sampled", options, {{0, 10}}), UserError);
 }
 
 }  // namespace topknot

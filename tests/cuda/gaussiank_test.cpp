@@ -5,12 +5,12 @@
 #include <limits>
 
 #include "compress/select/cuda/gaussiank_kernels.h"
-#include "compress/select/cuda/gpu_select_memory.h"
 #include "compress/select/passes/pass_kernels.h"
 #include "compress/select/passes/passes.h"
 #include "nn/core/rng.h"
 #include "tests/compress/fixtures.h"
 #include "tests/compress/select/select_once.h"
+#include "tests/cuda/one_range.h"
 #include "tests/cuda/select_pair.h"
 
 namespace topknot::test {
@@ -84,6 +84,26 @@ TEST_CASE("steps of gaussiank that were captured once are replayed with other nu
     pair.step(gradient_of(static_cast<int>(t % 3 == 2 ? t % kGradients : 0), 9000, t), 0.01, t % 5 != 2);
 }
 
+// The passes over a vector, one by one.
+struct Passes {
+  explicit Passes(std::size_t n)
+      : one(n, 5000, n),
+        table({(n + cuda::kMomentsChunk - 1) / cuda::kMomentsChunk}),
+        chunks(table.blocks().count),
+        state(std::vector<cuda::GaussianKState>(1)) {}
+  void moments(cudaStream_t stream, const cuda::StepParameters* parameters, const cuda::Accumulate& a,
+               const cuda::DensityQuantile& quantile = {}) {
+    const DeviceVector<cuda::DensityQuantile> quantiles(std::vector<cuda::DensityQuantile>{quantile});
+    cuda::gaussiank_begin(stream, one.ranges(), state.data(), parameters, a);
+    cuda::gaussiank_moments(stream, one.ranges(), state.data(), parameters, quantiles.data(), a,
+                            {table.blocks(), chunks.data()});
+  }
+  OneRange one;
+  cuda::BlockTable table;
+  DeviceVector<cuda::ChunkMoments> chunks;
+  DeviceVector<cuda::GaussianKState> state;
+};
+
 // The golden traces: float64, so that float counts may be off by two.
 struct Golden {
   const char* fixture;
@@ -101,32 +121,24 @@ TEST_CASE("gaussiank on a GPU gives the golden traces") {
   for (const Golden& golden : goldens) {
     INFO(golden.fixture << " at " << golden.density);
     const std::vector<float> x = fixture<float>(golden.fixture);
-    const DeviceVector<float> u(x), values(x.size());
-    const DeviceVector<std::uint32_t> indices(x.size());
-    const DeviceVector<cuda::DeviceSelected::Stats> stats(1);
+    const DeviceVector<float> u(x);
     DeviceVector<cuda::StepParameters> parameters(1);
     cuda::StepParameters step;
     step.density = golden.density;
     parameters.set({step});
-    const auto selector = cuda::make_device_selector("gaussiank", {}, x.size(), 0);
-    selector->set_density(golden.density);
     cuda::Accumulate a;
     a.u = u.data();
-    selector->select(gpu.stream(), a, parameters.data(),
-                     {indices.data(), values.data(), static_cast<std::uint32_t>(x.size()), stats.data()});
-    const auto found = stats.host()[0];
+    BothSelectors both("gaussiank", {}, x.size(), 0, golden.density);
+    both.gpu->select(gpu.stream(), a, parameters.data());
+    const auto found = both.stats.host()[0];
     CHECK(found.threshold == Approx(golden.threshold).epsilon(1e-6));
     CHECK(std::abs(found.count - golden.count) <= 2);
 
     // The same evaluations, from the state.
-    const DeviceVector<cuda::GaussianKState> state(1);
-    const DeviceVector<cuda::ChunkMoments> chunks(1);
-    cuda::gaussiank_reset(gpu.stream(), state.data());
-    cuda::gaussiank_begin(gpu.stream(), state.data(), parameters.data(), a, x.size());
-    cuda::gaussiank_moments(gpu.stream(), state.data(), parameters.data(), {}, a, x.size(), chunks.data());
-    const cuda::ListMemory memory(x.size(), 5000);
-    cuda::gaussiank_count(gpu.stream(), state.data(), u.data(), x.size(), memory.tiles(), memory.list());
-    const cuda::GaussianKState now = state.host()[0];
+    Passes passes(x.size());
+    passes.moments(gpu.stream(), parameters.data(), a);
+    cuda::gaussiank_count(gpu.stream(), passes.one.ranges(), passes.state.data(), u.data());
+    const cuda::GaussianKState now = passes.state.host()[0];
     for (const auto& [level, count] : golden.evaluations) CHECK(std::abs(now.counts[level] - count) <= 2);
     // Without a quantile from the host the kernel's own does, to a few bits.
     CHECK(now.threshold.level[golden.evaluations.back().first] == Approx(golden.threshold).epsilon(1e-6));
@@ -138,14 +150,10 @@ TEST_CASE(
   const OnGpu gpu;
   const std::size_t n = 9000;
   GaussianKSelector<float> cpu;
-  const DeviceVector<cuda::GaussianKState> state(1);
-  const DeviceVector<cuda::ChunkMoments> chunks(1);
-  const DeviceVector<cuda::DeviceSelected::Stats> stats(1);
   const DeviceVector<float> u_gpu(n);
   DeviceVector<cuda::StepParameters> parameters(1);
   DeviceVector<cuda::StepStatus> status(1);
-  const cuda::ListMemory memory(n, 5000);
-  cuda::gaussiank_reset(gpu.stream(), state.data());
+  Passes passes(n);
   std::vector<int> carried;
   int level = 0;
   for (std::uint32_t t = 0; t < 8; ++t) {
@@ -161,19 +169,17 @@ TEST_CASE(
     to_device(u_gpu.data(), u);
     cuda::Accumulate a;
     a.u = u_gpu.data();
-    auto* f = stats.data();
-    cuda::gaussiank_begin(gpu.stream(), state.data(), parameters.data(), a, n);
-    cuda::gaussiank_moments(gpu.stream(), state.data(), parameters.data(), {}, a, n, chunks.data());
-    cuda::gaussiank_count(gpu.stream(), state.data(), a.u, n, memory.tiles(), memory.list());
-    cuda::gaussiank_decide(gpu.stream(), state.data(), memory.list(), 0, static_cast<std::uint32_t>(n),
-                           {&f->count, &f->finite, &f->over, &f->threshold});
-    cuda::gaussiank_commit(gpu.stream(), state.data(), status.data());
+    passes.moments(gpu.stream(), parameters.data(), a);
+    const cuda::SelectRanges& ranges = passes.one.ranges();
+    cuda::gaussiank_count(gpu.stream(), ranges, passes.state.data(), a.u);
+    cuda::gaussiank_decide(gpu.stream(), ranges, passes.state.data(), 0);
+    cuda::gaussiank_commit(gpu.stream(), ranges, passes.state.data(), status.data());
     select_once(cpu, u, {}, {});
     if (said.bad)
       cpu.discard();
     else
       cpu.commit({});
-    carried.push_back(state.host()[0].carried);
+    carried.push_back(passes.state.host()[0].carried);
     if (!said.bad && !cpu.trace().empty()) level = cpu.last_level();
     CHECK(carried.back() == level);
   }
@@ -194,19 +200,16 @@ TEST_CASE(
       const Moments expected = accumulate_with_moments(std::span<float>(u), std::span<const float>(addend));
       cuda::Accumulate a;
       a.u = u_gpu.data() + off, a.residual = r_gpu.data();
-      const DeviceVector<cuda::GaussianKState> state(1);
-      const DeviceVector<cuda::ChunkMoments> chunks((n + cuda::kMomentsChunk - 1) / cuda::kMomentsChunk);
+      Passes passes(n);
       DeviceVector<cuda::StepParameters> parameters(1);
       cuda::StepParameters step;
       step.density = 0.01;
       parameters.set({step});
       const double z = 2.5758293035;
-      cuda::gaussiank_reset(gpu.stream(), state.data());
-      cuda::gaussiank_begin(gpu.stream(), state.data(), parameters.data(), a, n);
-      cuda::gaussiank_moments(gpu.stream(), state.data(), parameters.data(), {0.01, z}, a, n, chunks.data());
-      CHECK(state.host()[0].threshold.level[0] == expected.mean + z * expected.deviation);
+      passes.moments(gpu.stream(), parameters.data(), a, {0.01, z});
+      CHECK(passes.state.host()[0].threshold.level[0] == expected.mean + z * expected.deviation);
       CHECK(same_bits(to_host(u_gpu.data() + off, n), u));
-      const std::vector<cuda::ChunkMoments> sums = chunks.host();
+      const std::vector<cuda::ChunkMoments> sums = passes.chunks.host();
       const double shift = moments_shift(u[0], u[n / 2], u[n - 1]);
       for (std::size_t c = 0; c < sums.size(); ++c) {
         std::uint32_t index[pass::kGroup];

@@ -6,13 +6,12 @@
 
 #include "compress/compressor.h"
 #include "compress/memory/accumulate.h"
-#include "compress/select/cuda/gpu_select_memory.h"
 #include "compress/select/passes/carried_bound.h"
 #include "nn/core/rng.h"
 #include "tests/compress/fixtures.h"
 #include "tests/compress/select/select_once.h"
-#include "tests/cuda/device_vector.h"
 #include "tests/cuda/fixture.h"
+#include "tests/cuda/one_range.h"
 #include "tests/support/catch.h"
 
 namespace topknot::test {
@@ -49,7 +48,18 @@ struct Listed {
   std::vector<std::uint32_t> indices;
   std::vector<float> values;
 };
-Listed read(const cuda::EntryList& list) {
+// Makes u and lists what of it exceeds the bound.
+void list_above(const OnGpu& gpu, const OneRange& one, const Accumulate& accumulate, GpuKey above) {
+  to_device(one.ranges().above, std::vector<GpuKey>{above});
+  cuda::accumulate_and_list(gpu.stream(), one.ranges(), accumulate);
+}
+void list_above(const OnGpu& gpu, const OneRange& one, float* u, GpuKey above) {
+  Accumulate plain;
+  plain.u = u;
+  list_above(gpu, one, plain, above);
+}
+Listed read(const OneRange& one) {
+  const cuda::EntryList& list = one.range.list;
   Listed listed;
   listed.stats = to_host(list.stats, 1)[0];
   if (listed.stats.count > list.limit) return listed;
@@ -131,12 +141,11 @@ TEST_CASE("a pass over a vector lists what exceeds a bound, in order") {
         if (n > 5000 && t > 1)  // a hot tile: more candidates than it has slots
           for (std::size_t i = 4096; i < 6000; ++i) u[i] += 100;
         const std::size_t limit = std::max<std::size_t>(1, n / 2);
-        const cuda::ListMemory memory(n, limit);
+        const OneRange one(n, limit, 1);
         const GpuKey above = key_of(t);
         const Shifted on_gpu(u, shift);
-        const DeviceVector<GpuKey> bound = word<GpuKey>(above);
-        cuda::list_above(gpu.stream(), on_gpu.data(), n, bound.data(), memory.tiles(), memory.list());
-        check_list(read(memory.list()), u, above, limit);
+        list_above(gpu, one, on_gpu.data(), above);
+        check_list(read(one), u, above, limit);
         CHECK(on_gpu.host() == u);
       }
 }
@@ -165,11 +174,10 @@ TEST_CASE("the pass that lists makes what the memory's formulas make, bit for bi
       }
       if (form % 3 == 0) on_cpu.times_lr = &parameters, a.times_lr = parameters_on_gpu.data();
       for (std::size_t i = 0; i < n; ++i) on_cpu(i);
-      const cuda::ListMemory memory(n, n);
+      const OneRange one(n, n, 1);
       const GpuKey above = key_of(1.5f);
-      const DeviceVector<GpuKey> bound = word<GpuKey>(above);
-      cuda::accumulate_and_list(gpu.stream(), a, n, bound.data(), memory.tiles(), memory.list());
-      check_list(read(memory.list()), u, above, n);
+      list_above(gpu, one, a, above);
+      check_list(read(one), u, above, n);
       CHECK(same_bits(u_gpu.host(), u));
       CHECK(same_bits(next_gpu.host(), next));
     }
@@ -182,30 +190,23 @@ TEST_CASE("a NaN or Inf anywhere is found by the pass that lists") {
          {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::infinity()}) {
       std::vector<float> u = noise<float>(9000, 4);
       u[at] = bad;
-      const cuda::ListMemory memory(u.size(), 10);
+      const OneRange one(u.size(), 10, 1);
       const DeviceVector<float> on_gpu(u);
-      const DeviceVector<GpuKey> bound = word<GpuKey>(cuda::kLargestFinite);
-      cuda::list_above(gpu.stream(), on_gpu.data(), u.size(), bound.data(), memory.tiles(), memory.list());
-      check_list(read(memory.list()), u, cuda::kLargestFinite, 10);
+      list_above(gpu, one, on_gpu.data(), cuda::kLargestFinite);
+      check_list(read(one), u, cuda::kLargestFinite, 10);
     }
 }
 
 // What take_largest() takes of u, or of a list of what exceeds `above`.
 std::vector<std::uint32_t> take(const OnGpu& gpu, const std::vector<float>& u, Choice choice, GpuKey above,
                                 std::size_t count, std::size_t slack = 3) {
-  const cuda::LargestScratch scratch;
-  const cuda::ListMemory memory(u.size(), u.size());
-  const DeviceVector<float> on_gpu(u), values(std::vector<float>(count + slack, -7)), threshold = word(-7.0f);
-  const DeviceVector<std::uint32_t> indices(std::vector<std::uint32_t>(count + slack, 77));
-  const DeviceVector<GpuKey> bound = word<GpuKey>(above);
-  const DeviceVector<Choice> choice_gpu = word(choice);
-  cuda::list_above(gpu.stream(), on_gpu.data(), u.size(), bound.data(), memory.tiles(), memory.list());
-  cuda::take_largest(
-      gpu.stream(), cuda::source_of(memory.list()), cuda::source_of(on_gpu.data(), u.size()),
-      scratch.memory(), choice_gpu.data(),
-      {indices.data(), values.data(), static_cast<std::uint32_t>(count + slack), threshold.data()});
-  auto taken = indices.host();
-  auto taken_values = values.host();
+  const OneRange one(u.size(), u.size(), count + slack);
+  const DeviceVector<float> on_gpu(u);
+  list_above(gpu, one, on_gpu.data(), above);
+  to_device(one.ranges().choices, std::vector<Choice>{choice});
+  cuda::take_largest(gpu.stream(), one.ranges(), on_gpu.data());
+  auto taken = one.indices.host();
+  auto taken_values = one.values.host();
   CHECK(std::vector(taken.end() - static_cast<std::ptrdiff_t>(slack), taken.end()) ==
         std::vector<std::uint32_t>(slack, 77));
   taken.resize(count), taken_values.resize(count);
@@ -216,8 +217,8 @@ std::vector<std::uint32_t> take(const OnGpu& gpu, const std::vector<float>& u, C
     least = std::min(least, std::abs(expected[i]));
   }
   CHECK(same_bits(taken_values, expected));
-  if (!choice.known && !choice.skip && count == choice.k) CHECK(threshold.host()[0] == least);
-  CHECK(to_host(scratch.memory().digits, cuda::kDigitCounts) ==
+  if (!choice.known && !choice.skip && count == choice.k) CHECK(one.stats.host()[0].threshold == least);
+  CHECK(to_host(one.range.largest.digits, cuda::kDigitCounts) ==
         std::vector<std::uint32_t>(cuda::kDigitCounts));
   return taken;
 }
@@ -283,14 +284,13 @@ TEST_CASE("the k-th key and how many exceed it can be had alone, again and again
   const OnGpu gpu;
   const std::vector<float> u = vector_of(3, 9000);
   const DeviceVector<float> on_gpu(u);
-  const cuda::LargestScratch scratch;
-  const auto source = cuda::source_of(on_gpu.data(), u.size());
+  const OneRange one(u.size(), 1, 1);
   for (const std::uint32_t k : {1u, 3000u, 6500u, 9000u, 17u}) {
     Choice choice;
     choice.k = k, choice.whole = 1;
-    const DeviceVector<Choice> choice_gpu = word(choice);
-    cuda::find_kth(gpu.stream(), source, source, scratch.memory(), choice_gpu.data());
-    const Choice found = choice_gpu.host()[0];
+    const DeviceVector<Choice> choices = word(choice);
+    cuda::find_kth(gpu.stream(), one.ranges(), nullptr, on_gpu.data(), choices.data());
+    const Choice found = choices.host()[0];
     const auto largest = plain_topk(u, k);
     GpuKey kth = cuda::kLargestFinite;
     for (const std::uint32_t i : largest) kth = std::min(kth, key_of(u[i]));

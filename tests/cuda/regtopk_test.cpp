@@ -195,12 +195,12 @@ TEST_CASE("states of RegTop-k that name wrong entries are refused by the GPU") {
     writer.put(1.0);
     const std::vector<std::byte> bytes = writer.take();
     StateReader reader(bytes);
-    cuda::make_device_selector("regtopk", options_of(), 10, 0)->load(reader);
+    cuda::make_device_selector("regtopk", options_of(), {{0, 10}})->load(reader);
   };
   load({1, 9});
   CHECK_THROWS_AS(load({9, 1}), Error);
   CHECK_THROWS_AS(load({1, 10}), Error);
-  CHECK_THROWS_AS(cuda::make_device_selector("regtopk", options_of(-1), 10, 0), UserError);
+  CHECK_THROWS_AS(cuda::make_device_selector("regtopk", options_of(-1), {{0, 10}}), UserError);
 }
 
 }  // namespace topknot

@@ -2,11 +2,11 @@
 #include <cmath>
 #include <limits>
 
-#include "compress/select/cuda/gpu_select_memory.h"
 #include "compress/select/cuda/topk_kernels.h"
 #include "compress/select/topk.h"
 #include "nn/core/rng.h"
 #include "tests/compress/fixtures.h"
+#include "tests/cuda/one_range.h"
 #include "tests/cuda/select_pair.h"
 
 namespace topknot::test {
@@ -43,15 +43,11 @@ TEST_CASE("topk on a GPU carries the CPU's bound and gets along with the list in
   const OnGpu gpu;
   const std::size_t n = 20000, k = 200;
   TopKSelector<float> cpu;
-  const DeviceVector<cuda::TopKState> state(1);
-  cuda::topk_reset(gpu.stream(), state.data());
-  const cuda::ListMemory memory(n, 8 * k + 4096);
-  const cuda::LargestScratch scratch;
-  const DeviceVector<float> u_gpu(n), r_gpu(n), values(k);
-  const DeviceVector<std::uint32_t> indices(k);
+  const DeviceVector<cuda::TopKState> state(std::vector<cuda::TopKState>(1));
+  const OneRange one(n, 8 * k + 4096, k);
+  const DeviceVector<float> u_gpu(n), r_gpu(n);
   DeviceVector<cuda::StepParameters> parameters(1);
   DeviceVector<cuda::StepStatus> status(1);
-  const DeviceVector<cuda::DeviceSelected::Stats> stats(1);
   cuda::StepParameters step;
   step.density = 0.01;
   parameters.set({step});
@@ -73,15 +69,11 @@ TEST_CASE("topk on a GPU carries the CPU's bound and gets along with the list in
     cuda::StepStatus said;
     said.bad = !good;
     status.set({said});
-    cuda::topk_begin(gpu.stream(), state.data(), parameters.data(), n);
-    cuda::accumulate_and_list(gpu.stream(), a, n, &state.data()->above, memory.tiles(), memory.list());
-    cuda::topk_decide(
-        gpu.stream(), state.data(), memory.list(), n, k,
-        {&stats.data()->count, &stats.data()->finite, &stats.data()->over, &stats.data()->threshold});
-    cuda::take_largest(gpu.stream(), cuda::source_of(memory.list()), cuda::source_of(a.u, n),
-                       scratch.memory(), &state.data()->choice,
-                       {indices.data(), values.data(), k, &stats.data()->threshold});
-    cuda::topk_commit(gpu.stream(), state.data(), status.data());
+    cuda::topk_begin(gpu.stream(), one.ranges(), state.data(), parameters.data());
+    cuda::accumulate_and_list(gpu.stream(), one.ranges(), a);
+    cuda::topk_decide(gpu.stream(), one.ranges(), state.data());
+    cuda::take_largest(gpu.stream(), one.ranges(), a.u);
+    cuda::topk_commit(gpu.stream(), one.ranges(), state.data(), status.data());
     Selected<float> expected;
     SelectStep step;
     step.k = k;
@@ -96,10 +88,10 @@ TEST_CASE("topk on a GPU carries the CPU's bound and gets along with the list in
     CHECK(now.carried.margin == cpu.carried().margin);
     if (!expected.finite) continue;
     CHECK((now.list == ListState::good) == !cpu.fell_back());
-    CHECK(now.choice.whole == cpu.fell_back());
+    CHECK(to_host(one.ranges().choices, 1)[0].whole == cpu.fell_back());
     good_lists += now.list == ListState::good;
     long_lists += now.list == ListState::too_many;
-    CHECK(indices.host() == expected.indices);
+    CHECK(one.indices.host() == expected.indices);
     if (!good) continue;
     residual = u;
     for (const std::uint32_t i : expected.indices) residual[i] = 0;
@@ -123,9 +115,8 @@ TEST_CASE("a density of 1 takes everything, zeros too") {
 TEST_CASE("a step that takes everything teaches topk on a GPU no bound") {
   const OnGpu gpu;
   const std::size_t n = 300;
-  const DeviceVector<cuda::TopKState> state(1);
-  cuda::topk_reset(gpu.stream(), state.data());
-  const cuda::ListMemory memory(n, 8 * n + 4096);
+  const DeviceVector<cuda::TopKState> state(std::vector<cuda::TopKState>(1));
+  const OneRange one(n, 8 * n + 4096, n);
   DeviceVector<float> u(n);
   u.set(gradient_of(0, n, 1));
   cuda::StepParameters told;
@@ -134,15 +125,12 @@ TEST_CASE("a step that takes everything teaches topk on a GPU no bound") {
   parameters.set({told});
   DeviceVector<cuda::StepStatus> status(1);
   status.set({cuda::StepStatus()});
-  const DeviceVector<cuda::DeviceSelected::Stats> stats(1);
   cuda::Accumulate a;
   a.u = u.data();
-  cuda::topk_begin(gpu.stream(), state.data(), parameters.data(), n);
-  cuda::accumulate_and_list(gpu.stream(), a, n, &state.data()->above, memory.tiles(), memory.list());
-  cuda::topk_decide(
-      gpu.stream(), state.data(), memory.list(), n, n,
-      {&stats.data()->count, &stats.data()->finite, &stats.data()->over, &stats.data()->threshold});
-  cuda::topk_commit(gpu.stream(), state.data(), status.data());
+  cuda::topk_begin(gpu.stream(), one.ranges(), state.data(), parameters.data());
+  cuda::accumulate_and_list(gpu.stream(), one.ranges(), a);
+  cuda::topk_decide(gpu.stream(), one.ranges(), state.data());
+  cuda::topk_commit(gpu.stream(), one.ranges(), state.data(), status.data());
   CHECK(state.host()[0].carried.kth == -1);
 }
 

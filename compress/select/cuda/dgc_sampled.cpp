@@ -11,50 +11,63 @@ namespace {
 
 class DgcSampledOnGpu final : public DeviceSelector {
  public:
-  DgcSampledOnGpu(const CompressOptions& options, std::size_t n, std::size_t position)
-      : samples_(dgc_most_samples(n)), control_(1) {
+  DgcSampledOnGpu(const CompressOptions& options, const std::vector<DeviceRange>& ranges)
+      : ranges_(ranges),
+        controls_(on_device(std::vector<DgcControl>(ranges.size()))),
+        choices_(2 * ranges.size()) {
     const DgcSampledOptions given = dgc_sampled_options(options);
-    rule_.n = n;
     rule_.sample_ratio = given.sample_ratio;
     rule_.resample = given.resample;
     rule_.lowest = given.lowest;
     rule_.stream = CounterRng(options.seed, RngUse::compress).stream();
-    rule_.position = position;
+    std::size_t most = 0;
+    for (const DeviceRange& range : ranges) most += dgc_most_samples(range.n);
+    samples_ = DeviceArray<float>(most);
+    std::vector<Source> sources;
+    float* at = samples_.data();
+    for (const DeviceRange& range : ranges) {
+      const std::size_t room = dgc_most_samples(range.n);
+      sources.push_back({at, nullptr, &controls_.data()[sources.size()].samples, room});
+      at += room;
+    }
+    sources_ = on_device(sources);
   }
 
-  std::size_t capacity(double density) const override { return dgc::selected_count(density, rule_.n); }
-  void set_density(double density) override { list_ = ListMemory(rule_.n, 4 * capacity(density) + 4096); }
-
-  void select(cudaStream_t stream, const Accumulate& accumulate, const StepParameters* parameters,
-              const DeviceSelected& selected) override {
-    DgcRule rule = rule_;
-    rule.capacity = selected.capacity;
-    DgcControl* const control = control_.data();
-    const EntryList& list = list_.list();
-    const Source u = source_of(accumulate.u, rule.n);
-    const Source samples{samples_.data(), samples_.data(), nullptr, &control->samples, samples_.size()};
-    const StatsOut stats = stats_of(selected);
-    dgc_plan(stream, rule, parameters, control);
-    dgc_sample(stream, accumulate, control, samples_.data(), samples_.size());
-    find_kth(stream, samples, samples, scratch_.memory(), &control->of_samples);
-    dgc_bound(stream, control);
-    accumulate_and_list(stream, accumulate, rule.n, &control->above, list_.tiles(), list);
-    find_kth(stream, u, u, scratch_.memory(), &control->of_vector);
-    dgc_judge(stream, rule, list, control, stats);
-    for (int i = 0; i < (rule.resample ? 1 : dgc::kAdaptations); ++i)
-      dgc_adapt(stream, rule, accumulate.u, list, control, stats);
-    take_largest(stream, source_of(list), u, scratch_.memory(), &control->final, taken_of(selected));
+  std::size_t capacity(std::size_t n, double density) const override {
+    return dgc::selected_count(density, n);
+  }
+  void set_density(std::span<const double> densities, std::span<const DeviceSelected> selected) override {
+    memory_ = SelectMemory(ranges_, densities, selected, [](std::size_t n, double density) {
+      return 4 * dgc::selected_count(density, n) + 4096;
+    });
   }
 
-  void commit(cudaStream_t, const StepStatus*, const DeviceSelected&, const float*, const float*,
-              const float*, int) override {}
+  void select(cudaStream_t stream, const Accumulate& accumulate, const StepParameters* parameters) override {
+    const SelectRanges& ranges = memory_.ranges();
+    const DgcWork work{controls_.data(), sources_.data(), choices_.data(), choices_.data() + ranges_.size()};
+    const float* const u = accumulate.u;
+    dgc_plan(stream, rule_, ranges, work, parameters);
+    dgc_sample(stream, ranges, work, accumulate);
+    find_kth(stream, ranges, work.samples, u, work.of_samples);
+    dgc_bound(stream, ranges, work);
+    accumulate_and_list(stream, ranges, accumulate);
+    find_kth(stream, ranges, nullptr, u, work.of_vector);
+    dgc_judge(stream, rule_, ranges, work);
+    for (int i = 0; i < (rule_.resample ? 1 : dgc::kAdaptations); ++i)
+      dgc_adapt(stream, rule_, ranges, work, u);
+    take_largest(stream, ranges, u);
+  }
+
+  void commit(cudaStream_t, const StepStatus*, const float*, const float*, const float*, int) override {}
 
  private:
+  std::vector<DeviceRange> ranges_;
   DgcRule rule_;
-  ListMemory list_;
-  LargestScratch scratch_;
+  SelectMemory memory_;
   DeviceArray<float> samples_;
-  DeviceArray<DgcControl> control_;
+  DeviceArray<DgcControl> controls_;
+  DeviceArray<Source> sources_;
+  DeviceArray<Choice> choices_;
 };
 
 const bool dgc_sampled_registered = [] {

@@ -1,4 +1,5 @@
 #include "compress/select/cuda/dgc_sampled_kernels.h"
+#include "compress/select/cuda/gpu_tiles.h"
 #include "nn/core/cuda/kernel_tools.h"
 
 namespace topknot::cuda {
@@ -11,70 +12,84 @@ __device__ GpuKey key_before(GpuKey t) {
   return t - 1 < kLargestFinite ? t - 1 : kLargestFinite;
 }
 
-__global__ void plan_kernel(DgcRule rule, const StepParameters* parameters, DgcControl* control) {
-  DgcControl& c = *control;
+// A thread per range.
+__global__ void plan_kernel(DgcRule rule, SelectRanges ranges, DgcWork work,
+                            const StepParameters* parameters) {
+  const std::uint32_t r = range_of_thread();
+  if (r >= ranges.count) return;
+  const SelectRange& range = ranges.range[r];
+  DgcControl& c = work.controls[r];
+  Choice &of_samples = work.of_samples[r], &of_vector = work.of_vector[r], &final = ranges.choices[r];
   c = DgcControl();
-  const double density = parameters->density;
-  const SampleGeometry g = dgc::geometry_of(rule.n, density, rule.sample_ratio);
-  const std::size_t k = g.selects < rule.capacity ? g.selects : rule.capacity;
+  of_samples = of_vector = final = Choice();
+  const SampleGeometry g = dgc::geometry_of(range.n, range.density(*parameters), rule.sample_ratio);
+  const std::size_t k = g.selects < range.taken.capacity ? g.selects : range.taken.capacity;
   c.k = static_cast<std::uint32_t>(k);
-  c.all = k == rule.n;
+  c.all = k == range.n;
   c.stride = g.stride;
-  c.final.skip = c.of_samples.skip = c.of_vector.skip = 1;
-  c.of_vector.whole = 1;
-  c.of_samples.k = static_cast<std::uint32_t>(g.top_samples);
-  c.of_vector.k = c.k;
+  final.skip = of_samples.skip = of_vector.skip = 1;
+  of_vector.whole = 1;
+  of_samples.k = static_cast<std::uint32_t>(g.top_samples);
+  of_vector.k = c.k;
+  ranges.above[r] = kLargestFinite;
   if (c.all) return;
   if (g.stride == 1) {
-    c.of_vector.skip = 0;
+    of_vector.skip = 0;
     return;
   }
   PhiloxStream stream = rule.stream;
   stream.a = static_cast<std::uint32_t>(parameters->step);
   stream.b = static_cast<std::uint32_t>(parameters->rank);
-  const PhiloxBlock block = stream.block(rule.position / 4);
-  const unsigned word = rule.position % 4;
+  const PhiloxBlock block = stream.block(range.position / 4);
+  const unsigned word = range.position % 4;
   const std::uint32_t bits = word == 0   ? block.words[0]
                              : word == 1 ? block.words[1]
                              : word == 2 ? block.words[2]
                                          : block.words[3];
   c.start = below_of(bits, static_cast<std::uint32_t>(g.stride));
-  c.samples = static_cast<std::uint32_t>((rule.n - c.start + g.stride - 1) / g.stride);
-  c.of_samples.skip = 0;
+  c.samples = static_cast<std::uint32_t>((range.n - c.start + g.stride - 1) / g.stride);
+  of_samples.skip = 0;
 }
 
 __global__ void __launch_bounds__(kThreads)
-    sample_kernel(Accumulate accumulate, const DgcControl* control, float* samples) {
-  const std::size_t count = control->samples, start = control->start, stride = control->stride;
-  for (std::size_t i = std::size_t{blockIdx.x} * kThreads + threadIdx.x; i < count;
-       i += std::size_t{gridDim.x} * kThreads)
-    samples[i] = accumulate.peek(start + i * stride);
+    sample_kernel(SelectRanges ranges, DgcWork work, Accumulate accumulate) {
+  const RangeBlock block = range_block(ranges.shares);
+  const DgcControl& control = work.controls[block.range];
+  const std::size_t count = control.samples, start = control.start, stride = control.stride;
+  const Accumulate a = accumulate.from(ranges.range[block.range].begin);
+  float* const samples = const_cast<float*>(work.samples[block.range].values);
+  for (std::size_t i = std::size_t{block.index} * kThreads + threadIdx.x; i < count;
+       i += std::size_t{block.count} * kThreads)
+    samples[i] = a.peek(start + i * stride);
 }
 
-__global__ void bound_kernel(DgcControl* control) {
-  if (control->of_samples.skip) return;
-  const GpuKey kth = control->of_samples.kth;
-  control->t = control->first_t = magnitude_of<float>(kth);
-  control->above = key_before(kth);
+// A thread per range.
+__global__ void bound_kernel(SelectRanges ranges, DgcWork work) {
+  const std::uint32_t r = range_of_thread();
+  if (r >= ranges.count || work.of_samples[r].skip) return;
+  const GpuKey kth = work.of_samples[r].kth;
+  work.controls[r].t = work.controls[r].first_t = magnitude_of<float>(kth);
+  ranges.above[r] = key_before(kth);
 }
 
 // The choice, now that the threshold is known; `exact`: the k largest in place of all that reach it.
-__device__ void choose(DgcControl& c, const DgcRule& rule, const EntryList& list, bool exact,
-                       const StatsOut& stats) {
+__device__ void choose(DgcControl& c, const DgcRule& rule, const SelectRange& range, Choice& final,
+                       bool exact) {
   exact |= c.count > c.k && !rule.lowest;
   const std::uint32_t kept = c.count < c.k ? c.count : c.k;
-  c.final.skip = kept == 0;
-  c.final.whole = list.stats->count > list.limit || c.t < c.first_t;  // else the list holds all that reach t
-  c.final.known = !exact;
-  c.final.k = kept;
-  c.final.bound = key_before(key_of(c.t));  // of more than k the first k count
-  *stats.count = kept;
-  *stats.threshold = c.t;  // where the selection is exact, its least magnitude follows
+  final.skip = kept == 0;
+  final.whole =
+      range.list.stats->count > range.list.limit || c.t < c.first_t;  // else the list holds all that reach t
+  final.known = !exact;
+  final.k = kept;
+  final.bound = key_before(key_of(c.t));  // of more than k the first k count
+  *range.stats.count = kept;
+  *range.stats.threshold = c.t;  // where the selection is exact, its least magnitude follows
 }
 
 // Changes t as the loop of the CPU's selector does, as far as it is known how many reach the thresholds to come;
 // else says which are to be counted. With resampling t only falls, so that one count tells all.
-__device__ void adapt(DgcControl& c, const DgcRule& rule, const EntryList& list, const StatsOut& stats) {
+__device__ void adapt(DgcControl& c, const DgcRule& rule, const SelectRange& range, Choice& final) {
   int next = 0;
   bool exact = false;
   for (;; ++c.adaptations) {
@@ -104,37 +119,48 @@ __device__ void adapt(DgcControl& c, const DgcRule& rule, const EntryList& list,
     c.count = c.reach[next++];
   }
   c.pending = false;
-  choose(c, rule, list, exact, stats);
+  choose(c, rule, range, final, exact);
 }
 
-__global__ void judge_kernel(DgcRule rule, EntryList list, DgcControl* control, StatsOut stats) {
-  DgcControl& c = *control;
+// A thread per range.
+__global__ void judge_kernel(DgcRule rule, SelectRanges ranges, DgcWork work) {
+  const std::uint32_t r = range_of_thread();
+  if (r >= ranges.count) return;
+  const SelectRange& range = ranges.range[r];
+  const StatsOut stats = range.stats;
+  const ListStats found = *range.list.stats;
+  DgcControl& c = work.controls[r];
+  Choice& final = ranges.choices[r];
   *stats.count = *stats.over = 0;
-  *stats.finite = list.stats->finite;
+  *stats.finite = found.finite;
   *stats.threshold = 0;
-  if (!list.stats->finite) return;
+  if (!found.finite) return;
   if (c.all) {
-    c.final.skip = c.final.known = 0;
-    c.final.whole = 1;
-    c.final.k = *stats.count = c.k;
+    final.skip = final.known = 0;
+    final.whole = 1;
+    final.k = *stats.count = c.k;
     return;
   }
-  if (!c.of_vector.skip) {  // t is the k-th magnitude
-    c.final.skip = 0;
-    c.final.whole = 1;
-    c.final.known = rule.lowest;
-    c.final.k = *stats.count = c.k;
-    c.final.bound = key_before(c.of_vector.kth);
-    *stats.threshold = magnitude_of<float>(c.of_vector.kth);
+  const Choice& of_vector = work.of_vector[r];
+  if (!of_vector.skip) {  // t is the k-th magnitude
+    final.skip = 0;
+    final.whole = 1;
+    final.known = rule.lowest;
+    final.k = *stats.count = c.k;
+    final.bound = key_before(of_vector.kth);
+    *stats.threshold = magnitude_of<float>(of_vector.kth);
     return;
   }
-  c.count = list.stats->count;
-  adapt(c, rule, list, stats);
+  c.count = found.count;
+  adapt(c, rule, range, final);
 }
 
 __global__ void __launch_bounds__(kThreads)
-    adapt_kernel(DgcRule rule, const float* u, EntryList list, DgcControl* control, StatsOut stats) {
+    adapt_kernel(DgcRule rule, SelectRanges ranges, DgcWork work, const float* u) {
+  const RangeBlock block = range_block(ranges.shares);
+  DgcControl* const control = work.controls + block.range;
   if (!control->pending) return;
+  const SelectRange& range = ranges.range[block.range];
   GpuKey above[kLevels];
   std::uint32_t reach[kLevels];
   const int levels = control->levels;
@@ -143,11 +169,12 @@ __global__ void __launch_bounds__(kThreads)
     above[r] = r < levels ? key_before(key_of(control->level[r])) : 0x7fffffff;
     reach[r] = 0;
   }
+  const EntryList list = range.list;
   const bool listed = list.stats->count <= list.limit && control->level[0] >= control->first_t;
-  const float* from = listed ? list.values : u;
-  const std::size_t n = listed ? list.stats->count : rule.n;
-  for (std::size_t i = std::size_t{blockIdx.x} * kThreads + threadIdx.x; i < n;
-       i += std::size_t{gridDim.x} * kThreads) {
+  const float* from = listed ? list.values : u + range.begin;
+  const std::size_t n = listed ? list.stats->count : range.n;
+  for (std::size_t i = std::size_t{block.index} * kThreads + threadIdx.x; i < n;
+       i += std::size_t{block.count} * kThreads) {
     const GpuKey key = key_of(from[i]);
 #pragma unroll
     for (int r = 0; r < kLevels; ++r) reach[r] += key > above[r];
@@ -159,38 +186,36 @@ __global__ void __launch_bounds__(kThreads)
   }
   if (threadIdx.x != 0) return;
   __threadfence();
-  if (atomicAdd(&control->blocks_done, 1u) != gridDim.x - 1) return;
+  if (atomicAdd(&control->blocks_done, 1u) != block.count - 1) return;
   // The last block: all have counted.
   __threadfence();
   control->blocks_done = 0;
-  adapt(*control, rule, list, stats);
+  adapt(*control, rule, range, ranges.choices[block.range]);
 }
 
 }  // namespace
 
-void dgc_plan(cudaStream_t stream, const DgcRule& rule, const StepParameters* parameters,
-              DgcControl* control) {
-  launch(plan_kernel, 1, 1, stream, rule, parameters, control);
+void dgc_plan(cudaStream_t stream, const DgcRule& rule, const SelectRanges& ranges, const DgcWork& work,
+              const StepParameters* parameters) {
+  launch(plan_kernel, thread_per_range(ranges), kThreads, stream, rule, ranges, work, parameters);
 }
 
-void dgc_sample(cudaStream_t stream, const Accumulate& accumulate, const DgcControl* control, float* samples,
-                std::size_t most) {
-  launch(sample_kernel, grid_for(most, kThreads, 1024), kThreads, stream, accumulate, control, samples);
+void dgc_sample(cudaStream_t stream, const SelectRanges& ranges, const DgcWork& work,
+                const Accumulate& accumulate) {
+  launch(sample_kernel, ranges.shares.count, kThreads, stream, ranges, work, accumulate);
 }
 
-void dgc_bound(cudaStream_t stream, DgcControl* control) {
-  launch(bound_kernel, 1, 1, stream, control);
+void dgc_bound(cudaStream_t stream, const SelectRanges& ranges, const DgcWork& work) {
+  launch(bound_kernel, thread_per_range(ranges), kThreads, stream, ranges, work);
 }
 
-void dgc_judge(cudaStream_t stream, const DgcRule& rule, const EntryList& list, DgcControl* control,
-               const StatsOut& stats) {
-  launch(judge_kernel, 1, 1, stream, rule, list, control, stats);
+void dgc_judge(cudaStream_t stream, const DgcRule& rule, const SelectRanges& ranges, const DgcWork& work) {
+  launch(judge_kernel, thread_per_range(ranges), kThreads, stream, rule, ranges, work);
 }
 
-void dgc_adapt(cudaStream_t stream, const DgcRule& rule, const float* u, const EntryList& list,
-               DgcControl* control, const StatsOut& stats) {
-  launch(adapt_kernel, grid_for(rule.n, kThreads * 16, 1024), kThreads, stream, rule, u, list, control,
-         stats);
+void dgc_adapt(cudaStream_t stream, const DgcRule& rule, const SelectRanges& ranges, const DgcWork& work,
+               const float* u) {
+  launch(adapt_kernel, ranges.shares.count, kThreads, stream, rule, ranges, work, u);
 }
 
 }  // namespace topknot::cuda

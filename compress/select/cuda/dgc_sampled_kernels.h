@@ -16,48 +16,48 @@
 namespace topknot::cuda {
 
 struct DgcRule {
-  std::size_t n = 0;
   double sample_ratio = 0.01;
   bool resample = true, lowest = true;
-  PhiloxStream stream{};       // of the seed; step and rank follow from the step's parameters
-  std::uint64_t position = 0;  // of the range in the arena
-  std::uint32_t capacity = 0;  // of what is selected into; at most that much travels
+  PhiloxStream stream{};  // of the seed; step and rank follow from the step's parameters
 };
 
-// What a step finds out, in GPU memory.
+// What a step finds out of a range, in GPU memory.
 struct DgcControl {
   std::uint64_t stride = 1;
   std::uint32_t start = 0, samples = 0;  // what is sampled; none where t comes from the whole vector
   std::uint32_t k = 0;
-  bool all = false;               // every entry travels
-  bool pending = false;           // the levels are to be counted
-  Choice of_samples, of_vector;   // where the threshold comes from: one of them is skipped, or both
-  GpuKey above = kLargestFinite;  // what the first pass lists with
-  float t = 0, first_t = 0;       // the threshold, and the one of the sample
-  std::uint32_t count = 0;        // how many reach t
+  bool all = false;          // every entry travels
+  bool pending = false;      // the levels are to be counted
+  float t = 0, first_t = 0;  // the threshold, and the one of the sample
+  std::uint32_t count = 0;   // how many reach t
   int adaptations = 0;
   int levels = 0;  // thresholds to come, and how many reach them
   float level[dgc::kAdaptations] = {};
   std::uint32_t reach[dgc::kAdaptations] = {};
   std::uint32_t blocks_done = 0;
-  Choice final;
 };
 
-void dgc_plan(cudaStream_t stream, const DgcRule& rule, const StepParameters* parameters,
-              DgcControl* control);
-// `samples` has room for `most`, which is dgc_most_samples(n).
-void dgc_sample(cudaStream_t stream, const Accumulate& accumulate, const DgcControl* control, float* samples,
-                std::size_t most);
+// By range, in GPU memory.
+struct DgcWork {
+  DgcControl* controls;
+  const Source* samples;
+  Choice *of_samples, *of_vector;  // where the threshold comes from: one of them is skipped, or both
+};
+
+void dgc_plan(cudaStream_t stream, const DgcRule& rule, const SelectRanges& ranges, const DgcWork& work,
+              const StepParameters* parameters);
+// Draws the samples. Of a range of n elements there are dgc_most_samples(n) at most.
+void dgc_sample(cudaStream_t stream, const SelectRanges& ranges, const DgcWork& work,
+                const Accumulate& accumulate);
 inline std::size_t dgc_most_samples(std::size_t n) {
   return n / 9 + 1;  // the least stride above 1 is 9
 }
-// The bound of the pass that lists, from the sample's threshold.
-void dgc_bound(cudaStream_t stream, DgcControl* control);
+// The bounds of the pass that lists, from the samples' thresholds.
+void dgc_bound(cudaStream_t stream, const SelectRanges& ranges, const DgcWork& work);
 // After that pass, and where the sample was the whole vector, its k-th magnitude.
-void dgc_judge(cudaStream_t stream, const DgcRule& rule, const EntryList& list, DgcControl* control,
-               const StatsOut& stats);
+void dgc_judge(cudaStream_t stream, const DgcRule& rule, const SelectRanges& ranges, const DgcWork& work);
 // Counts what reaches the levels, and decides. Enough are 1 with resampling, else kAdaptations.
-void dgc_adapt(cudaStream_t stream, const DgcRule& rule, const float* u, const EntryList& list,
-               DgcControl* control, const StatsOut& stats);
+void dgc_adapt(cudaStream_t stream, const DgcRule& rule, const SelectRanges& ranges, const DgcWork& work,
+               const float* u);
 
 }  // namespace topknot::cuda

@@ -14,44 +14,51 @@ static_assert(kMomentsChunk == kChunk, "sums are made by the CPU's chunks");
 
 class DeviceGaussianK final : public DeviceSelector {
  public:
-  DeviceGaussianK(const CompressOptions& options, std::size_t n, std::size_t)
-      : multiple_(options.capacity), n_(n), state_(1), chunks_((n + kMomentsChunk - 1) / kMomentsChunk) {
-    gaussiank_reset(Context::current().stream(), state_.data());
+  DeviceGaussianK(const CompressOptions& options, const std::vector<DeviceRange>& ranges)
+      : ranges_(ranges),
+        multiple_(options.capacity),
+        states_(on_device(std::vector<GaussianKState>(ranges.size()))) {
+    std::vector<std::size_t> chunks;
+    for (const DeviceRange& range : ranges) chunks.push_back((range.n + kMomentsChunk - 1) / kMomentsChunk);
+    table_ = BlockTable(chunks);
+    chunks_ = DeviceArray<ChunkMoments>(table_.blocks().count);
   }
 
-  std::size_t capacity(double density) const override {
-    return capacity_within(multiple_, target_count(density, n_), n_);
+  std::size_t capacity(std::size_t n, double density) const override {
+    return capacity_within(multiple_, target_count(density, n), n);
   }
-  void set_density(double density) override {
-    list_ = ListMemory(n_, 16 * target_count(density, n_) + 4096);
-    quantile_ = {density, -normal_quantile(density / 2)};
-  }
-
-  void select(cudaStream_t stream, const Accumulate& accumulate, const StepParameters* parameters,
-              const DeviceSelected& selected) override {
-    TOPKNOT_CHECK(list_.list().limit > 0, "set_density() comes before select()");
-    GaussianKState* state = state_.data();
-    gaussiank_begin(stream, state, parameters, accumulate, n_);
-    gaussiank_moments(stream, state, parameters, quantile_, accumulate, n_, chunks_.data());
-    gaussiank_count(stream, state, accumulate.u, n_, list_.tiles(), list_.list());
-    gaussiank_decide(stream, state, list_.list(), multiple_, selected.capacity, stats_of(selected));
-    take_largest(stream, source_of(list_.list()), source_of(accumulate.u, n_), scratch_.memory(),
-                 &state->choice, taken_of(selected));
+  void set_density(std::span<const double> densities, std::span<const DeviceSelected> selected) override {
+    memory_ = SelectMemory(ranges_, densities, selected, [](std::size_t n, double density) {
+      return 16 * target_count(density, n) + 4096;
+    });
+    std::vector<DensityQuantile> quantiles;
+    for (const double density : densities) quantiles.push_back({density, -normal_quantile(density / 2)});
+    quantiles_ = on_device(quantiles);
   }
 
-  void commit(cudaStream_t stream, const StepStatus* status, const DeviceSelected&, const float*,
-              const float*, const float*, int) override {
-    gaussiank_commit(stream, state_.data(), status);
+  void select(cudaStream_t stream, const Accumulate& accumulate, const StepParameters* parameters) override {
+    const SelectRanges& ranges = memory_.ranges();
+    gaussiank_begin(stream, ranges, states_.data(), parameters, accumulate);
+    gaussiank_moments(stream, ranges, states_.data(), parameters, quantiles_.data(), accumulate,
+                      {table_.blocks(), chunks_.data()});
+    gaussiank_count(stream, ranges, states_.data(), accumulate.u);
+    gaussiank_decide(stream, ranges, states_.data(), multiple_);
+    take_largest(stream, ranges, accumulate.u);
+  }
+
+  void commit(cudaStream_t stream, const StepStatus* status, const float*, const float*, const float*,
+              int) override {
+    gaussiank_commit(stream, memory_.ranges(), states_.data(), status);
   }
 
  private:
+  std::vector<DeviceRange> ranges_;
   double multiple_;  // compress.capacity
-  std::size_t n_;
-  DeviceArray<GaussianKState> state_;
+  DeviceArray<GaussianKState> states_;
+  BlockTable table_;
   DeviceArray<ChunkMoments> chunks_;
-  ListMemory list_;
-  LargestScratch scratch_;
-  DensityQuantile quantile_ = {-1, 0};
+  DeviceArray<DensityQuantile> quantiles_;
+  SelectMemory memory_;
 };
 
 const bool gaussiank_registered = [] {

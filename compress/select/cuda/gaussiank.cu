@@ -8,27 +8,35 @@ namespace {
 using gaussiank::Way;
 constexpr int kLanes = 16;
 
-__global__ void reset_kernel(GaussianKState* state) {
-  *state = GaussianKState{};
-}
-
-__global__ void begin_kernel(GaussianKState* state, const StepParameters* parameters, Accumulate a,
-                             std::size_t n) {
-  state->k = static_cast<std::uint32_t>(density_count(parameters->density, n));
-  state->broken = state->nonzero = 0;
-  for (int r = 0; r < kLevels; ++r) state->counts[r] = 0;
-  state->shift = moments_shift(a.peek(0), a.peek(n / 2), a.peek(n - 1));
+// A thread per range.
+__global__ void begin_kernel(SelectRanges ranges, GaussianKState* states, const StepParameters* parameters,
+                             Accumulate accumulate) {
+  const std::uint32_t r = range_of_thread();
+  if (r >= ranges.count) return;
+  const SelectRange& range = ranges.range[r];
+  GaussianKState& state = states[r];
+  state.k = static_cast<std::uint32_t>(density_count(range.density(*parameters), range.n));
+  state.broken = state.nonzero = 0;
+  for (int level = 0; level < kLevels; ++level) state.counts[level] = 0;
+  const Accumulate a = accumulate.from(range.begin);
+  state.shift = moments_shift(a.peek(0), a.peek(range.n / 2), a.peek(range.n - 1));
 }
 
 // A block a chunk. All threads fetch; the sums are 16 chains, whose order is the CPU's, and hide behind other
 // blocks' loads.
 template <Fetch kFetch>
 __global__ void __launch_bounds__(kThreads, 4)
-    moments_kernel(Accumulate a, std::size_t n, bool aligned, GaussianKState* state, ChunkMoments* chunks) {
+    moments_kernel(Accumulate accumulate, bool base_aligned, SelectRanges ranges, GaussianKState* states,
+                   MomentsByChunk moments) {
   __shared__ float4 tile4[kSelectTile / 4];
   __shared__ double sums[kLanes], squares[kLanes];
   const float* tile = reinterpret_cast<const float*>(tile4);
-  const std::size_t begin = std::size_t{blockIdx.x} * kMomentsChunk;
+  const RangeBlock block = range_block(moments.blocks);
+  const std::size_t from = ranges.range[block.range].begin, n = ranges.range[block.range].n;
+  const Accumulate a = accumulate.from(from);
+  const bool aligned = base_aligned && from % 4 == 0;
+  GaussianKState* const state = states + block.range;
+  const std::size_t begin = std::size_t{block.index} * kMomentsChunk;
   const std::size_t end = begin + kMomentsChunk < n ? begin + kMomentsChunk : n;
   const double shift = state->shift;
   double sum = 0, square = 0, tail_sum = 0, tail_square = 0;
@@ -75,32 +83,34 @@ __global__ void __launch_bounds__(kThreads, 4)
   }
   result.sum += tail_sum;
   result.squares += tail_square;
-  chunks[blockIdx.x] = result;
+  moments.chunks[blockIdx.x] = result;
   if (broken) atomicOr(&state->broken, 1u);
   if (nonzero) atomicOr(&state->nonzero, 1u);
 }
 
-__device__ void fit(GaussianKState* state, const StepParameters* parameters, const DensityQuantile& quantile,
-                    std::size_t n, double sum, double squares) {
-  const NormalFit normal = normal_fit(state->shift, sum, squares, n);
-  state->list_above = kLargestFinite;
-  state->next = state->carried;
-  state->way = gaussiank::way_of(!state->broken, !state->nonzero, state->k, n, normal);
-  if (state->way != Way::rule) return;
-  const double density = parameters->density;
+__device__ void fit(const SelectRange& range, GaussianKState& state, const StepParameters& parameters,
+                    const DensityQuantile& quantile, double sum, double squares, GpuKey& above) {
+  const NormalFit normal = normal_fit(state.shift, sum, squares, range.n);
+  above = kLargestFinite;
+  state.next = state.carried;
+  state.way = gaussiank::way_of(!state.broken, !state.nonzero, state.k, range.n, normal);
+  if (state.way != Way::rule) return;
+  const double density = range.density(parameters);
   const double z = density == quantile.density ? quantile.z : -normal_quantile_formula(density / 2);
-  state->threshold = gaussiank::thresholds_from(normal.mean + z * normal.deviation);
-  for (int r = 0; r < kLevels; ++r) state->above[r] = key_below<float>(state->threshold.level[r]);
-  state->list_above = state->above[state->carried];
+  state.threshold = gaussiank::thresholds_from(normal.mean + z * normal.deviation);
+  for (int r = 0; r < kLevels; ++r) state.above[r] = key_below<float>(state.threshold.level[r]);
+  above = state.above[state.carried];
 }
 
-// One block. Chunks are added in order: one thread adds sums, another, of the next warp, squares.
+// A block per range. Chunks are added in order: one thread adds sums, another, of the next warp, squares.
 __global__ void __launch_bounds__(kThreads)
-    fit_kernel(GaussianKState* state, const StepParameters* parameters, DensityQuantile quantile,
-               const ChunkMoments* chunks, std::size_t n) {
+    fit_kernel(SelectRanges ranges, GaussianKState* states, const StepParameters* parameters,
+               const DensityQuantile* quantiles, MomentsByChunk moments) {
   constexpr int per = 4 * kThreads;
   __shared__ double sums[per], squares[per], total;
-  const std::size_t count = (n + kMomentsChunk - 1) / kMomentsChunk;
+  const SelectRange& range = ranges.range[blockIdx.x];
+  const std::size_t count = (range.n + kMomentsChunk - 1) / kMomentsChunk;
+  const ChunkMoments* chunks = moments.chunks + (moments.blocks.first ? moments.blocks.first[blockIdx.x] : 0);
   double sum = 0;
   for (std::size_t start = 0; start < count; start += per) {
     const int here = static_cast<int>(count - start < per ? count - start : per);
@@ -118,25 +128,31 @@ __global__ void __launch_bounds__(kThreads)
   }
   if (threadIdx.x == 32) total = sum;
   __syncthreads();
-  if (threadIdx.x == 0) fit(state, parameters, quantile, n, sum, total);
+  if (threadIdx.x == 0)
+    fit(range, states[blockIdx.x], *parameters, quantiles[blockIdx.x], sum, total, ranges.above[blockIdx.x]);
 }
 
 __global__ void __launch_bounds__(kThreads)
-    levels_kernel(GaussianKState* state, const float* u, std::size_t n, bool aligned, TileMemory tiles) {
-  const std::size_t count = (n + kSelectTile - 1) / kSelectTile;
+    levels_kernel(SelectRanges ranges, GaussianKState* states, const float* u, bool base_aligned) {
+  const RangeBlock block = range_block(ranges.shares);
+  const SelectRange& range = ranges.range[block.range];
+  GaussianKState* const state = states + block.range;
+  const TileMemory tiles = range.tiles;
+  const std::size_t n = range.n, count = (n + kSelectTile - 1) / kSelectTile;
+  const bool aligned = base_aligned && range.begin % 4 == 0;
   if (state->way != Way::rule) {
-    for (std::size_t tile = blockIdx.x; tile < count; tile += gridDim.x)
+    for (std::size_t tile = block.index; tile < count; tile += block.count)
       if (threadIdx.x == 0) tiles.counts[tile] = 0;
     return;
   }
   Accumulate read;
-  read.u = const_cast<float*>(u);  // Fetch::read writes nothing
+  read.u = const_cast<float*>(u + range.begin);  // Fetch::read writes nothing
   GpuKey above[kLevels];
   std::uint32_t counts[kLevels];
 #pragma unroll
   for (int r = 0; r < kLevels; ++r) above[r] = state->above[r], counts[r] = 0;
-  const GpuKey list_above = state->list_above;
-  for (std::size_t tile = blockIdx.x; tile < count; tile += gridDim.x) {
+  const GpuKey list_above = ranges.above[block.range];
+  for (std::size_t tile = block.index; tile < count; tile += block.count) {
     const std::size_t base = tile * kSelectTile;
     float x[kTileShare];
     fetch_tile<Fetch::read>(read, base, n, aligned, x);
@@ -164,8 +180,13 @@ struct LevelCounts {
   TOPKNOT_HOST_DEVICE std::uint32_t operator()(int, int level) const { return counts[level]; }
 };
 
-__global__ void decide_kernel(GaussianKState* state, EntryList list, double multiple, std::uint32_t capacity,
-                              StatsOut stats) {
+// A thread per range.
+__global__ void decide_kernel(SelectRanges ranges, GaussianKState* states, double multiple) {
+  const std::uint32_t r = range_of_thread();
+  if (r >= ranges.count) return;
+  const SelectRange& range = ranges.range[r];
+  GaussianKState* const state = states + r;
+  const std::uint32_t capacity = range.taken.capacity;
   const std::uint32_t k = state->k;
   Choice choice;
   std::uint32_t kept = 0, over = 0;
@@ -181,73 +202,72 @@ __global__ void decide_kernel(GaussianKState* state, EntryList list, double mult
     state->next = level;
     const std::uint32_t count = state->counts[level];
     choose_within(multiple, k, count, state->above[level], choice, kept, over);
-    choice.whole = level != state->carried || count > list.limit;
+    choice.whole = level != state->carried || count > range.list.limit;
     threshold = static_cast<float>(state->threshold.level[level]);
   }
-  state->choice = choice;
-  *stats.count = kept < capacity ? kept : capacity;
-  *stats.finite = !state->broken;
-  *stats.over = over;
-  *stats.threshold = threshold;  // of an exact selection, when it is known
+  ranges.choices[r] = choice;
+  *range.stats.count = kept < capacity ? kept : capacity;
+  *range.stats.finite = !state->broken;
+  *range.stats.over = over;
+  *range.stats.threshold = threshold;  // of an exact selection, when it is known
 }
 
-__global__ void commit_kernel(GaussianKState* state, const StepStatus* status) {
-  if (!status->bad) state->carried = state->next;
+// A thread per range.
+__global__ void commit_kernel(SelectRanges ranges, GaussianKState* states, const StepStatus* status) {
+  const std::uint32_t r = range_of_thread();
+  if (r < ranges.count && !status->bad) states[r].carried = states[r].next;
 }
 
 template <Fetch kFetch>
-void moments(cudaStream_t stream, GaussianKState* state, const Accumulate& a, std::size_t n,
-             ChunkMoments* chunks) {
-  launch(moments_kernel<kFetch>, grid_for(n, kMomentsChunk), kThreads, stream, a, n, aligned(a), state,
-         chunks);
+void sum_chunks(cudaStream_t stream, const SelectRanges& ranges, GaussianKState* states, const Accumulate& a,
+                const MomentsByChunk& moments) {
+  launch(moments_kernel<kFetch>, moments.blocks.count, kThreads, stream, a, aligned(a), ranges, states,
+         moments);
 }
 
 }  // namespace
 
-void gaussiank_reset(cudaStream_t stream, GaussianKState* state) {
-  launch(reset_kernel, 1, 1, stream, state);
+void gaussiank_begin(cudaStream_t stream, const SelectRanges& ranges, GaussianKState* states,
+                     const StepParameters* parameters, const Accumulate& accumulate) {
+  launch(begin_kernel, thread_per_range(ranges), kThreads, stream, ranges, states, parameters, accumulate);
 }
 
-void gaussiank_begin(cudaStream_t stream, GaussianKState* state, const StepParameters* parameters,
-                     const Accumulate& accumulate, std::size_t n) {
-  launch(begin_kernel, 1, 1, stream, state, parameters, accumulate, n);
-}
-
-void gaussiank_moments(cudaStream_t stream, GaussianKState* state, const StepParameters* parameters,
-                       const DensityQuantile& quantile, const Accumulate& accumulate, std::size_t n,
-                       ChunkMoments* chunks) {
+void gaussiank_moments(cudaStream_t stream, const SelectRanges& ranges, GaussianKState* states,
+                       const StepParameters* parameters, const DensityQuantile* quantiles,
+                       const Accumulate& accumulate, const MomentsByChunk& moments) {
   switch (fetch_of(accumulate)) {
     case Fetch::plain:
-      moments<Fetch::plain>(stream, state, accumulate, n, chunks);
+      sum_chunks<Fetch::plain>(stream, ranges, states, accumulate, moments);
       break;
     case Fetch::residual:
-      moments<Fetch::residual>(stream, state, accumulate, n, chunks);
+      sum_chunks<Fetch::residual>(stream, ranges, states, accumulate, moments);
       break;
     case Fetch::velocity:
-      moments<Fetch::velocity>(stream, state, accumulate, n, chunks);
+      sum_chunks<Fetch::velocity>(stream, ranges, states, accumulate, moments);
       break;
     default:
-      moments<Fetch::both>(stream, state, accumulate, n, chunks);
+      sum_chunks<Fetch::both>(stream, ranges, states, accumulate, moments);
       break;
   }
-  launch(fit_kernel, 1, kThreads, stream, state, parameters, quantile, chunks, n);
+  launch(fit_kernel, ranges.count, kThreads, stream, ranges, states, parameters, quantiles, moments);
 }
 
-void gaussiank_count(cudaStream_t stream, GaussianKState* state, const float* u, std::size_t n,
-                     const TileMemory& tiles, const EntryList& list) {
+void gaussiank_count(cudaStream_t stream, const SelectRanges& ranges, GaussianKState* states,
+                     const float* u) {
   Accumulate read;
   read.u = const_cast<float*>(u);
-  launch(levels_kernel, grid_for(n, kSelectTile, 2048), kThreads, stream, state, u, n, aligned(read), tiles);
-  gather_tiles(stream, u, n, &state->list_above, tiles, list);
+  launch(levels_kernel, ranges.shares.count, kThreads, stream, ranges, states, u, aligned(read));
+  gather_tiles(stream, ranges, u);
 }
 
-void gaussiank_decide(cudaStream_t stream, GaussianKState* state, const EntryList& list, double multiple,
-                      std::uint32_t capacity, const StatsOut& stats) {
-  launch(decide_kernel, 1, 1, stream, state, list, multiple, capacity, stats);
+void gaussiank_decide(cudaStream_t stream, const SelectRanges& ranges, GaussianKState* states,
+                      double multiple) {
+  launch(decide_kernel, thread_per_range(ranges), kThreads, stream, ranges, states, multiple);
 }
 
-void gaussiank_commit(cudaStream_t stream, GaussianKState* state, const StepStatus* status) {
-  launch(commit_kernel, 1, 1, stream, state, status);
+void gaussiank_commit(cudaStream_t stream, const SelectRanges& ranges, GaussianKState* states,
+                      const StepStatus* status) {
+  launch(commit_kernel, thread_per_range(ranges), kThreads, stream, ranges, states, status);
 }
 
 }  // namespace topknot::cuda

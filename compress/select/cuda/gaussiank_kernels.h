@@ -20,7 +20,13 @@ struct ChunkMoments {
   double sum, squares;
 };
 
-// In GPU memory.
+// The chunks of a group, in GPU memory: ranges' one after the other.
+struct MomentsByChunk {
+  RangeBlocks blocks;
+  ChunkMoments* chunks;
+};
+
+// Of a range, in GPU memory.
 struct GaussianKState {
   std::int32_t carried;  // the level at which the last committed step ended
   // Of this step:
@@ -33,8 +39,6 @@ struct GaussianKState {
   gaussiank::Thresholds threshold;
   GpuKey above[kLevels];
   std::uint32_t counts[kLevels];
-  GpuKey list_above;  // of the carried level
-  Choice choice;
 };
 
 // z: minus the normal quantile of density / 2. For other densities the kernel computes its own, in which the last
@@ -43,21 +47,22 @@ struct DensityQuantile {
   double density, z;
 };
 
-void gaussiank_reset(cudaStream_t stream, GaussianKState* state);
+// States and quantiles: one per range.
+
 // k, and the shift by what u will be. Writes neither u nor a velocity.
-void gaussiank_begin(cudaStream_t stream, GaussianKState* state, const StepParameters* parameters,
-                     const Accumulate& accumulate, std::size_t n);
+void gaussiank_begin(cudaStream_t stream, const SelectRanges& ranges, GaussianKState* states,
+                     const StepParameters* parameters, const Accumulate& accumulate);
 // u = accumulate(i), and its moments by chunk, in double, over 16 lanes, as accumulate_with_moments() of
 // compress/select/passes/passes.h: 12 bytes per element. Then the thresholds.
-void gaussiank_moments(cudaStream_t stream, GaussianKState* state, const StepParameters* parameters,
-                       const DensityQuantile& quantile, const Accumulate& accumulate, std::size_t n,
-                       ChunkMoments* chunks);
+void gaussiank_moments(cudaStream_t stream, const SelectRanges& ranges, GaussianKState* states,
+                       const StepParameters* parameters, const DensityQuantile* quantiles,
+                       const Accumulate& accumulate, const MomentsByChunk& moments);
 // Counts all levels and lists at the carried one: 4 bytes per element.
-void gaussiank_count(cudaStream_t stream, GaussianKState* state, const float* u, std::size_t n,
-                     const TileMemory& tiles, const EntryList& list);
-// The rule's evaluations, and the choice, under compress.capacity (`multiple`; 0: none).
-void gaussiank_decide(cudaStream_t stream, GaussianKState* state, const EntryList& list, double multiple,
-                      std::uint32_t capacity, const StatsOut& stats);
-void gaussiank_commit(cudaStream_t stream, GaussianKState* state, const StepStatus* status);
+void gaussiank_count(cudaStream_t stream, const SelectRanges& ranges, GaussianKState* states, const float* u);
+// The rule's evaluations, and the choices, under compress.capacity (`multiple`; 0: none).
+void gaussiank_decide(cudaStream_t stream, const SelectRanges& ranges, GaussianKState* states,
+                      double multiple);
+void gaussiank_commit(cudaStream_t stream, const SelectRanges& ranges, GaussianKState* states,
+                      const StepStatus* status);
 
 }  // namespace topknot::cuda

@@ -8,23 +8,25 @@ namespace {
 
 template <Fetch kFetch>
 __global__ void __launch_bounds__(kThreads)
-    list_tiles_kernel(Accumulate a, std::size_t n, bool aligned, const GpuKey* above, TileMemory tiles) {
-  const std::size_t base = std::size_t{blockIdx.x} * kSelectTile;
+    list_tiles_kernel(Accumulate accumulate, bool aligned, SelectRanges ranges) {
+  const RangeBlock block = range_block(ranges.tiles);
+  const SelectRange& range = ranges.range[block.range];
+  const std::size_t begin = range.begin, n = range.n, base = std::size_t{block.index} * kSelectTile;
   float x[kTileShare];
-  fetch_tile<kFetch>(a, base, n, aligned, x);
-  list_tile(x, base, n, *above, tiles);
+  fetch_tile<kFetch>(accumulate.from(begin), base, n, aligned && begin % 4 == 0, x);
+  list_tile(x, base, n, ranges.above[block.range], range.tiles);
 }
 
 template <Fetch kFetch>
-void list_tiles(cudaStream_t stream, const Accumulate& a, std::size_t n, const GpuKey* above,
-                const TileMemory& tiles) {
-  launch(list_tiles_kernel<kFetch>, grid_for(n, kSelectTile), kThreads, stream, a, n, aligned(a), above,
-         tiles);
+void list_tiles(cudaStream_t stream, const Accumulate& a, const SelectRanges& ranges) {
+  launch(list_tiles_kernel<kFetch>, ranges.tiles.count, kThreads, stream, a, aligned(a), ranges);
 }
 
-// One block.
-__global__ void __launch_bounds__(kThreads)
-    offsets_kernel(std::size_t count, TileMemory tiles, ListStats* stats) {
+// A block per range.
+__global__ void __launch_bounds__(kThreads) offsets_kernel(SelectRanges ranges) {
+  const SelectRange& range = ranges.range[blockIdx.x];
+  const TileMemory tiles = range.tiles;
+  const std::size_t count = (range.n + kSelectTile - 1) / kSelectTile;
   constexpr int per = 16;
   std::uint32_t before = 0, flags = 0;
   for (std::size_t start = 0; start < count; start += per * kThreads) {
@@ -47,17 +49,24 @@ __global__ void __launch_bounds__(kThreads)
     before += total;
   }
   const bool broken = __syncthreads_or((flags & kBroken) != 0);
-  if (threadIdx.x == 0) stats->count = before, stats->finite = broken ? 0 : 1;
+  if (threadIdx.x == 0) *range.list.stats = {before, broken ? 0u : 1u};
 }
 
 constexpr int kWarps = kThreads / 32;
 
-__global__ void __launch_bounds__(kThreads)
-    gather_kernel(const float* u, std::size_t n, const GpuKey* above_at, TileMemory tiles, EntryList list) {
-  const std::size_t tile = std::size_t{blockIdx.x} * kWarps + threadIdx.x / 32;
+// A warp per tile.
+__global__ void __launch_bounds__(kThreads) gather_kernel(const float* group, SelectRanges ranges) {
+  const std::size_t warp = std::size_t{blockIdx.x} * kWarps + threadIdx.x / 32;
+  if (warp >= ranges.tiles.count) return;
+  const std::uint32_t at = ranges.tiles.range ? ranges.tiles.range[warp] : 0;
+  const std::size_t tile = warp - (ranges.tiles.range ? ranges.tiles.first[at] : 0);
+  const SelectRange& range = ranges.range[at];
+  const EntryList list = range.list;
+  if (list.stats->count > list.limit) return;
+  const TileMemory tiles = range.tiles;
   const unsigned lane = threadIdx.x & 31;
-  const std::size_t base = tile * kSelectTile;
-  if (base >= n || list.stats->count > list.limit) return;
+  const float* const u = group + range.begin;
+  const std::size_t n = range.n, base = tile * kSelectTile;
   const std::uint32_t count = tiles.counts[tile] & ~kBroken;
   std::uint32_t place = tiles.offsets[tile];
   if (count <= tiles.slots) {
@@ -67,7 +76,7 @@ __global__ void __launch_bounds__(kThreads)
     }
     return;
   }
-  const GpuKey above = *above_at;
+  const GpuKey above = ranges.above[at];
 #pragma unroll 8
   for (std::size_t i = base + lane; i < base + kSelectTile; i += 32) {
     const float x = i < n ? u[i] : 0.0f;
@@ -84,38 +93,27 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-void gather_tiles(cudaStream_t stream, const float* u, std::size_t n, const GpuKey* above,
-                  const TileMemory& tiles, const EntryList& list) {
-  const std::size_t count = ceil_div(n, kSelectTile);
-  launch(offsets_kernel, 1, kThreads, stream, count, tiles, list.stats);
-  launch(gather_kernel, grid_for(count, kWarps), kThreads, stream, u, n, above, tiles, list);
+void gather_tiles(cudaStream_t stream, const SelectRanges& ranges, const float* u) {
+  launch(offsets_kernel, ranges.count, kThreads, stream, ranges);
+  launch(gather_kernel, grid_for(ranges.tiles.count, kWarps), kThreads, stream, u, ranges);
 }
 
-void accumulate_and_list(cudaStream_t stream, const Accumulate& accumulate, std::size_t n,
-                         const GpuKey* above, const TileMemory& tiles, const EntryList& list) {
+void accumulate_and_list(cudaStream_t stream, const SelectRanges& ranges, const Accumulate& accumulate) {
   switch (fetch_of(accumulate)) {
     case Fetch::plain:
-      list_tiles<Fetch::plain>(stream, accumulate, n, above, tiles);
+      list_tiles<Fetch::plain>(stream, accumulate, ranges);
       break;
     case Fetch::residual:
-      list_tiles<Fetch::residual>(stream, accumulate, n, above, tiles);
+      list_tiles<Fetch::residual>(stream, accumulate, ranges);
       break;
     case Fetch::velocity:
-      list_tiles<Fetch::velocity>(stream, accumulate, n, above, tiles);
+      list_tiles<Fetch::velocity>(stream, accumulate, ranges);
       break;
     default:
-      list_tiles<Fetch::both>(stream, accumulate, n, above, tiles);
+      list_tiles<Fetch::both>(stream, accumulate, ranges);
       break;
   }
-  gather_tiles(stream, accumulate.u, n, above, tiles, list);
-}
-
-void list_above(cudaStream_t stream, const float* u, std::size_t n, const GpuKey* above,
-                const TileMemory& tiles, const EntryList& list) {
-  Accumulate read;
-  read.u = const_cast<float*>(u);  // Fetch::read writes nothing
-  list_tiles<Fetch::read>(stream, read, n, above, tiles);
-  gather_tiles(stream, u, n, above, tiles, list);
+  gather_tiles(stream, ranges, accumulate.u);
 }
 
 }  // namespace topknot::cuda

@@ -1,6 +1,7 @@
 // Radix selection, and ordered compaction of what it selects.
 #include "compress/select/cuda/gpu_select.h"
 
+#include "compress/select/cuda/gpu_tiles.h"
 #include "nn/core/cuda/kernel_tools.h"
 
 namespace topknot::cuda {
@@ -18,20 +19,24 @@ __device__ int digit_offset(int d) {
   return d == 0 ? 0 : 1024 + 1024 * d;
 }
 
-constexpr std::size_t kLeastShare = 2048;  // of a source, for a block
-
 // A source as this block sees it.
 struct Share {
   Source from;
   std::size_t begin, end;
 };
-__device__ Share share_of(const Choice& choice, const Source& list, const Source& whole) {
+__device__ Share share_of(const Choice& choice, const SelectRange& range, const RangeBlock& block,
+                          const Source* lists, const float* u) {
   Share share;
-  share.from = choice.whole ? whole : list;
+  if (choice.whole)
+    share.from = {u + range.begin, nullptr, nullptr, range.n};
+  else if (lists)
+    share.from = lists[block.range];
+  else
+    share.from = {range.list.values, range.list.indices, &range.list.stats->count, range.list.limit};
   const std::size_t count = share.from.count ? *share.from.count : share.from.size;
-  std::size_t per = (count + gridDim.x - 1) / gridDim.x;
+  std::size_t per = (count + block.count - 1) / block.count;
   per = per < kLeastShare ? kLeastShare : (per + kThreads - 1) / kThreads * kThreads;
-  share.begin = blockIdx.x * per < count ? blockIdx.x * per : count;
+  share.begin = block.index * per < count ? block.index * per : count;
   share.end = share.begin + per < count ? share.begin + per : count;
   return share;
 }
@@ -62,13 +67,13 @@ __device__ Radix pick_digit(const std::uint32_t* counts, int width, std::uint32_
   return result;
 }
 
-// What is known before digit d is counted; `radix` keeps it from kernel to kernel.
-__device__ Radix radix_before(int d, const LargestMemory& memory, std::uint32_t k) {
+// What is known before digit d is counted. `keep`: in `radix`, for the next kernel.
+__device__ Radix radix_before(int d, const LargestMemory& memory, std::uint32_t k, bool keep) {
   if (d == 0) return {0, 0};
   Radix before = {0, 0};
   if (d > 1) before = {static_cast<GpuKey>(memory.radix[2 * (d - 1)]), memory.radix[2 * (d - 1) + 1]};
   const Radix now = pick_digit(memory.digits + digit_offset(d - 1), digit_width(d - 1), k, before);
-  if (blockIdx.x == 0 && threadIdx.x == 0 && d < kDigits) {
+  if (keep && threadIdx.x == 0 && d < kDigits) {
     memory.radix[2 * d] = static_cast<std::uint32_t>(now.prefix);
     memory.radix[2 * d + 1] = now.higher;
   }
@@ -76,21 +81,25 @@ __device__ Radix radix_before(int d, const LargestMemory& memory, std::uint32_t 
 }
 
 __global__ void __launch_bounds__(kThreads)
-    count_digit_kernel(int d, Source list, Source whole, LargestMemory memory, const Choice* choice_at) {
+    count_digit_kernel(int d, SelectRanges ranges, const Source* lists, const float* u,
+                       const Choice* choices) {
   __shared__ std::uint32_t counts[2048];
-  const Choice choice = *choice_at;
+  const RangeBlock block = range_block(ranges.shares);
+  const Choice choice = choices[block.range];
   if (choice.skip || choice.known) return;
-  const Share share = share_of(choice, list, whole);
-  if (share.begin == share.end && blockIdx.x > 0) return;
-  const Radix radix = radix_before(d, memory, choice.k);
+  const SelectRange& range = ranges.range[block.range];
+  const LargestMemory memory = range.largest;
+  const Share share = share_of(choice, range, block, lists, u);
+  if (share.begin == share.end && block.index > 0) return;
+  const Radix radix = radix_before(d, memory, choice.k, block.index == 0);
   const int bins = 1 << digit_width(d);
   for (int bin = static_cast<int>(threadIdx.x); bin < bins; bin += kThreads) counts[bin] = 0;
   __syncthreads();
   const int shift = digit_shift(d), width = digit_width(d);
-  const float* scores = share.from.scores;
+  const float* values = share.from.values;
 #pragma unroll 4
   for (std::size_t i = share.begin + threadIdx.x; i < share.end; i += kThreads) {
-    const GpuKey key = key_of(scores[i]) >> shift;
+    const GpuKey key = key_of(values[i]) >> shift;
     if ((key >> width) == radix.prefix) atomicAdd(&counts[key & (bins - 1)], 1u);
   }
   __syncthreads();
@@ -103,40 +112,44 @@ __device__ void clear_digits(const LargestMemory& memory) {
   for (std::size_t i = threadIdx.x; i < kDigitCounts; i += kThreads) memory.digits[i] = 0;
 }
 
-// One block.
-__global__ void __launch_bounds__(kThreads) finish_kth_kernel(LargestMemory memory, Choice* choice) {
-  if (choice->skip) return;
-  const Radix radix = radix_before(kDigits, memory, choice->k);
+// A block per range.
+__global__ void __launch_bounds__(kThreads) finish_kth_kernel(SelectRanges ranges, Choice* choices) {
+  Choice& choice = choices[blockIdx.x];
+  if (choice.skip) return;
+  const LargestMemory memory = ranges.range[blockIdx.x].largest;
+  const Radix radix = radix_before(kDigits, memory, choice.k, false);
   clear_digits(memory);
-  if (threadIdx.x == 0) choice->kth = radix.prefix, choice->greater = radix.higher;
+  if (threadIdx.x == 0) choice.kth = radix.prefix, choice.greater = radix.higher;
 }
 
 // How many of this block's share are above the bound, and how many at it.
-__global__ void __launch_bounds__(kThreads)
-    count_taken_kernel(Source list, Source whole, LargestMemory memory, Choice* choice_at, float* threshold) {
-  const Choice choice = *choice_at;
+__global__ void __launch_bounds__(kThreads) count_taken_kernel(SelectRanges ranges, const float* u) {
+  const RangeBlock block = range_block(ranges.shares);
+  const Choice choice = ranges.choices[block.range];
   if (choice.skip) return;
-  const Share share = share_of(choice, list, whole);
-  std::uint32_t* mine = memory.blocks + 2 * blockIdx.x;
-  if (share.begin == share.end && blockIdx.x > 0) {
+  const SelectRange& range = ranges.range[block.range];
+  const Share share = share_of(choice, range, block, nullptr, u);
+  std::uint32_t* mine = range.largest.blocks + 2 * block.index;
+  if (share.begin == share.end && block.index > 0) {
     if (threadIdx.x < 2) mine[threadIdx.x] = 0;
     return;
   }
   GpuKey bound = choice.bound;
   if (!choice.known) {
-    const Radix radix = radix_before(kDigits, memory, choice.k);
+    const Radix radix = radix_before(kDigits, range.largest, choice.k, false);
     bound = radix.prefix;
-    if (blockIdx.x == 0 && threadIdx.x == 0) {
-      choice_at->kth = bound;
-      choice_at->greater = radix.higher;
-      if (threshold && !choice.own_threshold) *threshold = magnitude_of<float>(bound);
+    if (block.index == 0 && threadIdx.x == 0) {
+      Choice& found = ranges.choices[block.range];
+      found.kth = bound;
+      found.greater = radix.higher;
+      if (!choice.own_threshold) *range.stats.threshold = magnitude_of<float>(bound);
     }
   }
   std::uint32_t greater = 0, equal = 0;
-  const float* scores = share.from.scores;
+  const float* values = share.from.values;
 #pragma unroll 4
   for (std::size_t i = share.begin + threadIdx.x; i < share.end; i += kThreads) {
-    const GpuKey key = key_of(scores[i]);
+    const GpuKey key = key_of(values[i]);
     greater += key > bound;
     equal += key == bound;
   }
@@ -147,31 +160,34 @@ __global__ void __launch_bounds__(kThreads)
 
 // An entry's place is the number of entries above the bound before it, and of ties before it as far as they are
 // needed.
-__global__ void __launch_bounds__(kThreads)
-    take_kernel(Source list, Source whole, LargestMemory memory, const Choice* choice_at, Taken taken) {
-  const Choice choice = *choice_at;
+__global__ void __launch_bounds__(kThreads) take_kernel(SelectRanges ranges, const float* u) {
+  const RangeBlock block = range_block(ranges.shares);
+  const Choice choice = ranges.choices[block.range];
   if (choice.skip) return;
-  if (blockIdx.x == 0 && !choice.known) clear_digits(memory);
-  if (memory.blocks[2 * blockIdx.x] == 0 && memory.blocks[2 * blockIdx.x + 1] == 0) return;
+  const SelectRange& range = ranges.range[block.range];
+  if (block.index == 0 && !choice.known) clear_digits(range.largest);
+  const std::uint32_t* const blocks = range.largest.blocks;
+  if (blocks[2 * block.index] == 0 && blocks[2 * block.index + 1] == 0) return;
+  const Taken taken = range.taken;
   const GpuKey bound = choice.known ? choice.bound : choice.kth;
   const std::uint32_t ties = choice.known ? 0 : choice.k - choice.greater;
   std::uint32_t greater = 0, equal = 0;  // before the entries at hand
-  for (unsigned b = threadIdx.x; b < blockIdx.x; b += kThreads) {
-    greater += memory.blocks[2 * b];
-    equal += memory.blocks[2 * b + 1];
+  for (unsigned b = threadIdx.x; b < block.index; b += kThreads) {
+    greater += blocks[2 * b];
+    equal += blocks[2 * b + 1];
   }
   greater = block_sum(greater);
   equal = block_sum(equal);
 
   constexpr int per = 4;
-  const Share share = share_of(choice, list, whole);
+  const Share share = share_of(choice, range, block, nullptr, u);
   for (std::size_t start = share.begin; start < share.end; start += per * kThreads) {
     const std::size_t first = start + per * threadIdx.x;
     GpuKey keys[per];
     std::uint64_t mine = 0;  // above the bound, and at it in the upper half
 #pragma unroll
     for (int j = 0; j < per; ++j) {
-      keys[j] = first + j < share.end ? key_of(share.from.scores[first + j]) : -1;
+      keys[j] = first + j < share.end ? key_of(share.from.values[first + j]) : -1;
       if (keys[j] > bound) mine += 1;
       if (keys[j] == bound && ties > 0) mine += std::uint64_t{1} << 32;
     }
@@ -199,29 +215,24 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-dim3 blocks_for(const Source& list, const Source& whole) {
-  return grid_for(list.size > whole.size ? list.size : whole.size, kLeastShare, kSelectBlocks);
-}
-void count_digits(cudaStream_t stream, const Source& list, const Source& whole, const LargestMemory& memory,
-                  const Choice* choice) {
+void count_digits(cudaStream_t stream, const SelectRanges& ranges, const Source* lists, const float* u,
+                  const Choice* choices) {
   for (int d = 0; d < kDigits; ++d)
-    launch(count_digit_kernel, blocks_for(list, whole), kThreads, stream, d, list, whole, memory, choice);
+    launch(count_digit_kernel, ranges.shares.count, kThreads, stream, d, ranges, lists, u, choices);
 }
 
 }  // namespace
 
-void find_kth(cudaStream_t stream, const Source& list, const Source& whole, const LargestMemory& memory,
-              Choice* choice) {
-  count_digits(stream, list, whole, memory, choice);
-  launch(finish_kth_kernel, 1, kThreads, stream, memory, choice);
+void find_kth(cudaStream_t stream, const SelectRanges& ranges, const Source* lists, const float* u,
+              Choice* choices) {
+  count_digits(stream, ranges, lists, u, choices);
+  launch(finish_kth_kernel, ranges.count, kThreads, stream, ranges, choices);
 }
 
-void take_largest(cudaStream_t stream, const Source& list, const Source& whole, const LargestMemory& memory,
-                  Choice* choice, const Taken& taken) {
-  count_digits(stream, list, whole, memory, choice);
-  const dim3 grid = blocks_for(list, whole);
-  launch(count_taken_kernel, grid, kThreads, stream, list, whole, memory, choice, taken.threshold);
-  launch(take_kernel, grid, kThreads, stream, list, whole, memory, choice, taken);
+void take_largest(cudaStream_t stream, const SelectRanges& ranges, const float* u) {
+  count_digits(stream, ranges, nullptr, u, ranges.choices);
+  launch(count_taken_kernel, ranges.shares.count, kThreads, stream, ranges, u);
+  launch(take_kernel, ranges.shares.count, kThreads, stream, ranges, u);
 }
 
 }  // namespace topknot::cuda

@@ -2,10 +2,12 @@
 // What selections on a GPU are made of: lists of what exceeds a bound, and the k largest of a list or of a vector.
 // Everything that is known only during a step (bounds, counts, k, which way to go) lives in GPU memory; grids follow
 // capacities, and kernels that a step does not need return at once. The same bits in every run: no float atomics,
-// lists ascend by index, ties go to the lower index. C++17; compress/select/cuda/gpu_select_memory.h owns the memory.
+// lists ascend by index, ties go to the lower index. One launch serves all ranges of a group, so that a step has as many
+// launches where each tensor selects for itself as where the group does. C++17; compress/select/cuda/gpu_select_memory.h
+// owns the memory.
 //
 //   accumulate_and_list(...)   u = gradient + residual, and what exceeds a bound, in one pass (12 bytes per element)
-//   (a kernel of the method's) looks at the list's stats and writes a Choice
+//   (a kernel of the method's) looks at the lists' stats and writes Choices, a thread per range
 //   take_largest(...)          the k largest, or all above a bound, of the list or of u
 //
 // Vectors have fewer than 2^32 elements.
@@ -18,14 +20,17 @@
 #include "compress/density_count.h"
 #include "compress/memory/accumulate.h"
 #include "compress/select/passes/carried_bound.h"
+#include "nn/core/cuda/step_parameters.h"
 
 namespace topknot::cuda {
 
 using GpuKey = Key<float>;
 inline constexpr GpuKey kLargestFinite = KeyOf<float>::largest_finite;
 
-inline constexpr std::size_t kSelectTile = 4096;    // elements that a block lists
-inline constexpr std::size_t kSelectBlocks = 1024;  // at most, of kernels that read a list or a vector
+inline constexpr std::size_t kSelectTile = 4096;  // elements that a block lists
+inline constexpr std::size_t kLeastShare = 2048;  // of a list or a vector, for a block that reads it
+inline constexpr std::size_t kSelectBlocks =
+    1024;  // at most, and one per range, of kernels that read lists or vectors
 
 // What a pass found, in GPU memory.
 struct ListStats {
@@ -51,37 +56,14 @@ struct TileMemory {
   std::uint32_t slots = 0;
 };
 
-// Makes u[i] = accumulate(i) for i < n and lists those with key > *above. `above`: in GPU memory, at most
-// kLargestFinite, so that NaN and Inf are always found; kLargestFinite lists nothing of a finite vector.
-void accumulate_and_list(cudaStream_t stream, const Accumulate& accumulate, std::size_t n,
-                         const GpuKey* above, const TileMemory& tiles, const EntryList& list);
-// The same of a vector that is there already: 4 bytes per element.
-void list_above(cudaStream_t stream, const float* u, std::size_t n, const GpuKey* above,
-                const TileMemory& tiles, const EntryList& list);
-
-// Where entries are taken from.
-struct Source {
-  const float* scores = nullptr;           // their magnitudes are compared
-  const float* values = nullptr;           // taken
-  const std::uint32_t* indices = nullptr;  // taken, ascending; null: the positions in `scores`
-  const std::uint32_t* count = nullptr;    // how many there are, in GPU memory; null: `size`
-  std::size_t size = 0;                    // at most
-};
-inline Source source_of(const EntryList& list) {
-  return {list.values, list.values, list.indices, &list.stats->count, list.limit};
-}
-inline Source source_of(const float* u, std::size_t n) {
-  return {u, u, nullptr, nullptr, n};
-}
-
-// What is to be taken, in GPU memory; the caller's kernels write the first part.
+// What is to be taken, in GPU memory; the method's kernels write the first part.
 struct Choice {
   std::uint32_t skip = 0;   // 1: nothing is taken, the sources are not read
-  std::uint32_t whole = 0;  // 1: from the second source (the vector), 0: from the first (a list)
+  std::uint32_t whole = 0;  // 1: from the vector, 0: from the list
   std::uint32_t known = 0;  // 1: all with key > `bound`; 0: the k largest
   std::uint32_t k = 0;      // 1 to the source's count
   GpuKey bound = 0;
-  std::uint32_t own_threshold = 0;  // 1: Taken::threshold is the method's, and left alone
+  std::uint32_t own_threshold = 0;  // 1: the threshold is the method's, and left alone
   // Found, where not skipped and not known:
   GpuKey kth = 0;             // the k-th largest key
   std::uint32_t greater = 0;  // how many keys exceed it
@@ -90,28 +72,82 @@ struct Choice {
 // Scratch of take_largest() and find_kth(). `digits` is zero before and after.
 struct LargestMemory {
   std::uint32_t* digits = nullptr;  // kDigitCounts
-  std::uint32_t* blocks = nullptr;  // 2 * kSelectBlocks
+  std::uint32_t* blocks = nullptr;  // two per block that serves the range
   std::uint32_t* radix = nullptr;   // kRadixWords
 };
 inline constexpr std::size_t kDigitCounts = 2048 + 1024 + 1024;
 inline constexpr std::size_t kRadixWords = 8;
 
-// Finds choice->kth and choice->greater, for choice->known 0: radix selection, 11, 10 and 10 bits of the 31, 4 bytes
-// an element each.
-void find_kth(cudaStream_t stream, const Source& list, const Source& whole, const LargestMemory& memory,
-              Choice* choice);
-
 // What was taken, ascending by index; nothing beyond `capacity` is written. Their number is not counted: it is
-// choice->k, or how many exceed the bound.
+// Choice::k, or how many exceed the bound.
 struct Taken {
-  std::uint32_t* indices = nullptr;
+  std::uint32_t* indices = nullptr;  // in the range
   float* values = nullptr;
   std::uint32_t capacity = 0;
-  float* threshold = nullptr;  // the k-th magnitude goes there, where k are taken; or null
 };
-// find_kth(), and two passes more that take: 20 bytes per element of the source, 8 where the bound is known.
-void take_largest(cudaStream_t stream, const Source& list, const Source& whole, const LargestMemory& memory,
-                  Choice* choice, const Taken& taken);
+
+// Where a selection writes what it found: DeviceSelected::Stats.
+struct StatsOut {
+  std::uint32_t* count = nullptr;
+  std::uint32_t* finite = nullptr;
+  std::uint32_t* over = nullptr;
+  float* threshold = nullptr;  // take_largest() writes the k-th magnitude, where k are taken
+};
+
+// A range of a group that selects for itself, in GPU memory.
+struct SelectRange {
+  std::size_t begin = 0, n = 0;  // in the group's vectors
+  std::uint64_t position = 0;    // of its first element in the arena
+  double least_density = 0;      // counts where it exceeds the step's
+  TileMemory tiles;
+  EntryList list;
+  LargestMemory largest;
+  Taken taken;
+  std::size_t slot = 0;  // where `taken` begins in the group's
+  StatsOut stats;
+
+  TOPKNOT_HOST_DEVICE double density(const StepParameters& step) const {
+    return step.density < least_density ? least_density : step.density;
+  }
+};
+
+// Which range each block of a grid serves.
+struct RangeBlocks {
+  const std::uint32_t* range = nullptr;  // by block; null: there is one range
+  const std::uint32_t* first = nullptr;  // by range: its first block; then the number of all
+  std::uint32_t count = 0;               // of blocks
+};
+
+// The ranges of a group, and what a step decides of each.
+struct SelectRanges {
+  const SelectRange* range = nullptr;
+  std::uint32_t count = 0;
+  RangeBlocks tiles;          // kSelectTile elements each
+  RangeBlocks shares;         // of lists and vectors
+  GpuKey* above = nullptr;    // by range: the bound of its list
+  Choice* choices = nullptr;  // by range: what is taken
+};
+
+// Makes u[i] = accumulate(i) and lists those with key > ranges.above. That is at most kLargestFinite, so that NaN and
+// Inf are always found; kLargestFinite lists nothing of a finite vector.
+void accumulate_and_list(cudaStream_t stream, const SelectRanges& ranges, const Accumulate& accumulate);
+
+// Where entries are taken from.
+struct Source {
+  const float* values = nullptr;           // their magnitudes are compared
+  const std::uint32_t* indices = nullptr;  // ascending; null: the positions in `values`
+  const std::uint32_t* count = nullptr;    // how many there are, in GPU memory; null: `size`
+  std::size_t size = 0;                    // at most
+};
+
+// Finds kth and greater of each choice, which is not `known`: radix selection, 11, 10 and 10 bits of the 31, 4 bytes
+// an element each. From the group's u where the choice is `whole`, else from `lists`, one per range in GPU memory.
+void find_kth(cudaStream_t stream, const SelectRanges& ranges, const Source* lists, const float* u,
+              Choice* choices);
+
+// find_kth() of ranges.choices, from the ranges' lists or u, and two passes more that take: 20 bytes per element of the
+// source, 8 where the bound is known.
+void take_largest(cudaStream_t stream, const SelectRanges& ranges, const float* u);
 
 // The choice that compress.capacity makes of `count` selected entries, where k were asked for: all of them, above
 // `bound`, or the floor(capacity * k) largest; the threshold stays the method's. `over`: how many are kept back. A
@@ -128,13 +164,5 @@ TOPKNOT_HOST_DEVICE void choose_within(double capacity, std::uint32_t k, std::ui
   choice.bound = bound;
   choice.own_threshold = 1;
 }
-
-// Where select() writes what it found: DeviceSelected::Stats.
-struct StatsOut {
-  std::uint32_t* count;
-  std::uint32_t* finite;
-  std::uint32_t* over;
-  float* threshold;
-};
 
 }  // namespace topknot::cuda

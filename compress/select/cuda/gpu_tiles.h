@@ -1,5 +1,5 @@
 #pragma once
-// A tile of elements in the registers of a block, loaded or accumulated. For .cu files of this folder, after
+// Which range a block serves; a tile of elements in the registers of a block, loaded or accumulated. For .cu files of this folder, after
 // nn/core/cuda/kernel_tools.h. C++17.
 
 #include <cstddef>
@@ -10,6 +10,24 @@
 #include "nn/core/cuda/kernel_tools.h"
 
 namespace topknot::cuda {
+
+// What this block is among those that serve a range.
+struct RangeBlock {
+  std::uint32_t range, index, count;
+};
+__device__ inline RangeBlock range_block(const RangeBlocks& blocks) {
+  if (!blocks.range) return {0, blockIdx.x, gridDim.x};
+  const std::uint32_t range = blocks.range[blockIdx.x], first = blocks.first[range];
+  return {range, blockIdx.x - first, blocks.first[range + 1] - first};
+}
+
+// A grid with a thread per range, and this thread's.
+inline dim3 thread_per_range(const SelectRanges& ranges) {
+  return grid_for(ranges.count, kThreads);
+}
+__device__ inline std::uint32_t range_of_thread() {
+  return blockIdx.x * kThreads + threadIdx.x;
+}
 
 // How a thread holds its share of a tile: four quads of neighbours, element c of quad q at quad_at(base, q) + c.
 inline constexpr int kQuads = 4;
@@ -95,7 +113,7 @@ __device__ void fetch_tile(const Accumulate& a, std::size_t base, std::size_t n,
     }
 }
 
-// The host's side: what an accumulation needs.
+// What an accumulation needs.
 inline Fetch fetch_of(const Accumulate& a) {
   if (a.velocity) return a.residual ? Fetch::both : Fetch::velocity;
   return a.residual ? Fetch::residual : Fetch::plain;
@@ -153,8 +171,7 @@ __device__ inline void list_tile(const float (&x)[kTileShare], std::size_t base,
   if (threadIdx.x == 0) tiles.counts[tile] = start | (any_broken ? kBroken : 0);
 }
 
-// After every tile has been listed: the list, ascending, and its stats.
-void gather_tiles(cudaStream_t stream, const float* u, std::size_t n, const GpuKey* above,
-                  const TileMemory& tiles, const EntryList& list);
+// After every tile has been listed: the lists, ascending, and their stats.
+void gather_tiles(cudaStream_t stream, const SelectRanges& ranges, const float* u);
 
 }  // namespace topknot::cuda

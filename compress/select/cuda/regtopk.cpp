@@ -1,8 +1,8 @@
 #include "compress/select/regtopk.h"
 
 #include <algorithm>
-#include <cmath>
 #include <functional>
+#include <numeric>
 #include <vector>
 
 #include "compress/select/cuda/device_selector.h"
@@ -14,22 +14,33 @@
 namespace topknot::cuda {
 namespace {
 
-// The entries of the last step, in GPU memory.
+// The entries of the last step, by range, in GPU memory.
 class LastMemory {
  public:
   LastMemory() = default;
-  explicit LastMemory(std::size_t capacity)
-      : indices_(capacity), own_(capacity), surplus_(capacity), kept_(capacity) {}
-  RegTopKLast last() const {
-    return {indices_.data(), own_.data(), surplus_.data(), kept_.data(),
-            static_cast<std::uint32_t>(indices_.size())};
+  explicit LastMemory(const std::vector<std::size_t>& capacities) {
+    const std::size_t all = std::accumulate(capacities.begin(), capacities.end(), std::size_t{0});
+    indices_ = DeviceArray<std::uint32_t>(all);
+    own_ = DeviceArray<double>(all);
+    surplus_ = DeviceArray<double>(all);
+    kept_ = DeviceArray<float>(all);
+    std::size_t at = 0;
+    for (const std::size_t capacity : capacities) {
+      last_.push_back({indices_.data() + at, own_.data() + at, surplus_.data() + at, kept_.data() + at,
+                       static_cast<std::uint32_t>(capacity)});
+      at += capacity;
+    }
+    table_ = on_device(last_);
   }
-  std::size_t capacity() const { return indices_.size(); }
+  const RegTopKLast* on_gpu() const { return table_.data(); }
+  const RegTopKLast& operator[](std::size_t range) const { return last_[range]; }
 
  private:
   DeviceArray<std::uint32_t> indices_;
   DeviceArray<double> own_, surplus_;
   DeviceArray<float> kept_;
+  std::vector<RegTopKLast> last_;
+  DeviceArray<RegTopKLast> table_;
 };
 
 template <class T>
@@ -43,108 +54,118 @@ void copy(T* to, const T* from, std::size_t count, cudaMemcpyKind kind) {
 // another entry travel.
 class RegTopKOnGpu final : public DeviceSelector {
  public:
-  RegTopKOnGpu(const CompressOptions& options, std::size_t n, std::size_t) : n_(n), control_(1) {
-    rule_ = regtopk_score(options);
-    regtopk_clear(Context::current().stream(), control_.data());
+  RegTopKOnGpu(const CompressOptions& options, const std::vector<DeviceRange>& ranges)
+      : ranges_(ranges),
+        rule_(regtopk_score(options)),
+        last_(std::vector<std::size_t>(ranges.size())),
+        controls_(on_device(std::vector<RegTopKControl>(ranges.size()))) {}
+
+  std::size_t capacity(std::size_t n, double density) const override { return target_count(density, n); }
+
+  void set_density(std::span<const double> densities, std::span<const DeviceSelected> selected) override {
+    memory_ = SelectMemory(ranges_, densities, selected, [](std::size_t n, double density) {
+      return list_limit(target_count(density, n));
+    });
+    std::vector<std::size_t> capacities;
+    for (std::size_t r = 0; r < ranges_.size(); ++r)
+      capacities.push_back(capacity(ranges_[r].n, densities[r]));
+    reserve(capacities);
   }
 
-  std::size_t capacity(double density) const override { return target_count(density, n_); }
-
-  void set_density(double density) override {
-    list_ = ListMemory(n_, list_limit(capacity(density)));
-    reserve(capacity(density));
+  void select(cudaStream_t stream, const Accumulate& accumulate, const StepParameters* parameters) override {
+    const SelectRanges& ranges = memory_.ranges();
+    float* const u = accumulate.u;
+    regtopk_plan(stream, rule_, ranges, work(), parameters);
+    accumulate_and_list(stream, ranges, accumulate);
+    regtopk_judge(stream, rule_, ranges, work());
+    regtopk_put_scores(stream, rule_, ranges, work(), u);
+    take_largest(stream, ranges, u);
+    regtopk_take_scores_back(stream, ranges, work(), u);
+    regtopk_finish(stream, rule_, ranges, work(), u);
   }
 
-  void select(cudaStream_t stream, const Accumulate& accumulate, const StepParameters* parameters,
-              const DeviceSelected& selected) override {
-    RegTopKControl* const control = control_.data();
-    const EntryList& list = list_.list();
-    const RegTopKLast last = last_.last();
-    const StatsOut stats = stats_of(selected);
-    Taken taken = taken_of(selected);
-    taken.threshold = nullptr;  // what would go there is a score
-    regtopk_plan(stream, rule_, n_, std::min(selected.capacity, last.capacity), parameters, control);
-    accumulate_and_list(stream, accumulate, n_, &control->listed_above, list_.tiles(), list);
-    regtopk_judge(stream, rule_, last, list, control, stats);
-    regtopk_put_scores(stream, rule_, last, accumulate.u, control);
-    take_largest(stream, source_of(list), source_of(accumulate.u, n_), scratch_.memory(), &control->choice,
-                 taken);
-    regtopk_take_scores_back(stream, last, accumulate.u, control);
-    regtopk_finish(stream, rule_, accumulate.u, control, taken, stats);
-  }
-
-  void commit(cudaStream_t stream, const StepStatus* status, const DeviceSelected& selected,
-              const float* sent, const float* average, const float* weight, int ranks) override {
-    regtopk_commit(stream, status, selected.indices, &selected.stats->count, sent, average, weight, ranks,
-                   last_.last(), control_.data());
+  void commit(cudaStream_t stream, const StepStatus* status, const float* sent, const float* average,
+              const float* weight, int ranks) override {
+    regtopk_commit(stream, status, memory_.ranges(), work(), sent, average, weight, ranks);
   }
 
   void save(StateWriter& writer) const override {
-    Context::current().synchronize();
-    const RegTopKControl control = control_on_host();
-    const RegTopKLast last = last_.last();
-    std::vector<std::uint32_t> indices(control.last);
-    std::vector<double> own(control.last), surplus(control.last);
-    copy(indices.data(), last.indices, indices.size(), cudaMemcpyDeviceToHost);
-    copy(own.data(), last.own, own.size(), cudaMemcpyDeviceToHost);
-    copy(surplus.data(), last.surplus, surplus.size(), cudaMemcpyDeviceToHost);
-    Context::current().synchronize();
-    writer.put_list(indices);
-    writer.put_list(own);
-    writer.put_list(surplus);
-    writer.put(control.weight);
+    const std::vector<RegTopKControl> controls = controls_on_host();
+    for (std::size_t r = 0; r < ranges_.size(); ++r) {
+      const std::size_t count = controls[r].last;
+      std::vector<std::uint32_t> indices(count);
+      std::vector<double> own(count), surplus(count);
+      copy(indices.data(), last_[r].indices, count, cudaMemcpyDeviceToHost);
+      copy(own.data(), last_[r].own, count, cudaMemcpyDeviceToHost);
+      copy(surplus.data(), last_[r].surplus, count, cudaMemcpyDeviceToHost);
+      Context::current().synchronize();
+      writer.put_list(indices);
+      writer.put_list(own);
+      writer.put_list(surplus);
+      writer.put(controls[r].weight);
+    }
   }
 
   void load(StateReader& reader) override {
-    const auto indices = reader.get_list<std::uint32_t>();
-    const auto own = reader.get_list<double>(indices.size());
-    const auto surplus = reader.get_list<double>(indices.size());
-    const auto weight = reader.get<double>();
-    if (std::adjacent_find(indices.begin(), indices.end(), std::greater_equal<>()) != indices.end())
-      StateReader::fail("names the entries of regtopk's last step out of order");
-    if (!indices.empty() && indices.back() >= n_)
-      StateReader::fail("names entries of regtopk's last step beyond the vector");
-    Context::current().synchronize();
-    RegTopKControl control = control_on_host();
-    control.last = 0;  // what was there need not be copied
-    copy(control_.data(), &control, 1, cudaMemcpyHostToDevice);
-    reserve(indices.size());
-    const RegTopKLast last = last_.last();
-    control.last = static_cast<std::uint32_t>(indices.size());
-    control.weight = weight;
-    copy(last.indices, indices.data(), indices.size(), cudaMemcpyHostToDevice);
-    copy(last.own, own.data(), own.size(), cudaMemcpyHostToDevice);
-    copy(last.surplus, surplus.data(), surplus.size(), cudaMemcpyHostToDevice);
-    copy(control_.data(), &control, 1, cudaMemcpyHostToDevice);
+    std::vector<RegTopKControl> controls = controls_on_host();
+    std::vector<std::size_t> counts(ranges_.size());
+    for (std::size_t r = 0; r < ranges_.size(); ++r) {
+      const auto indices = reader.get_list<std::uint32_t>();
+      const auto own = reader.get_list<double>(indices.size());
+      const auto surplus = reader.get_list<double>(indices.size());
+      const auto weight = reader.get<double>();
+      if (std::adjacent_find(indices.begin(), indices.end(), std::greater_equal<>()) != indices.end())
+        StateReader::fail("names the entries of regtopk's last step out of order");
+      if (!indices.empty() && indices.back() >= ranges_[r].n)
+        StateReader::fail("names entries of regtopk's last step beyond the vector");
+      counts[r] = indices.size();
+      reserve(counts);
+      copy(last_[r].indices, indices.data(), indices.size(), cudaMemcpyHostToDevice);
+      copy(last_[r].own, own.data(), own.size(), cudaMemcpyHostToDevice);
+      copy(last_[r].surplus, surplus.data(), surplus.size(), cudaMemcpyHostToDevice);
+      Context::current().synchronize();
+      controls[r].last = static_cast<std::uint32_t>(indices.size());
+      controls[r].weight = weight;
+    }
+    copy(controls_.data(), controls.data(), controls.size(), cudaMemcpyHostToDevice);
     Context::current().synchronize();
   }
 
  private:
-  RegTopKControl control_on_host() const {
-    RegTopKControl control;
-    copy(&control, static_cast<const RegTopKControl*>(control_.data()), 1, cudaMemcpyDeviceToHost);
+  RegTopKWork work() const { return {controls_.data(), last_.on_gpu()}; }
+
+  std::vector<RegTopKControl> controls_on_host() const {
     Context::current().synchronize();
-    return control;
+    std::vector<RegTopKControl> controls(controls_.size());
+    copy(controls.data(), controls_.data(), controls.size(), cudaMemcpyDeviceToHost);
+    Context::current().synchronize();
+    return controls;
   }
 
-  // Room for `capacity` entries at least; the last step's stay. A fall of density leaves it as it is, because more
-  // were sent in the last step than will be in the next.
-  void reserve(std::size_t capacity) {
-    if (capacity <= last_.capacity()) return;
-    LastMemory larger(capacity);
-    const RegTopKLast from = last_.last(), to = larger.last();
-    copy(to.indices, from.indices, from.capacity, cudaMemcpyDeviceToDevice);
-    copy(to.own, from.own, from.capacity, cudaMemcpyDeviceToDevice);
-    copy(to.surplus, from.surplus, from.capacity, cudaMemcpyDeviceToDevice);
+  // Room for so many entries of each range at least; the last step's stay. A fall of density leaves it as it is,
+  // because more were sent in the last step than will be in the next.
+  void reserve(std::vector<std::size_t> capacities) {
+    bool enough = true;
+    for (std::size_t r = 0; r < capacities.size(); ++r) {
+      enough &= capacities[r] <= last_[r].capacity;
+      capacities[r] = std::max<std::size_t>(capacities[r], last_[r].capacity);
+    }
+    if (enough) return;
+    LastMemory larger(capacities);
+    for (std::size_t r = 0; r < capacities.size(); ++r) {
+      const RegTopKLast from = last_[r], to = larger[r];
+      copy(to.indices, from.indices, from.capacity, cudaMemcpyDeviceToDevice);
+      copy(to.own, from.own, from.capacity, cudaMemcpyDeviceToDevice);
+      copy(to.surplus, from.surplus, from.capacity, cudaMemcpyDeviceToDevice);
+    }
     last_ = larger;
   }
 
-  std::size_t n_;
+  std::vector<DeviceRange> ranges_;
   RegTopKScore rule_;
-  ListMemory list_;
-  LargestScratch scratch_;
+  SelectMemory memory_;
   LastMemory last_;
-  DeviceArray<RegTopKControl> control_;
+  DeviceArray<RegTopKControl> controls_;
 };
 
 const bool regtopk_registered = [] {

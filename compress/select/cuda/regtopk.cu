@@ -1,4 +1,6 @@
 #include "compress/select/cuda/regtopk_kernels.h"
+
+#include "compress/select/cuda/gpu_tiles.h"
 #include "nn/core/cuda/kernel_tools.h"
 
 namespace topknot::cuda {
@@ -9,47 +11,55 @@ __device__ float score_of(const RegTopKScore& rule, const RegTopKLast& last, std
   return rule(u, weight, last.own[i], last.surplus[i], magnitude_of<float>(kLargestFinite));
 }
 
-__global__ void clear_kernel(RegTopKControl* control) {
-  *control = RegTopKControl();
-}
-
-__global__ void plan_kernel(RegTopKScore rule, std::size_t n, std::uint32_t capacity,
-                            const StepParameters* parameters, RegTopKControl* control) {
-  RegTopKControl& c = *control;
-  const std::uint32_t k = static_cast<std::uint32_t>(density_count(parameters->density, n));
+// A thread per range.
+__global__ void plan_kernel(RegTopKScore rule, SelectRanges ranges, RegTopKWork work,
+                            const StepParameters* parameters) {
+  const std::uint32_t r = range_of_thread();
+  if (r >= ranges.count) return;
+  const SelectRange& range = ranges.range[r];
+  RegTopKControl& c = work.controls[r];
+  const std::uint32_t k = static_cast<std::uint32_t>(density_count(range.density(*parameters), range.n));
+  const std::uint32_t room = work.last[r].capacity;
+  const std::uint32_t capacity = range.taken.capacity < room ? range.taken.capacity : room;
   c.k = k < capacity ? k : capacity;
-  c.all = c.k == n;
+  c.all = c.k == range.n;
   c.fell_back = false;
   c.next_bound = c.bound;
   c.enough = c.blocks_done = 0;
   c.above = c.bound.above(c.all);
-  c.listed_above = rule.listed_above(c.bound, c.all);
+  ranges.above[r] = rule.listed_above(c.bound, c.all);
 }
 
-__device__ void judge(RegTopKControl& c, std::size_t count, std::size_t limit, bool finite,
-                      const StatsOut& stats) {
-  *stats.finite = finite;
-  *stats.over = 0;
-  *stats.threshold = 0;
-  *stats.count = finite ? c.k : 0;
-  c.choice.skip = !finite;
-  c.choice.known = 0;
-  c.choice.k = c.k;
+__device__ void judge(RegTopKControl& c, const SelectRange& range, Choice& choice) {
+  const ListStats found = *range.list.stats;
+  *range.stats.finite = found.finite;
+  *range.stats.over = 0;
+  *range.stats.threshold = 0;
+  *range.stats.count = found.finite ? c.k : 0;
+  choice = Choice();
+  choice.skip = !found.finite;
+  choice.k = c.k;
+  choice.own_threshold = 1;  // the k-th magnitude is a score
   // Where all travel the bound stays as it is.
-  c.list = c.all ? ListState::good : list_state(count <= limit, c.enough, c.k);
+  c.list = c.all ? ListState::good : list_state(found.count <= range.list.limit, c.enough, c.k);
   c.fell_back = c.list != ListState::good;
-  c.choice.whole = c.all || c.fell_back;
+  choice.whole = c.all || c.fell_back;
 }
 
-__global__ void __launch_bounds__(kThreads) judge_kernel(RegTopKScore rule, RegTopKLast last, EntryList list,
-                                                         RegTopKControl* control, StatsOut stats) {
+__global__ void __launch_bounds__(kThreads)
+    judge_kernel(RegTopKScore rule, SelectRanges ranges, RegTopKWork work) {
+  const RangeBlock block = range_block(ranges.shares);
+  const SelectRange& range = ranges.range[block.range];
+  const EntryList list = range.list;
+  const RegTopKLast last = work.last[block.range];
+  RegTopKControl* const control = work.controls + block.range;
   const std::uint32_t count = list.stats->count, known = control->last;
   const double weight = control->weight;
   const GpuKey above = control->above;
   std::uint32_t enough = 0;
   if (!control->all && count <= list.limit)
-    for (std::size_t i = std::size_t{blockIdx.x} * kThreads + threadIdx.x; i < count;
-         i += std::size_t{gridDim.x} * kThreads) {
+    for (std::size_t i = std::size_t{block.index} * kThreads + threadIdx.x; i < count;
+         i += std::size_t{block.count} * kThreads) {
       const std::uint32_t index = list.indices[i];
       float value = list.values[i];
       std::uint32_t low = 0, high = known;  // the first of the last entries that is not before it
@@ -70,18 +80,22 @@ __global__ void __launch_bounds__(kThreads) judge_kernel(RegTopKScore rule, RegT
   if (threadIdx.x != 0) return;
   if (enough > 0) atomicAdd(&control->enough, enough);
   __threadfence();
-  if (atomicAdd(&control->blocks_done, 1u) != gridDim.x - 1) return;
+  if (atomicAdd(&control->blocks_done, 1u) != block.count - 1) return;
   __threadfence();  // the last block: all have counted
   control->blocks_done = 0;
-  judge(*control, count, list.limit, list.stats->finite != 0, stats);
+  judge(*control, range, ranges.choices[block.range]);
 }
 
 __global__ void __launch_bounds__(kThreads)
-    put_scores_kernel(RegTopKScore rule, RegTopKLast last, float* u, const RegTopKControl* control) {
-  if (!control->fell_back) return;
-  const std::uint32_t count = control->last;
-  const double weight = control->weight;
-  for (std::uint32_t i = blockIdx.x * kThreads + threadIdx.x; i < count; i += gridDim.x * kThreads) {
+    put_scores_kernel(RegTopKScore rule, SelectRanges ranges, RegTopKWork work, float* group) {
+  const RangeBlock block = range_block(ranges.shares);
+  const RegTopKControl& control = work.controls[block.range];
+  if (!control.fell_back) return;
+  const RegTopKLast last = work.last[block.range];
+  float* const u = group + ranges.range[block.range].begin;
+  const std::uint32_t count = control.last;
+  const double weight = control.weight;
+  for (std::uint32_t i = block.index * kThreads + threadIdx.x; i < count; i += block.count * kThreads) {
     const float value = u[last.indices[i]];
     last.kept[i] = value;
     u[last.indices[i]] = score_of(rule, last, i, value, weight);
@@ -89,85 +103,91 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 __global__ void __launch_bounds__(kThreads)
-    take_scores_back_kernel(RegTopKLast last, float* u, const RegTopKControl* control) {
-  if (!control->fell_back) return;
-  const std::uint32_t count = control->last;
-  for (std::uint32_t i = blockIdx.x * kThreads + threadIdx.x; i < count; i += gridDim.x * kThreads)
+    take_scores_back_kernel(SelectRanges ranges, RegTopKWork work, float* group) {
+  const RangeBlock block = range_block(ranges.shares);
+  const RegTopKControl& control = work.controls[block.range];
+  if (!control.fell_back) return;
+  const RegTopKLast last = work.last[block.range];
+  float* const u = group + ranges.range[block.range].begin;
+  const std::uint32_t count = control.last;
+  for (std::uint32_t i = block.index * kThreads + threadIdx.x; i < count; i += block.count * kThreads)
     u[last.indices[i]] = last.kept[i];
 }
 
 __global__ void __launch_bounds__(kThreads)
-    finish_kernel(RegTopKScore rule, const float* u, RegTopKControl* control, Taken taken, StatsOut stats) {
-  const std::uint32_t count = *stats.count;
-  for (std::uint32_t i = blockIdx.x * kThreads + threadIdx.x; i < count; i += gridDim.x * kThreads)
+    finish_kernel(RegTopKScore rule, SelectRanges ranges, RegTopKWork work, const float* group) {
+  const RangeBlock block = range_block(ranges.shares);
+  const SelectRange& range = ranges.range[block.range];
+  const float* const u = group + range.begin;
+  const Taken taken = range.taken;
+  const std::uint32_t count = *range.stats.count;
+  for (std::uint32_t i = block.index * kThreads + threadIdx.x; i < count; i += block.count * kThreads)
     taken.values[i] = u[taken.indices[i]];
-  if (blockIdx.x != 0 || threadIdx.x != 0 || control->choice.skip) return;
-  if (control->all) return;
-  const float kth = magnitude_of<float>(control->choice.kth);
-  *stats.threshold = static_cast<float>(rule.rest * static_cast<double>(kth));
-  control->next_bound = control->bound.after(control->choice.kth, control->list);
+  const Choice& choice = ranges.choices[block.range];
+  RegTopKControl& control = work.controls[block.range];
+  if (block.index != 0 || threadIdx.x != 0 || choice.skip || control.all) return;
+  const float kth = magnitude_of<float>(choice.kth);
+  *range.stats.threshold = static_cast<float>(rule.rest * static_cast<double>(kth));
+  control.next_bound = control.bound.after(choice.kth, control.list);
 }
 
 __global__ void __launch_bounds__(kThreads)
-    commit_kernel(const StepStatus* status, const std::uint32_t* indices, const std::uint32_t* count_at,
-                  const float* sent, const float* average, const float* weight_at, int ranks,
-                  RegTopKLast last, RegTopKControl* control) {
+    commit_kernel(const StepStatus* status, SelectRanges ranges, RegTopKWork work, const float* sent_by_group,
+                  const float* average_of_group, const float* weight_at, int ranks) {
   if (status->bad != 0) return;
-  const std::uint32_t count = *count_at < last.capacity ? *count_at : last.capacity;
+  const RangeBlock block = range_block(ranges.shares);
+  const SelectRange& range = ranges.range[block.range];
+  const RegTopKLast last = work.last[block.range];
+  const float* const sent = sent_by_group + range.slot;
+  const float* const average = average_of_group + range.begin;
+  const std::uint32_t count = *range.stats.count < last.capacity ? *range.stats.count : last.capacity;
   const double weight = static_cast<double>(*weight_at) / ranks;
-  for (std::uint32_t i = blockIdx.x * kThreads + threadIdx.x; i < count; i += gridDim.x * kThreads) {
-    const std::uint32_t index = indices[i];
+  for (std::uint32_t i = block.index * kThreads + threadIdx.x; i < count; i += block.count * kThreads) {
+    const std::uint32_t index = range.taken.indices[i];
     const double own = weight * static_cast<double>(sent[i]);
     last.indices[i] = index;
     last.own[i] = own;
     last.surplus[i] = static_cast<double>(average[index]) - own;
   }
-  if (blockIdx.x != 0 || threadIdx.x != 0) return;
-  control->last = count;
-  control->weight = weight;
-  control->bound = control->next_bound;
-}
-
-dim3 entry_grid(std::size_t entries) {
-  return grid_for(entries, kThreads, 1024);
+  if (block.index != 0 || threadIdx.x != 0) return;
+  RegTopKControl& control = work.controls[block.range];
+  control.last = count;
+  control.weight = weight;
+  control.bound = control.next_bound;
 }
 
 }  // namespace
 
-void regtopk_clear(cudaStream_t stream, RegTopKControl* control) {
-  launch(clear_kernel, 1, 1, stream, control);
+void regtopk_plan(cudaStream_t stream, const RegTopKScore& rule, const SelectRanges& ranges,
+                  const RegTopKWork& work, const StepParameters* parameters) {
+  launch(plan_kernel, thread_per_range(ranges), kThreads, stream, rule, ranges, work, parameters);
 }
 
-void regtopk_plan(cudaStream_t stream, const RegTopKScore& rule, std::size_t n, std::uint32_t capacity,
-                  const StepParameters* parameters, RegTopKControl* control) {
-  launch(plan_kernel, 1, 1, stream, rule, n, capacity, parameters, control);
+void regtopk_judge(cudaStream_t stream, const RegTopKScore& rule, const SelectRanges& ranges,
+                   const RegTopKWork& work) {
+  launch(judge_kernel, ranges.shares.count, kThreads, stream, rule, ranges, work);
 }
 
-void regtopk_judge(cudaStream_t stream, const RegTopKScore& rule, const RegTopKLast& last,
-                   const EntryList& list, RegTopKControl* control, const StatsOut& stats) {
-  launch(judge_kernel, entry_grid(list.limit), kThreads, stream, rule, last, list, control, stats);
+void regtopk_put_scores(cudaStream_t stream, const RegTopKScore& rule, const SelectRanges& ranges,
+                        const RegTopKWork& work, float* u) {
+  launch(put_scores_kernel, ranges.shares.count, kThreads, stream, rule, ranges, work, u);
 }
 
-void regtopk_put_scores(cudaStream_t stream, const RegTopKScore& rule, const RegTopKLast& last, float* u,
-                        const RegTopKControl* control) {
-  launch(put_scores_kernel, entry_grid(last.capacity), kThreads, stream, rule, last, u, control);
+void regtopk_take_scores_back(cudaStream_t stream, const SelectRanges& ranges, const RegTopKWork& work,
+                              float* u) {
+  launch(take_scores_back_kernel, ranges.shares.count, kThreads, stream, ranges, work, u);
 }
 
-void regtopk_take_scores_back(cudaStream_t stream, const RegTopKLast& last, float* u,
-                              const RegTopKControl* control) {
-  launch(take_scores_back_kernel, entry_grid(last.capacity), kThreads, stream, last, u, control);
+void regtopk_finish(cudaStream_t stream, const RegTopKScore& rule, const SelectRanges& ranges,
+                    const RegTopKWork& work, const float* u) {
+  launch(finish_kernel, ranges.shares.count, kThreads, stream, rule, ranges, work, u);
 }
 
-void regtopk_finish(cudaStream_t stream, const RegTopKScore& rule, const float* u, RegTopKControl* control,
-                    const Taken& taken, const StatsOut& stats) {
-  launch(finish_kernel, entry_grid(taken.capacity), kThreads, stream, rule, u, control, taken, stats);
-}
-
-void regtopk_commit(cudaStream_t stream, const StepStatus* status, const std::uint32_t* indices,
-                    const std::uint32_t* count, const float* sent, const float* average, const float* weight,
-                    int ranks, const RegTopKLast& last, RegTopKControl* control) {
-  launch(commit_kernel, entry_grid(last.capacity), kThreads, stream, status, indices, count, sent, average,
-         weight, ranks, last, control);
+void regtopk_commit(cudaStream_t stream, const StepStatus* status, const SelectRanges& ranges,
+                    const RegTopKWork& work, const float* sent, const float* average, const float* weight,
+                    int ranks) {
+  launch(commit_kernel, ranges.shares.count, kThreads, stream, status, ranges, work, sent, average, weight,
+         ranks);
 }
 
 }  // namespace topknot::cuda

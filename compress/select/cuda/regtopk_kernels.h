@@ -14,7 +14,7 @@
 
 namespace topknot::cuda {
 
-// In GPU memory; all zero bits are no start: regtopk_clear().
+// Of a range, in GPU memory.
 struct RegTopKControl {
   // Of the last committed step.
   CarriedBound<float> bound;
@@ -26,11 +26,9 @@ struct RegTopKControl {
   bool all = false;        // every entry travels
   bool fell_back = false;  // the answer comes from the vector
   ListState list = ListState::good;
-  GpuKey above = kLargestFinite;         // scores beyond it are known to be listed
-  GpuKey listed_above = kLargestFinite;  // what the pass lists with
-  std::uint32_t enough = 0;              // listed scores beyond `above`
+  GpuKey above = kLargestFinite;  // scores beyond it are known to be listed
+  std::uint32_t enough = 0;       // listed scores beyond `above`
   std::uint32_t blocks_done = 0;
-  Choice choice;
 };
 
 // The entries sent in the last step, by ascending index: RegTopKControl::last of them.
@@ -42,24 +40,29 @@ struct RegTopKLast {
   std::uint32_t capacity = 0;
 };
 
-void regtopk_clear(cudaStream_t stream, RegTopKControl* control);
-void regtopk_plan(cudaStream_t stream, const RegTopKScore& rule, std::size_t n, std::uint32_t capacity,
-                  const StepParameters* parameters, RegTopKControl* control);
+// By range, in GPU memory.
+struct RegTopKWork {
+  RegTopKControl* controls;
+  const RegTopKLast* last;
+};
+
+void regtopk_plan(cudaStream_t stream, const RegTopKScore& rule, const SelectRanges& ranges,
+                  const RegTopKWork& work, const StepParameters* parameters);
 // Puts scores over the listed values, and decides whether the k largest scores are among them.
-void regtopk_judge(cudaStream_t stream, const RegTopKScore& rule, const RegTopKLast& last,
-                   const EntryList& list, RegTopKControl* control, const StatsOut& stats);
+void regtopk_judge(cudaStream_t stream, const RegTopKScore& rule, const SelectRanges& ranges,
+                   const RegTopKWork& work);
 // Where the list is not good: scores stand in u for radix selection, then u is as before.
-void regtopk_put_scores(cudaStream_t stream, const RegTopKScore& rule, const RegTopKLast& last, float* u,
-                        const RegTopKControl* control);
-void regtopk_take_scores_back(cudaStream_t stream, const RegTopKLast& last, float* u,
-                              const RegTopKControl* control);
+void regtopk_put_scores(cudaStream_t stream, const RegTopKScore& rule, const SelectRanges& ranges,
+                        const RegTopKWork& work, float* u);
+void regtopk_take_scores_back(cudaStream_t stream, const SelectRanges& ranges, const RegTopKWork& work,
+                              float* u);
 // The values in place of the scores, the threshold, and the bound to come.
-void regtopk_finish(cudaStream_t stream, const RegTopKScore& rule, const float* u, RegTopKControl* control,
-                    const Taken& taken, const StatsOut& stats);
+void regtopk_finish(cudaStream_t stream, const RegTopKScore& rule, const SelectRanges& ranges,
+                    const RegTopKWork& work, const float* u);
 
 // Where the status is good: keeps what was sent, and what the average made of it.
-void regtopk_commit(cudaStream_t stream, const StepStatus* status, const std::uint32_t* indices,
-                    const std::uint32_t* count, const float* sent, const float* average, const float* weight,
-                    int ranks, const RegTopKLast& last, RegTopKControl* control);
+void regtopk_commit(cudaStream_t stream, const StepStatus* status, const SelectRanges& ranges,
+                    const RegTopKWork& work, const float* sent, const float* average, const float* weight,
+                    int ranks);
 
 }  // namespace topknot::cuda

@@ -9,70 +9,70 @@
 namespace topknot::cuda {
 namespace {
 
+std::size_t list_limit_at(std::size_t n, double density) {
+  return list_limit(target_count(density, n));
+}
+
 class DeviceTopK final : public DeviceSelector {
  public:
-  DeviceTopK(const CompressOptions&, std::size_t n, std::size_t) : n_(n), state_(1) {
-    topk_reset(Context::current().stream(), state_.data());
+  DeviceTopK(const CompressOptions&, const std::vector<DeviceRange>& ranges)
+      : ranges_(ranges), states_(on_device(std::vector<TopKState>(ranges.size()))) {}
+
+  std::size_t capacity(std::size_t n, double density) const override { return target_count(density, n); }
+  void set_density(std::span<const double> densities, std::span<const DeviceSelected> selected) override {
+    memory_ = SelectMemory(ranges_, densities, selected, list_limit_at);
   }
 
-  std::size_t capacity(double density) const override { return target_count(density, n_); }
-  void set_density(double density) override { list_ = ListMemory(n_, list_limit(target_count(density, n_))); }
-
-  void select(cudaStream_t stream, const Accumulate& accumulate, const StepParameters* parameters,
-              const DeviceSelected& selected) override {
-    TOPKNOT_CHECK(list_.list().limit > 0, "set_density() comes before select()");
-    topk_begin(stream, state_.data(), parameters, n_);
-    accumulate_and_list(stream, accumulate, n_, &state_.data()->above, list_.tiles(), list_.list());
-    topk_decide(stream, state_.data(), list_.list(), n_, selected.capacity, stats_of(selected));
-    take_largest(stream, source_of(list_.list()), source_of(accumulate.u, n_), scratch_.memory(),
-                 &state_.data()->choice, taken_of(selected));
+  void select(cudaStream_t stream, const Accumulate& accumulate, const StepParameters* parameters) override {
+    const SelectRanges& ranges = memory_.ranges();
+    topk_begin(stream, ranges, states_.data(), parameters);
+    accumulate_and_list(stream, ranges, accumulate);
+    topk_decide(stream, ranges, states_.data());
+    take_largest(stream, ranges, accumulate.u);
   }
 
-  void commit(cudaStream_t stream, const StepStatus* status, const DeviceSelected&, const float*,
-              const float*, const float*, int) override {
-    topk_commit(stream, state_.data(), status);
+  void commit(cudaStream_t stream, const StepStatus* status, const float*, const float*, const float*,
+              int) override {
+    topk_commit(stream, memory_.ranges(), states_.data(), status);
   }
 
  private:
-  std::size_t n_;
-  DeviceArray<TopKState> state_;
-  ListMemory list_;
-  LargestScratch scratch_;
+  std::vector<DeviceRange> ranges_;
+  DeviceArray<TopKState> states_;
+  SelectMemory memory_;
 };
 
 class DeviceThreshold final : public DeviceSelector {
  public:
-  DeviceThreshold(const CompressOptions& options, std::size_t n, std::size_t)
-      : multiple_(options.capacity), threshold_(fixed_threshold(options)), n_(n), state_(1) {
-    topk_reset(Context::current().stream(), state_.data());
-  }
+  DeviceThreshold(const CompressOptions& options, const std::vector<DeviceRange>& ranges)
+      : ranges_(ranges),
+        multiple_(options.capacity),
+        threshold_(fixed_threshold(options)),
+        counts_(ranges.size()) {}
 
-  std::size_t capacity(double density) const override {
-    return capacity_within(multiple_, target_count(density, n_), n_);
+  std::size_t capacity(std::size_t n, double density) const override {
+    return capacity_within(multiple_, target_count(density, n), n);
   }
   // How many exceed the threshold is data-dependent; a longer list is taken from u by two more passes.
-  void set_density(double density) override { list_ = ListMemory(n_, list_limit(target_count(density, n_))); }
-
-  void select(cudaStream_t stream, const Accumulate& accumulate, const StepParameters* parameters,
-              const DeviceSelected& selected) override {
-    TOPKNOT_CHECK(list_.list().limit > 0, "set_density() comes before select()");
-    threshold_begin(stream, state_.data(), parameters, threshold_, n_);
-    accumulate_and_list(stream, accumulate, n_, &state_.data()->above, list_.tiles(), list_.list());
-    threshold_decide(stream, state_.data(), list_.list(), threshold_, multiple_, selected.capacity,
-                     stats_of(selected));
-    take_largest(stream, source_of(list_.list()), source_of(accumulate.u, n_), scratch_.memory(),
-                 &state_.data()->choice, taken_of(selected));
+  void set_density(std::span<const double> densities, std::span<const DeviceSelected> selected) override {
+    memory_ = SelectMemory(ranges_, densities, selected, list_limit_at);
   }
 
-  void commit(cudaStream_t, const StepStatus*, const DeviceSelected&, const float*, const float*,
-              const float*, int) override {}
+  void select(cudaStream_t stream, const Accumulate& accumulate, const StepParameters* parameters) override {
+    const SelectRanges& ranges = memory_.ranges();
+    threshold_begin(stream, ranges, counts_.data(), parameters, threshold_);
+    accumulate_and_list(stream, ranges, accumulate);
+    threshold_decide(stream, ranges, counts_.data(), threshold_, multiple_);
+    take_largest(stream, ranges, accumulate.u);
+  }
+
+  void commit(cudaStream_t, const StepStatus*, const float*, const float*, const float*, int) override {}
 
  private:
+  std::vector<DeviceRange> ranges_;
   double multiple_, threshold_;
-  std::size_t n_;
-  DeviceArray<TopKState> state_;
-  ListMemory list_;
-  LargestScratch scratch_;
+  DeviceArray<std::uint32_t> counts_;  // k, by range
+  SelectMemory memory_;
 };
 
 const bool topk_registered = [] {

@@ -1,84 +1,96 @@
+#include "compress/select/cuda/gpu_tiles.h"
 #include "compress/select/cuda/topk_kernels.h"
 #include "nn/core/cuda/kernel_tools.h"
 
 namespace topknot::cuda {
 namespace {
 
-// All of one thread.
+// A thread per range.
 
-__global__ void reset_kernel(TopKState* state) {
-  *state = TopKState{};
+__global__ void topk_begin_kernel(SelectRanges ranges, TopKState* states, const StepParameters* parameters) {
+  const std::uint32_t r = range_of_thread();
+  if (r >= ranges.count) return;
+  const SelectRange& range = ranges.range[r];
+  TopKState& state = states[r];
+  state.k = static_cast<std::uint32_t>(density_count(range.density(*parameters), range.n));
+  ranges.above[r] = state.carried.above(state.k == range.n);
 }
 
-__global__ void topk_begin_kernel(TopKState* state, const StepParameters* parameters, std::size_t n) {
-  state->k = static_cast<std::uint32_t>(density_count(parameters->density, n));
-  state->above = state->carried.above(state->k == n);
-}
-
-__global__ void topk_decide_kernel(TopKState* state, EntryList list, std::size_t n, std::uint32_t capacity,
-                                   StatsOut stats) {
-  const ListStats found = *list.stats;
-  const std::uint32_t k = state->k < capacity ? state->k : capacity;
-  state->list = list_state(found.count <= list_limit(k) && found.count <= list.limit, found.count, k);
-  state->updates_bound = found.finite && k < n;
+__global__ void topk_decide_kernel(SelectRanges ranges, TopKState* states) {
+  const std::uint32_t r = range_of_thread();
+  if (r >= ranges.count) return;
+  const SelectRange& range = ranges.range[r];
+  TopKState& state = states[r];
+  const ListStats found = *range.list.stats;
+  const std::uint32_t k = state.k < range.taken.capacity ? state.k : range.taken.capacity;
+  state.list = list_state(found.count <= list_limit(k) && found.count <= range.list.limit, found.count, k);
+  state.updates_bound = found.finite && k < range.n;
   Choice choice;
   choice.skip = !found.finite;
-  choice.whole = state->list != ListState::good;
+  choice.whole = state.list != ListState::good;
   choice.k = k;
-  state->choice = choice;
-  *stats.count = found.finite ? k : 0;
-  *stats.finite = found.finite;
-  *stats.over = 0;
-  *stats.threshold = 0;  // until the k-th magnitude is known
+  ranges.choices[r] = choice;
+  *range.stats.count = found.finite ? k : 0;
+  *range.stats.finite = found.finite;
+  *range.stats.over = 0;
+  *range.stats.threshold = 0;  // until the k-th magnitude is known
 }
 
-__global__ void topk_commit_kernel(TopKState* state, const StepStatus* status) {
-  if (status->bad || !state->updates_bound) return;
-  state->carried = state->carried.after(state->choice.kth, state->list);
+__global__ void topk_commit_kernel(SelectRanges ranges, TopKState* states, const StepStatus* status) {
+  const std::uint32_t r = range_of_thread();
+  if (r >= ranges.count || status->bad || !states[r].updates_bound) return;
+  states[r].carried = states[r].carried.after(ranges.choices[r].kth, states[r].list);
 }
 
-__global__ void threshold_begin_kernel(TopKState* state, const StepParameters* parameters, double threshold,
-                                       std::size_t n) {
-  state->k = static_cast<std::uint32_t>(density_count(parameters->density, n));
-  state->above = parameters->density >= 1 ? -1 : key_below<float>(threshold);
+__global__ void threshold_begin_kernel(SelectRanges ranges, std::uint32_t* counts,
+                                       const StepParameters* parameters, double threshold) {
+  const std::uint32_t r = range_of_thread();
+  if (r >= ranges.count) return;
+  const double density = ranges.range[r].density(*parameters);
+  counts[r] = static_cast<std::uint32_t>(density_count(density, ranges.range[r].n));
+  ranges.above[r] = density >= 1 ? -1 : key_below<float>(threshold);
 }
 
-__global__ void threshold_decide_kernel(TopKState* state, EntryList list, double threshold, double multiple,
-                                        std::uint32_t capacity, StatsOut stats) {
-  const ListStats found = *list.stats;
+__global__ void threshold_decide_kernel(SelectRanges ranges, const std::uint32_t* counts, double threshold,
+                                        double multiple) {
+  const std::uint32_t r = range_of_thread();
+  if (r >= ranges.count) return;
+  const SelectRange& range = ranges.range[r];
+  const ListStats found = *range.list.stats;
+  const GpuKey above = ranges.above[r];
   Choice choice;
   std::uint32_t kept = 0, over = 0;
-  choose_within(multiple, state->k, found.finite ? found.count : 0, state->above, choice, kept, over);
-  choice.whole = found.count > list.limit;
-  state->choice = choice;
-  *stats.count = kept < capacity ? kept : capacity;
-  *stats.finite = found.finite;
-  *stats.over = over;
-  *stats.threshold = found.finite && state->above >= 0 ? static_cast<float>(threshold) : 0.0f;
+  choose_within(multiple, counts[r], found.finite ? found.count : 0, above, choice, kept, over);
+  choice.whole = found.count > range.list.limit;
+  ranges.choices[r] = choice;
+  *range.stats.count = kept < range.taken.capacity ? kept : range.taken.capacity;
+  *range.stats.finite = found.finite;
+  *range.stats.over = over;
+  *range.stats.threshold = found.finite && above >= 0 ? static_cast<float>(threshold) : 0.0f;
 }
 
 }  // namespace
 
-void topk_reset(cudaStream_t stream, TopKState* state) {
-  launch(reset_kernel, 1, 1, stream, state);
+void topk_begin(cudaStream_t stream, const SelectRanges& ranges, TopKState* states,
+                const StepParameters* parameters) {
+  launch(topk_begin_kernel, thread_per_range(ranges), kThreads, stream, ranges, states, parameters);
 }
-void topk_begin(cudaStream_t stream, TopKState* state, const StepParameters* parameters, std::size_t n) {
-  launch(topk_begin_kernel, 1, 1, stream, state, parameters, n);
+void topk_decide(cudaStream_t stream, const SelectRanges& ranges, TopKState* states) {
+  launch(topk_decide_kernel, thread_per_range(ranges), kThreads, stream, ranges, states);
 }
-void topk_decide(cudaStream_t stream, TopKState* state, const EntryList& list, std::size_t n,
-                 std::uint32_t capacity, const StatsOut& stats) {
-  launch(topk_decide_kernel, 1, 1, stream, state, list, n, capacity, stats);
+void topk_commit(cudaStream_t stream, const SelectRanges& ranges, TopKState* states,
+                 const StepStatus* status) {
+  launch(topk_commit_kernel, thread_per_range(ranges), kThreads, stream, ranges, states, status);
 }
-void topk_commit(cudaStream_t stream, TopKState* state, const StepStatus* status) {
-  launch(topk_commit_kernel, 1, 1, stream, state, status);
+void threshold_begin(cudaStream_t stream, const SelectRanges& ranges, std::uint32_t* counts,
+                     const StepParameters* parameters, double threshold) {
+  launch(threshold_begin_kernel, thread_per_range(ranges), kThreads, stream, ranges, counts, parameters,
+         threshold);
 }
-void threshold_begin(cudaStream_t stream, TopKState* state, const StepParameters* parameters,
-                     double threshold, std::size_t n) {
-  launch(threshold_begin_kernel, 1, 1, stream, state, parameters, threshold, n);
-}
-void threshold_decide(cudaStream_t stream, TopKState* state, const EntryList& list, double threshold,
-                      double multiple, std::uint32_t capacity, const StatsOut& stats) {
-  launch(threshold_decide_kernel, 1, 1, stream, state, list, threshold, multiple, capacity, stats);
+void threshold_decide(cudaStream_t stream, const SelectRanges& ranges, const std::uint32_t* counts,
+                      double threshold, double multiple) {
+  launch(threshold_decide_kernel, thread_per_range(ranges), kThreads, stream, ranges, counts, threshold,
+         multiple);
 }
 
 }  // namespace topknot::cuda

@@ -11,28 +11,28 @@
 
 namespace topknot::cuda {
 
-// In GPU memory.
+// Of a range, in GPU memory.
 struct TopKState {
   CarriedBound<float> carried;
-  GpuKey above;                 // of this step's list
-  std::uint32_t k;              // of this step
-  std::uint32_t updates_bound;  // 1: the step's k-th key becomes the bound
-  ListState list;               // what this step's list was like
-  Choice choice;
+  std::uint32_t k = 0;               // of this step
+  std::uint32_t updates_bound = 0;   // 1: the step's k-th key becomes the bound
+  ListState list = ListState::good;  // what this step's list was like
 };
 
-void topk_reset(cudaStream_t stream, TopKState* state);
-// k and the list's bound.
-void topk_begin(cudaStream_t stream, TopKState* state, const StepParameters* parameters, std::size_t n);
-// Whether the list holds the k largest: else they are taken from the whole vector.
-void topk_decide(cudaStream_t stream, TopKState* state, const EntryList& list, std::size_t n,
-                 std::uint32_t capacity, const StatsOut& stats);
-void topk_commit(cudaStream_t stream, TopKState* state, const StepStatus* status);
+// States and counts: one per range.
 
-// Selection `threshold`: the state's `above` and the choice, under compress.capacity (0: none).
-void threshold_begin(cudaStream_t stream, TopKState* state, const StepParameters* parameters,
-                     double threshold, std::size_t n);
-void threshold_decide(cudaStream_t stream, TopKState* state, const EntryList& list, double threshold,
-                      double multiple, std::uint32_t capacity, const StatsOut& stats);
+// k and the lists' bounds.
+void topk_begin(cudaStream_t stream, const SelectRanges& ranges, TopKState* states,
+                const StepParameters* parameters);
+// Whether a list holds the k largest: else they are taken from the whole vector.
+void topk_decide(cudaStream_t stream, const SelectRanges& ranges, TopKState* states);
+void topk_commit(cudaStream_t stream, const SelectRanges& ranges, TopKState* states,
+                 const StepStatus* status);
+
+// Selection `threshold`: k and the lists' bounds, and the choices, under compress.capacity (0: none).
+void threshold_begin(cudaStream_t stream, const SelectRanges& ranges, std::uint32_t* counts,
+                     const StepParameters* parameters, double threshold);
+void threshold_decide(cudaStream_t stream, const SelectRanges& ranges, const std::uint32_t* counts,
+                      double threshold, double multiple);
 
 }  // namespace topknot::cuda

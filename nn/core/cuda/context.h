@@ -127,6 +127,17 @@ void DeviceArray<T>::release_to(Pool& pool, void* data) {
   release_to_pool(pool, data);
 }
 
+// The same values in GPU memory; waits for the copy.
+template <class T>
+DeviceArray<T> on_device(const std::vector<T>& values) {
+  DeviceArray<T> array(values.size());
+  const cudaStream_t stream = Context::current().stream();
+  if (!values.empty())
+    TOPKNOT_CUDA(cudaMemcpyAsync(array.data(), values.data(), array.bytes(), cudaMemcpyHostToDevice, stream));
+  TOPKNOT_CUDA(cudaStreamSynchronize(stream));
+  return array;
+}
+
 // Page-locked host memory, for asynchronous copies.
 class PinnedMemory {
  public:

@@ -22,11 +22,11 @@ std::ostream& operator<<(std::ostream& out, const Launches& launches) {
   return out << launches.encode << ", " << launches.decode << ", " << launches.commit;
 }
 
-// Of one rank of two, and a group of one selection range.
-Launches launches(const CompressOptions& options) {
+// Of one rank of two.
+Launches launches(const CompressOptions& options, const GroupSpec& group = test::whole_group(20000, 2)) {
   const OnGpu gpu;
-  const std::size_t n = 20000, ranks = 2;
-  const auto compressor = cuda::make_device_compressor(options, test::whole_group(n, ranks));
+  const std::size_t n = group.numel, ranks = static_cast<std::size_t>(group.ranks);
+  const auto compressor = cuda::make_device_compressor(options, group);
   REQUIRE(compressor);
   compressor->set_density(0.01);
   const std::size_t bytes = compressor->block_bytes();
@@ -75,6 +75,22 @@ TEST_CASE("a method's step is so many launches") {
   }
   CHECK(launches(test::options_of("signsgd")) == Launches{3, 2, 1});
   CHECK(launches(test::options_of("qsgd")) == Launches{3, 3, 1});
+}
+
+// One more than for a group of one range: the ranges' selections become one list.
+TEST_CASE("a method's step is as many launches for forty selection ranges as for two") {
+  const stand_in::Settings settings;
+  GroupSpec forty{40 * 500, {}, 2};
+  for (std::size_t begin = 0; begin < forty.numel; begin += 500)
+    forty.segments.emplace_back(begin, begin + 500);
+  for (const char* name : {"topk", "threshold", "gaussiank", "dgc", "regtopk"}) {
+    INFO(name);
+    CompressOptions options = test::options_of(name);
+    if (std::string(name) == "threshold") options.set("threshold", 0.5);
+    Launches of_one = launches(options);
+    ++of_one.encode;
+    CHECK(launches(options, forty) == of_one);
+  }
 }
 
 TEST_CASE("batches that the loader makes cross the bus as bytes") {
