@@ -1,7 +1,6 @@
 #include "compress/cuda/device_sparse.h"
 
 #include <algorithm>
-#include <numeric>
 
 #include "compress/sparse_step.h"
 #include "compress/state.h"
@@ -10,16 +9,19 @@
 namespace topknot::cuda {
 namespace {
 
-using Stats = DeviceSelected::Stats;
-static_assert(sizeof(Stats) == sizeof(SegmentStats) &&
-              offsetof(Stats, count) == offsetof(SegmentStats, count) &&
-              offsetof(Stats, finite) == offsetof(SegmentStats, finite) &&
-              offsetof(Stats, over) == offsetof(SegmentStats, over) &&
-              offsetof(Stats, threshold) == offsetof(SegmentStats, threshold));
-
 template <class T>
 void at_least(DeviceArray<T>& array, std::size_t size) {
   if (array.size() < size) array = DeviceArray<T>(size);
+}
+
+std::vector<DeviceRange> ranges_of(const GroupSpec& group) {
+  TOPKNOT_CHECK(group.densities.empty() || group.densities.size() == group.segments.size(),
+                "one density per segment");
+  std::vector<DeviceRange> ranges;
+  for (const auto& [begin, end] : group.segments)
+    ranges.push_back({begin, end - begin, group.offset + begin,
+                      group.densities.empty() ? 0 : group.densities[ranges.size()]});
+  return ranges;
 }
 
 }  // namespace
@@ -32,31 +34,26 @@ DeviceSparseCompressor::DeviceSparseCompressor(std::unique_ptr<DeviceSelector> s
       selector_(std::move(selector)),
       memory_(std::move(memory)),
       code_(std::move(code)),
-      lr_inside_(lr_inside) {
+      lr_inside_(lr_inside),
+      ranges_(ranges_of(group)) {
   const std::size_t ranks = static_cast<std::size_t>(group_.ranks);
-  stats_ = DeviceArray<Stats>(group_.segments.size());
   received_ = DeviceArray<DecodedStats>(ranks);
   weights_ = DeviceArray<float>(ranks + 1);
+  starts_ = DeviceArray<std::uint32_t>(ranges_.size() + 2);
+  joined_ = {starts_.data(), starts_.data() + ranges_.size(), starts_.data() + ranges_.size() + 1};
 }
 
 std::vector<double> DeviceSparseCompressor::densities() const {
-  std::vector<double> all(group_.segments.size(), density_);
-  for (std::size_t s = 0; s < group_.densities.size(); ++s) all[s] = std::max(density_, group_.densities[s]);
-  return all;
-}
-
-std::vector<std::size_t> DeviceSparseCompressor::capacities() const {
-  std::vector<std::size_t> all;
-  for (const double density : densities()) {
-    const auto [begin, end] = group_.segments[all.size()];
-    all.push_back(selector_->capacity(end - begin, density));
-  }
+  std::vector<double> all;
+  for (const DeviceRange& range : ranges_) all.push_back(std::max(density_, range.least_density));
   return all;
 }
 
 std::size_t DeviceSparseCompressor::block_bytes() const {
-  const std::vector<std::size_t> all = capacities();
-  return code_->block_bytes(std::accumulate(all.begin(), all.end(), std::size_t{0}));
+  std::size_t capacity = 0;
+  for (const DeviceRange& range : ranges_)
+    capacity += selector_->capacity(range.n, std::max(density_, range.least_density));
+  return code_->block_bytes(capacity);
 }
 
 void DeviceSparseCompressor::set_density(double density) {
@@ -67,55 +64,29 @@ void DeviceSparseCompressor::set_density(double density) {
 
 void DeviceSparseCompressor::prepare() {
   if (prepared_) return;
-  const std::vector<std::size_t> rooms = capacities();
-  const std::size_t segments = rooms.size(), ranks = static_cast<std::size_t>(group_.ranks);
-  capacity_ = std::accumulate(rooms.begin(), rooms.end(), std::size_t{0});
-  code_->set_capacity(capacity_);
-  at_least(slot_indices_, capacity_);
-  at_least(slot_values_, capacity_);
-  if (segments > 1) {
-    at_least(indices_, capacity_);
-    at_least(values_, capacity_);
+  selector_->set_density(densities());
+  selected_ = {};
+  selected_ = SelectMemory(ranges_, densities(), *selector_);
+  const std::size_t capacity = selected_.capacity();
+  code_->set_capacity(capacity);
+  if (ranges_.size() > 1) {
+    at_least(indices_, capacity);
+    at_least(values_, capacity);
   }
   if (!code_->exact()) {
-    at_least(sent_by_slot_, capacity_);
-    at_least(sent_, capacity_);
+    at_least(sent_by_slot_, capacity);
+    at_least(sent_, capacity);
   }
-  at_least(received_indices_, capacity_ * ranks);
-  at_least(received_values_, capacity_ * ranks);
-  std::vector<std::uint32_t> table;  // begins, slots; then room for starts, count and finite
-  std::vector<DeviceSelected> selected;
-  for (const auto& [begin, end] : group_.segments) table.push_back(static_cast<std::uint32_t>(begin));
-  longest_ = 0;
-  std::size_t slot = 0;
-  for (const std::size_t room : rooms) {
-    const auto capacity = static_cast<std::uint32_t>(room);
-    selected.push_back(
-        {slot_indices_.data() + slot, slot_values_.data() + slot, capacity, stats_.data() + selected.size()});
-    table.push_back(static_cast<std::uint32_t>(slot));
-    longest_ = std::max(longest_, capacity);
-    slot += room;
-  }
-  table.resize(3 * segments + 2);
-  table_ = on_device(table);
-  selector_->set_density(densities(), selected);
+  at_least(received_indices_, capacity * static_cast<std::size_t>(group_.ranks));
+  at_least(received_values_, capacity * static_cast<std::size_t>(group_.ranks));
   prepared_ = true;
 }
 
-Segments DeviceSparseCompressor::segments() const {
-  Segments made;
-  const std::size_t number = group_.segments.size();
-  made.number = static_cast<std::uint32_t>(number);
-  made.longest = longest_;
-  made.begins = table_.data();
-  made.slots = made.begins + number;
-  made.starts = table_.data() + 2 * number;
-  made.count = made.starts + number;
-  made.finite = made.count + 1;
-  made.stats = reinterpret_cast<const SegmentStats*>(stats_.data());
-  made.indices = slot_indices_.data();
-  made.values = slot_values_.data();
-  return made;
+// The only range's selection is the list.
+DeviceSent DeviceSparseCompressor::list() const {
+  const bool one = ranges_.size() <= 1;
+  return {one ? selected_.taken_indices() : indices_.data(), one ? selected_.taken_values() : values_.data(),
+          joined_.count, selected_.capacity()};
 }
 
 void DeviceSparseCompressor::encode(cudaStream_t stream, DeviceSlice slice, const StepParameters* step,
@@ -125,16 +96,11 @@ void DeviceSparseCompressor::encode(cudaStream_t stream, DeviceSlice slice, cons
   slice_ = slice;
   step_ = step;
   const Accumulate accumulate = memory_->accumulate(slice, step);
-  if (group_.numel > 0) selector_->select(stream, accumulate, step);
-  const Segments all = segments();
-  join_segments(stream, all, status);
-  // The only segment's selection is the list.
-  if (all.number > 1) concatenate(stream, all, indices_.data(), values_.data());
-  const bool one = all.number <= 1;
-  code_->write(stream,
-               {one ? slot_indices_.data() : indices_.data(), one ? slot_values_.data() : values_.data(),
-                all.count, all.finite},
-               block);
+  const SelectRanges& ranges = selected_.ranges();
+  if (ranges.count > 0) selector_->select(stream, ranges, accumulate, step);
+  join_ranges(stream, ranges, joined_, status);
+  if (ranges.count > 1) concatenate(stream, ranges, joined_, indices_.data(), values_.data());
+  code_->write(stream, {list().positions, list().values, joined_.count, joined_.finite}, block);
 }
 
 void DeviceSparseCompressor::decode(cudaStream_t stream, const std::byte* blocks, const float* weights,
@@ -146,21 +112,24 @@ void DeviceSparseCompressor::decode(cudaStream_t stream, const std::byte* blocks
 
 std::span<float> DeviceSparseCompressor::commit(cudaStream_t stream, const StepStatus* status) {
   TOPKNOT_CHECK(step_ != nullptr, "commit without encode");
-  const Segments all = segments();
-  const bool one = all.number <= 1;
-  DeviceSent sent{one ? slot_indices_.data() : indices_.data(), one ? slot_values_.data() : values_.data(),
-                  all.count, capacity_};
-  const float* by_slot = slot_values_.data();
+  const SelectRanges& ranges = selected_.ranges();
+  const std::size_t capacity = selected_.capacity();
+  DeviceSent sent = list();
+  DeviceOutcome outcome;
+  outcome.sent = selected_.taken_values();
   if (!code_->exact()) {
-    take_own(stream, all, step_, received_values_.data(), capacity_, sent_.data(), sent_by_slot_.data());
+    take_own(stream, ranges, joined_, step_, received_values_.data(), capacity, sent_.data(),
+             sent_by_slot_.data());
     sent.values = sent_.data();
-    by_slot = sent_by_slot_.data();
+    outcome.sent = sent_by_slot_.data();
   }
   const std::span<float> average = memory_->commit(stream, status, slice_, sent);
   average_entries(stream, status, {received_indices_.data(), received_values_.data(), received_.data()},
-                  capacity_, group_.ranks, weights_.data(), average.data(), average.size());
-  if (group_.numel > 0)
-    selector_->commit(stream, status, by_slot, average.data(), weights_.data() + group_.ranks, group_.ranks);
+                  capacity, group_.ranks, weights_.data(), average.data(), average.size());
+  outcome.average = average.data();
+  outcome.weight = weights_.data() + group_.ranks;
+  outcome.ranks = group_.ranks;
+  if (ranges.count > 0) selector_->commit(stream, ranges, status, outcome);
   step_ = nullptr;
   return average;
 }
@@ -172,7 +141,7 @@ GradientForm DeviceSparseCompressor::form() const {
 
 void DeviceSparseCompressor::save(StateWriter& writer) const {
   writer.put<std::uint64_t>(group_.numel);
-  writer.put<std::uint64_t>(group_.segments.size());
+  writer.put<std::uint64_t>(ranges_.size());
   selector_->save(writer);
   memory_->save(writer);
 }
@@ -185,7 +154,7 @@ std::vector<std::byte> DeviceCompressor::state() const {
 
 void DeviceSparseCompressor::load_state(std::span<const std::byte> bytes) {
   StateReader reader(bytes);
-  reader.expect_group(group_.numel, group_.segments.size());
+  reader.expect_group(group_.numel, ranges_.size());
   selector_->load(reader);
   memory_->load(reader);
   reader.finish();
@@ -218,12 +187,7 @@ std::unique_ptr<DeviceCompressor> make_device_compressor(const CompressOptions& 
   std::unique_ptr<DeviceCodec> code =
       make_device_codec(parts->codec, parts->values, group.numel, group.ranks);
   if (!code) return nullptr;
-  TOPKNOT_CHECK(group.densities.empty() || group.densities.size() == group.segments.size(),
-                "one density per segment");
-  std::vector<DeviceRange> ranges;
-  for (const auto& [begin, end] : group.segments)
-    ranges.push_back({begin, end - begin, group.offset + begin,
-                      group.densities.empty() ? 0 : group.densities[ranges.size()]});
+  const std::vector<DeviceRange> ranges = ranges_of(group);
   std::unique_ptr<DeviceSelector> selector = make_device_selector(parts->select, options, ranges);
   if (!selector) return nullptr;
   std::unique_ptr<DeviceMemory> memory = make_device_memory(parts->memory, options, group.numel);

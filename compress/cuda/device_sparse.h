@@ -13,6 +13,7 @@
 #include "compress/cuda/device_step_kernels.h"
 #include "compress/memory/cuda/device_memory.h"
 #include "compress/select/cuda/device_selector.h"
+#include "compress/select/cuda/gpu_select_memory.h"
 
 namespace topknot::cuda {
 
@@ -34,10 +35,9 @@ class DeviceSparseCompressor final : public DeviceCompressor {
   void load_state(std::span<const std::byte> bytes) override;
 
  private:
-  std::vector<double> densities() const;        // by segment
-  std::vector<std::size_t> capacities() const;  // likewise
-  void prepare();                               // memory for this density
-  Segments segments() const;
+  std::vector<double> densities() const;  // by segment
+  void prepare();                         // memory for this density
+  DeviceSent list() const;                // what this rank selected
 
   GroupSpec group_;
   std::unique_ptr<DeviceSelector> selector_;
@@ -47,12 +47,12 @@ class DeviceSparseCompressor final : public DeviceCompressor {
 
   double density_ = 1;
   bool prepared_ = false;
-  std::size_t capacity_ = 0;
-  std::uint32_t longest_ = 0;
-  DeviceArray<DeviceSelected::Stats> stats_;
-  DeviceArray<std::uint32_t> table_;  // begins, slots, starts, then count and finite
-  DeviceArray<std::uint32_t> slot_indices_, indices_;
-  DeviceArray<float> slot_values_, values_;      // as selected: by segment, and as one list
+  std::vector<DeviceRange> ranges_;
+  SelectMemory selected_;
+  DeviceArray<std::uint32_t> starts_;  // then count and finite
+  JoinedList joined_;
+  DeviceArray<std::uint32_t> indices_;  // the list, of several ranges
+  DeviceArray<float> values_;
   DeviceArray<float> sent_by_slot_, sent_;       // as decoded, where the code is not exact
   DeviceArray<std::uint32_t> received_indices_;  // of all ranks
   DeviceArray<float> received_values_;

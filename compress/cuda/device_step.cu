@@ -1,27 +1,29 @@
 #include "compress/cuda/device_step_kernels.h"
+#include "compress/select/cuda/gpu_tiles.h"
 #include "nn/core/cuda/kernel_tools.h"
 
 namespace topknot::cuda {
 namespace {
 
 // One block of threads.
-__global__ void __launch_bounds__(kThreads) join_kernel(Segments segments, StepStatus* status) {
+__global__ void __launch_bounds__(kThreads)
+    join_kernel(SelectRanges ranges, JoinedList joined, StepStatus* status) {
   __shared__ float lowest[kThreads];
   std::uint32_t count = 0, over = 0;
   float threshold = float_of(0x7F800000);
   int broken = 0;
-  for (std::uint32_t first = 0; first < segments.number; first += kThreads) {
-    const std::uint32_t s = first + threadIdx.x;
-    SegmentStats stats{0, 1, 0, 0};
-    if (s < segments.number) {
-      stats = segments.stats[s];
+  for (std::uint32_t first = 0; first < ranges.count; first += kThreads) {
+    const std::uint32_t r = first + threadIdx.x;
+    SelectStats stats;
+    if (r < ranges.count) {
+      stats = *ranges.range[r].stats;
       over += stats.over;
       if (stats.finite == 0) broken = 1;
       if (stats.finite != 0 && stats.threshold < threshold) threshold = stats.threshold;
     }
     std::uint32_t total = 0;
     const std::uint32_t start = count + block_exclusive_sum(stats.count, total);
-    if (s < segments.number) segments.starts[s] = start;
+    if (r < ranges.count) joined.starts[r] = start;
     count += total;
   }
   over = block_sum(over);
@@ -30,36 +32,37 @@ __global__ void __launch_bounds__(kThreads) join_kernel(Segments segments, StepS
   if (threadIdx.x != 0) return;
   for (int i = 1; i < kThreads; ++i)
     if (lowest[i] < threshold) threshold = lowest[i];
-  *segments.count = broken ? 0 : count;
-  *segments.finite = broken ? 0 : 1;
+  *joined.count = broken ? 0 : count;
+  *joined.finite = broken ? 0 : 1;
   status->selected += broken ? 0 : count;
   status->over_capacity += over;
-  status->threshold = broken || segments.number == 0 ? 0.0 : static_cast<double>(threshold);
+  status->threshold = broken || ranges.count == 0 ? 0.0 : static_cast<double>(threshold);
 }
 
 __global__ void __launch_bounds__(kThreads)
-    concatenate_kernel(Segments segments, std::uint32_t* indices, float* values) {
-  const std::uint32_t i = blockIdx.x * kThreads + threadIdx.x;
-  if (*segments.finite == 0) return;
-  for (std::uint32_t s = blockIdx.y; s < segments.number; s += gridDim.y) {
-    if (i >= segments.stats[s].count) continue;
-    const std::size_t from = std::size_t{segments.slots[s]} + i, to = std::size_t{segments.starts[s]} + i;
-    indices[to] = segments.indices[from] + segments.begins[s];
-    values[to] = segments.values[from];
+    concatenate_kernel(SelectRanges ranges, JoinedList joined, std::uint32_t* indices, float* values) {
+  if (*joined.finite == 0) return;
+  const RangeBlock block = range_block(ranges.shares);
+  const SelectRange& range = ranges.range[block.range];
+  const std::uint32_t count = range.stats->count, start = joined.starts[block.range];
+  for (std::uint32_t i = block.index * kThreads + threadIdx.x; i < count; i += block.count * kThreads) {
+    indices[start + i] = range.taken.indices[i] + static_cast<std::uint32_t>(range.begin);
+    values[start + i] = range.taken.values[i];
   }
 }
 
 __global__ void __launch_bounds__(kThreads)
-    take_own_kernel(Segments segments, const StepParameters* step, const float* decoded, std::size_t capacity,
-                    float* list, float* by_slot) {
-  const std::uint32_t i = blockIdx.x * kThreads + threadIdx.x;
-  if (*segments.finite == 0) return;
+    take_own_kernel(SelectRanges ranges, JoinedList joined, const StepParameters* step, const float* decoded,
+                    std::size_t capacity, float* list, float* by_slot) {
+  if (*joined.finite == 0) return;
+  const RangeBlock block = range_block(ranges.shares);
+  const SelectRange& range = ranges.range[block.range];
   const float* const own = decoded + static_cast<std::size_t>(step->rank) * capacity;
-  for (std::uint32_t s = blockIdx.y; s < segments.number; s += gridDim.y) {
-    if (i >= segments.stats[s].count) continue;
-    const float value = own[segments.starts[s] + i];
-    list[segments.starts[s] + i] = value;
-    by_slot[std::size_t{segments.slots[s]} + i] = value;
+  const std::uint32_t count = range.stats->count, start = joined.starts[block.range];
+  for (std::uint32_t i = block.index * kThreads + threadIdx.x; i < count; i += block.count * kThreads) {
+    const float value = own[start + i];
+    list[start + i] = value;
+    by_slot[range.slot + i] = value;
   }
 }
 
@@ -93,28 +96,24 @@ __global__ void __launch_bounds__(kThreads)
   if (bad_rank >= 0 || !(bound <= static_cast<double>(float_of(0x7F7FFFFF)))) status->bad = 1;
 }
 
-dim3 grid_of(const Segments& segments) {
-  dim3 grid = grid_for(segments.longest, kThreads);
-  grid.y = segments.number < 1024 ? segments.number : 1024;
-  return grid;
-}
-
 }  // namespace
 
-void join_segments(cudaStream_t stream, const Segments& segments, StepStatus* status) {
-  launch(join_kernel, dim3(1), kThreads, stream, segments, status);
+void join_ranges(cudaStream_t stream, const SelectRanges& ranges, const JoinedList& joined,
+                 StepStatus* status) {
+  launch(join_kernel, dim3(1), kThreads, stream, ranges, joined, status);
 }
 
-void concatenate(cudaStream_t stream, const Segments& segments, std::uint32_t* indices, float* values) {
-  if (segments.number > 0)
-    launch(concatenate_kernel, grid_of(segments), kThreads, stream, segments, indices, values);
+void concatenate(cudaStream_t stream, const SelectRanges& ranges, const JoinedList& joined,
+                 std::uint32_t* indices, float* values) {
+  launch(concatenate_kernel, ranges.shares.count, kThreads, stream, ranges, joined, indices, values);
 }
 
-void take_own(cudaStream_t stream, const Segments& segments, const StepParameters* step, const float* decoded,
-              std::size_t capacity, float* list, float* by_slot) {
-  if (segments.number > 0)
-    launch(take_own_kernel, grid_of(segments), kThreads, stream, segments, step, decoded, capacity, list,
-           by_slot);
+void take_own(cudaStream_t stream, const SelectRanges& ranges, const JoinedList& joined,
+              const StepParameters* step, const float* decoded, std::size_t capacity, float* list,
+              float* by_slot) {
+  if (ranges.count > 0)
+    launch(take_own_kernel, ranges.shares.count, kThreads, stream, ranges, joined, step, decoded, capacity,
+           list, by_slot);
 }
 
 void judge(cudaStream_t stream, const DecodedStats* stats, int ranks, const float* weights,

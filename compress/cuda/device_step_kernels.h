@@ -7,37 +7,28 @@
 #include <cstdint>
 
 #include "compress/codec/cuda/device_block.h"
+#include "compress/select/cuda/gpu_select.h"
 #include "nn/core/cuda/step_parameters.h"
 
 namespace topknot::cuda {
 
-// DeviceSelected::Stats, in the same order.
-struct SegmentStats {
-  std::uint32_t count, finite, over;
-  float threshold;
-};
-
-// The segments' selections, each in its own stretch of one array, and the list that they make.
-struct Segments {
-  std::uint32_t number = 0;
-  std::uint32_t longest = 0;              // the greatest capacity of a segment
-  const std::uint32_t* begins = nullptr;  // where segments begin in the group
-  const std::uint32_t* slots = nullptr;   // where their entries begin in `indices` and `values`
-  const SegmentStats* stats = nullptr;
-  const std::uint32_t* indices = nullptr;  // relative to the segment
-  const float* values = nullptr;
-  std::uint32_t* starts = nullptr;  // where their entries begin in the list
-  std::uint32_t* count = nullptr;   // of the list: 0 where a segment is not finite
+// The list that the ranges' selections make, in GPU memory.
+struct JoinedList {
+  std::uint32_t* starts = nullptr;  // by range: where its entries begin
+  std::uint32_t* count = nullptr;   // of all: 0 where a range is not finite
   std::uint32_t* finite = nullptr;
 };
 
-// starts, count and finite; adds to what the status says of selections.
-void join_segments(cudaStream_t stream, const Segments& segments, StepStatus* status);
+// Finds out where the ranges' entries begin; adds to what the status says of selections.
+void join_ranges(cudaStream_t stream, const SelectRanges& ranges, const JoinedList& joined,
+                 StepStatus* status);
 // The list: positions in the group and values.
-void concatenate(cudaStream_t stream, const Segments& segments, std::uint32_t* indices, float* values);
-// This rank's values as decoded, as a list (`list`) and by segment (`by_slot`, at the segments' slots).
-void take_own(cudaStream_t stream, const Segments& segments, const StepParameters* step, const float* decoded,
-              std::size_t capacity, float* list, float* by_slot);
+void concatenate(cudaStream_t stream, const SelectRanges& ranges, const JoinedList& joined,
+                 std::uint32_t* indices, float* values);
+// This rank's values as decoded, as a list (`list`) and where the selected ones are (`by_slot`).
+void take_own(cudaStream_t stream, const SelectRanges& ranges, const JoinedList& joined,
+              const StepParameters* step, const float* decoded, std::size_t capacity, float* list,
+              float* by_slot);
 
 // Whether the step's entries can be averaged: every rank finite and undamaged, and the sum unable to
 // overflow. Keeps the weights, and behind them this rank's own.

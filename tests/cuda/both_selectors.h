@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "compress/select/cuda/device_selector.h"
+#include "compress/select/cuda/gpu_select_memory.h"
 #include "compress/select/selector.h"
 #include "tests/compress/select/select_once.h"
 #include "tests/cuda/device_vector.h"
@@ -30,19 +30,16 @@ struct BothSelectors {
         average(n),
         parameters(1),
         status(1),
-        weight(1),
-        stats(1) {
+        weight(1) {
     REQUIRE(gpu);
     set_density(densest);
   }
 
   void set_density(double densest) {
-    const std::size_t room = gpu->capacity(n, densest);
-    indices = DeviceVector<std::uint32_t>(room);
-    values = DeviceVector<float>(room);
-    sent = DeviceVector<float>(room);
-    selected = {indices.data(), values.data(), static_cast<std::uint32_t>(room), stats.data()};
-    gpu->set_density(std::span(&densest, 1), std::span(&selected, 1));
+    gpu->set_density({densest});
+    memory = cuda::SelectMemory({{0, n, position, 0}}, {densest}, *gpu);
+    range = to_host(memory.ranges().range, 1)[0];
+    sent = DeviceVector<float>(memory.capacity());
   }
 
   // What is put on the stream, for graphs.
@@ -50,10 +47,10 @@ struct BothSelectors {
     cuda::Accumulate accumulate;
     accumulate.u = u.data();
     if (with_residual) accumulate.residual = residual.data();
-    gpu->select(stream, accumulate, parameters.data());
+    gpu->select(stream, memory.ranges(), accumulate, parameters.data());
   }
   void put_commit(cudaStream_t stream, int ranks) {
-    gpu->commit(stream, status.data(), sent.data(), average.data(), weight.data(), ranks);
+    gpu->commit(stream, memory.ranges(), status.data(), {sent.data(), average.data(), weight.data(), ranks});
   }
 
   void set_inputs(const std::vector<float>& gradient, const std::vector<float>& addend, const Asked& asked) {
@@ -81,13 +78,13 @@ struct BothSelectors {
   }
   // What is in the GPU's memory is that.
   void check() const {
-    const auto found = stats.host()[0];
+    const cuda::SelectStats found = to_host(range.stats, 1)[0];
     REQUIRE(found.finite == expected.finite);
     REQUIRE(found.count == expected.indices.size());
     REQUIRE(found.over == expected_over);
     REQUIRE(found.threshold == static_cast<float>(expected.threshold));
-    REQUIRE(to_host(selected.indices, found.count) == expected.indices);
-    REQUIRE(same_bits(to_host(selected.values, found.count), expected.values));
+    REQUIRE(to_host(range.taken.indices, found.count) == expected.indices);
+    REQUIRE(same_bits(to_host(range.taken.values, found.count), expected.values));
     if (expected.finite) REQUIRE(same_bits(u.host(), expected_u));
   }
   void compare(const std::vector<float>& gradient, const std::vector<float>& addend, const Asked& asked) {
@@ -155,10 +152,9 @@ struct BothSelectors {
   DeviceVector<cuda::StepParameters> parameters;
   DeviceVector<cuda::StepStatus> status;
   DeviceVector<float> weight;
-  DeviceVector<cuda::DeviceSelected::Stats> stats;
-  DeviceVector<std::uint32_t> indices;
-  DeviceVector<float> values, sent;
-  cuda::DeviceSelected selected;
+  DeviceVector<float> sent;
+  cuda::SelectMemory memory;
+  cuda::SelectRange range;
   Selected<float> expected;
   std::vector<float> expected_u;  // with the addend
   std::size_t expected_over = 0;

@@ -48,6 +48,9 @@ class BothRanks {
     for (auto& graph : graph_) graph.reset();
   }
 
+  // Of the steps to come, with memory as it is; not more than before.
+  void lower_density(double density) { density_ = density; }
+
   // The gradients are in place on the CPU. `agree`: false where another group refuses the step.
   void step(std::int64_t number, std::vector<float> weights = {}, bool agree = true) {
     INFO("step " << number << ", " << ranks() << " ranks");

@@ -89,6 +89,12 @@ TEST_CASE("several segments travel as one list") {
         BothRanks both(options, group);
         ten_steps(both, group.numel,
                   group.ranks == 3 ? std::vector{0.5f, 1.75f, 0.75f} : std::vector{0.5f, 1.5f});
+        both.lower_density(0.01);  // less is selected than there is room for
+        for (std::int64_t step = 10; step < 13; ++step) {
+          for (std::size_t r = 0; r < both.ranks(); ++r) both.gradient(r) = gradient_of(step, r, group.numel);
+          both.step(step);
+        }
+        both.compare_states();
       }
 }
 

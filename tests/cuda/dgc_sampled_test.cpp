@@ -153,7 +153,7 @@ TEST_CASE("the sample sees what momentum makes of the gradient") {
   accumulate.next_velocity = next_velocity.data();
   accumulate.momentum = 0.9f;
   accumulate.nesterov = nesterov;
-  both.gpu->select(gpu.stream(), accumulate, both.parameters.data());
+  both.gpu->select(gpu.stream(), both.memory.ranges(), accumulate, both.parameters.data());
   both.compare(u, {}, asked);
   CHECK(same_bits(next_velocity.host(), next));
   CHECK(same_bits(velocity.host(), v));

@@ -129,8 +129,8 @@ TEST_CASE("gaussiank on a GPU gives the golden traces") {
     cuda::Accumulate a;
     a.u = u.data();
     BothSelectors both("gaussiank", {}, x.size(), 0, golden.density);
-    both.gpu->select(gpu.stream(), a, parameters.data());
-    const auto found = both.stats.host()[0];
+    both.gpu->select(gpu.stream(), both.memory.ranges(), a, parameters.data());
+    const cuda::SelectStats found = to_host(both.range.stats, 1)[0];
     CHECK(found.threshold == Approx(golden.threshold).epsilon(1e-6));
     CHECK(std::abs(found.count - golden.count) <= 2);
 

@@ -205,8 +205,8 @@ std::vector<std::uint32_t> take(const OnGpu& gpu, const std::vector<float>& u, C
   list_above(gpu, one, on_gpu.data(), above);
   to_device(one.ranges().choices, std::vector<Choice>{choice});
   cuda::take_largest(gpu.stream(), one.ranges(), on_gpu.data());
-  auto taken = one.indices.host();
-  auto taken_values = one.values.host();
+  auto taken = one.indices();
+  auto taken_values = one.values();
   CHECK(std::vector(taken.end() - static_cast<std::ptrdiff_t>(slack), taken.end()) ==
         std::vector<std::uint32_t>(slack, 77));
   taken.resize(count), taken_values.resize(count);
@@ -217,7 +217,7 @@ std::vector<std::uint32_t> take(const OnGpu& gpu, const std::vector<float>& u, C
     least = std::min(least, std::abs(expected[i]));
   }
   CHECK(same_bits(taken_values, expected));
-  if (!choice.known && !choice.skip && count == choice.k) CHECK(one.stats.host()[0].threshold == least);
+  if (!choice.known && !choice.skip && count == choice.k) CHECK(one.stats().threshold == least);
   CHECK(to_host(one.range.largest.digits, cuda::kDigitCounts) ==
         std::vector<std::uint32_t>(cuda::kDigitCounts));
   return taken;

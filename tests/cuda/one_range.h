@@ -10,21 +10,25 @@ namespace topknot::test {
 
 struct OneRange {
   OneRange(std::size_t n, std::size_t limit, std::size_t room)
-      : indices(std::vector<std::uint32_t>(room, 77)),
-        values(std::vector<float>(room, -7)),
-        stats(std::vector<cuda::DeviceSelected::Stats>(1)) {
-    const double density = 1;
-    const cuda::DeviceSelected selected{indices.data(), values.data(), static_cast<std::uint32_t>(room),
-                                        stats.data()};
-    memory = cuda::SelectMemory({{0, n}}, std::span(&density, 1), std::span(&selected, 1),
-                                [limit](std::size_t, double) { return limit; });
-    range = to_host(ranges().range, 1)[0];
+      : memory({{0, n}}, {1.0}, Rooms(limit, room)), range(to_host(ranges().range, 1)[0]) {
+    to_device(range.taken.indices, std::vector<std::uint32_t>(room, 77));
+    to_device(range.taken.values, std::vector<float>(room, -7));
   }
   const cuda::SelectRanges& ranges() const { return memory.ranges(); }
+  std::vector<std::uint32_t> indices() const { return to_host(range.taken.indices, range.taken.capacity); }
+  std::vector<float> values() const { return to_host(range.taken.values, range.taken.capacity); }
+  cuda::SelectStats stats() const { return to_host(range.stats, 1)[0]; }
 
-  DeviceVector<std::uint32_t> indices;
-  DeviceVector<float> values;
-  DeviceVector<cuda::DeviceSelected::Stats> stats;
+  // Asks for memory, and selects nothing.
+  struct Rooms final : cuda::DeviceSelector {
+    Rooms(std::size_t of_list, std::size_t taken) : limit(of_list), room(taken) {}
+    std::size_t capacity(std::size_t, double) const override { return room; }
+    std::size_t list_limit(std::size_t, double) const override { return limit; }
+    void select(cudaStream_t, const cuda::SelectRanges&, const cuda::Accumulate&,
+                const cuda::StepParameters*) override {}
+    std::size_t limit, room;
+  };
+
   cuda::SelectMemory memory;
   cuda::SelectRange range;
 };

@@ -42,7 +42,7 @@ class SelectPair {
   }
 
   Selector<float>& cpu() { return *both_.cpu; }
-  std::size_t capacity() const { return both_.selected.capacity; }
+  std::size_t capacity() const { return both_.memory.capacity(); }
 
  private:
   void run() {

@@ -8,30 +8,15 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <span>
 #include <string>
 #include <vector>
 
 #include "compress/compressor.h"
 #include "compress/memory/accumulate.h"
+#include "compress/select/cuda/gpu_select.h"
 #include "nn/core/cuda/step_parameters.h"
 
 namespace topknot::cuda {
-
-// A range's selection, in GPU memory: positions relative to the range, strictly ascending.
-struct DeviceSelected {
-  std::uint32_t* indices = nullptr;  // room for `capacity`
-  float* values = nullptr;
-  std::uint32_t capacity = 0;  // DeviceSelector::capacity(), of the greatest density of the run
-  // In GPU memory, written by select():
-  struct Stats {
-    std::uint32_t count = 0;   // entries written; at most capacity
-    std::uint32_t finite = 1;  // 0: a NaN or Inf was in the range; count is 0 then
-    std::uint32_t over = 0;    // selected beyond the capacity: the least of them, kept back
-    float threshold = 0;       // as Selected::threshold
-  };
-  Stats* stats = nullptr;
-};
 
 // A selection range of a group.
 struct DeviceRange {
@@ -44,22 +29,19 @@ class DeviceSelector {
  public:
   virtual ~DeviceSelector() = default;
 
-  // The most entries that select() may write of a range of n elements at this density: k, or compress.capacity times k,
+  // The most entries that select() may take of a range of n elements at this density: k, or compress.capacity times k,
   // or (capacity none) what the method may select at most, which is the whole range for threshold methods.
   virtual std::size_t capacity(std::size_t n, double density) const = 0;
-  // For steps of these densities or less, one per range; `selected`: where their selections go, side by side in the
-  // order of the ranges. Sizes scratch memory; changes what a graph has captured.
-  virtual void set_density(std::span<const double> densities, std::span<const DeviceSelected> selected) = 0;
+  // How many entries the list of such a range holds.
+  virtual std::size_t list_limit(std::size_t n, double density) const = 0;
+  // For steps of these densities or less, one per range; changes what a graph has captured.
+  virtual void set_density(const std::vector<double>& densities) { static_cast<void>(densities); }
   // Makes u by `accumulate` (of the group), in the same pass as the method's first, and selects from it. k and
-  // the like follow from parameters->density on the GPU.
-  virtual void select(cudaStream_t stream, const Accumulate& accumulate,
+  // the like follow from parameters->density on the GPU. `ranges`: with memory for this density.
+  virtual void select(cudaStream_t stream, const SelectRanges& ranges, const Accumulate& accumulate,
                       const StepParameters* parameters) = 0;
-  // After all ranks' blocks are decoded: where the status is good, keeps what select() learnt and what the
-  // average made of it, else forgets. `sent`: the selected values as the other ranks decoded them, where the selected
-  // ones are; `average`: of the group, not written yet where the status is bad. `weight`: of this rank in the average, a
-  // float in GPU memory, to be divided by the ranks.
-  virtual void commit(cudaStream_t stream, const StepStatus* status, const float* sent, const float* average,
-                      const float* weight, int ranks) = 0;
+  // Where the status is good, keeps what select() learnt and what the average made of it, else forgets.
+  virtual void commit(cudaStream_t, const SelectRanges&, const StepStatus*, const DeviceOutcome&) {}
   // The same bytes as the CPU's selectors save, range after range; waits for the GPU.
   virtual void save(StateWriter& writer) const { static_cast<void>(writer); }
   virtual void load(StateReader& reader) { static_cast<void>(reader); }

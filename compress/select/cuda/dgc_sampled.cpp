@@ -12,9 +12,7 @@ namespace {
 class DgcSampledOnGpu final : public DeviceSelector {
  public:
   DgcSampledOnGpu(const CompressOptions& options, const std::vector<DeviceRange>& ranges)
-      : ranges_(ranges),
-        controls_(on_device(std::vector<DgcControl>(ranges.size()))),
-        choices_(2 * ranges.size()) {
+      : controls_(on_device(std::vector<DgcControl>(ranges.size()))), choices_(2 * ranges.size()) {
     const DgcSampledOptions given = dgc_sampled_options(options);
     rule_.sample_ratio = given.sample_ratio;
     rule_.resample = given.resample;
@@ -36,15 +34,13 @@ class DgcSampledOnGpu final : public DeviceSelector {
   std::size_t capacity(std::size_t n, double density) const override {
     return dgc::selected_count(density, n);
   }
-  void set_density(std::span<const double> densities, std::span<const DeviceSelected> selected) override {
-    memory_ = SelectMemory(ranges_, densities, selected, [](std::size_t n, double density) {
-      return 4 * dgc::selected_count(density, n) + 4096;
-    });
+  std::size_t list_limit(std::size_t n, double density) const override {
+    return 4 * dgc::selected_count(density, n) + 4096;
   }
 
-  void select(cudaStream_t stream, const Accumulate& accumulate, const StepParameters* parameters) override {
-    const SelectRanges& ranges = memory_.ranges();
-    const DgcWork work{controls_.data(), sources_.data(), choices_.data(), choices_.data() + ranges_.size()};
+  void select(cudaStream_t stream, const SelectRanges& ranges, const Accumulate& accumulate,
+              const StepParameters* parameters) override {
+    const DgcWork work{controls_.data(), sources_.data(), choices_.data(), choices_.data() + ranges.count};
     const float* const u = accumulate.u;
     dgc_plan(stream, rule_, ranges, work, parameters);
     dgc_sample(stream, ranges, work, accumulate);
@@ -58,12 +54,8 @@ class DgcSampledOnGpu final : public DeviceSelector {
     take_largest(stream, ranges, u);
   }
 
-  void commit(cudaStream_t, const StepStatus*, const float*, const float*, const float*, int) override {}
-
  private:
-  std::vector<DeviceRange> ranges_;
   DgcRule rule_;
-  SelectMemory memory_;
   DeviceArray<float> samples_;
   DeviceArray<DgcControl> controls_;
   DeviceArray<Source> sources_;

@@ -83,8 +83,8 @@ __device__ void choose(DgcControl& c, const DgcRule& rule, const SelectRange& ra
   final.known = !exact;
   final.k = kept;
   final.bound = key_before(key_of(c.t));  // of more than k the first k count
-  *range.stats.count = kept;
-  *range.stats.threshold = c.t;  // where the selection is exact, its least magnitude follows
+  range.stats->count = kept;
+  range.stats->threshold = c.t;  // where the selection is exact, its least magnitude follows
 }
 
 // Changes t as the loop of the CPU's selector does, as far as it is known how many reach the thresholds to come;
@@ -127,18 +127,18 @@ __global__ void judge_kernel(DgcRule rule, SelectRanges ranges, DgcWork work) {
   const std::uint32_t r = range_of_thread();
   if (r >= ranges.count) return;
   const SelectRange& range = ranges.range[r];
-  const StatsOut stats = range.stats;
+  SelectStats& stats = *range.stats;
   const ListStats found = *range.list.stats;
   DgcControl& c = work.controls[r];
   Choice& final = ranges.choices[r];
-  *stats.count = *stats.over = 0;
-  *stats.finite = found.finite;
-  *stats.threshold = 0;
+  stats.count = stats.over = 0;
+  stats.finite = found.finite;
+  stats.threshold = 0;
   if (!found.finite) return;
   if (c.all) {
     final.skip = final.known = 0;
     final.whole = 1;
-    final.k = *stats.count = c.k;
+    final.k = stats.count = c.k;
     return;
   }
   const Choice& of_vector = work.of_vector[r];
@@ -146,9 +146,9 @@ __global__ void judge_kernel(DgcRule rule, SelectRanges ranges, DgcWork work) {
     final.skip = 0;
     final.whole = 1;
     final.known = rule.lowest;
-    final.k = *stats.count = c.k;
+    final.k = stats.count = c.k;
     final.bound = key_before(of_vector.kth);
-    *stats.threshold = magnitude_of<float>(of_vector.kth);
+    stats.threshold = magnitude_of<float>(of_vector.kth);
     return;
   }
   c.count = found.count;

@@ -15,9 +15,7 @@ static_assert(kMomentsChunk == kChunk, "sums are made by the CPU's chunks");
 class DeviceGaussianK final : public DeviceSelector {
  public:
   DeviceGaussianK(const CompressOptions& options, const std::vector<DeviceRange>& ranges)
-      : ranges_(ranges),
-        multiple_(options.capacity),
-        states_(on_device(std::vector<GaussianKState>(ranges.size()))) {
+      : multiple_(options.capacity), states_(on_device(std::vector<GaussianKState>(ranges.size()))) {
     std::vector<std::size_t> chunks;
     for (const DeviceRange& range : ranges) chunks.push_back((range.n + kMomentsChunk - 1) / kMomentsChunk);
     table_ = BlockTable(chunks);
@@ -27,17 +25,17 @@ class DeviceGaussianK final : public DeviceSelector {
   std::size_t capacity(std::size_t n, double density) const override {
     return capacity_within(multiple_, target_count(density, n), n);
   }
-  void set_density(std::span<const double> densities, std::span<const DeviceSelected> selected) override {
-    memory_ = SelectMemory(ranges_, densities, selected, [](std::size_t n, double density) {
-      return 16 * target_count(density, n) + 4096;
-    });
+  std::size_t list_limit(std::size_t n, double density) const override {
+    return 16 * target_count(density, n) + 4096;
+  }
+  void set_density(const std::vector<double>& densities) override {
     std::vector<DensityQuantile> quantiles;
     for (const double density : densities) quantiles.push_back({density, -normal_quantile(density / 2)});
     quantiles_ = on_device(quantiles);
   }
 
-  void select(cudaStream_t stream, const Accumulate& accumulate, const StepParameters* parameters) override {
-    const SelectRanges& ranges = memory_.ranges();
+  void select(cudaStream_t stream, const SelectRanges& ranges, const Accumulate& accumulate,
+              const StepParameters* parameters) override {
     gaussiank_begin(stream, ranges, states_.data(), parameters, accumulate);
     gaussiank_moments(stream, ranges, states_.data(), parameters, quantiles_.data(), accumulate,
                       {table_.blocks(), chunks_.data()});
@@ -46,19 +44,17 @@ class DeviceGaussianK final : public DeviceSelector {
     take_largest(stream, ranges, accumulate.u);
   }
 
-  void commit(cudaStream_t stream, const StepStatus* status, const float*, const float*, const float*,
-              int) override {
-    gaussiank_commit(stream, memory_.ranges(), states_.data(), status);
+  void commit(cudaStream_t stream, const SelectRanges& ranges, const StepStatus* status,
+              const DeviceOutcome&) override {
+    gaussiank_commit(stream, ranges, states_.data(), status);
   }
 
  private:
-  std::vector<DeviceRange> ranges_;
   double multiple_;  // compress.capacity
   DeviceArray<GaussianKState> states_;
   BlockTable table_;
   DeviceArray<ChunkMoments> chunks_;
   DeviceArray<DensityQuantile> quantiles_;
-  SelectMemory memory_;
 };
 
 const bool gaussiank_registered = [] {

@@ -206,10 +206,10 @@ __global__ void decide_kernel(SelectRanges ranges, GaussianKState* states, doubl
     threshold = static_cast<float>(state->threshold.level[level]);
   }
   ranges.choices[r] = choice;
-  *range.stats.count = kept < capacity ? kept : capacity;
-  *range.stats.finite = !state->broken;
-  *range.stats.over = over;
-  *range.stats.threshold = threshold;  // of an exact selection, when it is known
+  range.stats->count = kept < capacity ? kept : capacity;
+  range.stats->finite = !state->broken;
+  range.stats->over = over;
+  range.stats->threshold = threshold;  // of an exact selection, when it is known
 }
 
 // A thread per range.

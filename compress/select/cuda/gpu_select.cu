@@ -142,7 +142,7 @@ __global__ void __launch_bounds__(kThreads) count_taken_kernel(SelectRanges rang
       Choice& found = ranges.choices[block.range];
       found.kth = bound;
       found.greater = radix.higher;
-      if (!choice.own_threshold) *range.stats.threshold = magnitude_of<float>(bound);
+      if (!choice.own_threshold) range.stats->threshold = magnitude_of<float>(bound);
     }
   }
   std::uint32_t greater = 0, equal = 0;

@@ -86,12 +86,12 @@ struct Taken {
   std::uint32_t capacity = 0;
 };
 
-// Where a selection writes what it found: DeviceSelected::Stats.
-struct StatsOut {
-  std::uint32_t* count = nullptr;
-  std::uint32_t* finite = nullptr;
-  std::uint32_t* over = nullptr;
-  float* threshold = nullptr;  // take_largest() writes the k-th magnitude, where k are taken
+// What a selection found, in GPU memory.
+struct SelectStats {
+  std::uint32_t count = 0;   // entries taken; at most the capacity
+  std::uint32_t finite = 1;  // 0: a NaN or Inf was in the range; count is 0 then
+  std::uint32_t over = 0;    // selected beyond the capacity: the least of them, kept back
+  float threshold = 0;  // as Selected::threshold; take_largest() writes the k-th magnitude, where k are taken
 };
 
 // A range of a group that selects for itself, in GPU memory.
@@ -104,7 +104,7 @@ struct SelectRange {
   LargestMemory largest;
   Taken taken;
   std::size_t slot = 0;  // where `taken` begins in the group's
-  StatsOut stats;
+  SelectStats* stats = nullptr;
 
   TOPKNOT_HOST_DEVICE double density(const StepParameters& step) const {
     return step.density < least_density ? least_density : step.density;
@@ -164,5 +164,14 @@ TOPKNOT_HOST_DEVICE void choose_within(double capacity, std::uint32_t k, std::ui
   choice.bound = bound;
   choice.own_threshold = 1;
 }
+
+// What became of a selection, in GPU memory; once all ranks' blocks are decoded.
+struct DeviceOutcome {
+  const float* sent =
+      nullptr;  // the selected values as the other ranks decoded them, where the selected ones are
+  const float* average = nullptr;  // of the group; not written yet where the status is bad
+  const float* weight = nullptr;   // of this rank in the average, to be divided by the ranks
+  int ranks = 1;
+};
 
 }  // namespace topknot::cuda

@@ -21,24 +21,22 @@ BlockTable::BlockTable(const std::vector<std::size_t>& counts) {
   blocks_.first = first_.data();
 }
 
-SelectMemory::SelectMemory(const std::vector<DeviceRange>& ranges, std::span<const double> densities,
-                           std::span<const DeviceSelected> selected,
-                           const std::function<std::size_t(std::size_t n, double density)>& limit) {
-  TOPKNOT_CHECK(densities.size() == ranges.size() && selected.size() == ranges.size(),
-                "a density and a selection per range");
+SelectMemory::SelectMemory(const std::vector<DeviceRange>& ranges, const std::vector<double>& densities,
+                           const DeviceSelector& selector) {
+  TOPKNOT_CHECK(densities.size() == ranges.size(), "a density per range");
   const auto parts = [](std::size_t n, std::size_t each) { return (n + each - 1) / each; };
   std::size_t elements = 0;
   for (const DeviceRange& range : ranges) elements += range.n;
   // Where each range's memory begins in the group's; then the whole.
   struct Place {
-    std::size_t tiles = 0, slots = 0, entries = 0, largest = 0;
+    std::size_t tiles = 0, slots = 0, entries = 0, taken = 0, largest = 0;
   } end;
   std::vector<Place> places;
   std::vector<SelectRange> table;
   std::vector<std::size_t> tiles, shares;
   for (std::size_t r = 0; r < ranges.size(); ++r) {
     const std::size_t n = ranges[r].n;
-    const std::size_t most = std::clamp<std::size_t>(limit(n, densities[r]), 1, n);
+    const std::size_t most = std::clamp<std::size_t>(selector.list_limit(n, densities[r]), 1, n);
     tiles.push_back(parts(n, kSelectTile));
     // Blocks by the ranges' lengths, so that a group of many ranges has no more of them than the GPU keeps busy.
     shares.push_back(std::clamp<std::size_t>(parts(n, kLeastShare), 1,
@@ -48,10 +46,8 @@ SelectMemory::SelectMemory(const std::vector<DeviceRange>& ranges, std::span<con
     range.n = n;
     range.position = ranges[r].position;
     range.least_density = ranges[r].least_density;
-    range.taken = {selected[r].indices, selected[r].values, selected[r].capacity};
-    range.slot = static_cast<std::size_t>(selected[r].values - selected[0].values);
-    DeviceSelected::Stats* const stats = selected[r].stats;
-    range.stats = {&stats->count, &stats->finite, &stats->over, &stats->threshold};
+    range.taken.capacity = static_cast<std::uint32_t>(selector.capacity(n, densities[r]));
+    range.slot = end.taken;
     range.list.limit = static_cast<std::uint32_t>(most);
     // As many slots as the list's share of a tile; uneven lists read their full tiles again.
     range.tiles.slots = static_cast<std::uint32_t>(
@@ -61,6 +57,7 @@ SelectMemory::SelectMemory(const std::vector<DeviceRange>& ranges, std::span<con
     end.tiles += tiles.back();
     end.slots += tiles.back() * range.tiles.slots;
     end.entries += most;
+    end.taken += range.taken.capacity;
     end.largest += kDigitCounts + 2 * shares.back() + kRadixWords;
   }
   counts_ = DeviceArray<std::uint32_t>(2 * end.tiles);
@@ -68,7 +65,10 @@ SelectMemory::SelectMemory(const std::vector<DeviceRange>& ranges, std::span<con
   slot_values_ = DeviceArray<float>(end.slots);
   indices_ = DeviceArray<std::uint32_t>(end.entries);
   values_ = DeviceArray<float>(end.entries);
-  stats_ = DeviceArray<ListStats>(ranges.size());
+  taken_indices_ = DeviceArray<std::uint32_t>(end.taken);
+  taken_values_ = DeviceArray<float>(end.taken);
+  list_stats_ = DeviceArray<ListStats>(ranges.size());
+  stats_ = DeviceArray<SelectStats>(ranges.size());
   largest_ = DeviceArray<std::uint32_t>(end.largest);
   TOPKNOT_CUDA(cudaMemsetAsync(largest_.data(), 0, largest_.bytes(), Context::current().stream()));
   for (std::size_t r = 0; r < ranges.size(); ++r) {
@@ -80,7 +80,10 @@ SelectMemory::SelectMemory(const std::vector<DeviceRange>& ranges, std::span<con
     range.tiles.values = slot_values_.data() + at.slots;
     range.list.indices = indices_.data() + at.entries;
     range.list.values = values_.data() + at.entries;
-    range.list.stats = stats_.data() + r;
+    range.list.stats = list_stats_.data() + r;
+    range.taken.indices = taken_indices_.data() + at.taken;
+    range.taken.values = taken_values_.data() + at.taken;
+    range.stats = stats_.data() + r;
     range.largest.digits = largest_.data() + at.largest;
     range.largest.blocks = range.largest.digits + kDigitCounts;
     range.largest.radix = range.largest.blocks + 2 * shares[r];
@@ -96,11 +99,6 @@ SelectMemory::SelectMemory(const std::vector<DeviceRange>& ranges, std::span<con
   ranges_.shares = shares_.blocks();
   ranges_.above = above_.data();
   ranges_.choices = choices_.data();
-}
-
-const SelectRanges& SelectMemory::ranges() const {
-  TOPKNOT_CHECK(ranges_.count > 0, "set_density() comes before select()");
-  return ranges_;
 }
 
 }  // namespace topknot::cuda

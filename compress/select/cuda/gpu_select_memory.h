@@ -3,8 +3,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
-#include <span>
 #include <vector>
 
 #include "compress/select/cuda/device_selector.h"
@@ -25,21 +23,23 @@ class BlockTable {
   RangeBlocks blocks_;
 };
 
-// A group's ranges, with scratch memory for steps of these densities or less. `limit`: how many entries the list of
-// a range of n elements holds at this density.
+// A group's ranges, with memory for what a selector takes of them in steps of these densities or less, one per range.
 class SelectMemory {
  public:
   SelectMemory() = default;
-  SelectMemory(const std::vector<DeviceRange>& ranges, std::span<const double> densities,
-               std::span<const DeviceSelected> selected,
-               const std::function<std::size_t(std::size_t n, double density)>& limit);
-  // Throws Error before memory is there.
-  const SelectRanges& ranges() const;
+  SelectMemory(const std::vector<DeviceRange>& ranges, const std::vector<double>& densities,
+               const DeviceSelector& selector);
+  const SelectRanges& ranges() const { return ranges_; }
+  // Of all ranges, side by side in their order.
+  std::size_t capacity() const { return taken_values_.size(); }
+  std::uint32_t* taken_indices() const { return taken_indices_.data(); }
+  float* taken_values() const { return taken_values_.data(); }
 
  private:
-  DeviceArray<std::uint32_t> counts_, slot_indices_, indices_, largest_;
-  DeviceArray<float> slot_values_, values_;
-  DeviceArray<ListStats> stats_;
+  DeviceArray<std::uint32_t> counts_, slot_indices_, indices_, taken_indices_, largest_;
+  DeviceArray<float> slot_values_, values_, taken_values_;
+  DeviceArray<ListStats> list_stats_;
+  DeviceArray<SelectStats> stats_;
   DeviceArray<SelectRange> range_;
   DeviceArray<GpuKey> above_;
   DeviceArray<Choice> choices_;

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "compress/select/cuda/device_selector.h"
-#include "compress/select/cuda/gpu_select_memory.h"
 #include "compress/select/cuda/regtopk_kernels.h"
 #include "compress/state.h"
 #include "nn/core/cuda/context.h"
@@ -62,18 +61,18 @@ class RegTopKOnGpu final : public DeviceSelector {
 
   std::size_t capacity(std::size_t n, double density) const override { return target_count(density, n); }
 
-  void set_density(std::span<const double> densities, std::span<const DeviceSelected> selected) override {
-    memory_ = SelectMemory(ranges_, densities, selected, [](std::size_t n, double density) {
-      return list_limit(target_count(density, n));
-    });
+  std::size_t list_limit(std::size_t n, double density) const override {
+    return topknot::list_limit(target_count(density, n));
+  }
+  void set_density(const std::vector<double>& densities) override {
     std::vector<std::size_t> capacities;
     for (std::size_t r = 0; r < ranges_.size(); ++r)
       capacities.push_back(capacity(ranges_[r].n, densities[r]));
     reserve(capacities);
   }
 
-  void select(cudaStream_t stream, const Accumulate& accumulate, const StepParameters* parameters) override {
-    const SelectRanges& ranges = memory_.ranges();
+  void select(cudaStream_t stream, const SelectRanges& ranges, const Accumulate& accumulate,
+              const StepParameters* parameters) override {
     float* const u = accumulate.u;
     regtopk_plan(stream, rule_, ranges, work(), parameters);
     accumulate_and_list(stream, ranges, accumulate);
@@ -84,9 +83,9 @@ class RegTopKOnGpu final : public DeviceSelector {
     regtopk_finish(stream, rule_, ranges, work(), u);
   }
 
-  void commit(cudaStream_t stream, const StepStatus* status, const float* sent, const float* average,
-              const float* weight, int ranks) override {
-    regtopk_commit(stream, status, memory_.ranges(), work(), sent, average, weight, ranks);
+  void commit(cudaStream_t stream, const SelectRanges& ranges, const StepStatus* status,
+              const DeviceOutcome& outcome) override {
+    regtopk_commit(stream, ranges, status, outcome, work());
   }
 
   void save(StateWriter& writer) const override {
@@ -163,7 +162,6 @@ class RegTopKOnGpu final : public DeviceSelector {
 
   std::vector<DeviceRange> ranges_;
   RegTopKScore rule_;
-  SelectMemory memory_;
   LastMemory last_;
   DeviceArray<RegTopKControl> controls_;
 };

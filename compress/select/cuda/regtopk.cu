@@ -32,10 +32,10 @@ __global__ void plan_kernel(RegTopKScore rule, SelectRanges ranges, RegTopKWork 
 
 __device__ void judge(RegTopKControl& c, const SelectRange& range, Choice& choice) {
   const ListStats found = *range.list.stats;
-  *range.stats.finite = found.finite;
-  *range.stats.over = 0;
-  *range.stats.threshold = 0;
-  *range.stats.count = found.finite ? c.k : 0;
+  range.stats->finite = found.finite;
+  range.stats->over = 0;
+  range.stats->threshold = 0;
+  range.stats->count = found.finite ? c.k : 0;
   choice = Choice();
   choice.skip = !found.finite;
   choice.k = c.k;
@@ -120,28 +120,27 @@ __global__ void __launch_bounds__(kThreads)
   const SelectRange& range = ranges.range[block.range];
   const float* const u = group + range.begin;
   const Taken taken = range.taken;
-  const std::uint32_t count = *range.stats.count;
+  const std::uint32_t count = range.stats->count;
   for (std::uint32_t i = block.index * kThreads + threadIdx.x; i < count; i += block.count * kThreads)
     taken.values[i] = u[taken.indices[i]];
   const Choice& choice = ranges.choices[block.range];
   RegTopKControl& control = work.controls[block.range];
   if (block.index != 0 || threadIdx.x != 0 || choice.skip || control.all) return;
   const float kth = magnitude_of<float>(choice.kth);
-  *range.stats.threshold = static_cast<float>(rule.rest * static_cast<double>(kth));
+  range.stats->threshold = static_cast<float>(rule.rest * static_cast<double>(kth));
   control.next_bound = control.bound.after(choice.kth, control.list);
 }
 
 __global__ void __launch_bounds__(kThreads)
-    commit_kernel(const StepStatus* status, SelectRanges ranges, RegTopKWork work, const float* sent_by_group,
-                  const float* average_of_group, const float* weight_at, int ranks) {
+    commit_kernel(SelectRanges ranges, const StepStatus* status, DeviceOutcome outcome, RegTopKWork work) {
   if (status->bad != 0) return;
   const RangeBlock block = range_block(ranges.shares);
   const SelectRange& range = ranges.range[block.range];
   const RegTopKLast last = work.last[block.range];
-  const float* const sent = sent_by_group + range.slot;
-  const float* const average = average_of_group + range.begin;
-  const std::uint32_t count = *range.stats.count < last.capacity ? *range.stats.count : last.capacity;
-  const double weight = static_cast<double>(*weight_at) / ranks;
+  const float* const sent = outcome.sent + range.slot;
+  const float* const average = outcome.average + range.begin;
+  const std::uint32_t count = range.stats->count < last.capacity ? range.stats->count : last.capacity;
+  const double weight = static_cast<double>(*outcome.weight) / outcome.ranks;
   for (std::uint32_t i = block.index * kThreads + threadIdx.x; i < count; i += block.count * kThreads) {
     const std::uint32_t index = range.taken.indices[i];
     const double own = weight * static_cast<double>(sent[i]);
@@ -183,11 +182,9 @@ void regtopk_finish(cudaStream_t stream, const RegTopKScore& rule, const SelectR
   launch(finish_kernel, ranges.shares.count, kThreads, stream, rule, ranges, work, u);
 }
 
-void regtopk_commit(cudaStream_t stream, const StepStatus* status, const SelectRanges& ranges,
-                    const RegTopKWork& work, const float* sent, const float* average, const float* weight,
-                    int ranks) {
-  launch(commit_kernel, ranges.shares.count, kThreads, stream, status, ranges, work, sent, average, weight,
-         ranks);
+void regtopk_commit(cudaStream_t stream, const SelectRanges& ranges, const StepStatus* status,
+                    const DeviceOutcome& outcome, const RegTopKWork& work) {
+  launch(commit_kernel, ranges.shares.count, kThreads, stream, ranges, status, outcome, work);
 }
 
 }  // namespace topknot::cuda

@@ -61,8 +61,7 @@ void regtopk_finish(cudaStream_t stream, const RegTopKScore& rule, const SelectR
                     const RegTopKWork& work, const float* u);
 
 // Where the status is good: keeps what was sent, and what the average made of it.
-void regtopk_commit(cudaStream_t stream, const StepStatus* status, const SelectRanges& ranges,
-                    const RegTopKWork& work, const float* sent, const float* average, const float* weight,
-                    int ranks);
+void regtopk_commit(cudaStream_t stream, const SelectRanges& ranges, const StepStatus* status,
+                    const DeviceOutcome& outcome, const RegTopKWork& work);
 
 }  // namespace topknot::cuda

@@ -9,70 +9,57 @@
 namespace topknot::cuda {
 namespace {
 
-std::size_t list_limit_at(std::size_t n, double density) {
-  return list_limit(target_count(density, n));
-}
-
 class DeviceTopK final : public DeviceSelector {
  public:
   DeviceTopK(const CompressOptions&, const std::vector<DeviceRange>& ranges)
-      : ranges_(ranges), states_(on_device(std::vector<TopKState>(ranges.size()))) {}
+      : states_(on_device(std::vector<TopKState>(ranges.size()))) {}
 
   std::size_t capacity(std::size_t n, double density) const override { return target_count(density, n); }
-  void set_density(std::span<const double> densities, std::span<const DeviceSelected> selected) override {
-    memory_ = SelectMemory(ranges_, densities, selected, list_limit_at);
+  std::size_t list_limit(std::size_t n, double density) const override {
+    return topknot::list_limit(target_count(density, n));
   }
 
-  void select(cudaStream_t stream, const Accumulate& accumulate, const StepParameters* parameters) override {
-    const SelectRanges& ranges = memory_.ranges();
+  void select(cudaStream_t stream, const SelectRanges& ranges, const Accumulate& accumulate,
+              const StepParameters* parameters) override {
     topk_begin(stream, ranges, states_.data(), parameters);
     accumulate_and_list(stream, ranges, accumulate);
     topk_decide(stream, ranges, states_.data());
     take_largest(stream, ranges, accumulate.u);
   }
 
-  void commit(cudaStream_t stream, const StepStatus* status, const float*, const float*, const float*,
-              int) override {
-    topk_commit(stream, memory_.ranges(), states_.data(), status);
+  void commit(cudaStream_t stream, const SelectRanges& ranges, const StepStatus* status,
+              const DeviceOutcome&) override {
+    topk_commit(stream, ranges, states_.data(), status);
   }
 
  private:
-  std::vector<DeviceRange> ranges_;
   DeviceArray<TopKState> states_;
-  SelectMemory memory_;
 };
 
 class DeviceThreshold final : public DeviceSelector {
  public:
   DeviceThreshold(const CompressOptions& options, const std::vector<DeviceRange>& ranges)
-      : ranges_(ranges),
-        multiple_(options.capacity),
-        threshold_(fixed_threshold(options)),
-        counts_(ranges.size()) {}
+      : multiple_(options.capacity), threshold_(fixed_threshold(options)), counts_(ranges.size()) {}
 
   std::size_t capacity(std::size_t n, double density) const override {
     return capacity_within(multiple_, target_count(density, n), n);
   }
   // How many exceed the threshold is data-dependent; a longer list is taken from u by two more passes.
-  void set_density(std::span<const double> densities, std::span<const DeviceSelected> selected) override {
-    memory_ = SelectMemory(ranges_, densities, selected, list_limit_at);
+  std::size_t list_limit(std::size_t n, double density) const override {
+    return topknot::list_limit(target_count(density, n));
   }
 
-  void select(cudaStream_t stream, const Accumulate& accumulate, const StepParameters* parameters) override {
-    const SelectRanges& ranges = memory_.ranges();
+  void select(cudaStream_t stream, const SelectRanges& ranges, const Accumulate& accumulate,
+              const StepParameters* parameters) override {
     threshold_begin(stream, ranges, counts_.data(), parameters, threshold_);
     accumulate_and_list(stream, ranges, accumulate);
     threshold_decide(stream, ranges, counts_.data(), threshold_, multiple_);
     take_largest(stream, ranges, accumulate.u);
   }
 
-  void commit(cudaStream_t, const StepStatus*, const float*, const float*, const float*, int) override {}
-
  private:
-  std::vector<DeviceRange> ranges_;
   double multiple_, threshold_;
   DeviceArray<std::uint32_t> counts_;  // k, by range
-  SelectMemory memory_;
 };
 
 const bool topk_registered = [] {

@@ -30,10 +30,10 @@ __global__ void topk_decide_kernel(SelectRanges ranges, TopKState* states) {
   choice.whole = state.list != ListState::good;
   choice.k = k;
   ranges.choices[r] = choice;
-  *range.stats.count = found.finite ? k : 0;
-  *range.stats.finite = found.finite;
-  *range.stats.over = 0;
-  *range.stats.threshold = 0;  // until the k-th magnitude is known
+  range.stats->count = found.finite ? k : 0;
+  range.stats->finite = found.finite;
+  range.stats->over = 0;
+  range.stats->threshold = 0;  // until the k-th magnitude is known
 }
 
 __global__ void topk_commit_kernel(SelectRanges ranges, TopKState* states, const StepStatus* status) {
@@ -63,10 +63,10 @@ __global__ void threshold_decide_kernel(SelectRanges ranges, const std::uint32_t
   choose_within(multiple, counts[r], found.finite ? found.count : 0, above, choice, kept, over);
   choice.whole = found.count > range.list.limit;
   ranges.choices[r] = choice;
-  *range.stats.count = kept < range.taken.capacity ? kept : range.taken.capacity;
-  *range.stats.finite = found.finite;
-  *range.stats.over = over;
-  *range.stats.threshold = found.finite && above >= 0 ? static_cast<float>(threshold) : 0.0f;
+  range.stats->count = kept < range.taken.capacity ? kept : range.taken.capacity;
+  range.stats->finite = found.finite;
+  range.stats->over = over;
+  range.stats->threshold = found.finite && above >= 0 ? static_cast<float>(threshold) : 0.0f;
 }
 
 }  // namespace

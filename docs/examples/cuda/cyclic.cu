@@ -15,10 +15,7 @@ __global__ void take_kernel(SelectRanges ranges, const StepParameters* step, std
   const std::uint32_t finite = range.list.stats->finite;
   const std::size_t count = finite ? (n - first + stride - 1) / stride : 0;
   if (block.index == 0 && threadIdx.x == 0) {
-    *range.stats.count = static_cast<std::uint32_t>(count);
-    *range.stats.finite = finite;
-    *range.stats.over = 0;
-    *range.stats.threshold = 0;
+    *range.stats = {static_cast<std::uint32_t>(count), finite, 0, 0};
   }
   for (std::size_t i = block.index * kThreads + threadIdx.x; i < count; i += block.count * kThreads) {
     range.taken.indices[i] = static_cast<std::uint32_t>(first + i * stride);
