@@ -84,19 +84,18 @@ TEST_CASE("steps of gaussiank that were captured once are replayed with other nu
     pair.step(gradient_of(static_cast<int>(t % 3 == 2 ? t % kGradients : 0), 9000, t), 0.01, t % 5 != 2);
 }
 
-// The passes over a vector, one by one.
-struct Passes {
-  explicit Passes(std::size_t n)
+// A selection whose state can be looked at.
+struct Selection {
+  explicit Selection(std::size_t n)
       : one(n, 5000, n),
         table({(n + cuda::kMomentsChunk - 1) / cuda::kMomentsChunk}),
         chunks(table.blocks().count),
         state(std::vector<cuda::GaussianKState>(1)) {}
-  void moments(cudaStream_t stream, const cuda::StepParameters* parameters, const cuda::Accumulate& a,
-               const cuda::DensityQuantile& quantile = {}) {
+  void select(cudaStream_t stream, const cuda::StepParameters* parameters, const cuda::Accumulate& a,
+              const cuda::DensityQuantile& quantile = {}) {
     const DeviceVector<cuda::DensityQuantile> quantiles(std::vector<cuda::DensityQuantile>{quantile});
-    cuda::gaussiank_begin(stream, one.ranges(), state.data(), parameters, a);
-    cuda::gaussiank_moments(stream, one.ranges(), state.data(), parameters, quantiles.data(), a,
-                            {table.blocks(), chunks.data()});
+    cuda::gaussiank_select(stream, one.ranges(),
+                           {state.data(), quantiles.data(), table.blocks(), chunks.data()}, 0, a, parameters);
   }
   OneRange one;
   cuda::BlockTable table;
@@ -135,10 +134,9 @@ TEST_CASE("gaussiank on a GPU gives the golden traces") {
     CHECK(std::abs(found.count - golden.count) <= 2);
 
     // The same evaluations, from the state.
-    Passes passes(x.size());
-    passes.moments(gpu.stream(), parameters.data(), a);
-    cuda::gaussiank_count(gpu.stream(), passes.one.ranges(), passes.state.data(), u.data());
-    const cuda::GaussianKState now = passes.state.host()[0];
+    Selection selection(x.size());
+    selection.select(gpu.stream(), parameters.data(), a);
+    const cuda::GaussianKState now = selection.state.host()[0];
     for (const auto& [level, count] : golden.evaluations) CHECK(std::abs(now.counts[level] - count) <= 2);
     // Without a quantile from the host the kernel's own does, to a few bits.
     CHECK(now.threshold.level[golden.evaluations.back().first] == Approx(golden.threshold).epsilon(1e-6));
@@ -153,7 +151,7 @@ TEST_CASE(
   const DeviceVector<float> u_gpu(n);
   DeviceVector<cuda::StepParameters> parameters(1);
   DeviceVector<cuda::StepStatus> status(1);
-  Passes passes(n);
+  Selection selection(n);
   std::vector<int> carried;
   int level = 0;
   for (std::uint32_t t = 0; t < 8; ++t) {
@@ -169,17 +167,14 @@ TEST_CASE(
     to_device(u_gpu.data(), u);
     cuda::Accumulate a;
     a.u = u_gpu.data();
-    passes.moments(gpu.stream(), parameters.data(), a);
-    const cuda::SelectRanges& ranges = passes.one.ranges();
-    cuda::gaussiank_count(gpu.stream(), ranges, passes.state.data(), a.u);
-    cuda::gaussiank_decide(gpu.stream(), ranges, passes.state.data(), 0);
-    cuda::gaussiank_commit(gpu.stream(), ranges, passes.state.data(), status.data());
+    selection.select(gpu.stream(), parameters.data(), a);
+    cuda::gaussiank_commit(gpu.stream(), selection.one.ranges(), selection.state.data(), status.data());
     select_once(cpu, u, {}, {});
     if (said.bad)
       cpu.discard();
     else
       cpu.commit({});
-    carried.push_back(passes.state.host()[0].carried);
+    carried.push_back(selection.state.host()[0].carried);
     if (!said.bad && !cpu.trace().empty()) level = cpu.last_level();
     CHECK(carried.back() == level);
   }
@@ -200,16 +195,16 @@ TEST_CASE(
       const Moments expected = accumulate_with_moments(std::span<float>(u), std::span<const float>(addend));
       cuda::Accumulate a;
       a.u = u_gpu.data() + off, a.residual = r_gpu.data();
-      Passes passes(n);
+      Selection selection(n);
       DeviceVector<cuda::StepParameters> parameters(1);
       cuda::StepParameters step;
       step.density = 0.01;
       parameters.set({step});
       const double z = 2.5758293035;
-      passes.moments(gpu.stream(), parameters.data(), a, {0.01, z});
-      CHECK(passes.state.host()[0].threshold.level[0] == expected.mean + z * expected.deviation);
+      selection.select(gpu.stream(), parameters.data(), a, {0.01, z});
+      CHECK(selection.state.host()[0].threshold.level[0] == expected.mean + z * expected.deviation);
       CHECK(same_bits(to_host(u_gpu.data() + off, n), u));
-      const std::vector<cuda::ChunkMoments> sums = passes.chunks.host();
+      const std::vector<cuda::ChunkMoments> sums = selection.chunks.host();
       const double shift = moments_shift(u[0], u[n / 2], u[n - 1]);
       for (std::size_t c = 0; c < sums.size(); ++c) {
         std::uint32_t index[pass::kGroup];

@@ -69,10 +69,7 @@ TEST_CASE("topk on a GPU carries the CPU's bound and gets along with the list in
     cuda::StepStatus said;
     said.bad = !good;
     status.set({said});
-    cuda::topk_begin(gpu.stream(), one.ranges(), state.data(), parameters.data());
-    cuda::accumulate_and_list(gpu.stream(), one.ranges(), a);
-    cuda::topk_decide(gpu.stream(), one.ranges(), state.data());
-    cuda::take_largest(gpu.stream(), one.ranges(), a.u);
+    cuda::topk_select(gpu.stream(), one.ranges(), state.data(), a, parameters.data());
     cuda::topk_commit(gpu.stream(), one.ranges(), state.data(), status.data());
     Selected<float> expected;
     SelectStep step;
@@ -127,9 +124,7 @@ TEST_CASE("a step that takes everything teaches topk on a GPU no bound") {
   status.set({cuda::StepStatus()});
   cuda::Accumulate a;
   a.u = u.data();
-  cuda::topk_begin(gpu.stream(), one.ranges(), state.data(), parameters.data());
-  cuda::accumulate_and_list(gpu.stream(), one.ranges(), a);
-  cuda::topk_decide(gpu.stream(), one.ranges(), state.data());
+  cuda::topk_select(gpu.stream(), one.ranges(), state.data(), a, parameters.data());
   cuda::topk_commit(gpu.stream(), one.ranges(), state.data(), status.data());
   CHECK(state.host()[0].carried.kth == -1);
 }

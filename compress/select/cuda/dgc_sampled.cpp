@@ -41,17 +41,7 @@ class DgcSampledOnGpu final : public DeviceSelector {
   void select(cudaStream_t stream, const SelectRanges& ranges, const Accumulate& accumulate,
               const StepParameters* parameters) override {
     const DgcWork work{controls_.data(), sources_.data(), choices_.data(), choices_.data() + ranges.count};
-    const float* const u = accumulate.u;
-    dgc_plan(stream, rule_, ranges, work, parameters);
-    dgc_sample(stream, ranges, work, accumulate);
-    find_kth(stream, ranges, work.samples, u, work.of_samples);
-    dgc_bound(stream, ranges, work);
-    accumulate_and_list(stream, ranges, accumulate);
-    find_kth(stream, ranges, nullptr, u, work.of_vector);
-    dgc_judge(stream, rule_, ranges, work);
-    for (int i = 0; i < (rule_.resample ? 1 : dgc::kAdaptations); ++i)
-      dgc_adapt(stream, rule_, ranges, work, u);
-    take_largest(stream, ranges, u);
+    dgc_sampled_select(stream, rule_, ranges, work, accumulate, parameters);
   }
 
  private:

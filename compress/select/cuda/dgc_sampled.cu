@@ -195,27 +195,22 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-void dgc_plan(cudaStream_t stream, const DgcRule& rule, const SelectRanges& ranges, const DgcWork& work,
-              const StepParameters* parameters) {
-  launch(plan_kernel, thread_per_range(ranges), kThreads, stream, rule, ranges, work, parameters);
-}
-
-void dgc_sample(cudaStream_t stream, const SelectRanges& ranges, const DgcWork& work,
-                const Accumulate& accumulate) {
-  launch(sample_kernel, ranges.shares.count, kThreads, stream, ranges, work, accumulate);
-}
-
-void dgc_bound(cudaStream_t stream, const SelectRanges& ranges, const DgcWork& work) {
-  launch(bound_kernel, thread_per_range(ranges), kThreads, stream, ranges, work);
-}
-
-void dgc_judge(cudaStream_t stream, const DgcRule& rule, const SelectRanges& ranges, const DgcWork& work) {
-  launch(judge_kernel, thread_per_range(ranges), kThreads, stream, rule, ranges, work);
-}
-
-void dgc_adapt(cudaStream_t stream, const DgcRule& rule, const SelectRanges& ranges, const DgcWork& work,
-               const float* u) {
-  launch(adapt_kernel, ranges.shares.count, kThreads, stream, rule, ranges, work, u);
+void dgc_sampled_select(cudaStream_t stream, const DgcRule& rule, const SelectRanges& ranges,
+                        const DgcWork& work, const Accumulate& accumulate, const StepParameters* parameters) {
+  const dim3 by_range = thread_per_range(ranges);
+  const std::uint32_t shares = ranges.shares.count;
+  const float* const u = accumulate.u;
+  launch(plan_kernel, by_range, kThreads, stream, rule, ranges, work, parameters);
+  launch(sample_kernel, shares, kThreads, stream, ranges, work, accumulate);
+  find_kth(stream, ranges, work.samples, u, work.of_samples);
+  launch(bound_kernel, by_range, kThreads, stream, ranges, work);
+  accumulate_and_list(stream, ranges, accumulate);
+  find_kth(stream, ranges, nullptr, u, work.of_vector);
+  launch(judge_kernel, by_range, kThreads, stream, rule, ranges, work);
+  // With resampling one count tells all changes.
+  for (int i = 0; i < (rule.resample ? 1 : dgc::kAdaptations); ++i)
+    launch(adapt_kernel, shares, kThreads, stream, rule, ranges, work, u);
+  take_largest(stream, ranges, u);
 }
 
 }  // namespace topknot::cuda

@@ -1,5 +1,5 @@
 #pragma once
-// The decisions of DGC's sampled selection on a GPU (compress/select/dgc_sampled.h). C++17.
+// DGC's sampled selection on a GPU (compress/select/dgc_sampled.h): all launches of a step's selection, in order. C++17.
 
 #include <cuda_runtime_api.h>
 
@@ -44,20 +44,12 @@ struct DgcWork {
   Choice *of_samples, *of_vector;  // where the threshold comes from: one of them is skipped, or both
 };
 
-void dgc_plan(cudaStream_t stream, const DgcRule& rule, const SelectRanges& ranges, const DgcWork& work,
-              const StepParameters* parameters);
-// Draws the samples. Of a range of n elements there are dgc_most_samples(n) at most.
-void dgc_sample(cudaStream_t stream, const SelectRanges& ranges, const DgcWork& work,
-                const Accumulate& accumulate);
+// The samples' threshold; u and the list of what exceeds it; the changes of the threshold; what is taken.
+void dgc_sampled_select(cudaStream_t stream, const DgcRule& rule, const SelectRanges& ranges,
+                        const DgcWork& work, const Accumulate& accumulate, const StepParameters* parameters);
+// Samples of a range of n elements, at most.
 inline std::size_t dgc_most_samples(std::size_t n) {
   return n / 9 + 1;  // the least stride above 1 is 9
 }
-// The bounds of the pass that lists, from the samples' thresholds.
-void dgc_bound(cudaStream_t stream, const SelectRanges& ranges, const DgcWork& work);
-// After that pass, and where the sample was the whole vector, its k-th magnitude.
-void dgc_judge(cudaStream_t stream, const DgcRule& rule, const SelectRanges& ranges, const DgcWork& work);
-// Counts what reaches the levels, and decides. Enough are 1 with resampling, else kAdaptations.
-void dgc_adapt(cudaStream_t stream, const DgcRule& rule, const SelectRanges& ranges, const DgcWork& work,
-               const float* u);
 
 }  // namespace topknot::cuda

@@ -36,12 +36,8 @@ class DeviceGaussianK final : public DeviceSelector {
 
   void select(cudaStream_t stream, const SelectRanges& ranges, const Accumulate& accumulate,
               const StepParameters* parameters) override {
-    gaussiank_begin(stream, ranges, states_.data(), parameters, accumulate);
-    gaussiank_moments(stream, ranges, states_.data(), parameters, quantiles_.data(), accumulate,
-                      {table_.blocks(), chunks_.data()});
-    gaussiank_count(stream, ranges, states_.data(), accumulate.u);
-    gaussiank_decide(stream, ranges, states_.data(), multiple_);
-    take_largest(stream, ranges, accumulate.u);
+    const GaussianKWork work{states_.data(), quantiles_.data(), table_.blocks(), chunks_.data()};
+    gaussiank_select(stream, ranges, work, multiple_, accumulate, parameters);
   }
 
   void commit(cudaStream_t stream, const SelectRanges& ranges, const StepStatus* status,

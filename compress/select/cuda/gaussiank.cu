@@ -26,16 +26,15 @@ __global__ void begin_kernel(SelectRanges ranges, GaussianKState* states, const 
 // blocks' loads.
 template <Fetch kFetch>
 __global__ void __launch_bounds__(kThreads, 4)
-    moments_kernel(Accumulate accumulate, bool base_aligned, SelectRanges ranges, GaussianKState* states,
-                   MomentsByChunk moments) {
+    moments_kernel(Accumulate accumulate, bool base_aligned, SelectRanges ranges, GaussianKWork work) {
   __shared__ float4 tile4[kSelectTile / 4];
   __shared__ double sums[kLanes], squares[kLanes];
   const float* tile = reinterpret_cast<const float*>(tile4);
-  const RangeBlock block = range_block(moments.blocks);
+  const RangeBlock block = range_block(work.blocks);
   const std::size_t from = ranges.range[block.range].begin, n = ranges.range[block.range].n;
   const Accumulate a = accumulate.from(from);
   const bool aligned = base_aligned && from % 4 == 0;
-  GaussianKState* const state = states + block.range;
+  GaussianKState* const state = work.states + block.range;
   const std::size_t begin = std::size_t{block.index} * kMomentsChunk;
   const std::size_t end = begin + kMomentsChunk < n ? begin + kMomentsChunk : n;
   const double shift = state->shift;
@@ -83,7 +82,7 @@ __global__ void __launch_bounds__(kThreads, 4)
   }
   result.sum += tail_sum;
   result.squares += tail_square;
-  moments.chunks[blockIdx.x] = result;
+  work.chunks[blockIdx.x] = result;
   if (broken) atomicOr(&state->broken, 1u);
   if (nonzero) atomicOr(&state->nonzero, 1u);
 }
@@ -104,13 +103,12 @@ __device__ void fit(const SelectRange& range, GaussianKState& state, const StepP
 
 // A block per range. Chunks are added in order: one thread adds sums, another, of the next warp, squares.
 __global__ void __launch_bounds__(kThreads)
-    fit_kernel(SelectRanges ranges, GaussianKState* states, const StepParameters* parameters,
-               const DensityQuantile* quantiles, MomentsByChunk moments) {
+    fit_kernel(SelectRanges ranges, GaussianKWork work, const StepParameters* parameters) {
   constexpr int per = 4 * kThreads;
   __shared__ double sums[per], squares[per], total;
   const SelectRange& range = ranges.range[blockIdx.x];
   const std::size_t count = (range.n + kMomentsChunk - 1) / kMomentsChunk;
-  const ChunkMoments* chunks = moments.chunks + (moments.blocks.first ? moments.blocks.first[blockIdx.x] : 0);
+  const ChunkMoments* chunks = work.chunks + (work.blocks.first ? work.blocks.first[blockIdx.x] : 0);
   double sum = 0;
   for (std::size_t start = 0; start < count; start += per) {
     const int here = static_cast<int>(count - start < per ? count - start : per);
@@ -129,7 +127,8 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x == 32) total = sum;
   __syncthreads();
   if (threadIdx.x == 0)
-    fit(range, states[blockIdx.x], *parameters, quantiles[blockIdx.x], sum, total, ranges.above[blockIdx.x]);
+    fit(range, work.states[blockIdx.x], *parameters, work.quantiles[blockIdx.x], sum, total,
+        ranges.above[blockIdx.x]);
 }
 
 __global__ void __launch_bounds__(kThreads)
@@ -219,50 +218,39 @@ __global__ void commit_kernel(SelectRanges ranges, GaussianKState* states, const
 }
 
 template <Fetch kFetch>
-void sum_chunks(cudaStream_t stream, const SelectRanges& ranges, GaussianKState* states, const Accumulate& a,
-                const MomentsByChunk& moments) {
-  launch(moments_kernel<kFetch>, moments.blocks.count, kThreads, stream, a, aligned(a), ranges, states,
-         moments);
+void sum_chunks(cudaStream_t stream, const SelectRanges& ranges, const GaussianKWork& work,
+                const Accumulate& a) {
+  launch(moments_kernel<kFetch>, work.blocks.count, kThreads, stream, a, aligned(a), ranges, work);
 }
 
 }  // namespace
 
-void gaussiank_begin(cudaStream_t stream, const SelectRanges& ranges, GaussianKState* states,
-                     const StepParameters* parameters, const Accumulate& accumulate) {
-  launch(begin_kernel, thread_per_range(ranges), kThreads, stream, ranges, states, parameters, accumulate);
-}
-
-void gaussiank_moments(cudaStream_t stream, const SelectRanges& ranges, GaussianKState* states,
-                       const StepParameters* parameters, const DensityQuantile* quantiles,
-                       const Accumulate& accumulate, const MomentsByChunk& moments) {
+void gaussiank_select(cudaStream_t stream, const SelectRanges& ranges, const GaussianKWork& work,
+                      double multiple, const Accumulate& accumulate, const StepParameters* parameters) {
+  const dim3 by_range = thread_per_range(ranges);
+  launch(begin_kernel, by_range, kThreads, stream, ranges, work.states, parameters, accumulate);
   switch (fetch_of(accumulate)) {
     case Fetch::plain:
-      sum_chunks<Fetch::plain>(stream, ranges, states, accumulate, moments);
+      sum_chunks<Fetch::plain>(stream, ranges, work, accumulate);
       break;
     case Fetch::residual:
-      sum_chunks<Fetch::residual>(stream, ranges, states, accumulate, moments);
+      sum_chunks<Fetch::residual>(stream, ranges, work, accumulate);
       break;
     case Fetch::velocity:
-      sum_chunks<Fetch::velocity>(stream, ranges, states, accumulate, moments);
+      sum_chunks<Fetch::velocity>(stream, ranges, work, accumulate);
       break;
     default:
-      sum_chunks<Fetch::both>(stream, ranges, states, accumulate, moments);
+      sum_chunks<Fetch::both>(stream, ranges, work, accumulate);
       break;
   }
-  launch(fit_kernel, ranges.count, kThreads, stream, ranges, states, parameters, quantiles, moments);
-}
-
-void gaussiank_count(cudaStream_t stream, const SelectRanges& ranges, GaussianKState* states,
-                     const float* u) {
-  Accumulate read;
-  read.u = const_cast<float*>(u);
-  launch(levels_kernel, ranges.shares.count, kThreads, stream, ranges, states, u, aligned(read));
-  gather_tiles(stream, ranges, u);
-}
-
-void gaussiank_decide(cudaStream_t stream, const SelectRanges& ranges, GaussianKState* states,
-                      double multiple) {
-  launch(decide_kernel, thread_per_range(ranges), kThreads, stream, ranges, states, multiple);
+  launch(fit_kernel, ranges.count, kThreads, stream, ranges, work, parameters);
+  Accumulate made;
+  made.u = accumulate.u;
+  launch(levels_kernel, ranges.shares.count, kThreads, stream, ranges, work.states, accumulate.u,
+         aligned(made));
+  gather_tiles(stream, ranges, accumulate.u);
+  launch(decide_kernel, by_range, kThreads, stream, ranges, work.states, multiple);
+  take_largest(stream, ranges, accumulate.u);
 }
 
 void gaussiank_commit(cudaStream_t stream, const SelectRanges& ranges, GaussianKState* states,

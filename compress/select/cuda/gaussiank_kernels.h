@@ -1,5 +1,5 @@
 #pragma once
-// The passes of gaussiank on a GPU, and what they decide there. C++17.
+// GaussianK on a GPU: all launches of a step's selection, in order. C++17.
 
 #include <cuda_runtime_api.h>
 
@@ -18,12 +18,6 @@ using gaussiank::kLevels;
 // Sums of a chunk of x - shift and of its square.
 struct ChunkMoments {
   double sum, squares;
-};
-
-// The chunks of a group, in GPU memory: ranges' one after the other.
-struct MomentsByChunk {
-  RangeBlocks blocks;
-  ChunkMoments* chunks;
 };
 
 // Of a range, in GPU memory.
@@ -47,21 +41,19 @@ struct DensityQuantile {
   double density, z;
 };
 
-// States and quantiles: one per range.
+// In GPU memory.
+struct GaussianKWork {
+  GaussianKState* states;            // by range
+  const DensityQuantile* quantiles;  // by range
+  RangeBlocks blocks;                // a block a chunk; ranges' chunks one after the other
+  ChunkMoments* chunks;              // by block
+};
 
-// k, and the shift by what u will be. Writes neither u nor a velocity.
-void gaussiank_begin(cudaStream_t stream, const SelectRanges& ranges, GaussianKState* states,
-                     const StepParameters* parameters, const Accumulate& accumulate);
 // u = accumulate(i), and its moments by chunk, in double, over 16 lanes, as accumulate_with_moments() of
-// compress/select/passes/passes.h: 12 bytes per element. Then the thresholds.
-void gaussiank_moments(cudaStream_t stream, const SelectRanges& ranges, GaussianKState* states,
-                       const StepParameters* parameters, const DensityQuantile* quantiles,
-                       const Accumulate& accumulate, const MomentsByChunk& moments);
-// Counts all levels and lists at the carried one: 4 bytes per element.
-void gaussiank_count(cudaStream_t stream, const SelectRanges& ranges, GaussianKState* states, const float* u);
-// The rule's evaluations, and the choices, under compress.capacity (`multiple`; 0: none).
-void gaussiank_decide(cudaStream_t stream, const SelectRanges& ranges, GaussianKState* states,
-                      double multiple);
+// compress/select/passes/passes.h (12 bytes per element); the thresholds; what reaches each (4 bytes per element); the
+// rule's evaluations, and the choices, under compress.capacity (`multiple`; 0: none).
+void gaussiank_select(cudaStream_t stream, const SelectRanges& ranges, const GaussianKWork& work,
+                      double multiple, const Accumulate& accumulate, const StepParameters* parameters);
 void gaussiank_commit(cudaStream_t stream, const SelectRanges& ranges, GaussianKState* states,
                       const StepStatus* status);
 

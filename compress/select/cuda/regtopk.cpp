@@ -73,19 +73,12 @@ class RegTopKOnGpu final : public DeviceSelector {
 
   void select(cudaStream_t stream, const SelectRanges& ranges, const Accumulate& accumulate,
               const StepParameters* parameters) override {
-    float* const u = accumulate.u;
-    regtopk_plan(stream, rule_, ranges, work(), parameters);
-    accumulate_and_list(stream, ranges, accumulate);
-    regtopk_judge(stream, rule_, ranges, work());
-    regtopk_put_scores(stream, rule_, ranges, work(), u);
-    take_largest(stream, ranges, u);
-    regtopk_take_scores_back(stream, ranges, work(), u);
-    regtopk_finish(stream, rule_, ranges, work(), u);
+    regtopk_select(stream, rule_, ranges, work(), accumulate, parameters);
   }
 
   void commit(cudaStream_t stream, const SelectRanges& ranges, const StepStatus* status,
               const DeviceOutcome& outcome) override {
-    regtopk_commit(stream, ranges, status, outcome, work());
+    regtopk_commit(stream, ranges, work(), status, outcome);
   }
 
   void save(StateWriter& writer) const override {

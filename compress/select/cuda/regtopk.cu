@@ -157,33 +157,21 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-void regtopk_plan(cudaStream_t stream, const RegTopKScore& rule, const SelectRanges& ranges,
-                  const RegTopKWork& work, const StepParameters* parameters) {
+void regtopk_select(cudaStream_t stream, const RegTopKScore& rule, const SelectRanges& ranges,
+                    const RegTopKWork& work, const Accumulate& accumulate, const StepParameters* parameters) {
+  const std::uint32_t shares = ranges.shares.count;
+  float* const u = accumulate.u;
   launch(plan_kernel, thread_per_range(ranges), kThreads, stream, rule, ranges, work, parameters);
+  accumulate_and_list(stream, ranges, accumulate);
+  launch(judge_kernel, shares, kThreads, stream, rule, ranges, work);
+  launch(put_scores_kernel, shares, kThreads, stream, rule, ranges, work, u);
+  take_largest(stream, ranges, u);
+  launch(take_scores_back_kernel, shares, kThreads, stream, ranges, work, u);
+  launch(finish_kernel, shares, kThreads, stream, rule, ranges, work, u);
 }
 
-void regtopk_judge(cudaStream_t stream, const RegTopKScore& rule, const SelectRanges& ranges,
-                   const RegTopKWork& work) {
-  launch(judge_kernel, ranges.shares.count, kThreads, stream, rule, ranges, work);
-}
-
-void regtopk_put_scores(cudaStream_t stream, const RegTopKScore& rule, const SelectRanges& ranges,
-                        const RegTopKWork& work, float* u) {
-  launch(put_scores_kernel, ranges.shares.count, kThreads, stream, rule, ranges, work, u);
-}
-
-void regtopk_take_scores_back(cudaStream_t stream, const SelectRanges& ranges, const RegTopKWork& work,
-                              float* u) {
-  launch(take_scores_back_kernel, ranges.shares.count, kThreads, stream, ranges, work, u);
-}
-
-void regtopk_finish(cudaStream_t stream, const RegTopKScore& rule, const SelectRanges& ranges,
-                    const RegTopKWork& work, const float* u) {
-  launch(finish_kernel, ranges.shares.count, kThreads, stream, rule, ranges, work, u);
-}
-
-void regtopk_commit(cudaStream_t stream, const SelectRanges& ranges, const StepStatus* status,
-                    const DeviceOutcome& outcome, const RegTopKWork& work) {
+void regtopk_commit(cudaStream_t stream, const SelectRanges& ranges, const RegTopKWork& work,
+                    const StepStatus* status, const DeviceOutcome& outcome) {
   launch(commit_kernel, ranges.shares.count, kThreads, stream, ranges, status, outcome, work);
 }
 

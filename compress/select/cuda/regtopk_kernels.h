@@ -46,22 +46,12 @@ struct RegTopKWork {
   const RegTopKLast* last;
 };
 
-void regtopk_plan(cudaStream_t stream, const RegTopKScore& rule, const SelectRanges& ranges,
-                  const RegTopKWork& work, const StepParameters* parameters);
-// Puts scores over the listed values, and decides whether the k largest scores are among them.
-void regtopk_judge(cudaStream_t stream, const RegTopKScore& rule, const SelectRanges& ranges,
-                   const RegTopKWork& work);
-// Where the list is not good: scores stand in u for radix selection, then u is as before.
-void regtopk_put_scores(cudaStream_t stream, const RegTopKScore& rule, const SelectRanges& ranges,
-                        const RegTopKWork& work, float* u);
-void regtopk_take_scores_back(cudaStream_t stream, const SelectRanges& ranges, const RegTopKWork& work,
-                              float* u);
-// The values in place of the scores, the threshold, and the bound to come.
-void regtopk_finish(cudaStream_t stream, const RegTopKScore& rule, const SelectRanges& ranges,
-                    const RegTopKWork& work, const float* u);
-
+// Lists what may be among the k largest scores, puts scores over the listed values and takes the k largest; where the
+// list does not hold them, scores stand in u for a while.
+void regtopk_select(cudaStream_t stream, const RegTopKScore& rule, const SelectRanges& ranges,
+                    const RegTopKWork& work, const Accumulate& accumulate, const StepParameters* parameters);
 // Where the status is good: keeps what was sent, and what the average made of it.
-void regtopk_commit(cudaStream_t stream, const SelectRanges& ranges, const StepStatus* status,
-                    const DeviceOutcome& outcome, const RegTopKWork& work);
+void regtopk_commit(cudaStream_t stream, const SelectRanges& ranges, const RegTopKWork& work,
+                    const StepStatus* status, const DeviceOutcome& outcome);
 
 }  // namespace topknot::cuda

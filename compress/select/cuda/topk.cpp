@@ -21,10 +21,7 @@ class DeviceTopK final : public DeviceSelector {
 
   void select(cudaStream_t stream, const SelectRanges& ranges, const Accumulate& accumulate,
               const StepParameters* parameters) override {
-    topk_begin(stream, ranges, states_.data(), parameters);
-    accumulate_and_list(stream, ranges, accumulate);
-    topk_decide(stream, ranges, states_.data());
-    take_largest(stream, ranges, accumulate.u);
+    topk_select(stream, ranges, states_.data(), accumulate, parameters);
   }
 
   void commit(cudaStream_t stream, const SelectRanges& ranges, const StepStatus* status,
@@ -51,10 +48,7 @@ class DeviceThreshold final : public DeviceSelector {
 
   void select(cudaStream_t stream, const SelectRanges& ranges, const Accumulate& accumulate,
               const StepParameters* parameters) override {
-    threshold_begin(stream, ranges, counts_.data(), parameters, threshold_);
-    accumulate_and_list(stream, ranges, accumulate);
-    threshold_decide(stream, ranges, counts_.data(), threshold_, multiple_);
-    take_largest(stream, ranges, accumulate.u);
+    threshold_select(stream, ranges, counts_.data(), threshold_, multiple_, accumulate, parameters);
   }
 
  private:

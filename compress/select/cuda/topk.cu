@@ -71,26 +71,28 @@ __global__ void threshold_decide_kernel(SelectRanges ranges, const std::uint32_t
 
 }  // namespace
 
-void topk_begin(cudaStream_t stream, const SelectRanges& ranges, TopKState* states,
-                const StepParameters* parameters) {
+void topk_select(cudaStream_t stream, const SelectRanges& ranges, TopKState* states,
+                 const Accumulate& accumulate, const StepParameters* parameters) {
   launch(topk_begin_kernel, thread_per_range(ranges), kThreads, stream, ranges, states, parameters);
-}
-void topk_decide(cudaStream_t stream, const SelectRanges& ranges, TopKState* states) {
+  accumulate_and_list(stream, ranges, accumulate);
   launch(topk_decide_kernel, thread_per_range(ranges), kThreads, stream, ranges, states);
+  take_largest(stream, ranges, accumulate.u);
 }
+
 void topk_commit(cudaStream_t stream, const SelectRanges& ranges, TopKState* states,
                  const StepStatus* status) {
   launch(topk_commit_kernel, thread_per_range(ranges), kThreads, stream, ranges, states, status);
 }
-void threshold_begin(cudaStream_t stream, const SelectRanges& ranges, std::uint32_t* counts,
-                     const StepParameters* parameters, double threshold) {
+
+void threshold_select(cudaStream_t stream, const SelectRanges& ranges, std::uint32_t* counts,
+                      double threshold, double multiple, const Accumulate& accumulate,
+                      const StepParameters* parameters) {
   launch(threshold_begin_kernel, thread_per_range(ranges), kThreads, stream, ranges, counts, parameters,
          threshold);
-}
-void threshold_decide(cudaStream_t stream, const SelectRanges& ranges, const std::uint32_t* counts,
-                      double threshold, double multiple) {
+  accumulate_and_list(stream, ranges, accumulate);
   launch(threshold_decide_kernel, thread_per_range(ranges), kThreads, stream, ranges, counts, threshold,
          multiple);
+  take_largest(stream, ranges, accumulate.u);
 }
 
 }  // namespace topknot::cuda

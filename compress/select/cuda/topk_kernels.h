@@ -1,5 +1,5 @@
 #pragma once
-// The kernels between the passes of topk on a GPU. C++17.
+// Top-k and a fixed threshold on a GPU: all launches of a step's selection, in order. C++17.
 
 #include <cuda_runtime_api.h>
 
@@ -21,18 +21,15 @@ struct TopKState {
 
 // States and counts: one per range.
 
-// k and the lists' bounds.
-void topk_begin(cudaStream_t stream, const SelectRanges& ranges, TopKState* states,
-                const StepParameters* parameters);
-// Whether a list holds the k largest: else they are taken from the whole vector.
-void topk_decide(cudaStream_t stream, const SelectRanges& ranges, TopKState* states);
+// The k largest of u = accumulate(i), from the list of what exceeds the last bound where it holds them.
+void topk_select(cudaStream_t stream, const SelectRanges& ranges, TopKState* states,
+                 const Accumulate& accumulate, const StepParameters* parameters);
 void topk_commit(cudaStream_t stream, const SelectRanges& ranges, TopKState* states,
                  const StepStatus* status);
 
-// Selection `threshold`: k and the lists' bounds, and the choices, under compress.capacity (0: none).
-void threshold_begin(cudaStream_t stream, const SelectRanges& ranges, std::uint32_t* counts,
-                     const StepParameters* parameters, double threshold);
-void threshold_decide(cudaStream_t stream, const SelectRanges& ranges, const std::uint32_t* counts,
-                      double threshold, double multiple);
+// What exceeds the threshold, under compress.capacity (`multiple`; 0: none).
+void threshold_select(cudaStream_t stream, const SelectRanges& ranges, std::uint32_t* counts,
+                      double threshold, double multiple, const Accumulate& accumulate,
+                      const StepParameters* parameters);
 
 }  // namespace topknot::cuda
