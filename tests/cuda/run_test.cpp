@@ -36,7 +36,7 @@ Run on_gpu(const std::string& backend, int ranks, const Keys& keys) {
 
 }  // namespace
 
-TEST_CASE("a run on a GPU updates_bound what the CPU's does") {
+TEST_CASE("a run on a GPU learns what the CPU's does") {
   for (const char* method : {"dense", "topk", "gaussiank", "dgc", "regtopk"}) {
     INFO(method);
     const Keys keys{std::string("compress.name=") + method, "dist.ordered_sum=true"};

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "data/cuda/device_dataset_kernels.h"
@@ -14,7 +15,7 @@
 namespace topknot::cuda {
 namespace {
 
-constexpr std::size_t kStagings = 4;  // batches that the host may be ahead
+constexpr std::size_t kStagings = 4;  // at least; the host may be twice as many batches ahead
 
 bool fits_on_device(const Config& config, const Dataset& dataset) {
   if (dataset.task() == Task::language_model) return false;  // a batch is a few kB, and its windows overlap
@@ -56,7 +57,8 @@ CudaInputs::CudaInputs(const Config& config, const Dataset& dataset, const Modul
                       dataset, train && resolve_augment(config.data.augment, dataset), config.seed)
                 : nullptr),
       loader_(dataset, options_of(config, dataset, train, rank, ranks, !data_)),
-      batches_(static_cast<std::size_t>(parts)) {}
+      batches_(static_cast<std::size_t>(parts)),
+      staging_(std::max(kStagings, batches_.size())) {}
 
 void CudaInputs::start_epoch(std::int64_t epoch, std::int64_t first_batch) {
   count_up(Context::current().stream(), epoch_.data(), static_cast<std::uint32_t>(epoch), 1);
@@ -104,8 +106,7 @@ void CudaInputs::shape(DeviceBatch& batch, const Batch& from) {
 }
 
 CudaInputs::Staging& CudaInputs::staging(std::size_t bytes) {
-  if (staging_.size() < kStagings) staging_.emplace_back();
-  Staging& next = staging_[next_staging_++ % kStagings];
+  Staging& next = staging_[next_staging_++ % staging_.size()];
   next.arrived.synchronize();  // at once for an event that was never recorded
   if (!next.memory || next.memory->size() < bytes) {
     next.memory = std::make_unique<PinnedMemory>(bytes);

@@ -67,7 +67,7 @@ class CudaInputs {
   std::vector<DeviceBatch> batches_;  // one per part
   DeviceArray<float> statistics_;     // of the channels, where batches come as bytes
   Stream copies_;                     // beside the steps
-  std::deque<Staging> staging_;       // used in turn
+  std::deque<Staging> staging_;       // used in turn; a step's batches at least
   std::size_t next_staging_ = 0;
 };
 

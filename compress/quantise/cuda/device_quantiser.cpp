@@ -18,16 +18,6 @@ namespace {
 
 using quantise::Kind;
 
-template <class T>
-DeviceArray<T> uploaded(const std::vector<T>& values) {
-  DeviceArray<T> array(values.size());
-  if (values.empty()) return array;
-  const cudaStream_t stream = Context::current().stream();
-  TOPKNOT_CUDA(cudaMemcpyAsync(array.data(), values.data(), array.bytes(), cudaMemcpyHostToDevice, stream));
-  TOPKNOT_CUDA(cudaStreamSynchronize(stream));
-  return array;
-}
-
 class DeviceQuantiser final : public DeviceCompressor {
  public:
   DeviceQuantiser(const quantise::Format& format, bool keeps, std::uint64_t seed, const GroupSpec& group)
@@ -35,7 +25,7 @@ class DeviceQuantiser final : public DeviceCompressor {
         ranks_(group.ranks),
         offset_(group.offset),
         rng_(CounterRng(seed, RngUse::compress).stream()),
-        ends_(uploaded(format.cells)),
+        ends_(on_device(format.cells)),
         scales_(format.cells.size()),
         broken_(1),
         received_(static_cast<std::size_t>(group.ranks)),
@@ -58,8 +48,8 @@ class DeviceQuantiser final : public DeviceCompressor {
         pieces.push_back({cell, begin, std::min(end, begin + length)});
     }
     first.push_back(static_cast<std::uint32_t>(pieces.size()));
-    pieces_ = uploaded(pieces);
-    first_ = uploaded(first);
+    pieces_ = on_device(pieces);
+    first_ = on_device(first);
     sums_ = DeviceArray<double>(pieces.size());
   }
 

@@ -102,7 +102,8 @@ class NcclCommunicator : public DeviceCommunicator {
   }
 
   void wait(cudaStream_t stream) override {
-    const Deadline deadline = deadline_in(timeout_s_);
+    Deadline deadline = deadline_in(timeout_s_);
+    std::uint64_t done = watch_->ended();
     const PollingWait wait;
     const std::string what = "waiting for the GPU" + (last_.empty() ? "" : ", last call " + last_);
     for (;;) {
@@ -115,6 +116,8 @@ class NcclCommunicator : public DeviceCommunicator {
       }
       cudaGetLastError();  // not ready is no error
       if (const std::string why = problem(); !why.empty()) fail(what + ": " + why);
+      if (const std::uint64_t now = watch_->ended(); now != done)
+        done = now, deadline = deadline_in(timeout_s_);
       if (Clock::now() >= deadline) fail(late(what));
       wait.pause();
     }

@@ -47,14 +47,23 @@ bool NcclWatch::idle() {
   return pending_.empty();
 }
 
+std::uint64_t NcclWatch::ended() {
+  const std::lock_guard lock(mutex_);
+  take_ended();
+  return ended_;
+}
+
 // Streams may run beside each other, so any of them may have ended; the first is the oldest.
 void NcclWatch::take_ended() {
+  const std::uint64_t before = ended_;
   while (!pending_.empty() && cudaEventQuery(pending_.front().event->get()) == cudaSuccess) {
     free_.push_back(std::move(pending_.front().event));
     pending_.pop_front();
     ++ended_;
   }
-  if (!pending_.empty()) cudaGetLastError();  // not ready is no error
+  if (pending_.empty()) return;
+  cudaGetLastError();  // not ready is no error
+  if (ended_ != before) pending_.front().deadline = deadline_in(timeout_s_);
 }
 
 std::string NcclWatch::look() {

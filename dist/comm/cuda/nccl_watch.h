@@ -31,10 +31,13 @@ class NcclWatch {
   NcclWatch(const NcclWatch&) = delete;
   NcclWatch& operator=(const NcclWatch&) = delete;
 
-  // The work on `stream` up to now, whose last part is `what`, must end within the timeout. Not during a capture.
+  // The work on `stream` up to now, whose last part is `what`, must end within the timeout from now or from the end of the
+  // work that was expected before it. Not during a capture.
   void expect(const std::string& what, cudaStream_t stream);
   // True where all expected work has ended.
   bool idle();
+  // Pieces of expected work that have ended.
+  std::uint64_t ended();
 
  private:
   struct Pending {
@@ -55,7 +58,7 @@ class NcclWatch {
   std::condition_variable changed_;
   std::deque<Pending> pending_;
   std::vector<std::unique_ptr<Event>> free_;
-  std::uint64_t ended_ = 0;  // pieces of work
+  std::uint64_t ended_ = 0;
   StopPatience patience_;
   bool stop_ = false;
   std::thread thread_;

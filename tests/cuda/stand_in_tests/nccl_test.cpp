@@ -314,6 +314,21 @@ TEST_CASE("nccl: a graph whose collectives do not end is given up at the deadlin
   CHECK(run.seconds < 10);
 }
 
+TEST_CASE("nccl: steps that wait for one another may take longer than the deadline together") {
+  const Machine machine;
+  const auto start = Clock::now();
+  const Ended run = ended(1, 0.6, [&](DeviceRank& rank) {
+    for (int step = 1; step <= 4; ++step) {
+      stand_in::enqueue_when(rank.stream(), [&start, step] {
+        return Clock::now() >= start + step * std::chrono::milliseconds(400);
+      });
+      rank.device.launched(rank.stream());
+    }
+    rank.device.wait(rank.stream());
+  });
+  CHECK(run.errors[0].empty());
+}
+
 TEST_CASE("nccl: a rank gives up, and ends, while it still has graphs with collectives") {
   const Machine machine;
   const Ended run = ended(2, 0.6, [](DeviceRank& rank) {
