@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
+#include <regex>
 #include <set>
 
 #include "nn/core/base/check.h"
@@ -91,10 +93,27 @@ std::string letter_of(std::size_t i) {
   return (i < 26 ? "" : letter_of(i / 26 - 1)) + static_cast<char>('A' + i % 26);
 }
 
+constexpr std::size_t kLongest =
+    32;  // bytes of keys, or of a name, that a legend or a table's first column can hold
+
+// What the folders of a method's runs call it: "dgc_one_scope" of dgc_one_scope-s1 and dgc_one_scope-s2. "" where they
+// do not agree or do not name its compressor.
+std::string folder_name(const std::vector<Run>& runs, const Method& method) {
+  static const std::regex seed("-s[0-9]+$");
+  std::string name;
+  for (const std::size_t i : method.runs) {
+    const auto folder = (std::filesystem::path(runs[i].path) / ".").lexically_normal().parent_path();
+    const std::string here = std::regex_replace(folder.filename().string(), seed, "");
+    if (here.size() > kLongest || here.find(method.compressor) == std::string::npos) return "";
+    if (i != method.runs.front() && here != name) return "";
+    name = here;
+  }
+  return name;
+}
+
 // The compressor's name, and where several methods share it, the keys in which those differ: in the name itself, or where
-// one of these lists is long, behind a letter. Methods with the same keys share a letter.
+// one of these lists is long, behind the name of the runs' folders or a letter. Methods with the same keys share a letter.
 void name_methods(Comparison& c) {
-  constexpr std::size_t kLongest = 32;  // bytes of keys that a legend or a table's first column can hold
   struct Keys {
     std::string brief, full;  // by the last parts of their names; by whole names
   };
@@ -114,15 +133,26 @@ void name_methods(Comparison& c) {
     }
     lettered[compressor] = lettered[compressor] || keys[i].brief.size() > kLongest;
   }
+  std::vector<std::string> folders;
+  std::map<std::string, int> uses;
+  for (const Method& method : c.methods) ++uses[folders.emplace_back(folder_name(c.runs, method))];
+  bool by_folder = true;
+  for (std::size_t i = 0; i < c.methods.size(); ++i)
+    by_folder &= !lettered[c.methods[i].compressor] || (!folders[i].empty() && uses[folders[i]] == 1);
   for (std::size_t i = 0; i < c.methods.size(); ++i) {
     Method& method = c.methods[i];
     method.name = method.compressor + keys[i].brief;
     if (!lettered[method.compressor]) continue;
-    auto letter = std::find_if(c.letters.begin(), c.letters.end(),
-                               [&](const Letter& known) { return known.keys == keys[i].full; });
-    if (letter == c.letters.end())
-      letter = c.letters.insert(letter, {letter_of(c.letters.size()), keys[i].full});
-    method.name = method.compressor + " " + letter->letter;
+    if (by_folder) {
+      method.name = folders[i];
+      c.abbreviations.push_back({folders[i], keys[i].full});
+      continue;
+    }
+    auto known = std::find_if(c.abbreviations.begin(), c.abbreviations.end(),
+                              [&](const Abbreviation& a) { return a.keys == keys[i].full; });
+    if (known == c.abbreviations.end())
+      known = c.abbreviations.insert(known, {letter_of(c.abbreviations.size()), keys[i].full});
+    method.name = method.compressor + " " + known->text;
   }
 }
 

@@ -85,16 +85,16 @@ struct DifferingKey {
   std::vector<std::string> values;  // by method
 };
 
-// What a letter in the methods' names stands for.
-struct Letter {
-  std::string letter, keys;  // "A", "compress.density=0.01 exchange.merge=all"
+// What a letter in the methods' names, or a name itself, stands for.
+struct Abbreviation {
+  std::string text, keys;  // "A", "compress.density=0.01 exchange.merge=all"
 };
 
 struct Comparison {
   std::vector<Run> runs;
   std::vector<Method> methods;    // dense ones first, then as given
   std::vector<LineStyle> styles;  // by method
-  std::vector<Letter> letters;
+  std::vector<Abbreviation> abbreviations;
   std::string task;
   Metric metric;
   double target = kAbsent;  // value of the metric

@@ -167,8 +167,8 @@ std::string comparison_text(const Comparison& c) {
   std::string text = "task: " + (c.task.empty() ? kNone : c.task) + "\n" +
                      (network.empty() ? "" : "network: " + network + "\n") + "\n";
   text += table_text(result_table(c));
-  for (const Letter& letter : c.letters) text += fmt::format("\n{}: {}", letter.letter, letter.keys);
-  if (!c.letters.empty()) text += "\n";
+  for (const Abbreviation& a : c.abbreviations) text += fmt::format("\n{}: {}", a.text, a.keys);
+  if (!c.abbreviations.empty()) text += "\n";
   if (!std::isnan(c.target))
     text += fmt::format(
         "\nTarget {} {}: {}.\nTimes are of training alone; evaluation and start-up are left out. "

@@ -103,10 +103,10 @@ std::string network_note(const Comparison& c) {
   return link.empty() ? "" : " The times of communication are those of an emulation: " + escape(link) + ".";
 }
 
-std::string letters(const Comparison& c) {
+std::string abbreviations(const Comparison& c) {
   std::string html;
-  for (const Letter& letter : c.letters)
-    html += "<p class=\"note\"><b>" + letter.letter + "</b>: " + escape(letter.keys) + "</p>";
+  for (const Abbreviation& a : c.abbreviations)
+    html += "<p class=\"note\"><b>" + escape(a.text) + "</b>: " + escape(a.keys) + "</p>";
   return html;
 }
 
@@ -123,7 +123,7 @@ std::string report_html(const Comparison& c) {
       "<h1>Gradient compression compared</h1><p class=\"sub\">" + escape(subtitle(c)) + "</p>\n";
   html += "<div class=\"cards\">";
   for (std::size_t i = 0; i < c.methods.size(); ++i) html += card(c, i);
-  html += "</div>\n" + letters(c);
+  html += "</div>\n" + abbreviations(c);
   if (!c.warnings.empty()) {
     html += "<div class=\"warning\"><b>Before you conclude</b><ul>";
     for (const auto& warning : c.warnings) html += "<li>" + escape(warning) + ".</li>";

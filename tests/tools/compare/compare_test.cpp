@@ -57,23 +57,56 @@ TEST_CASE("long lists of keys become letters, with one legend for all methods") 
     for (int i = 0; i < 2; ++i) {
       auto overrides = keys[i];
       overrides.push_back("compress.name=" + method);
-      folder.add(method + std::to_string(i), {.overrides = overrides});
+      folder.add((method == "topk" ? "t" : "d") + std::to_string(i), {.overrides = overrides});
     }
   folder.add("r", {.overrides = {"compress.name=randk", "optimizer.lr=0.1"}});
   folder.add("r2", {.overrides = {"compress.name=randk", "optimizer.lr=0.2"}});
-  const auto c = folder.compare({"topk0", "topk1", "dgc0", "dgc1", "r", "r2"});
+  const auto c = folder.compare({"t0", "t1", "d0", "d1", "r", "r2"});
   std::vector<std::string> names;
   for (const Method& m : c.methods) names.push_back(m.name);
   CHECK(names ==
         std::vector<std::string>{"topk A", "topk B", "dgc A", "dgc B", "randk lr=0.1", "randk lr=0.2"});
-  REQUIRE(c.letters.size() == 2);
-  CHECK(contains(c.letters[0].keys, "compress.density=0.01"));
-  CHECK(contains(c.letters[0].keys, "exchange.merge=none"));
+  REQUIRE(c.abbreviations.size() == 2);
+  CHECK(contains(c.abbreviations[0].keys, "compress.density=0.01"));
+  CHECK(contains(c.abbreviations[0].keys, "exchange.merge=none"));
   for (const std::string& text : {comparison_text(c), report_html(c)})
-    CHECK(count_of(text, c.letters[0].keys) == 1);
+    CHECK(count_of(text, c.abbreviations[0].keys) == 1);
   const std::string csv = comparison_csv(c);
   CHECK(contains(csv, "\"topk A\""));
   CHECK(contains(csv, "compress.density=0.01"));
+}
+
+TEST_CASE("where lists of keys are long, folders that name their compressor name the methods") {
+  const Folder folder;
+  const auto add = [&](const std::string& name, const std::string& method, const std::string& density,
+                       int seed) {
+    folder.add(name, {.overrides = {"compress.name=" + method, "compress.density=" + density,
+                                    "optimizer.lr=" + density, "exchange.merge=size:" + density.substr(2),
+                                    "seed=" + std::to_string(seed)}});
+  };
+  const auto names = [&](const std::vector<std::string>& runs) {
+    std::vector<std::string> result;
+    for (const Method& m : folder.compare(runs).methods) result.push_back(m.name);
+    return result;
+  };
+  using Names = std::vector<std::string>;
+  for (int seed = 1; seed <= 2; ++seed) add("dgc_slow-s" + std::to_string(seed), "dgc", "0.01", seed);
+  add("my_dgc", "dgc", "0.02", 1);
+  add("topk", "topk", "0.01", 1);
+  const Names runs{"dgc_slow-s1", "dgc_slow-s2", "my_dgc/", "topk"};
+  CHECK(names(runs) == Names{"dgc_slow", "my_dgc", "topk"});
+  const auto c = folder.compare(runs);
+  REQUIRE(c.abbreviations.size() == 2);
+  CHECK(c.abbreviations[0].text == "dgc_slow");
+  CHECK(contains(c.abbreviations[0].keys, "compress.density=0.01"));
+  CHECK(contains(comparison_text(c), "\nmy_dgc: " + c.abbreviations[1].keys));
+  // Not where one says nothing of its compressor, two methods are called the same, or a method's runs are not.
+  add("fast", "dgc", "0.03", 1);
+  CHECK(names({"dgc_slow-s1", "fast"}) == Names{"dgc A", "dgc B"});
+  add("dgc_slow-s3", "dgc", "0.04", 1);
+  CHECK(names({"dgc_slow-s1", "dgc_slow-s3"}) == Names{"dgc A", "dgc B"});
+  add("other_dgc", "dgc", "0.01", 3);
+  CHECK(names({"dgc_slow-s1", "other_dgc", "my_dgc"}) == Names{"dgc A", "dgc B"});
 }
 
 TEST_CASE("keys that mean nothing to a dense run neither split it nor count as its own") {
