@@ -93,8 +93,8 @@ std::string letter_of(std::size_t i) {
   return (i < 26 ? "" : letter_of(i / 26 - 1)) + static_cast<char>('A' + i % 26);
 }
 
-constexpr std::size_t kLongest =
-    32;  // bytes of keys, or of a name, that a legend or a table's first column can hold
+// Bytes of keys, or of a name, that a legend or a table's first column can hold.
+constexpr std::size_t kLongest = 32;
 
 // What the folders of a method's runs call it: "dgc_one_scope" of dgc_one_scope-s1 and dgc_one_scope-s2. "" where they
 // do not agree or do not name its compressor.
