@@ -217,32 +217,16 @@ __global__ void commit_kernel(SelectRanges ranges, GaussianKState* states, const
   if (r < ranges.count && !status->bad) states[r].carried = states[r].next;
 }
 
-template <Fetch kFetch>
-void sum_chunks(cudaStream_t stream, const SelectRanges& ranges, const GaussianKWork& work,
-                const Accumulate& a) {
-  launch(moments_kernel<kFetch>, work.blocks.count, kThreads, stream, a, aligned(a), ranges, work);
-}
-
 }  // namespace
 
 void gaussiank_select(cudaStream_t stream, const SelectRanges& ranges, const GaussianKWork& work,
                       double multiple, const Accumulate& accumulate, const StepParameters* parameters) {
   const dim3 by_range = thread_per_range(ranges);
   launch(begin_kernel, by_range, kThreads, stream, ranges, work.states, parameters, accumulate);
-  switch (fetch_of(accumulate)) {
-    case Fetch::plain:
-      sum_chunks<Fetch::plain>(stream, ranges, work, accumulate);
-      break;
-    case Fetch::residual:
-      sum_chunks<Fetch::residual>(stream, ranges, work, accumulate);
-      break;
-    case Fetch::velocity:
-      sum_chunks<Fetch::velocity>(stream, ranges, work, accumulate);
-      break;
-    default:
-      sum_chunks<Fetch::both>(stream, ranges, work, accumulate);
-      break;
-  }
+  with_fetch(accumulate, [&](auto fetch) {
+    launch(moments_kernel<fetch()>, work.blocks.count, kThreads, stream, accumulate, aligned(accumulate),
+           ranges, work);
+  });
   launch(fit_kernel, ranges.count, kThreads, stream, ranges, work, parameters);
   Accumulate made;
   made.u = accumulate.u;

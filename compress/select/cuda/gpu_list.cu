@@ -17,11 +17,6 @@ __global__ void __launch_bounds__(kThreads)
   list_tile(x, base, n, ranges.above[block.range], range.tiles);
 }
 
-template <Fetch kFetch>
-void list_tiles(cudaStream_t stream, const Accumulate& a, const SelectRanges& ranges) {
-  launch(list_tiles_kernel<kFetch>, ranges.tiles.count, kThreads, stream, a, aligned(a), ranges);
-}
-
 // A block per range.
 __global__ void __launch_bounds__(kThreads) offsets_kernel(SelectRanges ranges) {
   const SelectRange& range = ranges.range[blockIdx.x];
@@ -99,20 +94,10 @@ void gather_tiles(cudaStream_t stream, const SelectRanges& ranges, const float* 
 }
 
 void accumulate_and_list(cudaStream_t stream, const SelectRanges& ranges, const Accumulate& accumulate) {
-  switch (fetch_of(accumulate)) {
-    case Fetch::plain:
-      list_tiles<Fetch::plain>(stream, accumulate, ranges);
-      break;
-    case Fetch::residual:
-      list_tiles<Fetch::residual>(stream, accumulate, ranges);
-      break;
-    case Fetch::velocity:
-      list_tiles<Fetch::velocity>(stream, accumulate, ranges);
-      break;
-    default:
-      list_tiles<Fetch::both>(stream, accumulate, ranges);
-      break;
-  }
+  with_fetch(accumulate, [&](auto fetch) {
+    launch(list_tiles_kernel<fetch()>, ranges.tiles.count, kThreads, stream, accumulate, aligned(accumulate),
+           ranges);
+  });
   gather_tiles(stream, ranges, accumulate.u);
 }
 

@@ -113,10 +113,17 @@ __device__ void fetch_tile(const Accumulate& a, std::size_t base, std::size_t n,
     }
 }
 
-// What an accumulation needs.
-inline Fetch fetch_of(const Accumulate& a) {
-  if (a.velocity) return a.residual ? Fetch::both : Fetch::velocity;
-  return a.residual ? Fetch::residual : Fetch::plain;
+// Calls work(std::integral_constant<Fetch, ...>) with what the accumulation needs.
+template <class Work>
+void with_fetch(const Accumulate& a, const Work& work) {
+  if (a.velocity && a.residual)
+    work(std::integral_constant<Fetch, Fetch::both>());
+  else if (a.velocity)
+    work(std::integral_constant<Fetch, Fetch::velocity>());
+  else if (a.residual)
+    work(std::integral_constant<Fetch, Fetch::residual>());
+  else
+    work(std::integral_constant<Fetch, Fetch::plain>());
 }
 inline bool aligned(const Accumulate& a) {
   const auto at = [](const void* p) { return reinterpret_cast<std::uintptr_t>(p); };
