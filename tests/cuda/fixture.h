@@ -8,8 +8,8 @@ namespace topknot {
 class OnGpu {
  public:
   explicit OnGpu(cuda::Precision precision = cuda::Precision::fp32, bool deterministic = true,
-                 bool shared = false)
-      : context_({0, 0, precision, deterministic, shared}), use_(context_) {}
+                 bool shared = false, const std::string& algorithm_cache = "")
+      : context_({0, 0, precision, deterministic, shared, algorithm_cache}), use_(context_) {}
   cuda::Context& context() { return context_; }
   Device device() const { return context_.device(); }
   cudaStream_t stream() const { return context_.stream(); }

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <cmath>
+#include <filesystem>
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -9,6 +10,7 @@
 #include "tests/cuda/fixture.h"
 #include "tests/data/picture_folder.h"
 #include "tests/support/error_text.h"
+#include "tests/support/files.h"
 #include "tests/train/broken_sample.h"
 #include "tests/train/dropout_model.h"
 #include "tests/train/made_up_text.h"
@@ -111,6 +113,22 @@ TEST_CASE("a GPU evaluates with the statistics that train.bn_stats asks for") {
                   "data.test_size=4"};
   CHECK(on_gpu("threads", 2, joined(keys, {"train.bn_stats=mean"})).test_loss !=
         on_gpu("threads", 2, joined(keys, {"train.bn_stats=local"})).test_loss);
+}
+
+TEST_CASE("what a run has timed the next one takes from train.algorithm_cache") {
+  const TempFolder cache;
+  const Keys keys{"model.name=resnet20", "train.max_steps=2",         "data.batch_size=2",
+                  "data.test_size=4",    "train.deterministic=false", "train.algorithm_cache=" + cache.str()};
+  const auto kept = [&] {
+    on_gpu("threads", 1, keys);
+    const std::filesystem::directory_iterator files(cache.str());
+    REQUIRE(std::distance(begin(files), end(files)) == 1);
+    return text_of(std::filesystem::directory_iterator(cache.str())->path());
+  };
+  const std::string first = kept();
+  CHECK(contains(first, "the weight's gradient of a convolution of [2, 16, 12, 12]"));
+  CHECK(contains(first, "batch norm of fp32 [2, 16, 12, 12], relu"));
+  CHECK(kept() == first);
 }
 
 TEST_CASE("on GPUs, too, threads and gloo give the same bits") {

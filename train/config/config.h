@@ -126,6 +126,7 @@ struct Config {
     std::string precision = "fp32";
     bool graphs = true;
     bool deterministic = false;
+    std::string algorithm_cache = "auto";
     std::string bn_stats = "mean";
     int accumulate = 1;
     double clip_local = 0;  // 0: off

@@ -370,6 +370,10 @@ std::vector<Key> machine_keys() {
                    "for the host")),
       used_by({kGpus}, flag("train.deterministic", at<t, &Train::deterministic>,
                             "the same bits in every run on a GPU too, slower there; on a CPU always so")),
+      used_by({kGpus},
+              text("train.algorithm_cache", at<t, &Train::algorithm_cache>,
+                   "folder where algorithms that a GPU's timing chose are kept for later runs; auto: "
+                   "~/.cache/topknot; none: not kept")),
       text("train.bn_stats", at<t, &Train::bn_stats>,
            "batch-norm statistics for evaluation: averaged over ranks, rank 0's, or each rank its own",
            {"mean", "rank0", "local"}),

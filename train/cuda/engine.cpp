@@ -41,8 +41,8 @@ Precision precision_of(const std::string& name) {
 
 ContextOptions context_options(const RunInputs& inputs, const Communicator& communicator) {
   const auto& train = inputs.config.train;
-  return {inputs.gpu, communicator.rank(), precision_of(train.precision), train.deterministic,
-          communicator.size() > 1};
+  return {inputs.gpu,          communicator.rank(),     precision_of(train.precision),
+          train.deterministic, communicator.size() > 1, algorithm_cache_folder(train.algorithm_cache)};
 }
 
 void refuse_what_needs_the_cpu(const Config& config) {

@@ -13,6 +13,7 @@
 #include "dist/launch/stop_wait.h"
 #include "nn/core/base/text.h"
 #include "nn/core/cuda/context.h"
+#include "nn/core/cuda/graph.h"
 
 namespace topknot::cuda {
 namespace {
@@ -257,9 +258,7 @@ class NcclCommunicator : public DeviceCommunicator {
   }
 
   void expect(cudaStream_t stream) {
-    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-    TOPKNOT_CUDA(cudaStreamIsCapturing(stream, &capture));
-    if (capture == cudaStreamCaptureStatusNone) watch_->expect(last_, stream);
+    if (!capturing(stream)) watch_->expect(last_, stream);
   }
 
   void gather(const void* mine, std::byte* all, std::size_t bytes, cudaStream_t stream) {

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <utility>
 
@@ -137,6 +138,19 @@ cudnnHandle_t Context::cudnn() {
   TOPKNOT_CUDNN(cudnnCreate(&cudnn_));
   TOPKNOT_CUDNN(cudnnSetStream(cudnn_, stream_));
   return cudnn_;
+}
+
+AlgorithmCache& Context::algorithm_cache() {
+  if (algorithm_cache_) return *algorithm_cache_;
+  if (options_.algorithm_cache.empty()) return algorithm_cache_.emplace();
+  cudaDeviceProp properties{};
+  TOPKNOT_CUDA(cudaGetDeviceProperties(&properties, options_.device));
+  int driver = 0;
+  TOPKNOT_CUDA(cudaDriverGetVersion(&driver));
+  std::string name =
+      fmt::format("{}, CUDA {}, cuDNN {}", properties.name, version_text(driver), cudnnGetVersion());
+  std::replace(name.begin(), name.end(), '/', ' ');
+  return algorithm_cache_.emplace(options_.algorithm_cache + "/" + name + ".txt");
 }
 
 void* Context::workspace(std::size_t bytes) {

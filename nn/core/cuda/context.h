@@ -10,10 +10,12 @@
 #include <cstddef>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <typeindex>
 #include <vector>
 
+#include "nn/core/base/algorithm_cache.h"
 #include "nn/core/cuda/check.h"
 #include "nn/core/device.h"
 
@@ -31,6 +33,7 @@ struct ContextOptions {
   Precision precision = Precision::fp32;
   bool deterministic = false;  // train.deterministic: only algorithms with the same bits in every run
   bool shared = false;         // kernels of other ranks or of collectives run beside stream() on this GPU
+  std::string algorithm_cache = {};  // folder where timed choices are kept for later processes; "": none
 };
 
 class Pool;
@@ -68,6 +71,9 @@ class Context {
   cublasHandle_t cublas();                                       // on stream(), in the options' precision
   cudnnHandle_t cudnn();                                         // on stream()
 
+  // Of options().algorithm_cache the file for this GPU model, its driver and this cuDNN; read at the first call.
+  AlgorithmCache& algorithm_cache();
+
   // Scratch memory for the next call on stream(), at least `bytes` (0 allowed); its contents live until the
   // next workspace(). Does not shrink; asking for more than before during a capture fails.
   void* workspace(std::size_t bytes);
@@ -98,6 +104,7 @@ class Context {
   std::size_t workspace_bytes_ = 0;
   std::vector<void*> old_workspaces_;  // graphs may use them
   std::shared_ptr<Pool> pool_;
+  std::optional<AlgorithmCache> algorithm_cache_;
   std::map<std::type_index, std::shared_ptr<void>> kept_;
 };
 

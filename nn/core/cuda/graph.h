@@ -9,6 +9,8 @@
 
 namespace topknot::cuda {
 
+bool capturing(cudaStream_t stream);  // whether what is put on it is recorded
+
 class Graph {
  public:
   Graph() = default;

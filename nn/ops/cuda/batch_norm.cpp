@@ -8,6 +8,7 @@
 #include <map>
 
 #include "nn/core/base/log.h"
+#include "nn/core/cuda/graph.h"
 #include "nn/ops/cuda/cudnn_descriptor.h"
 
 namespace topknot::cuda {
@@ -190,10 +191,7 @@ class CudnnBatchNorm : public BatchNormMethod {
 };
 
 // The fastest method for each shape, timed at its first use.
-struct Choices {
-  using Key = std::array<std::int64_t, 8>;
-  std::map<Key, std::shared_ptr<const BatchNormMethod>> methods;
-};
+using Choices = std::map<std::array<std::int64_t, 8>, std::shared_ptr<const BatchNormMethod>>;
 
 constexpr int kTimedRuns = 4;
 
@@ -223,19 +221,22 @@ float time_of(const BatchNormMethod& method, BatchNormArguments call) {
   return milliseconds_between(begin, end);
 }
 
-std::shared_ptr<const BatchNormMethod> fastest_method(const BatchNormArguments& call) {
-  std::shared_ptr<const BatchNormMethod> best;
-  BatchNormKind which = BatchNormKind::kernels;
+struct Fastest {
+  std::shared_ptr<const BatchNormMethod> method;  // null where none works or memory is too short to try
+  BatchNormKind kind = BatchNormKind::kernels;
+};
+
+Fastest fastest_of(const std::vector<BatchNormKind>& kinds, const BatchNormArguments& call) {
+  Fastest best;
   float least = std::numeric_limits<float>::infinity();
-  for (const BatchNormKind kind :
-       {BatchNormKind::kernels, BatchNormKind::spatial, BatchNormKind::persistent, BatchNormKind::fused}) {
+  for (const BatchNormKind kind : kinds) {
     try {
       std::shared_ptr<const BatchNormMethod> method = make_batch_norm_method(kind, call);
       const float ms = time_of(*method, call);
-      if (ms < least) least = ms, which = kind, best = std::move(method);
+      if (ms < least) least = ms, best.kind = kind, best.method = std::move(method);
     } catch (const BatchNormUnsupported&) {
-    } catch (const OutOfMemory&) {  // no room to try things
-      break;
+    } catch (const OutOfMemory&) {
+      return {};
     } catch (const CudaError& error) {
       if (kind == BatchNormKind::kernels) throw;
       cudaGetLastError();
@@ -243,10 +244,29 @@ std::shared_ptr<const BatchNormMethod> fastest_method(const BatchNormArguments& 
       log_warning(fmt::format("{} is left out: {}", name_of(kind), error.what()));
     }
   }
-  if (!best) best = std::make_shared<KernelBatchNorm>();
-  log_debug(fmt::format("batch norm of {}: {}, {:f} ms forward and back", call.x.shape().str(),
-                        name_of(which), least / kTimedRuns));
+  if (best.method)
+    log_debug(fmt::format("batch norm of {}: {}, {:f} ms forward and back", call.x.shape().str(),
+                          name_of(best.kind), least / kTimedRuns));
   return best;
+}
+
+// As an earlier run chose, where that still works.
+std::shared_ptr<const BatchNormMethod> choose_method(const BatchNormArguments& call) {
+  Context& context = Context::current();
+  const std::string key = fmt::format(
+      "batch norm of {} {}{}{}{}{}", call.x.dtype() == DType::bf16 ? "bf16" : "fp32", call.x.shape().str(),
+      call.options.relu ? ", relu" : "", call.residual.defined() ? ", residual" : "",
+      aligned_parameters(call) ? "" : ", parameters not aligned", context.options().shared ? ", shared" : "");
+  const std::vector all{BatchNormKind::kernels, BatchNormKind::spatial, BatchNormKind::persistent,
+                        BatchNormKind::fused};
+  const auto kept = context.algorithm_cache().find(key);
+  for (const BatchNormKind kind : all)
+    if (kept && *kept == AlgorithmCache::Numbers{static_cast<std::int64_t>(kind)})
+      if (Fastest known = fastest_of({kind}, call); known.method) return known.method;
+  const Fastest best = fastest_of(all, call);
+  if (!best.method) return std::make_shared<KernelBatchNorm>();
+  context.algorithm_cache().keep(key, {static_cast<std::int64_t>(best.kind)});
+  return best.method;
 }
 
 std::shared_ptr<const BatchNormMethod> method_for(const BatchNormArguments& call) {
@@ -256,17 +276,15 @@ std::shared_ptr<const BatchNormMethod> method_for(const BatchNormArguments& call
     return std::make_shared<KernelBatchNorm>();
   const Tensor& x = call.x;
   auto& method =
-      context.keep<Choices>().methods[{x.dim(0), x.dim(1), x.dim(2), x.dim(3), x.dtype() == DType::bf16,
-                                       call.options.relu, call.residual.defined(), aligned_parameters(call)}];
+      context.keep<Choices>()[{x.dim(0), x.dim(1), x.dim(2), x.dim(3), x.dtype() == DType::bf16,
+                               call.options.relu, call.residual.defined(), aligned_parameters(call)}];
   if (method) return method;
-  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-  TOPKNOT_CUDA(cudaStreamIsCapturing(context.stream(), &capture));
   TOPKNOT_CHECK(
-      capture == cudaStreamCaptureStatusNone,
+      !capturing(context.stream()),
       fmt::format("batch_norm of {}: the first pass of a shape is timed, which cannot be while a graph is "
                   "captured",
                   x.shape().str()));
-  return method = fastest_method(call);
+  return method = choose_method(call);
 }
 
 // What the backward pass needs beside the call.

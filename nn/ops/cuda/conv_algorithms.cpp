@@ -10,6 +10,7 @@
 
 #include "nn/core/base/log.h"
 #include "nn/core/cuda/device_kernels.h"
+#include "nn/core/cuda/graph.h"
 
 namespace topknot::cuda {
 namespace {
@@ -20,9 +21,9 @@ constexpr int kMostResults = 32;  // more than cuDNN has algorithms times math t
 struct Candidate {
   ConvAlgorithm algorithm;
   cudnnMathType_t reported;
-  cudnnStatus_t status;
-  float time;
-  bool deterministic;
+  cudnnStatus_t status = CUDNN_STATUS_SUCCESS;
+  float time = 0;
+  bool deterministic = false;
 };
 
 template <class Result>
@@ -61,12 +62,6 @@ Choices& choices() {
 
 bool unsupported(cudnnStatus_t status) {
   return CUDNN_STATUS_CATEGORY(status) == CUDNN_STATUS_NOT_SUPPORTED;
-}
-
-bool capturing(cudaStream_t stream) {
-  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  TOPKNOT_CUDA(cudaStreamIsCapturing(stream, &status));
-  return status != cudaStreamCaptureStatusNone;
 }
 
 // Whether the call has an answer. None where cuDNN does not do this convolution with this arithmetic; other failures throw.
@@ -119,15 +114,17 @@ class ConvChooser {
   std::string name() const {
     const char* what[] = {"the output", "the input's gradient", "the weight's gradient"};
     const ConvGeometry& g = of_.geometry_;
-    return fmt::format("{} of a convolution of {} with {}, stride {}x{}, {} groups",
+    return fmt::format("{} of a convolution of {} with {}, stride {}x{}, padding {}x{}, {} groups",
                        what[static_cast<int>(product_)], of_.shape_.str(), g.weight_shape().str(),
-                       g.stride.height, g.stride.width, g.groups);
+                       g.stride.height, g.stride.width, g.padding.height, g.padding.width, g.groups);
   }
 
   // `out` is written over.
   std::vector<ConvAlgorithm> choose(const void* a, const void* b, void* out) const {
+    if (std::vector<ConvAlgorithm> known = recalled(); !known.empty()) return known;
     for (const cudnnMathType_t math : maths()) {
       std::vector<Candidate> list = foreseen(math);
+      bool timed_all = false;
       if (!context_.options().deterministic && !list.empty()) {
         std::size_t most = 0;
         for (const Candidate& c : list) most = std::max(most, c.algorithm.workspace);
@@ -139,11 +136,13 @@ class ConvChooser {
           std::erase_if(measured, [](const Candidate& c) { return c.reported != CUDNN_FMA_MATH; });
         std::stable_sort(measured.begin(), measured.end(),
                          [](const Candidate& p, const Candidate& q) { return p.time < q.time; });
+        timed_all = !measured.empty() && workspace.bytes() == most;
         if (!measured.empty()) list = std::move(measured);
       }
       std::vector<ConvAlgorithm> best;
       for (const Candidate& c : list)
         if (best.empty() || c.algorithm.workspace < best.back().workspace) best.push_back(c.algorithm);
+      if (timed_all) keep(best);
       if (!best.empty()) return best;
     }
     throw Error(fmt::format("cuDNN {} has no {}algorithm for {}", cudnnGetVersion(),
@@ -157,6 +156,31 @@ class ConvChooser {
   }
 
  private:
+  // An earlier run's choice, in rows of (algorithm, math type, workspace), where cuDNN still does all of it.
+  std::vector<ConvAlgorithm> recalled() const {
+    const auto kept = context_.algorithm_cache().find(cache_key());
+    if (context_.options().deterministic || !kept || kept->size() % 3 != 0) return {};
+    std::vector<Candidate> rows;
+    for (auto at = kept->begin(); at != kept->end(); at += 3) {
+      if (at[1] < CUDNN_DEFAULT_MATH || at[1] > CUDNN_FMA_MATH) return {};
+      const auto math = static_cast<cudnnMathType_t>(at[1]);
+      rows.push_back({{static_cast<int>(at[0]), math, static_cast<std::size_t>(at[2])}, math});
+    }
+    std::vector<ConvAlgorithm> algorithms;
+    for (const Candidate& c : admissible(rows)) algorithms.push_back(c.algorithm);
+    return algorithms.size() == rows.size() ? algorithms : std::vector<ConvAlgorithm>();
+  }
+  void keep(const std::vector<ConvAlgorithm>& choice) const {
+    AlgorithmCache::Numbers rows;
+    for (const ConvAlgorithm& a : choice)
+      rows.insert(rows.end(), {a.algorithm, a.math, static_cast<std::int64_t>(a.workspace)});
+    context_.algorithm_cache().keep(cache_key(), rows);
+  }
+  std::string cache_key() const {
+    return fmt::format("{}, {}, precision {}", name(), of_.type_ == DType::bf16 ? "bf16" : "fp32",
+                       static_cast<int>(context_.options().precision));
+  }
+
   // Plain fp32 is for FMA units alone: the default would let cuDNN take TF32. Others: as cuDNN finds best.
   bool fma_only() const { return context_.options().precision == Precision::fp32 && of_.type_ == DType::f32; }
   std::vector<cudnnMathType_t> maths() const {

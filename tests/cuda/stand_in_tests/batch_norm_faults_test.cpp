@@ -1,13 +1,18 @@
 // Batch norm, pooling and losses where the order of blocks, cuDNN's failures and captures are the test's to choose.
 #include <cudnn.h>
 
+#include <filesystem>
+#include <fstream>
+
 #include "nn/ops/elementwise.h"
 #include "nn/ops/loss.h"
 #include "nn/ops/pool.h"
 #include "tests/cuda/batch_norm_probe.h"
 #include "tests/cuda/stand_in/machine.h"
 #include "tests/cuda/stand_in_tests/machine_settings.h"
+#include "tests/data/temp_folder.h"
 #include "tests/support/error_text.h"
+#include "tests/support/files.h"
 
 namespace topknot {
 namespace {
@@ -98,6 +103,41 @@ TEST_CASE("where cuDNN rejects a shape or fails while it is timed, the choice fa
       CHECK((by_op(p) == kernels));
       stand_in::reset();
     }
+}
+
+TEST_CASE("the choice among batch norms is kept for later processes") {
+  const stand_in::Settings settings;
+  const TempFolder folder;
+  const BatchNormProbe p({3, 8, 4, 3, true, true}, DType::f32);
+  const auto process = [&](bool shared = false) {
+    const OnGpu gpu(cuda::Precision::fp32, false, shared, folder.str());
+    return by_op(p);
+  };
+  process();
+  const std::string file = std::filesystem::directory_iterator(folder.str())->path();
+  const std::string key = "batch norm of fp32 [3, 8, 4, 3], relu, residual";
+  CHECK(text_of(file).rfind(key + " = ", 0) == 0);
+  process(true);
+  CHECK(contains(text_of(file), "\n" + key + ", shared = "));
+
+  BatchNormResult of_kind[2];
+  for (const BatchNormKind kind : {BatchNormKind::kernels, BatchNormKind::spatial}) {
+    const OnGpu gpu;
+    of_kind[static_cast<int>(kind)] = by_method(kind, p);
+  }
+  for (const int kind : {0, 1}) {
+    const std::string line = key + " = " + std::to_string(kind) + ";\n";
+    std::ofstream(file) << line;
+    CHECK((process() == of_kind[kind]));
+    CHECK(text_of(file) == line);  // nothing else was tried and kept
+  }
+  // What cuDNN does no longer, and what is no kind: all are tried.
+  stand_in::fail("cudnnBatchNormalizationForwardTrainingEx", CUDNN_STATUS_NOT_SUPPORTED);
+  for (const char* choice : {"1", "4", "-1", "0 0", ""}) {
+    INFO(choice);
+    std::ofstream(file) << key << " = " << choice << ";\n";
+    CHECK((process() == of_kind[0]));
+  }
 }
 
 TEST_CASE("a failure of cuDNN in batch norm or pooling ends in one message with the call and the rank") {

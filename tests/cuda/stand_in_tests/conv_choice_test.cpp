@@ -1,10 +1,15 @@
 // Which of cuDNN's algorithms a convolution takes, and what happens where cuDNN fails.
+#include <filesystem>
+#include <fstream>
+
 #include "nn/ops/cuda/conv_algorithms.h"
 #include "tests/cuda/fixture.h"
 #include "tests/cuda/gpu_leaf.h"
 #include "tests/cuda/stand_in/cudnn_convolution.h"
 #include "tests/cuda/stand_in/machine.h"
+#include "tests/data/temp_folder.h"
 #include "tests/support/error_text.h"
+#include "tests/support/files.h"
 #include "tests/support/variables.h"
 
 namespace topknot {
@@ -66,6 +71,80 @@ TEST_CASE("a convolution's algorithms are timed once for each shape and product"
   cuda::forget_conv_algorithms();
   step();
   CHECK(cudnn.timed == 3 * ++shapes);
+}
+
+TEST_CASE("timed algorithms of a convolution are kept for later processes, by precision") {
+  const Machine machine;
+  const TempFolder folder;
+  auto& cudnn = stand_in::convolutions();
+  const auto process = [&](Precision precision = Precision::fp32, bool deterministic = false) {
+    cuda::forget_conv_algorithms();
+    cudnn.used.clear(), cudnn.timed = 0;
+    OnGpu gpu(precision, deterministic, false, folder.str());
+    step(gpu.context().activation_type());
+  };
+  process();
+  CHECK(cudnn.timed == 3);
+  const std::string file =
+      folder.at("stand-in GPU, CUDA 13.0, cuDNN " + std::to_string(cudnnGetVersion()) + ".txt");
+  const std::string kept = text_of(file);
+  CHECK(
+      kept.rfind(
+          "the output of a convolution of [2, 3, 6, 6] with [4, 3, 3, 3], stride 1x1, padding 1x1, 1 groups, "
+          "fp32, precision 0 = 1 3 4096 0 3 0;\n",
+          0) == 0);
+  CHECK(std::count(kept.begin(), kept.end(), '\n') == 3);
+
+  // Timing would choose another one now; the spare one that needs no memory is known too.
+  cudnn.algorithms = {{5, 3.0f, 64, true}, {0, 1.0f, 0, false}, {1, 2.0f, 4096, true}};
+  process();
+  CHECK(cudnn.timed == 0);
+  CHECK(cudnn.used == std::vector<int>(6, 1));
+  process(Precision::tf32);
+  CHECK(cudnn.timed == 3);
+  CHECK(cudnn.used == std::vector<int>(6, 0));
+  process(Precision::fp32, true);
+  CHECK(cudnn.used == std::vector<int>(6, 5));
+
+  // What this cuDNN does not do, needs more memory than is allowed, or never was a row is timed anew.
+  const std::string first = kept.substr(0, kept.find(" = "));
+  for (const char* row : {"7 3 4096", "1 0 4096 7 3 0", "1 2 4096", "1 4 4096", "1 -1 4096", "1 3", "",
+                          "1 3 -1", "1 3 536870913"}) {
+    INFO(row);
+    std::ofstream(file) << first << " = " << row << ";\n" << kept.substr(kept.find('\n') + 1);
+    process();
+    CHECK(cudnn.timed == 1);
+    CHECK(std::count(cudnn.used.begin(), cudnn.used.end(), 0) == 2);
+  }
+}
+
+TEST_CASE("what was timed with little memory, or foretold, is not kept") {
+  const Machine machine;
+  const TempFolder folder;
+  auto& cudnn = stand_in::convolutions();
+  const auto kept = [&] {
+    cuda::forget_conv_algorithms();
+    const auto entries = std::filesystem::directory_iterator(folder.str());
+    return std::distance(begin(entries), end(entries));
+  };
+  stand_in::fail("cudnnFindConvolutionForwardAlgorithmEx", CUDNN_STATUS_EXECUTION_FAILED);
+  stand_in::fail("cudnnFindConvolutionBackwardDataAlgorithmEx", CUDNN_STATUS_EXECUTION_FAILED);
+  stand_in::fail("cudnnFindConvolutionBackwardFilterAlgorithmEx", CUDNN_STATUS_EXECUTION_FAILED);
+  {
+    OnGpu gpu(Precision::fp32, false, false, folder.str());
+    step();
+    CHECK(kept() == 0);
+  }
+  stand_in::reset();
+  cudnn.algorithms = {{1, 1.0f, std::size_t{300} << 20, true}, {0, 4.0f, 0, true}};
+  OnGpu gpu(Precision::fp32, false, false, folder.str());
+  stand_in::machine().memory = stand_in::bytes_in_use() + (std::size_t{64} << 20);
+  step();
+  CHECK(cudnn.used.back() == 0);
+  CHECK(kept() == 0);
+  stand_in::machine().memory = std::size_t{4} << 30;
+  step();
+  CHECK(kept() == 1);
 }
 
 TEST_CASE("deterministic convolutions take cuDNN's first deterministic algorithm, and time nothing") {

@@ -1,0 +1,88 @@
+#include "nn/core/base/algorithm_cache.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <charconv>
+#include <cstdlib>
+#include <filesystem>
+#include <sstream>
+
+#include "nn/core/base/check.h"
+#include "nn/core/base/log.h"
+#include "nn/core/base/text.h"
+#include "nn/core/base/text_file.h"
+
+namespace topknot {
+namespace {
+
+constexpr std::size_t kMostBytes = std::size_t{16} << 20;
+
+// Of "NUMBER...;", else nothing.
+std::optional<AlgorithmCache::Numbers> numbers(const std::string& text) {
+  AlgorithmCache::Numbers list;
+  const char *at = text.data(), *const end = at + text.size();
+  while (at != end && *at != ';') {
+    const auto [next, failed] = std::from_chars(at, end, list.emplace_back());
+    if (failed != std::errc()) return {};
+    at = next != end && *next == ' ' ? next + 1 : next;
+  }
+  if (end - at != 1) return {};
+  return list;
+}
+
+}  // namespace
+
+AlgorithmCache::AlgorithmCache(std::string file) : file_(std::move(file)) {
+  std::error_code ignored;
+  if (!std::filesystem::exists(file_, ignored)) return;
+  try {
+    std::istringstream in(read_text_file(file_, kMostBytes));
+    for (std::string line; std::getline(in, line);)
+      if (const auto equals = line.find(" = "); equals != std::string::npos)
+        if (auto choice = numbers(line.substr(equals + 3)))
+          choices_.emplace(line.substr(0, equals), std::move(*choice));
+  } catch (const UserError& error) {
+    give_up(error.what());
+  }
+}
+
+std::optional<AlgorithmCache::Numbers> AlgorithmCache::find(const std::string& key) const {
+  const auto found = choices_.find(key);
+  return found == choices_.end() ? std::nullopt : std::optional(found->second);
+}
+
+void AlgorithmCache::keep(const std::string& key, const Numbers& choice) {
+  if (file_.empty() || !choices_.emplace(key, choice).second) return;
+  const std::string line = fmt::format("{} = {};\n", key, fmt::join(choice, " "));
+  std::error_code failed;
+  std::filesystem::create_directories(std::filesystem::path(file_).parent_path(), failed);
+  errno = 0;
+  const int file = open(file_.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0644);
+  const bool written =
+      file >= 0 && write(file, line.data(), line.size()) == static_cast<ssize_t>(line.size());
+  const std::string why = errno_text();
+  if (file >= 0) close(file);
+  if (!written) give_up(file_ + ": cannot be written: " + why);
+}
+
+void AlgorithmCache::give_up(const std::string& why) {
+  file_.clear();
+  log_warning("timed algorithms are not kept for later runs: " + why);
+}
+
+std::string algorithm_cache_folder(const std::string& setting) {
+  if (setting != "auto") return setting == "none" ? "" : setting;
+  const auto absolute = [](const char* name) {
+    const char* value = std::getenv(name);
+    return std::string(value && *value == '/' ? value : "");
+  };
+  if (const std::string cache = absolute("XDG_CACHE_HOME"); !cache.empty()) return cache + "/topknot";
+  const std::string home = absolute("HOME");
+  return home.empty() ? "" : home + "/.cache/topknot";
+}
+
+}  // namespace topknot

@@ -1,0 +1,149 @@
+#include "nn/core/base/algorithm_cache.h"
+
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "tests/data/temp_folder.h"
+#include "tests/support/catch.h"
+#include "tests/support/files.h"
+#include "tests/support/standard_error.h"
+
+namespace topknot {
+namespace {
+
+using Numbers = AlgorithmCache::Numbers;
+
+void append(const std::string& file, const std::string& text) {
+  std::ofstream(file, std::ios::app) << text;
+}
+
+// Sets a variable of the environment, or none where `value` is null, until the end of the scope.
+class Environment {
+ public:
+  Environment(const char* name, const char* value) : name_(name) {
+    if (const char* before = getenv(name)) before_ = before, was_set_ = true;
+    value ? setenv(name, value, 1) : unsetenv(name);
+  }
+  ~Environment() { was_set_ ? setenv(name_, before_.c_str(), 1) : unsetenv(name_); }
+  Environment(const Environment&) = delete;
+
+ private:
+  const char* name_;
+  std::string before_;
+  bool was_set_ = false;
+};
+
+}  // namespace
+
+TEST_CASE("an algorithm cache gives later processes what was kept first") {
+  const TempFolder folder;
+  const std::string file = folder.at("made/of need/card.txt");
+  {
+    AlgorithmCache cache(file);
+    CHECK(!cache.find("a convolution of [2, 3]"));
+    CHECK(!std::filesystem::exists(file));
+    cache.keep("a convolution of [2, 3]", {1, -2, 4096});
+    CHECK(cache.find("a convolution of [2, 3]") == Numbers{1, -2, 4096});
+    cache.keep("nothing", {});
+    cache.keep("a convolution of [2, 3]", {7});  // is kept already
+  }
+  CHECK(text_of(file) == "a convolution of [2, 3] = 1 -2 4096;\nnothing = ;\n");
+  // A second process that read the file before.
+  AlgorithmCache early(file);
+  append(file, "batch norm = 3;\n");
+  early.keep("batch norm", {2});
+  CHECK(early.find("batch norm") == Numbers{2});
+  const AlgorithmCache later(file);
+  CHECK(later.find("a convolution of [2, 3]") == Numbers{1, -2, 4096});
+  CHECK(later.find("nothing") == Numbers{});
+  CHECK(later.find("batch norm") == Numbers{3});
+  CHECK(!later.find("batch"));
+
+  AlgorithmCache none;
+  none.keep("a", {1});
+  CHECK(!none.find("a"));
+}
+
+TEST_CASE("lines of an algorithm cache that are damaged or cut off are passed over") {
+  const TempFolder folder;
+  const std::string file = folder.at("card.txt");
+  append(file,
+         std::string(
+             "\n = \nwords\ncut off = 1 2\nnumber = 1 x;\nlarge = 99999999999999999999;\nmore = 1; 2\n") +
+             "twice = 1 later = 2;\ntwo = 1 = 2;\n\0\xff\n" + "whole = 1 2;\ncut off again = 1");
+  {
+    AlgorithmCache cache(file);
+    for (const char* key :
+         {"", "words", "cut off", "number", "large", "more", "twice", "two", "cut off again"}) {
+      INFO(key);
+      CHECK(!cache.find(key));
+    }
+    CHECK(cache.find("whole") == Numbers{1, 2});
+    cache.keep("lost with the line before it", {5});
+    cache.keep("next", {6});
+  }
+  const AlgorithmCache later(file);
+  CHECK(later.find("next") == Numbers{6});
+  CHECK(!later.find("cut off again"));
+}
+
+TEST_CASE("an algorithm cache that cannot be read or written is one warning") {
+  const TempFolder folder;
+  const testing::StandardError errors;
+  const auto warnings = [&] {
+    std::size_t count = 0;
+    const std::string text = errors.text(), part = "timed algorithms are not kept";
+    for (auto at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++count;
+    return count;
+  };
+  AlgorithmCache is_folder(folder.str());
+  is_folder.keep("a", {1});
+  CHECK(warnings() == 1);
+  CHECK(contains(errors.text(), folder.str() + ": this is a folder"));
+
+  append(folder.at("a file"), "");
+  AlgorithmCache below_a_file(folder.at("a file/card.txt"));
+  CHECK(warnings() == 1);
+  below_a_file.keep("a", {1});
+  below_a_file.keep("b", {1});
+  CHECK(warnings() == 2);
+  CHECK(contains(errors.text(), "a file/card.txt: cannot be written: Not a directory"));
+  CHECK(text_of(folder.at("a file")).empty());
+}
+
+TEST_CASE("processes that keep at once lose nothing") {
+  const TempFolder folder;
+  const std::string file = folder.at("card.txt");
+  constexpr int kProcesses = 4, kEach = 200;
+  for (int p = 0; p < kProcesses; ++p)
+    if (fork() == 0) {
+      AlgorithmCache cache(file);
+      for (int i = 0; i < kEach; ++i)
+        cache.keep("key " + std::to_string(p) + " " + std::to_string(i), {p, i});
+      _exit(0);
+    }
+  for (int p = 0; p < kProcesses; ++p) wait(nullptr);
+  const AlgorithmCache cache(file);
+  for (int p = 0; p < kProcesses; ++p)
+    for (int i = 0; i < kEach; ++i)
+      CHECK(cache.find("key " + std::to_string(p) + " " + std::to_string(i)) == Numbers{p, i});
+}
+
+TEST_CASE("the algorithm cache's folder is the user's, none, or the one that is named") {
+  const Environment cache("XDG_CACHE_HOME", "/somewhere"), home("HOME", "/home/me");
+  CHECK(algorithm_cache_folder("auto") == "/somewhere/topknot");
+  CHECK(algorithm_cache_folder("none") == "");
+  CHECK(algorithm_cache_folder("here") == "here");
+  {
+    const Environment relative("XDG_CACHE_HOME", "caches");
+    CHECK(algorithm_cache_folder("auto") == "/home/me/.cache/topknot");
+    const Environment no_home("HOME", nullptr);
+    CHECK(algorithm_cache_folder("auto") == "");
+  }
+}
+
+}  // namespace topknot
