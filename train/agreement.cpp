@@ -15,8 +15,9 @@ namespace {
 using Table = nlohmann::ordered_json;  // an object: name to text
 
 // Where a rank runs and what it writes; may differ by host.
-const std::set<std::string> kOwnKeys = {"data.root",      "data.workers", "dist.master",     "dist.token",
-                                        "dist.interface", "output.dir",   "output.overwrite"};
+const std::set<std::string> kOwnKeys = {"data.root",        "data.workers",         "dist.master",
+                                        "dist.token",       "dist.interface",       "output.dir",
+                                        "output.overwrite", "train.algorithm_cache"};
 
 std::string shortened(const std::string& text) {
   constexpr std::size_t kLongest = 80;

@@ -91,10 +91,10 @@ TEST_CASE("lines of an algorithm cache that are damaged or cut off are passed ov
   CHECK(!later.find("cut off again"));
 }
 
-TEST_CASE("an algorithm cache that cannot be read or written is one warning") {
+TEST_CASE("an algorithm cache that cannot be read or written is one line in the log") {
   const TempFolder folder;
   const testing::StandardError errors;
-  const auto warnings = [&] {
+  const auto lines = [&] {
     std::size_t count = 0;
     const std::string text = errors.text(), part = "timed algorithms are not kept";
     for (auto at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++count;
@@ -102,17 +102,36 @@ TEST_CASE("an algorithm cache that cannot be read or written is one warning") {
   };
   AlgorithmCache is_folder(folder.str());
   is_folder.keep("a", {1});
-  CHECK(warnings() == 1);
+  CHECK(lines() == 1);
   CHECK(contains(errors.text(), folder.str() + ": this is a folder"));
 
   append(folder.at("a file"), "");
   AlgorithmCache below_a_file(folder.at("a file/card.txt"));
-  CHECK(warnings() == 1);
+  CHECK(lines() == 1);
   below_a_file.keep("a", {1});
   below_a_file.keep("b", {1});
-  CHECK(warnings() == 2);
+  CHECK(lines() == 2);
   CHECK(contains(errors.text(), "a file/card.txt: cannot be written: Not a directory"));
   CHECK(text_of(folder.at("a file")).empty());
+}
+
+TEST_CASE("an algorithm cache never grows beyond what is read") {
+  const TempFolder folder;
+  const std::string file = folder.at("card.txt");
+  constexpr std::size_t kMost = std::size_t{16} << 20;
+  append(file, "first = 1;\n");
+  append(file, std::string(kMost - 11 - 14, '\n'));
+  {
+    AlgorithmCache cache(file);
+    cache.keep("too long", {123456});
+    cache.keep("fits", {12345});
+    cache.keep("late", {1});
+    CHECK(cache.find("late") == Numbers{1});
+  }
+  CHECK(std::filesystem::file_size(file) == kMost);
+  const AlgorithmCache later(file);
+  CHECK(later.find("first") == Numbers{1});
+  CHECK(later.find("fits") == Numbers{12345});
 }
 
 TEST_CASE("processes that keep at once lose nothing") {

@@ -64,7 +64,8 @@ TEST_CASE("ranks with another configuration learn which keys differ, both values
         "the ranks disagree about the configuration: model.name is resnet20 on ranks 0 and 1, mlp on rank 2; "
         "optimizer.lr is 0.1 on ranks 0 and 1, 0.2 on rank 2; start all ranks with the same file and command "
         "line");
-  CHECK(configuration_error({"data.root=/elsewhere", "data.workers=3", "output.dir=x", "dist.interface=eth1"})
+  CHECK(configuration_error({"data.root=/elsewhere", "data.workers=3", "output.dir=x", "dist.interface=eth1",
+                             "train.algorithm_cache=/elsewhere"})
             .empty());
   std::vector<std::string> many;
   for (const char* key : {"seed=9", "train.epochs=9", "train.max_steps=9", "train.log_every=9",

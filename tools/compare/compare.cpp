@@ -24,14 +24,14 @@ bool of_compressed(const std::string& key) {
 }
 
 // The keys of all runs in the order of their files. The seed and the output tell seeds of one configuration
-// apart, and the same data may lie elsewhere on another host.
+// apart, and the same data and caches may lie elsewhere on another host.
 std::vector<std::string> keys_of(const std::vector<Run>& runs) {
   std::vector<std::string> keys;
   std::set<std::string> seen;
   for (const Run& run : runs)
     for (const auto& entry : run.config.entries())
-      if (entry.key != "seed" && entry.key != "data.root" && !starts(entry.key, "output.") &&
-          seen.insert(entry.key).second)
+      if (entry.key != "seed" && entry.key != "data.root" && entry.key != "train.algorithm_cache" &&
+          !starts(entry.key, "output.") && seen.insert(entry.key).second)
         keys.push_back(entry.key);
   return keys;
 }

@@ -36,6 +36,7 @@ bool may_change(const std::string& key) {
                                              "train.threads",
                                              "train.device",
                                              "train.graphs",
+                                             "train.algorithm_cache",
                                              "train.step_times",
                                              "train.eval_every",
                                              "train.target_accuracy",

@@ -266,8 +266,8 @@ double density_at_epoch(const Config& config, int epoch);
 // other key that differs from its default: "runs/resnet20-cifar10-regtopk-0.01-r4-s1-lr_0.05-mu_2". KEY is the last
 // part of the key's name, with its section where two sections have that name. Characters other than letters, digits,
 // '.', ',', '_' and '-' become '_'. Beyond 60 characters that tail is its hash instead. Keys of section output,
-// data.root, dist.master, dist.interface, dist.token, section resume and train.stop_after say where and in which starts a run
-// runs, not what, and are left out.
+// data.root, dist.master, dist.interface, dist.nccl, dist.token, section resume, train.stop_after and train.algorithm_cache
+// say where and in which starts a run runs, not what, and are left out.
 std::string run_directory_name(const Config& config);
 
 // The registries whose names are values of keys, or that `train --list` shows.

@@ -27,7 +27,7 @@ namespace {
 bool names_a_place(const std::string& key) {
   return key.rfind("output.", 0) == 0 || key == "data.root" || key == "dist.master" ||
          key == "dist.interface" || key == "dist.nccl" || key == "dist.token" ||
-         key.rfind("resume.", 0) == 0 || key == "train.stop_after";
+         key.rfind("resume.", 0) == 0 || key == "train.stop_after" || key == "train.algorithm_cache";
 }
 
 // FNV-1a, 32 bits.

@@ -13,7 +13,6 @@
 #include "dist/launch/stop_wait.h"
 #include "nn/core/base/text.h"
 #include "nn/core/cuda/context.h"
-#include "nn/core/cuda/graph.h"
 
 namespace topknot::cuda {
 namespace {

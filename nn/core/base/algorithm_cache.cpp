@@ -19,7 +19,7 @@
 namespace topknot {
 namespace {
 
-constexpr std::size_t kMostBytes = std::size_t{16} << 20;
+constexpr std::size_t kMostBytes = std::size_t{16} << 20;  // of the file: more is neither written nor read
 
 // Of "NUMBER...;", else nothing.
 std::optional<AlgorithmCache::Numbers> numbers(const std::string& text) {
@@ -61,17 +61,18 @@ void AlgorithmCache::keep(const std::string& key, const Numbers& choice) {
   std::error_code failed;
   std::filesystem::create_directories(std::filesystem::path(file_).parent_path(), failed);
   errno = 0;
-  const int file = open(file_.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0644);
-  const bool written =
-      file >= 0 && write(file, line.data(), line.size()) == static_cast<ssize_t>(line.size());
-  const std::string why = errno_text();
+  const int file = open(file_.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666);
+  bool written = file >= 0;
+  if (written && static_cast<std::size_t>(lseek(file, 0, SEEK_END)) + line.size() <= kMostBytes)
+    written = write(file, line.data(), line.size()) == static_cast<ssize_t>(line.size());
+  const std::string why = failed ? failed.message() : errno_text();
   if (file >= 0) close(file);
   if (!written) give_up(file_ + ": cannot be written: " + why);
 }
 
 void AlgorithmCache::give_up(const std::string& why) {
   file_.clear();
-  log_warning("timed algorithms are not kept for later runs: " + why);
+  log_info("timed algorithms are not kept for later runs: " + why);
 }
 
 std::string algorithm_cache_folder(const std::string& setting) {

@@ -147,8 +147,8 @@ AlgorithmCache& Context::algorithm_cache() {
   TOPKNOT_CUDA(cudaGetDeviceProperties(&properties, options_.device));
   int driver = 0;
   TOPKNOT_CUDA(cudaDriverGetVersion(&driver));
-  std::string name =
-      fmt::format("{}, CUDA {}, cuDNN {}", properties.name, version_text(driver), cudnnGetVersion());
+  std::string name = fmt::format("{}, {} multiprocessors, CUDA {}, cuDNN {}", properties.name,
+                                 properties.multiProcessorCount, version_text(driver), cudnnGetVersion());
   std::replace(name.begin(), name.end(), '/', ' ');
   return algorithm_cache_.emplace(options_.algorithm_cache + "/" + name + ".txt");
 }

@@ -71,7 +71,7 @@ class Context {
   cublasHandle_t cublas();                                       // on stream(), in the options' precision
   cudnnHandle_t cudnn();                                         // on stream()
 
-  // Of options().algorithm_cache the file for this GPU model, its driver and this cuDNN; read at the first call.
+  // Of options().algorithm_cache the file for this GPU model, the driver's CUDA version and this cuDNN; read at the first call.
   AlgorithmCache& algorithm_cache();
 
   // Scratch memory for the next call on stream(), at least `bytes` (0 allowed); its contents live until the
@@ -172,6 +172,13 @@ class Stream {
  private:
   cudaStream_t stream_ = nullptr;
 };
+
+// Whether what is put on the stream is recorded in a graph.
+inline bool capturing(cudaStream_t stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  TOPKNOT_CUDA(cudaStreamIsCapturing(stream, &status));
+  return status != cudaStreamCaptureStatusNone;
+}
 
 // An event without timing (with_time: with), of the current device.
 class Event {

@@ -6,12 +6,6 @@
 
 namespace topknot::cuda {
 
-bool capturing(cudaStream_t stream) {
-  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  TOPKNOT_CUDA(cudaStreamIsCapturing(stream, &status));
-  return status != cudaStreamCaptureStatusNone;
-}
-
 Graph::Graph(cudaStream_t stream, GraphMemory& memory, const std::function<void()>& work) {
   // Of this thread only: other ranks of the process go on meanwhile.
   TOPKNOT_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));

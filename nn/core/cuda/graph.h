@@ -9,8 +9,6 @@
 
 namespace topknot::cuda {
 
-bool capturing(cudaStream_t stream);  // whether what is put on it is recorded
-
 class Graph {
  public:
   Graph() = default;

@@ -8,7 +8,6 @@
 #include <map>
 
 #include "nn/core/base/log.h"
-#include "nn/core/cuda/graph.h"
 #include "nn/ops/cuda/cudnn_descriptor.h"
 
 namespace topknot::cuda {
@@ -190,7 +189,7 @@ class CudnnBatchNorm : public BatchNormMethod {
   std::size_t forward_bytes_ = 0, backward_bytes_ = 0, reserve_bytes_ = 0;
 };
 
-// The fastest method for each shape, timed at its first use.
+// The fastest method for each shape, timed or recalled at its first use.
 using Choices = std::map<std::array<std::int64_t, 8>, std::shared_ptr<const BatchNormMethod>>;
 
 constexpr int kTimedRuns = 4;
@@ -222,8 +221,9 @@ float time_of(const BatchNormMethod& method, BatchNormArguments call) {
 }
 
 struct Fastest {
-  std::shared_ptr<const BatchNormMethod> method;  // null where none works or memory is too short to try
+  std::shared_ptr<const BatchNormMethod> method;  // null where none works
   BatchNormKind kind = BatchNormKind::kernels;
+  bool of_all = true;  // none was left out because of a failure
 };
 
 Fastest fastest_of(const std::vector<BatchNormKind>& kinds, const BatchNormArguments& call) {
@@ -234,19 +234,20 @@ Fastest fastest_of(const std::vector<BatchNormKind>& kinds, const BatchNormArgum
       std::shared_ptr<const BatchNormMethod> method = make_batch_norm_method(kind, call);
       const float ms = time_of(*method, call);
       if (ms < least) least = ms, best.kind = kind, best.method = std::move(method);
+      log_debug(fmt::format("batch norm of {}: {}, {:f} ms forward and back", call.x.shape().str(),
+                            name_of(kind), ms / kTimedRuns));
     } catch (const BatchNormUnsupported&) {
-    } catch (const OutOfMemory&) {
-      return {};
+    } catch (const OutOfMemory&) {  // no room to try things
+      best.of_all = false;
+      break;
     } catch (const CudaError& error) {
       if (kind == BatchNormKind::kernels) throw;
       cudaGetLastError();
       Context::current().synchronize();  // throws where the GPU is lost
       log_warning(fmt::format("{} is left out: {}", name_of(kind), error.what()));
+      best.of_all = false;
     }
   }
-  if (best.method)
-    log_debug(fmt::format("batch norm of {}: {}, {:f} ms forward and back", call.x.shape().str(),
-                          name_of(best.kind), least / kTimedRuns));
   return best;
 }
 
@@ -265,7 +266,7 @@ std::shared_ptr<const BatchNormMethod> choose_method(const BatchNormArguments& c
       if (Fastest known = fastest_of({kind}, call); known.method) return known.method;
   const Fastest best = fastest_of(all, call);
   if (!best.method) return std::make_shared<KernelBatchNorm>();
-  context.algorithm_cache().keep(key, {static_cast<std::int64_t>(best.kind)});
+  if (best.of_all) context.algorithm_cache().keep(key, {static_cast<std::int64_t>(best.kind)});
   return best.method;
 }
 

@@ -11,6 +11,7 @@
 
 namespace topknot::cuda {
 
+// Their numbers stand in the files of Context::algorithm_cache().
 enum class BatchNormKind {
   kernels,     // ours; the same bits in every run
   spatial,     // cuDNN's CUDNN_BATCHNORM_SPATIAL, then ours for the residual and relu

@@ -10,7 +10,6 @@
 
 #include "nn/core/base/log.h"
 #include "nn/core/cuda/device_kernels.h"
-#include "nn/core/cuda/graph.h"
 
 namespace topknot::cuda {
 namespace {
@@ -121,11 +120,12 @@ class ConvChooser {
 
   // `out` is written over.
   std::vector<ConvAlgorithm> choose(const void* a, const void* b, void* out) const {
-    if (std::vector<ConvAlgorithm> known = recalled(); !known.empty()) return known;
+    const bool timing = !context_.options().deterministic;
+    if (const auto known = timing ? recalled() : std::vector<ConvAlgorithm>(); !known.empty()) return known;
     for (const cudnnMathType_t math : maths()) {
       std::vector<Candidate> list = foreseen(math);
       bool timed_all = false;
-      if (!context_.options().deterministic && !list.empty()) {
+      if (timing && !list.empty()) {
         std::size_t most = 0;
         for (const Candidate& c : list) most = std::max(most, c.algorithm.workspace);
         TOPKNOT_CUDNN(cudnnSetConvolutionMathType(of_.convolution_.get(), math));
@@ -136,8 +136,7 @@ class ConvChooser {
           std::erase_if(measured, [](const Candidate& c) { return c.reported != CUDNN_FMA_MATH; });
         std::stable_sort(measured.begin(), measured.end(),
                          [](const Candidate& p, const Candidate& q) { return p.time < q.time; });
-        timed_all = !measured.empty() && workspace.bytes() == most;
-        if (!measured.empty()) list = std::move(measured);
+        if (!measured.empty()) timed_all = workspace.bytes() == most, list = std::move(measured);
       }
       std::vector<ConvAlgorithm> best;
       for (const Candidate& c : list)
@@ -156,10 +155,10 @@ class ConvChooser {
   }
 
  private:
-  // An earlier run's choice, in rows of (algorithm, math type, workspace), where cuDNN still does all of it.
+  // An earlier run's choice, in rows of (algorithm, math type, workspace), where cuDNN still knows all of it.
   std::vector<ConvAlgorithm> recalled() const {
     const auto kept = context_.algorithm_cache().find(cache_key());
-    if (context_.options().deterministic || !kept || kept->size() % 3 != 0) return {};
+    if (!kept || kept->size() % 3 != 0) return {};
     std::vector<Candidate> rows;
     for (auto at = kept->begin(); at != kept->end(); at += 3) {
       if (at[1] < CUDNN_DEFAULT_MATH || at[1] > CUDNN_FMA_MATH) return {};
@@ -177,8 +176,9 @@ class ConvChooser {
     context_.algorithm_cache().keep(cache_key(), rows);
   }
   std::string cache_key() const {
-    return fmt::format("{}, {}, precision {}", name(), of_.type_ == DType::bf16 ? "bf16" : "fp32",
-                       static_cast<int>(context_.options().precision));
+    return fmt::format("{}, {}, precision {}{}", name(), of_.type_ == DType::bf16 ? "bf16" : "fp32",
+                       static_cast<int>(context_.options().precision),
+                       context_.options().shared ? ", shared" : "");
   }
 
   // Plain fp32 is for FMA units alone: the default would let cuDNN take TF32. Others: as cuDNN finds best.

@@ -3,8 +3,8 @@
 // products, found out once per shape. Everything NHWC, filters KRSC (OIHW shapes in nhwc order).
 //
 // The choice. Each product's first use times cuDNN's algorithms on the GPU and keeps the fastest, beside slower ones
-// that need less workspace, which take over when memory is short; the host waits for this. What an earlier process timed
-// is in Context::algorithm_cache(), which holds what was timed with all the memory that the algorithms ask for. Under
+// that need less workspace, which take over when memory is short; the host waits for this. What an earlier process chose
+// with enough memory is taken from Context::algorithm_cache() instead. Under
 // ContextOptions::deterministic, or where timing fails, nothing is timed: the first algorithm that cuDNN's heuristics name and call
 // deterministic is taken, so that runs repeat (unless one is short of memory and another is not). Choices are kept for
 // the process, by shape, type, precision, determinism and GPU; ranks that share a process share them. A first use while

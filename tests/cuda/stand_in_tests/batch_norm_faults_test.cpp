@@ -138,6 +138,11 @@ TEST_CASE("the choice among batch norms is kept for later processes") {
     std::ofstream(file) << key << " = " << choice << ";\n";
     CHECK((process() == of_kind[0]));
   }
+  // A failure may be of this run alone.
+  std::filesystem::remove(file);
+  stand_in::fail("cudnnBatchNormalizationForwardTrainingEx", CUDNN_STATUS_EXECUTION_FAILED);
+  CHECK((process() == of_kind[0]));
+  CHECK(!std::filesystem::exists(file));
 }
 
 TEST_CASE("a failure of cuDNN in batch norm or pooling ends in one message with the call and the rank") {

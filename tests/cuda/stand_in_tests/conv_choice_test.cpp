@@ -77,16 +77,17 @@ TEST_CASE("timed algorithms of a convolution are kept for later processes, by pr
   const Machine machine;
   const TempFolder folder;
   auto& cudnn = stand_in::convolutions();
-  const auto process = [&](Precision precision = Precision::fp32, bool deterministic = false) {
+  const auto process = [&](Precision precision = Precision::fp32, bool deterministic = false,
+                           bool shared = false) {
     cuda::forget_conv_algorithms();
     cudnn.used.clear(), cudnn.timed = 0;
-    OnGpu gpu(precision, deterministic, false, folder.str());
+    OnGpu gpu(precision, deterministic, shared, folder.str());
     step(gpu.context().activation_type());
   };
   process();
   CHECK(cudnn.timed == 3);
-  const std::string file =
-      folder.at("stand-in GPU, CUDA 13.0, cuDNN " + std::to_string(cudnnGetVersion()) + ".txt");
+  const std::string file = folder.at("stand-in GPU, 4 multiprocessors, CUDA 13.0, cuDNN " +
+                                     std::to_string(cudnnGetVersion()) + ".txt");
   const std::string kept = text_of(file);
   CHECK(
       kept.rfind(
@@ -102,6 +103,8 @@ TEST_CASE("timed algorithms of a convolution are kept for later processes, by pr
   CHECK(cudnn.used == std::vector<int>(6, 1));
   process(Precision::tf32);
   CHECK(cudnn.timed == 3);
+  CHECK(cudnn.used == std::vector<int>(6, 0));
+  process(Precision::fp32, false, true);  // beside other ranks
   CHECK(cudnn.used == std::vector<int>(6, 0));
   process(Precision::fp32, true);
   CHECK(cudnn.used == std::vector<int>(6, 5));
