@@ -1,6 +1,8 @@
 // The records of rank 0 beside the metrics: raw gradients, distributions, and the bytes of a step.
 #include "train/recorder.h"
 
+#include <omp.h>
+
 #include <cmath>
 #include <numeric>
 
@@ -41,6 +43,7 @@ std::vector<float> first_gradient(const std::vector<std::string>& overrides) {
   const TempFolder temp;
   const Config config = small_run(temp, overrides).config;
   const RunData data = load_data(config);
+  omp_set_num_threads(compute_threads(config));  // as the run: products may depend on it in the last bits
   const auto model = build_model(config, *data.train);
   ParameterArena& arena = model->store.arena();
   Loader loader(*data.train, loader_options(config, *data.train, true, 0, config.dist.ranks));
