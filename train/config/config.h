@@ -111,7 +111,7 @@ struct Config {
     std::string interface;
     std::string nccl;        // NAME=VALUE ...
     bool bind_cores = true;  // of nccl
-    std::string token;  // "": TOPKNOT_TOKEN, or the launcher's name of the job
+    std::string token;       // "": TOPKNOT_TOKEN, or the launcher's name of the job
     bool ordered_sum = false;
     double timeout_s = 300;  // 0: off
     std::string link_rate;   // dist.link.rate; "": no emulated link

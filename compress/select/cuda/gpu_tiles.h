@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "compress/memory/accumulate.h"
 #include "compress/select/cuda/gpu_select.h"
