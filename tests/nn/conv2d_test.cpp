@@ -101,6 +101,15 @@ TEST_CASE(
   check_case(blocked({1, 272, 20, 20, 256, 3, 1, 1}), 2);  // too wide for threads apart
 }
 
+TEST_CASE("conv2d with wide padding: as in Deep Speech, and on either side of what AVX2 kernels take") {
+  for (const int threads : {1, 2}) {
+    check_case(blocked({2, 32, 12, 13, 32, {21, 11}, {2, 1}, {10, 5}}, true), threads);
+    check_case(blocked({2, 16, 5, 9, 32, {1, 9}, 1, {0, 4}}), threads);
+    check_case(blocked({2, 16, 5, 9, 32, {1, 7}, 1, {0, 3}}), threads);
+    check_case(plain({2, 1, 11, 9, 32, {5, 11}, 2, {2, 5}}, true), threads);
+  }
+}
+
 TEST_CASE("conv2d agrees with the formula: many channels on few pixels, and on many") {
   for (const int threads : {1, 2, 3}) {
     check_case(blocked({1, 128, 3, 2, 128, 3, 1, 1}, true), threads);  // 6 rows

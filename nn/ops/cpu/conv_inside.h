@@ -11,8 +11,9 @@
 namespace topknot {
 
 // The layer: its groups have channels in whole blocks. Channels are added, with weights of zero (24, 40, 58), or groups joined,
-// with zeros between them (8 channels each). Where groups do not fit so, it is the given layer with plain activations. Images
-// of up to three channels are read as they are.
+// with zeros between them (8 channels each). Where groups do not fit so, and without AVX-512 where the padding is wider than
+// its AVX2 kernels allow, it is the given layer with plain activations: oneDNN has products of columns for these, and for blocked
+// ones only its reference implementation. Images of up to three channels are read as they are.
 class Inside {
  public:
   explicit Inside(const ConvGeometry& layer) : g(layer), layer_(layer) {
@@ -21,6 +22,8 @@ class Inside {
     const bool image = layer.groups == 1 && layer.in <= 3;
     if (layer.depthwise()) {
       g.in = g.out = g.groups = whole(layer.in);
+    } else if (block == 8 && layer.padding.width > kWidestAvx2Padding) {
+      blocked = false;
     } else if (layer.groups == 1) {
       if (!image) g.in = whole(layer.in);
       g.out = whole(layer.out);
@@ -57,6 +60,8 @@ class Inside {
   bool same() const { return g == layer_; }
 
  private:
+  static constexpr std::int64_t kWidestAvx2Padding = 3;  // columns that such a kernel computes at once
+
   // fn(where an output's weights begin in the layer's, where they begin here, how many)
   template <class Fn>
   void for_each_row(const Fn& fn) const {
