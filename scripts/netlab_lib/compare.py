@@ -27,6 +27,7 @@ def compare_parser():
     parser.add_argument("--hosts", type=whole(2, MOST_HOSTS), action="append", help="instead of the SPEC's; may be repeated")
     parser.add_argument("--rate", action="append", help="instead of the SPEC's; may be repeated")
     parser.add_argument("--rounds", type=whole(1, 1000))
+    parser.add_argument("--data", metavar="DIR", help="what {data} in the commands stands for")
     parser.add_argument("--only", action="append", metavar="METHOD", help="of the SPEC's methods; may be repeated")
     parser.add_argument("--timeout", type=limit, metavar="S", help="limit of one run; an hour by default")
     parser.add_argument("--fresh", action="store_true", help="run finished methods again")
@@ -82,6 +83,8 @@ def read_spec(options):
         if by_name.setdefault(slug(name), name) != name:
             raise LabError(f"{path}: '{name}' and '{by_name[slug(name)]}' would share a folder; choose other names")
         find_program(command)
+        if not options.data and any("{data}" in word for word in command):
+            raise LabError(f"{path}: '{name}' trains on data: --data DIR says where they are")
     return spec
 
 
@@ -89,13 +92,11 @@ def slug(name):
     return re.sub(r"[^A-Za-z0-9.=-]+", "_", name).strip("_.") or "method"
 
 
-def filled(command, out, hosts, rate):
-    result = []
-    for word in command:
-        for key, value in (("{out}", out), ("{hosts}", str(hosts)), ("{rate}", rate)):
-            word = word.replace(key, value)
-        result.append(word)
-    return result
+def filled(command, values):
+    """The command with every placeholder {name} replaced by its value."""
+    for name, value in values.items():
+        command = [word.replace(f"{{{name}}}", str(value)) for word in command]
+    return command
 
 
 def finished(path, wanted):
@@ -144,7 +145,8 @@ def cells_of(spec, out, options):
         group = []
         for name in names[shift:] + names[:shift]:
             folder = os.path.join(out, "runs", f"hosts{hosts}-{rate}", f"round{number + 1}", slug(name))
-            command = filled(spec["methods"][name], os.path.join(folder, "run"), hosts, rate)
+            command = filled(spec["methods"][name], {"out": os.path.join(folder, "run"), "hosts": hosts, "rate": rate,
+                                                     "round": number + 1, "data": os.path.abspath(options.data or "")})
             wanted = {"hosts": hosts, "rate": rate, "round": number + 1, "method": name, "command": command,
                       "environment": spec["environment"], "pin": spec["pin"]}
             done = None if options.fresh else finished(os.path.join(folder, "cell.json"), wanted)

@@ -2,7 +2,9 @@
 """PyTorch peer for scripts/netlab: DistributedDataParallel over Gloo, one process per host.
 
 It is started once per rank with the variables of torchrun: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and, where there is more than
-one interface, GLOO_SOCKET_IFNAME. Rank 0 writes --out/config.json and --out/metrics.jsonl under the names that our own train uses.
+one interface, GLOO_SOCKET_IFNAME. Rank 0 writes --out/config.yaml and --out/metrics.jsonl under the names that our own train uses, so
+that `compare` reads both. With --steps it takes steps on one random batch; with --data it trains on CIFAR-10, with the schedule,
+augmentation, initial weights, weight decay and evaluation of configs/netlab/accuracy.yaml.
 
 The peer is meant to be at its best. Dense: gradients live in the buckets (gradient_as_bucket_view), no buffers are broadcast
 (broadcast_buffers=False), buckets of 25 MB with PyTorch's small first one, convolutions in channels_last, the fused SGD where this
@@ -14,6 +16,7 @@ Exit status: 0, 1 for a failure (one line on standard error), 2 for wrong argume
 import argparse
 import hashlib
 import inspect
+import itertools
 import json
 import os
 import platform
@@ -39,18 +42,25 @@ def parse_arguments():
         description="PyTorch DDP over Gloo; RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say where this rank belongs")
     parser.add_argument("--model", choices=("mlp", "resnet20", "vgg16"), required=True)
     parser.add_argument("--batch", type=int, required=True, help="images per rank and step")
-    parser.add_argument("--steps", type=int, required=True)
+    length = parser.add_mutually_exclusive_group(required=True)
+    length.add_argument("--steps", type=int, help="steps on one random batch")
+    length.add_argument("--data", metavar="DIR", help="CIFAR-10's binary files, to train on")
+    parser.add_argument("--epochs", type=int, default=3, help="with --data: where the learning rate comes to 0")
+    parser.add_argument("--target", type=float, default=1, help="with --data: test accuracy that ends the run")
+    parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--hook", choices=("none", "fp16", "powersgd"), default="none")
     parser.add_argument("--out", required=True, help="run folder, written by rank 0")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--bucket-mb", type=float, default=DEFAULT_BUCKET_MB)
     parser.add_argument("--rank-powersgd", type=int, default=4)
-    parser.add_argument("--lr", type=float, default=0.01)
+    parser.add_argument("--lr", type=float, default=0.01, help="with --data the highest")
     parser.add_argument("--malloc-default", action="store_true", help="leave GLIBC_TUNABLES as it is")
     options = parser.parse_args()
-    for name in ("batch", "steps", "threads", "bucket_mb", "rank_powersgd"):
-        if getattr(options, name) <= 0:
+    for name in ("batch", "steps", "epochs", "threads", "bucket_mb", "rank_powersgd"):
+        if getattr(options, name) is not None and getattr(options, name) <= 0:
             parser.error(f"--{name.replace('_', '-')} must be above 0")
+    if options.data and options.model == "mlp":
+        parser.error("--data: resnet20 and vgg16 alone have its schedule")
     missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     if missing:
         parser.error(f"{', '.join(missing)} must be set, as torchrun does")
@@ -134,13 +144,41 @@ def wrapped(torch, model, options):
 
 
 def optimizer_of(torch, model, options):
+    parameters = list(model.parameters())
+    groups = [{"params": [parameter for parameter in parameters if parameter.dim() > 1]},
+              {"params": [parameter for parameter in parameters if parameter.dim() == 1], "weight_decay": 0}]
     arguments = {"lr": options.lr, "momentum": 0.9, "weight_decay": 1e-4}
     if "fused" in inspect.signature(torch.optim.SGD).parameters:
         try:
-            return torch.optim.SGD(model.parameters(), fused=True, **arguments), True
+            return torch.optim.SGD(groups, fused=True, **arguments), True
         except RuntimeError:  # fused on GPUs only
             pass
-    return torch.optim.SGD(model.parameters(), **arguments), False
+    return torch.optim.SGD(groups, **arguments), False
+
+
+class RandomBatch:
+    """Steps on one batch. The members are those of cifar10.Cifar10."""
+
+    name = "random images"
+    steps_per_epoch = 0
+    evaluated_after = ()
+
+    def __init__(self, torch, options):
+        self.steps, self.lr = options.steps, options.lr
+        generator = torch.Generator().manual_seed(1000 + options.rank)
+        images = torch.randn(options.batch, 3, 32, 32, generator=generator)
+        if options.model != "mlp":
+            images = images.contiguous(memory_format=torch.channels_last)
+        self.batch = images, torch.randint(0, 10, (options.batch,), generator=generator)
+
+    def draw_weights(self, model):
+        """Leaves them as PyTorch draws them."""
+
+    def learning_rate(self, _step):
+        return self.lr
+
+    def batches(self):
+        return itertools.repeat(self.batch)
 
 
 def checksum(torch, model):
@@ -157,15 +195,16 @@ def checksum(torch, model):
 
 
 class Writer:
-    """metrics.jsonl of rank 0; elsewhere nothing is written."""
+    """config.yaml (the seed, and sections of keys and values) and metrics.jsonl of rank 0; elsewhere nothing is written."""
 
     def __init__(self, options, configuration):
         self.file = None
         if options.rank == 0:
             os.makedirs(options.out, exist_ok=True)
-            with open(os.path.join(options.out, "config.json"), "w", encoding="utf-8") as file:
-                json.dump(configuration, file, indent=2)
-                file.write("\n")
+            with open(os.path.join(options.out, "config.yaml"), "w", encoding="utf-8") as file:
+                print(f"seed: {options.seed}", file=file)
+                for section, values in configuration.items():
+                    print(f"{section}:", *(f"  {name}: {value}" for name, value in values.items()), sep="\n", file=file)
             self.file = open(os.path.join(options.out, "metrics.jsonl"), "w", encoding="utf-8")
 
     def write(self, record):
@@ -186,38 +225,48 @@ def run(torch, options, startup_begin):
     torch.set_num_threads(options.threads)
     torch.distributed.init_process_group("gloo", init_method="env://", rank=options.rank, world_size=options.ranks,
                                          timeout=timedelta(seconds=DEADLINE_S))
-    torch.manual_seed(1)
+    torch.manual_seed(options.seed)
     build, expected, *_ = NETWORKS[options.model]
     model = build().train()
+    if options.data:
+        from cifar10 import Cifar10
+        task = Cifar10(options)
+    else:
+        task = RandomBatch(torch, options)
+    task.draw_weights(model)
     # PowerSGD's hook views each gradient as a matrix, which a channels_last one does not allow; images alone then are.
-    images_last = options.model != "mlp"
-    if images_last and options.hook != "powersgd":
+    if options.model != "mlp" and options.hook != "powersgd":
         model = model.to(memory_format=torch.channels_last)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     if parameters != expected:
         raise RuntimeError(f"{options.model} has {parameters} parameters, not {expected}")
-    torch.manual_seed(1000 + options.rank)
-    images, labels = torch.randn(options.batch, 3, 32, 32), torch.randint(0, 10, (options.batch,))
-    if images_last:
-        images = images.contiguous(memory_format=torch.channels_last)
     ddp, sent = wrapped(torch, model, options)
     optimizer, fused = optimizer_of(torch, model, options)
+    name = {"none": "PyTorch DDP", "fp16": "PyTorch DDP fp16", "powersgd": "PyTorch DDP PowerSGD"}[options.hook]
     writer = Writer(options, {
-        "peer": "PyTorch DistributedDataParallel", "backend": "gloo", "model": options.model, "parameters": parameters,
-        "batch": options.batch, "ranks": options.ranks, "steps": options.steps, "hook": options.hook,
-        "rank_powersgd": options.rank_powersgd if options.hook == "powersgd" else None, "threads": options.threads,
-        "bucket_mb": options.bucket_mb, "lr": options.lr, "fused_sgd": fused,
-        "glibc_tunables": os.environ.get("GLIBC_TUNABLES", ""), "interface": os.environ.get("GLOO_SOCKET_IFNAME", ""),
-        "torch": torch.__version__, "python": platform.python_version(), "host": socket.gethostname(),
-    })
+        "model": {"name": options.model}, "compress": {"name": name},
+        "data": {"name": "cifar10" if options.data else "random", "batch_size": options.batch},
+        "dist": {"backend": "gloo", "ranks": options.ranks}, "optimizer": {"lr": options.lr},
+        "train": {"epochs": options.epochs if options.data else 0, "threads": options.threads, "target_accuracy": options.target},
+        "peer": {"parameters": parameters, "rank_powersgd": options.rank_powersgd, "bucket_mb": options.bucket_mb,
+                 "fused_sgd": fused, "glibc_tunables": os.environ.get("GLIBC_TUNABLES", ""), "torch": torch.__version__,
+                 "interface": os.environ.get("GLOO_SOCKET_IFNAME", ""), "python": platform.python_version(),
+                 "host": socket.gethostname()}})
+    writer.write({"event": "start", "step": 0, "total_steps": task.steps, "steps_per_epoch": task.steps_per_epoch,
+                  "backend": "gloo", "task": task.name, "metric": "accuracy", "metric_unit": "share", "higher_is_better": True,
+                  "metric_set": "test"})
     torch.distributed.barrier()
 
     clock = time.perf_counter
-    batch_all, ends, sent_before = options.batch * options.ranks, [], 0
+    batches, batch_all, ends, sent_before, eval_seconds, best, result = task.batches(), options.batch * options.ranks, [], 0, 0, 0, {}
     first = clock()
     startup_seconds = time.time() - startup_begin
-    for step in range(1, options.steps + 1):
+    for step in range(1, task.steps + 1):
         begin = clock()
+        for group in optimizer.param_groups:
+            group["lr"] = task.learning_rate(step)
+        images, labels = next(batches)
+        after_data = clock()
         optimizer.zero_grad(set_to_none=True)
         loss = torch.nn.functional.cross_entropy(ddp(images), labels)
         after_forward = clock()
@@ -226,25 +275,34 @@ def run(torch, options, startup_begin):
         optimizer.step()
         loss = loss.item()
         end = clock()
-        ends.append(end - first)
+        ends.append(end - first - eval_seconds)
         sent_now = sent.total(step)
         writer.write({
-            "event": "step", "step": step, "time_s": end - first, "loss": loss,  # rank 0's own
-            "images_per_second": batch_all / (end - begin), "forward_s": after_forward - begin,
+            "event": "step", "step": step, "time_s": ends[-1], "loss": loss,  # rank 0's own
+            "images_per_second": batch_all / (end - begin), "data_s": after_data - begin, "forward_s": after_forward - after_data,
             "backward_s": after_backward - after_forward, "update_s": end - after_backward,
             "bytes_sent": sent_now - sent_before, "bytes_dense": 4 * parameters,
         })
         sent_before = sent_now
+        if step in task.evaluated_after:
+            test_loss, accuracy = task.evaluate(model)
+            best = max(best, accuracy)
+            eval_seconds += clock() - end
+            result = {"test_loss": test_loss, "test_accuracy": accuracy, "best_test_accuracy": best, "eval_seconds": eval_seconds}
+            writer.write({"event": "eval", "step": step, "epoch": step / task.steps_per_epoch, "time_s": ends[-1], **result})
+            if accuracy >= options.target:
+                break
 
     parameter_checksum = checksum(torch, model)
-    skip = WARM_UP_STEPS if options.steps > WARM_UP_STEPS else 0
+    steps = len(ends)
+    skip = WARM_UP_STEPS if steps > WARM_UP_STEPS else 0
     starts = [0.0, *ends]
     seconds = [b - a for a, b in zip(starts, ends)][skip:]
     writer.write({
         "event": "end", "images_per_second": batch_all * len(seconds) / (ends[-1] - starts[skip]),
         "step_p50_s": statistics.median(seconds), "wall_seconds": ends[-1], "startup_seconds": startup_seconds,
-        "steps": options.steps, "bytes_sent": sent_before, "bytes_dense": 4 * parameters * options.steps,
-        "parameter_checksum": parameter_checksum,
+        "steps": steps, "bytes_sent": sent_before, "bytes_dense": 4 * parameters * steps,
+        "parameter_checksum": parameter_checksum, **result,
     })
     # The results are complete and checked. Rank 0 keeps the store until all are done, but not for ever.
     farewell = threading.Timer(FAREWELL_S, leave, (0,))
