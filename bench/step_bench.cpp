@@ -147,6 +147,9 @@ int run(int argc, char** argv) {
   app.add_option("model", options.model);
   if (!parse_options(app, kUsage, argc, argv)) return 0;
   if (options.model.empty()) misuse("bench_step", "no model given");
+  if (options.bf16 && !cpu_has_bfloat16())
+    misuse("bench_step",
+           "--bf16 needs a CPU with products of bfloat16 (AVX-512 BF16), which this one is not");
   DistOptions dist;
   dist.backend = "gloo";
   dist.ranks = options.ranks;

@@ -12,13 +12,17 @@ namespace {
 
 constexpr std::int64_t kOut = 4, kIn = 6;    // sides of a tile
 constexpr std::int64_t kPoints = kIn * kIn;  // products of a pair of channels
-constexpr std::int64_t L = kLanes;
+
+// A block of channels is a vector V: Lanes, or Lanes8 on CPUs without AVX-512 (channel_block()).
+template <class V>
+constexpr std::int64_t kWide = sizeof(V) / sizeof(float);
 
 // The three transforms along one side of a tile, and their adjoints.
 struct FromInput {  // B^T
   static constexpr std::int64_t from = kIn;
-  TOPKNOT_INLINE static void apply(const Lanes* d, Lanes* t) {
-    const Lanes a = d[4] - d[2] * 4.f, b = d[3] - d[1] * 4.f, c = d[4] - d[2], e = (d[3] - d[1]) * 2.f;
+  template <class V>
+  TOPKNOT_INLINE static void apply(const V* d, V* t) {
+    const V a = d[4] - d[2] * 4.f, b = d[3] - d[1] * 4.f, c = d[4] - d[2], e = (d[3] - d[1]) * 2.f;
     t[0] = d[0] * 4.f - d[2] * 5.f + d[4];
     t[1] = a + b, t[2] = a - b, t[3] = c + e, t[4] = c - e;
     t[5] = d[1] * 4.f - d[3] * 5.f + d[5];
@@ -26,30 +30,34 @@ struct FromInput {  // B^T
 };
 struct FromOutputGradient {  // A
   static constexpr std::int64_t from = kOut;
-  TOPKNOT_INLINE static void apply(const Lanes* d, Lanes* t) {
-    const Lanes even = d[0] + d[2], odd = d[1] + d[3], far_even = d[0] + d[2] * 4.f,
-                far_odd = (d[1] + d[3] * 4.f) * 2.f;
+  template <class V>
+  TOPKNOT_INLINE static void apply(const V* d, V* t) {
+    const V even = d[0] + d[2], odd = d[1] + d[3], far_even = d[0] + d[2] * 4.f,
+            far_odd = (d[1] + d[3] * 4.f) * 2.f;
     t[0] = d[0];
     t[1] = even + odd, t[2] = even - odd, t[3] = far_even + far_odd, t[4] = far_even - far_odd;
     t[5] = d[3];
   }
 };
-TOPKNOT_INLINE void to_output(const Lanes* m, Lanes* y) {  // A^T
-  const Lanes s = m[1] + m[2], d = m[1] - m[2], u = m[3] + m[4], v = m[3] - m[4];
+template <class V>
+TOPKNOT_INLINE void to_output(const V* m, V* y) {  // A^T
+  const V s = m[1] + m[2], d = m[1] - m[2], u = m[3] + m[4], v = m[3] - m[4];
   y[0] = m[0] + s + u;
   y[1] = d + v * 2.f;
   y[2] = s + u * 4.f;
   y[3] = d + v * 8.f + m[5];
 }
-TOPKNOT_INLINE void from_weights(const Lanes* w, Lanes* u) {  // G
-  const Lanes ends = w[0] + w[2], wide = w[0] + w[2] * 4.f;
+template <class V>
+TOPKNOT_INLINE void from_weights(const V* w, V* u) {  // G
+  const V ends = w[0] + w[2], wide = w[0] + w[2] * 4.f;
   u[0] = w[0] * 0.25f;
   u[1] = (ends + w[1]) * (-1 / 6.f), u[2] = (ends - w[1]) * (-1 / 6.f);
   u[3] = (wide + w[1] * 2.f) * (1 / 24.f), u[4] = (wide - w[1] * 2.f) * (1 / 24.f);
   u[5] = w[2];
 }
-TOPKNOT_INLINE void to_weights(const Lanes* u, Lanes* w) {  // G^T
-  const Lanes s = u[1] + u[2], d = u[1] - u[2], far_s = u[3] + u[4], far_d = u[3] - u[4];
+template <class V>
+TOPKNOT_INLINE void to_weights(const V* u, V* w) {  // G^T
+  const V s = u[1] + u[2], d = u[1] - u[2], far_s = u[3] + u[4], far_d = u[3] - u[4];
   w[0] = u[0] * 0.25f - s * (1 / 6.f) + far_s * (1 / 24.f);
   w[1] = d * (-1 / 6.f) + far_d * (1 / 12.f);
   w[2] = u[5] - s * (1 / 6.f) + far_s * (1 / 6.f);
@@ -73,173 +81,196 @@ struct Tile {  // its first output
   std::int64_t image, row, column;
 };
 
-// The transform F of one tile of 16 channels that begins at a row and a column of the image `x`, zero outside of it. Point p
+// The transform F of one tile of a block of channels that begins at a row and a column of the image `x`, zero outside of it. Point p
 // of the 36 goes to `to` + p * step.
-template <class F, class T>
+template <class F, class V, class T>
 TOPKNOT_INLINE void transform_tile(const Tiles& tiles, const T* x, std::int64_t row, std::int64_t column,
                                    float* to, std::int64_t step) {
-  Lanes rows[F::from][kIn], in[F::from], out[kIn];
+  V rows[F::from][kIn], in[F::from], out[kIn];
   const bool inside = column >= 0 && column + F::from <= tiles.width;
   for (std::int64_t i = 0; i < F::from; ++i) {
     const std::int64_t r = row + i;
     if (r < 0 || r >= tiles.height) {
-      for (Lanes& v : rows[i]) v = Lanes{};
+      for (V& v : rows[i]) v = V{};
       continue;
     }
-    const T* from = x + (r * tiles.width + column) * L;
+    const T* from = x + (r * tiles.width + column) * kWide<V>;
     if (inside)
-      for (std::int64_t j = 0; j < F::from; ++j) in[j] = load_as<Lanes>(from + j * L);
+      for (std::int64_t j = 0; j < F::from; ++j) in[j] = load_as<V>(from + j * kWide<V>);
     else
       for (std::int64_t j = 0; j < F::from; ++j)
-        in[j] = column + j >= 0 && column + j < tiles.width ? load_as<Lanes>(from + j * L) : Lanes{};
+        in[j] = column + j >= 0 && column + j < tiles.width ? load_as<V>(from + j * kWide<V>) : V{};
     F::apply(in, rows[i]);
   }
   for (std::int64_t j = 0; j < kIn; ++j) {
     for (std::int64_t i = 0; i < F::from; ++i) in[i] = rows[i][j];
     F::apply(in, out);
-    for (std::int64_t i = 0; i < kIn; ++i) store(to + (i * kIn + j) * step, out[i]);
+    for (std::int64_t i = 0; i < kIn; ++i) store_as(to + (i * kIn + j) * step, out[i]);
   }
 }
 
-// The outputs of one tile of 16 channels, from its points `from` + p * step, to the image `y`.
-template <class T>
+// The outputs of one tile of a block of channels, from its points `from` + p * step, to the image `y`.
+template <class V, class T>
 TOPKNOT_INLINE void output_tile(const Tiles& tiles, const Tile& tile, const float* from, std::int64_t step,
                                 T* y, bool accumulate) {
-  Lanes columns[kOut][kIn], in[kIn], out[kOut];
+  V columns[kOut][kIn], in[kIn], out[kOut];
   for (std::int64_t j = 0; j < kIn; ++j) {
-    for (std::int64_t i = 0; i < kIn; ++i) in[i] = load(from + (i * kIn + j) * step);
+    for (std::int64_t i = 0; i < kIn; ++i) in[i] = load_as<V>(from + (i * kIn + j) * step);
     to_output(in, out);
     for (std::int64_t i = 0; i < kOut; ++i) columns[i][j] = out[i];
   }
   for (std::int64_t i = 0; i < kOut && tile.row + i < tiles.height; ++i) {
     to_output(columns[i], out);
-    T* to = y + ((tile.row + i) * tiles.width + tile.column) * L;
+    T* to = y + ((tile.row + i) * tiles.width + tile.column) * kWide<V>;
     for (std::int64_t j = 0; j < kOut; ++j)
       if (tile.column + j < tiles.width)
-        store_as(to + j * L, accumulate ? load_as<Lanes>(to + j * L) + out[j] : out[j]);
+        store_as(to + j * kWide<V>, accumulate ? load_as<V>(to + j * kWide<V>) + out[j] : out[j]);
   }
 }
 
-// c[r,j] (+)= sum_d a[r,d] b[d,j] for R rows and B blocks of 16 columns. Strides in floats; b's and c's columns are contiguous.
+// c[r,j] (+)= sum_d a[r,d] b[d,j] for R rows and B blocks of columns. Strides in floats; b's and c's columns are contiguous.
 struct Strides {
   std::int64_t a_row, a_depth, b_depth, c_row;
 };
-template <int R, int B, bool kAdd>
+template <class V, int R, int B, bool kAdd>
 TOPKNOT_INLINE void product_block(const Strides& s, std::int64_t depth, const float* a, const float* b,
                                   float* c) {
-  Lanes sums[R][B];
+  V sums[R][B];
   for (int r = 0; r < R; ++r)
-    for (int j = 0; j < B; ++j) sums[r][j] = kAdd ? load(c + r * s.c_row + j * L) : Lanes{};
+    for (int j = 0; j < B; ++j) sums[r][j] = kAdd ? load_as<V>(c + r * s.c_row + j * kWide<V>) : V{};
   for (std::int64_t d = 0; d < depth; ++d) {
-    Lanes row[B];
-    for (int j = 0; j < B; ++j) row[j] = load(b + d * s.b_depth + j * L);
+    V row[B];
+    for (int j = 0; j < B; ++j) row[j] = load_as<V>(b + d * s.b_depth + j * kWide<V>);
     for (int r = 0; r < R; ++r)
       for (int j = 0; j < B; ++j) sums[r][j] += row[j] * a[r * s.a_row + d * s.a_depth];
   }
   for (int r = 0; r < R; ++r)
-    for (int j = 0; j < B; ++j) store(c + r * s.c_row + j * L, sums[r][j]);
+    for (int j = 0; j < B; ++j) store_as(c + r * s.c_row + j * kWide<V>, sums[r][j]);
 }
 
 // Tiles that are worked on at once, a multiple of 16. 32 to 96 are about equally fast, 16 up to a fifth slower.
 constexpr std::int64_t kTiles = 64;
+constexpr std::int64_t kPadding = 16;
 // Floats between two points of kTiles tiles: not a multiple of a page, else all 36 fall into one set of the cache.
 std::int64_t point_step(std::int64_t channels) {
-  return kTiles * channels + L;
+  return kTiles * channels + kPadding;
 }
 // The same between two points of a layer's weights. (Where their gradient is read, point beside point, it would cost time.)
 std::int64_t weight_step(std::int64_t in, std::int64_t out) {
-  return in * out + L;
+  return in * out + kPadding;
 }
 Tensor room_for_points(std::int64_t channels) {
   return Tensor::empty({kPoints * point_step(channels)});
 }
 
-// The products of all 36 points are cut into pieces of 32 columns, 16 where no 32 are left.
+// The products of all 36 points are cut into pieces of two blocks of columns, one where no two are left.
 std::int64_t pieces(std::int64_t columns) {
-  return kPoints * ((columns + 2 * L - 1) / (2 * L));
+  const std::int64_t piece = 2 * channel_block();
+  return kPoints * ((columns + piece - 1) / piece);
 }
-// Pieces [begin, end) of c[p] (+)= a[p] b[p]; rows: a multiple of 16. 16 sums hide the latency of the additions and leave
-// registers for the rest.
+// Pieces [begin, end) of c[p] (+)= a[p] b[p]; rows: a multiple of the block. 16 sums hide the latency of the additions and leave
+// registers for the rest; 8 are what the 16 registers without AVX-512 allow.
 struct Factors {
   const float *a, *b;
   std::int64_t a_step, b_step, c_step;  // between points
   Strides strides;
   std::int64_t rows, columns, depth;
 };
-template <bool kAdd>
+template <class V, bool kAdd>
 TOPKNOT_INLINE void products_any(const Factors& f, std::int64_t begin, std::int64_t end, float* c) {
+  constexpr std::int64_t piece_columns = 2 * kWide<V>;
+  constexpr int sums = kWide<V> == 16 ? 16 : 8;
   const std::int64_t per_point = pieces(f.columns) / kPoints;
   for (std::int64_t piece = begin; piece < end; ++piece) {
-    const std::int64_t p = piece / per_point, j = piece % per_point * 2 * L;
+    const std::int64_t p = piece / per_point, j = piece % per_point * piece_columns;
     const float *a = f.a + p * f.a_step, *b = f.b + p * f.b_step + j;
     float* to = c + p * f.c_step + j;
-    if (j + 2 * L <= f.columns)
-      for (std::int64_t r = 0; r < f.rows; r += 8)
-        product_block<8, 2, kAdd>(f.strides, f.depth, a + r * f.strides.a_row, b, to + r * f.strides.c_row);
+    if (j + piece_columns <= f.columns)
+      for (std::int64_t r = 0; r < f.rows; r += sums / 2)
+        product_block<V, sums / 2, 2, kAdd>(f.strides, f.depth, a + r * f.strides.a_row, b,
+                                            to + r * f.strides.c_row);
     else
-      for (std::int64_t r = 0; r < f.rows; r += 16)
-        product_block<16, 1, kAdd>(f.strides, f.depth, a + r * f.strides.a_row, b, to + r * f.strides.c_row);
+      for (std::int64_t r = 0; r < f.rows; r += sums)
+        product_block<V, sums, 1, kAdd>(f.strides, f.depth, a + r * f.strides.a_row, b,
+                                        to + r * f.strides.c_row);
   }
 }
 TOPKNOT_MULTIVERSION void products(const Factors& f, bool add, std::int64_t begin, std::int64_t end,
                                    float* c) {
-  if (add) return products_any<true>(f, begin, end, c);
-  products_any<false>(f, begin, end, c);
+  if (channel_block() == 8) {
+    if (add) return products_any<Lanes8, true>(f, begin, end, c);
+    return products_any<Lanes8, false>(f, begin, end, c);
+  }
+  if (add) return products_any<Lanes, true>(f, begin, end, c);
+  products_any<Lanes, false>(f, begin, end, c);
 }
 
 // The points of tiles [begin, end) of a block of tiles that begins at `first`: [point][tile][channel].
-template <class F, class T>
+template <class F, class V, class T>
 TOPKNOT_INLINE void points_any(const Tiles& tiles, std::int64_t first, std::int64_t begin, std::int64_t end,
                                std::int64_t channels, const T* x, float* to) {
   constexpr std::int64_t border = F::from == kIn ? 1 : 0;
   for (std::int64_t t = begin; t < end; ++t) {
     const Tile tile(tiles, first + t);
-    for (std::int64_t c = 0; c < channels; c += L)
-      transform_tile<F>(tiles, x + (tile.image * channels + c) * tiles.height * tiles.width,
-                        tile.row - border, tile.column - border, to + t * channels + c, point_step(channels));
+    for (std::int64_t c = 0; c < channels; c += kWide<V>)
+      transform_tile<F, V>(tiles, x + (tile.image * channels + c) * tiles.height * tiles.width,
+                           tile.row - border, tile.column - border, to + t * channels + c,
+                           point_step(channels));
   }
 }
 TOPKNOT_MULTIVERSION void input_points(const Tiles& tiles, std::int64_t first, std::int64_t begin,
                                        std::int64_t end, std::int64_t channels, DType type, const void* x,
                                        float* to) {
   if (type == DType::bf16)
-    return points_any<FromInput>(tiles, first, begin, end, channels, static_cast<const BFloat16*>(x), to);
-  points_any<FromInput>(tiles, first, begin, end, channels, static_cast<const float*>(x), to);
+    return points_any<FromInput, Lanes>(tiles, first, begin, end, channels, static_cast<const BFloat16*>(x),
+                                        to);
+  const auto* floats = static_cast<const float*>(x);
+  if (channel_block() == 8)
+    return points_any<FromInput, Lanes8>(tiles, first, begin, end, channels, floats, to);
+  points_any<FromInput, Lanes>(tiles, first, begin, end, channels, floats, to);
 }
 TOPKNOT_MULTIVERSION void gradient_points(const Tiles& tiles, std::int64_t first, std::int64_t begin,
                                           std::int64_t end, std::int64_t channels, DType type, const void* dy,
                                           float* to) {
   if (type == DType::bf16)
-    return points_any<FromOutputGradient>(tiles, first, begin, end, channels,
-                                          static_cast<const BFloat16*>(dy), to);
-  points_any<FromOutputGradient>(tiles, first, begin, end, channels, static_cast<const float*>(dy), to);
+    return points_any<FromOutputGradient, Lanes>(tiles, first, begin, end, channels,
+                                                 static_cast<const BFloat16*>(dy), to);
+  const auto* floats = static_cast<const float*>(dy);
+  if (channel_block() == 8)
+    return points_any<FromOutputGradient, Lanes8>(tiles, first, begin, end, channels, floats, to);
+  points_any<FromOutputGradient, Lanes>(tiles, first, begin, end, channels, floats, to);
 }
 
-template <class T>
+template <class V, class T>
 TOPKNOT_INLINE void outputs_any(const Tiles& tiles, std::int64_t first, std::int64_t begin, std::int64_t end,
                                 std::int64_t channels, const float* from, T* y, bool accumulate) {
   for (std::int64_t t = begin; t < end; ++t) {
     const Tile tile(tiles, first + t);
-    for (std::int64_t c = 0; c < channels; c += L)
-      output_tile(tiles, tile, from + t * channels + c, point_step(channels),
-                  y + (tile.image * channels + c) * tiles.height * tiles.width, accumulate);
+    for (std::int64_t c = 0; c < channels; c += kWide<V>)
+      output_tile<V>(tiles, tile, from + t * channels + c, point_step(channels),
+                     y + (tile.image * channels + c) * tiles.height * tiles.width, accumulate);
   }
 }
 TOPKNOT_MULTIVERSION void outputs(const Tiles& tiles, std::int64_t first, std::int64_t begin,
                                   std::int64_t end, std::int64_t channels, const float* from, DType type,
                                   void* y, bool accumulate) {
   if (type == DType::bf16)
-    return outputs_any(tiles, first, begin, end, channels, from, static_cast<BFloat16*>(y), accumulate);
-  outputs_any(tiles, first, begin, end, channels, from, static_cast<float*>(y), accumulate);
+    return outputs_any<Lanes>(tiles, first, begin, end, channels, from, static_cast<BFloat16*>(y),
+                              accumulate);
+  auto* floats = static_cast<float*>(y);
+  if (channel_block() == 8)
+    return outputs_any<Lanes8>(tiles, first, begin, end, channels, from, floats, accumulate);
+  outputs_any<Lanes>(tiles, first, begin, end, channels, from, floats, accumulate);
 }
 
-// Between a layer's weights, OIHW, and their points, [point][from channel][to channel], of 16 channels `to` at a time.
+// Between a layer's weights, OIHW, and their points, [point][from channel][to channel], of a block of channels `to` at a time.
+template <class V>
 TOPKNOT_INLINE void points_of_weights(const ConvGeometry& g, std::int64_t a, std::int64_t b,
                                       const float* weight, bool turned, float* points) {
   const std::int64_t from = turned ? g.out : g.in, to = turned ? g.in : g.out;
   const std::int64_t from_step = turned ? g.in * 9 : 9, to_step = turned ? 9 : g.in * 9;
-  Lanes w[9], rows[3][kIn], in[3], out[kIn];
-  for (std::int64_t i = 0; i < L; ++i)
+  V w[9], rows[3][kIn], in[3], out[kIn];
+  for (std::int64_t i = 0; i < kWide<V>; ++i)
     for (std::int64_t tap = 0; tap < 9; ++tap)
       w[tap][i] = weight[a * from_step + (b + i) * to_step + (turned ? 8 - tap : tap)];
   for (int i = 0; i < 3; ++i) from_weights(w + 3 * i, rows[i]);
@@ -247,25 +278,32 @@ TOPKNOT_INLINE void points_of_weights(const ConvGeometry& g, std::int64_t a, std
     for (int i = 0; i < 3; ++i) in[i] = rows[i][j];
     from_weights(in, out);
     for (std::int64_t i = 0; i < kIn; ++i)
-      store(points + (i * kIn + j) * weight_step(from, to) + a * to + b, out[i]);
+      store_as(points + (i * kIn + j) * weight_step(from, to) + a * to + b, out[i]);
   }
+}
+template <class V>
+TOPKNOT_INLINE void transform_weights_any(const ConvGeometry& g, std::int64_t first, std::int64_t last,
+                                          const float* weight, bool turned, float* points) {
+  for (std::int64_t a = first; a < last; ++a)
+    for (std::int64_t b = 0; b < (turned ? g.in : g.out); b += kWide<V>)
+      points_of_weights<V>(g, a, b, weight, turned, points);
 }
 TOPKNOT_MULTIVERSION void transform_weights(const ConvGeometry& g, std::int64_t first, std::int64_t last,
                                             const float* weight, bool turned, float* points) {
-  for (std::int64_t a = first; a < last; ++a)
-    for (std::int64_t b = 0; b < (turned ? g.in : g.out); b += L)
-      points_of_weights(g, a, b, weight, turned, points);
+  if (channel_block() == 8) return transform_weights_any<Lanes8>(g, first, last, weight, turned, points);
+  transform_weights_any<Lanes>(g, first, last, weight, turned, points);
 }
 
 // The points of `sums` are added up.
+template <class V>
 TOPKNOT_INLINE void weights_of_points(const ConvGeometry& g, std::int64_t a, std::int64_t b,
                                       const std::vector<Tensor>& sums, GradientTarget target) {
-  Lanes columns[3][kIn], in[kIn], out[3];
+  V columns[3][kIn], in[kIn], out[3];
   for (std::int64_t j = 0; j < kIn; ++j) {
     for (std::int64_t i = 0; i < kIn; ++i) {
-      in[i] = Lanes{};
+      in[i] = V{};
       for (const Tensor& sum : sums)
-        if (sum.defined()) in[i] += load(sum.data() + ((i * kIn + j) * g.in + a) * g.out + b);
+        if (sum.defined()) in[i] += load_as<V>(sum.data() + ((i * kIn + j) * g.in + a) * g.out + b);
     }
     to_weights(in, out);
     for (int i = 0; i < 3; ++i) columns[i][j] = out[i];
@@ -273,16 +311,22 @@ TOPKNOT_INLINE void weights_of_points(const ConvGeometry& g, std::int64_t a, std
   for (int i = 0; i < 3; ++i) {
     to_weights(columns[i], out);
     for (int j = 0; j < 3; ++j)
-      for (std::int64_t lane = 0; lane < L; ++lane) {
+      for (std::int64_t lane = 0; lane < kWide<V>; ++lane) {
         float& dw = target.data[((b + lane) * g.in + a) * 9 + i * 3 + j];
         dw = target.accumulate ? dw + out[j][lane] : out[j][lane];
       }
   }
 }
+template <class V>
+TOPKNOT_INLINE void gradient_from_points_any(const ConvGeometry& g, std::int64_t first, std::int64_t last,
+                                             const std::vector<Tensor>& sums, GradientTarget target) {
+  for (std::int64_t a = first; a < last; ++a)
+    for (std::int64_t b = 0; b < g.out; b += kWide<V>) weights_of_points<V>(g, a, b, sums, target);
+}
 TOPKNOT_MULTIVERSION void gradient_from_points(const ConvGeometry& g, std::int64_t first, std::int64_t last,
                                                const std::vector<Tensor>& sums, GradientTarget target) {
-  for (std::int64_t a = first; a < last; ++a)
-    for (std::int64_t b = 0; b < g.out; b += L) weights_of_points(g, a, b, sums, target);
+  if (channel_block() == 8) return gradient_from_points_any<Lanes8>(g, first, last, sums, target);
+  gradient_from_points_any<Lanes>(g, first, last, sums, target);
 }
 
 // Of all images of the batch together, which pay for the transformation of the weights. Measured on VGG-16 and ResNet-20
@@ -364,11 +408,12 @@ std::int64_t bytes_of(const Tensor& t, std::int64_t elements) {
 
 bool WinogradConv::serves(const Tensor& x) const {
   const bool geometry = g_.kernel == 3 && g_.stride == 1 && g_.padding == 1 && g_.groups == 1 &&
-                        channel_block() == L && g_.in % L == 0 && g_.out % L == 0;
+                        g_.in % channel_block() == 0 && g_.out % channel_block() == 0;
   if (!geometry || std::min(x.dim(2), x.dim(3)) < kOut) return false;
   const std::int64_t pixels = x.dim(0) * x.dim(2) * x.dim(3);
   // With 16 channels the transforms cost as much as the products, and oneDNN's products of bf16 are faster.
-  if (x.dtype() == DType::bf16) return pixels >= kPixelsBfloat16 && g_.in * g_.out > L * L;
+  if (x.dtype() == DType::bf16)
+    return channel_block() == kWide<Lanes> && pixels >= kPixelsBfloat16 && g_.in * g_.out > 16 * 16;
   return pixels >= kPixels;
 }
 
