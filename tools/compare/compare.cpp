@@ -309,11 +309,11 @@ void warn(Comparison& c) {
     const StepTimes &base = c.methods[*m.baseline].times, &own = m.times;
     const double there = base.forward + base.backward, here = own.forward + own.backward;
     if (!(there > 0 && here > 0) || std::max(here / there, there / here) < kUnequal) continue;
-    c.warnings.push_back(
-        fmt::format("forward and backward of a step took {:.3g} ms under {} and {:.3g} ms under {}: the "
-                    "machine was not equally free, "
-                    "so times do not compare the methods alone",
-                    1e3 * here, m.name, 1e3 * there, c.methods[*m.baseline].name));
+    c.warnings.push_back(fmt::format(
+        "forward and backward of a step took {:.3g} ms under {} and {:.3g} ms under {}: the machine was "
+        "not equally free, communication took its cores, or they are other programs, so times do not "
+        "compare the methods alone",
+        1e3 * here, m.name, 1e3 * there, c.methods[*m.baseline].name));
   }
   bool any_dense = false;
   for (const Method& m : c.methods) any_dense = any_dense || m.dense;
