@@ -188,11 +188,12 @@ END
   grep -qxF 'rank 3 local 1 of 4 on 1' log/host1-rank3.log || complain "the variables of rank 3 are wrong"
 }
 
-# The links are shaped: nothing is faster than they are, bar the bucket.
+# The links are shaped: nothing is faster than they are, bar the bucket, and what a receiver that had to wait for a core finds in its
+# socket when its second begins (measured beside a build: 22.2 Mbit/s). An unshaped link is a hundred times faster.
 test_measure() {
   expect 0 '"lowest_bits"' "$netlab" --hosts 2 --rate 20mbit --measure --log log
   python3 -c 'import json; m = json.load(open("log/netlab.json"))["measured"]
-assert len(m["host_bits"]) == 2 and 0 < m["lowest_bits"] <= m["mean_bits"] <= max(m["host_bits"]) < 1.1 * 20e6, m
+assert len(m["host_bits"]) == 2 and 0 < m["lowest_bits"] <= m["mean_bits"] <= max(m["host_bits"]) < 1.5 * 20e6, m
 assert m["round_trip_s"] > 0' || complain 'the measured rates are wrong'
 }
 
