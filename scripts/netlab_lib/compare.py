@@ -78,6 +78,8 @@ def read_spec(options):
         raise LabError(f"{path}: \"environment\" should be an object of texts")
     for rate in spec["rates"]:
         parse_rate(rate)
+    if options.data and not os.path.isdir(options.data):
+        raise LabError(f"--data: there is no folder '{options.data}'")
     by_name = {}
     for name, command in spec["methods"].items():
         if by_name.setdefault(slug(name), name) != name:

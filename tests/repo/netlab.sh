@@ -74,6 +74,7 @@ test_arguments() {
   expect 2 "has no method 'sparse'" "$netlab" compare spec.json --out out --only sparse
   spec '{"dense": ["true", "data.root={data}"]}'
   expect 2 '--data DIR says where' "$netlab" compare spec.json --out out
+  expect 2 "there is no folder 'set'" "$netlab" compare spec.json --out out --data set
   [ ! -e out ] || complain 'compare made a folder though its arguments were wrong'
 
   if ! command -v ip >/dev/null && [ ! -e /sbin/ip ]; then
@@ -258,6 +259,7 @@ for i in 1 2 3 4 5 6 7 8; do echo "{\"event\":\"step\",\"step\":$i,\"time_s\":$(
 END
   spec '{"dense": ["sh", "method.sh", "dense", "{out}", "4"], "half": ["sh", "method.sh", "half", "{out}", "2"],
          "bad": ["sh", "-c", "echo no luck with {hosts} at {rate}, seed {round}, {data}; exit 5"]}'
+  mkdir set
   expect 1 "2 hosts, 100mbit, round 2, bad: exit code 5; host 0: no luck with 2 at 100mbit, seed 2, $PWD/set" \
     "$netlab" compare spec.json --out compared --data set
   grep -q '^| half | 2000.0 (2000.0 to 2000.0) | - | - | - | - | - | - | 2.00 |$' compared/table.md ||
