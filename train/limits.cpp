@@ -22,6 +22,12 @@ double batches_bytes(const Config& config, const Dataset& data) {
   return (config.data.workers > 0 ? LoaderOptions().prefetch : 1) * batch;
 }
 
+double model_bytes(const Config& config, const Dataset& data) {
+  if (parse_device(config.train.device).kind != DeviceKind::cpu) return 0;
+  const double moments = config.optimizer.name == "adamw" ? 2 : config.optimizer.momentum > 0 ? 1 : 0;
+  return 4 * (3 + moments) * static_cast<double>(build_model(config, data)->store.arena().size());
+}
+
 void check_limits(const Config& config, const RunData& data, int ranks, int processes) {
   const double workers = config.data.workers;
   // Training and evaluation have workers each; then the rank's own, its compute threads and the collectives' one.
@@ -33,11 +39,7 @@ void check_limits(const Config& config, const RunData& data, int ranks, int proc
                     count_text(ranks, "rank"), config.data.workers, threads, thread_limit()));
 
   const double batches = batches_bytes(config, *data.train);
-  double model = 0;
-  if (parse_device(config.train.device).kind == DeviceKind::cpu) {
-    const double buffers = config.optimizer.momentum > 0 ? 4 : 3;  // weights, gradients, residuals, momenta
-    model = 4 * buffers * static_cast<double>(build_model(config, *data.train)->store.arena().size());
-  }
+  const double model = model_bytes(config, *data.train);
   const double samples = data_bytes(*data.train) + data_bytes(*data.test);
   const double all = ranks * (model + batches) + processes * samples;
   if (all > memory_limit())

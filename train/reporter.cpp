@@ -174,6 +174,7 @@ Reporter::Reporter(const RunInputs& inputs, const Plan& plan, const Communicator
       root_(communicator.rank() == 0),
       task_(task_of(*inputs.data.test)),
       metric_(metric_of(*inputs.data.test)),
+      top5_(counts_top5(*inputs.data.test)),
       labels_per_sample_(inputs.data.test->labels_per_sample()),
       test_batches_(evaluation_batches(config_, *inputs.data.test, ranks_)),
       progress_({plan.total_steps, inputs.config.train.log_every, inputs.quiet || !root_,
@@ -200,7 +201,7 @@ void Reporter::go_on(const Metrics& metrics) {
     before = step.time_s;
   }
   for (const EvalRecord& eval : metrics.evals) {
-    last_ = {eval.test_loss, eval.test_accuracy, metric_.second_value(eval)};
+    last_ = {eval.test.loss, eval.test.accuracy.value_or(0), metric_.second_value(eval.test).value_or(0)};
     note_best(last_);
     eval_seconds_ += eval.eval_seconds;
     last_eval_seconds_ = eval.eval_seconds;
@@ -329,10 +330,7 @@ void Reporter::evaluation(std::int64_t step, const Evaluation& evaluation, doubl
   eval_seconds_ += seconds;
   note_best(evaluation);
   if (!metrics_) return;
-  metrics_->write(EvalRecord{step, epochs(step), train_seconds_, evaluation.loss, evaluation.accuracy,
-                             second_of("top-5 accuracy", evaluation), value_of("perplexity", evaluation),
-                             value_of("word error rate", evaluation),
-                             second_of("character error rate", evaluation), seconds});
+  metrics_->write(EvalRecord{step, epochs(step), train_seconds_, figures(evaluation), seconds});
   if (tensorboard_) {
     TensorBoardWriter::Scalars scalars = {{metric_.set + "/loss", evaluation.loss}};
     if (metric_.name != "loss")
@@ -349,27 +347,29 @@ void Reporter::held_out(const Evaluation& evaluation, double seconds) {
   eval_seconds_ += seconds;
 }
 
-double Reporter::value_of(const char* metric, const Evaluation& evaluation) const {
-  return metric_.name == metric ? metric_.value(evaluation.loss, evaluation.accuracy) : 0.0;
-}
-
-double Reporter::second_of(const std::string& name, const Evaluation& evaluation) const {
-  return metric_.second() == name ? evaluation.second : 0.0;
+TestFigures Reporter::figures(const Evaluation& evaluation) const {
+  TestFigures test{.loss = evaluation.loss};
+  const double value = metric_.value(evaluation.loss, evaluation.accuracy);
+  if (metric_ == Metric::accuracy()) {
+    test.accuracy = evaluation.accuracy;
+    if (top5_) test.top5_accuracy = evaluation.second;
+  } else if (metric_ == Metric::word_errors()) {
+    test.accuracy = evaluation.accuracy;
+    test.word_error_rate = value, test.character_error_rate = evaluation.second;
+  } else if (metric_ == Metric::perplexity()) {
+    test.perplexity = value;
+  }
+  return test;
 }
 
 std::string Reporter::end(std::int64_t steps, std::int64_t skipped, const std::string& parameter_checksum,
                           double modelled_makespan) {
   if (!metrics_) return "";
   EndRecord end;
-  end.test_accuracy = last_.accuracy;
-  end.best_test_accuracy = best_.accuracy;
-  end.test_loss = last_.loss;
-  end.test_perplexity = value_of("perplexity", last_);
-  end.test_word_error_rate = value_of("word error rate", last_);
-  end.test_top5_accuracy = second_of("top-5 accuracy", last_);
-  end.test_character_error_rate = second_of("character error rate", last_);
+  end.test = figures(last_);
+  if (end.test.accuracy) end.best_test_accuracy = best_.accuracy;
   if (held_out_)
-    end.held_out_loss = held_out_->loss, end.held_out_perplexity = value_of("perplexity", *held_out_);
+    end.held_out_loss = held_out_->loss, end.held_out_perplexity = figures(*held_out_).perplexity;
   end.wall_seconds = train_seconds_;
   end.eval_seconds = eval_seconds_;
   end.startup_seconds = startup_seconds_;

@@ -109,11 +109,9 @@ class Reporter {
  private:
   double epochs(std::int64_t step) const;
   std::int64_t images_per_step() const;
-  double evaluation_seconds(std::int64_t step) const;  // of the evaluations after this step, expected
-  std::string evaluation_text() const;                 // of the last evaluation
-  // 0 where that is not the run's metric, or not its second figure.
-  double value_of(const char* metric, const Evaluation& evaluation) const;
-  double second_of(const std::string& name, const Evaluation& evaluation) const;
+  double evaluation_seconds(std::int64_t step) const;       // of the evaluations after this step, expected
+  std::string evaluation_text() const;                      // of the last evaluation
+  TestFigures figures(const Evaluation& evaluation) const;  // those of the run's task
   void note_best(const Evaluation& evaluation);
   void count(const StepRecord& record, const ByteCount& bytes, double seconds);
   void go_on(const Metrics& metrics);
@@ -128,6 +126,7 @@ class Reporter {
   const bool root_;
   const std::string task_;  // as StartRecord has it
   const Metric metric_;
+  const bool top5_;  // its second figure is top-5 accuracy
   const std::int64_t labels_per_sample_;
   const std::int64_t test_batches_;  // of an evaluation, on a rank
   Progress progress_;

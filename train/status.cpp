@@ -104,12 +104,10 @@ std::string status_text(const std::string& run) {
     const EvalRecord& last = metrics.evals.back();
     Metric metric = metrics.starts.empty() ? Metric::accuracy() : metrics.starts.back().metric;
     if (metric.name.empty()) metric = Metric::accuracy();
-    line("evaluation",
-         fmt::format("after step {}: {} loss {:.4g}", last.step, metric.set, last.test_loss) +
-             (metric.name == "loss"
-                  ? ""
-                  : fmt::format(", {} {}", metric.title(),
-                                metric.text(metric.value(last.test_loss, last.test_accuracy)))));
+    line("evaluation", fmt::format("after step {}: {} loss {:.4g}", last.step, metric.set, last.test.loss) +
+                           (metric.name == "loss" ? ""
+                                                  : fmt::format(", {} {}", metric.title(),
+                                                                metric.text(metric.value(last.test)))));
   }
   const CheckpointStore store(folder.checkpoints());
   const std::vector<std::int64_t> saved = store.steps();

@@ -128,6 +128,6 @@ TEST_CASE("on GPUs a run on speech ends as on CPUs within rounding, and goes on 
   REQUIRE(gpu.metrics.steps.size() == 4);
   CHECK(gpu.metrics.steps[0].loss == Approx(cpu.metrics.steps[0].loss).epsilon(1e-5));
   CHECK(gpu.metrics.steps[3].loss == Approx(cpu.metrics.steps[3].loss).epsilon(1e-3));
-  CHECK(gpu.metrics.evals.back().test_word_error_rate ==
-        Approx(cpu.metrics.evals.back().test_word_error_rate).margin(0.4));
+  CHECK(gpu.metrics.evals.back().test.word_error_rate.value() ==
+        Approx(cpu.metrics.evals.back().test.word_error_rate.value()).margin(0.4));
 }

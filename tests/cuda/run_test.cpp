@@ -287,8 +287,9 @@ TEST_CASE(
     CHECK(gpu.metrics.steps[1].loss == Approx(cpu.metrics.steps[1].loss).epsilon(1e-4));
     CHECK(gpu.metrics.steps.back().loss == Approx(cpu.metrics.steps.back().loss).epsilon(0.02));
     REQUIRE(gpu.metrics.evals.size() == cpu.metrics.evals.size());
-    CHECK(gpu.metrics.evals[0].test_loss == Approx(cpu.metrics.evals[0].test_loss).epsilon(0.01));
-    CHECK(gpu.metrics.end->held_out_loss == Approx(cpu.metrics.end->held_out_loss).epsilon(0.02));
+    CHECK(gpu.metrics.evals[0].test.loss == Approx(cpu.metrics.evals[0].test.loss).epsilon(0.01));
+    CHECK(gpu.metrics.end->held_out_loss.value() ==
+          Approx(cpu.metrics.end->held_out_loss.value()).epsilon(0.02));
   }
   const auto graphs = on_gpu("threads", 2, joined(keys, {"model.dropout=0.3"})).checksums;
   CHECK(graphs == on_gpu("threads", 2, joined(keys, {"model.dropout=0.3", "train.graphs=false"})).checksums);

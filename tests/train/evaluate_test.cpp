@@ -71,7 +71,7 @@ TEST_CASE("a signal ends an evaluation on all ranks, and the next start makes it
   REQUIRE(metrics.evals.size() == 2);
   for (std::size_t i = 0; i < 2; ++i) {
     CHECK(metrics.evals[i].step == undisturbed.metrics.evals[i].step);
-    CHECK(metrics.evals[i].test_loss == undisturbed.metrics.evals[i].test_loss);
+    CHECK(metrics.evals[i].test.loss == undisturbed.metrics.evals[i].test.loss);
   }
 }
 

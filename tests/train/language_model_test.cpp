@@ -69,13 +69,14 @@ TEST_CASE("a language model learns a made-up text: what is left is the choice of
   CHECK(run.metrics.starts[0].task == "text, 26 words");
   REQUIRE(run.metrics.end);
   for (const EvalRecord& eval : run.metrics.evals) {
-    CHECK(eval.test_perplexity == Approx(std::exp(eval.test_loss)));
-    CHECK(eval.test_accuracy == 0);
+    CHECK(eval.test.perplexity.value() == Approx(std::exp(eval.test.loss)));
+    CHECK_FALSE(eval.test.accuracy);
   }
-  CHECK(run.metrics.end->test_perplexity == Approx(std::exp(run.test_loss)));
-  CHECK(run.metrics.end->held_out_loss > 0.95 * least);
-  CHECK(run.metrics.end->held_out_loss != run.test_loss);
-  CHECK(run.metrics.end->held_out_perplexity == Approx(std::exp(run.metrics.end->held_out_loss)));
+  CHECK(run.metrics.end->test.perplexity.value() == Approx(std::exp(run.test_loss)));
+  const double held_out_loss = run.metrics.end->held_out_loss.value();
+  CHECK(held_out_loss > 0.95 * least);
+  CHECK(held_out_loss != run.test_loss);
+  CHECK(run.metrics.end->held_out_perplexity.value() == Approx(std::exp(held_out_loss)));
   // A state that is carried tells where in the line a window begins: 80 tokens of a step, of all of which it counts.
   CHECK(steps.back().images_per_second > 80);
 }

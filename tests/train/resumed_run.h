@@ -72,7 +72,7 @@ inline void check_same(const Ended& a, const Ended& b) {
     CHECK(a.metrics.epochs[i].train_loss == b.metrics.epochs[i].train_loss);
   REQUIRE(a.metrics.evals.size() == b.metrics.evals.size());
   for (std::size_t i = 0; i < a.metrics.evals.size(); ++i)
-    CHECK(a.metrics.evals[i].test_loss == b.metrics.evals[i].test_loss);
+    CHECK(a.metrics.evals[i].test.loss == b.metrics.evals[i].test.loss);
   REQUIRE((a.metrics.end && b.metrics.end));
   CHECK(a.metrics.end->bytes_sent == b.metrics.end->bytes_sent);
   CHECK(a.metrics.end->steps == b.metrics.end->steps);

@@ -59,20 +59,23 @@ TEST_CASE("a run records its task and what its evaluations measure") {
   const Run regression = train("threads", 1, {"train.max_steps=1", "data.name=synthetic_regression"});
   CHECK(regression.metrics.starts.at(0).task == "synthetic_regression, 1 target, samples [64, 1, 1]");
   CHECK(regression.metrics.starts[0].metric == Metric::squared_error());
+  CHECK(classes.metrics.end->best_test_accuracy);
+  CHECK_FALSE(regression.metrics.end->best_test_accuracy);
 }
 
 TEST_CASE("with more than ten classes evaluations record the top-5 accuracy too") {
   const Run run = train("threads", 2, {"train.max_steps=8", "data.classes=11", "data.test_size=33"});
   REQUIRE_FALSE(run.metrics.evals.empty());
   const EvalRecord& last = run.metrics.evals.back();
-  CHECK(last.test_top5_accuracy > last.test_accuracy);
-  CHECK(last.test_top5_accuracy < 1);
-  const double samples = 33 * last.test_top5_accuracy;
+  const double top5 = last.test.top5_accuracy.value();
+  CHECK(top5 > last.test.accuracy.value());
+  CHECK(top5 < 1);
+  const double samples = 33 * top5;
   CHECK(samples == Approx(std::round(samples)));
   REQUIRE(run.metrics.end);
-  CHECK(run.metrics.end->test_top5_accuracy == last.test_top5_accuracy);
+  CHECK(run.metrics.end->test.top5_accuracy == top5);
   const Run ten = train("threads", 1, {"train.max_steps=1", "data.classes=10"});
-  CHECK(ten.metrics.end->test_top5_accuracy == 0);
+  CHECK_FALSE(ten.metrics.end->test.top5_accuracy);
 }
 
 TEST_CASE("two runs with one seed give the same parameters, another seed gives others") {
@@ -177,7 +180,7 @@ TEST_CASE("a sample that is not a number costs its step and nothing else: the st
     for (const StepRecord& step : run.metrics.steps) skipped += step.skipped;
     CHECK(skipped == 2);  // once per epoch
     CHECK(run.metrics.steps.size() == 8);
-    for (const EvalRecord& eval : run.metrics.evals) CHECK(std::isfinite(eval.test_loss));
+    for (const EvalRecord& eval : run.metrics.evals) CHECK(std::isfinite(eval.test.loss));
   }
 }
 
@@ -246,9 +249,9 @@ TEST_CASE("a run ends at the first evaluation that reaches its target") {
   const std::vector<std::string> settings = {"data.train_size=256", "train.epochs=20", "train.max_steps=0",
                                              "train.eval_every=0.25"};  // 32 steps per epoch
   const Run whole = train("threads", 2, settings);
-  const double target = whole.metrics.evals[5].test_accuracy;
+  const double target = whole.metrics.evals[5].test.accuracy.value();
   std::size_t first = 0;
-  while (whole.metrics.evals[first].test_accuracy < target) ++first;
+  while (whole.metrics.evals[first].test.accuracy < target) ++first;
   std::vector<std::string> with_target = settings;
   with_target.push_back("train.target_accuracy=" + std::to_string(target));  // of 64 samples: six decimals
   const Run run = train("threads", 2, with_target);
@@ -256,7 +259,7 @@ TEST_CASE("a run ends at the first evaluation that reaches its target") {
   CHECK(run.metrics.evals.size() == first + 1);
   CHECK(run.metrics.evals.back().step == whole.metrics.evals[first].step);
   CHECK(run.metrics.end->steps == whole.metrics.evals[first].step);
-  CHECK(run.metrics.end->test_accuracy == whole.metrics.evals[first].test_accuracy);
+  CHECK(run.metrics.end->test.accuracy == whole.metrics.evals[first].test.accuracy);
 }
 
 TEST_CASE("training that diverges stops with a message and names the step") {

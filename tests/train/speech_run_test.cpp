@@ -39,10 +39,10 @@ TEST_CASE("speech: the loss falls, and evaluations record word and character err
   CHECK(run.metrics.starts[0].metric == Metric::word_errors());
   REQUIRE_FALSE(run.metrics.evals.empty());
   const EvalRecord& last = run.metrics.evals.back();
-  CHECK(last.test_word_error_rate == Approx(1 - last.test_accuracy));
-  CHECK((last.test_word_error_rate > 0 && last.test_character_error_rate > 0));
-  CHECK(run.metrics.end->test_word_error_rate == last.test_word_error_rate);
-  CHECK(run.metrics.end->test_character_error_rate == last.test_character_error_rate);
+  CHECK(last.test.word_error_rate.value() == Approx(1 - last.test.accuracy.value()));
+  CHECK((last.test.word_error_rate.value() > 0 && last.test.character_error_rate.value() > 0));
+  CHECK(run.metrics.end->test.word_error_rate == last.test.word_error_rate);
+  CHECK(run.metrics.end->test.character_error_rate == last.test.character_error_rate);
 }
 
 TEST_CASE("speech: rates are over all words and characters, and frames those that the model gives") {

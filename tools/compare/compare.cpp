@@ -206,7 +206,7 @@ void sum_up(const std::vector<Run>& runs, Method& method) {
 
 double seconds_to(const Run& run, double target) {
   for (const EvalRecord& eval : run.metrics.evals)
-    if (reaches(run.metric, value_of(run.metric, eval), target)) return eval.time_s;
+    if (reaches(run.metric, run.metric.value(eval.test), target)) return eval.time_s;
   return kAbsent;
 }
 
@@ -321,10 +321,6 @@ void warn(Comparison& c) {
 }
 
 }  // namespace
-
-double value_of(const Metric& metric, const EvalRecord& eval) {
-  return metric.value(eval.test_loss, eval.test_accuracy);
-}
 
 bool has(const Comparison& comparison, Stat Method::*stat) {
   return std::any_of(comparison.methods.begin(), comparison.methods.end(),

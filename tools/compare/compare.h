@@ -115,7 +115,6 @@ std::vector<std::string> find_runs(const std::vector<std::string>& arguments);
 // differ: their numbers have no common scale.
 Comparison compare_runs(std::vector<Run> runs, std::optional<double> target);
 
-double value_of(const Metric& metric, const EvalRecord& eval);
 bool has(const Comparison& comparison, Stat Method::*stat);       // some method has this figure
 bool reaches(const Metric& metric, double value, double target);  // as good as the target or better
 std::string title_of(const Metric& metric);                       // "accuracy", "test loss"

@@ -74,10 +74,10 @@ double mean_rate(const std::vector<StepRecord>& steps) {
 void derive(Run& run) {
   const Metrics& m = run.metrics;
   for (const EvalRecord& eval : m.evals) {
-    const double value = value_of(run.metric, eval);
+    const double value = run.metric.value(eval.test);
     if (!std::isfinite(value)) continue;
     run.last = value;
-    if (const double second = run.metric.second_value(eval); second > 0) run.second = second;
+    if (const double second = run.metric.second_value(eval.test).value_or(0); second > 0) run.second = second;
     if (std::isnan(run.best) || reaches(run.metric, value, run.best)) run.best = value;
   }
   std::int64_t before = 0;
@@ -95,10 +95,11 @@ void derive(Run& run) {
   run.wall_seconds = m.steps.back().time_s;
   if (m.end) {
     if (run.metric.name == "accuracy") {
-      run.last = m.end->test_accuracy;
-      run.best = m.end->best_test_accuracy;
+      run.last = m.end->test.accuracy.value_or(run.last);
+      run.best = m.end->best_test_accuracy.value_or(run.best);
     }
-    if (m.end->held_out_loss > 0) run.held_out = run.metric.value(m.end->held_out_loss, 0);
+    if (const double loss = m.end->held_out_loss.value_or(0); loss > 0)
+      run.held_out = run.metric.value(loss, 0);
     run.images_per_second = m.end->images_per_second;
     run.wall_seconds = m.end->wall_seconds;
     run.bytes_sent = m.end->bytes_sent;

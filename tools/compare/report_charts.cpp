@@ -95,7 +95,7 @@ Curve bytes_of(const Run& run) {
 
 Curve quality_of(const Run& run) {
   Curve curve;
-  for (const auto& e : run.metrics.evals) curve.add(e.step, e.epoch, e.time_s, value_of(run.metric, e));
+  for (const auto& e : run.metrics.evals) curve.add(e.step, e.epoch, e.time_s, run.metric.value(e.test));
   return curve;
 }
 

@@ -92,7 +92,7 @@ StepRecord step_record(const ReplayReport& report, const ReplayResult& result, s
 
 EndRecord end_record(const ReplayResult& result, double seconds) {
   EndRecord end;
-  end.test_accuracy = end.best_test_accuracy = end.test_loss = std::numeric_limits<double>::quiet_NaN();
+  end.test.loss = std::numeric_limits<double>::quiet_NaN();
   end.wall_seconds = seconds;
   std::vector<double> steady;
   for (std::size_t i = 0; i < result.steps.size(); ++i) {

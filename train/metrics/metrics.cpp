@@ -22,6 +22,19 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+template <class Figures, class Visit>
+void test_fields(Figures& test, Visit&& visit) {
+  visit("test_loss", test.loss), visit("test_accuracy", test.accuracy);
+  visit("test_top5_accuracy", test.top5_accuracy), visit("test_perplexity", test.perplexity);
+  visit("test_word_error_rate", test.word_error_rate);
+  visit("test_character_error_rate", test.character_error_rate);
+}
+// Those that metrics.csv has beside a step's.
+template <class Record, class Visit>
+void evaluation_fields(Record& r, Visit&& visit) {
+  test_fields(r.test, visit), visit("eval_seconds", r.eval_seconds);
+}
+
 // Each record's fields once, for writing and for reading.
 template <class Record, class Visit>
 void fields(Record& r, Visit&& visit) {
@@ -42,11 +55,7 @@ void fields(Record& r, Visit&& visit) {
     visit("train_loss", r.train_loss);
   } else if constexpr (std::is_same_v<Plain, EvalRecord>) {
     visit("step", r.step), visit("epoch", r.epoch), visit("time_s", r.time_s);
-    visit("test_loss", r.test_loss), visit("test_accuracy", r.test_accuracy);
-    visit("test_top5_accuracy", r.test_top5_accuracy), visit("test_perplexity", r.test_perplexity);
-    visit("test_word_error_rate", r.test_word_error_rate);
-    visit("test_character_error_rate", r.test_character_error_rate);
-    visit("eval_seconds", r.eval_seconds);
+    evaluation_fields(r, visit);
   } else if constexpr (std::is_same_v<Plain, DistributionRecord>) {
     visit("step", r.step), visit("epoch", r.epoch), visit("density", r.density), visit("size", r.size);
     visit("k", r.k), visit("mean", r.mean), visit("deviation", r.deviation), visit("median", r.median);
@@ -62,11 +71,7 @@ void fields(Record& r, Visit&& visit) {
   } else if constexpr (std::is_same_v<Plain, StopRecord>) {
     visit("step", r.step), visit("failed", r.failed), visit("reason", r.reason), visit("time", r.time);
   } else {
-    visit("test_accuracy", r.test_accuracy), visit("best_test_accuracy", r.best_test_accuracy);
-    visit("test_loss", r.test_loss), visit("test_top5_accuracy", r.test_top5_accuracy);
-    visit("test_perplexity", r.test_perplexity);
-    visit("test_word_error_rate", r.test_word_error_rate);
-    visit("test_character_error_rate", r.test_character_error_rate);
+    test_fields(r.test, visit), visit("best_test_accuracy", r.best_test_accuracy);
     visit("held_out_loss", r.held_out_loss), visit("held_out_perplexity", r.held_out_perplexity);
     visit("wall_seconds", r.wall_seconds);
     visit("eval_seconds", r.eval_seconds), visit("startup_seconds", r.startup_seconds);
@@ -90,7 +95,10 @@ std::string to_json(const char* event, int rank, const Record& record) {
   json["event"] = event;
   json["rank"] = rank;
   fields(record, [&](const char* name, const auto& value) {
-    if constexpr (std::is_same_v<std::decay_t<decltype(value)>, double>) {
+    using T = std::decay_t<decltype(value)>;
+    if constexpr (std::is_same_v<T, std::optional<double>>) {
+      if (value) json[name] = json_number(*value);
+    } else if constexpr (std::is_same_v<T, double>) {
       json[name] = json_number(value);
     } else {
       json[name] = value;
@@ -108,7 +116,8 @@ template <class Record>
 Record from_json(const Json& json) {
   Record record;
   fields(record, [&](const char* name, auto& value) {
-    using T = std::decay_t<decltype(value)>;
+    using Field = std::decay_t<decltype(value)>;
+    using T = std::conditional_t<std::is_same_v<Field, std::optional<double>>, double, Field>;
     const auto it = json.find(name);
     if (it == json.end()) return;
     if (it->is_null()) {
@@ -170,8 +179,8 @@ const char* Metric::second() const {
   return name == "accuracy" ? "top-5 accuracy" : name == "word error rate" ? "character error rate" : "";
 }
 
-double Metric::second_value(const EvalRecord& evaluation) const {
-  return name == "accuracy" ? evaluation.test_top5_accuracy : evaluation.test_character_error_rate;
+std::optional<double> Metric::second_value(const TestFigures& test) const {
+  return name == "accuracy" ? test.top5_accuracy : test.character_error_rate;
 }
 
 std::string Metric::title() const {
@@ -278,25 +287,24 @@ Metrics read_metrics(const std::string& path) {
 void write_metrics_csv(const Metrics& metrics, const std::string& path) {
   std::string text;
   const StepRecord columns;
-  fields(columns, [&](const char* name, const auto&) { text += std::string(name) + ","; });
-  text += "test_loss,test_accuracy,eval_seconds\n";
+  fields(columns,
+         [&](const char* name, const auto&) { text += (text.empty() ? "" : ",") + std::string(name); });
+  const EvalRecord evaluation_columns;
+  evaluation_fields(evaluation_columns,
+                    [&](const char* name, const auto&) { text += "," + std::string(name); });
+  text += "\n";
   std::size_t next_eval = 0;
   for (const StepRecord& step : metrics.steps) {
-    fields(step, [&](const char*, const auto& value) {
-      if constexpr (std::is_same_v<std::decay_t<decltype(value)>, bool>) {
-        text += value ? "1," : "0,";
-      } else {
-        text += csv_number(static_cast<double>(value)) + ",";
-      }
-    });
+    std::string row;
+    const auto add = [&](const std::string& value) { row += (row.empty() ? "" : ",") + value; };
+    fields(step, [&](const char*, const auto& value) { add(csv_number(static_cast<double>(value))); });
     while (next_eval < metrics.evals.size() && metrics.evals[next_eval].step < step.step) ++next_eval;
-    if (next_eval < metrics.evals.size() && metrics.evals[next_eval].step == step.step) {
-      const EvalRecord& eval = metrics.evals[next_eval];
-      text += csv_number(eval.test_loss) + "," + csv_number(eval.test_accuracy) + "," +
-              csv_number(eval.eval_seconds) + "\n";
-    } else {
-      text += ",,\n";
-    }
+    const bool evaluated = next_eval < metrics.evals.size() && metrics.evals[next_eval].step == step.step;
+    evaluation_fields(evaluated ? metrics.evals[next_eval] : evaluation_columns,
+                      [&](const char*, const std::optional<double>& value) {
+                        add(evaluated && value ? csv_number(*value) : "");
+                      });
+    text += row + "\n";
   }
   write_file(path, text);
 }

@@ -48,22 +48,26 @@ struct EpochRecord {
   double train_loss = 0;
 };
 
+// What an evaluation found, in the files with `test_` before each name. A figure that the task does not have is absent, there too.
+struct TestFigures {
+  double loss = 0;
+  std::optional<double> accuracy = {};  // 0 to 1, of classification; 1 - word_error_rate of transcription
+  std::optional<double> top5_accuracy = {};  // 0 to 1, of classification in more than ten classes
+  std::optional<double> perplexity = {};     // exp(loss) of a language model
+  std::optional<double> word_error_rate = {}, character_error_rate = {};  // of transcription
+};
+
 struct EvalRecord {
   std::int64_t step = 0;
   double epoch = 0;
   double time_s = 0;  // training time so far
-  double test_loss = 0;
-  double test_accuracy = 0;  // 0 to 1, of classification; 1 - test_word_error_rate of transcription; else 0
-  double test_top5_accuracy = 0;  // 0 to 1, of classification in more than ten classes, else 0
-  double test_perplexity = 0;     // exp(test_loss) of a language model, else 0
-  double test_word_error_rate = 0, test_character_error_rate = 0;  // of transcription, else 0
+  TestFigures test = {};
   double eval_seconds = 0;
 };
 
 // What the evaluations of a run measure. Recorded, since values do not tell: an accuracy may stay 0, a loss may be below 1.
 struct Metric {
-  // "accuracy": EvalRecord::test_accuracy; "loss": test_loss; "perplexity", "word error rate": those of the record; "" in files of
-  // earlier versions
+  // "accuracy", "loss", "perplexity" or "word error rate", as in TestFigures; "" in files of earlier versions
   std::string name;
   std::string unit;  // "share": 0 to 1, shown as percent; else the unit's name, shown beside the number
   bool higher_is_better = true;
@@ -77,9 +81,10 @@ struct Metric {
 
   // Of an evaluation's mean loss and accuracy.
   double value(double loss, double accuracy) const;
-  // A second figure beside it: "top-5 accuracy", "character error rate" or "", and its value in a record.
+  double value(const TestFigures& test) const { return value(test.loss, test.accuracy.value_or(0)); }
+  // A second figure beside it: "top-5 accuracy", "character error rate" or "", and its value.
   const char* second() const;
-  double second_value(const EvalRecord& evaluation) const;
+  std::optional<double> second_value(const TestFigures& test) const;
   std::string title() const;             // "test accuracy", "validation perplexity"
   std::string text(double value) const;  // "87.43 %", "118.2"
   const char* rate_unit() const;         // of images_per_second: "images/s", "tokens/s", "recordings/s"
@@ -127,13 +132,10 @@ struct DistributionRecord {
 
 // The last line of a run that came to its end.
 struct EndRecord {
-  double test_accuracy = 0, best_test_accuracy = 0;  // 0 to 1
-  double test_loss = 0;
-  double test_top5_accuracy = 0;
-  double test_perplexity = 0;  // of a language model: after the last step, with the validation set
-  double test_word_error_rate = 0, test_character_error_rate = 0;  // of transcription
-  double held_out_loss = 0;  // of a set that is evaluated once, after the last step, else 0
-  double held_out_perplexity = 0;
+  TestFigures test = {};  // of the last evaluation; of a language model on the validation set
+  std::optional<double> best_test_accuracy;  // where test.accuracy is
+  std::optional<double> held_out_loss,
+      held_out_perplexity;         // of a set that is evaluated once, after the last step
   double wall_seconds = 0;         // first step to end, evaluation and start-up excluded
   double eval_seconds = 0;         // all evaluations
   double startup_seconds = 0;      // program start to first step
@@ -199,7 +201,8 @@ Metrics read_metrics(const std::string& path);
 // is shorter (records were lost with the machine) stays, with a warning. Throws UserError.
 void truncate_metrics(const std::string& path, std::uint64_t bytes);
 
-// One row per step, fixed columns, header once; evaluation columns are filled on the step that was evaluated.
+// One row per step, fixed columns, header once; evaluation columns are filled on the step that was evaluated, with the figures that
+// the task has.
 void write_metrics_csv(const Metrics& metrics, const std::string& path);
 
 }  // namespace topknot

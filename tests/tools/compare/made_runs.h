@@ -57,10 +57,10 @@ struct Folder {
       if (i % made.every == 0) writer.write(step);
       if (i % 5 != 0) continue;
       EvalRecord eval;
-      eval.step = i, eval.epoch = step.epoch, eval.time_s = step.time_s, eval.test_loss = 1.0 / i;
-      if (accuracy) eval.test_accuracy = i == steps ? made.best - 0.01 : made.best * i / 15;
+      eval.step = i, eval.epoch = step.epoch, eval.time_s = step.time_s, eval.test.loss = 1.0 / i;
+      if (accuracy) eval.test.accuracy = i == steps ? made.best - 0.01 : made.best * i / 15;
       const double second = made.second - 0.02 * (i - 5);
-      (accuracy ? eval.test_top5_accuracy : eval.test_character_error_rate) = made.second > 0 ? second : 0;
+      (accuracy ? eval.test.top5_accuracy : eval.test.character_error_rate) = made.second > 0 ? second : 0;
       writer.write(eval);
     }
     if (made.complete) {
@@ -68,7 +68,7 @@ struct Folder {
       end.steps = steps, end.wall_seconds = made.step_seconds * steps, end.bytes_sent = made.bytes * steps;
       end.bytes_dense = 4000.0 * steps, end.images_per_second = 10 / made.step_seconds;
       end.held_out_loss = made.held_out_loss;
-      if (accuracy) end.test_accuracy = made.best - 0.01, end.best_test_accuracy = made.best;
+      if (accuracy) end.test.accuracy = made.best - 0.01, end.best_test_accuracy = made.best;
       end.parameter_checksum = "00000000deadbeef";
       writer.write(end);
     }

@@ -76,7 +76,8 @@ TEST_CASE("records with numbers that no run has make a page of a page's size wit
       line.epoch = line.time_s = line.loss = line.lr = line.density = line.selected = line.bytes_sent = bad;
       line.data_s = line.forward_s = line.communicate_s = line.exposed_s = line.images_per_second = bad;
       writer.write(line);
-      writer.write(EvalRecord{20 + step, bad, bad, bad, bad, bad});
+      writer.write(
+          EvalRecord{20 + step, bad, bad, {.loss = bad, .accuracy = bad, .top5_accuracy = bad}, bad});
     }
     const Comparison c = folder.compare({"d"});
     const std::string all = report_html(c) + comparison_text(c) + comparison_csv(c);

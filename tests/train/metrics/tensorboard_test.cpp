@@ -196,8 +196,8 @@ TEST_CASE("output.tensorboard writes every step and evaluation of a run once, as
     if (event.scalars.count("test/loss")) {
       const EvalRecord& record = metrics.evals.at(evaluations++);
       CHECK(event.step == static_cast<std::uint64_t>(record.step));
-      CHECK(event.scalars.at("test/loss") == static_cast<float>(record.test_loss));
-      CHECK(event.scalars.at("test/accuracy") == static_cast<float>(record.test_accuracy));
+      CHECK(event.scalars.at("test/loss") == static_cast<float>(record.test.loss));
+      CHECK(event.scalars.at("test/accuracy") == static_cast<float>(record.test.accuracy.value()));
       continue;
     }
     const StepRecord& record = metrics.steps.at(steps++);
