@@ -22,9 +22,12 @@ expect() {
 }
 checksums() { cut -d, -f6 "$1/runs.csv"; }
 
-mkdir "$work/cifar10"
-for file in data_batch_{1..5} test_batch; do truncate -s 30730000 "$work/cifar10/$file.bin"; done
-for list in "$root"/configs/*/*.runs; do expect 0 '' "$list" --validate --data "$work/cifar10" -- train.precision=fp32; done
+mkdir "$work/data"  # CIFAR-10 and recordings
+for file in data_batch_{1..5} test_batch; do truncate -s 30730000 "$work/data/$file.bin"; done
+python3 -c 'import sys, wave
+with wave.open(sys.argv[1], "wb") as file: file.setparams((1, 2, 16000, 0, "NONE", "")), file.writeframes(bytes(64000))' "$work/data/a.wav"
+for _ in {1..16}; do printf 'a.wav\tYES\n'; done | tee "$work/data/train.tsv" >"$work/data/test.tsv"
+for list in "$root"/configs/*/*.runs; do expect 0 '' "$list" --validate --data "$work/data" -- train.precision=fp32; done
 
 cat >"$work/base.yaml" <<'END'
 model: {name: mlp}
@@ -43,6 +46,14 @@ expect 0 '| dense | 2 |' "${small[@]}" --jobs 1
 expect 0 '3 of 3 finished' "${small[@]}" --status
 checksums "$work/out" >"$work/whole"
 [ "$(sort -u "$work/whole" | wc -l)" = 4 ] || complain "not three checksums: $(cat "$work/whole")"
+
+# The metric is that of the task, whatever its name.
+cat >"$work/speech" <<END
+config $root/configs/papers/gk_lstm_an4.yaml
+run speech 1 model.width=8 model.layers=1 data.batch_size=2 dist.ranks=2 train.max_steps=1 train.epochs=1
+END
+expect 0 'word error rate' "$work/speech" --data "$work/data" --out "$work/spoken"
+grep -q '^| speech | 1 | [0-9.]* %' "$work/spoken/summary.md" || complain "speech: $(cat "$work/spoken/summary.md")"
 
 # Again: nothing is made anew, and everything is as before.
 expect 0 '' "${small[@]}"
