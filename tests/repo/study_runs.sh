@@ -60,6 +60,9 @@ expect 0 '' "${small[@]}"
 expect 0 '3 runs compared, 0 outside' "${small[@]}" --check "$work/out/runs.csv"
 sed -E 's/^(dense,[12],[^,]*,accuracy),[^,]*,[^,]*/\1,99.99,0/' "$work/out/runs.csv" >"$work/other.csv"
 expect 1 'OUTSIDE' "${small[@]}" --check "$work/other.csv"
+sed -E 's/^(topk,1,[^,]*,accuracy),[^,]*,[^,]*/\1,99.99,0/' "$work/out/runs.csv" >"$work/other.csv"
+expect 0 '3 runs compared, 0 outside, 1 not judged' "${small[@]}" --check "$work/other.csv"
+expect 1 '1 runs compared, 0 outside, 1 not judged' "${small[@]}" --only topk-s1 --check "$work/other.csv"
 expect 2 'not a runs.csv' "${small[@]}" --check "$work/list"
 
 # Runs of an earlier table are not made again, and stand in the new one.

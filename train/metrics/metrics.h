@@ -134,8 +134,8 @@ struct DistributionRecord {
 struct EndRecord {
   TestFigures test = {};  // of the last evaluation; of a language model on the validation set
   std::optional<double> best_test_accuracy;  // where test.accuracy is
-  std::optional<double> held_out_loss,
-      held_out_perplexity;         // of a set that is evaluated once, after the last step
+  // Of a set that is evaluated once, after the last step.
+  std::optional<double> held_out_loss, held_out_perplexity;
   double wall_seconds = 0;         // first step to end, evaluation and start-up excluded
   double eval_seconds = 0;         // all evaluations
   double startup_seconds = 0;      // program start to first step
