@@ -23,15 +23,17 @@ bool of_compressed(const std::string& key) {
   return starts(key, "compress.") && key != "compress.name";
 }
 
-// The keys of all runs in the order of their files. The seed and the output tell seeds of one configuration
-// apart, and the same data and caches may lie elsewhere on another host.
+// The keys of all runs in the order of their files, without those that tell seeds of one configuration apart: the seed,
+// the output, where data and caches lie on a host, and where a job's ranks meet. dist.interface and dist.nccl
+// stay: networks are compared by them.
 std::vector<std::string> keys_of(const std::vector<Run>& runs) {
+  static const std::set<std::string> apart = {"seed", "data.root", "train.algorithm_cache", "dist.master",
+                                              "dist.token"};
   std::vector<std::string> keys;
   std::set<std::string> seen;
   for (const Run& run : runs)
     for (const auto& entry : run.config.entries())
-      if (entry.key != "seed" && entry.key != "data.root" && entry.key != "train.algorithm_cache" &&
-          !starts(entry.key, "output.") && seen.insert(entry.key).second)
+      if (!apart.count(entry.key) && !starts(entry.key, "output.") && seen.insert(entry.key).second)
         keys.push_back(entry.key);
   return keys;
 }

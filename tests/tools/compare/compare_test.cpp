@@ -22,8 +22,9 @@ namespace fs = std::filesystem;
 TEST_CASE("seeds of one configuration are one method with mean and spread, dense comes first") {
   const Folder folder;
   folder.add("t1", {.overrides = {"compress.name=topk", "seed=1"}, .best = 0.7});
-  folder.add("t2",
-             {.overrides = {"compress.name=topk", "seed=2", "train.algorithm_cache=none"}, .best = 0.8});
+  folder.add("t2", {.overrides = {"compress.name=topk", "seed=2", "train.algorithm_cache=none",
+                                  "dist.master=127.0.0.1:29501", "dist.token=second"},
+                    .best = 0.8});
   folder.add("d", {});
   const auto c = folder.compare({"t1", "t2", "d"});
   REQUIRE(c.methods.size() == 2);
