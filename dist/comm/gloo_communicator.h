@@ -3,7 +3,7 @@
 //
 // - all_gather: every rank sends its block to every other one; blocks up to 4 kB take one message.
 // - all_reduce in rank order: each rank receives its slice from every rank, adds in rank order, sends the sum
-//   to all. Up to 8,192 floats: all-gather and add. Bit-identical with the threads backend.
+//   to all. Where a rank receives up to 8,192 floats that way: all-gather and add. Bit-identical with the threads backend.
 // - all_reduce, SumOrder::library: a ring (reduce-scatter, then all-gather, in segments of 1 MB); small ones
 //   as above.
 // - all_to_all and send_receive: straight from rank to rank, as all_gather. With check_calls every

@@ -79,11 +79,10 @@ std::optional<LauncherRank> find_launcher(const Environment& environment) {
     if (!found) found = launched;
   }
   if (found) return found;
-  // SLURM_STEP_NUM_TASKS is the number of tasks of this srun, SLURM_NTASKS that of the allocation unless srun
-  // changed it.
-  const bool step = environment("SLURM_STEP_NUM_TASKS").has_value();
-  return read(environment,
-              {"srun", "SLURM_PROCID", step ? "SLURM_STEP_NUM_TASKS" : "SLURM_NTASKS", "SLURM_LOCALID"});
+  // A batch script has its allocation's SLURM_PROCID and SLURM_NTASKS without being one of its tasks; srun alone sets
+  // SLURM_STEP_NUM_TASKS. Of one task it is a shell (srun --pty bash).
+  if (number(environment, "SLURM_STEP_NUM_TASKS").value_or(1) == 1) return std::nullopt;
+  return read(environment, {"srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"});
 }
 
 void set_master(LaunchPlan& plan, const DistOptions& options, const Environment& environment) {
@@ -153,9 +152,7 @@ Environment process_environment() {
 
 LaunchPlan plan_launch(const DistOptions& options, const Environment& environment) {
   const auto launched = find_launcher(environment);
-  // A batch script sees its allocation's variables without being one of its tasks.
-  const bool task =
-      launched && launched->size > 1 && (launched->launcher != "srun" || environment("SLURM_STEP_NUM_TASKS"));
+  const bool task = launched && launched->size > 1;
   if (options.token.size() > kLongestToken)
     throw UserError(
         fmt::format("dist.token has {} bytes; {} are the most", options.token.size(), kLongestToken));

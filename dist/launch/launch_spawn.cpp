@@ -27,15 +27,22 @@ constexpr auto kSameRequest = std::chrono::milliseconds(100);  // as install_sto
 constexpr double kLastWordsSeconds = 0.3;
 
 // Blocks the signals that the supervisor handles one by one, in this thread and those that it starts, while it lives.
+// SIGCHLD has its default action meanwhile: where it is ignored, as a parent may leave it, nobody can wait for a child.
 class SignalGate {
  public:
   SignalGate() {
+    struct sigaction standard {};
+    standard.sa_handler = SIG_DFL;
+    sigaction(SIGCHLD, &standard, &child_before_);
     sigemptyset(&taken_);
     sigaddset(&taken_, SIGCHLD);
     for (const int signal : kStopSignals) sigaddset(&taken_, signal);
     pthread_sigmask(SIG_BLOCK, &taken_, &before_);
   }
-  ~SignalGate() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  ~SignalGate() {
+    pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+    sigaction(SIGCHLD, &child_before_, nullptr);
+  }
   const sigset_t& taken() const { return taken_; }
   const sigset_t& before() const { return before_; }
   // 0 when nothing came in time.
@@ -47,6 +54,7 @@ class SignalGate {
 
  private:
   sigset_t taken_{}, before_{};
+  struct sigaction child_before_ {};
 };
 
 class Children {

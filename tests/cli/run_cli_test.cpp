@@ -319,7 +319,7 @@ TEST_CASE("ranks find each other through the variables of torchrun, mpirun and s
   CHECK(lost.code == 2);
   CHECK(lost.has("dist.master"));
   check_both(mpi, "mpirun", "dist.master=127.0.0.1:" + std::to_string(free_port()));
-  check_both("env SLURM_NTASKS=2 SLURM_LOCALID=0 SLURM_PROCID=", "srun",
+  check_both("env SLURM_STEP_NUM_TASKS=2 SLURM_LOCALID=0 SLURM_PROCID=", "srun",
              "dist.master=127.0.0.1:" + std::to_string(free_port()));
 }
 

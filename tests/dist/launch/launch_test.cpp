@@ -48,7 +48,9 @@ const Variables torchrun = {{"RANK", "5"},
                             {"MASTER_PORT", "29500"}};
 const Variables mpirun = {
     {"OMPI_COMM_WORLD_RANK", "3"}, {"OMPI_COMM_WORLD_SIZE", "4"}, {"OMPI_COMM_WORLD_LOCAL_RANK", "1"}};
-const Variables srun = {{"SLURM_PROCID", "2"}, {"SLURM_NTASKS", "16"}, {"SLURM_LOCALID", "0"}};
+const Variables batch_script = {{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "16"}, {"SLURM_LOCALID", "0"}};
+const Variables srun = {
+    {"SLURM_PROCID", "2"}, {"SLURM_NTASKS", "16"}, {"SLURM_STEP_NUM_TASKS", "4"}, {"SLURM_LOCALID", "0"}};
 
 Variables both(Variables a, const Variables& b) {
   a.insert(b.begin(), b.end());
@@ -113,7 +115,7 @@ TEST_CASE("mpirun, srun and PMI give rank and size, dist.master the rendezvous")
   plan = plan_launch(gloo({}, "[fe80::1]:29500"), from(srun));
   CHECK(plan.launcher == "srun");
   CHECK(plan.rank == 2);
-  CHECK(plan.size == 16);
+  CHECK(plan.size == 4);
   CHECK(plan.host == "fe80::1");
   plan = plan_launch(gloo({}, "node0:29500"), from({{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}}));
   CHECK(plan.launcher == "PMI");
@@ -145,8 +147,20 @@ TEST_CASE("two launchers that contradict each other are an error; one inside sru
 }
 
 TEST_CASE("srun's step counts its tasks, not the allocation's") {
-  const auto plan = plan_launch(gloo({}, "node0:29500"), from(both(srun, {{"SLURM_STEP_NUM_TASKS", "4"}})));
+  const auto plan = plan_launch(gloo({}, "node0:29500"), from(srun));
   CHECK(plan.size == 4);
+  CHECK(plan.rank == 2);
+}
+
+TEST_CASE("a batch script and a shell of srun start the ranks that they ask for") {
+  for (const Variables& variables : {batch_script, both({{"SLURM_STEP_NUM_TASKS", "1"}}, batch_script),
+                                     both({{"SLURM_NTASKS", "1"}}, batch_script)}) {
+    auto options = gloo(4);
+    options.ranks_insist = true;
+    const auto plan = plan_launch(options, from(variables));
+    CHECK(plan.kind == LaunchPlan::Kind::spawn);
+    CHECK(plan.size == 4);
+  }
 }
 
 TEST_CASE(
@@ -165,8 +179,8 @@ TEST_CASE(
 
 TEST_CASE("threads under a launcher of several processes is an error, a batch script is not") {
   CHECK(contains(error_of(DistOptions{}, torchrun), "dist.backend=gloo"));
-  CHECK(contains(error_of(DistOptions{}, both(srun, {{"SLURM_STEP_NUM_TASKS", "16"}})), "dist.backend=gloo"));
-  CHECK(error_of(DistOptions{}, srun).empty());
+  CHECK(contains(error_of(DistOptions{}, srun), "dist.backend=gloo"));
+  CHECK(error_of(DistOptions{}, batch_script).empty());
 }
 
 TEST_CASE("auto is threads by itself and in a batch script, and a process under a launcher of several") {
@@ -174,7 +188,7 @@ TEST_CASE("auto is threads by itself and in a batch script, and a process under 
   options.backend = "auto";
   options.ranks = 4;
   for (const Variables& variables :
-       {Variables{}, srun, Variables{{"RANK", "0"}, {"WORLD_SIZE", "1"}},
+       {Variables{}, batch_script, Variables{{"RANK", "0"}, {"WORLD_SIZE", "1"}},
         Variables{{"TOPKNOT_RANK", "2"}, {"TOPKNOT_RANKS", "4"}, {"TOPKNOT_MASTER", "127.0.0.1:4711"}}}) {
     const auto plan = plan_launch(options, from(variables));
     CHECK(plan.kind == LaunchPlan::Kind::threads);
@@ -186,7 +200,7 @@ TEST_CASE("auto is threads by itself and in a batch script, and a process under 
   CHECK(plan.size == 8);
   options.master = "node0:29500";
   CHECK(plan_launch(options, from(mpirun)).launcher == "mpirun");
-  CHECK(plan_launch(options, from(both(srun, {{"SLURM_STEP_NUM_TASKS", "16"}}))).launcher == "srun");
+  CHECK(plan_launch(options, from(srun)).launcher == "srun");
 }
 
 TEST_CASE("auto takes nccl where every rank has a GPU of its own, else gloo, on every rank the same") {

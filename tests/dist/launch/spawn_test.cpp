@@ -142,6 +142,14 @@ TEST_CASE("started copies meet, sum and end well") {
   for (int r = 0; r < 4; ++r) CHECK(folder.text(r) == "10 done");
 }
 
+TEST_CASE("copies are waited for where the launcher's parent ignored SIGCHLD") {
+  void (*const before)(int) = signal(SIGCHLD, SIG_IGN);
+  const Folder folder;
+  CHECK(run_copies("good", folder, 4) == 0);
+  CHECK(run_copies("killed", folder, 4) == 128 + SIGKILL);
+  CHECK(signal(SIGCHLD, before) == SIG_IGN);
+}
+
 TEST_CASE("a killed copy ends the others with an error that names it") {
   for (const std::string mode : {"killed", "mid-transfer"}) {
     const Folder folder;
