@@ -55,8 +55,10 @@ END
 expect 0 'word error rate' "$work/speech" --data "$work/data" --out "$work/spoken"
 grep -q '^| speech | 1 | [0-9.]* %' "$work/spoken/summary.md" || complain "speech: $(cat "$work/spoken/summary.md")"
 
-# Again: nothing is made anew, and everything is as before.
+# Again: nothing is made anew, and everything is as before; of some runs alone too.
 expect 0 '' "${small[@]}"
+expect 0 '| dense | 2 |' "${small[@]}" --only topk-s1
+checksums "$work/out" | cmp -s - "$work/whole" || complain "with --only: $(cat "$work/out/runs.csv")"
 expect 0 '3 runs compared, 0 outside' "${small[@]}" --check "$work/out/runs.csv"
 sed -E 's/^(dense,[12],[^,]*,accuracy),[^,]*,[^,]*/\1,99.99,0/' "$work/out/runs.csv" >"$work/other.csv"
 expect 1 'OUTSIDE' "${small[@]}" --check "$work/other.csv"
