@@ -39,8 +39,17 @@ std::string export_model(const std::string& run, const std::string& to, std::opt
     const fs::path one = fs::canonical(run);
     directory = one.parent_path();
     const CheckpointStore store(directory.string());
+    std::optional<std::int64_t> named;
     for (const std::int64_t saved : store.steps())
-      if (fs::path(store.path(saved)).filename() == one.filename()) step = saved;
+      if (fs::path(store.path(saved)).filename() == one.filename()) named = saved;
+    if (!named)
+      throw UserError(
+          fmt::format("{}: a checkpoint is exported under the name that the run gave it, such as {}", run,
+                      fs::path(store.path(1200)).filename().string()));
+    if (step && *step != *named)
+      throw UserError(
+          fmt::format("{}: is the checkpoint of step {}; leave --step {} out", run, *named, *step));
+    step = named;
   }
   const CheckpointStore store(directory.string());
   const std::vector<std::int64_t> steps =

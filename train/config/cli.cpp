@@ -152,8 +152,9 @@ CommandLine parse_command_line(int argc, const char* const* argv) {
   app.allow_extras();
   try {
     app.parse(argc, argv);
-  } catch (const CLI::ParseError&) {
-    throw UserError("--list needs one word after it: " + joined_lists() + "; --resume needs a run directory");
+  } catch (const CLI::ParseError& error) {
+    throw UserError(fmt::format("{}; --list needs one word after it: {}; --resume needs one run directory",
+                                error.what(), joined_lists()));
   }
   const int width = terminal_columns(STDOUT_FILENO);
   const std::vector<std::string> words = app.remaining();
