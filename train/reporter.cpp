@@ -220,7 +220,7 @@ void Reporter::count(const StepRecord& record, const ByteCount& bytes, double se
 }
 
 void Reporter::note_best(const Evaluation& evaluation) {
-  if (!(evaluation.loss >= best_.loss)) best_.loss = evaluation.loss;
+  if (evaluation.loss < best_.loss) best_.loss = evaluation.loss;
   best_.accuracy = std::max(best_.accuracy, evaluation.accuracy);
 }
 

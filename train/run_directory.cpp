@@ -104,14 +104,16 @@ void check_free(const RunDirectory& folder, bool overwrite) {
             : ""));
 }
 
-// output.overwrite belongs to this start, not to the configuration: repeating the run must not delete
-// anything.
+// output.overwrite and resume.residuals belong to this start, not to the configuration: repeating the run must not delete
+// anything, and residuals that were summed once are kept by the next start.
 std::string effective_config(const RunDirectory& folder, const Config& config,
                              std::map<std::string, Origin> origins) {
   Config effective = config;
   effective.output.dir = folder.path;
   effective.output.overwrite = false;
+  effective.resume = {};
   origins.erase("output.overwrite");
+  origins.erase("resume.residuals");
   return std::string(kConfigTitle) + " 'train config.yaml output.dir=OTHER' repeats the run.\n" +
          dump_yaml(effective, false, origins, keys_without_use(effective));
 }

@@ -75,7 +75,11 @@ class Trainer {
     reporter_.begin(step());
     last_report_ = Clock::now();
     int signal = 0;
-    if (step() > 0 && !position_.evaluated && evaluation_due()) signal = run_evaluation();
+    if (step() > 0 && !position_.evaluated && evaluation_due()) {
+      signal = run_evaluation();
+      if (checkpointer_ && position_.evaluated)
+        checkpointer_->evaluated(position_, reporter_.metrics_bytes());
+    }
     bool stopped = signal != 0;
     while (step() < plan_.total_steps && !stopped && !target_reached()) {
       make_step();
@@ -142,7 +146,8 @@ class Trainer {
     if (epoch_ends()) {
       reporter_.epoch(step(),
                       position_.epoch_loss / static_cast<double>(step() - epoch() * plan_.steps_per_epoch));
-      position_.epoch_loss = 0;
+      // A longer run may go on from the middle of an epoch.
+      if (step() % plan_.steps_per_epoch == 0) position_.epoch_loss = 0;
     }
     const int signal = evaluation_due() && !stopped ? run_evaluation() : 0;
     if (stopped || evaluation_due() || checkpoint_due()) save();
@@ -350,8 +355,10 @@ RunOutcome run_rank(const RunInputs& inputs, Communicator& communicator) {
   if (!inputs.resume) return Trainer(inputs, communicator, nullptr).run();
   const ResumedRun resumed =
       read_checkpoint(CheckpointStore(inputs.folder.checkpoints()), communicator, inputs.config);
-  if (communicator.rank() == 0)
+  if (communicator.rank() == 0) {
     truncate_metrics(inputs.folder.metrics_jsonl(), resumed.manifest.metrics_bytes);
+    rewrite_config(inputs.folder, inputs.config, inputs.origins);
+  }
   return Trainer(inputs, communicator, &resumed).run();
 }
 

@@ -65,6 +65,14 @@ void rename_over(const std::string& from, const std::string& to) {
   if (std::rename(from.c_str(), to.c_str()) != 0) fail(to, "cannot be renamed from " + from);
 }
 
+// Of several processes that do the same at once one renames; to the others nothing is left.
+bool renamed(const std::string& from, const std::string& to) {
+  errno = 0;
+  if (std::rename(from.c_str(), to.c_str()) == 0) return true;
+  if (errno != ENOENT) fail(to, "cannot be renamed from " + from);
+  return false;
+}
+
 std::string hex(std::uint64_t value) {
   return fmt::format("{:016x}", value);
 }
@@ -252,6 +260,7 @@ CheckpointFile CheckpointStore::write(std::int64_t step, const std::string& name
   std::error_code error;
   fs::create_directories(partial(step), error);
   if (error) throw UserError(fmt::format("{}: cannot be created: {}", partial(step), error.message()));
+  remove(step);  // a damaged one: a run does not save the step that it was resumed from
   return write_file(partial(step), name,
                     [&](const ByteSink& sink) { write_safetensors(sink, tensors, metadata); });
 }
@@ -261,25 +270,30 @@ void CheckpointStore::publish(std::int64_t step, const Manifest& manifest) const
   write_file(partial(step), kManifestFile,
              [&](const ByteSink& sink) { sink(std::as_bytes(std::span(text))); });
   sync_directory(partial(step));
-  remove(step);  // a damaged one: a run does not save the step that it was resumed from
   rename_over(partial(step), path(step));
   sync_directory(directory_);
 }
 
 void CheckpointStore::publish_rank_files(std::int64_t step) const {
-  std::error_code error;
-  if (!fs::exists(partial(step), error)) return;
-  remove(step);
-  rename_over(partial(step), path(step));
+  renamed(partial(step), path(step));
+}
+
+void CheckpointStore::evaluated(std::int64_t step, const TrainingPosition& position,
+                                std::uint64_t metrics_bytes) const {
+  Manifest changed = manifest(step);
+  changed.position = position, changed.metrics_bytes = metrics_bytes;
+  const std::string text = manifest_text(changed), beside = std::string(kManifestFile) + kPartial;
+  write_file(path(step), beside, [&](const ByteSink& sink) { sink(std::as_bytes(std::span(text))); });
+  rename_over(path(step) + "/" + beside, path(step) + "/" + kManifestFile);
+  sync_directory(path(step));
 }
 
 void CheckpointStore::remove(std::int64_t step) const {
   std::error_code error;
-  if (!fs::exists(path(step), error)) return;
   // A directory is not removed at once: under this name no reader takes what is left for a checkpoint.
   const std::string doomed = path(step) + ".removed" + kPartial;
-  rename_over(path(step), doomed);
   fs::remove_all(doomed, error);
+  if (renamed(path(step), doomed)) fs::remove_all(doomed, error);
 }
 
 void CheckpointStore::remove_partial() const {

@@ -66,15 +66,18 @@ class CheckpointStore {
   // A file's bytes, checked against size and checksum of `expected`.
   std::vector<std::byte> read(std::int64_t step, const CheckpointFile& expected) const;
 
-  // Writes and syncs one file of a checkpoint that is not published yet.
+  // Writes and syncs one file of a checkpoint that is not published yet. An earlier one of that step is removed.
   CheckpointFile write(std::int64_t step, const std::string& name, std::span<const TensorView> tensors,
                        const Metadata& metadata = {}) const;
-  // Writes the manifest and makes the checkpoint visible, in place of an earlier one of that step.
+  // Writes the manifest and makes the checkpoint visible.
   void publish(std::int64_t step, const Manifest& manifest) const;
-  // On hosts that do not see rank 0's files: the same without a manifest; nothing where there is no .partial.
+  // On hosts that do not see rank 0's files: the same without a manifest. Nothing where there is no .partial: another
+  // rank of the host, or rank 0, has renamed it.
   void publish_rank_files(std::int64_t step) const;
-  void remove(std::int64_t step) const;
-  void remove_partial() const;  // what interrupted writes have left
+  // Of a published checkpoint whose evaluation came later: what it says of its position and of metrics.jsonl.
+  void evaluated(std::int64_t step, const TrainingPosition& position, std::uint64_t metrics_bytes) const;
+  void remove(std::int64_t step) const;  // nothing where there is none; several processes may do so at once
+  void remove_partial() const;           // what interrupted writes have left
 
  private:
   std::string partial(std::int64_t step) const;

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
+#include <limits>
 #include <system_error>
 #include <utility>
 
@@ -13,12 +15,21 @@
 
 namespace topknot {
 
+namespace {
+
+// NaN is worse than any number.
+double loss_of(const Evaluation& evaluation) {
+  return std::isnan(evaluation.loss) ? std::numeric_limits<double>::infinity() : evaluation.loss;
+}
+
+}  // namespace
+
 std::vector<std::int64_t> superseded(const std::vector<SavedCheckpoint>& saved, int keep) {
   const SavedCheckpoint* best = nullptr;
   for (const SavedCheckpoint& one : saved) {
     if (!one.evaluated) continue;
     const Evaluation &now = one.evaluation, &then = best ? best->evaluation : now;
-    if (now.accuracy > then.accuracy || (now.accuracy == then.accuracy && !(now.loss > then.loss)))
+    if (now.accuracy > then.accuracy || (now.accuracy == then.accuracy && loss_of(now) <= loss_of(then)))
       best = &one;
   }
   std::vector<std::int64_t> steps;
@@ -35,7 +46,7 @@ Checkpointer::Checkpointer(CheckpointStore store, Engine& engine, int rank, int 
       ranks_(ranks),
       keep_(keep),
       saved_(std::move(saved)) {
-  if (rank_ == 0) store_.remove_partial();
+  store_.remove_partial();  // by each rank, for hosts that do not see rank 0's files; no rank writes yet
 }
 
 Checkpointer::~Checkpointer() {
@@ -162,6 +173,17 @@ void Checkpointer::end_publishing() {
   }
   store_.publish_rank_files(position.step);
   for (const std::int64_t step : doomed_) store_.remove(step);
+}
+
+void Checkpointer::evaluated(const TrainingPosition& position, std::uint64_t metrics_bytes) {
+  if (saved_.empty() || saved_.back().step != position.step) return;
+  saved_.back() = {position.step, true, position.evaluation};
+  if (rank_ != 0) return;
+  try {
+    store_.evaluated(position.step, position, metrics_bytes);
+  } catch (const UserError& error) {
+    log_warning(fmt::format("checkpoint of step {}: {}", position.step, error.what()));
+  }
 }
 
 bool Checkpointer::finish() {

@@ -45,6 +45,8 @@ class Checkpointer {
   // advance().
   double ready() const;
   void advance();
+  // The evaluation of the checkpoint that the run was resumed from, which the stop had left out.
+  void evaluated(const TrainingPosition& position, std::uint64_t metrics_bytes);
   // Ends the checkpoint under way. False where the last one could not be written.
   bool finish();
 

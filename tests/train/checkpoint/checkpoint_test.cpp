@@ -4,10 +4,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <filesystem>
+#include <limits>
 #include <numeric>
 #include <random>
+#include <thread>
 
 #include "nn/core/base/checksum.h"
 #include "tests/data/temp_folder.h"
@@ -72,6 +75,49 @@ TEST_CASE("a checkpoint reads back, and replaces an earlier one of its step") {
   store.remove(10);
   CHECK(store.steps() == std::vector<std::int64_t>{2, 1'000'000'000'000});
   CHECK(entries(store.directory()) == 2);
+}
+
+TEST_CASE("ranks of a host without rank 0's files publish them together, and nobody's is lost") {
+  const TempFolder temp;
+  const std::vector<float> values = numbers(50, 1);
+  const std::vector<TensorView> tensor = {{"residual.w", "F32", {5, 10}, std::as_bytes(std::span(values))}};
+  constexpr int kRanks = 4;
+  for (std::int64_t step = 1; step <= 50; ++step) {
+    // Every third step was there before, from a run that an earlier checkpoint was resumed of.
+    const CheckpointStore store(temp.at("checkpoints"));
+    for (int again = step % 3 == 0; again >= 0; --again) {
+      for (int r = 0; r < kRanks; ++r) store.write(step, rank_file(r), tensor);
+      std::vector<std::thread> ranks;
+      std::atomic<int> failed = 0;
+      for (int r = 0; r < kRanks; ++r)
+        ranks.emplace_back([&] {
+          try {
+            store.publish_rank_files(step);
+            if (step > 1) store.remove(step - 1);
+          } catch (const std::exception&) {
+            ++failed;
+          }
+        });
+      for (std::thread& rank : ranks) rank.join();
+      CHECK(failed == 0);
+      for (int r = 0; r < kRanks; ++r) CHECK(fs::exists(store.path(step) + "/" + rank_file(r)));
+    }
+    CHECK(entries(store.directory()) == 1);
+  }
+}
+
+TEST_CASE("a checkpoint whose evaluation came later says so, and is as readable as before") {
+  const TempFolder temp;
+  const CheckpointStore store(temp.at("checkpoints"));
+  save(store, 7);
+  TrainingPosition position = store.manifest(7).position;
+  position.evaluated = true, position.evaluation = {1.5, 0.25};
+  store.evaluated(7, position, 99);
+  CHECK(store.manifest(7).position.evaluation.accuracy == 0.25);
+  CHECK(store.manifest(7).position.evaluated);
+  CHECK(store.manifest(7).metrics_bytes == 99);
+  verify(store, 7);
+  CHECK(entries(store.path(7)) == 5);
 }
 
 TEST_CASE("a manifest keeps every field, the loss of a skipped step included") {
@@ -212,4 +258,8 @@ TEST_CASE("the last checkpoints and the best are kept") {
   CHECK(superseded({at(1, 0, 0.3), at(2, 0, 0.2), at(3, 0, 0.4), at(4, 0, 0.5)}, 1) ==
         Steps{1, 3});  // regression
   CHECK(superseded({at(1, 0.9), {2, false, {}}, {3, false, {}}}, 1) == Steps{2});
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  CHECK(superseded({at(1, 0, 0.3), at(2, 0, nan), at(3, 0, nan)}, 1) ==
+        Steps{2});  // no number is never the best
+  CHECK(superseded({at(1, 0, nan), at(2, 0, 0.3), at(3, 0, 0.4)}, 1) == Steps{1});
 }

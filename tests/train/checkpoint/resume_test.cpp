@@ -121,6 +121,22 @@ TEST_CASE("an evaluation that is due where a run stops is made when it goes on")
   check_same(whole(base(2)), stopped_and_resumed(base(2), 32));  // the end of the first epoch
 }
 
+TEST_CASE("a checkpoint learns of the evaluation that its stop had left out, for the starts that follow") {
+  const TempFolder temp;
+  start(temp, with(base(2), {"train.stop_after=32"}), false);
+  const CheckpointStore store(temp.at("run/checkpoints"));
+  CHECK_FALSE(store.manifest(32).position.evaluated);
+  start(temp, with(base(2), {"train.stop_after=1"}), true);
+  const EvalRecord made = read_metrics(temp.at("run/metrics.jsonl")).evals.at(0);
+  CHECK(made.step == 32);
+  const Manifest after = store.manifest(32);
+  CHECK(after.position.evaluated);
+  CHECK(after.position.evaluation.loss == made.test.loss);
+  fs::remove_all(store.path(33));
+  const RunOutcome last = start(temp, base(2), true);  // from step 32 again, which is not evaluated again
+  check_same(whole(base(2)), {last.parameter_checksum, read_metrics(temp.at("run/metrics.jsonl"))});
+}
+
 TEST_CASE("a resumed run leaves the recorded gradients as they are") {
   const TempFolder temp;
   const Keys keys = with(base(2), {"train.record_gradients=2"});
@@ -136,8 +152,16 @@ TEST_CASE("a longer run goes on from a finished one") {
   start(temp, with(base(), {"train.max_steps=20"}), false);
   const Ended longer{start(temp, base(), true).parameter_checksum,
                      read_metrics(temp.at("run/metrics.jsonl"))};
-  CHECK(longer.checksum == whole(base()).checksum);
+  const Ended expected = whole(base());
+  CHECK(longer.checksum == expected.checksum);
   CHECK(longer.metrics.steps.size() == 40);
+  const auto loss_of_second_epoch = [](const Ended& run) {
+    for (const EpochRecord& epoch : run.metrics.epochs)
+      if (epoch.step == 32) return epoch.train_loss;
+    return 0.0;
+  };
+  CHECK(loss_of_second_epoch(expected) > 0);
+  CHECK(loss_of_second_epoch(longer) == loss_of_second_epoch(expected));
 }
 
 TEST_CASE("another number of ranks is refused unless the residuals' fate is given") {
@@ -227,6 +251,9 @@ TEST_CASE("keys that decide what a run computes may not change; others may") {
   const RunOutcome outcome =
       start(temp, with(base(), {"compress.name=topk", "train.log_every=7", "data.workers=0"}), true);
   CHECK(outcome.parameter_checksum == whole(with(base(), {"compress.name=topk"})).checksum);
+  const LoadedConfig effective = load_config(temp.at("run/config.yaml"), {});
+  CHECK(effective.config.train.log_every == 7);
+  CHECK(effective.config.data.workers == 0);
 }
 
 TEST_CASE("a damaged checkpoint is passed over for the one before, whichever file it is") {
