@@ -262,4 +262,5 @@ TEST_CASE("the last checkpoints and the best are kept") {
   CHECK(superseded({at(1, 0, 0.3), at(2, 0, nan), at(3, 0, nan)}, 1) ==
         Steps{2});  // no number is never the best
   CHECK(superseded({at(1, 0, nan), at(2, 0, 0.3), at(3, 0, 0.4)}, 1) == Steps{1});
+  CHECK(superseded({at(1, 0.9, nan), at(2, 0.5), at(3, 0.4)}, 1) == Steps{2});  // the accuracy decides
 }
