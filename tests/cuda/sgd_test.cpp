@@ -37,7 +37,7 @@ std::vector<float> gradient_of_step(std::size_t size, std::uint32_t step) {
 
 struct Case {
   OptimizerOptions options;
-  GradientForm form;
+  GradientForm form = GradientForm::plain;
 };
 
 std::vector<Case> all_rules() {
