@@ -4,6 +4,7 @@
 #include <sys/utsname.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <ctime>
 #include <filesystem>
 #include <fstream>
@@ -145,6 +146,16 @@ std::vector<std::string> run_files(const RunDirectory& folder) {
 void rewrite_config(const RunDirectory& folder, const Config& config,
                     const std::map<std::string, Origin>& origins) {
   write_file(folder.path + "/config.yaml", effective_config(folder, config, origins));
+}
+
+void keep_config_effective(const RunDirectory& folder, const Config& config,
+                           const std::map<std::string, Origin>& origins) {
+  const LoadedConfig was = load_config(folder.path + "/config.yaml", {});
+  const bool same = std::ranges::all_of(config_keys(), [&](const Key& key) {
+    return key.name.starts_with("output.") || key.name.starts_with("resume.") ||
+           key_value(key, was.config) == key_value(key, config);
+  });
+  if (!same) rewrite_config(folder, config, origins);
 }
 
 RunDirectory open_run_directory(const std::string& path) {

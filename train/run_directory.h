@@ -46,6 +46,10 @@ RunDirectory open_run_directory(const std::string& path);
 void rewrite_config(const RunDirectory& folder, const Config& config,
                     const std::map<std::string, Origin>& origins);
 
+// As rewrite_config, where a resumed run has other values than config.yaml: else that stays with the origins it has.
+void keep_config_effective(const RunDirectory& folder, const Config& config,
+                           const std::map<std::string, Origin>& origins);
+
 std::string now_utc();  // 2026-11-22T03:50:00Z
 
 // This program's version and, where it was built from a git tree, its revision ("unknown" otherwise).

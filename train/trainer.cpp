@@ -357,7 +357,7 @@ RunOutcome run_rank(const RunInputs& inputs, Communicator& communicator) {
       read_checkpoint(CheckpointStore(inputs.folder.checkpoints()), communicator, inputs.config);
   if (communicator.rank() == 0) {
     truncate_metrics(inputs.folder.metrics_jsonl(), resumed.manifest.metrics_bytes);
-    rewrite_config(inputs.folder, inputs.config, inputs.origins);
+    keep_config_effective(inputs.folder, inputs.config, inputs.origins);
   }
   return Trainer(inputs, communicator, &resumed).run();
 }

@@ -61,16 +61,15 @@ void sync_directory(const std::string& path) {
   File(path, O_RDONLY | O_DIRECTORY).sync();
 }
 
-void rename_over(const std::string& from, const std::string& to) {
-  if (std::rename(from.c_str(), to.c_str()) != 0) fail(to, "cannot be renamed from " + from);
-}
-
-// Of several processes that do the same at once one renames; to the others nothing is left.
+// False where there is nothing to rename: of several processes that do the same at once one renames.
 bool renamed(const std::string& from, const std::string& to) {
-  errno = 0;
   if (std::rename(from.c_str(), to.c_str()) == 0) return true;
   if (errno != ENOENT) fail(to, "cannot be renamed from " + from);
   return false;
+}
+
+void rename_over(const std::string& from, const std::string& to) {
+  if (!renamed(from, to)) fail(to, "cannot be renamed from " + from);
 }
 
 std::string hex(std::uint64_t value) {
@@ -292,7 +291,7 @@ void CheckpointStore::remove(std::int64_t step) const {
   std::error_code error;
   // A directory is not removed at once: under this name no reader takes what is left for a checkpoint.
   const std::string doomed = path(step) + ".removed" + kPartial;
-  fs::remove_all(doomed, error);
+  fs::remove_all(doomed, error);  // an interrupted removal's
   if (renamed(path(step), doomed)) fs::remove_all(doomed, error);
 }
 

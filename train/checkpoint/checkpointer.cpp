@@ -14,7 +14,6 @@
 #include "train/checksum.h"
 
 namespace topknot {
-
 namespace {
 
 // NaN is worse than any number.

@@ -153,8 +153,9 @@ CommandLine parse_command_line(int argc, const char* const* argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    throw UserError(fmt::format("{}; --list needs one word after it: {}; --resume needs one run directory",
-                                error.what(), joined_lists()));
+    const std::string text = error.what();
+    throw UserError(text.starts_with("--list") ? text + "; one word of: " + joined_lists()
+                                               : text + "; --resume takes one run directory");
   }
   const int width = terminal_columns(STDOUT_FILENO);
   const std::vector<std::string> words = app.remaining();

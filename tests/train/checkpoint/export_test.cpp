@@ -73,7 +73,12 @@ TEST_CASE("what cannot be exported is refused, and no file is left") {
   CHECK(user_error([&] { command({}); }, {"RUN is missing", "train export RUN --to FILE"}));
   CHECK(user_error([&] { command({run.c_str()}); }, {"--to is missing"}));
   CHECK(user_error([&] { command({run.c_str(), "--too", "x"}); }, {"train export", "--too"}));
-  const std::string model = CheckpointStore(run + "/checkpoints").path(2) + "/model.safetensors";
+  const std::string one = CheckpointStore(run + "/checkpoints").path(2), copy = run + "/checkpoints/copy";
+  CHECK(user_error([&] { export_model(one, to, 1); }, {one, "the checkpoint of step 2", "--step 1"}));
+  fs::copy(one, copy);
+  CHECK(user_error([&] { export_model(copy, to); }, {copy, "step-000001200"}));
+  fs::remove_all(copy);
+  const std::string model = one + "/model.safetensors";
   std::string bytes = text_of(model);
   bytes[bytes.size() - 1] ^= 1;
   std::ofstream(model, std::ios::binary) << bytes;

@@ -113,8 +113,11 @@ TEST_CASE("a run may be resumed many times, and a finished one changes nothing")
   }
   const Ended resumed{last.parameter_checksum, read_metrics(temp.at("run/metrics.jsonl"))};
   check_same(whole(with(base(), {"compress.name=dgc"})), resumed);
+  const std::string written = text_of(temp.at("run/config.yaml"));
+  CHECK(says(written, {"# command line"}));
   const Ended again{start(temp, keys, true).parameter_checksum, read_metrics(temp.at("run/metrics.jsonl"))};
   check_same(resumed, again);
+  CHECK(text_of(temp.at("run/config.yaml")) == written);  // with the origins of the first start
 }
 
 TEST_CASE("an evaluation that is due where a run stops is made when it goes on") {
