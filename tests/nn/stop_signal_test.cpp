@@ -1,8 +1,11 @@
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <thread>
+#include <vector>
 
 #include "nn/core/base/program.h"
 #include "tests/support/catch.h"
@@ -41,6 +44,21 @@ TEST_CASE(
           }) == 128 + SIGTERM);
   }
 }
+
+#ifdef __x86_64__
+TEST_CASE("a stop signal writes nothing below the stack pointer, which oneDNN lets point into the heap") {
+  CHECK(code_of([] {
+          std::vector<char> heap(1 << 20, 'x');
+          char* middle = heap.data() + heap.size() / 2;
+          long call = SYS_kill;
+          asm volatile("xchg %%rsp, %1\n\tsyscall\n\txchg %%rsp, %1"
+                       : "+a"(call), "+r"(middle)
+                       : "D"(getpid()), "S"(SIGUSR1)
+                       : "rcx", "r11", "memory");
+          if (std::count(heap.begin(), heap.end(), 'x') != 1 << 20) std::_Exit(1);
+        }) == SIGUSR1);
+}
+#endif
 
 TEST_CASE("the launcher's copy of a stop signal is no second request, however late; its next signal is") {
   for (const bool again : {false, true}) {

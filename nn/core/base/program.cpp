@@ -110,12 +110,27 @@ int run_program(const char* name, int (*body)(int argc, char** argv), int argc, 
   }
 }
 
+namespace {
+
+// Matrix products of oneDNN up to 3.11 let the stack pointer point into the heap while they run (its issue 4845): what
+// the system writes below it to call a handler would fall on other data.
+void handle_signals_on_own_stack() {
+  alignas(16) static char space[64 * 1024];  // the state of all registers takes up to 12 KiB
+  stack_t stack{};
+  if (sigaltstack(nullptr, &stack) == 0 && (stack.ss_flags & SS_DISABLE) == 0) return;  // a sanitizer's
+  stack = {.ss_sp = space, .ss_flags = 0, .ss_size = sizeof space};
+  TOPKNOT_CHECK(sigaltstack(&stack, nullptr) == 0, "no stack for signal handlers: " + errno_text());
+}
+
+}  // namespace
+
 void install_stop_handlers() {
   received = 0;
   passed_on = false;
+  handle_signals_on_own_stack();
   struct sigaction action {};
   action.sa_sigaction = on_signal;
-  action.sa_flags = SA_RESTART | SA_SIGINFO;
+  action.sa_flags = SA_RESTART | SA_SIGINFO | SA_ONSTACK;
   // One handler at a time: a second signal of another kind waits.
   sigemptyset(&action.sa_mask);
   for (const int signal : kStopSignals) sigaddset(&action.sa_mask, signal);

@@ -36,6 +36,9 @@ int run_program(const char* name, int (*body)(int argc, char** argv), int argc, 
 // the handler sets a flag, nothing else. A second one of any kind ends the process at once, unless it comes within
 // 0.1 s, as senders such as timeout(1) signal a process and then its group, or is the first from the parent: a launcher
 // passes on what it and its ranks may have been sent together.
+//
+// To be called by the main thread, to which the system gives the process's signals: the handler runs on a stack of that
+// thread's own.
 void install_stop_handlers();
 
 }  // namespace topknot
