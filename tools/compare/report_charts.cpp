@@ -6,6 +6,7 @@
 #include <array>
 #include <cmath>
 #include <functional>
+#include <set>
 #include <unordered_map>
 
 #include "nn/core/base/check.h"
@@ -280,6 +281,88 @@ std::vector<Panel> quality_panels(const Comparison& c) {
   return panels;
 }
 
+// Methods that differ only in how much they send.
+struct Family {
+  std::string compressor, keys;  // "topk", " values=int8"
+  LineStyle style;
+  std::vector<const Method*> members;  // by the bits that they send
+  std::string name() const { return compressor + keys; }
+};
+
+// Per parameter and step, by a rank.
+double bits_of(const Method& method) {
+  return 32 / method.dense_ratio;
+}
+
+std::vector<Family> families_of(const Comparison& c) {
+  static const std::set<std::string> amounts = {"compress.density", "compress.threshold", "compress.rank",
+                                                "compress.levels"};
+  std::vector<Family> families;
+  for (std::size_t i = 0; i < c.methods.size(); ++i) {
+    const Method& method = c.methods[i];
+    if (!std::isfinite(method.last.mean) || !std::isfinite(bits_of(method))) continue;
+    std::string keys;
+    for (const DifferingKey& row : c.differing) {
+      if (amounts.count(row.key) || row.values[i] == "-" || row.values[i] == "\"\"") continue;
+      bool tells = false;
+      for (std::size_t j = 0; j < c.methods.size(); ++j)
+        tells |= c.methods[j].compressor == method.compressor && row.values[j] != row.values[i];
+      if (tells) keys += " " + row.key.substr(row.key.rfind('.') + 1) + "=" + row.values[i];
+    }
+    const auto known = std::find_if(families.begin(), families.end(), [&](const Family& f) {
+      return f.compressor == method.compressor && f.keys == keys;
+    });
+    (known == families.end() ? families.emplace_back(Family{method.compressor, keys, {}, {}}) : *known)
+        .members.push_back(&method);
+  }
+  std::vector<PlannedMethod> lines;
+  for (const Family& family : families) lines.push_back({family.compressor, family.keys});
+  const auto styles = line_styles(lines);
+  for (std::size_t i = 0; i < families.size(); ++i) {
+    families[i].style = styles[i];
+    std::stable_sort(families[i].members.begin(), families[i].members.end(),
+                     [](const Method* a, const Method* b) { return bits_of(*a) < bits_of(*b); });
+  }
+  return families;
+}
+
+// A point per method at its last value; a vertical line spans a deviation to either side. Empty where nothing was
+// evaluated or sent.
+std::vector<Panel> bits_panels(const Comparison& c, const std::vector<Family>& families) {
+  Range bits, values;
+  Panel panel;
+  for (const Family& family : families) {
+    Line line{.points = {},
+              .colour = family.style.colour,
+              .dash = family.style.dash,
+              .dots = true,
+              .title = family.name()};
+    for (const Method* method : family.members) {
+      const double x = bits_of(*method), y = method->last.mean, spread = method->last.deviation;
+      bits.include(x);
+      values.include(y - spread);
+      values.include(y + spread);
+      line.points.push_back({x, y});
+      if (spread > 0)
+        panel.lines.push_back({.points = {{x, y - spread}, {x, y + spread}},
+                               .colour = line.colour,
+                               .width = 1,
+                               .dash = "",
+                               .title = ""});
+    }
+    panel.lines.push_back(std::move(line));
+  }
+  if (std::isnan(bits.lo)) return {};
+  panel.x = log_scale(bits, Unit::plain, "bits that a rank sends per parameter and step");
+  const bool share = c.metric.unit == "share";
+  panel.y = linear_scale(values, 0, share ? Unit::percent : Unit::plain,
+                         "last " + c.metric.title() + (share ? "" : " (" + c.metric.unit + ")"));
+  return {panel};
+}
+
+constexpr const char* kBitsDescription =
+    "Last test result of each method against the bits that a rank sends per parameter and step";
+
 }  // namespace
 
 std::string loss_chart(const Comparison& c) {
@@ -306,6 +389,21 @@ std::string quality_svg(const Comparison& c) {
   std::vector<LegendEntry> legend;
   for (std::size_t i = 0; i < c.methods.size(); ++i) legend.push_back({c.methods[i].name, c.styles[i]});
   return stand_alone_plot(panels, legend, kQualityDescription);
+}
+
+std::string bits_chart(const Comparison& c) {
+  const auto panels = bits_panels(c, families_of(c));
+  return panels.empty() ? "" : panel_figure(panels, "bits", kBitsDescription);
+}
+
+std::string bits_svg(const Comparison& c) {
+  const auto families = families_of(c);
+  const auto panels = bits_panels(c, families);
+  if (panels.empty())
+    throw UserError("--out: no run was evaluated and sent something, so there is nothing to draw");
+  std::vector<LegendEntry> legend;
+  for (const Family& family : families) legend.push_back({family.name(), family.style});
+  return stand_alone_plot(panels, legend, kBitsDescription);
 }
 
 std::string bytes_chart(const Comparison& c) {

@@ -137,6 +137,11 @@ std::string report_html(const Comparison& c) {
   html += chart("Train loss", "Moving average over a fortieth of the run; the faint line is the loss itself.",
                 loss_chart(c));
   html += chart("Bytes sent", "What one rank uploads, mean over ranks; logarithmic.", bytes_chart(c));
+  html += chart("The last " + c.metric.title() + " for the bits sent",
+                "Bits that a rank sends per parameter and step, mean over the run, logarithmic; dense sends "
+                "32. A line joins "
+                "methods that differ only in how much they send.",
+                bits_chart(c));
 
   html += "<h2>Results</h2>" + table_html(c, result_table(c), true, "");
   if (!std::isnan(c.target))

@@ -33,7 +33,7 @@ TEST_CASE("the report is one page without network or script, with every chart on
   for (const char* title :
        {"Test accuracy", "Train loss", "Bytes sent", "Where the time of a step goes", "What differs"})
     CHECK(contains(html, title));
-  CHECK(count_of(html, "<svg viewBox") == 9);
+  CHECK(count_of(html, "<svg viewBox") == 9 + 1);
   CHECK(count_of(html, "<svg") == count_of(html, "</svg>"));
   CHECK(count_of(html, "class=\"legend\"") == 2);  // of the methods and of the parts of a step
   CHECK(contains(html, "00000000deadbeef"));
@@ -129,7 +129,7 @@ TEST_CASE("the report draws recorded distributions, of each method that has some
   CHECK(contains(html, "Contraction of top-k"));
   for (const char* label : {">step 5: ", ">step 15: ", ">step 20: "}) CHECK(contains(html, label));
   CHECK_FALSE(contains(html, ">step 10: "));
-  CHECK(count_of(html, "<svg viewBox") == 9 + 3 + 2);
+  CHECK(count_of(html, "<svg viewBox") == 9 + 1 + 3 + 2);
   CHECK_FALSE(contains(html, "nan"));
 }
 
@@ -157,6 +157,31 @@ TEST_CASE("the metric over time is one picture, in which a method's own choice o
     INFO(part);
     CHECK(contains(svg, part));
   }
+}
+
+TEST_CASE(
+    "the last value of the metric over the bits sent: methods that differ in how much they send are one "
+    "line") {
+  const Folder folder;
+  folder.add("d", {.best = 0.8});
+  folder.add("d2", {.overrides = {"seed=2"}, .best = 0.9});
+  folder.add("a", {.overrides = {"compress.name=topk", "compress.density=0.01"}, .best = 0.7, .bytes = 40});
+  folder.add("b", {.overrides = {"compress.name=topk", "compress.density=0.1"}, .best = 0.75, .bytes = 400});
+  folder.add("c", {.overrides = {"compress.name=topk", "compress.values=int8"}, .best = 0.6, .bytes = 20});
+  folder.add("none", {.overrides = {"compress.name=randk"}, .bytes = 0});
+  const Comparison c = folder.compare({"d", "d2", "a", "b", "c", "none"});
+  const std::string svg = bits_svg(c);
+  CHECK(svg.rfind("<svg", 0) == 0);
+  for (const char* name : {">dense<", ">topk<", ">topk values=int8<"}) CHECK(count_of(svg, name) == 1);
+  CHECK_FALSE(contains(svg, ">randk<"));
+  CHECK(contains(svg, "\ndense: 84 % at 32\n"));
+  CHECK(contains(svg, "\ntopk: 69 % at 0.32\n"));
+  CHECK(contains(svg, "\ntopk: 74 % at 3.2\n"));
+  CHECK(contains(svg, "\ntopk values=int8: 59 % at 0.16<"));
+  CHECK(count_of(svg, "<circle") == 4);
+  CHECK(count_of(svg, "<path fill=\"none\"") == 4);  // three lines, and the spread of dense's two seeds
+  CHECK(contains(report_html(c), "The last test accuracy for the bits sent"));
+  CHECK(user_error([&] { bits_svg(folder.compare({"none"})); }, {"--out", "nothing to draw"}));
 }
 
 TEST_CASE("ticks are round, inside their range, and labelled with as many digits as they need") {
