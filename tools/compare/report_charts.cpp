@@ -300,7 +300,7 @@ std::vector<Family> families_of(const Comparison& c) {
   std::vector<Family> families;
   for (std::size_t i = 0; i < c.methods.size(); ++i) {
     const Method& method = c.methods[i];
-    if (!std::isfinite(method.last.mean) || !std::isfinite(bits_of(method))) continue;
+    if (!method.complete || !std::isfinite(method.last.mean) || !std::isfinite(bits_of(method))) continue;
     std::string keys;
     for (const DifferingKey& row : c.differing) {
       if (amounts.count(row.key) || row.values[i] == "-" || row.values[i] == "\"\"") continue;
@@ -326,8 +326,8 @@ std::vector<Family> families_of(const Comparison& c) {
   return families;
 }
 
-// A point per method at its last value; a vertical line spans a deviation to either side. Empty where nothing was
-// evaluated or sent.
+// A point per method at its last value; a vertical line spans a deviation to either side. Empty where no complete
+// run was evaluated and sent something.
 std::vector<Panel> bits_panels(const Comparison& c, const std::vector<Family>& families) {
   Range bits, values;
   Panel panel;
@@ -400,7 +400,7 @@ std::string bits_svg(const Comparison& c) {
   const auto families = families_of(c);
   const auto panels = bits_panels(c, families);
   if (panels.empty())
-    throw UserError("--out: no run was evaluated and sent something, so there is nothing to draw");
+    throw UserError("--out: no complete run was evaluated and sent something, so there is nothing to draw");
   std::vector<LegendEntry> legend;
   for (const Family& family : families) legend.push_back({family.name(), family.style});
   return stand_alone_plot(panels, legend, kBitsDescription);

@@ -14,9 +14,9 @@ std::string quality_svg(
     const Comparison& comparison);  // the same as a file by itself; UserError in place of ""
 std::string bytes_chart(const Comparison& comparison);
 
-// The last value of the metric against the bits that a rank sends per parameter and step, means over the run: a point per
-// method, joined where methods differ only in how much they send (density, threshold, rank, levels).
-std::string bits_chart(const Comparison& comparison);  // "" where nothing was evaluated or sent
+// The last value of the metric against the bits that a rank sends per parameter and step, means over complete runs: a point
+// per method, joined where methods differ only in how much they send (density, threshold, rank, levels).
+std::string bits_chart(const Comparison& comparison);  // "" where none was evaluated and sent something
 std::string bits_svg(const Comparison& comparison);    // as a file by itself; UserError in place of ""
 
 // The records of train.distribution_every, as HTML with drawings; "" where no run has. Of each method the

@@ -169,11 +169,12 @@ TEST_CASE(
   folder.add("b", {.overrides = {"compress.name=topk", "compress.density=0.1"}, .best = 0.75, .bytes = 400});
   folder.add("c", {.overrides = {"compress.name=topk", "compress.values=int8"}, .best = 0.6, .bytes = 20});
   folder.add("none", {.overrides = {"compress.name=randk"}, .bytes = 0});
-  const Comparison c = folder.compare({"d", "d2", "a", "b", "c", "none"});
+  folder.add("half", {.overrides = {"compress.name=dgc"}, .bytes = 40, .complete = false});
+  const Comparison c = folder.compare({"d", "d2", "a", "b", "c", "none", "half"});
   const std::string svg = bits_svg(c);
   CHECK(svg.rfind("<svg", 0) == 0);
   for (const char* name : {">dense<", ">topk<", ">topk values=int8<"}) CHECK(count_of(svg, name) == 1);
-  CHECK_FALSE(contains(svg, ">randk<"));
+  for (const char* name : {">randk<", ">dgc<"}) CHECK_FALSE(contains(svg, name));
   CHECK(contains(svg, "\ndense: 84 % at 32\n"));
   CHECK(contains(svg, "\ntopk: 69 % at 0.32\n"));
   CHECK(contains(svg, "\ntopk: 74 % at 3.2\n"));
