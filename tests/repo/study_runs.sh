@@ -20,13 +20,16 @@ expect() {
   [ "$got" = "$wanted" ] || complain "'study-runs $*' ended with $got, not $wanted: $output"
   grep -qF -- "$text" <<<"$output" || complain "'study-runs $*' does not say '$text': $output"
 }
-checksums() { cut -d, -f6 "$1/runs.csv"; }
+checksums() { cut -d, -f7 "$1/runs.csv"; }
 
-mkdir "$work/data"  # CIFAR-10 and recordings
+mkdir "$work/data"  # CIFAR-10, recordings, texts and pictures
 for file in data_batch_{1..5} test_batch; do truncate -s 30730000 "$work/data/$file.bin"; done
 python3 -c 'import sys, wave
 with wave.open(sys.argv[1], "wb") as file: file.setparams((1, 2, 16000, 0, "NONE", "")), file.writeframes(bytes(64000))' "$work/data/a.wav"
 for _ in {1..16}; do printf 'a.wav\tYES\n'; done | tee "$work/data/train.tsv" >"$work/data/test.tsv"
+for text in train valid test; do printf 'yes no yes no %.0s' {1..200} >"$work/data/ptb.$text.txt"; done
+mkdir -p "$work/data"/{train,val}/{no,yes}
+for picture in "$work/data"/{train,val}/{no,yes}/{1..120}.ppm; do printf 'P6 2 2 255 abcdefghijkl' >"$picture"; done
 for list in "$root"/configs/*/*.runs; do expect 0 '' "$list" --validate --data "$work/data" -- train.precision=fp32; done
 
 cat >"$work/base.yaml" <<'END'
@@ -55,14 +58,31 @@ END
 expect 0 'word error rate' "$work/speech" --data "$work/data" --out "$work/spoken"
 grep -q '^| speech | 1 | [0-9.]* %' "$work/spoken/summary.md" || complain "speech: $(cat "$work/spoken/summary.md")"
 
+# Of a text the perplexity of the test set stands beside that of the validation set.
+cat >"$work/written" <<END
+config $root/configs/papers/ptb_small.yaml
+keys model.width=8 data.batch_size=2 dist.ranks=2 train.max_steps=1
+run text 2 compress.name=dense
+END
+expect 0 '| run | seeds | perplexity | minus dense | each seed | test perplexity |' "$work/written" --data "$work/data" --out "$work/text"
+grep -Eq '^text,1,[^,]*,perplexity,[0-9.]+,[0-9.]+,' "$work/text/runs.csv" || complain "text: $(cat "$work/text/runs.csv")"
+grep -Eq '^\| text \| 2 \| [0-9.]+ ± [0-9.]+ \|  \| [0-9., ]+ \| [0-9.]+ ± [0-9.]+ \|' "$work/text/summary.md" ||
+  complain "text: $(cat "$work/text/summary.md")"
+
+# Keys behind -- are keys of every run, in the table too: runs with others are not mixed with these.
+expect 0 'train.max_steps=2' "$work/list" --only 'topk-s1' --out "$work/more" -- train.max_steps=2
+grep -q 'train.max_steps=2$' "$work/more/runs.csv" || complain "keys behind --: $(cat "$work/more/runs.csv")"
+expect 2 'topk-s1 was made with other keys' "$work/list" --out "$work/rest" --with "$work/more/runs.csv"
+
 # Again: nothing is made anew, and everything is as before; of some runs alone too.
 expect 0 '' "${small[@]}"
 expect 0 '| dense | 2 |' "${small[@]}" --only topk-s1
 checksums "$work/out" | cmp -s - "$work/whole" || complain "with --only: $(cat "$work/out/runs.csv")"
 expect 0 '3 runs compared, 0 outside' "${small[@]}" --check "$work/out/runs.csv"
-sed -E 's/^(dense,[12],[^,]*,accuracy),[^,]*,[^,]*/\1,99.99,0/' "$work/out/runs.csv" >"$work/other.csv"
+expect 0 '2 runs compared, 0 outside' "${small[@]}" --only 'topk-*' --only dense-s2 --check "$work/out/runs.csv"
+sed -E 's/^(dense,[12],[^,]*,accuracy),[^,]*,,[^,]*/\1,99.99,,0/' "$work/out/runs.csv" >"$work/other.csv"
 expect 1 'OUTSIDE' "${small[@]}" --check "$work/other.csv"
-sed -E 's/^(topk,1,[^,]*,accuracy),[^,]*,[^,]*/\1,99.99,0/' "$work/out/runs.csv" >"$work/other.csv"
+sed -E 's/^(topk,1,[^,]*,accuracy),[^,]*,,[^,]*/\1,99.99,,0/' "$work/out/runs.csv" >"$work/other.csv"
 expect 0 '3 runs compared, 0 outside, 1 not judged' "${small[@]}" --check "$work/other.csv"
 expect 1 '1 runs compared, 0 outside, 1 not judged' "${small[@]}" --only topk-s1 --check "$work/other.csv"
 expect 2 'not a runs.csv' "${small[@]}" --check "$work/list"
@@ -101,6 +121,7 @@ expect 2 "did you mean 'keys'?" <(echo 'kays a=b') --list
 expect 2 "no 'config FILE' stands above" <(echo 'run a 1') --list
 expect 2 "expected 'run NAME SEEDS" <(echo 'run a none') --list
 expect 2 '--out DIR is missing' "$work/list"
-expect 2 "no run is called 'x*'" "$work/list" --only 'x*' --list
+expect 2 "no run is called 'x*'" "$work/list" --only 'topk*' --only 'x*' --list
+expect 2 'no seed up to --seeds 0' "$work/list" --seeds 0 --list
 expect 2 'the number of cores' "$work/list" --out "$work/none" --jobs 1000
 exit "$status"
