@@ -35,13 +35,15 @@ WARM_UP_STEPS = 5  # train/metrics/metrics.h
 DEADLINE_S = 60    # of every wait for another rank
 FAREWELL_S = 20    # of the one after the results
 DEFAULT_BUCKET_MB = 25
+WIDTH, WINDOW, CLIP = 200, 20, 0.25  # configs/papers/ptb_small.yaml
 
 
 def parse_arguments():
     parser = argparse.ArgumentParser(
         description="PyTorch DDP over Gloo; RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say where this rank belongs")
-    parser.add_argument("--model", choices=("mlp", "resnet20", "vgg16"), required=True)
-    parser.add_argument("--batch", type=int, required=True, help="images per rank and step")
+    parser.add_argument("--model", choices=("mlp", "resnet20", "vgg16", "lstm_lm"), required=True,
+                        help="lstm_lm: the language model of configs/papers/ptb_small.yaml")
+    parser.add_argument("--batch", type=int, required=True, help="images, or columns of text, per rank and step")
     length = parser.add_mutually_exclusive_group(required=True)
     length.add_argument("--steps", type=int, help="steps on one random batch")
     length.add_argument("--data", metavar="DIR", help="CIFAR-10's binary files, to train on")
@@ -59,7 +61,7 @@ def parse_arguments():
     for name in ("batch", "steps", "epochs", "threads", "bucket_mb", "rank_powersgd"):
         if getattr(options, name) is not None and getattr(options, name) <= 0:
             parser.error(f"--{name.replace('_', '-')} must be above 0")
-    if options.data and options.model == "mlp":
+    if options.data and options.model not in ("resnet20", "vgg16"):
         parser.error("--data: resnet20 and vgg16 alone have its schedule")
     missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     if missing:
@@ -119,6 +121,15 @@ class Bytes:
         return 4 * (self.parameters * dense + self.state.total_numel_after_compression)
 
 
+def network(name):
+    """(builder, number of parameters)."""
+    if name == "lstm_lm":
+        from lstm import LanguageModel
+        return lambda: LanguageModel(WIDTH), 4_653_200
+    from networks import NETWORKS
+    return NETWORKS[name][:2]
+
+
 def wrapped(torch, model, options):
     """The model under DDP with its hook, and its byte count."""
     arguments = {"gradient_as_bucket_view": True, "broadcast_buffers": False}
@@ -148,6 +159,8 @@ def optimizer_of(torch, model, options):
     groups = [{"params": [parameter for parameter in parameters if parameter.dim() > 1]},
               {"params": [parameter for parameter in parameters if parameter.dim() == 1], "weight_decay": 0}]
     arguments = {"lr": options.lr, "momentum": 0.9, "weight_decay": 1e-4}
+    if options.model == "lstm_lm":
+        arguments.update(momentum=0, weight_decay=0)
     if "fused" in inspect.signature(torch.optim.SGD).parameters:
         try:
             return torch.optim.SGD(groups, fused=True, **arguments), True
@@ -157,15 +170,21 @@ def optimizer_of(torch, model, options):
 
 
 class RandomBatch:
-    """Steps on one batch. The members are those of cifar10.Cifar10."""
+    """Steps on one batch of images, or of tokens [window, columns]. The members are those of cifar10.Cifar10."""
 
-    name = "random images"
     steps_per_epoch = 0
     evaluated_after = ()
 
     def __init__(self, torch, options):
         self.steps, self.lr = options.steps, options.lr
         generator = torch.Generator().manual_seed(1000 + options.rank)
+        if options.model == "lstm_lm":
+            from lstm import VOCABULARY
+            self.name = "random words"
+            window = WINDOW, options.batch
+            self.batch = [torch.randint(0, VOCABULARY, window, generator=generator) for _ in range(2)]
+            return
+        self.name = "random images"
         images = torch.randn(options.batch, 3, 32, 32, generator=generator)
         if options.model != "mlp":
             images = images.contiguous(memory_format=torch.channels_last)
@@ -221,12 +240,11 @@ def leave(status):
 
 
 def run(torch, options, startup_begin):
-    from networks import NETWORKS
     torch.set_num_threads(options.threads)
     torch.distributed.init_process_group("gloo", init_method="env://", rank=options.rank, world_size=options.ranks,
                                          timeout=timedelta(seconds=DEADLINE_S))
     torch.manual_seed(options.seed)
-    build, expected, *_ = NETWORKS[options.model]
+    build, expected = network(options.model)
     model = build().train()
     if options.data:
         from cifar10 import Cifar10
@@ -235,7 +253,7 @@ def run(torch, options, startup_begin):
         task = RandomBatch(torch, options)
     task.draw_weights(model)
     # PowerSGD's hook views each gradient as a matrix, which a channels_last one does not allow; images alone then are.
-    if options.model != "mlp" and options.hook != "powersgd":
+    if options.model in ("resnet20", "vgg16") and options.hook != "powersgd":
         model = model.to(memory_format=torch.channels_last)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     if parameters != expected:
@@ -257,8 +275,10 @@ def run(torch, options, startup_begin):
                   "metric_set": "test"})
     torch.distributed.barrier()
 
-    clock = time.perf_counter
+    clock, text = time.perf_counter, options.model == "lstm_lm"
     batches, batch_all, ends, sent_before, eval_seconds, best, result = task.batches(), options.batch * options.ranks, [], 0, 0, 0, {}
+    if text:
+        batch_all *= WINDOW
     first = clock()
     startup_seconds = time.time() - startup_begin
     for step in range(1, task.steps + 1):
@@ -268,9 +288,12 @@ def run(torch, options, startup_begin):
         images, labels = next(batches)
         after_data = clock()
         optimizer.zero_grad(set_to_none=True)
-        loss = torch.nn.functional.cross_entropy(ddp(images), labels)
+        output = ddp(images)
+        loss = torch.nn.functional.cross_entropy(output[0] if text else output, labels.flatten())
         after_forward = clock()
         loss.backward()  # ends when the averages are here
+        if text:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         after_backward = clock()
         optimizer.step()
         loss = loss.item()

@@ -10,13 +10,15 @@ VOCABULARY = 10_000
 
 
 class LanguageModel(torch.nn.Module):
+    """Zaremba, Sutskever, Vinyals (arXiv 1409.2329) without dropout. Tokens are [window, columns]; logits [window * columns, vocabulary]."""
+
     def __init__(self, width):
         super().__init__()
         self.encoder = torch.nn.Embedding(VOCABULARY, width)
         self.rnn = torch.nn.LSTM(width, width, num_layers=2)
         self.decoder = torch.nn.Linear(width, VOCABULARY)
 
-    def forward(self, tokens, state):
+    def forward(self, tokens, state=None):
         output, state = self.rnn(self.encoder(tokens), state)
         return self.decoder(output.flatten(0, 1)), state
 

@@ -17,6 +17,9 @@ data = tempfile.TemporaryDirectory()
 for name in [f"data_batch_{i}.bin" for i in range(1, 6)] + ["test_batch.bin"]:
     with open(os.path.join(data.name, name), "wb") as file:
         file.truncate(10000 * 3073)
+for name in ["train", "valid", "test"]:
+    with open(os.path.join(data.name, f"ptb.{name}.txt"), "w") as file:
+        file.write("yes no " * 500)
 for name in specs:
     with open(name, encoding="utf-8") as file:
         spec = json.load(file)
