@@ -206,10 +206,11 @@ void sum_up(const std::vector<Run>& runs, Method& method) {
     method.times.*part = over(runs, method, [&](const Run& r) { return r.times.*part; }).mean;
 }
 
-double seconds_to(const Run& run, double target) {
+// The first evaluation that reaches the target; null where none does.
+const EvalRecord* reaching(const Run& run, double target) {
   for (const EvalRecord& eval : run.metrics.evals)
-    if (reaches(run.metric, run.metric.value(eval.test), target)) return eval.time_s;
-  return kAbsent;
+    if (reaches(run.metric, run.metric.value(eval.test), target)) return &eval;
+  return nullptr;
 }
 
 void choose_target(Comparison& c, std::optional<double> target) {
@@ -240,7 +241,14 @@ void choose_target(Comparison& c, std::optional<double> target) {
 void measure_target(Comparison& c) {
   if (std::isnan(c.target)) return;
   for (Method& m : c.methods) {
-    m.seconds_to_target = over(c.runs, m, [&](const Run& r) { return seconds_to(r, c.target); });
+    m.seconds_to_target = over(c.runs, m, [&](const Run& r) {
+      const EvalRecord* eval = reaching(r, c.target);
+      return eval ? eval->time_s : kAbsent;
+    });
+    m.steps_to_target = over(c.runs, m, [&](const Run& r) {
+      const EvalRecord* eval = reaching(r, c.target);
+      return eval ? static_cast<double>(eval->step) : kAbsent;
+    });
     m.reached = m.seconds_to_target.count;
   }
 }

@@ -72,7 +72,7 @@ struct Method {
   std::optional<std::size_t> baseline;  // the dense method with the fewest other differences
 
   Stat best, last, second, held_out, images_per_second, wall_seconds, bytes_per_step, received_per_step,
-      seconds_to_target;
+      seconds_to_target, steps_to_target;
   int reached = 0;                   // counted runs that met the target
   double dense_ratio = kAbsent;      // bytes_dense / bytes_sent
   double speed_up = kAbsent;         // images per second over the baseline's

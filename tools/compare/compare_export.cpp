@@ -29,11 +29,10 @@ std::vector<StatColumn> stat_columns(const Comparison& c) {
                                   {column_name("final_", metric.name), &Method::last}};
   if (has(c, &Method::second)) columns.push_back({column_name("final_", metric.second()), &Method::second});
   if (metric.set != "test") columns.push_back({column_name("test_", metric.name), &Method::held_out});
-  const std::vector<StatColumn> others{{"wall_seconds", &Method::wall_seconds},
-                                       {"images_per_second", &Method::images_per_second},
-                                       {"seconds_to_target", &Method::seconds_to_target},
-                                       {"bytes_sent", &Method::bytes_per_step},
-                                       {"bytes_received", &Method::received_per_step}};
+  const std::vector<StatColumn> others{
+      {"wall_seconds", &Method::wall_seconds},           {"images_per_second", &Method::images_per_second},
+      {"seconds_to_target", &Method::seconds_to_target}, {"steps_to_target", &Method::steps_to_target},
+      {"bytes_sent", &Method::bytes_per_step},           {"bytes_received", &Method::received_per_step}};
   columns.insert(columns.end(), others.begin(), others.end());
   return columns;
 }

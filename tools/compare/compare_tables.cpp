@@ -37,11 +37,9 @@ std::string times(double factor) {
   return std::isfinite(factor) ? fmt::format("{:.2f}×", factor) : kNone;
 }
 
-std::string reached_text(const Comparison& c, const Method& m) {
-  if (std::isnan(c.target)) return kNone;
+std::string reached_text(const Method& m, std::string text) {
   const auto all = static_cast<int>(m.counted.size());
   if (m.reached == 0) return "not reached";
-  std::string text = seconds_text(m.seconds_to_target);
   if (m.reached < all) text += fmt::format(" ({} of {})", m.reached, all);
   return text;
 }
@@ -72,7 +70,9 @@ Table result_table(const Comparison& c) {
   if (second) table.header.push_back(std::string("final ") + c.metric.second());
   if (held_out) table.header.push_back("test " + c.metric.name);
   if (!std::isnan(c.target)) {
-    table.header.push_back("time to " + value_text(c.metric, stat_of({c.target})));
+    const std::string target = value_text(c.metric, stat_of({c.target}));
+    table.header.push_back("steps to " + target);
+    table.header.push_back("time to " + target);
     table.header.push_back("speed-up to it");
   }
   for (const char* name :
@@ -86,7 +86,8 @@ Table result_table(const Comparison& c) {
     if (second) row.push_back(value_text(c.metric, m.second));
     if (held_out) row.push_back(value_text(c.metric, m.held_out));
     if (!std::isnan(c.target)) {
-      row.push_back(reached_text(c, m));
+      row.push_back(reached_text(m, with_deviation(m.steps_to_target, "{:.0f}", 1, "")));
+      row.push_back(reached_text(m, seconds_text(m.seconds_to_target)));
       row.push_back(times(m.target_speed_up));
     }
     row.push_back(seconds_text(m.wall_seconds));

@@ -145,6 +145,8 @@ TEST_CASE("the default target is 95 % of the best dense accuracy, and the times 
   // Both meet it at step 15 of 0.2 s and of 0.1 s.
   CHECK(c.methods[0].seconds_to_target.mean == Approx(3.0));
   CHECK(c.methods[1].seconds_to_target.mean == Approx(1.5));
+  CHECK(c.methods[0].steps_to_target.mean == 15);
+  CHECK(c.methods[1].steps_to_target.mean == 15);
   CHECK(c.methods[1].target_speed_up == Approx(2));
   CHECK(c.methods[1].speed_up == Approx(2));
   CHECK(c.methods[1].dense_ratio == Approx(100));
@@ -261,6 +263,7 @@ TEST_CASE("runs are compared by the metric that they recorded, a loss without pe
   // A target of a loss is reached from above: 0.1 at step 10.
   const auto aimed = folder.compare({"d"}, 0.1);
   CHECK(aimed.methods[0].seconds_to_target.mean == Approx(1.0));
+  CHECK(contains(comparison_text(aimed), "steps to 0.1"));
   CHECK(contains(comparison_text(aimed), "time to 0.1"));
 }
 
@@ -405,7 +408,7 @@ TEST_CASE("the numbers as CSV: a row a method, quoted names, nothing where nothi
   folder.add("t2", {.overrides = {"compress.name=topk", "seed=2"}, .best = 0.8, .bytes = 40});
   const std::string csv = comparison_csv(folder.compare({"d", "t1", "t2"}, 0.9));
   CHECK(contains(csv, "method,runs,complete,best_accuracy,best_accuracy_deviation,"));
-  CHECK(contains(csv, "\n\"dense\",1,1,0.8,,0.79,,2,,100,,,,4000,,"));
+  CHECK(contains(csv, "\n\"dense\",1,1,0.8,,0.79,,2,,100,,,,,,4000,,"));
   CHECK(contains(csv, "\n\"topk\",2,2,0.75,0.0707106781,"));
   CHECK(contains(csv, ",100,1,,0.1,"));
   CHECK(contains(csv, ",\"synthetic_images, 10 classes, samples [3, 32, 32]\",\"compress.name=dense\"\n"));
@@ -427,6 +430,7 @@ TEST_CASE("the numbers as JSON have what the page has, and docs/compare.md names
   CHECK(json["methods"][1]["baseline"] == "dense");
   CHECK(json["methods"][1]["bytes_ratio"] == Approx(100));
   CHECK(json["methods"][1]["seconds_to_target"].is_null());
+  CHECK(json["methods"][0]["steps_to_target"] == 15);
   CHECK(json["runs"].size() == 2);
   CHECK(json["runs"][1]["complete"] == false);
   CHECK(json["warnings"].size() == c.warnings.size());
