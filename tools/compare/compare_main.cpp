@@ -23,8 +23,8 @@ constexpr const char* kText =
     "different tasks are refused.\n\n"
     "  --out FILE      what to write, by its ending: .html the page (default: report.html), .csv one row "
     "per\n"
-    "                  method, .json everything, .svg the metric over time, .bits.svg its last value\n"
-    "                  against the bits sent; may be given several times\n"
+    "                  method, .json everything, .svg the metric over time, .epochs.svg over epochs\n"
+    "                  alone, .bits.svg its last value against the bits sent; may be given several times\n"
     "  --target VALUE  what to measure the time to: an accuracy, 0.7 or 70%, or a loss (default: 95 % of "
     "the\n"
     "                  best dense accuracy)\n\n"
@@ -36,11 +36,9 @@ struct Format {
   const char* ending;
   std::string (*text)(const Comparison&);
 };
-constexpr Format kFormats[] = {{".html", report_html},
-                               {".csv", comparison_csv},
-                               {".json", comparison_json},
-                               {".bits.svg", bits_svg},
-                               {".svg", quality_svg}};
+constexpr Format kFormats[] = {{".html", report_html},      {".csv", comparison_csv},
+                               {".json", comparison_json},  {".bits.svg", bits_svg},
+                               {".epochs.svg", epochs_svg}, {".svg", quality_svg}};
 
 const Format& format_of(const std::string& file) {
   std::string known;

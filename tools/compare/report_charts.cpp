@@ -19,9 +19,11 @@ constexpr std::size_t kMeanPoints = 260, kRawPoints = 420;
 constexpr double kThin = 1.1;  // the line of an incomplete run
 constexpr const char* kQualityDescription =
     "Test results of each method against training time, epoch and step";
+constexpr const char* kEpochsDescription = "Test results of each method against the epoch";
 
 enum Axis { kStep, kEpoch, kTime, kAxes };
-constexpr Axis kOrder[] = {kTime, kEpoch, kStep};  // of the panels: what a user waits for comes first
+using Axes = std::vector<Axis>;                  // of panels from left to right
+const Axes kEveryAxis = {kTime, kEpoch, kStep};  // what a user waits for comes first
 
 // One quantity of a run or of a method's mean, with all three axes.
 struct Curve {
@@ -203,9 +205,9 @@ struct Style {
 };
 
 std::vector<Panel> panels_of(const Comparison& c, const std::vector<Drawn>& drawn, const Scale& y,
-                             const Style& style) {
+                             const Style& style, const Axes& axes = kEveryAxis) {
   std::vector<Panel> panels;
-  for (const Axis axis : kOrder) {
+  for (const Axis axis : axes) {
     Panel panel;
     double unit = 1;
     panel.x = x_scale(c, drawn, axis, unit);
@@ -239,8 +241,8 @@ std::vector<Panel> panels_of(const Comparison& c, const std::vector<Drawn>& draw
   return panels;
 }
 
-// Empty where nothing was evaluated.
-std::vector<Panel> quality_panels(const Comparison& c) {
+// Empty where nothing was evaluated. The first panel marks where the target is reached.
+std::vector<Panel> quality_panels(const Comparison& c, const Axes& axes) {
   const auto drawn = draw(c, quality_of);
   Range range = value_range(drawn);
   if (std::isnan(range.lo)) return {};
@@ -259,7 +261,7 @@ std::vector<Panel> quality_panels(const Comparison& c) {
   }
   Style style;
   style.dots = true;
-  auto panels = panels_of(c, drawn, y, style);
+  auto panels = panels_of(c, drawn, y, style, axes);
   if (target)
     for (Panel& panel : panels) {
       panel.reference = c.target;
@@ -267,13 +269,13 @@ std::vector<Panel> quality_panels(const Comparison& c) {
     }
   if (target) {
     double unit = 1;
-    x_scale(c, drawn, kTime, unit);
+    x_scale(c, drawn, axes[0], unit);
     for (const Drawn& d : drawn) {
       if (d.incomplete) continue;
       for (std::size_t i = 0; i < d.mean.at.size(); ++i)
         if (reaches(c.metric, d.mean.value[i], c.target)) {
           panels[0].marks.push_back(
-              {{d.mean.at[i][kTime] / unit, d.mean.value[i]}, c.styles[d.method].colour});
+              {{d.mean.at[i][axes[0]] / unit, d.mean.value[i]}, c.styles[d.method].colour});
           break;
         }
     }
@@ -360,6 +362,14 @@ std::vector<Panel> bits_panels(const Comparison& c, const std::vector<Family>& f
   return {panel};
 }
 
+std::string quality_picture(const Comparison& c, const Axes& axes, const char* description) {
+  const auto panels = quality_panels(c, axes);
+  if (panels.empty()) throw UserError("--out: no run was evaluated, so there is nothing to draw");
+  std::vector<LegendEntry> legend;
+  for (std::size_t i = 0; i < c.methods.size(); ++i) legend.push_back({c.methods[i].name, c.styles[i]});
+  return stand_alone_plot(panels, legend, description);
+}
+
 constexpr const char* kBitsDescription =
     "Last test result of each method against the bits that a rank sends per parameter and step";
 
@@ -379,16 +389,16 @@ std::string loss_chart(const Comparison& c) {
 }
 
 std::string quality_chart(const Comparison& c) {
-  const auto panels = quality_panels(c);
+  const auto panels = quality_panels(c, kEveryAxis);
   return panels.empty() ? "" : panel_figure(panels, "quality", kQualityDescription);
 }
 
 std::string quality_svg(const Comparison& c) {
-  const auto panels = quality_panels(c);
-  if (panels.empty()) throw UserError("--out: no run was evaluated, so there is nothing to draw");
-  std::vector<LegendEntry> legend;
-  for (std::size_t i = 0; i < c.methods.size(); ++i) legend.push_back({c.methods[i].name, c.styles[i]});
-  return stand_alone_plot(panels, legend, kQualityDescription);
+  return quality_picture(c, kEveryAxis, kQualityDescription);
+}
+
+std::string epochs_svg(const Comparison& c) {
+  return quality_picture(c, {kEpoch}, kEpochsDescription);
 }
 
 std::string bits_chart(const Comparison& c) {

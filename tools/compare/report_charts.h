@@ -12,6 +12,8 @@ std::string loss_chart(const Comparison& comparison);
 std::string quality_chart(const Comparison& comparison);  // of the metric; "" where nothing was evaluated
 std::string quality_svg(
     const Comparison& comparison);  // the same as a file by itself; UserError in place of ""
+// Of these the panel of epochs alone, for runs whose times compare nothing.
+std::string epochs_svg(const Comparison& comparison);
 std::string bytes_chart(const Comparison& comparison);
 
 // The last value of the metric against the bits that a rank sends per parameter and step, means over complete runs: a point

@@ -157,6 +157,13 @@ TEST_CASE("the metric over time is one picture, in which a method's own choice o
     INFO(part);
     CHECK(contains(svg, part));
   }
+  const std::string epochs = epochs_svg(folder.compare({"d", "own"}, 0.5));
+  CHECK(epochs.rfind("<svg", 0) == 0);
+  for (const char* part : {">dense<", ">topk<", "test accuracy", ">epoch<"}) {
+    INFO(part);
+    CHECK(contains(epochs, part));
+  }
+  for (const char* part : {"training time", ">step<"}) CHECK_FALSE(contains(epochs, part));
 }
 
 TEST_CASE(
