@@ -241,14 +241,14 @@ void choose_target(Comparison& c, std::optional<double> target) {
 void measure_target(Comparison& c) {
   if (std::isnan(c.target)) return;
   for (Method& m : c.methods) {
-    m.seconds_to_target = over(c.runs, m, [&](const Run& r) {
-      const EvalRecord* eval = reaching(r, c.target);
-      return eval ? eval->time_s : kAbsent;
-    });
-    m.steps_to_target = over(c.runs, m, [&](const Run& r) {
-      const EvalRecord* eval = reaching(r, c.target);
-      return eval ? static_cast<double>(eval->step) : kAbsent;
-    });
+    const auto at_target = [&](auto EvalRecord::*number) {
+      return over(c.runs, m, [&](const Run& r) {
+        const EvalRecord* eval = reaching(r, c.target);
+        return eval ? static_cast<double>(eval->*number) : kAbsent;
+      });
+    };
+    m.seconds_to_target = at_target(&EvalRecord::time_s);
+    m.steps_to_target = at_target(&EvalRecord::step);
     m.reached = m.seconds_to_target.count;
   }
 }
