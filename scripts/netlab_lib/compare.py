@@ -1,6 +1,7 @@
 """netlab compare: runs methods in alternation and writes one table and one report. Every finished run writes its cell.json, so
 an interrupted comparison continues with the missing runs."""
 
+import argparse
 import itertools
 import json
 import os
@@ -19,6 +20,16 @@ from .speed import measure
 KEYS = {"title", "hosts", "rates", "rounds", "methods", "baseline", "timeout_s", "pin", "environment"}
 
 
+def training_steps(text):
+    """(method or None for all, [steps, how many of them take the baseline's time])."""
+    method, equals, numbers = text.rpartition("=")
+    words = numbers.split(",")
+    counts = [int(word) for word in words if word.isdigit()]
+    if len(counts) != len(words) or len(counts) > 2 or counts[0] == 0 or sum(counts[1:]) > counts[0]:
+        raise argparse.ArgumentTypeError(f"'{text}' is not METHOD=N or METHOD=N,M with whole numbers and M no more than N")
+    return method if equals else None, [counts[0], sum(counts[1:])]
+
+
 def compare_parser():
     parser = Parser(prog="netlab compare", description="Runs every method of SPEC once per round, in rotated order, for all "
                     "hosts and rates, and writes table.md, table.csv, results.json and report.html.")
@@ -29,6 +40,9 @@ def compare_parser():
     parser.add_argument("--rounds", type=whole(1, 1000))
     parser.add_argument("--data", metavar="DIR", help="what {data} in the commands stands for")
     parser.add_argument("--only", action="append", metavar="METHOD", help="of the SPEC's methods; may be repeated")
+    parser.add_argument("--steps", type=training_steps, action="append", metavar="[METHOD=]N[,M]", help="adds the time of a training "
+                        "of N steps to the tables, of which M take the baseline's step time, such as the denser steps of a "
+                        "warm-up; of all methods or of METHOD alone; may be repeated, the last one counts")
     parser.add_argument("--timeout", type=limit, metavar="S", help="limit of one run; an hour by default")
     parser.add_argument("--fresh", action="store_true", help="run finished methods again")
     return parser
@@ -59,6 +73,11 @@ def read_spec(options):
         if name not in methods:
             raise LabError(f"--only: {path} has no method '{name}'; there are {', '.join(methods)}")
     spec["methods"] = {name: command for name, command in methods.items() if not options.only or name in options.only}
+    spec["steps"] = {}
+    for name, steps in options.steps or []:
+        if name is not None and name not in spec["methods"]:
+            raise LabError(f"--steps: there is no method '{name}'; there are {', '.join(spec['methods'])}")
+        spec["steps"].update({name: steps} if name is not None else dict.fromkeys(spec["methods"], steps))
     spec["hosts"] = options.hosts or spec.get("hosts", [2])
     spec["rates"] = options.rate or spec.get("rates", ["1gbit"])
     spec["rounds"] = options.rounds or spec.get("rounds", 3)
@@ -183,8 +202,8 @@ def compare(arguments):
                                         else cell["problem"]))
                 cells.append(cell)
         # After each group, so that an interrupted comparison has the reports of its finished runs.
-        write_reports(out, spec, cells, summarise(cells, spec["rates"], spec["hosts"], spec["methods"], spec["baseline"]))
-    rows = summarise(cells, spec["rates"], spec["hosts"], spec["methods"], spec["baseline"])
+        write_reports(out, spec, cells, summarise(cells, spec))
+    rows = summarise(cells, spec)
     print(write_reports(out, spec, cells, rows), end="", flush=True)
     log_line(f"written: table.md, table.csv, results.json and report.html in {out}")
     return 1 if any(row["failed"] for row in rows) else 0

@@ -61,11 +61,19 @@ def parts(row):
             ("exposed communication", row["exposed_s"])]
 
 
-def summarise(cells, rates, hosts, methods, baseline):
+def training_s(steps, own_s, baseline_s):
+    """Seconds of steps[0] steps, of which steps[1] take the baseline's time; None where a time is missing."""
+    every, as_baseline = steps
+    if own_s is None or (as_baseline and baseline_s is None):
+        return None
+    return (every - as_baseline) * own_s + (as_baseline * baseline_s if as_baseline else 0)
+
+
+def summarise(cells, spec):
     """One row per hosts x rate x method, from the cells of all rounds (compare.py)."""
-    rows = []
-    for count in hosts:
-        for rate in rates:
+    rows, methods, baseline = [], spec["methods"], spec["baseline"]
+    for count in spec["hosts"]:
+        for rate in spec["rates"]:
             here = [cell for cell in cells if cell["hosts"] == count and cell["rate"] == rate]
             base = {cell["round"]: cell["figures"]["step_s"] for cell in here if cell["method"] == baseline and cell.get("figures")}
             for method in methods:
@@ -77,6 +85,8 @@ def summarise(cells, rates, hosts, methods, baseline):
                     row[name] = median(cell["figures"].get(name) for cell in good)
                 times = [cell["figures"]["step_s"] for cell in good]
                 row["step_lowest_s"], row["step_highest_s"] = min(times, default=None), max(times, default=None)
+                steps = spec.get("steps", {}).get(method)
+                row["training_s"] = steps and training_s(steps, row["step_s"], median(base.values()))
                 row["speedup"] = median(base[cell["round"]] / cell["figures"]["step_s"] for cell in good if cell["round"] in base)
                 links = [cell["lab"]["measured"] for cell in mine if cell.get("lab") and cell["lab"]["measured"]]
                 row["measured_bits"] = median(link["lowest_bits"] for link in links)

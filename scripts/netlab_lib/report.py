@@ -12,8 +12,8 @@ from .palette import method_colour, part_colour
 from .rate import show_bits
 
 COLUMNS = ("hosts", "rate", "method", "rounds", "step_s", "step_lowest_s", "step_highest_s", "images_per_second",
-           "communicate_s", "exposed_s", "encode_s", "decode_s", "bytes_sent", "bytes_received", "speedup", "measured_bits",
-           "nominal_bits", "cpu_bound")
+           "communicate_s", "exposed_s", "encode_s", "decode_s", "bytes_sent", "bytes_received", "speedup", "training_s",
+           "measured_bits", "nominal_bits", "cpu_bound")
 HEADS = ("method", "step ms (range)", "images/s", "communicate ms", "exposed ms", "encode ms", "decode ms", "sent per step",
          "speed-up over {}")
 COLOURS = {"compute": part_colour("forward"), "encode and decode": part_colour("encode"),
@@ -35,16 +35,21 @@ def size(value):
     return f"{value:.0f} B"
 
 
-def row_cells(row):
-    """The row's cells as texts, in the order of HEADS."""
+def heads_of(spec):
+    return [head.format(spec["baseline"]) for head in HEADS] + (["training s"] if spec.get("steps") else [])
+
+
+def row_cells(spec, row):
+    """The row's cells as texts, in the order of heads_of."""
     if row["step_s"] is None:
-        return [row["method"], "failed" if row["failed"] else "-"] + ["-"] * (len(HEADS) - 2)
+        return [row["method"], "failed" if row["failed"] else "-"] + ["-"] * (len(heads_of(spec)) - 2)
     step = ms(row["step_s"])
     if row["rounds"] > 1:
         step += f" ({ms(row['step_lowest_s'])} to {ms(row['step_highest_s'])})"
     speed = "-" if row["images_per_second"] is None else f"{row['images_per_second']:,.0f}"
     return [row["method"], step, speed, ms(row["communicate_s"]), ms(row["exposed_s"]), ms(row["encode_s"], 2),
-            ms(row["decode_s"], 2), size(row["bytes_sent"]), "-" if row["speedup"] is None else f"{row['speedup']:.2f}"]
+            ms(row["decode_s"], 2), size(row["bytes_sent"]), "-" if row["speedup"] is None else f"{row['speedup']:.2f}",
+            *(["-" if row["training_s"] is None else f"{row['training_s']:,.0f}"] if spec.get("steps") else [])]
 
 
 def groups(rows):
@@ -63,17 +68,26 @@ def groups(rows):
     return result
 
 
+def note(spec):
+    """What the columns mean."""
+    if not spec.get("steps"):
+        return NOTE
+    steps = (f"{name} {every:,}" + (f" ({as_baseline:,} at the step time of {spec['baseline']})" if as_baseline else "")
+             for name, (every, as_baseline) in spec["steps"].items())
+    return f"{NOTE} Training: step time times steps, as --steps has them: {', '.join(steps)}."
+
+
 def failures(rows):
     return [f"{row['hosts']} hosts, {row['rate']}, {row['method']}: {problem}" for row in rows for problem in row["failed"]]
 
 
 def markdown(spec, rows):
-    heads = [head.format(spec["baseline"]) for head in HEADS]
+    heads = heads_of(spec)
     lines = [f"**{spec['title']}**", ""] if spec.get("title") else []
     for heading, group in groups(rows):
         lines += [heading + ":", "", "| " + " | ".join(heads) + " |", "|---|" + "---:|" * (len(heads) - 1)]
-        lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row_cells(row)) + " |" for row in group] + [""]
-    lines += [NOTE]
+        lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row_cells(spec, row)) + " |" for row in group] + [""]
+    lines += [note(spec)]
     lines += [""] + [f"- Failed: {line}" for line in failures(rows)] if failures(rows) else []
     return "\n".join(lines) + "\n"
 
@@ -103,12 +117,12 @@ def bars(spec, group):
 
 def page(spec, rows):
     title = html.escape(spec.get("title") or "netlab: methods compared")
-    heads = "".join(f"<th>{html.escape(head.format(spec['baseline']))}</th>" for head in HEADS)
+    heads = "".join(f"<th>{html.escape(head)}</th>" for head in heads_of(spec))
     legend = "".join(f'<span><i style="background:{colour}"></i>{name if name != "step" else "whole step (parts not recorded)"}'
                      "</span>" for name, colour in COLOURS.items())
     body = []
     for heading, group in groups(rows):
-        table = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row_cells(row)) + "</tr>" for row in group)
+        table = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row_cells(spec, row)) + "</tr>" for row in group)
         body.append(f"<h2>{html.escape(heading)}</h2>\n{bars(spec, group)}\n"
                     f"<div class=\"scroll\"><table><thead><tr>{heads}</tr></thead><tbody>{table}</tbody></table></div>")
     failed = "".join(f"<li>{html.escape(line)}</li>" for line in failures(rows))
@@ -136,7 +150,7 @@ th:first-child, td:first-child {{ text-align: left; }}
 code {{ font-size: 12px; overflow-wrap: anywhere; }}
 </style>
 <h1>{title}</h1>
-<p>{html.escape(NOTE)} {html.escape(machine())}</p>
+<p>{html.escape(note(spec))} {html.escape(machine())}</p>
 <p class="legend">{legend}</p>
 {"".join(body)}
 {"<h2>Failed</h2><ul>" + failed + "</ul>" if failed else ""}

@@ -75,6 +75,11 @@ test_arguments() {
   spec '{"dense": ["true", "data.root={data}"]}'
   expect 2 '--data DIR says where' "$netlab" compare spec.json --out out
   expect 2 "there is no folder 'set'" "$netlab" compare spec.json --out out --data set
+  expect 2 "there is no method 'sparse'" "$netlab" compare spec.json --out out --steps sparse=3
+  local steps
+  for steps in dense dense= dense=0 dense=5,6 dense=5,1,1 dense=-1; do
+    expect 2 "'$steps' is not METHOD=N or METHOD=N,M" "$netlab" compare spec.json --out out --steps "$steps"
+  done
   [ ! -e out ] || complain 'compare made a folder though its arguments were wrong'
 
   if ! command -v ip >/dev/null && [ ! -e /sbin/ip ]; then
@@ -108,10 +113,11 @@ assert parts(found) == [("compute", 1.3), ("encode and decode", 0), ("exposed co
 def cell(round, method, step_s):
     return {"hosts": 2, "rate": "1gbit", "round": round, "method": method, "figures": dict(found, step_s=step_s),
             "lab": {"nominal_bits": 1e9, "measured": {"lowest_bits": 7e8}}}
-rows = summarise([cell(1, "dense", 1), cell(1, "topk", 0.5), cell(2, "dense", 3), cell(2, "topk", 1), cell(3, "topk", 9)],
-                 ["1gbit"], [2], ["dense", "topk"], "dense")
+spec = {"rates": ["1gbit"], "hosts": [2], "methods": ["dense", "topk"], "baseline": "dense", "steps": {"topk": [100, 10]}}
+rows = summarise([cell(1, "dense", 1), cell(1, "topk", 0.5), cell(2, "dense", 3), cell(2, "topk", 1), cell(3, "topk", 9)], spec)
 assert [row["step_s"] for row in rows] == [2, 1] and [row["speedup"] for row in rows] == [1, 2.5], rows
 assert rows[1]["step_lowest_s"] == 0.5 and rows[1]["step_highest_s"] == 9 and rows[1]["cpu_bound"], rows
+assert rows[0]["training_s"] is None and rows[1]["training_s"] == 90 * 1 + 10 * 2, rows
 END
 }
 
@@ -123,17 +129,22 @@ root = sys.argv[1]
 sys.path.insert(0, root + "/scripts")
 from netlab_lib.figures import summarise
 from netlab_lib.palette import method_colour
-from netlab_lib.report import page
+from netlab_lib.report import markdown, page
 colours = dict(re.findall(r'METHOD\("([a-z_]+)", "(#[0-9a-f]{6})"\)', open(root + "/tools/common/palette.def").read()))
 assert len(colours) > 15 and all(method_colour(name) == colour for name, colour in colours.items())
 assert method_colour("of_my_own") == "#1870f8"  # as tests/tools/common/palette_test.cpp has it
-spec = {"baseline": "dense", "methods": {"dense": ["train"], "topk 1 %": ["train", "compress.name=topk"]}}
+spec = {"rates": ["1gbit"], "hosts": [2], "baseline": "dense", "methods": {"dense": ["train"], "topk 1 %": ["train", "compress.name=topk"]}}
 step = {name: 0.1 for name in ("encode_s", "decode_s", "communicate_s", "exposed_s", "bytes_sent", "bytes_received",
                                "images_per_second")}
 cells = [{"hosts": 2, "rate": "1gbit", "round": 1, "method": name, "figures": dict(step, step_s=1)} for name in spec["methods"]]
-text = page(spec, summarise(cells, ["1gbit"], [2], list(spec["methods"]), "dense"))
+text = page(spec, summarise(cells, spec))
 for part in (colours["dense"], colours["topk"], "exposed communication: 100.00 ms", "prefers-color-scheme: dark", "1000.0 ms"):
     assert part in text, part
+assert "training s" not in text
+spec["steps"] = {"dense": [9000, 0], "topk 1 %": [1500, 300]}
+for text, cell in ((page(spec, summarise(cells, spec)), "<td>{}</td>"), (markdown(spec, summarise(cells, spec)), " {} |")):
+    for part in (cell.format("9,000"), cell.format("1,500"), "dense 9,000, topk 1 % 1,500 (300 at the step time of dense)"):
+        assert part in text, part
 assert "<script" not in text and "http" not in text and "src=" not in text
 END
 }
