@@ -270,12 +270,14 @@ def run(torch, options, startup_begin):
                  "fused_sgd": fused, "glibc_tunables": os.environ.get("GLIBC_TUNABLES", ""), "torch": torch.__version__,
                  "interface": os.environ.get("GLOO_SOCKET_IFNAME", ""), "python": platform.python_version(),
                  "host": socket.gethostname()}})
+    text = options.model == "lstm_lm"
+    metric, unit = ("perplexity", "per word") if text else ("accuracy", "share")
     writer.write({"event": "start", "step": 0, "total_steps": task.steps, "steps_per_epoch": task.steps_per_epoch,
-                  "backend": "gloo", "task": task.name, "metric": "accuracy", "metric_unit": "share", "higher_is_better": True,
+                  "backend": "gloo", "task": task.name, "metric": metric, "metric_unit": unit, "higher_is_better": not text,
                   "metric_set": "test"})
     torch.distributed.barrier()
 
-    clock, text = time.perf_counter, options.model == "lstm_lm"
+    clock = time.perf_counter
     batches, batch_all, ends, sent_before, eval_seconds, best, result = task.batches(), options.batch * options.ranks, [], 0, 0, 0, {}
     if text:
         batch_all *= WINDOW
