@@ -122,7 +122,8 @@ ReplayResult replay_rank(const Recording& recording, const Config& config, const
   omp_set_num_threads(compute_threads(config));
   check_same_replay(config, recording, options, communicator);
   if (options.meet && !communicator.overlaps())
-    throw UserError("--meet needs dist.backend=gloo, whose collectives run beside the compute thread");
+    throw UserError(
+        "--meet needs dist.backend=gloo or dist.link.rate, whose collectives run beside the compute thread");
   if (options.meet && config.exchange.ranks_per_host > 1)
     throw UserError("--meet holds up the sums inside a host (exchange.ranks_per_host); leave it out");
   const auto model = recording.model(config);
