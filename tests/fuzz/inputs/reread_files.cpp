@@ -1,0 +1,87 @@
+// Files that a run writes and a later one reads.
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+#include "nn/core/base/algorithm_cache.h"
+#include "nn/core/base/check.h"
+#include "nn/core/base/checksum.h"
+#include "nn/core/parameter.h"
+#include "nn/layers/initializers.h"
+#include "tests/fuzz/inputs/input_target.h"
+#include "train/checkpoint/checkpoint.h"
+#include "train/plan/exchange_profile.h"
+#include "train/plan/layer_density.h"
+
+namespace topknot::fuzz {
+namespace {
+
+// The manifest's body, with the checksum that a random change would not hit; and the input as a whole file.
+void manifest(Bytes input) {
+  const std::string text(text_of(input));
+  try {
+    parse_manifest(text, "input");
+  } catch (const UserError&) {
+  }
+  const auto body = nlohmann::ordered_json::parse(
+      text, [](int depth, auto, const auto&) { return depth < 8; }, false);
+  if (body.is_discarded()) throw UserError("no JSON");
+  std::string inner;
+  try {
+    inner = body.dump();
+  } catch (const nlohmann::json::exception& error) {
+    throw UserError(error.what());
+  }
+  Checksum checksum;
+  checksum.update(std::as_bytes(std::span(inner)));
+  const Manifest read = parse_manifest(fmt::format(R"({{"checksum":"{:016x}","manifest":{}}})"
+                                                   "\n",
+                                                   checksum.value(), inner),
+                                       "input");
+  const Manifest again = parse_manifest(manifest_text(read), "its copy");
+  expect(again.files == read.files && again.config == read.config && again.ranks == read.ranks &&
+             again.position.step == read.position.step,
+         "a manifest's copy differs");
+}
+
+void exchange_profile(Bytes input) {
+  const ExchangeProfile profile = parse_exchange_profile(std::string(text_of(input)), "input");
+  const std::string text = exchange_profile_json(profile);
+  expect(exchange_profile_json(parse_exchange_profile(text, "its copy")) == text, "a profile's copy differs");
+}
+
+void layer_density(Bytes input) {
+  static const Scratch scratch;
+  static const std::unique_ptr<ParameterStore> store = [] {
+    auto made = std::make_unique<ParameterStore>();
+    made->add("fc1.weight", {8, 4}, constant(0));
+    made->add("fc1.bias", {8}, constant(0));
+    made->build([](const Parameter&) { return true; }, 1);
+    return made;
+  }();
+  const LayerDensity densities =
+      read_layer_density(scratch.write("layer_density.json", input), store->arena());
+  for (const auto& [name, density] : densities)
+    expect(density > 0 && density <= 1 && name.starts_with("fc1."),
+           "a density out of range, or of no parameter");
+}
+
+void algorithm_cache(Bytes input) {
+  static const Scratch scratch;
+  const std::string path = scratch.write("algorithms", input);
+  const std::string key = "a key of its own";
+  // Twice: the first line is lost where the input ends in a line that was cut off.
+  for (int i = 0; i < 2; ++i) AlgorithmCache(path).keep(key, {3, 1});
+  expect(AlgorithmCache(path).find(key).has_value(), "what was kept is not found");
+}
+
+const bool added = [] {
+  input_targets().add("manifest", "the manifest of a checkpoint", manifest);
+  input_targets().add("exchange_profile", "exchange_profile.json", exchange_profile);
+  input_targets().add("layer_density", "densities by parameter", layer_density);
+  input_targets().add("algorithm_cache", "timed algorithms of a GPU", algorithm_cache);
+  return true;
+}();
+
+}  // namespace
+}  // namespace topknot::fuzz
