@@ -81,6 +81,16 @@ void need(bool condition, const std::string& otherwise) {
   if (!condition) throw Error(otherwise);
 }
 
+// A whole number that does not fit its type would be undefined in nlohmann's conversion.
+template <class T>
+void read_field(const Json& json, T& value) {
+  if constexpr (std::is_integral_v<T> && !std::is_same_v<T, bool>)
+    need(json.is_number_unsigned() ? std::in_range<T>(json.get<std::uint64_t>())
+                                   : json.is_number_integer() && std::in_range<T>(json.get<std::int64_t>()),
+         "a number is out of range");
+  json.get_to(value);
+}
+
 std::uint64_t from_hex(const std::string& text) {
   std::uint64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value, 16);
@@ -141,7 +151,9 @@ Manifest parse_manifest(const std::string& text, const std::string& where) {
     const Json json =
         Json::parse(text, [](int depth, Json::parse_event_t, const Json&) { return depth < 8; });
     const Json& body = json.at("manifest");
-    if (const int format = body.at("format"); format != kFormat)
+    int format = 0;
+    read_field(body.at("format"), format);
+    if (format != kFormat)
       throw UserError(fmt::format("{}: has format {}; this program reads {}", where, format, kFormat));
     need(json.at("checksum") == hex(checksum_of(body.dump())), "its checksum does not match");
     need(json.dump() + "\n" == text, "it was changed");
@@ -153,10 +165,13 @@ Manifest parse_manifest(const std::string& text, const std::string& where) {
           value = std::numeric_limits<double>::quiet_NaN();
           return;
         }
-      body.at(name).get_to(value);
+      read_field(body.at(name), value);
     });
-    for (const Json& file : body.at("files"))
-      manifest.files.push_back({file.at("name"), file.at("bytes"), from_hex(file.at("checksum"))});
+    for (const Json& file : body.at("files")) {
+      std::uint64_t bytes = 0;
+      read_field(file.at("bytes"), bytes);
+      manifest.files.push_back({file.at("name"), bytes, from_hex(file.at("checksum"))});
+    }
     need(manifest.position.step >= 0 && manifest.ranks > 0, "a number is out of range");
   } catch (const UserError&) {
     throw;

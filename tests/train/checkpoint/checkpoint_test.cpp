@@ -135,6 +135,13 @@ TEST_CASE("a manifest keeps every field, the loss of a skipped step included") {
   CHECK(std::isnan(parse_manifest(manifest_text(manifest), "m").position.epoch_loss));
 }
 
+TEST_CASE("a manifest with a whole number that fits no integer is refused") {
+  for (const std::string number : {"1e300", "1.5", "4294967297", "18446744073709551616", "\"1\""}) {
+    const std::string text = "{\"checksum\":\"0\",\"manifest\":{\"format\":" + number + "}}\n";
+    CHECK(user_error([&] { parse_manifest(text, "m"); }, {"m: ", "damaged", "out of range"}));
+  }
+}
+
 TEST_CASE("a manifest nested a million times is refused") {
   const std::string deep =
       "{\"checksum\":\"0\",\"manifest\":{\"format\":1,\"config\":" + std::string(1'000'000, '[') +
