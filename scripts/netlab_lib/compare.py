@@ -26,7 +26,7 @@ def training_steps(text):
     words = numbers.split(",")
     counts = [int(word) for word in words if word.isdigit()]
     if len(counts) != len(words) or len(counts) > 2 or counts[0] == 0 or sum(counts[1:]) > counts[0]:
-        raise argparse.ArgumentTypeError(f"'{text}' is not METHOD=N or METHOD=N,M with whole numbers and M no more than N")
+        raise argparse.ArgumentTypeError(f"'{text}' is not N, N,M, METHOD=N or METHOD=N,M with whole numbers and M no more than N")
     return method if equals else None, [counts[0], sum(counts[1:])]
 
 

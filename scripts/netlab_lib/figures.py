@@ -66,7 +66,7 @@ def training_s(steps, own_s, baseline_s):
     every, as_baseline = steps
     if own_s is None or (as_baseline and baseline_s is None):
         return None
-    return (every - as_baseline) * own_s + (as_baseline * baseline_s if as_baseline else 0)
+    return (every - as_baseline) * own_s + as_baseline * (baseline_s or 0)
 
 
 def summarise(cells, spec):

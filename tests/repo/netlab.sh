@@ -78,7 +78,7 @@ test_arguments() {
   expect 2 "there is no method 'sparse'" "$netlab" compare spec.json --out out --steps sparse=3
   local steps
   for steps in dense dense= dense=0 dense=5,6 dense=5,1,1 dense=-1; do
-    expect 2 "'$steps' is not METHOD=N or METHOD=N,M" "$netlab" compare spec.json --out out --steps "$steps"
+    expect 2 "'$steps' is not N, N,M, METHOD=N or METHOD=N,M" "$netlab" compare spec.json --out out --steps "$steps"
   done
   [ ! -e out ] || complain 'compare made a folder though its arguments were wrong'
 
