@@ -81,13 +81,12 @@ void need(bool condition, const std::string& otherwise) {
   if (!condition) throw Error(otherwise);
 }
 
-// A whole number that does not fit its type would be undefined in nlohmann's conversion.
 template <class T>
 void read_field(const Json& json, T& value) {
-  if constexpr (std::is_integral_v<T> && !std::is_same_v<T, bool>)
-    need(json.is_number_unsigned() ? std::in_range<T>(json.get<std::uint64_t>())
-                                   : json.is_number_integer() && std::in_range<T>(json.get<std::int64_t>()),
-         "a number is out of range");
+  if constexpr (std::is_integral_v<T> && !std::is_same_v<T, bool>) {
+    const auto number = whole_number(json);
+    need(number && std::in_range<T>(*number), "a number is out of range");
+  }
   json.get_to(value);
 }
 

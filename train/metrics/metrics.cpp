@@ -107,9 +107,8 @@ std::string to_json(const char* event, int rank, const Record& record) {
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);  // a reason need not be valid UTF-8
 }
 
-// The conversion of a number such as 1e300 is undefined.
 void check_integer(const Json& json) {
-  if (!json.is_number_integer()) throw UserError("no integer");
+  if (!whole_number(json)) throw UserError("no integer");
 }
 
 template <class Record>

@@ -76,6 +76,12 @@ nlohmann::ordered_json json_number(double value) {
   return whole ? nlohmann::ordered_json(static_cast<std::int64_t>(value)) : nlohmann::ordered_json(value);
 }
 
+std::optional<std::int64_t> whole_number(const nlohmann::ordered_json& json) {
+  const bool whole = json.is_number_unsigned() ? std::in_range<std::int64_t>(json.get<std::uint64_t>())
+                                               : json.is_number_integer();
+  return whole ? std::optional(json.get<std::int64_t>()) : std::nullopt;
+}
+
 void write_file(const std::string& path, std::string_view text) {
   OutputFile file(path);
   file.write(text);

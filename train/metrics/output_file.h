@@ -1,8 +1,10 @@
 #pragma once
 // Files that appear whole or not at all.
 
+#include <cstdint>
 #include <cstdio>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -27,6 +29,8 @@ class OutputFile {
 
 // A number that reads back to the same double; whole ones are written without a point, NaN and infinity as null.
 nlohmann::ordered_json json_number(double value);
+// Nothing where it is no whole number that fits. nlohmann's own conversion of 1e300 to an integer is undefined.
+std::optional<std::int64_t> whole_number(const nlohmann::ordered_json& json);
 
 void write_file(const std::string& path, std::string_view text);
 

@@ -9,6 +9,7 @@
 #include "nn/core/base/check.h"
 #include "nn/core/base/text.h"
 #include "nn/core/base/text_file.h"
+#include "train/metrics/output_file.h"
 
 namespace topknot {
 namespace {
@@ -86,10 +87,10 @@ class Reader {
       if (!json.is_string()) fail(at + " is no text");
       value = json.get<std::string>();
     } else if constexpr (std::is_integral_v<T>) {
-      if (!json.is_number_integer() || json.get<std::int64_t>() < 0 ||
-          json.get<std::int64_t>() > std::int64_t{1} << (std::is_same_v<T, int> ? 30 : 50))
+      const auto number = whole_number(json);
+      if (!number || *number < 0 || *number > std::int64_t{1} << (std::is_same_v<T, int> ? 30 : 50))
         fail(at + " is no whole number in its range");
-      value = static_cast<T>(json.get<std::int64_t>());
+      value = static_cast<T>(*number);
     } else if constexpr (std::is_floating_point_v<T>) {
       constexpr double kMost = 1e12;  // seconds and seconds per byte; sums and products of them stay finite
       if (!json.is_number() || !(json.get<double>() >= 0 && json.get<double>() <= kMost))
