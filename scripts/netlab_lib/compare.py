@@ -83,6 +83,9 @@ def read_spec(options):
     spec["rounds"] = options.rounds or spec.get("rounds", 3)
     spec["timeout_s"] = options.timeout or spec.get("timeout_s", 3600)
     spec["baseline"] = spec.get("baseline", "dense")
+    if any(as_baseline for _, as_baseline in spec["steps"].values()) and spec["baseline"] not in spec["methods"]:
+        raise LabError(f"--steps N,M: M steps take the time of the baseline '{spec['baseline']}', which is not among the methods "
+                       f"({', '.join(spec['methods'])})")
     spec["environment"] = spec.get("environment", {})
     spec["pin"] = bool(spec.get("pin", False))
     if not isinstance(spec["hosts"], list) or not all(type(n) is int and 2 <= n <= MOST_HOSTS for n in spec["hosts"]):

@@ -14,12 +14,13 @@ from .rate import show_bits
 COLUMNS = ("hosts", "rate", "method", "rounds", "step_s", "step_lowest_s", "step_highest_s", "images_per_second",
            "communicate_s", "exposed_s", "encode_s", "decode_s", "bytes_sent", "bytes_received", "speedup", "training_s",
            "measured_bits", "nominal_bits", "cpu_bound")
-HEADS = ("method", "step ms (range)", "images/s", "communicate ms", "exposed ms", "encode ms", "decode ms", "sent per step",
+HEADS = ("method", "step ms (range)", "items/s", "communicate ms", "exposed ms", "encode ms", "decode ms", "sent per step",
          "speed-up over {}")
 COLOURS = {"compute": part_colour("forward"), "encode and decode": part_colour("encode"),
            "exposed communication": part_colour("exposed communication"), "step": part_colour("data")}
 NOTE = ("Medians over the rounds of a run's median step, first five steps left out; range: lowest to highest round. Speed-up: "
-        "median of the ratios within a round. Sent: upload of one rank per step. All hosts share this machine's cores.")
+        "median of the ratios within a round. Items: images, or tokens of a text, of all ranks. Sent: upload of one rank per step. "
+        "All hosts share this machine's cores.")
 
 
 def ms(value, digits=1):

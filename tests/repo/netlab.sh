@@ -80,6 +80,9 @@ test_arguments() {
   for steps in dense dense= dense=0 dense=5,6 dense=5,1,1 dense=-1; do
     expect 2 "'$steps' is not N, N,M, METHOD=N or METHOD=N,M" "$netlab" compare spec.json --out out --steps "$steps"
   done
+  spec '{"dense": ["true"], "topk": ["true"]}'
+  expect 2 "the time of the baseline 'dense', which is not among the methods (topk)" \
+    "$netlab" compare spec.json --out out --only topk --steps 9,2
   [ ! -e out ] || complain 'compare made a folder though its arguments were wrong'
 
   if ! command -v ip >/dev/null && [ ! -e /sbin/ip ]; then
