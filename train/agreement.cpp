@@ -7,7 +7,7 @@
 #include <set>
 
 #include "nn/core/base/text.h"
-#include "train/run_directory.h"
+#include "train/version.h"
 
 namespace topknot {
 namespace {

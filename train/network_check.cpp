@@ -18,8 +18,8 @@
 #include "nn/core/base/check.h"
 #include "nn/core/base/text.h"
 #include "nn/core/device.h"
-#include "train/run_directory.h"
 #include "train/start.h"
+#include "train/version.h"
 
 namespace topknot {
 namespace {

@@ -14,6 +14,7 @@
 #include "nn/core/base/stopwatch.h"
 #include "nn/core/base/terminal.h"
 #include "nn/core/base/text.h"
+#include "train/version.h"
 
 namespace topknot {
 namespace {
@@ -258,8 +259,8 @@ void Reporter::announce(const Engine& engine) const {
 
 void Reporter::begin(std::int64_t step) {
   if (metrics_)
-    metrics_->write(
-        StartRecord{step, plan_.total_steps, plan_.steps_per_epoch, now_utc(), backend_, task_, metric_});
+    metrics_->write(StartRecord{step, plan_.total_steps, plan_.steps_per_epoch, now_utc(), backend_, task_,
+                                metric_, program_revision()});
   startup_seconds_ = seconds_since(program_start_);
   first_step_ = Clock::now() - std::chrono::duration_cast<Clock::duration>(
                                    std::chrono::duration<double>(train_seconds_ + eval_seconds_));

@@ -15,13 +15,7 @@
 #include "nn/core/base/check.h"
 #include "nn/core/base/text.h"
 #include "train/metrics/output_file.h"
-
-#ifndef TOPKNOT_VERSION
-#define TOPKNOT_VERSION "0.1.0"
-#endif
-#ifndef TOPKNOT_REVISION
-#define TOPKNOT_REVISION "unknown"
-#endif
+#include "train/version.h"
 
 namespace topknot {
 namespace {
@@ -46,8 +40,8 @@ std::string environment_json(const Config& config, const std::vector<std::string
   json["cores"] = std::thread::hardware_concurrency();
   json["system"] = std::string(system.sysname) + " " + system.release + " " + system.machine;
   json["compiler"] = __VERSION__;
-  json["topknot"] = TOPKNOT_VERSION;
-  json["revision"] = TOPKNOT_REVISION;
+  json["topknot"] = program_number();
+  json["revision"] = program_revision();
   json["libraries"] = libraries;
   json["backend"] = config.dist.backend;
   json["ranks"] = config.dist.ranks;
@@ -128,10 +122,6 @@ std::string now_utc() {
   char buffer[32];
   std::strftime(buffer, sizeof buffer, "%Y-%m-%dT%H:%M:%SZ", &parts);
   return buffer;
-}
-
-std::string program_version() {
-  return "topknot " TOPKNOT_VERSION " (" TOPKNOT_REVISION ")";
 }
 
 std::vector<std::string> run_files(const RunDirectory& folder) {

@@ -52,7 +52,4 @@ void keep_config_effective(const RunDirectory& folder, const Config& config,
 
 std::string now_utc();  // 2026-11-22T03:50:00Z
 
-// This program's version and, where it was built from a git tree, its revision ("unknown" otherwise).
-std::string program_version();
-
 }  // namespace topknot

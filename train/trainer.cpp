@@ -17,6 +17,7 @@
 #include "train/checkpoint/resume.h"
 #include "train/engine.h"
 #include "train/reporter.h"
+#include "train/version.h"
 
 namespace topknot {
 namespace {
@@ -40,8 +41,8 @@ class Trainer {
         weights_(engine_->train_loader().weights()),
         reporter_(inputs, plan_, communicator) {
     if (config_.train.checkpoint_keep > 0)
-      checkpointer_.emplace(CheckpointStore(inputs.folder.checkpoints()), *engine_, communicator.rank(),
-                            communicator.size(), config_.train.checkpoint_keep,
+      checkpointer_.emplace(CheckpointStore(inputs.folder.checkpoints()), inputs.folder.metrics_jsonl(),
+                            *engine_, communicator.rank(), communicator.size(), config_.train.checkpoint_keep,
                             resumed ? resumed->saved : std::vector<SavedCheckpoint>());
     if (!resumed) return;
     engine_->load_state(resumed->state(engine_->store()));

@@ -190,6 +190,10 @@ std::string rank_file(int rank) {
   return fmt::format("rank-{:04}.safetensors", rank);
 }
 
+void sync_file(const std::string& path) {
+  File(path, O_RDONLY).sync();
+}
+
 CheckpointStore::CheckpointStore(std::string directory, Write write)
     : directory_(std::move(directory)), write_(write ? std::move(write) : Write(::write)) {}
 

@@ -87,4 +87,7 @@ class CheckpointStore {
   Write write_;
 };
 
+// Returns when what was written to a file, by whatever descriptor, is on the disk. Throws UserError.
+void sync_file(const std::string& path);
+
 }  // namespace topknot

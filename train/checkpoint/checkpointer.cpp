@@ -37,9 +37,10 @@ std::vector<std::int64_t> superseded(const std::vector<SavedCheckpoint>& saved, 
   return steps;
 }
 
-Checkpointer::Checkpointer(CheckpointStore store, Engine& engine, int rank, int ranks, int keep,
-                           std::vector<SavedCheckpoint> saved)
+Checkpointer::Checkpointer(CheckpointStore store, std::string metrics, Engine& engine, int rank, int ranks,
+                           int keep, std::vector<SavedCheckpoint> saved)
     : store_(std::move(store)),
+      metrics_(std::move(metrics)),
       engine_(engine),
       rank_(rank),
       ranks_(ranks),
@@ -152,6 +153,7 @@ void Checkpointer::begin_publishing() {
 }
 
 void Checkpointer::publish() {
+  sync_file(metrics_);
   store_.publish(manifest_.position.step, manifest_);
   for (const std::int64_t step : doomed_) store_.remove(step);
 }
@@ -179,6 +181,7 @@ void Checkpointer::evaluated(const TrainingPosition& position, std::uint64_t met
   saved_.back() = {position.step, true, position.evaluation};
   if (rank_ != 0) return;
   try {
+    sync_file(metrics_);
     store_.evaluated(position.step, position, metrics_bytes);
   } catch (const UserError& error) {
     log_warning(fmt::format("checkpoint of step {}: {}", position.step, error.what()));

@@ -31,8 +31,9 @@ std::vector<std::int64_t> superseded(const std::vector<SavedCheckpoint>& saved, 
 
 class Checkpointer {
  public:
-  // `keep`: 1 or more. `saved`: what the run's directory has already, the same on all ranks. The engine must outlive it.
-  Checkpointer(CheckpointStore store, Engine& engine, int rank, int ranks, int keep,
+  // `metrics`: the run's metrics.jsonl, whose records so far are on the disk before a manifest that counts them. `keep`: 1 or
+  // more. `saved`: what the run's directory has already, the same on all ranks. The engine must outlive it.
+  Checkpointer(CheckpointStore store, std::string metrics, Engine& engine, int rank, int ranks, int keep,
                std::vector<SavedCheckpoint> saved);
   ~Checkpointer();  // waits for what this rank writes
   Checkpointer(const Checkpointer&) = delete;
@@ -60,6 +61,7 @@ class Checkpointer {
   void publish();
 
   const CheckpointStore store_;
+  const std::string metrics_;
   Engine& engine_;
   const int rank_, ranks_, keep_;
   std::vector<SavedCheckpoint> saved_;

@@ -97,6 +97,10 @@ void check_ranks(const Manifest& manifest, const Config& config, int ranks) {
                     pieces->memory));
   if (config.exchange.ranks_per_host > 1)
     throw UserError("resume.residuals: sum does not go with exchange.ranks_per_host; use reset");
+  if (config.data.shard.starts_with("uneven"))
+    throw UserError(
+        "resume.residuals: sum does not go with data.shard uneven, where each rank's residual counts by the "
+        "size of its shard; use reset");
 }
 
 UserError no_checkpoint(const CheckpointStore& store) {

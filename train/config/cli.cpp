@@ -12,7 +12,7 @@
 #include "nn/core/base/suggest.h"
 #include "nn/core/base/terminal.h"
 #include "train/config/config.h"
-#include "train/run_directory.h"
+#include "train/version.h"
 
 namespace topknot {
 namespace {

@@ -68,6 +68,7 @@ void fields(Record& r, Visit&& visit) {
     visit("time", r.time), visit("backend", r.backend), visit("task", r.task);
     visit("metric", r.metric.name), visit("metric_unit", r.metric.unit);
     visit("higher_is_better", r.metric.higher_is_better), visit("metric_set", r.metric.set);
+    visit("revision", r.revision);
   } else if constexpr (std::is_same_v<Plain, StopRecord>) {
     visit("step", r.step), visit("failed", r.failed), visit("reason", r.reason), visit("time", r.time);
   } else {
@@ -233,8 +234,12 @@ void truncate_metrics(const std::string& path, std::uint64_t bytes) {
   const std::uintmax_t size = std::filesystem::file_size(path, error);
   if (!error && size > bytes) std::filesystem::resize_file(path, bytes, error);
   if (error) throw UserError(fmt::format("{}: cannot be shortened: {}", path, error.message()));
-  if (size < bytes)
-    log_warning(fmt::format("{}: the records of some steps before the checkpoint are lost", path));
+  if (size >= bytes) return;
+  log_warning(fmt::format("{}: the records of some steps before the checkpoint are lost", path));
+  std::ifstream stream(path, std::ios::binary);
+  const std::string text{std::istreambuf_iterator<char>(stream), {}};
+  std::filesystem::resize_file(path, text.find_last_of('\n') + 1, error);  // the next record begins a line
+  if (error) throw UserError(fmt::format("{}: cannot be shortened: {}", path, error.message()));
 }
 
 void MetricsWriter::write(const StepRecord& record) {

@@ -98,6 +98,7 @@ struct StartRecord {
   std::string backend = {};  // Communicator::backend(): "gloo", "threads, emulated link 100mbit, 50us"
   std::string task = {};     // "cifar10, 10 classes, samples [3, 32, 32]"; "" in files of earlier versions
   Metric metric = {};
+  std::string revision = {};  // the program's (train/version.h); "" in files of earlier versions
 };
 
 // A start that ended before the run's end, as far as rank 0 lived to write it.
@@ -198,7 +199,7 @@ struct Metrics {
 Metrics read_metrics(const std::string& path);
 
 // Cuts metrics.jsonl off at `bytes`, a length it had earlier: what follows is done again by a resumed run. A file that
-// is shorter (records were lost with the machine) stays, with a warning. Throws UserError.
+// is shorter (records were lost with the machine) stays, with a warning, but for what no newline ends. Throws UserError.
 void truncate_metrics(const std::string& path, std::uint64_t bytes);
 
 // One row per step, fixed columns, header once; evaluation columns are filled on the step that was evaluated, with the figures that

@@ -244,6 +244,14 @@ TEST_CASE("with sum, the new ranks' residuals owe what the old ones owed: their 
   }
 }
 
+TEST_CASE("with sum, shards of unequal size are refused: their ranks' residuals do not count alike") {
+  const TempFolder temp;
+  const std::vector<std::string> uneven = {"compress.name=topk", "data.shard=uneven:3"};
+  start(temp, with(base(4), with(uneven, {"train.stop_after=5"})), false);
+  CHECK(says(error_text([&] { start(temp, with(base(2), with(uneven, {"resume.residuals=sum"})), true); }),
+             {"resume.residuals: sum does not go with data.shard uneven"}));
+}
+
 TEST_CASE("keys that decide what a run computes may not change; others may") {
   const TempFolder temp;
   start(temp, with(base(), {"compress.name=topk", "train.stop_after=5"}), false);

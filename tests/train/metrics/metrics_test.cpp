@@ -36,6 +36,26 @@ StepRecord step_record() {
 
 }  // namespace
 
+TEST_CASE("a metrics.jsonl that lost its end with the machine goes on at the beginning of a line") {
+  const TempFolder temp;
+  const std::string path = temp.at("metrics.jsonl");
+  MetricsWriter(path).write(StartRecord{});
+  const auto first = std::filesystem::file_size(path);
+  MetricsWriter(path).write(StepRecord{.step = 1});
+  const auto whole = std::filesystem::file_size(path);
+  std::filesystem::resize_file(path, whole - 5);
+  truncate_metrics(path, whole);
+  CHECK(std::filesystem::file_size(path) == first);
+  MetricsWriter(path).write(StepRecord{.step = 2});
+  const Metrics metrics = read_metrics(path);
+  CHECK(metrics.starts.size() == 1);
+  REQUIRE(metrics.steps.size() == 1);
+  CHECK(metrics.steps[0].step == 2);
+  std::filesystem::resize_file(path, first - 5);
+  truncate_metrics(path, whole);
+  CHECK(std::filesystem::file_size(path) == 0);
+}
+
 TEST_CASE("metrics read back as they were written, to the last bit") {
   const TempFolder temp;
   const std::string path = temp.at("metrics.jsonl");
