@@ -71,14 +71,25 @@ grep -Eq '^\| text \| 2 \| [0-9.]+ ± [0-9.]+ \|  \| [0-9., ]+ \| [0-9.]+ ± [0-
 
 # Keys behind -- are keys of every run, in the table too: runs with others are not mixed with these.
 expect 0 'train.max_steps=2' "$work/list" --only 'topk-s1' --out "$work/more" -- train.max_steps=2
-grep -q 'train.max_steps=2$' "$work/more/runs.csv" || complain "keys behind --: $(cat "$work/more/runs.csv")"
+grep -q "$work/base.yaml,.*train.max_steps=2$" "$work/more/runs.csv" || complain "keys behind --: $(cat "$work/more/runs.csv")"
 expect 2 'topk-s1 was made with other keys' "$work/list" --out "$work/rest" --with "$work/more/runs.csv"
+expect 2 'topk-s1 was made with other keys' "$work/list" --out "$work/out" --check "$work/more/runs.csv"
+sed 's/,train.max_steps=2$//; s/ train.max_steps=2$//' "$work/more/runs.csv" >"$work/other.csv"
+expect 2 'topk-s1 ended with other bits than' "$work/list" --out "$work/out" --with "$work/other.csv"
+
+# What trains for another number of steps has no difference to dense.
+expect 0 '' "$work/list" --only dense-s1 --out "$work/longer" --with "$work/other.csv"
+grep -Eq '^\| topk \| 1 \| [0-9.]+ % \|  \|' "$work/longer/summary.md" || complain "other steps: $(cat "$work/longer/summary.md")"
+grep -Eq '^\| topk \| 1 \| [0-9.]+ % \| [+-]' "$work/out/summary.md" || complain "as many steps: $(cat "$work/out/summary.md")"
 
 # Again: nothing is made anew, and everything is as before; of some runs alone too.
 expect 0 '' "${small[@]}"
 expect 0 '| dense | 2 |' "${small[@]}" --only topk-s1
 checksums "$work/out" | cmp -s - "$work/whole" || complain "with --only: $(cat "$work/out/runs.csv")"
 expect 0 '3 runs compared, 0 outside' "${small[@]}" --check "$work/out/runs.csv"
+sed -E 's/^(dense,1,.*,20,)[0-9]+/\17/' "$work/out/runs.csv" >"$work/other.csv"
+expect 1 'the same bits, OTHER FIGURES: sent_per_step' "${small[@]}" --check "$work/other.csv"
+expect 0 '1 runs compared, 0 outside, 0 not judged; 2 of the table are not finished here' "$work/list" --out "$work/longer" --check "$work/out/runs.csv"
 expect 0 '2 runs compared, 0 outside' "${small[@]}" --only 'topk-*' --only dense-s2 --check "$work/out/runs.csv"
 sed -E 's/^(dense,[12],[^,]*,accuracy),[^,]*,,[^,]*/\1,99.99,,0/' "$work/out/runs.csv" >"$work/other.csv"
 expect 1 'OUTSIDE' "${small[@]}" --check "$work/other.csv"
@@ -86,10 +97,16 @@ sed -E 's/^(topk,1,[^,]*,accuracy),[^,]*,,[^,]*/\1,99.99,,0/' "$work/out/runs.cs
 expect 0 '3 runs compared, 0 outside, 1 not judged' "${small[@]}" --check "$work/other.csv"
 expect 1 '1 runs compared, 0 outside, 1 not judged' "${small[@]}" --only topk-s1 --check "$work/other.csv"
 expect 2 'not a runs.csv' "${small[@]}" --check "$work/list"
+expect 2 'not a runs.csv' "${small[@]}" --check "$work/data/a.wav"
+expect 2 'Is a directory' "${small[@]}" --check "$work/out"
+expect 2 'the row of topk-s1 is damaged' "${small[@]}" --check <(sed '/^topk/s/,20,.*//' "$work/out/runs.csv")
+expect 2 'not a text file' "$work/data/a.wav" --list
+BUILD=$work expect 2 "'make' builds it" "$work/list" --validate
 
 # Runs of an earlier table are not made again, and stand in the new one.
 grep -v '^topk,' "$work/out/runs.csv" >"$work/earlier.csv"
 expect 0 '1 of 1 finished' "$work/list" --out "$work/rest" --with "$work/earlier.csv"
+expect 0 '3 of 3 finished' "$work/list" --out "$work/rest" --with "$work/earlier.csv" --status
 [ ! -e "$work/rest/dense-s1" ] || complain 'a run of an earlier table was made again'
 checksums "$work/rest" | cmp -s - "$work/whole" || complain "with an earlier table: $(cat "$work/rest/runs.csv")"
 sed 's/^\(dense,1\),[^,]*/\1,0000000/' "$work/earlier.csv" >"$work/other.csv"
@@ -106,10 +123,39 @@ until "$root/scripts/study-runs" "${small[@]}" -- train.stop_after=5 >"$work/log
 done
 checksums "$work/cut" | cmp -s - "$work/whole" || complain "resumed runs end with other bits: $(cat "$work/cut/runs.csv")"
 
-# Runs of another commit or of other keys are not mixed with these.
-expect 2 'was made with other keys (compress.density=0.01 compress.density=0.02)' <(sed 's/0.01/0.02/' "$work/list") --out "$work/out"
+# Runs of another commit or of other settings are not mixed with these: of other keys, another order of them, another configuration.
+expect 2 'was made with other settings (compress.density: 0.01, now 0.02)' <(sed 's/0.01/0.02/' "$work/list") --out "$work/out"
+expect 2 'compress.name: topk, now dense)' <(sed 's/=topk/=topk compress.name=dense/' "$work/list") --out "$work/out"
+sed -i 's/batch_size: 8/batch_size: 4/' "$work/base.yaml"
+expect 2 '(data.batch_size: 8, now 4)' "$work/list" --out "$work/out"
+sed -i 's/batch_size: 4/batch_size: 8/' "$work/base.yaml"
+cp "$work/base.yaml" "$work/copy.yaml"
+expect 2 'dense-s1 was made with other config' "$work/list" --config "$work/copy.yaml" --out "$work/none" --with "$work/earlier.csv"
+cp -r "$work/out" "$work/resumed"
+sed -i '1s/"revision":"[^"]*"/"revision":"0000000"/' "$work/resumed/topk-s1/metrics.jsonl"
+expect 2 'topk-s1 was made by commit 0000000 and ' "$work/list" --out "$work/resumed"
 sed -i -E 's/"revision": "[^"]*"/"revision": "0000000"/' "$work/out/dense-s1/environment.json"
 expect 2 'a folder holds the runs of one commit' "$work/list" --out "$work/out"
+rm "$work/out/dense-s1/environment.json"
+expect 2 ' and unknown, ' "$work/list" --out "$work/out"
+
+# The program becomes another one between two runs.
+mkdir -p "$work/changing/bin"
+cat >"$work/changing/bin/train" <<END
+#!/bin/sh
+[ "\$1" != --version ] || exec "\$0.version"
+printf '#!/bin/sh\necho "topknot (bbbbbbb)"' >"\$0.version.part"
+case "\$*" in *--validate) ;; *) mv "\$0.version.part" "\$0.version"; chmod +x "\$0.version" ;; esac
+exec "$BUILD/bin/train" "\$@"
+END
+printf '#!/bin/sh\necho "topknot (aaaaaaa)"' >"$work/changing/bin/train.version"
+chmod +x "$work/changing/bin"/*
+BUILD=$work/changing expect 1 'has become another commit, bbbbbbb' "$work/list" --out "$work/changed"
+
+# A value that was not finite is shown, and is in the mean.
+cp -r "$work/cut" "$work/diverged"
+sed -i '$s/"test_accuracy":[0-9.]*/"test_accuracy":null/' "$work/diverged/dense-s2/metrics.jsonl"
+expect 0 '| dense | 2 | nan' "$work/list" --out "$work/diverged" -- train.stop_after=5
 
 # A key that train refuses is told before the first run begins.
 echo 'run wrong 1 compress.density=2' >>"$work/list"
