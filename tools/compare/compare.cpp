@@ -1,6 +1,7 @@
 #include "tools/compare/compare.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
@@ -187,6 +188,8 @@ void sum_up(const std::vector<Run>& runs, Method& method) {
   method.last = over(runs, method, [](const Run& r) { return r.last; });
   method.second = over(runs, method, [](const Run& r) { return r.second; });
   method.held_out = over(runs, method, [](const Run& r) { return r.held_out; });
+  if (std::ranges::any_of(method.counted, [&](std::size_t i) { return runs[i].diverged(); }))
+    method.last = method.held_out = Stat{};
   method.images_per_second = over(runs, method, [](const Run& r) { return r.images_per_second; });
   method.wall_seconds = over(runs, method, [](const Run& r) { return r.wall_seconds; });
   const auto per_step = [](const Run& r, double total) {
@@ -281,12 +284,16 @@ void check_one_task(const std::vector<Run>& runs) {
 }
 
 void warn(Comparison& c) {
-  std::set<std::string> machines, places;
+  std::set<std::string> machines, places, revisions;
   for (const Run& run : c.runs) {
     const auto it = run.environment.find("cpu");
     if (it != run.environment.end()) machines.insert(it->second);
     const auto host = run.environment.find("host");
     if (host != run.environment.end()) places.insert(host->second);
+    if (const auto revision = run.environment.find("revision"); revision != run.environment.end())
+      revisions.insert(revision->second);
+    for (const StartRecord& start : run.metrics.starts)
+      if (!start.revision.empty()) revisions.insert(start.revision);
     for (const StartRecord& start : run.metrics.starts)
       if (start.backend != run.metrics.starts.front().backend) {
         c.warnings.push_back(
@@ -294,6 +301,11 @@ void warn(Comparison& c) {
                         run.metrics.starts.front().backend, start.backend));
         break;
       }
+    if (run.diverged())
+      c.warnings.push_back(
+          fmt::format("{} ended with a {} that is not finite: its method has no final value, and the other "
+                      "means are of the evaluations that were finite",
+                      run.path, title_of(c.metric)));
     if (!run.complete())
       c.warnings.push_back(fmt::format(
           "{} is incomplete: it stopped after step {}{}. Its curve is thin and ends where the run did; "
@@ -306,6 +318,18 @@ void warn(Comparison& c) {
   if (machines.size() > 1 || places.size() > 1)
     c.warnings.push_back(
         "the runs come from different machines: times and speed-ups do not compare the methods alone");
+  if (revisions.size() > 1)
+    c.warnings.push_back(
+        fmt::format("the runs are of different commits ({}), so more than the methods is compared",
+                    fmt::join(revisions, ", ")));
+  for (const Method& m : c.methods) {
+    std::set<std::string> seeds;
+    for (const std::size_t i : m.counted)
+      if (const std::string seed = c.runs[i].config.text("seed"); !seeds.insert(seed).second)
+        c.warnings.push_back(
+            fmt::format("{} has seed {} more than once ({}): its deviation is not that of seeds", m.name,
+                        seed, c.runs[i].path));
+  }
   for (const auto& row : c.differing)
     for (const char* key : {"model.name", "data.name", "data.batch_size", "data.train_size", "data.test_size",
                             "data.noise", "dist.ranks", "dist.backend", "dist.link.rate", "dist.link.latency",

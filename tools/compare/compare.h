@@ -6,6 +6,7 @@
 // All runs of a comparison have one task and one metric (train/metrics/metrics.h), whose best value, last value and time
 // to a target are compared. Times are seconds of training (evaluation and start-up left out).
 
+#include <cmath>
 #include <cstddef>
 #include <limits>
 #include <map>
@@ -38,9 +39,10 @@ struct Run {
   Metric metric;        // the same
   std::string network;  // how the ranks talked: "gloo", "threads, emulated link 100mbit, 50us"
   bool complete() const { return metrics.end.has_value(); }
+  bool diverged() const { return !metrics.evals.empty() && std::isnan(last); }
 
   // Derived once by read_run; kAbsent where unknown.
-  double best = kAbsent, last = kAbsent;  // of the metric
+  double best = kAbsent, last = kAbsent;  // of the metric; last is absent too where it was not finite
   double second = kAbsent;                // Metric::second(), in the last evaluation
   double held_out = kAbsent;              // of the set that is evaluated once, at the end
   double images_per_second = kAbsent;
@@ -71,6 +73,7 @@ struct Method {
   bool dense = false;
   std::optional<std::size_t> baseline;  // the dense method with the fewest other differences
 
+  // last and held_out are absent where a run diverged: a mean of the others would hide it.
   Stat best, last, second, held_out, images_per_second, wall_seconds, bytes_per_step, received_per_step,
       seconds_to_target, steps_to_target;
   int reached = 0;                   // counted runs that met the target

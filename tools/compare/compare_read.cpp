@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "nn/core/base/check.h"
 #include "nn/core/base/text.h"
@@ -75,8 +76,8 @@ void derive(Run& run) {
   const Metrics& m = run.metrics;
   for (const EvalRecord& eval : m.evals) {
     const double value = run.metric.value(eval.test);
+    run.last = std::isfinite(value) ? value : kAbsent;
     if (!std::isfinite(value)) continue;
-    run.last = value;
     if (const double second = run.metric.second_value(eval.test).value_or(0); second > 0) run.second = second;
     if (std::isnan(run.best) || reaches(run.metric, value, run.best)) run.best = value;
   }
@@ -166,8 +167,9 @@ std::vector<std::string> find_runs(const std::vector<std::string>& arguments) {
     runs.insert(runs.end(), inside.begin(), inside.end());
   }
   std::vector<std::string> unique;
+  std::set<fs::path> known;
   for (const auto& run : runs)
-    if (std::find(unique.begin(), unique.end(), run) == unique.end()) unique.push_back(run);
+    if (known.insert(fs::canonical(run)).second) unique.push_back(run);
   return unique;
 }
 

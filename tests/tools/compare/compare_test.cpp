@@ -378,6 +378,35 @@ TEST_CASE(
   CHECK(warned("busy", "not equally free"));
 }
 
+TEST_CASE("a mean over seeds does not hide the one that diverged") {
+  const Folder folder;
+  const Made text{.metric = Metric::perplexity(), .held_out_loss = 1};
+  Made second = text, third = text;
+  second.overrides = {"seed=2"}, third.overrides = {"seed=3"}, third.diverges = true;
+  folder.add("a", text), folder.add("b", second), folder.add("c", third);
+  const Comparison good = folder.compare({"a", "b"}), c = folder.compare({"a", "b", "c"});
+  CHECK(good.methods[0].last.count == 2);
+  CHECK(good.methods[0].held_out.count == 2);
+  CHECK_FALSE(contains(comparison_text(good), "not finite"));
+  CHECK(c.methods[0].last.count == 0);
+  CHECK(c.methods[0].held_out.count == 0);
+  CHECK(c.methods[0].best.count == 3);
+  CHECK(
+      contains(comparison_text(c), folder.path + "/c ended with a validation perplexity that is not finite"));
+}
+
+TEST_CASE("runs of different commits and a seed that counts twice are pointed out") {
+  const Folder folder;
+  folder.add("a", {}), folder.add("b", {.overrides = {"seed=2"}}), folder.add("again", {});
+  CHECK_FALSE(contains(comparison_text(folder.compare({"a", "b"})), "different commits"));
+  CHECK_FALSE(contains(comparison_text(folder.compare({"a", "b"})), "more than once"));
+  CHECK(contains(comparison_text(folder.compare({"a", "b", "again"})), "dense has seed 1 more than once ("));
+  StartRecord start = read_metrics(folder.path + "/b/metrics.jsonl").starts.at(0);
+  start.revision = "0000000";
+  MetricsWriter(folder.path + "/b/metrics.jsonl").write(start);
+  CHECK(contains(comparison_text(folder.compare({"a", "b"})), "different commits (0000000, "));
+}
+
 TEST_CASE("keys that make a comparison unfair are pointed out") {
   const Folder folder;
   folder.add("d", {.overrides = {"dist.ranks=2"}});

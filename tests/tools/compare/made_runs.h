@@ -31,8 +31,9 @@ struct Made {
   std::string network = "threads";
   std::string task = "synthetic_images, 10 classes, samples [3, 32, 32]";
   double held_out_loss = 0;
-  double second = 0;    // Metric::second() in the first evaluation, 0.1 less in each later one; 0: none
-  bool slower = false;  // step i's forward pass takes i milliseconds
+  double second = 0;      // Metric::second() in the first evaluation, 0.1 less in each later one; 0: none
+  bool diverges = false;  // the last evaluation's loss is not a number
+  bool slower = false;    // step i's forward pass takes i milliseconds
 };
 
 struct Folder {
@@ -57,7 +58,8 @@ struct Folder {
       if (i % made.every == 0) writer.write(step);
       if (i % 5 != 0) continue;
       EvalRecord eval;
-      eval.step = i, eval.epoch = step.epoch, eval.time_s = step.time_s, eval.test.loss = 1.0 / i;
+      eval.step = i, eval.epoch = step.epoch, eval.time_s = step.time_s,
+      eval.test.loss = made.diverges && i == steps ? kAbsent : 1.0 / i;
       if (accuracy) eval.test.accuracy = i == steps ? made.best - 0.01 : made.best * i / 15;
       const double second = made.second - 0.02 * (i - 5);
       (accuracy ? eval.test.top5_accuracy : eval.test.character_error_rate) = made.second > 0 ? second : 0;
