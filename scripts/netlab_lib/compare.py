@@ -2,6 +2,7 @@
 an interrupted comparison continues with the missing runs."""
 
 import argparse
+import hashlib
 import itertools
 import json
 import os
@@ -123,6 +124,16 @@ def filled(command, values):
     return command
 
 
+def fingerprint(command):
+    """A hash of the files that a command names: program, script, configuration."""
+    digest = hashlib.sha256()
+    for word in [shutil.which(command[0]) or command[0], *command[1:]]:
+        if os.path.isfile(word):
+            with open(word, "rb") as file:
+                digest.update(file.read())
+    return digest.hexdigest()
+
+
 def finished(path, wanted):
     """The cell of a finished run whose settings equal `wanted`; else None."""
     try:
@@ -164,6 +175,7 @@ def run_cell(lab, link, cell, spec, folder):
 def cells_of(spec, out, options):
     """All runs in order: rounds are outermost, so that drift of the machine affects all hosts, rates and methods equally."""
     names = list(spec["methods"])
+    files = {name: fingerprint(command) for name, command in spec["methods"].items()}
     for number, hosts, rate in itertools.product(range(spec["rounds"]), spec["hosts"], spec["rates"]):
         shift = number % len(names)
         group = []
@@ -172,7 +184,7 @@ def cells_of(spec, out, options):
             command = filled(spec["methods"][name], {"out": os.path.join(folder, "run"), "hosts": hosts, "rate": rate,
                                                      "round": number + 1, "data": os.path.abspath(options.data or "")})
             wanted = {"hosts": hosts, "rate": rate, "round": number + 1, "method": name, "command": command,
-                      "environment": spec["environment"], "pin": spec["pin"]}
+                      "files": files[name], "environment": spec["environment"], "pin": spec["pin"]}
             done = None if options.fresh else finished(os.path.join(folder, "cell.json"), wanted)
             group.append((folder, done or wanted))
         yield hosts, rate, group

@@ -39,6 +39,8 @@ def figures(path):
     if len(warm) < 2:
         raise ValueError(f"{path} has {len(steps)} steps; {WARM_UP_STEPS + 2} are needed, of which the first "
                          f"{WARM_UP_STEPS} do not count")
+    if any(record.get("skipped") for record in warm):
+        raise ValueError(f"{path} has steps that were skipped, since some value was not finite: they are no training steps")
     chain = warm if last_cold is None else [steps[last_cold]] + warm
     gaps = []
     for before, after in zip(chain, chain[1:]):
@@ -89,7 +91,7 @@ def summarise(cells, spec):
                 row["training_s"] = steps and training_s(steps, row["step_s"], median(base.values()))
                 row["speedup"] = median(base[cell["round"]] / cell["figures"]["step_s"] for cell in good if cell["round"] in base)
                 links = [cell["lab"]["measured"] for cell in mine if cell.get("lab") and cell["lab"]["measured"]]
-                row["measured_bits"] = median(link["lowest_bits"] for link in links)
+                row["measured_bits"] = min((link["lowest_bits"] for link in links), default=None)
                 nominal = next((cell["lab"]["nominal_bits"] for cell in mine if cell.get("lab")), None)
                 row["nominal_bits"] = nominal
                 row["cpu_bound"] = bool(nominal and row["measured_bits"] and row["measured_bits"] < 0.8 * nominal)

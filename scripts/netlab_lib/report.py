@@ -19,7 +19,7 @@ HEADS = ("method", "step ms (range)", "items/s", "communicate ms", "exposed ms",
 COLOURS = {"compute": part_colour("forward"), "encode and decode": part_colour("encode"),
            "exposed communication": part_colour("exposed communication"), "step": part_colour("data")}
 NOTE = ("Medians over the rounds of a run's median step, first five steps left out; range: lowest to highest round. Speed-up: "
-        "median of the ratios within a round. Items: images, or tokens of a text, of all ranks. Sent: upload of one rank per step. "
+        "median of the ratios within a round. Items: images, or tokens of a text, of all ranks. Rate: the lowest of a round. Sent: upload of one rank per step. "
         "All hosts share this machine's cores.")
 
 
@@ -63,9 +63,9 @@ def groups(rows):
     for group in result:
         first = group[1][0]
         links = "unshaped links" if first["rate"] == "none" else f"links of {first['rate']}"
-        group[0] = f"{first['hosts']} hosts, {links}, measured TCP rate " + (
-            show_bits(first["measured_bits"]) if first["measured_bits"] else "-") + (
-            " (CPU-bound: below 80 % of nominal)" if first["cpu_bound"] else "")
+        measured = [row["measured_bits"] for row in group[1] if row["measured_bits"]]
+        group[0] = f"{first['hosts']} hosts, {links}, measured TCP rate " + (show_bits(min(measured)) if measured else "-") + (
+            " (CPU-bound: below 80 % of nominal)" if any(row["cpu_bound"] for row in group[1]) else "")
     return result
 
 

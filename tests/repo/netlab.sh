@@ -106,6 +106,7 @@ import sys
 sys.path.insert(0, sys.argv[1])
 from netlab_lib.figures import figures, parts, summarise
 from netlab_lib.rate import burst_bytes, parse_rate
+from netlab_lib.report import markdown
 assert parse_rate("2.5gbit") == 2.5e9 and parse_rate("100MBIT") == 1e8 and parse_rate("none") is None
 assert burst_bytes(1e9) == 131072 and burst_bytes(1e7) == 16384 and burst_bytes(1e10) == 2500000
 found = figures("metrics.jsonl")
@@ -120,6 +121,17 @@ spec = {"rates": ["1gbit"], "hosts": [2], "methods": ["dense", "topk"], "baselin
 rows = summarise([cell(1, "dense", 1), cell(1, "topk", 0.5), cell(2, "dense", 3), cell(2, "topk", 1), cell(3, "topk", 9)], spec)
 assert [row["step_s"] for row in rows] == [2, 1] and [row["speedup"] for row in rows] == [1, 2.5], rows
 assert rows[1]["step_lowest_s"] == 0.5 and rows[1]["step_highest_s"] == 9 and rows[1]["cpu_bound"], rows
+late = cell(4, "topk", 1)
+late["lab"]["measured"]["lowest_bits"] = 2e8
+slow = summarise([cell(1, "dense", 1), cell(1, "topk", 1), late], spec)
+assert [row["measured_bits"] for row in slow] == [7e8, 2e8], slow
+assert "200.0 Mbit/s (CPU-bound" in markdown(spec, slow), markdown(spec, slow)
+with open("skipped.jsonl", "w") as file:
+    file.write(open("metrics.jsonl").read().replace('"step":8,', '"step":8,"skipped":true,'))
+try:
+    raise SystemExit(f"a skipped step counts: {figures('skipped.jsonl')}")
+except ValueError as problem:
+    assert "skipped" in str(problem), problem
 assert rows[0]["training_s"] is None and rows[1]["training_s"] == 90 * 1 + 10 * 2, rows
 END
 }
@@ -286,6 +298,9 @@ END
   [ "$(cat runs-dense runs-half | wc -l)" = 8 ] || complain 'finished runs were run again'
   expect 0 'written' "$netlab" compare spec.json --out compared --only dense --rounds 1 --fresh
   [ "$(wc -l <runs-dense)" = 6 ] || complain '--fresh did not run it again'
+  echo '# another version' >>method.sh
+  expect 0 'written' "$netlab" compare spec.json --out compared --only dense --rounds 1
+  [ "$(wc -l <runs-dense)" = 8 ] || complain 'a run of another version of a file counts as finished'
 }
 
 command -v python3 >/dev/null || skip 'no python3'
