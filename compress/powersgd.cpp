@@ -11,7 +11,8 @@
 // the residuals over the ranks are the same, and so are P, Q and every average, because these see the sums
 // alone; but the authors' residuals also carry what sets each rank's gradient apart, for ever, which grows
 // where the shards are unequal. Further differences from that code: it leaves out compression for the first
-// 100 steps; later versions compute P and Q in turn, one per step (that is acpsgd here).
+// 100 steps; its Nesterov steps along g + m with m = lambda m + g, torch's, which is the optimizer's here, along
+// g + lambda m; later versions compute P and Q in turn, one per step (that is acpsgd here).
 //
 // With aggregation weights w the sums are of w P and w Q, so that sum(w residual) + ranks * average =
 // sum(w M).

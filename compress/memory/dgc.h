@@ -8,8 +8,9 @@
 //
 // v is what is selected from, and what is kept. Momentum factor masking (compress.momentum_masking): the
 // velocity of what was sent is zero; without it only v is. Thus at density 1 with masking nothing is left of
-// momentum, and without it the average is torch.optim.SGD's direction bit for bit on one rank. What a value
-// code loses stays in v; the velocity is zeroed all the same. Entries that the collective rejected keep both.
+// momentum (but the factor 1 + m of Nesterov's form), and without it the average is torch.optim.SGD's direction
+// bit for bit on one rank. What a value codec loses stays in v; the velocity is zeroed all the same. Entries that
+// the collective rejected keep both.
 //
 // v lives in the arena's residual. The velocity is kept twice, so that a step can be undone: the new one is
 // written beside the old, past the caches, in the one pass that writes v over the gradient. Without momentum

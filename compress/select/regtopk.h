@@ -6,11 +6,11 @@
 // For an entry that this rank sent in the last committed step, with p the value sent, w this rank's weight in
 // the average (weight / ranks) and avg the average there,
 //
-//   Delta_j = (avg_j - w p_j) / (w D_j),   D_j = p_j               variant A (default)
-//                                          D_j = u_j + 1e-10      variant B
+//   Delta_j = (avg_j - w p_j) / D_j,   D_j = w p_j              variant A (default)
+//                                      D_j = w u_j + 1e-10     variant B
 //
 // so that for A |1 + Delta_j| is how much of the own contribution survived the average: 0 where the others
-// cancelled it. Delta_j = Q for every other entry, where w D_j is 0, and everywhere in the first step, which
+// cancelled it. Delta_j = Q for every other entry, where D_j is 0, and everywhere in the first step, which
 // is plain Top-k. The authors' scripts use A in the toy, regression and ResNet experiments and B in the
 // ImageNette notebook; only A converges where their claim is made (docs/studies/regtopk-regression.md).
 //

@@ -18,7 +18,7 @@ struct RegTopKScore {
   TOPKNOT_HOST_DEVICE T operator()(T u, double weight, double own, double surplus, T largest) const {
     constexpr double away_from_zero = 1e-10;  // of variant B's denominator
     const double a = static_cast<double>(u);
-    const double denominator = by_current ? weight * (a + away_from_zero) : own;
+    const double denominator = by_current ? weight * a + away_from_zero : own;
     const double factor = ::tanh(::fabs(1 + surplus / denominator) / mu) / rest;
     // Nothing was sent that could be compared: Delta is Q.
     if (denominator == 0 || factor != factor) return u;

@@ -3,8 +3,9 @@
 // for distributed training systems", MLSys 2021; details as in the authors' code, sands-lab/SIDCo): a threshold
 // from a distribution fitted to |u|, in one or several stages. The first stage asks for a quarter of the
 // entries, or for all of the density r where it is the only one or r is at least a quarter; each of the M - 1
-// others fits the tail above the last threshold and asks for (r / 0.25)^(1 / (M - 1)) of it. Strictly above the
-// last threshold travels; how many that are is not bounded. With mean m and variance v of |u|, or of the tail's
+// others fits the tail above the last threshold and asks for (r / 0.25)^(1 / (M - 1)) of it; at r of a quarter or
+// more there are none (the code goes on, with a ratio of 1 or more). Strictly above the last threshold travels;
+// how many that are is not bounded. With mean m and variance v of |u|, or of the tail's
 // |u| - min with min the smallest magnitude in it (to which the threshold is then added):
 //   exponential  t = -m ln r
 //   pareto       t = a (1 - e^(c ln r)) / c, a = m (m^2/v + 1) / 2, c = (m^2/v - 1) / 2 (generalised Pareto)

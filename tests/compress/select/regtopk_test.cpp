@@ -41,8 +41,9 @@ std::vector<std::uint32_t> by_definition(const std::vector<T>& a, const Remember
   for (std::size_t j = 0; j < a.size(); ++j) {
     double delta = options.given<double>("q");
     if (!last.mask.empty() && last.mask[j]) {
-      const double d = options.given<std::string>("variant") == "A" ? last.sent[j] : a[j] + 1e-10;
-      if (last.weight * d != 0) delta = (last.average[j] - last.weight * last.sent[j]) / (last.weight * d);
+      const double d = options.given<std::string>("variant") == "A" ? last.weight * last.sent[j]
+                                                                    : last.weight * a[j] + 1e-10;
+      if (d != 0) delta = (last.average[j] - last.weight * last.sent[j]) / d;
     }
     scores[j] = static_cast<T>(std::abs(static_cast<double>(a[j])) *
                                std::tanh(std::abs(1 + delta) / options.given<double>("mu")));
