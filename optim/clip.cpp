@@ -32,10 +32,6 @@ TOPKNOT_MULTIVERSION double block_sum_of_squares(const float* values, std::size_
   return sum;
 }
 
-std::span<float> gradient_of(Parameter& parameter) {
-  return {parameter.gradient(), parameter.numel()};
-}
-
 }  // namespace
 
 void check_clip_norm(double max_norm) {
@@ -75,20 +71,6 @@ void scale(std::span<float> values, double factor) {
     const std::size_t begin = static_cast<std::size_t>(block) * kBlock;
     multiply(values.data() + begin, std::min(kBlock, values.size() - begin), static_cast<float>(factor));
   }
-}
-
-double clip_gradient(Parameter& parameter, double max_norm) {
-  const double norm = l2_norm(gradient_of(parameter));
-  scale(gradient_of(parameter), clip_factor(norm, max_norm));
-  return norm;
-}
-
-double clip_gradients(std::span<Parameter* const> parameters, double max_norm) {
-  double squares = 0;
-  for (Parameter* parameter : parameters) squares += sum_of_squares(gradient_of(*parameter));
-  const double norm = std::sqrt(squares), factor = clip_factor(norm, max_norm);
-  for (Parameter* parameter : parameters) scale(gradient_of(*parameter), factor);
-  return norm;
 }
 
 }  // namespace topknot

@@ -9,8 +9,6 @@
 #include <cstddef>
 #include <span>
 
-#include "nn/core/parameter.h"
-
 namespace topknot {
 
 double sum_of_squares(std::span<const float> values);
@@ -23,12 +21,7 @@ double clip_factor(double norm, double max_norm);
 
 void scale(std::span<float> values, double factor);
 
-// Before compression. Both return the norm before clipping. clip_gradient() may run in the hook of each
-// parameter; clip_gradients(), over all of them together, needs the whole backward pass: no overlap.
-double clip_gradient(Parameter& parameter, double max_norm);
-double clip_gradients(std::span<Parameter* const> parameters, double max_norm);
-
-// After averaging: the caller sums sum_of_squares() over the slices and hands clip_factor(norm, max_norm) to
+// After averaging the caller sums sum_of_squares() over the slices and hands clip_factor(norm, max_norm) to
 // Optimizer::update() as gradient_scale, which saves a pass.
 
 }  // namespace topknot

@@ -83,7 +83,7 @@ class Run16Layout final : public IndexLayout {
 };
 
 const bool run16_registered = [] {
-  index_codecs().add("run16", "2 bytes a run of zeros, as DGC sends them", make_layout<Run16Layout>);
+  index_codecs().add("run16", "2 bytes per run of zeros, as DGC sends them", make_layout<Run16Layout>);
   return true;
 }();
 

@@ -70,7 +70,7 @@ std::vector<std::byte> start_block(const Format& format, bool finite) {
 }
 
 void write_scales(const Format& format, std::span<const float> scales, std::span<std::byte> block) {
-  TOPKNOT_CHECK(scales.size() == format.cells.size() && block.size() == format.bytes(), "one scale a cell");
+  TOPKNOT_CHECK(scales.size() == format.cells.size() && block.size() == format.bytes(), "one scale per cell");
   if (!scales.empty()) std::memcpy(block.data() + kHeaderBytes, scales.data(), scales.size_bytes());
 }
 

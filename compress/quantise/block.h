@@ -11,7 +11,7 @@
 //   8  u32 numel: the group's length
 //  12  u32 cells
 //  16  u32 levels s of kind 2, else 1
-//  20  f32 scales, one a cell: finite, not below +0
+//  20  f32 scales, one per cell: finite, not below +0
 //      codes of all entries in order, the last byte filled with zeros
 // Without the flag the block ends after the header. Codes, least significant bit first:
 //   sign     1 bit: 0 is +scale, 1 is -scale

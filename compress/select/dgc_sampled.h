@@ -43,8 +43,6 @@ class DgcSampledSelector final : public Selector<T> {
 
   void select(std::span<T> u, const Addend<T>& addend, const SelectStep& step,
               Selected<T>& selected) override;
-  void commit(const SelectOutcome<T>&) override {}
-  void discard() override {}
 
   // Of the last select(): how often t was changed, and whether the selection was exact in the end.
   int adaptations() const { return adaptations_; }

@@ -25,8 +25,6 @@ class MsTopKSelector final : public Selector<T> {
 
   void select(std::span<T> u, const Addend<T>& addend, const SelectStep& step,
               Selected<T>& selected) override;
-  void commit(const SelectOutcome<T>&) override {}
-  void discard() override {}
 
   // What the last bisection ended with: the thresholds (infinity and 0 where not found) and how many reach
   // them.

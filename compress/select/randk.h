@@ -24,8 +24,6 @@ class RandKSelector final : public Selector<T> {
 
   void select(std::span<T> u, const Addend<T>& addend, const SelectStep& step,
               Selected<T>& selected) override;
-  void commit(const SelectOutcome<T>&) override {}
-  void discard() override {}
 
  private:
   void draw(std::size_t d, const SelectStep& step, std::vector<std::uint32_t>& indices);

@@ -55,8 +55,8 @@ class Selector {
   virtual void select(std::span<T> u, const Addend<T>& addend, const SelectStep& step,
                       Selected<T>& selected) = 0;
   // Keeps or forgets what the last select() learnt. After discard() the selector is as before select().
-  virtual void commit(const SelectOutcome<T>& outcome) = 0;
-  virtual void discard() = 0;
+  virtual void commit(const SelectOutcome<T>&) {}
+  virtual void discard() {}
   virtual void save(StateWriter&) const {}
   virtual void load(StateReader&) {}
 };

@@ -23,8 +23,6 @@ class ThresholdSelector final : public Selector<T> {
 
   void select(std::span<T> u, const Addend<T>& addend, const SelectStep& step,
               Selected<T>& selected) override;
-  void commit(const SelectOutcome<T>&) override {}
-  void discard() override {}
 
  private:
   double threshold_;

@@ -21,8 +21,6 @@ class TrimmedTopKSelector final : public Selector<T> {
  public:
   void select(std::span<T> u, const Addend<T>& addend, const SelectStep& step,
               Selected<T>& selected) override;
-  void commit(const SelectOutcome<T>&) override {}
-  void discard() override {}
 
   // The evaluations of the last select().
   struct Evaluation {

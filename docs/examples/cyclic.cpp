@@ -34,9 +34,6 @@ class CyclicSelector final : public Selector<T> {
       selected.values.push_back(u[i]);
     }
   }
-  // The choice depends on the step alone, so there is nothing to keep or to forget.
-  void commit(const SelectOutcome<T>&) override {}
-  void discard() override {}
 
  private:
   std::size_t phase_;

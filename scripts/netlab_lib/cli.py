@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import signal
-import sys
 import tempfile
 
 from . import Interrupted, LabError, sweep

@@ -96,58 +96,30 @@ class Contender:
         return Unavailable(f"{self.name}: {reason}")
 
 
-class Run(Contender):
-    """A program that is started anew for each request and tells its own figures."""
+class TopkRun(Contender):
+    """bench_topk on one stream, started anew for each request. Beside its speed: how long it took relative to the plain `r += g`, a
+    value per request."""
 
     warm_up = False
-
-    def start(self, timeout):
-        if not os.access(self.command[0], os.X_OK):
-            raise Unavailable(f"{self.name}: {os.path.basename(self.command[0])} is not built")
-
-    def run(self, arguments, timeout):
-        done = subprocess.run([*self.command, *arguments], timeout=timeout, stdin=subprocess.DEVNULL, capture_output=True,
-                              text=True, check=False)
-        if done.returncode != 0:
-            raise Unavailable(f"{self.name}: {(done.stderr.strip().splitlines() or ['it failed'])[-1]}")
-        return done.stdout
-
-
-class TopkRun(Run):
-    """bench_topk on one stream. Beside its speed: how long it took relative to the plain `r += g`, a value a request."""
 
     def __init__(self, name, program, stream, threads, skip):
         super().__init__(name, [program, "--stream", stream, "--threads", str(threads), "--from", str(skip),
                                 "--steps", str(skip + 100), "--json"], ours=True)
         self.plain_seconds, self.over_plain = [], []
 
+    def start(self, timeout):
+        if not os.access(self.command[0], os.X_OK):
+            raise Unavailable(f"{self.name}: {os.path.basename(self.command[0])} is not built")
+
     def steps(self, count, timeout):
-        figures = json.loads(self.run([], timeout).splitlines()[-1])
+        done = subprocess.run(self.command, timeout=timeout, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise Unavailable(f"{self.name}: {(done.stderr.strip().splitlines() or ['it failed'])[-1]}")
+        figures = json.loads(done.stdout.splitlines()[-1])
         self.items = figures["size"]
         self.plain_seconds.append(figures["plain_ms"] / 1000)
         self.over_plain.append(figures["ratio"])
         return [figures["topk_ms"] / 1000]
-
-
-class TrainRun(Run):
-    """`train` under gloo: its own images per second, the first five steps left out."""
-
-    def __init__(self, name, program, batch, ranks, folder):
-        super().__init__(name, [program], ours=True)
-        self.batch, self.ranks, self.folder = batch, ranks, folder
-        self.items = batch * ranks
-
-    def steps(self, count, timeout):
-        settings = {
-            "model.name": "resnet20", "data.name": "synthetic_images", "data.batch_size": self.batch,
-            "data.augment": "false", "data.test_size": 64, "data.train_size": (count + 5) * self.items,
-            "compress.name": "dense", "dist.backend": "gloo", "dist.ranks": self.ranks, "train.threads": 1,
-            "train.epochs": 1, "train.max_steps": count + 5, "output.dir": self.folder, "output.overwrite": "true",
-        }
-        self.run([f"{key}={value}" for key, value in settings.items()], timeout)
-        with open(os.path.join(self.folder, "metrics.jsonl"), encoding="utf-8") as metrics:
-            end = json.loads(metrics.readlines()[-1])
-        return [self.items / end["images_per_second"]] * count
 
 
 def alternate(contenders, rounds, steps, timeout=600):

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """PyTorch on a GPU: torch.topk, and a whole step of top-k with error feedback, by number of elements.
 
-One JSON line a size: elements, topk_ms (torch.topk of the magnitudes alone), step_ms (residual added, magnitudes, top-k, values
+One JSON line per size: elements, topk_ms (torch.topk of the magnitudes alone), step_ms (residual added, magnitudes, top-k, values
 gathered, residual emptied there), medians by CUDA events. A size that does not work here is left out with a line that says why.
 Exit status: 0, 3 where PyTorch or a GPU is missing.
 """
@@ -15,7 +15,7 @@ WARM_UP, TIMED = 3, 7
 
 
 def main():
-    parser = argparse.ArgumentParser(description="torch.topk on a GPU; one JSON line a size")
+    parser = argparse.ArgumentParser(description="torch.topk on a GPU; one JSON line per size")
     parser.add_argument("--smallest", type=int, default=16, help="least number of elements, a power of two")
     parser.add_argument("--largest", type=int, default=28)
     parser.add_argument("--density", type=float, default=0.001)

@@ -161,7 +161,12 @@ std::string draw_panel(const Panel& panel, const std::string& clip, bool labels)
   if (!panel.reference_label.empty()) {
     const double y = panel.y(panel.reference);
     svg += segment(left, y, right, y, "reference");
-    if (labels) svg += text_at(right - 3, y + 14, "end", panel.reference_label, " class=\"note\"");
+    // On the side of it where fewer lines end.
+    const auto under = std::ranges::count_if(panel.lines, [&](const Line& line) {
+      return !line.points.empty() && panel.y(line.points.back().y) > y;
+    });
+    const double beside = 2 * under > std::ssize(panel.lines) ? y - 3 : y + 14;
+    if (labels) svg += text_at(right - 3, beside, "end", panel.reference_label, " class=\"note\"");
   }
   if (labels) {
     const double middle = (top + bottom) / 2;

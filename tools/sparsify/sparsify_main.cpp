@@ -30,7 +30,7 @@ constexpr const char* kText =
     "scope=tensor\n"
     "  key=value           any key of section compress ('train --list keys'), with or without 'compress.',\n"
     "                      and seed, momentum, nesterov, lr\n"
-    "  --list              the compressors, one a line\n\n"
+    "  --list              the compressors, one per line\n\n"
     "Examples:\n"
     "  sparsify g.npy --compressor topk --density 0.01 --out g.jsonl\n"
     "  sparsify g.npy --compressor regtopk mu=4 --weights 1,1,1,2 --precision float64 --out -\n"

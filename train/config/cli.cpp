@@ -110,7 +110,7 @@ std::string missing_value(const std::string& word, const std::string& next) {
 std::string teaching_text() {
   return std::string(
              "train: trains a model on several ranks that exchange compressed gradients.\n"
-             "One YAML file a run; any key can be changed on the command line.\n\n"
+             "One YAML file per run; any key can be changed on the command line.\n\n"
              "  train [FILE.yaml] [section.key=value ...] [--validate | --dry-run | ...]\n\n") +
          kExamples +
          "\nGo on with:\n"

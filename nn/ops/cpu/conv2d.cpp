@@ -7,6 +7,7 @@
 // Layers that winograd.h, pointwise.h or conv_product.h serves go there.
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <string>
 
 #include "nn/core/base/check.h"
@@ -387,15 +388,10 @@ class DnnlConv final : public ChunkedConv {
     max_threads_ = std::max(1, omp_get_max_threads());
     auto& plan = plans_[key(x, images)];
     if (plan) return *plan;
-    const int threads = max_threads_;
-    if (chunked_) omp_set_num_threads(1);  // a primitive keeps the thread count it was made under
-    try {
-      plan = std::make_unique<Plan>(inside_, images, x.dim(2), x.dim(3), x.dtype(), chunked_ ? threads : 1);
-    } catch (const dnnl::error&) {
-      omp_set_num_threads(threads);
-      throw;
-    }
-    omp_set_num_threads(threads);
+    std::optional<MadeForOneThread> one;
+    if (chunked_) one.emplace();
+    plan =
+        std::make_unique<Plan>(inside_, images, x.dim(2), x.dim(3), x.dtype(), chunked_ ? max_threads_ : 1);
     return *plan;
   }
   const Plan& plan_for(const Tensor& x, std::int64_t images) const { return *plans_.at(key(x, images)); }

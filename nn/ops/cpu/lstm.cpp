@@ -42,21 +42,14 @@ struct UnitRange {
 
 const std::vector<UnitRange>& ranges_for(std::int64_t batch, std::int64_t width, DType type) {
   thread_local std::map<std::array<std::int64_t, 4>, std::vector<UnitRange>> kept;
-  const int most = omp_get_max_threads();
-  const std::int64_t threads = std::min<std::int64_t>(most, width);
+  const std::int64_t threads = std::min<std::int64_t>(omp_get_max_threads(), width);
   std::vector<UnitRange>& ranges = kept[{batch, width, threads, type == DType::bf16}];
   if (!ranges.empty()) return ranges;
-  omp_set_num_threads(1);  // a primitive keeps the thread count it was made under
-  try {
-    for (std::int64_t t = 0; t < threads; ++t)
-      ranges.emplace_back(width * t / threads, width * (t + 1) / threads, batch, width, type);
-  } catch (...) {
-    ranges.clear();
-    omp_set_num_threads(most);
-    throw;
-  }
-  omp_set_num_threads(most);
-  return ranges;
+  const MadeForOneThread one;
+  std::vector<UnitRange> made;
+  for (std::int64_t t = 0; t < threads; ++t)
+    made.emplace_back(width * t / threads, width * (t + 1) / threads, batch, width, type);
+  return ranges = std::move(made);
 }
 
 // Lets the threads of a step wait for each other; they have a core each for most of the time, so they spin before they

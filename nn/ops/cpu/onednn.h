@@ -2,6 +2,8 @@
 // What every use of oneDNN needs: the 2.x API (operation descriptors). oneDNN is used in nn/ops/cpu and
 // nn/core/device_cpu.cpp only.
 
+#include <omp.h>
+
 #include <initializer_list>
 #include <memory>
 #include <string>
@@ -38,6 +40,18 @@ class DnnlKernel {
   dnnl::primitive primitive_;
   std::size_t scratchpad_floats_ = 0;
   std::vector<std::unique_ptr<PerThread>> threads_;
+};
+
+// A primitive keeps the number of threads under which it is made: one, while this lives.
+class MadeForOneThread {
+ public:
+  MadeForOneThread() { omp_set_num_threads(1); }
+  ~MadeForOneThread() { omp_set_num_threads(threads_); }
+  MadeForOneThread(const MadeForOneThread&) = delete;
+  MadeForOneThread& operator=(const MadeForOneThread&) = delete;
+
+ private:
+  const int threads_ = omp_get_max_threads();
 };
 
 // Attributes that every primitive here is made with.
