@@ -19,7 +19,7 @@ HEADS = ("method", "step ms (range)", "items/s", "communicate ms", "exposed ms",
 COLOURS = {"compute": part_colour("forward"), "encode and decode": part_colour("encode"),
            "exposed communication": part_colour("exposed communication"), "step": part_colour("data")}
 NOTE = ("Medians over the rounds of a run's median step, first five steps left out; range: lowest to highest round. Speed-up: "
-        "median of the ratios within a round. Items: images, or tokens of a text, of all ranks. Rate: the lowest of a round. Sent: upload of one rank per step. "
+        "median of the ratios within a round. Items: images, or tokens of a text, of all ranks. Measured rate: the lowest of the rounds. Sent: upload of one rank per step. "
         "All hosts share this machine's cores.")
 
 

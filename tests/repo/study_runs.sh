@@ -64,7 +64,7 @@ config $root/configs/papers/ptb_small.yaml
 keys model.width=8 data.batch_size=2 dist.ranks=2 train.max_steps=1
 run text 2 compress.name=dense
 END
-expect 0 '| run | seeds | perplexity | minus dense | each seed | test perplexity |' "$work/written" --data "$work/data" --out "$work/text"
+expect 0 '| run | seeds | perplexity | minus dense | each seed | test perplexity | minus dense |' "$work/written" --data "$work/data" --out "$work/text"
 grep -Eq '^text,1,[^,]*,perplexity,[0-9.]+,[0-9.]+,' "$work/text/runs.csv" || complain "text: $(cat "$work/text/runs.csv")"
 grep -Eq '^\| text \| 2 \| [0-9.]+ ± [0-9.]+ \|  \| [0-9., ]+ \| [0-9.]+ ± [0-9.]+ \|' "$work/text/summary.md" ||
   complain "text: $(cat "$work/text/summary.md")"
@@ -93,6 +93,7 @@ expect 0 '1 runs compared, 0 outside, 0 not judged; 2 of the table are not finis
 expect 0 '2 runs compared, 0 outside' "${small[@]}" --only 'topk-*' --only dense-s2 --check "$work/out/runs.csv"
 sed -E 's/^(dense,[12],[^,]*,accuracy),[^,]*,,[^,]*/\1,99.99,,0/' "$work/out/runs.csv" >"$work/other.csv"
 expect 1 'OUTSIDE' "${small[@]}" --check "$work/other.csv"
+expect 1 '1 runs compared, 1 outside, 0 not judged' "${small[@]}" --only dense-s1 --check "$work/other.csv"  # by both seeds of the table
 sed -E 's/^(topk,1,[^,]*,accuracy),[^,]*,,[^,]*/\1,99.99,,0/' "$work/out/runs.csv" >"$work/other.csv"
 expect 0 '3 runs compared, 0 outside, 1 not judged' "${small[@]}" --check "$work/other.csv"
 expect 1 '1 runs compared, 0 outside, 1 not judged' "${small[@]}" --only topk-s1 --check "$work/other.csv"

@@ -76,8 +76,11 @@ void derive(Run& run) {
   const Metrics& m = run.metrics;
   for (const EvalRecord& eval : m.evals) {
     const double value = run.metric.value(eval.test);
-    run.last = std::isfinite(value) ? value : kAbsent;
-    if (!std::isfinite(value)) continue;
+    if (!std::isfinite(value)) {
+      run.last = kAbsent;
+      continue;
+    }
+    run.last = value;
     if (const double second = run.metric.second_value(eval.test).value_or(0); second > 0) run.second = second;
     if (std::isnan(run.best) || reaches(run.metric, value, run.best)) run.best = value;
   }

@@ -15,6 +15,7 @@
 #include "nn/core/base/check.h"
 #include "nn/core/base/log.h"
 #include "nn/core/base/text.h"
+#include "nn/core/base/text_file.h"
 #include "train/metrics/output_file.h"
 
 namespace topknot {
@@ -236,8 +237,7 @@ void truncate_metrics(const std::string& path, std::uint64_t bytes) {
   if (error) throw UserError(fmt::format("{}: cannot be shortened: {}", path, error.message()));
   if (size >= bytes) return;
   log_warning(fmt::format("{}: the records of some steps before the checkpoint are lost", path));
-  std::ifstream stream(path, std::ios::binary);
-  const std::string text{std::istreambuf_iterator<char>(stream), {}};
+  const std::string text = read_text_file(path, bytes);
   std::filesystem::resize_file(path, text.find_last_of('\n') + 1, error);  // the next record begins a line
   if (error) throw UserError(fmt::format("{}: cannot be shortened: {}", path, error.message()));
 }

@@ -103,6 +103,14 @@ struct Ranks {
 
 }  // namespace
 
+TEST_CASE("variant B's guard is not weighted: 20 ranks of which two send 4e-10") {
+  const double sent = 4e-10, weight = 0.05, average = 2 * weight * sent;
+  const RegTopKScore score{.mu = 2, .rest = 1, .by_current = true};
+  const double own = weight * sent, largest = std::numeric_limits<double>::max();
+  // Delta = 2e-11 / (0.05 * 4e-10 + 1e-10) = 1 / 6
+  CHECK(score(sent, weight, own, average - own, largest) == Approx(sent * std::tanh(7.0 / 12)).margin(0));
+}
+
 TEMPLATE_TEST_CASE("regtopk selects what its definition selects, over many steps", "", float, double) {
   using T = TestType;
   const std::string variant = GENERATE("A", "B");
