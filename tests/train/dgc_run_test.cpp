@@ -92,6 +92,14 @@ TEST_CASE("compress.clip clips each rank's gradient at sqrt(ranks) times it") {
   CHECK(clipped("compress.clip=0.05") != clipped("train.clip_local=0.05"));
 }
 
+TEST_CASE("one rank's gradient is clipped over the whole model, before the average as after it") {
+  const auto clipped = [](const std::string& key) {
+    return train("threads", 1, {key, "compress.name=dense", "train.max_steps=6", "optimizer.weight_decay=0"});
+  };
+  CHECK(clipped("train.clip_local=0.05") == clipped("train.clip_global=0.05"));
+  CHECK(clipped("train.clip_local=0.05") != clipped("train.clip_local=0.1"));
+}
+
 TEST_CASE("all ranks agree under DGC and EF21 with every part on, and threads equal gloo bit for bit") {
   const std::vector<std::vector<std::string>> methods = {
       {"compress.clip=1", "compress.warmup_epochs=2"},
