@@ -11,10 +11,10 @@
 #include <string>
 #include <vector>
 
-#include "compress/byte_count.h"
 #include "dist/comm/communicator.h"
 #include "train/engine.h"
 #include "train/evaluate.h"
+#include "train/metrics/byte_count.h"
 #include "train/metrics/metrics.h"
 #include "train/metrics/tensorboard.h"
 #include "train/trainer.h"

@@ -54,47 +54,36 @@ Holder read_holder(int file) {
 RunLock::RunLock(const std::string& directory) {
   const std::string path = directory + "/" + kName;
   // Not closed on exec: the ranks that a launcher starts hold the lock too.
-  file_ = open(path.c_str(), O_RDWR | O_CREAT, 0666);
-  if (file_ < 0) throw UserError("output.dir: " + path + " cannot be written: " + errno_text());
+  file_.reset(open(path.c_str(), O_RDWR | O_CREAT, 0666));
+  if (!file_.valid()) throw UserError("output.dir: " + path + " cannot be written: " + errno_text());
   using Clock = std::chrono::steady_clock;
   const auto start = Clock::now();
-  while (flock(file_, LOCK_EX | LOCK_NB) != 0) {
+  while (flock(file_.get(), LOCK_EX | LOCK_NB) != 0) {
     if (errno != EWOULDBLOCK && errno != EINTR) {
       log_warning(
           fmt::format("output.dir: {} cannot be locked ({}); a second run in there would not be noticed",
                       directory, errno_text()));
       break;
     }
-    const Holder holder = read_holder(file_);
+    const Holder holder = read_holder(file_.get());
     // running_process() holds the lock for a moment.
     const auto patience = std::chrono::milliseconds(holder.has_died() ? 10000 : 300);
-    if (Clock::now() - start > patience) {
-      close(file_);
+    if (Clock::now() - start > patience)
       throw UserError(
           fmt::format("output.dir: {} is in use by {}; choose another output.dir, or wait for its end",
                       directory, holder.text()));
-    }
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
   const std::string text = fmt::format("{} {}\n", getpid(), host_name());
-  if (ftruncate(file_, 0) != 0 || pwrite(file_, text.data(), text.size(), 0) < 0) {
-    const std::string why = errno_text();
-    close(file_);
-    throw UserError("output.dir: " + path + " cannot be written: " + why);
-  }
-}
-
-RunLock::~RunLock() {
-  close(file_);
+  if (ftruncate(file_.get(), 0) != 0 || pwrite(file_.get(), text.data(), text.size(), 0) < 0)
+    throw UserError("output.dir: " + path + " cannot be written: " + errno_text());
 }
 
 std::string running_process(const std::string& directory) {
-  const int file = open((directory + "/" + RunLock::kName).c_str(), O_RDONLY | O_CLOEXEC);
-  if (file < 0) return "";
-  const bool held = flock(file, LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK;
-  const std::string text = held ? read_holder(file).text() : "";
-  close(file);
-  return text;
+  const Fd file(open((directory + "/" + RunLock::kName).c_str(), O_RDONLY | O_CLOEXEC));
+  if (!file.valid()) return "";
+  const bool held = flock(file.get(), LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+  return held ? read_holder(file.get()).text() : "";
 }
 
 }  // namespace topknot

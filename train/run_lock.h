@@ -4,6 +4,8 @@
 
 #include <string>
 
+#include "nn/core/base/fd.h"
+
 namespace topknot {
 
 class RunLock {
@@ -11,14 +13,11 @@ class RunLock {
   // Throws UserError: the process that holds the directory, or why the file cannot be made. Where a file system has
   // no locks it warns and goes on. Waits up to 10 s for the ranks of a process that has died.
   explicit RunLock(const std::string& directory);
-  ~RunLock();
-  RunLock(const RunLock&) = delete;
-  RunLock& operator=(const RunLock&) = delete;
 
   static constexpr const char* kName = "run.lock";
 
  private:
-  int file_ = -1;
+  Fd file_;
 };
 
 // The process that runs in this directory, "process 4242 on node1"; "" where none does.

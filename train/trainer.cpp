@@ -7,7 +7,6 @@
 #include <cmath>
 #include <optional>
 
-#include "compress/byte_count.h"
 #include "nn/core/base/check.h"
 #include "nn/core/base/log.h"
 #include "nn/core/base/program.h"
@@ -16,6 +15,7 @@
 #include "train/agreement.h"
 #include "train/checkpoint/resume.h"
 #include "train/engine.h"
+#include "train/metrics/byte_count.h"
 #include "train/reporter.h"
 #include "train/version.h"
 
@@ -47,6 +47,9 @@ class Trainer {
     if (!resumed) return;
     engine_->load_state(resumed->state(engine_->store()));
     position_ = resumed->manifest.position;
+    // With other ranks the epoch begins at another step.
+    if (resumed->manifest.ranks != communicator.size()) position_.epoch_loss_steps = 0;
+    if (position_.epoch_loss_steps == 0) position_.epoch_loss = 0;
     schedule_->load_state(position_.plateau);
     first_step_ = saved_step_ = position_.step;
   }
@@ -115,8 +118,6 @@ class Trainer {
   }
 
   std::int64_t step() const { return position_.step; }  // steps made, of which pending_ are not reported
-  // Of the step made last.
-  std::int64_t epoch() const { return (step() - 1) / plan_.steps_per_epoch; }
   bool epoch_ends() const { return step() % plan_.steps_per_epoch == 0 || step() == plan_.total_steps; }
 
   // Whether the last step completed another `epochs` of a positive number of epochs.
@@ -145,10 +146,9 @@ class Trainer {
   int after_report(bool stopped) {
     if (check_due()) check_parameters("during training");
     if (epoch_ends()) {
-      reporter_.epoch(step(),
-                      position_.epoch_loss / static_cast<double>(step() - epoch() * plan_.steps_per_epoch));
+      reporter_.epoch(step(), position_.epoch_loss / static_cast<double>(position_.epoch_loss_steps));
       // A longer run may go on from the middle of an epoch.
-      if (step() % plan_.steps_per_epoch == 0) position_.epoch_loss = 0;
+      if (step() % plan_.steps_per_epoch == 0) position_.epoch_loss = 0, position_.epoch_loss_steps = 0;
     }
     const int signal = evaluation_due() && !stopped ? run_evaluation() : 0;
     if (stopped || evaluation_due() || checkpoint_due()) save();
@@ -238,7 +238,7 @@ class Trainer {
       note_skip(record.step, stats[i], static_cast<int>(sum[4]) - 1);
       reporter_.step(record, seconds);
       engine_->end_step(record, root_ ? reporter_.metrics() : nullptr);
-      position_.epoch_loss += record.loss;
+      position_.epoch_loss += record.loss, ++position_.epoch_loss_steps;
     }
     pending_.erase(pending_.begin(), pending_.begin() + static_cast<std::ptrdiff_t>(count));
     if (checkpointer_ && sums.back() == ranks) checkpointer_->advance();

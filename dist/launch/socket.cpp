@@ -92,25 +92,6 @@ Deadline deadline_in(double timeout_s) {
   return Clock::now() + timeout_ms(timeout_s);
 }
 
-Fd& Fd::operator=(Fd&& other) noexcept {
-  if (this != &other) {
-    reset();
-    fd_ = other.release();
-  }
-  return *this;
-}
-
-int Fd::release() {
-  const int fd = fd_;
-  fd_ = -1;
-  return fd;
-}
-
-void Fd::reset() {
-  if (fd_ >= 0) close(fd_);
-  fd_ = -1;
-}
-
 HostPort parse_host_port(const std::string& text, const std::string& key) {
   const auto colon = text.rfind(':');
   HostPort result;

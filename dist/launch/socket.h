@@ -1,10 +1,12 @@
 #pragma once
-// What the rendezvous needs of TCP: descriptors that close themselves, connecting with a deadline, and listening. No call
+// What the rendezvous needs of TCP: connecting with a deadline, and listening. No call
 // waits without a deadline.
 
 #include <chrono>
 #include <string>
 #include <string_view>
+
+#include "nn/core/base/fd.h"
 
 namespace topknot {
 
@@ -14,22 +16,6 @@ using Deadline = Clock::time_point;
 // timeout_s <= 0 means no limit (in practice four months).
 Deadline deadline_in(double timeout_s);
 std::chrono::milliseconds timeout_ms(double timeout_s);
-
-class Fd {
- public:
-  Fd() = default;
-  explicit Fd(int fd) : fd_(fd) {}
-  Fd(Fd&& other) noexcept : fd_(other.release()) {}
-  Fd& operator=(Fd&& other) noexcept;
-  ~Fd() { reset(); }
-  int get() const { return fd_; }
-  bool valid() const { return fd_ >= 0; }
-  int release();
-  void reset();
-
- private:
-  int fd_ = -1;
-};
 
 struct HostPort {
   std::string host;

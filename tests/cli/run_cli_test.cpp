@@ -54,6 +54,36 @@ TEST_CASE("a dry run shows parameters, groups and bytes, and writes nothing") {
   CHECK_FALSE(std::filesystem::exists(temp.at("run")));
 }
 
+TEST_CASE(
+    "the configurations of Deep Gradient Compression's paper send as little as its table 3 has, or less") {
+  const TempFolder words;  // as many as the Penn Treebank's vocabulary has
+  std::string text;
+  for (int i = 0; i < 10000; ++i) text += "word" + std::to_string(i) + (i % 20 == 19 ? "\n" : " ");
+  for (const char* name : {"train.txt", "valid.txt", "test.txt"})
+    words.write(name, {text.begin(), text.end()});
+  const std::string images =
+      "data.name=synthetic_images data.classes=1000 data.image_size=224 data.train_size=64 data.test_size=16 "
+      "data.batch_size=1 dist.ranks=2 ";
+  const std::string corpus = "data.root=" + words.str() + " data.batch_size=1 dist.ranks=2 ";
+  const std::string small =
+      "compress.codec=rice compress.values=fp16 compress.scope=model exchange.merge=all ";
+  struct Case {
+    std::string config, keys, ratio;
+  };
+  for (const Case& c :
+       {Case{"dg_alexnet_imagenet", images, "597.6 times"},
+        {"dg_resnet50_imagenet", images, "276.5 times"},
+        {"dg_lstm_ptb", corpus, "461.8 times"},
+        {"dg_resnet50_imagenet", images + small + "compress.dense_values=fp16", "521.5 times"},
+        {"dg_resnet50_imagenet", images + small + "compress.dense_1d=false", "1162.1 times"}}) {
+    const Outcome dry =
+        train("--dry-run " TOPKNOT_SOURCE_DIR "/configs/papers/" + c.config + ".yaml " + c.keys);
+    INFO(dry.output);
+    CHECK(dry.has(" on at 0.001 "));
+    CHECK(dry.has(c.ratio));
+  }
+}
+
 TEST_CASE("a dry run shows the density warm-up it will have, and what does not go by density") {
   const Outcome falling =
       train("--dry-run compress.name=topk compress.density=0.001 compress.warmup_epochs=2");

@@ -1,10 +1,10 @@
 #include <fmt/format.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <algorithm>
 
+#include "nn/core/base/fd.h"
 #include "nn/core/base/text.h"
 #include "tools/gpu_check/stages.h"
 
@@ -15,14 +15,13 @@ const char* const kEarlier = "after a failure: ranks that hang would only use up
 
 // A port for MASTER_PORT: the ranks meet one above it.
 int free_port() {
-  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  const Fd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   socklen_t length = sizeof address;
-  const bool bound = fd >= 0 && bind(fd, reinterpret_cast<sockaddr*>(&address), length) == 0 &&
-                     getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length) == 0;
-  if (fd >= 0) close(fd);
+  const bool bound = fd.valid() && bind(fd.get(), reinterpret_cast<sockaddr*>(&address), length) == 0 &&
+                     getsockname(fd.get(), reinterpret_cast<sockaddr*>(&address), &length) == 0;
   return bound ? ntohs(address.sin_port) - 1 : 29530;
 }
 

@@ -18,6 +18,7 @@
 
 #include "nn/core/base/check.h"
 #include "nn/core/base/checksum.h"
+#include "nn/core/base/fd.h"
 #include "nn/core/base/text.h"
 #include "train/metrics/output_file.h"
 
@@ -40,21 +41,16 @@ constexpr const char* kPrefix = "step-";
 class File {
  public:
   File(const std::string& path, int flags) : path_(path), fd_(open(path.c_str(), flags | O_CLOEXEC, 0666)) {
-    if (fd_ < 0) fail(path, "cannot be opened");
+    if (!fd_.valid()) fail(path, "cannot be opened");
   }
-  File(const File&) = delete;
-  File& operator=(const File&) = delete;
-  ~File() {
-    if (fd_ >= 0) ::close(fd_);
-  }
-  int fd() const { return fd_; }
+  int fd() const { return fd_.get(); }
   void sync() const {
-    if (fsync(fd_) != 0) fail(path_, "cannot be synced to the disk");
+    if (fsync(fd()) != 0) fail(path_, "cannot be synced to the disk");
   }
 
  private:
   std::string path_;
-  int fd_;
+  Fd fd_;
 };
 
 void sync_directory(const std::string& path) {
@@ -109,7 +105,8 @@ template <class Manifest, class Visit>
 void fields(Manifest& m, Visit&& visit) {
   auto& p = m.position;
   visit("step", p.step), visit("skipped", p.skipped), visit("skips_in_a_row", p.skips_in_a_row);
-  visit("epoch_loss", p.epoch_loss), visit("evaluated", p.evaluated);
+  visit("epoch_loss", p.epoch_loss), visit("epoch_loss_steps", p.epoch_loss_steps);
+  visit("evaluated", p.evaluated);
   visit("test_loss", p.evaluation.loss), visit("test_accuracy", p.evaluation.accuracy);
   visit("plateau_factor", p.plateau.factor), visit("plateau_best", p.plateau.best);
   visit("plateau_any", p.plateau.any), visit("plateau_waited", p.plateau.waited);
@@ -157,7 +154,8 @@ Manifest parse_manifest(const std::string& text, const std::string& where) {
     need(json.at("checksum") == hex(checksum_of(body.dump())), "its checksum does not match");
     need(json.dump() + "\n" == text, "it was changed");
     fields(manifest, [&](const char* name, auto& value) {
-      if (std::string_view(name).starts_with("plateau_") && !body.contains(name))
+      if ((std::string_view(name).starts_with("plateau_") || name == std::string_view("epoch_loss_steps")) &&
+          !body.contains(name))
         return;  // of an earlier version
       if constexpr (std::is_same_v<std::decay_t<decltype(value)>, double>)
         if (body.at(name).is_null()) {

@@ -35,7 +35,9 @@ void read_rank(const ParameterStore& store, const SafetensorsFile& file, RunStat
 struct TrainingPosition {
   std::int64_t step = 0, skipped = 0;  // steps made, of which skipped
   std::int64_t skips_in_a_row = 0;
-  double epoch_loss = 0;    // sum over the steps of the epoch so far
+  // Sum over steps of this epoch, and how many: all so far, or those since the number of ranks changed.
+  double epoch_loss = 0;
+  std::int64_t epoch_loss_steps = 0;
   bool evaluated = false;   // the evaluation that was due after this step has been made
   Evaluation evaluation{};  // the last one
   PlateauState plateau{};   // schedule.name=plateau

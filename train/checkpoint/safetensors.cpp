@@ -19,6 +19,7 @@
 #include <utility>
 
 #include "nn/core/base/check.h"
+#include "nn/core/base/fd.h"
 #include "nn/core/base/text.h"
 
 namespace topknot {
@@ -275,14 +276,10 @@ SafetensorsFile SafetensorsFile::read(const std::string& path) {
     throw UserError(fmt::format("{}: cannot be read: {}", path, what));
   };
   errno = 0;
-  const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (file < 0) fail(errno_text());
-  struct Closer {
-    int file;
-    ~Closer() { ::close(file); }
-  } closer{file};
+  const Fd file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (!file.valid()) fail(errno_text());
   struct stat status {};
-  if (fstat(file, &status) != 0) fail(errno_text());
+  if (fstat(file.get(), &status) != 0) fail(errno_text());
   if (S_ISDIR(status.st_mode)) fail("it is a folder; give a safetensors file");
   if (!S_ISREG(status.st_mode)) fail("it is no regular file");
   std::vector<std::byte> bytes;
@@ -293,7 +290,8 @@ SafetensorsFile SafetensorsFile::read(const std::string& path) {
   }
   for (std::size_t done = 0; done < bytes.size();) {
     errno = 0;
-    const ssize_t n = ::read(file, bytes.data() + done, std::min(bytes.size() - done, std::size_t{1} << 30));
+    const ssize_t n =
+        ::read(file.get(), bytes.data() + done, std::min(bytes.size() - done, std::size_t{1} << 30));
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) fail(errno_text());
     if (n == 0) fail("it became shorter while it was read");

@@ -17,7 +17,7 @@ namespace topknot {
 inline constexpr std::size_t kWarmUpSteps = 5;
 
 // One training step. Numbers that belong to a rank (bytes, seconds) are the mean over ranks where the trainer
-// has it, else rank 0's; bytes are counted as compress/byte_count.h defines.
+// has it, else rank 0's; bytes are counted as train/metrics/byte_count.h defines.
 struct StepRecord {
   std::int64_t step = 0;  // 1 after the first step
   double epoch = 0;       // epochs done, with fraction
@@ -45,7 +45,7 @@ struct EpochRecord {
   double epoch = 0;  // epochs done
   std::int64_t step = 0;
   double time_s = 0;
-  double train_loss = 0;
+  double train_loss = 0;  // mean over the epoch's steps, or over those since the number of ranks changed
 };
 
 // What an evaluation found, in the files with `test_` before each name. A figure that the task does not have is absent, there too.

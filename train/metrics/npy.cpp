@@ -270,11 +270,11 @@ void write_all(int file, const std::string& path, std::span<const std::byte> byt
   }
 }
 
-NpyFile create(const std::string& path) {
+Fd create(const std::string& path) {
   errno = 0;
   const int file = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
   if (file < 0) refuse(path, "cannot be written: " + errno_text() + "; choose another place");
-  return NpyFile(file);
+  return Fd(file);
 }
 
 void write_header(int file, const std::string& path, const char* descr,
@@ -284,7 +284,7 @@ void write_header(int file, const std::string& path, const char* descr,
 }
 
 // close() reports the delayed errors of a full disk or a lost server.
-void close_checked(NpyFile& file, const std::string& path) {
+void close_checked(Fd& file, const std::string& path) {
   errno = 0;
   if (::close(file.release()) != 0) refuse(path, "cannot be written: " + errno_text());
 }
@@ -292,21 +292,13 @@ void close_checked(NpyFile& file, const std::string& path) {
 template <class T>
 void write_array(const std::string& path, const std::vector<std::size_t>& shape, std::span<const T> values) {
   TOPKNOT_CHECK(npy_numel(shape) == values.size(), "as many values as the shape has");
-  NpyFile file = create(path);
+  Fd file = create(path);
   write_header(file.get(), path, std::is_same_v<T, double> ? "<f8" : "<f4", shape);
   write_all(file.get(), path, std::as_bytes(values));
   close_checked(file, path);
 }
 
 }  // namespace
-
-NpyFile::~NpyFile() {
-  if (descriptor_ >= 0) ::close(descriptor_);
-}
-
-int NpyFile::release() {
-  return std::exchange(descriptor_, -1);
-}
 
 NpyReader::NpyReader(const std::string& path)
     : path_(path), file_(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {

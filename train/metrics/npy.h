@@ -8,21 +8,9 @@
 #include <string>
 #include <vector>
 
+#include "nn/core/base/fd.h"
+
 namespace topknot {
-
-// A file descriptor that is closed at the end; -1 for none.
-class NpyFile {
- public:
-  explicit NpyFile(int descriptor = -1) : descriptor_(descriptor) {}
-  NpyFile(NpyFile&& other) noexcept : descriptor_(other.release()) {}
-  NpyFile& operator=(NpyFile&&) = delete;
-  ~NpyFile();
-  int get() const { return descriptor_; }
-  int release();
-
- private:
-  int descriptor_;
-};
 
 // Opens an array and checks all of it but the elements: header, type, order, and the file's length to the
 // byte. Elements are read when they are asked for, so a file may be larger than memory. Throws UserError that
@@ -47,7 +35,7 @@ class NpyReader {
   void read_bytes(std::size_t begin, std::span<std::byte> out) const;
 
   std::string path_;
-  NpyFile file_;
+  Fd file_;
   std::vector<std::size_t> shape_;
   bool is_double_ = false;
   std::size_t numel_ = 0, data_begin_ = 0;
@@ -71,7 +59,7 @@ class NpyWriter {
   std::string path_;
   std::vector<std::size_t> shape_;  // the first entry counts the rows
   std::size_t row_numel_ = 1;
-  NpyFile file_;
+  Fd file_;
 };
 
 std::string npy_shape_text(const std::vector<std::size_t>& shape);  // "[3, 4]"

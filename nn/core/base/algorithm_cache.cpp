@@ -12,6 +12,7 @@
 #include <sstream>
 
 #include "nn/core/base/check.h"
+#include "nn/core/base/fd.h"
 #include "nn/core/base/log.h"
 #include "nn/core/base/text.h"
 #include "nn/core/base/text_file.h"
@@ -61,12 +62,11 @@ void AlgorithmCache::keep(const std::string& key, const Numbers& choice) {
   std::error_code failed;
   std::filesystem::create_directories(std::filesystem::path(file_).parent_path(), failed);
   errno = 0;
-  const int file = open(file_.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666);
-  bool written = file >= 0;
-  if (written && static_cast<std::size_t>(lseek(file, 0, SEEK_END)) + line.size() <= kMostBytes)
-    written = write(file, line.data(), line.size()) == static_cast<ssize_t>(line.size());
+  const Fd file(open(file_.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666));
+  bool written = file.valid();
+  if (written && static_cast<std::size_t>(lseek(file.get(), 0, SEEK_END)) + line.size() <= kMostBytes)
+    written = write(file.get(), line.data(), line.size()) == static_cast<ssize_t>(line.size());
   const std::string why = failed ? failed.message() : errno_text();
-  if (file >= 0) close(file);
   if (!written) give_up(file_ + ": cannot be written: " + why);
 }
 

@@ -10,21 +10,13 @@
 #include <chrono>
 
 #include "nn/core/base/check.h"
+#include "nn/core/base/fd.h"
 #include "nn/core/base/text.h"
 
 namespace topknot {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-struct Descriptor {
-  explicit Descriptor(int descriptor) : number(descriptor) {}
-  Descriptor(const Descriptor&) = delete;
-  ~Descriptor() {
-    if (number >= 0) close(number);
-  }
-  const int number;
-};
 
 // A pipe by such a name is open at its other end already.
 bool is_open_pipe(const std::string& path) {
@@ -45,9 +37,9 @@ std::string read_text_file(const std::string& path, std::size_t most_bytes, cons
   const auto fail = [&](const std::string& why) { throw UserError(path + ": " + why + hint); };
   errno = 0;
   // O_NONBLOCK: opening a named pipe must not wait for its writer.
-  const Descriptor file(open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
+  const Fd file(open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
   struct stat status {};
-  if (file.number < 0 || fstat(file.number, &status) != 0) fail("cannot be read: " + errno_text());
+  if (!file.valid() || fstat(file.get(), &status) != 0) fail("cannot be read: " + errno_text());
   if (const std::string problem = kind_problem(status, path); !problem.empty()) fail(problem);
 
   constexpr int kPipeSeconds = 60;
@@ -55,7 +47,7 @@ std::string read_text_file(const std::string& path, std::size_t most_bytes, cons
   std::string text;
   char buffer[1 << 14];
   while (true) {
-    const ssize_t got = read(file.number, buffer, sizeof buffer);
+    const ssize_t got = read(file.get(), buffer, sizeof buffer);
     if (got == 0) return text;
     if (got > 0) {
       text.append(buffer, static_cast<std::size_t>(got));
@@ -65,7 +57,7 @@ std::string read_text_file(const std::string& path, std::size_t most_bytes, cons
     } else if (errno == EAGAIN) {
       const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now());
       if (left.count() <= 0) fail(fmt::format("a pipe that did not end within {} s", kPipeSeconds));
-      pollfd wanted{file.number, POLLIN, 0};
+      pollfd wanted{file.get(), POLLIN, 0};
       poll(&wanted, 1, static_cast<int>(left.count()));
     } else if (errno != EINTR) {
       fail("cannot be read: " + errno_text());

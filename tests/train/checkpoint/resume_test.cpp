@@ -190,6 +190,25 @@ TEST_CASE("another number of ranks is refused unless the residuals' fate is give
              {"ef21"}));
 }
 
+TEST_CASE("after a start with other ranks the epoch's training loss is the mean of the steps since then") {
+  const TempFolder temp;
+  const Keys two = with(base(2), {"compress.name=topk", "resume.residuals=reset"});  // 32 steps per epoch
+  start(temp, with(base(4), {"compress.name=topk", "train.stop_after=19"}), false);
+  start(temp, with(two, {"train.stop_after=5"}), true);
+  start(temp, two, true);
+  const Metrics metrics = read_metrics(temp.at("run/metrics.jsonl"));
+  const auto mean_loss = [&](std::size_t first, std::size_t last) {
+    double sum = 0;
+    for (std::size_t step = first; step <= last; ++step) sum += metrics.steps.at(step - 1).loss;
+    return sum / static_cast<double>(last - first + 1);
+  };
+  REQUIRE(metrics.epochs.size() == 3);
+  CHECK(metrics.epochs[0].train_loss == Approx(mean_loss(1, 16)));
+  CHECK(metrics.epochs[1].step == 32);
+  CHECK(metrics.epochs[1].train_loss == Approx(mean_loss(20, 32)));
+  CHECK(metrics.epochs[2].train_loss == Approx(mean_loss(33, 40)));
+}
+
 TEST_CASE("a run with frozen parameters and first weights of a file goes on without the file") {
   const Keys frozen = {"compress.name=topk", "model.hidden=[24,16]", "model.freeze=[hidden1,output.bias]"};
   check_resumes(frozen);
