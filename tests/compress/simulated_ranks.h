@@ -2,12 +2,12 @@
 // Ranks in one thread: drives compressors through a step as the exchange does, with the two memories of each
 // rank.
 
-#include <cstring>
 #include <memory>
 #include <vector>
 
 #include "compress/compressor.h"
 #include "nn/core/base/check.h"
+#include "tests/support/same_bits.h"
 
 namespace topknot::test {
 
@@ -98,15 +98,6 @@ inline CompressOptions named(const std::string& name) {
   CompressOptions options;
   options.name = name;
   return options;
-}
-
-template <class T>
-bool same_bits(std::span<const T> a, std::span<const T> b) {
-  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size_bytes()) == 0);
-}
-template <class T>
-bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
-  return same_bits(std::span<const T>(a), std::span<const T>(b));
 }
 
 }  // namespace topknot::test

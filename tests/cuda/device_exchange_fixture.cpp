@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <map>
 #include <numeric>
 #include <random>
@@ -264,11 +263,6 @@ ExchangeRecord run_echo(const ExchangePlan& plan, const MakeDeviceExchange& make
   ExchangeRecord record = run_rank(plan, *alone[0], *device, make, graphs);
   record.collectives = calls;
   return record;
-}
-
-bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
-  return a.size() == b.size() &&
-         (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);
 }
 
 void check_same(const std::vector<ExchangeRecord>& gpu, const std::vector<ExchangeRecord>& cpu) {

@@ -9,6 +9,7 @@
 #include "dist/exchange/cuda/device_exchange.h"
 #include "dist/exchange/exchange.h"
 #include "nn/core/rng.h"
+#include "tests/support/same_bits.h"
 
 namespace topknot::testing {
 
@@ -65,7 +66,6 @@ ExchangeRecord run_echo(const ExchangePlan& plan, const MakeDeviceExchange& make
 std::unique_ptr<cuda::DeviceCommunicator> echo_communicator(std::size_t* calls = nullptr);
 
 // Bit for bit.
-bool same_bits(const std::vector<float>& a, const std::vector<float>& b);
 // Outcome, averages and residuals of every step and rank.
 void check_same(const std::vector<ExchangeRecord>& gpu, const std::vector<ExchangeRecord>& cpu);
 

@@ -18,7 +18,6 @@ namespace {
 using cuda::DeviceMemory;
 using cuda::StepStatus;
 using test::DeviceVector;
-using test::same_bits;
 
 // A memory on either side, its slice, and the step that is under way.
 struct Both {

@@ -5,15 +5,12 @@
 #include "tests/cuda/fixture.h"
 #include "tests/support/catch.h"
 #include "tests/support/error_text.h"
+#include "tests/support/fill_normal.h"
 
 namespace topknot {
 namespace {
 
 using namespace test;
-
-void normal(std::span<float> values, const CounterRng& rng) {
-  for (std::size_t i = 0; i < values.size(); ++i) values[i] = rng.normal(i);
-}
 
 // Matrices and vectors take turns, so that runs that decay and runs that do not are short and many.
 struct Model {
@@ -21,17 +18,17 @@ struct Model {
   ParameterArena* arena;
   explicit Model(Device device = {}) : store(device) {
     for (const std::int64_t i : {0, 1, 2, 3}) {
-      store.add("weight" + std::to_string(i), {3 + i, 7}, normal);
-      store.add("bias" + std::to_string(i), {3 + i}, normal);
+      store.add("weight" + std::to_string(i), {3 + i, 7}, fill_normal);
+      store.add("bias" + std::to_string(i), {3 + i}, fill_normal);
     }
-    store.add("wide", {61, 37}, normal);
+    store.add("wide", {61, 37}, fill_normal);
     arena = &store.build([](const Parameter&) { return true; }, 1);
   }
 };
 
 std::vector<float> gradient_of_step(std::size_t size, std::uint32_t step) {
   std::vector<float> gradient(size);
-  normal(gradient, CounterRng(2, RngUse::test, step));
+  fill_normal(gradient, CounterRng(2, RngUse::test, step));
   return gradient;
 }
 

@@ -4,22 +4,17 @@
 #include "nn/core/rng.h"
 #include "optim/optimizer.h"
 #include "tests/support/catch.h"
+#include "tests/support/fill_normal.h"
 #include "tests/train/small_run.h"
 
 using namespace topknot;
 
-namespace {
-
-void normal(std::span<float> values, const CounterRng& rng) {
-  for (std::size_t i = 0; i < values.size(); ++i) values[i] = rng.normal(i);
-}
-
-}  // namespace
+namespace {}  // namespace
 
 TEST_CASE("the example optimizer agrees with the formula, in any slices, decay of matrices alone") {
   ParameterStore store;
-  store.add("weight", {7, 11}, normal);
-  store.add("bias", {11}, normal);
+  store.add("weight", {7, 11}, fill_normal);
+  store.add("bias", {11}, fill_normal);
   ParameterArena& arena = store.build([](const Parameter& p) { return p.shape().rank() > 1; }, 1);
   OptimizerOptions options;
   options.name = "lion";
@@ -30,7 +25,7 @@ TEST_CASE("the example optimizer agrees with the formula, in any slices, decay o
   for (std::int64_t step = 0; step < 8; ++step) {
     const double lr = 0.05 / static_cast<double>(1 + step), scale = step == 3 ? 0.25 : 1;
     std::vector<float> gradient(w.size());
-    normal(gradient, CounterRng(2, RngUse::test, static_cast<std::uint32_t>(step)));
+    fill_normal(gradient, CounterRng(2, RngUse::test, static_cast<std::uint32_t>(step)));
     for (std::size_t i = 0; i < w.size(); ++i) {
       const double g = scale * gradient[i], u = 0.9 * m[i] + 0.1 * g;
       w[i] -= lr * ((u > 0) - (u < 0) + (i < 77 ? options.weight_decay * w[i] : 0));

@@ -4,22 +4,19 @@
 #include "nn/core/rng.h"
 #include "optim/optimizer.h"
 #include "tests/support/catch.h"
+#include "tests/support/fill_normal.h"
 #include "tests/support/user_error.h"
 
 using namespace topknot;
 
 namespace {
 
-void normal(std::span<float> values, const CounterRng& rng) {
-  for (std::size_t i = 0; i < values.size(); ++i) values[i] = rng.normal(i);
-}
-
 struct TwoParameters {
   ParameterStore store;
   ParameterArena* arena;
   explicit TwoParameters(std::int64_t rows) {
-    store.add("weight", {rows, 11}, normal);
-    store.add("bias", {11}, normal);
+    store.add("weight", {rows, 11}, fill_normal);
+    store.add("bias", {11}, fill_normal);
     arena = &store.build([](const Parameter& p) { return p.shape().rank() > 1; }, 1);
   }
 };
@@ -48,7 +45,7 @@ TEST_CASE("adamw agrees with its formula, in any slices, decay of matrices alone
       for (std::int64_t step = 0; step < 8; ++step) {
         const double lr = 0.05 / static_cast<double>(1 + step), scale = step == 3 ? 0.25 : 1;
         std::vector<float> gradient(w.size());
-        normal(gradient, CounterRng(2, RngUse::test, static_cast<std::uint32_t>(step)));
+        fill_normal(gradient, CounterRng(2, RngUse::test, static_cast<std::uint32_t>(step)));
         const double t = static_cast<double>(step + 1);
         for (std::size_t i = 0; i < w.size(); ++i) {
           const double g = scale * gradient[i];

@@ -5,14 +5,11 @@
 #include "nn/core/rng.h"
 #include "optim/optimizer.h"
 #include "tests/support/catch.h"
+#include "tests/support/fill_normal.h"
 
 using namespace topknot;
 
 namespace {
-
-void normal(std::span<float> values, const CounterRng& rng) {
-  for (std::size_t i = 0; i < values.size(); ++i) values[i] = rng.normal(i);
-}
 
 // A matrix, then a vector, which does not decay.
 struct Model {
@@ -20,15 +17,15 @@ struct Model {
   ParameterArena* arena;
   std::size_t matrix = 41 * 11;
   Model() {
-    store.add("weight", {41, 11}, normal);
-    store.add("bias", {19}, normal);
+    store.add("weight", {41, 11}, fill_normal);
+    store.add("bias", {19}, fill_normal);
     arena = &store.build([](const Parameter& p) { return p.shape().rank() > 1; }, 1);
   }
 };
 
 std::vector<float> gradient_of_step(std::size_t size, std::uint32_t step) {
   std::vector<float> gradient(size);
-  normal(gradient, CounterRng(3, RngUse::test, step));
+  fill_normal(gradient, CounterRng(3, RngUse::test, step));
   return gradient;
 }
 

@@ -6,24 +6,21 @@
 #include "nn/core/rng.h"
 #include "optim/optimizer.h"
 #include "tests/support/catch.h"
+#include "tests/support/fill_normal.h"
 
 using namespace topknot;
 
 namespace {
-
-void normal(std::span<float> values, const CounterRng& rng) {
-  for (std::size_t i = 0; i < values.size(); ++i) values[i] = rng.normal(i);
-}
 
 // Compressible matrices first, then the two 1-D parameters.
 struct Model {
   ParameterStore store;
   ParameterArena* arena;
   explicit Model(std::int64_t wide = 37) {
-    store.add("a.weight", {3, 7}, normal);
-    store.add("a.bias", {5}, normal);
-    store.add("b.weight", {wide, 11}, normal);
-    store.add("b.scale", {3}, normal);
+    store.add("a.weight", {3, 7}, fill_normal);
+    store.add("a.bias", {5}, fill_normal);
+    store.add("b.weight", {wide, 11}, fill_normal);
+    store.add("b.scale", {3}, fill_normal);
     arena = &store.build([](const Parameter& p) { return p.shape().rank() > 1; }, 1);
   }
   const Parameter& at(std::size_t element) const {
@@ -35,7 +32,7 @@ struct Model {
 
 std::vector<float> gradient_of_step(std::size_t size, std::uint32_t step) {
   std::vector<float> gradient(size);
-  normal(gradient, CounterRng(2, RngUse::test, step));
+  fill_normal(gradient, CounterRng(2, RngUse::test, step));
   return gradient;
 }
 

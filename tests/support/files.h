@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "tests/support/text.h"
+
 namespace topknot {
 
 inline std::string text_of(const std::string& path) {
@@ -20,10 +22,6 @@ inline std::vector<nlohmann::json> json_lines_of(const std::string& path) {
   std::ifstream stream(path);
   for (std::string line; std::getline(stream, line);) lines.push_back(nlohmann::json::parse(line));
   return lines;
-}
-
-inline bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
 }
 
 }  // namespace topknot

@@ -9,7 +9,6 @@
 
 using namespace topknot;
 using namespace topknot::quantise;
-using topknot::test::same_bits;
 
 namespace {
 

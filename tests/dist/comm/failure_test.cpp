@@ -5,15 +5,12 @@
 
 #include "tests/dist/ranks.h"
 #include "tests/support/catch.h"
+#include "tests/support/text.h"
 
 namespace topknot {
 namespace {
 
 const std::vector<std::string> kBackends = {"threads", "link", "gloo"};
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
 
 // Waits far longer than the deadlines, but not for ever.
 struct Gate {

@@ -4,6 +4,7 @@
 
 #include "tests/dist/ranks.h"
 #include "tests/support/catch.h"
+#include "tests/support/text.h"
 
 namespace topknot {
 namespace {
@@ -11,10 +12,6 @@ namespace {
 using Blocks = std::vector<std::vector<std::byte>>;
 
 const std::vector<std::string> kBackends = {"threads", "link", "gloo"};
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
 
 // What rank `from` sends to rank `to` in a round.
 std::vector<std::byte> block_of(int from, int to, int round) {

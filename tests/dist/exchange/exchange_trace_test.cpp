@@ -1,12 +1,11 @@
 // Gradient to weight: exchange and optimizer together.
 
-#include <cstring>
-
 #include "compress/compressor.h"
 #include "optim/optimizer.h"
 #include "tests/dist/exchange/exchange_fixture.h"
 #include "tests/dist/ranks.h"
 #include "tests/support/catch.h"
+#include "tests/support/same_bits.h"
 
 using namespace topknot;
 using namespace topknot::testing;
@@ -56,10 +55,6 @@ std::vector<Weights> train(const RunPlan& plan, const OptimizerOptions& sgd,
   else
     topknot::run_ranks(backend, plan.ranks, body);
   return records;
-}
-
-bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
 }  // namespace

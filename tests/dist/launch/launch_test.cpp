@@ -6,6 +6,7 @@
 #include "dist/launch/socket.h"
 #include "tests/dist/ranks.h"
 #include "tests/support/catch.h"
+#include "tests/support/text.h"
 
 namespace topknot {
 namespace {
@@ -35,10 +36,6 @@ std::string error_of(const DistOptions& options, const Variables& variables) {
     return error.what();
   }
   return "";
-}
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
 }
 
 const Variables torchrun = {{"RANK", "5"},

@@ -2,13 +2,10 @@
 
 #include "dist/comm/gloo_communicator.h"
 #include "tests/support/catch.h"
+#include "tests/support/text.h"
 
 namespace topknot {
 namespace {
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
 
 template <class Body>
 std::string error_of(const Body& body) {

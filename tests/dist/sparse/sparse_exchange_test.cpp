@@ -1,12 +1,12 @@
 // Sparse collectives through the whole exchange: residuals, weights, skipped steps, refusals.
 
 #include <cmath>
-#include <cstring>
 
 #include "optim/optimizer.h"
 #include "tests/dist/exchange/exchange_fixture.h"
 #include "tests/dist/ranks.h"
 #include "tests/support/catch.h"
+#include "tests/support/same_bits.h"
 
 using namespace topknot;
 using namespace topknot::testing;
@@ -54,10 +54,6 @@ std::vector<Record> run_model(const RunPlan& plan, const OptimizerOptions& sgd =
     }
   });
   return records;
-}
-
-bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
 RunPlan plan_of(const std::string& collective, const std::string& name, int ranks) {

@@ -14,6 +14,7 @@
 
 #include "nn/core/base/check.h"
 #include "tests/support/catch.h"
+#include "tests/support/text.h"
 #include "tests/support/user_error.h"
 #include "train/config/cli.h"
 
@@ -48,10 +49,6 @@ struct File {
 std::string only_problem(const LoadedConfig& loaded) {
   REQUIRE(loaded.problems.size() == 1);
   return loaded.problems[0].message;
-}
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
 }
 
 CommandLine parse(std::vector<const char*> words) {

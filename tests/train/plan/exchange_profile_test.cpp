@@ -2,10 +2,9 @@
 #include "train/plan/exchange_profile.h"
 
 #include <filesystem>
-#include <fstream>
 #include <numeric>
-#include <sstream>
 
+#include "tests/support/files.h"
 #include "tests/support/user_error.h"
 #include "tests/train/small_run.h"
 #include "train/plan/exchange_measure.h"
@@ -30,13 +29,6 @@ ExchangeProfile profile() {
   p.gather = {1e-4, 1e-9, 2};
   p.reduce = {2e-4, 1e-9, 2};
   return p;
-}
-
-std::string text_of(const std::string& path) {
-  std::ifstream stream(path);
-  std::stringstream text;
-  text << stream.rdbuf();
-  return text.str();
 }
 
 std::string replaced(std::string text, const std::string& from, const std::string& to) {
