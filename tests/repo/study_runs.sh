@@ -115,6 +115,21 @@ expect 2 'dense-s1 was made by commit 0000000' "$work/list" --out "$work/rest" -
 sed 's/compress.name=dense/compress.name=topk/' "$work/earlier.csv" >"$work/other.csv"
 expect 2 'dense-s1 was made with other keys' "$work/list" --out "$work/rest" --with "$work/other.csv"
 
+# What several seeds of several methods show together: dense 90 and 92, a 88 and 90, b 86 and 88.
+cat >"$work/three" <<END
+config $work/base.yaml
+run dense 2 compress.name=dense
+run a 2 compress.name=topk
+run b 2 compress.name=topk compress.density=0.02
+END
+{ head -1 "$work/out/runs.csv"
+  for row in dense,1,90 dense,2,92 a,1,88 a,2,90 b,1,86 b,2,88; do
+    keys=compress.name=topk; [ "${row%%,*}" = dense ] && keys=compress.name=dense; [ "${row%%,*}" = b ] && keys="$keys compress.density=0.02"
+    grep '^dense,1,' "$work/out/runs.csv" | awk -F, -v OFS=, -v row="$row" -v keys="$keys" '{ split(row, r, ","); $1 = r[1]; $2 = r[2]; $5 = r[3]; $NF = keys; print }'
+  done; } >"$work/made.csv"
+expect 0 'All 4 runs but dense together, minus dense: -3.00 ± 1.22, its standard error by the deviation within methods, 1.41' "$work/three" --out "$work/together" --with "$work/made.csv"
+expect 0 'over that within: 2.00 (1 and 3 degrees of freedom)' "$work/three" --out "$work/together" --with "$work/made.csv"
+
 # Interrupted inside a run, which goes on from its checkpoint to the same bits.
 small=("$work/list" --out "$work/cut")
 "$root/scripts/study-runs" "${small[@]}" -- train.stop_after=5 >"$work/log" 2>&1 && complain 'stopped runs count as finished'
