@@ -38,10 +38,21 @@ void Compressor::load_state(std::span<const std::byte> bytes) {
   reader.finish();
 }
 
+namespace {
+
+void check_size(const GroupSpec& group) {
+  if (group.numel > std::numeric_limits<std::int32_t>::max())
+    throw UserError(
+        "exchange.merge: a group has " + std::to_string(group.numel) +
+        " elements, and positions travel as 32-bit integers, up to 2^31 - 1; choose smaller groups "
+        "(exchange.merge=buckets, and compress.scope=group or tensor)");
+}
+
+}  // namespace
+
 std::unique_ptr<Compressor> make_compressor(const CompressOptions& options, const GroupSpec& group) {
   TOPKNOT_CHECK(group.ranks >= 1, "a group of no ranks");
-  TOPKNOT_CHECK(group.numel <= std::numeric_limits<std::int32_t>::max(),
-                "positions travel as 32-bit integers; a group has at most 2^31 - 1 elements");
+  check_size(group);
   std::size_t covered = 0;
   for (const auto& [begin, end] : group.segments) {
     TOPKNOT_CHECK(begin == covered && end > begin, "segments must be ascending, without gaps, and not empty");
@@ -52,6 +63,7 @@ std::unique_ptr<Compressor> make_compressor(const CompressOptions& options, cons
 }
 
 std::size_t planned_bytes(const CompressOptions& options, const GroupSpec& group, double density) {
+  check_size(group);
   const CompressorType& type = compressors().find(options.name);
   return type.planned_bytes ? type.planned_bytes(options, group, density) : 0;
 }

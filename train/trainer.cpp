@@ -351,16 +351,29 @@ class Trainer {
 RunOutcome run_rank(const RunInputs& inputs, Communicator& communicator) {
   set_log_rank(communicator.rank(), communicator.size());
   omp_set_num_threads(compute_threads(inputs.config));
-  check_same_configuration(communicator, inputs.config);
-  check_same_data(communicator, inputs.data);
-  if (!inputs.resume) return Trainer(inputs, communicator, nullptr).run();
-  const ResumedRun resumed =
-      read_checkpoint(CheckpointStore(inputs.folder.checkpoints()), communicator, inputs.config);
-  if (communicator.rank() == 0) {
-    truncate_metrics(inputs.folder.metrics_jsonl(), resumed.manifest.metrics_bytes);
-    keep_config_effective(inputs.folder, inputs.config, inputs.origins);
+  std::optional<Trainer> trainer;
+  try {
+    check_same_configuration(communicator, inputs.config);
+    check_same_data(communicator, inputs.data);
+    if (inputs.resume) {
+      const CheckpointStore store(inputs.folder.checkpoints());
+      // As large as the run's state, and let go before the first step.
+      const ResumedRun resumed = read_checkpoint(store, communicator, inputs.config);
+      store.set_aside_after(resumed.manifest.position.step);
+      if (communicator.rank() == 0) {
+        truncate_metrics(inputs.folder.metrics_jsonl(), resumed.manifest.metrics_bytes);
+        keep_config_effective(inputs.folder, inputs.config, inputs.origins);
+      }
+      trainer.emplace(inputs, communicator, &resumed);
+    } else {
+      trainer.emplace(inputs, communicator, nullptr);
+    }
+    return trainer->run();
+  } catch (const std::exception& error) {
+    // The others learn the reason before the trainer ends its groups and waits for its files.
+    communicator.abort(explain(error));
+    throw;
   }
-  return Trainer(inputs, communicator, &resumed).run();
 }
 
 }  // namespace topknot

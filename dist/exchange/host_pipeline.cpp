@@ -179,7 +179,7 @@ void HostPipeline::encode(Slice slice) {
 }
 
 void HostPipeline::send() {
-  step_.submit(pending_, [this, step = info_.step + 1](Communicator& communicator) {
+  step_.submit(pending_, [this, step = step_.number](Communicator& communicator) {
     Communicator& carrier = step_.hosts ? *step_.hosts : communicator;
     carrier.set_place(step, pending_.group);
     pending_.run(carrier, step_.order);
@@ -253,7 +253,10 @@ class QueuedHostSum final : public HostSum {
 
  private:
   void start(std::span<float> gradient) override {
-    step_.submit(sum_, [this, gradient](Communicator&) { hierarchy_.average(gradient); });
+    step_.submit(sum_, [this, gradient, step = step_.number](Communicator&) {
+      hierarchy_.inside().set_place(step, sum_.group);
+      hierarchy_.average(gradient);
+    });
   }
   void wait() override { step_.wait(sum_); }
 
@@ -276,7 +279,8 @@ std::unique_ptr<GroupPipeline> HostExecution::make_pipeline(const Group& group, 
   return std::make_unique<QueuedHostSum>(std::move(pipeline), index, *hierarchy_, step_, held_);
 }
 
-void HostExecution::begin_step(const StepInfo&) {
+void HostExecution::begin_step(const StepInfo& info) {
+  step_.number = info.step + 1;
   step_.spans.clear();
   step_.times = {};
 }
@@ -289,7 +293,10 @@ void HostExecution::complete(const float* loss) {
 // decoded, the byte travels while the compute thread decodes.
 void HostExecution::submit_flag(bool mine) {
   agreement_.message.block.assign(1, std::byte{mine});
-  step_.submit(agreement_, [this](Communicator& communicator) { agreement_.run(communicator, step_.order); });
+  step_.submit(agreement_, [this, step = step_.number](Communicator& communicator) {
+    communicator.set_place(step);
+    agreement_.run(communicator, step_.order);
+  });
 }
 
 std::vector<std::byte> HostExecution::receive_flags() {

@@ -58,6 +58,7 @@ struct HostStep {
   CollectiveQueue& queue;
   SumOrder order = SumOrder::ranks;
   Communicator* hosts = nullptr;  // carries the groups' messages in place of the queue's communicator
+  std::int64_t number = 0;        // of the step that is being made, from 1, as errors name it
   std::vector<CollectiveQueue::Ticket> outstanding = {};
   std::vector<ExchangeSpan> spans = {};
   ExchangeStats times = {};  // only its times

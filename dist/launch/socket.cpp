@@ -28,12 +28,16 @@ std::string errno_text(int error) {
 
 using AddressList = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
 
-AddressList resolve(const std::string& host, int port) {
+// A name server that does not answer is asked again until the deadline.
+AddressList resolve(const std::string& host, int port, Deadline deadline) {
   addrinfo hints{};
   hints.ai_family = AF_UNSPEC;
   hints.ai_socktype = SOCK_STREAM;
   addrinfo* found = nullptr;
-  const int error = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
+  int error = 0;
+  while ((error = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found)) == EAI_AGAIN &&
+         Clock::now() < deadline && stop_signal() == 0)
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
   if (error != 0)
     throw UserError("dist.master: the host '" + host + "' cannot be resolved (" + gai_strerror(error) +
                     "); give the name or address of the machine that rank 0 runs on, as HOST:PORT");
@@ -160,12 +164,13 @@ int local_port(int fd) {
 }
 
 Fd connect_to(const std::string& host, int port, Deadline deadline) {
-  const AddressList addresses = resolve(host, port);
+  constexpr std::chrono::seconds kAttempt{10};  // a host's next address may answer where this one does not
+  const AddressList addresses = resolve(host, port, deadline);
   int error = ETIMEDOUT;
   do {
     for (const addrinfo* a = addresses.get(); a != nullptr; a = a->ai_next) {
       Fd fd;
-      const int attempt = try_connect(*a, deadline, fd);
+      const int attempt = try_connect(*a, std::min(deadline, Clock::now() + kAttempt), fd);
       if (attempt == 0) return fd;
       error = attempt;
     }

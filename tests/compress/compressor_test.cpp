@@ -35,6 +35,16 @@ std::vector<float> random_vector(std::uint32_t stream, std::size_t n) {
 
 }  // namespace
 
+TEST_CASE("a group with more elements than positions can name is refused, by every method") {
+  constexpr std::size_t kMost = std::size_t{1} << 31;
+  for (const char* name : {"topk", "dense", "powersgd"}) {
+    const CompressOptions options = named(name);
+    const GroupSpec group = whole_group(kMost, 1);
+    CHECK(user_error([&] { make_compressor(options, group); }, {"exchange.merge", "2147483648", "buckets"}));
+    CHECK(user_error([&] { planned_bytes(options, group, 0.1); }, {"exchange.merge", "2147483648"}));
+  }
+}
+
 TEST_CASE("k is the floor of density times d in double, at least 1, and d at density 1") {
   CHECK(target_count(0.001, 272474) == 272);
   CHECK(target_count(0.001, 5) == 1);

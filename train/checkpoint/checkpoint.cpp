@@ -19,6 +19,7 @@
 #include "nn/core/base/check.h"
 #include "nn/core/base/checksum.h"
 #include "nn/core/base/fd.h"
+#include "nn/core/base/log.h"
 #include "nn/core/base/text.h"
 #include "train/metrics/output_file.h"
 
@@ -32,6 +33,7 @@ constexpr int kFormat = 1;
 constexpr std::size_t kManifestLimit = 16 << 20;
 constexpr const char* kManifestFile = "manifest.json";
 constexpr const char* kPartial = ".partial";
+constexpr const char* kPassedOver = ".passed-over";
 constexpr const char* kPrefix = "step-";
 
 [[noreturn]] void fail(const std::string& path, const std::string& what) {
@@ -286,11 +288,31 @@ void CheckpointStore::publish(std::int64_t step, const Manifest& manifest) const
              [&](const ByteSink& sink) { sink(std::as_bytes(std::span(text))); });
   sync_directory(partial(step));
   rename_over(partial(step), path(step));
-  sync_directory(directory_);
+  sync_directories();
 }
 
 void CheckpointStore::publish_rank_files(std::int64_t step) const {
   renamed(partial(step), path(step));
+  sync_directory(path(step));
+  sync_directories();
+}
+
+void CheckpointStore::sync_directories() const {
+  sync_directory(directory_);
+  sync_directory(directory_ + "/..");  // which has the entry of a new one
+}
+
+void CheckpointStore::set_aside_after(std::int64_t step) const {
+  std::error_code error;
+  std::vector<fs::path> newer;
+  for (const auto& entry : fs::directory_iterator(directory_, error))
+    if (step_of(entry.path().filename().string()).value_or(step) > step) newer.push_back(entry.path());
+  for (const fs::path& from : newer) {
+    std::string to = from.string() + kPassedOver;
+    for (int start = 2; fs::exists(to, error); ++start)  // of an earlier start
+      to = fmt::format("{}{}-{}", from.string(), kPassedOver, start);
+    if (renamed(from.string(), to)) log_warning(fmt::format("resume: a newer checkpoint is kept as {}", to));
+  }
 }
 
 void CheckpointStore::evaluated(std::int64_t step, const TrainingPosition& position,

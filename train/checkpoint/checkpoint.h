@@ -77,10 +77,14 @@ class CheckpointStore {
   // Of a published checkpoint whose evaluation came later: what it says of its position and of metrics.jsonl.
   void evaluated(std::int64_t step, const TrainingPosition& position, std::uint64_t metrics_bytes) const;
   void remove(std::int64_t step) const;  // nothing where there is none; several processes may do so at once
-  void remove_partial() const;           // what interrupted writes have left
+  // Of a run that goes on from `step`: newer checkpoints, which it passed over, become step-N.passed-over, so that none is
+  // taken for one of the steps that follow. Several processes may do so at once.
+  void set_aside_after(std::int64_t step) const;
+  void remove_partial() const;  // what interrupted writes have left
 
  private:
   std::string partial(std::int64_t step) const;
+  void sync_directories() const;
   CheckpointFile write_file(const std::string& directory, const std::string& name,
                             const std::function<void(const ByteSink&)>& content) const;
   std::string directory_;

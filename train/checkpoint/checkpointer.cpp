@@ -111,6 +111,8 @@ void Checkpointer::advance() {
     begin_publishing();
   else if (phase_ == Phase::publishing)
     end_publishing();
+  else if (phase_ == Phase::published)
+    phase_ = Phase::idle, start(&Checkpointer::remove_doomed);
 }
 
 void Checkpointer::begin_publishing() {
@@ -155,25 +157,37 @@ void Checkpointer::begin_publishing() {
 void Checkpointer::publish() {
   sync_file(metrics_);
   store_.publish(manifest_.position.step, manifest_);
+}
+
+void Checkpointer::remove_doomed() {
   for (const std::int64_t step : doomed_) store_.remove(step);
 }
 
 void Checkpointer::end_publishing() {
-  double published = end_work() ? 0 : 1;
-  engine_.all_reduce({&published, 1});
-  phase_ = Phase::idle, written_ = published == 0;
-  if (!written_) return;
   const TrainingPosition& position = manifest_.position;
+  const auto all_succeed = [&](bool mine) {
+    double failures = mine ? 0 : 1;
+    engine_.all_reduce({&failures, 1});
+    return failures == 0;
+  };
+  phase_ = Phase::idle;
+  written_ = all_succeed(end_work());
+  if (!written_) return;
+  bool renamed = true;
+  if (rank_ != 0) try {
+      store_.publish_rank_files(position.step);
+    } catch (const UserError& error) {
+      log_warning(fmt::format("checkpoint of step {}: {}", position.step, error.what()));
+      renamed = false;
+    }
+  written_ = all_succeed(renamed);  // if not, the earlier ones stay
+  if (!written_) return;
   std::erase_if(saved_, [&](const SavedCheckpoint& s) {
     return s.step >= position.step || std::find(doomed_.begin(), doomed_.end(), s.step) != doomed_.end();
   });
   saved_.push_back({position.step, position.evaluated, position.evaluation});
-  if (rank_ == 0) {
-    log_debug("checkpoint: " + store_.path(position.step));
-    return;
-  }
-  store_.publish_rank_files(position.step);
-  for (const std::int64_t step : doomed_) store_.remove(step);
+  phase_ = Phase::published;
+  if (rank_ == 0) log_debug("checkpoint: " + store_.path(position.step));
 }
 
 void Checkpointer::evaluated(const TrainingPosition& position, std::uint64_t metrics_bytes) {
@@ -188,8 +202,21 @@ void Checkpointer::evaluated(const TrainingPosition& position, std::uint64_t met
   }
 }
 
+// A rank whose disk is slower keeps the others in short calls, which show that it lives; in a long one they would give up.
 bool Checkpointer::finish() {
-  while (phase_ != Phase::idle) advance();
+  constexpr std::chrono::minutes kLongest{30};
+  const auto begin = std::chrono::steady_clock::now();
+  while (phase_ != Phase::idle) {
+    if (work_.valid()) work_.wait_for(std::chrono::seconds(1));
+    double done = ready();
+    engine_.all_reduce({&done, 1});
+    if (done == ranks_)
+      advance();
+    else if (std::chrono::steady_clock::now() - begin > kLongest)
+      throw Error(fmt::format("the checkpoint of step {} was not written within {} minutes",
+                              manifest_.position.step, kLongest.count()));
+  }
+  end_work();  // removes
   return written_;
 }
 

@@ -3,7 +3,9 @@
 // ranks agree on each phase through the engine, so that all of them know of the same checkpoints:
 //
 //   writing     each rank writes its file, rank 0 also the model and the optimizer
-//   publishing  rank 0 has everybody's checksums, writes the manifest, renames the directory, removes old checkpoints
+//   publishing  rank 0 has everybody's checksums, writes the manifest and renames the directory; then ranks of other hosts
+//               rename theirs
+//   published   all have it: old checkpoints are removed
 //
 // A checkpoint that some rank could not write is dropped with a warning, and the run goes on.
 
@@ -48,17 +50,19 @@ class Checkpointer {
   void advance();
   // The evaluation of the checkpoint that the run was resumed from, which the stop had left out.
   void evaluated(const TrainingPosition& position, std::uint64_t metrics_bytes);
-  // Ends the checkpoint under way. False where the last one could not be written.
+  // Ends the checkpoint under way. False where the last one could not be written. Throws Error where a rank's disk takes
+  // longer than half an hour.
   bool finish();
 
  private:
-  enum class Phase { idle, writing, publishing };
+  enum class Phase { idle, writing, publishing, published };
   void write_files();
   void start(void (Checkpointer::*work)());
   bool end_work();
   void begin_publishing();
   void end_publishing();
   void publish();
+  void remove_doomed();
 
   const CheckpointStore store_;
   const std::string metrics_;

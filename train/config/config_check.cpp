@@ -25,8 +25,8 @@ namespace {
 
 // Keys that say where and in which starts a run runs, not what.
 bool names_a_place(const std::string& key) {
-  return key.rfind("output.", 0) == 0 || key == "data.root" || key == "dist.master" ||
-         key == "dist.interface" || key == "dist.nccl" || key == "dist.token" ||
+  return key.rfind("output.", 0) == 0 || key == "data.root" || key == "data.workers" ||
+         key == "dist.master" || key == "dist.interface" || key == "dist.nccl" || key == "dist.token" ||
          key.rfind("resume.", 0) == 0 || key == "train.stop_after" || key == "train.algorithm_cache";
 }
 

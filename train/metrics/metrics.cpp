@@ -235,7 +235,9 @@ void truncate_metrics(const std::string& path, std::uint64_t bytes) {
   const std::uintmax_t size = std::filesystem::file_size(path, error);
   if (!error && size > bytes) std::filesystem::resize_file(path, bytes, error);
   if (error) throw UserError(fmt::format("{}: cannot be shortened: {}", path, error.message()));
-  if (size >= bytes) return;
+  std::ifstream file(path, std::ios::binary);
+  const bool whole = bytes == 0 || (file.seekg(-1, std::ios::end) && file.get() == '\n');
+  if (size >= bytes && whole) return;
   log_warning(fmt::format("{}: the records of some steps before the checkpoint are lost", path));
   const std::string text = read_text_file(path, bytes);
   std::filesystem::resize_file(path, text.find_last_of('\n') + 1, error);  // the next record begins a line

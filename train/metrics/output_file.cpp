@@ -59,6 +59,8 @@ void OutputFile::write(std::string_view text) {
 void OutputFile::close() {
   errno = 0;
   if (std::fflush(file_) != 0) fail(errno);
+  // Whole on the disk before it takes the place of an earlier one.
+  if (!temporary_.empty() && fsync(fileno(file_)) != 0) fail(errno);
   if (file_ == stdout) {
     file_ = nullptr;
     return;

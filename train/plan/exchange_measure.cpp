@@ -266,7 +266,10 @@ NetworkTimes measure_network(CollectiveQueue& queue, std::size_t gather_bytes, s
   const int ranks = queue.communicator().size();
   times.gather.ranks = times.reduce.ranks = ranks;
   if (ranks == 1) return times;
-  gather_bytes = std::max(gather_bytes, kSmallest);
+  // A rank's own sizes come from its own rounds, whose number its clock decides.
+  std::uint64_t sizes[] = {gather_bytes, reduce_bytes};
+  queue.run([&](Communicator& c) { c.broadcast(std::as_writable_bytes(std::span(sizes)), 0); });
+  gather_bytes = std::max<std::size_t>(sizes[0], kSmallest), reduce_bytes = sizes[1];
   const std::vector<std::byte> block(std::max(gather_bytes, kLinkBytes));
   std::vector<std::vector<std::byte>> all;
   const auto gather_once = [&](Communicator& c, std::size_t bytes) {

@@ -135,7 +135,7 @@ TEST_CASE("a checkpoint learns of the evaluation that its stop had left out, for
   const Manifest after = store.manifest(32);
   CHECK(after.position.evaluated);
   CHECK(after.position.evaluation.loss == made.test.loss);
-  fs::remove_all(store.path(33));
+  fs::remove_all(store.path(39));
   const RunOutcome last = start(temp, base(2), true);  // from step 32 again, which is not evaluated again
   check_same(whole(base(2)), {last.parameter_checksum, read_metrics(temp.at("run/metrics.jsonl"))});
 }
@@ -303,6 +303,28 @@ TEST_CASE("a damaged checkpoint is passed over for the one before, whichever fil
     CHECK(start(temp, keys, true).parameter_checksum == expected);
     CHECK(read_metrics(temp.at("run/metrics.jsonl")).steps.size() == 40);
   }
+}
+
+TEST_CASE(
+    "a newer checkpoint that was passed over is set aside, so that later starts go on from where this one "
+    "came") {
+  const TempFolder temp;
+  const Keys keys = with(base(2), {"compress.name=topk", "train.checkpoint_every=0.25"});
+  start(temp, with(keys, {"train.stop_after=39"}), false);
+  const CheckpointStore store(temp.at("run/checkpoints"));
+  const std::string newest = store.path(39);
+  const auto steps = saved_steps(temp);
+  REQUIRE((steps.size() >= 2 && steps.back() == 39));
+  const std::string hidden = newest + "/rank-0001.safetensors";
+  fs::rename(hidden, temp.at("rank"));
+  start(temp, with(keys, {"train.stop_after=1"}), true);
+  CHECK(saved_steps(temp).back() == steps[steps.size() - 2] + 1);
+  CHECK_FALSE(fs::exists(newest));
+  CHECK(fs::exists(newest + ".passed-over/manifest.json"));
+  fs::rename(temp.at("rank"), newest + ".passed-over/rank-0001.safetensors");
+  CHECK(start(temp, keys, true).parameter_checksum == whole(keys).checksum);
+  CHECK(read_metrics(temp.at("run/metrics.jsonl")).steps.size() == 40);
+  CHECK(fs::exists(newest + ".passed-over/manifest.json"));  // it is the user's to delete
 }
 
 TEST_CASE("a run without a checkpoint that can be read says so") {

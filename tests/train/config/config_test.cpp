@@ -409,7 +409,7 @@ TEST_CASE("a run directory is named by what the run is and by every key that dif
   CHECK(name({"compress.name=topk", "dist.ranks=4", "seed=7"}) ==
         "runs/resnet20-synthetic_images-topk-0.001-r4-s7");
   CHECK(name({"compress.name=regtopk", "compress.mu=2", "optimizer.lr=0.05", "data.root=/somewhere",
-              "train.algorithm_cache=/somewhere"}) ==
+              "data.workers=3", "train.algorithm_cache=/somewhere"}) ==
         "runs/resnet20-synthetic_images-regtopk-0.001-r1-s1-lr_0.05-mu_2");
   CHECK(name({"compress.warmup=[0.25, 0.1]", "exchange.merge=size:1000"}) ==
         "runs/resnet20-synthetic_images-dense-r1-s1-warmup_0.25,0.1-merge_size_1000");

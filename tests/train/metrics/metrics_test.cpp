@@ -51,6 +51,8 @@ TEST_CASE("a metrics.jsonl that lost its end with the machine goes on at the beg
   CHECK(metrics.starts.size() == 1);
   REQUIRE(metrics.steps.size() == 1);
   CHECK(metrics.steps[0].step == 2);
+  truncate_metrics(path, first + 5);  // inside a line, as a checkpoint of another course of the run counts
+  CHECK(std::filesystem::file_size(path) == first);
   std::filesystem::resize_file(path, first - 5);
   truncate_metrics(path, whole);
   CHECK(std::filesystem::file_size(path) == 0);
