@@ -25,8 +25,9 @@ struct ScheduleOptions {
   double gamma = 0.1;  // multistep, exponential, plateau: the factor of each drop, in (0, 1]
   int decay_from = 1;  // exponential: the first epoch, from 0, whose rate is multiplied; >= 0
   int patience = 0;    // plateau: evaluations without improvement that change nothing; >= 0
-  double warmup_epochs = 0.0;  // >= 0; the rate of the schedule proper counts from step 0 all the same
-  double min_lr = 0.0;         // cosine: the rate at the end of the run; plateau: the least one; in [0, base]
+  // >= 0; the rate of the schedule proper counts from step 0 all the same, cosine's from the end of the warm-up
+  double warmup_epochs = 0.0;
+  double min_lr = 0.0;  // cosine: the rate at the end of the run; plateau: the least one; in [0, base]
 };
 
 // What `plateau` has made of the evaluations so far.

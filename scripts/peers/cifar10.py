@@ -49,9 +49,9 @@ class Cifar10:
         self.evaluated_after = {round(i * self.steps / evaluations) for i in range(1, evaluations + 1)}
 
     def draw_weights(self, model):
-        """Normal, of variance 2 / fan-in, and biases of 0 (nn/layers/initializers.h)."""
+        """Of convolutions normal, of variance 2 / fan-in (nn/layers/initializers.h). Linear layers have PyTorch's own, as ours."""
         for module in model.modules():
-            if isinstance(module, (torch.nn.Conv2d, torch.nn.Linear)):
+            if isinstance(module, torch.nn.Conv2d):
                 torch.nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
                 if module.bias is not None:
                     torch.nn.init.zeros_(module.bias)

@@ -27,7 +27,8 @@ TEST_CASE("deep_speech for AN4 has the papers' number of parameters") {
 }
 
 TEST_CASE(
-    "deep_speech gives a row per output frame, and what lies behind a recording does not reach its frames") {
+    "deep_speech gives a row per output frame, and what lies behind a recording reaches its last frames "
+    "alone") {
   ParameterStore store;
   const ModulePtr model = make_model("deep_speech", store, speech_options(100, 10, 2));
   store.build([](const Parameter&) { return true; }, 1);

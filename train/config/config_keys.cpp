@@ -375,7 +375,8 @@ std::vector<Key> machine_keys() {
                    "folder where algorithms that a GPU's timing chose are kept for later runs; auto: "
                    "~/.cache/topknot; none: not kept")),
       text("train.bn_stats", at<t, &Train::bn_stats>,
-           "batch-norm statistics for evaluation: averaged over ranks, rank 0's, or each rank its own",
+           "batch-norm statistics for evaluation: means and variances averaged over ranks, rank 0's, or each "
+           "rank its own",
            {"mean", "rank0", "local"}),
       number("train.accumulate", at<t, &Train::accumulate>, 1, 1e6, "batches that make one step"),
       number("train.clip_local", at<t, &Train::clip_local>, 0, 1e9,
