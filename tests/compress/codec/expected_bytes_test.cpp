@@ -2,7 +2,6 @@
 #include <cmath>
 
 #include "compress/codec/codec.h"
-#include "nn/core/base/check.h"
 #include "tests/support/catch.h"
 #include "tests/support/positions.h"
 

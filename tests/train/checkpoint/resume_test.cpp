@@ -135,7 +135,7 @@ TEST_CASE("a checkpoint learns of the evaluation that its stop had left out, for
   const Manifest after = store.manifest(32);
   CHECK(after.position.evaluated);
   CHECK(after.position.evaluation.loss == made.test.loss);
-  fs::remove_all(store.path(39));
+  fs::remove_all(store.path(33));
   const RunOutcome last = start(temp, base(2), true);  // from step 32 again, which is not evaluated again
   check_same(whole(base(2)), {last.parameter_checksum, read_metrics(temp.at("run/metrics.jsonl"))});
 }
