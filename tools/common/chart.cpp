@@ -72,6 +72,29 @@ std::string path_of(const Panel& panel, const std::vector<Point>& points, bool s
   return path;
 }
 
+// A dot that is large enough for its shape to be seen, in the colour of its group.
+std::string marker_at(double x, double y, Marker marker, const std::string& colour) {
+  const auto path = [&](const std::string& d, bool filled = true) {
+    return fmt::format(R"(<path fill="{}" stroke="{}" stroke-width="{}" d="{}"/>)", filled ? colour : "none",
+                       filled ? "none" : colour, filled ? "0" : "2", d);
+  };
+  const std::string at = fmt::format("M{} {}", num(x), num(y));
+  switch (marker) {
+    case Marker::circle:
+      return fmt::format(R"(<circle cx="{}" cy="{}" r="4.2" fill="{}" stroke="none"/>)", num(x), num(y),
+                         colour);
+    case Marker::square:
+      return path(at + "m-3.8 -3.8h7.6v7.6h-7.6z");
+    case Marker::triangle:
+      return path(at + "m0 -5l4.8 8.4h-9.6z");
+    case Marker::diamond:
+      return path(at + "m0 -5.4l4.6 5.4l-4.6 5.4l-4.6 -5.4z");
+    case Marker::cross:
+      return path(at + "m-4 -4l8 8m0 -8l-8 8", false);
+  }
+  return "";
+}
+
 std::string draw_line(const Panel& panel, const Line& line) {
   if (line.points.empty()) return "";
   std::string svg = fmt::format(R"(<g stroke="{}" stroke-width="{}"{}>)", line.colour, num(line.width),
@@ -84,8 +107,9 @@ std::string draw_line(const Panel& panel, const Line& line) {
   if (line.dots || line.points.size() == 1)
     for (const Point& p : line.points)
       if (std::isfinite(p.x) && std::isfinite(p.y))
-        svg += fmt::format(R"(<circle cx="{}" cy="{}" r="2.6" fill="{}" stroke="none"/>)", num(panel.x(p.x)),
-                           num(panel.y(p.y)), line.colour);
+        svg += line.marker ? marker_at(panel.x(p.x), panel.y(p.y), *line.marker, line.colour)
+                           : fmt::format(R"(<circle cx="{}" cy="{}" r="2.6" fill="{}" stroke="none"/>)",
+                                         num(panel.x(p.x)), num(panel.y(p.y)), line.colour);
   if (line.cross_at_end) {
     const double x = panel.x(line.points.back().x), y = panel.y(line.points.back().y);
     svg += fmt::format(R"(<path d="M{0} {1}L{2} {3}M{0} {3}L{2} {1}"/>)", num(x - 4), num(y - 4), num(x + 4),
@@ -239,8 +263,9 @@ std::vector<Tick> log_ticks(double lo, double hi, Unit unit) {
   const int first = static_cast<int>(std::floor(std::log10(lo))),
             last = static_cast<int>(std::ceil(std::log10(hi)));
   const int stride = std::max(1, (last - first + 5) / 6);
-  const std::vector<double> between =
-      last - first <= 2 ? std::vector<double>{1, 2, 5} : std::vector<double>{1};
+  const std::vector<double> between = last - first <= 2   ? std::vector<double>{1, 2, 5}
+                                      : last - first <= 3 ? std::vector<double>{1, 3}
+                                                          : std::vector<double>{1};
   for (int e = first; e <= last; e += stride)
     for (const double factor : between) {
       const double value = factor * std::pow(10.0, e);
@@ -292,6 +317,7 @@ std::string stand_alone_plot(const std::vector<Panel>& panels, const std::vector
         R"(<path stroke="{}" stroke-width="3"{} d="M{} {}h24"/><text x="{}" y="{}">{}</text>)", style.colour,
         style.dash.empty() ? "" : fmt::format(R"( stroke-dasharray="{}")", style.dash), static_cast<int>(x),
         y, static_cast<int>(x + 31), y + 4, escape(name));
+    if (style.marker) entries += marker_at(x + 12, y, *style.marker, style.colour);
     x += length + 24;
   }
   const int top = kLegendHeight + y - 18, height = static_cast<int>(kRowHeight + note_room(panels)) + top;

@@ -3,6 +3,7 @@
 // pixels at full width. Pointing at a panel shows the values there, by <title> alone. Text and grid take their colours from
 // the page's style (tools/common/page.h), light or dark.
 
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -35,7 +36,7 @@ struct Scale {
 
 // Round ticks at 1, 2, 2.5 or 5 times a power of ten, about `count` of them, inside [lo, hi].
 std::vector<Tick> linear_ticks(double lo, double hi, int count, Unit unit);
-// Powers of ten (every n-th where there are many), with 2 and 5 between where there are few.
+// Powers of ten (every n-th where there are many), with 2 and 5 or 3 between where there are few.
 std::vector<Tick> log_ticks(double lo, double hi, Unit unit);
 std::string tick_text(double value, double step, Unit unit);
 
@@ -47,10 +48,11 @@ struct Line {
   std::string colour;
   double width = 2;
   double opacity = 1;
-  std::string dash;           // stroke-dasharray, "" for a whole line
-  bool dots = false;          // a dot at every point
-  bool cross_at_end = false;  // where an incomplete run stopped
-  std::string title;          // its name when pointed at; "": not shown
+  std::string dash;                   // stroke-dasharray, "" for a whole line
+  bool dots = false;                  // a dot at every point
+  bool cross_at_end = false;          // where an incomplete run stopped
+  std::string title;                  // its name when pointed at; "": not shown
+  std::optional<Marker> marker = {};  // the shape of its dots; none: a small circle
 };
 
 struct Band {

@@ -92,7 +92,7 @@ std::vector<LineStyle> line_styles(const std::vector<PlannedMethod>& lines) {
       while (!used[colour].insert(place).second) ++place;
     }
     const std::size_t dashes = std::size(kDashes);
-    styles.push_back({shade(colour, place / dashes), kDashes[place % dashes]});
+    styles.push_back({shade(colour, place / dashes), kDashes[place % dashes], {}});
   }
   return styles;
 }

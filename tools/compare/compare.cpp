@@ -96,8 +96,8 @@ std::string letter_of(std::size_t i) {
   return (i < 26 ? "" : letter_of(i / 26 - 1)) + static_cast<char>('A' + i % 26);
 }
 
-// Bytes of keys, or of a name, that a legend or a table's first column can hold.
-constexpr std::size_t kLongest = 32;
+// Bytes of keys, and of a name, that a legend or a table's first column can hold.
+constexpr std::size_t kLongestKeys = 32, kLongestName = 40;
 
 // What the folders of a method's runs call it: "dgc_one_scope" of dgc_one_scope-s1 and dgc_one_scope-s2. "" where they
 // do not agree or do not name its compressor.
@@ -107,7 +107,7 @@ std::string folder_name(const std::vector<Run>& runs, const Method& method) {
   for (const std::size_t i : method.runs) {
     const auto folder = (std::filesystem::path(runs[i].path) / ".").lexically_normal().parent_path();
     const std::string here = std::regex_replace(folder.filename().string(), seed, "");
-    if (here.size() > kLongest || here.find(method.compressor) == std::string::npos) return "";
+    if (here.size() > kLongestName || here.find(method.compressor) == std::string::npos) return "";
     if (i != method.runs.front() && here != name) return "";
     name = here;
   }
@@ -129,12 +129,12 @@ void name_methods(Comparison& c) {
       for (std::size_t j = 0; j < c.methods.size(); ++j)
         tells = tells || (c.methods[j].compressor == compressor && row.values[j] != row.values[i]);
       if (!tells) continue;
-      // An empty text is the method's own choice; the others' values tell them apart from it.
-      if (row.values[i] != "\"\"")
+      // An empty text is the method's own choice, and "-" a default that no run shows; the others' values tell them apart.
+      if (row.values[i] != "\"\"" && row.values[i] != "-")
         keys[i].brief += " " + row.key.substr(row.key.rfind('.') + 1) + "=" + row.values[i];
       keys[i].full += (keys[i].full.empty() ? "" : " ") + row.key + "=" + row.values[i];
     }
-    lettered[compressor] = lettered[compressor] || keys[i].brief.size() > kLongest;
+    lettered[compressor] = lettered[compressor] || keys[i].brief.size() > kLongestKeys;
   }
   std::vector<std::string> folders;
   std::map<std::string, int> uses;
@@ -188,7 +188,7 @@ void sum_up(const std::vector<Run>& runs, Method& method) {
   method.last = over(runs, method, [](const Run& r) { return r.last; });
   method.second = over(runs, method, [](const Run& r) { return r.second; });
   method.held_out = over(runs, method, [](const Run& r) { return r.held_out; });
-  if (std::ranges::any_of(method.counted, [&](std::size_t i) { return runs[i].diverged(); }))
+  if (std::ranges::any_of(method.counted, [&](std::size_t i) { return runs[i].diverged; }))
     method.last = method.held_out = Stat{};
   method.images_per_second = over(runs, method, [](const Run& r) { return r.images_per_second; });
   method.wall_seconds = over(runs, method, [](const Run& r) { return r.wall_seconds; });
@@ -206,7 +206,9 @@ void sum_up(const std::vector<Run>& runs, Method& method) {
   for (double StepTimes::*part :
        {&StepTimes::data, &StepTimes::forward, &StepTimes::backward, &StepTimes::encode, &StepTimes::exposed,
         &StepTimes::decode, &StepTimes::update, &StepTimes::other, &StepTimes::total, &StepTimes::hidden})
-    method.times.*part = over(runs, method, [&](const Run& r) { return r.times.*part; }).mean;
+    method.times.*part = over(runs, method, [&](const Run& r) {
+                           return r.metrics.steps.empty() ? kAbsent : r.times.*part;
+                         }).mean;
 }
 
 // The first evaluation that reaches the target; null where none does.
@@ -218,6 +220,8 @@ const EvalRecord* reaching(const Run& run, double target) {
 
 void choose_target(Comparison& c, std::optional<double> target) {
   if (target) {
+    if (std::ranges::all_of(c.runs, [](const Run& run) { return run.metrics.evals.empty(); }))
+      throw UserError("--target: these runs have no evaluations that could reach it");
     c.target = *target;
     c.target_reason = "as asked for";
   }
@@ -301,11 +305,11 @@ void warn(Comparison& c) {
                         run.metrics.starts.front().backend, start.backend));
         break;
       }
-    if (run.diverged())
-      c.warnings.push_back(
-          fmt::format("{} ended with a {} that is not finite: its method has no final value, and the other "
-                      "means are of the evaluations that were finite",
-                      run.path, title_of(c.metric)));
+    if (run.diverged)
+      c.warnings.push_back(fmt::format(
+          "the last {} of {} is not finite: its method has no final value, and the other means are of "
+          "the evaluations that were finite",
+          title_of(c.metric), run.path));
     if (!run.complete())
       c.warnings.push_back(fmt::format(
           "{} is incomplete: it stopped after step {}{}. Its curve is thin and ends where the run did; "

@@ -39,9 +39,9 @@ struct Run {
   Metric metric;        // the same
   std::string network;  // how the ranks talked: "gloo", "threads, emulated link 100mbit, 50us"
   bool complete() const { return metrics.end.has_value(); }
-  bool diverged() const { return !metrics.evals.empty() && std::isnan(last); }
 
-  // Derived once by read_run; kAbsent where unknown.
+  // Derived once, when the run is read; kAbsent where unknown.
+  bool diverged = false;                  // the last evaluation was not finite
   double best = kAbsent, last = kAbsent;  // of the metric; last is absent too where it was not finite
   double second = kAbsent;                // Metric::second(), in the last evaluation
   double held_out = kAbsent;              // of the set that is evaluated once, at the end
@@ -110,15 +110,21 @@ struct Comparison {
 // that this version does not know.
 Run read_run(const std::string& folder);
 
-// Folders of runs, or folders that hold such folders; throws UserError where there is none.
-std::vector<std::string> find_runs(const std::vector<std::string>& arguments);
+// The rows of a runs.csv that scripts/study-runs wrote (docs/results/*.csv), as complete runs without steps and evaluations. The
+// configuration of a run is its row's keys alone, its path the table's with the run's name behind it. Throws UserError with the line:
+// no such file, a column or compress.name missing, a value that is no number, a metric that this version does not know.
+std::vector<Run> read_table(const std::string& path);
+
+// Of folders of runs, of folders that hold such folders, and of tables (.csv). Throws UserError where there is none.
+std::vector<Run> read_runs(const std::vector<std::string>& arguments);
 
 // `target`: value of the metric to measure the time to; by default 95 % of the best dense accuracy or 105 % of the least
 // dense perplexity, or where no dense run is there, the worst of the methods' best; none for a loss. Throws UserError where tasks or metrics
-// differ: their numbers have no common scale.
+// differ: their numbers have no common scale; and for a target where no run has evaluations.
 Comparison compare_runs(std::vector<Run> runs, std::optional<double> target);
 
 bool has(const Comparison& comparison, Stat Method::*stat);       // some method has this figure
+bool has_times(const Comparison& comparison);                     // of steps: runs of a table have none
 bool reaches(const Metric& metric, double value, double target);  // as good as the target or better
 std::string title_of(const Metric& metric);                       // "accuracy", "test loss"
 std::string value_text(const Metric& metric, const Stat& stat);   // "87.4 ± 1.2 %", "0.05"; "-" where absent

@@ -16,8 +16,9 @@ namespace {
 constexpr const char* kText =
     "compare: puts runs of `train` side by side.\n\n"
     "  compare RUN... [--out FILE]... [--target VALUE]\n\n"
-    "RUN is a run directory, or a folder of run directories. A table is printed, and a self-contained page "
-    "written.\n"
+    "RUN is a run directory, a folder of run directories, or a table of runs that scripts/study-runs wrote "
+    "(.csv).\n"
+    "A table is printed, and a self-contained page written.\n"
     "Runs that differ in seed alone are one method: mean and spread. Speed-ups are over the dense run. Runs "
     "of\n"
     "different tasks are refused.\n\n"
@@ -73,8 +74,7 @@ int run(int argc, char** argv) {
   if (arguments.empty()) misuse("compare", "no run given");
   if (out.empty()) out = {"report.html"};
   for (const std::string& file : out) format_of(file);  // before any work
-  std::vector<Run> runs;
-  for (const auto& folder : find_runs(arguments)) runs.push_back(read_run(folder));
+  std::vector<Run> runs = read_runs(arguments);
   std::optional<double> wanted;
   if (!target.empty()) wanted = parse_target(target, runs.front().metric);
   const Comparison comparison = compare_runs(std::move(runs), wanted);

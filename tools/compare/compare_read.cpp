@@ -111,6 +111,7 @@ void derive(Run& run) {
     received = m.end->bytes_received;
   }
   if (received > 0 || run.config.number("dist.ranks") == 1) run.bytes_received = received;
+  run.diverged = !m.evals.empty() && std::isnan(run.last);
 }
 
 // Task and metric of a run whose files are of a version that did not record them. Its data set tells: the values do not.
@@ -147,8 +148,7 @@ void read_start(Run& run) {
                     run.path, run.metric.name));
 }
 
-}  // namespace
-
+// Folders of runs, or folders that hold such folders.
 std::vector<std::string> find_runs(const std::vector<std::string>& arguments) {
   std::vector<std::string> runs;
   for (std::string argument : arguments) {
@@ -174,6 +174,22 @@ std::vector<std::string> find_runs(const std::vector<std::string>& arguments) {
   for (const auto& run : runs)
     if (known.insert(fs::canonical(run)).second) unique.push_back(run);
   return unique;
+}
+
+}  // namespace
+
+std::vector<Run> read_runs(const std::vector<std::string>& arguments) {
+  std::vector<Run> runs;
+  std::vector<std::string> folders;
+  for (const std::string& argument : arguments) {
+    if (!argument.ends_with(".csv")) {
+      folders.push_back(argument);
+      continue;
+    }
+    for (Run& run : read_table(argument)) runs.push_back(std::move(run));
+  }
+  for (const std::string& folder : find_runs(folders)) runs.push_back(read_run(folder));
+  return runs;
 }
 
 Run read_run(const std::string& folder) {

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "nn/core/base/text.h"
@@ -51,7 +52,20 @@ std::string runs_text(const Method& m) {
   return text;
 }
 
+void leave_out_empty_columns(Table& table) {
+  for (std::size_t i = table.header.size(); i-- > 0;) {
+    if (std::ranges::any_of(table.rows, [&](const auto& row) { return row[i] != kNone; })) continue;
+    const auto at = static_cast<std::ptrdiff_t>(i);
+    table.header.erase(table.header.begin() + at);
+    for (auto& row : table.rows) row.erase(row.begin() + at);
+  }
+}
+
 }  // namespace
+
+bool has_times(const Comparison& c) {
+  return std::ranges::any_of(c.methods, [](const Method& m) { return m.times.total > 0; });
+}
 
 std::string title_of(const Metric& metric) {
   return metric.name == "accuracy" ? metric.name : metric.title();
@@ -101,6 +115,7 @@ Table result_table(const Comparison& c) {
     if (networks) row.push_back(m.network.empty() ? kNone : m.network);
     table.rows.push_back(std::move(row));
   }
+  if (!has_times(c)) leave_out_empty_columns(table);
   return table;
 }
 
@@ -157,7 +172,9 @@ Table run_table(const Comparison& c) {
            seconds_text(stat_of({r.wall_seconds})), end ? seconds_text(stat_of({end->eval_seconds})) : kNone,
            end ? seconds_text(stat_of({end->startup_seconds})) : kNone,
            number_text(rate_pattern(r.images_per_second), r.images_per_second),
-           end ? fmt::format("{:.1f} / {:.1f} ms", 1000 * end->step_p50_s, 1000 * end->step_p95_s) : kNone,
+           end && std::isfinite(end->step_p50_s)
+               ? fmt::format("{:.1f} / {:.1f} ms", 1000 * end->step_p50_s, 1000 * end->step_p95_s)
+               : kNone,
            end ? end->parameter_checksum : kNone});
     }
   return table;
@@ -175,7 +192,7 @@ std::string comparison_text(const Comparison& c) {
         "\nTarget {} {}: {}.\nTimes are of training alone; evaluation and start-up are left out. "
         "Speed-ups are over the dense run.\n",
         title_of(c.metric), value_text(c.metric, stat_of({c.target})), c.target_reason);
-  text += "\n" + table_text(time_table(c));
+  if (has_times(c)) text += "\n" + table_text(time_table(c));
   if (!c.differing.empty()) text += "\nKeys that differ:\n" + table_text(difference_table(c));
   for (const auto& warning : c.warnings) text += "\nNote: " + warning + ".";
   return c.warnings.empty() ? text : text + "\n";

@@ -285,7 +285,7 @@ std::vector<Panel> quality_panels(const Comparison& c, const Axes& axes) {
   return panels;
 }
 
-// Methods that differ only in how much they send.
+// Methods that differ only in how much they send. Its dots have a shape of their own among the compressor's.
 struct Family {
   std::string compressor, keys;  // "topk", " values=int8"
   LineStyle style;
@@ -299,8 +299,8 @@ double bits_of(const Method& method) {
 }
 
 std::vector<Family> families_of(const Comparison& c) {
-  static const std::set<std::string> amounts = {"compress.density", "compress.threshold", "compress.rank",
-                                                "compress.levels"};
+  static const std::set<std::string> amounts = {"compress.density", "compress.warmup", "compress.threshold",
+                                                "compress.rank", "compress.levels"};
   std::vector<Family> families;
   for (std::size_t i = 0; i < c.methods.size(); ++i) {
     const Method& method = c.methods[i];
@@ -322,8 +322,12 @@ std::vector<Family> families_of(const Comparison& c) {
   std::vector<PlannedMethod> lines;
   for (const Family& family : families) lines.push_back({family.compressor, family.keys});
   const auto styles = line_styles(lines);
+  constexpr Marker kMarkers[] = {Marker::circle, Marker::square, Marker::triangle, Marker::diamond,
+                                 Marker::cross};
+  std::map<std::string, std::size_t> before;  // families by compressor
   for (std::size_t i = 0; i < families.size(); ++i) {
     families[i].style = styles[i];
+    families[i].style.marker = kMarkers[before[families[i].compressor]++ % std::size(kMarkers)];
     std::stable_sort(families[i].members.begin(), families[i].members.end(),
                      [](const Method* a, const Method* b) { return bits_of(*a) < bits_of(*b); });
   }
@@ -340,7 +344,8 @@ std::vector<Panel> bits_panels(const Comparison& c, const std::vector<Family>& f
               .colour = family.style.colour,
               .dash = family.style.dash,
               .dots = true,
-              .title = family.name()};
+              .title = family.name(),
+              .marker = family.style.marker};
     for (const Method* method : family.members) {
       const double x = bits_of(*method), y = method->last.mean, spread = method->last.deviation;
       bits.include(x);

@@ -27,16 +27,18 @@ std::string shared(const Comparison& c, const char* key, const std::string& seve
 }
 
 std::string subtitle(const Comparison& c) {
+  const std::string methods = count_text(static_cast<std::int64_t>(c.methods.size()), "method"),
+                    runs = count_text(static_cast<std::int64_t>(c.runs.size()), "run");
+  // Rows of a table tell no more.
+  if (!c.runs[0].config.find("dist.ranks")) return fmt::format("{} · {}, {}", c.task, methods, runs);
   std::string network = shared_network(c.methods);
   if (network.empty()) network = "several networks";
   const std::string ranks = shared(c, "dist.ranks", ""), batch = shared(c, "data.batch_size", "");
-  std::string text =
-      fmt::format("{} on {} · {}, {} · {}, {}", shared(c, "model.name", "several models"), c.task,
-                  ranks.empty() ? fmt::format("several numbers of ranks ({})", network)
-                                : fmt::format("{} rank{} ({})", ranks, ranks == "1" ? "" : "s", network),
-                  batch.empty() ? "several batch sizes" : fmt::format("batch {} per rank", batch),
-                  count_text(static_cast<std::int64_t>(c.methods.size()), "method"),
-                  count_text(static_cast<std::int64_t>(c.runs.size()), "run"));
+  std::string text = fmt::format(
+      "{} on {} · {}, {} · {}, {}", shared(c, "model.name", "several models"), c.task,
+      ranks.empty() ? fmt::format("several numbers of ranks ({})", network)
+                    : fmt::format("{} rank{} ({})", ranks, ranks == "1" ? "" : "s", network),
+      batch.empty() ? "several batch sizes" : fmt::format("batch {} per rank", batch), methods, runs);
   const auto& environment = c.runs[0].environment;
   if (const auto cpu = environment.find("cpu"); cpu != environment.end()) text += " · " + cpu->second;
   return text;
@@ -46,11 +48,13 @@ std::string card(const Comparison& c, std::size_t i) {
   const Method& m = c.methods[i];
   std::string html = fmt::format(R"(<div class="card" style="border-top-color:{}"><b>{}</b><strong>)",
                                  c.styles[i].colour, swatch(c.styles[i]) + escape(m.name));
-  html += std::isnan(m.best.mean) ? "-" : value_text(c.metric, stat_of({m.best.mean}));
-  html += "</strong><small>best " + c.metric.title();
+  // A table has the last value alone.
+  Stat Method::*const shown = has(c, &Method::best) ? &Method::best : &Method::last;
+  html += value_text(c.metric, stat_of({(m.*shown).mean}));
+  html += (shown == &Method::best ? "</strong><small>best " : "</strong><small>final ") + c.metric.title();
   const bool itself = m.baseline && *m.baseline == i;
   if (m.baseline && !itself && c.metric.unit == "share") {
-    const double points = 100 * (m.best.mean - c.methods[*m.baseline].best.mean);
+    const double points = 100 * ((m.*shown).mean - (c.methods[*m.baseline].*shown).mean);
     if (std::isfinite(points)) html += fmt::format(", {:+.1f} points against dense", points);
   }
   if (!std::isnan(c.target)) {
@@ -64,8 +68,9 @@ std::string card(const Comparison& c, std::size_t i) {
     if (!itself && std::isfinite(m.target_speed_up))
       html += fmt::format(", speed-up {:.2f}×", m.target_speed_up);
   }
-  html += fmt::format("</small><small>{:.{}f} {}", m.images_per_second.mean,
-                      m.images_per_second.mean < 100 ? 1 : 0, c.metric.rate_unit());
+  if (std::isfinite(m.images_per_second.mean))
+    html += fmt::format("</small><small>{:.{}f} {}", m.images_per_second.mean,
+                        m.images_per_second.mean < 100 ? 1 : 0, c.metric.rate_unit());
   if (itself) {
     html += ", the baseline";
   } else if (std::isfinite(m.speed_up)) {
@@ -130,7 +135,7 @@ std::string report_html(const Comparison& c) {
     html += "</ul></div>\n";
   }
 
-  html += "<h2>How training went</h2>" + legend(c);
+  if (has_times(c)) html += "<h2>How training went</h2>" + legend(c);
   html += chart(c.metric.set == "test" ? "Test " + c.metric.name : "Validation " + c.metric.name,
                 std::isnan(c.target) ? "" : "A ring marks where the mean curve first meets the target.",
                 quality_chart(c));

@@ -3,6 +3,7 @@
 // the table of keys, so that files of other versions can be read.
 
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace topknot {
@@ -18,6 +19,9 @@ class RunConfig {
   RunConfig() = default;
   // Throws UserError with path and line: no such file, or a line that is not as a run writes it.
   explicit RunConfig(const std::string& path);
+  // Of keys that are known already; `path` is where messages say they are from.
+  RunConfig(std::string path, std::vector<Entry> entries)
+      : path_(std::move(path)), entries_(std::move(entries)) {}
 
   const std::vector<Entry>& entries() const { return entries_; }  // in the file's order
   const Entry* find(const std::string& key) const;                // null where the file does not have it

@@ -392,7 +392,7 @@ TEST_CASE("a mean over seeds does not hide the one that diverged") {
   CHECK(c.methods[0].held_out.count == 0);
   CHECK(c.methods[0].best.count == 3);
   CHECK(
-      contains(comparison_text(c), folder.path + "/c ended with a validation perplexity that is not finite"));
+      contains(comparison_text(c), "the last validation perplexity of " + folder.path + "/c is not finite"));
 }
 
 TEST_CASE("runs of different commits and a seed that counts twice are pointed out") {
@@ -481,11 +481,14 @@ TEST_CASE("the numbers as JSON have what the page has, and docs/compare.md names
 
 TEST_CASE("what is no run is refused with its name and the reason") {
   const Folder folder;
-  CHECK(user_error([&] { find_runs({folder.path + "/none"}); }, {"/none: no such run directory"}));
-  CHECK(user_error([&] { find_runs({folder.path}); }, {"no metrics.jsonl"}));
+  CHECK(user_error([&] { read_runs({folder.path + "/none"}); }, {"/none: no such run directory"}));
+  CHECK(user_error([&] { read_runs({folder.path}); }, {"no metrics.jsonl"}));
   const auto run = folder.add("d", {});
-  CHECK(find_runs({folder.path}) == std::vector<std::string>{run});
-  CHECK(find_runs({run + "/", run}) == std::vector<std::string>{run});
+  for (const std::vector<std::string>& arguments : {std::vector{folder.path}, {run + "/", run}}) {
+    const std::vector<Run> runs = read_runs(arguments);
+    REQUIRE(runs.size() == 1);
+    CHECK(runs[0].path == run);
+  }
   const std::string metrics = run + "/metrics.jsonl";
   std::ofstream(metrics, std::ios::app) << "{damaged\n{}\n";
   CHECK(user_error([&] { read_run(run); }, {"damaged line"}));

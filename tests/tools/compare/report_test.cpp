@@ -186,7 +186,8 @@ TEST_CASE(
   CHECK(contains(svg, "\ntopk: 69 % at 0.32\n"));
   CHECK(contains(svg, "\ntopk: 74 % at 3.2\n"));
   CHECK(contains(svg, "\ntopk values=int8: 59 % at 0.16<"));
-  CHECK(count_of(svg, "<circle") == 4);
+  CHECK(count_of(svg, "<circle") == 5);              // three points and two entries of the legend
+  CHECK(count_of(svg, "h7.6v7.6") == 2);             // a second family of a compressor has squares
   CHECK(count_of(svg, "<path fill=\"none\"") == 4);  // three lines, and the spread of dense's two seeds
   CHECK(contains(report_html(c), "The last test accuracy for the bits sent"));
   CHECK(user_error([&] { bits_svg(folder.compare({"none"})); }, {"--out", "nothing to draw"}));
