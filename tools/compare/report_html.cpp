@@ -30,7 +30,7 @@ std::string subtitle(const Comparison& c) {
   const std::string methods = count_text(static_cast<std::int64_t>(c.methods.size()), "method"),
                     runs = count_text(static_cast<std::int64_t>(c.runs.size()), "run");
   // Rows of a table tell no more.
-  if (!c.runs[0].config.find("dist.ranks")) return fmt::format("{} · {}, {}", c.task, methods, runs);
+  if (!has_times(c)) return fmt::format("{} · {}, {}", c.task, methods, runs);
   std::string network = shared_network(c.methods);
   if (network.empty()) network = "several networks";
   const std::string ranks = shared(c, "dist.ranks", ""), batch = shared(c, "data.batch_size", "");

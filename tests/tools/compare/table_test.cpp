@@ -34,9 +34,9 @@ struct MadeTable {
 
 TEST_CASE("the rows of a table of runs are compared by their last value and their bytes") {
   const MadeTable table(
-      kHeader + row("dense", 1, "90.00", 4000, "compress.name=dense") +
+      kHeader + row("dense", 1, "90.00", 4000, "dist.ranks=4 compress.name=dense") +
       row("topk", 1, "88.00", 40, "compress.codec=auto compress.name=topk") +
-      row("dense", 2, "92.00", 4000, "compress.name=dense") +
+      row("dense", 2, "92.00", 4000, "dist.ranks=4 compress.name=dense") +
       row("topk-d0.01", 1, "89.00", 400,
           "\"compress.codec=auto compress.name=topk compress.density=0.01 compress.warmup=[0.5,0.25,0.1]\"") +
       row("topk_int8", 1, "87.50", 10, "compress.codec=auto compress.name=topk compress.values=int8"));
@@ -59,7 +59,10 @@ TEST_CASE("the rows of a table of runs are compared by their last value and thei
     INFO(part);
     CHECK_FALSE(contains(text, part));
   }
-  CHECK_FALSE(contains(report_html(c), "nan"));
+  const std::string page = report_html(c);
+  CHECK(contains(page, "configs/a.yaml · 4 methods, 5 runs<"));
+  CHECK(contains(page, "<strong>91.0 %</strong><small>final test accuracy"));
+  for (const char* part : {"nan", "How training went"}) CHECK_FALSE(contains(page, part));
 
   const std::string svg = bits_svg(c);
   for (const char* name : {">dense<", ">topk<", ">topk values=int8<"}) CHECK(count_of(svg, name) == 1);
