@@ -72,27 +72,18 @@ std::string path_of(const Panel& panel, const std::vector<Point>& points, bool s
   return path;
 }
 
-// A dot that is large enough for its shape to be seen, in the colour of its group.
-std::string marker_at(double x, double y, Marker marker, const std::string& colour) {
-  const auto path = [&](const std::string& d, bool filled = true) {
-    return fmt::format(R"(<path fill="{}" stroke="{}" stroke-width="{}" d="{}"/>)", filled ? colour : "none",
-                       filled ? "none" : colour, filled ? "0" : "2", d);
-  };
-  const std::string at = fmt::format("M{} {}", num(x), num(y));
-  switch (marker) {
-    case Marker::circle:
-      return fmt::format(R"(<circle cx="{}" cy="{}" r="4.2" fill="{}" stroke="none"/>)", num(x), num(y),
-                         colour);
-    case Marker::square:
-      return path(at + "m-3.8 -3.8h7.6v7.6h-7.6z");
-    case Marker::triangle:
-      return path(at + "m0 -5l4.8 8.4h-9.6z");
-    case Marker::diamond:
-      return path(at + "m0 -5.4l4.6 5.4l-4.6 5.4l-4.6 -5.4z");
-    case Marker::cross:
-      return path(at + "m-4 -4l8 8m0 -8l-8 8", false);
-  }
-  return "";
+// A dot that is large enough for its shape to be seen.
+std::string marker_at(double x, double y, std::size_t marker, const std::string& colour) {
+  constexpr const char* kPaths[] = {"m-4.2 0a4.2 4.2 0 1 0 8.4 0a4.2 4.2 0 1 0 -8.4 0z",
+                                    "m-3.8 -3.8h7.6v7.6h-7.6z", "m0 -5l4.8 8.4h-9.6z",
+                                    "m0 -5.4l4.6 5.4l-4.6 5.4l-4.6 -5.4z", "m-4 -4l8 8m0 -8l-8 8"};
+  constexpr std::size_t kCross = std::size(kPaths) - 1;
+  const char* path = kPaths[marker <= kCross ? marker : marker - std::size(kPaths)];
+  const std::string fill = marker < kCross    ? "fill=\"" + colour + "\""
+                           : marker == kCross ? "fill=\"none\""
+                                              : "class=\"paper\"";
+  return fmt::format(R"(<path {} stroke="{}" stroke-width="{}" d="M{} {}{}"/>)", fill, colour,
+                     marker < kCross ? "0" : "1.8", num(x), num(y), path);
 }
 
 std::string draw_line(const Panel& panel, const Line& line) {
@@ -293,8 +284,9 @@ std::string panel_figure(const std::vector<Panel>& panels, const std::string& id
 
 std::string swatch(const LineStyle& style) {
   return fmt::format(
-      R"(<svg class="swatch" viewBox="0 0 28 8" aria-hidden="true"><path stroke="{}" stroke-width="3"{} d="M0 4h28"/></svg>)",
-      style.colour, style.dash.empty() ? "" : fmt::format(R"( stroke-dasharray="{}")", style.dash));
+      R"(<svg class="swatch" viewBox="0 0 28 8" overflow="visible" aria-hidden="true"><path stroke="{}" stroke-width="3"{} d="M0 4h28"/>{}</svg>)",
+      style.colour, style.dash.empty() ? "" : fmt::format(R"( stroke-dasharray="{}")", style.dash),
+      style.marker ? marker_at(14, 4, *style.marker, style.colour) : "");
 }
 
 std::string legend_html(const std::vector<LegendEntry>& entries, const std::vector<std::string>& notes) {

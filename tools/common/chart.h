@@ -48,11 +48,11 @@ struct Line {
   std::string colour;
   double width = 2;
   double opacity = 1;
-  std::string dash;                   // stroke-dasharray, "" for a whole line
-  bool dots = false;                  // a dot at every point
-  bool cross_at_end = false;          // where an incomplete run stopped
-  std::string title;                  // its name when pointed at; "": not shown
-  std::optional<Marker> marker = {};  // the shape of its dots; none: a small circle
+  std::string dash;                        // stroke-dasharray, "" for a whole line
+  bool dots = false;                       // a dot at every point
+  bool cross_at_end = false;               // where an incomplete run stopped
+  std::string title;                       // its name when pointed at; "": not shown
+  std::optional<std::size_t> marker = {};  // of kMarkers, the shape of its dots; none: a small circle
 };
 
 struct Band {

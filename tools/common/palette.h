@@ -1,6 +1,7 @@
 #pragma once
 // The one palette of all pages and plots: a fixed colour per method, whatever it stands beside.
 
+#include <cstddef>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -16,14 +17,14 @@ std::string part_colour(std::string_view part);
 // WCAG 2.2's relative luminance of "#rrggbb", 0 to 1.
 double luminance(const std::string& colour);
 
-// The shape of a line's dots.
-enum class Marker { circle, square, triangle, diamond, cross };
+// Shapes of dots: circle, square, triangle, diamond, cross, and the first four open.
+inline constexpr std::size_t kMarkers = 9;
 
 struct LineStyle {
   std::string colour;
   std::string dash;  // stroke-dasharray, "" for a whole line
   // Where lines are told apart by their dots, by which a single point is known: the legend shows it.
-  std::optional<Marker> marker = {};
+  std::optional<std::size_t> marker = {};
 };
 
 // What a line stands for: a method, and what tells the lines of one method apart, such as the merge plan.

@@ -181,13 +181,18 @@ std::vector<std::string> find_runs(const std::vector<std::string>& arguments) {
 std::vector<Run> read_runs(const std::vector<std::string>& arguments) {
   std::vector<Run> runs;
   std::vector<std::string> folders;
+  std::set<fs::path> tables;
   for (const std::string& argument : arguments) {
-    if (!argument.ends_with(".csv")) {
+    std::error_code error;
+    if (!argument.ends_with(".csv") || fs::is_directory(argument, error)) {
       folders.push_back(argument);
-      continue;
+    } else if (tables.insert(fs::weakly_canonical(argument, error)).second) {
+      for (Run& run : read_table(argument)) runs.push_back(std::move(run));
     }
-    for (Run& run : read_table(argument)) runs.push_back(std::move(run));
   }
+  if (!tables.empty() && !folders.empty())
+    throw UserError("a table of runs and a run directory (" + folders[0] +
+                    ") cannot stand side by side: a table does not have the whole configuration of its runs");
   for (const std::string& folder : find_runs(folders)) runs.push_back(read_run(folder));
   return runs;
 }

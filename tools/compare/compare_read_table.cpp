@@ -2,7 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <fstream>
 
 #include "nn/core/base/check.h"
@@ -11,8 +13,8 @@
 namespace topknot {
 namespace {
 
-// The cells of a line of CSV (RFC 4180); one in quotes may hold commas, and a quote doubled.
-std::vector<std::string> cells_of(const std::string& line) {
+// The cells of a line of CSV (RFC 4180); one in quotes may hold commas, and a quote doubled. `place`: for messages.
+std::vector<std::string> cells_of(const std::string& line, const std::string& place) {
   std::vector<std::string> cells(1);
   bool quoted = false;
   for (std::size_t i = 0; i < line.size(); ++i) {
@@ -26,6 +28,7 @@ std::vector<std::string> cells_of(const std::string& line) {
     else if (c != '\r')
       cells.back() += c;
   }
+  if (quoted) throw UserError(place + ": the line ends inside quotes");
   return cells;
 }
 
@@ -45,14 +48,20 @@ class Row {
     return cell->second;
   }
 
-  template <class T = double>
-  T number(const std::string& column) const {
+  // From 0 to `most`; kAbsent where it is not finite, as the value of a run that diverged.
+  double number(const std::string& column, double most = 1e18) const {
     const std::string& cell = text(column);
-    T value = 0;
+    double value = 0;
     const auto [end, error] = std::from_chars(cell.data(), cell.data() + cell.size(), value);
-    if (error != std::errc{} || end != cell.data() + cell.size())
-      throw UserError(fmt::format("{}: {} is '{}', no number", place_, column, cell));
-    return value;
+    if (error != std::errc{} || end != cell.data() + cell.size() || value < 0 || (std::isfinite(value) && value > most))
+      throw UserError(fmt::format("{}: {} is '{}', no number from 0 to {:g}", place_, column, cell, most));
+    return std::isfinite(value) ? value : kAbsent;
+  }
+
+  std::int64_t count(const std::string& column) const {
+    const double value = number(column);
+    if (std::isnan(value)) throw UserError(fmt::format("{}: {} is '{}', no number", place_, column, text(column)));
+    return static_cast<std::int64_t>(value);
   }
 
   const std::string& place() const { return place_; }
@@ -70,16 +79,37 @@ Metric metric_of(const Row& row) {
   throw UserError(fmt::format("{}: the metric '{}' is not known", row.place(), name));
 }
 
-RunConfig config_of(const Row& row, const std::string& path) {
-  std::vector<RunConfig::Entry> entries = {{"seed", row.text("seed")}};
-  std::string keys = row.text("keys");
-  for (std::size_t at = 0; at < keys.size();) {
-    const std::size_t end = std::min(keys.find(' ', at), keys.size()), sign = keys.find('=', at);
-    if (sign >= end)
-      throw UserError(row.place() + ": keys: expected KEY=VALUE, not '" + keys.substr(at, end - at) + "'");
-    entries.push_back({keys.substr(at, sign - at), keys.substr(sign + 1, end - sign - 1)});
-    at = end + 1;
+// "a=1 b=[1, 2]" at its spaces outside of brackets.
+std::vector<std::string> words_of(const std::string& keys) {
+  std::vector<std::string> words(1);
+  int depth = 0;
+  for (const char c : keys) {
+    depth += (c == '[') - (c == ']');
+    if (c == ' ' && depth == 0)
+      words.emplace_back();
+    else
+      words.back() += c;
   }
+  return words;
+}
+
+// Of a key that is there twice the last value counts, as on the command line of train, whose last key is the seed.
+RunConfig config_of(const Row& row, const std::string& path) {
+  std::vector<RunConfig::Entry> entries;
+  const auto set = [&](const std::string& key, const std::string& value) {
+    const auto known = std::ranges::find(entries, key, &RunConfig::Entry::key);
+    if (known == entries.end())
+      entries.push_back({key, value});
+    else
+      known->text = value;
+  };
+  for (const std::string& word : words_of(row.text("keys"))) {
+    const std::size_t sign = word.find('=');
+    if (sign == std::string::npos)
+      throw UserError(row.place() + ": keys: expected KEY=VALUE, not '" + word + "'");
+    set(word.substr(0, sign), word.substr(sign + 1));
+  }
+  set("seed", row.text("seed"));
   RunConfig config(path, std::move(entries));
   if (config.text("compress.name").empty())
     throw UserError(row.place() + ": no compress.name among the keys, which names the method");
@@ -94,14 +124,13 @@ Run run_of(const Row& row, const std::string& table) {
   run.task = row.text("config");
   run.metric = metric_of(row);
   const double scale = run.metric.unit == "share" ? 0.01 : 1;
-  run.last = scale * row.number("value");
-  run.diverged = !std::isfinite(run.last);
-  if (run.diverged) run.last = kAbsent;
+  run.last = scale * row.number("value", run.metric == Metric::accuracy() ? 100 : 1e18);
+  run.diverged = std::isnan(run.last);
   if (!row.text("held_out").empty()) run.held_out = scale * row.number("held_out");
   run.wall_seconds = row.number("seconds");
   EndRecord end;
-  end.steps = row.number<std::int64_t>("steps");
-  end.skipped_steps = row.number<std::int64_t>("skipped_steps");
+  end.steps = row.count("steps");
+  end.skipped_steps = row.count("skipped_steps");
   end.parameter_checksum = row.text("checksum");
   end.eval_seconds = end.startup_seconds = end.step_p50_s = end.step_p95_s = kAbsent;
   const auto steps = static_cast<double>(end.steps);
@@ -118,10 +147,12 @@ std::vector<Run> read_table(const std::string& path) {
   std::ifstream file(path);
   std::string line;
   if (!file || !std::getline(file, line)) throw UserError(path + ": cannot be read, or is empty");
-  const std::vector<std::string> header = cells_of(line);
+  const std::vector<std::string> header = cells_of(line, path + ":1");
   std::vector<Run> runs;
-  for (int number = 2; std::getline(file, line); ++number)
-    runs.push_back(run_of(Row(fmt::format("{}:{}", path, number), header, cells_of(line)), path));
+  for (int number = 2; std::getline(file, line); ++number) {
+    const std::string place = fmt::format("{}:{}", path, number);
+    runs.push_back(run_of(Row(place, header, cells_of(line, place)), path));
+  }
   if (runs.empty()) throw UserError(path + ": no run in it");
   return runs;
 }

@@ -177,6 +177,7 @@ Table run_table(const Comparison& c) {
                : kNone,
            end ? end->parameter_checksum : kNone});
     }
+  if (!has_times(c)) leave_out_empty_columns(table);
   return table;
 }
 

@@ -285,7 +285,7 @@ std::vector<Panel> quality_panels(const Comparison& c, const Axes& axes) {
   return panels;
 }
 
-// Methods that differ only in how much they send. Its dots have a shape of their own among the compressor's.
+// Methods that differ only in how much they send. Their dots have a shape that no other family of the compressor has, as long as there are shapes.
 struct Family {
   std::string compressor, keys;  // "topk", " values=int8"
   LineStyle style;
@@ -322,16 +322,20 @@ std::vector<Family> families_of(const Comparison& c) {
   std::vector<PlannedMethod> lines;
   for (const Family& family : families) lines.push_back({family.compressor, family.keys});
   const auto styles = line_styles(lines);
-  constexpr Marker kMarkers[] = {Marker::circle, Marker::square, Marker::triangle, Marker::diamond,
-                                 Marker::cross};
   std::map<std::string, std::size_t> before;  // families by compressor
   for (std::size_t i = 0; i < families.size(); ++i) {
     families[i].style = styles[i];
-    families[i].style.marker = kMarkers[before[families[i].compressor]++ % std::size(kMarkers)];
+    families[i].style.marker = before[families[i].compressor]++ % kMarkers;
     std::stable_sort(families[i].members.begin(), families[i].members.end(),
                      [](const Method* a, const Method* b) { return bits_of(*a) < bits_of(*b); });
   }
   return families;
+}
+
+std::vector<LegendEntry> legend_of(const std::vector<Family>& families) {
+  std::vector<LegendEntry> legend;
+  for (const Family& family : families) legend.push_back({family.name(), family.style});
+  return legend;
 }
 
 // A point per method at its last value; a vertical line spans a deviation to either side. Empty where no complete
@@ -371,7 +375,10 @@ std::vector<Panel> bits_panels(const Comparison& c, const std::vector<Family>& f
 
 std::string quality_picture(const Comparison& c, const Axes& axes, const char* description) {
   const auto panels = quality_panels(c, axes);
-  if (panels.empty()) throw UserError("--out: no run was evaluated, so there is nothing to draw");
+  if (panels.empty())
+    throw UserError(has_times(c)
+                        ? "--out: no run was evaluated, so there is nothing to draw"
+                        : "--out: a table has no evaluations on the way to draw; .bits.svg draws it");
   std::vector<LegendEntry> legend;
   for (std::size_t i = 0; i < c.methods.size(); ++i) legend.push_back({c.methods[i].name, c.styles[i]});
   return stand_alone_plot(panels, legend, description);
@@ -409,8 +416,10 @@ std::string epochs_svg(const Comparison& c) {
 }
 
 std::string bits_chart(const Comparison& c) {
-  const auto panels = bits_panels(c, families_of(c));
-  return panels.empty() ? "" : panel_figure(panels, "bits", kBitsDescription);
+  const auto families = families_of(c);
+  const auto panels = bits_panels(c, families);
+  return panels.empty() ? ""
+                        : legend_html(legend_of(families)) + panel_figure(panels, "bits", kBitsDescription);
 }
 
 std::string bits_svg(const Comparison& c) {
@@ -418,9 +427,7 @@ std::string bits_svg(const Comparison& c) {
   const auto panels = bits_panels(c, families);
   if (panels.empty())
     throw UserError("--out: no complete run was evaluated and sent something, so there is nothing to draw");
-  std::vector<LegendEntry> legend;
-  for (const Family& family : families) legend.push_back({family.name(), family.style});
-  return stand_alone_plot(panels, legend, kBitsDescription);
+  return stand_alone_plot(panels, legend_of(families), kBitsDescription);
 }
 
 std::string bytes_chart(const Comparison& c) {

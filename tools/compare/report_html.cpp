@@ -156,9 +156,12 @@ std::string report_html(const Comparison& c) {
         title_of(c.metric), value_text(c.metric, stat_of({c.target})), escape(c.target_reason));
   else
     html += "<p class=\"note\">";
+  if (has_times(c))
+    html +=
+        "Times are of training alone: evaluation and start-up are left out and stand in the table of runs. "
+        "Speed-ups are over the dense run. ";
   html +=
-      "Times are of training alone: evaluation and start-up are left out and stand in the table of runs. "
-      "Speed-ups are over the dense run. ± is the standard deviation over seeds. <i>Compression</i>: four "
+      "± is the standard deviation over seeds. <i>Compression</i>: four "
       "bytes "
       "per parameter and step, over the bytes that a rank really sent, headers included; <i>received</i> is "
       "what came "
@@ -182,10 +185,9 @@ std::string report_html(const Comparison& c) {
   html += c.differing.empty() ? "<p>The runs differ in nothing but seed and folder.</p>"
                               : table_html(c, difference_table(c), false, "plain");
   html += "<h2>Every run</h2>" + table_html(c, run_table(c), false, "runs");
-  html +=
-      "<p class=\"note\">Equal parameter checksums mean bit-identical weights. p50 and p95: the median step "
-      "and the one "
-      "that 95 % of steps do not exceed.</p>\n";
+  html += "<p class=\"note\">Equal parameter checksums mean bit-identical weights.";
+  if (has_times(c)) html += " p50 and p95: the median step and the one that 95 % of steps do not exceed.";
+  html += "</p>\n";
   return html_page("Topknot: comparison of " + count_text(static_cast<std::int64_t>(c.runs.size()), "run"),
                    html);
 }

@@ -35,7 +35,7 @@ TEST_CASE("the report is one page without network or script, with every chart on
     CHECK(contains(html, title));
   CHECK(count_of(html, "<svg viewBox") == 9 + 1);
   CHECK(count_of(html, "<svg") == count_of(html, "</svg>"));
-  CHECK(count_of(html, "class=\"legend\"") == 2);  // of the methods and of the parts of a step
+  CHECK(count_of(html, "class=\"legend\"") == 3);  // of the methods, of the bits and of the parts of a step
   CHECK(contains(html, "00000000deadbeef"));
 }
 
@@ -186,10 +186,12 @@ TEST_CASE(
   CHECK(contains(svg, "\ntopk: 69 % at 0.32\n"));
   CHECK(contains(svg, "\ntopk: 74 % at 3.2\n"));
   CHECK(contains(svg, "\ntopk values=int8: 59 % at 0.16<"));
-  CHECK(count_of(svg, "<circle") == 5);              // three points and two entries of the legend
+  CHECK(count_of(svg, "a4.2 4.2") == 2 * 5);         // circles: three points and two entries of the legend
   CHECK(count_of(svg, "h7.6v7.6") == 2);             // a second family of a compressor has squares
   CHECK(count_of(svg, "<path fill=\"none\"") == 4);  // three lines, and the spread of dense's two seeds
-  CHECK(contains(report_html(c), "The last test accuracy for the bits sent"));
+  const std::string page = report_html(c);
+  CHECK(contains(page, "The last test accuracy for the bits sent"));
+  CHECK(count_of(page, "h7.6v7.6") == 2);
   CHECK(user_error([&] { bits_svg(folder.compare({"none"})); }, {"--out", "nothing to draw"}));
 }
 
@@ -205,6 +207,7 @@ TEST_CASE("ticks are round, inside their range, and labelled with as many digits
   CHECK(labels(linear_ticks(1, 1, 5, Unit::plain)) == "1|");
   CHECK(labels(log_ticks(900, 2e6, Unit::bytes)) == "1 kB|10 kB|100 kB|1 MB|");
   CHECK(labels(log_ticks(0.015, 0.3, Unit::plain)) == "0.02|0.05|0.1|0.2|");
+  CHECK(labels(log_ticks(0.2, 40, Unit::plain)) == "0.3|1|3|10|30|");
 }
 
 TEST_CASE("smoothing and thinning keep the mean of what they cover and pass over gaps") {

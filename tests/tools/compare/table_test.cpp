@@ -1,5 +1,6 @@
 #include <filesystem>
 #include <fstream>
+#include <set>
 
 #include "tests/support/text.h"
 #include "tests/support/user_error.h"
@@ -68,8 +69,28 @@ TEST_CASE("the rows of a table of runs are compared by their last value and thei
   for (const char* name : {">dense<", ">topk<", ">topk values=int8<"}) CHECK(count_of(svg, name) == 1);
   CHECK(contains(svg, "\ntopk: 88 % at 0.32\n"));
   CHECK(contains(svg, "\ntopk: 89 % at 3.2\n"));
-  CHECK(user_error([&] { quality_svg(c); }, {"--out", "nothing to draw"}));
+  CHECK(user_error([&] { quality_svg(c); }, {"--out", ".bits.svg"}));
   CHECK(user_error([&] { compare_runs(read_runs({table.path}), 0.5); }, {"--target", "no evaluations"}));
+}
+
+TEST_CASE("the last value of a key counts, as train takes it, and a list may have spaces") {
+  const MadeTable table(kHeader + row("a", 1, "90.00", 400, "compress.name=topk") +
+                        row("b", 1, "80.00", 400,
+                            "\"compress.name=dense compress.warmup=[0.5, 0.1] compress.name=topk seed=7\"") +
+                        row(std::string(60000, '1'), 1, "80.00", 4000, "compress.name=dense"));
+  const std::vector<Run> runs = read_runs({table.path});
+  CHECK(runs[1].config.text("compress.name") == "topk");
+  CHECK(runs[1].config.text("compress.warmup") == "[0.5, 0.1]");
+  CHECK(runs[1].config.text("seed") == "1");
+  CHECK(compare_runs(runs, {}).methods.size() == 3);
+}
+
+TEST_CASE("a table stands beside no run directory, and a folder may be called as one") {
+  const MadeTable table(kHeader + row("a", 1, "90.00", 400, "compress.name=topk"));
+  const Folder folder;
+  const std::string run = folder.add("run.csv", {});
+  CHECK(read_runs({run}).size() == 1);
+  CHECK(user_error([&] { read_runs({run, table.path}); }, {run, "side by side"}));
 }
 
 TEST_CASE("a table's run that diverged leaves its method without a value") {
@@ -95,6 +116,13 @@ TEST_CASE("what is no table of runs is refused with its line") {
                 {"value is 'high', no number"}));
   CHECK(refused(kHeader + row("dense", 1, "", 4000, "compress.name=dense"), {"value is '', no number"}));
   CHECK(refused(kHeader + row("a", 1, "90.00", 4000, "seed=1"), {"no compress.name"}));
+  for (const char* value : {"-1", "100.1", "1e300"})
+    CHECK(
+        refused(kHeader + row("dense", 1, value, 4000, "compress.name=dense"), {"no number from 0 to 100"}));
+  CHECK(
+      refused(kHeader + row("dense", 1, "90.00", -1, "compress.name=dense"), {"sent_per_step", "no number"}));
+  CHECK(refused(kHeader + row("a", 1, "90.00", 4000, "\"compress.name=topk compress.warmup=[0.5,"),
+                {"inside quotes"}));
   CHECK(refused(kHeader + row("a", 1, "90.00", 4000, "dense"), {"expected KEY=VALUE, not 'dense'"}));
   std::string other = good;
   other.replace(other.find("accuracy"), 8, "speed");
@@ -105,9 +133,17 @@ TEST_CASE("every published table can be compared") {
   int tables = 0;
   for (const auto& entry : fs::directory_iterator(TOPKNOT_SOURCE_DIR "/docs/results"))
     if (entry.path().extension() == ".csv") {
-      INFO(entry.path().string());
-      CHECK(
-          contains(bits_svg(compare_runs(read_runs({entry.path().string()}), {})), "bits that a rank sends"));
+      const std::string path = entry.path().string();
+      INFO(path);
+      std::set<std::string> names;
+      std::ifstream file(path);
+      std::string line;
+      std::getline(file, line);
+      while (std::getline(file, line)) names.insert(line.substr(0, line.find(',')));
+      const Comparison c = compare_runs(read_runs({path, path}), {});
+      CHECK(c.methods.size() == names.size());
+      for (const std::string& warning : c.warnings) CHECK_FALSE(contains(warning, "more than once"));
+      CHECK(bits_svg(c).starts_with("<svg"));
       ++tables;
     }
   CHECK(tables > 5);
