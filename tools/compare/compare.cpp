@@ -357,7 +357,8 @@ void warn(Comparison& c) {
   }
   bool any_dense = false;
   for (const Method& m : c.methods) any_dense = any_dense || m.dense;
-  if (!any_dense && has_times(c)) c.warnings.push_back("there is no dense run, so there is no speed-up over it");
+  if (!any_dense && has_times(c))
+    c.warnings.push_back("there is no dense run, so there is no speed-up over it");
 }
 
 }  // namespace

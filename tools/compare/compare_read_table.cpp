@@ -53,14 +53,16 @@ class Row {
     const std::string& cell = text(column);
     double value = 0;
     const auto [end, error] = std::from_chars(cell.data(), cell.data() + cell.size(), value);
-    if (error != std::errc{} || end != cell.data() + cell.size() || value < 0 || (std::isfinite(value) && value > most))
+    if (error != std::errc{} || end != cell.data() + cell.size() || value < 0 ||
+        (std::isfinite(value) && value > most))
       throw UserError(fmt::format("{}: {} is '{}', no number from 0 to {:g}", place_, column, cell, most));
     return std::isfinite(value) ? value : kAbsent;
   }
 
   std::int64_t count(const std::string& column) const {
     const double value = number(column);
-    if (std::isnan(value)) throw UserError(fmt::format("{}: {} is '{}', no number", place_, column, text(column)));
+    if (std::isnan(value))
+      throw UserError(fmt::format("{}: {} is '{}', no number", place_, column, text(column)));
     return static_cast<std::int64_t>(value);
   }
 
