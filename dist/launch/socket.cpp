@@ -2,6 +2,7 @@
 
 #include <arpa/inet.h>
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -17,6 +18,7 @@
 #include <thread>
 
 #include "dist/comm/communicator.h"
+#include "nn/core/base/log.h"
 #include "nn/core/base/program.h"
 
 namespace topknot {
@@ -28,19 +30,30 @@ std::string errno_text(int error) {
 
 using AddressList = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
 
-// A name server that does not answer is asked again until the deadline.
+// Asks again until the deadline where the name server does not answer. A name that it does not know may be one of a
+// container or virtual machine that is still starting, or misspelt: asked for again for a minute at most.
 AddressList resolve(const std::string& host, int port, Deadline deadline) {
+  const Deadline unknown_until = std::min(deadline, Clock::now() + std::chrono::seconds(60));
   addrinfo hints{};
   hints.ai_family = AF_UNSPEC;
   hints.ai_socktype = SOCK_STREAM;
   addrinfo* found = nullptr;
   int error = 0;
-  while ((error = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found)) == EAI_AGAIN &&
-         Clock::now() < deadline && stop_signal() == 0)
+  bool warned = false;
+  while ((error = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found)) != 0) {
+    const std::string text =
+        fmt::format("dist.master: the host '{}' cannot be resolved ({})", host, gai_strerror(error));
+    if (const int signal = stop_signal(); signal != 0)
+      throw Interrupted(fmt::format("stopped by {}; {}", signal_name(signal), text), signal);
+    const auto left = (error == EAI_AGAIN ? deadline : unknown_until) - Clock::now();
+    if (left <= left.zero())
+      throw UserError(text + "; give the name or address of the machine that rank 0 runs on, as HOST:PORT");
+    if (!warned)
+      log_warning(fmt::format("{}; trying again for {} s", text,
+                              std::chrono::ceil<std::chrono::seconds>(left).count()));
+    warned = true;
     std::this_thread::sleep_for(std::chrono::milliseconds(200));
-  if (error != 0)
-    throw UserError("dist.master: the host '" + host + "' cannot be resolved (" + gai_strerror(error) +
-                    "); give the name or address of the machine that rank 0 runs on, as HOST:PORT");
+  }
   return {found, freeaddrinfo};
 }
 

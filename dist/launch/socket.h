@@ -31,8 +31,8 @@ Fd listen_on(const std::string& host, int port);
 int local_port(int fd);
 
 // Tries until the deadline, since the other side may start later. Throws UserError for a name that does not
-// resolve and where this process has no file descriptors left, CollectiveError when no process answers in time, and
-// Interrupted after a stop signal.
+// resolve within a minute and where this process has no file descriptors left, CollectiveError when no process answers
+// in time, and Interrupted after a stop signal.
 Fd connect_to(const std::string& host, int port, Deadline deadline);
 
 // The numeric addresses of this end of a connection and of the other, and whether one is a loopback address.

@@ -79,6 +79,7 @@ TEST_CASE("a stop signal ends a rank that connects, or waits for the others to c
   for (const int signal : kStopSignals) {
     const int port = local_port(listen_on("127.0.0.1", 0).get());
     CHECK(code_of(signal, [&] { TcpStoreClient("127.0.0.1", port, 1, 2, 0); }) == 128 + signal);
+    CHECK(code_of(signal, [&] { TcpStoreClient("no-such-host.invalid", port, 1, 2, 0); }) == 128 + signal);
     CHECK(code_of(signal, [&] {
             const TcpStoreServer server("127.0.0.1", 0, 2, 0);
             TcpStoreClient("127.0.0.1", server.port(), 1, 2, 0);
