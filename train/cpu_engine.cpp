@@ -100,6 +100,8 @@ class CpuEngine final : public StepEngine {
     TOPKNOT_CHECK(train_loader_.next(batch_), "an epoch has fewer batches than its steps");
   }
   Variable forward(int, ForwardContext& context) override {
+    frames_ = output_frames(*model_->module, batch_);
+    context.frames = frames_;
     return batch_loss(*model_->module, model_->forward(batch_.images, context), batch_,
                       config_.train.label_smoothing);
   }
@@ -177,6 +179,7 @@ class CpuEngine final : public StepEngine {
 
   StepStats stats_;  // of the last step
   Batch batch_;
+  std::vector<std::int32_t> frames_;  // of its recordings, as ForwardContext has them
   float loss_ = 0;
   double squares_ = 0;
   bool new_norm_ = false;     // of which nothing was clipped yet

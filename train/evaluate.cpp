@@ -102,6 +102,8 @@ EvaluationSums evaluation_sums(BuiltModel& model, Loader& loader, const Evaluati
   loader.start_epoch(0);
   std::int64_t done = 0;
   for (Batch batch; hook(done, loader.steps_per_epoch()) && loader.next(batch); ++done) {
+    const std::vector<std::int32_t> frames = output_frames(*model.module, batch);
+    context.frames = frames;
     const Variable output = model.forward(batch.images, context);
     const auto n = static_cast<double>(batch.losses());
     sums.loss += batch_loss(*model.module, output, batch).value().data()[0] * n;

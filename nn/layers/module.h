@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,9 @@ struct ForwardContext {
   DType cpu_activations =
       DType::f32;  // on a CPU, of embeddings: what an image's input has, tokens cannot show
   const std::uint32_t* gpu_step = nullptr;  // in GPU memory: takes the place of `step` there, for graphs
+  // Of a model that transcribes: output frames of each recording (Module::output_frames), on the model's device and there
+  // until the backward pass has been. The rest of a batch is padding. Empty: recordings of one length.
+  std::span<const std::int32_t> frames;
 
   // A parameter as the graph's leaf, or as a constant where no gradient is wanted.
   Variable use(const Parameter& parameter) const {

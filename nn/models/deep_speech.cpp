@@ -65,15 +65,19 @@ class DeepSpeech final : public Module {
     const auto normed = [&](BatchNorm& norm, const Variable& rows) {
       return flatten(norm.forward(rows_to_images(rows), context));
     };
-    Variable y = hardtanh20(first_norm_.forward(first_conv_.forward(x, context), context));
-    y = hardtanh20(second_norm_.forward(second_conv_.forward(y, context), context));
-    y = frames_to_rows(y);
+    // Padding is zero behind each layer, so that a recording gives the same in any batch, and batch norm sees zeros there, as in
+    // the PyTorch version. The second convolution changes no number of frames.
+    const auto masked = [&](const Variable& to) { return mask_frames(to, context.frames); };
+    Variable y = masked(first_conv_.forward(x, context));
+    y = masked(hardtanh20(first_norm_.forward(y, context)));
+    y = masked(second_conv_.forward(y, context));
+    y = frames_to_rows(masked(hardtanh20(second_norm_.forward(y, context))));
     for (const Layer& layer : layers_) {
       if (layer.norm) y = normed(*layer.norm, y);
-      y = lstm(y, batch,
-               {context.use(*layer.input), context.use(*layer.recurrent), context.use(*layer.input_bias),
-                context.use(*layer.recurrent_bias)},
-               {});
+      y = masked(lstm(y, batch,
+                      {context.use(*layer.input), context.use(*layer.recurrent),
+                       context.use(*layer.input_bias), context.use(*layer.recurrent_bias)},
+                      {}));
     }
     y = hardtanh20(lookahead(y, batch, context.use(*lookahead_)));
     return linear(normed(*last_norm_, y), context.use(*output_), {});

@@ -19,6 +19,24 @@ Variable frames_to_rows(const Variable& x) {
           }};
 }
 
+Variable mask_frames(const Variable& x, std::span<const std::int32_t> frames) {
+  if (frames.empty()) return x;
+  const Shape shape = x.shape();
+  const auto sequences = static_cast<std::int64_t>(frames.size());
+  TOPKNOT_CHECK(
+      shape.rank() == 4 ? shape[0] == sequences : shape.rank() == 2 && shape[0] % sequences == 0,
+      "mask_frames: input must be [N, C, H, T] or [T * N, F] with one number of frames for each of N, not " +
+          shape.str());
+  const auto& kernels = kernels_for<MaskFramesKernels>(x);
+  Tensor y = Tensor::empty_like(x.value());
+  kernels.mask(x.value(), frames, y);
+  return {"mask_frames", y, {x}, [=, &kernels](Tensor grad) {
+            Tensor dx = Tensor::empty_like(x.value());
+            kernels.mask(grad, frames, dx);
+            x.accumulate_grad(std::move(dx));
+          }};
+}
+
 Variable rows_to_images(const Variable& x) {
   const Shape flat = x.shape();
   TOPKNOT_CHECK(flat.rank() == 2, "rows_to_images: input must be [M, F], not " + flat.str());

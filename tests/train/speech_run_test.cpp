@@ -1,4 +1,6 @@
 // Runs that transcribe made-up speech.
+#include <set>
+
 #include "tests/data/made_up_speech.h"
 #include "tests/support/user_error.h"
 #include "tests/train/resumed_run.h"
@@ -61,6 +63,48 @@ TEST_CASE("speech: rates are over all words and characters, and frames those tha
   Batch batch;
   batch.frames = {13, 26};
   CHECK((output_frames(*model->module, batch) == std::vector<std::int32_t>{7, 13}));  // every second one
+}
+
+TEST_CASE(
+    "speech: an evaluation is the same with other batches, and a step's loss is that of recordings without "
+    "padding") {
+  const MadeUpSpeech speech(4, 5);
+  const TempFolder temp;
+  const LoadedConfig loaded = small_run(
+      temp, with(speech_keys(speech),
+                 {"dist.ranks=1", "data.batch_size=4", "compress.name=dense", "train.max_steps=1"}));
+  const RunData data = load_data(loaded.config);
+  const auto model = build_model(loaded.config, *data.train);
+  const auto loader_of = [&](const Dataset& of, std::int64_t batch, bool train) {
+    LoaderOptions options;
+    options.batch = batch, options.train = train, options.seed = loaded.config.seed;
+    return std::make_unique<Loader>(of, options);
+  };
+
+  std::vector<double> losses;
+  for (const std::int64_t batch : {1, 2, 5})
+    losses.push_back(
+        evaluation_sums(*model, *loader_of(*data.test, batch, false), [](auto, auto) { return true; }).loss);
+  CHECK(losses[1] == Approx(losses[0]));
+  CHECK(losses[2] == Approx(losses[0]));
+
+  const auto loader = loader_of(*data.train, 4, true);
+  loader->start_epoch(0);
+  Batch batch;
+  REQUIRE(loader->next(batch));
+  REQUIRE(std::set(batch.frames.begin(), batch.frames.end()).size() > 1);
+  const auto frames = output_frames(*model->module, batch);
+  const auto loss_of = [&](std::span<const std::int32_t> of) {
+    ForwardContext context;
+    context.frames = of;
+    return batch_loss(*model->module, model->forward(batch.images, context), batch).value().data()[0];
+  };
+  const float masked = loss_of(frames);
+  const Ended run = whole(with(speech_keys(speech), {"dist.ranks=1", "data.batch_size=4",
+                                                     "compress.name=dense", "train.max_steps=1"}));
+  REQUIRE(run.metrics.steps.size() == 1);
+  CHECK(run.metrics.steps[0].loss == Approx(masked));
+  CHECK(std::abs(loss_of({}) - masked) > 1e-3f * masked);
 }
 
 TEST_CASE("speech: a transcript too long for its recording, and models of another task, are refused") {

@@ -287,6 +287,7 @@ class CudaEngine final : private CurrentContext, public StepEngine {
   Variable forward(int part, ForwardContext& context) override {
     context.gpu_step = dropout_steps_.data() + part;
     const DeviceBatch& batch = train_.batch(part);
+    context.frames = span_of(batch.frames);
     return batch_loss(model_->module->forward(Variable(batch.images), context), batch,
                       config_.train.label_smoothing);
   }
@@ -374,6 +375,7 @@ class CudaEngine final : private CurrentContext, public StepEngine {
     for (std::int64_t done = 0; hook(done, inputs.loader().steps_per_epoch()) && inputs.next(0); ++done) {
       const DeviceBatch& batch = inputs.batch(0);
       const auto losses = static_cast<double>(batch.losses);
+      context.frames = span_of(batch.frames);
       const Variable output = model_->module->forward(Variable(batch.images), context);
       const Variable loss = batch_loss(output, batch);
       add_scaled(stream, device.data(), loss.value().data(), losses);

@@ -43,10 +43,12 @@ LayerTimes measure_layer_times(const Config& config, const Dataset& data, int ra
       }
     }
     arena.clear_gradients();
+    const std::vector<std::int32_t> frames = output_frames(*model->module, batch);
     Variable loss;
     {
       Stopwatch watch(forward_time);
       ForwardContext context;
+      context.frames = frames;
       context.seed = config.seed;
       context.step = static_cast<std::uint32_t>(pass);
       loss = batch_loss(*model->module, model->forward(batch.images, context), batch);

@@ -1,5 +1,5 @@
 #pragma once
-// Kernels of frames_to_rows. C++17.
+// Kernels of frames_to_rows and mask_frames. C++17.
 
 #include <cuda_runtime_api.h>
 
@@ -16,5 +16,9 @@ struct FramesShape {
 // back.
 void move_frames(cudaStream_t stream, bool gather, const void* from, void* to, const FramesShape& shape,
                  std::size_t element);
+
+// to = from with zeros in the frames t >= frames[n] of sequence n; in T, N, C order (`rows`, height 1), or in N, H, T, C.
+void mask_frames(cudaStream_t stream, bool rows, const void* from, const std::int32_t* frames, void* to,
+                 const FramesShape& shape, std::size_t element);
 
 }  // namespace topknot::cuda
