@@ -65,13 +65,13 @@ class DeepSpeech final : public Module {
     const auto normed = [&](BatchNorm& norm, const Variable& rows) {
       return flatten(norm.forward(rows_to_images(rows), context));
     };
-    // Padding is zero behind each layer, so that a recording gives the same in any batch, and batch norm sees zeros there, as in
-    // the PyTorch version. The second convolution changes no number of frames.
+    // Padding is zero wherever it is read, so that a recording gives the same output in any batch, and batch norm sees zeros there,
+    // as in the PyTorch version. The second convolution changes no number of frames; the LSTM does not look ahead.
     const auto masked = [&](const Variable& to) { return mask_frames(to, context.frames); };
     Variable y = masked(first_conv_.forward(x, context));
     y = masked(hardtanh20(first_norm_.forward(y, context)));
     y = masked(second_conv_.forward(y, context));
-    y = frames_to_rows(masked(hardtanh20(second_norm_.forward(y, context))));
+    y = frames_to_rows(hardtanh20(second_norm_.forward(y, context)));
     for (const Layer& layer : layers_) {
       if (layer.norm) y = normed(*layer.norm, y);
       y = masked(lstm(y, batch,
