@@ -2,11 +2,10 @@
 
 #include <fmt/format.h>
 
-#include <numeric>
+#include <algorithm>
 
 #include "data/sampler.h"
 #include "nn/core/base/check.h"
-#include "nn/core/rng.h"
 
 namespace topknot {
 
@@ -20,17 +19,22 @@ LengthSampler::LengthSampler(std::int64_t size, int ranks, std::int64_t batch, s
 
 std::vector<std::int64_t> LengthSampler::epoch(std::int64_t number) const {
   const std::int64_t step = ranks_ * batch_, steps = steps_per_epoch();
-  const CounterRng rng(seed_, RngUse::shuffle, static_cast<std::uint32_t>(number), 1);
-  const std::int64_t begin = rng.below(0, static_cast<std::uint32_t>(size_ - steps * step + 1));
-  std::vector<std::int64_t> firsts = epoch_permutation(steps, seed_, number);
-  if (number == 0) std::iota(firsts.begin(), firsts.end(), std::int64_t{0});
-  for (std::int64_t& first : firsts) first = begin + first * step;
-  return firsts;
+  std::vector<std::int64_t> ascending = epoch_permutation(size_, seed_, number);
+  ascending.resize(static_cast<std::size_t>(steps * step));
+  std::sort(ascending.begin(), ascending.end());
+  if (number == 0) return ascending;
+  std::vector<std::int64_t> samples;
+  samples.reserve(ascending.size());
+  for (const std::int64_t at : epoch_permutation(steps, seed_, number))
+    samples.insert(samples.end(), ascending.begin() + at * step, ascending.begin() + (at + 1) * step);
+  return samples;
 }
 
-std::vector<std::int64_t> LengthSampler::batch(std::int64_t first, int rank) const {
+std::vector<std::int64_t> LengthSampler::batch(const std::vector<std::int64_t>& epoch, std::int64_t step,
+                                               int rank) const {
   std::vector<std::int64_t> samples;
-  for (std::int64_t i = 0; i < batch_; ++i) samples.push_back(first + i * ranks_ + rank);
+  for (std::int64_t i = 0; i < batch_; ++i)
+    samples.push_back(epoch[static_cast<std::size_t>((step * batch_ + i) * ranks_ + rank)]);
   return samples;
 }
 

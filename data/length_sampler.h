@@ -13,13 +13,13 @@ class LengthSampler {
   // UserError where the samples do not fill one step of all ranks.
   LengthSampler(std::int64_t size, int ranks, std::int64_t batch, std::uint64_t seed);
 
-  // What does not fill a step is left out: samples at both ends, other ones each epoch.
+  // What does not fill a step is left out: samples drawn anew in each epoch.
   std::int64_t steps_per_epoch() const { return size_ / (ranks_ * batch_); }
 
-  // The first sample of each step of an epoch.
+  // The samples of an epoch, step by step, each step's in ascending order.
   std::vector<std::int64_t> epoch(std::int64_t number) const;
-  // Rank `rank`'s samples of the step that begins there.
-  std::vector<std::int64_t> batch(std::int64_t first, int rank) const;
+  // Rank `rank`'s samples of a step of such an epoch.
+  std::vector<std::int64_t> batch(const std::vector<std::int64_t>& epoch, std::int64_t step, int rank) const;
 
  private:
   std::int64_t size_, ranks_, batch_;

@@ -101,7 +101,7 @@ void Loader::start_epoch(std::int64_t epoch, std::int64_t first_step) {
     failed_ = nullptr;
     // No worker looks at the order before it has claimed a step under the lock.
     if (train_sampler_) order_ = train_sampler_->epoch(epoch, options_.rank);
-    if (length_sampler_) firsts_ = length_sampler_->epoch(epoch);
+    if (length_sampler_) by_length_ = length_sampler_->epoch(epoch);
     epoch_ = epoch;
     end_ = steps_per_epoch();
     claimed_ = taken_ = std::min(first_step, end_);
@@ -177,11 +177,10 @@ void Loader::work() {
 
 Batch Loader::make(std::int64_t step, std::vector<DamagedFile>& damaged) const {
   Batch batch;
-  batch.indices = stream_sampler_ ? stream_sampler_->batch(options_.rank, step)
-                  : length_sampler_
-                      ? length_sampler_->batch(firsts_[static_cast<std::size_t>(step)], options_.rank)
-                  : train_sampler_ ? order_.batch(step)
-                                   : eval_sampler_->batch(options_.rank, step);
+  batch.indices = stream_sampler_   ? stream_sampler_->batch(options_.rank, step)
+                  : length_sampler_ ? length_sampler_->batch(by_length_, step, options_.rank)
+                  : train_sampler_  ? order_.batch(step)
+                                    : eval_sampler_->batch(options_.rank, step);
   if (!options_.samples) return batch;
   if (dataset_.task() == Task::transcription) {
     add_recordings(batch);

@@ -105,7 +105,7 @@ class Loader {
 
   // Set between epochs, when no worker is busy; read by workers while they are.
   TrainSampler::Epoch order_;
-  std::vector<std::int64_t> firsts_;  // LengthSampler::epoch()
+  std::vector<std::int64_t> by_length_;  // LengthSampler::epoch()
   std::int64_t epoch_ = 0;
 
   std::mutex mutex_;  // guards what follows
