@@ -28,7 +28,10 @@ Pass count_pass(const Config& config, const Dataset& data, BuiltModel& model, in
   loader.next(batch);
   model.store.arena().clear_gradients();
   const PassCost cost;
-  const Variable loss = batch_loss(*model.module, model.forward(batch.images, {}), batch);
+  const std::vector<std::int32_t> frames = output_frames(*model.module, batch);
+  ForwardContext context;
+  context.frames = frames;
+  const Variable loss = batch_loss(*model.module, model.forward(batch.images, context), batch);
   Pass pass;
   pass.forward = cost.flops();
   backward(loss, hook);
@@ -50,8 +53,8 @@ StepCost count_step_cost(const Config& config, const Dataset& data, BuiltModel& 
   CollectiveQueue queue(*group[0]);
   Exchange exchange(arena, queue, options);
   exchange.begin_step(0, density_at_epoch(config, 0), {}, config.optimizer.lr);
-  const int batch = config.data.batch_size, most = std::min(batch, kMostSamples), few = std::max(1, most / 2);
-  const Pass small = count_pass(config, data, model, few, {});
+  const int batch = config.data.batch_size, most = std::min(batch, kMostSamples);
+  const Pass small = count_pass(config, data, model, 1, {});
   const Pass large =
       count_pass(config, data, model, most, [&](Parameter& parameter) { exchange.ready(parameter); });
   exchange.finish(true);
@@ -61,7 +64,7 @@ StepCost count_step_cost(const Config& config, const Dataset& data, BuiltModel& 
   cost.forward_flops = steps * samples / most * large.forward;
   cost.backward_flops = steps * samples / most * large.backward;
   cost.activations = large.peak;
-  if (most > few) cost.activations += (samples - most) * (large.peak - small.peak) / (most - few);
+  if (most > 1) cost.activations += (samples - most) * (large.peak - small.peak) / (most - 1);
   return cost;
 }
 
