@@ -20,7 +20,7 @@ void scatter_frames(const Tensor& rows, Tensor& x) {
 
 void mask(const Tensor& x, std::span<const std::int32_t> frames, Tensor& y) {
   const auto sequences = static_cast<std::int64_t>(frames.size());
-  // Rows [T * N, F] as [T, N, F], whose frames are those of one "height" of each sequence.
+  // Rows lie in T, N, F order: F channels of height 1.
   const bool rows = x.shape().rank() == 2;
   const FramesShape shape =
       rows ? FramesShape{sequences, x.dim(1), 1, x.dim(0) / sequences} : frames_shape(x);
