@@ -1,24 +1,13 @@
-// CPU memory. Blocks are kept for reuse by exact size: a training step asks for the same sizes every time,
-// and a fresh large block costs more in page faults than the arithmetic done on it.
-#include <fmt/format.h>
-
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <bit>
-#include <cstdlib>
 #include <cstring>
-#include <mutex>
-#include <thread>
-#include <unordered_map>
 #include <vector>
 
 #include <oneapi/dnnl/dnnl.hpp>
 
-#include "nn/core/base/check.h"
-#include "nn/core/base/memory.h"
 #include "nn/core/bfloat16.h"
 #include "nn/core/checksum.h"
+#include "nn/core/cpu_memory.h"
 #include "nn/core/device.h"
 #include "nn/core/tensor.h"
 
@@ -27,42 +16,9 @@ namespace {
 
 class CpuBackend final : public DeviceBackend {
  public:
-  ~CpuBackend() override { release_cached(); }
-
-  float* allocate(std::size_t floats) override {
-    const std::size_t bytes = rounded(floats);
-    {
-      std::lock_guard lock(mutex_);
-      auto& list = free_[bytes];
-      if (!list.empty()) {
-        // A block that this thread released is probably still in this core's cache.
-        auto block =
-            std::find_if(list.rbegin(), list.rend(),
-                         [me = std::this_thread::get_id()](const Block& b) { return b.last_user == me; });
-        if (block == list.rend()) block = list.rbegin();
-        float* data = block->data;
-        list.erase(std::next(block).base());
-        return data;
-      }
-    }
-    void* data = std::aligned_alloc(bytes >= kHugePage ? kHugePage : 64, bytes);
-    // Fewer entries in the address translation cache; a hint, so its failure does not matter.
-    if (data && bytes >= kHugePage) madvise(data, bytes, MADV_HUGEPAGE);
-    if (!data) throw OutOfMemory("a buffer", static_cast<double>(bytes));
-    return static_cast<float*>(data);
-  }
-
-  void release(float* data, std::size_t floats) override {
-    std::lock_guard lock(mutex_);
-    free_[rounded(floats)].push_back({data, std::this_thread::get_id()});
-  }
-
-  void release_cached() override {
-    std::lock_guard lock(mutex_);
-    for (auto& [bytes, list] : free_)
-      for (const Block& block : list) std::free(block.data);
-    free_.clear();
-  }
+  float* allocate(std::size_t floats) override { return memory_.allocate(floats); }
+  void release(float* data, std::size_t floats) override { memory_.release(data, floats); }
+  void release_cached() override { memory_.release_cached(); }
 
   void fill_zero(float* data, std::size_t floats) override { std::memset(data, 0, floats * sizeof(float)); }
   void fill(float* data, std::size_t floats, float value) override { std::fill_n(data, floats, value); }
@@ -102,19 +58,7 @@ class CpuBackend final : public DeviceBackend {
       topknot::add(a + at, b + at, std::min(kPart, n - at), sum + at);
   }
 
-  static constexpr std::size_t kHugePage = std::size_t{2} << 20;
-  // From half a huge page on, whole huge pages.
-  static std::size_t rounded(std::size_t floats) {
-    const std::size_t bytes = floats * sizeof(float) + 64, unit = bytes >= kHugePage / 2 ? kHugePage : 64;
-    return (bytes + unit - 1) / unit * unit;
-  }
-
-  struct Block {
-    float* data;
-    std::thread::id last_user;
-  };
-  std::mutex mutex_;
-  std::unordered_map<std::size_t, std::vector<Block>> free_;
+  CpuMemory memory_;
 };
 
 }  // namespace

@@ -63,7 +63,8 @@ using FrozenPredicate = std::function<bool(const Parameter&)>;
 // All weights in one contiguous buffer, and two gradient-sized buffers that take turns: one holds the gradient of the
 // step, the other the residual of error feedback, where there is one. Slices swap roles at commit. Order: reverse order of
 // registration, compressible parameters first, then those that stay dense; in both, sizes that are no multiple of 4 last, so
-// that the others begin at 16 bytes, as vector loads and cuDNN want it. Frozen parameters lie behind the trained ones and
+// that the others begin at 16 bytes, as vector loads and cuDNN want it (those that stay dense where the compressible ones are together a
+// multiple of 4). Frozen parameters lie behind the trained ones and
 // have no gradients: sizes, slices and parameters() are without them, so that nothing exchanges or updates them.
 class ParameterArena {
  public:

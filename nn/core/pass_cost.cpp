@@ -22,10 +22,15 @@ void PassCost::add_flops(double flops) {
   if (counting) counting->flops_ += flops;
 }
 
-void PassCost::add_bytes(std::int64_t bytes) {
-  if (!counting) return;
+const PassCost* PassCost::allocated(std::int64_t bytes) {
+  if (!counting) return nullptr;
   counting->bytes_ += bytes;
   counting->peak_ = std::max(counting->peak_, counting->bytes_);
+  return counting;
+}
+
+void PassCost::released(std::int64_t bytes, const PassCost* by) {
+  if (counting && counting == by) counting->bytes_ -= bytes;
 }
 
 }  // namespace topknot

@@ -15,13 +15,15 @@ class PassCost {
 
   // Of convolutions and matrix products, 2 per multiply-add, whatever the algorithm; other ops are not counted.
   double flops() const { return flops_; }
-  // The most bytes of tensors that were there at once, beyond those at the start.
+  // The most bytes of tensors of this thread that were there at once, beyond those at the start.
   std::int64_t peak_bytes() const { return peak_; }
 
   // From ops: in their forward function, and in their backward function for each gradient that they compute.
   static void add_flops(double flops);
-  // From tensors: negative where memory is released.
-  static void add_bytes(std::int64_t bytes);
+  // From tensors: where memory is allocated, and, with what that returned, where it is released: memory of other threads, and of
+  // before, is not counted when it goes.
+  static const PassCost* allocated(std::int64_t bytes);
+  static void released(std::int64_t bytes, const PassCost* by);
 
  private:
   double flops_ = 0;

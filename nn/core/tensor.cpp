@@ -43,9 +43,9 @@ Tensor Tensor::empty(const Shape& shape, Layout layout, Device device, DType dty
   DeviceBackend* owner = &backend(device);
   t.data_ = owner->allocate(floats);
   const auto bytes = static_cast<std::int64_t>(floats * sizeof(float));
-  PassCost::add_bytes(bytes);
-  t.storage_ = std::shared_ptr<float>(t.data_, [owner, floats, bytes](float* data) {
-    PassCost::add_bytes(-bytes);
+  const PassCost* counted = PassCost::allocated(bytes);
+  t.storage_ = std::shared_ptr<float>(t.data_, [owner, floats, bytes, counted](float* data) {
+    PassCost::released(bytes, counted);
     owner->release(data, floats);
   });
   return t;

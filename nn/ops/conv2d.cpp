@@ -31,6 +31,7 @@ Variable conv2d(const Variable& x, const Variable& weight, const Variable& bias,
                 const ConvGeometry& geometry) {
   const Shape shape = geometry.output_shape(x.shape());
   TOPKNOT_CHECK(weight.shape() == geometry.weight_shape(), "conv2d: weight " + weight.shape().str());
+  TOPKNOT_CHECK(!bias.defined() || bias.shape() == Shape{geometry.out}, "conv2d: bias " + bias.shape().str());
   const auto& kernels = kernels_for<ConvKernels>(x);
   Tensor y = Tensor::empty(shape, kernels.output_layout(geometry), x.value().device(), x.value().dtype());
   PassCost::add_flops(geometry.flops(x.shape()));

@@ -8,6 +8,7 @@ Variable linear(const Variable& x, const Variable& weight, const Variable& bias)
   const Shape &in = x.shape(), &w = weight.shape();
   TOPKNOT_CHECK(in.rank() == 2 && w.rank() == 2 && in[1] == w[1],
                 "linear: input " + in.str() + ", weight " + w.str());
+  TOPKNOT_CHECK(!bias.defined() || bias.shape() == Shape{w[0]}, "linear: bias " + bias.shape().str());
   const auto& kernels = kernels_for<LinearKernels>(x);
   Tensor y = Tensor::empty({in[0], w[0]}, Layout::plain, x.value().device(), x.value().dtype());
   const double flops = 2.0 * static_cast<double>(in[0] * w.numel());

@@ -34,7 +34,8 @@ struct LstmCall {
   std::int64_t batch, steps, width;
 };
 
-// Where the gradients go; data null or an undefined tensor: not wanted.
+// Where the gradients go; data null or an undefined tensor: not wanted. Under bf16 a bias's gradient is a sum of rounded terms on
+// the CPU, of terms in fp32 on a GPU.
 struct LstmGradients {
   GradientTarget input, recurrent, input_bias, recurrent_bias;
   InputGradient x;

@@ -84,3 +84,24 @@ TEST_CASE("one layer's kernels follow a change of the thread count") {
   }
   for (const auto& v : values) CHECK((v == values[0]));
 }
+
+TEST_CASE("conv2d has the same bits where OpenMP gives fewer threads than it may") {
+  const ConvGeometry geometry{16, 16, 3, 2, 1};
+  Leaf w(geometry.weight_shape(), random_values(16 * 16 * 9, 1));
+  const Shape shape{10, 16, 9, 9};
+  const Variable x =
+      in_layout(Variable(Tensor::from(random_values(shape.numel(), 2), shape)), Layout::blocked);
+  const auto values = [&] { return values_of(conv2d(x, w.variable(), {}, geometry)); };
+  const Threads scope(3);
+  std::vector<float> found;
+  std::string problem;
+#pragma omp parallel num_threads(2)
+#pragma omp single
+  try {
+    found = values();  // a parallel region in another has one thread
+  } catch (const std::exception& error) {
+    problem = error.what();
+  }
+  CHECK(problem == "");
+  CHECK((found == values()));
+}

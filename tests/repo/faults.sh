@@ -13,6 +13,11 @@ complain() { echo "$1"; status=1; }
 
 python3 "$root/scripts/plant-faults" --check || complain "scripts/faults.txt does not fit the sources"
 
+# The table in CONTRIBUTING.md has as many faults of each subject as scripts/faults.txt.
+diff <(sed -n 's/^id: *\([a-z_]*\)\..*/\1/p' "$root/scripts/faults.txt" | sort | uniq -c | awk '{ print $2, $1 }') \
+  <(sed -n 's/^| .* | `\([a-z_]*\)\.\*` | \([0-9]*\) | .*/\1 \2/p' "$root/CONTRIBUTING.md" | sort) ||
+  complain "the table of faults in CONTRIBUTING.md is not that of scripts/faults.txt"
+
 # The small tree: a program that fails where the limit is not 3, and does not end where it is 9.
 tree=$work/tree
 mkdir -p "$tree/scripts" "$tree/tests/small"

@@ -50,7 +50,7 @@ class Context {
   static Context& current();
   static Context* current_or_null();
 
-  // Makes a context this thread's current one, and its GPU the thread's device, for as long as it lives.
+  // Makes a context this thread's current one for as long as it lives, and its GPU the thread's device.
   class Use {
    public:
     explicit Use(Context& context);
@@ -75,7 +75,7 @@ class Context {
   AlgorithmCache& algorithm_cache();
 
   // Scratch memory for the next call on stream(), at least `bytes` (0 allowed); its contents live until the
-  // next workspace(). Does not shrink; asking for more than before during a capture fails.
+  // next workspace(). Does not shrink.
   void* workspace(std::size_t bytes);
 
   // Memory on this rank's GPU in the order of stream(). Contents are undefined. Throws OutOfMemory.

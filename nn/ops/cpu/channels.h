@@ -63,7 +63,8 @@ inline void narrow(float x, BFloat16& to) {
 
 // Splits a batch over the compute threads of the calling rank, the same way in every op, so that an image stays in the
 // cache of the core that made it.
-// Runs fn(thread, begin, end) on disjoint ranges that cover [0, n). Exceptions come back to the caller.
+// Runs fn(range, begin, end) on disjoint ranges that cover [0, n), one per thread; where OpenMP gives fewer threads than it may
+// (OMP_THREAD_LIMIT, OMP_DYNAMIC) some take several. Exceptions come back to the caller.
 template <class Fn>
 void parallel_ranges(std::int64_t n, Fn&& fn) {
   const int threads =
@@ -72,9 +73,9 @@ void parallel_ranges(std::int64_t n, Fn&& fn) {
   std::exception_ptr error;
 #pragma omp parallel num_threads(threads)
   {
-    const int t = omp_get_thread_num(), count = omp_get_num_threads();
     try {
-      fn(t, n * t / count, n * (t + 1) / count);
+      for (int r = omp_get_thread_num(); r < threads; r += omp_get_num_threads())
+        fn(r, n * r / threads, n * (r + 1) / threads);
     } catch (...) {
 #pragma omp critical(topknot_parallel_ranges)
       error = std::current_exception();

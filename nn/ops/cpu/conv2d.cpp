@@ -142,7 +142,7 @@ class DnnlConv final : public ChunkedConv {
   void forward(const Tensor& x, const float* weight, Tensor& y, const ChunkFn& after) override {
     if (by_winograd(x)) return winograd_forward(x, weight, y, after);
     if (pointwise_.serves(x)) return pointwise_.forward(x, weight, y, after);
-    if (product_.serves(x)) return product_.forward(x, weight, y, after);
+    if (by_product(x)) return product_.forward(x, weight, y, after);
     const std::int64_t images = x.dim(0), in = image_bytes(x), out = image_bytes(y);
     const Packing pack_x = packing(x, g_.in, inside_.g.in, x.layout(), inside_.in),
                   pack_y = packing(y, g_.out, inside_.g.out, y.layout(), inside_.out);
@@ -175,7 +175,7 @@ class DnnlConv final : public ChunkedConv {
     if (by_winograd(x)) return winograd_backward(x, weight, grad, fill, weight_gradient, input_gradient);
     if (pointwise_.serves(x))
       return pointwise_.backward(x, weight, grad, fill, weight_gradient, input_gradient);
-    if (product_.serves(x)) return product_.backward(x, weight, grad, fill, weight_gradient, input_gradient);
+    if (by_product(x)) return product_.backward(x, weight, grad, fill, weight_gradient, input_gradient);
     const std::int64_t images = x.dim(0), in = image_bytes(x), in_elements = x.numel() / images;
     const std::int64_t out_elements = g_.output_shape(x.shape()).numel() / images,
                        out = out_elements * static_cast<std::int64_t>(size_of(x.dtype()));
@@ -270,6 +270,7 @@ class DnnlConv final : public ChunkedConv {
   }
 
   // Not where most of its products would be with channels of zeros.
+  bool by_product(const Tensor& x) const { return output_layout_ == Layout::blocked && product_.serves(x); }
   bool by_winograd(const Tensor& x) const {
     return winograd_.serves(x) && 4 * g_.in * g_.out > inside_.g.in * inside_.g.out;
   }

@@ -14,7 +14,8 @@ class PointwiseConv {
   using FillFn = ChunkedConv::FillFn;
   explicit PointwiseConv(const ConvGeometry& geometry) : g_(geometry) {}
 
-  // Whether this is the faster way for the layer, whose outputs are to be plain, and a batch of this size, type and layout.
+  // Whether this is the faster way for the layer, whose outputs are to be plain, and a batch of this size, type and layout. A batch of
+  // fewer images than threads goes another way, so these layers' values may differ in the last bits between numbers of threads.
   bool serves(const Tensor& x) const;
   // As ChunkedConv's.
   void forward(const Tensor& x, const float* weight, Tensor& y, const ChunkFn& after) const;

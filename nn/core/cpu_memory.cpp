@@ -1,0 +1,89 @@
+#include "nn/core/cpu_memory.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "nn/core/base/memory.h"
+
+namespace topknot {
+namespace {
+
+constexpr std::size_t kHugePage = std::size_t{2} << 20;
+
+// From half a huge page on, whole huge pages.
+std::size_t rounded(std::size_t floats) {
+  const std::size_t bytes = floats * sizeof(float) + 64, unit = bytes >= kHugePage / 2 ? kHugePage : 64;
+  return (bytes + unit - 1) / unit * unit;
+}
+
+void* fresh(std::size_t bytes) {
+  void* data = std::aligned_alloc(bytes >= kHugePage ? kHugePage : 64, bytes);
+  // Fewer entries in the address translation cache; a hint, so its failure does not matter.
+  if (data && bytes >= kHugePage) madvise(data, bytes, MADV_HUGEPAGE);
+  return data;
+}
+
+}  // namespace
+
+float* CpuMemory::allocate(std::size_t floats) {
+  const std::size_t bytes = rounded(floats);
+  {
+    const std::lock_guard lock(mutex_);
+    in_use_ += bytes;
+    most_in_use_ = std::max(most_in_use_, in_use_);
+    if (float* data = cached(bytes)) return data;
+    if (in_use_ + cached_ > 2 * most_in_use_) free_cached();
+  }
+  void* data = fresh(bytes);
+  if (!data) {
+    release_cached();
+    data = fresh(bytes);
+  }
+  if (data) return static_cast<float*>(data);
+  const std::lock_guard lock(mutex_);
+  in_use_ -= bytes;
+  throw OutOfMemory("a buffer", static_cast<double>(bytes));
+}
+
+float* CpuMemory::cached(std::size_t bytes) {
+  const auto list = free_.find(bytes);
+  if (list == free_.end() || list->second.empty()) return nullptr;
+  auto& blocks = list->second;
+  // A block that this thread released is probably still in this core's cache.
+  auto block = std::find_if(blocks.rbegin(), blocks.rend(),
+                            [me = std::this_thread::get_id()](const Block& b) { return b.last_user == me; });
+  if (block == blocks.rend()) block = blocks.rbegin();
+  float* data = block->data;
+  blocks.erase(std::next(block).base());
+  cached_ -= bytes;
+  return data;
+}
+
+void CpuMemory::release(float* data, std::size_t floats) {
+  const std::size_t bytes = rounded(floats);
+  const std::lock_guard lock(mutex_);
+  free_[bytes].push_back({data, std::this_thread::get_id()});
+  in_use_ -= bytes;
+  cached_ += bytes;
+}
+
+void CpuMemory::free_cached() {
+  for (auto& [bytes, list] : free_)
+    for (const Block& block : list) std::free(block.data);
+  free_.clear();
+  cached_ = 0;
+}
+
+void CpuMemory::release_cached() {
+  const std::lock_guard lock(mutex_);
+  free_cached();
+}
+
+std::size_t CpuMemory::held() const {
+  const std::lock_guard lock(mutex_);
+  return in_use_ + cached_;
+}
+
+}  // namespace topknot

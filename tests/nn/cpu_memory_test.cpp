@@ -1,0 +1,45 @@
+#include "nn/core/cpu_memory.h"
+
+#include <algorithm>
+
+#include "nn/core/base/check.h"
+#include "tests/support/catch.h"
+
+using namespace topknot;
+
+TEST_CASE("memory of the same sizes is used again, also after a step of other sizes") {
+  CpuMemory memory;
+  float *first = memory.allocate(1000), *second = memory.allocate(2000);
+  memory.release(first, 1000);
+  memory.release(second, 2000);
+  float* other = memory.allocate(2500);
+  memory.release(other, 2500);
+  CHECK(memory.allocate(1000) == first);
+  CHECK(memory.allocate(2000) == second);
+  memory.release(first, 1000);
+  memory.release(second, 2000);
+}
+
+TEST_CASE("memory of ever other sizes is given back: no more than twice what was in use is held") {
+  CpuMemory memory;
+  std::size_t most = 0;
+  for (std::size_t floats = 1000; floats < 5000; floats += 100) {
+    float *first = memory.allocate(floats), *second = memory.allocate(floats + 50);
+    first[floats - 1] = second[floats + 49] = 1;
+    most = std::max(most, 4 * (2 * floats + 50) + 256);  // each block has 64 bytes more, and is a multiple of 64
+    memory.release(first, floats);
+    memory.release(second, floats + 50);
+    CHECK(memory.held() <= 2 * most);
+  }
+  memory.release_cached();
+  CHECK(memory.held() == 0);
+}
+
+TEST_CASE("memory that is not there is an error that names its size, and counts as nothing") {
+  CpuMemory memory;
+  CHECK_THROWS_AS(memory.allocate(std::size_t{1} << 60), UserError);
+  CHECK(memory.held() == 0);
+  float* data = memory.allocate(10);
+  CHECK(memory.held() == 128);
+  memory.release(data, 10);
+}
