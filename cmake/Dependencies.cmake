@@ -33,7 +33,7 @@ set(CMAKE_REQUIRED_INCLUDES ${JPEG_INCLUDE_DIRS})
 check_symbol_exists(LIBJPEG_TURBO_VERSION "stdio.h;jpeglib.h" TOPKNOT_JPEG_TURBO)
 unset(CMAKE_REQUIRED_INCLUDES)
 if(NOT TOPKNOT_JPEG_TURBO)
-  message(FATAL_ERROR "${JPEG_INCLUDE_DIRS}/jpeglib.h is not libjpeg-turbo's (Debian: libjpeg62-turbo-dev)")
+  message(FATAL_ERROR "${JPEG_INCLUDE_DIRS}/jpeglib.h is not libjpeg-turbo's (Debian: libjpeg-dev)")
 endif()
 
 find_path(NLOHMANN_JSON_INCLUDE_DIR nlohmann/json.hpp REQUIRED)

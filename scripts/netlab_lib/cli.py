@@ -151,8 +151,6 @@ def run(arguments, command):
                                   None if options.cut is None else (options.cut, options.after))
             processes.show_failures()
         return code
-    except OSError as problem:
-        raise LabError(str(problem), 1) from problem
     finally:
         if not options.log and code == 0:
             shutil.rmtree(folder, ignore_errors=True)
@@ -179,6 +177,9 @@ def main(arguments):
     except LabError as problem:
         log_line(problem)
         return problem.status
+    except OSError as problem:
+        log_line(problem)
+        return 1
     except Interrupted as interrupted:
         log_line(f"{signal.Signals(interrupted.number).name}: stopped")
         return 128 + interrupted.number

@@ -83,6 +83,9 @@ def read_spec(options):
     spec["rates"] = options.rate or spec.get("rates", ["1gbit"])
     spec["rounds"] = options.rounds or spec.get("rounds", 3)
     spec["timeout_s"] = options.timeout or spec.get("timeout_s", 3600)
+    for name in ("title", "baseline"):
+        if not isinstance(spec.get(name, ""), str):
+            raise LabError(f"{path}: \"{name}\" should be a text")
     spec["baseline"] = spec.get("baseline", "dense")
     if any(as_baseline for _, as_baseline in spec["steps"].values()) and spec["baseline"] not in spec["methods"]:
         raise LabError(f"--steps N,M: M steps take the time of the baseline '{spec['baseline']}', which is not among the methods "

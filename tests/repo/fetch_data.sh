@@ -59,6 +59,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         try:
             while True:
                 self.wfile.write(bytes(1 << 16) if "endless" in self.path else b"x")
+                if "short" in self.path:
+                    return
                 if "stalled" in self.path:
                     time.sleep(600)
         except OSError:
@@ -79,6 +81,13 @@ EOF2
   refused "an endless file" "did not give an intact" mnist --mirror "$url/endless" --to "$work/to"
   largest=$(find "$work/to" -type f -printf '%s\n' | sort -n | tail -n 1)
   [ "${largest:-0}" -le 11000000 ] || { echo "an endless file: $largest bytes were kept"; failed=1; }
+  # What is whole and wrong, and what this server cannot continue, does not stay: else no later attempt could succeed.
+  part=$work/short/.train-images-idx3-ubyte.gz.part
+  refused "a wrong file" "did not give an intact" mnist --mirror "$url/short" --to "$work/short"
+  [ ! -e "$part" ] || { echo "a wrong file is kept"; failed=1; }
+  echo abc >"$part"
+  refused "a file that is not continued" "did not give an intact" mnist --mirror "$url/short" --to "$work/short"
+  [ ! -e "$part" ] || { echo "a part that is not continued is kept"; failed=1; }
   start=$SECONDS
   FETCH_TIMEOUT=1 refused "a stalled server" "did not give an intact" mnist --mirror "$url/stalled" --to "$work/to"
   [ $((SECONDS - start)) -lt 100 ] || { echo "a stalled server: took $((SECONDS - start)) s"; failed=1; }

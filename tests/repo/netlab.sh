@@ -68,6 +68,8 @@ test_arguments() {
   expect 2 'should be an object of commands' "$netlab" compare spec.json --out out
   spec '{"dense": ["true"]}, "round": 3'
   expect 2 'unknown key "round"' "$netlab" compare spec.json --out out
+  spec '{"dense": ["true"]}, "title": 1'
+  expect 2 '"title" should be a text' "$netlab" compare spec.json --out out
   spec '{"a b": ["true"], "a/b": ["true"]}'
   expect 2 'would share a folder' "$netlab" compare spec.json --out out
   spec '{"dense": ["true"]}'

@@ -102,7 +102,7 @@ expect 2 'not a runs.csv' "${small[@]}" --check "$work/data/a.wav"
 expect 2 'Is a directory' "${small[@]}" --check "$work/out"
 expect 2 'the row of topk-s1 is damaged' "${small[@]}" --check <(sed '/^topk/s/,20,.*//' "$work/out/runs.csv")
 expect 2 'not a text file' "$work/data/a.wav" --list
-BUILD=$work expect 2 "'make' builds it" "$work/list" --validate
+BUILD=$work expect 2 "'make build' builds it" "$work/list" --validate
 
 # Runs of an earlier table are not made again, and stand in the new one.
 grep -v '^topk,' "$work/out/runs.csv" >"$work/earlier.csv"
@@ -167,6 +167,11 @@ END
 printf '#!/bin/sh\necho "topknot (aaaaaaa)"' >"$work/changing/bin/train.version"
 chmod +x "$work/changing/bin"/*
 BUILD=$work/changing expect 1 'has become another commit, bbbbbbb' "$work/list" --out "$work/changed"
+# Or it is gone, as while it is built anew.
+printf '#!/bin/sh\necho "topknot (aaaaaaa)"' >"$work/changing/bin/train.version"
+sed -i 's/echo "topknot (bbbbbbb)"/exit 1/' "$work/changing/bin/train"
+BUILD=$work/changing expect 1 'does not run any more' "$work/list" --out "$work/gone"
+BUILD=$work/changing expect 2 'does not run: see' "$work/list" --out "$work/begun"
 
 # A value that was not finite is shown, and is in the mean.
 cp -r "$work/cut" "$work/diverged"
