@@ -2,9 +2,9 @@
 #include <filesystem>
 
 #include "tests/cli/command.h"
-#include "tests/data/temp_folder.h"
 #include "tests/support/catch.h"
 #include "tests/support/free_port.h"
+#include "tests/support/temp_folder.h"
 
 using namespace topknot;
 

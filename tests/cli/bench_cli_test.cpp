@@ -3,8 +3,8 @@
 #include <fstream>
 
 #include "tests/cli/command.h"
-#include "tests/data/temp_folder.h"
 #include "tests/support/catch.h"
+#include "tests/support/temp_folder.h"
 #include "train/metrics/metrics.h"
 #include "train/metrics/npy.h"
 

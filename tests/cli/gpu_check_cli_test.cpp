@@ -4,8 +4,8 @@
 #include <nlohmann/json.hpp>
 
 #include "tests/cli/command.h"
-#include "tests/data/temp_folder.h"
 #include "tests/support/catch.h"
+#include "tests/support/temp_folder.h"
 
 using namespace topknot;
 

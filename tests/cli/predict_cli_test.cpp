@@ -3,8 +3,8 @@
 #include <fstream>
 
 #include "tests/cli/command.h"
-#include "tests/data/temp_folder.h"
 #include "tests/support/catch.h"
+#include "tests/support/temp_folder.h"
 #include "train/plan/exchange_profile.h"
 
 using namespace topknot;
@@ -43,7 +43,8 @@ TEST_CASE("predict --papers needs no run and names claims and sources") {
   CHECK(outcome.code == 0);
   for (const char* word : {"GaussianK", "DGC", "OMGS", "MODELLED", "Claim", "arXiv 1911.08772", "figure 6"})
     CHECK(outcome.has(word));
-  check_predict_refuses(predict("somewhere --papers"), {"no run"});
+  check_predict_refuses(predict("somewhere --papers"), {"--papers"});
+  check_predict_refuses(predict("--papers --out somewhere"), {"--papers", "--out"});
 }
 
 TEST_CASE("predict prints tables and writes what it printed") {
@@ -60,6 +61,11 @@ TEST_CASE("predict prints tables and writes what it printed") {
   CHECK(outcome.has("Assumptions"));
   for (const char* name : {"csv", "json", "html"})
     CHECK(std::filesystem::file_size(out + "/prediction." + name) > 500);
+}
+
+TEST_CASE("a run may follow a list of predict") {
+  const Profiled run;
+  CHECK(predict("--rate measured,100mbit " + run.temp.str()).code == 0);
 }
 
 TEST_CASE("predict validates its arguments") {

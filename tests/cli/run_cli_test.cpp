@@ -4,10 +4,10 @@
 #include <filesystem>
 
 #include "tests/cli/command.h"
-#include "tests/data/temp_folder.h"
 #include "tests/support/catch.h"
 #include "tests/support/files.h"
 #include "tests/support/free_port.h"
+#include "tests/support/temp_folder.h"
 #include "train/metrics/metrics.h"
 
 using namespace topknot;

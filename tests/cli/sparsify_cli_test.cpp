@@ -3,9 +3,9 @@
 #include <fstream>
 
 #include "tests/cli/command.h"
-#include "tests/data/temp_folder.h"
 #include "tests/support/catch.h"
 #include "tests/support/files.h"
+#include "tests/support/temp_folder.h"
 #include "train/metrics/npy.h"
 
 using namespace topknot;

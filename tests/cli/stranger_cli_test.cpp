@@ -13,9 +13,9 @@
 #include "dist/launch/frame.h"
 #include "dist/launch/socket.h"
 #include "tests/cli/command.h"
-#include "tests/data/temp_folder.h"
 #include "tests/support/catch.h"
 #include "tests/support/free_port.h"
+#include "tests/support/temp_folder.h"
 #include "train/metrics/metrics.h"
 
 using namespace topknot;

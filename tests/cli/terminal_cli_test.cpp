@@ -3,8 +3,8 @@
 
 #include "tests/cli/command.h"
 #include "tests/cli/pty.h"
-#include "tests/data/temp_folder.h"
 #include "tests/support/files.h"
+#include "tests/support/temp_folder.h"
 #include "train/metrics/metrics.h"
 
 using namespace topknot;

@@ -9,17 +9,17 @@
 #include "tests/compress/fixtures.h"
 #include "tests/compress/simulated_ranks.h"
 #include "tests/support/catch.h"
-#include "tests/support/user_error.h"
+#include "tests/support/error_text.h"
 
 using namespace topknot;
-using namespace topknot::test;
+using namespace topknot::testing;
 
 namespace {
 
 // By making a compressor, and the same by asking for its bytes.
 std::string refusal(const CompressOptions& options) {
-  const std::string text = user_error_message([&] { make_compressor(options, whole_group(10, 1)); });
-  CHECK(user_error_message([&] { planned_bytes(options, whole_group(10, 1), 0.1); }) == text);
+  const std::string text = error_text<UserError>([&] { make_compressor(options, whole_group(10, 1)); });
+  CHECK(error_text<UserError>([&] { planned_bytes(options, whole_group(10, 1), 0.1); }) == text);
   return text.empty() ? "accepted" : text;
 }
 bool has(const std::string& text, const std::string& part) {

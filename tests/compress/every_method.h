@@ -11,7 +11,7 @@
 #include "nn/core/rng.h"
 #include "tests/compress/simulated_ranks.h"
 
-namespace topknot::test {
+namespace topknot::testing {
 
 // Methods of this program's tests register too; theirs begin with test_.
 inline std::vector<std::string> methods() {
@@ -68,4 +68,4 @@ inline std::vector<EdgeVector> edge_vectors(std::size_t n) {
           {"infinity", one_is(inf), false}, {"minus infinity", one_is(-inf), false}};
 }
 
-}  // namespace topknot::test
+}  // namespace topknot::testing

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-namespace topknot::test {
+namespace topknot::testing {
 
 // The selector fixture of length 10007: u_i = ((i * 7919) mod 10007) / 10007 - 0.5, then a power of it.
 template <class T>
@@ -40,4 +40,4 @@ inline std::uint64_t index_sum(const std::vector<std::uint32_t>& indices) {
   return std::accumulate(indices.begin(), indices.end(), std::uint64_t{0});
 }
 
-}  // namespace topknot::test
+}  // namespace topknot::testing

@@ -9,7 +9,7 @@
 #include "nn/core/base/check.h"
 #include "tests/support/same_bits.h"
 
-namespace topknot::test {
+namespace topknot::testing {
 
 struct SimulatedRank {
   std::unique_ptr<Compressor> compressor;
@@ -100,4 +100,4 @@ inline CompressOptions named(const std::string& name) {
   return options;
 }
 
-}  // namespace topknot::test
+}  // namespace topknot::testing

@@ -7,7 +7,7 @@
 #include "compress/sparse_step.h"
 #include "tests/compress/simulated_ranks.h"
 
-namespace topknot::test {
+namespace topknot::testing {
 
 template <class T>
 class StepRanks {
@@ -58,4 +58,4 @@ class StepRanks {
   std::vector<Entries<T>> sent_;
 };
 
-}  // namespace topknot::test
+}  // namespace topknot::testing

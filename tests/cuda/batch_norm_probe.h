@@ -6,7 +6,7 @@
 #include "tests/cuda/gpu_leaf.h"
 #include "tests/support/variables.h"
 
-namespace topknot::test {
+namespace topknot::testing {
 
 using reference::Array;
 using testing::random_values;
@@ -149,4 +149,4 @@ inline void check_formula(const BatchNormProbe& p, const BatchNormResult& r, int
   check_close("running variance", r.variance, variance, 5e-6);
 }
 
-}  // namespace topknot::test
+}  // namespace topknot::testing

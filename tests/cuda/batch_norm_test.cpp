@@ -6,7 +6,7 @@
 namespace topknot {
 namespace {
 
-using namespace test;
+using namespace testing;
 using cuda::BatchNormKind;
 
 void check_method(BatchNormKind kind, const BatchNormSetup& setup, DType type) {

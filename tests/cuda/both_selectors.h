@@ -14,7 +14,7 @@
 #include "tests/cuda/device_vector.h"
 #include "tests/support/catch.h"
 
-namespace topknot::test {
+namespace topknot::testing {
 
 struct BothSelectors {
   BothSelectors(const std::string& name, const CompressOptions& options, std::size_t n,
@@ -162,4 +162,4 @@ struct BothSelectors {
   double cpu_weight = 1;
 };
 
-}  // namespace topknot::test
+}  // namespace topknot::testing

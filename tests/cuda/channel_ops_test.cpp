@@ -12,7 +12,7 @@
 namespace topknot {
 namespace {
 
-using namespace test;
+using namespace testing;
 
 // `rounding`: of sums, relative to one; 0: the same bits.
 void check_same(const Op& op, const std::vector<Shape>& shapes, const Shape& output, double rounding = 0) {

@@ -14,7 +14,7 @@
 namespace topknot {
 namespace {
 
-using namespace test;
+using namespace testing;
 
 TEST_CASE("a sum of squares on a GPU has the CPU's bits, whatever the length") {
   const OnGpu gpu;

@@ -11,7 +11,7 @@
 #include "tests/cuda/device_vector.h"
 #include "tests/support/catch.h"
 
-namespace topknot::test {
+namespace topknot::testing {
 
 using cuda::StepParameters;
 using cuda::StepStatus;
@@ -187,4 +187,4 @@ inline CompressOptions options_of(const std::string& name) {
 
 inline constexpr const char* kMethods[] = {"topk", "gaussiank", "dgc", "regtopk"};
 
-}  // namespace topknot::test
+}  // namespace topknot::testing

@@ -11,11 +11,11 @@ namespace {
 using namespace testing;
 using reference::absolute;
 using reference::Conv;
-using test::backward_from;
-using test::CaughtInput;
-using test::gpu_tensor;
-using test::GpuLeaf;
-using test::rounded_to;
+using testing::backward_from;
+using testing::CaughtInput;
+using testing::gpu_tensor;
+using testing::GpuLeaf;
+using testing::rounded_to;
 
 // Rounding to bfloat16 is an error of at most 2^-8.
 constexpr double kBf16 = 1.01 / 256, kFp32 = 2e-5;
@@ -45,7 +45,7 @@ void check_case(const Conv& g, cuda::Precision precision, bool with_bias, bool d
   Array ry = reference::conv2d(g, rx, rw), ry_scale = reference::conv2d(g, absolute(rx), absolute(rw));
   if (with_bias) ry = add_bias(out, ry, rb), ry_scale = add_bias(out, ry_scale, absolute(rb));
   // A bias is added to what is rounded already.
-  check_close("y", test::values_of(y.value()), ry, ry_scale, bf16 ? (with_bias ? 2 : 1) * kBf16 : kFp32);
+  check_close("y", testing::values_of(y.value()), ry, ry_scale, bf16 ? (with_bias ? 2 : 1) * kBf16 : kFp32);
   check_close("dx", x.gradient(), conv2d_input_gradient(g, rw, rdy),
               conv2d_input_gradient(g, absolute(rw), absolute(rdy)), bf16 ? kBf16 : kFp32);
   // cuDNN rounds the weight's gradient to its inputs' type; the matrix product that is a 1x1 convolution does not.
@@ -109,7 +109,7 @@ TEST_CASE("conv2d on a GPU gives what the CPU gives") {
   backward_from({{y, dys}});
   const auto same = [](const char* what, const std::vector<float>& a, const std::vector<float>& b,
                        double scale) { check_close(what, a, as_double(b), Array(b.size(), scale), 1e-5); };
-  same("y", test::values_of(y.value()), testing::values_of(cpu_y), 12);  // of 144 terms
+  same("y", testing::values_of(y.value()), testing::values_of(cpu_y), 12);  // of 144 terms
   same("dx", x.gradient(), cpu_x.gradient(), 12);
   same("dw", w.gradient(), cpu_w.gradient(), 12);
   same("db", b.gradient(), cpu_b.gradient(), 12);
@@ -155,7 +155,7 @@ TEST_CASE("conv2d on a GPU gives the same bits in every deterministic run") {
         b({g.out}, random_values(g.out, 3));
     const Variable y = conv2d(x.variable(), w.variable(), b.variable(), geometry(g));
     backward_from({{y, random_values(g.y_size(), 4)}});
-    return std::vector{test::values_of(y.value()), x.gradient(), w.gradient(), b.gradient()};
+    return std::vector{testing::values_of(y.value()), x.gradient(), w.gradient(), b.gradient()};
   };
   CHECK(run() == run());
 }

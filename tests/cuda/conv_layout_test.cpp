@@ -10,7 +10,7 @@
 namespace topknot {
 namespace {
 
-using test::DeviceVector;
+using testing::DeviceVector;
 using testing::random_values;
 
 struct Filter {
@@ -41,7 +41,7 @@ TEST_CASE("filters go to cuDNN's order and type, and their gradients come back")
     const auto n = shape.size();
     const auto weight = random_values(static_cast<std::int64_t>(n), 1),
                start = random_values(static_cast<std::int64_t>(n), 2);
-    const auto rounded = test::rounded_to(DType::bf16, weight);
+    const auto rounded = testing::rounded_to(DType::bf16, weight);
     const DeviceVector<float> w(weight), filter(n);
     const DeviceVector<BFloat16> half(n);
     cuda::filter_from_weight(gpu.stream(), w.data(), filter.data(), false, shape);
@@ -66,7 +66,7 @@ TEST_CASE("a bias is added to its channel") {
     const std::size_t rows = 17;
     const auto y = random_values(static_cast<std::int64_t>(rows * channels), 1),
                bias = random_values(static_cast<std::int64_t>(channels), 2);
-    std::vector<float> expected = y, expected_half = test::rounded_to(DType::bf16, y);
+    std::vector<float> expected = y, expected_half = testing::rounded_to(DType::bf16, y);
     for (std::size_t i = 0; i < y.size(); ++i)
       expected[i] += bias[i % channels], expected_half[i] += bias[i % channels];
     const DeviceVector<float> on_gpu(y), b(bias);
@@ -76,7 +76,7 @@ TEST_CASE("a bias is added to its channel") {
     to_bfloat16(y.data(), y.size(), half.data());
     const DeviceVector<BFloat16> half_on_gpu(half);
     cuda::add_bias(gpu.stream(), half_on_gpu.data(), true, b.data(), rows, channels);
-    CHECK(floats(half_on_gpu.host()) == test::rounded_to(DType::bf16, expected_half));
+    CHECK(floats(half_on_gpu.host()) == testing::rounded_to(DType::bf16, expected_half));
   }
 }
 
@@ -87,7 +87,7 @@ TEST_CASE("column sums are right for any number of rows and channels, and always
   };
   for (const Size s : {Size{1, 1}, {7, 3}, {255, 33}, {257, 16}, {1025, 100}, {300000, 2}}) {
     const auto n = static_cast<std::int64_t>(s.rows * s.channels);
-    const auto x = test::rounded_to(DType::bf16, random_values(n, 1));  // the same sums of either type
+    const auto x = testing::rounded_to(DType::bf16, random_values(n, 1));  // the same sums of either type
     std::vector<double> sums(s.channels), scale(s.channels);
     for (std::size_t i = 0; i < x.size(); ++i)
       sums[i % s.channels] += static_cast<double>(x[i]),

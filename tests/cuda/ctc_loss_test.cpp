@@ -11,10 +11,10 @@ namespace topknot {
 namespace {
 
 using namespace testing;
-using test::CaughtInput;
-using test::DeviceVector;
-using test::gpu_tensor;
-using test::rounded_to;
+using testing::CaughtInput;
+using testing::DeviceVector;
+using testing::gpu_tensor;
+using testing::rounded_to;
 
 struct OnDevice {
   explicit OnDevice(const CtcCase& one)

@@ -16,7 +16,7 @@ namespace topknot {
 namespace {
 
 using cuda::DecodedStats;
-using test::DeviceVector;
+using testing::DeviceVector;
 
 using Block = std::vector<std::byte>;
 

@@ -11,13 +11,13 @@
 namespace topknot {
 namespace {
 
-using test::BothRanks;
-using test::gradient_of;
-using test::kMethods;
-using test::named;
-using test::options_of;
-using test::ten_steps;
-using test::whole_group;
+using testing::BothRanks;
+using testing::gradient_of;
+using testing::kMethods;
+using testing::named;
+using testing::options_of;
+using testing::ten_steps;
+using testing::whole_group;
 
 TEST_CASE("compressors on a GPU make the CPU's blocks, averages and residuals, with 1 to 5 ranks") {
   const OnGpu gpu;

@@ -11,7 +11,7 @@
 namespace topknot {
 namespace {
 
-using namespace test;
+using namespace testing;
 
 constexpr std::uint64_t kSeed = 77;
 

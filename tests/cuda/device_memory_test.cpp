@@ -17,7 +17,7 @@ namespace {
 
 using cuda::DeviceMemory;
 using cuda::StepStatus;
-using test::DeviceVector;
+using testing::DeviceVector;
 
 // A memory on either side, its slice, and the step that is under way.
 struct Both {
@@ -39,24 +39,24 @@ struct Both {
   // The pass of a selection, by the same functor, on the host.
   void accumulate_on_gpu() {
     const cuda::Accumulate made = on_gpu->accumulate(slice(), parameters.data());
-    std::vector<float> u = test::to_host(made.u, n), residual, velocity, next(n);
+    std::vector<float> u = testing::to_host(made.u, n), residual, velocity, next(n);
     cuda::Accumulate here = made;
     here.u = u.data();
-    if (made.residual) residual = test::to_host(made.residual, n), here.residual = residual.data();
+    if (made.residual) residual = testing::to_host(made.residual, n), here.residual = residual.data();
     if (made.velocity) {
-      velocity = test::to_host(made.velocity, n);
+      velocity = testing::to_host(made.velocity, n);
       here.velocity = velocity.data(), here.next_velocity = next.data();
     }
     cuda::StepParameters step;
     if (made.times_lr) step = parameters.host()[0], here.times_lr = &step;
     for (std::size_t i = 0; i < n; ++i) here(i);
-    test::to_device(made.u, u);
-    if (made.velocity) test::to_device(made.next_velocity, next);
+    testing::to_device(made.u, u);
+    if (made.velocity) testing::to_device(made.next_velocity, next);
   }
 
   // A step that sends every third entry or so, coarsely where `coarse`.
   void encode(std::uint32_t number, bool coarse, float lr = 1, bool lr_inside = false) {
-    cpu[turn] = test::noise<float>(n, number);
+    cpu[turn] = testing::noise<float>(n, number);
     gpu[turn].set(cpu[turn]);
     if (lr_inside)
       for (float& g : cpu[turn]) g *= lr;
@@ -104,8 +104,8 @@ struct Both {
     finish(bad, commit_on_gpu(stream));
   }
 
-  std::vector<std::byte> cpu_state() const { return test::saved(*on_cpu); }
-  std::vector<std::byte> gpu_state() const { return test::saved(*on_gpu); }
+  std::vector<std::byte> cpu_state() const { return testing::saved(*on_cpu); }
+  std::vector<std::byte> gpu_state() const { return testing::saved(*on_gpu); }
 
   std::size_t n;
   std::unique_ptr<Memory<float>> on_cpu;
@@ -174,7 +174,7 @@ TEST_CASE("the learning rate goes inside the memory where it is asked to") {
 TEST_CASE("a captured commit, replayed for either order of a slice's memories, is the CPU's") {
   const OnGpu gpu;
   Both both("dgc", momentum(0.9f, GENERATE(false, true)), 700);
-  std::optional<test::CapturedGraph> graphs[2];
+  std::optional<testing::CapturedGraph> graphs[2];
   std::span<float> averages[2];
   const std::string pattern = "ggbgbbgg";
   for (std::uint32_t i = 0; i < pattern.size(); ++i) {

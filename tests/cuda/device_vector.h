@@ -11,7 +11,7 @@
 #include "nn/core/cuda/graph.h"
 #include "tests/compress/simulated_ranks.h"  // same_bits()
 
-namespace topknot::test {
+namespace topknot::testing {
 
 template <class T>
 std::vector<T> to_host(const T* device, std::size_t n) {
@@ -70,4 +70,4 @@ std::vector<std::byte> saved(const Saves& one) {
   return writer.take();
 }
 
-}  // namespace topknot::test
+}  // namespace topknot::testing

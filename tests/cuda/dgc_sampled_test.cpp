@@ -9,7 +9,7 @@
 namespace topknot {
 namespace {
 
-using namespace test;
+using namespace testing;
 
 CompressOptions options_of(bool resample, const std::string& truncate, double ratio = 0.01) {
   CompressOptions options;

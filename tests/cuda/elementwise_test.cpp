@@ -10,7 +10,7 @@
 namespace topknot {
 namespace {
 
-using namespace test;
+using namespace testing;
 
 // Odd sizes leave elements over after the last 16 bytes.
 const std::vector<Shape> kShapes{{2, 16, 3, 5}, {3, 5, 7, 3}, {1, 1, 1, 1},

@@ -10,9 +10,9 @@ namespace topknot {
 namespace {
 
 using namespace testing;
-using test::CaughtInput;
-using test::gpu_tensor;
-using test::rounded_to;
+using testing::CaughtInput;
+using testing::gpu_tensor;
+using testing::rounded_to;
 
 TEST_CASE("frames_to_rows and rows_to_images on a GPU move every element as on the CPU") {
   const OnGpu gpu;
@@ -25,9 +25,9 @@ TEST_CASE("frames_to_rows and rows_to_images on a GPU move every element as on t
       const Variable there = flatten(rows_to_images(frames_to_rows(expected.variable())));
       const CaughtInput x(gpu_tensor(values, shape, Layout::nhwc, type));
       const Variable rows = flatten(rows_to_images(frames_to_rows(x.variable())));
-      CHECK(test::values_of(rows.value()) == testing::values_of(there));
+      CHECK(testing::values_of(rows.value()) == testing::values_of(there));
       backward(weighted_sum(there, dy));
-      test::backward_from({{rows, dy}});
+      testing::backward_from({{rows, dy}});
       CHECK(x.gradient() == expected.gradient());
     }
 }
@@ -46,9 +46,9 @@ TEST_CASE("mask_frames on a GPU masks as on the CPU, pictures and rows") {
       const bool rows = shape.rank() == 2;
       const CaughtInput x(gpu_tensor(values, shape, rows ? Layout::plain : Layout::nhwc, type));
       const Variable y = mask_frames(x.variable(), on_gpu);
-      CHECK(test::values_of(y.value()) == testing::values_of(on_cpu));
+      CHECK(testing::values_of(y.value()) == testing::values_of(on_cpu));
       backward(weighted_sum(on_cpu, dy));
-      test::backward_from({{y, dy}});
+      testing::backward_from({{y, dy}});
       CHECK(x.gradient() == expected.gradient());
     }
 }

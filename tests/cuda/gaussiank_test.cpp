@@ -13,7 +13,7 @@
 #include "tests/cuda/one_range.h"
 #include "tests/cuda/select_pair.h"
 
-namespace topknot::test {
+namespace topknot::testing {
 namespace {
 
 TEST_CASE("gaussiank on a GPU is the CPU's over steps of error feedback, of any gradient and length") {
@@ -220,4 +220,4 @@ TEST_CASE(
 }
 
 }  // namespace
-}  // namespace topknot::test
+}  // namespace topknot::testing

@@ -12,7 +12,7 @@
 #include "nn/core/parameter.h"
 #include "tests/cuda/device_vector.h"
 
-namespace topknot::test {
+namespace topknot::testing {
 
 // values[i] of plain order stands at order[i] in memory.
 inline std::vector<std::size_t> storage_order(const Shape& shape, Layout layout) {
@@ -107,4 +107,4 @@ inline std::vector<float> rounded_to(DType type, std::vector<float> values) {
   return values;
 }
 
-}  // namespace topknot::test
+}  // namespace topknot::testing

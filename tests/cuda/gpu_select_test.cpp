@@ -14,7 +14,7 @@
 #include "tests/cuda/one_range.h"
 #include "tests/support/catch.h"
 
-namespace topknot::test {
+namespace topknot::testing {
 namespace {
 
 using cuda::Accumulate;
@@ -313,4 +313,4 @@ TEST_CASE("a capacity keeps the floor of its multiple of k, and says what it kep
 }
 
 }  // namespace
-}  // namespace topknot::test
+}  // namespace topknot::testing

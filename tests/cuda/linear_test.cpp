@@ -11,11 +11,11 @@ namespace {
 using namespace testing;
 using reference::absolute;
 using reference::transpose;
-using test::backward_from;
-using test::CaughtInput;
-using test::gpu_tensor;
-using test::GpuLeaf;
-using test::rounded_to;
+using testing::backward_from;
+using testing::CaughtInput;
+using testing::gpu_tensor;
+using testing::GpuLeaf;
+using testing::rounded_to;
 
 struct Case {
   std::int64_t n, features, out;
@@ -46,7 +46,7 @@ void check_case(const Case& c, cuda::Precision precision, bool with_bias) {
   const Array rb = as_double(bs);
   // Rounding to bfloat16 is an error of at most 2^-8 of the result; a bias is added to what is rounded already.
   const double result = bf16 ? 1.01 / 256 : 1e-5;
-  check_close("y", test::values_of(y.value()), forward(rx, rw, rb),
+  check_close("y", testing::values_of(y.value()), forward(rx, rw, rb),
               forward(absolute(rx), absolute(rw), absolute(rb)), bf16 && with_bias ? 2 * result : result);
   const auto dx = [&](const Array& p, const Array& q) {
     return reference::matmul(c.n, c.features, c.out, p, q);
@@ -91,7 +91,7 @@ TEST_CASE("linear on a GPU gives what the CPU gives") {
   const auto same = [](const char* what, const std::vector<float>& a, const std::vector<float>& b) {
     check_close(what, a, as_double(b), Array(b.size(), 1.0), 2e-5);
   };
-  same("y", test::values_of(y.value()), cpu_y.value().to_vector());
+  same("y", testing::values_of(y.value()), cpu_y.value().to_vector());
   same("dx", x.gradient(), cpu_x.gradient());
   same("dw", w.gradient(), cpu_w.gradient());
   same("db", b.gradient(), cpu_b.gradient());

@@ -11,10 +11,10 @@ namespace {
 
 using namespace testing;
 using reference::absolute;
-using test::CaughtInput;
-using test::gpu_tensor;
-using test::GpuLeaf;
-using test::rounded_to;
+using testing::CaughtInput;
+using testing::gpu_tensor;
+using testing::GpuLeaf;
+using testing::rounded_to;
 
 TEST_CASE("lookahead on a GPU agrees with the formula, forward and backward") {
   const OnGpu gpu;
@@ -30,9 +30,9 @@ TEST_CASE("lookahead on a GPU agrees with the formula, forward and backward") {
       const GpuLeaf w({shape.features, shape.taps}, weights);
       const Variable y = lookahead(x.variable(), shape.batch, w.variable());
       const Array rx = as_double(values), rw = as_double(weights), rdy = as_double(dy);
-      check_close("y", test::values_of(y.value()), shape.y(rx, rw), shape.y(absolute(rx), absolute(rw)),
+      check_close("y", testing::values_of(y.value()), shape.y(rx, rw), shape.y(absolute(rx), absolute(rw)),
                   tolerance);
-      test::backward_from({{y, dy}});
+      testing::backward_from({{y, dy}});
       check_close("dx", x.gradient(), shape.dx(rdy, rw), shape.dx(absolute(rdy), absolute(rw)), tolerance);
       check_close("dw", w.gradient(), shape.dw(rdy, rx), shape.dw(absolute(rdy), absolute(rx)), 1e-6);
     }

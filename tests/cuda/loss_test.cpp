@@ -12,10 +12,10 @@ namespace topknot {
 namespace {
 
 using namespace testing;
-using test::CaughtInput;
-using test::DeviceVector;
-using test::gpu_tensor;
-using test::rounded_to;
+using testing::CaughtInput;
+using testing::DeviceVector;
+using testing::gpu_tensor;
+using testing::rounded_to;
 
 std::vector<std::int32_t> some_labels(std::int64_t n, std::int64_t classes) {
   std::vector<std::int32_t> labels(static_cast<std::size_t>(n));

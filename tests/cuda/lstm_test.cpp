@@ -14,11 +14,11 @@ namespace {
 
 using namespace testing;
 using reference::LstmCase;
-using test::backward_from;
-using test::CaughtInput;
-using test::gpu_tensor;
-using test::GpuLeaf;
-using test::rounded_to;
+using testing::backward_from;
+using testing::CaughtInput;
+using testing::gpu_tensor;
+using testing::GpuLeaf;
+using testing::rounded_to;
 
 struct LstmInputs {
   std::vector<float> x, input, recurrent, input_bias, recurrent_bias, hidden, cell, dy;
@@ -65,7 +65,7 @@ LstmOutputs run_on_gpu(const LstmCase& c, const LstmInputs& v, DType type) {
     const Variable y = lstm(
         x.variable(), c.batch,
         {input.variable(), recurrent.variable(), input_bias.variable(), recurrent_bias.variable()}, carried);
-    out.y = test::values_of(y.value());
+    out.y = testing::values_of(y.value());
     backward_from({{y, v.dy}});
   }
   states.statistics_to_host();
@@ -125,7 +125,7 @@ TEST_CASE("lstm on a GPU without a state begins with zeros") {
         c2({80}, v.recurrent_bias);
     const Variable y = lstm(Variable(gpu_tensor(v.x, {12, 5}, Layout::plain, type)), 3,
                             {input.variable(), recurrent.variable(), b.variable(), c2.variable()}, {});
-    CHECK(test::values_of(y.value()) == run_on_gpu(c, v, type).y);
+    CHECK(testing::values_of(y.value()) == run_on_gpu(c, v, type).y);
   }
 }
 
@@ -142,7 +142,7 @@ TEST_CASE("embedding on a GPU gives the CPU's bits, value and gradient") {
   for (int pass = 0; pass < 2; ++pass) {  // the second overwrites the first
     weight.clear();
     const Variable y = embedding(input, weight.variable());
-    CHECK(test::values_of(y.value()) == expected.value().to_vector());
+    CHECK(testing::values_of(y.value()) == expected.value().to_vector());
     backward_from({{y, dy}});
     CHECK(weight.gradient() == cpu.gradient());
   }
@@ -153,7 +153,7 @@ TEST_CASE("embedding on a GPU gives the CPU's bits, value and gradient") {
     CHECK(weight.gradient()[i] == Approx(2 * cpu.gradient()[i]).margin(1e-5));
   const Variable beyond =
       embedding(Variable(gpu_tensor({7, -1, 2}, {1, 3, 1, 1}, Layout::nhwc, DType::f32)), weight.variable());
-  const auto rows = test::values_of(beyond.value());
+  const auto rows = testing::values_of(beyond.value());
   CHECK(std::isnan(rows[0]));
   CHECK(std::isnan(rows[static_cast<std::size_t>(width)]));
   CHECK(std::isfinite(rows[static_cast<std::size_t>(2 * width)]));
@@ -167,7 +167,7 @@ TEST_CASE("embedding on a GPU in bfloat16 reads whole ids and sums its gradient 
   const Variable y = embedding(Variable(gpu_tensor({999, 1000, 999}, {1, 3, 1, 1}, Layout::nhwc, DType::f32)),
                                weight.variable());
   CHECK(y.value().dtype() == DType::bf16);
-  CHECK((test::values_of(y.value()) == rounded_to(DType::bf16, {table[999], table[1000], table[999]})));
+  CHECK((testing::values_of(y.value()) == rounded_to(DType::bf16, {table[999], table[1000], table[999]})));
   backward_from({{y, {1.0f, 4.0f, 0.00390625f}}});  // 1 + 2^-8 is no bfloat16
   CHECK(weight.gradient()[999] == 1.00390625f);
   CHECK(weight.gradient()[1000] == 4.0f);

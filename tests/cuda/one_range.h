@@ -6,7 +6,7 @@
 #include "compress/select/cuda/gpu_select_memory.h"
 #include "tests/cuda/device_vector.h"
 
-namespace topknot::test {
+namespace topknot::testing {
 
 struct OneRange {
   OneRange(std::size_t n, std::size_t limit, std::size_t room)
@@ -33,4 +33,4 @@ struct OneRange {
   cuda::SelectRange range;
 };
 
-}  // namespace topknot::test
+}  // namespace topknot::testing

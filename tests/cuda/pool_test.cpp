@@ -12,10 +12,10 @@ namespace topknot {
 namespace {
 
 using namespace testing;
-using test::backward_from;
-using test::CaughtInput;
-using test::gpu_tensor;
-using test::rounded_to;
+using testing::backward_from;
+using testing::CaughtInput;
+using testing::gpu_tensor;
+using testing::rounded_to;
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
@@ -40,7 +40,7 @@ void check_pool(const PoolGeometry& g, const Shape& shape, DType type) {
   r.run(as_double(rounded_to(type, values)), as_double(dy), ry, rdx);
   // bfloat16: 2^-8 of sums of up to nine numbers of about one.
   const double rounding = type == DType::bf16 ? 1.0 / 256 : 1e-6;
-  check_close("y", test::values_of(y.value()), ry, Array(ry.size(), max ? 0 : 4.0), rounding);
+  check_close("y", testing::values_of(y.value()), ry, Array(ry.size(), max ? 0 : 4.0), rounding);
   check_close("dx", x.gradient(), rdx, Array(rdx.size(), max && g.window <= g.stride ? 0 : 9.0), rounding);
 }
 
@@ -64,7 +64,7 @@ TEST_CASE("max pooling on a GPU: padding never wins, a NaN comes through, equal 
   std::vector<float> low(64, -100.0f);
   const CaughtInput x(gpu_tensor(low, shape, Layout::nhwc, DType::f32));
   const Variable y = pool(x.variable(), {PoolKind::max, 2, 2, 0});
-  CHECK(test::values_of(y.value()) == std::vector<float>(16, -100.0f));
+  CHECK(testing::values_of(y.value()) == std::vector<float>(16, -100.0f));
   backward_from({{y, std::vector<float>(16, 1.0f)}});
   const auto dx = x.gradient();
   double sum = 0;
@@ -74,7 +74,7 @@ TEST_CASE("max pooling on a GPU: padding never wins, a NaN comes through, equal 
   low[0] = kNan;  // channel 0, first window
   const Variable bad =
       pool(Variable(gpu_tensor(low, shape, Layout::nhwc, DType::f32)), {PoolKind::max, 3, 2, 1});
-  const auto values = test::values_of(bad.value());
+  const auto values = testing::values_of(bad.value());
   for (std::size_t i = 0; i < values.size(); ++i) CHECK(std::isnan(values[i]) == (i == 0));
 }
 
@@ -100,7 +100,7 @@ TEST_CASE("global_average_pool on a GPU has the CPU's bits; in bfloat16 it is th
       Leaf on_cpu(shape, values);
       const Variable expected = global_average_pool(on_cpu.variable());
       backward(weighted_sum(expected, dy));
-      CHECK(test::values_of(y.value()) == rounded_to(type, expected.value().to_vector()));
+      CHECK(testing::values_of(y.value()) == rounded_to(type, expected.value().to_vector()));
       CHECK(x.gradient() == rounded_to(type, on_cpu.gradient()));
     }
   }

@@ -12,7 +12,7 @@
 #include "tests/cuda/gpu_leaf.h"
 #include "tests/support/variables.h"
 
-namespace topknot::test {
+namespace topknot::testing {
 
 using testing::random_values;
 
@@ -59,4 +59,4 @@ inline Probe probe(const Op& op, const std::vector<Input>& inputs, const std::ve
   return result;
 }
 
-}  // namespace topknot::test
+}  // namespace topknot::testing

@@ -9,7 +9,7 @@
 namespace topknot {
 namespace {
 
-using namespace test;
+using namespace testing;
 
 CompressOptions options_of(double mu = 4, const std::string& variant = "A", double q = 1e8) {
   CompressOptions options;

@@ -11,7 +11,7 @@
 #include "tests/cuda/both_selectors.h"
 #include "tests/cuda/fixture.h"
 
-namespace topknot::test {
+namespace topknot::testing {
 
 class SelectPair {
  public:
@@ -84,4 +84,4 @@ inline std::vector<float> gradient_of(int kind, std::size_t n, std::uint32_t str
   return g;
 }
 
-}  // namespace topknot::test
+}  // namespace topknot::testing

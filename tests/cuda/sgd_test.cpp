@@ -10,7 +10,7 @@
 namespace topknot {
 namespace {
 
-using namespace test;
+using namespace testing;
 
 // Matrices and vectors take turns, so that runs that decay and runs that do not are short and many.
 struct Model {

@@ -8,7 +8,7 @@
 namespace topknot {
 namespace {
 
-using namespace test;
+using namespace testing;
 
 void check_same(const Op& op, const Shape& shape, std::int64_t outputs, bool bf16) {
   INFO(shape.str() << (bf16 ? ", bf16" : ", f32"));

@@ -5,7 +5,7 @@
 #include "tests/cuda/device_exchange_fixture.h"
 #include "tests/cuda/fixture.h"
 #include "tests/support/catch.h"
-#include "tests/support/user_error.h"
+#include "tests/support/error_text.h"
 
 namespace topknot {
 namespace {

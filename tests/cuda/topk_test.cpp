@@ -9,7 +9,7 @@
 #include "tests/cuda/one_range.h"
 #include "tests/cuda/select_pair.h"
 
-namespace topknot::test {
+namespace topknot::testing {
 namespace {
 
 TEST_CASE("topk on a GPU is the CPU's over steps of error feedback, of any gradient and length") {
@@ -165,4 +165,4 @@ TEST_CASE("a fixed threshold on a GPU is the CPU's, within its capacity and with
 }
 
 }  // namespace
-}  // namespace topknot::test
+}  // namespace topknot::testing

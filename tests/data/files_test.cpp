@@ -6,9 +6,9 @@
 #include <iterator>
 
 #include "data/dataset.h"
-#include "tests/data/temp_folder.h"
 #include "tests/support/catch.h"
-#include "tests/support/user_error.h"
+#include "tests/support/error_text.h"
+#include "tests/support/temp_folder.h"
 
 using namespace topknot;
 using Bytes = std::vector<std::uint8_t>;

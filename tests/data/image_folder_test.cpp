@@ -7,8 +7,8 @@
 #include "nn/core/rng.h"
 #include "tests/data/picture_folder.h"
 #include "tests/support/catch.h"
+#include "tests/support/error_text.h"
 #include "tests/support/standard_error.h"
-#include "tests/support/user_error.h"
 
 using namespace topknot;
 using topknot::testing::StandardError;

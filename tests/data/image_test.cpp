@@ -9,7 +9,7 @@
 #include "data/resample.h"
 #include "nn/core/rng.h"
 #include "tests/support/catch.h"
-#include "tests/support/user_error.h"
+#include "tests/support/error_text.h"
 
 using namespace topknot;
 

@@ -4,7 +4,7 @@
 #include <set>
 
 #include "tests/support/catch.h"
-#include "tests/support/user_error.h"
+#include "tests/support/error_text.h"
 
 using namespace topknot;
 

@@ -10,7 +10,7 @@
 
 #include "data/spectrogram.h"
 #include "nn/core/base/check.h"
-#include "tests/data/temp_folder.h"
+#include "tests/support/temp_folder.h"
 
 namespace topknot {
 

@@ -8,7 +8,7 @@
 #include "nn/core/base/check.h"
 #include "nn/core/rng.h"
 #include "tests/support/catch.h"
-#include "tests/support/user_error.h"
+#include "tests/support/error_text.h"
 
 using namespace topknot;
 

@@ -5,7 +5,7 @@
 #include "data/transcript.h"
 #include "tests/data/made_up_speech.h"
 #include "tests/support/catch.h"
-#include "tests/support/user_error.h"
+#include "tests/support/error_text.h"
 
 using namespace topknot;
 

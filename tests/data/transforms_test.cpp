@@ -5,7 +5,7 @@
 
 #include "tests/data/small_dataset.h"
 #include "tests/support/catch.h"
-#include "tests/support/user_error.h"
+#include "tests/support/error_text.h"
 
 using namespace topknot;
 

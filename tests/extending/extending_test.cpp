@@ -1,11 +1,10 @@
-// The worked example of docs/extending.md: its two files, compiled into this program, and the page that shows
-// them.
+// The worked examples of docs/extending.md: their files, compiled into this program, and the page that shows them.
 #include <filesystem>
 
 #include "dist/comm/threads_communicator.h"
-#include "tests/data/temp_folder.h"
 #include "tests/support/catch.h"
 #include "tests/support/files.h"
+#include "tests/support/temp_folder.h"
 #include "train/trainer.h"
 
 using namespace topknot;

@@ -9,8 +9,6 @@
 
 using namespace topknot;
 
-namespace {}  // namespace
-
 TEST_CASE("the example optimizer agrees with the formula, in any slices, decay of matrices alone") {
   ParameterStore store;
   store.add("weight", {7, 11}, fill_normal);

@@ -7,10 +7,10 @@
 #include <filesystem>
 #include <fstream>
 
-#include "tests/data/temp_folder.h"
 #include "tests/support/catch.h"
 #include "tests/support/files.h"
 #include "tests/support/standard_error.h"
+#include "tests/support/temp_folder.h"
 
 namespace topknot {
 namespace {

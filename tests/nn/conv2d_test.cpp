@@ -106,7 +106,8 @@ TEST_CASE("conv2d with wide padding: as in Deep Speech, and on either side of wh
     check_case(blocked({2, 32, 12, 13, 32, {21, 11}, {2, 1}, {10, 5}}, true), threads);
     check_case(blocked({2, 16, 5, 9, 32, {1, 9}, 1, {0, 4}}), threads);
     check_case(blocked({2, 16, 5, 9, 32, {1, 7}, 1, {0, 3}}), threads);
-    check_case(blocked({2, 128, 5, 9, 128, {1, 9}, 1, {0, 4}}), threads);  // few pixels: by products where blocked
+    check_case(blocked({2, 128, 5, 9, 128, {1, 9}, 1, {0, 4}}),
+               threads);  // few pixels: by products where blocked
     check_case(plain({2, 1, 11, 9, 32, {5, 11}, 2, {2, 5}}, true), threads);
   }
 }

@@ -26,7 +26,8 @@ TEST_CASE("memory of ever other sizes is given back: no more than twice what was
   for (std::size_t floats = 1000; floats < 5000; floats += 100) {
     float *first = memory.allocate(floats), *second = memory.allocate(floats + 50);
     first[floats - 1] = second[floats + 49] = 1;
-    most = std::max(most, 4 * (2 * floats + 50) + 256);  // each block has 64 bytes more, and is a multiple of 64
+    most =
+        std::max(most, 4 * (2 * floats + 50) + 256);  // each block has 64 bytes more, and is a multiple of 64
     memory.release(first, floats);
     memory.release(second, floats + 50);
     CHECK(memory.held() <= 2 * most);

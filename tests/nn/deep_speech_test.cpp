@@ -1,5 +1,5 @@
 #include "nn/models/model.h"
-#include "tests/support/user_error.h"
+#include "tests/support/error_text.h"
 #include "tests/support/variables.h"
 
 using namespace topknot;

@@ -4,8 +4,8 @@
 #include "nn/core/rng.h"
 #include "optim/optimizer.h"
 #include "tests/support/catch.h"
+#include "tests/support/error_text.h"
 #include "tests/support/fill_normal.h"
-#include "tests/support/user_error.h"
 
 using namespace topknot;
 

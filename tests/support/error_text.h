@@ -1,20 +1,21 @@
 #pragma once
-// Checks on any error's message, the same under Catch2 2 and 3.
+// Checks on errors' messages, the same under Catch2 2 and 3.
 
 #include <exception>
 #include <initializer_list>
 #include <string>
 
+#include "nn/core/base/check.h"
 #include "tests/support/catch.h"
 
 namespace topknot {
 
-// What `call` throws says; "" where it throws nothing.
-template <class Call>
+// What `call` throws, of class Kind, says; "" where it throws nothing.
+template <class Kind = std::exception, class Call>
 std::string error_text(Call call) {
   try {
     call();
-  } catch (const std::exception& error) {
+  } catch (const Kind& error) {
     return error.what();
   }
   return "";
@@ -26,6 +27,12 @@ inline bool says(const std::string& text, std::initializer_list<std::string> par
   for (const auto& part : parts)
     if (text.find(part) == std::string::npos) return false;
   return !text.empty();
+}
+
+// True where `call` throws a UserError whose text holds every one of `parts`.
+template <class Call>
+bool user_error(Call call, std::initializer_list<std::string> parts) {
+  return says(error_text<UserError>(call), parts);
 }
 
 }  // namespace topknot

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace topknot::test {
+namespace topknot::testing {
 
 // Exactly `count` of `numel` positions, ascending, every set alike likely (selection
 // sampling).
@@ -24,4 +24,4 @@ inline std::vector<std::uint32_t> uniform_positions(std::size_t numel, std::size
   return positions;
 }
 
-}  // namespace topknot::test
+}  // namespace topknot::testing

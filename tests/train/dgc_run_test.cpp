@@ -3,13 +3,13 @@
 
 #include "optim/clip.h"
 #include "tests/compress/simulated_ranks.h"
-#include "tests/data/temp_folder.h"
 #include "tests/dist/ranks.h"
 #include "tests/support/catch.h"
+#include "tests/support/temp_folder.h"
 #include "train/trainer.h"
 
 using namespace topknot;
-using namespace topknot::test;
+using namespace topknot::testing;
 
 namespace {
 

@@ -2,7 +2,7 @@
 #include <fstream>
 #include <map>
 
-#include "tests/support/user_error.h"
+#include "tests/support/error_text.h"
 #include "tests/train/model_copy.h"
 #include "tests/train/small_run.h"
 #include "train/checkpoint/model_file.h"

@@ -1,7 +1,6 @@
 // Training on pictures that are read as they are needed.
 #include "tests/data/picture_folder.h"
 #include "tests/support/error_text.h"
-#include "tests/support/user_error.h"
 #include "tests/train/small_run.h"
 #include "train/agreement.h"
 
@@ -46,7 +45,7 @@ TEST_CASE("ranks with other pictures notice it before the first step") {
   std::vector<std::string> messages(2);
   run_ranks("threads", 2, [&](Communicator& communicator) {
     const auto rank = static_cast<std::size_t>(communicator.rank());
-    messages[rank] = user_error_message([&] { check_same_data(communicator, data[rank]); });
+    messages[rank] = error_text<UserError>([&] { check_same_data(communicator, data[rank]); });
   });
   for (const std::string& message : messages) {
     CHECK(message.find("the checksum of test samples is") != std::string::npos);

@@ -1,6 +1,6 @@
 #include "train/limits.h"
 
-#include "tests/support/user_error.h"
+#include "tests/support/error_text.h"
 #include "tests/train/small_run.h"
 
 using namespace topknot;

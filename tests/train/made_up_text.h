@@ -5,7 +5,7 @@
 #include <string>
 
 #include "nn/core/rng.h"
-#include "tests/data/temp_folder.h"
+#include "tests/support/temp_folder.h"
 
 namespace topknot::testing {
 

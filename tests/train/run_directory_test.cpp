@@ -5,10 +5,10 @@
 
 #include <filesystem>
 
-#include "tests/data/temp_folder.h"
 #include "tests/support/catch.h"
+#include "tests/support/error_text.h"
 #include "tests/support/files.h"
-#include "tests/support/user_error.h"
+#include "tests/support/temp_folder.h"
 #include "train/metrics/metrics.h"
 #include "train/metrics/output_file.h"
 

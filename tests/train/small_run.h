@@ -5,9 +5,9 @@
 #include <vector>
 
 #include "nn/core/base/check.h"
-#include "tests/data/temp_folder.h"
 #include "tests/dist/ranks.h"
 #include "tests/support/catch.h"
+#include "tests/support/temp_folder.h"
 #include "train/metrics/metrics.h"
 #include "train/trainer.h"
 

@@ -2,7 +2,7 @@
 #include <set>
 
 #include "tests/data/made_up_speech.h"
-#include "tests/support/user_error.h"
+#include "tests/support/error_text.h"
 #include "tests/train/resumed_run.h"
 #include "train/evaluate.h"
 

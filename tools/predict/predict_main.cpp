@@ -70,17 +70,16 @@ struct Arguments {
 
 bool parse(int argc, char** argv, Arguments& a) {
   CLI::App app("predict");
-  app.add_flag("--papers", a.papers);
-  app.add_option("--ranks", a.ranks)->delimiter(',');
-  app.add_option("--rate", a.rates)->delimiter(',');
-  app.add_option("--latency", a.latencies)->delimiter(',');
-  app.add_option("--merge", a.merges)->delimiter(',');
-  app.add_option("--method", a.methods)->delimiter(',');
-  app.add_option("--collective", a.collectives)->delimiter(',');
-  app.add_option("--measured", a.measured);
-  app.add_option("--tcp-share", a.tcp_share);
-  app.add_option("--out", a.out);
-  app.add_option("runs", a.runs);
+  const auto list = [&app](const char* name, std::vector<std::string>& values) {
+    return app.add_option(name, values)->delimiter(',')->allow_extra_args(false);  // a RUN may follow
+  };
+  CLI::Option* papers = app.add_flag("--papers", a.papers);
+  for (CLI::Option* option :
+       {list("--ranks", a.ranks), list("--rate", a.rates), list("--latency", a.latencies),
+        list("--merge", a.merges), list("--method", a.methods), list("--collective", a.collectives),
+        app.add_option("--measured", a.measured), app.add_option("--tcp-share", a.tcp_share),
+        app.add_option("--out", a.out), app.add_option("runs", a.runs)})
+    option->excludes(papers);
   return parse_options(app, kText, argc, argv);
 }
 
@@ -152,7 +151,6 @@ int run(int argc, char** argv) {
   Arguments a;
   if (!parse(argc, argv, a)) return 0;
   if (a.papers) {
-    if (!a.runs.empty()) misuse("predict", "--papers needs no run");
     std::cout << papers_text();
     std::cout.flush();
     return 0;

@@ -9,7 +9,7 @@
 #include "nn/core/rng.h"
 #include "tests/compress/simulated_ranks.h"
 
-namespace topknot::test {
+namespace topknot::testing {
 
 inline std::vector<float> normal_vector(std::uint32_t a, std::uint32_t b, std::size_t n) {
   const CounterRng rng(83, RngUse::test, a, b);
@@ -71,4 +71,4 @@ double norm(const A& a) {
   return distance(a, std::vector<double>(a.size()));
 }
 
-}  // namespace topknot::test
+}  // namespace topknot::testing

@@ -8,7 +8,7 @@
 #include "compress/select/selector.h"
 #include "nn/core/rng.h"
 
-namespace topknot::test {
+namespace topknot::testing {
 
 struct Asked {
   double density = 0.01;
@@ -70,4 +70,4 @@ bool well_formed(const Selected<T>& selected, const std::vector<T>& x) {
   return true;
 }
 
-}  // namespace topknot::test
+}  // namespace topknot::testing

@@ -8,7 +8,7 @@
 #include "tests/support/catch.h"
 
 using namespace topknot;
-using namespace topknot::test;
+using namespace topknot::testing;
 
 namespace {
 

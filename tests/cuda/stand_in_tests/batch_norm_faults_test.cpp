@@ -10,14 +10,14 @@
 #include "tests/cuda/batch_norm_probe.h"
 #include "tests/cuda/stand_in/machine.h"
 #include "tests/cuda/stand_in_tests/machine_settings.h"
-#include "tests/data/temp_folder.h"
 #include "tests/support/error_text.h"
 #include "tests/support/files.h"
+#include "tests/support/temp_folder.h"
 
 namespace topknot {
 namespace {
 
-using namespace test;
+using namespace testing;
 using cuda::BatchNormKind;
 
 // Runs `work` with blocks and threads in ascending and in descending order.

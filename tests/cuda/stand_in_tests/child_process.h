@@ -10,7 +10,7 @@
 
 #include "tests/support/catch.h"
 
-namespace topknot::test {
+namespace topknot::testing {
 
 struct Ended {
   bool aborted = false;  // else the function returned
@@ -47,4 +47,4 @@ inline Ended run_in_child(const std::function<void()>& work) {
   return ended;
 }
 
-}  // namespace topknot::test
+}  // namespace topknot::testing

@@ -7,9 +7,9 @@
 #include "tests/cuda/gpu_leaf.h"
 #include "tests/cuda/stand_in/cudnn_convolution.h"
 #include "tests/cuda/stand_in/machine.h"
-#include "tests/data/temp_folder.h"
 #include "tests/support/error_text.h"
 #include "tests/support/files.h"
+#include "tests/support/temp_folder.h"
 #include "tests/support/variables.h"
 
 namespace topknot {
@@ -34,14 +34,14 @@ const Conv kConv{2, 3, 6, 6, 4, 3, 1, 1};
 // y, dx, dw and db of one convolution, whose input is used twice.
 std::vector<std::vector<float>> step(DType type = DType::f32, const Conv& g = kConv) {
   const ConvGeometry geometry = g.geometry();
-  const test::CaughtInput x(
-      test::gpu_tensor(random_values(g.x_size(), 1), {g.n, g.in, g.height, g.width}, Layout::nhwc, type));
-  const test::GpuLeaf w(geometry.weight_shape(), random_values(g.w_size(), 2)),
+  const testing::CaughtInput x(
+      testing::gpu_tensor(random_values(g.x_size(), 1), {g.n, g.in, g.height, g.width}, Layout::nhwc, type));
+  const testing::GpuLeaf w(geometry.weight_shape(), random_values(g.w_size(), 2)),
       b({g.out}, random_values(g.out, 3));
   const Variable y = conv2d(x.variable(), w.variable(), b.variable(), geometry),
                  z = conv2d(x.variable(), w.variable(), b.variable(), geometry);
-  test::backward_from({{y, random_values(g.y_size(), 4)}, {z, random_values(g.y_size(), 5)}});
-  return {test::values_of(y.value()), x.gradient(), w.gradient(), b.gradient()};
+  testing::backward_from({{y, random_values(g.y_size(), 4)}, {z, random_values(g.y_size(), 5)}});
+  return {testing::values_of(y.value()), x.gradient(), w.gradient(), b.gradient()};
 }
 
 }  // namespace
@@ -237,13 +237,13 @@ TEST_CASE("no algorithm is looked for while a graph is captured, and a known sha
     OnGpu gpu(Precision::fp32, deterministic);
     const Conv& g = kConv;
     const ConvGeometry geometry = g.geometry();
-    const Tensor x = test::gpu_tensor(random_values(g.x_size(), 1), {g.n, g.in, g.height, g.width},
-                                      Layout::nhwc, DType::f32);
-    const test::GpuLeaf w(geometry.weight_shape(), random_values(g.w_size(), 2));
+    const Tensor x = testing::gpu_tensor(random_values(g.x_size(), 1), {g.n, g.in, g.height, g.width},
+                                         Layout::nhwc, DType::f32);
+    const testing::GpuLeaf w(geometry.weight_shape(), random_values(g.w_size(), 2));
     std::vector<Tensor> kept;
     const auto forward = [&] { kept.push_back(conv2d(Variable(x), w.variable(), {}, geometry).value()); };
     forward(), forward();
-    const auto expected = test::values_of(kept[0]);
+    const auto expected = testing::values_of(kept[0]);
     kept.pop_back();  // memory for the capture
     cuda::forget_conv_algorithms();
     TOPKNOT_CUDA(cudaStreamBeginCapture(gpu.stream(), cudaStreamCaptureModeThreadLocal));
@@ -254,10 +254,10 @@ TEST_CASE("no algorithm is looked for while a graph is captured, and a known sha
 
     forward();
     kept.pop_back();
-    test::CapturedGraph captured(gpu.stream(), forward);
+    testing::CapturedGraph captured(gpu.stream(), forward);
     REQUIRE(kept.size() == 2);
     captured.launch(gpu.stream());
-    CHECK(test::values_of(kept[1]) == expected);
+    CHECK(testing::values_of(kept[1]) == expected);
   }
 }
 

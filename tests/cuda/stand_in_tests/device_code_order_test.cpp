@@ -9,7 +9,7 @@
 namespace topknot {
 namespace {
 
-using test::DeviceVector;
+using testing::DeviceVector;
 
 TEST_CASE("codes on a GPU do not depend on the order of threads") {
   const stand_in::Reversed reversed;
@@ -43,8 +43,8 @@ TEST_CASE("codes on a GPU do not depend on the order of threads") {
       code->read(gpu.stream(), block.data(), {indices.data(), out.data(), found.data()});
       CHECK(found.host()[0].damaged == 0);
       CHECK(found.host()[0].count == count);
-      CHECK(test::to_host<std::uint32_t>(indices.data(), count) == decoded.indices);
-      CHECK(test::to_host<float>(out.data(), count) == decoded.values);
+      CHECK(testing::to_host<std::uint32_t>(indices.data(), count) == decoded.indices);
+      CHECK(testing::to_host<float>(out.data(), count) == decoded.values);
     }
 }
 

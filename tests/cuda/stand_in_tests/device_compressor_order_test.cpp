@@ -10,13 +10,13 @@ TEST_CASE("compressors on a GPU do not depend on the order of threads") {
   const stand_in::Reversed reversed;
   const OnGpu gpu;
   const std::size_t n = 1300;
-  for (const char* name : test::kMethods) {
+  for (const char* name : testing::kMethods) {
     INFO(name);
-    CompressOptions options = test::options_of(name);
+    CompressOptions options = testing::options_of(name);
     options.codec = "rice";
     options.values = "fp16";
-    test::BothRanks both(options, {n, {{0, 600}, {600, n}}, 3});
-    test::ten_steps(both, n, {0.75f, 1.25f, 1.0f});
+    testing::BothRanks both(options, {n, {{0, 600}, {600, n}}, 3});
+    testing::ten_steps(both, n, {0.75f, 1.25f, 1.0f});
   }
 }
 

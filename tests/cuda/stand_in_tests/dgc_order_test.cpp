@@ -7,7 +7,7 @@
 namespace topknot {
 namespace {
 
-using namespace test;
+using namespace testing;
 
 }  // namespace
 

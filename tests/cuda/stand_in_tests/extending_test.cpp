@@ -2,7 +2,7 @@
 #include "compress/compressor.h"
 #include "tests/cuda/select_pair.h"
 
-namespace topknot::test {
+namespace topknot::testing {
 namespace {
 
 TEST_CASE("the example's CUDA counterpart selects what the example selects, also replayed as a graph") {
@@ -26,4 +26,4 @@ TEST_CASE("every CUDA counterpart belongs to a registered selection") {
 }
 
 }  // namespace
-}  // namespace topknot::test
+}  // namespace topknot::testing

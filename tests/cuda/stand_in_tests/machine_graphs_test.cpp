@@ -9,7 +9,7 @@
 namespace topknot {
 namespace {
 
-using test::DeviceVector;
+using testing::DeviceVector;
 
 // Two streams of a capture on the first, and a list of what ran.
 struct Captured {

@@ -13,8 +13,8 @@
 namespace topknot {
 namespace {
 
-using test::DeviceVector;
-using test::run_in_child;
+using testing::DeviceVector;
+using testing::run_in_child;
 
 struct Stream {
   Stream() { TOPKNOT_CUDA(cudaStreamCreateWithFlags(&handle, cudaStreamNonBlocking)); }
@@ -159,7 +159,7 @@ TEST_CASE("stand-in: who writes beside a block, and be it a byte, ends the progr
     const auto end = static_cast<std::ptrdiff_t>(bytes);
     for (const std::ptrdiff_t offset : {std::ptrdiff_t{-256}, std::ptrdiff_t{-1}, end, end + 1, end + 255}) {
       INFO("offset " << offset << " of " << bytes);
-      const test::Ended ended = write_at(offset, bytes);
+      const testing::Ended ended = write_at(offset, bytes);
       CHECK(ended.aborted);
       CHECK(says(ended.text, {"beside a block of " + std::to_string(bytes) + " bytes"}));
     }

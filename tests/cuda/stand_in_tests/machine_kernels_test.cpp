@@ -14,8 +14,8 @@ namespace topknot {
 namespace {
 
 using cuda::launch;
-using test::DeviceVector;
-using test::run_in_child;
+using testing::DeviceVector;
+using testing::run_in_child;
 
 constexpr int kBlock = 96;
 
@@ -247,7 +247,7 @@ TEST_CASE("stand-in: a kernel whose threads part at a barrier ends the program")
   for (const unsigned who : {0u, 5u, 31u}) {
     INFO("thread " << who);
     const auto dies_of = [&](void (*kernel)(unsigned), const char* reason) {
-      const test::Ended ended = run(kernel, who);
+      const testing::Ended ended = run(kernel, who);
       return ended.aborted && says(ended.text, {"stand-in GPU", reason});
     };
     CHECK(dies_of(leave_before_barrier, "has ended without the barrier"));

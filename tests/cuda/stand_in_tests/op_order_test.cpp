@@ -16,7 +16,7 @@
 namespace topknot {
 namespace {
 
-using namespace test;
+using namespace testing;
 
 TEST_CASE("a convolution and its gradients are the same in either order of blocks and threads") {
   const ConvGeometry g{5, 40, 3, 2, 1};

@@ -9,7 +9,7 @@
 namespace topknot {
 namespace {
 
-using namespace test;
+using namespace testing;
 
 TEST_CASE("a clipped SGD step gives the same whatever the order of blocks and threads") {
   std::vector<std::vector<float>> weights;

@@ -2,7 +2,7 @@
 #include "tests/cuda/select_pair.h"
 #include "tests/cuda/stand_in_tests/machine_settings.h"
 
-namespace topknot::test {
+namespace topknot::testing {
 namespace {
 
 TEST_CASE("selections are the same where blocks and threads run backwards") {
@@ -24,4 +24,4 @@ TEST_CASE("selections are the same where blocks and threads run backwards") {
 }
 
 }  // namespace
-}  // namespace topknot::test
+}  // namespace topknot::testing

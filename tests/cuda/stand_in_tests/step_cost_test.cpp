@@ -23,7 +23,7 @@ std::ostream& operator<<(std::ostream& out, const Launches& launches) {
 }
 
 // Of one rank of two.
-Launches launches(const CompressOptions& options, const GroupSpec& group = test::whole_group(20000, 2)) {
+Launches launches(const CompressOptions& options, const GroupSpec& group = testing::whole_group(20000, 2)) {
   const OnGpu gpu;
   const std::size_t n = group.numel, ranks = static_cast<std::size_t>(group.ranks);
   const auto compressor = cuda::make_device_compressor(options, group);
@@ -66,15 +66,15 @@ TEST_CASE("a method's step is so many launches") {
                          Row{"gaussiank", {15, 4, 3}, {17, 6, 3}}, Row{"dgc", {24, 4, 2}, {26, 6, 2}},
                          Row{"regtopk", {16, 4, 3}, {18, 6, 3}}}) {
     INFO(row.name);
-    CompressOptions options = test::options_of(row.name);
+    CompressOptions options = testing::options_of(row.name);
     if (std::string(row.name) == "threshold") options.set("threshold", 0.5);
     options.codec = "raw";
     CHECK(launches(options) == row.raw);
     options.codec = "rice";
     CHECK(launches(options) == row.rice);
   }
-  CHECK(launches(test::options_of("signsgd")) == Launches{3, 2, 1});
-  CHECK(launches(test::options_of("qsgd")) == Launches{3, 3, 1});
+  CHECK(launches(testing::options_of("signsgd")) == Launches{3, 2, 1});
+  CHECK(launches(testing::options_of("qsgd")) == Launches{3, 3, 1});
 }
 
 // One more than for a group of one range: the ranges' selections become one list.
@@ -85,7 +85,7 @@ TEST_CASE("a method's step is as many launches for forty selection ranges as for
     forty.segments.emplace_back(begin, begin + 500);
   for (const char* name : {"topk", "threshold", "gaussiank", "dgc", "regtopk"}) {
     INFO(name);
-    CompressOptions options = test::options_of(name);
+    CompressOptions options = testing::options_of(name);
     if (std::string(name) == "threshold") options.set("threshold", 0.5);
     Launches of_one = launches(options);
     ++of_one.encode;

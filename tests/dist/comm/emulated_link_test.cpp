@@ -17,7 +17,7 @@
 #include "dist/comm/threads_communicator.h"
 #include "nn/core/base/check.h"
 #include "tests/support/catch.h"
-#include "tests/support/user_error.h"
+#include "tests/support/error_text.h"
 
 namespace topknot {
 namespace {

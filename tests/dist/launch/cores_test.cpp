@@ -5,8 +5,8 @@
 #include <fstream>
 #include <thread>
 
-#include "tests/data/temp_folder.h"
 #include "tests/support/catch.h"
+#include "tests/support/temp_folder.h"
 
 namespace topknot {
 namespace {

@@ -9,8 +9,8 @@
 
 #include "nn/core/base/check.h"
 #include "tests/support/catch.h"
+#include "tests/support/error_text.h"
 #include "tests/support/files.h"
-#include "tests/support/user_error.h"
 #include "tests/tools/compare/made_runs.h"
 #include "train/run_directory.h"
 

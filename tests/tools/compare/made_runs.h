@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "tests/data/temp_folder.h"
 #include "tests/support/catch.h"
+#include "tests/support/temp_folder.h"
 #include "tools/compare/compare.h"
 #include "train/run_directory.h"
 

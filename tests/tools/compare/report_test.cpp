@@ -4,8 +4,8 @@
 #include <fstream>
 #include <functional>
 
+#include "tests/support/error_text.h"
 #include "tests/support/files.h"
-#include "tests/support/user_error.h"
 #include "tests/tools/compare/made_runs.h"
 #include "tools/common/chart.h"
 #include "tools/compare/report_charts.h"

@@ -2,8 +2,8 @@
 #include <fstream>
 #include <set>
 
+#include "tests/support/error_text.h"
 #include "tests/support/text.h"
-#include "tests/support/user_error.h"
 #include "tests/tools/compare/made_runs.h"
 #include "tools/compare/report_charts.h"
 

@@ -9,8 +9,8 @@
 #include <string>
 #include <thread>
 
-#include "tests/data/temp_folder.h"
 #include "tests/support/files.h"
+#include "tests/support/temp_folder.h"
 #include "tools/gpu_check/stages.h"
 
 namespace topknot::testing {

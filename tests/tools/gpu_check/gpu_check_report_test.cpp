@@ -2,7 +2,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tests/support/catch.h"
-#include "tests/support/user_error.h"
+#include "tests/support/error_text.h"
 #include "tests/tools/gpu_check/gpu_check_fakes.h"
 
 using namespace topknot;

@@ -4,9 +4,9 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "tests/data/temp_folder.h"
 #include "tests/support/catch.h"
-#include "tests/support/user_error.h"
+#include "tests/support/error_text.h"
+#include "tests/support/temp_folder.h"
 #include "tools/common/palette.h"
 #include "tools/predict/predict_report.h"
 #include "train/metrics/metrics.h"

@@ -8,10 +8,10 @@
 #include <utility>
 
 #include "nn/core/rng.h"
-#include "tests/data/temp_folder.h"
 #include "tests/support/catch.h"
+#include "tests/support/error_text.h"
 #include "tests/support/files.h"
-#include "tests/support/user_error.h"
+#include "tests/support/temp_folder.h"
 #include "train/metrics/npy.h"
 
 namespace topknot {

@@ -3,9 +3,9 @@
 #include <fstream>
 
 #include "nn/core/base/check.h"
-#include "tests/data/temp_folder.h"
 #include "tests/support/catch.h"
-#include "tests/support/user_error.h"
+#include "tests/support/error_text.h"
+#include "tests/support/temp_folder.h"
 #include "tools/study/study.h"
 
 using namespace topknot;

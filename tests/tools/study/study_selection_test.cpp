@@ -9,9 +9,9 @@
 #include "compress/select/selector.h"
 #include "nn/core/base/check.h"
 #include "nn/core/rng.h"
-#include "tests/data/temp_folder.h"
 #include "tests/support/catch.h"
 #include "tests/support/files.h"
+#include "tests/support/temp_folder.h"
 #include "tools/study/study.h"
 #include "train/metrics/npy.h"
 

@@ -13,10 +13,10 @@
 #include <thread>
 
 #include "nn/core/base/checksum.h"
-#include "tests/data/temp_folder.h"
 #include "tests/support/catch.h"
+#include "tests/support/error_text.h"
 #include "tests/support/files.h"
-#include "tests/support/user_error.h"
+#include "tests/support/temp_folder.h"
 #include "train/checkpoint/checkpointer.h"
 
 using namespace topknot;

@@ -4,8 +4,8 @@
 #include <filesystem>
 #include <fstream>
 
+#include "tests/support/error_text.h"
 #include "tests/support/files.h"
-#include "tests/support/user_error.h"
 #include "tests/train/small_run.h"
 #include "train/checkpoint/checkpoint.h"
 #include "train/checkpoint/model_file.h"

@@ -5,8 +5,8 @@
 
 #include "nn/models/model.h"
 #include "tests/support/catch.h"
+#include "tests/support/error_text.h"
 #include "tests/support/files.h"
-#include "tests/support/user_error.h"
 #include "tests/train/model_copy.h"
 
 namespace topknot {

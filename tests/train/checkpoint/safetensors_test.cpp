@@ -3,10 +3,10 @@
 #include <cstring>
 #include <string>
 
-#include "tests/data/temp_folder.h"
 #include "tests/support/catch.h"
+#include "tests/support/error_text.h"
 #include "tests/support/files.h"
-#include "tests/support/user_error.h"
+#include "tests/support/temp_folder.h"
 
 namespace topknot {
 namespace {
@@ -219,7 +219,7 @@ TEST_CASE("safetensors dtypes, shapes and offsets that do not fit are refused") 
 TEST_CASE("names from a safetensors file reach the terminal escaped and short") {
   const std::string header = "{\"\\u001b[31m\xc2\x9b" + std::string(1000, 'n') + "\":1}";
   const std::string message =
-      user_error_message([&] { SafetensorsFile::parse(file_of(header), "a.safetensors"); });
+      error_text<UserError>([&] { SafetensorsFile::parse(file_of(header), "a.safetensors"); });
   CHECK(contains(message, "\\u001b[31m\\u009bnnn"));
   CHECK(message.size() < 250);
 }

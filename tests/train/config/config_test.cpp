@@ -14,8 +14,8 @@
 
 #include "nn/core/base/check.h"
 #include "tests/support/catch.h"
+#include "tests/support/error_text.h"
 #include "tests/support/text.h"
-#include "tests/support/user_error.h"
 #include "train/config/cli.h"
 
 namespace topknot {
@@ -278,7 +278,7 @@ TEST_CASE("of very many problems the first are shown and the others counted") {
   const File file(text);
   const auto loaded = load_config(file.path, {});
   CHECK(loaded.problems.size() == 50001);
-  const std::string message = user_error_message([&] { throw_problems(loaded.problems); });
+  const std::string message = error_text<UserError>([&] { throw_problems(loaded.problems); });
   CHECK(contains(message, "50001 problems in the configuration"));
   CHECK(contains(message, "'key18'"));
   CHECK_FALSE(contains(message, "'key19'"));

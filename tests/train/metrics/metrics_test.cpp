@@ -9,10 +9,10 @@
 #include <sstream>
 
 #include "nn/core/base/text.h"
-#include "tests/data/temp_folder.h"
 #include "tests/support/catch.h"
+#include "tests/support/error_text.h"
 #include "tests/support/files.h"
-#include "tests/support/user_error.h"
+#include "tests/support/temp_folder.h"
 #include "train/metrics/output_file.h"
 #include "train/reporter.h"
 #include "train/run_directory.h"
@@ -165,7 +165,7 @@ TEST_CASE("a wrong type in a field is a damaged line, an unknown event or field 
 
 TEST_CASE("a full disk ends in a message with path and reason") {
   if (!fs::exists("/dev/full")) return;
-  const auto text = user_error_message([] { MetricsWriter("/dev/full").write(step_record()); });
+  const auto text = error_text<UserError>([] { MetricsWriter("/dev/full").write(step_record()); });
   CHECK(text.find("/dev/full") != std::string::npos);
   CHECK(text.find("No space left") != std::string::npos);
   CHECK(user_error([] { write_file("/dev/full", "x"); }, {"No space left"}));
@@ -221,7 +221,7 @@ TEST_CASE("a run directory that cannot be made says why") {
   std::ofstream(temp.at("file")) << "x";
   for (const char* name : {"/file", "/file/run"}) {
     const auto loaded = load_config("", {"output.dir=" + temp.str() + name});
-    CHECK(user_error_message([&] { create_run_directory(loaded, {}); }).find("output.dir: ") == 0);
+    CHECK(error_text<UserError>([&] { create_run_directory(loaded, {}); }).find("output.dir: ") == 0);
   }
 }
 

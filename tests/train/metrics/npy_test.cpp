@@ -4,10 +4,10 @@
 #include <cstring>
 #include <limits>
 
-#include "tests/data/temp_folder.h"
 #include "tests/support/catch.h"
+#include "tests/support/error_text.h"
 #include "tests/support/files.h"
-#include "tests/support/user_error.h"
+#include "tests/support/temp_folder.h"
 
 namespace topknot {
 namespace {
@@ -34,7 +34,7 @@ std::string dictionary(const std::string& descr, const std::string& shape,
 bool refused(const std::vector<std::uint8_t>& bytes, std::vector<std::string> parts) {
   const TempFolder temp;
   temp.write("g.npy", bytes);
-  const std::string text = user_error_message([&] { NpyReader reader(temp.at("g.npy")); });
+  const std::string text = error_text<UserError>([&] { NpyReader reader(temp.at("g.npy")); });
   UNSCOPED_INFO("message: " << text);
   parts.push_back(temp.at("g.npy"));
   return std::all_of(parts.begin(), parts.end(), [&](const auto& part) { return contains(text, part); });

@@ -2,9 +2,9 @@
 
 #include <fstream>
 
-#include "tests/data/temp_folder.h"
 #include "tests/support/catch.h"
-#include "tests/support/user_error.h"
+#include "tests/support/error_text.h"
+#include "tests/support/temp_folder.h"
 #include "train/config/config.h"
 
 using namespace topknot;

@@ -6,10 +6,10 @@
 #include <filesystem>
 #include <map>
 
-#include "tests/data/temp_folder.h"
 #include "tests/support/catch.h"
+#include "tests/support/error_text.h"
 #include "tests/support/files.h"
-#include "tests/support/user_error.h"
+#include "tests/support/temp_folder.h"
 #include "tests/train/small_run.h"
 
 namespace topknot {

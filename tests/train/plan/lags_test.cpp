@@ -4,7 +4,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "tests/support/user_error.h"
+#include "tests/support/error_text.h"
 #include "tests/train/small_run.h"
 #include "train/plan/layer_density.h"
 
