@@ -31,20 +31,19 @@ float* CpuMemory::allocate(std::size_t floats) {
   const std::size_t bytes = rounded(floats);
   {
     const std::lock_guard lock(mutex_);
-    in_use_ += bytes;
-    most_in_use_ = std::max(most_in_use_, in_use_);
     if (float* data = cached(bytes)) return data;
-    if (in_use_ + cached_ > 2 * most_in_use_) free_cached();
+    const std::size_t in_use = in_use_ + bytes;
+    if (in_use + cached_ > 2 * std::max(most_in_use_, in_use)) free_cached();
   }
   void* data = fresh(bytes);
   if (!data) {
     release_cached();
     data = fresh(bytes);
   }
-  if (data) return static_cast<float*>(data);
+  if (!data) throw OutOfMemory("a buffer", static_cast<double>(bytes));
   const std::lock_guard lock(mutex_);
-  in_use_ -= bytes;
-  throw OutOfMemory("a buffer", static_cast<double>(bytes));
+  count(bytes);
+  return static_cast<float*>(data);
 }
 
 float* CpuMemory::cached(std::size_t bytes) {
@@ -58,7 +57,13 @@ float* CpuMemory::cached(std::size_t bytes) {
   float* data = block->data;
   blocks.erase(std::next(block).base());
   cached_ -= bytes;
+  count(bytes);
   return data;
+}
+
+void CpuMemory::count(std::size_t bytes) {
+  in_use_ += bytes;
+  most_in_use_ = std::max(most_in_use_, in_use_);
 }
 
 void CpuMemory::release(float* data, std::size_t floats) {

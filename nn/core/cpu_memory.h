@@ -31,6 +31,7 @@ class CpuMemory {
     std::thread::id last_user;
   };
   float* cached(std::size_t bytes);  // null: there is none
+  void count(std::size_t bytes);     // as in use
   void free_cached();
 
   mutable std::mutex mutex_;

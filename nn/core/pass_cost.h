@@ -22,10 +22,11 @@ class PassCost {
   static void add_flops(double flops);
   // From tensors: where memory is allocated, and, with what that returned, where it is released: memory of other threads, and of
   // before, is not counted when it goes.
-  static const PassCost* allocated(std::int64_t bytes);
-  static void released(std::int64_t bytes, const PassCost* by);
+  static std::uint64_t allocated(std::int64_t bytes);
+  static void released(std::int64_t bytes, std::uint64_t counter);
 
  private:
+  const std::uint64_t number_;  // of all that there were; from 1
   double flops_ = 0;
   std::int64_t bytes_ = 0, peak_ = 0;
 };

@@ -43,7 +43,7 @@ Tensor Tensor::empty(const Shape& shape, Layout layout, Device device, DType dty
   DeviceBackend* owner = &backend(device);
   t.data_ = owner->allocate(floats);
   const auto bytes = static_cast<std::int64_t>(floats * sizeof(float));
-  const PassCost* counted = PassCost::allocated(bytes);
+  const std::uint64_t counted = PassCost::allocated(bytes);
   t.storage_ = std::shared_ptr<float>(t.data_, [owner, floats, bytes, counted](float* data) {
     PassCost::released(bytes, counted);
     owner->release(data, floats);

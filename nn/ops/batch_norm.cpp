@@ -57,11 +57,11 @@ Variable batch_norm(const Variable& x, const Variable& gamma, const Variable& be
 Variable conv_bn(const Variable& x, const Variable& weight, const Variable& gamma, const Variable& beta,
                  const Variable& residual, const ConvGeometry& geometry, const BatchNormState& state,
                  const BatchNormOptions& options) {
-  TOPKNOT_CHECK(weight.shape() == geometry.weight_shape(), "conv_bn: weight " + weight.shape().str());
   const ConvBnKernels* kernels = find_kernels<ConvBnKernels>(x);
   if (!kernels) return batch_norm(conv2d(x, weight, {}, geometry), gamma, beta, residual, state, options);
   check_shapes("conv_bn", geometry.output_shape(x.shape()),
                kernels_for<ConvKernels>(x).output_layout(geometry), gamma, beta, residual);
+  TOPKNOT_CHECK(weight.shape() == geometry.weight_shape(), "conv_bn: weight " + weight.shape().str());
   const BatchNormArguments call = arguments(x, gamma, beta, residual, state, options);
   OpState kept;
   PassCost::add_flops(geometry.flops(x.shape()));

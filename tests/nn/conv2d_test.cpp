@@ -317,6 +317,10 @@ TEST_CASE("conv2d rejects shapes that do not fit, and says which") {
   CHECK_NOTHROW(run({1, 3, 5, 5}));
   CHECK_THROWS_AS(
       conv2d(Variable(Tensor::zeros({1, 3, 5, 5})), w.variable(), {}, ConvGeometry{3, 6, 5, 0, 0}), Error);
+  const Variable x(Tensor::zeros({1, 3, 5, 5})), five(Tensor::zeros({5})), six(Tensor::zeros({6}));
+  CHECK_NOTHROW(conv2d(x, w.variable(), six, geometry));
+  CHECK_THROWS_AS(conv2d(x, w.variable(), five, geometry), Error);
+  CHECK_THROWS_AS(conv2d(x, Variable(Tensor::zeros({6, 3, 5, 4})), six, geometry), Error);
   CHECK_THROWS_AS(ConvGeometry({3, 6, 5, 1, 0, 2}).output_shape({1, 3, 5, 5}), Error);
   CHECK_THROWS_AS(ConvGeometry({3, 6, {1, 7}, 1, 0}).output_shape({1, 3, 5, 5}), Error);
   CHECK(ConvGeometry({3, 6, {1, 7}, 1, {0, 1}}).output_shape({1, 3, 5, 5}) == Shape({1, 6, 5, 1}));

@@ -159,3 +159,11 @@ TEST_CASE("conv_bn adds a residual in another layout correctly, or rejects it") 
   }
   CHECK((actual == expected));
 }
+
+TEST_CASE("conv_bn rejects a weight of another shape") {
+  Inputs in({2, 16, 5, 5, 16, 3, 1, 1});
+  const Variable weight(Tensor::zeros({16, 16, 1, 1}));
+  CHECK_THROWS_AS(conv_bn(in_layout(in.x.variable(), in.layout), weight, in.gamma.variable(),
+                          in.beta.variable(), {}, in.geometry(), in.state(), {}),
+                  Error);
+}

@@ -36,9 +36,11 @@ TEST_CASE("memory of ever other sizes is given back: no more than twice what was
   CHECK(memory.held() == 0);
 }
 
-TEST_CASE("memory that is not there is an error that names its size, and counts as nothing") {
+TEST_CASE("memory that is not there is an error, and counts as nothing") {
   CpuMemory memory;
+#ifndef __SANITIZE_ADDRESS__  // which ends the process
   CHECK_THROWS_AS(memory.allocate(std::size_t{1} << 60), UserError);
+#endif
   CHECK(memory.held() == 0);
   float* data = memory.allocate(10);
   CHECK(memory.held() == 128);

@@ -61,6 +61,8 @@ TEST_CASE("linear: a shared weight adds up its gradients; constants take none") 
   backward(weighted_sum(linear(input.variable(), Variable(Tensor::from({1, 1, 1}, {1, 3})), {}), {2}));
   CHECK((input.gradient() == std::vector<float>{2, 2, 2}));
   CHECK_THROWS_AS(linear(input.variable(), Variable(Tensor::zeros({2, 4})), {}), Error);
+  CHECK_THROWS_AS(linear(input.variable(), Variable(Tensor::zeros({2, 3})), Variable(Tensor::zeros({3}))),
+                  Error);
 }
 
 TEST_CASE("softmax_cross_entropy agrees with the formula, for large logits and smoothed labels too") {

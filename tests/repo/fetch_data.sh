@@ -85,9 +85,11 @@ EOF2
   part=$work/short/.train-images-idx3-ubyte.gz.part
   refused "a wrong file" "did not give an intact" mnist --mirror "$url/short" --to "$work/short"
   [ ! -e "$part" ] || { echo "a wrong file is kept"; failed=1; }
-  echo abc >"$part"
-  refused "a file that is not continued" "did not give an intact" mnist --mirror "$url/short" --to "$work/short"
-  [ ! -e "$part" ] || { echo "a part that is not continued is kept"; failed=1; }
+  if command -v curl >/dev/null; then
+    echo abc >"$part"
+    refused "a file that is not continued" "did not give an intact" mnist --mirror "$url/short" --to "$work/short"
+    [ ! -e "$part" ] || { echo "a part that is not continued is kept"; failed=1; }
+  fi
   start=$SECONDS
   FETCH_TIMEOUT=1 refused "a stalled server" "did not give an intact" mnist --mirror "$url/stalled" --to "$work/to"
   [ $((SECONDS - start)) -lt 100 ] || { echo "a stalled server: took $((SECONDS - start)) s"; failed=1; }

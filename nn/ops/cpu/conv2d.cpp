@@ -269,8 +269,9 @@ class DnnlConv final : public ChunkedConv {
     return t.numel() / t.dim(0) * static_cast<std::int64_t>(size_of(t.dtype()));
   }
 
-  // Not where most of its products would be with channels of zeros.
+  // Not a layer that is plain inside (wide padding without AVX-512): product_ makes blocked outputs.
   bool by_product(const Tensor& x) const { return output_layout_ == Layout::blocked && product_.serves(x); }
+  // Not where most of its products would be with channels of zeros.
   bool by_winograd(const Tensor& x) const {
     return winograd_.serves(x) && 4 * g_.in * g_.out > inside_.g.in * inside_.g.out;
   }
