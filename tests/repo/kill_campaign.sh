@@ -30,6 +30,7 @@ if [ "$what" = notices ]; then
   expect 2 'known are killed, signalled' --train "$train" --only bombed
   expect 2 'there is no program' --train "$work/none"
   expect 2 '1 at least' --train "$train" --runs 0
+  expect 2 'no run is of these kinds: cut' --train "$train" --run 0 --only cut
   # Run 0 is a SIGKILL. This program leaves a process behind, and writes a step twice when it is resumed.
   cat >"$work/train" <<END
 #!/bin/sh
