@@ -46,6 +46,20 @@ Results run_conv(int threads, const reference::Conv& g, bool with_batch_norm) {
   return r;
 }
 
+// A convolution of 16 channels, and a batch for it.
+struct Layer {
+  Layer(std::int64_t stride, const Shape& shape)
+      : geometry{16, 16, 3, stride, 1},
+        w(geometry.weight_shape(), random_values(16 * 16 * 9, 1)),
+        x(in_layout(Variable(Tensor::from(random_values(shape.numel(), 2), shape)), Layout::blocked)) {}
+
+  Variable outputs() const { return conv2d(x, w.variable(), {}, geometry); }
+
+  ConvGeometry geometry;
+  Leaf w;
+  Variable x;
+};
+
 }  // namespace
 
 TEST_CASE("batch_norm: values, gradients and statistics have the same bits for any thread count") {
@@ -70,38 +84,29 @@ TEST_CASE("conv2d and conv_bn: values and input gradients have the same bits for
 }
 
 TEST_CASE("one layer's kernels follow a change of the thread count") {
-  const ConvGeometry geometry{16, 16, 3, 1, 1};
-  Leaf w(geometry.weight_shape(), random_values(16 * 16 * 9, 1));
-  const Shape shape{5, 16, 6, 6};
-  const Variable x =
-      in_layout(Variable(Tensor::from(random_values(shape.numel(), 2), shape)), Layout::blocked);
+  const Layer layer(1, {5, 16, 6, 6});
   std::vector<std::vector<float>> values;
   for (const int threads : {1, 3, 2, 1, 3}) {
     const Threads scope(threads);
-    const Variable y = conv2d(x, w.variable(), {}, geometry);
+    const Variable y = layer.outputs();
     values.push_back(values_of(y));
-    CHECK_NOTHROW(backward(weighted_sum(y, random_values(shape.numel(), 3))));
+    CHECK_NOTHROW(backward(weighted_sum(y, random_values(y.shape().numel(), 3))));
   }
   for (const auto& v : values) CHECK((v == values[0]));
 }
 
 TEST_CASE("conv2d has the same bits where OpenMP gives fewer threads than it may") {
-  const ConvGeometry geometry{16, 16, 3, 2, 1};
-  Leaf w(geometry.weight_shape(), random_values(16 * 16 * 9, 1));
-  const Shape shape{10, 16, 9, 9};
-  const Variable x =
-      in_layout(Variable(Tensor::from(random_values(shape.numel(), 2), shape)), Layout::blocked);
-  const auto values = [&] { return values_of(conv2d(x, w.variable(), {}, geometry)); };
+  const Layer layer(2, {10, 16, 9, 9});
   const Threads scope(3);
   std::vector<float> found;
   std::string problem;
 #pragma omp parallel num_threads(2)
 #pragma omp single
   try {
-    found = values();  // a parallel region in another has one thread
+    found = values_of(layer.outputs());  // a parallel region in another has one thread
   } catch (const std::exception& error) {
     problem = error.what();
   }
   CHECK(problem == "");
-  CHECK((found == values()));
+  CHECK((found == values_of(layer.outputs())));
 }
