@@ -2,8 +2,15 @@
 
 #include <fmt/format.h>
 #include <sndfile.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
+#include <algorithm>
+#include <charconv>
+#include <cmath>
 #include <memory>
+#include <optional>
+#include <string_view>
 
 #include "data/spectrogram.h"
 #include "nn/core/base/check.h"
@@ -13,54 +20,175 @@
 namespace topknot {
 namespace {
 
-struct OpenRecording {
-  Fd descriptor;
-  SF_INFO info{};
-  std::unique_ptr<SNDFILE, int (*)(SNDFILE*)> file{nullptr, sf_close};
-};
+constexpr std::int64_t kMostSamples = 3600 * kSampleRate;  // a damaged header may claim any length
 
 [[noreturn]] void refuse_recording(const std::string& path, const std::string& why) {
   throw UserError(fmt::format("recording '{}': {}", path, why));
 }
 
-OpenRecording open_recording(const std::string& path) {
-  OpenRecording recording;
-  recording.descriptor = open_regular_file(path);
-  SF_INFO& info = recording.info;
-  recording.file.reset(sf_open_fd(recording.descriptor.get(), SFM_READ, &info, SF_FALSE));
-  if (!recording.file) refuse_recording(path, std::string(sf_strerror(nullptr)));
+[[noreturn]] void refuse_length(const std::string& path, std::int64_t samples) {
+  refuse_recording(path, fmt::format("{} samples are more than an hour; cut it into sentences", samples));
+}
+
+std::string bytes_at(int file, std::int64_t at, std::size_t count) {
+  std::string bytes(count, '\0');
+  const ssize_t got = pread(file, bytes.data(), count, at);
+  bytes.resize(static_cast<std::size_t>(std::max<ssize_t>(0, got)));
+  return bytes;
+}
+
+// libsndfile takes what is there of a data chunk that is cut short, and has an internal error for two of them.
+void check_wav_chunks(const std::string& path, int file, std::int64_t size, bool big_endian) {
+  constexpr std::int64_t kFirst = 12;  // behind "RIFF", a length, "WAVE"
+  constexpr std::size_t kHead = 8;
+  constexpr std::uint32_t kUnknown = 0x7ffff000;  // and above: the writer could not go back and fill it in
+  constexpr int kMostChunks = 1000;
+  bool data = false;
+  std::int64_t at = kFirst;
+  for (int chunk = 0;; ++chunk) {
+    const std::string head = bytes_at(file, at, kHead);
+    if (head.size() < kHead) break;
+    if (chunk == kMostChunks)
+      refuse_recording(path, fmt::format("damaged: it has more than {} chunks", kMostChunks));
+    std::uint32_t length = 0;
+    for (std::size_t i = 0; i < 4; ++i)
+      length = length << 8 | static_cast<unsigned char>(head[big_endian ? 4 + i : 7 - i]);
+    at += kHead;
+    if (head.starts_with("data")) {
+      if (data)
+        refuse_recording(path, "it has two data chunks, of which one alone would be read; make it one");
+      data = true;
+      if (length >= kUnknown) return;
+      if (at + length > size)
+        refuse_recording(path, fmt::format("cut short: {} of {} bytes of samples", size - at, length));
+    }
+    at += std::int64_t{length} + length % 2;
+  }
+  if (!data) refuse_recording(path, "cut short or damaged: a WAV file without a data chunk");
+}
+
+// sample_count of a SPHERE header, none where it does not say. libsndfile reads to the end of the file, wherever that is.
+std::optional<std::int64_t> sphere_samples(const std::string& path, std::string_view header) {
+  constexpr std::string_view kKey = "\nsample_count -i ";
+  header = header.substr(0, header.find("\nend_head"));
+  const std::size_t at = header.find(kKey);
+  if (at == std::string_view::npos) return std::nullopt;
+  header.remove_prefix(at + kKey.size());
+  std::int64_t samples = 0;
+  const auto [end, error] = std::from_chars(header.data(), header.data() + header.size(), samples);
+  if (error != std::errc() || samples < 0) refuse_recording(path, "damaged: its sample_count is no count");
+  if (samples == 0) return std::nullopt;
+  return samples;
+}
+
+std::string format_name(int format) {
+  SF_FORMAT_INFO info{format, nullptr, nullptr};
+  const bool known = sf_command(nullptr, SFC_GET_FORMAT_INFO, &info, sizeof info) == 0 && info.name;
+  return known ? info.name : fmt::format("0x{:x}", format);
+}
+
+void check_format(const std::string& path, const SF_INFO& info) {
+  const int kind = info.format & SF_FORMAT_TYPEMASK, coding = info.format & SF_FORMAT_SUBMASK;
+  const auto is_in = [](int value, std::initializer_list<int> values) {
+    return std::find(values.begin(), values.end(), value) != values.end();
+  };
+  if (!is_in(kind, {SF_FORMAT_WAV, SF_FORMAT_WAVEX, SF_FORMAT_FLAC, SF_FORMAT_NIST}))
+    refuse_recording(path,
+                     fmt::format("{}, and WAV, FLAC and SPHERE are read; convert it", format_name(kind)));
   if (info.channels != 1)
     refuse_recording(path, fmt::format("{} channels, and speech needs one; make it mono", info.channels));
   if (info.samplerate != kSampleRate)
     refuse_recording(path,
                      fmt::format("{} samples per second, not {}; resample it", info.samplerate, kSampleRate));
-  const int kind = info.format & SF_FORMAT_SUBMASK;
-  if (kind == SF_FORMAT_PCM_S8 || kind == SF_FORMAT_PCM_U8)
+  if (is_in(coding, {SF_FORMAT_PCM_S8, SF_FORMAT_PCM_U8}))
     refuse_recording(path,
                      "8 bits per sample, and 16 are needed; record it again, or convert it if that will do");
-  // A damaged header may claim any length.
-  constexpr sf_count_t kMostSeconds = 3600;
-  if (info.frames < 0 || info.frames > kMostSeconds * kSampleRate)
-    refuse_recording(path,
-                     fmt::format("{} samples are more than an hour; cut it into sentences", info.frames));
-  return recording;
+  if (!is_in(coding, {SF_FORMAT_PCM_16, SF_FORMAT_PCM_24, SF_FORMAT_PCM_32, SF_FORMAT_FLOAT, SF_FORMAT_DOUBLE,
+                      SF_FORMAT_ULAW, SF_FORMAT_ALAW}))
+    refuse_recording(
+        path, fmt::format("{}, and PCM, floats, mu-law and A-law are read; convert it", format_name(coding)));
 }
+
+// Reads a descriptor; libsndfile's own way with one closes it after some errors and not after others.
+SF_VIRTUAL_IO descriptor_io() {
+  SF_VIRTUAL_IO io{};
+  io.get_filelen = [](void* fd) -> sf_count_t {
+    struct stat status {};
+    return fstat(*static_cast<int*>(fd), &status) == 0 ? status.st_size : 0;
+  };
+  io.seek = [](sf_count_t to, int from, void* fd) -> sf_count_t {
+    return lseek(*static_cast<int*>(fd), to, from);
+  };
+  io.tell = [](void* fd) -> sf_count_t { return lseek(*static_cast<int*>(fd), 0, SEEK_CUR); };
+  io.read = [](void* to, sf_count_t count, void* fd) -> sf_count_t {
+    return std::max<ssize_t>(0, read(*static_cast<int*>(fd), to, static_cast<std::size_t>(count)));
+  };
+  return io;
+}
+
+struct Recording {
+  const std::string path;
+  const Fd opened;
+  int descriptor;
+  std::unique_ptr<SNDFILE, int (*)(SNDFILE*)> file{nullptr, sf_close};
+  std::optional<std::int64_t> samples;  // none where the header does not say
+
+  explicit Recording(const std::string& name)
+      : path(name), opened(open_regular_file(name)), descriptor(opened.get()) {
+    constexpr std::size_t kSphereHeader = 1024;
+    const std::string header = bytes_at(descriptor, 0, kSphereHeader);
+    SF_VIRTUAL_IO io = descriptor_io();
+    if (header.starts_with("RIFF") || header.starts_with("RIFX"))
+      check_wav_chunks(path, descriptor, io.get_filelen(&descriptor), header[3] == 'X');
+    const auto promised = header.starts_with("NIST_1A") ? sphere_samples(path, header) : std::nullopt;
+    SF_INFO info{};
+    file.reset(sf_open_virtual(&io, SFM_READ, &info, &descriptor));
+    if (!file)
+      refuse_recording(
+          path, fmt::format("{} (WAV, FLAC and uncompressed SPHERE files are read)", sf_strerror(nullptr)));
+    check_format(path, info);
+    if (info.frames != SF_COUNT_MAX) samples = info.frames;
+    if (promised && *promised > info.frames)
+      refuse_recording(path, fmt::format("cut short: {} of {} samples", info.frames, *promised));
+    if (promised) samples = promised;
+    if (samples && (*samples < 0 || *samples > kMostSamples)) refuse_length(path, *samples);
+  }
+};
 
 }  // namespace
 
 std::vector<float> read_recording(const std::string& path) {
-  const OpenRecording recording = open_recording(path);
-  const auto samples = static_cast<std::size_t>(recording.info.frames);
-  auto values = with_memory("the samples of '" + path + "'", 4.0 * static_cast<double>(samples),
-                            [&] { return std::vector<float>(samples); });
-  const sf_count_t got = sf_read_float(recording.file.get(), values.data(), recording.info.frames);
-  if (got != recording.info.frames)
-    refuse_recording(path, fmt::format("cut short: {} of {} samples", got, recording.info.frames));
+  const Recording recording(path);
+  const std::int64_t most = recording.samples.value_or(kMostSamples + 1);
+  std::vector<float> values;
+  with_memory("the samples of '" + path + "'", 4.0 * static_cast<double>(most), [&] {
+    constexpr std::int64_t kStep = 60 * kSampleRate;
+    for (sf_count_t got = 1; got > 0 && static_cast<std::int64_t>(values.size()) < most;) {
+      const std::size_t begin = values.size();
+      values.resize(static_cast<std::size_t>(std::min(most, static_cast<std::int64_t>(begin) + kStep)));
+      got = sf_read_float(recording.file.get(), values.data() + begin,
+                          static_cast<sf_count_t>(values.size() - begin));
+      values.resize(begin + static_cast<std::size_t>(std::max<sf_count_t>(0, got)));
+    }
+  });
+  const auto read = static_cast<std::int64_t>(values.size());
+  if (sf_error(recording.file.get()) != SF_ERR_NO_ERROR)
+    refuse_recording(path, fmt::format("cut short or damaged after {} samples: {}", read,
+                                       sf_strerror(recording.file.get())));
+  if (recording.samples && read < most)
+    refuse_recording(path, fmt::format("cut short: {} of {} samples", read, most));
+  if (read > kMostSamples) refuse_length(path, read);
+  constexpr float kLoudest = 1 << 15;  // floats in the units of 16 bits pass
+  const auto bad =
+      std::find_if_not(values.begin(), values.end(), [](float value) { return std::abs(value) <= kLoudest; });
+  if (bad != values.end())
+    refuse_recording(path, fmt::format("damaged: its sample {} (from 0) is {}", bad - values.begin(), *bad));
   return values;
 }
 
 std::int64_t recording_samples(const std::string& path) {
-  return open_recording(path).info.frames;
+  if (const auto samples = Recording(path).samples) return *samples;
+  return static_cast<std::int64_t>(read_recording(path).size());
 }
 
 }  // namespace topknot

@@ -79,11 +79,11 @@ void log_spectrogram(std::span<const float> samples, float* out, std::int64_t st
     }
   }
   const double count = static_cast<double>(frames * kSpectrumBins), mean = sum / count;
-  const double deviation = std::sqrt(std::max(0.0, squares - sum * mean) / (count - 1));
+  const double deviation = std::sqrt(std::max(squares - sum * mean, 0.0) / (count - 1));
   for (std::int64_t k = 0; k < kSpectrumBins; ++k)
     for (std::int64_t t = 0; t < frames; ++t) {
       float& value = out[k * stride + t];
-      value = deviation > 0 ? static_cast<float>((value - mean) / deviation) : 0.0f;
+      value = deviation == 0 ? 0.0f : static_cast<float>((value - mean) / deviation);
     }
 }
 

@@ -5,10 +5,12 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 
 #include "data/spectrogram.h"
 #include "tests/support/catch.h"
 #include "tests/support/error_text.h"
+#include "tests/support/files.h"
 #include "tests/support/temp_folder.h"
 
 using namespace topknot;
@@ -22,16 +24,46 @@ std::vector<float> tone(std::size_t n) {
 }
 
 std::string written(const TempFolder& temp, const std::string& name, int format, int rate = kSampleRate,
-                    int channels = 1) {
+                    int channels = 1, const std::vector<float>& x = tone(1000)) {
   SF_INFO info{};
   info.samplerate = rate, info.channels = channels, info.format = format;
   SNDFILE* file = sf_open(temp.at(name).c_str(), SFM_WRITE, &info);
   REQUIRE(file);
-  const std::vector<float> x = tone(1000);
   sf_write_float(file, x.data(), static_cast<sf_count_t>(x.size()));
   sf_close(file);
   return temp.at(name);
 }
+
+void patch(const std::string& path, std::streamoff at, const std::string& bytes) {
+  std::fstream file(path, std::ios::binary | std::ios::in | std::ios::out);
+  file.seekp(at).write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+  REQUIRE(file.good());
+}
+
+void shorten(const std::string& path, std::uintmax_t by) {
+  std::filesystem::resize_file(path, std::filesystem::file_size(path) - by);
+}
+
+std::string chunk(const std::string& name, const std::string& content) {
+  std::string text = name;
+  for (const int shift : {0, 8, 16, 24}) text += static_cast<char>(content.size() >> shift & 0xff);
+  return text + content + std::string(content.size() % 2, '\0');
+}
+
+// A WAV file of so coded samples, 16,000 a second, with these chunks after the one of the format.
+std::string wav(const TempFolder& temp, char coding, char bytes, const std::string& chunks) {
+  const std::string format = {coding, 0, 1, 0, '\x80', 0x3e, 0, 0, 0, 0, 0, 0, bytes, 0, char(8 * bytes), 0};
+  std::ofstream(temp.at("made.wav"), std::ios::binary)
+      << chunk("RIFF", "WAVE" + chunk("fmt ", format) + chunks);
+  return temp.at("made.wav");
+}
+
+bool is_refused(const std::string& path, const std::string& why) {
+  return user_error([&] { read_recording(path); }, {"recording '" + path + "'", why});
+}
+
+constexpr int kWav16 = SF_FORMAT_WAV | SF_FORMAT_PCM_16, kFlac16 = SF_FORMAT_FLAC | SF_FORMAT_PCM_16,
+              kSphere16 = SF_FORMAT_NIST | SF_FORMAT_PCM_16;
 
 }  // namespace
 
@@ -68,4 +100,106 @@ TEST_CASE("a recording that does not fit is refused by name, with the reason") {
   const std::string cut = written(temp, "cut.flac", SF_FORMAT_FLAC | SF_FORMAT_PCM_16);
   std::filesystem::resize_file(cut, std::filesystem::file_size(cut) / 2);
   refused(cut, "");
+}
+
+TEST_CASE(
+    "a recording with fewer samples than its header promises is refused, by the header where that can be") {
+  const TempFolder temp;
+  for (const int kind :
+       {kWav16, SF_FORMAT_WAVEX | SF_FORMAT_PCM_24, SF_FORMAT_WAV | SF_FORMAT_FLOAT, kWav16 | SF_ENDIAN_BIG,
+        SF_FORMAT_WAV | SF_FORMAT_ULAW, kSphere16, kSphere16 | SF_ENDIAN_BIG})
+    for (const std::uintmax_t missing : {1, 2, 500}) {
+      const std::string path = written(temp, "cut", kind, kSampleRate, 1, tone(1001));
+      REQUIRE(recording_samples(path) == 1001);
+      const bool padded =
+          (kind & SF_FORMAT_SUBMASK) == SF_FORMAT_ULAW || kind == (SF_FORMAT_WAVEX | SF_FORMAT_PCM_24);
+      shorten(path, missing + (padded ? 1 : 0));
+      INFO(kind << " without " << missing);
+      CHECK(is_refused(path, "cut short"));
+      CHECK(user_error([&] { recording_samples(path); }, {path, "cut short"}));
+    }
+  for (const std::uintmax_t missing : {1, 100, 2000}) {
+    const std::string path = written(temp, "cut.flac", kFlac16, kSampleRate, 1, tone(40000));
+    shorten(path, missing);
+    CHECK(recording_samples(path) == 40000);
+    CHECK(is_refused(path, "cut short"));
+  }
+  const std::string damaged = written(temp, "damaged.flac", kFlac16, kSampleRate, 1, tone(40000));
+  patch(damaged, static_cast<std::streamoff>(std::filesystem::file_size(damaged) / 2), "\x55\xaa\x55");
+  CHECK(is_refused(damaged, "damaged"));
+}
+
+TEST_CASE("a recording whose header does not know its length is read to the end of the file") {
+  const TempFolder temp;
+  const std::string path = written(temp, "pipe", kWav16);
+  for (const char* length : {"\xff\xff\xff\xff", "\x00\xf0\xff\x7f"}) {
+    patch(path, 40, std::string(length, 4));
+    CHECK(recording_samples(path) == 1000);
+    CHECK(read_recording(path).size() == 1000);
+  }
+  const std::string flac = written(temp, "pipe.flac", kFlac16);
+  patch(flac, 22, std::string(4, '\0'));
+  CHECK(recording_samples(flac) == 1000);
+  CHECK(read_recording(flac).size() == 1000);
+  shorten(flac, 1);
+  CHECK(is_refused(flac, "cut short or damaged"));
+  const std::string sphere = written(temp, "pipe.sph", kSphere16);
+  for (const char* line : {"sample_count -i 0000\n", "sample_guess -i 1000\n"}) {
+    const auto at = static_cast<std::streamoff>(text_of(sphere).find("sample_count -i 1000\n"));
+    patch(sphere, at, line);
+    CHECK(recording_samples(sphere) == 1000);
+    patch(sphere, at, "sample_count -i 1000\n");
+  }
+}
+
+TEST_CASE("what is behind a recording's samples is no part of it") {
+  const TempFolder temp;
+  const std::string path =
+      wav(temp, 1, 2, chunk("LIST", "odd") + chunk("data", std::string(800, 1)) + chunk("LIST", "INFO"));
+  CHECK(read_recording(path).size() == 400);
+  const std::string sphere = written(temp, "long.sph", kSphere16);
+  std::ofstream(sphere, std::ios::binary | std::ios::app) << std::string(600, 'x');
+  CHECK(recording_samples(sphere) == 1000);
+  CHECK(read_recording(sphere).size() == 1000);
+}
+
+TEST_CASE("a sample that is not finite, or louder than any unit allows, is refused with its place") {
+  const TempFolder temp;
+  const auto with = [&](float value) {
+    std::vector<float> x(1000, 0.25f);
+    x[123] = value;
+    return written(temp, "float.wav", SF_FORMAT_WAV | SF_FORMAT_FLOAT, kSampleRate, 1, x);
+  };
+  for (const float value : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(),
+                            -std::numeric_limits<float>::infinity(), 1e30f, -32769.0f})
+    CHECK(is_refused(with(value), "sample 123 (from 0)"));
+  for (const float value : {1.5f, -32768.0f}) CHECK(read_recording(with(value))[123] == value);
+}
+
+TEST_CASE("a recording that libsndfile would read wrongly or not at all is refused with what is wrong") {
+  const TempFolder temp;
+  const std::string some = chunk("data", std::string(800, 1));
+  CHECK(is_refused(wav(temp, 1, 2, some + some), "two data chunks"));
+  CHECK(is_refused(wav(temp, 1, 2, some + chunk("LIST", "odd") + some), "two data chunks"));
+  CHECK(is_refused(wav(temp, 1, 2, chunk("LIST", "INFO")), "without a data chunk"));
+  std::string many;
+  for (int i = 0; i < 1000; ++i) many += chunk("junk", "");
+  CHECK(is_refused(wav(temp, 1, 2, many + some), "more than 1000 chunks"));
+  CHECK(is_refused(written(temp, "a.wav", SF_FORMAT_WAV | SF_FORMAT_IMA_ADPCM), "IMA ADPCM, and PCM"));
+  CHECK(is_refused(written(temp, "a.aiff", SF_FORMAT_AIFF | SF_FORMAT_PCM_16), "AIFF"));
+  const std::string sphere = written(temp, "a.sph", kSphere16);
+  patch(sphere, static_cast<std::streamoff>(text_of(sphere).find("sample_count -i 1000")),
+        "sample_count -i -100");
+  CHECK(is_refused(sphere, "sample_count"));
+}
+
+TEST_CASE("mu-law and A-law of 16,000 samples per second are read") {
+  const TempFolder temp;
+  // Bytes and values of ITU-T G.711.
+  const std::vector<float> mu =
+      read_recording(wav(temp, 7, 1, chunk("data", {'\x00', '\x80', '\xff', '\x7f', '\xf0'})));
+  CHECK(mu == std::vector<float>{-32124 / 32768.0f, 32124 / 32768.0f, 0, 0, 120 / 32768.0f});
+  const std::vector<float> a =
+      read_recording(wav(temp, 6, 1, chunk("data", {'\xd5', '\x55', '\xaa', '\x2a'})));
+  CHECK(a == std::vector<float>{8 / 32768.0f, -8 / 32768.0f, 32256 / 32768.0f, -32256 / 32768.0f});
 }

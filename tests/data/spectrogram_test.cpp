@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <complex>
+#include <limits>
 #include <numbers>
 #include <vector>
 
@@ -65,4 +66,11 @@ TEST_CASE("the spectrogram of silence is zero") {
   std::vector<float> out(static_cast<std::size_t>(kSpectrumBins * 6), 1.0f);
   log_spectrogram(silence, out.data(), 6);
   CHECK(out == std::vector<float>(out.size(), 0.0f));
+}
+
+TEST_CASE("the spectrogram of what is no sound is not silence") {
+  std::vector<float> samples(800, 0.1f), out(static_cast<std::size_t>(kSpectrumBins * 6));
+  samples[400] = std::numeric_limits<float>::quiet_NaN();
+  log_spectrogram(samples, out.data(), 6);
+  CHECK(std::isnan(out[0]));
 }
