@@ -3,11 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cctype>
 #include <cstdlib>
 #include <cstring>
+#include <string_view>
 
 #include "data/jpeg.h"
+#include "data/pnm.h"
 #include "nn/core/base/check.h"
 #include "nn/core/base/memory.h"
 
@@ -19,6 +20,7 @@
 #define STBI_NO_JPEG
 #define STBI_NO_LINEAR
 #define STBI_NO_PIC
+#define STBI_NO_PNM
 #define STBI_NO_PSD
 #define STBI_NO_STDIO
 #define STBI_NO_TGA
@@ -62,30 +64,25 @@ struct StbSource {
 };
 constexpr stbi_io_callbacks kStbCallbacks{StbSource::read, StbSource::skip, StbSource::at_end};
 
+// The kinds of files that lie among pictures and are not read.
+std::string foreign_kind(FileBytes file) {
+  const std::string_view head(reinterpret_cast<const char*>(file.data()),
+                              std::min<std::size_t>(16, file.size()));
+  if (head.starts_with("GIF8")) return "a GIF file";
+  if (head.starts_with(std::string_view("II*\0", 4)) || head.starts_with(std::string_view("MM\0*", 4)))
+    return "a TIFF file";
+  if (head.starts_with("RIFF") && head.substr(8).starts_with("WEBP")) return "a WebP file";
+  if (head.substr(std::min<std::size_t>(4, head.size())).starts_with("ftyp")) return "an AVIF or HEIF file";
+  return "of no known kind";
+}
+
 UserError stb_error(const StbSource& source) {
   const char* reason = stbi_failure_reason();
   if (reason && std::strcmp(reason, "outofmem") == 0) throw OutOfMemory("the pixels of a picture", 0);
   if (source.past_end) return UserError("it is cut short");
   if (reason && std::strcmp(reason, "unknown image type") == 0)
-    return UserError("it is no JPEG, PNG, BMP or PNM file");
+    return UserError("it is " + foreign_kind(source.file) + "; JPEG, PNG, BMP and PNM are read");
   return UserError(fmt::format("it is damaged: {}", reason ? reason : "unknown reason"));
-}
-
-// stb_image's numbers overflow behind nine digits. Other files that begin with a P pass or are none that it knows.
-void check_pnm_numbers(FileBytes file) {
-  std::size_t i = std::min<std::size_t>(2, file.size());
-  const auto pass = [&](auto&& belongs) {
-    const std::size_t begin = i;
-    while (i < file.size() && belongs(file[i])) ++i;
-    return i - begin;
-  };
-  for (int number = 0; number < 3; ++number) {  // width, height, greatest value
-    while (pass([](std::uint8_t c) { return std::isspace(c) != 0; }) > 0 ||
-           (i < file.size() && file[i] == '#'))
-      if (i < file.size() && file[i] == '#') pass([](std::uint8_t c) { return c != '\n' && c != '\r'; });
-    if (pass([](std::uint8_t c) { return std::isdigit(c) != 0; }) > 9)
-      throw UserError("it is damaged: a number of more than nine digits");
-  }
 }
 
 }  // namespace
@@ -95,9 +92,10 @@ ImageSize image_size(FileBytes file) {
   ImageSize size;
   int channels = 0;
   if (file.empty()) throw UserError("it is empty");
-  if (file[0] == 'P') check_pnm_numbers(file);
   if (is_jpeg(file))
     size = jpeg_size(file);
+  else if (is_pnm(file))
+    size = pnm_size(file);
   else if (!stbi_info_from_callbacks(&kStbCallbacks, &source, &size.width, &size.height, &channels))
     throw stb_error(source);
   if (size.width < 1 || size.height < 1) throw UserError("it is damaged: a picture without pixels");
@@ -109,17 +107,11 @@ ImageSize image_size(FileBytes file) {
 
 Picture decode_image(FileBytes file, const PixelRect& rect, int shrink) {
   if (is_jpeg(file)) return decode_jpeg(file, rect, shrink);
+  if (is_pnm(file)) return decode_pnm(file, rect);
   StbSource source{file};
   ImageSize size;
   int channels = 0;
   Picture picture;
-  if (!file.empty() && file[0] == 'P') {
-    check_pnm_numbers(file);
-    // stb_image converts those as if they had 8 bits, and reads past their end.
-    if (stbi_is_16_bit_from_callbacks(&kStbCallbacks, &source))
-      throw UserError("it is a PNM file of 16 bits, and those of 8 bits alone are read");
-  }
-  source = {file};
   picture.memory = {
       stbi_load_from_callbacks(&kStbCallbacks, &source, &size.width, &size.height, &channels, 4), std::free};
   if (!picture.memory || source.past_end) throw stb_error(source);

@@ -1,8 +1,8 @@
 #pragma once
 // Pictures from the bytes of a file: JPEG, PNG, BMP and PNM, told apart by their content. Grey and CMYK become RGB, an
-// alpha channel is dropped, 16 bits of a PNG become 8, and the orientation that EXIF data ask for is not applied.
+// alpha channel is dropped, 16 bits become 8, and the orientation that EXIF data ask for is not applied.
 //
-// libjpeg-turbo decodes JPEG (data/jpeg.h), stb_image everything else.
+// libjpeg-turbo decodes JPEG (data/jpeg.h), stb_image PNG and BMP; PNM is decoded here (data/pnm.h).
 
 #include <cstddef>
 #include <cstdint>

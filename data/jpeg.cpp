@@ -63,13 +63,10 @@ struct JpegWork {
   int first_column = 0;  // of `memory`, in pixels of the shrunken picture
 };
 
-// Ink to light. Adobe's files hold the complements.
-void cmyk_to_rgb(std::uint8_t* pixels, std::size_t count, bool inverted) {
-  for (std::size_t i = 0; i < count; ++i, pixels += 4) {
-    const int key = inverted ? pixels[3] : 255 - pixels[3];
-    for (int c = 0; c < 3; ++c)
-      pixels[c] = static_cast<std::uint8_t>(((inverted ? pixels[c] : 255 - pixels[c]) * key + 127) / 255);
-  }
+// Ink to light. Files hold the complements: Adobe's do, whose marker some programs cut out, so PIL takes it for granted.
+void cmyk_to_rgb(std::uint8_t* pixels, std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i, pixels += 4)
+    for (int c = 0; c < 3; ++c) pixels[c] = static_cast<std::uint8_t>((pixels[c] * pixels[3] + 127) / 255);
 }
 
 int down(int value, int by) {
@@ -141,7 +138,7 @@ void read_pixels(JpegWork& work) {
       rows[i] = work.memory + work.stride * std::min(from + i, bottom - top);
     jpeg_read_scanlines(&info, rows, count);
   }
-  if (inks) cmyk_to_rgb(work.memory, std::size_t{info.output_width} * (bottom - top), info.saw_Adobe_marker);
+  if (inks) cmyk_to_rgb(work.memory, std::size_t{info.output_width} * (bottom - top));
 }
 
 // Does `step` on the file. Its memory belongs to the caller, whatever happens; throws what was wrong.

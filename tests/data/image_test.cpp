@@ -34,8 +34,29 @@ int expected(const std::string& name, int x, int y, int c) {
 }
 
 std::vector<std::string> all_files() {
-  return {"rgb.jpg",  "progressive.jpg", "grey.jpg",    "cmyk.jpg", "rgb.png",
-          "rgba.png", "grey16.png",      "palette.png", "rgb.bmp"};
+  return {"rgb.jpg", "progressive.jpg", "grey.jpg",   "cmyk.jpg",    "ycck.jpg",
+          "rgb.png", "rgba.png",        "grey16.png", "palette.png", "rgb.bmp"};
+}
+
+std::vector<std::uint8_t> bytes_of(const std::string& text) {
+  return {text.begin(), text.end()};
+}
+
+// The values of a PNM file of 3 x 2 pixels: red, green, blue of each, row by row.
+std::vector<int> pnm_values(const std::string& content) {
+  const auto file = bytes_of(content);
+  const ImageSize size = image_size(file);
+  REQUIRE(size.width == 3);
+  REQUIRE(size.height == 2);
+  const Picture whole = decode_image(file, {0, 0, 3, 2}), part = decode_image(file, {1, 1, 3, 2});
+  std::vector<int> values;
+  for (int y = 0; y < 2; ++y)
+    for (int x = 0; x < 3; ++x)
+      for (int c = 0; c < 3; ++c) {
+        values.push_back(channel(whole, x, y, c));
+        if (x > 0 && y > 0) CHECK(channel(part, x - 1, y - 1, c) == values.back());
+      }
+  return values;
 }
 
 int tolerance(const std::string& name) {
@@ -145,25 +166,90 @@ TEST_CASE("bytes that are no whole picture are refused with the reason") {
   CHECK(user_error([] { image_size({}); }, {"it is empty"}));
   const std::string text = "this is no picture";
   const std::vector<std::uint8_t> bytes(text.begin(), text.end());
-  CHECK(user_error([&] { image_size(bytes); }, {"no JPEG, PNG, BMP or PNM"}));
-  const std::string deep = "P6 3 2 355\n" + std::string(36, 'x');
-  CHECK(user_error(
-      [&] {
-        decode_image(std::vector<std::uint8_t>(deep.begin(), deep.end()), {0, 0, 3, 2});
-      },
-      {"PNM file of 16 bits"}));
+  CHECK(user_error([&] { image_size(bytes); }, {"of no known kind; JPEG, PNG, BMP and PNM are read"}));
+  for (const auto& [head, kind] : {std::pair{"GIF89a", "GIF"},
+                                   {"RIFF....WEBPVP8 ", "WebP"},
+                                   {"MM?*", "TIFF"},
+                                   {"II*?", "TIFF"},
+                                   {"....ftypavif", "AVIF"},
+                                   {"P7\nWIDTH 3", "P7"},
+                                   {"P8", "P8"}}) {
+    std::string content = head;
+    std::replace(content.begin(), content.end(), '?', '\0');
+    CHECK(user_error([&] { image_size(bytes_of(content)); }, {kind}));
+  }
+  const std::string huge = "P6 20000 20000 255\n";
+  CHECK(user_error([&] { image_size(bytes_of(huge)); }, {"20000 x 20000", "100 million"}));
+}
+
+TEST_CASE("PNM files of every kind are read, their values scaled from the greatest one that they may have") {
+  const auto grey = [](std::vector<int> of) {
+    std::vector<int> values;
+    for (const int value : of) values.insert(values.end(), 3, value);
+    return values;
+  };
+  const auto bits = grey({0, 255, 0, 255, 255, 0});
+  CHECK(pnm_values("P1\n# bits, 1 is black\n3 2\n1 0 1\n0 01") == bits);
+  CHECK(pnm_values("P1 3 2 101001") == bits);
+  CHECK(pnm_values("P4 3 2\n\xbf\x20") == bits);
+  const auto levels = grey({0, 85, 170, 255, 255, 0});
+  CHECK(pnm_values("P2 3 2 3  0 1 2\n3 3 0\n") == levels);
+  CHECK(pnm_values(std::string("P5 3 2 3\n\0\1\2\3\3\0", 15)) == levels);
+  CHECK(pnm_values("P2 #of 12345678901\r3 #too\n2 65535 0 21845 43690 65535 65535 0") == levels);
+  CHECK(pnm_values(std::string("P5 3 2 65535\n\0\0\x55\x55\xaa\xaa\xff\xff\xff\xff\0\0", 25)) == levels);
+  CHECK(pnm_values(std::string("P5 3 2 1000\n\0\0\1\xf4\3\xe8\0\1\0\2\0\3", 24)) ==
+        grey({0, 128, 255, 0, 1, 1}));
+  CHECK(pnm_values("P2 3 2 10 1 3 5 7 9 10") == grey({26, 76, 128, 178, 230, 255}));  // halves to even
+  std::vector<int> colours;
+  std::string text = "P3 3 2 15", raw = "P6 3 2 15\n", full = "P6 3 2 255\n";
+  for (int i = 0; i < 18; ++i) {
+    const int value = i * 5 % 16;
+    colours.push_back(17 * value);
+    text += ' ' + std::to_string(value);
+    raw += static_cast<char>(value);
+    full += static_cast<char>(17 * value);
+  }
+  CHECK(pnm_values(text) == colours);
+  CHECK(pnm_values(raw) == colours);
+  CHECK(pnm_values(full) == colours);
+  CHECK(pnm_values(full + "what is behind it") == colours);
+}
+
+TEST_CASE("a PNM file that is cut short or damaged is refused with the reason") {
+  const auto refused = [](const std::string& content, const std::string& why) {
+    const auto file = bytes_of(content);
+    CHECK(user_error([&] { decode_image(file, {0, 0, 1, 1}); }, {why}));
+  };
+  for (const char* whole :
+       {"P1 3 2 1 0 1 0 0 1", "P4 3 2\n\xbf\x20", "P2 3 2 3 0 1 2 3 3 0", "P5 3 2 3\n\1\1\2\3\3\1",
+        "P3 1 2 3 0 1 2 3 3 0", "P6 1 2 300\n\1\1\1\1\1\1\1\1\1\1\1\1"}) {
+    const std::string content = whole;
+    for (std::size_t size = 2; size < content.size(); ++size) refused(content.substr(0, size), "cut short");
+  }
+  refused("P2 3 2 3 0 1 2 3 x 0", "no number");
+  refused("P1 3 2 1 0 1 0 0 2", "neither 0 nor 1");
+  refused("P5 3 2 0\n??????", "a greatest value of 0");
+  refused("P5 3 2 65536\n????????????", "a greatest value of 65536");
+  refused("P6 99999 1000 255\n", "cut short");
   for (const char* header : {"P6 1111111111 3 255\n", "P5 \n# of 12345678901\n\r# too\n3 2222222222 255\n",
                              "P6 3 2 99999999999\n"}) {
-    const std::string long_number = header;
-    const std::vector<std::uint8_t> file(long_number.begin(), long_number.end());
-    CHECK(user_error([&] { image_size(file); }, {"more than nine digits"}));
-    CHECK(user_error([&] { decode_image(file, {0, 0, 1, 1}); }, {"more than nine digits"}));
+    refused(header, "more than nine digits");
+    CHECK(user_error([&] { image_size(bytes_of(header)); }, {"more than nine digits"}));
   }
-  const std::string comment = "P5#99999999999\n1 #99999999999\r1 255\nx";
-  CHECK(image_size(std::vector<std::uint8_t>(comment.begin(), comment.end())).width == 1);
-  const std::string huge = "P6 20000 20000 255\n";
-  CHECK(user_error([&] { image_size(std::vector<std::uint8_t>(huge.begin(), huge.end())); },
-                   {"20000 x 20000", "100 million"}));
+}
+
+TEST_CASE("a CMYK picture has the same colours without Adobe's marker") {
+  const auto file = file_of("cmyk.jpg");
+  const std::vector<std::uint8_t> marker{0xff, 0xee};
+  const auto at = std::search(file.begin(), file.end(), marker.begin(), marker.end());
+  REQUIRE(at != file.end());
+  auto bare = file;
+  const std::ptrdiff_t begin = at - file.begin();
+  bare.erase(bare.begin() + begin, bare.begin() + begin + 2 + 256 * at[2] + at[3]);
+  const Picture with = decode_image(file, kWhole), without = decode_image(bare, kWhole);
+  for (int y = 0; y < kHeight; ++y)
+    for (int x = 0; x < kWidth; ++x)
+      for (int c = 0; c < 3; ++c) REQUIRE(channel(with, x, y, c) == channel(without, x, y, c));
 }
 
 TEST_CASE("a JPEG with a Huffman table of too many codes, or that ends with the head of a scan, is refused") {
