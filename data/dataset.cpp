@@ -1,6 +1,7 @@
 #include "data/dataset.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <zlib.h>
 
 #include <algorithm>
@@ -109,6 +110,14 @@ std::int64_t limited_size(const DatasetOptions& options, Split split, std::int64
   return wanted == 0 ? available : wanted;
 }
 
+std::string damaged_note(const std::string& what, const std::string& instead, std::int64_t count,
+                         int max_bad_files) {
+  if (count > max_bad_files)
+    throw UserError(fmt::format("{}; mend or remove it, or give data.max_bad_files={} or more, with which {}",
+                                what, count, instead));
+  return fmt::format("{}; {} (bad file {} of data.max_bad_files={})", what, instead, count, max_bad_files);
+}
+
 void check_fits(Split split, std::int64_t samples, std::int64_t bytes_per_sample) {
   const double bytes = static_cast<double>(samples) * static_cast<double>(bytes_per_sample);
   if (bytes > memory_limit())
@@ -129,8 +138,32 @@ bool is_file(const fs::path& path) {
 }
 
 std::string missing(const std::string& dataset, const std::string& folder, const std::string& what) {
-  return fmt::format("data.root: no {0} data in '{1}': {2}; `scripts/fetch-data {0} --to {1}` brings it",
+  return fmt::format("data.root: '{1}': {2}; `scripts/fetch-data {0} --to {1}` brings the files of {0}",
                      dataset, folder, what);
+}
+
+std::string alternatives(const std::vector<std::string>& names) {
+  return fmt::format("{}", fmt::join(names, " or "));
+}
+
+template <class Bytes>
+Bytes read_whole(const std::string& path) {
+  const Fd file = open_regular_file(path);
+  const auto fail = [&](const std::string& why) {
+    throw UserError(fmt::format("cannot read '{}': {}; check the disk", path, why));
+  };
+  struct stat status {};
+  if (fstat(file.get(), &status) != 0) fail(errno_text());
+  const auto size = static_cast<std::size_t>(status.st_size);
+  Bytes content =
+      with_memory("the content of '" + path + "'", static_cast<double>(size), [&] { return Bytes(size, 0); });
+  for (std::size_t at = 0; at < size;) {
+    const ssize_t got = read(file.get(), content.data() + at, size - at);
+    if (got == 0) fail("it has become shorter");
+    if (got < 0 && errno != EINTR) fail(errno_text());
+    if (got > 0) at += static_cast<std::size_t>(got);
+  }
+  return content;
 }
 
 }  // namespace
@@ -148,11 +181,11 @@ std::string find_data_folder(const std::string& dataset, const std::string& root
         dataset));
   std::error_code ignored;
   if (!fs::is_directory(root, ignored)) throw UserError(missing(dataset, root, "there is no such folder"));
-  std::string looked = "looked for " + names.front() + " there";
+  std::string looked = fmt::format("there is no {} in it", alternatives(names));
   std::vector<fs::path> folders = {root};
   for (const auto& sub : subs) {
     folders.push_back(fs::path(root) / sub);
-    looked += " and in " + sub + "/";
+    looked += " or in its " + sub + "/";
   }
   for (const auto& folder : folders)
     for (const auto& name : names)
@@ -167,26 +200,23 @@ std::string find_data_file(const std::string& dataset, const std::string& folder
   std::error_code ignored;
   for (const auto& name : names)
     if (fs::path path = fs::path(folder) / name; fs::exists(path, ignored)) open_regular_file(path.string());
-  throw UserError(missing(dataset, folder, names.front() + " is missing"));
+  throw UserError(missing(dataset, folder, alternatives(names) + " is missing"));
 }
 
 std::vector<std::uint8_t> read_file(const std::string& path) {
-  const Fd file = open_regular_file(path);
-  const auto fail = [&](const std::string& why) {
-    throw UserError(fmt::format("cannot read '{}': {}; check the disk", path, why));
+  return read_whole<std::vector<std::uint8_t>>(path);
+}
+
+std::string read_text(const std::string& path) {
+  std::string text = read_whole<std::string>(path);
+  const auto refuse = [&](const std::string& what) {
+    throw UserError(fmt::format("'{}' is no text: {}; give plain text in UTF-8", path, what));
   };
-  struct stat status {};
-  if (fstat(file.get(), &status) != 0) fail(errno_text());
-  const auto size = static_cast<std::size_t>(status.st_size);
-  auto content = with_memory("the content of '" + path + "'", static_cast<double>(size),
-                             [&] { return std::vector<std::uint8_t>(size); });
-  for (std::size_t at = 0; at < size;) {
-    const ssize_t got = read(file.get(), content.data() + at, size - at);
-    if (got == 0) fail("it has become shorter");
-    if (got < 0 && errno != EINTR) fail(errno_text());
-    if (got > 0) at += static_cast<std::size_t>(got);
-  }
-  return content;
+  if (text.starts_with("\xff\xfe") || text.starts_with("\xfe\xff")) refuse("it begins as UTF-16 does");
+  if (const std::size_t at = text.find('\0'); at != text.npos)
+    refuse(fmt::format("its byte {} (from 0) is 0, as in UTF-16 and binary files", at));
+  if (text.starts_with("\xef\xbb\xbf")) text.erase(0, 3);
+  return text;
 }
 
 std::vector<std::uint8_t> read_gzip(const std::string& path, const std::string& hint) {

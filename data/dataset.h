@@ -39,6 +39,7 @@ struct DatasetOptions {
   std::int64_t features = 64;         // synthetic_regression: inputs of a sample
   std::int64_t targets = 1;           // synthetic_regression: outputs of a sample
   std::int64_t sequence_length = 35;  // text: tokens of a window
+  int max_bad_files = 0;              // speech: recordings that may be left out when the set is made
 };
 
 class Checksum;
@@ -47,7 +48,7 @@ class CounterRng;
 // A file of a set on demand that could not be used.
 struct DamagedFile {
   std::int64_t file = 0;  // its number in the set
-  std::string what;       // its path and the reason
+  std::string what;       // "picture 'PATH': REASON"
 };
 
 class Dataset {
@@ -94,11 +95,15 @@ class Dataset {
   virtual void target(std::int64_t index, float* values) const;
 
   // Transcription only, else Error: how many frames a recording has, what is said in it, and its spectrogram: bin k of frame t
-  // is out[k * stride + t]. `where` names its file.
+  // is out[k * stride + t]; UserError where the file is damaged. `where` names it.
   virtual std::int64_t frames(std::int64_t index) const;
   virtual std::span<const std::int32_t> transcript(std::int64_t index) const;
   virtual void get_frames(std::int64_t index, float* out, std::int64_t stride) const;
   virtual std::string where(std::int64_t index) const;
+  // Damaged files that were left out when the set was made.
+  virtual int left_out() const { return 0; }
+  // Warnings for the start of a run: files that are there and not read.
+  virtual std::vector<std::string> warnings() const { return {}; }
 
   // A channel's mean and standard deviation over the training split, on the scale of get(): the loader gives
   // (x - mean) / std. Empty means that the samples are used as they are.
@@ -130,6 +135,11 @@ std::uint64_t data_checksum(const Dataset& data, std::int64_t most_bytes = 256'0
 // that names the key.
 std::int64_t limited_size(const DatasetOptions& options, Split split, std::int64_t available);
 
+// The warning of a damaged file, number `count` of a split: `what` names it and the reason, `instead` says what happens.
+// UserError where it is one more than data.max_bad_files.
+std::string damaged_note(const std::string& what, const std::string& instead, std::int64_t count,
+                         int max_bad_files);
+
 // For sets that are made, not read: throws UserError, naming the key, where so many samples are more than the memory
 // that this process may have.
 void check_fits(Split split, std::int64_t samples, std::int64_t bytes_per_sample);
@@ -137,7 +147,7 @@ void check_fits(Split split, std::int64_t samples, std::int64_t bytes_per_sample
 // Finding and reading the files of a data set, with messages that name the file and the way to get it.
 
 // The folder among root and root/sub (each of `subs`) that holds one of `names`. Throws UserError where root
-// is empty or none does: it names the file looked for and `scripts/fetch-data DATASET --to DIR`.
+// is empty or none does: it names the files looked for and `scripts/fetch-data DATASET --to DIR`.
 std::string find_data_folder(const std::string& dataset, const std::string& root,
                              const std::vector<std::string>& subs, const std::vector<std::string>& names);
 
@@ -147,6 +157,10 @@ std::string find_data_file(const std::string& dataset, const std::string& folder
 
 // The whole file. UserError where it cannot be read.
 std::vector<std::uint8_t> read_file(const std::string& path);
+
+// The whole text file, without UTF-8's byte order mark. Bytes that are no UTF-8 pass, as those of Latin-1. UserError where it
+// cannot be read, or holds a byte 0, as binary files and UTF-16 do.
+std::string read_text(const std::string& path);
 
 // The whole content of a gzip file. UserError where it cannot be read, is no gzip file, is cut short, fails its
 // checksum, or unpacks to more than 1 GB. `hint` ends the message: what to do.

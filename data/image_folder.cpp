@@ -10,6 +10,7 @@
 #include <cctype>
 #include <cmath>
 #include <filesystem>
+#include <map>
 #include <set>
 
 #include "data/dataset.h"
@@ -17,6 +18,7 @@
 #include "data/resample.h"
 #include "nn/core/base/checksum.h"
 #include "nn/core/base/memory.h"
+#include "nn/core/base/text.h"
 #include "nn/core/rng.h"
 
 namespace topknot {
@@ -28,28 +30,51 @@ constexpr int kUsualSide = 224, kUsualResize = 256;  // of ImageNet
 constexpr int kShown = 3;                            // names in a message
 constexpr std::int64_t kFilesInChecksum = 256;
 
+std::string extension_of(const std::string& name) {
+  std::string kind = fs::path(name).extension().string();
+  for (char& c : kind) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  return kind;
+}
+
 bool names_a_picture(const std::string& name) {
   static const std::set<std::string> kinds = {".bmp", ".jpeg", ".jpg", ".pbm",
                                               ".pgm", ".png",  ".pnm", ".ppm"};
-  std::string kind = fs::path(name).extension().string();
-  for (char& c : kind) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-  return !name.starts_with('.') && kinds.count(kind) > 0;
+  return kinds.count(extension_of(name)) > 0;
 }
 
-// Names in order, so that labels and indices are the same on every machine.
-std::vector<std::string> entries(const fs::path& folder, bool folders) {
+// How many entries of folders are not read, by what they are.
+using Ignored = std::map<std::string, std::int64_t>;
+
+// The folders in `folder`, or the pictures. Names in order, so that labels and indices are the same on every machine.
+std::vector<std::string> entries(const fs::path& folder, bool folders, Ignored& ignored) {
   std::vector<std::string> names;
   try {
-    for (const fs::directory_entry& entry : fs::directory_iterator(folder))
-      if (std::string name = entry.path().filename().string();
-          folders ? entry.is_directory() && !name.starts_with('.') : names_a_picture(name))
+    for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
+      std::string name = entry.path().filename().string();
+      if (name.starts_with('.')) continue;
+      const bool picture = names_a_picture(name);
+      if (folders ? entry.is_directory() : picture)
         names.push_back(std::move(name));
+      else if (folders && picture)
+        ++ignored["pictures outside the folders of the classes"];
+      else if (!folders)
+        ++ignored[entry.is_directory() ? "folders in the folders of the classes"
+                                       : fmt::format("files named *{}", printable(extension_of(name), 20))];
+    }
   } catch (const fs::filesystem_error& error) {
     throw UserError(
         fmt::format("data.root: '{}' cannot be read: {}", folder.string(), error.code().message()));
   }
   std::sort(names.begin(), names.end());
   return names;
+}
+
+// "12 files named *.webp, 1 folders in the folders of the classes"
+std::string counts_of(const Ignored& ignored) {
+  std::string text;
+  for (const auto& [what, count] : ignored)
+    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", count, what);
+  return text;
 }
 
 std::string some_of(const std::vector<std::string>& names) {
@@ -60,18 +85,18 @@ std::string some_of(const std::vector<std::string>& names) {
 }
 
 // The folders of the classes in root/split.
-std::vector<std::string> class_names(const std::string& root, const char* split) {
+std::vector<std::string> class_names(const std::string& root, const char* split, Ignored& ignored) {
   const fs::path folder = fs::path(root) / split;
-  std::error_code ignored;
-  if (root.empty() || !fs::is_directory(folder, ignored))
+  std::error_code absent;
+  if (root.empty() || !fs::is_directory(folder, absent))
     throw UserError(
         fmt::format("data.root: {}: image_folder needs root/train and root/val with a folder per class in "
                     "each; `scripts/fetch-data "
                     "imagenette --to DIR` brings a small one, then give data.root=DIR",
                     root.empty() ? "is not set" : fmt::format("there is no folder '{}'", folder.string())));
-  std::vector<std::string> names = entries(folder, true);
+  std::vector<std::string> names = entries(folder, true, ignored);
   if (!names.empty()) return names;
-  const bool flat = !entries(folder, false).empty();
+  const bool flat = !entries(folder, false, ignored).empty();
   throw UserError(fmt::format(
       "data.root: '{}' has no folders: image_folder needs one per class{}", folder.string(),
       flat ? "; move the pictures that lie there into the folders of their classes (for ImageNet's "
@@ -129,7 +154,7 @@ PixelBox centre_box(const ImageSize& size, int resize, int side) {
     return length == shorter ? resize : static_cast<int>(std::int64_t{resize} * length / shorter);
   };
   const auto range = [&](int length) {
-    const int to = resized(length), first = static_cast<int>(std::lround((to - side) / 2.0));
+    const int to = resized(length), first = static_cast<int>(std::nearbyint((to - side) / 2.0));
     const double step = static_cast<double>(length) / to;
     return std::pair{first * step, (first + side) * step};
   };
@@ -179,25 +204,33 @@ class ImageFolder final : public Dataset {
           resize_, side_));
     mean_ = per_channel("data.mean", options.mean, {0.485f, 0.456f, 0.406f});
     std_ = per_channel("data.std", options.std, {0.229f, 0.224f, 0.225f});
-    const auto train = class_names(options.root, "train"), val = class_names(options.root, "val");
+    Ignored ignored, elsewhere;
+    const bool training = split == Split::train;
+    const auto train = class_names(options.root, "train", training ? ignored : elsewhere),
+               val = class_names(options.root, "val", training ? elsewhere : ignored);
     check_same_classes(options.root, train, val);
     if (train.size() < 2)
       throw UserError(fmt::format("data.root: '{}' has one class only, '{}'; classification needs two",
                                   options.root, train.front()));
-    folder_ = (fs::path(options.root) / (split == Split::train ? "train" : "val")).string();
+    folder_ = (fs::path(options.root) / (training ? "train" : "val")).string();
     classes_ = train;
     std::vector<std::string> empty;
     for (const std::string& name : classes_) {
       first_.push_back(static_cast<std::int64_t>(ends_.size()));
-      for (const std::string& file : entries(fs::path(folder_) / name, false)) {
+      for (const std::string& file : entries(fs::path(folder_) / name, false, ignored)) {
         names_ += file;
         ends_.push_back(names_.size());
       }
       if (first_.back() == static_cast<std::int64_t>(ends_.size())) empty.push_back(name);
     }
     if (!empty.empty())
-      throw UserError(fmt::format("data.root: no pictures (.jpg, .jpeg, .png, .bmp, .ppm, ...) in {} of '{}'",
-                                  some_of(empty), folder_));
+      throw UserError(
+          fmt::format("data.root: no pictures (.jpg, .jpeg, .png, .bmp, .ppm, ...) in {} of '{}'{}",
+                      some_of(empty), folder_, ignored.empty() ? "" : "; not read: " + counts_of(ignored)));
+    if (!ignored.empty())
+      warning_ =
+          fmt::format("data.root: '{}': JPEG, PNG, BMP and PNM in a folder per class are read; not read: {}",
+                      folder_, counts_of(ignored));
     first_.push_back(static_cast<std::int64_t>(ends_.size()));
     size_ = limited_size(options, split, first_.back());
   }
@@ -210,6 +243,9 @@ class ImageFolder final : public Dataset {
   std::vector<float> channel_mean() const override { return mean_; }
   std::vector<float> channel_std() const override { return std_; }
   bool augment_helps() const override { return true; }
+  std::vector<std::string> warnings() const override {
+    return warning_.empty() ? std::vector<std::string>() : std::vector{warning_};
+  }
 
   bool on_demand() const override { return true; }
   void decode(std::int64_t index, const CounterRng* random, std::uint8_t* pixels,
@@ -224,7 +260,7 @@ class ImageFolder final : public Dataset {
       } catch (const OutOfMemory&) {
         throw;
       } catch (const UserError& error) {
-        damaged.push_back({tried, fmt::format("'{}': {}", path(tried), error.what())});
+        damaged.push_back({tried, fmt::format("picture '{}': {}", path(tried), error.what())});
       }
     }
     throw UserError(fmt::format("data.root: not one picture of '{}' can be read, the first: {}",
@@ -283,6 +319,7 @@ class ImageFolder final : public Dataset {
   std::string names_;                // of all files, one after the other: ImageNet has 1.28 million
   std::vector<std::size_t> ends_;
   std::int64_t size_ = 0;
+  std::string warning_;
 };
 
 const RegisterDataset image_folder_registered(

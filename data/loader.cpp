@@ -132,16 +132,13 @@ bool Loader::next(Batch& batch) {
 }
 
 void Loader::count(const std::vector<DamagedFile>& damaged) {
-  for (const DamagedFile& file : damaged) {
-    if (!damaged_.insert(file.file).second) continue;
-    const std::string which = fmt::format("{} picture {}", options_.train ? "training" : "test", file.what);
-    if (static_cast<int>(damaged_.size()) > options_.max_bad_files)
-      throw UserError(fmt::format(
-          "{}; mend or remove it, or let others of its class stand in with data.max_bad_files={} or more",
-          which, damaged_.size()));
-    log_warning(fmt::format("{}; the next one of its class stands in (bad file {} of data.max_bad_files={})",
-                            which, damaged_.size(), options_.max_bad_files));
-  }
+  const std::string instead = dataset_.task() == Task::transcription ? "one of nearly its length stands in"
+                                                                     : "the next one of its class stands in";
+  for (const DamagedFile& file : damaged)
+    if (damaged_.insert(file.file).second)
+      log_warning(damaged_note(fmt::format("{} {}", options_.train ? "training" : "test", file.what), instead,
+                               dataset_.left_out() + static_cast<std::int64_t>(damaged_.size()),
+                               options_.max_bad_files));
 }
 
 bool Loader::can_claim() const {
@@ -183,7 +180,7 @@ Batch Loader::make(std::int64_t step, std::vector<DamagedFile>& damaged) const {
                                     : eval_sampler_->batch(options_.rank, step);
   if (!options_.samples) return batch;
   if (dataset_.task() == Task::transcription) {
-    add_recordings(batch);
+    add_recordings(batch, damaged);
     return batch;
   }
   const std::int64_t b = batch.size();
@@ -212,19 +209,48 @@ Batch Loader::make(std::int64_t step, std::vector<DamagedFile>& damaged) const {
   return batch;
 }
 
-void Loader::add_recordings(Batch& batch) const {
-  std::int64_t most_frames = 0, most_labels = 0;
-  for (const std::int64_t index : batch.indices) {
-    most_frames = std::max(most_frames, dataset_.frames(index));
-    most_labels = std::max(most_labels, static_cast<std::int64_t>(dataset_.transcript(index).size()));
+// Recording `index`, or the next one that can be read, in the set's order, which is that of their lengths, and from its last on
+// to its first.
+std::int64_t Loader::read_spectrogram(std::int64_t index, std::vector<float>& spectrogram,
+                                      std::vector<DamagedFile>& damaged) const {
+  const std::int64_t size = dataset_.size(), bins = dataset_.sample_shape()[1];
+  for (std::int64_t next = 0; next < size; ++next) {
+    const std::int64_t tried = (index + next) % size, frames = dataset_.frames(tried);
+    spectrogram.resize(static_cast<std::size_t>(bins * frames));
+    try {
+      dataset_.get_frames(tried, spectrogram.data(), frames);
+      return tried;
+    } catch (const OutOfMemory&) {
+      throw;
+    } catch (const UserError& error) {
+      damaged.push_back({tried, error.what()});
+    }
   }
-  const std::int64_t b = batch.size(), bins = dataset_.sample_shape()[1], numel = bins * most_frames;
-  with_memory(fmt::format("a batch of {} recordings", b), 4.0 * static_cast<double>(b * numel), [&] {
+  throw UserError("data.root: not one recording can be read, the first: " + damaged.front().what);
+}
+
+void Loader::add_recordings(Batch& batch, std::vector<DamagedFile>& damaged) const {
+  std::int64_t most_frames = 0, most_labels = 0;
+  const std::int64_t b = batch.size(), bins = dataset_.sample_shape()[1];
+  with_memory(fmt::format("a batch of {} recordings", b), 0, [&] {
+    std::vector<std::vector<float>> spectrograms(batch.indices.size());
+    for (std::size_t i = 0; i < spectrograms.size(); ++i) {
+      std::int64_t& index = batch.indices[i];
+      index = read_spectrogram(index, spectrograms[i], damaged);
+      most_frames = std::max(most_frames, dataset_.frames(index));
+      most_labels = std::max(most_labels, static_cast<std::int64_t>(dataset_.transcript(index).size()));
+    }
     batch.images = Tensor::zeros({b, 1, bins, most_frames});
+    float* row = batch.images.data();
+    for (std::size_t i = 0; i < spectrograms.size(); ++i) {
+      const std::int64_t frames = dataset_.frames(batch.indices[i]);
+      for (const float* from = spectrograms[i].data(); from < spectrograms[i].data() + spectrograms[i].size();
+           from += frames, row += most_frames)
+        std::copy_n(from, frames, row);
+    }
   });
   for (std::int64_t i = 0; i < b; ++i) {
     const std::int64_t index = batch.indices[static_cast<std::size_t>(i)];
-    dataset_.get_frames(index, batch.images.data() + i * numel, most_frames);
     const auto labels = dataset_.transcript(index);
     batch.frames.push_back(static_cast<std::int32_t>(dataset_.frames(index)));
     batch.lengths.push_back(static_cast<std::int32_t>(labels.size()));

@@ -33,7 +33,7 @@ struct Batch {
   // Transcription: images are [b, 1, bins, frames of the longest], zeros behind the others' frames[i]; labels are [b, longest],
   // zeros behind the others' lengths[i].
   std::vector<std::int32_t> frames, lengths;
-  std::vector<std::int64_t> indices;  // which samples these are
+  std::vector<std::int64_t> indices;  // which samples these are; of recordings those that stand in
   std::int64_t size() const { return static_cast<std::int64_t>(indices.size()); }
   // Losses that an evaluation counts: of samples, or of a text's tokens.
   std::int64_t losses() const {
@@ -90,7 +90,9 @@ class Loader {
 
   Batch make(std::int64_t step, std::vector<DamagedFile>& damaged) const;
   void count(const std::vector<DamagedFile>& damaged);
-  void add_recordings(Batch& batch) const;
+  std::int64_t read_spectrogram(std::int64_t index, std::vector<float>& spectrogram,
+                                std::vector<DamagedFile>& damaged) const;
+  void add_recordings(Batch& batch, std::vector<DamagedFile>& damaged) const;
   void work();
   void stop();  // ends and joins the workers
   bool can_claim() const;

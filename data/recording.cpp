@@ -126,6 +126,14 @@ SF_VIRTUAL_IO descriptor_io() {
   return io;
 }
 
+Fd open_recording(const std::string& path) {
+  try {
+    return open_regular_file(path);
+  } catch (const UserError& error) {
+    refuse_recording(path, error.what());
+  }
+}
+
 struct Recording {
   const std::string path;
   const Fd opened;
@@ -134,7 +142,7 @@ struct Recording {
   std::optional<std::int64_t> samples;  // none where the header does not say
 
   explicit Recording(const std::string& name)
-      : path(name), opened(open_regular_file(name)), descriptor(opened.get()) {
+      : path(name), opened(open_recording(name)), descriptor(opened.get()) {
     constexpr std::size_t kSphereHeader = 1024;
     const std::string header = bytes_at(descriptor, 0, kSphereHeader);
     SF_VIRTUAL_IO io = descriptor_io();

@@ -4,13 +4,15 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <sstream>
+#include <string_view>
 
 #include "data/dataset.h"
 #include "data/recording.h"
 #include "data/spectrogram.h"
 #include "data/transcript.h"
 #include "nn/core/base/checksum.h"
+#include "nn/core/base/memory.h"
+#include "nn/core/base/text.h"
 
 namespace topknot {
 namespace {
@@ -20,7 +22,7 @@ class Speech final : public Dataset {
   Speech(const DatasetOptions& options, Split split) {
     const std::string file = split == Split::train ? "train.tsv" : "test.tsv";
     const std::string folder = find_data_folder("an4", options.root, {}, {file});
-    read(folder, find_data_file("an4", folder, {file}));
+    read(folder, find_data_file("an4", folder, {file}), options.max_bad_files);
     // The shortest first; those of one length in the manifest's order.
     std::stable_sort(utterances_.begin(), utterances_.end(),
                      [](const Utterance& a, const Utterance& b) { return a.samples < b.samples; });
@@ -36,10 +38,12 @@ class Speech final : public Dataset {
   std::int64_t frames(std::int64_t index) const override { return spectrogram_frames(at(index).samples); }
   std::span<const std::int32_t> transcript(std::int64_t index) const override { return at(index).labels; }
   std::string where(std::int64_t index) const override { return at(index).path; }
+  int left_out() const override { return static_cast<int>(left_out_.size()); }
+  std::vector<std::string> warnings() const override { return left_out_; }
   void get_frames(std::int64_t index, float* out, std::int64_t stride) const override {
     const std::vector<float> samples = read_recording(at(index).path);
     if (static_cast<std::int64_t>(samples.size()) != at(index).samples)
-      throw UserError(fmt::format("recording '{}' has changed since the run began", at(index).path));
+      throw UserError(fmt::format("recording '{}': it has changed since the run began", at(index).path));
     log_spectrogram(samples, out, stride);
   }
   // All lengths and transcripts, and the bytes of a few files, since spectrograms differ in the last bits between machines.
@@ -66,33 +70,45 @@ class Speech final : public Dataset {
 
   const Utterance& at(std::int64_t index) const { return utterances_[static_cast<std::size_t>(index)]; }
 
-  void read(const std::string& folder, const std::string& manifest) {
-    const std::vector<std::uint8_t> content = read_file(manifest);
-    std::istringstream in(std::string(content.begin(), content.end()));
+  void read(const std::string& folder, const std::string& manifest, int max_bad_files) {
+    const std::string content = read_text(manifest);
+    std::string_view rest = content;
     std::int64_t number = 0;
-    for (std::string line; std::getline(in, line);) {
+    for (std::string_view line; next_line(rest, line);) {
       ++number;
       if (line.empty()) continue;
+      const std::string place = fmt::format("{}:{}: ", manifest, number);
+      const std::size_t tab = line.find('\t');
+      if (tab == line.npos)
+        throw UserError(place + "a line has the path of a recording, a tab, and what is said");
+      Utterance utterance{(std::filesystem::path(folder) / line.substr(0, tab)).string(), 0, {}};
       try {
-        const std::size_t tab = line.find('\t');
-        if (tab == std::string::npos)
-          throw UserError("a line has the path of a recording, a tab, and what is said");
-        const std::string path = (std::filesystem::path(folder) / line.substr(0, tab)).string();
-        const std::int64_t samples = recording_samples(path);
-        if (samples < kWindow)
-          throw UserError(fmt::format("recording '{}': {} samples are shorter than a window of {}", path,
-                                      samples, kWindow));
-        utterances_.push_back({path, samples, encode_transcript(line.substr(tab + 1))});
-        if (utterances_.back().labels.empty()) throw UserError("an empty transcript");
+        utterance.labels = encode_transcript(line.substr(tab + 1));
       } catch (const UserError& error) {
-        throw UserError(fmt::format("{}:{}: {}", manifest, number, error.what()));
+        throw UserError(place + error.what());
       }
+      if (utterance.labels.empty()) throw UserError(place + "an empty transcript");
+      try {
+        utterance.samples = recording_samples(utterance.path);
+        if (utterance.samples < kWindow)
+          throw UserError(fmt::format("recording '{}': {} samples are shorter than a window of {}",
+                                      utterance.path, utterance.samples, kWindow));
+      } catch (const OutOfMemory&) {
+        throw;
+      } catch (const UserError& error) {
+        const std::int64_t count = left_out() + 1;
+        left_out_.push_back(damaged_note(place + error.what(), "it is left out", count, max_bad_files));
+        continue;
+      }
+      utterances_.push_back(std::move(utterance));
     }
-    if (utterances_.empty()) throw UserError(fmt::format("'{}' names no recording", manifest));
+    if (utterances_.empty())
+      throw UserError(fmt::format("'{}' names no recording that can be read", manifest));
   }
 
   std::string name_ = "speech";
   std::vector<Utterance> utterances_;
+  std::vector<std::string> left_out_;  // a warning each
 };
 
 const RegisterDataset speech_registered("speech",

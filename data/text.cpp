@@ -4,11 +4,13 @@
 // after <eos> and <unk>; other words of the other files are <unk>.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <string_view>
 #include <unordered_map>
 
 #include "data/dataset.h"
 #include "nn/core/base/memory.h"
+#include "nn/core/base/text.h"
 #include "nn/core/label.h"
 
 namespace topknot {
@@ -18,33 +20,28 @@ constexpr std::size_t kMostWords = 1 << 24;  // all ids below are exact in a flo
 constexpr std::int32_t kEndOfLine = 0, kUnknown = 1;
 
 struct TextFile {
-  std::string path;
-  std::vector<std::uint8_t> content;
+  std::string path, content;
 };
 
-TextFile read_text(const DatasetOptions& options, const std::string& split) {
+TextFile read_split(const DatasetOptions& options, const std::string& split) {
   const std::string plain = split + ".txt", ptb = "ptb." + plain;
   const std::string folder = find_data_folder("ptb", options.root, {"ptb", "data", "simple-examples/data"},
                                               {"ptb.train.txt", "train.txt"});
-  TextFile file{find_data_file("ptb", folder, {ptb, plain}), {}};
-  file.content = read_file(file.path);
-  return file;
+  const std::string path = find_data_file("ptb", folder, {ptb, plain});
+  return {path, read_text(path)};
 }
 
 // Calls word(text) for each word, and with "<eos>" at the end of each line; a last line may lack its newline.
 template <class Word>
 void for_each_word(const TextFile& file, const Word& word) {
-  const std::string_view text(reinterpret_cast<const char*>(file.content.data()), file.content.size());
-  for (std::size_t line = 0; line < text.size();) {
-    const std::size_t end = std::min(text.find('\n', line), text.size());
-    while ((line = std::min(text.find_first_not_of(" \t\r\v\f", line), end)) < end) {
-      const std::size_t stop = std::min(text.find_first_of(" \t\r\v\f", line), end);
-      word(text.substr(line, stop - line));
-      line = stop;
+  constexpr std::string_view kBlanks = " \t\r\v\f";
+  std::string_view rest = file.content;
+  for (std::string_view line; next_line(rest, line); word(std::string_view("<eos>")))
+    for (std::size_t at = 0; (at = line.find_first_not_of(kBlanks, at)) < line.size();) {
+      const std::size_t stop = std::min(line.find_first_of(kBlanks, at), line.size());
+      word(line.substr(at, stop - at));
+      at = stop;
     }
-    word("<eos>");
-    line = end + 1;
-  }
 }
 
 using Vocabulary = std::unordered_map<std::string_view, std::int32_t>;
@@ -64,13 +61,13 @@ class Text final : public Dataset {
  public:
   Text(const DatasetOptions& options, Split split) : window_(options.sequence_length) {
     if (window_ < 1) throw UserError(fmt::format("data.sequence_length: {} is not at least 1", window_));
-    const TextFile training = read_text(options, "train");
+    const TextFile training = read_split(options, "train");
     const Vocabulary ids =
         with_memory("the vocabulary of '" + training.path + "'", static_cast<double>(training.content.size()),
                     [&] { return vocabulary_of(training); });
     words_ = static_cast<int>(ids.size());
     const TextFile file =
-        split == Split::train ? TextFile() : read_text(options, split == Split::test ? "valid" : "test");
+        split == Split::train ? TextFile() : read_split(options, split == Split::test ? "valid" : "test");
     const TextFile& source = split == Split::train ? training : file;
     with_memory("the words of '" + source.path + "'", 2.0 * static_cast<double>(source.content.size()), [&] {
       for_each_word(source, [&](std::string_view word) {

@@ -44,6 +44,7 @@ DatasetOptions dataset_options(const Config& config) {
   options.std = config.data.std;
   options.noise = config.data.noise;
   options.sequence_length = config.data.sequence_length;
+  options.max_bad_files = config.data.max_bad_files;
   return options;
 }
 

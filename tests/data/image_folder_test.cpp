@@ -67,6 +67,7 @@ TEST_CASE("classes and files are in the order of their names, and a part takes o
   folder.write("train/classa/.hidden.ppm", {1, 2, 3});
   folder.write("train/README", {1});
   const auto train = open(options_of(folder));
+  CHECK(open(options_of(folder), Split::test)->warnings().empty());
   CHECK(train->size() == 12);
   CHECK(train->classes() == 3);
   CHECK(train->sample_shape() == Shape{3, 16, 16});
@@ -82,6 +83,46 @@ TEST_CASE("classes and files are in the order of their names, and a part takes o
   CHECK(std::vector<int>{blue_of(*some, 0), blue_of(*some, 1), blue_of(*some, 2), blue_of(*some, 3)} ==
         std::vector<int>{100, 60, 90, 30});
   CHECK(some->label(3) == 2);
+}
+
+TEST_CASE("what lies among the pictures and is not read is counted by its kind") {
+  const Folder folder;
+  for (const char* name :
+       {"classa/a.webp", "classa/b.WEBP", "classb/c.tif", "classb/deep/d.ppm", "classc/more/e.ppm",
+        "classc/more/f.ppm", "classb/README", "classb/.hidden", "g.ppm", "LICENSE"})
+    folder.write(std::string("val/") + name, pnm_picture(20, 20, 1));
+  CHECK(open(options_of(folder))->warnings().empty());
+  const auto warnings = open(options_of(folder), Split::test)->warnings();
+  REQUIRE(warnings.size() == 1);
+  CHECK(
+      says(warnings[0], {"val",
+                         "not read: 1 files named *, 1 files named *.tif, 2 files named *.webp, 2 folders in "
+                         "the folders of the classes, 1 pictures outside the folders"}));
+  const Folder none;
+  std::filesystem::remove_all(none.at("train/classa"));
+  none.write("train/classa/a.webp", {1});
+  CHECK(user_error([&] { open(options_of(none)); }, {"no pictures", "'classa'", "1 files named *.webp"}));
+  none.write("train/classa/b.png/c.ppm", pnm_picture(20, 20, 1));
+  CHECK(user_error([&] { blue_of(*open(options_of(none)), 0); },
+                   {"b.png", "it is a folder, not a regular file"}));
+}
+
+// torchvision's CenterCrop begins at int(round((resized - side) / 2)), and Python rounds halves to even.
+TEST_CASE("the centre of a picture begins where torchvision's does, for every remainder") {
+  for (int resize = 16; resize < 24; ++resize) {
+    const TempFolder folder;
+    for (const char* name : {"train/a/1.ppm", "train/b/1.ppm", "val/a/1.ppm", "val/b/1.ppm"})
+      folder.write(name, pnm_picture(resize, resize, 1));
+    DatasetOptions options = options_of(folder);
+    options.resize = resize;
+    Bytes pixels(3 * 16 * 16);
+    std::vector<DamagedFile> damaged;
+    open(options)->decode(0, nullptr, pixels.data(), damaged);
+    const int first[] = {0, 0, 1, 2, 2, 2, 3, 4};  // of (0 .. 7) / 2
+    INFO("of " << resize);
+    CHECK(pixels[0] == 4 * first[resize - 16]);
+    CHECK(pixels[256] == 4 * first[resize - 16]);
+  }
 }
 
 TEST_CASE("without augmentation a sample is the centre of the picture with its shorter side resized") {

@@ -24,9 +24,10 @@ class MadeUpSpeech {
   std::string root() const { return folder_.at(""); }
   std::string at(const std::string& name) const { return folder_.at(name); }
 
-  void write_wav(const std::string& name, const std::vector<float>& samples, int channels = 1) const {
+  void write_wav(const std::string& name, const std::vector<float>& samples, int channels = 1,
+                 int format = SF_FORMAT_WAV | SF_FORMAT_PCM_16) const {
     SF_INFO info{};
-    info.samplerate = kSampleRate, info.channels = channels, info.format = SF_FORMAT_WAV | SF_FORMAT_PCM_16;
+    info.samplerate = kSampleRate, info.channels = channels, info.format = format;
     SNDFILE* file = sf_open(folder_.at(name).c_str(), SFM_WRITE, &info);
     TOPKNOT_CHECK(file, "cannot write " + name);
     sf_write_float(file, samples.data(), static_cast<sf_count_t>(samples.size()));

@@ -1,19 +1,24 @@
 #include <fstream>
+#include <limits>
 #include <set>
 
 #include "data/loader.h"
+#include "data/recording.h"
 #include "data/transcript.h"
 #include "tests/data/made_up_speech.h"
 #include "tests/support/catch.h"
 #include "tests/support/error_text.h"
+#include "tests/support/files.h"
+#include "tests/support/standard_error.h"
 
 using namespace topknot;
 
 namespace {
 
-std::unique_ptr<Dataset> speech(const std::string& root, Split split = Split::train) {
+std::unique_ptr<Dataset> speech(const std::string& root, Split split = Split::train, int max_bad_files = 0) {
   DatasetOptions options;
   options.root = root;
+  options.max_bad_files = max_bad_files;
   return make_dataset("speech", options, split);
 }
 
@@ -93,7 +98,7 @@ TEST_CASE("a manifest that does not fit is refused with its line") {
   made.write_wav("short.wav", std::vector<float>(100));
   refused("short.wav\tA", "100 samples");
   std::ofstream(made.at("train.tsv")) << "\n";
-  CHECK(user_error([&] { speech(made.root()); }, {"train.tsv", "names no recording"}));
+  CHECK(user_error([&] { speech(made.root()); }, {"train.tsv", "names no recording that can be read"}));
   CHECK(user_error([&] { speech("/nowhere"); }, {"data.root", "scripts/fetch-data an4"}));
 
   // Cut after the run has begun.
@@ -102,4 +107,85 @@ TEST_CASE("a manifest that does not fit is refused with its line") {
   made.write_wav("train0.wav", std::vector<float>(1000));
   std::vector<float> out(static_cast<std::size_t>(161 * data->frames(0)));
   CHECK(user_error([&] { data->get_frames(0, out.data(), data->frames(0)); }, {"train0.wav", "has changed"}));
+}
+
+TEST_CASE("a manifest's ends of lines, its last newline and a byte order mark change nothing") {
+  const MadeUpSpeech made(3, 1);
+  const std::uint64_t expected = data_checksum(*speech(made.root()));
+  const std::string plain = text_of(made.at("train.tsv"));
+  std::string windows;
+  for (const char c : plain + "\n") windows += c == '\n' ? "\r\n" : std::string(1, c);
+  for (const std::string& text : {"\xef\xbb\xbf" + plain, windows, "\xef\xbb\xbf\r\n" + windows,
+                                  plain.substr(0, plain.size() - 1), windows.substr(0, windows.size() - 4)}) {
+    std::ofstream(made.at("train.tsv"), std::ios::binary) << text;
+    CHECK(data_checksum(*speech(made.root())) == expected);
+  }
+  std::ofstream(made.at("train.tsv"), std::ios::binary) << std::string("t\0r\0", 4);
+  CHECK(user_error([&] { speech(made.root()); }, {"train.tsv", "no text"}));
+}
+
+TEST_CASE("recordings whose headers are damaged are left out up to data.max_bad_files, and named") {
+  const MadeUpSpeech made(9, 3);
+  const auto whole = speech(made.root());
+  for (const char* name : {"train2.wav", "train5.wav"})
+    std::filesystem::resize_file(made.at(name), std::filesystem::file_size(made.at(name)) - 2);
+  CHECK(user_error([&] { speech(made.root(), Split::train, 1); },
+                   {"train.tsv:6: ", "train5.wav", "cut short", "data.max_bad_files=2"}));
+  const auto data = speech(made.root(), Split::train, 2);
+  REQUIRE(data->warnings().size() == 2);
+  CHECK(says(data->warnings()[0],
+             {"train.tsv:3: ", "train2.wav", "it is left out (bad file 1 of data.max_bad_files=2)"}));
+  CHECK(says(data->warnings()[1], {"train.tsv:6: ", "train5.wav", "(bad file 2 of"}));
+  CHECK(data->size() == 7);
+  CHECK(data->left_out() == 2);
+  CHECK(data_checksum(*data) != data_checksum(*whole));
+}
+
+TEST_CASE("for a recording that is damaged inside, the next in length stands in with its own transcript") {
+  const MadeUpSpeech made(6, 1);
+  const auto data = speech(made.root(), Split::train, 1);
+  const std::string file = data->where(2);
+  std::vector<float> samples = read_recording(file);
+  samples[50] = std::numeric_limits<float>::quiet_NaN();
+  made.write_wav(std::filesystem::path(file).filename(), samples, 1, SF_FORMAT_WAV | SF_FORMAT_FLOAT);
+  LoaderOptions options;
+  options.batch = 6;
+  for (const int workers : {0, 2}) {
+    options.workers = workers;
+    options.max_bad_files = 1;
+    Loader loader(*data, options);
+    loader.start_epoch(0);
+    Batch batch;
+    const testing::StandardError errors;
+    REQUIRE(loader.next(batch));
+    CHECK(says(errors.text(), {"training recording '" + file + "'", "sample 50", "stands in"}));
+    CHECK(batch.indices == std::vector<std::int64_t>{0, 1, 3, 3, 4, 5});
+    const auto width = static_cast<std::ptrdiff_t>(batch.labels.size() / 6);
+    CHECK(std::equal(batch.labels.begin() + 2 * width, batch.labels.begin() + 3 * width,
+                     batch.labels.begin() + 3 * width));
+    CHECK(batch.frames[2] == data->frames(3));
+    CHECK(batch.lengths[2] == batch.lengths[3]);
+    const std::int64_t numel = batch.images.numel() / 6;
+    CHECK(std::equal(batch.images.data() + 2 * numel, batch.images.data() + 3 * numel,
+                     batch.images.data() + 3 * numel));
+    options.max_bad_files = 0;
+    Loader strict(*data, options);
+    strict.start_epoch(0);
+    CHECK(user_error([&] { strict.next(batch); }, {file, "sample 50", "data.max_bad_files=1"}));
+  }
+}
+
+TEST_CASE("recordings left out and damaged inside are counted together") {
+  const MadeUpSpeech made(6, 1);
+  std::filesystem::resize_file(made.at("train0.wav"), 100);
+  const auto data = speech(made.root(), Split::train, 1);
+  REQUIRE(data->size() == 5);
+  made.write_wav(std::filesystem::path(data->where(4)).filename(), std::vector<float>(1000));
+  LoaderOptions options;
+  options.batch = 5;
+  options.max_bad_files = 1;
+  Loader loader(*data, options);
+  loader.start_epoch(0);
+  Batch batch;
+  CHECK(user_error([&] { loader.next(batch); }, {data->where(4), "has changed", "data.max_bad_files=2"}));
 }

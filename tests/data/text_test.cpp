@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <set>
+#include <tuple>
 
 #include "data/loader.h"
 #include "tests/support/catch.h"
@@ -64,21 +65,75 @@ TEST_CASE("a text is read under either name, from the folders that archives unpa
   CHECK(text_in(folder, Split::train, 2)->classes() == 5);
   CHECK(text_in(folder, Split::test, 2)->size() == 2);
   CHECK(user_error([&] { text_in(folder, Split::held_out, 2); },
-                   {"ptb.test.txt is missing", "scripts/fetch-data ptb"}));
+                   {"ptb.test.txt or test.txt is missing", "scripts/fetch-data ptb"}));
 }
 
 TEST_CASE("texts that are missing, too short or too small are refused with the file or the key") {
   const TempFolder folder;
-  CHECK(user_error([&] { text_in(folder, Split::train, 2); },
-                   {"looked for ptb.train.txt", "scripts/fetch-data ptb"}));
+  CHECK(
+      user_error([&] { text_in(folder, Split::train, 2); },
+                 {"no ptb.train.txt or train.txt in it", "simple-examples/data/", "scripts/fetch-data ptb"}));
   put(folder, "train.txt", "a b c\n");
-  CHECK(user_error([&] { text_in(folder, Split::test, 2); }, {"ptb.valid.txt is missing"}));
+  CHECK(user_error([&] { text_in(folder, Split::test, 2); }, {"ptb.valid.txt or valid.txt is missing"}));
   CHECK(user_error([&] { text_in(folder, Split::train, 4); },
                    {"data.sequence_length", "train.txt", "4 words"}));
   CHECK(user_error([&] { text_in(folder, Split::train, 0); }, {"data.sequence_length"}));
   CHECK(user_error([&] { text_in(folder, Split::train, 2, 5); }, {"data.train_size"}));
   put(folder, "train.txt", "");
   CHECK(user_error([&] { text_in(folder, Split::train, 1); }, {"train.txt", "0 words"}));
+}
+
+// The same words and lines, as they leave editors and tools.
+TEST_CASE("a text's ends of lines, its last newline and a byte order mark change no word") {
+  const std::string plain = "the cat\n\nsat\nthe dog\n\nend\n", bom = "\xef\xbb\xbf";
+  std::string windows;
+  for (const char c : plain) windows += c == '\n' ? "\r\n" : std::string(1, c);
+  const auto read = [](const std::string& train, const std::string& valid) {
+    const TempFolder folder;
+    put(folder, "train.txt", train);
+    put(folder, "valid.txt", valid);
+    const auto text = text_in(folder, Split::train, 3);
+    return std::tuple(text->classes(), tokens_of(*text), tokens_of(*text_in(folder, Split::test, 3)));
+  };
+  const auto expected = read(plain, plain);
+  CHECK(std::get<0>(expected) == 7);
+  CHECK(std::get<2>(expected) == std::vector<std::int32_t>{2, 3, 0, 0, 4, 0, 2, 5, 0, 0, 6, 0});
+  for (const std::string& start : {std::string(), bom})
+    for (const std::string& text :
+         {plain, windows, plain.substr(0, plain.size() - 1), windows.substr(0, windows.size() - 2)}) {
+      CHECK(read(start + text, plain) == expected);
+      CHECK(read(plain, start + text) == expected);
+    }
+  CHECK(read("caf\xe9 a b c\n", "caf\xe9 a b\n") ==  // Latin-1
+        std::tuple(6, std::vector<std::int32_t>{2, 3, 4, 5, 0}, std::vector<std::int32_t>{2, 3, 4, 0}));
+}
+
+// A search beyond the end of the line would take an hour.
+TEST_CASE("a text of a word per line is read as quickly as one of a few long lines") {
+  const TempFolder folder;
+  std::string lines;
+  for (int i = 0; i < 400'000; ++i) lines += "word" + std::to_string(i % 10) + "\n";
+  put(folder, "train.txt", lines);
+  CHECK(text_in(folder, Split::train, 5)->size() == 800'000 - 5);
+}
+
+TEST_CASE("UTF-16 and binary files are refused as texts by name") {
+  const TempFolder folder;
+  const std::string little(
+      "\xff\xfe"
+      "a\0 \0b\0\n\0",
+      10),
+      big("\xfe\xff\0a\0 \0b\0\n", 10);
+  for (const auto& [content, why] : {std::pair{little, "UTF-16"},
+                                     {big, "UTF-16"},
+                                     {little.substr(2), "its byte 1 (from 0) is 0"},
+                                     {std::string("a b c d\n\0", 9), "its byte 8 (from 0) is 0"}}) {
+    put(folder, "train.txt", content);
+    CHECK(user_error([&] { text_in(folder, Split::train, 1); }, {"train.txt", "no text", why}));
+    put(folder, "train.txt", "a b c\n");
+    put(folder, "valid.txt", content);
+    CHECK(user_error([&] { text_in(folder, Split::test, 1); }, {"valid.txt", "no text", why}));
+  }
 }
 
 TEST_CASE("in training each row goes down a column of its own, and the columns cover the stream") {

@@ -155,10 +155,10 @@ std::vector<Key> run_keys() {
       of({"image_folder"},
          above("data.std", at<d, &Data::std>, 0, 10,
                "what each channel is divided by then; []: 0.229, 0.224, 0.225, ImageNet's")),
-      of({"image_folder"},
+      of({"image_folder", "speech"},
          number("data.max_bad_files", at<d, &Data::max_bad_files>, 0, 1e9,
-                "damaged files that a rank passes over, each replaced by the next of its class; one "
-                "more ends the run")),
+                "damaged files that a rank passes over: the next picture of the class stands in; a recording "
+                "is left out, or one of nearly its length stands in; one more ends the run")),
       not_of({"cifar10", "image_folder", "mnist", "speech", "text"},
              with_word(number("data.noise", at<d, &Data::noise>, 0, 1,
                               "noise of synthetic data, as a standard deviation; auto: the data set's own"),

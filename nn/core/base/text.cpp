@@ -12,6 +12,15 @@
 
 namespace topknot {
 
+bool next_line(std::string_view& rest, std::string_view& line) {
+  if (rest.empty()) return false;
+  const std::size_t end = rest.find('\n');
+  line = rest.substr(0, end);
+  rest.remove_prefix(end == rest.npos ? rest.size() : end + 1);
+  if (line.ends_with('\r')) line.remove_suffix(1);
+  return true;
+}
+
 std::string host_name() {
   char name[256] = "";
   return gethostname(name, sizeof name - 1) == 0 && *name ? name : "unknown";

@@ -23,6 +23,10 @@ std::string compared_bytes(double bytes, double dense);
 // breaks and tabs stay. At most `longest` bytes of it.
 std::string printable(std::string_view text, std::size_t longest = 4000);
 
+// Takes the first line off `rest`, with its "\n" or "\r\n", which `line` lacks; the last line may have none. False where nothing
+// is left.
+bool next_line(std::string_view& rest, std::string_view& line);
+
 std::string host_name();  // of this machine; "unknown" where it has none
 
 // What errno says, of the call that has just failed; an input/output error where it says nothing.
