@@ -11,6 +11,7 @@
 namespace topknot {
 namespace {
 
+constexpr std::int64_t kMnistSide = 28;
 constexpr std::uint32_t kImagesMagic = 0x00000803, kLabelsMagic = 0x00000801;
 
 struct Idx {
@@ -61,6 +62,10 @@ class Mnist final : public Dataset {
     images_ = read_idx(folder, images, kImagesMagic);
     labels_ = read_idx(folder, labels, kLabelsMagic);
     const std::string hint = fetch_hint("mnist", folder);
+    if (images_.dims[1] != kMnistSide || images_.dims[2] != kMnistSide)
+      throw UserError(
+          fmt::format("MNIST file '{}': its pictures are {} x {}, and mnist reads those of {} x {}{}",
+                      images_.path, images_.dims[1], images_.dims[2], kMnistSide, kMnistSide, hint));
     if (images_.dims[0] != labels_.dims[0])
       throw UserError(
           fmt::format("MNIST files do not belong together: '{}' has {} images, '{}' has {} labels{}",
@@ -70,16 +75,15 @@ class Mnist final : public Dataset {
         throw UserError(
             fmt::format("damaged MNIST file '{}': record {} (from 0) has label {}, labels are 0 to 9{}",
                         labels_.path, i - labels_.header, labels_.content[i], hint));
-    pixels_ = images_.dims[1] * images_.dims[2];
     size_ = limited_size(options, split, images_.dims[0]);
   }
 
   const std::string& name() const override { return name_; }
   std::int64_t size() const override { return size_; }
-  Shape sample_shape() const override { return {1, images_.dims[1], images_.dims[2]}; }
+  Shape sample_shape() const override { return {1, kMnistSide, kMnistSide}; }
   int classes() const override { return 10; }
   const std::uint8_t* bytes(std::int64_t index) const override {
-    return images_.content.data() + images_.header + index * pixels_;
+    return images_.content.data() + images_.header + index * kMnistSide * kMnistSide;
   }
   std::int32_t label(std::int64_t index) const override {
     return labels_.content[labels_.header + static_cast<std::size_t>(index)];
@@ -90,7 +94,7 @@ class Mnist final : public Dataset {
  private:
   const std::string name_ = "mnist";
   Idx images_, labels_;
-  std::int64_t pixels_ = 0, size_ = 0;
+  std::int64_t size_ = 0;
 };
 
 const RegisterDataset mnist_registered(

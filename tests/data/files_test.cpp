@@ -134,7 +134,7 @@ TEST_CASE("missing data names the file looked for and the command that brings it
 
 TEST_CASE("MNIST is read plain and gzipped alike") {
   const TempFolder plain, packed;
-  const Bytes images = idx(0x803, {3, 4, 5}, 60), labels = idx(0x801, {3}, 3);
+  const Bytes images = idx(0x803, {3, 28, 28}, 3 * 784), labels = idx(0x801, {3}, 3);
   plain.write(kImages, images);
   plain.write(kLabels, labels);
   packed.write(kImages + ".gz", gzip(packed, images));
@@ -142,19 +142,19 @@ TEST_CASE("MNIST is read plain and gzipped alike") {
   for (const auto* folder : {&plain, &packed}) {
     const auto test = open("mnist", folder->str());
     CHECK(test->size() == 3);
-    CHECK(test->sample_shape() == Shape{1, 4, 5});
+    CHECK(test->sample_shape() == Shape{1, 28, 28});
     CHECK(test->label(2) == 2);
-    CHECK(test->bytes(1)[4] == 4);
+    CHECK(test->bytes(1)[4] == 8);
     CHECK_FALSE(test->augment_helps());
-    std::vector<float> sample(20);
+    std::vector<float> sample(784);
     test->get(2, sample.data());
-    CHECK(sample[9] == 9 / 255.0f);
+    CHECK(sample[1] == 9 / 255.0f);
   }
 }
 
 TEST_CASE("damaged or mismatched MNIST files are refused with the reason") {
   const TempFolder folder;
-  const Bytes images = idx(0x803, {3, 4, 4}, 48), labels = idx(0x801, {3}, 3);
+  const Bytes images = idx(0x803, {3, 28, 28}, 3 * 784), labels = idx(0x801, {3}, 3);
   folder.write(kImages, images);
   const auto refused = [&](const Bytes& wrong, const std::string& why) {
     folder.write(kLabels, wrong);
@@ -170,14 +170,16 @@ TEST_CASE("damaged or mismatched MNIST files are refused with the reason") {
   refused(wrong, "record 1 (from 0) has label 10");
   folder.write(kLabels, labels);
   CHECK(open("mnist", folder.str())->size() == 3);
+  folder.write(kImages, idx(0x803, {3, 14, 56}, 3 * 784));
+  CHECK(user_error([&] { open("mnist", folder.str()); }, {kImages, "14 x 56", "28 x 28"}));
   folder.write(kImages, idx(0x803, {0xffffffff, 0xffffffff, 0xffffffff}, 48));
   CHECK(user_error([&] { open("mnist", folder.str()); }, {"header does not fit"}));
 }
 
 TEST_CASE("a corrupt gzip file is refused, whichever way it is corrupt") {
   const TempFolder folder;
-  folder.write(kLabels, idx(0x801, {3000}, 3000));
-  const Bytes good = gzip(folder, idx(0x803, {3000, 4, 4}, 48000));
+  folder.write(kLabels, idx(0x801, {30}, 30));
+  const Bytes good = gzip(folder, idx(0x803, {30, 28, 28}, 30 * 784));
   const auto refused = [&](const Bytes& wrong, const std::string& why) {
     folder.write(kImages + ".gz", wrong);
     CHECK(user_error([&] { open("mnist", folder.str()); }, {"corrupt gzip", why}));
@@ -191,9 +193,9 @@ TEST_CASE("a corrupt gzip file is refused, whichever way it is corrupt") {
   wrong = good;
   wrong.resize(wrong.size() / 2);
   refused(wrong, "cut short");
-  refused(idx(0x803, {3000, 4, 4}, 48000), "no gzip header");
+  refused(idx(0x803, {30, 28, 28}, 30 * 784), "no gzip header");
   folder.write(kImages + ".gz", good);
-  CHECK(open("mnist", folder.str())->size() == 3000);
+  CHECK(open("mnist", folder.str())->size() == 30);
 }
 
 // Opening the pipe would wait for a writer that never comes.
