@@ -76,6 +76,20 @@ std::string task_of(const Dataset& data) {
          ", samples " + data.sample_shape().str();
 }
 
+// "50000 training and 10000 test samples, 10 classes", of the start line.
+std::string data_text(const RunData& data) {
+  const Dataset &train = *data.train, &test = *data.test;
+  const bool text = train.task() == Task::language_model;
+  // Of a text the words, of which the last ones begin no window.
+  const auto size = [&](const Dataset& set) { return set.size() + (text ? set.labels_per_sample() : 0); };
+  std::string line = fmt::format("{} training and {} {}", size(train), size(test),
+                                 text                                  ? "validation words"
+                                 : train.task() == Task::transcription ? "test recordings"
+                                                                       : "test samples");
+  if (train.classes() > 0) line += fmt::format(", {} {}", train.classes(), text ? "different" : "classes");
+  return line;
+}
+
 }  // namespace
 
 Progress::Progress(ProgressOptions options) : options_(options), terminal_(is_terminal(STDERR_FILENO)) {}
@@ -234,17 +248,21 @@ double Reporter::epochs(std::int64_t step) const {
   return static_cast<double>(step) / static_cast<double>(plan_.steps_per_epoch);
 }
 
-void Reporter::announce(const Engine& engine) const {
+void Reporter::announce(const Engine& engine, const RunData& data) const {
   const std::int64_t micro_batches = engine.train_loader().steps_per_epoch();
   const std::string compute =
       engine.device() == "cpu" ? count_text(omp_get_max_threads(), "thread") + " per rank" : engine.device();
-  log_info(fmt::format("{} ({} parameters) on {}, {} by {}, {}", config_.model.name, engine.arena().size(),
-                       config_.data.name, count_text(ranks_, "rank"), backend_, compute));
+  log_info(fmt::format("{} ({} parameters) on {} ({}), {} by {}, {}", config_.model.name,
+                       engine.arena().size(), config_.data.name, data_text(data), count_text(ranks_, "rank"),
+                       backend_, compute));
   log_info(fmt::format("{}; global batch {}{}, learning rate {}, {} steps per epoch, {} in all",
                        method_text(config_, plan_), images_per_step(),
                        labels_per_sample_ > 1 ? " tokens" : "", key_value(*find_key("optimizer.lr"), config_),
                        plan_.steps_per_epoch, plan_.total_steps));
   log_info("writing to " + folder_.path);
+  for (const Dataset* set : {data.train.get(), data.test.get()})
+    if (root_)
+      for (const std::string& line : set->warnings()) log_warning(line);
   if (root_)
     for (const Group& group : engine.groups())
       log_debug(fmt::format("{} group of {} elements: {} to {}", group.compressed ? "compressed" : "dense",

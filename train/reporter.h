@@ -82,8 +82,8 @@ class Reporter {
   // `inputs` must outlive it. Throws UserError where metrics.jsonl cannot be written.
   Reporter(const RunInputs& inputs, const Plan& plan, const Communicator& communicator);
 
-  // The run in a few lines, before its first step.
-  void announce(const Engine& engine) const;
+  // The run in a few lines, before its first step, and what the data set warns of.
+  void announce(const Engine& engine, const RunData& data) const;
   void begin(std::int64_t step);  // the first step of this start begins, `step` were made before
 
   // Fills in epoch, time, rates and the bytes: `bytes` is the sum over all ranks, the record has the mean. `seconds`:

@@ -68,7 +68,7 @@ class Trainer {
 
  private:
   RunOutcome run_steps() {
-    reporter_.announce(*engine_);
+    reporter_.announce(*engine_, inputs_.data);
     if (step() > 0)
       log_info(
           step() < plan_.total_steps

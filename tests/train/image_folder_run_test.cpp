@@ -1,6 +1,7 @@
 // Training on pictures that are read as they are needed.
 #include "tests/data/picture_folder.h"
 #include "tests/support/error_text.h"
+#include "tests/support/standard_error.h"
 #include "tests/train/small_run.h"
 #include "train/agreement.h"
 
@@ -33,6 +34,16 @@ TEST_CASE("a damaged picture ends a run above data.max_bad_files and is passed o
   CHECK(says(error_text([&] { train("threads", 1, keys_of(folder)); }),
              {"training picture", "train/classb/p1.ppm", "data.max_bad_files=1"}));
   CHECK(train("threads", 2, keys_of(folder, {"data.max_bad_files=1"})).metrics.steps.size() == 8);
+}
+
+TEST_CASE("the start of a run says how many samples and classes there are, and once what is not read") {
+  const PictureFolder folder;
+  folder.write("train/classa/x.webp", {1});
+  const StandardError errors;
+  train("threads", 2, keys_of(folder));
+  const std::string text = errors.text(), warning = "not read: 1 files named *.webp";
+  CHECK(says(text, {"on image_folder (12 training and 6 test samples, 3 classes), 2 ranks by", warning}));
+  CHECK(text.find(warning) == text.rfind(warning));
 }
 
 TEST_CASE("ranks with other pictures notice it before the first step") {

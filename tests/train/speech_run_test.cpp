@@ -1,8 +1,10 @@
 // Runs that transcribe made-up speech.
+#include <filesystem>
 #include <set>
 
 #include "tests/data/made_up_speech.h"
 #include "tests/support/error_text.h"
+#include "tests/support/standard_error.h"
 #include "tests/train/resumed_run.h"
 #include "train/evaluate.h"
 
@@ -45,6 +47,18 @@ TEST_CASE("speech: the loss falls, and evaluations record word and character err
   CHECK((last.test.word_error_rate.value() > 0 && last.test.character_error_rate.value() > 0));
   CHECK(run.metrics.end->test.word_error_rate == last.test.word_error_rate);
   CHECK(run.metrics.end->test.character_error_rate == last.test.character_error_rate);
+}
+
+TEST_CASE("a run on speech goes on without damaged recordings up to data.max_bad_files, and says so") {
+  const MadeUpSpeech speech(16, 5);
+  std::filesystem::resize_file(speech.at("train3.wav"),
+                               std::filesystem::file_size(speech.at("train3.wav")) - 2);
+  const Keys keys = with(speech_keys(speech), {"compress.name=dense"});
+  CHECK(says(error_text([&] { whole(keys); }), {"train.tsv:4: ", "train3.wav", "data.max_bad_files=1"}));
+  const StandardError errors;
+  CHECK(whole(with(keys, {"data.max_bad_files=1"})).metrics.steps.size() == 7);
+  CHECK(says(errors.text(),
+             {"on speech (15 training and 5 test recordings, 29 classes)", "train3.wav", "left out"}));
 }
 
 TEST_CASE("speech: rates are over all words and characters, and frames those that the model gives") {
