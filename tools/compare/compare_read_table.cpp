@@ -149,10 +149,12 @@ std::vector<Run> read_table(const std::string& path) {
   std::ifstream file(path);
   std::string line;
   if (!file || !std::getline(file, line)) throw UserError(path + ": cannot be read, or is empty");
+  if (line.starts_with("\xef\xbb\xbf")) line.erase(0, 3);  // as spreadsheets write UTF-8
   const std::vector<std::string> header = cells_of(line, path + ":1");
   std::vector<Run> runs;
   for (int number = 2; std::getline(file, line); ++number) {
     const std::string place = fmt::format("{}:{}", path, number);
+    if (line.empty() || line == "\r") continue;
     runs.push_back(run_of(Row(place, header, cells_of(line, place)), path));
   }
   if (runs.empty()) throw UserError(path + ": no run in it");

@@ -1,6 +1,7 @@
 #include <filesystem>
 #include <fstream>
 #include <set>
+#include <tuple>
 
 #include "tests/support/error_text.h"
 #include "tests/support/text.h"
@@ -26,12 +27,25 @@ std::string row(const std::string& name, int seed, const std::string& value, int
 }
 
 struct MadeTable {
-  explicit MadeTable(const std::string& text) { std::ofstream(path) << text; }
+  explicit MadeTable(const std::string& text) { std::ofstream(path, std::ios::binary) << text; }
   TempFolder temp;
   std::string path = temp.at("runs.csv");
 };
 
 }  // namespace
+
+TEST_CASE("a table of runs is read alike as a spreadsheet writes it") {
+  const std::string rows = row("dense", 1, "90.00", 4000, "compress.name=dense");
+  const auto read = [](const std::string& text) {
+    const MadeTable table(text);
+    const std::vector<Run> runs = read_runs({table.path});
+    return std::tuple(runs.size(), runs.at(0).last, runs.at(0).config.text("compress.name"));
+  };
+  std::string windows = "\xef\xbb\xbf";
+  for (const char c : kHeader + "\n" + rows) windows += c == '\n' ? "\r\n" : std::string(1, c);
+  CHECK(read(windows) == read(kHeader + rows));
+  CHECK(read((kHeader + rows).substr(0, (kHeader + rows).size() - 1)) == read(kHeader + rows));
+}
 
 TEST_CASE("the rows of a table of runs are compared by their last value and their bytes") {
   const MadeTable table(
