@@ -71,8 +71,8 @@ std::string foreign_kind(FileBytes file) {
   if (head.starts_with("GIF8")) return "a GIF file";
   if (head.starts_with(std::string_view("II*\0", 4)) || head.starts_with(std::string_view("MM\0*", 4)))
     return "a TIFF file";
-  if (head.starts_with("RIFF") && head.substr(8).starts_with("WEBP")) return "a WebP file";
-  if (head.substr(std::min<std::size_t>(4, head.size())).starts_with("ftyp")) return "an AVIF or HEIF file";
+  if (head.starts_with("RIFF") && head.find("WEBP") == 8) return "a WebP file";
+  if (head.find("ftyp") == 4) return "an AVIF or HEIF file";
   return "of no known kind";
 }
 

@@ -173,7 +173,9 @@ TEST_CASE("bytes that are no whole picture are refused with the reason") {
                                    {"II*?", "TIFF"},
                                    {"....ftypavif", "AVIF"},
                                    {"P7\nWIDTH 3", "P7"},
-                                   {"P8", "P8"}}) {
+                                   {"P8", "P8"},
+                                   {"RIFF", "no known kind"},
+                                   {"ab", "no known kind"}}) {
     std::string content = head;
     std::replace(content.begin(), content.end(), '?', '\0');
     CHECK(user_error([&] { image_size(bytes_of(content)); }, {kind}));

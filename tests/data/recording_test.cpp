@@ -96,7 +96,9 @@ TEST_CASE("a recording that does not fit is refused by name, with the reason") {
   patch.close();
   refused(endless, "57600001 samples are more than an hour");
   std::ofstream(temp.at("text.wav")) << "no sound";
-  refused(temp.at("text.wav"), "");
+  refused(temp.at("text.wav"), "no WAV, FLAC or SPHERE");
+  std::ofstream(temp.at("empty.wav"));
+  refused(temp.at("empty.wav"), "it is empty");
   const std::string cut = written(temp, "cut.flac", SF_FORMAT_FLAC | SF_FORMAT_PCM_16);
   std::filesystem::resize_file(cut, std::filesystem::file_size(cut) / 2);
   refused(cut, "");
@@ -186,7 +188,7 @@ TEST_CASE("a recording that libsndfile would read wrongly or not at all is refus
   for (int i = 0; i < 1000; ++i) many += chunk("junk", "");
   CHECK(is_refused(wav(temp, 1, 2, many + some), "more than 1000 chunks"));
   CHECK(is_refused(written(temp, "a.wav", SF_FORMAT_WAV | SF_FORMAT_IMA_ADPCM), "IMA ADPCM, and PCM"));
-  CHECK(is_refused(written(temp, "a.aiff", SF_FORMAT_AIFF | SF_FORMAT_PCM_16), "AIFF"));
+  CHECK(is_refused(written(temp, "a.aiff", SF_FORMAT_AIFF | SF_FORMAT_PCM_16), "no WAV, FLAC or SPHERE"));
   const std::string sphere = written(temp, "a.sph", kSphere16);
   patch(sphere, static_cast<std::streamoff>(text_of(sphere).find("sample_count -i 1000")),
         "sample_count -i -100");
