@@ -45,10 +45,12 @@ format:  ## format the C++ sources
 	@command -v clang-format >/dev/null || { echo "clang-format is missing: apt-get install clang-format" >&2; exit 1; }
 	@git ls-files -z --cached --others --exclude-standard -- '*.cpp' '*.h' '*.cu' '*.cuh' | xargs -0 -r clang-format -i
 
-asan: deps  ## run the tests under the address and undefined-behaviour sanitizers
-	@$(call CONFIGURE,build-asan,-DTOPKNOT_ASAN=ON -DTOPKNOT_BENCH=OFF -DCMAKE_BUILD_TYPE=RelWithDebInfo)
+# Memory is fresh with NaNs there (TOPKNOT_POISON); the sanitizer fills what malloc() gives.
+asan: deps  ## run the tests under the address and undefined-behaviour sanitizers, with NaNs in all memory not yet written
+	@$(call CONFIGURE,build-asan,-DTOPKNOT_ASAN=ON -DTOPKNOT_POISON=ON -DTOPKNOT_BENCH=OFF -DCMAKE_BUILD_TYPE=RelWithDebInfo)
 	@cmake --build build-asan -j $(JOBS)
-	@UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 LSAN_OPTIONS=suppressions=$(CURDIR)/scripts/lsan.supp:print_suppressions=0 \
+	@ASAN_OPTIONS=malloc_fill_byte=255:max_malloc_fill_size=2147483647 \
+	  UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 LSAN_OPTIONS=suppressions=$(CURDIR)/scripts/lsan.supp:print_suppressions=0 \
 	  scripts/test build-asan
 
 # FUZZ_CXX=clang++ builds with clang, where libFuzzer chooses the input by the code that it reaches.

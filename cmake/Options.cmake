@@ -14,6 +14,11 @@ set(CMAKE_CXX_FLAGS_RELEASE "-O3 -g1")
 # A debug build compares operation, number and size of every collective across the ranks.
 target_compile_definitions(topknot_options INTERFACE $<$<CONFIG:Debug>:TOPKNOT_CHECK_CALLS>)
 
+option(TOPKNOT_POISON "Fill memory with NaNs wherever it is allocated or used again, so that what reads it too early is found" OFF)
+if(TOPKNOT_POISON)
+  target_compile_definitions(topknot_options INTERFACE TOPKNOT_POISON)
+endif()
+
 option(TOPKNOT_UNITY "Compile the sources of a folder as one: a whole build is quicker, a changed file's slower" OFF)
 if(TOPKNOT_UNITY)
   # GCC takes a unit's sources for headers, where types of anonymous namespaces would be a mistake.

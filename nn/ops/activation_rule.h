@@ -53,7 +53,7 @@ struct ClampRule {  // min(max(x, low), high), hardtanh of those limits; relu6 i
 struct HardswishRule {  // x min(max(x + 3, 0), 6) / 6
   TOPKNOT_HOST_DEVICE float value(float x) const {
     const float t = x + 3.0f;
-    return x * ((t < 0.0f ? 0.0f : t > 6.0f ? 6.0f : t) * (1.0f / 6.0f));
+    return (t < 0.0f ? -0.0f : x) * ((t < 0.0f ? 0.0f : t > 6.0f ? 6.0f : t) * (1.0f / 6.0f));
   }
   TOPKNOT_HOST_DEVICE float slope(float x) const {
     return x <= -3.0f ? 0.0f : x >= 3.0f ? 1.0f : x * (1.0f / 3.0f) + 0.5f;
@@ -66,11 +66,12 @@ struct SigmoidRule {  // 1 / (1 + e^-x)
     return s * (1.0f - s);
   }
 };
+// Both are 0 below -87, where x would grow further than sigmoid_of(), which stays the same, can hold.
 struct SiluRule {  // x / (1 + e^-x)
-  TOPKNOT_HOST_DEVICE float value(float x) const { return x * sigmoid_of(x); }
+  TOPKNOT_HOST_DEVICE float value(float x) const { return (x < -87.0f ? -0.0f : x) * sigmoid_of(x); }
   TOPKNOT_HOST_DEVICE float slope(float x) const {
-    const float s = sigmoid_of(x);
-    return s * (1.0f + x * (1.0f - s));
+    const float s = sigmoid_of(x), near = x > 87.0f ? 87.0f : x;  // infinity times 0 is no number
+    return x < -87.0f ? -0.0f : s * (1.0f + near * (1.0f - s));
   }
 };
 

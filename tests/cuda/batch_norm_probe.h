@@ -14,7 +14,8 @@ using testing::random_values;
 struct BatchNormSetup {
   std::int64_t n, channels, height, width;
   bool residual, relu, training = true;
-  float mean = 0.3f;  // of the input
+  float mean = 0.3f;    // of the input
+  float before = mean;  // of the running mean
   Shape shape() const { return {n, channels, height, width}; }
   std::string str() const {
     return shape().str() + (residual ? ", residual" : "") + (relu ? ", relu" : "") +
@@ -30,7 +31,7 @@ struct BatchNormProbe {
         residual(s.residual ? rounded_to(type, random_values(s.shape().numel(), 4)) : std::vector<float>()),
         gamma(random_values(s.channels, 2, 1)),
         beta(random_values(s.channels, 3)),
-        mean(random_values(s.channels, 6, s.mean)),
+        mean(random_values(s.channels, 6, s.before)),
         variance(gamma.size()),
         dy(rounded_to(type, random_values(s.shape().numel(), 5))) {
     for (std::size_t c = 0; c < variance.size(); ++c) variance[c] = 0.5f + 0.1f * static_cast<float>(c % 7);

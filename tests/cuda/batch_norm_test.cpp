@@ -42,6 +42,9 @@ TEST_CASE("batch norm's kernels agree with the formula on odd shapes") {
     check({33, 4, 13, 11, true, true});             // several blocks of rows
     check({4, 8, 3, 3, false, true, true, 20.0f});  // far from 0
   }
+  for (const float far : {-100.0f, 1000.0f, 10000.0f})  // and from the running mean
+    for (const std::int64_t channels : {5, 16})
+      check_method(BatchNormKind::kernels, {32, channels, 16, 16, false, false, true, far, 0.0f}, DType::f32);
 }
 
 TEST_CASE("batch norm by cuDNN agrees with the formula in each mode") {

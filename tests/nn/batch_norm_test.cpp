@@ -103,24 +103,41 @@ TEST_CASE("batch_norm of constant channels is beta, and its input gradient is fi
   for (float d : x.gradient()) CHECK(std::isfinite(d));
 }
 
-TEST_CASE("batch_norm keeps the variance of inputs far from zero within the rounding of their squares") {
-  // The variance is E[x^2] - mean^2: with mean 20 and variance 1 the terms are 401, so about 2.5 of the seven
-  // digits go.
-  const Shape shape{8, 16, 16, 16};
-  for (const Layout layout : {Layout::plain, Layout::blocked}) {
-    const auto values = random_values(shape.numel(), 1, 20.0f);
-    const Array v = as_double(values);
-    const reference::Images images{8, 16, 256};
-    const auto r =
-        reference::batch_norm(images, v, v, Array(16, 1.0), Array(16, 0.0), {}, {}, {}, 1e-5, false, v);
-    Buffer mean{"mean", std::vector<float>(16)}, variance{"variance", std::vector<float>(16)};
-    Leaf gamma({16}, std::vector<float>(16, 1.0f)), beta({16}, std::vector<float>(16, 0.0f));
-    batch_norm(Variable(to_layout(Tensor::from(values, shape), layout)), gamma.variable(), beta.variable(),
-               {}, {&mean, &variance, 1.0f}, {});
-    Array unbiased = r.variance;
-    for (double& u : unbiased) u *= images.count() / (images.count() - 1);
-    check_close("variance", variance.values, unbiased, Array(16, 401.0), 1e-6);
-  }
+TEST_CASE("batch_norm of inputs far from zero: no digits of the variance cancel") {
+  const Shape shape{32, 16, 16, 16};
+  const reference::Images images{32, 16, 256};
+  const auto noise = random_values(shape.numel(), 1);
+  for (const float far : {0.0f, -100.0f, 1000.0f, 10000.0f})
+    for (const bool outlier : {false, true}) {  // first of its channel
+      auto values = noise;
+      for (float& v : values) v += far;
+      if (outlier) values[0] += 50.0f, values[64 * 16] -= 50.0f;
+      const Array v = as_double(values);
+      const auto r =
+          reference::batch_norm(images, v, v, Array(16, 1.0), Array(16, 0.0), {}, {}, {}, 1e-5, false, v);
+      Array unbiased = r.variance, y_scale = absolute(r.y);
+      for (double& scale : y_scale) scale += std::abs(far) + 8;
+      for (double& u : unbiased) u *= images.count() / (images.count() - 1);
+      for (const Layout layout : {Layout::plain, Layout::blocked})
+        for (const int threads : {1, 3})
+          for (const bool fused : {false, true}) {  // behind a convolution that copies its input
+            const Threads scope(threads);
+            INFO(far << (outlier ? " with outliers, " : ", ") << threads << " threads"
+                     << (fused ? ", conv_bn" : ""));
+            Buffer mean{"mean", std::vector<float>(16)}, variance{"variance", std::vector<float>(16)};
+            Leaf gamma({16}, std::vector<float>(16, 1.0f)), beta({16}, std::vector<float>(16, 0.0f));
+            const Variable x(to_layout(Tensor::from(values, shape), layout));
+            Tensor copy = Tensor::zeros({16, 16, 1, 1});
+            for (std::int64_t c = 0; c < 16; ++c) copy.data()[17 * c] = 1;
+            const BatchNormState state{&mean, &variance, 1.0f};
+            const Variable y = fused ? conv_bn(x, Variable(copy), gamma.variable(), beta.variable(), {},
+                                               {16, 16, 1, 1, 0}, state, {})
+                                     : batch_norm(x, gamma.variable(), beta.variable(), {}, state, {});
+            check_close("variance", variance.values, unbiased, 2e-6);
+            // y = scale x + shift in fp32 has two roundings of numbers as large as `far`.
+            check_close("y", values_of(y), r.y, y_scale, 1.5e-7);
+          }
+    }
 }
 
 TEST_CASE("batch_norm rejects shapes that do not fit") {

@@ -1,6 +1,8 @@
 #include "nn/core/cpu_memory.h"
 
 #include <algorithm>
+#include <cmath>
+#include <memory>
 
 #include "nn/core/base/check.h"
 #include "tests/support/catch.h"
@@ -46,3 +48,19 @@ TEST_CASE("memory that is not there is an error, and counts as nothing") {
   CHECK(memory.held() == 128);
   memory.release(data, 10);
 }
+
+#ifdef TOPKNOT_POISON
+TEST_CASE("a build with TOPKNOT_POISON hands out NaNs: fresh memory, memory used again, and glibc's") {
+  CpuMemory memory;
+  for (int use = 0; use < 2; ++use) {
+    float* data = memory.allocate(1000);
+    CHECK(std::all_of(data, data + 1000, [](float v) { return std::isnan(v); }));
+    std::fill_n(data, 1000, 1.0f);
+    memory.release(data, 1000);
+  }
+  const std::unique_ptr<float[]> others(new float[100000]);
+#ifndef __SANITIZE_ADDRESS__  // ASAN_OPTIONS says what that fills memory with
+  CHECK(std::all_of(others.get(), others.get() + 100000, [](float v) { return std::isnan(v); }));
+#endif
+}
+#endif

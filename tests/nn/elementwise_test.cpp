@@ -90,6 +90,32 @@ TEST_CASE("relu6, clamp, hardswish, sigmoid and silu agree with their formulas, 
       }
 }
 
+TEST_CASE("activation functions of infinities and huge numbers have their limits, and so have their slopes") {
+  const float inf = std::numeric_limits<float>::infinity();
+  const std::vector<float> x{-inf, -3e38f, -1e30f, -1e4f, -89.0f, 89.0f, 1e4f, 1e30f, 3e38f, inf};
+  const auto n = static_cast<std::int64_t>(x.size());
+  for (const auto& a : kActivations)
+    for (const std::int64_t copies : {1, 7}) {  // in vectors, and one by one
+      std::vector<float> values;
+      for (std::int64_t i = 0; i < copies; ++i) values.insert(values.end(), x.begin(), x.end());
+      Leaf leaf({copies * n}, values);
+      const Variable y = a.op(leaf.variable());
+      backward(weighted_sum(y, std::vector<float>(values.size(), 1.0f)));
+      const auto actual = values_of(y), slope = leaf.gradient();
+      for (std::size_t i = 0; i < values.size(); ++i) {
+        INFO(a.name << " of " << values[i]);
+        const bool below = values[i] < 0;
+        const float lower = std::string(a.name) == "clamp" ? -0.5f : 0.0f,
+                    upper = std::string(a.name) == "relu6"     ? 6.0f
+                            : std::string(a.name) == "clamp"   ? 2.0f
+                            : std::string(a.name) == "sigmoid" ? 1.0f
+                                                               : values[i];
+        CHECK((below ? std::abs(actual[i] - lower) < 1e-34f : actual[i] == upper));
+        CHECK(std::abs(slope[i] - (!below && upper == values[i] ? 1.0f : 0.0f)) < 1e-34f);
+      }
+    }
+}
+
 TEST_CASE("activation functions let a NaN through; clamp refuses limits without room") {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   const Variable x(Tensor::from(std::vector<float>(37, nan), {37}));

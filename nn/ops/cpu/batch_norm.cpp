@@ -19,10 +19,13 @@ template <class V>
 inline constexpr std::int64_t lanes = sizeof(V) / sizeof(float);
 
 template <class V, class T>
-TOPKNOT_INLINE void sums_of(const ChannelGeometry& g, const T* x, const float* shift, float* sums) {
+TOPKNOT_INLINE void sums_of(const ChannelGeometry& g, const T* x, float* sums) {
   constexpr std::int64_t L = lanes<V>;
+  const auto part = [&](std::int64_t eighths) __attribute__((always_inline)) {
+    return load_as<V>(x + g.pixels * eighths / 8 * L);
+  };
   for (std::int64_t c = 0; c < g.channels; c += L, x += g.pixels * L) {
-    const V m = load_as<V>(shift + c);
+    const V m = ((part(1) + part(3)) + (part(5) + part(7))) * 0.25f;
     V s0{}, s1{}, s2{}, s3{}, q0{}, q1{}, q2{}, q3{};
     std::int64_t i = 0;
     for (; i + 4 <= g.pixels; i += 4) {
@@ -35,8 +38,9 @@ TOPKNOT_INLINE void sums_of(const ChannelGeometry& g, const T* x, const float* s
       const V v = load_as<V>(x + i * L) - m;
       s0 += v, q0 += v * v;
     }
-    store_as<V>(sums + c, (s0 + s1) + (s2 + s3));
-    store_as<V>(sums + g.channels + c, (q0 + q1) + (q2 + q3));
+    store_as<V>(sums + c, m);
+    store_as<V>(sums + g.channels + c, (s0 + s1) + (s2 + s3));
+    store_as<V>(sums + 2 * g.channels + c, (q0 + q1) + (q2 + q3));
   }
 }
 
@@ -123,14 +127,15 @@ TOPKNOT_INLINE void by_storage(const ChannelGeometry& g, DType type, Fn&& fn) {
   fn(Stored<float, float>());
 }
 
-// sums[c] = sum (x - shift), sums[C + c] = sum (x - shift)^2; a shift near the mean keeps the variance from
-// cancelling.
+// sums[c] = m, sums[C + c] = sum (x - m), sums[2 C + c] = sum (x - m)^2. m is the mean of four of the channel's values in the
+// image: where the squares of x are much larger than the variance, its digits would cancel in a difference of sums about 0, or
+// about the running mean, which may be anywhere. An image needs no other for it, so chunks of a batch can be summed in any order.
 TOPKNOT_MULTIVERSION void image_sums(const ChannelGeometry& g, const Tensor& x, std::int64_t image,
-                                     const float* shift, float* sums) {
+                                     float* sums) {
   by_storage(
       g, x.dtype(), [&](auto stored) __attribute__((always_inline)) {
         using S = decltype(stored);
-        sums_of<typename S::V>(g, g.image<typename S::T>(x, image), shift, sums);
+        sums_of<typename S::V>(g, g.image<typename S::T>(x, image), sums);
       });
 }
 
@@ -181,9 +186,10 @@ TOPKNOT_MULTIVERSION void image_backward_apply(const ChannelGeometry& g, const T
 
 // Per-image sums, added over the images in image order in double: the same bits for any number of threads.
 struct ImageSums {
-  ImageSums(const ChannelGeometry& g, std::vector<float> shift_by)
-      : shift(std::move(shift_by)),
-        width(static_cast<std::size_t>(2 * g.channels)),
+  ImageSums(const ChannelGeometry& g, std::int64_t per_channel)
+      : channels(static_cast<std::size_t>(g.channels)),
+        pixels(static_cast<double>(g.pixels)),
+        width(static_cast<std::size_t>(per_channel * g.channels)),
         values(static_cast<std::size_t>(g.images) * width) {}
   float* of(std::int64_t image) { return values.data() + static_cast<std::size_t>(image) * width; }
   std::vector<double> totals() const {
@@ -192,7 +198,19 @@ struct ImageSums {
       for (std::size_t c = 0; c < width; ++c) sums[c] += values[i + c];
     return sums;
   }
-  std::vector<float> shift;  // subtracted from x
+  // Of image_sums(): sum (x - m) and sum (x - m)^2 of the batch, with the m of its first image, which is in values[c].
+  std::vector<double> moments() const {
+    std::vector<double> sums(2 * channels);
+    for (const float* of = values.data(); of != values.data() + values.size(); of += width)
+      for (std::size_t c = 0; c < channels; ++c) {
+        const double moved = static_cast<double>(of[c]) - values[c], sum = of[channels + c];
+        sums[c] += sum + pixels * moved;
+        sums[channels + c] += of[2 * channels + c] + moved * (2 * sum + pixels * moved);
+      }
+    return sums;
+  }
+  std::size_t channels;
+  double pixels;
   std::size_t width;
   std::vector<float> values;
 };
@@ -211,12 +229,12 @@ Normalization normalization(const ChannelGeometry& g, const ImageSums* sums, con
   const double count = static_cast<double>(g.images * g.pixels);
   Normalization n{std::vector<float>(channels), std::vector<float>(channels), std::vector<float>(channels),
                   std::vector<float>(channels)};
-  const std::vector<double> totals = sums ? sums->totals() : std::vector<double>();
+  const std::vector<double> totals = sums ? sums->moments() : std::vector<double>();
   for (std::size_t c = 0; c < channels; ++c) {
     double mean = running_mean[c], variance = running_variance[c];
     if (sums) {
       const double offset = totals[c] / count;
-      mean = sums->shift[c] + offset;
+      mean = sums->values[c] + offset;
       variance = std::max(0.0, totals[channels + c] / count - offset * offset);
       const double unbiased = count > 1 ? variance * count / (count - 1) : variance;
       running_mean[c] += momentum * (static_cast<float>(mean) - running_mean[c]);
@@ -256,10 +274,10 @@ Tensor finish(const BatchNormArguments& call, Tensor x, const ImageSums* sums, O
 
 Tensor forward(const BatchNormArguments& call, OpState& state) {
   const ChannelGeometry g(call.x);
-  ImageSums sums(g, call.state.mean->values);
+  ImageSums sums(g, 3);
   if (call.options.training)
     parallel_ranges(g.images, [&](int, std::int64_t begin, std::int64_t end) {
-      for (std::int64_t i = begin; i < end; ++i) image_sums(g, call.x, i, sums.shift.data(), sums.of(i));
+      for (std::int64_t i = begin; i < end; ++i) image_sums(g, call.x, i, sums.of(i));
     });
   return finish(call, call.x, call.options.training ? &sums : nullptr, state);
 }
@@ -281,13 +299,13 @@ Backward backward_sums(const BatchNormArguments& call, const Kept& kept, Tensor 
   const Tensor& x = kept.x;
   const Normalization& n = kept.n;
   const ChannelGeometry g(x);
-  ImageSums sums(g, n.mean);
+  ImageSums sums(g, 2);
   const bool relu = call.options.relu;
   Tensor masked = !relu || grad.exclusive() ? grad : Tensor::empty_like(x);
   const Tensor value = relu ? kept.y : Tensor();
   parallel_ranges(g.images, [&](int, std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i)
-      image_backward_sums(g, grad, value, x, i, sums.shift.data(), masked, sums.of(i));
+      image_backward_sums(g, grad, value, x, i, n.mean.data(), masked, sums.of(i));
   });
   const auto channels = static_cast<std::size_t>(g.channels);
   const double count = static_cast<double>(g.images * g.pixels);
@@ -336,11 +354,11 @@ Tensor conv_bn_forward(const ConvGeometry& geometry, const Tensor& weight, const
   ChunkedConv& conv = chunked_conv(geometry);
   Tensor raw = Tensor::empty(geometry.output_shape(call.x.shape()), conv.output_layout(), {}, call.x.dtype());
   const ChannelGeometry g(raw);
-  ImageSums sums(g, call.state.mean->values);
+  ImageSums sums(g, 3);
   ChunkedConv::ChunkFn sum_chunk;
   if (call.options.training)
     sum_chunk = [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t i = begin; i < end; ++i) image_sums(g, raw, i, sums.shift.data(), sums.of(i));
+      for (std::int64_t i = begin; i < end; ++i) image_sums(g, raw, i, sums.of(i));
     };
   conv.forward(call.x, weight.data(), raw, sum_chunk);
   return finish(call, raw, call.options.training ? &sums : nullptr, state);

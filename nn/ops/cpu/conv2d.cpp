@@ -3,7 +3,8 @@
 //    step of a layer writes is still in that core's cache when the next step reads it.
 //  - whole: one primitive for the batch, threaded by oneDNN. For layers with many channels, where a chunk
 //    would repeat the transformation of large weights.
-// What it is given in place of a layer is in conv_inside.h.
+// What it is given in place of a layer is in conv_inside.h: plain activations where it has only its reference implementation for
+// blocked ones.
 // Layers that winograd.h, pointwise.h or conv_product.h serves go there.
 #include <algorithm>
 #include <map>
@@ -64,6 +65,11 @@ memory::desc weight_desc(const ConvGeometry& g, bool plain, DType type = DType::
   return {dims, onednn_type(type), !plain ? tag::any : g.groups > 1 ? tag::goihw : tag::oihw};
 }
 
+// oneDNN's own way of saying that it has no fast kernel.
+bool is_reference(const dnnl::primitive_desc_base& desc) {
+  return std::string(desc.impl_info_str()).starts_with("ref");
+}
+
 // The three primitives for one number of images of a size.
 struct Plan {
   Plan(const Inside& inside, std::int64_t images, std::int64_t height, std::int64_t width, DType type,
@@ -87,14 +93,16 @@ struct Plan {
         f.scratchpad_desc(), threads);
     const dnnl::convolution_backward_weights::primitive_desc w(
         {algorithm, src, any_f32, dst, strides, padding, padding}, attributes, engine, f);
-    // oneDNN's own way of saying that it has no fast kernel.
-    own_weight_gradient =
-        type == DType::f32 && g.depthwise() && std::string(w.impl_info_str()).starts_with("ref");
+    own_weight_gradient = type == DType::f32 && g.depthwise() && inside.blocked && is_reference(w);
+    // In bf16 oneDNN 2.6 reads x from a copy in its scratchpad in which the columns lie by their remainder modulo the stride,
+    // padding as zeros among them. Of a remainder that no column has, as in an image narrower than the stride, it writes
+    // nothing, yet reads it.
+    const bool unwritten = type == DType::bf16 && width < g.stride.width;
     backward_weights = std::make_unique<DnnlKernel>(
         dnnl::convolution_backward_weights(w),
         DnnlKernel::Arguments{
             {DNNL_ARG_SRC, src}, {DNNL_ARG_DIFF_DST, dst}, {DNNL_ARG_DIFF_WEIGHTS, w.diff_weights_desc()}},
-        w.scratchpad_desc(), threads);
+        w.scratchpad_desc(), threads, unwritten);
     const dnnl::convolution_backward_data::primitive_desc d(
         {algorithm, src, any, dst, strides, padding, padding}, attributes, engine, f);
     backward_data = std::make_unique<DnnlKernel>(
@@ -102,6 +110,9 @@ struct Plan {
         DnnlKernel::Arguments{
             {DNNL_ARG_DIFF_DST, dst}, {DNNL_ARG_WEIGHTS, d.weights_desc()}, {DNNL_ARG_DIFF_SRC, src}},
         d.scratchpad_desc(), threads);
+    slow_forward = is_reference(f);
+    slow_weight_gradient = is_reference(w) && !own_weight_gradient;
+    slow_input_gradient = is_reference(d);
 
     const memory::desc oihw = weight_desc(g, true);
     pack_forward = std::make_unique<Repack>(oihw, f.weights_desc());
@@ -114,6 +125,7 @@ struct Plan {
   std::unique_ptr<DnnlKernel> forward, backward_data, backward_weights;
   std::unique_ptr<Repack> pack_forward, pack_backward, unpack_gradient;
   bool own_weight_gradient;  // by depthwise_weight_gradient()
+  bool slow_forward, slow_weight_gradient, slow_input_gradient;
   std::size_t gradient_floats;
   memory::desc weight_gradient_desc;
 };
@@ -131,7 +143,12 @@ void add_images(DType type, void* sum, const void* term, std::size_t n) {
 class DnnlConv final : public ChunkedConv {
  public:
   explicit DnnlConv(const ConvGeometry& geometry)
-      : g_(geometry), inside_(geometry), winograd_(inside_.g), pointwise_(geometry), product_(geometry) {
+      : g_(geometry),
+        inside_(geometry),
+        plain_(Inside::plain(geometry)),
+        winograd_(inside_.g),
+        pointwise_(geometry),
+        product_(geometry) {
     output_layout_ = g_.out % channel_block() == 0 && inside_.blocked ? Layout::blocked : Layout::plain;
     // A chunk pays while the weights stay in the cache.
     chunked_ = g_.in / g_.groups * g_.out <= 64 * 128;
@@ -144,17 +161,19 @@ class DnnlConv final : public ChunkedConv {
     if (pointwise_.serves(x)) return pointwise_.forward(x, weight, y, after);
     if (by_product(x)) return product_.forward(x, weight, y, after);
     const std::int64_t images = x.dim(0), in = image_bytes(x), out = image_bytes(y);
-    const Packing pack_x = packing(x, g_.in, inside_.g.in, x.layout(), inside_.in),
-                  pack_y = packing(y, g_.out, inside_.g.out, y.layout(), inside_.out);
+    const bool plain = any_plan(x, [](const Plan& plan) { return plan.slow_forward; });
+    const Inside& inside = plain ? plain_ : inside_;
+    const Packing pack_x = packing(x, g_.in, inside.g.in, x.layout(), inside.in),
+                  pack_y = packing(y, g_.out, inside.g.out, y.layout(), inside.out);
     Tensor expanded;
-    weight = inside_.weights(weight, expanded);
+    weight = inside.weights(weight, expanded);
     std::map<const Plan*, std::pair<const void*, Tensor>> packed;
-    for (const Plan* plan : plans_for(x))
+    for (const Plan* plan : plans_for(x, plain))
       packed[plan].first = plan->pack_forward->run(weight, packed[plan].second);
     const auto work = [&](int thread, std::int64_t begin, std::int64_t end) {
       for (std::int64_t n = begin; n < end;) {
         const std::int64_t count = std::min(chunk_of(x), end - n);
-        const Plan& plan = plan_for(x, count);
+        const Plan& plan = plan_for(x, count, plain);
         Tensor packed_x, packed_y;
         std::byte* to = y.as<std::byte>() + n * out;
         plan.forward->run(thread,
@@ -180,13 +199,18 @@ class DnnlConv final : public ChunkedConv {
     const std::int64_t out_elements = g_.output_shape(x.shape()).numel() / images,
                        out = out_elements * static_cast<std::int64_t>(size_of(x.dtype()));
     std::map<const Plan*, std::pair<const void*, Tensor>> packed;
+    const bool plain = any_plan(x, [&](const Plan& plan) {
+      return (weight_gradient.data && plan.slow_weight_gradient) ||
+             (input_gradient.tensor.defined() && plan.slow_input_gradient);
+    });
+    const Inside& inside = plain ? plain_ : inside_;
     const Layout dy_layout = grad.defined() ? grad.layout() : output_layout_;
-    const Packing pack_x = packing(x, g_.in, inside_.g.in, x.layout(), inside_.in),
-                  pack_dy{dy_layout,     inside_.out,           x.dtype(), g_.out,
-                          inside_.g.out, out_elements / g_.out, !chunked_};
+    const Packing pack_x = packing(x, g_.in, inside.g.in, x.layout(), inside.in),
+                  pack_dy{dy_layout, inside.out, x.dtype(), g_.out, inside.g.out, out_elements / g_.out,
+                          !chunked_};
     Tensor expanded;
-    if (input_gradient.tensor.defined()) weight = inside_.weights(weight, expanded);
-    const std::vector<const Plan*> plans = plans_for(x);
+    if (input_gradient.tensor.defined()) weight = inside.weights(weight, expanded);
+    const std::vector<const Plan*> plans = plans_for(x, plain);
     for (const Plan* plan : plans)
       if (input_gradient.tensor.defined())
         packed[plan].first = plan->pack_backward->run(weight, packed[plan].second);
@@ -204,7 +228,7 @@ class DnnlConv final : public ChunkedConv {
             Tensor::empty({std::min(chunk_of(x), end - begin), out_elements}, Layout::plain, {}, x.dtype());
       for (std::int64_t n = begin; n < end;) {
         const std::int64_t count = std::min(chunk_of(x), end - n);
-        const Plan& plan = plan_for(x, count);
+        const Plan& plan = plan_for(x, count, plain);
         TOPKNOT_CHECK(plan.weight_gradient_desc == first.weight_gradient_desc,
                       "conv2d: one gradient format per layer");
         const void* dy = grad.defined() ? grad.as<std::byte>() + n * out : filled.as<std::byte>();
@@ -223,7 +247,7 @@ class DnnlConv final : public ChunkedConv {
           if (!target.defined()) target = Tensor::empty({floats});
           const void* x_inside = pack_x.in(count, x.as<std::byte>() + n * in, packed_x);
           if (plan.own_weight_gradient)
-            depthwise_weight_gradient(inside_.g, {count, inside_.g.in, x.dim(2), x.dim(3)},
+            depthwise_weight_gradient(inside.g, {count, inside.g.in, x.dim(2), x.dim(3)},
                                       static_cast<const float*>(x_inside), static_cast<const float*>(dy),
                                       target.data());
           else
@@ -261,7 +285,7 @@ class DnnlConv final : public ChunkedConv {
     if (!weight_gradient.data) return;
     for (std::size_t t = 1; t < threads; ++t)
       if (sums[t].defined()) add_into(sums[0].data(), sums[t].data(), first.gradient_floats);
-    store_weight_gradient(first, sums[0].data(), weight_gradient);
+    store_weight_gradient(inside, first, sums[0].data(), weight_gradient);
   }
 
  private:
@@ -351,15 +375,24 @@ class DnnlConv final : public ChunkedConv {
     return {outside, inside, t.dtype(), channels, padded, t.dim(2) * t.dim(3), !chunked_};
   }
 
-  void store_weight_gradient(const Plan& plan, const float* from, GradientTarget target) const {
-    if (inside_.same() && !target.accumulate && !plan.unpack_gradient->same())
+  static void store_weight_gradient(const Inside& inside, const Plan& plan, const float* from,
+                                    GradientTarget target) {
+    if (inside.same() && !target.accumulate && !plan.unpack_gradient->same())
       return plan.unpack_gradient->run(from, target.data);
     Tensor storage;
-    inside_.gradient(static_cast<const float*>(plan.unpack_gradient->run(from, storage)), target);
+    inside.gradient(static_cast<const float*>(plan.unpack_gradient->run(from, storage)), target);
+  }
+
+  // Of the plans with blocked activations.
+  template <class Fn>
+  bool any_plan(const Tensor& x, const Fn& fn) {
+    const std::vector<const Plan*> plans = plans_for(x, false);
+    return std::any_of(plans.begin(), plans.end(), [&](const Plan* plan) { return fn(*plan); });
   }
 
   // One plan for each chunk size that a batch of this size is cut into: made before the parallel region, found inside it.
-  std::vector<const Plan*> plans_for(const Tensor& x) {
+  // `plain`: of plain_.
+  std::vector<const Plan*> plans_for(const Tensor& x, bool plain) {
     constexpr std::size_t kMost = 256;  // where every batch has a length of its own, as in speech
     if (plans_.size() >= kMost) plans_.clear();
     std::vector<const Plan*> result;
@@ -369,7 +402,7 @@ class DnnlConv final : public ChunkedConv {
       const std::int64_t mine = images * (t + 1) / threads - images * t / threads, chunk = chunk_of(x);
       for (std::int64_t count : {std::min(chunk, mine), mine % chunk})
         if (count > 0)
-          if (const Plan* plan = &make_plan(x, count);
+          if (const Plan* plan = &make_plan(x, count, plain);
               std::find(result.begin(), result.end(), plan) == result.end())
             result.push_back(plan);
     }
@@ -380,26 +413,29 @@ class DnnlConv final : public ChunkedConv {
     std::int64_t images, height, width;
     int threads;
     DType type;
+    bool plain;
     auto operator<=>(const Key&) const = default;
   };
-  Key key(const Tensor& x, std::int64_t images) const {
-    return {images, x.dim(2), x.dim(3), max_threads_, x.dtype()};
+  Key key(const Tensor& x, std::int64_t images, bool plain) const {
+    return {images, x.dim(2), x.dim(3), max_threads_, x.dtype(), plain};
   }
 
-  const Plan& make_plan(const Tensor& x, std::int64_t images) {
+  const Plan& make_plan(const Tensor& x, std::int64_t images, bool plain) {
     max_threads_ = std::max(1, omp_get_max_threads());
-    auto& plan = plans_[key(x, images)];
+    auto& plan = plans_[key(x, images, plain)];
     if (plan) return *plan;
     std::optional<MadeForOneThread> one;
     if (chunked_) one.emplace();
-    plan =
-        std::make_unique<Plan>(inside_, images, x.dim(2), x.dim(3), x.dtype(), chunked_ ? max_threads_ : 1);
+    plan = std::make_unique<Plan>(plain ? plain_ : inside_, images, x.dim(2), x.dim(3), x.dtype(),
+                                  chunked_ ? max_threads_ : 1);
     return *plan;
   }
-  const Plan& plan_for(const Tensor& x, std::int64_t images) const { return *plans_.at(key(x, images)); }
+  const Plan& plan_for(const Tensor& x, std::int64_t images, bool plain) const {
+    return *plans_.at(key(x, images, plain));
+  }
 
   ConvGeometry g_;
-  Inside inside_;
+  Inside inside_, plain_;
   WinogradConv winograd_;
   PointwiseConv pointwise_;
   ProductConv product_;

@@ -37,6 +37,13 @@ class Inside {
     out = blocked ? Layout::blocked : Layout::plain;
   }
 
+  // The given layer with plain activations, which oneDNN computes in any geometry as products of columns.
+  static Inside plain(const ConvGeometry& layer) {
+    Inside inside(layer);
+    inside.g = layer, inside.joined_ = 1, inside.blocked = false, inside.in = inside.out = Layout::plain;
+    return inside;
+  }
+
   ConvGeometry g;
   bool blocked = true;
   Layout in, out;  // of its activations

@@ -48,8 +48,10 @@ struct DnnlKernel::PerThread {
 };
 
 DnnlKernel::DnnlKernel(const dnnl::primitive& primitive, const Arguments& arguments,
-                       const dnnl::memory::desc& scratchpad, int threads)
-    : primitive_(primitive), scratchpad_floats_((scratchpad.get_size() + 3) / 4) {
+                       const dnnl::memory::desc& scratchpad, int threads, bool zero_scratchpad)
+    : primitive_(primitive),
+      scratchpad_floats_((scratchpad.get_size() + 3) / 4),
+      zero_scratchpad_(zero_scratchpad) {
   for (int t = 0; t < threads; ++t) {
     auto& mine = *threads_.emplace_back(std::make_unique<PerThread>());
     Arguments all = arguments;
@@ -70,6 +72,7 @@ void DnnlKernel::run(int thread, std::initializer_list<const void*> pointers) co
   float* scratch = nullptr;
   if (scratchpad_floats_) {
     scratch = cpu_backend().allocate(scratchpad_floats_);
+    if (zero_scratchpad_) cpu_backend().fill_zero(scratch, scratchpad_floats_);
     mine.memories[i].set_data_handle(scratch);
   }
   const auto status = dnnl_primitive_execute(primitive_.get(), mine.stream.get(),

@@ -29,8 +29,9 @@ dnnl::memory::desc activation_desc(const Shape& shape, Layout layout, DType type
 class DnnlKernel {
  public:
   using Arguments = std::vector<std::pair<int, dnnl::memory::desc>>;
+  // zero_scratchpad: before each run, for a primitive that reads parts of it which it did not write.
   DnnlKernel(const dnnl::primitive& primitive, const Arguments& arguments,
-             const dnnl::memory::desc& scratchpad, int threads);
+             const dnnl::memory::desc& scratchpad, int threads, bool zero_scratchpad = false);
   ~DnnlKernel();
   // Pointers in the order of the arguments. Different threads may run at once, each under its own number.
   void run(int thread, std::initializer_list<const void*> pointers) const;
@@ -39,6 +40,7 @@ class DnnlKernel {
   struct PerThread;
   dnnl::primitive primitive_;
   std::size_t scratchpad_floats_ = 0;
+  bool zero_scratchpad_;
   std::vector<std::unique_ptr<PerThread>> threads_;
 };
 

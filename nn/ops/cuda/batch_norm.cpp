@@ -47,7 +47,7 @@ class KernelBatchNorm : public BatchNormMethod {
     float* partial = nullptr;
     if (call.options.training) {
       partial = static_cast<float*>(context.workspace(tiles.partial_floats() * sizeof(float)));
-      batch_norm_sums(context.stream(), tiles, call.x.data(), call.state.mean->device, partial);
+      batch_norm_sums(context.stream(), tiles, call.x.data(), partial);
     }
     batch_norm_normalization(context.stream(), tiles, partial, parameters_of(call), statistics(kept));
     Tensor y = Tensor::empty_like(call.x);

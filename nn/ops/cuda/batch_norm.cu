@@ -102,13 +102,29 @@ __device__ void reduce_rows(const BatchNormTiles& t, const Spot& s, const float 
   }
 }
 
+__device__ inline std::int64_t rows_of(const BatchNormTiles& t, unsigned chunk) {
+  const std::int64_t left = t.rows - chunk * t.chunk_rows;
+  return left < t.chunk_rows ? left : t.chunk_rows;
+}
+
+// About the mean of four rows of the chunk: where the squares of x are much larger than the variance, its digits would
+// cancel in a difference of sums about 0, or about the running mean, which may be anywhere.
 template <class T, int V>
 __global__ void __launch_bounds__(kThreads)
-    sums_kernel(BatchNormTiles t, const T* __restrict__ x, const float* __restrict__ shift,
-                float* __restrict__ partial) {
+    sums_kernel(BatchNormTiles t, const T* __restrict__ x, float* __restrict__ partial) {
   Spot s = spot(t, blockIdx.y);
   float by[V] = {}, sum[V] = {}, squares[V] = {};
-  if (s.channel < t.channels) load_floats<V>(shift + s.channel, by);
+  if (s.channel < t.channels) {
+    for (int part = 1; part < 8; part += 2) {
+      const std::int64_t row = blockIdx.y * t.chunk_rows + rows_of(t, blockIdx.y) * part / 8;
+      float v[V];
+      load_pack<V>(x + row * t.channels + s.channel, v);
+      for (int i = 0; i < V; ++i) by[i] += v[i];
+    }
+    for (int i = 0; i < V; ++i) by[i] *= 0.25f;
+    if (threadIdx.x < t.lanes)
+      for (int i = 0; i < V; ++i) partial[t.shift(blockIdx.y) + s.channel + i] = by[i];
+  }
 #pragma unroll(V == 8 ? 2 : 4)
   for (std::int64_t at = s.at; s.count > 0; --s.count, at += s.stride) {
     float v[V];
@@ -123,7 +139,9 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // The two sums of a channel over all chunks, in double: eight threads per channel, then theirs in order. All threads
-// of the block call; the first kChannelsPerBlock have the result.
+// of the block call; the first kChannelsPerBlock have the result. `shifted`: of the forward pass, each chunk's about its own
+// shift; the result is about that of the first chunk.
+template <bool shifted>
 __device__ inline void add_chunks(const BatchNormTiles& t, const float* partial, unsigned channel,
                                   double (&totals)[2]) {
   constexpr unsigned kParts = kThreads / kChannelsPerBlock;
@@ -132,8 +150,13 @@ __device__ inline void add_chunks(const BatchNormTiles& t, const float* partial,
   if (channel < t.channels)
     for (unsigned chunk = threadIdx.x / kChannelsPerBlock; chunk < t.chunks; chunk += kParts) {
       const float* from = partial + std::size_t{2} * chunk * t.channels + channel;
-      first += from[0];
-      second += from[t.channels];
+      const double sum = from[0], squares = from[t.channels];
+      const auto rows = static_cast<double>(rows_of(t, chunk));
+      const double moved =
+          shifted ? static_cast<double>(partial[t.shift(chunk) + channel]) - partial[t.shift(0) + channel]
+                  : 0.0;
+      first += sum + rows * moved;
+      second += squares + moved * (2 * sum + rows * moved);
     }
   sums[0][threadIdx.x] = first;
   sums[1][threadIdx.x] = second;
@@ -151,13 +174,13 @@ __global__ void __launch_bounds__(kThreads)
                          BatchNormStatistics out) {
   const unsigned c = blockIdx.x * kChannelsPerBlock + (threadIdx.x & (kChannelsPerBlock - 1));
   double totals[2] = {};
-  if (partial) add_chunks(t, partial, c, totals);
+  if (partial) add_chunks<true>(t, partial, c, totals);
   if (threadIdx.x >= kChannelsPerBlock || c >= t.channels) return;
   double mean = p.running_mean[c], variance = p.running_variance[c];
   if (partial) {
     const double count = static_cast<double>(t.rows);
     const double offset = totals[0] / count;
-    mean = p.running_mean[c] + offset;
+    mean = partial[t.shift(0) + c] + offset;
     variance = totals[1] / count - offset * offset;
     if (!(variance > 0)) variance = 0;
     const double unbiased = count > 1 ? variance * count / (count - 1) : variance;
@@ -244,7 +267,7 @@ __global__ void __launch_bounds__(kThreads)
                         bool training, BatchNormTarget dgamma, BatchNormTarget dbeta, float* coefficients) {
   const unsigned c = blockIdx.x * kChannelsPerBlock + (threadIdx.x & (kChannelsPerBlock - 1));
   double totals[2] = {};
-  add_chunks(t, partial, c, totals);
+  add_chunks<false>(t, partial, c, totals);
   if (threadIdx.x >= kChannelsPerBlock || c >= t.channels) return;
   const double count = static_cast<double>(t.rows);
   const double inverse_std = n.inverse_std[c], mean = n.mean[c], scale = gamma[c] * inverse_std;
@@ -361,12 +384,11 @@ BatchNormTiles batch_norm_tiles(std::int64_t rows, std::int64_t channels, bool b
   return t;
 }
 
-void batch_norm_sums(cudaStream_t stream, const BatchNormTiles& t, const void* x, const float* shift,
-                     float* partial) {
+void batch_norm_sums(cudaStream_t stream, const BatchNormTiles& t, const void* x, float* partial) {
   by_type(t, [&](auto pack) {
     using P = decltype(pack);
     launch(sums_kernel<typename P::T, P::V>, grid_of(t), kThreads, stream, t,
-           static_cast<const typename P::T*>(x), shift, partial);
+           static_cast<const typename P::T*>(x), partial);
   });
 }
 

@@ -11,6 +11,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "nn/core/host_device.h"
+
 namespace topknot::cuda {
 
 // How a matrix is cut: a block of kThreads has `lanes` threads side by side, each with `vector` columns, and goes
@@ -25,8 +27,12 @@ struct BatchNormTiles {
   std::int64_t chunk_rows = 0;
 
   std::size_t elements() const { return static_cast<std::size_t>(rows) * channels; }
-  // Of partial sums, in floats: [chunks][2][channels].
-  std::size_t partial_floats() const { return std::size_t{2} * chunks * channels; }
+  // Of partial sums, in floats: [chunks][2][channels], and in the forward pass [chunks][channels] behind them, what was
+  // subtracted from x.
+  std::size_t partial_floats() const { return std::size_t{3} * chunks * channels; }
+  TOPKNOT_HOST_DEVICE std::size_t shift(unsigned chunk) const {
+    return (std::size_t{2} * chunks + chunk) * channels;
+  }
 };
 // rows and channels are positive.
 BatchNormTiles batch_norm_tiles(std::int64_t rows, std::int64_t channels, bool bf16);
@@ -42,10 +48,9 @@ struct BatchNormParameters {
   float momentum = 0.1f, epsilon = 1e-5f;
 };
 
-// partial: sums of x - shift and of their squares, for each chunk.
-void batch_norm_sums(cudaStream_t stream, const BatchNormTiles& tiles, const void* x, const float* shift,
-                     float* partial);
-// From the sums, about the running mean; moves the running statistics. partial null: from those, unmoved.
+// partial: sums of x - shift and of their squares, for each chunk, and the shift, a value near its mean.
+void batch_norm_sums(cudaStream_t stream, const BatchNormTiles& tiles, const void* x, float* partial);
+// From the sums; moves the running statistics. partial null: from those, unmoved.
 void batch_norm_normalization(cudaStream_t stream, const BatchNormTiles& tiles, const float* partial,
                               const BatchNormParameters& parameters, const BatchNormStatistics& out);
 // y = scale x + shift (+ residual, where not null), then max(0, .) where relu.
