@@ -99,7 +99,7 @@ void check_free(const RunDirectory& folder, bool overwrite) {
             : ""));
 }
 
-// output.overwrite and resume.residuals belong to this start, not to the configuration: repeating the run must not delete
+// output.overwrite and section resume belong to this start, not to the configuration: repeating the run must not delete
 // anything, and residuals that were summed once are kept by the next start.
 std::string effective_config(const RunDirectory& folder, const Config& config,
                              std::map<std::string, Origin> origins) {
@@ -108,7 +108,7 @@ std::string effective_config(const RunDirectory& folder, const Config& config,
   effective.output.overwrite = false;
   effective.resume = {};
   origins.erase("output.overwrite");
-  origins.erase("resume.residuals");
+  origins.erase("resume.residuals"), origins.erase("resume.data");
   return std::string(kConfigTitle) + " 'train config.yaml output.dir=OTHER' repeats the run.\n" +
          dump_yaml(effective, false, origins, keys_without_use(effective));
 }

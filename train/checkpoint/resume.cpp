@@ -73,6 +73,23 @@ void check_config_of(const Manifest& manifest, const Config& config, bool root) 
     if (root) log_info("resume: " + line);
 }
 
+void check_data_of(const Manifest& manifest, const Config& config, const DataFingerprint& data, bool root) {
+  std::vector<std::string> changed;
+  for (const auto& [what, now] : data)
+    if (const auto then = manifest.data.find(what); then != manifest.data.end() && then->second != now)
+      changed.push_back(fmt::format("{}: {}, was {}", what, now, then->second));
+  if (!changed.empty() && config.resume.data == "check")
+    throw UserError(
+        fmt::format("data.root: the data are not those that the run has been trained with:\n  {}\n"
+                    "give it the former ones, or go on with these by resume.data=accept",
+                    fmt::join(changed, "\n  ")));
+  if (!root) return;
+  if (manifest.data.empty())
+    log_warning(
+        "resume: the checkpoint is of an earlier version and does not say of which data; none are compared");
+  for (const std::string& line : changed) log_warning("resume.data: accept: " + line);
+}
+
 void share(Communicator& communicator, std::vector<std::byte>& bytes) {
   std::uint64_t size = bytes.size();
   communicator.broadcast(std::as_writable_bytes(std::span(&size, 1)), 0);
@@ -162,7 +179,7 @@ RunState ResumedRun::state(const ParameterStore& store) const {
   return state;
 }
 
-void check_resumable(const CheckpointStore& store, const Config& config) {
+void check_resumable(const CheckpointStore& store, const Config& config, const DataFingerprint& data) {
   const std::vector<std::int64_t> steps = store.steps();
   for (auto step = steps.rbegin(); step != steps.rend(); ++step) {
     Manifest manifest;
@@ -173,12 +190,14 @@ void check_resumable(const CheckpointStore& store, const Config& config) {
     }
     check_ranks(manifest, config, config.dist.ranks);
     check_config_of(manifest, config, false);
+    check_data_of(manifest, config, data, false);
     return;
   }
   throw no_checkpoint(store);
 }
 
-ResumedRun read_checkpoint(const CheckpointStore& store, Communicator& communicator, const Config& config) {
+ResumedRun read_checkpoint(const CheckpointStore& store, Communicator& communicator, const Config& config,
+                           const DataFingerprint& data) {
   const int rank = communicator.rank();
   const bool root = rank == 0;
   const std::string& rule = config.resume.residuals;
@@ -207,6 +226,7 @@ ResumedRun read_checkpoint(const CheckpointStore& store, Communicator& communica
           parse_manifest({reinterpret_cast<const char*>(text.data()), text.size()}, store.directory());
       check_ranks(run.manifest, config, communicator.size());
       check_config_of(run.manifest, config, root);
+      check_data_of(run.manifest, config, data, root);
       try {
         run.ranks = rank_files(store, run.manifest, rule, rank);
       } catch (const UserError& error) {

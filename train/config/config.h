@@ -151,6 +151,7 @@ struct Config {
 
   struct Resume {
     std::string residuals = "keep";  // keep, sum, reset
+    std::string data = "check";      // check, accept
   } resume;
 
   struct Output {

@@ -432,6 +432,11 @@ std::vector<Key> machine_keys() {
                               "number of ranks, sum "
                               "shares them out, reset drops them",
                               {"keep", "sum", "reset"})),
+      used_by({kResume},
+              text("resume.data", at<r, &Config::Resume::data>,
+                   "train --resume: check refuses data other than those of the checkpoint, accept goes "
+                   "on with them",
+                   {"check", "accept"})),
 
       text("output.dir", at<o, &Config::Output::dir>,
            "run directory; empty: a name made from the configuration, in runs/"),

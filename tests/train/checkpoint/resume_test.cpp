@@ -246,10 +246,11 @@ TEST_CASE("with sum, the new ranks' residuals owe what the old ones owed: their 
     read_rank(model->store, SafetensorsFile::read(store.path(step) + "/" + rank_file(r)), one);
     for (std::size_t i = 0; i < mean.size(); ++i) mean[i] += one.residual[i] / 4.0;
   }
+  const DataFingerprint data = data_fingerprint(load_data(loaded.config));
   std::vector<RunState> states(3);
   run_ranks("threads", 3, [&](Communicator& communicator) {
     states[static_cast<std::size_t>(communicator.rank())] =
-        read_checkpoint(store, communicator, loaded.config).state(model->store);
+        read_checkpoint(store, communicator, loaded.config, data).state(model->store);
   });
   for (const RunState& state : states) {
     CHECK(state.exchange.empty());
