@@ -97,6 +97,11 @@ class Trainer {
       if (const int during_evaluation = after_report(stopped); during_evaluation != 0)
         signal = during_evaluation, stopped = true;
     }
+    if (signal == 0 && step() > 0 && position_.skipped == step())
+      throw UserError(fmt::format(
+          "no step of the run counted: all {} were not finite and skipped, and the weights are the "
+          "first ones; look at the data, and at model.init_from",
+          step()));
     if (inputs_.data.held_out && !stopped) {
       signal = run_evaluation(Split::held_out);
       stopped = signal != 0;

@@ -141,6 +141,18 @@ std::vector<SafetensorsFile> rank_files(const CheckpointStore& store, const Mani
   return files;
 }
 
+// What is not finite stays so: every step would be skipped.
+void check_finite(const CheckpointStore& store, std::int64_t step,
+                  const std::vector<SafetensorsFile>& files) {
+  for (const SafetensorsFile& file : files)
+    for (const TensorView& tensor : file.tensors())
+      if (const std::string text = non_finite_text(tensor); !text.empty())
+        throw UserError(
+            fmt::format("{}/{}: {}: {}; the run had diverged by then. Move this checkpoint away to go on "
+                        "from one before it",
+                        store.path(step), file.where(), quoted_text(tensor.name), text));
+}
+
 std::vector<SavedCheckpoint> saved_up_to(const CheckpointStore& store, std::int64_t last) {
   std::vector<SavedCheckpoint> saved;
   for (const std::int64_t step : store.steps()) {
@@ -245,6 +257,8 @@ ResumedRun read_checkpoint(const CheckpointStore& store, Communicator& communica
     if (!problem.empty()) log_warning("resume: " + problem + "; the checkpoint is passed over");
   }
   if (left == 0) throw no_checkpoint(store);
+  check_finite(store, run.manifest.position.step, run.model);
+  check_finite(store, run.manifest.position.step, run.ranks);
   if (root) run.saved = saved_up_to(store, run.manifest.position.step);
   std::uint64_t count = run.saved.size();
   communicator.broadcast(std::as_writable_bytes(std::span(&count, 1)), 0);
