@@ -62,6 +62,30 @@ TEST_CASE("an exported model has a checkpoint's bits, says what it is, and begin
   CHECK(text_of(temp.at("a.safetensors")) != text_of(to));
 }
 
+TEST_CASE("an export replaces a file where it is told to, and never one of a checkpoint") {
+  const TempFolder temp;
+  run_in_directory(small_run(temp, {"train.max_steps=2"}));
+  const std::string run = temp.at("run"), to = temp.at("m.safetensors");
+  const std::string model = CheckpointStore(run + "/checkpoints").path(2) + "/model.safetensors";
+  const std::string before = text_of(model);
+  fs::create_symlink(model, temp.at("link"));
+  for (const std::string& path : {model, temp.at("link"), run + "/checkpoints/x.safetensors"})
+    CHECK(user_error([&] { export_model(run, path, {}, true); },
+                     {path.c_str(), "in the checkpoints of a run"}));
+  CHECK(text_of(model) == before);
+  std::ofstream(to) << "precious";
+  CHECK(user_error([&] { export_model(run, to); }, {to.c_str(), "exists already", "--overwrite"}));
+  CHECK(text_of(to) == "precious");
+  CHECK(command({run.c_str(), "--to", to.c_str(), "--overwrite"}) == 0);
+  CHECK(SafetensorsFile::read(to).metadata().at("step") == "2");
+  // Another name of a checkpoint's file gets a file of its own.
+  fs::remove(to);
+  fs::create_hard_link(model, to);
+  export_model(run, to, {}, true);
+  CHECK(text_of(to) != before);
+  CHECK(text_of(model) == before);
+}
+
 TEST_CASE("what cannot be exported is refused, and no file is left") {
   const TempFolder temp;
   run_in_directory(small_run(temp, {"train.max_steps=2"}));
