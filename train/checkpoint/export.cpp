@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
+#include <set>
 #include <string_view>
 
 #include "nn/core/base/check.h"
@@ -24,10 +25,20 @@ namespace fs = std::filesystem;
 
 constexpr const char* kUsage = "train export RUN --to FILE.safetensors [--step N] [--overwrite]";
 
-// The effective configuration as a file that `train` reads.
+// Of the configuration what says which model it is and what it reads; where files lie and how the run was made stay behind.
+bool describes_model(const std::string& key) {
+  static const std::set<std::string> of_data = {"data.name",           "data.classes", "data.image_size",
+                                                "data.resize",         "data.mean",    "data.std",
+                                                "data.sequence_length"};
+  return of_data.count(key) > 0 ||
+         (key.starts_with("model.") && key != "model.init_from" && key != "model.reinit");
+}
+
+// As a file that `train` reads.
 std::string config_yaml(const Manifest& manifest) {
   std::string text;
-  for (const auto& [key, value] : manifest.config) text += fmt::format("{}: {}\n", key, value);
+  for (const auto& [key, value] : manifest.config)
+    if (describes_model(key)) text += fmt::format("{}: {}\n", key, value);
   return text;
 }
 

@@ -60,6 +60,12 @@ void check_config_of(const Manifest& manifest, const Config& config, bool root) 
     if (key == "train.stop_after" || key.rfind("output.", 0) == 0 || without_use.count(key)) continue;
     const auto then = manifest.config.find(key);
     if (then == manifest.config.end() || then->second == now) continue;
+    if (const Key& known = *find_key(key); known.secret) {  // an earlier version's manifest has the value
+      if (root && now == key_value(known, Config()))
+        log_info(fmt::format("resume: {} was given before and is not now; give it again if the ranks need it",
+                             key));
+      continue;
+    }
     // What a GPU computed in tf32 goes on in fp32 on a CPU, as a run that begins there does.
     if (key == "train.precision" && then->second == "tf32" && now == "fp32" && !on_gpu(config)) continue;
     (may_change(key) ? changed : refused).push_back(fmt::format("{}: {}, was {}", key, now, then->second));

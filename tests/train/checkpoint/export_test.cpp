@@ -39,12 +39,14 @@ TEST_CASE("an exported model has a checkpoint's bits, says what it is, and begin
   CHECK(file.metadata().at("step") == "6");
   CHECK(file.metadata().count("topknot") == 1);
 
-  // The configuration in the file is the run's.
+  // The configuration in the file is the run's, as far as it describes the model.
   std::ofstream(temp.at("again.yaml")) << file.metadata().at("config");
   const LoadedConfig again = load_config(temp.at("again.yaml"), {});
   CHECK(again.problems.empty());
   CHECK(again.config.model.freeze == std::vector<std::string>{"stem"});
   CHECK(again.config.data.image_size == 8);
+  CHECK(text_of(to).find(temp.str()) == std::string::npos);  // no path
+  CHECK(file.metadata().at("config").find("output") == std::string::npos);
 
   LoadedConfig next = loaded;
   next.config.model.init_from = to;
