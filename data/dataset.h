@@ -88,6 +88,8 @@ class Dataset {
                       std::vector<DamagedFile>& damaged) const;
   // Where reading all samples costs too much: adds what tells this set from another, and returns true.
   virtual bool add_to(Checksum&) const { return false; }
+  // Of the names of the classes, in their order: a text's vocabulary, an alphabet, folders. 0: the set has no names.
+  virtual std::uint64_t class_names_checksum() const { return 0; }
 
   // The class, or the token after token `index`; Error for regression.
   virtual std::int32_t label(std::int64_t index) const;

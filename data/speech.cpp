@@ -60,6 +60,11 @@ class Speech final : public Dataset {
     }
     return true;
   }
+  std::uint64_t class_names_checksum() const override {
+    Checksum checksum;
+    checksum.update(std::as_bytes(std::span(kAlphabet)));
+    return checksum.value();
+  }
 
  private:
   struct Utterance {

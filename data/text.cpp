@@ -9,6 +9,7 @@
 #include <unordered_map>
 
 #include "data/dataset.h"
+#include "nn/core/base/checksum.h"
 #include "nn/core/base/memory.h"
 #include "nn/core/base/text.h"
 #include "nn/core/label.h"
@@ -57,6 +58,17 @@ Vocabulary vocabulary_of(const TextFile& training) {
   return ids;
 }
 
+std::uint64_t vocabulary_checksum(const Vocabulary& ids) {
+  std::vector<std::string_view> words(ids.size());
+  for (const auto& [word, id] : ids) words[static_cast<std::size_t>(id)] = word;
+  Checksum checksum;
+  for (const std::string_view word : words) {
+    checksum.update(std::as_bytes(std::span(word)));
+    checksum.update(std::as_bytes(std::span("\n", 1)));  // no word has one
+  }
+  return checksum.value();
+}
+
 class Text final : public Dataset {
  public:
   Text(const DatasetOptions& options, Split split) : window_(options.sequence_length) {
@@ -66,6 +78,7 @@ class Text final : public Dataset {
         with_memory("the vocabulary of '" + training.path + "'", static_cast<double>(training.content.size()),
                     [&] { return vocabulary_of(training); });
     words_ = static_cast<int>(ids.size());
+    vocabulary_checksum_ = vocabulary_checksum(ids);
     const TextFile file =
         split == Split::train ? TextFile() : read_split(options, split == Split::test ? "valid" : "test");
     const TextFile& source = split == Split::train ? training : file;
@@ -97,6 +110,11 @@ class Text final : public Dataset {
   std::int32_t label(std::int64_t index) const override {
     return there(index + 1) ? token(index + 1) : kNoLabel;
   }
+  bool add_to(Checksum& checksum) const override {
+    checksum.update(std::as_bytes(std::span(tokens_)));
+    return true;
+  }
+  std::uint64_t class_names_checksum() const override { return vocabulary_checksum_; }
 
  private:
   bool there(std::int64_t i) const { return i < static_cast<std::int64_t>(tokens_.size()); }
@@ -105,6 +123,7 @@ class Text final : public Dataset {
   const std::string name_ = "text";
   std::int64_t window_;
   int words_ = 0;
+  std::uint64_t vocabulary_checksum_ = 0;
   std::vector<std::int32_t> tokens_;
 };
 

@@ -88,20 +88,26 @@ void check_same_configuration(Communicator& communicator, const Config& config) 
   compare(communicator, "configuration", table, "start all ranks with the same file and command line");
 }
 
-void check_same_data(Communicator& communicator, const RunData& data) {
-  if (communicator.size() == 1) return;
-  Table table;
+DataFingerprint data_fingerprint(const RunData& data) {
+  DataFingerprint fingerprint;
   const auto add = [&](const std::string& split, const Dataset& set) {
-    table["the number of " + split + " samples"] = std::to_string(set.size());
-    table["the shape of " + split + " samples"] = set.sample_shape().str();
-    table["the number of classes of " + split + " samples"] = std::to_string(set.classes());
-    table["the number of targets of " + split + " samples"] = std::to_string(set.targets());
-    table["the checksum of " + split + " samples"] = fmt::format("{:016x}", data_checksum(set));
+    fingerprint["the number of " + split + " samples"] = std::to_string(set.size());
+    fingerprint["the shape of " + split + " samples"] = set.sample_shape().str();
+    fingerprint["the number of classes of " + split + " samples"] = std::to_string(set.classes());
+    fingerprint["the number of targets of " + split + " samples"] = std::to_string(set.targets());
+    fingerprint["the checksum of " + split + " samples"] = fmt::format("{:016x}", data_checksum(set));
   };
   add("training", *data.train);
   add("test", *data.test);
   if (data.held_out) add("held-out", *data.held_out);
-  compare(communicator, "data", table, "give every rank the same files in data.root");
+  fingerprint["the checksum of the vocabulary or the classes' names"] =
+      fmt::format("{:016x}", data.train->class_names_checksum());
+  return fingerprint;
+}
+
+void check_same_data(Communicator& communicator, const DataFingerprint& mine) {
+  if (communicator.size() == 1) return;
+  compare(communicator, "data", Table(mine), "give every rank the same files in data.root");
 }
 
 }  // namespace topknot

@@ -2,6 +2,9 @@
 // What must be the same on all ranks, compared before the first step. Each call is collective and throws the same
 // UserError on every rank where the ranks differ: what differs, every value, and the ranks that have it.
 
+#include <map>
+#include <string>
+
 #include "dist/comm/communicator.h"
 #include "train/setup.h"
 
@@ -10,7 +13,12 @@ namespace topknot {
 // The program's version and the keys of the configuration, but for those that say where a rank runs.
 void check_same_configuration(Communicator& communicator, const Config& config);
 
-// Sizes, shapes and checksums of the data sets.
-void check_same_data(Communicator& communicator, const RunData& data);
+// What tells a run's data from other data, as "the number of training samples" and its value: of each split the numbers of
+// samples, classes and targets, the shape and a checksum of the samples; a checksum of the vocabulary or the names of the
+// classes. Where the files lie is no part of it.
+using DataFingerprint = std::map<std::string, std::string>;
+DataFingerprint data_fingerprint(const RunData& data);
+
+void check_same_data(Communicator& communicator, const DataFingerprint& mine);
 
 }  // namespace topknot

@@ -15,9 +15,10 @@ namespace {
 constexpr std::size_t kMostPhasesShown = 12;  // of a density warm-up
 
 void print_parameters(const ParameterStore& store, const ParameterArena& arena, bool compressed) {
-  std::printf("%-32s %-18s %12s  %s\n", "parameter", "shape", "elements", "travels");
+  std::printf("%-32s %-18s %12s %12s  %s\n", "parameter", "shape", "elements", "offset", "travels");
   for (const auto& p : store.parameters())
-    std::printf("%-32s %-18s %12zu  %s\n", p->name().c_str(), p->shape().str().c_str(), p->numel(),
+    std::printf("%-32s %-18s %12zu %12s  %s\n", p->name().c_str(), p->shape().str().c_str(), p->numel(),
+                p->trained() ? std::to_string(p->offset()).c_str() : "-",
                 !p->trained()                     ? "frozen"
                 : compressed && p->compressible() ? "compressed"
                                                   : "dense");

@@ -47,7 +47,8 @@ std::string environment_json(const Config& config, const std::vector<std::string
   json["ranks"] = config.dist.ranks;
   json["threads_per_rank"] = compute_threads(config);
   json["started"] = now_utc();
-  json["command_line"] = command_line;
+  json["command_line"] = nlohmann::ordered_json::array();
+  for (const std::string& word : command_line) json["command_line"].push_back(without_secret(word));
   // Arguments need not be valid UTF-8.
   return json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
 }
@@ -99,7 +100,7 @@ void check_free(const RunDirectory& folder, bool overwrite) {
             : ""));
 }
 
-// output.overwrite and resume.residuals belong to this start, not to the configuration: repeating the run must not delete
+// output.overwrite and section resume belong to this start, not to the configuration: repeating the run must not delete
 // anything, and residuals that were summed once are kept by the next start.
 std::string effective_config(const RunDirectory& folder, const Config& config,
                              std::map<std::string, Origin> origins) {
@@ -108,7 +109,7 @@ std::string effective_config(const RunDirectory& folder, const Config& config,
   effective.output.overwrite = false;
   effective.resume = {};
   origins.erase("output.overwrite");
-  origins.erase("resume.residuals");
+  origins.erase("resume.residuals"), origins.erase("resume.data");
   return std::string(kConfigTitle) + " 'train config.yaml output.dir=OTHER' repeats the run.\n" +
          dump_yaml(effective, false, origins, keys_without_use(effective));
 }
@@ -142,6 +143,7 @@ void keep_config_effective(const RunDirectory& folder, const Config& config,
                            const std::map<std::string, Origin>& origins) {
   const LoadedConfig was = load_config(folder.path + "/config.yaml", {});
   const bool same = std::ranges::all_of(config_keys(), [&](const Key& key) {
+    if (key.secret) return key_value(key, was.config) == key_value(key, Config());  // of an earlier version
     return key.name.starts_with("output.") || key.name.starts_with("resume.") ||
            key_value(key, was.config) == key_value(key, config);
   });

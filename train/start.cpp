@@ -168,7 +168,7 @@ int start_training(LoadedConfig loaded, int argc, char* const* argv, bool quiet,
     throw_problems(check.problems);
     for (const std::string& line : check.warnings) log_warning(line);
     const RunDirectory run{loaded.config.output.dir};
-    if (resume) check_resumable(CheckpointStore(run.checkpoints()), loaded.config);
+    if (resume) check_resumable(CheckpointStore(run.checkpoints()), loaded.config, data_fingerprint(data));
   };
   hooks.make_directory = [&] {
     folder = resume ? open_run_directory(loaded.config.output.dir)

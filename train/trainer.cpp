@@ -27,9 +27,11 @@ using Clock = std::chrono::steady_clock;
 // One rank's loop over epochs and steps, and what is reported of them.
 class Trainer {
  public:
-  // `resumed`: null for a new run.
-  Trainer(const RunInputs& inputs, Communicator& communicator, const ResumedRun* resumed)
+  // `resumed`: null for a new run. `data`: for the checkpoints.
+  Trainer(const RunInputs& inputs, Communicator& communicator, const ResumedRun* resumed,
+          DataFingerprint data)
       : inputs_(inputs),
+        data_(std::move(data)),
         config_(inputs.config),
         communicator_(communicator),
         root_(communicator.rank() == 0),
@@ -95,6 +97,11 @@ class Trainer {
       if (const int during_evaluation = after_report(stopped); during_evaluation != 0)
         signal = during_evaluation, stopped = true;
     }
+    if (signal == 0 && step() > 0 && position_.skipped == step())
+      throw UserError(fmt::format(
+          "no step of the run counted: all {} were not finite and skipped, and the weights are the "
+          "first ones; look at the data, and at model.init_from",
+          step()));
     if (inputs_.data.held_out && !stopped) {
       signal = run_evaluation(Split::held_out);
       stopped = signal != 0;
@@ -168,6 +175,7 @@ class Trainer {
     manifest.ranks = communicator_.size();
     manifest.program = program_version();
     manifest.config = config_values(engine_->effective_config());
+    manifest.data = data_;
     manifest.metrics_bytes = reporter_.metrics_bytes();
     checkpointer_->save(std::move(manifest));
     saved_step_ = step();
@@ -328,6 +336,7 @@ class Trainer {
   }
 
   const RunInputs& inputs_;
+  const DataFingerprint data_;
   const Config& config_;
   Communicator& communicator_;
   const bool root_;
@@ -354,19 +363,21 @@ RunOutcome run_rank(const RunInputs& inputs, Communicator& communicator) {
   std::optional<Trainer> trainer;
   try {
     check_same_configuration(communicator, inputs.config);
-    check_same_data(communicator, inputs.data);
+    const bool compared = communicator.size() > 1 || inputs.resume || inputs.config.train.checkpoint_keep > 0;
+    const DataFingerprint data = compared ? data_fingerprint(inputs.data) : DataFingerprint();
+    check_same_data(communicator, data);
     if (inputs.resume) {
       const CheckpointStore store(inputs.folder.checkpoints());
       // As large as the run's state, and let go before the first step.
-      const ResumedRun resumed = read_checkpoint(store, communicator, inputs.config);
+      const ResumedRun resumed = read_checkpoint(store, communicator, inputs.config, data);
       store.set_aside_after(resumed.manifest.position.step);
       if (communicator.rank() == 0) {
         truncate_metrics(inputs.folder.metrics_jsonl(), resumed.manifest.metrics_bytes);
         keep_config_effective(inputs.folder, inputs.config, inputs.origins);
       }
-      trainer.emplace(inputs, communicator, &resumed);
+      trainer.emplace(inputs, communicator, &resumed, data);
     } else {
-      trainer.emplace(inputs, communicator, nullptr);
+      trainer.emplace(inputs, communicator, nullptr, data);
     }
     return trainer->run();
   } catch (const std::exception& error) {

@@ -523,6 +523,9 @@ TEST_CASE("compare makes a table and one self-contained page") {
   CHECK(compare(runs + temp.at("x.csv") + " --out " + temp.at("x.json")).code == 0);
   CHECK(text_of(temp.at("x.csv")).starts_with("method,"));
   CHECK(text_of(temp.at("x.json")).starts_with("{"));
+  const std::string metrics = temp.at("dense/metrics.csv"), before = text_of(metrics);
+  check_refused(compare(runs + metrics), {"metrics.csv: exists already"}, "compare: ");
+  CHECK(text_of(metrics) == before);
   const Outcome unknown = compare(runs + temp.at("x.pdf"));
   CHECK(unknown.code == 2);
   CHECK(unknown.has("x.pdf' says what to write; there are .html, .csv, .json"));

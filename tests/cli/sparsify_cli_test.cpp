@@ -94,6 +94,9 @@ TEST_CASE("sparsify refuses outputs that cannot be written, and leaves nothing")
   check_sparsify_refuses(sparsify(command + bench.temp.at("no/out.jsonl")), {"no/out.jsonl", "No such file"});
   check_sparsify_refuses(sparsify(command + bench.temp.str()), {"is a folder"});
   check_sparsify_refuses(sparsify(command + bench.input), {"is the input"});
+  const TempFolder other;
+  other.write("g.npy", {'o'});
+  check_sparsify_refuses(sparsify(command + other.at("g.npy")), {"g.npy: exists already"});
   check_sparsify_refuses(sparsify(command + "/dev/full"), {"/dev/full", "No space left"});
   CHECK(sparsify(command + "- > /dev/full").code == 2);
   CHECK(bench.files() == 1);

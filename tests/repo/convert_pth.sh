@@ -125,6 +125,18 @@ if part == "names":
     run(f"{work}/absent.safetensors", f"{work}/no.safetensors", status=1)
     import os
     assert not os.path.exists(f"{work}/no.safetensors")
+    # A file that is there is replaced where --overwrite says so, and never in the checkpoints of a run.
+    half = open(f"{work}/half.safetensors", "rb").read()
+    run(ours, f"{work}/half.safetensors", status=1)
+    assert open(f"{work}/half.safetensors", "rb").read() == half
+    run(ours, f"{work}/half.safetensors", "--overwrite")
+    assert convert.read_safetensors(f"{work}/half.safetensors")[0] == named
+    step = f"{work}/run/checkpoints/step-000000003"
+    os.makedirs(step)
+    open(f"{step}/manifest.json", "w").close()
+    os.symlink(step, f"{work}/link")
+    run(ours, f"{work}/link/model.safetensors", "--overwrite", status=1)
+    assert os.listdir(step) == ["manifest.json"]
 else:
     import torch
 
@@ -146,7 +158,7 @@ else:
     every["strided"], every["none"] = torch.arange(12.0).reshape(3, 4).t(), torch.empty(0, 3)
     torch.save(every, f"{original}.pth")
     run(f"{original}.pth", f"{work}/every.safetensors")
-    run(f"{work}/every.safetensors", f"{back}.pth")
+    run(f"{work}/every.safetensors", f"{back}.pth", "--overwrite")
     found = torch.load(f"{back}.pth", weights_only=True)
     assert set(found) == set(every)
     for name in every:

@@ -28,7 +28,8 @@ using MakeData = std::unique_ptr<Dataset> (*)();
 
 std::string data_error(MakeData make, MakeData odd, int ranks = 3) {
   return message_of(errors_of_ranks("threads", ranks, [&](Communicator& c) {
-    check_same_data(c, {c.rank() == 1 ? odd() : make(), std::make_unique<SmallDataset>(5, true)});
+    check_same_data(
+        c, data_fingerprint({c.rank() == 1 ? odd() : make(), std::make_unique<SmallDataset>(5, true)}));
   }));
 }
 
@@ -39,13 +40,14 @@ std::unique_ptr<Dataset> small() {
 // One pixel of one picture, or one label, is another.
 class Changed final : public Dataset {
  public:
-  Changed(std::int64_t size, std::int64_t pixel_of, std::int64_t label_of)
-      : size_(size), pixel_of_(pixel_of), label_of_(label_of) {}
+  Changed(std::int64_t size, std::int64_t pixel_of, std::int64_t label_of, std::uint64_t names = 0)
+      : size_(size), pixel_of_(pixel_of), label_of_(label_of), names_(names) {}
   const std::string& name() const override { return name_; }
   std::int64_t size() const override { return size_; }
   Shape sample_shape() const override { return {3, 5, 7}; }
   int classes() const override { return 2; }
   std::int32_t label(std::int64_t index) const override { return index == label_of_; }
+  std::uint64_t class_names_checksum() const override { return names_; }
   void get(std::int64_t index, float* sample) const override {
     for (std::int64_t i = 0; i < 105; ++i) sample[i] = static_cast<float>(index + i);
     if (index == pixel_of_) sample[104] = -1;
@@ -54,6 +56,7 @@ class Changed final : public Dataset {
  private:
   std::string name_ = "changed";
   std::int64_t size_, pixel_of_, label_of_;
+  std::uint64_t names_;
 };
 
 }  // namespace
@@ -91,6 +94,8 @@ TEST_CASE("ranks with other data learn what differs before the first step") {
              {"about the data: the checksum of training samples is "}));
   CHECK(says(data_error(plain, [] { return std::unique_ptr<Dataset>(new Changed(40, -1, 38)); }),
              {"about the data: the checksum of training samples is "}));
+  CHECK(says(data_error(plain, [] { return std::unique_ptr<Dataset>(new Changed(40, -1, -1, 7)); }),
+             {"about the data: the checksum of the vocabulary or the classes' names is "}));
 }
 
 TEST_CASE("the checksum of much data takes all labels and evenly spaced samples") {

@@ -3,6 +3,7 @@
 
 #include <omp.h>
 
+#include <algorithm>
 #include <cmath>
 #include <numeric>
 
@@ -38,22 +39,26 @@ Recorded record(const std::vector<std::string>& overrides) {
   return result;
 }
 
-// The gradient of rank 0's first step, without trainer or exchange.
-std::vector<float> first_gradient(const std::vector<std::string>& overrides) {
-  const TempFolder temp;
-  const Config config = small_run(temp, overrides).config;
-  const RunData data = load_data(config);
+// Leaves the gradient of rank 0's first step in the model, without trainer or exchange.
+void compute_first_gradient(BuiltModel& model, const Config& config, const RunData& data) {
   omp_set_num_threads(compute_threads(config));  // as the run: products may depend on it in the last bits
-  const auto model = build_model(config, *data.train);
-  ParameterArena& arena = model->store.arena();
   Loader loader(*data.train, loader_options(config, *data.train, true, 0, config.dist.ranks));
   loader.start_epoch(0);
   Batch batch;
   REQUIRE(loader.next(batch));
   ForwardContext context;
   context.seed = config.seed;
-  arena.clear_gradients();
-  backward(batch_loss(*model->module, model->module->forward(Variable(batch.images), context), batch));
+  model.store.arena().clear_gradients();
+  backward(batch_loss(*model.module, model.module->forward(Variable(batch.images), context), batch));
+}
+
+std::vector<float> first_gradient(const std::vector<std::string>& overrides) {
+  const TempFolder temp;
+  const Config config = small_run(temp, overrides).config;
+  const RunData data = load_data(config);
+  const auto model = build_model(config, *data.train);
+  compute_first_gradient(*model, config, data);
+  ParameterArena& arena = model->store.arena();
   const auto gradient = arena.gradient(0, arena.size());
   return {gradient.begin(), gradient.end()};
 }
@@ -96,6 +101,28 @@ TEST_CASE("recorded gradients are rank 0's own, before clipping and compression,
           expected);
     CHECK(recorded.checksum == record(keys).checksum);
   }
+}
+
+TEST_CASE("a row of gradients.npy has the parameters in the order that docs/configuration.md states") {
+  const auto keys =
+      with(kTopk, {"model.hidden=[8,6,3]", "model.freeze=hidden2", "train.max_steps=1", "dist.ranks=1"});
+  const TempFolder temp;
+  const Config config = small_run(temp, keys).config;
+  const RunData data = load_data(config);
+  const auto model = build_model(config, *data.train);
+  compute_first_gradient(*model, config, data);
+  std::vector<float> expected;
+  for (const char* name : {"hidden1.weight",                   // 8 x 3072, may be compressed
+                           "output.weight", "hidden3.weight",  // 10 x 3 and 3 x 6: no multiples of 4
+                           "hidden1.bias",                     // 8, dense
+                           "output.bias", "hidden3.bias"}) {   // 10 and 3
+    const auto& parameters = model->store.parameters();
+    const auto p = std::ranges::find_if(parameters, [&](const auto& one) { return one->name() == name; });
+    REQUIRE(p != parameters.end());
+    CHECK((*p)->offset() == expected.size());  // as --dry-run prints it
+    expected.insert(expected.end(), (*p)->gradient(), (*p)->gradient() + (*p)->numel());
+  }
+  CHECK(record(with(keys, {"train.record_gradients=1"})).values == expected);
 }
 
 TEST_CASE("recording starts at train.record_from and ends with the run") {

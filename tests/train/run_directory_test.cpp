@@ -9,6 +9,8 @@
 #include "tests/support/error_text.h"
 #include "tests/support/files.h"
 #include "tests/support/temp_folder.h"
+#include "tests/train/small_run.h"
+#include "train/checkpoint/export.h"
 #include "train/metrics/metrics.h"
 #include "train/metrics/output_file.h"
 
@@ -43,6 +45,44 @@ TEST_CASE("a run directory is refused while a run holds it, by the name of its p
   CHECK(running_process(temp.at("run")).empty());
   CHECK(user_error([&] { create_run_directory(config_of(temp, false), {}); }, {"never overwritten"}));
   CHECK_NOTHROW(create_run_directory(config_of(temp, true), {}));
+}
+
+TEST_CASE("the job token stands in no file of a run, and config.yaml says that there was one") {
+  const TempFolder temp;
+  const std::string token = "open-sesame";
+  const LoadedConfig loaded =
+      testing::small_run(temp, {"dist.backend=gloo", "dist.ranks=2", "dist.token=" + token,
+                                "train.max_steps=2", "train.profile_steps=1", "output.tensorboard=true"});
+  const RunDirectory folder = create_run_directory(loaded, {"train", "dist.token=" + token, "seed=1"});
+  const RunData data = load_data(loaded.config);
+  const RunInputs inputs{loaded.config, data, folder, true, std::chrono::steady_clock::now()};
+  run_ranks("gloo", 2, [&](Communicator& c) { run_rank(inputs, c); });
+  export_model(folder.path, temp.at("m.safetensors"));
+  int files = 0;
+  for (const auto& entry : fs::recursive_directory_iterator(temp.str())) {
+    if (!entry.is_regular_file()) continue;
+    ++files;
+    INFO(entry.path().string());
+    CHECK(text_of(entry.path().string()).find(token) == std::string::npos);
+  }
+  CHECK(files >= 10);
+  CHECK(says(text_of(folder.path + "/config.yaml"),
+             {"  token: \"\"  # command line; the value is not written, give it again"}));
+  CHECK(says(text_of(folder.path + "/environment.json"), {"\"dist.token=(not shown)\"", "\"seed=1\""}));
+  CHECK(load_config(folder.path + "/config.yaml", {}).problems.empty());
+}
+
+TEST_CASE("a config.yaml of an earlier version loses its token when the run goes on") {
+  const TempFolder temp;
+  const LoadedConfig loaded = testing::small_run(temp, {"dist.backend=gloo", "dist.token=open-sesame"});
+  const RunDirectory folder = create_run_directory(loaded, {});
+  std::string text = text_of(folder.path + "/config.yaml");
+  const std::string empty = "  token: \"\"";
+  REQUIRE(text.find(empty) != std::string::npos);
+  write_file(folder.path + "/config.yaml",
+             text.replace(text.find(empty), empty.size(), "  token: open-sesame"));
+  keep_config_effective(folder, loaded.config, loaded.origins);
+  CHECK(text_of(folder.path + "/config.yaml").find("open-sesame") == std::string::npos);
 }
 
 TEST_CASE("overwriting a run removes what a run writes, half files included, and nothing else") {

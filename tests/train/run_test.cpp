@@ -184,6 +184,20 @@ TEST_CASE("a sample that is not a number costs its step and nothing else: the st
   }
 }
 
+TEST_CASE("a run in which no step counted fails, however short it is") {
+  const Keys broken = {"data.name=broken_sample", "data.batch_size=32", "dist.ranks=1"};
+  for (const char* end : {"train.max_steps=3", "train.stop_after=3"}) {
+    const TempFolder temp;
+    Keys keys = broken;
+    keys.push_back(end);
+    CHECK(says(error_text([&] { run_in_directory(small_run(temp, keys)); }),
+               {"no step of the run counted: all 3 were not finite", "model.init_from"}));
+    const Metrics metrics = read_metrics(temp.at("run/metrics.jsonl"));
+    CHECK((metrics.stop && metrics.stop->failed));
+    CHECK_FALSE(metrics.end);
+  }
+}
+
 TEST_CASE("a step that is not finite names the first parameter whose gradient is not, by any method") {
   // Of the whole run; rank 0's lines of progress and the bad rank's warning.
   for (const std::string method :

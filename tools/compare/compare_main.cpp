@@ -1,12 +1,14 @@
 // compare RUN... [--out FILE]... [--target VALUE]
 
 #include <charconv>
+#include <filesystem>
 #include <iostream>
 
 #include "nn/core/base/program.h"
 #include "tools/common/options.h"
 #include "tools/compare/compare.h"
 #include "tools/compare/report_charts.h"
+#include "train/metrics/output_check.h"
 #include "train/metrics/output_file.h"
 
 using namespace topknot;
@@ -73,7 +75,14 @@ int run(int argc, char** argv) {
   if (!parse_options(app, kText, argc, argv)) return 0;
   if (arguments.empty()) misuse("compare", "no run given");
   if (out.empty()) out = {"report.html"};
-  for (const std::string& file : out) format_of(file);  // before any work
+  for (const std::string& file : out) {  // before any work
+    format_of(file);
+    check_output(file, Replace::reports, "choose another name");
+    std::error_code error;
+    for (const std::string& argument : arguments)
+      if (std::filesystem::equivalent(argument, file, error))
+        throw UserError("--out: " + file + " is an input; choose another name");
+  }
   std::vector<Run> runs = read_runs(arguments);
   std::optional<double> wanted;
   if (!target.empty()) wanted = parse_target(target, runs.front().metric);

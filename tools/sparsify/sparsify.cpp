@@ -18,6 +18,7 @@
 #include "tools/sparsify/sparsify_ranks.h"
 #include "tools/sparsify/sparsify_setup.h"
 #include "train/metrics/npy.h"
+#include "train/metrics/output_check.h"
 #include "train/metrics/output_file.h"
 
 namespace topknot {
@@ -188,6 +189,7 @@ SparsifySummary sparsify(const SparsifyOptions& options) {
     std::error_code error;
     if (std::filesystem::equivalent(options.input, options.out, error))
       throw UserError("--out: " + options.out + " is the input; choose another name");
+    check_output(options.out, Replace::reports, "choose another name");
     return OutputFile(options.out);
   };
   const auto run_in = [&](auto ranks) {

@@ -114,6 +114,7 @@ void fields(Manifest& m, Visit&& visit) {
   visit("plateau_any", p.plateau.any), visit("plateau_waited", p.plateau.waited);
   visit("ranks", m.ranks), visit("program", m.program), visit("metrics_bytes", m.metrics_bytes);
   visit("parameter_checksum", m.parameter_checksum), visit("config", m.config);
+  visit("data", m.data);
 }
 
 std::optional<std::int64_t> step_of(const std::string& name) {
@@ -156,7 +157,8 @@ Manifest parse_manifest(const std::string& text, const std::string& where) {
     need(json.at("checksum") == hex(checksum_of(body.dump())), "its checksum does not match");
     need(json.dump() + "\n" == text, "it was changed");
     fields(manifest, [&](const char* name, auto& value) {
-      if ((std::string_view(name).starts_with("plateau_") || name == std::string_view("epoch_loss_steps")) &&
+      const std::string_view field = name;
+      if ((field.starts_with("plateau_") || field == "epoch_loss_steps" || field == "data") &&
           !body.contains(name))
         return;  // of an earlier version
       if constexpr (std::is_same_v<std::decay_t<decltype(value)>, double>)

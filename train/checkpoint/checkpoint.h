@@ -4,7 +4,7 @@
 //   model.safetensors        weights and batch-norm statistics, by the names of parameters and buffers
 //   optimizer.safetensors    the optimizer's buffers, "0.NAME", "1.NAME", ...
 //   rank-0003.safetensors    what belongs to rank 3: "residual.NAME", "statistics.NAME" (recurrent states too), "exchange" (bytes)
-//   manifest.json            position, configuration, ranks; size and checksum of every file, and its own
+//   manifest.json            position, configuration, ranks, what the data are; size and checksum of every file, and its own
 //
 // A checkpoint is complete or absent: its files are written to step-000001200.partial and synced, the manifest last, and
 // the directory is then renamed. What is interrupted leaves a .partial directory, which no reader looks at and the next
@@ -36,6 +36,7 @@ struct Manifest {
   int ranks = 1;
   std::string program;                        // its version
   std::map<std::string, std::string> config;  // every key with its value, as key_value() writes it
+  std::map<std::string, std::string> data;    // its fingerprint (train/agreement.h); empty: unknown
   std::uint64_t metrics_bytes = 0;            // length of metrics.jsonl
   std::string parameter_checksum;             // 16 hexadecimal digits
   std::vector<CheckpointFile> files;

@@ -8,12 +8,14 @@
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
+#include <set>
 #include <string_view>
 
 #include "nn/core/base/check.h"
 #include "nn/core/base/terminal.h"
 #include "nn/core/base/text.h"
 #include "train/checkpoint/checkpoint.h"
+#include "train/metrics/output_check.h"
 #include "train/metrics/output_file.h"
 
 namespace topknot {
@@ -21,18 +23,31 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kUsage = "train export RUN --to FILE.safetensors [--step N]";
+constexpr const char* kUsage = "train export RUN --to FILE.safetensors [--step N] [--overwrite]";
 
-// The effective configuration as a file that `train` reads.
+// Of the configuration what says which model it is and what it reads; where files lie and how the run was made stay behind.
+bool describes_model(const std::string& key) {
+  static const std::set<std::string> of_data = {"data.name",           "data.classes", "data.image_size",
+                                                "data.resize",         "data.mean",    "data.std",
+                                                "data.sequence_length"};
+  return of_data.count(key) > 0 ||
+         (key.starts_with("model.") && key != "model.init_from" && key != "model.reinit");
+}
+
+// As a file that `train` reads.
 std::string config_yaml(const Manifest& manifest) {
   std::string text;
-  for (const auto& [key, value] : manifest.config) text += fmt::format("{}: {}\n", key, value);
+  for (const auto& [key, value] : manifest.config)
+    if (describes_model(key)) text += fmt::format("{}: {}\n", key, value);
   return text;
 }
 
 }  // namespace
 
-std::string export_model(const std::string& run, const std::string& to, std::optional<std::int64_t> step) {
+std::string export_model(const std::string& run, const std::string& to, std::optional<std::int64_t> step,
+                         bool overwrite) {
+  check_output(to, overwrite ? Replace::all : Replace::nothing,
+               "choose another name, or --overwrite to replace it");
   fs::path directory = fs::path(run) / "checkpoints";
   std::error_code error;
   if (fs::exists(fs::path(run) / "manifest.json", error)) {  // one checkpoint's directory
@@ -88,8 +103,9 @@ int export_command(int argc, const char* const* argv) {
   app.set_help_flag();
   std::string run, to;
   std::int64_t step = 0;
-  bool help = false;
+  bool help = false, overwrite = false;
   app.add_flag("-h,--help", help);
+  app.add_flag("--overwrite", overwrite);
   app.add_option("run", run);
   app.add_option("--to", to);
   app.add_option("--step", step);
@@ -103,14 +119,15 @@ int export_command(int argc, const char* const* argv) {
         std::string(kUsage) +
         "\n\nWrites weights and batch-norm statistics of the newest checkpoint, or of step N, with the names "
         "of the model's tensors. model.init_from takes the file, and scripts/convert-pth makes a .pth of "
-        "it.\n";
+        "it. A file that is there already is replaced with --overwrite only.\n";
     std::fputs(reflowed(text, terminal_columns(STDOUT_FILENO)).c_str(), stdout);
     return 0;
   }
   if (run.empty() || to.empty())
     throw UserError(
         fmt::format("train export: {} is missing; usage: {}", run.empty() ? "RUN" : "--to", kUsage));
-  const std::string done = export_model(run, to, app.count("--step") ? std::optional(step) : std::nullopt);
+  const std::string done =
+      export_model(run, to, app.count("--step") ? std::optional(step) : std::nullopt, overwrite);
   std::printf("%s\n", done.c_str());
   return 0;
 }

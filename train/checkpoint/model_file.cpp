@@ -90,7 +90,7 @@ void check_patterns(const std::string& key, const std::vector<std::string>& patt
 
 void load_model(ParameterStore& store, const SafetensorsFile& file, const std::vector<std::string>& reinit) {
   check_patterns("model.reinit", reinit, tensor_names(store));
-  std::vector<std::string> missing, unexpected, other;
+  std::vector<std::string> missing, unexpected, other, non_finite;
   std::vector<std::string> known = tensor_names(store);
   for_each_tensor(
       store, [&](const std::string& name, const std::vector<std::int64_t>& shape, const Parameter*, Buffer*) {
@@ -101,6 +101,8 @@ void load_model(ParameterStore& store, const SafetensorsFile& file, const std::v
         else if (tensor->shape != shape || tensor->dtype != "F32")
           other.push_back(fmt::format("{}: {} {} in the file, {} F32 in the model", name, tensor->shape,
                                       tensor->dtype, shape));
+        else if (std::string text = non_finite_text(*tensor); !text.empty())
+          non_finite.push_back(fmt::format("{}: {}", name, text));
       });
   std::sort(known.begin(), known.end());
   for (const TensorView& tensor : file.tensors())
@@ -112,6 +114,11 @@ void load_model(ParameterStore& store, const SafetensorsFile& file, const std::v
         "it was made for, or let model.reinit name what keeps its initialisation",
         file.where(), paragraph("missing in the file", missing), paragraph("not in the model", unexpected),
         paragraph("of another shape or type", other)));
+  if (!non_finite.empty())
+    throw UserError(fmt::format(
+        "{}: holds no weights that a run can begin with:\n    {}\n  the run that wrote it has diverged; give "
+        "another file, or let model.reinit name what keeps its initialisation",
+        file.where(), fmt::join(non_finite, "\n    ")));
 
   store.statistics_to_host();
   std::vector<float> values;  // a view may begin at any byte

@@ -34,7 +34,7 @@ void check_patterns(const std::string& key, const std::vector<std::string>& patt
 
 // Sets all tensors of the model from the file, but for those whose names match one of `reinit`: these keep their
 // values, whatever the file has. Throws one UserError that lists all tensors that are missing, have no place in the
-// model, or have another shape or type; the model is then unchanged.
+// model, or have another shape or type, or one that lists those with values that are not finite; the model is then unchanged.
 void load_model(ParameterStore& store, const SafetensorsFile& file,
                 const std::vector<std::string>& reinit = {});
 

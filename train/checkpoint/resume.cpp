@@ -60,6 +60,12 @@ void check_config_of(const Manifest& manifest, const Config& config, bool root) 
     if (key == "train.stop_after" || key.rfind("output.", 0) == 0 || without_use.count(key)) continue;
     const auto then = manifest.config.find(key);
     if (then == manifest.config.end() || then->second == now) continue;
+    if (const Key& known = *find_key(key); known.secret) {  // an earlier version's manifest has the value
+      if (root && now == key_value(known, Config()))
+        log_info(fmt::format("resume: {} was given before and is not now; give it again if the ranks need it",
+                             key));
+      continue;
+    }
     // What a GPU computed in tf32 goes on in fp32 on a CPU, as a run that begins there does.
     if (key == "train.precision" && then->second == "tf32" && now == "fp32" && !on_gpu(config)) continue;
     (may_change(key) ? changed : refused).push_back(fmt::format("{}: {}, was {}", key, now, then->second));
@@ -71,6 +77,23 @@ void check_config_of(const Manifest& manifest, const Config& config, bool root) 
                     fmt::join(refused, "\n  ")));
   for (const std::string& line : changed)
     if (root) log_info("resume: " + line);
+}
+
+void check_data_of(const Manifest& manifest, const Config& config, const DataFingerprint& data, bool root) {
+  std::vector<std::string> changed;
+  for (const auto& [what, now] : data)
+    if (const auto then = manifest.data.find(what); then != manifest.data.end() && then->second != now)
+      changed.push_back(fmt::format("{}: {}, was {}", what, now, then->second));
+  if (!changed.empty() && config.resume.data == "check")
+    throw UserError(
+        fmt::format("data.root: the data are not those that the run has been trained with:\n  {}\n"
+                    "give it the former ones, or go on with these by resume.data=accept",
+                    fmt::join(changed, "\n  ")));
+  if (!root) return;
+  if (manifest.data.empty())
+    log_warning(
+        "resume: the checkpoint is of an earlier version and does not say of which data; none are compared");
+  for (const std::string& line : changed) log_warning("resume.data: accept: " + line);
 }
 
 void share(Communicator& communicator, std::vector<std::byte>& bytes) {
@@ -124,6 +147,18 @@ std::vector<SafetensorsFile> rank_files(const CheckpointStore& store, const Mani
   return files;
 }
 
+// What is not finite stays so: every step would be skipped.
+void check_finite(const CheckpointStore& store, std::int64_t step,
+                  const std::vector<SafetensorsFile>& files) {
+  for (const SafetensorsFile& file : files)
+    for (const TensorView& tensor : file.tensors())
+      if (const std::string text = non_finite_text(tensor); !text.empty())
+        throw UserError(
+            fmt::format("{}/{}: {}: {}; the run had diverged by then. Move this checkpoint away to go on "
+                        "from one before it",
+                        store.path(step), file.where(), quoted_text(tensor.name), text));
+}
+
 std::vector<SavedCheckpoint> saved_up_to(const CheckpointStore& store, std::int64_t last) {
   std::vector<SavedCheckpoint> saved;
   for (const std::int64_t step : store.steps()) {
@@ -162,7 +197,7 @@ RunState ResumedRun::state(const ParameterStore& store) const {
   return state;
 }
 
-void check_resumable(const CheckpointStore& store, const Config& config) {
+void check_resumable(const CheckpointStore& store, const Config& config, const DataFingerprint& data) {
   const std::vector<std::int64_t> steps = store.steps();
   for (auto step = steps.rbegin(); step != steps.rend(); ++step) {
     Manifest manifest;
@@ -173,12 +208,14 @@ void check_resumable(const CheckpointStore& store, const Config& config) {
     }
     check_ranks(manifest, config, config.dist.ranks);
     check_config_of(manifest, config, false);
+    check_data_of(manifest, config, data, false);
     return;
   }
   throw no_checkpoint(store);
 }
 
-ResumedRun read_checkpoint(const CheckpointStore& store, Communicator& communicator, const Config& config) {
+ResumedRun read_checkpoint(const CheckpointStore& store, Communicator& communicator, const Config& config,
+                           const DataFingerprint& data) {
   const int rank = communicator.rank();
   const bool root = rank == 0;
   const std::string& rule = config.resume.residuals;
@@ -207,6 +244,7 @@ ResumedRun read_checkpoint(const CheckpointStore& store, Communicator& communica
           parse_manifest({reinterpret_cast<const char*>(text.data()), text.size()}, store.directory());
       check_ranks(run.manifest, config, communicator.size());
       check_config_of(run.manifest, config, root);
+      check_data_of(run.manifest, config, data, root);
       try {
         run.ranks = rank_files(store, run.manifest, rule, rank);
       } catch (const UserError& error) {
@@ -225,6 +263,8 @@ ResumedRun read_checkpoint(const CheckpointStore& store, Communicator& communica
     if (!problem.empty()) log_warning("resume: " + problem + "; the checkpoint is passed over");
   }
   if (left == 0) throw no_checkpoint(store);
+  check_finite(store, run.manifest.position.step, run.model);
+  check_finite(store, run.manifest.position.step, run.ranks);
   if (root) run.saved = saved_up_to(store, run.manifest.position.step);
   std::uint64_t count = run.saved.size();
   communicator.broadcast(std::as_writable_bytes(std::span(&count, 1)), 0);

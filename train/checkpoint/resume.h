@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "dist/comm/communicator.h"
+#include "train/agreement.h"
 #include "train/checkpoint/checkpointer.h"
 #include "train/config/config.h"
 
@@ -25,12 +26,14 @@ struct ResumedRun {
 
 // The newest checkpoint that every rank can read whole; a newer one is passed over with a warning. Files of the model
 // come from rank 0, a rank's own from its file system. Collective. Throws UserError, the same on all ranks,
-// where there is none, where the number of ranks differs and resume.residuals is keep, and where keys differ that decide
-// what the run computes (all are named).
-ResumedRun read_checkpoint(const CheckpointStore& store, Communicator& communicator, const Config& config);
+// where there is none, where the number of ranks differs and resume.residuals is keep, where keys differ that decide
+// what the run computes (all are named), and where `data` differ and resume.data is check. Throws UserError too where a
+// tensor has a NaN or an infinity, on the ranks that read it.
+ResumedRun read_checkpoint(const CheckpointStore& store, Communicator& communicator, const Config& config,
+                           const DataFingerprint& data);
 
 // The same refusals before a rank is started, from the manifests alone.
-void check_resumable(const CheckpointStore& store, const Config& config);
+void check_resumable(const CheckpointStore& store, const Config& config, const DataFingerprint& data);
 
 // Every key and its value, as a manifest has it.
 std::map<std::string, std::string> config_values(const Config& config);

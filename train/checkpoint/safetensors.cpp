@@ -206,6 +206,21 @@ std::size_t dtype_bytes(const std::string& dtype) {
   return 0;
 }
 
+std::string non_finite_text(const TensorView& tensor) {
+  if (tensor.dtype != "F32") return "";
+  const std::size_t size = tensor.data.size() / sizeof(float);
+  std::size_t count = 0, first = 0;
+  for (std::size_t i = size; i-- > 0;) {
+    std::uint32_t bits;
+    std::memcpy(&bits, tensor.data.data() + i * sizeof bits, sizeof bits);
+    constexpr std::uint32_t kExponent = 0x7f800000;
+    if ((bits & kExponent) == kExponent) ++count, first = i;
+  }
+  return count == 0 ? ""
+                    : fmt::format("{} of {} values {} NaN or infinite, the first at index {}", count, size,
+                                  count == 1 ? "is" : "are", first);
+}
+
 void write_safetensors(const ByteSink& sink, std::span<const TensorView> tensors, const Metadata& metadata) {
   const std::string header = header_json(tensors, metadata);
   const std::uint64_t length = header.size();

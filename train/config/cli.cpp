@@ -101,7 +101,8 @@ std::string missing_value(const std::string& word, const std::string& next) {
   if (!key) return "";
   return fmt::format(
       "{0} is a key and stands without a value: write {0}={1} (now {2}); 'train --help {0}' explains it",
-      word, next.empty() || next[0] == '-' || next.find('=') != std::string::npos ? "VALUE" : next,
+      word,
+      key->secret || next.empty() || next[0] == '-' || next.find('=') != std::string::npos ? "VALUE" : next,
       key_value(*key, Config()));
 }
 
@@ -181,8 +182,9 @@ CommandLine parse_command_line(int argc, const char* const* argv) {
     if (word.size() > 1 && word[0] == '-') {
       const std::string name = word.substr(std::min(word.find_first_not_of('-'), word.size()));
       if (find_key(name.substr(0, name.find('='))))
-        throw UserError(fmt::format("keys stand without dashes: write {}{}, not {}", name,
-                                    name.find('=') == std::string::npos ? "=VALUE" : "", word));
+        throw UserError(fmt::format("keys stand without dashes: write {}{}, not {}", without_secret(name),
+                                    name.find('=') == std::string::npos ? "=VALUE" : "",
+                                    without_secret(word)));
       const auto meant = nearest_name(word, kFlags);
       throw UserError("unknown flag '" + word + "'" +
                       (meant.empty() ? "" : "; did you mean '" + meant + "'?") +

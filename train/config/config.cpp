@@ -155,7 +155,7 @@ class Loader {
     if (const auto wrong = set_key(key, value, loaded_.config); wrong.empty()) {
       loaded_.origins[key.name] = origin;
     } else {
-      problem(key.name, key.name + " (" + where + ") " + wrong);
+      problem(key.name, key.name + " (" + where + ") " + (key.secret ? "is no plain text" : wrong));
     }
   }
 

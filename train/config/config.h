@@ -151,6 +151,7 @@ struct Config {
 
   struct Resume {
     std::string residuals = "keep";  // keep, sum, reset
+    std::string data = "check";      // check, accept
   } resume;
 
   struct Output {
@@ -182,6 +183,7 @@ struct Key {
   // kSelectingMethods and the like, or another key, which counts where it is not 0, empty or false.
   std::vector<std::string> users = {};
   std::vector<std::string> ignored_by = {};  // data sets and optimizers that make no use of it
+  bool secret = false;                       // its value is neither written nor shown
 };
 
 // In the order of sections; the only place that knows all keys.
@@ -192,7 +194,10 @@ bool is_config_section(const std::string& name);  // also of a section within a 
 
 std::string key_type(const Key& key);   // "number", "list of integers", "true or false", ...
 std::string key_range(const Key& key);  // "> 0", "0 to 1", "threads | gloo"; "" where anything goes
-std::string key_value(const Key& key, const Config& config);  // as YAML: 0.1, [1, 2], "", none
+// As YAML: 0.1, [1, 2], "", none. "given" in place of a secret.
+std::string key_value(const Key& key, const Config& config);
+// A word of the command line as messages and files have it: without the value of a secret key.
+std::string without_secret(const std::string& word);
 
 // measured, chosen: by the run when it started; in its own config.yaml only.
 enum class Origin { default_value, file, command_line, measured, chosen };
@@ -238,8 +243,8 @@ inline constexpr const char* kResume = "train --resume";
 // Throws one UserError that lists them, the first 20 and a count of the others; does nothing where there are none.
 void throw_problems(const std::vector<Problem>& problems);
 
-// A file that `train FILE` reads to the same Config, but for the keys of `without`. With `origins`, each value that is
-// not a default says in a comment where it came from.
+// A file that `train FILE` reads to the same Config, but for the keys of `without` and for secret ones, which are empty. With
+// `origins`, each value that is not a default says in a comment where it came from.
 std::string dump_yaml(const Config& config, bool only_non_default = false,
                       const std::map<std::string, Origin>& origins = {},
                       const std::set<std::string>& without = {});

@@ -15,9 +15,11 @@ std::string dump_yaml(const Config& config, bool only_non_default,
     if (own != section) text += "\n" + own + ":\n";
     section = own;
     text += own.empty() ? key.name : "  " + key.name.substr(own.size() + 1);
-    text += ": " + value;
+    const bool hidden = key.secret && value != kEmptyText;
+    text += ": " + (hidden ? kEmptyText : value);
     if (const auto it = origins.find(key.name); it != origins.end() && it->second != Origin::default_value)
-      text += std::string("  # ") + origin_name(it->second);
+      text += std::string("  # ") + origin_name(it->second) +
+              (hidden ? "; the value is not written, give it again where the ranks need it" : "");
     text += "\n";
   }
   return text;

@@ -73,6 +73,11 @@ Key not_of(std::vector<std::string> names, Key key) {
   return key;
 }
 
+Key secret(Key key) {
+  key.secret = true;
+  return key;
+}
+
 // As used_by, said in the help.
 Key of(std::vector<std::string> users, Key key) {
   std::string names;
@@ -341,8 +346,10 @@ std::vector<Key> machine_keys() {
                              "nccl: a rank keeps to the cores next to its GPU, of those that it may use")),
       used_by(
           {"gloo", "nccl"},
-          text("dist.token", at<d, &Dist::token>,
-               "gloo, nccl: a word that only this job's processes have; others are refused at dist.master")),
+          secret(text(
+              "dist.token", at<d, &Dist::token>,
+              "gloo, nccl: a word that only this job's processes have; others are refused at dist.master; "
+              "written to no file"))),
       flag("dist.ordered_sum", at<d, &Dist::ordered_sum>,
            "dense sums in rank order, the same bits on every backend; slower on large models"),
       number("dist.timeout_s", at<d, &Dist::timeout_s>, 0, 1e6,
@@ -432,6 +439,11 @@ std::vector<Key> machine_keys() {
                               "number of ranks, sum "
                               "shares them out, reset drops them",
                               {"keep", "sum", "reset"})),
+      used_by({kResume},
+              text("resume.data", at<r, &Config::Resume::data>,
+                   "train --resume: check refuses data other than those of the checkpoint, accept goes "
+                   "on with them",
+                   {"check", "accept"})),
 
       text("output.dir", at<o, &Config::Output::dir>,
            "run directory; empty: a name made from the configuration, in runs/"),

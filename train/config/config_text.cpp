@@ -278,7 +278,15 @@ std::string key_range(const Key& key) {
 std::string key_value(const Key& key, const Config& config) {
   // KeyRef points into a Config that may be written; a copy keeps this one const.
   Config copy = config;
-  return std::visit(Show{key}, key.ref(copy));
+  const std::string value = std::visit(Show{key}, key.ref(copy));
+  return key.secret && value != kEmptyText ? "given" : value;
+}
+
+std::string without_secret(const std::string& word) {
+  const std::size_t begin = word.find_first_not_of('-'), equals = word.find('=');
+  if (begin == std::string::npos || equals == std::string::npos || equals < begin) return word;
+  const Key* key = find_key(word.substr(begin, equals - begin));
+  return key && key->secret ? word.substr(0, equals + 1) + "(not shown)" : word;
 }
 
 }  // namespace topknot

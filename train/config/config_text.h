@@ -20,6 +20,8 @@ struct RawValue {
 // "3" or "[1,2]" or, for a list key, "1,2". nullopt where a bracket is missing.
 std::optional<RawValue> parse_raw(const std::string& text, bool list_key);
 
+inline constexpr const char* kEmptyText = "\"\"";  // key_value() of a text that is empty
+
 bool is_list(const Key& key);
 
 // "optimizer" of "optimizer.lr"; "" of "seed".

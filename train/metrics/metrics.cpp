@@ -232,16 +232,32 @@ void MetricsWriter::line(const char* event, const Record& record) {
 
 void truncate_metrics(const std::string& path, std::uint64_t bytes) {
   std::error_code error;
+  if (!std::filesystem::exists(path, error) && !error) {
+    log_warning(fmt::format("{}: is gone, and with it the records of the steps before the checkpoint", path));
+    return write_file(path, "");
+  }
   const std::uintmax_t size = std::filesystem::file_size(path, error);
   if (!error && size > bytes) std::filesystem::resize_file(path, bytes, error);
   if (error) throw UserError(fmt::format("{}: cannot be shortened: {}", path, error.message()));
   std::ifstream file(path, std::ios::binary);
   const bool whole = bytes == 0 || (file.seekg(-1, std::ios::end) && file.get() == '\n');
-  if (size >= bytes && whole) return;
-  log_warning(fmt::format("{}: the records of some steps before the checkpoint are lost", path));
-  const std::string text = read_text_file(path, bytes);
-  std::filesystem::resize_file(path, text.find_last_of('\n') + 1, error);  // the next record begins a line
-  if (error) throw UserError(fmt::format("{}: cannot be shortened: {}", path, error.message()));
+  if (size < bytes || !whole) {
+    log_warning(fmt::format("{}: the records of some steps before the checkpoint are lost", path));
+    const std::string text = read_text_file(path, bytes);
+    std::filesystem::resize_file(path, text.find_last_of('\n') + 1, error);  // the next record begins a line
+    if (error) throw UserError(fmt::format("{}: cannot be shortened: {}", path, error.message()));
+  }
+  try {
+    read_metrics(path);
+  } catch (const UserError& damage) {
+    std::string kept = path + ".damaged";
+    for (int start = 2; std::filesystem::exists(kept, error); ++start)  // of an earlier start
+      kept = fmt::format("{}.damaged-{}", path, start);
+    std::filesystem::rename(path, kept, error);
+    if (error) throw UserError(fmt::format("{}: cannot be renamed to {}: {}", path, kept, error.message()));
+    log_warning(fmt::format("{}; kept as {}, and a new file begins", damage.what(), kept));
+    write_file(path, "");
+  }
 }
 
 void MetricsWriter::write(const StepRecord& record) {

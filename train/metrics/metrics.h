@@ -198,8 +198,9 @@ struct Metrics {
 // and fields are passed over, so that newer files can be read; null reads as not a number.
 Metrics read_metrics(const std::string& path);
 
-// Cuts metrics.jsonl off at `bytes`, a length it had earlier: what follows is done again by a resumed run. A file that
-// is shorter (records were lost with the machine) stays, with a warning, but for what no newline ends. Throws UserError.
+// Cuts metrics.jsonl off at `bytes`, a length it had earlier: what follows is done again by a resumed run. With a warning, a
+// file that is shorter (records were lost with the machine) stays but for what no newline ends, one that is gone begins anew,
+// and so does one with a damaged line, which is kept as metrics.jsonl.damaged. Throws UserError.
 void truncate_metrics(const std::string& path, std::uint64_t bytes);
 
 // One row per step, fixed columns, header once; evaluation columns are filled on the step that was evaluated, with the figures that

@@ -125,6 +125,7 @@ TEST_CASE("a manifest keeps every field, the loss of a skipped step included") {
   manifest.position = {7, 2, 1, 0.1 + 0.2, 3, true, {1.5, 0.25}};
   manifest.ranks = 4, manifest.program = "p", manifest.metrics_bytes = 99;
   manifest.parameter_checksum = "00ff", manifest.config = {{"a", "1"}};
+  manifest.data = {{"the number of training samples", "32"}};
   manifest.files = {{"x", 5, 0xfedcba9876543210u}};
   const Manifest back = parse_manifest(manifest_text(manifest), "m");
   CHECK(manifest_text(back) == manifest_text(manifest));
@@ -132,6 +133,7 @@ TEST_CASE("a manifest keeps every field, the loss of a skipped step included") {
   CHECK(back.position.epoch_loss_steps == 3);
   CHECK(back.position.evaluation.accuracy == 0.25);
   CHECK(back.files == manifest.files);
+  CHECK(back.data == manifest.data);
   manifest.position.epoch_loss = std::nan("");
   CHECK(std::isnan(parse_manifest(manifest_text(manifest), "m").position.epoch_loss));
 }

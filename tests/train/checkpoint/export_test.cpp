@@ -39,12 +39,14 @@ TEST_CASE("an exported model has a checkpoint's bits, says what it is, and begin
   CHECK(file.metadata().at("step") == "6");
   CHECK(file.metadata().count("topknot") == 1);
 
-  // The configuration in the file is the run's.
+  // The configuration in the file is the run's, as far as it describes the model.
   std::ofstream(temp.at("again.yaml")) << file.metadata().at("config");
   const LoadedConfig again = load_config(temp.at("again.yaml"), {});
   CHECK(again.problems.empty());
   CHECK(again.config.model.freeze == std::vector<std::string>{"stem"});
   CHECK(again.config.data.image_size == 8);
+  CHECK(text_of(to).find(temp.str()) == std::string::npos);  // no path
+  CHECK(file.metadata().at("config").find("output") == std::string::npos);
 
   LoadedConfig next = loaded;
   next.config.model.init_from = to;
@@ -60,6 +62,30 @@ TEST_CASE("an exported model has a checkpoint's bits, says what it is, and begin
   export_model(store.path(first), temp.at("b.safetensors"));
   CHECK(text_of(temp.at("a.safetensors")) == text_of(temp.at("b.safetensors")));
   CHECK(text_of(temp.at("a.safetensors")) != text_of(to));
+}
+
+TEST_CASE("an export replaces a file where it is told to, and never one of a checkpoint") {
+  const TempFolder temp;
+  run_in_directory(small_run(temp, {"train.max_steps=2"}));
+  const std::string run = temp.at("run"), to = temp.at("m.safetensors");
+  const std::string model = CheckpointStore(run + "/checkpoints").path(2) + "/model.safetensors";
+  const std::string before = text_of(model);
+  fs::create_symlink(model, temp.at("link"));
+  for (const std::string& path : {model, temp.at("link"), run + "/checkpoints/x.safetensors"})
+    CHECK(user_error([&] { export_model(run, path, {}, true); },
+                     {path.c_str(), "in the checkpoints of a run"}));
+  CHECK(text_of(model) == before);
+  std::ofstream(to) << "precious";
+  CHECK(user_error([&] { export_model(run, to); }, {to.c_str(), "exists already", "--overwrite"}));
+  CHECK(text_of(to) == "precious");
+  CHECK(command({run.c_str(), "--to", to.c_str(), "--overwrite"}) == 0);
+  CHECK(SafetensorsFile::read(to).metadata().at("step") == "2");
+  // Another name of a checkpoint's file gets a file of its own.
+  fs::remove(to);
+  fs::create_hard_link(model, to);
+  export_model(run, to, {}, true);
+  CHECK(text_of(to) != before);
+  CHECK(text_of(model) == before);
 }
 
 TEST_CASE("what cannot be exported is refused, and no file is left") {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 
 #include "nn/models/model.h"
 #include "tests/support/catch.h"
@@ -81,6 +82,23 @@ TEST_CASE("every tensor that does not fit a model is listed in one message, and 
                     "output.weight: [10, 4] F32 in the file, [7, 4] F32 in the model", "output.bias: [10]",
                     "model.reinit"}));
   CHECK(equal(copy_model(other.store), before));
+}
+
+TEST_CASE("weights and statistics that are not finite are refused by name, with their number and the first") {
+  Model from("resnet20"), to("resnet20", 10, 2);
+  const ModelCopy before = copy_model(to.store);
+  Parameter& fc = *from.store.parameters()[from.store.parameters().size() - 2];
+  REQUIRE(fc.name() == "fc.weight");
+  fc.value()[17] = std::numeric_limits<float>::quiet_NaN();
+  fc.value()[639] = -std::numeric_limits<float>::infinity();
+  Buffer& variance = *from.store.buffers()[1];
+  variance.values[0] = std::numeric_limits<float>::infinity();
+  CHECK(user_error([&] { load_model(to.store, file_of(from)); },
+                   {"m.safetensors", "fc.weight: 2 of 640 values are NaN or infinite, the first at index 17",
+                    (variance.name + ": 1 of 16 values is NaN or infinite, the first at index 0").c_str(),
+                    "model.reinit"}));
+  CHECK(equal(copy_model(to.store), before));
+  CHECK_NOTHROW(load_model(to.store, file_of(from), {"fc.weight", variance.name}));
 }
 
 TEST_CASE("tensors that are to be initialised anew keep their values, whatever the file has") {

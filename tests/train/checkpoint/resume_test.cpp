@@ -1,14 +1,17 @@
 // A run that stops and is resumed ends with the bits of one that does not stop.
 #include "train/checkpoint/resume.h"
 
+#include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 
 #include "compress/codec/codec.h"
 #include "compress/memory/memory.h"
 #include "compress/select/selector.h"
 #include "dist/plan/merge_plan.h"
 #include "dist/sparse/sparse_collective.h"
+#include "nn/core/base/checksum.h"
 #include "tests/support/error_text.h"
 #include "tests/support/files.h"
 #include "tests/train/model_copy.h"
@@ -43,6 +46,27 @@ void flip_byte(const std::string& path, std::size_t at) {
   std::string bytes = text_of(path);
   bytes.at(at) = static_cast<char>(bytes[at] ^ 1);
   std::ofstream(path, std::ios::binary) << bytes;
+}
+
+// Another value in a tensor of the newest checkpoint, with the checksums that belong to it.
+void set_value(const CheckpointStore& store, const std::string& name, const std::string& tensor,
+               std::size_t index, float value) {
+  const std::int64_t step = store.steps().back();
+  const std::string path = store.path(step) + "/" + name;
+  std::string bytes = text_of(path);
+  const SafetensorsFile file = SafetensorsFile::read(path);
+  const TensorView& last = file.tensors().back();
+  REQUIRE(file.find(tensor));
+  const auto to_end =
+      static_cast<std::size_t>(last.data.data() + last.data.size() - file.find(tensor)->data.data());
+  std::memcpy(bytes.data() + bytes.size() - to_end + index * sizeof value, &value, sizeof value);
+  std::ofstream(path, std::ios::binary) << bytes;
+  Checksum checksum;
+  checksum.update(std::as_bytes(std::span(bytes)));
+  Manifest manifest = store.manifest(step);
+  for (CheckpointFile& one : manifest.files)
+    if (one.name == name) one.checksum = checksum.value();
+  std::ofstream(store.path(step) + "/manifest.json") << manifest_text(manifest);
 }
 
 std::vector<std::int64_t> saved_steps(const TempFolder& temp) {
@@ -246,10 +270,11 @@ TEST_CASE("with sum, the new ranks' residuals owe what the old ones owed: their 
     read_rank(model->store, SafetensorsFile::read(store.path(step) + "/" + rank_file(r)), one);
     for (std::size_t i = 0; i < mean.size(); ++i) mean[i] += one.residual[i] / 4.0;
   }
+  const DataFingerprint data = data_fingerprint(load_data(loaded.config));
   std::vector<RunState> states(3);
   run_ranks("threads", 3, [&](Communicator& communicator) {
     states[static_cast<std::size_t>(communicator.rank())] =
-        read_checkpoint(store, communicator, loaded.config).state(model->store);
+        read_checkpoint(store, communicator, loaded.config, data).state(model->store);
   });
   for (const RunState& state : states) {
     CHECK(state.exchange.empty());
@@ -325,6 +350,50 @@ TEST_CASE(
   CHECK(start(temp, keys, true).parameter_checksum == whole(keys).checksum);
   CHECK(read_metrics(temp.at("run/metrics.jsonl")).steps.size() == 40);
   CHECK(fs::exists(newest + ".passed-over/manifest.json"));  // it is the user's to delete
+}
+
+TEST_CASE(
+    "a checkpoint with a value that is not finite is refused by the tensor's name, and nothing is changed") {
+  const Keys keys = with(base(2), {"compress.name=topk"});
+  const TempFolder made;
+  start(made, with(keys, {"train.stop_after=19"}), false);
+  for (const auto& [file, tensor] : std::vector<std::pair<std::string, std::string>>{
+           {"model.safetensors", "hidden1.bias"},
+           {"optimizer.safetensors", "0.hidden1.bias"},
+           {"rank-0000.safetensors", "residual.hidden1.weight"}}) {
+    const TempFolder temp;
+    fs::copy(made.at("run"), temp.at("run"), fs::copy_options::recursive);
+    const std::string metrics = text_of(temp.at("run/metrics.jsonl"));
+    set_value(CheckpointStore(temp.at("run/checkpoints")), file, tensor, 3,
+              std::numeric_limits<float>::infinity());
+    CHECK(says(error_text([&] { start(temp, keys, true); }),
+               {("step-000000019/" + file).c_str(), ("\"" + tensor + "\"").c_str(),
+                "values is NaN or infinite, the first at index 3"}));
+    CHECK(text_of(temp.at("run/metrics.jsonl")) == metrics);
+  }
+}
+
+TEST_CASE("a run whose metrics.jsonl is gone, shorter or damaged goes on with the same bits") {
+  const Keys keys = with(base(2), {"compress.name=topk"});
+  const std::string expected = whole(keys).checksum;
+  const TempFolder made;
+  start(made, with(keys, {"train.stop_after=19"}), false);
+  for (const std::string what : {"gone", "shorter", "damaged"}) {
+    INFO(what);
+    const TempFolder temp;
+    fs::copy(made.at("run"), temp.at("run"), fs::copy_options::recursive);
+    const std::string metrics = temp.at("run/metrics.jsonl");
+    if (what == "gone") fs::remove(metrics);
+    if (what == "shorter") fs::resize_file(metrics, 700);
+    if (what == "damaged") flip_byte(metrics, 0);
+    CHECK(start(temp, keys, true).parameter_checksum == expected);
+    const Metrics made_since = read_metrics(metrics);
+    REQUIRE(made_since.steps.size() >= 21);
+    CHECK(made_since.steps[made_since.steps.size() - 21].step == 20);
+    CHECK(made_since.steps.back().step == 40);
+    CHECK(made_since.end);
+    CHECK(fs::exists(metrics + ".damaged") == (what == "damaged"));
+  }
 }
 
 TEST_CASE("a run without a checkpoint that can be read says so") {

@@ -135,6 +135,26 @@ TEST_CASE("the dumped configuration reads back to the same one, non-default valu
   CHECK(dump_yaml(Config(), true).empty());
 }
 
+TEST_CASE("the value of a secret key stands in no message and no dump") {
+  const std::string word = "open-sesame";
+  const Config config = load_config("", {"dist.token=" + word}).config;
+  CHECK(config.dist.token == word);
+  CHECK(key_value(*find_key("dist.token"), config) == "given");
+  CHECK_FALSE(contains(dump_yaml(config), word));
+  CHECK_FALSE(contains(only_problem(load_config("", {"dist.token=" + word + "\x01"})), word));
+  CHECK_FALSE(contains(only_problem(load_config("", {"dist.token=[" + word + "]"})), word));
+  CHECK(without_secret("dist.token=" + word) == "dist.token=(not shown)");
+  CHECK(without_secret("--dist.token=" + word) == "--dist.token=(not shown)");
+  for (const std::string plain : {"seed=1", "dist.token", "-q", "--", "=", "a=dist.token=b"})
+    CHECK(without_secret(plain) == plain);
+  for (const std::vector<const char*>& words :
+       std::vector<std::vector<const char*>>{{"--dist.token=open-sesame"}, {"dist.token", "open-sesame"}}) {
+    const std::string text = error_text([&] { parse(words); });
+    CHECK(contains(text, "dist.token"));
+    CHECK_FALSE(contains(text, word));
+  }
+}
+
 TEST_CASE("all mistakes of a file and a command line are reported at once") {
   const File file("seed: x\ntrain:\n  lr: 2\n  epochs: -1\nmodel: resnet20\n");
   const auto loaded = load_config(file.path, {"optimizer.lrr=2", "dist.backend=mpi"});

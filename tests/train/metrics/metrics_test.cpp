@@ -58,6 +58,20 @@ TEST_CASE("a metrics.jsonl that lost its end with the machine goes on at the beg
   CHECK(std::filesystem::file_size(path) == 0);
 }
 
+TEST_CASE(
+    "a metrics.jsonl that is gone begins anew, and one with a damaged line is kept under another name") {
+  const TempFolder temp;
+  const std::string path = temp.at("metrics.jsonl");
+  truncate_metrics(path, 1000);
+  CHECK(std::filesystem::file_size(path) == 0);
+  for (const char* kept : {".damaged", ".damaged-2"}) {
+    temp.write("metrics.jsonl", {'{', '}', '\n', '?', '\n', '{', '}', '\n'});
+    truncate_metrics(path, 8);
+    CHECK(std::filesystem::file_size(path) == 0);
+    CHECK(std::filesystem::file_size(path + kept) == 8);
+  }
+}
+
 TEST_CASE("metrics read back as they were written, to the last bit") {
   const TempFolder temp;
   const std::string path = temp.at("metrics.jsonl");

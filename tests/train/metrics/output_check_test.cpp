@@ -1,0 +1,65 @@
+// What a file that a user names for output may take the place of.
+#include "train/metrics/output_check.h"
+
+#include <filesystem>
+
+#include "tests/support/catch.h"
+#include "tests/support/error_text.h"
+#include "tests/support/temp_folder.h"
+
+using namespace topknot;
+namespace fs = std::filesystem;
+
+namespace {
+
+bool refused(const std::string& path, Replace replace, const char* why) {
+  return user_error([&] { check_output(path, replace, "choose another name"); }, {path.c_str(), why});
+}
+
+bool allowed(const std::string& path, Replace replace) {
+  return error_text([&] { check_output(path, replace, ""); }).empty();
+}
+
+}  // namespace
+
+TEST_CASE("nothing is written in the checkpoints of a run, by whatever name") {
+  const TempFolder temp;
+  const std::string step = "run/checkpoints/step-000000003/";
+  temp.write("run/config.yaml", {});
+  temp.write(step + "manifest.json", {});
+  temp.write(step + "model.safetensors", {'m'});
+  fs::create_directory_symlink(temp.at("run/checkpoints"), temp.at("folder"));
+  fs::create_symlink(temp.at(step + "model.safetensors"), temp.at("file"));
+  fs::create_directories(temp.at("run/checkpoints/step-000000004.partial"));
+  fs::copy(temp.at(step), temp.at("step-copy"));
+  for (const std::string& path : std::vector<std::string>{
+           step + "model.safetensors", step + "new", step + "sub/new", std::string("run/checkpoints/new"),
+           std::string("run/checkpoints/step-000000004.partial/new"), "run/../" + step + "new",
+           std::string("folder/new"), std::string("folder/step-000000003/model.safetensors"),
+           std::string("file"), std::string("step-copy/new")})
+    for (const Replace replace : {Replace::nothing, Replace::reports, Replace::all})
+      CHECK(refused(temp.at(path), replace, "lies in the checkpoints of a run"));
+  for (const std::string path : {"run/new", "new", "checkpoints/new"})
+    CHECK(allowed(temp.at(path), Replace::nothing));
+}
+
+TEST_CASE("a file that is there is replaced where that is asked for, and a report by a report") {
+  const TempFolder temp;
+  temp.write("run/config.yaml", {});
+  for (const std::string name : {"old.html", "old.csv", "run/notes.csv", "metrics.csv"}) {
+    temp.write(name, {'x'});
+    CHECK(refused(temp.at(name), Replace::nothing, "exists already; choose another name"));
+    CHECK(allowed(temp.at(name), Replace::reports));
+    CHECK(allowed(temp.at(name), Replace::all));
+  }
+  for (const std::string name :
+       {"m.safetensors", "g.npy", "m.pth", "run/metrics.csv", "run/metrics.jsonl", "run/environment.json"}) {
+    CHECK(allowed(temp.at(name), Replace::reports));
+    temp.write(name, {'x'});
+    CHECK(refused(temp.at(name), Replace::reports, "exists already"));
+    CHECK(allowed(temp.at(name), Replace::all));
+  }
+  fs::create_symlink(temp.at("g.npy"), temp.at("link.jsonl"));
+  CHECK(refused(temp.at("link.jsonl"), Replace::reports, "exists already"));
+  for (const char* path : {"-", "/dev/null"}) CHECK(allowed(path, Replace::nothing));
+}
