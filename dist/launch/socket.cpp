@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
+#include <cmath>
 #include <cstring>
 #include <memory>
 #include <thread>
@@ -28,12 +29,14 @@ std::string errno_text(int error) {
   return std::strerror(error);
 }
 
+constexpr double kUnknownSeconds = 60;
+
 using AddressList = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
 
-// Asks again until the deadline where the name server does not answer. A name that it does not know may be one of a
+// Asks again where the name server does not answer. A name that it does not know may be one of a
 // container or virtual machine that is still starting, or misspelt: asked for again for a minute at most.
-AddressList resolve(const std::string& host, int port, Deadline deadline) {
-  const Deadline unknown_until = std::min(deadline, Clock::now() + std::chrono::seconds(60));
+AddressList resolve(const std::string& host, int port, Patience& patience) {
+  Patience unknown(patience.limited() ? std::min(patience.left(), kUnknownSeconds) : kUnknownSeconds);
   addrinfo hints{};
   hints.ai_family = AF_UNSPEC;
   hints.ai_socktype = SOCK_STREAM;
@@ -45,12 +48,12 @@ AddressList resolve(const std::string& host, int port, Deadline deadline) {
         fmt::format("dist.master: the host '{}' cannot be resolved ({})", host, gai_strerror(error));
     if (const int signal = stop_signal(); signal != 0)
       throw Interrupted(fmt::format("stopped by {}; {}", signal_name(signal), text), signal);
-    const auto left = (error == EAI_AGAIN ? deadline : unknown_until) - Clock::now();
-    if (left <= left.zero())
+    Patience& limit = error == EAI_AGAIN ? patience : unknown;
+    if (limit.over())
       throw UserError(text + "; give the name or address of the machine that rank 0 runs on, as HOST:PORT");
     if (!warned)
-      log_warning(fmt::format("{}; trying again for {} s", text,
-                              std::chrono::ceil<std::chrono::seconds>(left).count()));
+      log_warning(text + "; trying again" +
+                  (limit.limited() ? fmt::format(" for {:.0f} s", std::ceil(limit.left())) : ""));
     warned = true;
     std::this_thread::sleep_for(std::chrono::milliseconds(200));
   }
@@ -99,14 +102,11 @@ int try_connect(const addrinfo& address, Deadline deadline, Fd& result) {
 
 }  // namespace
 
-std::chrono::milliseconds timeout_ms(double timeout_s) {
+Deadline deadline_in(double timeout_s) {
   constexpr double longest = 1e7;
   const double seconds = timeout_s <= 0 ? longest : std::min(timeout_s, longest);
-  return std::chrono::milliseconds(std::max<std::int64_t>(1, static_cast<std::int64_t>(seconds * 1000)));
-}
-
-Deadline deadline_in(double timeout_s) {
-  return Clock::now() + timeout_ms(timeout_s);
+  return Clock::now() +
+         std::chrono::milliseconds(std::max<std::int64_t>(1, static_cast<std::int64_t>(seconds * 1000)));
 }
 
 HostPort parse_host_port(const std::string& text, const std::string& key) {
@@ -114,13 +114,15 @@ HostPort parse_host_port(const std::string& text, const std::string& key) {
   HostPort result;
   bool good = colon != std::string::npos && colon > 0;
   if (good) {
-    result.host = text.substr(0, colon);
-    if (result.host.front() == '[' && result.host.back() == ']')
-      result.host = result.host.substr(1, result.host.size() - 2);
+    const std::string host = text.substr(0, colon);
+    result.host = without_brackets(host);
+    if (is_ipv6(host) && host.front() != '[')
+      throw UserError(
+          fmt::format("{}: write the IPv6 address of '{}' in brackets, as [ADDRESS]:PORT", key, text));
     const char* end = text.data() + text.size();
     const auto parsed = std::from_chars(text.data() + colon + 1, end, result.port);
     good = parsed.ec == std::errc() && parsed.ptr == end && result.port > 0 && result.port < 65536 &&
-           !result.host.empty();
+           result.host.find_first_of("[]") == std::string::npos;
   }
   if (!good)
     throw UserError(key + ": '" + text + "' is not HOST:PORT with a port from 1 to 65535, for example " +
@@ -128,10 +130,25 @@ HostPort parse_host_port(const std::string& text, const std::string& key) {
   return result;
 }
 
+std::string host_port_text(const std::string& host, int port) {
+  return (is_ipv6(host) ? "[" + host + "]" : host) + ":" + std::to_string(port);
+}
+
+bool is_ipv6(const std::string& address) {
+  return address.find(':') != std::string::npos;
+}
+
+std::string without_brackets(const std::string& host) {
+  return host.size() > 2 && host.front() == '[' && host.back() == ']' ? host.substr(1, host.size() - 2)
+                                                                      : host;
+}
+
 Fd listen_on(const std::string& host, int port) {
+  const bool loopback6 = host == "::1";
   const bool loopback = host == "127.0.0.1" || host == "localhost";
   int error = 0;
   for (const int family : {AF_INET6, AF_INET}) {
+    if (loopback6 && family == AF_INET) continue;
     if (loopback && family == AF_INET6) continue;
     Fd fd(socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
     if (!fd.valid()) {
@@ -146,7 +163,7 @@ Fd listen_on(const std::string& host, int port) {
       setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
       auto& v6 = reinterpret_cast<sockaddr_in6&>(address);
       v6.sin6_family = AF_INET6;
-      v6.sin6_addr = in6addr_any;
+      v6.sin6_addr = loopback6 ? in6addr_loopback : in6addr_any;
       v6.sin6_port = htons(static_cast<std::uint16_t>(port));
       length = sizeof v6;
     } else {
@@ -176,26 +193,27 @@ int local_port(int fd) {
                                              : reinterpret_cast<sockaddr_in&>(address).sin_port);
 }
 
-Fd connect_to(const std::string& host, int port, Deadline deadline) {
-  constexpr std::chrono::seconds kAttempt{10};  // a host's next address may answer where this one does not
-  const AddressList addresses = resolve(host, port, deadline);
+Fd connect_to(const std::string& host, int port, Patience patience) {
+  constexpr double kAttempt = 10;  // seconds; a host's next address may answer where this one does not
+  const AddressList addresses = resolve(host, port, patience);
   int error = ETIMEDOUT;
   do {
     for (const addrinfo* a = addresses.get(); a != nullptr; a = a->ai_next) {
       Fd fd;
-      const int attempt = try_connect(*a, std::min(deadline, Clock::now() + kAttempt), fd);
+      const double seconds = patience.limited() ? std::clamp(patience.left(), 1e-3, kAttempt) : kAttempt;
+      const int attempt = try_connect(*a, deadline_in(seconds), fd);
       if (attempt == 0) return fd;
       error = attempt;
     }
     if (error == EMFILE || error == ENFILE)
-      throw UserError("no connection to dist.master " + host + ":" + std::to_string(port) + ": " +
+      throw UserError("no connection to dist.master " + host_port_text(host, port) + ": " +
                       errno_text(error) + "; raise the limit (ulimit -n)");
     if (const int signal = stop_signal(); signal != 0)
-      throw Interrupted("stopped by " + signal_name(signal) + " while connecting to dist.master " + host +
-                        ":" + std::to_string(port));
+      throw Interrupted("stopped by " + signal_name(signal) + " while connecting to dist.master " +
+                        host_port_text(host, port));
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
-  } while (Clock::now() < deadline);
-  throw CollectiveError("no process answers at dist.master " + host + ":" + std::to_string(port) + " (" +
+  } while (!patience.over());
+  throw CollectiveError("no process answers at dist.master " + host_port_text(host, port) + " (" +
                         errno_text(error) +
                         "); is rank 0 running on that machine, and does a firewall let the port through?");
 }
