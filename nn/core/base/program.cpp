@@ -1,5 +1,6 @@
 #include "nn/core/base/program.h"
 
+#include <fcntl.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -99,9 +100,26 @@ int run_and_report(const char* name, int (*body)(int argc, char** argv), int arg
   }
 }
 
+sigset_t stop_signal_set() {
+  sigset_t set;
+  sigemptyset(&set);
+  for (const int signal : kStopSignals) sigaddset(&set, signal);
+  return set;
+}
+
+void prepare_process() {
+  // The lowest free number is the one that is closed. Only a system without /dev/null leaves it so.
+  for (int fd = 0; fd <= STDERR_FILENO; ++fd)
+    if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDWR) < 0) break;
+  std::signal(SIGXFSZ, SIG_IGN);
+  const sigset_t stop = stop_signal_set();
+  pthread_sigmask(SIG_UNBLOCK, &stop, nullptr);
+}
+
 }  // namespace
 
 int run_program(const char* name, int (*body)(int argc, char** argv), int argc, char** argv) {
+  prepare_process();
   try {
     return run_and_report(name, body, argc, argv);
   } catch (const std::bad_alloc&) {  // for the message itself
@@ -131,9 +149,7 @@ void install_stop_handlers() {
   struct sigaction action {};
   action.sa_sigaction = on_signal;
   action.sa_flags = SA_RESTART | SA_SIGINFO | SA_ONSTACK;
-  // One handler at a time: a second signal of another kind waits.
-  sigemptyset(&action.sa_mask);
-  for (const int signal : kStopSignals) sigaddset(&action.sa_mask, signal);
+  action.sa_mask = stop_signal_set();  // one handler at a time: a second signal of another kind waits
   for (const int signal : kStopSignals) sigaction(signal, &action, nullptr);
 }
 
