@@ -134,7 +134,7 @@ std::vector<Key> run_keys() {
                                    "of it or less",
                                    {"auto", "true", "false"}))),
       number("data.workers", at<d, &Data::workers>, 0, 256,
-             "threads per rank that prepare batches ahead; 0: none, the training thread does it"),
+             "threads per rank that prepare batches ahead; 0: each batch is made when the step needs it"),
       number("data.train_size", at<d, &Data::train_size>, 0, 1e9,
              "use only the first so many training samples (synthetic data: make so many); 0: all"),
       number("data.test_size", at<d, &Data::test_size>, 0, 1e9, "the same for test samples"),

@@ -9,10 +9,12 @@
 #include <csignal>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <system_error>
 
 #include "nn/core/base/log.h"
 #include "nn/core/base/memory.h"
+#include "nn/core/base/patience.h"
 #include "nn/core/base/terminal.h"
 #include "nn/core/base/text.h"
 
@@ -155,6 +157,42 @@ void install_stop_handlers() {
 
 int stop_signal() {
   return received;
+}
+
+EndAfterSignal::EndAfterSignal(std::string doing, std::chrono::milliseconds patience,
+                               std::function<void(const std::string&)> last_words)
+    : doing_(std::move(doing)),
+      patience_(std::chrono::duration<double>(patience).count()),
+      last_words_(std::move(last_words)) {
+  try {
+    thread_ = std::thread([this] { watch(); });
+  } catch (const std::system_error&) {  // no thread is left: a second signal ends the process
+  }
+}
+
+EndAfterSignal::~EndAfterSignal() {
+  {
+    const std::lock_guard lock(mutex_);
+    over_ = true;
+  }
+  changed_.notify_all();
+  if (thread_.joinable()) thread_.join();
+}
+
+void EndAfterSignal::watch() {
+  Patience waited;
+  std::unique_lock lock(mutex_);
+  while (!changed_.wait_for(lock, std::chrono::milliseconds(100), [this] { return over_; })) {
+    const int signal = stop_signal();
+    if (signal == 0)
+      waited = Patience();
+    else if (waited.passed() >= patience_) {
+      const std::string text = "stopped by " + signal_name(signal) + " " + doing_;
+      if (last_words_) last_words_(text);
+      log_error(text);
+      std::_Exit(128 + signal);  // what other threads use stays in place
+    }
+  }
 }
 
 }  // namespace topknot
