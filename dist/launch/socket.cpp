@@ -13,7 +13,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
-#include <cmath>
 #include <cstring>
 #include <memory>
 #include <thread>
@@ -29,14 +28,12 @@ std::string errno_text(int error) {
   return std::strerror(error);
 }
 
-constexpr double kUnknownSeconds = 60;
-
 using AddressList = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
 
-// Asks again where the name server does not answer. A name that it does not know may be one of a
+// Asks again until the deadline where the name server does not answer. A name that it does not know may be one of a
 // container or virtual machine that is still starting, or misspelt: asked for again for a minute at most.
-AddressList resolve(const std::string& host, int port, Patience& patience) {
-  Patience unknown(patience.limited() ? std::min(patience.left(), kUnknownSeconds) : kUnknownSeconds);
+AddressList resolve(const std::string& host, int port, Deadline deadline) {
+  const Deadline unknown_until = std::min(deadline, Clock::now() + std::chrono::seconds(60));
   addrinfo hints{};
   hints.ai_family = AF_UNSPEC;
   hints.ai_socktype = SOCK_STREAM;
@@ -48,12 +45,12 @@ AddressList resolve(const std::string& host, int port, Patience& patience) {
         fmt::format("dist.master: the host '{}' cannot be resolved ({})", host, gai_strerror(error));
     if (const int signal = stop_signal(); signal != 0)
       throw Interrupted(fmt::format("stopped by {}; {}", signal_name(signal), text), signal);
-    Patience& limit = error == EAI_AGAIN ? patience : unknown;
-    if (limit.over())
+    const auto left = (error == EAI_AGAIN ? deadline : unknown_until) - Clock::now();
+    if (left <= left.zero())
       throw UserError(text + "; give the name or address of the machine that rank 0 runs on, as HOST:PORT");
     if (!warned)
-      log_warning(text + "; trying again" +
-                  (limit.limited() ? fmt::format(" for {:.0f} s", std::ceil(limit.left())) : ""));
+      log_warning(fmt::format("{}; trying again for {} s", text,
+                              std::chrono::ceil<std::chrono::seconds>(left).count()));
     warned = true;
     std::this_thread::sleep_for(std::chrono::milliseconds(200));
   }
@@ -65,24 +62,25 @@ int poll_ms(Deadline deadline) {
   return static_cast<int>(std::clamp<std::int64_t>(left, 0, 1000));
 }
 
-// Waits for `events` until the deadline, or until a stop signal where `heed_stop`.
-bool wait_for(int fd, short events, Deadline deadline, bool heed_stop) {
+// Waits for `events` until the deadline; where there is a `patience`, until its end or a stop signal at most.
+bool wait_for(int fd, short events, Deadline deadline, Patience* patience = nullptr) {
   for (;;) {
     pollfd entry{fd, events, 0};
-    const int ready = poll(&entry, 1, std::min(poll_ms(deadline), heed_stop ? 100 : 1000));
+    const int ready = poll(&entry, 1, std::min(poll_ms(deadline), patience ? 100 : 1000));
     if (ready > 0) return true;
     if (ready < 0 && errno != EINTR) return false;
-    if (Clock::now() >= deadline || (heed_stop && stop_signal() != 0)) return false;
+    if (Clock::now() >= deadline || (patience && (patience->over() || stop_signal() != 0))) return false;
   }
 }
 
 // 0 or the error of one attempt.
-int try_connect(const addrinfo& address, Deadline deadline, Fd& result) {
+int try_connect(const addrinfo& address, Patience& patience, Fd& result) {
+  constexpr double kAttempt = 10;  // seconds; a host's next address may answer where this one does not
   Fd fd(socket(address.ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!fd.valid()) return errno;
   if (connect(fd.get(), address.ai_addr, address.ai_addrlen) != 0) {
     if (errno != EINPROGRESS) return errno;
-    if (!wait_for(fd.get(), POLLOUT, deadline, true)) return ETIMEDOUT;
+    if (!wait_for(fd.get(), POLLOUT, deadline_in(kAttempt), &patience)) return ETIMEDOUT;
     int error = 0;
     socklen_t length = sizeof error;
     getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &length);
@@ -194,14 +192,14 @@ int local_port(int fd) {
 }
 
 Fd connect_to(const std::string& host, int port, Patience patience) {
-  constexpr double kAttempt = 10;  // seconds; a host's next address may answer where this one does not
-  const AddressList addresses = resolve(host, port, patience);
+  // A name server's answer may take longer than Patience counts.
+  const AddressList addresses =
+      resolve(host, port, deadline_in(patience.limited() ? std::max(patience.left(), 1e-3) : 0));
   int error = ETIMEDOUT;
   do {
     for (const addrinfo* a = addresses.get(); a != nullptr; a = a->ai_next) {
       Fd fd;
-      const double seconds = patience.limited() ? std::clamp(patience.left(), 1e-3, kAttempt) : kAttempt;
-      const int attempt = try_connect(*a, deadline_in(seconds), fd);
+      const int attempt = try_connect(*a, patience, fd);
       if (attempt == 0) return fd;
       error = attempt;
     }
@@ -255,7 +253,7 @@ bool write_all(int fd, std::string_view bytes, Deadline deadline) {
     if (written > 0) {
       bytes.remove_prefix(static_cast<std::size_t>(written));
     } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
-      if (!wait_for(fd, POLLOUT, deadline, false)) return false;
+      if (!wait_for(fd, POLLOUT, deadline)) return false;
     } else if (errno != EINTR) {
       return false;
     }
