@@ -6,6 +6,8 @@
 
 #include "nn/core/base/log.h"
 #include "nn/core/base/memory.h"
+#include "nn/core/base/patience.h"
+#include "nn/core/base/program.h"
 
 namespace topknot {
 namespace {
@@ -19,6 +21,11 @@ LoaderOptions checked(const LoaderOptions& options) {
     throw UserError(
         fmt::format("the loader must hold at least 1 prefetched batch, not {}", options.prefetch));
   return options;
+}
+
+// Whether making a batch reads files.
+bool reads_files(const Dataset& dataset, const LoaderOptions& options) {
+  return options.samples && (dataset.on_demand() || dataset.task() == Task::transcription);
 }
 
 std::vector<std::int32_t> labels_of(const Dataset& dataset) {
@@ -53,7 +60,9 @@ Loader::Loader(const Dataset& dataset, const LoaderOptions& options)
     eval_sampler_.emplace(dataset.size(), options.ranks, options.batch);
   }
   try {
-    for (int i = 0; i < options.workers; ++i) workers_.emplace_back([this] { work(); });
+    // A thread that reads a file may hang in the system; next(), in another one, then hears a stop signal.
+    const int threads = std::max(options.workers, reads_files(dataset, options) ? 1 : 0);
+    for (int i = 0; i < threads; ++i) workers_.emplace_back([this] { work(); });
   } catch (...) {  // the system has no thread left: those that started must not outlive the loader
     stop();
     throw;
@@ -96,7 +105,7 @@ void Loader::start_epoch(std::int64_t epoch, std::int64_t first_step) {
   {
     std::unique_lock lock(mutex_);
     end_ = claimed_;  // nothing more to claim
-    can_take_.wait(lock, [this] { return busy_ == 0; });
+    if (!wait_for_workers(lock, stop_patience, [this] { return busy_ == 0; })) interrupted(taken_);
     for (auto& slot : slots_) slot = Slot();
     failed_ = nullptr;
     // No worker looks at the order before it has claimed a step under the lock.
@@ -109,12 +118,45 @@ void Loader::start_epoch(std::int64_t epoch, std::int64_t first_step) {
   can_work_.notify_all();
 }
 
+// Until `done`, which a worker makes true. False where a stop signal came and `patience` has passed since.
+template <class Done>
+bool Loader::wait_for_workers(std::unique_lock<std::mutex>& lock, std::chrono::milliseconds patience,
+                              const Done& done) {
+  Patience waited;
+  while (!can_take_.wait_for(lock, std::chrono::milliseconds(100), done)) {
+    if (stop_signal() == 0)
+      waited = Patience();
+    else if (std::chrono::duration<double>(waited.passed()) >= patience)
+      return false;
+  }
+  return true;
+}
+
+bool Loader::wait_for_batch(std::unique_lock<std::mutex>& lock, std::chrono::milliseconds patience) {
+  const Slot& slot = slots_[static_cast<std::size_t>(taken_) % slots_.size()];
+  wanted_ = true;
+  can_work_.notify_one();
+  const bool ready = wait_for_workers(lock, patience, [&] { return slot.ready; });
+  wanted_ = false;
+  return ready;
+}
+
+void Loader::interrupted(std::int64_t step) const {
+  throw Interrupted(fmt::format("stopped by {} while batch {} of the {} data was read or made",
+                                signal_name(stop_signal()), step + 1, options_.train ? "training" : "test"));
+}
+
+void Loader::await_batch() {
+  std::unique_lock lock(mutex_);
+  if (!workers_.empty() && !failed_ && taken_ < end_) wait_for_batch(lock, {});
+}
+
 bool Loader::next(Batch& batch) {
   std::unique_lock lock(mutex_);
   if (failed_) std::rethrow_exception(failed_);
   if (taken_ == end_) return false;
   Slot& slot = slots_[static_cast<std::size_t>(taken_) % slots_.size()];
-  if (!workers_.empty()) can_take_.wait(lock, [&] { return slot.ready; });
+  if (!workers_.empty() && !wait_for_batch(lock, stop_patience)) interrupted(taken_);
   try {
     if (workers_.empty()) slot.batch = make(taken_, slot.damaged);
     count(slot.damaged);
@@ -142,7 +184,8 @@ void Loader::count(const std::vector<DamagedFile>& damaged) {
 }
 
 bool Loader::can_claim() const {
-  return claimed_ < end_ && claimed_ < taken_ + static_cast<std::int64_t>(slots_.size());
+  const std::int64_t ahead = options_.workers > 0 ? static_cast<std::int64_t>(slots_.size()) : wanted_;
+  return claimed_ < end_ && claimed_ < taken_ + ahead;
 }
 
 void Loader::work() {

@@ -3,6 +3,7 @@
 // depend on the number of workers.
 
 #include <algorithm>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <exception>
@@ -48,19 +49,22 @@ struct LoaderOptions {
   ShardRule shard;         // training only
   std::uint64_t seed = 1;  // of order and augmentation
   bool augment = false;    // training only; see resolve_augment()
-  int workers = 0;         // threads; 0 makes each batch in the caller's thread
-  int prefetch = 4;        // batches ready or in work ahead of the caller, at least 1
-  bool train = true;       // false: every sample once over the ranks, the last batch short
-  bool samples = true;     // false: only Batch::indices, for data that lie in a GPU's memory
-  bool bytes = false;      // Batch::bytes in place of images, for sets that give bytes
-  int max_bad_files = 0;   // damaged files of a set on demand for which another sample stands in
+  int workers =
+      0;  // threads; 0 makes each batch when it is asked for, in the caller's thread if no file is read
+  int prefetch = 4;       // batches ready or in work ahead of the caller, at least 1
+  bool train = true;      // false: every sample once over the ranks, the last batch short
+  bool samples = true;    // false: only Batch::indices, for data that lie in a GPU's memory
+  bool bytes = false;     // Batch::bytes in place of images, for sets that give bytes
+  int max_bad_files = 0;  // damaged files of a set on demand for which another sample stands in
 };
 
 class Loader {
  public:
   // `dataset` must outlive the loader. UserError for options out of range.
   Loader(const Dataset& dataset, const LoaderOptions& options);
-  ~Loader();  // at any time; waits for batches in work only
+  // At any time; waits for batches in work only, in the worst case without end: for a read from a network file system
+  // that hangs. A program has an EndAfterSignal (nn/core/base/program.h) around it.
+  ~Loader();
   Loader(const Loader&) = delete;
   Loader& operator=(const Loader&) = delete;
 
@@ -77,8 +81,13 @@ class Loader {
   void start_epoch(std::int64_t epoch, std::int64_t first_step = 0);
   // The next step's batch, false after the last one. Rethrows what making the batch threw, again at each call
   // until the next start_epoch(). Damaged files are counted here, where the order does not depend on the workers: each is
-  // named in a warning when it is first met, and the one too many in a UserError.
+  // named in a warning when it is first met, and the one too many in a UserError. After a stop signal it goes on waiting for
+  // stop_patience, then throws Interrupted, as start_epoch() does.
   bool next(Batch& batch);
+  // Waits until next() need not wait, or until a stop signal.
+  void await_batch();
+
+  inline static std::chrono::milliseconds stop_patience{5000};  // shorter in tests
 
  private:
   struct Slot {  // step s lives in slot s mod prefetch, from claimed to handed out
@@ -96,6 +105,11 @@ class Loader {
   void work();
   void stop();  // ends and joins the workers
   bool can_claim() const;
+  template <class Done>
+  bool wait_for_workers(std::unique_lock<std::mutex>& lock, std::chrono::milliseconds patience,
+                        const Done& done);
+  bool wait_for_batch(std::unique_lock<std::mutex>& lock, std::chrono::milliseconds patience);
+  [[noreturn]] void interrupted(std::int64_t step) const;
 
   const Dataset& dataset_;
   const LoaderOptions options_;
@@ -116,6 +130,7 @@ class Loader {
   std::int64_t claimed_ = 0, taken_ = 0, end_ = 0;  // next step to make, next to hand out, one past the last
   int busy_ = 0;                                    // workers making a batch
   bool stop_ = false;
+  bool wanted_ = false;  // a caller waits for the next batch
   std::exception_ptr failed_;
   std::set<std::int64_t> damaged_;  // files met so far
   std::vector<std::thread> workers_;

@@ -45,6 +45,10 @@ class CpuEngine final : public StepEngine {
     StepEngine::start_epoch(epoch, first_step);
     train_loader_.start_epoch(epoch, first_step * parts_);
   }
+  void await_batch() override {
+    const Stopwatch watch(awaited_s_);
+    train_loader_.await_batch();
+  }
   std::int64_t steps_ahead() const override { return 1; }
   std::vector<StepStats> stats(std::size_t) override { return {stats_}; }
   void end_step(const StepRecord& record, MetricsWriter* metrics) override {
@@ -59,6 +63,7 @@ class CpuEngine final : public StepEngine {
  private:
   void begin_step(const StepRequest& request) override {
     stats_ = {};
+    stats_.times.data_s = std::exchange(awaited_s_, 0.0);
     trace_.begin_step(request.step);
   }
   void run(const Work& forward_and_backward, const Work& communicate, const Work& finish) override {
@@ -177,7 +182,8 @@ class CpuEngine final : public StepEngine {
   Recorder recorder_;
   StepTrace trace_;
 
-  StepStats stats_;  // of the last step
+  StepStats stats_;       // of the last step
+  double awaited_s_ = 0;  // of the next one, in await_batch()
   Batch batch_;
   std::vector<std::int32_t> frames_;  // of its recordings, as ForwardContext has them
   float loss_ = 0;

@@ -52,6 +52,9 @@ class Engine {
 
   // `first_step`: of the epoch, where a resumed run enters it.
   virtual void start_epoch(std::int64_t epoch, std::int64_t first_step) = 0;
+  // Waits until the next step's data are there, or until a stop signal, and counts the time in that step's. On a GPU it
+  // returns at once.
+  virtual void await_batch() {}
   // Steps that may be made whose statistics were not asked for; the same on all ranks.
   virtual std::int64_t steps_ahead() const = 0;
   virtual void step(const StepRequest& request) = 0;

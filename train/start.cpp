@@ -153,10 +153,20 @@ int start_training(LoadedConfig loaded, int argc, char* const* argv, bool quiet,
   if (plan.kind != LaunchPlan::Kind::spawn) install_stop_handlers();
   RunOutcome outcome;  // rank 0's, or this process's
   StartHooks hooks;
-  hooks.joined = [&](Communicator& host) { settle_backend(loaded, plan, &host); };
+  Communicator* group = nullptr;
+  hooks.joined = [&](Communicator& host) {
+    group = &host;
+    settle_backend(loaded, plan, &host);
+  };
   // Errors must show before there is a run directory, which would block the corrected run.
   hooks.load = [&] {
     check_device(loaded.config);
+    // A long text, or a file system that hangs; there is nothing to lose yet.
+    const EndAfterSignal guard("while the data were read", {}, [&](const std::string& text) {
+      if (!group) return;
+      set_log_rank(plan.rank, plan.size);  // of the thread that calls this
+      group->abort(text);
+    });
     data = load_data(loaded.config);
   };
   hooks.check = [&] {

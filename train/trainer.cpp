@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <optional>
+#include <utility>
 
 #include "nn/core/base/check.h"
 #include "nn/core/base/log.h"
@@ -57,19 +58,6 @@ class Trainer {
   }
 
   RunOutcome run() {
-    try {
-      return run_steps();
-    } catch (const std::exception& error) {
-      try {
-        reporter_.stop(step(), true, error.what());
-      } catch (const std::exception&) {  // the first error is the one to report
-      }
-      throw;
-    }
-  }
-
- private:
-  RunOutcome run_steps() {
     reporter_.announce(*engine_, inputs_.data);
     if (step() > 0)
       log_info(
@@ -88,8 +76,12 @@ class Trainer {
     }
     bool stopped = signal != 0;
     while (step() < plan_.total_steps && !stopped && !target_reached()) {
+      signal = begin_epoch();
+      stopped = signal != 0;
+      if (stopped) break;
       make_step();
       if (!report_due()) continue;
+      await_data();
       // A GPU goes on with the later half meanwhile.
       signal = report(settle_due() ? pending_.size() : (pending_.size() + 1) / 2);
       stopped = signal != 0 || stop_after_reached();
@@ -124,6 +116,15 @@ class Trainer {
     return outcome;
   }
 
+  // After run() has thrown.
+  void failed(const std::exception& error) {
+    try {
+      reporter_.stop(step(), true, error.what());
+    } catch (const std::exception&) {  // the first error is the one to report
+    }
+  }
+
+ private:
   std::int64_t step() const { return position_.step; }  // steps made, of which pending_ are not reported
   bool epoch_ends() const { return step() % plan_.steps_per_epoch == 0 || step() == plan_.total_steps; }
 
@@ -193,10 +194,18 @@ class Trainer {
                : inputs_.folder.path + " has the steps so far, and no checkpoint (train.checkpoint_keep=0)";
   }
 
+  // Where an epoch begins with the next step. Returns the signal that a rank has received until its first batch is there,
+  // the same on every rank, or 0.
+  int begin_epoch() {
+    const std::int64_t in_epoch = step() % plan_.steps_per_epoch;
+    if (in_epoch != 0 && step() != first_step_) return 0;
+    engine_->start_epoch(step() / plan_.steps_per_epoch, in_epoch);
+    await_data();
+    return agreed_signal();
+  }
+
   void make_step() {
-    if (const std::int64_t in_epoch = step() % plan_.steps_per_epoch; in_epoch == 0 || step() == first_step_)
-      engine_->start_epoch(step() / plan_.steps_per_epoch, in_epoch);
-    if (pending_.empty()) last_report_ = Clock::now();
+    if (pending_.empty()) last_report_ = Clock::now() - std::exchange(awaited_, {});
     StepRecord record;
     record.lr = schedule_->lr(step(), plan_.steps_per_epoch, plan_.total_steps);
     record.density = config_.compress.name == "dense"
@@ -206,6 +215,15 @@ class Trainer {
     record.step = ++position_.step;
     position_.evaluated = false;
     pending_.push_back(record);
+  }
+
+  // Where this rank waits for its next batch, the others wait for it in report(), where all agree on a stop signal: they can
+  // end after this step, however long the data take. The wait counts as the next step's.
+  void await_data() {
+    const Clock::time_point begin = Clock::now();
+    engine_->await_batch();
+    awaited_ = Clock::now() - begin;
+    last_report_ += awaited_;
   }
 
   // Reports the oldest `count` steps that were not. One small sum over the ranks for all of them: their metrics, how many
@@ -352,16 +370,26 @@ class Trainer {
   double warned_density_ = 0;     // of the last warn_of_more_than_dense()
   std::vector<StepRecord> pending_;
   Clock::time_point last_report_;  // or when the first pending step began
+  Clock::duration awaited_{};      // in await_data(), for the next step
   std::optional<Checkpointer> checkpointer_;
 };
+
+// After a stop signal.
+constexpr std::chrono::seconds kLongestStart{10}, kLongestEnd{5};
 
 }  // namespace
 
 RunOutcome run_rank(const RunInputs& inputs, Communicator& communicator) {
   set_log_rank(communicator.rank(), communicator.size());
   omp_set_num_threads(compute_threads(inputs.config));
+  std::optional<EndAfterSignal> guard;  // outlives the trainer, whose threads may hang in a file system
   std::optional<Trainer> trainer;
+  const auto last_words = [&](const std::string& text) {
+    set_log_rank(communicator.rank(), communicator.size());  // of the thread that calls this
+    communicator.abort(text);
+  };
   try {
+    guard.emplace("while the run started", kLongestStart, last_words);
     check_same_configuration(communicator, inputs.config);
     const bool compared = communicator.size() > 1 || inputs.resume || inputs.config.train.checkpoint_keep > 0;
     const DataFingerprint data = compared ? data_fingerprint(inputs.data) : DataFingerprint();
@@ -379,10 +407,16 @@ RunOutcome run_rank(const RunInputs& inputs, Communicator& communicator) {
     } else {
       trainer.emplace(inputs, communicator, nullptr, data);
     }
-    return trainer->run();
+    guard.reset();
+    RunOutcome outcome = trainer->run();
+    guard.emplace("while a thread hung in the system", kLongestEnd, last_words);
+    return outcome;
   } catch (const std::exception& error) {
     // The others learn the reason before the trainer ends its groups and waits for its files.
     communicator.abort(explain(error));
+    guard.emplace("while a thread hung in the system; first error: " + explain(error), kLongestEnd,
+                  last_words);
+    if (trainer) trainer->failed(error);
     throw;
   }
 }

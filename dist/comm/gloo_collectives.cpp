@@ -146,10 +146,10 @@ void GlooCollectives::forward(std::span<const std::byte> mine, std::vector<std::
     }
     waiting_for_ = left;
     const int next = peer(size_ - 1 - s);
-    if (in[next]) in[next]->wait_received(call_.deadline);
+    if (in[next]) in[next]->wait_received();
   }
   waiting_for_ = right;
-  for (auto& buffer : out) buffer->wait_sent(call_.deadline);
+  for (auto& buffer : out) buffer->wait_sent();
 }
 
 // received[r] for every r of `sources`; the others' are left alone. A block starts in the eager message; what
@@ -190,7 +190,7 @@ void GlooCollectives::exchange(std::span<const Outgoing> outgoing, std::span<con
   std::vector<std::unique_ptr<Buffer>> rest_in(size_);
   for (const int r : sources) {
     waiting_for_ = r;
-    eager_in_[r]->wait_received(call_.deadline);
+    eager_in_[r]->wait_received();
     const std::byte* bytes = eager_memory_[r].data();
     Header theirs;
     std::memcpy(&theirs, bytes, sizeof theirs);
@@ -206,14 +206,14 @@ void GlooCollectives::exchange(std::span<const Outgoing> outgoing, std::span<con
   }
   for (std::size_t i = 0; i < sources.size(); ++i) {
     waiting_for_ = sources[i];
-    if (rest_in[sources[i]]) rest_in[sources[i]]->wait_received(call_.deadline);
+    if (rest_in[sources[i]]) rest_in[sources[i]]->wait_received();
     send_until(i + 1 + kInFlight);
   }
   send_until(outgoing.size());
   for (std::size_t i = 0; i < outgoing.size(); ++i) {
     waiting_for_ = outgoing[i].rank;
-    out[i]->wait_sent(call_.deadline);
-    if (rest_out[i]) rest_out[i]->wait_sent(call_.deadline);
+    out[i]->wait_sent();
+    if (rest_out[i]) rest_out[i]->wait_sent();
   }
 }
 
@@ -265,7 +265,7 @@ void GlooCollectives::broadcast_tree(std::span<std::byte> data, int root) {
   if (place != 0) {
     waiting_for_ = (place - step + root) % size_;
     buffer.receive(waiting_for_, slot_broadcast, 0, data.size());
-    buffer.wait_received(call_.deadline);
+    buffer.wait_received();
   }
   int sends = 0;
   for (step /= 2; step > 0; step /= 2) {
@@ -273,7 +273,7 @@ void GlooCollectives::broadcast_tree(std::span<std::byte> data, int root) {
     buffer.send((place + step + root) % size_, slot_broadcast, 0, data.size());
     ++sends;
   }
-  for (; sends > 0; --sends) buffer.wait_sent(call_.deadline);
+  for (; sends > 0; --sends) buffer.wait_sent();
 }
 
 // Sums.
@@ -336,10 +336,10 @@ void GlooCollectives::reduce_in_rank_order(std::span<T> data) {
     for (int i = 1; i <= kInFlight; ++i) send(i);
     for (int i = 1; i < size_; ++i) {
       waiting_for_ = peer(size_ - i);
-      in[waiting_for_]->wait_received(call_.deadline);
+      in[waiting_for_]->wait_received();
       send(i + kInFlight);
     }
-    for (int i = 1; i < size_; ++i) out.wait_sent(call_.deadline);
+    for (int i = 1; i < size_; ++i) out.wait_sent();
   }
   std::vector<std::unique_ptr<Buffer>> in(size_);
   for (int i = 1; i < size_; ++i) {
@@ -357,10 +357,10 @@ void GlooCollectives::reduce_in_rank_order(std::span<T> data) {
   for (int i = 1; i <= kInFlight; ++i) send(i);
   for (int i = 1; i < size_; ++i) {
     waiting_for_ = peer(size_ - i);
-    in[waiting_for_]->wait_received(call_.deadline);
+    in[waiting_for_]->wait_received();
     send(i + kInFlight);
   }
-  for (int i = 1; i < size_; ++i) out.wait_sent(call_.deadline);
+  for (int i = 1; i < size_; ++i) out.wait_sent();
 }
 
 // Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms, 2009. Message m of `messages` belongs to
@@ -403,18 +403,18 @@ void GlooCollectives::reduce_on_ring(std::span<T> data) {
   for (std::size_t m = 0; m < messages; ++m) {
     waiting_for_ = left;
     if (m < adding) {
-      in_add.wait_received(call_.deadline);
+      in_add.wait_received();
       const ElementRange to = place(m, 0);
       T* sum = data.data() + to.begin;
       add(sum, arriving.data() + (m % ahead) * segment, to.size(), sum);
     } else {
-      in_final.wait_received(call_.deadline);
+      in_final.wait_received();
     }
     if (m + segments < messages) send(m + segments);
     if (m + ahead < messages) post(m + ahead);
   }
   waiting_for_ = right;
-  for (std::size_t m = 0; m < messages; ++m) out.wait_sent(call_.deadline);
+  for (std::size_t m = 0; m < messages; ++m) out.wait_sent();
 }
 
 }  // namespace topknot

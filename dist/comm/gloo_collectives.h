@@ -1,6 +1,6 @@
 #pragma once
 // The collectives of the `gloo` backend as messages over the mesh: who sends what to whom, in which order it
-// is added, and how the ranks notice that they do not make the same call. Deadlines and connections that
+// is added, and how the ranks notice that they do not make the same call. Connections that
 // fail show as exceptions; what a failure means for the run is the communicator's business.
 
 #include <cstddef>
@@ -42,7 +42,6 @@ class GlooCollectives {
   struct Call {
     GlooOperation operation = GlooOperation::barrier;
     std::uint64_t sequence = 0;
-    Deadline deadline;  // for every wait within the call
   };
 
   // `mesh` is connected and outlives this. `check_calls`: the ranks compare operation, number and size before
@@ -50,7 +49,7 @@ class GlooCollectives {
   GlooCollectives(GlooMesh& mesh, int rank, int size, bool check_calls);
 
   // Starts a call, which exactly one of the functions below then makes. Each throws GlooMismatch, or Error
-  // where a connection fails or the deadline passes; after that, only destruction is left.
+  // where a connection fails or is closed; after that, only destruction is left.
   void begin(const Call& call);
 
   // all[r] for every other rank r; all[rank] is left alone.
@@ -63,7 +62,7 @@ class GlooCollectives {
   // theirs[r] for every other rank r; theirs[rank] is left alone.
   void all_to_all(std::span<const std::vector<std::byte>> mine, std::vector<std::vector<std::byte>>& theirs);
   // Only the ranks that are named exchange messages. One that the other side did not name shows at once with
-  // `check_calls`; otherwise in the next call between the two, or at the deadline.
+  // `check_calls`; otherwise in the next call between the two, or when fail() ends the wait.
   void send_receive(int to, std::span<const std::byte> mine, int from, std::vector<std::byte>& theirs);
 
   // The rank for which the current call waits, or waited last; -1: for no one in particular.

@@ -66,7 +66,10 @@ class GlooCommunicator : public Communicator {
     if (options_.serve_store && size() > 1)
       server_ = std::make_unique<TcpStoreServer>(options_.host, options_.port, size(), options_.timeout_s,
                                                  options_.token);
-    join(server_ ? "127.0.0.1" : options_.host, server_ ? server_->port() : options_.port);
+    if (server_)
+      join(is_ipv6(options_.host) ? "::1" : "127.0.0.1", server_->port());
+    else
+      join(options_.host, options_.port);
   }
 
   // A split; `server` on its first rank. `name`: how messages call this rank.
@@ -217,10 +220,14 @@ class GlooCommunicator : public Communicator {
       throw;
     } catch (const std::exception& error) {
       const std::string reason = store_->first_reason(std::chrono::milliseconds(1000));
-      const std::string text = interrupted_
-                                   ? fmt::format("{}stopped by {} while connecting to the other ranks", me(),
-                                                 signal_name(stop_signal()))
-                                   : me() + "could not connect to all ranks: " + explain(error);
+      const std::string text =
+          interrupted_
+              ? fmt::format("{}stopped by {} while connecting to the other ranks", me(),
+                            signal_name(stop_signal()))
+              : fmt::format(
+                    "{}could not connect to all ranks{}: {}", me(),
+                    expired_ ? fmt::format(" within dist.timeout_s ({:g} s)", options_.timeout_s) : "",
+                    explain(error));
       if (reason.empty()) store_->abort(text);
       const int signal = stop_signal() ? stop_signal() : store_->first_signal();
       disconnect();
@@ -229,14 +236,14 @@ class GlooCommunicator : public Communicator {
   }
 
   void connect() {
-    mesh_.emplace(*store_, rank(), size(), options_.interface, options_.timeout_s);
+    mesh_.emplace(*store_, rank(), size(), options_.interface);
     store_->on_abort([this, store = &*store_] {
       mesh_->fail();
       splits_->abort(store->first_reason({}), store->first_signal());
     });
-    store_->on_tick([this, store = &*store_] { heed_stop(*store); });
-    const Waiting waiting(waits_, 1);
-    mesh_->connect(*store_, deadline_in(options_.timeout_s));
+    store_->on_tick([this, store = &*store_] { watch(*store); });
+    const Waiting waiting(waits_, kConnecting);
+    mesh_->connect(*store_, Patience(options_.timeout_s));
     collectives_.emplace(*mesh_, rank(), size(), options_.check_calls);
   }
 
@@ -247,12 +254,11 @@ class GlooCommunicator : public Communicator {
     if (size() == 1) return;
     store_->count_calls(sequence_);
     const Waiting waiting(waits_, sequence_);
-    const Deadline deadline = deadline_in(options_.timeout_s);
-    collectives_->begin({operation, sequence_, deadline});
+    collectives_->begin({operation, sequence_});
     try {
       body();
     } catch (const std::exception& error) {
-      give_up(operation, bytes, deadline, error);
+      give_up(operation, bytes, error);
     }
   }
 
@@ -261,15 +267,23 @@ class GlooCommunicator : public Communicator {
     return peers && topknot::peers_alive(*peers, rank());
   }
 
-  // On the store's thread. A call that waits for ranks that do not come ends some time after a stop signal.
-  void heed_stop(TcpStoreClient& store) {
+  // On the store's thread, a few times per second: ends a call at its deadline, or some time after a stop signal where it
+  // waits for ranks that do not come.
+  void watch(TcpStoreClient& store) {
     const std::uint64_t call = waits_;
-    if (stop_signal() == 0 || call == 0) {
-      patience_ = {};
-      return;
+    if (call != watched_) {
+      watched_ = call;
+      patience_ = Patience(options_.timeout_s);
+      after_signal_ = {};
     }
-    if (!patience_.ended(mesh_->progress() + call, heard_of_all(store))) return;
-    interrupted_ = true;
+    if (call == 0) return;
+    const bool over = patience_.over();  // looked at in every tick
+    if (stop_signal() != 0 && after_signal_.ended(mesh_->progress(), heard_of_all(store)))
+      interrupted_ = true;
+    else if (over)
+      expired_ = true;
+    else
+      return;
     mesh_->fail();
   }
 
@@ -283,11 +297,10 @@ class GlooCommunicator : public Communicator {
       throw CollectiveError(me() + call_text(operation) + " after this rank gave up: " + own_reason_);
   }
 
-  [[noreturn]] void give_up(Operation operation, std::size_t bytes, Deadline deadline,
-                            const std::exception& error) {
+  [[noreturn]] void give_up(Operation operation, std::size_t bytes, const std::exception& error) {
     const bool mismatch = dynamic_cast<const GlooMismatch*>(&error) != nullptr;
     const bool stopped = interrupted_;
-    const bool late = stopped || Clock::now() + std::chrono::milliseconds(5) >= deadline;
+    const bool late = stopped || expired_;
     std::string text = fmt::format("{}{} ({} bytes{})", me(), call_text(operation), bytes, place());
     int awaited = collectives_->waiting_for();
     const std::string known = mismatch || !late ? "" : report_calls(awaited);
@@ -364,9 +377,14 @@ class GlooCommunicator : public Communicator {
     ~Waiting() { mark = 0; }
     std::atomic<std::uint64_t>& mark;
   };
-  std::atomic<std::uint64_t> waits_{0};   // the call, or 0
+  static constexpr std::uint64_t kConnecting = ~std::uint64_t{0};
+  std::atomic<std::uint64_t> waits_{0};   // the call, kConnecting, or 0
   std::atomic<bool> interrupted_{false};  // the wait was ended because of a stop signal
-  StopPatience patience_;                 // the store's thread's own
+  std::atomic<bool> expired_{false};      // because of dist.timeout_s
+  // The store's thread's own.
+  std::uint64_t watched_ = 0;  // what it saw last in waits_
+  Patience patience_;
+  StopPatience after_signal_;
   std::mutex mutex_;
   std::string own_reason_;
 };

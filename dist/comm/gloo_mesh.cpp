@@ -5,8 +5,8 @@
 #include <gloo/transport/unbound_buffer.h>
 #include <signal.h>
 
-#include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <mutex>
 #include <set>
 #include <system_error>
@@ -17,10 +17,7 @@
 namespace topknot {
 namespace {
 
-std::chrono::milliseconds left_until(Deadline deadline) {
-  const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
-  return std::max(left, std::chrono::milliseconds(1));
-}
+constexpr std::chrono::hours kNoLimit{24 * 365};
 
 // Gloo writes to sockets whose other end may be gone, which would kill the process without a message. A handler
 // that the program set stays.
@@ -46,7 +43,7 @@ struct GlooMesh::Buffer::Impl {
   std::unique_ptr<gloo::transport::UnboundBuffer> buffer;
 };
 
-GlooMesh::GlooMesh(TcpStoreClient& store, int rank, int size, const std::string& interface, double timeout_s)
+GlooMesh::GlooMesh(TcpStoreClient& store, int rank, int size, const std::string& interface)
     : state_(std::make_unique<State>()) {
   ignore_broken_pipes();
   gloo::transport::tcp::attr attributes;
@@ -67,9 +64,7 @@ GlooMesh::GlooMesh(TcpStoreClient& store, int rank, int size, const std::string&
         " for the connections between ranks (" + error.what() + "); `ip address` lists what there is");
   }
   state_->context = state_->device->createContext(rank, size);
-  // While connecting, Gloo waits for five times the timeout that it is given; each of our own waits has its
-  // own.
-  state_->context->setTimeout(std::max(timeout_ms(timeout_s) / 5, std::chrono::milliseconds(1)));
+  state_->context->setTimeout(kNoLimit);  // while connecting
   for (int r = 0; r < size; ++r) {
     if (r == rank) continue;
     auto& pair = state_->context->createPair(r);
@@ -83,16 +78,16 @@ std::string GlooMesh::key(int from, int to) {
   return "address of " + std::to_string(from) + " for " + std::to_string(to);
 }
 
-void GlooMesh::connect(TcpStoreClient& store, Deadline deadline) {
+void GlooMesh::connect(TcpStoreClient& store, Patience patience) {
   for (int r = 0; r < state_->size; ++r) {
     if (r == state_->rank) continue;
-    const std::string address = store.get(key(r, state_->rank), deadline, r);
+    const std::string address = store.get(key(r, state_->rank), patience, r);
     try {
       state_->context->getPair(r)->connect({address.begin(), address.end()});
     } catch (const std::exception& error) {
       throw Error("the connection to rank " + std::to_string(r) + " failed: " + error.what());
     }
-    if (failed()) throw Error("the connections are closed");
+    if (failed()) throw Error("rank " + std::to_string(r) + " did not connect");
   }
 }
 
@@ -113,7 +108,7 @@ void GlooMesh::fail() noexcept {
     for (int r = 0; r < state_->size; ++r)
       if (r != state_->rank && state_->context) state_->context->getPair(r)->close();
   } catch (...) {
-    // Nothing more can be done; the waits have their deadlines.
+    // Nothing more can be done; the connections close when the process ends.
   }
 }
 
@@ -146,15 +141,13 @@ void GlooMesh::Buffer::receive(int rank, std::uint64_t slot, std::size_t offset,
   impl_->buffer->recv(rank, slot, offset, bytes);
 }
 
-void GlooMesh::Buffer::wait_sent(Deadline deadline) {
-  if (impl_->mesh.failed || !impl_->buffer->waitSend(left_until(deadline)))
-    throw Error("the connections are closed");
+void GlooMesh::Buffer::wait_sent() {
+  if (impl_->mesh.failed || !impl_->buffer->waitSend(kNoLimit)) throw Error("the connections are closed");
   ++impl_->mesh.progress;
 }
 
-void GlooMesh::Buffer::wait_received(Deadline deadline) {
-  if (impl_->mesh.failed || !impl_->buffer->waitRecv(left_until(deadline)))
-    throw Error("the connections are closed");
+void GlooMesh::Buffer::wait_received() {
+  if (impl_->mesh.failed || !impl_->buffer->waitRecv(kNoLimit)) throw Error("the connections are closed");
   ++impl_->mesh.progress;
 }
 

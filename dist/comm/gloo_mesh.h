@@ -1,14 +1,14 @@
 #pragma once
 // Gloo's TCP transport between all pairs of ranks, reduced to what our collectives use: sends and receives of
-// memory, all with deadlines, and one call that ends every wait of this rank from any thread. Only
-// gloo_mesh.cpp includes Gloo.
+// memory, and one call that ends every wait of this rank from any thread. The waits have no limit of their own: Gloo's
+// would count the time in which the process was suspended. Only gloo_mesh.cpp includes Gloo.
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
 
-#include "dist/launch/socket.h"
+#include "nn/core/base/patience.h"
 
 namespace topknot {
 
@@ -18,11 +18,11 @@ class GlooMesh {
  public:
   // Opens this rank's ends and publishes their addresses. `interface` names a network interface, or "" for
   // the address under which this rank reaches the store. Throws UserError where it cannot be used.
-  GlooMesh(TcpStoreClient& store, int rank, int size, const std::string& interface, double timeout_s);
+  GlooMesh(TcpStoreClient& store, int rank, int size, const std::string& interface);
   ~GlooMesh();
 
-  // Connects to all other ranks, which do the same. Throws at the deadline and after fail().
-  void connect(TcpStoreClient& store, Deadline deadline);
+  // Connects to all other ranks, which do the same. `patience`: for their addresses. Throws when it ends, and after fail().
+  void connect(TcpStoreClient& store, Patience patience);
 
   // Ends all waits of this rank and closes the connections, so that the peers' waits end too. From any
   // thread.
@@ -45,9 +45,9 @@ class GlooMesh {
 
     void send(int rank, std::uint64_t slot, std::size_t offset, std::size_t bytes);
     void receive(int rank, std::uint64_t slot, std::size_t offset, std::size_t bytes);
-    // Each waits for one posted transfer. Throws when a connection fails, after fail(), and at the deadline.
-    void wait_sent(Deadline deadline);
-    void wait_received(Deadline deadline);
+    // Each waits for one posted transfer. Throws when a connection fails, and after fail().
+    void wait_sent();
+    void wait_received();
 
    private:
     friend class GlooMesh;

@@ -54,7 +54,7 @@ class Group {
     if (!reason_.empty()) fail(rank, call);
     for (std::size_t r = 0; r < gone_.size(); ++r)
       if (gone_[r]) {
-        stop(members_[r].name + " ended while the others went on");
+        stop(static_cast<int>(r), members_[r].name + " ended while the others went on");
         fail(rank, call);
       }
     calls[rank] = call;
@@ -67,18 +67,19 @@ class Group {
       return;
     }
     const auto generation = generation_;
-    const Deadline deadline = deadline_in(timeout_s_);
     const auto over = [&] { return generation_ != generation || !reason_.empty(); };
-    StopPatience patience;
-    while (!changed_.wait_until(lock, std::min(deadline, Clock::now() + kPoll), over)) {
-      if (Clock::now() >= deadline)
-        stop(fmt::format("{}: {} gave up after dist.timeout_s ({:g} s): rank {} did not come; last calls: {}",
+    Patience patience(timeout_s_);
+    StopPatience after_signal;
+    while (!changed_.wait_for(lock, kPoll, over)) {
+      if (patience.over())
+        stop(rank,
+             fmt::format("{}: {} gave up after dist.timeout_s ({:g} s): rank {} did not come; last calls: {}",
                          members_[rank].name, text(call), timeout_s_, missing(), last_calls()));
       // The ranks are threads of this process: what is missing is busy, not lost.
-      if (patience.ended(static_cast<std::uint64_t>(arrived_), true))
-        stop(fmt::format("{}: {} stopped by {} while waiting for rank {}; last calls: {}",
-                         members_[rank].name, text(call), signal_name(stop_signal()), missing(),
-                         last_calls()));
+      if (after_signal.ended(static_cast<std::uint64_t>(arrived_), true))
+        stop(rank, fmt::format("{}: {} stopped by {} while waiting for rank {}; last calls: {}",
+                               members_[rank].name, text(call), signal_name(stop_signal()), missing(),
+                               last_calls()));
     }
     // A meeting that took place counts, whatever happened since: the others rely on this rank's memory.
     if (generation_ != generation) return;
@@ -93,8 +94,8 @@ class Group {
                                   std::chrono::duration<double>(std::min(seconds, kLongest)));
     std::unique_lock lock(mutex_);
     if (timeout_s_ > 0 && seconds > timeout_s_)
-      stop(fmt::format("{}: {} takes {:.3g} s over the {}, more than dist.timeout_s ({:g} s)",
-                       members_[rank].name, text(call), seconds, link_->text, timeout_s_));
+      stop(rank, fmt::format("{}: {} takes {:.3g} s over the {}, more than dist.timeout_s ({:g} s)",
+                             members_[rank].name, text(call), seconds, link_->text, timeout_s_));
     // After a stop signal the run ends with this step, whose time matters no longer.
     while (reason_.empty() && stop_signal() == 0 && Clock::now() < at)
       changed_.wait_until(lock, std::min(at, Clock::now() + kPoll));
@@ -111,20 +112,26 @@ class Group {
     changed_.wait(lock, [&] { return generation_ != generation; });
   }
 
-  void abort(const std::string& reason) {
+  // `rank`: of this group; -1: of a larger one.
+  void abort(int rank, const std::string& reason) {
     const std::lock_guard lock(mutex_);
-    stop(reason);
+    stop(rank, reason);
   }
 
   std::string reason() {
     const std::lock_guard lock(mutex_);
     return reason_;
   }
+  // The rank that gave the reason, or -1.
+  int first_rank() {
+    const std::lock_guard lock(mutex_);
+    return first_rank_;
+  }
 
   void leave(int rank) {
     const std::lock_guard lock(mutex_);
     gone_[rank] = true;
-    if (arrived_ > 0 && reason_.empty()) stop(members_[rank].name + " ended while the others went on");
+    if (arrived_ > 0 && reason_.empty()) stop(rank, members_[rank].name + " ended while the others went on");
   }
 
   // A split, which ends when this group does.
@@ -132,7 +139,7 @@ class Group {
     const std::lock_guard lock(mutex_);
     std::erase_if(splits_, [](const auto& known) { return known.expired(); });
     splits_.push_back(split);
-    if (!reason_.empty()) split->abort(reason_);
+    if (!reason_.empty()) split->abort(-1, reason_);
   }
 
   double timeout() const { return timeout_s_; }
@@ -151,11 +158,14 @@ class Group {
     changed_.notify_all();
   }
 
-  void stop(const std::string& reason) {
-    if (reason_.empty()) reason_ = reason.empty() ? "a rank gave up" : reason;
+  void stop(int rank, const std::string& reason) {
+    if (reason_.empty()) {
+      reason_ = reason.empty() ? "a rank gave up" : reason;
+      first_rank_ = rank;
+    }
     changed_.notify_all();
     for (const auto& split : splits_)
-      if (const auto group = split.lock()) group->abort(reason_);
+      if (const auto group = split.lock()) group->abort(-1, reason_);
   }
 
   [[noreturn]] void fail(int rank, const Call& call) const {
@@ -170,8 +180,8 @@ class Group {
     for (std::size_t r = 1; r < calls.size(); ++r)
       if (std::strcmp(calls[r].operation, calls[0].operation) != 0 ||
           calls[r].sequence != calls[0].sequence || (calls[0].same_size && calls[r].bytes != calls[0].bytes))
-        return stop(fmt::format("the ranks do not make the same calls: rank 0 is in {}, rank {} in {}",
-                                text(calls[0]), r, text(calls[r])));
+        return stop(-1, fmt::format("the ranks do not make the same calls: rank 0 is in {}, rank {} in {}",
+                                    text(calls[0]), r, text(calls[r])));
   }
 
   static std::string text(const Call& call) {
@@ -202,6 +212,7 @@ class Group {
   std::uint64_t generation_ = 0;
   std::vector<bool> here_, gone_;
   std::string reason_;
+  int first_rank_ = -1;  // that gave it
   std::vector<std::weak_ptr<Group>> splits_;
 };
 
@@ -321,7 +332,8 @@ class ThreadCommunicator : public Communicator {
 
   void abort(const std::string& reason) noexcept override {
     try {
-      group_->abort(reason.rfind("rank ", 0) == 0 ? reason : group_->member(rank_).name + ": " + reason);
+      group_->abort(rank_,
+                    reason.rfind("rank ", 0) == 0 ? reason : group_->member(rank_).name + ": " + reason);
     } catch (...) {
       // Out of memory; the others end at their deadline.
     }
@@ -380,28 +392,43 @@ class ThreadCommunicator : public Communicator {
 
 }  // namespace
 
-std::vector<std::unique_ptr<Communicator>> make_thread_group(int ranks, double timeout_s,
-                                                             const std::optional<EmulatedLink>& link) {
+namespace {
+
+std::shared_ptr<Group> make_group(int ranks, double timeout_s, const std::optional<EmulatedLink>& link) {
   TOPKNOT_CHECK(ranks >= 1, "a group needs a rank");
   std::vector<Member> members;
   for (int r = 0; r < ranks; ++r)
     members.push_back({fmt::format("rank {}", r), link ? r / link->ranks_per_host : r});
-  const auto group = std::make_shared<Group>(std::move(members), timeout_s, link);
+  return std::make_shared<Group>(std::move(members), timeout_s, link);
+}
+
+std::vector<std::unique_ptr<Communicator>> communicators_of(const std::shared_ptr<Group>& group) {
   std::vector<std::unique_ptr<Communicator>> result;
-  for (int r = 0; r < ranks; ++r) result.push_back(std::make_unique<ThreadCommunicator>(group, r));
+  for (std::size_t r = 0; r < group->calls.size(); ++r)
+    result.push_back(std::make_unique<ThreadCommunicator>(group, static_cast<int>(r)));
   return result;
+}
+
+}  // namespace
+
+std::vector<std::unique_ptr<Communicator>> make_thread_group(int ranks, double timeout_s,
+                                                             const std::optional<EmulatedLink>& link) {
+  return communicators_of(make_group(ranks, timeout_s, link));
 }
 
 void run_thread_ranks(int ranks, double timeout_s, const std::function<void(Communicator&)>& body,
                       const std::optional<EmulatedLink>& link) {
-  auto group = make_thread_group(ranks, timeout_s, link);
+  const auto shared = make_group(ranks, timeout_s, link);
+  auto group = communicators_of(shared);
   std::mutex mutex;
-  std::exception_ptr first;
+  std::exception_ptr first, not_started;
+  std::vector<std::exception_ptr> errors(static_cast<std::size_t>(ranks));
   std::vector<std::thread> threads;
   threads.reserve(static_cast<std::size_t>(ranks));
   const auto run = [&](int r) {
     const auto failed = [&] {
       const std::lock_guard lock(mutex);
+      errors[static_cast<std::size_t>(r)] = std::current_exception();
       if (!first) first = std::current_exception();
     };
     try {
@@ -422,15 +449,16 @@ void run_thread_ranks(int ranks, double timeout_s, const std::function<void(Comm
   try {
     for (int r = 0; r < ranks; ++r) threads.emplace_back(run, r);
   } catch (const std::system_error& error) {
-    {
-      const std::lock_guard lock(mutex);
-      first = std::make_exception_ptr(UserError(fmt::format(
-          "no thread can be started for rank {} of {} ({}); raise the limit (ulimit -u), or lower dist.ranks",
-          threads.size(), ranks, error.code().message())));
-    }
+    not_started = std::make_exception_ptr(UserError(fmt::format(
+        "no thread can be started for rank {} of {} ({}); raise the limit (ulimit -u), or lower dist.ranks",
+        threads.size(), ranks, error.code().message())));
     group[0]->abort("a rank could not be started");
   }
   for (auto& thread : threads) thread.join();
+  if (not_started) std::rethrow_exception(not_started);
+  // What the others threw because of the first error may have come out earlier.
+  if (const int cause = shared->first_rank(); cause >= 0 && errors[static_cast<std::size_t>(cause)])
+    std::rethrow_exception(errors[static_cast<std::size_t>(cause)]);
   if (first) std::rethrow_exception(first);
 }
 

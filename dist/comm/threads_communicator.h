@@ -26,7 +26,7 @@ std::vector<std::unique_ptr<Communicator>> make_thread_group(int ranks, double t
                                                              const std::optional<EmulatedLink>& link = {});
 
 // Runs body once per rank, each on a thread of its own, and waits for all of them. When a rank throws, the others' calls
-// end with its error; the first error in time is thrown here after all have ended.
+// end with its error. After all have ended, the error of the rank that aborted the group first is thrown here.
 void run_thread_ranks(int ranks, double timeout_s, const std::function<void(Communicator&)>& body,
                       const std::optional<EmulatedLink>& link = {});
 

@@ -93,7 +93,7 @@ void set_master(LaunchPlan& plan, const DistOptions& options, const Environment&
     master = parse_host_port(options.master, "dist.master");
   } else if (address && !address->empty() && port) {
     if (*port >= 65535) throw UserError(fmt::format("MASTER_PORT is {}; it must be below 65535", *port));
-    master = {*address, *port + 1};  // torchrun itself may sit on the port
+    master = {without_brackets(*address), *port + 1};  // torchrun itself may sit on the port
   } else if (plan.launcher == "torchrun") {
     throw UserError(
         "torchrun's MASTER_ADDR and MASTER_PORT are not both set; give dist.master=HOST:PORT, the machine of "

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <optional>
 #include <vector>
 
 #include "dist/launch/launch.h"
@@ -176,36 +177,42 @@ int run_spawned(const LaunchPlan& plan, const DistOptions& options, char* const*
   const SignalGate gate;
   const std::string token = options.token.empty() ? random_token() : options.token;
   TcpStoreServer store("127.0.0.1", plan.port, plan.size, options.timeout_s, token);
-  if (on_ready) on_ready();
+  if (on_ready) {
+    // Until there are ranks to look after, a stop signal ends this process at once: on_ready() may hang in a file system.
+    pthread_sigmask(SIG_SETMASK, &gate.before(), nullptr);
+    on_ready();
+    pthread_sigmask(SIG_BLOCK, &gate.taken(), nullptr);
+  }
   Children children;
   for (int r = 0; r < plan.size; ++r)
     children.start(r, environment_of(r, plan.size, store.port(), token), argv, gate);
 
   std::vector<Failure> failures;  // in the order in which they were seen
-  bool stopping = false;          // a signal was passed on: ranks may end with a code of their own
+  int stopping = 0;               // the signal that was passed on: ranks may end with a code of their own
   Clock::time_point stopped_at;   // when
   bool killing = false;
   std::string hanging;  // the message about a rank that goes on after the others
   // For ranks that end in order: they may have something to write; 0 is no limit.
   const double in_order = options.timeout_s > 0 ? std::max(grace_s, options.timeout_s) : 0;
-  Deadline terminate = Deadline::max(), kill_by = Deadline::max();
+  std::optional<Patience> terminate, kill;  // until SIGTERM and SIGKILL
+  const auto sooner = [](std::optional<Patience>& limit, double seconds) {
+    if (!limit || !limit->limited() || limit->left() > seconds) limit.emplace(seconds);
+  };
   while (children.alive() > 0) {
     const int signal = gate.next(std::chrono::milliseconds(100));
     if (signal != 0 && signal != SIGCHLD) {
       if (stopping && Clock::now() - stopped_at < kSameRequest) continue;
       children.kill_all(signal);
-      if (stopping) kill_by = std::min(kill_by, deadline_in(kLastWordsSeconds));
-      if (!stopping) stopped_at = Clock::now();
-      stopping = true;
+      if (stopping) sooner(kill, kLastWordsSeconds);
+      if (!stopping) stopped_at = Clock::now(), stopping = signal;
     }
     // A rank gave up instead of agreeing with the others on a step.
-    if (stopping && kill_by == Deadline::max() && !store.first_reason().empty())
-      kill_by = deadline_in(kLastWordsSeconds);
+    if (stopping && !kill && !store.first_reason().empty()) kill.emplace(kLastWordsSeconds);
     int rank, status;
     const bool first = failures.empty();
     while (children.reap(rank, status)) {
       if (WIFEXITED(status) && WEXITSTATUS(status) == 0) {
-        terminate = std::min(terminate, deadline_in(in_order));
+        if (in_order > 0) sooner(terminate, in_order);
         continue;
       }
       const bool passed_on = stopping && WIFSIGNALED(status) && is_stop_signal(WTERMSIG(status));
@@ -213,18 +220,18 @@ int run_spawned(const LaunchPlan& plan, const DistOptions& options, char* const*
     }
     if (first && !failures.empty()) {
       if (!stopping) store.abort(cause(failures, store.first_reason_rank()).text());
-      terminate = deadline_in(stopping ? in_order : grace_s);
+      terminate.emplace(stopping ? in_order : grace_s);
     }
-    if (Clock::now() >= terminate) {
+    if (terminate && terminate->over()) {
       if (failures.empty() && children.alive() > 0)
         hanging = fmt::format("rank {} did not end within {:g} s after the others", children.first_alive(),
                               in_order);
       children.kill_all(SIGTERM);
       killing = true;
-      terminate = Deadline::max();
-      kill_by = deadline_in(2);
+      terminate.reset();
+      kill.emplace(2);
     }
-    if (Clock::now() >= kill_by) {
+    if (kill && kill->over()) {
       children.kill_all(SIGKILL);
       killing = true;
     }
@@ -237,7 +244,8 @@ int run_spawned(const LaunchPlan& plan, const DistOptions& options, char* const*
     log_error("the run has ended; first error: " + (!hanging.empty() ? hanging
                                                     : told           ? store.first_reason()
                                                                      : failure.text()));
-  return failure.code();
+  // A rank that had to be killed after a stop signal ends because of that.
+  return stopping && !failure.killed && WIFSIGNALED(failure.status) ? 128 + stopping : failure.code();
 }
 
 }  // namespace topknot

@@ -62,24 +62,25 @@ int poll_ms(Deadline deadline) {
   return static_cast<int>(std::clamp<std::int64_t>(left, 0, 1000));
 }
 
-// Waits for `events` until the deadline, or until a stop signal where `heed_stop`.
-bool wait_for(int fd, short events, Deadline deadline, bool heed_stop) {
+// Waits for `events` until the deadline; where there is a `patience`, until its end or a stop signal at most.
+bool wait_for(int fd, short events, Deadline deadline, Patience* patience = nullptr) {
   for (;;) {
     pollfd entry{fd, events, 0};
-    const int ready = poll(&entry, 1, std::min(poll_ms(deadline), heed_stop ? 100 : 1000));
+    const int ready = poll(&entry, 1, std::min(poll_ms(deadline), patience ? 100 : 1000));
     if (ready > 0) return true;
     if (ready < 0 && errno != EINTR) return false;
-    if (Clock::now() >= deadline || (heed_stop && stop_signal() != 0)) return false;
+    if (Clock::now() >= deadline || (patience && (patience->over() || stop_signal() != 0))) return false;
   }
 }
 
 // 0 or the error of one attempt.
-int try_connect(const addrinfo& address, Deadline deadline, Fd& result) {
+int try_connect(const addrinfo& address, Patience& patience, Fd& result) {
+  constexpr double kAttempt = 10;  // seconds; a host's next address may answer where this one does not
   Fd fd(socket(address.ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!fd.valid()) return errno;
   if (connect(fd.get(), address.ai_addr, address.ai_addrlen) != 0) {
     if (errno != EINPROGRESS) return errno;
-    if (!wait_for(fd.get(), POLLOUT, deadline, true)) return ETIMEDOUT;
+    if (!wait_for(fd.get(), POLLOUT, deadline_in(kAttempt), &patience)) return ETIMEDOUT;
     int error = 0;
     socklen_t length = sizeof error;
     getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &length);
@@ -99,14 +100,11 @@ int try_connect(const addrinfo& address, Deadline deadline, Fd& result) {
 
 }  // namespace
 
-std::chrono::milliseconds timeout_ms(double timeout_s) {
+Deadline deadline_in(double timeout_s) {
   constexpr double longest = 1e7;
   const double seconds = timeout_s <= 0 ? longest : std::min(timeout_s, longest);
-  return std::chrono::milliseconds(std::max<std::int64_t>(1, static_cast<std::int64_t>(seconds * 1000)));
-}
-
-Deadline deadline_in(double timeout_s) {
-  return Clock::now() + timeout_ms(timeout_s);
+  return Clock::now() +
+         std::chrono::milliseconds(std::max<std::int64_t>(1, static_cast<std::int64_t>(seconds * 1000)));
 }
 
 HostPort parse_host_port(const std::string& text, const std::string& key) {
@@ -114,13 +112,15 @@ HostPort parse_host_port(const std::string& text, const std::string& key) {
   HostPort result;
   bool good = colon != std::string::npos && colon > 0;
   if (good) {
-    result.host = text.substr(0, colon);
-    if (result.host.front() == '[' && result.host.back() == ']')
-      result.host = result.host.substr(1, result.host.size() - 2);
+    const std::string host = text.substr(0, colon);
+    result.host = without_brackets(host);
+    if (is_ipv6(host) && host.front() != '[')
+      throw UserError(
+          fmt::format("{}: write the IPv6 address of '{}' in brackets, as [ADDRESS]:PORT", key, text));
     const char* end = text.data() + text.size();
     const auto parsed = std::from_chars(text.data() + colon + 1, end, result.port);
     good = parsed.ec == std::errc() && parsed.ptr == end && result.port > 0 && result.port < 65536 &&
-           !result.host.empty();
+           result.host.find_first_of("[]") == std::string::npos;
   }
   if (!good)
     throw UserError(key + ": '" + text + "' is not HOST:PORT with a port from 1 to 65535, for example " +
@@ -128,10 +128,25 @@ HostPort parse_host_port(const std::string& text, const std::string& key) {
   return result;
 }
 
+std::string host_port_text(const std::string& host, int port) {
+  return (is_ipv6(host) ? "[" + host + "]" : host) + ":" + std::to_string(port);
+}
+
+bool is_ipv6(const std::string& address) {
+  return address.find(':') != std::string::npos;
+}
+
+std::string without_brackets(const std::string& host) {
+  return host.size() > 2 && host.front() == '[' && host.back() == ']' ? host.substr(1, host.size() - 2)
+                                                                      : host;
+}
+
 Fd listen_on(const std::string& host, int port) {
+  const bool loopback6 = host == "::1";
   const bool loopback = host == "127.0.0.1" || host == "localhost";
   int error = 0;
   for (const int family : {AF_INET6, AF_INET}) {
+    if (loopback6 && family == AF_INET) continue;
     if (loopback && family == AF_INET6) continue;
     Fd fd(socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
     if (!fd.valid()) {
@@ -146,7 +161,7 @@ Fd listen_on(const std::string& host, int port) {
       setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
       auto& v6 = reinterpret_cast<sockaddr_in6&>(address);
       v6.sin6_family = AF_INET6;
-      v6.sin6_addr = in6addr_any;
+      v6.sin6_addr = loopback6 ? in6addr_loopback : in6addr_any;
       v6.sin6_port = htons(static_cast<std::uint16_t>(port));
       length = sizeof v6;
     } else {
@@ -176,26 +191,27 @@ int local_port(int fd) {
                                              : reinterpret_cast<sockaddr_in&>(address).sin_port);
 }
 
-Fd connect_to(const std::string& host, int port, Deadline deadline) {
-  constexpr std::chrono::seconds kAttempt{10};  // a host's next address may answer where this one does not
-  const AddressList addresses = resolve(host, port, deadline);
+Fd connect_to(const std::string& host, int port, Patience patience) {
+  // A name server's answer may take longer than Patience counts.
+  const AddressList addresses =
+      resolve(host, port, deadline_in(patience.limited() ? std::max(patience.left(), 1e-3) : 0));
   int error = ETIMEDOUT;
   do {
     for (const addrinfo* a = addresses.get(); a != nullptr; a = a->ai_next) {
       Fd fd;
-      const int attempt = try_connect(*a, std::min(deadline, Clock::now() + kAttempt), fd);
+      const int attempt = try_connect(*a, patience, fd);
       if (attempt == 0) return fd;
       error = attempt;
     }
     if (error == EMFILE || error == ENFILE)
-      throw UserError("no connection to dist.master " + host + ":" + std::to_string(port) + ": " +
+      throw UserError("no connection to dist.master " + host_port_text(host, port) + ": " +
                       errno_text(error) + "; raise the limit (ulimit -n)");
     if (const int signal = stop_signal(); signal != 0)
-      throw Interrupted("stopped by " + signal_name(signal) + " while connecting to dist.master " + host +
-                        ":" + std::to_string(port));
+      throw Interrupted("stopped by " + signal_name(signal) + " while connecting to dist.master " +
+                        host_port_text(host, port));
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
-  } while (Clock::now() < deadline);
-  throw CollectiveError("no process answers at dist.master " + host + ":" + std::to_string(port) + " (" +
+  } while (!patience.over());
+  throw CollectiveError("no process answers at dist.master " + host_port_text(host, port) + " (" +
                         errno_text(error) +
                         "); is rank 0 running on that machine, and does a firewall let the port through?");
 }
@@ -237,7 +253,7 @@ bool write_all(int fd, std::string_view bytes, Deadline deadline) {
     if (written > 0) {
       bytes.remove_prefix(static_cast<std::size_t>(written));
     } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
-      if (!wait_for(fd, POLLOUT, deadline, false)) return false;
+      if (!wait_for(fd, POLLOUT, deadline)) return false;
     } else if (errno != EINTR) {
       return false;
     }

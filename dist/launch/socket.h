@@ -7,15 +7,16 @@
 #include <string_view>
 
 #include "nn/core/base/fd.h"
+#include "nn/core/base/patience.h"
 
 namespace topknot {
 
 using Clock = std::chrono::steady_clock;
 using Deadline = Clock::time_point;
 
-// timeout_s <= 0 means no limit (in practice four months).
+// For what this process does alone; timeout_s <= 0 means no limit (in practice four months). Waits for others have a
+// Patience (nn/core/base/patience.h).
 Deadline deadline_in(double timeout_s);
-std::chrono::milliseconds timeout_ms(double timeout_s);
 
 struct HostPort {
   std::string host;
@@ -23,17 +24,22 @@ struct HostPort {
 };
 // "node0:29500" or "[::1]:29500"; throws UserError naming `key`.
 HostPort parse_host_port(const std::string& text, const std::string& key);
+// As parse_host_port() reads it.
+std::string host_port_text(const std::string& host, int port);
+bool is_ipv6(const std::string& address);  // of a numeric address, without brackets
+// Without the brackets of an IPv6 address.
+std::string without_brackets(const std::string& host);
 
-// A listening socket: on 127.0.0.1 where `host` is "127.0.0.1" or "localhost", else on every address of this
+// A listening socket: on 127.0.0.1 where `host` is "127.0.0.1" or "localhost", on ::1 where it is that, else on every address of this
 // machine (a host's own name may resolve to a loopback address on itself). Port 0 picks a free one. Throws
 // UserError when the port cannot be had.
 Fd listen_on(const std::string& host, int port);
 int local_port(int fd);
 
-// Tries until the deadline, since the other side may start later. Throws UserError for a name that does not
+// Tries as long as the patience lasts, since the other side may start later. Throws UserError for a name that does not
 // resolve within a minute and where this process has no file descriptors left, CollectiveError when no process answers
 // in time, and Interrupted after a stop signal.
-Fd connect_to(const std::string& host, int port, Deadline deadline);
+Fd connect_to(const std::string& host, int port, Patience patience);
 
 // The numeric addresses of this end of a connection and of the other, and whether one is a loopback address.
 std::string local_address(int fd);

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdint>
 
+#include "nn/core/base/patience.h"
 #include "nn/core/base/program.h"
 
 namespace topknot {
@@ -18,20 +19,19 @@ class StopPatience {
 
   // Polled while waiting: whether to give up. `progress`: any number that changes with every step of the wait.
   bool ended(std::uint64_t progress, bool peers_alive) {
-    const auto now = std::chrono::steady_clock::now();
     if (stop_signal() == 0 || progress != progress_ || !started_) {
       progress_ = progress;
-      since_ = now;
+      waited_ = Patience();
       started_ = stop_signal() != 0;
       return false;
     }
-    return now - since_ >= (peers_alive ? alive : kSilent);
+    return std::chrono::duration<double>(waited_.passed()) >= (peers_alive ? alive : kSilent);
   }
 
  private:
   bool started_ = false;  // a signal was seen
   std::uint64_t progress_ = 0;
-  std::chrono::steady_clock::time_point since_;
+  Patience waited_;  // since the last progress
 };
 
 }  // namespace topknot

@@ -69,9 +69,12 @@ class TcpStoreClient {
   const std::string& address() const { return address_; }
 
   void set(const std::string& key, const std::string& value);
-  // Waits for the key. Throws CollectiveError at the deadline or with the first reason of an abort, Interrupted where
+  // Waits for the key. Throws CollectiveError when the patience ends or with the first reason of an abort, Interrupted where
   // that is a stop signal's or where one comes and nothing happens. `rank`: whose key it is, for the message.
-  std::string get(const std::string& key, Deadline deadline, int rank = -1);
+  std::string get(const std::string& key, Patience& patience, int rank = -1);
+  std::string get(const std::string& key, Patience&& patience, int rank = -1) {
+    return get(key, patience, rank);
+  }
 
   // After a stop signal, that is what ends the others.
   void abort(const std::string& reason) noexcept;

@@ -26,16 +26,17 @@ constexpr auto kBeat = std::chrono::milliseconds(500);
 // large numbers.
 constexpr double kReconnectSeconds = 2;
 constexpr int kMostReconnects = 20;
+constexpr double kWriteSeconds = 5;  // for a short message to the server
 
 }  // namespace
 
 TcpStoreClient::TcpStoreClient(const std::string& host, int port, int rank, int size, double timeout_s,
                                const std::string& token)
-    : where_(fmt::format("{}:{}", host, port)), rank_(rank) {
+    : where_(host_port_text(host, port)), rank_(rank) {
   std::string buffer;
   const std::string me = fmt::format("rank {}: ", rank);
   try {
-    fd_ = connect_to(host, port, deadline_in(timeout_s));
+    fd_ = connect_to(host, port, Patience(timeout_s));
     meet(host, port, encode_frame(Frame::hello, encode_hello({rank, size, token})), timeout_s, buffer);
   } catch (const CollectiveError& error) {
     throw CollectiveError(me + error.what());
@@ -56,8 +57,8 @@ TcpStoreClient::TcpStoreClient(const std::string& host, int port, int rank, int 
 void TcpStoreClient::meet(const std::string& host, int port, const std::string& hello, double timeout_s,
                           std::string& buffer) {
   // Counted from now: the server, which was there before, gives up a little earlier and says who is missing.
-  const Deadline deadline = deadline_in(timeout_s);
-  write_all(fd_.get(), hello, deadline);
+  Patience patience(timeout_s);
+  write_all(fd_.get(), hello, deadline_in(kWriteSeconds));
   for (int reconnects = 0;;) {
     pollfd entry{fd_.get(), POLLIN, 0};
     poll(&entry, 1, 50);
@@ -99,7 +100,7 @@ void TcpStoreClient::meet(const std::string& host, int port, const std::string& 
       abort(fmt::format("rank {}: {}", rank_, why));
       throw Interrupted(why, signal);
     }
-    if (Clock::now() >= deadline)
+    if (patience.over())
       throw CollectiveError("the ranks did not all meet at dist.master " + where_ + " in time");
     if (!closed) continue;
     const std::string lost =
@@ -110,11 +111,11 @@ void TcpStoreClient::meet(const std::string& host, int port, const std::string& 
     buffer.clear();
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
     try {
-      fd_ = connect_to(host, port, std::min(deadline, deadline_in(kReconnectSeconds)));
+      fd_ = connect_to(host, port, Patience(kReconnectSeconds));
     } catch (const CollectiveError&) {
       throw CollectiveError(lost);
     }
-    write_all(fd_.get(), hello, deadline);
+    write_all(fd_.get(), hello, deadline_in(kWriteSeconds));
   }
 }
 
@@ -130,8 +131,10 @@ TcpStoreClient::~TcpStoreClient() {
       }
       lock.lock();
       // Closing before the others have read the last messages could reset their connections.
-      changed_.wait_for(lock, std::chrono::seconds(2),
-                        [&] { return all_left_ || closed_ || !reason_.empty(); });
+      Patience patience(2);
+      const auto over = [&] { return all_left_ || closed_ || !reason_.empty(); };
+      while (!patience.over() && !changed_.wait_for(lock, kTick, over)) {
+      }
     }
     leaving_ = true;
   }
@@ -232,25 +235,24 @@ void TcpStoreClient::send_soon(const std::string& frame) {
 
 void TcpStoreClient::set(const std::string& key, const std::string& value) {
   const std::lock_guard lock(write_mutex_);
-  write_all(fd_.get(), encode_frame(Frame::set, key + '\0' + value), Clock::now() + std::chrono::seconds(5));
+  write_all(fd_.get(), encode_frame(Frame::set, key + '\0' + value), deadline_in(kWriteSeconds));
 }
 
-std::string TcpStoreClient::get(const std::string& key, Deadline deadline, int rank) {
+std::string TcpStoreClient::get(const std::string& key, Patience& patience, int rank) {
   {
     const std::lock_guard lock(write_mutex_);
-    write_all(fd_.get(), encode_frame(Frame::get, key), deadline);
+    write_all(fd_.get(), encode_frame(Frame::get, key), deadline_in(kWriteSeconds));
   }
-  StopPatience patience;
+  StopPatience after_signal;
   std::unique_lock lock(mutex_);
   for (;;) {
-    const auto slice = std::min(deadline, Clock::now() + kTick);
-    changed_.wait_until(lock, slice, [&] { return values_.count(key) != 0 || !reason_.empty(); });
+    changed_.wait_for(lock, kTick, [&] { return values_.count(key) != 0 || !reason_.empty(); });
     const auto found = values_.find(key);
     if (found != values_.end()) return found->second;
     if (!reason_.empty()) break;
-    if (patience.ended(values_.size(), false))
+    if (after_signal.ended(values_.size(), false))
       throw Interrupted("stopped by " + signal_name(stop_signal()) + " while waiting for the other ranks");
-    if (Clock::now() >= deadline) break;
+    if (patience.over()) break;
   }
   if (signal_ != 0) throw Interrupted(reason_, signal_);
   if (!reason_.empty()) throw CollectiveError(reason_);

@@ -41,7 +41,7 @@ struct TcpStoreServer::State {
   int size;
   double timeout_s;
   std::string token;
-  Deadline come_by;
+  Patience come_within;
   Fd listener, wake;
   std::vector<std::unique_ptr<Client>> clients;  // the serving thread's own, as what follows
   std::map<std::string, std::string> values;
@@ -73,6 +73,8 @@ struct TcpStoreServer::State {
     reason_signal = signal;
   }
 
+  std::string place() const { return host_port_text(host, local_port(listener.get())); }
+
   void queue(Client& client, Frame type, const std::string& payload) {
     client.out += encode_frame(type, payload);
     flush(client);
@@ -101,13 +103,17 @@ struct TcpStoreServer::State {
     });
   }
 
-  // All ranks are here: each is sent the address under which rank 0's machine is seen from outside.
+  // All ranks are here: each is sent the address under which rank 0's machine is seen from outside. Where all ranks are on
+  // this machine and one has come by IPv6, all are to use that: Gloo does not connect one family to the other.
   void welcome_all() {
-    std::string outside;
+    std::string outside, loopback;
     for (const auto& client : clients) {
+      if (client->rank < 0) continue;
       const std::string address = local_address(client->fd.get());
-      if (client->rank >= 0 && !is_loopback(address) && outside.empty()) outside = address;
+      if (!is_loopback(address) && outside.empty()) outside = address;
+      if (is_ipv6(address)) loopback = address;
     }
+    if (outside.empty()) outside = loopback;
     for (const auto& client : clients)
       if (client->rank >= 0) queue(*client, Frame::welcome, outside);
     welcomed = true;
@@ -136,8 +142,7 @@ struct TcpStoreServer::State {
   void refuse(Client& client, const std::string& why) {
     last_refusal = fmt::format("from {}: {}", peer_address(client.fd.get()), why);
     if (++warnings <= kMostWarnings)
-      log_warning(fmt::format("refused a connection to {}:{} {}{}", host, local_port(listener.get()),
-                              last_refusal,
+      log_warning(fmt::format("refused a connection to {} {}{}", place(), last_refusal,
                               warnings == kMostWarnings ? "; further ones are not logged" : ""));
     queue(client, Frame::refused, why);
     client.gone = true;
@@ -245,14 +250,14 @@ struct TcpStoreServer::State {
   }
 
   void check_arrivals() {
-    if (welcomed || Clock::now() < come_by) return;
+    if (welcomed || !come_within.over()) return;
     std::string missing;
     for (int r = 0; r < size; ++r)
       if (!came[r]) missing += fmt::format("{}{}", missing.empty() ? "" : ", ", r);
-    set_reason(fmt::format("rank {} did not come to {}:{} within dist.timeout_s ({:g} s){}", missing, host,
-                           local_port(listener.get()), timeout_s,
-                           last_refusal.empty() ? "" : "; a connection was refused " + last_refusal),
-               true);
+    set_reason(
+        fmt::format("rank {} did not come to {} within dist.timeout_s ({:g} s){}", missing, place(),
+                    timeout_s, last_refusal.empty() ? "" : "; a connection was refused " + last_refusal),
+        true);
   }
 
   // As many as there are strangers at most, so that ranks are heard in between.
@@ -276,8 +281,8 @@ struct TcpStoreServer::State {
   void back_off(const std::string& error) {
     accept_from = Clock::now() + kBackOff;
     if (!out_of_descriptors)
-      log_warning(fmt::format("{}:{} cannot take a connection: {}; raise the limit (ulimit -n)", host,
-                              local_port(listener.get()), error));
+      log_warning(
+          fmt::format("{} cannot take a connection: {}; raise the limit (ulimit -n)", place(), error));
     out_of_descriptors = true;
   }
 
@@ -344,8 +349,7 @@ TcpStoreServer::TcpStoreServer(const std::string& host, int port, int size, doub
   s.heard.resize(size);
   s.listener = listen_on(host, port);
   // A little before the clients give up by themselves, so that the missing ranks can be named to them.
-  const auto limit = timeout_ms(timeout_s);
-  s.come_by = Clock::now() + limit - std::min(limit / 10, std::chrono::milliseconds(1000));
+  s.come_within = Patience(timeout_s - std::min(timeout_s / 10, 1.0));
   s.wake = Fd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   TOPKNOT_CHECK(s.wake.valid(), "no event descriptor could be had");
   s.thread = std::thread([&s] { s.serve(); });

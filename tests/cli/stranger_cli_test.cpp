@@ -51,7 +51,7 @@ class Strangers {
  private:
   Fd visit() {
     try {
-      Fd fd = connect_to("127.0.0.1", port_, deadline_in(0.001));
+      Fd fd = connect_to("127.0.0.1", port_, Patience(0.001));
       ++connections_;
       return fd;
     } catch (const std::exception&) {

@@ -72,6 +72,8 @@ int run(int argc, char** argv) {
   if (!density.empty()) options.settings.push_back("density=" + density);
   if (!tensors.empty()) options.settings.push_back("tensors=" + tensors);
   install_stop_handlers();
+  const EndAfterSignal guard("within a long step, or a read that hangs; no output was written",
+                             std::chrono::seconds(5));
   try {
     const SparsifySummary summary = sparsify(options);
     for (const std::string& note : summary.notes) std::fprintf(stderr, "note: %s\n", note.c_str());

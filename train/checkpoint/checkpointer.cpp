@@ -11,6 +11,7 @@
 
 #include "nn/core/base/check.h"
 #include "nn/core/base/log.h"
+#include "nn/core/base/patience.h"
 #include "train/checksum.h"
 
 namespace topknot {
@@ -204,17 +205,17 @@ void Checkpointer::evaluated(const TrainingPosition& position, std::uint64_t met
 
 // A rank whose disk is slower keeps the others in short calls, which show that it lives; in a long one they would give up.
 bool Checkpointer::finish() {
-  constexpr std::chrono::minutes kLongest{30};
-  const auto begin = std::chrono::steady_clock::now();
+  constexpr int kMinutes = 30;
+  Patience patience(60.0 * kMinutes);
   while (phase_ != Phase::idle) {
-    if (work_.valid()) work_.wait_for(std::chrono::seconds(1));
+    if (work_.valid()) work_.wait_for(std::chrono::milliseconds(300));
     double done = ready();
     engine_.all_reduce({&done, 1});
     if (done == ranks_)
       advance();
-    else if (std::chrono::steady_clock::now() - begin > kLongest)
+    else if (patience.over())
       throw Error(fmt::format("the checkpoint of step {} was not written within {} minutes",
-                              manifest_.position.step, kLongest.count()));
+                              manifest_.position.step, kMinutes));
   }
   end_work();  // removes
   return written_;

@@ -139,7 +139,7 @@ std::vector<Key> run_keys() {
                                    "of it or less",
                                    {"auto", "true", "false"}))),
       number("data.workers", at<d, &Data::workers>, 0, 256,
-             "threads per rank that prepare batches ahead; 0: none, the training thread does it"),
+             "threads per rank that prepare batches ahead; 0: each batch is made when the step needs it"),
       number("data.train_size", at<d, &Data::train_size>, 0, 1e9,
              "use only the first so many training samples (synthetic data: make so many); 0: all"),
       number("data.test_size", at<d, &Data::test_size>, 0, 1e9, "the same for test samples"),
@@ -336,7 +336,8 @@ std::vector<Key> machine_keys() {
            "where each rank has a GPU, else gloo",
            with("auto", backends().names())),
       number("dist.ranks", at<d, &Dist::ranks>, 1, 1024, "how many ranks train together"),
-      text("dist.master", at<d, &Dist::master>, "processes on several hosts: HOST:PORT where rank 0 listens"),
+      text("dist.master", at<d, &Dist::master>,
+           "processes on several hosts: HOST:PORT or [IPv6 address]:PORT where rank 0 listens"),
       text("dist.interface", at<d, &Dist::interface>, "gloo, nccl: network interface to use, such as eth0"),
       used_by({"nccl"},
               text("dist.nccl", at<d, &Dist::nccl>,
@@ -353,7 +354,8 @@ std::vector<Key> machine_keys() {
       flag("dist.ordered_sum", at<d, &Dist::ordered_sum>,
            "dense sums in rank order, the same bits on every backend; slower on large models"),
       number("dist.timeout_s", at<d, &Dist::timeout_s>, 0, 1e6,
-             "seconds after which a silent rank ends the run; 0: never"),
+             "seconds after which a silent rank ends the run, of the time in which the waiting rank itself "
+             "runs; 0: never"),
       text("dist.link.rate", at<d, &Dist::link_rate>,
            "threads: emulate links of this rate between the ranks, such as 100mbit: results arrive when they "
            "would over such a network; empty: as fast as memory"),

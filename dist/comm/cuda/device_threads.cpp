@@ -9,6 +9,7 @@
 #include "dist/comm/cuda/device_backends.h"
 #include "dist/comm/cuda/device_sum.h"
 #include "dist/comm/ordered_sum.h"
+#include "dist/launch/stop_wait.h"
 #include "nn/core/base/text.h"
 #include "nn/core/cuda/context.h"
 
@@ -20,7 +21,7 @@ namespace {
 class Meeting {
  public:
   explicit Meeting(int ranks) : ranks_(ranks) {}
-  bool meet(Deadline deadline) {
+  bool meet(Patience patience) {
     std::unique_lock lock(mutex_);
     if (++arrived_ == ranks_) {
       arrived_ = 0;
@@ -29,7 +30,10 @@ class Meeting {
       return true;
     }
     const auto generation = generation_;
-    return changed_.wait_until(lock, deadline, [&] { return generation_ != generation; });
+    while (
+        !changed_.wait_for(lock, std::chrono::milliseconds(100), [&] { return generation_ != generation; }))
+      if (patience.over()) return false;
+    return true;
   }
 
  private:
@@ -115,17 +119,21 @@ class DeviceThreads : public DeviceCommunicator {
   }
 
   void wait(cudaStream_t stream) override {
-    const Deadline deadline = deadline_in(timeout_s_);
+    Patience patience(timeout_s_);
+    StopPatience after_signal;
     const PollingWait wait;
     for (;;) {
       const cudaError_t status = cudaStreamQuery(stream);
       if (status == cudaSuccess) return;
       if (status != cudaErrorNotReady) check_cuda(status, "cudaStreamQuery", __FILE__, __LINE__);
       cudaGetLastError();  // not ready is no error
-      if (Clock::now() >= deadline)
+      if (patience.over())
         throw CollectiveError(
             fmt::format("rank {}: the GPU did not end its work within dist.timeout_s ({} s)", rank(),
                         short_text(timeout_s_)));
+      if (after_signal.ended(0, true))
+        throw Interrupted(fmt::format("rank {}: stopped by {} while waiting for the GPU", rank(),
+                                      signal_name(stop_signal())));
       wait.pause();
     }
   }
@@ -179,7 +187,7 @@ class DeviceThreads : public DeviceCommunicator {
     } catch (...) {
       error = std::current_exception();  // the others still need this rank at the second meeting
     }
-    const bool met = group_->meeting.meet(deadline_in(timeout_s_));
+    const bool met = group_->meeting.meet(Patience(timeout_s_));
     if (error) std::rethrow_exception(error);
     if (!met)
       throw CollectiveError(

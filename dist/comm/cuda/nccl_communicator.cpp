@@ -102,7 +102,7 @@ class NcclCommunicator : public DeviceCommunicator {
   }
 
   void wait(cudaStream_t stream) override {
-    Deadline deadline = deadline_in(timeout_s_);
+    Patience patience(timeout_s_);
     std::uint64_t done = watch_->ended();
     const PollingWait wait;
     const std::string what = "waiting for the GPU" + (last_.empty() ? "" : ", last call " + last_);
@@ -116,9 +116,8 @@ class NcclCommunicator : public DeviceCommunicator {
       }
       cudaGetLastError();  // not ready is no error
       if (const std::string why = problem(); !why.empty()) fail(what + ": " + why);
-      if (const std::uint64_t now = watch_->ended(); now != done)
-        done = now, deadline = deadline_in(timeout_s_);
-      if (Clock::now() >= deadline) fail(late(what));
+      if (const std::uint64_t now = watch_->ended(); now != done) done = now, patience = Patience(timeout_s_);
+      if (patience.over()) fail(late(what));
       wait.pause();
     }
   }
@@ -177,9 +176,9 @@ class NcclCommunicator : public DeviceCommunicator {
 
   // Until NCCL has put the call on its stream.
   void settle(const std::string& what, const char* name, ncclResult_t result) {
-    const Deadline deadline = deadline_in(timeout_s_);
+    Patience patience(timeout_s_);
     const PollingWait wait;
-    StopPatience patience;
+    StopPatience after_signal;
     for (Clock::time_point look = Clock::now();;) {
       if (result == ncclInProgress) {
         const std::lock_guard lock(mutex_);
@@ -193,11 +192,11 @@ class NcclCommunicator : public DeviceCommunicator {
       if (result != ncclInProgress) fail(what + ": " + describe(name, result), result);
       if (Clock::now() >= look) {  // which takes a lock that the host's collectives use
         if (!host_.first_error().empty()) fail(what + " was ended");
-        if (patience.ended(0, stop_signal() == 0 || host_.peers_alive()))
+        if (after_signal.ended(0, stop_signal() == 0 || host_.peers_alive()))
           fail(what + " stopped by " + signal_name(stop_signal()) + " while waiting for the peers");
         look = Clock::now() + std::chrono::milliseconds(20);
       }
-      if (Clock::now() >= deadline) fail(late(what));
+      if (patience.over()) fail(late(what));
       wait.pause();
     }
   }

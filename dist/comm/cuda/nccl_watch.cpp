@@ -38,7 +38,8 @@ void NcclWatch::expect(const std::string& what, cudaStream_t stream) {
   if (!event) event = std::make_unique<Event>();
   event->record(stream);
   const std::lock_guard lock(mutex_);
-  pending_.push_back({std::move(event), what, deadline_in(timeout_s_)});
+  if (pending_.empty()) patience_ = Patience(timeout_s_);
+  pending_.push_back({std::move(event), what});
 }
 
 bool NcclWatch::idle() {
@@ -63,7 +64,7 @@ void NcclWatch::take_ended() {
   }
   if (pending_.empty()) return;
   cudaGetLastError();  // not ready is no error
-  if (ended_ != before) pending_.front().deadline = deadline_in(timeout_s_);
+  if (ended_ != before) patience_ = Patience(timeout_s_);
 }
 
 std::string NcclWatch::look() {
@@ -72,17 +73,18 @@ std::string NcclWatch::look() {
   const std::lock_guard lock(mutex_);
   take_ended();
   if (pending_.empty()) {
-    patience_ = {};
+    after_signal_ = {};
     return "";
   }
   const Pending& oldest = pending_.front();
-  if (patience_.ended(ended_, alive))
+  const bool over = patience_.over();
+  if (after_signal_.ended(ended_, alive))
     return oldest.what + " stopped by " + signal_name(stop_signal()) + " while waiting for a peer";
   const cudaError_t status = cudaEventQuery(oldest.event->get());
   if (status != cudaSuccess && status != cudaErrorNotReady)
     return oldest.what + ": " + cudaGetErrorString(status) + " (" + cudaGetErrorName(status) +
            ")\nthe GPU is lost to this process; see the kernel's log (dmesg) for an Xid line";
-  if (Clock::now() < oldest.deadline) return "";
+  if (!over) return "";
   return oldest.what + " gave up after dist.timeout_s (" + short_text(timeout_s_) +
          " s): a peer did not come, or the GPU hangs";
 }

@@ -13,7 +13,6 @@
 #include <thread>
 #include <vector>
 
-#include "dist/launch/socket.h"
 #include "dist/launch/stop_wait.h"
 
 namespace topknot::cuda {
@@ -43,7 +42,6 @@ class NcclWatch {
   struct Pending {
     std::unique_ptr<Event> event;
     std::string what;
-    Deadline deadline;
   };
   void run();
   std::string look();
@@ -59,7 +57,8 @@ class NcclWatch {
   std::deque<Pending> pending_;
   std::vector<std::unique_ptr<Event>> free_;
   std::uint64_t ended_ = 0;
-  StopPatience patience_;
+  Patience patience_;  // for the oldest
+  StopPatience after_signal_;
   bool stop_ = false;
   std::thread thread_;
 };

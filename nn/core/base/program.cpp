@@ -1,5 +1,6 @@
 #include "nn/core/base/program.h"
 
+#include <fcntl.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -8,10 +9,12 @@
 #include <csignal>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <system_error>
 
 #include "nn/core/base/log.h"
 #include "nn/core/base/memory.h"
+#include "nn/core/base/patience.h"
 #include "nn/core/base/terminal.h"
 #include "nn/core/base/text.h"
 
@@ -99,9 +102,26 @@ int run_and_report(const char* name, int (*body)(int argc, char** argv), int arg
   }
 }
 
+sigset_t stop_signal_set() {
+  sigset_t set;
+  sigemptyset(&set);
+  for (const int signal : kStopSignals) sigaddset(&set, signal);
+  return set;
+}
+
+void prepare_process() {
+  // The lowest free number is the one that is closed. Only a system without /dev/null leaves it so.
+  for (int fd = 0; fd <= STDERR_FILENO; ++fd)
+    if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDWR) < 0) break;
+  std::signal(SIGXFSZ, SIG_IGN);
+  const sigset_t stop = stop_signal_set();
+  pthread_sigmask(SIG_UNBLOCK, &stop, nullptr);
+}
+
 }  // namespace
 
 int run_program(const char* name, int (*body)(int argc, char** argv), int argc, char** argv) {
+  prepare_process();
   try {
     return run_and_report(name, body, argc, argv);
   } catch (const std::bad_alloc&) {  // for the message itself
@@ -131,14 +151,48 @@ void install_stop_handlers() {
   struct sigaction action {};
   action.sa_sigaction = on_signal;
   action.sa_flags = SA_RESTART | SA_SIGINFO | SA_ONSTACK;
-  // One handler at a time: a second signal of another kind waits.
-  sigemptyset(&action.sa_mask);
-  for (const int signal : kStopSignals) sigaddset(&action.sa_mask, signal);
+  action.sa_mask = stop_signal_set();  // one handler at a time: a second signal of another kind waits
   for (const int signal : kStopSignals) sigaction(signal, &action, nullptr);
 }
 
 int stop_signal() {
   return received;
+}
+
+EndAfterSignal::EndAfterSignal(std::string doing, std::chrono::milliseconds patience,
+                               std::function<void(const std::string&)> last_words)
+    : doing_(std::move(doing)),
+      patience_(std::chrono::duration<double>(patience).count()),
+      last_words_(std::move(last_words)) {
+  try {
+    thread_ = std::thread([this] { watch(); });
+  } catch (const std::system_error&) {  // no thread is left: a second signal ends the process
+  }
+}
+
+EndAfterSignal::~EndAfterSignal() {
+  {
+    const std::lock_guard lock(mutex_);
+    over_ = true;
+  }
+  changed_.notify_all();
+  if (thread_.joinable()) thread_.join();
+}
+
+void EndAfterSignal::watch() {
+  Patience waited;
+  std::unique_lock lock(mutex_);
+  while (!changed_.wait_for(lock, std::chrono::milliseconds(100), [this] { return over_; })) {
+    const int signal = stop_signal();
+    if (signal == 0)
+      waited = Patience();
+    else if (waited.passed() >= patience_) {
+      const std::string text = "stopped by " + signal_name(signal) + " " + doing_;
+      if (last_words_) last_words_(text);
+      log_error(text);
+      std::_Exit(128 + signal);  // what other threads use stays in place
+    }
+  }
 }
 
 }  // namespace topknot

@@ -1,9 +1,14 @@
 #pragma once
 // What every program's main shares: errors turned into exit codes, and the signals that ask for a stop.
 
+#include <chrono>
+#include <condition_variable>
 #include <csignal>
 #include <exception>
+#include <functional>
+#include <mutex>
 #include <string>
+#include <thread>
 
 #include "nn/core/base/check.h"
 
@@ -26,7 +31,9 @@ struct Interrupted : Error {
 // An error as a message; where the system has no more threads, with what to do about it.
 std::string explain(const std::exception& error);
 
-// Returns what `body` returns, or 2 where standard output could not be written to its end. An exception ends in one
+// First repairs what a program may be started with: opens /dev/null where standard input, output or error is closed,
+// whose numbers files would get; ignores SIGXFSZ, so that a write beyond `ulimit -f` fails with a message; unblocks the
+// stop signals. Then returns what `body` returns, or 2 where standard output could not be written to its end. An exception ends in one
 // message on standard error and an exit code: UserError
 // 2, Interrupted 128 + signal, anything else 1. The message begins with `name`; where that is null it is
 // logged as an error, with the rank (nn/core/base/log.h).
@@ -40,5 +47,29 @@ int run_program(const char* name, int (*body)(int argc, char** argv), int argc, 
 // To be called by the main thread, to which the system gives the process's signals: the handler runs on a stack of that
 // thread's own.
 void install_stop_handlers();
+
+// Ends this process with 128 + signal where a stop signal has come and this object still lives `patience` later: around
+// what may be long or hang in the system (a network file system) and cannot look at stop_signal().
+class EndAfterSignal {
+ public:
+  // `doing`: what goes on, for the message: "while reading the data". `last_words` is called with the message before the
+  // end, on another thread.
+  EndAfterSignal(std::string doing, std::chrono::milliseconds patience,
+                 std::function<void(const std::string&)> last_words = {});
+  ~EndAfterSignal();
+  EndAfterSignal(const EndAfterSignal&) = delete;
+  EndAfterSignal& operator=(const EndAfterSignal&) = delete;
+
+ private:
+  void watch();
+
+  const std::string doing_;
+  const double patience_;
+  const std::function<void(const std::string&)> last_words_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool over_ = false;
+  std::thread thread_;
+};
 
 }  // namespace topknot

@@ -244,4 +244,24 @@ TEST_CASE("run_thread_ranks throws the first rank's error, not its echoes") {
   CHECK(text == "bad image");
 }
 
+TEST_CASE("run_thread_ranks throws the error that ended the others, though theirs come out earlier") {
+  Gate gate;
+  const auto body = [&](Communicator& c) {
+    if (c.rank() == 2) {
+      // It tells the reason first and takes its time to end, as a rank that closes its files.
+      c.abort("the disk is full");
+      CHECK(gate.wait_for(2));
+      std::this_thread::sleep_for(std::chrono::milliseconds(200));
+      throw UserError("the disk is full");
+    }
+    try {
+      c.barrier();
+    } catch (...) {
+      gate.finish();
+      throw;
+    }
+  };
+  CHECK_THROWS_AS(run_thread_ranks(3, 60, body), UserError);
+}
+
 }  // namespace topknot

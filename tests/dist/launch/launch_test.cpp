@@ -118,6 +118,9 @@ TEST_CASE("mpirun, srun and PMI give rank and size, dist.master the rendezvous")
   CHECK(plan.launcher == "PMI");
   CHECK(plan.rank == 1);
   CHECK(plan.size == 2);
+  for (const char* address : {"::1", "[::1]"})
+    CHECK(plan_launch(gloo(), from(both(srun, {{"MASTER_ADDR", address}, {"MASTER_PORT", "29500"}}))).host ==
+          "::1");
   plan = plan_launch(gloo(), from(both(srun, {{"MASTER_ADDR", "node0"}, {"MASTER_PORT", "29500"}})));
   CHECK(plan.host == "node0");
   CHECK(plan.port == 29501);

@@ -91,7 +91,7 @@ TEST_CASE("a stop signal ends a wait for a value that nobody sets") {
   CHECK(code_of(SIGTERM, [&] {
           const TcpStoreServer server("127.0.0.1", 0, 1, 0);
           TcpStoreClient client("127.0.0.1", server.port(), 0, 1, 0);
-          client.get("key", deadline_in(0));
+          client.get("key", Patience(0));
         }) == 128 + SIGTERM);
 }
 

@@ -32,7 +32,7 @@ std::string answer(int fd) {
 }
 
 std::string send_to(int port, std::string_view bytes) {
-  const Fd fd = connect_to("127.0.0.1", port, deadline_in(20));
+  const Fd fd = connect_to("127.0.0.1", port, Patience(20));
   write_all(fd.get(), bytes, deadline_in(5));
   return answer(fd.get());
 }
@@ -84,7 +84,7 @@ const Stranger kStrangers[] = {
     {"many silent connections",
      [](int port) {
        std::vector<Fd> silent;
-       for (int i = 0; i < 300; ++i) silent.push_back(connect_to("127.0.0.1", port, deadline_in(20)));
+       for (int i = 0; i < 300; ++i) silent.push_back(connect_to("127.0.0.1", port, Patience(20)));
      }},
 };
 
@@ -97,10 +97,10 @@ std::vector<std::string> errors_of_run(const Body& visit) {
     try {
       TcpStoreClient client("127.0.0.1", server.port(), r, 2, kTimeout, kToken);
       client.set(std::to_string(r), "here");
-      client.get(std::to_string(1 - r), deadline_in(kTimeout));
+      client.get(std::to_string(1 - r), Patience(kTimeout));
       if (r == 0) visit(server.port(), "during");
       client.set("again " + std::to_string(r), "here");
-      client.get("again " + std::to_string(1 - r), deadline_in(kTimeout));
+      client.get("again " + std::to_string(1 - r), Patience(kTimeout));
     } catch (const std::exception& error) {
       errors[r] = error.what();
     }
@@ -136,7 +136,7 @@ TEST_CASE("a second process of a rank is refused, and the first one goes on") {
 
 TEST_CASE("a sender that takes its time keeps nobody waiting") {
   TcpStoreServer server("127.0.0.1", 0, 1, kTimeout, kToken);
-  const Fd slow = connect_to("127.0.0.1", server.port(), deadline_in(20));
+  const Fd slow = connect_to("127.0.0.1", server.port(), Patience(20));
   const std::string bytes = hello(0, 1, kToken);
   for (std::size_t i = 0; i + 1 < bytes.size(); i += 8) {
     write_all(slow.get(), bytes.substr(i, 4), deadline_in(5));

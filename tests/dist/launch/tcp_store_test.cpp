@@ -38,20 +38,63 @@ TEST_CASE("values that one rank sets come to a rank that waits for them") {
   std::string got;
   std::thread other([&] {
     TcpStoreClient client("127.0.0.1", server.port(), 1, 2, 20);
-    got = client.get("key", deadline_in(20));
+    got = client.get("key", Patience(20));
     client.set("answer", got + "!");
   });
   TcpStoreClient client("127.0.0.1", server.port(), 0, 2, 20);
   const std::string value("a\0b", 3);
   client.set("key", value);
-  CHECK(client.get("answer", deadline_in(20)) == value + "!");
-  CHECK_THROWS_AS(client.get("nobody sets this", deadline_in(0.05)), CollectiveError);
+  CHECK(client.get("answer", Patience(20)) == value + "!");
+  CHECK_THROWS_AS(client.get("nobody sets this", Patience(0.05)), CollectiveError);
   CHECK(error_of([&] {
-          client.get("address", deadline_in(0.05), 1);
+          client.get("address", Patience(0.05), 1);
         }).rfind("rank 1 did not publish 'address' at ", 0) == 0);
   CHECK(client.address() == "127.0.0.1");
   other.join();
   CHECK(server.first_reason().empty());
+}
+
+TEST_CASE("ranks meet and exchange over IPv6's loopback address, and rank 0 listens nowhere else") {
+  Fd probe;
+  try {
+    probe = listen_on("::1", 0);
+  } catch (const UserError&) {
+    WARN("skipped: this machine has no ::1");
+    return;
+  }
+  const int port = local_port(probe.get());
+  CHECK_THROWS_AS(connect_to("127.0.0.1", port, Patience(0.05)), CollectiveError);
+  probe.reset();
+  float sums[2] = {1, 2};
+  std::string errors[2];
+  const auto rank = [&](int r) {
+    errors[r] = error_of([&] {
+      GroupOptions options = options_of(r, 2, port, 20);
+      options.host = "::1";
+      const auto communicator = make_gloo_communicator(options);
+      communicator->all_reduce(std::span<float>(&sums[r], 1), SumOrder::ranks);
+      const auto split = communicator->split(0);
+      split->all_reduce(std::span<float>(&sums[r], 1), SumOrder::ranks);
+    });
+  };
+  std::thread other([&] { rank(1); });
+  rank(0);
+  other.join();
+  for (int r = 0; r < 2; ++r) {
+    CHECK(errors[r] == "");
+    CHECK(sums[r] == 6);
+  }
+}
+
+TEST_CASE("an IPv6 address is in brackets where a port follows, in keys and in messages") {
+  const HostPort place = parse_host_port("[fd00::5]:29600", "dist.master");
+  CHECK(place.host == "fd00::5");
+  CHECK(place.port == 29600);
+  CHECK(host_port_text(place.host, place.port) == "[fd00::5]:29600");
+  CHECK(host_port_text("node0", 1) == "node0:1");
+  for (const char* text : {"::1", "::1:29600", "fd00::5:29600"})
+    CHECK(contains(error_of([&] { parse_host_port(text, "dist.master"); }), "[ADDRESS]:PORT"));
+  CHECK(contains(error_of([&] { parse_host_port("[::1]", "dist.master"); }), "HOST:PORT"));
 }
 
 TEST_CASE("a master port in use is a user's error that names port and key") {
@@ -108,15 +151,14 @@ TEST_CASE("a rank that does not come to the start is named to those that did") {
 
 TEST_CASE("a stray connection does not disturb the rendezvous") {
   TcpStoreServer server("127.0.0.1", 0, 2, 20);
-  const Fd stray = connect_to("127.0.0.1", server.port(), deadline_in(5));
+  const Fd stray = connect_to("127.0.0.1", server.port(), Patience(5));
   CHECK(write_all(stray.get(), "GET / HTTP/1.1\r\nHost: nobody\r\n\r\n", deadline_in(5)));
-  const Fd silent = connect_to("127.0.0.1", server.port(), deadline_in(5));
+  const Fd silent = connect_to("127.0.0.1", server.port(), Patience(5));
   std::string errors[2];
   std::thread other([&] {
     errors[1] = error_of([&] { TcpStoreClient("127.0.0.1", server.port(), 1, 2, 20).set("a", "b"); });
   });
-  errors[0] =
-      error_of([&] { TcpStoreClient("127.0.0.1", server.port(), 0, 2, 20).get("a", deadline_in(10)); });
+  errors[0] = error_of([&] { TcpStoreClient("127.0.0.1", server.port(), 0, 2, 20).get("a", Patience(10)); });
   other.join();
   CHECK(errors[0].empty());
   CHECK(errors[1].empty());

@@ -58,7 +58,8 @@ void stranger(Bytes input) {
   Checksum checksum;
   checksum.update(input);
   TcpStoreServer server("127.0.0.1", 0, 2, 1e6, fmt::format("{:016x}", checksum.value()));
-  const Fd fd = connect_to("127.0.0.1", server.port(), deadline());
+  const Fd fd =
+      connect_to("127.0.0.1", server.port(), Patience(std::chrono::duration<double>(kHang).count() / 2));
   write_all(fd.get(), text_of(input), deadline());
   shutdown(fd.get(), SHUT_WR);
   char bytes[4096];
