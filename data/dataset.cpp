@@ -6,10 +6,10 @@
 #include <algorithm>
 #include <cerrno>
 #include <filesystem>
-#include <fstream>
 
 #include "nn/core/base/checksum.h"
 #include "nn/core/base/memory.h"
+#include "nn/core/base/regular_file.h"
 #include "nn/core/base/text.h"
 
 namespace topknot {
@@ -156,7 +156,7 @@ std::string find_data_folder(const std::string& dataset, const std::string& root
   }
   for (const auto& folder : folders)
     for (const auto& name : names)
-      if (is_file(folder / name)) return folder.string();
+      if (fs::exists(folder / name, ignored)) return folder.string();
   throw UserError(missing(dataset, root, looked));
 }
 
@@ -164,26 +164,36 @@ std::string find_data_file(const std::string& dataset, const std::string& folder
                            const std::vector<std::string>& names) {
   for (const auto& name : names)
     if (is_file(fs::path(folder) / name)) return (fs::path(folder) / name).string();
+  std::error_code ignored;
+  for (const auto& name : names)
+    if (fs::path path = fs::path(folder) / name; fs::exists(path, ignored)) open_regular_file(path.string());
   throw UserError(missing(dataset, folder, names.front() + " is missing"));
 }
 
 std::vector<std::uint8_t> read_file(const std::string& path) {
-  std::ifstream in(path, std::ios::binary | std::ios::ate);
-  if (!in)
-    throw UserError(fmt::format("cannot open '{}': {}; check its permissions", path, std::strerror(errno)));
-  const auto size = static_cast<std::size_t>(in.tellg());
+  const Fd file = open_regular_file(path);
+  const auto fail = [&](const std::string& why) {
+    throw UserError(fmt::format("cannot read '{}': {}; check the disk", path, why));
+  };
+  struct stat status {};
+  if (fstat(file.get(), &status) != 0) fail(errno_text());
+  const auto size = static_cast<std::size_t>(status.st_size);
   auto content = with_memory("the content of '" + path + "'", static_cast<double>(size),
                              [&] { return std::vector<std::uint8_t>(size); });
-  in.seekg(0);
-  in.read(reinterpret_cast<char*>(content.data()), static_cast<std::streamsize>(content.size()));
-  if (!in) throw UserError(fmt::format("cannot read '{}': {}; check the disk", path, std::strerror(errno)));
+  for (std::size_t at = 0; at < size;) {
+    const ssize_t got = read(file.get(), content.data() + at, size - at);
+    if (got == 0) fail("it has become shorter");
+    if (got < 0 && errno != EINTR) fail(errno_text());
+    if (got > 0) at += static_cast<std::size_t>(got);
+  }
   return content;
 }
 
 std::vector<std::uint8_t> read_gzip(const std::string& path, const std::string& hint) {
-  const std::unique_ptr<gzFile_s, int (*)(gzFile)> file(gzopen(path.c_str(), "rb"), gzclose);
-  if (!file)
-    throw UserError(fmt::format("cannot open '{}': {}; check its permissions", path, std::strerror(errno)));
+  Fd opened = open_regular_file(path);
+  const std::unique_ptr<gzFile_s, int (*)(gzFile)> file(gzdopen(opened.get(), "rb"), gzclose);
+  if (!file) throw OutOfMemory("reading '" + path + "'", 0);
+  opened.release();  // gzclose() closes it
   std::vector<std::uint8_t> content;
   std::vector<std::uint8_t> chunk(1 << 18);
   int got = 0;

@@ -8,20 +8,27 @@
 #include "data/spectrogram.h"
 #include "nn/core/base/check.h"
 #include "nn/core/base/memory.h"
+#include "nn/core/base/regular_file.h"
 
 namespace topknot {
 namespace {
 
-using SoundFile = std::unique_ptr<SNDFILE, int (*)(SNDFILE*)>;
+struct OpenRecording {
+  Fd descriptor;
+  SF_INFO info{};
+  std::unique_ptr<SNDFILE, int (*)(SNDFILE*)> file{nullptr, sf_close};
+};
 
 [[noreturn]] void refuse_recording(const std::string& path, const std::string& why) {
   throw UserError(fmt::format("recording '{}': {}", path, why));
 }
 
-SoundFile open_recording(const std::string& path, SF_INFO& info) {
-  info = {};
-  SoundFile file(sf_open(path.c_str(), SFM_READ, &info), sf_close);
-  if (!file) refuse_recording(path, std::string(sf_strerror(nullptr)));
+OpenRecording open_recording(const std::string& path) {
+  OpenRecording recording;
+  recording.descriptor = open_regular_file(path);
+  SF_INFO& info = recording.info;
+  recording.file.reset(sf_open_fd(recording.descriptor.get(), SFM_READ, &info, SF_FALSE));
+  if (!recording.file) refuse_recording(path, std::string(sf_strerror(nullptr)));
   if (info.channels != 1)
     refuse_recording(path, fmt::format("{} channels, and speech needs one; make it mono", info.channels));
   if (info.samplerate != kSampleRate)
@@ -36,27 +43,24 @@ SoundFile open_recording(const std::string& path, SF_INFO& info) {
   if (info.frames < 0 || info.frames > kMostSeconds * kSampleRate)
     refuse_recording(path,
                      fmt::format("{} samples are more than an hour; cut it into sentences", info.frames));
-  return file;
+  return recording;
 }
 
 }  // namespace
 
 std::vector<float> read_recording(const std::string& path) {
-  SF_INFO info;
-  const SoundFile file = open_recording(path, info);
-  const auto samples = static_cast<std::size_t>(info.frames);
+  const OpenRecording recording = open_recording(path);
+  const auto samples = static_cast<std::size_t>(recording.info.frames);
   auto values = with_memory("the samples of '" + path + "'", 4.0 * static_cast<double>(samples),
                             [&] { return std::vector<float>(samples); });
-  const sf_count_t got = sf_read_float(file.get(), values.data(), info.frames);
-  if (got != info.frames)
-    refuse_recording(path, fmt::format("cut short: {} of {} samples", got, info.frames));
+  const sf_count_t got = sf_read_float(recording.file.get(), values.data(), recording.info.frames);
+  if (got != recording.info.frames)
+    refuse_recording(path, fmt::format("cut short: {} of {} samples", got, recording.info.frames));
   return values;
 }
 
 std::int64_t recording_samples(const std::string& path) {
-  SF_INFO info;
-  open_recording(path, info);
-  return info.frames;
+  return open_recording(path).info.frames;
 }
 
 }  // namespace topknot

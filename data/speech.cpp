@@ -4,7 +4,7 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
+#include <sstream>
 
 #include "data/dataset.h"
 #include "data/recording.h"
@@ -67,8 +67,8 @@ class Speech final : public Dataset {
   const Utterance& at(std::int64_t index) const { return utterances_[static_cast<std::size_t>(index)]; }
 
   void read(const std::string& folder, const std::string& manifest) {
-    std::ifstream in(manifest);
-    if (!in) throw UserError(fmt::format("cannot open '{}'; check its permissions", manifest));
+    const std::vector<std::uint8_t> content = read_file(manifest);
+    std::istringstream in(std::string(content.begin(), content.end()));
     std::int64_t number = 0;
     for (std::string line; std::getline(in, line);) {
       ++number;

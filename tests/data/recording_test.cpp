@@ -52,7 +52,7 @@ TEST_CASE("a recording that does not fit is refused by name, with the reason") {
   const auto refused = [&](const std::string& path, const std::string& why) {
     CHECK(user_error([&] { read_recording(path); }, {"recording '" + path + "'", why}));
   };
-  refused(temp.at("absent.wav"), "No such file");
+  CHECK(user_error([&] { read_recording(temp.at("absent.wav")); }, {"absent.wav", "No such file"}));
   refused(written(temp, "stereo.wav", SF_FORMAT_WAV | SF_FORMAT_PCM_16, kSampleRate, 2), "2 channels");
   refused(written(temp, "slow.wav", SF_FORMAT_WAV | SF_FORMAT_PCM_16, 8000), "8000 samples per second");
   refused(written(temp, "coarse.wav", SF_FORMAT_WAV | SF_FORMAT_PCM_U8), "8 bits");

@@ -11,6 +11,7 @@
 
 #include "nn/core/base/check.h"
 #include "nn/core/base/fd.h"
+#include "nn/core/base/regular_file.h"
 #include "nn/core/base/text.h"
 
 namespace topknot {
@@ -25,10 +26,9 @@ bool is_open_pipe(const std::string& path) {
 
 // What the user is told of a file of this kind; "" for one to be read.
 std::string kind_problem(const struct stat& status, const std::string& path) {
-  if (S_ISREG(status.st_mode)) return "";
-  if (S_ISDIR(status.st_mode)) return "this is a folder; give a file";
-  if (S_ISFIFO(status.st_mode)) return is_open_pipe(path) ? "" : "this is a named pipe; give a regular file";
-  return "this is a device, not a regular file; give a file";
+  const std::string kind = special_file_kind(status);
+  if (kind.empty() || (S_ISFIFO(status.st_mode) && is_open_pipe(path))) return "";
+  return fmt::format("this is {}; give a regular file", kind);
 }
 
 }  // namespace
