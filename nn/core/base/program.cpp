@@ -45,7 +45,7 @@ void on_signal(int number, siginfo_t* info, void*) {
 void report(const char* name, const char* kind, const char* message) {
   if (name)
     std::fprintf(stderr, "%s %s%s\n", coloured(std::string(name) + ":", Colour::red, STDERR_FILENO).c_str(),
-                 kind, message);
+                 kind, printable(message, std::string::npos).c_str());
   else
     log_error(message);
 }
