@@ -47,6 +47,10 @@ double container_limit() {
   return limit;
 }
 
+double ulimit_bytes() {
+  return std::min(soft_limit(RLIMIT_AS), soft_limit(RLIMIT_DATA));
+}
+
 // In bytes, of /proc/self/status, such as "VmSize"; 0 where it is not there.
 double own_bytes(const std::string& name) {
   std::ifstream status("/proc/self/status");
@@ -60,9 +64,10 @@ double own_bytes(const std::string& name) {
 
 OutOfMemory::OutOfMemory(const std::string& what, double bytes)
     : UserError(fmt::format(
-          "out of memory: {}{}; this process may have at most {}, of which other programs use a part; "
+          "out of memory: {}{}; this process may have at most {}{}, of which other programs use a part; "
           "lower data.batch_size, data.workers, dist.ranks or the size of the data or the model",
-          what, bytes > 0 ? fmt::format(" ({})", format_bytes(bytes)) : "", format_bytes(memory_limit()))) {}
+          what, bytes > 0 ? fmt::format(" ({})", format_bytes(bytes)) : "", format_bytes(memory_limit()),
+          memory_limit() == ulimit_bytes() ? " (ulimit -v or -d)" : "")) {}
 
 double memory_limit() {
   struct sysinfo machine {};
@@ -70,7 +75,7 @@ double memory_limit() {
   if (sysinfo(&machine) == 0)
     limit =
         (static_cast<double>(machine.totalram) + static_cast<double>(machine.totalswap)) * machine.mem_unit;
-  return std::min({limit, soft_limit(RLIMIT_AS), soft_limit(RLIMIT_DATA), container_limit()});
+  return std::min({limit, ulimit_bytes(), container_limit()});
 }
 
 double address_room() {

@@ -1,5 +1,6 @@
 #include "nn/core/base/program.h"
 
+#include <malloc.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -102,6 +103,9 @@ int run_and_report(const char* name, int (*body)(int argc, char** argv), int arg
 }  // namespace
 
 int run_program(const char* name, int (*body)(int argc, char** argv), int argc, char** argv) {
+  // Each further arena of malloc, one a thread, reserves 64 MB that a limit of the address space counts.
+  constexpr double kAnyLimit = 1e15;
+  if (address_room() < kAnyLimit) mallopt(M_ARENA_MAX, 1);
   try {
     return run_and_report(name, body, argc, argv);
   } catch (const std::bad_alloc&) {  // for the message itself

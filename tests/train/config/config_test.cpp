@@ -238,31 +238,6 @@ TEST_CASE("unreadable YAML is reported with line and column, a missing file by n
   CHECK(load_config(empty.path, {}).problems.empty());
 }
 
-TEST_CASE("merge keys, tabs as indentation and deep nesting are named as such, with their line") {
-  const File merge("model: &base\n  name: mlp\noptimizer:\n  <<: *base\n");
-  CHECK(contains(only_problem(load_config(merge.path, {})),
-                 "'<<' (" + merge.path + ":4:3): merge keys are not read"));
-  for (const char* text :
-       {"model:\n\tname: mlp\n", "model:\n  name: mlp\n\tdropout: 0\n", "seed:\n \t- 1\n"}) {
-    const File tabs(text);
-    CHECK(contains(only_problem(load_config(tabs.path, {})),
-                   "begins with a tab; YAML is indented with spaces"));
-  }
-  const File flow("model: {\n\tname: mlp}\nseed:\t2\n");  // where tabs are no indentation
-  CHECK(load_config(flow.path, {}).problems.empty());
-  std::string sections;
-  for (int i = 0; i < 1200; ++i) sections += std::string(static_cast<std::size_t>(i), ' ') + "a:\n";
-  for (const std::string& text : {std::string(100000, '['), sections}) {
-    const File deep(text);
-    CHECK(contains(only_problem(load_config(deep.path, {})), "within each other hundreds of levels deep"));
-  }
-}
-
-TEST_CASE("names and values of a file cannot move the cursor or begin lines in messages") {
-  const File file("\"a\\e[2J\\nerror: b\": 1\n");
-  CHECK(contains(only_problem(load_config(file.path, {})), "unknown key 'a\\x1b[2J\\nerror: b'"));
-}
-
 TEST_CASE("a configuration that cannot be read to its end is refused, not taken for an empty one") {
   // A regular file whose first read fails.
   CHECK(contains(only_problem(load_config("/proc/self/mem", {})), "cannot be read: Input/output error"));
