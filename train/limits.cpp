@@ -2,8 +2,11 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "nn/core/base/memory.h"
 #include "nn/core/base/text.h"
+#include "train/checkpoint/model_file.h"
 
 namespace topknot {
 namespace {
@@ -25,7 +28,12 @@ double batches_bytes(const Config& config, const Dataset& data) {
 double model_bytes(const Config& config, const Dataset& data) {
   if (parse_device(config.train.device).kind != DeviceKind::cpu) return 0;
   const double moments = config.optimizer.name == "adamw" ? 2 : config.optimizer.momentum > 0 ? 1 : 0;
-  return 4 * (3 + moments) * static_cast<double>(build_model(config, data)->store.arena().size());
+  double floats = 0;
+  const auto model = register_model(config, data);
+  for (const auto& parameter : model->store.parameters())
+    floats += (matches_any(config.model.freeze, parameter->name()) ? 1 : 3 + moments) *
+              static_cast<double>(parameter->numel());
+  return 4 * floats;
 }
 
 void check_limits(const Config& config, const RunData& data, int ranks, int processes) {
@@ -50,6 +58,18 @@ void check_limits(const Config& config, const RunData& data, int ranks, int proc
         "data.train_size, or take a smaller model",
         count_text(ranks, "rank"), format_bytes(memory_limit()), format_bytes(all), format_bytes(model),
         format_bytes(batches), format_bytes(samples)));
+
+  // A process that is started is as large as this one, samples included, when it begins.
+  const double stacks = threads / processes * stack_bytes();
+  const double more = ranks / processes * (model + batches) + stacks;
+  if (more > address_room())
+    throw UserError(fmt::format(
+        "out of memory: the process needs {} or more of address space beside what it has ({} of weights, "
+        "gradients and momenta, {} of batches, {} of the stacks of threads), and the limit (ulimit -v or -d) "
+        "leaves {}; raise the limit, or lower dist.ranks, data.workers, data.batch_size or train.threads",
+        format_bytes(more), format_bytes(ranks / processes * model),
+        format_bytes(ranks / processes * batches), format_bytes(stacks),
+        format_bytes(std::max(0.0, address_room()))));
 }
 
 }  // namespace topknot

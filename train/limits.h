@@ -12,8 +12,8 @@ double batches_bytes(const Config& config, const Dataset& data);
 double model_bytes(const Config& config, const Dataset& data);
 
 // Throws UserError where `ranks` ranks in `processes` processes (1, or one per rank) need more memory or threads than
-// this machine gives at all, with the keys to lower. Counts only what is known before the first step: samples, batches,
-// and the model.
+// this machine gives at all, or more address space than ulimit leaves a process, with the keys to lower. Counts only what
+// is known before the first step: samples, batches, the model, and the stacks of threads.
 void check_limits(const Config& config, const RunData& data, int ranks, int processes);
 
 }  // namespace topknot

@@ -198,7 +198,10 @@ Reporter::Reporter(const RunInputs& inputs, const Plan& plan, const Communicator
   if (!root_) return;
   const Metrics earlier = inputs.resume ? read_metrics(folder_.metrics_jsonl()) : Metrics();
   go_on(earlier);
-  metrics_ = std::make_unique<MetricsWriter>(folder_.metrics_jsonl(), communicator.rank());
+  metrics_ =
+      std::make_unique<MetricsWriter>(folder_.metrics_jsonl(), communicator.rank(), [lock = folder_.lock] {
+        if (lock) lock->check();
+      });
   if (config_.output.tensorboard)
     tensorboard_ = std::make_unique<TensorBoardWriter>(folder_.path,
                                                        earlier.steps.empty() ? 0 : earlier.steps.back().step);

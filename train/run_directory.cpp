@@ -14,6 +14,7 @@
 
 #include "nn/core/base/check.h"
 #include "nn/core/base/text.h"
+#include "nn/core/base/text_file.h"
 #include "train/metrics/output_file.h"
 #include "train/version.h"
 
@@ -53,23 +54,58 @@ std::string environment_json(const Config& config, const std::vector<std::string
   return json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
 }
 
+constexpr const char* kEnvironmentFile = "environment.json";
 constexpr const char* kConfigTitle = "# The effective configuration:";
 
-// Whether the files in there are a run's, so that their names can be trusted.
-bool is_run(const RunDirectory& folder) {
+// "" where the file is absent or none that a run writes.
+std::string small_file(const std::string& path) {
+  constexpr std::size_t kMostBytes = 16 << 20;
+  try {
+    return read_text_file(path, kMostBytes);
+  } catch (const UserError&) {
+    return "";
+  }
+}
+
+// Whether a start that wrote no whole file has left what is in there.
+bool is_half_start(const RunDirectory& folder) {
+  const std::string half = std::string(kEnvironmentFile) + ".part-";
   std::error_code error;
-  if (fs::exists(folder.path + "/" + RunLock::kName, error)) return true;
-  std::string first;
-  std::getline(std::ifstream(folder.path + "/config.yaml"), first);
-  return first.rfind(kConfigTitle, 0) == 0;
+  for (const auto& entry : fs::directory_iterator(folder.path, error))
+    if (const std::string name = entry.path().filename().string();
+        name != RunLock::kName && !name.starts_with(half))
+      return false;
+  return !error;
+}
+
+// Whether the files in there are a run's, so that their names can be trusted. environment.json is the first file that a
+// run writes and the last that is removed, so what a killed start left is a run too.
+bool is_run(const RunDirectory& folder) {
+  if (is_half_start(folder)) return true;
+  using Json = nlohmann::json;
+  const auto shallow = [](int depth, Json::parse_event_t, const Json&) { return depth < 8; };
+  const Json environment = Json::parse(small_file(folder.path + "/" + kEnvironmentFile), shallow, false);
+  if (!environment.is_object()) return false;
+  for (const char* name : {"topknot", "started", "command_line"})
+    if (!environment.contains(name)) return false;
+  std::error_code error;
+  const std::string config = folder.path + "/config.yaml";
+  return !fs::exists(fs::symlink_status(config, error)) || small_file(config).rfind(kConfigTitle, 0) == 0;
 }
 
 // config.yaml, trace_rank3.json, metrics.csv.part-4242, ...
 bool has_run_name(const std::string& name) {
   static const std::regex names(
-      "(config\\.yaml|environment\\.json|metrics\\.(jsonl|csv)|gradients\\.npy|trace_rank[0-9]+\\.json)"
+      "(config\\.yaml|environment\\.json|bench\\.json|metrics\\.(jsonl|csv)|gradients\\.npy|trace_rank[0-9]+"
+      "\\.json)"
       "(\\.part-[0-9]+)?|checkpoints|(layer_density|exchange_profile)\\.json\\.part-[0-9]+|"
       "events\\.out\\.tfevents\\..*");
+  return std::regex_match(name, names);
+}
+
+// step-000001200, step-000001200.partial, step-000001200.passed-over-2, ...
+bool is_checkpoint_name(const std::string& name) {
+  static const std::regex names("step-[0-9]+(\\.partial|\\.removed\\.partial|\\.passed-over(-[0-9]+)?)?");
   return std::regex_match(name, names);
 }
 
@@ -129,8 +165,15 @@ std::vector<std::string> run_files(const RunDirectory& folder) {
   std::vector<std::string> paths;
   std::error_code error;
   if (!is_run(folder)) return paths;
-  for (const auto& entry : fs::directory_iterator(folder.path, error))
-    if (has_run_name(entry.path().filename().string())) paths.push_back(entry.path().string());
+  for (const auto& entry : fs::directory_iterator(folder.path, error)) {
+    const std::string name = entry.path().filename().string();
+    // A user may keep files beside the checkpoints; the folder goes where nothing is left in it.
+    if (name == "checkpoints" && fs::is_directory(entry.symlink_status()))
+      for (const auto& inside : fs::directory_iterator(entry.path(), error))
+        if (is_checkpoint_name(inside.path().filename().string())) paths.push_back(inside.path().string());
+    if (has_run_name(name) && name != kEnvironmentFile) paths.push_back(entry.path().string());
+  }
+  paths.push_back(folder.path + "/" + kEnvironmentFile);
   return paths;
 }
 
@@ -171,11 +214,15 @@ RunDirectory create_run_directory(const LoadedConfig& loaded, const std::vector<
   }
   folder.lock = std::make_shared<RunLock>(folder.path);
   check_free(folder, config.output.overwrite);
-  for (const std::string& path : run_files(folder))
-    if (fs::remove_all(path, error); error)
-      throw UserError("output.overwrite: " + path + " cannot be removed: " + error.message());
+  for (const std::string& path : run_files(folder)) {
+    if (path != folder.checkpoints())
+      fs::remove_all(path, error);
+    else if (fs::remove(path, error); error == std::errc::directory_not_empty)
+      continue;  // a user's files
+    if (error) throw UserError("output.overwrite: " + path + " cannot be removed: " + error.message());
+  }
+  write_file(folder.path + "/" + kEnvironmentFile, environment_json(config, command_line, libraries));
   write_file(folder.path + "/config.yaml", effective_config(folder, config, loaded.origins));
-  write_file(folder.path + "/environment.json", environment_json(config, command_line, libraries));
   return folder;
 }
 

@@ -26,9 +26,10 @@ struct RunDirectory {
   std::shared_ptr<const RunLock> lock = nullptr;  // while a copy lives, no other process writes here
 };
 
-// What output.overwrite removes: the files and folders in there, as paths, that a run wrote, temporary ones of killed
-// runs included; not layer_density.json and exchange_profile.json, which may be the new run's input. Empty where the
-// folder is no run's (neither run.lock nor a config.yaml of a run), whatever names its files have.
+// What output.overwrite removes, in this order: the files and folders in there, as paths, that a run wrote, temporary ones
+// of killed runs included; not layer_density.json and exchange_profile.json, which may be the new run's input, and of
+// checkpoints only what has a checkpoint's name. Empty where the folder is no run's, whatever names its files have: a run's
+// has an environment.json of a run and no other config.yaml than a run's.
 std::vector<std::string> run_files(const RunDirectory& folder);
 
 // Creates and locks output.dir (run_directory_name() where it is empty) and writes config.yaml and environment.json. An

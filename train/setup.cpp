@@ -65,8 +65,7 @@ Variable BuiltModel::forward(const Tensor& images, const ForwardContext& context
   return module->forward(Variable(images), of_tokens);
 }
 
-std::unique_ptr<BuiltModel> build_model(const Config& config, const Dataset& data, Device device,
-                                        bool first_weights) {
+std::unique_ptr<BuiltModel> register_model(const Config& config, const Dataset& data, Device device) {
   auto built = std::make_unique<BuiltModel>(device);
   ModelOptions options;
   options.input = data.sample_shape();
@@ -91,6 +90,12 @@ std::unique_ptr<BuiltModel> build_model(const Config& config, const Dataset& dat
                                 config.data.name, sound ? "has such" : "has none",
                                 sound ? "deep_speech" : "data.name=speech or another model"));
   if (config.train.precision == "bf16" && !on_gpu(config)) built->activations = DType::bf16;
+  return built;
+}
+
+std::unique_ptr<BuiltModel> build_model(const Config& config, const Dataset& data, Device device,
+                                        bool first_weights, bool initialise) {
+  auto built = register_model(config, data, device);
   const bool dense_1d = config.compress.dense_1d;
   const auto min_numel = static_cast<std::size_t>(config.compress.min_numel);
   std::vector<std::string> names;
@@ -98,7 +103,8 @@ std::unique_ptr<BuiltModel> build_model(const Config& config, const Dataset& dat
   check_patterns("model.freeze", config.model.freeze, names);
   const ParameterArena& arena = built->store.build(
       [=](const Parameter& p) { return !(dense_1d && p.shape().rank() <= 1) && p.numel() >= min_numel; },
-      config.seed, [&](const Parameter& p) { return matches_any(config.model.freeze, p.name()); });
+      config.seed, [&](const Parameter& p) { return matches_any(config.model.freeze, p.name()); },
+      initialise);
   if (arena.size() == 0) throw UserError("model.freeze: every parameter is frozen; leave one to train");
   if (first_weights && !config.model.init_from.empty())
     load_model(built->store, SafetensorsFile::read(config.model.init_from), config.model.reinit);
@@ -308,7 +314,7 @@ RunCheck check_run(const Config& config, const RunData& data, bool first_weights
                       count_text(data.train->size(), "sample"), count_text(ranks, "rank")));
   });
   attempt({"model.", "data.", "seed", "compress.dense_1d", "compress.min_numel"},
-          [&] { model = build_model(config, *data.train, {}, first_weights); });
+          [&] { model = build_model(config, *data.train, {}, first_weights, false); });
   if (model) {
     attempt({"data."}, [&] {
       check_alignments(*data.train, *model->module);

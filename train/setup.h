@@ -41,8 +41,11 @@ struct BuiltModel {
   ModulePtr module;
   DType activations = DType::f32;  // on a CPU, by train.precision; a GPU's are its context's
 };
+// `initialise` false: as ParameterStore::build(), for looking at the model without running it.
 std::unique_ptr<BuiltModel> build_model(const Config& config, const Dataset& data, Device device = {},
-                                        bool first_weights = true);
+                                        bool first_weights = true, bool initialise = true);
+// The same with its parameters registered, and none of them in memory.
+std::unique_ptr<BuiltModel> register_model(const Config& config, const Dataset& data, Device device = {});
 
 ExchangeOptions exchange_options(const Config& config);
 // With the densities of a file that compress.layer_density names; those of `auto` are not known yet and left

@@ -185,6 +185,8 @@ int start_training(LoadedConfig loaded, int argc, char* const* argv, bool quiet,
                     : create_run_directory(loaded, {argv, argv + argc}, {{"oneDNN", onednn_version()}});
   };
   hooks.body = [&](Communicator& communicator) {
+    if (spawned_rank && plan.rank == 0)
+      folder.lock = std::make_shared<RunLock>(RunLock::of_parent(folder.path));
     RunInputs inputs{loaded.config, data, folder, quiet, program_start, loaded.origins};
     inputs.resume = resume;
     inputs.gpu = gpu_of(plan, gpu_count());

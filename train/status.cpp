@@ -68,7 +68,8 @@ std::string checkpoint_line(const CheckpointStore& store, const std::vector<std:
   std::error_code error;
   double bytes = 0;
   for (const auto& entry : fs::directory_iterator(path, error))
-    bytes += static_cast<double>(entry.file_size(error));
+    if (entry.is_regular_file(error))  // of another the size is an error, a number beyond any
+      if (const std::uintmax_t size = entry.file_size(error); !error) bytes += static_cast<double>(size);
   const auto age = fs::file_time_type::clock::now() - fs::last_write_time(path, error);
   return fmt::format("step {}, {} ago, {}; {} kept", steps.back(),
                      format_duration(std::chrono::duration<double>(age).count()), format_bytes(bytes),
@@ -90,7 +91,7 @@ std::string status_text(const std::string& run) {
       metrics.starts.empty() ? config.text("dist.backend") : metrics.starts.back().backend;
   std::string text;
   const auto line = [&](const char* name, const std::string& value) {
-    text += fmt::format("{:<11} {}\n", name, value);
+    text += fmt::format("{:<11} {}\n", name, one_line(value));
   };
   line("run",
        fmt::format("{}: {} on {}, {}, {} by {}", run, config.text("model.name"), config.text("data.name"),

@@ -19,7 +19,7 @@ void check_same(Communicator& communicator, const std::string& what, const std::
   const auto text = [&](std::size_t r) {
     constexpr std::size_t longest = 80;
     const std::string full(reinterpret_cast<const char*>(all[r].data()), all[r].size());
-    return "'" + printable(full, longest) + "'";
+    return "'" + one_line(full, longest) + "'";
   };
   std::size_t odd = 1;
   while (odd < all.size() && all[odd] == all[0]) ++odd;

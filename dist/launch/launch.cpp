@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <charconv>
@@ -108,8 +109,12 @@ void set_master(LaunchPlan& plan, const DistOptions& options, const Environment&
   plan.port = master.port;
 }
 
-// A copy that run_spawned() started.
+// A copy that run_spawned() started. Variables that were left over or set by hand make none: the file that they name is not
+// open here.
 std::optional<LaunchPlan> spawned(const Environment& environment) {
+  const auto proof = environment("TOPKNOT_LAUNCH");
+  const int file = proof ? std::atoi(proof->c_str()) : -1;
+  if (!proof || *proof != file_name(file)) return std::nullopt;
   const auto rank = number(environment, "TOPKNOT_RANK");
   const auto size = number(environment, "TOPKNOT_RANKS");
   const auto master = environment("TOPKNOT_MASTER");
@@ -148,6 +153,11 @@ Environment process_environment() {
     if (value == nullptr) return std::nullopt;
     return std::string(value);
   };
+}
+
+std::string file_name(int descriptor) {
+  struct stat status {};
+  return fstat(descriptor, &status) == 0 ? fmt::format("{}:{}", descriptor, status.st_ino) : "";
 }
 
 LaunchPlan plan_launch(const DistOptions& options, const Environment& environment) {

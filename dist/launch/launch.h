@@ -58,6 +58,9 @@ Environment process_environment();
 // launchers that contradict each other, no master.
 LaunchPlan plan_launch(const DistOptions& options, const Environment& environment);
 
+// "DESCRIPTOR:INODE" of an open file, by which run_spawned() lets its copies know that it started them; "" of another.
+std::string file_name(int descriptor);
+
 // Which of a machine's `gpus` this process is to use: by its local rank, else by its rank, modulo the number
 // of GPUs (a launcher may show each process its own only). Threads share the first.
 int gpu_of(const LaunchPlan& plan, int gpus);

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 #include <signal.h>
 #include <spawn.h>
+#include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -17,6 +18,7 @@
 #include "dist/launch/tcp_store.h"
 #include "nn/core/base/log.h"
 #include "nn/core/base/program.h"
+#include "nn/core/base/text.h"
 
 extern char** environ;
 
@@ -130,7 +132,8 @@ std::string random_token() {
   return text;
 }
 
-std::vector<std::string> environment_of(int rank, int size, int port, const std::string& token) {
+// `proof`: a file that the copies inherit.
+std::vector<std::string> environment_of(int rank, int size, int port, const std::string& token, int proof) {
   std::vector<std::string> result;
   for (char** entry = environ; *entry != nullptr; ++entry)
     if (std::strncmp(*entry, "TOPKNOT_", 8) != 0) result.push_back(*entry);
@@ -138,6 +141,7 @@ std::vector<std::string> environment_of(int rank, int size, int port, const std:
   result.push_back(fmt::format("TOPKNOT_RANKS={}", size));
   result.push_back(fmt::format("TOPKNOT_MASTER=127.0.0.1:{}", port));
   result.push_back(fmt::format("TOPKNOT_PARENT={}", getpid()));
+  result.push_back("TOPKNOT_LAUNCH=" + file_name(proof));
   result.push_back("TOPKNOT_TOKEN=" + token);
   return result;
 }
@@ -183,9 +187,11 @@ int run_spawned(const LaunchPlan& plan, const DistOptions& options, char* const*
     on_ready();
     pthread_sigmask(SIG_BLOCK, &gate.taken(), nullptr);
   }
+  const Fd proof(memfd_create("topknot-ranks", 0));
+  TOPKNOT_CHECK(proof.valid(), "no file for the ranks to inherit: " + errno_text());
   Children children;
   for (int r = 0; r < plan.size; ++r)
-    children.start(r, environment_of(r, plan.size, store.port(), token), argv, gate);
+    children.start(r, environment_of(r, plan.size, store.port(), token, proof.get()), argv, gate);
 
   std::vector<Failure> failures;  // in the order in which they were seen
   int stopping = 0;               // the signal that was passed on: ranks may end with a code of their own

@@ -79,7 +79,7 @@ void TcpStoreClient::meet(const std::string& host, int port, const std::string& 
               fmt::format("dist.master {} refuses this process: {}; give every job a dist.master of its own, "
                           "and every process of "
                           "a job its own rank",
-                          where_, printable(payload)));
+                          where_, one_line(payload)));
         if (type == Frame::abort) handle(type, payload);
         if (signal_ != 0) throw Interrupted(reason_, signal_);
         if (!reason_.empty()) throw CollectiveError(reason_);
@@ -216,7 +216,7 @@ void TcpStoreClient::learn_reason(const std::string& reason, int signal) {
   {
     const std::lock_guard lock(mutex_);
     if (!reason_.empty()) return;
-    reason_ = reason.empty() ? "a rank gave up" : printable(reason);
+    reason_ = reason.empty() ? "a rank gave up" : one_line(reason);
     signal_ = signal;
     callback = std::move(on_abort_);
     on_abort_ = nullptr;

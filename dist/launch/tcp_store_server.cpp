@@ -67,7 +67,7 @@ struct TcpStoreServer::State {
   void set_reason(const std::string& text, bool given_by_rank, int rank = -1, int signal = 0) {
     const std::lock_guard lock(mutex);
     if (!reason.empty()) return;
-    reason = text.empty() ? "a rank gave up" : printable(text);
+    reason = text.empty() ? "a rank gave up" : one_line(text);
     by_rank = given_by_rank;
     reason_rank = rank;
     reason_signal = signal;

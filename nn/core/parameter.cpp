@@ -11,12 +11,14 @@ namespace topknot {
 
 ParameterArena::ParameterArena(const std::vector<Parameter*>& registered,
                                const CompressiblePredicate& compressible, const FrozenPredicate& frozen,
-                               Device device)
+                               Device device, bool zero)
     : device_(device) {
+  double floats = 0;  // sizes beyond any memory would wrap around as integers
   for (Parameter* parameter : registered) {
     parameter->trained_ = !frozen || !frozen(*parameter);
     parameter->compressible_ = parameter->trained_ && compressible(*parameter);
     (parameter->trained_ ? order_ : frozen_).push_back(parameter);
+    floats += (parameter->trained_ ? 3.0 : 1.0) * static_cast<double>(parameter->numel());
   }
   std::reverse(order_.begin(), order_.end());
   const auto place = [](const Parameter* p) { return std::pair(!p->compressible_, p->numel() % 4 != 0); };
@@ -33,12 +35,14 @@ ParameterArena::ParameterArena(const std::vector<Parameter*>& registered,
     whole_size_ += parameter->numel();
   }
   DeviceBackend& memory = backend(device_);
-  const auto floats = static_cast<double>(whole_size_ + 2 * size_);
-  with_memory("the weights, gradients and residuals of the model", 4 * floats, [&] {
+  const char* what = "the weights, gradients and residuals of the model";
+  // The system may promise more memory than there is, and end the process when it is used.
+  if (device_.kind == DeviceKind::cpu && 4 * floats > memory_limit()) throw OutOfMemory(what, 4 * floats);
+  with_memory(what, 4 * floats, [&] {
     weights_ = memory.allocate(whole_size_);
     for (float*& side : gradients_) {
       side = memory.allocate(size_);
-      memory.fill_zero(side, size_);  // an empty residual
+      if (zero) memory.fill_zero(side, size_);  // an empty residual
     }
   });
   for (Parameter* parameter : order_) {
@@ -99,7 +103,9 @@ Parameter& ParameterStore::add(const std::string& name, const Shape& shape, Init
 }
 
 Buffer& ParameterStore::add_buffer(const std::string& name, std::size_t size, float value) {
-  buffers_.push_back(std::make_unique<Buffer>(Buffer{name, std::vector<float>(size, value)}));
+  buffers_.push_back(with_memory("'" + name + "' of the model", 4.0 * static_cast<double>(size), [&] {
+    return std::make_unique<Buffer>(Buffer{name, std::vector<float>(size, value)});
+  }));
   return *buffers_.back();
 }
 
@@ -118,14 +124,14 @@ void ParameterStore::reset_states() {
 }
 
 ParameterArena& ParameterStore::build(const CompressiblePredicate& compressible, std::uint64_t seed,
-                                      const FrozenPredicate& frozen) {
+                                      const FrozenPredicate& frozen, bool initialise) {
   TOPKNOT_CHECK(!arena_, "build() is called once");
   std::vector<Parameter*> registered;
   for (const auto& parameter : parameters_) registered.push_back(parameter.get());
-  arena_ = std::make_unique<ParameterArena>(registered, compressible, frozen, device_);
+  arena_ = std::make_unique<ParameterArena>(registered, compressible, frozen, device_, initialise);
   // Made on the host, so that every device starts from the same bits.
   std::vector<float> values;
-  for (std::size_t i = 0; i < registered.size(); ++i) {
+  for (std::size_t i = 0; i < registered.size() && initialise; ++i) {
     values.resize(registered[i]->numel());
     registered[i]->init_(values, CounterRng(seed, RngUse::init, static_cast<std::uint32_t>(i)));
     backend(device_).to_device(registered[i]->value(), values.data(), values.size());

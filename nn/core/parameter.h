@@ -68,8 +68,9 @@ using FrozenPredicate = std::function<bool(const Parameter&)>;
 // have no gradients: sizes, slices and parameters() are without them, so that nothing exchanges or updates them.
 class ParameterArena {
  public:
+  // `zero`: whether the residuals begin as zeros; else all memory is left untouched.
   ParameterArena(const std::vector<Parameter*>& registered, const CompressiblePredicate& compressible,
-                 const FrozenPredicate& frozen, Device device);
+                 const FrozenPredicate& frozen, Device device, bool zero = true);
   ParameterArena(const ParameterArena&) = delete;
   ~ParameterArena();
 
@@ -115,8 +116,9 @@ class ParameterStore {
   Buffer& add_state(const std::string& name, std::size_t size);  // recurrent, of zeros
 
   // Lays out the arena and initialises every weight from (seed, order of registration). `frozen`: none by default.
+  // `initialise` false: for looking at sizes and places alone, in no time however large the model; nothing has a value.
   ParameterArena& build(const CompressiblePredicate& compressible, std::uint64_t seed,
-                        const FrozenPredicate& frozen = {});
+                        const FrozenPredicate& frozen = {}, bool initialise = true);
   ParameterArena& arena();
   const std::vector<std::unique_ptr<Parameter>>& parameters() const {
     return parameters_;

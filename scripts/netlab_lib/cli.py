@@ -8,6 +8,7 @@ import signal
 import tempfile
 
 from . import Interrupted, LabError, sweep
+from .files import write_text
 from .lab import MOST_HOSTS, Lab, check_system
 from .rate import parse_rate, show_bits
 from .runner import Run, find_program, log_line
@@ -97,10 +98,7 @@ def variables(lab, rate, measured):
 
 
 def write_json(path, content):
-    with open(path + ".part", "w", encoding="utf-8") as out:
-        json.dump(content, out, indent=1)
-        out.write("\n")
-    os.replace(path + ".part", path)
+    write_text(path, json.dumps(content, indent=1) + "\n")
 
 
 def check(options, command):

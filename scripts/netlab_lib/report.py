@@ -2,12 +2,14 @@
 
 import csv
 import html
+import io
 import os
 import platform
 import re
 
 from .cli import write_json
 from .figures import parts
+from .files import write_text
 from .palette import method_colour, part_colour
 from .rate import show_bits
 
@@ -169,22 +171,16 @@ def machine():
     return f"{name}, {len(os.sched_getaffinity(0))} cores."
 
 
-def write_text(path, text):
-    with open(path + ".part", "w", encoding="utf-8") as out:
-        out.write(text)
-    os.replace(path + ".part", path)
-
-
 def write_reports(out, spec, cells, rows):
     """Writes table.md, table.csv, results.json and report.html; returns the Markdown table."""
     table = markdown(spec, rows)
     write_text(os.path.join(out, "table.md"), table)
     write_text(os.path.join(out, "report.html"), page(spec, rows))
-    with open(os.path.join(out, "table.csv.part"), "w", encoding="utf-8", newline="") as file:
-        sheet = csv.writer(file, lineterminator="\n")
-        sheet.writerow(COLUMNS)
-        for row in rows:
-            sheet.writerow(["" if row[name] is None else row[name] for name in COLUMNS])
-    os.replace(os.path.join(out, "table.csv.part"), os.path.join(out, "table.csv"))
+    text = io.StringIO()
+    sheet = csv.writer(text, lineterminator="\n")
+    sheet.writerow(COLUMNS)
+    for row in rows:
+        sheet.writerow(["" if row[name] is None else row[name] for name in COLUMNS])
+    write_text(os.path.join(out, "table.csv"), text.getvalue())
     write_json(os.path.join(out, "results.json"), {"machine": machine(), "spec": spec, "rows": rows, "runs": cells})
     return table

@@ -155,7 +155,26 @@ TEST_CASE("where memory runs out a run says what it was for, and never dies of a
 #endif
 }
 
+TEST_CASE("an address space too small for what is known of a run is refused before the run begins") {
+#ifdef __SANITIZE_ADDRESS__
+  WARN("skipped: the address sanitizer needs more address space than any limit leaves");
+#else
+  const TempFolder temp;
+  const std::string run = TOPKNOT_BIN
+                          "/train model.name=linear data.train_size=64 data.test_size=16 output.dir=" +
+                          temp.at("run");
+  for (const char* limit : {"-v", "-d"})
+    check_refused(
+        run_command(std::string("ulimit ") + limit + " 1000000; " + run + " train.threads=1000"),
+        {"out of memory: the process needs ", "of the stacks of threads", "ulimit -v", "train.threads"});
+  CHECK_FALSE(std::filesystem::exists(temp.at("run")));
+#endif
+}
+
 TEST_CASE("what no machine can hold is refused before it is tried") {
+  check_refused(
+      train("--validate model.name=mlp model.hidden=[1000000,1000000] data.train_size=64 data.test_size=16"),
+      {"out of memory: the weights, gradients and residuals of the model", "TB"});
   check_refused(train("data.train_size=1000000000"), {"data.train_size", "3.07 TB"});
   check_refused(train("data.name=synthetic_regression model.name=linear data.test_size=1000000000"),
                 {"data.test_size", "260 GB"});

@@ -439,6 +439,34 @@ TEST_CASE("a run whose directory is deleted ends soon, with one message") {
   }
 }
 
+TEST_CASE("a run whose lock is deleted ends soon, with one message, and leaves the directory to the next") {
+  const TempFolder temp;
+  for (const std::string backend : {"threads", "gloo"}) {
+    const std::string run = temp.at(backend);
+    const Outcome outcome =
+        train_in_background("optimizer.lr=1e-6 dist.ranks=2 dist.backend=" + backend, run,
+                            "rm " + run + "/run.lock; " TOPKNOT_BIN "/train " + kSmall +
+                                "output.overwrite=true output.dir=" + run + " && echo second done");
+    INFO(backend << "\n" << outcome.output);
+    CHECK(outcome.code > 0);
+    CHECK(outcome.code < 124);
+    CHECK((outcome.has("run.lock: the file is gone") || outcome.has("metrics.jsonl: the file is gone")));
+    CHECK(outcome.has("second done"));
+    const Metrics metrics = read_metrics(run + "/metrics.jsonl");  // of the second run alone
+    CHECK(metrics.steps.size() == 12);
+    CHECK_FALSE(metrics.stop);
+  }
+}
+
+TEST_CASE("variables of a launcher that is gone skip no check") {
+  const TempFolder temp;
+  const std::string again =
+      "TOPKNOT_RANK=0 TOPKNOT_RANKS=1 TOPKNOT_MASTER=127.0.0.1:1 TOPKNOT_LAUNCH=0:1 " TOPKNOT_BIN "/train " +
+      kSmall + "dist.backend=gloo output.dir=" + temp.at("run");
+  CHECK(run_command(again).code == 0);
+  check_refused(run_command(again), {"never overwritten"});
+}
+
 TEST_CASE("where rank 0 hangs, every other rank names it, whoever serves the rendezvous") {
   const std::string run = TOPKNOT_BIN "/train " + kSmall +
                           "train.max_steps=1000000 train.epochs=1000000 optimizer.lr=1e-5 dist.backend=gloo "

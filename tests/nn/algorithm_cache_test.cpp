@@ -1,6 +1,7 @@
 #include "nn/core/base/algorithm_cache.h"
 
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -113,6 +114,20 @@ TEST_CASE("an algorithm cache that cannot be read or written is one line in the 
   CHECK(lines() == 2);
   CHECK(contains(errors.text(), "a file/card.txt: cannot be written: Not a directory"));
   CHECK(text_of(folder.at("a file")).empty());
+}
+
+TEST_CASE("an algorithm cache is written through no link and waits for no pipe") {
+  const TempFolder folder;
+  const testing::StandardError errors;
+  append(folder.at("victim"), "mine");
+  std::filesystem::create_symlink(folder.at("victim"), folder.at("card.txt"));
+  AlgorithmCache(folder.at("card.txt")).keep("a", {1});
+  CHECK(text_of(folder.at("victim")) == "mine");
+  CHECK(contains(errors.text(), "card.txt: cannot be written"));
+  std::filesystem::remove(folder.at("card.txt"));
+  AlgorithmCache cache(folder.at("card.txt"));
+  REQUIRE(mkfifo(folder.at("card.txt").c_str(), 0600) == 0);
+  cache.keep("a", {1});
 }
 
 TEST_CASE("an algorithm cache never grows beyond what is read") {

@@ -106,9 +106,15 @@ test_figures() {
   python3 -B - "$root/scripts" <<'END' || complain 'the figures are wrong'
 import sys
 sys.path.insert(0, sys.argv[1])
+import os
+from netlab_lib.files import write_text
 from netlab_lib.figures import figures, parts, summarise
 from netlab_lib.rate import burst_bytes, parse_rate
 from netlab_lib.report import markdown
+os.symlink("metrics.jsonl", "table.md.part")  # no other file is written through a link
+write_text("table.md", "a table\n")
+assert open("table.md").read() == "a table\n" and "a table" not in open("metrics.jsonl").read()
+os.unlink("table.md.part")
 assert parse_rate("2.5gbit") == 2.5e9 and parse_rate("100MBIT") == 1e8 and parse_rate("none") is None
 assert burst_bytes(1e9) == 131072 and burst_bytes(1e7) == 16384 and burst_bytes(1e10) == 2500000
 found = figures("metrics.jsonl")

@@ -154,6 +154,9 @@ sed -i -E 's/"revision": "[^"]*"/"revision": "0000000"/' "$work/out/dense-s1/env
 expect 2 'a folder holds the runs of one commit' "$work/list" --out "$work/out"
 rm "$work/out/dense-s1/environment.json"
 expect 2 ' and unknown, ' "$work/list" --out "$work/out"
+mkfifo "$work/out/dense-s1/environment.json"  # not waited for
+expect 2 ' and unknown, ' "$work/list" --out "$work/out"
+rm "$work/out/dense-s1/environment.json"
 
 # The program becomes another one between two runs.
 mkdir -p "$work/changing/bin"

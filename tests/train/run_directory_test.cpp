@@ -1,6 +1,7 @@
 // A run directory belongs to one run at a time, and only what a run wrote is ever replaced.
 #include "train/run_directory.h"
 
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -88,15 +89,22 @@ TEST_CASE("a config.yaml of an earlier version loses its token when the run goes
 TEST_CASE("overwriting a run removes what a run writes, half files included, and nothing else") {
   const TempFolder temp;
   const RunDirectory run{create_run_directory(config_of(temp, false), {}).path};
-  const std::vector<std::string> gone = {
-      "metrics.jsonl",    "metrics.csv",       "metrics.csv.part-77",          "gradients.npy",
-      "trace_rank0.json", "trace_rank12.json", "exchange_profile.json.part-5", "checkpoints/step_5/model"};
+  const std::vector<std::string> gone = {"metrics.jsonl",
+                                         "metrics.csv",
+                                         "metrics.csv.part-77",
+                                         "gradients.npy",
+                                         "trace_rank0.json",
+                                         "trace_rank12.json",
+                                         "exchange_profile.json.part-5",
+                                         "bench.json",
+                                         "checkpoints/step-000000005/model"};
   const std::vector<std::string> kept = {"notes.txt",          "layer_density.json", "exchange_profile.json",
                                          "trace_rank.json",    "my-metrics.csv",     "metrics.csv.bak",
                                          "results/config.yaml"};
   for (const auto* names : {&gone, &kept})
     for (const std::string& name : *names) temp.write("run/" + name, {'x'});
-  CHECK(run_files(run).size() == gone.size() + 2);  // config.yaml and environment.json
+  // With config.yaml, environment.json and the folder of the checkpoints.
+  CHECK(run_files(run).size() == gone.size() + 3);
   create_run_directory(config_of(temp, true), {});
   for (const std::string& name : gone) CHECK_FALSE(fs::exists(temp.at("run/" + name)));
   CHECK_FALSE(fs::exists(run.checkpoints()));
@@ -120,6 +128,87 @@ TEST_CASE("a folder that no run wrote is not overwritten, whatever its files are
   fs::rename(temp.at("run/config.yaml"), temp.at("run/other.yaml"));
   CHECK_NOTHROW(create_run_directory(config_of(temp, true), {}));
   CHECK(text_of(temp.at("run/other.yaml")) == "my");
+}
+
+TEST_CASE("neither a lock nor a copied configuration makes a folder a run, and a half start does") {
+  const TempFolder temp;
+  create_run_directory(config_of(temp, false), {});
+  const auto overwrite = [&] { create_run_directory(config_of(temp, true), {}); };
+  temp.write("run/checkpoints/step-000000005/model", {'m', 'y'});
+  fs::rename(temp.at("run/environment.json"), temp.at("environment.json"));
+  CHECK(user_error(overwrite, {"no run wrote it"}));
+  temp.write("run/environment.json", {'{', '}'});
+  CHECK(user_error(overwrite, {"no run wrote it"}));
+  fs::rename(temp.at("environment.json"), temp.at("run/environment.json"));
+  fs::rename(temp.at("run/config.yaml"), temp.at("config.yaml"));
+  temp.write("run/config.yaml", {'m', 'y'});
+  CHECK(user_error(overwrite, {"no run wrote it"}));
+  CHECK(text_of(temp.at("run/checkpoints/step-000000005/model")) == "my");
+  fs::remove(temp.at("run/config.yaml"));  // a start that was killed before it wrote one
+  CHECK_NOTHROW(overwrite());
+  CHECK_FALSE(fs::exists(temp.at("run/checkpoints")));
+  fs::remove(temp.at("run/config.yaml"));
+  fs::rename(temp.at("run/environment.json"), temp.at("run/environment.json.part-7"));
+  CHECK_NOTHROW(overwrite());
+  CHECK_FALSE(fs::exists(temp.at("run/environment.json.part-7")));
+}
+
+TEST_CASE("a user's files among the checkpoints stay when the run is overwritten") {
+  const TempFolder temp;
+  create_run_directory(config_of(temp, false), {});
+  for (const char* name :
+       {"step-000000005/a", "step-000000009.partial/a", "step-000000007.passed-over-2/a", "mine.pt"})
+    temp.write(std::string("run/checkpoints/") + name, {'x'});
+  create_run_directory(config_of(temp, true), {});
+  CHECK(text_of(temp.at("run/checkpoints/mine.pt")) == "x");
+  const fs::directory_iterator left(temp.at("run/checkpoints"));
+  CHECK(std::distance(begin(left), end(left)) == 1);
+}
+
+TEST_CASE("what is no run's lock is neither followed nor written nor waited for") {
+  const TempFolder temp;
+  temp.write("victim", {'m', 'y'});
+  fs::create_directory(temp.at("run"));
+  const std::string lock = temp.at("run/run.lock");
+  const auto refused = [&] {
+    CHECK(user_error([&] { create_run_directory(config_of(temp, true), {}); }, {lock, "no lock of a run"}));
+    CHECK(user_error([&] { open_run_directory(temp.at("run")); }, {lock, "no lock of a run"}));
+    CHECK(running_process(temp.at("run")).empty());
+    CHECK(text_of(temp.at("victim")) == "my");
+    fs::remove(lock);
+  };
+  fs::create_symlink(temp.at("victim"), lock);
+  refused();
+  fs::create_symlink(temp.at("absent"), lock);
+  refused();
+  CHECK_FALSE(fs::exists(temp.at("absent")));
+  fs::create_hard_link(temp.at("victim"), lock);
+  refused();
+  temp.write("empty", {});
+  fs::create_hard_link(temp.at("empty"), lock);
+  refused();
+  REQUIRE(mkfifo(lock.c_str(), 0600) == 0);
+  refused();
+  fs::create_directory(lock);
+  refused();
+  // One that a run left, or died before it wrote it, is taken over.
+  for (const std::string content : {"4194304 some host\n", ""}) {
+    temp.write("run/run.lock", {content.begin(), content.end()});
+    CHECK_NOTHROW(RunLock(temp.at("run")));
+  }
+}
+
+TEST_CASE("a lock whose file was deleted or replaced is lost") {
+  const TempFolder temp;
+  const RunDirectory run = create_run_directory(config_of(temp, false), {});
+  CHECK_NOTHROW(run.lock->check());
+  fs::remove(temp.at("run/run.lock"));
+  CHECK(user_error([&] { run.lock->check(); }, {temp.at("run/run.lock"), "is gone"}));
+  const RunLock second(temp.at("run"));
+  CHECK(user_error([&] { run.lock->check(); }, {temp.at("run/run.lock"), "is gone"}));
+  CHECK_NOTHROW(second.check());
+  // This process's parent holds none.
+  CHECK(user_error([&] { RunLock::of_parent(temp.at("run")); }, {temp.at("run/run.lock"), "is gone"}));
 }
 
 TEST_CASE("metrics whose file was deleted, moved or replaced end with a message at the next line") {

@@ -8,6 +8,7 @@
 #include "tests/train/broken_sample.h"
 #include "tests/train/resumed_run.h"
 
+namespace fs = std::filesystem;
 using namespace topknot;
 using namespace topknot::testing;
 
@@ -54,6 +55,17 @@ TEST_CASE("status of a run that goes on names its process") {
   const RunDirectory folder = create_run_directory(loaded, {});
   CHECK(
       says(status_text(folder.path), {"running, process " + std::to_string(getpid()), "none was made yet"}));
+}
+
+TEST_CASE("status counts a checkpoint's files alone and shows words of the files as they are, in one line") {
+  const TempFolder temp;
+  start(temp, with(kKeys, {"train.stop_after=5"}), false);
+  fs::create_directory(temp.at("run/checkpoints/step-000000005/mine"));
+  const std::string before = status_text(temp.at("run"));
+  CHECK(before.find("PB") == std::string::npos);
+  MetricsWriter(temp.at("run/metrics.jsonl"))
+      .write(StopRecord{5, true, "a\nstate       finished\x1b[2J", "2026-01-01T00:00:00Z"});
+  CHECK(says(status_text(temp.at("run")), {"failed at", "a\\nstate       finished\\x1b[2J"}));
 }
 
 TEST_CASE("status of what is no run directory says so") {

@@ -333,7 +333,7 @@ std::string stand_alone_plot(const std::vector<Panel>& panels, const std::vector
 
 std::string escape(const std::string& text) {
   std::string result;
-  for (const char c : text) switch (c) {
+  for (const char c : printable(text, std::string::npos)) switch (c) {
       case '&':
         result += "&amp;";
         break;

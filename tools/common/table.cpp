@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "nn/core/base/text.h"
 #include "tools/common/chart.h"
 
 namespace topknot {
@@ -18,7 +19,11 @@ std::size_t width(const std::string& text) {
 
 }  // namespace
 
-std::string table_text(const Table& table) {
+std::string table_text(const Table& cells) {
+  Table table = cells;  // a cell is one line
+  for (std::string& cell : table.header) cell = one_line(cell);
+  for (auto& row : table.rows)
+    for (std::string& cell : row) cell = one_line(cell);
   std::vector<std::size_t> widths(table.header.size(), 0);
   const auto measure = [&](const std::vector<std::string>& row) {
     for (std::size_t i = 0; i < row.size() && i < widths.size(); ++i)

@@ -5,12 +5,12 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <set>
 
 #include "nn/core/base/check.h"
 #include "nn/core/base/text.h"
+#include "nn/core/base/text_file.h"
 #include "tools/compare/compare.h"
 
 namespace topknot {
@@ -20,11 +20,13 @@ namespace fs = std::filesystem;
 
 std::map<std::string, std::string> read_environment(const std::string& path) {
   std::map<std::string, std::string> result;
-  std::ifstream stream(path);
   using Json = nlohmann::json;
+  constexpr std::size_t kMostBytes = 16 << 20;
+  std::error_code error;
+  if (!fs::exists(path, error)) return result;
   // What is nested deeper than a run writes is left out: dump() calls itself.
   const auto shallow = [](int depth, Json::parse_event_t, const Json&) { return depth < 8; };
-  const auto json = Json::parse(stream, shallow, false);
+  const auto json = Json::parse(read_text_file(path, kMostBytes), shallow, false);
   if (!json.is_object()) return result;
   for (const auto& [name, value] : json.items())
     result[name] = value.is_string() ? value.get<std::string>()

@@ -8,6 +8,7 @@
 #include <fstream>
 
 #include "nn/core/base/check.h"
+#include "nn/core/base/text_file.h"
 #include "tools/compare/compare.h"
 
 namespace topknot {
@@ -146,9 +147,9 @@ Run run_of(const Row& row, const std::string& table) {
 }  // namespace
 
 std::vector<Run> read_table(const std::string& path) {
-  std::ifstream file(path);
+  std::ifstream file = open_stream(path);
   std::string line;
-  if (!file || !std::getline(file, line)) throw UserError(path + ": cannot be read, or is empty");
+  if (!std::getline(file, line)) throw UserError(path + ": is empty");
   if (line.starts_with("\xef\xbb\xbf")) line.erase(0, 3);  // as spreadsheets write UTF-8
   const std::vector<std::string> header = cells_of(line, path + ":1");
   std::vector<Run> runs;

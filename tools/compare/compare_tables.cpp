@@ -183,10 +183,11 @@ Table run_table(const Comparison& c) {
 
 std::string comparison_text(const Comparison& c) {
   const std::string network = shared_network(c.methods);
-  std::string text = "task: " + (c.task.empty() ? kNone : c.task) + "\n" +
-                     (network.empty() ? "" : "network: " + network + "\n") + "\n";
+  std::string text = "task: " + (c.task.empty() ? kNone : one_line(c.task)) + "\n" +
+                     (network.empty() ? "" : "network: " + one_line(network) + "\n") + "\n";
   text += table_text(result_table(c));
-  for (const Abbreviation& a : c.abbreviations) text += fmt::format("\n{}: {}", a.text, a.keys);
+  for (const Abbreviation& a : c.abbreviations)
+    text += fmt::format("\n{}: {}", one_line(a.text), one_line(a.keys));
   if (!c.abbreviations.empty()) text += "\n";
   if (!std::isnan(c.target))
     text += fmt::format(
@@ -195,7 +196,7 @@ std::string comparison_text(const Comparison& c) {
         title_of(c.metric), value_text(c.metric, stat_of({c.target})), c.target_reason);
   if (has_times(c)) text += "\n" + table_text(time_table(c));
   if (!c.differing.empty()) text += "\nKeys that differ:\n" + table_text(difference_table(c));
-  for (const auto& warning : c.warnings) text += "\nNote: " + warning + ".";
+  for (const auto& warning : c.warnings) text += "\nNote: " + one_line(warning) + ".";
   return c.warnings.empty() ? text : text + "\n";
 }
 

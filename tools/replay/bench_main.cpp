@@ -155,7 +155,6 @@ int replay(const Arguments& arguments, int argc, char** argv) {
   hooks.make_directory = [&] {
     if (arguments.out.empty()) return;
     folder = create_run_directory(loaded, {argv, argv + argc}, {{"oneDNN", onednn_version()}});
-    std::filesystem::remove(arguments.out + "/bench.json");  // an earlier one
   };
   hooks.body = [&](Communicator& communicator) {
     const ReplayResult result = replay_rank(*recording, loaded.config, report.options, communicator);
@@ -163,6 +162,10 @@ int replay(const Arguments& arguments, int argc, char** argv) {
     ReplayReport mine = report;
     mine.config = loaded.config;
     mine.backend = communicator.network();
+    if (spawned_rank && !arguments.out.empty())
+      RunLock::of_parent(arguments.out);
+    else if (folder.lock)
+      folder.lock->check();
     write_replay(arguments.out, mine, result);
     std::fputs(replay_table(mine, result).c_str(), stdout);
   };

@@ -7,6 +7,7 @@
 #include "compress/compressor.h"
 #include "compress/sparse_step.h"
 #include "nn/core/base/program.h"
+#include "nn/core/base/text.h"
 #include "tools/common/options.h"
 #include "tools/sparsify/sparsify.h"
 
@@ -76,7 +77,7 @@ int run(int argc, char** argv) {
                              std::chrono::seconds(5));
   try {
     const SparsifySummary summary = sparsify(options);
-    for (const std::string& note : summary.notes) std::fprintf(stderr, "note: %s\n", note.c_str());
+    for (const std::string& note : summary.notes) std::fprintf(stderr, "note: %s\n", one_line(note).c_str());
     std::fprintf(stderr, "%s\n", summary_text(summary).c_str());
   } catch (const std::bad_alloc&) {
     throw UserError("not enough memory: each rank holds two vectors of the input's length");

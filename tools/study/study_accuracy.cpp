@@ -11,6 +11,7 @@
 #include <sstream>
 
 #include "nn/core/base/check.h"
+#include "nn/core/base/text_file.h"
 #include "tools/common/chart.h"
 #include "tools/study/study.h"
 #include "train/metrics/output_file.h"
@@ -41,9 +42,9 @@ double number_of(const std::vector<std::string>& cells, std::size_t column, cons
 }
 
 std::vector<Row> read_summary(const std::string& path) {
-  std::ifstream in(path);
-  if (path.empty() || !in)
-    throw UserError("in=" + path + ": no such file; scripts/study-runs writes summary.csv into its folder");
+  if (path.empty())
+    throw UserError("in=FILE is missing; scripts/study-runs writes summary.csv into its folder");
+  std::ifstream in = open_stream(path);
   std::vector<Row> rows;
   std::string line;
   std::getline(in, line);

@@ -21,6 +21,7 @@
 #include "nn/core/base/fd.h"
 #include "nn/core/base/log.h"
 #include "nn/core/base/text.h"
+#include "nn/core/base/text_file.h"
 #include "train/metrics/output_file.h"
 
 namespace topknot {
@@ -42,8 +43,15 @@ constexpr const char* kPrefix = "step-";
 
 class File {
  public:
-  File(const std::string& path, int flags) : path_(path), fd_(open(path.c_str(), flags | O_CLOEXEC, 0666)) {
+  // O_NONBLOCK: opening a named pipe must not wait for its other end.
+  File(const std::string& path, int flags)
+      : path_(path), fd_(open(path.c_str(), flags | O_CLOEXEC | O_NONBLOCK, 0666)) {
     if (!fd_.valid()) fail(path, "cannot be opened");
+  }
+  // A new one. What has its name, left by a killed run or a link to another file, is removed and not followed.
+  static File create(const std::string& path) {
+    unlink(path.c_str());
+    return {path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW};
   }
   int fd() const { return fd_.get(); }
   void sync() const {
@@ -219,13 +227,7 @@ std::vector<std::int64_t> CheckpointStore::steps() const {
 
 Manifest CheckpointStore::manifest(std::int64_t step) const {
   const std::string file = path(step) + "/" + kManifestFile;
-  std::ifstream in(file, std::ios::binary);
-  if (!in) fail(file, "cannot be read");
-  std::string text(kManifestLimit + 1, '\0');
-  in.read(text.data(), static_cast<std::streamsize>(text.size()));
-  text.resize(static_cast<std::size_t>(in.gcount()));
-  if (text.size() > kManifestLimit) throw UserError(file + ": is no manifest, it is too long");
-  Manifest manifest = parse_manifest(text, file);
+  Manifest manifest = parse_manifest(read_text_file(file, kManifestLimit), file);
   if (manifest.position.step != step)
     throw UserError(
         fmt::format("{}: is of step {}; was the directory renamed?", file, manifest.position.step));
@@ -241,7 +243,7 @@ std::vector<std::byte> CheckpointStore::read(std::int64_t step, const Checkpoint
     throw UserError(fmt::format("{}: has {} bytes, the manifest says {}; the file is damaged", file, size,
                                 expected.bytes));
   std::vector<std::byte> bytes(size);
-  std::ifstream in(file, std::ios::binary);
+  std::ifstream in = open_stream(file);
   if (!in.read(reinterpret_cast<char*>(bytes.data()), static_cast<std::streamsize>(size)))
     fail(file, "cannot be read");
   Checksum checksum;
@@ -255,7 +257,7 @@ std::vector<std::byte> CheckpointStore::read(std::int64_t step, const Checkpoint
 CheckpointFile CheckpointStore::write_file(const std::string& directory, const std::string& name,
                                            const std::function<void(const ByteSink&)>& content) const {
   const std::string path = directory + "/" + name;
-  const File file(path, O_WRONLY | O_CREAT | O_TRUNC);
+  const File file = File::create(path);
   CheckpointFile written{name, 0, 0};
   Checksum checksum;
   content([&](std::span<const std::byte> bytes) {
@@ -279,6 +281,8 @@ CheckpointFile CheckpointStore::write(std::int64_t step, const std::string& name
   std::error_code error;
   fs::create_directories(partial(step), error);
   if (error) throw UserError(fmt::format("{}: cannot be created: {}", partial(step), error.message()));
+  if (fs::is_symlink(partial(step), error))
+    throw UserError(fmt::format("{}: is a link; remove it, since no other folder is written", partial(step)));
   remove(step);  // a damaged one: a run does not save the step that it was resumed from
   return write_file(partial(step), name,
                     [&](const ByteSink& sink) { write_safetensors(sink, tensors, metadata); });

@@ -11,6 +11,7 @@
 
 #include "nn/core/base/check.h"
 #include "nn/core/base/log.h"
+#include "nn/core/base/memory.h"
 #include "nn/core/base/patience.h"
 #include "train/checksum.h"
 
@@ -56,7 +57,7 @@ Checkpointer::~Checkpointer() {
 
 void Checkpointer::save(Manifest manifest) {
   finish();
-  complete_state_ = engine_.state(state_);
+  with_memory("a checkpoint's copy of the run's state", 0, [&] { complete_state_ = engine_.state(state_); });
   manifest_ = std::move(manifest);
   manifest_.files.clear();
   phase_ = Phase::writing;

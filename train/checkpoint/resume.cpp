@@ -10,6 +10,7 @@
 #include "compress/sparse_step.h"
 #include "nn/core/base/check.h"
 #include "nn/core/base/log.h"
+#include "nn/core/base/text.h"
 
 namespace topknot {
 namespace {
@@ -68,7 +69,8 @@ void check_config_of(const Manifest& manifest, const Config& config, bool root) 
     }
     // What a GPU computed in tf32 goes on in fp32 on a CPU, as a run that begins there does.
     if (key == "train.precision" && then->second == "tf32" && now == "fp32" && !on_gpu(config)) continue;
-    (may_change(key) ? changed : refused).push_back(fmt::format("{}: {}, was {}", key, now, then->second));
+    (may_change(key) ? changed : refused)
+        .push_back(fmt::format("{}: {}, was {}", key, now, one_line(then->second)));
   }
   if (!refused.empty())
     throw UserError(

@@ -20,6 +20,7 @@
 
 #include "nn/core/base/check.h"
 #include "nn/core/base/fd.h"
+#include "nn/core/base/regular_file.h"
 #include "nn/core/base/text.h"
 
 namespace topknot {
@@ -290,13 +291,9 @@ SafetensorsFile SafetensorsFile::read(const std::string& path) {
   const auto fail = [&](const std::string& what) -> void {
     throw UserError(fmt::format("{}: cannot be read: {}", path, what));
   };
-  errno = 0;
-  const Fd file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  if (!file.valid()) fail(errno_text());
+  const Fd file = open_regular_file(path);
   struct stat status {};
   if (fstat(file.get(), &status) != 0) fail(errno_text());
-  if (S_ISDIR(status.st_mode)) fail("it is a folder; give a safetensors file");
-  if (!S_ISREG(status.st_mode)) fail("it is no regular file");
   std::vector<std::byte> bytes;
   try {
     bytes.resize(static_cast<std::size_t>(status.st_size));

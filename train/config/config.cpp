@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <yaml-cpp/depthguard.h>
 #include <yaml-cpp/eventhandler.h>
 #include <yaml-cpp/yaml.h>
 
@@ -79,6 +80,15 @@ std::optional<YAML::Mark> second_document(const std::string& text) {
   return starts.second;
 }
 
+// Whether a tab stands before the first word of line `number`, from 0.
+bool has_tab_indentation(const std::string& text, int number) {
+  std::istringstream lines(text);
+  std::string line;
+  for (int i = 0; i <= number; ++i)
+    if (!std::getline(lines, line)) return false;
+  return line.find('\t') < line.find_first_not_of(" \t");
+}
+
 class Loader {
  public:
   explicit Loader(LoadedConfig& loaded) : loaded_(loaded) {}
@@ -106,8 +116,12 @@ class Loader {
         return problem(
             "", path + ":1:1: the file must hold sections such as 'model:', not a plain value or a list");
       map(root, "");
+    } catch (const YAML::DeepRecursion& e) {
+      problem("", place(e.mark) + ": lists or sections lie within each other hundreds of levels deep");
     } catch (const YAML::Exception& e) {
-      problem("", place(e.mark) + ": not readable as YAML: " + e.msg);
+      problem("", place(e.mark) + (e.mark.line >= 0 && has_tab_indentation(text, e.mark.line)
+                                       ? ": the line begins with a tab; YAML is indented with spaces"
+                                       : ": not readable as YAML: " + e.msg));
     }
   }
 
@@ -127,9 +141,10 @@ class Loader {
   }
 
  private:
-  // A file's names and values may be of any length.
-  void problem(const std::string& key, const std::string& message) {
+  // A file's names and values may hold anything, and be of any length.
+  void problem(const std::string& key, const std::string& text) {
     constexpr std::size_t kLongest = 1000, kEnd = 300;
+    const std::string message = one_line(text, std::string::npos);
     const std::size_t size = message.size();
     loaded_.problems.push_back(
         {key, size <= kLongest ? message
@@ -167,6 +182,10 @@ class Loader {
         continue;
       }
       const std::string name = prefix + entry.first.Scalar();
+      if (entry.first.Scalar() == "<<") {
+        problem(name, "'<<' (" + where + "): merge keys are not read; write the keys out where they belong");
+        continue;
+      }
       if (!seen_.insert(name).second) {
         problem(name, "'" + name + "' (" + where + ") stands twice in the file; keep one of them");
         continue;

@@ -11,6 +11,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <type_traits>
+#include <utility>
 
 #include "nn/core/base/check.h"
 #include "nn/core/base/log.h"
@@ -197,8 +198,8 @@ const char* Metric::rate_unit() const {
   return name == "perplexity" ? "tokens/s" : name == "word error rate" ? "recordings/s" : "images/s";
 }
 
-MetricsWriter::MetricsWriter(const std::string& path, int rank)
-    : path_(path), rank_(rank), file_(std::fopen(path.c_str(), "ae")) {
+MetricsWriter::MetricsWriter(const std::string& path, int rank, std::function<void()> check)
+    : path_(path), rank_(rank), check_(std::move(check)), file_(std::fopen(path.c_str(), "ae")) {
   if (!file_)
     throw UserError(path_ + ": cannot be written: " + errno_text() +
                     "; choose another folder with output.dir");
@@ -217,6 +218,7 @@ std::uint64_t MetricsWriter::bytes() const {
         path_ +
         ": the file is gone: deleted, moved or replaced while the run was writing it, perhaps with its "
         "folder; the run ends, since nothing of it would be kept");
+  if (check_) check_();
   return static_cast<std::uint64_t>(status.st_size);
 }
 
@@ -283,9 +285,7 @@ void MetricsWriter::write(const StopRecord& record) {
 }
 
 Metrics read_metrics(const std::string& path) {
-  errno = 0;
-  std::ifstream stream(path);
-  if (!stream) throw UserError(path + ": cannot be read: " + errno_text());
+  std::ifstream stream = open_stream(path);
   Metrics metrics;
   std::string text;
   for (int line = 1; std::getline(stream, text); ++line) {

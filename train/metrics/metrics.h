@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -158,7 +159,8 @@ struct EndRecord {
 // (disk full), and where the path no longer leads to the file (its folder was deleted or moved).
 class MetricsWriter {
  public:
-  explicit MetricsWriter(const std::string& path, int rank = 0);
+  // `check`, called before each record, throws where the run may write no more.
+  explicit MetricsWriter(const std::string& path, int rank = 0, std::function<void()> check = {});
   ~MetricsWriter();
   MetricsWriter(const MetricsWriter&) = delete;
   MetricsWriter& operator=(const MetricsWriter&) = delete;
@@ -170,7 +172,7 @@ class MetricsWriter {
   void write(const EndRecord& record);
   void write(const StartRecord& record);
   void write(const StopRecord& record);
-  std::uint64_t bytes() const;  // of the file so far; UserError where it is gone
+  std::uint64_t bytes() const;  // of the file so far; throws as write() does where it is gone
 
  private:
   template <class Record>
@@ -178,6 +180,7 @@ class MetricsWriter {
 
   std::string path_;
   int rank_;
+  std::function<void()> check_;
   std::FILE* file_ = nullptr;
   std::uint64_t device_ = 0, inode_ = 0;  // of the file
 };

@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "nn/core/base/check.h"
+#include "nn/core/base/regular_file.h"
 #include "nn/core/base/text.h"
 
 namespace topknot {
@@ -300,13 +301,9 @@ void write_array(const std::string& path, const std::vector<std::size_t>& shape,
 
 }  // namespace
 
-NpyReader::NpyReader(const std::string& path)
-    : path_(path), file_(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
-  if (file_.get() < 0) refuse(path, "cannot be read: " + errno_text());
+NpyReader::NpyReader(const std::string& path) : path_(path), file_(open_regular_file(path)) {
   struct stat status {};
   if (fstat(file_.get(), &status) != 0) refuse(path, "cannot be read: " + errno_text());
-  if (S_ISDIR(status.st_mode)) refuse(path, "is a folder; give a .npy file");
-  if (!S_ISREG(status.st_mode)) refuse(path, "is no regular file; save the array to a .npy file first");
   const auto size = static_cast<std::size_t>(status.st_size);
 
   std::string start(std::min(size, kLongestStart), '\0');

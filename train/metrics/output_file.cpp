@@ -1,6 +1,5 @@
 #include "train/metrics/output_file.h"
 
-#include <fmt/format.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -11,6 +10,7 @@
 #include <utility>
 
 #include "nn/core/base/check.h"
+#include "nn/core/base/new_file.h"
 
 namespace topknot {
 
@@ -32,13 +32,13 @@ OutputFile::OutputFile(const std::string& path) : path_(path), target_(path) {
     // A name that is a link keeps its link.
     if (exists) target_ = fs::canonical(path, error).string();
     if (exists && !error && access(target_.c_str(), W_OK) != 0) fail(errno);
-    temporary_ = fmt::format("{}.part-{}", target_, getpid());
-    file_ = std::fopen(temporary_.c_str(), "we");
+    NewFile part = create_part_file(target_);
+    if (part.fd.valid()) {
+      temporary_ = part.path;
+      file_ = fdopen(part.fd.release(), "w");
+    }
   }
-  if (!file_) {
-    temporary_.clear();
-    fail(errno);
-  }
+  if (!file_) fail(errno);
 }
 
 OutputFile::~OutputFile() {

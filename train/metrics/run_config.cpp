@@ -4,9 +4,10 @@
 
 #include <algorithm>
 #include <charconv>
-#include <fstream>
+#include <sstream>
 
 #include "nn/core/base/check.h"
+#include "nn/core/base/text_file.h"
 
 namespace topknot {
 namespace {
@@ -27,8 +28,8 @@ std::size_t value_end(const std::string& text, std::size_t begin) {
 }  // namespace
 
 RunConfig::RunConfig(const std::string& path) : path_(path) {
-  std::ifstream file(path);
-  if (!file) throw UserError(path + ": cannot be read");
+  constexpr std::size_t kMostBytes = 1 << 20;
+  std::istringstream file(read_text_file(path, kMostBytes));
   std::string section;
   int number = 0;
   for (std::string line; std::getline(file, line);) {

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -62,8 +63,11 @@ void AlgorithmCache::keep(const std::string& key, const Numbers& choice) {
   std::error_code failed;
   std::filesystem::create_directories(std::filesystem::path(file_).parent_path(), failed);
   errno = 0;
-  const Fd file(open(file_.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666));
-  bool written = file.valid();
+  // Neither a link's target nor a pipe or device is written.
+  const Fd file(
+      open(file_.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666));
+  struct stat status {};
+  bool written = file.valid() && fstat(file.get(), &status) == 0 && S_ISREG(status.st_mode);
   if (written && static_cast<std::size_t>(lseek(file.get(), 0, SEEK_END)) + line.size() <= kMostBytes)
     written = write(file.get(), line.data(), line.size()) == static_cast<ssize_t>(line.size());
   const std::string why = failed ? failed.message() : errno_text();

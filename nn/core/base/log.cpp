@@ -8,6 +8,7 @@
 #include <mutex>
 
 #include "nn/core/base/terminal.h"
+#include "nn/core/base/text.h"
 
 namespace topknot {
 namespace {
@@ -34,16 +35,17 @@ void draw_status() {
   if (!status_line.empty()) std::fputs(status_line.c_str(), stderr), std::fflush(stderr);
 }
 
-void write(spdlog::level::level_enum level, const std::string& text) {
+// Any text may hold names and words of files, other ranks or the environment.
+void write(spdlog::level::level_enum level, const std::string& prefix, const std::string& text) {
   if (!logger().should_log(level)) return;
   const std::lock_guard lock(status_mutex);
   clear_status();
-  logger().log(level, "{}", text);
+  logger().log(level, "{}{}", prefix, printable(text, std::string::npos));
   draw_status();
 }
 
-std::string with_rank(const std::string& text) {
-  return rank_count > 1 ? fmt::format("[rank {}] {}", this_rank, text) : text;
+std::string rank_prefix() {
+  return rank_count > 1 ? fmt::format("[rank {}] ", this_rank) : "";
 }
 
 }  // namespace
@@ -75,16 +77,16 @@ void set_status_line(const std::string& line) {
 }
 
 void log_debug(const std::string& text) {
-  write(spdlog::level::debug, with_rank(text));
+  write(spdlog::level::debug, rank_prefix(), text);
 }
 void log_info(const std::string& text) {
-  if (this_rank == 0) write(spdlog::level::info, text);
+  if (this_rank == 0) write(spdlog::level::info, "", text);
 }
 void log_warning(const std::string& text) {
-  write(spdlog::level::warn, with_rank(coloured("warning: ", Colour::yellow, STDERR_FILENO) + text));
+  write(spdlog::level::warn, rank_prefix() + coloured("warning: ", Colour::yellow, STDERR_FILENO), text);
 }
 void log_error(const std::string& text) {
-  write(spdlog::level::err, with_rank(coloured("error: ", Colour::red, STDERR_FILENO) + text));
+  write(spdlog::level::err, rank_prefix() + coloured("error: ", Colour::red, STDERR_FILENO), text);
 }
 
 }  // namespace topknot

@@ -1,10 +1,12 @@
 #include "nn/core/base/memory.h"
 
 #include <fmt/format.h>
+#include <pthread.h>
 #include <sys/resource.h>
 #include <sys/sysinfo.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <fstream>
 
 #include "nn/core/base/text.h"
@@ -26,13 +28,46 @@ double soft_limit(int resource) {
   return static_cast<double>(limit.rlim_cur);
 }
 
+// The limits of this process's own cgroup and of those around it. Version 1 has a hierarchy of its own for memory.
+double container_limit() {
+  double limit = kNone;
+  std::ifstream groups("/proc/self/cgroup");
+  for (std::string line; std::getline(groups, line);) {
+    const bool first_version = line.find(":memory:") != std::string::npos;
+    if (!first_version && line.rfind("0::", 0) != 0) continue;
+    std::filesystem::path group = line.substr(line.find(":/") + 1);
+    const std::string root = first_version ? "/sys/fs/cgroup/memory" : "/sys/fs/cgroup";
+    const char* file = first_version ? "memory.limit_in_bytes" : "memory.max";
+    while (true) {
+      limit = std::min(limit, number_in((root / group.relative_path() / file).c_str()));
+      if (!group.has_relative_path()) break;
+      group = group.parent_path();
+    }
+  }
+  return limit;
+}
+
+double ulimit_bytes() {
+  return std::min(soft_limit(RLIMIT_AS), soft_limit(RLIMIT_DATA));
+}
+
+// In bytes, of /proc/self/status, such as "VmSize"; 0 where it is not there.
+double own_bytes(const std::string& name) {
+  std::ifstream status("/proc/self/status");
+  double kilobytes = 0;
+  for (std::string word; status >> word;)
+    if (word == name + ":") return status >> kilobytes ? 1024 * kilobytes : 0;
+  return 0;
+}
+
 }  // namespace
 
 OutOfMemory::OutOfMemory(const std::string& what, double bytes)
     : UserError(fmt::format(
-          "out of memory: {}{}; this process may have at most {}, of which other programs use a part; "
+          "out of memory: {}{}; this process may have at most {}{}, of which other programs use a part; "
           "lower data.batch_size, data.workers, dist.ranks or the size of the data or the model",
-          what, bytes > 0 ? fmt::format(" ({})", format_bytes(bytes)) : "", format_bytes(memory_limit()))) {}
+          what, bytes > 0 ? fmt::format(" ({})", format_bytes(bytes)) : "", format_bytes(memory_limit()),
+          memory_limit() == ulimit_bytes() ? " (ulimit -v or -d)" : "")) {}
 
 double memory_limit() {
   struct sysinfo machine {};
@@ -40,8 +75,20 @@ double memory_limit() {
   if (sysinfo(&machine) == 0)
     limit =
         (static_cast<double>(machine.totalram) + static_cast<double>(machine.totalswap)) * machine.mem_unit;
-  return std::min({limit, soft_limit(RLIMIT_AS), number_in("/sys/fs/cgroup/memory.max"),
-                   number_in("/sys/fs/cgroup/memory/memory.limit_in_bytes")});
+  return std::min({limit, ulimit_bytes(), container_limit()});
+}
+
+double address_room() {
+  return std::min(soft_limit(RLIMIT_AS) - own_bytes("VmSize"), soft_limit(RLIMIT_DATA) - own_bytes("VmData"));
+}
+
+double stack_bytes() {
+  pthread_attr_t attributes;
+  std::size_t bytes = 0;
+  if (pthread_getattr_default_np(&attributes) != 0) return 0;
+  pthread_attr_getstacksize(&attributes, &bytes);
+  pthread_attr_destroy(&attributes);
+  return static_cast<double>(bytes);
 }
 
 double thread_limit() {

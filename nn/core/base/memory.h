@@ -16,8 +16,13 @@ class OutOfMemory : public UserError {
 };
 
 // The most memory, in bytes, that this process may have: the machine's with swap, the limit of its container (cgroup)
-// and of ulimit -v, whichever is least.
+// and of ulimit -v and -d, whichever is least.
 double memory_limit();
+
+// Address space, in bytes, that ulimit -v and -d leave to this process; a number beyond any where they are not set. Memory
+// that is never touched counts too: a thread takes the whole of its stack, stack_bytes().
+double address_room();
+double stack_bytes();
 
 // The most threads that this user may start: the kernel's limit, the container's and that of ulimit -u.
 double thread_limit();

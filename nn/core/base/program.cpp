@@ -1,6 +1,7 @@
 #include "nn/core/base/program.h"
 
 #include <fcntl.h>
+#include <malloc.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -48,7 +49,7 @@ void on_signal(int number, siginfo_t* info, void*) {
 void report(const char* name, const char* kind, const char* message) {
   if (name)
     std::fprintf(stderr, "%s %s%s\n", coloured(std::string(name) + ":", Colour::red, STDERR_FILENO).c_str(),
-                 kind, message);
+                 kind, printable(message, std::string::npos).c_str());
   else
     log_error(message);
 }
@@ -122,6 +123,9 @@ void prepare_process() {
 
 int run_program(const char* name, int (*body)(int argc, char** argv), int argc, char** argv) {
   prepare_process();
+  // Each further arena of malloc, one a thread, reserves 64 MB that a limit of the address space counts.
+  constexpr double kAnyLimit = 1e15;
+  if (address_room() < kAnyLimit) mallopt(M_ARENA_MAX, 1);
   try {
     return run_and_report(name, body, argc, argv);
   } catch (const std::bad_alloc&) {  // for the message itself

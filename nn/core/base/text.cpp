@@ -30,7 +30,9 @@ std::string errno_text() {
   return std::strerror(errno ? errno : EIO);
 }
 
-std::string printable(std::string_view text, std::size_t longest) {
+namespace {
+
+std::string escaped(std::string_view text, std::size_t longest, bool lines) {
   const bool cut = text.size() > longest;
   text = text.substr(0, longest);
   std::string result;
@@ -45,9 +47,13 @@ std::string printable(std::string_view text, std::size_t longest) {
     for (std::size_t k = 1; k < length; ++k)
       if ((byte(i + k) & 0xc0) != 0x80) length = 0;
     // C0 and DEL; C1, which U+0080 to U+009F are.
-    const bool control = (first < 0x20 && first != '\n' && first != '\t') || first == 0x7f ||
-                         (length == 2 && first == 0xc2 && byte(i + 1) < 0xa0);
-    if (length > 0 && !control) {
+    const bool layout = first == '\n' || first == '\t';
+    const bool control =
+        (first < 0x20 && !layout) || first == 0x7f || (length == 2 && first == 0xc2 && byte(i + 1) < 0xa0);
+    if (layout && !lines) {
+      result += first == '\n' ? "\\n" : "\\t";
+      ++i;
+    } else if (length > 0 && !control) {
       result += text.substr(i, length);
       i += length;
     } else {
@@ -56,6 +62,16 @@ std::string printable(std::string_view text, std::size_t longest) {
     }
   }
   return cut ? result + "..." : result;
+}
+
+}  // namespace
+
+std::string printable(std::string_view text, std::size_t longest) {
+  return escaped(text, longest, true);
+}
+
+std::string one_line(std::string_view text, std::size_t longest) {
+  return escaped(text, longest, false);
 }
 
 std::string short_text(double value) {

@@ -22,6 +22,8 @@ std::string compared_bytes(double bytes, double dense);
 // Text that came from elsewhere, safe to print: what could move a terminal's cursor or is no UTF-8 becomes \xNN; line
 // breaks and tabs stay. At most `longest` bytes of it.
 std::string printable(std::string_view text, std::size_t longest = 4000);
+// The same as one line, so that it cannot pass for lines of the program's own: line breaks and tabs become \n and \t.
+std::string one_line(std::string_view text, std::size_t longest = 4000);
 
 // Takes the first line off `rest`, with its "\n" or "\r\n", which `line` lacks; the last line may have none. False where nothing
 // is left.

@@ -33,6 +33,11 @@ std::string kind_problem(const struct stat& status, const std::string& path) {
 
 }  // namespace
 
+std::ifstream open_stream(const std::string& path) {
+  const Fd file = open_regular_file(path);
+  return std::ifstream(fmt::format("/proc/self/fd/{}", file.get()), std::ios::binary);
+}
+
 std::string read_text_file(const std::string& path, std::size_t most_bytes, const std::string& hint) {
   const auto fail = [&](const std::string& why) { throw UserError(path + ": " + why + hint); };
   errno = 0;

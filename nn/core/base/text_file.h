@@ -2,6 +2,7 @@
 // Small text files that a user names: configurations, profiles, tables.
 
 #include <cstddef>
+#include <fstream>
 #include <string>
 
 namespace topknot {
@@ -10,5 +11,8 @@ namespace topknot {
 // /dev/fd/N), which has a minute to deliver it. Throws UserError "PATH: REASON HINT": absent, a read error, a
 // folder, a device, a named pipe (opening one may never end), more than `most_bytes`.
 std::string read_text_file(const std::string& path, std::size_t most_bytes, const std::string& hint = "");
+
+// A regular file of any size, to be read line by line. Throws UserError as open_regular_file() (nn/core/base/regular_file.h).
+std::ifstream open_stream(const std::string& path);
 
 }  // namespace topknot

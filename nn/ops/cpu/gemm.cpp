@@ -66,6 +66,8 @@ void Product::run(const void* a, const void* packed_b, void* c, const float* bia
 }
 
 void sgemm(const ProductForm& f, const float* a, const float* b, float* c, const float* bias) {
+  // The first call makes the kernels of all.
+  [[maybe_unused]] static const bool has_room = (check_kernel_room(), true);
   if (bias)
     parallel_ranges(f.m, [&](int, std::int64_t begin, std::int64_t end) {
       for (std::int64_t i = begin; i < end; ++i) std::copy_n(bias, f.n, c + i * f.n);

@@ -30,12 +30,15 @@ dnnl::memory::desc activation_desc(const Shape& shape, Layout layout, DType type
           layout == Layout::plain ? tag::nchw : blocked};
 }
 
-dnnl::primitive_attr user_scratchpad() {
-  // oneDNN 2.6 does not check all of its own allocations where it makes a kernel: this much must be left.
+void check_kernel_room() {
   constexpr std::size_t kRoom = 64 << 20;
   void* room = mmap(nullptr, kRoom, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (room == MAP_FAILED) throw OutOfMemory("room for a kernel of oneDNN", kRoom);
   munmap(room, kRoom);
+}
+
+dnnl::primitive_attr user_scratchpad() {
+  check_kernel_room();
   dnnl::primitive_attr attributes;
   attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
   return attributes;

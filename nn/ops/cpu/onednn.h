@@ -56,6 +56,9 @@ class MadeForOneThread {
   const int threads_ = omp_get_max_threads();
 };
 
+// Throws OutOfMemory where too little is left for a kernel: oneDNN 2.6 does not check all of its own allocations where it
+// makes one.
+void check_kernel_room();
 // Attributes that every primitive here is made with.
 dnnl::primitive_attr user_scratchpad();
 

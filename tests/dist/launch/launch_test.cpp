@@ -1,5 +1,7 @@
 #include "dist/launch/launch.h"
 
+#include <sys/mman.h>
+
 #include <map>
 
 #include "dist/comm/backend.h"
@@ -52,6 +54,17 @@ const Variables srun = {
 Variables both(Variables a, const Variables& b) {
   a.insert(b.begin(), b.end());
   return a;
+}
+
+// Of a copy that this process, with the file `proof`, started.
+Variables copy_of(const Fd& proof) {
+  return {{"TOPKNOT_RANK", "2"},
+          {"TOPKNOT_RANKS", "4"},
+          {"TOPKNOT_MASTER", "127.0.0.1:4711"},
+          {"TOPKNOT_LAUNCH", file_name(proof.get())}};
+}
+Fd new_proof() {
+  return Fd(memfd_create("test", MFD_CLOEXEC));
 }
 
 }  // namespace
@@ -256,9 +269,8 @@ TEST_CASE("nccl starts as gloo does, and takes the GPU of its rank on the machin
   CHECK(silent.local_rank == -1);
   CHECK(gpu_of(silent, 4) == 1);
   CHECK(gpu_of(plan_launch(DistOptions{}, from({})), 4) == 0);
-  const auto copy = plan_launch(
-      nccl, from({{"TOPKNOT_RANK", "2"}, {"TOPKNOT_RANKS", "4"}, {"TOPKNOT_MASTER", "127.0.0.1:4711"}}));
-  CHECK(gpu_of(copy, 4) == 2);
+  const Fd proof = new_proof();
+  CHECK(gpu_of(plan_launch(nccl, from(copy_of(proof))), 4) == 2);
 }
 
 TEST_CASE("the job's token is the user's, else the launcher's name for the job, else none") {
@@ -275,9 +287,25 @@ TEST_CASE("the job's token is the user's, else the launcher's name for the job, 
   CHECK(contains(error_of(options, {}), "dist.token has 300 bytes"));
 }
 
+TEST_CASE("variables of a copy that were left over or set by hand make no copy") {
+  Fd proof = new_proof();
+  const Variables variables = copy_of(proof);
+  CHECK(plan_launch(gloo(4), from(variables)).rank == 2);
+  Variables by_hand = variables;
+  by_hand.erase("TOPKNOT_LAUNCH");
+  CHECK(plan_launch(gloo(4), from(by_hand)).kind == LaunchPlan::Kind::spawn);
+  by_hand["TOPKNOT_RANKS"] = "1";
+  CHECK(plan_launch(gloo(1), from(by_hand)).launcher.empty());
+  const Fd other = new_proof();  // of another launcher
+  by_hand["TOPKNOT_LAUNCH"] = std::to_string(other.get()) + ":1";
+  CHECK(plan_launch(gloo(4), from(by_hand)).kind == LaunchPlan::Kind::spawn);
+  proof.reset();  // its launcher's file is not open here
+  CHECK(plan_launch(gloo(4), from(variables)).kind == LaunchPlan::Kind::spawn);
+}
+
 TEST_CASE("a copy that was started finds its place, whatever dist.ranks says") {
-  const auto plan = plan_launch(
-      gloo(4), from({{"TOPKNOT_RANK", "2"}, {"TOPKNOT_RANKS", "4"}, {"TOPKNOT_MASTER", "127.0.0.1:4711"}}));
+  const Fd proof = new_proof();
+  const auto plan = plan_launch(gloo(4), from(copy_of(proof)));
   CHECK(plan.kind == LaunchPlan::Kind::process);
   CHECK(plan.launcher == "spawn");
   CHECK(plan.rank == 2);

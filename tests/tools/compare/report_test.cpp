@@ -1,4 +1,6 @@
 // The page and the pictures.
+#include <sys/stat.h>
+
 #include <cmath>
 #include <filesystem>
 #include <fstream>
@@ -108,6 +110,28 @@ TEST_CASE("an environment that is nested without end, or no UTF-8, is read as fa
     std::ofstream(run + "/environment.json") << R"({"host":"node1","deep":)" << text << "}";
     CHECK_NOTHROW(comparison_text(folder.compare({"d"})));
   }
+}
+
+TEST_CASE("an environment that is a pipe is refused, not waited for") {
+  const Folder folder;
+  const std::string run = folder.add("d", {});
+  std::filesystem::remove(run + "/environment.json");
+  REQUIRE(mkfifo((run + "/environment.json").c_str(), 0600) == 0);
+  CHECK(user_error([&] { read_run(run); }, {"environment.json", "a named pipe"}));
+}
+
+TEST_CASE("words of the runs' files move no cursor and begin no line, on the terminal and on the page") {
+  const Folder folder;
+  folder.add("d", {});
+  Comparison c = folder.compare({"d"});
+  c.task = "pictures\x1b[2J\nNote: all is well";
+  c.warnings = {"first\nNote: second\x1b[2J"};
+  c.methods[0].name = "dense\n\x1b[2J";
+  const std::string text = comparison_text(c), page = report_html(c);
+  CHECK(contains(text, "task: pictures\\x1b[2J\\nNote: all is well\n"));
+  CHECK(contains(text, "Note: first\\nNote: second\\x1b[2J."));
+  CHECK(contains(text, "dense\\n\\x1b[2J"));
+  CHECK_FALSE(contains(text + page, "\x1b"));
 }
 
 TEST_CASE("the report draws recorded distributions, of each method that has some") {

@@ -1,3 +1,5 @@
+#include <sys/stat.h>
+
 #include <filesystem>
 #include <fstream>
 #include <set>
@@ -121,7 +123,10 @@ TEST_CASE("what is no table of runs is refused with its line") {
     const MadeTable table(text);
     return user_error([&] { read_runs({table.path}); }, parts);
   };
-  CHECK(user_error([] { read_runs({"none.csv"}); }, {"none.csv: cannot be read"}));
+  CHECK(user_error([] { read_runs({"none.csv"}); }, {"'none.csv'", "No such file"}));
+  const TempFolder temp;
+  REQUIRE(mkfifo(temp.at("pipe.csv").c_str(), 0600) == 0);
+  CHECK(user_error([&] { read_runs({temp.at("pipe.csv")}); }, {"pipe.csv", "a named pipe"}));
   CHECK(refused("", {"empty"}));
   CHECK(refused(kHeader, {"no run in it"}));
   CHECK(refused(kHeader + good + "dense,2\n", {"runs.csv:3: 2 cells, and the header has 15"}));

@@ -1,6 +1,7 @@
 // A checkpoint on disk is complete or absent, whatever happens while it is written, and no changed byte passes.
 #include "train/checkpoint/checkpoint.h"
 
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -192,6 +193,43 @@ TEST_CASE("each byte of a checkpoint flipped once: it is refused, and the file i
   }
   verify(store, 3);
   CHECK(flips > 1500);
+}
+
+TEST_CASE(
+    "what has the name of an unfinished checkpoint's file is replaced, and a link in its place not "
+    "followed") {
+  const TempFolder temp;
+  temp.write("victim", {'m', 'y'});
+  const CheckpointStore store(temp.at("checkpoints"));
+  const std::string partial = store.path(3) + ".partial";
+  fs::create_directories(partial);
+  fs::create_symlink(temp.at("victim"), partial + "/" + kModelFile);
+  save(store, 3);
+  verify(store, 3);
+  fs::create_symlink(temp.at("victim"), store.path(3) + "/manifest.json.partial");
+  store.evaluated(3, store.manifest(3).position, 7);
+  CHECK(store.manifest(3).metrics_bytes == 7);
+  CHECK(text_of(temp.at("victim")) == "my");
+  fs::create_directory(temp.at("elsewhere"));
+  fs::create_directory_symlink(temp.at("elsewhere"), store.path(4) + ".partial");
+  CHECK(user_error([&] { save(store, 4); }, {".partial: is a link"}));
+  CHECK(fs::is_empty(temp.at("elsewhere")));
+}
+
+TEST_CASE("special files in a checkpoint's place are refused before they are opened") {
+  const TempFolder temp;
+  const CheckpointStore store(temp.at("checkpoints"));
+  save(store, 3);
+  const Manifest manifest = store.manifest(3);
+  for (const std::string name : {kModelFile, "manifest.json"}) {
+    const std::string path = store.path(3) + "/" + name;
+    fs::remove(path);
+    REQUIRE(mkfifo(path.c_str(), 0600) == 0);
+  }
+  CHECK(user_error([&] { store.manifest(3); }, {"manifest.json", "a named pipe"}));
+  CheckpointFile empty = file_of(manifest, kModelFile);
+  CHECK(user_error([&] { store.read(3, empty); }, {kModelFile}));
+  CHECK(user_error([&] { SafetensorsFile::read(store.path(3) + "/" + kModelFile); }, {"a named pipe"}));
 }
 
 TEST_CASE("1000 writes that fail at a random byte leave no checkpoint that cannot be read") {

@@ -228,7 +228,7 @@ TEST_CASE("a path that is no readable safetensors file is refused with its reaso
   const TempFolder temp;
   CHECK(user_error([&] { SafetensorsFile::read(temp.at("no")); }, {temp.at("no"), "No such file"}));
   CHECK(user_error([&] { SafetensorsFile::read(temp.str()); }, {temp.str(), "folder"}));
-  CHECK(user_error([&] { SafetensorsFile::read("/dev/zero"); }, {"/dev/zero", "no regular file"}));
+  CHECK(user_error([&] { SafetensorsFile::read("/dev/zero"); }, {"/dev/zero", "not a regular file"}));
 }
 
 TEST_CASE("what cannot be written as a safetensors file is a mistake of the caller") {

@@ -150,7 +150,7 @@ TEST_CASE("what is no array is refused") {
   const TempFolder temp;
   CHECK(user_error([&] { NpyReader reader(temp.str()); }, {temp.str(), "folder"}));
   CHECK(user_error([&] { NpyReader reader(temp.at("absent.npy")); }, {"absent.npy", "No such file"}));
-  CHECK(user_error([] { NpyReader reader("/dev/null"); }, {"/dev/null", "no regular file"}));
+  CHECK(user_error([] { NpyReader reader("/dev/null"); }, {"/dev/null", "not a regular file"}));
 }
 
 TEST_CASE("rows are appended, and close() counts them in the header") {
