@@ -1,7 +1,6 @@
 #include "train/trainer.h"
 
 #include <fmt/format.h>
-#include <omp.h>
 
 #include <algorithm>
 #include <cmath>
@@ -350,10 +349,10 @@ class Trainer {
 
 RunOutcome run_rank(const RunInputs& inputs, Communicator& communicator) {
   set_log_rank(communicator.rank(), communicator.size());
-  omp_set_num_threads(compute_threads(inputs.config));
   std::optional<Trainer> trainer;
   try {
     check_same_configuration(communicator, inputs.config);
+    settle_threads(communicator, inputs.config);
     check_same_data(communicator, inputs.data);
     if (inputs.resume) {
       const CheckpointStore store(inputs.folder.checkpoints());

@@ -1,11 +1,10 @@
 // Local response normalisation by oneDNN.
 #include "nn/ops/lrn.h"
 
-#include <omp.h>
-
 #include <map>
 #include <tuple>
 
+#include "nn/core/threads.h"
 #include "nn/ops/cpu/onednn.h"
 
 namespace topknot {
@@ -43,13 +42,12 @@ std::shared_ptr<const LrnPlan> make_lrn_plan(const LrnOptions& o, const Tensor& 
 std::shared_ptr<const LrnPlan> lrn_plan_for(const LrnOptions& o, const Tensor& x) {
   using Key = std::tuple<LrnOptions, std::array<std::int64_t, 4>, Layout, int>;
   thread_local std::map<Key, std::shared_ptr<const LrnPlan>> plans;
-  auto& plan = plans[{o, {x.dim(0), x.dim(1), x.dim(2), x.dim(3)}, x.layout(), omp_get_max_threads()}];
+  auto& plan = plans[{o, {x.dim(0), x.dim(1), x.dim(2), x.dim(3)}, x.layout(), team_size()}];
   if (!plan) plan = make_lrn_plan(o, x);
   return plan;
 }
 
 struct LrnKept {
-  std::shared_ptr<const LrnPlan> plan;
   Tensor workspace;
 };
 
@@ -60,15 +58,17 @@ OpState lrn_forward(const LrnOptions& options, const Tensor& x, Tensor& y) {
     plan->forward->run(0, {x.data(), y.data(), workspace.data()});
   else
     plan->forward->run(0, {x.data(), y.data()});
-  return std::make_shared<LrnKept>(LrnKept{plan, std::move(workspace)});
+  return std::make_shared<LrnKept>(LrnKept{std::move(workspace)});
 }
 
-void lrn_backward(const LrnOptions&, const OpState& state, const Tensor& x, const Tensor& dy, Tensor& dx) {
+void lrn_backward(const LrnOptions& options, const OpState& state, const Tensor& x, const Tensor& dy,
+                  Tensor& dx) {
   const auto& kept = state_as<LrnKept>(state);
+  const auto plan = lrn_plan_for(options, x);  // of the team that there is now
   if (kept.workspace.defined())
-    kept.plan->backward->run(0, {x.data(), dy.data(), dx.data(), kept.workspace.data()});
+    plan->backward->run(0, {x.data(), dy.data(), dx.data(), kept.workspace.data()});
   else
-    kept.plan->backward->run(0, {x.data(), dy.data(), dx.data()});
+    plan->backward->run(0, {x.data(), dy.data(), dx.data()});
 }
 
 const RegisterKernels<LrnKernels> lrn_registered(DeviceKind::cpu,

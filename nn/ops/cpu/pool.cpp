@@ -1,6 +1,4 @@
 // Pooling by oneDNN, and the mean of whole images.
-#include <omp.h>
-
 #include <map>
 #include <tuple>
 
@@ -52,14 +50,12 @@ std::shared_ptr<const PoolPlan> make_plan(const PoolGeometry& g, const Shape& x,
 std::shared_ptr<const PoolPlan> plan_for(const PoolGeometry& g, const Tensor& x, const Tensor& y) {
   using Key = std::tuple<PoolGeometry, std::array<std::int64_t, 4>, Layout, DType, int>;
   thread_local std::map<Key, std::shared_ptr<const PoolPlan>> plans;
-  auto& plan =
-      plans[{g, {x.dim(0), x.dim(1), x.dim(2), x.dim(3)}, x.layout(), x.dtype(), omp_get_max_threads()}];
+  auto& plan = plans[{g, {x.dim(0), x.dim(1), x.dim(2), x.dim(3)}, x.layout(), x.dtype(), team_size()}];
   if (!plan) plan = make_plan(g, x.shape(), y.shape(), x.layout(), x.dtype());
   return plan;
 }
 
 struct PoolKept {
-  std::shared_ptr<const PoolPlan> plan;
   Tensor workspace;  // of max pooling: where each maximum was
 };
 
@@ -70,16 +66,17 @@ OpState pool_forward(const PoolGeometry& g, const Tensor& x, Tensor& y) {
     plan->forward->run(0, {x.data(), y.data(), workspace.data()});
   else
     plan->forward->run(0, {x.data(), y.data()});
-  return std::make_shared<PoolKept>(PoolKept{plan, std::move(workspace)});
+  return std::make_shared<PoolKept>(PoolKept{std::move(workspace)});
 }
 
-void pool_backward(const PoolGeometry&, const OpState& state, const Tensor&, const Tensor&, const Tensor& dy,
-                   Tensor& dx) {
+void pool_backward(const PoolGeometry& g, const OpState& state, const Tensor&, const Tensor&,
+                   const Tensor& dy, Tensor& dx) {
   const auto& kept = state_as<PoolKept>(state);
+  const auto plan = plan_for(g, dx, dy);  // of the team that there is now
   if (kept.workspace.defined())
-    kept.plan->backward->run(0, {dy.data(), dx.data(), kept.workspace.data()});
+    plan->backward->run(0, {dy.data(), dx.data(), kept.workspace.data()});
   else
-    kept.plan->backward->run(0, {dy.data(), dx.data()});
+    plan->backward->run(0, {dy.data(), dx.data()});
 }
 
 void average_forward(const Tensor& x, Tensor& y) {
