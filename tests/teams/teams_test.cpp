@@ -11,7 +11,6 @@
 #include <sstream>
 
 #include "nn/core/base/checksum.h"
-#include "nn/core/threads.h"
 #include "nn/ops/batch_norm.h"
 #include "nn/ops/concat.h"
 #include "nn/ops/elementwise.h"
