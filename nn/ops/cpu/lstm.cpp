@@ -6,6 +6,8 @@
 // Sums, gates and cells are fp32.
 #include "nn/ops/lstm.h"
 
+#include <omp.h>
+
 #include <array>
 #include <atomic>
 #include <map>
@@ -14,6 +16,7 @@
 #include "nn/core/simd_math.h"
 #include "nn/ops/cpu/channels.h"
 #include "nn/ops/cpu/gemm.h"
+#include "nn/ops/cpu/onednn.h"
 
 namespace topknot {
 namespace {
