@@ -2,7 +2,6 @@
 #include "nn/core/threads.h"
 #include "nn/ops/batch_norm.h"
 #include "nn/ops/linear.h"
-#include "nn/ops/lrn.h"
 #include "nn/ops/pool.h"
 #include "tests/support/variables.h"
 
@@ -143,32 +142,4 @@ TEST_CASE("a team is settled at the size that OpenMP gives, and linear has its r
   omp_set_dynamic(1);
   CHECK(set_team_size(5) == 5);
   CHECK(omp_get_dynamic() == 0);
-}
-
-TEST_CASE("pooling and local_response_norm go back in another team than they went forward in") {
-  for (const bool norm : {false, true}) {
-    const auto run = [&](int forward_threads, int backward_threads) {
-      const Shape shape{7, 32, 9, 9};
-      Leaf x(shape, random_values(shape.numel(), 1));
-      const auto before = omp_get_max_threads();
-      omp_set_num_threads(forward_threads);
-      const Variable in = in_layout(x.variable(), Layout::blocked);
-      const Variable y = norm ? local_response_norm(in) : pool(in, {PoolKind::max, 3, 2, 1});
-      const Variable loss = weighted_sum(y, random_values(y.shape().numel(), 2));
-      if (backward_threads == 1) {
-        const int levels = omp_get_max_active_levels();
-        omp_set_max_active_levels(0);
-        backward(loss);
-        omp_set_max_active_levels(levels);
-      } else {
-        omp_set_num_threads(backward_threads);
-        backward(loss);
-      }
-      omp_set_num_threads(before);
-      return x.gradient();
-    };
-    const auto usual = run(3, 3);
-    CHECK((run(3, 1) == usual));
-    CHECK((run(1, 3) == usual));
-  }
 }

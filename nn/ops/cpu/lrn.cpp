@@ -48,6 +48,7 @@ std::shared_ptr<const LrnPlan> lrn_plan_for(const LrnOptions& o, const Tensor& x
 }
 
 struct LrnKept {
+  std::shared_ptr<const LrnPlan> plan;
   Tensor workspace;
 };
 
@@ -58,17 +59,15 @@ OpState lrn_forward(const LrnOptions& options, const Tensor& x, Tensor& y) {
     plan->forward->run(0, {x.data(), y.data(), workspace.data()});
   else
     plan->forward->run(0, {x.data(), y.data()});
-  return std::make_shared<LrnKept>(LrnKept{std::move(workspace)});
+  return std::make_shared<LrnKept>(LrnKept{plan, std::move(workspace)});
 }
 
-void lrn_backward(const LrnOptions& options, const OpState& state, const Tensor& x, const Tensor& dy,
-                  Tensor& dx) {
+void lrn_backward(const LrnOptions&, const OpState& state, const Tensor& x, const Tensor& dy, Tensor& dx) {
   const auto& kept = state_as<LrnKept>(state);
-  const auto plan = lrn_plan_for(options, x);  // of the team that there is now
   if (kept.workspace.defined())
-    plan->backward->run(0, {x.data(), dy.data(), dx.data(), kept.workspace.data()});
+    kept.plan->backward->run(0, {x.data(), dy.data(), dx.data(), kept.workspace.data()});
   else
-    plan->backward->run(0, {x.data(), dy.data(), dx.data()});
+    kept.plan->backward->run(0, {x.data(), dy.data(), dx.data()});
 }
 
 const RegisterKernels<LrnKernels> lrn_registered(DeviceKind::cpu,

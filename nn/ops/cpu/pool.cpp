@@ -56,6 +56,7 @@ std::shared_ptr<const PoolPlan> plan_for(const PoolGeometry& g, const Tensor& x,
 }
 
 struct PoolKept {
+  std::shared_ptr<const PoolPlan> plan;
   Tensor workspace;  // of max pooling: where each maximum was
 };
 
@@ -66,17 +67,16 @@ OpState pool_forward(const PoolGeometry& g, const Tensor& x, Tensor& y) {
     plan->forward->run(0, {x.data(), y.data(), workspace.data()});
   else
     plan->forward->run(0, {x.data(), y.data()});
-  return std::make_shared<PoolKept>(PoolKept{std::move(workspace)});
+  return std::make_shared<PoolKept>(PoolKept{plan, std::move(workspace)});
 }
 
-void pool_backward(const PoolGeometry& g, const OpState& state, const Tensor&, const Tensor&,
-                   const Tensor& dy, Tensor& dx) {
+void pool_backward(const PoolGeometry&, const OpState& state, const Tensor&, const Tensor&, const Tensor& dy,
+                   Tensor& dx) {
   const auto& kept = state_as<PoolKept>(state);
-  const auto plan = plan_for(g, dx, dy);  // of the team that there is now
   if (kept.workspace.defined())
-    plan->backward->run(0, {dy.data(), dx.data(), kept.workspace.data()});
+    kept.plan->backward->run(0, {dy.data(), dx.data(), kept.workspace.data()});
   else
-    plan->backward->run(0, {dy.data(), dx.data()});
+    kept.plan->backward->run(0, {dy.data(), dx.data()});
 }
 
 void average_forward(const Tensor& x, Tensor& y) {
