@@ -2,11 +2,14 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "nn/core/base/log.h"
 #include "nn/core/base/text.h"
+#include "nn/core/threads.h"
 #include "train/version.h"
 
 namespace topknot {
@@ -108,6 +111,22 @@ DataFingerprint data_fingerprint(const RunData& data) {
 void check_same_data(Communicator& communicator, const DataFingerprint& mine) {
   if (communicator.size() == 1) return;
   compare(communicator, "data", Table(mine), "give every rank the same files in data.root");
+}
+
+void settle_threads(Communicator& communicator, const Config& config) {
+  const int wanted = compute_threads(config), threads = set_team_size(wanted);
+  std::string mine;
+  if (threads < wanted) {
+    const std::string limits = team_limits();
+    mine = fmt::format("train.threads: {} of {} on rank {} ({}); the run goes on with these",
+                       count_text(threads, "compute thread"), wanted, communicator.rank(),
+                       limits.empty() ? "OpenMP gives no more" : limits);
+  }
+  std::vector<std::vector<std::byte>> all;
+  communicator.all_gather(std::as_bytes(std::span(mine)), all);
+  if (communicator.rank() > 0) return;
+  const auto first = std::find_if(all.begin(), all.end(), [](const auto& text) { return !text.empty(); });
+  if (first != all.end()) log_warning({reinterpret_cast<const char*>(first->data()), first->size()});
 }
 
 }  // namespace topknot

@@ -1,5 +1,5 @@
 #pragma once
-// What must be the same on all ranks, compared before the first step. Each call is collective and throws the same
+// The compute threads of all ranks, and what must be the same on all ranks, compared before the first step. Each call is collective and throws the same
 // UserError on every rank where the ranks differ: what differs, every value, and the ranks that have it.
 
 #include <map>
@@ -20,5 +20,9 @@ using DataFingerprint = std::map<std::string, std::string>;
 DataFingerprint data_fingerprint(const RunData& data);
 
 void check_same_data(Communicator& communicator, const DataFingerprint& mine);
+
+// Gives the calling rank the threads of train.threads, or as many as OpenMP lets it have: rank 0 warns once, of the first rank
+// that has fewer, and says what limits it. Collective.
+void settle_threads(Communicator& communicator, const Config& config);
 
 }  // namespace topknot

@@ -1,6 +1,7 @@
 #include "train/run_directory.h"
 
 #include <fmt/format.h>
+#include <omp.h>
 #include <sys/utsname.h>
 #include <unistd.h>
 
@@ -46,7 +47,7 @@ std::string environment_json(const Config& config, const std::vector<std::string
   json["libraries"] = libraries;
   json["backend"] = config.dist.backend;
   json["ranks"] = config.dist.ranks;
-  json["threads_per_rank"] = compute_threads(config);
+  json["threads_per_rank"] = std::min(compute_threads(config), omp_get_thread_limit());
   json["started"] = now_utc();
   json["command_line"] = nlohmann::ordered_json::array();
   for (const std::string& word : command_line) json["command_line"].push_back(without_secret(word));

@@ -1,7 +1,6 @@
 #include "train/trainer.h"
 
 #include <fmt/format.h>
-#include <omp.h>
 
 #include <algorithm>
 #include <cmath>
@@ -381,7 +380,6 @@ constexpr std::chrono::seconds kLongestStart{10}, kLongestEnd{5};
 
 RunOutcome run_rank(const RunInputs& inputs, Communicator& communicator) {
   set_log_rank(communicator.rank(), communicator.size());
-  omp_set_num_threads(compute_threads(inputs.config));
   std::optional<EndAfterSignal> guard;  // outlives the trainer, whose threads may hang in a file system
   std::optional<Trainer> trainer;
   const auto last_words = [&](const std::string& text) {
@@ -391,6 +389,7 @@ RunOutcome run_rank(const RunInputs& inputs, Communicator& communicator) {
   try {
     guard.emplace("while the run started", kLongestStart, last_words);
     check_same_configuration(communicator, inputs.config);
+    settle_threads(communicator, inputs.config);
     const bool compared = communicator.size() > 1 || inputs.resume || inputs.config.train.checkpoint_keep > 0;
     const DataFingerprint data = compared ? data_fingerprint(inputs.data) : DataFingerprint();
     check_same_data(communicator, data);

@@ -1,5 +1,6 @@
 #pragma once
-// The cores next to a GPU: on hosts with several sockets, memory and bus are further from the others.
+// The cores that this process may use, and those next to a GPU: on hosts with several sockets, memory and bus are further
+// from the others.
 
 #include <filesystem>
 #include <string>
@@ -15,5 +16,13 @@ std::vector<int> parse_core_list(const std::string& list);
 // all cores that may be used are near.
 int keep_to_cores_near(const std::string& pci_device,
                        const std::filesystem::path& devices = "/sys/bus/pci/devices");
+
+// The least CPU quota, in cores, of the control groups of a process (its /proc/PID/cgroup) and of those above them, version 1
+// or 2, mounted at `mount`. Infinity if there is none or it cannot be read.
+double cpu_quota(const std::filesystem::path& groups = "/proc/self/cgroup",
+                 const std::filesystem::path& mount = "/sys/fs/cgroup");
+
+// The cores of the affinity mask, or the whole ones of the CPU quota if these are fewer; at least 1.
+int usable_cores();
 
 }  // namespace topknot

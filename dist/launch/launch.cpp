@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cstdlib>
 #include <map>
@@ -24,6 +25,7 @@ constexpr int most_ranks = 1024;
 struct LauncherRank {
   std::string launcher;
   int rank = 0, size = 1, local_rank = -1;
+  int local_size = 0;  // ranks of this machine; 0: not given
 };
 
 std::optional<int> number(const Environment& environment, const std::string& name) {
@@ -43,6 +45,7 @@ struct Variables {
   const char* rank;
   const char* size;
   const char* local_rank;
+  const char* local_size;
 };
 
 std::optional<LauncherRank> read(const Environment& environment, const Variables& names) {
@@ -57,16 +60,20 @@ std::optional<LauncherRank> read(const Environment& environment, const Variables
   if (*size < 1 || *rank >= *size)
     throw UserError(fmt::format("the environment says rank {} of {} ({}, {}), which cannot be", *rank, *size,
                                 names.rank, names.size));
-  return LauncherRank{names.launcher, *rank, *size, number(environment, names.local_rank).value_or(-1)};
+  // Slurm's is a list by host, such as "4(x2),3".
+  const int local_size = std::atoi(environment(names.local_size).value_or("").c_str());
+  return LauncherRank{names.launcher, *rank, *size, number(environment, names.local_rank).value_or(-1),
+                      local_size};
 }
 
 // The innermost launcher. srun's variables are also there inside an allocation in which torchrun or mpirun
 // runs, so they count only where no other launcher's are set.
 std::optional<LauncherRank> find_launcher(const Environment& environment) {
   static const Variables inner[] = {
-      {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK"},
-      {"mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"},
-      {"PMI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"},
+      {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
+      {"mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+       "OMPI_COMM_WORLD_LOCAL_SIZE"},
+      {"PMI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
   };
   std::optional<LauncherRank> found;
   for (const auto& names : inner) {
@@ -83,7 +90,8 @@ std::optional<LauncherRank> find_launcher(const Environment& environment) {
   // A batch script has its allocation's SLURM_PROCID and SLURM_NTASKS without being one of its tasks; srun alone sets
   // SLURM_STEP_NUM_TASKS. Of one task it is a shell (srun --pty bash).
   if (number(environment, "SLURM_STEP_NUM_TASKS").value_or(1) == 1) return std::nullopt;
-  return read(environment, {"srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"});
+  return read(environment,
+              {"srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"});
 }
 
 void set_master(LaunchPlan& plan, const DistOptions& options, const Environment& environment) {
@@ -205,6 +213,13 @@ LaunchPlan plan_launch(const DistOptions& options, const Environment& environmen
     if (!options.master.empty()) plan.port = parse_host_port(options.master, "dist.master").port;
   }
   return plan;
+}
+
+int local_ranks(int ranks, const Environment& environment) {
+  const auto launched = find_launcher(environment);
+  // Ranks that this program starts itself, threads or copies, are all here.
+  if (!launched || launched->size != ranks || launched->local_size < 1) return ranks;
+  return std::min(ranks, launched->local_size);
 }
 
 int gpu_of(const LaunchPlan& plan, int gpus) {

@@ -61,6 +61,10 @@ LaunchPlan plan_launch(const DistOptions& options, const Environment& environmen
 // "DESCRIPTOR:INODE" of an open file, by which run_spawned() lets its copies know that it started them; "" of another.
 std::string file_name(int descriptor);
 
+// How many of a job's `ranks` run on this machine: as many as the launcher says; all of them if it does not, or if this
+// program starts them itself.
+int local_ranks(int ranks, const Environment& environment);
+
 // Which of a machine's `gpus` this process is to use: by its local rank, else by its rank, modulo the number
 // of GPUs (a launcher may show each process its own only). Threads share the first.
 int gpu_of(const LaunchPlan& plan, int gpus);

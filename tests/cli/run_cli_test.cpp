@@ -279,6 +279,27 @@ TEST_CASE("a run directory has its metrics, and its config.yaml repeats the run"
   CHECK(checksum_of(temp.at("a")) == checksum_of(temp.at("b")));
 }
 
+TEST_CASE("a run that gets fewer threads than it asks for warns once and ends as one that asks for these") {
+  const TempFolder temp;
+  const auto run = [&](const std::string& variables, const std::string& threads) {
+    return run_command("env " + variables + " " TOPKNOT_BIN "/train " + kSmall + "data.batch_size=64 " +
+                       "train.device=cpu train.threads=" + threads + " output.dir=" + temp.at(threads));
+  };
+  REQUIRE(run("", "1").code == 0);
+  for (const std::string limit : {"OMP_THREAD_LIMIT=1", "OMP_MAX_ACTIVE_LEVELS=0"}) {
+    const std::string threads = limit == "OMP_THREAD_LIMIT=1" ? "2" : "3";
+    const Outcome limited = run(limit, threads);
+    INFO(limited.output);
+    CHECK(limited.code == 0);
+    CHECK(limited.count("warning: train.threads: 1 compute thread of " + threads + " on rank 0 (" + limit) ==
+          1);
+    CHECK(checksum_of(temp.at(threads)) == checksum_of(temp.at("1")));
+  }
+  const Outcome dynamic = run("OMP_DYNAMIC=true", "4");
+  CHECK(dynamic.code == 0);
+  CHECK(dynamic.count("train.threads:") == 0);
+}
+
 TEST_CASE("a run without output.dir is named by the keys that were given, not by what auto chose") {
   const TempFolder temp;
   REQUIRE(run_command("cd " + temp.str() + " && " TOPKNOT_BIN "/train " + kSmall + "dist.ranks=2").code == 0);

@@ -1,5 +1,7 @@
 // What must not depend on the number of compute threads.
+#include "nn/core/threads.h"
 #include "nn/ops/batch_norm.h"
+#include "nn/ops/linear.h"
 #include "nn/ops/pool.h"
 #include "tests/support/variables.h"
 
@@ -109,4 +111,35 @@ TEST_CASE("conv2d has the same bits where OpenMP gives fewer threads than it may
   }
   CHECK(problem == "");
   CHECK((found == values_of(layer.outputs())));
+}
+
+namespace {
+
+// Of a fully connected layer; before and after it, what oneDNN makes primitives for.
+std::vector<std::vector<float>> run_linear() {
+  Leaf x({64, 400}, random_values(64 * 400, 1)), w({120, 400}, random_values(120 * 400, 2));
+  const Variable y = linear(x.variable(), w.variable(), {});
+  backward(weighted_sum(y, random_values(64 * 120, 3)));
+  return {values_of(y), x.gradient(), w.gradient()};
+}
+
+}  // namespace
+
+TEST_CASE("a team is settled at the size that OpenMP gives, and linear has its results in it") {
+  std::vector<std::vector<float>> one;
+  {
+    const Threads scope(1);
+    one = run_linear();
+  }
+  const Threads scope(3);
+  CHECK(team_size() == 3);
+  const int levels = omp_get_max_active_levels();
+  omp_set_max_active_levels(0);  // no region has more than one thread
+  CHECK(run_linear() == one);
+  CHECK(team_size() == 1);
+  CHECK(omp_get_max_threads() == 1);
+  omp_set_max_active_levels(levels);
+  omp_set_dynamic(1);
+  CHECK(set_team_size(5) == 5);
+  CHECK(omp_get_dynamic() == 0);
 }

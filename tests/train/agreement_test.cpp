@@ -1,9 +1,17 @@
 // Ranks with different configurations or data: one message before the first step, the same on every rank.
 #include "train/agreement.h"
 
+#include <omp.h>
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "dist/launch/cores.h"
 #include "tests/data/small_dataset.h"
 #include "tests/dist/ranks.h"
 #include "tests/support/error_text.h"
+#include "tests/support/standard_error.h"
+#include "tests/support/text.h"
 #include "tests/train/small_run.h"
 
 using namespace topknot;
@@ -131,4 +139,48 @@ TEST_CASE("a run does not begin on ranks with different pictures") {
                                             run_rank({loaded.config, data[c.rank()], directory, true, {}}, c);
                                           })),
                {"the ranks disagree about the data", "the checksum of test samples"}));
+}
+
+TEST_CASE(
+    "compute threads are the cores of a rank's share, at most OMP_NUM_THREADS; train.threads goes before") {
+  const auto threads = [](const std::string& ranks, const std::string& given) {
+    return compute_threads(load_config("", {"dist.ranks=" + ranks, "train.threads=" + given}).config);
+  };
+  const char* const before = std::getenv("OMP_NUM_THREADS");
+  const std::string old = before ? before : "";
+  unsetenv("OMP_NUM_THREADS");
+  const int cores = usable_cores();
+  CHECK(threads("1", "0") == cores);
+  CHECK(threads("2", "0") == std::max(1, cores / 2));
+  CHECK(threads("1000", "0") == 1);
+  setenv("OMP_NUM_THREADS", "1,2", 1);
+  CHECK(threads("1", "0") == 1);
+  CHECK(threads("1", "5") == 5);
+  setenv("OMP_NUM_THREADS", "1000", 1);
+  CHECK(threads("1", "0") == cores);
+  setenv("OMP_NUM_THREADS", "few", 1);
+  CHECK(threads("1", "0") == cores);
+  if (before)
+    setenv("OMP_NUM_THREADS", old.c_str(), 1);
+  else
+    unsetenv("OMP_NUM_THREADS");
+}
+
+TEST_CASE("ranks with fewer threads than train.threads says are warned of once") {
+  const Config config = load_config("", {"train.threads=3"}).config;
+  const auto warned = [&](int limited) {  // ranks from this one on have one thread
+    const StandardError errors;
+    const auto failed = errors_of_ranks("threads", 3, [&](Communicator& c) {
+      if (c.rank() >= limited) omp_set_max_active_levels(0);
+      settle_threads(c, config);
+      CHECK(omp_get_max_threads() == (c.rank() >= limited ? 1 : 3));
+    });
+    for (const std::string& error : failed) CHECK(error == "");
+    return errors.text();
+  };
+  CHECK(warned(3) == "");
+  const std::string text = warned(1);
+  INFO(text);
+  CHECK(contains(text, "train.threads: 1 compute thread of 3 on rank 1"));
+  CHECK_FALSE(contains(text, "rank 2"));
 }

@@ -1,7 +1,6 @@
 #include "tools/replay/replay.h"
 
 #include <fmt/format.h>
-#include <omp.h>
 
 #include <algorithm>
 #include <array>
@@ -119,8 +118,8 @@ ReplayResult replay_rank(const Recording& recording, const Config& config, const
                          Communicator& communicator, const ReplayObserver& observer) {
   const int rank = communicator.rank(), ranks = communicator.size();
   set_log_rank(rank, ranks);
-  omp_set_num_threads(compute_threads(config));
   check_same_replay(config, recording, options, communicator);
+  settle_threads(communicator, config);
   if (options.meet && !communicator.overlaps())
     throw UserError(
         "--meet needs dist.backend=gloo or dist.link.rate, whose collectives run beside the compute thread");

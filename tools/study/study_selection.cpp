@@ -1,6 +1,5 @@
 // `study selection`: the entries that each selector selects of recorded gradients, and its cost over sizes.
 #include <fmt/format.h>
-#include <omp.h>
 
 #include <algorithm>
 #include <cmath>
@@ -12,6 +11,7 @@
 
 #include "nn/core/base/check.h"
 #include "nn/core/base/text.h"
+#include "nn/core/threads.h"
 #include "tools/common/chart.h"
 #include "tools/common/table.h"
 #include "tools/study/study.h"
@@ -242,8 +242,7 @@ void run_quality(const SelectionArguments& arguments, const std::string& out) {
 void run_cost(const SelectionArguments& arguments, const std::string& out) {
   const double density = arguments.density;
   const std::int64_t rounds = arguments.rounds;
-  if (arguments.threads > 0) omp_set_num_threads(arguments.threads);
-  const int threads = omp_get_max_threads();
+  const int threads = arguments.threads > 0 ? set_team_size(arguments.threads) : team_size();
   std::vector<SelectionCost> rows;
   StudyRows results;
   for (std::int64_t log2 = kLeastLog2; log2 <= arguments.max_log2; log2 += 2) {

@@ -260,7 +260,8 @@ std::string method_keys_markdown();
 
 // Whether train.device is a GPU here.
 bool on_gpu(const Config& config);
-// train.threads, or where it is 0: 1 with several ranks, else the machine's cores.
+// train.threads. If it is 0: one rank's share of the cores that the process may use (usable_cores(), local_ranks()), at most
+// OMP_NUM_THREADS. OpenMP may give fewer (settle_threads()).
 int compute_threads(const Config& config);
 // compress.density at an epoch, from 0: the entry of compress.warmup, never below compress.density; after the
 // list compress.density. Density warm-up: Lin et al., "Deep Gradient Compression", ICLR 2018; the lists of Shi

@@ -5,15 +5,17 @@
 #include <algorithm>
 #include <cctype>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <map>
 #include <set>
-#include <thread>
 
 #include "compress/sparse_step.h"
 #include "dist/comm/backend.h"
 #include "dist/comm/emulated_link.h"
+#include "dist/launch/cores.h"
+#include "dist/launch/launch.h"
 #include "dist/launch/socket.h"
 #include "nn/core/base/check.h"
 #include "nn/core/base/suggest.h"
@@ -148,8 +150,10 @@ std::vector<Problem> check_config(const Config& config) {
 
 int compute_threads(const Config& config) {
   if (config.train.threads > 0) return config.train.threads;
-  if (config.dist.ranks > 1) return 1;
-  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  const int share = std::max(1, usable_cores() / local_ranks(config.dist.ranks, process_environment()));
+  const char* given = std::getenv("OMP_NUM_THREADS");
+  const int most = given ? std::atoi(given) : 0;  // "4,2" means 4, and 2 in nested regions
+  return most > 0 ? std::min(share, most) : share;
 }
 
 double density_at_epoch(const Config& config, int epoch) {

@@ -365,8 +365,10 @@ std::vector<Key> machine_keys() {
       number("train.epochs", at<t, &Train::epochs>, 0, 1e6,
              "passes over the training set; 0: until train.max_steps"),
       number("train.max_steps", at<t, &Train::max_steps>, 0, 1e12, "stop after so many steps; 0: no limit"),
-      number("train.threads", at<t, &Train::threads>, 0, 1024,
-             "compute threads per rank; 0: 1 with several ranks, else one per core"),
+      number(
+          "train.threads", at<t, &Train::threads>, 0, 1024,
+          "compute threads per rank; 0: the cores that the affinity mask and the CPU quota leave, divided by "
+          "the ranks of this machine, at most OMP_NUM_THREADS"),
       text("train.device", at<t, &Train::device>, "where to compute; auto: a GPU where there is one",
            {"auto", "cpu", "cuda"}),
       text("train.precision", at<t, &Train::precision>,

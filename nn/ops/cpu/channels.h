@@ -1,8 +1,6 @@
 #pragma once
 // What the CPU kernels share: an activation seen as images of channels, and how a batch is split over threads.
 
-#include <omp.h>
-
 #include <algorithm>
 #include <cstdint>
 #include <exception>
@@ -10,6 +8,7 @@
 #include "nn/core/base/check.h"
 #include "nn/core/bfloat16.h"
 #include "nn/core/tensor.h"
+#include "nn/core/threads.h"
 
 namespace topknot {
 
@@ -63,19 +62,17 @@ inline void narrow(float x, BFloat16& to) {
 
 // Splits a batch over the compute threads of the calling rank, the same way in every op, so that an image stays in the
 // cache of the core that made it.
-// Runs fn(range, begin, end) on disjoint ranges that cover [0, n), one per thread; where OpenMP gives fewer threads than it may
-// (OMP_THREAD_LIMIT, OMP_DYNAMIC) some take several. Exceptions come back to the caller.
+// Runs fn(range, begin, end) on disjoint ranges that cover [0, n), one for each thread of team_size(); all of them, whatever
+// team OpenMP gives. Exceptions come back to the caller.
 template <class Fn>
 void parallel_ranges(std::int64_t n, Fn&& fn) {
-  const int threads =
-      static_cast<int>(std::min<std::int64_t>(omp_get_max_threads(), std::max<std::int64_t>(n, 1)));
+  const int threads = static_cast<int>(std::min<std::int64_t>(team_size(), std::max<std::int64_t>(n, 1)));
   if (threads <= 1) return fn(0, std::int64_t{0}, n);
   std::exception_ptr error;
-#pragma omp parallel num_threads(threads)
-  {
+#pragma omp parallel for num_threads(threads) schedule(static, 1)
+  for (int r = 0; r < threads; ++r) {
     try {
-      for (int r = omp_get_thread_num(); r < threads; r += omp_get_num_threads())
-        fn(r, n * r / threads, n * (r + 1) / threads);
+      fn(r, n * r / threads, n * (r + 1) / threads);
     } catch (...) {
 #pragma omp critical(topknot_parallel_ranges)
       error = std::current_exception();

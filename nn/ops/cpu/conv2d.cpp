@@ -216,7 +216,7 @@ class DnnlConv final : public ChunkedConv {
         packed[plan].first = plan->pack_backward->run(weight, packed[plan].second);
     const Plan& first = *plans.front();
     const auto floats = static_cast<std::int64_t>(first.gradient_floats);
-    const auto threads = static_cast<std::size_t>(omp_get_max_threads());
+    const auto threads = static_cast<std::size_t>(team_size());
     std::vector<Tensor> sums(threads);  // of the weight's gradient, by thread
 
     const auto work = [&](int thread, std::int64_t begin, std::int64_t end) {
@@ -397,7 +397,7 @@ class DnnlConv final : public ChunkedConv {
     if (plans_.size() >= kMost) plans_.clear();
     std::vector<const Plan*> result;
     const std::int64_t images = x.dim(0),
-                       threads = chunked_ ? std::min<std::int64_t>(omp_get_max_threads(), images) : 1;
+                       threads = chunked_ ? std::min<std::int64_t>(team_size(), images) : 1;
     for (std::int64_t t = 0; t < threads; ++t) {
       const std::int64_t mine = images * (t + 1) / threads - images * t / threads, chunk = chunk_of(x);
       for (std::int64_t count : {std::min(chunk, mine), mine % chunk})
@@ -421,7 +421,7 @@ class DnnlConv final : public ChunkedConv {
   }
 
   const Plan& make_plan(const Tensor& x, std::int64_t images, bool plain) {
-    max_threads_ = std::max(1, omp_get_max_threads());
+    max_threads_ = team_size();
     auto& plan = plans_[key(x, images, plain)];
     if (plan) return *plan;
     std::optional<MadeForOneThread> one;

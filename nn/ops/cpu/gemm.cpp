@@ -1,7 +1,6 @@
 #include "nn/ops/cpu/gemm.h"
 
 #include <fmt/format.h>
-#include <omp.h>
 #include <oneapi/dnnl/dnnl.h>
 
 #include <map>
@@ -66,6 +65,7 @@ void Product::run(const void* a, const void* packed_b, void* c, const float* bia
 }
 
 void sgemm(const ProductForm& f, const float* a, const float* b, float* c, const float* bias) {
+  team_size();  // what oneDNN goes by
   // The first call makes the kernels of all.
   [[maybe_unused]] static const bool has_room = (check_kernel_room(), true);
   if (bias)
@@ -91,7 +91,7 @@ void matmul(const ProductForm& form, const void* a, const void* b, void* c, cons
   thread_local std::map<std::pair<ProductForm, int>, std::unique_ptr<Product>> products;
   constexpr std::size_t kMost = 256;  // where every batch has a length of its own, as in speech
   if (products.size() >= kMost) products.clear();
-  auto& product = products[{form, omp_get_max_threads()}];
+  auto& product = products[{form, team_size()}];
   if (!product)
     product = std::make_unique<Product>(form, packed ? Product::Order::packed : Product::Order::plain);
   if (packed || form.b_type != form.type)

@@ -1,11 +1,10 @@
 // Local response normalisation by oneDNN.
 #include "nn/ops/lrn.h"
 
-#include <omp.h>
-
 #include <map>
 #include <tuple>
 
+#include "nn/core/threads.h"
 #include "nn/ops/cpu/onednn.h"
 
 namespace topknot {
@@ -43,7 +42,7 @@ std::shared_ptr<const LrnPlan> make_lrn_plan(const LrnOptions& o, const Tensor& 
 std::shared_ptr<const LrnPlan> lrn_plan_for(const LrnOptions& o, const Tensor& x) {
   using Key = std::tuple<LrnOptions, std::array<std::int64_t, 4>, Layout, int>;
   thread_local std::map<Key, std::shared_ptr<const LrnPlan>> plans;
-  auto& plan = plans[{o, {x.dim(0), x.dim(1), x.dim(2), x.dim(3)}, x.layout(), omp_get_max_threads()}];
+  auto& plan = plans[{o, {x.dim(0), x.dim(1), x.dim(2), x.dim(3)}, x.layout(), team_size()}];
   if (!plan) plan = make_lrn_plan(o, x);
   return plan;
 }

@@ -6,6 +6,8 @@
 // Sums, gates and cells are fp32.
 #include "nn/ops/lstm.h"
 
+#include <omp.h>
+
 #include <array>
 #include <atomic>
 #include <map>
@@ -14,6 +16,7 @@
 #include "nn/core/simd_math.h"
 #include "nn/ops/cpu/channels.h"
 #include "nn/ops/cpu/gemm.h"
+#include "nn/ops/cpu/onednn.h"
 
 namespace topknot {
 namespace {
@@ -42,7 +45,7 @@ struct UnitRange {
 
 const std::vector<UnitRange>& ranges_for(std::int64_t batch, std::int64_t width, DType type) {
   thread_local std::map<std::array<std::int64_t, 4>, std::vector<UnitRange>> kept;
-  const std::int64_t threads = std::min<std::int64_t>(omp_get_max_threads(), width);
+  const std::int64_t threads = std::min<std::int64_t>(team_size(), width);
   std::vector<UnitRange>& ranges = kept[{batch, width, threads, type == DType::bf16}];
   if (!ranges.empty()) return ranges;
   const MadeForOneThread one;

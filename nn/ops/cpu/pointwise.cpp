@@ -8,7 +8,7 @@ namespace topknot {
 
 bool PointwiseConv::serves(const Tensor& x) const {
   return g_.kernel == 1 && g_.stride == 1 && g_.padding == 0 && g_.groups == 1 &&
-         x.layout() == Layout::plain && x.dtype() == DType::f32 && x.dim(0) >= omp_get_max_threads() &&
+         x.layout() == Layout::plain && x.dtype() == DType::f32 && x.dim(0) >= team_size() &&
          g_.out % channel_block() != 0;
 }
 
@@ -35,8 +35,7 @@ void PointwiseConv::backward(const Tensor& x, const float* weight, const Tensor&
   const ProductForm of_weight{
       .m = g_.out, .n = g_.in, .k = pixels, .type = DType::f32, .b_transposed = true, .add = true};
   const Tensor plain_grad = grad.defined() ? to_layout(grad, Layout::plain) : grad;
-  std::vector<Tensor> sums(
-      static_cast<std::size_t>(omp_get_max_threads()));  // of the weight's gradient, by thread
+  std::vector<Tensor> sums(static_cast<std::size_t>(team_size()));  // of the weight's gradient, by thread
   parallel_ranges(x.dim(0), [&](int thread, std::int64_t begin, std::int64_t end) {
     Tensor filled, &sum = sums[static_cast<std::size_t>(thread)];
     if (!grad.defined()) filled = Tensor::empty({out});

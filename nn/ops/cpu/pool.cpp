@@ -1,6 +1,4 @@
 // Pooling by oneDNN, and the mean of whole images.
-#include <omp.h>
-
 #include <map>
 #include <tuple>
 
@@ -52,8 +50,7 @@ std::shared_ptr<const PoolPlan> make_plan(const PoolGeometry& g, const Shape& x,
 std::shared_ptr<const PoolPlan> plan_for(const PoolGeometry& g, const Tensor& x, const Tensor& y) {
   using Key = std::tuple<PoolGeometry, std::array<std::int64_t, 4>, Layout, DType, int>;
   thread_local std::map<Key, std::shared_ptr<const PoolPlan>> plans;
-  auto& plan =
-      plans[{g, {x.dim(0), x.dim(1), x.dim(2), x.dim(3)}, x.layout(), x.dtype(), omp_get_max_threads()}];
+  auto& plan = plans[{g, {x.dim(0), x.dim(1), x.dim(2), x.dim(3)}, x.layout(), x.dtype(), team_size()}];
   if (!plan) plan = make_plan(g, x.shape(), y.shape(), x.layout(), x.dtype());
   return plan;
 }

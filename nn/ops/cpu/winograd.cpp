@@ -418,7 +418,7 @@ bool WinogradConv::serves(const Tensor& x) const {
 }
 
 bool WinogradConv::shared(const Tensor& x) const {
-  return g_.in * g_.out > kNarrow || x.dim(0) < omp_get_max_threads();
+  return g_.in * g_.out > kNarrow || x.dim(0) < team_size();
 }
 
 void WinogradConv::forward(const Tensor& x, const float* weight, Tensor& y, const ChunkFn& after) const {
@@ -449,7 +449,7 @@ void WinogradConv::backward(const Tensor& x, const float* weight, const Tensor& 
   Tensor points;
   if (input_gradient.tensor.defined()) points = weight_points(weight, true);
   const bool one = shared(x);
-  std::vector<Tensor> sums(static_cast<std::size_t>(one ? 1 : omp_get_max_threads()));  // by thread
+  std::vector<Tensor> sums(static_cast<std::size_t>(one ? 1 : team_size()));  // by thread
   // Of images [n, n + count), in the calling thread or in all.
   const auto work = [&](bool parallel, std::int64_t n, std::int64_t count, const void* dy, Tensor& sum) {
     const Batch batch{count, g_.in, g_.out, x.dim(2), x.dim(3), x.dtype()};

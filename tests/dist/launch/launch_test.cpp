@@ -150,6 +150,19 @@ TEST_CASE("mpirun and srun without a master are an error that names dist.master"
   CHECK(plan_launch(gloo(), from({{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "1"}})).size == 1);
 }
 
+TEST_CASE("the ranks of this machine are those that the launcher names, or all that this program starts") {
+  CHECK(local_ranks(4, from({})) == 4);
+  CHECK(local_ranks(8, from(torchrun)) == 8);
+  CHECK(local_ranks(8, from(both(torchrun, {{"LOCAL_WORLD_SIZE", "2"}}))) == 2);
+  CHECK(local_ranks(4, from(both(mpirun, {{"OMPI_COMM_WORLD_LOCAL_SIZE", "3"}}))) == 3);
+  CHECK(local_ranks(4, from(both(srun, {{"SLURM_STEP_TASKS_PER_NODE", "2(x2)"}}))) == 2);
+  CHECK(local_ranks(4, from({{"PMI_RANK", "0"}, {"PMI_SIZE", "4"}, {"MPI_LOCALNRANKS", "2"}})) == 2);
+  for (const char* wrong : {"", "x", "0", "-1", "99"})
+    CHECK(local_ranks(8, from(both(torchrun, {{"LOCAL_WORLD_SIZE", wrong}}))) == 8);
+  // One task, which starts three ranks itself.
+  CHECK(local_ranks(3, from({{"RANK", "0"}, {"WORLD_SIZE", "1"}, {"LOCAL_WORLD_SIZE", "1"}})) == 3);
+}
+
 TEST_CASE("two launchers that contradict each other are an error; one inside srun's allocation is not") {
   const auto error = error_of(gloo({}, "node0:29500"), both(torchrun, mpirun));
   INFO(error);
