@@ -149,13 +149,11 @@ constexpr std::uint64_t kFlipNumber = 40;  // after those of ten attempts
 // Which part of the picture at its full size becomes the sample when its shorter side is resized to `resize`.
 PixelBox centre_box(const ImageSize& size, int resize, int side) {
   const int shorter = std::min(size.width, size.height);
-  // Of the resized picture, whole pixels.
-  const auto resized = [&](int length) {
-    return length == shorter ? resize : static_cast<int>(std::int64_t{resize} * length / shorter);
-  };
   const auto range = [&](int length) {
-    const int to = resized(length), first = static_cast<int>(std::nearbyint((to - side) / 2.0));
-    const double step = static_cast<double>(length) / to;
+    // Of the resized picture, whole pixels; a long and thin one has more than an int holds.
+    const std::int64_t to = std::int64_t{resize} * length / shorter;
+    const double first = std::nearbyint(static_cast<double>(to - side) / 2),
+                 step = static_cast<double>(length) / static_cast<double>(to);
     return std::pair{first * step, (first + side) * step};
   };
   const auto [left, right] = range(size.width);

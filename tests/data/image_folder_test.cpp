@@ -125,6 +125,21 @@ TEST_CASE("the centre of a picture begins where torchvision's does, for every re
   }
 }
 
+// Resized, it is 2,800,000,000 pixels wide.
+TEST_CASE("the centre of a long and thin picture is its middle") {
+  const Folder folder;
+  folder.write("train/classa/a.ppm", pnm_picture(70000, 1, 5));
+  DatasetOptions options = options_of(folder);
+  options.resize = 40000;
+  Bytes pixels(3 * 16 * 16);
+  std::vector<DamagedFile> damaged;
+  open(options)->decode(0, nullptr, pixels.data(), damaged);
+  for (std::size_t i = 0; i < 256; ++i) {
+    CHECK(pixels[i] >= (4 * 34999) % 256);
+    CHECK(pixels[i] <= (4 * 35000) % 256);
+  }
+}
+
 TEST_CASE("without augmentation a sample is the centre of the picture with its shorter side resized") {
   const Folder folder;
   DatasetOptions options = options_of(folder);
