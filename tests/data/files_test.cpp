@@ -233,41 +233,6 @@ TEST_CASE("a named pipe, a socket, a device and a folder are refused in place of
   refused(make_folder, "a folder");
 }
 
-// Opening the pipe would wait for a writer that never comes.
-TEST_CASE("a named pipe, a socket, a device and a folder are refused in place of a file, by every reader") {
-  const TempFolder folder;
-  const auto make_pipe = [](const std::string& path) { return mkfifo(path.c_str(), 0600) == 0; };
-  const auto make_socket = [](const std::string& path) {
-    const int socket = ::socket(AF_UNIX, SOCK_STREAM, 0);
-    sockaddr_un address{AF_UNIX, {}};
-    path.copy(address.sun_path, sizeof address.sun_path - 1);
-    const bool made = bind(socket, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0;
-    return close(socket) == 0 && made;
-  };
-  const auto link_device = [](const std::string& path) { return symlink("/dev/zero", path.c_str()) == 0; };
-  const auto make_folder = [](const std::string& path) { return mkdir(path.c_str(), 0700) == 0; };
-  const auto refused = [&](auto make, const std::string& kind) {
-    const auto at = [&](const std::string& name, const auto& read) {
-      const std::string path = folder.at(name);
-      REQUIRE(make(path));
-      CHECK(user_error([&] { read(); }, {"'" + path + "': it is " + kind + ", not a regular file"}));
-      std::filesystem::remove(path);
-    };
-    at("a.png", [&] { read_file(folder.at("a.png")); });
-    at("a.gz", [&] { read_gzip(folder.at("a.gz"), ""); });
-    at("a.wav", [&] { recording_samples(folder.at("a.wav")); });
-    at("a.flac", [&] { read_recording(folder.at("a.flac")); });
-    at("train.tsv", [&] { open("speech", folder.str(), Split::train); });
-    at("train.txt", [&] { open("text", folder.str(), Split::train); });
-    at("test_batch.bin", [&] { open("cifar10", folder.str()); });
-    at(kImages, [&] { open("mnist", folder.str()); });
-  };
-  refused(make_pipe, "a named pipe");
-  refused(make_socket, "a socket");
-  refused(link_device, "a device");
-  refused(make_folder, "a folder");
-}
-
 TEST_CASE("the real CIFAR-10 and MNIST are read whole") {
   const char* root = std::getenv("TOPKNOT_DATA");
   if (!root) {
