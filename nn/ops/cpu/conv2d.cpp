@@ -198,22 +198,27 @@ class DnnlConv final : public ChunkedConv {
     const std::int64_t images = x.dim(0), in = image_bytes(x), in_elements = x.numel() / images;
     const std::int64_t out_elements = g_.output_shape(x.shape()).numel() / images,
                        out = out_elements * static_cast<std::int64_t>(size_of(x.dtype()));
-    std::map<const Plan*, std::pair<const void*, Tensor>> packed;
-    const bool plain = any_plan(x, [&](const Plan& plan) {
-      return (weight_gradient.data && plan.slow_weight_gradient) ||
-             (input_gradient.tensor.defined() && plan.slow_input_gradient);
-    });
-    const Inside& inside = plain ? plain_ : inside_;
+    // By itself for each gradient: neither has other bits where the other one is not asked for.
+    const bool plain_weight = any_plan(x, [](const Plan& plan) { return plan.slow_weight_gradient; });
+    const bool plain_input = any_plan(x, [](const Plan& plan) { return plan.slow_input_gradient; });
+    const Inside &weight_inside = plain_weight ? plain_ : inside_,
+                 &input_inside = plain_input ? plain_ : inside_;
     const Layout dy_layout = grad.defined() ? grad.layout() : output_layout_;
-    const Packing pack_x = packing(x, g_.in, inside.g.in, x.layout(), inside.in),
-                  pack_dy{dy_layout, inside.out, x.dtype(), g_.out, inside.g.out, out_elements / g_.out,
-                          !chunked_};
+    const auto packing_dy = [&](const Inside& inside) {
+      return Packing{dy_layout, inside.out, x.dtype(), g_.out, inside.g.out, out_elements / g_.out,
+                     !chunked_};
+    };
+    const Packing pack_x = packing(x, g_.in, weight_inside.g.in, x.layout(), weight_inside.in),
+                  pack_dx = packing(x, g_.in, input_inside.g.in, x.layout(), input_inside.in),
+                  pack_dy_weight = packing_dy(weight_inside), pack_dy_input = packing_dy(input_inside);
+    std::map<const Plan*, std::pair<const void*, Tensor>> packed;
     Tensor expanded;
-    if (input_gradient.tensor.defined()) weight = inside.weights(weight, expanded);
-    const std::vector<const Plan*> plans = plans_for(x, plain);
-    for (const Plan* plan : plans)
-      if (input_gradient.tensor.defined())
+    if (input_gradient.tensor.defined()) {
+      weight = input_inside.weights(weight, expanded);
+      for (const Plan* plan : plans_for(x, plain_input))
         packed[plan].first = plan->pack_backward->run(weight, packed[plan].second);
+    }
+    const std::vector<const Plan*> plans = plans_for(x, plain_weight);
     const Plan& first = *plans.front();
     const auto floats = static_cast<std::int64_t>(first.gradient_floats);
     const auto threads = static_cast<std::size_t>(team_size());
@@ -228,7 +233,7 @@ class DnnlConv final : public ChunkedConv {
             Tensor::empty({std::min(chunk_of(x), end - begin), out_elements}, Layout::plain, {}, x.dtype());
       for (std::int64_t n = begin; n < end;) {
         const std::int64_t count = std::min(chunk_of(x), end - n);
-        const Plan& plan = plan_for(x, count, plain);
+        const Plan& plan = plan_for(x, count, plain_weight);
         TOPKNOT_CHECK(plan.weight_gradient_desc == first.weight_gradient_desc,
                       "conv2d: one gradient format per layer");
         const void* dy = grad.defined() ? grad.as<std::byte>() + n * out : filled.as<std::byte>();
@@ -240,18 +245,19 @@ class DnnlConv final : public ChunkedConv {
               fill(a, b, filled.as<std::byte>() + a * out);
             });
         }
-        Tensor packed_x, packed_dy, packed_dx;
-        dy = pack_dy.in(count, dy, packed_dy);
+        Tensor packed_x, packed_dy, packed_dy_input, packed_dx;
+        const void* dy_inside = nullptr;
         if (weight_gradient.data) {
+          dy_inside = pack_dy_weight.in(count, dy, packed_dy);
           Tensor& target = sum.defined() ? term : sum;
           if (!target.defined()) target = Tensor::empty({floats});
           const void* x_inside = pack_x.in(count, x.as<std::byte>() + n * in, packed_x);
           if (plan.own_weight_gradient)
-            depthwise_weight_gradient(inside.g, {count, inside.g.in, x.dim(2), x.dim(3)},
-                                      static_cast<const float*>(x_inside), static_cast<const float*>(dy),
-                                      target.data());
+            depthwise_weight_gradient(weight_inside.g, {count, weight_inside.g.in, x.dim(2), x.dim(3)},
+                                      static_cast<const float*>(x_inside),
+                                      static_cast<const float*>(dy_inside), target.data());
           else
-            plan.backward_weights->run(thread, {x_inside, dy, target.data()});
+            plan.backward_weights->run(thread, {x_inside, dy_inside, target.data()});
           if (&target == &term) add_into(sum.data(), term.data(), first.gradient_floats);
         }
         if (input_gradient.tensor.defined()) {
@@ -260,9 +266,12 @@ class DnnlConv final : public ChunkedConv {
             added = Tensor::empty({std::min(chunk_of(x), end - begin), in_elements}, Layout::plain, {},
                                   x.dtype());
           std::byte* target = input_gradient.accumulate ? added.as<std::byte>() : dx;
-          plan.backward_data->run(
-              thread, {dy, packed.at(&plan).first, pack_x.none() ? target : pack_x.room(count, packed_dx)});
-          if (packed_dx.defined()) pack_x.out(count, packed_dx.as<std::byte>(), target);
+          if (!dy_inside || plain_input != plain_weight)
+            dy_inside = pack_dy_input.in(count, dy, packed_dy_input);
+          const Plan& with = plan_for(x, count, plain_input);
+          with.backward_data->run(thread, {dy_inside, packed.at(&with).first,
+                                           pack_dx.none() ? target : pack_dx.room(count, packed_dx)});
+          if (packed_dx.defined()) pack_dx.out(count, packed_dx.as<std::byte>(), target);
           if (input_gradient.accumulate) {
             const auto add = [&](int, std::int64_t a, std::int64_t b) {
               add_images(x.dtype(), dx + a * in, target + a * in,
@@ -285,7 +294,7 @@ class DnnlConv final : public ChunkedConv {
     if (!weight_gradient.data) return;
     for (std::size_t t = 1; t < threads; ++t)
       if (sums[t].defined()) add_into(sums[0].data(), sums[t].data(), first.gradient_floats);
-    store_weight_gradient(inside, first, sums[0].data(), weight_gradient);
+    store_weight_gradient(weight_inside, first, sums[0].data(), weight_gradient);
   }
 
  private:

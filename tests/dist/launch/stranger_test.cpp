@@ -174,7 +174,7 @@ TEST_CASE("a reason is escaped before anyone prints it") {
     client.abort("\033[2Jred\a\x9b\nsecond line");
     other.join();
   }
-  CHECK(reason == "\\x1b[2Jred\\x07\\x9b\nsecond line");
+  CHECK(reason == "\\x1b[2Jred\\x07\\x9b\\nsecond line");
   CHECK(server.first_reason() == reason);
 }
 
