@@ -197,6 +197,13 @@ void keep_config_effective(const RunDirectory& folder, const Config& config,
 RunDirectory open_run_directory(const std::string& path) {
   RunDirectory folder{path};
   folder.lock = std::make_shared<RunLock>(path);
+  std::vector<fs::path> half;  // of a start that was killed
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(path, error))
+    if (const std::string name = entry.path().filename().string();
+        name.find(".part-") != name.npos && has_run_name(name))
+      half.push_back(entry.path());
+  for (const fs::path& file : half) fs::remove(file, error);
   return folder;
 }
 

@@ -40,7 +40,8 @@ std::vector<std::string> run_files(const RunDirectory& folder);
 RunDirectory create_run_directory(const LoadedConfig& loaded, const std::vector<std::string>& command_line,
                                   const std::map<std::string, std::string>& libraries = {});
 
-// Locks the directory of a run that is to be resumed. Throws UserError where a run is running there.
+// Locks the directory of a run that is to be resumed, and removes the files that a killed start left half written. Throws
+// UserError where a run is running there.
 RunDirectory open_run_directory(const std::string& path);
 
 // Replaces config.yaml, with the values that a run measured when it started.

@@ -1,5 +1,6 @@
 // To be preloaded: opening a picture (.ppm) waits while the file $STALL_WHILE exists, as on a network file system that
-// hangs; in the rank $STALL_RANK, or in every rank. What is reached first makes $STALL_WHILE.reached.
+// hangs; in the rank $STALL_RANK, or in every rank; a picture with $STALL_PATH in its path, or any. What is reached
+// first makes $STALL_WHILE.reached.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -10,8 +11,10 @@
 #include <unistd.h>
 
 static void stall(const char* path) {
-  const char *flag = getenv("STALL_WHILE"), *only = getenv("STALL_RANK"), *rank = getenv("TOPKNOT_RANK");
+  const char *flag = getenv("STALL_WHILE"), *only = getenv("STALL_RANK"), *rank = getenv("TOPKNOT_RANK"),
+             *path_part = getenv("STALL_PATH");
   if (!flag || !rank || (only && strcmp(only, rank) != 0) || !strstr(path, ".ppm")) return;
+  if (path_part && !strstr(path, path_part)) return;
   for (int waited = 0; access(flag, F_OK) == 0; waited = 1, usleep(10000)) {
     char reached[4096];
     snprintf(reached, sizeof reached, "%s.reached", flag);

@@ -111,6 +111,18 @@ TEST_CASE("overwriting a run removes what a run writes, half files included, and
   for (const std::string& name : kept) CHECK(text_of(temp.at("run/" + name)) == "x");
 }
 
+TEST_CASE("a run that goes on removes what a killed start left half written, and nothing else") {
+  const TempFolder temp;
+  const std::vector<std::string> half = {"metrics.csv.part-17", "config.yaml.part-4294967295"},
+                                 others = {"metrics.csv", "notes.part-17", "metrics.csv.part-final"};
+  const std::string run = create_run_directory(config_of(temp, false), {}).path;
+  for (const auto& names : {half, others})
+    for (const std::string& name : names) write_file(run + "/" + name, "x");
+  open_run_directory(run);
+  for (const std::string& name : half) CHECK_FALSE(fs::exists(run + "/" + name));
+  for (const std::string& name : others) CHECK(fs::exists(run + "/" + name));
+}
+
 TEST_CASE("a folder that no run wrote is not overwritten, whatever its files are called") {
   const TempFolder temp;
   temp.write("run/config.yaml", {'m', 'y'});
