@@ -58,8 +58,9 @@ std::vector<std::string> entries(const fs::path& folder, bool folders, Ignored& 
       else if (folders && picture)
         ++ignored["pictures outside the folders of the classes"];
       else if (!folders)
-        ++ignored[entry.is_directory() ? "folders in the folders of the classes"
-                                       : fmt::format("files named *{}", printable(extension_of(name), 20))];
+        ++ignored[entry.is_directory()         ? "folders in the folders of the classes"
+                  : extension_of(name).empty() ? "files without an ending"
+                                               : "*" + printable(extension_of(name), 20)];
     }
   } catch (const fs::filesystem_error& error) {
     throw UserError(
@@ -69,11 +70,11 @@ std::vector<std::string> entries(const fs::path& folder, bool folders, Ignored& 
   return names;
 }
 
-// "12 files named *.webp, 1 folders in the folders of the classes"
+// "*.webp (12), folders in the folders of the classes (1)"
 std::string counts_of(const Ignored& ignored) {
   std::string text;
   for (const auto& [what, count] : ignored)
-    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", count, what);
+    text += fmt::format("{}{} ({})", text.empty() ? "" : ", ", what, count);
   return text;
 }
 

@@ -105,7 +105,7 @@ void Loader::start_epoch(std::int64_t epoch, std::int64_t first_step) {
   {
     std::unique_lock lock(mutex_);
     end_ = claimed_;  // nothing more to claim
-    if (!wait_for_workers(lock, stop_patience, [this] { return busy_ == 0; })) interrupted(taken_);
+    if (!wait_for_workers(lock, options_.stop_patience, [this] { return busy_ == 0; })) interrupted(taken_);
     for (auto& slot : slots_) slot = Slot();
     failed_ = nullptr;
     // No worker looks at the order before it has claimed a step under the lock.
@@ -156,7 +156,7 @@ bool Loader::next(Batch& batch) {
   if (failed_) std::rethrow_exception(failed_);
   if (taken_ == end_) return false;
   Slot& slot = slots_[static_cast<std::size_t>(taken_) % slots_.size()];
-  if (!workers_.empty() && !wait_for_batch(lock, stop_patience)) interrupted(taken_);
+  if (!workers_.empty() && !wait_for_batch(lock, options_.stop_patience)) interrupted(taken_);
   try {
     if (workers_.empty()) slot.batch = make(taken_, slot.damaged);
     count(slot.damaged);

@@ -56,6 +56,7 @@ struct LoaderOptions {
   bool samples = true;    // false: only Batch::indices, for data that lie in a GPU's memory
   bool bytes = false;     // Batch::bytes in place of images, for sets that give bytes
   int max_bad_files = 0;  // damaged files of a set on demand for which another sample stands in
+  std::chrono::milliseconds stop_patience{5000};  // of a wait for a batch, after a stop signal
 };
 
 class Loader {
@@ -82,12 +83,10 @@ class Loader {
   // The next step's batch, false after the last one. Rethrows what making the batch threw, again at each call
   // until the next start_epoch(). Damaged files are counted here, where the order does not depend on the workers: each is
   // named in a warning when it is first met, and the one too many in a UserError. After a stop signal it goes on waiting for
-  // stop_patience, then throws Interrupted, as start_epoch() does.
+  // LoaderOptions::stop_patience, then throws Interrupted, as start_epoch() does.
   bool next(Batch& batch);
   // Waits until next() need not wait, or until a stop signal.
   void await_batch();
-
-  inline static std::chrono::milliseconds stop_patience{5000};  // shorter in tests
 
  private:
   struct Slot {  // step s lives in slot s mod prefetch, from claimed to handed out

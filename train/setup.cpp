@@ -178,6 +178,12 @@ ScheduleOptions schedule_options(const Config& config) {
   return {s.name, s.milestones, s.factors, s.gamma, s.decay_from, s.patience, s.warmup_epochs, s.min_lr};
 }
 
+std::chrono::milliseconds stop_patience(const Config& config, std::chrono::milliseconds most) {
+  if (config.dist.timeout_s <= 0) return most;
+  constexpr double kHalf = 500;  // ms
+  return std::min(most, std::chrono::milliseconds(std::llround(kHalf * config.dist.timeout_s)));
+}
+
 LoaderOptions loader_options(const Config& config, const Dataset& data, bool train, int rank, int ranks) {
   LoaderOptions options;
   options.batch = config.data.batch_size;
@@ -189,6 +195,7 @@ LoaderOptions loader_options(const Config& config, const Dataset& data, bool tra
   options.workers = config.data.workers;
   options.max_bad_files = config.data.max_bad_files;
   options.train = train;
+  options.stop_patience = stop_patience(config, options.stop_patience);
   return options;
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 // From a configuration to the objects of a run.
 
+#include <chrono>
 #include <functional>
 #include <initializer_list>
 #include <memory>
@@ -59,6 +60,9 @@ ExchangeOptions stand_in_options(const Config& config, const ParameterArena& are
 OptimizerOptions optimizer_options(const Config& config);
 ScheduleOptions schedule_options(const Config& config);
 LoaderOptions loader_options(const Config& config, const Dataset& data, bool train, int rank, int ranks);
+// How long a rank that has a stop signal waits for what hangs: `most`, or half of dist.timeout_s, so that it says why it ends
+// before the ranks that wait for it give up.
+std::chrono::milliseconds stop_patience(const Config& config, std::chrono::milliseconds most);
 
 // The densities of a run: `density` holds from epoch `first` until the next phase begins.
 struct DensityPhase {

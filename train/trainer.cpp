@@ -387,7 +387,7 @@ RunOutcome run_rank(const RunInputs& inputs, Communicator& communicator) {
     communicator.abort(text);
   };
   try {
-    guard.emplace("while the run started", kLongestStart, last_words);
+    guard.emplace("while the run started", stop_patience(inputs.config, kLongestStart), last_words);
     check_same_configuration(communicator, inputs.config);
     settle_threads(communicator, inputs.config);
     const bool compared = communicator.size() > 1 || inputs.resume || inputs.config.train.checkpoint_keep > 0;

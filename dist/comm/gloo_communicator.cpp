@@ -326,6 +326,12 @@ class GlooCommunicator : public Communicator {
       reason = siblings_->first_reason(std::chrono::milliseconds(mismatch || late ? 0 : 500));
     if (reason.empty())
       reason = store_->first_reason(std::chrono::milliseconds(mismatch || late ? 20 : 1000));
+    if (reason.empty() && !mismatch && !late && rank_0_is_silent())
+      text = fmt::format(
+          "{}{} ({} bytes{}) failed: rank 0, which serves the rendezvous, does not answer, and a connection "
+          "to a "
+          "rank that gave up on it has ended: {}",
+          me(), call_text(operation), bytes, place(), error.what());
     if (reason.empty()) store_->abort(text);
     mesh_->fail();
     {
@@ -343,6 +349,13 @@ class GlooCommunicator : public Communicator {
   [[noreturn]] static void throw_error(const std::string& text, int signal) {
     if (signal != 0) throw Interrupted(text, signal);
     throw CollectiveError(text);
+  }
+
+  // Where a rank whose network is cut serves the rendezvous, no rank learns there why another one has ended.
+  bool rank_0_is_silent() {
+    if (rank() == 0 || options_.launcher_serves || store_->peers({}, std::chrono::milliseconds(2000)))
+      return false;
+    return store_->first_reason({}).empty();  // else it has closed
   }
 
   // How far each rank has come, as a message goes on; `awaited` becomes the rank at fault.

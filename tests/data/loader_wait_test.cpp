@@ -72,11 +72,11 @@ LoaderOptions evaluation(int workers) {
   options.batch = 4;
   options.train = false;
   options.workers = workers;
+  options.stop_patience = std::chrono::milliseconds(200);
   return options;
 }
 
 int signal_of(const std::function<void()>& body) {
-  const auto patience = std::exchange(Loader::stop_patience, std::chrono::milliseconds(200));
   int signal = 0;
   try {
     body();
@@ -84,7 +84,6 @@ int signal_of(const std::function<void()>& body) {
     signal = interrupted.signal;
     CHECK(std::string(interrupted.what()).find("stopped by SIGTERM while batch 2 of the test data") == 0);
   }
-  Loader::stop_patience = patience;
   return signal;
 }
 

@@ -87,3 +87,14 @@ TEST_CASE("a rank that waits for data stops with the others, after their last co
     }
   }
 }
+
+TEST_CASE("a rank that has a stop signal ends before the others give up on it") {
+  using std::chrono::milliseconds;
+  Config config;
+  CHECK(stop_patience(config, milliseconds(5000)) == milliseconds(5000));
+  config.dist.timeout_s = 5;
+  CHECK(stop_patience(config, milliseconds(5000)) == milliseconds(2500));
+  CHECK(stop_patience(config, milliseconds(1000)) == milliseconds(1000));
+  config.dist.timeout_s = 0;  // never
+  CHECK(stop_patience(config, milliseconds(5000)) == milliseconds(5000));
+}

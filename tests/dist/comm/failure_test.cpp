@@ -1,10 +1,15 @@
 // What happens when a rank does not come, gives up, leaves, or makes another call than the others. Every case
 // must end by itself: a hang is a failure that ctest's timeout shows.
 
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <chrono>
 
 #include "tests/dist/ranks.h"
 #include "tests/support/catch.h"
+#include "tests/support/free_port.h"
 #include "tests/support/text.h"
 
 namespace topknot {
@@ -212,6 +217,50 @@ TEST_CASE("ranks that make different calls get an error that names them") {
       CHECK(contains(error, "broadcast #1 of 80000 bytes"));
     }
   }
+}
+
+// As with the network of rank 0's host cut: rank 1 gives up first, and its reason, which rank 0 would pass on, does not come.
+TEST_CASE("gloo: where rank 0 serves the rendezvous and is silent, no rank names one that gave up on it") {
+  GroupOptions options;
+  options.size = 3;
+  options.port = free_port();
+  const pid_t first = fork();
+  if (first == 0) {
+    alarm(100);
+    try {
+      options.serve_store = true;
+      const auto group = make_gloo_communicator(options);
+      group->barrier();
+      raise(SIGSTOP);
+    } catch (const std::exception&) {
+    }
+    std::_Exit(1);
+  }
+  std::string errors[2];
+  std::vector<std::thread> threads;
+  for (const int rank : {1, 2})
+    threads.emplace_back([&, rank] {
+      GroupOptions mine = options;
+      mine.rank = rank;
+      mine.timeout_s = rank == 1 ? 3 : 60;
+      try {
+        const auto group = make_gloo_communicator(mine);
+        group->barrier();
+        std::vector<std::byte> theirs;
+        group->send_receive(-1, {}, rank - 1, theirs);
+      } catch (const std::exception& error) {
+        errors[rank - 1] = error.what();
+      }
+    });
+  for (std::thread& thread : threads) thread.join();
+  kill(first, SIGKILL);
+  waitpid(first, nullptr, 0);
+  for (const std::string& error : errors) {
+    INFO(error);
+    CHECK(contains(error, "rank 0, which serves the rendezvous, does not answer"));
+  }
+  CHECK(contains(errors[1], "rank 2: send_receive"));
+  CHECK_FALSE(contains(errors[1], "rank 1"));
 }
 
 TEST_CASE("ranks that sum different lengths get an error that names them") {
