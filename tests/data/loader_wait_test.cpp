@@ -67,12 +67,13 @@ struct Signalled {
   }
 };
 
-LoaderOptions evaluation(int workers) {
+LoaderOptions evaluation(int workers,
+                         std::chrono::milliseconds stop_patience = std::chrono::milliseconds(200)) {
   LoaderOptions options;
   options.batch = 4;
   options.train = false;
   options.workers = workers;
-  options.stop_patience = std::chrono::milliseconds(200);
+  options.stop_patience = stop_patience;
   return options;
 }
 
@@ -131,7 +132,7 @@ TEST_CASE("a stop signal ends the wait for the workers of the epoch before") {
 
 TEST_CASE("a batch that comes a while after a stop signal counts") {
   HangingDataset dataset(1, false);
-  Loader loader(dataset, evaluation(1));
+  Loader loader(dataset, evaluation(1, std::chrono::minutes(1)));
   loader.start_epoch(0);
   const Signalled signalled;
   std::thread later([&] {

@@ -6,10 +6,10 @@
 
 namespace topknot {
 
-// The time that a wait has taken, for loops that look at it several times per second and do nothing else that waits. A
-// process that was suspended
-// (SIGSTOP, a frozen container, a laptop's lid) finds a gap between two looks, of which at most kGap counts: the other
-// ranks of a job that was suspended as a whole have lost the same time.
+// The time that a wait has taken, for loops that look at it several times per second and do nothing else that waits.
+//
+// A process that was suspended (SIGSTOP, a frozen container, a laptop's lid) finds a gap between two looks, of which at
+// most kGap counts: the other ranks of a job that was suspended as a whole have lost the same time.
 class Patience {
  public:
   using Clock = std::chrono::steady_clock;
