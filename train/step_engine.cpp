@@ -132,10 +132,6 @@ void StepEngine::check_parameters(const std::string& when) {
   check_same_parameters(arena_, queue_, communicator_, when);
 }
 
-bool StepEngine::has_residual() const {
-  return settled_.options.compressing() || settled_.options.dense_values != "fp32";
-}
-
 std::function<void()> StepEngine::state(RunState& state) {
   std::vector<HostCopy> copies;
   const auto copy = [&](std::span<const float> from, void* to) {
@@ -156,8 +152,9 @@ std::function<void()> StepEngine::state(RunState& state) {
   std::vector<DeviceFloats> later;
   state.exchange = exchange_->state(&later);  // before the residuals, which it may write to the arena
   for (const DeviceFloats& floats : later) copy(floats.values, state.exchange.data() + floats.offset);
-  state.residual.resize(has_residual() ? arena_.size() : 0);
-  if (has_residual())
+  const bool has_residual = settled_.options.compressing();
+  state.residual.resize(has_residual ? arena_.size() : 0);
+  if (has_residual)
     for (const Group& group : groups())
       copy(arena_.residual(group.begin, group.end), state.residual.data() + group.begin);
   return copy_to_host(copies);

@@ -94,7 +94,6 @@ class StepEngine : public Engine {
   void forward_and_backward(std::int64_t step);
   void clip_local(std::span<Parameter* const> parameters, double max_norm);
   void finish_step(const StepRequest& request);
-  bool has_residual() const;
 
   Exchange* exchange_ = nullptr;
   Recorder* recorder_ = nullptr;
