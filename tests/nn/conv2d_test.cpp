@@ -237,6 +237,23 @@ TEST_CASE("conv2d: one layer takes inputs of different sizes, batches and layout
       }
 }
 
+// Where the input gradient alone has no fast kernel with blocked channels, a pass has plans of both kinds.
+TEST_CASE("conv2d: one layer takes inputs of more sizes than it keeps plans for") {
+  const ConvGeometry geometry{24, 24, 3, 2, 0};
+  Leaf w(geometry.weight_shape(), random_values(24 * 24 * 9, 1));
+  const auto gradient = [&](std::int64_t height, std::int64_t width) {
+    const Conv g{1, 24, height, width, 24, 3, 2, 0};
+    Leaf x({1, 24, height, width}, random_values(g.x_size(), 5));
+    const Variable y = conv2d(x.variable(), w.variable(), {}, geometry);
+    backward(weighted_sum(y, random_values(g.y_size(), 4)));
+    return x.gradient();
+  };
+  const auto first = gradient(8, 12);
+  for (int height = 3; height < 24; ++height)
+    for (int width = 3; width < 24; ++width) gradient(height, width);
+  CHECK(gradient(8, 12) == first);
+}
+
 TEST_CASE("conv2d adds to the weight's gradient: two uses in a graph, then a second backward pass") {
   for (const Conv& g :
        {Conv{3, 16, 6, 6, 16, 3, 1, 1}, Conv{2, 3, 7, 7, 16, 3, 2, 1}, Conv{2, 1, 6, 6, 6, 5, 1, 2},

@@ -160,6 +160,7 @@ class DnnlConv final : public ChunkedConv {
     if (by_winograd(x)) return winograd_forward(x, weight, y, after);
     if (pointwise_.serves(x)) return pointwise_.forward(x, weight, y, after);
     if (by_product(x)) return product_.forward(x, weight, y, after);
+    limit_plans();
     const std::int64_t images = x.dim(0), in = image_bytes(x), out = image_bytes(y);
     const bool plain = any_plan(x, [](const Plan& plan) { return plan.slow_forward; });
     const Inside& inside = plain ? plain_ : inside_;
@@ -195,6 +196,7 @@ class DnnlConv final : public ChunkedConv {
     if (pointwise_.serves(x))
       return pointwise_.backward(x, weight, grad, fill, weight_gradient, input_gradient);
     if (by_product(x)) return product_.backward(x, weight, grad, fill, weight_gradient, input_gradient);
+    limit_plans();
     const std::int64_t images = x.dim(0), in = image_bytes(x), in_elements = x.numel() / images;
     const std::int64_t out_elements = g_.output_shape(x.shape()).numel() / images,
                        out = out_elements * static_cast<std::int64_t>(size_of(x.dtype()));
@@ -392,6 +394,12 @@ class DnnlConv final : public ChunkedConv {
     inside.gradient(static_cast<const float*>(plan.unpack_gradient->run(from, storage)), target);
   }
 
+  // Between two passes, which hold pointers to plans.
+  void limit_plans() {
+    constexpr std::size_t kMost = 256;  // where every batch has a length of its own, as in speech
+    if (plans_.size() >= kMost) plans_.clear();
+  }
+
   // Of the plans with blocked activations.
   template <class Fn>
   bool any_plan(const Tensor& x, const Fn& fn) {
@@ -402,8 +410,6 @@ class DnnlConv final : public ChunkedConv {
   // One plan for each chunk size that a batch of this size is cut into: made before the parallel region, found inside it.
   // `plain`: of plain_.
   std::vector<const Plan*> plans_for(const Tensor& x, bool plain) {
-    constexpr std::size_t kMost = 256;  // where every batch has a length of its own, as in speech
-    if (plans_.size() >= kMost) plans_.clear();
     std::vector<const Plan*> result;
     const std::int64_t images = x.dim(0),
                        threads = chunked_ ? std::min<std::int64_t>(team_size(), images) : 1;
