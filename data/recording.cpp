@@ -10,6 +10,7 @@
 #include <cmath>
 #include <memory>
 #include <optional>
+#include <sstream>
 #include <string_view>
 
 #include "data/spectrogram.h"
@@ -37,48 +38,88 @@ std::string bytes_at(int file, std::int64_t at, std::size_t count) {
   return bytes;
 }
 
-// libsndfile takes what is there of a data chunk that is cut short, and has an internal error for two of them.
-void check_wav_chunks(const std::string& path, int file, std::int64_t size, bool big_endian) {
+// A file without the tag in front of it.
+struct Source {
+  int descriptor = -1;
+  std::int64_t begin = 0, size = 0, at = 0;
+  std::string bytes(std::int64_t from, std::size_t count) const {
+    return bytes_at(descriptor, begin + from, count);
+  }
+};
+
+std::uint64_t number_of(std::string_view bytes, bool big_endian) {
+  std::uint64_t number = 0;
+  for (std::size_t i = 0; i < bytes.size(); ++i)
+    number = number << 8 | static_cast<unsigned char>(bytes[big_endian ? i : bytes.size() - 1 - i]);
+  return number;
+}
+
+// The length of a tag in front of the recording, as ID3v2 has it: "ID3", version, flags, four digits of 7 bits.
+std::int64_t id3_bytes(std::string_view head) {
+  constexpr std::size_t kHead = 10;
+  if (head.size() < kHead || !head.starts_with("ID3")) return 0;
+  std::int64_t length = 0;
+  for (std::size_t i = 6; i < kHead; ++i) length = length << 7 | (head[i] & 0x7f);
+  return static_cast<std::int64_t>(kHead) + length;
+}
+
+// Of "RIFF", "RIFX" or "RF64", whose lengths stand in a chunk of their own. libsndfile takes what is there of a
+// data chunk that is cut short, and has an internal error for two of them.
+void check_wav_chunks(const std::string& path, const Source& source, bool big_endian) {
   constexpr std::int64_t kFirst = 12;  // behind "RIFF", a length, "WAVE"
   constexpr std::size_t kHead = 8;
   constexpr std::uint32_t kUnknown = 0x7ffff000;  // and above: the writer could not go back and fill it in
   constexpr int kMostChunks = 1000;
   bool data = false;
+  std::uint64_t large = 0;  // the length of the data, as RF64 has it
   std::int64_t at = kFirst;
   for (int chunk = 0;; ++chunk) {
-    const std::string head = bytes_at(file, at, kHead);
-    if (head.size() < kHead) break;
+    const std::string head = source.bytes(at, kHead);
+    if (head.size() < kHead || (data && (head[0] == 0 || chunk >= kMostChunks))) break;  // zeros fill the end
     if (chunk == kMostChunks)
-      refuse_recording(path, fmt::format("damaged: it has more than {} chunks", kMostChunks));
-    std::uint32_t length = 0;
-    for (std::size_t i = 0; i < 4; ++i)
-      length = length << 8 | static_cast<unsigned char>(head[big_endian ? 4 + i : 7 - i]);
+      refuse_recording(path, fmt::format("damaged: no data among its first {} chunks", kMostChunks));
+    std::uint64_t length = number_of(std::string_view(head).substr(4), big_endian);
     at += kHead;
+    if (head.starts_with("ds64")) large = number_of(source.bytes(at + 8, 8), false);
     if (head.starts_with("data")) {
       if (data)
         refuse_recording(path, "it has two data chunks, of which one alone would be read; make it one");
       data = true;
-      if (length >= kUnknown) return;
-      if (at + length > size)
-        refuse_recording(path, fmt::format("cut short: {} of {} bytes of samples", size - at, length));
+      if (length == 0xffffffff && large > 0)
+        length = large;
+      else if (length >= kUnknown)
+        return;
+      if (length > static_cast<std::uint64_t>(source.size - at))
+        refuse_recording(path, fmt::format("cut short: {} of {} bytes of samples", source.size - at, length));
     }
-    at += std::int64_t{length} + length % 2;
+    at += static_cast<std::int64_t>(length + length % 2);
   }
   if (!data) refuse_recording(path, "cut short or damaged: a WAV file without a data chunk");
 }
 
-// sample_count of a SPHERE header, none where it does not say. libsndfile reads to the end of the file, wherever that is.
-std::optional<std::int64_t> sphere_samples(const std::string& path, std::string_view header) {
-  constexpr std::string_view kKey = "\nsample_count -i ";
-  header = header.substr(0, header.find("\nend_head"));
-  const std::size_t at = header.find(kKey);
-  if (at == std::string_view::npos) return std::nullopt;
-  header.remove_prefix(at + kKey.size());
-  std::int64_t samples = 0;
-  const auto [end, error] = std::from_chars(header.data(), header.data() + header.size(), samples);
-  if (error != std::errc() || samples < 0) refuse_recording(path, "damaged: its sample_count is no count");
-  if (samples == 0) return std::nullopt;
-  return samples;
+// sample_count of a SPHERE header ("NIST_1A", the header's length, then lines "KEY -TYPE VALUE" up to "end_head"), none where
+// it does not say. libsndfile reads to the end of the file, wherever that is.
+std::optional<std::int64_t> sphere_samples(const std::string& path, const Source& source) {
+  constexpr std::size_t kLeast = 1024, kMost = 1 << 20;
+  std::size_t bytes = kLeast;
+  std::istringstream first(source.bytes(0, kLeast));
+  std::string word;
+  if (first >> word >> bytes && bytes > kMost)
+    refuse_recording(path, fmt::format("damaged: a header of {} bytes", bytes));
+  std::istringstream lines(source.bytes(0, std::max(bytes, kLeast)));
+  for (std::string line; std::getline(lines, line);) {
+    std::istringstream words(line);
+    std::string key, type;
+    words >> key >> type;
+    if (key == "end_head") break;
+    if (key != "sample_count") continue;
+    std::int64_t samples = 0;
+    if (type != "-i" || !(words >> samples) || samples < 0)
+      refuse_recording(path, "damaged: its sample_count is no count");
+    if (samples == 0) return std::nullopt;
+    return samples;
+  }
+  return std::nullopt;
 }
 
 std::string format_name(int format) {
@@ -106,19 +147,21 @@ void check_format(const std::string& path, const SF_INFO& info) {
         path, fmt::format("{}, and PCM, floats, mu-law and A-law are read; convert it", format_name(coding)));
 }
 
-// Reads a descriptor; libsndfile's own way with one closes it after some errors and not after others.
-SF_VIRTUAL_IO descriptor_io() {
+// Reads a Source; libsndfile's own way with a descriptor closes it after some errors and not after others.
+SF_VIRTUAL_IO source_io() {
   SF_VIRTUAL_IO io{};
-  io.get_filelen = [](void* fd) -> sf_count_t {
-    struct stat status {};
-    return fstat(*static_cast<int*>(fd), &status) == 0 ? status.st_size : 0;
+  io.get_filelen = [](void* source) -> sf_count_t { return static_cast<Source*>(source)->size; };
+  io.seek = [](sf_count_t to, int from, void* source) -> sf_count_t {
+    auto& s = *static_cast<Source*>(source);
+    const sf_count_t base = from == SEEK_SET ? 0 : from == SEEK_CUR ? s.at : s.size;
+    return base + to < 0 ? -1 : s.at = base + to;
   };
-  io.seek = [](sf_count_t to, int from, void* fd) -> sf_count_t {
-    return lseek(*static_cast<int*>(fd), to, from);
-  };
-  io.tell = [](void* fd) -> sf_count_t { return lseek(*static_cast<int*>(fd), 0, SEEK_CUR); };
-  io.read = [](void* to, sf_count_t count, void* fd) -> sf_count_t {
-    return std::max<ssize_t>(0, read(*static_cast<int*>(fd), to, static_cast<std::size_t>(count)));
+  io.tell = [](void* source) -> sf_count_t { return static_cast<Source*>(source)->at; };
+  io.read = [](void* to, sf_count_t count, void* source) -> sf_count_t {
+    auto& s = *static_cast<Source*>(source);
+    const ssize_t got = pread(s.descriptor, to, static_cast<std::size_t>(count), s.begin + s.at);
+    s.at += std::max<ssize_t>(0, got);
+    return std::max<ssize_t>(0, got);
   };
   return io;
 }
@@ -134,24 +177,29 @@ Fd open_recording(const std::string& path) {
 struct Recording {
   const std::string path;
   const Fd opened;
-  int descriptor;
+  Source source;
   std::unique_ptr<SNDFILE, int (*)(SNDFILE*)> file{nullptr, sf_close};
   std::optional<std::int64_t> samples;  // none where the header does not say
 
-  explicit Recording(const std::string& name)
-      : path(name), opened(open_recording(name)), descriptor(opened.get()) {
-    constexpr std::size_t kSphereHeader = 1024;
-    const std::string header = bytes_at(descriptor, 0, kSphereHeader);
-    SF_VIRTUAL_IO io = descriptor_io();
-    const bool wav = header.starts_with("RIFF") || header.starts_with("RIFX");
+  explicit Recording(const std::string& name) : path(name), opened(open_recording(name)) {
+    constexpr std::size_t kHead = 10;
+    const int fd = opened.get();
+    struct stat status {};
+    if (fstat(fd, &status) != 0) refuse_recording(path, "cannot be read: " + errno_text());
+    const std::int64_t begin = std::min<std::int64_t>(id3_bytes(bytes_at(fd, 0, kHead)), status.st_size);
+    source = {fd, begin, status.st_size - begin, 0};
+    const std::string header = bytes_at(fd, begin, kHead);
+    const bool sphere = header.starts_with("NIST_1A"),
+               wav = header.starts_with("RIFF") || header.starts_with("RIFX") || header.starts_with("RF64");
     // libsndfile knows more, some of which write to standard error, and the length of which is not checked here.
-    if (!wav && !header.starts_with("fLaC") && !header.starts_with("NIST_1A"))
+    if (!wav && !sphere && !header.starts_with("fLaC"))
       refuse_recording(path,
-                       header.empty() ? "it is empty" : "it is no WAV, FLAC or SPHERE file; convert it");
-    if (wav) check_wav_chunks(path, descriptor, io.get_filelen(&descriptor), header[3] == 'X');
-    const auto promised = header.starts_with("NIST_1A") ? sphere_samples(path, header) : std::nullopt;
+                       status.st_size == 0 ? "it is empty" : "it is no WAV, FLAC or SPHERE file; convert it");
+    if (wav) check_wav_chunks(path, source, header[3] == 'X');
+    const auto promised = sphere ? sphere_samples(path, source) : std::nullopt;
+    SF_VIRTUAL_IO io = source_io();
     SF_INFO info{};
-    file.reset(sf_open_virtual(&io, SFM_READ, &info, &descriptor));
+    file.reset(sf_open_virtual(&io, SFM_READ, &info, &source));
     if (!file)
       refuse_recording(
           path, fmt::format("{} (WAV, FLAC and uncompressed SPHERE files are read)", sf_strerror(nullptr)));

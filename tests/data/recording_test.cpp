@@ -159,10 +159,57 @@ TEST_CASE("what is behind a recording's samples is no part of it") {
   const std::string path =
       wav(temp, 1, 2, chunk("LIST", "odd") + chunk("data", std::string(800, 1)) + chunk("LIST", "INFO"));
   CHECK(read_recording(path).size() == 400);
+  const std::string filled = written(temp, "filled.wav", kWav16);
+  std::ofstream(filled, std::ios::binary | std::ios::app) << std::string(1 << 16, '\0');
+  CHECK(read_recording(filled) == read_recording(written(temp, "exact.wav", kWav16)));
+  const std::string tagged = written(temp, "tagged.wav", kWav16);
+  std::ofstream many(tagged, std::ios::binary | std::ios::app);
+  for (int i = 0; i < 2000; ++i) many << chunk("junk", "");
+  many.close();
+  CHECK(read_recording(tagged).size() == 1000);
   const std::string sphere = written(temp, "long.sph", kSphere16);
   std::ofstream(sphere, std::ios::binary | std::ios::app) << std::string(600, 'x');
   CHECK(recording_samples(sphere) == 1000);
   CHECK(read_recording(sphere).size() == 1000);
+}
+
+TEST_CASE("WAV files with 64-bit lengths, and recordings behind an ID3 tag, are read and checked") {
+  const TempFolder temp;
+  const std::string large = written(temp, "large.wav", SF_FORMAT_RF64 | SF_FORMAT_PCM_16);
+  REQUIRE(text_of(large).starts_with("RF64"));
+  CHECK(read_recording(large).size() == 1000);
+  shorten(large, 100);
+  CHECK(is_refused(large, "cut short"));
+  const std::string plain = text_of(written(temp, "plain.wav", kWav16)),
+                    tag = std::string("ID3\x04\0\0\0\0\x01\x02", 10) + std::string(130, 'x');
+  const std::string tagged = temp.at("tagged.wav");
+  std::ofstream(tagged, std::ios::binary) << tag << plain;
+  CHECK(read_recording(tagged) == read_recording(temp.at("plain.wav")));
+  shorten(tagged, 100);
+  CHECK(is_refused(tagged, "cut short"));
+}
+
+TEST_CASE("the header of a SPHERE file is read by words, and as long as it says") {
+  const TempFolder temp;
+  const std::string path = written(temp, "a.sph", kSphere16);
+  const auto line = text_of(path).find("sample_count -i 1000\n");
+  std::string text = text_of(path);
+  text.replace(line, 21, "sample_count  -i 1000\n").erase(1023, 1);
+  std::ofstream(path, std::ios::binary) << text;
+  REQUIRE(read_recording(path).size() == 1000);
+  shorten(path, 100);
+  CHECK(is_refused(path, "cut short: 950 of 1000 samples"));
+
+  std::string longer = text_of(written(temp, "b.sph", kSphere16));
+  longer.insert(1024, 1024, ' ').replace(8, 7, "   2048");
+  const auto count = longer.find("sample_count -i 1000\n");
+  longer.replace(count, 21, "utterance_id -s4 abc\n");
+  longer.replace(longer.find("end_head\n"), 9, std::string(9, ' '))
+      .replace(1500, 31, "\nsample_count -i 1000\nend_head\n");
+  std::ofstream(temp.at("b.sph"), std::ios::binary) << longer;
+  CHECK(read_recording(temp.at("b.sph")).size() == 1000);
+  shorten(temp.at("b.sph"), 100);
+  CHECK(is_refused(temp.at("b.sph"), "cut short: 950 of 1000 samples"));
 }
 
 TEST_CASE("a sample that is not finite, or louder than any unit allows, is refused with its place") {
@@ -186,13 +233,15 @@ TEST_CASE("a recording that libsndfile would read wrongly or not at all is refus
   CHECK(is_refused(wav(temp, 1, 2, chunk("LIST", "INFO")), "without a data chunk"));
   std::string many;
   for (int i = 0; i < 1000; ++i) many += chunk("junk", "");
-  CHECK(is_refused(wav(temp, 1, 2, many + some), "more than 1000 chunks"));
+  CHECK(is_refused(wav(temp, 1, 2, many + some), "no data among its first 1000 chunks"));
   CHECK(is_refused(written(temp, "a.wav", SF_FORMAT_WAV | SF_FORMAT_IMA_ADPCM), "IMA ADPCM, and PCM"));
   CHECK(is_refused(written(temp, "a.aiff", SF_FORMAT_AIFF | SF_FORMAT_PCM_16), "no WAV, FLAC or SPHERE"));
   const std::string sphere = written(temp, "a.sph", kSphere16);
   patch(sphere, static_cast<std::streamoff>(text_of(sphere).find("sample_count -i 1000")),
         "sample_count -i -100");
   CHECK(is_refused(sphere, "sample_count"));
+  patch(sphere, 8, "9999999");
+  CHECK(is_refused(sphere, "a header of 9999999 bytes"));
 }
 
 TEST_CASE("mu-law and A-law of 16,000 samples per second are read") {
