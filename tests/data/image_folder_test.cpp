@@ -91,11 +91,12 @@ TEST_CASE("what lies among the pictures and is not read is counted by its kind")
        {"classa/a.webp", "classa/b.WEBP", "classb/c.tif", "classb/deep/d.ppm", "classc/more/e.ppm",
         "classc/more/f.ppm", "classb/README", "classb/.hidden", "g.ppm", "LICENSE"})
     folder.write(std::string("val/") + name, pnm_picture(20, 20, 1));
+  std::filesystem::create_symlink("loop", folder.at("val/classb/loop"));  // leads to itself
   CHECK(open(options_of(folder))->warnings().empty());
   const auto warnings = open(options_of(folder), Split::test)->warnings();
   REQUIRE(warnings.size() == 1);
   CHECK(says(warnings[0], {"val",
-                           "not read: *.tif (1), *.webp (2), files without an ending (1), folders in the "
+                           "not read: *.tif (1), *.webp (2), files without an ending (2), folders in the "
                            "folders of the classes (2), pictures outside the folders of the classes (1)"}));
   const Folder none;
   std::filesystem::remove_all(none.at("train/classa"));
