@@ -12,11 +12,16 @@ namespace {
 
 namespace fs = std::filesystem;
 
+bool is_run(const fs::path& folder) {
+  std::error_code error;
+  return fs::exists(folder / "environment.json", error) && fs::exists(folder / "config.yaml", error);
+}
+
 // RUN/checkpoints, or one checkpoint's folder, wherever that lies.
 bool holds_checkpoints(const fs::path& folder) {
   std::error_code error;
   return (folder.filename().string().starts_with("step-") && fs::exists(folder / "manifest.json", error)) ||
-         (folder.filename() == "checkpoints" && fs::exists(folder / "../config.yaml", error));
+         (folder.filename() == "checkpoints" && is_run(folder.parent_path()));
 }
 
 // `target` has no links left in it.
@@ -33,9 +38,8 @@ bool is_no_report(const fs::path& file) {
       "config.yaml", "environment.json",   "metrics.jsonl",        "metrics.csv",
       "run.lock",    "layer_density.json", "exchange_profile.json"};
   const std::string ending = file.extension().string(), name = file.filename().string();
-  std::error_code error;
   return std::ranges::count(kEndings, ending) > 0 ||
-         (std::ranges::count(kOfRuns, name) > 0 && fs::exists(file.parent_path() / "config.yaml", error));
+         (std::ranges::count(kOfRuns, name) > 0 && is_run(file.parent_path()));
 }
 
 }  // namespace

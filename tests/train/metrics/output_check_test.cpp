@@ -26,6 +26,8 @@ TEST_CASE("nothing is written in the checkpoints of a run, by whatever name") {
   const TempFolder temp;
   const std::string step = "run/checkpoints/step-000000003/";
   temp.write("run/config.yaml", {});
+  temp.write("run/environment.json", {});
+  temp.write("project/config.yaml", {});  // not of a run
   temp.write(step + "manifest.json", {});
   temp.write(step + "model.safetensors", {'m'});
   fs::create_directory_symlink(temp.at("run/checkpoints"), temp.at("folder"));
@@ -39,7 +41,7 @@ TEST_CASE("nothing is written in the checkpoints of a run, by whatever name") {
            std::string("file"), std::string("step-copy/new")})
     for (const Replace replace : {Replace::nothing, Replace::reports, Replace::all})
       CHECK(refused(temp.at(path), replace, "lies in the checkpoints of a run"));
-  for (const std::string path : {"run/new", "new", "checkpoints/new"})
+  for (const std::string path : {"run/new", "new", "checkpoints/new", "project/checkpoints/new"})
     CHECK(allowed(temp.at(path), Replace::nothing));
 }
 
