@@ -34,8 +34,11 @@ std::string kind_problem(const struct stat& status, const std::string& path) {
 }  // namespace
 
 std::ifstream open_stream(const std::string& path) {
-  const Fd file = open_regular_file(path);
-  return std::ifstream(fmt::format("/proc/self/fd/{}", file.get()), std::ios::binary);
+  open_regular_file(path);  // what it refuses might never open
+  errno = 0;
+  std::ifstream stream(path, std::ios::binary);
+  if (!stream) throw UserError(path + ": cannot be read: " + errno_text());
+  return stream;
 }
 
 std::string read_text_file(const std::string& path, std::size_t most_bytes, const std::string& hint) {
