@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <csignal>
@@ -45,7 +46,8 @@ std::optional<Holder> read_holder(int file) {
   char text[kMostBytes + 1] = "", host[256] = "";
   const ssize_t size = pread(file, text, kMostBytes, 0);
   Holder holder;
-  if (size == 0) return holder;
+  // Empty, or full of zeros where the machine lost its power: nobody holds it.
+  if (size >= 0 && std::all_of(text, text + size, [](char c) { return c == 0; })) return holder;
   int end = 0;
   if (size < 0 || std::sscanf(text, "%d %255[^\n]%*1[\n]%n", &holder.pid, host, &end) != 2 || end != size)
     return {};
@@ -64,7 +66,9 @@ Fd open_lock(const std::string& path, int flags) {
 }
 
 [[noreturn]] void refuse_lock(const std::string& path, const std::string& what) {
-  throw UserError(fmt::format("output.dir: {} {}; choose another output.dir", path, what));
+  throw UserError(fmt::format(
+      "output.dir: {} {}; choose another output.dir, or remove that file if no run uses the folder", path,
+      what));
 }
 
 // Throws for what is no run's lock: nothing is to be written into it.

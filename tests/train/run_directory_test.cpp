@@ -203,8 +203,9 @@ TEST_CASE("what is no run's lock is neither followed nor written nor waited for"
   refused();
   fs::create_directory(lock);
   refused();
-  // One that a run left, or died before it wrote it, is taken over.
-  for (const std::string content : {"4194304 some host\n", ""}) {
+  // One that a run left, or died before it wrote it, or that a power failure left, is taken over.
+  for (const std::string& content :
+       {std::string("4194304 some host\n"), std::string(), std::string(20, '\0')}) {
     temp.write("run/run.lock", {content.begin(), content.end()});
     CHECK_NOTHROW(RunLock(temp.at("run")));
   }
