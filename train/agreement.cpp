@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstring>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -113,20 +114,35 @@ void check_same_data(Communicator& communicator, const DataFingerprint& mine) {
   compare(communicator, "data", Table(mine), "give every rank the same files in data.root");
 }
 
-void settle_threads(Communicator& communicator, const Config& config) {
-  const int wanted = compute_threads(config), threads = set_team_size(wanted);
+std::vector<int> settle_threads(Communicator& communicator, const Config& config,
+                                const std::vector<int>& before) {
+  const auto rank = static_cast<std::size_t>(communicator.rank());
+  const int own = compute_threads(config);
+  const bool as_before = config.train.threads == 0 && !on_gpu(config) &&
+                         before.size() == static_cast<std::size_t>(communicator.size());
+  const int wanted = as_before ? before[rank] : own, threads = set_team_size(wanted);
   std::string mine;
   if (threads < wanted) {
     const std::string limits = team_limits();
-    mine = fmt::format("train.threads: {} of {} on rank {} ({}); the run goes on with these",
-                       count_text(threads, "compute thread"), wanted, communicator.rank(),
-                       limits.empty() ? "OpenMP gives no more" : limits);
+    mine = fmt::format("train.threads: {} of {} on rank {} ({}); the run goes on with these{}",
+                       count_text(threads, "compute thread"), wanted, rank,
+                       limits.empty() ? "OpenMP gives no more" : limits,
+                       as_before ? ", and its results differ in rounding from an undisturbed one's" : "");
+  } else if (wanted != own) {
+    mine = fmt::format(
+        "resume: {} on rank {}, as before, for the same results; this machine would have {} "
+        "(train.threads={} takes them)",
+        count_text(wanted, "compute thread"), rank, own, own);
   }
   std::vector<std::vector<std::byte>> all;
   communicator.all_gather(std::as_bytes(std::span(mine)), all);
-  if (communicator.rank() > 0) return;
   const auto first = std::find_if(all.begin(), all.end(), [](const auto& text) { return !text.empty(); });
-  if (first != all.end()) log_warning({reinterpret_cast<const char*>(first->data()), first->size()});
+  if (rank == 0 && first != all.end())
+    log_warning({reinterpret_cast<const char*>(first->data()), first->size()});
+  communicator.all_gather(std::as_bytes(std::span(&threads, 1)), all);
+  std::vector<int> result(all.size());
+  for (std::size_t r = 0; r < all.size(); ++r) std::memcpy(&result[r], all[r].data(), sizeof(int));
+  return result;
 }
 
 }  // namespace topknot

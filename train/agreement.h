@@ -4,6 +4,7 @@
 
 #include <map>
 #include <string>
+#include <vector>
 
 #include "dist/comm/communicator.h"
 #include "train/setup.h"
@@ -22,7 +23,10 @@ DataFingerprint data_fingerprint(const RunData& data);
 void check_same_data(Communicator& communicator, const DataFingerprint& mine);
 
 // Gives the calling rank the threads of train.threads, or as many as OpenMP lets it have: rank 0 warns once, of the first rank
-// that has fewer, and says what limits it. Collective.
-void settle_threads(Communicator& communicator, const Config& config);
+// that has fewer, and says what limits it. `before`: those of each rank of a checkpoint from which the run goes on, empty for
+// none; train.threads 0 then is as before on CPUs, because sums over a batch depend on it. Returns those of all ranks.
+// Collective.
+std::vector<int> settle_threads(Communicator& communicator, const Config& config,
+                                const std::vector<int>& before = {});
 
 }  // namespace topknot

@@ -180,7 +180,8 @@ std::string progress_line(std::vector<ProgressField> fields, int columns, std::o
   return fmt::format("[{:<{}}] {}", std::string(filled, '='), bar, line);
 }
 
-Reporter::Reporter(const RunInputs& inputs, const Plan& plan, const Communicator& communicator)
+Reporter::Reporter(const RunInputs& inputs, const Plan& plan, const Communicator& communicator,
+                   const Manifest& resumed)
     : config_(inputs.config),
       folder_(inputs.folder),
       plan_(plan),
@@ -197,18 +198,17 @@ Reporter::Reporter(const RunInputs& inputs, const Plan& plan, const Communicator
       program_start_(inputs.program_start) {
   if (!root_) return;
   const Metrics earlier = inputs.resume ? read_metrics(folder_.metrics_jsonl()) : Metrics();
-  go_on(earlier);
+  go_on(earlier, resumed);
   metrics_ =
       std::make_unique<MetricsWriter>(folder_.metrics_jsonl(), communicator.rank(), [lock = folder_.lock] {
         if (lock) lock->check();
       });
   if (config_.output.tensorboard)
-    tensorboard_ = std::make_unique<TensorBoardWriter>(folder_.path,
-                                                       earlier.steps.empty() ? 0 : earlier.steps.back().step);
+    tensorboard_ = std::make_unique<TensorBoardWriter>(folder_.path, resumed.position.step);
 }
 
-// Totals of the steps before this start, from their records.
-void Reporter::go_on(const Metrics& metrics) {
+// Totals of the steps before this start, from their records, or from the checkpoint if some of these are lost.
+void Reporter::go_on(const Metrics& metrics, const Manifest& resumed) {
   const auto total = [&](double per_rank) {
     return static_cast<std::uint64_t>(std::llround(per_rank * ranks_));
   };
@@ -225,6 +225,11 @@ void Reporter::go_on(const Metrics& metrics) {
     last_eval_seconds_ = eval.eval_seconds;
   }
   train_seconds_ = before;
+  const bool known = resumed.totals.train_seconds > 0;  // in a checkpoint of this version
+  if (known && static_cast<std::int64_t>(metrics.steps.size()) != resumed.position.step) {
+    bytes_ = resumed.totals.bytes;
+    train_seconds_ = resumed.totals.train_seconds, eval_seconds_ = resumed.totals.eval_seconds;
+  }
 }
 
 std::uint64_t Reporter::metrics_bytes() const {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "dist/comm/communicator.h"
+#include "train/checkpoint/checkpoint.h"
 #include "train/engine.h"
 #include "train/evaluate.h"
 #include "train/metrics/byte_count.h"
@@ -79,8 +80,10 @@ class Reporter {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // `inputs` must outlive it. Throws UserError where metrics.jsonl cannot be written.
-  Reporter(const RunInputs& inputs, const Plan& plan, const Communicator& communicator);
+  // `inputs` must outlive it. `resumed`: of the checkpoint from which the run goes on. Throws UserError where metrics.jsonl
+  // cannot be written.
+  Reporter(const RunInputs& inputs, const Plan& plan, const Communicator& communicator,
+           const Manifest& resumed);
 
   // The run in a few lines, before its first step, and what the data set warns of.
   void announce(const Engine& engine, const RunData& data) const;
@@ -100,6 +103,7 @@ class Reporter {
   std::string end(std::int64_t steps, std::int64_t skipped, const std::string& parameter_checksum,
                   double modelled_makespan = 0);
 
+  RunTotals totals() const { return {bytes_, train_seconds_, eval_seconds_}; }  // up to now
   std::uint64_t metrics_bytes() const;  // length of metrics.jsonl; 0 on ranks other than 0
   void stop(std::int64_t step, bool failed, const std::string& reason);  // this start ends before the run
   void note(const std::string& text);                                    // a line between those of progress
@@ -114,7 +118,7 @@ class Reporter {
   TestFigures figures(const Evaluation& evaluation) const;  // those of the run's task
   void note_best(const Evaluation& evaluation);
   void count(const StepRecord& record, const ByteCount& bytes, double seconds);
-  void go_on(const Metrics& metrics);
+  void go_on(const Metrics& metrics, const Manifest& resumed);
   template <class Record>
   void put_bytes(const ByteCount& bytes, Record& record) const;
 

@@ -27,11 +27,12 @@ using Clock = std::chrono::steady_clock;
 // One rank's loop over epochs and steps, and what is reported of them.
 class Trainer {
  public:
-  // `resumed`: null for a new run. `data`: for the checkpoints.
+  // `resumed`: null for a new run. `data`, and the compute threads by rank: for the checkpoints.
   Trainer(const RunInputs& inputs, Communicator& communicator, const ResumedRun* resumed,
-          DataFingerprint data)
+          DataFingerprint data, std::vector<int> threads)
       : inputs_(inputs),
         data_(std::move(data)),
+        threads_(std::move(threads)),
         config_(inputs.config),
         communicator_(communicator),
         root_(communicator.rank() == 0),
@@ -41,11 +42,14 @@ class Trainer {
         schedule_(make_schedule(schedule_options(config_), config_.optimizer.lr)),
         plan_(plan_steps(config_, engine_->train_loader())),
         weights_(engine_->train_loader().weights()),
-        reporter_(inputs, plan_, communicator) {
+        reporter_(inputs, plan_, communicator, resumed ? resumed->manifest : Manifest()) {
     if (config_.train.checkpoint_keep > 0)
       checkpointer_.emplace(CheckpointStore(inputs.folder.checkpoints()), inputs.folder.metrics_jsonl(),
                             *engine_, communicator.rank(), communicator.size(), config_.train.checkpoint_keep,
-                            resumed ? resumed->saved : std::vector<SavedCheckpoint>());
+                            resumed ? resumed->saved : std::vector<SavedCheckpoint>(),
+                            [lock = inputs.folder.lock] {
+                              if (lock) lock->check();
+                            });
     if (!resumed) return;
     engine_->load_state(resumed->state(engine_->store()));
     position_ = resumed->manifest.position;
@@ -80,7 +84,7 @@ class Trainer {
       if (stopped) break;
       make_step();
       if (!report_due()) continue;
-      await_data();
+      if (step() < plan_.total_steps && !stop_after_reached()) await_data();
       // A GPU goes on with the later half meanwhile.
       signal = report(settle_due() ? pending_.size() : (pending_.size() + 1) / 2);
       stopped = signal != 0 || stop_after_reached();
@@ -176,6 +180,8 @@ class Trainer {
     manifest.program = program_version();
     manifest.config = config_values(engine_->effective_config());
     manifest.data = data_;
+    manifest.threads = threads_;
+    manifest.totals = reporter_.totals();
     manifest.metrics_bytes = reporter_.metrics_bytes();
     checkpointer_->save(std::move(manifest));
     saved_step_ = step();
@@ -354,6 +360,7 @@ class Trainer {
 
   const RunInputs& inputs_;
   const DataFingerprint data_;
+  const std::vector<int> threads_;
   const Config& config_;
   Communicator& communicator_;
   const bool root_;
@@ -373,6 +380,12 @@ class Trainer {
   std::optional<Checkpointer> checkpointer_;
 };
 
+// Compute threads by rank; empty: unknown. Earlier versions do not say, and gave each of several ranks one.
+std::vector<int> threads_of(const Manifest& manifest) {
+  if (!manifest.threads.empty() || manifest.ranks == 1) return manifest.threads;
+  return std::vector<int>(static_cast<std::size_t>(manifest.ranks), 1);
+}
+
 // After a stop signal.
 constexpr std::chrono::seconds kLongestStart{10}, kLongestEnd{5};
 
@@ -386,10 +399,10 @@ RunOutcome run_rank(const RunInputs& inputs, Communicator& communicator) {
     set_log_rank(communicator.rank(), communicator.size());  // of the thread that calls this
     communicator.abort(text);
   };
+  const auto longest_end = stop_patience(inputs.config, kLongestEnd);
   try {
     guard.emplace("while the run started", stop_patience(inputs.config, kLongestStart), last_words);
     check_same_configuration(communicator, inputs.config);
-    settle_threads(communicator, inputs.config);
     const bool compared = communicator.size() > 1 || inputs.resume || inputs.config.train.checkpoint_keep > 0;
     const DataFingerprint data = compared ? data_fingerprint(inputs.data) : DataFingerprint();
     check_same_data(communicator, data);
@@ -402,18 +415,19 @@ RunOutcome run_rank(const RunInputs& inputs, Communicator& communicator) {
         truncate_metrics(inputs.folder.metrics_jsonl(), resumed.manifest.metrics_bytes);
         keep_config_effective(inputs.folder, inputs.config, inputs.origins);
       }
-      trainer.emplace(inputs, communicator, &resumed, data);
+      trainer.emplace(inputs, communicator, &resumed, data,
+                      settle_threads(communicator, inputs.config, threads_of(resumed.manifest)));
     } else {
-      trainer.emplace(inputs, communicator, nullptr, data);
+      trainer.emplace(inputs, communicator, nullptr, data, settle_threads(communicator, inputs.config));
     }
     guard.reset();
     RunOutcome outcome = trainer->run();
-    guard.emplace("while a thread hung in the system", kLongestEnd, last_words);
+    guard.emplace("while a thread hung in the system", longest_end, last_words);
     return outcome;
   } catch (const std::exception& error) {
     // The others learn the reason before the trainer ends its groups and waits for its files.
     communicator.abort(explain(error));
-    guard.emplace("while a thread hung in the system; first error: " + explain(error), kLongestEnd,
+    guard.emplace("while a thread hung in the system; first error: " + explain(error), longest_end,
                   last_words);
     if (trainer) trainer->failed(error);
     throw;

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <charconv>
 #include <cstring>
@@ -13,6 +14,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <string_view>
 #include <type_traits>
 #include <utility>
 
@@ -96,6 +98,11 @@ void read_field(const Json& json, T& value) {
   json.get_to(value);
 }
 
+void read_field(const Json& json, std::vector<int>& values) {
+  need(json.is_array(), "a list is no list");
+  for (const Json& value : json) read_field(value, values.emplace_back());
+}
+
 std::uint64_t from_hex(const std::string& text) {
   std::uint64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value, 16);
@@ -122,7 +129,18 @@ void fields(Manifest& m, Visit&& visit) {
   visit("plateau_any", p.plateau.any), visit("plateau_waited", p.plateau.waited);
   visit("ranks", m.ranks), visit("program", m.program), visit("metrics_bytes", m.metrics_bytes);
   visit("parameter_checksum", m.parameter_checksum), visit("config", m.config);
-  visit("data", m.data);
+  visit("data", m.data), visit("threads", m.threads);
+  visit("bytes_sent", m.totals.bytes.upload), visit("bytes_received", m.totals.bytes.download);
+  visit("bytes_dense", m.totals.bytes.dense);
+  visit("train_seconds", m.totals.train_seconds), visit("eval_seconds", m.totals.eval_seconds);
+}
+
+// Which earlier versions did not write.
+bool is_later_field(std::string_view name) {
+  constexpr std::array<std::string_view, 8> kLater = {"epoch_loss_steps", "data",           "threads",
+                                                      "bytes_sent",       "bytes_received", "bytes_dense",
+                                                      "train_seconds",    "eval_seconds"};
+  return name.starts_with("plateau_") || std::ranges::count(kLater, name) > 0;
 }
 
 std::optional<std::int64_t> step_of(const std::string& name) {
@@ -165,10 +183,7 @@ Manifest parse_manifest(const std::string& text, const std::string& where) {
     need(json.at("checksum") == hex(checksum_of(body.dump())), "its checksum does not match");
     need(json.dump() + "\n" == text, "it was changed");
     fields(manifest, [&](const char* name, auto& value) {
-      const std::string_view field = name;
-      if ((field.starts_with("plateau_") || field == "epoch_loss_steps" || field == "data") &&
-          !body.contains(name))
-        return;  // of an earlier version
+      if (is_later_field(name) && !body.contains(name)) return;
       if constexpr (std::is_same_v<std::decay_t<decltype(value)>, double>)
         if (body.at(name).is_null()) {
           value = std::numeric_limits<double>::quiet_NaN();

@@ -37,6 +37,8 @@ struct Manifest {
   std::string program;                        // its version
   std::map<std::string, std::string> config;  // every key with its value, as key_value() writes it
   std::map<std::string, std::string> data;    // its fingerprint (train/agreement.h); empty: unknown
+  std::vector<int> threads;                   // compute threads by rank; empty: unknown
+  RunTotals totals;                           // of all steps up to here; zeros: unknown
   std::uint64_t metrics_bytes = 0;            // length of metrics.jsonl
   std::string parameter_checksum;             // 16 hexadecimal digits
   std::vector<CheckpointFile> files;

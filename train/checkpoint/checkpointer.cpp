@@ -40,9 +40,10 @@ std::vector<std::int64_t> superseded(const std::vector<SavedCheckpoint>& saved, 
 }
 
 Checkpointer::Checkpointer(CheckpointStore store, std::string metrics, Engine& engine, int rank, int ranks,
-                           int keep, std::vector<SavedCheckpoint> saved)
+                           int keep, std::vector<SavedCheckpoint> saved, std::function<void()> check)
     : store_(std::move(store)),
       metrics_(std::move(metrics)),
+      check_(std::move(check)),
       engine_(engine),
       rank_(rank),
       ranks_(ranks),
@@ -158,6 +159,7 @@ void Checkpointer::begin_publishing() {
 
 void Checkpointer::publish() {
   sync_file(metrics_);
+  if (check_) check_();
   store_.publish(manifest_.position.step, manifest_);
 }
 

@@ -34,9 +34,10 @@ std::vector<std::int64_t> superseded(const std::vector<SavedCheckpoint>& saved, 
 class Checkpointer {
  public:
   // `metrics`: the run's metrics.jsonl, whose records so far are on the disk before a manifest that counts them. `keep`: 1 or
-  // more. `saved`: what the run's directory has already, the same on all ranks. The engine must outlive it.
+  // more. `saved`: what the run's directory has already, the same on all ranks. `check` throws if the directory is no longer
+  // this run's, in which case nothing more becomes visible there. The engine must outlive it.
   Checkpointer(CheckpointStore store, std::string metrics, Engine& engine, int rank, int ranks, int keep,
-               std::vector<SavedCheckpoint> saved);
+               std::vector<SavedCheckpoint> saved, std::function<void()> check = {});
   ~Checkpointer();  // waits for what this rank writes
   Checkpointer(const Checkpointer&) = delete;
   Checkpointer& operator=(const Checkpointer&) = delete;
@@ -66,6 +67,7 @@ class Checkpointer {
 
   const CheckpointStore store_;
   const std::string metrics_;
+  const std::function<void()> check_;
   Engine& engine_;
   const int rank_, ranks_, keep_;
   std::vector<SavedCheckpoint> saved_;

@@ -88,7 +88,7 @@ void check_data_of(const Manifest& manifest, const Config& config, const DataFin
       changed.push_back(fmt::format("{}: {}, was {}", what, now, then->second));
   if (!changed.empty() && config.resume.data == "check")
     throw UserError(
-        fmt::format("data.root: the data are not those that the run has been trained with:\n  {}\n"
+        fmt::format("data.root: the data are not those of the checkpoint:\n  {}\n"
                     "give it the former ones, or go on with these by resume.data=accept",
                     fmt::join(changed, "\n  ")));
   if (!root) return;

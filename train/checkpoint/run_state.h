@@ -10,6 +10,7 @@
 #include "optim/schedule.h"
 #include "train/checkpoint/model_file.h"
 #include "train/evaluate.h"
+#include "train/metrics/byte_count.h"
 
 namespace topknot {
 
@@ -41,6 +42,12 @@ struct TrainingPosition {
   bool evaluated = false;   // the evaluation that was due after this step has been made
   Evaluation evaluation{};  // the last one
   PlateauState plateau{};   // schedule.name=plateau
+};
+
+// What a run's last record sums up, over all ranks. Steps whose records are lost count too.
+struct RunTotals {
+  ByteCount bytes;
+  double train_seconds = 0, eval_seconds = 0;
 };
 
 }  // namespace topknot

@@ -375,7 +375,9 @@ TEST_CASE(
 
 TEST_CASE("a run whose metrics.jsonl is gone, shorter or damaged goes on with the same bits") {
   const Keys keys = with(base(2), {"compress.name=topk"});
-  const std::string expected = whole(keys).checksum;
+  const TempFolder undisturbed;
+  const std::string expected = start(undisturbed, keys, false).parameter_checksum;
+  const Metrics all = read_metrics(undisturbed.at("run/metrics.jsonl"));
   const TempFolder made;
   start(made, with(keys, {"train.stop_after=19"}), false);
   for (const std::string what : {"gone", "shorter", "damaged"}) {
@@ -391,9 +393,34 @@ TEST_CASE("a run whose metrics.jsonl is gone, shorter or damaged goes on with th
     REQUIRE(made_since.steps.size() >= 21);
     CHECK(made_since.steps[made_since.steps.size() - 21].step == 20);
     CHECK(made_since.steps.back().step == 40);
-    CHECK(made_since.end);
+    REQUIRE(made_since.end);
+    CHECK(made_since.end->bytes_sent == all.end->bytes_sent);
+    CHECK(made_since.end->bytes_dense == all.end->bytes_dense);
+    CHECK(made_since.steps.back().time_s >
+          CheckpointStore(made.at("run/checkpoints")).manifest(19).totals.train_seconds);
     CHECK(fs::exists(metrics + ".damaged") == (what == "damaged"));
   }
+}
+
+TEST_CASE("a run goes on with the threads that it had, unless train.threads says others") {
+  const Keys keys = with(base(2), {"train.threads=0"});
+  const TempFolder made;
+  start(made, with(keys, {"train.threads=1", "train.stop_after=19"}), false);
+  const auto resumed = [&](const std::vector<int>& before, const Keys& more) {
+    const TempFolder temp;
+    fs::copy(made.at("run"), temp.at("run"), fs::copy_options::recursive);
+    const CheckpointStore store(temp.at("run/checkpoints"));
+    Manifest manifest = store.manifest(19);
+    CHECK(manifest.threads == std::vector<int>{1, 1});
+    manifest.threads = before;
+    std::ofstream(store.path(19) + "/manifest.json") << manifest_text(manifest);
+    start(temp, with(keys, more), true);
+    return store.manifest(40).threads;
+  };
+  CHECK(resumed({3, 2}, {}) == std::vector<int>{3, 2});
+  CHECK(resumed({}, {}) ==
+        std::vector<int>{1, 1});  // of an earlier version, which gave each of several ranks one
+  CHECK(resumed({3, 2}, {"train.threads=2"}) == std::vector<int>{2, 2});
 }
 
 TEST_CASE("a run without a checkpoint that can be read says so") {
