@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "nn/core/base/log.h"
 #include "nn/core/base/memory.h"
@@ -118,13 +119,16 @@ void Loader::start_epoch(std::int64_t epoch, std::int64_t first_step) {
   can_work_.notify_all();
 }
 
-// Until `done`, which a worker makes true. False where a stop signal came and `patience` has passed since.
+// Until `done`, which a worker makes true. False if a stop signal came and `patience` has passed since, or, but for a patience
+// of 0, since a worker last got on.
 template <class Done>
 bool Loader::wait_for_workers(std::unique_lock<std::mutex>& lock, std::chrono::milliseconds patience,
                               const Done& done) {
   Patience waited;
+  std::int64_t made = samples_made_;
   while (!can_take_.wait_for(lock, std::chrono::milliseconds(100), done)) {
-    if (stop_signal() == 0)
+    const std::int64_t before = std::exchange(made, samples_made_);
+    if (stop_signal() == 0 || (made != before && patience.count() > 0))
       waited = Patience();
     else if (std::chrono::duration<double>(waited.passed()) >= patience)
       return false;
@@ -245,6 +249,7 @@ Batch Loader::make(std::int64_t step, std::vector<DamagedFile>& damaged) const {
     else
       transform_.apply(index, epoch_, batch.images.data() + i * numel, damaged);
     if (dataset_.classes() == 0) dataset_.target(index, batch.targets.data() + i * dataset_.targets());
+    ++samples_made_;
   }
   if (dataset_.classes() > 0)
     for (std::int64_t t = 0; t < dataset_.labels_per_sample(); ++t)
@@ -280,6 +285,7 @@ void Loader::add_recordings(Batch& batch, std::vector<DamagedFile>& damaged) con
     for (std::size_t i = 0; i < spectrograms.size(); ++i) {
       std::int64_t& index = batch.indices[i];
       index = read_spectrogram(index, spectrograms[i], damaged);
+      ++samples_made_;
       most_frames = std::max(most_frames, dataset_.frames(index));
       most_labels = std::max(most_labels, static_cast<std::int64_t>(dataset_.transcript(index).size()));
     }

@@ -3,6 +3,7 @@
 // depend on the number of workers.
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -56,7 +57,8 @@ struct LoaderOptions {
   bool samples = true;    // false: only Batch::indices, for data that lie in a GPU's memory
   bool bytes = false;     // Batch::bytes in place of images, for sets that give bytes
   int max_bad_files = 0;  // damaged files of a set on demand for which another sample stands in
-  std::chrono::milliseconds stop_patience{5000};  // of a wait for a batch, after a stop signal
+  // Of a wait for a batch, after a stop signal: from then on, or from when a sample was last read.
+  std::chrono::milliseconds stop_patience{5000};
 };
 
 class Loader {
@@ -131,7 +133,8 @@ class Loader {
   bool stop_ = false;
   bool wanted_ = false;  // a caller waits for the next batch
   std::exception_ptr failed_;
-  std::set<std::int64_t> damaged_;  // files met so far
+  mutable std::atomic<std::int64_t> samples_made_{0};  // since the start: whether the workers get on
+  std::set<std::int64_t> damaged_;                     // files met so far
   std::vector<std::thread> workers_;
 };
 

@@ -158,18 +158,20 @@ int start_training(LoadedConfig loaded, int argc, char* const* argv, bool quiet,
     group = &host;
     settle_backend(loaded, plan, &host);
   };
+  // Of what is long, or hangs in a file system; there is nothing to lose yet.
+  const auto last_words = [&](const std::string& text) {
+    if (!group) return;
+    set_log_rank(plan.rank, plan.size);  // of the thread that calls this
+    group->abort(text);
+  };
   // Errors must show before there is a run directory, which would block the corrected run.
   hooks.load = [&] {
     check_device(loaded.config);
-    // A long text, or a file system that hangs; there is nothing to lose yet.
-    const EndAfterSignal guard("while the data were read", {}, [&](const std::string& text) {
-      if (!group) return;
-      set_log_rank(plan.rank, plan.size);  // of the thread that calls this
-      group->abort(text);
-    });
+    const EndAfterSignal guard("while the data were read", {}, last_words);
     data = load_data(loaded.config);
   };
   hooks.check = [&] {
+    const EndAfterSignal guard("while the run was checked", {}, last_words);
     const bool alone =
         plan.kind == LaunchPlan::Kind::process;  // where the others are is the launcher's business
     check_limits(loaded.config, data, alone ? 1 : plan.size,
@@ -181,6 +183,7 @@ int start_training(LoadedConfig loaded, int argc, char* const* argv, bool quiet,
     if (resume) check_resumable(CheckpointStore(run.checkpoints()), loaded.config, data_fingerprint(data));
   };
   hooks.make_directory = [&] {
+    const EndAfterSignal guard("while the run directory was made", {}, last_words);
     folder = resume ? open_run_directory(loaded.config.output.dir)
                     : create_run_directory(loaded, {argv, argv + argc}, {{"oneDNN", onednn_version()}});
   };

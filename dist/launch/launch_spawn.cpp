@@ -246,7 +246,7 @@ int run_spawned(const LaunchPlan& plan, const DistOptions& options, char* const*
   const Failure& failure = cause(failures, store.first_reason_rank());
   // A reason that a rank gave itself says more than how its process ended; that of a rank which had to be killed is known.
   const bool told = store.reason_by_rank() && (!failure.killed || store.first_reason_rank() == failure.rank);
-  if (!stopping || failure.killed)
+  if (!stopping || failure.killed || told)
     log_error("the run has ended; first error: " + (!hanging.empty() ? hanging
                                                     : told           ? store.first_reason()
                                                                      : failure.text()));

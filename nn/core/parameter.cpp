@@ -37,7 +37,8 @@ ParameterArena::ParameterArena(const std::vector<Parameter*>& registered,
   DeviceBackend& memory = backend(device_);
   const char* what = "the weights, gradients and residuals of the model";
   // The system may promise more memory than there is, and end the process when it is used.
-  if (device_.kind == DeviceKind::cpu && 4 * floats > memory_limit()) throw OutOfMemory(what, 4 * floats);
+  if (zero && device_.kind == DeviceKind::cpu && 4 * floats > memory_limit())
+    throw OutOfMemory(what, 4 * floats);
   with_memory(what, 4 * floats, [&] {
     weights_ = memory.allocate(whole_size_);
     for (float*& side : gradients_) {

@@ -35,6 +35,7 @@ class HangingDataset final : public Dataset {
     wait(index);
     std::copy_n(data_.bytes(index), sample_shape().numel(), pixels);
   }
+  void slow_down(std::chrono::milliseconds each) { each_ = each; }
   void release() {
     const std::lock_guard lock(mutex_);
     released_ = true;
@@ -43,6 +44,7 @@ class HangingDataset final : public Dataset {
 
  private:
   void wait(std::int64_t index) const {
+    std::this_thread::sleep_for(each_);
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return index != hanging_ || released_; });
   }
@@ -53,6 +55,7 @@ class HangingDataset final : public Dataset {
   mutable std::mutex mutex_;
   mutable std::condition_variable changed_;
   bool released_ = false;
+  std::chrono::milliseconds each_{0};
 };
 
 // A stop signal has come while this lives.
@@ -142,4 +145,17 @@ TEST_CASE("a batch that comes a while after a stop signal counts") {
   Batch batch;
   CHECK(loader.next(batch));
   later.join();
+}
+
+TEST_CASE("samples that come slowly after a stop signal are waited for") {
+  for (const int workers : {0, 1}) {
+    INFO(workers);
+    HangingDataset dataset(-1, workers == 0);
+    dataset.slow_down(std::chrono::milliseconds(700));  // 2800 for a batch
+    Loader loader(dataset, evaluation(workers, std::chrono::seconds(2)));
+    loader.start_epoch(0);
+    const Signalled signalled;
+    Batch batch;
+    CHECK(loader.next(batch));
+  }
 }

@@ -96,7 +96,7 @@ int run_and_report(const char* name, int (*body)(int argc, char** argv), int arg
     return 128 + error.signal;
   } catch (const std::bad_alloc&) {
     report(name, "", OutOfMemory("an allocation of unknown size has failed", 0).what());
-    return 1;
+    return 2;
   } catch (const std::exception& error) {
     report(name, "unexpected error: ", explain(error).c_str());
     return 1;
@@ -130,7 +130,7 @@ int run_program(const char* name, int (*body)(int argc, char** argv), int argc, 
     return run_and_report(name, body, argc, argv);
   } catch (const std::bad_alloc&) {  // for the message itself
     std::fputs("error: out of memory: too little is left to say for what\n", stderr);
-    return 1;
+    return 2;
   }
 }
 

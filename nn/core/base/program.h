@@ -34,7 +34,7 @@ std::string explain(const std::exception& error);
 // First repairs what a program may be started with: opens /dev/null where standard input, output or error is closed,
 // whose numbers files would get; ignores SIGXFSZ, so that a write beyond `ulimit -f` fails with a message; unblocks the
 // stop signals. Then returns what `body` returns, or 2 where standard output could not be written to its end. An exception ends in one
-// message on standard error and an exit code: UserError
+// message on standard error and an exit code: UserError and std::bad_alloc
 // 2, Interrupted 128 + signal, anything else 1. The message begins with `name`; where that is null it is
 // logged as an error, with the rank (nn/core/base/log.h).
 int run_program(const char* name, int (*body)(int argc, char** argv), int argc, char** argv);
