@@ -17,6 +17,7 @@
 #include "nn/core/base/check.h"
 #include "nn/core/base/memory.h"
 #include "nn/core/base/regular_file.h"
+#include "nn/core/base/text.h"
 
 namespace topknot {
 namespace {
