@@ -14,35 +14,55 @@ complain() { echo "$1"; status=1; }
 python3 "$root/scripts/plant-faults" --check || complain "scripts/faults.txt does not fit the sources"
 
 # The table in CONTRIBUTING.md has as many faults of each subject as scripts/faults.txt.
-diff <(sed -n 's/^id: *\([a-z_]*\)\..*/\1/p' "$root/scripts/faults.txt" | sort | uniq -c | awk '{ print $2, $1 }') \
+diff <(sed -n 's/^\([a-z_]*\)\.[a-z_0-9]*: .*/\1/p' "$root/scripts/faults.txt" | sort | uniq -c | awk '{ print $2, $1 }') \
   <(sed -n 's/^| .* | `\([a-z_]*\)\.\*` | \([0-9]*\) | .*/\1 \2/p' "$root/CONTRIBUTING.md" | sort) ||
   complain "the table of faults in CONTRIBUTING.md is not that of scripts/faults.txt"
 
-# The small tree: a program that fails where the limit is not 3, and does not end where it is 9.
+# The small tree: a program that fails where the limit is not 3, and does not end where it is 9. Its sources hold the limit.
 tree=$work/tree
-mkdir -p "$tree/scripts" "$tree/tests/small"
+mkdir -p "$tree/scripts" "$tree/tests/small" "$tree/nn"
 cp "$root/scripts/plant-faults" "$tree/scripts"
 cat >"$tree/program" <<'END_OF_PROGRAM'
 #!/bin/sh
-limit=3
-text='a word, a word'
+limit=$(sed -n 's/.*int limit = \([0-9]*\).*/\1/p' "$(dirname "$0")/small.cpp")
 echo '<TestCase name="three &amp; no more">'
 [ $limit -ne 9 ] || sleep 1000
 [ $limit -eq 3 ]
 END_OF_PROGRAM
 chmod +x "$tree/program"
+cat >"$tree/nn/small.cpp" <<'END_OF_SOURCE'
+#include <vector>
+namespace small {
+class Limits {
+ public:
+  int most() const { return limit_; }  // "limit = 5" { in a comment
+ private:
+  int limit_{7};
+};
+template <class T>
+std::vector<T> Limits::words(T first) {
+  const char* text = "a word, a word {";
+  int limit = 3;
+  return {first};
+}
+Limits::Limits() : limit_{1}, more_{2} { word(); }
+constexpr int kWord = 4, kOther = 5;
+const bool registered = add({"word", [] { return word(1); }});
+void other(int n = 2) { use(n); }
+}  // namespace small
+END_OF_SOURCE
 : >"$tree/tests/small/test.cpp"
 cat >"$tree/CMakeLists.txt" <<'END_OF_CMAKE'
 cmake_minimum_required(VERSION 3.22)
 project(small NONE)
 add_custom_target(test_small COMMAND ${CMAKE_COMMAND} -E make_directory bin
-                  COMMAND ${CMAKE_COMMAND} -E copy ${CMAKE_SOURCE_DIR}/program bin/test_small)
+                  COMMAND ${CMAKE_COMMAND} -E copy ${CMAKE_SOURCE_DIR}/program bin/test_small
+                  COMMAND ${CMAKE_COMMAND} -E copy ${CMAKE_SOURCE_DIR}/nn/small.cpp bin/small.cpp)
 END_OF_CMAKE
 
-# table ID OLD NEW [LINE...]: the small tree's table has this entry alone.
+# table NAME FUNCTION CHANGE [LINE...]: the small tree's table has this entry alone.
 table() {
-  { printf 'id: %s\nfile: program\nold: %s\nnew: %s\ntests: test_small\n' "$1" "$2" "$3"; printf '%s\n' "${@:4}"; } \
-    >"$tree/scripts/faults.txt"
+  { printf 'tests: test_small\n%s: %s\n  %s\n' "$1" "$2" "$3"; printf '  %s\n' "${@:4}"; } >"$tree/scripts/faults.txt"
 }
 # expect STATUS TEXT ARGUMENTS...: plant-faults ends with STATUS and says TEXT.
 expect() {
@@ -53,35 +73,44 @@ expect() {
   grep -qF -- "$text" <<<"$output" || complain "plant-faults $* does not say '$text': $output"
 }
 
-table a.b 'limit=4' 'limit=5'
-expect 2 "a.b: 'limit=4' occurs 0 times in program, not once" --check
-table a.b 'word' 'line'
-expect 2 "a.b: 'word' occurs 2 times in program, not once" --check
-table a.b 'word' 'line' 'after: word, '
-expect 0 '1 faults fit the sources' --check
-table a.b 'limit=3' 'limit=3'
+table a.b Limits::words 'limit = 4 => limit = 5'
+expect 2 "a.b: 'limit = 4' occurs 0 times in Limits::words, not once" --check
+table a.b Limits::words 'word => line'
+expect 2 "a.b: 'word' occurs 3 times in Limits::words, not once" --check
+table a.b Limits::word 'word => line'
+expect 2 "a.b: nothing is called Limits::word" --check
+table a.b Limits::words 'limit = 3 => limit = 3'
 expect 2 'a.b: it changes nothing' --check
-table a.b 'limit=3' 'limit=4' 'because: of this'
-expect 2 "'because' is no key here" --check
-printf 'id: a.b\nfile: program\n' >"$tree/scripts/faults.txt"
-expect 2 'the entry lacks old, new, tests' --check
-printf 'id: a.b\nfile: program\nold: limit=3\nnew: limit=4\ntests: test_large\n' >"$tree/scripts/faults.txt"
+table a.b Limits::words 'limit = 3 => limit = 4' 'because: of this'
+expect 2 "'  because: of this' is neither tests, nor an entry" --check
+printf 'tests: test_small\na.b: Limits::words\n' >"$tree/scripts/faults.txt"
+expect 2 'a.b lacks OLD => NEW' --check
+printf 'a.b: Limits::words\n  limit = 3 => limit = 4\n' >"$tree/scripts/faults.txt"
+expect 2 'a.b lacks tests' --check
+printf 'tests: test_large\na.b: Limits::words\n  limit = 3 => limit = 4\n' >"$tree/scripts/faults.txt"
 expect 2 "a.b: 'test_large' is no test program" --check
+table a.b Limits::words 'word => line' 'after: word, '
+expect 0 '1 faults fit the sources' --check
+for name in 'Limits::most: return limit_' 'Limits::limit_: 7' 'Limits::Limits: word' 'kWord: 4, kOther' \
+  'registered: word(1)' 'other: n = 2'; do
+  table a.b "${name%: *}" "${name#*: } => x"
+  expect 0 '1 faults fit the sources' --check
+done
 
 if command -v git >/dev/null; then
   commit() { git -C "$tree" -c user.name=t -c user.email=t@example.org commit -q -a -m "$1"; }
-  table a.b 'limit=3' 'limit=4'
+  table a.b Limits::words 'limit = 3 => limit = 4'
   git -C "$tree" init -q
   git -C "$tree" add .
   commit first
   expect 0 'a.b: noticed test_small: three & no more' --work "$work/bench"
   expect 0 '| a | 1 | 1 | 0 | 0 |' --work "$work/bench"  # from the results
-  table a.b 'a word, ' ''
+  table a.b Limits::words 'a word, =>'
   commit second
-  expect 1 'survived: a.b (program: a word,' --work "$work/bench"
-  table a.b 'a word, ' '' 'equivalent: nobody reads it'
+  expect 1 'survived: a.b (Limits::words: a word,' --work "$work/bench"
+  table a.b Limits::words 'a word, =>' 'equivalent: nobody reads it'
   expect 0 '| a | 1 | 0 | 1 | 0 |' --work "$work/bench"
-  sed -i 's/limit=3/limit=2/' "$tree/program"
+  sed -i 's/limit = 3/limit = 2/' "$tree/nn/small.cpp"
   commit third
   expect 2 'test_small does not pass without a fault: three & no more' --work "$work/bench" --again
   git -C "$tree" status --porcelain | grep -v scripts/faults.txt && complain "plant-faults changed the user's tree"
