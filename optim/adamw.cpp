@@ -11,8 +11,6 @@
 
 #include "optim/adamw_rule.h"
 
-#include <algorithm>
-
 #include "nn/core/base/check.h"
 #include "optim/optimizer.h"
 
@@ -21,48 +19,49 @@ namespace {
 
 constexpr std::size_t kParallelAdamw = 1 << 14;  // elements
 
+void adamw_update(const ArenaSlice& slice, float* first, float* second, const AdamwConstants& constants,
+                  const StepState& state) {
+  if (state.status && state.status->bad) return;
+  const StepParameters& now = *state.parameters;
+  const AdamwRates rates = adamw_rates(constants, now.step, now.lr, now.gradient_scale);
+  for_decay_runs(slice, [&](std::size_t from, std::size_t to, bool decays) {
+#pragma omp parallel for schedule(static) if (to >= from + kParallelAdamw)
+    for (std::size_t i = from; i < to; ++i)
+      adamw_step(slice.weights[i], slice.gradient[i], first[i], second[i], rates, decays);
+  });
+}
+
 class AdamW final : public Optimizer {
  public:
   AdamW(const OptimizerOptions& options, ParameterArena& arena)
       : constants_{options.beta1, options.beta2, options.epsilon, options.weight_decay},
-        arena_(arena),
-        ranges_(decay_ranges(options, arena)),
-        first_(arena.size()),
-        second_(arena.size()) {}
+        kernels_(*find_kernels<AdamwKernels>(arena.device().kind)),
+        slices_(options, arena),
+        first_(zeros_like(arena)),
+        second_(zeros_like(arena)) {}
 
   bool takes(GradientForm form) const override { return form == GradientForm::plain; }
 
-  void update(std::size_t offset, std::span<const float> gradient, const OptimizerStep& step,
+  void update(std::size_t offset, std::span<const float> gradient, const StepState& state,
               GradientForm form) override {
-    const std::size_t end = offset + gradient.size();
-    TOPKNOT_CHECK(end <= arena_.size(), "a slice outside the arena");
+    const ArenaSlice slice = slices_.slice(offset, gradient);
     TOPKNOT_CHECK(takes(form), "adamw takes gradients without momentum and learning rate in them");
-    const AdamwRates rates = adamw_rates(constants_, step.step, step.lr, step.gradient_scale);
-    float* const weights = arena_.weights().data();
-    for (const DecayRange& range : ranges_) {
-      const std::size_t from = std::max(offset, range.begin), to = std::min(end, range.end);
-#pragma omp parallel for schedule(static) if (to >= from + kParallelAdamw)
-      for (std::size_t i = from; i < to; ++i)
-        adamw_step(weights[i], gradient[i - offset], first_[i], second_[i], rates, range.decays);
-    }
+    kernels_.update(slice, first_.data() + offset, second_.data() + offset, constants_, state);
   }
 
-  std::vector<std::span<float>> state() override {
-    return {first_, second_};
-  }
+  std::vector<std::span<float>> state() override { return {span_of(first_), span_of(second_)}; }
 
  private:
   const AdamwConstants constants_;
-  ParameterArena& arena_;
-  std::vector<DecayRange> ranges_;
-  std::vector<float> first_, second_;  // moments
+  const AdamwKernels& kernels_;
+  ArenaSlices slices_;
+  Tensor first_, second_;  // moments
 };
 
+const RegisterKernels<AdamwKernels> adamw_kernels(DeviceKind::cpu, {adamw_update});
 const bool adamw_registered =
     (optimizers().add("adamw", "AdamW: decoupled weight decay (PyTorch's semantics)",
-                      [](const OptimizerOptions& options, ParameterArena& arena) {
-                        return std::unique_ptr<Optimizer>(new AdamW(options, arena));
-                      }),
+                      optimizer_type<AdamW, AdamwKernels>()),
      true);
 
 }  // namespace

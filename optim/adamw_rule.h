@@ -1,16 +1,24 @@
 #pragma once
 // One step of AdamW as arithmetic, for the CPU's loop (optim/adamw.cpp, where the rule is said) and the GPU's kernel
-// (optim/cuda/adamw.cu). C++17.
+// (optim/adamw.cu). C++17.
 
 #include <cmath>
 #include <cstdint>
 
 #include "nn/core/host_device.h"
+#include "nn/core/step.h"
+#include "optim/arena_slice.h"
 
 namespace topknot {
 
 struct AdamwConstants {
   double beta1, beta2, epsilon, weight_decay;
+};
+
+// By device. `first`, `second`: moments of the slice.
+struct AdamwKernels {
+  void (*update)(const ArenaSlice& slice, float* first, float* second, const AdamwConstants& constants,
+                 const StepState& state);
 };
 
 struct AdamwRates {

@@ -9,6 +9,9 @@
 #include <cstddef>
 #include <span>
 
+#include "nn/core/tensor.h"
+#include "optim/clip_rule.h"
+
 namespace topknot {
 
 double sum_of_squares(std::span<const float> values);
@@ -21,7 +24,26 @@ double clip_factor(double norm, double max_norm);
 
 void scale(std::span<float> values, double factor);
 
-// After averaging the caller sums sum_of_squares() over the slices and hands clip_factor(norm, max_norm) to
-// Optimizer::update() as gradient_scale, which saves a pass.
+// The same on vectors in a device's memory, where the norm stays: on a GPU nothing waits for it. The sums have the same bits
+// on every device.
+class Clip {
+ public:
+  Clip(Device device, std::size_t longest);  // `longest`: elements of the longest vector
+
+  // norm^2 = the sum of squares of the values, or, with `add`, the old one and that.
+  void sum_of_squares(std::span<const float> values, bool add);
+  void scale(std::span<float> values, double max_norm);  // by the clip factor of the norm
+  // After averaging: parameters->gradient_scale = the clip factor of the norm, which saves the optimizer a pass.
+  void set_gradient_scale(double max_norm, StepParameters* parameters);
+  const double* sum() const {
+    return reinterpret_cast<const double*>(memory_.data());
+  }  // norm^2, on the device
+
+ private:
+  double* memory() { return reinterpret_cast<double*>(memory_.data()); }
+  const std::size_t longest_;
+  const ClipKernels& kernels_;
+  Tensor memory_;  // norm^2, then the sums of blocks
+};
 
 }  // namespace topknot

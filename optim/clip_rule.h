@@ -1,10 +1,11 @@
 #pragma once
-// What clipping on the CPU (optim/clip.cpp) and on the GPU (optim/cuda/clip.cu) share. C++17.
+// What clipping on the CPU (optim/clip.cpp) and on the GPU (optim/clip.cu) share. C++17.
 
 #include <cfloat>
 #include <cstddef>
 
 #include "nn/core/host_device.h"
+#include "nn/core/step.h"
 
 namespace topknot {
 
@@ -12,6 +13,13 @@ namespace topknot {
 // order; the lanes of a block are added in order, and then the blocks.
 inline constexpr std::size_t kClipBlock = 1 << 13;
 inline constexpr std::size_t kClipLanes = 16;
+
+// By device, as the members of Clip (optim/clip.h) of these names. `blocks`: a double for each kClipBlock values begun.
+struct ClipKernels {
+  void (*sum_of_squares)(const float* values, std::size_t n, double* blocks, double* sum, bool add);
+  void (*scale)(float* values, std::size_t n, const double* sum, double max_norm);
+  void (*set_gradient_scale)(const double* sum, double max_norm, StepParameters* parameters);
+};
 
 TOPKNOT_HOST_DEVICE double clip_factor_of(double norm, double max_norm) {
   return norm <= DBL_MAX && norm > max_norm ? max_norm / norm : 1.0;

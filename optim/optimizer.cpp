@@ -18,22 +18,43 @@ void require(bool condition, const std::string& key, const std::string& rule, do
 
 }  // namespace
 
-Registry<OptimizerFactory>& optimizers() {
-  static Registry<OptimizerFactory> registry("optimizer");
+Registry<OptimizerType>& optimizers() {
+  static Registry<OptimizerType> registry("optimizer");
   return registry;
 }
 
-std::vector<DecayRange> decay_ranges(const OptimizerOptions& options, const ParameterArena& arena) {
-  std::vector<DecayRange> ranges;
+ArenaSlices::ArenaSlices(const OptimizerOptions& options, ParameterArena& arena) : arena_(arena) {
+  std::vector<std::uint64_t> boundaries;
+  bool decays = false;
   for (const Parameter* parameter : arena.parameters()) {
-    const bool decays = options.weight_decay > 0 && (options.decay_1d || parameter->shape().rank() > 1);
-    const std::size_t end = parameter->offset() + parameter->numel();
-    if (!ranges.empty() && ranges.back().decays == decays)
-      ranges.back().end = end;
-    else
-      ranges.push_back({parameter->offset(), end, decays});
+    const bool now = options.weight_decay > 0 && (options.decay_1d || parameter->shape().rank() > 1);
+    if (parameter->offset() == 0)
+      first_decays_ = now;
+    else if (now != decays)
+      boundaries.push_back(parameter->offset());
+    decays = now;
   }
-  return ranges;
+  boundary_count_ = static_cast<std::uint32_t>(boundaries.size());
+  if (boundaries.empty()) return;
+  const std::size_t floats = boundaries.size() * sizeof(std::uint64_t) / sizeof(float);
+  boundaries_ = Tensor::empty({static_cast<std::int64_t>(floats)}, Layout::plain, arena.device());
+  backend(arena.device())
+      .to_device(boundaries_.data(), reinterpret_cast<const float*>(boundaries.data()), floats);
+}
+
+ArenaSlice ArenaSlices::slice(std::size_t offset, std::span<const float> gradient) const {
+  TOPKNOT_CHECK(offset + gradient.size() <= arena_.size(), "a slice outside the arena");
+  return {offset,
+          gradient.size(),
+          arena_.weights().data() + offset,
+          gradient.data(),
+          reinterpret_cast<const std::uint64_t*>(boundaries_.data()),
+          boundary_count_,
+          first_decays_};
+}
+
+Tensor zeros_like(const ParameterArena& arena) {
+  return Tensor::zeros({static_cast<std::int64_t>(arena.size())}, Layout::plain, arena.device());
 }
 
 void check_optimizer(const OptimizerOptions& options) {
@@ -53,7 +74,15 @@ void check_optimizer(const OptimizerOptions& options) {
 
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerOptions& options, ParameterArena& arena) {
   check_optimizer(options);
-  return optimizers().find(options.name)(options, arena);
+  const OptimizerType& type = optimizers().find(options.name);
+  if (const DeviceKind kind = arena.device().kind; !type.computes_on(kind)) {
+    std::string others;
+    for (const std::string& name : optimizers().names())
+      if (optimizers().find(name).computes_on(kind)) others += name + ", ";
+    throw UserError(fmt::format("optimizer.name: '{}' has no kernels for a GPU; give {}or train.device=cpu",
+                                options.name, others));
+  }
+  return type.make(options, arena);
 }
 
 }  // namespace topknot

@@ -1,8 +1,8 @@
 #pragma once
 // An optimizer turns averaged gradients into new weights, slice by slice of the parameter arena. It is
 // elementwise, so its result does not depend on how the arena is cut into slices nor on the number of
-// threads. An optimizer is one file that registers itself in optimizers(); one with kernels for a GPU registers these in
-// device_optimizers() (optim/cuda/device_optimizer.h).
+// threads. An optimizer is one class for all devices, in one file (optim/sgd.cpp) that registers it in optimizers() together
+// with the CPU's loop; a GPU's kernel is a file beside it (optim/sgd.cu).
 
 #include <cstddef>
 #include <cstdint>
@@ -13,7 +13,10 @@
 
 #include "nn/core/base/registry.h"
 #include "nn/core/gradient_form.h"
+#include "nn/core/kernels.h"
 #include "nn/core/parameter.h"
+#include "nn/core/step.h"
+#include "optim/arena_slice.h"
 
 namespace topknot {
 
@@ -29,47 +32,71 @@ struct OptimizerOptions {
   double epsilon = 1e-8;              // adamw: > 0
 };
 
-// What an update knows of its step, the same on all ranks.
-struct OptimizerStep {
-  std::int64_t step = 0;  // 0-based; skipped steps count
-  double lr = 0.1;
-  double gradient_scale = 1.0;  // a clip factor; 1 changes no bit
-};
-
 class Optimizer {
  public:
   virtual ~Optimizer() = default;
 
-  // Updates the weights of arena elements [offset, offset + gradient.size()) with this averaged gradient, times
-  // step.gradient_scale. Called once per element and step, in any order of slices. `form` says what the gradient has in
-  // it already. Throws Error where the slice lies outside the arena, or for a form that does not go with the update rule
-  // (has_lr with momentum).
-  virtual void update(std::size_t offset, std::span<const float> gradient, const OptimizerStep& step,
+  // Updates the weights of arena elements [offset, offset + gradient.size()) with this averaged gradient, times the step's
+  // gradient_scale. Called once per element and step, in any order of slices; nothing changes if the status is bad.
+  // `gradient` and `state` are in the arena's memory: on a GPU the work is put on the stream of the current context. `form`
+  // says what the gradient has in it already. Throws Error if the slice lies outside the arena, or for a form that does not
+  // go with the update rule (has_lr with momentum).
+  virtual void update(std::size_t offset, std::span<const float> gradient, const StepState& state,
                       GradientForm form = GradientForm::plain) = 0;
+  // The same on a CPU, of a step that is not bad.
+  void update(std::size_t offset, std::span<const float> gradient, StepParameters step,
+              GradientForm form = GradientForm::plain) {
+    update(offset, gradient, StepState{&step}, form);
+  }
 
   // Whether update() accepts gradients of this form.
   virtual bool takes(GradientForm) const { return true; }
 
-  // State to save and restore, in a fixed order, each buffer of the arena's shape; empty where there is none.
+  // State to save and restore, in a fixed order, each buffer of the arena's shape and in its memory; empty if there is none.
   virtual std::vector<std::span<float>> state() { return {}; }
 };
 
-using OptimizerFactory = std::unique_ptr<Optimizer> (*)(const OptimizerOptions& options,
-                                                        ParameterArena& arena);
-Registry<OptimizerFactory>& optimizers();
-
-// A run of arena elements that weight decay is for, or is not for.
-struct DecayRange {
-  std::size_t begin, end;
-  bool decays;
+struct OptimizerType {
+  std::unique_ptr<Optimizer> (*make)(const OptimizerOptions& options, ParameterArena& arena);
+  bool (*computes_on)(DeviceKind) = [](DeviceKind kind) { return kind == DeviceKind::cpu; };
 };
-// Ascending, covering the arena; neighbours differ in `decays`. 1-D parameters do not decay unless options.decay_1d.
-std::vector<DecayRange> decay_ranges(const OptimizerOptions& options, const ParameterArena& arena);
+Registry<OptimizerType>& optimizers();
+
+// Of a class whose functions by device are `Kernels` (nn/core/kernels.h).
+template <class Class, class Kernels>
+OptimizerType optimizer_type() {
+  return {[](const OptimizerOptions& options, ParameterArena& arena) -> std::unique_ptr<Optimizer> {
+            return std::make_unique<Class>(options, arena);
+          },
+          [](DeviceKind kind) { return find_kernels<Kernels>(kind) != nullptr; }};
+}
+
+// The arena as update rules see it, with which elements weight decay is for: those of parameters of two dimensions and more,
+// or all with options.decay_1d; none if options.weight_decay is 0.
+class ArenaSlices {
+ public:
+  ArenaSlices(const OptimizerOptions& options, ParameterArena& arena);  // the arena must outlive it
+  // Throws Error if the slice lies outside the arena.
+  ArenaSlice slice(std::size_t offset, std::span<const float> gradient) const;
+
+ private:
+  ParameterArena& arena_;
+  Tensor boundaries_;  // ArenaSlice::boundaries
+  std::uint32_t boundary_count_ = 0;
+  bool first_decays_ = false;
+};
+
+// A buffer of the arena's shape in its memory, of zeros.
+Tensor zeros_like(const ParameterArena& arena);
+inline std::span<float> span_of(Tensor& buffer) {
+  return {buffer.data(), static_cast<std::size_t>(buffer.numel())};
+}
 
 // Throws UserError, naming the key, for an unknown name or a value out of range.
 void check_optimizer(const OptimizerOptions& options);
 
-// Throws as check_optimizer(). The arena is in host memory and must outlive the result.
+// Throws as check_optimizer(), and for an optimizer that does not compute on the arena's device. The arena must outlive the
+// result.
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerOptions& options, ParameterArena& arena);
 
 }  // namespace topknot

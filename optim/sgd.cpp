@@ -70,78 +70,76 @@ TOPKNOT_MULTIVERSION void step_has_lr(float* w, const float* g, float* b, std::s
   step_chunk<SgdRule::has_lr>(w, g, b, n, rates);
 }
 
-class Sgd : public Optimizer {
+ChunkStep step_of(SgdRule rule) {
+  switch (rule) {
+    case SgdRule::momentum:
+      return step_momentum;
+    case SgdRule::nesterov:
+      return step_nesterov;
+    case SgdRule::decay_momentum:
+      return step_decay_momentum;
+    case SgdRule::decay_nesterov:
+      return step_decay_nesterov;
+    case SgdRule::has_lr:
+      return step_has_lr;
+    case SgdRule::plain:
+      break;
+  }
+  return step_plain;
+}
+
+void sgd_update(SgdRule rule, const ArenaSlice& slice, float* buffer, SgdOptions options,
+                const StepState& state) {
+  if (state.status && state.status->bad) return;
+  const ChunkStep step = step_of(rule);
+  const StepParameters& now = *state.parameters;
+  for_decay_runs(slice, [&](std::size_t from, std::size_t to, bool decays) {
+    const SgdRates rates{static_cast<float>(now.lr), options.momentum, decays ? options.decay : 0.0f,
+                         static_cast<float>(now.gradient_scale)};
+    const std::int64_t chunks = static_cast<std::int64_t>((to - from + kChunk - 1) / kChunk);
+#pragma omp parallel for schedule(static) if (to - from >= kParallelUpdate)
+    for (std::int64_t chunk = 0; chunk < chunks; ++chunk) {
+      const std::size_t begin = from + static_cast<std::size_t>(chunk) * kChunk;
+      step(slice.weights + begin, slice.gradient + begin, buffer ? buffer + begin : nullptr,
+           std::min(kChunk, to - begin), rates);
+    }
+  });
+}
+
+class Sgd final : public Optimizer {
  public:
   Sgd(const OptimizerOptions& options, ParameterArena& arena)
-      : options_(options), arena_(arena), ranges_(decay_ranges(options, arena)) {
-    if (options.momentum > 0) momentum_.assign(arena.size(), 0.0f);
+      : options_(options), kernels_(*find_kernels<SgdKernels>(arena.device().kind)), slices_(options, arena) {
+    if (options.momentum > 0) momentum_ = zeros_like(arena);
   }
 
-  void update(std::size_t offset, std::span<const float> gradient, const OptimizerStep& step,
+  void update(std::size_t offset, std::span<const float> gradient, const StepState& state,
               GradientForm form) override {
-    const std::size_t end = offset + gradient.size();
-    TOPKNOT_CHECK(end <= arena_.size(), "a slice outside the arena");
+    const ArenaSlice slice = slices_.slice(offset, gradient);
     TOPKNOT_CHECK(form != GradientForm::has_lr || options_.momentum == 0,
                   "a gradient that has the learning rate in it cannot take momentum");
-    const ChunkStep chunk_step = step_for(form);
-    for (const DecayRange& range : ranges_) {
-      const std::size_t from = std::max(offset, range.begin), to = std::min(end, range.end);
-      if (from >= to) continue;
-      const SgdRates rates{static_cast<float>(step.lr), static_cast<float>(options_.momentum),
-                           range.decays ? static_cast<float>(options_.weight_decay) : 0.0f,
-                           static_cast<float>(step.gradient_scale)};
-      update_range(chunk_step, from, to, gradient.data() + (from - offset), rates);
-    }
+    kernels_.update(sgd_rule(options_.momentum > 0, options_.nesterov, form), slice,
+                    momentum_.defined() ? momentum_.data() + offset : nullptr,
+                    {static_cast<float>(options_.momentum), static_cast<float>(options_.weight_decay)},
+                    state);
   }
 
   std::vector<std::span<float>> state() override {
-    if (momentum_.empty()) return {};
-    return {momentum_};
+    if (!momentum_.defined()) return {};
+    return {span_of(momentum_)};
   }
 
  private:
-  ChunkStep step_for(GradientForm form) const {
-    switch (sgd_rule(options_.momentum > 0, options_.nesterov, form)) {
-      case SgdRule::momentum:
-        return step_momentum;
-      case SgdRule::nesterov:
-        return step_nesterov;
-      case SgdRule::decay_momentum:
-        return step_decay_momentum;
-      case SgdRule::decay_nesterov:
-        return step_decay_nesterov;
-      case SgdRule::has_lr:
-        return step_has_lr;
-      case SgdRule::plain:
-        break;
-    }
-    return step_plain;
-  }
-
-  void update_range(ChunkStep step, std::size_t from, std::size_t to, const float* gradient, SgdRates rates) {
-    float* weights = arena_.weights().data() + from;
-    float* buffer = momentum_.empty() ? nullptr : momentum_.data() + from;
-    const std::size_t n = to - from;
-    const std::int64_t chunks = static_cast<std::int64_t>((n + kChunk - 1) / kChunk);
-#pragma omp parallel for schedule(static) if (n >= kParallelUpdate)
-    for (std::int64_t chunk = 0; chunk < chunks; ++chunk) {
-      const std::size_t begin = static_cast<std::size_t>(chunk) * kChunk;
-      step(weights + begin, gradient + begin, buffer ? buffer + begin : nullptr, std::min(kChunk, n - begin),
-           rates);
-    }
-  }
-
-  OptimizerOptions options_;
-  ParameterArena& arena_;
-  std::vector<DecayRange> ranges_;
-  std::vector<float> momentum_;
+  const OptimizerOptions options_;
+  const SgdKernels& kernels_;
+  ArenaSlices slices_;
+  Tensor momentum_;
 };
 
+const RegisterKernels<SgdKernels> sgd_kernels(DeviceKind::cpu, {sgd_update});
 const bool sgd_registered =
     (optimizers().add("sgd", "SGD with momentum, Nesterov and weight decay (PyTorch's semantics)",
-                      [](const OptimizerOptions& options, ParameterArena& arena) {
-                        return std::unique_ptr<Optimizer>(new Sgd(options, arena));
-                      }),
+                      optimizer_type<Sgd, SgdKernels>()),
      true);
 
 }  // namespace

@@ -1,14 +1,21 @@
 #pragma once
 // One step of SGD as arithmetic, for the CPU's loops (optim/sgd.cpp, where the rules are said) and the GPU's kernel
-// (optim/cuda/sgd.cu). C++17.
+// (optim/sgd.cu). C++17.
 
 #include "nn/core/gradient_form.h"
 #include "nn/core/host_device.h"
+#include "nn/core/step.h"
+#include "optim/arena_slice.h"
 
 namespace topknot {
 
 struct SgdRates {
   float lr, momentum, decay, scale;  // decay: 0 where an element does not decay
+};
+
+// How a slice is updated, for all elements alike.
+struct SgdOptions {
+  float momentum, decay;
 };
 
 enum class SgdRule { plain, momentum, nesterov, decay_momentum, decay_nesterov, has_lr };
@@ -22,6 +29,12 @@ inline SgdRule sgd_rule(bool momentum, bool nesterov, GradientForm form) {
   if (form == GradientForm::has_momentum) return nesterov ? SgdRule::decay_nesterov : SgdRule::decay_momentum;
   return nesterov ? SgdRule::nesterov : SgdRule::momentum;
 }
+
+// By device. `buffer`: momenta of the slice; null for the rules without.
+struct SgdKernels {
+  void (*update)(SgdRule rule, const ArenaSlice& slice, float* buffer, SgdOptions options,
+                 const StepState& state);
+};
 
 // T: a float, or several side by side. `buffer` is left alone by the rules without momentum.
 template <SgdRule rule, class T>

@@ -25,7 +25,6 @@ class CpuEngine final : public StepEngine {
   CpuEngine(const RunInputs& inputs, Communicator& communicator)
       : StepEngine(inputs, communicator, {}),
         exchange_(arena_, queue_, settled_.options),
-        optimizer_(make_optimizer(optimizer_options(config_), arena_)),
         train_loader_(*inputs.data.train, loader_options(config_, *inputs.data.train, true,
                                                          communicator.rank(), communicator.size())),
         test_loader_(*inputs.data.test, loader_options(config_, *inputs.data.test, false, communicator.rank(),
@@ -36,7 +35,7 @@ class CpuEngine final : public StepEngine {
                 plan_steps(config_, train_loader_).total_steps},
                inputs.folder.path, exchange_.groups(), communicator.rank(), communicator.overlaps()) {
     weights_ = train_loader_.weights();
-    attach(exchange_, recorder_);
+    attach(exchange_, recorder_, {&parameters_});
   }
 
   const Loader& train_loader() const override { return train_loader_; }
@@ -64,6 +63,7 @@ class CpuEngine final : public StepEngine {
   void begin_step(const StepRequest& request) override {
     stats_ = {};
     stats_.times.data_s = std::exchange(awaited_s_, 0.0);
+    parameters_ = {request.step, request.lr};
     trace_.begin_step(request.step);
   }
   void run(const Work& forward_and_backward, const Work& communicate, const Work& finish) override {
@@ -118,34 +118,17 @@ class CpuEngine final : public StepEngine {
     return &loss_;
   }
 
-  void sum_of_squares(std::span<const float> values, bool add) override {
-    if (!add) new_norm_ = true;
-    squares_ = (add ? squares_ : 0.0) + topknot::sum_of_squares(values);
-  }
-  void clip(std::span<float> values, double max_norm) override {
-    const double factor = clip_factor(std::sqrt(squares_), max_norm);
-    scale(values, factor);
-    if (std::exchange(new_norm_, false) && config_.train.clip_local_scope == "model")
-      watch_clipping(factor < 1);
-  }
   // Where clipping cuts nearly every gradient, only its direction is left, which costs accuracy: dgc on CIFAR-10 with
   // compress.clip=0.25 ended twelve points below dgc without.
-  void watch_clipping(bool cut) {
+  void clipped(double max_norm) override {
     constexpr int kWatched = 100, kMany = 90;
-    cuts_ += cut;
+    cuts_ += clip_factor(std::sqrt(*clip_.sum()), max_norm) < 1;
     if (++clips_ != kWatched || cuts_ < kMany || communicator_.rank() != 0) return;
     log_warning(
         fmt::format("{}: {} of the first {} gradients were longer and were cut, so that little but their "
                     "direction counts; raise "
                     "it or leave it out",
                     config_.compress.clip > 0 ? "compress.clip" : "train.clip_local", cuts_, kWatched));
-  }
-  void clip_update(double max_norm) override {
-    update_.gradient_scale = clip_factor(std::sqrt(squares_), max_norm);
-  }
-  void begin_update(const StepRequest& request) override { update_ = {request.step, request.lr}; }
-  void update(const Group& group) override {
-    optimizer_->update(group.begin, exchange_.averaged(group), update_, exchange_.form(group));
   }
 
   void record(const StepResult& result) override {
@@ -163,7 +146,6 @@ class CpuEngine final : public StepEngine {
     stats_.times.exposed_s = result.stats.exposed;
     stats_.times.makespan_s = measured_makespan(exchange_.spans(), backward_begin_);
   }
-  std::vector<std::span<float>> optimizer_state() override { return optimizer_->state(); }
   std::function<void()> copy_to_host(const std::vector<HostCopy>& copies) override {
     for (const HostCopy& copy : copies) std::memcpy(copy.to, copy.from.data(), copy.from.size_bytes());
     return {};
@@ -176,7 +158,6 @@ class CpuEngine final : public StepEngine {
   }
 
   Exchange exchange_;
-  std::unique_ptr<Optimizer> optimizer_;
   Loader train_loader_, test_loader_;
   const Dataset* held_out_;  // null where the run has none
   Recorder recorder_;
@@ -187,10 +168,8 @@ class CpuEngine final : public StepEngine {
   Batch batch_;
   std::vector<std::int32_t> frames_;  // of its recordings, as ForwardContext has them
   float loss_ = 0;
-  double squares_ = 0;
-  bool new_norm_ = false;     // of which nothing was clipped yet
   int clips_ = 0, cuts_ = 0;  // gradients of this start that local clipping has looked at, and cut
-  OptimizerStep update_;
+  StepParameters parameters_;
   std::vector<float> statistics_;     // as before this step
   Clock::time_point backward_begin_;  // of the pass that drives the exchange
 };

@@ -18,7 +18,9 @@ StepEngine::StepEngine(const RunInputs& inputs, Communicator& communicator, Devi
       model_(build_model(config_, *inputs.data.train, device, !inputs.resume)),
       arena_(model_->store.arena()),
       queue_(communicator),
-      settled_(settle_exchange(inputs, arena_, queue_, communicator)) {}
+      settled_(settle_exchange(inputs, arena_, queue_, communicator)),
+      optimizer_(make_optimizer(optimizer_options(config_), arena_)),
+      clip_(device, arena_.size()) {}
 
 void StepEngine::start_epoch(std::int64_t, std::int64_t first_step) {
   if (first_step == 0) model_->store.reset_states();
@@ -28,8 +30,7 @@ void StepEngine::step(const StepRequest& request) {
   begin_step(request);
   exchange_->begin_step(request.step, request.density, weights_, request.lr);
   recorder_->begin_step(request.step);
-  run([&] { forward_and_backward(request.step); }, [&] { exchange_->communicate(); },
-      [&] { finish_step(request); });
+  run([&] { forward_and_backward(request.step); }, [&] { exchange_->communicate(); }, [&] { finish_step(); });
   record(exchange_->end_step());
 }
 
@@ -76,6 +77,7 @@ void StepEngine::forward_and_backward(std::int64_t step) {
       arena_.zero_unwritten_gradients();
       for (const Parameter* parameter : arena_.parameters()) recorder_->take(*parameter);
       clip_local(arena_.parameters(), clip_norm);
+      clipped(clip_norm);
       for (Parameter* parameter : arena_.parameters()) exchange_->ready(*parameter);
     });
   exchange_->complete(this->loss());
@@ -83,22 +85,23 @@ void StepEngine::forward_and_backward(std::int64_t step) {
 
 void StepEngine::clip_local(std::span<Parameter* const> parameters, double max_norm) {
   bool add = false;
-  for (const Parameter* p : parameters) sum_of_squares({p->gradient(), p->numel()}, std::exchange(add, true));
-  for (const Parameter* p : parameters) clip({p->gradient(), p->numel()}, max_norm);
+  for (const Parameter* p : parameters)
+    clip_.sum_of_squares({p->gradient(), p->numel()}, std::exchange(add, true));
+  for (const Parameter* p : parameters) clip_.scale({p->gradient(), p->numel()}, max_norm);
 }
 
-void StepEngine::finish_step(const StepRequest& request) {
+void StepEngine::finish_step() {
   exchange_->decode_and_commit();
   if (exchange_->committed())
     in_phase(Phase::update, [&] {
-      begin_update(request);
       if (config_.train.clip_global > 0) {
         bool add = false;
         for (const Group& group : groups())
-          sum_of_squares(exchange_->averaged(group), std::exchange(add, true));
-        clip_update(config_.train.clip_global);
+          clip_.sum_of_squares(exchange_->averaged(group), std::exchange(add, true));
+        clip_.set_gradient_scale(config_.train.clip_global, state_.parameters);
       }
-      for (const Group& group : groups()) update(group);
+      for (const Group& group : groups())
+        optimizer_->update(group.begin, exchange_->averaged(group), state_, exchange_->form(group));
     });
   restore_statistics_if_refused();
 }
@@ -140,7 +143,7 @@ std::function<void()> StepEngine::state(RunState& state) {
   if (root_) {
     state.model.weights.resize(arena_.all_weights().size());
     copy(arena_.all_weights(), state.model.weights.data());
-    const std::vector<std::span<float>> buffers = optimizer_state();
+    const std::vector<std::span<float>> buffers = optimizer_->state();
     state.optimizer.resize(buffers.size());
     for (std::size_t i = 0; i < buffers.size(); ++i) {
       state.optimizer[i].resize(arena_.size());
@@ -167,7 +170,7 @@ void StepEngine::load_state(const RunState& state) {
     if (!to.empty()) device.to_device(to.data(), from.data() + offset, to.size());
   };
   copy(state.model.weights, 0, arena_.all_weights());
-  const std::vector<std::span<float>> buffers = optimizer_state();
+  const std::vector<std::span<float>> buffers = optimizer_->state();
   if (state.optimizer.size() != buffers.size()) throw UserError("the checkpoint is of another optimizer");
   for (std::size_t i = 0; i < buffers.size(); ++i) copy(state.optimizer[i], 0, buffers[i]);
   restore_statistics(state.model.statistics, model_->store);

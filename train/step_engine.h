@@ -11,6 +11,9 @@
 
 #include "dist/comm/collective_queue.h"
 #include "nn/core/autograd.h"
+#include "nn/core/step.h"
+#include "optim/clip.h"
+#include "optim/optimizer.h"
 #include "train/engine.h"
 #include "train/plan/exchange_choice.h"
 #include "train/recorder.h"
@@ -41,8 +44,10 @@ class StepEngine : public Engine {
 
   // The current device is `device`. Collective.
   StepEngine(const RunInputs& inputs, Communicator& communicator, Device device);
-  // From the derived class's constructor, which owns both.
-  void attach(Exchange& exchange, Recorder& recorder) { exchange_ = &exchange, recorder_ = &recorder; }
+  // From the derived class's constructor, which owns all of them. `state` is in the device's memory.
+  void attach(Exchange& exchange, Recorder& recorder, StepState state) {
+    exchange_ = &exchange, recorder_ = &recorder, state_ = state;
+  }
 
   // What differs between devices. A step calls them from top to bottom; those from run() on may be captured in a graph.
   virtual void begin_step(
@@ -58,16 +63,9 @@ class StepEngine : public Engine {
   virtual Variable forward(int part, ForwardContext& context) = 0;
   virtual void add_loss(const Variable& loss) = 0;  // adds loss / parts_ to the step's
   virtual const float* loss() = 0;                  // this rank's, in the device's memory
-  // Clipping: norm^2 = sum of squares of the values, added to the old one where `add`; values *= clip factor; the
-  // update's gradient_scale = clip factor.
-  virtual void sum_of_squares(std::span<const float> values, bool add) = 0;
-  virtual void clip(std::span<float> values, double max_norm) = 0;
-  virtual void clip_update(double max_norm) = 0;
-  virtual void begin_update(const StepRequest& request) = 0;
-  virtual void update(const Group& group) = 0;
+  virtual void clipped(double) {}                   // this rank's gradient, at this norm
   virtual void restore_statistics_if_refused() = 0;
-  virtual void record(const StepResult& result) = 0;            // for stats()
-  virtual std::vector<std::span<float>> optimizer_state() = 0;  // in the device's memory
+  virtual void record(const StepResult& result) = 0;  // for stats()
   struct HostCopy {
     std::span<const float> from;  // in the device's memory
     void* to;
@@ -87,16 +85,19 @@ class StepEngine : public Engine {
   ParameterArena& arena_;
   CollectiveQueue queue_;
   const SettledExchange settled_;
+  const std::unique_ptr<Optimizer> optimizer_;
+  Clip clip_;
   std::vector<float> weights_;  // aggregation weights by rank
   double in_hooks_ = 0;         // seconds of the step's backward pass
 
  private:
   void forward_and_backward(std::int64_t step);
   void clip_local(std::span<Parameter* const> parameters, double max_norm);
-  void finish_step(const StepRequest& request);
+  void finish_step();
 
   Exchange* exchange_ = nullptr;
   Recorder* recorder_ = nullptr;
+  StepState state_;
 };
 
 }  // namespace topknot

@@ -24,7 +24,7 @@
 #include <vector>
 
 #include "compress/compressor.h"
-#include "nn/core/cuda/step_parameters.h"
+#include "nn/core/step.h"
 
 namespace topknot::cuda {
 

@@ -8,7 +8,7 @@
 
 #include "compress/codec/cuda/device_block.h"
 #include "compress/select/cuda/gpu_select.h"
-#include "nn/core/cuda/step_parameters.h"
+#include "nn/core/step.h"
 
 namespace topknot::cuda {
 

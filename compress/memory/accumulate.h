@@ -4,7 +4,7 @@
 
 #include <cstddef>
 
-#include "nn/core/cuda/step_parameters.h"
+#include "nn/core/step.h"
 #include "nn/core/host_device.h"
 
 namespace topknot {

@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-namespace topknot {
+#include "nn/core/kernels.h"
 
-enum class DeviceKind { cpu, cuda };
+namespace topknot {
 
 struct Device {
   DeviceKind kind = DeviceKind::cpu;

@@ -22,33 +22,18 @@
 // On a GPU four-dimensional activations are nhwc and others plain. Activations are f32 or, under train.precision bf16,
 // bf16; parameters are f32 in the arena's layout (OIHW), and so are their gradients; losses are f32.
 
-#include <array>
 #include <memory>
 
 #include "nn/core/autograd.h"
 #include "nn/core/base/check.h"
+#include "nn/core/kernels.h"
 
 namespace topknot {
-
-template <class Kernels>
-inline std::array<const Kernels*, 2> registered_kernels{};  // by DeviceKind
-
-template <class Kernels>
-class RegisterKernels {
- public:
-  RegisterKernels(DeviceKind kind, const Kernels& kernels) : kernels_(kernels) {
-    registered_kernels<Kernels>[static_cast<std::size_t>(kind)] = &kernels_;
-  }
-  RegisterKernels(const RegisterKernels&) = delete;
-
- private:
-  Kernels kernels_;
-};
 
 // Null where the backend of x's device has none.
 template <class Kernels>
 const Kernels* find_kernels(const Variable& x) {
-  return registered_kernels<Kernels>[static_cast<std::size_t>(x.value().device().kind)];
+  return find_kernels<Kernels>(x.value().device().kind);
 }
 template <class Kernels>
 const Kernels& kernels_for(const Tensor& x) {
@@ -57,7 +42,7 @@ const Kernels& kernels_for(const Tensor& x) {
         x.device().kind != DeviceKind::cpu || x.dtype() == DType::f32,
         std::string(Kernels::op) +
             " takes fp32 alone on a CPU; its op casts bfloat16 first (needs_f32 in nn/ops/layout.h)");
-  const Kernels* kernels = registered_kernels<Kernels>[static_cast<std::size_t>(x.device().kind)];
+  const Kernels* kernels = find_kernels<Kernels>(x.device().kind);
   TOPKNOT_CHECK(kernels, std::string(Kernels::op) + " has no kernels for " + x.device().str());
   return *kernels;
 }

@@ -56,7 +56,7 @@ struct BothSelectors {
   void set_inputs(const std::vector<float>& gradient, const std::vector<float>& addend, const Asked& asked) {
     u.set(gradient);
     if (!addend.empty()) residual.set(addend);
-    cuda::StepParameters step;
+    StepParameters step;
     step.step = asked.step;
     step.rank = asked.rank;
     step.density = asked.density;
@@ -108,7 +108,7 @@ struct BothSelectors {
     sent.set(cpu_sent);
     average.set(cpu_average);
     weight.set({own_weight});
-    cuda::StepStatus word;
+    StepStatus word;
     word.bad = bad;
     status.set({word});
   }
@@ -149,8 +149,8 @@ struct BothSelectors {
   std::unique_ptr<Selector<float>> cpu;
   std::unique_ptr<cuda::DeviceSelector> gpu;
   DeviceVector<float> u, residual, average;
-  DeviceVector<cuda::StepParameters> parameters;
-  DeviceVector<cuda::StepStatus> status;
+  DeviceVector<StepParameters> parameters;
+  DeviceVector<StepStatus> status;
   DeviceVector<float> weight;
   DeviceVector<float> sent;
   cuda::SelectMemory memory;

@@ -5,7 +5,6 @@
 #include <limits>
 
 #include "nn/core/rng.h"
-#include "optim/cuda/device_optimizer.h"
 #include "tests/compress/select/select_once.h"
 #include "tests/cuda/device_vector.h"
 #include "tests/cuda/fixture.h"
@@ -18,44 +17,41 @@ using namespace testing;
 
 TEST_CASE("a sum of squares on a GPU has the CPU's bits, whatever the length") {
   const OnGpu gpu;
-  cuda::DeviceClip clip(300000);
-  DeviceVector<double> sum(1);
+  Clip clip(gpu.device(), 300000);
+  const auto sum = [&] { return to_host(clip.sum(), 1); };
   for (const std::size_t n : {0, 1, 15, 17, 255, 4099, 8191, 8192, 8193, 131072 + 5, 300000}) {
     INFO(n);
     const auto values = noise<float>(n, 1);
     const DeviceVector<float> there(values);
-    clip.sum_of_squares(gpu.stream(), {there.data(), n}, sum.data(), false);
-    CHECK(same_bits(sum.host(), {sum_of_squares(values)}));
-    clip.sum_of_squares(gpu.stream(), {there.data(), n}, sum.data(), true);
-    CHECK(same_bits(sum.host(), {sum_of_squares(values) + sum_of_squares(values)}));
+    clip.sum_of_squares({there.data(), n}, false);
+    CHECK(same_bits(sum(), {sum_of_squares(values)}));
+    clip.sum_of_squares({there.data(), n}, true);
+    CHECK(same_bits(sum(), {sum_of_squares(values) + sum_of_squares(values)}));
   }
-  CHECK_THROWS_AS(
-      clip.sum_of_squares(gpu.stream(), {static_cast<const float*>(nullptr), 300001}, sum.data(), false),
-      Error);
+  CHECK_THROWS_AS(clip.sum_of_squares({static_cast<const float*>(nullptr), 300001}, false), Error);
 }
 
 TEST_CASE("clipping on a GPU scales what the CPU scales, and nothing that is not finite") {
   const OnGpu gpu;
   const std::size_t n = 5000;
-  cuda::DeviceClip clip(n);
-  DeviceVector<double> sum(1);
-  DeviceVector<cuda::StepParameters> parameters(std::vector<cuda::StepParameters>(1));
+  Clip clip(gpu.device(), n);
+  DeviceVector<StepParameters> parameters(std::vector<StepParameters>(1));
   for (const float odd :
        {0.5f, std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()})
     for (const double max_norm : {0.25, 70.0, 1e6}) {
       auto values = noise<float>(n, 1);
       values[77] = odd;
       DeviceVector<float> there(values);
-      clip.sum_of_squares(gpu.stream(), {there.data(), n}, sum.data(), false);
-      clip.scale(gpu.stream(), {there.data(), n}, sum.data(), max_norm);
-      clip.set_gradient_scale(gpu.stream(), sum.data(), max_norm, parameters.data());
+      clip.sum_of_squares({there.data(), n}, false);
+      clip.scale({there.data(), n}, max_norm);
+      clip.set_gradient_scale(max_norm, parameters.data());
       const double factor = clip_factor(l2_norm(values), max_norm);
       scale(values, factor);
       CHECK(same_bits(there.host(), values));
       CHECK(parameters.host()[0].gradient_scale == factor);
       CHECK(parameters.host()[0].lr == 1.0);
     }
-  CHECK_THROWS_AS(clip.set_gradient_scale(gpu.stream(), sum.data(), 0, parameters.data()), UserError);
+  CHECK_THROWS_AS(clip.set_gradient_scale(0, parameters.data()), UserError);
 }
 
 }  // namespace

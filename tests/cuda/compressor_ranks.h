@@ -13,8 +13,8 @@
 
 namespace topknot::testing {
 
-using cuda::StepParameters;
-using cuda::StepStatus;
+using StepParameters;
+using StepStatus;
 
 // A group's ranks on the CPU and, one after the other on one stream, on the GPU.
 class BothRanks {

@@ -16,7 +16,7 @@ namespace topknot {
 namespace {
 
 using cuda::DeviceMemory;
-using cuda::StepStatus;
+using StepStatus;
 using testing::DeviceVector;
 
 // A memory on either side, its slice, and the step that is under way.
@@ -47,7 +47,7 @@ struct Both {
       velocity = testing::to_host(made.velocity, n);
       here.velocity = velocity.data(), here.next_velocity = next.data();
     }
-    cuda::StepParameters step;
+    StepParameters step;
     if (made.times_lr) step = parameters.host()[0], here.times_lr = &step;
     for (std::size_t i = 0; i < n; ++i) here(i);
     testing::to_device(made.u, u);
@@ -61,7 +61,7 @@ struct Both {
     if (lr_inside)
       for (float& g : cpu[turn]) g *= lr;
     on_cpu->addend(cpu[turn], cpu[1 - turn]).add_to(cpu[turn]);
-    cuda::StepParameters step;
+    StepParameters step;
     step.lr = lr;
     parameters.set({step});
     accumulate_on_gpu();
@@ -113,7 +113,7 @@ struct Both {
   std::vector<float> cpu[2];
   DeviceVector<float> gpu[2];
   std::size_t turn = 0;  // which memory holds the gradient
-  DeviceVector<cuda::StepParameters> parameters;
+  DeviceVector<StepParameters> parameters;
   DeviceVector<StepStatus> status;
   DeviceVector<std::uint32_t> positions;
   DeviceVector<float> sent;

@@ -91,7 +91,7 @@ struct Selection {
         table({(n + cuda::kMomentsChunk - 1) / cuda::kMomentsChunk}),
         chunks(table.blocks().count),
         state(std::vector<cuda::GaussianKState>(1)) {}
-  void select(cudaStream_t stream, const cuda::StepParameters* parameters, const cuda::Accumulate& a,
+  void select(cudaStream_t stream, const StepParameters* parameters, const cuda::Accumulate& a,
               const cuda::DensityQuantile& quantile = {}) {
     const DeviceVector<cuda::DensityQuantile> quantiles(std::vector<cuda::DensityQuantile>{quantile});
     cuda::gaussiank_select(stream, one.ranges(),
@@ -121,8 +121,8 @@ TEST_CASE("gaussiank on a GPU gives the golden traces") {
     INFO(golden.fixture << " at " << golden.density);
     const std::vector<float> x = fixture<float>(golden.fixture);
     const DeviceVector<float> u(x);
-    DeviceVector<cuda::StepParameters> parameters(1);
-    cuda::StepParameters step;
+    DeviceVector<StepParameters> parameters(1);
+    StepParameters step;
     step.density = golden.density;
     parameters.set({step});
     cuda::Accumulate a;
@@ -149,8 +149,8 @@ TEST_CASE(
   const std::size_t n = 9000;
   GaussianKSelector<float> cpu;
   const DeviceVector<float> u_gpu(n);
-  DeviceVector<cuda::StepParameters> parameters(1);
-  DeviceVector<cuda::StepStatus> status(1);
+  DeviceVector<StepParameters> parameters(1);
+  DeviceVector<StepStatus> status(1);
   Selection selection(n);
   std::vector<int> carried;
   int level = 0;
@@ -158,10 +158,10 @@ TEST_CASE(
     // By turns a rule that ends at its first threshold and one that goes on; every third step is refused.
     std::vector<float> u = t % 2 ? noise<float>(n, t) : noise<float>(n, t, 5);
     if (t == 6) std::fill(u.begin(), u.end(), 0.5f);  // exact
-    cuda::StepParameters step;
+    StepParameters step;
     step.density = 0.01;
     parameters.set({step});
-    cuda::StepStatus said;
+    StepStatus said;
     said.bad = t % 3 == 2;
     status.set({said});
     to_device(u_gpu.data(), u);
@@ -196,8 +196,8 @@ TEST_CASE(
       cuda::Accumulate a;
       a.u = u_gpu.data() + off, a.residual = r_gpu.data();
       Selection selection(n);
-      DeviceVector<cuda::StepParameters> parameters(1);
-      cuda::StepParameters step;
+      DeviceVector<StepParameters> parameters(1);
+      StepParameters step;
       step.density = 0.01;
       parameters.set({step});
       const double z = 2.5758293035;

@@ -152,9 +152,9 @@ TEST_CASE("a pass over a vector lists what exceeds a bound, in order") {
 
 TEST_CASE("the pass that lists makes what the memory's formulas make, bit for bit") {
   const OnGpu gpu;
-  cuda::StepParameters parameters;
+  StepParameters parameters;
   parameters.lr = 0.3;
-  const DeviceVector<cuda::StepParameters> parameters_on_gpu = word(parameters);
+  const DeviceVector<StepParameters> parameters_on_gpu = word(parameters);
   for (const std::size_t n : {std::size_t{1}, std::size_t{4095}, std::size_t{8192}, std::size_t{9001}})
     for (int form = 0; form < 8; ++form) {
       const std::size_t shift = n % 2 == 0 && form == 3 ? 2 : 0;

@@ -25,7 +25,7 @@ struct OneRange {
     std::size_t capacity(std::size_t, double) const override { return room; }
     std::size_t list_limit(std::size_t, double) const override { return limit; }
     void select(cudaStream_t, const cuda::SelectRanges&, const cuda::Accumulate&,
-                const cuda::StepParameters*) override {}
+                const StepParameters*) override {}
     std::size_t limit, room;
   };
 

@@ -1,6 +1,6 @@
 // Optimizers on a GPU: every rule changes weights and state as the CPU does, bit for bit, unless the step is bad.
 #include "nn/core/rng.h"
-#include "optim/cuda/device_optimizer.h"
+#include "optim/optimizer.h"
 #include "tests/cuda/device_vector.h"
 #include "tests/cuda/fixture.h"
 #include "tests/support/catch.h"
@@ -65,11 +65,11 @@ void check_case(const Case& c, const Slices& slices, std::size_t shift) {
   Model here, there(gpu.device());
   const std::size_t size = here.arena->size();
   const auto cpu = make_optimizer(c.options, *here.arena);
-  const auto device = cuda::make_device_optimizer(c.options, *there.arena);
-  DeviceVector<cuda::StepParameters> parameters(1);
-  const DeviceVector<cuda::StepStatus> status(std::vector<cuda::StepStatus>(1));
+  const auto device = make_optimizer(c.options, *there.arena);
+  DeviceVector<StepParameters> parameters(1);
+  const DeviceVector<StepStatus> status(std::vector<StepStatus>(1));
   for (const std::uint32_t step : {0u, 1u}) {
-    cuda::StepParameters numbers;
+    StepParameters numbers;
     numbers.step = step, numbers.lr = 0.1 / (1 + step), numbers.gradient_scale = 1.0 / 3;
     parameters.set({numbers});
     const auto gradient = gradient_of_step(size, step);
@@ -79,8 +79,8 @@ void check_case(const Case& c, const Slices& slices, std::size_t shift) {
     for (const auto& [begin, end] : slices) {
       cpu->update(begin, std::span(gradient).subspan(begin, end - begin),
                   {step, numbers.lr, numbers.gradient_scale}, c.form);
-      device->update(gpu.stream(), begin, {there_gradient.data() + shift + begin, end - begin},
-                     parameters.data(), status.data(), c.form);
+      device->update(begin, {there_gradient.data() + shift + begin, end - begin},
+                     StepState{parameters.data(), status.data()}, c.form);
     }
   }
   CHECK(same_bits(there.arena->host_weights(), here.arena->host_weights()));
@@ -120,23 +120,22 @@ TEST_CASE("a bad status changes neither weights nor the optimizer's state") {
     options.name = name;
     options.momentum = 0.9;
     Model model(gpu.device());
-    const auto optimizer = cuda::make_device_optimizer(options, *model.arena);
+    const auto optimizer = make_optimizer(options, *model.arena);
     const auto before = model.arena->host_weights();
     const DeviceVector<float> gradient(gradient_of_step(before.size(), 1));
-    const DeviceVector<cuda::StepParameters> parameters(std::vector<cuda::StepParameters>(1));
-    cuda::StepStatus bad;
+    DeviceVector<StepParameters> parameters(std::vector<StepParameters>(1));
+    StepStatus bad;
     bad.bad = 1;
-    DeviceVector<cuda::StepStatus> status(std::vector<cuda::StepStatus>{bad});
+    DeviceVector<StepStatus> status(std::vector<StepStatus>{bad});
     const auto update = [&] {
-      optimizer->update(gpu.stream(), 0, {gradient.data(), gradient.size()}, parameters.data(),
-                        status.data());
+      optimizer->update(0, {gradient.data(), gradient.size()}, StepState{parameters.data(), status.data()});
       return model.arena->host_weights();
     };
     INFO(name);
     CHECK(same_bits(update(), before));
     for (const auto state : optimizer->state())
       CHECK(to_host(state.data(), state.size()) == std::vector<float>(before.size()));
-    status.set({cuda::StepStatus{}});
+    status.set({StepStatus{}});
     CHECK_FALSE(same_bits(update(), before));
   }
 }
@@ -146,15 +145,15 @@ TEST_CASE("a captured update reads each step's learning rate and scale") {
   OptimizerOptions options;
   Model here, there(gpu.device());
   const auto cpu = make_optimizer(options, *here.arena);
-  const auto device = cuda::make_device_optimizer(options, *there.arena);
+  const auto device = make_optimizer(options, *there.arena);
   const auto gradient = gradient_of_step(here.arena->size(), 3);
   const DeviceVector<float> there_gradient(gradient);
-  DeviceVector<cuda::StepParameters> parameters(1);
+  DeviceVector<StepParameters> parameters(1);
   CapturedGraph graph(gpu.stream(), [&] {
-    device->update(gpu.stream(), 0, {there_gradient.data(), gradient.size()}, parameters.data(), nullptr);
+    device->update(0, {there_gradient.data(), gradient.size()}, StepState{parameters.data()});
   });
   for (const double lr : {0.5, 0.25}) {
-    cuda::StepParameters numbers;
+    StepParameters numbers;
     numbers.lr = lr, numbers.gradient_scale = lr / 3;
     parameters.set({numbers});
     graph.launch(gpu.stream());
@@ -167,7 +166,7 @@ TEST_CASE("an optimizer on a GPU refuses what the CPU's refuses") {
   const OnGpu gpu;
   Model model(gpu.device());
   const auto make = [&](const OptimizerOptions& o) {
-    return error_text([&] { cuda::make_device_optimizer(o, *model.arena); });
+    return error_text([&] { make_optimizer(o, *model.arena); });
   };
   OptimizerOptions options;
   options.lr = -1;
@@ -175,19 +174,19 @@ TEST_CASE("an optimizer on a GPU refuses what the CPU's refuses") {
   options = {};
   options.name = "sdg";
   CHECK(says(make(options), {"sdg", "sgd"}));
-  static const bool unported = (optimizers().add("unported", "without kernels",
-                                                 [](const OptimizerOptions&, ParameterArena&) {
-                                                   return std::unique_ptr<Optimizer>();
-                                                 }),
-                                true);
+  static const bool unported =
+      (optimizers().add("unported", "without kernels", {[](const OptimizerOptions&, ParameterArena&) {
+                          return std::unique_ptr<Optimizer>();
+                        }}),
+       true);
   REQUIRE(unported);
   options.name = "unported";
   CHECK(says(make(options), {"optimizer.name", "unported", "no kernels for a GPU", "sgd"}));
   options = {};
   options.momentum = 0.5;
-  const auto optimizer = cuda::make_device_optimizer(options, *model.arena);
+  const auto optimizer = make_optimizer(options, *model.arena);
   const auto update = [&](std::size_t offset, GradientForm form) {
-    optimizer->update(gpu.stream(), offset, {model.arena->weights().data(), 8}, nullptr, nullptr, form);
+    optimizer->update(offset, {model.arena->weights().data(), 8}, StepState{}, form);
   };
   CHECK_THROWS_AS(update(0, GradientForm::has_lr), Error);
   CHECK_THROWS_AS(update(model.arena->size() - 7, GradientForm::plain), Error);

@@ -46,9 +46,9 @@ TEST_CASE("topk on a GPU carries the CPU's bound and gets along with the list in
   const DeviceVector<cuda::TopKState> state(std::vector<cuda::TopKState>(1));
   const OneRange one(n, 8 * k + 4096, k);
   const DeviceVector<float> u_gpu(n), r_gpu(n);
-  DeviceVector<cuda::StepParameters> parameters(1);
-  DeviceVector<cuda::StepStatus> status(1);
-  cuda::StepParameters step;
+  DeviceVector<StepParameters> parameters(1);
+  DeviceVector<StepStatus> status(1);
+  StepParameters step;
   step.density = 0.01;
   parameters.set({step});
   std::vector<float> residual(n);
@@ -66,7 +66,7 @@ TEST_CASE("topk on a GPU carries the CPU's bound and gets along with the list in
     a.u = u_gpu.data(), a.residual = r_gpu.data();
     to_device(u_gpu.data(), u);
     to_device(r_gpu.data(), residual);
-    cuda::StepStatus said;
+    StepStatus said;
     said.bad = !good;
     status.set({said});
     cuda::topk_select(gpu.stream(), one.ranges(), state.data(), a, parameters.data());
@@ -116,12 +116,12 @@ TEST_CASE("a step that takes everything teaches topk on a GPU no bound") {
   const OneRange one(n, 8 * n + 4096, n);
   DeviceVector<float> u(n);
   u.set(gradient_of(0, n, 1));
-  cuda::StepParameters told;
+  StepParameters told;
   told.density = 1.0;
-  DeviceVector<cuda::StepParameters> parameters(1);
+  DeviceVector<StepParameters> parameters(1);
   parameters.set({told});
-  DeviceVector<cuda::StepStatus> status(1);
-  status.set({cuda::StepStatus()});
+  DeviceVector<StepStatus> status(1);
+  status.set({StepStatus()});
   cuda::Accumulate a;
   a.u = u.data();
   cuda::topk_select(gpu.stream(), one.ranges(), state.data(), a, parameters.data());

@@ -20,7 +20,7 @@ only_in() {
 }
 
 cpu_file='nn/ops/cpu/[^:]*|nn/core/device_cpu\.cpp'
-cuda_file='[^:]*/cuda/[^:]*'
+cuda_file='[^:]*/cuda/[^:]*|[^:]*\.cu'
 stub_file='[^:]*_stub\.cpp'
 only_in "a conditional on a backend" \
   '^[[:space:]]*#[[:space:]]*(if|ifdef|ifndef|elif|elifdef)\b.*(CUDA|NVCC|CUDNN|NCCL|DNNL|ONEDNN|GLOO|_OPENMP|__x86|__AVX|__SSE|__aarch64|__ARM)' \
@@ -28,7 +28,7 @@ only_in "a conditional on a backend" \
   "choose by file instead: cpu/x.cpp, cuda/x.cpp or cuda/x.cu, x_stub.cpp"
 include='^[[:space:]]*#[[:space:]]*include[[:space:]]*<'
 only_in "oneDNN" "${include}(oneapi|dnnl)" "$cpu_file" "it is met in nn/ops/cpu and nn/core/device_cpu.cpp only"
-# CUDA's headers may be met in folders named cuda, and in headers that only files there include, by whatever way.
+# CUDA's headers may be met in folders named cuda, in .cu files, and in headers that only files there include, by whatever way.
 cuda_headers=$(sources | xargs -0 grep -lE -- "${include}(cuda|cudnn|cublas|nccl|nvtx3/|topknot_kernel)" | grep '\.h$' || true)
 for _ in 1 2 3 4 5 6 7 8; do
   pattern=$(sed 's/.*/#include "&"/' <<<"$cuda_headers")
@@ -41,7 +41,7 @@ found=$(sources | sort -z | xargs -0 grep -nHE -- "${include}(cuda|cudnn|cublas|
 found+=$([ -z "$cuda_headers" ] || sources | sort -z | xargs -0 grep -nHFf <(sed 's/.*/#include "&"/' <<<"$cuda_headers") |
          grep -vE "^($cuda_file|[^:]*\.h):" || true)
 if [ -n "$found" ]; then
-  echo "CUDA; it is met in folders named cuda, and in headers that only files there include:"
+  echo "CUDA; it is met in folders named cuda, in .cu files, and in headers that only these include:"
   sed 's/^/  /' <<<"$found"
   status=1
 fi

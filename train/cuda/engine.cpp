@@ -14,7 +14,6 @@
 #include "nn/core/cuda/graph.h"
 #include "nn/ops/ctc_loss.h"
 #include "nn/ops/loss.h"
-#include "optim/cuda/device_optimizer.h"
 #include "train/cuda/engine_kernels.h"
 #include "train/cuda/inputs.h"
 #include "train/cuda/step_times.h"
@@ -66,8 +65,6 @@ class CudaEngine final : private CurrentContext, public StepEngine {
                     ? nullptr
                     : make_device_communicator(communicator, config_.dist.timeout_s)),
         exchange_(make_device_exchange(arena_, queue_, device_.get(), settled_.options)),
-        optimizer_(make_device_optimizer(optimizer_options(config_), arena_)),
-        clip_(arena_.size()),
         train_(config_, *inputs.data.train, *model_->module, true, communicator.rank(), communicator.size(),
                parts_),
         test_(config_, *inputs.data.test, *model_->module, false, communicator.rank(), communicator.size(),
@@ -75,7 +72,6 @@ class CudaEngine final : private CurrentContext, public StepEngine {
         held_out_data_(inputs.data.held_out.get()),
         statistics_(model_->store.device_statistics().size()),
         loss_(1),
-        norm_(1),
         dropout_steps_(static_cast<std::size_t>(parts_)),
         result_(1),
         clock_bytes_(start_clock()),
@@ -85,7 +81,7 @@ class CudaEngine final : private CurrentContext, public StepEngine {
                 plan_steps(config_, train_.loader()).total_steps},
                inputs.folder.path, exchange_->groups(), communicator.rank(), true) {
     weights_ = train_.loader().weights();
-    attach(*exchange_, recorder_);
+    attach(*exchange_, recorder_, {exchange_->parameters(), exchange_->status()});
     if (root_ && (settled_.choice.planned || settled_.choice.chosen))
       log_warning("exchange: the plan is made from this host's CPU times, and the run computes on a GPU");
   }
@@ -296,21 +292,6 @@ class CudaEngine final : private CurrentContext, public StepEngine {
   }
   const float* loss() override { return loss_.data(); }
 
-  void sum_of_squares(std::span<const float> values, bool add) override {
-    clip_.sum_of_squares(context_.stream(), values, norm_.data(), add);
-  }
-  void clip(std::span<float> values, double max_norm) override {
-    clip_.scale(context_.stream(), values, norm_.data(), max_norm);
-  }
-  void clip_update(double max_norm) override {
-    clip_.set_gradient_scale(context_.stream(), norm_.data(), max_norm, exchange_->parameters());
-  }
-  void begin_update(const StepRequest&) override {}  // in exchange_->parameters()
-  void update(const Group& group) override {
-    optimizer_->update(context_.stream(), group.begin, exchange_->averaged(group), exchange_->parameters(),
-                       exchange_->status(), exchange_->form(group));
-  }
-
   void record(const StepResult& result) override {
     TOPKNOT_CHECK(pending_.size() < kStepsAhead, "stats() comes at least every steps_ahead() steps");
     std::byte* const to = slot(steps_);
@@ -324,8 +305,6 @@ class CudaEngine final : private CurrentContext, public StepEngine {
     ++steps_;
     pending_.push_back({step_, result.stats, times.marks(), exchange_->spans()});
   }
-
-  std::vector<std::span<float>> optimizer_state() override { return optimizer_->state(); }
 
   // Within the GPU now; to the host, over a bus that is much slower, later, on a stream of its own. Where the GPU has no
   // memory for the copy, at once.
@@ -401,13 +380,10 @@ class CudaEngine final : private CurrentContext, public StepEngine {
 
   std::unique_ptr<DeviceCommunicator> device_;  // null: collectives are the host's
   std::unique_ptr<DeviceExchange> exchange_;
-  std::unique_ptr<DeviceOptimizer> optimizer_;
-  DeviceClip clip_;
   CudaInputs train_, test_;
-  const Dataset* held_out_data_;   // null where the run has none
-  DeviceArray<float> statistics_;  // as before this step
-  DeviceArray<float> loss_;        // the mean over the step's parts
-  DeviceArray<double> norm_;
+  const Dataset* held_out_data_;              // null where the run has none
+  DeviceArray<float> statistics_;             // as before this step
+  DeviceArray<float> loss_;                   // the mean over the step's parts
   DeviceArray<std::uint32_t> dropout_steps_;  // one per part
   DeviceArray<StepReport> result_;
   const std::size_t clock_bytes_;

@@ -24,7 +24,7 @@
 #include "compress/cuda/device_compressor.h"
 #include "compress/memory/accumulate.h"
 #include "compress/state.h"
-#include "nn/core/cuda/step_parameters.h"
+#include "nn/core/step.h"
 
 namespace topknot::cuda {
 

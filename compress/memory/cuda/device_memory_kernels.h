@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "nn/core/cuda/step_parameters.h"
+#include "nn/core/step.h"
 
 namespace topknot::cuda {
 

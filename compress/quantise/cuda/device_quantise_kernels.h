@@ -9,7 +9,7 @@
 
 #include "compress/codec/cuda/device_block.h"
 #include "compress/quantise/block_header.h"
-#include "nn/core/cuda/step_parameters.h"
+#include "nn/core/step.h"
 #include "nn/core/rng.h"
 
 namespace topknot::cuda {

@@ -14,7 +14,7 @@
 #include "compress/compressor.h"
 #include "compress/memory/accumulate.h"
 #include "compress/select/cuda/gpu_select.h"
-#include "nn/core/cuda/step_parameters.h"
+#include "nn/core/step.h"
 
 namespace topknot::cuda {
 

@@ -10,7 +10,7 @@
 #include "compress/select/cuda/gpu_select.h"
 #include "compress/select/cuda/topk_kernels.h"
 #include "compress/select/dgc_rule.h"
-#include "nn/core/cuda/step_parameters.h"
+#include "nn/core/step.h"
 #include "nn/core/rng.h"
 
 namespace topknot::cuda {

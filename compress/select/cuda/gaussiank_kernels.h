@@ -8,7 +8,7 @@
 
 #include "compress/select/cuda/gpu_select.h"
 #include "compress/select/gaussiank_rule.h"
-#include "nn/core/cuda/step_parameters.h"
+#include "nn/core/step.h"
 
 namespace topknot::cuda {
 

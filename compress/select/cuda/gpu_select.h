@@ -20,7 +20,7 @@
 #include "compress/density_count.h"
 #include "compress/memory/accumulate.h"
 #include "compress/select/passes/carried_bound.h"
-#include "nn/core/cuda/step_parameters.h"
+#include "nn/core/step.h"
 
 namespace topknot::cuda {
 

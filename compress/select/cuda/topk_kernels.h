@@ -7,7 +7,7 @@
 #include <cstdint>
 
 #include "compress/select/cuda/gpu_select.h"
-#include "nn/core/cuda/step_parameters.h"
+#include "nn/core/step.h"
 
 namespace topknot::cuda {
 

@@ -7,7 +7,7 @@
 #include <span>
 
 #include "nn/core/cuda/context.h"
-#include "nn/core/cuda/step_parameters.h"
+#include "nn/core/step.h"
 
 namespace topknot::cuda {
 

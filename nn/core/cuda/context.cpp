@@ -60,6 +60,10 @@ std::string problem() {
                      cudaGetErrorName(status));
 }
 
+cudaStream_t compute_stream() {
+  return Context::current().stream();
+}
+
 Context& Context::current() {
   TOPKNOT_CHECK(current_context, "work on a GPU in a thread without a context");
   return *current_context;

@@ -1,5 +1,5 @@
 #pragma once
-// Shared by the kernels: grid sizes, and sums over warps and blocks in a fixed order. For .cu files. C++17.
+// Shared by the kernels: the stream, grid sizes, and sums over warps and blocks in a fixed order. For .cu files. C++17.
 
 #include <topknot_kernel.h>
 
@@ -7,6 +7,8 @@
 #include <cstdint>
 
 namespace topknot::cuda {
+
+cudaStream_t compute_stream();  // of the current context (nn/core/cuda/context.h)
 
 inline constexpr int kThreads = 256;  // of a block, unless a kernel says otherwise
 inline constexpr unsigned kAllLanes = 0xffffffffu;

@@ -125,17 +125,17 @@ TEST_CASE("the parameters of a step reach the GPU whole, however far the host is
   const auto device = echo_communicator();
   const auto exchange = cuda::make_gpu_exchange(*model.arena, queue, *device, options_of("dense"));
   constexpr int kSteps = 50;
-  const cuda::DeviceArray<cuda::StepParameters> log(kSteps);
+  const cuda::DeviceArray<StepParameters> log(kSteps);
   for (int step = 0; step < kSteps; ++step) {
     exchange->begin_step(step, 0.5, {}, 1.0 / (1 + step));
     exchange->complete(nullptr);
     exchange->communicate();
     exchange->decode_and_commit();
-    TOPKNOT_CUDA(cudaMemcpyAsync(log.data() + step, exchange->parameters(), sizeof(cuda::StepParameters),
+    TOPKNOT_CUDA(cudaMemcpyAsync(log.data() + step, exchange->parameters(), sizeof(StepParameters),
                                  cudaMemcpyDeviceToDevice, gpu.stream()));
     exchange->end_step();
   }
-  std::vector<cuda::StepParameters> parameters(kSteps);
+  std::vector<StepParameters> parameters(kSteps);
   TOPKNOT_CUDA(
       cudaMemcpyAsync(parameters.data(), log.data(), log.bytes(), cudaMemcpyDeviceToHost, gpu.stream()));
   TOPKNOT_CUDA(cudaStreamSynchronize(gpu.stream()));

@@ -59,9 +59,9 @@ TEST_CASE("memories take what was sent, or the old residual back, in any order o
   const std::vector<float> before = u.host();
   DeviceVector<float> values(std::vector<float>{before[0], before[1700], 1});
   const bool bad = GENERATE(false, true);
-  cuda::StepStatus word;
+  StepStatus word;
   word.bad = bad;
-  DeviceVector<cuda::StepStatus> status(std::vector<cuda::StepStatus>{word});
+  DeviceVector<StepStatus> status(std::vector<StepStatus>{word});
   memory->commit(gpu.stream(), status.data(), slice, {positions.data(), values.data(), count.data(), 3});
   std::vector<float> kept = bad ? noise<float>(n, 2) : before;
   std::vector<float> velocity = bad ? std::vector<float>(n) : noise<float>(n, 3);

@@ -1,6 +1,7 @@
 // SGD and clipping do not lean on the order of blocks and threads.
 #include "nn/core/rng.h"
-#include "optim/cuda/device_optimizer.h"
+#include "optim/clip.h"
+#include "optim/optimizer.h"
 #include "tests/cuda/device_vector.h"
 #include "tests/cuda/fixture.h"
 #include "tests/cuda/stand_in/machine.h"
@@ -27,16 +28,15 @@ TEST_CASE("a clipped SGD step gives the same whatever the order of blocks and th
     ParameterArena& arena = store.build([](const Parameter&) { return true; }, 1);
     OptimizerOptions options;
     options.momentum = 0.9, options.weight_decay = 0.1;
-    const auto optimizer = cuda::make_device_optimizer(options, arena);
+    const auto optimizer = make_optimizer(options, arena);
     std::vector<float> gradient(arena.size());
     normal(gradient, CounterRng(1, RngUse::test));
     const DeviceVector<float> there(gradient);
-    const DeviceVector<double> sum(1);
-    DeviceVector<cuda::StepParameters> parameters(std::vector<cuda::StepParameters>(1));
-    cuda::DeviceClip clip(arena.size());
-    clip.sum_of_squares(gpu.stream(), {there.data(), there.size()}, sum.data(), false);
-    clip.set_gradient_scale(gpu.stream(), sum.data(), 1.0, parameters.data());
-    optimizer->update(gpu.stream(), 0, {there.data(), there.size()}, parameters.data(), nullptr);
+    DeviceVector<StepParameters> parameters(std::vector<StepParameters>(1));
+    Clip clip(gpu.device(), arena.size());
+    clip.sum_of_squares({there.data(), there.size()}, false);
+    clip.set_gradient_scale(1.0, parameters.data());
+    optimizer->update(0, {there.data(), there.size()}, StepState{parameters.data()});
     weights.push_back(arena.host_weights());
     scales.push_back(parameters.host()[0].gradient_scale);
   }

@@ -31,8 +31,8 @@ Launches launches(const CompressOptions& options, const GroupSpec& group = testi
   compressor->set_density(0.01);
   const std::size_t bytes = compressor->block_bytes();
   const cuda::DeviceArray<float> gradient(n), residual(n), weights(ranks);
-  const cuda::DeviceArray<cuda::StepParameters> step(1);
-  const cuda::DeviceArray<cuda::StepStatus> status(1);
+  const cuda::DeviceArray<StepParameters> step(1);
+  const cuda::DeviceArray<StepStatus> status(1);
   const cuda::DeviceArray<std::byte> blocks(ranks * bytes);
   for (const auto& memory : {gradient, residual, weights})
     backend(gpu.device()).fill(memory.data(), memory.size(), 1.0f);

@@ -1,7 +1,8 @@
 #include <topknot_kernel.h>
 
 #include "nn/core/cuda/kernel_tools.h"
-#include "optim/cuda/adamw_kernels.h"
+#include "nn/core/kernels.h"
+#include "optim/adamw_rule.h"
 
 namespace topknot::cuda {
 namespace {
@@ -20,14 +21,14 @@ __global__ void __launch_bounds__(kThreads)
              DecayRuns(s, s.offset + i).decays(s.offset + i));
 }
 
-}  // namespace
-
-void adamw_update(cudaStream_t stream, const ArenaSlice& slice, float* first, float* second,
-                  const AdamwConstants& constants, const StepParameters* parameters,
-                  const StepStatus* status) {
+void adamw_update(const ArenaSlice& slice, float* first, float* second, const AdamwConstants& constants,
+                  const StepState& state) {
   if (slice.n == 0) return;
-  launch(adamw_kernel, grid_for(slice.n, kThreads), kThreads, stream, slice, first, second, constants,
-         parameters, status);
+  launch(adamw_kernel, grid_for(slice.n, kThreads), kThreads, compute_stream(), slice, first, second,
+         constants, state.parameters, state.status);
 }
 
+const RegisterKernels<AdamwKernels> adamw_kernels(DeviceKind::cuda, {adamw_update});
+
+}  // namespace
 }  // namespace topknot::cuda

@@ -1,7 +1,8 @@
 #include <topknot_kernel.h>
 
 #include "nn/core/cuda/kernel_tools.h"
-#include "optim/cuda/clip_kernels.h"
+#include "nn/core/kernels.h"
+#include "optim/clip_rule.h"
 
 namespace topknot::cuda {
 namespace {
@@ -63,22 +64,24 @@ __global__ void gradient_scale_kernel(const double* sum, double max_norm, StepPa
   parameters->gradient_scale = clip_factor_of(sqrt(*sum), max_norm);
 }
 
-}  // namespace
-
-void clip_sum_of_squares(cudaStream_t stream, const float* values, std::size_t n, double* blocks, double* sum,
-                         bool add) {
+void clip_sum_of_squares(const float* values, std::size_t n, double* blocks, double* sum, bool add) {
   const std::size_t count = ceil_div(n, kClipBlock);
-  if (n > 0) launch(block_sums_kernel, grid_for(count, kGroups), kThreads, stream, values, n, blocks);
-  launch(total_kernel, dim3(1), kThreads, stream, blocks, count, sum, add);
+  if (n > 0)
+    launch(block_sums_kernel, grid_for(count, kGroups), kThreads, compute_stream(), values, n, blocks);
+  launch(total_kernel, dim3(1), kThreads, compute_stream(), blocks, count, sum, add);
 }
 
-void clip_scale(cudaStream_t stream, float* values, std::size_t n, const double* sum, double max_norm) {
-  if (n > 0) launch(scale_kernel, grid_for(n, kThreads * 4), kThreads, stream, values, n, sum, max_norm);
+void clip_scale(float* values, std::size_t n, const double* sum, double max_norm) {
+  if (n > 0)
+    launch(scale_kernel, grid_for(n, kThreads * 4), kThreads, compute_stream(), values, n, sum, max_norm);
 }
 
-void clip_set_gradient_scale(cudaStream_t stream, const double* sum, double max_norm,
-                             StepParameters* parameters) {
-  launch(gradient_scale_kernel, dim3(1), dim3(1), stream, sum, max_norm, parameters);
+void clip_set_gradient_scale(const double* sum, double max_norm, StepParameters* parameters) {
+  launch(gradient_scale_kernel, dim3(1), dim3(1), compute_stream(), sum, max_norm, parameters);
 }
 
+const RegisterKernels<ClipKernels> clip_kernels(DeviceKind::cuda,
+                                                {clip_sum_of_squares, clip_scale, clip_set_gradient_scale});
+
+}  // namespace
 }  // namespace topknot::cuda

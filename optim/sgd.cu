@@ -1,7 +1,8 @@
 #include <topknot_kernel.h>
 
 #include "nn/core/cuda/kernel_tools.h"
-#include "optim/cuda/sgd_kernels.h"
+#include "nn/core/kernels.h"
+#include "optim/sgd_rule.h"
 
 namespace topknot::cuda {
 namespace {
@@ -9,17 +10,17 @@ namespace {
 // kPacked: four elements per thread; else one.
 template <SgdRule rule, bool kPacked>
 __global__ void __launch_bounds__(kThreads)
-    sgd_kernel(ArenaSlice s, float* buffer, float momentum, float decay, const StepParameters* parameters,
+    sgd_kernel(ArenaSlice s, float* buffer, SgdOptions options, const StepParameters* parameters,
                const StepStatus* status) {
   constexpr int kSize = kPacked ? 4 : 1;
   if (status && status->bad) return;
   const std::size_t first = (std::size_t{blockIdx.x} * kThreads + threadIdx.x) * kSize;
   if (first >= s.n) return;
-  SgdRates rates{static_cast<float>(parameters->lr), momentum, 0,
+  SgdRates rates{static_cast<float>(parameters->lr), options.momentum, 0,
                  static_cast<float>(parameters->gradient_scale)};
   DecayRuns runs(s, s.offset + first);
   const auto step = [&](float& weight, float gradient, float& b, int j) {
-    rates.decay = runs.decays(s.offset + first + j) ? decay : 0.0f;
+    rates.decay = runs.decays(s.offset + first + j) ? options.decay : 0.0f;
     sgd_step<rule>(weight, gradient, b, rates);
   };
   float unused = 0;
@@ -41,24 +42,21 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <SgdRule rule>
-void update_by(cudaStream_t stream, const ArenaSlice& s, float* buffer, float momentum, float decay,
-               const StepParameters* parameters, const StepStatus* status) {
+void update_by(const ArenaSlice& s, float* buffer, SgdOptions options, const StepState& state) {
   const auto aligned = [](const float* data) { return reinterpret_cast<std::uintptr_t>(data) % 16 == 0; };
   if (aligned(s.weights) && aligned(s.gradient) && aligned(buffer))
-    launch(sgd_kernel<rule, true>, grid_for(s.n, kThreads * 4), kThreads, stream, s, buffer, momentum, decay,
-           parameters, status);
+    launch(sgd_kernel<rule, true>, grid_for(s.n, kThreads * 4), kThreads, compute_stream(), s, buffer,
+           options, state.parameters, state.status);
   else
-    launch(sgd_kernel<rule, false>, grid_for(s.n, kThreads), kThreads, stream, s, buffer, momentum, decay,
-           parameters, status);
+    launch(sgd_kernel<rule, false>, grid_for(s.n, kThreads), kThreads, compute_stream(), s, buffer, options,
+           state.parameters, state.status);
 }
 
-}  // namespace
-
-void sgd_update(cudaStream_t stream, SgdRule rule, const ArenaSlice& slice, float* buffer, float momentum,
-                float decay, const StepParameters* parameters, const StepStatus* status) {
+void sgd_update(SgdRule rule, const ArenaSlice& slice, float* buffer, SgdOptions options,
+                const StepState& state) {
   if (slice.n == 0) return;
-  const auto update = [=](SgdRule of) {
-    switch (of) {
+  const auto update = [=] {
+    switch (rule) {
       case SgdRule::momentum:
         return update_by<SgdRule::momentum>;
       case SgdRule::nesterov:
@@ -73,8 +71,11 @@ void sgd_update(cudaStream_t stream, SgdRule rule, const ArenaSlice& slice, floa
         break;
     }
     return update_by<SgdRule::plain>;
-  }(rule);
-  update(stream, slice, buffer, momentum, decay, parameters, status);
+  }();
+  update(slice, buffer, options, state);
 }
 
+const RegisterKernels<SgdKernels> sgd_kernels(DeviceKind::cuda, {sgd_update});
+
+}  // namespace
 }  // namespace topknot::cuda

@@ -1,17 +1,17 @@
 #pragma once
-// A step's input from the host and its results, in GPU memory, so that kernels and captured graphs run without the host.
-// C++17.
+// A step's input and its results in the memory of the device that computes it: on a GPU, kernels and captured graphs run
+// without the host. C++17.
 
 #include <cstdint>
 
-namespace topknot::cuda {
+namespace topknot {
 
 // Values that change from step to step; written before the step, or the graph of a step, starts.
 struct StepParameters {
-  std::int64_t step = 0;
-  double density = 1.0;         // of this step, in (0, 1]
+  std::int64_t step = 0;        // 0-based; skipped steps count
   double lr = 1.0;              // learning rate
-  double gradient_scale = 1.0;  // the optimizer's: a clip factor
+  double gradient_scale = 1.0;  // the optimizer's: a clip factor; 1 changes no bit
+  double density = 1.0;         // of this step, in (0, 1]
   std::int32_t rank = 0;
 };
 
@@ -24,4 +24,9 @@ struct StepStatus {
   double threshold = 0;             // of the last compressed group of this rank
 };
 
-}  // namespace topknot::cuda
+struct StepState {
+  StepParameters* parameters = nullptr;
+  const StepStatus* status = nullptr;  // null: nothing is bad
+};
+
+}  // namespace topknot

@@ -1,15 +1,15 @@
 #pragma once
-// A slice of the arena that a kernel updates, and which of its elements decay. C++17.
+// A slice of the arena that an update rule changes, and which of its elements decay. C++17.
 
 #include <cstddef>
 #include <cstdint>
 
 #include "nn/core/host_device.h"
 
-namespace topknot::cuda {
+namespace topknot {
 
 // The elements [offset, offset + n) of the arena. `boundaries`: where decaying elements begin to follow others, or the
-// other way round, ascending, in GPU memory; before the first one elements decay if `first_decays`.
+// other way round, ascending, in the arena's memory; before the first one elements decay if `first_decays`.
 struct ArenaSlice {
   std::size_t offset, n;
   float* weights;         // of the slice
@@ -43,4 +43,17 @@ class DecayRuns {
   std::uint32_t run_ = 0;
 };
 
-}  // namespace topknot::cuda
+// On the host: update(begin, end, decays) for each run of the slice, as positions in it.
+template <class Update>
+void for_decay_runs(const ArenaSlice& s, const Update& update) {
+  for (std::size_t begin = 0; begin < s.n;) {
+    std::uint32_t next = 0;
+    while (next < s.boundary_count && s.boundaries[next] <= s.offset + begin) ++next;
+    std::size_t end = s.n;
+    if (next < s.boundary_count && s.boundaries[next] - s.offset < end) end = s.boundaries[next] - s.offset;
+    update(begin, end, DecayRuns(s, s.offset + begin).decays(s.offset + begin));
+    begin = end;
+  }
+}
+
+}  // namespace topknot
