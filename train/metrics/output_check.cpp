@@ -38,8 +38,9 @@ bool is_no_report(const fs::path& file) {
       "config.yaml", "environment.json",   "metrics.jsonl",        "metrics.csv",
       "run.lock",    "layer_density.json", "exchange_profile.json"};
   const std::string ending = file.extension().string(), name = file.filename().string();
+  std::error_code error;
   return std::ranges::count(kEndings, ending) > 0 ||
-         (std::ranges::count(kOfRuns, name) > 0 && is_run(file.parent_path()));
+         (std::ranges::count(kOfRuns, name) > 0 && fs::exists(file.parent_path() / "config.yaml", error));
 }
 
 }  // namespace
