@@ -74,14 +74,14 @@ class Run {
       memory_->commit(buffers_.gradient, buffers_.spare, selected_.indices, selected_.values, {});
     });
     if (step_ % 2 == 0) plain();
-    const std::span<float> average = memory_->keeps() ? buffers_.spare : buffers_.gradient;
+    const std::span<float> average = memory_->has_residual() ? buffers_.spare : buffers_.gradient;
     const Contribution<float> own{selected_.indices, selected_.values, 1.0f};
     average_sparse<float>(std::span(&own, 1), average);
     times.step += milliseconds([&] {
       selector_->commit({selected_.indices, selected_.values, average, 1.0});
     });
     memory_->finish(average);
-    if (memory_->keeps()) std::swap(buffers_.gradient, buffers_.spare);
+    if (memory_->has_residual()) std::swap(buffers_.gradient, buffers_.spare);
     ++step_;
     return times;
   }

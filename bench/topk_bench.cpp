@@ -80,7 +80,7 @@ Figures measure(const std::string& name, const Options& options) {
 constexpr const char* kUsage =
     "bench_topk [--threads N] [--size D] [--k K] [--steps S] [--from F] [--stream NAME] [--json]\n"
     "\n"
-    "Exact topk with error feedback against the plain pass r += g: D elements, the K largest travel.\n"
+    "Exact topk with error feedback against the plain pass r += g: D elements, the K largest are sent.\n"
     "Steps 0 to F-1 warm the error feedback up, steps F to S-1 are measured. --json adds one line per "
     "stream.\n";
 

@@ -8,7 +8,7 @@
 //
 // The first Q is Gaussian, the same on all ranks (in the authors' code it is drawn without a common seed; a
 // comment there asks for one). That code approximates every tensor that has columns; here those that would
-// shrink by less than compress.min_compression travel uncompressed, where a matrix shrinks by
+// shrink by less than compress.min_compression are sent uncompressed, where a matrix shrinks by
 // numel / (rank (rows + cols) / 2). At full rank it equals the dense average only for square matrices: elsewhere
 // the larger side's basis, from the step before, does not span all of M. With aggregation weights w the sum is of w P or w Q, so that
 // sum(w residual) + ranks * average = sum(w M).

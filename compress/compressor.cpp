@@ -44,7 +44,7 @@ void check_size(const GroupSpec& group) {
   if (group.numel > std::numeric_limits<std::int32_t>::max())
     throw UserError(
         "exchange.merge: a group has " + std::to_string(group.numel) +
-        " elements, and positions travel as 32-bit integers, up to 2^31 - 1; choose smaller groups "
+        " elements, and positions are sent as 32-bit integers, up to 2^31 - 1; choose smaller groups "
         "(exchange.merge=buckets, and compress.scope=group or tensor)");
 }
 
@@ -74,7 +74,7 @@ void refuse_key(const CompressOptions& options, const std::string& key, const st
                   ", " + reason);
 }
 
-void refuse_pieces(const CompressOptions& options, const std::string& sends, bool sums) {
+void reject_sparse_options(const CompressOptions& options, const std::string& sends, bool sums) {
   const std::string reason = "which sends " + sends + "; remove the key or choose another compressor";
   if (!options.select.empty()) refuse_key(options, "select", options.select, reason);
   if (!options.codec.empty()) refuse_key(options, "codec", options.codec, reason);

@@ -36,7 +36,7 @@ class StateWriter;
 // One rank's entries of a group, as sent or as received.
 template <class T>
 struct Entries {
-  bool finite = true;                  // false: the sender saw a NaN or Inf; nothing else travels then
+  bool finite = true;                  // false: the sender saw a NaN or Inf; nothing else is sent then
   std::vector<std::uint32_t> indices;  // positions in the group, strictly ascending
   std::vector<T> values;
 };
@@ -123,7 +123,7 @@ class Compressor {
  public:
   virtual ~Compressor() = default;
   virtual Message encode(Slice slice, const StepInfo& info) = 0;
-  // What encode() made, where it is a list of entries whose values travel unrounded.
+  // What encode() made, where it is a list of entries whose values are sent unrounded.
   virtual std::optional<EntryMessage> entries() const { return std::nullopt; }
   // Throws Error on damaged blocks (count, order, range, length).
   virtual std::optional<Message> decode(const Round& round) = 0;
@@ -211,7 +211,7 @@ std::size_t planned_bytes(const CompressOptions& options, const GroupSpec& group
 // Throws UserError naming the key and the reason where `options` give a selection, code, value codec, capacity
 // or lr_inside, or a memory other than residual and none. `sends` ends the sentence "NAME sends ...", for
 // example "two factors of each matrix". A value codec of fp32 passes where `sums` is true: sums are that. (dense looks after bf16 itself.)
-void refuse_pieces(const CompressOptions& options, const std::string& sends, bool sums);
+void reject_sparse_options(const CompressOptions& options, const std::string& sends, bool sums);
 
 // Refuses one value of a key of section compress.
 [[noreturn]] void refuse_key(const CompressOptions& options, const std::string& key, const std::string& value,

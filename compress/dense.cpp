@@ -86,11 +86,11 @@ class DenseCompressor final : public Compressor {
   int ranks_ = 1;
   Phase phase_ = Phase::idle;
   std::span<float> gradient_;
-  std::vector<BFloat16> narrow_;  // what travels, where it is not the gradient itself
+  std::vector<BFloat16> narrow_;  // what is sent, where it is not the gradient itself
   bool finite_ = false;
 };
 
-// Validates the options; whether values travel as bfloat16.
+// Validates the options; whether values are sent as bfloat16.
 bool is_narrow(const CompressOptions& options) {
   if (!options.memory.empty() && options.memory != "none")
     refuse_key(options, "memory", options.memory,
@@ -100,7 +100,7 @@ bool is_narrow(const CompressOptions& options) {
   const bool narrow = options.values == "bf16";
   CompressOptions others = options;
   if (narrow) others.values.clear();
-  refuse_pieces(others, "every entry, as sums of fp32 or bf16", true);
+  reject_sparse_options(others, "every entry, as sums of fp32 or bf16", true);
   return narrow;
 }
 

@@ -4,7 +4,7 @@
 //   P = M Q, summed; P = an orthonormal basis of it; Q = M^T P, summed; average = P Q^T / ranks
 //
 // Q lives on as the next step's start (warm start), first Gaussian, the same on all ranks. Tensors that would
-// shrink by less than compress.min_compression, and 1-D ones, travel uncompressed with P.
+// shrink by less than compress.min_compression, and 1-D ones, are sent uncompressed with P.
 //
 // The residual is M - P Q^T with the rank's own Q, as in algorithm 2 (e_w = delta_w - decompress(C(delta_w))):
 // what this rank's own projection leaves. The authors' code subtracts the *average* P Q^T instead. The sums of

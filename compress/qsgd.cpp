@@ -1,5 +1,5 @@
 // QSGD: Alistarh, Grubic, Li, Tomioka, Vojnovic, "QSGD: communication-efficient SGD via gradient quantization
-// and encoding", NeurIPS 2017, section 3.1: a bucket v of compress.bucket entries travels as its L2 norm and,
+// and encoding", NeurIPS 2017, section 3.1: a bucket v of compress.bucket entries is sent as its L2 norm and,
 // for each entry, a sign and a level l of s = compress.levels: floor(s |v_i| / ||v||), or one more with the
 // probability of the fraction. Unbiased; the variance is at most min(d / s^2, sqrt(d) / s) ||v||^2 for buckets
 // of d (lemma 3.1).
@@ -100,7 +100,7 @@ const bool qsgd_registered = [] {
 }  // namespace
 
 quantise::Format quantise::qsgd_format(const CompressOptions& options, const GroupSpec& group) {
-  refuse_pieces(options, "every entry at a quantised magnitude", false);
+  reject_sparse_options(options, "every entry at a quantised magnitude", false);
   const int levels = options.get<int>(kLevels), bucket = options.get<int>(kBucket);
   const double s = levels, d = bucket;
   if (qsgd_keeps(options) && std::min(d / (s * s), std::sqrt(d) / s) >= 1)

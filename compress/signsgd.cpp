@@ -1,9 +1,9 @@
 // EF-signSGD: Karimireddy, Rebjock, Stich, Jaggi, "Error feedback fixes signSGD and other gradient compression
 // schemes", ICML 2019, algorithm 1 with several workers: u = gradient + residual; (||u||_1 / d) sign(u)
-// travels; the residual is u minus that. One scale a selection range (compress.scope: tensor is the paper's
+// is sent; the residual is u minus that. One scale a selection range (compress.scope: tensor is the paper's
 // layer-wise form). compress.memory: none is plain scaled sign.
 //
-// Differences: a bit cannot say zero, so zeros (of either sign) travel as +scale, as in the 1-bit methods of
+// Differences: a bit cannot say zero, so zeros (of either sign) are sent as +scale, as in the 1-bit methods of
 // DeepSpeed and GRACE, where the authors' code, which never packs, has sign(0) = 0; error feedback takes care
 // of it. The paper's residual holds lr * gradient; ours holds gradients, which is the same at a constant rate,
 // and leaves momentum to the optimizer.
@@ -77,7 +77,7 @@ const bool signsgd_registered = [] {
 }  // namespace
 
 quantise::Format quantise::signsgd_format(const CompressOptions& options, const GroupSpec& group) {
-  refuse_pieces(options, "the sign of every entry", false);
+  reject_sparse_options(options, "the sign of every entry", false);
   return {Kind::sign, 1, group.numel, cells_of(group, 0)};
 }
 

@@ -14,7 +14,7 @@ namespace topknot {
 
 class SparseCompressor final : public Compressor {
  public:
-  // compress.capacity: beyond capacity * k entries per segment, the exact largest of those selected travel, the
+  // compress.capacity: beyond capacity * k entries per segment, the exact largest of those selected are sent, the
   // rest stays with the memory; 0 means none, else at least 1.
   SparseCompressor(const SparsePreset& parts, const CompressOptions& options, const GroupSpec& group);
 

@@ -64,7 +64,7 @@ const Entries<T>& SparseStep<T>::encode(std::span<T> gradient, std::span<T> spar
   cuts_.clear();
   threshold_ = group_.segments.empty() ? 0 : std::numeric_limits<double>::infinity();
   over_capacity_ = 0;
-  all_ = memory_->wants_all();
+  all_ = memory_->requires_dense_step();
   for (std::size_t s = 0; s < group_.segments.size(); ++s) {
     const auto [begin, end] = group_.segments[s];
     const Addend<T> added = addend.part(begin, end - begin);
@@ -113,7 +113,7 @@ void SparseStep<T>::take_all(std::size_t segment, const Addend<T>& addend) {
   const std::span<T> u = gradient_.subspan(begin, end - begin);
   Candidates<T> broken;
   accumulate_and_collect(u, addend, largest_finite_key<T>(), 0, broken);
-  if (begin_selection(broken.finite(), selected_)) take_everything(std::span<const T>(u), selected_);
+  if (begin_selection(broken.finite(), selected_)) select_all(std::span<const T>(u), selected_);
 }
 
 template <class T>
@@ -142,7 +142,7 @@ std::span<T> SparseStep<T>::finish(const Entries<T>& own, std::span<const Contri
                                    const Outcome& outcome) {
   memory_->commit(gradient_, spare_, own.indices, own.values, outcome.rejected);
 
-  const std::span<T> average = memory_->keeps() ? spare_ : gradient_;
+  const std::span<T> average = memory_->has_residual() ? spare_ : gradient_;
   average_sparse<T>(contributions, average);
 
   // For a selection that learns from the average, rejected entries were not sent.
@@ -260,12 +260,12 @@ void check_combination(const SparsePreset& parts, const CompressOptions& options
            parts.select + " compares what it sent with what the average made of it, and " + parts.memory +
                " sends differences; use memory residual");
   if (!options.lr_inside) return;
-  if (*kept.mixes_rates)
+  if (*kept.depends_on_lr)
     refuse("compress.lr_inside", memory,
-           std::string(kept.mixes_rates) + " would mix learning rates; use memory residual");
+           std::string(kept.depends_on_lr) + " would mix learning rates; use memory residual");
   if (options.momentum > 0)
     refuse("compress.lr_inside", "optimizer.momentum above 0",
-           "LAGS-SGD has none: what travels is a step, not a gradient; set optimizer.momentum to 0");
+           "LAGS-SGD has none: what is sent is a step, not a gradient; set optimizer.momentum to 0");
 }
 
 }  // namespace topknot

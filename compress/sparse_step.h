@@ -77,7 +77,7 @@ class SparseStep {
   std::vector<std::unique_ptr<Selector<T>>> selectors_;  // one per segment
   std::unique_ptr<Memory<T>> memory_;
 
-  bool in_step_ = false, all_ = false;  // all_: every entry travels, the selectors were not asked
+  bool in_step_ = false, all_ = false;  // all_: every entry is sent, the selectors were not asked
   std::span<T> gradient_, spare_;
   int rank_ = 0;
   std::vector<double> weights_;  // by rank

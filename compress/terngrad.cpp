@@ -1,13 +1,13 @@
 // TernGrad: Wen, Xu, Yan, Wu, Wang, Chen, Li, "TernGrad: ternary gradients to reduce communication in
 // distributed deep learning", NeurIPS 2017: entries are clipped at compress.clip_sigma standard deviations
-// (section 3.3, layer-wise: compress.scope tensor), s is the largest magnitude left, and an entry travels as
+// (section 3.3, layer-wise: compress.scope tensor), s is the largest magnitude left, and an entry is sent as
 // s sign(x) with probability |x| / s, else as 0. Unbiased for the clipped gradient; clipping trades bias for
 // variance, as the paper does; clip_sigma 0 is unbiased.
 //
 // Differences: the paper's ranks share one s, the largest of all, so that a parameter server can add integers;
 // here every rank's message has its own s and is added as floats. The standard deviation is about the mean, of
 // the population, as in the authors' code; where it is 0 (one element, a constant) there is no clipping, which
-// would lose all of it. Five entries travel in a byte.
+// would lose all of it. Five entries are sent in a byte.
 
 #include <algorithm>
 #include <cmath>
@@ -90,7 +90,7 @@ class TernaryQuantiser final : public quantise::Quantiser {
 };
 
 quantise::Format terngrad_format(const CompressOptions& options, const GroupSpec& group) {
-  refuse_pieces(options, "every entry as -s, 0 or s", false);
+  reject_sparse_options(options, "every entry as -s, 0 or s", false);
   if (options.memory == "residual")
     refuse_key(options, "memory", "residual",
                "whose rounding adds more error than it takes away, so that the residual would grow without "

@@ -15,7 +15,7 @@ namespace {
 constexpr std::size_t kMostPhasesShown = 12;  // of a density warm-up
 
 void print_parameters(const ParameterStore& store, const ParameterArena& arena, bool compressed) {
-  std::printf("%-32s %-18s %12s %12s  %s\n", "parameter", "shape", "elements", "offset", "travels");
+  std::printf("%-32s %-18s %12s %12s  %s\n", "parameter", "shape", "elements", "offset", "is sent");
   for (const auto& p : store.parameters())
     std::printf("%-32s %-18s %12zu %12s  %s\n", p->name().c_str(), p->shape().str().c_str(), p->numel(),
                 p->trained() ? std::to_string(p->offset()).c_str() : "-",
@@ -27,7 +27,7 @@ void print_parameters(const ParameterStore& store, const ParameterArena& arena, 
 }
 
 void print_groups(const std::vector<Group>& groups) {
-  std::printf("groups, in the order in which they travel:\n");
+  std::printf("groups, in the order in which they are sent:\n");
   for (const Group& group : groups)
     std::printf("  %-10s %12zu elements, %zu parameters: %s .. %s\n",
                 group.compressed ? "compressed" : "dense", group.numel(), group.parameters.size(),
@@ -42,7 +42,7 @@ void print_bytes(const Config& config, const ParameterArena& arena, const Exchan
                compared_bytes(bytes, whole), format_bytes(whole));
   };
   const bool by_density = pieces_of(compress_options(config)).has_value();
-  fmt::print("\nbytes that a rank sends in a step{}:\n", by_density ? ", where k entries travel" : "");
+  fmt::print("\nbytes that a rank sends in a step{}:\n", by_density ? ", where k entries are sent" : "");
   const std::vector<DensityPhase> phases = density_phases(config);
   for (std::size_t i = 0; i < phases.size(); ++i) {
     const bool last = i + 1 == phases.size();

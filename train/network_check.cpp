@@ -127,7 +127,7 @@ void print_table(const std::vector<NetworkRow>& rows) {
 void check_rank(Communicator& host, const LoadedConfig& loaded, const LaunchPlan& plan, double timeout_s) {
   const Config& config = loaded.config;
   check_same(host, "the version of the program", program_version());
-  // Under gloo a GPU's gradients travel through host memory.
+  // Under gloo a GPU's gradients are sent through host memory.
   const bool on_gpu =
       config.dist.backend != "gloo" && parse_device(config.train.device).kind == DeviceKind::cuda;
   const int gpu = on_gpu ? gpu_of(plan, gpu_count()) : 0;

@@ -198,7 +198,7 @@ Reporter::Reporter(const RunInputs& inputs, const Plan& plan, const Communicator
       program_start_(inputs.program_start) {
   if (!root_) return;
   const Metrics earlier = inputs.resume ? read_metrics(folder_.metrics_jsonl()) : Metrics();
-  go_on(earlier, resumed);
+  restore_totals(earlier, resumed);
   metrics_ =
       std::make_unique<MetricsWriter>(folder_.metrics_jsonl(), communicator.rank(), [lock = folder_.lock] {
         if (lock) lock->check();
@@ -208,7 +208,7 @@ Reporter::Reporter(const RunInputs& inputs, const Plan& plan, const Communicator
 }
 
 // Totals of the steps before this start, from their records, or from the checkpoint if some of these are lost.
-void Reporter::go_on(const Metrics& metrics, const Manifest& resumed) {
+void Reporter::restore_totals(const Metrics& metrics, const Manifest& resumed) {
   const auto total = [&](double per_rank) {
     return static_cast<std::uint64_t>(std::llround(per_rank * ranks_));
   };

@@ -118,7 +118,7 @@ class Reporter {
   TestFigures figures(const Evaluation& evaluation) const;  // those of the run's task
   void note_best(const Evaluation& evaluation);
   void count(const StepRecord& record, const ByteCount& bytes, double seconds);
-  void go_on(const Metrics& metrics, const Manifest& resumed);
+  void restore_totals(const Metrics& metrics, const Manifest& resumed);
   template <class Record>
   void put_bytes(const ByteCount& bytes, Record& record) const;
 

@@ -211,7 +211,8 @@ std::vector<DensityPhase> density_phases(const Config& config) {
   return phases;
 }
 
-bool in_doubt(const std::vector<Problem>& problems, std::initializer_list<std::string> prefixes) {
+bool depends_on_invalid_key(const std::vector<Problem>& problems,
+                            std::initializer_list<std::string> prefixes) {
   const auto section = [](const std::string& key) { return key.substr(0, key.find('.')); };
   for (const Problem& problem : problems)
     for (const std::string& prefix : prefixes)
@@ -223,7 +224,7 @@ bool in_doubt(const std::vector<Problem>& problems, std::initializer_list<std::s
 
 void add_problem(std::vector<Problem>& problems, std::initializer_list<std::string> prefixes,
                  const std::function<void()>& check) {
-  if (in_doubt(problems, prefixes)) return;
+  if (depends_on_invalid_key(problems, prefixes)) return;
   try {
     check();
   } catch (const UserError& error) {

@@ -86,9 +86,10 @@ RunCheck check_run(const Config& config, const RunData& data, bool first_weights
 
 // Whether one of the problems is about a key that begins with one of `prefixes`, or about an unknown key of their
 // sections: then a check that rests on these keys means nothing.
-bool in_doubt(const std::vector<Problem>& problems, std::initializer_list<std::string> prefixes);
+bool depends_on_invalid_key(const std::vector<Problem>& problems,
+                            std::initializer_list<std::string> prefixes);
 // Runs a check and adds what it throws as UserError to `problems`, with the first prefix as its key. Not where these keys
-// are in_doubt().
+// are depends_on_invalid_key().
 void add_problem(std::vector<Problem>& problems, std::initializer_list<std::string> prefixes,
                  const std::function<void()>& check);
 

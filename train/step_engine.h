@@ -84,7 +84,7 @@ class StepEngine : public Engine {
   std::unique_ptr<BuiltModel> model_;
   ParameterArena& arena_;
   CollectiveQueue queue_;
-  const SettledExchange settled_;
+  const ResolvedExchange settled_;
   const std::unique_ptr<Optimizer> optimizer_;
   Clip clip_;
   std::vector<float> weights_;  // aggregation weights by rank

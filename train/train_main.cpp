@@ -23,7 +23,7 @@ namespace {
 std::vector<Problem> config_problems(const LoadedConfig& loaded) {
   std::vector<Problem> problems = loaded.problems;
   for (const Problem& problem : check_config(loaded.config))
-    if (!in_doubt(loaded.problems, {problem.key})) problems.push_back(problem);
+    if (!depends_on_invalid_key(loaded.problems, {problem.key})) problems.push_back(problem);
   return problems;
 }
 

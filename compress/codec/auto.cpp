@@ -10,7 +10,7 @@
 namespace topknot {
 namespace {
 
-// Nothing: every element travels. Only compress.codec auto has it, because what is selected decides whether it
+// Nothing: every element is sent. Only compress.codec auto has it, because what is selected decides whether it
 // fits.
 class AllLayout final : public IndexLayout {
  public:
@@ -23,7 +23,7 @@ class AllLayout final : public IndexLayout {
 
   void encode(std::span<const std::uint32_t> indices, std::size_t numel, std::vector<std::byte>&,
               std::vector<std::uint32_t>&) const override {
-    TOPKNOT_CHECK(indices.size() == numel, "not every element travels");
+    TOPKNOT_CHECK(indices.size() == numel, "not every element is sent");
   }
 
   std::size_t decode(std::span<const std::byte>, std::size_t numel, std::span<std::uint32_t> out,

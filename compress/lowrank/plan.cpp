@@ -170,14 +170,14 @@ const std::vector<Option>& options() {
       {.name = "rank", .standard = 4, .help = "rank of the approximation", .least = 1, .greatest = 1e6},
       {.name = "min_compression",
        .standard = 2.0,
-       .help = "tensors that would shrink less travel as they are",
+       .help = "tensors that would shrink less are sent as they are",
        .least = 0,
        .greatest = 1e9}};
   return declared;
 }
 
 bool check_options(const CompressOptions& options) {
-  refuse_pieces(options, "factors of matrices, as sums of 32-bit floats", true);
+  reject_sparse_options(options, "factors of matrices, as sums of 32-bit floats", true);
   return options.memory != "none";
 }
 

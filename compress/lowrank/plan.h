@@ -1,7 +1,7 @@
 #pragma once
 // What the low-rank methods share: which tensors of a group are approximated, where their factors lie, and
 // the passes over the group. P of all matrices is one buffer, each [rows, rank] by rows; Q another, each
-// [rank, cols]: the transpose, by rows. All other tensors travel as they are, behind the factors of a message.
+// [rank, cols]: the transpose, by rows. All other tensors are sent as they are, behind the factors of a message.
 
 #include <cstddef>
 #include <cstdint>
@@ -18,13 +18,13 @@ class Plan {
  public:
   // A tensor is approximated at rank min(compress.rank, rows, cols), where it has columns and
   // numel / (factors_per_step * rank * (rows + cols)) exceeds compress.min_compression. factors_per_step: which
-  // share of the two factors travels per step; 1 for both, 0.5 for one in turn.
+  // share of the two factors is sent per step; 1 for both, 0.5 for one in turn.
   Plan(const CompressOptions& options, const GroupSpec& group, double factors_per_step);
 
   std::size_t numel() const { return numel_; }
   std::size_t p_size() const { return p_size_; }
   std::size_t q_size() const { return q_size_; }
-  std::size_t plain_size() const { return plain_size_; }  // entries that travel as they are
+  std::size_t plain_size() const { return plain_size_; }  // entries that are sent as they are
   bool any() const { return !matrices_.empty(); }
 
   // Independent standard normal numbers, the same on all ranks.

@@ -124,7 +124,7 @@ namespace {
 const bool dgc_registered = [] {
   add_memory<DgcMemory>("dgc",
                         "momentum before selection: velocities are accumulated, what is sent loses its own",
-                        {.owns_momentum = true, .mixes_rates = "the velocity"}, {kMomentumMasking});
+                        {.owns_momentum = true, .depends_on_lr = "the velocity"}, {kMomentumMasking});
   add_sparse("dgc",
              "Deep Gradient Compression: momentum before selection, a threshold from a sample, masking",
              {.select = "dgc_sampled", .memory = "dgc"});

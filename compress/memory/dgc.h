@@ -60,7 +60,7 @@ class DgcMemory final : public Memory<T> {
   Addend<T> addend(std::span<T> gradient, std::span<const T> spare) override;
   void commit(std::span<T> u, std::span<T> spare, std::span<const std::uint32_t> indices,
               std::span<const T> sent, std::span<const std::uint32_t> rejected) override;
-  bool keeps() const override { return true; }
+  bool has_residual() const override { return true; }
   void save(StateWriter& writer) const override;
   // Throws Error for a velocity of another length, at the latest in the next step.
   void load(StateReader& reader) override;

@@ -67,8 +67,8 @@ namespace {
 
 const bool ef21_registered = [] {
   add_memory<Ef21Memory>("ef21",
-                         "differences to an estimate of the gradient travel; the estimate is stepped along",
-                         {.sends_differences = true, .mixes_rates = "the estimate of the gradient"});
+                         "differences to an estimate of the gradient are sent; the estimate is stepped along",
+                         {.sends_differences = true, .depends_on_lr = "the estimate of the gradient"});
   return true;
 }();
 

@@ -24,8 +24,8 @@ class Ef21Memory final : public Memory<T> {
   void commit(std::span<T> u, std::span<T> spare, std::span<const std::uint32_t> indices,
               std::span<const T> sent, std::span<const std::uint32_t> rejected) override;
   void finish(std::span<T> average) override;
-  bool keeps() const override { return false; }
-  bool wants_all() const override { return first_; }
+  bool has_residual() const override { return false; }
+  bool requires_dense_step() const override { return first_; }
   void save(StateWriter& writer) const override;
   void load(StateReader& reader) override;
 

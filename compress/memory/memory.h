@@ -32,9 +32,9 @@ class Memory {
   virtual void discard() {}
 
   // Whether u's memory lives on as the residual. The average then goes to the spare memory, else over u.
-  virtual bool keeps() const = 0;
+  virtual bool has_residual() const = 0;
   // Whether this step must send every entry (EF21's first).
-  virtual bool wants_all() const { return false; }
+  virtual bool requires_dense_step() const { return false; }
 
   virtual void save(StateWriter&) const {}
   virtual void load(StateReader&) {}
@@ -43,9 +43,9 @@ class Memory {
 struct MemoryTraits {
   // optimizer.momentum is applied in here; the optimizer then keeps it only for weight decay and dense slices.
   bool owns_momentum = false;
-  bool sends_differences = false;  // what travels is a difference to an estimate, not gradient (EF21)
+  bool sends_differences = false;  // what is sent is a difference to an estimate, not gradient (EF21)
   // What would mix the learning rates of several steps under compress.lr_inside; empty: nothing would.
-  const char* mixes_rates = "";
+  const char* depends_on_lr = "";
 };
 struct MemoryFactory : PrecisionFactory<Memory> {
   MemoryTraits traits;

@@ -10,7 +10,7 @@ class NoMemory final : public Memory<T> {
   Addend<T> addend(std::span<T>, std::span<const T>) override { return {}; }
   void commit(std::span<T>, std::span<T>, std::span<const std::uint32_t>, std::span<const T>,
               std::span<const std::uint32_t>) override {}
-  bool keeps() const override { return false; }
+  bool has_residual() const override { return false; }
 };
 
 const bool none_registered = [] {

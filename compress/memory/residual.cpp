@@ -17,7 +17,7 @@ Addend<T> ResidualMemory<T>::addend(std::span<T> gradient, std::span<const T> sp
 template <class T>
 void ResidualMemory<T>::commit(std::span<T> u, std::span<T>, std::span<const std::uint32_t> indices,
                                std::span<const T> sent, std::span<const std::uint32_t> rejected) {
-  // u - sent is +0 where values travel exactly, else the coding error. The entries lie a page apart or so:
+  // u - sent is +0 where values are sent exactly, else the coding error. The entries lie a page apart or so:
   // what costs is the wait for memory, so addresses are asked for ahead.
   const auto subtract = [&](std::size_t begin, std::size_t end) {
     constexpr std::size_t ahead = 24;

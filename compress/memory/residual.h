@@ -12,7 +12,7 @@ class ResidualMemory final : public Memory<T> {
   Addend<T> addend(std::span<T> gradient, std::span<const T> spare) override;
   void commit(std::span<T> u, std::span<T> spare, std::span<const std::uint32_t> indices,
               std::span<const T> sent, std::span<const std::uint32_t> rejected) override;
-  bool keeps() const override { return true; }
+  bool has_residual() const override { return true; }
 };
 
 }  // namespace topknot

@@ -1,5 +1,5 @@
 #pragma once
-// A quantiser as a compressor: every entry travels in a few bits (compress/quantise/block.h), gathered from all
+// A quantiser as a compressor: every entry is sent in a few bits (compress/quantise/block.h), gathered from all
 // ranks. The average is sum_r(weight[r] * value_r) * (1 / P), added in rank order onto zeros, as that of sparse
 // contributions is. With memory residual, u = gradient + residual is quantised and the residual is u minus what
 // the other ranks decoded; with none, the gradient, and the spare memory is never touched. Nothing else is

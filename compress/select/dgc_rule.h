@@ -14,7 +14,7 @@ struct SampleGeometry {
   std::size_t stride = 1;   // distance of sampled elements; 1 modulo 8 where the code's loop makes it so
   std::size_t samples = 1;  // numel / stride, which is one fewer than a sample that starts early enough has
   std::size_t top_samples = 1;  // t is the magnitude of this rank in the sample
-  std::size_t selects = 1;      // k, the most that travels
+  std::size_t selects = 1;      // k, the most that is sent
 };
 
 namespace dgc {

@@ -71,7 +71,7 @@ const Option kResample{
     .name = "resample", .standard = true, .help = "exact selection where far too many exceed the threshold"};
 const Option kTruncate{.name = "truncate",
                        .standard = "lowest",
-                       .help = "which entries travel where a few too many exceed it",
+                       .help = "which entries are sent where a few too many exceed it",
                        .choices = {"lowest", "largest"}};
 
 }  // namespace
@@ -104,7 +104,7 @@ void DgcSampledSelector<T>::select(std::span<T> u, const Addend<T>& addend, cons
   accumulate_and_collect(u, addend, all ? largest_finite_key<T>() : key_before(t), limit, found_);
   if (!begin_selection(found_.finite(), selected)) return;
   if (all) {
-    selected.threshold = static_cast<double>(take_everything(std::span<const T>(u), selected));
+    selected.threshold = static_cast<double>(select_all(std::span<const T>(u), selected));
     return;
   }
   const std::size_t k = step.k;

@@ -2,13 +2,13 @@
 // The hierarchical sampled selection of Deep Gradient Compression (Lin, Han, Mao, Wang, Dally, ICLR 2018, arXiv
 // 1712.01887, section 5, as the authors' code has it, dgc/compression.py of synxlin/deep-gradient-compression).
 // k = ceil(density * d). A threshold t is the least of the largest magnitudes of a strided sample; |u| >= t is
-// selected. Then, at most ten times: more than 1.3 k, and the k largest of those selected travel, exactly
+// selected. Then, at most ten times: more than 1.3 k, and the k largest of those selected are sent, exactly
 // (compress.resample; without it t rises by 1.3); fewer than 0.8 k, and t falls by 0.8. Between k and 1.3 k the
-// first k by position travel (compress.truncate: lowest), which is unjust to late positions, or the k largest
-// (largest). At most k entries travel, possibly fewer.
+// first k by position are sent (compress.truncate: lowest), which is unjust to late positions, or the k largest
+// (largest). At most k entries are sent, possibly fewer.
 //
-// Where we differ from that code: at density 1 everything travels; where t cannot rise because it is 0, which
-// means more zeros than there is room for, the exact k largest travel. A vector of zeros sends k zeros, as
+// Where we differ from that code: at density 1 everything is sent; where t cannot rise because it is 0, which
+// means more zeros than there is room for, the exact k largest are sent. A vector of zeros sends k zeros, as
 // there. A vector that the sample covers whole (d at most 2 / density) is compared with its own k-th magnitude.
 //
 // The sample starts at word `position` of the stream CounterRng(seed, compress, step, rank), below the stride.

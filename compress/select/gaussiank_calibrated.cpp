@@ -59,7 +59,7 @@ void GaussianKCalibratedSelector<T>::select(std::span<T> u, const Addend<T>& add
   }
   const double d = static_cast<double>(u.size()), k = static_cast<double>(step.k);
   const bool fresh = carried_.threshold < 0;
-  // A new density: what travels now is what exceeded the old threshold, or lies not far below it.
+  // A new density: what is sent now is what exceeded the old threshold, or lies not far below it.
   const bool moved = k < 0.7 * carried_.count || k > 1.4 * carried_.count;
   const double more =
       moved ? 2 : std::clamp((1 - kBand) * std::exp(3 * std::sqrt(carried_.variance)), 1.0, 3.0);

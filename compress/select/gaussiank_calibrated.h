@@ -16,14 +16,14 @@
 //     by m * k entries. One pass adds the residual and lists what exceeds the bound. How much longer lists
 //     have been than predicted (u grows in the first steps) is allowed for; m is 1 where they came as
 //     predicted, and more by three standard deviations of what they fell short.
-//  2. A list within 8 % of k travels whole. A longer one is cut at the fitted threshold of k; the cut is
+//  2. A list within 8 % of k is sent whole. A longer one is cut at the fitted threshold of k; the cut is
 //     counted, and the fit repeated between the counts known by then, three evaluations at most; then, as for
-//     ties, the k largest of the list travel. Only the list is read, never u.
+//     ties, the k largest of the list are sent. Only the list is read, never u.
 //  3. A list that is too short asks for a second pass with a bound for 2k entries, and for a third one. What
 //     is left, the first step, and lists above 8k + 4096 entries (of a density that falls: of the old k) are
 //     selected exactly over u, ties to the lower index.
 //
-// Zeros never travel, unless k is all of u: of less than k other entries, those travel. Equal magnitudes that
+// Zeros are never sent, unless k is all of u: of less than k other entries, those are sent. Equal magnitudes that
 // cannot be told apart by a threshold: exactly k, the lower indices first. Fewer than 2048 elements, and
 // densities above 1/2, are selected exactly, zeros included, as topk does.
 // The count and the selection do not depend on the number of threads; they do depend on what is carried,

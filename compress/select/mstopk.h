@@ -2,7 +2,7 @@
 // MSTopK (Shi et al., "Towards scalable distributed training of deep learning on public cloud clusters", MLSys
 // 2021, arXiv 2010.10458): exactly k entries, nearly the largest. 30 bisections of q in t = mean + q (max -
 // mean) of |u| leave the threshold t1 that most but at most k reach (|u| >= t1) and the threshold t2 that
-// fewest but more than k reach. The entries that reach t1 travel, and of those between, t2 <= |u| < t1, a run
+// fewest but more than k reach. The entries that reach t1 are sent, and of those between, t2 <= |u| < t1, a run
 // of neighbours that makes up k, which starts at a random one. Zeros count as entries.
 //
 // Where t1 was not found none is above it, and where t2 was not found it is 0: for densities beyond the share

@@ -87,7 +87,7 @@ void RegTopKSelector<T>::select(std::span<T> u, const Addend<T>& addend, const S
   accumulate_and_collect(u, addend, listed_above, list_limit(step.k), found_);
   if (!begin_selection(found_.finite(), selected)) return;
   if (all) {
-    take_everything(std::span<const T>(u), selected);
+    select_all(std::span<const T>(u), selected);
     return;
   }
   if (found_.complete()) score_candidates(above);

@@ -38,7 +38,7 @@ class RegTopKSelector final : public Selector<T> {
  public:
   explicit RegTopKSelector(const CompressOptions& options) : rule_(regtopk_score(options)) {}
 
-  // selected.threshold is the k-th score, tanh((1 + Q) / mu) included; 0 where all entries travel.
+  // selected.threshold is the k-th score, tanh((1 + Q) / mu) included; 0 where all entries are sent.
   void select(std::span<T> u, const Addend<T>& addend, const SelectStep& step,
               Selected<T>& selected) override;
   void commit(const SelectOutcome<T>& outcome) override;

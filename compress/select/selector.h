@@ -1,5 +1,5 @@
 #pragma once
-// Selection: which entries of the accumulated gradient travel. One selector a selection range (a tensor, or a
+// Selection: which entries of the accumulated gradient are sent. One selector a selection range (a tensor, or a
 // whole group) and rank. It drives the one pass over the data, because a selector knows what it wants to
 // learn in that pass.
 
@@ -15,7 +15,7 @@
 
 namespace topknot {
 
-// The entries of one range that travel: positions relative to the range, strictly ascending, and their
+// The entries of one range that are sent: positions relative to the range, strictly ascending, and their
 // values.
 template <class T>
 struct Selected {

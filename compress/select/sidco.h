@@ -4,7 +4,7 @@
 // from a distribution fitted to |u|, in one or several stages. The first stage asks for a quarter of the
 // entries, or for all of the density r where it is the only one or r is at least a quarter; each of the M - 1
 // others fits the tail above the last threshold and asks for (r / 0.25)^(1 / (M - 1)) of it; at r of a quarter or
-// more there are none (the code goes on, with a ratio of 1 or more). Strictly above the last threshold travels;
+// more there are none (the code goes on, with a ratio of 1 or more). Strictly above the last threshold is sent;
 // how many that are is not bounded. With mean m and variance v of |u|, or of the tail's
 // |u| - min with min the smallest magnitude in it (to which the threshold is then added):
 //   exponential  t = -m ln r
@@ -20,7 +20,7 @@
 // empty or of one magnitude ends the stages, and the last threshold holds; a vector of zeros selects nothing;
 // one of one magnitude, one shorter than 1 / r (whose largest entry no fit would reach), and one whose moments
 // are beyond double or allow no fit are selected exactly (topk), which the count of stages does not learn from.
-// Where k asks for everything, everything travels.
+// Where k asks for everything, everything is sent.
 //
 // Carried and saved: the stages, and the steps and sum of the mean that is being taken.
 
@@ -46,7 +46,7 @@ class SidcoSelector final : public Selector<T> {
   void save(StateWriter& writer) const override;
   void load(StateReader& reader) override;
 
-  // The stages of the last select(): thresholds, and how many entries exceed them; the last one's travel.
+  // The stages of the last select(): thresholds, and how many entries exceed them; the last one's are sent.
   // Empty where the selection was exact.
   struct Stage {
     double threshold = 0;

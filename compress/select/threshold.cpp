@@ -20,7 +20,7 @@ double fixed_threshold(const CompressOptions& options) {
     throw UserError(
         "compress.threshold is 0: selection `threshold` needs a number above 0; entries whose magnitude "
         "exceeds it "
-        "travel");
+        "are sent");
   return threshold;
 }
 

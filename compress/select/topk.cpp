@@ -20,7 +20,7 @@ void TopKSelector<T>::select(std::span<T> u, const Addend<T>& addend, const Sele
   fell_back_ = false;
   if (!begin_selection(found_.finite(), selected)) return;
   if (all) {
-    selected.threshold = take_everything(std::span<const T>(u), selected);
+    selected.threshold = select_all(std::span<const T>(u), selected);
     return;
   }
   const ListState list = list_state(found_.complete(), candidates_, step.k);

@@ -36,7 +36,7 @@ class Communicator {
   virtual int rank() const = 0;
   virtual int size() const = 0;
   virtual std::string backend() const = 0;  // "threads", "gloo"
-  // What messages travel over, for people: the backend, and an emulated link ("threads, emulated link 100mbit, 50us").
+  // What messages are sent over, for people: the backend, and an emulated link ("threads, emulated link 100mbit, 50us").
   virtual std::string network() const { return backend(); }
   // Whether collectives may run on a thread of their own beside the backward pass.
   virtual bool overlaps() const = 0;

@@ -397,7 +397,7 @@ class GlooCommunicator : public Communicator {
   // The store's thread's own.
   std::uint64_t watched_ = 0;  // what it saw last in waits_
   Patience patience_;
-  StopPatience after_signal_;
+  StopGracePeriod after_signal_;
   std::mutex mutex_;
   std::string own_reason_;
 };

@@ -69,7 +69,7 @@ class Group {
     const auto generation = generation_;
     const auto over = [&] { return generation_ != generation || !reason_.empty(); };
     Patience patience(timeout_s_);
-    StopPatience after_signal;
+    StopGracePeriod after_signal;
     while (!changed_.wait_for(lock, kPoll, over)) {
       if (patience.over())
         stop(rank,

@@ -1,6 +1,6 @@
 #pragma once
 // Carries gradients from the backward pass to the averaged gradient. The exchange is the only scheduler of a step: it
-// knows which group is complete, in which order groups travel, and when all of them are committed or discarded. Where
+// knows which group is complete, in which order groups are sent, and when all of them are committed or discarded. Where
 // gradients lie and how a collective is waited for is the business of its GroupPipelines
 // (dist/exchange/group_pipeline.h). A step, on every rank:
 //
@@ -11,7 +11,7 @@
 //   decode_and_commit()    decodes, lets all ranks agree that the step is finite, commits or discards
 //   end_step()             swaps the memories of the slices
 //
-// Groups travel in a fixed order that is decided at construction. With one rank the way is the same. On a GPU the
+// Groups are sent in a fixed order that is decided at construction. With one rank the way is the same. On a GPU the
 // host enqueues all of it without waiting, and ready() to decode_and_commit() can be captured in graphs. An exception
 // out of any of these leaves the step half done: the rank gives up (Communicator::abort) and ends.
 
@@ -37,7 +37,7 @@ struct ExchangeOptions {
   CompressOptions compress;
   // compress.scope: over what k and the threshold are computed: model, group, tensor.
   std::string scope = "group";
-  // exchange.merge: what travels together (dist/plan/merge_plan.h).
+  // exchange.merge: what is sent together (dist/plan/merge_plan.h).
   std::string merge = "all";
   // exchange.groups: the plan of a merge rule that measures, parameters per group in arena order; or empty.
   std::vector<std::size_t> groups = {};
@@ -46,7 +46,7 @@ struct ExchangeOptions {
   std::string collective = "all_gather";
   // dist.ordered_sum; a compressed method sums its dense groups in rank order anyway.
   bool ordered_sum = false;
-  // compress.dense_values: how the dense groups of a compressed method travel. fp32: summed as they are;
+  // compress.dense_values: how the dense groups of a compressed method are sent. fp32: summed as they are;
   // another value codec: gathered in it, and its error is carried to the next step.
   std::string dense_values = "fp32";
   // exchange.ranks_per_host (dist/sparse/hierarchical.h): so many neighbouring ranks sum their gradients dense, and a
@@ -61,7 +61,7 @@ struct ExchangeOptions {
   bool hierarchical(int ranks) const;
 };
 
-// The groups of an exchange with these options, in the order in which they travel. Throws UserError for an unknown
+// The groups of an exchange with these options, in the order in which they are sent. Throws UserError for an unknown
 // method and for options that contradict each other (scope model with another merge than all).
 std::vector<Group> plan_groups(const ParameterArena& arena, const ExchangeOptions& options);
 
@@ -96,7 +96,7 @@ struct ExchangeStats {
   double decode = 0;       // commit included, which writes the average
   double exposed = 0;      // communication that the compute thread had to wait for
   // Messages of all groups and rounds, headers included, as payload: an all-reduce counts its length once.
-  // The one byte of the agreement is not counted. With hosts of several ranks: what travels between hosts,
+  // The one byte of the agreement is not counted. With hosts of several ranks: what is sent between hosts,
   // which is the first rank's of each; 0 on the others.
   std::uint64_t bytes_sent = 0;
   std::uint64_t bytes_received = 0;  // the same, from all other ranks; an all-reduce counts its length once
@@ -125,7 +125,7 @@ class Exchange {
   // Waits for the collectives under way, which the queue's own deadline bounds.
   ~Exchange();
 
-  // In the order in which they travel: arena order, about the order in which backward finishes them.
+  // In the order in which they are sent: arena order, about the order in which backward finishes them.
   const std::vector<Group>& groups() const;
 
   // Before the backward pass; not part of a graph. `weights` as in StepInfo; empty means equal shards.

@@ -67,7 +67,7 @@ class StepExecution {
   virtual ~StepExecution() = default;
   virtual int rank() const = 0;
   virtual int ranks() const = 0;
-  // `group` outlives the pipeline; `index`: its place in the order of travel.
+  // `group` outlives the pipeline; `index`: its place in the order of sending.
   virtual std::unique_ptr<GroupPipeline> make_pipeline(const Group& group, int index) = 0;
 
   virtual void begin_step(const StepInfo&) {}

@@ -20,7 +20,7 @@ bool all_finite(std::span<const float> values) {
   return sum == 0.0f;
 }
 
-// How the dense groups of a compressed method travel.
+// How the dense groups of a compressed method are sent.
 CompressOptions dense_options(const std::string& values) {
   CompressOptions options;
   if (values == "fp32") return options;
@@ -30,7 +30,7 @@ CompressOptions dense_options(const std::string& values) {
   return options;
 }
 
-// How the positions of a sparse collective travel.
+// How the positions of a sparse collective are sent.
 std::unique_ptr<IndexCodec> index_codec_of(const CompressOptions& options) {
   if (!sparse_presets().contains(options.name))
     throw UserError("exchange.collective adds entries on their way, but compress.name: " + options.name +
@@ -50,7 +50,7 @@ CompressOptions options_of(const Group& group, const ExchangeOptions& options) {
   return options.compress;
 }
 
-// A dense group in a value codec travels whole.
+// A dense group in a value codec is sent whole.
 bool every_entry(const Group& group, const ExchangeOptions& options) {
   return !group.compressed && options.compressing() && options.dense_values != "fp32";
 }
@@ -290,7 +290,7 @@ void HostExecution::complete(const float* loss) {
 }
 
 // A rank whose loss is not finite may have finite gradients, so the groups cannot tell. Queued before anything is
-// decoded, the byte travels while the compute thread decodes.
+// decoded, the byte is sent while the compute thread decodes.
 void HostExecution::submit_flag(bool mine) {
   agreement_.message.block.assign(1, std::byte{mine});
   step_.submit(agreement_, [this, step = step_.number](Communicator& communicator) {

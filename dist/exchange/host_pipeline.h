@@ -22,7 +22,7 @@ namespace topknot {
 // compress.dense_values.
 struct GroupCompressor {
   std::unique_ptr<Compressor> compressor;
-  bool every_entry = false;  // a dense group in a value codec travels whole
+  bool every_entry = false;  // a dense group in a value codec is sent whole
   double density(double of_step) const { return every_entry ? 1.0 : of_step; }
 };
 // `ranks`: that encode for themselves. Throws UserError where the options do not go together.

@@ -11,7 +11,7 @@
 
 namespace topknot {
 
-class StopPatience {
+class StopGracePeriod {
  public:
   // For peers that are not known to be alive; and for those that are, but may be long in their own part of a step.
   static constexpr std::chrono::milliseconds kSilent{1000};

@@ -243,7 +243,7 @@ std::string TcpStoreClient::get(const std::string& key, Patience& patience, int 
     const std::lock_guard lock(write_mutex_);
     write_all(fd_.get(), encode_frame(Frame::get, key), deadline_in(kWriteSeconds));
   }
-  StopPatience after_signal;
+  StopGracePeriod after_signal;
   std::unique_lock lock(mutex_);
   for (;;) {
     changed_.wait_for(lock, kTick, [&] { return values_.count(key) != 0 || !reason_.empty(); });

@@ -5,7 +5,7 @@
 namespace topknot {
 namespace {
 
-// The state of the OMGS greedy. Index 0 travels first here, where the authors' code counts down.
+// The state of the OMGS greedy. Index 0 is sent first here, where the authors' code counts down.
 class OmgsClock {
  public:
   OmgsClock(std::span<const LayerCost> layers, const CostModel& model)

@@ -1,5 +1,5 @@
 #pragma once
-// Which parameters travel together: the rules of exchange.merge, and the groups that they make. Groups follow from
+// Which parameters are sent together: the rules of exchange.merge, and the groups that they make. Groups follow from
 // shapes, options and, for a planning rule, rank 0's plan, so that all ranks have the same ones.
 
 #include <cstddef>
@@ -16,7 +16,7 @@
 
 namespace topknot {
 
-// One slice of the arena that travels as one message.
+// One slice of the arena that is sent as one message.
 struct Group {
   std::size_t begin = 0, end = 0;  // elements of the arena
   bool compressed = false;         // false: averaged dense
@@ -31,7 +31,7 @@ struct MergeCosts {
   bool overlaps = false;  // collectives run beside the backward pass; else they delay it
 };
 
-// A rule of exchange.merge. It cuts a row of parameters, in order of travel, into groups of neighbours and returns how
+// A rule of exchange.merge. It cuts a row of parameters, in order of sending, into groups of neighbours and returns how
 // many parameters each group has. Exactly one of the functions is given. A rule registers itself.
 struct MergeRule {
   // From sizes: bytes of each parameter's gradient. `limit`: of the rule's text, 0 where it takes none.

@@ -14,7 +14,7 @@
 
 namespace topknot {
 
-// Layers come in the order of travel: the order in which backward finishes them, so the output layer first.
+// Layers come in the order of sending: the order in which backward finishes them, so the output layer first.
 struct LayerCost {
   double elements = 0;  // of its gradient, >= 0
   double backward = 0;  // seconds of its backward pass, >= 0
@@ -39,15 +39,15 @@ struct Timeline {
   double makespan = 0;  // end of the last collective; 0 without layers
 };
 
-// `groups`: layers per group in order of travel, each at least 1; together all layers. Throws Error for
+// `groups`: layers per group in order of sending, each at least 1; together all layers. Throws Error for
 // anything else, and for costs that are negative or not finite.
 Timeline evaluate(std::span<const LayerCost> layers, std::span<const std::size_t> groups,
                   const CostModel& model);
 
-// The searches. A plan says how many layers each group has, in order of travel; without layers it is empty. All are
+// The searches. A plan says how many layers each group has, in order of sending; without layers it is empty. All are
 // deterministic. Costs must be finite and not negative (Error).
 
-// One decision of merge_omgs. `layer` counts as the authors do, from the input: the layer that travels last
+// One decision of merge_omgs. `layer` counts as the authors do, from the input: the layer that is sent last
 // is 0.
 struct OmgsDecision {
   std::size_t layer = 0;
@@ -62,7 +62,7 @@ struct OmgsTrace {
 // OMGS, the greedy rule of Shi et al., INFOCOM 2020 (MGS-SGD, OMGS-SGD): merges a layer into the next one when the extra
 // wait is shorter than the start-up that is saved. Follows the authors' released code, which
 // is not optimal as the paper claims:
-// - the first two layers to travel are always merged, but the bookkeeping goes on as if the first were
+// - the first two layers to be sent are always merged, but the bookkeeping goes on as if the first were
 //   selected and sent alone, so the code's own makespan is slightly off;
 // - the wait is weighed against the next layer alone, never against the end of the pipeline, so the result
 //   can be slower than no merging at all (its own fixture has such a case).

@@ -13,7 +13,7 @@
 // contained in the sum. Each node remembers for each round what it dropped and which positions the child had
 // sent. On the way down the child gets the sum and, of its positions in the sum, those at which its subtree's
 // value was dropped, by this node or above; the rest follows from the positions of the sum. Also unlike the
-// reference, positions travel as integers and the number of ranks need not be a power of two.
+// reference, positions are sent as integers and the number of ranks need not be a power of two.
 //
 // A message up is a block (compress/codec/codec.h), one down is
 //   u32 n;  n * u32: which of the sum's entries lack the receiver's values, ascending;  the sum's block.

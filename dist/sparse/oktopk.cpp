@@ -19,7 +19,7 @@
 // it does while the density warms up, and after a step whose threshold was 0. How many pass in between is not
 // bounded, as there. The first selection is the method's own (compress.name), the reference's dense start is
 // compress.warmup, and the reference's optional balancing before the last gather is left out: regions are
-// balanced by what is selected, not by what passes. Positions travel relative to their region.
+// balanced by what is selected, not by what passes. Positions are sent relative to their region.
 //
 // Collectives of a step: all_gather of the cuts (every 64), all_to_all, all_gather of magnitudes (every 32),
 // all_gather. Whether they run follows from the committed state, which is the same on all ranks.

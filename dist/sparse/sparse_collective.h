@@ -53,7 +53,7 @@ class SparseCollective {
 struct SparseCollectiveOptions {
   std::size_t numel = 0;  // of the group
   const IndexCodec* index_codec =
-      nullptr;  // of the positions; outlives the collective. Values travel as fp32
+      nullptr;  // of the positions; outlives the collective. Values are sent as fp32
 };
 struct CollectiveType {
   // Null for all_gather, whose blocks the exchange gathers and decodes itself.

@@ -1,5 +1,5 @@
-// A collective in one file: rank 0's entries travel to rank 1, which adds its own and sends the sum to rank 2, and so on;
-// the last rank's sum travels the same way back. Entries are added in rank order, so that all ranks get the same bits,
+// A collective in one file: rank 0's entries are sent to rank 1, which adds its own and sends the sum to rank 2, and so on;
+// the last rank's sum is sent the same way back. Entries are added in rank order, so that all ranks get the same bits,
 // and none is dropped.
 #include "compress/codec/codec.h"
 #include "dist/sparse/sparse_collective.h"

@@ -1,5 +1,5 @@
 // A compressor in one file: with s = ceil(d / k), step t sends the entries i with i mod s = (t + phase) mod s, so that
-// every entry travels once in s steps. Error feedback, coding and the exchange are what every sparse method uses.
+// every entry is sent once in s steps. Error feedback, coding and the exchange are what every sparse method uses.
 #include <cmath>
 
 #include "compress/sparse_compressor.h"

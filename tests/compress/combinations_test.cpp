@@ -121,7 +121,7 @@ TEST_CASE("an entry that the collective rejected stays in the residual, and was 
   REQUIRE(first.indices == std::vector<std::uint32_t>{0});
   step.commit(std::span(&first, 1), {.rejected = first.indices});
   CHECK(gradient == std::vector<double>{4, 3, 2, 1});
-  // Sent and accepted, the entry would count tanh(1/4) of its magnitude now, and the second one would travel.
+  // Sent and accepted, the entry would count tanh(1/4) of its magnitude now, and the second one would be sent.
   std::vector<double> next(4);
   CHECK(step.encode(next, gradient, info).indices == std::vector<std::uint32_t>{0});
 }

@@ -166,7 +166,7 @@ TEST_CASE("groups that are not covered by their segments are refused") {
   CHECK_NOTHROW(make({10, {{0, 4}, {4, 10}}, 1}));
 }
 
-TEST_CASE("several segments select each for itself and travel in one block") {
+TEST_CASE("several segments select each for itself and are sent in one block") {
   const std::vector<std::pair<std::size_t, std::size_t>> segments = {{0, 100}, {100, 107}, {107, 5000}};
   const GroupSpec spec{5000, segments, 1};
   SimulatedRanks ranks(named("topk"), spec);
@@ -194,7 +194,8 @@ TEST_CASE("several segments select each for itself and travel in one block") {
 }
 
 TEST_CASE(
-    "beyond capacity the largest of the selected travel, and the rest stays in the residual and is counted") {
+    "beyond capacity the largest of the selected are sent, and the rest stays in the residual and is "
+    "counted") {
   const std::size_t d = 10007;
   CompressOptions options = named("gaussiank");
   SimulatedRanks unlimited(options, whole_group(d, 1));

@@ -154,7 +154,7 @@ TEST_CASE("vectors at the edge end well in every method") {
         }
 }
 
-TEST_CASE("a group without elements travels as an empty message in every method") {
+TEST_CASE("a group without elements is sent as an empty message in every method") {
   for (const std::string& method : methods()) {
     INFO(method);
     SimulatedRanks ranks(options_for(method), GroupSpec{0, {}, 2});
@@ -163,7 +163,7 @@ TEST_CASE("a group without elements travels as an empty message in every method"
   }
 }
 
-TEST_CASE("nothing beyond the capacity travels, and what stays is not lost") {
+TEST_CASE("nothing beyond the capacity is sent, and what stays is not lost") {
   const std::size_t n = 5000;
   for (const std::string& method : methods()) {
     if (!sparse_presets().contains(method)) continue;

@@ -9,7 +9,7 @@ using namespace topknot;
 
 namespace {
 
-// What one rank applies to two weights, of which one travels in each step; the values are exact.
+// What one rank applies to two weights, of which one is sent in each step; the values are exact.
 std::vector<std::array<double, 2>> applied(bool lr_inside,
                                            const std::vector<std::array<double, 2>>& gradients,
                                            const std::vector<double>& rates) {
@@ -45,7 +45,7 @@ const Steps kGradients = {{3, 2}, {0, 1}, {1, 0}};
 }  // namespace
 
 TEST_CASE("the residual keeps the learning rate of the step it comes from") {
-  // a1 = 0.5 (3, 2) = (1.5, 1): 1.5 travels, 1 stays. a2 = (0, 1) + 0.25 (0, 1) = (0, 1.25).
+  // a1 = 0.5 (3, 2) = (1.5, 1): 1.5 is sent, 1 stays. a2 = (0, 1) + 0.25 (0, 1) = (0, 1.25).
   // a3 = 0.125 (1, 0).
   CHECK(applied(true, kGradients, {0.5, 0.25, 0.125}) == Steps{{1.5, 0}, {0, 1.25}, {0.125, 0}});
   // With the rate outside, u2 = (0, 2) + (0, 1) and all of it takes the second step's rate.

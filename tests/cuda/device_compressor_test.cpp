@@ -73,7 +73,7 @@ TEST_CASE("a quantised vector of zeros, and one whose norm is beyond float") {
   }
 }
 
-TEST_CASE("several segments travel as one list") {
+TEST_CASE("several segments are sent as one list") {
   const OnGpu gpu;
   GroupSpec small{900, {{0, 300}, {300, 303}, {303, 304}, {304, 900}}, 3};
   small.offset = 1000;

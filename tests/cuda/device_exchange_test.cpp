@@ -180,7 +180,7 @@ TEST_CASE("encoding and decoding are captured as two graphs with the collectives
   }
 }
 
-TEST_CASE("the word on a rank's loss travels in a block of a compressed group, not by itself",
+TEST_CASE("the word on a rank's loss is sent in a block of a compressed group, not by itself",
           "[device_exchange]") {
   for (const std::string merge : {"none", "all"}) {
     ExchangePlan plan = plan_of("topk", 2, merge);  // with a dense group

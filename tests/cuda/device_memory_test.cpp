@@ -15,8 +15,8 @@
 namespace topknot {
 namespace {
 
-using cuda::DeviceMemory;
 using StepStatus;
+using cuda::DeviceMemory;
 using testing::DeviceVector;
 
 // A memory on either side, its slice, and the step that is under way.
@@ -86,12 +86,12 @@ struct Both {
   }
   // The average of one rank, written as a step does it, and the swap.
   void finish(bool bad, std::span<float> average) {
-    REQUIRE(average.data() == gpu[on_gpu->keeps() ? 1 - turn : turn].data());
+    REQUIRE(average.data() == gpu[on_gpu->has_residual() ? 1 - turn : turn].data());
     if (bad)
       on_cpu->discard();
     else
       on_cpu->commit(cpu[turn], cpu[1 - turn], indices, values, {});
-    if (!on_gpu->keeps()) return;
+    if (!on_gpu->has_residual()) return;
     if (bad) cpu[turn] = cpu[1 - turn];  // so that the CPU's may swap as well
     gpu[1 - turn].set(std::vector<float>(n, 7));
     turn = 1 - turn;
@@ -139,7 +139,7 @@ TEST_CASE("residuals and velocities on the GPU are the CPU's, through good and b
   const CompressOptions options = GENERATE(momentum(0), momentum(0.9f), momentum(0.9f, true),
                                            momentum(0.9f, false, false), momentum(0.5f, true, false));
   Both both(name, options, n);
-  CHECK(both.on_gpu->keeps());
+  CHECK(both.on_gpu->has_residual());
   CHECK(both.on_gpu->owns_momentum() == (name == "dgc"));
   CHECK(both.gpu_state() == both.cpu_state());
   const std::string pattern = "bggbbgbg";
@@ -152,7 +152,7 @@ TEST_CASE("residuals and velocities on the GPU are the CPU's, through good and b
 TEST_CASE("memory none on the GPU adds nothing, keeps nothing and swaps nothing") {
   const OnGpu gpu;
   Both both("none", {}, 300);
-  CHECK_FALSE(both.on_gpu->keeps());
+  CHECK_FALSE(both.on_gpu->has_residual());
   CHECK_FALSE(both.on_gpu->owns_momentum());
   for (std::uint32_t i = 0; i < 4; ++i) both.step(gpu.stream(), i, false, i % 2 == 1);
   CHECK(both.gpu_state().empty());

@@ -85,7 +85,7 @@ TEST_CASE("after ten changes of the threshold the GPU, too, sends the first k") 
   const std::size_t n = 18432, k = 19;
   const SampleGeometry geometry = dgc::geometry_of(n, density, 0.01);
   const CompressOptions options = options_of(GENERATE(true, false), "lowest");
-  // The sample sees only ones; 0.8^10 < 0.12 < 0.8^9, and twice as many of those as may travel. Then a sample
+  // The sample sees only ones; 0.8^10 < 0.12 < 0.8^9, and twice as many of those as may be sent. Then a sample
   // of little, so that the threshold rises and falls again.
   const CounterRng rng(options.seed, RngUse::compress, 0, 0);
   const std::size_t start = rng.below(0, static_cast<std::uint32_t>(geometry.stride));

@@ -49,7 +49,7 @@ TEST_CASE("every method gives the same bits by threads and by gloo, with uneven 
   }
 }
 
-TEST_CASE("dense groups of a compressed method can travel in 16 bits, the same on all ranks and backends") {
+TEST_CASE("dense groups of a compressed method can be sent in 16 bits, the same on all ranks and backends") {
   for (const char* values : {"fp16", "bf16"}) {
     INFO(values);
     const std::vector<std::string> keys{"compress.name=topk", std::string("compress.dense_values=") + values};

@@ -145,7 +145,7 @@ TEST_CASE("the distribution is recorded every so many steps, over all groups as 
     REQUIRE(distributions.size() == 3);
     CHECK(distributions[0].step == 2);
     CHECK(distributions[2].step == 6);
-    // Weights only: biases travel dense.
+    // Weights only: biases are sent dense.
     CHECK(distributions[0].size < static_cast<std::int64_t>(recorded.shape[1]));
     CHECK(distributions[0].k == distributions[0].size / 100);
     CHECK(distributions[0].contraction > 0);

@@ -229,7 +229,7 @@ TEST_CASE("the first bad parameter is the first of the arena whose gradient hold
 }
 
 TEST_CASE(
-    "dense gradients may travel as bfloat16: half the bytes, the same bits on every backend in rank order") {
+    "dense gradients may be sent as bfloat16: half the bytes, the same bits on every backend in rank order") {
   const std::vector<std::string> settings = {"compress.values=bf16", "dist.ordered_sum=true"};
   const Run threads = train("threads", 2, settings), gloo = train("gloo", 2, settings);
   CHECK(threads.checksums[0] == gloo.checksums[0]);

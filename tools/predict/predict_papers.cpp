@@ -30,7 +30,7 @@ struct Part {
   int count = 1;
 };
 
-// Parts from input to output; layers come out in order of travel, with `backward` seconds spread by work.
+// Parts from input to output; layers come out in order of sending, with `backward` seconds spread by work.
 std::vector<LayerCost> layers_of(const std::vector<Part>& parts, double backward) {
   double all = 0;
   for (const Part& part : parts) all += part.work;

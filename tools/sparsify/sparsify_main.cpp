@@ -23,7 +23,7 @@ constexpr const char* kText =
     "threshold, indices, values, bytes_up) and one per step for the average (indices, values, bytes_down,\n"
     "dense_bytes). A line on standard error sums it up.\n\n"
     "  --compressor NAME   which method; --list shows them\n"
-    "  --density R         share of the entries that travels (default: 0.001)\n"
+    "  --density R         share of the entries that is sent (default: 0.001)\n"
     "  --out FILE          where the lines go; - is standard output\n"
     "  --weights 1,2,1     relative weights of the ranks in the average (default: equal)\n"
     "  --precision P       float32 (default), or float64 for methods that select entries\n"

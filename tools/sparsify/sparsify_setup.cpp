@@ -41,7 +41,7 @@ std::string refusal(const std::string& key) {
       {"compress.warmup_epochs", "is by epochs, and an array has none; run once per density"},
       {"compress.dense_1d", "is about parameters by shape; leave the 1-D ones out of the array"},
       {"compress.min_numel", "is about parameters by size; leave the small ones out of the array"},
-      {"compress.dense_values", "is about parameters that travel dense, and here nothing does"},
+      {"compress.dense_values", "is about parameters that are sent dense, and here nothing does"},
       {"compress.layer_density", "is about parameters by name, and an array has none; run once per tensor"},
       {"compress.alpha_s", "is about times of training, and an array has none"},
       {"compress.beta_s_per_byte", "is about times of training, and an array has none"},

@@ -249,7 +249,7 @@ void run_regression(const StudyArguments& arguments) {
     panel.x.ticks = linear_ticks(*least, *most, 9, Unit::plain);
     panel.x.lo = *least - 0.03;  // the neighbour's labels need room
     panel.x.hi = *most + 0.03;
-    panel.x.label = fmt::format("S, the share of entries that travels ({})", kPrecisions[p]);
+    panel.x.label = fmt::format("S, the share of entries that is sent ({})", kPrecisions[p]);
     panels.push_back(panel);
     std::printf("\nlog10 |w - w*|^2 in %s after %d steps: median [least, greatest] of %zu seeds\n%s",
                 kPrecisions[p], iterations, seeds.size(), table_text(table).c_str());
@@ -264,14 +264,14 @@ void run_regression(const StudyArguments& arguments) {
   write_file(out + "/regression.jsonl", lines);
   write_file(
       out + "/regression.svg",
-      stand_alone_plot(panels, legend, "Distance to the optimum over the share of entries that travels"));
+      stand_alone_plot(panels, legend, "Distance to the optimum over the share of entries that is sent"));
   std::printf("\nWritten: regression.csv, regression.jsonl and regression.svg in %s\n", out.c_str());
 }
 
 const bool study_regression_registered = [] {
   studies().add("regression", "RegTop-k's linear regression: distance to the optimum over the sparsity",
                 {{{"iterations", "2500", "steps"},
-                  {"s", "0.1,0.2,0.3,0.4,0.5,0.6,0.7,0.8,0.9,1.0", "shares of entries that travel"},
+                  {"s", "0.1,0.2,0.3,0.4,0.5,0.6,0.7,0.8,0.9,1.0", "shares of entries that are sent"},
                   {"mu", "1,4,10", "RegTop-k's mu; variant B runs at 4 alone where several are given"},
                   {"seeds", "1,2,3,4,5", "one problem each"},
                   {"out", "studies/regression", "folder of regression.csv, .jsonl and .svg"}},

@@ -32,7 +32,7 @@ struct SelectionQuality {
   // Selected entries over k; the share of steps where that is within 0.9 to 1.1.
   double count_mean = 0, count_least = 0, count_greatest = 0, within = 0;
   // |sent|^2 / |u|^2, and |sent|^2 over that of u's own k largest entries; means over the steps where u is not
-  // zero. The second is above 1 where more than k entries travel.
+  // zero. The second is above 1 where more than k entries are sent.
   double energy = 0, energy_to_topk = 0;
   double threshold = 0;  // the median over steps
 };

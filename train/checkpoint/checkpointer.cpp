@@ -115,7 +115,7 @@ void Checkpointer::advance() {
   else if (phase_ == Phase::publishing)
     end_publishing();
   else if (phase_ == Phase::published)
-    phase_ = Phase::idle, start(&Checkpointer::remove_doomed);
+    phase_ = Phase::idle, start(&Checkpointer::delete_superseded);
 }
 
 void Checkpointer::begin_publishing() {
@@ -152,7 +152,7 @@ void Checkpointer::begin_publishing() {
   std::vector<SavedCheckpoint> saved = saved_;
   std::erase_if(saved, [&](const SavedCheckpoint& s) { return s.step >= position.step; });
   saved.push_back({position.step, position.evaluated, position.evaluation});
-  doomed_ = superseded(saved, keep_);
+  superseded_ = superseded(saved, keep_);
   phase_ = Phase::publishing;
   if (rank_ == 0) start(&Checkpointer::publish);
 }
@@ -163,8 +163,8 @@ void Checkpointer::publish() {
   store_.publish(manifest_.position.step, manifest_);
 }
 
-void Checkpointer::remove_doomed() {
-  for (const std::int64_t step : doomed_) store_.remove(step);
+void Checkpointer::delete_superseded() {
+  for (const std::int64_t step : superseded_) store_.remove(step);
 }
 
 void Checkpointer::end_publishing() {
@@ -187,7 +187,8 @@ void Checkpointer::end_publishing() {
   written_ = all_succeed(renamed);  // if not, the earlier ones stay
   if (!written_) return;
   std::erase_if(saved_, [&](const SavedCheckpoint& s) {
-    return s.step >= position.step || std::find(doomed_.begin(), doomed_.end(), s.step) != doomed_.end();
+    return s.step >= position.step ||
+           std::find(superseded_.begin(), superseded_.end(), s.step) != superseded_.end();
   });
   saved_.push_back({position.step, position.evaluated, position.evaluation});
   phase_ = Phase::published;

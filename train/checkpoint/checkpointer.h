@@ -63,7 +63,7 @@ class Checkpointer {
   void begin_publishing();
   void end_publishing();
   void publish();
-  void remove_doomed();
+  void delete_superseded();
 
   const CheckpointStore store_;
   const std::string metrics_;
@@ -77,7 +77,7 @@ class Checkpointer {
   RunState state_;                        // reused, so that a copy touches no new memory
   std::function<void()> complete_state_;  // as Engine::state() returned it
   std::vector<CheckpointFile> files_;
-  std::vector<std::int64_t> doomed_;
+  std::vector<std::int64_t> superseded_;
   std::future<void> work_;
 };
 

@@ -136,7 +136,7 @@ std::vector<Problem> check_config(const Config& config) {
     need(config.compress.capacity.has_value() || !pieces || selectors().find(pieces->select).traits.at_most_k,
          "compress.capacity",
          "must be given with dist.backend=nccl, whose messages have one length: '" + config.compress.name +
-             "' may select any number of entries; compress.capacity=2 lets twice as many travel as "
+             "' may select any number of entries; compress.capacity=2 lets twice as many are sent as "
              "compress.density says");
   }
   if (!config.data.root.empty()) {

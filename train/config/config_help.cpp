@@ -26,8 +26,8 @@ const char* section_help(const std::string& section) {
   if (section == "data") return "what it is trained on";
   if (section == "optimizer") return "how the averaged gradient changes the weights";
   if (section == "schedule") return "how the learning rate changes";
-  if (section == "compress") return "what of a gradient travels";
-  if (section == "exchange") return "how gradients travel";
+  if (section == "compress") return "what of a gradient is sent";
+  if (section == "exchange") return "how gradients are sent";
   if (section == "dist") return "the ranks that train together";
   if (section == "train") return "how long and how";
   if (section == "resume") return "how train --resume goes on";

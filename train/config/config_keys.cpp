@@ -221,7 +221,7 @@ std::vector<Key> method_keys() {
       registered("compress.name", at<c, &Compress::name>, "compressor",
                  "how gradients are compressed (train --list compressors); dense: not at all"),
       used_by({kSelectingMethods}, above("compress.density", at<c, &Compress::density>, 0, 1,
-                                         "share of a gradient's entries that travels")),
+                                         "share of a gradient's entries that is sent")),
       used_by({kSelectingMethods},
               above("compress.warmup", at<c, &Compress::warmup>, 0, 1,
                     "densities of the first epochs, one per epoch; compress.density after them")),
@@ -231,7 +231,7 @@ std::vector<Key> method_keys() {
               "compress.warmup_epochs", at<c, &Compress::warmup_epochs>, 0, 1e6,
               "epochs in which the density falls exponentially to compress.density; in place of the list")),
       piece("compress.select", at<c, &Compress::select>, "selection",
-            "which entries travel, in place of the method's own choice (train --list selections)"),
+            "which entries are sent, in place of the method's own choice (train --list selections)"),
       piece("compress.memory", at<c, &Compress::memory>, "memory",
             "what happens to the rest, in place of the method's own (train --list memories)"),
       piece("compress.codec", at<c, &Compress::codec>, "index codec",
@@ -241,17 +241,16 @@ std::vector<Key> method_keys() {
       text("compress.scope", at<c, &Compress::scope>, "over what k and the threshold are computed",
            {"model", "group", "tensor"}),
       with_word(number("compress.capacity", at<c, &Compress::capacity>, 1, 1e9,
-                       "most entries that may travel, as a multiple of k; none: no limit"),
+                       "most entries that may be sent, as a multiple of k; none: no limit"),
                 "none"),
-      flag("compress.dense_1d", at<c, &Compress::dense_1d>, "1-D parameters (biases, norms) travel dense"),
+      flag("compress.dense_1d", at<c, &Compress::dense_1d>, "1-D parameters (biases, norms) are sent dense"),
       number("compress.min_numel", at<c, &Compress::min_numel>, 0, 1e12,
-             "parameters with fewer elements travel dense"),
+             "parameters with fewer elements are sent dense"),
       used_by(
           {kCompressingMethods},
-          text(
-              "compress.dense_values", at<c, &Compress::dense_values>,
-              "how a compressed method sends what travels dense; below fp32 the rounding error is carried on",
-              {"fp32", "fp16", "bf16"})),
+          text("compress.dense_values", at<c, &Compress::dense_values>,
+               "how a compressed method sends its dense tensors; below fp32 the rounding error is carried on",
+               {"fp32", "fp16", "bf16"})),
       number("compress.clip", at<c, &Compress::clip>, 0, 1e9,
              "greatest norm of the averaged gradient that local clipping aims at: each rank's gradient is "
              "clipped at sqrt(ranks) times it; 0: off"),
@@ -313,13 +312,14 @@ std::vector<Key> machine_keys() {
   using Train = Config::Train;
   return {
       text("exchange.merge", at<e, &Config::Exchange::merge>,
-           "what travels together (train --list merges); auto: buckets, so that groups travel while the "
+           "what is sent together (train --list merges); auto: buckets, so that groups are sent while the "
            "backward "
            "pass goes on",
            merge_forms()),
-      number("exchange.groups", at<e, &Config::Exchange::groups>, 1, 1e9,
-             "the plan itself: how many parameters each group has, in the order in which they travel; a run "
-             "that measures writes it to its config.yaml"),
+      number(
+          "exchange.groups", at<e, &Config::Exchange::groups>, 1, 1e9,
+          "the plan itself: how many parameters each group has, in the order in which they are sent; a run "
+          "that measures writes it to its config.yaml"),
       text("exchange.profile", at<e, &Config::Exchange::profile>,
            "exchange_profile.json of an earlier run, in place of measuring anew"),
       text("exchange.collective", at<e, &Config::Exchange::collective>,
@@ -328,7 +328,7 @@ std::vector<Key> machine_keys() {
            with("auto", collectives().names())),
       number("exchange.ranks_per_host", at<e, &Config::Exchange::ranks_per_host>, 0, 1024,
              "neighbouring ranks that share a host: their gradients are summed dense, and one message a host "
-             "is compressed and travels; 0: no hierarchy"),
+             "is compressed and is sent; 0: no hierarchy"),
 
       text("dist.backend", at<d, &Dist::backend>,
            "how ranks start and talk (train --list backends); auto: threads; under torchrun, mpirun or srun "

@@ -113,7 +113,7 @@ struct StopRecord {
 inline constexpr double kHistogramReach = 8;
 
 // The distribution of rank 0's accumulated gradient u in one step (train.distribution_every), before the entries
-// that travel were taken out of it. The compressed part of the model counts as one vector of `size` elements,
+// that are sent were taken out of it. The compressed part of the model counts as one vector of `size` elements,
 // whatever its groups.
 struct DistributionRecord {
   std::int64_t step = 0;  // as in StepRecord

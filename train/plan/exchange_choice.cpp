@@ -118,23 +118,23 @@ ExchangeChoice choose_exchange(const Config& config, const Dataset& data, const 
   return choice;
 }
 
-Config SettledExchange::effective(Config config) const {
+Config ResolvedExchange::effective(Config config) const {
   if (choice.planned) config.exchange.groups.assign(options.groups.begin(), options.groups.end());
   if (choice.chosen) config.exchange.collective = options.collective;
   return config;
 }
 
-double SettledExchange::modelled_makespan(const std::vector<Group>& groups) const {
+double ResolvedExchange::modelled_makespan(const std::vector<Group>& groups) const {
   if (!choice.profile) return 0;
   std::vector<std::size_t> parameters;
   for (const Group& group : groups) parameters.push_back(group.parameters.size());
   return topknot::modelled_makespan(*choice.profile, parameters);
 }
 
-SettledExchange settle_exchange(const RunInputs& inputs, ParameterArena& arena, CollectiveQueue& queue,
-                                const Communicator& communicator) {
+ResolvedExchange settle_exchange(const RunInputs& inputs, ParameterArena& arena, CollectiveQueue& queue,
+                                 const Communicator& communicator) {
   const Config& config = inputs.config;
-  SettledExchange settled{exchange_options(config), {}};
+  ResolvedExchange settled{exchange_options(config), {}};
   ExchangeOptions& options = settled.options;
   Config densities = config;
   // A resumed run has the densities that its first start has measured.

@@ -27,7 +27,7 @@ struct ExchangeChoice {
 ExchangeChoice choose_exchange(const Config& config, const Dataset& data, const ParameterArena& arena,
                                CollectiveQueue& queue, const RunDirectory& folder, ExchangeOptions& options);
 
-struct SettledExchange {
+struct ResolvedExchange {
   ExchangeOptions options;
   ExchangeChoice choice;
 
@@ -38,7 +38,7 @@ struct SettledExchange {
 };
 
 // Collective. Rank 0 writes what was measured to the run directory, and to its config.yaml.
-SettledExchange settle_exchange(const RunInputs& inputs, ParameterArena& arena, CollectiveQueue& queue,
-                                const Communicator& communicator);
+ResolvedExchange settle_exchange(const RunInputs& inputs, ParameterArena& arena, CollectiveQueue& queue,
+                                 const Communicator& communicator);
 
 }  // namespace topknot

@@ -17,7 +17,7 @@ namespace topknot {
 double at_size(const std::vector<ExchangeProfile::Group>& groups, double ExchangeProfile::Group::*figure,
                double elements);
 
-// The layers that a merge rule groups: the compressed parameters, under method dense all of them, in order of travel.
+// The layers that a merge rule groups: the compressed parameters, under method dense all of them, in order of sending.
 // `backward` is the time from when the one before it was ready, whatever lay in between; 0 where it was ready
 // earlier, since it then waits for the parameters before it.
 std::vector<LayerCost> travelling_layers(const ExchangeProfile& profile);

@@ -47,7 +47,7 @@ struct ExchangeProfile {
   std::string backend;                    // "threads", "gloo"
   bool overlaps = false;                  // whether collectives run beside the backward pass
   bool sums = false;                      // the method's messages are summed, not gathered
-  std::vector<Parameter> parameters;      // in arena order, the order of travel
+  std::vector<Parameter> parameters;      // in arena order, the order of sending
   double data_s = 0, forward_s = 0;       // of one step; data_s as if no thread prepared it
   double backward_s = 0, update_s = 0;
   // Group sizes from the smallest parameter to all that the method handles, ascending, at least one.

@@ -19,13 +19,13 @@ namespace topknot {
 using LayerDensity = std::map<std::string, double>;  // by parameter name
 
 // A JSON object {"parameter": density}, densities in (0, 1]; parameters that it does not name keep the step's
-// density, those that travel dense may be named and stay dense. Throws UserError, with the path: a file that
+// density, those that are sent dense may be named and stay dense. Throws UserError, with the path: a file that
 // cannot be read or is no such object, names that the model does not have, densities out of range.
 LayerDensity read_layer_density(const std::string& path, const ParameterArena& arena);
 std::string layer_density_json(const LayerDensity& densities);
 
 // Shi et al., "Layer-wise Adaptive Gradient Sparsification for Distributed Deep Learning with Convergence Guarantees",
-// ECAI 2020, arXiv 1911.08727: a layer may send as much as travels while it is computed.
+// ECAI 2020, arXiv 1911.08727: a layer may send as much as is sent while it is computed.
 // The densities of the layers, as in the authors' code (predict_density_with_size_and_computation; there it
 // is switched off by an early return):
 //
@@ -39,10 +39,10 @@ std::string layer_density_json(const LayerDensity& densities);
 // in their code. The result is in (0, 1]. Throws Error where the lists differ in length or a number is out of
 // range.
 //
-// Properties: a layer whose whole gradient would travel in time (rho > 1) gets 0.05, less than a
-// layer for which it is just not so (rho = 0.9). t_comp is the layer's own time, though its message travels
+// Properties: a layer whose whole gradient would be sent in time (rho > 1) gets 0.05, less than a
+// layer for which it is just not so (rho = 0.9). t_comp is the layer's own time, though its message is sent
 // beside the layers that come after it; the paper bounds the communication of layer l by the computation of
-// layer l - 1. The time of selecting is left out. With one rank the formula divides by zero; nothing travels
+// layer l - 1. The time of selecting is left out. With one rank the formula divides by zero; nothing is sent
 // then, and every layer gets `base`.
 std::vector<double> lags_densities(const std::vector<double>& times, const std::vector<std::size_t>& sizes,
                                    double alpha, double beta, int ranks, double base);

@@ -24,7 +24,7 @@ class NoMemory final : public DeviceMemory {
                           const DeviceSent&) override {
     return slice.gradient;
   }
-  bool keeps() const override { return false; }
+  bool has_residual() const override { return false; }
   bool owns_momentum() const override { return false; }
   void save(StateWriter&) const override {}
   void load(StateReader&) override {}
@@ -92,7 +92,7 @@ class KeepingMemory final : public DeviceMemory {
     return slice.spare;
   }
 
-  bool keeps() const override { return true; }
+  bool has_residual() const override { return true; }
   bool owns_momentum() const override { return dgc_; }
 
   void save(StateWriter& writer) const override {

@@ -5,7 +5,7 @@
 //   commit(stream, status, slice, sent)   before the average is written. Good: what was sent leaves u. Bad: the
 //                                          memory of u gets the old residual, and a velocity its old values
 //
-// After commit() the slice's two memories swap roles where the memory keeps(), whatever the status was; the
+// After commit() the slice's two memories swap roles where the memory has_residual(), whatever the status was; the
 // average belongs in the memory that commit() returns.
 //
 // DGC with momentum has two velocities, of which one is read and the other written. Which one follows from the
@@ -47,7 +47,7 @@ class DeviceMemory {
   virtual std::span<float> commit(cudaStream_t stream, const StepStatus* status, const DeviceSlice& slice,
                                   const DeviceSent& sent) = 0;
 
-  virtual bool keeps() const = 0;          // as Memory's
+  virtual bool has_residual() const = 0;   // as Memory's
   virtual bool owns_momentum() const = 0;  // as Memory's
   // The same bytes as the CPU's memory saves; wait for the GPU.
   virtual void save(StateWriter& writer) const = 0;

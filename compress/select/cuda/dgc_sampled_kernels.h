@@ -10,8 +10,8 @@
 #include "compress/select/cuda/gpu_select.h"
 #include "compress/select/cuda/topk_kernels.h"
 #include "compress/select/dgc_rule.h"
-#include "nn/core/step.h"
 #include "nn/core/rng.h"
+#include "nn/core/step.h"
 
 namespace topknot::cuda {
 
@@ -26,7 +26,7 @@ struct DgcControl {
   std::uint64_t stride = 1;
   std::uint32_t start = 0, samples = 0;  // what is sampled; none where t comes from the whole vector
   std::uint32_t k = 0;
-  bool all = false;          // every entry travels
+  bool all = false;          // every entry is sent
   bool pending = false;      // the levels are to be counted
   float t = 0, first_t = 0;  // the threshold, and the one of the sample
   std::uint32_t count = 0;   // how many reach t

@@ -50,7 +50,7 @@ void copy(T* to, const T* from, std::size_t count, cudaMemcpyKind kind) {
 
 // CUDA counterpart of RegTopKSelector. Its scores hold tanh in double: a GPU's may differ from the host's in the last bit, so that a score, which is
 // rounded to float, differs in its last bit about once in 2^28, and only where that bit decides who is the k-th does
-// another entry travel.
+// another entry are sent.
 class RegTopKOnGpu final : public DeviceSelector {
  public:
   RegTopKOnGpu(const CompressOptions& options, const std::vector<DeviceRange>& ranges)

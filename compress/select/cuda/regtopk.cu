@@ -40,7 +40,7 @@ __device__ void judge(RegTopKControl& c, const SelectRange& range, Choice& choic
   choice.skip = !found.finite;
   choice.k = c.k;
   choice.own_threshold = 1;  // the k-th magnitude is a score
-  // Where all travel the bound stays as it is.
+  // Where all are sent the bound stays as it is.
   c.list = c.all ? ListState::good : list_state(found.count <= range.list.limit, c.enough, c.k);
   c.fell_back = c.list != ListState::good;
   choice.whole = c.all || c.fell_back;

@@ -23,7 +23,7 @@ struct RegTopKControl {
   // Of the step under way.
   CarriedBound<float> next_bound;
   std::uint32_t k = 0;
-  bool all = false;        // every entry travels
+  bool all = false;        // every entry is sent
   bool fell_back = false;  // the answer comes from the vector
   ListState list = ListState::good;
   GpuKey above = kLargestFinite;  // scores beyond it are known to be listed

@@ -34,7 +34,7 @@ struct CarriedBound {
   TOPKNOT_HOST_DEVICE double magnitude() const {
     return (1.0 - margin) * static_cast<double>(magnitude_of<T>(kth));
   }
-  // What lists are collected with. With no bound, or where all entries travel, only NaN and Inf are looked for.
+  // What lists are collected with. With no bound, or where all entries are sent, only NaN and Inf are looked for.
   TOPKNOT_HOST_DEVICE Key<T> above(bool all) const {
     return known() && !all ? key_below<T>(magnitude()) : largest_finite_key<T>();
   }

@@ -23,7 +23,7 @@ bool begin_selection(bool finite, Selected<T>& selected) {
 
 // Every entry of u; returns the least magnitude, 0 of none.
 template <class T>
-T take_everything(std::span<const T> u, Selected<T>& selected) {
+T select_all(std::span<const T> u, Selected<T>& selected) {
   selected.indices.resize(u.size());
   std::iota(selected.indices.begin(), selected.indices.end(), 0u);
   selected.values.assign(u.begin(), u.end());

@@ -120,7 +120,7 @@ class DeviceThreads : public DeviceCommunicator {
 
   void wait(cudaStream_t stream) override {
     Patience patience(timeout_s_);
-    StopPatience after_signal;
+    StopGracePeriod after_signal;
     const PollingWait wait;
     for (;;) {
       const cudaError_t status = cudaStreamQuery(stream);

@@ -178,7 +178,7 @@ class NcclCommunicator : public DeviceCommunicator {
   void settle(const std::string& what, const char* name, ncclResult_t result) {
     Patience patience(timeout_s_);
     const PollingWait wait;
-    StopPatience after_signal;
+    StopGracePeriod after_signal;
     for (Clock::time_point look = Clock::now();;) {
       if (result == ncclInProgress) {
         const std::lock_guard lock(mutex_);

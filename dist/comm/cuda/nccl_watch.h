@@ -23,7 +23,7 @@ class NcclWatch {
  public:
   // `problem`: polled a few times per second; "" or why the work will not end. `give_up` is called once, on the watch's
   // thread, with that reason or with the work that did not end within `timeout_s`.
-  // After a stop signal, work that does not end is given up as StopPatience says; `alive`: whether all peers are.
+  // After a stop signal, work that does not end is given up as StopGracePeriod says; `alive`: whether all peers are.
   NcclWatch(int device, double timeout_s, std::function<std::string()> problem, std::function<bool()> alive,
             std::function<void(const std::string&)> give_up);
   ~NcclWatch();
@@ -58,7 +58,7 @@ class NcclWatch {
   std::vector<std::unique_ptr<Event>> free_;
   std::uint64_t ended_ = 0;
   Patience patience_;  // for the oldest
-  StopPatience after_signal_;
+  StopGracePeriod after_signal_;
   bool stop_ = false;
   std::thread thread_;
 };

@@ -100,7 +100,7 @@ class GpuExecution final : public DeviceExecution {
   HostSum* held_ = nullptr;     // whose message waits for the sum inside the host
   DeviceCommunicator& device_;  // of those that encode for themselves: ranks, or hosts
   const SumOrder order_;
-  const bool narrow_;  // dense sums travel as bfloat16
+  const bool narrow_;  // dense sums are sent as bfloat16
   Compressors compressors_;
   DevicePipeline* carrier_ =
       nullptr;  // whose blocks bring the statuses; null: of one rank, or all groups are dense
@@ -246,7 +246,7 @@ class DevicePipeline final : public GroupPipeline {
   double density_ = 0;
   DeviceSlice slice_;
   DeviceArray<std::byte> mine_, all_;    // a compressed group's blocks
-  DeviceArray<std::uint16_t> narrowed_;  // what travels, where it is not the gradient itself
+  DeviceArray<std::uint16_t> narrowed_;  // what is sent, where it is not the gradient itself
   Event encoded_, arrived_;              // on the compute and on the communication stream
 };
 

@@ -72,7 +72,7 @@ bool is_reference(const dnnl::primitive_desc_base& desc) {
 
 // The three primitives for one number of images of a size.
 struct Plan {
-  Plan(const Inside& inside, std::int64_t images, std::int64_t height, std::int64_t width, DType type,
+  Plan(const PaddedConv& inside, std::int64_t images, std::int64_t height, std::int64_t width, DType type,
        int threads) {
     const ConvGeometry& g = inside.g;
     constexpr auto algorithm = dnnl::algorithm::convolution_direct;
@@ -145,7 +145,7 @@ class DnnlConv final : public ChunkedConv {
   explicit DnnlConv(const ConvGeometry& geometry)
       : g_(geometry),
         inside_(geometry),
-        plain_(Inside::plain(geometry)),
+        plain_(PaddedConv::plain(geometry)),
         winograd_(inside_.g),
         pointwise_(geometry),
         product_(geometry) {
@@ -163,7 +163,7 @@ class DnnlConv final : public ChunkedConv {
     limit_plans();
     const std::int64_t images = x.dim(0), in = image_bytes(x), out = image_bytes(y);
     const bool plain = any_plan(x, [](const Plan& plan) { return plan.slow_forward; });
-    const Inside& inside = plain ? plain_ : inside_;
+    const PaddedConv& inside = plain ? plain_ : inside_;
     const Packing pack_x = packing(x, g_.in, inside.g.in, x.layout(), inside.in),
                   pack_y = packing(y, g_.out, inside.g.out, y.layout(), inside.out);
     Tensor expanded;
@@ -203,10 +203,10 @@ class DnnlConv final : public ChunkedConv {
     // By itself for each gradient: neither has other bits where the other one is not asked for.
     const bool plain_weight = any_plan(x, [](const Plan& plan) { return plan.slow_weight_gradient; });
     const bool plain_input = any_plan(x, [](const Plan& plan) { return plan.slow_input_gradient; });
-    const Inside &weight_inside = plain_weight ? plain_ : inside_,
-                 &input_inside = plain_input ? plain_ : inside_;
+    const PaddedConv &weight_inside = plain_weight ? plain_ : inside_,
+                     &input_inside = plain_input ? plain_ : inside_;
     const Layout dy_layout = grad.defined() ? grad.layout() : output_layout_;
-    const auto packing_dy = [&](const Inside& inside) {
+    const auto packing_dy = [&](const PaddedConv& inside) {
       return Packing{dy_layout, inside.out, x.dtype(), g_.out, inside.g.out, out_elements / g_.out,
                      !chunked_};
     };
@@ -386,7 +386,7 @@ class DnnlConv final : public ChunkedConv {
     return {outside, inside, t.dtype(), channels, padded, t.dim(2) * t.dim(3), !chunked_};
   }
 
-  static void store_weight_gradient(const Inside& inside, const Plan& plan, const float* from,
+  static void store_weight_gradient(const PaddedConv& inside, const Plan& plan, const float* from,
                                     GradientTarget target) {
     if (inside.same() && !target.accumulate && !plan.unpack_gradient->same())
       return plan.unpack_gradient->run(from, target.data);
@@ -450,7 +450,7 @@ class DnnlConv final : public ChunkedConv {
   }
 
   ConvGeometry g_;
-  Inside inside_, plain_;
+  PaddedConv inside_, plain_;
   WinogradConv winograd_;
   PointwiseConv pointwise_;
   ProductConv product_;

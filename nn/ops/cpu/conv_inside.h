@@ -14,9 +14,9 @@ namespace topknot {
 // with zeros between them (8 channels each). Where groups do not fit so, and without AVX-512 where the padding is wider than
 // its AVX2 kernels allow, it is the given layer with plain activations: oneDNN has products of columns for these, and for blocked
 // ones only its reference implementation. Images of up to three channels are read as they are.
-class Inside {
+class PaddedConv {
  public:
-  explicit Inside(const ConvGeometry& layer) : g(layer), layer_(layer) {
+  explicit PaddedConv(const ConvGeometry& layer) : g(layer), layer_(layer) {
     const std::int64_t block = channel_block();
     const auto whole = [&](std::int64_t channels) { return (channels + block - 1) / block * block; };
     const bool image = layer.groups == 1 && layer.in <= 3;
@@ -38,8 +38,8 @@ class Inside {
   }
 
   // The given layer with plain activations, which oneDNN computes in any geometry as products of columns.
-  static Inside plain(const ConvGeometry& layer) {
-    Inside inside(layer);
+  static PaddedConv plain(const ConvGeometry& layer) {
+    PaddedConv inside(layer);
     inside.g = layer, inside.joined_ = 1, inside.blocked = false, inside.in = inside.out = Layout::plain;
     return inside;
   }

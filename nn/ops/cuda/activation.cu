@@ -107,7 +107,7 @@ void subsample(cudaStream_t stream, bool forward, const void* in, void* out, Sho
     subsample_words<std::uint16_t>(stream, forward, in, out, s, 1);
 }
 
-// Elements side by side that travel as one word.
+// Elements side by side that are sent as one word.
 template <class T, int kSize>
 struct alignas(sizeof(T) * kSize) Pack {
   T values[kSize];

@@ -159,7 +159,7 @@ TEST_CASE("a compressor refuses damaged blocks, a missing one, and its own come 
   CHECK_THROWS_AS(round([](auto& blocks) { blocks[0][16] = std::byte{0}; }), Error);
 }
 
-TEST_CASE("the largest finite value travels") {
+TEST_CASE("the largest finite value is sent") {
   const float largest = std::numeric_limits<float>::max();
   const Codes codes;
   const Entries<float> back = codes.read(codes.write({true, {2, 7}, {largest, -largest}}, 10), 10);

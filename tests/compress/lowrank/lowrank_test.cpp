@@ -166,12 +166,12 @@ TEST_CASE("a matrix of the factors' rank is delivered within two steps, by power
   }
 }
 
-TEST_CASE("1-D tensors and those that would shrink too little travel exactly, and leave no residual") {
+TEST_CASE("1-D tensors and those that would shrink too little are sent exactly, and leave no residual") {
   for (const std::string& name : kMethods) {
     INFO(name);
     CompressOptions options = low_rank(name, 2);
     options.set("min_compression", 2.0);
-    // 64 x 64 shrinks 16-fold; 5 x 4 by 20 / 18, or 40 / 18 where one factor travels per step.
+    // 64 x 64 shrinks 16-fold; 5 x 4 by 20 / 18, or 40 / 18 where one factor is sent per step.
     const GroupSpec spec = matrices({{7, 1}, {5, 4}, {64, 64}, {3, 1}}, 2);
     SimulatedRanks ranks(options, spec), dense(named("dense"), spec);
     fill(ranks, 1, spec.numel);
@@ -231,7 +231,7 @@ TEST_CASE("low-rank methods carry factors, and whose turn it is, through their s
     }
 }
 
-TEST_CASE("groups without matrices travel dense") {
+TEST_CASE("groups without matrices are sent dense") {
   for (const std::string& name : kMethods)
     for (GroupSpec spec :
          {whole_group(50, 2), matrices({{20, 1}, {30, 1}}, 2), matrices({{1, 1}}, 2), GroupSpec{0, {}, 2}}) {
@@ -369,7 +369,7 @@ TEST_CASE("columns that differ by a float's last bits are no combination of each
   CHECK(std::abs(q[3]) == Approx(1.0));
 }
 
-TEST_CASE("a tensor that shrinks by just compress.min_compression travels as it is") {
+TEST_CASE("a tensor that shrinks by just compress.min_compression is sent as it is") {
   CompressOptions options = low_rank("powersgd", 1);
   const GroupSpec spec = matrices({{4, 4}}, 1);  // 16 entries, factors of 8
   options.set("min_compression", 2);

@@ -1,4 +1,4 @@
-// EF21: differences to an estimate travel, and the estimate is stepped along.
+// EF21: differences to an estimate are sent, and the estimate is stepped along.
 #include <limits>
 
 #include "compress/memory/ef21.h"
@@ -186,7 +186,7 @@ TEST_CASE("coding errors and rejected entries stay out of what a rank holds") {
   const std::vector<float> sent = {1.75f, 3, 3};
   memory.commit(gradient, spare, indices, sent, rejected);
   CHECK(spare == std::vector<float>{-1, -1.75f, 0, -4});
-  CHECK_FALSE(memory.wants_all());
+  CHECK_FALSE(memory.requires_dense_step());
 }
 
 TEST_CASE("one element, zeros and density 1 work under EF21") {

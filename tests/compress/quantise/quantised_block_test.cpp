@@ -106,7 +106,7 @@ TEST_CASE("the layout of a ternary block, by hand") {
   CHECK(out == std::vector<float>{3, -3, 0, 0, 3, -3, 3});
 }
 
-TEST_CASE("a vector that is not finite travels as a header, and leaves what it is decoded to alone") {
+TEST_CASE("a vector that is not finite is sent as a header, and leaves what it is decoded to alone") {
   for (const Format& format : kFormats) {
     auto block = start_block(format, false);
     CHECK(block.size() == 20);

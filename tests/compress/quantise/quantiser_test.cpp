@@ -301,7 +301,7 @@ TEST_CASE("terngrad does not clip above the largest magnitude") {
   SimulatedRanks ranks(options, whole_group(4, 1));
   ranks[0].gradient = {1.0f, -3.0f, 2.0f, 0.5f};
   REQUIRE(ranks.step(0, 1.0));
-  CHECK(ranks[0].average[1] == -3);  // the largest travels for certain
+  CHECK(ranks[0].average[1] == -3);  // the largest is sent for certain
 }
 
 TEST_CASE("qsgd's norm is rounded up, so that no entry exceeds it") {

@@ -180,14 +180,14 @@ TEMPLATE_TEST_CASE("selection, values and threshold are those of the plain rule,
   if (dgc_sampled_options(c.options).sample_ratio < 1) CHECK(fewer > 5);
 }
 
-TEST_CASE("after ten changes of the threshold the first k travel, however many reach it") {
+TEST_CASE("after ten changes of the threshold the first k are sent, however many reach it") {
   Case<float> c;
   c.density = 0.001;
   const std::size_t d = 36864, k = 37;
   const SampleGeometry geometry = sample_geometry(d, c.density, dgc_sampled_options(c.options).sample_ratio);
   const CounterRng rng(c.options.seed, RngUse::compress, 0, 0);
   const std::size_t start = rng.below(0, static_cast<std::uint32_t>(geometry.stride));
-  // The sample sees only ones; 0.8^10 < 0.12 < 0.8^9, and twice as many of those as may travel.
+  // The sample sees only ones; 0.8^10 < 0.12 < 0.8^9, and twice as many of those as may be sent.
   c.u.assign(d, 0.0f);
   for (std::size_t i = 0; i < 2 * k; ++i)
     c.u[start + i * geometry.stride + 1] = 0.12f + 0.0001f * static_cast<float>(i);
@@ -288,7 +288,7 @@ TEMPLATE_TEST_CASE("zeros, equal values, denormals and huge values end, and send
   }
 }
 
-TEST_CASE("a few entries among zeros all travel, wherever they stand") {
+TEST_CASE("a few entries among zeros all are sent, wherever they stand") {
   Case<float> c;
   c.options.set("resample", GENERATE(true, false));
   c.u.assign(100000, 0);
@@ -320,7 +320,7 @@ TEMPLATE_TEST_CASE("a NaN or an Inf anywhere selects nothing and says so", "", f
   CHECK_FALSE(c.select().finite);
 }
 
-TEST_CASE("at density 1 every entry travels") {
+TEST_CASE("at density 1 every entry is sent") {
   Case<float> c;
   c.density = 1;
   for (const std::size_t d : {1u, 3u, 5000u}) {

@@ -1,5 +1,5 @@
 #pragma once
-// A GPU that is none: CUDA's run-time calls, and the blocks and threads of kernels, carried out by the CPU, so
+// A CUDA emulator: CUDA's run-time calls, and the blocks and threads of kernels, carried out by the CPU, so
 // that the CUDA backend's own code runs in tests on machines without one. What is put on a stream waits there
 // until somebody waits for it (a synchronisation, or an event that the host asks about), as late as a GPU
 // might be: code that reads a result too early reads old memory here. Fresh memory holds NaNs. Work on the

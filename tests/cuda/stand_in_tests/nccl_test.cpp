@@ -184,7 +184,7 @@ TEST_CASE("nccl: a peer that never comes to a collective ends all at the deadlin
 
 TEST_CASE("nccl: a stop signal ends a collective to which a peer never comes, without a deadline") {
   const Machine machine;
-  const auto patience = std::exchange(StopPatience::alive, std::chrono::milliseconds(300));
+  const auto patience = std::exchange(StopGracePeriod::alive, std::chrono::milliseconds(300));
   install_stop_handlers();
   const Ended run = ended(2, 0, [](DeviceRank& rank) {
     const cuda::DeviceArray<float> data(64);
@@ -196,7 +196,7 @@ TEST_CASE("nccl: a stop signal ends a collective to which a peer never comes, wi
     rank.device.wait(rank.stream());
   });
   install_stop_handlers();  // forgets the signal
-  StopPatience::alive = patience;
+  StopGracePeriod::alive = patience;
   CHECK(says(run.errors[0], {"rank 0", "all_reduce #1 of 256 bytes over NCCL stopped by SIGTERM"}));
   CHECK(run.seconds < 20);
   CHECK(stand_in::nccl_communicators() == 0);

@@ -105,7 +105,8 @@ TEST_CASE("a compressed average and its residual follow a reference in double, w
     }
 }
 
-TEST_CASE("groups travel in arena order, whatever the order in which parameters become ready", "[exchange]") {
+TEST_CASE("groups are sent in arena order, whatever the order in which parameters become ready",
+          "[exchange]") {
   for (const std::string merge : kMerges) {
     RunPlan plan;
     plan.steps = 6;
@@ -182,7 +183,7 @@ TEST_CASE("a second round follows in the same order, and its average reaches all
     plan.options = method("test_common_scale", "none");
     const auto records = run(plan);
     const std::vector<std::string> step_calls{
-        "gather", "gather",         "gather",        "gather",         "ordered sum 7",
+        "gather", "gather",         "gather",         "gather",        "ordered sum 7",
         "gather", "ordered sum 12", "ordered sum 33", "ordered sum 6", "ordered sum 10"};
     std::vector<std::string> calls;
     for (int step = 0; step < plan.steps; ++step)
@@ -227,7 +228,7 @@ TEST_CASE("entries that a capacity keeps back are counted over all groups", "[ex
   CHECK(stats.over_capacity == 55);  // all the others, which exceed the threshold
 }
 
-TEST_CASE("dense groups in 16 bits travel whole, whatever the density", "[exchange]") {
+TEST_CASE("dense groups in 16 bits are sent whole, whatever the density", "[exchange]") {
   RunPlan plan;
   plan.options = method("topk");
   plan.options.dense_values = "bf16";

@@ -24,7 +24,7 @@ pid_t start(int signal, bool send, const Body& body) {
   if (child != 0) return child;
   alarm(100);  // no case waits without end
   install_stop_handlers();
-  StopPatience::alive = std::chrono::milliseconds(1500);
+  StopGracePeriod::alive = std::chrono::milliseconds(1500);
   if (send)
     std::thread([signal] {
       std::this_thread::sleep_for(std::chrono::milliseconds(500));

@@ -13,7 +13,7 @@
 
 namespace topknot::testing {
 
-// The tables count layers from the input; travel starts at the output.
+// The tables count layers from the input; are sent starts at the output.
 inline std::vector<LayerCost> merge_layers() {
   const double sizes[] = {1728,    36864,   73728,   147456,  294912,  589824,  589824,
                           1179648, 2359296, 2359296, 2359296, 2359296, 2359296, 5120};

@@ -114,7 +114,7 @@ TEST_CASE("plans for no, one and two layers", "[merge]") {
   CHECK(merge_optimal(two, model) == Sizes{2});
 }
 
-TEST_CASE("layers without backward time travel as one group", "[merge]") {
+TEST_CASE("layers without backward time are sent as one group", "[merge]") {
   const std::vector<LayerCost> layers(7, {1000, 0});
   const CostModel model = line_model(1e-9, 1e-3, 1e-8);
   CHECK(merge_omgs(layers, model) == Sizes{7});

@@ -72,8 +72,8 @@ TEST_CASE("one dense layer takes what the ring's formula says, at a rate and lat
         Approx(0.006 + 0.012 + 0.001006));
 }
 
-TEST_CASE("a measured ring scales by its messages and by the part of the data that travels") {
-  // At 2 ranks: 2 messages in 6 ms, so 3 ms each; 3e-6 s a byte, and each byte travels once. At 8 ranks: 14
+TEST_CASE("a measured ring scales by its messages and by the part of the data that is sent") {
+  // At 2 ranks: 2 messages in 6 ms, so 3 ms each; 3e-6 s a byte, and each byte is sent once. At 8 ranks: 14
   // messages, 14/8 of the bytes. The agreement's alpha is 0, its 7 bytes take 2e-6 each.
   const Prediction p = predict(one_layer_dense(), {8, network("measured"), "all"});
   CHECK(p.communicate == Approx(14 * 0.003 + 1.75 * 4000 * 3e-6 + 7 * 2e-6));

@@ -546,7 +546,7 @@ TEST_CASE("the command line of train knows its flags and explains what it does n
 TEST_CASE("train --help and --list keys show one key or section, and suggest the one that was meant") {
   for (const char* word : {"compress.density", "compress.density=0.1"}) {
     const std::string text = parse({"--help", word}).text;
-    CHECK(contains(text, "compress.density=0.001\n  share of a gradient's entries that travels\n"));
+    CHECK(contains(text, "compress.density=0.001\n  share of a gradient's entries that is sent\n"));
     CHECK(contains(text, "above 0, at most 1"));
     CHECK_FALSE(contains(text, "compress.warmup"));
   }

@@ -104,7 +104,7 @@ TEST_CASE("a run under measured densities is the run under the file it writes: m
     CHECK(density > 0.001);
 }
 
-TEST_CASE("a layer's own density decides how much of it travels") {
+TEST_CASE("a layer's own density decides how much of it is sent") {
   const TempFolder all, none;
   const Config config = small_run(all, {}).config;
   const RunData data = load_data(config);
