@@ -3,9 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <cstring>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "nn/core/base/check.h"
 #include "nn/core/base/log.h"
@@ -23,6 +26,47 @@ namespace topknot {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+
+// What the ranks add up of a step.
+struct StepSums {
+  double loss, bytes_sent, bytes_received, selected;
+  double bad_parameter;  // 1 + its index, of the bad rank; of rank 0 if none is known to be bad
+};
+
+// How many ranks have received each of kStopSignals.
+struct SignalSums {
+  std::array<double, std::size(kStopSignals)> of{};
+
+  void add_own() {
+    for (std::size_t i = 0; i < of.size(); ++i) of[i] += kStopSignals[i] == stop_signal();
+  }
+  int highest() const {
+    int highest = 0;
+    for (std::size_t i = 0; i < of.size(); ++i)
+      if (of[i] > 0) highest = std::max(highest, kStopSignals[i]);
+    return highest;
+  }
+};
+
+// What the ranks add up when they report steps: one message.
+struct ReportSums {
+  std::vector<StepSums> steps;
+  SignalSums signals;
+  double checkpoint_ready = 0;  // ranks that have done their part of a checkpoint
+
+  void all_reduce(Engine& engine) {
+    constexpr std::size_t kStep = sizeof(StepSums) / sizeof(double), kSignals = std::size(kStopSignals);
+    std::vector<double> words(steps.size() * kStep + kSignals + 1);
+    double* const signals_at = words.data() + steps.size() * kStep;
+    std::memcpy(words.data(), steps.data(), steps.size() * sizeof(StepSums));
+    std::copy(signals.of.begin(), signals.of.end(), signals_at);
+    words.back() = checkpoint_ready;
+    engine.all_reduce(words);
+    std::memcpy(steps.data(), words.data(), steps.size() * sizeof(StepSums));
+    std::copy_n(signals_at, kSignals, signals.of.begin());
+    checkpoint_ready = words.back();
+  }
+};
 
 // One rank's loop over epochs and steps, and what is reported of them.
 class Trainer {
@@ -239,53 +283,39 @@ class Trainer {
     TOPKNOT_CHECK(stats.size() == count, "one set of statistics per step");
     // The loss counts as the rank's gradient does, by the weight of its shard.
     const double weight = weights_[static_cast<std::size_t>(communicator_.rank())];
-    constexpr std::size_t kSums = 5;
-    std::vector<double> sums;
+    ReportSums sums;
     for (const StepStats& step : stats)
-      for (const double value :
-           {step.loss * weight, static_cast<double>(step.bytes_sent),
-            static_cast<double>(step.bytes_received), static_cast<double>(step.selected),
-            communicator_.rank() == std::max(step.bad_rank, 0) ? step.bad_parameter + 1.0 : 0.0})
-        sums.push_back(value);
-    add_signals(sums);
-    sums.push_back(checkpointer_ ? checkpointer_->ready() : 0.0);
-    engine_->all_reduce(sums);
+      sums.steps.push_back(
+          {step.loss * weight, static_cast<double>(step.bytes_sent), static_cast<double>(step.bytes_received),
+           static_cast<double>(step.selected),
+           communicator_.rank() == std::max(step.bad_rank, 0) ? step.bad_parameter + 1.0 : 0.0});
+    sums.signals.add_own();
+    if (checkpointer_) sums.checkpoint_ready = checkpointer_->ready();
+    sums.all_reduce(*engine_);
     const double seconds = seconds_since(last_report_) / static_cast<double>(stats.size());
     last_report_ = Clock::now();
     const double ranks = communicator_.size();
     for (std::size_t i = 0; i < stats.size(); ++i) {
-      const double* sum = sums.data() + i * kSums;
+      const StepSums& sum = sums.steps[i];
       StepRecord record = stats[i].times;
       record.step = pending_[i].step, record.lr = pending_[i].lr, record.density = pending_[i].density;
-      record.loss = sum[0] / ranks;
+      record.loss = sum.loss / ranks;
       const ByteCount bytes{
-          static_cast<std::uint64_t>(sum[1]), static_cast<std::uint64_t>(sum[2]),
+          static_cast<std::uint64_t>(sum.bytes_sent), static_cast<std::uint64_t>(sum.bytes_received),
           static_cast<std::uint64_t>(communicator_.size()) * sizeof(float) * engine_->arena().size()};
-      record.selected = sum[3] / ranks;
+      record.selected = sum.selected / ranks;
       record.threshold = stats[i].threshold;
       record.skipped = !stats[i].committed;
       reporter_.complete(record, bytes, seconds);
       if (root_) warn_of_more_than_dense(record, bytes);
-      note_skip(record.step, stats[i], static_cast<int>(sum[4]) - 1);
+      note_skip(record.step, stats[i], static_cast<int>(sum.bad_parameter) - 1);
       reporter_.step(record, seconds);
       engine_->end_step(record, root_ ? reporter_.metrics() : nullptr);
       position_.epoch_loss += record.loss, ++position_.epoch_loss_steps;
     }
     pending_.erase(pending_.begin(), pending_.begin() + static_cast<std::ptrdiff_t>(count));
-    if (checkpointer_ && sums.back() == ranks) checkpointer_->advance();
-    return highest_signal(sums.data() + stats.size() * kSums);
-  }
-
-  // How many ranks have received each of kStopSignals: this rank's share, and the highest of a sum's.
-  static void add_signals(std::vector<double>& sums) {
-    const int signal_here = stop_signal();
-    for (const int signal : kStopSignals) sums.push_back(signal == signal_here ? 1.0 : 0.0);
-  }
-  static int highest_signal(const double* sums) {
-    int highest = 0;
-    for (std::size_t i = 0; i < std::size(kStopSignals); ++i)
-      if (sums[i] > 0) highest = std::max(highest, kStopSignals[i]);
-    return highest;
+    if (checkpointer_ && sums.checkpoint_ready == ranks) checkpointer_->advance();
+    return sums.signals.highest();
   }
 
   // Once per density: what counts on the way, such as a threshold's, shows here only.
@@ -323,10 +353,10 @@ class Trainer {
 
   // The highest signal that a rank has received, the same on every rank, or 0.
   int agreed_signal() {
-    std::vector<double> sums;
-    add_signals(sums);
-    engine_->all_reduce(sums);
-    return highest_signal(sums.data());
+    SignalSums signals;
+    signals.add_own();
+    engine_->all_reduce(signals.of);
+    return signals.highest();
   }
 
   // Returns the signal that ended it, the same on every rank, or 0.
