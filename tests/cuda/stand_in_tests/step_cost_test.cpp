@@ -55,7 +55,7 @@ Launches launches(const CompressOptions& options, const GroupSpec& group = testi
   return made;
 }
 
-// The table of docs/performance.md, Kernels on GPUs.
+// The table of docs/results/gpu_kernels.md.
 TEST_CASE("a method's step is so many launches") {
   const stand_in::Settings settings;
   struct Row {
