@@ -13,9 +13,6 @@
 
 namespace topknot::testing {
 
-using StepParameters;
-using StepStatus;
-
 // A group's ranks on the CPU and, one after the other on one stream, on the GPU.
 class BothRanks {
  public:

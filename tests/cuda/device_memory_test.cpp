@@ -15,7 +15,6 @@
 namespace topknot {
 namespace {
 
-using StepStatus;
 using cuda::DeviceMemory;
 using testing::DeviceVector;
 
