@@ -57,7 +57,7 @@ class BothRanks {
     for (std::size_t r = 0; r < ranks(); ++r) {
       Rank& rank = ranks_[r];
       to_device(rank.memory[turn_].data(), gradient(r));
-      rank.parameters.set({StepParameters{number, density_, 1.0, 1.0, static_cast<std::int32_t>(r)}});
+      rank.parameters.set({StepParameters{number, 1.0, 1.0, density_, static_cast<std::int32_t>(r)}});
       StepStatus status;
       status.bad = agree || damaged_ ? 0 : 1;
       rank.status.set({status});
