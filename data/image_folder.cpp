@@ -53,15 +53,13 @@ std::vector<std::string> entries(const fs::path& folder, bool folders, Ignored& 
       std::string name = entry.path().filename().string();
       if (name.starts_with('.')) continue;
       const bool picture = names_a_picture(name);
-      std::error_code
-          error;  // of a link in circles, or where we may not go: not read, unless it may be a class
-      const bool folder_inside = folders ? entry.is_directory() : entry.is_directory(error);
-      if (folders ? folder_inside : picture)
+      std::error_code error;  // of a link in circles, or where we may not go
+      if (folders ? entry.is_directory() : picture)
         names.push_back(std::move(name));
       else if (folders && picture)
         ++ignored["pictures outside the folders of the classes"];
       else if (!folders)
-        ++ignored[folder_inside                ? "folders in the folders of the classes"
+        ++ignored[entry.is_directory(error)    ? "folders in the folders of the classes"
                   : extension_of(name).empty() ? "files without an ending"
                                                : "*" + printable(extension_of(name), 20)];
     }

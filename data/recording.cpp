@@ -32,19 +32,15 @@ constexpr std::int64_t kMostSamples = 3600 * kSampleRate;  // a damaged header m
   refuse_recording(path, fmt::format("{} samples are more than an hour; cut it into sentences", samples));
 }
 
-std::string bytes_at(int file, std::int64_t at, std::size_t count) {
-  std::string bytes(count, '\0');
-  const ssize_t got = pread(file, bytes.data(), count, at);
-  bytes.resize(static_cast<std::size_t>(std::max<ssize_t>(0, got)));
-  return bytes;
-}
-
 // A file without the tag in front of it.
 struct Source {
   int descriptor = -1;
   std::int64_t begin = 0, size = 0, at = 0;
   std::string bytes(std::int64_t from, std::size_t count) const {
-    return bytes_at(descriptor, begin + from, count);
+    std::string bytes(count, '\0');
+    const ssize_t got = pread(descriptor, bytes.data(), count, begin + from);
+    bytes.resize(static_cast<std::size_t>(std::max<ssize_t>(0, got)));
+    return bytes;
   }
 };
 
@@ -184,12 +180,12 @@ struct Recording {
 
   explicit Recording(const std::string& name) : path(name), opened(open_recording(name)) {
     constexpr std::size_t kHead = 10;
-    const int fd = opened.get();
     struct stat status {};
-    if (fstat(fd, &status) != 0) refuse_recording(path, "cannot be read: " + errno_text());
-    const std::int64_t begin = std::min<std::int64_t>(id3_bytes(bytes_at(fd, 0, kHead)), status.st_size);
-    source = {fd, begin, status.st_size - begin, 0};
-    const std::string header = bytes_at(fd, begin, kHead);
+    if (fstat(opened.get(), &status) != 0) refuse_recording(path, "cannot be read: " + errno_text());
+    source = {opened.get(), 0, status.st_size, 0};
+    source.begin = std::min<std::int64_t>(id3_bytes(source.bytes(0, kHead)), status.st_size);
+    source.size -= source.begin;
+    const std::string header = source.bytes(0, kHead);
     const bool sphere = header.starts_with("NIST_1A"),
                wav = header.starts_with("RIFF") || header.starts_with("RIFX") || header.starts_with("RF64");
     // libsndfile knows more, some of which write to standard error, and the length of which is not checked here.

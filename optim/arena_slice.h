@@ -32,10 +32,15 @@ class DecayRuns {
         end = middle;
     }
   }
-  // For this element or a later one.
+  // For this element or a later one than the last.
   TOPKNOT_HOST_DEVICE bool decays(std::size_t element) {
     while (run_ < s_.boundary_count && s_.boundaries[run_] <= element) ++run_;
     return s_.first_decays != (run_ % 2 == 1);
+  }
+  // Where the run of the last element ends, or the slice.
+  std::size_t end() const {
+    const std::size_t last = s_.offset + s_.n;
+    return run_ < s_.boundary_count && s_.boundaries[run_] < last ? s_.boundaries[run_] : last;
   }
 
  private:
@@ -46,12 +51,11 @@ class DecayRuns {
 // On the host: update(begin, end, decays) for each run of the slice, as positions in it.
 template <class Update>
 void for_decay_runs(const ArenaSlice& s, const Update& update) {
+  DecayRuns runs(s, s.offset);
   for (std::size_t begin = 0; begin < s.n;) {
-    std::uint32_t next = 0;
-    while (next < s.boundary_count && s.boundaries[next] <= s.offset + begin) ++next;
-    std::size_t end = s.n;
-    if (next < s.boundary_count && s.boundaries[next] - s.offset < end) end = s.boundaries[next] - s.offset;
-    update(begin, end, DecayRuns(s, s.offset + begin).decays(s.offset + begin));
+    const bool decays = runs.decays(s.offset + begin);
+    const std::size_t end = runs.end() - s.offset;
+    update(begin, end, decays);
     begin = end;
   }
 }

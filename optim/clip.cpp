@@ -17,6 +17,10 @@ constexpr std::size_t kBlock = kClipBlock;
 static_assert(kClipLanes == kLanes);
 constexpr std::size_t kParallelNorm = 1 << 16;  // elements
 
+std::size_t blocks_of(std::size_t n) {
+  return (n + kBlock - 1) / kBlock;
+}
+
 // Sixteen running sums, so that the compiler may use vectors without reordering anything.
 TOPKNOT_MULTIVERSION double block_sum_of_squares(const float* values, std::size_t n) {
   double lanes[kLanes] = {};
@@ -33,7 +37,7 @@ TOPKNOT_MULTIVERSION double block_sum_of_squares(const float* values, std::size_
 }
 
 void clip_sum_of_squares(const float* values, std::size_t n, double* blocks, double* sum, bool add) {
-  const std::int64_t count = static_cast<std::int64_t>((n + kBlock - 1) / kBlock);
+  const std::int64_t count = static_cast<std::int64_t>(blocks_of(n));
 #pragma omp parallel for schedule(static) if (n >= kParallelNorm)
   for (std::int64_t block = 0; block < count; ++block) {
     const std::size_t begin = static_cast<std::size_t>(block) * kBlock;
@@ -52,10 +56,6 @@ const RegisterKernels<ClipKernels> clip_kernels(
                       [](const double* sum, double max_norm, StepParameters* parameters) {
                         parameters->gradient_scale = clip_factor_of(std::sqrt(*sum), max_norm);
                       }});
-
-std::size_t blocks_of(std::size_t n) {
-  return (n + kBlock - 1) / kBlock;
-}
 
 }  // namespace
 
@@ -83,7 +83,7 @@ double clip_factor(double norm, double max_norm) {
 
 void scale(std::span<float> values, double factor) {
   if (factor == 1.0) return;
-  const std::int64_t blocks = static_cast<std::int64_t>((values.size() + kBlock - 1) / kBlock);
+  const std::int64_t blocks = static_cast<std::int64_t>(blocks_of(values.size()));
 #pragma omp parallel for schedule(static) if (values.size() >= kParallelNorm)
   for (std::int64_t block = 0; block < blocks; ++block) {
     const std::size_t begin = static_cast<std::size_t>(block) * kBlock;

@@ -35,9 +35,8 @@ class Clip {
   void scale(std::span<float> values, double max_norm);  // by the clip factor of the norm
   // After averaging: parameters->gradient_scale = the clip factor of the norm, which saves the optimizer a pass.
   void set_gradient_scale(double max_norm, StepParameters* parameters);
-  const double* sum() const {
-    return reinterpret_cast<const double*>(memory_.data());
-  }  // norm^2, on the device
+  // norm^2, on the device
+  const double* sum() const { return reinterpret_cast<const double*>(memory_.data()); }
 
  private:
   double* memory() { return reinterpret_cast<double*>(memory_.data()); }

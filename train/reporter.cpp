@@ -199,10 +199,7 @@ Reporter::Reporter(const RunInputs& inputs, const Plan& plan, const Communicator
   if (!root_) return;
   const Metrics earlier = inputs.resume ? read_metrics(folder_.metrics_jsonl()) : Metrics();
   restore_totals(earlier, resumed);
-  metrics_ =
-      std::make_unique<MetricsWriter>(folder_.metrics_jsonl(), communicator.rank(), [lock = folder_.lock] {
-        if (lock) lock->check();
-      });
+  metrics_ = std::make_unique<MetricsWriter>(folder_.metrics_jsonl(), communicator.rank(), folder_.check());
   if (config_.output.tensorboard)
     tensorboard_ = std::make_unique<TensorBoardWriter>(folder_.path, resumed.position.step);
 }

@@ -3,6 +3,7 @@
 // metrics.jsonl, metrics.csv, and where asked for gradients.npy, layer_density.json, exchange_profile.json and
 // checkpoints. Made by rank 0 before training begins, and held by one process at a time (train/run_lock.h).
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -22,6 +23,13 @@ struct RunDirectory {
   std::string trace_json(int rank) const { return path + "/trace_rank" + std::to_string(rank) + ".json"; }
   std::string exchange_profile_json() const { return path + "/exchange_profile.json"; }
   std::string checkpoints() const { return path + "/checkpoints"; }  // a folder
+
+  // Throws UserError if the directory is no longer this run's (RunLock::check()).
+  std::function<void()> check() const {
+    return [held = lock] {
+      if (held) held->check();
+    };
+  }
 
   std::shared_ptr<const RunLock> lock = nullptr;  // while a copy lives, no other process writes here
 };

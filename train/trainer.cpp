@@ -90,10 +90,7 @@ class Trainer {
     if (config_.train.checkpoint_keep > 0)
       checkpointer_.emplace(CheckpointStore(inputs.folder.checkpoints()), inputs.folder.metrics_jsonl(),
                             *engine_, communicator.rank(), communicator.size(), config_.train.checkpoint_keep,
-                            resumed ? resumed->saved : std::vector<SavedCheckpoint>(),
-                            [lock = inputs.folder.lock] {
-                              if (lock) lock->check();
-                            });
+                            resumed ? resumed->saved : std::vector<SavedCheckpoint>(), inputs.folder.check());
     if (!resumed) return;
     engine_->load_state(resumed->state(engine_->store()));
     position_ = resumed->manifest.position;

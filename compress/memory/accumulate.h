@@ -4,8 +4,8 @@
 
 #include <cstddef>
 
-#include "nn/core/step.h"
 #include "nn/core/host_device.h"
+#include "nn/core/step.h"
 
 namespace topknot {
 

@@ -1,5 +1,6 @@
 #include <omp.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -105,6 +106,28 @@ TEST_CASE("SGD gives the same bits for any cut into slices and any number of thr
   omp_set_num_threads(threads);
   CHECK(std::memcmp(whole.arena->weights().data(), sliced.arena->weights().data(), size * sizeof(float)) ==
         0);
+}
+
+TEST_CASE("a bad status changes neither weights nor the optimizer's state on a CPU") {
+  for (const char* name : {"sgd", "adamw"}) {
+    INFO(name);
+    OptimizerOptions o;
+    o.name = name, o.momentum = 0.9;
+    Model model;
+    const auto optimizer = make_optimizer(o, *model.arena);
+    const auto before = parameter_checksum(model.arena->weights());
+    const auto gradient = gradient_of_step(model.arena->size(), 1);
+    StepParameters step{0, 0.1};
+    StepStatus status;
+    status.bad = 1;
+    optimizer->update(0, gradient, StepState{&step, &status});
+    CHECK(parameter_checksum(model.arena->weights()) == before);
+    for (const std::span<float> state : optimizer->state())
+      CHECK(std::all_of(state.begin(), state.end(), [](float value) { return value == 0; }));
+    status.bad = 0;
+    optimizer->update(0, gradient, StepState{&step, &status});
+    CHECK(parameter_checksum(model.arena->weights()) != before);
+  }
 }
 
 TEST_CASE("a slice outside the arena is an error, and nothing is updated") {

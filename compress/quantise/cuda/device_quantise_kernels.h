@@ -9,8 +9,8 @@
 
 #include "compress/codec/cuda/device_block.h"
 #include "compress/quantise/block_header.h"
-#include "nn/core/step.h"
 #include "nn/core/rng.h"
+#include "nn/core/step.h"
 
 namespace topknot::cuda {
 
@@ -21,7 +21,9 @@ struct QuantisedFormat {
   const std::uint32_t* ends = nullptr;
   std::uint64_t block_bytes = 0;  // of a rank, a multiple of 16
 
-  TOPKNOT_HOST_DEVICE std::uint64_t codes_at() const { return sizeof(quantise::BlockHeader) + 4 * std::uint64_t{cells}; }
+  TOPKNOT_HOST_DEVICE std::uint64_t codes_at() const {
+    return sizeof(quantise::BlockHeader) + 4 * std::uint64_t{cells};
+  }
 };
 
 // A piece of a cell over which magnitudes are summed in one order: signs are summed by chunks, levels by whole cells.

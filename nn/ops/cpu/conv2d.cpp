@@ -3,7 +3,7 @@
 //    step of a layer writes is still in that core's cache when the next step reads it.
 //  - whole: one primitive for the batch, threaded by oneDNN. For layers with many channels, where a chunk
 //    would repeat the transformation of large weights.
-// What it is given in place of a layer is in conv_inside.h: plain activations where it has only its reference implementation for
+// What it is given in place of a layer is in padded_conv.h: plain activations where it has only its reference implementation for
 // blocked ones.
 // Layers that winograd.h, pointwise.h or conv_product.h serves go there.
 #include <algorithm>
@@ -15,10 +15,10 @@
 #include "nn/core/simd.h"
 #include "nn/ops/cpu/channels.h"
 #include "nn/ops/cpu/conv2d.h"
-#include "nn/ops/cpu/conv_inside.h"
 #include "nn/ops/cpu/conv_product.h"
 #include "nn/ops/cpu/depthwise.h"
 #include "nn/ops/cpu/onednn.h"
+#include "nn/ops/cpu/padded_conv.h"
 #include "nn/ops/cpu/pointwise.h"
 #include "nn/ops/cpu/winograd.h"
 
