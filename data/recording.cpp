@@ -98,11 +98,11 @@ void check_wav_chunks(const std::string& path, const Source& source, bool big_en
 // it does not say. libsndfile reads to the end of the file, wherever that is.
 std::optional<std::int64_t> sphere_samples(const std::string& path, const Source& source) {
   constexpr std::size_t kLeast = 1024, kMost = 1 << 20;
-  std::size_t bytes = kLeast;
+  std::size_t bytes = 0;  // the greatest number where there are too many digits
   std::istringstream first(source.bytes(0, kLeast));
   std::string word;
-  if (first >> word >> bytes && bytes > kMost)
-    refuse_recording(path, fmt::format("damaged: a header of {} bytes", bytes));
+  first >> word >> bytes;
+  if (bytes > kMost) refuse_recording(path, fmt::format("damaged: a header of {} bytes", bytes));
   std::istringstream lines(source.bytes(0, std::max(bytes, kLeast)));
   for (std::string line; std::getline(lines, line);) {
     std::istringstream words(line);

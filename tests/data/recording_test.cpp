@@ -152,6 +152,11 @@ TEST_CASE("a recording whose header does not know its length is read to the end 
     CHECK(recording_samples(sphere) == 1000);
     patch(sphere, at, "sample_count -i 1000\n");
   }
+  REQUIRE(text_of(sphere).starts_with("NIST_1A\n   1024\n"));
+  for (const std::string length : {std::string("9000000"), std::string(40, '6')}) {
+    patch(sphere, 8, length + "\n");
+    CHECK(is_refused(sphere, "damaged: a header of"));
+  }
 }
 
 TEST_CASE("what is behind a recording's samples is no part of it") {
