@@ -15,10 +15,10 @@
 #include <vector>
 
 #include "bench/common.h"
-#include "compress/average.h"
 #include "compress/codec/codec.h"
 #include "compress/memory/memory.h"
 #include "compress/select/selector.h"
+#include "compress/sparse.h"
 #include "nn/core/base/check.h"
 #include "nn/core/base/program.h"
 
@@ -43,13 +43,13 @@ class Run {
       : options_(options),
         stream_(stream),
         buffers_(buffers),
-        memory_(memories().find(memory).make<float>(compress)) {
+        memory_(memories().find(memory).make(compress)) {
     use(selector, compress);
   }
   // Another selector goes on with the memory as it is.
   void use(const std::string& selector, const CompressOptions& compress) {
     const SelectorFactory& type = selectors().find(selector);
-    selector_ = type.make<float>(compress);
+    selector_ = type.make(compress);
     k_ = type.traits.target(options_.density, buffers_.gradient.size());
   }
 
@@ -68,15 +68,15 @@ class Run {
     };
     if (step_ % 2) plain();
     times.step = milliseconds([&] {
-      selector_->select(buffers_.gradient, memory_->addend(buffers_.gradient, buffers_.spare), info,
+      selector_->select(buffers_.gradient, memory_->input(buffers_.gradient, buffers_.spare), info,
                         selected_);
       TOPKNOT_CHECK(selected_.finite, "a finite gradient was taken for another");
       memory_->commit(buffers_.gradient, buffers_.spare, selected_.indices, selected_.values, {});
     });
     if (step_ % 2 == 0) plain();
     const std::span<float> average = memory_->has_residual() ? buffers_.spare : buffers_.gradient;
-    const Contribution<float> own{selected_.indices, selected_.values, 1.0f};
-    average_sparse<float>(std::span(&own, 1), average);
+    const Contribution own{selected_.indices, selected_.values, 1.0f};
+    average_sparse(std::span(&own, 1), average);
     times.step += milliseconds([&] {
       selector_->commit({selected_.indices, selected_.values, average, 1.0});
     });
@@ -89,16 +89,16 @@ class Run {
     for (int i = 0; i < options_.warmup; ++i) step();
   }
   std::size_t k() const { return k_; }
-  const Selected<float>& selected() const { return selected_; }
+  const Selected& selected() const { return selected_; }
 
  private:
   const Options& options_;
   const GradientStream& stream_;
   Buffers& buffers_;
-  std::unique_ptr<Memory<float>> memory_;
-  std::unique_ptr<Selector<float>> selector_;
+  std::unique_ptr<Memory> memory_;
+  std::unique_ptr<Selector> selector_;
   std::size_t k_ = 1;
-  Selected<float> selected_;
+  Selected selected_;
   std::int64_t step_ = 0;
 };
 
@@ -155,14 +155,14 @@ void measure_selector(const std::string& selector, const std::string& memory, co
   print_selector(selector, memory, options, run);
 }
 
-void measure_codec(const std::string& index, const std::string& value, const Entries<float>& entries,
+void measure_codec(const std::string& index, const std::string& value, const Entries& entries,
                    const Options& options, Buffers& buffers) {
   const CompressOptions compress = method_options();
   const auto index_codec = index_codecs().find(index)(compress);
   const auto value_codec = value_codecs().find(value)(compress);
   std::vector<double> plain, encode, decode, ratio;
   std::vector<std::byte> block;
-  Entries<float> read;
+  Entries read;
   for (int i = 0; i < options.rounds; ++i) {
     plain.push_back(milliseconds([&] { plain_pass(buffers.plain_r, buffers.plain_g); }));
     encode.push_back(
@@ -238,7 +238,7 @@ int run(int argc, char** argv) {
   for (const std::string& name : index_codecs().names())
     if (options.wants(name) || options.wants("codecs")) codecs.push_back(name);
   if (codecs.empty()) return failures > 0;
-  Entries<float> entries;
+  Entries entries;
   {
     buffers.clear();
     Run topk(options, stream, buffers, method_options(), "topk", "residual");

@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "bench/common.h"
-#include "compress/average.h"
 #include "compress/codec/codec.h"
 #include "compress/memory/residual.h"
 #include "compress/select/topk.h"
+#include "compress/sparse.h"
 #include "nn/core/base/check.h"
 #include "nn/core/base/program.h"
 
@@ -35,13 +35,13 @@ Figures measure(const std::string& name, const Options& options) {
   const GradientStream stream(name, d);
   stream.fill(-1, buffers.plain_g);
 
-  TopKSelector<float> selector;
-  ResidualMemory<float> feedback;
+  TopKSelector selector;
+  ResidualMemory feedback;
   CompressOptions compress;
   const auto index_codec = index_codecs().find("raw")(compress);
   const auto value_codec = value_codecs().find("fp32")(compress);
-  Selected<float> selected;
-  Entries<float> entries;
+  Selected selected;
+  Entries entries;
   SelectStep step;
   step.k = options.k;
   step.density = static_cast<double>(options.k) / static_cast<double>(d);
@@ -50,7 +50,7 @@ Figures measure(const std::string& name, const Options& options) {
   for (step.step = 0; step.step < options.steps; ++step.step) {
     stream.fill(step.step, gradient);
     const auto topk_pass = [&] {
-      selector.select(gradient, feedback.addend(gradient, spare), step, selected);
+      selector.select(gradient, feedback.input(gradient, spare), step, selected);
       entries.indices.assign(selected.indices.begin(), selected.indices.end());
       entries.values.assign(selected.values.begin(), selected.values.end());
       const std::vector<std::byte> block = write_block(entries, d, *index_codec, *value_codec);
@@ -63,8 +63,8 @@ Figures measure(const std::string& name, const Options& options) {
     const double topk = milliseconds(topk_pass);
     if (step.step % 2 == 0) pass();
     selector.commit({});
-    const Contribution<float> own{entries.indices, entries.values, 1.0f};
-    const double decode = milliseconds([&] { average_sparse<float>(std::span(&own, 1), spare); });
+    const Contribution own{entries.indices, entries.values, 1.0f};
+    const double decode = milliseconds([&] { average_sparse(std::span(&own, 1), spare); });
     std::swap(gradient, spare);
     if (step.step < options.from) continue;
     figures.plain.push_back(plain);

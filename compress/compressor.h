@@ -20,6 +20,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -34,11 +35,10 @@ class StateReader;
 class StateWriter;
 
 // One rank's entries of a group, as sent or as received.
-template <class T>
 struct Entries {
   bool finite = true;                  // false: the sender saw a NaN or Inf; nothing else is sent then
   std::vector<std::uint32_t> indices;  // positions in the group, strictly ascending
-  std::vector<T> values;
+  std::vector<float> values;
 };
 
 // One rank's contribution to one round of a group.
@@ -66,7 +66,7 @@ struct Round {
   std::span<const BFloat16> sum_bfloat16 = {};          // likewise
   // In place of blocks, where the collective added the ranks' EntryMessages: sum_r(weight[r] * entries[r]) at
   // the positions that it kept, the same on all ranks.
-  const Entries<float>* entries = nullptr;
+  const Entries* entries = nullptr;
 };
 
 // `values` stays the sender's memory and holds the sum afterwards.
@@ -84,8 +84,8 @@ inline void check_sum(const Round& round, std::span<const float> sent) {
 
 // A message as the entries in it, for collectives that add on their way (gTop-k, Ok-Topk).
 struct EntryMessage {
-  const Entries<float>* entries = nullptr;  // before their weight; valid until decode
-  std::size_t k = 0;                        // how many a step of this density asks for
+  const Entries* entries = nullptr;  // before their weight; valid until decode
+  std::size_t k = 0;                 // how many a step of this density asks for
 };
 
 // A group's memory in the parameter arena. Both spans have the group's length.
@@ -102,8 +102,6 @@ struct StepInfo {
   std::span<const float> weights;
   int rank = 0;
   double lr = 1.0;  // the step's learning rate, for compress.lr_inside
-  // The weights before they were rounded to float, for steps in double; or empty.
-  std::span<const double> unrounded_weights = {};
 };
 
 // The outcome of this rank's message.
@@ -212,6 +210,15 @@ std::size_t planned_bytes(const CompressOptions& options, const GroupSpec& group
 // or lr_inside, or a memory other than residual and none. `sends` ends the sentence "NAME sends ...", for
 // example "two factors of each matrix". A value codec of fp32 passes where `sums` is true: sums are that. (dense looks after bf16 itself.)
 void reject_sparse_options(const CompressOptions& options, const std::string& sends, bool sums);
+
+// For registries of a method's pieces: makes one from the options, where its constructor takes them.
+template <class Interface, class Implementation>
+std::unique_ptr<Interface> make_piece(const CompressOptions& options) {
+  if constexpr (std::is_constructible_v<Implementation, const CompressOptions&>)
+    return std::make_unique<Implementation>(options);
+  else
+    return std::make_unique<Implementation>();
+}
 
 // Refuses one value of a key of section compress.
 [[noreturn]] void refuse_key(const CompressOptions& options, const std::string& key, const std::string& value,

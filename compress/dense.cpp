@@ -14,8 +14,8 @@ namespace {
 
 // x = (x + 0) * factor; returns the largest key of x. Adding 0 turns -0 into +0 as the sparse average does,
 // which starts from zeros: so topk of density 1 equals dense bit for bit.
-TOPKNOT_MULTIVERSION Key<float> finish(float* x, std::size_t n, float factor) {
-  Key<float> largest = 0;
+TOPKNOT_MULTIVERSION MagnitudeKey finish(float* x, std::size_t n, float factor) {
+  MagnitudeKey largest = 0;
   for (std::size_t i = 0; i < n; ++i) {
     largest = std::max(largest, key_of(x[i]));
     x[i] = (x[i] + 0.0f) * factor;
@@ -59,12 +59,12 @@ class DenseCompressor final : public Compressor {
       TOPKNOT_CHECK(round.sum_bfloat16.data() == narrow_.data(),
                     "the sum is not in the memory that was sent");
     const std::size_t parts = part_count(numel_);
-    std::vector<Key<float>> largest(parts);
+    std::vector<MagnitudeKey> largest(parts);
     for_parts(numel_, parts, [&](std::size_t part, std::size_t begin, std::size_t end) {
       if (!narrow_.empty()) to_float(narrow_.data() + begin, end - begin, gradient_.data() + begin);
       largest[part] = finish(gradient_.data() + begin, end - begin, 1.0f / static_cast<float>(ranks_));
     });
-    finite_ = *std::max_element(largest.begin(), largest.end()) <= largest_finite_key<float>();
+    finite_ = *std::max_element(largest.begin(), largest.end()) <= kLargestFinite;
     phase_ = Phase::decoded;
     return std::nullopt;
   }

@@ -33,9 +33,9 @@ const Option kClipSigma{.name = "clip_sigma",
                         .greatest = 1e9};
 
 TOPKNOT_MULTIVERSION float largest(const float* x, std::size_t n) {
-  Key<float> key = 0;
+  MagnitudeKey key = 0;
   for (std::size_t i = 0; i < n; ++i) key = std::max(key, key_of(x[i]));
-  return magnitude_of<float>(key);
+  return magnitude_of(key);
 }
 
 TOPKNOT_MULTIVERSION void draw(const float* x, const float* uniform, std::size_t n, float scale,

@@ -2,7 +2,7 @@
 
 #include <cstdio>
 
-#include "compress/sparse_step.h"
+#include "compress/sparse.h"
 #include "nn/core/base/log.h"
 #include "nn/core/base/text.h"
 #include "train/limits.h"

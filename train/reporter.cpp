@@ -9,7 +9,7 @@
 #include <cstdio>
 #include <numeric>
 
-#include "compress/sparse_step.h"
+#include "compress/sparse.h"
 #include "nn/core/base/log.h"
 #include "nn/core/base/stopwatch.h"
 #include "nn/core/base/terminal.h"

@@ -6,7 +6,7 @@
 #include <cmath>
 
 #include "compress/codec/codec.h"
-#include "compress/sparse_step.h"
+#include "compress/sparse.h"
 #include "dist/comm/collective_queue.h"
 #include "dist/comm/threads_communicator.h"
 #include "nn/core/base/check.h"

@@ -66,8 +66,8 @@ std::size_t expected_block_bytes(const std::string& codec, const std::string& va
          value_codecs().find(values)(options)->bytes(count);
 }
 
-std::vector<std::byte> write_block(const Entries<float>& entries, std::size_t numel,
-                                   const IndexCodec& index_codec, const ValueCodec& value_codec) {
+std::vector<std::byte> write_block(const Entries& entries, std::size_t numel, const IndexCodec& index_codec,
+                                   const ValueCodec& value_codec) {
   const std::size_t count = entries.indices.size();
   TOPKNOT_CHECK(count == entries.values.size() && count <= numel && numel < std::size_t{1} << 31,
                 "entries that do not fit the group");
@@ -92,7 +92,7 @@ std::vector<std::byte> write_block(const Entries<float>& entries, std::size_t nu
 }
 
 void read_block(std::span<const std::byte> block, std::size_t numel, const IndexCodec& index_codec,
-                const ValueCodec& value_codec, Entries<float>& entries) {
+                const ValueCodec& value_codec, Entries& entries) {
   Header header;
   if (block.size() < sizeof header) damaged_block(fmt::format("{} bytes are no header", block.size()));
   std::memcpy(&header, block.data(), sizeof header);
@@ -120,9 +120,9 @@ void read_block(std::span<const std::byte> block, std::size_t numel, const Index
     damaged_block(fmt::format("{} bytes of values for {} entries", body.size(), slots));
   entries.values.resize(slots);
   value_codec.decode(body, entries.values);
-  Key<float> largest = 0;
+  MagnitudeKey largest = 0;
   for (const float value : entries.values) largest = std::max(largest, key_of(value));
-  if (largest > largest_finite_key<float>()) damaged_block("a value that is not finite");
+  if (largest > kLargestFinite) damaged_block("a value that is not finite");
   if (!fillers.empty()) drop_fillers(entries.values, fillers);
 }
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "compress/sparse_step.h"
+#include "compress/sparse.h"
 #include "compress/state.h"
 #include "nn/core/base/check.h"
 

@@ -1,9 +1,9 @@
 #pragma once
-// Selection + memory + code on a GPU, the CUDA counterpart of compress/sparse_compressor.h, with the same bits in blocks,
+// Selection + memory + code on a GPU, the CUDA counterpart of compress/sparse.h, with the same bits in blocks,
 // averages, residuals and states.
 //
 // A block that the CPU throws Error for is a bad step here: the status names its rank. So is a sum that
-// could overflow (SparseStep::summable), which names none.
+// could overflow (SparseCompressor::summable), which names none.
 
 #include <memory>
 #include <vector>

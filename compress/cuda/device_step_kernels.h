@@ -35,7 +35,7 @@ void take_own(cudaStream_t stream, const SelectRanges& ranges, const JoinedList&
 void judge(cudaStream_t stream, const DecodedStats* stats, int ranks, const float* weights,
            const StepParameters* step, float* kept_weights, StepStatus* status);
 
-// The average of sparse contributions, bit for bit that of compress/average.h.
+// The average of sparse contributions, bit for bit that of compress/sparse.h.
 // Overwrites `average`, n floats, where the status is good; else leaves it. `lists`: of `ranks` ranks, room
 // for `capacity` entries each. `weights`: one per rank, in GPU memory.
 void average_entries(cudaStream_t stream, const StepStatus* status, const DecodedEntries& lists,

@@ -17,8 +17,8 @@ namespace {
 
 enum RandomUse : std::uint32_t { kStart, kFillP, kFillQ };
 
-TOPKNOT_MULTIVERSION Key<float> largest_key(const float* x, std::size_t n) {
-  Key<float> largest = 0;
+TOPKNOT_MULTIVERSION MagnitudeKey largest_key(const float* x, std::size_t n) {
+  MagnitudeKey largest = 0;
   for (std::size_t i = 0; i < n; ++i) largest = std::max(largest, key_of(x[i]));
   return largest;
 }
@@ -145,8 +145,8 @@ float Plan::bound() const {
 void accumulate(std::span<float> gradient, std::span<const float> residual) {
   TOPKNOT_CHECK(residual.size() == gradient.size(),
                 "error feedback needs a residual as long as the gradient");
-  Candidates<float> none;
-  accumulate_and_collect(gradient, residual, largest_finite_key<float>(), 0, none);
+  Candidates none;
+  accumulate_and_collect(gradient, residual, kLargestFinite, 0, none);
 }
 
 void scale(std::span<float> x, float factor) {
@@ -158,7 +158,7 @@ void scale(std::span<float> x, float factor) {
 
 bool within(std::span<const float> x, float bound) {
   const std::size_t parts = part_count(x.size());
-  std::vector<Key<float>> largest(parts);
+  std::vector<MagnitudeKey> largest(parts);
   for_parts(x.size(), parts, [&](std::size_t part, std::size_t begin, std::size_t end) {
     largest[part] = largest_key(x.data() + begin, end - begin);
   });

@@ -10,9 +10,9 @@
 namespace topknot {
 
 // DGC's momentum correction, for the CPU's vectors too: returns what the residual is added to; `next`: the new velocity.
-template <class V, class T>
+template <class V>
 TOPKNOT_HOST_DEVICE __attribute__((always_inline)) V momentum_corrected(V gradient, V velocity, V& next,
-                                                                        T momentum, bool nesterov) {
+                                                                        float momentum, bool nesterov) {
   next = nesterov ? momentum * (velocity + gradient) : momentum * velocity + gradient;
   return nesterov ? next + gradient : next;
 }

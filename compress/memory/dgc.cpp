@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "compress/parallel.h"
-#include "compress/sparse_compressor.h"
+#include "compress/sparse.h"
 #include "compress/state.h"
 #include "nn/core/base/check.h"
 
@@ -28,40 +28,36 @@ bool momentum_masking(const CompressOptions& options) {
   return options.get<bool>(kMomentumMasking);
 }
 
-template <class T>
-void DgcMemory<T>::Free::operator()(T* p) const {
+void DgcMemory::Free::operator()(float* p) const {
   std::free(p);
 }
 
-template <class T>
-typename DgcMemory<T>::Buffer DgcMemory<T>::allocate(std::size_t size) {
-  const std::size_t unit = size * sizeof(T) >= kHugePage ? kHugePage : kAlignment;
-  const std::size_t bytes = (size * sizeof(T) + unit - 1) / unit * unit;
+DgcMemory::Buffer DgcMemory::allocate(std::size_t size) {
+  const std::size_t unit = size * sizeof(float) >= kHugePage ? kHugePage : kAlignment;
+  const std::size_t bytes = (size * sizeof(float) + unit - 1) / unit * unit;
   void* data = std::aligned_alloc(unit, bytes);
   if (!data) throw Error(fmt::format("out of memory: could not allocate {} bytes", bytes));
   // A quarter off the pass, where the system has such pages; a hint, so its failure does not matter.
   if (unit == kHugePage) madvise(data, bytes, MADV_HUGEPAGE);
-  return Buffer(static_cast<T*>(data));
+  return Buffer(static_cast<float*>(data));
 }
 
-template <class T>
-DgcMemory<T>::DgcMemory(const CompressOptions& options)
-    : momentum_(static_cast<T>(options.momentum)),
+DgcMemory::DgcMemory(const CompressOptions& options)
+    : momentum_(static_cast<float>(options.momentum)),
       nesterov_(options.nesterov),
       masking_(momentum_masking(options)) {}
 
-template <class T>
-Addend<T> DgcMemory<T>::addend(std::span<T> gradient, std::span<const T> spare) {
+FeedbackInput DgcMemory::input(std::span<float> gradient, std::span<const float> spare) {
   const std::size_t n = gradient.size();
   TOPKNOT_CHECK(spare.size() == n, "momentum correction needs a residual as long as the gradient");
-  Addend<T> result(spare);
+  FeedbackInput result(spare);
   if (momentum_ == 0) return result;
   if (size_ == 0 && n > 0) {
     velocity_ = allocate(n);
     size_ = n;
     // By the threads that will read it, so that its pages lie near them.
     for_parts(n, part_count(n), [&](std::size_t, std::size_t begin, std::size_t end) {
-      std::fill(velocity_.get() + begin, velocity_.get() + end, T{0});
+      std::fill(velocity_.get() + begin, velocity_.get() + end, 0.0f);
     });
   }
   if (size_ != n) StateReader::fail(fmt::format("has a velocity of {} values where {} are needed", size_, n));
@@ -73,12 +69,11 @@ Addend<T> DgcMemory<T>::addend(std::span<T> gradient, std::span<const T> spare) 
   return result;
 }
 
-template <class T>
-void DgcMemory<T>::commit(std::span<T> u, std::span<T>, std::span<const std::uint32_t> indices,
-                          std::span<const T> sent, std::span<const std::uint32_t> rejected) {
+void DgcMemory::commit(std::span<float> u, std::span<float>, std::span<const std::uint32_t> indices,
+                       std::span<const float> sent, std::span<const std::uint32_t> rejected) {
   std::vector<std::uint32_t> kept(rejected.begin(), rejected.end());
   std::sort(kept.begin(), kept.end());
-  T* const velocity = momentum_ != 0 && masking_ ? next_.get() : nullptr;
+  float* const velocity = momentum_ != 0 && masking_ ? next_.get() : nullptr;
   const auto take = [&](std::size_t begin, std::size_t end) {
     constexpr std::size_t ahead = 24;  // what costs is the wait for memory
     for (std::size_t i = begin; i < end; ++i) {
@@ -88,7 +83,7 @@ void DgcMemory<T>::commit(std::span<T> u, std::span<T>, std::span<const std::uin
       }
       if (!kept.empty() && std::binary_search(kept.begin(), kept.end(), indices[i])) continue;
       u[indices[i]] -= sent[i];
-      if (velocity) velocity[indices[i]] = T{0};
+      if (velocity) velocity[indices[i]] = 0.0f;
     }
   };
   const std::size_t n = indices.size(), parts = std::min<std::size_t>(part_count(u.size()), n / 1024 + 1);
@@ -97,14 +92,12 @@ void DgcMemory<T>::commit(std::span<T> u, std::span<T>, std::span<const std::uin
   if (momentum_ != 0) velocity_.swap(next_);
 }
 
-template <class T>
-void DgcMemory<T>::save(StateWriter& writer) const {
+void DgcMemory::save(StateWriter& writer) const {
   writer.put_list(velocity());
 }
 
-template <class T>
-void DgcMemory<T>::load(StateReader& reader) {
-  const std::vector<T> velocity = reader.get_list<T>();
+void DgcMemory::load(StateReader& reader) {
+  const std::vector<float> velocity = reader.get_list<float>();
   if (momentum_ == 0 && !velocity.empty()) StateReader::fail("has a velocity, and optimizer.momentum is 0");
   if (size_ != 0 && !velocity.empty() && velocity.size() != size_)
     StateReader::fail("has a velocity of another length");
@@ -115,9 +108,6 @@ void DgcMemory<T>::load(StateReader& reader) {
   velocity_ = allocate(size_);
   std::copy(velocity.begin(), velocity.end(), velocity_.get());
 }
-
-template class DgcMemory<float>;
-template class DgcMemory<double>;
 
 namespace {
 

@@ -52,30 +52,29 @@ namespace topknot {
 // compress.momentum_masking.
 bool momentum_masking(const CompressOptions& options);
 
-template <class T>
-class DgcMemory final : public Memory<T> {
+class DgcMemory final : public Memory {
  public:
   explicit DgcMemory(const CompressOptions& options);  // momentum, nesterov, momentum_masking
 
-  Addend<T> addend(std::span<T> gradient, std::span<const T> spare) override;
-  void commit(std::span<T> u, std::span<T> spare, std::span<const std::uint32_t> indices,
-              std::span<const T> sent, std::span<const std::uint32_t> rejected) override;
+  FeedbackInput input(std::span<float> gradient, std::span<const float> spare) override;
+  void commit(std::span<float> u, std::span<float> spare, std::span<const std::uint32_t> indices,
+              std::span<const float> sent, std::span<const std::uint32_t> rejected) override;
   bool has_residual() const override { return true; }
   void save(StateWriter& writer) const override;
   // Throws Error for a velocity of another length, at the latest in the next step.
   void load(StateReader& reader) override;
 
   // Of the last committed step; empty before the first and without momentum.
-  std::span<const T> velocity() const { return {velocity_.get(), size_}; }
+  std::span<const float> velocity() const { return {velocity_.get(), size_}; }
 
  private:
   struct Free {
-    void operator()(T* p) const;
+    void operator()(float* p) const;
   };
-  using Buffer = std::unique_ptr<T[], Free>;  // aligned for stores past the caches
+  using Buffer = std::unique_ptr<float[], Free>;  // aligned for stores past the caches
   static Buffer allocate(std::size_t size);
 
-  T momentum_;
+  float momentum_;
   bool nesterov_, masking_;
   std::size_t size_ = 0;
   Buffer velocity_, next_;  // as committed, and of the step that is under way

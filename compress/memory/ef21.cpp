@@ -10,8 +10,7 @@
 
 namespace topknot {
 
-template <class T>
-Addend<T> Ef21Memory<T>::addend(std::span<T> gradient, std::span<const T> spare) {
+FeedbackInput Ef21Memory::input(std::span<float> gradient, std::span<const float> spare) {
   TOPKNOT_CHECK(spare.size() == gradient.size(), "ef21 needs a residual as long as the gradient");
   if (!first_ && estimate_.size() != gradient.size())
     StateReader::fail(
@@ -19,9 +18,8 @@ Addend<T> Ef21Memory<T>::addend(std::span<T> gradient, std::span<const T> spare)
   return spare;
 }
 
-template <class T>
-void Ef21Memory<T>::commit(std::span<T>, std::span<T> spare, std::span<const std::uint32_t> indices,
-                           std::span<const T> sent, std::span<const std::uint32_t> rejected) {
+void Ef21Memory::commit(std::span<float>, std::span<float> spare, std::span<const std::uint32_t> indices,
+                        std::span<const float> sent, std::span<const std::uint32_t> rejected) {
   std::vector<std::uint32_t> kept(rejected.begin(), rejected.end());
   std::sort(kept.begin(), kept.end());
   constexpr std::size_t ahead = 24;  // what costs is the wait for memory
@@ -33,12 +31,11 @@ void Ef21Memory<T>::commit(std::span<T>, std::span<T> spare, std::span<const std
   first_ = false;
 }
 
-template <class T>
-void Ef21Memory<T>::finish(std::span<T> average) {
+void Ef21Memory::finish(std::span<float> average) {
   estimate_.resize(average.size());
   for_parts(average.size(), part_count(average.size()), [&](std::size_t, std::size_t begin, std::size_t end) {
-    T* const estimate = estimate_.data();
-    T* const mean = average.data();
+    float* const estimate = estimate_.data();
+    float* const mean = average.data();
     for (std::size_t i = begin; i < end; ++i) {
       estimate[i] += mean[i];
       mean[i] = estimate[i];
@@ -46,22 +43,17 @@ void Ef21Memory<T>::finish(std::span<T> average) {
   });
 }
 
-template <class T>
-void Ef21Memory<T>::save(StateWriter& writer) const {
+void Ef21Memory::save(StateWriter& writer) const {
   writer.put<std::uint8_t>(first_);
   writer.put_list(estimate_);
 }
 
-template <class T>
-void Ef21Memory<T>::load(StateReader& reader) {
+void Ef21Memory::load(StateReader& reader) {
   const auto first = reader.get<std::uint8_t>();
-  estimate_ = reader.get_list<T>();
+  estimate_ = reader.get_list<float>();
   if (first > 1 || (first == 1 && !estimate_.empty())) StateReader::fail("is not ef21's");
   first_ = first == 1;
 }
-
-template class Ef21Memory<float>;
-template class Ef21Memory<double>;
 
 namespace {
 

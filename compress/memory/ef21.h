@@ -17,24 +17,23 @@
 
 namespace topknot {
 
-template <class T>
-class Ef21Memory final : public Memory<T> {
+class Ef21Memory final : public Memory {
  public:
-  Addend<T> addend(std::span<T> gradient, std::span<const T> spare) override;
-  void commit(std::span<T> u, std::span<T> spare, std::span<const std::uint32_t> indices,
-              std::span<const T> sent, std::span<const std::uint32_t> rejected) override;
-  void finish(std::span<T> average) override;
+  FeedbackInput input(std::span<float> gradient, std::span<const float> spare) override;
+  void commit(std::span<float> u, std::span<float> spare, std::span<const std::uint32_t> indices,
+              std::span<const float> sent, std::span<const std::uint32_t> rejected) override;
+  void finish(std::span<float> average) override;
   bool has_residual() const override { return false; }
   bool requires_dense_step() const override { return first_; }
   void save(StateWriter& writer) const override;
   void load(StateReader& reader) override;
 
   // The weighted mean of all ranks' h after the last committed step; empty before the first.
-  std::span<const T> estimate() const { return estimate_; }
+  std::span<const float> estimate() const { return estimate_; }
 
  private:
   bool first_ = true;  // no step was committed yet
-  std::vector<T> estimate_;
+  std::vector<float> estimate_;
 };
 
 }  // namespace topknot

@@ -7,28 +7,26 @@
 #include <string>
 
 #include "compress/compressor.h"
-#include "compress/memory/addend.h"
-#include "compress/precision.h"
+#include "compress/memory/feedback_input.h"
 #include "nn/core/base/registry.h"
 
 namespace topknot {
 
-template <class T>
 class Memory {
  public:
   virtual ~Memory() = default;
 
   // What selection adds to the gradient in its own pass, to make u over the gradient's memory. `spare` is what the arena
   // keeps from step to step (the residual).
-  virtual Addend<T> addend(std::span<T> gradient, std::span<const T> spare) = 0;
+  virtual FeedbackInput input(std::span<float> gradient, std::span<const float> spare) = 0;
 
   // Turns the step's memories into what the next step starts from. `sent` are the values at `indices` as the
   // other ranks decoded them; the entries at `rejected` (positions, any order) did not count.
-  virtual void commit(std::span<T> u, std::span<T> spare, std::span<const std::uint32_t> indices,
-                      std::span<const T> sent, std::span<const std::uint32_t> rejected) = 0;
+  virtual void commit(std::span<float> u, std::span<float> spare, std::span<const std::uint32_t> indices,
+                      std::span<const float> sent, std::span<const std::uint32_t> rejected) = 0;
   // After commit: the average of what was sent, to be turned into the average gradient in place (EF21).
-  virtual void finish(std::span<T> average) { static_cast<void>(average); }
-  // As before addend().
+  virtual void finish(std::span<float> average) { static_cast<void>(average); }
+  // As before input().
   virtual void discard() {}
 
   // Whether u's memory lives on as the residual. The average then goes to the spare memory, else over u.
@@ -47,15 +45,16 @@ struct MemoryTraits {
   // What would mix the learning rates of several steps under compress.lr_inside; empty: nothing would.
   const char* depends_on_lr = "";
 };
-struct MemoryFactory : PrecisionFactory<Memory> {
+struct MemoryFactory {
+  std::unique_ptr<Memory> (*make)(const CompressOptions& options);
   MemoryTraits traits;
 };
 Registry<MemoryFactory>& memories();  // compress.memory
 
-template <template <class> class Implementation>
+template <class Implementation>
 void add_memory(const std::string& name, const std::string& help, MemoryTraits traits = {},
                 std::vector<Option> options = {}) {
-  memories().add(name, help, {factory_of<Memory, Implementation>(), traits}, std::move(options));
+  memories().add(name, help, {make_piece<Memory, Implementation>, traits}, std::move(options));
 }
 
 }  // namespace topknot

@@ -4,11 +4,10 @@
 namespace topknot {
 namespace {
 
-template <class T>
-class NoMemory final : public Memory<T> {
+class NoMemory final : public Memory {
  public:
-  Addend<T> addend(std::span<T>, std::span<const T>) override { return {}; }
-  void commit(std::span<T>, std::span<T>, std::span<const std::uint32_t>, std::span<const T>,
+  FeedbackInput input(std::span<float>, std::span<const float>) override { return {}; }
+  void commit(std::span<float>, std::span<float>, std::span<const std::uint32_t>, std::span<const float>,
               std::span<const std::uint32_t>) override {}
   bool has_residual() const override { return false; }
 };

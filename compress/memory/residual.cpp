@@ -8,15 +8,13 @@
 
 namespace topknot {
 
-template <class T>
-Addend<T> ResidualMemory<T>::addend(std::span<T> gradient, std::span<const T> spare) {
+FeedbackInput ResidualMemory::input(std::span<float> gradient, std::span<const float> spare) {
   TOPKNOT_CHECK(spare.size() == gradient.size(), "error feedback needs a residual as long as the gradient");
   return spare;
 }
 
-template <class T>
-void ResidualMemory<T>::commit(std::span<T> u, std::span<T>, std::span<const std::uint32_t> indices,
-                               std::span<const T> sent, std::span<const std::uint32_t> rejected) {
+void ResidualMemory::commit(std::span<float> u, std::span<float>, std::span<const std::uint32_t> indices,
+                            std::span<const float> sent, std::span<const std::uint32_t> rejected) {
   // u - sent is +0 where values are sent exactly, else the coding error. The entries lie a page apart or so:
   // what costs is the wait for memory, so addresses are asked for ahead.
   const auto subtract = [&](std::size_t begin, std::size_t end) {
@@ -38,9 +36,6 @@ void ResidualMemory<T>::commit(std::span<T> u, std::span<T>, std::span<const std
   for (std::size_t i = 0; i < indices.size(); ++i)
     if (!std::binary_search(kept.begin(), kept.end(), indices[i])) u[indices[i]] -= sent[i];
 }
-
-template class ResidualMemory<float>;
-template class ResidualMemory<double>;
 
 namespace {
 

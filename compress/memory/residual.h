@@ -6,12 +6,11 @@
 
 namespace topknot {
 
-template <class T>
-class ResidualMemory final : public Memory<T> {
+class ResidualMemory final : public Memory {
  public:
-  Addend<T> addend(std::span<T> gradient, std::span<const T> spare) override;
-  void commit(std::span<T> u, std::span<T> spare, std::span<const std::uint32_t> indices,
-              std::span<const T> sent, std::span<const std::uint32_t> rejected) override;
+  FeedbackInput input(std::span<float> gradient, std::span<const float> spare) override;
+  void commit(std::span<float> u, std::span<float> spare, std::span<const std::uint32_t> indices,
+              std::span<const float> sent, std::span<const std::uint32_t> rejected) override;
   bool has_residual() const override { return true; }
 };
 

@@ -1,36 +1,27 @@
 #pragma once
-// The inner step of a pass that adds a velocity (compress/memory/addend.h), for loops compiled for several instruction sets.
+// The inner step of a pass that adds a velocity (compress/memory/feedback_input.h), for loops compiled for several instruction sets.
 
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 
-#include "compress/memory/addend.h"
+#include "compress/memory/feedback_input.h"
 #include "nn/core/simd.h"
 
 namespace topknot {
 
-template <class T>
-struct Vector64;
-template <>
-struct Vector64<float> {
-  typedef float type __attribute__((vector_size(64)));
-};
-template <>
-struct Vector64<double> {
-  typedef double type __attribute__((vector_size(64)));
-};
+typedef float Floats __attribute__((vector_size(64)));
 
-template <class T, bool kNesterov, bool kAligned>
+template <bool kNesterov, bool kAligned>
 struct VelocityStep {
-  T* u;
-  const T *residual, *velocity;
-  T* next;  // aligned to 64 bytes from the loop's first element on, where kAligned
-  T momentum;
+  float* u;
+  const float *residual, *velocity;
+  float* next;  // aligned to 64 bytes from the loop's first element on, where kAligned
+  float momentum;
 
   // Makes 64 bytes of u from u[i] on, and returns them.
-  TOPKNOT_INLINE typename Vector64<T>::type vector(std::size_t i) const {
-    typename Vector64<T>::type x, added, old, moved;
+  TOPKNOT_INLINE Floats vector(std::size_t i) const {
+    Floats x, added, old, moved;
     std::memcpy(&x, u + i, sizeof x);
     std::memcpy(&added, residual + i, sizeof added);
     std::memcpy(&old, velocity + i, sizeof old);
@@ -48,18 +39,18 @@ struct VelocityStep {
 };
 
 // Calls body with the VelocityStep for a loop from `begin` on.
-template <class T, class Body>
-TOPKNOT_INLINE void with_velocity_step(T* u, const Addend<T>& a, std::size_t begin, Body&& body) {
+template <class Body>
+TOPKNOT_INLINE void with_velocity_step(float* u, const FeedbackInput& a, std::size_t begin, Body&& body) {
   const bool aligned = reinterpret_cast<std::uintptr_t>(a.next_velocity + begin) % 64 == 0;
-  const T* residual = a.residual.data();
+  const float* residual = a.residual.data();
   if (a.nesterov && aligned)
-    body(VelocityStep<T, true, true>{u, residual, a.velocity, a.next_velocity, a.momentum});
+    body(VelocityStep<true, true>{u, residual, a.velocity, a.next_velocity, a.momentum});
   else if (a.nesterov)
-    body(VelocityStep<T, true, false>{u, residual, a.velocity, a.next_velocity, a.momentum});
+    body(VelocityStep<true, false>{u, residual, a.velocity, a.next_velocity, a.momentum});
   else if (aligned)
-    body(VelocityStep<T, false, true>{u, residual, a.velocity, a.next_velocity, a.momentum});
+    body(VelocityStep<false, true>{u, residual, a.velocity, a.next_velocity, a.momentum});
   else
-    body(VelocityStep<T, false, false>{u, residual, a.velocity, a.next_velocity, a.momentum});
+    body(VelocityStep<false, false>{u, residual, a.velocity, a.next_velocity, a.momentum});
   finish_streaming();
 }
 

@@ -115,7 +115,7 @@ bool check_block(const Format& format, std::span<const std::byte> block) {
   bool good = true;
   for (std::size_t cell = 0; cell < format.cells.size(); ++cell) {
     const auto bits = std::bit_cast<std::int32_t>(scale_of(block, cell));
-    good &= bits >= 0 && bits <= largest_finite_key<float>();
+    good &= bits >= 0 && bits <= kLargestFinite;
   }
   if (!good) damaged("a scale that is negative or not finite");
   const std::span<const std::byte> codes = codes_of(format, block);

@@ -49,9 +49,9 @@ Message QuantisingCompressor::encode(Slice slice, const StepInfo& info) {
   rank_ = static_cast<std::size_t>(info.rank);
   weights_.assign(info.weights.begin(), info.weights.end());
   weights_.resize(ranks_, 1.0f);
-  Candidates<float> broken;
+  Candidates broken;
   accumulate_and_collect(slice.gradient, std::span<const float>(residual_ ? slice.spare : std::span<float>()),
-                         largest_finite_key<float>(), 0, broken);
+                         kLargestFinite, 0, broken);
   std::vector<float> scales(format_.cells.size());
   const std::span<const float> u = slice.gradient;
   const bool finite = broken.finite() && quantiser_->scales(u, format_, scales);

@@ -41,9 +41,8 @@ TOPKNOT_HOST_DEVICE bool far_too_few(std::size_t count, std::size_t k) {
 }
 
 // The threshold after one that far too many (else far too few) reach; `largest`: the largest finite number.
-template <class T>
-TOPKNOT_HOST_DEVICE T moved_threshold(T t, bool many, T largest) {
-  const T moved = t * static_cast<T>(many ? kUpper : kLower);
+TOPKNOT_HOST_DEVICE float moved_threshold(float t, bool many, float largest) {
+  const float moved = t * static_cast<float>(many ? kUpper : kLower);
   return moved < largest ? moved : largest;
 }
 

@@ -7,7 +7,7 @@
 
 #include "compress/parallel.h"
 #include "compress/select/passes/take.h"
-#include "compress/sparse_compressor.h"
+#include "compress/sparse.h"
 #include "nn/core/base/check.h"
 #include "nn/core/rng.h"
 
@@ -17,9 +17,8 @@ namespace {
 using dgc::far_too_few, dgc::far_too_many, dgc::kAdaptations, dgc::selected_count;
 
 // |x| >= t, as a bound for passes that look for key > above; NaN and Inf are found in any case.
-template <class T>
-Key<T> key_before(T t) {
-  return std::min(static_cast<Key<T>>(key_of(t) - 1), largest_finite_key<T>());
+MagnitudeKey key_before(float t) {
+  return std::min(static_cast<MagnitudeKey>(key_of(t) - 1), kLargestFinite);
 }
 
 // Leaves the `count` largest of the keys, the least of them last.
@@ -33,18 +32,17 @@ void keep_top(std::vector<K>& keys, std::size_t count) {
 
 // The `top` largest keys of the samples [first, last), and perhaps some more. In random order few samples
 // exceed the bound once the list has been cut a few times.
-template <class T>
-void sample_part(std::span<const T> u, const Addend<T>& addend, std::size_t begin, std::size_t stride,
-                 std::size_t first, std::size_t last, std::size_t top, std::vector<Key<T>>& kept) {
+void sample_part(std::span<const float> u, const FeedbackInput& input, std::size_t begin, std::size_t stride,
+                 std::size_t first, std::size_t last, std::size_t top, std::vector<MagnitudeKey>& kept) {
   constexpr std::size_t ahead = 32;
-  Key<T> bound = -1;
+  MagnitudeKey bound = -1;
   for (std::size_t i = first; i < last; ++i) {
     const std::size_t at = begin + i * stride;
     if (i + ahead < last) {
       __builtin_prefetch(u.data() + at + ahead * stride);
-      addend.prefetch(at + ahead * stride);
+      input.prefetch(at + ahead * stride);
     }
-    const Key<T> key = key_of(addend.made(u, at));
+    const MagnitudeKey key = key_of(input.made(u, at));
     if (key <= bound) continue;
     kept.push_back(key);
     if (kept.size() < kept.capacity()) continue;
@@ -81,15 +79,14 @@ DgcSampledOptions dgc_sampled_options(const CompressOptions& options) {
           options.get<std::string>(kTruncate) == "lowest"};
 }
 
-template <class T>
-void DgcSampledSelector<T>::select(std::span<T> u, const Addend<T>& addend, const SelectStep& step,
-                                   Selected<T>& selected) {
+void DgcSampledSelector::select(std::span<float> u, const FeedbackInput& input, const SelectStep& step,
+                                Selected& selected) {
   TOPKNOT_CHECK(step.k >= 1 && step.k <= u.size(), "k outside 1 to the vector's length");
   adaptations_ = 0;
   exact_ = false;
   const bool all = step.k == u.size();
   SampleGeometry geometry;
-  Key<T> t_key = largest_finite_key<T>();
+  MagnitudeKey t_key = kLargestFinite;
   if (!all) {
     geometry = sample_geometry(u.size(), step.density, options_.sample_ratio);
     geometry.selects = step.k;
@@ -97,14 +94,14 @@ void DgcSampledSelector<T>::select(std::span<T> u, const Addend<T>& addend, cons
                          static_cast<std::uint32_t>(step.rank));
     const std::size_t start =
         geometry.stride == 1 ? 0 : rng.below(step.position, static_cast<std::uint32_t>(geometry.stride));
-    t_key = sampled_key(u, addend, geometry, start);
+    t_key = sampled_key(u, input, geometry, start);
   }
-  T t = magnitude_of<T>(t_key);
+  float t = magnitude_of(t_key);
   const std::size_t limit = 4 * step.k + 4096;
-  accumulate_and_collect(u, addend, all ? largest_finite_key<T>() : key_before(t), limit, found_);
+  accumulate_and_collect(u, input, all ? kLargestFinite : key_before(t), limit, found_);
   if (!begin_selection(found_.finite(), selected)) return;
   if (all) {
-    selected.threshold = static_cast<double>(select_all(std::span<const T>(u), selected));
+    selected.threshold = static_cast<double>(select_all(u, selected));
     return;
   }
   const std::size_t k = step.k;
@@ -113,15 +110,14 @@ void DgcSampledSelector<T>::select(std::span<T> u, const Addend<T>& addend, cons
                                                         : limit + 1;
   selected.threshold = static_cast<double>(t);
   if (exact_ || (count > k && !options_.lowest)) return take_exact(u, key_before(t), k, selected);
-  if (!found_.complete()) collect(std::span<const T>(u), key_before(t), u.size(), found_);
+  if (!found_.complete()) collect(u, key_before(t), u.size(), found_);
   take_first(k, selected);
 }
 
 // Changes t as the code's loop does and returns how many entries reach it; limit + 1 where they are too many to
 // list. Sets exact_ where the k largest are to be taken in place of all of them.
-template <class T>
-std::size_t DgcSampledSelector<T>::adapt(std::span<const T> u, const SampleGeometry& geometry,
-                                         std::size_t limit, T& t) {
+std::size_t DgcSampledSelector::adapt(std::span<const float> u, const SampleGeometry& geometry,
+                                      std::size_t limit, float& t) {
   const std::size_t k = geometry.selects;
   for (;; ++adaptations_) {
     const std::size_t count = found_.complete() ? found_.count() : limit + 1;
@@ -129,13 +125,13 @@ std::size_t DgcSampledSelector<T>::adapt(std::span<const T> u, const SampleGeome
     if ((!many && !few) || adaptations_ == kAdaptations) return count;
     exact_ = many && options_.resample;
     if (exact_) return count;
-    const T moved = dgc::moved_threshold(t, many, std::numeric_limits<T>::max());
+    const float moved = dgc::moved_threshold(t, many, std::numeric_limits<float>::max());
     if (moved == t) {  // zero and the least denormals
       exact_ = many;
       return count;
     }
     t = moved;
-    const Key<T> above = key_before(t);
+    const MagnitudeKey above = key_before(t);
     if (few || !found_.complete()) {
       collect(u, above, limit, found_);
       continue;
@@ -152,10 +148,9 @@ std::size_t DgcSampledSelector<T>::adapt(std::span<const T> u, const SampleGeome
   }
 }
 
-// The magnitude of rank top_samples in the sample of u + addend; a NaN or Inf is above all others.
-template <class T>
-Key<T> DgcSampledSelector<T>::sampled_key(std::span<const T> u, const Addend<T>& addend,
-                                          const SampleGeometry& geometry, std::size_t start) {
+// The magnitude of rank top_samples in the sample of u + input; a NaN or Inf is above all others.
+MagnitudeKey DgcSampledSelector::sampled_key(std::span<const float> u, const FeedbackInput& input,
+                                             const SampleGeometry& geometry, std::size_t start) {
   const std::size_t samples = (u.size() - start + geometry.stride - 1) / geometry.stride;
   const std::size_t top = geometry.top_samples, parts = part_count(u.size());
   kept_.resize(std::max(kept_.size(), parts));
@@ -164,7 +159,7 @@ Key<T> DgcSampledSelector<T>::sampled_key(std::span<const T> u, const Addend<T>&
     kept_[part].reserve(2 * top + 64);
   }
   for_parts(samples, parts, [&](std::size_t part, std::size_t first, std::size_t last) {
-    sample_part(u, addend, start, geometry.stride, first, last, top, kept_[part]);
+    sample_part(u, input, start, geometry.stride, first, last, top, kept_[part]);
   });
   for (std::size_t part = 1; part < parts; ++part)
     kept_[0].insert(kept_[0].end(), kept_[part].begin(), kept_[part].end());
@@ -172,26 +167,21 @@ Key<T> DgcSampledSelector<T>::sampled_key(std::span<const T> u, const Addend<T>&
   return kept_[0].back();
 }
 
-template <class T>
-void DgcSampledSelector<T>::take_exact(std::span<const T> u, Key<T> above, std::size_t k,
-                                       Selected<T>& selected) {
+void DgcSampledSelector::take_exact(std::span<const float> u, MagnitudeKey above, std::size_t k,
+                                    Selected& selected) {
   exact_ = true;
-  const Key<T> kth =
+  const MagnitudeKey kth =
       found_.complete() ? select_from(found_, above, k, selected) : select_exact(u, k, found_, selected);
-  selected.threshold = static_cast<double>(magnitude_of<T>(kth));
+  selected.threshold = static_cast<double>(magnitude_of(kth));
 }
 
-template <class T>
-void DgcSampledSelector<T>::take_first(std::size_t k, Selected<T>& selected) const {
+void DgcSampledSelector::take_first(std::size_t k, Selected& selected) const {
   for (const auto& part : found_.parts) {
     const std::size_t n = std::min(part.count, k - selected.indices.size());
     selected.indices.insert(selected.indices.end(), part.index.get(), part.index.get() + n);
     selected.values.insert(selected.values.end(), part.value.get(), part.value.get() + n);
   }
 }
-
-template class DgcSampledSelector<float>;
-template class DgcSampledSelector<double>;
 
 namespace {
 

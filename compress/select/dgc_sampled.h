@@ -35,30 +35,29 @@ struct DgcSampledOptions {
 // Throws UserError for values outside their ranges.
 DgcSampledOptions dgc_sampled_options(const CompressOptions& options);
 
-template <class T>
-class DgcSampledSelector final : public Selector<T> {
+class DgcSampledSelector final : public Selector {
  public:
   explicit DgcSampledSelector(const CompressOptions& options)
       : options_(dgc_sampled_options(options)), seed_(options.seed) {}
 
-  void select(std::span<T> u, const Addend<T>& addend, const SelectStep& step,
-              Selected<T>& selected) override;
+  void select(std::span<float> u, const FeedbackInput& input, const SelectStep& step,
+              Selected& selected) override;
 
   // Of the last select(): how often t was changed, and whether the selection was exact in the end.
   int adaptations() const { return adaptations_; }
   bool exact() const { return exact_; }
 
  private:
-  Key<T> sampled_key(std::span<const T> u, const Addend<T>& addend, const SampleGeometry& geometry,
-                     std::size_t start);
-  std::size_t adapt(std::span<const T> u, const SampleGeometry& geometry, std::size_t limit, T& t);
-  void take_exact(std::span<const T> u, Key<T> above, std::size_t k, Selected<T>& selected);
-  void take_first(std::size_t k, Selected<T>& selected) const;
+  MagnitudeKey sampled_key(std::span<const float> u, const FeedbackInput& input,
+                           const SampleGeometry& geometry, std::size_t start);
+  std::size_t adapt(std::span<const float> u, const SampleGeometry& geometry, std::size_t limit, float& t);
+  void take_exact(std::span<const float> u, MagnitudeKey above, std::size_t k, Selected& selected);
+  void take_first(std::size_t k, Selected& selected) const;
 
   DgcSampledOptions options_;
   std::uint64_t seed_;
-  Candidates<T> found_;
-  std::vector<std::vector<Key<T>>> kept_;  // scratch of the sample, by part
+  Candidates found_;
+  std::vector<std::vector<MagnitudeKey>> kept_;  // scratch of the sample, by part
   int adaptations_ = 0;
   bool exact_ = false;
 };

@@ -6,23 +6,22 @@
 #include "compress/select/gaussiank_rule.h"
 #include "compress/select/passes/magnitude_passes.h"
 #include "compress/select/passes/take.h"
-#include "compress/sparse_compressor.h"
+#include "compress/sparse.h"
 #include "nn/core/base/check.h"
 
 namespace topknot {
 
 using gaussiank::kLevels, gaussiank::too_many, gaussiank::Way;
 
-template <class T>
-void GaussianKSelector<T>::select(std::span<T> u, const Addend<T>& addend, const SelectStep& step,
-                                  Selected<T>& selected) {
+void GaussianKSelector::select(std::span<float> u, const FeedbackInput& input, const SelectStep& step,
+                               Selected& selected) {
   trace_.clear();
   next_ = carried_;
-  if (gaussiank::too_small(step.k, u.size())) return exact_.select(u, addend, step, selected);
+  if (gaussiank::too_small(step.k, u.size())) return exact_.select(u, input, step, selected);
 
   const std::size_t k = step.k, limit = 16 * k + 4096;
-  const Key<T> bound = carried_.above(false);
-  const Moments fit = accumulate_with_moments(u, addend, bound, limit, found_);
+  const MagnitudeKey bound = carried_.above(false);
+  const Moments fit = accumulate_with_moments(u, input, bound, limit, found_);
   const bool dropped = !found_.complete();
   passes_ = 1;
   begin_selection(fit.finite, selected);
@@ -35,28 +34,28 @@ void GaussianKSelector<T>::select(std::span<T> u, const Addend<T>& addend, const
     z_density_ = step.density;
   }
   const gaussiank::Thresholds t = gaussiank::thresholds_from(fit.mean + z_ * fit.deviation);
-  std::array<Key<T>, kLevels> above;
-  std::transform(t.level, t.level + kLevels, above.begin(), key_below<T>);
+  std::array<MagnitudeKey, kLevels> above;
+  std::transform(t.level, t.level + kLevels, above.begin(), key_below);
 
-  Key<T> listed = bound, least = largest_finite_key<T>();
+  MagnitudeKey listed = bound, least = kLargestFinite;
   last_level_ = gaussiank::last_level(k, [&](int, int level) {
-    const Key<T> key = above[static_cast<std::size_t>(level)];
+    const MagnitudeKey key = above[static_cast<std::size_t>(level)];
     least = std::min(least, key);
     std::size_t count = found_.complete() ? found_.count() : 0;
     if (found_.complete() && key >= listed) {
       count = count_listed(found_, key);
     } else if (!too_many(count, k)) {
-      collect(std::span<const T>(u), key, limit, found_);
+      collect(u, key, limit, found_);
       listed = key;
-      count = found_.complete() ? found_.count() : count_above(std::span<const T>(u), key);
+      count = found_.complete() ? found_.count() : count_above(u, key);
       passes_ += 1 + !found_.complete();
     }
     trace_.push_back({t.level[level], count});
     return count;
   });
-  const Key<T> last = above[static_cast<std::size_t>(last_level_)];
+  const MagnitudeKey last = above[static_cast<std::size_t>(last_level_)];
   if (!found_.complete() || last < listed) {
-    collect(std::span<const T>(u), last, u.size(), found_);
+    collect(u, last, u.size(), found_);
     listed = last;
     ++passes_;
   }
@@ -65,27 +64,22 @@ void GaussianKSelector<T>::select(std::span<T> u, const Addend<T>& addend, const
 
   // A lower threshold that was looked at needs more than 4k/3 entries to tell.
   const std::size_t telling = std::min(found_.count(), 3 * k / 2);
-  const Key<T> needed =
+  const MagnitudeKey needed =
       least < last && telling > selected.indices.size() ? kth_key(found_, listed, telling) : last;
   next_ = carried_.after(std::min(last, needed), passes_ == 1 ? ListState::good
                                                  : dropped    ? ListState::too_many
                                                               : ListState::too_few);
 }
 
-template <class T>
-void GaussianKSelector<T>::commit(const SelectOutcome<T>& outcome) {
+void GaussianKSelector::commit(const SelectOutcome& outcome) {
   carried_ = next_;
   exact_.commit(outcome);
 }
 
-template <class T>
-void GaussianKSelector<T>::discard() {
+void GaussianKSelector::discard() {
   next_ = carried_;
   exact_.discard();
 }
-
-template class GaussianKSelector<float>;
-template class GaussianKSelector<double>;
 
 namespace {
 

@@ -17,12 +17,11 @@
 
 namespace topknot {
 
-template <class T>
-class GaussianKSelector final : public Selector<T> {
+class GaussianKSelector final : public Selector {
  public:
-  void select(std::span<T> u, const Addend<T>& addend, const SelectStep& step,
-              Selected<T>& selected) override;
-  void commit(const SelectOutcome<T>& outcome) override;
+  void select(std::span<float> u, const FeedbackInput& input, const SelectStep& step,
+              Selected& selected) override;
+  void commit(const SelectOutcome& outcome) override;
   void discard() override;
 
   // The evaluations of the last select(); empty where the selection was exact. A count that is too many may be less than
@@ -36,13 +35,13 @@ class GaussianKSelector final : public Selector<T> {
   // times it went over the vector.
   int last_level() const { return last_level_; }
   int passes() const { return passes_; }
-  const CarriedBound<T>& carried() const { return carried_; }
+  const CarriedBound& carried() const { return carried_; }
 
  private:
-  TopKSelector<T> exact_;
-  Candidates<T> found_;
+  TopKSelector exact_;
+  Candidates found_;
   std::vector<Evaluation> trace_;
-  CarriedBound<T> carried_, next_;
+  CarriedBound carried_, next_;
   int last_level_ = 0, passes_ = 0;
   double z_ = 0, z_density_ = -1;
 };

@@ -5,7 +5,7 @@
 
 #include "compress/select/passes/normal_quantile.h"
 #include "compress/select/passes/take.h"
-#include "compress/sparse_compressor.h"
+#include "compress/sparse.h"
 #include "compress/state.h"
 #include "nn/core/base/check.h"
 
@@ -46,14 +46,13 @@ double modelled(double threshold, double at, double count, double d, double powe
 
 }  // namespace
 
-template <class T>
-void GaussianKCalibratedSelector<T>::select(std::span<T> u, const Addend<T>& addend, const SelectStep& step,
-                                            Selected<T>& selected) {
+void GaussianKCalibratedSelector::select(std::span<float> u, const FeedbackInput& input,
+                                         const SelectStep& step, Selected& selected) {
   TOPKNOT_CHECK(step.k >= 1 && step.k <= u.size(), "k outside 1 to the vector's length");
   next_ = carried_;
   passes_ = 1;
   if (u.size() < kSmallestFit || step.k > u.size() / 2) {
-    exact_.select(u, addend, step, selected);
+    exact_.select(u, input, step, selected);
     candidates_ = exact_.candidates();
     return;
   }
@@ -67,11 +66,11 @@ void GaussianKCalibratedSelector<T>::select(std::span<T> u, const Addend<T>& add
   double bound = carried_.threshold;
   if (bound > 0) bound = fitted(bound, carried_.count, predicted, d, carried_.power);
   if (moved) bound = std::min(bound, carried_.threshold);
-  Key<T> above = fresh ? largest_finite_key<T>() : key_below<T>(bound);
+  MagnitudeKey above = fresh ? kLargestFinite : key_below(bound);
   // No list of one thread is cut off while the whole is within this limit: so threads make no difference.
   const double largest_list = 8 * std::max(k, moved ? carried_.count : 0) + 4096;
   const auto limit = static_cast<std::size_t>(largest_list);
-  accumulate_and_collect(u, addend, above, limit, found_);
+  accumulate_and_collect(u, input, above, limit, found_);
   candidates_ = found_.count();
   if (!begin_selection(found_.finite(), selected)) return;
   if (fresh) return take_exactly(u, step.k, selected);
@@ -90,17 +89,16 @@ void GaussianKCalibratedSelector<T>::select(std::span<T> u, const Addend<T>& add
     // The second time as if the tail were flatter.
     bound =
         fitted(bound, std::max(0.5, static_cast<double>(found_.count())), 2 * k, d, carried_.power / again);
-    above = key_below<T>(bound);
-    collect(std::span<const T>(u), above, limit, found_);
+    above = key_below(bound);
+    collect(u, above, limit, found_);
     ++passes_;
   }
   if (too_long()) return take_exactly(u, step.k, selected);
   take_list({above > 0 ? bound : 0, static_cast<double>(found_.count())}, u, step.k, selected);
 }
 
-template <class T>
-void GaussianKCalibratedSelector<T>::take_list(Point listed, std::span<const T> u, std::size_t k,
-                                               Selected<T>& selected) {
+void GaussianKCalibratedSelector::take_list(Point listed, std::span<const float> u, std::size_t k,
+                                            Selected& selected) {
   if (listed.count <= most(static_cast<double>(k))) {
     take_found(found_, selected);
     next_.threshold = selected.threshold = listed.threshold;
@@ -108,16 +106,15 @@ void GaussianKCalibratedSelector<T>::take_list(Point listed, std::span<const T> 
     return;
   }
   if (listed.threshold > 0 && cut_list(listed, static_cast<double>(u.size()), k, selected)) return;
-  const Key<T> kth = select_from(found_, key_below<T>(listed.threshold), k, selected);
-  selected.threshold = magnitude_of<T>(kth);
-  next_.threshold = magnitude_of<T>(static_cast<Key<T>>(kth - 1));
+  const MagnitudeKey kth = select_from(found_, key_below(listed.threshold), k, selected);
+  selected.threshold = magnitude_of(kth);
+  next_.threshold = magnitude_of(static_cast<MagnitudeKey>(kth - 1));
   next_.count = static_cast<double>(k);
   learn_power(listed, {next_.threshold, next_.count}, static_cast<double>(u.size()));
 }
 
 // False where three evaluations did not find a threshold that will do.
-template <class T>
-bool GaussianKCalibratedSelector<T>::cut_list(Point listed, double d, std::size_t k, Selected<T>& selected) {
+bool GaussianKCalibratedSelector::cut_list(Point listed, double d, std::size_t k, Selected& selected) {
   const double target = static_cast<double>(k);
   Point low = listed, high{0, 0};  // counts above and below the band; high.threshold 0: none yet
   for (int evaluation = 1; evaluation <= kEvaluations; ++evaluation) {
@@ -129,7 +126,7 @@ bool GaussianKCalibratedSelector<T>::cut_list(Point listed, double d, std::size_
       power /= evaluation;
     const double x = fitted(low.threshold, low.count, target, d, power);
     if (!(x > low.threshold) || !std::isfinite(x)) return false;
-    const Key<T> above = key_below<T>(x);
+    const MagnitudeKey above = key_below(x);
     const std::size_t count = count_listed(found_, above);
     const Point point{x, static_cast<double>(count)};
     if (point.count >= fewest(target) && point.count <= most(target)) {
@@ -144,16 +141,14 @@ bool GaussianKCalibratedSelector<T>::cut_list(Point listed, double d, std::size_
   return false;
 }
 
-template <class T>
-void GaussianKCalibratedSelector<T>::take_exactly(std::span<const T> u, std::size_t k,
-                                                  Selected<T>& selected) {
+void GaussianKCalibratedSelector::take_exactly(std::span<const float> u, std::size_t k, Selected& selected) {
   ++passes_;
-  const Key<T> kth = select_exact(u, k, found_, selected);
-  selected.threshold = magnitude_of<T>(kth);
+  const MagnitudeKey kth = select_exact(u, k, found_, selected);
+  selected.threshold = magnitude_of(kth);
   next_.threshold = 0;
   next_.count = static_cast<double>(k);
   if (kth > 0) {
-    next_.threshold = magnitude_of<T>(static_cast<Key<T>>(kth - 1));
+    next_.threshold = magnitude_of(static_cast<MagnitudeKey>(kth - 1));
     return;
   }
   std::size_t n = 0;
@@ -166,8 +161,7 @@ void GaussianKCalibratedSelector<T>::take_exactly(std::span<const T> u, std::siz
   selected.values.resize(n);
 }
 
-template <class T>
-void GaussianKCalibratedSelector<T>::learn_count(double listed, double predicted) {
+void GaussianKCalibratedSelector::learn_count(double listed, double predicted) {
   const double error = std::clamp(std::log(std::max(0.5, listed) / predicted), -kLargestBias, kLargestBias);
   const double surprise = error - carried_.bias, shortfall = std::min(0.0, surprise);
   next_.bias = carried_.bias + kLearnBias * surprise;
@@ -176,8 +170,7 @@ void GaussianKCalibratedSelector<T>::learn_count(double listed, double predicted
 }
 
 // From two counts that are far enough apart; at most a factor of two at a time.
-template <class T>
-void GaussianKCalibratedSelector<T>::learn_power(Point low, Point high, double d) {
+void GaussianKCalibratedSelector::learn_power(Point low, Point high, double d) {
   if (low.count < 1.15 * high.count || !(low.threshold > 0) || !(high.threshold > low.threshold)) return;
   const double seen =
       (log_quantile(high.count, d) - log_quantile(low.count, d)) / std::log(high.threshold / low.threshold);
@@ -187,20 +180,17 @@ void GaussianKCalibratedSelector<T>::learn_power(Point low, Point high, double d
                            kLargestPower);
 }
 
-template <class T>
-void GaussianKCalibratedSelector<T>::commit(const SelectOutcome<T>& outcome) {
+void GaussianKCalibratedSelector::commit(const SelectOutcome& outcome) {
   carried_ = next_;
   exact_.commit(outcome);
 }
 
-template <class T>
-void GaussianKCalibratedSelector<T>::discard() {
+void GaussianKCalibratedSelector::discard() {
   next_ = carried_;
   exact_.discard();
 }
 
-template <class T>
-void GaussianKCalibratedSelector<T>::save(StateWriter& writer) const {
+void GaussianKCalibratedSelector::save(StateWriter& writer) const {
   writer.put(carried_.threshold);
   writer.put(carried_.count);
   writer.put(carried_.power);
@@ -208,8 +198,7 @@ void GaussianKCalibratedSelector<T>::save(StateWriter& writer) const {
   writer.put(carried_.variance);
 }
 
-template <class T>
-void GaussianKCalibratedSelector<T>::load(StateReader& reader) {
+void GaussianKCalibratedSelector::load(StateReader& reader) {
   Carried read;
   read.threshold = reader.get<double>();
   read.count = reader.get<double>();
@@ -223,9 +212,6 @@ void GaussianKCalibratedSelector<T>::load(StateReader& reader) {
     StateReader::fail("has no valid threshold of gaussiank_calibrated");
   carried_ = next_ = read;
 }
-
-template class GaussianKCalibratedSelector<float>;
-template class GaussianKCalibratedSelector<double>;
 
 namespace {
 

@@ -33,12 +33,11 @@
 
 namespace topknot {
 
-template <class T>
-class GaussianKCalibratedSelector final : public Selector<T> {
+class GaussianKCalibratedSelector final : public Selector {
  public:
-  void select(std::span<T> u, const Addend<T>& addend, const SelectStep& step,
-              Selected<T>& selected) override;
-  void commit(const SelectOutcome<T>& outcome) override;
+  void select(std::span<float> u, const FeedbackInput& input, const SelectStep& step,
+              Selected& selected) override;
+  void commit(const SelectOutcome& outcome) override;
   void discard() override;
   void save(StateWriter& writer) const override;
   void load(StateReader& reader) override;
@@ -61,15 +60,15 @@ class GaussianKCalibratedSelector final : public Selector<T> {
   struct Point {
     double threshold, count;
   };
-  void take_list(Point listed, std::span<const T> u, std::size_t k, Selected<T>& selected);
-  bool cut_list(Point listed, double d, std::size_t k, Selected<T>& selected);
-  void take_exactly(std::span<const T> u, std::size_t k, Selected<T>& selected);
+  void take_list(Point listed, std::span<const float> u, std::size_t k, Selected& selected);
+  bool cut_list(Point listed, double d, std::size_t k, Selected& selected);
+  void take_exactly(std::span<const float> u, std::size_t k, Selected& selected);
   void learn_count(double listed, double predicted);
   void learn_power(Point low, Point high, double d);
 
   Carried carried_, next_;
-  TopKSelector<T> exact_;
-  Candidates<T> found_;
+  TopKSelector exact_;
+  Candidates found_;
   int passes_ = 0;
   std::size_t candidates_ = 0;
 };

@@ -5,7 +5,7 @@
 
 #include "compress/select/passes/carried_bound.h"
 #include "compress/select/passes/take.h"
-#include "compress/sparse_compressor.h"
+#include "compress/sparse.h"
 #include "nn/core/base/check.h"
 #include "nn/core/rng.h"
 
@@ -15,13 +15,12 @@ namespace {
 constexpr int kBisections = 30;
 
 // Adds, in order, the entries of a sequence that reach t1, and of those that reach only t2 the run.
-template <class T>
 class Picker {
  public:
-  Picker(Key<T> above1, Key<T> above2, std::size_t start, std::size_t length, Selected<T>& selected)
+  Picker(MagnitudeKey above1, MagnitudeKey above2, std::size_t start, std::size_t length, Selected& selected)
       : above1_(above1), above2_(above2), start_(start), length_(length), selected_(selected) {}
-  void operator()(std::uint32_t index, T value) {
-    const Key<T> key = key_of(value);
+  void operator()(std::uint32_t index, float value) {
+    const MagnitudeKey key = key_of(value);
     if (key <= above2_) return;
     // Between: positions before `start` wrap round to huge ones.
     if (key <= above1_ && between_++ - start_ >= length_) return;
@@ -30,26 +29,24 @@ class Picker {
   }
 
  private:
-  Key<T> above1_, above2_;
+  MagnitudeKey above1_, above2_;
   std::size_t start_, length_, between_ = 0;
-  Selected<T>& selected_;
+  Selected& selected_;
 };
 
 }  // namespace
 
-template <class T>
-void MsTopKSelector<T>::select(std::span<T> u, const Addend<T>& addend, const SelectStep& step,
-                               Selected<T>& selected) {
+void MsTopKSelector::select(std::span<float> u, const FeedbackInput& input, const SelectStep& step,
+                            Selected& selected) {
   TOPKNOT_CHECK(step.k >= 1 && step.k <= u.size(), "k outside 1 to the vector's length");
-  const MagnitudeMoments all = accumulate_with_magnitudes(u, addend);
+  const MagnitudeMoments all = accumulate_with_magnitudes(u, input);
   if (!begin_selection(all.finite, selected)) return;
-  const std::span<const T> sum = u;
-  if (step.k == u.size() || !std::isfinite(all.mean)) {
-    selected.threshold = magnitude_of<T>(select_exact(sum, step.k, found_, selected));
+  if (step.k == u.size()) {
+    selected.threshold = magnitude_of(select_exact(u, step.k, found_, selected));
     return;
   }
   bracket_ = {std::numeric_limits<double>::infinity(), 0, 0, u.size()};
-  search_.start(sum, list_limit(step.k));
+  search_.start(u, list_limit(step.k));
   bisect(all, step.k);
 
   const std::size_t length = step.k - bracket_.count1, between = bracket_.count2 - bracket_.count1;
@@ -58,21 +55,20 @@ void MsTopKSelector<T>::select(std::span<T> u, const Addend<T>& addend, const Se
   const std::size_t start =
       length == 0 ? 0 : rng.below(step.position, static_cast<std::uint32_t>(between - length + 1));
   const double lowest = length == 0 ? bracket_.t1 : bracket_.t2;
-  const Key<T> above1 = bracket_.count1 == 0 ? largest_finite_key<T>() : key_reaching<T>(bracket_.t1);
-  const Key<T> above2 = key_reaching<T>(lowest);
+  const MagnitudeKey above1 = bracket_.count1 == 0 ? kLargestFinite : key_reaching(bracket_.t1);
+  const MagnitudeKey above2 = key_reaching(lowest);
   selected.indices.reserve(step.k);
   selected.values.reserve(step.k);
-  search_.for_each(above2, Picker<T>(above1, above2, start, length, selected));
+  search_.for_each(above2, Picker(above1, above2, start, length, selected));
   TOPKNOT_CHECK(selected.indices.size() == step.k, "MSTopK found another number of entries than k");
   selected.threshold = lowest;
 }
 
-template <class T>
-void MsTopKSelector<T>::bisect(const MagnitudeMoments& all, std::size_t k) {
+void MsTopKSelector::bisect(const MagnitudeMoments& all, std::size_t k) {
   double low = 0, high = 1;
   for (int i = 0; i < kBisections; ++i) {
     const double q = low + (high - low) / 2, t = all.mean + q * (all.largest - all.mean);
-    const std::size_t count = search_.count(key_reaching<T>(t));
+    const std::size_t count = search_.count(key_reaching(t));
     (count <= k ? high : low) = q;
     if (count <= k && count > bracket_.count1) {
       bracket_.t1 = t;
@@ -85,9 +81,6 @@ void MsTopKSelector<T>::bisect(const MagnitudeMoments& all, std::size_t k) {
     }
   }
 }
-
-template class MsTopKSelector<float>;
-template class MsTopKSelector<double>;
 
 namespace {
 

@@ -18,13 +18,12 @@
 
 namespace topknot {
 
-template <class T>
-class MsTopKSelector final : public Selector<T> {
+class MsTopKSelector final : public Selector {
  public:
   explicit MsTopKSelector(const CompressOptions& options) : seed_(options.seed) {}  // compress.seed
 
-  void select(std::span<T> u, const Addend<T>& addend, const SelectStep& step,
-              Selected<T>& selected) override;
+  void select(std::span<float> u, const FeedbackInput& input, const SelectStep& step,
+              Selected& selected) override;
 
   // What the last bisection ended with: the thresholds (infinity and 0 where not found) and how many reach
   // them.
@@ -38,8 +37,8 @@ class MsTopKSelector final : public Selector<T> {
   void bisect(const MagnitudeMoments& all, std::size_t k);
 
   std::uint64_t seed_;
-  Candidates<T> found_;
-  ThresholdSearch<T> search_;
+  Candidates found_;
+  ThresholdSearch search_;
   Bracket bracket_;
 };
 

@@ -5,7 +5,7 @@
 #include <numeric>
 
 #include "compress/select/passes/take.h"
-#include "compress/sparse_compressor.h"
+#include "compress/sparse.h"
 #include "nn/core/base/check.h"
 #include "nn/core/rng.h"
 
@@ -17,23 +17,20 @@ const Option kSharedSeed{.name = "shared_seed", .standard = false, .help = "the 
 
 }  // namespace
 
-template <class T>
-RandKSelector<T>::RandKSelector(const CompressOptions& options)
+RandKSelector::RandKSelector(const CompressOptions& options)
     : seed_(options.seed), shared_(options.get<bool>(kSharedSeed)) {}
 
-template <class T>
-void RandKSelector<T>::select(std::span<T> u, const Addend<T>& addend, const SelectStep& step,
-                              Selected<T>& selected) {
+void RandKSelector::select(std::span<float> u, const FeedbackInput& input, const SelectStep& step,
+                           Selected& selected) {
   TOPKNOT_CHECK(step.k >= 1 && step.k <= u.size(), "k outside 1 to the vector's length");
-  accumulate_and_collect(u, addend, largest_finite_key<T>(), 0, broken_);
+  accumulate_and_collect(u, input, kLargestFinite, 0, broken_);
   if (!begin_selection(broken_.finite(), selected)) return;
   draw(u.size(), step, selected.indices);
   selected.values.resize(step.k);
   for (std::size_t i = 0; i < step.k; ++i) selected.values[i] = u[selected.indices[i]];
 }
 
-template <class T>
-void RandKSelector<T>::draw(std::size_t d, const SelectStep& step, std::vector<std::uint32_t>& indices) {
+void RandKSelector::draw(std::size_t d, const SelectStep& step, std::vector<std::uint32_t>& indices) {
   indices.resize(step.k);
   if (step.k == d) return std::iota(indices.begin(), indices.end(), 0u);
   chosen_.resize((d + 63) / 64);
@@ -57,9 +54,6 @@ void RandKSelector<T>::draw(std::size_t d, const SelectStep& step, std::vector<s
     for (std::uint64_t& bits = chosen_[w]; bits != 0; bits &= bits - 1)
       indices[n++] = static_cast<std::uint32_t>(64 * w + static_cast<std::size_t>(std::countr_zero(bits)));
 }
-
-template class RandKSelector<float>;
-template class RandKSelector<double>;
 
 namespace {
 

@@ -16,21 +16,20 @@
 
 namespace topknot {
 
-template <class T>
-class RandKSelector final : public Selector<T> {
+class RandKSelector final : public Selector {
  public:
   // compress.seed and .shared_seed.
   explicit RandKSelector(const CompressOptions& options);
 
-  void select(std::span<T> u, const Addend<T>& addend, const SelectStep& step,
-              Selected<T>& selected) override;
+  void select(std::span<float> u, const FeedbackInput& input, const SelectStep& step,
+              Selected& selected) override;
 
  private:
   void draw(std::size_t d, const SelectStep& step, std::vector<std::uint32_t>& indices);
 
   std::uint64_t seed_;
   bool shared_;
-  Candidates<T> broken_;               // NaN and Inf
+  Candidates broken_;                  // NaN and Inf
   std::vector<std::uint64_t> chosen_;  // a bit per position; all zero between selections
 };
 

@@ -20,11 +20,10 @@
 
 namespace topknot {
 
-template <class T>
-class RedSyncSelector final : public Selector<T> {
+class RedSyncSelector final : public Selector {
  public:
-  void select(std::span<T> u, const Addend<T>& addend, const SelectStep& step,
-              Selected<T>& selected) override;
+  void select(std::span<float> u, const FeedbackInput& input, const SelectStep& step,
+              Selected& selected) override;
 
   // The evaluations of the last select(); empty where the selection was exact.
   struct Evaluation {
@@ -34,8 +33,8 @@ class RedSyncSelector final : public Selector<T> {
   const std::vector<Evaluation>& trace() const { return trace_; }
 
  private:
-  Candidates<T> found_;
-  ThresholdSearch<T> search_;
+  Candidates found_;
+  ThresholdSearch search_;
   std::vector<Evaluation> trace_;
 };
 

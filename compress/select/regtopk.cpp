@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "compress/select/passes/take.h"
-#include "compress/sparse_compressor.h"
+#include "compress/sparse.h"
 #include "compress/state.h"
 #include "nn/core/base/check.h"
 
@@ -36,21 +36,19 @@ RegTopKScore regtopk_score(const CompressOptions& options) {
   return {mu, std::tanh((1 + q) / mu), options.get<std::string>(kVariant) == "B"};
 }
 
-template <class T>
-T RegTopKSelector<T>::score(std::size_t i, T u) const {
-  return rule_(u, last_.weight, last_.own[i], last_.surplus[i], std::numeric_limits<T>::max());
+float RegTopKSelector::score(std::size_t i, float u) const {
+  return rule_(u, last_.weight, last_.own[i], last_.surplus[i], std::numeric_limits<float>::max());
 }
 
 // Puts scores over the listed values and drops what does not exceed `above`.
-template <class T>
-void RegTopKSelector<T>::score_candidates(Key<T> above) {
+void RegTopKSelector::score_candidates(MagnitudeKey above) {
   std::size_t at = 0;
   const std::size_t last = last_.indices.size();
   for (auto& part : found_.parts) {
     std::size_t n = 0;
     for (std::size_t i = 0; i < part.count; ++i) {
       const std::uint32_t index = part.index[i];
-      T value = part.value[i];
+      float value = part.value[i];
       while (at < last && last_.indices[at] < index) ++at;
       if (at < last && last_.indices[at] == index) value = score(at, value);
       part.index[n] = index;
@@ -62,46 +60,43 @@ void RegTopKSelector<T>::score_candidates(Key<T> above) {
 }
 
 // Radix selection sees scores where last step's entries are, for as long as it takes.
-template <class T>
-Key<T> RegTopKSelector<T>::select_from_scores(std::span<T> u, std::size_t k, Selected<T>& selected) {
-  std::vector<T> kept(last_.indices.size());
+MagnitudeKey RegTopKSelector::select_from_scores(std::span<float> u, std::size_t k, Selected& selected) {
+  std::vector<float> kept(last_.indices.size());
   for (std::size_t i = 0; i < kept.size(); ++i) {
     kept[i] = u[last_.indices[i]];
     u[last_.indices[i]] = score(i, kept[i]);
   }
-  const Key<T> kth = select_exact(std::span<const T>(u), k, found_, selected);
+  const MagnitudeKey kth = select_exact(u, k, found_, selected);
   for (std::size_t i = 0; i < kept.size(); ++i) u[last_.indices[i]] = kept[i];
   return kth;
 }
 
-template <class T>
-void RegTopKSelector<T>::select(std::span<T> u, const Addend<T>& addend, const SelectStep& step,
-                                Selected<T>& selected) {
+void RegTopKSelector::select(std::span<float> u, const FeedbackInput& input, const SelectStep& step,
+                             Selected& selected) {
   TOPKNOT_CHECK(step.k >= 1 && step.k <= u.size(), "k outside 1 to the vector's length");
   TOPKNOT_CHECK(last_.indices.empty() || last_.indices.back() < u.size(),
                 "last step's entries lie beyond the vector");
   next_bound_ = bound_;
   fell_back_ = false;
   const bool all = step.k == u.size();
-  const Key<T> above = bound_.above(all), listed_above = rule_.listed_above(bound_, all);
-  accumulate_and_collect(u, addend, listed_above, list_limit(step.k), found_);
+  const MagnitudeKey above = bound_.above(all), listed_above = rule_.listed_above(bound_, all);
+  accumulate_and_collect(u, input, listed_above, list_limit(step.k), found_);
   if (!begin_selection(found_.finite(), selected)) return;
   if (all) {
-    select_all(std::span<const T>(u), selected);
+    select_all(u, selected);
     return;
   }
   if (found_.complete()) score_candidates(above);
   const ListState list = list_state(found_.complete(), found_.count(), step.k);
   fell_back_ = list != ListState::good;
-  const Key<T> kth =
+  const MagnitudeKey kth =
       fell_back_ ? select_from_scores(u, step.k, selected) : select_from(found_, above, step.k, selected);
   for (std::size_t i = 0; i < step.k; ++i) selected.values[i] = u[selected.indices[i]];
-  selected.threshold = rule_.rest * static_cast<double>(magnitude_of<T>(kth));
+  selected.threshold = rule_.rest * static_cast<double>(magnitude_of(kth));
   next_bound_ = bound_.after(kth, list);
 }
 
-template <class T>
-void RegTopKSelector<T>::commit(const SelectOutcome<T>& outcome) {
+void RegTopKSelector::commit(const SelectOutcome& outcome) {
   TOPKNOT_CHECK(outcome.sent.size() == outcome.indices.size(), "one value an entry sent");
   bound_ = next_bound_;
   const std::size_t count = outcome.indices.size();
@@ -115,21 +110,18 @@ void RegTopKSelector<T>::commit(const SelectOutcome<T>& outcome) {
   }
 }
 
-template <class T>
-void RegTopKSelector<T>::discard() {
+void RegTopKSelector::discard() {
   next_bound_ = bound_;
 }
 
-template <class T>
-void RegTopKSelector<T>::save(StateWriter& writer) const {
+void RegTopKSelector::save(StateWriter& writer) const {
   writer.put_list(last_.indices);
   writer.put_list(last_.own);
   writer.put_list(last_.surplus);
   writer.put(last_.weight);
 }
 
-template <class T>
-void RegTopKSelector<T>::load(StateReader& reader) {
+void RegTopKSelector::load(StateReader& reader) {
   Last last;
   last.indices = reader.get_list<std::uint32_t>();
   last.own = reader.get_list<double>(last.indices.size());
@@ -140,9 +132,6 @@ void RegTopKSelector<T>::load(StateReader& reader) {
     StateReader::fail("names the entries of regtopk's last step out of order");
   last_ = std::move(last);
 }
-
-template class RegTopKSelector<float>;
-template class RegTopKSelector<double>;
 
 namespace {
 

@@ -33,15 +33,14 @@ namespace topknot {
 // compress.mu, .q and .variant. Throws UserError for values outside their ranges.
 RegTopKScore regtopk_score(const CompressOptions& options);
 
-template <class T>
-class RegTopKSelector final : public Selector<T> {
+class RegTopKSelector final : public Selector {
  public:
   explicit RegTopKSelector(const CompressOptions& options) : rule_(regtopk_score(options)) {}
 
   // selected.threshold is the k-th score, tanh((1 + Q) / mu) included; 0 where all entries are sent.
-  void select(std::span<T> u, const Addend<T>& addend, const SelectStep& step,
-              Selected<T>& selected) override;
-  void commit(const SelectOutcome<T>& outcome) override;
+  void select(std::span<float> u, const FeedbackInput& input, const SelectStep& step,
+              Selected& selected) override;
+  void commit(const SelectOutcome& outcome) override;
   void discard() override;
   void save(StateWriter& writer) const override;
   void load(StateReader& reader) override;
@@ -58,14 +57,14 @@ class RegTopKSelector final : public Selector<T> {
     double weight = 0;            // w
   };
 
-  T score(std::size_t i, T u) const;  // of the i-th entry of last_, with the sign of u
-  void score_candidates(Key<T> above);
-  Key<T> select_from_scores(std::span<T> u, std::size_t k, Selected<T>& selected);
+  float score(std::size_t i, float u) const;  // of the i-th entry of last_, with the sign of u
+  void score_candidates(MagnitudeKey above);
+  MagnitudeKey select_from_scores(std::span<float> u, std::size_t k, Selected& selected);
 
   RegTopKScore rule_;
   Last last_;
-  CarriedBound<T> bound_, next_bound_;
-  Candidates<T> found_;
+  CarriedBound bound_, next_bound_;
+  Candidates found_;
   bool fell_back_ = false;
 };
 

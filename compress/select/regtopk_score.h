@@ -14,8 +14,8 @@ struct RegTopKScore {
   bool by_current = false;  // variant B
 
   // Of u, with its sign. `weight`: w; `own`: w p; `surplus`: avg - w p. `largest`: the largest finite T.
-  template <class T>
-  TOPKNOT_HOST_DEVICE T operator()(T u, double weight, double own, double surplus, T largest) const {
+  TOPKNOT_HOST_DEVICE float operator()(float u, double weight, double own, double surplus,
+                                       float largest) const {
     constexpr double away_from_zero = 1e-10;  // of variant B's denominator
     const double a = static_cast<double>(u);
     const double denominator = by_current ? weight * a + away_from_zero : own;
@@ -23,14 +23,13 @@ struct RegTopKScore {
     // Nothing was sent that could be compared: Delta is Q.
     if (denominator == 0 || factor != factor) return u;
     const double score = a * factor, bound = static_cast<double>(largest);
-    return static_cast<T>(score > bound ? bound : score < -bound ? -bound : score);
+    return static_cast<float>(score > bound ? bound : score < -bound ? -bound : score);
   }
 
   // What entries are listed with, so that every score above `bound` is among them: a score is at most |u| / rest.
-  template <class T>
-  TOPKNOT_HOST_DEVICE Key<T> listed_above(const CarriedBound<T>& bound, bool all) const {
+  TOPKNOT_HOST_DEVICE MagnitudeKey listed_above(const CarriedBound& bound, bool all) const {
     if (!bound.known() || all || !(rest < 1)) return bound.above(all);
-    const Key<T> lower = key_below<T>((1 - 1e-6) * rest * bound.magnitude()) - 1;
+    const MagnitudeKey lower = key_below((1 - 1e-6) * rest * bound.magnitude()) - 1;
     return lower > -1 ? lower : -1;
   }
 };

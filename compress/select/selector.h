@@ -9,18 +9,16 @@
 #include <vector>
 
 #include "compress/compressor.h"
-#include "compress/memory/addend.h"
-#include "compress/precision.h"
+#include "compress/memory/feedback_input.h"
 #include "nn/core/base/registry.h"
 
 namespace topknot {
 
 // The entries of one range that are sent: positions relative to the range, strictly ascending, and their
 // values.
-template <class T>
 struct Selected {
   std::vector<std::uint32_t> indices;
-  std::vector<T> values;
+  std::vector<float> values;
   // False where a NaN or Inf was anywhere in the range; nothing is selected then.
   bool finite = true;
   // What magnitudes were compared with: the k-th magnitude of topk, the last threshold of gaussiank.
@@ -37,25 +35,23 @@ struct SelectStep {
 };
 
 // The outcome of a selection, for selectors that learn from it (RegTop-k).
-template <class T>
 struct SelectOutcome {
   std::span<const std::uint32_t> indices;  // as selected, sent and accepted
-  std::span<const T> sent;                 // their values as the other ranks decoded them
-  std::span<const T> average;              // the range's average
+  std::span<const float> sent;             // their values as the other ranks decoded them
+  std::span<const float> average;          // the range's average
   double weight = 1;                       // of this rank in the average: weight[rank] / P
 };
 
-template <class T>
 class Selector {
  public:
   virtual ~Selector() = default;
   // Adds to u in place what the memory says, and selects from the sum. u is not empty. The result depends on the data, the
   // step and what earlier commits left, never on the number of threads. A selector that carries what its results depend on
   // saves it.
-  virtual void select(std::span<T> u, const Addend<T>& addend, const SelectStep& step,
-                      Selected<T>& selected) = 0;
+  virtual void select(std::span<float> u, const FeedbackInput& input, const SelectStep& step,
+                      Selected& selected) = 0;
   // Keeps or forgets what the last select() learnt. After discard() the selector is as before select().
-  virtual void commit(const SelectOutcome<T>&) {}
+  virtual void commit(const SelectOutcome&) {}
   virtual void discard() {}
   virtual void save(StateWriter&) const {}
   virtual void load(StateReader&) {}
@@ -69,19 +65,19 @@ struct SelectorTraits {
   // Throws UserError for options without sense that their own ranges allow.
   void (*check)(const CompressOptions& options) = nullptr;
 };
-struct SelectorFactory : PrecisionFactory<Selector> {
+struct SelectorFactory {
+  std::unique_ptr<Selector> (*make)(const CompressOptions& options);
   SelectorTraits traits;
 };
 Registry<SelectorFactory>& selectors();  // compress.select
 
-template <template <class> class Implementation>
+template <class Implementation>
 void add_selector(const std::string& name, const std::string& help, SelectorTraits traits = {},
                   std::vector<Option> options = {}) {
-  selectors().add(name, help, {factory_of<Selector, Implementation>(), traits}, std::move(options));
+  selectors().add(name, help, {make_piece<Selector, Implementation>, traits}, std::move(options));
 }
 
 // Keeps the `count` largest magnitudes of `selected`, ties to the lower index; the rest stays where it was.
-template <class T>
-void keep_largest(Selected<T>& selected, std::size_t count);
+void keep_largest(Selected& selected, std::size_t count);
 
 }  // namespace topknot

@@ -6,7 +6,7 @@
 #include "compress/select/passes/carried_bound.h"
 #include "compress/select/passes/gamma_quantile.h"
 #include "compress/select/passes/take.h"
-#include "compress/sparse_compressor.h"
+#include "compress/sparse.h"
 #include "compress/state.h"
 #include "nn/core/base/check.h"
 
@@ -38,23 +38,20 @@ double pareto_threshold(double mean, double variance, double ratio) {
 
 }  // namespace
 
-template <class T>
-SidcoSelector<T>::SidcoSelector(const CompressOptions& options) : fixed_stages_(options.get<int>(kStages)) {
+SidcoSelector::SidcoSelector(const CompressOptions& options) : fixed_stages_(options.get<int>(kStages)) {
   const auto distribution = options.get<std::string>(kDistribution);
   if (distribution == "pareto") distribution_ = Distribution::pareto;
   if (distribution == "gamma") distribution_ = Distribution::gamma;
 }
 
-template <class T>
-void SidcoSelector<T>::select(std::span<T> u, const Addend<T>& addend, const SelectStep& step,
-                              Selected<T>& selected) {
+void SidcoSelector::select(std::span<float> u, const FeedbackInput& input, const SelectStep& step,
+                           Selected& selected) {
   TOPKNOT_CHECK(step.k >= 1 && step.k <= u.size(), "k outside 1 to the vector's length");
   trace_.clear();
   next_ = carried_;
   listed_ = false;
-  const MagnitudeMoments all = accumulate_with_magnitudes(u, addend);
+  const MagnitudeMoments all = accumulate_with_magnitudes(u, input);
   if (!begin_selection(all.finite, selected)) return;
-  const std::span<const T> sum = u;
   if (step.k < u.size() && all.largest == 0) return;
 
   const std::int32_t stages = fixed_stages_ > 0 ? fixed_stages_ : carried_.stages;
@@ -62,36 +59,35 @@ void SidcoSelector<T>::select(std::span<T> u, const Addend<T>& addend, const Sel
   const double wanted = step.density * static_cast<double>(u.size());
   double t = -1;
   if (step.k < u.size() && !all.constant() && wanted >= 1 && std::isnormal(all.norm))
-    t = first_threshold(sum, all, single ? step.density : kFirstRatio);
+    t = first_threshold(u, all, single ? step.density : kFirstRatio);
   if (!(t >= 0) || !std::isfinite(t)) {
-    selected.threshold = magnitude_of<T>(select_exact(sum, step.k, found_, selected));
+    selected.threshold = magnitude_of(select_exact(u, step.k, found_, selected));
     return;
   }
 
-  search_.start(sum, list_limit(step.k));
+  search_.start(u, list_limit(step.k));
   if (!single) {
     const double ratio = std::pow(step.density / kFirstRatio, 1.0 / (stages - 1));
     for (std::int32_t stage = 1; stage < stages; ++stage) {
-      const MagnitudeMoments tail = magnitudes_above(listed_ ? std::span<const T>(tail_.values) : sum, t);
+      const MagnitudeMoments tail = magnitudes_above(listed_ ? std::span<const float>(tail_.values) : u, t);
       const double next = tail.count == 0 || tail.constant() ? -1 : tail_threshold(tail, ratio);
       if (!(next >= 0) || !std::isfinite(next)) break;
       trace_.push_back({t, tail.count});
       if (!listed_ && tail.count <= u.size() / kShortTail) {
-        search_.take(key_below<T>(t), tail.count, tail_);
+        search_.take(key_below(t), tail.count, tail_);
         listed_ = true;
       }
       t = next;
     }
   }
-  take(key_below<T>(t), selected);
+  take(key_below(t), selected);
   selected.threshold = t;
   trace_.push_back({t, selected.indices.size()});
   if (fixed_stages_ == 0) learn(static_cast<double>(selected.indices.size()) / wanted, step.density);
 }
 
-template <class T>
-double SidcoSelector<T>::first_threshold(std::span<const T> u, const MagnitudeMoments& all,
-                                         double ratio) const {
+double SidcoSelector::first_threshold(std::span<const float> u, const MagnitudeMoments& all,
+                                      double ratio) const {
   if (distribution_ == Distribution::exponential) return exponential_threshold(all.mean, ratio);
   if (distribution_ == Distribution::pareto) return pareto_threshold(all.mean, all.variance, ratio);
   const double s = std::log(all.mean / all.norm) - mean_log_magnitude(u, all.norm);
@@ -100,16 +96,14 @@ double SidcoSelector<T>::first_threshold(std::span<const T> u, const MagnitudeMo
   return all.mean / shape * gamma_tail_quantile(shape, ratio);
 }
 
-template <class T>
-double SidcoSelector<T>::tail_threshold(const MagnitudeMoments& tail, double ratio) const {
+double SidcoSelector::tail_threshold(const MagnitudeMoments& tail, double ratio) const {
   const double mean = tail.mean - tail.smallest;
   return tail.smallest + (distribution_ == Distribution::exponential
                               ? exponential_threshold(mean, ratio)
                               : pareto_threshold(mean, tail.variance, ratio));
 }
 
-template <class T>
-void SidcoSelector<T>::take(Key<T> above, Selected<T>& selected) {
+void SidcoSelector::take(MagnitudeKey above, Selected& selected) {
   if (!listed_) return search_.take(above, search_.count(above), selected);
   for (std::size_t i = 0; i < tail_.indices.size(); ++i)
     if (key_of(tail_.values[i]) > above) {
@@ -118,8 +112,7 @@ void SidcoSelector<T>::take(Key<T> above, Selected<T>& selected) {
     }
 }
 
-template <class T>
-void SidcoSelector<T>::learn(double share, double ratio) {
+void SidcoSelector::learn(double share, double ratio) {
   next_.sum += share;
   if (++next_.steps < kSteps) return;
   const double mean = next_.sum / kSteps;
@@ -129,15 +122,13 @@ void SidcoSelector<T>::learn(double share, double ratio) {
   next_.sum = 0;
 }
 
-template <class T>
-void SidcoSelector<T>::save(StateWriter& writer) const {
+void SidcoSelector::save(StateWriter& writer) const {
   writer.put(carried_.stages);
   writer.put(carried_.steps);
   writer.put(carried_.sum);
 }
 
-template <class T>
-void SidcoSelector<T>::load(StateReader& reader) {
+void SidcoSelector::load(StateReader& reader) {
   Carried carried;
   carried.stages = reader.get<std::int32_t>();
   carried.steps = reader.get<std::int32_t>();
@@ -147,9 +138,6 @@ void SidcoSelector<T>::load(StateReader& reader) {
     StateReader::fail("holds stages of sidco that cannot be");
   carried_ = next_ = carried;
 }
-
-template class SidcoSelector<float>;
-template class SidcoSelector<double>;
 
 namespace {
 

@@ -33,15 +33,14 @@
 
 namespace topknot {
 
-template <class T>
-class SidcoSelector final : public Selector<T> {
+class SidcoSelector final : public Selector {
  public:
   // compress.distribution and .stages. Throws UserError for values that are none.
   explicit SidcoSelector(const CompressOptions& options);
 
-  void select(std::span<T> u, const Addend<T>& addend, const SelectStep& step,
-              Selected<T>& selected) override;
-  void commit(const SelectOutcome<T>&) override { carried_ = next_; }
+  void select(std::span<float> u, const FeedbackInput& input, const SelectStep& step,
+              Selected& selected) override;
+  void commit(const SelectOutcome&) override { carried_ = next_; }
   void discard() override { next_ = carried_; }
   void save(StateWriter& writer) const override;
   void load(StateReader& reader) override;
@@ -65,18 +64,18 @@ class SidcoSelector final : public Selector<T> {
  private:
   enum class Distribution { exponential, pareto, gamma };
 
-  double first_threshold(std::span<const T> u, const MagnitudeMoments& all, double ratio) const;
+  double first_threshold(std::span<const float> u, const MagnitudeMoments& all, double ratio) const;
   double tail_threshold(const MagnitudeMoments& tail, double ratio) const;
-  void take(Key<T> above, Selected<T>& selected);
+  void take(MagnitudeKey above, Selected& selected);
   void learn(double share, double ratio);
 
   Distribution distribution_ = Distribution::exponential;
   std::int32_t fixed_stages_ = 0;  // 0: adaptive
   Carried carried_, next_;
   std::vector<Stage> trace_;
-  Candidates<T> found_;
-  ThresholdSearch<T> search_;
-  Selected<T> tail_;  // the entries above a stage's threshold, once they are few
+  Candidates found_;
+  ThresholdSearch search_;
+  Selected tail_;  // the entries above a stage's threshold, once they are few
   bool listed_ = false;
 };
 

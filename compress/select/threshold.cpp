@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "compress/select/passes/take.h"
-#include "compress/sparse_compressor.h"
+#include "compress/sparse.h"
 #include "nn/core/base/check.h"
 
 namespace topknot {
@@ -24,21 +24,17 @@ double fixed_threshold(const CompressOptions& options) {
   return threshold;
 }
 
-template <class T>
-void ThresholdSelector<T>::select(std::span<T> u, const Addend<T>& addend, const SelectStep& step,
-                                  Selected<T>& selected) {
-  const Key<T> above = step.density >= 1 ? -1 : key_below<T>(threshold_);
+void ThresholdSelector::select(std::span<float> u, const FeedbackInput& input, const SelectStep& step,
+                               Selected& selected) {
+  const MagnitudeKey above = step.density >= 1 ? -1 : key_below(threshold_);
   const std::size_t limit = above < 0 ? u.size() : 2 * last_count_ + 4096;
-  accumulate_and_collect(u, addend, above, limit, found_);
+  accumulate_and_collect(u, input, above, limit, found_);
   if (!begin_selection(found_.finite(), selected)) return;
-  if (!found_.complete()) collect(std::span<const T>(u), above, u.size(), found_);
+  if (!found_.complete()) collect(u, above, u.size(), found_);
   last_count_ = found_.count();
   take_found(found_, selected);
   selected.threshold = above < 0 ? 0 : threshold_;
 }
-
-template class ThresholdSelector<float>;
-template class ThresholdSelector<double>;
 
 namespace {
 

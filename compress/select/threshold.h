@@ -16,17 +16,16 @@ namespace topknot {
 // compress.threshold. Throws UserError unless it is finite and above 0.
 double fixed_threshold(const CompressOptions& options);
 
-template <class T>
-class ThresholdSelector final : public Selector<T> {
+class ThresholdSelector final : public Selector {
  public:
   explicit ThresholdSelector(const CompressOptions& options) : threshold_(fixed_threshold(options)) {}
 
-  void select(std::span<T> u, const Addend<T>& addend, const SelectStep& step,
-              Selected<T>& selected) override;
+  void select(std::span<float> u, const FeedbackInput& input, const SelectStep& step,
+              Selected& selected) override;
 
  private:
   double threshold_;
-  Candidates<T> found_;
+  Candidates found_;
   std::size_t last_count_ = 0;  // how much room the list gets
 };
 

@@ -3,46 +3,40 @@
 #include <algorithm>
 
 #include "compress/select/passes/take.h"
-#include "compress/sparse_compressor.h"
+#include "compress/sparse.h"
 #include "nn/core/base/check.h"
 
 namespace topknot {
 
-template <class T>
-void TopKSelector<T>::select(std::span<T> u, const Addend<T>& addend, const SelectStep& step,
-                             Selected<T>& selected) {
+void TopKSelector::select(std::span<float> u, const FeedbackInput& input, const SelectStep& step,
+                          Selected& selected) {
   TOPKNOT_CHECK(step.k >= 1 && step.k <= u.size(), "k outside 1 to the vector's length");
   next_ = carried_;
   const bool all = step.k == u.size();
-  const Key<T> above = carried_.above(all);
-  accumulate_and_collect(u, addend, above, list_limit(step.k), found_);
+  const MagnitudeKey above = carried_.above(all);
+  accumulate_and_collect(u, input, above, list_limit(step.k), found_);
   candidates_ = found_.count();
   fell_back_ = false;
   if (!begin_selection(found_.finite(), selected)) return;
   if (all) {
-    selected.threshold = select_all(std::span<const T>(u), selected);
+    selected.threshold = select_all(u, selected);
     return;
   }
   const ListState list = list_state(found_.complete(), candidates_, step.k);
   fell_back_ = list != ListState::good;
-  const Key<T> kth = fell_back_ ? select_exact(std::span<const T>(u), step.k, found_, selected)
-                                : select_from(found_, above, step.k, selected);
-  selected.threshold = magnitude_of<T>(kth);
+  const MagnitudeKey kth =
+      fell_back_ ? select_exact(u, step.k, found_, selected) : select_from(found_, above, step.k, selected);
+  selected.threshold = magnitude_of(kth);
   next_ = carried_.after(kth, list);
 }
 
-template <class T>
-void TopKSelector<T>::commit(const SelectOutcome<T>&) {
+void TopKSelector::commit(const SelectOutcome&) {
   carried_ = next_;
 }
 
-template <class T>
-void TopKSelector<T>::discard() {
+void TopKSelector::discard() {
   next_ = carried_;
 }
-
-template class TopKSelector<float>;
-template class TopKSelector<double>;
 
 namespace {
 

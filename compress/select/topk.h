@@ -14,12 +14,11 @@
 
 namespace topknot {
 
-template <class T>
-class TopKSelector final : public Selector<T> {
+class TopKSelector final : public Selector {
  public:
-  void select(std::span<T> u, const Addend<T>& addend, const SelectStep& step,
-              Selected<T>& selected) override;
-  void commit(const SelectOutcome<T>& outcome) override;
+  void select(std::span<float> u, const FeedbackInput& input, const SelectStep& step,
+              Selected& selected) override;
+  void commit(const SelectOutcome& outcome) override;
   void discard() override;
 
   // Of the last select(): entries above the carried bound, and whether the answer had to come from radix
@@ -27,14 +26,14 @@ class TopKSelector final : public Selector<T> {
   std::size_t candidates() const { return candidates_; }
   bool fell_back() const { return fell_back_; }
 
-  using Carried = CarriedBound<T>;
+  using Carried = CarriedBound;
   const Carried& carried() const { return carried_; }
   // Any state gives the same selections; tests use it.
   void set_carried(const Carried& carried) { carried_ = next_ = carried; }
 
  private:
   Carried carried_, next_;
-  Candidates<T> found_;
+  Candidates found_;
   std::size_t candidates_ = 0;
   bool fell_back_ = false;
 };

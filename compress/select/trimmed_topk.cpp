@@ -1,42 +1,35 @@
 #include "compress/select/trimmed_topk.h"
 
-#include <cmath>
-
 #include "compress/select/passes/carried_bound.h"
 #include "compress/select/passes/take.h"
-#include "compress/sparse_compressor.h"
+#include "compress/sparse.h"
 #include "nn/core/base/check.h"
 
 namespace topknot {
 
-template <class T>
-void TrimmedTopKSelector<T>::select(std::span<T> u, const Addend<T>& addend, const SelectStep& step,
-                                    Selected<T>& selected) {
+void TrimmedTopKSelector::select(std::span<float> u, const FeedbackInput& input, const SelectStep& step,
+                                 Selected& selected) {
   TOPKNOT_CHECK(step.k >= 1 && step.k <= u.size(), "k outside 1 to the vector's length");
   trace_.clear();
   exact_ = false;
-  const MagnitudeMoments all = accumulate_with_magnitudes(u, addend);
+  const MagnitudeMoments all = accumulate_with_magnitudes(u, input);
   if (!begin_selection(all.finite, selected)) return;
-  const std::span<const T> sum = u;
-  if (step.k < u.size() && !all.constant() && std::isfinite(all.mean)) {
-    search_.start(sum, list_limit(step.k));
+  if (step.k < u.size() && !all.constant()) {
+    search_.start(u, list_limit(step.k));
     for (double q = 0.8; q >= -1; q -= 0.2) {
       const double t = all.mean + q * (all.largest - all.mean);
       if (t < 0) break;
-      const std::size_t count = search_.count(key_below<T>(t));
+      const std::size_t count = search_.count(key_below(t));
       trace_.push_back({q, t, count});
       if (count < step.k) continue;
-      search_.take(key_below<T>(t), count, selected);
+      search_.take(key_below(t), count, selected);
       selected.threshold = t;
       return;
     }
   }
   exact_ = true;
-  selected.threshold = magnitude_of<T>(select_exact(sum, step.k, found_, selected));
+  selected.threshold = magnitude_of(select_exact(u, step.k, found_, selected));
 }
-
-template class TrimmedTopKSelector<float>;
-template class TrimmedTopKSelector<double>;
 
 namespace {
 

@@ -16,11 +16,10 @@
 
 namespace topknot {
 
-template <class T>
-class TrimmedTopKSelector final : public Selector<T> {
+class TrimmedTopKSelector final : public Selector {
  public:
-  void select(std::span<T> u, const Addend<T>& addend, const SelectStep& step,
-              Selected<T>& selected) override;
+  void select(std::span<float> u, const FeedbackInput& input, const SelectStep& step,
+              Selected& selected) override;
 
   // The evaluations of the last select().
   struct Evaluation {
@@ -31,8 +30,8 @@ class TrimmedTopKSelector final : public Selector<T> {
   bool exact() const { return exact_; }  // whether the search found nothing
 
  private:
-  Candidates<T> found_;
-  ThresholdSearch<T> search_;
+  Candidates found_;
+  ThresholdSearch search_;
   std::vector<Evaluation> trace_;
   bool exact_ = false;
 };

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <utility>
 
-#include "compress/sparse_step.h"
+#include "compress/sparse.h"
 #include "compress/state.h"
 #include "nn/core/base/check.h"
 

@@ -40,8 +40,8 @@ struct PendingCollective {
 
   // Where a sparse collective carries the message: what it adds, and what comes back.
   SparseCollective* collective = nullptr;
-  Entries<float> weighted;
-  const Entries<float>* entries = nullptr;
+  Entries weighted;
+  const Entries* entries = nullptr;
   std::size_t k = 0;
   SparseSum sum;
 

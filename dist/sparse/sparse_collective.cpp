@@ -47,10 +47,10 @@ const bool sparse_collective_registered =
 
 namespace {
 
-void clear_unless_finite(Entries<float>& entries) {
-  Key<float> largest = 0;
+void clear_unless_finite(Entries& entries) {
+  MagnitudeKey largest = 0;
   for (const float value : entries.values) largest = std::max(largest, key_of(value));
-  if (largest > largest_finite_key<float>()) entries.finite = false;
+  if (largest > kLargestFinite) entries.finite = false;
   if (entries.finite) return;
   entries.indices.clear();
   entries.values.clear();
@@ -58,7 +58,7 @@ void clear_unless_finite(Entries<float>& entries) {
 
 }  // namespace
 
-void add_entries(const Entries<float>& a, const Entries<float>& b, Entries<float>& sum) {
+void add_entries(const Entries& a, const Entries& b, Entries& sum) {
   const std::size_t na = a.indices.size(), nb = b.indices.size();
   sum.finite = a.finite && b.finite;
   sum.indices.resize(na + nb);
@@ -78,16 +78,16 @@ void add_entries(const Entries<float>& a, const Entries<float>& b, Entries<float
   clear_unless_finite(sum);
 }
 
-void keep_k_largest(Entries<float>& entries, std::size_t k, std::vector<std::uint32_t>& dropped) {
+void keep_k_largest(Entries& entries, std::size_t k, std::vector<std::uint32_t>& dropped) {
   dropped.clear();
   const std::size_t count = entries.indices.size();
   if (count <= k) return;
   // The k-th largest, and how many of its equals there is room for.
-  Key<float> least = largest_finite_key<float>();
+  MagnitudeKey least = kLargestFinite;
   std::size_t equals = 0;
   if (k > 0) {
-    std::vector<Key<float>> keys(count);
-    std::transform(entries.values.begin(), entries.values.end(), keys.begin(), key_of<float>);
+    std::vector<MagnitudeKey> keys(count);
+    std::transform(entries.values.begin(), entries.values.end(), keys.begin(), key_of);
     const auto kth = keys.begin() + static_cast<std::ptrdiff_t>(k - 1);
     std::nth_element(keys.begin(), kth, keys.end(), std::greater<>());
     least = *kth;
@@ -95,7 +95,7 @@ void keep_k_largest(Entries<float>& entries, std::size_t k, std::vector<std::uin
   }
   std::size_t kept = 0;
   for (std::size_t i = 0; i < count; ++i) {
-    const Key<float> key = key_of(entries.values[i]);
+    const MagnitudeKey key = key_of(entries.values[i]);
     const bool equal = key == least && equals > 0;
     if (key > least || equal) {
       equals -= equal;
@@ -116,7 +116,7 @@ float kth_largest(std::vector<float>& magnitudes, std::size_t k) {
   return *kth;
 }
 
-void take_finite(const Entries<float>& mine, Entries<float>& copy) {
+void take_finite(const Entries& mine, Entries& copy) {
   copy = mine;
   clear_unless_finite(copy);
 }

@@ -2,7 +2,7 @@
 // every entry is sent once in s steps. Error feedback, coding and the exchange are what every sparse method uses.
 #include <cmath>
 
-#include "compress/sparse_compressor.h"
+#include "compress/sparse.h"
 
 namespace topknot {
 namespace {
@@ -14,19 +14,18 @@ const Option kPhase{.name = "phase",
                     .least = 0,
                     .greatest = 1e9};
 
-template <class T>
-class CyclicSelector final : public Selector<T> {
+class CyclicSelector final : public Selector {
  public:
   explicit CyclicSelector(const CompressOptions& options)
       : phase_(static_cast<std::size_t>(options.get<int>(kPhase))) {}
 
-  void select(std::span<T> u, const Addend<T>& addend, const SelectStep& step,
-              Selected<T>& selected) override {
+  void select(std::span<float> u, const FeedbackInput& input, const SelectStep& step,
+              Selected& selected) override {
     selected.indices.clear();
     selected.values.clear();
     selected.finite = true;
-    addend.add_to(u);
-    for (const T x : u) selected.finite &= std::isfinite(x);
+    input.add_to(u);
+    for (const float x : u) selected.finite &= std::isfinite(x);
     if (!selected.finite) return;  // all ranks will skip this step
     const std::size_t stride = (u.size() + step.k - 1) / step.k;
     for (std::size_t i = (static_cast<std::size_t>(step.step) + phase_) % stride; i < u.size(); i += stride) {

@@ -2,7 +2,7 @@
 #include "compress/codec/codec.h"
 #include "compress/memory/memory.h"
 #include "compress/select/selector.h"
-#include "compress/sparse_step.h"
+#include "compress/sparse.h"
 #include "nn/core/base/check.h"
 #include "tests/compress/every_method.h"
 #include "tests/support/catch.h"
@@ -112,16 +112,14 @@ TEST_CASE("a learning rate inside the accumulator goes with plain memories only,
 }
 
 TEST_CASE("an entry that the collective rejected stays in the residual, and was not sent as to selection") {
-  CompressOptions options = named("regtopk");
-  SparseStep<double> step({.select = "regtopk"}, options, whole_group(4, 1));
-  StepInfo info;
-  info.density = 0.25;
-  std::vector<double> gradient = {4, 3, 2, 1}, spare(4);
-  const Entries<double> first = step.encode(gradient, spare, info);
-  REQUIRE(first.indices == std::vector<std::uint32_t>{0});
-  step.commit(std::span(&first, 1), {.rejected = first.indices});
-  CHECK(gradient == std::vector<double>{4, 3, 2, 1});
+  SimulatedRanks ranks(named("regtopk"), whole_group(4, 1));
+  ranks[0].gradient = {4, 3, 2, 1};
+  ranks[0].rejected = {0};
+  REQUIRE(ranks.step(0, 0.25));
+  REQUIRE(ranks.sent()[0].indices == std::vector<std::uint32_t>{0});
+  CHECK(ranks[0].residual == std::vector<float>{4, 3, 2, 1});
   // Sent and accepted, the entry would count tanh(1/4) of its magnitude now, and the second one would be sent.
-  std::vector<double> next(4);
-  CHECK(step.encode(next, gradient, info).indices == std::vector<std::uint32_t>{0});
+  ranks[0].gradient.assign(4, 0);
+  REQUIRE(ranks.step(1, 0.25));
+  CHECK(ranks.sent()[0].indices == std::vector<std::uint32_t>{0});
 }

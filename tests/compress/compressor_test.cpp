@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "compress/sparse_compressor.h"
+#include "compress/sparse.h"
 #include "nn/core/rng.h"
 #include "tests/compress/every_method.h"
 #include "tests/compress/fixtures.h"
@@ -201,7 +201,7 @@ TEST_CASE(
   SimulatedRanks unlimited(options, whole_group(d, 1));
   options.capacity = 1.5;
   SimulatedRanks limited(options, whole_group(d, 1));
-  const std::vector<float> x = fixture<float>("cubic");  // the rule selects 229 for k = 10
+  const std::vector<float> x = fixture("cubic");  // the rule selects 229 for k = 10
   unlimited[0].gradient = limited[0].gradient = x;
   REQUIRE(unlimited.step(0, 0.001));
   REQUIRE(limited.step(0, 0.001));

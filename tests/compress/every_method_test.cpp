@@ -4,7 +4,7 @@
 #include <numeric>
 
 #include "compress/memory/memory.h"
-#include "compress/sparse_step.h"
+#include "compress/sparse.h"
 #include "nn/core/base/check.h"
 #include "tests/support/catch.h"
 

@@ -11,22 +11,20 @@
 namespace topknot::testing {
 
 // The selector fixture of length 10007: u_i = ((i * 7919) mod 10007) / 10007 - 0.5, then a power of it.
-template <class T>
-std::vector<T> fixture(const std::string& name) {
-  std::vector<T> x(10007);
+inline std::vector<float> fixture(const std::string& name) {
+  std::vector<float> x(10007);
   for (std::size_t i = 0; i < x.size(); ++i) {
     const double u = static_cast<double>((i * 7919) % 10007) / 10007.0 - 0.5;
     const double cube = u * u * u;
-    x[i] = static_cast<T>(name == "p9"      ? 512 * cube * cube * cube
-                          : name == "shift" ? 8 * cube + 0.5
-                                            : 8 * cube);
+    x[i] = static_cast<float>(name == "p9"      ? 512 * cube * cube * cube
+                              : name == "shift" ? 8 * cube + 0.5
+                                                : 8 * cube);
   }
   return x;
 }
 
 // The k largest magnitudes, ties to the lower index: the definition, by sorting.
-template <class T>
-std::vector<std::uint32_t> plain_topk(const std::vector<T>& x, std::size_t k) {
+inline std::vector<std::uint32_t> plain_topk(const std::vector<float>& x, std::size_t k) {
   std::vector<std::uint32_t> order(x.size());
   std::iota(order.begin(), order.end(), 0u);
   std::stable_sort(order.begin(), order.end(),

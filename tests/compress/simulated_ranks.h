@@ -15,6 +15,7 @@ struct SimulatedRank {
   std::unique_ptr<Compressor> compressor;
   std::vector<float> gradient, residual;  // the residual is the spare memory
   std::span<float> average;
+  std::vector<std::uint32_t> rejected;  // positions that the collective does not accept
 };
 
 class SimulatedRanks {
@@ -31,7 +32,8 @@ class SimulatedRanks {
 
   // The gradients are in place. Returns whether the step was committed; the averages are then set, and the
   // residuals are in `residual` of each rank.
-  bool step(std::int64_t number, double density, std::vector<float> weights = {}, bool agree = true) {
+  bool step(std::int64_t number, double density, std::vector<float> weights = {}, bool agree = true,
+            double lr = 1) {
     std::vector<Message> messages;
     for (std::size_t r = 0; r < size(); ++r) {
       StepInfo info;
@@ -39,8 +41,12 @@ class SimulatedRanks {
       info.density = density;
       info.weights = weights;
       info.rank = static_cast<int>(r);
+      info.lr = lr;
       messages.push_back(ranks_[r].compressor->encode({ranks_[r].gradient, ranks_[r].residual}, info));
     }
+    sent_.clear();
+    for (SimulatedRank& rank : ranks_)
+      if (const auto entries = rank.compressor->entries()) sent_.push_back(*entries->entries);
     blocks_.clear();
     for (bool more = true; more;) {
       if (messages[0].kind == Message::Kind::sum) sum(messages);
@@ -64,7 +70,7 @@ class SimulatedRanks {
         rank.compressor->discard();
         continue;
       }
-      const std::span<float> average = rank.compressor->commit({});
+      const std::span<float> average = rank.compressor->commit({rank.rejected});
       if (average.data() == rank.residual.data()) std::swap(rank.gradient, rank.residual);
       rank.average = rank.gradient;
       TOPKNOT_CHECK(average.data() == rank.gradient.data(), "the average is in neither memory");
@@ -72,11 +78,13 @@ class SimulatedRanks {
     return agree;
   }
 
+  // What the ranks sent, where the method sends entries, unrounded.
+  const std::vector<Entries>& sent() const { return sent_; }
   const std::vector<std::vector<std::byte>>& blocks() const { return blocks_; }  // of the first round
 
  private:
   void add(std::unique_ptr<Compressor> compressor, std::size_t numel) {
-    ranks_.push_back({std::move(compressor), std::vector<float>(numel), std::vector<float>(numel), {}});
+    ranks_.push_back({std::move(compressor), std::vector<float>(numel), std::vector<float>(numel), {}, {}});
   }
   // In rank order, as a collective does.
   static void sum(std::vector<Message>& messages) {
@@ -87,6 +95,7 @@ class SimulatedRanks {
   }
 
   std::vector<SimulatedRank> ranks_;
+  std::vector<Entries> sent_;
   std::vector<std::vector<std::byte>> blocks_;
 };
 

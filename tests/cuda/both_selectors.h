@@ -23,7 +23,7 @@ struct BothSelectors {
         target(selectors().find(name).traits.target),
         position(position),
         capacity(options.capacity),
-        cpu(selectors().find(name).make<float>(options)),
+        cpu(selectors().find(name).make(options)),
         gpu(cuda::make_device_selector(name, options, {{0, n, position, 0}})),
         u(n),
         residual(n),
@@ -117,7 +117,7 @@ struct BothSelectors {
     std::vector<float> cut = expected.values, mean(n);
     for (float& x : cut)
       x = static_cast<float>(static_cast<std::int64_t>(std::clamp(x, -1e9f, 1e9f) * 4096)) / 4096;
-    const std::vector<float> others = noise<float>(n, 900 + draw);
+    const std::vector<float> others = noise(n, 900 + draw);
     for (std::size_t i = 0; i < cut.size(); ++i) {
       const std::uint32_t at = expected.indices[i];
       mean[at] = cut[i] / static_cast<float>(ranks);
@@ -128,7 +128,7 @@ struct BothSelectors {
   }
   void commit_cpu(bool bad) {
     if (bad) return cpu->discard();
-    SelectOutcome<float> outcome;
+    SelectOutcome outcome;
     outcome.indices = expected.indices;
     outcome.sent = cpu_sent;
     outcome.average = cpu_average;
@@ -146,7 +146,7 @@ struct BothSelectors {
   std::size_t (*target)(double density, std::size_t n);
   std::size_t position;
   double capacity;
-  std::unique_ptr<Selector<float>> cpu;
+  std::unique_ptr<Selector> cpu;
   std::unique_ptr<cuda::DeviceSelector> gpu;
   DeviceVector<float> u, residual, average;
   DeviceVector<StepParameters> parameters;
@@ -155,7 +155,7 @@ struct BothSelectors {
   DeviceVector<float> sent;
   cuda::SelectMemory memory;
   cuda::SelectRange range;
-  Selected<float> expected;
+  Selected expected;
   std::vector<float> expected_u;  // with the addend
   std::size_t expected_over = 0;
   std::vector<float> cpu_sent, cpu_average;

@@ -21,7 +21,7 @@ TEST_CASE("a sum of squares on a GPU has the CPU's bits, whatever the length") {
   const auto sum = [&] { return to_host(clip.sum(), 1); };
   for (const std::size_t n : {0, 1, 15, 17, 255, 4099, 8191, 8192, 8193, 131072 + 5, 300000}) {
     INFO(n);
-    const auto values = noise<float>(n, 1);
+    const auto values = noise(n, 1);
     const DeviceVector<float> there(values);
     clip.sum_of_squares({there.data(), n}, false);
     CHECK(same_bits(sum(), {sum_of_squares(values)}));
@@ -39,7 +39,7 @@ TEST_CASE("clipping on a GPU scales what the CPU scales, and nothing that is not
   for (const float odd :
        {0.5f, std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()})
     for (const double max_norm : {0.25, 70.0, 1e6}) {
-      auto values = noise<float>(n, 1);
+      auto values = noise(n, 1);
       values[77] = odd;
       DeviceVector<float> there(values);
       clip.sum_of_squares({there.data(), n}, false);

@@ -22,7 +22,7 @@ using testing::DeviceVector;
 struct Both {
   Both(const std::string& name, const CompressOptions& options, std::size_t n)
       : n(n),
-        on_cpu(memories().find(name).make<float>(options)),
+        on_cpu(memories().find(name).make(options)),
         on_gpu(cuda::make_device_memory(name, options, n)),
         parameters(1),
         status(1),
@@ -55,11 +55,11 @@ struct Both {
 
   // A step that sends every third entry or so, coarsely where `coarse`.
   void encode(std::uint32_t number, bool coarse, float lr = 1, bool lr_inside = false) {
-    cpu[turn] = testing::noise<float>(n, number);
+    cpu[turn] = testing::noise(n, number);
     gpu[turn].set(cpu[turn]);
     if (lr_inside)
       for (float& g : cpu[turn]) g *= lr;
-    on_cpu->addend(cpu[turn], cpu[1 - turn]).add_to(cpu[turn]);
+    on_cpu->input(cpu[turn], cpu[1 - turn]).add_to(cpu[turn]);
     StepParameters step;
     step.lr = lr;
     parameters.set({step});
@@ -107,7 +107,7 @@ struct Both {
   std::vector<std::byte> gpu_state() const { return testing::saved(*on_gpu); }
 
   std::size_t n;
-  std::unique_ptr<Memory<float>> on_cpu;
+  std::unique_ptr<Memory> on_cpu;
   std::unique_ptr<DeviceMemory> on_gpu;
   std::vector<float> cpu[2];
   DeviceVector<float> gpu[2];

@@ -32,8 +32,8 @@ TEST_CASE("the GPU's sampled selection is the CPU's, for all options, densities 
     for (std::uint32_t draw = 0; draw < 6; ++draw)
       for (const double density : {0.2, 0.01, 0.001}) {
         // Far too many, or far too few, exceed what the sample of a heavy tail says.
-        const std::vector<float> u = noise<float>(n, draw, draw % 2 ? 9 : 1);
-        const std::vector<float> addend = draw % 3 ? noise<float>(n, draw + 50) : std::vector<float>();
+        const std::vector<float> u = noise(n, draw, draw % 2 ? 9 : 1);
+        const std::vector<float> addend = draw % 3 ? noise(n, draw + 50) : std::vector<float>();
         Asked asked;
         asked.density = density;
         asked.step = draw + 100;
@@ -55,9 +55,9 @@ TEST_CASE("a sample of everything, and the smallest vectors, are selected from a
     for (const double density : {1.0, 0.5, 0.1, 0.001}) {
       Asked asked;
       asked.density = density;
-      both.select(gpu.stream(), noise<float>(n, 7), {}, asked);
+      both.select(gpu.stream(), noise(n, 7), {}, asked);
       // Ties: of values that tie, and of all.
-      std::vector<float> tied = noise<float>(n, 8);
+      std::vector<float> tied = noise(n, 8);
       for (float& x : tied) x = static_cast<float>(static_cast<int>(x * 2)) / 2;
       both.select(gpu.stream(), tied, {}, asked);
     }
@@ -118,13 +118,13 @@ TEST_CASE("a NaN or an Inf anywhere selects nothing on the GPU, and the next ste
   for (const double density : {0.01, 1.0})
     for (const double bad : {std::nan(""), -std::nan(""), HUGE_VAL, -HUGE_VAL})
       for (const std::size_t at : {std::size_t{0}, n / 2, n - 1}) {
-        std::vector<float> u = noise<float>(n, 4);
+        std::vector<float> u = noise(n, 4);
         u[at] = static_cast<float>(bad);
         Asked asked;
         asked.density = density;
         both.select(gpu.stream(), u, {}, asked);
         CHECK_FALSE(both.expected.finite);
-        both.select(gpu.stream(), noise<float>(n, 5), {}, asked);
+        both.select(gpu.stream(), noise(n, 5), {}, asked);
       }
   const std::vector<float> huge(n, std::numeric_limits<float>::max());
   both.select(gpu.stream(), huge, huge, {});  // finite in both, not in the sum
@@ -136,7 +136,7 @@ TEST_CASE("the sample sees what momentum makes of the gradient") {
   const std::size_t n = 20000;
   const bool nesterov = GENERATE(false, true);
   BothSelectors both("dgc_sampled", options_of(true, "lowest"), n, 0, 0.001);
-  const std::vector<float> g = noise<float>(n, 1), r = noise<float>(n, 2), v = noise<float>(n, 3, 3);
+  const std::vector<float> g = noise(n, 1), r = noise(n, 2), v = noise(n, 3, 3);
   std::vector<float> u(n), next(n);
   for (std::size_t i = 0; i < n; ++i) {
     next[i] = nesterov ? 0.9f * (v[i] + g[i]) : 0.9f * v[i] + g[i];
@@ -181,7 +181,7 @@ TEST_CASE("a captured sampled selection, replayed with other parameters and data
   BothSelectors both("dgc_sampled", options_of(GENERATE(true, false), "largest"), n, 11, 0.1);
   CapturedGraph graph(gpu.stream(), [&] { both.put_selection(gpu.stream(), true); });
   for (std::uint32_t step = 0; step < 8; ++step) {
-    const std::vector<float> u = noise<float>(n, step, step % 3 ? 9 : 1), addend = noise<float>(n, 90 + step);
+    const std::vector<float> u = noise(n, step, step % 3 ? 9 : 1), addend = noise(n, 90 + step);
     Asked asked;
     asked.step = step;
     asked.density = step < 3 ? 0.1 : step < 5 ? 0.01 : 0.0001;

@@ -41,7 +41,7 @@ TEST_CASE(
     pair.set_density(density);
     for (int i = 0; i < 3; ++i, ++t) {
       pair.step(gradient_of(0, n, t), density, i != 1);
-      levels.push_back(dynamic_cast<GaussianKSelector<float>&>(pair.cpu()).last_level());
+      levels.push_back(dynamic_cast<GaussianKSelector&>(pair.cpu()).last_level());
     }
   }
   std::sort(levels.begin(), levels.end());
@@ -119,7 +119,7 @@ TEST_CASE("gaussiank on a GPU gives the golden traces") {
   };
   for (const Golden& golden : goldens) {
     INFO(golden.fixture << " at " << golden.density);
-    const std::vector<float> x = fixture<float>(golden.fixture);
+    const std::vector<float> x = fixture(golden.fixture);
     const DeviceVector<float> u(x);
     DeviceVector<StepParameters> parameters(1);
     StepParameters step;
@@ -147,7 +147,7 @@ TEST_CASE(
     "the level that gaussiank carries on a GPU is the last one on the CPU, and a refused step leaves it") {
   const OnGpu gpu;
   const std::size_t n = 9000;
-  GaussianKSelector<float> cpu;
+  GaussianKSelector cpu;
   const DeviceVector<float> u_gpu(n);
   DeviceVector<StepParameters> parameters(1);
   DeviceVector<StepStatus> status(1);
@@ -156,7 +156,7 @@ TEST_CASE(
   int level = 0;
   for (std::uint32_t t = 0; t < 8; ++t) {
     // By turns a rule that ends at its first threshold and one that goes on; every third step is refused.
-    std::vector<float> u = t % 2 ? noise<float>(n, t) : noise<float>(n, t, 5);
+    std::vector<float> u = t % 2 ? noise(n, t) : noise(n, t, 5);
     if (t == 6) std::fill(u.begin(), u.end(), 0.5f);  // exact
     StepParameters step;
     step.density = 0.01;
@@ -188,7 +188,7 @@ TEST_CASE(
   for (const std::size_t n : {2048u, 2063u, 16384u, 16385u, 40007u})
     for (const std::size_t off : {0u, 1u}) {
       INFO(n << " elements, " << off << " off");
-      std::vector<float> u = noise<float>(n, 3, 9), addend = noise<float>(n, 4, 9);  // sums that round
+      std::vector<float> u = noise(n, 3, 9), addend = noise(n, 4, 9);  // sums that round
       std::vector<float> padded(off, 1e30f);
       padded.insert(padded.end(), u.begin(), u.end());
       const DeviceVector<float> u_gpu(padded), r_gpu(addend);
@@ -209,10 +209,10 @@ TEST_CASE(
       for (std::size_t c = 0; c < sums.size(); ++c) {
         std::uint32_t index[pass::kGroup];
         float value[pass::kGroup];
-        pass::Sink<float> sink{index, value, 0};
-        const auto chunk = pass::moments_chunk(u.data(), nullptr, c * cuda::kMomentsChunk,
-                                               std::min(n, (c + 1) * cuda::kMomentsChunk), shift,
-                                               largest_finite_key<float>(), sink);
+        pass::Sink sink{index, value, 0};
+        const auto chunk =
+            pass::moments_chunk(u.data(), nullptr, c * cuda::kMomentsChunk,
+                                std::min(n, (c + 1) * cuda::kMomentsChunk), shift, kLargestFinite, sink);
         CHECK(sums[c].sum == chunk.sum);
         CHECK(sums[c].squares == chunk.squares);
       }

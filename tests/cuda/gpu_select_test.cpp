@@ -19,7 +19,6 @@ namespace {
 
 using cuda::Accumulate;
 using cuda::Choice;
-using cuda::GpuKey;
 
 // Elements behind a start that is `shift` elements off.
 struct Shifted {
@@ -49,11 +48,11 @@ struct Listed {
   std::vector<float> values;
 };
 // Makes u and lists what of it exceeds the bound.
-void list_above(const OnGpu& gpu, const OneRange& one, const Accumulate& accumulate, GpuKey above) {
-  to_device(one.ranges().above, std::vector<GpuKey>{above});
+void list_above(const OnGpu& gpu, const OneRange& one, const Accumulate& accumulate, MagnitudeKey above) {
+  to_device(one.ranges().above, std::vector<MagnitudeKey>{above});
   cuda::accumulate_and_list(gpu.stream(), one.ranges(), accumulate);
 }
-void list_above(const OnGpu& gpu, const OneRange& one, float* u, GpuKey above) {
+void list_above(const OnGpu& gpu, const OneRange& one, float* u, MagnitudeKey above) {
   Accumulate plain;
   plain.u = u;
   list_above(gpu, one, plain, above);
@@ -68,7 +67,7 @@ Listed read(const OneRange& one) {
   return listed;
 }
 
-void check_list(const Listed& listed, const std::vector<float>& u, GpuKey above, std::size_t limit) {
+void check_list(const Listed& listed, const std::vector<float>& u, MagnitudeKey above, std::size_t limit) {
   std::vector<std::uint32_t> indices;
   std::vector<float> values;
   bool finite = true;
@@ -95,7 +94,7 @@ std::int32_t below(double t) {
 TEST_CASE("keys, bounds and counts of kernels and CPU follow their definitions") {
   const double numbers[] = {-1,  0,        1e-46,  1e-45,  1e-40, 0.1,
                             0.5, 1 + 1e-9, 3.4e38, 3.5e38, 1e300, std::numeric_limits<double>::infinity()};
-  for (const double t : numbers) CHECK(key_below<float>(t) == below(t));
+  for (const double t : numbers) CHECK(key_below(t) == below(t));
   for (const float x : {0.0f, -0.0f, 1e-45f, -2.5f, std::numeric_limits<float>::infinity()})
     CHECK(key_of(x) == std::bit_cast<std::int32_t>(std::abs(x)));
   for (const double density : {1e-9, 0.001, 0.01, 0.1, 0.3, 0.999999, 1.0})
@@ -105,12 +104,12 @@ TEST_CASE("keys, bounds and counts of kernels and CPU follow their definitions")
       CHECK(density_count(density, n) == static_cast<std::size_t>(std::max(1.0, asked)));
       CHECK(density_count(density, n) == target_count(density, n));
     }
-  CarriedBound<float> bound;
+  CarriedBound bound;
   double margin = bound.margin;
   float kth = -1;
   const CounterRng rng(3, RngUse::test);
   for (std::uint32_t step = 0; step < 200; ++step) {
-    const auto largest = largest_finite_key<float>();
+    const auto largest = kLargestFinite;
     CHECK(bound.above(true) == largest);
     CHECK(bound.above(false) ==
           (kth < 0 ? largest : std::min(largest, below((1.0 - margin) * static_cast<double>(kth)))));
@@ -137,12 +136,12 @@ TEST_CASE("a pass over a vector lists what exceeds a bound, in order") {
     for (const std::size_t shift : {0u, 1u})
       for (const float t : {0.0f, 0.5f, 2.0f, 9.0f}) {
         INFO(n << " elements, shift " << shift << ", above " << t);
-        std::vector<float> u = noise<float>(n, static_cast<std::uint32_t>(n));
+        std::vector<float> u = noise(n, static_cast<std::uint32_t>(n));
         if (n > 5000 && t > 1)  // a hot tile: more candidates than it has slots
           for (std::size_t i = 4096; i < 6000; ++i) u[i] += 100;
         const std::size_t limit = std::max<std::size_t>(1, n / 2);
         const OneRange one(n, limit, 1);
-        const GpuKey above = key_of(t);
+        const MagnitudeKey above = key_of(t);
         const Shifted on_gpu(u, shift);
         list_above(gpu, one, on_gpu.data(), above);
         check_list(read(one), u, above, limit);
@@ -160,7 +159,7 @@ TEST_CASE("the pass that lists makes what the memory's formulas make, bit for bi
       const std::size_t shift = n % 2 == 0 && form == 3 ? 2 : 0;
       const bool residual = form & 1, velocity = form & 2, nesterov = form & 4;
       INFO(n << " elements, form " << form);
-      std::vector<float> u = noise<float>(n, 1), r = noise<float>(n, 2), v = noise<float>(n, 3);
+      std::vector<float> u = noise(n, 1), r = noise(n, 2), v = noise(n, 3);
       const Shifted u_gpu(u, shift), r_gpu(r, shift), v_gpu(v, shift), next_gpu(std::vector<float>(n), shift);
       Accumulate a;
       a.momentum = 0.9f, a.nesterov = nesterov;
@@ -175,7 +174,7 @@ TEST_CASE("the pass that lists makes what the memory's formulas make, bit for bi
       if (form % 3 == 0) on_cpu.times_lr = &parameters, a.times_lr = parameters_on_gpu.data();
       for (std::size_t i = 0; i < n; ++i) on_cpu(i);
       const OneRange one(n, n, 1);
-      const GpuKey above = key_of(1.5f);
+      const MagnitudeKey above = key_of(1.5f);
       list_above(gpu, one, a, above);
       check_list(read(one), u, above, n);
       CHECK(same_bits(u_gpu.host(), u));
@@ -188,18 +187,18 @@ TEST_CASE("a NaN or Inf anywhere is found by the pass that lists") {
   for (const std::size_t at : {0u, 4095u, 4096u, 8999u})
     for (const float bad :
          {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::infinity()}) {
-      std::vector<float> u = noise<float>(9000, 4);
+      std::vector<float> u = noise(9000, 4);
       u[at] = bad;
       const OneRange one(u.size(), 10, 1);
       const DeviceVector<float> on_gpu(u);
-      list_above(gpu, one, on_gpu.data(), cuda::kLargestFinite);
-      check_list(read(one), u, cuda::kLargestFinite, 10);
+      list_above(gpu, one, on_gpu.data(), kLargestFinite);
+      check_list(read(one), u, kLargestFinite, 10);
     }
 }
 
 // What take_largest() takes of u, or of a list of what exceeds `above`.
-std::vector<std::uint32_t> take(const OnGpu& gpu, const std::vector<float>& u, Choice choice, GpuKey above,
-                                std::size_t count, std::size_t slack = 3) {
+std::vector<std::uint32_t> take(const OnGpu& gpu, const std::vector<float>& u, Choice choice,
+                                MagnitudeKey above, std::size_t count, std::size_t slack = 3) {
   const OneRange one(u.size(), u.size(), count + slack);
   const DeviceVector<float> on_gpu(u);
   list_above(gpu, one, on_gpu.data(), above);
@@ -224,7 +223,7 @@ std::vector<std::uint32_t> take(const OnGpu& gpu, const std::vector<float>& u, C
 }
 
 std::vector<float> vector_of(int kind, std::size_t n) {
-  std::vector<float> u = noise<float>(n, 9, 3);
+  std::vector<float> u = noise(n, 9, 3);
   const CounterRng rng(5, RngUse::test);
   for (std::size_t i = 0; i < n; ++i) {
     if (kind == 1) u[i] = 0;
@@ -249,11 +248,11 @@ TEST_CASE("the k largest are the definition's, ties to the lower index") {
         Choice choice;
         choice.k = static_cast<std::uint32_t>(k);
         choice.whole = 1;
-        CHECK(take(gpu, u, choice, cuda::kLargestFinite, k) == expected);
+        CHECK(take(gpu, u, choice, kLargestFinite, k) == expected);
         choice.whole = 0;  // from a list that holds the k largest and more
-        GpuKey least = cuda::kLargestFinite;
+        MagnitudeKey least = kLargestFinite;
         for (const std::uint32_t i : expected) least = std::min(least, key_of(u[i]));
-        CHECK(take(gpu, u, choice, static_cast<GpuKey>(least - 1 - least / 50), k) == expected);
+        CHECK(take(gpu, u, choice, static_cast<MagnitudeKey>(least - 1 - least / 50), k) == expected);
       }
     }
 }
@@ -261,17 +260,17 @@ TEST_CASE("the k largest are the definition's, ties to the lower index") {
 TEST_CASE("all above a known bound are taken, as far as there is room, and nothing where nothing is wanted") {
   const OnGpu gpu;
   for (const std::size_t n : kSizes) {
-    const std::vector<float> u = noise<float>(n, 11);
+    const std::vector<float> u = noise(n, 11);
     for (const double t : {-1.0, 0.0, 0.8, 100.0}) {
       const auto expected = t < 0 ? plain_topk(u, n) : positions_above(u, t);
       Choice choice;
-      choice.known = 1, choice.bound = key_below<float>(t);
+      choice.known = 1, choice.bound = key_below(t);
       for (const std::uint32_t whole : {0u, 1u}) {
         choice.whole = whole;
-        CHECK(take(gpu, u, choice, key_below<float>(t / 2), expected.size()) == expected);
+        CHECK(take(gpu, u, choice, key_below(t / 2), expected.size()) == expected);
         const std::vector<std::uint32_t> first(
             expected.begin(), expected.begin() + static_cast<std::ptrdiff_t>(expected.size() / 2));
-        CHECK(take(gpu, u, choice, key_below<float>(t / 2), first.size(), 0) == first);
+        CHECK(take(gpu, u, choice, key_below(t / 2), first.size(), 0) == first);
       }
     }
     Choice nothing;
@@ -292,10 +291,10 @@ TEST_CASE("the k-th key and how many exceed it can be had alone, again and again
     cuda::find_kth(gpu.stream(), one.ranges(), nullptr, on_gpu.data(), choices.data());
     const Choice found = choices.host()[0];
     const auto largest = plain_topk(u, k);
-    GpuKey kth = cuda::kLargestFinite;
+    MagnitudeKey kth = kLargestFinite;
     for (const std::uint32_t i : largest) kth = std::min(kth, key_of(u[i]));
     CHECK(found.kth == kth);
-    CHECK(found.greater == positions_above(u, magnitude_of<float>(kth)).size());
+    CHECK(found.greater == positions_above(u, magnitude_of(kth)).size());
   }
 }
 

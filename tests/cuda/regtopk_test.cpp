@@ -28,8 +28,8 @@ Asked at(double density, std::int64_t step = 0) {
 
 // A gradient that moves slowly, so that the carried bound holds now and then.
 std::vector<float> drifting(std::size_t n, std::uint32_t step, std::uint32_t jump_at = 1000) {
-  std::vector<float> x = noise<float>(n, 1, 2);
-  const std::vector<float> change = noise<float>(n, 100 + step);
+  std::vector<float> x = noise(n, 1, 2);
+  const std::vector<float> change = noise(n, 100 + step);
   for (std::size_t i = 0; i < n; ++i) x[i] += 0.2f * change[i];
   if (step == jump_at)
     for (float& value : x) value *= 0.05f;

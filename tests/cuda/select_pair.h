@@ -25,7 +25,7 @@ class SelectPair {
   }
 
   // A step of gradient g. `good`: whether the ranks accept it, where it is finite. Returns the CPU's selection.
-  Selected<float> step(const std::vector<float>& g, double density, bool good = true) {
+  Selected step(const std::vector<float>& g, double density, bool good = true) {
     const Asked asked{density, time_++};
     both_.expect(g, residual_, asked);
     good = good && both_.expected.finite;
@@ -41,7 +41,7 @@ class SelectPair {
     return both_.expected;
   }
 
-  Selector<float>& cpu() { return *both_.cpu; }
+  Selector& cpu() { return *both_.cpu; }
   std::size_t capacity() const { return both_.memory.capacity(); }
 
  private:

@@ -42,7 +42,7 @@ TEST_CASE("topk on a GPU through a long vector, a warm-up of densities and a ref
 TEST_CASE("topk on a GPU carries the CPU's bound and gets along with the list in steady state") {
   const OnGpu gpu;
   const std::size_t n = 20000, k = 200;
-  TopKSelector<float> cpu;
+  TopKSelector cpu;
   const DeviceVector<cuda::TopKState> state(std::vector<cuda::TopKState>(1));
   const OneRange one(n, 8 * k + 4096, k);
   const DeviceVector<float> u_gpu(n), r_gpu(n);
@@ -71,7 +71,7 @@ TEST_CASE("topk on a GPU carries the CPU's bound and gets along with the list in
     status.set({said});
     cuda::topk_select(gpu.stream(), one.ranges(), state.data(), a, parameters.data());
     cuda::topk_commit(gpu.stream(), one.ranges(), state.data(), status.data());
-    Selected<float> expected;
+    Selected expected;
     SelectStep step;
     step.k = k;
     cpu.select(u, residual, step, expected);
@@ -133,7 +133,7 @@ TEST_CASE("topk on a GPU gives the golden selection") {
   const OnGpu gpu;
   SelectPair pair("topk", {}, 10007);
   pair.set_density(0.01);
-  const auto selected = pair.step(fixture<float>("cubic"), 0.01);
+  const auto selected = pair.step(fixture("cubic"), 0.01);
   CHECK(index_sum(selected.indices) == 492308);  // golden: float64, ties by lower index
 }
 

@@ -1,5 +1,5 @@
 // Whole runs of every registered method: ranks agree after each step, whatever the backend.
-#include "compress/sparse_step.h"
+#include "compress/sparse.h"
 #include "tests/train/small_run.h"
 
 using namespace topknot;

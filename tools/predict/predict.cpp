@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "compress/sparse_step.h"
+#include "compress/sparse.h"
 #include "dist/plan/merge_plan.h"
 #include "nn/core/base/check.h"
 #include "train/plan/exchange_plan.h"

@@ -10,7 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "compress/select/selector.h"
-#include "compress/sparse_step.h"
+#include "compress/sparse.h"
 #include "nn/core/base/check.h"
 #include "nn/core/base/program.h"
 #include "nn/core/base/text.h"
@@ -51,39 +51,27 @@ Extent extent(const std::string& path, const std::vector<std::size_t>& shape) {
   return extent;
 }
 
-double norm(std::span<const float> values) {
-  return l2_norm(values);
-}
-double norm(std::span<const double> values) {
-  double sum = 0;
-  for (const double x : values) sum += x * x;
-  return std::sqrt(sum);
-}
-
-template <class T>
-void clip(std::span<T> values, double greatest) {
-  const double factor = clip_factor(norm(std::span<const T>(values)), greatest);
+void clip(std::span<float> values, double greatest) {
+  const double factor = clip_factor(l2_norm(values), greatest);
   if (factor != 1)
-    for (T& x : values) x = static_cast<T>(x * factor);
+    for (float& x : values) x = static_cast<float>(x * factor);
 }
 
-template <class T>
-Json list_of(const std::vector<T>& values) {
+Json list_of(const std::vector<float>& values) {
   Json list = Json::array();
-  for (const T value : values) list.push_back(json_number(value));
+  for (const float value : values) list.push_back(json_number(value));
   return list;
 }
 
 // Positions with their values: those listed in `indices`, ascending, and those where `values` is not 0.
-template <class T>
-void put_where(Json& line, std::span<const T> values, std::span<const std::uint32_t> indices) {
+void put_where(Json& line, std::span<const float> values, std::span<const std::uint32_t> indices) {
   std::vector<std::uint32_t> positions;
-  std::vector<T> chosen;
+  std::vector<float> chosen;
   std::size_t next = 0;
   for (std::size_t i = 0; i < values.size(); ++i) {
     const bool listed = next < indices.size() && indices[next] == i;
     if (listed) ++next;
-    if (!listed && values[i] == T{0}) continue;
+    if (!listed && values[i] == 0) continue;
     positions.push_back(static_cast<std::uint32_t>(i));
     chosen.push_back(values[i]);
   }
@@ -91,12 +79,11 @@ void put_where(Json& line, std::span<const T> values, std::span<const std::uint3
   line["values"] = list_of(chosen);
 }
 
-template <class T>
-void write_step(OutputFile& out, std::size_t step, const RanksStep<T>& result, std::size_t numel) {
+void write_step(OutputFile& out, std::size_t step, const RanksStep& result, std::size_t numel) {
   std::vector<std::uint32_t> sent;  // by any rank
   std::vector<std::size_t> bytes_down;
   for (std::size_t r = 0; r < result.ranks.size(); ++r) {
-    const RankStep<T>& rank = result.ranks[r];
+    const RankStep& rank = result.ranks[r];
     Json line{{"step", step}, {"rank", r}};
     if (!result.committed) line["skipped"] = true;
     line["count"] = result.committed ? rank.count : 0;
@@ -106,7 +93,7 @@ void write_step(OutputFile& out, std::size_t step, const RanksStep<T>& result, s
     else if (!rank.known)
       line["indices"] = line["values"] = nullptr;
     else if (rank.indices.empty() && rank.values.size() == numel)
-      put_where<T>(line, rank.values, {});
+      put_where(line, rank.values, {});
     else
       line["indices"] = rank.indices, line["values"] = list_of(rank.values);
     line["bytes_up"] = rank.bytes_up;
@@ -120,9 +107,9 @@ void write_step(OutputFile& out, std::size_t step, const RanksStep<T>& result, s
   sent.erase(std::unique(sent.begin(), sent.end()), sent.end());
   Json line{{"step", step}, {"aggregate", true}};
   if (!result.committed) line["skipped"] = true;
-  put_where<T>(line, result.average, sent);
+  put_where(line, result.average, sent);
   line["bytes_down"] = bytes_down;
-  line["dense_bytes"] = numel * sizeof(T);
+  line["dense_bytes"] = numel * sizeof(float);
   out.write(line.dump() + "\n");
 }
 
@@ -133,8 +120,7 @@ std::size_t target_of(const SparsifySetup& setup) {
   return planned_entries(selectors().find(parts->select).traits, setup.group, setup.density);
 }
 
-template <class T>
-SparsifySummary run(SparsifyRanks<T>& ranks, const SparsifySetup& setup, const NpyReader& input,
+SparsifySummary run(SparsifyRanks& ranks, const SparsifySetup& setup, const NpyReader& input,
                     const Extent& extent, OutputFile& out) {
   SparsifySummary summary;
   summary.steps = extent.steps;
@@ -145,7 +131,7 @@ SparsifySummary run(SparsifyRanks<T>& ranks, const SparsifySetup& setup, const N
   for (std::size_t t = 0; t < extent.steps; ++t) {
     if (stop_signal() != 0) throw Interrupted("interrupted; no output was written");
     for (std::size_t r = 0; r < extent.ranks; ++r) {
-      const std::span<T> gradient = ranks.gradient(r);
+      const std::span<float> gradient = ranks.gradient(r);
       input.read((t * extent.ranks + r) * extent.numel, gradient);
       if (setup.clip > 0) clip(gradient, setup.clip);
     }
@@ -153,16 +139,15 @@ SparsifySummary run(SparsifyRanks<T>& ranks, const SparsifySetup& setup, const N
     info.step = static_cast<std::int64_t>(t);
     info.density = setup.density;
     info.weights = weights;
-    info.unrounded_weights = setup.weights;
     info.lr = setup.lr;
-    const RanksStep<T> result = ranks.step(info);
+    const RanksStep result = ranks.step(info);
     write_step(out, t, result, extent.numel);
     summary.skipped += !result.committed;
     for (const auto& rank : result.ranks) {
       if (result.committed) count += rank.count;
       summary.bytes_up += rank.bytes_up;
       summary.bytes_down += rank.bytes_down;
-      summary.dense_bytes += extent.numel * sizeof(T);
+      summary.dense_bytes += extent.numel * sizeof(float);
     }
   }
   const std::size_t committed = (extent.steps - summary.skipped) * extent.ranks;
@@ -192,14 +177,11 @@ SparsifySummary sparsify(const SparsifyOptions& options) {
     check_output(options.out, Replace::reports, "choose another name");
     return OutputFile(options.out);
   };
-  const auto run_in = [&](auto ranks) {
-    OutputFile out = make_out();
-    const SparsifySummary summary = run(*ranks, setup, input, size, out);
-    out.close();
-    return summary;
-  };
-  return setup.in_double ? run_in(make_double_ranks(setup.compress, setup.group))
-                         : run_in(make_float_ranks(setup.compress, setup.group));
+  SparsifyRanks ranks(setup.compress, setup.group);
+  OutputFile out = make_out();
+  const SparsifySummary summary = run(ranks, setup, input, size, out);
+  out.close();
+  return summary;
 }
 
 std::string summary_text(const SparsifySummary& summary) {

@@ -17,8 +17,7 @@ struct SparsifyOptions {
   // "key=value": keys of section compress, with or without the section, and seed, momentum, nesterov, lr;
   // tensors=64x27,64.
   std::vector<std::string> settings;
-  std::string weights;    // "1,2,1", relative, by rank; "": equal
-  std::string precision;  // float32 (also ""), float64
+  std::string weights;  // "1,2,1", relative, by rank; "": equal
 };
 
 struct SparsifySummary {

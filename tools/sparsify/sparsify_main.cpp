@@ -5,7 +5,6 @@
 #include <new>
 
 #include "compress/compressor.h"
-#include "compress/sparse_step.h"
 #include "nn/core/base/program.h"
 #include "nn/core/base/text.h"
 #include "tools/common/options.h"
@@ -26,7 +25,6 @@ constexpr const char* kText =
     "  --density R         share of the entries that is sent (default: 0.001)\n"
     "  --out FILE          where the lines go; - is standard output\n"
     "  --weights 1,2,1     relative weights of the ranks in the average (default: equal)\n"
-    "  --precision P       float32 (default), or float64 for methods that select entries\n"
     "  --tensors SHAPES    what the vector consists of, such as 64x27,64,10x64: for low-rank methods and "
     "scope=tensor\n"
     "  key=value           any key of section compress ('train --list keys'), with or without 'compress.',\n"
@@ -34,14 +32,13 @@ constexpr const char* kText =
     "  --list              the compressors, one per line\n\n"
     "Examples:\n"
     "  sparsify g.npy --compressor topk --density 0.01 --out g.jsonl\n"
-    "  sparsify g.npy --compressor regtopk mu=4 --weights 1,1,1,2 --precision float64 --out -\n"
+    "  sparsify g.npy --compressor regtopk mu=4 --weights 1,1,1,2 --out -\n"
     "  sparsify g.npy --compressor topk memory=dgc momentum=0.9 codec=rice values=int8 --out g.jsonl\n"
     "  sparsify g.npy --compressor powersgd rank=2 --tensors 256x64,256,10x256,10 --out g.jsonl\n";
 
 void list_compressors() {
   for (const std::string& name : compressors().names())
-    std::cout << name << (sparse_presets().contains(name) ? "  [float64 too]  " : "  ")
-              << compressors().help(name) << "\n";
+    std::cout << name << "  " << compressors().help(name) << "\n";
 }
 
 int run(int argc, char** argv) {
@@ -55,7 +52,6 @@ int run(int argc, char** argv) {
   app.add_option("--density", density);
   app.add_option("--out", options.out);
   app.add_option("--weights", options.weights);
-  app.add_option("--precision", options.precision);
   app.add_option("--tensors", tensors);
   app.add_option("arguments", arguments);
   if (!parse_options(app, kText, argc, argv)) return 0;

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "compress/compressor.h"
@@ -14,7 +15,6 @@
 namespace topknot {
 
 // One rank in a step.
-template <class T>
 struct RankStep {
   std::size_t count = 0;  // entries sent
   double threshold = 0;   // Compressor::threshold()
@@ -26,43 +26,39 @@ struct RankStep {
   // values are of all positions.
   bool known = false;
   std::vector<std::uint32_t> indices;
-  std::vector<T> values;
+  std::vector<float> values;
 };
 
-template <class T>
 struct RanksStep {
   bool committed = false;  // false: a NaN or Inf; the step was discarded on all ranks
-  std::vector<RankStep<T>> ranks;
-  std::span<const T> average;  // where committed; until the next step
+  std::vector<RankStep> ranks;
+  std::span<const float> average;  // where committed; until the next step
 };
 
-template <class T>
 class SparsifyRanks {
  public:
-  virtual ~SparsifyRanks() = default;
+  // Throws UserError where the options make no sense together.
+  SparsifyRanks(const CompressOptions& options, const GroupSpec& group);
+
   // Where a step's gradient goes before step().
-  std::span<T> gradient(std::size_t rank) { return memories_[rank].gradient; }
+  std::span<float> gradient(std::size_t rank) { return memories_[rank].gradient; }
   // `info.rank` is set here. Throws Error where ranks differ in the average.
-  virtual RanksStep<T> step(const StepInfo& info) = 0;
-  virtual GradientForm form() const = 0;
+  RanksStep step(const StepInfo& info);
+  GradientForm form() const { return compressors_[0]->form(); }
 
- protected:
-  explicit SparsifyRanks(const GroupSpec& group);
-  // After commit: which memory holds the average; it becomes `gradient`.
-  std::span<const T> settle(std::size_t rank, std::span<T> average);
-
+ private:
   struct Memories {
-    std::vector<T> gradient, spare;
+    std::vector<float> gradient, residual;
   };
-  std::vector<Memories> memories_;  // by rank
-};
+  std::size_t size() const { return compressors_.size(); }
+  // Carries one round of messages; returns those of the next, or none.
+  std::vector<Message> round(std::vector<Message>& messages, std::vector<RankStep>& ranks);
+  // After commit: which memory holds the average; it becomes `gradient`.
+  std::span<const float> settle(std::size_t rank, std::span<float> average);
 
-// Throw UserError where the options make no sense together. In double the method must be a combination of
-// selection and memory (compress/sparse_step.h) whose value codec is exact; blocks are counted as such with
-// values of 8 bytes.
-std::unique_ptr<SparsifyRanks<float>> make_float_ranks(const CompressOptions& options,
-                                                       const GroupSpec& group);
-std::unique_ptr<SparsifyRanks<double>> make_double_ranks(const CompressOptions& options,
-                                                         const GroupSpec& group);
+  std::string name_;
+  std::vector<std::unique_ptr<Compressor>> compressors_;  // by rank, as the memories
+  std::vector<Memories> memories_;
+};
 
 }  // namespace topknot

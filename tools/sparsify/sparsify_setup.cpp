@@ -10,7 +10,7 @@
 #include <set>
 
 #include "compress/memory/memory.h"
-#include "compress/sparse_step.h"
+#include "compress/sparse.h"
 #include "nn/core/base/check.h"
 #include "nn/core/base/suggest.h"
 #include "nn/core/base/text.h"
@@ -138,9 +138,6 @@ std::vector<TensorSpec> parse_tensors(const std::string& text, std::size_t numel
 
 SparsifySetup sparsify_setup(const SparsifyOptions& options, std::size_t ranks, std::size_t numel) {
   SparsifySetup setup;
-  setup.in_double = options.precision == "float64";
-  if (!setup.in_double && !options.precision.empty() && options.precision != "float32")
-    throw UserError("--precision: '" + options.precision + "' is neither float32 nor float64");
 
   std::vector<std::string> overrides = {"compress.name=" + options.compressor};
   std::string tensors;

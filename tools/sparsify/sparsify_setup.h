@@ -17,7 +17,6 @@ struct SparsifySetup {
   double density = 1, lr = 1;
   double clip = 0;              // greatest norm of a rank's gradient; 0: off
   std::vector<double> weights;  // by rank, mean 1
-  bool in_double = false;
   bool momentum_given = false, lr_given = false;
   std::vector<std::string> notes;  // settings without effect
 };

@@ -26,19 +26,11 @@ constexpr double kLearningRate = 0.01;
 constexpr double kCentreVariance = 5, kNoiseVariance = 0.5;
 
 // out = matrix w - rhs for a symmetric n x n matrix: column by column, so that it vectorises over rows.
-template <class T>
-TOPKNOT_INLINE void gradient_of(const T* matrix, const T* rhs, const T* w, std::size_t n, T* out) {
+TOPKNOT_MULTIVERSION
+void gradient_at(const float* matrix, const float* rhs, const float* w, std::size_t n, float* out) {
   for (std::size_t i = 0; i < n; ++i) out[i] = -rhs[i];
   for (std::size_t j = 0; j < n; ++j)
     for (std::size_t i = 0; i < n; ++i) out[i] += matrix[j * n + i] * w[j];
-}
-TOPKNOT_MULTIVERSION
-void gradient_at(const float* matrix, const float* rhs, const float* w, std::size_t n, float* out) {
-  gradient_of(matrix, rhs, w, n, out);
-}
-TOPKNOT_MULTIVERSION
-void gradient_at(const double* matrix, const double* rhs, const double* w, std::size_t n, double* out) {
-  gradient_of(matrix, rhs, w, n, out);
 }
 
 // Solves a x = b for a symmetric positive definite a, n x n, by Cholesky's decomposition.
@@ -95,19 +87,18 @@ RegressionProblem make_regression(std::uint64_t seed) {
   return problem;
 }
 
-template <class T>
 double regression_distance(const RegressionProblem& problem, const CompressOptions& options, double density,
                            int iterations) {
-  std::vector<std::vector<T>> matrix, rhs;
+  std::vector<std::vector<float>> matrix, rhs;
   for (const auto& values : problem.matrix) matrix.emplace_back(values.begin(), values.end());
   for (const auto& values : problem.rhs) rhs.emplace_back(values.begin(), values.end());
-  std::vector<T> w(problem.start.begin(), problem.start.end());
-  StudyRanks<T> ranks(options, problem.dims, problem.ranks);
+  std::vector<float> w(problem.start.begin(), problem.start.end());
+  StudyRanks ranks(options, problem.dims, problem.ranks);
   for (int t = 0; t < iterations; ++t) {
     for (std::size_t r = 0; r < ranks.size(); ++r)
       gradient_at(matrix[r].data(), rhs[r].data(), w.data(), w.size(), ranks.gradient(r).data());
-    const std::span<const T> average = ranks.step(density);
-    for (std::size_t j = 0; j < w.size(); ++j) w[j] -= static_cast<T>(kLearningRate) * average[j];
+    const std::span<const float> average = ranks.step(density);
+    for (std::size_t j = 0; j < w.size(); ++j) w[j] -= static_cast<float>(kLearningRate) * average[j];
     if (!std::isfinite(w[0])) return std::numeric_limits<double>::infinity();
   }
   double squares = 0;
@@ -117,9 +108,6 @@ double regression_distance(const RegressionProblem& problem, const CompressOptio
   }
   return std::log10(squares);
 }
-
-template double regression_distance<float>(const RegressionProblem&, const CompressOptions&, double, int);
-template double regression_distance<double>(const RegressionProblem&, const CompressOptions&, double, int);
 
 namespace {
 
@@ -145,11 +133,9 @@ std::vector<Method> methods_of(const std::vector<double>& mus) {
 }
 
 struct Run {
-  std::size_t precision, method, s, seed;
+  std::size_t method, s, seed;
   double distance = 0;  // log10 of its square
 };
-
-constexpr const char* kPrecisions[] = {"float64", "float32"};
 
 void run_regression(const StudyArguments& arguments) {
   const int iterations = static_cast<int>(arguments.integer("iterations", 1, 1000000));
@@ -160,11 +146,10 @@ void run_regression(const StudyArguments& arguments) {
 
   std::vector<RegressionProblem> problems(seeds.size());
   std::vector<Run> runs;
-  for (std::size_t p = 0; p < 2; ++p)
-    for (std::size_t m = 0; m < methods.size(); ++m)
-      for (std::size_t s = 0; s < shares.size(); ++s)
-        for (std::size_t i = 0; i < seeds.size(); ++i)
-          if (m > 0 || s == 0) runs.push_back({p, m, s, i});  // dense has no S
+  for (std::size_t m = 0; m < methods.size(); ++m)
+    for (std::size_t s = 0; s < shares.size(); ++s)
+      for (std::size_t i = 0; i < seeds.size(); ++i)
+        if (m > 0 || s == 0) runs.push_back({m, s, i});  // dense has no S
   std::printf("%zu runs of %d steps, 20 workers, J = 100\n", runs.size(), iterations);
   std::fflush(stdout);
   std::exception_ptr failure;
@@ -182,18 +167,16 @@ void run_regression(const StudyArguments& arguments) {
               [&](std::size_t i) { problems[i] = make_regression(static_cast<std::uint64_t>(seeds[i])); });
   in_parallel(runs.size(), [&](std::size_t i) {
     Run& run = runs[i];
-    const auto& options = methods[run.method].options;
-    const auto distance = run.precision == 0 ? regression_distance<double> : regression_distance<float>;
-    run.distance = distance(problems[run.seed], options, shares[run.s], iterations);
+    run.distance =
+        regression_distance(problems[run.seed], methods[run.method].options, shares[run.s], iterations);
   });
 
-  std::string lines, csv = "precision,method,S,median,least,greatest";
+  std::string lines, csv = "method,S,median,least,greatest";
   for (const auto seed : seeds) csv += fmt::format(",seed {}", seed);
   csv += "\n";
   for (const Run& run : runs) {
     const Method& method = methods[run.method];
-    nlohmann::ordered_json line = {{"precision", kPrecisions[run.precision]},
-                                   {"method", method.options.name}};
+    nlohmann::ordered_json line = {{"method", method.options.name}};
     if (method.options.name == "regtopk")
       line["variant"] = method.options.given<std::string>("variant"),
       line["mu"] = method.options.given<double>("mu");
@@ -204,67 +187,59 @@ void run_regression(const StudyArguments& arguments) {
     lines += line.dump() + "\n";
   }
 
-  std::vector<Panel> panels;
   std::vector<LegendEntry> legend;
   std::vector<PlannedMethod> drawn;
   for (const Method& method : methods) drawn.push_back({method.options.name, method.label});
   std::vector<LineStyle> styles = line_styles(drawn);
   styles[0].dash = "6 4";  // dense lies on others
   double lowest = 0, highest = 0;
-  for (std::size_t p = 0; p < 2; ++p) {
-    Table table;
-    table.header = {"S"};
-    for (const Method& method : methods) table.header.push_back(method.label);
-    for (const double share : shares) table.rows.push_back({fmt::format("{:.2f}", share)});
-    Panel panel;
-    for (std::size_t m = 0; m < methods.size(); ++m) {
-      Line line;
-      Band band;
-      for (std::size_t s = 0; s < shares.size(); ++s) {
-        std::vector<double> values;
-        for (const Run& run : runs)
-          if (run.precision == p && run.method == m && run.s == (m > 0 ? s : 0))
-            values.push_back(run.distance);
-        const double median = quantile(values, 0.5), lo = quantile(values, 0), hi = quantile(values, 1);
-        table.rows[s].push_back(fmt::format("{:.2f} [{:.2f}, {:.2f}]", median, lo, hi));
-        csv += fmt::format("{},\"{}\",{:g},{:.4f},{:.4f},{:.4f}", kPrecisions[p], methods[m].label, shares[s],
-                           median, lo, hi);
-        for (const double value : values) csv += fmt::format(",{:.4f}", value);
-        csv += "\n";
-        line.points.push_back({shares[s], median});
-        band.upper.push_back({shares[s], hi});
-        band.lower.push_back({shares[s], lo});
-        if (std::isfinite(hi)) highest = std::max(highest, hi);
-        if (std::isfinite(lo)) lowest = std::min(lowest, lo);
-      }
-      line.colour = band.colour = styles[m].colour;
-      line.dash = styles[m].dash;
-      line.dots = m > 0;
-      line.title = methods[m].label;
-      panel.lines.push_back(line);
-      panel.bands.push_back(band);
-      if (p == 0) legend.push_back({methods[m].label, styles[m]});
+  Table table;
+  table.header = {"S"};
+  for (const Method& method : methods) table.header.push_back(method.label);
+  for (const double share : shares) table.rows.push_back({fmt::format("{:.2f}", share)});
+  Panel panel;
+  for (std::size_t m = 0; m < methods.size(); ++m) {
+    Line line;
+    Band band;
+    for (std::size_t s = 0; s < shares.size(); ++s) {
+      std::vector<double> values;
+      for (const Run& run : runs)
+        if (run.method == m && run.s == (m > 0 ? s : 0)) values.push_back(run.distance);
+      const double median = quantile(values, 0.5), lo = quantile(values, 0), hi = quantile(values, 1);
+      table.rows[s].push_back(fmt::format("{:.2f} [{:.2f}, {:.2f}]", median, lo, hi));
+      csv += fmt::format("\"{}\",{:g},{:.4f},{:.4f},{:.4f}", methods[m].label, shares[s], median, lo, hi);
+      for (const double value : values) csv += fmt::format(",{:.4f}", value);
+      csv += "\n";
+      line.points.push_back({shares[s], median});
+      band.upper.push_back({shares[s], hi});
+      band.lower.push_back({shares[s], lo});
+      if (std::isfinite(hi)) highest = std::max(highest, hi);
+      if (std::isfinite(lo)) lowest = std::min(lowest, lo);
     }
-    const auto [least, most] = std::minmax_element(shares.begin(), shares.end());
-    panel.x.ticks = linear_ticks(*least, *most, 9, Unit::plain);
-    panel.x.lo = *least - 0.03;  // the neighbour's labels need room
-    panel.x.hi = *most + 0.03;
-    panel.x.label = fmt::format("S, the share of entries that is sent ({})", kPrecisions[p]);
-    panels.push_back(panel);
-    std::printf("\nlog10 |w - w*|^2 in %s after %d steps: median [least, greatest] of %zu seeds\n%s",
-                kPrecisions[p], iterations, seeds.size(), table_text(table).c_str());
+    line.colour = band.colour = styles[m].colour;
+    line.dash = styles[m].dash;
+    line.dots = m > 0;
+    line.title = methods[m].label;
+    panel.lines.push_back(line);
+    panel.bands.push_back(band);
+    legend.push_back({methods[m].label, styles[m]});
   }
-  for (Panel& panel : panels) {
-    panel.y.lo = lowest - 1;
-    panel.y.hi = highest + 1;
-    panel.y.ticks = linear_ticks(panel.y.lo, panel.y.hi, 6, Unit::plain);
-    panel.y.label = "log10 |w - w*|²";
-  }
+  const auto [least, most] = std::minmax_element(shares.begin(), shares.end());
+  panel.x.ticks = linear_ticks(*least, *most, 9, Unit::plain);
+  panel.x.lo = *least - 0.03;  // the neighbour's labels need room
+  panel.x.hi = *most + 0.03;
+  panel.x.label = "S, the share of entries that is sent";
+  std::printf("\nlog10 |w - w*|^2 after %d steps: median [least, greatest] of %zu seeds\n%s", iterations,
+              seeds.size(), table_text(table).c_str());
+  panel.y.lo = lowest - 1;
+  panel.y.hi = highest + 1;
+  panel.y.ticks = linear_ticks(panel.y.lo, panel.y.hi, 6, Unit::plain);
+  panel.y.label = "log10 |w - w*|²";
   write_file(out + "/regression.csv", csv);
   write_file(out + "/regression.jsonl", lines);
   write_file(
       out + "/regression.svg",
-      stand_alone_plot(panels, legend, "Distance to the optimum over the share of entries that is sent"));
+      stand_alone_plot({panel}, legend, "Distance to the optimum over the share of entries that is sent"));
   std::printf("\nWritten: regression.csv, regression.jsonl and regression.svg in %s\n", out.c_str());
 }
 

@@ -23,9 +23,8 @@ struct RegressionProblem {
 };
 RegressionProblem make_regression(std::uint64_t seed);
 
-// log10 |w - optimum|^2 after so many steps at learning rate 0.01, the arithmetic in T. Not finite where the
+// log10 |w - optimum|^2 after so many steps at learning rate 0.01, the arithmetic in float. Not finite where the
 // weights are not.
-template <class T>
 double regression_distance(const RegressionProblem& problem, const CompressOptions& options, double density,
                            int iterations);
 

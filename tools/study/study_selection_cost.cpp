@@ -4,10 +4,10 @@
 #include <limits>
 #include <memory>
 
-#include "compress/average.h"
 #include "compress/memory/memory.h"
 #include "compress/parallel.h"
 #include "compress/select/selector.h"
+#include "compress/sparse.h"
 #include "nn/core/base/check.h"
 #include "nn/core/base/stopwatch.h"
 #include "nn/core/base/text.h"
@@ -88,14 +88,14 @@ struct Measured {
 Measured measure(const SelectionMethod& method, double density, int rounds, int warmup,
                  const LaplaceGradients& gradients, Buffers& buffers) {
   const SelectorFactory& type = selectors().find(method.options.select);
-  const auto selector = type.make<float>(method.options);
-  const auto memory = memories().find("residual").make<float>(method.options);
+  const auto selector = type.make(method.options);
+  const auto memory = memories().find("residual").make(method.options);
   cpu_backend().fill_zero(buffers.spare.data(), buffers.spare.size());
   std::span<float> gradient = buffers.gradient, residual = buffers.spare;
   SelectStep info;
   info.density = density;
   info.k = type.traits.target(density, gradient.size());
-  Selected<float> selected;
+  Selected selected;
   std::vector<double> plain, step, ratio, count, threshold;
   for (int t = 0; t < warmup + rounds; ++t) {
     info.step = t;
@@ -111,14 +111,14 @@ Measured measure(const SelectionMethod& method, double density, int rounds, int 
     };
     if (t % 2) plain_pass();
     double step_ms = milliseconds([&] {
-      selector->select(gradient, memory->addend(gradient, residual), info, selected);
+      selector->select(gradient, memory->input(gradient, residual), info, selected);
       TOPKNOT_CHECK(selected.finite, "a finite gradient was taken for another");
       memory->commit(gradient, residual, selected.indices, selected.values, {});
     });
     if (t % 2 == 0) plain_pass();
     // The average is the exchange's work, not selection's.
-    const Contribution<float> own{selected.indices, selected.values, 1.0f};
-    average_sparse<float>(std::span(&own, 1), residual);
+    const Contribution own{selected.indices, selected.values, 1.0f};
+    average_sparse(std::span(&own, 1), residual);
     step_ms += milliseconds([&] { selector->commit({selected.indices, selected.values, residual, 1.0}); });
     std::swap(gradient, residual);
     if (t < warmup) continue;

@@ -6,7 +6,7 @@
 #include <limits>
 
 #include "compress/select/passes/take.h"
-#include "compress/sparse_step.h"
+#include "compress/sparse.h"
 #include "nn/core/base/check.h"
 #include "nn/core/base/text.h"
 #include "tools/study/study_selection.h"
@@ -24,17 +24,16 @@ SelectionQuality measure(const SelectionMethod& method, double density, std::siz
                          std::size_t skip, const GradientSource& next) {
   SparsePreset parts;
   parts.select = method.options.select;
-  SparseStep<float> step(parts, method.options, {numel, {{0, numel}}, 1});
+  SparseCompressor step(parts, method.options, {numel, {{0, numel}}, 1});
   std::vector<float> gradient(numel), spare(numel);
   std::span<float> fresh = gradient, residual = spare;
-  std::vector<Entries<float>> sent(1);
-  Candidates<float> found;
-  Selected<float> exact;
+  Candidates found;
+  Selected exact;
 
   SelectionQuality row;
   row.label = method.label;
   row.density = density;
-  row.k = step.target(density);
+  row.k = planned_entries(selectors().find(parts.select).traits, {numel, {{0, numel}}, 1}, density);
   row.steps = steps - skip;
   row.count_least = std::numeric_limits<double>::infinity();
   std::vector<double> thresholds;
@@ -44,12 +43,13 @@ SelectionQuality measure(const SelectionMethod& method, double density, std::siz
     StepInfo info;
     info.step = static_cast<std::int64_t>(t);
     info.density = density;
-    sent[0] = step.encode(fresh, residual, info);
-    if (!sent[0].finite)
+    const std::vector<std::vector<std::byte>> blocks{step.encode({fresh, residual}, info).block};
+    const Entries& sent = *step.entries()->entries;
+    if (!sent.finite)
       throw UserError(
           fmt::format("the gradient of step {} has a NaN or an infinity; record a run that stays finite", t));
     if (t >= skip) {
-      const double count = static_cast<double>(sent[0].indices.size()) / static_cast<double>(row.k);
+      const double count = static_cast<double>(sent.indices.size()) / static_cast<double>(row.k);
       row.count_mean += count;
       row.count_least = std::min(row.count_least, count);
       row.count_greatest = std::max(row.count_greatest, count);
@@ -58,13 +58,16 @@ SelectionQuality measure(const SelectionMethod& method, double density, std::siz
       const std::span<const float> u = step.accumulated();
       if (const double all = energy_of(u); all > 0) {
         select_exact(u, row.k, found, exact);
-        const double taken = energy_of(sent[0].values);
+        const double taken = energy_of(sent.values);
         row.energy += taken / all;
         row.energy_to_topk += taken / energy_of(exact.values);
         ++nonzero;
       }
     }
-    if (step.commit(sent, {}).data() == residual.data()) std::swap(fresh, residual);
+    Round round;
+    round.blocks = blocks;
+    step.decode(round);
+    if (step.commit({}).data() == residual.data()) std::swap(fresh, residual);
   }
   const auto counted = static_cast<double>(row.steps);
   row.count_mean /= counted;

@@ -21,7 +21,7 @@ ToyTrace toy_trace(const CompressOptions& options, int iterations) {
   constexpr double points[2][2] = {{100, 1}, {-100, 1}};
   constexpr double learning_rate = 0.9;
   std::array<double, 2> w = {0, 1};
-  StudyRanks<double> ranks(options, 2, 2);
+  StudyRanks ranks(options, 2, 2);
   ToyTrace trace;
   const auto record = [&] {
     double loss = 0;
@@ -34,10 +34,10 @@ ToyTrace toy_trace(const CompressOptions& options, int iterations) {
     for (std::size_t r = 0; r < 2; ++r) {
       const auto& x = points[r];
       const double slope = -1 / (1 + std::exp(w[0] * x[0] + w[1] * x[1]));
-      for (std::size_t j = 0; j < 2; ++j) ranks.gradient(r)[j] = slope * x[j];
+      for (std::size_t j = 0; j < 2; ++j) ranks.gradient(r)[j] = static_cast<float>(slope * x[j]);
     }
-    const std::span<const double> average = ranks.step(0.5);
-    for (std::size_t j = 0; j < 2; ++j) w[j] -= learning_rate * average[j];
+    const std::span<const float> average = ranks.step(0.5);
+    for (std::size_t j = 0; j < 2; ++j) w[j] -= learning_rate * static_cast<double>(average[j]);
     if (!ranks.sent()[0].indices.empty())
       trace.sent.push_back({ranks.sent()[0].indices.at(0), ranks.sent()[1].indices.at(0)});
     record();
@@ -117,7 +117,7 @@ void run_toy(const StudyArguments& arguments) {
   write_file(out + "/toy.csv", csv);
   write_file(out + "/toy.jsonl", lines);
   write_file(out + "/toy.svg", stand_alone_plot({panel}, legend, "Loss of the toy problem over steps"));
-  std::printf("Loss after so many steps, float64\n%s\nWritten: toy.csv, toy.jsonl and toy.svg in %s\n",
+  std::printf("Loss after so many steps\n%s\nWritten: toy.csv, toy.jsonl and toy.svg in %s\n",
               table_text(table).c_str(), out.c_str());
 }
 

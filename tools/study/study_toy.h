@@ -1,8 +1,8 @@
 #pragma once
 // The toy problem of RegTop-k's authors (Toy_Example.py of github.com/AlBerey/RegTopK): logistic regression
 // of two workers with one point each, (100, 1) and (-100, 1), both labelled 1, one of two entries sent a
-// step. The first entries cancel; Top-k sends nothing else for a hundred steps. In double: step 99 is an
-// exact tie.
+// step. The first entries cancel; Top-k sends nothing else for 99 steps. Step 99 is a tie in exact
+// arithmetic, so rounding decides it.
 
 #include <array>
 #include <cstdint>

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "compress/memory/memory.h"
-#include "compress/sparse_step.h"
+#include "compress/sparse.h"
 #include "nn/core/base/check.h"
 #include "nn/core/base/log.h"
 #include "nn/core/base/text.h"

@@ -11,7 +11,7 @@
 #include <map>
 #include <set>
 
-#include "compress/sparse_step.h"
+#include "compress/sparse.h"
 #include "dist/comm/backend.h"
 #include "dist/comm/emulated_link.h"
 #include "dist/launch/cores.h"

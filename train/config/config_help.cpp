@@ -8,7 +8,7 @@
 #include <fstream>
 
 #include "compress/codec/codec.h"
-#include "compress/sparse_step.h"
+#include "compress/sparse.h"
 #include "nn/core/base/check.h"
 #include "nn/core/base/suggest.h"
 #include "nn/core/base/terminal.h"

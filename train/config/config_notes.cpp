@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "compress/sparse_step.h"
+#include "compress/sparse.h"
 #include "nn/core/device.h"
 #include "train/config/config.h"
 #include "train/config/config_text.h"

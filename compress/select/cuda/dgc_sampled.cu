@@ -8,7 +8,7 @@ namespace {
 constexpr int kLevels = dgc::kAdaptations;
 
 // |x| >= t as key > key_before(t); NaN and Inf are found in any case.
-__device__ GpuKey key_before(GpuKey t) {
+__device__ MagnitudeKey key_before(MagnitudeKey t) {
   return t - 1 < kLargestFinite ? t - 1 : kLargestFinite;
 }
 
@@ -67,8 +67,8 @@ __global__ void __launch_bounds__(kThreads)
 __global__ void bound_kernel(SelectRanges ranges, DgcWork work) {
   const std::uint32_t r = range_of_thread();
   if (r >= ranges.count || work.of_samples[r].skip) return;
-  const GpuKey kth = work.of_samples[r].kth;
-  work.controls[r].t = work.controls[r].first_t = magnitude_of<float>(kth);
+  const MagnitudeKey kth = work.of_samples[r].kth;
+  work.controls[r].t = work.controls[r].first_t = magnitude_of(kth);
   ranges.above[r] = key_before(kth);
 }
 
@@ -97,7 +97,7 @@ __device__ void adapt(DgcControl& c, const DgcRule& rule, const SelectRange& ran
     if ((!many && !few) || c.adaptations == dgc::kAdaptations) break;
     exact = many && rule.resample;
     if (exact) break;
-    const float largest = magnitude_of<float>(kLargestFinite);
+    const float largest = magnitude_of(kLargestFinite);
     const float moved = dgc::moved_threshold(c.t, many, largest);
     if (moved == c.t) {  // zero and the least denormals
       exact = many;
@@ -148,7 +148,7 @@ __global__ void judge_kernel(DgcRule rule, SelectRanges ranges, DgcWork work) {
     final.known = rule.lowest;
     final.k = stats.count = c.k;
     final.bound = key_before(of_vector.kth);
-    stats.threshold = magnitude_of<float>(of_vector.kth);
+    stats.threshold = magnitude_of(of_vector.kth);
     return;
   }
   c.count = found.count;
@@ -161,7 +161,7 @@ __global__ void __launch_bounds__(kThreads)
   DgcControl* const control = work.controls + block.range;
   if (!control->pending) return;
   const SelectRange& range = ranges.range[block.range];
-  GpuKey above[kLevels];
+  MagnitudeKey above[kLevels];
   std::uint32_t reach[kLevels];
   const int levels = control->levels;
 #pragma unroll
@@ -175,7 +175,7 @@ __global__ void __launch_bounds__(kThreads)
   const std::size_t n = listed ? list.stats->count : range.n;
   for (std::size_t i = std::size_t{block.index} * kThreads + threadIdx.x; i < n;
        i += std::size_t{block.count} * kThreads) {
-    const GpuKey key = key_of(from[i]);
+    const MagnitudeKey key = key_of(from[i]);
 #pragma unroll
     for (int r = 0; r < kLevels; ++r) reach[r] += key > above[r];
   }

@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(kThreads, 4)
     for (int q = 0; q < kQuads; ++q) {
 #pragma unroll
       for (int c = 0; c < 4; ++c) {
-        const GpuKey key = key_of(x[4 * q + c]);
+        const MagnitudeKey key = key_of(x[4 * q + c]);
         broken |= key > kLargestFinite;
         nonzero |= key != 0;
       }
@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(kThreads, 4)
 }
 
 __device__ void fit(const SelectRange& range, GaussianKState& state, const StepParameters& parameters,
-                    const DensityQuantile& quantile, double sum, double squares, GpuKey& above) {
+                    const DensityQuantile& quantile, double sum, double squares, MagnitudeKey& above) {
   const NormalFit normal = normal_fit(state.shift, sum, squares, range.n);
   above = kLargestFinite;
   state.next = state.carried;
@@ -97,7 +97,7 @@ __device__ void fit(const SelectRange& range, GaussianKState& state, const StepP
   const double density = range.density(parameters);
   const double z = density == quantile.density ? quantile.z : -normal_quantile_formula(density / 2);
   state.threshold = gaussiank::thresholds_from(normal.mean + z * normal.deviation);
-  for (int r = 0; r < kLevels; ++r) state.above[r] = key_below<float>(state.threshold.level[r]);
+  for (int r = 0; r < kLevels; ++r) state.above[r] = key_below(state.threshold.level[r]);
   above = state.above[state.carried];
 }
 
@@ -146,11 +146,11 @@ __global__ void __launch_bounds__(kThreads)
   }
   Accumulate read;
   read.u = const_cast<float*>(u + range.begin);  // Fetch::read writes nothing
-  GpuKey above[kLevels];
+  MagnitudeKey above[kLevels];
   std::uint32_t counts[kLevels];
 #pragma unroll
   for (int r = 0; r < kLevels; ++r) above[r] = state->above[r], counts[r] = 0;
-  const GpuKey list_above = ranges.above[block.range];
+  const MagnitudeKey list_above = ranges.above[block.range];
   for (std::size_t tile = block.index; tile < count; tile += block.count) {
     const std::size_t base = tile * kSelectTile;
     float x[kTileShare];
@@ -160,7 +160,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
       for (int c = 0; c < 4; ++c) {
         const bool there = quad_at(base, q) + static_cast<std::size_t>(c) < n;
-        const GpuKey key = there ? key_of(x[4 * q + c]) : -1;
+        const MagnitudeKey key = there ? key_of(x[4 * q + c]) : -1;
 #pragma unroll
         for (int r = 0; r < kLevels; ++r) counts[r] += key > above[r];
       }

@@ -31,7 +31,7 @@ struct GaussianKState {
   std::uint32_t nonzero;  // 1: not all is zero
   gaussiank::Way way;
   gaussiank::Thresholds threshold;
-  GpuKey above[kLevels];
+  MagnitudeKey above[kLevels];
   std::uint32_t counts[kLevels];
 };
 

@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(kThreads) gather_kernel(const float* group, Se
     }
     return;
   }
-  const GpuKey above = ranges.above[at];
+  const MagnitudeKey above = ranges.above[at];
 #pragma unroll 8
   for (std::size_t i = base + lane; i < base + kSelectTile; i += 32) {
     const float x = i < n ? u[i] : 0.0f;

@@ -43,7 +43,7 @@ __device__ Share share_of(const Choice& choice, const SelectRange& range, const 
 
 // What is known of the k-th key after some digits.
 struct Radix {
-  GpuKey prefix;         // its digits so far
+  MagnitudeKey prefix;   // its digits so far
   std::uint32_t higher;  // keys above every key with these digits
 };
 
@@ -59,7 +59,7 @@ __device__ Radix pick_digit(const std::uint32_t* counts, int width, std::uint32_
   if (higher < k && k <= higher + mine) {
     int digit = top;
     for (; higher + counts[digit] < k; --digit) higher += counts[digit];
-    picked = {static_cast<GpuKey>((before.prefix << width) | digit), higher};
+    picked = {static_cast<MagnitudeKey>((before.prefix << width) | digit), higher};
   }
   __syncthreads();
   const Radix result = picked;
@@ -71,7 +71,7 @@ __device__ Radix pick_digit(const std::uint32_t* counts, int width, std::uint32_
 __device__ Radix radix_before(int d, const LargestMemory& memory, std::uint32_t k, bool keep) {
   if (d == 0) return {0, 0};
   Radix before = {0, 0};
-  if (d > 1) before = {static_cast<GpuKey>(memory.radix[2 * (d - 1)]), memory.radix[2 * (d - 1) + 1]};
+  if (d > 1) before = {static_cast<MagnitudeKey>(memory.radix[2 * (d - 1)]), memory.radix[2 * (d - 1) + 1]};
   const Radix now = pick_digit(memory.digits + digit_offset(d - 1), digit_width(d - 1), k, before);
   if (keep && threadIdx.x == 0 && d < kDigits) {
     memory.radix[2 * d] = static_cast<std::uint32_t>(now.prefix);
@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(kThreads)
   const float* values = share.from.values;
 #pragma unroll 4
   for (std::size_t i = share.begin + threadIdx.x; i < share.end; i += kThreads) {
-    const GpuKey key = key_of(values[i]) >> shift;
+    const MagnitudeKey key = key_of(values[i]) >> shift;
     if ((key >> width) == radix.prefix) atomicAdd(&counts[key & (bins - 1)], 1u);
   }
   __syncthreads();
@@ -134,7 +134,7 @@ __global__ void __launch_bounds__(kThreads) count_taken_kernel(SelectRanges rang
     if (threadIdx.x < 2) mine[threadIdx.x] = 0;
     return;
   }
-  GpuKey bound = choice.bound;
+  MagnitudeKey bound = choice.bound;
   if (!choice.known) {
     const Radix radix = radix_before(kDigits, range.largest, choice.k, false);
     bound = radix.prefix;
@@ -142,14 +142,14 @@ __global__ void __launch_bounds__(kThreads) count_taken_kernel(SelectRanges rang
       Choice& found = ranges.choices[block.range];
       found.kth = bound;
       found.greater = radix.higher;
-      if (!choice.own_threshold) range.stats->threshold = magnitude_of<float>(bound);
+      if (!choice.own_threshold) range.stats->threshold = magnitude_of(bound);
     }
   }
   std::uint32_t greater = 0, equal = 0;
   const float* values = share.from.values;
 #pragma unroll 4
   for (std::size_t i = share.begin + threadIdx.x; i < share.end; i += kThreads) {
-    const GpuKey key = key_of(values[i]);
+    const MagnitudeKey key = key_of(values[i]);
     greater += key > bound;
     equal += key == bound;
   }
@@ -169,7 +169,7 @@ __global__ void __launch_bounds__(kThreads) take_kernel(SelectRanges ranges, con
   const std::uint32_t* const blocks = range.largest.blocks;
   if (blocks[2 * block.index] == 0 && blocks[2 * block.index + 1] == 0) return;
   const Taken taken = range.taken;
-  const GpuKey bound = choice.known ? choice.bound : choice.kth;
+  const MagnitudeKey bound = choice.known ? choice.bound : choice.kth;
   const std::uint32_t ties = choice.known ? 0 : choice.k - choice.greater;
   std::uint32_t greater = 0, equal = 0;  // before the entries at hand
   for (unsigned b = threadIdx.x; b < block.index; b += kThreads) {
@@ -183,7 +183,7 @@ __global__ void __launch_bounds__(kThreads) take_kernel(SelectRanges ranges, con
   const Share share = share_of(choice, range, block, nullptr, u);
   for (std::size_t start = share.begin; start < share.end; start += per * kThreads) {
     const std::size_t first = start + per * threadIdx.x;
-    GpuKey keys[per];
+    MagnitudeKey keys[per];
     std::uint64_t mine = 0;  // above the bound, and at it in the upper half
 #pragma unroll
     for (int j = 0; j < per; ++j) {

@@ -24,9 +24,6 @@
 
 namespace topknot::cuda {
 
-using GpuKey = Key<float>;
-inline constexpr GpuKey kLargestFinite = KeyOf<float>::largest_finite;
-
 inline constexpr std::size_t kSelectTile = 4096;  // elements that a block lists
 inline constexpr std::size_t kLeastShare = 2048;  // of a list or a vector, for a block that reads it
 inline constexpr std::size_t kSelectBlocks =
@@ -62,10 +59,10 @@ struct Choice {
   std::uint32_t whole = 0;  // 1: from the vector, 0: from the list
   std::uint32_t known = 0;  // 1: all with key > `bound`; 0: the k largest
   std::uint32_t k = 0;      // 1 to the source's count
-  GpuKey bound = 0;
+  MagnitudeKey bound = 0;
   std::uint32_t own_threshold = 0;  // 1: the threshold is the method's, and left alone
   // Found, where not skipped and not known:
-  GpuKey kth = 0;             // the k-th largest key
+  MagnitudeKey kth = 0;       // the k-th largest key
   std::uint32_t greater = 0;  // how many keys exceed it
 };
 
@@ -122,10 +119,10 @@ struct RangeBlocks {
 struct SelectRanges {
   const SelectRange* range = nullptr;
   std::uint32_t count = 0;
-  RangeBlocks tiles;          // kSelectTile elements each
-  RangeBlocks shares;         // of lists and vectors
-  GpuKey* above = nullptr;    // by range: the bound of its list
-  Choice* choices = nullptr;  // by range: what is taken
+  RangeBlocks tiles;              // kSelectTile elements each
+  RangeBlocks shares;             // of lists and vectors
+  MagnitudeKey* above = nullptr;  // by range: the bound of its list
+  Choice* choices = nullptr;      // by range: what is taken
 };
 
 // Makes u[i] = accumulate(i) and lists those with key > ranges.above. That is at most kLargestFinite, so that NaN and
@@ -152,8 +149,9 @@ void take_largest(cudaStream_t stream, const SelectRanges& ranges, const float* 
 // The choice that compress.capacity makes of `count` selected entries, where k were asked for: all of them, above
 // `bound`, or the floor(capacity * k) largest; the threshold stays the method's. `over`: how many are kept back. A
 // capacity of 0 means none.
-TOPKNOT_HOST_DEVICE void choose_within(double capacity, std::uint32_t k, std::uint32_t count, GpuKey bound,
-                                       Choice& choice, std::uint32_t& kept, std::uint32_t& over) {
+TOPKNOT_HOST_DEVICE void choose_within(double capacity, std::uint32_t k, std::uint32_t count,
+                                       MagnitudeKey bound, Choice& choice, std::uint32_t& kept,
+                                       std::uint32_t& over) {
   const double most = capacity * static_cast<double>(k);
   const bool cut = capacity != 0 && static_cast<double>(count) > most;
   kept = cut ? static_cast<std::uint32_t>(most) : count;

@@ -89,7 +89,7 @@ SelectMemory::SelectMemory(const std::vector<DeviceRange>& ranges, const std::ve
     range.largest.radix = range.largest.blocks + 2 * shares[r];
   }
   range_ = on_device(table);
-  above_ = on_device(std::vector<GpuKey>(ranges.size(), kLargestFinite));
+  above_ = on_device(std::vector<MagnitudeKey>(ranges.size(), kLargestFinite));
   choices_ = DeviceArray<Choice>(ranges.size());
   tiles_ = BlockTable(tiles);
   shares_ = BlockTable(shares);

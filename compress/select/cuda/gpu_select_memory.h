@@ -41,7 +41,7 @@ class SelectMemory {
   DeviceArray<ListStats> list_stats_;
   DeviceArray<SelectStats> stats_;
   DeviceArray<SelectRange> range_;
-  DeviceArray<GpuKey> above_;
+  DeviceArray<MagnitudeKey> above_;
   DeviceArray<Choice> choices_;
   BlockTable tiles_, shares_;
   SelectRanges ranges_;

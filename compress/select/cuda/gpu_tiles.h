@@ -134,8 +134,8 @@ inline bool aligned(const Accumulate& a) {
 // Lists what of the tile exceeds `above` in the tile's slots and writes its count; the top bit: a NaN or Inf was
 // there. The whole block calls.
 inline constexpr std::uint32_t kBroken = 0x80000000u;
-__device__ inline void list_tile(const float (&x)[kTileShare], std::size_t base, std::size_t n, GpuKey above,
-                                 const TileMemory& tiles) {
+__device__ inline void list_tile(const float (&x)[kTileShare], std::size_t base, std::size_t n,
+                                 MagnitudeKey above, const TileMemory& tiles) {
   const std::size_t tile = base / kSelectTile;
   unsigned hits = 0;
   bool broken = false;
@@ -143,7 +143,7 @@ __device__ inline void list_tile(const float (&x)[kTileShare], std::size_t base,
   for (int q = 0; q < kQuads; ++q)
 #pragma unroll
     for (int c = 0; c < 4; ++c) {
-      const GpuKey key = key_of(x[4 * q + c]);
+      const MagnitudeKey key = key_of(x[4 * q + c]);
       const bool there = quad_at(base, q) + static_cast<std::size_t>(c) < n;
       if (there && key > above) hits |= 1u << (4 * q + c);
       broken |= key > kLargestFinite;

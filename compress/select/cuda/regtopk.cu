@@ -8,7 +8,7 @@ namespace {
 
 __device__ float score_of(const RegTopKScore& rule, const RegTopKLast& last, std::uint32_t i, float u,
                           double weight) {
-  return rule(u, weight, last.own[i], last.surplus[i], magnitude_of<float>(kLargestFinite));
+  return rule(u, weight, last.own[i], last.surplus[i], magnitude_of(kLargestFinite));
 }
 
 // A thread per range.
@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(kThreads)
   RegTopKControl* const control = work.controls + block.range;
   const std::uint32_t count = list.stats->count, known = control->last;
   const double weight = control->weight;
-  const GpuKey above = control->above;
+  const MagnitudeKey above = control->above;
   std::uint32_t enough = 0;
   if (!control->all && count <= list.limit)
     for (std::size_t i = std::size_t{block.index} * kThreads + threadIdx.x; i < count;
@@ -126,7 +126,7 @@ __global__ void __launch_bounds__(kThreads)
   const Choice& choice = ranges.choices[block.range];
   RegTopKControl& control = work.controls[block.range];
   if (block.index != 0 || threadIdx.x != 0 || choice.skip || control.all) return;
-  const float kth = magnitude_of<float>(choice.kth);
+  const float kth = magnitude_of(choice.kth);
   range.stats->threshold = static_cast<float>(rule.rest * static_cast<double>(kth));
   control.next_bound = control.bound.after(choice.kth, control.list);
 }

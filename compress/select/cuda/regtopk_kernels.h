@@ -17,17 +17,17 @@ namespace topknot::cuda {
 // Of a range, in GPU memory.
 struct RegTopKControl {
   // Of the last committed step.
-  CarriedBound<float> bound;
+  CarriedBound bound;
   double weight = 0;       // of this rank in the average
   std::uint32_t last = 0;  // entries sent
   // Of the step under way.
-  CarriedBound<float> next_bound;
+  CarriedBound next_bound;
   std::uint32_t k = 0;
   bool all = false;        // every entry is sent
   bool fell_back = false;  // the answer comes from the vector
   ListState list = ListState::good;
-  GpuKey above = kLargestFinite;  // scores beyond it are known to be listed
-  std::uint32_t enough = 0;       // listed scores beyond `above`
+  MagnitudeKey above = kLargestFinite;  // scores beyond it are known to be listed
+  std::uint32_t enough = 0;             // listed scores beyond `above`
   std::uint32_t blocks_done = 0;
 };
 

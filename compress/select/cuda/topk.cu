@@ -48,7 +48,7 @@ __global__ void threshold_begin_kernel(SelectRanges ranges, std::uint32_t* count
   if (r >= ranges.count) return;
   const double density = ranges.range[r].density(*parameters);
   counts[r] = static_cast<std::uint32_t>(density_count(density, ranges.range[r].n));
-  ranges.above[r] = density >= 1 ? -1 : key_below<float>(threshold);
+  ranges.above[r] = density >= 1 ? -1 : key_below(threshold);
 }
 
 __global__ void threshold_decide_kernel(SelectRanges ranges, const std::uint32_t* counts, double threshold,
@@ -57,7 +57,7 @@ __global__ void threshold_decide_kernel(SelectRanges ranges, const std::uint32_t
   if (r >= ranges.count) return;
   const SelectRange& range = ranges.range[r];
   const ListStats found = *range.list.stats;
-  const GpuKey above = ranges.above[r];
+  const MagnitudeKey above = ranges.above[r];
   Choice choice;
   std::uint32_t kept = 0, over = 0;
   choose_within(multiple, counts[r], found.finite ? found.count : 0, above, choice, kept, over);

@@ -13,7 +13,7 @@ namespace topknot::cuda {
 
 // Of a range, in GPU memory.
 struct TopKState {
-  CarriedBound<float> carried;
+  CarriedBound carried;
   std::uint32_t k = 0;               // of this step
   std::uint32_t updates_bound = 0;   // 1: the step's k-th key becomes the bound
   ListState list = ListState::good;  // what this step's list was like

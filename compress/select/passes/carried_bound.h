@@ -24,30 +24,28 @@ TOPKNOT_HOST_DEVICE ListState list_state(bool complete, std::size_t count, std::
   return !complete ? ListState::too_many : count < k ? ListState::too_few : ListState::good;
 }
 
-template <class T>
 struct CarriedBound {
-  Key<T> kth = -1;       // the k-th key of the last committed step; -1: none
-  double margin = 0.02;  // the bound is (1 - margin) times that magnitude
+  MagnitudeKey kth = -1;  // the k-th key of the last committed step; -1: none
+  double margin = 0.02;   // the bound is (1 - margin) times that magnitude
 
   TOPKNOT_HOST_DEVICE bool known() const { return kth >= 0; }
   // The bound; where known().
   TOPKNOT_HOST_DEVICE double magnitude() const {
-    return (1.0 - margin) * static_cast<double>(magnitude_of<T>(kth));
+    return (1.0 - margin) * static_cast<double>(magnitude_of(kth));
   }
   // What lists are collected with. With no bound, or where all entries are sent, only NaN and Inf are looked for.
-  TOPKNOT_HOST_DEVICE Key<T> above(bool all) const {
-    return known() && !all ? key_below<T>(magnitude()) : largest_finite_key<T>();
+  TOPKNOT_HOST_DEVICE MagnitudeKey above(bool all) const {
+    return known() && !all ? key_below(magnitude()) : kLargestFinite;
   }
 
   // The bound after a step whose k-th key is `now`. Too many listed mean a margin too wide, too few one too narrow.
   // Else the margin takes three times the last fall at once and shrinks slowly.
-  TOPKNOT_HOST_DEVICE CarriedBound after(Key<T> now, ListState list) const {
+  TOPKNOT_HOST_DEVICE CarriedBound after(MagnitudeKey now, ListState list) const {
     constexpr double smallest = 0.004, largest = 0.1;
     CarriedBound next = *this;
     next.kth = now;
     if (kth <= 0) return next;
-    const double fall =
-        1.0 - static_cast<double>(magnitude_of<T>(now)) / static_cast<double>(magnitude_of<T>(kth));
+    const double fall = 1.0 - static_cast<double>(magnitude_of(now)) / static_cast<double>(magnitude_of(kth));
     const double slowly = 0.9 * margin, falling = 3.0 * fall;
     double wanted = slowly < falling ? falling : slowly;
     if (list != ListState::good) wanted = margin * (list == ListState::too_many ? 0.5 : 2.0);
@@ -56,8 +54,7 @@ struct CarriedBound {
   }
 };
 
-template <class T>
-bool operator==(const CarriedBound<T>& a, const CarriedBound<T>& b) {
+inline bool operator==(const CarriedBound& a, const CarriedBound& b) {
   return a.kth == b.kth && a.margin == b.margin;
 }
 

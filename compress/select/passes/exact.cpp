@@ -15,10 +15,9 @@ constexpr int kDigitBits = 11;
 
 // Nearly all of a list lies close above its bound, so equal bins up from
 // the bound leave a handful of keys to sort; what is more than twice the bound shares the last bin.
-template <class T>
-Key<T> kth_key(const Candidates<T>& found, Key<T> above, std::size_t k) {
-  constexpr int shift = std::numeric_limits<T>::digits - 1 - 12;  // 4096 bins cover one octave
-  const auto bin_of = [above](Key<T> key) {
+MagnitudeKey kth_key(const Candidates& found, MagnitudeKey above, std::size_t k) {
+  constexpr int shift = std::numeric_limits<float>::digits - 1 - 12;  // 4096 bins cover one octave
+  const auto bin_of = [above](MagnitudeKey key) {
     return std::min<std::size_t>(static_cast<std::size_t>(key - above - 1) >> shift, kBins - 1);
   };
   std::vector<std::uint32_t> counts(kBins);
@@ -26,21 +25,20 @@ Key<T> kth_key(const Candidates<T>& found, Key<T> above, std::size_t k) {
     for (std::size_t i = 0; i < part.count; ++i) ++counts[bin_of(key_of(part.value[i]))];
   std::size_t bin = kBins - 1, higher = 0;
   while (higher + counts[bin] < k) higher += counts[bin--];
-  std::vector<Key<T>> keys;
+  std::vector<MagnitudeKey> keys;
   keys.reserve(counts[bin]);
   for (const auto& part : found.parts)
     for (std::size_t i = 0; i < part.count; ++i)
-      if (const Key<T> key = key_of(part.value[i]); bin_of(key) == bin) keys.push_back(key);
+      if (const MagnitudeKey key = key_of(part.value[i]); bin_of(key) == bin) keys.push_back(key);
   const auto nth = keys.begin() + static_cast<std::ptrdiff_t>(k - higher - 1);
   std::nth_element(keys.begin(), nth, keys.end(), std::greater<>());
   return *nth;
 }
 
-template <class T>
-Key<T> select_from(const Candidates<T>& found, Key<T> above, std::size_t k, Selected<T>& selected) {
+MagnitudeKey select_from(const Candidates& found, MagnitudeKey above, std::size_t k, Selected& selected) {
   TOPKNOT_CHECK(k >= 1 && found.complete() && found.count() >= k,
                 "a candidate list that cannot hold the k largest");
-  const Key<T> kth = kth_key(found, above, k);
+  const MagnitudeKey kth = kth_key(found, above, k);
   std::size_t greater = 0;
   for (const auto& part : found.parts)
     for (std::size_t i = 0; i < part.count; ++i) greater += key_of(part.value[i]) > kth;
@@ -51,7 +49,7 @@ Key<T> select_from(const Candidates<T>& found, Key<T> above, std::size_t k, Sele
   std::size_t n = 0;
   for (const auto& part : found.parts)
     for (std::size_t i = 0; i < part.count; ++i) {
-      const Key<T> key = key_of(part.value[i]);
+      const MagnitudeKey key = key_of(part.value[i]);
       const bool tie = key == kth && ties > 0;
       ties -= tie;
       selected.indices[n] = part.index[i];
@@ -63,29 +61,28 @@ Key<T> select_from(const Candidates<T>& found, Key<T> above, std::size_t k, Sele
   return kth;
 }
 
-template <class T>
-Key<T> select_exact(std::span<const T> u, std::size_t k, Candidates<T>& found, Selected<T>& selected) {
+MagnitudeKey select_exact(std::span<const float> u, std::size_t k, Candidates& found, Selected& selected) {
   TOPKNOT_CHECK(k >= 1 && k <= u.size(), "k outside 1 to the vector's length");
-  constexpr int bits = std::numeric_limits<Key<T>>::digits;
+  constexpr int bits = std::numeric_limits<MagnitudeKey>::digits;
   const std::size_t limit = 4 * k + 4096;
-  Key<T> prefix = 0;
+  MagnitudeKey prefix = 0;
   std::size_t higher = 0;  // entries above every key with this prefix
   for (int shift = bits - kDigitBits, width = kDigitBits;;) {
     const std::vector<std::size_t> counts = count_digits(u, shift, width, prefix);
     std::size_t bin = (std::size_t{1} << width) - 1;
     while (higher + counts[bin] < k) higher += counts[bin--];
-    prefix = (prefix << width) | static_cast<Key<T>>(bin);
-    const Key<T> edge = prefix << shift;
+    prefix = (prefix << width) | static_cast<MagnitudeKey>(bin);
+    const MagnitudeKey edge = prefix << shift;
     if (higher + counts[bin] <= limit) {
-      collect(u, static_cast<Key<T>>(edge - 1), limit, found);
-      return select_from(found, static_cast<Key<T>>(edge - 1), k, selected);
+      collect(u, static_cast<MagnitudeKey>(edge - 1), limit, found);
+      return select_from(found, static_cast<MagnitudeKey>(edge - 1), k, selected);
     }
     if (shift == 0) break;
     width = std::min(shift, kDigitBits);
     shift -= width;
   }
   // Many entries tie at the k-th magnitude: those above it, and the first of the ties.
-  const Key<T> kth = prefix;
+  const MagnitudeKey kth = prefix;
   collect(u, kth, limit, found);
   std::size_t ties = k - found.count(), at = 0;
   selected.indices.clear();
@@ -108,25 +105,14 @@ Key<T> select_exact(std::span<const T> u, std::size_t k, Candidates<T>& found, S
   return kth;
 }
 
-template <class T>
-void keep_largest(Selected<T>& selected, std::size_t count) {
+void keep_largest(Selected& selected, std::size_t count) {
   if (selected.indices.size() <= count) return;
-  Candidates<T> scratch;
-  Selected<T> kept;
-  select_exact(std::span<const T>(selected.values), count, scratch, kept);
+  Candidates scratch;
+  Selected kept;
+  select_exact(selected.values, count, scratch, kept);
   for (std::uint32_t& index : kept.indices) index = selected.indices[index];
   selected.indices = std::move(kept.indices);
   selected.values = std::move(kept.values);
 }
-
-template Key<float> kth_key(const Candidates<float>&, Key<float>, std::size_t);
-template Key<double> kth_key(const Candidates<double>&, Key<double>, std::size_t);
-template Key<float> select_from(const Candidates<float>&, Key<float>, std::size_t, Selected<float>&);
-template Key<double> select_from(const Candidates<double>&, Key<double>, std::size_t, Selected<double>&);
-template Key<float> select_exact(std::span<const float>, std::size_t, Candidates<float>&, Selected<float>&);
-template Key<double> select_exact(std::span<const double>, std::size_t, Candidates<double>&,
-                                  Selected<double>&);
-template void keep_largest(Selected<float>&, std::size_t);
-template void keep_largest(Selected<double>&, std::size_t);
 
 }  // namespace topknot

@@ -1,7 +1,7 @@
 #pragma once
-// Magnitudes as integers. The bits of a float or double without the sign, read as an integer, order as the
-// magnitudes do; infinities and NaNs come above every finite number, so one integer comparison finds large
-// and broken values alike. For CPU loops and for kernels. C++17.
+// Magnitudes as integers. The bits of a float without the sign, read as an integer, order as the magnitudes
+// do; infinities and NaNs come above every finite number, so one integer comparison finds large and broken
+// values alike. For CPU loops and for kernels. C++17.
 
 #include <cstdint>
 #include <cstring>
@@ -10,46 +10,27 @@
 
 namespace topknot {
 
-template <class T>
-struct KeyOf;
-template <>
-struct KeyOf<float> {
-  using type = std::int32_t;
-  static constexpr type without_sign = 0x7fffffff, largest_finite = 0x7f7fffff;
-};
-template <>
-struct KeyOf<double> {
-  using type = std::int64_t;
-  static constexpr type without_sign = 0x7fffffffffffffff, largest_finite = 0x7fefffffffffffff;
-};
-template <class T>
-using Key = typename KeyOf<T>::type;
+using MagnitudeKey = std::int32_t;
+inline constexpr MagnitudeKey kLargestFinite = 0x7f7fffff;
 
-template <class T>
-TOPKNOT_HOST_DEVICE Key<T> key_of(T x) {
-  Key<T> bits;
+TOPKNOT_HOST_DEVICE MagnitudeKey key_of(float x) {
+  MagnitudeKey bits;
   memcpy(&bits, &x, sizeof bits);
-  return bits & KeyOf<T>::without_sign;
+  return bits & 0x7fffffff;
 }
-template <class T>
-TOPKNOT_HOST_DEVICE T magnitude_of(Key<T> key) {
-  T x;
+TOPKNOT_HOST_DEVICE float magnitude_of(MagnitudeKey key) {
+  float x;
   memcpy(&x, &key, sizeof x);
   return x;
-}
-template <class T>
-TOPKNOT_HOST_DEVICE Key<T> largest_finite_key() {
-  return KeyOf<T>::largest_finite;
 }
 
 // The key such that key_of(x) > key exactly where |x| > t, for every x; -1 where every magnitude exceeds t. t
 // is no NaN.
-template <class T>
-TOPKNOT_HOST_DEVICE Key<T> key_below(double t) {
+TOPKNOT_HOST_DEVICE MagnitudeKey key_below(double t) {
   if (t < 0) return -1;
-  const T x = static_cast<T>(t);
-  const Key<T> key = key_of(x) - (static_cast<double>(x) > t ? 1 : 0);
-  return key < KeyOf<T>::largest_finite ? key : KeyOf<T>::largest_finite;
+  const float x = static_cast<float>(t);
+  const MagnitudeKey key = key_of(x) - (static_cast<double>(x) > t ? 1 : 0);
+  return key < kLargestFinite ? key : kLargestFinite;
 }
 
 }  // namespace topknot

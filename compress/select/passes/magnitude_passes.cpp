@@ -18,7 +18,9 @@ namespace {
 typedef double Doubles __attribute__((vector_size(64)));
 typedef std::int64_t Words __attribute__((vector_size(64)));
 constexpr std::size_t kHalf = 8, kBlock = 2 * kHalf;  // elements of a vector of doubles; of one turn
+// Keys of magnitudes as double (compress/select/passes/keys.h has those of floats).
 constexpr std::int64_t kMagnitude = std::numeric_limits<std::int64_t>::max();
+constexpr auto kFinite = std::bit_cast<std::int64_t>(std::numeric_limits<double>::max());
 
 // Sums of |x| - shift and of its square, and the least and the largest key as double.
 struct Sums {
@@ -54,10 +56,11 @@ TOPKNOT_INLINE Words greatest(Words a, Words b) {
 }
 
 // One chunk of u (+= addend): the entries whose key as double exceeds `above`; -1: all, not asked one by one.
-template <class T, bool kAdd, bool kAll, class Data>
-TOPKNOT_INLINE Sums sums_body(Data u, const T* addend, std::size_t begin, std::size_t end, double shift,
+// `u` is written where kAdd.
+template <bool kAdd, bool kAll, class Float>
+TOPKNOT_INLINE Sums sums_body(Float* u, const float* addend, std::size_t begin, std::size_t end, double shift,
                               std::int64_t above) {
-  typedef T Half __attribute__((vector_size(kHalf * sizeof(T))));
+  typedef float Half __attribute__((vector_size(kHalf * sizeof(float))));
   Doubles sum[2] = {}, squares[2] = {};
   Words count{}, smallest = Words{} + kMagnitude, largest{};
   std::size_t i = begin;
@@ -100,9 +103,10 @@ TOPKNOT_INLINE Sums sums_body(Data u, const T* addend, std::size_t begin, std::s
   if constexpr (kAll) result.count = static_cast<std::int64_t>(i - begin);
   for (; i < end; ++i) {
     if constexpr (kAdd) u[i] += addend[i];
-    const std::int64_t key = key_of(static_cast<double>(u[i]));
+    const double magnitude = std::abs(static_cast<double>(u[i]));
+    const auto key = std::bit_cast<std::int64_t>(magnitude);
     if (key <= above) continue;
-    const double x = magnitude_of<double>(key) - shift;
+    const double x = magnitude - shift;
     result.add({x, x * x, 1, key, key});
   }
   return result;
@@ -110,9 +114,8 @@ TOPKNOT_INLINE Sums sums_body(Data u, const T* addend, std::size_t begin, std::s
 
 // The sum of ln(|x| scale + epsilon) over one chunk. Each factor is at least 2^-52, so that 16 of them can be
 // multiplied before a logarithm is taken.
-template <class T>
-TOPKNOT_INLINE double logs_body(const T* u, std::size_t begin, std::size_t end, double scale) {
-  typedef T Half __attribute__((vector_size(kHalf * sizeof(T))));
+TOPKNOT_MULTIVERSION double logs_chunk(const float* u, std::size_t begin, std::size_t end, double scale) {
+  typedef float Half __attribute__((vector_size(kHalf * sizeof(float))));
   constexpr std::size_t factors = 16;
   constexpr double epsilon = std::numeric_limits<double>::epsilon();
   double sum = 0;
@@ -131,44 +134,21 @@ TOPKNOT_INLINE double logs_body(const T* u, std::size_t begin, std::size_t end, 
   return sum;
 }
 
-template <class T>
-TOPKNOT_INLINE std::size_t count_body(const T* u, std::size_t begin, std::size_t end, Key<T> above) {
-  Key<T> count = 0;  // of one chunk
+TOPKNOT_MULTIVERSION std::size_t count_chunk(const float* u, std::size_t begin, std::size_t end,
+                                             MagnitudeKey above) {
+  MagnitudeKey count = 0;  // of one chunk
   for (std::size_t i = begin; i < end; ++i) count += key_of(u[i]) > above;
   return static_cast<std::size_t>(count);
 }
 
 TOPKNOT_MULTIVERSION Sums all_chunk(float* u, const float* addend, std::size_t begin, std::size_t end,
                                     double shift) {
-  return addend ? sums_body<float, true, true>(u, addend, begin, end, shift, -1)
-                : sums_body<float, false, true>(u, addend, begin, end, shift, -1);
-}
-TOPKNOT_MULTIVERSION Sums all_chunk(double* u, const double* addend, std::size_t begin, std::size_t end,
-                                    double shift) {
-  return addend ? sums_body<double, true, true>(u, addend, begin, end, shift, -1)
-                : sums_body<double, false, true>(u, addend, begin, end, shift, -1);
+  return addend ? sums_body<true, true>(u, addend, begin, end, shift, -1)
+                : sums_body<false, true>(u, addend, begin, end, shift, -1);
 }
 TOPKNOT_MULTIVERSION Sums tail_chunk(const float* u, std::size_t begin, std::size_t end, double shift,
                                      std::int64_t above) {
-  return sums_body<float, false, false>(u, static_cast<const float*>(nullptr), begin, end, shift, above);
-}
-TOPKNOT_MULTIVERSION Sums tail_chunk(const double* u, std::size_t begin, std::size_t end, double shift,
-                                     std::int64_t above) {
-  return sums_body<double, false, false>(u, static_cast<const double*>(nullptr), begin, end, shift, above);
-}
-TOPKNOT_MULTIVERSION double logs_chunk(const float* u, std::size_t begin, std::size_t end, double scale) {
-  return logs_body(u, begin, end, scale);
-}
-TOPKNOT_MULTIVERSION double logs_chunk(const double* u, std::size_t begin, std::size_t end, double scale) {
-  return logs_body(u, begin, end, scale);
-}
-TOPKNOT_MULTIVERSION std::size_t count_chunk(const float* u, std::size_t begin, std::size_t end,
-                                             Key<float> above) {
-  return count_body(u, begin, end, above);
-}
-TOPKNOT_MULTIVERSION std::size_t count_chunk(const double* u, std::size_t begin, std::size_t end,
-                                             Key<double> above) {
-  return count_body(u, begin, end, above);
+  return sums_body<false, false>(u, nullptr, begin, end, shift, above);
 }
 
 // What each chunk of [0, n) gives, in order.
@@ -187,45 +167,42 @@ MagnitudeMoments moments_of(const std::vector<Sums>& chunks, double shift) {
   for (const Sums& chunk : chunks) total.add(chunk);
   MagnitudeMoments result;
   result.count = static_cast<std::size_t>(total.count);
-  result.finite = total.largest <= largest_finite_key<double>();
+  result.finite = total.largest <= kFinite;
   if (result.count == 0 || !result.finite) return result;
   const double n = static_cast<double>(total.count), offset = total.sum / n;
   result.mean = shift + offset;
   const double about_mean = std::max(0.0, total.squares - total.sum * offset);
   result.variance = total.count < 2 ? std::numeric_limits<double>::quiet_NaN() : about_mean / (n - 1.0);
   result.norm = std::sqrt(about_mean + n * result.mean * result.mean);
-  result.smallest = magnitude_of<double>(total.smallest);
-  result.largest = magnitude_of<double>(total.largest);
+  result.smallest = std::bit_cast<double>(total.smallest);
+  result.largest = std::bit_cast<double>(total.largest);
   return result;
 }
 
 }  // namespace
 
-template <class T>
-MagnitudeMoments accumulate_with_magnitudes(std::span<T> u, const std::type_identity_t<Addend<T>>& addend) {
+MagnitudeMoments accumulate_with_magnitudes(std::span<float> u, const FeedbackInput& input) {
   const std::size_t n = u.size();
-  const auto made = [&](std::size_t i) { return std::abs(static_cast<double>(addend.made(u, i))); };
+  const auto made = [&](std::size_t i) { return std::abs(static_cast<double>(input.made(u, i))); };
   const double shift = moments_shift(made(0), made(n / 2), made(n - 1));
   return moments_of(by_chunk<Sums>(n,
                                    [&](std::size_t begin, std::size_t end) {
-                                     return all_chunk(u.data(), addend.add_velocity(u, begin, end), begin,
-                                                      end, shift);
+                                     return all_chunk(u.data(), input.add_velocity(u, begin, end), begin, end,
+                                                      shift);
                                    }),
                     shift);
 }
 
-template <class T>
-MagnitudeMoments magnitudes_above(std::span<const T> u, double t) {
+MagnitudeMoments magnitudes_above(std::span<const float> u, double t) {
   TOPKNOT_CHECK(t >= 0, "a threshold below 0");
-  const std::int64_t above = std::min(key_of(t), largest_finite_key<double>());
+  const std::int64_t above = std::min(std::bit_cast<std::int64_t>(std::abs(t)), kFinite);
   return moments_of(
       by_chunk<Sums>(u.size(), [&](std::size_t begin,
                                    std::size_t end) { return tail_chunk(u.data(), begin, end, t, above); }),
       t);
 }
 
-template <class T>
-std::size_t count_above(std::span<const T> u, Key<T> above) {
+std::size_t count_above(std::span<const float> u, MagnitudeKey above) {
   std::size_t total = 0;
   for (const std::size_t count : by_chunk<std::size_t>(u.size(), [&](std::size_t begin, std::size_t end) {
          return count_chunk(u.data(), begin, end, above);
@@ -234,8 +211,7 @@ std::size_t count_above(std::span<const T> u, Key<T> above) {
   return total;
 }
 
-template <class T>
-double mean_log_magnitude(std::span<const T> u, double norm) {
+double mean_log_magnitude(std::span<const float> u, double norm) {
   double total = 0;
   for (const double sum : by_chunk<double>(u.size(), [&](std::size_t begin, std::size_t end) {
          return logs_chunk(u.data(), begin, end, 1.0 / norm);
@@ -244,15 +220,13 @@ double mean_log_magnitude(std::span<const T> u, double norm) {
   return total / static_cast<double>(u.size());
 }
 
-template <class T>
-void ThresholdSearch<T>::start(std::span<const T> u, std::size_t limit) {
+void ThresholdSearch::start(std::span<const float> u, std::size_t limit) {
   u_ = u;
   limit_ = limit;
   have_list_ = false;
 }
 
-template <class T>
-std::size_t ThresholdSearch<T>::count(Key<T> above) {
+std::size_t ThresholdSearch::count(MagnitudeKey above) {
   if (!listed(above)) {
     collect(u_, above, limit_, found_);
     have_list_ = found_.complete();
@@ -262,8 +236,7 @@ std::size_t ThresholdSearch<T>::count(Key<T> above) {
   return count_listed(found_, above);
 }
 
-template <class T>
-void ThresholdSearch<T>::take(Key<T> above, std::size_t count, Selected<T>& selected) {
+void ThresholdSearch::take(MagnitudeKey above, std::size_t count, Selected& selected) {
   if (!listed(above)) {
     collect(u_, above, count, found_);
     have_list_ = true;
@@ -273,16 +246,5 @@ void ThresholdSearch<T>::take(Key<T> above, std::size_t count, Selected<T>& sele
                 "another number of entries above the threshold than was counted");
   take_listed(found_, above, count, selected);
 }
-
-template MagnitudeMoments accumulate_with_magnitudes(std::span<float>, const Addend<float>&);
-template MagnitudeMoments accumulate_with_magnitudes(std::span<double>, const Addend<double>&);
-template MagnitudeMoments magnitudes_above(std::span<const float>, double);
-template MagnitudeMoments magnitudes_above(std::span<const double>, double);
-template std::size_t count_above(std::span<const float>, Key<float>);
-template std::size_t count_above(std::span<const double>, Key<double>);
-template double mean_log_magnitude(std::span<const float>, double);
-template double mean_log_magnitude(std::span<const double>, double);
-template class ThresholdSearch<float>;
-template class ThresholdSearch<double>;
 
 }  // namespace topknot

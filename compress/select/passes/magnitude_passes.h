@@ -25,43 +25,37 @@ struct MagnitudeMoments {
 };
 
 // Adds to u, and the moments of |u| in the same pass. u is not empty.
-template <class T>
-MagnitudeMoments accumulate_with_magnitudes(std::span<T> u, const std::type_identity_t<Addend<T>>& addend);
+MagnitudeMoments accumulate_with_magnitudes(std::span<float> u, const FeedbackInput& input);
 
 // The moments of those |x| that exceed t >= 0, relative to t; all zero where none does. All x are finite.
-template <class T>
-MagnitudeMoments magnitudes_above(std::span<const T> u, double t);
+MagnitudeMoments magnitudes_above(std::span<const float> u, double t);
 
 // How many keys exceed `above`.
-template <class T>
-std::size_t count_above(std::span<const T> u, Key<T> above);
+std::size_t count_above(std::span<const float> u, MagnitudeKey above);
 
 // The mean of ln(|x| / norm + epsilon), epsilon the distance from 1 to the next double; norm at least every
 // |x|.
-template <class T>
-double mean_log_magnitude(std::span<const T> u, double norm);
+double mean_log_magnitude(std::span<const float> u, double norm);
 
 // The key such that key_of(x) > key exactly where |x| >= t; -1 where t <= 0. t is no NaN.
-template <class T>
-inline Key<T> key_reaching(double t) {
-  const Key<T> below = key_below<T>(t);
-  return below >= 0 && static_cast<double>(magnitude_of<T>(below)) == t ? below - 1 : below;
+inline MagnitudeKey key_reaching(double t) {
+  const MagnitudeKey below = key_below(t);
+  return below >= 0 && static_cast<double>(magnitude_of(below)) == t ? below - 1 : below;
 }
 
 // Counts and takes the entries above thresholds of one vector. It keeps the entries above the lowest
 // threshold that gave a short list; what is asked above that needs no pass.
-template <class T>
 class ThresholdSearch {
  public:
   // u stays valid and unchanged until the last take(). `limit`: the longest list worth keeping, a part.
-  void start(std::span<const T> u, std::size_t limit);
-  std::size_t count(Key<T> above);
+  void start(std::span<const float> u, std::size_t limit);
+  std::size_t count(MagnitudeKey above);
   // Replaces the contents of `selected` by the entries above; exactly `count` of them.
-  void take(Key<T> above, std::size_t count, Selected<T>& selected);
+  void take(MagnitudeKey above, std::size_t count, Selected& selected);
   // Calls body(index, value) for at least the entries above, ascending: from the list where it has them all,
   // else for the whole vector, on one thread.
   template <class Body>
-  void for_each(Key<T> above, Body&& body) const {
+  void for_each(MagnitudeKey above, Body&& body) const {
     if (listed(above)) {
       for (const auto& part : found_.parts)
         for (std::size_t i = 0; i < part.count; ++i) body(part.index[i], part.value[i]);
@@ -71,12 +65,12 @@ class ThresholdSearch {
   }
 
  private:
-  bool listed(Key<T> above) const { return have_list_ && above >= bound_; }
+  bool listed(MagnitudeKey above) const { return have_list_ && above >= bound_; }
 
-  std::span<const T> u_;
+  std::span<const float> u_;
   std::size_t limit_ = 0;
-  Candidates<T> found_;
-  Key<T> bound_ = 0;  // found_ holds all entries above it, where have_list_
+  Candidates found_;
+  MagnitudeKey bound_ = 0;  // found_ holds all entries above it, where have_list_
   bool have_list_ = false;
 };
 

@@ -1,7 +1,6 @@
 #pragma once
 // The inner loops of the passes (compress/select/passes/passes.h): one thread's range or one chunk of a vector,
-// compiled for several instruction sets. Overloads for float and double, because templates cannot be compiled
-// for several targets. None of them throws or allocates.
+// compiled for several instruction sets. None of them throws or allocates.
 
 #include <cstddef>
 #include <cstdint>
@@ -15,24 +14,20 @@ inline constexpr std::size_t kGroup = 64;  // elements looked at between two tes
 
 // Where a pass over one part writes, ascending by index. The memory has room for `limit` entries and kGroup
 // more.
-template <class T>
 struct Sink {
   std::uint32_t* index;
-  T* value;
+  float* value;
   std::size_t limit;
   std::size_t count = 0;
-  Key<T> largest = 0;    // over all candidates, kept or not
-  bool complete = true;  // false: more than `limit` were found, and the list was dropped
+  MagnitudeKey largest = 0;  // over all candidates, kept or not
+  bool complete = true;      // false: more than `limit` were found, and the list was dropped
 };
 
 // Adds to elements [begin, end) of u, or takes them as they are (collect_part); those whose key exceeds `above`, at most
-// largest_finite_key, go to the sink.
-void accumulate_part(float* u, const Addend<float>& addend, std::size_t begin, std::size_t end,
-                     Key<float> above, Sink<float>& sink);
-void accumulate_part(double* u, const Addend<double>& addend, std::size_t begin, std::size_t end,
-                     Key<double> above, Sink<double>& sink);
-void collect_part(const float* u, std::size_t begin, std::size_t end, Key<float> above, Sink<float>& sink);
-void collect_part(const double* u, std::size_t begin, std::size_t end, Key<double> above, Sink<double>& sink);
+// kLargestFinite, go to the sink.
+void accumulate_part(float* u, const FeedbackInput& input, std::size_t begin, std::size_t end,
+                     MagnitudeKey above, Sink& sink);
+void collect_part(const float* u, std::size_t begin, std::size_t end, MagnitudeKey above, Sink& sink);
 
 // Sums of x - shift and of its square; whether all x are zero.
 struct ChunkSums {
@@ -42,8 +37,6 @@ struct ChunkSums {
 // u += addend, where that is not null, and the sums of the result, over the chunk [begin, end); what exceeds `above` goes to
 // the sink, as in collect_part().
 ChunkSums moments_chunk(float* u, const float* addend, std::size_t begin, std::size_t end, double shift,
-                        Key<float> above, Sink<float>& sink);
-ChunkSums moments_chunk(double* u, const double* addend, std::size_t begin, std::size_t end, double shift,
-                        Key<double> above, Sink<double>& sink);
+                        MagnitudeKey above, Sink& sink);
 
 }  // namespace topknot::pass

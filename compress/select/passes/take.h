@@ -12,8 +12,7 @@
 namespace topknot {
 
 // Empties `selected` and notes whether the vector was finite; returns that.
-template <class T>
-bool begin_selection(bool finite, Selected<T>& selected) {
+inline bool begin_selection(bool finite, Selected& selected) {
   selected.indices.clear();
   selected.values.clear();
   selected.finite = finite;
@@ -22,20 +21,18 @@ bool begin_selection(bool finite, Selected<T>& selected) {
 }
 
 // Every entry of u; returns the least magnitude, 0 of none.
-template <class T>
-T select_all(std::span<const T> u, Selected<T>& selected) {
+inline float select_all(std::span<const float> u, Selected& selected) {
   selected.indices.resize(u.size());
   std::iota(selected.indices.begin(), selected.indices.end(), 0u);
   selected.values.assign(u.begin(), u.end());
   if (u.empty()) return 0;
-  Key<T> least = key_of(u[0]);
-  for (const T x : u) least = std::min(least, key_of(x));
-  return magnitude_of<T>(least);
+  MagnitudeKey least = key_of(u[0]);
+  for (const float x : u) least = std::min(least, key_of(x));
+  return magnitude_of(least);
 }
 
 // Everything that was found.
-template <class T>
-void take_found(const Candidates<T>& found, Selected<T>& selected) {
+inline void take_found(const Candidates& found, Selected& selected) {
   selected.indices.resize(found.count());
   selected.values.resize(found.count());
   std::size_t n = 0;
@@ -47,8 +44,7 @@ void take_found(const Candidates<T>& found, Selected<T>& selected) {
 }
 
 // How many of the list exceed a bound.
-template <class T>
-std::size_t count_listed(const Candidates<T>& found, Key<T> above) {
+inline std::size_t count_listed(const Candidates& found, MagnitudeKey above) {
   std::size_t count = 0;
   for (const auto& part : found.parts)
     for (std::size_t i = 0; i < part.count; ++i) count += key_of(part.value[i]) > above;
@@ -56,8 +52,7 @@ std::size_t count_listed(const Candidates<T>& found, Key<T> above) {
 }
 
 // Those of the list that exceed a bound, of which there are `count`, as count_listed() says.
-template <class T>
-void take_listed(const Candidates<T>& found, Key<T> above, std::size_t count, Selected<T>& selected) {
+inline void take_listed(const Candidates& found, MagnitudeKey above, std::size_t count, Selected& selected) {
   selected.indices.resize(count + 1);  // one more: the loop writes before it knows
   selected.values.resize(count + 1);
   std::size_t n = 0;
@@ -72,19 +67,16 @@ void take_listed(const Candidates<T>& found, Key<T> above, std::size_t count, Se
 }
 
 // The k-th largest key of the list, of at least k entries, which was collected with `above`.
-template <class T>
-Key<T> kth_key(const Candidates<T>& found, Key<T> above, std::size_t k);
+MagnitudeKey kth_key(const Candidates& found, MagnitudeKey above, std::size_t k);
 
 // Exact selection of the k largest magnitudes, ties to the lower index.
 //
 // From a list that holds at least k entries and is known to hold the k largest. `above` is the bound the list
 // was collected with. Returns the k-th key; `selected` gets indices and values.
-template <class T>
-Key<T> select_from(const Candidates<T>& found, Key<T> above, std::size_t k, Selected<T>& selected);
+MagnitudeKey select_from(const Candidates& found, MagnitudeKey above, std::size_t k, Selected& selected);
 
 // From the whole vector, 1 <= k <= n, all finite: radix selection, 11 bits a pass, until few enough entries
 // are left to list. `found` is scratch.
-template <class T>
-Key<T> select_exact(std::span<const T> u, std::size_t k, Candidates<T>& found, Selected<T>& selected);
+MagnitudeKey select_exact(std::span<const float> u, std::size_t k, Candidates& found, Selected& selected);
 
 }  // namespace topknot

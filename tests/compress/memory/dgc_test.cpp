@@ -7,7 +7,7 @@
 #include "compress/state.h"
 #include "nn/core/base/check.h"
 #include "nn/core/rng.h"
-#include "tests/compress/step_ranks.h"
+#include "tests/compress/simulated_ranks.h"
 #include "tests/support/catch.h"
 
 using namespace topknot;
@@ -62,36 +62,37 @@ struct PlainRank {
 // Runs four steps of two ranks with one entry each and lr 0.1; calls check(t, entries of a step, weights).
 template <class Check>
 void run_trace(bool nesterov, bool masking, Check&& check) {
-  StepRanks<double> ranks(dgc(0.9, nesterov, masking), 4, 2);
+  SimulatedRanks ranks(dgc(0.9, nesterov, masking), whole_group(4, 2));
   Weights w{1, 1, 1, 1};
   for (int t = 0; t < 4; ++t) {
     for (int p = 0; p < 2; ++p)
       for (int j = 0; j < 4; ++j)
-        ranks[static_cast<std::size_t>(p)].gradient[static_cast<std::size_t>(j)] = trace_gradient(t, p, j);
-    const std::vector<double> average = ranks.step(t, 0.25);
-    for (std::size_t j = 0; j < 4; ++j) w[j] -= 0.1 * average[j];
+        ranks[static_cast<std::size_t>(p)].gradient[static_cast<std::size_t>(j)] =
+            static_cast<float>(trace_gradient(t, p, j));
+    REQUIRE(ranks.step(t, 0.25));
+    for (std::size_t j = 0; j < 4; ++j) w[j] -= 0.1 * static_cast<double>(ranks[0].average[j]);
     check(static_cast<std::size_t>(t), ranks.sent(), w);
   }
 }
 
-void check_entry(const Entries<double>& entries, Sent expected) {
+void check_entry(const Entries& entries, Sent expected) {
   REQUIRE(entries.indices.size() == 1);
   CHECK(entries.indices[0] == expected.index);
-  CHECK(entries.values[0] == Approx(expected.value).epsilon(1e-12));
+  CHECK(entries.values[0] == Approx(expected.value).epsilon(1e-6));
 }
 void check_weights(const Weights& w, const Weights& expected) {
-  for (std::size_t j = 0; j < 4; ++j) CHECK(w[j] == Approx(expected[j]).epsilon(1e-12));
+  for (std::size_t j = 0; j < 4; ++j) CHECK(w[j] == Approx(expected[j]).epsilon(1e-7));
 }
 
 }  // namespace
 
-// Golden values: float64, ties by lower index.
+// Golden values: computed in float64, ties by lower index.
 TEST_CASE("four steps of momentum correction with masking give the golden trace") {
   const Sent sent[4][2] = {
       {{0, -.5}, {1, -.4}}, {{1, .88}, {0, .3}}, {{3, .785}, {3, .609}}, {{1, -.57}, {0, -1.15}}};
   const Weights weights[4] = {
       {1.025, 1.02, 1, 1}, {1.01, .976, 1, 1}, {1.01, .976, 1, .9303}, {1.0675, 1.0045, 1, .9303}};
-  run_trace(false, true, [&](std::size_t t, const std::vector<Entries<double>>& entries, const Weights& w) {
+  run_trace(false, true, [&](std::size_t t, const std::vector<Entries>& entries, const Weights& w) {
     INFO("step " << t);
     for (std::size_t p = 0; p < 2; ++p) check_entry(entries[p], sent[t][p]);
     check_weights(w, weights[t]);
@@ -101,7 +102,7 @@ TEST_CASE("four steps of momentum correction with masking give the golden trace"
 TEST_CASE("four steps of Nesterov's form with masking give the golden trace") {
   const Sent sent[4][2] = {
       {{0, -.95}, {1, -.76}}, {{1, 1.492}, {0, .57}}, {{3, .9065}, {3, 1.1481}}, {{1, -.813}, {0, -1.735}}};
-  run_trace(true, true, [&](std::size_t t, const std::vector<Entries<double>>& entries, const Weights& w) {
+  run_trace(true, true, [&](std::size_t t, const std::vector<Entries>& entries, const Weights& w) {
     INFO("step " << t);
     for (std::size_t p = 0; p < 2; ++p) check_entry(entries[p], sent[t][p]);
     if (t == 3) check_weights(w, {1.10575, 1.00405, 1, .89727});
@@ -112,14 +113,13 @@ TEST_CASE("traces follow the plain formulas, with and without masking") {
   const bool nesterov = GENERATE(false, true), masking = GENERATE(false, true);
   std::array<PlainRank, 2> plain;
   bool masked_matters = false;
-  run_trace(
-      nesterov, masking, [&](std::size_t t, const std::vector<Entries<double>>& entries, const Weights&) {
-        for (std::size_t p = 0; p < 2; ++p) {
-          const Sent expected = plain[p].step(static_cast<int>(t), static_cast<int>(p), nesterov, masking);
-          check_entry(entries[p], expected);
-          masked_matters |= plain[p].velocity[expected.index] != 0;
-        }
-      });
+  run_trace(nesterov, masking, [&](std::size_t t, const std::vector<Entries>& entries, const Weights&) {
+    for (std::size_t p = 0; p < 2; ++p) {
+      const Sent expected = plain[p].step(static_cast<int>(t), static_cast<int>(p), nesterov, masking);
+      check_entry(entries[p], expected);
+      masked_matters |= plain[p].velocity[expected.index] != 0;
+    }
+  });
   CHECK(masked_matters == !masking);
 }
 
@@ -127,7 +127,7 @@ TEST_CASE(
     "at density 1 on one rank, DGC without masking is momentum SGD bit for bit, with masking plain SGD") {
   const bool nesterov = GENERATE(false, true), masking = GENERATE(false, true);
   const std::size_t d = 3001;
-  StepRanks<float> ranks(dgc(0.9, nesterov, masking), d, 1);
+  SimulatedRanks ranks(dgc(0.9, nesterov, masking), whole_group(d, 1));
   const float m = static_cast<float>(0.9), lr = 0.05f;
   std::vector<float> w = random_vector(1000, d), expected = w, b(d);
   for (std::uint32_t t = 0; t < 20; ++t) {
@@ -140,8 +140,8 @@ TEST_CASE(
       expected[i] -= lr * direction;
     }
     ranks[0].gradient = g;
-    const std::vector<float> average = ranks.step(t, 1.0);
-    for (std::size_t i = 0; i < d; ++i) w[i] -= lr * average[i];
+    REQUIRE(ranks.step(t, 1.0));
+    for (std::size_t i = 0; i < d; ++i) w[i] -= lr * ranks[0].average[i];
     REQUIRE(same_bits(w, expected));
   }
 }
@@ -149,7 +149,7 @@ TEST_CASE(
 TEST_CASE("without masking nothing is lost: all that was sent and v are the sum of the velocities") {
   const bool nesterov = GENERATE(false, true);
   const std::size_t d = 2500;
-  StepRanks<double> ranks(dgc(0.9, nesterov, false), d, 2);
+  SimulatedRanks ranks(dgc(0.9, nesterov, false), whole_group(d, 2));
   std::vector<double> sent(d), sum(d);
   std::array<std::vector<double>, 2> velocity = {std::vector<double>(d), std::vector<double>(d)};
   for (std::uint32_t t = 0; t < 45; ++t) {
@@ -157,48 +157,48 @@ TEST_CASE("without masking nothing is lost: all that was sent and v are the sum 
       const std::vector<float> g = random_vector(2 * t + p, d);
       ranks[p].gradient.assign(g.begin(), g.end());
       for (std::size_t i = 0; i < d; ++i) {
-        velocity[p][i] = nesterov ? 0.9 * (velocity[p][i] + g[i]) : 0.9 * velocity[p][i] + g[i];
-        sum[i] += nesterov ? velocity[p][i] + g[i] : velocity[p][i];
+        const double x = g[i];
+        velocity[p][i] = nesterov ? 0.9 * (velocity[p][i] + x) : 0.9 * velocity[p][i] + x;
+        sum[i] += nesterov ? velocity[p][i] + x : velocity[p][i];
       }
     }
-    const std::vector<double> average = ranks.step(t, t < 40 ? 0.01 : 1.0);  // the last steps flush
-    for (std::size_t i = 0; i < d; ++i) sent[i] += 2 * average[i];
+    REQUIRE(ranks.step(t, t < 40 ? 0.01 : 1.0));  // the last steps flush
+    for (std::size_t i = 0; i < d; ++i) sent[i] += 2 * static_cast<double>(ranks[0].average[i]);
     if (t % 10 == 9 || t == 44)
       for (std::size_t i = 0; i < d; ++i)
-        REQUIRE(sent[i] + ranks[0].residual[i] + ranks[1].residual[i] ==
-                Approx(sum[i]).epsilon(1e-10).margin(1e-10));
+        REQUIRE(sent[i] + static_cast<double>(ranks[0].residual[i]) +
+                    static_cast<double>(ranks[1].residual[i]) ==
+                Approx(sum[i]).epsilon(1e-5).margin(1e-4));
   }
   for (std::size_t i = 0; i < d; ++i) REQUIRE(ranks[0].residual[i] == 0);
 }
 
-TEMPLATE_TEST_CASE("v after a step is bit for bit what the formula says, on any number of elements", "",
-                   float, double) {
-  using T = TestType;
+TEST_CASE("v after a step is bit for bit what the formula says, on any number of elements") {
   const std::size_t d = GENERATE(1, 15, 16, 17, 1000, 200003);
   const bool nesterov = GENERATE(false, true), pass = GENERATE(false, true);
-  DgcMemory<T> memory(dgc(0.7, nesterov, true));
-  std::vector<T> spare(d), velocity(d);
+  DgcMemory memory(dgc(0.7, nesterov, true));
+  std::vector<float> spare(d), velocity(d);
   for (std::uint32_t t = 0; t < 3; ++t) {
     const std::vector<float> values = random_vector(t, d);
-    std::vector<T> gradient(values.begin(), values.end()), expected(d);
+    std::vector<float> gradient(values.begin(), values.end()), expected(d);
     for (std::size_t i = 0; i < d; ++i) {
-      const T g = gradient[i], m = static_cast<T>(0.7);
+      const float g = gradient[i], m = static_cast<float>(0.7);
       velocity[i] = nesterov ? m * (velocity[i] + g) : m * velocity[i] + g;
       expected[i] = spare[i] + (nesterov ? velocity[i] + g : velocity[i]);
     }
-    const Addend<T> addend = memory.addend(gradient, spare);
+    const FeedbackInput input = memory.input(gradient, spare);
     const std::size_t cut = d * t / 3;  // ranges that begin anywhere
     for (const auto& [begin, size] : {std::pair(std::size_t{0}, cut), std::pair(cut, d - cut)}) {
-      const std::span<T> range = std::span<T>(gradient).subspan(begin, size);
-      Candidates<T> found;
+      const std::span<float> range = std::span<float>(gradient).subspan(begin, size);
+      Candidates found;
       if (pass)
-        accumulate_and_collect(range, addend.part(begin, size), largest_finite_key<T>(), 0, found);
+        accumulate_and_collect(range, input.part(begin, size), kLargestFinite, 0, found);
       else
-        addend.part(begin, size).add_to(range);
+        input.part(begin, size).add_to(range);
     }
     REQUIRE(same_bits(gradient, expected));
     memory.commit(gradient, spare, {}, {}, {});
-    REQUIRE(same_bits(memory.velocity(), std::span<const T>(velocity)));
+    REQUIRE(same_bits(memory.velocity(), std::span<const float>(velocity)));
     spare = gradient;
   }
 }
@@ -206,9 +206,9 @@ TEMPLATE_TEST_CASE("v after a step is bit for bit what the formula says, on any 
 TEST_CASE(
     "what is sent leaves v and loses its velocity; rejected entries keep both; coding errors stay in v") {
   const bool masking = GENERATE(true, false);
-  DgcMemory<float> memory(dgc(0.5, false, masking));
+  DgcMemory memory(dgc(0.5, false, masking));
   std::vector<float> gradient = {1, 2, 3, 4}, spare(4);
-  memory.addend(gradient, spare).add_to(gradient);
+  memory.input(gradient, spare).add_to(gradient);
   const std::vector<std::uint32_t> indices = {1, 2, 3}, rejected = {3};
   const std::vector<float> sent = {2, 2.75f, 4};
   memory.commit(gradient, spare, indices, sent, rejected);

@@ -5,7 +5,7 @@
 #include "compress/state.h"
 #include "nn/core/base/check.h"
 #include "nn/core/rng.h"
-#include "tests/compress/step_ranks.h"
+#include "tests/compress/simulated_ranks.h"
 #include "tests/support/catch.h"
 
 using namespace topknot;
@@ -19,9 +19,9 @@ CompressOptions with_memory(const std::string& memory) {
   return options;
 }
 
-std::vector<double> random_vector(std::uint32_t stream, std::size_t n) {
+std::vector<float> random_vector(std::uint32_t stream, std::size_t n) {
   const CounterRng rng(47, RngUse::test, stream);
-  std::vector<double> x(n);
+  std::vector<float> x(n);
   for (std::size_t i = 0; i < n; ++i) x[i] = rng.normal(i);
   return x;
 }
@@ -30,25 +30,28 @@ std::vector<double> random_vector(std::uint32_t stream, std::size_t n) {
 // sum_r a c / sum_r a. Returns the greatest distance to it after `steps` of gradient descent.
 double distance_to_optimum(const std::string& memory, int steps) {
   constexpr std::size_t d = 20, ranks = 4;
-  StepRanks<double> steppers(with_memory(memory), d, ranks);
-  std::vector<std::vector<double>> a(ranks), c(ranks);
+  SimulatedRanks steppers(with_memory(memory), whole_group(d, ranks));
+  std::vector<std::vector<float>> a(ranks), c(ranks);
   for (std::uint32_t r = 0; r < ranks; ++r) {
     a[r] = random_vector(r, d);
-    for (double& x : a[r]) x = 0.5 + x * x / (1 + x * x);
+    for (float& x : a[r]) x = 0.5f + x * x / (1 + x * x);
     c[r] = random_vector(10 + r, d);
-    for (double& x : c[r]) x *= 10;  // far apart: a rank's gradient does not vanish at the optimum
+    for (float& x : c[r]) x *= 10;  // far apart: a rank's gradient does not vanish at the optimum
   }
   std::vector<double> w(d);
   for (int t = 0; t < steps; ++t) {
     for (std::size_t r = 0; r < ranks; ++r)
-      for (std::size_t j = 0; j < d; ++j) steppers[r].gradient[j] = a[r][j] * (w[j] - c[r][j]);
-    const std::vector<double> average = steppers.step(t, 0.1);
-    for (std::size_t j = 0; j < d; ++j) w[j] -= 0.05 * average[j];
+      for (std::size_t j = 0; j < d; ++j)
+        steppers[r].gradient[j] = static_cast<float>(a[r][j] * (w[j] - c[r][j]));
+    REQUIRE(steppers.step(t, 0.1));
+    for (std::size_t j = 0; j < d; ++j) w[j] -= 0.05 * static_cast<double>(steppers[0].average[j]);
   }
   double distance = 0;
   for (std::size_t j = 0; j < d; ++j) {
     double weighted = 0, sum = 0;
-    for (std::size_t r = 0; r < ranks; ++r) weighted += a[r][j] * c[r][j], sum += a[r][j];
+    for (std::size_t r = 0; r < ranks; ++r)
+      weighted += static_cast<double>(a[r][j]) * static_cast<double>(c[r][j]),
+          sum += static_cast<double>(a[r][j]);
     distance = std::max(distance, std::abs(w[j] - weighted / sum));
   }
   return distance;
@@ -57,7 +60,7 @@ double distance_to_optimum(const std::string& memory, int steps) {
 }  // namespace
 
 TEST_CASE("ranks that differ reach the exact optimum with EF21, and stay away from it without a memory") {
-  CHECK(distance_to_optimum("ef21", 3000) < 1e-9);
+  CHECK(distance_to_optimum("ef21", 3000) < 1e-5);
   CHECK(distance_to_optimum("none", 3000) > 0.1);
   CHECK(distance_to_optimum("residual", 3000) > 1e-4);  // near, and moving about
 }
@@ -67,14 +70,14 @@ TEST_CASE("the estimate is the weighted mean of what all ranks hold, at all time
   const bool weighted = GENERATE(false, true);
   const std::vector<float> weights =
       weighted ? std::vector<float>{0.5f, 1, 1.5f} : std::vector<float>{1, 1, 1};
-  StepRanks<double> steppers(with_memory("ef21"), d, ranks);
-  std::vector<std::vector<double>> h(ranks, std::vector<double>(d));  // by the paper's formula
+  SimulatedRanks steppers(with_memory("ef21"), whole_group(d, ranks));
+  std::vector<std::vector<float>> h(ranks, std::vector<float>(d));  // by the paper's formula
   for (std::uint32_t t = 0; t < 20; ++t) {
-    std::vector<std::vector<double>> g(ranks);
+    std::vector<std::vector<float>> g(ranks);
     for (std::uint32_t r = 0; r < ranks; ++r) steppers[r].gradient = g[r] = random_vector(3 * t + r, d);
-    const std::vector<double> average = steppers.step(t, 0.01, weights);
+    REQUIRE(steppers.step(t, 0.01, weights));
     for (std::size_t r = 0; r < ranks; ++r) {
-      const Entries<double>& sent = steppers.sent()[r];
+      const Entries& sent = steppers.sent()[r];
       REQUIRE(sent.indices.size() == (t == 0 ? d : 30));
       for (std::size_t i = 0; i < sent.indices.size(); ++i) {
         const std::uint32_t at = sent.indices[i];
@@ -85,8 +88,9 @@ TEST_CASE("the estimate is the weighted mean of what all ranks hold, at all time
     }
     for (std::size_t i = 0; i < d; ++i) {
       double mean = 0;
-      for (std::size_t r = 0; r < ranks; ++r) mean += weights[r] * h[r][i] / ranks;
-      REQUIRE(average[i] == Approx(mean).epsilon(1e-12).margin(1e-13));
+      for (std::size_t r = 0; r < ranks; ++r)
+        mean += static_cast<double>(weights[r]) * static_cast<double>(h[r][i]) / ranks;
+      REQUIRE(steppers[0].average[i] == Approx(mean).epsilon(1e-5).margin(1e-6));
     }
   }
 }
@@ -95,7 +99,7 @@ TEST_CASE("the first committed step sends the whole gradient, also after steps t
   SimulatedRanks ranks(with_memory("ef21"), whole_group(500, 2));
   const auto fill = [&](std::uint32_t stream) {
     for (std::uint32_t p = 0; p < 2; ++p) {
-      const std::vector<double> g = random_vector(stream + p, 500);
+      const std::vector<float> g = random_vector(stream + p, 500);
       ranks[p].gradient.assign(g.begin(), g.end());
     }
   };
@@ -120,7 +124,7 @@ TEST_CASE("a skipped step of EF21 changes nothing") {
   const bool broken = GENERATE(false, true);
   for (std::uint32_t t = 0; t < 8; ++t) {
     for (std::uint32_t p = 0; p < 2; ++p) {
-      const std::vector<double> g = random_vector(2 * t + p, 900);
+      const std::vector<float> g = random_vector(2 * t + p, 900);
       straight[p].gradient.assign(g.begin(), g.end());
       skipped[p].gradient.assign(g.rbegin(), g.rend());
     }
@@ -147,7 +151,7 @@ TEST_CASE("EF21 goes on from its saved state with the same bits") {
         resumed[p].compressor->load_state(straight[p].compressor->state());
       }
     for (std::uint32_t p = 0; p < 2; ++p) {
-      const std::vector<double> g = random_vector(2 * t + p, d);
+      const std::vector<float> g = random_vector(2 * t + p, d);
       straight[p].gradient.assign(g.begin(), g.end());
       resumed[p].gradient = straight[p].gradient;
     }
@@ -163,7 +167,7 @@ TEST_CASE("EF21 goes on from its saved state with the same bits") {
 }
 
 TEST_CASE("EF21 refuses a state that has an estimate before its first step") {
-  Ef21Memory<float> memory;
+  Ef21Memory memory;
   const auto load = [&](std::uint8_t first, const std::vector<float>& estimate) {
     StateWriter writer;
     writer.put(first);
@@ -179,9 +183,9 @@ TEST_CASE("EF21 refuses a state that has an estimate before its first step") {
 }
 
 TEST_CASE("coding errors and rejected entries stay out of what a rank holds") {
-  Ef21Memory<float> memory;
+  Ef21Memory memory;
   std::vector<float> gradient = {1, 2, 3, 4}, spare = {-1, 0, 0, -1};
-  CHECK(memory.addend(gradient, spare).residual.data() == spare.data());
+  CHECK(memory.input(gradient, spare).residual.data() == spare.data());
   const std::vector<std::uint32_t> indices = {1, 2, 3}, rejected = {2};
   const std::vector<float> sent = {1.75f, 3, 3};
   memory.commit(gradient, spare, indices, sent, rejected);

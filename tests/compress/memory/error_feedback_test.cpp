@@ -3,9 +3,9 @@
 #include <array>
 #include <limits>
 
-#include "compress/average.h"
 #include "compress/memory/residual.h"
 #include "compress/select/topk.h"
+#include "compress/sparse.h"
 #include "nn/core/rng.h"
 #include "tests/compress/fixtures.h"
 #include "tests/compress/simulated_ranks.h"
@@ -18,11 +18,10 @@ namespace {
 
 // g_t,p[j] = ((3t + 5p + 7j) mod 11) - 5: ten times the gradients of the golden trace, integers so that the
 // tie at t = 2 is exact.
-template <class T>
-std::vector<T> trace_gradient(int t, int p) {
-  std::vector<T> g(4);
+std::vector<float> trace_gradient(int t, int p) {
+  std::vector<float> g(4);
   for (int j = 0; j < 4; ++j)
-    g[static_cast<std::size_t>(j)] = static_cast<T>((3 * t + 5 * p + 7 * j) % 11 - 5);
+    g[static_cast<std::size_t>(j)] = static_cast<float>((3 * t + 5 * p + 7 * j) % 11 - 5);
   return g;
 }
 
@@ -39,9 +38,8 @@ constexpr double kResiduals[2][4] = {{3, 0, -1, 0}, {0, 6, -3, -3}};
 
 // SGD with momentum 0.9 on the average; the first buffer is the first gradient, which a buffer of zeros gives
 // too.
-template <class T>
 void momentum_step(std::vector<double>& weights, std::vector<double>& momentum,
-                   const std::vector<T>& average) {
+                   const std::vector<float>& average) {
   for (std::size_t j = 0; j < 4; ++j) {
     momentum[j] = 0.9 * momentum[j] + static_cast<double>(average[j]);
     weights[j] -= 0.01 * momentum[j];
@@ -57,31 +55,29 @@ std::vector<float> random_vector(std::uint32_t stream, std::size_t n, float scal
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("topk with error feedback and momentum gives the golden trace, part by part", "", float,
-                   double) {
-  using T = TestType;
-  std::array<TopKSelector<T>, 2> selectors;
-  std::array<ResidualMemory<T>, 2> memories;
-  std::array<std::vector<T>, 2> spare = {std::vector<T>(4), std::vector<T>(4)};
+TEST_CASE("topk with error feedback and momentum gives the golden trace, part by part") {
+  std::array<TopKSelector, 2> selectors;
+  std::array<ResidualMemory, 2> memories;
+  std::array<std::vector<float>, 2> spare = {std::vector<float>(4), std::vector<float>(4)};
   std::vector<double> weights(4, 1.0), momentum(4, 0.0);
   for (int t = 0; t < 4; ++t) {
-    std::array<std::vector<T>, 2> u;
-    std::array<Selected<T>, 2> selected;
+    std::array<std::vector<float>, 2> u;
+    std::array<Selected, 2> selected;
     for (std::size_t p = 0; p < 2; ++p) {
-      u[p] = trace_gradient<T>(t, static_cast<int>(p));
+      u[p] = trace_gradient(t, static_cast<int>(p));
       SelectStep step;
       step.density = 0.25;
-      selectors[p].select(u[p], memories[p].addend(u[p], spare[p]), step, selected[p]);
+      selectors[p].select(u[p], memories[p].input(u[p], spare[p]), step, selected[p]);
       REQUIRE(selected[p].indices == std::vector<std::uint32_t>{kSent[t][p].index});
       REQUIRE(static_cast<double>(selected[p].values[0]) == kSent[t][p].value);
       memories[p].commit(u[p], spare[p], selected[p].indices, selected[p].values, {});
       selectors[p].commit({});
       spare[p] = u[p];
     }
-    std::vector<Contribution<T>> contributions = {{selected[0].indices, selected[0].values},
-                                                  {selected[1].indices, selected[1].values}};
-    std::vector<T> average(4, T{99});
-    average_sparse<T>(contributions, average);
+    std::vector<Contribution> contributions = {{selected[0].indices, selected[0].values},
+                                               {selected[1].indices, selected[1].values}};
+    std::vector<float> average(4, float{99});
+    average_sparse(contributions, average);
     momentum_step(weights, momentum, average);
     for (std::size_t j = 0; j < 4; ++j) CHECK(weights[j] == Approx(kWeights[t][j]).epsilon(1e-12));
   }
@@ -93,7 +89,7 @@ TEST_CASE("two ranks of the topk compressor give the golden trace") {
   SimulatedRanks ranks(named("topk"), whole_group(4, 2));
   std::vector<double> weights(4, 1.0), momentum(4, 0.0);
   for (int t = 0; t < 4; ++t) {
-    for (int p = 0; p < 2; ++p) ranks[static_cast<std::size_t>(p)].gradient = trace_gradient<float>(t, p);
+    for (int p = 0; p < 2; ++p) ranks[static_cast<std::size_t>(p)].gradient = trace_gradient(t, p);
     REQUIRE(ranks.step(t, 0.25));
     for (std::size_t p = 0; p < 2; ++p) {
       CHECK(ranks[p].compressor->selected() == 1);
@@ -189,7 +185,7 @@ TEST_CASE("density 1 equals dense: bit for bit with one rank and in rank order w
 
 TEST_CASE("rejected entries return to the residual") {
   std::vector<float> u = {1, 2, 3, 4};
-  ResidualMemory<float> memory;
+  ResidualMemory memory;
   const std::vector<std::uint32_t> indices = {1, 2, 3}, rejected = {3, 1};
   const std::vector<float> sent = {2, 3, 4};
   memory.commit(u, {}, indices, sent, rejected);
@@ -197,12 +193,12 @@ TEST_CASE("rejected entries return to the residual") {
 }
 
 TEST_CASE("an inexact value codec leaves its error in the residual") {
-  std::vector<double> u = {1.25, -2.5, 3};
-  ResidualMemory<double> memory;
+  std::vector<float> u = {1.25, -2.5, 3};
+  ResidualMemory memory;
   const std::vector<std::uint32_t> indices = {0, 1};
-  const std::vector<double> sent = {1.0, -3.0};
+  const std::vector<float> sent = {1.0, -3.0};
   memory.commit(u, {}, indices, sent, {});
-  CHECK(u == std::vector<double>{0.25, 0.5, 3});
+  CHECK(u == std::vector<float>{0.25, 0.5, 3});
 }
 
 TEST_CASE("without a memory what is not sent is lost, and the spare memory is not needed") {
@@ -221,9 +217,9 @@ TEST_CASE("without a memory what is not sent is lost, and the spare memory is no
 
 TEST_CASE("the (1 - k/d)^2 bound of Shi et al. holds for bell shapes and not for a constant magnitude") {
   const std::size_t d = 200000, k = 2000;
-  const auto ratio = [&](std::vector<double> x) {
-    TopKSelector<double> selector;
-    Selected<double> selected;
+  const auto ratio = [&](std::vector<float> x) {
+    TopKSelector selector;
+    Selected selected;
     SelectStep step;
     step.k = k;
     selector.select(x, {}, step, selected);
@@ -233,11 +229,11 @@ TEST_CASE("the (1 - k/d)^2 bound of Shi et al. holds for bell shapes and not for
     return (all - kept) / all;
   };
   const CounterRng rng(31, RngUse::test);
-  std::vector<double> normal(d), laplace(d), constant(d);
+  std::vector<float> normal(d), laplace(d), constant(d);
   for (std::size_t i = 0; i < d; ++i) {
     normal[i] = rng.normal(i);
-    laplace[i] = -std::log(1.0 - rng.uniform(d + i)) * (i % 2 ? 1 : -1);
-    constant[i] = i % 3 ? 0.7 : -0.7;
+    laplace[i] = static_cast<float>(-std::log(1.0 - rng.uniform(d + i)) * (i % 2 ? 1 : -1));
+    constant[i] = i % 3 ? 0.7f : -0.7f;
   }
   const double bound = (1 - 0.01) * (1 - 0.01);
   CHECK(ratio(normal) == Approx(0.91624).margin(0.002));

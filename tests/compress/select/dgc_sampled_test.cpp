@@ -21,27 +21,25 @@ namespace {
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
-template <class T>
-std::vector<T> normal_vector(std::uint32_t stream, std::size_t n) {
+std::vector<float> normal_vector(std::uint32_t stream, std::size_t n) {
   const CounterRng rng(41, RngUse::test, stream);
-  std::vector<T> x(n);
-  for (std::size_t i = 0; i < n; ++i) x[i] = static_cast<T>(rng.normal(i));
+  std::vector<float> x(n);
+  for (std::size_t i = 0; i < n; ++i) x[i] = static_cast<float>(rng.normal(i));
   return x;
 }
 
-template <class T>
 struct Case {
-  std::vector<T> u, addend;
+  std::vector<float> u, addend;
   CompressOptions options;
   double density = 0.01;
   std::int64_t step = 0;
   int rank = 0;
   std::size_t position = 0;
 
-  Selected<T> select(std::vector<T>* sum = nullptr) const {
-    DgcSampledSelector<T> selector(options);
-    std::vector<T> x = u;
-    Selected<T> selected;
+  Selected select(std::vector<float>* sum = nullptr) const {
+    DgcSampledSelector selector(options);
+    std::vector<float> x = u;
+    Selected selected;
     SelectStep info;
     info.k = dgc::selected_count(density, x.size());
     info.density = density;
@@ -54,14 +52,13 @@ struct Case {
   }
 };
 
-// The rule as the authors' code has it, loop by loop and with sorting, in T as theirs is in tensors of T.
-template <class T>
-std::vector<std::uint32_t> plain_rule(const Case<T>& c, T& t) {
-  std::vector<T> u = c.u;
+// The rule as the authors' code has it, loop by loop and with sorting, in float as theirs is in tensors of T.
+std::vector<std::uint32_t> plain_rule(const Case& c, float& t) {
+  std::vector<float> u = c.u;
   for (std::size_t i = 0; i < c.addend.size(); ++i) u[i] += c.addend[i];
   const std::size_t d = u.size(), k = static_cast<std::size_t>(std::ceil(c.density * static_cast<double>(d)));
   const SampleGeometry g = sample_geometry(d, c.density, dgc_sampled_options(c.options).sample_ratio);
-  std::vector<T> samples;
+  std::vector<float> samples;
   const CounterRng rng(c.options.seed, RngUse::compress, static_cast<std::uint32_t>(c.step),
                        static_cast<std::uint32_t>(c.rank));
   std::size_t start = 0;
@@ -80,9 +77,9 @@ std::vector<std::uint32_t> plain_rule(const Case<T>& c, T& t) {
     const double n = static_cast<double>(chosen.size());
     if (n > 1.3 * static_cast<double>(k)) {
       if (dgc_sampled_options(c.options).resample) return plain_topk(u, k);
-      t *= static_cast<T>(1.3);
+      t *= static_cast<float>(1.3);
     } else if (n < 0.8 * static_cast<double>(k)) {
-      t *= static_cast<T>(0.8);
+      t *= static_cast<float>(0.8);
     } else {
       break;
     }
@@ -142,9 +139,8 @@ TEST_CASE("the selection asks for ceil(density * d) entries") {
   CHECK(target(1.0, 7) == 7);
 }
 
-TEMPLATE_TEST_CASE("selection, values and threshold are those of the plain rule, for all options", "", float,
-                   double) {
-  Case<TestType> c;
+TEST_CASE("selection, values and threshold are those of the plain rule, for all options") {
+  Case c;
   c.options.set("resample", GENERATE(true, false));
   c.options.set("truncate", GENERATE(as<std::string>{}, "lowest", "largest"));
   c.options.set("sample_ratio", GENERATE(0.01, 0.1, 1.0));
@@ -152,28 +148,27 @@ TEMPLATE_TEST_CASE("selection, values and threshold are those of the plain rule,
   for (std::uint32_t draw = 0; draw < 6; ++draw)
     for (const std::size_t d : {20011u, 1000u, 300u})
       for (const double density : {0.001, 0.01, 0.2}) {
-        c.u = normal_vector<TestType>(draw, d);
+        c.u = normal_vector(draw, d);
         c.addend.clear();
-        if (draw % 2) c.addend = normal_vector<TestType>(draw + 100, d);
+        if (draw % 2) c.addend = normal_vector(draw + 100, d);
         if (draw % 3 == 1)  // far too many, or far too few, exceed what the sample says
-          for (std::size_t i = 0; i < d; ++i) c.u[i] = std::pow(c.u[i], TestType{9});
+          for (std::size_t i = 0; i < d; ++i) c.u[i] = std::pow(c.u[i], 9.0f);
         c.density = density;
         c.step = draw;
         c.rank = static_cast<int>(draw % 4);
         c.position = 7 * draw;
         INFO("d " << d << ", density " << density << ", draw " << draw);
-        TestType t{};
+        float t{};
         const std::vector<std::uint32_t> expected = plain_rule(c, t);
-        std::vector<TestType> sum;
-        const Selected<TestType> selected = c.select(&sum);
+        std::vector<float> sum;
+        const Selected selected = c.select(&sum);
         REQUIRE(selected.finite);
         REQUIRE(selected.indices == expected);
         REQUIRE(selected.indices.size() <= static_cast<std::size_t>(std::ceil(density * d)));
         for (std::size_t i = 0; i < d; ++i) REQUIRE(sum[i] == c.u[i] + (c.addend.empty() ? 0 : c.addend[i]));
         for (std::size_t i = 0; i < selected.indices.size(); ++i)
           REQUIRE(selected.values[i] == sum[selected.indices[i]]);
-        for (const TestType v : selected.values)
-          REQUIRE(std::abs(static_cast<double>(v)) >= selected.threshold);
+        for (const float v : selected.values) REQUIRE(std::abs(static_cast<double>(v)) >= selected.threshold);
         (selected.indices.size() == std::ceil(density * d) ? full : fewer) += 1;
       }
   CHECK(full > 10);  // the cases cover both ends
@@ -181,7 +176,7 @@ TEMPLATE_TEST_CASE("selection, values and threshold are those of the plain rule,
 }
 
 TEST_CASE("after ten changes of the threshold the first k are sent, however many reach it") {
-  Case<float> c;
+  Case c;
   c.density = 0.001;
   const std::size_t d = 36864, k = 37;
   const SampleGeometry geometry = sample_geometry(d, c.density, dgc_sampled_options(c.options).sample_ratio);
@@ -203,10 +198,10 @@ TEST_CASE("after ten changes of the threshold the first k are sent, however many
 
 TEST_CASE("at most k entries of a normal vector are selected, and nearly always 0.8 k") {
   // Many starts of the sample in few large vectors, many smaller vectors.
-  DgcSampledSelector<float> selector{CompressOptions{}};
+  DgcSampledSelector selector{CompressOptions{}};
   int selections = 0, enough = 0, truncated_or_exact = 0;
   const auto run = [&](std::vector<float>& x, std::int64_t step) {
-    Selected<float> selected;
+    Selected selected;
     SelectStep info;
     info.density = 0.001;
     info.k = dgc::selected_count(info.density, x.size());
@@ -218,11 +213,11 @@ TEST_CASE("at most k entries of a normal vector are selected, and nearly always 
     truncated_or_exact += selected.indices.size() == info.k;
   };
   for (std::uint32_t draw = 0; draw < 2; ++draw) {
-    auto x = normal_vector<float>(500 + draw, 2359296);
+    auto x = normal_vector(500 + draw, 2359296);
     for (int start = 0; start < 20; ++start) run(x, start);
   }
   for (std::uint32_t draw = 0; draw < 240; ++draw) {
-    auto x = normal_vector<float>(draw, 36864);
+    auto x = normal_vector(draw, 36864);
     for (int start = 0; start < 4; ++start) run(x, start);
   }
   CHECK(selections == 1000);
@@ -231,55 +226,54 @@ TEST_CASE("at most k entries of a normal vector are selected, and nearly always 
 }
 
 TEST_CASE("the sample's start follows step, rank and position, and nothing else") {
-  Case<float> c;
-  c.u = normal_vector<float>(1, 50000);
-  const Selected<float> first = c.select();
+  Case c;
+  c.u = normal_vector(1, 50000);
+  const Selected first = c.select();
   CHECK(c.select().indices == first.indices);
-  const auto differs = [&](const std::function<void(Case<float>&, int)>& change) {
+  const auto differs = [&](const std::function<void(Case&, int)>& change) {
     bool any = false;
     for (int i = 1; i < 20; ++i) {  // where the selection ends exact, the start does not show
-      Case<float> other = c;
+      Case other = c;
       change(other, i);
       any |= other.select().threshold != first.threshold;
     }
     return any;
   };
-  CHECK(differs([](Case<float>& x, int i) { x.step = i; }));
-  CHECK(differs([](Case<float>& x, int i) { x.rank = i; }));
-  CHECK(differs([](Case<float>& x, int i) { x.position = static_cast<std::size_t>(1000 * i); }));
-  CHECK(differs([](Case<float>& x, int i) { x.options.seed = static_cast<std::uint64_t>(i); }));
+  CHECK(differs([](Case& x, int i) { x.step = i; }));
+  CHECK(differs([](Case& x, int i) { x.rank = i; }));
+  CHECK(differs([](Case& x, int i) { x.position = static_cast<std::size_t>(1000 * i); }));
+  CHECK(differs([](Case& x, int i) { x.options.seed = static_cast<std::uint64_t>(i); }));
 }
 
 TEST_CASE("the selection does not depend on the number of threads") {
   const int before = omp_get_max_threads();
-  Case<float> c;
-  c.u = normal_vector<float>(2, 400000);
-  c.addend = normal_vector<float>(3, 400000);
+  Case c;
+  c.u = normal_vector(2, 400000);
+  c.addend = normal_vector(3, 400000);
   const bool all_equal = GENERATE(false, true);  // overflows the list of what exceeds the threshold
   if (all_equal) c.u.assign(400000, 2), c.addend.clear();
   c.options.set("resample", GENERATE(true, false));
   omp_set_num_threads(1);
-  const Selected<float> one = c.select();
+  const Selected one = c.select();
   omp_set_num_threads(3);
-  const Selected<float> three = c.select();
+  const Selected three = c.select();
   omp_set_num_threads(before);
   CHECK(one.indices == three.indices);
   CHECK(same_bits(one.values, three.values));
   CHECK(one.threshold == three.threshold);
 }
 
-TEMPLATE_TEST_CASE("zeros, equal values, denormals and huge values end, and send no more than k", "", float,
-                   double) {
-  using T = TestType;
-  using Limits = std::numeric_limits<T>;
-  Case<T> c;
+TEST_CASE("zeros, equal values, denormals and huge values end, and send no more than k") {
+  using Limits = std::numeric_limits<float>;
+  Case c;
   c.options.set("resample", GENERATE(true, false));
   c.options.set("truncate", GENERATE(as<std::string>{}, "lowest", "largest"));
   const std::size_t d = GENERATE(1, 7, 5000, 300000);
-  const T value = GENERATE(T{0}, T{-1}, Limits::denorm_min(), 3 * Limits::denorm_min(), Limits::max());
+  const float value =
+      GENERATE(0.0f, float{-1}, Limits::denorm_min(), 3 * Limits::denorm_min(), Limits::max());
   c.u.assign(d, value);
   const std::size_t k = static_cast<std::size_t>(std::ceil(c.density * static_cast<double>(d)));
-  const Selected<T> selected = c.select();
+  const Selected selected = c.select();
   CHECK(selected.finite);
   CHECK(selected.indices.size() <= k);
   if (dgc_sampled_options(c.options).resample || value == 0) {  // the first k, by the tie rule
@@ -289,44 +283,43 @@ TEMPLATE_TEST_CASE("zeros, equal values, denormals and huge values end, and send
 }
 
 TEST_CASE("a few entries among zeros all are sent, wherever they stand") {
-  Case<float> c;
+  Case c;
   c.options.set("resample", GENERATE(true, false));
   c.u.assign(100000, 0);
   const std::vector<std::uint32_t> at = {5, 50001, 99990, 99999};
   for (const std::uint32_t i : at) c.u[i] = -1e-20f;
-  const Selected<float> selected = c.select();
+  const Selected selected = c.select();
   for (const std::uint32_t i : at)
     CHECK(std::binary_search(selected.indices.begin(), selected.indices.end(), i));
 }
 
-TEMPLATE_TEST_CASE("a NaN or an Inf anywhere selects nothing and says so", "", float, double) {
-  using T = TestType;
+TEST_CASE("a NaN or an Inf anywhere selects nothing and says so") {
   const std::size_t d = GENERATE(1, 50, 30000);
   const std::size_t at = GENERATE(0, 1);
-  Case<T> c;
+  Case c;
   c.density = GENERATE(0.01, 1.0);
   for (const double bad : {kNan, -kNan, HUGE_VAL, -HUGE_VAL}) {
-    c.u = normal_vector<T>(4, d);
-    c.u[at * (d - 1)] = static_cast<T>(bad);
-    const Selected<T> selected = c.select();
+    c.u = normal_vector(4, d);
+    c.u[at * (d - 1)] = static_cast<float>(bad);
+    const Selected selected = c.select();
     CHECK_FALSE(selected.finite);
     CHECK(selected.indices.empty());
   }
-  c.u.assign(d, std::numeric_limits<T>::max());  // finite in both, not in the sum
+  c.u.assign(d, std::numeric_limits<float>::max());  // finite in both, not in the sum
   c.addend = c.u;
   CHECK_FALSE(c.select().finite);
-  c.u.assign(d, static_cast<T>(kNan));
+  c.u.assign(d, static_cast<float>(kNan));
   c.addend.clear();
   CHECK_FALSE(c.select().finite);
 }
 
 TEST_CASE("at density 1 every entry is sent") {
-  Case<float> c;
+  Case c;
   c.density = 1;
   for (const std::size_t d : {1u, 3u, 5000u}) {
-    c.u = normal_vector<float>(5, d);
+    c.u = normal_vector(5, d);
     c.u[0] = 0;
-    const Selected<float> selected = c.select();
+    const Selected selected = c.select();
     CHECK(selected.indices.size() == d);
     CHECK(same_bits(selected.values, c.u));
     CHECK(selected.threshold == 0);
@@ -336,15 +329,15 @@ TEST_CASE("at density 1 every entry is sent") {
 TEST_CASE("dgc_sampled validates its options") {
   CompressOptions options;
   options.set("truncate", "middle");
-  CHECK_THROWS_AS(DgcSampledSelector<float>(options), UserError);
+  CHECK_THROWS_AS(DgcSampledSelector(options), UserError);
   options = {};
   options.set("sample_ratio", 0);
-  CHECK_THROWS_AS(DgcSampledSelector<float>(options), UserError);
+  CHECK_THROWS_AS(DgcSampledSelector(options), UserError);
 }
 
 TEST_CASE("the sampled threshold is the least of the sample where nearly all of it counts") {
   for (int step = 0; step < 20; ++step) {
-    Case<float> c{normal_vector<float>(7, 1000), {}, {}, 0.99, step};
+    Case c{normal_vector(7, 1000), {}, {}, 0.99, step};
     float t = 0;
     CHECK(c.select().indices == plain_rule(c, t));
   }
@@ -352,7 +345,7 @@ TEST_CASE("the sampled threshold is the least of the sample where nearly all of 
 
 TEST_CASE("the sampled selection keeps its threshold where just k entries reach it") {
   // 50 entries of 2 at every 9th position: whoever samples these falls from 2 to 1.6, which 100 reach.
-  Case<float> c;
+  Case c;
   c.u.assign(10000, 0.1f);
   for (std::size_t i = 0; i < 50; ++i) c.u[9 * i] = 2.0f, c.u[9000 + i] = 1.7f;
   c.options.set("sample_ratio", 0.1);
@@ -360,7 +353,7 @@ TEST_CASE("the sampled selection keeps its threshold where just k entries reach 
   REQUIRE(sample_geometry(10000, 0.01, 0.1).stride == 9);
   int met = 0;
   for (c.step = 0; c.step < 60; ++c.step) {
-    const Selected<float> selected = c.select();
+    const Selected selected = c.select();
     if (selected.indices.size() != 100 || selected.indices[1] != 9) continue;
     met += selected.threshold == static_cast<double>(2.0f * 0.8f);
   }

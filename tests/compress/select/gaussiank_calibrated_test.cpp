@@ -19,10 +19,9 @@ namespace {
 
 // The gradient of one step: independent normal; 20 layers with deviations over two decades; Laplace with a
 // drift that stays.
-template <class T>
-std::vector<T> gradient(const std::string& model, std::uint32_t step, std::size_t d) {
+std::vector<float> gradient(const std::string& model, std::uint32_t step, std::size_t d) {
   const CounterRng rng(31, RngUse::test, step), drift(32, RngUse::test);
-  std::vector<T> g(d);
+  std::vector<float> g(d);
   for (std::size_t i = 0; i < d; ++i) {
     if (model == "laplace") {
       const float x = 2 * rng.uniform(i) - 1;
@@ -36,52 +35,48 @@ std::vector<T> gradient(const std::string& model, std::uint32_t step, std::size_
 }
 
 // Error feedback over steps; u is left in `residual` without what was selected.
-template <class T>
-Selected<T> feedback_step(Selector<T>& selector, std::vector<T>& residual, std::vector<T> g, double density) {
-  Selected<T> selected = select_once(selector, g, residual, {density});
+Selected feedback_step(Selector& selector, std::vector<float>& residual, std::vector<float> g,
+                       double density) {
+  Selected selected = select_once(selector, g, residual, {density});
   selector.commit({});
   residual = std::move(g);
   for (const std::uint32_t i : selected.indices) residual[i] = 0;
   return selected;
 }
 
-template <class T>
-std::vector<std::byte> saved(const Selector<T>& selector) {
+std::vector<std::byte> saved(const Selector& selector) {
   StateWriter writer;
   selector.save(writer);
   return writer.take();
 }
-template <class T>
-void restore(Selector<T>& selector, const std::vector<std::byte>& bytes) {
+void restore(Selector& selector, const std::vector<std::byte>& bytes) {
   StateReader reader(bytes);
   selector.load(reader);
   reader.finish();
 }
 
 // Every entry above the threshold, no other, with its value.
-template <class T>
-void check_is_threshold_selection(const Selected<T>& selected, const std::vector<T>& u) {
+void check_is_threshold_selection(const Selected& selected, const std::vector<float>& u) {
   CHECK(selected.indices == positions_above(u, selected.threshold));
   CHECK(well_formed(selected, u));
 }
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("gaussiank_calibrated stays within 8 % of k under error feedback, mostly in one pass", "",
-                   float, double) {
+TEST_CASE("gaussiank_calibrated stays within 8 % of k under error feedback, mostly in one pass") {
   const std::string model = GENERATE("normal", "layers", "laplace");
   const double density = GENERATE(0.01, 0.001);
   INFO(model << " at " << density);
   const std::size_t d = 20000;
   const auto k = static_cast<double>(target_count(density, d));
-  GaussianKCalibratedSelector<TestType> selector;
-  std::vector<TestType> residual(d);
+  GaussianKCalibratedSelector selector;
+  std::vector<float> residual(d);
   int more_passes = 0;
   double candidates = 0;
   const std::uint32_t steps = 200, warm = 60;
   for (std::uint32_t t = 0; t < steps; ++t) {
-    const auto n = static_cast<double>(
-        feedback_step(selector, residual, gradient<TestType>(model, t, d), density).indices.size());
+    const auto n =
+        static_cast<double>(feedback_step(selector, residual, gradient(model, t, d), density).indices.size());
     REQUIRE(std::abs(n - k) <= 0.08 * k);
     if (t < warm) continue;
     more_passes += selector.passes() > 1;
@@ -93,11 +88,11 @@ TEMPLATE_TEST_CASE("gaussiank_calibrated stays within 8 % of k under error feedb
 
 TEST_CASE("gaussiank_calibrated selects what exceeds its threshold") {
   const std::size_t d = 30000;
-  GaussianKCalibratedSelector<float> selector;
+  GaussianKCalibratedSelector selector;
   std::vector<float> residual(d);
   int one_pass = 0;
   for (std::uint32_t t = 0; t < 40; ++t) {
-    std::vector<float> u = gradient<float>("laplace", t, d);
+    std::vector<float> u = gradient("laplace", t, d);
     const auto selected = select_once(selector, u, residual, {0.01});
     if (selector.passes() == 1) check_is_threshold_selection(selected, u);
     one_pass += selector.passes() == 1;
@@ -110,11 +105,11 @@ TEST_CASE("gaussiank_calibrated selects what exceeds its threshold") {
 
 TEST_CASE("gaussiank_calibrated follows densities and gradients that change at once") {
   const std::size_t d = 20000;
-  GaussianKCalibratedSelector<float> selector;
+  GaussianKCalibratedSelector selector;
   std::vector<float> residual(d);
   for (std::uint32_t t = 0; t < 180; ++t) {
     const double density = t < 30 ? 0.25 : t < 60 ? 0.0625 : t < 90 ? 0.004 : t < 120 ? 0.001 : 0.02;
-    std::vector<float> g = gradient<float>("normal", t, d);
+    std::vector<float> g = gradient("normal", t, d);
     for (float& x : g) x *= t < 140 ? 1.0f : t < 160 ? 0.1f : 100.0f;
     const auto k = static_cast<double>(target_count(density, d));
     const auto n = static_cast<double>(feedback_step(selector, residual, g, density).indices.size());
@@ -123,21 +118,20 @@ TEST_CASE("gaussiank_calibrated follows densities and gradients that change at o
   }
 }
 
-TEMPLATE_TEST_CASE("gaussiank_calibrated starts with the exact k", "", float, double) {
-  std::vector<TestType> x = fixture<TestType>("cubic");
-  GaussianKCalibratedSelector<TestType> selector;
+TEST_CASE("gaussiank_calibrated starts with the exact k") {
+  std::vector<float> x = fixture("cubic");
+  GaussianKCalibratedSelector selector;
   CHECK(select_once(selector, x, {}, {0.01}).indices == plain_topk(x, 100));
 }
 
 TEST_CASE("gaussiank_calibrated forgets a discarded step, and goes on from its state to the bit") {
   const std::size_t d = 10000;
-  GaussianKCalibratedSelector<float> selector, resumed;
+  GaussianKCalibratedSelector selector, resumed;
   std::vector<float> residual(d);
-  for (std::uint32_t t = 0; t < 25; ++t)
-    feedback_step(selector, residual, gradient<float>("laplace", t, d), 0.01);
+  for (std::uint32_t t = 0; t < 25; ++t) feedback_step(selector, residual, gradient("laplace", t, d), 0.01);
   const auto state = saved(selector);
   const auto carried = selector.carried();
-  std::vector<float> other = gradient<float>("normal", 999, d);
+  std::vector<float> other = gradient("normal", 999, d);
   for (float& x : other) x *= 50;
   select_once(selector, other, residual, {0.01});
   selector.discard();
@@ -148,9 +142,9 @@ TEST_CASE("gaussiank_calibrated forgets a discarded step, and goes on from its s
   std::vector<float> also = residual;
   bool differs_from_fresh = false;
   for (std::uint32_t t = 25; t < 60; ++t) {
-    const auto g = gradient<float>("laplace", t, d);
+    const auto g = gradient("laplace", t, d);
     std::vector<float> copy = g;
-    GaussianKCalibratedSelector<float> fresh;
+    GaussianKCalibratedSelector fresh;
     const auto of_fresh = select_once(fresh, copy, residual, {0.01});
     const auto a = feedback_step(selector, residual, g, 0.01), b = feedback_step(resumed, also, g, 0.01);
     REQUIRE(a.indices == b.indices);
@@ -162,7 +156,7 @@ TEST_CASE("gaussiank_calibrated forgets a discarded step, and goes on from its s
 }
 
 TEST_CASE("gaussiank_calibrated validates its state") {
-  GaussianKCalibratedSelector<float> selector;
+  GaussianKCalibratedSelector selector;
   const auto load = [&](double threshold, double count, double power, double variance, double bias = 0) {
     StateWriter writer;
     for (const double x : {threshold, count, power, bias, variance}) writer.put(x);
@@ -189,12 +183,12 @@ TEST_CASE("gaussiank_calibrated does not depend on the number of threads") {
   std::vector<std::vector<std::byte>> states;
   for (const int threads : {1, 2, 4}) {
     omp_set_num_threads(threads);
-    GaussianKCalibratedSelector<float> selector;
+    GaussianKCalibratedSelector selector;
     std::vector<float> residual(d);
     indices.emplace_back();
     // The last ones list far too many entries, all of them in one thread's part.
     for (std::uint32_t t = 0; t < 8; ++t) {
-      std::vector<float> g = gradient<float>("layers", t, d);
+      std::vector<float> g = gradient("layers", t, d);
       if (t >= 6)
         for (std::size_t i = 0; i < d / 8; ++i) g[i] *= 1000;
       const auto selected = feedback_step(selector, residual, g, 0.001);
@@ -211,14 +205,14 @@ TEST_CASE("gaussiank_calibrated does not depend on the number of threads") {
 
 TEST_CASE("gaussiank_calibrated sees a NaN or Inf anywhere, and selects nothing") {
   const std::size_t at = GENERATE(0u, 15u, 4097u, 9999u);
-  const double bad =
-      GENERATE(std::numeric_limits<double>::quiet_NaN(), -std::numeric_limits<double>::infinity());
+  const float bad =
+      GENERATE(std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::infinity());
   const bool first = GENERATE(true, false);
-  GaussianKCalibratedSelector<double> selector;
-  std::vector<double> residual(10000);
-  if (!first) feedback_step(selector, residual, gradient<double>("normal", 0, 10000), 0.01);
+  GaussianKCalibratedSelector selector;
+  std::vector<float> residual(10000);
+  if (!first) feedback_step(selector, residual, gradient("normal", 0, 10000), 0.01);
   const auto carried = selector.carried();
-  std::vector<double> u = gradient<double>("normal", 1, 10000);
+  std::vector<float> u = gradient("normal", 1, 10000);
   residual[at] = bad;
   const auto selected = select_once(selector, u, residual, {0.01});
   CHECK_FALSE(selected.finite);
@@ -228,49 +222,48 @@ TEST_CASE("gaussiank_calibrated sees a NaN or Inf anywhere, and selects nothing"
   CHECK(selector.carried() == carried);
 }
 
-TEMPLATE_TEST_CASE("gaussiank_calibrated of zeros selects nothing, and recovers", "", float, double) {
-  GaussianKCalibratedSelector<TestType> selector;
-  const std::vector<TestType> none;
+TEST_CASE("gaussiank_calibrated of zeros selects nothing, and recovers") {
+  GaussianKCalibratedSelector selector;
+  const std::vector<float> none;
   for (int step = 0; step < 3; ++step) {
-    std::vector<TestType> x(5000);
+    std::vector<float> x(5000);
     CHECK(select_once(selector, x, none, {0.01}).indices.empty());
     selector.commit({});
   }
-  std::vector<TestType> few(5000);  // fewer than k = 50 that are none
-  few[7] = 1, few[4999] = std::numeric_limits<TestType>::denorm_min();
+  std::vector<float> few(5000);  // fewer than k = 50 that are none
+  few[7] = 1, few[4999] = std::numeric_limits<float>::denorm_min();
   CHECK(select_once(selector, few, none, {0.01}).indices == std::vector<std::uint32_t>{7, 4999});
   selector.commit({});
-  std::vector<TestType> x = fixture<TestType>("cubic");
+  std::vector<float> x = fixture("cubic");
   CHECK(select_once(selector, x, none, {0.01}).indices.size() == 100);
 }
 
-TEMPLATE_TEST_CASE("gaussiank_calibrated of equal magnitudes selects k, the lower indices", "", float,
-                   double) {
+TEST_CASE("gaussiank_calibrated of equal magnitudes selects k, the lower indices") {
   const double scale = GENERATE(1.0, 1e-310, 1e300);
-  GaussianKCalibratedSelector<TestType> selector;
-  const auto c = static_cast<TestType>(scale == 1  ? 0.1
-                                       : scale < 1 ? std::numeric_limits<TestType>::denorm_min()
-                                                   : std::numeric_limits<TestType>::max() / 4);
+  GaussianKCalibratedSelector selector;
+  const auto c = static_cast<float>(scale == 1  ? 0.1
+                                    : scale < 1 ? std::numeric_limits<float>::denorm_min()
+                                                : std::numeric_limits<float>::max() / 4);
   for (int step = 0; step < 4; ++step) {
-    std::vector<TestType> x(12000);
+    std::vector<float> x(12000);
     for (std::size_t i = 0; i < x.size(); ++i) x[i] = i % 2 ? c : -c;
     CHECK(select_once(selector, x, {}, {0.01}).indices == plain_topk(x, 120));
     selector.commit({});
   }
   // A list whose ties no threshold can part: 300 tie above the rest, 120 are wanted.
-  std::vector<TestType> x(12000, c / 2);
+  std::vector<float> x(12000, c / 2);
   for (std::size_t i = 0; i < 300; ++i) x[40 * i] = c;
   CHECK(select_once(selector, x, {}, {0.01}).indices == plain_topk(x, 120));
 }
 
-TEMPLATE_TEST_CASE("gaussiank_calibrated of few elements and of high densities is exact", "", float, double) {
-  GaussianKCalibratedSelector<TestType> selector;
-  std::vector<TestType> few = fixture<TestType>("cubic");
+TEST_CASE("gaussiank_calibrated of few elements and of high densities is exact") {
+  GaussianKCalibratedSelector selector;
+  std::vector<float> few = fixture("cubic");
   few.resize(2047);
   CHECK(select_once(selector, few, {}, {0.01}).indices == plain_topk(few, 20));
-  std::vector<TestType> one(1, TestType(-3));
-  CHECK(select_once(selector, one, {}, {0.001}).values == std::vector<TestType>{TestType(-3)});
-  std::vector<TestType> x = fixture<TestType>("p9");
+  std::vector<float> one(1, -3.0f);
+  CHECK(select_once(selector, one, {}, {0.001}).values == std::vector<float>{-3.0f});
+  std::vector<float> x = fixture("p9");
   CHECK(select_once(selector, x, {}, {0.7}).indices == plain_topk(x, target_count(0.7, x.size())));
   CHECK(select_once(selector, x, {}, {1.0}).indices == plain_topk(x, x.size()));
   CHECK(select_once(selector, x, {}, {1e-6}).indices == plain_topk(x, 1));
@@ -278,9 +271,9 @@ TEMPLATE_TEST_CASE("gaussiank_calibrated of few elements and of high densities i
 
 TEST_CASE("a step in which k changes much teaches gaussiank_calibrated nothing of its error") {
   const std::size_t d = 20000;
-  GaussianKCalibratedSelector<double> selector;
+  GaussianKCalibratedSelector selector;
   const auto step = [&](std::uint32_t t, double density) {
-    std::vector<double> u(d);
+    std::vector<float> u(d);
     const CounterRng rng(53, RngUse::test, t);
     for (std::size_t i = 0; i < d; ++i) u[i] = rng.normal(i);
     select_once(selector, u, {}, {density});

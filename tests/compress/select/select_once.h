@@ -19,10 +19,9 @@ struct Asked {
 };
 
 // u becomes u + addend.
-template <class T>
-Selected<T> select_once(Selector<T>& selector, std::vector<T>& u, const std::vector<T>& addend,
-                        const Asked& asked) {
-  Selected<T> selected;
+inline Selected select_once(Selector& selector, std::vector<float>& u, const std::vector<float>& addend,
+                            const Asked& asked) {
+  Selected selected;
   SelectStep step;
   step.density = asked.density;
   step.k = asked.target(asked.density, u.size());
@@ -32,26 +31,23 @@ Selected<T> select_once(Selector<T>& selector, std::vector<T>& u, const std::vec
   selector.select(u, addend, step, selected);
   return selected;
 }
-template <class T>
-Selected<T> select_from_copy(Selector<T>& selector, std::vector<T> u, const Asked& asked) {
+inline Selected select_from_copy(Selector& selector, std::vector<float> u, const Asked& asked) {
   return select_once(selector, u, {}, asked);
 }
 
 // Bell-shaped with heavier tails for larger `power`; power 1 is a normal distribution.
-template <class T>
-std::vector<T> noise(std::size_t n, std::uint32_t stream, double power = 1) {
+inline std::vector<float> noise(std::size_t n, std::uint32_t stream, double power = 1) {
   const CounterRng rng(29, RngUse::test, stream);
-  std::vector<T> x(n);
+  std::vector<float> x(n);
   for (std::size_t i = 0; i < n; ++i) {
     const double z = rng.normal(i);
-    x[i] = static_cast<T>(std::copysign(std::pow(std::abs(z), power), z));
+    x[i] = static_cast<float>(std::copysign(std::pow(std::abs(z), power), z));
   }
   return x;
 }
 
 // The positions whose magnitude exceeds t: the definition.
-template <class T>
-std::vector<std::uint32_t> positions_above(const std::vector<T>& x, double t) {
+inline std::vector<std::uint32_t> positions_above(const std::vector<float>& x, double t) {
   std::vector<std::uint32_t> positions;
   for (std::size_t i = 0; i < x.size(); ++i)
     if (std::abs(static_cast<double>(x[i])) > t) positions.push_back(static_cast<std::uint32_t>(i));
@@ -59,8 +55,7 @@ std::vector<std::uint32_t> positions_above(const std::vector<T>& x, double t) {
 }
 
 // Ascending positions of x, each with its value.
-template <class T>
-bool well_formed(const Selected<T>& selected, const std::vector<T>& x) {
+inline bool well_formed(const Selected& selected, const std::vector<float>& x) {
   if (selected.indices.size() != selected.values.size()) return false;
   for (std::size_t i = 0; i < selected.indices.size(); ++i) {
     if (selected.indices[i] >= x.size() || (i > 0 && selected.indices[i] <= selected.indices[i - 1]))

@@ -33,16 +33,14 @@ double integrated_tail(double a, double x) {
 
 // The method as the paper's code has it, over a list of normalised magnitudes that shrinks. 0 for the gamma
 // distribution's first stage, which is checked by the integral.
-template <class T>
-std::vector<SidcoSelector<double>::Stage> plain_sidco(const std::vector<T>& x,
-                                                      const std::string& distribution, double ratio,
-                                                      int stages, double& norm) {
+std::vector<SidcoSelector::Stage> plain_sidco(const std::vector<float>& x, const std::string& distribution,
+                                              double ratio, int stages, double& norm) {
   std::vector<double> a;
   double squares = 0;
-  for (const T v : x) squares += static_cast<double>(v) * static_cast<double>(v);
+  for (const float v : x) squares += static_cast<double>(v) * static_cast<double>(v);
   norm = std::sqrt(squares);
-  for (const T v : x) a.push_back(std::abs(static_cast<double>(v)) / norm);
-  std::vector<SidcoSelector<double>::Stage> trace;
+  for (const float v : x) a.push_back(std::abs(static_cast<double>(v)) / norm);
+  std::vector<SidcoSelector::Stage> trace;
   const bool single = stages == 1 || ratio >= 0.25;
   const double later = single ? 1 : std::pow(ratio / 0.25, 1.0 / (stages - 1));
   for (int stage = 0; stage < (single ? 1 : stages); ++stage) {
@@ -77,11 +75,11 @@ std::vector<SidcoSelector<double>::Stage> plain_sidco(const std::vector<T>& x,
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("sidco's exponential fit gives the golden thresholds", "", float, double) {
-  const std::vector<TestType> x = fixture<TestType>("cubic");
-  const double precision = std::is_same_v<TestType, double> ? 1e-9 : 1e-6;
+TEST_CASE("sidco's exponential fit gives the golden thresholds") {
+  const std::vector<float> x = fixture("cubic");
+  const double precision = 1e-6;
   for (const auto& [stages, threshold] : {std::pair{1, 1.151292592}, std::pair{2, 1.276566938}}) {
-    SidcoSelector<TestType> selector(sidco_options("exponential", stages));
+    SidcoSelector selector(sidco_options("exponential", stages));
     const auto selected = select_from_copy(selector, x, {0.01});
     CHECK(selected.threshold == Approx(threshold).epsilon(precision));
     CHECK(selected.indices.empty());
@@ -90,17 +88,17 @@ TEMPLATE_TEST_CASE("sidco's exponential fit gives the golden thresholds", "", fl
   }
 }
 
-TEMPLATE_TEST_CASE("sidco's fits and stages are those of the definition", "", float, double) {
+TEST_CASE("sidco's fits and stages are those of the definition") {
   const std::string distribution = GENERATE("exponential", "pareto", "gamma");
   for (const double power : {0.7, 1.5, 3.0})
     for (const int stages : {1, 2, 4})
       for (const double density : {0.3, 0.01, 0.001}) {
         if (distribution == "gamma" && (stages == 4 || density == 0.3)) continue;  // the integral takes time
         INFO(distribution << " " << power << " " << stages << " " << density);
-        const std::vector<TestType> x = noise<TestType>(40007, 1, power);
+        const std::vector<float> x = noise(40007, 1, power);
         double norm = 0;
         const auto expected = plain_sidco(x, distribution, density, stages, norm);
-        SidcoSelector<TestType> selector(sidco_options(distribution, stages));
+        SidcoSelector selector(sidco_options(distribution, stages));
         const auto selected = select_from_copy(selector, x, {density});
         REQUIRE(selector.trace().size() == expected.size());
         for (std::size_t i = 0; i < expected.size(); ++i) {
@@ -119,7 +117,7 @@ TEST_CASE("sidco finds about k where the fit is right") {
   for (std::size_t i = 0; i < x.size(); ++i) x[i] = -std::log(1.0f - rng.uniform(i)) * (i % 2 ? 1.0f : -1.0f);
   for (const std::string distribution : {"exponential", "pareto", "gamma"})
     for (const int stages : {1, 3}) {
-      SidcoSelector<float> selector(sidco_options(distribution, stages));
+      SidcoSelector selector(sidco_options(distribution, stages));
       const double count = static_cast<double>(select_from_copy(selector, x, {0.001}).indices.size());
       CHECK(count == Approx(200).epsilon(0.25));
     }
@@ -128,8 +126,8 @@ TEST_CASE("sidco finds about k where the fit is right") {
 TEST_CASE("sidco changes its stages every five committed steps, by the mean count over the target") {
   // Too heavy a tail selects too many, which takes a stage away; too light a one adds stages, up to
   // ceil(log2(1 / density)); nothing selected counts as 0.
-  SidcoSelector<float> selector(sidco_options("exponential", 0));
-  const std::vector<float> light = noise<float>(20000, 1, 0.1), heavy = noise<float>(20000, 2, 3);
+  SidcoSelector selector(sidco_options("exponential", 0));
+  const std::vector<float> light = noise(20000, 1, 0.1), heavy = noise(20000, 2, 3);
   CHECK(selector.carried().stages == 1);
   int expected = 1;
   for (int t = 0; t < 55; ++t) {
@@ -141,11 +139,11 @@ TEST_CASE("sidco changes its stages every five committed steps, by the mean coun
   }
   CHECK(expected == 7);
 
-  SidcoSelector<float> other(sidco_options("exponential", 0));
+  SidcoSelector other(sidco_options("exponential", 0));
   double sum = 0;
   std::int32_t stages = 1;
   for (int t = 0; t < 60; ++t) {
-    const auto x = noise<float>(20000, static_cast<std::uint32_t>(t), t < 30 ? 0.3 : 4);
+    const auto x = noise(20000, static_cast<std::uint32_t>(t), t < 30 ? 0.3 : 4);
     const auto selected = select_from_copy(other, x, {0.01});
     other.commit({});
     sum += static_cast<double>(selected.indices.size()) / 200;
@@ -158,20 +156,19 @@ TEST_CASE("sidco changes its stages every five committed steps, by the mean coun
 }
 
 TEST_CASE("a fixed number of stages does not change") {
-  SidcoSelector<float> selector(sidco_options("pareto", 3));
+  SidcoSelector selector(sidco_options("pareto", 3));
   for (std::uint32_t t = 0; t < 12; ++t) {
-    select_from_copy(selector, noise<float>(20000, t, 0.2), {0.01});
+    select_from_copy(selector, noise(20000, t, 0.2), {0.01});
     CHECK(selector.trace().size() <= 3);
     selector.commit({});
   }
-  CHECK(selector.carried() == SidcoSelector<float>::Carried{});
+  CHECK(selector.carried() == SidcoSelector::Carried{});
 }
 
-TEMPLATE_TEST_CASE("sidco goes on from saved state as if it had not stopped, and forgets what was discarded",
-                   "", float, double) {
+TEST_CASE("sidco goes on from saved state as if it had not stopped, and forgets what was discarded") {
   const CompressOptions options = sidco_options("exponential", 0);
-  SidcoSelector<TestType> original(options);
-  const auto vector = [](std::uint32_t t) { return noise<TestType>(20000, t, t < 13 ? 0.3 : 2.5); };
+  SidcoSelector original(options);
+  const auto vector = [](std::uint32_t t) { return noise(20000, t, t < 13 ? 0.3 : 2.5); };
   for (std::uint32_t t = 0; t < 13; ++t) {
     select_from_copy(original, vector(t), {0.01});
     const auto before = original.carried();
@@ -186,7 +183,7 @@ TEMPLATE_TEST_CASE("sidco goes on from saved state as if it had not stopped, and
   StateWriter writer;
   original.save(writer);
   const std::vector<std::byte> bytes = writer.take();
-  SidcoSelector<TestType> loaded(options), fresh(options);
+  SidcoSelector loaded(options), fresh(options);
   StateReader reader(bytes);
   loaded.load(reader);
   reader.finish();
@@ -206,7 +203,7 @@ TEMPLATE_TEST_CASE("sidco goes on from saved state as if it had not stopped, and
 }
 
 TEST_CASE("sidco validates its state and its options") {
-  SidcoSelector<float> selector({});
+  SidcoSelector selector({});
   for (const auto& [stages, steps, sum] :
        {std::tuple{0, 0, 0.0}, {5000, 0, 0.0}, {1, 5, 0.0}, {1, -1, 0.0}, {1, 1, std::nan("")}}) {
     StateWriter writer;
@@ -217,46 +214,43 @@ TEST_CASE("sidco validates its state and its options") {
     StateReader reader(bytes);
     CHECK_THROWS_AS(selector.load(reader), Error);
   }
-  CHECK_THROWS_WITH(SidcoSelector<float>(sidco_options("laplace", 0)),
-                    Catch::Contains("compress.distribution"));
-  CHECK_THROWS_WITH(SidcoSelector<float>(sidco_options("gamma", -1)), Catch::Contains("compress.stages"));
+  CHECK_THROWS_WITH(SidcoSelector(sidco_options("laplace", 0)), Catch::Contains("compress.distribution"));
+  CHECK_THROWS_WITH(SidcoSelector(sidco_options("gamma", -1)), Catch::Contains("compress.stages"));
 }
 
-TEMPLATE_TEST_CASE("sidco's stages end where a tail is empty or of one magnitude, and the threshold holds",
-                   "", float, double) {
+TEST_CASE("sidco's stages end where a tail is empty or of one magnitude, and the threshold holds") {
   const std::string distribution = GENERATE("exponential", "pareto");
   // Two magnitudes: the tail above the first threshold is of one.
-  std::vector<TestType> two(10000, TestType(0.01));
-  for (std::size_t i = 0; i < 100; ++i) two[97 * i] = TestType(-5);
-  SidcoSelector<TestType> selector(sidco_options(distribution, 5));
+  std::vector<float> two(10000, 0.01f);
+  for (std::size_t i = 0; i < 100; ++i) two[97 * i] = -5.0f;
+  SidcoSelector selector(sidco_options(distribution, 5));
   const auto selected = select_from_copy(selector, two, {0.001});
   CHECK(selected.indices.size() == 100);
   CHECK(selector.trace().size() == 1);
   // Nearly one magnitude: nothing above the first, but where the fit sees how small the variance is.
-  std::vector<TestType> flat(10000, TestType(1));
-  flat[3] = TestType(1.25);
+  std::vector<float> flat(10000, 1.0f);
+  flat[3] = 1.25f;
   CHECK(select_from_copy(selector, flat, {0.001}).indices.size() == (distribution == "pareto" ? 1 : 0));
 }
 
-TEMPLATE_TEST_CASE("sidco selects exactly what no fit can say anything about, and nothing of zeros", "",
-                   float, double) {
+TEST_CASE("sidco selects exactly what no fit can say anything about, and nothing of zeros") {
   const std::string distribution = GENERATE("exponential", "pareto", "gamma");
-  SidcoSelector<TestType> selector(sidco_options(distribution, 0));
-  CHECK(select_from_copy(selector, std::vector<TestType>(5000), {}).indices.empty());
-  const std::vector<TestType> constant(5000, TestType(-0.3)), few = noise<TestType>(900, 1);
+  SidcoSelector selector(sidco_options(distribution, 0));
+  CHECK(select_from_copy(selector, std::vector<float>(5000), {}).indices.empty());
+  const std::vector<float> constant(5000, -0.3f), few = noise(900, 1);
   CHECK(select_from_copy(selector, constant, {}).indices == plain_topk(constant, 50));
   selector.commit({});
   CHECK(select_from_copy(selector, few, {0.001}).indices == plain_topk(few, 1));
   selector.commit({});
-  CHECK(selector.carried() == typename SidcoSelector<TestType>::Carried{});
-  const std::vector<TestType> one = {-2};
+  CHECK(selector.carried() == SidcoSelector::Carried{});
+  const std::vector<float> one = {-2};
   CHECK(select_from_copy(selector, one, {0.001}).values == one);
 }
 
 TEST_CASE("sidco fits once where the density is that of its first stage") {
-  SidcoSelector<double> selector(sidco_options("exponential", 3));
-  select_from_copy(selector, noise<double>(5000, 1), {0.25});
+  SidcoSelector selector(sidco_options("exponential", 3));
+  select_from_copy(selector, noise(5000, 1), {0.25});
   CHECK(selector.trace().size() == 1);
-  select_from_copy(selector, noise<double>(5000, 1), {0.249});
+  select_from_copy(selector, noise(5000, 1), {0.249});
   CHECK(selector.trace().size() == 3);
 }

@@ -17,10 +17,9 @@ CompressOptions threshold_of(double t) {
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("threshold selects what exceeds it, strictly, whatever the density", "", float, double) {
-  ThresholdSelector<TestType> selector(threshold_of(0.5));
-  const std::vector<TestType> x = {TestType(0.5), TestType(-0.5), std::nextafter(TestType(0.5), TestType(1)),
-                                   -3, 0};
+TEST_CASE("threshold selects what exceeds it, strictly, whatever the density") {
+  ThresholdSelector selector(threshold_of(0.5));
+  const std::vector<float> x = {0.5f, -0.5f, std::nextafter(0.5f, 1.0f), -3, 0};
   const auto selected = select_from_copy(selector, x, {0.2});
   CHECK(selected.indices == std::vector<std::uint32_t>{2, 3});
   CHECK(well_formed(selected, x));
@@ -29,19 +28,19 @@ TEMPLATE_TEST_CASE("threshold selects what exceeds it, strictly, whatever the de
 }
 
 TEST_CASE("threshold holds for a single element too, of which k is all; density 1 sends everything") {
-  ThresholdSelector<double> selector(threshold_of(0.5));
-  CHECK(select_from_copy(selector, std::vector<double>{0.1}, {0.001}).indices.empty());
-  CHECK(select_from_copy(selector, std::vector<double>{0.6}, {0.001}).indices.size() == 1);
-  CHECK(select_from_copy(selector, std::vector<double>{0.1}, {1.0}).indices.size() == 1);
+  ThresholdSelector selector(threshold_of(0.5));
+  CHECK(select_from_copy(selector, {0.1f}, {0.001}).indices.empty());
+  CHECK(select_from_copy(selector, {0.6f}, {0.001}).indices.size() == 1);
+  CHECK(select_from_copy(selector, {0.1f}, {1.0}).indices.size() == 1);
 }
 
-TEMPLATE_TEST_CASE("threshold finds all of few, of many, and of few again", "", float, double) {
-  ThresholdSelector<TestType> selector(threshold_of(1.25));
-  std::vector<TestType> residual = noise<TestType>(200000, 1);
+TEST_CASE("threshold finds all of few, of many, and of few again") {
+  ThresholdSelector selector(threshold_of(1.25));
+  std::vector<float> residual = noise(200000, 1);
   for (const double scale : {0.5, 10.0, 0.01, 1.0}) {
-    std::vector<TestType> u = residual;
-    for (TestType& v : u) v *= static_cast<TestType>(scale);
-    std::vector<TestType> sum = u;
+    std::vector<float> u = residual;
+    for (float& v : u) v *= static_cast<float>(scale);
+    std::vector<float> sum = u;
     for (std::size_t i = 0; i < u.size(); ++i) sum[i] += residual[i];
     const auto selected = select_once(selector, u, residual, {});
     CHECK(u == sum);
@@ -53,13 +52,13 @@ TEMPLATE_TEST_CASE("threshold finds all of few, of many, and of few again", "", 
 
 TEST_CASE("a threshold of 0 or below, or none at all, is refused with the key's name") {
   for (const double t : {0.0, -1.0, std::nan(""), HUGE_VAL})
-    CHECK_THROWS_WITH(ThresholdSelector<float>(threshold_of(t)), Catch::Contains("compress.threshold "));
-  CHECK_THROWS_AS(ThresholdSelector<double>(threshold_of(0)), UserError);
+    CHECK_THROWS_WITH(ThresholdSelector(threshold_of(t)), Catch::Contains("compress.threshold "));
+  CHECK_THROWS_AS(ThresholdSelector(threshold_of(0)), UserError);
 }
 
 TEST_CASE("a threshold beyond float's range selects nothing, the least double all that is not zero") {
   std::vector<float> x = {0.0f, -1e-45f, 1e38f};
-  ThresholdSelector<float> high(threshold_of(1e300)), low(threshold_of(5e-324));
+  ThresholdSelector high(threshold_of(1e300)), low(threshold_of(5e-324));
   CHECK(select_from_copy(high, x, {0.5}).indices.empty());
   CHECK(select_from_copy(low, x, {0.5}).indices == std::vector<std::uint32_t>{1, 2});
 }

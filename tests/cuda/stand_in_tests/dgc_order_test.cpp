@@ -22,7 +22,7 @@ TEST_CASE("sampled selection is the CPU's when blocks and threads run backwards"
     Asked asked;
     asked.density = draw < 4 ? 0.01 : 0.00001;
     asked.step = draw;
-    both.select(gpu.stream(), noise<float>(n, draw, draw % 2 ? 9 : 1), noise<float>(n, 50), asked);
+    both.select(gpu.stream(), noise(n, draw, draw % 2 ? 9 : 1), noise(n, 50), asked);
   }
 }
 
@@ -36,9 +36,9 @@ TEST_CASE("RegTop-k is the CPU's when blocks and threads run backwards") {
   for (std::uint32_t step = 0; step < 6; ++step) {
     Asked asked;
     asked.density = 0.05;
-    std::vector<float> u = noise<float>(n, 1, 2);
+    std::vector<float> u = noise(n, 1, 2);
     for (float& x : u) x += 0.01f * static_cast<float>(step);
-    both.select(gpu.stream(), u, noise<float>(n, 60), asked);
+    both.select(gpu.stream(), u, noise(n, 60), asked);
     both.commit(gpu.stream(), step == 2, 1, 2, step);
   }
 }
@@ -50,10 +50,10 @@ TEST_CASE("memories take what was sent, or the old residual back, in any order o
   CompressOptions options;
   options.momentum = 0.9;
   const auto memory = cuda::make_device_memory("dgc", options, n);
-  DeviceVector<float> u(noise<float>(n, 1)), spare(noise<float>(n, 2));
+  DeviceVector<float> u(noise(n, 1)), spare(noise(n, 2));
   const cuda::DeviceSlice slice{{u.data(), n}, {spare.data(), n}};
   const cuda::Accumulate made = memory->accumulate(slice, nullptr);
-  to_device(made.next_velocity, noise<float>(n, 3));
+  to_device(made.next_velocity, noise(n, 3));
   DeviceVector<std::uint32_t> positions(std::vector<std::uint32_t>{0, 1700, 2999}),
       count(std::vector<std::uint32_t>{3});
   const std::vector<float> before = u.host();
@@ -63,8 +63,8 @@ TEST_CASE("memories take what was sent, or the old residual back, in any order o
   word.bad = bad;
   DeviceVector<StepStatus> status(std::vector<StepStatus>{word});
   memory->commit(gpu.stream(), status.data(), slice, {positions.data(), values.data(), count.data(), 3});
-  std::vector<float> kept = bad ? noise<float>(n, 2) : before;
-  std::vector<float> velocity = bad ? std::vector<float>(n) : noise<float>(n, 3);
+  std::vector<float> kept = bad ? noise(n, 2) : before;
+  std::vector<float> velocity = bad ? std::vector<float>(n) : noise(n, 3);
   if (!bad) {
     kept[0] = kept[1700] = 0;
     kept[2999] -= 1;

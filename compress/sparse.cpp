@@ -1,0 +1,334 @@
+#include "compress/sparse.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "compress/parallel.h"
+#include "compress/select/passes/passes.h"
+#include "compress/select/passes/take.h"
+#include "compress/state.h"
+#include "nn/core/base/check.h"
+#include "nn/core/base/text.h"
+#include "nn/core/simd.h"
+
+namespace topknot {
+namespace {
+
+// Filled, added and multiplied while it is in the first-level cache.
+constexpr std::size_t kTile = 4096;
+
+double density_of(const GroupSpec& group, std::size_t segment, double density) {
+  return group.densities.empty() ? density : std::max(density, group.densities[segment]);
+}
+
+}  // namespace
+
+void average_sparse(std::span<const Contribution> contributions, std::span<float> average) {
+  const float factor = 1.0f / static_cast<float>(contributions.size());
+  const std::size_t parts = part_count(average.size());
+  // Where each rank's list stands, by part; made here because the loop must not throw.
+  std::vector<std::size_t> cursors(parts * contributions.size());
+  for_parts(average.size(), parts, [&](std::size_t part, std::size_t begin, std::size_t end) {
+    std::size_t* cursor = cursors.data() + part * contributions.size();
+    for (std::size_t r = 0; r < contributions.size(); ++r) {
+      const auto& indices = contributions[r].indices;
+      cursor[r] =
+          static_cast<std::size_t>(std::lower_bound(indices.begin(), indices.end(), begin) - indices.begin());
+    }
+    for (std::size_t tile = begin; tile < end; tile += kTile) {
+      const std::size_t tile_end = std::min(tile + kTile, end);
+      std::fill(average.data() + tile, average.data() + tile_end, 0.0f);
+      bool touched = false;
+      for (std::size_t r = 0; r < contributions.size(); ++r) {
+        const Contribution& from = contributions[r];
+        std::size_t i = cursor[r];
+        touched |= i < from.indices.size() && from.indices[i] < tile_end;
+        if (from.weight == 1.0f) {
+          for (; i < from.indices.size() && from.indices[i] < tile_end; ++i)
+            average[from.indices[i]] += from.values[i];
+        } else {
+          for (; i < from.indices.size() && from.indices[i] < tile_end; ++i)
+            average[from.indices[i]] += from.weight * from.values[i];
+        }
+        cursor[r] = i;
+      }
+      if (touched && contributions.size() > 1) multiply(average.data() + tile, tile_end - tile, factor);
+    }
+  });
+}
+
+SparseCompressor::SparseCompressor(const SparsePreset& parts, const CompressOptions& options,
+                                   const GroupSpec& group)
+    : group_(group),
+      capacity_(options.capacity),
+      index_codec_(index_codecs().find(parts.codec)(options)),
+      value_codec_(value_codecs().find(parts.values)(options)),
+      received_(static_cast<std::size_t>(group.ranks)) {
+  check_combination(parts, options);
+  const SelectorFactory& selector = selectors().find(parts.select);
+  const MemoryFactory& memory = memories().find(parts.memory);
+  traits_ = selector.traits;
+  TOPKNOT_CHECK(group_.densities.empty() || group_.densities.size() == group_.segments.size(),
+                "one density per segment");
+  for (std::size_t s = 0; s < group_.segments.size(); ++s) selectors_.push_back(selector.make(options));
+  memory_ = memory.make(options);
+  if (memory.traits.owns_momentum) form_ = GradientForm::has_momentum;
+  if (options.lr_inside) form_ = GradientForm::has_lr;
+}
+
+Message SparseCompressor::encode(Slice slice, const StepInfo& info) {
+  TOPKNOT_CHECK(phase_ == Phase::idle, "encode before the last step was committed or discarded");
+  TOPKNOT_CHECK(slice.gradient.size() == group_.numel, "a slice of another length than the group's");
+  TOPKNOT_CHECK(info.weights.empty() || info.weights.size() == static_cast<std::size_t>(group_.ranks),
+                "one weight per rank");
+  TOPKNOT_CHECK(info.rank >= 0 && info.rank < group_.ranks, "rank outside the group");
+  gradient_ = slice.gradient;
+  spare_ = slice.spare;
+  rank_ = info.rank;
+  density_ = info.density;
+  weights_.assign(info.weights.begin(), info.weights.end());
+  weights_.resize(static_cast<std::size_t>(group_.ranks), 1.0f);
+  if (form_ == GradientForm::has_lr)
+    for_parts(gradient_.size(), part_count(gradient_.size()),
+              [&](std::size_t, std::size_t begin, std::size_t end) {
+                multiply(gradient_.data() + begin, end - begin, static_cast<float>(info.lr));
+              });
+  const FeedbackInput input = memory_->input(gradient_, spare_);
+
+  sent_.finite = true;
+  sent_.indices.clear();
+  sent_.values.clear();
+  cuts_.clear();
+  threshold_ = group_.segments.empty() ? 0 : std::numeric_limits<double>::infinity();
+  over_capacity_ = 0;
+  all_ = memory_->requires_dense_step();
+  for (std::size_t s = 0; s < group_.segments.size(); ++s) {
+    const auto [begin, end] = group_.segments[s];
+    const FeedbackInput part = input.part(begin, end - begin);
+    if (all_)
+      select_whole(s, part);
+    else
+      select(s, part, info);
+    sent_.finite &= selected_.finite;
+    if (selected_.finite) threshold_ = std::min(threshold_, selected_.threshold);
+    const std::size_t first = sent_.indices.size();
+    for (const std::uint32_t index : selected_.indices)
+      sent_.indices.push_back(index + static_cast<std::uint32_t>(begin));
+    sent_.values.insert(sent_.values.end(), selected_.values.begin(), selected_.values.end());
+    cuts_.emplace_back(first, sent_.indices.size());
+  }
+  if (!sent_.finite) {
+    sent_.indices.clear();
+    sent_.values.clear();
+    threshold_ = 0;
+  }
+  phase_ = Phase::encoded;
+  Message message;
+  message.kind = Message::Kind::block;
+  message.block = write_block(sent_, group_.numel, *index_codec_, *value_codec_);
+  return message;
+}
+
+void SparseCompressor::select(std::size_t segment, const FeedbackInput& input, const StepInfo& info) {
+  const auto [begin, end] = group_.segments[segment];
+  SelectStep step;
+  step.density = density_of(group_, segment, info.density);
+  step.k = traits_.target(step.density, end - begin);
+  step.step = info.step;
+  step.rank = info.rank;
+  step.position = group_.offset + begin;
+  selectors_[segment]->select(gradient_.subspan(begin, end - begin), input, step, selected_);
+  if (capacity_ == 0) return;
+  const double bound = capacity_ * static_cast<double>(step.k);
+  const std::size_t count = selected_.indices.size();
+  if (static_cast<double>(count) > bound) keep_largest(selected_, static_cast<std::size_t>(bound));
+  over_capacity_ += count - selected_.indices.size();
+}
+
+void SparseCompressor::select_whole(std::size_t segment, const FeedbackInput& input) {
+  const auto [begin, end] = group_.segments[segment];
+  const std::span<float> u = gradient_.subspan(begin, end - begin);
+  Candidates broken;
+  accumulate_and_collect(u, input, kLargestFinite, 0, broken);
+  if (begin_selection(broken.finite(), selected_)) select_all(u, selected_);
+}
+
+std::optional<EntryMessage> SparseCompressor::entries() const {
+  if (!value_codec_->exact()) return std::nullopt;
+  return EntryMessage{&sent_, planned_entries(traits_, group_, density_)};
+}
+
+std::optional<Message> SparseCompressor::decode(const Round& round) {
+  TOPKNOT_CHECK(phase_ == Phase::encoded, "decode without encode");
+  phase_ = Phase::decoded;
+  summed_ = round.entries != nullptr;
+  if (summed_) {
+    sum_ = *round.entries;
+    finite_ = sum_.finite;
+    return std::nullopt;
+  }
+  TOPKNOT_CHECK(round.blocks.size() == received_.size(), "one block per rank");
+  finite_ = true;
+  for (std::size_t r = 0; r < round.blocks.size(); ++r) {
+    read_block(round.blocks[r], group_.numel, *index_codec_, *value_codec_, received_[r]);
+    finite_ &= received_[r].finite;
+  }
+  TOPKNOT_CHECK(own().indices == sent_.indices, "this rank's own block came back changed");
+  finite_ = finite_ && summable();
+  return std::nullopt;
+}
+
+// Whether the sum of what was received cannot overflow; the same on all ranks. Where it can, the step is no
+// better than one with an infinity in it.
+bool SparseCompressor::summable() const {
+  double bound = 0;
+  for (std::size_t r = 0; r < received_.size(); ++r) {
+    MagnitudeKey largest = 0;
+    for (const float value : received_[r].values) largest = std::max(largest, key_of(value));
+    bound += static_cast<double>(weights_[r]) * static_cast<double>(magnitude_of(largest));
+  }
+  return bound <= static_cast<double>(std::numeric_limits<float>::max());
+}
+
+std::span<float> SparseCompressor::commit(const Outcome& outcome) {
+  TOPKNOT_CHECK(phase_ == Phase::decoded && finite_ && sent_.finite, "commit without a decoded, finite step");
+  memory_->commit(gradient_, spare_, own().indices, own().values, outcome.rejected);
+
+  // A sum that the collective made has its weights in it, without what was rejected; the average divides it by
+  // how many contribute.
+  std::vector<Contribution> contributions(received_.size());
+  if (summed_)
+    contributions[0] = {sum_.indices, sum_.values, 1.0f};
+  else
+    for (std::size_t r = 0; r < received_.size(); ++r)
+      contributions[r] = {received_[r].indices, received_[r].values, weights_[r]};
+  const std::span<float> average = memory_->has_residual() ? spare_ : gradient_;
+  average_sparse(contributions, average);
+
+  if (!all_) report_to_selectors(outcome, average);
+  memory_->finish(average);
+  phase_ = Phase::idle;
+  return average;
+}
+
+// For a selection that learns from the average, rejected entries were not sent.
+void SparseCompressor::report_to_selectors(const Outcome& outcome, std::span<const float> average) {
+  std::vector<std::uint32_t> rejected(outcome.rejected.begin(), outcome.rejected.end());
+  std::sort(rejected.begin(), rejected.end());
+  std::vector<std::uint32_t> relative;
+  std::vector<float> accepted;
+  for (std::size_t s = 0; s < group_.segments.size(); ++s) {
+    const auto [begin, end] = group_.segments[s];
+    const auto [first, last] = cuts_[s];
+    relative.clear();
+    accepted.clear();
+    for (std::size_t i = first; i < last; ++i) {
+      if (!rejected.empty() && std::binary_search(rejected.begin(), rejected.end(), own().indices[i]))
+        continue;
+      relative.push_back(own().indices[i] - static_cast<std::uint32_t>(begin));
+      accepted.push_back(own().values[i]);
+    }
+    SelectOutcome result;
+    result.indices = relative;
+    result.sent = accepted;
+    result.average = average.subspan(begin, end - begin);
+    result.weight = static_cast<double>(weights_[static_cast<std::size_t>(rank_)]) / group_.ranks;
+    selectors_[s]->commit(result);
+  }
+}
+
+void SparseCompressor::discard() {
+  if (!all_)
+    for (auto& selector : selectors_) selector->discard();
+  memory_->discard();
+  phase_ = Phase::idle;
+}
+
+void SparseCompressor::save(StateWriter& writer) const {
+  TOPKNOT_CHECK(phase_ == Phase::idle, "state is saved between steps");
+  writer.put<std::uint64_t>(group_.numel);
+  writer.put<std::uint64_t>(selectors_.size());
+  for (const auto& selector : selectors_) selector->save(writer);
+  memory_->save(writer);
+}
+
+void SparseCompressor::load(StateReader& reader) {
+  TOPKNOT_CHECK(phase_ == Phase::idle, "state is loaded between steps");
+  reader.expect_group(group_.numel, selectors_.size());
+  for (auto& selector : selectors_) selector->load(reader);
+  memory_->load(reader);
+}
+
+std::unique_ptr<Compressor> make_sparse(const SparsePreset& preset, const CompressOptions& options,
+                                        const GroupSpec& group) {
+  return std::make_unique<SparseCompressor>(resolve(preset, options), options, group);
+}
+
+Registry<SparsePreset>& sparse_presets() {
+  static Registry<SparsePreset> registry("sparse method (compress.name)");
+  return registry;
+}
+
+SparsePreset resolve(const SparsePreset& preset, const CompressOptions& options) {
+  SparsePreset parts = preset;
+  if (!options.select.empty()) parts.select = options.select;
+  if (!options.memory.empty()) parts.memory = options.memory;
+  if (!options.codec.empty()) parts.codec = options.codec;
+  if (!options.values.empty()) parts.values = options.values;
+  return parts;
+}
+
+std::optional<SparsePreset> pieces_of(const CompressOptions& options) {
+  if (!sparse_presets().contains(options.name)) return std::nullopt;
+  return resolve(sparse_presets().find(options.name), options);
+}
+
+std::size_t planned_entries(const SelectorTraits& traits, const GroupSpec& group, double density) {
+  std::size_t count = 0;
+  for (std::size_t s = 0; s < group.segments.size(); ++s)
+    count += traits.target(density_of(group, s, density), group.segments[s].second - group.segments[s].first);
+  return count;
+}
+
+void check_combination(const SparsePreset& parts, const CompressOptions& options) {
+  if (options.capacity != 0 && !(options.capacity >= 1 && std::isfinite(options.capacity)))
+    throw UserError("compress.capacity is " + short_text(options.capacity) +
+                    ": it must be none, or a multiple of k of at least 1, because less would cut what the "
+                    "density asks for");
+  const SelectorTraits& selection = selectors().find(parts.select).traits;
+  if (selection.check) selection.check(options);
+  const auto refuse = [](const std::string& a, const std::string& b, const std::string& reason) {
+    throw UserError(a + " makes no sense with " + b + ": " + reason);
+  };
+  const std::string memory = "compress.memory: " + parts.memory;
+  const MemoryTraits& kept = memories().find(parts.memory).traits;
+  if (kept.sends_differences && selection.reads_average)
+    refuse("compress.select: " + parts.select, memory,
+           parts.select + " compares what it sent with what the average made of it, and " + parts.memory +
+               " sends differences; use memory residual");
+  if (!options.lr_inside) return;
+  if (*kept.depends_on_lr)
+    refuse("compress.lr_inside", memory,
+           std::string(kept.depends_on_lr) + " would mix learning rates; use memory residual");
+  if (options.momentum > 0)
+    refuse("compress.lr_inside", "optimizer.momentum above 0",
+           "LAGS-SGD has none: what is sent is a step, not a gradient; set optimizer.momentum to 0");
+}
+
+void add_sparse(const std::string& name, const std::string& help, const SparsePreset& preset) {
+  sparse_presets().add(name, help, preset);
+  compressors().add(name, help,
+                    {[](const CompressOptions& options, const GroupSpec& group) {
+                       return make_sparse(sparse_presets().find(options.name), options, group);
+                     },
+                     [](const CompressOptions& options, const GroupSpec& group, double density) {
+                       const SparsePreset parts = *pieces_of(options);
+                       check_combination(parts, options);
+                       const std::size_t entries =
+                           planned_entries(selectors().find(parts.select).traits, group, density);
+                       return expected_block_bytes(parts.codec, parts.values, options, entries, group.numel);
+                     }});
+}
+
+}  // namespace topknot

@@ -1,0 +1,116 @@
+#pragma once
+// Selection + memory + codec as one compressor that sends blocks. compress.name picks the three (and the value
+// code) as a preset; the keys compress.select, .memory, .codec and .values override them one by one.
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "compress/codec/codec.h"
+#include "compress/compressor.h"
+#include "compress/memory/memory.h"
+#include "compress/select/selector.h"
+
+namespace topknot {
+
+// A method by its pieces. compress.select, .memory, .codec and .values override them one by one.
+struct SparsePreset {
+  std::string select, memory = "residual", codec = "raw", values = "fp32";
+  bool layerwise = false;  // the method is defined layer by layer: compress.scope must be tensor
+};
+Registry<SparsePreset>& sparse_presets();  // compress.name, of methods that are such a combination
+// Registers a preset, and the compressor that it makes.
+void add_sparse(const std::string& name, const std::string& help, const SparsePreset& preset);
+
+// The preset with the options' own choices in place.
+SparsePreset resolve(const SparsePreset& preset, const CompressOptions& options);
+
+// The pieces that the options name, or nothing where compress.name is no combination of pieces.
+std::optional<SparsePreset> pieces_of(const CompressOptions& options);
+
+// Throws UserError for unknown names, a combination that makes no sense, a capacity below 1.
+void check_combination(const SparsePreset& parts, const CompressOptions& options);
+
+// Entries that a density asks for, over the group's segments.
+std::size_t planned_entries(const SelectorTraits& traits, const GroupSpec& group, double density);
+
+// One rank's part of an average.
+struct Contribution {
+  std::span<const std::uint32_t> indices;  // strictly ascending
+  std::span<const float> values;
+  float weight = 1;
+};
+
+// The average of sparse contributions: sum_r(weight[r] * g_r) * (1 / P), added in rank order onto zeros, so
+// that every rank gets the same bits whatever its threads. The dense compressor ends with the same
+// multiplication, by 1 / P rounded to float. Overwrites `average`, its whole length. `contributions` are by
+// rank; P is their number.
+void average_sparse(std::span<const Contribution> contributions, std::span<float> average);
+
+class SparseCompressor final : public Compressor {
+ public:
+  // Throws UserError as check_combination(). compress.capacity: beyond capacity * k entries per segment, the
+  // exact largest of those selected are sent, the rest stays with the memory; 0 means none, else at least 1.
+  SparseCompressor(const SparsePreset& parts, const CompressOptions& options, const GroupSpec& group);
+
+  Message encode(Slice slice, const StepInfo& info) override;
+  // What encode() sends, where values are sent unrounded. The entries live until the next encode().
+  std::optional<EntryMessage> entries() const override;
+  // The step is not finite where a rank's entries are not, or where their sum could overflow.
+  std::optional<Message> decode(const Round& round) override;
+  bool finite() const override { return finite_; }
+  std::span<float> commit(const Outcome& outcome) override;
+  void discard() override;
+  GradientForm form() const override { return form_; }
+  std::span<const float> accumulated() const override { return gradient_; }
+  std::optional<Contributed> contributed() const override { return Contributed{own().indices, own().values}; }
+  std::size_t selected() const override { return sent_.indices.size(); }
+  double threshold() const override { return threshold_; }
+  std::size_t over_capacity() const override { return over_capacity_; }
+
+ private:
+  enum class Phase { idle, encoded, decoded };
+  void select(std::size_t segment, const FeedbackInput& input, const StepInfo& info);
+  void select_whole(std::size_t segment, const FeedbackInput& input);
+  bool summable() const;
+  void report_to_selectors(const Outcome& outcome, std::span<const float> average);
+  // This rank's entries as the other ranks decoded them.
+  const Entries& own() const { return summed_ ? sent_ : received_[static_cast<std::size_t>(rank_)]; }
+  void save(StateWriter& writer) const override;
+  void load(StateReader& reader) override;
+
+  GroupSpec group_;
+  SelectorTraits traits_;
+  double capacity_ = 0;
+  GradientForm form_ = GradientForm::plain;
+  std::vector<std::unique_ptr<Selector>> selectors_;  // one per segment
+  std::unique_ptr<Memory> memory_;
+  std::unique_ptr<IndexCodec> index_codec_;
+  std::unique_ptr<ValueCodec> value_codec_;
+
+  Phase phase_ = Phase::idle;
+  bool all_ = false;  // every entry is sent, the selectors were not asked
+  std::span<float> gradient_, spare_;
+  int rank_ = 0;
+  double density_ = 1;
+  std::vector<float> weights_;  // by rank
+  Entries sent_;
+  std::vector<std::pair<std::size_t, std::size_t>> cuts_;  // each segment's entries in sent_
+  Selected selected_;                                      // scratch
+  double threshold_ = 0;                                   // the least over the segments
+  std::size_t over_capacity_ = 0;
+  std::vector<Entries> received_;  // by rank
+  bool summed_ = false;            // what came back is sum_, not received_
+  Entries sum_;
+  bool finite_ = false;
+};
+
+// The compressor that `options` describe, with what `preset` names for each key that is empty.
+std::unique_ptr<Compressor> make_sparse(const SparsePreset& preset, const CompressOptions& options,
+                                        const GroupSpec& group);
+
+}  // namespace topknot
