@@ -35,7 +35,7 @@ class CpuEngine final : public StepEngine {
                 plan_steps(config_, train_loader_).total_steps},
                inputs.folder.path, exchange_.groups(), communicator.rank(), communicator.overlaps()) {
     weights_ = train_loader_.weights();
-    attach(exchange_, recorder_, {&parameters_});
+    attach(exchange_, recorder_);
   }
 
   const Loader& train_loader() const override { return train_loader_; }
@@ -63,7 +63,6 @@ class CpuEngine final : public StepEngine {
   void begin_step(const StepRequest& request) override {
     stats_ = {};
     stats_.times.data_s = std::exchange(awaited_s_, 0.0);
-    parameters_ = {request.step, request.lr};
     trace_.begin_step(request.step);
   }
   void run(const Work& forward_and_backward, const Work& communicate, const Work& finish) override {
@@ -94,12 +93,6 @@ class CpuEngine final : public StepEngine {
     }
   }
 
-  void save_statistics() override { copy_statistics(model_->store, statistics_); }
-  void restore_statistics_if_refused() override {
-    if (!exchange_.committed()) restore_statistics(statistics_, model_->store);
-  }
-
-  void clear_loss() override {}  // begin_step() did
   void load_batch() override {
     batch_ = {};
     TOPKNOT_CHECK(train_loader_.next(batch_), "an epoch has fewer batches than its steps");
@@ -109,13 +102,6 @@ class CpuEngine final : public StepEngine {
     context.frames = frames_;
     return batch_loss(*model_->module, model_->forward(batch_.images, context), batch_,
                       config_.train.label_smoothing);
-  }
-  void add_loss(const Variable& loss) override {
-    stats_.loss += loss.value().data()[0] / static_cast<float>(parts_);
-  }
-  const float* loss() override {
-    loss_ = static_cast<float>(stats_.loss);
-    return &loss_;
   }
 
   // Where clipping cuts nearly every gradient, only its direction is left, which costs accuracy: dgc on CIFAR-10 with
@@ -132,6 +118,7 @@ class CpuEngine final : public StepEngine {
   }
 
   void record(const StepResult& result) override {
+    stats_.loss = loss_.data()[0];
     stats_.committed = result.committed;
     stats_.bad_rank = result.bad_rank;
     if (!result.committed) stats_.bad_parameter = first_bad_parameter(arena_);
@@ -167,10 +154,7 @@ class CpuEngine final : public StepEngine {
   double awaited_s_ = 0;  // of the next one, in await_batch()
   Batch batch_;
   std::vector<std::int32_t> frames_;  // of its recordings, as ForwardContext has them
-  float loss_ = 0;
-  int clips_ = 0, cuts_ = 0;  // gradients of this start that local clipping has looked at, and cut
-  StepParameters parameters_;
-  std::vector<float> statistics_;     // as before this step
+  int clips_ = 0, cuts_ = 0;          // gradients of this start that local clipping has looked at, and cut
   Clock::time_point backward_begin_;  // of the pass that drives the exchange
 };
 

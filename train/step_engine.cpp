@@ -20,7 +20,15 @@ StepEngine::StepEngine(const RunInputs& inputs, Communicator& communicator, Devi
       queue_(communicator),
       settled_(settle_exchange(inputs, arena_, queue_, communicator)),
       optimizer_(make_optimizer(optimizer_options(config_), arena_)),
-      clip_(device, arena_.size()) {}
+      clip_(device, arena_.size()),
+      loss_(Tensor::zeros({1}, Layout::plain, device)),
+      backend_(backend(device)),
+      statistics_(model_->store.statistics()) {
+  std::int64_t floats = 0;
+  for (const std::span<float> statistics : statistics_)
+    floats += static_cast<std::int64_t>(statistics.size());
+  if (floats > 0) kept_statistics_ = Tensor::empty({floats}, Layout::plain, device);
+}
 
 void StepEngine::start_epoch(std::int64_t, std::int64_t first_step) {
   if (first_step == 0) model_->store.reset_states();
@@ -44,8 +52,9 @@ ForwardContext StepEngine::forward_context() const {
 void StepEngine::forward_and_backward(std::int64_t step) {
   arena_.clear_gradients();
   save_statistics();
-  clear_loss();
+  backend_.fill_zero(loss_.data(), 1);
   in_hooks_ = 0;
+  const float share = 1.0f / static_cast<float>(parts_);  // of a micro-batch in the step's mean
   const double clip_norm = local_clip(config_, communicator_.size());
   const bool clips = clip_norm > 0, clip_model = clips && config_.train.clip_local_scope == "model";
   const GradientHook hook = [&](Parameter& parameter) {
@@ -63,11 +72,9 @@ void StepEngine::forward_and_backward(std::int64_t step) {
       context.step = static_cast<std::uint32_t>(step * parts_ + part);
       loss = forward(part, context);
     });
-    add_loss(loss);
-    in_phase(Phase::backward, [&] {
-      backward(loss, part + 1 == parts_ && !clip_model ? hook : GradientHook{},
-               1.0f / static_cast<float>(parts_));
-    });
+    backend_.add_scaled(loss_.data(), loss.value().data(), 1, share);
+    in_phase(Phase::backward,
+             [&] { backward(loss, part + 1 == parts_ && !clip_model ? hook : GradientHook{}, share); });
   }
   if (step == 0 && root_)
     for (const Parameter* parameter : arena_.zero_unwritten_gradients())
@@ -80,7 +87,23 @@ void StepEngine::forward_and_backward(std::int64_t step) {
       clipped(clip_norm);
       for (Parameter* parameter : arena_.parameters()) exchange_->ready(*parameter);
     });
-  exchange_->complete(this->loss());
+  exchange_->complete(loss_.data());
+}
+
+void StepEngine::save_statistics() {
+  float* to = kept_statistics_.data();
+  for (const std::span<float> statistics : statistics_) {
+    backend_.copy(statistics.data(), to, statistics.size());
+    to += statistics.size();
+  }
+}
+
+void StepEngine::restore_statistics_if_bad() {
+  const float* from = kept_statistics_.data();
+  for (const std::span<float> statistics : statistics_) {
+    backend_.restore_if_bad(exchange_->step_state().status, from, statistics.data(), statistics.size());
+    from += statistics.size();
+  }
 }
 
 void StepEngine::clip_local(std::span<Parameter* const> parameters, double max_norm) {
@@ -92,18 +115,19 @@ void StepEngine::clip_local(std::span<Parameter* const> parameters, double max_n
 
 void StepEngine::finish_step() {
   exchange_->decode_and_commit();
+  const StepState state = exchange_->step_state();
   if (exchange_->committed())
     in_phase(Phase::update, [&] {
       if (config_.train.clip_global > 0) {
         bool add = false;
         for (const Group& group : groups())
           clip_.sum_of_squares(exchange_->averaged(group), std::exchange(add, true));
-        clip_.set_gradient_scale(config_.train.clip_global, state_.parameters);
+        clip_.set_gradient_scale(config_.train.clip_global, state.parameters);
       }
       for (const Group& group : groups())
-        optimizer_->update(group.begin, exchange_->averaged(group), state_, exchange_->form(group));
+        optimizer_->update(group.begin, exchange_->averaged(group), state, exchange_->form(group));
     });
-  restore_statistics_if_refused();
+  restore_statistics_if_bad();
 }
 
 void StepEngine::all_reduce(std::span<double> sums) {
@@ -164,10 +188,9 @@ std::function<void()> StepEngine::state(RunState& state) {
 }
 
 void StepEngine::load_state(const RunState& state) {
-  DeviceBackend& device = backend(arena_.device());
   const auto copy = [&](const std::vector<float>& from, std::size_t offset, std::span<float> to) {
     if (from.size() < offset + to.size()) throw UserError("the checkpoint is of another model");
-    if (!to.empty()) device.to_device(to.data(), from.data() + offset, to.size());
+    if (!to.empty()) backend_.to_device(to.data(), from.data() + offset, to.size());
   };
   copy(state.model.weights, 0, arena_.all_weights());
   const std::vector<std::span<float>> buffers = optimizer_->state();

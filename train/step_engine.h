@@ -44,10 +44,8 @@ class StepEngine : public Engine {
 
   // The current device is `device`. Collective.
   StepEngine(const RunInputs& inputs, Communicator& communicator, Device device);
-  // From the derived class's constructor, which owns all of them. `state` is in the device's memory.
-  void attach(Exchange& exchange, Recorder& recorder, StepState state) {
-    exchange_ = &exchange, recorder_ = &recorder, state_ = state;
-  }
+  // From the derived class's constructor, which owns both.
+  void attach(Exchange& exchange, Recorder& recorder) { exchange_ = &exchange, recorder_ = &recorder; }
 
   // What differs between devices. A step calls them from top to bottom; those from run() on may be captured in a graph.
   virtual void begin_step(
@@ -55,16 +53,10 @@ class StepEngine : public Engine {
   // Runs the three parts of a step in order.
   virtual void run(const Work& forward_and_backward, const Work& communicate, const Work& finish) = 0;
   virtual void in_phase(Phase, const Work& work) { work(); }  // for timing
-  // Batch norm's running statistics and recurrent states, which the forward pass moves.
-  virtual void save_statistics() = 0;
-  virtual void clear_loss() = 0;
-  virtual void load_batch() {}  // of the next micro-batch
+  virtual void load_batch() {}                                // of the next micro-batch
   // Forward pass of micro-batch `part`: its loss, a scalar.
   virtual Variable forward(int part, ForwardContext& context) = 0;
-  virtual void add_loss(const Variable& loss) = 0;  // adds loss / parts_ to the step's
-  virtual const float* loss() = 0;                  // this rank's, in the device's memory
-  virtual void clipped(double) {}                   // this rank's gradient, at this norm
-  virtual void restore_statistics_if_refused() = 0;
+  virtual void clipped(double) {}                     // this rank's gradient, at this norm
   virtual void record(const StepResult& result) = 0;  // for stats()
   struct HostCopy {
     std::span<const float> from;  // in the device's memory
@@ -88,16 +80,22 @@ class StepEngine : public Engine {
   const std::unique_ptr<Optimizer> optimizer_;
   Clip clip_;
   std::vector<float> weights_;  // aggregation weights by rank
+  Tensor loss_;                 // this rank's of the step: the mean over its micro-batches
   double in_hooks_ = 0;         // seconds of the step's backward pass
 
  private:
   void forward_and_backward(std::int64_t step);
+  void save_statistics();
+  void restore_statistics_if_bad();
   void clip_local(std::span<Parameter* const> parameters, double max_norm);
   void finish_step();
 
+  const DeviceBackend& backend_;
+  const std::vector<std::span<float>>
+      statistics_;          // batch norm's and recurrent states, which the forward pass moves
+  Tensor kept_statistics_;  // as before this step; undefined if there are none
   Exchange* exchange_ = nullptr;
   Recorder* recorder_ = nullptr;
-  StepState state_;
 };
 
 }  // namespace topknot

@@ -22,12 +22,14 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "compress/compressor.h"
 #include "compress/state.h"
 #include "dist/plan/merge_plan.h"
 #include "nn/core/parameter.h"
+#include "nn/core/step.h"
 
 namespace topknot {
 
@@ -114,6 +116,7 @@ struct StepResult {
   ExchangeStats stats;
 };
 
+class GroupPipeline;
 class StepExecution;
 
 class Exchange {
@@ -126,11 +129,13 @@ class Exchange {
   ~Exchange();
 
   // In the order in which they are sent: arena order, about the order in which backward finishes them.
-  const std::vector<Group>& groups() const;
+  const std::vector<Group>& groups() const { return groups_; }
 
   // Before the backward pass; not part of a graph. `weights` as in StepInfo; empty means equal shards.
   // `lr`, the step's learning rate, is needed where a method applies it itself (compress.lr_inside).
   void begin_step(std::int64_t step, double density, std::span<const float> weights = {}, double lr = 1.0);
+  // Parameters and status of the step, in the arena's memory: written by begin_step() and decode_and_commit().
+  StepState step_state();
   // The hook: this parameter's gradient is final. Encodes the group that this completes, and starts the collective of
   // every complete group that no earlier group holds back. For clipping over the whole model, call it for all
   // parameters after the backward pass and the clipping, in any order.
@@ -142,7 +147,7 @@ class Exchange {
   void communicate();
   void decode_and_commit();
   // Whether the step was committed, from decode_and_commit() on. On a GPU always true: its kernels look at StepStatus.
-  bool committed() const;
+  bool committed() const { return result_.committed; }
   // Not part of a graph. All ranks get the same `committed` and `bad_rank`.
   StepResult end_step();
   // complete() to end_step(). `local_finite`: this rank's loss was finite. For arenas in host memory.
@@ -181,11 +186,35 @@ class Exchange {
  protected:
   // `groups`: plan_groups() of this arena.
   Exchange(ParameterArena& arena, std::vector<Group> groups, std::unique_ptr<StepExecution> execution);
-  StepExecution& execution();
+  StepExecution& execution() { return *execution_; }
 
  private:
-  struct State;
-  std::unique_ptr<State> state_;
+  struct Place {
+    std::size_t group;
+    bool ready;
+  };
+  // Of a group, in a step.
+  struct Progress {
+    std::size_t missing = 0;  // parameters that are not ready
+    bool swaps = false;       // the average lies in the residual's memory
+  };
+  Slice slice(std::size_t index) const;
+  void encode_and_send(std::size_t index);
+  ExchangeStats stats() const;
+  std::size_t index_of(const Group& group) const;
+
+  ParameterArena& arena_;
+  const std::vector<Group> groups_;
+  const std::unique_ptr<StepExecution> execution_;
+  std::vector<std::unique_ptr<GroupPipeline>> pipelines_;  // as the groups
+  std::vector<Progress> progress_;
+  std::unordered_map<const Parameter*, Place> places_;
+  std::vector<float> weights_;
+  std::size_t next_to_send_ = 0;
+  bool in_step_ = false;
+  StepResult result_;  // of the step under way, or of the last one
+  double density_ = 0;
+  std::uint64_t densities_ = 0;  // how often the density has changed
 };
 
 }  // namespace topknot

@@ -70,7 +70,8 @@ class StepExecution {
   // `group` outlives the pipeline; `index`: its place in the order of sending.
   virtual std::unique_ptr<GroupPipeline> make_pipeline(const Group& group, int index) = 0;
 
-  virtual void begin_step(const StepInfo&) {}
+  virtual void begin_step(const StepInfo&) = 0;
+  virtual StepState step_state() = 0;  // as Exchange::step_state()
   // Whether a message leaves as soon as its group and those before it are complete; else all leave in
   // Exchange::communicate().
   virtual bool sends_early() const { return true; }

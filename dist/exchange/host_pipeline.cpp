@@ -280,6 +280,8 @@ std::unique_ptr<GroupPipeline> HostExecution::make_pipeline(const Group& group, 
 }
 
 void HostExecution::begin_step(const StepInfo& info) {
+  parameters_ = {.step = info.step, .lr = info.lr, .density = info.density, .rank = info.rank};
+  status_ = {};
   step_.number = info.step + 1;
   step_.spans.clear();
   step_.times = {};
@@ -330,6 +332,11 @@ StepExecution::Agreed HostExecution::agree(std::span<const std::unique_ptr<Group
 }
 
 void HostExecution::finish_step(StepResult& result) {
+  status_.bad = !result.committed;
+  status_.bad_rank = result.bad_rank;
+  status_.selected = result.stats.selected;
+  status_.over_capacity = result.stats.over_capacity;
+  status_.threshold = result.stats.threshold;
   step_.times.decode += step_.note(Kind::commit, ExchangeSpan::kAgreement, 0, commit_begin_, Clock::now());
   result.stats.encode = step_.times.encode;
   result.stats.communicate = step_.times.communicate;

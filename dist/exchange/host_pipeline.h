@@ -109,6 +109,7 @@ class HostExecution final : public StepExecution {
   int ranks() const override { return step_.queue.communicator().size(); }
   std::unique_ptr<GroupPipeline> make_pipeline(const Group& group, int index) override;
   void begin_step(const StepInfo& info) override;
+  StepState step_state() override { return {&parameters_, &status_}; }
   void complete(const float* loss) override;
   void submit_agreement() override { submit_flag(loss_finite_); }
   void receive_agreement() override { finite_losses_ = receive_flags(); }
@@ -124,6 +125,8 @@ class HostExecution final : public StepExecution {
   std::vector<std::byte> receive_flags();
 
   const ExchangeOptions options_;
+  StepParameters parameters_;
+  StepStatus status_;
   HostStep step_;
   std::unique_ptr<Hierarchy> hierarchy_;  // null: every rank encodes for itself
   HostSum* held_ = nullptr;               // whose message waits for the sum inside the host

@@ -51,7 +51,7 @@ bool Variable::requires_grad() const {
 void write_gradient(const GradientTarget& target, const Tensor& gradient) {
   if (!target.data) return;
   const auto n = static_cast<std::size_t>(gradient.numel());
-  DeviceBackend& device = backend(gradient.device());
+  const DeviceBackend& device = backend(gradient.device());
   if (target.accumulate)
     device.add(DType::f32, target.data, gradient.data(), target.data, n);
   else

@@ -10,7 +10,7 @@ std::string Device::str() const {
   return kind == DeviceKind::cpu ? "cpu" : fmt::format("cuda:{}", index);
 }
 
-DeviceBackend& backend(Device device) {
+const DeviceBackend& backend(Device device) {
   return device.kind == DeviceKind::cpu ? cpu_backend() : cuda_backend();
 }
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "nn/core/kernels.h"
+#include "nn/core/step.h"
 
 namespace topknot {
 
@@ -27,32 +28,34 @@ inline std::size_t size_of(DType type) {
   return type == DType::f32 ? 4 : 2;
 }
 
-// What a device's backend offers the core. One instance per device kind, chosen by file: device_cpu.cpp always,
-// cuda/device.cpp or device_stub.cpp for CUDA.
-class DeviceBackend {
- public:
-  virtual ~DeviceBackend() = default;
-  virtual float* allocate(
-      std::size_t floats) = 0;  // 64-byte aligned, contents undefined; throws when out of memory
-  virtual void release(float* data, std::size_t floats) = 0;
-  virtual void release_cached() = 0;  // gives memory kept for reuse back to the system
-  virtual void fill_zero(float* data, std::size_t floats) = 0;
-  virtual void fill(float* data, std::size_t floats, float value) = 0;
+// What the core, the optimizers and a step need of a device, on vectors in its memory. Work on a GPU is put on the current
+// context's stream, and nothing waits but to_device(), to_host() and checksums().
+struct DeviceBackend {
+  float* (*allocate)(std::size_t floats);  // 64-byte aligned, contents undefined; throws when out of memory
+  void (*release)(float* data, std::size_t floats);
+  void (*release_cached)();  // gives memory kept for reuse back to the system
   // Between this device and the host; both block until the copy is complete.
-  virtual void to_device(float* device, const float* host, std::size_t floats) = 0;
-  virtual void to_host(float* host, const float* device, std::size_t floats) = 0;
-  virtual void copy(const float* from, float* to, std::size_t floats) = 0;  // on this device
+  void (*to_device)(float* device, const float* host, std::size_t floats);
+  void (*to_host)(float* host, const float* device, std::size_t floats);
+
+  void (*fill_zero)(float* data, std::size_t floats);
+  void (*fill)(float* data, std::size_t floats, float value);
+  void (*copy)(const float* from, float* to, std::size_t floats);
   // out[i] = a[i] + b[i]; out may be a or b.
-  virtual void add(DType type, const void* a, const void* b, void* out, std::size_t n) = 0;
-  // The checksum (nn/core/checksum.h) of each slice; the same on every device. Blocks until it is known.
-  virtual std::vector<std::uint64_t> checksums(std::span<const std::span<const float>> slices) = 0;
+  void (*add)(DType type, const void* a, const void* b, void* out, std::size_t n);
+  // sum[i] += factor * values[i]
+  void (*add_scaled)(float* sum, const float* values, std::size_t floats, float factor);
+  // to = from if the step is bad; `status` is in the device's memory.
+  void (*restore_if_bad)(const StepStatus* status, const float* from, float* to, std::size_t floats);
+  // The checksum (nn/core/checksum.h) of each slice; the same on every device.
+  std::vector<std::uint64_t> (*checksums)(std::span<const std::span<const float>> slices);
 };
 
 // Throws UserError where the device cannot be used, and says why.
-DeviceBackend& backend(Device device);
+const DeviceBackend& backend(Device device);
 
-DeviceBackend& cpu_backend();
-DeviceBackend& cuda_backend();  // throws UserError in a build without CUDA
+const DeviceBackend& cpu_backend();
+const DeviceBackend& cuda_backend();  // throws UserError in a build without CUDA
 bool cuda_available();
 std::string cuda_problem();  // "" where a GPU can be used; else why not, and what to do
 bool built_with_cuda();

@@ -16,7 +16,7 @@ std::string cuda_problem() {
   return "this build has no CUDA backend; install CUDA, cuDNN and NCCL and build again";
 }
 
-DeviceBackend& cuda_backend() {
+const DeviceBackend& cuda_backend() {
   throw UserError(cuda_problem());
 }
 

@@ -34,7 +34,7 @@ ParameterArena::ParameterArena(const std::vector<Parameter*>& registered,
     parameter->offset_ = whole_size_;
     whole_size_ += parameter->numel();
   }
-  DeviceBackend& memory = backend(device_);
+  const DeviceBackend& memory = backend(device_);
   const char* what = "the weights, gradients and residuals of the model";
   // The system may promise more memory than there is, and end the process when it is used.
   if (zero && device_.kind == DeviceKind::cpu && 4 * floats > memory_limit())
@@ -58,7 +58,7 @@ ParameterArena::ParameterArena(const std::vector<Parameter*>& registered,
 }
 
 ParameterArena::~ParameterArena() {
-  DeviceBackend& memory = backend(device_);
+  const DeviceBackend& memory = backend(device_);
   memory.release(weights_, whole_size_);
   for (float* side : gradients_) memory.release(side, size_);
 }
@@ -149,6 +149,15 @@ ParameterArena& ParameterStore::build(const CompressiblePredicate& compressible,
 
 ParameterStore::~ParameterStore() {
   if (statistics_) backend(device_).release(statistics_, statistics_size_);
+}
+
+std::vector<std::span<float>> ParameterStore::statistics() {
+  std::vector<std::span<float>> all;
+  if (statistics_size_ > 0)
+    all.emplace_back(statistics_, statistics_size_);
+  else
+    for (const auto& buffer : buffers_) all.emplace_back(buffer->values);
+  return all;
 }
 
 void ParameterStore::statistics_to_host() {

@@ -124,8 +124,8 @@ class ParameterStore {
     return parameters_;
   }  // registration order
   const std::vector<std::unique_ptr<Buffer>>& buffers() const { return buffers_; }
-  // All buffers lie in one piece on a GPU, in order; empty on a CPU.
-  std::span<float> device_statistics() { return {statistics_, statistics_size_}; }
+  // All buffers in order, in the device's memory; on a GPU they lie in one piece.
+  std::vector<std::span<float>> statistics();
   // Between the device's memory and Buffer::values; on a CPU, where these are the same, a no-op.
   void statistics_to_host();
   void statistics_to_device();

@@ -40,7 +40,7 @@ Tensor Tensor::empty(const Shape& shape, Layout layout, Device device, DType dty
   t.layout_ = layout;
   t.device_ = device;
   t.dtype_ = dtype;
-  DeviceBackend* owner = &backend(device);
+  const DeviceBackend* owner = &backend(device);
   t.data_ = owner->allocate(floats);
   const auto bytes = static_cast<std::int64_t>(floats * sizeof(float));
   const std::uint64_t counted = PassCost::allocated(bytes);

@@ -187,7 +187,7 @@ ExchangeRecord run_rank(const ExchangePlan& plan, Communicator& communicator,
     const float value = plan.loss(step, device.rank());
     backend(gpu).to_device(loss.data(), &value, 1);
     exchange_step(*exchange, order, loss.data(), graphs ? &captured : nullptr);
-    const StepStatus status = from_gpu(exchange->status());
+    const StepStatus status = from_gpu(exchange->step_state().status);
     ExchangeRecord::Step& now = record.steps.emplace_back();
     now.committed = status.bad == 0, now.bad_rank = status.bad_rank, now.selected = status.selected;
     const auto averaged = [&](const Group& g) { return exchange->averaged(g); };

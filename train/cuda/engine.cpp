@@ -70,8 +70,6 @@ class CudaEngine final : private CurrentContext, public StepEngine {
         test_(config_, *inputs.data.test, *model_->module, false, communicator.rank(), communicator.size(),
               1),
         held_out_data_(inputs.data.held_out.get()),
-        statistics_(model_->store.device_statistics().size()),
-        loss_(1),
         dropout_steps_(static_cast<std::size_t>(parts_)),
         result_(1),
         clock_bytes_(start_clock()),
@@ -81,7 +79,7 @@ class CudaEngine final : private CurrentContext, public StepEngine {
                 plan_steps(config_, train_.loader()).total_steps},
                inputs.folder.path, exchange_->groups(), communicator.rank(), true) {
     weights_ = train_.loader().weights();
-    attach(*exchange_, recorder_, {exchange_->parameters(), exchange_->status()});
+    attach(*exchange_, recorder_);
     if (root_ && (settled_.choice.planned || settled_.choice.chosen))
       log_warning("exchange: the plan is made from this host's CPU times, and the run computes on a GPU");
   }
@@ -250,7 +248,7 @@ class CudaEngine final : private CurrentContext, public StepEngine {
     const Work last = [&] {
       const NvtxRange range("decode and update");
       finish();
-      write_result(context_.stream(), exchange_->status(), loss_.data(), result_.data());
+      write_result(context_.stream(), exchange_->step_state().status, loss_.data(), result_.data());
     };
     StepGraphs* graphs = capture == Capture::none ? nullptr : &graphs_[exchange_->capture_key()];
     if (!graphs || !graphs->warm) {
@@ -268,18 +266,6 @@ class CudaEngine final : private CurrentContext, public StepEngine {
     replay(graphs->second, last);
   }
 
-  void save_statistics() override {
-    const std::span<float> statistics = model_->store.device_statistics();
-    if (!statistics.empty())
-      backend(context_.device()).copy(statistics.data(), statistics_.data(), statistics.size());
-  }
-  void restore_statistics_if_refused() override {
-    const std::span<float> statistics = model_->store.device_statistics();
-    restore_if_bad(context_.stream(), exchange_->status(), statistics_.data(), statistics.data(),
-                   statistics.size());
-  }
-
-  void clear_loss() override { backend(context_.device()).fill(loss_.data(), 1, 0.0f); }
   Variable forward(int part, ForwardContext& context) override {
     context.gpu_step = dropout_steps_.data() + part;
     const DeviceBatch& batch = train_.batch(part);
@@ -287,10 +273,6 @@ class CudaEngine final : private CurrentContext, public StepEngine {
     return batch_loss(model_->module->forward(Variable(batch.images), context), batch,
                       config_.train.label_smoothing);
   }
-  void add_loss(const Variable& loss) override {
-    add_scaled(context_.stream(), loss_.data(), loss.value().data(), 1.0f / static_cast<float>(parts_));
-  }
-  const float* loss() override { return loss_.data(); }
 
   void record(const StepResult& result) override {
     TOPKNOT_CHECK(pending_.size() < kStepsAhead, "stats() comes at least every steps_ahead() steps");
@@ -382,8 +364,6 @@ class CudaEngine final : private CurrentContext, public StepEngine {
   std::unique_ptr<DeviceExchange> exchange_;
   CudaInputs train_, test_;
   const Dataset* held_out_data_;              // null where the run has none
-  DeviceArray<float> statistics_;             // as before this step
-  DeviceArray<float> loss_;                   // the mean over the step's parts
   DeviceArray<std::uint32_t> dropout_steps_;  // one per part
   DeviceArray<StepReport> result_;
   const std::size_t clock_bytes_;

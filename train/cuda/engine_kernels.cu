@@ -5,16 +5,8 @@
 namespace topknot::cuda {
 namespace {
 
-template <class T>
-__global__ void add_scaled_kernel(T* sum, const float* value, T factor) {
-  *sum += factor * static_cast<T>(*value);
-}
-
-__global__ void __launch_bounds__(kThreads)
-    restore_kernel(const StepStatus* status, const float* from, float* to, std::size_t n) {
-  if (status->bad == 0) return;
-  const std::size_t i = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (i < n) to[i] = from[i];
+__global__ void add_scaled_kernel(double* sum, const float* value, double factor) {
+  *sum += factor * static_cast<double>(*value);
 }
 
 __global__ void result_kernel(const StepStatus* status, const float* loss, StepReport* result) {
@@ -28,17 +20,8 @@ __global__ void count_up_kernel(std::uint32_t* values, std::uint32_t first, std:
 
 }  // namespace
 
-void add_scaled(cudaStream_t stream, float* sum, const float* value, float factor) {
-  launch(add_scaled_kernel<float>, 1, 1, stream, sum, value, factor);
-}
-
 void add_scaled(cudaStream_t stream, double* sum, const float* value, double factor) {
-  launch(add_scaled_kernel<double>, 1, 1, stream, sum, value, factor);
-}
-
-void restore_if_bad(cudaStream_t stream, const StepStatus* status, const float* from, float* to,
-                    std::size_t n) {
-  if (n > 0) launch(restore_kernel, grid_for(n, kThreads), kThreads, stream, status, from, to, n);
+  launch(add_scaled_kernel, 1, 1, stream, sum, value, factor);
 }
 
 void write_result(cudaStream_t stream, const StepStatus* status, const float* loss, StepReport* result) {

@@ -17,11 +17,7 @@ struct StepReport {
 };
 
 // *sum += factor * *value
-void add_scaled(cudaStream_t stream, float* sum, const float* value, float factor);
 void add_scaled(cudaStream_t stream, double* sum, const float* value, double factor);
-// to = from, where the step was refused.
-void restore_if_bad(cudaStream_t stream, const StepStatus* status, const float* from, float* to,
-                    std::size_t n);
 void write_result(cudaStream_t stream, const StepStatus* status, const float* loss, StepReport* result);
 // values[i] = first + i, for i < n
 void count_up(cudaStream_t stream, std::uint32_t* values, std::uint32_t first, std::uint32_t n);

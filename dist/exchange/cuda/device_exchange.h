@@ -28,6 +28,7 @@ class DeviceExecution : public StepExecution {
   // `weights`: numbers in begin_step()'s.
   explicit DeviceExecution(int weights) : step_(weights) {}
   void begin_step(const StepInfo& info) override;
+  StepState step_state() override { return {step_.parameters(), step_.status()}; }
   DeviceStep& step() { return step_; }
   DeviceTimes& times() { return times_; }
 
@@ -44,16 +45,12 @@ class DeviceExchange final : public Exchange {
  public:
   DeviceExchange(ParameterArena& arena, std::vector<Group> groups, std::unique_ptr<DeviceExecution> execution)
       : Exchange(arena, std::move(groups), std::move(execution)) {}
-  // GPU memory.
-  StepParameters* parameters() { return step().parameters(); }
-  StepStatus* status() { return step().status(); }
   // Where the pieces of its steps are marked, once it is on: at most seven for each group, and two more.
   DeviceTimes& times() { return device_execution().times(); }
   std::size_t most_marks() const { return 7 * groups().size() + 2; }
 
  private:
   DeviceExecution& device_execution() { return static_cast<DeviceExecution&>(execution()); }
-  DeviceStep& step() { return device_execution().step(); }
 };
 
 // For an arena on the current context's GPU. `device`: null where the collectives are the host's (gloo), and the

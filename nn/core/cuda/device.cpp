@@ -12,75 +12,85 @@ namespace {
 
 using cuda::Context;
 
-class CudaBackend final : public DeviceBackend {
- public:
-  float* allocate(std::size_t floats) override {
-    const std::shared_ptr<cuda::Pool> pool = Context::current().pool();
-    void* data = pool->allocate(floats * sizeof(float));
-    const std::lock_guard lock(mutex_);
-    owners_[data] = pool;
-    return static_cast<float*>(data);
-  }
+cudaStream_t stream() {
+  return Context::current().stream();
+}
 
-  void release(float* data, std::size_t) override {
-    std::shared_ptr<cuda::Pool> pool;
-    {
-      const std::lock_guard lock(mutex_);
-      const auto at = owners_.find(data);
-      if (at == owners_.end()) return;
-      pool = std::move(at->second);
-      owners_.erase(at);
-    }
-    pool->release(data);
-  }
+// Never destroyed: tensors may outlive static destruction order.
+struct Owners {
+  std::mutex mutex;
+  std::unordered_map<void*, std::shared_ptr<cuda::Pool>> pools;  // by the memory that they gave
+};
+Owners& owners() {
+  static auto* owners = new Owners;
+  return *owners;
+}
 
-  void release_cached() override { Context::current().pool()->release_cached(); }
+float* allocate(std::size_t floats) {
+  const std::shared_ptr<cuda::Pool> pool = Context::current().pool();
+  void* data = pool->allocate(floats * sizeof(float));
+  const std::lock_guard lock(owners().mutex);
+  owners().pools[data] = pool;
+  return static_cast<float*>(data);
+}
 
-  void fill_zero(float* data, std::size_t floats) override {
-    TOPKNOT_CUDA(cudaMemsetAsync(data, 0, floats * sizeof(float), Context::current().stream()));
+void release(float* data, std::size_t) {
+  std::shared_ptr<cuda::Pool> pool;
+  {
+    const std::lock_guard lock(owners().mutex);
+    const auto at = owners().pools.find(data);
+    if (at == owners().pools.end()) return;
+    pool = std::move(at->second);
+    owners().pools.erase(at);
   }
-  void fill(float* data, std::size_t floats, float value) override {
-    cuda::fill_floats(Context::current().stream(), data, floats, value);
-  }
-  void to_device(float* device, const float* host, std::size_t floats) override {
-    Context& context = Context::current();
-    TOPKNOT_CUDA(
-        cudaMemcpyAsync(device, host, floats * sizeof(float), cudaMemcpyHostToDevice, context.stream()));
-    TOPKNOT_CUDA(cudaStreamSynchronize(context.stream()));
-  }
-  void to_host(float* host, const float* device, std::size_t floats) override {
-    Context& context = Context::current();
-    TOPKNOT_CUDA(
-        cudaMemcpyAsync(host, device, floats * sizeof(float), cudaMemcpyDeviceToHost, context.stream()));
-    TOPKNOT_CUDA(cudaStreamSynchronize(context.stream()));
-  }
-  void copy(const float* from, float* to, std::size_t floats) override {
-    TOPKNOT_CUDA(cudaMemcpyAsync(to, from, floats * sizeof(float), cudaMemcpyDeviceToDevice,
-                                 Context::current().stream()));
-  }
-  void add(DType type, const void* a, const void* b, void* out, std::size_t n) override {
-    const cudaStream_t stream = Context::current().stream();
-    if (type == DType::f32)
-      cuda::add_floats(stream, static_cast<const float*>(a), static_cast<const float*>(b),
-                       static_cast<float*>(out), n);
-    else
-      cuda::add_bfloat16(stream, a, b, out, n);
-  }
-  std::vector<std::uint64_t> checksums(std::span<const std::span<const float>> slices) override {
-    const cudaStream_t stream = Context::current().stream();
-    const cuda::DeviceArray<std::uint64_t> sums(slices.size());
-    TOPKNOT_CUDA(cudaMemsetAsync(sums.data(), 0, sums.bytes(), stream));
-    for (std::size_t i = 0; i < slices.size(); ++i)
-      cuda::add_checksum(stream, slices[i].data(), slices[i].size(), sums.data() + i);
-    std::vector<std::uint64_t> host(slices.size());
-    TOPKNOT_CUDA(cudaMemcpyAsync(host.data(), sums.data(), sums.bytes(), cudaMemcpyDeviceToHost, stream));
-    TOPKNOT_CUDA(cudaStreamSynchronize(stream));
-    return host;
-  }
+  pool->release(data);
+}
 
- private:
-  std::mutex mutex_;
-  std::unordered_map<void*, std::shared_ptr<cuda::Pool>> owners_;
+void copy_and_wait(float* to, const float* from, std::size_t floats, cudaMemcpyKind kind) {
+  TOPKNOT_CUDA(cudaMemcpyAsync(to, from, floats * sizeof(float), kind, stream()));
+  TOPKNOT_CUDA(cudaStreamSynchronize(stream()));
+}
+
+void add_of_type(DType type, const void* a, const void* b, void* out, std::size_t n) {
+  if (type == DType::f32)
+    cuda::add_floats(stream(), static_cast<const float*>(a), static_cast<const float*>(b),
+                     static_cast<float*>(out), n);
+  else
+    cuda::add_bfloat16(stream(), a, b, out, n);
+}
+
+std::vector<std::uint64_t> checksums_of(std::span<const std::span<const float>> slices) {
+  const cuda::DeviceArray<std::uint64_t> sums(slices.size());
+  TOPKNOT_CUDA(cudaMemsetAsync(sums.data(), 0, sums.bytes(), stream()));
+  for (std::size_t i = 0; i < slices.size(); ++i)
+    cuda::add_checksum(stream(), slices[i].data(), slices[i].size(), sums.data() + i);
+  std::vector<std::uint64_t> host(slices.size());
+  TOPKNOT_CUDA(cudaMemcpyAsync(host.data(), sums.data(), sums.bytes(), cudaMemcpyDeviceToHost, stream()));
+  TOPKNOT_CUDA(cudaStreamSynchronize(stream()));
+  return host;
+}
+
+constexpr DeviceBackend kBackend{
+    .allocate = allocate,
+    .release = release,
+    .release_cached = [] { Context::current().pool()->release_cached(); },
+    .to_device = [](float* device, const float* host,
+                    std::size_t n) { copy_and_wait(device, host, n, cudaMemcpyHostToDevice); },
+    .to_host = [](float* host, const float* device,
+                  std::size_t n) { copy_and_wait(host, device, n, cudaMemcpyDeviceToHost); },
+    .fill_zero = [](float* data,
+                    std::size_t n) { TOPKNOT_CUDA(cudaMemsetAsync(data, 0, n * sizeof(float), stream())); },
+    .fill = [](float* data, std::size_t n, float value) { cuda::fill_floats(stream(), data, n, value); },
+    .copy =
+        [](const float* from, float* to, std::size_t n) {
+          TOPKNOT_CUDA(cudaMemcpyAsync(to, from, n * sizeof(float), cudaMemcpyDeviceToDevice, stream()));
+        },
+    .add = add_of_type,
+    .add_scaled = [](float* sum, const float* values, std::size_t n,
+                     float factor) { cuda::add_scaled_floats(stream(), sum, values, n, factor); },
+    .restore_if_bad = [](const StepStatus* status, const float* from, float* to,
+                         std::size_t n) { cuda::restore_if_bad(stream(), status, from, to, n); },
+    .checksums = checksums_of,
 };
 
 }  // namespace
@@ -97,10 +107,8 @@ bool cuda_available() {
   return cuda::problem().empty();
 }
 
-DeviceBackend& cuda_backend() {
-  // Never destroyed: tensors may outlive static destruction order.
-  static auto* instance = new CudaBackend;
-  return *instance;
+const DeviceBackend& cuda_backend() {
+  return kBackend;
 }
 
 }  // namespace topknot

@@ -21,6 +21,19 @@ __global__ void add_kernel(const T* a, const T* b, T* out, std::size_t n) {
 }
 
 __global__ void __launch_bounds__(kThreads)
+    add_scaled_kernel(float* sum, const float* values, std::size_t n, float factor) {
+  const std::size_t i = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i < n) sum[i] += factor * values[i];
+}
+
+__global__ void __launch_bounds__(kThreads)
+    restore_kernel(const StepStatus* status, const float* from, float* to, std::size_t n) {
+  if (status->bad == 0) return;
+  const std::size_t i = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i < n) to[i] = from[i];
+}
+
+__global__ void __launch_bounds__(kThreads)
     checksum_kernel(const float* data, std::size_t n, unsigned long long* sum) {
   std::uint64_t mine = 0;
   for (std::size_t i = std::size_t{blockIdx.x} * kThreads + threadIdx.x; i < n;
@@ -49,6 +62,15 @@ void add_bfloat16(cudaStream_t stream, const void* a, const void* b, void* out, 
   if (n > 0)
     launch(add_kernel<T>, grid_for(n, kThreads * kPerThread), kThreads, stream, static_cast<const T*>(a),
            static_cast<const T*>(b), static_cast<T*>(out), n);
+}
+
+void add_scaled_floats(cudaStream_t stream, float* sum, const float* values, std::size_t n, float factor) {
+  if (n > 0) launch(add_scaled_kernel, grid_for(n, kThreads), kThreads, stream, sum, values, n, factor);
+}
+
+void restore_if_bad(cudaStream_t stream, const StepStatus* status, const float* from, float* to,
+                    std::size_t n) {
+  if (n > 0) launch(restore_kernel, grid_for(n, kThreads), kThreads, stream, status, from, to, n);
 }
 
 void write_time(cudaStream_t stream, std::uint64_t* at) {

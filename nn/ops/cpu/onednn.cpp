@@ -13,6 +13,26 @@ const dnnl::engine& dnnl_cpu_engine() {
   return *engine;
 }
 
+namespace {
+
+// Whether oneDNN will use it, so that ONEDNN_MAX_CPU_ISA keeps working.
+bool onednn_uses(dnnl::cpu_isa wanted) {
+  const auto isa = static_cast<unsigned>(dnnl::get_effective_cpu_isa()), bits = static_cast<unsigned>(wanted);
+  return (isa & bits) == bits;
+}
+
+}  // namespace
+
+int channel_block() {
+  static const int block = onednn_uses(dnnl::cpu_isa::avx512_core) ? 16 : 8;
+  return block;
+}
+
+bool cpu_has_bfloat16() {
+  static const bool has = onednn_uses(dnnl::cpu_isa::avx512_core_bf16);
+  return has;
+}
+
 std::string onednn_version() {
   const dnnl_version_t* v = ::dnnl_version();
   return fmt::format("{}.{}.{}", v->major, v->minor, v->patch);

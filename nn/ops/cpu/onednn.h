@@ -1,6 +1,5 @@
 #pragma once
-// What every use of oneDNN needs: the 2.x API (operation descriptors). oneDNN is used in nn/ops/cpu and
-// nn/core/device_cpu.cpp only.
+// What every use of oneDNN needs: the 2.x API (operation descriptors). oneDNN is used in nn/ops/cpu only.
 
 #include <omp.h>
 

@@ -45,7 +45,7 @@ Tensor lstm_forward(const LstmCall& call, OpState& state) {
   const auto kept = std::make_shared<LstmKept>(LstmKept{
       weight_as(type, call.input), weight_as(type, call.recurrent), empty({rows, 4 * width}, DType::f32),
       empty({rows + batch, width}, DType::f32), empty({batch, width}, type)});
-  DeviceBackend& device = backend(context.device());
+  const DeviceBackend& device = backend(context.device());
   Tensor y = empty({rows, width}, type);
   if (call.state.carried()) {
     convert(stream, call.state.hidden->device, false, kept->hidden.data(), bf16, step_floats);

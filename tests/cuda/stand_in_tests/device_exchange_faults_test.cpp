@@ -131,7 +131,7 @@ TEST_CASE("the parameters of a step reach the GPU whole, however far the host is
     exchange->complete(nullptr);
     exchange->communicate();
     exchange->decode_and_commit();
-    TOPKNOT_CUDA(cudaMemcpyAsync(log.data() + step, exchange->parameters(), sizeof(StepParameters),
+    TOPKNOT_CUDA(cudaMemcpyAsync(log.data() + step, exchange->step_state().parameters, sizeof(StepParameters),
                                  cudaMemcpyDeviceToDevice, gpu.stream()));
     exchange->end_step();
   }
