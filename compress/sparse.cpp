@@ -216,22 +216,28 @@ std::span<float> SparseCompressor::commit(const Outcome& outcome) {
 void SparseCompressor::report_to_selectors(const Outcome& outcome, std::span<const float> average) {
   std::vector<std::uint32_t> rejected(outcome.rejected.begin(), outcome.rejected.end());
   std::sort(rejected.begin(), rejected.end());
+  const Entries& mine = own();
   std::vector<std::uint32_t> relative;
   std::vector<float> accepted;
   for (std::size_t s = 0; s < group_.segments.size(); ++s) {
     const auto [begin, end] = group_.segments[s];
     const auto [first, last] = cuts_[s];
-    relative.clear();
-    accepted.clear();
-    for (std::size_t i = first; i < last; ++i) {
-      if (!rejected.empty() && std::binary_search(rejected.begin(), rejected.end(), own().indices[i]))
-        continue;
-      relative.push_back(own().indices[i] - static_cast<std::uint32_t>(begin));
-      accepted.push_back(own().values[i]);
-    }
     SelectOutcome result;
+    result.sent = std::span(mine.values).subspan(first, last - first);
+    relative.assign(mine.indices.begin() + static_cast<std::ptrdiff_t>(first),
+                    mine.indices.begin() + static_cast<std::ptrdiff_t>(last));
+    if (!rejected.empty()) {
+      relative.clear();
+      accepted.clear();
+      for (std::size_t i = first; i < last; ++i) {
+        if (std::binary_search(rejected.begin(), rejected.end(), mine.indices[i])) continue;
+        relative.push_back(mine.indices[i]);
+        accepted.push_back(mine.values[i]);
+      }
+      result.sent = accepted;
+    }
+    for (std::uint32_t& index : relative) index -= static_cast<std::uint32_t>(begin);
     result.indices = relative;
-    result.sent = accepted;
     result.average = average.subspan(begin, end - begin);
     result.weight = static_cast<double>(weights_[static_cast<std::size_t>(rank_)]) / group_.ranks;
     selectors_[s]->commit(result);

@@ -6,6 +6,7 @@
 
 #include "nn/core/base/log.h"
 #include "nn/core/base/stopwatch.h"
+#include "nn/core/step.h"
 #include "train/checksum.h"
 
 namespace topknot {

@@ -8,10 +8,12 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "dist/comm/collective_queue.h"
 #include "nn/core/autograd.h"
-#include "nn/core/step.h"
+#include "nn/core/device.h"
+#include "nn/core/tensor.h"
 #include "optim/clip.h"
 #include "optim/optimizer.h"
 #include "train/engine.h"

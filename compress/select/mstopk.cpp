@@ -1,6 +1,5 @@
 #include "compress/select/mstopk.h"
 
-#include <cmath>
 #include <limits>
 
 #include "compress/select/passes/carried_bound.h"

@@ -15,7 +15,7 @@
 // ImageNette notebook; only A converges where their claim is made (docs/studies/regtopk-regression.md).
 //
 // The scores are held relative to tanh((1 + Q) / mu), the common factor of all entries that were not sent:
-// theirs is |u_j| as it is, the others' is computed in double and rounded to T. That is the paper's order,
+// theirs is |u_j| as it is, the others' is computed in double and rounded to float. That is the paper's order,
 // and where the factor rounds to 1, as for every sensible Q, the paper's score. One rank alone has Delta = 0,
 // thus tanh(1 / mu): RegTop-k of one rank is not Top-k.
 //

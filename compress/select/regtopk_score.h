@@ -13,7 +13,7 @@ struct RegTopKScore {
   double rest = 1;          // tanh((1 + Q) / mu)
   bool by_current = false;  // variant B
 
-  // Of u, with its sign. `weight`: w; `own`: w p; `surplus`: avg - w p. `largest`: the largest finite T.
+  // Of u, with its sign. `weight`: w; `own`: w p; `surplus`: avg - w p. `largest`: the largest finite float.
   TOPKNOT_HOST_DEVICE float operator()(float u, double weight, double own, double surplus,
                                        float largest) const {
     constexpr double away_from_zero = 1e-10;  // of variant B's denominator

@@ -2,9 +2,7 @@
 
 #include <fmt/format.h>
 
-#include <cmath>
 #include <limits>
-#include <unordered_map>
 #include <utility>
 
 #include "compress/state.h"

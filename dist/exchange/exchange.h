@@ -134,7 +134,8 @@ class Exchange {
   // Before the backward pass; not part of a graph. `weights` as in StepInfo; empty means equal shards.
   // `lr`, the step's learning rate, is needed where a method applies it itself (compress.lr_inside).
   void begin_step(std::int64_t step, double density, std::span<const float> weights = {}, double lr = 1.0);
-  // Parameters and status of the step, in the arena's memory: written by begin_step() and decode_and_commit().
+  // Parameters and status of the step, in the arena's kind of memory, at the same place in every step: written by
+  // begin_step(), and by decode_and_commit().
   StepState step_state();
   // The hook: this parameter's gradient is final. Encodes the group that this completes, and starts the collective of
   // every complete group that no earlier group holds back. For clipping over the whole model, call it for all

@@ -74,6 +74,7 @@ class SimulatedRanks {
       if (average.data() == rank.residual.data()) std::swap(rank.gradient, rank.residual);
       rank.average = rank.gradient;
       TOPKNOT_CHECK(average.data() == rank.gradient.data(), "the average is in neither memory");
+      TOPKNOT_CHECK(same_bits(rank.gradient, ranks_[0].gradient), "ranks with different averages");
     }
     return agree;
   }

@@ -19,7 +19,7 @@ only_in() {
   status=1
 }
 
-cpu_file='nn/ops/cpu/[^:]*|nn/core/device_cpu\.cpp'
+cpu_file='nn/ops/cpu/[^:]*'
 cuda_file='[^:]*/cuda/[^:]*|[^:]*\.cu'
 stub_file='[^:]*_stub\.cpp'
 only_in "a conditional on a backend" \
@@ -27,7 +27,7 @@ only_in "a conditional on a backend" \
   "$cpu_file|$cuda_file|$stub_file|nn/core/(simd|host_device)\.h" \
   "choose by file instead: cpu/x.cpp, cuda/x.cpp or cuda/x.cu, x_stub.cpp"
 include='^[[:space:]]*#[[:space:]]*include[[:space:]]*<'
-only_in "oneDNN" "${include}(oneapi|dnnl)" "$cpu_file" "it is met in nn/ops/cpu and nn/core/device_cpu.cpp only"
+only_in "oneDNN" "${include}(oneapi|dnnl)" "$cpu_file" "it is met in nn/ops/cpu only"
 # CUDA's headers may be met in folders named cuda, in .cu files, and in headers that only files there include, by whatever way.
 cuda_headers=$(sources | xargs -0 grep -lE -- "${include}(cuda|cudnn|cublas|nccl|nvtx3/|topknot_kernel)" | grep '\.h$' || true)
 for _ in 1 2 3 4 5 6 7 8; do

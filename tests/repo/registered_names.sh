@@ -29,7 +29,7 @@ check() {  # LIST TYPE FOLDER [CALL]
       total=$((total + 1))
       awk '{ print $1 }' <<<"$listed" | grep -qxF -- "$name" || complain "$file registers '$name', which 'train --list $1' does not show"
     done
-  done < <(grep -rlE --include='*.cpp' "($call)\(|$2 +[a-z_0-9]+[[({]" "$3" | grep -vxF compress/sparse_compressor.cpp || true)  # which defines add_sparse
+  done < <(grep -rlE --include='*.cpp' "($call)\(|$2 +[a-z_0-9]+[[({]" "$3" | grep -vxF compress/sparse.cpp || true)  # which defines add_sparse
   [ "$total" -gt 0 ] || complain "no source in $3 registers any of the $1"
 }
 

@@ -17,7 +17,8 @@ namespace {
 constexpr const char* kText =
     "sparsify: any compressor on any gradients.\n\n"
     "  sparsify INPUT.npy --compressor NAME [--density R] [key=value ...] --out OUT.jsonl\n\n"
-    "INPUT is float32 or float64, in C order, of shape [d], [steps, d] or [steps, ranks, d]. Residuals and\n"
+    "INPUT is float32 (float64 is rounded), in C order, of shape [d], [steps, d] or [steps, ranks, d]. "
+    "Residuals and\n"
     "momenta are carried from step to step. OUT gets one JSON line per step and rank (step, rank, count,\n"
     "threshold, indices, values, bytes_up) and one per step for the average (indices, values, bytes_down,\n"
     "dense_bytes). A line on standard error sums it up.\n\n"

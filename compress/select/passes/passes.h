@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <memory>
 #include <span>
-#include <type_traits>
 #include <vector>
 
 #include "compress/memory/feedback_input.h"

@@ -128,13 +128,7 @@ class StagedExecution final : public DeviceExecution {
   }
   void finish_step(StepResult& result) override {
     host_.finish_step(result);
-    StepStatus status;
-    status.bad = !result.committed;
-    status.bad_rank = result.bad_rank;
-    status.selected = result.stats.selected;
-    status.over_capacity = result.stats.over_capacity;
-    status.threshold = result.stats.threshold;
-    step().set_status(compute(), status);
+    step().set_status(compute(), *host_.step_state().status);
   }
   const std::vector<ExchangeSpan>& spans() const override { return host_.spans(); }
   // Copies work on the host memory. Nothing on these streams waits for another rank.

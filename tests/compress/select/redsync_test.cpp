@@ -76,7 +76,7 @@ void check_trace(const std::vector<float>& x, double density, const std::vector<
 }  // namespace
 
 TEST_CASE("redsync and trimmed_topk give the golden traces") {
-  // Golden values: float64; counts may move by 2 in float.
+  // Golden values: computed in float64; counts may differ by 2.
   const std::vector<float> x = fixture("cubic");
   const std::size_t slack = 2;
   check_trace<RedSyncSelector>(
