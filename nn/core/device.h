@@ -29,8 +29,8 @@ inline std::size_t size_of(DType type) {
 }
 
 // What the core, the optimizers and a step need of a device, on vectors in its memory. Work on a GPU is put on the current
-// context's stream, and nothing waits but
-// to_device(), to_host(), checksums(), release_cached(), and allocate() when memory is short.
+// context's stream, and nothing waits but to_device(), to_host(), checksums(), release_cached(), and
+// allocate() when memory is short.
 struct DeviceBackend {
   float* (*allocate)(std::size_t floats);  // 64-byte aligned, contents undefined; throws when out of memory
   void (*release)(float* data, std::size_t floats);

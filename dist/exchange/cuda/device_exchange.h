@@ -1,7 +1,8 @@
 #pragma once
 // The exchange (dist/exchange/exchange.h) of gradients in GPU memory: the same groups in the same order, without the
 // host waiting for the GPU. Encoding, decoding and committing run on the compute stream, collectives on the
-// communication stream. The outcome of a step is in step_state().status, in GPU memory: the optimizer reads it there, the host
+// communication stream. The outcome of a step is in step_state().status, in GPU memory: the optimizer reads it
+// there, the host
 // later. Averages, residuals and states are those of gradients in host memory, bit for bit.
 //
 // A method without kernels, and every method under dist.backend gloo, is staged: gradients are copied to the host,
