@@ -2,7 +2,7 @@
 
 #include <omp.h>
 
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 #include "nn/core/device.h"
 #include "nn/core/simd.h"
 

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "compress/parallel.h"
-#include "nn/core/base/stopwatch.h"
-#include "nn/core/base/text.h"
+#include "nn/base/stopwatch.h"
+#include "nn/base/text.h"
 #include "nn/core/rng.h"
 #include "tools/common/options.h"
 

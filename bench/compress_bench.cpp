@@ -19,8 +19,8 @@
 #include "compress/memory/memory.h"
 #include "compress/select/selector.h"
 #include "compress/sparse.h"
-#include "nn/core/base/check.h"
-#include "nn/core/base/program.h"
+#include "nn/base/check.h"
+#include "nn/base/program.h"
 
 namespace topknot::bench {
 

@@ -12,7 +12,7 @@
 #include "dist/comm/collective_queue.h"
 #include "dist/exchange/exchange.h"
 #include "dist/launch/launch.h"
-#include "nn/core/base/program.h"
+#include "nn/base/program.h"
 #include "nn/models/model.h"
 #include "nn/ops/layout.h"
 #include "nn/ops/loss.h"

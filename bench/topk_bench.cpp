@@ -13,8 +13,8 @@
 #include "compress/memory/residual.h"
 #include "compress/select/topk.h"
 #include "compress/sparse.h"
-#include "nn/core/base/check.h"
-#include "nn/core/base/program.h"
+#include "nn/base/check.h"
+#include "nn/base/program.h"
 
 namespace topknot::bench {
 

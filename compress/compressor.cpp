@@ -6,8 +6,8 @@
 #include "compress/memory/memory.h"
 #include "compress/select/selector.h"
 #include "compress/state.h"
-#include "nn/core/base/check.h"
-#include "nn/core/base/text.h"
+#include "nn/base/check.h"
+#include "nn/base/text.h"
 
 namespace topknot {
 

@@ -24,8 +24,8 @@
 #include <utility>
 #include <vector>
 
-#include "nn/core/base/check.h"
-#include "nn/core/base/registry.h"
+#include "nn/base/check.h"
+#include "nn/base/registry.h"
 #include "nn/core/bfloat16.h"
 #include "nn/core/gradient_form.h"
 

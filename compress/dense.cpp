@@ -6,7 +6,7 @@
 #include "compress/compressor.h"
 #include "compress/parallel.h"
 #include "compress/select/passes/keys.h"
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 #include "nn/core/simd.h"
 
 namespace topknot {

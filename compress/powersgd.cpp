@@ -25,7 +25,7 @@
 #include "compress/compressor.h"
 #include "compress/lowrank/plan.h"
 #include "compress/state.h"
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 
 namespace topknot {
 namespace {

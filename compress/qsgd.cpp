@@ -22,7 +22,7 @@
 #include "compress/quantise/compressor.h"
 #include "compress/quantise/formats.h"
 #include "compress/quantise/random.h"
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 #include "nn/core/simd.h"
 
 namespace topknot {

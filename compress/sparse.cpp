@@ -8,8 +8,8 @@
 #include "compress/select/passes/passes.h"
 #include "compress/select/passes/take.h"
 #include "compress/state.h"
-#include "nn/core/base/check.h"
-#include "nn/core/base/text.h"
+#include "nn/base/check.h"
+#include "nn/base/text.h"
 #include "nn/core/simd.h"
 
 namespace topknot {

@@ -9,7 +9,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 #include "nn/core/device.h"
 
 namespace topknot {

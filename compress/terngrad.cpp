@@ -20,7 +20,7 @@
 #include "compress/quantise/random.h"
 #include "compress/select/passes/keys.h"
 #include "compress/select/passes/passes.h"
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 #include "nn/core/simd.h"
 
 namespace topknot {

@@ -7,7 +7,7 @@
 #include <filesystem>
 
 #include "data/dataset.h"
-#include "nn/core/base/memory.h"
+#include "nn/base/memory.h"
 
 namespace topknot {
 namespace {

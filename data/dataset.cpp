@@ -8,10 +8,10 @@
 #include <cerrno>
 #include <filesystem>
 
-#include "nn/core/base/checksum.h"
-#include "nn/core/base/memory.h"
-#include "nn/core/base/regular_file.h"
-#include "nn/core/base/text.h"
+#include "nn/base/checksum.h"
+#include "nn/base/memory.h"
+#include "nn/base/regular_file.h"
+#include "nn/base/text.h"
 
 namespace topknot {
 

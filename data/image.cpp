@@ -9,8 +9,8 @@
 
 #include "data/jpeg.h"
 #include "data/pnm.h"
-#include "nn/core/base/check.h"
-#include "nn/core/base/memory.h"
+#include "nn/base/check.h"
+#include "nn/base/memory.h"
 
 // Formats that the corpora of images have. GIF, PSD, PIC and TGA stay out: their readers have a history of faults.
 #define STBI_ASSERT(x) \

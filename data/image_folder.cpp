@@ -16,9 +16,9 @@
 #include "data/dataset.h"
 #include "data/image.h"
 #include "data/resample.h"
-#include "nn/core/base/checksum.h"
-#include "nn/core/base/memory.h"
-#include "nn/core/base/text.h"
+#include "nn/base/checksum.h"
+#include "nn/base/memory.h"
+#include "nn/base/text.h"
 #include "nn/core/rng.h"
 
 namespace topknot {

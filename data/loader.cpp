@@ -5,10 +5,10 @@
 #include <algorithm>
 #include <utility>
 
-#include "nn/core/base/log.h"
-#include "nn/core/base/memory.h"
-#include "nn/core/base/patience.h"
-#include "nn/core/base/program.h"
+#include "nn/base/log.h"
+#include "nn/base/memory.h"
+#include "nn/base/patience.h"
+#include "nn/base/program.h"
 
 namespace topknot {
 namespace {

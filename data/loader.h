@@ -66,7 +66,7 @@ class Loader {
   // `dataset` must outlive the loader. UserError for options out of range.
   Loader(const Dataset& dataset, const LoaderOptions& options);
   // At any time; waits for batches in work only, in the worst case without end: for a read from a network file system
-  // that hangs. A program has an EndAfterSignal (nn/core/base/program.h) around it.
+  // that hangs. A program has an EndAfterSignal (nn/base/program.h) around it.
   ~Loader();
   Loader(const Loader&) = delete;
   Loader& operator=(const Loader&) = delete;

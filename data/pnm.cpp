@@ -8,8 +8,8 @@
 #include <cstdlib>
 #include <vector>
 
-#include "nn/core/base/check.h"
-#include "nn/core/base/memory.h"
+#include "nn/base/check.h"
+#include "nn/base/memory.h"
 
 namespace topknot {
 namespace {

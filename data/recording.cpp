@@ -14,10 +14,10 @@
 #include <string_view>
 
 #include "data/spectrogram.h"
-#include "nn/core/base/check.h"
-#include "nn/core/base/memory.h"
-#include "nn/core/base/regular_file.h"
-#include "nn/core/base/text.h"
+#include "nn/base/check.h"
+#include "nn/base/memory.h"
+#include "nn/base/regular_file.h"
+#include "nn/base/text.h"
 
 namespace topknot {
 namespace {

@@ -7,7 +7,7 @@
 #include <cstdlib>
 #include <numeric>
 
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 #include "nn/core/rng.h"
 
 namespace topknot {

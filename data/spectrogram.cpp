@@ -5,7 +5,7 @@
 #include <numbers>
 #include <vector>
 
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 #include "nn/core/simd.h"
 
 namespace topknot {

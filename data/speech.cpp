@@ -10,9 +10,9 @@
 #include "data/recording.h"
 #include "data/spectrogram.h"
 #include "data/transcript.h"
-#include "nn/core/base/checksum.h"
-#include "nn/core/base/memory.h"
-#include "nn/core/base/text.h"
+#include "nn/base/checksum.h"
+#include "nn/base/memory.h"
+#include "nn/base/text.h"
 
 namespace topknot {
 namespace {

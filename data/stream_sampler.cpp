@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 
 namespace topknot {
 

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "data/dataset.h"
-#include "nn/core/base/memory.h"
+#include "nn/base/memory.h"
 #include "nn/core/rng.h"
 
 namespace topknot {

@@ -7,7 +7,7 @@
 #include <cmath>
 
 #include "data/dataset.h"
-#include "nn/core/base/memory.h"
+#include "nn/base/memory.h"
 #include "nn/core/rng.h"
 
 namespace topknot {

@@ -9,9 +9,9 @@
 #include <unordered_map>
 
 #include "data/dataset.h"
-#include "nn/core/base/checksum.h"
-#include "nn/core/base/memory.h"
-#include "nn/core/base/text.h"
+#include "nn/base/checksum.h"
+#include "nn/base/memory.h"
+#include "nn/base/text.h"
 #include "nn/core/label.h"
 
 namespace topknot {

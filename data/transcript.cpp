@@ -7,7 +7,7 @@
 #include <sstream>
 #include <utility>
 
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 
 namespace topknot {
 namespace {

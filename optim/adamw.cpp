@@ -11,7 +11,7 @@
 
 #include "optim/adamw_rule.h"
 
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 #include "optim/optimizer.h"
 
 namespace topknot {

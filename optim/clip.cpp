@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "nn/core/base/check.h"
-#include "nn/core/base/text.h"
+#include "nn/base/check.h"
+#include "nn/base/text.h"
 #include "nn/core/kernels.h"
 #include "nn/core/simd.h"
 

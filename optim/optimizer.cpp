@@ -5,8 +5,8 @@
 #include <cmath>
 #include <string>
 
-#include "nn/core/base/check.h"
-#include "nn/core/base/text.h"
+#include "nn/base/check.h"
+#include "nn/base/text.h"
 
 namespace topknot {
 namespace {

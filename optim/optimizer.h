@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "nn/core/base/registry.h"
+#include "nn/base/registry.h"
 #include "nn/core/gradient_form.h"
 #include "nn/core/kernels.h"
 #include "nn/core/parameter.h"

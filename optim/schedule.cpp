@@ -6,8 +6,8 @@
 #include <cmath>
 #include <numbers>
 
-#include "nn/core/base/check.h"
-#include "nn/core/base/text.h"
+#include "nn/base/check.h"
+#include "nn/base/text.h"
 
 namespace topknot {
 namespace {

@@ -17,7 +17,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 #include "nn/core/simd.h"
 #include "optim/optimizer.h"
 #include "optim/sgd_rule.h"

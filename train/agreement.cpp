@@ -8,8 +8,8 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "nn/core/base/log.h"
-#include "nn/core/base/text.h"
+#include "nn/base/log.h"
+#include "nn/base/text.h"
 #include "nn/core/threads.h"
 #include "train/version.h"
 

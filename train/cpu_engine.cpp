@@ -6,9 +6,9 @@
 #include <cstring>
 #include <utility>
 
-#include "nn/core/base/check.h"
-#include "nn/core/base/log.h"
-#include "nn/core/base/stopwatch.h"
+#include "nn/base/check.h"
+#include "nn/base/log.h"
+#include "nn/base/stopwatch.h"
 #include "optim/clip.h"
 #include "train/evaluate.h"
 #include "train/plan/exchange_plan.h"

@@ -1,5 +1,5 @@
 // Stands in for cuda/engine.cpp in a build without CUDA.
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 #include "train/engine.h"
 
 namespace topknot {

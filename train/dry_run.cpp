@@ -3,8 +3,8 @@
 #include <cstdio>
 
 #include "compress/sparse.h"
-#include "nn/core/base/log.h"
-#include "nn/core/base/text.h"
+#include "nn/base/log.h"
+#include "nn/base/text.h"
 #include "train/limits.h"
 #include "train/plan/step_cost.h"
 #include "train/setup.h"

@@ -4,8 +4,8 @@
 
 #include <algorithm>
 
-#include "nn/core/base/memory.h"
-#include "nn/core/base/text.h"
+#include "nn/base/memory.h"
+#include "nn/base/text.h"
 #include "train/checkpoint/model_file.h"
 
 namespace topknot {

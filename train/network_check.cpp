@@ -15,8 +15,8 @@
 
 #include "dist/comm/backend.h"
 #include "dist/launch/socket.h"
-#include "nn/core/base/check.h"
-#include "nn/core/base/text.h"
+#include "nn/base/check.h"
+#include "nn/base/text.h"
 #include "nn/core/device.h"
 #include "train/start.h"
 #include "train/version.h"

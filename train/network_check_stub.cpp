@@ -1,5 +1,5 @@
 // Replaces cuda/network_check.cpp in a build without CUDA.
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 #include "nn/core/device.h"
 #include "train/network_check.h"
 

@@ -7,9 +7,9 @@
 #include <exception>
 
 #include "compress/compressor.h"
-#include "nn/core/base/check.h"
-#include "nn/core/base/log.h"
-#include "nn/core/base/text.h"
+#include "nn/base/check.h"
+#include "nn/base/log.h"
+#include "nn/base/text.h"
 #include "train/metrics/npy.h"
 
 namespace topknot {

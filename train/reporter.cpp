@@ -10,10 +10,10 @@
 #include <numeric>
 
 #include "compress/sparse.h"
-#include "nn/core/base/log.h"
-#include "nn/core/base/stopwatch.h"
-#include "nn/core/base/terminal.h"
-#include "nn/core/base/text.h"
+#include "nn/base/log.h"
+#include "nn/base/stopwatch.h"
+#include "nn/base/terminal.h"
+#include "nn/base/text.h"
 #include "train/version.h"
 
 namespace topknot {

@@ -13,9 +13,9 @@
 #include <regex>
 #include <thread>
 
-#include "nn/core/base/check.h"
-#include "nn/core/base/text.h"
-#include "nn/core/base/text_file.h"
+#include "nn/base/check.h"
+#include "nn/base/text.h"
+#include "nn/base/text_file.h"
 #include "train/metrics/output_file.h"
 #include "train/version.h"
 

@@ -15,9 +15,9 @@
 #include <optional>
 #include <thread>
 
-#include "nn/core/base/check.h"
-#include "nn/core/base/log.h"
-#include "nn/core/base/text.h"
+#include "nn/base/check.h"
+#include "nn/base/log.h"
+#include "nn/base/text.h"
 
 namespace topknot {
 namespace {

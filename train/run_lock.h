@@ -6,7 +6,7 @@
 #include <string>
 #include <utility>
 
-#include "nn/core/base/fd.h"
+#include "nn/base/fd.h"
 
 namespace topknot {
 

@@ -8,8 +8,8 @@
 #include <cstdio>
 #include <filesystem>
 
-#include "nn/core/base/check.h"
-#include "nn/core/base/text.h"
+#include "nn/base/check.h"
+#include "nn/base/text.h"
 #include "train/checkpoint/checkpoint.h"
 #include "train/metrics/metrics.h"
 #include "train/metrics/run_config.h"

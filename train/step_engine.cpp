@@ -4,8 +4,8 @@
 #include <cmath>
 #include <utility>
 
-#include "nn/core/base/log.h"
-#include "nn/core/base/stopwatch.h"
+#include "nn/base/log.h"
+#include "nn/base/stopwatch.h"
 #include "nn/core/step.h"
 #include "train/checksum.h"
 

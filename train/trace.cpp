@@ -7,9 +7,9 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
-#include "nn/core/base/check.h"
-#include "nn/core/base/log.h"
-#include "nn/core/base/text.h"
+#include "nn/base/check.h"
+#include "nn/base/log.h"
+#include "nn/base/text.h"
 #include "train/metrics/output_file.h"
 #include "train/run_directory.h"
 

@@ -5,8 +5,8 @@
 #include <string_view>
 
 #include "dist/launch/launch.h"
-#include "nn/core/base/log.h"
-#include "nn/core/base/program.h"
+#include "nn/base/log.h"
+#include "nn/base/program.h"
 #include "train/checkpoint/export.h"
 #include "train/config/cli.h"
 #include "train/limits.h"

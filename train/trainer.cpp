@@ -10,11 +10,11 @@
 #include <utility>
 #include <vector>
 
-#include "nn/core/base/check.h"
-#include "nn/core/base/log.h"
-#include "nn/core/base/program.h"
-#include "nn/core/base/stopwatch.h"
-#include "nn/core/base/text.h"
+#include "nn/base/check.h"
+#include "nn/base/log.h"
+#include "nn/base/program.h"
+#include "nn/base/stopwatch.h"
+#include "nn/base/text.h"
 #include "train/agreement.h"
 #include "train/checkpoint/resume.h"
 #include "train/engine.h"

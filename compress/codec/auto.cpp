@@ -5,7 +5,7 @@
 #include <numeric>
 
 #include "compress/codec/codec.h"
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 
 namespace topknot {
 namespace {

@@ -8,7 +8,7 @@
 #include "compress/codec/code_bits.h"
 #include "compress/codec/codec.h"
 #include "compress/select/passes/keys.h"
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 
 namespace topknot {
 namespace {

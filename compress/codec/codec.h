@@ -22,7 +22,7 @@
 #include <vector>
 
 #include "compress/compressor.h"
-#include "nn/core/base/registry.h"
+#include "nn/base/registry.h"
 
 namespace topknot {
 

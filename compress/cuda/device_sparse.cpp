@@ -4,7 +4,7 @@
 
 #include "compress/sparse.h"
 #include "compress/state.h"
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 
 namespace topknot::cuda {
 namespace {

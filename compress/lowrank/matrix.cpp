@@ -4,7 +4,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 #include "nn/core/simd.h"
 
 namespace topknot::lowrank {

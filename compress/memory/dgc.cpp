@@ -12,7 +12,7 @@
 #include "compress/parallel.h"
 #include "compress/sparse.h"
 #include "compress/state.h"
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 
 namespace topknot {
 namespace {

@@ -6,7 +6,7 @@
 
 #include "compress/parallel.h"
 #include "compress/state.h"
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 
 namespace topknot {
 

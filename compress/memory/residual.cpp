@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "compress/parallel.h"
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 
 namespace topknot {
 

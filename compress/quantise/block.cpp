@@ -10,7 +10,7 @@
 #include "compress/parallel.h"
 #include "compress/quantise/codes.h"
 #include "compress/select/passes/keys.h"
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 
 namespace topknot::quantise {
 namespace {

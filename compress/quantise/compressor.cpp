@@ -7,7 +7,7 @@
 #include "compress/parallel.h"
 #include "compress/select/passes/keys.h"
 #include "compress/select/passes/passes.h"
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 #include "nn/core/simd.h"
 
 namespace topknot::quantise {

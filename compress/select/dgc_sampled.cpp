@@ -8,7 +8,7 @@
 #include "compress/parallel.h"
 #include "compress/select/passes/take.h"
 #include "compress/sparse.h"
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 #include "nn/core/rng.h"
 
 namespace topknot {

@@ -6,7 +6,7 @@
 #include "compress/select/passes/take.h"
 #include "compress/sparse.h"
 #include "compress/state.h"
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 
 namespace topknot {
 

@@ -10,7 +10,7 @@
 
 #include "compress/compressor.h"
 #include "compress/memory/feedback_input.h"
-#include "nn/core/base/registry.h"
+#include "nn/base/registry.h"
 
 namespace topknot {
 

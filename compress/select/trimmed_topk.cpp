@@ -3,7 +3,7 @@
 #include "compress/select/passes/carried_bound.h"
 #include "compress/select/passes/take.h"
 #include "compress/sparse.h"
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 
 namespace topknot {
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "data/cuda/device_dataset_kernels.h"
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 #include "nn/core/rng.h"
 
 namespace topknot::cuda {

@@ -7,7 +7,7 @@
 #include <sstream>
 
 #include "dist/comm/gloo_communicator.h"
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 #include "nn/core/device.h"
 
 namespace topknot {
@@ -29,10 +29,10 @@ std::vector<std::pair<std::string, std::string>> nccl_variables(const std::strin
                         return (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';
                       });
     if (!good)
-      throw UserError(
-          fmt::format("dist.nccl: '{}' is no setting of NCCL; expected NAME=VALUE, such as IB_HCA=mlx5_0, several "
-                      "with spaces between them",
-                      word));
+      throw UserError(fmt::format(
+          "dist.nccl: '{}' is no setting of NCCL; expected NAME=VALUE, such as IB_HCA=mlx5_0, several "
+          "with spaces between them",
+          word));
     variables.emplace_back(name.rfind(prefix, 0) == 0 ? name : prefix + name, word.substr(at + 1));
   }
   return variables;

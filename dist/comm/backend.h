@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "dist/comm/communicator.h"
-#include "nn/core/base/registry.h"
+#include "nn/base/registry.h"
 
 namespace topknot {
 
@@ -38,7 +38,7 @@ Registry<Backend>& backends();
 // dist.nccl, "ALGO=Ring IB_HCA=mlx5_0,mlx5_1", as variables of the environment: NCCL_ALGO and NCCL_IB_HCA. Throws UserError.
 std::vector<std::pair<std::string, std::string>> nccl_variables(const std::string& settings);
 
-int gpu_count();  // GPUs that this process sees; 0 in a build without CUDA
+int gpu_count();               // GPUs that this process sees; 0 in a build without CUDA
 std::string gpu_bus(int gpu);  // its PCI address, such as "0000:3B:00.0"
 // Host, PCI address and host name of a GPU, by lines: what NCCL takes for its identity.
 std::string gpu_place(int gpu);

@@ -1,6 +1,6 @@
 #include "dist/comm/collective_queue.h"
 
-#include "nn/core/base/program.h"
+#include "nn/base/program.h"
 
 namespace topknot {
 

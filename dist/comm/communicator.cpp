@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include "nn/core/base/text.h"
+#include "nn/base/text.h"
 
 namespace topknot {
 

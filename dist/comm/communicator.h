@@ -3,7 +3,7 @@
 // never talk on one communicator at once (dist/comm/collective_queue.h sees to that).
 //
 // Every wait has a deadline: a call throws CollectiveError when a peer died, called abort(), or did not come within the
-// timeout, and Interrupted (nn/core/base/program.h) where a stop signal came and nothing happens any more.
+// timeout, and Interrupted (nn/base/program.h) where a stop signal came and nothing happens any more.
 
 #include <cstddef>
 #include <cstdint>
@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 #include "nn/core/bfloat16.h"
 
 namespace topknot {

@@ -8,7 +8,7 @@
 #include <memory>
 #include <string>
 
-#include "nn/core/base/patience.h"
+#include "nn/base/patience.h"
 
 namespace topknot {
 

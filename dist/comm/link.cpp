@@ -8,7 +8,7 @@
 #include <span>
 #include <utility>
 
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 
 namespace topknot {
 namespace {

@@ -15,7 +15,7 @@
 #include "dist/comm/ordered_sum.h"
 #include "dist/launch/socket.h"
 #include "dist/launch/stop_wait.h"
-#include "nn/core/base/program.h"
+#include "nn/base/program.h"
 
 namespace topknot {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "compress/state.h"
 #include "dist/exchange/host_pipeline.h"
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 
 namespace topknot {
 

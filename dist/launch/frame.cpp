@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 
 namespace topknot {
 namespace {

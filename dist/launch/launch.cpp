@@ -14,7 +14,7 @@
 
 #include "dist/launch/frame.h"
 #include "dist/launch/socket.h"
-#include "nn/core/base/program.h"
+#include "nn/base/program.h"
 
 namespace topknot {
 namespace {

@@ -89,7 +89,7 @@ void run_process_rank(const LaunchPlan& plan, const DistOptions& options,
 // For Kind::spawn: starts `plan.size` copies of this program with the same arguments, which find
 // plan_launch() answering Kind::process, and waits for them. When one dies (a signal, or an exit code other
 // than 0), the others get grace_s to end by themselves, then SIGTERM, then SIGKILL. kStopSignals
-// (nn/core/base/program.h) are passed on to all. The first error is logged last. Returns the exit code: 0, that of the
+// (nn/base/program.h) are passed on to all. The first error is logged last. Returns the exit code: 0, that of the
 // rank whose failure ended the others, or 128 + its signal. The copies die with this process. To be called from the main
 // thread, before other threads are started.
 // `on_ready` runs once the meeting point is open, before the first copy starts.

@@ -16,9 +16,9 @@
 #include "dist/launch/launch.h"
 #include "dist/launch/socket.h"
 #include "dist/launch/tcp_store.h"
-#include "nn/core/base/log.h"
-#include "nn/core/base/program.h"
-#include "nn/core/base/text.h"
+#include "nn/base/log.h"
+#include "nn/base/program.h"
+#include "nn/base/text.h"
 
 extern char** environ;
 

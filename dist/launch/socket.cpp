@@ -18,8 +18,8 @@
 #include <thread>
 
 #include "dist/comm/communicator.h"
-#include "nn/core/base/log.h"
-#include "nn/core/base/program.h"
+#include "nn/base/log.h"
+#include "nn/base/program.h"
 
 namespace topknot {
 namespace {

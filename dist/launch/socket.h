@@ -6,8 +6,8 @@
 #include <string>
 #include <string_view>
 
-#include "nn/core/base/fd.h"
-#include "nn/core/base/patience.h"
+#include "nn/base/fd.h"
+#include "nn/base/patience.h"
 
 namespace topknot {
 
@@ -15,7 +15,7 @@ using Clock = std::chrono::steady_clock;
 using Deadline = Clock::time_point;
 
 // For what this process does alone; timeout_s <= 0 means no limit (in practice four months). Waits for others have a
-// Patience (nn/core/base/patience.h).
+// Patience (nn/base/patience.h).
 Deadline deadline_in(double timeout_s);
 
 struct HostPort {

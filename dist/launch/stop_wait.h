@@ -6,8 +6,8 @@
 #include <chrono>
 #include <cstdint>
 
-#include "nn/core/base/patience.h"
-#include "nn/core/base/program.h"
+#include "nn/base/patience.h"
+#include "nn/base/program.h"
 
 namespace topknot {
 

@@ -14,8 +14,8 @@
 #include "dist/launch/frame.h"
 #include "dist/launch/stop_wait.h"
 #include "dist/launch/tcp_store.h"
-#include "nn/core/base/program.h"
-#include "nn/core/base/text.h"
+#include "nn/base/program.h"
+#include "nn/base/text.h"
 
 namespace topknot {
 namespace {

@@ -10,9 +10,9 @@
 
 #include "dist/launch/frame.h"
 #include "dist/launch/tcp_store.h"
-#include "nn/core/base/check.h"
-#include "nn/core/base/log.h"
-#include "nn/core/base/text.h"
+#include "nn/base/check.h"
+#include "nn/base/log.h"
+#include "nn/base/text.h"
 
 namespace topknot {
 namespace {

@@ -5,7 +5,7 @@
 #include <limits>
 
 #include "dist/plan/merge_plan.h"
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 
 namespace topknot {
 namespace {

@@ -11,7 +11,7 @@
 
 #include "compress/compressor.h"
 #include "dist/plan/schedule.h"
-#include "nn/core/base/registry.h"
+#include "nn/base/registry.h"
 #include "nn/core/parameter.h"
 
 namespace topknot {

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 
 namespace topknot {
 namespace {

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 
 namespace topknot {
 

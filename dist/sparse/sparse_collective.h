@@ -16,7 +16,7 @@
 #include "compress/state.h"
 #include "dist/comm/collective_cost.h"
 #include "dist/comm/communicator.h"
-#include "nn/core/base/registry.h"
+#include "nn/base/registry.h"
 
 namespace topknot {
 

@@ -3,7 +3,7 @@
 //
 //   w = w - lr * (sign(beta1 * m + (1 - beta1) * g) + weight_decay * w)
 //   m = beta2 * m + (1 - beta2) * g
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 #include "optim/optimizer.h"
 
 namespace topknot {

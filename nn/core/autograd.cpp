@@ -3,7 +3,7 @@
 #include <unordered_map>
 #include <utility>
 
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 #include "nn/core/parameter.h"
 
 namespace topknot {

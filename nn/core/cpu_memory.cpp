@@ -7,7 +7,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "nn/core/base/memory.h"
+#include "nn/base/memory.h"
 
 namespace topknot {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 
 namespace topknot {
 

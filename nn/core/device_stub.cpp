@@ -1,5 +1,5 @@
 // Stands in for cuda/device.cpp in a build without CUDA.
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 #include "nn/core/device.h"
 
 namespace topknot {

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "nn/core/base/check.h"
-#include "nn/core/base/memory.h"
+#include "nn/base/check.h"
+#include "nn/base/memory.h"
 #include "nn/core/rng.h"
 
 namespace topknot {

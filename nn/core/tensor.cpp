@@ -4,7 +4,7 @@
 
 #include <cstring>
 
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 #include "nn/core/bfloat16.h"
 #include "nn/core/pass_cost.h"
 

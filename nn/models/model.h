@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "nn/core/base/registry.h"
+#include "nn/base/registry.h"
 #include "nn/layers/module.h"
 
 namespace topknot {

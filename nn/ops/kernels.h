@@ -24,8 +24,8 @@
 
 #include <memory>
 
+#include "nn/base/check.h"
 #include "nn/core/autograd.h"
-#include "nn/core/base/check.h"
 #include "nn/core/kernels.h"
 
 namespace topknot {

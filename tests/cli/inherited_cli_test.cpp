@@ -9,7 +9,7 @@
 #include <sstream>
 #include <thread>
 
-#include "nn/core/base/text.h"
+#include "nn/base/text.h"
 #include "tests/cli/command.h"
 #include "tests/support/catch.h"
 #include "tests/support/temp_folder.h"

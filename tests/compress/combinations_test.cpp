@@ -3,7 +3,7 @@
 #include "compress/memory/memory.h"
 #include "compress/select/selector.h"
 #include "compress/sparse.h"
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 #include "tests/compress/every_method.h"
 #include "tests/support/catch.h"
 

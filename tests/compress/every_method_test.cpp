@@ -5,7 +5,7 @@
 
 #include "compress/memory/memory.h"
 #include "compress/sparse.h"
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 #include "tests/support/catch.h"
 
 using namespace topknot;

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "compress/compressor.h"
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 #include "tests/support/same_bits.h"
 
 namespace topknot::testing {

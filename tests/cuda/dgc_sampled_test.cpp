@@ -2,7 +2,7 @@
 #include <limits>
 
 #include "compress/select/dgc_rule.h"
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 #include "tests/cuda/both_selectors.h"
 #include "tests/cuda/fixture.h"
 

@@ -1,7 +1,7 @@
 // Nothing here can be tested without a GPU: the program then ends at once with the one reason, and not with
 // each case's. On the stand-in there is one.
 #define CATCH_CONFIG_EXTERNAL_INTERFACES
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 #include "nn/core/cuda/context.h"
 #include "tests/support/catch.h"
 

@@ -2,7 +2,7 @@
 // stand-in tanh is the CPU's; a GPU's may differ in the last bit of a double, which these data do not show.
 #include <limits>
 
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 #include "tests/cuda/both_selectors.h"
 #include "tests/cuda/fixture.h"
 

@@ -5,7 +5,7 @@
 #include <thread>
 
 #include "compress/compressor.h"
-#include "nn/core/base/program.h"
+#include "nn/base/program.h"
 #include "tests/cuda/fixture.h"
 #include "tests/data/made_up_speech.h"
 #include "tests/train/made_up_text.h"

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "data/loader.h"
-#include "nn/core/base/program.h"
+#include "nn/base/program.h"
 #include "tests/data/small_dataset.h"
 #include "tests/support/catch.h"
 

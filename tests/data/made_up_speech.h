@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "data/spectrogram.h"
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 #include "tests/support/temp_folder.h"
 
 namespace topknot {

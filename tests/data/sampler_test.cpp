@@ -5,7 +5,7 @@
 #include <numeric>
 #include <set>
 
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 #include "nn/core/rng.h"
 #include "tests/support/catch.h"
 #include "tests/support/error_text.h"

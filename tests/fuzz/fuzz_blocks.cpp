@@ -12,7 +12,7 @@
 #include <string>
 #include <string_view>
 
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 #include "tests/fuzz/fuzz_target.h"
 
 namespace {

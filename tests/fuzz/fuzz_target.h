@@ -13,7 +13,7 @@
 #include <stdexcept>
 #include <vector>
 
-#include "nn/core/base/registry.h"
+#include "nn/base/registry.h"
 
 namespace topknot::fuzz {
 

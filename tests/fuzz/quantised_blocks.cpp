@@ -7,7 +7,7 @@
 #include <string>
 
 #include "compress/quantise/block.h"
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 #include "tests/fuzz/fuzz_target.h"
 
 namespace topknot::fuzz {

@@ -1,4 +1,4 @@
-#include "nn/core/base/algorithm_cache.h"
+#include "nn/base/algorithm_cache.h"
 
 #include <stdlib.h>
 #include <sys/stat.h>

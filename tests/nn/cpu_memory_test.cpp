@@ -4,7 +4,7 @@
 #include <cmath>
 #include <memory>
 
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 #include "tests/support/catch.h"
 
 using namespace topknot;

@@ -1,4 +1,4 @@
-#include "nn/core/base/patience.h"
+#include "nn/base/patience.h"
 
 #include <thread>
 

@@ -7,7 +7,7 @@
 #include <thread>
 #include <vector>
 
-#include "nn/core/base/program.h"
+#include "nn/base/program.h"
 #include "tests/support/catch.h"
 
 namespace topknot {

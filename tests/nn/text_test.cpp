@@ -1,6 +1,6 @@
-#include "nn/core/base/text.h"
+#include "nn/base/text.h"
 
-#include "nn/core/base/log.h"
+#include "nn/base/log.h"
 #include "tests/support/catch.h"
 #include "tests/support/standard_error.h"
 #include "tests/support/text.h"

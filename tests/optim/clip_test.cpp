@@ -6,7 +6,7 @@
 #include <limits>
 #include <vector>
 
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 #include "nn/core/rng.h"
 #include "tests/support/catch.h"
 

@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 #include "tests/support/catch.h"
 
 using namespace topknot;

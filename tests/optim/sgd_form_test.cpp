@@ -1,7 +1,7 @@
 // SGD on gradients that have momentum or the learning rate in them already, against plain loops in double.
 #include <cmath>
 
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 #include "nn/core/rng.h"
 #include "optim/optimizer.h"
 #include "tests/support/catch.h"

@@ -9,7 +9,7 @@ status=0
 
 clean_tree() {
   rm -rf "$work/tree"
-  mkdir -p "$work/tree"/{nn/core/base,nn/ops/cpu,nn/ops/cuda,nn/models,data,compress,dist,optim,train,tools}
+  mkdir -p "$work/tree"/{nn/base,nn/core,nn/ops/cpu,nn/ops/cuda,nn/models,data,compress,dist,optim,train,tools}
   cd "$work/tree"
   echo 'int core;' >nn/core/core.h
   printf '#include "nn/core/core.h"\n' >nn/ops/cpu/op.cpp

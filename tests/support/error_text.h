@@ -5,7 +5,7 @@
 #include <initializer_list>
 #include <string>
 
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 #include "tests/support/catch.h"
 
 namespace topknot {

@@ -10,7 +10,7 @@
 #include <map>
 #include <sstream>
 
-#include "nn/core/base/checksum.h"
+#include "nn/base/checksum.h"
 #include "nn/ops/batch_norm.h"
 #include "nn/ops/concat.h"
 #include "nn/ops/elementwise.h"

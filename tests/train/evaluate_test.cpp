@@ -4,7 +4,7 @@
 #include <csignal>
 #include <filesystem>
 
-#include "nn/core/base/program.h"
+#include "nn/base/program.h"
 #include "tests/dist/ranks.h"
 #include "tests/support/catch.h"
 #include "tests/train/broken_sample.h"

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 #include "tests/dist/ranks.h"
 #include "tests/support/catch.h"
 #include "tests/support/temp_folder.h"

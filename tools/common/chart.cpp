@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "nn/core/base/text.h"
+#include "nn/base/text.h"
 
 namespace topknot {
 namespace {

@@ -4,8 +4,8 @@
 
 #include <cstdio>
 
-#include "nn/core/base/check.h"
-#include "nn/core/base/terminal.h"
+#include "nn/base/check.h"
+#include "nn/base/terminal.h"
 
 namespace topknot {
 

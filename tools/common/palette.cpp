@@ -7,7 +7,7 @@
 #include <map>
 #include <set>
 
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 
 namespace topknot {
 namespace {

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "nn/core/base/text.h"
+#include "nn/base/text.h"
 #include "tools/common/chart.h"
 
 namespace topknot {

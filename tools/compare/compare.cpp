@@ -9,8 +9,8 @@
 #include <regex>
 #include <set>
 
-#include "nn/core/base/check.h"
-#include "nn/core/base/text.h"
+#include "nn/base/check.h"
+#include "nn/base/text.h"
 
 namespace topknot {
 namespace {

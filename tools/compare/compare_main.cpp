@@ -4,7 +4,7 @@
 #include <filesystem>
 #include <iostream>
 
-#include "nn/core/base/program.h"
+#include "nn/base/program.h"
 #include "tools/common/options.h"
 #include "tools/compare/compare.h"
 #include "tools/compare/report_charts.h"

@@ -8,9 +8,9 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "nn/core/base/check.h"
-#include "nn/core/base/text.h"
-#include "nn/core/base/text_file.h"
+#include "nn/base/check.h"
+#include "nn/base/text.h"
+#include "nn/base/text_file.h"
 #include "tools/compare/compare.h"
 
 namespace topknot {

@@ -7,8 +7,8 @@
 #include <cmath>
 #include <fstream>
 
-#include "nn/core/base/check.h"
-#include "nn/core/base/text_file.h"
+#include "nn/base/check.h"
+#include "nn/base/text_file.h"
 #include "tools/compare/compare.h"
 
 namespace topknot {

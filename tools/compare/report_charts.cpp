@@ -9,7 +9,7 @@
 #include <set>
 #include <unordered_map>
 
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 #include "tools/common/chart.h"
 
 namespace topknot {

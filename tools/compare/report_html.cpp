@@ -4,7 +4,7 @@
 
 #include <cmath>
 
-#include "nn/core/base/text.h"
+#include "nn/base/text.h"
 #include "tools/common/chart.h"
 #include "tools/common/page.h"
 #include "tools/compare/compare.h"

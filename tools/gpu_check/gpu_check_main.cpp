@@ -10,9 +10,9 @@
 #include <cstdio>
 #include <filesystem>
 
-#include "nn/core/base/check.h"
-#include "nn/core/base/program.h"
-#include "nn/core/base/terminal.h"
+#include "nn/base/check.h"
+#include "nn/base/program.h"
+#include "nn/base/terminal.h"
 #include "nn/core/device.h"
 #include "tools/gpu_check/stages.h"
 

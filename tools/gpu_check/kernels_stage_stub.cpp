@@ -1,5 +1,5 @@
 // Stands in for cuda/kernels_stage.cpp in a build without CUDA, where no stage is run.
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 #include "nn/core/device.h"
 #include "tools/gpu_check/stages.h"
 

@@ -4,8 +4,8 @@
 
 #include <algorithm>
 
-#include "nn/core/base/fd.h"
-#include "nn/core/base/text.h"
+#include "nn/base/fd.h"
+#include "nn/base/text.h"
 #include "tools/gpu_check/stages.h"
 
 namespace topknot::gpu_check {

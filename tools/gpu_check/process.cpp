@@ -16,7 +16,7 @@
 #include <filesystem>
 #include <sstream>
 
-#include "nn/core/base/program.h"
+#include "nn/base/program.h"
 
 extern char** environ;
 

@@ -28,7 +28,7 @@ struct Command {
 // Runs them side by side, without an input and without the variables of a launcher of ranks (torchrun, mpirun,
 // srun) in the environment. A program that still runs after `seconds` is killed; the rest of a program's process
 // group is killed when the program ends. Returns some seconds after the deadline at the latest, also where a program cannot
-// be killed because it hangs in a driver. Throws Interrupted (nn/core/base/program.h) after a signal.
+// be killed because it hangs in a driver. Throws Interrupted (nn/base/program.h) after a signal.
 std::vector<Outcome> run_all(const std::vector<Command>& commands, double seconds);
 Outcome run(const Command& command, double seconds);
 // Whether a program of this name is on the PATH, or is a file that can be run.

@@ -7,7 +7,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 #include "train/metrics/output_file.h"
 
 namespace topknot::gpu_check {

@@ -3,7 +3,7 @@
 #include <filesystem>
 #include <map>
 
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 
 namespace topknot::gpu_check {
 

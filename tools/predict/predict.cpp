@@ -5,7 +5,7 @@
 
 #include "compress/sparse.h"
 #include "dist/plan/merge_plan.h"
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 #include "train/plan/exchange_plan.h"
 
 namespace topknot {

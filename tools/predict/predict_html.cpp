@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "nn/core/base/text.h"
+#include "nn/base/text.h"
 #include "tools/common/chart.h"
 #include "tools/common/page.h"
 #include "tools/predict/predict_report.h"

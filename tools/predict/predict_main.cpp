@@ -10,8 +10,8 @@
 
 #include "dist/plan/merge_plan.h"
 #include "dist/sparse/sparse_collective.h"
-#include "nn/core/base/program.h"
-#include "nn/core/base/text.h"
+#include "nn/base/program.h"
+#include "nn/base/text.h"
 #include "tools/common/options.h"
 #include "tools/predict/predict_report.h"
 #include "train/metrics/output_file.h"

@@ -4,8 +4,8 @@
 
 #include <filesystem>
 
-#include "nn/core/base/check.h"
-#include "nn/core/base/text.h"
+#include "nn/base/check.h"
+#include "nn/base/text.h"
 #include "tools/predict/predict.h"
 #include "train/metrics/metrics.h"
 #include "train/metrics/run_config.h"

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "nn/core/base/text.h"
+#include "nn/base/text.h"
 
 namespace topknot {
 namespace {

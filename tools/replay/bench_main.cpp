@@ -8,8 +8,8 @@
 #include <filesystem>
 #include <optional>
 
-#include "nn/core/base/log.h"
-#include "nn/core/base/program.h"
+#include "nn/base/log.h"
+#include "nn/base/program.h"
 #include "nn/ops/cpu/onednn.h"
 #include "tools/common/options.h"
 #include "tools/replay/replay.h"

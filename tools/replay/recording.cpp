@@ -4,7 +4,7 @@
 
 #include <filesystem>
 
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 
 namespace topknot {
 namespace {

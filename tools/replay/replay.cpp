@@ -13,8 +13,8 @@
 
 #include "dist/comm/collective_queue.h"
 #include "dist/comm/threads_communicator.h"
-#include "nn/core/base/check.h"
-#include "nn/core/base/log.h"
+#include "nn/base/check.h"
+#include "nn/base/log.h"
 #include "train/agreement.h"
 #include "train/run_directory.h"
 #include "train/trace.h"

@@ -3,7 +3,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
-#include "nn/core/base/text.h"
+#include "nn/base/text.h"
 #include "tools/replay/replay.h"
 #include "train/metrics/output_file.h"
 #include "train/run_directory.h"

@@ -10,9 +10,9 @@
 
 #include "compress/select/selector.h"
 #include "compress/sparse.h"
-#include "nn/core/base/check.h"
-#include "nn/core/base/program.h"
-#include "nn/core/base/text.h"
+#include "nn/base/check.h"
+#include "nn/base/program.h"
+#include "nn/base/text.h"
 #include "optim/clip.h"
 #include "tools/sparsify/sparsify_ranks.h"
 #include "tools/sparsify/sparsify_setup.h"

@@ -29,7 +29,7 @@ struct SparsifySummary {
   std::vector<std::string> notes;  // settings without effect and the like
 };
 
-// Throws UserError for everything that is wrong with options or input, Interrupted (nn/core/base/program.h)
+// Throws UserError for everything that is wrong with options or input, Interrupted (nn/base/program.h)
 // between two steps. Nothing is left at `out` then.
 SparsifySummary sparsify(const SparsifyOptions& options);
 

@@ -5,8 +5,8 @@
 #include <new>
 
 #include "compress/compressor.h"
-#include "nn/core/base/program.h"
-#include "nn/core/base/text.h"
+#include "nn/base/program.h"
+#include "nn/base/text.h"
 #include "tools/common/options.h"
 #include "tools/sparsify/sparsify.h"
 

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "dist/comm/ordered_sum.h"
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 
 namespace topknot {
 namespace {

@@ -11,9 +11,9 @@
 
 #include "compress/memory/memory.h"
 #include "compress/sparse.h"
-#include "nn/core/base/check.h"
-#include "nn/core/base/suggest.h"
-#include "nn/core/base/text.h"
+#include "nn/base/check.h"
+#include "nn/base/suggest.h"
+#include "nn/base/text.h"
 #include "train/config/config.h"
 #include "train/config/config_text.h"
 #include "train/setup.h"

@@ -8,7 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "nn/core/base/text.h"
+#include "nn/base/text.h"
 
 namespace topknot {
 namespace {

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "nn/core/base/registry.h"
+#include "nn/base/registry.h"
 
 namespace topknot {
 

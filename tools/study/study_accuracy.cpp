@@ -10,8 +10,8 @@
 #include <map>
 #include <sstream>
 
-#include "nn/core/base/check.h"
-#include "nn/core/base/text_file.h"
+#include "nn/base/check.h"
+#include "nn/base/text_file.h"
 #include "tools/common/chart.h"
 #include "tools/study/study.h"
 #include "train/metrics/output_file.h"

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "nn/core/base/program.h"
-#include "nn/core/base/terminal.h"
+#include "nn/base/program.h"
+#include "nn/base/terminal.h"
 #include "tools/study/study.h"
 
 using namespace topknot;

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "compress/compressor.h"
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 
 namespace topknot {
 

@@ -10,7 +10,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
-#include "nn/core/base/text.h"
+#include "nn/base/text.h"
 #include "nn/core/rng.h"
 #include "nn/core/simd.h"
 #include "tools/common/chart.h"

@@ -7,8 +7,8 @@
 
 #include "compress/select/passes/take.h"
 #include "compress/sparse.h"
-#include "nn/core/base/check.h"
-#include "nn/core/base/text.h"
+#include "nn/base/check.h"
+#include "nn/base/text.h"
 #include "tools/study/study_selection.h"
 
 namespace topknot {

@@ -8,7 +8,7 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
-#include "nn/core/base/text.h"
+#include "nn/base/text.h"
 #include "tools/common/chart.h"
 #include "tools/common/table.h"
 #include "tools/study/study.h"

@@ -18,12 +18,12 @@
 #include <type_traits>
 #include <utility>
 
-#include "nn/core/base/check.h"
-#include "nn/core/base/checksum.h"
-#include "nn/core/base/fd.h"
-#include "nn/core/base/log.h"
-#include "nn/core/base/text.h"
-#include "nn/core/base/text_file.h"
+#include "nn/base/check.h"
+#include "nn/base/checksum.h"
+#include "nn/base/fd.h"
+#include "nn/base/log.h"
+#include "nn/base/text.h"
+#include "nn/base/text_file.h"
 #include "train/metrics/output_file.h"
 
 namespace topknot {

@@ -9,10 +9,10 @@
 #include <system_error>
 #include <utility>
 
-#include "nn/core/base/check.h"
-#include "nn/core/base/log.h"
-#include "nn/core/base/memory.h"
-#include "nn/core/base/patience.h"
+#include "nn/base/check.h"
+#include "nn/base/log.h"
+#include "nn/base/memory.h"
+#include "nn/base/patience.h"
 #include "train/checksum.h"
 
 namespace topknot {

@@ -11,9 +11,9 @@
 #include <set>
 #include <string_view>
 
-#include "nn/core/base/check.h"
-#include "nn/core/base/terminal.h"
-#include "nn/core/base/text.h"
+#include "nn/base/check.h"
+#include "nn/base/terminal.h"
+#include "nn/base/text.h"
 #include "train/checkpoint/checkpoint.h"
 #include "train/metrics/output_check.h"
 #include "train/metrics/output_file.h"

@@ -8,7 +8,7 @@
 #include <cstring>
 #include <map>
 
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 
 namespace topknot {
 namespace {

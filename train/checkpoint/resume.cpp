@@ -8,9 +8,9 @@
 
 #include "compress/memory/memory.h"
 #include "compress/sparse.h"
-#include "nn/core/base/check.h"
-#include "nn/core/base/log.h"
-#include "nn/core/base/text.h"
+#include "nn/base/check.h"
+#include "nn/base/log.h"
+#include "nn/base/text.h"
 
 namespace topknot {
 namespace {

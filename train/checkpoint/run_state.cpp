@@ -4,7 +4,7 @@
 
 #include <cstring>
 
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 
 namespace topknot {
 namespace {

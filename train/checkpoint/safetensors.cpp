@@ -18,10 +18,10 @@
 #include <string_view>
 #include <utility>
 
-#include "nn/core/base/check.h"
-#include "nn/core/base/fd.h"
-#include "nn/core/base/regular_file.h"
-#include "nn/core/base/text.h"
+#include "nn/base/check.h"
+#include "nn/base/fd.h"
+#include "nn/base/regular_file.h"
+#include "nn/base/text.h"
 
 namespace topknot {
 namespace {

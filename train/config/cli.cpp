@@ -8,9 +8,9 @@
 #include <algorithm>
 #include <utility>
 
-#include "nn/core/base/check.h"
-#include "nn/core/base/suggest.h"
-#include "nn/core/base/terminal.h"
+#include "nn/base/check.h"
+#include "nn/base/suggest.h"
+#include "nn/base/terminal.h"
 #include "train/config/config.h"
 #include "train/version.h"
 

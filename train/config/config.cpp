@@ -11,9 +11,9 @@
 #include <set>
 #include <sstream>
 
-#include "nn/core/base/check.h"
-#include "nn/core/base/suggest.h"
-#include "nn/core/base/text_file.h"
+#include "nn/base/check.h"
+#include "nn/base/suggest.h"
+#include "nn/base/text_file.h"
 #include "train/config/config_text.h"
 
 namespace topknot {

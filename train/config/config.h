@@ -1,6 +1,6 @@
 #pragma once
 // The configuration of a run. Every key is declared once. Keys of single methods (compress.mu) are declared where the
-// method is registered (nn/core/base/options.h). All others have their default in `Config`, and name, range or
+// method is registered (nn/base/options.h). All others have their default in `Config`, and name, range or
 // choices and one line of help in train/config/config_keys.cpp. The parser, --help, --validate, the effective config
 // in the run directory and the reference table of docs/configuration.md all come from config_keys().
 //
@@ -16,7 +16,7 @@
 #include <variant>
 #include <vector>
 
-#include "nn/core/base/registry.h"
+#include "nn/base/registry.h"
 
 namespace topknot {
 

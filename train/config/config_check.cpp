@@ -17,8 +17,8 @@
 #include "dist/launch/cores.h"
 #include "dist/launch/launch.h"
 #include "dist/launch/socket.h"
-#include "nn/core/base/check.h"
-#include "nn/core/base/suggest.h"
+#include "nn/base/check.h"
+#include "nn/base/suggest.h"
 #include "train/config/config.h"
 #include "train/config/config_text.h"
 

@@ -9,9 +9,9 @@
 
 #include "compress/codec/codec.h"
 #include "compress/sparse.h"
-#include "nn/core/base/check.h"
-#include "nn/core/base/suggest.h"
-#include "nn/core/base/terminal.h"
+#include "nn/base/check.h"
+#include "nn/base/suggest.h"
+#include "nn/base/terminal.h"
 #include "nn/models/model.h"
 #include "train/config/config.h"
 #include "train/config/config_text.h"

@@ -6,8 +6,8 @@
 #include <limits>
 #include <type_traits>
 
-#include "nn/core/base/suggest.h"
-#include "nn/core/base/text.h"
+#include "nn/base/suggest.h"
+#include "nn/base/text.h"
 
 namespace topknot {
 namespace {

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "nn/core/base/text.h"
+#include "nn/base/text.h"
 #include "train/config/config.h"
 
 namespace topknot {

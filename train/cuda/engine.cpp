@@ -8,8 +8,8 @@
 
 #include "dist/comm/cuda/device_communicator.h"
 #include "dist/exchange/cuda/device_exchange.h"
-#include "nn/core/base/check.h"
-#include "nn/core/base/log.h"
+#include "nn/base/check.h"
+#include "nn/base/log.h"
 #include "nn/core/cuda/context.h"
 #include "nn/core/cuda/graph.h"
 #include "nn/ops/ctc_loss.h"

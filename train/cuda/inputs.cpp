@@ -6,7 +6,7 @@
 #include <cstring>
 
 #include "data/cuda/device_dataset_kernels.h"
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 #include "nn/ops/cuda/activation.h"
 #include "train/cuda/engine_kernels.h"
 #include "train/evaluate.h"

@@ -16,9 +16,9 @@
 #include <type_traits>
 #include <utility>
 
-#include "nn/core/base/check.h"
-#include "nn/core/base/regular_file.h"
-#include "nn/core/base/text.h"
+#include "nn/base/check.h"
+#include "nn/base/regular_file.h"
+#include "nn/base/text.h"
 
 namespace topknot {
 namespace {

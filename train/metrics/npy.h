@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "nn/core/base/fd.h"
+#include "nn/base/fd.h"
 
 namespace topknot {
 

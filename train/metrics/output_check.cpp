@@ -5,7 +5,7 @@
 #include <filesystem>
 #include <string_view>
 
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 
 namespace topknot {
 namespace {

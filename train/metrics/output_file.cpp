@@ -9,8 +9,8 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "nn/core/base/check.h"
-#include "nn/core/base/new_file.h"
+#include "nn/base/check.h"
+#include "nn/base/new_file.h"
 
 namespace topknot {
 

@@ -6,8 +6,8 @@
 #include <charconv>
 #include <sstream>
 
-#include "nn/core/base/check.h"
-#include "nn/core/base/text_file.h"
+#include "nn/base/check.h"
+#include "nn/base/text_file.h"
 
 namespace topknot {
 namespace {

@@ -8,8 +8,8 @@
 #include <chrono>
 #include <string_view>
 
-#include "nn/core/base/check.h"
-#include "nn/core/base/text.h"
+#include "nn/base/check.h"
+#include "nn/base/text.h"
 
 namespace topknot {
 namespace {

@@ -5,8 +5,8 @@
 #include <sstream>
 
 #include "dist/exchange/host_pipeline.h"
-#include "nn/core/base/check.h"
-#include "nn/core/base/log.h"
+#include "nn/base/check.h"
+#include "nn/base/log.h"
 #include "train/metrics/output_file.h"
 #include "train/plan/exchange_measure.h"
 #include "train/plan/exchange_plan.h"

@@ -5,9 +5,9 @@
 #include <cmath>
 
 #include "dist/exchange/host_pipeline.h"
-#include "nn/core/base/check.h"
-#include "nn/core/base/stopwatch.h"
-#include "nn/core/base/text.h"
+#include "nn/base/check.h"
+#include "nn/base/stopwatch.h"
+#include "nn/base/text.h"
 #include "nn/core/rng.h"
 #include "train/metrics/metrics.h"
 #include "train/plan/layer_times.h"

@@ -4,11 +4,11 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "nn/core/base/check.h"
-#include "nn/core/base/log.h"
-#include "nn/core/base/suggest.h"
-#include "nn/core/base/text.h"
-#include "nn/core/base/text_file.h"
+#include "nn/base/check.h"
+#include "nn/base/log.h"
+#include "nn/base/suggest.h"
+#include "nn/base/text.h"
+#include "nn/base/text_file.h"
 #include "train/metrics/output_file.h"
 #include "train/plan/layer_times.h"
 

@@ -3,9 +3,9 @@
 #include <chrono>
 #include <map>
 
-#include "nn/core/base/check.h"
-#include "nn/core/base/stopwatch.h"
-#include "nn/core/base/text.h"
+#include "nn/base/check.h"
+#include "nn/base/stopwatch.h"
+#include "nn/base/text.h"
 #include "train/evaluate.h"
 #include "train/metrics/metrics.h"
 

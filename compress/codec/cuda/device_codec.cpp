@@ -6,7 +6,7 @@
 
 #include "compress/codec/code_bits.h"
 #include "compress/codec/codec.h"
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 
 namespace topknot::cuda {
 namespace {

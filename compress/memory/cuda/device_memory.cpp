@@ -4,7 +4,7 @@
 
 #include "compress/memory/cuda/device_memory_kernels.h"
 #include "compress/memory/dgc.h"
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 #include "nn/core/cuda/context.h"
 
 namespace topknot::cuda {

@@ -10,7 +10,7 @@
 #include "compress/quantise/cuda/device_quantise_kernels.h"
 #include "compress/quantise/formats.h"
 #include "compress/state.h"
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 #include "nn/core/cuda/context.h"
 
 namespace topknot::cuda {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <functional>
 
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 
 namespace topknot {
 namespace {

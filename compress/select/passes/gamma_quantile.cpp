@@ -8,7 +8,7 @@
 #include <numbers>
 
 #include "compress/select/passes/normal_quantile.h"
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 
 namespace topknot {
 namespace {

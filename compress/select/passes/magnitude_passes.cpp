@@ -9,7 +9,7 @@
 
 #include "compress/parallel.h"
 #include "compress/select/passes/take.h"
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 #include "nn/core/simd.h"
 
 namespace topknot {

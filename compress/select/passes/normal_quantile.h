@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <string>
 
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 #include "nn/core/host_device.h"
 
 namespace topknot {

@@ -10,7 +10,7 @@
 #include "dist/comm/cuda/device_sum.h"
 #include "dist/comm/ordered_sum.h"
 #include "dist/launch/stop_wait.h"
-#include "nn/core/base/text.h"
+#include "nn/base/text.h"
 #include "nn/core/cuda/context.h"
 
 namespace topknot::cuda {

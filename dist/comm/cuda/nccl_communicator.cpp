@@ -11,7 +11,7 @@
 #include "dist/comm/cuda/nccl_start.h"
 #include "dist/comm/cuda/nccl_watch.h"
 #include "dist/launch/stop_wait.h"
-#include "nn/core/base/text.h"
+#include "nn/base/text.h"
 #include "nn/core/cuda/context.h"
 
 namespace topknot::cuda {

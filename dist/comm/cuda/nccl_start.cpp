@@ -8,7 +8,7 @@
 
 #include "dist/comm/backend.h"
 #include "dist/comm/cuda/nccl_start.h"
-#include "nn/core/base/text.h"
+#include "nn/base/text.h"
 #include "nn/core/cuda/check.h"
 
 namespace topknot {

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "nn/core/base/text.h"
+#include "nn/base/text.h"
 #include "nn/core/cuda/context.h"
 
 namespace topknot::cuda {

@@ -13,8 +13,8 @@
 #include "dist/exchange/cuda/device_exchange_kernels.h"
 #include "dist/exchange/host_sum.h"
 #include "dist/sparse/cuda/device_hierarchy.h"
-#include "nn/core/base/check.h"
-#include "nn/core/base/log.h"
+#include "nn/base/check.h"
+#include "nn/base/log.h"
 
 namespace topknot::cuda {
 namespace {

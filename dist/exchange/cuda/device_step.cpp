@@ -1,7 +1,7 @@
 #include <cstring>
 
 #include "dist/exchange/cuda/device_step.h"
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 
 namespace topknot::cuda {
 

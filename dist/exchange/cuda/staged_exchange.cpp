@@ -6,7 +6,7 @@
 
 #include "dist/exchange/cuda/device_exchange.h"
 #include "dist/exchange/host_pipeline.h"
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 
 namespace topknot::cuda {
 namespace {

@@ -1,6 +1,6 @@
 #include "dist/sparse/cuda/device_hierarchy.h"
 
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 
 namespace topknot::cuda {
 namespace {

@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <string>
 
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 
 namespace topknot::cuda {
 

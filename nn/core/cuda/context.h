@@ -15,7 +15,7 @@
 #include <typeindex>
 #include <vector>
 
-#include "nn/core/base/algorithm_cache.h"
+#include "nn/base/algorithm_cache.h"
 #include "nn/core/cuda/check.h"
 #include "nn/core/device.h"
 

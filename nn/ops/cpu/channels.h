@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <exception>
 
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 #include "nn/core/bfloat16.h"
 #include "nn/core/tensor.h"
 #include "nn/core/threads.h"

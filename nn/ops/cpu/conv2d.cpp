@@ -11,7 +11,7 @@
 #include <optional>
 #include <string>
 
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 #include "nn/core/simd.h"
 #include "nn/ops/cpu/channels.h"
 #include "nn/ops/cpu/conv2d.h"

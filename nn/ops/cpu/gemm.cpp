@@ -6,7 +6,7 @@
 #include <map>
 #include <utility>
 
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 #include "nn/ops/cpu/channels.h"
 #include "nn/ops/cpu/onednn.h"
 

@@ -3,8 +3,8 @@
 #include <fmt/format.h>
 #include <sys/mman.h>
 
-#include "nn/core/base/check.h"
-#include "nn/core/base/memory.h"
+#include "nn/base/check.h"
+#include "nn/base/memory.h"
 
 namespace topknot {
 

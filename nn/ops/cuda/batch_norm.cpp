@@ -7,7 +7,7 @@
 #include <limits>
 #include <map>
 
-#include "nn/core/base/log.h"
+#include "nn/base/log.h"
 #include "nn/ops/cuda/cudnn_descriptor.h"
 
 namespace topknot::cuda {

@@ -8,7 +8,7 @@
 #include <mutex>
 #include <vector>
 
-#include "nn/core/base/log.h"
+#include "nn/base/log.h"
 #include "nn/core/cuda/device_kernels.h"
 
 namespace topknot::cuda {

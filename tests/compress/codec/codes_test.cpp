@@ -8,7 +8,7 @@
 #include <numeric>
 
 #include "compress/codec/code_bits.h"
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 #include "tests/support/catch.h"
 #include "tests/support/positions.h"
 

@@ -3,7 +3,7 @@
 #include <functional>
 
 #include "compress/codec/codec.h"
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 #include "tests/support/catch.h"
 #include "tests/support/positions.h"
 

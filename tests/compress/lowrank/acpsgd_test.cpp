@@ -1,5 +1,5 @@
 #include "compress/lowrank/matrix.h"
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 #include "tests/compress/lowrank/lowrank_fixture.h"
 #include "tests/support/catch.h"
 

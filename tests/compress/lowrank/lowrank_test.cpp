@@ -7,7 +7,7 @@
 #include "compress/lowrank/matrix.h"
 #include "compress/lowrank/plan.h"
 #include "compress/parallel.h"
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 #include "tests/compress/lowrank/lowrank_fixture.h"
 #include "tests/support/catch.h"
 

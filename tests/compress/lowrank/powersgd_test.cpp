@@ -1,4 +1,4 @@
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 #include "tests/compress/lowrank/lowrank_fixture.h"
 #include "tests/support/catch.h"
 

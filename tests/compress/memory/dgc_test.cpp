@@ -5,7 +5,7 @@
 #include "compress/memory/dgc.h"
 #include "compress/select/passes/passes.h"
 #include "compress/state.h"
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 #include "nn/core/rng.h"
 #include "tests/compress/simulated_ranks.h"
 #include "tests/support/catch.h"

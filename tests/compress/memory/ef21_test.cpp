@@ -3,7 +3,7 @@
 
 #include "compress/memory/ef21.h"
 #include "compress/state.h"
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 #include "nn/core/rng.h"
 #include "tests/compress/simulated_ranks.h"
 #include "tests/support/catch.h"

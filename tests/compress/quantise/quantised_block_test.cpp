@@ -2,7 +2,7 @@
 #include <cstring>
 
 #include "compress/quantise/block.h"
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 #include "nn/core/rng.h"
 #include "tests/compress/simulated_ranks.h"
 #include "tests/support/catch.h"

@@ -6,7 +6,7 @@
 
 #include "compress/parallel.h"
 #include "compress/quantise/random.h"
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 #include "tests/compress/lowrank/lowrank_fixture.h"
 #include "tests/support/catch.h"
 

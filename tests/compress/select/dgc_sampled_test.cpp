@@ -8,7 +8,7 @@
 #include <functional>
 #include <limits>
 
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 #include "nn/core/rng.h"
 #include "tests/compress/fixtures.h"
 #include "tests/compress/simulated_ranks.h"

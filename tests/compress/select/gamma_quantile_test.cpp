@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include "compress/select/passes/normal_quantile.h"
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 #include "tests/support/catch.h"
 
 using namespace topknot;

@@ -1,7 +1,7 @@
 #include "compress/select/sidco.h"
 
 #include "compress/state.h"
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 #include "tests/compress/fixtures.h"
 #include "tests/compress/select/select_once.h"
 #include "tests/compress/simulated_ranks.h"

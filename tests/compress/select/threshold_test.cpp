@@ -1,6 +1,6 @@
 #include "compress/select/threshold.h"
 
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 #include "tests/compress/select/select_once.h"
 #include "tests/support/catch.h"
 

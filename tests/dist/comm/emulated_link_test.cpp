@@ -15,7 +15,7 @@
 #include "dist/comm/collective_cost.h"
 #include "dist/comm/collective_queue.h"
 #include "dist/comm/threads_communicator.h"
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 #include "tests/support/catch.h"
 #include "tests/support/error_text.h"
 

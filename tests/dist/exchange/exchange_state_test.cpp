@@ -1,7 +1,7 @@
 // Checkpoints: what the exchange saves, with the arena's residuals, continues a run to the bit.
 #include <cstring>
 
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 #include "tests/dist/exchange/exchange_fixture.h"
 #include "tests/dist/ranks.h"
 #include "tests/support/catch.h"

@@ -10,7 +10,7 @@
 #include <thread>
 
 #include "dist/launch/launch.h"
-#include "nn/core/base/program.h"
+#include "nn/base/program.h"
 #include "tests/support/catch.h"
 #include "tests/support/standard_error.h"
 

@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "dist/launch/stop_wait.h"
-#include "nn/core/base/program.h"
+#include "nn/base/program.h"
 #include "tests/dist/ranks.h"
 #include "tests/support/catch.h"
 

@@ -2,7 +2,7 @@
 
 #include <limits>
 
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 #include "tests/dist/plan/merge_fixture.h"
 #include "tests/support/catch.h"
 

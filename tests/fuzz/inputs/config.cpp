@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 #include "tests/fuzz/inputs/input_target.h"
 #include "train/config/config.h"
 

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "data/dataset.h"
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 #include "tests/fuzz/inputs/input_target.h"
 
 namespace topknot::fuzz {

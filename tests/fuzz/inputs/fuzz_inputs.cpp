@@ -13,7 +13,7 @@
 #include <system_error>
 #include <vector>
 
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 #include "tests/fuzz/inputs/input_target.h"
 
 namespace topknot::fuzz {

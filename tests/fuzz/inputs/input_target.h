@@ -18,7 +18,7 @@
 #include <string>
 #include <string_view>
 
-#include "nn/core/base/registry.h"
+#include "nn/base/registry.h"
 
 namespace topknot::fuzz {
 

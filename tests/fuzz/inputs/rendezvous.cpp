@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "dist/launch/tcp_store.h"
-#include "nn/core/base/check.h"
-#include "nn/core/base/checksum.h"
-#include "nn/core/base/log.h"
+#include "nn/base/check.h"
+#include "nn/base/checksum.h"
+#include "nn/base/log.h"
 #include "tests/fuzz/inputs/input_target.h"
 
 namespace topknot::fuzz {

@@ -3,9 +3,9 @@
 
 #include <nlohmann/json.hpp>
 
-#include "nn/core/base/algorithm_cache.h"
-#include "nn/core/base/check.h"
-#include "nn/core/base/checksum.h"
+#include "nn/base/algorithm_cache.h"
+#include "nn/base/check.h"
+#include "nn/base/checksum.h"
 #include "nn/core/parameter.h"
 #include "nn/layers/initializers.h"
 #include "tests/fuzz/inputs/input_target.h"

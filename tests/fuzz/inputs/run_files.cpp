@@ -1,7 +1,7 @@
 // The files of a run directory and tables of runs, as `compare` reads them.
 #include <string>
 
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 #include "tests/fuzz/inputs/input_target.h"
 #include "tools/compare/compare.h"
 

@@ -2,7 +2,7 @@
 #include <cstring>
 #include <vector>
 
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 #include "tests/fuzz/inputs/input_target.h"
 #include "train/checkpoint/safetensors.h"
 #include "train/metrics/npy.h"

@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 #include "tests/support/catch.h"
 #include "tests/support/error_text.h"
 #include "tests/support/files.h"

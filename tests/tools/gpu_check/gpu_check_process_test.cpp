@@ -5,7 +5,7 @@
 #include <csignal>
 #include <thread>
 
-#include "nn/core/base/program.h"
+#include "nn/base/program.h"
 #include "tests/support/catch.h"
 #include "tests/tools/gpu_check/gpu_check_fakes.h"
 #include "tools/gpu_check/process.h"

@@ -8,7 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "nn/core/base/text.h"
+#include "nn/base/text.h"
 #include "tests/train/small_run.h"
 #include "train/metrics/npy.h"
 

@@ -2,7 +2,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 #include "tests/support/catch.h"
 #include "tests/support/error_text.h"
 #include "tests/support/temp_folder.h"

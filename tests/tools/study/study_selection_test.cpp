@@ -7,7 +7,7 @@
 #include <map>
 
 #include "compress/select/selector.h"
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 #include "nn/core/rng.h"
 #include "tests/support/catch.h"
 #include "tests/support/files.h"

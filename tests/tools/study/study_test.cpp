@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 #include "tests/support/catch.h"
 #include "tools/study/study_regression.h"
 #include "tools/study/study_toy.h"

@@ -13,7 +13,7 @@
 #include <random>
 #include <thread>
 
-#include "nn/core/base/checksum.h"
+#include "nn/base/checksum.h"
 #include "tests/support/catch.h"
 #include "tests/support/error_text.h"
 #include "tests/support/files.h"

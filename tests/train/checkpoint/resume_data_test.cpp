@@ -5,7 +5,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "nn/core/base/checksum.h"
+#include "nn/base/checksum.h"
 #include "tests/data/picture_folder.h"
 #include "tests/support/error_text.h"
 #include "tests/support/files.h"

@@ -11,7 +11,7 @@
 #include "compress/select/selector.h"
 #include "dist/plan/merge_plan.h"
 #include "dist/sparse/sparse_collective.h"
-#include "nn/core/base/checksum.h"
+#include "nn/base/checksum.h"
 #include "tests/support/error_text.h"
 #include "tests/support/files.h"
 #include "tests/train/model_copy.h"

@@ -12,7 +12,7 @@
 #include <sstream>
 #include <thread>
 
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 #include "tests/support/catch.h"
 #include "tests/support/error_text.h"
 #include "tests/support/text.h"

@@ -8,7 +8,7 @@
 #include <limits>
 #include <sstream>
 
-#include "nn/core/base/text.h"
+#include "nn/base/text.h"
 #include "tests/support/catch.h"
 #include "tests/support/error_text.h"
 #include "tests/support/files.h"

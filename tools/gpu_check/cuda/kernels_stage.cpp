@@ -2,8 +2,8 @@
 #include <map>
 
 #include "compress/cuda/device_compressor.h"
-#include "nn/core/base/check.h"
-#include "nn/core/base/text.h"
+#include "nn/base/check.h"
+#include "nn/base/text.h"
 #include "nn/core/cuda/context.h"
 #include "nn/core/cuda/pool.h"
 #include "tools/gpu_check/cuda/gradient_stream.h"

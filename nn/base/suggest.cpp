@@ -1,4 +1,4 @@
-#include "nn/core/base/suggest.h"
+#include "nn/base/suggest.h"
 
 #include <algorithm>
 #include <cctype>

@@ -1,4 +1,4 @@
-#include "nn/core/base/program.h"
+#include "nn/base/program.h"
 
 #include <fcntl.h>
 #include <malloc.h>
@@ -13,11 +13,11 @@
 #include <cstdlib>
 #include <system_error>
 
-#include "nn/core/base/log.h"
-#include "nn/core/base/memory.h"
-#include "nn/core/base/patience.h"
-#include "nn/core/base/terminal.h"
-#include "nn/core/base/text.h"
+#include "nn/base/log.h"
+#include "nn/base/memory.h"
+#include "nn/base/patience.h"
+#include "nn/base/terminal.h"
+#include "nn/base/text.h"
 
 namespace topknot {
 namespace {

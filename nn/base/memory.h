@@ -5,7 +5,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 
 namespace topknot {
 

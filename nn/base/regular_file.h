@@ -5,7 +5,7 @@
 
 #include <string>
 
-#include "nn/core/base/fd.h"
+#include "nn/base/fd.h"
 
 namespace topknot {
 

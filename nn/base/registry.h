@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "nn/core/base/check.h"
-#include "nn/core/base/options.h"
-#include "nn/core/base/suggest.h"
+#include "nn/base/check.h"
+#include "nn/base/options.h"
+#include "nn/base/suggest.h"
 
 namespace topknot {
 

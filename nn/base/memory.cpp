@@ -1,4 +1,4 @@
-#include "nn/core/base/memory.h"
+#include "nn/base/memory.h"
 
 #include <fmt/format.h>
 #include <pthread.h>
@@ -9,7 +9,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "nn/core/base/text.h"
+#include "nn/base/text.h"
 
 namespace topknot {
 namespace {

@@ -1,4 +1,4 @@
-#include "nn/core/base/log.h"
+#include "nn/base/log.h"
 
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
@@ -7,8 +7,8 @@
 #include <cstdio>
 #include <mutex>
 
-#include "nn/core/base/terminal.h"
-#include "nn/core/base/text.h"
+#include "nn/base/terminal.h"
+#include "nn/base/text.h"
 
 namespace topknot {
 namespace {

@@ -10,7 +10,7 @@
 #include <string>
 #include <thread>
 
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 
 namespace topknot {
 
@@ -36,7 +36,7 @@ std::string explain(const std::exception& error);
 // stop signals. Then returns what `body` returns, or 2 where standard output could not be written to its end. An exception ends in one
 // message on standard error and an exit code: UserError and std::bad_alloc
 // 2, Interrupted 128 + signal, anything else 1. The message begins with `name`; where that is null it is
-// logged as an error, with the rank (nn/core/base/log.h).
+// logged as an error, with the rank (nn/base/log.h).
 int run_program(const char* name, int (*body)(int argc, char** argv), int argc, char** argv);
 
 // Installs handlers for kStopSignals, process-wide, and forgets an earlier signal. The first signal asks for a stop:

@@ -1,4 +1,4 @@
-#include "nn/core/base/text_file.h"
+#include "nn/base/text_file.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -9,10 +9,10 @@
 #include <cerrno>
 #include <chrono>
 
-#include "nn/core/base/check.h"
-#include "nn/core/base/fd.h"
-#include "nn/core/base/regular_file.h"
-#include "nn/core/base/text.h"
+#include "nn/base/check.h"
+#include "nn/base/fd.h"
+#include "nn/base/regular_file.h"
+#include "nn/base/text.h"
 
 namespace topknot {
 namespace {

@@ -12,7 +12,7 @@ namespace topknot {
 // folder, a device, a named pipe (opening one may never end), more than `most_bytes`.
 std::string read_text_file(const std::string& path, std::size_t most_bytes, const std::string& hint = "");
 
-// A regular file of any size, to be read line by line. Throws UserError as open_regular_file() (nn/core/base/regular_file.h).
+// A regular file of any size, to be read line by line. Throws UserError as open_regular_file() (nn/base/regular_file.h).
 std::ifstream open_stream(const std::string& path);
 
 }  // namespace topknot

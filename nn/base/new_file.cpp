@@ -1,4 +1,4 @@
-#include "nn/core/base/new_file.h"
+#include "nn/base/new_file.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>

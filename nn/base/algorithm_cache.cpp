@@ -1,4 +1,4 @@
-#include "nn/core/base/algorithm_cache.h"
+#include "nn/base/algorithm_cache.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -12,11 +12,11 @@
 #include <filesystem>
 #include <sstream>
 
-#include "nn/core/base/check.h"
-#include "nn/core/base/fd.h"
-#include "nn/core/base/log.h"
-#include "nn/core/base/text.h"
-#include "nn/core/base/text_file.h"
+#include "nn/base/check.h"
+#include "nn/base/fd.h"
+#include "nn/base/log.h"
+#include "nn/base/text.h"
+#include "nn/base/text_file.h"
 
 namespace topknot {
 namespace {

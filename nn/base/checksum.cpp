@@ -1,4 +1,4 @@
-#include "nn/core/base/checksum.h"
+#include "nn/base/checksum.h"
 
 #include <algorithm>
 #include <cstring>

@@ -1,4 +1,4 @@
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 
 #include <fmt/format.h>
 

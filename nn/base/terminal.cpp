@@ -1,4 +1,4 @@
-#include "nn/core/base/terminal.h"
+#include "nn/base/terminal.h"
 
 #include <fmt/format.h>
 #include <sys/ioctl.h>

@@ -1,4 +1,4 @@
-#include "nn/core/base/text.h"
+#include "nn/base/text.h"
 
 #include <unistd.h>
 

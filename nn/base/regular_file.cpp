@@ -1,12 +1,12 @@
-#include "nn/core/base/regular_file.h"
+#include "nn/base/regular_file.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
 
 #include <cerrno>
 
-#include "nn/core/base/check.h"
-#include "nn/core/base/text.h"
+#include "nn/base/check.h"
+#include "nn/base/text.h"
 
 namespace topknot {
 

@@ -1,7 +1,7 @@
 #pragma once
 // Log lines on standard error, "[rank r] " first where there are several ranks. Info lines are rank 0's only;
 // warnings pass from any rank. The rank belongs to the calling thread and is set at the start of run_rank(). On a terminal
-// "warning:" and "error:" have a colour (nn/core/base/terminal.h).
+// "warning:" and "error:" have a colour (nn/base/terminal.h).
 
 #include <string>
 

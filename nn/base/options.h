@@ -8,7 +8,7 @@
 #include <variant>
 #include <vector>
 
-#include "nn/core/base/check.h"
+#include "nn/base/check.h"
 
 namespace topknot {
 

@@ -1,9 +1,9 @@
-#include "nn/core/base/options.h"
+#include "nn/base/options.h"
 
 #include <algorithm>
 
-#include "nn/core/base/suggest.h"
-#include "nn/core/base/text.h"
+#include "nn/base/suggest.h"
+#include "nn/base/text.h"
 
 namespace topknot {
 namespace {
