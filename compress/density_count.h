@@ -1,5 +1,5 @@
 #pragma once
-// How many entries a density asks for: for the CPU and for kernels. C++17.
+// How many entries a density asks for: for the CPU and for kernels.
 
 #include <cmath>
 #include <cstddef>

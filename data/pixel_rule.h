@@ -1,6 +1,5 @@
 #pragma once
 // The transforms of one element, for the loops of data/transforms.cpp and the kernel of data/cuda/device_dataset.cu.
-// C++17.
 
 #include <cstdint>
 

@@ -1,6 +1,6 @@
 #pragma once
 // One step of AdamW as arithmetic, for the CPU's loop (optim/adamw.cpp, where the rule is said) and the GPU's kernel
-// (optim/adamw.cu). C++17.
+// (optim/adamw.cu).
 
 #include <cmath>
 #include <cstdint>

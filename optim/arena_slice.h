@@ -1,5 +1,5 @@
 #pragma once
-// A slice of the arena that an update rule changes, and which of its elements decay. C++17.
+// A slice of the arena that an update rule changes, and which of its elements decay.
 
 #include <cstddef>
 #include <cstdint>

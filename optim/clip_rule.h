@@ -1,5 +1,5 @@
 #pragma once
-// What clipping on the CPU (optim/clip.cpp) and on the GPU (optim/clip.cu) share. C++17.
+// What clipping on the CPU (optim/clip.cpp) and on the GPU (optim/clip.cu) share.
 
 #include <cfloat>
 #include <cstddef>

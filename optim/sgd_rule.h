@@ -1,6 +1,6 @@
 #pragma once
 // One step of SGD as arithmetic, for the CPU's loops (optim/sgd.cpp, where the rules are said) and the GPU's kernel
-// (optim/sgd.cu). C++17.
+// (optim/sgd.cu).
 
 #include "nn/core/gradient_form.h"
 #include "nn/core/host_device.h"

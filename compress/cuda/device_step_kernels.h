@@ -1,5 +1,5 @@
 #pragma once
-// What a sparse step does on a GPU between selection, code and memory (compress/cuda/device_sparse.h). C++17.
+// What a sparse step does on a GPU between selection, code and memory (compress/cuda/device_sparse.h).
 
 #include <cuda_runtime_api.h>
 

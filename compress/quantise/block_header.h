@@ -1,5 +1,5 @@
 #pragma once
-// The first bytes of a quantised block (compress/quantise/block.h), and a level's code. C++17, for kernels too.
+// The first bytes of a quantised block (compress/quantise/block.h), and a level's code. For kernels too.
 
 #include <cstdint>
 

@@ -1,6 +1,5 @@
 #pragma once
 // The numbers of DGC's sampled selection (compress/select/dgc_sampled.h): written once for the CPU and for kernels.
-// C++17.
 
 #include <cmath>
 #include <cstddef>

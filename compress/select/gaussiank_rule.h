@@ -1,6 +1,6 @@
 #pragma once
 // GaussianK's rule (compress/select/gaussiank.h): when a normal distribution is fitted, the thresholds that its
-// corrections can reach, and where they end. Written once for the CPU and for kernels. C++17.
+// corrections can reach, and where they end. Written once for the CPU and for kernels.
 
 #include <cstddef>
 

@@ -1,6 +1,6 @@
 #pragma once
 // The score of an entry that was sent in the last step (compress/select/regtopk.h): written once for the CPU and for
-// kernels. C++17.
+// kernels.
 
 #include <cmath>
 

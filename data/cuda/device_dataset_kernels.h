@@ -1,5 +1,5 @@
 #pragma once
-// The kernel that makes a batch. C++17.
+// The kernel that makes a batch.
 
 #include <cuda_runtime_api.h>
 

@@ -1,5 +1,5 @@
 #pragma once
-// A 64-bit checksum of weights: equal on all ranks, always. C++17.
+// A 64-bit checksum of weights: equal on all ranks, always.
 
 #include <cstddef>
 #include <cstdint>

@@ -1,5 +1,5 @@
 #pragma once
-// Marks functions that run in CPU loops and in CUDA kernels. C++17, as every header that a .cu file includes.
+// Marks functions that run in CPU loops and in CUDA kernels.
 
 #if defined(__CUDACC__)
 #define TOPKNOT_HOST_DEVICE __host__ __device__ __forceinline__

@@ -1,6 +1,6 @@
 #pragma once
 // Functions that differ between devices: a struct of function pointers, registered once for each kind of device by the file
-// that has them, and found by the device of the memory. C++17, for the files that nvcc compiles.
+// that has them, and found by the device of the memory.
 
 #include <array>
 #include <cstddef>

@@ -1,5 +1,5 @@
 #pragma once
-// Labels are the numbers of classes, from 0 on. C++17.
+// Labels are the numbers of classes, from 0 on.
 
 #include <cstdint>
 

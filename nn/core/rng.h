@@ -1,7 +1,7 @@
 #pragma once
 // Counter-based random numbers: the i-th number of a stream is a pure function of (seed, stream, i), so the
 // numbers depend neither on the thread count nor on the order of the calls. Philox4x32-10: Salmon, Moraes,
-// Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011. C++17, for CPU loops and CUDA kernels alike.
+// Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011. For CPU loops and CUDA kernels alike.
 
 #include <array>
 #include <cmath>

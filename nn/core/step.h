@@ -1,6 +1,6 @@
 #pragma once
 // A step's input and its results in the memory of the device that computes it: on a GPU, kernels and captured graphs run
-// without the host. C++17.
+// without the host.
 
 #include <cstdint>
 

@@ -1,5 +1,5 @@
 #pragma once
-// Activation functions, once for CPU and GPU: value(x) and slope(x), its derivative. C++17. A NaN stays one.
+// Activation functions, once for CPU and GPU: value(x) and slope(x), its derivative. A NaN stays one.
 
 #include <cstdint>
 #include <cstring>

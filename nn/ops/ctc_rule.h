@@ -1,6 +1,6 @@
 #pragma once
 // The forward and backward variables of connectionist temporal classification (Graves, Fernández, Gomez, Schmidhuber,
-// ICML 2006, section 4.1), one state at a time, as logarithms. C++17.
+// ICML 2006, section 4.1), one state at a time, as logarithms.
 
 #include <cmath>
 #include <cstdint>

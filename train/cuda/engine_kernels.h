@@ -1,5 +1,5 @@
 #pragma once
-// The trainer's own small kernels. C++17.
+// The trainer's own small kernels.
 
 #include <cuda_runtime_api.h>
 

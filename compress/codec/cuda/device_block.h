@@ -1,6 +1,6 @@
 #pragma once
 // Entries and their blocks in GPU memory, as the kernels of compress/code see them; others call
-// compress/codec/cuda/device_codec.h. C++17.
+// compress/codec/cuda/device_codec.h.
 
 #include <cuda_runtime_api.h>
 

@@ -1,6 +1,6 @@
 #pragma once
 // What the kernels of compress/code share: words at any byte, a block's sizes, sums over a row. For .cu
-// files. C++17.
+// files.
 
 #include <topknot_kernel.h>
 

@@ -1,5 +1,5 @@
 #pragma once
-// The commit of u and of a velocity at the end of a step (compress/memory/cuda/device_memory.h). C++17.
+// The commit of u and of a velocity at the end of a step (compress/memory/cuda/device_memory.h).
 
 #include <cuda_runtime_api.h>
 

@@ -1,6 +1,5 @@
 #pragma once
 // The kernels of quantising methods on a GPU: compress/quantise/compressor.h, pass by pass, with its bits. Signs and levels.
-// C++17.
 
 #include <cuda_runtime_api.h>
 

@@ -1,5 +1,5 @@
 #pragma once
-// GaussianK on a GPU: all launches of a step's selection, in order. C++17.
+// GaussianK on a GPU: all launches of a step's selection, in order.
 
 #include <cuda_runtime_api.h>
 

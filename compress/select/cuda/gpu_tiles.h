@@ -1,6 +1,6 @@
 #pragma once
 // Which range a block serves; a tile of elements in the registers of a block, loaded or accumulated. For .cu files of this folder, after
-// nn/core/cuda/kernel_tools.h. C++17.
+// nn/core/cuda/kernel_tools.h.
 
 #include <cstddef>
 #include <cstdint>

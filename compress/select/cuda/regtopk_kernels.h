@@ -1,6 +1,5 @@
 #pragma once
 // What RegTop-k on a GPU adds to Top-k (compress/select/regtopk.h): O(k) work on the entries sent in the last step.
-// C++17.
 
 #include <cuda_runtime_api.h>
 

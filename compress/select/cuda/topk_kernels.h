@@ -1,5 +1,5 @@
 #pragma once
-// Top-k and a fixed threshold on a GPU: all launches of a step's selection, in order. C++17.
+// Top-k and a fixed threshold on a GPU: all launches of a step's selection, in order.
 
 #include <cuda_runtime_api.h>
 

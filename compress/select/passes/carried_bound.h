@@ -3,7 +3,7 @@
 // committed step, lowered by a margin that follows how much the k-th key falls between steps. The pass that adds the
 // residual lists what exceeds the bound; where the list is too short or too long, radix selection gives the answer.
 // So the bound decides how fast the answer comes, never what it is, and need not be saved. Written once for the CPU
-// and for kernels. C++17.
+// and for kernels.
 
 #include <cstddef>
 #include <cstdint>

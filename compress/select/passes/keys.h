@@ -1,7 +1,7 @@
 #pragma once
 // Magnitudes as integers. The bits of a float without the sign, read as an integer, order as the magnitudes
 // do; infinities and NaNs come above every finite number, so one integer comparison finds large and broken
-// values alike. For CPU loops and for kernels. C++17.
+// values alike. For CPU loops and for kernels.
 
 #include <cstdint>
 #include <cstring>

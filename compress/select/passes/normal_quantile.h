@@ -1,7 +1,7 @@
 #pragma once
 // The normal distribution: a fit from sums, and the inverse of the standard normal distribution function, for 0 < p < 1, to full double precision: a
 // rational starting value (Abramowitz and Stegun 26.2.23, error below 4.5e-4) refined by Halley's method on
-// erfc. On a GPU the last bits are those of its functions. C++17.
+// erfc. On a GPU the last bits are those of its functions.
 
 #include <cmath>
 #include <cstddef>

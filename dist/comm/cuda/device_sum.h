@@ -1,6 +1,6 @@
 #pragma once
 // Kernels of the collectives on GPU memory: dist/comm/ordered_sum.h's sums, bit for bit, and copies between ranks whose
-// memory this GPU sees. C++17.
+// memory this GPU sees.
 
 #include <cuda_runtime_api.h>
 

@@ -1,6 +1,6 @@
 #pragma once
 // The small kernels of the exchange on a GPU: dense groups before and after their sum, as compress/dense.cpp has
-// them, operation for operation; and the agreement of the ranks on whether a step is finite. C++17.
+// them, operation for operation; and the agreement of the ranks on whether a step is finite.
 
 #include <cuda_runtime_api.h>
 

@@ -1,5 +1,5 @@
 #pragma once
-// Failures of CUDA and its libraries as exceptions that name the call, the place and the rank. C++17.
+// Failures of CUDA and its libraries as exceptions that name the call, the place and the rank.
 
 #include <cuda_runtime_api.h>
 

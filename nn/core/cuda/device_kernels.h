@@ -1,5 +1,5 @@
 #pragma once
-// Elementwise kernels, checksums and the clock of the CUDA device backend. C++17.
+// Elementwise kernels, checksums and the clock of the CUDA device backend.
 
 #include <cuda_runtime_api.h>
 

@@ -1,5 +1,5 @@
 #pragma once
-// Shared by the kernels: the stream, grid sizes, and sums over warps and blocks in a fixed order. For .cu files. C++17.
+// Shared by the kernels: the stream, grid sizes, and sums over warps and blocks in a fixed order. For .cu files.
 
 #include <topknot_kernel.h>
 

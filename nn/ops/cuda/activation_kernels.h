@@ -1,6 +1,6 @@
 #pragma once
 // Kernels that pass once over activations: another order or type, relu, dropout, the shortcut that takes every second
-// pixel, the mean of whole images. Tensors are float or, with `bf16`, bfloat16; arithmetic is in float. C++17.
+// pixel, the mean of whole images. Tensors are float or, with `bf16`, bfloat16; arithmetic is in float.
 
 #include <cuda_runtime_api.h>
 

@@ -1,7 +1,7 @@
 #pragma once
 // Batch normalisation's kernels (batch_norm.h says what is computed), over x as a matrix of rows = N H W pixels and
 // `channels` columns, float or bfloat16. Sums are taken in a fixed order that depends on the shape alone: the same
-// bits in every run and on every card. The arithmetic of a channel is the CPU's. C++17.
+// bits in every run and on every card. The arithmetic of a channel is the CPU's.
 //
 // Forward in training: sums, normalization, apply: x is read twice, y written once. Backward: backward_sums,
 // coefficients, backward_apply.

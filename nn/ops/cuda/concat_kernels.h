@@ -1,5 +1,5 @@
 #pragma once
-// The kernel of concat, slice_channels and channel_shuffle on a GPU. C++17.
+// The kernel of concat, slice_channels and channel_shuffle on a GPU.
 
 #include <cuda_runtime_api.h>
 

@@ -1,7 +1,7 @@
 #pragma once
 // Kernels around a convolution or matrix product on a GPU: the weight in the order and type of the product, its gradient
 // in the arena's, the bias and its gradient. `bf16`: of bfloat16 numbers instead of
-// floats; arithmetic is in float. C++17.
+// floats; arithmetic is in float.
 
 #include <cuda_runtime_api.h>
 

@@ -1,5 +1,5 @@
 #pragma once
-// Kernels of ctc_loss. Logits and outputs are float or, with bf16, bfloat16; all else in double. C++17.
+// Kernels of ctc_loss. Logits and outputs are float or, with bf16, bfloat16; all else in double.
 
 #include <cuda_runtime_api.h>
 

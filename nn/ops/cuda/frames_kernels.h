@@ -1,5 +1,5 @@
 #pragma once
-// Kernels of frames_to_rows and mask_frames. C++17.
+// Kernels of frames_to_rows and mask_frames.
 
 #include <cuda_runtime_api.h>
 

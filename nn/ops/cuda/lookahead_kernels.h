@@ -1,6 +1,5 @@
 #pragma once
 // Kernels of lookahead. Activations are float or, with bf16, bfloat16; sums are in float, weight gradients in double.
-// C++17.
 
 #include <cuda_runtime_api.h>
 

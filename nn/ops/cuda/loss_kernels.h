@@ -1,6 +1,6 @@
 #pragma once
 // Kernels of the losses. Rows and outputs are float or, with bf16, bfloat16; losses are taken in double, in a fixed
-// order. A NaN comes through. Sizes are positive. C++17.
+// order. A NaN comes through. Sizes are positive.
 
 #include <cuda_runtime_api.h>
 

@@ -1,5 +1,5 @@
 #pragma once
-// The kernels of local_response_norm on a GPU: tensors of [pixels, channels]. C++17.
+// The kernels of local_response_norm on a GPU: tensors of [pixels, channels].
 
 #include <cuda_runtime_api.h>
 

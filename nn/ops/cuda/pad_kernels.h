@@ -1,5 +1,5 @@
 #pragma once
-// The kernels of pad_end on a GPU. C++17.
+// The kernels of pad_end on a GPU.
 
 #include <cuda_runtime_api.h>
 

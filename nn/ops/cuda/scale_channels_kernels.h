@@ -1,5 +1,5 @@
 #pragma once
-// The kernels of scale_channels on a GPU: x lies in N, pixels, C order, s is [N, C]. C++17.
+// The kernels of scale_channels on a GPU: x lies in N, pixels, C order, s is [N, C].
 
 #include <cuda_runtime_api.h>
 

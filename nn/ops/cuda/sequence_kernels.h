@@ -1,6 +1,6 @@
 #pragma once
 // Kernels of embedding and of the LSTM layer. With `bf16` activations are bfloat16, else float; gates, cells and the
-// state are float. Sizes are positive. C++17.
+// state are float. Sizes are positive.
 
 #include <cuda_runtime_api.h>
 

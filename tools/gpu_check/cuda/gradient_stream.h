@@ -1,5 +1,5 @@
 #pragma once
-// A stream of gradients for the kernels' stage. C++17.
+// A stream of gradients for the kernels' stage.
 
 #include <cuda_runtime_api.h>
 

@@ -1,7 +1,7 @@
 #pragma once
 // What a .cu file is compiled against by nvcc: CUDA C++ itself, and launch(). Another header of this name lets
 // the same files run on the CPU in tests (tests/cuda/stand_in), so kernels keep to static shared memory and to
-// the intrinsics that stand there. C++17.
+// the intrinsics that stand there.
 
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
