@@ -1,9 +1,9 @@
 #include "train/evaluate.h"
 
 #include <algorithm>
+#include <array>
 
 #include "data/transcript.h"
-#include "nn/ops/ctc_loss.h"
 #include "nn/ops/loss.h"
 
 namespace topknot {
@@ -39,22 +39,6 @@ Evaluation EvaluationSums::mean() const {
 
 bool counts_top5(const Dataset& data) {
   return data.task() == Task::classification && data.classes() > 10;
-}
-
-std::vector<std::int32_t> output_frames(const Module& module, const Batch& batch) {
-  std::vector<std::int32_t> frames;
-  for (const std::int32_t of : batch.frames)
-    frames.push_back(static_cast<std::int32_t>(module.output_frames(of)));
-  return frames;
-}
-
-Variable batch_loss(const Module& module, const Variable& output, const Batch& batch,
-                    double label_smoothing) {
-  if (!batch.frames.empty())
-    return ctc_loss(output, {batch.labels, batch.lengths, output_frames(module, batch)});
-  return batch.targets.defined()
-             ? mean_squared_error(output, batch.targets)
-             : softmax_cross_entropy(output, batch.labels, static_cast<float>(label_smoothing));
 }
 
 void add_transcript_errors(const Module& module, const Tensor& logits, const Batch& batch,
@@ -95,25 +79,33 @@ void restore_statistics(const std::vector<float>& from, ParameterStore& store) {
   }
 }
 
-EvaluationSums evaluation_sums(BuiltModel& model, Loader& loader, const EvaluationHook& hook) {
+EvaluationSums evaluation_sums(BuiltModel& model, Batches& batches, const EvaluationHook& hook) {
+  const Dataset& data = batches.loader().dataset();
+  const DeviceBackend& device = backend(model.store.device());
+  constexpr std::size_t kLoss = 0, kCorrect = 1, kTop5 = 2;
+  std::array<double, 3> host{};
+  Tensor memory = Tensor::zeros({sizeof host / sizeof(float)}, Layout::plain, model.store.device());
+  double* const on_device = reinterpret_cast<double*>(memory.data());
   ForwardContext context;
   context.training = false;
   EvaluationSums sums;
-  loader.start_epoch(0);
-  std::int64_t done = 0;
-  for (Batch batch; hook(done, loader.steps_per_epoch()) && loader.next(batch); ++done) {
-    const std::vector<std::int32_t> frames = output_frames(*model.module, batch);
-    context.frames = frames;
-    const Variable output = model.forward(batch.images, context);
-    const auto n = static_cast<double>(batch.losses());
-    sums.loss += batch_loss(*model.module, output, batch).value().data()[0] * n;
-    sums.samples += n;
-    if (loader.dataset().task() == Task::classification)
-      count_correct(output.value(), batch.labels, 1, &sums.correct);
-    if (counts_top5(loader.dataset())) count_correct(output.value(), batch.labels, 5, &sums.top5);
-    if (loader.dataset().task() == Task::transcription)
-      add_transcript_errors(*model.module, output.value(), batch, sums);
+  batches.start_epoch(0);
+  for (std::int64_t done = 0; hook(done, batches.loader().steps_per_epoch()); ++done) {
+    const BatchView* batch = batches.next();
+    if (!batch) break;
+    context.frames = batch->frames;
+    const Variable output = model.forward(batch->images, context);
+    const auto losses = static_cast<double>(batch->losses);
+    device.add_to_sum(on_device + kLoss, batch_loss(output, *batch).value().data(), losses);
+    sums.samples += losses;
+    if (data.task() == Task::classification)
+      count_correct(output.value(), batch->labels, 1, on_device + kCorrect);
+    if (counts_top5(data)) count_correct(output.value(), batch->labels, 5, on_device + kTop5);
+    if (data.task() == Task::transcription)
+      add_transcript_errors(*model.module, output.value(), *batch->host, sums);
   }
+  device.to_host(reinterpret_cast<float*>(host.data()), memory.data(), sizeof host / sizeof(float));
+  sums.loss = host[kLoss], sums.correct = host[kCorrect], sums.top5 = host[kTop5];
   return sums;
 }
 

@@ -6,8 +6,8 @@
 #include <span>
 #include <vector>
 
-#include "data/loader.h"
 #include "dist/comm/collective_queue.h"
+#include "train/batches.h"
 #include "train/setup.h"
 
 namespace topknot {
@@ -40,18 +40,11 @@ bool counts_top5(const Dataset& data);
 // Called before each batch of an evaluation and after the last one, with the batches that are done and all of this rank's;
 // false ends the evaluation there.
 using EvaluationHook = std::function<bool(std::int64_t done, std::int64_t batches)>;
-// Over the samples of this rank's loader.
-EvaluationSums evaluation_sums(BuiltModel& model, Loader& loader, const EvaluationHook& hook);
-// Adds the errors of a batch's transcripts. `logits` may be on any device.
+// Over all of this rank's batches. The sums stay on the model's device until the end, so that the host may be some batches ahead
+// of a GPU.
+EvaluationSums evaluation_sums(BuiltModel& model, Batches& batches, const EvaluationHook& hook);
+// Adds the errors of a batch's transcripts, by labels and lengths on the host. `logits` may be on any device: waits for it.
 void add_transcript_errors(const Module& module, const Tensor& logits, const Batch& batch,
                            EvaluationSums& sums);
-
-// Of each recording of a batch, the frames that the model gives.
-std::vector<std::int32_t> output_frames(const Module& module, const Batch& batch);
-
-// The loss of a batch on a CPU: softmax cross-entropy with labels, mean squared error with targets, connectionist temporal classification with
-// recordings.
-Variable batch_loss(const Module& module, const Variable& output, const Batch& batch,
-                    double label_smoothing = 0);
 
 }  // namespace topknot

@@ -253,13 +253,12 @@ double Reporter::epochs(std::int64_t step) const {
   return static_cast<double>(step) / static_cast<double>(plan_.steps_per_epoch);
 }
 
-void Reporter::announce(const Engine& engine, const RunData& data) const {
-  const std::int64_t micro_batches = engine.train_loader().steps_per_epoch();
+void Reporter::announce(const Step& step, const RunData& data) const {
+  const std::int64_t micro_batches = step.train_loader().steps_per_epoch();
   const std::string compute =
-      engine.device() == "cpu" ? count_text(omp_get_max_threads(), "thread") + " per rank" : engine.device();
-  log_info(fmt::format("{} ({} parameters) on {} ({}), {} by {}, {}", config_.model.name,
-                       engine.arena().size(), config_.data.name, data_text(data), count_text(ranks_, "rank"),
-                       backend_, compute));
+      step.device() == "cpu" ? count_text(omp_get_max_threads(), "thread") + " per rank" : step.device();
+  log_info(fmt::format("{} ({} parameters) on {} ({}), {} by {}, {}", config_.model.name, step.arena().size(),
+                       config_.data.name, data_text(data), count_text(ranks_, "rank"), backend_, compute));
   log_info(fmt::format("{}; global batch {}{}, learning rate {}, {} steps per epoch, {} in all",
                        method_text(config_, plan_), images_per_step(),
                        labels_per_sample_ > 1 ? " tokens" : "", key_value(*find_key("optimizer.lr"), config_),
@@ -269,7 +268,7 @@ void Reporter::announce(const Engine& engine, const RunData& data) const {
     if (root_)
       for (const std::string& line : set->warnings()) log_warning(line);
   if (root_)
-    for (const Group& group : engine.groups())
+    for (const Group& group : step.groups())
       log_debug(fmt::format("{} group of {} elements: {} to {}", group.compressed ? "compressed" : "dense",
                             group.numel(), group.parameters.front()->name(),
                             group.parameters.back()->name()));

@@ -13,11 +13,11 @@
 
 #include "dist/comm/communicator.h"
 #include "train/checkpoint/checkpoint.h"
-#include "train/engine.h"
 #include "train/evaluate.h"
 #include "train/metrics/byte_count.h"
 #include "train/metrics/metrics.h"
 #include "train/metrics/tensorboard.h"
+#include "train/step.h"
 #include "train/trainer.h"
 
 namespace topknot {
@@ -86,7 +86,7 @@ class Reporter {
            const Manifest& resumed);
 
   // The run in a few lines, before its first step, and what the data set warns of.
-  void announce(const Engine& engine, const RunData& data) const;
+  void announce(const Step& step, const RunData& data) const;
   void begin(std::int64_t step);  // the first step of this start begins, `step` were made before
 
   // Fills in epoch, time, rates and the bytes: `bytes` is the sum over all ranks, the record has the mean. `seconds`:

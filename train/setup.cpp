@@ -58,11 +58,10 @@ RunData load_data(const Config& config) {
 }
 
 Variable BuiltModel::forward(const Tensor& images, const ForwardContext& context) const {
-  if (!module->reads_tokens())
-    return module->forward(Variable(in_form(images, images.layout(), activations)), context);
-  ForwardContext of_tokens = context;
-  of_tokens.cpu_activations = activations;
-  return module->forward(Variable(images), of_tokens);
+  ForwardContext typed = context;
+  typed.cpu_activations = activations;
+  const bool cast = images.device().kind == DeviceKind::cpu && !module->reads_tokens();
+  return module->forward(Variable(cast ? in_form(images, images.layout(), activations) : images), typed);
 }
 
 std::unique_ptr<BuiltModel> register_model(const Config& config, const Dataset& data, Device device) {

@@ -35,7 +35,7 @@ DatasetOptions dataset_options(const Config& config);
 // nothing. `first_weights` false: model.init_from is not read, for a run that goes on from a checkpoint.
 struct BuiltModel {
   explicit BuiltModel(Device device = {}) : store(device) {}
-  // Images as a loader gives them; cast to `activations` on a CPU.
+  // Images as a loader gives them, cast to `activations`; or activations on a GPU.
   Variable forward(const Tensor& images, const ForwardContext& context) const;
 
   ParameterStore store;

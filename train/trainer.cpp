@@ -15,11 +15,11 @@
 #include "nn/base/program.h"
 #include "nn/base/stopwatch.h"
 #include "nn/base/text.h"
-#include "train/agreement.h"
 #include "train/checkpoint/resume.h"
-#include "train/engine.h"
+#include "train/checks.h"
 #include "train/metrics/byte_count.h"
 #include "train/reporter.h"
+#include "train/step.h"
 #include "train/version.h"
 
 namespace topknot {
@@ -54,14 +54,14 @@ struct ReportSums {
   SignalSums signals;
   double checkpoint_ready = 0;  // ranks that have done their part of a checkpoint
 
-  void all_reduce(Engine& engine) {
+  void all_reduce(Step& step) {
     constexpr std::size_t kStep = sizeof(StepSums) / sizeof(double), kSignals = std::size(kStopSignals);
     std::vector<double> words(steps.size() * kStep + kSignals + 1);
     double* const signals_at = words.data() + steps.size() * kStep;
     std::memcpy(words.data(), steps.data(), steps.size() * sizeof(StepSums));
     std::copy(signals.of.begin(), signals.of.end(), signals_at);
     words.back() = checkpoint_ready;
-    engine.all_reduce(words);
+    step.all_reduce(words);
     std::memcpy(steps.data(), words.data(), steps.size() * sizeof(StepSums));
     std::copy_n(signals_at, kSignals, signals.of.begin());
     checkpoint_ready = words.back();
@@ -80,19 +80,17 @@ class Trainer {
         config_(inputs.config),
         communicator_(communicator),
         root_(communicator.rank() == 0),
-        engine_(parse_device(config_.train.device).kind == DeviceKind::cuda
-                    ? make_cuda_engine(inputs, communicator)
-                    : make_cpu_engine(inputs, communicator)),
+        step_(inputs, communicator),
         schedule_(make_schedule(schedule_options(config_), config_.optimizer.lr)),
-        plan_(plan_steps(config_, engine_->train_loader())),
-        weights_(engine_->train_loader().weights()),
+        plan_(plan_steps(config_, step_.train_loader())),
+        weights_(step_.train_loader().weights()),
         reporter_(inputs, plan_, communicator, resumed ? resumed->manifest : Manifest()) {
     if (config_.train.checkpoint_keep > 0)
       checkpointer_.emplace(CheckpointStore(inputs.folder.checkpoints()), inputs.folder.metrics_jsonl(),
-                            *engine_, communicator.rank(), communicator.size(), config_.train.checkpoint_keep,
+                            step_, communicator.rank(), communicator.size(), config_.train.checkpoint_keep,
                             resumed ? resumed->saved : std::vector<SavedCheckpoint>(), inputs.folder.check());
     if (!resumed) return;
-    engine_->load_state(resumed->state(engine_->store()));
+    step_.load_state(resumed->state(step_.store()));
     position_ = resumed->manifest.position;
     // With other ranks the epoch begins at another step.
     if (resumed->manifest.ranks != communicator.size()) position_.epoch_loss_steps = 0;
@@ -102,7 +100,7 @@ class Trainer {
   }
 
   RunOutcome run() {
-    reporter_.announce(*engine_, inputs_.data);
+    reporter_.announce(step_, inputs_.data);
     if (step() > 0)
       log_info(
           step() < plan_.total_steps
@@ -144,17 +142,17 @@ class Trainer {
     }
     check_parameters("at the end");
     const bool saved = finish_checkpoints();
-    engine_->finish();
+    step_.finish();
     reporter_.finish();
-    RunOutcome outcome{
-        signal, stopped, position_.evaluation.accuracy, position_.evaluation.loss, engine_->checksum(), ""};
+    RunOutcome outcome{signal,           stopped, position_.evaluation.accuracy, position_.evaluation.loss,
+                       step_.checksum(), ""};
     if (stopped) {
       const std::string reason = signal ? signal_name(signal) : "train.stop_after";
       log_info(fmt::format("stopped by {} after step {}; {}", reason, step(), what_is_left()));
       reporter_.stop(step(), false, reason);
     } else {
       outcome.result =
-          reporter_.end(step(), position_.skipped, outcome.parameter_checksum, engine_->modelled_makespan());
+          reporter_.end(step(), position_.skipped, outcome.parameter_checksum, step_.modelled_makespan());
     }
     if (!saved) throw UserError("the last checkpoint could not be written, see the warnings above");
     return outcome;
@@ -191,7 +189,7 @@ class Trainer {
     return check_due() || evaluation_due() || checkpoint_due() || epoch_ends() || stop_after_reached();
   }
   bool report_due() const {
-    return settle_due() || static_cast<std::int64_t>(pending_.size()) >= engine_->steps_ahead();
+    return settle_due() || static_cast<std::int64_t>(pending_.size()) >= step_.steps_ahead();
   }
 
   // A run that stops leaves its evaluation to the start that resumes it. Returns the signal that ended an evaluation, or 0.
@@ -219,7 +217,7 @@ class Trainer {
     manifest.position = position_;
     manifest.ranks = communicator_.size();
     manifest.program = program_version();
-    manifest.config = config_values(engine_->effective_config());
+    manifest.config = config_values(step_.effective_config());
     manifest.data = data_;
     manifest.threads = threads_;
     manifest.totals = reporter_.totals();
@@ -245,7 +243,7 @@ class Trainer {
   int begin_epoch() {
     const std::int64_t in_epoch = step() % plan_.steps_per_epoch;
     if (in_epoch != 0 && step() != first_step_) return 0;
-    engine_->start_epoch(step() / plan_.steps_per_epoch, in_epoch);
+    step_.start_epoch(step() / plan_.steps_per_epoch, in_epoch);
     await_data();
     return agreed_signal();
   }
@@ -257,7 +255,7 @@ class Trainer {
     record.density = config_.compress.name == "dense"
                          ? 1.0
                          : density_at_epoch(config_, static_cast<int>(step() / plan_.steps_per_epoch));
-    engine_->step({step(), record.density, record.lr});
+    step_.make({step(), record.density, record.lr});
     record.step = ++position_.step;
     position_.evaluated = false;
     pending_.push_back(record);
@@ -267,7 +265,7 @@ class Trainer {
   // end after this step, however long the data take. The wait counts as the next step's.
   void await_data() {
     const Clock::time_point begin = Clock::now();
-    engine_->await_batch();
+    step_.await_batch();
     awaited_ = Clock::now() - begin;
     last_report_ += awaited_;
   }
@@ -276,7 +274,7 @@ class Trainer {
   // ranks have done their part of a checkpoint, and how many have received each of the signals that ask for a stop.
   // Returns the highest of these signals, the same on every rank, or 0.
   int report(std::size_t count) {
-    const std::vector<StepStats> stats = engine_->stats(count);
+    const std::vector<StepStats> stats = step_.stats(count);
     TOPKNOT_CHECK(stats.size() == count, "one set of statistics per step");
     // The loss counts as the rank's gradient does, by the weight of its shard.
     const double weight = weights_[static_cast<std::size_t>(communicator_.rank())];
@@ -288,7 +286,7 @@ class Trainer {
            communicator_.rank() == std::max(step.bad_rank, 0) ? step.bad_parameter + 1.0 : 0.0});
     sums.signals.add_own();
     if (checkpointer_) sums.checkpoint_ready = checkpointer_->ready();
-    sums.all_reduce(*engine_);
+    sums.all_reduce(step_);
     const double seconds = seconds_since(last_report_) / static_cast<double>(stats.size());
     last_report_ = Clock::now();
     const double ranks = communicator_.size();
@@ -299,7 +297,7 @@ class Trainer {
       record.loss = sum.loss / ranks;
       const ByteCount bytes{
           static_cast<std::uint64_t>(sum.bytes_sent), static_cast<std::uint64_t>(sum.bytes_received),
-          static_cast<std::uint64_t>(communicator_.size()) * sizeof(float) * engine_->arena().size()};
+          static_cast<std::uint64_t>(communicator_.size()) * sizeof(float) * step_.arena().size()};
       record.selected = sum.selected / ranks;
       record.threshold = stats[i].threshold;
       record.skipped = !stats[i].committed;
@@ -307,7 +305,7 @@ class Trainer {
       if (root_) warn_of_more_than_dense(record, bytes);
       note_skip(record.step, stats[i], static_cast<int>(sum.bad_parameter) - 1);
       reporter_.step(record, seconds);
-      engine_->end_step(record, root_ ? reporter_.metrics() : nullptr);
+      step_.end_step(record, root_ ? reporter_.metrics() : nullptr);
       position_.epoch_loss += record.loss, ++position_.epoch_loss_steps;
     }
     pending_.erase(pending_.begin(), pending_.begin() + static_cast<std::ptrdiff_t>(count));
@@ -337,7 +335,7 @@ class Trainer {
     std::string who = stats.bad_rank >= 0 ? " on rank " + std::to_string(stats.bad_rank) : "";
     if (bad_parameter >= 0)
       who += ", first in the gradient of " +
-             engine_->arena().parameters()[static_cast<std::size_t>(bad_parameter)]->name();
+             step_.arena().parameters()[static_cast<std::size_t>(bad_parameter)]->name();
     if (stats.bad_rank == communicator_.rank() && !root_)  // in the log of its host too
       log_warning("step " + std::to_string(step) + " is not finite here" + who);
     reporter_.note("step " + std::to_string(step) + " skipped by all ranks: NaN or infinity" + who);
@@ -352,7 +350,7 @@ class Trainer {
   int agreed_signal() {
     SignalSums signals;
     signals.add_own();
-    engine_->all_reduce(signals.of);
+    step_.all_reduce(signals.of);
     return signals.highest();
   }
 
@@ -363,7 +361,7 @@ class Trainer {
     const Dataset& data = split == Split::test ? *inputs_.data.test : *inputs_.data.held_out;
     const std::int64_t most = evaluation_batches(config_, data, communicator_.size());
     int signal = 0;
-    const auto evaluation = engine_->evaluate(split, [&](std::int64_t done, std::int64_t batches) {
+    const auto evaluation = step_.evaluate(split, [&](std::int64_t done, std::int64_t batches) {
       reporter_.evaluating(step(), done, batches, seconds_since(start));
       if (done < most && done % kBatchesBetween == 0) signal = agreed_signal();
       return signal == 0;
@@ -382,7 +380,7 @@ class Trainer {
   }
 
   void check_parameters(const std::string& when) {
-    engine_->check_parameters(when + ", step " + std::to_string(step()));
+    step_.check_parameters(when + ", step " + std::to_string(step()));
   }
 
   const RunInputs& inputs_;
@@ -391,7 +389,7 @@ class Trainer {
   const Config& config_;
   Communicator& communicator_;
   const bool root_;
-  std::unique_ptr<Engine> engine_;
+  Step step_;
   std::unique_ptr<Schedule> schedule_;
   const Plan plan_;
   const std::vector<float> weights_;

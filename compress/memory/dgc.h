@@ -27,7 +27,7 @@
 //   local gradient clipping  compress.clip: thr_G. The paper clips gradients that are divided by N already at
 //                            N^-1/2 thr_G; here gradients are means of a rank and the average divides, so
 //                            each rank's is clipped at sqrt(N) thr_G, over all its parameters as in the paper
-//                            (the code's helpers work tensor by tensor, and are off) (train/engine.h)
+//                            (the code's helpers work tensor by tensor, and are off) (train/step.cpp)
 //   sampled selection        compress.select: dgc_sampled (compress/select/dgc_sampled.h), with
 //                            compress.sample_ratio, .resample, .truncate; compress.scope: tensor selects in each
 //                            tensor, as paper and code do

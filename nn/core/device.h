@@ -46,6 +46,8 @@ struct DeviceBackend {
   void (*add)(DType type, const void* a, const void* b, void* out, std::size_t n);
   // sum[i] += factor * values[i]
   void (*add_scaled)(float* sum, const float* values, std::size_t floats, float factor);
+  // *sum += factor * *value, in double; both in the device's memory.
+  void (*add_to_sum)(double* sum, const float* value, double factor);
   // to = from if the step is bad; `status` is in the device's memory.
   void (*restore_if_bad)(const StepStatus* status, const float* from, float* to, std::size_t floats);
   // The checksum (nn/core/checksum.h) of each slice; the same on every device.

@@ -59,6 +59,7 @@ constexpr DeviceBackend kBackend{
         [](float* sum, const float* values, std::size_t n, float factor) {
           for (std::size_t i = 0; i < n; ++i) sum[i] += factor * values[i];
         },
+    .add_to_sum = [](double* sum, const float* value, double factor) { *sum += factor * *value; },
     .restore_if_bad =
         [](const StepStatus* status, const float* from, float* to, std::size_t n) {
           if (status->bad) std::copy_n(from, n, to);

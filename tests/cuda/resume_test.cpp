@@ -10,7 +10,7 @@
 #include "tests/data/made_up_speech.h"
 #include "tests/train/made_up_text.h"
 #include "tests/train/resumed_run.h"
-#include "train/engine.h"
+#include "train/step.h"
 
 using namespace topknot;
 using namespace topknot::testing;
@@ -91,22 +91,22 @@ TEST_CASE(
     const auto state_after_three = [&](bool at_once) {
       RunState state;
       run_ranks("threads", 1, [&](Communicator& communicator) {
-        const auto engine = make_cuda_engine(inputs, communicator);
-        engine->start_epoch(0, 0);
+        Step step(inputs, communicator);
+        step.start_epoch(0, 0);
         const auto steps = [&](int first) {
-          for (int i = first; i < first + 3; ++i) engine->step({i, 0.1, 0.05});
-          for (const StepStats& stats : engine->stats(3)) CHECK(stats.committed);
+          for (int i = first; i < first + 3; ++i) step.make({i, 0.1, 0.05});
+          for (const StepStats& stats : step.stats(3)) CHECK(stats.committed);
         };
         steps(0);
-        state.model.weights.assign(engine->arena().host_weights().size(), kNotYet);
-        const std::function<void()> complete = engine->state(state);
+        state.model.weights.assign(step.arena().host_weights().size(), kNotYet);
+        const std::function<void()> complete = step.state(state);
         REQUIRE(complete);
         CHECK(state.model.weights.front() == kNotYet);
         if (at_once) complete();
-        engine->start_epoch(1, 0);
+        step.start_epoch(1, 0);
         steps(3);
         if (!at_once) std::thread(complete).join();
-        engine->finish();
+        step.finish();
       });
       return state;
     };

@@ -1,5 +1,5 @@
 // Ranks with different configurations or data: one message before the first step, the same on every rank.
-#include "train/agreement.h"
+#include "train/checks.h"
 
 #include <omp.h>
 

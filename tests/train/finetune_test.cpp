@@ -6,7 +6,7 @@
 #include "tests/train/model_copy.h"
 #include "tests/train/small_run.h"
 #include "train/checkpoint/model_file.h"
-#include "train/engine.h"
+#include "train/step.h"
 
 namespace topknot::testing {
 namespace {
@@ -38,15 +38,15 @@ Values after_steps(int steps, const Strings& overrides) {
                          std::chrono::steady_clock::now()};
   Values values;
   run_ranks("threads", 2, [&](Communicator& communicator) {
-    const auto engine = make_cpu_engine(inputs, communicator);
-    engine->start_epoch(0, 0);
+    Step step(inputs, communicator);
+    step.start_epoch(0, 0);
     for (int i = 0; i < steps; ++i) {
-      engine->step({i, 0.1, loaded.config.optimizer.lr});
-      CHECK(engine->stats(1)[0].committed);
+      step.make({i, 0.1, loaded.config.optimizer.lr});
+      CHECK(step.stats(1)[0].committed);
     }
-    engine->check_parameters("at the end");
-    engine->finish();
-    if (communicator.rank() == 0) values = values_of(engine->arena());
+    step.check_parameters("at the end");
+    step.finish();
+    if (communicator.rank() == 0) values = values_of(step.arena());
   });
   return values;
 }

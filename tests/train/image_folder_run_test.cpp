@@ -3,7 +3,7 @@
 #include "tests/support/error_text.h"
 #include "tests/support/standard_error.h"
 #include "tests/train/small_run.h"
-#include "train/agreement.h"
+#include "train/checks.h"
 
 namespace topknot::testing {
 namespace {

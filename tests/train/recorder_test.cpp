@@ -49,7 +49,7 @@ void compute_first_gradient(BuiltModel& model, const Config& config, const RunDa
   ForwardContext context;
   context.seed = config.seed;
   model.store.arena().clear_gradients();
-  backward(batch_loss(*model.module, model.module->forward(Variable(batch.images), context), batch));
+  backward(batch_loss(model.module->forward(Variable(batch.images), context), view_of(batch, {})));
 }
 
 std::vector<float> first_gradient(const std::vector<std::string>& overrides) {

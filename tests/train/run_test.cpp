@@ -5,7 +5,7 @@
 #include "tests/train/broken_sample.h"
 #include "tests/train/dropout_model.h"
 #include "tests/train/small_run.h"
-#include "train/engine.h"
+#include "train/runner.h"
 
 using namespace topknot;
 using namespace topknot::testing;

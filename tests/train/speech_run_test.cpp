@@ -89,29 +89,27 @@ TEST_CASE(
                  {"dist.ranks=1", "data.batch_size=4", "compress.name=dense", "train.max_steps=1"}));
   const RunData data = load_data(loaded.config);
   const auto model = build_model(loaded.config, *data.train);
-  const auto loader_of = [&](const Dataset& of, std::int64_t batch, bool train) {
+  const auto batches_of = [&](std::int64_t size, bool train) {
     LoaderOptions options;
-    options.batch = batch, options.train = train, options.seed = loaded.config.seed;
-    return std::make_unique<Loader>(of, options);
+    options.batch = size, options.train = train, options.seed = loaded.config.seed;
+    return std::make_unique<HostBatches>(train ? *data.train : *data.test, options, *model->module);
   };
 
   std::vector<double> losses;
-  for (const std::int64_t batch : {1, 2, 5})
-    losses.push_back(
-        evaluation_sums(*model, *loader_of(*data.test, batch, false), [](auto, auto) { return true; }).loss);
+  for (const std::int64_t size : {1, 2, 5})
+    losses.push_back(evaluation_sums(*model, *batches_of(size, false), [](auto, auto) { return true; }).loss);
   CHECK(losses[1] == Approx(losses[0]));
   CHECK(losses[2] == Approx(losses[0]));
 
-  const auto loader = loader_of(*data.train, 4, true);
-  loader->start_epoch(0);
-  Batch batch;
-  REQUIRE(loader->next(batch));
+  const auto batches = batches_of(4, true);
+  batches->start_epoch(0, 0);
+  const Batch& batch = *batches->of_step(0).host;
   REQUIRE(std::set(batch.frames.begin(), batch.frames.end()).size() > 1);
   const auto frames = output_frames(*model->module, batch);
   const auto loss_of = [&](std::span<const std::int32_t> of) {
     ForwardContext context;
     context.frames = of;
-    return batch_loss(*model->module, model->forward(batch.images, context), batch).value().data()[0];
+    return batch_loss(model->forward(batch.images, context), view_of(batch, frames)).value().data()[0];
   };
   const float masked = loss_of(frames);
   const Ended run = whole(with(speech_keys(speech), {"dist.ranks=1", "data.batch_size=4",

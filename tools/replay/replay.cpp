@@ -15,7 +15,7 @@
 #include "dist/comm/threads_communicator.h"
 #include "nn/base/check.h"
 #include "nn/base/log.h"
-#include "train/agreement.h"
+#include "train/checks.h"
 #include "train/run_directory.h"
 #include "train/trace.h"
 

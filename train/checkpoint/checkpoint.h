@@ -36,7 +36,7 @@ struct Manifest {
   int ranks = 1;
   std::string program;                        // its version
   std::map<std::string, std::string> config;  // every key with its value, as key_value() writes it
-  std::map<std::string, std::string> data;    // its fingerprint (train/agreement.h); empty: unknown
+  std::map<std::string, std::string> data;    // its fingerprint (train/checks.h); empty: unknown
   std::vector<int> threads;                   // compute threads by rank; empty: unknown
   RunTotals totals;                           // of all steps up to here; zeros: unknown
   std::uint64_t metrics_bytes = 0;            // length of metrics.jsonl

@@ -13,7 +13,7 @@
 #include "nn/base/log.h"
 #include "nn/base/memory.h"
 #include "nn/base/patience.h"
-#include "train/checksum.h"
+#include "train/checks.h"
 
 namespace topknot {
 namespace {
@@ -39,12 +39,12 @@ std::vector<std::int64_t> superseded(const std::vector<SavedCheckpoint>& saved, 
   return steps;
 }
 
-Checkpointer::Checkpointer(CheckpointStore store, std::string metrics, Engine& engine, int rank, int ranks,
+Checkpointer::Checkpointer(CheckpointStore store, std::string metrics, Step& step, int rank, int ranks,
                            int keep, std::vector<SavedCheckpoint> saved, std::function<void()> check)
     : store_(std::move(store)),
       metrics_(std::move(metrics)),
       check_(std::move(check)),
-      engine_(engine),
+      step_(step),
       rank_(rank),
       ranks_(ranks),
       keep_(keep),
@@ -58,7 +58,7 @@ Checkpointer::~Checkpointer() {
 
 void Checkpointer::save(Manifest manifest) {
   finish();
-  with_memory("a checkpoint's copy of the run's state", 0, [&] { complete_state_ = engine_.state(state_); });
+  with_memory("a checkpoint's copy of the run's state", 0, [&] { complete_state_ = step_.state(state_); });
   manifest_ = std::move(manifest);
   manifest_.files.clear();
   phase_ = Phase::writing;
@@ -86,10 +86,10 @@ void Checkpointer::write_files() {
                                {"step", fmt::format("{}", step)},
                                {"model", manifest_.config["model.name"]},
                                {"parameter_checksum", manifest_.parameter_checksum}};
-    files_.push_back(store_.write(step, kModelFile, model_tensors(engine_.store(), state_.model), metadata));
-    files_.push_back(store_.write(step, kOptimizerFile, optimizer_tensors(engine_.store(), state_)));
+    files_.push_back(store_.write(step, kModelFile, model_tensors(step_.store(), state_.model), metadata));
+    files_.push_back(store_.write(step, kOptimizerFile, optimizer_tensors(step_.store(), state_)));
   }
-  files_.push_back(store_.write(step, rank_file(rank_), rank_tensors(engine_.store(), state_)));
+  files_.push_back(store_.write(step, rank_file(rank_), rank_tensors(step_.store(), state_)));
 }
 
 double Checkpointer::ready() const {
@@ -131,7 +131,7 @@ void Checkpointer::begin_publishing() {
     at[2] = static_cast<double>(mine.checksum & 0xffffffffu);
     words.back() = 1;
   }
-  engine_.all_reduce(words);
+  step_.all_reduce(words);
   if (words.back() < ranks_) {
     if (rank_ == 0) {
       log_warning(fmt::format("the checkpoint of step {} is left out: {} of {} ranks could not write it",
@@ -171,7 +171,7 @@ void Checkpointer::end_publishing() {
   const TrainingPosition& position = manifest_.position;
   const auto all_succeed = [&](bool mine) {
     double failures = mine ? 0 : 1;
-    engine_.all_reduce({&failures, 1});
+    step_.all_reduce({&failures, 1});
     return failures == 0;
   };
   phase_ = Phase::idle;
@@ -214,7 +214,7 @@ bool Checkpointer::finish() {
   while (phase_ != Phase::idle) {
     if (work_.valid()) work_.wait_for(std::chrono::milliseconds(300));
     double done = ready();
-    engine_.all_reduce({&done, 1});
+    step_.all_reduce({&done, 1});
     if (done == ranks_)
       advance();
     else if (patience.over())

@@ -1,6 +1,6 @@
 #pragma once
 // Saves a run while it goes on. save() copies the rank's state and returns; a thread of its own writes the files. The
-// ranks agree on each phase through the engine, so that all of them know of the same checkpoints:
+// ranks agree on each phase through the step, so that all of them know of the same checkpoints:
 //
 //   writing     each rank writes its file, rank 0 also the model and the optimizer
 //   publishing  rank 0 has everybody's checksums, writes the manifest and renames the directory; then ranks of other hosts
@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "train/checkpoint/checkpoint.h"
-#include "train/engine.h"
+#include "train/step.h"
 
 namespace topknot {
 
@@ -35,15 +35,15 @@ class Checkpointer {
  public:
   // `metrics`: the run's metrics.jsonl, whose records so far are on the disk before a manifest that counts them. `keep`: 1 or
   // more. `saved`: what the run's directory has already, the same on all ranks. `check` throws if the directory is no longer
-  // this run's, in which case nothing more becomes visible there. The engine must outlive it.
-  Checkpointer(CheckpointStore store, std::string metrics, Engine& engine, int rank, int ranks, int keep,
+  // this run's, in which case nothing more becomes visible there. The step must outlive it.
+  Checkpointer(CheckpointStore store, std::string metrics, Step& step, int rank, int ranks, int keep,
                std::vector<SavedCheckpoint> saved, std::function<void()> check = {});
   ~Checkpointer();  // waits for what this rank writes
   Checkpointer(const Checkpointer&) = delete;
   Checkpointer& operator=(const Checkpointer&) = delete;
 
   // Collective, as advance() and finish(): waits for the checkpoint under way, then copies the state. `manifest` without
-  // files and parameter_checksum; the engine has no step whose statistics were not asked for.
+  // files and parameter_checksum; there is no step whose statistics were not asked for.
   void save(Manifest manifest);
   // 1 where this rank has done its part of the phase, else 0. Where the sum over the ranks is their number, all call
   // advance().
@@ -68,14 +68,14 @@ class Checkpointer {
   const CheckpointStore store_;
   const std::string metrics_;
   const std::function<void()> check_;
-  Engine& engine_;
+  Step& step_;
   const int rank_, ranks_, keep_;
   std::vector<SavedCheckpoint> saved_;
   Phase phase_ = Phase::idle;
   bool written_ = true;  // the last one
   Manifest manifest_;
   RunState state_;                        // reused, so that a copy touches no new memory
-  std::function<void()> complete_state_;  // as Engine::state() returned it
+  std::function<void()> complete_state_;  // as Step::state() returned it
   std::vector<CheckpointFile> files_;
   std::vector<std::int64_t> superseded_;
   std::future<void> work_;

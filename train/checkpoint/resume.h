@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "dist/comm/communicator.h"
-#include "train/agreement.h"
 #include "train/checkpoint/checkpointer.h"
+#include "train/checks.h"
 #include "train/config/config.h"
 
 namespace topknot {

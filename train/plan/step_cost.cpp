@@ -31,7 +31,7 @@ Pass count_pass(const Config& config, const Dataset& data, BuiltModel& model, in
   const std::vector<std::int32_t> frames = output_frames(*model.module, batch);
   ForwardContext context;
   context.frames = frames;
-  const Variable loss = batch_loss(*model.module, model.forward(batch.images, context), batch);
+  const Variable loss = batch_loss(model.forward(batch.images, context), view_of(batch, frames));
   Pass pass;
   pass.forward = cost.flops();
   backward(loss, hook);

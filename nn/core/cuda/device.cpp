@@ -88,6 +88,8 @@ constexpr DeviceBackend kBackend{
     .add = add_of_type,
     .add_scaled = [](float* sum, const float* values, std::size_t n,
                      float factor) { cuda::add_scaled_floats(stream(), sum, values, n, factor); },
+    .add_to_sum = [](double* sum, const float* value,
+                     double factor) { cuda::add_to_sum(stream(), sum, value, factor); },
     .restore_if_bad = [](const StepStatus* status, const float* from, float* to,
                          std::size_t n) { cuda::restore_if_bad(stream(), status, from, to, n); },
     .checksums = checksums_of,

@@ -26,6 +26,10 @@ __global__ void __launch_bounds__(kThreads)
   if (i < n) sum[i] += factor * values[i];
 }
 
+__global__ void add_to_sum_kernel(double* sum, const float* value, double factor) {
+  *sum += factor * static_cast<double>(*value);
+}
+
 __global__ void __launch_bounds__(kThreads)
     restore_kernel(const StepStatus* status, const float* from, float* to, std::size_t n) {
   if (status->bad == 0) return;
@@ -66,6 +70,10 @@ void add_bfloat16(cudaStream_t stream, const void* a, const void* b, void* out, 
 
 void add_scaled_floats(cudaStream_t stream, float* sum, const float* values, std::size_t n, float factor) {
   if (n > 0) launch(add_scaled_kernel, grid_for(n, kThreads), kThreads, stream, sum, values, n, factor);
+}
+
+void add_to_sum(cudaStream_t stream, double* sum, const float* value, double factor) {
+  launch(add_to_sum_kernel, 1, 1, stream, sum, value, factor);
 }
 
 void restore_if_bad(cudaStream_t stream, const StepStatus* status, const float* from, float* to,

@@ -17,6 +17,8 @@ void add_floats(cudaStream_t stream, const float* a, const float* b, float* out,
 void add_bfloat16(cudaStream_t stream, const void* a, const void* b, void* out, std::size_t n);
 // sum += factor * values, elementwise
 void add_scaled_floats(cudaStream_t stream, float* sum, const float* values, std::size_t n, float factor);
+// *sum += factor * *value
+void add_to_sum(cudaStream_t stream, double* sum, const float* value, double factor);
 // to = from if the step is bad.
 void restore_if_bad(cudaStream_t stream, const StepStatus* status, const float* from, float* to,
                     std::size_t n);

@@ -9,7 +9,7 @@
 #include "tests/train/small_run.h"
 #include "train/checkpoint/checkpoint.h"
 #include "train/checkpoint/model_file.h"
-#include "train/checksum.h"
+#include "train/checks.h"
 
 namespace topknot::testing {
 namespace {

@@ -4,7 +4,7 @@
 #include "tests/cuda/fixture.h"
 #include "tests/cuda/stand_in_tests/machine_settings.h"
 #include "tests/train/small_run.h"
-#include "train/cuda/inputs.h"
+#include "train/cuda/batches.h"
 #include "train/setup.h"
 
 namespace topknot {
@@ -21,11 +21,9 @@ TEST_CASE("however many batches make a step, the host brings them while the GPU 
     const LoadedConfig loaded = small_run(temp, {where, "data.batch_size=2", "data.train_size=200"});
     const RunData data = load_data(loaded.config);
     const auto model = build_model(loaded.config, *data.train);
-    cuda::CudaInputs inputs(loaded.config, *data.train, *model->module, true, 0, 1, parts);
-    inputs.start_epoch(0);
-    const auto bring = [&] {
-      for (int part = 0; part < parts; ++part) REQUIRE(inputs.next(part));
-    };
+    cuda::CudaBatches batches(loaded.config, *data.train, *model->module, true, 0, 1, parts);
+    batches.start_epoch(0, 0);
+    const auto bring = [&] { batches.begin_step(); };
     bring();
     bool ended = false, waited = false;  // the step before; whether the host waited for it
     const auto latest = std::chrono::steady_clock::now() + std::chrono::seconds(2);

@@ -1,17 +1,21 @@
 #pragma once
-// The compute threads of all ranks, and what must be the same on all ranks, compared before the first step. Each call is collective and throws the same
-// UserError on every rank where the ranks differ: what differs, every value, and the ranks that have it.
+// What must be the same on all ranks: the configuration and the data, compared before the first step, the compute threads, and
+// the parameters, compared between steps. Each check is collective and, if the ranks differ, throws the same error on every rank.
 
 #include <map>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "dist/comm/collective_queue.h"
 #include "dist/comm/communicator.h"
+#include "nn/core/parameter.h"
 #include "train/setup.h"
 
 namespace topknot {
 
-// The program's version and the keys of the configuration, but for those that say where a rank runs.
+// The program's version and the keys of the configuration, but for those that say where a rank runs. UserError: what differs,
+// every value, and the ranks that have it; check_same_data() too.
 void check_same_configuration(Communicator& communicator, const Config& config);
 
 // What tells a run's data from other data, as "the number of training samples" and its value: of each split the numbers of
@@ -28,5 +32,11 @@ void check_same_data(Communicator& communicator, const DataFingerprint& mine);
 // Collective.
 std::vector<int> settle_threads(Communicator& communicator, const Config& config,
                                 const std::vector<int>& before = {});
+
+std::string checksum_hex(std::span<const float> weights);  // 16 hexadecimal digits
+
+// Error: names the first rank and parameter that differ.
+void check_same_parameters(ParameterArena& arena, CollectiveQueue& queue, const Communicator& communicator,
+                           const std::string& when);
 
 }  // namespace topknot

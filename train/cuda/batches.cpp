@@ -1,4 +1,4 @@
-#include "train/cuda/inputs.h"
+#include "train/cuda/batches.h"
 
 #include <fmt/format.h>
 
@@ -8,8 +8,7 @@
 #include "data/cuda/device_dataset_kernels.h"
 #include "nn/base/check.h"
 #include "nn/ops/cuda/activation.h"
-#include "train/cuda/engine_kernels.h"
-#include "train/evaluate.h"
+#include "train/cuda/step_kernels.h"
 #include "train/setup.h"
 
 namespace topknot::cuda {
@@ -48,8 +47,8 @@ LoaderOptions options_of(const Config& config, const Dataset& dataset, bool trai
 
 }  // namespace
 
-CudaInputs::CudaInputs(const Config& config, const Dataset& dataset, const Module& model, bool train,
-                       int rank, int ranks, int parts)
+CudaBatches::CudaBatches(const Config& config, const Dataset& dataset, const Module& model, bool train,
+                         int rank, int ranks, int parts)
     : dataset_(dataset),
       model_(model),
       data_(fits_on_device(config, dataset)
@@ -60,17 +59,22 @@ CudaInputs::CudaInputs(const Config& config, const Dataset& dataset, const Modul
       batches_(static_cast<std::size_t>(parts)),
       staging_(std::max(kStagings, batches_.size())) {}
 
-void CudaInputs::start_epoch(std::int64_t epoch, std::int64_t first_batch) {
+void CudaBatches::start_epoch(std::int64_t epoch, std::int64_t first_batch) {
   count_up(Context::current().stream(), epoch_.data(), static_cast<std::uint32_t>(epoch), 1);
   loader_.start_epoch(epoch, first_batch);
 }
 
-bool CudaInputs::next(int part) {
+void CudaBatches::begin_step() {
+  for (int part = 0; part < static_cast<int>(batches_.size()); ++part)
+    TOPKNOT_CHECK(bring(part), "an epoch has fewer batches than its steps");
+}
+
+bool CudaBatches::bring(int part) {
   Batch batch;
   if (!loader_.next(batch)) return false;
   DeviceBatch& to = batches_[static_cast<std::size_t>(part)];
   shape(to, batch);
-  to.losses = data_ ? batch.size() : batch.losses();
+  to.view.losses = data_ ? batch.size() : batch.losses();
   if (data_)
     make(batch, to);
   else
@@ -78,34 +82,40 @@ bool CudaInputs::next(int part) {
   if (batch.frames.empty()) return true;
   to.host = std::move(batch);
   to.host.images = {};
+  to.view.host = &to.host;
   return true;
 }
 
-void CudaInputs::shape(DeviceBatch& batch, const Batch& from) {
+void CudaBatches::shape(DeviceBatch& batch, const Batch& from) {
   const std::int64_t size = from.size();
   const Context& context = Context::current();
+  BatchView& view = batch.view;
   if (!from.frames.empty()) {  // of another shape each time
-    batch.images =
+    view.images =
         Tensor::empty(from.images.shape(), Layout::nhwc, context.device(), context.activation_type());
     batch.labels = DeviceArray<std::int32_t>(from.labels.size());
     batch.lengths = DeviceArray<std::int32_t>(from.lengths.size());
     batch.frames = DeviceArray<std::int32_t>(from.frames.size());
-    batch.size = size;
-    return;
+  } else {
+    if (batch.size == size) return;
+    const Shape sample = dataset_.sample_shape();
+    const bool tokens = dataset_.task() == Task::language_model;
+    view.images = Tensor::empty({size, sample[0], sample[1], sample[2]}, Layout::nhwc, context.device(),
+                                tokens ? DType::f32 : context.activation_type());
+    if (dataset_.classes() > 0)
+      batch.labels = DeviceArray<std::int32_t>(static_cast<std::size_t>(size * dataset_.labels_per_sample()));
+    else
+      view.targets = Tensor::empty({size, dataset_.targets()}, Layout::plain, context.device());
   }
-  if (batch.size == size) return;
-  const Shape sample = dataset_.sample_shape();
-  const bool tokens = dataset_.task() == Task::language_model;
-  batch.images = Tensor::empty({size, sample[0], sample[1], sample[2]}, Layout::nhwc, context.device(),
-                               tokens ? DType::f32 : context.activation_type());
-  if (dataset_.classes() > 0)
-    batch.labels = DeviceArray<std::int32_t>(static_cast<std::size_t>(size * dataset_.labels_per_sample()));
-  else
-    batch.targets = Tensor::empty({size, dataset_.targets()}, Layout::plain, context.device());
   batch.size = size;
+  const auto span_of = [](const DeviceArray<std::int32_t>& values) {
+    return std::span<const std::int32_t>(values.data(), values.size());
+  };
+  view.labels = span_of(batch.labels), view.lengths = span_of(batch.lengths),
+  view.frames = span_of(batch.frames);
 }
 
-CudaInputs::Staging& CudaInputs::staging(std::size_t bytes) {
+CudaBatches::Staging& CudaBatches::staging(std::size_t bytes) {
   Staging& next = staging_[next_staging_++ % staging_.size()];
   next.arrived.synchronize();  // at once for an event that was never recorded
   if (!next.memory || next.memory->size() < bytes) {
@@ -117,7 +127,7 @@ CudaInputs::Staging& CudaInputs::staging(std::size_t bytes) {
   return next;
 }
 
-void CudaInputs::send(Staging& staging, std::size_t bytes) {
+void CudaBatches::send(Staging& staging, std::size_t bytes) {
   staging.read.wait(copies_.get());
   TOPKNOT_CUDA(cudaMemcpyAsync(staging.device.data(), staging.memory->data(), bytes, cudaMemcpyHostToDevice,
                                copies_.get()));
@@ -125,7 +135,7 @@ void CudaInputs::send(Staging& staging, std::size_t bytes) {
   staging.arrived.wait(Context::current().stream());
 }
 
-void CudaInputs::copy(const Batch& from, DeviceBatch& to) {
+void CudaBatches::copy(const Batch& from, DeviceBatch& to) {
   const cudaStream_t stream = Context::current().stream();
   struct Part {
     const void* from;
@@ -145,7 +155,7 @@ void CudaInputs::copy(const Batch& from, DeviceBatch& to) {
   else
     add(from.bytes.data(), from.bytes.size(), nullptr);
   add(from.labels.data(), from.labels.size() * sizeof(std::int32_t), to.labels.data());
-  if (from.targets.defined()) add(from.targets.data(), from.targets.bytes(), to.targets.data());
+  if (from.targets.defined()) add(from.targets.data(), from.targets.bytes(), to.view.targets.data());
   add(from.lengths.data(), from.lengths.size() * sizeof(std::int32_t), to.lengths.data());
   add(frames.data(), frames.size() * sizeof(std::int32_t), to.frames.data());
 
@@ -161,15 +171,15 @@ void CudaInputs::copy(const Batch& from, DeviceBatch& to) {
     const Tensor plain = Tensor::view(reinterpret_cast<float*>(staged.device.data()), from.images.shape(),
                                       Context::current().device());
     const Tensor activation = dataset_.task() == Task::language_model ? plain : to_activation(plain);
-    TOPKNOT_CUDA(cudaMemcpyAsync(to.images.data(), activation.data(), activation.bytes(),
+    TOPKNOT_CUDA(cudaMemcpyAsync(to.view.images.data(), activation.data(), activation.bytes(),
                                  cudaMemcpyDeviceToDevice, stream));
   } else {
-    normalise(staged.device.data(), to.images);
+    normalise(staged.device.data(), to.view.images);
   }
   staged.read.record(stream);
 }
 
-void CudaInputs::normalise(const std::byte* bytes, Tensor& images) {
+void CudaBatches::normalise(const std::byte* bytes, Tensor& images) {
   if (statistics_.size() == 0) statistics_ = device_statistics(dataset_);
   const Shape shape = dataset_.sample_shape();
   const auto word = [](std::int64_t value) { return static_cast<std::uint32_t>(value); };
@@ -186,7 +196,7 @@ void CudaInputs::normalise(const std::byte* bytes, Tensor& images) {
   make_batch_images(Context::current().stream(), stored, batch, false, {}, nullptr);
 }
 
-void CudaInputs::make(const Batch& from, DeviceBatch& to) {
+void CudaBatches::make(const Batch& from, DeviceBatch& to) {
   const cudaStream_t stream = Context::current().stream();
   const std::size_t bytes = from.indices.size() * sizeof(std::int32_t);
   Staging& host = staging(bytes);
@@ -195,7 +205,7 @@ void CudaInputs::make(const Batch& from, DeviceBatch& to) {
     indices[i] = static_cast<std::int32_t>(from.indices[i]);
   send(host, bytes);
   data_->make_batch(stream, reinterpret_cast<const std::int32_t*>(host.device.data()), from.size(),
-                    epoch_.data(), to.images, to.labels.data(), to.targets);
+                    epoch_.data(), to.view.images, to.labels.data(), to.view.targets);
   host.read.record(stream);
 }
 

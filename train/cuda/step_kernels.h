@@ -16,8 +16,6 @@ struct StepReport {
   float loss = 0;
 };
 
-// *sum += factor * *value
-void add_scaled(cudaStream_t stream, double* sum, const float* value, double factor);
 void write_result(cudaStream_t stream, const StepStatus* status, const float* loss, StepReport* result);
 // values[i] = first + i, for i < n
 void count_up(cudaStream_t stream, std::uint32_t* values, std::uint32_t first, std::uint32_t n);

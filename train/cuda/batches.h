@@ -9,40 +9,31 @@
 #include <vector>
 
 #include "data/cuda/device_dataset.h"
-#include "data/loader.h"
 #include "nn/core/cuda/context.h"
-#include "nn/layers/module.h"
+#include "train/batches.h"
 #include "train/config/config.h"
 
 namespace topknot::cuda {
 
-struct DeviceBatch {
-  Tensor images;                     // an activation: nhwc, or [N, features]; tokens stay f32
-  DeviceArray<std::int32_t> labels;  // classification, and of a text's windows as Batch::labels
-  Tensor targets;                    // regression
-  // Transcription: labels are [size, longest], and for each recording how many there are and how many frames the model gives.
-  // `host` is the batch that they came from, without its images.
-  DeviceArray<std::int32_t> lengths, frames;
-  Batch host;
-  std::int64_t size = 0;
-  std::int64_t losses = 0;  // as Batch::losses()
-};
-
-class CudaInputs {
+class CudaBatches final : public Batches {
  public:
-  // One loader's worth of data, for training with `parts` batches per step, or for evaluation. Data set, model and
-  // context must outlive it.
-  CudaInputs(const Config& config, const Dataset& dataset, const Module& model, bool train, int rank,
-             int ranks, int parts);
+  // For training with `parts` batches per step, or for evaluation. Data set, model and context must outlive it.
+  CudaBatches(const Config& config, const Dataset& dataset, const Module& model, bool train, int rank,
+              int ranks, int parts);
 
-  const Loader& loader() const { return loader_; }
-  bool on_device() const { return data_ != nullptr; }
-  void start_epoch(std::int64_t epoch, std::int64_t first_batch = 0);
-  // The next batch into the memory of this part of a step, on the context's stream; false after the last one.
-  bool next(int part);
-  const DeviceBatch& batch(int part) const { return batches_[static_cast<std::size_t>(part)]; }
+  const Loader& loader() const override { return loader_; }
+  void start_epoch(std::int64_t epoch, std::int64_t first_batch) override;
+  void begin_step();  // brings the step's batches
+  const BatchView& of_step(int part) override { return batches_[static_cast<std::size_t>(part)].view; }
+  const BatchView* next() override { return bring(0) ? &of_step(0) : nullptr; }
 
  private:
+  struct DeviceBatch {
+    BatchView view;  // of what follows
+    DeviceArray<std::int32_t> labels, lengths, frames;
+    Batch host;  // transcription: the batch that they came from, without its images
+    std::int64_t size = 0;
+  };
   // A batch on its way: page-locked memory, its copy on the GPU, and when that has come and been read.
   struct Staging {
     std::unique_ptr<PinnedMemory> memory;
@@ -53,6 +44,8 @@ class CudaInputs {
   Staging& staging(std::size_t bytes);
   // Copies the first `bytes` by the stream of copies, and lets the compute stream wait for them.
   void send(Staging& staging, std::size_t bytes);
+  // The next batch into the memory of this part of a step, on the context's stream; false after the last one.
+  bool bring(int part);
   void shape(DeviceBatch& batch, const Batch& from);
   void copy(const Batch& from, DeviceBatch& to);
   // Of this set's pictures, [n, C, H, W] on the GPU.

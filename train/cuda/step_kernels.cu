@@ -1,13 +1,9 @@
-#include "train/cuda/engine_kernels.h"
+#include "train/cuda/step_kernels.h"
 
 #include "nn/core/cuda/kernel_tools.h"
 
 namespace topknot::cuda {
 namespace {
-
-__global__ void add_scaled_kernel(double* sum, const float* value, double factor) {
-  *sum += factor * static_cast<double>(*value);
-}
 
 __global__ void result_kernel(const StepStatus* status, const float* loss, StepReport* result) {
   result->status = *status;
@@ -19,10 +15,6 @@ __global__ void count_up_kernel(std::uint32_t* values, std::uint32_t first, std:
 }
 
 }  // namespace
-
-void add_scaled(cudaStream_t stream, double* sum, const float* value, double factor) {
-  launch(add_scaled_kernel, 1, 1, stream, sum, value, factor);
-}
 
 void write_result(cudaStream_t stream, const StepStatus* status, const float* loss, StepReport* result) {
   launch(result_kernel, 1, 1, stream, status, loss, result);

@@ -1,0 +1,316 @@
+// Steps on a GPU: the host puts them on a stream, after the first ones as graphs, and reads their outcome some steps
+// later. Nothing of a step waits for the host.
+#include <nvtx3/nvToolsExt.h>
+
+#include <array>
+#include <cstring>
+#include <map>
+
+#include "dist/comm/cuda/device_communicator.h"
+#include "dist/exchange/cuda/device_exchange.h"
+#include "nn/base/check.h"
+#include "nn/core/cuda/context.h"
+#include "nn/core/cuda/graph.h"
+#include "train/cuda/batches.h"
+#include "train/cuda/step_kernels.h"
+#include "train/cuda/step_times.h"
+#include "train/runner.h"
+#include "train/setup.h"
+#include "train/trainer.h"
+
+namespace topknot {
+namespace cuda {
+namespace {
+
+using Work = std::function<void()>;
+
+// A named range in the timeline of Nsight Systems, to the end of the scope; nothing where no profiler listens.
+class NvtxRange {
+ public:
+  explicit NvtxRange(const char* name) { nvtxRangePushA(name); }
+  ~NvtxRange() { nvtxRangePop(); }
+  NvtxRange(const NvtxRange&) = delete;
+  NvtxRange& operator=(const NvtxRange&) = delete;
+};
+
+constexpr std::size_t kStepsAhead = 32;
+
+Precision precision_of(const std::string& name) {
+  return name == "bf16" ? Precision::bf16 : name == "tf32" ? Precision::tf32 : Precision::fp32;
+}
+
+ContextOptions context_options(const RunInputs& inputs, const Communicator& communicator) {
+  const auto& train = inputs.config.train;
+  return {inputs.gpu,          communicator.rank(),     precision_of(train.precision),
+          train.deterministic, communicator.size() > 1, algorithm_cache_folder(train.algorithm_cache)};
+}
+
+void refuse_what_needs_the_cpu(const Config& config) {
+  if (config.train.distribution_every > 0)
+    throw UserError("train.distribution_every is for train.device=cpu; set it to 0, or train on the CPU");
+}
+
+class CudaRunner final : public Runner {
+ public:
+  CudaRunner(const RunInputs& inputs, Communicator& communicator)
+      : config_(inputs.config),
+        folder_(inputs.folder),
+        communicator_(communicator),
+        context_((refuse_what_needs_the_cpu(inputs.config), context_options(inputs, communicator))),
+        use_(context_),
+        gpu_steps_(static_cast<std::size_t>(config_.train.accumulate)),
+        result_(1) {}
+
+  Device device() const override { return context_.device(); }
+  std::string name() const override {
+    cudaDeviceProp properties{};
+    TOPKNOT_CUDA(cudaGetDeviceProperties(&properties, context_.options().device));
+    return std::string(properties.name) + ", " + config_.train.precision;
+  }
+  std::unique_ptr<Exchange> make_exchange(ParameterArena& arena, CollectiveQueue& queue,
+                                          const ExchangeOptions& options) override {
+    if (config_.dist.backend != "gloo")
+      collectives_ = make_device_communicator(communicator_, config_.dist.timeout_s);
+    auto exchange = make_device_exchange(arena, queue, collectives_.get(), options);
+    exchange_ = exchange.get();
+    return exchange;
+  }
+  std::unique_ptr<Batches> make_batches(const Dataset& dataset, const Module& model, bool train) override {
+    auto batches = std::make_unique<CudaBatches>(config_, dataset, model, train, communicator_.rank(),
+                                                 communicator_.size(), train ? config_.train.accumulate : 1);
+    if (train) train_ = batches.get();
+    return batches;
+  }
+  void begin_run(std::int64_t total_steps) override {
+    if (config_.train.step_times || config_.train.profile_steps > 0) {
+      times().turn_on(exchange_->most_marks() + 2 * gpu_steps_.size() + 3);
+      clock_bytes_ = times().clock().size_bytes();
+    }
+    results_ = std::make_unique<PinnedMemory>(kStepsAhead * slot_bytes());
+    trace_.emplace(TraceRange{config_.train.profile_from, config_.train.profile_steps, total_steps},
+                   folder_.path, exchange_->groups(), communicator_.rank(), true);
+  }
+
+  void begin_step(const StepRequest& request, double) override {
+    nvtxRangePushA("step");
+    // Another density has other buffers. NCCL may have registered the old ones for the graphs: these go first, when the GPU
+    // is done with them.
+    if (std::exchange(density_, request.density) != request.density && !graphs_.empty()) {
+      wait(context_.stream());
+      graphs_.clear();
+    }
+    step_ = request.step;
+    times().clear();
+    times().around({"data"}, context_.stream(), [&] { train_->begin_step(); });
+    const auto parts = static_cast<std::uint32_t>(gpu_steps_.size());
+    count_up(context_.stream(), gpu_steps_.data(), static_cast<std::uint32_t>(request.step) * parts, parts);
+  }
+
+  // Eagerly at first, so that algorithms are chosen and memory is there, then as graphs.
+  void run(const StepParts& parts) override {
+    using Capture = Exchange::Capture;
+    const Capture capture =
+        config_.train.graphs && !records() && !varies() ? exchange_->capture() : Capture::none;
+    const Work first = [&] {
+      const NvtxRange range("forward and backward");
+      parts.compute();
+    };
+    const Work last = [&] {
+      const NvtxRange range("decode and update");
+      parts.apply();
+      write_result(context_.stream(), exchange_->step_state().status, parts.loss, result_.data());
+    };
+    StepGraphs* graphs = capture == Capture::none ? nullptr : &graphs_[exchange_->capture_key()];
+    if (!graphs || !graphs->warm) {
+      first(), parts.communicate(), last();
+      if (graphs) graphs->warm = true;
+      return;
+    }
+    if (capture == Capture::whole) {
+      replay(graphs->first, [&] { first(), parts.communicate(), last(); });
+      if (collectives_)
+        collectives_->launched(context_.stream());  // the graph's collectives have a deadline too
+      return;
+    }
+    replay(graphs->first, first);
+    parts.communicate();
+    replay(graphs->second, last);
+  }
+
+  void in_phase(Phase phase, const Work& work) override {
+    const char* name = phase == Phase::forward    ? "forward"
+                       : phase == Phase::backward ? "backward"
+                       : phase == Phase::clip     ? "clip"
+                       : phase == Phase::update   ? "update"
+                                                  : nullptr;  // data comes in begin_step(), metrics later
+    if (name) return times().around({name}, context_.stream(), work);
+    if (phase != Phase::evaluate) return work();
+    const NvtxRange range("evaluate");
+    work();
+  }
+  const std::uint32_t* gpu_steps() const override { return gpu_steps_.data(); }
+  void end_step(const StepResult& result, const float*) override {
+    TOPKNOT_CHECK(pending_.size() < kStepsAhead, "stats() comes at least every steps_ahead() steps");
+    std::byte* const to = slot(steps_);
+    TOPKNOT_CUDA(
+        cudaMemcpyAsync(to, result_.data(), sizeof(StepReport), cudaMemcpyDeviceToHost, context_.stream()));
+    if (clock_bytes_ > 0)
+      TOPKNOT_CUDA(cudaMemcpyAsync(to + sizeof(StepReport), times().clock().data(), clock_bytes_,
+                                   cudaMemcpyDeviceToHost, context_.stream()));
+    there_[steps_ % kStepsAhead].record(context_.stream());
+    ++steps_;
+    pending_.push_back({step_, result.stats, times().marks(), exchange_->spans()});
+    nvtxRangePop();
+  }
+
+  std::int64_t steps_ahead() const override { return records() ? 1 : std::int64_t{kStepsAhead}; }
+  std::vector<StepStats> stats(std::size_t count) override {
+    TOPKNOT_CHECK(count > 0 && count <= pending_.size(), "statistics of steps that were not made");
+    // By a stream of its own, so that later steps need not be done.
+    there_[(steps_ - pending_.size() + count - 1) % kStepsAhead].wait(reading_.get());
+    wait(reading_.get());
+    std::vector<StepStats> stats;
+    for (std::size_t i = 0; i < count; ++i)
+      stats.push_back(outcome(pending_[i], slot(steps_ - pending_.size() + i)));
+    pending_.erase(pending_.begin(), pending_.begin() + static_cast<std::ptrdiff_t>(count));
+    return stats;
+  }
+
+  // Within the GPU now; to the host, over a bus that is much slower, later, on a stream of its own. Where the GPU has no
+  // memory for the copy, at once.
+  std::function<void()> copy_to_host(const std::vector<HostCopy>& copies) override {
+    std::size_t floats = 0;
+    for (const HostCopy& copy : copies) floats += copy.from.size();
+    try {
+      if (snapshot_.size() < floats) snapshot_ = DeviceArray<float>(floats);
+    } catch (const OutOfMemory&) {
+      for (const HostCopy& copy : copies)
+        backend(context_.device()).to_host(static_cast<float*>(copy.to), copy.from.data(), copy.from.size());
+      return {};
+    }
+    std::vector<HostCopy> kept = copies;
+    float* at = snapshot_.data();
+    for (HostCopy& copy : kept) {
+      backend(context_.device()).copy(copy.from.data(), at, copy.from.size());
+      copy.from = {at, copy.from.size()};
+      at += copy.from.size();
+    }
+    snapshot_there_.record(context_.stream());
+    return [this, kept = std::move(kept)] {
+      TOPKNOT_CUDA(cudaSetDevice(context_.options().device));
+      snapshot_there_.wait(copies_.get());
+      for (const HostCopy& copy : kept)
+        TOPKNOT_CUDA(cudaMemcpyAsync(copy.to, copy.from.data(), copy.from.size_bytes(),
+                                     cudaMemcpyDeviceToHost, copies_.get()));
+      TOPKNOT_CUDA(cudaStreamSynchronize(copies_.get()));
+    };
+  }
+
+  void finish() override {
+    wait(context_.stream());
+    trace_->finish();
+  }
+  void release() noexcept override { graphs_.clear(); }
+
+ private:
+  // Recorded gradients are copied to the host in the hooks, which no graph can do. The same on all ranks.
+  bool records() const { return config_.train.record_gradients > 0; }
+  // Recordings have lengths of their own, and a graph has one shape.
+  bool varies() const { return train_->loader().dataset().task() == Task::transcription; }
+
+  void wait(cudaStream_t stream) {
+    if (collectives_)
+      collectives_->wait(stream);
+    else
+      TOPKNOT_CUDA(cudaStreamSynchronize(stream));
+  }
+  DeviceTimes& times() { return exchange_->times(); }
+
+  // A step that stats() was not asked for.
+  struct Pending {
+    std::int64_t step = 0;  // of the run
+    ExchangeStats exchange;
+    std::vector<DeviceTimes::Mark> marks;
+    std::vector<ExchangeSpan> spans;  // of a staged exchange, on the host
+  };
+  // What the host gets of a step: a StepReport and the clock of its marks. Steps are counted from this start on.
+  std::size_t slot_bytes() const { return sizeof(StepReport) + clock_bytes_; }
+  std::byte* slot(std::size_t step) const { return results_->data() + step % kStepsAhead * slot_bytes(); }
+  StepStats outcome(const Pending& step, const std::byte* from) {
+    StepReport report;
+    std::memcpy(&report, from, sizeof report);
+    StepStats stats;
+    stats.loss = report.loss;
+    stats.committed = report.status.bad == 0;
+    stats.bad_rank = report.status.bad_rank;
+    stats.selected = report.status.selected;
+    stats.threshold = report.status.threshold;
+    stats.bytes_sent = step.exchange.bytes_sent;
+    stats.bytes_received = step.exchange.bytes_received;
+    stats.times.encode_s = step.exchange.encode;
+    stats.times.communicate_s = step.exchange.communicate;
+    stats.times.decode_s = step.exchange.decode;
+    stats.times.exposed_s = step.exchange.exposed;
+    StepTimes times(this->times(), step.marks,
+                    reinterpret_cast<const std::uint64_t*>(from + sizeof(StepReport)));
+    if (!times.pieces.empty()) times.add_to(stats.times);
+    times.spans.insert(times.spans.end(), step.spans.begin(), step.spans.end());
+    trace_->add_step(step.step, times.pieces, times.spans);
+    return stats;
+  }
+
+  struct MarkedGraph {
+    Graph graph;
+    std::vector<DeviceTimes::Mark> marks;
+  };
+  struct StepGraphs {
+    bool warm = false;          // has run once without a graph
+    MarkedGraph first, second;  // second: after the collectives, where these are not in a graph
+  };
+
+  // Records the work where that was not done yet.
+  void replay(MarkedGraph& marked, const Work& work) {
+    if (marked.graph) {
+      times().append(marked.marks);
+    } else {
+      const std::size_t before = times().marks().size();
+      marked.graph = Graph(context_.stream(), graph_memory_, work);
+      marked.marks = times().since(before);
+    }
+    marked.graph.launch(context_.stream());
+  }
+
+  const Config& config_;
+  const RunDirectory folder_;
+  Communicator& communicator_;
+  Context context_;
+  Context::Use use_;
+  std::unique_ptr<DeviceCommunicator> collectives_;  // null: they are the host's
+  DeviceExchange* exchange_ = nullptr;
+  CudaBatches* train_ = nullptr;
+  DeviceArray<std::uint32_t> gpu_steps_;  // one per micro-batch
+  DeviceArray<StepReport> result_;
+  std::size_t clock_bytes_ = 0;
+  std::unique_ptr<PinnedMemory> results_;  // of the last steps, a ring
+  std::array<Event, kStepsAhead> there_;   // when they are in results_
+  Stream reading_;                         // waits for these
+  std::size_t steps_ = 0;                  // made since the start
+  std::int64_t step_ = 0;                  // of the run, under way
+  std::vector<Pending> pending_;
+  DeviceArray<float> snapshot_;  // of copy_to_host()
+  Event snapshot_there_;
+  Stream copies_;
+  std::optional<StepTrace> trace_;
+  GraphMemory graph_memory_{context_.pool()};
+  std::map<std::uint64_t, StepGraphs> graphs_;  // of density_
+  double density_ = 0;
+};
+
+}  // namespace
+}  // namespace cuda
+
+std::unique_ptr<Runner> make_cuda_runner(const RunInputs& inputs, Communicator& communicator) {
+  return std::make_unique<cuda::CudaRunner>(inputs, communicator);
+}
+
+}  // namespace topknot

@@ -1,0 +1,94 @@
+#pragma once
+// What a device has of its own in a step (train/step.h): its exchange and its batches, whether the step's parts run at once or as
+// captured graphs, the clock that times them, and when the host knows what came of them. On a GPU the host is ahead: it puts
+// steps on a stream and reads their outcome some steps later.
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "dist/comm/collective_queue.h"
+#include "dist/exchange/exchange.h"
+#include "train/batches.h"
+#include "train/metrics/metrics.h"
+
+namespace topknot {
+
+struct RunInputs;
+
+struct StepRequest {
+  std::int64_t step = 0;  // steps done before
+  double density = 1, lr = 0;
+};
+
+// What this rank knows of a step that was made.
+struct StepStats {
+  double loss = 0;         // the mean over its micro-batches
+  bool committed = true;   // the same on all ranks, as bad_rank
+  int bad_rank = -1;       // as StepResult::bad_rank
+  int bad_parameter = -1;  // of a step that was not committed: first_bad_parameter(), here
+  std::uint64_t bytes_sent = 0, bytes_received = 0, selected = 0;
+  double threshold = 0;
+  StepRecord times;  // only its times, as far as they are known
+};
+
+// The parts of a step, in order. Compute and apply can be captured in graphs, and communicate with them where
+// Exchange::capture() says so.
+struct StepParts {
+  std::function<void()> compute, communicate, apply;
+  const float* loss;  // of this rank, complete after compute; in the device's memory
+};
+
+class Runner {
+ public:
+  virtual ~Runner() = default;
+  virtual Device device() const = 0;
+  virtual std::string name() const = 0;  // "cpu", or the GPU's name
+
+  // Once each, in this order, before the first step; batches for training, then for evaluation, as often as these are wanted. The
+  // runner must outlive them all.
+  virtual std::unique_ptr<Exchange> make_exchange(ParameterArena& arena, CollectiveQueue& queue,
+                                                  const ExchangeOptions& options) = 0;
+  virtual std::unique_ptr<Batches> make_batches(const Dataset& dataset, const Module& model, bool train) = 0;
+  virtual void begin_run(std::int64_t total_steps) = 0;
+
+  // `awaited_s`: seconds that await() of the batches took.
+  virtual void begin_step(const StepRequest& request, double awaited_s) = 0;
+  virtual void run(const StepParts& parts) = 0;
+  // Times `work`; `hook` lies within backward, and is the exchange's time.
+  enum class Phase { data, forward, backward, hook, clip, update, metrics, evaluate };
+  virtual void in_phase(Phase phase, const std::function<void()>& work) = 0;
+  // On a GPU, the steps of the run's micro-batches, one number for each part: ForwardContext::gpu_step. Else null.
+  virtual const std::uint32_t* gpu_steps() const { return nullptr; }
+  // The step's result, for stats(). `loss` as in run().
+  virtual void end_step(const StepResult& result, const float* loss) = 0;
+
+  // Steps that may be made whose statistics were not asked for; the same on all ranks.
+  virtual std::int64_t steps_ahead() const = 0;
+  // Of the oldest `count` steps whose statistics were not asked for, in order; waits for these steps alone.
+  virtual std::vector<StepStats> stats(std::size_t count) = 0;
+  virtual void reported() {}  // the last step
+
+  struct HostCopy {
+    std::span<const float> from;  // in the device's memory
+    void* to;
+  };
+  // Carries the copies out, as the memory is now. Returns what is left to do, which any thread may call, beside further steps and
+  // before the next copy_to_host(); empty if nothing is.
+  virtual std::function<void()> copy_to_host(const std::vector<HostCopy>& copies) = 0;
+  virtual void finish() = 0;  // waits for all steps, and closes what it writes
+  // No further steps: what holds memory of exchange or arena goes, which come to their end after this.
+  virtual void release() noexcept {}
+};
+
+std::unique_ptr<Runner> make_cpu_runner(const RunInputs& inputs, Communicator& communicator);
+// Throws UserError if the GPU, or what the configuration asks of it, cannot be had; in a build without CUDA always.
+std::unique_ptr<Runner> make_cuda_runner(const RunInputs& inputs, Communicator& communicator);
+
+// The index in arena.parameters() of the first whose gradient holds NaN or infinity; -1 if none does. On a CPU.
+int first_bad_parameter(const ParameterArena& arena);
+
+}  // namespace topknot

@@ -1,0 +1,122 @@
+#pragma once
+// One rank's model, exchange and optimizer, and the step that they make together, written once for all devices: forward,
+// backward with the exchange in its hooks, clipping, agreement, update. The trainer (train/trainer.h) says which step to make, with
+// which rates; the device's runner (train/runner.h) carries it out.
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "dist/comm/collective_queue.h"
+#include "nn/core/autograd.h"
+#include "nn/core/device.h"
+#include "nn/core/tensor.h"
+#include "optim/clip.h"
+#include "optim/optimizer.h"
+#include "train/checkpoint/run_state.h"
+#include "train/evaluate.h"
+#include "train/plan/exchange_choice.h"
+#include "train/recorder.h"
+#include "train/runner.h"
+
+namespace topknot {
+
+class Step {
+ public:
+  // On the device of the configuration. Collective. Throws UserError where that cannot be used, or options contradict each other.
+  Step(const RunInputs& inputs, Communicator& communicator);
+  ~Step();
+  Step(const Step&) = delete;
+  Step& operator=(const Step&) = delete;
+
+  const ParameterArena& arena() const { return arena_; }
+  const ParameterStore& store() const { return model_->store; }
+  const std::vector<Group>& groups() const { return exchange_->groups(); }
+  const Loader& train_loader() const { return train_->loader(); }
+  std::string device() const { return runner_->name(); }
+  // The configuration with what this run has measured: exchange.groups, exchange.collective.
+  Config effective_config() const { return resolved_.effective(config_); }
+  // By the run's profile; 0 where there is none.
+  double modelled_makespan() const { return resolved_.modelled_makespan(groups()); }
+
+  // `first_step`: of the epoch, where a resumed run enters it.
+  void start_epoch(std::int64_t epoch, std::int64_t first_step);
+  // Waits until the next step's data are there, or until a stop signal, and counts the time in that step's. On a GPU it
+  // returns at once.
+  void await_batch();
+  void make(const StepRequest& request);
+  // Steps that may be made whose statistics were not asked for; the same on all ranks.
+  std::int64_t steps_ahead() const { return runner_->steps_ahead(); }
+  // Of the oldest `count` steps whose statistics were not asked for, in order; waits for these steps alone.
+  std::vector<StepStats> stats(std::size_t count) { return runner_->stats(count); }
+  // Once the trainer has reported a step.
+  void end_step(const StepRecord& record, MetricsWriter* metrics);
+
+  // All of these are collective.
+  void all_reduce(std::span<double> sums);
+  // Of the test set or, where the run has one, the held-out set. None where the hook ended it, which it must do on all
+  // ranks alike.
+  std::optional<Evaluation> evaluate(Split split, const EvaluationHook& hook);
+  void check_parameters(const std::string& when);
+
+  // Where all statistics were asked for. state() copies what this rank has, weights and optimizer on rank 0
+  // only; it reuses the memory of `state`, which is complete once what it returns has been called: by any thread, beside
+  // further steps, before the next state(). A GPU's copy to the host waits until then; empty where nothing does.
+  // load_state() takes both from there on every rank; throws UserError where it does not fit the model or the method.
+  std::function<void()> state(RunState& state);
+  void load_state(const RunState& state);
+
+  std::string checksum() const;  // of the weights, 16 hexadecimal digits
+  void finish();                 // closes what the run writes
+
+ private:
+  using Phase = Runner::Phase;
+
+  void compute(std::int64_t step);
+  void apply();
+  ForwardContext forward_context(std::int64_t step, int part, const BatchView& batch) const;
+  void send(Parameter& parameter);
+  void clip_and_send_all();
+  void clip(std::span<Parameter* const> parameters);
+  void warn_of_much_clipping();
+  void warn_of_unused_parameters();
+  void set_gradient_scale();
+  void save_statistics();
+  void restore_statistics_if_bad();
+
+  const RunInputs& inputs_;
+  const Config& config_;
+  Communicator& communicator_;
+  const bool root_;
+  const int parts_;  // micro-batches per step
+  // The greatest norm of this rank's gradient before compression, 0: no clipping; of the whole gradient, or of each tensor's.
+  const double clip_norm_;
+  const bool clip_model_;
+  const std::unique_ptr<Runner> runner_;
+  const std::unique_ptr<BuiltModel> model_;
+  ParameterArena& arena_;
+  CollectiveQueue queue_;
+  const ResolvedExchange resolved_;
+  const std::unique_ptr<Optimizer> optimizer_;
+  Clip clip_;
+  const DeviceBackend& backend_;
+  Tensor loss_;  // this rank's of the step: the mean over its micro-batches
+  // Batch norm's and recurrent states, which the forward pass moves; and as they were before this step, undefined if there are
+  // none.
+  const std::vector<std::span<float>> statistics_;
+  Tensor kept_statistics_;
+  const std::unique_ptr<Exchange> exchange_;
+  const std::unique_ptr<Batches> train_, test_;
+  const std::vector<float> weights_;  // aggregation weights by rank
+  const GradientHook hook_;           // send()
+  Recorder recorder_;
+  int clips_ = 0,
+      cuts_ = 0;  // gradients of this start that warn_of_much_clipping() has looked at, and that were cut
+  double awaited_s_ = 0;  // in await_batch(), for the next step
+};
+
+}  // namespace topknot
