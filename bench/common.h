@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "compress/parallel.h"
-#include "nn/base/stopwatch.h"
+#include "nn/base/clock.h"
 #include "nn/base/text.h"
 #include "nn/core/rng.h"
 #include "tools/common/options.h"

@@ -9,8 +9,8 @@
 #include <sstream>
 #include <string>
 
+#include "nn/base/clock.h"
 #include "nn/base/program.h"
-#include "nn/base/stopwatch.h"
 #include "nn/core/rng.h"
 #include "nn/ops/conv2d.h"
 #include "nn/ops/layout.h"

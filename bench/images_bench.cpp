@@ -5,8 +5,8 @@
 #include <string>
 
 #include "data/loader.h"
+#include "nn/base/clock.h"
 #include "nn/base/program.h"
-#include "nn/base/stopwatch.h"
 #include "tools/common/options.h"
 
 using namespace topknot;

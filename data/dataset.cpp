@@ -9,8 +9,8 @@
 #include <filesystem>
 
 #include "nn/base/checksum.h"
+#include "nn/base/file.h"
 #include "nn/base/memory.h"
-#include "nn/base/regular_file.h"
 #include "nn/base/text.h"
 
 namespace topknot {

@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <utility>
 
+#include "nn/base/clock.h"
 #include "nn/base/log.h"
 #include "nn/base/memory.h"
-#include "nn/base/patience.h"
 #include "nn/base/program.h"
 
 namespace topknot {

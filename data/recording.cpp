@@ -15,8 +15,8 @@
 
 #include "data/spectrogram.h"
 #include "nn/base/check.h"
+#include "nn/base/file.h"
 #include "nn/base/memory.h"
-#include "nn/base/regular_file.h"
 #include "nn/base/text.h"
 
 namespace topknot {

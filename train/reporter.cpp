@@ -10,8 +10,8 @@
 #include <numeric>
 
 #include "compress/sparse.h"
+#include "nn/base/clock.h"
 #include "nn/base/log.h"
-#include "nn/base/stopwatch.h"
 #include "nn/base/terminal.h"
 #include "nn/base/text.h"
 #include "train/version.h"

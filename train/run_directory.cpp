@@ -14,8 +14,8 @@
 #include <thread>
 
 #include "nn/base/check.h"
+#include "nn/base/file.h"
 #include "nn/base/text.h"
-#include "nn/base/text_file.h"
 #include "train/metrics/output_file.h"
 #include "train/version.h"
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <utility>
 
-#include "nn/base/fd.h"
+#include "nn/base/file.h"
 
 namespace topknot {
 

@@ -7,7 +7,7 @@
 #include <cstring>
 #include <optional>
 
-#include "nn/base/stopwatch.h"
+#include "nn/base/clock.h"
 #include "train/plan/exchange_plan.h"
 #include "train/setup.h"
 #include "train/trace.h"

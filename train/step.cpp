@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "nn/base/log.h"
-#include "nn/base/stopwatch.h"
+#include "nn/base/clock.h"
 #include "nn/core/autograd.h"
 #include "nn/core/step.h"
 #include "train/checks.h"

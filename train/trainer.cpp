@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "nn/base/check.h"
+#include "nn/base/clock.h"
 #include "nn/base/log.h"
 #include "nn/base/program.h"
-#include "nn/base/stopwatch.h"
 #include "nn/base/text.h"
 #include "train/checkpoint/resume.h"
 #include "train/checks.h"
@@ -24,8 +24,6 @@
 
 namespace topknot {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 // What the ranks add up of a step.
 struct StepSums {

@@ -12,8 +12,8 @@
 #include "dist/comm/gloo_collectives.h"
 #include "dist/comm/gloo_mesh.h"
 #include "dist/comm/peer_report.h"
-#include "dist/launch/stop_wait.h"
 #include "dist/launch/tcp_store.h"
+#include "nn/base/program.h"
 
 namespace topknot {
 namespace {

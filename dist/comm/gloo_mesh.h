@@ -8,7 +8,7 @@
 #include <memory>
 #include <string>
 
-#include "nn/base/patience.h"
+#include "nn/base/clock.h"
 
 namespace topknot {
 

@@ -14,7 +14,6 @@
 #include "dist/comm/collective_cost.h"
 #include "dist/comm/ordered_sum.h"
 #include "dist/launch/socket.h"
-#include "dist/launch/stop_wait.h"
 #include "nn/base/program.h"
 
 namespace topknot {

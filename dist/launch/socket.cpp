@@ -100,13 +100,6 @@ int try_connect(const addrinfo& address, Patience& patience, Fd& result) {
 
 }  // namespace
 
-Deadline deadline_in(double timeout_s) {
-  constexpr double longest = 1e7;
-  const double seconds = timeout_s <= 0 ? longest : std::min(timeout_s, longest);
-  return Clock::now() +
-         std::chrono::milliseconds(std::max<std::int64_t>(1, static_cast<std::int64_t>(seconds * 1000)));
-}
-
 HostPort parse_host_port(const std::string& text, const std::string& key) {
   const auto colon = text.rfind(':');
   HostPort result;

@@ -2,21 +2,13 @@
 // What the rendezvous needs of TCP: connecting with a deadline, and listening. No call
 // waits without a deadline.
 
-#include <chrono>
 #include <string>
 #include <string_view>
 
-#include "nn/base/fd.h"
-#include "nn/base/patience.h"
+#include "nn/base/clock.h"
+#include "nn/base/file.h"
 
 namespace topknot {
-
-using Clock = std::chrono::steady_clock;
-using Deadline = Clock::time_point;
-
-// For what this process does alone; timeout_s <= 0 means no limit (in practice four months). Waits for others have a
-// Patience (nn/base/patience.h).
-Deadline deadline_in(double timeout_s);
 
 struct HostPort {
   std::string host;

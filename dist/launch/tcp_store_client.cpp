@@ -12,7 +12,6 @@
 
 #include "dist/comm/communicator.h"
 #include "dist/launch/frame.h"
-#include "dist/launch/stop_wait.h"
 #include "dist/launch/tcp_store.h"
 #include "nn/base/program.h"
 #include "nn/base/text.h"

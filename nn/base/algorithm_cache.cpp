@@ -13,10 +13,9 @@
 #include <sstream>
 
 #include "nn/base/check.h"
-#include "nn/base/fd.h"
+#include "nn/base/file.h"
 #include "nn/base/log.h"
 #include "nn/base/text.h"
-#include "nn/base/text_file.h"
 
 namespace topknot {
 namespace {

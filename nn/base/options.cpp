@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "nn/base/suggest.h"
 #include "nn/base/text.h"
 
 namespace topknot {

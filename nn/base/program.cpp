@@ -13,9 +13,9 @@
 #include <cstdlib>
 #include <system_error>
 
+#include "nn/base/clock.h"
 #include "nn/base/log.h"
 #include "nn/base/memory.h"
-#include "nn/base/patience.h"
 #include "nn/base/terminal.h"
 #include "nn/base/text.h"
 

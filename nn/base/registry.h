@@ -8,7 +8,7 @@
 
 #include "nn/base/check.h"
 #include "nn/base/options.h"
-#include "nn/base/suggest.h"
+#include "nn/base/text.h"
 
 namespace topknot {
 

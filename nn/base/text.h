@@ -1,5 +1,6 @@
 #pragma once
-// Numbers in messages, as a person writes them, and quantiles of what was measured.
+// Text in messages: numbers as a person writes them, text from elsewhere made safe to print, "did you mean"; and quantiles of
+// what was measured.
 
 #include <cstdint>
 #include <string>
@@ -39,5 +40,12 @@ double quantile(std::vector<double> values, double q);
 
 // The shortest text that reads back to the same number: 0.1, 1e-4.
 std::string format_number(double value);
+
+// The shortest of `known` that extends `name` or differs in its last number, else the nearest by 2 (or a third) edits, or "".
+std::string nearest_name(const std::string& name, const std::vector<std::string>& known);
+
+// "unknown compressor 'top_k'; did you mean 'topk'? known: dense, topk"; for `resnet`: "'resnet20' or 'resnet110'?"
+std::string unknown_name_message(const std::string& kind, const std::string& name,
+                                 const std::vector<std::string>& known);
 
 }  // namespace topknot

@@ -9,8 +9,8 @@
 #include <set>
 
 #include "nn/base/check.h"
+#include "nn/base/file.h"
 #include "nn/base/text.h"
-#include "nn/base/text_file.h"
 #include "tools/compare/compare.h"
 
 namespace topknot {

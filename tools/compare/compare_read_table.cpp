@@ -8,7 +8,7 @@
 #include <fstream>
 
 #include "nn/base/check.h"
-#include "nn/base/text_file.h"
+#include "nn/base/file.h"
 #include "tools/compare/compare.h"
 
 namespace topknot {

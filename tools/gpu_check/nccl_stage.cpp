@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "nn/base/fd.h"
+#include "nn/base/file.h"
 #include "nn/base/text.h"
 #include "tools/gpu_check/stages.h"
 

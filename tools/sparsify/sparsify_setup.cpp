@@ -12,7 +12,6 @@
 #include "compress/memory/memory.h"
 #include "compress/sparse.h"
 #include "nn/base/check.h"
-#include "nn/base/suggest.h"
 #include "nn/base/text.h"
 #include "train/config/config.h"
 #include "train/config/config_text.h"

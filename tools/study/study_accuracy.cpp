@@ -11,7 +11,7 @@
 #include <sstream>
 
 #include "nn/base/check.h"
-#include "nn/base/text_file.h"
+#include "nn/base/file.h"
 #include "tools/common/chart.h"
 #include "tools/study/study.h"
 #include "train/metrics/output_file.h"

@@ -9,7 +9,7 @@
 #include "compress/select/selector.h"
 #include "compress/sparse.h"
 #include "nn/base/check.h"
-#include "nn/base/stopwatch.h"
+#include "nn/base/clock.h"
 #include "nn/base/text.h"
 #include "nn/core/device.h"
 #include "nn/core/rng.h"

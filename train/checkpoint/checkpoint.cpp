@@ -20,10 +20,9 @@
 
 #include "nn/base/check.h"
 #include "nn/base/checksum.h"
-#include "nn/base/fd.h"
+#include "nn/base/file.h"
 #include "nn/base/log.h"
 #include "nn/base/text.h"
-#include "nn/base/text_file.h"
 #include "train/metrics/output_file.h"
 
 namespace topknot {

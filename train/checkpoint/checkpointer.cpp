@@ -10,9 +10,9 @@
 #include <utility>
 
 #include "nn/base/check.h"
+#include "nn/base/clock.h"
 #include "nn/base/log.h"
 #include "nn/base/memory.h"
-#include "nn/base/patience.h"
 #include "train/checks.h"
 
 namespace topknot {

@@ -19,8 +19,7 @@
 #include <utility>
 
 #include "nn/base/check.h"
-#include "nn/base/fd.h"
-#include "nn/base/regular_file.h"
+#include "nn/base/file.h"
 #include "nn/base/text.h"
 
 namespace topknot {

@@ -9,8 +9,8 @@
 #include <utility>
 
 #include "nn/base/check.h"
-#include "nn/base/suggest.h"
 #include "nn/base/terminal.h"
+#include "nn/base/text.h"
 #include "train/config/config.h"
 #include "train/version.h"
 

@@ -12,8 +12,8 @@
 #include <sstream>
 
 #include "nn/base/check.h"
-#include "nn/base/suggest.h"
-#include "nn/base/text_file.h"
+#include "nn/base/file.h"
+#include "nn/base/text.h"
 #include "train/config/config_text.h"
 
 namespace topknot {

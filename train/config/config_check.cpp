@@ -18,7 +18,7 @@
 #include "dist/launch/launch.h"
 #include "dist/launch/socket.h"
 #include "nn/base/check.h"
-#include "nn/base/suggest.h"
+#include "nn/base/text.h"
 #include "train/config/config.h"
 #include "train/config/config_text.h"
 

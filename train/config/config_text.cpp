@@ -6,7 +6,6 @@
 #include <limits>
 #include <type_traits>
 
-#include "nn/base/suggest.h"
 #include "nn/base/text.h"
 
 namespace topknot {

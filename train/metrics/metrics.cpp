@@ -14,9 +14,9 @@
 #include <utility>
 
 #include "nn/base/check.h"
+#include "nn/base/file.h"
 #include "nn/base/log.h"
 #include "nn/base/text.h"
-#include "nn/base/text_file.h"
 #include "train/metrics/output_file.h"
 
 namespace topknot {

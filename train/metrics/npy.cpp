@@ -17,7 +17,7 @@
 #include <utility>
 
 #include "nn/base/check.h"
-#include "nn/base/regular_file.h"
+#include "nn/base/file.h"
 #include "nn/base/text.h"
 
 namespace topknot {

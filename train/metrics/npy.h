@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "nn/base/fd.h"
+#include "nn/base/file.h"
 
 namespace topknot {
 

@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "nn/base/check.h"
-#include "nn/base/new_file.h"
+#include "nn/base/file.h"
 
 namespace topknot {
 

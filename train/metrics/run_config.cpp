@@ -7,7 +7,7 @@
 #include <sstream>
 
 #include "nn/base/check.h"
-#include "nn/base/text_file.h"
+#include "nn/base/file.h"
 
 namespace topknot {
 namespace {

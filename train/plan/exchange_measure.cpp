@@ -6,7 +6,7 @@
 
 #include "dist/exchange/host_pipeline.h"
 #include "nn/base/check.h"
-#include "nn/base/stopwatch.h"
+#include "nn/base/clock.h"
 #include "nn/base/text.h"
 #include "nn/core/rng.h"
 #include "train/metrics/metrics.h"
@@ -14,8 +14,6 @@
 
 namespace topknot {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 constexpr int kSizes = 5;                                // of groups
 constexpr int kWarmUp = 2, kTimed = 7, kLeastTimed = 2;  // rounds of one size

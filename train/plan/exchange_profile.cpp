@@ -7,8 +7,8 @@
 #include <set>
 
 #include "nn/base/check.h"
+#include "nn/base/file.h"
 #include "nn/base/text.h"
-#include "nn/base/text_file.h"
 #include "train/metrics/output_file.h"
 
 namespace topknot {

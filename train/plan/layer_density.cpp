@@ -5,10 +5,9 @@
 #include <nlohmann/json.hpp>
 
 #include "nn/base/check.h"
+#include "nn/base/file.h"
 #include "nn/base/log.h"
-#include "nn/base/suggest.h"
 #include "nn/base/text.h"
-#include "nn/base/text_file.h"
 #include "train/metrics/output_file.h"
 #include "train/plan/layer_times.h"
 

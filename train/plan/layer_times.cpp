@@ -4,7 +4,7 @@
 #include <map>
 
 #include "nn/base/check.h"
-#include "nn/base/stopwatch.h"
+#include "nn/base/clock.h"
 #include "nn/base/text.h"
 #include "train/evaluate.h"
 #include "train/metrics/metrics.h"
@@ -19,7 +19,6 @@ constexpr double kRate = 1e-12;  // of the updates: the weights stay what they a
 
 LayerTimes measure_layer_times(const Config& config, const Dataset& data, int rank, int ranks,
                                const std::function<void()>& before_pass) {
-  using Clock = std::chrono::steady_clock;
   const auto model = build_model(config, data);
   ParameterArena& arena = model->store.arena();
   const auto optimizer = make_optimizer(optimizer_options(config), arena);

@@ -9,7 +9,7 @@
 #include "dist/comm/cuda/device_backends.h"
 #include "dist/comm/cuda/device_sum.h"
 #include "dist/comm/ordered_sum.h"
-#include "dist/launch/stop_wait.h"
+#include "nn/base/program.h"
 #include "nn/base/text.h"
 #include "nn/core/cuda/context.h"
 

@@ -10,7 +10,7 @@
 #include "dist/comm/cuda/device_sum.h"
 #include "dist/comm/cuda/nccl_start.h"
 #include "dist/comm/cuda/nccl_watch.h"
-#include "dist/launch/stop_wait.h"
+#include "nn/base/program.h"
 #include "nn/base/text.h"
 #include "nn/core/cuda/context.h"
 

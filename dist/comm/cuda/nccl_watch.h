@@ -13,7 +13,7 @@
 #include <thread>
 #include <vector>
 
-#include "dist/launch/stop_wait.h"
+#include "nn/base/program.h"
 
 namespace topknot::cuda {
 

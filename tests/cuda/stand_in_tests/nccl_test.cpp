@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "dist/launch/socket.h"
-#include "dist/launch/stop_wait.h"
+#include "nn/base/program.h"
 #include "nn/core/cuda/graph.h"
 #include "tests/cuda/device_collectives.h"
 #include "tests/cuda/stand_in/machine.h"

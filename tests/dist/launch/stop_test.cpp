@@ -6,7 +6,6 @@
 #include <chrono>
 #include <thread>
 
-#include "dist/launch/stop_wait.h"
 #include "nn/base/program.h"
 #include "tests/dist/ranks.h"
 #include "tests/support/catch.h"

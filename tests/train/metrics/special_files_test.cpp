@@ -4,7 +4,7 @@
 
 #include <filesystem>
 
-#include "nn/base/new_file.h"
+#include "nn/base/file.h"
 #include "tests/support/catch.h"
 #include "tests/support/error_text.h"
 #include "tests/support/files.h"

@@ -1,23 +1,20 @@
-#include "nn/base/text_file.h"
+#include "nn/base/file.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <poll.h>
-#include <sys/stat.h>
-#include <unistd.h>
+#include <sys/random.h>
 
 #include <cerrno>
 #include <chrono>
+#include <cstdint>
 
 #include "nn/base/check.h"
-#include "nn/base/fd.h"
-#include "nn/base/regular_file.h"
+#include "nn/base/clock.h"
 #include "nn/base/text.h"
 
 namespace topknot {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 // A pipe by such a name is open at its other end already.
 bool is_open_pipe(const std::string& path) {
@@ -33,12 +30,28 @@ std::string kind_problem(const struct stat& status, const std::string& path) {
 
 }  // namespace
 
-std::ifstream open_stream(const std::string& path) {
-  open_regular_file(path);  // what it refuses might never open
-  errno = 0;
-  std::ifstream stream(path, std::ios::binary);
-  if (!stream) throw UserError(path + ": cannot be read: " + errno_text());
-  return stream;
+std::string special_file_kind(const struct stat& status) {
+  if (S_ISREG(status.st_mode)) return "";
+  if (S_ISDIR(status.st_mode)) return "a folder";
+  if (S_ISFIFO(status.st_mode)) return "a named pipe";
+  return S_ISSOCK(status.st_mode) ? "a socket" : "a device";
+}
+
+Fd open_regular_file(const std::string& path) {
+  const auto refuse = [&](const std::string& why) {
+    throw UserError(fmt::format("cannot open '{}': {}", printable(path), why));
+  };
+  const auto check = [&](int failed, const struct stat& status) {
+    if (failed) refuse(errno_text() + "; check its path and permissions");
+    if (const std::string kind = special_file_kind(status); !kind.empty())
+      refuse(fmt::format("it is {}, not a regular file", kind));
+  };
+  struct stat status {};
+  check(stat(path.c_str(), &status), status);
+  // Between the two calls another file may have taken the name: O_NONBLOCK does not wait for a pipe's writer.
+  Fd file(open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
+  check(!file.valid() || fstat(file.get(), &status) != 0, status);
+  return file;
 }
 
 std::string read_text_file(const std::string& path, std::size_t most_bytes, const std::string& hint) {
@@ -51,7 +64,7 @@ std::string read_text_file(const std::string& path, std::size_t most_bytes, cons
   if (const std::string problem = kind_problem(status, path); !problem.empty()) fail(problem);
 
   constexpr int kPipeSeconds = 60;
-  const auto deadline = Clock::now() + std::chrono::seconds(kPipeSeconds);
+  const Deadline deadline = Clock::now() + std::chrono::seconds(kPipeSeconds);
   std::string text;
   char buffer[1 << 14];
   while (true) {
@@ -71,6 +84,26 @@ std::string read_text_file(const std::string& path, std::size_t most_bytes, cons
       fail("cannot be read: " + errno_text());
     }
   }
+}
+
+std::ifstream open_stream(const std::string& path) {
+  open_regular_file(path);  // what it refuses might never open
+  errno = 0;
+  std::ifstream stream(path, std::ios::binary);
+  if (!stream) throw UserError(path + ": cannot be read: " + errno_text());
+  return stream;
+}
+
+NewFile create_part_file(const std::string& target) {
+  NewFile file;
+  for (int attempt = 0; attempt < 100; ++attempt) {
+    std::uint32_t number = 0;
+    if (getrandom(&number, sizeof number, 0) != sizeof number) break;
+    file.path = fmt::format("{}.part-{}", target, number);
+    file.fd.reset(open(file.path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666));
+    if (file.fd.valid() || errno != EEXIST) break;
+  }
+  return file;
 }
 
 }  // namespace topknot

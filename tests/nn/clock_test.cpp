@@ -1,4 +1,4 @@
-#include "nn/base/patience.h"
+#include "nn/base/clock.h"
 
 #include <thread>
 

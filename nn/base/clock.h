@@ -1,0 +1,76 @@
+#pragma once
+// Time by the steady clock: deadlines, how long work took, and limits on waiting that count the time in which this process
+// ran.
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+
+namespace topknot {
+
+using Clock = std::chrono::steady_clock;
+using Deadline = Clock::time_point;
+
+// For what this process does alone; timeout_s <= 0 means no limit (in practice four months). Waits for others have a
+// Patience.
+inline Deadline deadline_in(double timeout_s) {
+  constexpr double longest = 1e7;
+  const double seconds = timeout_s <= 0 ? longest : std::min(timeout_s, longest);
+  return Clock::now() +
+         std::chrono::milliseconds(std::max<std::int64_t>(1, static_cast<std::int64_t>(seconds * 1000)));
+}
+
+inline double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+// Of one call of `work`.
+template <class Work>
+double milliseconds(Work&& work) {
+  const auto start = Clock::now();
+  work();
+  return 1e3 * seconds_since(start);
+}
+
+// Adds the time of a scope to a total.
+class Stopwatch {
+ public:
+  // `total`, in seconds, must outlive the stopwatch.
+  explicit Stopwatch(double& total) : total_(total), start_(Clock::now()) {}
+  ~Stopwatch() { total_ += seconds_since(start_); }
+  Stopwatch(const Stopwatch&) = delete;
+  Stopwatch& operator=(const Stopwatch&) = delete;
+
+ private:
+  double& total_;
+  Clock::time_point start_;
+};
+
+// The time that a wait has taken, for loops that look at it several times per second and do nothing else that waits.
+//
+// A process that was suspended (SIGSTOP, a frozen container, a laptop's lid) finds a gap between two looks, of which at
+// most kGap counts: the other ranks of a job that was suspended as a whole have lost the same time.
+class Patience {
+ public:
+  static constexpr std::chrono::milliseconds kGap{500};
+
+  // From now on. seconds <= 0: no limit.
+  explicit Patience(double seconds = 0) : limit_(seconds) {}
+
+  double passed() {  // seconds
+    const Clock::time_point now = Clock::now();
+    passed_ += std::min<Clock::duration>(now - last_, kGap);
+    last_ = now;
+    return std::chrono::duration<double>(passed_).count();
+  }
+  bool limited() const { return limit_ > 0; }
+  double left() { return limit_ - passed(); }  // seconds, where there is a limit
+  bool over() { return limited() && left() <= 0; }
+
+ private:
+  double limit_;
+  Clock::duration passed_{0};
+  Clock::time_point last_ = Clock::now();
+};
+
+}  // namespace topknot
