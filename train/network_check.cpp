@@ -14,7 +14,7 @@
 #include <cstring>
 
 #include "dist/comm/backend.h"
-#include "dist/launch/socket.h"
+#include "dist/rendezvous/socket.h"
 #include "nn/base/check.h"
 #include "nn/base/text.h"
 #include "nn/core/device.h"

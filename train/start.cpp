@@ -6,8 +6,7 @@
 #include <filesystem>
 
 #include "dist/comm/backend.h"
-#include "dist/comm/threads_communicator.h"
-#include "dist/launch/cores.h"
+#include "dist/launch/launch.h"
 #include "nn/base/log.h"
 #include "nn/base/program.h"
 #include "nn/core/device.h"

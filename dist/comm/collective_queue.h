@@ -16,7 +16,7 @@
 #include <thread>
 
 #include "dist/comm/communicator.h"
-#include "dist/launch/socket.h"
+#include "nn/base/clock.h"
 
 namespace topknot {
 

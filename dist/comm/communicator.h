@@ -1,6 +1,7 @@
 #pragma once
-// The collectives a trainer needs, over one group of ranks (dist/comm/backend.h). Calls are collective: every rank makes the same calls in the same order. Two threads
-// never talk on one communicator at once (dist/comm/collective_queue.h sees to that).
+// The collectives a trainer needs, over one group of ranks (dist/comm/backend.h). Calls are collective: every rank makes the
+// same calls in the same order. Two threads never talk on one communicator at once (dist/comm/collective_queue.h sees to
+// that).
 //
 // Every wait has a deadline: a call throws CollectiveError when a peer died, called abort(), or did not come within the
 // timeout, and Interrupted (nn/base/program.h) where a stop signal came and nothing happens any more.
@@ -13,16 +14,10 @@
 #include <utility>
 #include <vector>
 
-#include "nn/base/check.h"
+#include "dist/rendezvous/socket.h"
 #include "nn/core/bfloat16.h"
 
 namespace topknot {
-
-// A collective that did not finish. `what()` names this rank, the operation and what is known of the peers.
-class CollectiveError : public Error {
- public:
-  using Error::Error;
-};
 
 // How floats are added.
 enum class SumOrder {

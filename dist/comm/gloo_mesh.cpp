@@ -12,7 +12,7 @@
 #include <system_error>
 
 #include "dist/comm/communicator.h"
-#include "dist/launch/tcp_store.h"
+#include "dist/rendezvous/tcp_store.h"
 
 namespace topknot {
 namespace {

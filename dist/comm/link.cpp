@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <bit>
 #include <cctype>
 #include <charconv>
 #include <optional>
@@ -27,6 +29,20 @@ std::optional<double> parse_quantity(const std::string& text, std::span<const Un
   return std::nullopt;
 }
 
+// Messages of `bytes` to each of the others at once, and as many from them.
+double to_all_others(const Link& link, int ranks, double bytes) {
+  return link.alpha + (ranks - 2) * link.overhead + (ranks - 1) * bytes * link.beta;
+}
+
+double one_message(const Link& link, double bytes) {
+  return link.alpha + bytes * link.beta;
+}
+
+// ceil(log2(ranks)).
+int tree_rounds(int ranks) {
+  return std::bit_width(static_cast<unsigned>(ranks - 1));
+}
+
 }  // namespace
 
 double parse_rate(const std::string& key, const std::string& text) {
@@ -46,6 +62,29 @@ double parse_latency(const std::string& key, const std::string& text) {
     throw UserError(
         fmt::format("{}: '{}' is no time of 0 to 10 seconds; write 50us, 0.2ms, or seconds", key, text));
   return *latency;
+}
+
+double all_gather_cost(const Link& link, int ranks, double bytes) {
+  return ranks < 2 ? 0 : to_all_others(link, ranks, bytes);
+}
+
+double ring_all_reduce_cost(const Link& link, int ranks, double bytes) {
+  return ranks < 2 ? 0 : 2 * (ranks - 1) * one_message(link, bytes / ranks);
+}
+
+double ordered_all_reduce_cost(const Link& link, int ranks, double bytes) {
+  return ranks < 2 ? 0 : 2 * to_all_others(link, ranks, bytes / ranks);
+}
+
+double broadcast_cost(const Link& link, int ranks, double bytes) {
+  return ranks < 2 ? 0 : tree_rounds(ranks) * one_message(link, bytes);
+}
+
+EmulatedLink make_emulated_link(const std::string& rate, const std::string& latency, int ranks_per_host) {
+  const double alpha = parse_latency("dist.link.latency", latency);
+  const double beta = 8 / (kTcpEfficiency * parse_rate("dist.link.rate", rate));
+  return {
+      {alpha, beta, alpha}, fmt::format("emulated link {}, {}", rate, latency), std::max(1, ranks_per_host)};
 }
 
 }  // namespace topknot

@@ -1,4 +1,13 @@
-#include "dist/comm/threads_communicator.h"
+// The `threads` backend: the ranks are threads of one process. In every collective all ranks enter a
+// barrier, split the work between them, and leave the barrier. Sums are always in rank order, whatever SumOrder asks for.
+// Operation, sequence number and size are compared across ranks in every call.
+//
+// With an emulated link (dist.link) a collective takes the time that such a link would; only then is there something
+// to wait for beside the callers' computation, and overlaps() is true.
+//
+// A rank that does not come within the timeout, calls abort(), or destroys its communicator while others wait
+// ends the calls of all others with CollectiveError and the first reason; afterwards every call of the group
+// throws.
 
 #include <fmt/format.h>
 
@@ -11,15 +20,13 @@
 #include <thread>
 
 #include "dist/comm/backend.h"
-#include "dist/comm/collective_cost.h"
 #include "dist/comm/ordered_sum.h"
-#include "dist/launch/socket.h"
 #include "nn/base/program.h"
 
 namespace topknot {
 namespace {
 
-// A rank's part of a collective. The memory stays valid until the second meeting.
+// A rank's part of a collective. The memory stays valid until all ranks leave.
 struct Call {
   const char* operation = "";
   std::uint64_t sequence = 0;
@@ -48,7 +55,7 @@ class Group {
         gone_(calls.size()) {}
 
   // Waits for all ranks. Throws when that can no longer happen.
-  void meet(int rank, const Call& call) {
+  void enter_barrier(int rank, const Call& call) {
     std::unique_lock lock(mutex_);
     if (!reason_.empty()) fail(rank, call);
     for (std::size_t r = 0; r < gone_.size(); ++r)
@@ -61,7 +68,7 @@ class Group {
     if (++arrived_ == static_cast<int>(calls.size())) {
       check_calls();
       if (!reason_.empty()) fail(rank, call);
-      met = Clock::now();
+      entered_at = Clock::now();
       open();
       return;
     }
@@ -80,17 +87,17 @@ class Group {
                                members_[rank].name, text(call), signal_name(stop_signal()), missing(),
                                last_calls()));
     }
-    // A meeting that took place counts, whatever happened since: the others rely on this rank's memory.
+    // A barrier that all have entered counts, whatever happened since: the others rely on this rank's memory.
     if (generation_ != generation) return;
     fail(rank, call);
   }
 
-  // For the end of a collective over the link: `seconds` after the ranks met for it. No other rank reads this
+  // For the end of a collective over the link: `seconds` after the last rank entered it. No other rank reads this
   // rank's memory any more.
-  void arrive(int rank, const Call& call, Clock::time_point met, double seconds) {
+  void arrive(int rank, const Call& call, Clock::time_point entered_at, double seconds) {
     constexpr double kLongest = 1e6;  // seconds; a clock's count is finite
-    const Deadline at = met + std::chrono::duration_cast<Clock::duration>(
-                                  std::chrono::duration<double>(std::min(seconds, kLongest)));
+    const Deadline at = entered_at + std::chrono::duration_cast<Clock::duration>(
+                                         std::chrono::duration<double>(std::min(seconds, kLongest)));
     std::unique_lock lock(mutex_);
     if (timeout_s_ > 0 && seconds > timeout_s_)
       stop(rank, fmt::format("{}: {} takes {:.3g} s over the {}, more than dist.timeout_s ({:g} s)",
@@ -102,9 +109,9 @@ class Group {
     if (!reason_.empty() && Clock::now() < at) fail(rank, call);
   }
 
-  // Ends a collective. Between the two meetings there is only finite work on memory, and a rank that left
+  // Ends a collective. Between entering and leaving there is only finite work on memory, and a rank that left
   // early would take away memory in use, so neither deadline nor abort counts here.
-  void part() {
+  void leave_barrier() {
     std::unique_lock lock(mutex_);
     if (++arrived_ == static_cast<int>(calls.size())) return open();
     const auto generation = generation_;
@@ -145,9 +152,9 @@ class Group {
   const Member& member(int rank) const { return members_[rank]; }
   const std::optional<EmulatedLink>& link() const { return link_; }
 
-  // Of the current collective; read between its meetings.
+  // Of the current collective; read between entering and leaving.
   std::vector<Call> calls;
-  Clock::time_point met;  // when the last rank came
+  Clock::time_point entered_at;  // when the last rank came
 
  private:
   void open() {
@@ -345,18 +352,18 @@ class ThreadCommunicator : public Communicator {
   template <class Body>
   void run(const char* operation, void* data, std::size_t bytes, bool same_size, const Body& body) {
     const Call call{operation, ++sequence_, data, bytes, same_size, place()};
-    group_->meet(rank_, call);
-    const Clock::time_point met = group_->met;
+    group_->enter_barrier(rank_, call);
+    const Clock::time_point entered_at = group_->entered_at;
     double seconds = 0;
     std::exception_ptr error;
     try {
       seconds = body();
     } catch (...) {
-      error = std::current_exception();  // the others still need this rank at the second meeting
+      error = std::current_exception();  // the others still need this rank, to leave
     }
-    group_->part();
+    group_->leave_barrier();
     if (error) std::rethrow_exception(error);
-    if (seconds > 0) group_->arrive(rank_, call, met, seconds);
+    if (seconds > 0) group_->arrive(rank_, call, entered_at, seconds);
   }
 
   double gather_cost(double bytes) const { return all_gather_cost(link_, size(), bytes); }

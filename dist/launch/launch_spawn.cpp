@@ -14,8 +14,7 @@
 #include <vector>
 
 #include "dist/launch/launch.h"
-#include "dist/launch/socket.h"
-#include "dist/launch/tcp_store.h"
+#include "dist/rendezvous/tcp_store.h"
 #include "nn/base/log.h"
 #include "nn/base/program.h"
 #include "nn/base/text.h"

@@ -14,8 +14,8 @@
 #include "compress/codec/codec.h"
 #include "compress/compressor.h"
 #include "compress/state.h"
-#include "dist/comm/collective_cost.h"
 #include "dist/comm/communicator.h"
+#include "dist/comm/link.h"
 #include "nn/base/registry.h"
 
 namespace topknot {
@@ -57,7 +57,7 @@ struct SparseCollectiveOptions {
 struct CollectiveType {
   // Null for all_gather, whose blocks the exchange gathers and decodes itself.
   std::unique_ptr<SparseCollective> (*make)(const SparseCollectiveOptions&) = nullptr;
-  // Modelled seconds of one sum of `k` entries per rank (dist/comm/collective_cost.h). Null: no model, so that
+  // Modelled seconds of one sum of `k` entries per rank (dist/comm/link.h). Null: no model, so that
   // exchange.collective=auto never chooses it and no merge plan can be made for it.
   double (*cost)(const Link& link, int ranks, double k, double bytes_per_entry) = nullptr;
 };

@@ -60,7 +60,9 @@ const DeviceBackend& backend(Device device);
 const DeviceBackend& cpu_backend();
 const DeviceBackend& cuda_backend();  // throws UserError in a build without CUDA
 bool cuda_available();
-std::string cuda_problem();  // "" where a GPU can be used; else why not, and what to do
+std::string cuda_problem();    // "" where a GPU can be used; else why not, and what to do
+int gpu_count();               // GPUs that this process sees; 0 in a build without CUDA
+std::string gpu_bus(int gpu);  // its PCI address, such as "0000:3B:00.0"
 bool built_with_cuda();
 
 // "auto" (a GPU if there is one), "cpu" or "cuda"; throws UserError for anything else or a GPU that is not

@@ -16,6 +16,14 @@ std::string cuda_problem() {
   return "this build has no CUDA backend; install CUDA, cuDNN and NCCL and build again";
 }
 
+int gpu_count() {
+  return 0;
+}
+
+std::string gpu_bus(int) {
+  return "";
+}
+
 const DeviceBackend& cuda_backend() {
   throw UserError(cuda_problem());
 }

@@ -10,8 +10,7 @@
 #include <thread>
 
 #include "dist/comm/communicator.h"
-#include "dist/launch/frame.h"
-#include "dist/launch/socket.h"
+#include "dist/rendezvous/socket.h"
 #include "tests/cli/command.h"
 #include "tests/support/catch.h"
 #include "tests/support/free_port.h"

@@ -4,7 +4,7 @@
 #include <span>
 #include <vector>
 
-#include "dist/comm/cuda/device_backends.h"
+#include "dist/comm/cuda/device_communicator.h"
 #include "nn/core/cuda/context.h"
 #include "tests/dist/ranks.h"
 

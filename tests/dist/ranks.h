@@ -9,9 +9,8 @@
 #include <thread>
 #include <vector>
 
-#include "dist/comm/gloo_communicator.h"
-#include "dist/comm/threads_communicator.h"
-#include "dist/launch/tcp_store.h"
+#include "dist/comm/backend.h"
+#include "dist/rendezvous/tcp_store.h"
 
 namespace topknot {
 

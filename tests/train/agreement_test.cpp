@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cstdlib>
 
-#include "dist/launch/cores.h"
+#include "dist/launch/launch.h"
 #include "tests/data/small_dataset.h"
 #include "tests/dist/ranks.h"
 #include "tests/support/error_text.h"

@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "dist/comm/collective_cost.h"
+#include "dist/comm/link.h"
 #include "dist/plan/schedule.h"
 #include "tools/common/table.h"
 #include "tools/predict/predict.h"

@@ -13,10 +13,9 @@
 
 #include "compress/sparse.h"
 #include "dist/comm/backend.h"
-#include "dist/comm/emulated_link.h"
-#include "dist/launch/cores.h"
+#include "dist/comm/link.h"
 #include "dist/launch/launch.h"
-#include "dist/launch/socket.h"
+#include "dist/rendezvous/socket.h"
 #include "nn/base/check.h"
 #include "nn/base/text.h"
 #include "train/config/config.h"

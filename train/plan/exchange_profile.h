@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "dist/comm/collective_cost.h"
+#include "dist/comm/link.h"
 #include "nn/core/parameter.h"
 #include "train/config/config.h"
 

@@ -6,7 +6,7 @@
 #include <mutex>
 #include <vector>
 
-#include "dist/comm/cuda/device_backends.h"
+#include "dist/comm/cuda/device_communicator.h"
 #include "dist/comm/cuda/device_sum.h"
 #include "dist/comm/ordered_sum.h"
 #include "nn/base/program.h"
@@ -16,12 +16,12 @@
 namespace topknot::cuda {
 namespace {
 
-// The second meeting of a call. Between the two there is only finite work of the host, and a rank that left early could
+// The barrier by which the ranks leave a call. Between entering, which is an all_gather, and leaving there is only finite work of the host, and a rank that left early could
 // free memory that another rank's kernel is about to use: so abort() has no effect here.
-class Meeting {
+class Barrier {
  public:
-  explicit Meeting(int ranks) : ranks_(ranks) {}
-  bool meet(Patience patience) {
+  explicit Barrier(int ranks) : ranks_(ranks) {}
+  bool wait(Patience patience) {
     std::unique_lock lock(mutex_);
     if (++arrived_ == ranks_) {
       arrived_ = 0;
@@ -46,8 +46,8 @@ class Meeting {
 
 // What the ranks share; it lives until the last of them has gone, since each waits for the others' events.
 struct Group {
-  explicit Group(int ranks) : meeting(ranks), ready(ranks), done(ranks) {}
-  Meeting meeting;
+  explicit Group(int ranks) : left(ranks), ready(ranks), done(ranks) {}
+  Barrier left;
   std::vector<std::unique_ptr<Event>> ready, done;  // by rank
 };
 
@@ -185,11 +185,11 @@ class DeviceThreads : public DeviceCommunicator {
       body(parts);
       mine(group_->done)->record(stream);
     } catch (...) {
-      error = std::current_exception();  // the others still need this rank at the second meeting
+      error = std::current_exception();  // the others still need this rank, to leave
     }
-    const bool met = group_->meeting.meet(Patience(timeout_s_));
+    const bool left = group_->left.wait(Patience(timeout_s_));
     if (error) std::rethrow_exception(error);
-    if (!met)
+    if (!left)
       throw CollectiveError(
           fmt::format("rank {}: {} gave up after dist.timeout_s ({} s): a rank stayed away from its end",
                       rank(), text(part), short_text(timeout_s_)));

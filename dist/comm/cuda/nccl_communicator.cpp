@@ -1,14 +1,18 @@
+#include <fmt/format.h>
+#include <nccl.h>
+
 #include <algorithm>
 #include <exception>
+#include <map>
 #include <mutex>
 #include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
 
-#include "dist/comm/cuda/device_backends.h"
+#include "dist/comm/backend.h"
+#include "dist/comm/cuda/device_communicator.h"
 #include "dist/comm/cuda/device_sum.h"
-#include "dist/comm/cuda/nccl_start.h"
 #include "dist/comm/cuda/nccl_watch.h"
 #include "nn/base/program.h"
 #include "nn/base/text.h"
@@ -19,6 +23,57 @@ namespace {
 
 constexpr std::size_t kGatherAndAdd = 8192;  // elements up to which one gather is quicker than two
 constexpr double kEndSeconds = 10;           // for an orderly end
+
+// "2.28.9" of 22809.
+std::string nccl_version_text(int version) {
+  const int major = version / (version < 10000 ? 1000 : 10000),
+            rest = version - major * (version < 10000 ? 1000 : 10000);
+  return fmt::format("{}.{}.{}", major, rest / 100, rest % 100);
+}
+
+// "call: what NCCL says of the result (its name); the last error NCCL noted".
+std::string nccl_text(const std::string& call, ncclResult_t result, ncclComm_t communicator = nullptr) {
+  std::string text = call + ": " + ncclGetErrorString(result);
+  const char* last = ncclGetLastError(communicator);
+  if (last && *last) text += std::string(" (") + last + ")";
+  return text;
+}
+
+void check_one_rank_per_gpu(Communicator& host, int device) {
+  const std::string place = gpu_place(device);
+  std::vector<std::vector<std::byte>> all;
+  host.all_gather(std::as_bytes(std::span(place)), all);
+  std::map<std::string, std::size_t> seen;
+  for (std::size_t r = 0; r < all.size(); ++r) {
+    const std::string text(reinterpret_cast<const char*>(all[r].data()), all[r].size());
+    const auto [first, is_new] = seen.emplace(text, r);
+    if (is_new) continue;
+    const auto gpu = text.find('\n') + 1, name = text.find('\n', gpu) + 1;
+    host.barrier();  // the first to throw must not end the others' calls
+    throw UserError(fmt::format(
+        "dist.backend nccl: ranks {} and {} are on the same GPU ({} of {}), and NCCL takes one rank per "
+        "GPU; start as many ranks per host as it has GPUs, or use dist.backend=threads for several ranks "
+        "on one",
+        first->second, r, text.substr(gpu, name - gpu - 1), text.substr(name)));
+  }
+}
+
+// What stands before NCCL's own start. Collective. Throws the same UserError on every rank: NCCL's versions differ, or ranks
+// share a GPU and no NCCL_HOSTID tells them apart. Returns rank 0's unique id. `device`: this rank's GPU.
+ncclUniqueId unique_id_for(Communicator& host, int device) {
+  int version = 0;
+  if (const ncclResult_t result = ncclGetVersion(&version); result != ncclSuccess)
+    throw CudaError(fmt::format("rank {}: {}", host.rank(), nccl_text("ncclGetVersion", result)));
+  check_same(host, "the version of NCCL (libnccl.so)", nccl_version_text(version));
+  check_one_rank_per_gpu(host, device);
+  ncclUniqueId id{};
+  if (host.rank() == 0)
+    if (const ncclResult_t result = ncclGetUniqueId(&id); result != ncclSuccess)
+      throw CollectiveError("rank 0: " + nccl_text("ncclGetUniqueId", result) +
+                            "; is there a network interface that NCCL may use (NCCL_SOCKET_IFNAME)?");
+  host.broadcast(std::as_writable_bytes(std::span(&id, 1)), 0);
+  return id;
+}
 
 // GPU memory for as long as this lives, whatever stream uses it.
 class Memory {
@@ -41,7 +96,7 @@ class NcclCommunicator : public DeviceCommunicator {
   NcclCommunicator(Communicator& host, double timeout_s, NcclCommunicator* whole)
       : host_(host), timeout_s_(timeout_s), whole_(whole), exceptions_(std::uncaught_exceptions()) {
     const int device = Context::current().options().device;
-    const ncclUniqueId id = meet_for_nccl(host, device);
+    const ncclUniqueId id = unique_id_for(host, device);
     try {
       ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
       config.blocking = 0;

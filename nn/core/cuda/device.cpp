@@ -109,6 +109,19 @@ bool cuda_available() {
   return cuda::problem().empty();
 }
 
+int gpu_count() {
+  int count = 0;
+  if (cudaGetDeviceCount(&count) == cudaSuccess) return count;
+  cudaGetLastError();  // no GPU: no failure of a later call
+  return 0;
+}
+
+std::string gpu_bus(int gpu) {
+  char bus[32] = "";
+  TOPKNOT_CUDA(cudaDeviceGetPCIBusId(bus, sizeof bus, gpu));
+  return bus;
+}
+
 const DeviceBackend& cuda_backend() {
   return kBackend;
 }

@@ -5,7 +5,7 @@
 #include <csignal>
 #include <utility>
 
-#include "dist/launch/socket.h"
+#include "dist/rendezvous/socket.h"
 #include "nn/base/program.h"
 #include "nn/core/cuda/graph.h"
 #include "tests/cuda/device_collectives.h"

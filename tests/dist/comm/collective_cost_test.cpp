@@ -1,4 +1,4 @@
-#include "dist/comm/collective_cost.h"
+#include "dist/comm/link.h"
 
 #include <vector>
 

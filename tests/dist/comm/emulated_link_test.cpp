@@ -1,7 +1,7 @@
 // Times are checked from below only: a collective must not arrive before its modelled time; how much later it does is
 // the machine's business.
 
-#include "dist/comm/emulated_link.h"
+#include "dist/comm/link.h"
 
 #include <fmt/format.h>
 
@@ -12,9 +12,8 @@
 #include <string>
 #include <thread>
 
-#include "dist/comm/collective_cost.h"
+#include "dist/comm/backend.h"
 #include "dist/comm/collective_queue.h"
-#include "dist/comm/threads_communicator.h"
 #include "nn/base/check.h"
 #include "tests/support/catch.h"
 #include "tests/support/error_text.h"

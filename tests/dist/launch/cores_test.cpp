@@ -1,4 +1,4 @@
-#include "dist/launch/cores.h"
+#include "dist/launch/launch.h"
 
 #include <sched.h>
 

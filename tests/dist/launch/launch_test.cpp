@@ -5,7 +5,7 @@
 #include <map>
 
 #include "dist/comm/backend.h"
-#include "dist/launch/socket.h"
+#include "dist/rendezvous/socket.h"
 #include "tests/dist/ranks.h"
 #include "tests/support/catch.h"
 #include "tests/support/text.h"

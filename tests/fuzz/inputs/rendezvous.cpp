@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "dist/launch/tcp_store.h"
+#include "dist/rendezvous/tcp_store.h"
 #include "nn/base/check.h"
 #include "nn/base/checksum.h"
 #include "nn/base/log.h"

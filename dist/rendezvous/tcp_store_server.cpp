@@ -8,8 +8,7 @@
 #include <cerrno>
 #include <cstring>
 
-#include "dist/launch/frame.h"
-#include "dist/launch/tcp_store.h"
+#include "dist/rendezvous/tcp_store.h"
 #include "nn/base/check.h"
 #include "nn/base/log.h"
 #include "nn/base/text.h"

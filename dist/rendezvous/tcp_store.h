@@ -9,7 +9,7 @@
 //
 // A connection is a rank's once it has said a rank of this run that has not come yet, the run's size and its token. The
 // server refuses any other with a message that says why, and closes connections that say nothing for a while: none of
-// them disturbs the run. Nothing is encrypted. dist/launch/frame.h has the messages.
+// them disturbs the run. Nothing is encrypted. dist/rendezvous/socket.h has the messages.
 
 #include <atomic>
 #include <condition_variable>
@@ -22,8 +22,7 @@
 #include <thread>
 #include <vector>
 
-#include "dist/launch/frame.h"
-#include "dist/launch/socket.h"
+#include "dist/rendezvous/socket.h"
 
 namespace topknot {
 
@@ -95,8 +94,8 @@ class TcpStoreClient {
   void on_tick(std::function<void()> callback);
 
  private:
-  void meet(const std::string& host, int port, const std::string& hello, double timeout_s,
-            std::string& buffer);
+  void wait_for_all(const std::string& host, int port, const std::string& hello, double timeout_s,
+                    std::string& buffer);
   void read_loop(std::string buffer);
   void tick();
   void handle(Frame type, std::string payload);
@@ -121,5 +120,23 @@ class TcpStoreClient {
   std::function<void()> on_abort_, on_tick_;
   std::thread reader_;
 };
+
+// Which rank the others wait for, by what the store knows of each: the collectives that it has started and how long it has
+// been silent. A rank that waits sees only its own connections, and may wait for one that waits itself.
+
+// A rank is silent where two beats did not come.
+inline constexpr std::uint32_t kSilentMs = 1200;
+
+// Whether no rank but `rank` is silent.
+bool peers_alive(const std::vector<PeerState>& peers, int rank);
+
+struct PeerReport {
+  int awaited = -1;   // the rank at fault; -1: not known
+  std::string calls;  // "rank 0 #811 (silent for 9.8 s), ranks 1 to 3 #812"
+};
+// For `rank`, whose call number is `call` and which sees itself wait for `awaited` (-1: for none in particular). At
+// fault is, among the ranks that have not started the call, else among all others, a silent one; else the one with
+// the lowest number; else `awaited`.
+PeerReport report_peers(const std::vector<PeerState>& peers, int rank, std::uint64_t call, int awaited);
 
 }  // namespace topknot

@@ -8,8 +8,8 @@
 #include <atomic>
 #include <cstring>
 
-#include "dist/comm/gloo_communicator.h"
-#include "dist/launch/tcp_store.h"
+#include "dist/comm/backend.h"
+#include "dist/rendezvous/tcp_store.h"
 #include "tests/support/catch.h"
 
 namespace topknot {
