@@ -1,3 +1,4 @@
+// The greedy merge rules of the papers that dist/plan/merge_plan.h names: MG-WFBP and OMGS-SGD.
 #include <algorithm>
 
 #include "dist/plan/merge_plan.h"
@@ -65,7 +66,42 @@ class OmgsClock {
   std::vector<double> sparsify_, communicate_, backward_begin_, sparsify_begin_, communicate_begin_;
 };
 
+const bool merge_rules_registered =
+    (merge_rules().add("mgwfbp", "planned from measured times by the greedy of MG-WFBP",
+                       {.plan =
+                            [](std::span<const LayerCost> layers, const MergeCosts& costs) {
+                              return merge_mgwfbp(layers, costs.startup, costs.model.communicate);
+                            }}),
+     merge_rules().add("omgs", "planned from measured times by the greedy of OMGS-SGD",
+                       {.plan = [](std::span<const LayerCost> layers,
+                                   const MergeCosts& costs) { return merge_omgs(layers, costs.model); }}),
+     true);
+
 }  // namespace
+
+std::vector<std::size_t> merge_mgwfbp(std::span<const LayerCost> layers, double alpha,
+                                      const std::function<double(double elements)>& communicate) {
+  const std::size_t count = layers.size();
+  std::vector<std::size_t> groups;
+  double backward_end = count ? layers[0].backward : 0;
+  double free = 0;          // when the network has sent the groups before this one
+  double elements = 0;      // of this group
+  std::size_t waiting = 0;  // layers of this group
+  for (std::size_t i = 0; i < count; ++i) {
+    elements += layers[i].elements;
+    ++waiting;
+    const double begin = std::max(free, backward_end), end = begin + communicate(elements);
+    if (i + 1 < count) {
+      const double ready = backward_end += layers[i + 1].backward;
+      if (ready < end && (begin > ready || ready - begin < alpha)) continue;
+    }
+    groups.push_back(waiting);
+    free = end;
+    elements = 0;
+    waiting = 0;
+  }
+  return groups;
+}
 
 std::vector<std::size_t> merge_omgs(std::span<const LayerCost> layers, const CostModel& model,
                                     OmgsTrace* trace) {
@@ -91,15 +127,5 @@ std::vector<std::size_t> merge_omgs(std::span<const LayerCost> layers, const Cos
   if (trace) trace->makespan = clock.makespan();
   return groups;
 }
-
-namespace {
-
-const bool merge_omgs_registered =
-    (merge_rules().add("omgs", "planned from measured times by the greedy of OMGS-SGD",
-                       {.plan = [](std::span<const LayerCost> layers,
-                                   const MergeCosts& costs) { return merge_omgs(layers, costs.model); }}),
-     true);
-
-}  // namespace
 
 }  // namespace topknot
