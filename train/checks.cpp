@@ -12,7 +12,7 @@
 #include "nn/base/log.h"
 #include "nn/base/text.h"
 #include "nn/core/threads.h"
-#include "train/version.h"
+#include "nn/base/program.h"
 
 namespace topknot {
 namespace {

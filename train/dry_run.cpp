@@ -5,7 +5,7 @@
 #include "compress/sparse.h"
 #include "nn/base/log.h"
 #include "nn/base/text.h"
-#include "train/limits.h"
+#include "train/start.h"
 #include "train/plan/step_cost.h"
 #include "train/setup.h"
 

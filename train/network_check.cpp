@@ -19,7 +19,7 @@
 #include "nn/base/text.h"
 #include "nn/core/device.h"
 #include "train/start.h"
-#include "train/version.h"
+#include "nn/base/program.h"
 
 namespace topknot {
 namespace {

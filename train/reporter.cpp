@@ -14,7 +14,7 @@
 #include "nn/base/log.h"
 #include "nn/base/terminal.h"
 #include "nn/base/text.h"
-#include "train/version.h"
+#include "nn/base/program.h"
 
 namespace topknot {
 namespace {

@@ -6,6 +6,7 @@
 
 #include "dist/launch/launch.h"
 #include "train/config/config.h"
+#include "train/setup.h"
 
 namespace topknot {
 
@@ -38,6 +39,17 @@ int start_ranks(const LaunchPlan& plan, const DistOptions& options, char* const*
 // The configuration of a run that is to be resumed: config.yaml of its directory, with the overrides. Throws UserError
 // where there is none, and for an override of output.dir.
 LoadedConfig load_resumed_config(const std::string& run, const std::vector<std::string>& overrides);
+
+// Bytes of the training batches that a rank makes ahead.
+double batches_bytes(const Config& config, const Dataset& data);
+
+// Bytes of a rank's weights, gradients, residuals (or their room) and moments in host memory; 0 with a GPU.
+double model_bytes(const Config& config, const Dataset& data);
+
+// Throws UserError where `ranks` ranks in `processes` processes (1, or one per rank) need more memory or threads than
+// this machine gives at all, or more address space than ulimit leaves a process, with the keys to lower. Counts only what
+// is known before the first step: samples, batches, the model, and the stacks of threads.
+void check_limits(const Config& config, const RunData& data, int ranks, int processes);
 
 // Trains as `loaded` says, which must have passed check_config(); `argv` is repeated in environment.json and
 // by copies of this process. Returns the exit code: 0, that of a copy, or 128 + the signal that stopped the

@@ -20,7 +20,6 @@
 #include "train/metrics/byte_count.h"
 #include "train/reporter.h"
 #include "train/step.h"
-#include "train/version.h"
 
 namespace topknot {
 namespace {

@@ -1,5 +1,5 @@
 #pragma once
-// What every program's main shares: errors turned into exit codes, and the signals that ask for a stop.
+// What every program's main shares: errors turned into exit codes, the signals that ask for a stop, and its version.
 
 #include <chrono>
 #include <condition_variable>
@@ -99,5 +99,15 @@ class EndAfterSignal {
   bool over_ = false;
   std::thread thread_;
 };
+
+// Which program this is, for records, messages and checks. Written by the build (cmake/Revision.cmake), for programs that
+// link train.
+const char* program_number();  // "0.1.0"
+// Of the git tree: "0123abc", with changes "0123abc-dirty-89cdef0"; "unknown" without one.
+const char* program_revision();
+// "topknot 0.1.0 (0123abc)"
+inline std::string program_version() {
+  return std::string("topknot ") + program_number() + " (" + program_revision() + ")";
+}
 
 }  // namespace topknot

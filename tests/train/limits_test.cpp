@@ -1,4 +1,4 @@
-#include "train/limits.h"
+#include "train/start.h"
 
 #include "nn/layers/layers.h"
 #include "nn/models/model.h"

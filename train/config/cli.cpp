@@ -12,7 +12,7 @@
 #include "nn/base/terminal.h"
 #include "nn/base/text.h"
 #include "train/config/config.h"
-#include "train/version.h"
+#include "nn/base/program.h"
 
 namespace topknot {
 namespace {
