@@ -64,10 +64,10 @@ class Run {
     info.step = step_;
     Times times;
     const auto plain = [&] {
-      times.plain = milliseconds([&] { plain_pass(buffers_.plain_r, buffers_.plain_g); });
+      times.plain = milliseconds_of([&] { plain_pass(buffers_.plain_r, buffers_.plain_g); });
     };
     if (step_ % 2) plain();
-    times.step = milliseconds([&] {
+    times.step = milliseconds_of([&] {
       selector_->select(buffers_.gradient, memory_->input(buffers_.gradient, buffers_.spare), info,
                         selected_);
       TOPKNOT_CHECK(selected_.finite, "a finite gradient was taken for another");
@@ -77,7 +77,7 @@ class Run {
     const std::span<float> average = memory_->has_residual() ? buffers_.spare : buffers_.gradient;
     const Contribution own{selected_.indices, selected_.values, 1.0f};
     average_sparse(std::span(&own, 1), average);
-    times.step += milliseconds([&] {
+    times.step += milliseconds_of([&] {
       selector_->commit({selected_.indices, selected_.values, average, 1.0});
     });
     memory_->finish(average);
@@ -164,11 +164,11 @@ void measure_codec(const std::string& index, const std::string& value, const Ent
   std::vector<std::byte> block;
   Entries read;
   for (int i = 0; i < options.rounds; ++i) {
-    plain.push_back(milliseconds([&] { plain_pass(buffers.plain_r, buffers.plain_g); }));
+    plain.push_back(milliseconds_of([&] { plain_pass(buffers.plain_r, buffers.plain_g); }));
     encode.push_back(
-        milliseconds([&] { block = write_block(entries, options.size, *index_codec, *value_codec); }));
+        milliseconds_of([&] { block = write_block(entries, options.size, *index_codec, *value_codec); }));
     decode.push_back(
-        milliseconds([&] { read_block(block, options.size, *index_codec, *value_codec, read); }));
+        milliseconds_of([&] { read_block(block, options.size, *index_codec, *value_codec, read); }));
     ratio.push_back((encode.back() + decode.back()) / plain.back());
     TOPKNOT_CHECK(read.indices == entries.indices, "a codec that changed the positions: " + index);
   }

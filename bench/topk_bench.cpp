@@ -58,13 +58,13 @@ Figures measure(const std::string& name, const Options& options) {
       TOPKNOT_CHECK(block.size() == kBlockHeaderBytes + 8 * options.k, "a block of another size");
     };
     double plain = 0;
-    const auto pass = [&] { plain = milliseconds([&] { plain_pass(buffers.plain_r, buffers.plain_g); }); };
+    const auto pass = [&] { plain = milliseconds_of([&] { plain_pass(buffers.plain_r, buffers.plain_g); }); };
     if (step.step % 2) pass();
-    const double topk = milliseconds(topk_pass);
+    const double topk = milliseconds_of(topk_pass);
     if (step.step % 2 == 0) pass();
     selector.commit({});
     const Contribution own{entries.indices, entries.values, 1.0f};
-    const double decode = milliseconds([&] { average_sparse(std::span(&own, 1), spare); });
+    const double decode = milliseconds_of([&] { average_sparse(std::span(&own, 1), spare); });
     std::swap(gradient, spare);
     if (step.step < options.from) continue;
     figures.plain.push_back(plain);

@@ -10,9 +10,9 @@
 
 #include "nn/base/check.h"
 #include "nn/base/log.h"
+#include "nn/base/program.h"
 #include "nn/base/text.h"
 #include "nn/core/threads.h"
-#include "nn/base/program.h"
 
 namespace topknot {
 namespace {

@@ -5,9 +5,9 @@
 #include "compress/sparse.h"
 #include "nn/base/log.h"
 #include "nn/base/text.h"
-#include "train/start.h"
 #include "train/plan/step_cost.h"
 #include "train/setup.h"
+#include "train/start.h"
 
 namespace topknot {
 namespace {

@@ -16,10 +16,10 @@
 #include "dist/comm/backend.h"
 #include "dist/rendezvous/socket.h"
 #include "nn/base/check.h"
+#include "nn/base/program.h"
 #include "nn/base/text.h"
 #include "nn/core/device.h"
 #include "train/start.h"
-#include "nn/base/program.h"
 
 namespace topknot {
 namespace {

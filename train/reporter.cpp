@@ -12,9 +12,9 @@
 #include "compress/sparse.h"
 #include "nn/base/clock.h"
 #include "nn/base/log.h"
+#include "nn/base/program.h"
 #include "nn/base/terminal.h"
 #include "nn/base/text.h"
-#include "nn/base/program.h"
 
 namespace topknot {
 namespace {

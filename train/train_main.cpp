@@ -9,9 +9,9 @@
 #include "nn/base/program.h"
 #include "train/checkpoint/export.h"
 #include "train/config/cli.h"
-#include "train/start.h"
 #include "train/network_check.h"
 #include "train/setup.h"
+#include "train/start.h"
 #include "train/status.h"
 
 using namespace topknot;

@@ -26,7 +26,7 @@ inline double seconds_since(Clock::time_point start) {
 
 // Of one call of `work`.
 template <class Work>
-double milliseconds(Work&& work) {
+double milliseconds_of(Work&& work) {
   const auto start = Clock::now();
   work();
   return 1e3 * seconds_since(start);

@@ -102,7 +102,7 @@ Measured measure(const SelectionMethod& method, double density, int rounds, int 
     gradients.fill(t, gradient);
     double plain_ms = 0;
     const auto plain_pass = [&] {
-      plain_ms = milliseconds([&] {
+      plain_ms = milliseconds_of([&] {
         for_parts(gradient.size(), part_count(gradient.size()),
                   [&](std::size_t, std::size_t begin, std::size_t end) {
                     add(buffers.plain_r.data() + begin, buffers.plain_g.data() + begin, end - begin);
@@ -110,7 +110,7 @@ Measured measure(const SelectionMethod& method, double density, int rounds, int 
       });
     };
     if (t % 2) plain_pass();
-    double step_ms = milliseconds([&] {
+    double step_ms = milliseconds_of([&] {
       selector->select(gradient, memory->input(gradient, residual), info, selected);
       TOPKNOT_CHECK(selected.finite, "a finite gradient was taken for another");
       memory->commit(gradient, residual, selected.indices, selected.values, {});
@@ -119,7 +119,7 @@ Measured measure(const SelectionMethod& method, double density, int rounds, int 
     // The average is the exchange's work, not selection's.
     const Contribution own{selected.indices, selected.values, 1.0f};
     average_sparse(std::span(&own, 1), residual);
-    step_ms += milliseconds([&] { selector->commit({selected.indices, selected.values, residual, 1.0}); });
+    step_ms += milliseconds_of([&] { selector->commit({selected.indices, selected.values, residual, 1.0}); });
     std::swap(gradient, residual);
     if (t < warmup) continue;
     plain.push_back(plain_ms);

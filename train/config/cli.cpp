@@ -9,10 +9,10 @@
 #include <utility>
 
 #include "nn/base/check.h"
+#include "nn/base/program.h"
 #include "nn/base/terminal.h"
 #include "nn/base/text.h"
 #include "train/config/config.h"
-#include "nn/base/program.h"
 
 namespace topknot {
 namespace {
