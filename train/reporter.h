@@ -14,7 +14,6 @@
 #include "dist/comm/communicator.h"
 #include "train/checkpoint/checkpoint.h"
 #include "train/evaluate.h"
-#include "train/metrics/byte_count.h"
 #include "train/metrics/metrics.h"
 #include "train/metrics/tensorboard.h"
 #include "train/step.h"

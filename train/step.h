@@ -17,9 +17,9 @@
 #include "nn/core/tensor.h"
 #include "optim/clip.h"
 #include "optim/optimizer.h"
-#include "train/checkpoint/run_state.h"
+#include "train/checkpoint/checkpoint.h"
 #include "train/evaluate.h"
-#include "train/plan/exchange_choice.h"
+#include "train/plan/exchange_plan.h"
 #include "train/recorder.h"
 #include "train/runner.h"
 

@@ -7,7 +7,7 @@
 #include "dist/launch/launch.h"
 #include "nn/base/log.h"
 #include "nn/base/program.h"
-#include "train/checkpoint/export.h"
+#include "train/checkpoint/model_file.h"
 #include "train/config/cli.h"
 #include "train/network_check.h"
 #include "train/setup.h"

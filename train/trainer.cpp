@@ -17,7 +17,7 @@
 #include "nn/base/text.h"
 #include "train/checkpoint/resume.h"
 #include "train/checks.h"
-#include "train/metrics/byte_count.h"
+#include "train/metrics/metrics.h"
 #include "train/reporter.h"
 #include "train/step.h"
 

@@ -11,7 +11,7 @@
 #include "tests/support/files.h"
 #include "tests/support/temp_folder.h"
 #include "tests/train/small_run.h"
-#include "train/checkpoint/export.h"
+#include "train/checkpoint/model_file.h"
 #include "train/metrics/metrics.h"
 #include "train/metrics/output_file.h"
 

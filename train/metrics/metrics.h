@@ -17,8 +17,27 @@ namespace topknot {
 // The first steps pay for caches and memory: rates and step times leave them out.
 inline constexpr std::size_t kWarmUpSteps = 5;
 
+// What compression saves, in bytes of a step or of many, of one rank or of all: the one definition that metrics and reports
+// share. Payload of the collectives with the blocks' headers, without the transport's framing.
+struct ByteCount {
+  std::uint64_t upload = 0;
+  std::uint64_t download = 0;  // from all other ranks; an all-reduce counts its length once
+  std::uint64_t dense = 0;     // what the same gradients take as floats: 4 d
+
+  ByteCount& operator+=(const ByteCount& other) {
+    upload += other.upload;
+    download += other.download;
+    dense += other.dense;
+    return *this;
+  }
+  // The true ratio, dense / upload. 0 where nothing was sent.
+  double ratio() const {
+    return upload == 0 ? 0.0 : static_cast<double>(dense) / static_cast<double>(upload);
+  }
+};
+
 // One training step. Numbers that belong to a rank (bytes, seconds) are the mean over ranks where the trainer
-// has it, else rank 0's; bytes are counted as train/metrics/byte_count.h defines.
+// has it, else rank 0's; bytes are counted as ByteCount defines.
 struct StepRecord {
   std::int64_t step = 0;  // 1 after the first step
   double epoch = 0;       // epochs done, with fraction

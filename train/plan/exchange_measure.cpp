@@ -10,7 +10,7 @@
 #include "nn/base/text.h"
 #include "nn/core/rng.h"
 #include "train/metrics/metrics.h"
-#include "train/plan/layer_times.h"
+#include "train/plan/layer_density.h"
 
 namespace topknot {
 namespace {

@@ -13,7 +13,7 @@ namespace topknot {
 
 // Collective; the same on every rank. Takes about a second beside a few training steps of a model of its
 // own, so that nothing of the run changes:
-// - backward, forward and update times as measure_layer_times() (train/plan/layer_times.h), all ranks at once; with
+// - backward, forward and update times as measure_layer_times() (train/plan/layer_density.h), all ranks at once; with
 //   clipping over the whole model all parameters are ready when the backward pass is over;
 // - encoding and decoding of the real compressor, on normally distributed gradients, for about five groups of
 //   neighbouring parameters from the smallest parameter to all of them, at compress.density;

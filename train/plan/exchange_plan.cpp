@@ -1,9 +1,17 @@
 #include "train/plan/exchange_plan.h"
 
-#include <algorithm>
+#include <fmt/format.h>
 
+#include <algorithm>
+#include <sstream>
+
+#include "dist/exchange/host_pipeline.h"
 #include "dist/sparse/sparse_collective.h"
 #include "nn/base/check.h"
+#include "nn/base/log.h"
+#include "train/metrics/output_file.h"
+#include "train/plan/exchange_measure.h"
+#include "train/plan/layer_density.h"
 
 namespace topknot {
 namespace {
@@ -34,6 +42,63 @@ bool dense_method(const ExchangeProfile& profile) {
 CostModel serial(const CostModel& model) {
   return {[model](double elements) { return model.sparsify(elements) + model.communicate(elements); },
           [](double) { return 0.0; }};
+}
+
+// Rank 0's text, on every rank.
+std::string shared_text(CollectiveQueue& queue, std::string text) {
+  queue.run([&](Communicator& c) {
+    std::uint64_t length = text.size();
+    c.broadcast(std::as_writable_bytes(std::span(&length, 1)), 0);
+    text.resize(length);
+    c.broadcast(std::as_writable_bytes(std::span(text.data(), text.size())), 0);
+  });
+  return text;
+}
+
+std::string milliseconds(double seconds) {
+  return fmt::format("{:.3g} ms", 1e3 * seconds);
+}
+
+// The quickest one that the method's messages allow.
+std::string chosen_collective(const ExchangeProfile& profile, ExchangeOptions options) {
+  options.collective = quickest_collective(profile);
+  if (options.collective == "all_gather" || !profile.parameters.front().compressed) return "all_gather";
+  try {
+    check_collective(options);
+  } catch (const UserError& error) {
+    log_info(std::string("exchange.collective=auto takes all_gather: ") + error.what());
+    return "all_gather";
+  }
+  return options.collective;
+}
+
+// Parameters per group over all parameters, without a plan.
+std::vector<std::size_t> counts(const ParameterArena& arena, const ExchangeProfile& profile,
+                                const std::string& merge) {
+  std::vector<std::size_t> result;
+  for (const Group& group : plan_groups(arena, profile.method != "dense", "group", merge))
+    result.push_back(group.parameters.size());
+  return result;
+}
+
+void log_choice(const ExchangeProfile& profile, const ParameterArena& arena, const ExchangeOptions& options,
+                const ExchangeChoice& choice) {
+  const auto& fit = profile.sums ? profile.reduce : profile.gather;
+  log_info(
+      fmt::format("exchange: {} takes {:.3g} us + {:.3g} ns per byte, a link {:.3g} us + {:.3g} ns per byte; "
+                  "backward {}, encoding all at once {}",
+                  profile.sums ? "all_reduce" : "all_gather", 1e6 * fit.alpha, 1e9 * fit.beta,
+                  1e6 * profile.link.alpha, 1e9 * profile.link.beta, milliseconds(profile.backward_s),
+                  milliseconds(profile.groups.back().encode_s)));
+  if (choice.chosen) log_info("exchange: exchange.collective=auto takes " + options.collective);
+  if (!choice.planned) return;
+  log_info(
+      fmt::format("exchange: exchange.merge={} plans {} groups of {} parameters; modelled makespan {} (none: "
+                  "{}, all: {})",
+                  options.merge, options.groups.size(), travelling_layers(profile).size(),
+                  milliseconds(modelled_makespan(profile, options.groups)),
+                  milliseconds(modelled_makespan(profile, counts(arena, profile, "none"))),
+                  milliseconds(modelled_makespan(profile, counts(arena, profile, "all")))));
 }
 
 }  // namespace
@@ -135,6 +200,83 @@ std::string quickest_collective(const ExchangeProfile& profile) {
   if (elements <= 0) return "all_gather";
   return cheapest_collective(profile.link, profile.ranks, entries(profile, elements),
                              bytes_per_entry(profile, elements));
+}
+
+ExchangeChoice choose_exchange(const Config& config, const Dataset& data, const ParameterArena& arena,
+                               CollectiveQueue& queue, const RunDirectory& folder, ExchangeOptions& options) {
+  ExchangeChoice choice;
+  choice.planned = needs_plan(options);
+  choice.chosen = options.collective == "auto";
+  const std::string& path = config.exchange.profile;
+  if (!choice.planned && !choice.chosen && path.empty()) return choice;
+  const Communicator& communicator = queue.communicator();
+  const bool root = communicator.rank() == 0;
+
+  std::string text;
+  if (path.empty()) {
+    text = exchange_profile_json(measure_exchange(config, data, arena, queue, options));
+  } else if (root) {
+    const ExchangeProfile read = read_exchange_profile(path);
+    const std::string off =
+        check_exchange_profile(read, config, arena, communicator.size(), communicator.network(), path);
+    if (!off.empty())
+      log_warning("exchange.profile: " + path + " was measured with " + off + "; its times may be off");
+    text = exchange_profile_json(read);
+  }
+  // Rank 0's numbers and decisions hold: all ranks must have the same plan.
+  ExchangeProfile profile = parse_exchange_profile(shared_text(queue, std::move(text)), path);
+  std::string decided;
+  if (root) {
+    if (choice.chosen) options.collective = chosen_collective(profile, options);
+    profile.collective = options.collective;
+    decided = options.collective;
+    if (choice.planned)
+      for (const std::size_t count : planned_groups(options.merge, profile))
+        decided += fmt::format(" {}", count);
+  }
+  std::istringstream words(shared_text(queue, std::move(decided)));
+  words >> options.collective;
+  profile.collective = options.collective;
+  for (std::size_t count = 0; words >> count;) options.groups.push_back(count);
+  // No parameter is compressed: there is nothing to plan.
+  if (choice.planned && options.groups.empty()) options.merge = "all", choice.planned = false;
+  if (root && path.empty()) write_file(folder.exchange_profile_json(), exchange_profile_json(profile));
+  if (root) log_choice(profile, arena, options, choice);
+  choice.profile = std::move(profile);
+  return choice;
+}
+
+Config ResolvedExchange::effective(Config config) const {
+  if (choice.planned) config.exchange.groups.assign(options.groups.begin(), options.groups.end());
+  if (choice.chosen) config.exchange.collective = options.collective;
+  return config;
+}
+
+double ResolvedExchange::modelled_makespan(const std::vector<Group>& groups) const {
+  if (!choice.profile) return 0;
+  std::vector<std::size_t> parameters;
+  for (const Group& group : groups) parameters.push_back(group.parameters.size());
+  return topknot::modelled_makespan(*choice.profile, parameters);
+}
+
+ResolvedExchange settle_exchange(const RunInputs& inputs, ParameterArena& arena, CollectiveQueue& queue,
+                                 const Communicator& communicator) {
+  const Config& config = inputs.config;
+  ResolvedExchange settled{exchange_options(config), {}};
+  ExchangeOptions& options = settled.options;
+  Config densities = config;
+  // A resumed run has the densities that its first start has measured.
+  if (inputs.resume && config.compress.layer_density == "auto")
+    densities.compress.layer_density = inputs.folder.layer_density_json();
+  options.layer_density =
+      layer_density(densities, *inputs.data.train, arena, queue, communicator, inputs.folder);
+  settled.choice = choose_exchange(config, *inputs.data.train, arena, queue, inputs.folder, options);
+  if (communicator.rank() != 0 || !(settled.choice.planned || settled.choice.chosen)) return settled;
+  auto origins = inputs.origins;
+  if (settled.choice.planned) origins["exchange.groups"] = Origin::measured;
+  if (settled.choice.chosen) origins["exchange.collective"] = Origin::measured;
+  rewrite_config(inputs.folder, settled.effective(config), origins);
+  return settled;
 }
 
 }  // namespace topknot

@@ -1,4 +1,3 @@
-#include "train/checkpoint/export.h"
 
 #include <cstring>
 #include <filesystem>
@@ -8,7 +7,6 @@
 #include "tests/support/files.h"
 #include "tests/train/small_run.h"
 #include "train/checkpoint/checkpoint.h"
-#include "train/checkpoint/model_file.h"
 #include "train/checks.h"
 
 namespace topknot::testing {
