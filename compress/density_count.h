@@ -4,7 +4,7 @@
 #include <cmath>
 #include <cstddef>
 
-#include "nn/core/host_device.h"
+#include "nn/base/host_device.h"
 
 namespace topknot {
 

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "nn/core/host_device.h"
+#include "nn/base/host_device.h"
 #include "nn/core/step.h"
 #include "optim/arena_slice.h"
 

@@ -4,7 +4,7 @@
 #include <cfloat>
 #include <cstddef>
 
-#include "nn/core/host_device.h"
+#include "nn/base/host_device.h"
 #include "nn/core/step.h"
 
 namespace topknot {

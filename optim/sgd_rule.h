@@ -2,8 +2,8 @@
 // One step of SGD as arithmetic, for the CPU's loops (optim/sgd.cpp, where the rules are said) and the GPU's kernel
 // (optim/sgd.cu).
 
+#include "nn/base/host_device.h"
 #include "nn/core/gradient_form.h"
-#include "nn/core/host_device.h"
 #include "nn/core/step.h"
 #include "optim/arena_slice.h"
 

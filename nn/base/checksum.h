@@ -1,9 +1,11 @@
 #pragma once
-// A checksum of bytes that come in pieces.
+// Checksums: of bytes that come in pieces, and of weights.
 
 #include <cstddef>
 #include <cstdint>
 #include <span>
+
+#include "nn/base/host_device.h"
 
 namespace topknot {
 
@@ -20,5 +22,15 @@ class Checksum {
   std::byte tail_[8] = {};
   std::size_t tail_size_ = 0;
 };
+
+// A 64-bit checksum of weights, equal on all ranks, always: the sum of these terms over all elements modulo 2^64, whose order
+// does not matter, so threads and GPUs may share it. What the element at `index` (< 2^32) adds: the finaliser of SplitMix64
+// (Steele et al., OOPSLA 2014), which maps different (index, bits) to different numbers.
+TOPKNOT_HOST_DEVICE std::uint64_t checksum_term(std::uint64_t index, std::uint32_t bits) {
+  std::uint64_t x = (index << 32 | bits) + 0x9e3779b97f4a7c15u;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+  return x ^ (x >> 31);
+}
 
 }  // namespace topknot

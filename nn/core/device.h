@@ -50,7 +50,7 @@ struct DeviceBackend {
   void (*add_to_sum)(double* sum, const float* value, double factor);
   // to = from if the step is bad; `status` is in the device's memory.
   void (*restore_if_bad)(const StepStatus* status, const float* from, float* to, std::size_t floats);
-  // The checksum (nn/core/checksum.h) of each slice; the same on every device.
+  // The checksum (nn/base/checksum.h) of each slice; the same on every device.
   std::vector<std::uint64_t> (*checksums)(std::span<const std::span<const float>> slices);
 };
 

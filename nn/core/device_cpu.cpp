@@ -3,8 +3,8 @@
 #include <cstring>
 #include <vector>
 
+#include "nn/base/checksum.h"
 #include "nn/core/bfloat16.h"
-#include "nn/core/checksum.h"
 #include "nn/core/cpu_memory.h"
 #include "nn/core/device.h"
 

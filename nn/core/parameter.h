@@ -141,7 +141,7 @@ class ParameterStore {
   std::unique_ptr<ParameterArena> arena_;
 };
 
-// The checksum (nn/core/checksum.h) of weights in host memory.
+// The checksum (nn/base/checksum.h) of weights in host memory.
 std::uint64_t parameter_checksum(std::span<const float> weights);
 
 }  // namespace topknot

@@ -7,7 +7,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "nn/core/host_device.h"
+#include "nn/base/host_device.h"
 
 namespace topknot {
 

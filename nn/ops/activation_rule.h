@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "nn/core/host_device.h"
+#include "nn/base/host_device.h"
 
 namespace topknot {
 

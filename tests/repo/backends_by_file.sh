@@ -24,7 +24,7 @@ cuda_file='[^:]*/cuda/[^:]*|[^:]*\.cu'
 stub_file='[^:]*_stub\.cpp'
 only_in "a conditional on a backend" \
   '^[[:space:]]*#[[:space:]]*(if|ifdef|ifndef|elif|elifdef)\b.*(CUDA|NVCC|CUDNN|NCCL|DNNL|ONEDNN|GLOO|_OPENMP|__x86|__AVX|__SSE|__aarch64|__ARM)' \
-  "$cpu_file|$cuda_file|$stub_file|nn/core/(simd|host_device)\.h" \
+  "$cpu_file|$cuda_file|$stub_file|nn/core/simd\.h|nn/base/host_device\.h" \
   "choose by file instead: cpu/x.cpp, cuda/x.cpp or cuda/x.cu, x_stub.cpp"
 include='^[[:space:]]*#[[:space:]]*include[[:space:]]*<'
 only_in "oneDNN" "${include}(oneapi|dnnl)" "$cpu_file" "it is met in nn/ops/cpu only"

@@ -21,7 +21,7 @@ using Cost = ExchangeProfile::Group;
 // All that the method handles, as one message.
 double handled_elements(const ExchangeProfile& profile) {
   double elements = 0;
-  for (const LayerCost& layer : travelling_layers(profile)) elements += layer.elements;
+  for (const LayerCost& layer : sent_layers(profile)) elements += layer.elements;
   return elements;
 }
 
@@ -95,7 +95,7 @@ void log_choice(const ExchangeProfile& profile, const ParameterArena& arena, con
   log_info(
       fmt::format("exchange: exchange.merge={} plans {} groups of {} parameters; modelled makespan {} (none: "
                   "{}, all: {})",
-                  options.merge, options.groups.size(), travelling_layers(profile).size(),
+                  options.merge, options.groups.size(), sent_layers(profile).size(),
                   milliseconds(modelled_makespan(profile, options.groups)),
                   milliseconds(modelled_makespan(profile, counts(arena, profile, "none"))),
                   milliseconds(modelled_makespan(profile, counts(arena, profile, "all")))));
@@ -116,7 +116,7 @@ double at_size(const std::vector<Cost>& groups, double Cost::*figure, double ele
   return groups.back().*figure * (elements / groups.back().elements);
 }
 
-std::vector<LayerCost> travelling_layers(const ExchangeProfile& profile) {
+std::vector<LayerCost> sent_layers(const ExchangeProfile& profile) {
   std::vector<LayerCost> layers;
   double ready = 0;
   for (const auto& parameter : profile.parameters) {
@@ -145,11 +145,11 @@ std::vector<std::size_t> planned_groups(const std::string& rule, const ExchangeP
   const Merge merge = parse_merge(rule);
   TOPKNOT_CHECK(merge.planned(), "no rule that plans: " + rule);
   const double startup = (profile.sums ? profile.reduce : profile.gather).alpha;
-  return merge.rule->plan(travelling_layers(profile), {cost_model(profile), startup, profile.overlaps});
+  return merge.rule->plan(sent_layers(profile), {cost_model(profile), startup, profile.overlaps});
 }
 
 double modelled_makespan(const ExchangeProfile& profile, std::span<const std::size_t> groups) {
-  const std::vector<LayerCost> layers = travelling_layers(profile);
+  const std::vector<LayerCost> layers = sent_layers(profile);
   const CostModel model = profile.overlaps ? cost_model(profile) : serial(cost_model(profile));
   std::size_t handled = 0, count = 0;  // parameters, groups
   while (count < groups.size() && handled < layers.size()) handled += groups[count++];

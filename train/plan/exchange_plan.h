@@ -25,7 +25,7 @@ double at_size(const std::vector<ExchangeProfile::Group>& groups, double Exchang
 // The layers that a merge rule groups: the compressed parameters, under method dense all of them, in order of sending.
 // `backward` is the time from when the one before it was ready, whatever lay in between; 0 where it was ready
 // earlier, since it then waits for the parameters before it.
-std::vector<LayerCost> travelling_layers(const ExchangeProfile& profile);
+std::vector<LayerCost> sent_layers(const ExchangeProfile& profile);
 
 // Encoding, and the first round of the collective, of one group of so many elements: the fit of the
 // all-reduce or the all-gather, or a sparse collective's own cost model with the profile's link (UserError where it

@@ -8,7 +8,7 @@
 #include <cstdint>
 
 #include "compress/codec/code_bits.h"
-#include "nn/core/host_device.h"
+#include "nn/base/host_device.h"
 
 namespace topknot::cuda {
 

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "nn/core/host_device.h"
+#include "nn/base/host_device.h"
 
 namespace topknot {
 

@@ -8,7 +8,7 @@
 #include <string>
 
 #include "nn/base/check.h"
-#include "nn/core/host_device.h"
+#include "nn/base/host_device.h"
 
 namespace topknot {
 

@@ -1,4 +1,4 @@
-#include "nn/core/checksum.h"
+#include "nn/base/checksum.h"
 #include "nn/core/cuda/device_kernels.h"
 #include "nn/core/cuda/kernel_tools.h"
 

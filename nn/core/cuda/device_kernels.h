@@ -25,7 +25,7 @@ void restore_if_bad(cudaStream_t stream, const StepStatus* status, const float* 
 // *at = the GPU's clock in nanoseconds, when the stream comes here. All streams of a GPU have one clock; it advances in steps of
 // up to about a microsecond.
 void write_time(cudaStream_t stream, std::uint64_t* at);
-// *sum += the checksum (nn/core/checksum.h) of the elements.
+// *sum += the checksum (nn/base/checksum.h) of the elements.
 void add_checksum(cudaStream_t stream, const float* data, std::size_t n, std::uint64_t* sum);
 
 }  // namespace topknot::cuda

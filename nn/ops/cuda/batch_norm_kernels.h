@@ -11,7 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "nn/core/host_device.h"
+#include "nn/base/host_device.h"
 
 namespace topknot::cuda {
 

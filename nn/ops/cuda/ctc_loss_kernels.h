@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "nn/core/host_device.h"
+#include "nn/base/host_device.h"
 
 namespace topknot::cuda {
 
