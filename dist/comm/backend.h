@@ -37,8 +37,8 @@ struct Backend {
 };
 Registry<Backend>& backends();
 
-// `threads` (dist/comm/threads_communicator.cpp): one communicator for each rank, to be used by one thread each. timeout_s <= 0: no deadline.
-// `link`: collectives go over it.
+// `threads` (dist/comm/threads_communicator.cpp): one communicator for each rank, to be used by one thread each. timeout_s
+// <= 0: no deadline. `link`: collectives go over it.
 std::vector<std::unique_ptr<Communicator>> make_thread_group(int ranks, double timeout_s,
                                                              const std::optional<EmulatedLink>& link = {});
 
@@ -47,11 +47,12 @@ std::vector<std::unique_ptr<Communicator>> make_thread_group(int ranks, double t
 void run_thread_ranks(int ranks, double timeout_s, const std::function<void(Communicator&)>& body,
                       const std::optional<EmulatedLink>& link = {});
 
-// `gloo` (dist/comm/gloo_communicator.cpp). Collective over all ranks. Throws UserError (port in use, unknown host) or CollectiveError (a rank did
-// not come).
+// `gloo` (dist/comm/gloo_communicator.cpp). Collective over all ranks. Throws UserError (port in use, unknown host) or
+// CollectiveError (a rank did not come).
 std::unique_ptr<Communicator> make_gloo_communicator(const GroupOptions& options);
 
-// dist.nccl, "ALGO=Ring IB_HCA=mlx5_0,mlx5_1", as variables of the environment: NCCL_ALGO and NCCL_IB_HCA. Throws UserError.
+// dist.nccl, "ALGO=Ring IB_HCA=mlx5_0,mlx5_1", as variables of the environment: NCCL_ALGO and NCCL_IB_HCA. Throws
+// UserError.
 std::vector<std::pair<std::string, std::string>> nccl_variables(const std::string& settings);
 // Host, PCI address and host name of a GPU, by lines: what NCCL takes for its identity.
 std::string gpu_place(int gpu);

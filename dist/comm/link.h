@@ -15,8 +15,8 @@ struct Link {
 // Of a nominal rate, what TCP over Ethernet leaves to the payload.
 inline constexpr double kTcpEfficiency = 0.96;
 
-// Bits per second: "100mbit", "1gbit", "2.5gbit", "64kbit" (powers of 1000), or a plain number of 1 to 1e15; also 100Mbit. Throws
-// UserError for anything else; `key` names in its message what was given.
+// Bits per second: "100mbit", "1gbit", "2.5gbit", "64kbit" (powers of 1000), or a plain number of 1 to 1e15; also 100Mbit.
+// Throws UserError for anything else; `key` names in its message what was given.
 double parse_rate(const std::string& key, const std::string& text);
 
 // Seconds: "50us", "0.2ms", "1s", or a plain number of seconds, 0 to 10. Throws as parse_rate().
@@ -67,9 +67,9 @@ struct EmulatedLink {
   int ranks_per_host = 1;  // neighbouring ranks that share a host: a split of such ranks only has no link
 };
 
-// Of dist.link.rate and dist.link.latency, in the notation of parse_rate() and parse_latency(). Of the rate, TCP leaves kTcpEfficiency
-// to the payload; a further message at the same time costs the latency once more, as each step of a ring does. Throws
-// UserError.
+// Of dist.link.rate and dist.link.latency, in the notation of parse_rate() and parse_latency(). Of the rate, TCP leaves
+// kTcpEfficiency to the payload; a further message at the same time costs the latency once more, as each step of a ring does.
+// Throws UserError.
 EmulatedLink make_emulated_link(const std::string& rate, const std::string& latency, int ranks_per_host);
 
 }  // namespace topknot

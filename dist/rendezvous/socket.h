@@ -33,9 +33,9 @@ bool is_ipv6(const std::string& address);  // of a numeric address, without brac
 // Without the brackets of an IPv6 address.
 std::string without_brackets(const std::string& host);
 
-// A listening socket: on 127.0.0.1 where `host` is "127.0.0.1" or "localhost", on ::1 where it is that, else on every address of this
-// machine (a host's own name may resolve to a loopback address on itself). Port 0 picks a free one. Throws
-// UserError when the port cannot be had.
+// A listening socket: on 127.0.0.1 if `host` is "127.0.0.1" or "localhost", on ::1 if it is that, else on every address of
+// this machine (a host's own name may resolve to a loopback address on itself). Port 0 picks a free one. Throws UserError if
+// the port cannot be had.
 Fd listen_on(const std::string& host, int port);
 int local_port(int fd);
 

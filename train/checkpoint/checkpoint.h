@@ -33,14 +33,13 @@ namespace topknot {
 // dropout draw from counters (nn/core/rng.h), so the step number stands for their state.
 struct RunState {
   ModelCopy model;  // the statistics and recurrent states are the rank's own
-  std::vector<std::vector<float>>
-      optimizer;                    // Optimizer::state(): buffers of the arena's shape; the same on all ranks
+  // Optimizer::state(): buffers of the arena's shape; the same on all ranks.
+  std::vector<std::vector<float>> optimizer;
   std::vector<float> residual;      // in arena order; empty for a method that carries nothing
   std::vector<std::byte> exchange;  // Exchange::state()
 };
 
-// The state as tensors, which point into it, under the names given above. For the model:
-// model_tensors().
+// The state as tensors, which point into it, under the names given above. For the model: model_tensors().
 std::vector<TensorView> optimizer_tensors(const ParameterStore& store, const RunState& state);
 std::vector<TensorView> rank_tensors(const ParameterStore& store, const RunState& state);
 

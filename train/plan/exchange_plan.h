@@ -55,8 +55,8 @@ std::string quickest_collective(const ExchangeProfile& profile);
 
 // What was measured and chosen at the start of a run.
 struct ExchangeChoice {
-  std::optional<ExchangeProfile>
-      profile;           // measured, or of exchange.profile; none where neither was asked for
+  // Measured, or of exchange.profile; none if neither was asked for.
+  std::optional<ExchangeProfile> profile;
   bool planned = false;  // options.groups was planned here
   bool chosen = false;   // options.collective was chosen here
 };
