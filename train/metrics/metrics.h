@@ -118,7 +118,7 @@ struct StartRecord {
   std::string backend = {};  // Communicator::backend(): "gloo", "threads, emulated link 100mbit, 50us"
   std::string task = {};     // "cifar10, 10 classes, samples [3, 32, 32]"; "" in files of earlier versions
   Metric metric = {};
-  std::string revision = {};  // the program's (train/version.h); "" in files of earlier versions
+  std::string revision = {};  // the program's (nn/base/program.h); "" in files of earlier versions
 };
 
 // A start that ended before the run's end, as far as rank 0 lived to write it.

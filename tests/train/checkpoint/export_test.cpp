@@ -1,3 +1,4 @@
+#include "train/checkpoint/model_file.h"
 
 #include <cstring>
 #include <filesystem>
