@@ -34,12 +34,12 @@ struct DatasetOptions {
   int classes = 10;             // synthetic_images: 2 to 1000
   int image_size = 0;           // images of any size: pixels per side, 8 to 512; 0: the set's own
   int resize = 0;  // image_folder: the shorter side before the crop in the centre; 0: 256/224 of image_size
-  std::vector<double> mean, std;      // image_folder: of the channels, 1 or 3 values each; empty: ImageNet's
-  std::optional<double> noise;        // synthetic sets: none given means the set's own; 0 to 1
-  std::int64_t features = 64;         // synthetic_regression: inputs of a sample
-  std::int64_t targets = 1;           // synthetic_regression: outputs of a sample
-  std::int64_t sequence_length = 35;  // text: tokens of a window
-  int max_bad_files = 0;              // speech: recordings that may be left out when the set is made
+  std::vector<double> mean, std;  // image_folder: of the channels, 1 or 3 values each; empty: ImageNet's
+  std::optional<double> noise;    // synthetic sets: none given means the set's own; 0 to 1
+  std::int64_t features = 64;     // synthetic_regression: inputs of a sample
+  std::int64_t targets = 1;       // synthetic_regression: outputs of a sample
+  int sequence_length = 35;       // text: tokens of a window
+  int max_bad_files = 0;          // of a rank; speech: recordings that may be left out when the set is made
 };
 
 class Checksum;

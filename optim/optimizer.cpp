@@ -58,7 +58,6 @@ Tensor zeros_like(const ParameterArena& arena) {
 }
 
 void check_optimizer(const OptimizerOptions& options) {
-  optimizers().find(options.name);
   require(std::isfinite(options.lr) && options.lr > 0, "lr", "greater than 0", options.lr);
   require(options.momentum >= 0 && options.momentum < 1, "momentum", "in [0, 1)", options.momentum);
   require(std::isfinite(options.weight_decay) && options.weight_decay >= 0, "weight_decay", "0 or greater",
@@ -68,13 +67,12 @@ void check_optimizer(const OptimizerOptions& options) {
   require(std::isfinite(options.epsilon) && options.epsilon > 0, "epsilon", "greater than 0",
           options.epsilon);
   if (options.nesterov && options.momentum == 0)
-    throw UserError(
-        "optimizer.nesterov needs momentum: set optimizer.momentum above 0, or optimizer.nesterov to false");
+    throw UserError("optimizer.nesterov: needs optimizer.momentum above 0");
 }
 
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerOptions& options, ParameterArena& arena) {
-  check_optimizer(options);
   const OptimizerType& type = optimizers().find(options.name);
+  check_optimizer(options);
   if (const DeviceKind kind = arena.device().kind; !type.computes_on(kind)) {
     std::string others;
     for (const std::string& name : optimizers().names())

@@ -92,10 +92,10 @@ inline std::span<float> span_of(Tensor& buffer) {
   return {buffer.data(), static_cast<std::size_t>(buffer.numel())};
 }
 
-// Throws UserError, naming the key, for an unknown name or a value out of range.
+// Throws UserError, naming the key, for values out of range or that contradict each other.
 void check_optimizer(const OptimizerOptions& options);
 
-// Throws as check_optimizer(), and for an optimizer that does not compute on the arena's device. The arena must outlive the
+// Throws as check_optimizer(), and for an unknown name or an optimizer that does not compute on the arena's device. The arena must outlive the
 // result.
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerOptions& options, ParameterArena& arena);
 

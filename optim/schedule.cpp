@@ -121,10 +121,8 @@ std::unique_ptr<Schedule> make(const ScheduleOptions& options, double base_lr) {
   return std::make_unique<Kind>(options, base_lr);
 }
 
-void check_milestones(const ScheduleOptions& options) {
-  if (options.milestones.empty())
-    throw UserError(
-        "schedule.milestones is empty: multistep needs at least one epoch, for example [81, 122]");
+// What multistep needs of them beyond check_milestones().
+void check_steps(const ScheduleOptions& options) {
   double last = 0;
   for (double milestone : options.milestones) {
     if (!(milestone > last) || !std::isfinite(milestone))
@@ -152,6 +150,19 @@ Registry<ScheduleFactory>& schedules() {
   return registry;
 }
 
+void check_milestones(const ScheduleOptions& options) {
+  if (options.name == "multistep" && options.milestones.empty())
+    throw UserError(
+        "schedule.milestones: schedule.name=multistep needs the epochs where the rate drops, such as [81, "
+        "122]");
+  if (!std::is_sorted(options.milestones.begin(), options.milestones.end()))
+    throw UserError("schedule.milestones: must rise");
+}
+
+void check_min_lr(const ScheduleOptions& options, double base_lr) {
+  if (!(options.min_lr <= base_lr)) throw UserError("schedule.min_lr: must not exceed optimizer.lr");
+}
+
 std::unique_ptr<Schedule> make_schedule(const ScheduleOptions& options, double base_lr) {
   const ScheduleFactory factory = schedules().find(options.name);
   if (!(base_lr > 0) || !std::isfinite(base_lr))
@@ -160,14 +171,15 @@ std::unique_ptr<Schedule> make_schedule(const ScheduleOptions& options, double b
     throw UserError("schedule.warmup_epochs must be 0 or greater, not " + short_text(options.warmup_epochs));
   if (!(options.gamma > 0 && options.gamma <= 1))
     throw UserError("schedule.gamma must be in (0, 1], not " + short_text(options.gamma));
-  if (!(options.min_lr >= 0 && options.min_lr <= base_lr))
-    throw UserError("schedule.min_lr must lie between 0 and optimizer.lr (" + short_text(base_lr) +
-                    "), not " + short_text(options.min_lr));
+  if (!(options.min_lr >= 0))
+    throw UserError("schedule.min_lr must be 0 or greater, not " + short_text(options.min_lr));
+  check_min_lr(options, base_lr);
   if (options.decay_from < 0)
     throw UserError(fmt::format("schedule.decay_from must be 0 or greater, not {}", options.decay_from));
   if (options.patience < 0)
     throw UserError(fmt::format("schedule.patience must be 0 or greater, not {}", options.patience));
-  if (options.name == "multistep") check_milestones(options);
+  check_milestones(options);
+  if (options.name == "multistep") check_steps(options);
   return factory(options, base_lr);
 }
 

@@ -52,6 +52,9 @@ class Schedule {
 using ScheduleFactory = std::unique_ptr<Schedule> (*)(const ScheduleOptions& options, double base_lr);
 Registry<ScheduleFactory>& schedules();
 
+// Throw UserError, naming the key, for milestones that are missing or fall, and for a min_lr above the base rate.
+void check_milestones(const ScheduleOptions& options);
+void check_min_lr(const ScheduleOptions& options, double base_lr);
 // Throws UserError, naming the key, for an unknown name or a value out of range.
 std::unique_ptr<Schedule> make_schedule(const ScheduleOptions& options, double base_lr);
 

@@ -32,19 +32,8 @@ void check_device(const Config& config) {
 }
 
 DatasetOptions dataset_options(const Config& config) {
-  DatasetOptions options;
-  options.root = config.data.root;
+  DatasetOptions options = config.data;
   options.seed = config.seed;
-  options.train_size = config.data.train_size;
-  options.test_size = config.data.test_size;
-  options.classes = config.data.classes;
-  options.image_size = config.data.image_size;
-  options.resize = config.data.resize;
-  options.mean = config.data.mean;
-  options.std = config.data.std;
-  options.noise = config.data.noise;
-  options.sequence_length = config.data.sequence_length;
-  options.max_bad_files = config.data.max_bad_files;
   return options;
 }
 
@@ -66,16 +55,10 @@ Variable BuiltModel::forward(const Tensor& images, const ForwardContext& context
 
 std::unique_ptr<BuiltModel> register_model(const Config& config, const Dataset& data, Device device) {
   auto built = std::make_unique<BuiltModel>(device);
-  ModelOptions options;
+  ModelOptions options = config.model;
   options.input = data.sample_shape();
   options.outputs = data.classes() > 0 ? data.classes() : data.targets();
-  options.dropout = static_cast<float>(config.model.dropout);
-  options.hidden.assign(config.model.hidden.begin(), config.model.hidden.end());
   options.batch = config.data.batch_size;
-  options.width = config.model.width;
-  options.layers = config.model.layers;
-  options.tied = config.model.tied;
-  options.init_uniform = static_cast<float>(config.model.init_uniform);
   built->module = make_model(config.model.name, built->store, options);
   if (const bool tokens = data.task() == Task::language_model; built->module->reads_tokens() != tokens)
     throw UserError(fmt::format("model.name: {} {} tokens, and data.name={} {}; choose a {}",
@@ -111,19 +94,10 @@ std::unique_ptr<BuiltModel> build_model(const Config& config, const Dataset& dat
 }
 
 CompressOptions compress_options(const Config& config) {
-  const auto& c = config.compress;
-  CompressOptions options;
-  static_cast<OptionValues&>(options) = c.options;
-  options.name = c.name;
-  options.select = c.select;
-  options.memory = c.memory;
-  options.codec = c.codec;
-  options.values = c.values;
-  options.capacity = c.capacity.value_or(0.0);
+  CompressOptions options = config.compress;
   options.seed = config.seed;
   options.momentum = config.optimizer.momentum;
   options.nesterov = config.optimizer.nesterov;
-  options.lr_inside = c.lr_inside;
   return options;
 }
 
@@ -165,16 +139,6 @@ ExchangeOptions stand_in_options(const Config& config, const ParameterArena& are
 
 bool needs_plan(const ExchangeOptions& options) {
   return parse_merge(options.merge).planned() && options.groups.empty();
-}
-
-OptimizerOptions optimizer_options(const Config& config) {
-  const auto& o = config.optimizer;
-  return {o.name, o.lr, o.momentum, o.nesterov, o.weight_decay, o.decay_1d, o.beta1, o.beta2, o.epsilon};
-}
-
-ScheduleOptions schedule_options(const Config& config) {
-  const auto& s = config.schedule;
-  return {s.name, s.milestones, s.factors, s.gamma, s.decay_from, s.patience, s.warmup_epochs, s.min_lr};
 }
 
 std::chrono::milliseconds stop_patience(const Config& config, std::chrono::milliseconds most) {
@@ -345,11 +309,9 @@ RunCheck check_run(const Config& config, const RunData& data, bool first_weights
               if (const std::string line = more_than_dense(config, arena, options, epochs); !line.empty())
                 check.warnings.push_back(line);
             });
-    attempt({"optimizer."},
-            [&] { check_forms(config, *make_optimizer(optimizer_options(config), arena), forms); });
+    attempt({"optimizer."}, [&] { check_forms(config, *make_optimizer(config.optimizer, arena), forms); });
   }
-  attempt({"schedule.", "optimizer.lr"},
-          [&] { make_schedule(schedule_options(config), config.optimizer.lr); });
+  attempt({"schedule.", "optimizer.lr"}, [&] { make_schedule(config.schedule, config.optimizer.lr); });
   check.problems.assign(known.begin() + static_cast<std::ptrdiff_t>(before), known.end());
   return check;
 }

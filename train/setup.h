@@ -8,13 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "data/dataset.h"
 #include "data/loader.h"
 #include "dist/exchange/exchange.h"
 #include "nn/layers/module.h"
-#include "nn/models/model.h"
-#include "optim/optimizer.h"
-#include "optim/schedule.h"
 #include "train/config/config.h"
 
 namespace topknot {
@@ -57,8 +53,6 @@ bool needs_plan(const ExchangeOptions& options);
 // For looking at a run without running it: one group a parameter stands in for a plan, and all_gather for a
 // collective, that only a run measures.
 ExchangeOptions stand_in_options(const Config& config, const ParameterArena& arena);
-OptimizerOptions optimizer_options(const Config& config);
-ScheduleOptions schedule_options(const Config& config);
 LoaderOptions loader_options(const Config& config, const Dataset& data, bool train, int rank, int ranks);
 // How long a rank that has a stop signal waits for what hangs: `most`, or half of dist.timeout_s, so that it says why it ends
 // before the ranks that wait for it give up.

@@ -44,7 +44,7 @@ Step::Step(const RunInputs& inputs, Communicator& communicator)
       arena_(model_->store.arena()),
       queue_(communicator),
       resolved_(settle_exchange(inputs, arena_, queue_, communicator)),
-      optimizer_(make_optimizer(optimizer_options(config_), arena_)),
+      optimizer_(make_optimizer(config_.optimizer, arena_)),
       clip_(arena_.device(), arena_.size()),
       backend_(backend(arena_.device())),
       loss_(Tensor::zeros({1}, Layout::plain, arena_.device())),

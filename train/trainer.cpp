@@ -78,7 +78,7 @@ class Trainer {
         communicator_(communicator),
         root_(communicator.rank() == 0),
         step_(inputs, communicator),
-        schedule_(make_schedule(schedule_options(config_), config_.optimizer.lr)),
+        schedule_(make_schedule(config_.schedule, config_.optimizer.lr)),
         plan_(plan_steps(config_, step_.train_loader())),
         weights_(step_.train_loader().weights()),
         reporter_(inputs, plan_, communicator, resumed ? resumed->manifest : Manifest()) {

@@ -8,8 +8,7 @@
 namespace topknot {
 namespace {
 
-ModulePtr make_mlp(ParameterStore& store, const ModelOptions& options,
-                   const std::vector<std::int64_t>& hidden) {
+ModulePtr make_mlp(ParameterStore& store, const ModelOptions& options, const std::vector<int>& hidden) {
   auto model = std::make_unique<Sequential>();
   model->add<Flatten>();
   std::int64_t in = options.input.numel();

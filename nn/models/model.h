@@ -10,16 +10,17 @@
 
 namespace topknot {
 
+// What the data decide, and the keys `model.*` of the same names. A model ignores those of other models.
 struct ModelOptions {
-  Shape input;                                    // of one sample: {C, H, W}
-  std::int64_t outputs = 0;                       // classes, or the width of the regression target
-  float dropout = 0.5f;                           // probability, where the model has any
-  std::vector<std::int64_t> hidden = {200, 200};  // of mlp
-  // Of recurrent models.
-  std::int64_t batch = 1;  // most sequences of a batch, for the state that is carried between batches
-  std::int64_t width = 200, layers = 2;
-  bool tied = false;       // the output layer has the embedding's weight
-  float init_uniform = 0;  // every parameter is uniform in +- this; 0: the model's own way
+  Shape input;               // of one sample: {C, H, W}
+  std::int64_t outputs = 0;  // classes, or the width of the regression target
+  // Recurrent models: most sequences of a batch, for the state that is carried between batches.
+  std::int64_t batch = 1;
+  double dropout = 0.5;                  // probability, where the model has any
+  std::vector<int> hidden = {200, 200};  // mlp
+  int width = 200, layers = 2;           // recurrent models
+  bool tied = false;                     // lstm_lm: the output layer has the embedding's weight
+  double init_uniform = 0;  // lstm_lm: every parameter is uniform in +- this; 0: the model's own way
 };
 
 using ModelFactory = ModulePtr (*)(ParameterStore& store, const ModelOptions& options);

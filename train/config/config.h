@@ -16,84 +16,51 @@
 #include <variant>
 #include <vector>
 
+#include "compress/compressor.h"
+#include "data/dataset.h"
 #include "nn/base/registry.h"
+#include "nn/models/model.h"
+#include "optim/optimizer.h"
+#include "optim/schedule.h"
 
 namespace topknot {
 
-struct CompressOptions;
-
+// A section is its module's own options where there are such, and what train makes of it besides. What those options have from
+// other sections or from the data (the seed, a model's input) counts where they are made, in train/setup.h.
 struct Config {
   std::uint64_t seed = 1;
 
-  struct Model {
+  struct Model : ModelOptions {
     std::string name = "resnet20";
-    double dropout = 0.5;
-    std::vector<int> hidden = {200, 200};
-    int width = 200, layers = 2;  // of lstm_lm and deep_speech
-    bool tied = false;
-    double init_uniform = 0;  // 0: the model's own way
-    std::string init_from;    // a safetensors file; empty: initialised by the seed
+    std::string init_from;  // a safetensors file; empty: initialised by the seed
     std::vector<std::string> reinit,
         freeze;  // patterns of names: matches_name(), train/checkpoint/model_file.h
   } model;
 
-  struct Data {
+  struct Data : DatasetOptions {
     std::string name = "synthetic_images";
-    std::string root;
     int batch_size = 32;  // a rank
     std::string shard = "even";
     std::string augment = "auto";  // auto, true, false
     int workers = 1;
     std::string on_device = "auto";  // auto, true, false
-    std::int64_t train_size = 0;     // 0: all of it
-    std::int64_t test_size = 0;
-    int classes = 10;
-    int image_size = 0;             // 0: the data set's own
-    int resize = 0;                 // 0: 256/224 of image_size
-    std::vector<double> mean, std;  // of channels; empty: ImageNet's
-    int max_bad_files = 0;          // of a rank
-    std::optional<double> noise;    // none given: the data set's own
-    int sequence_length = 35;       // tokens
   } data;
 
-  struct Optimizer {
-    std::string name = "sgd";
-    double lr = 0.1;
-    double momentum = 0.9;
-    bool nesterov = false;
-    double weight_decay = 1e-4;
-    bool decay_1d = false;
-    double beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8;
-  } optimizer;
+  OptimizerOptions optimizer{.momentum = 0.9, .weight_decay = 1e-4};
+  ScheduleOptions schedule;
 
-  struct Schedule {
-    std::string name = "constant";
-    std::vector<double> milestones;  // epochs
-    std::vector<double> factors;
-    double gamma = 0.1;
-    int decay_from = 1;  // an epoch
-    int patience = 0;    // evaluations
-    double warmup_epochs = 0;
-    double min_lr = 0;
-  } schedule;
-
-  struct Compress {
-    std::string name = "dense";
+  struct Compress : CompressOptions {
     double density = 0.001;
-    std::vector<double> warmup;  // densities of epoch 0, 1, ...
-    int warmup_epochs = 0;       // in place of the list: an exponential one
-    std::string select, memory, codec, values;
-    std::string scope = "group";     // model, group, tensor
-    std::optional<double> capacity;  // a multiple of k; none given: no limit
+    std::vector<double> warmup;   // densities of epoch 0, 1, ...
+    int warmup_epochs = 0;        // in place of the list: an exponential one
+    std::string scope = "group";  // model, group, tensor
     bool dense_1d = true;
     std::int64_t min_numel = 0;
     std::string dense_values = "fp32";
     double clip = 0;  // 0: off
-    bool lr_inside = false;
     std::string layer_density;
     // Of one message and of one byte, for layer_density auto: 1 Gbit/s Ethernet, in the code of LAGS-SGD.
     double alpha_s = 1.744e-3, beta_s_per_byte = 9e-9;
-    OptionValues options{"compress"};  // what the methods declare for themselves: compress.mu, ...
   } compress;
 
   struct Exchange {
@@ -161,7 +128,7 @@ struct Config {
   } output;
 };
 
-// Where a key lives in a Config. An unset optional is written as the key's `none_word`.
+// Where a key lives in a Config. An unset optional, or 0 where the key has a `none_word`, is written as that word.
 using KeyRef =
     std::variant<bool*, int*, std::int64_t*, std::uint64_t*, double*, std::string*, std::optional<double>*,
                  std::vector<int>*, std::vector<double>*, std::vector<std::string>*>;
@@ -176,7 +143,7 @@ struct Key {
   // Strings: the words allowed; an entry such as "size:BYTES" takes a positive number after the colon. Empty:
   // any text.
   std::vector<std::string> choices = {};
-  std::string none_word = {};  // of an optional number: "none", "auto"
+  std::string none_word = {};  // "none", "auto": of a number that need not be given
   std::string registry = {};  // NameList::kind, where the value is a registered name: "model", "dataset", ...
   bool may_be_empty = false;  // of such a name: the method's own choice
   // What uses the key; empty: everything. A choice (of the section's name, its selection or memory), a backend,

@@ -94,6 +94,14 @@ std::vector<Problem> check_config(const Config& config) {
   const auto need = [&](bool holds, const std::string& key, const std::string& text) {
     if (!holds) problems.push_back({key, key + ": " + text});
   };
+  // For rules of the module that a key belongs to; `check` throws UserError.
+  const auto attempt = [&](const std::string& key, const std::function<void()>& check) {
+    try {
+      check();
+    } catch (const UserError& error) {
+      problems.push_back({key, error.what()});
+    }
+  };
 
   Config copy = config;
   for (const Key& key : config_keys()) {
@@ -125,13 +133,9 @@ std::vector<Problem> check_config(const Config& config) {
        "exchange.ranks_per_host",
        fmt::format("{} does not divide the {} ranks of dist.ranks into hosts of one size", per_host,
                    config.dist.ranks));
-  need(!config.optimizer.nesterov || config.optimizer.momentum > 0, "optimizer.nesterov",
-       "needs optimizer.momentum above 0");
-  need(config.schedule.name != "multistep" || !config.schedule.milestones.empty(), "schedule.milestones",
-       "schedule.name=multistep needs the epochs where the rate drops, such as [81, 122]");
-  need(std::is_sorted(config.schedule.milestones.begin(), config.schedule.milestones.end()),
-       "schedule.milestones", "must rise");
-  need(config.schedule.min_lr <= config.optimizer.lr, "schedule.min_lr", "must not exceed optimizer.lr");
+  attempt("optimizer.nesterov", [&] { check_optimizer(config.optimizer); });
+  attempt("schedule.milestones", [&] { check_milestones(config.schedule); });
+  attempt("schedule.min_lr", [&] { check_min_lr(config.schedule, config.optimizer.lr); });
   need(config.compress.warmup.empty() || config.compress.warmup_epochs == 0, "compress.warmup_epochs",
        "compress.warmup lists the densities of the first epochs already; give one of the two");
   need(config.model.reinit.empty() || !config.model.init_from.empty(), "model.reinit",
@@ -152,36 +156,24 @@ std::vector<Problem> check_config(const Config& config) {
   need(
       config.dist.timeout_s == 0 || config.dist.timeout_s >= kLeastTimeout, "dist.timeout_s",
       fmt::format("must be 0 or at least {} s, not {}", kLeastTimeout, format_number(config.dist.timeout_s)));
-  if (!config.dist.master.empty()) {
-    try {
-      parse_host_port(config.dist.master, "dist.master");
-    } catch (const UserError& error) {
-      problems.push_back({"dist.master", error.what()});
-    }
-  }
+  if (!config.dist.master.empty())
+    attempt("dist.master", [&] { parse_host_port(config.dist.master, "dist.master"); });
   need(config.dist.master.empty() || config.dist.backend != "threads", "dist.master",
        "ranks that are threads have no master; use dist.backend=gloo for ranks on several hosts");
-  try {
-    nccl_variables(config.dist.nccl);
-  } catch (const UserError& error) {
-    problems.push_back({"dist.nccl", error.what()});
-  }
+  attempt("dist.nccl", [&] { nccl_variables(config.dist.nccl); });
   need(config.dist.interface.empty() || config.dist.backend != "threads", "dist.interface",
        "ranks that are threads use no network; use dist.backend=gloo");
   if (!config.dist.link_rate.empty()) {
     need(config.dist.backend == "threads" || config.dist.backend == "auto", "dist.link.rate",
          "emulates a network between ranks that are threads; dist.backend=" + config.dist.backend +
              " has a network of its own (scripts/netlab makes it slow)");
-    try {
-      make_emulated_link(config.dist.link_rate, config.dist.link_latency, 1);
-    } catch (const UserError& error) {
-      problems.push_back({"dist.link.rate", error.what()});
-    }
+    attempt("dist.link.rate",
+            [&] { make_emulated_link(config.dist.link_rate, config.dist.link_latency, 1); });
   }
   if (config.dist.backend == "nccl") {
     need(config.train.device != "cpu", "train.device",
          "dist.backend=nccl talks from GPU to GPU; set train.device=cuda, or dist.backend=gloo for CPUs");
-    need(config.compress.capacity.has_value() || !pieces || selectors().find(pieces->select).traits.at_most_k,
+    need(config.compress.capacity > 0 || !pieces || selectors().find(pieces->select).traits.at_most_k,
          "compress.capacity",
          "must be given with dist.backend=nccl, whose messages have one length: '" + config.compress.name +
              "' may select any number of entries; compress.capacity=2 lets twice as many are sent as "

@@ -8,13 +8,9 @@
 #include "compress/codec/codec.h"
 #include "compress/memory/memory.h"
 #include "compress/select/selector.h"
-#include "data/dataset.h"
 #include "dist/comm/backend.h"
 #include "dist/plan/merge_plan.h"
 #include "dist/sparse/sparse_collective.h"
-#include "nn/models/model.h"
-#include "optim/optimizer.h"
-#include "optim/schedule.h"
 #include "train/config/config.h"
 
 namespace topknot {
@@ -177,46 +173,45 @@ std::vector<Key> method_keys() {
   constexpr auto o = &Config::optimizer;
   constexpr auto s = &Config::schedule;
   constexpr auto c = &Config::compress;
-  using Optimizer = Config::Optimizer;
-  using Schedule = Config::Schedule;
   using Compress = Config::Compress;
   return {
-      registered("optimizer.name", at<o, &Optimizer::name>, "optimizer",
+      registered("optimizer.name", at<o, &OptimizerOptions::name>, "optimizer",
                  "which update rule (train --list optimizers)"),
-      above("optimizer.lr", at<o, &Optimizer::lr>, 0, 1e6,
+      above("optimizer.lr", at<o, &OptimizerOptions::lr>, 0, 1e6,
             "learning rate; never scaled by the number of ranks"),
+      not_of({"adamw"}, number("optimizer.momentum", at<o, &OptimizerOptions::momentum>, 0, 0.9999,
+                               "momentum; 0: none")),
       not_of({"adamw"},
-             number("optimizer.momentum", at<o, &Optimizer::momentum>, 0, 0.9999, "momentum; 0: none")),
-      not_of({"adamw"},
-             flag("optimizer.nesterov", at<o, &Optimizer::nesterov>, "Nesterov's form of momentum")),
-      number("optimizer.weight_decay", at<o, &Optimizer::weight_decay>, 0, 10,
+             flag("optimizer.nesterov", at<o, &OptimizerOptions::nesterov>, "Nesterov's form of momentum")),
+      number("optimizer.weight_decay", at<o, &OptimizerOptions::weight_decay>, 0, 10,
              "weight decay, added to the gradient; adamw: taken from the weights"),
-      flag("optimizer.decay_1d", at<o, &Optimizer::decay_1d>, "decay 1-D parameters (biases, norms) too"),
+      flag("optimizer.decay_1d", at<o, &OptimizerOptions::decay_1d>,
+           "decay 1-D parameters (biases, norms) too"),
       of({"adamw"},
-         number("optimizer.beta1", at<o, &Optimizer::beta1>, 0, 0.9999, "decay of the mean gradient")),
+         number("optimizer.beta1", at<o, &OptimizerOptions::beta1>, 0, 0.9999, "decay of the mean gradient")),
       of({"adamw"},
-         number("optimizer.beta2", at<o, &Optimizer::beta2>, 0, 0.999999, "decay of the mean square")),
-      of({"adamw"}, above("optimizer.epsilon", at<o, &Optimizer::epsilon>, 0, 1,
+         number("optimizer.beta2", at<o, &OptimizerOptions::beta2>, 0, 0.999999, "decay of the mean square")),
+      of({"adamw"}, above("optimizer.epsilon", at<o, &OptimizerOptions::epsilon>, 0, 1,
                           "added to the square root of the mean square")),
 
-      registered("schedule.name", at<s, &Schedule::name>, "schedule",
+      registered("schedule.name", at<s, &ScheduleOptions::name>, "schedule",
                  "how the learning rate changes (train --list schedules)"),
+      of({"multistep"}, above("schedule.milestones", at<s, &ScheduleOptions::milestones>, 0, 1e6,
+                              "epochs where the rate drops")),
       of({"multistep"},
-         above("schedule.milestones", at<s, &Schedule::milestones>, 0, 1e6, "epochs where the rate drops")),
-      of({"multistep"},
-         above("schedule.factors", at<s, &Schedule::factors>, 0, 1,
+         above("schedule.factors", at<s, &ScheduleOptions::factors>, 0, 1,
                "the rate from each milestone on, over optimizer.lr, in place of schedule.gamma")),
       of({"multistep", "exponential", "plateau"},
-         above("schedule.gamma", at<s, &Schedule::gamma>, 0, 1,
+         above("schedule.gamma", at<s, &ScheduleOptions::gamma>, 0, 1,
                "factor at each milestone, in each epoch, or where the test loss has not fallen")),
-      of({"exponential"}, number("schedule.decay_from", at<s, &Schedule::decay_from>, 0, 1e6,
+      of({"exponential"}, number("schedule.decay_from", at<s, &ScheduleOptions::decay_from>, 0, 1e6,
                                  "the first epoch, from 0, whose rate is multiplied")),
-      of({"plateau"}, number("schedule.patience", at<s, &Schedule::patience>, 0, 1e6,
+      of({"plateau"}, number("schedule.patience", at<s, &ScheduleOptions::patience>, 0, 1e6,
                              "evaluations without a lower test loss that change nothing")),
-      number("schedule.warmup_epochs", at<s, &Schedule::warmup_epochs>, 0, 1e6,
+      number("schedule.warmup_epochs", at<s, &ScheduleOptions::warmup_epochs>, 0, 1e6,
              "epochs in which the rate rises linearly to optimizer.lr"),
-      of({"cosine", "plateau"},
-         number("schedule.min_lr", at<s, &Schedule::min_lr>, 0, 1e6, "the rate at the end, the least rate")),
+      of({"cosine", "plateau"}, number("schedule.min_lr", at<s, &ScheduleOptions::min_lr>, 0, 1e6,
+                                       "the rate at the end, the least rate")),
 
       registered("compress.name", at<c, &Compress::name>, "compressor",
                  "how gradients are compressed (train --list compressors); dense: not at all"),
@@ -288,7 +283,7 @@ std::vector<Key> declared_keys() {
   std::vector<Key> keys;
   for (std::size_t i = 0; i < options.size(); ++i) {
     const auto ref = [option = options[i]](Config& config) {
-      return std::visit([](auto& value) -> KeyRef { return &value; }, config.compress.options.at(option));
+      return std::visit([](auto& value) -> KeyRef { return &value; }, config.compress.at(option));
     };
     const Option& o = options[i];
     keys.push_back(of(users[i], {.name = "compress." + o.name,

@@ -125,9 +125,11 @@ struct Set {
     return "";
   }
   std::string operator()(std::string* target) const { return set_text(key, value.items[0], *target); }
-  std::string operator()(std::optional<double>* target) const {
-    if (value.items[0] == key.none_word) {
-      target->reset();
+  // double, or one that is optional.
+  template <class T>
+  std::string set_real(T* target) const {
+    if (!key.none_word.empty() && value.items[0] == key.none_word) {
+      *target = T();
       return "";
     }
     double number = 0;
@@ -135,6 +137,8 @@ struct Set {
     if (wrong.empty()) *target = number;
     return wrong;
   }
+  std::string operator()(double* target) const { return set_real(target); }
+  std::string operator()(std::optional<double>* target) const { return set_real(target); }
   std::string operator()(std::vector<std::string>* target) const {
     for (const std::string& item : value.items)
       if (auto wrong = check_characters(item); !wrong.empty()) return wrong;
@@ -168,7 +172,9 @@ struct Show {
   const Key& key;
   std::string operator()(bool* value) const { return *value ? "true" : "false"; }
   std::string operator()(std::string* value) const { return yaml_string(*value); }
-  std::string operator()(double* value) const { return format_number(*value); }
+  std::string operator()(double* value) const {
+    return *value == 0 && !key.none_word.empty() ? key.none_word : format_number(*value);
+  }
   std::string operator()(std::optional<double>* value) const {
     return *value ? format_number(**value) : key.none_word;
   }
@@ -186,8 +192,10 @@ struct Type {
   const Key& key;
   std::string operator()(bool*) const { return "true or false"; }
   std::string operator()(std::string*) const { return key.choices.empty() ? "text" : "choice"; }
-  std::string operator()(double*) const { return "a number"; }
-  std::string operator()(std::optional<double>*) const { return "a number or '" + key.none_word + "'"; }
+  std::string operator()(double*) const {
+    return key.none_word.empty() ? "a number" : "a number or '" + key.none_word + "'";
+  }
+  std::string operator()(std::optional<double>*) const { return (*this)(static_cast<double*>(nullptr)); }
   std::string operator()(std::vector<int>*) const { return "a list of integers"; }
   std::string operator()(std::vector<double>*) const { return "a list of numbers"; }
   std::string operator()(std::vector<std::string>*) const { return "a list of texts"; }

@@ -75,7 +75,7 @@ LayerTimes measure_layer_times(const Config& config, const Dataset& data, int ra
                                const std::function<void()>& before_pass) {
   const auto model = build_model(config, data);
   ParameterArena& arena = model->store.arena();
-  const auto optimizer = make_optimizer(optimizer_options(config), arena);
+  const auto optimizer = make_optimizer(config.optimizer, arena);
   LoaderOptions options = loader_options(config, data, true, rank, ranks);
   options.workers = 0;
   Loader loader(data, options);

@@ -46,7 +46,7 @@ StepCost count_step_cost(const Config& config, const Dataset& data, BuiltModel& 
                          const ExchangeOptions& options) {
   StepCost cost;
   ParameterArena& arena = model.store.arena();
-  for (const auto& buffer : make_optimizer(optimizer_options(config), arena)->state())
+  for (const auto& buffer : make_optimizer(config.optimizer, arena)->state())
     cost.optimizer += static_cast<double>(buffer.size_bytes());
 
   const auto group = make_thread_group(1, config.dist.timeout_s);
