@@ -13,10 +13,7 @@ namespace topknot {
 
 bool ExchangeOptions::hierarchical(int ranks) const {
   if (ranks_per_host <= 1 || ranks == 1) return false;
-  if (!compressing())
-    throw UserError(
-        "exchange.ranks_per_host: compress.name: dense needs no hierarchy, its sum takes each link once; "
-        "leave it at 0");
+  check_hierarchy(ranks_per_host, compressing());
   return true;
 }
 

@@ -48,9 +48,20 @@ std::string resolve_merge(const std::string& text, bool compressing, const std::
   return merge.rule->choose ? merge.rule->choose(compressing, scope) : text;
 }
 
-void check_scope(const std::string& scope) {
-  if (scope == "model" || scope == "group" || scope == "tensor") return;
-  throw UserError("compress.scope is '" + scope + "': it must be model, group or tensor");
+void check_scope(const std::string& scope, const std::string& merge) {
+  if (scope != "model" && scope != "group" && scope != "tensor")
+    throw UserError("compress.scope is '" + scope + "': it must be model, group or tensor");
+  if (scope == "model" && merge != "all" && merge != "auto")
+    throw UserError(
+        "compress.scope: 'model' selects over the whole gradient at once, so exchange.merge must be 'all' or "
+        "'auto', not '" +
+        merge + "'; use compress.scope=group to keep that merge");
+}
+
+void check_layer_density(const std::string& scope) {
+  if (scope != "tensor")
+    throw UserError(
+        "compress.layer_density: gives each tensor a density of its own, so compress.scope must be 'tensor'");
 }
 
 namespace {
@@ -119,9 +130,9 @@ void check_plan(const ParameterArena& arena, bool compressing, bool plans,
 
 std::vector<Group> plan_groups(const ParameterArena& arena, bool compressing, const std::string& scope,
                                const std::string& merge, const std::vector<std::size_t>& planned) {
-  check_scope(scope);
   const Merge resolved = parse_merge(resolve_merge(merge, compressing, scope));
-  if (compressing && scope == "model" && (resolved.name != "all" || planned.size() > 1))
+  check_scope(scope, compressing ? merge : "all");  // dense has no scope
+  if (compressing && scope == "model" && planned.size() > 1)
     throw UserError("compress.scope: model selects over one group, but exchange.merge is '" + merge +
                     "': set exchange.merge to all, or compress.scope to group or tensor");
   check_plan(arena, compressing, resolved.planned(), planned);
@@ -153,9 +164,7 @@ std::vector<Group> plan_groups(const ParameterArena& arena, bool compressing, co
 
 GroupSpec group_spec(const Group& group, const std::string& scope, int ranks,
                      const std::map<std::string, double>& layer_density) {
-  if (!layer_density.empty() && scope != "tensor")
-    throw UserError(
-        "compress.layer_density gives each tensor a density of its own: set compress.scope to tensor");
+  if (!layer_density.empty()) check_layer_density(scope);
   GroupSpec spec;
   spec.numel = group.numel();
   spec.ranks = ranks;

@@ -61,8 +61,10 @@ Merge parse_merge(const std::string& text);
 // `auto` by the rule that it names; other texts as they are.
 std::string resolve_merge(const std::string& text, bool compressing, const std::string& scope);
 
-// Throws UserError for an unknown compress.scope.
-void check_scope(const std::string& scope);
+// Throws UserError for an unknown compress.scope, and for `model` with a merge that makes several groups.
+void check_scope(const std::string& scope, const std::string& merge);
+// Throws UserError where compress.layer_density does not go with the scope.
+void check_layer_density(const std::string& scope);
 
 // Cuts the arena into groups, in arena order and on parameter boundaries, the compressible part and the dense
 // part each for itself. `compressing`: false where the method is dense; then the whole arena is one dense

@@ -110,13 +110,24 @@ void HierarchicalCommunicator::abort(const std::string& reason) noexcept {
   if (across_) across_->abort(reason);
 }
 
+void check_hierarchy(int ranks_per_host, bool compressing) {
+  if (ranks_per_host != 0 && !compressing)
+    throw UserError(
+        "exchange.ranks_per_host: compress.name: dense needs no hierarchy, its sum takes each link once; "
+        "leave it at 0");
+}
+
+void check_hosts(int ranks_per_host, int ranks, const std::string& whose) {
+  if (ranks_per_host < 1 || ranks % ranks_per_host != 0)
+    throw UserError(
+        fmt::format("exchange.ranks_per_host: {} does not divide the {} ranks{} into hosts of one size",
+                    ranks_per_host, ranks, whose));
+}
+
 Hierarchy::Hierarchy(CollectiveQueue& queue, int ranks_per_host) {
   ranks_ = queue.communicator().size();
   const int rank = queue.communicator().rank();
-  if (ranks_per_host < 1 || ranks_ % ranks_per_host != 0)
-    throw UserError(
-        fmt::format("exchange.ranks_per_host: {} does not divide the {} ranks into hosts of one size",
-                    ranks_per_host, ranks_));
+  check_hosts(ranks_per_host, ranks_);
   const int host = rank / ranks_per_host;
   const bool first = rank % ranks_per_host == 0;
   queue.run([&](Communicator& all) {

@@ -60,11 +60,15 @@ class HierarchicalCommunicator : public Communicator {
   int host_, hosts_;
 };
 
+// Throws UserError where exchange.ranks_per_host is given for method dense.
+void check_hierarchy(int ranks_per_host, bool compressing);
+// Throws UserError where it does not divide the ranks. `whose`: what says how many they are, " of dist.ranks".
+void check_hosts(int ranks_per_host, int ranks, const std::string& whose = "");
+
 // The ranks of a run as hosts: ranks 0 to ranks_per_host-1 are host 0, and so on.
 class Hierarchy {
  public:
-  // Collective, through the queue, which outlives this. Throws UserError where ranks_per_host does not divide
-  // the ranks.
+  // Collective, through the queue, which outlives this. Throws as check_hosts().
   Hierarchy(CollectiveQueue& queue, int ranks_per_host);
 
   // Whether this rank talks to other hosts.

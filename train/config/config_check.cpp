@@ -17,6 +17,8 @@
 #include "dist/comm/link.h"
 #include "dist/launch/launch.h"
 #include "dist/rendezvous/socket.h"
+#include "dist/plan/merge_plan.h"
+#include "dist/sparse/hierarchical.h"
 #include "nn/base/check.h"
 #include "nn/base/text.h"
 #include "nn/core/device.h"
@@ -121,18 +123,12 @@ std::vector<Problem> check_config(const Config& config) {
 
   need(config.train.epochs > 0 || config.train.max_steps > 0, "train.epochs",
        "with train.epochs and train.max_steps both 0 the run would never begin; set one of them");
-  need(config.compress.scope != "model" || config.exchange.merge == "all" || config.exchange.merge == "auto",
-       "compress.scope",
-       "'model' selects over the whole gradient at once, so exchange.merge must be 'all' or 'auto', not '" +
-           config.exchange.merge + "'; use compress.scope=group to keep that merge");
+  attempt("compress.scope", [&] { check_scope(config.compress.scope, config.exchange.merge); });
   const int per_host = config.exchange.ranks_per_host;
-  need(per_host == 0 || config.compress.name != "dense", "exchange.ranks_per_host",
-       "compress.name: dense needs no hierarchy, its sum takes each link once; leave it at 0");
+  attempt("exchange.ranks_per_host", [&] { check_hierarchy(per_host, config.compress.name != "dense"); });
   // One rank stands for a number that only the launcher knows; the exchange refuses that one.
-  need(per_host == 0 || config.dist.ranks == 1 || config.dist.ranks % per_host == 0,
-       "exchange.ranks_per_host",
-       fmt::format("{} does not divide the {} ranks of dist.ranks into hosts of one size", per_host,
-                   config.dist.ranks));
+  if (per_host != 0 && config.dist.ranks != 1)
+    attempt("exchange.ranks_per_host", [&] { check_hosts(per_host, config.dist.ranks, " of dist.ranks"); });
   attempt("optimizer.nesterov", [&] { check_optimizer(config.optimizer); });
   attempt("schedule.milestones", [&] { check_milestones(config.schedule); });
   attempt("schedule.min_lr", [&] { check_min_lr(config.schedule, config.optimizer.lr); });
@@ -140,8 +136,8 @@ std::vector<Problem> check_config(const Config& config) {
        "compress.warmup lists the densities of the first epochs already; give one of the two");
   need(config.model.reinit.empty() || !config.model.init_from.empty(), "model.reinit",
        "says what model.init_from leaves as it is; without a file everything is initialised by the seed");
-  need(config.compress.layer_density.empty() || config.compress.scope == "tensor", "compress.layer_density",
-       "gives each tensor a density of its own, so compress.scope must be 'tensor'");
+  if (!config.compress.layer_density.empty())
+    attempt("compress.layer_density", [&] { check_layer_density(config.compress.scope); });
   need(!pieces || !pieces->layerwise || config.compress.scope == "tensor", "compress.scope",
        fmt::format(
            "{} selects in each layer by itself, so compress.scope must be 'tensor'; for one k over all of "
