@@ -6,7 +6,6 @@
 #include <cstring>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <set>
 
 #include "nn/base/check.h"
 #include "nn/base/log.h"
@@ -18,11 +17,6 @@ namespace topknot {
 namespace {
 
 using Table = nlohmann::ordered_json;  // an object: name to text
-
-// Where a rank runs and what it writes; may differ by host.
-const std::set<std::string> kOwnKeys = {"data.root",        "data.workers",         "dist.master",
-                                        "dist.token",       "dist.interface",       "output.dir",
-                                        "output.overwrite", "train.algorithm_cache"};
 
 std::string shortened(const std::string& text) {
   constexpr std::size_t kLongest = 80;
@@ -89,7 +83,7 @@ void check_same_configuration(Communicator& communicator, const Config& config) 
   check_same(communicator, "the program's version", program_version());
   Table table;
   for (const Key& key : config_keys())
-    if (!kOwnKeys.count(key.name)) table[key.name] = key_value(key, config);
+    if (key.scope != KeyScope::host) table[key.name] = key_value(key, config);
   compare(communicator, "configuration", table, "start all ranks with the same file and command line");
 }
 

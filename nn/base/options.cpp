@@ -16,37 +16,40 @@ OptionValue converted(const Option& option, const OptionValue& value) {
 
 }  // namespace
 
-std::string range_text(double least, double greatest, bool above, const std::vector<std::string>& choices) {
+std::string range_text(const Option& option) {
   std::string text;
-  for (const std::string& choice : choices) text += (text.empty() ? "" : " | ") + choice;
-  if (!choices.empty()) return text;
+  for (const std::string& choice : option.choices) text += (text.empty() ? "" : " | ") + choice;
+  if (!option.choices.empty()) return text;
   constexpr double kOpen = 1e299;
-  const bool low = least > -kOpen, high = greatest < kOpen;
+  const bool low = option.least > -kOpen, high = option.greatest < kOpen;
+  const std::string least = format_number(option.least), greatest = format_number(option.greatest);
   if (low && high)
-    return (above ? "above " : "") + format_number(least) + (above ? ", at most " : " to ") +
-           format_number(greatest);
-  if (low) return (above ? "above " : "at least ") + format_number(least);
-  return high ? "at most " + format_number(greatest) : "";
+    return option.above ? "above " + least + ", at most " + greatest : least + " to " + greatest;
+  if (low) return (option.above ? "above " : "at least ") + least;
+  return high ? "at most " + greatest : "";
+}
+
+std::string number_problem(const Option& option, double number) {
+  const bool fits =
+      number <= option.greatest && (option.above ? number > option.least : number >= option.least);
+  return fits ? "" : "must be " + range_text(option) + ", not " + format_number(number);
+}
+
+std::string choice_problem(const Option& option, const std::string& text) {
+  const auto& choices = option.choices;
+  if (choices.empty() || std::find(choices.begin(), choices.end(), text) != choices.end()) return "";
+  const std::string meant = nearest_name(text, choices);
+  return "must be " + range_text(option) + ", not '" + text + "'" +
+         (meant.empty() ? "" : "; did you mean '" + meant + "'?");
 }
 
 std::string option_problem(const Option& option, const OptionValue& given) {
   const OptionValue value = converted(option, given);
   if (value.index() != option.standard.index()) return "has a value of another type";
-  const std::string must =
-      "must be " + range_text(option.least, option.greatest, option.above, option.choices);
-  if (const auto* text = std::get_if<std::string>(&value)) {
-    const auto& choices = option.choices;
-    if (choices.empty() || std::find(choices.begin(), choices.end(), *text) != choices.end()) return "";
-    const std::string meant = nearest_name(*text, choices);
-    return must + ", not '" + *text + "'" + (meant.empty() ? "" : "; did you mean '" + meant + "'?");
-  }
-  if (std::holds_alternative<bool>(value)) return "";
-  const int* integer = std::get_if<int>(&value);
-  const double number = integer ? static_cast<double>(*integer) : std::get<double>(value);
-  // NaN fits nowhere.
-  const bool fits =
-      number <= option.greatest && (option.above ? number > option.least : number >= option.least);
-  return fits ? "" : must + ", not " + format_number(number);
+  if (const auto* text = std::get_if<std::string>(&value)) return choice_problem(option, *text);
+  if (const int* integer = std::get_if<int>(&value)) return number_problem(option, *integer);
+  if (const double* number = std::get_if<double>(&value)) return number_problem(option, *number);
+  return "";
 }
 
 OptionValue OptionValues::checked(const Option& option) const {

@@ -15,43 +15,36 @@
 namespace topknot {
 namespace {
 
-// Keys that may change between two starts of a run: where and how long it runs, and what it reports.
-bool may_change(const std::string& key) {
-  static const std::set<std::string> keys = {"data.root",
-                                             "data.workers",
-                                             "data.on_device",
-                                             "dist.backend",
-                                             "dist.master",
-                                             "dist.interface",
-                                             "dist.nccl",
-                                             "dist.bind_cores",
-                                             "dist.link.rate",
-                                             "dist.link.latency",
-                                             "dist.ranks",
-                                             "dist.timeout_s",
-                                             "dist.token",
-                                             "exchange.profile",
-                                             "data.max_bad_files",
-                                             "train.epochs",
-                                             "train.max_steps",
-                                             "train.threads",
-                                             "train.device",
-                                             "train.graphs",
-                                             "train.algorithm_cache",
-                                             "train.step_times",
-                                             "train.eval_every",
-                                             "train.target_accuracy",
-                                             "train.log_every",
-                                             "train.check_every",
-                                             "train.max_skips",
-                                             "train.checkpoint_every",
-                                             "train.checkpoint_keep",
-                                             "train.record_gradients",
-                                             "train.record_from",
-                                             "train.distribution_every",
-                                             "train.profile_steps",
-                                             "train.profile_from"};
-  return keys.count(key) > 0;
+// Whether a key may change between two starts of a run: where and how long it runs, and what it reports.
+bool may_change(const Key& key) {
+  static const std::set<std::string> others = {"data.on_device",
+                                               "dist.backend",
+                                               "dist.bind_cores",
+                                               "dist.link.rate",
+                                               "dist.link.latency",
+                                               "dist.ranks",
+                                               "dist.timeout_s",
+                                               "exchange.profile",
+                                               "data.max_bad_files",
+                                               "train.epochs",
+                                               "train.max_steps",
+                                               "train.threads",
+                                               "train.device",
+                                               "train.graphs",
+                                               "train.step_times",
+                                               "train.eval_every",
+                                               "train.target_accuracy",
+                                               "train.log_every",
+                                               "train.check_every",
+                                               "train.max_skips",
+                                               "train.checkpoint_every",
+                                               "train.checkpoint_keep",
+                                               "train.record_gradients",
+                                               "train.record_from",
+                                               "train.distribution_every",
+                                               "train.profile_steps",
+                                               "train.profile_from"};
+  return key.scope != KeyScope::run || others.count(key.name) > 0;
 }
 
 void check_config_of(const Manifest& manifest, const Config& config, bool root) {
@@ -69,7 +62,7 @@ void check_config_of(const Manifest& manifest, const Config& config, bool root) 
     }
     // What a GPU computed in tf32 goes on in fp32 on a CPU, as a run that begins there does.
     if (key == "train.precision" && then->second == "tf32" && now == "fp32" && !on_gpu(config)) continue;
-    (may_change(key) ? changed : refused)
+    (may_change(*find_key(key)) ? changed : refused)
         .push_back(fmt::format("{}: {}, was {}", key, now, one_line(then->second)));
   }
   if (!refused.empty())

@@ -1,6 +1,6 @@
 #pragma once
-// The configuration of a run. Every key is declared once. Keys of single methods (compress.mu) are declared where the
-// method is registered (nn/base/options.h). All others have their default in `Config`, and name, range or
+// The configuration of a run. Every key is declared once, as an Option (nn/base/options.h). Keys of single methods
+// (compress.mu) are declared where the method is registered. All others have their default in `Config`, and name, range or
 // choices and one line of help in train/config/config_keys.cpp. The parser, --help, --validate, the effective config
 // in the run directory and the reference table of docs/configuration.md all come from config_keys().
 //
@@ -33,8 +33,8 @@ struct Config {
   struct Model : ModelOptions {
     std::string name = "resnet20";
     std::string init_from;  // a safetensors file; empty: initialised by the seed
-    std::vector<std::string> reinit,
-        freeze;  // patterns of names: matches_name(), train/checkpoint/model_file.h
+    // Patterns of names: matches_name(), train/checkpoint/model_file.h.
+    std::vector<std::string> reinit, freeze;
   } model;
 
   struct Data : DatasetOptions {
@@ -133,16 +133,18 @@ using KeyRef =
     std::variant<bool*, int*, std::int64_t*, std::uint64_t*, double*, std::string*, std::optional<double>*,
                  std::vector<int>*, std::vector<double>*, std::vector<std::string>*>;
 
-struct Key {
-  std::string name;  // "optimizer.lr"
+// What a key says something of.
+enum class KeyScope {
+  run,    // what is trained and how
+  start,  // one start of a run, and what it writes
+  host,   // where a rank runs and what it writes there: may differ by host
+};
+
+// An option by its whole name, "optimizer.lr". Its default is what `ref` finds in a Config() (`standard` is of options that
+// methods declare). The range holds for the entries of a list too; a choice such as "size:BYTES" takes a positive number after
+// the colon.
+struct Key : Option {
   std::function<KeyRef(Config& config)> ref;
-  std::string help;  // one line
-  // Numbers (list entries too): least and greatest value; `above` excludes the least.
-  double least = -1e300, greatest = 1e300;
-  bool above = false;
-  // Strings: the words allowed; an entry such as "size:BYTES" takes a positive number after the colon. Empty:
-  // any text.
-  std::vector<std::string> choices = {};
   std::string none_word = {};  // "none", "auto": of a number that need not be given
   std::string registry = {};  // NameList::kind, where the value is a registered name: "model", "dataset", ...
   bool may_be_empty = false;  // of such a name: the method's own choice
@@ -151,6 +153,7 @@ struct Key {
   std::vector<std::string> users = {};
   std::vector<std::string> ignored_by = {};  // data sets and optimizers that make no use of it
   bool secret = false;                       // its value is neither written nor shown
+  KeyScope scope = KeyScope::run;
 };
 
 // In the order of sections; the only place that knows all keys.
@@ -159,8 +162,7 @@ const Key* find_key(const std::string& name);     // null where unknown
 std::vector<std::string> config_sections();       // in order
 bool is_config_section(const std::string& name);  // also of a section within a section, such as dist.link
 
-std::string key_type(const Key& key);   // "number", "list of integers", "true or false", ...
-std::string key_range(const Key& key);  // "> 0", "0 to 1", "threads | gloo"; "" where anything goes
+std::string key_type(const Key& key);  // "number", "list of integers", "true or false", ...
 // As YAML: 0.1, [1, 2], "", none. "given" in place of a secret.
 std::string key_value(const Key& key, const Config& config);
 // A word of the command line as messages and files have it: without the value of a secret key.
@@ -238,9 +240,8 @@ double density_at_epoch(const Config& config, int epoch);
 // output.dir, or where it is empty "runs/MODEL-DATA-METHOD[-DENSITY]-rRANKS-sSEED", followed by "-KEY_VALUE" for every
 // other key that differs from its default: "runs/resnet20-cifar10-regtopk-0.01-r4-s1-lr_0.05-mu_2". KEY is the last
 // part of the key's name, with its section where two sections have that name. Characters other than letters, digits,
-// '.', ',', '_' and '-' become '_'. Beyond 60 characters that tail is its hash instead. Keys of section output,
-// data.root, dist.master, dist.interface, dist.nccl, dist.token, section resume, train.stop_after and train.algorithm_cache
-// say where and in which starts a run runs, not what, and are left out.
+// '.', ',', '_' and '-' become '_'. Beyond 60 characters that tail is its hash instead. Keys that do not say what the run is
+// (KeyScope) are left out.
 std::string run_directory_name(const Config& config);
 
 // The registries whose names are values of keys, or that `train --list` shows.

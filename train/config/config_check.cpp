@@ -28,13 +28,6 @@
 namespace topknot {
 namespace {
 
-// Keys that say where and in which starts a run runs, not what.
-bool names_a_place(const std::string& key) {
-  return key.rfind("output.", 0) == 0 || key == "data.root" || key == "data.workers" ||
-         key == "dist.master" || key == "dist.interface" || key == "dist.nccl" || key == "dist.token" ||
-         key.rfind("resume.", 0) == 0 || key == "train.stop_after" || key == "train.algorithm_cache";
-}
-
 // FNV-1a, 32 bits.
 std::uint32_t hash_of(const std::string& text) {
   std::uint32_t hash = 2166136261u;
@@ -256,7 +249,7 @@ std::string run_directory_name(const Config& config) {
   const Config defaults;
   for (const Key& key : config_keys()) {
     const std::string value = key_value(key, config);
-    if (named.count(key.name) || names_a_place(key.name) || value == key_value(key, defaults)) continue;
+    if (named.count(key.name) || key.scope != KeyScope::run || value == key_value(key, defaults)) continue;
     tail += fmt::format("-{}_{}", sections[last_part(key.name)] > 1 ? key.name : last_part(key.name), value);
   }
   constexpr std::size_t kLongestTail = 60;

@@ -43,7 +43,7 @@ std::string table_cell(const std::string& text) {
 
 // Type and range in few words: "number, above 0", "threads | gloo".
 std::string kind_text(const Key& key) {
-  const std::string range = key_range(key);
+  const std::string range = range_text(key);
   if (!key.choices.empty()) return range;
   if (!key.registry.empty()) return key.registry + " name";
   std::string type = key_type(key);

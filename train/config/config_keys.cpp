@@ -1,5 +1,5 @@
-// The table of keys. Adding one takes a member of Config and a row here; a key of one method is declared where the
-// method is registered.
+// The table of keys. Adding one takes a member of Config, or of the options that a section of it is, and a row here; a key of
+// one method is declared where the method is registered.
 
 #include <fmt/format.h>
 
@@ -18,68 +18,83 @@ namespace {
 
 constexpr double kNoLimit = 1e300;
 
-Key flag(std::string name, KeyRef (*ref)(Config&), std::string help) {
-  return {.name = std::move(name), .ref = ref, .help = std::move(help)};
+using Names = std::vector<std::string>;
+
+// A key, and what else its row says of it.
+struct Row : Key {
+  Row used_by(Names names) {
+    users = std::move(names);
+    return *this;
+  }
+  // As used_by, said in the help.
+  Row of(Names names) {
+    help = fmt::format("{}: {}", fmt::join(names, ", "), help);
+    return used_by(std::move(names));
+  }
+  Row not_of(Names names) {
+    ignored_by = std::move(names);
+    return *this;
+  }
+  Row or_word(std::string word) {
+    none_word = std::move(word);
+    return *this;
+  }
+  Row hidden() {
+    secret = true;
+    return *this;
+  }
+  Row on_host() {
+    scope = KeyScope::host;
+    return *this;
+  }
+  Row of_start() {
+    scope = KeyScope::start;
+    return *this;
+  }
+};
+
+using Place = KeyRef (*)(Config&);
+
+Row flag(std::string name, Place place, std::string help) {
+  Row row;
+  row.name = std::move(name), row.ref = place, row.help = std::move(help);
+  return row;
 }
 
-Key number(std::string name, KeyRef (*ref)(Config&), double least, double greatest, std::string help) {
-  return {.name = std::move(name), .ref = ref, .help = std::move(help), .least = least, .greatest = greatest};
+Row number(std::string name, Place place, double least, double greatest, std::string help) {
+  Row row = flag(std::move(name), place, std::move(help));
+  row.least = least, row.greatest = greatest;
+  return row;
 }
 
-Key above(std::string name, KeyRef (*ref)(Config&), double least, double greatest, std::string help) {
-  Key key = number(std::move(name), ref, least, greatest, std::move(help));
-  key.above = true;
-  return key;
+Row above(std::string name, Place place, double least, double greatest, std::string help) {
+  Row row = number(std::move(name), place, least, greatest, std::move(help));
+  row.above = true;
+  return row;
 }
 
-Key text(std::string name, KeyRef (*ref)(Config&), std::string help, std::vector<std::string> choices = {}) {
-  return {.name = std::move(name), .ref = ref, .help = std::move(help), .choices = std::move(choices)};
+Row text(std::string name, Place place, std::string help, Names choices = {}) {
+  Row row = flag(std::move(name), place, std::move(help));
+  row.choices = std::move(choices);
+  return row;
 }
 
-Key registered(std::string name, KeyRef (*ref)(Config&), std::string kind, std::string help) {
-  Key key = text(std::move(name), ref, std::move(help));
-  key.registry = std::move(kind);
-  return key;
+Row registered(std::string name, Place place, std::string kind, std::string help) {
+  Row row = text(std::move(name), place, std::move(help));
+  row.registry = std::move(kind);
+  return row;
 }
 
-Key piece(std::string name, KeyRef (*ref)(Config&), std::string kind, std::string help) {
-  Key key = registered(std::move(name), ref, std::move(kind), std::move(help));
-  key.may_be_empty = true;
-  return key;
+Row piece(std::string name, Place place, std::string kind, std::string help) {
+  Row row = registered(std::move(name), place, std::move(kind), std::move(help));
+  row.may_be_empty = true;
+  return row;
 }
 
 // Choices: the names of a registry, and a word of the key's own.
-std::vector<std::string> with(std::string word, std::vector<std::string> names) {
+Names with(std::string word, Names names) {
   names.push_back(std::move(word));
   return names;
-}
-
-Key with_word(Key key, std::string none_word) {
-  key.none_word = std::move(none_word);
-  return key;
-}
-
-Key used_by(std::vector<std::string> users, Key key) {
-  key.users = std::move(users);
-  return key;
-}
-
-Key not_of(std::vector<std::string> names, Key key) {
-  key.ignored_by = std::move(names);
-  return key;
-}
-
-Key secret(Key key) {
-  key.secret = true;
-  return key;
-}
-
-// As used_by, said in the help.
-Key of(std::vector<std::string> users, Key key) {
-  std::string names;
-  for (const std::string& user : users) names += (names.empty() ? "" : ", ") + user;
-  key.help = names + ": " + key.help;
-  return used_by(std::move(users), std::move(key));
 }
 
 template <auto Section, auto Member>
@@ -99,28 +114,27 @@ std::vector<Key> run_keys() {
 
       registered("model.name", at<m, &Model::name>, "model", "which model (train --list models)"),
       number("model.dropout", at<m, &Model::dropout>, 0, 0.99, "dropout rate, in models that have dropout"),
-      used_by({"mlp"},
-              number("model.hidden", at<m, &Model::hidden>, 1, 1e6, "widths of the hidden layers of mlp")),
-      of({"lstm_lm", "deep_speech"},
-         number("model.width", at<m, &Model::width>, 1, 1e5, "units of a layer, and of lstm_lm's embedding")),
-      of({"lstm_lm", "deep_speech"}, number("model.layers", at<m, &Model::layers>, 1, 100, "LSTM layers")),
-      of({"lstm_lm"}, flag("model.tied", at<m, &Model::tied>, "the output layer has the embedding's weight")),
-      of({"lstm_lm"},
-         number(
-             "model.init_uniform", at<m, &Model::init_uniform>, 0, 10,
-             "first values of all parameters are uniform in +- this; 0: those of PyTorch's language model")),
+      number("model.hidden", at<m, &Model::hidden>, 1, 1e6, "widths of the hidden layers of mlp")
+          .used_by({"mlp"}),
+      number("model.width", at<m, &Model::width>, 1, 1e5, "units of a layer, and of lstm_lm's embedding")
+          .of({"lstm_lm", "deep_speech"}),
+      number("model.layers", at<m, &Model::layers>, 1, 100, "LSTM layers").of({"lstm_lm", "deep_speech"}),
+      flag("model.tied", at<m, &Model::tied>, "the output layer has the embedding's weight").of({"lstm_lm"}),
+      number("model.init_uniform", at<m, &Model::init_uniform>, 0, 10,
+             "first values of all parameters are uniform in +- this; 0: those of PyTorch's language model")
+          .of({"lstm_lm"}),
       text("model.init_from", at<m, &Model::init_from>,
            "safetensors file with the first weights and statistics; empty: drawn by the seed"),
       text("model.reinit", at<m, &Model::reinit>,
            "patterns of names (fc, stage4.*): drawn by the seed, whatever model.init_from has of them"),
       text("model.freeze", at<m, &Model::freeze>,
            "patterns of parameter names: not trained, not exchanged; [\"*\", \"!fc\"]: all but fc; "
-           "statistics of batch "
-           "norm still follow the data"),
+           "statistics of batch norm still follow the data"),
 
       registered("data.name", at<d, &Data::name>, "dataset", "which data set (train --list datasets)"),
-      not_of({"synthetic_images", "synthetic_regression"},
-             text("data.root", at<d, &Data::root>, "folder that holds the data set's files")),
+      text("data.root", at<d, &Data::root>, "folder that holds the data set's files")
+          .not_of({"synthetic_images", "synthetic_regression"})
+          .on_host(),
       number("data.batch_size", at<d, &Data::batch_size>, 1, 1e6, "samples a rank takes in one step"),
       text("data.shard", at<d, &Data::shard>,
            "how ranks share the training set: equal parts, the largest RATIO times the smallest, or sorted "
@@ -128,44 +142,46 @@ std::vector<Key> run_keys() {
            {"even", "uneven:RATIO", "by_label"}),
       text("data.augment", at<d, &Data::augment>,
            "random crops and flips of training images; auto: the data set's way", {"auto", "true", "false"}),
-      not_of({"text", "speech"},
-             used_by({kGpus}, text("data.on_device", at<d, &Data::on_device>,
-                                   "keep the data set in the GPU's memory and make batches there; "
-                                   "auto: where it takes a quarter "
-                                   "of it or less",
-                                   {"auto", "true", "false"}))),
+      text("data.on_device", at<d, &Data::on_device>,
+           "keep the data set in the GPU's memory and make batches there; auto: where it takes a quarter of "
+           "it or less",
+           {"auto", "true", "false"})
+          .used_by({kGpus})
+          .not_of({"text", "speech"}),
       number("data.workers", at<d, &Data::workers>, 0, 256,
-             "threads per rank that prepare batches ahead; 0: each batch is made when the step needs it"),
+             "threads per rank that prepare batches ahead; 0: each batch is made when the step needs it")
+          .on_host(),
       number("data.train_size", at<d, &Data::train_size>, 0, 1e9,
              "use only the first so many training samples (synthetic data: make so many); 0: all"),
       number("data.test_size", at<d, &Data::test_size>, 0, 1e9, "the same for test samples"),
-      not_of({"cifar10", "image_folder", "mnist", "speech", "synthetic_regression", "text"},
-             number("data.classes", at<d, &Data::classes>, 2, 1000, "classes of synthetic_images")),
-      not_of({"cifar10", "mnist", "speech", "synthetic_regression", "text"},
-             number("data.image_size", at<d, &Data::image_size>, 0, 512,
-                    "height and width of synthetic_images (8 or more) and of image_folder's samples, in "
-                    "pixels; 0: 32 and 224")),
-      of({"image_folder"},
-         number("data.resize", at<d, &Data::resize>, 0, 4096,
-                "pixels of the shorter side in evaluation, before the centre is cut out; 0: 256/224 of "
-                "data.image_size")),
-      of({"image_folder"},
-         number("data.mean", at<d, &Data::mean>, 0, 1,
-                "what is taken from each channel (or from all, one number), whose pixels are 0 to 1; []: "
-                "0.485, 0.456, 0.406, ImageNet's")),
-      of({"image_folder"},
-         above("data.std", at<d, &Data::std>, 0, 10,
-               "what each channel is divided by then; []: 0.229, 0.224, 0.225, ImageNet's")),
-      of({"image_folder", "speech"},
-         number("data.max_bad_files", at<d, &Data::max_bad_files>, 0, 1e9,
-                "damaged files that a rank passes over: the next picture of the class stands in; a recording "
-                "is left out, or one of nearly its length stands in; one more ends the run")),
-      not_of({"cifar10", "image_folder", "mnist", "speech", "text"},
-             with_word(number("data.noise", at<d, &Data::noise>, 0, 1,
-                              "noise of synthetic data, as a standard deviation; auto: the data set's own"),
-                       "auto")),
-      of({"text"}, number("data.sequence_length", at<d, &Data::sequence_length>, 1, 1e5,
-                          "tokens of a step in each row of the batch, through which gradients go back")),
+      number("data.classes", at<d, &Data::classes>, 2, 1000, "classes of synthetic_images")
+          .not_of({"cifar10", "image_folder", "mnist", "speech", "synthetic_regression", "text"}),
+      number("data.image_size", at<d, &Data::image_size>, 0, 512,
+             "height and width of synthetic_images (8 or more) and of image_folder's samples, in pixels; 0: "
+             "32 and 224")
+          .not_of({"cifar10", "mnist", "speech", "synthetic_regression", "text"}),
+      number("data.resize", at<d, &Data::resize>, 0, 4096,
+             "pixels of the shorter side in evaluation, before the centre is cut out; 0: 256/224 of "
+             "data.image_size")
+          .of({"image_folder"}),
+      number("data.mean", at<d, &Data::mean>, 0, 1,
+             "what is taken from each channel (or from all, one number), whose pixels are 0 to 1; []: 0.485, "
+             "0.456, 0.406, ImageNet's")
+          .of({"image_folder"}),
+      above("data.std", at<d, &Data::std>, 0, 10,
+            "what each channel is divided by then; []: 0.229, 0.224, 0.225, ImageNet's")
+          .of({"image_folder"}),
+      number("data.max_bad_files", at<d, &Data::max_bad_files>, 0, 1e9,
+             "damaged files that a rank passes over: the next picture of the class stands in; a recording is "
+             "left out, or one of nearly its length stands in; one more ends the run")
+          .of({"image_folder", "speech"}),
+      number("data.noise", at<d, &Data::noise>, 0, 1,
+             "noise of synthetic data, as a standard deviation; auto: the data set's own")
+          .or_word("auto")
+          .not_of({"cifar10", "image_folder", "mnist", "speech", "text"}),
+      number("data.sequence_length", at<d, &Data::sequence_length>, 1, 1e5,
+             "tokens of a step in each row of the batch, through which gradients go back")
+          .of({"text"}),
   };
 }
 
@@ -179,52 +195,54 @@ std::vector<Key> method_keys() {
                  "which update rule (train --list optimizers)"),
       above("optimizer.lr", at<o, &OptimizerOptions::lr>, 0, 1e6,
             "learning rate; never scaled by the number of ranks"),
-      not_of({"adamw"}, number("optimizer.momentum", at<o, &OptimizerOptions::momentum>, 0, 0.9999,
-                               "momentum; 0: none")),
-      not_of({"adamw"},
-             flag("optimizer.nesterov", at<o, &OptimizerOptions::nesterov>, "Nesterov's form of momentum")),
+      number("optimizer.momentum", at<o, &OptimizerOptions::momentum>, 0, 0.9999, "momentum; 0: none")
+          .not_of({"adamw"}),
+      flag("optimizer.nesterov", at<o, &OptimizerOptions::nesterov>, "Nesterov's form of momentum")
+          .not_of({"adamw"}),
       number("optimizer.weight_decay", at<o, &OptimizerOptions::weight_decay>, 0, 10,
              "weight decay, added to the gradient; adamw: taken from the weights"),
       flag("optimizer.decay_1d", at<o, &OptimizerOptions::decay_1d>,
            "decay 1-D parameters (biases, norms) too"),
-      of({"adamw"},
-         number("optimizer.beta1", at<o, &OptimizerOptions::beta1>, 0, 0.9999, "decay of the mean gradient")),
-      of({"adamw"},
-         number("optimizer.beta2", at<o, &OptimizerOptions::beta2>, 0, 0.999999, "decay of the mean square")),
-      of({"adamw"}, above("optimizer.epsilon", at<o, &OptimizerOptions::epsilon>, 0, 1,
-                          "added to the square root of the mean square")),
+      number("optimizer.beta1", at<o, &OptimizerOptions::beta1>, 0, 0.9999, "decay of the mean gradient")
+          .of({"adamw"}),
+      number("optimizer.beta2", at<o, &OptimizerOptions::beta2>, 0, 0.999999, "decay of the mean square")
+          .of({"adamw"}),
+      above("optimizer.epsilon", at<o, &OptimizerOptions::epsilon>, 0, 1,
+            "added to the square root of the mean square")
+          .of({"adamw"}),
 
       registered("schedule.name", at<s, &ScheduleOptions::name>, "schedule",
                  "how the learning rate changes (train --list schedules)"),
-      of({"multistep"}, above("schedule.milestones", at<s, &ScheduleOptions::milestones>, 0, 1e6,
-                              "epochs where the rate drops")),
-      of({"multistep"},
-         above("schedule.factors", at<s, &ScheduleOptions::factors>, 0, 1,
-               "the rate from each milestone on, over optimizer.lr, in place of schedule.gamma")),
-      of({"multistep", "exponential", "plateau"},
-         above("schedule.gamma", at<s, &ScheduleOptions::gamma>, 0, 1,
-               "factor at each milestone, in each epoch, or where the test loss has not fallen")),
-      of({"exponential"}, number("schedule.decay_from", at<s, &ScheduleOptions::decay_from>, 0, 1e6,
-                                 "the first epoch, from 0, whose rate is multiplied")),
-      of({"plateau"}, number("schedule.patience", at<s, &ScheduleOptions::patience>, 0, 1e6,
-                             "evaluations without a lower test loss that change nothing")),
+      above("schedule.milestones", at<s, &ScheduleOptions::milestones>, 0, 1e6, "epochs where the rate drops")
+          .of({"multistep"}),
+      above("schedule.factors", at<s, &ScheduleOptions::factors>, 0, 1,
+            "the rate from each milestone on, over optimizer.lr, in place of schedule.gamma")
+          .of({"multistep"}),
+      above("schedule.gamma", at<s, &ScheduleOptions::gamma>, 0, 1,
+            "factor at each milestone, in each epoch, or where the test loss has not fallen")
+          .of({"multistep", "exponential", "plateau"}),
+      number("schedule.decay_from", at<s, &ScheduleOptions::decay_from>, 0, 1e6,
+             "the first epoch, from 0, whose rate is multiplied")
+          .of({"exponential"}),
+      number("schedule.patience", at<s, &ScheduleOptions::patience>, 0, 1e6,
+             "evaluations without a lower test loss that change nothing")
+          .of({"plateau"}),
       number("schedule.warmup_epochs", at<s, &ScheduleOptions::warmup_epochs>, 0, 1e6,
              "epochs in which the rate rises linearly to optimizer.lr"),
-      of({"cosine", "plateau"}, number("schedule.min_lr", at<s, &ScheduleOptions::min_lr>, 0, 1e6,
-                                       "the rate at the end, the least rate")),
+      number("schedule.min_lr", at<s, &ScheduleOptions::min_lr>, 0, 1e6,
+             "the rate at the end, the least rate")
+          .of({"cosine", "plateau"}),
 
       registered("compress.name", at<c, &Compress::name>, "compressor",
                  "how gradients are compressed (train --list compressors); dense: not at all"),
-      used_by({kSelectingMethods}, above("compress.density", at<c, &Compress::density>, 0, 1,
-                                         "share of a gradient's entries that is sent")),
-      used_by({kSelectingMethods},
-              above("compress.warmup", at<c, &Compress::warmup>, 0, 1,
-                    "densities of the first epochs, one per epoch; compress.density after them")),
-      used_by(
-          {kSelectingMethods},
-          number(
-              "compress.warmup_epochs", at<c, &Compress::warmup_epochs>, 0, 1e6,
-              "epochs in which the density falls exponentially to compress.density; in place of the list")),
+      above("compress.density", at<c, &Compress::density>, 0, 1, "share of a gradient's entries that is sent")
+          .used_by({kSelectingMethods}),
+      above("compress.warmup", at<c, &Compress::warmup>, 0, 1,
+            "densities of the first epochs, one per epoch; compress.density after them")
+          .used_by({kSelectingMethods}),
+      number("compress.warmup_epochs", at<c, &Compress::warmup_epochs>, 0, 1e6,
+             "epochs in which the density falls exponentially to compress.density; in place of the list")
+          .used_by({kSelectingMethods}),
       piece("compress.select", at<c, &Compress::select>, "selection",
             "which entries are sent, in place of the method's own choice (train --list selections)"),
       piece("compress.memory", at<c, &Compress::memory>, "memory",
@@ -235,64 +253,58 @@ std::vector<Key> method_keys() {
             "how values are written, in place of the method's own (train --list values)"),
       text("compress.scope", at<c, &Compress::scope>, "over what k and the threshold are computed",
            {"model", "group", "tensor"}),
-      with_word(number("compress.capacity", at<c, &Compress::capacity>, 1, 1e9,
-                       "most entries that may be sent, as a multiple of k; none: no limit"),
-                "none"),
+      number("compress.capacity", at<c, &Compress::capacity>, 1, 1e9,
+             "most entries that may be sent, as a multiple of k; none: no limit")
+          .or_word("none"),
       flag("compress.dense_1d", at<c, &Compress::dense_1d>, "1-D parameters (biases, norms) are sent dense"),
       number("compress.min_numel", at<c, &Compress::min_numel>, 0, 1e12,
              "parameters with fewer elements are sent dense"),
-      used_by(
-          {kCompressingMethods},
-          text("compress.dense_values", at<c, &Compress::dense_values>,
-               "how a compressed method sends its dense tensors; below fp32 the rounding error is carried on",
-               {"fp32", "fp16", "bf16"})),
+      text("compress.dense_values", at<c, &Compress::dense_values>,
+           "how a compressed method sends its dense tensors; below fp32 the rounding error is carried on",
+           {"fp32", "fp16", "bf16"})
+          .used_by({kCompressingMethods}),
       number("compress.clip", at<c, &Compress::clip>, 0, 1e9,
              "greatest norm of the averaged gradient that local clipping aims at: each rank's gradient is "
              "clipped at sqrt(ranks) times it; 0: off"),
       flag("compress.lr_inside", at<c, &Compress::lr_inside>,
            "accumulate learning rate times gradient (LAGS-SGD); without momentum"),
-      used_by({kSelectingMethods}, text("compress.layer_density", at<c, &Compress::layer_density>,
-                                        "a density for each tensor: a JSON file {\"parameter\": density}, or "
-                                        "auto: from measured times")),
-      of({"layer_density=auto"}, number("compress.alpha_s", at<c, &Compress::alpha_s>, 0, 1e3,
-                                        "seconds that a message takes to begin with")),
-      of({"layer_density=auto"}, above("compress.beta_s_per_byte", at<c, &Compress::beta_s_per_byte>, 0, 1,
-                                       "seconds that a byte takes")),
+      text("compress.layer_density", at<c, &Compress::layer_density>,
+           "a density for each tensor: a JSON file {\"parameter\": density}, or auto: from measured times")
+          .used_by({kSelectingMethods}),
+      number("compress.alpha_s", at<c, &Compress::alpha_s>, 0, 1e3,
+             "seconds that a message takes to begin with")
+          .of({"layer_density=auto"}),
+      above("compress.beta_s_per_byte", at<c, &Compress::beta_s_per_byte>, 0, 1, "seconds that a byte takes")
+          .of({"layer_density=auto"}),
   };
 }
 
 // Of single methods, from their registrations. Methods that share an option declare it alike.
 std::vector<Key> declared_keys() {
-  std::vector<Option> options;
-  std::vector<std::vector<std::string>> users;
+  std::vector<Row> rows;  // by the options' own names
   for (const RegisteredNames* registry : std::initializer_list<const RegisteredNames*>{
            &memories(), &selectors(), &index_codecs(), &value_codecs(), &compressors()})
     for (const std::string& name : registry->names())
       for (const Option& option : registry->options(name)) {
-        const auto same = [&](const Option& other) { return other.name == option.name; };
-        const auto at =
-            static_cast<std::size_t>(std::find_if(options.begin(), options.end(), same) - options.begin());
-        if (at == options.size()) {
-          options.push_back(option);
-          users.emplace_back();
+        auto row =
+            std::find_if(rows.begin(), rows.end(), [&](const Row& r) { return r.name == option.name; });
+        if (row == rows.end()) {
+          row = rows.emplace(row);
+          static_cast<Option&>(*row) = option;
         }
-        TOPKNOT_CHECK(options[at] == option, fmt::format("{} declares compress.{} otherwise than {}", name,
-                                                         option.name, users[at][0]));
-        if (std::find(users[at].begin(), users[at].end(), name) == users[at].end()) users[at].push_back(name);
+        TOPKNOT_CHECK(
+            static_cast<const Option&>(*row) == option,
+            fmt::format("{} declares compress.{} otherwise than {}", name, option.name, row->users[0]));
+        if (std::find(row->users.begin(), row->users.end(), name) == row->users.end())
+          row->users.push_back(name);
       }
   std::vector<Key> keys;
-  for (std::size_t i = 0; i < options.size(); ++i) {
-    const auto ref = [option = options[i]](Config& config) {
+  for (Row& row : rows) {
+    row.ref = [option = Option(row)](Config& config) {
       return std::visit([](auto& value) -> KeyRef { return &value; }, config.compress.at(option));
     };
-    const Option& o = options[i];
-    keys.push_back(of(users[i], {.name = "compress." + o.name,
-                                 .ref = ref,
-                                 .help = o.help,
-                                 .least = o.least,
-                                 .greatest = o.greatest,
-                                 .above = o.above,
-                                 .choices = o.choices}));
+    row.name = "compress." + row.name;
+    keys.push_back(row.of(row.users));
   }
   return keys;
 }
@@ -308,13 +320,11 @@ std::vector<Key> machine_keys() {
   return {
       text("exchange.merge", at<e, &Config::Exchange::merge>,
            "what is sent together (train --list merges); auto: buckets, so that groups are sent while the "
-           "backward "
-           "pass goes on",
+           "backward pass goes on",
            merge_forms()),
-      number(
-          "exchange.groups", at<e, &Config::Exchange::groups>, 1, 1e9,
-          "the plan itself: how many parameters each group has, in the order in which they are sent; a run "
-          "that measures writes it to its config.yaml"),
+      number("exchange.groups", at<e, &Config::Exchange::groups>, 1, 1e9,
+             "the plan itself: how many parameters each group has, in the order in which they are sent; a "
+             "run that measures writes it to its config.yaml"),
       text("exchange.profile", at<e, &Config::Exchange::profile>,
            "exchange_profile.json of an earlier run, in place of measuring anew"),
       text("exchange.collective", at<e, &Config::Exchange::collective>,
@@ -327,25 +337,28 @@ std::vector<Key> machine_keys() {
 
       text("dist.backend", at<d, &Dist::backend>,
            "how ranks start and talk (train --list backends); auto: threads; under torchrun, mpirun or srun "
-           "nccl "
-           "where each rank has a GPU, else gloo",
+           "nccl where each rank has a GPU, else gloo",
            with("auto", backends().names())),
       number("dist.ranks", at<d, &Dist::ranks>, 1, 1024, "how many ranks train together"),
       text("dist.master", at<d, &Dist::master>,
-           "processes on several hosts: HOST:PORT or [IPv6 address]:PORT where rank 0 listens"),
-      text("dist.interface", at<d, &Dist::interface>, "gloo, nccl: network interface to use, such as eth0"),
-      used_by({"nccl"},
-              text("dist.nccl", at<d, &Dist::nccl>,
-                   "nccl: settings of NCCL, such as \"IB_HCA=mlx5_0 NET_GDR_LEVEL=PHB\": variables of "
-                   "the environment without NCCL_, which holds where it has them")),
-      used_by({"nccl"}, flag("dist.bind_cores", at<d, &Dist::bind_cores>,
-                             "nccl: a rank keeps to the cores next to its GPU, of those that it may use")),
-      used_by(
-          {"gloo", "nccl"},
-          secret(text(
-              "dist.token", at<d, &Dist::token>,
-              "gloo, nccl: a word that only this job's processes have; others are refused at dist.master; "
-              "written to no file"))),
+           "processes on several hosts: HOST:PORT or [IPv6 address]:PORT where rank 0 listens")
+          .on_host(),
+      text("dist.interface", at<d, &Dist::interface>, "gloo, nccl: network interface to use, such as eth0")
+          .on_host(),
+      text("dist.nccl", at<d, &Dist::nccl>,
+           "nccl: settings of NCCL, such as \"IB_HCA=mlx5_0 NET_GDR_LEVEL=PHB\": variables of the "
+           "environment without NCCL_, which holds where it has them")
+          .used_by({"nccl"})
+          .of_start(),
+      flag("dist.bind_cores", at<d, &Dist::bind_cores>,
+           "nccl: a rank keeps to the cores next to its GPU, of those that it may use")
+          .used_by({"nccl"}),
+      text("dist.token", at<d, &Dist::token>,
+           "gloo, nccl: a word that only this job's processes have; others are refused at dist.master; "
+           "written to no file")
+          .hidden()
+          .used_by({"gloo", "nccl"})
+          .on_host(),
       flag("dist.ordered_sum", at<d, &Dist::ordered_sum>,
            "dense sums in rank order, the same bits on every backend; slower on large models"),
       number("dist.timeout_s", at<d, &Dist::timeout_s>, 0, 1e6,
@@ -354,32 +367,34 @@ std::vector<Key> machine_keys() {
       text("dist.link.rate", at<d, &Dist::link_rate>,
            "threads: emulate links of this rate between the ranks, such as 100mbit: results arrive when they "
            "would over such a network; empty: as fast as memory"),
-      used_by({"dist.link.rate"}, text("dist.link.latency", at<d, &Dist::link_latency>,
-                                       "of one message over the emulated link, such as 50us")),
+      text("dist.link.latency", at<d, &Dist::link_latency>,
+           "of one message over the emulated link, such as 50us")
+          .used_by({"dist.link.rate"}),
 
       number("train.epochs", at<t, &Train::epochs>, 0, 1e6,
              "passes over the training set; 0: until train.max_steps"),
       number("train.max_steps", at<t, &Train::max_steps>, 0, 1e12, "stop after so many steps; 0: no limit"),
-      number(
-          "train.threads", at<t, &Train::threads>, 0, 1024,
-          "compute threads per rank; 0: the cores that the affinity mask and the CPU quota leave, divided by "
-          "the ranks of this machine, at most OMP_NUM_THREADS"),
+      number("train.threads", at<t, &Train::threads>, 0, 1024,
+             "compute threads per rank; 0: the cores that the affinity mask and the CPU quota leave, divided "
+             "by the ranks of this machine, at most OMP_NUM_THREADS"),
       text("train.device", at<t, &Train::device>, "where to compute; auto: a GPU where there is one",
            {"auto", "cpu", "cuda"}),
       text("train.precision", at<t, &Train::precision>,
            "fp32; bf16: activations and products in bfloat16, weights, gradients and statistics in fp32; "
            "tf32: of products on a GPU",
            {"fp32", "tf32", "bf16"}),
-      used_by({kGpus},
-              flag("train.graphs", at<t, &Train::graphs>,
-                   "on a GPU: steps are recorded as CUDA graphs and replayed; the same numbers, less work "
-                   "for the host")),
-      used_by({kGpus}, flag("train.deterministic", at<t, &Train::deterministic>,
-                            "the same bits in every run on a GPU too, slower there; on a CPU always so")),
-      used_by({kGpus},
-              text("train.algorithm_cache", at<t, &Train::algorithm_cache>,
-                   "folder where algorithms that a GPU's timing chose are kept for later runs; auto: "
-                   "~/.cache/topknot; none: not kept")),
+      flag("train.graphs", at<t, &Train::graphs>,
+           "on a GPU: steps are recorded as CUDA graphs and replayed; the same numbers, less work for the "
+           "host")
+          .used_by({kGpus}),
+      flag("train.deterministic", at<t, &Train::deterministic>,
+           "the same bits in every run on a GPU too, slower there; on a CPU always so")
+          .used_by({kGpus}),
+      text("train.algorithm_cache", at<t, &Train::algorithm_cache>,
+           "folder where algorithms that a GPU's timing chose are kept for later runs; auto: "
+           "~/.cache/topknot; none: not kept")
+          .used_by({kGpus})
+          .on_host(),
       text("train.bn_stats", at<t, &Train::bn_stats>,
            "batch-norm statistics for evaluation: means and variances averaged over ranks, rank 0's, or each "
            "rank its own",
@@ -387,29 +402,29 @@ std::vector<Key> machine_keys() {
       number("train.accumulate", at<t, &Train::accumulate>, 1, 1e6, "batches that make one step"),
       number("train.clip_local", at<t, &Train::clip_local>, 0, 1e9,
              "greatest norm of a rank's gradient, before compression; 0: off"),
-      used_by({"train.clip_local", "compress.clip"},
-              text("train.clip_local_scope", at<t, &Train::clip_local_scope>,
-                   "clip_local measures the whole gradient (no overlap with backward) or each tensor",
-                   {"model", "tensor"})),
+      text("train.clip_local_scope", at<t, &Train::clip_local_scope>,
+           "clip_local measures the whole gradient (no overlap with backward) or each tensor",
+           {"model", "tensor"})
+          .used_by({"train.clip_local", "compress.clip"}),
       number("train.clip_global", at<t, &Train::clip_global>, 0, 1e9,
              "greatest norm of the averaged gradient; 0: off"),
-      not_of({"speech", "synthetic_regression"},
-             number("train.label_smoothing", at<t, &Train::label_smoothing>, 0, 0.99,
-                    "share of a training label that is spread evenly over all classes")),
+      number("train.label_smoothing", at<t, &Train::label_smoothing>, 0, 0.99,
+             "share of a training label that is spread evenly over all classes")
+          .not_of({"speech", "synthetic_regression"}),
       number("train.eval_every", at<t, &Train::eval_every>, 0, 1e6,
              "epochs between evaluations, 0.25: four per epoch; 0: only at the end"),
-      not_of({"synthetic_regression", "text"},
-             number("train.target_accuracy", at<t, &Train::target_accuracy>, 0, 1,
-                    "end the run at the first evaluation whose test accuracy is at least this; 0: none")),
-      used_by(
-          {"train.checkpoint_keep"},
-          number("train.checkpoint_every", at<t, &Train::checkpoint_every>, 0, 1e6,
-                 "epochs between checkpoints, 0.1: ten per epoch; there is one at each evaluation, stop and "
-                 "end in any case")),
+      number("train.target_accuracy", at<t, &Train::target_accuracy>, 0, 1,
+             "end the run at the first evaluation whose test accuracy is at least this; 0: none")
+          .not_of({"synthetic_regression", "text"}),
+      number("train.checkpoint_every", at<t, &Train::checkpoint_every>, 0, 1e6,
+             "epochs between checkpoints, 0.1: ten per epoch; there is one at each evaluation, stop and end "
+             "in any case")
+          .used_by({"train.checkpoint_keep"}),
       number("train.checkpoint_keep", at<t, &Train::checkpoint_keep>, 0, 1e6,
              "how many of the last checkpoints are kept, and the best besides; 0: none are written"),
       number("train.stop_after", at<t, &Train::stop_after>, 0, 1e12,
-             "save and stop after so many steps of this start, as at a signal; 0: no limit"),
+             "save and stop after so many steps of this start, as at a signal; 0: no limit")
+          .of_start(),
       number("train.log_every", at<t, &Train::log_every>, 1, 1e9, "steps between lines of progress"),
       number("train.check_every", at<t, &Train::check_every>, 0, 1e9,
              "steps between checks that all ranks hold the same weights; 0: never"),
@@ -417,39 +432,41 @@ std::vector<Key> machine_keys() {
              "stop after so many steps in a row that were not finite"),
       number("train.record_gradients", at<t, &Train::record_gradients>, 0, 1e9,
              "write rank 0's own gradients of so many steps to gradients.npy in the run directory; 0: none"),
-      used_by({"train.record_gradients"}, number("train.record_from", at<t, &Train::record_from>, 0, 1e12,
-                                                 "steps before the first one that record_gradients writes")),
+      number("train.record_from", at<t, &Train::record_from>, 0, 1e12,
+             "steps before the first one that record_gradients writes")
+          .used_by({"train.record_gradients"}),
       number("train.distribution_every", at<t, &Train::distribution_every>, 0, 1e9,
              "steps between looks at the distribution of rank 0's accumulated gradient; 0: none"),
-      used_by({kGpus},
-              flag("train.step_times", at<t, &Train::step_times>,
-                   "measure the parts of each step with the GPU's clock, for metrics.jsonl and compare")),
+      flag("train.step_times", at<t, &Train::step_times>,
+           "measure the parts of each step with the GPU's clock, for metrics.jsonl and compare")
+          .used_by({kGpus}),
       number("train.profile_steps", at<t, &Train::profile_steps>, 0, 1e6,
              "write a Chrome trace of so many steps, a file per rank, to the run directory; 0: none"),
-      used_by(
-          {"train.profile_steps"},
-          number(
-              "train.profile_from", at<t, &Train::profile_from>, 0, 1e12,
-              "steps before the first one that profile_steps traces; a run too short for it is traced at its "
-              "end")),
+      number(
+          "train.profile_from", at<t, &Train::profile_from>, 0, 1e12,
+          "steps before the first one that profile_steps traces; a run too short for it is traced at its end")
+          .used_by({"train.profile_steps"}),
 
-      used_by({kResume}, text("resume.residuals", at<r, &Config::Resume::residuals>,
-                              "train --resume: what becomes of the ranks' residuals; keep needs the same "
-                              "number of ranks, sum "
-                              "shares them out, reset drops them",
-                              {"keep", "sum", "reset"})),
-      used_by({kResume},
-              text("resume.data", at<r, &Config::Resume::data>,
-                   "train --resume: check refuses data other than those of the checkpoint, accept goes "
-                   "on with them",
-                   {"check", "accept"})),
+      text("resume.residuals", at<r, &Config::Resume::residuals>,
+           "train --resume: what becomes of the ranks' residuals; keep needs the same number of ranks, sum "
+           "shares them out, reset drops them",
+           {"keep", "sum", "reset"})
+          .used_by({kResume})
+          .of_start(),
+      text("resume.data", at<r, &Config::Resume::data>,
+           "train --resume: check refuses data other than those of the checkpoint, accept goes on with them",
+           {"check", "accept"})
+          .used_by({kResume})
+          .of_start(),
 
       text("output.dir", at<o, &Config::Output::dir>,
-           "run directory; empty: a name made from the configuration, in runs/"),
-      flag("output.overwrite", at<o, &Config::Output::overwrite>,
-           "replace an earlier run in the same folder"),
+           "run directory; empty: a name made from the configuration, in runs/")
+          .on_host(),
+      flag("output.overwrite", at<o, &Config::Output::overwrite>, "replace an earlier run in the same folder")
+          .on_host(),
       flag("output.tensorboard", at<o, &Config::Output::tensorboard>,
-           "write an event file for TensorBoard into the run directory"),
+           "write an event file for TensorBoard into the run directory")
+          .of_start(),
   };
 }
 

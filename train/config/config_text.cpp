@@ -26,12 +26,6 @@ std::string trim(const std::string& text) {
   return first == std::string::npos ? "" : text.substr(first, text.find_last_not_of(" \t") - first + 1);
 }
 
-std::string check_range(const Key& key, double value) {
-  if (value < key.least || (key.above && value <= key.least) || value > key.greatest)
-    return "must be " + key_range(key) + ", not " + format_number(value);
-  return "";
-}
-
 // A number as such, but beyond what T holds: the range that it may have; "" for anything else.
 template <class T>
 std::string overflow(const Key& key, const std::string& text) {
@@ -45,7 +39,7 @@ std::string overflow(const Key& key, const std::string& text) {
              format_number(std::max(key.least, static_cast<double>(std::numeric_limits<T>::min()))) + " to " +
              std::to_string(std::numeric_limits<T>::max()) + ", not " + text;
   }
-  return "must be " + key_range(key) + ", not " + text;
+  return "must be " + range_text(key) + ", not " + text;
 }
 
 // Training computes in float32, whose least normal number this is: what is nearer to 0 would vanish on the way.
@@ -62,10 +56,10 @@ std::string set_number(const Key& key, const std::string& text, T& target) {
   if (!value) {
     if (auto wrong = overflow<T>(key, text); !wrong.empty()) return wrong;
     const auto real = parse_number<double>(text);
-    if (real && *real < key.least) return check_range(key, *real);
+    if (real && *real < key.least) return number_problem(key, *real);
     return "needs " + key_type(key) + ", not '" + text + "'";
   }
-  if (const auto wrong = check_range(key, static_cast<double>(*value)); !wrong.empty()) return wrong;
+  if (const auto wrong = number_problem(key, static_cast<double>(*value)); !wrong.empty()) return wrong;
   target = *value;
   return "";
 }
@@ -78,24 +72,17 @@ std::string check_characters(const std::string& text) {
 
 std::string set_text(const Key& key, const std::string& text, std::string& target) {
   if (auto wrong = check_characters(text); !wrong.empty()) return wrong;
-  bool fits = key.choices.empty();
+  bool suffixed = false;  // as "size:BYTES"
   for (const auto& choice : key.choices) {
     const auto colon = choice.find(':');
-    if (colon == std::string::npos) {
-      fits = fits || text == choice;
-    } else if (text.compare(0, colon + 1, choice, 0, colon + 1) == 0) {
-      const auto suffix = parse_number<double>(text.substr(colon + 1));
-      if (!suffix || *suffix <= 0 || vanishes(*suffix))
-        return "needs a number > 0 for " + choice.substr(colon + 1) + " in " + choice + ", not '" + text +
-               "'";
-      fits = true;
-    }
+    if (colon == std::string::npos || text.compare(0, colon + 1, choice, 0, colon + 1) != 0) continue;
+    const auto suffix = parse_number<double>(text.substr(colon + 1));
+    if (!suffix || *suffix <= 0 || vanishes(*suffix))
+      return "needs a number > 0 for " + choice.substr(colon + 1) + " in " + choice + ", not '" + text + "'";
+    suffixed = true;
   }
-  if (!fits) {
-    const std::string nearest = nearest_name(text, key.choices);
-    return "must be " + key_range(key) + ", not '" + text + "'" +
-           (nearest.empty() ? "" : "; did you mean '" + nearest + "'?");
-  }
+  if (!suffixed)
+    if (auto wrong = choice_problem(key, text); !wrong.empty()) return wrong;
   target = text;
   return "";
 }
@@ -276,10 +263,6 @@ std::string yaml_string(const std::string& text) {
 std::string key_type(const Key& key) {
   Config config;
   return std::visit(Type{key}, key.ref(config));
-}
-
-std::string key_range(const Key& key) {
-  return range_text(key.least, key.greatest, key.above, key.choices);
 }
 
 std::string key_value(const Key& key, const Config& config) {
