@@ -47,17 +47,12 @@ DistOptions dist_options(const LoadedConfig& loaded) {
         throw UserError(fmt::format("dist.backend: {} needs {}, but {}; dist.backend=gloo works without",
                                     dist.backend, backend.needs, why));
   DistOptions options;
-  options.backend = dist.backend;
+  static_cast<DistKeys&>(options) = dist;
   const auto origin = loaded.origins.find("dist.ranks");
   if (origin != loaded.origins.end() && origin->second != Origin::default_value) {
     options.ranks = dist.ranks;
     options.ranks_insist = origin->second == Origin::command_line;
   }
-  options.master = dist.master;
-  options.interface = dist.interface;
-  options.nccl = dist.nccl;
-  options.timeout_s = dist.timeout_s;
-  options.token = dist.token;
   if (!dist.link_rate.empty())
     options.link =
         make_emulated_link(dist.link_rate, dist.link_latency, loaded.config.exchange.ranks_per_host);

@@ -23,15 +23,19 @@
 
 namespace topknot {
 
-struct DistOptions {
-  std::string backend = "threads";   // dist.backend: a registered one, or auto
+// The keys `dist.*` of the same names.
+struct DistKeys {
+  std::string backend = "threads";  // a registered one, or auto
+  std::string master;               // HOST:PORT; "": from the environment
+  std::string interface;            // of gloo and nccl, such as eth0; "": theirs to choose
+  std::string nccl;                 // NAME=VALUE ...
+  double timeout_s = 300;           // 0: no limit
+  std::string token;                // "": TOPKNOT_TOKEN, or the launcher's name of the job
+};
+
+struct DistOptions : DistKeys {
   std::optional<int> ranks;          // dist.ranks, where the user gave it
   bool ranks_insist = false;         // given for this run: a launcher with another number is then an error
-  std::string master;                // dist.master HOST:PORT; "": from the environment
-  std::string interface;             // dist.interface
-  std::string nccl;                  // dist.nccl
-  double timeout_s = 300;            // dist.timeout_s; 0: no limit
-  std::string token;                 // dist.token; "": from the environment
   std::optional<EmulatedLink> link;  // dist.link, between ranks that are threads
   bool check_calls = false;          // see GroupOptions
 };

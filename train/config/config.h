@@ -18,6 +18,7 @@
 
 #include "compress/compressor.h"
 #include "data/dataset.h"
+#include "dist/launch/launch.h"
 #include "nn/base/registry.h"
 #include "nn/models/model.h"
 #include "optim/optimizer.h"
@@ -71,17 +72,12 @@ struct Config {
     int ranks_per_host = 0;  // 0: no hierarchy
   } exchange;
 
-  struct Dist {
-    std::string backend = "auto";
+  struct Dist : DistKeys {
+    Dist() { backend = "auto"; }
     int ranks = 1;
-    std::string master;
-    std::string interface;
-    std::string nccl;        // NAME=VALUE ...
     bool bind_cores = true;  // of nccl
-    std::string token;       // "": TOPKNOT_TOKEN, or the launcher's name of the job
     bool ordered_sum = false;
-    double timeout_s = 300;  // 0: off
-    std::string link_rate;   // dist.link.rate; "": no emulated link
+    std::string link_rate;  // dist.link.rate; "": no emulated link
     std::string link_latency = "50us";
   } dist;
 
