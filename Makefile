@@ -34,7 +34,7 @@ bench: build  ## measure speed against PyTorch, as ratios (PEER_PYTHONS names th
 # The target gpu_tests exists only in a build with CUDA. gpu-check exits with 3 where nothing could be checked; make prints it and exits with 2.
 gpu-check: deps  ## check the CUDA backend on this machine's GPU (GPU_CHECK_ARGS: gpu-check --help)
 	@$(call CONFIGURE,$(BUILD),)
-	@cmake --build $(BUILD) -j $(JOBS) --target train gpu_check
+	@cmake --build $(BUILD) -j $(JOBS) --target train gpu_timings
 	@if cmake --build $(BUILD) --target help | grep -q 'gpu_tests'; then cmake --build $(BUILD) -j $(JOBS) --target gpu_tests; fi
 	@$(BUILD)/bin/gpu-check $(GPU_CHECK_ARGS)
 

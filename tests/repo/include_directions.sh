@@ -30,7 +30,7 @@ declare -A may_include=(
   [tools/study]="tools/study tools/common train/metrics compress nn/core nn/base"
   [tools/sparsify]="tools/sparsify tools/common train optim dist/comm compress nn/core nn/base"
   [tools/replay]="tools/replay tools/common train dist compress nn"
-  [tools/gpu_check]="tools/gpu_check tools/common train compress nn/core nn/base"
+  [tools/gpu_timings]="tools/gpu_timings compress nn/core nn/base"
   [bench]="bench tools/common optim dist compress data nn"
   [tests]="tests bench tools train optim dist compress data nn"
 )

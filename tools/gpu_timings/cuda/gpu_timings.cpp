@@ -1,4 +1,6 @@
 // Time and bytes of each selection on the GPU, in steady state: error feedback with a new gradient in each step.
+#include <algorithm>
+#include <chrono>
 #include <map>
 
 #include "compress/cuda/device_compressor.h"
@@ -6,10 +8,10 @@
 #include "nn/base/text.h"
 #include "nn/core/cuda/context.h"
 #include "nn/core/cuda/pool.h"
-#include "tools/gpu_check/cuda/gradient_stream.h"
-#include "tools/gpu_check/stages.h"
+#include "tools/gpu_timings/cuda/gradient_stream.h"
+#include "tools/gpu_timings/gpu_timings.h"
 
-namespace topknot::gpu_check {
+namespace topknot::gpu_timings {
 namespace {
 
 using namespace cuda;
@@ -82,47 +84,58 @@ double encode_ms(Context& context, const std::string& method, std::size_t n, flo
 
 }  // namespace
 
-void measure_kernels(const Options& options, const std::function<void(const Result&)>& report) {
-  const StageClock clock(options.seconds);
+std::vector<std::size_t> sizes_of(const Options& options) {
+  std::vector<std::size_t> sizes;
+  for (int power = options.smallest; power <= options.largest; power += 2)
+    sizes.push_back(std::size_t{1} << power);
+  constexpr std::size_t resnet50 = 25600000;  // about its parameters, as papers quote top-k
+  if (resnet50 >> options.smallest && resnet50 >> options.largest == 0) sizes.push_back(resnet50);
+  std::sort(sizes.begin(), sizes.end());
+  return sizes;
+}
+
+void measure(const Options& options, const std::function<void(const Timing&)>& report) {
+  const auto begin = std::chrono::steady_clock::now();
+  const auto used_up = [&] {  // too little is left to begin anything
+    const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - begin;
+    return options.seconds - spent.count() < 0.03 * options.seconds;
+  };
   Context context({});
   const Context::Use use(context);
-  for (const std::size_t n : kernel_sizes(options)) {
-    const std::string size = size_text(n);
+  for (const std::size_t n : sizes_of(options)) {
     try {
       const DeviceArray<float> a(n), b(n);
       TOPKNOT_CUDA(cudaMemsetAsync(a.data(), 0, a.bytes(), context.stream()));
       const double copy = copy_rate(context, n, a.data(), b.data());
-      report({"kernels", "device copy, " + size, Status::passed, 0, {{"GB/s", copy}}});
+      report({"device copy", n, {{"GB/s", copy}}});
       for (const auto& [method, bytes] : bytes_of_methods()) {
-        const std::string name = method + ", " + size;
-        if (clock.used_up()) {
-          report({"kernels", name, Status::skipped, 0, {}, kUsedUp});
+        if (used_up()) {
+          report({method, n, {}, kUsedUp});
           continue;
         }
         const double ms = encode_ms(context, method, n, a.data(), b.data());
         const double rate = bytes * static_cast<double>(n) / (1e6 * ms);
-        report(
-            {"kernels", name, Status::passed, 0, {{"ms", ms}, {"GB/s", rate}, {"of a copy", rate / copy}}});
+        report({method, n, {{"ms", ms}, {"GB/s", rate}, {"of a copy", rate / copy}}});
       }
     } catch (const OutOfMemory& error) {
-      report({"kernels", "selections, " + size, Status::skipped, 0, {}, error.what()});
+      report({"selections", n, {}, error.what()});
     }
     context.pool()->release_cached();
   }
 }
 
-void describe_gpu(Report& report) {
+std::vector<std::pair<std::string, std::string>> describe_gpu() {
   cudaDeviceProp card{};
   TOPKNOT_CUDA(cudaGetDeviceProperties(&card, 0));
   int driver = 0, runtime = 0;
   TOPKNOT_CUDA(cudaDriverGetVersion(&driver));
   TOPKNOT_CUDA(cudaRuntimeGetVersion(&runtime));
-  report.describe("card", card.name);
-  report.describe("compute capability", std::to_string(card.major) + "." + std::to_string(card.minor));
-  report.describe("memory", std::to_string(card.totalGlobalMem >> 20) + " MiB");
-  report.describe("CUDA of the driver", std::to_string(driver));
-  report.describe("CUDA of this build", std::to_string(runtime));
-  report.describe("cuDNN", std::to_string(cudnnGetVersion()));
+  return {{"card", card.name},
+          {"compute capability", std::to_string(card.major) + "." + std::to_string(card.minor)},
+          {"memory", std::to_string(card.totalGlobalMem >> 20) + " MiB"},
+          {"CUDA of the driver", std::to_string(driver)},
+          {"CUDA of this build", std::to_string(runtime)},
+          {"cuDNN", std::to_string(cudnnGetVersion())}};
 }
 
-}  // namespace topknot::gpu_check
+}  // namespace topknot::gpu_timings

@@ -1,7 +1,7 @@
 #include "nn/core/cuda/kernel_tools.h"
-#include "tools/gpu_check/cuda/gradient_stream.h"
+#include "tools/gpu_timings/cuda/gradient_stream.h"
 
-namespace topknot::gpu_check {
+namespace topknot::gpu_timings {
 namespace {
 
 using cuda::kThreads;
@@ -30,4 +30,4 @@ void fill_gradient(cudaStream_t stream, float* gradient, std::size_t n, std::uin
   if (n > 0) cuda::launch(fill_kernel, cuda::grid_for(n, kThreads), kThreads, stream, gradient, n, step);
 }
 
-}  // namespace topknot::gpu_check
+}  // namespace topknot::gpu_timings

@@ -1,0 +1,458 @@
+#!/usr/bin/env python3
+"""scripts/gpu-check: how it runs programs, judges what they say and writes its results, over programs that are shell scripts.
+
+  gpu_check.py ROOT"""
+
+import contextlib
+import importlib.machinery
+import importlib.util
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import types
+import unittest
+
+if len(sys.argv) != 2:
+    sys.exit("usage: gpu_check.py ROOT")
+SCRIPT = os.path.join(os.path.abspath(sys.argv[1]), "scripts", "gpu-check")
+sys.dont_write_bytecode = True
+loader = importlib.machinery.SourceFileLoader("gpu_check", SCRIPT)
+g = importlib.util.module_from_spec(importlib.util.spec_from_loader("gpu_check", loader))
+sys.modules["gpu_check"] = g
+loader.exec_module(g)
+
+# A `train` that ends as the real one does: with metrics. CHECKSUM may use $backend and $method.
+TRAINING = """for a in "$@"; do case "$a" in
+output.dir=*) dir=${a#output.dir=};; dist.backend=*) backend=${a#dist.backend=};;
+compress.name=*) method=${a#compress.name=};; train.precision=*) precision=${a#train.precision=};;
+--check-network) check=yes;; esac; done
+BEFORE
+[ -n "$check" ] && { echo "every value arrived as it should"; exit 0; }
+[ "${RANK:-0}" = 0 ] || exit 0
+mkdir -p "$dir"
+echo '{"event":"step","step":0}' >"$dir/metrics.jsonl"
+echo '{"event":"end","parameter_checksum":"'CHECKSUM'","step_p50_s":0.001}' >>"$dir/metrics.jsonl"
+"""
+# As compute-sanitizer if nothing is wrong: runs the program behind its options.
+SANITIZER = """[ $1 = --help ] && { echo 'HELP'; exit; }
+echo $* >>LOG
+while [ "${1#--}" != "$1" ]; do shift 2; done
+"$@" || exit 9
+echo "========= ERROR SUMMARY: 0 errors"
+"""
+TESTS_PASS = "echo 'All tests passed (42 assertions in 3 test cases)'"
+METHODS = ("topk", "gaussiank", "dgc", "regtopk")
+
+
+def shell(script, seconds=10):
+    return g.run(["sh", "-c", script], seconds)
+
+
+def gone(pid):
+    """Whether there is no such process, soon; a zombie counts as gone."""
+    for _ in range(100):
+        try:
+            with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
+                if file.read().split()[2] == "Z":
+                    return True
+        except OSError:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+class Findings:
+    def __init__(self, results, seconds):
+        self.results, self.seconds = results, seconds
+
+    def of(self, part):
+        return next(result for result in self.results if part in result.name)
+
+    def count(self, status):
+        return sum(result.status == status for result in self.results)
+
+
+class WithFakes(unittest.TestCase):
+    """A folder of programs that behave as those that gpu-check starts."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = folder.name
+
+    def path(self, name):
+        return os.path.join(self.folder, name)
+
+    def text(self, name):
+        with open(self.path(name), encoding="utf-8") as file:
+            return file.read()
+
+    def write(self, name, text):
+        with open(self.path(name), "w", encoding="utf-8") as file:
+            file.write(text)
+
+    def program(self, name, script, shebang="#!/bin/sh\n"):
+        self.write(name, shebang + script)
+        os.chmod(self.path(name), 0o700)
+
+    def training(self, checksum, before=""):
+        self.program("train", TRAINING.replace("BEFORE", before).replace("CHECKSUM", checksum))
+
+    def report(self, folder="out"):
+        return g.Report(self.path(folder))
+
+    def options(self, seconds=60):
+        return types.SimpleNamespace(
+            bin=self.folder, out=self.path("out"), python=self.path("python"), sanitizer=self.path("compute-sanitizer"),
+            seconds=seconds, smallest=16, largest=18,
+        )  # fmt: skip
+
+    def findings(self, stage, seconds=60):
+        begin = time.monotonic()
+        report = self.report()
+        with contextlib.redirect_stdout(io.StringIO()):
+            stage(self.options(seconds), report)
+        return Findings(report.results, time.monotonic() - begin)
+
+
+class Programs(WithFakes):
+    def test_exit_status_and_both_streams_come_back(self):
+        good = shell("echo one; echo two >&2")
+        self.assertTrue(good.ok())
+        self.assertEqual(good.output, "one\ntwo\n")
+        bad = shell("echo why it failed; exit 7")
+        self.assertFalse(bad.ok())
+        self.assertEqual((bad.code, bad.reason("sh")), (7, "why it failed"))
+        self.assertEqual(shell("exit 7").reason("sh"), "exit status 7")
+
+    def test_a_signal_counts_as_128_more_than_it(self):
+        outcome = shell("echo before; kill -SEGV $$")
+        self.assertEqual((outcome.code, outcome.reason("sh")), (128 + signal.SIGSEGV, "ended by signal 11: before"))
+
+    def test_what_is_not_there_or_is_no_program_is_not_called_passed(self):
+        self.write("text", "echo no\n")
+        for name in ("no-such-program-at-all", self.path("nothing"), self.folder, self.path("text")):
+            outcome = g.run([name], 5)
+            self.assertFalse(outcome.found or outcome.ok())
+            self.assertEqual(outcome.reason(name), name + " is not there")
+        self.assertTrue(g.is_program("sh") and g.is_program("/bin/sh"))
+
+    def test_a_missing_interpreter_is_named(self):
+        self.program("broken", "#!/no/such/interpreter\n", "")
+        outcome = g.run([self.path("broken")], 5)
+        self.assertTrue(outcome.found and not outcome.ok())
+        self.assertEqual(outcome.reason("broken"), self.path("broken") + " cannot be started: No such file or directory")
+
+    def test_what_runs_too_long_is_killed_with_its_children(self):
+        outcome = shell(f"sleep 60 & echo $! >{self.path('child')}; echo waiting; sleep 60", 0.3)
+        self.assertTrue(outcome.timed_out and not outcome.ok())
+        self.assertTrue(0.3 <= outcome.seconds < 10)
+        self.assertEqual(outcome.reason("sh"), "not done in its time; its last line: waiting")
+        self.assertTrue(gone(int(self.text("child"))))
+
+    def test_a_child_that_is_left_behind_is_killed(self):
+        outcome = shell(f"sleep 60 & echo $! >{self.path('child')}; echo done", 30)
+        self.assertTrue(outcome.ok() and outcome.seconds < 20)
+        self.assertTrue(gone(int(self.text("child"))))
+
+    def test_a_child_in_a_session_of_its_own_that_holds_or_floods_the_pipe_holds_nobody_up(self):
+        for work in ("sleep 4", "timeout 4 yes"):
+            begin = time.monotonic()
+            self.assertTrue(shell(f"setsid {work} & sleep 0.3; echo done", 30).ok())
+            self.assertLess(time.monotonic() - begin, 3)
+
+    def test_of_much_output_the_end_is_kept(self):
+        outcome = shell("i=0; while [ $i -lt 12000 ]; do echo line number $i; i=$((i+1)); done")
+        self.assertTrue(outcome.ok() and 60000 < len(outcome.output) <= 65536)
+        self.assertEqual(g.last_line(outcome.output), "line number 11999")
+
+    def test_the_last_line_leaves_out_rules_empty_lines_and_what_a_progress_bar_wrote_over(self):
+        self.assertEqual(g.last_line("first\n10 %\r20 %\r30 % done\r\n=======\n  \n"), "30 % done")
+        self.assertEqual(g.last_line(""), "")
+
+    def test_programs_run_side_by_side_with_their_own_environment_and_without_a_launchers(self):
+        launcher = {"OMPI_COMM_WORLD_RANK": "5", "RANK": "6"}
+        os.environ.update(launcher)
+        script = "echo $RANK-${WORLD_SIZE}-${OMPI_COMM_WORLD_RANK}; sleep 1"
+        commands = [(["sh", "-c", script], {"RANK": rank, "WORLD_SIZE": "2"}) for rank in "01"]
+        outcomes = g.run_all([*commands, (["sh", "-c", "echo ${RANK-none}"], {})], 20)
+        for name in launcher:
+            del os.environ[name]
+        self.assertEqual([outcome.output for outcome in outcomes], ["0-2-\n", "1-2-\n", "none\n"])
+        self.assertLess(outcomes[2].seconds, outcomes[0].seconds)
+        self.assertLess(outcomes[1].seconds, 1.9)
+        self.assertTrue(outcomes[0].ok())
+
+    def test_a_program_that_asks_for_input_gets_its_end(self):
+        self.assertTrue(g.run(["cat"], 10).ok())
+
+    def test_a_signal_that_asks_for_an_end_kills_what_runs_with_its_children(self):
+        before = signal.signal(signal.SIGINT, g.on_stop_signal)
+        sender = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+        sender.start()
+        begin = time.monotonic()
+        with self.assertRaises(g.Interrupted):
+            shell(f"sleep 60 & echo $! >{self.path('child')}; sleep 60", 60)
+        signal.signal(signal.SIGINT, before)
+        g.stop["signal"] = 0
+        self.assertLess(time.monotonic() - begin, 10)
+        self.assertTrue(gone(int(self.text("child"))))
+
+
+class Reports(WithFakes):
+    def add(self, report, *results):
+        with contextlib.redirect_stdout(io.StringIO()):
+            for result in results:
+                report.add(result)
+
+    def test_both_files_are_complete_from_the_start_and_after_each_result(self):
+        report = self.report()
+        self.assertEqual(json.loads(self.text("out/gpu-check.json"))["results"], [])
+        report.about["card"] = "NVIDIA H200"
+        self.add(report, g.Result("train", "resnet20", g.PASSED, 12.25, {"images/s": 51234.5, "times": 2.5}, "a note"))
+        self.assertEqual(len(json.loads(self.text("out/gpu-check.json"))["results"]), 1)
+        self.add(report, g.Result("nccl", "2 ranks", g.FAILED, 1, {}, "rank 1: lost"))
+        self.assertEqual(json.loads(self.text("out/gpu-check.json")), {
+            "about": {"card": "NVIDIA H200"},
+            "results": [
+                {"stage": "train", "name": "resnet20", "result": "passed", "seconds": 12.25,
+                 "figures": {"images/s": 51234.5, "times": 2.5}, "note": "a note"},
+                {"stage": "nccl", "name": "2 ranks", "result": "FAILED", "seconds": 1.0, "figures": {}, "note": "rank 1: lost"},
+            ],
+        })  # fmt: skip
+        self.assertEqual(self.text("out/gpu-check.txt"), """card: NVIDIA H200
+
+stage    result    seconds  check
+train    passed       12.2  resnet20: 5.123e+04 images/s, 2.5 times (a note)
+nccl     FAILED        1.0  2 ranks (rank 1: lost)
+""")
+        self.assertEqual(len(os.listdir(self.path("out"))), 2)
+        self.assertTrue(report.any(g.FAILED) and not report.any(g.SKIPPED))
+
+    def test_what_a_program_wrote_leaves_the_table_a_table_and_the_json_readable(self):
+        report = self.report()
+        output = shell(r"printf 'line\033[31m and \377'").output
+        self.add(report, g.Result("tests", "a", g.FAILED, note="two\n" + output, output=output))
+        self.assertEqual(len(json.loads(self.text("out/gpu-check.json"))["results"]), 1)
+        self.assertEqual(self.text("out/gpu-check.txt").splitlines()[1:], [
+            "tests    FAILED        0.0  a (two line [31m and \ufffd)"])  # fmt: skip
+
+    def test_a_folder_that_cannot_be_written_is_a_mistake_of_whoever_named_it(self):
+        self.write("file", "")
+        for folder in (self.path("file"), self.path("file/below"), ""):
+            with self.assertRaisesRegex(g.UserError, f"--out.*{folder}" if folder else "--out"):
+                g.Report(folder)
+
+
+class Stages(WithFakes):
+    def test_gpu_tests_that_all_pass_also_under_the_sanitizer_are_passed(self):
+        self.program("gpu_tests", TESTS_PASS)
+        for help_text, option in (("--kernel-name arg", "--kernel-name kernel_substring=topknot "),
+                                  ("--kernel-regex arg", "--kernel-regex kns=topknot "), ("--tool arg", "")):  # fmt: skip
+            self.program("compute-sanitizer", SANITIZER.replace("HELP", help_text).replace("LOG", self.path("log")))
+            found = self.findings(g.run_tests)
+            self.assertEqual((found.count(g.PASSED), len(found.results)), (4, 4))
+            # Libraries' kernels are left out where only ours can tell something.
+            self.assertEqual(self.text("log"), "".join(
+                f"--tool {tool} --error-exitcode 9 {'' if tool == 'memcheck' else option}{self.path('gpu_tests')} ~[slow]\n"
+                for tool in ("memcheck", "racecheck", "synccheck")))  # fmt: skip
+            os.remove(self.path("log"))
+
+    def test_gpu_tests_that_fail_run_nothing_crash_or_hang_are_named(self):
+        self.program("gpu_tests", "echo 'tests/cuda/relu_test.cpp:17: FAILED:'; echo 'test cases: 2 | 1 failed'; exit 1")
+        found = self.findings(g.run_tests)
+        self.assertEqual(found.of("against the CPU").status, g.FAILED)
+        self.assertIn("relu_test", found.of("against the CPU").output)
+        self.assertEqual(found.of("tests/cuda/relu_test.cpp:17").status, g.FAILED)
+        self.assertEqual(found.of("memcheck").status, g.SKIPPED)  # no sanitizer here
+        self.assertEqual(found.count(g.PASSED), 0)
+
+        self.program("gpu_tests", "echo 'No tests ran'")
+        self.assertEqual(self.findings(g.run_tests).of("against the CPU").status, g.FAILED)
+        self.program("gpu_tests", "kill -SEGV $$")
+        self.assertEqual(self.findings(g.run_tests).of("against the CPU").note, "ended by signal 11")
+
+        self.program("gpu_tests", f"echo $$ >{self.path('pid')}; sleep 60")
+        found = self.findings(g.run_tests, 1)
+        self.assertEqual(found.of("against the CPU").status, g.FAILED)
+        self.assertTrue(found.of("against the CPU").note.startswith("not done in its time"))
+        self.assertLess(found.seconds, 8)
+        self.assertTrue(gone(int(self.text("pid"))))
+
+    def test_a_sanitizer_that_finds_something_is_a_failure_and_one_that_does_not_work_here_a_skip(self):
+        self.program("gpu_tests", TESTS_PASS)
+        invalid = "echo '========= Invalid __global__ read of size 4'; "
+        for script, status in (
+            (invalid + "echo '========= ERROR SUMMARY: 1 error'; exit 9", g.FAILED),
+            (invalid + "sleep 60", g.FAILED),
+            ("echo 'All tests passed'; echo '========= ERROR SUMMARY: 2 errors'; exit 9", g.FAILED),
+            ("echo '========= Error: no'; exit 0", g.FAILED),
+            ("echo 'Device not supported'; exit 1", g.SKIPPED),
+            ("exit 0", g.SKIPPED),
+            ("echo '========= ERROR SUMMARY: 0 errors'", g.FAILED),  # without having run the tests
+            ("sleep 60", g.SKIPPED),
+        ):
+            with self.subTest(script):
+                self.program("compute-sanitizer", script)
+                found = self.findings(g.run_tests, 1 if "sleep" in script else 20)
+                self.assertEqual(found.of("against the CPU").status, g.PASSED)
+                self.assertEqual(found.of("memcheck").status, status)
+                self.assertTrue(found.of("memcheck").note)
+
+    def test_without_its_program_each_stage_skips_its_checks_by_name(self):
+        for stage, program in ((g.run_tests, "gpu_tests"), (g.run_nccl, "train"), (g.run_kernels, "gpu_timings"),
+                               (g.run_train, "train")):  # fmt: skip
+            found = self.findings(stage)
+            self.assertGreaterEqual(len(found.results), 2)
+            for result in found.results:
+                self.assertEqual((result.status, result.note), (g.SKIPPED, self.path(program) + " is not there"))
+
+    def test_processes_and_threads_that_end_with_the_same_weights_pass_and_others_are_told_apart(self):
+        self.training("$method")
+        found = self.findings(g.run_nccl)
+        self.assertEqual((found.count(g.PASSED), len(found.results)), (7, 7))
+
+        self.training("$([ $method = dgc ] && echo $backend || echo same)")
+        found = self.findings(g.run_nccl)
+        self.assertEqual((found.of("dgc").status, found.of("dgc").note),
+                         (g.FAILED, "weights nccl with processes, threads with threads"))  # fmt: skip
+        self.assertEqual(found.of("regtopk").status, g.PASSED)
+        self.assertEqual(found.count(g.FAILED), 1)
+
+    def test_a_run_that_wrote_no_end_is_not_the_equal_of_another_nor_is_one_of_an_earlier_check(self):
+        self.training("$method")
+        self.assertEqual(self.findings(g.run_nccl).count(g.PASSED), 7)
+        self.program("train", "exit 0")
+        found = self.findings(g.run_nccl)
+        for method in METHODS:
+            self.assertEqual(found.of(method).status, g.FAILED)
+
+    def test_after_ranks_that_fail_or_hang_nothing_of_the_stage_is_called_passed_and_it_ends_in_its_time(self):
+        self.training("$method", '[ "$WORLD_SIZE" = 2 ] && { echo NCCL: unhandled; exit 1; }')
+        found = self.findings(g.run_nccl)
+        self.assertEqual(found.of("1 rank").status, g.PASSED)
+        self.assertEqual((found.of("2 ranks").status, found.of("2 ranks").note), (g.FAILED, "rank 0: NCCL: unhandled"))
+        self.assertEqual(found.of("4 ranks").status, g.SKIPPED)
+        self.assertEqual(found.count(g.SKIPPED), 5)
+
+        # A rank that says why it ended says more than one that had to be killed.
+        self.training("$method", '[ "$RANK" = 1 ] && { echo lost; exit 1; }; [ -n "$RANK" ] && [ $WORLD_SIZE != 1 ] && sleep 60')
+        found = self.findings(g.run_nccl, 3)
+        self.assertEqual(found.of("2 ranks").note, "rank 1: lost")
+        self.assertLess(found.seconds, 8)
+
+    def test_the_kernels_figures_come_from_the_process_that_measures_and_stand_beside_pytorchs(self):
+        lines = [{"what": "device copy", "elements": 65536, "figures": {"GB/s": 4000}, "skipped": ""},
+                 {"what": "topk", "elements": 65536, "figures": {"ms": 0.5, "GB/s": 100}, "skipped": ""},
+                 {"what": "dgc", "elements": 262144, "figures": {}, "skipped": "too little memory"},
+                 {"what": "topk"}]  # fmt: skip
+        results = "cat <<'end'\n" + "\n".join(map(json.dumps, lines)) + "\nend\n"
+        self.program("gpu_timings", "[ $1 = --seconds ] || exit 1\necho a line for people\n" + results)
+        self.program("python", """echo Warning; echo '{"elements": 65536, "topk_ms": 2.0, "step_ms": 4.0}'""")
+        found = self.findings(g.run_kernels)
+        self.assertEqual([result.name for result in found.results],
+                         ["torch.topk", "device copy, 2^16", "topk, 2^16", "dgc, 2^18"])  # fmt: skip
+        self.assertEqual(found.of("torch.topk").status, g.PASSED)
+        self.assertEqual(list(found.of("topk, 2^16").figures.items()),
+                         [("ms", 0.5), ("GB/s", 100), ("times torch.topk", 4), ("times PyTorch's step", 8)])  # fmt: skip
+        self.assertEqual((found.of("dgc, 2^18").status, found.of("dgc, 2^18").note), (g.SKIPPED, "too little memory"))
+
+        # A GPU that is lost on the way takes the rest with it, not what came before.
+        self.program("gpu_timings", results + "echo an illegal memory access; exit 1")
+        self.program("python", "echo PyTorch finds no GPU; exit 3")
+        found = self.findings(g.run_kernels)
+        self.assertEqual((found.of("topk, 2^16").status, len(found.of("topk, 2^16").figures)), (g.PASSED, 2))
+        torch, everything = found.of("torch.topk"), found.of("all sizes")
+        self.assertEqual((torch.status, torch.note), (g.SKIPPED, "no PyTorch figure: PyTorch finds no GPU"))
+        self.assertEqual((everything.status, everything.note), (g.FAILED, "an illegal memory access"))
+
+        self.program("gpu_timings", "exit 0")
+        self.assertEqual(self.findings(g.run_kernels).of("all sizes").status, g.FAILED)
+        self.program("gpu_timings", "sleep 60")
+        found = self.findings(g.run_kernels, 1)
+        self.assertEqual(found.count(g.FAILED), 1)
+        self.assertLess(found.seconds, 8)
+
+    def test_sizes_are_named_as_powers_of_two_or_millions(self):
+        self.assertEqual([g.size_text(n) for n in (1024, 1 << 24, 25600000)], ["2^10", "2^24", "25.6M"])
+
+    def test_images_per_second_are_the_batch_over_the_median_step_beside_pytorchs_best_of_the_same_precision(self):
+        self.training("x")
+        self.program("python", "".join(
+            f"""echo '{{"setting":"{name}","precision":"{precision}","images_per_second":{rate},"torch":"2.9"}}'\n"""
+            for name, precision, rate in (("a", "bf16", 32000), ("b", "bf16", 64000), ("c", "tf32", 16000))
+        ) + "echo compile: left out")  # fmt: skip
+        found = self.findings(g.run_train)
+        self.assertEqual((len(found.results), found.count(g.PASSED)), (12, 12))
+        for name, best in (("resnet50 bf16", 64000), ("vgg16 tf32", 16000), ("resnet20 fp32", 16000)):
+            self.assertEqual(list(found.of(name).figures.items()),
+                             [("images/s", 128000), ("images/s of PyTorch", best), ("times", 128000 / best)])  # fmt: skip
+        self.assertEqual(found.of("resnet50 bf16").note, "PyTorch's best: b")
+        self.assertEqual(len(found.of("PyTorch, resnet20").figures), 3)
+        self.assertEqual(found.of("PyTorch, resnet20").note, "PyTorch 2.9")
+
+    def test_without_pytorch_our_figures_stand_alone_and_a_run_that_fails_or_ends_too_late_has_none(self):
+        self.training("x", "[ $precision = bf16 ] && { echo out of memory; exit 1; }")
+        found = self.findings(g.run_train)
+        peer = found.of("PyTorch, vgg16")
+        self.assertEqual((peer.status, peer.note), (g.SKIPPED, f"no PyTorch figure: {self.path('python')} is not there"))
+        self.assertEqual(len(found.of("vgg16 tf32").figures), 1)
+        failed = found.of("vgg16 bf16")
+        self.assertEqual((failed.status, failed.note, failed.figures), (g.FAILED, "out of memory", {}))
+
+        self.program("train", "sleep 60")
+        self.program("python", "sleep 60")
+        found = self.findings(g.run_train, 2)
+        self.assertEqual(found.count(g.PASSED), 0)
+        self.assertLess(found.seconds, 10)
+
+
+class Script(WithFakes):
+    """The script as a user calls it, and what it makes of gpu_timings' word about the GPU."""
+
+    def check(self, *arguments, before=""):
+        command = f"cd {self.folder}; {before} exec {SCRIPT} --bin {self.folder} " + " ".join(arguments)
+        return subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False, timeout=60)
+
+    def test_the_peers_are_where_it_looks_for_them(self):
+        for name in ("gpu_topk.py", "gpu_train.py"):
+            self.assertTrue(os.path.isfile(g.peer(name)))
+
+    def test_a_gpu_is_described_and_one_that_cannot_be_used_is_said_to_be_so(self):
+        self.program("gpu_timings", """echo '{"about": {"card": "NVIDIA H200"}}'""")
+        self.program("gpu_tests", TESTS_PASS)
+        done = self.check("--stage tests --out out")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertTrue(self.text("out/gpu-check.txt").startswith("card: NVIDIA H200\n\nstage "))
+        self.program("gpu_tests", "exit 1")
+        self.assertEqual(self.check("--stage tests --out out").returncode, 1)
+
+        self.program("gpu_timings", """echo '{"problem": "no GPU was found"}'""")
+        done = self.check("--stage tests --out out")
+        self.assertEqual(done.returncode, 3)
+        self.assertTrue(done.stdout.startswith("gpu-check: no GPU was found\ntests    skipped  ops "), done.stdout)
+        os.remove(self.path("gpu_timings"))
+        done = self.check()
+        self.assertEqual((done.returncode, done.stdout.count(" is not there\n")), (3, 11), done.stdout)
+        self.program("gpu_timings", "echo the driver is gone; exit 1")
+        done = self.check()
+        self.assertEqual((done.returncode, done.stderr),
+                         (1, f"error: {self.path('gpu_timings')}: the driver is gone\n"))  # fmt: skip
+
+    def test_a_signal_ends_it_with_what_it_has(self):
+        self.program("gpu_timings", """echo '{"about": {}}'""")
+        self.program("gpu_tests", "sleep 60")
+        done = self.check("--out out", before="(sleep 1; kill $$) &")
+        self.assertEqual(done.returncode, 128 + signal.SIGTERM, done.stderr)
+        self.assertIn("tests    skipped       0.0  the rest of the stage (stopped by a signal)", self.text("out/gpu-check.txt"))
+        self.assertIn("train    skipped", done.stdout)
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1])
