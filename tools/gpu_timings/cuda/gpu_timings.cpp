@@ -1,5 +1,4 @@
 // Time and bytes of each selection on the GPU, in steady state: error feedback with a new gradient in each step.
-#include <algorithm>
 #include <chrono>
 #include <map>
 
@@ -83,16 +82,6 @@ double encode_ms(Context& context, const std::string& method, std::size_t n, flo
 }
 
 }  // namespace
-
-std::vector<std::size_t> sizes_of(const Options& options) {
-  std::vector<std::size_t> sizes;
-  for (int power = options.smallest; power <= options.largest; power += 2)
-    sizes.push_back(std::size_t{1} << power);
-  constexpr std::size_t resnet50 = 25600000;  // about its parameters, as papers quote top-k
-  if (resnet50 >> options.smallest && resnet50 >> options.largest == 0) sizes.push_back(resnet50);
-  std::sort(sizes.begin(), sizes.end());
-  return sizes;
-}
 
 void measure(const Options& options, const std::function<void(const Timing&)>& report) {
   const auto begin = std::chrono::steady_clock::now();
