@@ -14,8 +14,8 @@
 #include <string>
 #include <vector>
 
+#include "tools/common/page.h"
 #include "tools/common/palette.h"
-#include "tools/common/table.h"
 #include "train/metrics/metrics.h"
 #include "train/metrics/run_config.h"
 

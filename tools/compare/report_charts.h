@@ -21,14 +21,4 @@ std::string bytes_chart(const Comparison& comparison);
 std::string bits_chart(const Comparison& comparison);  // "" where none was evaluated and sent something
 std::string bits_svg(const Comparison& comparison);    // as a file by itself; UserError in place of ""
 
-// The records of train.distribution_every, as HTML with drawings; "" where no run has. Of each method the
-// first run that has records: the histogram of its first, middle and last one against a fitted normal and a
-// fitted Laplace distribution; and of all of them the contraction of top-k over steps, against both bounds.
-std::string distribution_section(const Comparison& comparison);
-
-// One bar per method: the parts of a step one after the other, hidden communication below.
-std::string time_bars(const Comparison& comparison);
-// Names and colours of its parts, as HTML.
-std::string time_bars_legend();
-
 }  // namespace topknot

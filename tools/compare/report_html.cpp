@@ -1,7 +1,8 @@
-// The report page.
+// The report page, with the parts of it that are no curves over training: cards, bars of a step's time, distributions.
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "nn/base/text.h"
@@ -119,6 +120,244 @@ std::string chart(const std::string& title, const std::string& text, const std::
   if (figure.empty()) return "";
   return "<div class=\"chart\"><h3>" + title + "</h3>" +
          (text.empty() ? "" : "<p class=\"note\">" + text + "</p>") + figure + "</div>\n";
+}
+
+// The parts of a step's time, as bars.
+
+struct Part {
+  const char* name;
+  double StepTimes::*seconds;
+};
+
+const Part kParts[] = {
+    {"data", &StepTimes::data},
+    {"forward", &StepTimes::forward},
+    {"backward", &StepTimes::backward},
+    {"encode", &StepTimes::encode},
+    {"exposed communication", &StepTimes::exposed},
+    {"decode", &StepTimes::decode},
+    {"update", &StepTimes::update},
+    {"other", &StepTimes::other},
+};
+
+std::string milliseconds(double seconds) {
+  return seconds < 0.00995 ? fmt::format("{:.2f}", 1000 * seconds) : fmt::format("{:.1f}", 1000 * seconds);
+}
+
+std::string hatched() {
+  const std::string colour = part_colour("exposed communication");
+  return fmt::format("background:repeating-linear-gradient(45deg,#fff 0 2px,{0} 2px 4px);border-color:{0}",
+                     colour);
+}
+
+// One bar per method: the parts of a step one after the other, hidden communication below.
+std::string time_bars(const Comparison& c) {
+  double longest = 0;
+  for (const Method& m : c.methods) longest = std::max({longest, m.times.total, m.times.hidden});
+  if (!(longest > 0)) return "";
+  const auto width = [&](double seconds) { return fmt::format("width:{:.2f}%", 100 * seconds / longest); };
+  std::string html = "<div class=\"bars\">";
+  for (const Method& m : c.methods) {
+    html += "<b>" + escape(m.name) + "</b><div class=\"bar\">";
+    for (const Part& part : kParts) {
+      const double seconds = m.times.*part.seconds;
+      if (!(seconds > 0)) continue;
+      const std::string colour = part_colour(part.name);
+      html += fmt::format(R"(<i style="{};background:{};color:{}" title="{}: {} {} ms">{}</i>)",
+                          width(seconds), colour, luminance(colour) > 0.18 ? "#111" : "#fff", escape(m.name),
+                          part.name, milliseconds(seconds), milliseconds(seconds));
+    }
+    html += fmt::format("<span>{} ms</span></div>", milliseconds(m.times.total));
+    if (m.times.hidden > 0.002 * longest)
+      html += fmt::format(
+          R"(<div class="bar hidden"><i style="{};{}" title="{}: hidden communication {} ms"></i><span>{} hidden</span></div>)",
+          width(m.times.hidden), hatched(), escape(m.name), milliseconds(m.times.hidden),
+          milliseconds(m.times.hidden));
+  }
+  return html + "</div>";
+}
+
+// Names and colours of its parts, as HTML.
+std::string time_bars_legend() {
+  std::string html;
+  for (const Part& part : kParts)
+    html += fmt::format(R"(<span><i style="background:{}"></i>{}</span>)", part_colour(part.name), part.name);
+  return html + "<span><i style=\"" + hatched() +
+         "\"></i>hidden communication, beside the computation</span>";
+}
+
+// The distribution of the accumulated gradient and the contraction of top-k.
+
+constexpr const char* kNormalDash = "7 4";
+constexpr const char* kLaplaceDash = "2 3";
+
+struct Recorded {
+  std::size_t method;
+  const std::vector<DistributionRecord>* records;
+};
+
+std::vector<Recorded> recorded_methods(const Comparison& c) {
+  std::vector<Recorded> result;
+  for (std::size_t m = 0; m < c.methods.size(); ++m)
+    for (const auto i : c.methods[m].runs)
+      if (!c.runs[i].metrics.distributions.empty()) {
+        result.push_back({m, &c.runs[i].metrics.distributions});
+        break;
+      }
+  return result;
+}
+
+// Density of (u - mean) / deviation, bin by bin; gaps where a bin is empty.
+std::vector<Point> measured(const DistributionRecord& r) {
+  const double width =
+      2 * kHistogramReach / static_cast<double>(std::max<std::size_t>(1, r.histogram.size()));
+  std::vector<Point> points;
+  for (std::size_t i = 0; i < r.histogram.size(); ++i) {
+    const double x = -kHistogramReach + width * (static_cast<double>(i) + 0.5);
+    const double share = static_cast<double>(r.histogram[i]) / static_cast<double>(r.size);
+    points.push_back({x, r.histogram[i] > 0 ? share / width : kAbsent});
+  }
+  return points;
+}
+
+template <class Density>
+std::vector<Point> fitted(double least, Density density) {
+  std::vector<Point> points;
+  for (double x = -kHistogramReach; x <= kHistogramReach; x += 0.05) {
+    const double y = density(x);
+    points.push_back({x, y >= least ? y : kAbsent});
+  }
+  return points;
+}
+
+std::string histograms(const Comparison& c, const Recorded& recorded) {
+  const auto& records = *recorded.records;
+  std::vector<std::size_t> chosen{0};
+  for (const auto i : {records.size() / 2, records.size() - 1})
+    if (i != chosen.back()) chosen.push_back(i);
+  Scale y;
+  y.label = "density";
+  y.logarithmic = true;
+  y.lo = 1e-6;
+  y.hi = 2;
+  for (const auto i : chosen)
+    for (const Point& p : measured(records[i]))
+      if (std::isfinite(p.y)) y.lo = std::min(y.lo, p.y / 2), y.hi = std::max(y.hi, p.y * 1.5);
+  y.ticks = log_ticks(y.lo, y.hi, Unit::plain);
+  std::vector<Panel> panels;
+  for (const auto i : chosen) {
+    const DistributionRecord& r = records[i];
+    Panel panel;
+    panel.x.lo = -kHistogramReach;
+    panel.x.hi = kHistogramReach;
+    panel.x.ticks = linear_ticks(-kHistogramReach, kHistogramReach, 8, Unit::plain);
+    panel.x.label = fmt::format("step {}: standard deviations", r.step);
+    if (std::isfinite(r.deviation)) panel.x.label += fmt::format(", of {:.3g} each", r.deviation);
+    panel.y = y;
+    constexpr double kRootTwoPi = 2.5066282746310002;
+    const auto normal = [](double x) { return std::exp(-x * x / 2) / kRootTwoPi; };
+    panel.lines.push_back({.points = fitted(y.lo, normal),
+                           .colour = kInk,
+                           .width = 1.4,
+                           .dash = kNormalDash,
+                           .title = "normal distribution of the same mean and deviation"});
+    if (r.laplace_scale > 0 && r.deviation > 0) {
+      const double scale = r.laplace_scale / r.deviation, middle = (r.median - r.mean) / r.deviation;
+      const auto laplace = [&](double x) { return std::exp(-std::fabs(x - middle) / scale) / (2 * scale); };
+      panel.lines.push_back({.points = fitted(y.lo, laplace),
+                             .colour = kInk,
+                             .width = 1.4,
+                             .dash = kLaplaceDash,
+                             .title = "fitted Laplace distribution"});
+    }
+    panel.lines.push_back({.points = measured(r),
+                           .colour = c.styles[recorded.method].colour,
+                           .dash = "",
+                           .title = fmt::format("{}, step {}", c.methods[recorded.method].name, r.step)});
+    panels.push_back(std::move(panel));
+  }
+  return panel_figure(panels, fmt::format("distribution{}-", recorded.method),
+                      "Distribution of the accumulated gradient under " + c.methods[recorded.method].name);
+}
+
+template <class Get>
+std::vector<Point> over_steps(const std::vector<DistributionRecord>& records, Get get) {
+  std::vector<Point> points;
+  for (const auto& r : records) points.push_back({static_cast<double>(r.step), get(r)});
+  return points;
+}
+
+// `captured`: what the k largest entries hold of the energy, 1 - contraction, in place of the rest.
+std::string contraction_chart(const Comparison& c, const std::vector<Recorded>& methods, bool captured) {
+  const auto value = [captured](double rest) { return captured ? 1 - rest : rest; };
+  Panel panel;
+  double lo = kAbsent, hi = kAbsent, last = 1;
+  for (const auto& m : methods) {
+    const LineStyle& style = c.styles[m.method];
+    const auto add = [&](double DistributionRecord::*member, const std::string& dash,
+                         const std::string& title) {
+      const bool solid = member == &DistributionRecord::contraction;
+      Line line;
+      line.points = over_steps(*m.records, [&](const DistributionRecord& r) { return value(r.*member); });
+      line.colour = style.colour;
+      line.dash = dash;
+      line.dots = solid;
+      line.width = solid ? 2 : 1.4;
+      line.title = c.methods[m.method].name + ": " + title;
+      for (const Point& p : line.points)
+        if (std::isfinite(p.y) && (!captured || p.y > 0)) {
+          lo = std::isnan(lo) ? p.y : std::min(lo, p.y);
+          hi = std::isnan(hi) ? p.y : std::max(hi, p.y);
+        }
+      last = std::max(last, line.points.back().x);
+      panel.lines.push_back(std::move(line));
+    };
+    add(&DistributionRecord::bound, kNormalDash, captured ? "k/d" : "1 - k/d");
+    add(&DistributionRecord::bell_bound, kLaplaceDash, captured ? "1 - (1 - k/d)²" : "(1 - k/d)²");
+    add(&DistributionRecord::contraction, style.dash, "measured");
+  }
+  if (std::isnan(lo)) return "";
+  panel.x.hi = last;
+  panel.x.label = "step";
+  panel.x.ticks = linear_ticks(0, last, 10, Unit::plain);
+  panel.y.label = captured ? "1 - contraction" : "contraction";
+  panel.y.logarithmic = captured;
+  const double pad = 0.06 * std::max(hi - lo, 1e-6);
+  panel.y.lo = captured ? lo / 1.3 : std::max(0.0, lo - pad);
+  panel.y.hi = captured ? hi * 1.3 : hi + pad;
+  panel.y.ticks = captured ? log_ticks(panel.y.lo, panel.y.hi, Unit::plain)
+                           : linear_ticks(panel.y.lo, panel.y.hi, 6, Unit::plain);
+  return panel_figure({panel}, captured ? "captured" : "contraction",
+                      captured ? "Share of the energy that the k largest entries hold"
+                               : "Contraction of top-k by step, and its bounds");
+}
+
+// The records of train.distribution_every, as HTML with drawings; "" where no run has. Of each method the
+// first run that has records: the histogram of its first, middle and last one against a fitted normal and a
+// fitted Laplace distribution; and of all of them the contraction of top-k over steps, against both bounds.
+std::string distribution_section(const Comparison& c) {
+  const auto methods = recorded_methods(c);
+  if (methods.empty()) return "";
+  std::string html =
+      "<h2>The accumulated gradient</h2><p class=\"note\">Of rank 0, gradient and residual together, before "
+      "anything is taken out of it; the compressed part of the model as one vector. First, middle and last "
+      "recorded step; densities logarithmic.</p>";
+  // The methods' own colours stand in the legend of the page.
+  html += legend_html({{"fitted normal distribution; 1 - k/d", {kInk, kNormalDash}},
+                       {"fitted Laplace distribution; (1 - k/d)²", {kInk, kLaplaceDash}}},
+                      {"thick, in the method's colour: measured"});
+  for (const auto& m : methods)
+    html += "<div class=\"chart\"><h3>" + escape(c.methods[m.method].name) + "</h3>" + histograms(c, m) +
+            "</div>\n";
+  html +=
+      "<div class=\"chart\"><h3>Contraction of top-k</h3><p class=\"note\">What is left of ‖u‖² without its "
+      "k largest entries. 1 - k/d bounds it for every u; (1 - k/d)² for bell-shaped u.</p>" +
+      contraction_chart(c, methods, false) + "</div>\n";
+  html +=
+      "<div class=\"chart\"><h3>Captured energy</h3><p class=\"note\">The same as the share of ‖u‖² that the "
+      "k largest entries hold, 1 - contraction; logarithmic, and the bounds are lower bounds here.</p>" +
+      contraction_chart(c, methods, true) + "</div>\n";
+  return html;
 }
 
 }  // namespace

@@ -13,7 +13,7 @@
 #include "nn/base/program.h"
 #include "nn/base/text.h"
 #include "tools/common/options.h"
-#include "tools/predict/predict_report.h"
+#include "tools/predict/predict.h"
 #include "train/metrics/output_file.h"
 
 using namespace topknot;

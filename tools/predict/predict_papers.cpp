@@ -8,7 +8,7 @@
 
 #include "dist/comm/link.h"
 #include "dist/plan/schedule.h"
-#include "tools/common/table.h"
+#include "tools/common/page.h"
 #include "tools/predict/predict.h"
 
 namespace topknot {

@@ -14,7 +14,7 @@
 #include "nn/core/rng.h"
 #include "nn/core/simd.h"
 #include "tools/common/chart.h"
-#include "tools/common/table.h"
+#include "tools/common/page.h"
 #include "tools/study/study.h"
 #include "tools/study/study_ranks.h"
 #include "train/metrics/output_file.h"

@@ -13,7 +13,7 @@
 #include "nn/base/text.h"
 #include "nn/core/threads.h"
 #include "tools/common/chart.h"
-#include "tools/common/table.h"
+#include "tools/common/page.h"
 #include "tools/study/study.h"
 #include "tools/study/study_selection.h"
 #include "train/metrics/npy.h"

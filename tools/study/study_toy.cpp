@@ -10,7 +10,7 @@
 
 #include "nn/base/text.h"
 #include "tools/common/chart.h"
-#include "tools/common/table.h"
+#include "tools/common/page.h"
 #include "tools/study/study.h"
 #include "tools/study/study_ranks.h"
 #include "train/metrics/output_file.h"
