@@ -1,15 +1,19 @@
-"""The colours of methods and of the parts of a step: those of tools/common/palette.def, which the C++ programs compile in."""
+"""The look of the pages: the colours of tools/common/palette.def and the style of tools/common/page.cpp, as in the C++ programs."""
 
 import os
 import re
 
-PATH = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "tools", "common", "palette.def")
+FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "tools", "common")
+
+
+def source(name):
+    with open(os.path.join(FOLDER, name), encoding="utf-8") as file:
+        return file.read()
 
 
 def read(kind):
     """[(name, "#rrggbb")] of METHOD or PART, in the file's order."""
-    with open(PATH, encoding="utf-8") as lines:
-        return re.findall(rf'^{kind}\("([^"]*)", "(#[0-9a-f]{{6}})"\)$', lines.read(), re.MULTILINE)
+    return re.findall(rf'^{kind}\("([^"]*)", "(#[0-9a-f]{{6}})"\)$', source("palette.def"), re.MULTILINE)
 
 
 def method_colour(name):
@@ -26,3 +30,8 @@ def method_colour(name):
 
 def part_colour(name):
     return dict(read("PART"))[name]
+
+
+def page_style():
+    """The CSS of html_page()."""
+    return re.search(r'kPageStyle = R"\((.*?)\)";', source("page.cpp"), re.DOTALL).group(1)

@@ -10,7 +10,7 @@ import re
 from .cli import write_json
 from .figures import parts
 from .files import write_text
-from .palette import method_colour, part_colour
+from .palette import method_colour, page_style, part_colour
 from .rate import show_bits
 
 COLUMNS = ("hosts", "rate", "method", "rounds", "step_s", "step_lowest_s", "step_highest_s", "images_per_second",
@@ -110,7 +110,7 @@ def bars(spec, group):
     for row in group:
         name = html.escape(row["method"])
         colour = method_colour(compressor(row["method"], spec["methods"][row["method"]]))
-        lines.append(f'<b><i style="background:{colour}"></i>{name}</b><div>')
+        lines.append(f'<b><i class="swatch" style="background:{colour}"></i>{name}</b><div class="bar">')
         for part, value in (parts(row) or [("step", row["step_s"])]) if row["step_s"] else []:
             wide = 100 * min(value, row["step_s"]) / longest
             lines.append(f'<i style="width:{wide:.2f}%;background:{COLOURS[part]}" title="{name}, {part}: {value * 1000:.2f} ms"></i>')
@@ -129,36 +129,18 @@ def page(spec, rows):
         body.append(f"<h2>{html.escape(heading)}</h2>\n{bars(spec, group)}\n"
                     f"<div class=\"scroll\"><table><thead><tr>{heads}</tr></thead><tbody>{table}</tbody></table></div>")
     failed = "".join(f"<li>{html.escape(line)}</li>" for line in failures(rows))
-    commands = "".join(f"<dt>{html.escape(name)}</dt><dd><code>{html.escape(' '.join(command))}</code></dd>"
+    commands = "".join(f"<p class=\"note\"><b>{html.escape(name)}</b>: <code>{html.escape(' '.join(command))}</code></p>"
                        for name, command in spec["methods"].items())
-    return f"""<!doctype html>
-<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1"><title>{title}</title>
-<style>
-:root {{ color-scheme: light dark; --paper: #fff; --ink: #1c2126; --rule: #d9dde1; }}
-@media (prefers-color-scheme: dark) {{ :root {{ --paper: #14181c; --ink: #e8ebee; --rule: #353d45; }} }}
-body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 62em; margin: 2em auto; padding: 0 1em; background: var(--paper);
-  color: var(--ink); }}
-h1 {{ font-size: 1.5em; }} h2 {{ font-size: 1.1em; margin-top: 2em; }}
-.scroll {{ overflow-x: auto; }}
-table {{ border-collapse: collapse; font-size: 13px; width: 100%; }} td {{ white-space: nowrap; }}
-th, td {{ border-bottom: 1px solid var(--rule); padding: 3px 8px; text-align: right; }}
-th:first-child, td:first-child {{ text-align: left; }}
-.legend span {{ display: inline-block; margin-right: 1.5em; }}
-.legend i, .bars b i {{ display: inline-block; width: 0.8em; height: 0.8em; margin-right: 0.4em; }}
-.bars {{ display: grid; grid-template-columns: minmax(6ch, 26ch) 1fr; gap: 4px 12px; margin: 8px 0; font-size: 13px; }}
-.bars b {{ text-align: right; font-weight: 400; overflow-wrap: anywhere; }}
-.bars div {{ display: flex; align-items: center; padding-right: 12ch; }}
-.bars div i {{ flex: none; height: 18px; }} .bars span {{ white-space: nowrap; margin: 0 -12ch 0 6px; }}
-@media (max-width: 640px) {{ .bars {{ grid-template-columns: 1fr; }} .bars b {{ text-align: left; }} }}
-code {{ font-size: 12px; overflow-wrap: anywhere; }}
-</style>
+    return f"""<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title><style>{page_style()}</style></head><body><main>
 <h1>{title}</h1>
-<p>{html.escape(note(spec))} {html.escape(machine())}</p>
-<p class="legend">{legend}</p>
+<p class="sub">{html.escape(note(spec))} {html.escape(machine())}</p>
+<div class="legend">{legend}</div>
 {"".join(body)}
 {"<h2>Failed</h2><ul>" + failed + "</ul>" if failed else ""}
-<h2>Commands</h2><dl>{commands}</dl>
-</html>
+<h2>Commands</h2>{commands}
+</main></body></html>
 """
 
 
