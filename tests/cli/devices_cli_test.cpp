@@ -1,10 +1,12 @@
-// gpu-check as a user runs it; its stages are tested over fakes by tests/repo/gpu_check.py.
+// What a user is told of this machine's devices and network: gpu-check (its stages are tested over fakes by
+// tests/repo/gpu_check.py), train.device, dist.backend=nccl, train --check-network.
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "tests/cli/command.h"
 #include "tests/support/catch.h"
+#include "tests/support/free_port.h"
 #include "tests/support/temp_folder.h"
 
 using namespace topknot;
@@ -14,6 +16,13 @@ namespace {
 // Without a GPU, also where there is one.
 Outcome gpu_check(const std::string& arguments, const std::string& before = "") {
   return run_command(before + "CUDA_VISIBLE_DEVICES= " + TOPKNOT_BIN "/gpu-check " + arguments);
+}
+
+Outcome train_without_gpu(const std::string& arguments) {
+  return run_command(
+      "CUDA_VISIBLE_DEVICES= " TOPKNOT_BIN
+      "/train dist.backend=threads model.name=mlp data.train_size=64 data.test_size=16 train.max_steps=1 " +
+      arguments);
 }
 
 }  // namespace
@@ -66,17 +75,6 @@ TEST_CASE("gpu-check validates its arguments: one line each and exit code 2") {
   }
 }
 
-namespace {
-
-Outcome train_without_gpu(const std::string& arguments) {
-  return run_command(
-      "CUDA_VISIBLE_DEVICES= " TOPKNOT_BIN
-      "/train dist.backend=threads model.name=mlp data.train_size=64 data.test_size=16 train.max_steps=1 " +
-      arguments);
-}
-
-}  // namespace
-
 TEST_CASE("train.device=cuda without a GPU is one clear error before there is a run directory") {
   const TempFolder temp;
   const std::string folder = temp.at("run");
@@ -116,4 +114,36 @@ TEST_CASE("train.device=auto falls back to the CPU with one line, where the buil
     CHECK_FALSE(train_without_gpu("train.device=cpu " + folder + how).has("train.device"));
     CHECK_FALSE(train_without_gpu("train.device=auto --quiet " + folder + how).has("train.device"));
   }
+}
+
+TEST_CASE("nccl is refused clearly on the CPU, and where messages would have no fixed length") {
+  const Outcome wrong = train("dist.backend=nccl train.device=cpu compress.name=gaussiank");
+  INFO(wrong.output);
+  CHECK(wrong.code == 2);
+  CHECK(wrong.has("train.device: dist.backend=nccl"));
+  CHECK(wrong.has("compress.capacity: must be given"));
+  CHECK_FALSE(train("dist.backend=nccl train.device=cpu compress.name=topk").has("compress.capacity"));
+}
+
+TEST_CASE("train --check-network has threads and processes talk, and shows ranks, collectives and sizes") {
+  for (const std::string backend : {"threads", "gloo"}) {
+    const Outcome check = train("--check-network train.device=cpu dist.ranks=3 dist.backend=" + backend);
+    INFO(check.output);
+    CHECK(check.code == 0);
+    CHECK(check.has("3 ranks, dist.backend " + backend));
+    for (const char* rank : {"\n    0  ", "\n    1  ", "\n    2  "}) CHECK(check.count(rank) == 1);
+    CHECK(check.count("host, " + backend) == 6);
+    CHECK(check.has("16777216"));
+    CHECK(check.has("every value arrived as it should"));
+  }
+}
+
+TEST_CASE("train --check-network says which rank did not come, and ends") {
+  const std::string port = std::to_string(free_port() - 1);  // the ranks meet one above MASTER_PORT
+  const Outcome check = run_command("RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=" + port + " " +
+                                    TOPKNOT_BIN "/train --check-network dist.backend=gloo dist.timeout_s=1");
+  INFO(check.output);
+  CHECK(check.code == 1);
+  CHECK(check.count("error: ") == 1);
+  CHECK(check.has("rank 1 did not come to 127.0.0.1"));
 }
