@@ -1,8 +1,19 @@
-#include "nn/core/cuda/kernel_tools.h"
-#include "nn/ops/cuda/scale_channels_kernels.h"
+#include "nn/ops/cuda/op_tools.h"
+#include "nn/ops/scale_channels.h"
 
 namespace topknot::cuda {
 namespace {
+
+// x lies in N, pixels, C order, s is [N, C]; fewer than 2^32 elements.
+struct ScaleShape {
+  std::uint32_t images, pixels, channels;
+};
+
+ScaleShape shape_of(const Tensor& x) {
+  TOPKNOT_CHECK(x.layout() == Layout::nhwc && x.numel() < std::int64_t{1} << 32,
+                "scale_channels: an nhwc activation of fewer than 2^32 elements, not " + x.shape().str());
+  return {word(x.dim(0)), word(x.dim(2) * x.dim(3)), word(x.dim(1))};
+}
 
 // A thread for each element.
 template <class T>
@@ -15,7 +26,18 @@ __global__ void __launch_bounds__(kThreads)
   y[i] = from_float<T>(as_float(x[i]) * as_float(s[std::size_t{image} * shape.channels + c]));
 }
 
-// A thread for each channel of an image.
+void forward(const Tensor& x, const Tensor& s, Tensor& y) {
+  const ScaleShape shape = shape_of(x);
+  const std::uint32_t n = shape.images * shape.pixels * shape.channels;
+  if (n == 0) return;
+  by_type(x, [&](auto type) {
+    using T = decltype(type);
+    launch(scale_kernel<T>, grid_for(n, kThreads), kThreads, compute_stream(), x.as<T>(), s.as<T>(),
+           y.as<T>(), shape, n);
+  });
+}
+
+// A thread for each channel of an image: summed in the order of the pixels, as on the CPU.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     scale_gradient_kernel(const T* x, const T* dy, T* ds, ScaleShape shape) {
@@ -30,27 +52,17 @@ __global__ void __launch_bounds__(kThreads)
   ds[i] = from_float<T>(sum);
 }
 
-template <class T>
-void scale_of(cudaStream_t stream, const void* x, const void* s, void* y, ScaleShape shape) {
-  const std::uint32_t n = shape.images * shape.pixels * shape.channels;
-  if (n > 0)
-    launch(scale_kernel<T>, grid_for(n, kThreads), kThreads, stream, static_cast<const T*>(x),
-           static_cast<const T*>(s), static_cast<T*>(y), shape, n);
+void scale_gradient(const Tensor& x, const Tensor& dy, Tensor& ds) {
+  const ScaleShape shape = shape_of(x);
+  by_type(x, [&](auto type) {
+    using T = decltype(type);
+    launch(scale_gradient_kernel<T>, grid_for(std::size_t{shape.images} * shape.channels, kThreads), kThreads,
+           compute_stream(), x.as<T>(), dy.as<T>(), ds.as<T>(), shape);
+  });
 }
-template <class T>
-void scale_gradient_of(cudaStream_t stream, const void* x, const void* dy, void* ds, ScaleShape shape) {
-  launch(scale_gradient_kernel<T>, grid_for(std::size_t{shape.images} * shape.channels, kThreads), kThreads,
-         stream, static_cast<const T*>(x), static_cast<const T*>(dy), static_cast<T*>(ds), shape);
-}
+
+const RegisterKernels<ScaleChannelsKernels> registered(DeviceKind::cuda, {.forward = forward,
+                                                                          .scale_gradient = scale_gradient});
 
 }  // namespace
-
-void scale_channels(cudaStream_t stream, bool bf16, const void* x, const void* s, void* y, ScaleShape shape) {
-  (bf16 ? scale_of<__nv_bfloat16> : scale_of<float>)(stream, x, s, y, shape);
-}
-void scale_gradient(cudaStream_t stream, bool bf16, const void* x, const void* dy, void* ds,
-                    ScaleShape shape) {
-  (bf16 ? scale_gradient_of<__nv_bfloat16> : scale_gradient_of<float>)(stream, x, dy, ds, shape);
-}
-
 }  // namespace topknot::cuda

@@ -1,0 +1,29 @@
+#pragma once
+// What the ops' .cu files share, beside nn/core/cuda/kernel_tools.h: tensors as kernels take them. A .cu file holds an op's
+// kernels, the functions that launch them on the current context's stream, and the registration of these.
+
+#include "nn/core/cuda/kernel_tools.h"
+#include "nn/ops/kernels.h"
+
+namespace topknot::cuda {
+
+inline bool is_bf16(const Tensor& x) {
+  return x.dtype() == DType::bf16;
+}
+
+inline std::size_t elements(const Tensor& x) {
+  return static_cast<std::size_t>(x.numel());
+}
+
+// For kernels that count in 32 bits; the caller has checked the range.
+inline std::uint32_t word(std::int64_t value) {
+  return static_cast<std::uint32_t>(value);
+}
+
+// fn(T()) with the type of x's elements, which are x.as<T>().
+template <class Fn>
+void by_type(const Tensor& x, const Fn& fn) {
+  by_type(is_bf16(x), fn);
+}
+
+}  // namespace topknot::cuda
