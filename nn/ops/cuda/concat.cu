@@ -1,5 +1,6 @@
-#include "nn/core/cuda/kernel_tools.h"
-#include "nn/ops/cuda/concat_kernels.h"
+#include "nn/ops/concat.h"
+#include "nn/ops/cuda/conv_layout.h"
+#include "nn/ops/cuda/op_tools.h"
 
 namespace topknot::cuda {
 namespace {
@@ -16,19 +17,34 @@ __global__ void __launch_bounds__(kThreads)
   *out = accumulate ? from_float<T>(as_float(*out) + as_float(in)) : in;
 }
 
-template <class T>
-void copy_channels_of(cudaStream_t stream, const void* x, void* y, ChannelCopy c, bool accumulate) {
-  const std::uint32_t n = c.rows * c.count;
-  if (n > 0)
-    launch(copy_channels_kernel<T>, grid_for(n, kThreads), kThreads, stream, static_cast<const T*>(x),
-           static_cast<T*>(y), c, n, accumulate);
+Layout layout(const Tensor&, const ChannelRun&, std::int64_t) {
+  return Layout::nhwc;
 }
+
+void copy(const Tensor& x, Tensor& y, const ChannelRun& run, bool accumulate) {
+  TOPKNOT_CHECK(
+      x.layout() == Layout::nhwc && y.layout() == Layout::nhwc && x.numel() < std::int64_t{1} << 32 &&
+          y.numel() < std::int64_t{1} << 32,
+      "channels are copied in nhwc activations of fewer than 2^32 elements, not " + x.shape().str());
+  copy_channels(compute_stream(), is_bf16(x), x.data(), y.data(),
+                {word(x.numel() / x.dim(1)), word(run.count), word(x.dim(1)), word(run.from),
+                 word(run.from_step), word(y.dim(1)), word(run.to), word(run.to_step)},
+                accumulate);
+}
+
+const RegisterKernels<ChannelCopyKernels> registered(DeviceKind::cuda, {.layout = layout, .copy = copy});
 
 }  // namespace
 
 void copy_channels(cudaStream_t stream, bool bf16, const void* x, void* y, ChannelCopy copy,
                    bool accumulate) {
-  (bf16 ? copy_channels_of<__nv_bfloat16> : copy_channels_of<float>)(stream, x, y, copy, accumulate);
+  const std::uint32_t n = copy.rows * copy.count;
+  if (n == 0) return;
+  by_type(bf16, [&](auto type) {
+    using T = decltype(type);
+    launch(copy_channels_kernel<T>, grid_for(n, kThreads), kThreads, stream, static_cast<const T*>(x),
+           static_cast<T*>(y), copy, n, accumulate);
+  });
 }
 
 }  // namespace topknot::cuda

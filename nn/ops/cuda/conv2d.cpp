@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <optional>
 
-#include "nn/ops/cuda/concat_kernels.h"
 #include "nn/ops/cuda/conv_algorithms.h"
 #include "nn/ops/cuda/conv_layout.h"
 #include "nn/ops/cuda/gemm.h"

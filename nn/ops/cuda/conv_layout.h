@@ -1,7 +1,7 @@
 #pragma once
 // Kernels around a convolution or matrix product on a GPU: the weight in the order and type of the product, its gradient
-// in the arena's, the bias and its gradient. `bf16`: of bfloat16 numbers instead of
-// floats; arithmetic is in float.
+// in the arena's, the bias and its gradient, a copy of channels. `bf16`: of bfloat16 numbers instead of floats; arithmetic is
+// in float.
 
 #include <cuda_runtime_api.h>
 
@@ -31,5 +31,12 @@ void add_bias(cudaStream_t stream, void* y, bool bf16, const float* bias, std::s
 std::size_t column_sums_scratch(std::size_t rows, std::size_t channels);
 void column_sums(cudaStream_t stream, const void* x, bool bf16, std::size_t rows, std::size_t channels,
                  float* scratch, float* sums, bool accumulate);
+
+// In N, H, W, C order: channels from + i from_step of x, which has from_channels, become channels to + i to_step of y, for
+// i < count, in each of `rows` pixels; with `accumulate` they are added. Fewer than 2^32 elements. In concat.cu.
+struct ChannelCopy {
+  std::uint32_t rows, count, from_channels, from, from_step, to_channels, to, to_step;
+};
+void copy_channels(cudaStream_t stream, bool bf16, const void* x, void* y, ChannelCopy copy, bool accumulate);
 
 }  // namespace topknot::cuda

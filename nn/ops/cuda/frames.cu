@@ -1,57 +1,82 @@
-#include "nn/core/cuda/kernel_tools.h"
-#include "nn/ops/cuda/frames_kernels.h"
+#include "nn/ops/cuda/op_tools.h"
+#include "nn/ops/frames.h"
 
 namespace topknot::cuda {
 namespace {
 
-// A thread per element of x; neighbours are neighbours there.
+struct FramesShape {
+  std::int64_t images, channels, height, frames;
+  __device__ std::int64_t size() const { return images * channels * height * frames; }
+};
+
+FramesShape shape_of(const Tensor& x) {
+  TOPKNOT_CHECK(x.layout() == Layout::nhwc, "pictures of sound on a GPU are nhwc activations");
+  return {x.dim(0), x.dim(1), x.dim(2), x.dim(3)};
+}
+
+// fn(W()) with an integer of the size of x's elements, 2 or 4 bytes.
+template <class Fn>
+void by_element_size(const Tensor& x, const Fn& fn) {
+  if (size_of(x.dtype()) == 2)
+    fn(std::uint16_t{});
+  else
+    fn(std::uint32_t{});
+}
+
+// x lies in N, H, T, C order, rows in T, N, C, H order. `gather`: from x to rows, else back. A thread per element of x;
+// neighbours are neighbours there.
 template <class W>
 __global__ void __launch_bounds__(kThreads) frames_kernel(bool gather, const W* from, W* to, FramesShape s) {
   const std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (i >= s.images * s.channels * s.height * s.frames) return;
+  if (i >= s.size()) return;
   const std::int64_t c = i % s.channels, t = i / s.channels % s.frames,
                      h = i / s.channels / s.frames % s.height, n = i / s.channels / s.frames / s.height;
   const std::int64_t row = ((t * s.images + n) * s.channels + c) * s.height + h;
   to[gather ? row : i] = from[gather ? i : row];
 }
 
-template <class W>
-void frames_of(cudaStream_t stream, bool gather, const void* from, void* to, const FramesShape& s) {
-  const std::size_t n = static_cast<std::size_t>(s.images * s.channels * s.height * s.frames);
-  launch(frames_kernel<W>, grid_for(n, kThreads), kThreads, stream, gather, static_cast<const W*>(from),
-         static_cast<W*>(to), s);
+void move_frames(bool gather, const Tensor& from, Tensor& to) {
+  const FramesShape shape = shape_of(gather ? from : to);
+  by_element_size(from, [&](auto element) {
+    using W = decltype(element);
+    launch(frames_kernel<W>, grid_for(elements(from), kThreads), kThreads, compute_stream(), gather,
+           from.as<W>(), to.as<W>(), shape);
+  });
+}
+void gather(const Tensor& x, Tensor& rows) {
+  move_frames(true, x, rows);
+}
+void scatter(const Tensor& rows, Tensor& x) {
+  move_frames(false, rows, x);
 }
 
+// to = from with zeros in the frames t >= frames[n] of sequence n; in T, N, C order (`rows`, height 1), or in N, H, T, C.
 // A thread per element.
 template <class W>
 __global__ void __launch_bounds__(kThreads)
     mask_kernel(bool rows, const W* from, const std::int32_t* frames, W* to, FramesShape s) {
   const std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (i >= s.images * s.channels * s.height * s.frames) return;
+  if (i >= s.size()) return;
   const std::int64_t group = i / s.channels;  // of the channels of a frame
   const std::int64_t t = rows ? group / s.images : group % s.frames;
   const std::int64_t n = rows ? group % s.images : group / s.frames / s.height;
   to[i] = t < frames[n] ? from[i] : W{0};
 }
 
-template <class W>
-void mask_of(cudaStream_t stream, bool rows, const void* from, const std::int32_t* frames, void* to,
-             const FramesShape& s) {
-  const std::size_t n = static_cast<std::size_t>(s.images * s.channels * s.height * s.frames);
-  launch(mask_kernel<W>, grid_for(n, kThreads), kThreads, stream, rows, static_cast<const W*>(from), frames,
-         static_cast<W*>(to), s);
+void mask(const Tensor& x, std::span<const std::int32_t> frames, Tensor& y) {
+  const auto sequences = static_cast<std::int64_t>(frames.size());
+  const bool rows = x.shape().rank() == 2;  // F channels of height 1
+  const FramesShape shape = rows ? FramesShape{sequences, x.dim(1), 1, x.dim(0) / sequences} : shape_of(x);
+  by_element_size(x, [&](auto element) {
+    using W = decltype(element);
+    launch(mask_kernel<W>, grid_for(elements(x), kThreads), kThreads, compute_stream(), rows, x.as<W>(),
+           frames.data(), y.as<W>(), shape);
+  });
 }
+
+const RegisterKernels<FramesKernels> frames_registered(DeviceKind::cuda,
+                                                       {.gather = gather, .scatter = scatter});
+const RegisterKernels<MaskFramesKernels> mask_registered(DeviceKind::cuda, {.mask = mask});
 
 }  // namespace
-
-void move_frames(cudaStream_t stream, bool gather, const void* from, void* to, const FramesShape& s,
-                 std::size_t element) {
-  (element == 2 ? frames_of<std::uint16_t> : frames_of<std::uint32_t>)(stream, gather, from, to, s);
-}
-
-void mask_frames(cudaStream_t stream, bool rows, const void* from, const std::int32_t* frames, void* to,
-                 const FramesShape& s, std::size_t element) {
-  (element == 2 ? mask_of<std::uint16_t> : mask_of<std::uint32_t>)(stream, rows, from, frames, to, s);
-}
-
 }  // namespace topknot::cuda

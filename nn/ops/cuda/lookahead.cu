@@ -1,8 +1,18 @@
-#include "nn/core/cuda/kernel_tools.h"
-#include "nn/ops/cuda/lookahead_kernels.h"
+// Activations are float or bfloat16; sums are in float, weight gradients in double.
+#include "nn/ops/lookahead.h"
+
+#include "nn/ops/cuda/op_tools.h"
 
 namespace topknot::cuda {
 namespace {
+
+struct LookaheadShape {
+  std::int64_t rows, features, taps;
+};
+
+LookaheadShape shape_of(const Tensor& x, const Tensor& weight) {
+  return {x.dim(0), weight.dim(0), weight.dim(1)};
+}
 
 // A thread per element of y.
 template <class T>
@@ -20,6 +30,15 @@ __global__ void __launch_bounds__(kThreads)
   y[i] = from_float<T>(sum);
 }
 
+void filter(const Tensor& x, const Tensor& weight, std::int64_t shift, Tensor& y) {
+  const LookaheadShape s = shape_of(x, weight);
+  by_type(x, [&](auto type) {
+    using T = decltype(type);
+    launch(lookahead_filter_kernel<T>, grid_for(static_cast<std::size_t>(s.rows * s.features), kThreads),
+           kThreads, compute_stream(), s, x.as<T>(), weight.data(), shift, y.as<T>());
+  });
+}
+
 // A thread per weight, neighbours of one tap: they read neighbours of a row.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
@@ -34,23 +53,17 @@ __global__ void __launch_bounds__(kThreads)
   dw[f * s.taps + j] = static_cast<float>(sum);
 }
 
-}  // namespace
-
-void lookahead_filter(cudaStream_t stream, const LookaheadShape& s, const void* x, const float* w,
-                      std::int64_t shift, void* y) {
-  by_type(s.bf16, [&](auto type) {
-    using T = decltype(type);
-    launch(lookahead_filter_kernel<T>, grid_for(static_cast<std::size_t>(s.rows * s.features), kThreads),
-           kThreads, stream, s, static_cast<const T*>(x), w, shift, static_cast<T*>(y));
-  });
-}
-void lookahead_weight_gradient(cudaStream_t stream, const LookaheadShape& s, const void* x, const void* dy,
-                               std::int64_t batch, float* dw) {
-  by_type(s.bf16, [&](auto type) {
+void weight_gradient(const Tensor& x, const Tensor& dy, std::int64_t batch, Tensor& dw) {
+  const LookaheadShape s = shape_of(x, dw);
+  by_type(x, [&](auto type) {
     using T = decltype(type);
     launch(lookahead_weight_kernel<T>, grid_for(static_cast<std::size_t>(s.features * s.taps), kThreads),
-           kThreads, stream, s, static_cast<const T*>(x), static_cast<const T*>(dy), batch, dw);
+           kThreads, compute_stream(), s, x.as<T>(), dy.as<T>(), batch, dw.data());
   });
 }
 
+const RegisterKernels<LookaheadKernels> registered(DeviceKind::cuda,
+                                                   {.filter = filter, .weight_gradient = weight_gradient});
+
+}  // namespace
 }  // namespace topknot::cuda

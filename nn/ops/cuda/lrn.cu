@@ -1,8 +1,22 @@
-#include "nn/core/cuda/kernel_tools.h"
-#include "nn/ops/cuda/lrn_kernels.h"
+#include "nn/ops/cuda/op_tools.h"
+#include "nn/ops/lrn.h"
 
 namespace topknot::cuda {
 namespace {
+
+// Tensors of [pixels, channels].
+struct LrnShape {
+  std::uint32_t elements, channels;
+  std::uint32_t half;  // channels on either side
+  float alpha, beta, k;
+};
+
+LrnShape shape_of(const LrnOptions& o, const Tensor& x) {
+  TOPKNOT_CHECK(
+      x.layout() == Layout::nhwc && x.numel() < std::int64_t{1} << 32,
+      "local_response_norm: an nhwc activation of fewer than 2^32 elements, not " + x.shape().str());
+  return {word(x.numel()), word(x.dim(1)), word(o.size / 2), o.alpha, o.beta, o.k};
+}
 
 // Calls fn(j) for the channels j around c.
 template <class Fn>
@@ -43,24 +57,28 @@ __global__ void __launch_bounds__(kThreads) lrn_backward_kernel(const T* x, cons
                         2 * s.alpha * s.beta * as_float(pixel[c]) * sum);
 }
 
-template <class T>
-void lrn(cudaStream_t stream, const void* x, const void* dy, void* out, LrnShape s) {
-  if (s.elements == 0) return;
-  const dim3 grid = grid_for(s.elements, kThreads);
-  if (dy)
-    launch(lrn_backward_kernel<T>, grid, kThreads, stream, static_cast<const T*>(x),
-           static_cast<const T*>(dy), static_cast<T*>(out), s);
-  else
-    launch(lrn_forward_kernel<T>, grid, kThreads, stream, static_cast<const T*>(x), static_cast<T*>(out), s);
+OpState forward(const LrnOptions& options, const Tensor& x, Tensor& y) {
+  const LrnShape shape = shape_of(options, x);
+  if (shape.elements == 0) return nullptr;
+  by_type(x, [&](auto type) {
+    using T = decltype(type);
+    launch(lrn_forward_kernel<T>, grid_for(shape.elements, kThreads), kThreads, compute_stream(), x.as<T>(),
+           y.as<T>(), shape);
+  });
+  return nullptr;
 }
+
+void backward(const LrnOptions& options, const OpState&, const Tensor& x, const Tensor& dy, Tensor& dx) {
+  const LrnShape shape = shape_of(options, x);
+  if (shape.elements == 0) return;
+  by_type(x, [&](auto type) {
+    using T = decltype(type);
+    launch(lrn_backward_kernel<T>, grid_for(shape.elements, kThreads), kThreads, compute_stream(), x.as<T>(),
+           dy.as<T>(), dx.as<T>(), shape);
+  });
+}
+
+const RegisterKernels<LrnKernels> registered(DeviceKind::cuda, {.forward = forward, .backward = backward});
 
 }  // namespace
-
-void lrn_forward(cudaStream_t stream, bool bf16, const void* x, void* y, LrnShape shape) {
-  (bf16 ? lrn<__nv_bfloat16> : lrn<float>)(stream, x, nullptr, y, shape);
-}
-void lrn_backward(cudaStream_t stream, bool bf16, const void* x, const void* dy, void* dx, LrnShape shape) {
-  (bf16 ? lrn<__nv_bfloat16> : lrn<float>)(stream, x, dy, dx, shape);
-}
-
 }  // namespace topknot::cuda

@@ -1,43 +1,49 @@
-#include "nn/core/cuda/kernel_tools.h"
-#include "nn/ops/cuda/pad_kernels.h"
+#include "nn/ops/cuda/op_tools.h"
+#include "nn/ops/pad.h"
 
 namespace topknot::cuda {
 namespace {
 
-// A thread for each element of `out`, whose images are height x width; `in` has others of the same corner. Outside those:
-// `value`.
+// A thread for each of the n elements of `out`, in N, H, W, C order, whose images are height x width; `in` has others of
+// the same corner. Outside those: `value`.
+struct CornerShape {
+  std::uint32_t channels, height, width, from_height, from_width;
+};
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-    corner_kernel(const T* in, T* out, PadShape to, std::uint32_t from_height, std::uint32_t from_width,
-                  std::uint32_t n, float value) {
+    corner_kernel(const T* in, T* out, CornerShape s, std::uint32_t n, float value) {
   const std::size_t at = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
   if (at >= n) return;
-  const std::uint32_t item = static_cast<std::uint32_t>(at), c = item % to.channels,
-                      pixel = item / to.channels;
-  const std::uint32_t j = pixel % to.width, row = pixel / to.width, i = row % to.height,
-                      image = row / to.height;
-  out[item] = i < from_height && j < from_width
-                  ? in[((std::size_t{image} * from_height + i) * from_width + j) * to.channels + c]
+  const std::uint32_t item = static_cast<std::uint32_t>(at), c = item % s.channels, pixel = item / s.channels;
+  const std::uint32_t j = pixel % s.width, row = pixel / s.width, i = row % s.height, image = row / s.height;
+  out[item] = i < s.from_height && j < s.from_width
+                  ? in[((std::size_t{image} * s.from_height + i) * s.from_width + j) * s.channels + c]
                   : from_float<T>(value);
 }
 
-template <class T>
-void corner(cudaStream_t stream, const void* in, void* out, PadShape to, std::uint32_t from_height,
-            std::uint32_t from_width, float value) {
-  const std::uint32_t n = to.images * to.height * to.width * to.channels;
-  if (n > 0)
-    launch(corner_kernel<T>, grid_for(n, kThreads), kThreads, stream, static_cast<const T*>(in),
-           static_cast<T*>(out), to, from_height, from_width, n, value);
+void copy_corner(const Tensor& in, Tensor& out, float value) {
+  const Tensor& large = in.numel() > out.numel() ? in : out;
+  TOPKNOT_CHECK(out.layout() == Layout::nhwc && large.numel() < std::int64_t{1} << 32,
+                "pad_end: an nhwc activation of fewer than 2^32 elements, not " + large.shape().str());
+  const CornerShape shape = {word(out.dim(1)), word(out.dim(2)), word(out.dim(3)), word(in.dim(2)),
+                             word(in.dim(3))};
+  const std::uint32_t n = word(out.numel());
+  if (n == 0) return;
+  by_type(out, [&](auto type) {
+    using T = decltype(type);
+    launch(corner_kernel<T>, grid_for(n, kThreads), kThreads, compute_stream(), in.as<T>(), out.as<T>(),
+           shape, n, value);
+  });
 }
+
+void forward(const Tensor& x, float value, Tensor& y) {
+  copy_corner(x, y, value);
+}
+void backward(const Tensor& dy, Tensor& dx) {
+  copy_corner(dy, dx, 0.0f);
+}
+
+const RegisterKernels<PadKernels> registered(DeviceKind::cuda, {.forward = forward, .backward = backward});
 
 }  // namespace
-
-void pad_forward(cudaStream_t stream, bool bf16, const void* x, void* y, PadShape s, float value) {
-  const PadShape to{s.images, s.channels, s.large_height, s.large_width, 0, 0};
-  (bf16 ? corner<__nv_bfloat16> : corner<float>)(stream, x, y, to, s.height, s.width, value);
-}
-void pad_backward(cudaStream_t stream, bool bf16, const void* dy, void* dx, PadShape s) {
-  (bf16 ? corner<__nv_bfloat16> : corner<float>)(stream, dy, dx, s, s.large_height, s.large_width, 0.0f);
-}
-
 }  // namespace topknot::cuda
