@@ -1,16 +1,30 @@
-#include "nn/core/cuda/kernel_tools.h"
+// Logits and outputs are float or bfloat16; all else in double.
+#include "nn/ops/ctc_loss.h"
+
+#include "nn/core/cuda/context.h"
 #include "nn/ops/ctc_rule.h"
-#include "nn/ops/cuda/ctc_loss_kernels.h"
+#include "nn/ops/cuda/loss.h"
+#include "nn/ops/cuda/op_tools.h"
 
 namespace topknot::cuda {
 namespace {
+
+// N sequences of T frames, frame by frame, as ctc_loss() takes them.
+struct CtcBatch {
+  const void* logits;  // [T * N, classes]
+  std::int64_t frames, sequences, classes, longest;
+  const std::int32_t *labels, *lengths, *frame_counts;
+  std::int32_t blank;
+
+  TOPKNOT_HOST_DEVICE std::int64_t states() const { return 2 * longest + 1; }
+};
 
 template <class T>
 __device__ float ctc_logit(const CtcBatch& b, std::int64_t row, std::int64_t c) {
   return as_float(static_cast<const T*>(b.logits)[row * b.classes + c]);
 }
 
-// A thread per row.
+// log_sums [T * N]: of each row's softmax. A thread per row.
 template <class T>
 __global__ void __launch_bounds__(kThreads) ctc_log_sums_kernel(CtcBatch b, double* log_sums) {
   const std::int64_t row = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
@@ -41,7 +55,8 @@ __device__ bool ctc_possible(const CtcBatch& b, std::int64_t n) {
   return needed <= frames;
 }
 
-// A block per sequence, a thread per state. Where `gradient`, alpha becomes the log of the share that a state has in p at a
+// losses [N] = -log p, NaN where the targets are out of range or longer than their frames allow. alpha [N, T, states],
+// scratch [N, 2, states]. A block per sequence, a thread per state. Where `gradient`, alpha becomes the log of the share that a state has in p at a
 // frame.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
@@ -87,7 +102,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Equation 16 of Graves et al. A thread per logit.
+// The gradient of the sum of the losses, dz [T * N, classes]: equation 16 of Graves et al. A thread per logit.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     ctc_gradient_kernel(CtcBatch b, const double* log_sums, const double* shares, const double* losses,
@@ -111,6 +126,34 @@ __global__ void __launch_bounds__(kThreads)
   dz[i] = static_cast<float>(exp(ctc_logit<T>(b, row, c) - log_sums[row]) - sum);
 }
 
+void forward(const Tensor& logits, const CtcTargets& targets, std::int32_t blank, Tensor& loss, Tensor& dz) {
+  const cudaStream_t stream = compute_stream();
+  const auto n = static_cast<std::int64_t>(targets.lengths.size());
+  const CtcBatch batch = {logits.data(),
+                          logits.dim(0) / n,
+                          n,
+                          logits.dim(1),
+                          static_cast<std::int64_t>(targets.labels.size()) / n,
+                          targets.labels.data(),
+                          targets.lengths.data(),
+                          targets.frames.data(),
+                          blank};
+  const auto words = [](std::int64_t count) { return DeviceArray<double>(static_cast<std::size_t>(count)); };
+  const DeviceArray<double> log_sums = words(logits.dim(0)), alpha = words(logits.dim(0) * batch.states()),
+                            scratch = words(2 * n * batch.states()), losses = words(n);
+  by_type(logits, [&](auto type) {
+    using T = decltype(type);
+    launch(ctc_log_sums_kernel<T>, grid_for(static_cast<std::size_t>(logits.dim(0)), kThreads), kThreads,
+           stream, batch, log_sums.data());
+    launch(ctc_variables_kernel<T>, static_cast<unsigned>(n), kThreads, stream, batch, log_sums.data(),
+           alpha.data(), scratch.data(), losses.data(), dz.defined());
+    if (dz.defined())
+      launch(ctc_gradient_kernel<T>, grid_for(elements(logits), kThreads), kThreads, stream, batch,
+             log_sums.data(), alpha.data(), losses.data(), dz.data());
+  });
+  mean_of(stream, losses.data(), losses.size(), static_cast<double>(n), loss.data());
+}
+
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     ctc_scale_kernel(const float* dz, std::int64_t n, float sequences, const float* grad, T* out) {
@@ -118,30 +161,15 @@ __global__ void __launch_bounds__(kThreads)
   if (i < n) out[i] = from_float<T>(dz[i] * (grad[0] / sequences));
 }
 
+void backward(const Tensor& dz, std::int64_t sequences, const Tensor& grad, Tensor& out) {
+  by_type(out, [&](auto type) {
+    using T = decltype(type);
+    launch(ctc_scale_kernel<T>, grid_for(elements(dz), kThreads), kThreads, compute_stream(), dz.data(),
+           dz.numel(), static_cast<float>(sequences), grad.data(), out.as<T>());
+  });
+}
+
+const RegisterKernels<CtcKernels> registered(DeviceKind::cuda, {.forward = forward, .backward = backward});
+
 }  // namespace
-
-void ctc_loss_forward(cudaStream_t stream, const CtcBatch& b, double* log_sums, double* alpha,
-                      double* scratch, double* losses, float* dz) {
-  const auto rows = static_cast<std::size_t>(b.frames * b.sequences);
-  by_type(b.bf16, [&](auto type) {
-    using T = decltype(type);
-    launch(ctc_log_sums_kernel<T>, grid_for(rows, kThreads), kThreads, stream, b, log_sums);
-    launch(ctc_variables_kernel<T>, static_cast<unsigned>(b.sequences), kThreads, stream, b, log_sums, alpha,
-           scratch, losses, dz != nullptr);
-    if (dz)
-      launch(ctc_gradient_kernel<T>, grid_for(rows * static_cast<std::size_t>(b.classes), kThreads), kThreads,
-             stream, b, log_sums, alpha, losses, dz);
-  });
-}
-
-void ctc_loss_backward(cudaStream_t stream, const float* dz, std::int64_t n, bool bf16,
-                       std::int64_t sequences, const float* grad, void* out) {
-  const dim3 grid = grid_for(static_cast<std::size_t>(n), kThreads);
-  const auto by = static_cast<float>(sequences);
-  by_type(bf16, [&](auto type) {
-    using T = decltype(type);
-    launch(ctc_scale_kernel<T>, grid, kThreads, stream, dz, n, by, grad, static_cast<T*>(out));
-  });
-}
-
 }  // namespace topknot::cuda

@@ -1,6 +1,10 @@
-#include "nn/core/cuda/kernel_tools.h"
-#include "nn/core/label.h"
-#include "nn/ops/cuda/loss_kernels.h"
+// The losses on a GPU: a scalar in its memory, which the host does not wait for. Rows and outputs are float or bfloat16; losses
+// are taken in double, in a fixed order. A NaN comes through. Sizes are positive.
+#include "nn/ops/cuda/loss.h"
+
+#include "nn/core/cuda/context.h"
+#include "nn/ops/cuda/op_tools.h"
+#include "nn/ops/loss.h"
 
 namespace topknot::cuda {
 namespace {
@@ -18,6 +22,18 @@ __device__ inline float top_of(float a, float b) {
   return b > a ? b : a;  // a NaN comes through by the sum
 }
 
+dim3 row_grid(const Tensor& rows) {
+  return grid_for(static_cast<std::size_t>(rows.dim(0)), kRowsPerBlock);
+}
+
+// What the backward pass needs of a row's softmax: exp(z - top) / sum. A label that is no class makes the row's loss
+// and its gradients NaN, since kernels cannot throw.
+struct SoftmaxRow {
+  double sum;
+  float top;
+};
+
+// loss[i] = -sum_c t_c log softmax(z_i)[c], t as softmax_cross_entropy() has it; 0 where the row is masked
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     cross_entropy_kernel(const T* __restrict__ logits, std::int64_t rows, std::int64_t classes,
@@ -50,6 +66,47 @@ __global__ void __launch_bounds__(kThreads)
   loss[row] = log(sum) - (smoothing > 0 ? (1.0 - smoothing) * hit + smoothing * others : hit);
 }
 
+// One block.
+__device__ inline double sum_of(const double* values, std::size_t n) {
+  double sum = 0;
+  for (std::size_t i = threadIdx.x; i < n; i += kThreads) sum += values[i];
+  return block_sum(sum);
+}
+
+// *counted = rows that are not masked, at least 1; *loss = the sum of `losses`, a row each, over that
+__global__ void __launch_bounds__(kThreads)
+    mean_of_unmasked_kernel(const double* losses, const std::int32_t* labels, std::size_t rows,
+                            double* counted, float* loss) {
+  const double sum = sum_of(losses, rows);
+  double unmasked = 0;
+  for (std::size_t i = threadIdx.x; i < rows; i += kThreads) unmasked += labels[i] != kNoLabel;
+  unmasked = block_sum(unmasked);
+  if (threadIdx.x != 0) return;
+  *counted = unmasked > 0 ? unmasked : 1.0;
+  *loss = static_cast<float>(sum / *counted);
+}
+
+struct Softmax {
+  DeviceArray<SoftmaxRow> rows;
+  const std::int32_t* labels;
+  DeviceArray<double> counted{1};  // rows that are not masked
+};
+
+OpState forward(const Tensor& logits, std::span<const std::int32_t> labels, float smoothing, Tensor& loss) {
+  const std::size_t n = labels.size();
+  const auto softmax = std::make_shared<Softmax>(Softmax{DeviceArray<SoftmaxRow>(n), labels.data()});
+  const DeviceArray<double> losses(n);
+  by_type(logits, [&](auto type) {
+    using T = decltype(type);
+    launch(cross_entropy_kernel<T>, row_grid(logits), kThreads, compute_stream(), logits.as<T>(),
+           logits.dim(0), logits.dim(1), labels.data(), smoothing, softmax->rows.data(), losses.data());
+  });
+  launch(mean_of_unmasked_kernel, 1, kThreads, compute_stream(), losses.data(), labels.data(), n,
+         softmax->counted.data(), loss.data());
+  return softmax;
+}
+
+// dz = (softmax(z) - t) grad[0] / counted
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     cross_entropy_backward_kernel(const T* __restrict__ logits, std::int64_t rows, std::int64_t classes,
@@ -72,6 +129,17 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+void backward(const Tensor& logits, const OpState& state, float smoothing, const Tensor& grad, Tensor& dz) {
+  const auto& softmax = state_as<Softmax>(state);
+  by_type(logits, [&](auto type) {
+    using T = decltype(type);
+    launch(cross_entropy_backward_kernel<T>, row_grid(logits), kThreads, compute_stream(), logits.as<T>(),
+           logits.dim(0), logits.dim(1), softmax.labels, smoothing, softmax.rows.data(),
+           softmax.counted.data(), grad.data(), dz.as<T>());
+  });
+}
+
+// hit[i] = 1 where the row's label is among its `top` greatest classes, as count_correct() has it, else 0
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     hits_kernel(const T* __restrict__ logits, std::int64_t rows, std::int64_t classes,
@@ -92,6 +160,24 @@ __global__ void __launch_bounds__(kThreads)
   if (lane == 0) hit[row] = known && before < top ? 1.0 : 0.0;
 }
 
+// total += the sum.
+__global__ void __launch_bounds__(kThreads)
+    add_sum_kernel(const double* values, std::size_t n, double* total) {
+  const double sum = sum_of(values, n);
+  if (threadIdx.x == 0) *total += sum;
+}
+
+void count_correct(const Tensor& logits, std::span<const std::int32_t> labels, int top, double* sum) {
+  const DeviceArray<double> hits(labels.size());
+  by_type(logits, [&](auto type) {
+    using T = decltype(type);
+    launch(hits_kernel<T>, row_grid(logits), kThreads, compute_stream(), logits.as<T>(), logits.dim(0),
+           logits.dim(1), labels.data(), top, hits.data());
+  });
+  launch(add_sum_kernel, 1, kThreads, compute_stream(), hits.data(), hits.size(), sum);
+}
+
+// (y - target)^2 summed by blocks.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     squared_error_kernel(const T* __restrict__ y, const float* __restrict__ target, std::size_t n,
@@ -106,6 +192,19 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x == 0) partial[blockIdx.x] = sum;
 }
 
+void squared_error_forward(const Tensor& y, const Tensor& target, Tensor& loss) {
+  const std::size_t n = elements(y);
+  const dim3 grid = grid_for(n, kThreads * kPartsPerThread, kMostParts);
+  const DeviceArray<double> partial(grid.x);
+  by_type(y, [&](auto type) {
+    using T = decltype(type);
+    launch(squared_error_kernel<T>, grid, kThreads, compute_stream(), y.as<T>(), target.data(), n,
+           partial.data());
+  });
+  mean_of(compute_stream(), partial.data(), partial.size(), static_cast<double>(n), loss.data());
+}
+
+// dy = (y - target) (2 grad[0] / n)
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     squared_error_backward_kernel(const T* __restrict__ y, const float* __restrict__ target, std::size_t n,
@@ -116,101 +215,31 @@ __global__ void __launch_bounds__(kThreads)
   dy[i] = from_float<T>((as_float(y[i]) - target[i]) * scale);
 }
 
-// One block.
-__device__ inline double sum_of(const double* values, std::size_t n) {
-  double sum = 0;
-  for (std::size_t i = threadIdx.x; i < n; i += kThreads) sum += values[i];
-  return block_sum(sum);
+void squared_error_backward(const Tensor& y, const Tensor& target, const Tensor& grad, Tensor& dy) {
+  const std::size_t n = elements(y);
+  by_type(y, [&](auto type) {
+    using T = decltype(type);
+    launch(squared_error_backward_kernel<T>, grid_for(n, kThreads), kThreads, compute_stream(), y.as<T>(),
+           target.data(), n, grad.data(), dy.as<T>());
+  });
 }
+
 __global__ void __launch_bounds__(kThreads)
     mean_kernel(const double* values, std::size_t n, double by, float* out) {
   const double sum = sum_of(values, n);
   if (threadIdx.x == 0) *out = static_cast<float>(sum / by);
 }
-__global__ void __launch_bounds__(kThreads)
-    mean_of_unmasked_kernel(const double* losses, const std::int32_t* labels, std::size_t rows,
-                            double* counted, float* loss) {
-  const double sum = sum_of(losses, rows);
-  double unmasked = 0;
-  for (std::size_t i = threadIdx.x; i < rows; i += kThreads) unmasked += labels[i] != kNoLabel;
-  unmasked = block_sum(unmasked);
-  if (threadIdx.x != 0) return;
-  *counted = unmasked > 0 ? unmasked : 1.0;
-  *loss = static_cast<float>(sum / *counted);
-}
-__global__ void __launch_bounds__(kThreads)
-    add_sum_kernel(const double* values, std::size_t n, double* total) {
-  const double sum = sum_of(values, n);
-  if (threadIdx.x == 0) *total += sum;
-}
 
-dim3 row_grid(const Rows& r) {
-  return grid_for(static_cast<std::size_t>(r.rows), kRowsPerBlock);
-}
-
-template <class T>
-const T* data_of(const Rows& r) {
-  return static_cast<const T*>(r.data);
-}
+const RegisterKernels<CrossEntropyKernels> cross_entropy_registered(
+    DeviceKind::cuda, {.forward = forward, .backward = backward, .count_correct = count_correct});
+const RegisterKernels<SquaredErrorKernels> squared_error_registered(DeviceKind::cuda,
+                                                                    {.forward = squared_error_forward,
+                                                                     .backward = squared_error_backward});
 
 }  // namespace
 
-void cross_entropy_rows(cudaStream_t stream, const Rows& r, const std::int32_t* labels, float smoothing,
-                        SoftmaxRow* softmax, double* loss) {
-  by_type(r.bf16, [&](auto type) {
-    using T = decltype(type);
-    launch(cross_entropy_kernel<T>, row_grid(r), kThreads, stream, data_of<T>(r), r.rows, r.classes, labels,
-           smoothing, softmax, loss);
-  });
-}
-
-void cross_entropy_backward(cudaStream_t stream, const Rows& r, const std::int32_t* labels, float smoothing,
-                            const SoftmaxRow* softmax, const double* counted, const float* grad, void* dz) {
-  by_type(r.bf16, [&](auto type) {
-    using T = decltype(type);
-    launch(cross_entropy_backward_kernel<T>, row_grid(r), kThreads, stream, data_of<T>(r), r.rows, r.classes,
-           labels, smoothing, softmax, counted, grad, static_cast<T*>(dz));
-  });
-}
-
-void count_hits(cudaStream_t stream, const Rows& r, const std::int32_t* labels, int top, double* hit) {
-  by_type(r.bf16, [&](auto type) {
-    using T = decltype(type);
-    launch(hits_kernel<T>, row_grid(r), kThreads, stream, data_of<T>(r), r.rows, r.classes, labels, top, hit);
-  });
-}
-
-std::size_t squared_error_blocks(std::size_t n) {
-  return grid_for(n, kThreads * kPartsPerThread, kMostParts).x;
-}
-
-void squared_error(cudaStream_t stream, bool bf16, const void* y, const float* target, std::size_t n,
-                   double* partial) {
-  by_type(bf16, [&](auto type) {
-    using T = decltype(type);
-    launch(squared_error_kernel<T>, static_cast<unsigned>(squared_error_blocks(n)), kThreads, stream,
-           static_cast<const T*>(y), target, n, partial);
-  });
-}
-
-void squared_error_backward(cudaStream_t stream, bool bf16, const void* y, const float* target, std::size_t n,
-                            const float* grad, void* dy) {
-  by_type(bf16, [&](auto type) {
-    using T = decltype(type);
-    launch(squared_error_backward_kernel<T>, grid_for(n, kThreads), kThreads, stream,
-           static_cast<const T*>(y), target, n, grad, static_cast<T*>(dy));
-  });
-}
-
 void mean_of(cudaStream_t stream, const double* values, std::size_t n, double by, float* out) {
   launch(mean_kernel, 1, kThreads, stream, values, n, by, out);
-}
-void mean_of_unmasked(cudaStream_t stream, const double* losses, const std::int32_t* labels, std::size_t rows,
-                      double* counted, float* loss) {
-  launch(mean_of_unmasked_kernel, 1, kThreads, stream, losses, labels, rows, counted, loss);
-}
-void add_sum(cudaStream_t stream, const double* values, std::size_t n, double* total) {
-  launch(add_sum_kernel, 1, kThreads, stream, values, n, total);
 }
 
 }  // namespace topknot::cuda
