@@ -1,6 +1,8 @@
 #pragma once
 // Tensors in and out of the form that a GPU's ops take.
 
+#include <cuda_runtime_api.h>
+
 #include "nn/ops/layout.h"
 
 namespace topknot::cuda {
@@ -10,5 +12,8 @@ namespace topknot::cuda {
 Tensor to_activation(const Tensor& images);
 // The f32, plain form of an activation, on the GPU.
 Tensor to_plain(const Tensor& x);
+
+// n elements of float or, with bf16, bfloat16 in another type; rounded to nearest, ties to even.
+void convert(cudaStream_t stream, const void* in, bool in_bf16, void* out, bool out_bf16, std::size_t n);
 
 }  // namespace topknot::cuda

@@ -3,7 +3,6 @@
 #include "nn/ops/pool.h"
 
 #include "nn/core/cuda/context.h"
-#include "nn/ops/cuda/activation_kernels.h"
 #include "nn/ops/cuda/cudnn_descriptor.h"
 #include "nn/ops/layout.h"
 
@@ -49,7 +48,7 @@ Tensor as_floats(const Tensor& x) {
   return in_form(x, x.layout(), DType::f32);
 }
 
-OpState pool_forward(const PoolGeometry& geometry, const Tensor& x, Tensor& y) {
+OpState forward(const PoolGeometry& geometry, const Tensor& x, Tensor& y) {
   TOPKNOT_CHECK(x.layout() == Layout::nhwc, "pool: an activation on a GPU is nhwc");
   const auto plan = std::make_shared<CudnnPool>(geometry, x.shape(), y.shape(), x.dtype());
   if (const cudnnStatus_t status = plan->forward(x, y); unsupported(status, x.dtype())) {
@@ -62,8 +61,8 @@ OpState pool_forward(const PoolGeometry& geometry, const Tensor& x, Tensor& y) {
   return plan;
 }
 
-void pool_backward(const PoolGeometry& geometry, const OpState& state, const Tensor& x, const Tensor& y,
-                   const Tensor& dy, Tensor& dx) {
+void backward(const PoolGeometry& geometry, const OpState& state, const Tensor& x, const Tensor& y,
+              const Tensor& dy, Tensor& dx) {
   if (const cudnnStatus_t status = state_as<CudnnPool>(state).backward(y, dy, x, dx);
       unsupported(status, x.dtype())) {
     Tensor wide = Tensor::empty(dx.shape(), dx.layout(), dx.device(), DType::f32);
@@ -75,29 +74,7 @@ void pool_backward(const PoolGeometry& geometry, const OpState& state, const Ten
   }
 }
 
-AveragePoolShape average_shape(const Tensor& x) {
-  // Images are a dimension of the grid, and an image's elements are counted in 32 bits.
-  TOPKNOT_CHECK(x.layout() == Layout::nhwc && x.numel() > 0 && x.dim(0) <= 65535 &&
-                    x.numel() / x.dim(0) < std::int64_t{1} << 31,
-                "global_average_pool: 1 to 65,535 images in nhwc order, not " + x.shape().str());
-  return {static_cast<std::uint32_t>(x.dim(0)), static_cast<std::uint32_t>(x.dim(2) * x.dim(3)),
-          static_cast<std::uint32_t>(x.dim(1))};
-}
-
-void average_forward(const Tensor& x, Tensor& y) {
-  average_pool_forward(Context::current().stream(), x.dtype() == DType::bf16, x.data(), y.data(),
-                       average_shape(x));
-}
-void average_backward(const Tensor& dy, Tensor& dx) {
-  average_pool_backward(Context::current().stream(), dx.dtype() == DType::bf16, dy.data(), dx.data(),
-                        average_shape(dx));
-}
-
-const RegisterKernels<PoolKernels> pool_kernels(DeviceKind::cuda,
-                                                {.forward = pool_forward, .backward = pool_backward});
-const RegisterKernels<GlobalAveragePoolKernels> average_kernels(DeviceKind::cuda,
-                                                                {.forward = average_forward,
-                                                                 .backward = average_backward});
+const RegisterKernels<PoolKernels> registered(DeviceKind::cuda, {.forward = forward, .backward = backward});
 
 }  // namespace
 }  // namespace topknot::cuda

@@ -3,12 +3,70 @@
 // are fp32.
 #include "nn/ops/lstm.h"
 
-#include "nn/ops/cuda/activation_kernels.h"
+#include "nn/ops/cuda/activation.h"
 #include "nn/ops/cuda/gemm.h"
-#include "nn/ops/cuda/sequence_kernels.h"
+#include "nn/ops/cuda/op_tools.h"
 
 namespace topknot::cuda {
 namespace {
+
+// One step of the layer: rows are sequences. Sizes are positive.
+struct LstmStep {
+  std::uint32_t batch, width;
+  float* gates;              // [batch, 4 width]: i, f, g, o
+  const float* cell_before;  // [batch, width]
+  std::uint32_t size() const { return batch * width; }
+};
+
+__device__ inline float logistic(float x) {
+  return 1.0f / (1.0f + expf(-x));
+}
+
+// From the sums in s.gates, to which the biases are added: the gates' values, in their place, cells and outputs.
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    gates_kernel(LstmStep s, const float* __restrict__ input_bias, const float* __restrict__ recurrent_bias,
+                 float* __restrict__ cell, T* __restrict__ y) {
+  const std::uint32_t at = blockIdx.x * kThreads + threadIdx.x;
+  if (at >= s.batch * s.width) return;
+  const std::uint32_t row = at / s.width, j = at % s.width;
+  float* gates = s.gates + std::size_t{row} * 4 * s.width;
+  const auto sum = [&](std::uint32_t k) {
+    return gates[k * s.width + j] + (input_bias[k * s.width + j] + recurrent_bias[k * s.width + j]);
+  };
+  const float i = logistic(sum(0)), f = logistic(sum(1)), g = tanhf(sum(2)), o = logistic(sum(3));
+  const float c = f * s.cell_before[at] + i * g;
+  gates[j] = i;
+  gates[s.width + j] = f;
+  gates[2 * s.width + j] = g;
+  gates[3 * s.width + j] = o;
+  cell[at] = c;
+  y[at] = from_float<T>(o * tanhf(c));
+}
+
+// From the gates' values: the gradients of the sums, in their place and, under bf16, in `dsums` too. dh = dy + later.
+// dcell: of this step's cell from later steps, becomes that of the one before. `later`, `dcell`: null is 0; then dcell_out
+// alone is written.
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    gates_gradient_kernel(LstmStep s, const float* __restrict__ cell, const T* __restrict__ dy,
+                          const float* later, const float* dcell, float* dcell_out, T* dsums) {
+  const std::uint32_t at = blockIdx.x * kThreads + threadIdx.x;
+  if (at >= s.batch * s.width) return;
+  const std::uint32_t j = at % s.width;
+  const std::size_t row = std::size_t{at / s.width} * 4 * s.width;
+  float* gates = s.gates + row;
+  const float i = gates[j], f = gates[s.width + j], g = gates[2 * s.width + j], o = gates[3 * s.width + j];
+  const float t = tanhf(cell[at]), dh = as_float(dy[at]) + (later ? later[at] : 0.0f);
+  const float dc = (dcell ? dcell[at] : 0.0f) + dh * o * (1.0f - t * t);
+  const float d[4] = {dc * g * i * (1.0f - i), dc * s.cell_before[at] * f * (1.0f - f),
+                      dc * i * (1.0f - g * g), dh * t * o * (1.0f - o)};
+  for (std::uint32_t k = 0; k < 4; ++k) {
+    gates[k * s.width + j] = d[k];
+    if (dsums) dsums[row + k * s.width + j] = from_float<T>(d[k]);
+  }
+  dcell_out[at] = dc * f;
+}
 
 struct LstmKept {
   Tensor input, recurrent;  // the weights in the type of the products
@@ -61,8 +119,12 @@ Tensor lstm_forward(const LstmCall& call, OpState& state) {
     const LstmStep step = step_of(call, *kept, s);
     multiply(context, batch, 4 * width, width, type, {before, false}, {kept->recurrent.data(), true}, 1.0f,
              step.gates, DType::f32);
-    lstm_gates(stream, step, call.input_bias.data(), call.recurrent_bias.data(),
-               static_cast<float*>(from_row(kept->cells, (s + 1) * batch)), from_row(y, s * batch), bf16);
+    by_type(bf16, [&](auto type_of_y) {
+      using T = decltype(type_of_y);
+      launch(gates_kernel<T>, grid_for(step.size(), kThreads), kThreads, stream, step, call.input_bias.data(),
+             call.recurrent_bias.data(), static_cast<float*>(from_row(kept->cells, (s + 1) * batch)),
+             static_cast<T*>(from_row(y, s * batch)));
+    });
   }
   state = kept;
   if (!call.state.carried()) return y;
@@ -88,11 +150,15 @@ void lstm_backward(const LstmCall& call, const OpState& state, const Tensor& y, 
     if (!last)
       multiply(context, batch, width, 4 * width, type, {from_row(rounded, (s + 1) * batch), false},
                {kept.recurrent.data(), false}, 0.0f, later.data(), DType::f32);
-    lstm_gates_gradient(context.stream(), step_of(call, kept, s),
-                        static_cast<const float*>(from_row(kept.cells, (s + 1) * batch)),
-                        from_row(dy, s * batch), bf16, last ? nullptr : later.data(),
-                        last ? nullptr : dcell.data(), dcell.data(),
-                        bf16 ? from_row(rounded, s * batch) : nullptr);
+    const LstmStep step = step_of(call, kept, s);
+    by_type(bf16, [&](auto type_of_y) {
+      using T = decltype(type_of_y);
+      launch(gates_gradient_kernel<T>, grid_for(step.size(), kThreads), kThreads, context.stream(), step,
+             static_cast<const float*>(from_row(kept.cells, (s + 1) * batch)),
+             static_cast<const T*>(from_row(dy, s * batch)), last ? nullptr : later.data(),
+             last ? nullptr : dcell.data(), dcell.data(),
+             bf16 ? static_cast<T*>(from_row(rounded, s * batch)) : nullptr);
+    });
   }
   bias_gradient(sums, out.input_bias);
   bias_gradient(sums, out.recurrent_bias);

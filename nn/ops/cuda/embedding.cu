@@ -1,0 +1,83 @@
+#include "nn/ops/embedding.h"
+
+#include "nn/core/cuda/context.h"
+#include "nn/ops/cuda/op_tools.h"
+
+namespace topknot::cuda {
+namespace {
+
+// Sizes are positive.
+struct EmbeddingShape {
+  std::uint32_t batch, steps, tokens, width;
+  std::uint32_t rows() const { return batch * steps; }
+};
+
+EmbeddingShape shape_of(const Tensor& ids, std::int64_t tokens, std::int64_t width) {
+  return {word(ids.dim(0)), word(ids.dim(1)), word(tokens), word(width)};
+}
+
+// -1 where the row's id is no token.
+__device__ inline std::int64_t id_of(const float* ids, std::uint32_t row, EmbeddingShape s) {
+  const float id = ids[row % s.batch * s.steps + row / s.batch];
+  return id >= 0 && id < static_cast<float>(s.tokens) ? static_cast<std::int64_t>(id) : -1;
+}
+
+// y[t batch + b] = weight[ids[b steps + t]]; NaN where the id is no token. A block per row.
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    embedding_kernel(const float* __restrict__ ids, const float* __restrict__ weight, EmbeddingShape s,
+                     T* __restrict__ y) {
+  const std::uint32_t row = blockIdx.x;
+  const std::int64_t id = id_of(ids, row, s);
+  for (std::uint32_t j = threadIdx.x; j < s.width; j += kThreads)
+    y[std::size_t{row} * s.width + j] = from_float<T>(id < 0 ? nanf("") : weight[id * s.width + j]);
+}
+
+Tensor forward(const Tensor& ids, const Tensor& weight) {
+  const Context& context = Context::current();
+  const EmbeddingShape shape = shape_of(ids, weight.dim(0), weight.dim(1));
+  Tensor y =
+      Tensor::empty({ids.numel(), weight.dim(1)}, Layout::plain, context.device(), context.activation_type());
+  by_type(y, [&](auto type) {
+    using T = decltype(type);
+    launch(embedding_kernel<T>, dim3(shape.rows()), kThreads, context.stream(), ids.data(), weight.data(),
+           shape, y.as<T>());
+  });
+  return y;
+}
+
+// dw[id] += the sum of dy's rows with this id, in their order. A block per row: that of a token's first row adds up all rows of the token.
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    embedding_gradient_kernel(const float* __restrict__ ids, const T* __restrict__ dy, EmbeddingShape s,
+                              float* __restrict__ dw) {
+  const std::uint32_t first = blockIdx.x, rows = s.batch * s.steps;
+  const std::int64_t id = id_of(ids, first, s);
+  if (id < 0) return;
+  for (std::uint32_t row = 0; row < first; ++row)
+    if (id_of(ids, row, s) == id) return;  // all threads
+  for (std::uint32_t j = threadIdx.x; j < s.width; j += kThreads) {
+    float sum = dw[id * s.width + j];
+    for (std::uint32_t row = first; row < rows; ++row)
+      if (id_of(ids, row, s) == id) sum += as_float(dy[std::size_t{row} * s.width + j]);
+    dw[id * s.width + j] = sum;
+  }
+}
+
+void backward(const Tensor& ids, const Tensor& dy, std::int64_t tokens, const GradientTarget& weight) {
+  if (!weight.data) return;
+  const EmbeddingShape shape = shape_of(ids, tokens, dy.dim(1));
+  if (!weight.accumulate)
+    backend(dy.device()).fill_zero(weight.data, static_cast<std::size_t>(tokens * dy.dim(1)));
+  by_type(dy, [&](auto type) {
+    using T = decltype(type);
+    launch(embedding_gradient_kernel<T>, dim3(shape.rows()), kThreads, compute_stream(), ids.data(),
+           dy.as<T>(), shape, weight.data);
+  });
+}
+
+const RegisterKernels<EmbeddingKernels> registered(DeviceKind::cuda,
+                                                   {.forward = forward, .backward = backward});
+
+}  // namespace
+}  // namespace topknot::cuda
