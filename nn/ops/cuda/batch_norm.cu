@@ -1,4 +1,4 @@
-#include "nn/ops/cuda/batch_norm_kernels.h"
+#include "nn/ops/cuda/batch_norm.h"
 
 #include "nn/core/cuda/kernel_tools.h"
 
