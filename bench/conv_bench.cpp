@@ -12,8 +12,7 @@
 #include "nn/base/clock.h"
 #include "nn/base/program.h"
 #include "nn/core/rng.h"
-#include "nn/ops/conv2d.h"
-#include "nn/ops/layout.h"
+#include "nn/ops/kernels.h"
 #include "tools/common/options.h"
 
 using namespace topknot;

@@ -14,8 +14,7 @@
 #include "dist/launch/launch.h"
 #include "nn/base/program.h"
 #include "nn/models/model.h"
-#include "nn/ops/layout.h"
-#include "nn/ops/loss.h"
+#include "nn/ops/kernels.h"
 #include "optim/optimizer.h"
 #include "tools/common/options.h"
 

@@ -1,8 +1,7 @@
 #include "train/batches.h"
 
 #include "nn/base/check.h"
-#include "nn/ops/ctc_loss.h"
-#include "nn/ops/loss.h"
+#include "nn/ops/ops.h"
 
 namespace topknot {
 

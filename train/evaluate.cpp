@@ -4,7 +4,7 @@
 #include <array>
 
 #include "data/transcript.h"
-#include "nn/ops/loss.h"
+#include "nn/ops/ops.h"
 
 namespace topknot {
 

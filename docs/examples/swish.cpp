@@ -4,7 +4,7 @@
 
 #include "nn/layers/layers.h"
 #include "nn/models/model.h"
-#include "nn/ops/layout.h"
+#include "nn/ops/kernels.h"
 
 namespace topknot {
 

@@ -3,10 +3,7 @@
 #include <cmath>
 
 #include "nn/layers/initializers.h"
-#include "nn/ops/concat.h"
-#include "nn/ops/elementwise.h"
-#include "nn/ops/layout.h"
-#include "nn/ops/linear.h"
+#include "nn/ops/ops.h"
 
 namespace topknot {
 namespace {

@@ -6,9 +6,7 @@
 #include <vector>
 
 #include "nn/layers/module.h"
-#include "nn/ops/batch_norm.h"
-#include "nn/ops/conv2d.h"
-#include "nn/ops/pool.h"
+#include "nn/ops/ops.h"
 
 namespace topknot {
 

@@ -7,7 +7,7 @@
 
 #include "nn/layers/layers.h"
 #include "nn/models/model.h"
-#include "nn/ops/lrn.h"
+#include "nn/ops/ops.h"
 
 namespace topknot {
 namespace {

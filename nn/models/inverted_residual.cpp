@@ -10,9 +10,7 @@
 
 #include "nn/layers/layers.h"
 #include "nn/models/model.h"
-#include "nn/ops/elementwise.h"
-#include "nn/ops/pad.h"
-#include "nn/ops/scale_channels.h"
+#include "nn/ops/ops.h"
 
 namespace topknot {
 namespace {

@@ -7,10 +7,7 @@
 #include "nn/layers/initializers.h"
 #include "nn/layers/layers.h"
 #include "nn/models/model.h"
-#include "nn/ops/embedding.h"
-#include "nn/ops/layout.h"
-#include "nn/ops/linear.h"
-#include "nn/ops/lstm.h"
+#include "nn/ops/ops.h"
 
 namespace topknot {
 namespace {

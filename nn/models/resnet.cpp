@@ -10,7 +10,7 @@
 
 #include "nn/layers/layers.h"
 #include "nn/models/model.h"
-#include "nn/ops/shortcut.h"
+#include "nn/ops/ops.h"
 
 namespace topknot {
 namespace {

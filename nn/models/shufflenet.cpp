@@ -4,7 +4,7 @@
 
 #include "nn/layers/layers.h"
 #include "nn/models/model.h"
-#include "nn/ops/concat.h"
+#include "nn/ops/ops.h"
 
 namespace topknot {
 namespace {

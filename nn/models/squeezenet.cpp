@@ -6,7 +6,7 @@
 
 #include "nn/layers/layers.h"
 #include "nn/models/model.h"
-#include "nn/ops/pad.h"
+#include "nn/ops/ops.h"
 
 namespace topknot {
 namespace {

@@ -1,8 +1,7 @@
-#include "nn/ops/batch_norm.h"
-
 #include <fmt/format.h>
 
 #include "nn/core/pass_cost.h"
+#include "nn/ops/kernels.h"
 
 namespace topknot {
 namespace {

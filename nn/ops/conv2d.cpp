@@ -1,10 +1,9 @@
-#include "nn/ops/conv2d.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
 
 #include "nn/core/pass_cost.h"
+#include "nn/ops/kernels.h"
 
 namespace topknot {
 

@@ -1,6 +1,6 @@
-#include "nn/ops/elementwise.h"
-
-#include "nn/ops/layout.h"
+#include "nn/core/simd.h"
+#include "nn/ops/cpu/channels.h"
+#include "nn/ops/kernels.h"
 
 namespace topknot {
 
@@ -64,5 +64,141 @@ Variable dropout(const Variable& x, float p, const CounterRng& rng, const std::u
             x.accumulate_grad(kernels.times_mask(grad, mask));
           }};
 }
+
+// On a CPU.
+namespace {
+
+template <class Fn>
+void for_each_element(std::int64_t n, Fn&& fn) {
+  if (n < 32768) {
+    for (std::int64_t i = 0; i < n; ++i) fn(i);
+    return;
+  }
+  parallel_ranges(n, [&](int, std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) fn(i);
+  });
+}
+
+// `value`, or 0 where `of` <= 0, which is false for a NaN: relu lets it through. A bfloat16 is compared by its bits, from
+// 0x8000 (-0) to 0xFF80 (minus infinity), so that a loop takes 8 and more at a time.
+float where_positive(float of, float value) {
+  return of <= 0 ? 0 : value;
+}
+BFloat16 where_positive(BFloat16 of, BFloat16 value) {
+  const bool none = (static_cast<std::uint16_t>(of.bits - 0x8000) <= 0x7F80) | (of.bits == 0);
+  return {static_cast<std::uint16_t>(none ? 0 : value.bits)};
+}
+
+void relu_forward(const Tensor& x, Tensor& y) {
+  by_type(x.dtype(), [&](auto type) {
+    using T = decltype(type);
+    const T* in = x.as<T>();
+    T* out = y.as<T>();
+    for_each_element(y.numel(), [=](std::int64_t i) { out[i] = where_positive(in[i], in[i]); });
+  });
+}
+void relu_backward(const Tensor& y, const Tensor& dy, Tensor& dx) {
+  by_type(dx.dtype(), [&](auto type) {
+    using T = decltype(type);
+    const T *grad = dy.as<T>(), *value = y.as<T>();
+    T* d = dx.as<T>();
+    for_each_element(dx.numel(), [=](std::int64_t i) { d[i] = where_positive(value[i], grad[i]); });
+  });
+}
+
+template <class Rule, class T>
+TOPKNOT_INLINE void activate(const Rule& rule, const T* x, T* y, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) narrow(rule.value(widened(x[i])), y[i]);
+}
+template <class Rule, class T>
+TOPKNOT_INLINE void activate_backward(const Rule& rule, const T* x, const T* dy, T* dx, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) narrow(widened(dy[i]) * rule.slope(widened(x[i])), dx[i]);
+}
+
+template <class T>
+TOPKNOT_INLINE void activate_any(const ActivationRule& rule, const T* x, T* y, std::int64_t n) {
+  switch (rule.kind) {
+    case ActivationKind::clamp:
+      return activate(ClampRule{rule.low, rule.high}, x, y, n);
+    case ActivationKind::hardswish:
+      return activate(HardswishRule{}, x, y, n);
+    case ActivationKind::sigmoid:
+      return activate(SigmoidRule{}, x, y, n);
+    case ActivationKind::silu:
+      return activate(SiluRule{}, x, y, n);
+  }
+}
+template <class T>
+TOPKNOT_INLINE void activate_any_backward(const ActivationRule& rule, const T* x, const T* dy, T* dx,
+                                          std::int64_t n) {
+  switch (rule.kind) {
+    case ActivationKind::clamp:
+      return activate_backward(ClampRule{rule.low, rule.high}, x, dy, dx, n);
+    case ActivationKind::hardswish:
+      return activate_backward(HardswishRule{}, x, dy, dx, n);
+    case ActivationKind::sigmoid:
+      return activate_backward(SigmoidRule{}, x, dy, dx, n);
+    case ActivationKind::silu:
+      return activate_backward(SiluRule{}, x, dy, dx, n);
+  }
+}
+
+TOPKNOT_MULTIVERSION void activation_loop(const ActivationRule& rule, const Tensor& x, Tensor& y,
+                                          std::int64_t begin, std::int64_t end) {
+  if (x.dtype() == DType::bf16)
+    activate_any(rule, x.as<BFloat16>() + begin, y.as<BFloat16>() + begin, end - begin);
+  else
+    activate_any(rule, x.data() + begin, y.data() + begin, end - begin);
+}
+TOPKNOT_MULTIVERSION void activation_backward_loop(const ActivationRule& rule, const Tensor& x,
+                                                   const Tensor& dy, Tensor& dx, std::int64_t begin,
+                                                   std::int64_t end) {
+  if (x.dtype() == DType::bf16)
+    activate_any_backward(rule, x.as<BFloat16>() + begin, dy.as<BFloat16>() + begin,
+                          dx.as<BFloat16>() + begin, end - begin);
+  else
+    activate_any_backward(rule, x.data() + begin, dy.data() + begin, dx.data() + begin, end - begin);
+}
+
+void activation_forward(const ActivationRule& rule, const Tensor& x, Tensor& y) {
+  parallel_ranges(
+      x.numel(), [&](int, std::int64_t begin, std::int64_t end) { activation_loop(rule, x, y, begin, end); });
+}
+void activation_backward(const ActivationRule& rule, const Tensor& x, const Tensor& dy, Tensor& dx) {
+  parallel_ranges(x.numel(), [&](int, std::int64_t begin, std::int64_t end) {
+    activation_backward_loop(rule, x, dy, dx, begin, end);
+  });
+}
+
+OpState dropout_mask(const Tensor& x, float p, const CounterRng& rng, const std::uint32_t*) {
+  Tensor mask = Tensor::empty(x.shape());
+  const float keep = 1.0f / (1.0f - p);
+  float* m = mask.data();
+  for_each_element(mask.numel(), [=](std::int64_t i) {
+    m[i] = rng.uniform(static_cast<std::uint64_t>(i)) < p ? 0.0f : keep;
+  });
+  return std::make_shared<Tensor>(to_layout(mask, x.layout()));
+}
+Tensor times_mask(const Tensor& t, const OpState& state) {
+  Tensor result = Tensor::empty_like(t);
+  const float* scale = state_as<Tensor>(state).data();
+  by_type(t.dtype(), [&](auto type) {
+    using T = decltype(type);
+    const T* in = t.as<T>();
+    T* out = result.as<T>();
+    for_each_element(t.numel(), [=](std::int64_t i) { narrow(widened(in[i]) * scale[i], out[i]); });
+  });
+  return result;
+}
+
+const RegisterKernels<ReluKernels> relu_kernels(DeviceKind::cpu,
+                                                {.forward = relu_forward, .backward = relu_backward});
+const RegisterKernels<ActivationKernels> activation_kernels(DeviceKind::cpu,
+                                                            {.forward = activation_forward,
+                                                             .backward = activation_backward});
+const RegisterKernels<DropoutKernels> dropout_kernels(DeviceKind::cpu,
+                                                      {.mask = dropout_mask, .times_mask = times_mask});
+
+}  // namespace
 
 }  // namespace topknot

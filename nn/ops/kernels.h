@@ -1,7 +1,6 @@
 #pragma once
 // The seam between the ops and the backends. An op (nn/ops/x.cpp) checks shapes, allocates its value and records its
-// backward function once, for all devices. What a backend supplies is a struct of functions on tensors, which the op's
-// header declares:
+// backward function once, for all devices. What a backend supplies is a struct of functions on tensors, which stands below:
 //
 //   struct XKernels {
 //     static constexpr const char* op = "x";
@@ -9,13 +8,13 @@
 //     void (*backward)(const Tensor& dy, Tensor& dx);
 //   };
 //
-// A backend registers its functions from its own file (nn/ops/cpu/x.cpp, nn/ops/cuda/x.cpp), and a program has the
-// backends that are linked into it:
+// The CPU's functions are registered in the op's file, or in nn/ops/cpu/x.cpp where they are many or oneDNN's; those for a GPU in
+// nn/ops/cuda/x.cu (or .cpp), and a program has the backends that are linked into it:
 //
 //   const RegisterKernels<XKernels> registered(DeviceKind::cpu, {.forward = forward, .backward = backward});
 //
-// The op looks them up by its input's device: kernels_for<XKernels>(x). No file lists the ops, so that a new op touches
-// its own files only, and an op without CUDA kernels throws Error on a GPU.
+// The op looks them up by its input's device: kernels_for<XKernels>(x). An op whose struct stands in its own file touches no other
+// file. An op without CUDA kernels throws Error on a GPU.
 //
 // CPU kernels return when their result is there. They take f32, and bf16 where the struct has a member cpu_bfloat16.
 // CUDA kernels put their work on the stream of the current context and never block; they may be captured into a graph.
@@ -23,10 +22,13 @@
 // bf16; parameters are f32 in the arena's layout (OIHW), and so are their gradients; losses are f32.
 
 #include <memory>
+#include <span>
+#include <string>
 
 #include "nn/base/check.h"
-#include "nn/core/autograd.h"
 #include "nn/core/kernels.h"
+#include "nn/ops/activation_rule.h"
+#include "nn/ops/ops.h"
 
 namespace topknot {
 
@@ -41,7 +43,7 @@ const Kernels& kernels_for(const Tensor& x) {
     TOPKNOT_CHECK(
         x.device().kind != DeviceKind::cpu || x.dtype() == DType::f32,
         std::string(Kernels::op) +
-            " takes fp32 alone on a CPU; its op casts bfloat16 first (needs_f32 in nn/ops/layout.h)");
+            " takes fp32 alone on a CPU; its op casts bfloat16 first (needs_f32 in nn/ops/kernels.h)");
   const Kernels* kernels = find_kernels<Kernels>(x.device().kind);
   TOPKNOT_CHECK(kernels, std::string(Kernels::op) + " has no kernels for " + x.device().str());
   return *kernels;
@@ -80,5 +82,242 @@ void write_or_add(InputGradient& dx, const Write& write) {
       .add(term.dtype(), dx.tensor.data(), term.data(), dx.tensor.data(),
            static_cast<std::size_t>(term.numel()));
 }
+
+// The same values in another layout and type; the same tensor where both are x's. bfloat16 is rounded to nearest, ties
+// to even.
+Tensor in_form(const Tensor& x, Layout layout, DType type);
+inline Tensor to_layout(const Tensor& x, Layout layout) {
+  return in_form(x, layout, x.dtype());
+}
+
+// For ops whose CPU kernels take f32 alone: true where x is in memory of a CPU and bf16. Then the op casts its input, and
+// its value back.
+bool needs_f32(const Variable& x);
+
+struct LayoutKernels {
+  static constexpr const char* op = "a change of layout";
+  static constexpr bool cpu_bfloat16 = true;
+  // `layout` or `type` differs from x's. The layouts are plain and, on a CPU, blocked or, on a GPU, nhwc.
+  Tensor (*convert)(const Tensor& x, Layout layout, DType type);
+};
+
+struct ReluKernels {
+  static constexpr const char* op = "relu";
+  static constexpr bool cpu_bfloat16 = true;
+  void (*forward)(const Tensor& x, Tensor& y);
+  void (*backward)(const Tensor& y, const Tensor& dy,
+                   Tensor& dx);  // dx = dy where y > 0, else 0; dx may be dy
+};
+
+struct ActivationKernels {
+  static constexpr const char* op = "an activation function";
+  static constexpr bool cpu_bfloat16 = true;
+  void (*forward)(const ActivationRule& rule, const Tensor& x, Tensor& y);
+  void (*backward)(const ActivationRule& rule, const Tensor& x, const Tensor& dy,
+                   Tensor& dx);  // dx = dy slope(x); dx may be dy
+};
+
+struct DropoutKernels {
+  static constexpr const char* op = "dropout";
+  static constexpr bool cpu_bfloat16 = true;
+  // The mask of a tensor of x's shape and layout, and t times that mask.
+  OpState (*mask)(const Tensor& x, float p, const CounterRng& rng, const std::uint32_t* step);
+  Tensor (*times_mask)(const Tensor& t, const OpState& mask);
+};
+
+struct LinearKernels {
+  static constexpr const char* op = "linear";
+  static constexpr bool cpu_bfloat16 = true;
+  OpState (*forward)(const Tensor& x, const Tensor& weight, const Tensor& bias, Tensor& y);
+  // dW = dy^T x;  dx = dy W;  db = sum_n dy
+  void (*backward)(const Tensor& x, const Tensor& weight, const Tensor& dy, const OpState& state,
+                   WeightedGradients& out);
+};
+
+struct ConvKernels {
+  static constexpr const char* op = "conv2d";
+  static constexpr bool cpu_bfloat16 = true;
+  Layout (*output_layout)(const ConvGeometry& geometry);
+  OpState (*forward)(const ConvGeometry& geometry, const Tensor& x, const Tensor& weight, const Tensor& bias,
+                     Tensor& y);
+  // dw[o,c,p,q] = sum_{n,i,j} dy[n,o,i,j] x[n, g in / groups + c, i*s+p-pad, j*s+q-pad];
+  // dx = the transposed convolution of dy;  db[o] = sum_{n,i,j} dy[n,o,i,j]
+  void (*backward)(const ConvGeometry& geometry, const Tensor& x, const Tensor& weight, const Tensor& dy,
+                   const OpState& state, WeightedGradients& out);
+};
+
+// One call as a backend sees it.
+struct BatchNormArguments {
+  Tensor x, gamma, beta, residual;  // residual: undefined where there is none
+  BatchNormState state;
+  BatchNormOptions options;
+};
+
+// Where the gradients go: filled by a backend.
+struct BatchNormGradients {
+  GradientTarget gamma, beta;  // data null: not wanted
+  InputGradient x;             // undefined: not wanted
+  bool want_residual = false;
+  Tensor residual;  // out
+};
+
+// With xhat = (x - mean) / sqrt(var + eps), M = N H W and g the gradient where y > 0 (everywhere without relu):
+//   dbeta = sum g,  dgamma = sum g xhat,  dresidual = g
+//   dx = gamma / sqrt(var + eps) (g - dbeta / M - xhat dgamma / M)
+// Outside training mean and var do not depend on x: only the first term of dx is left.
+struct BatchNormKernels {
+  static constexpr const char* op = "batch_norm";
+  static constexpr bool cpu_bfloat16 = true;
+  Tensor (*forward)(const BatchNormArguments& call, OpState& state);
+  // `grad` may be written over where it is the caller's alone.
+  void (*backward)(const BatchNormArguments& call, const OpState& state, Tensor grad,
+                   BatchNormGradients& out);
+};
+
+// conv_bn in one piece. call.x is the input of the convolution, out.x its gradient.
+struct ConvBnKernels {
+  Tensor (*forward)(const ConvGeometry& geometry, const Tensor& weight, const BatchNormArguments& call,
+                    OpState& state);
+  void (*backward)(const ConvGeometry& geometry, const Tensor& weight, const BatchNormArguments& call,
+                   const OpState& state, Tensor grad, GradientTarget weight_gradient,
+                   BatchNormGradients& out);
+};
+
+struct LrnKernels {
+  static constexpr const char* op = "local_response_norm";
+  OpState (*forward)(const LrnOptions& options, const Tensor& x, Tensor& y);
+  // dx_c = dy_c / d_c^beta - 2 alpha beta x_c sum over j of dy_j x_j / d_j^(beta + 1)
+  void (*backward)(const LrnOptions& options, const OpState& state, const Tensor& x, const Tensor& dy,
+                   Tensor& dx);
+};
+
+struct PoolKernels {
+  static constexpr const char* op = "pool";
+  static constexpr bool cpu_bfloat16 = true;
+  OpState (*forward)(const PoolGeometry& geometry, const Tensor& x, Tensor& y);
+  void (*backward)(const PoolGeometry& geometry, const OpState& state, const Tensor& x, const Tensor& y,
+                   const Tensor& dy, Tensor& dx);
+};
+
+struct GlobalAveragePoolKernels {
+  static constexpr const char* op = "global_average_pool";
+  static constexpr bool cpu_bfloat16 = true;
+  void (*forward)(const Tensor& x, Tensor& y);
+  void (*backward)(const Tensor& dy, Tensor& dx);  // dx = dy / (H W), everywhere
+};
+
+struct PadKernels {
+  static constexpr const char* op = "pad_end";
+  static constexpr bool cpu_bfloat16 = true;
+  void (*forward)(const Tensor& x, float value, Tensor& y);
+  void (*backward)(const Tensor& dy, Tensor& dx);  // dx = dy without the rows and columns
+};
+
+struct ShortcutKernels {
+  static constexpr const char* op = "subsample_and_pad";
+  static constexpr bool cpu_bfloat16 = true;
+  void (*forward)(const Tensor& x, Tensor& y);
+  void (*backward)(const Tensor& dy, Tensor& dx);  // the transpose: pixels that were left out get zero
+};
+
+// Channels from + i from_step of one tensor and to + i to_step of another, for i < count.
+struct ChannelRun {
+  std::int64_t count = 0, from = 0, to = 0, from_step = 1, to_step = 1;
+  ChannelRun reversed() const { return {count, to, from, to_step, from_step}; }
+};
+
+struct ChannelCopyKernels {
+  static constexpr const char* op = "a copy of channels";
+  static constexpr bool cpu_bfloat16 = true;
+  // A layout in which x's channels can be copied so; x's own where possible.
+  Layout (*layout)(const Tensor& x, const ChannelRun& run, std::int64_t other_channels);
+  // y's channels of the run become x's, or x's are added to them. Both have that layout.
+  void (*copy)(const Tensor& x, Tensor& y, const ChannelRun& run, bool accumulate);
+};
+
+struct ScaleChannelsKernels {
+  static constexpr const char* op = "scale_channels";
+  static constexpr bool cpu_bfloat16 = true;
+  void (*forward)(const Tensor& x, const Tensor& s, Tensor& y);  // its own gradient: dx = forward(dy, s)
+  void (*scale_gradient)(const Tensor& x, const Tensor& dy,
+                         Tensor& ds);  // ds[n,c] = sum over h, w of dy[n,c,h,w] x[n,c,h,w]
+};
+
+struct EmbeddingKernels {
+  static constexpr const char* op = "embedding";
+  Tensor (*forward)(const Tensor& ids, const Tensor& weight);
+  // dW[id] = sum of dy over the rows with this id, in their order, and 0 where there is none. The gradient is dense.
+  void (*backward)(const Tensor& ids, const Tensor& dy, std::int64_t tokens, const GradientTarget& weight);
+};
+
+struct FramesKernels {
+  static constexpr const char* op = "frames_to_rows";
+  // x [N, C, H, T] in a layout of its device; rows [T * N, C * H].
+  void (*gather)(const Tensor& x, Tensor& rows);
+  void (*scatter)(const Tensor& rows, Tensor& x);  // the reverse
+};
+
+struct MaskFramesKernels {
+  static constexpr const char* op = "mask_frames";
+  static constexpr bool cpu_bfloat16 = true;
+  void (*mask)(const Tensor& x, std::span<const std::int32_t> frames, Tensor& y);
+};
+
+struct LookaheadKernels {
+  static constexpr const char* op = "lookahead";
+  // y[row] = sum_j w[:,j] x[row + j * shift], of the rows that there are: shift is the batch for y, minus that for dx from dy.
+  void (*filter)(const Tensor& x, const Tensor& weight, std::int64_t shift, Tensor& y);
+  // dw[f,j] = sum_row dy[row,f] x[row + j * batch, f]
+  void (*weight_gradient)(const Tensor& x, const Tensor& dy, std::int64_t batch, Tensor& dw);
+};
+
+// One call as a backend sees it.
+struct LstmCall {
+  Tensor x, input, recurrent, input_bias, recurrent_bias;
+  LstmState state;
+  std::int64_t batch, steps, width;
+};
+
+// Where the gradients go; data null or an undefined tensor: not wanted. Under bf16 a bias's gradient is a sum of rounded terms on
+// the CPU, of terms in fp32 on a GPU.
+struct LstmGradients {
+  GradientTarget input, recurrent, input_bias, recurrent_bias;
+  InputGradient x;
+};
+
+struct LstmKernels {
+  static constexpr const char* op = "lstm";
+  static constexpr bool cpu_bfloat16 = true;
+  Tensor (*forward)(const LstmCall& call, OpState& kept);
+  void (*backward)(const LstmCall& call, const OpState& kept, const Tensor& y, const Tensor& dy,
+                   LstmGradients& out);
+};
+
+struct CrossEntropyKernels {
+  static constexpr const char* op = "softmax_cross_entropy";
+  static constexpr bool cpu_bfloat16 = true;
+  OpState (*forward)(const Tensor& logits, std::span<const std::int32_t> labels, float smoothing,
+                     Tensor& loss);
+  // dz = (softmax(z) - t) grad[0] / rows that are not masked
+  void (*backward)(const Tensor& logits, const OpState& state, float smoothing, const Tensor& grad,
+                   Tensor& dz);
+  void (*count_correct)(const Tensor& logits, std::span<const std::int32_t> labels, int top, double* sum);
+};
+
+struct SquaredErrorKernels {
+  static constexpr const char* op = "mean_squared_error";
+  void (*forward)(const Tensor& y, const Tensor& target, Tensor& loss);
+  // dy = (y - target) 2 grad[0] / numel
+  void (*backward)(const Tensor& y, const Tensor& target, const Tensor& grad, Tensor& dy);
+};
+
+struct CtcKernels {
+  static constexpr const char* op = "ctc_loss";
+  // `dz`, where defined: sum_n d(-log p)/dlogits, f32, of the logits' shape.
+  void (*forward)(const Tensor& logits, const CtcTargets& targets, std::int32_t blank, Tensor& loss,
+                  Tensor& dz);
+  // out = dz grad[0] / sequences
+  void (*backward)(const Tensor& dz, std::int64_t sequences, const Tensor& grad, Tensor& out);
+};
 
 }  // namespace topknot

@@ -1,4 +1,4 @@
-#include "nn/ops/layout.h"
+#include "nn/ops/kernels.h"
 
 namespace topknot {
 

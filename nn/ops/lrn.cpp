@@ -1,6 +1,4 @@
-#include "nn/ops/lrn.h"
-
-#include "nn/ops/layout.h"
+#include "nn/ops/kernels.h"
 
 namespace topknot {
 

@@ -1,4 +1,5 @@
-#include "nn/ops/pad.h"
+#include "nn/ops/cpu/channels.h"
+#include "nn/ops/kernels.h"
 
 namespace topknot {
 
@@ -17,5 +18,48 @@ Variable pad_end(const Variable& x, std::int64_t rows, std::int64_t columns, flo
             x.accumulate_grad(std::move(dx));
           }};
 }
+
+// On a CPU.
+namespace {
+
+// Calls fn(s, l, run) for each row of each channel or block of channels: `run` floats at s in the small images and at l in
+// the large ones, and where the image ends fn(s, l, 0) for each further row of the large ones.
+template <class Fn>
+void for_each_padded_row(const Tensor& small, const Tensor& large, Fn&& fn) {
+  const ChannelGeometry g(small);
+  const std::int64_t short_row = small.dim(3) * g.block, long_row = large.dim(3) * g.block;
+  parallel_ranges(g.images * g.channels / g.block, [&](int, std::int64_t begin, std::int64_t end) {
+    for (std::int64_t c = begin; c < end; ++c)
+      for (std::int64_t i = 0; i < large.dim(2); ++i)
+        fn((c * small.dim(2) + i) * short_row, (c * large.dim(2) + i) * long_row,
+           i < small.dim(2) ? short_row : 0);
+  });
+}
+
+void pad_forward(const Tensor& x, float value, Tensor& y) {
+  const std::int64_t row = y.dim(3) * ChannelGeometry(y).block;
+  by_type(x.dtype(), [&](auto type) {
+    using T = decltype(type);
+    T padding;
+    narrow(value, padding);
+    for_each_padded_row(x, y, [&](std::int64_t s, std::int64_t l, std::int64_t run) {
+      std::copy_n(x.as<T>() + s, run, y.as<T>() + l);
+      std::fill_n(y.as<T>() + l + run, row - run, padding);
+    });
+  });
+}
+void pad_backward(const Tensor& dy, Tensor& dx) {
+  by_type(dx.dtype(), [&](auto type) {
+    using T = decltype(type);
+    for_each_padded_row(dx, dy, [&](std::int64_t s, std::int64_t l, std::int64_t run) {
+      std::copy_n(dy.as<T>() + l, run, dx.as<T>() + s);
+    });
+  });
+}
+
+const RegisterKernels<PadKernels> pad_registered(DeviceKind::cpu,
+                                                 {.forward = pad_forward, .backward = pad_backward});
+
+}  // namespace
 
 }  // namespace topknot

@@ -1,4 +1,4 @@
-#include "nn/ops/pool.h"
+#include "nn/ops/kernels.h"
 
 namespace topknot {
 

@@ -1,4 +1,5 @@
-#include "nn/ops/shortcut.h"
+#include "nn/ops/cpu/channels.h"
+#include "nn/ops/kernels.h"
 
 namespace topknot {
 
@@ -15,5 +16,67 @@ Variable subsample_and_pad(const Variable& x, std::int64_t channels) {
             x.accumulate_grad(std::move(dx));
           }};
 }
+
+// On a CPU.
+namespace {
+
+// Calls fn(n, w, run) for each place that both hold, `run` channels side by side: at n floats in the large images of few
+// channels, at w floats in the small images of many. The images are worked through in parallel.
+template <class Fn>
+void for_each_run(const Tensor& large, const Tensor& small, Fn&& fn) {
+  const ChannelGeometry narrow(large), wide(small);
+  const std::int64_t shift = (wide.channels - narrow.channels) / 2;
+  const auto at = [](const ChannelGeometry& g, std::int64_t c, std::int64_t pixel) {
+    return c / g.block * g.block * g.pixels + pixel * g.block + c % g.block;
+  };
+  // Runs stay inside a block of either image.
+  const std::int64_t run = narrow.block == 1 ? 1
+                                             : (shift % narrow.block == 0 ? narrow.block
+                                                : shift % 8 == 0          ? 8
+                                                                          : 1);
+  parallel_ranges(narrow.images, [&](int, std::int64_t begin, std::int64_t end) {
+    for (std::int64_t n = begin; n < end; ++n)
+      for (std::int64_t c = 0; c < narrow.channels; c += run)
+        for (std::int64_t i = 0; i < small.dim(2); ++i)
+          for (std::int64_t j = 0; j < small.dim(3); ++j)
+            fn(n * narrow.image_elements() + at(narrow, c, 2 * i * large.dim(3) + 2 * j),
+               n * wide.image_elements() + at(wide, c + shift, i * small.dim(3) + j), run);
+  });
+}
+
+template <class T>
+void copy_run(const T* from, T* to, std::int64_t run) {
+  for (std::int64_t k = 0; k < run; ++k) to[k] = from[k];
+}
+
+void fill_zero(Tensor& t) {
+  cpu_backend().fill_zero(t.data(), (t.bytes() + 3) / 4);
+}
+
+void forward(const Tensor& x, Tensor& y) {
+  fill_zero(y);
+  by_type(x.dtype(), [&](auto type) {
+    using T = decltype(type);
+    for_each_run(x, y, [from = x.as<T>(), to = y.as<T>()](std::int64_t n, std::int64_t w, std::int64_t run) {
+      copy_run(from + n, to + w, run);
+    });
+  });
+}
+
+void backward(const Tensor& dy, Tensor& dx) {
+  fill_zero(dx);
+  by_type(dx.dtype(), [&](auto type) {
+    using T = decltype(type);
+    for_each_run(dx, dy,
+                 [from = dy.as<T>(), to = dx.as<T>()](std::int64_t n, std::int64_t w, std::int64_t run) {
+                   copy_run(from + w, to + n, run);
+                 });
+  });
+}
+
+const RegisterKernels<ShortcutKernels> shortcut_registered(DeviceKind::cpu,
+                                                           {.forward = forward, .backward = backward});
+
+}  // namespace
 
 }  // namespace topknot

@@ -1,5 +1,5 @@
 // Batch norm on a GPU against the formula in float64, and against the CPU.
-#include "nn/ops/batch_norm.h"
+#include "nn/ops/ops.h"
 
 #include "tests/cuda/batch_norm_probe.h"
 

@@ -1,10 +1,7 @@
 // concat, slice_channels, channel_shuffle, pad_end, scale_channels and local_response_norm on a GPU are the CPU's.
 #include <cmath>
 
-#include "nn/ops/concat.h"
-#include "nn/ops/lrn.h"
-#include "nn/ops/pad.h"
-#include "nn/ops/scale_channels.h"
+#include "nn/ops/ops.h"
 #include "tests/cuda/device_vector.h"
 #include "tests/cuda/probe.h"
 #include "tests/support/catch.h"

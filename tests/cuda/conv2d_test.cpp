@@ -1,5 +1,5 @@
 // conv2d on a GPU against the definition in float64, and against the CPU.
-#include "nn/ops/conv2d.h"
+#include "nn/ops/ops.h"
 
 #include "tests/cuda/fixture.h"
 #include "tests/cuda/gpu_leaf.h"

@@ -1,5 +1,5 @@
 // ctc_loss on a GPU against the sum over all alignments.
-#include "nn/ops/ctc_loss.h"
+#include "nn/ops/ops.h"
 
 #include <cmath>
 

@@ -1,5 +1,5 @@
 // relu, add and dropout on a GPU are the CPU's, bit for bit; with bfloat16 activations, rounded once.
-#include "nn/ops/elementwise.h"
+#include "nn/ops/ops.h"
 
 #include <limits>
 

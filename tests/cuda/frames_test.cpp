@@ -1,7 +1,6 @@
 // frames_to_rows, rows_to_images and mask_frames on a GPU against the CPU's, element by element.
-#include "nn/ops/frames.h"
 
-#include "nn/ops/layout.h"
+#include "nn/ops/kernels.h"
 #include "tests/cuda/fixture.h"
 #include "tests/cuda/gpu_leaf.h"
 #include "tests/support/variables.h"

@@ -1,5 +1,5 @@
 // linear on a GPU against sums in float64, and against the CPU.
-#include "nn/ops/linear.h"
+#include "nn/ops/ops.h"
 
 #include "tests/cuda/fixture.h"
 #include "tests/cuda/gpu_leaf.h"

@@ -1,5 +1,5 @@
 // The lookahead convolution on a GPU against the formula in float64.
-#include "nn/ops/lookahead.h"
+#include "nn/ops/ops.h"
 
 #include "tests/cuda/fixture.h"
 #include "tests/cuda/gpu_leaf.h"

@@ -1,5 +1,5 @@
 // The losses on a GPU against the formulas in float64.
-#include "nn/ops/loss.h"
+#include "nn/ops/ops.h"
 
 #include <cmath>
 #include <limits>

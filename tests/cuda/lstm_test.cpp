@@ -1,9 +1,8 @@
 // embedding and lstm on a GPU against float64 loops, and against the CPU.
-#include "nn/ops/lstm.h"
+#include "nn/ops/ops.h"
 
 #include <cmath>
 
-#include "nn/ops/embedding.h"
 #include "tests/cuda/fixture.h"
 #include "tests/cuda/gpu_leaf.h"
 #include "tests/support/lstm_reference.h"

@@ -1,5 +1,5 @@
 // Pooling on a GPU against the formula in float64.
-#include "nn/ops/pool.h"
+#include "nn/ops/ops.h"
 
 #include <cmath>
 #include <limits>

@@ -1,5 +1,5 @@
 // The shortcut, flatten, and activations in and out of the GPU's layouts and types.
-#include "nn/ops/shortcut.h"
+#include "nn/ops/ops.h"
 
 #include "tests/cuda/device_vector.h"
 #include "tests/cuda/probe.h"

@@ -3,7 +3,6 @@
 
 #include "nn/models/model.h"
 #include "nn/ops/kernels.h"
-#include "nn/ops/loss.h"
 #include "tests/support/variables.h"
 
 namespace topknot {

@@ -2,9 +2,7 @@
 
 #include <memory>
 
-#include "nn/ops/elementwise.h"
-#include "nn/ops/linear.h"
-#include "nn/ops/loss.h"
+#include "nn/ops/ops.h"
 #include "tests/support/variables.h"
 
 using namespace topknot;

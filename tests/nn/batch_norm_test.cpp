@@ -1,4 +1,4 @@
-#include "nn/ops/batch_norm.h"
+#include "nn/ops/kernels.h"
 
 #include "tests/support/variables.h"
 

@@ -5,20 +5,7 @@
 #include <functional>
 
 #include "nn/core/simd.h"
-#include "nn/ops/batch_norm.h"
-#include "nn/ops/concat.h"
-#include "nn/ops/conv2d.h"
-#include "nn/ops/elementwise.h"
-#include "nn/ops/frames.h"
-#include "nn/ops/linear.h"
-#include "nn/ops/lookahead.h"
-#include "nn/ops/loss.h"
-#include "nn/ops/lrn.h"
-#include "nn/ops/lstm.h"
-#include "nn/ops/pad.h"
-#include "nn/ops/pool.h"
-#include "nn/ops/scale_channels.h"
-#include "nn/ops/shortcut.h"
+#include "nn/ops/kernels.h"
 #include "tests/support/bfloat16.h"
 #include "tests/support/variables.h"
 

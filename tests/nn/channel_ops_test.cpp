@@ -2,10 +2,7 @@
 // local_response_norm.
 #include <cmath>
 
-#include "nn/ops/concat.h"
-#include "nn/ops/lrn.h"
-#include "nn/ops/pad.h"
-#include "nn/ops/scale_channels.h"
+#include "nn/ops/ops.h"
 #include "tests/support/variables.h"
 
 using namespace topknot;

@@ -1,4 +1,4 @@
-#include "nn/ops/conv2d.h"
+#include "nn/ops/kernels.h"
 
 #include "tests/support/variables.h"
 

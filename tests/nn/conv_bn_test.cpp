@@ -1,6 +1,6 @@
 #include "tests/support/variables.h"
 
-#include "nn/ops/batch_norm.h"
+#include "nn/ops/kernels.h"
 
 using namespace topknot;
 using namespace topknot::testing;

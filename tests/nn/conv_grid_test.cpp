@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "nn/ops/conv2d.h"
+#include "nn/ops/ops.h"
 #include "tests/support/bfloat16.h"
 #include "tests/support/variables.h"
 

@@ -1,4 +1,4 @@
-#include "nn/ops/ctc_loss.h"
+#include "nn/ops/ops.h"
 
 #include <cmath>
 #include <limits>

@@ -1,8 +1,7 @@
-#include "nn/ops/elementwise.h"
+#include "nn/ops/kernels.h"
 
 #include <limits>
 
-#include "nn/ops/shortcut.h"
 #include "tests/support/variables.h"
 
 using namespace topknot;

@@ -1,6 +1,5 @@
-#include "nn/ops/frames.h"
+#include "nn/ops/kernels.h"
 
-#include "nn/ops/layout.h"
 #include "tests/support/variables.h"
 
 using namespace topknot;

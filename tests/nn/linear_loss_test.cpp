@@ -3,8 +3,7 @@
 #include <limits>
 #include <tuple>
 
-#include "nn/ops/linear.h"
-#include "nn/ops/loss.h"
+#include "nn/ops/ops.h"
 #include "tests/support/variables.h"
 
 using namespace topknot;

@@ -1,4 +1,4 @@
-#include "nn/ops/lookahead.h"
+#include "nn/ops/ops.h"
 
 #include "tests/support/lookahead_reference.h"
 #include "tests/support/variables.h"

@@ -1,7 +1,7 @@
 #include <cmath>
 
 #include "nn/models/model.h"
-#include "nn/ops/loss.h"
+#include "nn/ops/ops.h"
 #include "tests/support/variables.h"
 
 using namespace topknot;

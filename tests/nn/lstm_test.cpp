@@ -1,12 +1,10 @@
 // embedding and lstm against float64 loops, and the functions that their gates take.
-#include "nn/ops/lstm.h"
+#include "nn/ops/ops.h"
 
 #include <cmath>
 #include <limits>
 
 #include "nn/core/simd_math.h"
-#include "nn/ops/elementwise.h"
-#include "nn/ops/embedding.h"
 #include "tests/support/error_text.h"
 #include "tests/support/lstm_reference.h"
 #include "tests/support/variables.h"

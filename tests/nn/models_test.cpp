@@ -7,7 +7,7 @@
 #include <set>
 
 #include "nn/core/pass_cost.h"
-#include "nn/ops/loss.h"
+#include "nn/ops/ops.h"
 #include "tests/support/variables.h"
 
 using namespace topknot;

@@ -1,4 +1,4 @@
-#include "nn/ops/pool.h"
+#include "nn/ops/ops.h"
 
 #include "tests/support/variables.h"
 

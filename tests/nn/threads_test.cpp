@@ -1,8 +1,6 @@
 // What must not depend on the number of compute threads.
 #include "nn/core/threads.h"
-#include "nn/ops/batch_norm.h"
-#include "nn/ops/linear.h"
-#include "nn/ops/pool.h"
+#include "nn/ops/ops.h"
 #include "tests/support/variables.h"
 
 using namespace topknot;

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "nn/ops/ctc_loss.h"
+#include "nn/ops/ops.h"
 #include "tests/support/variables.h"
 
 namespace topknot::testing {

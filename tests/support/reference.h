@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "nn/ops/conv2d.h"
+#include "nn/ops/ops.h"
 
 namespace topknot::reference {
 

@@ -8,7 +8,7 @@
 
 #include "nn/core/parameter.h"
 #include "nn/core/rng.h"
-#include "nn/ops/layout.h"
+#include "nn/ops/kernels.h"
 #include "tests/support/catch.h"
 #include "tests/support/reference.h"
 

@@ -1,7 +1,7 @@
 // Whole runs of a language model.
 #include <cmath>
 
-#include "nn/ops/elementwise.h"
+#include "nn/ops/ops.h"
 #include "tests/support/error_text.h"
 #include "tests/support/files.h"
 #include "tests/train/made_up_text.h"

@@ -4,9 +4,9 @@
 #include <cmath>
 
 #include "nn/core/simd.h"
-#include "nn/ops/batch_norm.h"
 #include "nn/ops/cpu/channels.h"
 #include "nn/ops/cpu/conv2d.h"
+#include "nn/ops/kernels.h"
 
 namespace topknot {
 namespace {

@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "nn/ops/cpu/blocks.h"
-#include "nn/ops/layout.h"
+#include "nn/ops/kernels.h"
 
 namespace topknot {
 

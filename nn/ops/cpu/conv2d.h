@@ -4,7 +4,7 @@
 
 #include <functional>
 
-#include "nn/ops/conv2d.h"
+#include "nn/ops/kernels.h"
 
 namespace topknot {
 

@@ -1,7 +1,7 @@
 #pragma once
 // The depthwise convolution's gradient where oneDNN has no kernel of its own for it: kernels that are not 3 wide.
 
-#include "nn/ops/conv2d.h"
+#include "nn/ops/kernels.h"
 
 namespace topknot {
 

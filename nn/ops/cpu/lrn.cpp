@@ -1,11 +1,10 @@
 // Local response normalisation by oneDNN.
-#include "nn/ops/lrn.h"
-
 #include <map>
 #include <tuple>
 
 #include "nn/core/threads.h"
 #include "nn/ops/cpu/onednn.h"
+#include "nn/ops/kernels.h"
 
 namespace topknot {
 namespace {

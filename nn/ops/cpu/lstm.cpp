@@ -4,8 +4,6 @@
 //
 // In bfloat16 the operands of all products are rounded: inputs, hidden states, weights, and the gradients of the gates' sums.
 // Sums, gates and cells are fp32.
-#include "nn/ops/lstm.h"
-
 #include <omp.h>
 
 #include <array>
@@ -17,6 +15,7 @@
 #include "nn/ops/cpu/channels.h"
 #include "nn/ops/cpu/gemm.h"
 #include "nn/ops/cpu/onednn.h"
+#include "nn/ops/kernels.h"
 
 namespace topknot {
 namespace {

@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <numeric>
 
-#include "nn/ops/conv2d.h"
 #include "nn/ops/cpu/blocks.h"
 #include "nn/ops/cpu/channels.h"
+#include "nn/ops/kernels.h"
 
 namespace topknot {
 

@@ -2,7 +2,7 @@
 
 #include "nn/ops/cpu/channels.h"
 #include "nn/ops/cpu/gemm.h"
-#include "nn/ops/layout.h"
+#include "nn/ops/kernels.h"
 
 namespace topknot {
 

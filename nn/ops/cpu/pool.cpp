@@ -4,7 +4,7 @@
 
 #include "nn/ops/cpu/channels.h"
 #include "nn/ops/cpu/onednn.h"
-#include "nn/ops/pool.h"
+#include "nn/ops/kernels.h"
 
 namespace topknot {
 namespace {

@@ -3,7 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "nn/ops/layout.h"
+#include "nn/ops/kernels.h"
 
 namespace topknot::cuda {
 

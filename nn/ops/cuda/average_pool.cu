@@ -1,6 +1,5 @@
 // global_average_pool() on a GPU; other pooling is cuDNN's (pool.cpp).
 #include "nn/ops/cuda/op_tools.h"
-#include "nn/ops/pool.h"
 
 namespace topknot::cuda {
 namespace {

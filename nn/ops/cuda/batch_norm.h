@@ -9,7 +9,7 @@
 
 #include "nn/core/cuda/context.h"
 #include "nn/core/host_device.h"
-#include "nn/ops/batch_norm.h"
+#include "nn/ops/kernels.h"
 
 namespace topknot::cuda {
 

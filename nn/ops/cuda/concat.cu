@@ -1,4 +1,3 @@
-#include "nn/ops/concat.h"
 #include "nn/ops/cuda/conv_layout.h"
 #include "nn/ops/cuda/op_tools.h"
 

@@ -1,14 +1,13 @@
 // Convolution on a GPU. A 1x1 convolution of stride 1 and one group is a product of matrices, [N*H*W, in] by [in, out], for
 // cuBLAS; others are cuDNN's. Under bf16 the weight is rounded to bfloat16 for the products of the step. Its gradient
 // arrives in the arena in fp32, where cuDNN rounded it to bfloat16 before: its interface has dw in the type of x.
-#include "nn/ops/conv2d.h"
-
 #include <algorithm>
 #include <optional>
 
 #include "nn/ops/cuda/conv_algorithms.h"
 #include "nn/ops/cuda/conv_layout.h"
 #include "nn/ops/cuda/gemm.h"
+#include "nn/ops/kernels.h"
 
 namespace topknot::cuda {
 namespace {

@@ -16,8 +16,8 @@
 #include <cstdint>
 
 #include "nn/core/cuda/context.h"
-#include "nn/ops/conv2d.h"
 #include "nn/ops/cuda/cudnn_descriptor.h"
+#include "nn/ops/kernels.h"
 
 namespace topknot::cuda {
 

@@ -1,6 +1,4 @@
 // Logits and outputs are float or bfloat16; all else in double.
-#include "nn/ops/ctc_loss.h"
-
 #include "nn/core/cuda/context.h"
 #include "nn/ops/ctc_rule.h"
 #include "nn/ops/cuda/loss.h"

@@ -1,5 +1,3 @@
-#include "nn/ops/elementwise.h"
-
 #include "nn/ops/cuda/op_tools.h"
 
 namespace topknot::cuda {

@@ -1,5 +1,3 @@
-#include "nn/ops/embedding.h"
-
 #include "nn/core/cuda/context.h"
 #include "nn/ops/cuda/op_tools.h"
 

@@ -1,5 +1,4 @@
 #include "nn/ops/cuda/op_tools.h"
-#include "nn/ops/frames.h"
 
 namespace topknot::cuda {
 namespace {

@@ -1,8 +1,7 @@
 // The fully connected layer by cuBLAS. Under bf16 the weight is rounded to bfloat16 for the products of the step; its
 // gradient is summed, and kept, in fp32.
-#include "nn/ops/linear.h"
-
 #include "nn/ops/cuda/gemm.h"
+#include "nn/ops/kernels.h"
 
 namespace topknot::cuda {
 namespace {

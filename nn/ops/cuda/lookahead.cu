@@ -1,6 +1,4 @@
 // Activations are float or bfloat16; sums are in float, weight gradients in double.
-#include "nn/ops/lookahead.h"
-
 #include "nn/ops/cuda/op_tools.h"
 
 namespace topknot::cuda {

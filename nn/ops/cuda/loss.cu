@@ -4,7 +4,6 @@
 
 #include "nn/core/cuda/context.h"
 #include "nn/ops/cuda/op_tools.h"
-#include "nn/ops/loss.h"
 
 namespace topknot::cuda {
 namespace {

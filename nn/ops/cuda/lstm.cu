@@ -1,8 +1,6 @@
 // The LSTM layer on a GPU: one product for the inputs of all steps, then per step a product with the recurrent weight and
 // a kernel for the gates. Under bf16 the products take inputs and outputs of the layer in bfloat16; sums, gates and cells
 // are fp32.
-#include "nn/ops/lstm.h"
-
 #include "nn/ops/cuda/activation.h"
 #include "nn/ops/cuda/gemm.h"
 #include "nn/ops/cuda/op_tools.h"

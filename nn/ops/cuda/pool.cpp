@@ -1,10 +1,8 @@
 // Pooling by cuDNN, which passes a NaN of the window on. Where cuDNN does not pool bfloat16, it pools the same numbers
 // as floats.
-#include "nn/ops/pool.h"
-
 #include "nn/core/cuda/context.h"
 #include "nn/ops/cuda/cudnn_descriptor.h"
-#include "nn/ops/layout.h"
+#include "nn/ops/kernels.h"
 
 namespace topknot::cuda {
 namespace {

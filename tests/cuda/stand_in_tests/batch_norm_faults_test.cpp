@@ -4,9 +4,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "nn/ops/elementwise.h"
-#include "nn/ops/loss.h"
-#include "nn/ops/pool.h"
+#include "nn/ops/ops.h"
 #include "tests/cuda/batch_norm_probe.h"
 #include "tests/cuda/stand_in/machine.h"
 #include "tests/cuda/stand_in_tests/machine_settings.h"
