@@ -20,7 +20,6 @@
 #include "data/sampler.h"
 #include "data/stream_sampler.h"
 #include "data/transforms.h"
-#include "nn/core/label.h"
 #include "nn/core/tensor.h"
 
 namespace topknot {

@@ -12,7 +12,7 @@
 #include "nn/base/checksum.h"
 #include "nn/base/memory.h"
 #include "nn/base/text.h"
-#include "nn/core/label.h"
+#include "nn/core/tensor.h"
 
 namespace topknot {
 namespace {

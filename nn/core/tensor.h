@@ -89,4 +89,8 @@ class Tensor {
   DType dtype_ = DType::f32;
 };
 
+// Labels are the numbers of classes, from 0 on. This stands in the place of a label where a padded sequence has none: losses, their
+// means and what is counted pass it over.
+inline constexpr std::int32_t kNoLabel = -1;
+
 }  // namespace topknot

@@ -2,7 +2,6 @@
 
 #include <cmath>
 
-#include "nn/layers/initializers.h"
 #include "nn/ops/ops.h"
 
 namespace topknot {

@@ -2,6 +2,8 @@
 // A layer or a model: it owns parameters (registered in a store) and computes with ops; it has no backward of
 // its own.
 
+#include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -36,7 +38,7 @@ class Module {
  public:
   virtual ~Module() = default;
   virtual Variable forward(const Variable& x, const ForwardContext& context) = 0;
-  // Whether the input is a batch of token sequences, as nn/ops/embedding.h has them, and the output a row of logits for
+  // Whether the input is a batch of token sequences, as embedding() has them, and the output a row of logits for
   // each token, step by step.
   virtual bool reads_tokens() const { return false; }
   // Of a model that transcribes: how many frames it gives for an input of so many; rows of logits frame by frame, as ctc_loss()
@@ -63,5 +65,26 @@ class Sequential final : public Module {
  private:
   std::vector<ModulePtr> modules_;
 };
+
+// First values of parameters.
+inline Initializer constant(float value) {
+  return
+      [value](std::span<float> values, const CounterRng&) { std::fill(values.begin(), values.end(), value); };
+}
+
+// Normal with std = sqrt(2 / fan_in) (He et al., ICCV 2015).
+inline Initializer kaiming_normal(std::int64_t fan_in) {
+  const float std = std::sqrt(2.0f / static_cast<float>(fan_in));
+  return [std](std::span<float> values, const CounterRng& rng) {
+    for (std::size_t i = 0; i < values.size(); ++i) values[i] = std * rng.normal(i);
+  };
+}
+
+// Uniform in [-bound, bound).
+inline Initializer uniform(float bound) {
+  return [bound](std::span<float> values, const CounterRng& rng) {
+    for (std::size_t i = 0; i < values.size(); ++i) values[i] = bound * (2.0f * rng.uniform(i) - 1.0f);
+  };
+}
 
 }  // namespace topknot

@@ -4,7 +4,6 @@
 // model.init_uniform is given.
 #include <fmt/format.h>
 
-#include "nn/layers/initializers.h"
 #include "nn/layers/layers.h"
 #include "nn/models/model.h"
 #include "nn/ops/ops.h"

@@ -1,11 +1,19 @@
 // Fully connected models: `linear`, and `mlp` with ReLU between its layers (784-200-200-10 on MNIST by
-// default, the fcn5net of the GaussianK-SGD experiments).
+// default, the fcn5net of the GaussianK-SGD experiments). And what all models share.
 #include <fmt/format.h>
 
 #include "nn/layers/layers.h"
 #include "nn/models/model.h"
 
 namespace topknot {
+
+void require_images(const ModelOptions& options, const char* model, std::int64_t least) {
+  const Shape& x = options.input;
+  if (x.rank() != 3 || x[1] < least || x[2] < least)
+    throw UserError(fmt::format("model.name: {0} needs images of at least {1}x{1} pixels, not {2}", model,
+                                least, x.str()));
+}
+
 namespace {
 
 ModulePtr make_mlp(ParameterStore& store, const ModelOptions& options, const std::vector<int>& hidden) {

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <vector>
 
-#include "nn/core/simd_math.h"
+#include "nn/core/simd.h"
 #include "nn/ops/cpu/channels.h"
 #include "nn/ops/kernels.h"
 

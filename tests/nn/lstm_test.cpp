@@ -4,7 +4,7 @@
 #include <cmath>
 #include <limits>
 
-#include "nn/core/simd_math.h"
+#include "nn/core/simd.h"
 #include "tests/support/error_text.h"
 #include "tests/support/lstm_reference.h"
 #include "tests/support/variables.h"

@@ -305,7 +305,7 @@ TEST_CASE("two identical trainings give the same bits, and the loss falls") {
 }
 
 TEST_CASE("a weight that is not a number shows in the loss: no step may pass for finite") {
-  // lenet is left out: oneDNN's max pooling passes over a NaN in its window (nn/ops/pool.h).
+  // lenet is left out: oneDNN's max pooling passes over a NaN in its window (nn/ops/ops.h).
   for (const char* name : {"mlp", "resnet20"}) {
     INFO(name);
     Built b(name, {1, 16, 16});

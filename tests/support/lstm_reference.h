@@ -1,5 +1,5 @@
 #pragma once
-// The LSTM layer in float64, loop by loop from the formula of nn/ops/lstm.h, and its gradient by back-propagation through
+// The LSTM layer in float64, loop by loop from the formula of nn/ops/ops.h, and its gradient by back-propagation through
 // the steps.
 
 #include <cmath>

@@ -5,7 +5,7 @@
 
 #include "nn/core/simd.h"
 #include "nn/ops/cpu/channels.h"
-#include "nn/ops/cpu/conv2d.h"
+#include "nn/ops/cpu/conv.h"
 #include "nn/ops/kernels.h"
 
 namespace topknot {

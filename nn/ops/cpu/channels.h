@@ -36,6 +36,11 @@ struct ChannelGeometry {
   }
 };
 
+// One image's activations between the plain layout, [channels][pixels], and blocks of channel_block() channels that lie side
+// by side, [block][pixels][channel of the block]. The last block is filled up with zeros. In the calling thread.
+void to_blocks(DType type, std::int64_t channels, std::int64_t pixels, const void* plain, void* blocks);
+void from_blocks(DType type, std::int64_t channels, std::int64_t pixels, const void* blocks, void* plain);
+
 // y[n,c,...] += bias[c] for images [begin, end).
 void add_channel_bias(Tensor& y, const float* bias, std::int64_t begin, std::int64_t end);
 // s[c] = sum over n, i, j of x[n,c,i,j], in f32; added in image order, the same for any thread count.

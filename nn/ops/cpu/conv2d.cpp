@@ -14,13 +14,9 @@
 #include "nn/base/check.h"
 #include "nn/core/simd.h"
 #include "nn/ops/cpu/channels.h"
-#include "nn/ops/cpu/conv2d.h"
-#include "nn/ops/cpu/conv_product.h"
-#include "nn/ops/cpu/depthwise.h"
+#include "nn/ops/cpu/conv.h"
 #include "nn/ops/cpu/onednn.h"
 #include "nn/ops/cpu/padded_conv.h"
-#include "nn/ops/cpu/pointwise.h"
-#include "nn/ops/cpu/winograd.h"
 
 namespace topknot {
 namespace {

@@ -1,4 +1,4 @@
-#include "nn/ops/cpu/depthwise.h"
+#include "nn/ops/cpu/conv.h"
 
 #include <algorithm>
 

@@ -11,7 +11,7 @@
 #include <map>
 #include <thread>
 
-#include "nn/core/simd_math.h"
+#include "nn/core/simd.h"
 #include "nn/ops/cpu/channels.h"
 #include "nn/ops/cpu/gemm.h"
 #include "nn/ops/cpu/onednn.h"

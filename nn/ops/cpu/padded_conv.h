@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <numeric>
 
-#include "nn/ops/cpu/blocks.h"
 #include "nn/ops/cpu/channels.h"
 #include "nn/ops/kernels.h"
 

@@ -1,6 +1,6 @@
 // Compiled with fused multiply-adds (nn/CMakeLists.txt), for CPUs on which a separate addition would take a multiplier's turn.
 // On a Zen 5, which has adders beside them, they are worth 4 to 8 % with 64 channels and more, and cost 4 to 11 % with 16.
-#include "nn/ops/cpu/winograd.h"
+#include "nn/ops/cpu/conv.h"
 
 #include <algorithm>
 

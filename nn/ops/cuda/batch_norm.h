@@ -1,5 +1,5 @@
 #pragma once
-// The methods by which a GPU does batch norm (nn/ops/batch_norm.h) in training; batch_norm.cpp times them and takes the
+// The methods by which a GPU does batch_norm() in training; batch_norm.cpp times them and takes the
 // fastest for each shape. Host code of the CUDA backend, on the current context's stream.
 
 #include <cstddef>
