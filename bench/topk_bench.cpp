@@ -11,7 +11,7 @@
 #include "bench/common.h"
 #include "compress/codec/codec.h"
 #include "compress/memory/residual.h"
-#include "compress/select/topk.h"
+#include "compress/select/selector.h"
 #include "compress/sparse.h"
 #include "nn/base/check.h"
 #include "nn/base/program.h"
@@ -35,7 +35,7 @@ Figures measure(const std::string& name, const Options& options) {
   const GradientStream stream(name, d);
   stream.fill(-1, buffers.plain_g);
 
-  TopKSelector selector;
+  const auto selector = make_selector("topk");
   ResidualMemory feedback;
   CompressOptions compress;
   const auto index_codec = index_codecs().find("raw")(compress);
@@ -50,7 +50,7 @@ Figures measure(const std::string& name, const Options& options) {
   for (step.step = 0; step.step < options.steps; ++step.step) {
     stream.fill(step.step, gradient);
     const auto topk_pass = [&] {
-      selector.select(gradient, feedback.input(gradient, spare), step, selected);
+      selector->select(gradient, feedback.input(gradient, spare), step, selected);
       entries.indices.assign(selected.indices.begin(), selected.indices.end());
       entries.values.assign(selected.values.begin(), selected.values.end());
       const std::vector<std::byte> block = write_block(entries, d, *index_codec, *value_codec);
@@ -62,7 +62,7 @@ Figures measure(const std::string& name, const Options& options) {
     if (step.step % 2) pass();
     const double topk = milliseconds_of(topk_pass);
     if (step.step % 2 == 0) pass();
-    selector.commit({});
+    selector->commit({});
     const Contribution own{entries.indices, entries.values, 1.0f};
     const double decode = milliseconds_of([&] { average_sparse(std::span(&own, 1), spare); });
     std::swap(gradient, spare);
@@ -71,8 +71,9 @@ Figures measure(const std::string& name, const Options& options) {
     figures.topk.push_back(topk);
     figures.ratio.push_back(topk / plain);
     figures.decode.push_back(decode);
-    figures.candidates.push_back(static_cast<double>(selector.candidates()) / static_cast<double>(options.k));
-    figures.fallbacks += selector.fell_back();
+    figures.candidates.push_back(static_cast<double>(selector->diagnostics().candidates) /
+                                 static_cast<double>(options.k));
+    figures.fallbacks += selector->diagnostics().exact;
   }
   return figures;
 }

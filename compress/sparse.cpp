@@ -6,7 +6,6 @@
 
 #include "compress/parallel.h"
 #include "compress/select/passes/passes.h"
-#include "compress/select/passes/take.h"
 #include "compress/state.h"
 #include "nn/base/check.h"
 #include "nn/base/text.h"

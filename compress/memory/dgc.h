@@ -28,7 +28,7 @@
 //                            N^-1/2 thr_G; here gradients are means of a rank and the average divides, so
 //                            each rank's is clipped at sqrt(N) thr_G, over all its parameters as in the paper
 //                            (the code's helpers work tensor by tensor, and are off) (train/step.cpp)
-//   sampled selection        compress.select: dgc_sampled (compress/select/dgc_sampled.h), with
+//   sampled selection        compress.select: dgc_sampled (compress/select/dgc_sampled.cpp), with
 //                            compress.sample_ratio, .resample, .truncate; compress.scope: tensor selects in each
 //                            tensor, as paper and code do
 //   warm-up of the density   compress.warmup lists it, [0.25, 0.0625, 0.015625, 0.004] as in the paper; or

@@ -1,5 +1,5 @@
 #pragma once
-// The numbers of DGC's sampled selection (compress/select/dgc_sampled.h): written once for the CPU and for kernels.
+// The numbers of DGC's sampled selection (compress/select/dgc_sampled.cpp): written once for the CPU and for kernels.
 
 #include <cmath>
 #include <cstddef>
@@ -7,6 +7,8 @@
 #include "nn/base/host_device.h"
 
 namespace topknot {
+
+struct CompressOptions;
 
 // How a vector is sampled. stride == 1 means that all of it is.
 struct SampleGeometry {
@@ -63,4 +65,15 @@ TOPKNOT_HOST_DEVICE SampleGeometry geometry_of(std::size_t numel, double density
 }
 
 }  // namespace dgc
+
+// geometry_of() for numel >= 1, density and sample_ratio in (0, 1]; else throws Error. The sample has at least
+// max(ceil(numel * sample_ratio), ceil(2 / density)) elements.
+SampleGeometry sample_geometry(std::size_t numel, double density, double sample_ratio);
+
+// compress.sample_ratio, .resample and .truncate. Throws UserError for values outside their ranges.
+struct DgcSampledOptions {
+  double sample_ratio;
+  bool resample, lowest;
+};
+DgcSampledOptions dgc_sampled_options(const CompressOptions& options);
 }  // namespace topknot

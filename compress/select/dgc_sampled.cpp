@@ -1,12 +1,29 @@
-#include "compress/select/dgc_sampled.h"
+// The hierarchical sampled selection of Deep Gradient Compression (Lin, Han, Mao, Wang, Dally, ICLR 2018, arXiv
+// 1712.01887, section 5, as the authors' code has it, dgc/compression.py of synxlin/deep-gradient-compression).
+// k = ceil(density * d). A threshold t is the least of the largest magnitudes of a strided sample; |u| >= t is
+// selected. Then, at most ten times: more than 1.3 k, and the k largest of those selected are sent, exactly
+// (compress.resample; without it t rises by 1.3); fewer than 0.8 k, and t falls by 0.8. Between k and 1.3 k the
+// first k by position are sent (compress.truncate: lowest), which is unjust to late positions, or the k largest
+// (largest). At most k entries are sent, possibly fewer.
+//
+// Where we differ from that code: at density 1 everything is sent; where t cannot rise because it is 0, which
+// means more zeros than there is room for, the exact k largest are sent. A vector of zeros sends k zeros, as
+// there. A vector that the sample covers whole (d at most 2 / density) is compared with its own k-th magnitude.
+//
+// The sample starts at word `position` of the stream CounterRng(seed, compress, step, rank), below the stride.
+// Nothing is carried from step to step.
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <functional>
 #include <limits>
+#include <string>
 
 #include "compress/parallel.h"
-#include "compress/select/passes/take.h"
+#include "compress/select/dgc_rule.h"
+#include "compress/select/passes/passes.h"
+#include "compress/select/selector.h"
 #include "compress/sparse.h"
 #include "nn/base/check.h"
 #include "nn/core/rng.h"
@@ -51,15 +68,6 @@ void sample_part(std::span<const float> u, const FeedbackInput& input, std::size
   }
 }
 
-}  // namespace
-
-SampleGeometry sample_geometry(std::size_t numel, double density, double sample_ratio) {
-  TOPKNOT_CHECK(numel >= 1 && density > 0 && sample_ratio > 0, "nothing to sample");
-  return dgc::geometry_of(numel, density, sample_ratio);
-}
-
-namespace {
-
 const Option kSampleRatio{.name = "sample_ratio",
                           .standard = 0.01,
                           .help = "share of the entries that the threshold is taken from",
@@ -74,116 +82,133 @@ const Option kTruncate{.name = "truncate",
 
 }  // namespace
 
+SampleGeometry sample_geometry(std::size_t numel, double density, double sample_ratio) {
+  TOPKNOT_CHECK(numel >= 1 && density > 0 && sample_ratio > 0, "nothing to sample");
+  return dgc::geometry_of(numel, density, sample_ratio);
+}
+
 DgcSampledOptions dgc_sampled_options(const CompressOptions& options) {
   return {options.get<double>(kSampleRatio), options.get<bool>(kResample),
           options.get<std::string>(kTruncate) == "lowest"};
 }
 
-void DgcSampledSelector::select(std::span<float> u, const FeedbackInput& input, const SelectStep& step,
-                                Selected& selected) {
-  TOPKNOT_CHECK(step.k >= 1 && step.k <= u.size(), "k outside 1 to the vector's length");
-  adaptations_ = 0;
-  exact_ = false;
-  const bool all = step.k == u.size();
-  SampleGeometry geometry;
-  MagnitudeKey t_key = kLargestFinite;
-  if (!all) {
-    geometry = sample_geometry(u.size(), step.density, options_.sample_ratio);
-    geometry.selects = step.k;
-    const CounterRng rng(seed_, RngUse::compress, static_cast<std::uint32_t>(step.step),
-                         static_cast<std::uint32_t>(step.rank));
-    const std::size_t start =
-        geometry.stride == 1 ? 0 : rng.below(step.position, static_cast<std::uint32_t>(geometry.stride));
-    t_key = sampled_key(u, input, geometry, start);
-  }
-  float t = magnitude_of(t_key);
-  const std::size_t limit = 4 * step.k + 4096;
-  accumulate_and_collect(u, input, all ? kLargestFinite : key_before(t), limit, found_);
-  if (!begin_selection(found_.finite(), selected)) return;
-  if (all) {
-    selected.threshold = static_cast<double>(select_all(u, selected));
-    return;
-  }
-  const std::size_t k = step.k;
-  const std::size_t count = geometry.samples < u.size() ? adapt(u, geometry, limit, t)
-                            : found_.complete()         ? found_.count()
-                                                        : limit + 1;
-  selected.threshold = static_cast<double>(t);
-  if (exact_ || (count > k && !options_.lowest)) return take_exact(u, key_before(t), k, selected);
-  if (!found_.complete()) collect(u, key_before(t), u.size(), found_);
-  take_first(k, selected);
-}
-
-// Changes t as the code's loop does and returns how many entries reach it; limit + 1 where they are too many to
-// list. Sets exact_ where the k largest are to be taken in place of all of them.
-std::size_t DgcSampledSelector::adapt(std::span<const float> u, const SampleGeometry& geometry,
-                                      std::size_t limit, float& t) {
-  const std::size_t k = geometry.selects;
-  for (;; ++adaptations_) {
-    const std::size_t count = found_.complete() ? found_.count() : limit + 1;
-    const bool many = far_too_many(count, k), few = far_too_few(count, k);
-    if ((!many && !few) || adaptations_ == kAdaptations) return count;
-    exact_ = many && options_.resample;
-    if (exact_) return count;
-    const float moved = dgc::moved_threshold(t, many, std::numeric_limits<float>::max());
-    if (moved == t) {  // zero and the least denormals
-      exact_ = many;
-      return count;
-    }
-    t = moved;
-    const MagnitudeKey above = key_before(t);
-    if (few || !found_.complete()) {
-      collect(u, above, limit, found_);
-      continue;
-    }
-    for (auto& part : found_.parts) {
-      std::size_t n = 0;
-      for (std::size_t i = 0; i < part.count; ++i) {
-        part.index[n] = part.index[i];
-        part.value[n] = part.value[i];
-        n += key_of(part.value[i]) > above;
-      }
-      part.count = n;
-    }
-  }
-}
-
-// The magnitude of rank top_samples in the sample of u + input; a NaN or Inf is above all others.
-MagnitudeKey DgcSampledSelector::sampled_key(std::span<const float> u, const FeedbackInput& input,
-                                             const SampleGeometry& geometry, std::size_t start) {
-  const std::size_t samples = (u.size() - start + geometry.stride - 1) / geometry.stride;
-  const std::size_t top = geometry.top_samples, parts = part_count(u.size());
-  kept_.resize(std::max(kept_.size(), parts));
-  for (std::size_t part = 0; part < parts; ++part) {
-    kept_[part].clear();
-    kept_[part].reserve(2 * top + 64);
-  }
-  for_parts(samples, parts, [&](std::size_t part, std::size_t first, std::size_t last) {
-    sample_part(u, input, start, geometry.stride, first, last, top, kept_[part]);
-  });
-  for (std::size_t part = 1; part < parts; ++part)
-    kept_[0].insert(kept_[0].end(), kept_[part].begin(), kept_[part].end());
-  keep_top(kept_[0], top);
-  return kept_[0].back();
-}
-
-void DgcSampledSelector::take_exact(std::span<const float> u, MagnitudeKey above, std::size_t k,
-                                    Selected& selected) {
-  exact_ = true;
-  const MagnitudeKey kth =
-      found_.complete() ? select_from(found_, above, k, selected) : select_exact(u, k, found_, selected);
-  selected.threshold = static_cast<double>(magnitude_of(kth));
-}
-
-void DgcSampledSelector::take_first(std::size_t k, Selected& selected) const {
-  for (const auto& part : found_.parts) {
-    const std::size_t n = std::min(part.count, k - selected.indices.size());
-    selected.indices.insert(selected.indices.end(), part.index.get(), part.index.get() + n);
-    selected.values.insert(selected.values.end(), part.value.get(), part.value.get() + n);
-  }
-}
-
 namespace {
+
+class DgcSampledSelector final : public Selector {
+ public:
+  explicit DgcSampledSelector(const CompressOptions& options)
+      : options_(dgc_sampled_options(options)), seed_(options.seed) {}
+
+  void select(std::span<float> u, const FeedbackInput& input, const SelectStep& step,
+              Selected& selected) override {
+    TOPKNOT_CHECK(step.k >= 1 && step.k <= u.size(), "k outside 1 to the vector's length");
+    adaptations_ = 0;
+    exact_ = false;
+    const bool all = step.k == u.size();
+    SampleGeometry geometry;
+    MagnitudeKey t_key = kLargestFinite;
+    if (!all) {
+      geometry = sample_geometry(u.size(), step.density, options_.sample_ratio);
+      geometry.selects = step.k;
+      const CounterRng rng(seed_, RngUse::compress, static_cast<std::uint32_t>(step.step),
+                           static_cast<std::uint32_t>(step.rank));
+      const std::size_t start =
+          geometry.stride == 1 ? 0 : rng.below(step.position, static_cast<std::uint32_t>(geometry.stride));
+      t_key = sampled_key(u, input, geometry, start);
+    }
+    float t = magnitude_of(t_key);
+    const std::size_t limit = 4 * step.k + 4096;
+    accumulate_and_collect(u, input, all ? kLargestFinite : key_before(t), limit, found_);
+    if (!begin_selection(found_.finite(), selected)) return;
+    if (all) {
+      selected.threshold = static_cast<double>(select_all(u, selected));
+      return;
+    }
+    const std::size_t k = step.k;
+    const std::size_t count = geometry.samples < u.size() ? adapt(u, geometry, limit, t)
+                              : found_.complete()         ? found_.count()
+                                                          : limit + 1;
+    selected.threshold = static_cast<double>(t);
+    if (exact_ || (count > k && !options_.lowest)) return take_exact(u, key_before(t), k, selected);
+    if (!found_.complete()) collect(u, key_before(t), u.size(), found_);
+    take_first(k, selected);
+  }
+
+ private:
+  // The magnitude of rank top_samples in the sample of u + input; a NaN or Inf is above all others.
+  MagnitudeKey sampled_key(std::span<const float> u, const FeedbackInput& input,
+                           const SampleGeometry& geometry, std::size_t start) {
+    const std::size_t samples = (u.size() - start + geometry.stride - 1) / geometry.stride;
+    const std::size_t top = geometry.top_samples, parts = part_count(u.size());
+    kept_.resize(std::max(kept_.size(), parts));
+    for (std::size_t part = 0; part < parts; ++part) {
+      kept_[part].clear();
+      kept_[part].reserve(2 * top + 64);
+    }
+    for_parts(samples, parts, [&](std::size_t part, std::size_t first, std::size_t last) {
+      sample_part(u, input, start, geometry.stride, first, last, top, kept_[part]);
+    });
+    for (std::size_t part = 1; part < parts; ++part)
+      kept_[0].insert(kept_[0].end(), kept_[part].begin(), kept_[part].end());
+    keep_top(kept_[0], top);
+    return kept_[0].back();
+  }
+
+  // Changes t as the code's loop does and returns how many entries reach it; limit + 1 where they are too many to
+  // list. Sets exact_ where the k largest are to be taken in place of all of them.
+  std::size_t adapt(std::span<const float> u, const SampleGeometry& geometry, std::size_t limit, float& t) {
+    const std::size_t k = geometry.selects;
+    for (;; ++adaptations_) {
+      const std::size_t count = found_.complete() ? found_.count() : limit + 1;
+      const bool many = far_too_many(count, k), few = far_too_few(count, k);
+      if ((!many && !few) || adaptations_ == kAdaptations) return count;
+      exact_ = many && options_.resample;
+      if (exact_) return count;
+      const float moved = dgc::moved_threshold(t, many, std::numeric_limits<float>::max());
+      if (moved == t) {  // zero and the least denormals
+        exact_ = many;
+        return count;
+      }
+      t = moved;
+      const MagnitudeKey above = key_before(t);
+      if (few || !found_.complete()) {
+        collect(u, above, limit, found_);
+        continue;
+      }
+      for (auto& part : found_.parts) {
+        std::size_t n = 0;
+        for (std::size_t i = 0; i < part.count; ++i) {
+          part.index[n] = part.index[i];
+          part.value[n] = part.value[i];
+          n += key_of(part.value[i]) > above;
+        }
+        part.count = n;
+      }
+    }
+  }
+
+  void take_exact(std::span<const float> u, MagnitudeKey above, std::size_t k, Selected& selected) {
+    exact_ = true;
+    const MagnitudeKey kth =
+        found_.complete() ? select_from(found_, above, k, selected) : select_exact(u, k, found_, selected);
+    selected.threshold = static_cast<double>(magnitude_of(kth));
+  }
+
+  void take_first(std::size_t k, Selected& selected) const {
+    for (const auto& part : found_.parts) {
+      const std::size_t n = std::min(part.count, k - selected.indices.size());
+      selected.indices.insert(selected.indices.end(), part.index.get(), part.index.get() + n);
+      selected.values.insert(selected.values.end(), part.value.get(), part.value.get() + n);
+    }
+  }
+
+  DgcSampledOptions options_;
+  std::uint64_t seed_;
+  Candidates found_;
+  std::vector<std::vector<MagnitudeKey>> kept_;  // scratch of the sample, by part
+  int adaptations_ = 0;                          // of the last select(): how often the threshold was changed
+  bool exact_ = false;
+};
 
 const bool dgc_sampled_registered = [] {
   add_selector<DgcSampledSelector>(

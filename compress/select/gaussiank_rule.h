@@ -1,10 +1,10 @@
 #pragma once
-// GaussianK's rule (compress/select/gaussiank.h): when a normal distribution is fitted, the thresholds that its
+// GaussianK's rule (compress/select/gaussiank.cpp): when a normal distribution is fitted, the thresholds that its
 // corrections can reach, and where they end. Written once for the CPU and for kernels.
 
 #include <cstddef>
 
-#include "compress/select/passes/normal_quantile.h"
+#include "compress/select/passes/quantiles.h"
 
 namespace topknot::gaussiank {
 

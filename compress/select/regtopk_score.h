@@ -1,12 +1,14 @@
 #pragma once
-// The score of an entry that was sent in the last step (compress/select/regtopk.h): written once for the CPU and for
+// The score of an entry that was sent in the last step (compress/select/regtopk.cpp): written once for the CPU and for
 // kernels.
 
 #include <cmath>
 
-#include "compress/select/passes/carried_bound.h"
+#include "compress/select/passes/keys.h"
 
 namespace topknot {
+
+struct CompressOptions;
 
 struct RegTopKScore {
   double mu = 0;
@@ -33,5 +35,8 @@ struct RegTopKScore {
     return lower > -1 ? lower : -1;
   }
 };
+
+// compress.mu, .q and .variant. Throws UserError for values outside their ranges.
+RegTopKScore regtopk_score(const CompressOptions& options);
 
 }  // namespace topknot

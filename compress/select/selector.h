@@ -6,10 +6,12 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "compress/compressor.h"
 #include "compress/memory/feedback_input.h"
+#include "compress/select/passes/keys.h"
 #include "nn/base/registry.h"
 
 namespace topknot {
@@ -34,6 +36,19 @@ struct SelectStep {
   std::size_t position = 0;  // of the range's first element in the arena: numbers its random streams
 };
 
+// How the last select() came to its entries, as far as a selection tells; for tests and benchmarks.
+struct SelectDiagnostics {
+  struct Evaluation {
+    double threshold = 0;
+    std::size_t count = 0;  // entries that exceed it
+  };
+  std::vector<Evaluation> trace = {};  // the thresholds that were tried, in order
+  std::size_t candidates = 0;          // entries that the pass which adds the residual listed
+  int passes = 0;                      // reads of the vector
+  bool exact = false;                  // the k largest of the vector, where the method's own way led nowhere
+  CarriedBound carried = {};           // as committed
+};
+
 // The outcome of a selection, for selectors that learn from it (RegTop-k).
 struct SelectOutcome {
   std::span<const std::uint32_t> indices;  // as selected, sent and accepted
@@ -55,6 +70,7 @@ class Selector {
   virtual void discard() {}
   virtual void save(StateWriter&) const {}
   virtual void load(StateReader&) {}
+  virtual SelectDiagnostics diagnostics() const { return {}; }
 };
 
 struct SelectorTraits {
@@ -70,12 +86,18 @@ struct SelectorFactory {
   SelectorTraits traits;
 };
 Registry<SelectorFactory>& selectors();  // compress.select
+inline std::unique_ptr<Selector> make_selector(const std::string& name, const CompressOptions& options = {}) {
+  return selectors().find(name).make(options);
+}
 
 template <class Implementation>
 void add_selector(const std::string& name, const std::string& help, SelectorTraits traits = {},
                   std::vector<Option> options = {}) {
   selectors().add(name, help, {make_piece<Selector, Implementation>, traits}, std::move(options));
 }
+
+// compress.threshold, of selection `threshold` and its kernels. Throws UserError unless it is finite and above 0.
+double fixed_threshold(const CompressOptions& options);
 
 // Keeps the `count` largest magnitudes of `selected`, ties to the lower index; the rest stays where it was.
 void keep_largest(Selected& selected, std::size_t count);

@@ -1,13 +1,20 @@
-#include "compress/select/threshold.h"
+// A fixed threshold: |u| > compress.threshold is sent. Strom, "Scalable distributed DNN training using
+// commodity GPU cloud computing", Interspeech 2015, without its quantisation of what is sent; Dutta et al., "On
+// the discrepancy between the theoretical analysis and practical implementations of compressed communication
+// for distributed deep learning", AAAI 2020 ("hard threshold"). compress.density asks for nothing here, but for
+// 1, at which everything is sent. How many are selected is not bounded (compress.capacity does).
+//
+// One pass, and a second one where far more than last time exceed the threshold. Nothing that a result depends
+// on is carried.
 
 #include <algorithm>
 
-#include "compress/select/passes/take.h"
+#include "compress/select/passes/passes.h"
+#include "compress/select/selector.h"
 #include "compress/sparse.h"
 #include "nn/base/check.h"
 
 namespace topknot {
-
 namespace {
 
 const Option kThreshold{.name = "threshold", .standard = 0.0, .help = "the fixed one", .least = 0};
@@ -24,19 +31,29 @@ double fixed_threshold(const CompressOptions& options) {
   return threshold;
 }
 
-void ThresholdSelector::select(std::span<float> u, const FeedbackInput& input, const SelectStep& step,
-                               Selected& selected) {
-  const MagnitudeKey above = step.density >= 1 ? -1 : key_below(threshold_);
-  const std::size_t limit = above < 0 ? u.size() : 2 * last_count_ + 4096;
-  accumulate_and_collect(u, input, above, limit, found_);
-  if (!begin_selection(found_.finite(), selected)) return;
-  if (!found_.complete()) collect(u, above, u.size(), found_);
-  last_count_ = found_.count();
-  take_found(found_, selected);
-  selected.threshold = above < 0 ? 0 : threshold_;
-}
-
 namespace {
+
+class ThresholdSelector final : public Selector {
+ public:
+  explicit ThresholdSelector(const CompressOptions& options) : threshold_(fixed_threshold(options)) {}
+
+  void select(std::span<float> u, const FeedbackInput& input, const SelectStep& step,
+              Selected& selected) override {
+    const MagnitudeKey above = step.density >= 1 ? -1 : key_below(threshold_);
+    const std::size_t limit = above < 0 ? u.size() : 2 * last_count_ + 4096;
+    accumulate_and_collect(u, input, above, limit, found_);
+    if (!begin_selection(found_.finite(), selected)) return;
+    if (!found_.complete()) collect(u, above, u.size(), found_);
+    last_count_ = found_.count();
+    take_found(found_, selected);
+    selected.threshold = above < 0 ? 0 : threshold_;
+  }
+
+ private:
+  double threshold_;
+  Candidates found_;
+  std::size_t last_count_ = 0;  // how much room the list gets
+};
 
 const bool threshold_registered = [] {
   add_selector<ThresholdSelector>("threshold", "the entries whose magnitude exceeds compress.threshold",

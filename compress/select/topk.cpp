@@ -1,44 +1,61 @@
-#include "compress/select/topk.h"
+// The k largest magnitudes, exactly; ties go to the lower index. Zeros count as entries, so exactly k are
+// selected. Preset topk is TopK-SGD with error feedback: Stich, Cordonnier, Jaggi, "Sparsified SGD with Memory",
+// NeurIPS 2018; operator as in Shi et al., arXiv 1911.08772.
+//
+// One pass in steady state: the k-th magnitude of the last step, lowered by a margin, is a bound above which
+// the k largest of this step nearly always lie (compress/select/passes/keys.h); the pass that adds the
+// residual lists what exceeds it, and the k largest of the list are the answer. Fewer than k, or far too many:
+// radix selection over the sum.
 
 #include <algorithm>
 
-#include "compress/select/passes/take.h"
+#include "compress/select/passes/keys.h"
+#include "compress/select/passes/passes.h"
+#include "compress/select/selector.h"
 #include "compress/sparse.h"
 #include "nn/base/check.h"
 
 namespace topknot {
-
-void TopKSelector::select(std::span<float> u, const FeedbackInput& input, const SelectStep& step,
-                          Selected& selected) {
-  TOPKNOT_CHECK(step.k >= 1 && step.k <= u.size(), "k outside 1 to the vector's length");
-  next_ = carried_;
-  const bool all = step.k == u.size();
-  const MagnitudeKey above = carried_.above(all);
-  accumulate_and_collect(u, input, above, list_limit(step.k), found_);
-  candidates_ = found_.count();
-  fell_back_ = false;
-  if (!begin_selection(found_.finite(), selected)) return;
-  if (all) {
-    selected.threshold = select_all(u, selected);
-    return;
-  }
-  const ListState list = list_state(found_.complete(), candidates_, step.k);
-  fell_back_ = list != ListState::good;
-  const MagnitudeKey kth =
-      fell_back_ ? select_exact(u, step.k, found_, selected) : select_from(found_, above, step.k, selected);
-  selected.threshold = magnitude_of(kth);
-  next_ = carried_.after(kth, list);
-}
-
-void TopKSelector::commit(const SelectOutcome&) {
-  carried_ = next_;
-}
-
-void TopKSelector::discard() {
-  next_ = carried_;
-}
-
 namespace {
+
+class TopKSelector final : public Selector {
+ public:
+  void select(std::span<float> u, const FeedbackInput& input, const SelectStep& step,
+              Selected& selected) override {
+    TOPKNOT_CHECK(step.k >= 1 && step.k <= u.size(), "k outside 1 to the vector's length");
+    next_ = carried_;
+    const bool all = step.k == u.size();
+    const MagnitudeKey above = carried_.above(all);
+    accumulate_and_collect(u, input, above, list_limit(step.k), found_);
+    candidates_ = found_.count();
+    fell_back_ = false;
+    if (!begin_selection(found_.finite(), selected)) return;
+    if (all) {
+      selected.threshold = select_all(u, selected);
+      return;
+    }
+    const ListState list = list_state(found_.complete(), candidates_, step.k);
+    fell_back_ = list != ListState::good;
+    const MagnitudeKey kth =
+        fell_back_ ? select_exact(u, step.k, found_, selected) : select_from(found_, above, step.k, selected);
+    selected.threshold = magnitude_of(kth);
+    next_ = carried_.after(kth, list);
+  }
+
+  void commit(const SelectOutcome&) override { carried_ = next_; }
+
+  void discard() override { next_ = carried_; }
+
+  SelectDiagnostics diagnostics() const override {
+    return {.candidates = candidates_, .exact = fell_back_, .carried = carried_};
+  }
+
+ private:
+  CarriedBound carried_, next_;
+  Candidates found_;
+  std::size_t candidates_ = 0;  // above the carried bound
+  bool fell_back_ = false;      // to radix selection
+};
 
 const bool topk_registered = [] {
   add_selector<TopKSelector>("topk", "exactly k entries, the largest magnitudes; ties to the lower index",

@@ -6,7 +6,7 @@
 
 #include "compress/compressor.h"
 #include "compress/memory/accumulate.h"
-#include "compress/select/passes/carried_bound.h"
+#include "compress/select/passes/keys.h"
 #include "nn/core/rng.h"
 #include "tests/compress/fixtures.h"
 #include "tests/compress/select/select_once.h"

@@ -3,7 +3,7 @@
 #include <limits>
 
 #include "compress/select/cuda/topk_kernels.h"
-#include "compress/select/topk.h"
+#include "compress/select/selector.h"
 #include "nn/core/rng.h"
 #include "tests/compress/fixtures.h"
 #include "tests/cuda/one_range.h"
@@ -42,7 +42,7 @@ TEST_CASE("topk on a GPU through a long vector, a warm-up of densities and a ref
 TEST_CASE("topk on a GPU carries the CPU's bound and gets along with the list in steady state") {
   const OnGpu gpu;
   const std::size_t n = 20000, k = 200;
-  TopKSelector cpu;
+  const auto cpu = make_selector("topk");
   const DeviceVector<cuda::TopKState> state(std::vector<cuda::TopKState>(1));
   const OneRange one(n, 8 * k + 4096, k);
   const DeviceVector<float> u_gpu(n), r_gpu(n);
@@ -74,18 +74,18 @@ TEST_CASE("topk on a GPU carries the CPU's bound and gets along with the list in
     Selected expected;
     SelectStep step;
     step.k = k;
-    cpu.select(u, residual, step, expected);
+    cpu->select(u, residual, step, expected);
     if (good)
-      cpu.commit({});
+      cpu->commit({});
     else
-      cpu.discard();
+      cpu->discard();
     const cuda::TopKState now = state.host()[0];
     INFO("step " << t);
-    CHECK(now.carried.kth == cpu.carried().kth);
-    CHECK(now.carried.margin == cpu.carried().margin);
+    CHECK(now.carried.kth == cpu->diagnostics().carried.kth);
+    CHECK(now.carried.margin == cpu->diagnostics().carried.margin);
     if (!expected.finite) continue;
-    CHECK((now.list == ListState::good) == !cpu.fell_back());
-    CHECK(to_host(one.ranges().choices, 1)[0].whole == cpu.fell_back());
+    CHECK((now.list == ListState::good) == !cpu->diagnostics().exact);
+    CHECK(to_host(one.ranges().choices, 1)[0].whole == cpu->diagnostics().exact);
     good_lists += now.list == ListState::good;
     long_lists += now.list == ListState::too_many;
     CHECK(one.indices() == expected.indices);

@@ -5,7 +5,7 @@
 #include <exception>
 #include <limits>
 
-#include "compress/select/passes/take.h"
+#include "compress/select/passes/passes.h"
 #include "compress/sparse.h"
 #include "nn/base/check.h"
 #include "nn/base/text.h"

@@ -1,4 +1,4 @@
-#include "compress/select/dgc_sampled.h"
+#include "compress/select/dgc_rule.h"
 
 #include "compress/select/cuda/device_selector.h"
 #include "compress/select/cuda/dgc_sampled_kernels.h"

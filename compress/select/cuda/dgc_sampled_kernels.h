@@ -1,5 +1,5 @@
 #pragma once
-// DGC's sampled selection on a GPU (compress/select/dgc_sampled.h): all launches of a step's selection, in order.
+// DGC's sampled selection on a GPU (compress/select/dgc_sampled.cpp): all launches of a step's selection, in order.
 
 #include <cuda_runtime_api.h>
 

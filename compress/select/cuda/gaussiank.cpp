@@ -1,11 +1,11 @@
-// CUDA counterpart of compress/select/gaussiank.h. In steady state, where the rule ends at the threshold
+// CUDA counterpart of compress/select/gaussiank.cpp. In steady state, where the rule ends at the threshold
 // at which it ended last step, 16 bytes per element; else 24.
 #include "compress/compressor.h"
 #include "compress/parallel.h"
 #include "compress/select/cuda/device_selector.h"
 #include "compress/select/cuda/gaussiank_kernels.h"
 #include "compress/select/cuda/gpu_select_memory.h"
-#include "compress/select/passes/normal_quantile.h"
+#include "compress/select/passes/quantiles.h"
 
 namespace topknot::cuda {
 namespace {

@@ -19,7 +19,7 @@
 
 #include "compress/density_count.h"
 #include "compress/memory/accumulate.h"
-#include "compress/select/passes/carried_bound.h"
+#include "compress/select/passes/keys.h"
 #include "nn/core/step.h"
 
 namespace topknot::cuda {

@@ -1,4 +1,4 @@
-#include "compress/select/regtopk.h"
+#include "compress/select/regtopk_score.h"
 
 #include <algorithm>
 #include <functional>

@@ -1,5 +1,5 @@
 #pragma once
-// What RegTop-k on a GPU adds to Top-k (compress/select/regtopk.h): O(k) work on the entries sent in the last step.
+// What RegTop-k on a GPU adds to Top-k (compress/select/regtopk.cpp): O(k) work on the entries sent in the last step.
 
 #include <cuda_runtime_api.h>
 

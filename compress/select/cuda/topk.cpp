@@ -1,10 +1,10 @@
-// CUDA counterparts of compress/select/topk.h and threshold.h. In steady state topk reads the
+// CUDA counterparts of compress/select/topk.cpp and threshold.cpp. In steady state topk reads the
 // gradient and the residual, writes u, and looks at a list of little more than k entries.
 #include "compress/compressor.h"
 #include "compress/select/cuda/device_selector.h"
 #include "compress/select/cuda/gpu_select_memory.h"
 #include "compress/select/cuda/topk_kernels.h"
-#include "compress/select/threshold.h"
+#include "compress/select/selector.h"
 
 namespace topknot::cuda {
 namespace {

@@ -1,7 +1,8 @@
-#include "compress/select/passes/take.h"
+#include "compress/select/passes/passes.h"
 
 #include <algorithm>
 #include <functional>
+#include <limits>
 
 #include "nn/base/check.h"
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "compress/parallel.h"
-#include "compress/select/passes/take.h"
+#include "compress/select/passes/passes.h"
 #include "nn/base/check.h"
 #include "nn/core/simd.h"
 

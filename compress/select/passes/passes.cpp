@@ -1,7 +1,7 @@
 #include "compress/select/passes/passes.h"
 
 #include <algorithm>
-#include <limits>
+#include <numeric>
 
 #include "compress/parallel.h"
 #include "compress/select/passes/pass_kernels.h"
@@ -122,6 +122,56 @@ std::vector<std::size_t> count_digits(std::span<const float> u, int shift, int w
   std::vector<std::size_t> counts(bins);
   for (std::size_t i = 0; i < tables.size(); ++i) counts[i % bins] += tables[i];
   return counts;
+}
+
+bool begin_selection(bool finite, Selected& selected) {
+  selected.indices.clear();
+  selected.values.clear();
+  selected.finite = finite;
+  selected.threshold = 0;
+  return finite;
+}
+
+float select_all(std::span<const float> u, Selected& selected) {
+  selected.indices.resize(u.size());
+  std::iota(selected.indices.begin(), selected.indices.end(), 0u);
+  selected.values.assign(u.begin(), u.end());
+  if (u.empty()) return 0;
+  MagnitudeKey least = key_of(u[0]);
+  for (const float x : u) least = std::min(least, key_of(x));
+  return magnitude_of(least);
+}
+
+void take_found(const Candidates& found, Selected& selected) {
+  selected.indices.resize(found.count());
+  selected.values.resize(found.count());
+  std::size_t n = 0;
+  for (const auto& part : found.parts) {
+    std::copy_n(part.index.get(), part.count, selected.indices.data() + n);
+    std::copy_n(part.value.get(), part.count, selected.values.data() + n);
+    n += part.count;
+  }
+}
+
+std::size_t count_listed(const Candidates& found, MagnitudeKey above) {
+  std::size_t count = 0;
+  for (const auto& part : found.parts)
+    for (std::size_t i = 0; i < part.count; ++i) count += key_of(part.value[i]) > above;
+  return count;
+}
+
+void take_listed(const Candidates& found, MagnitudeKey above, std::size_t count, Selected& selected) {
+  selected.indices.resize(count + 1);  // one more: the loop writes before it knows
+  selected.values.resize(count + 1);
+  std::size_t n = 0;
+  for (const auto& part : found.parts)
+    for (std::size_t i = 0; i < part.count; ++i) {
+      selected.indices[n] = part.index[i];
+      selected.values[n] = part.value[i];
+      n += key_of(part.value[i]) > above;
+    }
+  selected.indices.resize(count);
+  selected.values.resize(count);
 }
 
 }  // namespace topknot

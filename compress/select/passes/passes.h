@@ -1,6 +1,6 @@
 #pragma once
-// The passes over the data that selectors are made of. Each is one read of the vector, cut over threads by
-// contiguous ranges, so that a list by part is a list by index.
+// What selectors are made of: passes over the data, what they take from the lists that a pass makes, and exact selection.
+// A pass is one read of the vector, cut over threads by contiguous ranges, so that a list by part is a list by index.
 
 #include <cstddef>
 #include <cstdint>
@@ -10,7 +10,8 @@
 
 #include "compress/memory/feedback_input.h"
 #include "compress/select/passes/keys.h"
-#include "compress/select/passes/normal_quantile.h"
+#include "compress/select/passes/quantiles.h"
+#include "compress/select/selector.h"
 
 namespace topknot {
 
@@ -52,5 +53,31 @@ Moments accumulate_with_moments(std::span<float> u, const FeedbackInput& input, 
 
 // One digit of a radix selection: counts[b] = how many keys have (key >> shift) == (prefix << width) + b.
 std::vector<std::size_t> count_digits(std::span<const float> u, int shift, int width, MagnitudeKey prefix);
+
+// What selectors write into their result, from a vector or from what a pass over it listed.
+
+// Empties `selected` and notes whether the vector was finite; returns that.
+bool begin_selection(bool finite, Selected& selected);
+// Every entry of u; returns the least magnitude, 0 of none.
+float select_all(std::span<const float> u, Selected& selected);
+// Everything that was found.
+void take_found(const Candidates& found, Selected& selected);
+// How many of the list exceed a bound.
+std::size_t count_listed(const Candidates& found, MagnitudeKey above);
+// Those of the list that exceed a bound, of which there are `count`, as count_listed() says.
+void take_listed(const Candidates& found, MagnitudeKey above, std::size_t count, Selected& selected);
+
+// The k-th largest key of the list, of at least k entries, which was collected with `above`.
+MagnitudeKey kth_key(const Candidates& found, MagnitudeKey above, std::size_t k);
+
+// Exact selection of the k largest magnitudes, ties to the lower index (exact.cpp).
+//
+// From a list that holds at least k entries and is known to hold the k largest. `above` is the bound the list
+// was collected with. Returns the k-th key; `selected` gets indices and values.
+MagnitudeKey select_from(const Candidates& found, MagnitudeKey above, std::size_t k, Selected& selected);
+
+// From the whole vector, 1 <= k <= n, all finite: radix selection, 11 bits a pass, until few enough entries
+// are left to list. `found` is scratch.
+MagnitudeKey select_exact(std::span<const float> u, std::size_t k, Candidates& found, Selected& selected);
 
 }  // namespace topknot

@@ -4,7 +4,7 @@
 #include <limits>
 
 #include "compress/memory/residual.h"
-#include "compress/select/topk.h"
+#include "compress/select/selector.h"
 #include "compress/sparse.h"
 #include "nn/core/rng.h"
 #include "tests/compress/fixtures.h"
@@ -56,7 +56,7 @@ std::vector<float> random_vector(std::uint32_t stream, std::size_t n, float scal
 }  // namespace
 
 TEST_CASE("topk with error feedback and momentum gives the golden trace, part by part") {
-  std::array<TopKSelector, 2> selectors;
+  const std::array<std::unique_ptr<Selector>, 2> selectors = {make_selector("topk"), make_selector("topk")};
   std::array<ResidualMemory, 2> memories;
   std::array<std::vector<float>, 2> spare = {std::vector<float>(4), std::vector<float>(4)};
   std::vector<double> weights(4, 1.0), momentum(4, 0.0);
@@ -67,11 +67,11 @@ TEST_CASE("topk with error feedback and momentum gives the golden trace, part by
       u[p] = trace_gradient(t, static_cast<int>(p));
       SelectStep step;
       step.density = 0.25;
-      selectors[p].select(u[p], memories[p].input(u[p], spare[p]), step, selected[p]);
+      selectors[p]->select(u[p], memories[p].input(u[p], spare[p]), step, selected[p]);
       REQUIRE(selected[p].indices == std::vector<std::uint32_t>{kSent[t][p].index});
       REQUIRE(static_cast<double>(selected[p].values[0]) == kSent[t][p].value);
       memories[p].commit(u[p], spare[p], selected[p].indices, selected[p].values, {});
-      selectors[p].commit({});
+      selectors[p]->commit({});
       spare[p] = u[p];
     }
     std::vector<Contribution> contributions = {{selected[0].indices, selected[0].values},
@@ -218,11 +218,11 @@ TEST_CASE("without a memory what is not sent is lost, and the spare memory is no
 TEST_CASE("the (1 - k/d)^2 bound of Shi et al. holds for bell shapes and not for a constant magnitude") {
   const std::size_t d = 200000, k = 2000;
   const auto ratio = [&](std::vector<float> x) {
-    TopKSelector selector;
+    const auto selector = make_selector("topk");
     Selected selected;
     SelectStep step;
     step.k = k;
-    selector.select(x, {}, step, selected);
+    selector->select(x, {}, step, selected);
     double all = 0, kept = 0;
     for (const double v : x) all += v * v;
     for (const double v : selected.values) kept += v * v;

@@ -1,6 +1,7 @@
 // DGC's sampled selection: its geometry, its rule against a plain loop, its counts, and vectors that would trap
 // a careless loop.
-#include "compress/select/dgc_sampled.h"
+#include "compress/select/dgc_rule.h"
+#include "compress/select/selector.h"
 
 #include <omp.h>
 
@@ -37,7 +38,7 @@ struct Case {
   std::size_t position = 0;
 
   Selected select(std::vector<float>* sum = nullptr) const {
-    DgcSampledSelector selector(options);
+    const auto selector = make_selector("dgc_sampled", options);
     std::vector<float> x = u;
     Selected selected;
     SelectStep info;
@@ -46,7 +47,7 @@ struct Case {
     info.step = step;
     info.rank = rank;
     info.position = position;
-    selector.select(x, addend, info, selected);
+    selector->select(x, addend, info, selected);
     if (sum) *sum = x;
     return selected;
   }
@@ -198,7 +199,7 @@ TEST_CASE("after ten changes of the threshold the first k are sent, however many
 
 TEST_CASE("at most k entries of a normal vector are selected, and nearly always 0.8 k") {
   // Many starts of the sample in few large vectors, many smaller vectors.
-  DgcSampledSelector selector{CompressOptions{}};
+  const auto selector = make_selector("dgc_sampled");
   int selections = 0, enough = 0, truncated_or_exact = 0;
   const auto run = [&](std::vector<float>& x, std::int64_t step) {
     Selected selected;
@@ -206,7 +207,7 @@ TEST_CASE("at most k entries of a normal vector are selected, and nearly always 
     info.density = 0.001;
     info.k = dgc::selected_count(info.density, x.size());
     info.step = step;
-    selector.select(x, {}, info, selected);
+    selector->select(x, {}, info, selected);
     REQUIRE(selected.indices.size() <= info.k);
     ++selections;
     enough += static_cast<double>(selected.indices.size()) >= 0.8 * static_cast<double>(info.k);
@@ -329,10 +330,10 @@ TEST_CASE("at density 1 every entry is sent") {
 TEST_CASE("dgc_sampled validates its options") {
   CompressOptions options;
   options.set("truncate", "middle");
-  CHECK_THROWS_AS(DgcSampledSelector(options), UserError);
+  CHECK_THROWS_AS(make_selector("dgc_sampled", options), UserError);
   options = {};
   options.set("sample_ratio", 0);
-  CHECK_THROWS_AS(DgcSampledSelector(options), UserError);
+  CHECK_THROWS_AS(make_selector("dgc_sampled", options), UserError);
 }
 
 TEST_CASE("the sampled threshold is the least of the sample where nearly all of it counts") {

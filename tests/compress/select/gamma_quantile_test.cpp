@@ -1,8 +1,7 @@
-#include "compress/select/passes/gamma_quantile.h"
+#include "compress/select/passes/quantiles.h"
 
 #include <cmath>
 
-#include "compress/select/passes/normal_quantile.h"
 #include "nn/base/check.h"
 #include "tests/support/catch.h"
 

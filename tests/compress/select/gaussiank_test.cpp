@@ -1,4 +1,4 @@
-#include "compress/select/gaussiank.h"
+#include "compress/select/selector.h"
 
 #include <omp.h>
 
@@ -6,7 +6,7 @@
 #include <cmath>
 #include <limits>
 
-#include "compress/select/passes/normal_quantile.h"
+#include "compress/select/passes/quantiles.h"
 #include "nn/core/rng.h"
 #include "tests/compress/fixtures.h"
 #include "tests/compress/select/select_once.h"
@@ -27,11 +27,12 @@ struct Golden {
 void check_trace(const std::string& name, double density, const std::vector<Golden>& golden) {
   INFO(name << " at " << density);
   std::vector<float> x = fixture(name);
-  GaussianKSelector selector;
-  const Selected selected = select_once(selector, x, {}, {density});
-  REQUIRE(selector.trace().size() == golden.size());
+  const auto selector = make_selector("gaussiank");
+  const Selected selected = select_once(*selector, x, {}, {density});
+  const auto trace = selector->diagnostics().trace;
+  REQUIRE(trace.size() == golden.size());
   for (std::size_t i = 0; i < golden.size(); ++i) {
-    const auto& [threshold, count] = selector.trace()[i];
+    const auto& [threshold, count] = trace[i];
     CHECK(threshold == Approx(golden[i].threshold).epsilon(1e-6));
     CHECK(std::abs(static_cast<double>(count) - static_cast<double>(golden[i].count)) <= 2);
     const std::vector<std::uint32_t> above = positions_above(x, threshold);
@@ -57,18 +58,20 @@ TEST_CASE("gaussiank gives the golden traces") {
 TEST_CASE("gaussiank's third threshold is 2.25 or 0.25 times the first where the second errs on its side") {
   std::vector<float> many(2500);
   for (std::size_t i = 0; i < 100; ++i) many[i] = (i < 20 ? 13.0f : 10.0f) * (i % 2 ? 1 : -1);
-  GaussianKSelector selector;
-  Selected selected = select_once(selector, many, {}, {0.01});
-  REQUIRE(selector.trace().size() == 3);
-  const double t = selector.trace()[0].threshold;
-  CHECK((selector.trace()[1].threshold == t * 1.5 && selector.trace()[2].threshold == t * 1.5 * 1.5));
+  const auto selector = make_selector("gaussiank");
+  Selected selected = select_once(*selector, many, {}, {0.01});
+  auto trace = selector->diagnostics().trace;
+  REQUIRE(trace.size() == 3);
+  const double t = trace[0].threshold;
+  CHECK((trace[1].threshold == t * 1.5 && trace[2].threshold == t * 1.5 * 1.5));
   CHECK(selected.indices.size() == 20);
 
   std::vector<float> few(2500);
   for (std::size_t i = 0; i < few.size(); ++i) few[i] = i % 2 ? 1 : -1;
-  selected = select_once(selector, few, {}, {0.01});
-  REQUIRE(selector.trace().size() == 3);
-  CHECK(selector.trace()[2].threshold == selector.trace()[0].threshold * 0.25);
+  selected = select_once(*selector, few, {}, {0.01});
+  trace = selector->diagnostics().trace;
+  REQUIRE(trace.size() == 3);
+  CHECK(trace[2].threshold == trace[0].threshold * 0.25);
   CHECK(selected.indices.size() == few.size());
 }
 
@@ -112,7 +115,7 @@ TEST_CASE("the inverse normal distribution agrees with the table") {
 
 TEST_CASE("gaussiank over a run: the carried bound changes the passes, never the selection") {
   const std::size_t d = 50000;
-  GaussianKSelector carried;
+  const auto carried = make_selector("gaussiank");
   std::vector<float> residual(d);
   bool moved = false;
   int in_one_pass = 0;
@@ -121,17 +124,17 @@ TEST_CASE("gaussiank over a run: the carried bound changes the passes, never the
     std::vector<float> u(d);
     for (std::size_t i = 0; i < d; ++i) u[i] = rng.normal(i) * (i < d / 2 ? 1.0f : 0.05f);
     std::vector<float> copy = u;
-    GaussianKSelector fresh;
+    const auto fresh = make_selector("gaussiank");
     const double density = t < 30 ? 0.01 : 0.001;
-    const auto a = select_once(carried, u, residual, {density}),
-               b = select_once(fresh, copy, residual, {density});
+    const auto a = select_once(*carried, u, residual, {density}),
+               b = select_once(*fresh, copy, residual, {density});
     REQUIRE(a.indices == b.indices);
     REQUIRE(same_bits(a.values, b.values));
     REQUIRE(same_bits(u, copy));
-    moved |= carried.last_level() != 0;
-    in_one_pass += carried.passes() == 1;
-    CHECK(fresh.passes() > 1);
-    carried.commit({});
+    moved |= carried->diagnostics().trace.size() > 1;
+    in_one_pass += carried->diagnostics().passes == 1;
+    CHECK(fresh->diagnostics().passes > 1);
+    carried->commit({});
     residual = u;
     for (const std::uint32_t i : a.indices) residual[i] = 0;
   }
@@ -143,7 +146,7 @@ TEST_CASE("gaussiank needs one pass where the distribution stays, wherever its r
   // Long tails end above the first threshold, after one that lets too many through; short ones below it.
   const double power = GENERATE(0.25, 0.5, 1.0, 2.0, 3.0);
   INFO("normal numbers to the power " << power);
-  GaussianKSelector carried;
+  const auto carried = make_selector("gaussiank");
   std::vector<int> passes;
   for (std::uint32_t t = 0; t < 40; ++t) {
     const CounterRng rng(29, RngUse::test, t);
@@ -155,41 +158,41 @@ TEST_CASE("gaussiank needs one pass where the distribution stays, wherever its r
     if (t >= 20)  // grows and shrinks
       for (float& x : u) x *= 1.0f + 0.4f * static_cast<float>(t % 4);
     std::vector<float> copy = u;
-    GaussianKSelector fresh;
-    REQUIRE(select_once(carried, u, {}, {0.01}).indices == select_once(fresh, copy, {}, {0.01}).indices);
-    carried.commit({});
-    if (t >= 10 && t < 20) passes.push_back(carried.passes());
+    const auto fresh = make_selector("gaussiank");
+    REQUIRE(select_once(*carried, u, {}, {0.01}).indices == select_once(*fresh, copy, {}, {0.01}).indices);
+    carried->commit({});
+    if (t >= 10 && t < 20) passes.push_back(carried->diagnostics().passes);
   }
   CHECK(std::count(passes.begin(), passes.end(), 1) >= 8);
 }
 
 TEST_CASE("gaussiank of zeros selects nothing, of a constant exactly k, of few elements exactly k") {
-  GaussianKSelector selector;
+  const auto selector = make_selector("gaussiank");
   std::vector<float> x(5000, 0.0f);
-  CHECK(select_once(selector, x, {}, {0.01}).indices.empty());
+  CHECK(select_once(*selector, x, {}, {0.01}).indices.empty());
   std::fill(x.begin(), x.end(), 0.1f);
-  const auto constant = select_once(selector, x, {}, {0.01});
+  const auto constant = select_once(*selector, x, {}, {0.01});
   CHECK(constant.indices == plain_topk(x, 50));
-  CHECK(selector.trace().empty());
+  CHECK(selector->diagnostics().trace.empty());
   std::vector<float> few = fixture("cubic");
   std::vector<float> enough = few;
   few.resize(2047);
-  CHECK(select_once(selector, few, {}, {0.01}).indices == plain_topk(few, 20));
-  CHECK(selector.trace().empty());
+  CHECK(select_once(*selector, few, {}, {0.01}).indices == plain_topk(few, 20));
+  CHECK(selector->diagnostics().trace.empty());
   enough.resize(2048);
-  select_once(selector, enough, {}, {0.01});
-  CHECK_FALSE(selector.trace().empty());
+  select_once(*selector, enough, {}, {0.01});
+  CHECK_FALSE(selector->diagnostics().trace.empty());
   std::vector<float> one(1, -3.0f);
-  CHECK(select_once(selector, one, {}, {0.001}).values == std::vector<float>{-3.0f});
+  CHECK(select_once(*selector, one, {}, {0.001}).values == std::vector<float>{-3.0f});
 }
 
 TEST_CASE("two thirds and four thirds of k are near enough for gaussiank") {
   for (const std::size_t count : {20u, 40u}) {
     std::vector<float> x(3000);
     for (std::size_t i = 0; i < count; ++i) x[i] = i % 2 ? 10 : -10;
-    GaussianKSelector selector;
-    CHECK(select_once(selector, x, {}, {0.01}).indices.size() == count);  // k is 30
-    CHECK(selector.trace().size() == 1);
+    const auto selector = make_selector("gaussiank");
+    CHECK(select_once(*selector, x, {}, {0.01}).indices.size() == count);  // k is 30
+    CHECK(selector->diagnostics().trace.size() == 1);
   }
 }
 
@@ -199,9 +202,9 @@ TEST_CASE("gaussiank keeps to the rule where the mean is far from zero") {
   std::vector<float> x(4000);
   const CounterRng rng(19, RngUse::test);
   for (std::size_t i = 0; i < x.size(); ++i) x[i] = -5.0f + 0.1f * rng.normal(i);
-  GaussianKSelector selector;
-  CHECK(select_once(selector, x, {}, {0.01}).indices.size() == x.size());
-  CHECK(selector.trace().size() == 3);
+  const auto selector = make_selector("gaussiank");
+  CHECK(select_once(*selector, x, {}, {0.01}).indices.size() == x.size());
+  CHECK(selector->diagnostics().trace.size() == 3);
 }
 
 TEST_CASE("gaussiank sees a NaN or Inf anywhere, and forgets the step") {
@@ -210,18 +213,18 @@ TEST_CASE("gaussiank sees a NaN or Inf anywhere, and forgets the step") {
       GENERATE(std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::infinity());
   std::vector<float> x = fixture("cubic");
   x.resize(10000);
-  GaussianKSelector selector;
+  const auto selector = make_selector("gaussiank");
   std::vector<float> good = x;
-  select_once(selector, good, {}, {0.001});
-  selector.commit({});
-  const CarriedBound carried = selector.carried();
+  select_once(*selector, good, {}, {0.001});
+  selector->commit({});
+  const CarriedBound carried = selector->diagnostics().carried;
   std::vector<float> broken = x, residual(x.size());
   residual[at] = bad;
-  const auto selected = select_once(selector, broken, residual, {0.01});
+  const auto selected = select_once(*selector, broken, residual, {0.01});
   CHECK_FALSE(selected.finite);
   CHECK(selected.indices.empty());
-  selector.discard();
-  CHECK(selector.carried() == carried);
+  selector->discard();
+  CHECK(selector->diagnostics().carried == carried);
 }
 
 TEST_CASE("gaussiank's moments do not depend on the number of threads") {
@@ -238,8 +241,8 @@ TEST_CASE("gaussiank's moments do not depend on the number of threads") {
     means.push_back(moments.mean);
     deviations.push_back(moments.deviation);
     u = x;
-    GaussianKSelector selector;
-    indices.push_back(select_once(selector, u, addend, {0.001}).indices);
+    const auto selector = make_selector("gaussiank");
+    indices.push_back(select_once(*selector, u, addend, {0.001}).indices);
   }
   omp_set_num_threads(before);
   for (std::size_t i = 1; i < means.size(); ++i) {

@@ -1,4 +1,4 @@
-#include "compress/select/mstopk.h"
+#include "compress/select/selector.h"
 
 #include <map>
 #include <set>
@@ -67,45 +67,46 @@ TEST_CASE("mstopk selects exactly k: what reaches one threshold, and a run of wh
         INFO(d << " " << power << " " << density);
         const std::vector<float> x = noise(d, 1, power);
         const std::size_t k = target_count(density, d);
-        MsTopKSelector selector({});
-        const auto selected = select_from_copy(selector, x, {density, 3, 1, 50});
+        const auto selector = make_selector("mstopk");
+        const auto selected = select_from_copy(*selector, x, {density, 3, 1, 50});
         const PlainBracket expected = plain_bracket(x, k);
-        CHECK(selector.bracket().count1 == expected.count1);
-        CHECK(selector.bracket().count2 >= expected.count2);  // it stops where k reach t1
+        const auto trace = selector->diagnostics().trace;  // the two thresholds
+        CHECK(trace[0].count == expected.count1);
+        CHECK(trace[1].count >= expected.count2);  // it stops where k reach t1
         CHECK(is_mstopk(selected, x, expected, k));
       }
 }
 
 TEST_CASE("where 30 bisections tell all magnitudes apart, mstopk is topk") {
   const std::vector<float> x = noise(10007, 2);
-  MsTopKSelector selector({});
+  const auto selector = make_selector("mstopk");
   for (const double density : {0.001, 0.01, 0.1})
-    CHECK(select_from_copy(selector, x, {density}).indices == plain_topk(x, target_count(density, 10007)));
+    CHECK(select_from_copy(*selector, x, {density}).indices == plain_topk(x, target_count(density, 10007)));
 }
 
 TEST_CASE("of equal magnitudes mstopk selects a run of k, elsewhere at other steps and ranks") {
   const double c = GENERATE(0.0, 0.1, 3.0);
   std::vector<float> x(30000, static_cast<float>(c));
-  MsTopKSelector selector({});
+  const auto selector = make_selector("mstopk");
   std::set<std::uint32_t> starts;
   for (int t = 0; t < 40; ++t) {
-    const auto selected = select_from_copy(selector, x, {0.01, t / 2, t % 2});
+    const auto selected = select_from_copy(*selector, x, {0.01, t / 2, t % 2});
     REQUIRE(selected.indices.size() == 300);
     REQUIRE(selected.indices.back() - selected.indices.front() == 299);
     starts.insert(selected.indices.front());
   }
   CHECK(starts.size() > 35);
   CHECK(*starts.rbegin() - *starts.begin() > 20000);
-  const auto again = select_from_copy(selector, x, {0.01, 7, 1});
-  CHECK(select_from_copy(selector, x, {0.01, 7, 1}).indices == again.indices);
+  const auto again = select_from_copy(*selector, x, {0.01, 7, 1});
+  CHECK(select_from_copy(*selector, x, {0.01, 7, 1}).indices == again.indices);
 }
 
 TEST_CASE("mstopk's run may start at the first and at the last place, and every place between is as likely") {
   // Two large ones, and two of the four equal others: three places for the run.
   const std::vector<float> x = {1, 5, 1, 1, -6, 1};
-  MsTopKSelector selector({});
+  const auto selector = make_selector("mstopk");
   std::map<std::vector<std::uint32_t>, int> counts;
-  for (int t = 0; t < 900; ++t) ++counts[select_from_copy(selector, x, {0.7, t}).indices];
+  for (int t = 0; t < 900; ++t) ++counts[select_from_copy(*selector, x, {0.7, t}).indices];
   CHECK(counts.size() == 3);
   for (const std::vector<std::uint32_t>& run :
        {std::vector<std::uint32_t>{0, 1, 2, 4}, {1, 2, 3, 4}, {1, 3, 4, 5}}) {
@@ -119,7 +120,7 @@ TEST_CASE("mstopk's thirtieth bisection parts what the twenty-ninth does not") {
   const double q = 0x1p-30, share = (1 - q) / 1000, t = (share + q) / (1 - 2 * share);
   std::vector<float> x(1000);
   x[500] = 1, x[200] = static_cast<float>(t - 0x1p-31), x[700] = static_cast<float>(t + 0x1p-31);
-  MsTopKSelector selector{CompressOptions{}};
+  const auto selector = make_selector("mstopk");
   for (int step = 0; step < 10; ++step)
-    CHECK(select_from_copy(selector, x, {0.002, step}).indices == std::vector<std::uint32_t>{500, 700});
+    CHECK(select_from_copy(*selector, x, {0.002, step}).indices == std::vector<std::uint32_t>{500, 700});
 }

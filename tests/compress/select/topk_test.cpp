@@ -1,10 +1,10 @@
-#include "compress/select/topk.h"
+#include "compress/select/selector.h"
 
 #include <omp.h>
 
 #include <limits>
 
-#include "compress/select/passes/take.h"
+#include "compress/select/passes/passes.h"
 #include "nn/core/rng.h"
 #include "tests/compress/fixtures.h"
 #include "tests/compress/simulated_ranks.h"
@@ -40,8 +40,8 @@ bool is_topk(const Selected& selected, const std::vector<float>& x, std::size_t 
 
 TEST_CASE("exact topk gives the golden selection") {
   std::vector<float> x = fixture("cubic");
-  TopKSelector selector;
-  const auto selected = select(selector, x, {}, 100);
+  const auto selector = make_selector("topk");
+  const auto selected = select(*selector, x, {}, 100);
   CHECK(index_sum(selected.indices) == 492308);
   CHECK(selected.threshold == Approx(0.970319568).epsilon(1e-6));
   double kept = 0, all = 0;
@@ -52,7 +52,7 @@ TEST_CASE("exact topk gives the golden selection") {
 
 TEST_CASE("topk equals its definition over a long run of error feedback, whatever is carried") {
   const std::size_t d = GENERATE(5u, 63u, 1000u, 70001u);
-  TopKSelector selector;
+  const auto selector = make_selector("topk");
   std::vector<float> residual(d);
   std::size_t fast = 0, slow = 0;
   for (std::uint32_t t = 0; t < 120; ++t) {
@@ -72,15 +72,15 @@ TEST_CASE("topk equals its definition over a long run of error feedback, whateve
     const std::size_t k = std::max<std::size_t>(1, t == 0 ? d : t % 30 < 15 ? d / 100 : d / 7);
     std::vector<float> sum(d);
     for (std::size_t i = 0; i < d; ++i) sum[i] = u[i] + residual[i];
-    const auto selected = select(selector, u, residual, k);
+    const auto selected = select(*selector, u, residual, k);
     REQUIRE(is_topk(selected, sum, k));
     REQUIRE(same_bits(u, sum));
-    (selector.fell_back() ? slow : fast) += 1;
+    (selector->diagnostics().exact ? slow : fast) += 1;
     if (t % 9 == 4) {
-      selector.discard();
+      selector->discard();
       continue;
     }
-    selector.commit({});
+    selector->commit({});
     residual = u;
     for (const std::uint32_t i : selected.indices) residual[i] = 0;
   }
@@ -93,13 +93,20 @@ TEST_CASE("topk does not depend on the carried threshold") {
   const CounterRng rng(3, RngUse::test);
   std::vector<float> x(20000);
   for (std::size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(rng.normal(i));
-  TopKSelector selector;
-  for (const double carried : {0.0, 1e-30, 1.0, 2.9, 3.3, 1e30}) {
+  for (const float carried : {0.0f, 1e-30f, 1.0f, 2.9f, 3.3f, 1e30f})
     for (const double margin : {0.004, 0.1}) {
-      selector.set_carried({key_of(static_cast<float>(carried)), margin});
-      CHECK(is_topk(select(selector, x, {}, 20), x, 20));
+      // A k-th magnitude that falls by half again and again widens the margin, one that stays narrows it.
+      const auto selector = make_selector("topk");
+      for (int step = 0; step < 41; ++step) {
+        std::vector<float> taught(x.size());
+        std::fill_n(taught.begin(), 20, margin == 0.1 && step % 2 ? 2 * carried : carried);
+        select(*selector, taught, {}, 20);
+        selector->commit({});
+      }
+      REQUIRE(selector->diagnostics().carried.kth == key_of(carried));
+      if (carried > 0) REQUIRE(selector->diagnostics().carried.margin == Approx(margin).epsilon(1e-12));
+      CHECK(is_topk(select(*selector, x, {}, 20), x, 20));
     }
-  }
 }
 
 TEST_CASE("a list of exactly k entries is long enough") {
@@ -113,22 +120,22 @@ TEST_CASE("ties at the k-th magnitude go to the lower index, also when there are
   x[99999] = 2.0f;
   x[50000] = 0.75f;
   x[7] = 0.0f;
-  TopKSelector selector;
-  const auto selected = select(selector, x, {}, 10);
+  const auto selector = make_selector("topk");
+  const auto selected = select(*selector, x, {}, 10);
   CHECK(selected.indices == std::vector<std::uint32_t>{0, 1, 2, 3, 4, 5, 6, 8, 50000, 99999});
   CHECK(is_topk(selected, x, 10));
   std::fill(x.begin(), x.end(), 0.0f);
-  CHECK(is_topk(select(selector, x, {}, 10), x, 10));
+  CHECK(is_topk(select(*selector, x, {}, 10), x, 10));
 }
 
 TEST_CASE("denormal numbers are ordered like all others") {
   std::vector<float> x(9000);
   for (std::size_t i = 0; i < x.size(); ++i)
     x[i] = std::numeric_limits<float>::denorm_min() * float((i * 31) % 9000);
-  TopKSelector selector;
+  const auto selector = make_selector("topk");
   for (int step = 0; step < 3; ++step) {
-    CHECK(is_topk(select(selector, x, {}, 50), x, 50));
-    selector.commit({});
+    CHECK(is_topk(select(*selector, x, {}, 50), x, 50));
+    selector->commit({});
   }
 }
 
@@ -141,21 +148,21 @@ TEST_CASE("a NaN or Inf anywhere is seen and nothing is selected") {
   const CounterRng rng(5, RngUse::test);
   std::vector<float> x(d), residual(d);
   for (std::size_t i = 0; i < d; ++i) x[i] = static_cast<float>(rng.normal(i));
-  TopKSelector selector;
+  const auto selector = make_selector("topk");
   std::vector<float> first = x;
-  select(selector, first, {}, 40);
-  selector.commit({});
+  select(*selector, first, {}, 40);
+  selector->commit({});
   for (const bool in_residual : {false, true}) {
     std::vector<float> u = x, r = residual;
     (in_residual ? r : u)[at] = static_cast<float>(bad);
-    const auto before = selector.carried();
-    const auto selected = select(selector, u, r, 40);
+    const auto before = selector->diagnostics().carried;
+    const auto selected = select(*selector, u, r, 40);
     CHECK_FALSE(selected.finite);
     CHECK(selected.indices.empty());
-    selector.discard();
-    CHECK(selector.carried() == before);
+    selector->discard();
+    CHECK(selector->diagnostics().carried == before);
   }
-  CHECK(is_topk(select(selector, x, residual, 40), x, 40));
+  CHECK(is_topk(select(*selector, x, residual, 40), x, 40));
 }
 
 TEST_CASE("selections do not depend on the number of threads") {
@@ -171,14 +178,14 @@ TEST_CASE("selections do not depend on the number of threads") {
   std::vector<std::vector<float>> sums;
   for (const int threads : {1, 2, 3, 7}) {
     omp_set_num_threads(threads);
-    TopKSelector selector;
+    const auto selector = make_selector("topk");
     for (int step = 0; step < 3; ++step) {
       std::vector<float> u = gradient;
-      const auto selected = select(selector, u, residual, k);
-      CHECK(selector.fell_back() == (step == 0));
+      const auto selected = select(*selector, u, residual, k);
+      CHECK(selector->diagnostics().exact == (step == 0));
       indices.push_back(selected.indices);
       sums.push_back(u);
-      selector.commit({});
+      selector->commit({});
     }
   }
   omp_set_num_threads(before);
@@ -190,20 +197,20 @@ TEST_CASE("selections do not depend on the number of threads") {
 
 TEST_CASE("in steady state the carried threshold leaves few candidates and no fallback") {
   const std::size_t d = 200000, k = 200;
-  TopKSelector selector;
+  const auto selector = make_selector("topk");
   std::vector<float> residual(d), u(d);
   double candidates = 0;
   int fallbacks = 0;
   for (std::uint32_t t = 0; t < 200; ++t) {
     const CounterRng rng(13, RngUse::test, t);
     for (std::size_t i = 0; i < d; ++i) u[i] = rng.uniform(i) - 0.5f + (rng.bits(i) % 64 == 0 ? 1.0f : 0.0f);
-    const auto selected = select(selector, u, residual, k);
-    selector.commit({});
+    const auto selected = select(*selector, u, residual, k);
+    selector->commit({});
     residual = u;
     for (const std::uint32_t i : selected.indices) residual[i] = 0;
     if (t < 100) continue;
-    candidates += static_cast<double>(selector.candidates()) / 100;
-    fallbacks += selector.fell_back();
+    candidates += static_cast<double>(selector->diagnostics().candidates) / 100;
+    fallbacks += selector->diagnostics().exact;
   }
   CHECK(fallbacks == 0);
   CHECK(candidates < 5.0 * k);

@@ -1,7 +1,6 @@
 #pragma once
-// The normal distribution: a fit from sums, and the inverse of the standard normal distribution function, for 0 < p < 1, to full double precision: a
-// rational starting value (Abramowitz and Stegun 26.2.23, error below 4.5e-4) refined by Halley's method on
-// erfc. On a GPU the last bits are those of its functions.
+// The normal distribution, for CPUs and for kernels: a fit from sums, and the inverse of its distribution function, whose
+// last bits on a GPU are those of its functions. The gamma distribution, for CPUs: its tail and the tail's inverse.
 
 #include <cmath>
 #include <cstddef>
@@ -31,7 +30,8 @@ TOPKNOT_HOST_DEVICE NormalFit normal_fit(double shift, double sum, double square
   return {shift + sum / count, sqrt((0.0 < spread ? spread : 0.0) / (count - 1.0))};  // 0 / 0 for n = 1
 }
 
-// For 0 < p < 1.
+// The inverse of the standard normal distribution function for 0 < p < 1, to full double precision: a rational starting
+// value (Abramowitz and Stegun 26.2.23, error below 4.5e-4) refined by Halley's method on erfc.
 TOPKNOT_HOST_DEVICE double normal_quantile_formula(double p) {
   constexpr double sqrt2 = 1.4142135623730951, two_pi = 6.283185307179586;
   // The lower half by symmetry: erfc keeps its relative precision in the tail.
@@ -48,10 +48,22 @@ TOPKNOT_HOST_DEVICE double normal_quantile_formula(double p) {
   return p < 0.5 ? x : -x;
 }
 
-// Throws Error where p is not inside (0, 1).
+// The same. Throws Error where p is not inside (0, 1).
 inline double normal_quantile(double p) {
   TOPKNOT_CHECK(p > 0 && p < 1, "normal_quantile of " + std::to_string(p));
   return normal_quantile_formula(p);
 }
+
+// The tail of the gamma distribution with scale 1: Q(shape, x) = Gamma(shape, x) / Gamma(shape), the regularised upper
+// incomplete gamma function. For shape > 0 and x >= 0, to about 1e-13 of the lesser of Q and 1 - Q for shapes up to 1000 (1e-9 at 1e6):
+// the series below x = shape + 1 and the continued fraction above it (Abramowitz and Stegun 6.5.29, 6.5.31).
+// Throws Error outside.
+double gamma_tail(double shape, double x);
+
+// The x with Q(shape, x) = q, for shape > 0 and 0 < q < 1; 0 where that is below the least double. By Newton's
+// method on ln Q (or ln(1 - Q), the lesser) over ln x, kept within a bracket. Shapes above 1e6 by the cube-root
+// approximation of Wilson and Hilferty (Abramowitz and Stegun 26.4.17), which is good to 1e-10 there. Throws
+// Error outside.
+double gamma_tail_quantile(double shape, double q);
 
 }  // namespace topknot

@@ -1,4 +1,4 @@
-#include "compress/select/passes/gamma_quantile.h"
+#include "compress/select/passes/quantiles.h"
 
 #include <fmt/format.h>
 
@@ -7,7 +7,6 @@
 #include <limits>
 #include <numbers>
 
-#include "compress/select/passes/normal_quantile.h"
 #include "nn/base/check.h"
 
 namespace topknot {
