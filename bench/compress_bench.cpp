@@ -158,8 +158,8 @@ void measure_selector(const std::string& selector, const std::string& memory, co
 void measure_codec(const std::string& index, const std::string& value, const Entries& entries,
                    const Options& options, Buffers& buffers) {
   const CompressOptions compress = method_options();
-  const auto index_codec = index_codecs().find(index)(compress);
-  const auto value_codec = value_codecs().find(value)(compress);
+  const auto* const index_codec = &index_codecs().find(index);
+  const auto* const value_codec = &value_codecs().find(value);
   std::vector<double> plain, encode, decode, ratio;
   std::vector<std::byte> block;
   Entries read;

@@ -10,7 +10,7 @@
 
 #include "bench/common.h"
 #include "compress/codec/codec.h"
-#include "compress/memory/residual.h"
+#include "compress/memory/memory.h"
 #include "compress/select/selector.h"
 #include "compress/sparse.h"
 #include "nn/base/check.h"
@@ -36,10 +36,10 @@ Figures measure(const std::string& name, const Options& options) {
   stream.fill(-1, buffers.plain_g);
 
   const auto selector = make_selector("topk");
-  ResidualMemory feedback;
+  const auto feedback = make_memory("residual");
   CompressOptions compress;
-  const auto index_codec = index_codecs().find("raw")(compress);
-  const auto value_codec = value_codecs().find("fp32")(compress);
+  const auto* const index_codec = &index_codecs().find("raw");
+  const auto* const value_codec = &value_codecs().find("fp32");
   Selected selected;
   Entries entries;
   SelectStep step;
@@ -50,11 +50,11 @@ Figures measure(const std::string& name, const Options& options) {
   for (step.step = 0; step.step < options.steps; ++step.step) {
     stream.fill(step.step, gradient);
     const auto topk_pass = [&] {
-      selector->select(gradient, feedback.input(gradient, spare), step, selected);
+      selector->select(gradient, feedback->input(gradient, spare), step, selected);
       entries.indices.assign(selected.indices.begin(), selected.indices.end());
       entries.values.assign(selected.values.begin(), selected.values.end());
       const std::vector<std::byte> block = write_block(entries, d, *index_codec, *value_codec);
-      feedback.commit(gradient, spare, entries.indices, entries.values, {});
+      feedback->commit(gradient, spare, entries.indices, entries.values, {});
       TOPKNOT_CHECK(block.size() == kBlockHeaderBytes + 8 * options.k, "a block of another size");
     };
     double plain = 0;

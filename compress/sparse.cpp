@@ -61,8 +61,8 @@ SparseCompressor::SparseCompressor(const SparsePreset& parts, const CompressOpti
                                    const GroupSpec& group)
     : group_(group),
       capacity_(options.capacity),
-      index_codec_(index_codecs().find(parts.codec)(options)),
-      value_codec_(value_codecs().find(parts.values)(options)),
+      index_codec_(&index_codecs().find(parts.codec)),
+      value_codec_(&value_codecs().find(parts.values)),
       received_(static_cast<std::size_t>(group.ranks)) {
   check_combination(parts, options);
   const SelectorFactory& selector = selectors().find(parts.select);
@@ -154,7 +154,7 @@ void SparseCompressor::select_whole(std::size_t segment, const FeedbackInput& in
 }
 
 std::optional<EntryMessage> SparseCompressor::entries() const {
-  if (!value_codec_->exact()) return std::nullopt;
+  if (!value_codec_->exact) return std::nullopt;
   return EntryMessage{&sent_, planned_entries(traits_, group_, density_)};
 }
 
@@ -332,7 +332,7 @@ void add_sparse(const std::string& name, const std::string& help, const SparsePr
                        check_combination(parts, options);
                        const std::size_t entries =
                            planned_entries(selectors().find(parts.select).traits, group, density);
-                       return expected_block_bytes(parts.codec, parts.values, options, entries, group.numel);
+                       return expected_block_bytes(parts.codec, parts.values, entries, group.numel);
                      }});
 }
 

@@ -89,8 +89,8 @@ class SparseCompressor final : public Compressor {
   GradientForm form_ = GradientForm::plain;
   std::vector<std::unique_ptr<Selector>> selectors_;  // one per segment
   std::unique_ptr<Memory> memory_;
-  std::unique_ptr<IndexCodec> index_codec_;
-  std::unique_ptr<ValueCodec> value_codec_;
+  const IndexCodec* index_codec_;
+  const ValueCodec* value_codec_;
 
   Phase phase_ = Phase::idle;
   bool all_ = false;  // every entry is sent, the selectors were not asked

@@ -1,6 +1,6 @@
 #pragma once
-// The formulas of Rice's parameter and of the value codec bf16, fp16 and int8 (rice.cpp, bf16.cpp, fp16.cpp,
-// int8.cpp say what they are), a number at a time, for CPU loops and for kernels: the same bits on both.
+// The formulas of Rice's parameter and of the value codec bf16, fp16 and int8 (rice.cpp and values.cpp say
+// what they are), a number at a time, for CPU loops and for kernels: the same bits on both.
 
 #include <cstddef>
 #include <cstdint>

@@ -26,70 +26,59 @@
 
 namespace topknot {
 
-class ValueCodec {
- public:
-  virtual ~ValueCodec() = default;
-  virtual std::uint8_t id() const = 0;
-  virtual bool exact() const = 0;                          // decode(encode(x)) == x
-  virtual std::size_t bytes(std::size_t count) const = 0;  // at least one per value; 0 of none
+// A way to write values.
+struct ValueCodec {
+  std::uint8_t id = 0;
+  bool exact = false;                       // decode(encode(x)) == x
+  std::size_t (*bytes)(std::size_t count);  // at least one per value; 0 of none
   // Appends bytes(values.size()) bytes. What decodes from finite values is finite.
-  virtual void encode(std::span<const float> values, std::vector<std::byte>& out) const = 0;
-  // `in` has bytes(out.size()) bytes. Throws Error where they are not what encode() writes; values that are
-  // not finite may come out, read_block refuses them.
-  virtual void decode(std::span<const std::byte> in, std::span<float> out) const = 0;
+  void (*encode)(std::span<const float> values, std::vector<std::byte>& out);
+  // `in` has bytes(out.size()) bytes. Throws Error where they are not what encode() writes; values that are not finite may
+  // come out, read_block refuses them.
+  void (*decode)(std::span<const std::byte> in, std::span<float> out);
 };
 
-class IndexLayout;
-
-// What compress.codec names: one layout, or several of which each message takes what suits it.
-class IndexCodec {
- public:
-  virtual ~IndexCodec() = default;
-  virtual const IndexLayout& choose(std::span<const std::uint32_t> indices, std::size_t numel,
-                                    const ValueCodec& values) const = 0;
-  // The layout that a reader of this code accepts under that number, or null.
-  virtual const IndexLayout* find(std::uint8_t id) const = 0;
-  // What `count` positions take, fillers' values not included: exact for raw, bitmap and all, else the
-  // expectation where positions are drawn uniformly.
-  virtual double expected_bytes(std::size_t count, std::size_t numel) const = 0;
-};
-
-// One way to write positions. Never called with none.
-class IndexLayout : public IndexCodec {
- public:
-  virtual std::uint8_t id() const = 0;
+// A way to write positions; its functions are never called with none.
+struct IndexLayout {
   // What encode() appends, and the fillers it asks for.
   struct Size {
     std::size_t bytes = 0, fillers = 0;
   };
-  virtual Size size(std::span<const std::uint32_t> indices, std::size_t numel) const = 0;
-  virtual bool fits(std::size_t count, std::size_t numel) const {
-    return static_cast<void>(numel), count > 0;
-  }
-  // Appends positions, strictly ascending and below numel. `fillers`, empty before, gets the value slots that
-  // belong to no position, ascending: run16 has them. A filler's value is +0.
-  virtual void encode(std::span<const std::uint32_t> indices, std::size_t numel, std::vector<std::byte>& out,
-                      std::vector<std::uint32_t>& fillers) const = 0;
-  // Reads out.size() positions from the start of `in` and returns the bytes used. Throws Error where `in` is
-  // too short or not what encode() writes; read_block checks order and range.
-  virtual std::size_t decode(std::span<const std::byte> in, std::size_t numel, std::span<std::uint32_t> out,
-                             std::vector<std::uint32_t>& fillers) const = 0;
 
-  const IndexLayout& choose(std::span<const std::uint32_t>, std::size_t, const ValueCodec&) const override {
-    return *this;
-  }
-  const IndexLayout* find(std::uint8_t id) const override { return id == this->id() ? this : nullptr; }
+  std::uint8_t id = 0;
+  bool only_all = false;  // writes every position or none
+  // What `count` positions take, fillers' values not included: exact for raw, bitmap and all, else the expectation where
+  // positions are drawn uniformly. 0 of none.
+  double (*expected_bytes)(std::size_t count, std::size_t numel);
+  Size (*size)(std::span<const std::uint32_t> indices, std::size_t numel);
+  // Appends positions, strictly ascending and below numel. `fillers`, empty before, gets the value slots that belong to no
+  // position, ascending: run16 has them. A filler's value is +0.
+  void (*encode)(std::span<const std::uint32_t> indices, std::size_t numel, std::vector<std::byte>& out,
+                 std::vector<std::uint32_t>& fillers);
+  // Reads out.size() positions from the start of `in` and returns the bytes used. Throws Error where `in` is too short or
+  // not what encode() writes; read_block checks order and range.
+  std::size_t (*decode)(std::span<const std::byte> in, std::size_t numel, std::span<std::uint32_t> out,
+                        std::vector<std::uint32_t>& fillers);
+
+  bool fits(std::size_t count, std::size_t numel) const { return count > 0 && (!only_all || count == numel); }
+};
+extern const IndexLayout kRawLayout, kRun16Layout, kRiceLayout, kBitmapLayout, kAllLayout;
+
+// What compress.codec names: one layout, or several (auto) of which each message takes the one in which it is smallest,
+// values of fillers counted; ties to the first. Messages of no entries take the first.
+struct IndexCodec {
+  std::vector<const IndexLayout*> layouts;
+
+  const IndexLayout& choose(std::span<const std::uint32_t> indices, std::size_t numel,
+                            const ValueCodec& values) const;
+  // The layout that a reader of this code accepts under that number, or null.
+  const IndexLayout* find(std::uint8_t id) const;
+  // IndexLayout::expected_bytes() of the smallest.
+  double expected_bytes(std::size_t count, std::size_t numel) const;
 };
 
-template <class Layout>
-std::unique_ptr<IndexCodec> make_layout(const CompressOptions&) {
-  return std::make_unique<Layout>();
-}
-
-using IndexCodecFactory = std::unique_ptr<IndexCodec> (*)(const CompressOptions& options);
-using ValueCodecFactory = std::unique_ptr<ValueCodec> (*)(const CompressOptions& options);
-Registry<IndexCodecFactory>& index_codecs();  // compress.codec
-Registry<ValueCodecFactory>& value_codecs();  // compress.values
+Registry<IndexCodec>& index_codecs();  // compress.codec
+Registry<ValueCodec>& value_codecs();  // compress.values
 
 inline constexpr std::size_t kBlockHeaderBytes = 16;
 
@@ -102,8 +91,8 @@ void read_block(std::span<const std::byte> block, std::size_t numel, const Index
 
 // What a block of `count` entries takes; IndexCodec::expected_bytes() says how exact that is. Throws UserError for an
 // unknown name.
-std::size_t expected_block_bytes(const std::string& codec, const std::string& values,
-                                 const CompressOptions& options, std::size_t count, std::size_t numel);
+std::size_t expected_block_bytes(const std::string& codec, const std::string& values, std::size_t count,
+                                 std::size_t numel);
 
 [[noreturn]] void damaged_block(const std::string& what);  // throws Error
 

@@ -1,3 +1,7 @@
+// Golomb-Rice code (Golomb 1966; Rice 1979) of the runs of zeros between entries: the run's quotient by 2^b
+// in unary, then b bits of remainder. b = round(log2(0.693 / density)), the best for positions drawn
+// uniformly. Cut into parts of kRicePart entries that begin at whole bytes, so that threads (and a GPU)
+// write and read them side by side; a u32 per part says where its bits end.
 #include <fmt/format.h>
 
 #include <omp.h>
@@ -159,105 +163,105 @@ std::uint64_t read_part(std::span<const std::byte> in, std::size_t bits, unsigne
   return used == bits && reader.done() ? next : 0;
 }
 
-// Golomb-Rice code (Golomb 1966; Rice 1979) of the runs of zeros between entries: the run's quotient by 2^b
-// in unary, then b bits of remainder. b = round(log2(0.693 / density)), the best for positions drawn
-// uniformly. Cut into parts of kRicePart entries that begin at whole bytes, so that threads (and a GPU)
-// write and read them side by side; a u32 per part says where its bits end.
-class RiceLayout final : public IndexLayout {
- public:
-  std::uint8_t id() const override { return 2; }
-  double expected_bytes(std::size_t count, std::size_t numel) const override {
-    if (count == 0) return 0.0;
-    const double density = static_cast<double>(count) / static_cast<double>(numel);
-    const unsigned b = rice_parameter(count, numel);
-    const double one_more =
-        density < 1.0 ? std::exp(std::ldexp(std::log1p(-density), static_cast<int>(b))) : 0.0;
-    const double bits = 1.0 + b + one_more / (1.0 - one_more);
-    const auto parts = static_cast<double>(part_total(count));
-    return 1.0 + 4.0 * parts + std::ceil(bits * static_cast<double>(count) / 8 + parts * 3.5 / 8);
-  }
+double rice_expected_bytes(std::size_t count, std::size_t numel) {
+  if (count == 0) return 0.0;
+  const double density = static_cast<double>(count) / static_cast<double>(numel);
+  const unsigned b = rice_parameter(count, numel);
+  const double one_more =
+      density < 1.0 ? std::exp(std::ldexp(std::log1p(-density), static_cast<int>(b))) : 0.0;
+  const double bits = 1.0 + b + one_more / (1.0 - one_more);
+  const auto parts = static_cast<double>(part_total(count));
+  return 1.0 + 4.0 * parts + std::ceil(bits * static_cast<double>(count) / 8 + parts * 3.5 / 8);
+}
 
-  Size size(std::span<const std::uint32_t> indices, std::size_t numel) const override {
-    const std::vector<std::uint32_t> ends = part_ends(indices, rice_parameter(indices.size(), numel));
-    return {1 + 4 * ends.size() + (std::size_t{ends.back()} + 7) / 8, 0};
-  }
+IndexLayout::Size rice_size(std::span<const std::uint32_t> indices, std::size_t numel) {
+  const std::vector<std::uint32_t> ends = part_ends(indices, rice_parameter(indices.size(), numel));
+  return {1 + 4 * ends.size() + (std::size_t{ends.back()} + 7) / 8, 0};
+}
 
-  void encode(std::span<const std::uint32_t> indices, std::size_t numel, std::vector<std::byte>& out,
-              std::vector<std::uint32_t>&) const override {
-    const unsigned b = rice_parameter(indices.size(), numel);
-    const std::vector<std::uint32_t> ends = part_ends(indices, b);
-    const std::size_t head = out.size(), body = head + 1 + 4 * ends.size();
-    out.resize(body + (std::size_t{ends.back()} + 7) / 8);
-    out[head] = static_cast<std::byte>(b);
-    std::memcpy(out.data() + head + 1, ends.data(), 4 * ends.size());
-    std::byte* const stream = out.data() + body;
-    for_each_part(ends.size(), [&](std::size_t part) {
-      const std::size_t begin = part * kPart, end = std::min(indices.size(), begin + kPart);
-      BitWriter writer(stream + (part == 0 ? 0 : (std::size_t{ends[part - 1]} + 7) / 8));
-      std::uint32_t next = begin == 0 ? 0 : indices[begin - 1] + 1;
-      const std::uint32_t mask = (1u << b) - 1;
-      for (std::size_t i = begin; i < end; ++i) {
-        const std::uint32_t run = indices[i] - next, quotient = run >> b;
-        // The one that ends the unary part, and the remainder above it: b + 1 bits.
-        std::uint64_t bits = 1 | std::uint64_t{run & mask} << 1;
-        unsigned count = b + 1;
-        if (quotient + count <= 32) {
-          bits <<= quotient;
-          count += quotient;
-        } else {
-          writer.zeros(quotient);
-        }
-        writer.put(bits, count);
-        next = indices[i] + 1;
+void rice_encode(std::span<const std::uint32_t> indices, std::size_t numel, std::vector<std::byte>& out,
+                 std::vector<std::uint32_t>&) {
+  const unsigned b = rice_parameter(indices.size(), numel);
+  const std::vector<std::uint32_t> ends = part_ends(indices, b);
+  const std::size_t head = out.size(), body = head + 1 + 4 * ends.size();
+  out.resize(body + (std::size_t{ends.back()} + 7) / 8);
+  out[head] = static_cast<std::byte>(b);
+  std::memcpy(out.data() + head + 1, ends.data(), 4 * ends.size());
+  std::byte* const stream = out.data() + body;
+  for_each_part(ends.size(), [&](std::size_t part) {
+    const std::size_t begin = part * kPart, end = std::min(indices.size(), begin + kPart);
+    BitWriter writer(stream + (part == 0 ? 0 : (std::size_t{ends[part - 1]} + 7) / 8));
+    std::uint32_t next = begin == 0 ? 0 : indices[begin - 1] + 1;
+    const std::uint32_t mask = (1u << b) - 1;
+    for (std::size_t i = begin; i < end; ++i) {
+      const std::uint32_t run = indices[i] - next, quotient = run >> b;
+      // The one that ends the unary part, and the remainder above it: b + 1 bits.
+      std::uint64_t bits = 1 | std::uint64_t{run & mask} << 1;
+      unsigned count = b + 1;
+      if (quotient + count <= 32) {
+        bits <<= quotient;
+        count += quotient;
+      } else {
+        writer.zeros(quotient);
       }
-      writer.flush();
-    });
-  }
-
-  std::size_t decode(std::span<const std::byte> in, std::size_t numel, std::span<std::uint32_t> out,
-                     std::vector<std::uint32_t>&) const override {
-    const std::size_t parts = part_total(out.size()), body = 1 + 4 * parts;
-    if (in.size() < body) damaged_block("Rice parts are cut off");
-    const auto b = std::to_integer<unsigned>(in[0]);
-    if (b != rice_parameter(out.size(), numel)) damaged_block(fmt::format("Rice parameter {}", b));
-    std::vector<std::uint32_t> ends(parts);
-    std::memcpy(ends.data(), in.data() + 1, 4 * parts);
-    const std::span<const std::byte> bits = in.subspan(body);
-    std::size_t begin = 0;  // in bytes
-    for (const std::uint32_t end : ends) {
-      if (end < 8 * begin || (std::size_t{end} + 7) / 8 > bits.size()) damaged_block("a Rice part's length");
-      begin = (std::size_t{end} + 7) / 8;
+      writer.put(bits, count);
+      next = indices[i] + 1;
     }
-    const std::size_t used = begin;
+    writer.flush();
+  });
+}
 
-    std::vector<std::uint64_t> spans(parts);
-    const auto entries_of = [&](std::size_t part) {
-      return out.subspan(part * kPart, std::min(kPart, out.size() - part * kPart));
-    };
-    for_each_part(parts, [&](std::size_t part) {
-      const std::size_t first = part == 0 ? 0 : (std::size_t{ends[part - 1]} + 7) / 8;
-      const std::size_t last = (std::size_t{ends[part]} + 7) / 8;
-      spans[part] =
-          read_part(bits.subspan(first, last - first), ends[part] - 8 * first, b, numel, entries_of(part));
-    });
-    std::uint64_t total = 0;
-    for (std::uint64_t& span : spans) {
-      if (span == 0) damaged_block("a Rice part's bits");
-      total += span;
-      span = total - span;  // now: where the part begins
-    }
-    if (total > numel) damaged_block("Rice runs lead beyond the group");
-    for_each_part(parts, [&](std::size_t part) {
-      for (std::uint32_t& index : entries_of(part)) index += static_cast<std::uint32_t>(spans[part]);
-    });
-    return body + used;
+std::size_t rice_decode(std::span<const std::byte> in, std::size_t numel, std::span<std::uint32_t> out,
+                        std::vector<std::uint32_t>&) {
+  const std::size_t parts = part_total(out.size()), body = 1 + 4 * parts;
+  if (in.size() < body) damaged_block("Rice parts are cut off");
+  const auto b = std::to_integer<unsigned>(in[0]);
+  if (b != rice_parameter(out.size(), numel)) damaged_block(fmt::format("Rice parameter {}", b));
+  std::vector<std::uint32_t> ends(parts);
+  std::memcpy(ends.data(), in.data() + 1, 4 * parts);
+  const std::span<const std::byte> bits = in.subspan(body);
+  std::size_t begin = 0;  // in bytes
+  for (const std::uint32_t end : ends) {
+    if (end < 8 * begin || (std::size_t{end} + 7) / 8 > bits.size()) damaged_block("a Rice part's length");
+    begin = (std::size_t{end} + 7) / 8;
   }
-};
+  const std::size_t used = begin;
 
-const bool rice_registered = [] {
-  index_codecs().add("rice", "runs of zeros in Golomb-Rice code", make_layout<RiceLayout>);
-  return true;
-}();
+  std::vector<std::uint64_t> spans(parts);
+  const auto entries_of = [&](std::size_t part) {
+    return out.subspan(part * kPart, std::min(kPart, out.size() - part * kPart));
+  };
+  for_each_part(parts, [&](std::size_t part) {
+    const std::size_t first = part == 0 ? 0 : (std::size_t{ends[part - 1]} + 7) / 8;
+    const std::size_t last = (std::size_t{ends[part]} + 7) / 8;
+    spans[part] =
+        read_part(bits.subspan(first, last - first), ends[part] - 8 * first, b, numel, entries_of(part));
+  });
+  std::uint64_t total = 0;
+  for (std::uint64_t& span : spans) {
+    if (span == 0) damaged_block("a Rice part's bits");
+    total += span;
+    span = total - span;  // now: where the part begins
+  }
+  if (total > numel) damaged_block("Rice runs lead beyond the group");
+  for_each_part(parts, [&](std::size_t part) {
+    for (std::uint32_t& index : entries_of(part)) index += static_cast<std::uint32_t>(spans[part]);
+  });
+  return body + used;
+}
+
+}  // namespace
+
+const IndexLayout kRiceLayout{.id = 2,
+                              .expected_bytes = rice_expected_bytes,
+                              .size = rice_size,
+                              .encode = rice_encode,
+                              .decode = rice_decode};
+
+namespace {
+
+const bool rice_registered =
+    (index_codecs().add("rice", "runs of zeros in Golomb-Rice code", {{&kRiceLayout}}), true);
 
 }  // namespace
 }  // namespace topknot

@@ -1,4 +1,46 @@
-#include "compress/memory/dgc.h"
+// The memory of Deep Gradient Compression (Lin, Han, Mao, Wang, Dally, ICLR 2018, arXiv 1712.01887, sections
+// 3.1 and 3.2; Nesterov's form as in the authors' code, dgc/memory.py of
+// synxlin/deep-gradient-compression): momentum is applied before the selection.
+//
+//   velocity = m velocity + g;        v = v + velocity            (optimizer.momentum m)
+//   velocity = m (velocity + g);      v = v + (velocity + g)      (optimizer.nesterov)
+//
+// v is what is selected from, and what is kept. Momentum factor masking (compress.momentum_masking): the
+// velocity of what was sent is zero; without it only v is. Thus at density 1 with masking nothing is left of
+// momentum (but the factor 1 + m of Nesterov's form), and without it the average is torch.optim.SGD's direction
+// bit for bit on one rank. What a value codec loses stays in v; the velocity is zeroed all the same. Entries that
+// the collective rejected keep both.
+//
+// v lives in the arena's residual. The velocity is kept twice, so that a step can be undone: the new one is
+// written beside the old, past the caches, in the one pass that writes v over the gradient. Without momentum
+// both are left out: this is then the residual memory.
+//
+// Preset dgc:
+// Deep Gradient Compression (Lin, Han, Mao, Wang, Dally, ICLR 2018, arXiv 1712.01887), whole. Its parts, and the
+// key that turns each of them off or changes it:
+//
+//   momentum correction      compress.memory: dgc; residual leaves momentum to the
+//                            optimizer, after the average
+//   Nesterov's form          optimizer.nesterov (the authors' code; with nothing masked it is torch's)
+//   momentum factor masking  compress.momentum_masking
+//   local gradient clipping  compress.clip: thr_G. The paper clips gradients that are divided by N already at
+//                            N^-1/2 thr_G; here gradients are means of a rank and the average divides, so
+//                            each rank's is clipped at sqrt(N) thr_G, over all its parameters as in the paper
+//                            (the code's helpers work tensor by tensor, and are off) (train/step.cpp)
+//   sampled selection        compress.select: dgc_sampled (compress/select/dgc_sampled.cpp), with
+//                            compress.sample_ratio, .resample, .truncate; compress.scope: tensor selects in each
+//                            tensor, as paper and code do
+//   warm-up of the density   compress.warmup lists it, [0.25, 0.0625, 0.015625, 0.004] as in the paper; or
+//                            compress.warmup_epochs E: density^((e + 1) / (E + 1)), as in the code. In epochs
+//                            of density 1 the code does not compress; we send everything, and masking takes
+//                            the momentum off
+//   1-D tensors dense        compress.dense_1d (the code): plain all-reduce, with the optimizer's momentum
+//   weight decay             optimizer.weight_decay: outside, with a momentum of its own, never compressed
+//                            (the code; optim/sgd.cpp, GradientForm::has_momentum)
+//   32-bit values, 16-bit    compress.codec and compress.values (the paper; the code sends 64-bit positions)
+//   runs of zeros
+//
+// The code selects |v| >= t, the paper |v| > t; we follow the code.
 
 #include <fmt/format.h>
 
@@ -6,9 +48,11 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "compress/memory/memory.h"
 #include "compress/parallel.h"
 #include "compress/sparse.h"
 #include "compress/state.h"
@@ -28,88 +72,83 @@ bool momentum_masking(const CompressOptions& options) {
   return options.get<bool>(kMomentumMasking);
 }
 
-void DgcMemory::Free::operator()(float* p) const {
-  std::free(p);
-}
-
-DgcMemory::Buffer DgcMemory::allocate(std::size_t size) {
-  const std::size_t unit = size * sizeof(float) >= kHugePage ? kHugePage : kAlignment;
-  const std::size_t bytes = (size * sizeof(float) + unit - 1) / unit * unit;
-  void* data = std::aligned_alloc(unit, bytes);
-  if (!data) throw Error(fmt::format("out of memory: could not allocate {} bytes", bytes));
-  // A quarter off the pass, where the system has such pages; a hint, so its failure does not matter.
-  if (unit == kHugePage) madvise(data, bytes, MADV_HUGEPAGE);
-  return Buffer(static_cast<float*>(data));
-}
-
-DgcMemory::DgcMemory(const CompressOptions& options)
-    : momentum_(static_cast<float>(options.momentum)),
-      nesterov_(options.nesterov),
-      masking_(momentum_masking(options)) {}
-
-FeedbackInput DgcMemory::input(std::span<float> gradient, std::span<const float> spare) {
-  const std::size_t n = gradient.size();
-  TOPKNOT_CHECK(spare.size() == n, "momentum correction needs a residual as long as the gradient");
-  FeedbackInput result(spare);
-  if (momentum_ == 0) return result;
-  if (size_ == 0 && n > 0) {
-    velocity_ = allocate(n);
-    size_ = n;
-    // By the threads that will read it, so that its pages lie near them.
-    for_parts(n, part_count(n), [&](std::size_t, std::size_t begin, std::size_t end) {
-      std::fill(velocity_.get() + begin, velocity_.get() + end, 0.0f);
-    });
-  }
-  if (size_ != n) StateReader::fail(fmt::format("has a velocity of {} values where {} are needed", size_, n));
-  if (!next_) next_ = allocate(n);
-  result.velocity = velocity_.get();
-  result.next_velocity = next_.get();
-  result.momentum = momentum_;
-  result.nesterov = nesterov_;
-  return result;
-}
-
-void DgcMemory::commit(std::span<float> u, std::span<float>, std::span<const std::uint32_t> indices,
-                       std::span<const float> sent, std::span<const std::uint32_t> rejected) {
-  std::vector<std::uint32_t> kept(rejected.begin(), rejected.end());
-  std::sort(kept.begin(), kept.end());
-  float* const velocity = momentum_ != 0 && masking_ ? next_.get() : nullptr;
-  const auto take = [&](std::size_t begin, std::size_t end) {
-    constexpr std::size_t ahead = 24;  // what costs is the wait for memory
-    for (std::size_t i = begin; i < end; ++i) {
-      if (i + ahead < end) {
-        __builtin_prefetch(&u[indices[i + ahead]], 1);
-        if (velocity) __builtin_prefetch(velocity + indices[i + ahead], 1);
-      }
-      if (!kept.empty() && std::binary_search(kept.begin(), kept.end(), indices[i])) continue;
-      u[indices[i]] -= sent[i];
-      if (velocity) velocity[indices[i]] = 0.0f;
-    }
-  };
-  const std::size_t n = indices.size(), parts = std::min<std::size_t>(part_count(u.size()), n / 1024 + 1);
-#pragma omp parallel for num_threads(static_cast <int>(parts)) schedule(static, 1) if (parts > 1)
-  for (std::size_t part = 0; part < parts; ++part) take(n * part / parts, n * (part + 1) / parts);
-  if (momentum_ != 0) velocity_.swap(next_);
-}
-
-void DgcMemory::save(StateWriter& writer) const {
-  writer.put_list(velocity());
-}
-
-void DgcMemory::load(StateReader& reader) {
-  const std::vector<float> velocity = reader.get_list<float>();
-  if (momentum_ == 0 && !velocity.empty()) StateReader::fail("has a velocity, and optimizer.momentum is 0");
-  if (size_ != 0 && !velocity.empty() && velocity.size() != size_)
-    StateReader::fail("has a velocity of another length");
-  next_.reset();
-  velocity_.reset();
-  size_ = velocity.size();
-  if (size_ == 0) return;
-  velocity_ = allocate(size_);
-  std::copy(velocity.begin(), velocity.end(), velocity_.get());
-}
-
 namespace {
+
+class DgcMemory final : public Memory {
+ public:
+  explicit DgcMemory(const CompressOptions& options)
+      : momentum_(static_cast<float>(options.momentum)),
+        nesterov_(options.nesterov),
+        masking_(momentum_masking(options)) {}
+
+  FeedbackInput input(std::span<float> gradient, std::span<const float> spare) override {
+    const std::size_t n = gradient.size();
+    TOPKNOT_CHECK(spare.size() == n, "momentum correction needs a residual as long as the gradient");
+    FeedbackInput result(spare);
+    if (momentum_ == 0) return result;
+    if (size_ == 0 && n > 0) {
+      velocity_ = allocate(n);
+      size_ = n;
+      // By the threads that will read it, so that its pages lie near them.
+      for_parts(n, part_count(n), [&](std::size_t, std::size_t begin, std::size_t end) {
+        std::fill(velocity_.get() + begin, velocity_.get() + end, 0.0f);
+      });
+    }
+    if (size_ != n)
+      StateReader::fail(fmt::format("has a velocity of {} values where {} are needed", size_, n));
+    if (!next_) next_ = allocate(n);
+    result.velocity = velocity_.get();
+    result.next_velocity = next_.get();
+    result.momentum = momentum_;
+    result.nesterov = nesterov_;
+    return result;
+  }
+
+  void commit(std::span<float> u, std::span<float>, std::span<const std::uint32_t> indices,
+              std::span<const float> sent, std::span<const std::uint32_t> rejected) override {
+    take_sent(u, indices, sent, rejected, momentum_ != 0 && masking_ ? next_.get() : nullptr);
+    if (momentum_ != 0) velocity_.swap(next_);
+  }
+
+  bool has_residual() const override { return true; }
+  void save(StateWriter& writer) const override {
+    writer.put_list(std::span<const float>(velocity_.get(), size_));
+  }
+
+  // Throws Error for a velocity of another length, at the latest in the next step.
+  void load(StateReader& reader) override {
+    const std::vector<float> velocity = reader.get_list<float>();
+    if (momentum_ == 0 && !velocity.empty()) StateReader::fail("has a velocity, and optimizer.momentum is 0");
+    if (size_ != 0 && !velocity.empty() && velocity.size() != size_)
+      StateReader::fail("has a velocity of another length");
+    next_.reset();
+    velocity_.reset();
+    size_ = velocity.size();
+    if (size_ == 0) return;
+    velocity_ = allocate(size_);
+    std::copy(velocity.begin(), velocity.end(), velocity_.get());
+  }
+
+ private:
+  struct Free {
+    void operator()(float* p) const { std::free(p); }
+  };
+  using Buffer = std::unique_ptr<float[], Free>;  // aligned for stores past the caches
+  static Buffer allocate(std::size_t size) {
+    const std::size_t unit = size * sizeof(float) >= kHugePage ? kHugePage : kAlignment;
+    const std::size_t bytes = (size * sizeof(float) + unit - 1) / unit * unit;
+    void* data = std::aligned_alloc(unit, bytes);
+    if (!data) throw Error(fmt::format("out of memory: could not allocate {} bytes", bytes));
+    // A quarter off the pass, where the system has such pages; a hint, so its failure does not matter.
+    if (unit == kHugePage) madvise(data, bytes, MADV_HUGEPAGE);
+    return Buffer(static_cast<float*>(data));
+  }
+
+  float momentum_;
+  bool nesterov_, masking_;
+  std::size_t size_ = 0;
+  Buffer velocity_, next_;  // as committed, and of the step that is under way
+};
 
 const bool dgc_registered = [] {
   add_memory<DgcMemory>("dgc",

@@ -1,61 +1,75 @@
-#include "compress/memory/ef21.h"
+// EF21 (Richtarik, Sokolov, Fatkhullin, "EF21: a new, simpler, theoretically better, and practically faster
+// error feedback", NeurIPS 2021, algorithm 2): each rank keeps an estimate h of its own gradient, sends the
+// compressed difference C(g - h), and adds what it sent to h. The step follows the average of the estimates,
+// which moves by the average of what was sent. The first step sends the whole gradient (h_0 = g_0).
+//
+// Unlike classic error feedback, what is not sent is not summed up over the steps, and ranks whose gradients
+// differ do not keep each other from converging; in return the estimate is dense and every rank holds it.
+//
+// The arena's residual holds -h, so that the selection's own pass makes u = g - h; the average estimate is the
+// memory's own buffer, equal on all ranks. Entries that the collective rejected stay out of h, as they stay
+// out of the average. What a value codec loses stays in the difference. Momentum, if any, is the optimizer's.
 
 #include <fmt/format.h>
 
-#include <algorithm>
+#include <vector>
 
+#include "compress/memory/memory.h"
 #include "compress/parallel.h"
 #include "compress/state.h"
 #include "nn/base/check.h"
 
 namespace topknot {
-
-FeedbackInput Ef21Memory::input(std::span<float> gradient, std::span<const float> spare) {
-  TOPKNOT_CHECK(spare.size() == gradient.size(), "ef21 needs a residual as long as the gradient");
-  if (!first_ && estimate_.size() != gradient.size())
-    StateReader::fail(
-        fmt::format("has an estimate of {} values where {} are needed", estimate_.size(), gradient.size()));
-  return spare;
-}
-
-void Ef21Memory::commit(std::span<float>, std::span<float> spare, std::span<const std::uint32_t> indices,
-                        std::span<const float> sent, std::span<const std::uint32_t> rejected) {
-  std::vector<std::uint32_t> kept(rejected.begin(), rejected.end());
-  std::sort(kept.begin(), kept.end());
-  constexpr std::size_t ahead = 24;  // what costs is the wait for memory
-  for (std::size_t i = 0; i < indices.size(); ++i) {
-    if (i + ahead < indices.size()) __builtin_prefetch(&spare[indices[i + ahead]], 1);
-    if (!kept.empty() && std::binary_search(kept.begin(), kept.end(), indices[i])) continue;
-    spare[indices[i]] -= sent[i];
-  }
-  first_ = false;
-}
-
-void Ef21Memory::finish(std::span<float> average) {
-  estimate_.resize(average.size());
-  for_parts(average.size(), part_count(average.size()), [&](std::size_t, std::size_t begin, std::size_t end) {
-    float* const estimate = estimate_.data();
-    float* const mean = average.data();
-    for (std::size_t i = begin; i < end; ++i) {
-      estimate[i] += mean[i];
-      mean[i] = estimate[i];
-    }
-  });
-}
-
-void Ef21Memory::save(StateWriter& writer) const {
-  writer.put<std::uint8_t>(first_);
-  writer.put_list(estimate_);
-}
-
-void Ef21Memory::load(StateReader& reader) {
-  const auto first = reader.get<std::uint8_t>();
-  estimate_ = reader.get_list<float>();
-  if (first > 1 || (first == 1 && !estimate_.empty())) StateReader::fail("is not ef21's");
-  first_ = first == 1;
-}
-
 namespace {
+
+class Ef21Memory final : public Memory {
+ public:
+  FeedbackInput input(std::span<float> gradient, std::span<const float> spare) override {
+    TOPKNOT_CHECK(spare.size() == gradient.size(), "ef21 needs a residual as long as the gradient");
+    if (!first_ && estimate_.size() != gradient.size())
+      StateReader::fail(
+          fmt::format("has an estimate of {} values where {} are needed", estimate_.size(), gradient.size()));
+    return spare;
+  }
+
+  void commit(std::span<float>, std::span<float> spare, std::span<const std::uint32_t> indices,
+              std::span<const float> sent, std::span<const std::uint32_t> rejected) override {
+    take_sent(spare, indices, sent, rejected);
+    first_ = false;
+  }
+
+  void finish(std::span<float> average) override {
+    estimate_.resize(average.size());
+    for_parts(average.size(), part_count(average.size()),
+              [&](std::size_t, std::size_t begin, std::size_t end) {
+                float* const estimate = estimate_.data();
+                float* const mean = average.data();
+                for (std::size_t i = begin; i < end; ++i) {
+                  estimate[i] += mean[i];
+                  mean[i] = estimate[i];
+                }
+              });
+  }
+
+  bool has_residual() const override { return false; }
+  bool requires_dense_step() const override { return first_; }
+  void save(StateWriter& writer) const override {
+    writer.put<std::uint8_t>(first_);
+    writer.put_list(estimate_);
+  }
+
+  void load(StateReader& reader) override {
+    const auto first = reader.get<std::uint8_t>();
+    estimate_ = reader.get_list<float>();
+    if (first > 1 || (first == 1 && !estimate_.empty())) StateReader::fail("is not ef21's");
+    first_ = first == 1;
+  }
+
+ private:
+  bool first_ = true;  // no step was committed yet
+  // The weighted mean of all ranks' h after the last committed step; empty before the first.
+  std::vector<float> estimate_;
+};
 
 const bool ef21_registered = [] {
   add_memory<Ef21Memory>("ef21",

@@ -1,16 +1,53 @@
 #pragma once
 // Memory: what happens to the part of the gradient that is not sent. One per group and rank.
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
+#include <type_traits>
+#include <vector>
 
 #include "compress/compressor.h"
-#include "compress/memory/feedback_input.h"
+#include "compress/memory/accumulate.h"
 #include "nn/base/registry.h"
 
 namespace topknot {
+
+// What a memory leaves to be added to the gradient in the pass that selects, on a CPU: u = g, or g + residual, or with a velocity momentum_corrected(g) + residual, over the gradient g.
+struct FeedbackInput {
+  std::span<const float> residual;  // as long as the gradient; empty: nothing is added
+  const float* velocity = nullptr;  // DGC with momentum: as committed; else null
+  float* next_velocity = nullptr;   // with it: of this step
+  float momentum = 0;
+  bool nesterov = false;
+
+  FeedbackInput() = default;
+  template <class Residual>
+  requires std::is_convertible_v<Residual, std::span<const float>> FeedbackInput(Residual&& residual_)
+      : residual(residual_) {}
+
+  // What u[i] will be.
+  float made(std::span<const float> gradient, std::size_t i) const {
+    float sum = gradient[i], moved = 0;
+    if (velocity) sum = momentum_corrected(sum, velocity[i], moved, momentum, nesterov);
+    return residual.empty() ? sum : sum + residual[i];
+  }
+  void prefetch(std::size_t i) const {
+    if (!residual.empty()) __builtin_prefetch(residual.data() + i);
+    if (velocity) __builtin_prefetch(velocity + i);
+  }
+  // For a range of the gradient.
+  FeedbackInput part(std::size_t begin, std::size_t size) const {
+    FeedbackInput part = *this;
+    if (!residual.empty()) part.residual = residual.subspan(begin, size);
+    if (velocity) part.velocity += begin, part.next_velocity += begin;
+    return part;
+  }
+  // u becomes the sum: for selectors without a pass of their own (compress/select/passes/passes.h).
+  void add_to(std::span<float> u) const;
+};
 
 class Memory {
  public:
@@ -50,11 +87,22 @@ struct MemoryFactory {
   MemoryTraits traits;
 };
 Registry<MemoryFactory>& memories();  // compress.memory
+inline std::unique_ptr<Memory> make_memory(const std::string& name, const CompressOptions& options = {}) {
+  return memories().find(name).make(options);
+}
 
 template <class Implementation>
 void add_memory(const std::string& name, const std::string& help, MemoryTraits traits = {},
                 std::vector<Option> options = {}) {
   memories().add(name, help, {make_piece<Memory, Implementation>, traits}, std::move(options));
 }
+
+// For commit(): from[indices[i]] -= sent[i] but for the entries at `rejected`; where `velocity` is not null, what left
+// loses its velocity too. u - sent is +0 where values are sent exactly, else the coding error.
+void take_sent(std::span<float> from, std::span<const std::uint32_t> indices, std::span<const float> sent,
+               std::span<const std::uint32_t> rejected, float* velocity = nullptr);
+
+// compress.momentum_masking, of memory dgc and its kernels.
+bool momentum_masking(const CompressOptions& options);
 
 }  // namespace topknot

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "compress/compressor.h"
-#include "compress/memory/feedback_input.h"
+#include "compress/memory/memory.h"
 #include "compress/select/passes/keys.h"
 #include "nn/base/registry.h"
 

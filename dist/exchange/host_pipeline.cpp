@@ -31,16 +31,16 @@ CompressOptions dense_options(const std::string& values) {
 }
 
 // How the positions of a sparse collective are sent.
-std::unique_ptr<IndexCodec> index_codec_of(const CompressOptions& options) {
+const IndexCodec* index_codec_of(const CompressOptions& options) {
   if (!sparse_presets().contains(options.name))
     throw UserError("exchange.collective adds entries on their way, but compress.name: " + options.name +
                     " does not send entries; set exchange.collective to all_gather");
   const SparsePreset parts = resolve(sparse_presets().find(options.name), options);
-  if (!value_codecs().find(parts.values)(options)->exact())
+  if (!value_codecs().find(parts.values).exact)
     throw UserError("exchange.collective adds entries on their way, and compress.values: " + parts.values +
                     " would round every sum anew; set compress.values to fp32, or exchange.collective to "
                     "all_gather");
-  return index_codecs().find(parts.codec)(options);
+  return &index_codecs().find(parts.codec);
 }
 
 // The dense groups of a compressed method have no options; those of method dense have them checked.
@@ -146,7 +146,7 @@ HostPipeline::HostPipeline(const Group& group, int index, const ExchangeOptions&
   const CollectiveType& type = collectives().find(options.collective);
   if (!type.make || !group.compressed) return;
   index_codec_ = index_codec_of(options.compress);
-  collective_ = type.make({group.numel(), index_codec_.get()});
+  collective_ = type.make({group.numel(), index_codec_});
 }
 
 void HostPipeline::begin_step(const StepInfo& info) {

@@ -92,7 +92,7 @@ class HostPipeline final : public GroupPipeline {
   const Group& group_;
   HostStep& step_;
   GroupCompressor method_;
-  std::unique_ptr<IndexCodec> index_codec_;
+  const IndexCodec* index_codec_ = nullptr;
   std::unique_ptr<SparseCollective> collective_;  // null: all_gather
   StepInfo info_;
   Slice slice_;

@@ -47,7 +47,7 @@ void for_common(const std::vector<std::uint32_t>& indices, const std::vector<std
 class GTopK final : public SparseCollective {
  public:
   explicit GTopK(const SparseCollectiveOptions& options)
-      : numel_(options.numel), index_codec_(options.index_codec), values_(value_codecs().find("fp32")({})) {}
+      : numel_(options.numel), index_codec_(options.index_codec), values_(&value_codecs().find("fp32")) {}
 
   void sum(Communicator& communicator, const Entries& mine, std::size_t k, SparseSum& result) override {
     result.bytes_sent = result.bytes_received = 0;
@@ -162,7 +162,7 @@ class GTopK final : public SparseCollective {
 
   std::size_t numel_;
   const IndexCodec* index_codec_;
-  std::unique_ptr<ValueCodec> values_;
+  const ValueCodec* values_;
   std::vector<Merge> merges_;        // by round, empty where this rank received nothing
   std::vector<std::uint8_t> lacks_;  // by entry of the sum: this rank's value, or its subtree's, is not in it
 };

@@ -57,7 +57,7 @@ std::vector<T> list_from(const std::vector<std::byte>& bytes) {
 class OkTopK final : public SparseCollective {
  public:
   explicit OkTopK(const SparseCollectiveOptions& options)
-      : numel_(options.numel), index_codec_(options.index_codec), values_(value_codecs().find("fp32")({})) {}
+      : numel_(options.numel), index_codec_(options.index_codec), values_(&value_codecs().find("fp32")) {}
 
   void sum(Communicator& communicator, const Entries& given, std::size_t k, SparseSum& result) override {
     const std::size_t ranks = static_cast<std::size_t>(communicator.size());
@@ -253,7 +253,7 @@ class OkTopK final : public SparseCollective {
 
   std::size_t numel_;
   const IndexCodec* index_codec_;
-  std::unique_ptr<ValueCodec> values_;
+  const ValueCodec* values_;
   Carried carried_, next_;  // as committed, and of the step under way
 };
 

@@ -10,7 +10,7 @@ namespace {
 class Chain final : public SparseCollective {
  public:
   explicit Chain(const SparseCollectiveOptions& options)
-      : numel_(options.numel), positions_(options.index_codec), values_(value_codecs().find("fp32")({})) {}
+      : numel_(options.numel), positions_(options.index_codec), values_(&value_codecs().find("fp32")) {}
 
   void sum(Communicator& ranks, const Entries& mine, std::size_t, SparseSum& result) override {
     result.bytes_sent = result.bytes_received = 0;
@@ -41,7 +41,7 @@ class Chain final : public SparseCollective {
 
   std::size_t numel_;
   const IndexCodec* positions_;
-  std::unique_ptr<ValueCodec> values_;
+  const ValueCodec* values_;
 };
 
 std::unique_ptr<SparseCollective> make(const SparseCollectiveOptions& options) {

@@ -22,9 +22,9 @@ using Block = std::vector<std::byte>;
 
 struct Codes {
   explicit Codes(const std::string& index, const std::string& value)
-      : index(index_codecs().find(index)({})), value(value_codecs().find(value)({})) {}
-  std::unique_ptr<IndexCodec> index;
-  std::unique_ptr<ValueCodec> value;
+      : index(&index_codecs().find(index)), value(&value_codecs().find(value)) {}
+  const IndexCodec* index;
+  const ValueCodec* value;
 };
 
 // Values of widely different magnitudes; some of them 0.

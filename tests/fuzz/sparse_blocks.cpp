@@ -60,7 +60,7 @@ float some_value(Random& random) {
 class SparseBlocks {
  public:
   SparseBlocks(const std::string& index, const std::string& value)
-      : index_(index_codecs().find(index)({})), value_(value_codecs().find(value)({})) {}
+      : index_(&index_codecs().find(index)), value_(&value_codecs().find(value)) {}
 
   Sample make(Random& random) const {
     Sample sample;
@@ -92,7 +92,7 @@ class SparseBlocks {
     // In its own layout, an accepted block is the one that these entries are written as.
     const IndexLayout* layout = index_->find(std::to_integer<std::uint8_t>(block[6]));
     require(layout != nullptr, "a layout that the reader knows");
-    const Block again = write_block(entries_, numel, *layout, *value_);
+    const Block again = write_block(entries_, numel, IndexCodec{{layout}}, *value_);
     require(std::equal(again.begin(), again.end(), block.begin(), block.end()),
             "the bytes that a writer makes");
     most_bytes(block);
@@ -106,8 +106,8 @@ class SparseBlocks {
     return 2 * longest_;
   }
 
-  std::unique_ptr<IndexCodec> index_;
-  std::unique_ptr<ValueCodec> value_;
+  const IndexCodec* index_;
+  const ValueCodec* value_;
   Entries entries_;
   std::size_t longest_ = 0;
 };

@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "compress/memory/cuda/device_memory_kernels.h"
-#include "compress/memory/dgc.h"
+#include "compress/memory/memory.h"
 #include "nn/base/check.h"
 #include "nn/core/cuda/context.h"
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "compress/parallel.h"
+#include "compress/select/passes/pass_kernels.h"
 #include "compress/select/passes/passes.h"
 #include "nn/base/check.h"
 #include "nn/core/simd.h"
@@ -187,8 +188,8 @@ MagnitudeMoments accumulate_with_magnitudes(std::span<float> u, const FeedbackIn
   const double shift = moments_shift(made(0), made(n / 2), made(n - 1));
   return moments_of(by_chunk<Sums>(n,
                                    [&](std::size_t begin, std::size_t end) {
-                                     return all_chunk(u.data(), input.add_velocity(u, begin, end), begin, end,
-                                                      shift);
+                                     return all_chunk(u.data(), pass::add_velocity(u, input, begin, end),
+                                                      begin, end, shift);
                                    }),
                     shift);
 }

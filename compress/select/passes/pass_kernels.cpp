@@ -4,13 +4,13 @@
 #include <cstring>
 #include <limits>
 
-#include "compress/memory/velocity.h"
 #include "nn/core/simd.h"
 
 namespace topknot::pass {
 namespace {
 
-// 64 bytes of keys, as Floats (compress/memory/velocity.h) are of values.
+// 64 bytes of values and of keys.
+typedef float Floats __attribute__((vector_size(64)));
 typedef MagnitudeKey Keys __attribute__((vector_size(64)));
 typedef double Doubles __attribute__((vector_size(64)));
 typedef std::int64_t Words __attribute__((vector_size(64)));
@@ -86,6 +86,59 @@ struct Adding {
   TOPKNOT_INLINE void one(std::size_t i) const { u[i] += addend[i]; }
 };
 
+// The pass that adds a velocity.
+template <bool kNesterov, bool kAligned>
+struct VelocityStep {
+  float* u;
+  const float *residual, *velocity;
+  float* next;  // aligned to 64 bytes from the loop's first element on, where kAligned
+  float momentum;
+
+  // Makes 64 bytes of u from u[i] on, and returns them.
+  TOPKNOT_INLINE Floats vector(std::size_t i) const {
+    Floats x, added, old, moved;
+    std::memcpy(&x, u + i, sizeof x);
+    std::memcpy(&added, residual + i, sizeof added);
+    std::memcpy(&old, velocity + i, sizeof old);
+    x = added + momentum_corrected(x, old, moved, momentum, kNesterov);
+    std::memcpy(u + i, &x, sizeof x);
+    if constexpr (kAligned)
+      stream(next + i, moved);  // not read in this step
+    else
+      std::memcpy(next + i, &moved, sizeof moved);
+    return x;
+  }
+  TOPKNOT_INLINE void one(std::size_t i) const {
+    u[i] = residual[i] + momentum_corrected(u[i], velocity[i], next[i], momentum, kNesterov);
+  }
+};
+
+// Calls body with the VelocityStep for a loop from `begin` on.
+template <class Body>
+TOPKNOT_INLINE void with_velocity_step(float* u, const FeedbackInput& a, std::size_t begin, Body&& body) {
+  const bool aligned = reinterpret_cast<std::uintptr_t>(a.next_velocity + begin) % 64 == 0;
+  const float* residual = a.residual.data();
+  if (a.nesterov && aligned)
+    body(VelocityStep<true, true>{u, residual, a.velocity, a.next_velocity, a.momentum});
+  else if (a.nesterov)
+    body(VelocityStep<true, false>{u, residual, a.velocity, a.next_velocity, a.momentum});
+  else if (aligned)
+    body(VelocityStep<false, true>{u, residual, a.velocity, a.next_velocity, a.momentum});
+  else
+    body(VelocityStep<false, false>{u, residual, a.velocity, a.next_velocity, a.momentum});
+  finish_streaming();
+}
+
+TOPKNOT_MULTIVERSION void velocity_part(float* u, const FeedbackInput& input, std::size_t begin,
+                                        std::size_t end) {
+  with_velocity_step(
+      u, input, begin, [&](const auto& step) __attribute__((always_inline)) {
+        std::size_t i = begin;
+        for (; i + kWidth <= end; i += kWidth) step.vector(i);
+        for (; i < end; ++i) step.one(i);
+      });
+}
+
 template <class Source>
 TOPKNOT_INLINE void collect_body(const Source& source, std::size_t begin, std::size_t end, MagnitudeKey above,
                                  Sink& sink_out) {
@@ -160,6 +213,13 @@ TOPKNOT_INLINE ChunkSums moments_body(float* u, const float* addend, std::size_t
 }
 
 }  // namespace
+
+const float* add_velocity(std::span<float> u, const FeedbackInput& input, std::size_t begin,
+                          std::size_t end) {
+  if (!input.velocity) return input.residual.empty() ? nullptr : input.residual.data();
+  velocity_part(u.data(), input, begin, end);
+  return nullptr;
+}
 
 TOPKNOT_MULTIVERSION void accumulate_part(float* u, const FeedbackInput& input, std::size_t begin,
                                           std::size_t end, MagnitudeKey above, Sink& sink) {

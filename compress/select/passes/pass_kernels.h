@@ -29,6 +29,10 @@ void accumulate_part(float* u, const FeedbackInput& input, std::size_t begin, st
                      MagnitudeKey above, Sink& sink);
 void collect_part(const float* u, std::size_t begin, std::size_t end, MagnitudeKey above, Sink& sink);
 
+// Makes u[begin, end) where there is a velocity, and returns null. Else returns what is still to be added to u; null for
+// nothing.
+const float* add_velocity(std::span<float> u, const FeedbackInput& input, std::size_t begin, std::size_t end);
+
 // Sums of x - shift and of its square; whether all x are zero.
 struct ChunkSums {
   double sum = 0, squares = 0;

@@ -84,7 +84,7 @@ Moments accumulate_with_moments(std::span<float> u, const FeedbackInput& input, 
     for (std::size_t i = begin; i < end; i += kChunk) {
       const std::size_t last = std::min(i + kChunk, end);
       sums[i / kChunk] =
-          pass::moments_chunk(u.data(), input.add_velocity(u, i, last), i, last, shift, above, sink);
+          pass::moments_chunk(u.data(), pass::add_velocity(u, input, i, last), i, last, shift, above, sink);
     }
     close_sink(sink, found.parts[p]);
   });

@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-#include "compress/memory/feedback_input.h"
+#include "compress/memory/memory.h"
 #include "compress/select/passes/keys.h"
 #include "compress/select/passes/quantiles.h"
 #include "compress/select/selector.h"

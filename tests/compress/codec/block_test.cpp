@@ -12,8 +12,8 @@ using namespace topknot::testing;
 namespace {
 
 struct Codes {
-  std::unique_ptr<IndexCodec> index = index_codecs().find("raw")({});
-  std::unique_ptr<ValueCodec> value = value_codecs().find("fp32")({});
+  const IndexCodec* index = &index_codecs().find("raw");
+  const ValueCodec* value = &value_codecs().find("fp32");
   std::vector<std::byte> write(const Entries& entries, std::size_t numel) const {
     return write_block(entries, numel, *index, *value);
   }

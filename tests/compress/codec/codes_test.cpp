@@ -21,8 +21,8 @@ using Positions = std::vector<std::uint32_t>;
 
 const std::vector<std::string> kCodes = {"raw", "run16", "rice", "bitmap", "auto"};
 
-std::unique_ptr<IndexCodec> code_named(const std::string& name) {
-  return index_codecs().find(name)({});
+const IndexCodec* code_named(const std::string& name) {
+  return &index_codecs().find(name);
 }
 
 Entries entries_at(const Positions& positions) {
@@ -34,12 +34,12 @@ Entries entries_at(const Positions& positions) {
 }
 
 std::vector<std::byte> block_of(const Positions& positions, std::size_t numel, const std::string& code) {
-  return write_block(entries_at(positions), numel, *code_named(code), *value_codecs().find("fp32")({}));
+  return write_block(entries_at(positions), numel, *code_named(code), value_codecs().find("fp32"));
 }
 
 Entries read(std::span<const std::byte> block, std::size_t numel, const std::string& code) {
   Entries entries;
-  read_block(block, numel, *code_named(code), *value_codecs().find("fp32")({}), entries);
+  read_block(block, numel, *code_named(code), value_codecs().find("fp32"), entries);
   return entries;
 }
 

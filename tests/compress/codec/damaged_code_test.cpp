@@ -15,10 +15,10 @@ namespace {
 using Block = std::vector<std::byte>;
 
 struct Codes {
-  std::unique_ptr<IndexCodec> index;
-  std::unique_ptr<ValueCodec> value;
+  const IndexCodec* index;
+  const ValueCodec* value;
   Codes(const std::string& index_name, const std::string& value_name)
-      : index(index_codecs().find(index_name)({})), value(value_codecs().find(value_name)({})) {}
+      : index(&index_codecs().find(index_name)), value(&value_codecs().find(value_name)) {}
   Block write(const std::vector<std::uint32_t>& positions, std::size_t numel) const {
     Entries entries{true, positions, {}};
     for (std::size_t i = 0; i < positions.size(); ++i)

@@ -16,7 +16,7 @@ namespace {
 constexpr float kMax = std::numeric_limits<float>::max(), kTiny = std::numeric_limits<float>::denorm_min();
 
 std::vector<float> through(const std::string& code, const std::vector<float>& values) {
-  const auto value_codec = value_codecs().find(code)({});
+  const auto* const value_codec = &value_codecs().find(code);
   std::vector<std::byte> bytes;
   value_codec->encode(values, bytes);
   REQUIRE(bytes.size() == value_codec->bytes(values.size()));

@@ -1,7 +1,7 @@
 // EF21: differences to an estimate are sent, and the estimate is stepped along.
 #include <limits>
 
-#include "compress/memory/ef21.h"
+#include "compress/memory/memory.h"
 #include "compress/state.h"
 #include "nn/base/check.h"
 #include "nn/core/rng.h"
@@ -167,14 +167,14 @@ TEST_CASE("EF21 goes on from its saved state with the same bits") {
 }
 
 TEST_CASE("EF21 refuses a state that has an estimate before its first step") {
-  Ef21Memory memory;
+  const auto memory = make_memory("ef21");
   const auto load = [&](std::uint8_t first, const std::vector<float>& estimate) {
     StateWriter writer;
     writer.put(first);
     writer.put_list(estimate);
     const std::vector<std::byte> bytes = writer.take();
     StateReader reader(bytes);
-    memory.load(reader);
+    memory->load(reader);
   };
   CHECK_NOTHROW(load(1, {}));
   CHECK_NOTHROW(load(0, {1, 2}));
@@ -183,14 +183,14 @@ TEST_CASE("EF21 refuses a state that has an estimate before its first step") {
 }
 
 TEST_CASE("coding errors and rejected entries stay out of what a rank holds") {
-  Ef21Memory memory;
+  const auto memory = make_memory("ef21");
   std::vector<float> gradient = {1, 2, 3, 4}, spare = {-1, 0, 0, -1};
-  CHECK(memory.input(gradient, spare).residual.data() == spare.data());
+  CHECK(memory->input(gradient, spare).residual.data() == spare.data());
   const std::vector<std::uint32_t> indices = {1, 2, 3}, rejected = {2};
   const std::vector<float> sent = {1.75f, 3, 3};
-  memory.commit(gradient, spare, indices, sent, rejected);
+  memory->commit(gradient, spare, indices, sent, rejected);
   CHECK(spare == std::vector<float>{-1, -1.75f, 0, -4});
-  CHECK_FALSE(memory.requires_dense_step());
+  CHECK_FALSE(memory->requires_dense_step());
 }
 
 TEST_CASE("one element, zeros and density 1 work under EF21") {

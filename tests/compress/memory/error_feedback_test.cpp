@@ -3,7 +3,7 @@
 #include <array>
 #include <limits>
 
-#include "compress/memory/residual.h"
+#include "compress/memory/memory.h"
 #include "compress/select/selector.h"
 #include "compress/sparse.h"
 #include "nn/core/rng.h"
@@ -57,7 +57,7 @@ std::vector<float> random_vector(std::uint32_t stream, std::size_t n, float scal
 
 TEST_CASE("topk with error feedback and momentum gives the golden trace, part by part") {
   const std::array<std::unique_ptr<Selector>, 2> selectors = {make_selector("topk"), make_selector("topk")};
-  std::array<ResidualMemory, 2> memories;
+  const std::array<std::unique_ptr<Memory>, 2> memories = {make_memory("residual"), make_memory("residual")};
   std::array<std::vector<float>, 2> spare = {std::vector<float>(4), std::vector<float>(4)};
   std::vector<double> weights(4, 1.0), momentum(4, 0.0);
   for (int t = 0; t < 4; ++t) {
@@ -67,10 +67,10 @@ TEST_CASE("topk with error feedback and momentum gives the golden trace, part by
       u[p] = trace_gradient(t, static_cast<int>(p));
       SelectStep step;
       step.density = 0.25;
-      selectors[p]->select(u[p], memories[p].input(u[p], spare[p]), step, selected[p]);
+      selectors[p]->select(u[p], memories[p]->input(u[p], spare[p]), step, selected[p]);
       REQUIRE(selected[p].indices == std::vector<std::uint32_t>{kSent[t][p].index});
       REQUIRE(static_cast<double>(selected[p].values[0]) == kSent[t][p].value);
-      memories[p].commit(u[p], spare[p], selected[p].indices, selected[p].values, {});
+      memories[p]->commit(u[p], spare[p], selected[p].indices, selected[p].values, {});
       selectors[p]->commit({});
       spare[p] = u[p];
     }
@@ -185,19 +185,19 @@ TEST_CASE("density 1 equals dense: bit for bit with one rank and in rank order w
 
 TEST_CASE("rejected entries return to the residual") {
   std::vector<float> u = {1, 2, 3, 4};
-  ResidualMemory memory;
+  const auto memory = make_memory("residual");
   const std::vector<std::uint32_t> indices = {1, 2, 3}, rejected = {3, 1};
   const std::vector<float> sent = {2, 3, 4};
-  memory.commit(u, {}, indices, sent, rejected);
+  memory->commit(u, {}, indices, sent, rejected);
   CHECK(u == std::vector<float>{1, 2, 0, 4});
 }
 
 TEST_CASE("an inexact value codec leaves its error in the residual") {
   std::vector<float> u = {1.25, -2.5, 3};
-  ResidualMemory memory;
+  const auto memory = make_memory("residual");
   const std::vector<std::uint32_t> indices = {0, 1};
   const std::vector<float> sent = {1.0, -3.0};
-  memory.commit(u, {}, indices, sent, {});
+  memory->commit(u, {}, indices, sent, {});
   CHECK(u == std::vector<float>{0.25, 0.5, 3});
 }
 

@@ -25,8 +25,8 @@ TEST_CASE("codes on a GPU do not depend on the order of threads") {
   for (const char* layout : {"raw", "rice", "bitmap"})
     for (const char* value : {"fp32", "bf16", "fp16", "int8"}) {
       INFO(layout << " " << value);
-      const auto index_codec = index_codecs().find(layout)({});
-      const auto value_codec = value_codecs().find(value)({});
+      const auto* const index_codec = &index_codecs().find(layout);
+      const auto* const value_codec = &value_codecs().find(value);
       std::vector<std::byte> expected = write_block(entries, numel, *index_codec, *value_codec);
       Entries decoded;
       read_block(expected, numel, *index_codec, *value_codec, decoded);

@@ -14,14 +14,14 @@
 namespace topknot::testing {
 
 struct Fleet {
-  std::unique_ptr<IndexCodec> code;
+  const IndexCodec* code;
   std::vector<std::unique_ptr<SparseCollective>> collectives;
   std::string backend = "threads";
 
   Fleet(const std::string& name, int ranks, std::size_t numel, const std::string& code_name = "raw")
-      : code(index_codecs().find(code_name)({})) {
+      : code(&index_codecs().find(code_name)) {
     for (int rank = 0; rank < ranks; ++rank)
-      collectives.push_back(topknot::collectives().find(name).make({numel, code.get()}));
+      collectives.push_back(topknot::collectives().find(name).make({numel, code}));
   }
   // By rank. Neither committed nor discarded.
   std::vector<SparseSum> sum(const std::vector<Entries>& entries, std::size_t k) {

@@ -263,8 +263,8 @@ TEST_CASE("oktopk's volume does not grow with the ranks", "[sparse_collective]")
 
 TEST_CASE("damaged messages of a sparse collective are errors", "[sparse_collective]") {
   const Entries mine{true, {1, 3}, {5, 6}};
-  const auto code = index_codecs().find("raw")({});
-  const auto values = value_codecs().find("fp32")({});
+  const auto* const code = &index_codecs().find("raw");
+  const auto* const values = &value_codecs().find("fp32");
   // What rank 1 of two makes of rank 0's message on the way down.
   const auto refused = [&](const std::vector<std::uint32_t>& list, std::size_t cut) {
     auto block = write_block(mine, 8, *code, *values);
@@ -279,7 +279,7 @@ TEST_CASE("damaged messages of a sparse collective are errors", "[sparse_collect
         communicator.send_receive(-1, {}, 1, theirs);
         communicator.send_receive(1, message, -1, theirs);
       } else {
-        collectives().find("gtopk").make({8, code.get()})->sum(communicator, mine, 2, result);
+        collectives().find("gtopk").make({8, code})->sum(communicator, mine, 2, result);
       }
     })[1];
   };
@@ -299,7 +299,7 @@ TEST_CASE("damaged messages of a sparse collective are errors", "[sparse_collect
       if (communicator.rank() == 0)
         communicator.all_gather(std::as_bytes(std::span(cuts)), all);
       else
-        collectives().find("oktopk").make({8, code.get()})->sum(communicator, mine, 2, result);
+        collectives().find("oktopk").make({8, code})->sum(communicator, mine, 2, result);
     });
     CHECK(errors[1].find("cuts") != std::string::npos);
   }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <numeric>
 #include <string>
 
 #include "compress/codec/code_bits.h"
@@ -11,6 +12,11 @@
 #include "nn/base/check.h"
 
 namespace topknot {
+
+void damaged_block(const std::string& what) {
+  throw Error("damaged gradient block: " + what);
+}
+
 namespace {
 
 using Header = BlockHeader;
@@ -53,17 +59,100 @@ std::vector<float> with_fillers(std::span<const float> values, std::span<const s
   return slots;
 }
 
-}  // namespace
-
-void damaged_block(const std::string& what) {
-  throw Error("damaged gradient block: " + what);
+// u32 per position.
+double raw_expected_bytes(std::size_t count, std::size_t) {
+  return 4.0 * static_cast<double>(count);
 }
 
-std::size_t expected_block_bytes(const std::string& codec, const std::string& values,
-                                 const CompressOptions& options, std::size_t count, std::size_t numel) {
-  const auto positions = index_codecs().find(codec)(options)->expected_bytes(count, numel);
-  return kBlockHeaderBytes + static_cast<std::size_t>(positions) +
-         value_codecs().find(values)(options)->bytes(count);
+IndexLayout::Size raw_size(std::span<const std::uint32_t> indices, std::size_t) {
+  return {indices.size_bytes(), 0};
+}
+
+void raw_encode(std::span<const std::uint32_t> indices, std::size_t, std::vector<std::byte>& out,
+                std::vector<std::uint32_t>&) {
+  const auto bytes = std::as_bytes(indices);
+  out.insert(out.end(), bytes.begin(), bytes.end());
+}
+
+std::size_t raw_decode(std::span<const std::byte> in, std::size_t, std::span<std::uint32_t> out,
+                       std::vector<std::uint32_t>&) {
+  if (in.size() < out.size_bytes()) damaged_block("positions are cut off");
+  std::memcpy(out.data(), in.data(), out.size_bytes());
+  return out.size_bytes();
+}
+
+// Nothing: every element is sent. Only compress.codec auto has it, because what is selected decides whether it fits.
+double all_expected_bytes(std::size_t, std::size_t) {
+  return 0.0;
+}
+
+IndexLayout::Size all_size(std::span<const std::uint32_t>, std::size_t) {
+  return {};
+}
+
+void all_encode(std::span<const std::uint32_t> indices, std::size_t numel, std::vector<std::byte>&,
+                std::vector<std::uint32_t>&) {
+  TOPKNOT_CHECK(indices.size() == numel, "not every element is sent");
+}
+
+std::size_t all_decode(std::span<const std::byte>, std::size_t numel, std::span<std::uint32_t> out,
+                       std::vector<std::uint32_t>&) {
+  if (out.size() != numel)
+    damaged_block(fmt::format("{} entries without positions, of {}", out.size(), numel));
+  std::iota(out.begin(), out.end(), 0u);
+  return 0;
+}
+
+}  // namespace
+
+const IndexLayout kRawLayout{.id = 0,
+                             .expected_bytes = raw_expected_bytes,
+                             .size = raw_size,
+                             .encode = raw_encode,
+                             .decode = raw_decode};
+const IndexLayout kAllLayout{.id = 4,
+                             .only_all = true,
+                             .expected_bytes = all_expected_bytes,
+                             .size = all_size,
+                             .encode = all_encode,
+                             .decode = all_decode};
+
+const IndexLayout& IndexCodec::choose(std::span<const std::uint32_t> indices, std::size_t numel,
+                                      const ValueCodec& values) const {
+  const std::size_t count = indices.size();
+  const IndexLayout* best = layouts.front();
+  if (count == 0 || layouts.size() == 1) return *best;
+  std::size_t least = 0;
+  for (const IndexLayout* layout : layouts) {
+    if (!layout->fits(count, numel)) continue;
+    const IndexLayout::Size size = layout->size(indices, numel);
+    const std::size_t bytes = size.bytes + values.bytes(count + size.fillers);
+    if (layout != layouts.front() && bytes >= least) continue;
+    best = layout;
+    least = bytes;
+  }
+  return *best;
+}
+
+const IndexLayout* IndexCodec::find(std::uint8_t id) const {
+  for (const IndexLayout* layout : layouts)
+    if (layout->id == id) return layout;
+  return nullptr;
+}
+
+double IndexCodec::expected_bytes(std::size_t count, std::size_t numel) const {
+  double least = layouts.front()->expected_bytes(count, numel);
+  // run16 is the smallest only for a handful of entries: what its fillers' values take is left aside.
+  for (const IndexLayout* layout : layouts)
+    if (layout != &kRun16Layout && layout->fits(count, numel))
+      least = std::min(least, layout->expected_bytes(count, numel));
+  return least;
+}
+
+std::size_t expected_block_bytes(const std::string& codec, const std::string& values, std::size_t count,
+                                 std::size_t numel) {
+  const auto positions = index_codecs().find(codec).expected_bytes(count, numel);
+  return kBlockHeaderBytes + static_cast<std::size_t>(positions) + value_codecs().find(values).bytes(count);
 }
 
 std::vector<std::byte> write_block(const Entries& entries, std::size_t numel, const IndexCodec& index_codec,
@@ -74,8 +163,8 @@ std::vector<std::byte> write_block(const Entries& entries, std::size_t numel, co
   const IndexLayout& layout = index_codec.choose(entries.indices, numel, value_codec);
   Header header;
   header.flags = entries.finite ? Header::kFiniteFlag : 0;
-  header.index_codec = layout.id();
-  header.value_codec = value_codec.id();
+  header.index_codec = layout.id;
+  header.value_codec = value_codec.id;
   header.numel = static_cast<std::uint32_t>(numel);
   header.count = static_cast<std::uint32_t>(count);
   std::vector<std::byte> block(sizeof header);
@@ -100,7 +189,7 @@ void read_block(std::span<const std::byte> block, std::size_t numel, const Index
     damaged_block("not a block of this version");
   if (header.flags & ~Header::kFiniteFlag) damaged_block("unknown flags");
   const IndexLayout* const layout = index_codec.find(header.index_codec);
-  if (layout == nullptr || header.value_codec != value_codec.id())
+  if (layout == nullptr || header.value_codec != value_codec.id)
     damaged_block(
         "coded otherwise than here; do all ranks run with the same compress.codec and compress.values?");
   if (header.numel != numel)
@@ -126,14 +215,24 @@ void read_block(std::span<const std::byte> block, std::size_t numel, const Index
   if (!fillers.empty()) drop_fillers(entries.values, fillers);
 }
 
-Registry<IndexCodecFactory>& index_codecs() {
-  static Registry<IndexCodecFactory> registry("index codec (compress.codec)");
+Registry<IndexCodec>& index_codecs() {
+  static Registry<IndexCodec> registry("index codec (compress.codec)");
   return registry;
 }
 
-Registry<ValueCodecFactory>& value_codecs() {
-  static Registry<ValueCodecFactory> registry("value codec (compress.values)");
+Registry<ValueCodec>& value_codecs() {
+  static Registry<ValueCodec> registry("value codec (compress.values)");
   return registry;
 }
 
+namespace {
+
+const bool codecs_registered = [] {
+  index_codecs().add("raw", "4 bytes per position", {{&kRawLayout}});
+  index_codecs().add("auto", "whichever is smallest, message by message",
+                     {{&kRawLayout, &kRun16Layout, &kRiceLayout, &kBitmapLayout, &kAllLayout}});
+  return true;
+}();
+
+}  // namespace
 }  // namespace topknot

@@ -1,0 +1,190 @@
+// The value codecs.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+
+#include "compress/codec/code_bits.h"
+#include "compress/codec/codec.h"
+#include "nn/core/simd.h"
+
+namespace topknot {
+namespace {
+
+// Values as they are.
+
+std::size_t fp32_bytes(std::size_t count) {
+  return count * sizeof(float);
+}
+void fp32_encode(std::span<const float> values, std::vector<std::byte>& out) {
+  const auto bytes = std::as_bytes(values);
+  out.insert(out.end(), bytes.begin(), bytes.end());
+}
+void fp32_decode(std::span<const std::byte> in, std::span<float> out) {
+  if (!out.empty()) std::memcpy(out.data(), in.data(), in.size());
+}
+
+// bfloat16: the upper half of a float, rounded to nearest, ties to even. What would round to infinity becomes
+// the largest finite one.
+
+TOPKNOT_MULTIVERSION void to_bf16(const float* values, std::size_t n, std::byte* out) {
+  for (std::size_t i = 0; i < n; ++i) {
+    const std::uint16_t half = bf16::encode(values[i]);
+    std::memcpy(out + 2 * i, &half, sizeof half);
+  }
+}
+
+TOPKNOT_MULTIVERSION void from_bf16(const std::byte* in, std::size_t n, float* values) {
+  for (std::size_t i = 0; i < n; ++i) {
+    std::uint16_t half = 0;
+    std::memcpy(&half, in + 2 * i, sizeof half);
+    values[i] = bf16::decode(half);
+  }
+}
+
+std::size_t bf16_bytes(std::size_t count) {
+  return 2 * count;
+}
+void bf16_encode(std::span<const float> values, std::vector<std::byte>& out) {
+  const std::size_t head = out.size();
+  out.resize(head + bf16_bytes(values.size()));
+  to_bf16(values.data(), values.size(), out.data() + head);
+}
+void bf16_decode(std::span<const std::byte> in, std::span<float> out) {
+  from_bf16(in.data(), out.size(), out.data());
+}
+
+// IEEE half precision times a power of two, one per message, so that nothing overflows and what is small against
+// the largest keeps its precision. One byte: i8 e; then the halves h: value = h * 2^e.
+//
+// e = floor(log2 m) - 14 with m the largest magnitude, rounded to a half's 11 bits: m lies in [2^14, 2^15),
+// magnitudes down to 2^-28 m have 11 bits. e is at least -125, where the smallest half is the smallest float;
+// at most 113, where the halves end at 0x77FF, the last one that is finite as a float.
+
+TOPKNOT_MULTIVERSION std::int32_t largest_key(const float* values, std::size_t n) {
+  std::int32_t largest = 0;
+  for (std::size_t i = 0; i < n; ++i) {
+    const std::int32_t key = std::bit_cast<std::int32_t>(values[i]) & 0x7FFFFFFF;
+    largest = key > largest ? key : largest;
+  }
+  return largest;
+}
+
+TOPKNOT_MULTIVERSION void to_fp16(const float* values, std::size_t n, float scale, std::byte* out) {
+  for (std::size_t i = 0; i < n; ++i) {
+    const std::uint16_t half = fp16::encode(values[i], scale);
+    std::memcpy(out + 2 * i, &half, sizeof half);
+  }
+}
+
+// Returns the largest half without its sign; from 0x7C00 on they are not numbers.
+TOPKNOT_MULTIVERSION std::uint32_t from_fp16(const std::byte* in, std::size_t n, float scale, float* values) {
+  std::uint32_t largest = 0;
+  for (std::size_t i = 0; i < n; ++i) {
+    std::uint16_t half = 0;
+    std::memcpy(&half, in + 2 * i, sizeof half);
+    values[i] = fp16::decode(half, scale);
+    const std::uint32_t magnitude = half & 0x7FFFu;
+    largest = magnitude > largest ? magnitude : largest;
+  }
+  return largest;
+}
+
+std::size_t fp16_bytes(std::size_t count) {
+  return count == 0 ? 0 : 1 + 2 * count;
+}
+void fp16_encode(std::span<const float> values, std::vector<std::byte>& out) {
+  if (values.empty()) return;
+  const std::size_t head = out.size();
+  out.resize(head + fp16_bytes(values.size()));
+  const int e = fp16::exponent_of(largest_key(values.data(), values.size()));
+  out[head] = static_cast<std::byte>(e);
+  to_fp16(values.data(), values.size(), fp16::power_of_two(-e), out.data() + head + 1);
+}
+void fp16_decode(std::span<const std::byte> in, std::span<float> out) {
+  if (out.empty()) return;
+  const int e = std::to_integer<std::int8_t>(in[0]);
+  if (e < fp16::kLeast || e > fp16::kMost) damaged_block(fmt::format("fp16 exponent {}", e));
+  const std::uint32_t largest = from_fp16(in.data() + 1, out.size(), fp16::power_of_two(e), out.data());
+  if (largest > fp16::kLargestHalf || (e > fp16::kLeast && largest < fp16::kLargestBinade))
+    damaged_block("an fp16 value that does not belong to its exponent");
+}
+
+// 8 bits per value. Blocks of 256 values have one float32 scale each, their largest magnitude a: q = nearest
+// integer to 127 x / a, value = q a / 127, computed in double. First the scales, then the q. A block whose a
+// is below 2^-119 is sent as zeros: q a / 127 would leave the normal range, where distinct q coincide.
+
+TOPKNOT_MULTIVERSION float block_scale(const float* values, std::size_t n) {
+  float largest = 0;
+  for (std::size_t i = 0; i < n; ++i) {
+    const float magnitude = std::fabs(values[i]);
+    largest = magnitude > largest ? magnitude : largest;
+  }
+  return int8::scale_of(largest);
+}
+
+TOPKNOT_MULTIVERSION void to_int8(const float* values, std::size_t n, double factor, std::int8_t* out) {
+  for (std::size_t i = 0; i < n; ++i) out[i] = int8::encode(values[i], factor);
+}
+
+// Returns the largest |q|.
+TOPKNOT_MULTIVERSION std::int32_t from_int8(const std::int8_t* in, std::size_t n, double scale,
+                                            float* values) {
+  std::int32_t largest = 0;
+  for (std::size_t i = 0; i < n; ++i) {
+    const std::int32_t q = in[i], magnitude = q < 0 ? -q : q;
+    values[i] = int8::decode(in[i], scale);
+    largest = magnitude > largest ? magnitude : largest;
+  }
+  return largest;
+}
+
+std::size_t int8_bytes(std::size_t count) {
+  return (count + int8::kBlock - 1) / int8::kBlock * sizeof(float) + count;
+}
+void int8_encode(std::span<const float> values, std::vector<std::byte>& out) {
+  const std::size_t head = out.size();
+  out.resize(head + int8_bytes(values.size()));
+  std::byte* const scales = out.data() + head;
+  auto* const codes = reinterpret_cast<std::int8_t*>(scales + int8_bytes(values.size()) - values.size());
+  for (std::size_t begin = 0; begin < values.size(); begin += int8::kBlock) {
+    const std::size_t n = std::min(int8::kBlock, values.size() - begin);
+    const float scale = block_scale(values.data() + begin, n);
+    std::memcpy(scales + begin / int8::kBlock * sizeof scale, &scale, sizeof scale);
+    to_int8(values.data() + begin, n, int8::factor_of(scale), codes + begin);
+  }
+}
+void int8_decode(std::span<const std::byte> in, std::span<float> out) {
+  const std::byte* const scales = in.data();
+  const auto* const codes = reinterpret_cast<const std::int8_t*>(scales + in.size() - out.size());
+  for (std::size_t begin = 0; begin < out.size(); begin += int8::kBlock) {
+    const std::size_t n = std::min(int8::kBlock, out.size() - begin);
+    float scale = 0;
+    std::memcpy(&scale, scales + begin / int8::kBlock * sizeof scale, sizeof scale);
+    const bool zero = std::bit_cast<std::uint32_t>(scale) == 0;
+    if (!zero && !(scale >= int8::kLeastScale && std::isfinite(scale))) damaged_block("an int8 scale");
+    const std::int32_t largest = from_int8(codes + begin, n, static_cast<double>(scale), out.data() + begin);
+    if (largest != (zero ? 0 : 127)) damaged_block("int8 values that do not belong to their scale");
+  }
+}
+
+const bool values_registered = [] {
+  value_codecs().add(
+      "fp32", "4 bytes per value, exact",
+      {.id = 0, .exact = true, .bytes = fp32_bytes, .encode = fp32_encode, .decode = fp32_decode});
+  value_codecs().add(
+      "bf16", "2 bytes per value, 8 bits of precision",
+      {.id = 1, .exact = false, .bytes = bf16_bytes, .encode = bf16_encode, .decode = bf16_decode});
+  value_codecs().add(
+      "fp16", "2 bytes per value, 11 bits of precision, scaled by message",
+      {.id = 2, .exact = false, .bytes = fp16_bytes, .encode = fp16_encode, .decode = fp16_decode});
+  value_codecs().add(
+      "int8", "1 byte per value, scaled by blocks of 256",
+      {.id = 3, .exact = false, .bytes = int8_bytes, .encode = int8_encode, .decode = int8_decode});
+  return true;
+}();
+
+}  // namespace
+}  // namespace topknot
