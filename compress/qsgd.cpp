@@ -20,8 +20,6 @@
 #include "compress/compressor.h"
 #include "compress/parallel.h"
 #include "compress/quantise/compressor.h"
-#include "compress/quantise/formats.h"
-#include "compress/quantise/random.h"
 #include "nn/base/check.h"
 #include "nn/core/simd.h"
 

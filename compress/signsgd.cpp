@@ -15,7 +15,6 @@
 #include "compress/compressor.h"
 #include "compress/parallel.h"
 #include "compress/quantise/compressor.h"
-#include "compress/quantise/formats.h"
 #include "nn/core/simd.h"
 
 namespace topknot {

@@ -17,7 +17,6 @@
 #include "compress/compressor.h"
 #include "compress/parallel.h"
 #include "compress/quantise/compressor.h"
-#include "compress/quantise/random.h"
 #include "compress/select/passes/keys.h"
 #include "compress/select/passes/passes.h"
 #include "nn/base/check.h"

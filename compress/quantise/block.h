@@ -1,6 +1,7 @@
 #pragma once
 // Quantised blocks: every entry of a group as a small code, times the scale of the cell it lies in. Cells are
-// consecutive ranges: a selection range (sign, ternary) or a bucket of one (levels).
+// consecutive ranges: a selection range (sign, ternary) or a bucket of one (levels). Kernels take the header and
+// level_of() from here.
 //
 // Little-endian:
 //   0  u32 magic 0x51544B54 ("TKTQ")
@@ -25,9 +26,28 @@
 #include <span>
 #include <vector>
 
-#include "compress/quantise/block_header.h"
+#include "nn/core/host_device.h"
 
 namespace topknot::quantise {
+
+enum class Kind : std::uint8_t { sign = 1, levels = 2, ternary = 3 };
+
+// The first bytes of a block.
+struct BlockHeader {
+  static constexpr std::uint32_t kMagic = 0x51544B54;
+  static constexpr std::uint8_t kVersion = 1, kFiniteFlag = 1;
+  std::uint32_t magic = kMagic;
+  std::uint8_t version = kVersion, flags = 0, kind = 0, zero = 0;
+  std::uint32_t numel = 0, cells = 0, levels = 0;
+};
+
+// QSGD's level of an entry: |x| / norm of `levels`, rounded up where the uniform number is below the fraction. norm > 0.
+TOPKNOT_HOST_DEVICE int level_of(float magnitude, float uniform, float norm, float levels) {
+  const float share = magnitude / norm;
+  const float exact = (share < 1.0f ? share : 1.0f) * levels;
+  const int low = static_cast<int>(exact);
+  return low + (uniform < exact - static_cast<float>(low) ? 1 : 0);
+}
 
 inline constexpr std::size_t kHeaderBytes = sizeof(BlockHeader);
 

@@ -5,6 +5,8 @@
 // the other ranks decoded; with none, the gradient, and the spare memory is never touched. Nothing else is
 // carried: random numbers are streams by (step, rank) and position, so that a step can be made again.
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -65,6 +67,41 @@ std::vector<std::uint32_t> cells_of(const GroupSpec& group, std::size_t bucket);
 template <Format (*format)(const CompressOptions&, const GroupSpec&)>
 std::size_t planned_bytes(const CompressOptions& options, const GroupSpec& group, double) {
   return format(options, group).bytes();
+}
+
+// The blocks of the methods that also have kernels. Throw UserError as make_compressor() does.
+Format signsgd_format(const CompressOptions& options, const GroupSpec& group);  // compress/signsgd.cpp
+Format qsgd_format(const CompressOptions& options, const GroupSpec& group);     // compress/qsgd.cpp
+
+// Whether the method of these options keeps what rounding takes away.
+inline bool signsgd_keeps(const CompressOptions& options) {
+  return options.memory != "none";
+}
+inline bool qsgd_keeps(const CompressOptions& options) {
+  return options.memory == "residual";
+}
+
+// out[i] = CounterRng(seed, RngUse::compress, low 32 bits of step, rank).uniform(first + i): a stream for each
+// rank and step, whose i-th number belongs to the i-th element of the model, whatever the groups are.
+void uniforms(std::uint64_t seed, std::int64_t step, int rank, std::uint64_t first, std::size_t count,
+              float* out);
+
+// The codes of entries [begin, end) of u by rounding(entries, uniforms, count, codes), with the numbers from
+// `first` on; all 0 where the scale is.
+template <class Rounding>
+void draw_codes(std::span<const float> u, std::size_t begin, std::size_t end, float scale, std::uint64_t seed,
+                const StepInfo& info, std::uint64_t first, std::int16_t* codes, Rounding&& rounding) {
+  if (scale == 0) {
+    std::fill_n(codes, end - begin, std::int16_t{0});
+    return;
+  }
+  constexpr std::size_t piece = 512;
+  float uniform[piece];
+  for (std::size_t i = begin; i < end; i += piece) {
+    const std::size_t n = std::min(piece, end - i);
+    uniforms(seed, info.step, info.rank, first + (i - begin), n, uniform);
+    rounding(u.data() + i, uniform, n, codes + (i - begin));
+  }
 }
 
 }  // namespace topknot::quantise

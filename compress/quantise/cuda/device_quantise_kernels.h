@@ -7,7 +7,7 @@
 #include <cstdint>
 
 #include "compress/codec/cuda/device_block.h"
-#include "compress/quantise/block_header.h"
+#include "compress/quantise/block.h"
 #include "nn/core/rng.h"
 #include "nn/core/step.h"
 

@@ -5,7 +5,7 @@
 #include <limits>
 
 #include "compress/parallel.h"
-#include "compress/quantise/random.h"
+#include "compress/quantise/compressor.h"
 #include "nn/base/check.h"
 #include "tests/compress/lowrank/lowrank_fixture.h"
 #include "tests/support/catch.h"
