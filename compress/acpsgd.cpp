@@ -26,106 +26,72 @@
 namespace topknot {
 namespace {
 
-class AcpSgd final : public Compressor {
+class AcpSgd final : public lowrank::LowRankCompressor {
  public:
   AcpSgd(const CompressOptions& options, const GroupSpec& group)
-      : plan_(options, group, 0.5),
-        keeps_(lowrank::check_options(options)),
-        ranks_(group.ranks),
-        last_(plan_.q_size()) {
+      : LowRankCompressor(options, group, 0.5), last_(plan_.q_size()) {
     plan_.draw_q(last_);
   }
 
-  Message encode(Slice slice, const StepInfo& info) override {
-    TOPKNOT_CHECK(phase_ == Phase::idle, "encode before the last step was committed or discarded");
-    TOPKNOT_CHECK(slice.gradient.size() == plan_.numel(), "a slice of another length than the group's");
-    TOPKNOT_CHECK(info.weights.empty() || info.weights.size() == static_cast<std::size_t>(ranks_),
-                  "one weight per rank");
-    slice_ = slice;
-    if (keeps_) lowrank::accumulate(slice.gradient, slice.spare);
+  std::size_t selected() const override { return sum_.size(); }
+
+ private:
+  void project(std::span<const float> u) override {
     basis_ = last_;
     own_.resize(factor_size(sends_p_));
     if (sends_p_) {
       plan_.orthonormalise_q(basis_);
-      plan_.product(slice.gradient, basis_, own_);
+      plan_.product(u, basis_, own_);
     } else {
       plan_.orthonormalise_p(basis_);
-      plan_.transposed_product(slice.gradient, basis_, own_);
+      plan_.transposed_product(u, basis_, own_);
     }
     sum_.assign(own_.begin(), own_.end());
     sum_.resize(own_.size() + plan_.plain_size());
-    plan_.copy_plain(slice.gradient, plain());
-    if (!info.weights.empty()) lowrank::scale(sum_, info.weights[static_cast<std::size_t>(info.rank)]);
+    plan_.copy_plain(u, plain());
+    lowrank::scale(sum_, weight_);
     // A rank's own product could overflow with such a factor, which the others must learn.
     if (!lowrank::within(own_, plan_.bound())) sum_[0] = std::numeric_limits<float>::infinity();
-    phase_ = Phase::encoded;
-    return sum_message(sum_);
   }
 
-  std::optional<Message> decode(const Round& round) override {
-    TOPKNOT_CHECK(phase_ == Phase::encoded, "decode without encode");
+  std::optional<Message> receive(const Round& round) override {
     check_sum(round, sum_);
     finite_ = lowrank::within(factor(), plan_.bound()) &&
               lowrank::within(plain(), std::numeric_limits<float>::max());
-    phase_ = Phase::decoded;
     return std::nullopt;
   }
 
-  bool finite() const override { return finite_; }
-
-  std::span<float> commit(const Outcome&) override {
-    TOPKNOT_CHECK(phase_ == Phase::decoded && finite_, "commit without a decoded, finite step");
+  void rebuild(std::span<float> u, std::span<float> average) override {
     lowrank::scale(sum_, 1.0f / static_cast<float>(ranks_));
-    const std::span<float> average = keeps_ ? slice_.spare : slice_.gradient;
     using Factors = lowrank::Plan::Factors;
     if (sends_p_)
-      plan_.rebuild(slice_.gradient, average, keeps_, Factors{own_, basis_}, Factors{factor(), basis_},
-                    plain());
+      plan_.rebuild(u, average, has_residual_, Factors{own_, basis_}, Factors{factor(), basis_}, plain());
     else
-      plan_.rebuild(slice_.gradient, average, keeps_, Factors{basis_, own_}, Factors{basis_, factor()},
-                    plain());
+      plan_.rebuild(u, average, has_residual_, Factors{basis_, own_}, Factors{basis_, factor()}, plain());
     last_.assign(factor().begin(), factor().end());
     sends_p_ = !sends_p_;
-    phase_ = Phase::idle;
-    return average;
   }
-
-  void discard() override { phase_ = Phase::idle; }
-
-  std::span<const float> accumulated() const override { return slice_.gradient; }
-  std::size_t selected() const override { return sum_.size(); }
-
- private:
-  enum class Phase { idle, encoded, decoded };
 
   std::size_t factor_size(bool p) const { return p ? plan_.p_size() : plan_.q_size(); }
   std::span<float> factor() { return std::span(sum_).first(own_.size()); }
   std::span<float> plain() { return std::span(sum_).subspan(own_.size()); }
 
   void save(StateWriter& writer) const override {
-    TOPKNOT_CHECK(phase_ == Phase::idle, "state is saved between steps");
+    check_idle("state is saved between steps");
     writer.put<std::uint8_t>(sends_p_ ? 1 : 0);
     writer.put_list(last_);
   }
   void load(StateReader& reader) override {
-    TOPKNOT_CHECK(phase_ == Phase::idle, "state is loaded between steps");
+    check_idle("state is loaded between steps");
     const auto turn = reader.get<std::uint8_t>();
     if (turn > 1) StateReader::fail("names a factor other than P and Q");
     sends_p_ = turn == 1;
-    last_ = reader.get_list<float>(factor_size(!sends_p_));
-    if (!lowrank::within(last_, std::numeric_limits<float>::max()))
-      StateReader::fail("has a factor that is not finite");
+    last_ = lowrank::load_factor(reader, factor_size(!sends_p_));
   }
 
-  lowrank::Plan plan_;
-  bool keeps_ = true;
-  int ranks_ = 1;
   bool sends_p_ = true;      // whether the next step sends P
   std::vector<float> last_;  // the factor that the last committed step averaged, Q at first
-  std::vector<float> basis_, own_, sum_;
-  Phase phase_ = Phase::idle;
-  Slice slice_;
-  bool finite_ = false;
+  std::vector<float> basis_, own_;
 };
 
 const bool acpsgd_registered = [] {

@@ -30,102 +30,70 @@
 namespace topknot {
 namespace {
 
-class PowerSgd final : public Compressor {
+class PowerSgd final : public lowrank::LowRankCompressor {
  public:
   PowerSgd(const CompressOptions& options, const GroupSpec& group)
-      : plan_(options, group, 1.0),
-        keeps_(lowrank::check_options(options)),
-        ranks_(group.ranks),
+      : LowRankCompressor(options, group, 1.0),
         start_(plan_.q_size()),
-        sum_(plan_.p_size() + plan_.plain_size()),
         own_q_(plan_.q_size()),
         q_(plan_.q_size()) {
+    sum_.resize(plan_.p_size() + plan_.plain_size());  // P and the uncompressed tensors
     plan_.draw_q(start_);
   }
 
-  Message encode(Slice slice, const StepInfo& info) override {
-    TOPKNOT_CHECK(phase_ == Phase::idle, "encode before the last step was committed or discarded");
-    TOPKNOT_CHECK(slice.gradient.size() == plan_.numel(), "a slice of another length than the group's");
-    TOPKNOT_CHECK(info.weights.empty() || info.weights.size() == static_cast<std::size_t>(ranks_),
-                  "one weight per rank");
-    slice_ = slice;
-    weight_ = info.weights.empty() ? 1.0f : info.weights[static_cast<std::size_t>(info.rank)];
-    if (keeps_) lowrank::accumulate(slice.gradient, slice.spare);
-    plan_.product(slice.gradient, start_, p());
-    plan_.copy_plain(slice.gradient, plain());
-    lowrank::scale(sum_, weight_);
-    phase_ = Phase::first;
-    return sum_message(sum_);
-  }
-
-  std::optional<Message> decode(const Round& round) override {
-    if (phase_ == Phase::first) {
-      check_sum(round, sum_);
-      finite_ = lowrank::within(sum_, std::numeric_limits<float>::max());
-      // All ranks have the same sum, so none of them sends more.
-      phase_ = finite_ && plan_.any() ? Phase::second : Phase::decoded;
-      if (phase_ == Phase::decoded) return std::nullopt;
-      plan_.orthonormalise_p(p());
-      plan_.transposed_product(slice_.gradient, p(), own_q_);
-      q_ = own_q_;
-      lowrank::scale(q_, weight_);
-      // Such a rank's own product could overflow, which the others must learn.
-      if (!lowrank::within(own_q_, plan_.bound())) q_[0] = std::numeric_limits<float>::infinity();
-      return sum_message(q_);
-    }
-    TOPKNOT_CHECK(phase_ == Phase::second, "decode without encode");
-    check_sum(round, q_);
-    finite_ = lowrank::within(q_, plan_.bound());
-    phase_ = Phase::decoded;
-    return std::nullopt;
-  }
-
-  bool finite() const override { return finite_; }
-
-  std::span<float> commit(const Outcome&) override {
-    TOPKNOT_CHECK(phase_ == Phase::decoded && finite_, "commit without a decoded, finite step");
-    const float factor = 1.0f / static_cast<float>(ranks_);
-    lowrank::scale(q_, factor);
-    lowrank::scale(plain(), factor);
-    const std::span<float> average = keeps_ ? slice_.spare : slice_.gradient;
-    plan_.rebuild(slice_.gradient, average, keeps_, {p(), own_q_}, {p(), q_}, plain());
-    start_.swap(q_);
-    phase_ = Phase::idle;
-    return average;
-  }
-
-  void discard() override { phase_ = Phase::idle; }
-
-  std::span<const float> accumulated() const override { return slice_.gradient; }
   std::size_t selected() const override { return plan_.p_size() + plan_.q_size() + plan_.plain_size(); }
 
  private:
-  enum class Phase { idle, first, second, decoded };
+  void project(std::span<const float> u) override {
+    plan_.product(u, start_, p());
+    plan_.copy_plain(u, plain());
+    lowrank::scale(sum_, weight_);
+    has_p_ = false;
+  }
+
+  std::optional<Message> receive(const Round& round) override {
+    if (has_p_) {
+      check_sum(round, q_);
+      finite_ = lowrank::within(q_, plan_.bound());
+      return std::nullopt;
+    }
+    check_sum(round, sum_);
+    finite_ = lowrank::within(sum_, std::numeric_limits<float>::max());
+    // All ranks have the same sum, so none of them sends more.
+    if (!finite_ || !plan_.any()) return std::nullopt;
+    has_p_ = true;
+    plan_.orthonormalise_p(p());
+    plan_.transposed_product(slice_.gradient, p(), own_q_);
+    q_ = own_q_;
+    lowrank::scale(q_, weight_);
+    // Such a rank's own product could overflow, which the others must learn.
+    if (!lowrank::within(own_q_, plan_.bound())) q_[0] = std::numeric_limits<float>::infinity();
+    return sum_message(q_);
+  }
+
+  void rebuild(std::span<float> u, std::span<float> average) override {
+    const float factor = 1.0f / static_cast<float>(ranks_);
+    lowrank::scale(q_, factor);
+    lowrank::scale(plain(), factor);
+    plan_.rebuild(u, average, has_residual_, {p(), own_q_}, {p(), q_}, plain());
+    start_.swap(q_);
+  }
 
   std::span<float> p() { return std::span(sum_).first(plan_.p_size()); }
   std::span<float> plain() { return std::span(sum_).subspan(plan_.p_size()); }
 
   void save(StateWriter& writer) const override {
-    TOPKNOT_CHECK(phase_ == Phase::idle, "state is saved between steps");
+    check_idle("state is saved between steps");
     writer.put_list(start_);
   }
   void load(StateReader& reader) override {
-    TOPKNOT_CHECK(phase_ == Phase::idle, "state is loaded between steps");
-    start_ = reader.get_list<float>(start_.size());
-    if (!lowrank::within(start_, std::numeric_limits<float>::max()))
-      StateReader::fail("has a factor that is not finite");
+    check_idle("state is loaded between steps");
+    start_ = lowrank::load_factor(reader, start_.size());
   }
 
-  lowrank::Plan plan_;
-  bool keeps_ = true;
-  int ranks_ = 1;
-  std::vector<float> start_;  // Q of the last committed step
-  std::vector<float> sum_;    // P and the uncompressed tensors
-  std::vector<float> own_q_, q_;
-  Phase phase_ = Phase::idle;
-  Slice slice_;
-  float weight_ = 1;
-  bool finite_ = false;
+  std::vector<float> start_;      // Q of the last committed step
+  std::vector<float> own_q_, q_;  // this rank's, and the sum
+  bool has_p_ = false;            // the sum of P is here, that of Q is on its way
 };
 
 const bool powersgd_registered = [] {

@@ -9,6 +9,7 @@
 #include "compress/parallel.h"
 #include "compress/select/passes/keys.h"
 #include "compress/select/passes/passes.h"
+#include "compress/state.h"
 #include "nn/base/check.h"
 #include "nn/core/simd.h"
 
@@ -118,7 +119,7 @@ void Plan::copy_plain(std::span<const float> u, std::span<float> out) const {
   }
 }
 
-void Plan::rebuild(std::span<float> u, std::span<float> average, bool keeps, Factors own, Factors mean,
+void Plan::rebuild(std::span<float> u, std::span<float> average, bool has_residual, Factors own, Factors mean,
                    std::span<const float> plain) const {
   for_pieces(row_pieces_, numel_, [&](const Piece& piece) {
     const Matrix& matrix = matrices_[piece.matrix];
@@ -126,12 +127,12 @@ void Plan::rebuild(std::span<float> u, std::span<float> average, bool keeps, Fac
       return lowrank::Factors{factors.p.data() + matrix.p, factors.q.data() + matrix.q};
     };
     lowrank::rebuild(u.data() + matrix.begin, average.data() + matrix.begin, piece.begin, piece.end,
-                     matrix.cols, matrix.rank, keeps ? part(own) : lowrank::Factors{}, part(mean));
+                     matrix.cols, matrix.rank, has_residual ? part(own) : lowrank::Factors{}, part(mean));
   });
   std::size_t at = 0;
   for (const auto& [begin, end] : plain_) {
     std::copy_n(plain.data() + at, end - begin, average.data() + begin);
-    if (keeps) std::fill(u.data() + begin, u.data() + end, 0.0f);
+    if (has_residual) std::fill(u.data() + begin, u.data() + end, 0.0f);
     at += end - begin;
   }
 }
@@ -179,6 +180,41 @@ const std::vector<Option>& options() {
 bool check_options(const CompressOptions& options) {
   reject_sparse_options(options, "factors of matrices, as sums of 32-bit floats", true);
   return options.memory != "none";
+}
+
+Message LowRankCompressor::encode(Slice slice, const StepInfo& info) {
+  check_idle("encode before the last step was committed or discarded");
+  TOPKNOT_CHECK(slice.gradient.size() == plan_.numel(), "a slice of another length than the group's");
+  TOPKNOT_CHECK(info.weights.empty() || info.weights.size() == static_cast<std::size_t>(ranks_),
+                "one weight per rank");
+  slice_ = slice;
+  weight_ = info.weights.empty() ? 1.0f : info.weights[static_cast<std::size_t>(info.rank)];
+  if (has_residual_) accumulate(slice.gradient, slice.spare);
+  project(slice.gradient);
+  phase_ = Phase::encoded;
+  return sum_message(sum_);
+}
+
+std::optional<Message> LowRankCompressor::decode(const Round& round) {
+  TOPKNOT_CHECK(phase_ == Phase::encoded, "decode without encode");
+  std::optional<Message> next = receive(round);
+  if (!next) phase_ = Phase::decoded;
+  return next;
+}
+
+std::span<float> LowRankCompressor::commit(const Outcome&) {
+  TOPKNOT_CHECK(phase_ == Phase::decoded && finite_, "commit without a decoded, finite step");
+  const std::span<float> average = has_residual_ ? slice_.spare : slice_.gradient;
+  rebuild(slice_.gradient, average);
+  phase_ = Phase::idle;
+  return average;
+}
+
+std::vector<float> load_factor(StateReader& reader, std::size_t size) {
+  std::vector<float> factor = reader.get_list<float>(size);
+  if (!within(factor, std::numeric_limits<float>::max()))
+    StateReader::fail("has a factor that is not finite");
+  return factor;
 }
 
 }  // namespace topknot::lowrank

@@ -5,11 +5,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
 
 #include "compress/compressor.h"
+#include "nn/base/check.h"
 #include "nn/core/rng.h"
 
 namespace topknot::lowrank {
@@ -36,12 +38,12 @@ class Plan {
   void transposed_product(std::span<const float> u, std::span<const float> p, std::span<float> q) const;
 
   void copy_plain(std::span<const float> u, std::span<float> out) const;
-  // The averages of all tensors into `average`; what they stand for leaves u where `keeps`: own_p own_q^T for
+  // The averages of all tensors into `average`; what they stand for leaves u where `has_residual`: own_p own_q^T for
   // a matrix, everything for the others. `plain` is averaged.
   struct Factors {
     std::span<const float> p, q;
   };
-  void rebuild(std::span<float> u, std::span<float> average, bool keeps, Factors own, Factors mean,
+  void rebuild(std::span<float> u, std::span<float> average, bool has_residual, Factors own, Factors mean,
                std::span<const float> plain) const;
 
   // The largest magnitude of a factor whose product with an orthonormal one is finite for certain.
@@ -76,5 +78,44 @@ bool check_options(const CompressOptions& options);
 
 // compress.rank and .min_compression.
 const std::vector<Option>& options();
+
+// What the methods share as compressors: error feedback over the group, sums of factors, averages rebuilt from these.
+class LowRankCompressor : public Compressor {
+ public:
+  LowRankCompressor(const CompressOptions& options, const GroupSpec& group, double factors_per_step)
+      : plan_(options, group, factors_per_step), has_residual_(check_options(options)), ranks_(group.ranks) {}
+
+  Message encode(Slice slice, const StepInfo& info) final;
+  std::optional<Message> decode(const Round& round) final;
+  bool finite() const final { return finite_; }
+  std::span<float> commit(const Outcome& outcome) final;
+  void discard() final { phase_ = Phase::idle; }
+  std::span<const float> accumulated() const final { return slice_.gradient; }
+
+ protected:
+  // Puts the first round's factor and the uncompressed tensors of u, times weight_, into sum_.
+  virtual void project(std::span<const float> u) = 0;
+  // Takes what came back and sets finite_; returns a Message for one more round.
+  virtual std::optional<Message> receive(const Round& round) = 0;
+  // Turns u into the residual, where there is one, and what was summed into the average.
+  virtual void rebuild(std::span<float> u, std::span<float> average) = 0;
+
+  void check_idle(const char* what) const { TOPKNOT_CHECK(phase_ == Phase::idle, what); }
+
+  Plan plan_;
+  bool has_residual_ = true;
+  int ranks_ = 1;
+  std::vector<float> sum_;  // what is sent first, and its sum
+  Slice slice_;
+  float weight_ = 1;  // of this rank
+  bool finite_ = false;
+
+ private:
+  enum class Phase { idle, encoded, decoded };
+  Phase phase_ = Phase::idle;
+};
+
+// Takes a saved factor of this length. Throws Error where it is not finite.
+std::vector<float> load_factor(StateReader& reader, std::size_t size);
 
 }  // namespace topknot::lowrank
