@@ -75,7 +75,7 @@ class Run {
     });
     if (step_ % 2 == 0) plain();
     const std::span<float> average = memory_->has_residual() ? buffers_.spare : buffers_.gradient;
-    const Contribution own{selected_.indices, selected_.values, 1.0f};
+    const SparseView own{selected_.indices, selected_.values, 1.0f};
     average_sparse(std::span(&own, 1), average);
     times.step += milliseconds_of([&] {
       selector_->commit({selected_.indices, selected_.values, average, 1.0});
@@ -89,7 +89,7 @@ class Run {
     for (int i = 0; i < options_.warmup; ++i) step();
   }
   std::size_t k() const { return k_; }
-  const Selected& selected() const { return selected_; }
+  const Selection& selected() const { return selected_; }
 
  private:
   const Options& options_;
@@ -98,7 +98,7 @@ class Run {
   std::unique_ptr<Memory> memory_;
   std::unique_ptr<Selector> selector_;
   std::size_t k_ = 1;
-  Selected selected_;
+  Selection selected_;
   std::int64_t step_ = 0;
 };
 
@@ -155,14 +155,14 @@ void measure_selector(const std::string& selector, const std::string& memory, co
   print_selector(selector, memory, options, run);
 }
 
-void measure_codec(const std::string& index, const std::string& value, const Entries& entries,
+void measure_codec(const std::string& index, const std::string& value, const SparseVector& entries,
                    const Options& options, Buffers& buffers) {
   const CompressOptions compress = method_options();
   const auto* const index_codec = &index_codecs().find(index);
   const auto* const value_codec = &value_codecs().find(value);
   std::vector<double> plain, encode, decode, ratio;
   std::vector<std::byte> block;
-  Entries read;
+  SparseVector read;
   for (int i = 0; i < options.rounds; ++i) {
     plain.push_back(milliseconds_of([&] { plain_pass(buffers.plain_r, buffers.plain_g); }));
     encode.push_back(
@@ -238,7 +238,7 @@ int run(int argc, char** argv) {
   for (const std::string& name : index_codecs().names())
     if (options.wants(name) || options.wants("codecs")) codecs.push_back(name);
   if (codecs.empty()) return failures > 0;
-  Entries entries;
+  SparseVector entries;
   {
     buffers.clear();
     Run topk(options, stream, buffers, method_options(), "topk", "residual");

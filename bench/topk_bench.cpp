@@ -40,8 +40,8 @@ Figures measure(const std::string& name, const Options& options) {
   CompressOptions compress;
   const auto* const index_codec = &index_codecs().find("raw");
   const auto* const value_codec = &value_codecs().find("fp32");
-  Selected selected;
-  Entries entries;
+  Selection selected;
+  SparseVector entries;
   SelectStep step;
   step.k = options.k;
   step.density = static_cast<double>(options.k) / static_cast<double>(d);
@@ -63,7 +63,7 @@ Figures measure(const std::string& name, const Options& options) {
     const double topk = milliseconds_of(topk_pass);
     if (step.step % 2 == 0) pass();
     selector->commit({});
-    const Contribution own{entries.indices, entries.values, 1.0f};
+    const SparseView own{entries.indices, entries.values, 1.0f};
     const double decode = milliseconds_of([&] { average_sparse(std::span(&own, 1), spare); });
     std::swap(gradient, spare);
     if (step.step < options.from) continue;

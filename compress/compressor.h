@@ -34,11 +34,17 @@ namespace topknot {
 class StateReader;
 class StateWriter;
 
-// One rank's entries of a group, as sent or as received.
-struct Entries {
-  bool finite = true;                  // false: the sender saw a NaN or Inf; nothing else is sent then
-  std::vector<std::uint32_t> indices;  // positions in the group, strictly ascending
+// Entries of a group or of a selection range: selected, as sent, as received, or a sum of several ranks'.
+struct SparseVector {
+  bool finite = true;  // false: a NaN or Inf was in the vector that they are from; there are none then
+  std::vector<std::uint32_t> indices;  // positions, strictly ascending
   std::vector<float> values;
+};
+// One rank's part of an average, in somebody else's memory.
+struct SparseView {
+  std::span<const std::uint32_t> indices;  // positions in the group, strictly ascending
+  std::span<const float> values;           // at the indices, before the weight
+  float weight = 1;
 };
 
 // One rank's contribution to one round of a group.
@@ -66,7 +72,7 @@ struct Round {
   std::span<const BFloat16> sum_bfloat16 = {};          // likewise
   // In place of blocks, where the collective added the ranks' EntryMessages: sum_r(weight[r] * entries[r]) at
   // the positions that it kept, the same on all ranks.
-  const Entries* entries = nullptr;
+  const SparseVector* entries = nullptr;
 };
 
 // `values` stays the sender's memory and holds the sum afterwards.
@@ -84,8 +90,8 @@ inline void check_sum(const Round& round, std::span<const float> sent) {
 
 // A message as the entries in it, for collectives that add on their way (gTop-k, Ok-Topk).
 struct EntryMessage {
-  const Entries* entries = nullptr;  // before their weight; valid until decode
-  std::size_t k = 0;                 // how many a step of this density asks for
+  const SparseVector* entries = nullptr;  // before their weight; valid until decode
+  std::size_t k = 0;                      // how many a step of this density asks for
 };
 
 // A group's memory in the parameter arena. Both spans have the group's length.
@@ -109,12 +115,6 @@ struct Outcome {
   // Entries (positions in the group) this rank sent that the collective did not accept; they go back to the
   // residual.
   std::span<const std::uint32_t> rejected;
-};
-
-// One rank's contribution to the average, before its weight, as the ranks decoded it.
-struct Contributed {
-  std::span<const std::uint32_t> indices;  // positions in the group, strictly ascending
-  std::span<const float> values;           // at the indices, or where there are none, of the whole group
 };
 
 class Compressor {
@@ -141,8 +141,9 @@ class Compressor {
   // The accumulated gradient u, between encode and commit, where the method has one; for studies.
   virtual std::span<const float> accumulated() const { return {}; }
 
-  // What this rank contributed, between the last decode and commit, where the method knows it; for studies.
-  virtual std::optional<Contributed> contributed() const { return std::nullopt; }
+  // What this rank contributed, as the ranks decoded it, between the last decode and commit, where the method knows it; for
+  // studies. Values without indices are of the whole group.
+  virtual std::optional<SparseView> contributed() const { return std::nullopt; }
 
   // Of the last encode, for metrics and logs.
   virtual std::size_t selected() const { return 0; }  // entries sent

@@ -23,7 +23,7 @@ double density_of(const GroupSpec& group, std::size_t segment, double density) {
 
 }  // namespace
 
-void average_sparse(std::span<const Contribution> contributions, std::span<float> average) {
+void average_sparse(std::span<const SparseView> contributions, std::span<float> average) {
   const float factor = 1.0f / static_cast<float>(contributions.size());
   const std::size_t parts = part_count(average.size());
   // Where each rank's list stands, by part; made here because the loop must not throw.
@@ -40,7 +40,7 @@ void average_sparse(std::span<const Contribution> contributions, std::span<float
       std::fill(average.data() + tile, average.data() + tile_end, 0.0f);
       bool touched = false;
       for (std::size_t r = 0; r < contributions.size(); ++r) {
-        const Contribution& from = contributions[r];
+        const SparseView& from = contributions[r];
         std::size_t i = cursor[r];
         touched |= i < from.indices.size() && from.indices[i] < tile_end;
         if (from.weight == 1.0f) {
@@ -196,7 +196,7 @@ std::span<float> SparseCompressor::commit(const Outcome& outcome) {
 
   // A sum that the collective made has its weights in it, without what was rejected; the average divides it by
   // how many contribute.
-  std::vector<Contribution> contributions(received_.size());
+  std::vector<SparseView> contributions(received_.size());
   if (summed_)
     contributions[0] = {sum_.indices, sum_.values, 1.0f};
   else
@@ -215,7 +215,7 @@ std::span<float> SparseCompressor::commit(const Outcome& outcome) {
 void SparseCompressor::report_to_selectors(const Outcome& outcome, std::span<const float> average) {
   std::vector<std::uint32_t> rejected(outcome.rejected.begin(), outcome.rejected.end());
   std::sort(rejected.begin(), rejected.end());
-  const Entries& mine = own();
+  const SparseVector& mine = own();
   std::vector<std::uint32_t> relative;
   std::vector<float> accepted;
   for (std::size_t s = 0; s < group_.segments.size(); ++s) {

@@ -38,18 +38,11 @@ void check_combination(const SparsePreset& parts, const CompressOptions& options
 // Entries that a density asks for, over the group's segments.
 std::size_t planned_entries(const SelectorTraits& traits, const GroupSpec& group, double density);
 
-// One rank's part of an average.
-struct Contribution {
-  std::span<const std::uint32_t> indices;  // strictly ascending
-  std::span<const float> values;
-  float weight = 1;
-};
-
 // The average of sparse contributions: sum_r(weight[r] * g_r) * (1 / P), added in rank order onto zeros, so
 // that every rank gets the same bits whatever its threads. The dense compressor ends with the same
 // multiplication, by 1 / P rounded to float. Overwrites `average`, its whole length. `contributions` are by
 // rank; P is their number.
-void average_sparse(std::span<const Contribution> contributions, std::span<float> average);
+void average_sparse(std::span<const SparseView> contributions, std::span<float> average);
 
 class SparseCompressor final : public Compressor {
  public:
@@ -67,7 +60,7 @@ class SparseCompressor final : public Compressor {
   void discard() override;
   GradientForm form() const override { return form_; }
   std::span<const float> accumulated() const override { return gradient_; }
-  std::optional<Contributed> contributed() const override { return Contributed{own().indices, own().values}; }
+  std::optional<SparseView> contributed() const override { return SparseView{own().indices, own().values}; }
   std::size_t selected() const override { return sent_.indices.size(); }
   double threshold() const override { return threshold_; }
   std::size_t over_capacity() const override { return over_capacity_; }
@@ -79,7 +72,7 @@ class SparseCompressor final : public Compressor {
   bool summable() const;
   void report_to_selectors(const Outcome& outcome, std::span<const float> average);
   // This rank's entries as the other ranks decoded them.
-  const Entries& own() const { return summed_ ? sent_ : received_[static_cast<std::size_t>(rank_)]; }
+  const SparseVector& own() const { return summed_ ? sent_ : received_[static_cast<std::size_t>(rank_)]; }
   void save(StateWriter& writer) const override;
   void load(StateReader& reader) override;
 
@@ -98,14 +91,14 @@ class SparseCompressor final : public Compressor {
   int rank_ = 0;
   double density_ = 1;
   std::vector<float> weights_;  // by rank
-  Entries sent_;
+  SparseVector sent_;
   std::vector<std::pair<std::size_t, std::size_t>> cuts_;  // each segment's entries in sent_
-  Selected selected_;                                      // scratch
+  Selection selected_;                                     // scratch
   double threshold_ = 0;                                   // the least over the segments
   std::size_t over_capacity_ = 0;
-  std::vector<Entries> received_;  // by rank
-  bool summed_ = false;            // what came back is sum_, not received_
-  Entries sum_;
+  std::vector<SparseVector> received_;  // by rank
+  bool summed_ = false;                 // what came back is sum_, not received_
+  SparseVector sum_;
   bool finite_ = false;
 };
 

@@ -155,8 +155,8 @@ std::size_t expected_block_bytes(const std::string& codec, const std::string& va
   return kBlockHeaderBytes + static_cast<std::size_t>(positions) + value_codecs().find(values).bytes(count);
 }
 
-std::vector<std::byte> write_block(const Entries& entries, std::size_t numel, const IndexCodec& index_codec,
-                                   const ValueCodec& value_codec) {
+std::vector<std::byte> write_block(const SparseVector& entries, std::size_t numel,
+                                   const IndexCodec& index_codec, const ValueCodec& value_codec) {
   const std::size_t count = entries.indices.size();
   TOPKNOT_CHECK(count == entries.values.size() && count <= numel && numel < std::size_t{1} << 31,
                 "entries that do not fit the group");
@@ -181,7 +181,7 @@ std::vector<std::byte> write_block(const Entries& entries, std::size_t numel, co
 }
 
 void read_block(std::span<const std::byte> block, std::size_t numel, const IndexCodec& index_codec,
-                const ValueCodec& value_codec, Entries& entries) {
+                const ValueCodec& value_codec, SparseVector& entries) {
   Header header;
   if (block.size() < sizeof header) damaged_block(fmt::format("{} bytes are no header", block.size()));
   std::memcpy(&header, block.data(), sizeof header);

@@ -82,12 +82,12 @@ Registry<ValueCodec>& value_codecs();  // compress.values
 
 inline constexpr std::size_t kBlockHeaderBytes = 16;
 
-std::vector<std::byte> write_block(const Entries& entries, std::size_t numel, const IndexCodec& index_codec,
-                                   const ValueCodec& value_codec);
+std::vector<std::byte> write_block(const SparseVector& entries, std::size_t numel,
+                                   const IndexCodec& index_codec, const ValueCodec& value_codec);
 // `entries` is reused memory. Throws Error on a damaged block, before it asks for more memory than a small
 // multiple of the block's length.
 void read_block(std::span<const std::byte> block, std::size_t numel, const IndexCodec& index_codec,
-                const ValueCodec& value_codec, Entries& entries);
+                const ValueCodec& value_codec, SparseVector& entries);
 
 // What a block of `count` entries takes; IndexCodec::expected_bytes() says how exact that is. Throws UserError for an
 // unknown name.

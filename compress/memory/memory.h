@@ -15,7 +15,8 @@
 
 namespace topknot {
 
-// What a memory leaves to be added to the gradient in the pass that selects, on a CPU: u = g, or g + residual, or with a velocity momentum_corrected(g) + residual, over the gradient g.
+// What a memory leaves to be added to the gradient g in the pass that selects, on a CPU: u = g, or g + residual, or with a
+// velocity momentum_corrected(g) + residual, over g.
 struct FeedbackInput {
   std::span<const float> residual;  // as long as the gradient; empty: nothing is added
   const float* velocity = nullptr;  // DGC with momentum: as committed; else null

@@ -142,14 +142,14 @@ std::span<float> QuantisingCompressor::commit(const Outcome&) {
   return average;
 }
 
-std::optional<Contributed> QuantisingCompressor::contributed() const {
+std::optional<SparseView> QuantisingCompressor::contributed() const {
   TOPKNOT_CHECK(phase_ == Phase::decoded && finite_, "a contribution is known after a decoded, finite step");
   contributed_.resize(format_.numel);
   for_tiles(format_.numel, [&](std::size_t begin, std::size_t end) {
     std::size_t cell = cell_of(format_, begin);
     read_values(format_, blocks_[rank_], begin, end, cell, contributed_.data() + begin);
   });
-  return Contributed{{}, contributed_};
+  return SparseView{{}, contributed_};
 }
 
 std::vector<std::uint32_t> cells_of(const GroupSpec& group, std::size_t bucket) {

@@ -40,7 +40,7 @@ class QuantisingCompressor final : public Compressor {
   std::span<float> commit(const Outcome& outcome) override;
   void discard() override { phase_ = Phase::idle; }
   std::span<const float> accumulated() const override { return slice_.gradient; }
-  std::optional<Contributed> contributed() const override;
+  std::optional<SparseView> contributed() const override;
   std::size_t selected() const override { return format_.numel; }
 
  private:

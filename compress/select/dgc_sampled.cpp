@@ -100,7 +100,7 @@ class DgcSampledSelector final : public Selector {
       : options_(dgc_sampled_options(options)), seed_(options.seed) {}
 
   void select(std::span<float> u, const FeedbackInput& input, const SelectStep& step,
-              Selected& selected) override {
+              Selection& selected) override {
     TOPKNOT_CHECK(step.k >= 1 && step.k <= u.size(), "k outside 1 to the vector's length");
     adaptations_ = 0;
     exact_ = false;
@@ -187,14 +187,14 @@ class DgcSampledSelector final : public Selector {
     }
   }
 
-  void take_exact(std::span<const float> u, MagnitudeKey above, std::size_t k, Selected& selected) {
+  void take_exact(std::span<const float> u, MagnitudeKey above, std::size_t k, Selection& selected) {
     exact_ = true;
     const MagnitudeKey kth =
         found_.complete() ? select_from(found_, above, k, selected) : select_exact(u, k, found_, selected);
     selected.threshold = static_cast<double>(magnitude_of(kth));
   }
 
-  void take_first(std::size_t k, Selected& selected) const {
+  void take_first(std::size_t k, Selection& selected) const {
     for (const auto& part : found_.parts) {
       const std::size_t n = std::min(part.count, k - selected.indices.size());
       selected.indices.insert(selected.indices.end(), part.index.get(), part.index.get() + n);

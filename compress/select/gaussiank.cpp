@@ -29,7 +29,7 @@ using gaussiank::kLevels, gaussiank::too_many, gaussiank::Way;
 class GaussianKSelector final : public Selector {
  public:
   void select(std::span<float> u, const FeedbackInput& input, const SelectStep& step,
-              Selected& selected) override {
+              Selection& selected) override {
     trace_.clear();
     next_ = carried_;
     if (gaussiank::too_small(step.k, u.size())) return exact_->select(u, input, step, selected);
@@ -103,7 +103,8 @@ class GaussianKSelector final : public Selector {
  private:
   std::unique_ptr<Selector> exact_ = make_selector("topk");
   Candidates found_;
-  // Of the last select(); empty where the selection was exact. A count that is too many may be less than exceed the threshold.
+  // Of the last select(); empty where the selection was exact. A count that is too many may be less than exceed
+  // the threshold.
   std::vector<SelectDiagnostics::Evaluation> trace_;
   CarriedBound carried_, next_;
   int passes_ = 0;

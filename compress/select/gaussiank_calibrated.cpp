@@ -76,7 +76,7 @@ double modelled(double threshold, double at, double count, double d, double powe
 class GaussianKCalibratedSelector final : public Selector {
  public:
   void select(std::span<float> u, const FeedbackInput& input, const SelectStep& step,
-              Selected& selected) override {
+              Selection& selected) override {
     TOPKNOT_CHECK(step.k >= 1 && step.k <= u.size(), "k outside 1 to the vector's length");
     next_ = carried_;
     passes_ = 1;
@@ -174,7 +174,7 @@ class GaussianKCalibratedSelector final : public Selector {
   struct Point {
     double threshold, count;
   };
-  void take_list(Point listed, std::span<const float> u, std::size_t k, Selected& selected) {
+  void take_list(Point listed, std::span<const float> u, std::size_t k, Selection& selected) {
     if (listed.count <= most(static_cast<double>(k))) {
       take_found(found_, selected);
       next_.threshold = selected.threshold = listed.threshold;
@@ -190,7 +190,7 @@ class GaussianKCalibratedSelector final : public Selector {
   }
 
   // False where three evaluations did not find a threshold that will do.
-  bool cut_list(Point listed, double d, std::size_t k, Selected& selected) {
+  bool cut_list(Point listed, double d, std::size_t k, Selection& selected) {
     const double target = static_cast<double>(k);
     Point low = listed, high{0, 0};  // counts above and below the band; high.threshold 0: none yet
     for (int evaluation = 1; evaluation <= kEvaluations; ++evaluation) {
@@ -217,7 +217,7 @@ class GaussianKCalibratedSelector final : public Selector {
     return false;
   }
 
-  void take_exactly(std::span<const float> u, std::size_t k, Selected& selected) {
+  void take_exactly(std::span<const float> u, std::size_t k, Selection& selected) {
     ++passes_;
     const MagnitudeKey kth = select_exact(u, k, found_, selected);
     selected.threshold = magnitude_of(kth);

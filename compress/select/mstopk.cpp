@@ -29,7 +29,7 @@ constexpr int kBisections = 30;
 // Adds, in order, the entries of a sequence that reach t1, and of those that reach only t2 the run.
 class Picker {
  public:
-  Picker(MagnitudeKey above1, MagnitudeKey above2, std::size_t start, std::size_t length, Selected& selected)
+  Picker(MagnitudeKey above1, MagnitudeKey above2, std::size_t start, std::size_t length, Selection& selected)
       : above1_(above1), above2_(above2), start_(start), length_(length), selected_(selected) {}
   void operator()(std::uint32_t index, float value) {
     const MagnitudeKey key = key_of(value);
@@ -43,7 +43,7 @@ class Picker {
  private:
   MagnitudeKey above1_, above2_;
   std::size_t start_, length_, between_ = 0;
-  Selected& selected_;
+  Selection& selected_;
 };
 
 class MsTopKSelector final : public Selector {
@@ -51,7 +51,7 @@ class MsTopKSelector final : public Selector {
   explicit MsTopKSelector(const CompressOptions& options) : seed_(options.seed) {}  // compress.seed
 
   void select(std::span<float> u, const FeedbackInput& input, const SelectStep& step,
-              Selected& selected) override {
+              Selection& selected) override {
     TOPKNOT_CHECK(step.k >= 1 && step.k <= u.size(), "k outside 1 to the vector's length");
     const MagnitudeMoments all = accumulate_with_magnitudes(u, input);
     if (!begin_selection(all.finite, selected)) return;

@@ -31,7 +31,7 @@ class RandKSelector final : public Selector {
       : seed_(options.seed), shared_(options.get<bool>(kSharedSeed)) {}
 
   void select(std::span<float> u, const FeedbackInput& input, const SelectStep& step,
-              Selected& selected) override {
+              Selection& selected) override {
     TOPKNOT_CHECK(step.k >= 1 && step.k <= u.size(), "k outside 1 to the vector's length");
     accumulate_and_collect(u, input, kLargestFinite, 0, broken_);
     if (!begin_selection(broken_.finite(), selected)) return;

@@ -27,7 +27,7 @@ namespace {
 class RedSyncSelector final : public Selector {
  public:
   void select(std::span<float> u, const FeedbackInput& input, const SelectStep& step,
-              Selected& selected) override {
+              Selection& selected) override {
     TOPKNOT_CHECK(step.k >= 1 && step.k <= u.size(), "k outside 1 to the vector's length");
     trace_.clear();
     const MagnitudeMoments all = accumulate_with_magnitudes(u, input);

@@ -68,7 +68,7 @@ class RegTopKSelector final : public Selector {
 
   // selected.threshold is the k-th score, tanh((1 + Q) / mu) included; 0 where all entries are sent.
   void select(std::span<float> u, const FeedbackInput& input, const SelectStep& step,
-              Selected& selected) override {
+              Selection& selected) override {
     TOPKNOT_CHECK(step.k >= 1 && step.k <= u.size(), "k outside 1 to the vector's length");
     TOPKNOT_CHECK(last_.indices.empty() || last_.indices.back() < u.size(),
                   "last step's entries lie beyond the vector");
@@ -163,7 +163,7 @@ class RegTopKSelector final : public Selector {
   }
 
   // Radix selection sees scores where last step's entries are, for as long as it takes.
-  MagnitudeKey select_from_scores(std::span<float> u, std::size_t k, Selected& selected) {
+  MagnitudeKey select_from_scores(std::span<float> u, std::size_t k, Selection& selected) {
     std::vector<float> kept(last_.indices.size());
     for (std::size_t i = 0; i < kept.size(); ++i) {
       kept[i] = u[last_.indices[i]];

@@ -16,13 +16,8 @@
 
 namespace topknot {
 
-// The entries of one range that are sent: positions relative to the range, strictly ascending, and their
-// values.
-struct Selected {
-  std::vector<std::uint32_t> indices;
-  std::vector<float> values;
-  // False where a NaN or Inf was anywhere in the range; nothing is selected then.
-  bool finite = true;
+// The entries of one range that are sent: positions are relative to the range.
+struct Selection : SparseVector {
   // What magnitudes were compared with: the k-th magnitude of topk, the last threshold of gaussiank.
   double threshold = 0;
 };
@@ -64,7 +59,7 @@ class Selector {
   // step and what earlier commits left, never on the number of threads. A selector that carries what its results depend on
   // saves it.
   virtual void select(std::span<float> u, const FeedbackInput& input, const SelectStep& step,
-                      Selected& selected) = 0;
+                      Selection& selected) = 0;
   // Keeps or forgets what the last select() learnt. After discard() the selector is as before select().
   virtual void commit(const SelectOutcome&) {}
   virtual void discard() {}
@@ -100,6 +95,6 @@ void add_selector(const std::string& name, const std::string& help, SelectorTrai
 double fixed_threshold(const CompressOptions& options);
 
 // Keeps the `count` largest magnitudes of `selected`, ties to the lower index; the rest stays where it was.
-void keep_largest(Selected& selected, std::size_t count);
+void keep_largest(Selection& selected, std::size_t count);
 
 }  // namespace topknot

@@ -74,7 +74,7 @@ class SidcoSelector final : public Selector {
   }
 
   void select(std::span<float> u, const FeedbackInput& input, const SelectStep& step,
-              Selected& selected) override {
+              Selection& selected) override {
     TOPKNOT_CHECK(step.k >= 1 && step.k <= u.size(), "k outside 1 to the vector's length");
     trace_.clear();
     next_ = carried_;
@@ -160,7 +160,7 @@ class SidcoSelector final : public Selector {
                                 : pareto_threshold(mean, tail.variance, ratio));
   }
 
-  void take(MagnitudeKey above, Selected& selected) {
+  void take(MagnitudeKey above, Selection& selected) {
     if (!listed_) return search_.take(above, search_.count(above), selected);
     for (std::size_t i = 0; i < tail_.indices.size(); ++i)
       if (key_of(tail_.values[i]) > above) {
@@ -185,7 +185,7 @@ class SidcoSelector final : public Selector {
   std::vector<SelectDiagnostics::Evaluation> trace_;  // by stage; empty where the selection was exact
   Candidates found_;
   ThresholdSearch search_;
-  Selected tail_;  // the entries above a stage's threshold, once they are few
+  Selection tail_;  // the entries above a stage's threshold, once they are few
   bool listed_ = false;
 };
 

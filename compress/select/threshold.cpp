@@ -38,7 +38,7 @@ class ThresholdSelector final : public Selector {
   explicit ThresholdSelector(const CompressOptions& options) : threshold_(fixed_threshold(options)) {}
 
   void select(std::span<float> u, const FeedbackInput& input, const SelectStep& step,
-              Selected& selected) override {
+              Selection& selected) override {
     const MagnitudeKey above = step.density >= 1 ? -1 : key_below(threshold_);
     const std::size_t limit = above < 0 ? u.size() : 2 * last_count_ + 4096;
     accumulate_and_collect(u, input, above, limit, found_);

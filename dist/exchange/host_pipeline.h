@@ -40,8 +40,8 @@ struct PendingCollective {
 
   // Where a sparse collective carries the message: what it adds, and what comes back.
   SparseCollective* collective = nullptr;
-  Entries weighted;
-  const Entries* entries = nullptr;
+  SparseVector weighted;
+  const SparseVector* entries = nullptr;
   std::size_t k = 0;
   SparseSum sum;
 

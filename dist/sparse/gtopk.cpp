@@ -49,7 +49,7 @@ class GTopK final : public SparseCollective {
   explicit GTopK(const SparseCollectiveOptions& options)
       : numel_(options.numel), index_codec_(options.index_codec), values_(&value_codecs().find("fp32")) {}
 
-  void sum(Communicator& communicator, const Entries& mine, std::size_t k, SparseSum& result) override {
+  void sum(Communicator& communicator, const SparseVector& mine, std::size_t k, SparseSum& result) override {
     result.bytes_sent = result.bytes_received = 0;
     take_finite(mine, result.sum);
     std::vector<std::uint32_t> cut;
@@ -73,7 +73,7 @@ class GTopK final : public SparseCollective {
     merges_.clear();
     const int rank = communicator.rank(), ranks = communicator.size();
     std::vector<std::byte> block, received;
-    Entries theirs, both;
+    SparseVector theirs, both;
     for (int reach = 1; reach < ranks; reach *= 2) {
       const bool sends = rank % (2 * reach) == reach, receives = is_parent(rank, reach, ranks);
       block.clear();
@@ -123,11 +123,11 @@ class GTopK final : public SparseCollective {
     result.bytes_received += theirs.size();
   }
 
-  void mark(const Entries& sum, const std::vector<std::uint32_t>& dropped) {
+  void mark(const SparseVector& sum, const std::vector<std::uint32_t>& dropped) {
     for_common(sum.indices, dropped, [&](std::size_t ordinal) { lacks_[ordinal] = 1; });
   }
 
-  std::vector<std::byte> write_message(const Entries& sum, const std::vector<std::uint32_t>& received,
+  std::vector<std::byte> write_message(const SparseVector& sum, const std::vector<std::uint32_t>& received,
                                        const std::vector<std::byte>& block) const {
     std::vector<std::uint32_t> list(1);
     for_common(sum.indices, received, [&](std::size_t ordinal) {
@@ -141,7 +141,7 @@ class GTopK final : public SparseCollective {
   }
 
   // Returns the sum's block, for this rank's own children.
-  std::vector<std::byte> read_message(std::span<const std::byte> message, Entries& sum) {
+  std::vector<std::byte> read_message(std::span<const std::byte> message, SparseVector& sum) {
     std::uint32_t count = 0;
     if (message.size() < sizeof count) damaged_block("shorter than its list of dropped entries");
     std::memcpy(&count, message.data(), sizeof count);

@@ -59,11 +59,11 @@ class OkTopK final : public SparseCollective {
   explicit OkTopK(const SparseCollectiveOptions& options)
       : numel_(options.numel), index_codec_(options.index_codec), values_(&value_codecs().find("fp32")) {}
 
-  void sum(Communicator& communicator, const Entries& given, std::size_t k, SparseSum& result) override {
+  void sum(Communicator& communicator, const SparseVector& given, std::size_t k, SparseSum& result) override {
     const std::size_t ranks = static_cast<std::size_t>(communicator.size());
     result.bytes_sent = result.bytes_received = 0;
     next_ = carried_;
-    Entries mine, reduced;
+    SparseVector mine, reduced;
     take_finite(given, mine);
     if (carried_.steps % kCutsEvery == 0 || carried_.cuts.size() + 1 != ranks)
       place_cuts(communicator, mine.indices, result);
@@ -117,14 +117,14 @@ class OkTopK final : public SparseCollective {
             rank == cuts.size() ? static_cast<std::uint32_t>(numel_) : cuts[rank]};
   }
 
-  std::vector<std::byte> write(const Entries& entries, std::size_t rank) const {
+  std::vector<std::byte> write(const SparseVector& entries, std::size_t rank) const {
     const auto [begin, end] = region(rank);
-    Entries relative = entries;
+    SparseVector relative = entries;
     for (std::uint32_t& index : relative.indices) index -= begin;
     return write_block(relative, end - begin, *index_codec_, *values_);
   }
 
-  void read(const std::vector<std::byte>& block, std::size_t rank, Entries& entries) const {
+  void read(const std::vector<std::byte>& block, std::size_t rank, SparseVector& entries) const {
     const auto [begin, end] = region(rank);
     read_block(block, end - begin, *index_codec_, *values_, entries);
     for (std::uint32_t& index : entries.indices) index += begin;
@@ -165,12 +165,12 @@ class OkTopK final : public SparseCollective {
   }
 
   // False where a rank's entries were not finite, as all ranks then see.
-  bool split_and_reduce(Communicator& communicator, const Entries& mine, Entries& reduced,
+  bool split_and_reduce(Communicator& communicator, const SparseVector& mine, SparseVector& reduced,
                         SparseSum& result) {
     const std::size_t ranks = static_cast<std::size_t>(communicator.size());
     const std::size_t rank = static_cast<std::size_t>(communicator.rank());
     std::vector<std::vector<std::byte>> blocks(ranks), theirs;
-    Entries part, own, sum;
+    SparseVector part, own, sum;
     std::size_t from = 0;
     for (std::size_t r = 0; r < ranks; ++r) {
       const auto first = mine.indices.begin() + static_cast<std::ptrdiff_t>(from);
@@ -194,7 +194,7 @@ class OkTopK final : public SparseCollective {
         result.bytes_received += theirs[r].size();
         read(theirs[r], rank, part);
       }
-      const Entries& next = r == rank ? own : part;
+      const SparseVector& next = r == rank ? own : part;
       finite = finite && next.finite;
       add_entries(reduced, next, sum);
       std::swap(reduced, sum);
@@ -202,7 +202,7 @@ class OkTopK final : public SparseCollective {
     return finite;
   }
 
-  static double exact_threshold(Communicator& communicator, const Entries& reduced, std::size_t k,
+  static double exact_threshold(Communicator& communicator, const SparseVector& reduced, std::size_t k,
                                 SparseSum& result) {
     std::vector<float> magnitudes(reduced.values.size());
     std::transform(reduced.values.begin(), reduced.values.end(), magnitudes.begin(),
@@ -223,7 +223,7 @@ class OkTopK final : public SparseCollective {
     return k == 0 ? std::numeric_limits<double>::infinity() : kth_largest(magnitudes, k);
   }
 
-  void keep_passing(Entries& reduced) const {
+  void keep_passing(SparseVector& reduced) const {
     std::size_t kept = 0;
     for (std::size_t i = 0; i < reduced.indices.size(); ++i) {
       if (!(std::fabs(static_cast<double>(reduced.values[i])) >= next_.threshold)) continue;
@@ -235,10 +235,10 @@ class OkTopK final : public SparseCollective {
   }
 
   // False where a region's sum was not finite.
-  bool gather(Communicator& communicator, const Entries& reduced, SparseSum& result) {
+  bool gather(Communicator& communicator, const SparseVector& reduced, SparseSum& result) {
     std::vector<std::vector<std::byte>> all;
     all_gather(communicator, write(reduced, static_cast<std::size_t>(communicator.rank())), all, result);
-    Entries part;
+    SparseVector part;
     bool finite = true;
     result.sum.indices.clear();
     result.sum.values.clear();

@@ -47,7 +47,7 @@ const bool sparse_collective_registered =
 
 namespace {
 
-void clear_unless_finite(Entries& entries) {
+void clear_unless_finite(SparseVector& entries) {
   MagnitudeKey largest = 0;
   for (const float value : entries.values) largest = std::max(largest, key_of(value));
   if (largest > kLargestFinite) entries.finite = false;
@@ -58,7 +58,7 @@ void clear_unless_finite(Entries& entries) {
 
 }  // namespace
 
-void add_entries(const Entries& a, const Entries& b, Entries& sum) {
+void add_entries(const SparseVector& a, const SparseVector& b, SparseVector& sum) {
   const std::size_t na = a.indices.size(), nb = b.indices.size();
   sum.finite = a.finite && b.finite;
   sum.indices.resize(na + nb);
@@ -78,7 +78,7 @@ void add_entries(const Entries& a, const Entries& b, Entries& sum) {
   clear_unless_finite(sum);
 }
 
-void keep_k_largest(Entries& entries, std::size_t k, std::vector<std::uint32_t>& dropped) {
+void keep_k_largest(SparseVector& entries, std::size_t k, std::vector<std::uint32_t>& dropped) {
   dropped.clear();
   const std::size_t count = entries.indices.size();
   if (count <= k) return;
@@ -116,7 +116,7 @@ float kth_largest(std::vector<float>& magnitudes, std::size_t k) {
   return *kth;
 }
 
-void take_finite(const Entries& mine, Entries& copy) {
+void take_finite(const SparseVector& mine, SparseVector& copy) {
   copy = mine;
   clear_unless_finite(copy);
 }

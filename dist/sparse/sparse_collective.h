@@ -24,7 +24,7 @@ namespace topknot {
 struct SparseSum {
   // The same on all ranks. finite is false where any rank's entries were not, or a sum overflowed; there are
   // no entries then.
-  Entries sum;
+  SparseVector sum;
   // Positions that this rank sent and whose values are not contained in `sum`, ascending: where the position
   // was dropped, or only other ranks' values made it.
   std::vector<std::uint32_t> rejected;
@@ -41,7 +41,8 @@ class SparseCollective {
   // Collective. `mine`: this rank's entries, times its weight; `k`, the same on all ranks, how many entries of
   // the sum are kept (at most numel). Deterministic: the same bits on every rank and on every backend. Throws
   // CollectiveError, and Error for damaged blocks.
-  virtual void sum(Communicator& communicator, const Entries& mine, std::size_t k, SparseSum& result) = 0;
+  virtual void sum(Communicator& communicator, const SparseVector& mine, std::size_t k,
+                   SparseSum& result) = 0;
   virtual void commit() {}
   virtual void discard() {}  // as before sum()
   // Between steps.
@@ -74,17 +75,17 @@ std::string cheapest_collective(const Link& link, int ranks, double k, double by
 
 // a's and b's entries, a's value + b's where positions meet. Not finite, and then empty, where either is not or
 // a sum overflows.
-void add_entries(const Entries& a, const Entries& b, Entries& sum);
+void add_entries(const SparseVector& a, const SparseVector& b, SparseVector& sum);
 
 // Keeps the k entries of largest magnitude, of equals those of lower position; `dropped` gets the others'
 // positions, ascending. A zero counts as any other value.
-void keep_k_largest(Entries& entries, std::size_t k, std::vector<std::uint32_t>& dropped);
+void keep_k_largest(SparseVector& entries, std::size_t k, std::vector<std::uint32_t>& dropped);
 
 // The k-th largest of the magnitudes (k >= 1), or 0 where there are fewer. Reorders them.
 float kth_largest(std::vector<float>& magnitudes, std::size_t k);
 
 // A copy of a rank's entries: not finite, and then empty, where a value is not finite (a weight may have taken
 // it over the top).
-void take_finite(const Entries& mine, Entries& copy);
+void take_finite(const SparseVector& mine, SparseVector& copy);
 
 }  // namespace topknot

@@ -12,11 +12,11 @@ class Chain final : public SparseCollective {
   explicit Chain(const SparseCollectiveOptions& options)
       : numel_(options.numel), positions_(options.index_codec), values_(&value_codecs().find("fp32")) {}
 
-  void sum(Communicator& ranks, const Entries& mine, std::size_t, SparseSum& result) override {
+  void sum(Communicator& ranks, const SparseVector& mine, std::size_t, SparseSum& result) override {
     result.bytes_sent = result.bytes_received = 0;
     result.rejected.clear();  // every entry of every rank is in the sum
     take_finite(mine, result.sum);
-    Entries theirs, both;
+    SparseVector theirs, both;
     for (int r = 1; r < ranks.size(); ++r)
       if (pass(ranks, r - 1, r, result, theirs)) {
         add_entries(theirs, result.sum, both);
@@ -28,7 +28,7 @@ class Chain final : public SparseCollective {
 
  private:
   // Every rank makes every call of the communicator. True where this rank received.
-  bool pass(Communicator& ranks, int from, int to, SparseSum& result, Entries& theirs) {
+  bool pass(Communicator& ranks, int from, int to, SparseSum& result, SparseVector& theirs) {
     const bool sends = ranks.rank() == from, receives = ranks.rank() == to;
     std::vector<std::byte> block, received;
     if (sends) block = write_block(result.sum, numel_, *positions_, *values_);

@@ -20,7 +20,7 @@ class CyclicSelector final : public Selector {
       : phase_(static_cast<std::size_t>(options.get<int>(kPhase))) {}
 
   void select(std::span<float> u, const FeedbackInput& input, const SelectStep& step,
-              Selected& selected) override {
+              Selection& selected) override {
     selected.indices.clear();
     selected.values.clear();
     selected.finite = true;

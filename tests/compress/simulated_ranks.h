@@ -80,7 +80,7 @@ class SimulatedRanks {
   }
 
   // What the ranks sent, where the method sends entries, unrounded.
-  const std::vector<Entries>& sent() const { return sent_; }
+  const std::vector<SparseVector>& sent() const { return sent_; }
   const std::vector<std::vector<std::byte>>& blocks() const { return blocks_; }  // of the first round
 
  private:
@@ -96,7 +96,7 @@ class SimulatedRanks {
   }
 
   std::vector<SimulatedRank> ranks_;
-  std::vector<Entries> sent_;
+  std::vector<SparseVector> sent_;
   std::vector<std::vector<std::byte>> blocks_;
 };
 

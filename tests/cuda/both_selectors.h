@@ -155,7 +155,7 @@ struct BothSelectors {
   DeviceVector<float> sent;
   cuda::SelectMemory memory;
   cuda::SelectRange range;
-  Selected expected;
+  Selection expected;
   std::vector<float> expected_u;  // with the addend
   std::size_t expected_over = 0;
   std::vector<float> cpu_sent, cpu_average;

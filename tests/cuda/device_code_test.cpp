@@ -34,29 +34,29 @@ float value_at(std::size_t i, std::uint32_t stream) {
   return i % 37 == 5 ? 0.0f : x * x * x * (i % 11 == 3 ? 1e-6f : 1.0f);
 }
 
-Entries entries_at(std::vector<std::uint32_t> indices, std::uint32_t stream) {
-  Entries entries;
+SparseVector entries_at(std::vector<std::uint32_t> indices, std::uint32_t stream) {
+  SparseVector entries;
   entries.indices = std::move(indices);
   for (std::size_t i = 0; i < entries.indices.size(); ++i) entries.values.push_back(value_at(i, stream));
   return entries;
 }
 
 // `count` of numel, as even as integers allow.
-Entries spread(std::size_t count, std::size_t numel, std::uint32_t stream = 0) {
+SparseVector spread(std::size_t count, std::size_t numel, std::uint32_t stream = 0) {
   std::vector<std::uint32_t> indices(count);
   for (std::size_t i = 0; i < count; ++i) indices[i] = static_cast<std::uint32_t>(i * numel / count);
   return entries_at(std::move(indices), stream);
 }
 
 // Neighbours, with one gap that leaves the last one at the end.
-Entries crowded(std::size_t count, std::size_t numel, std::size_t before_gap) {
+SparseVector crowded(std::size_t count, std::size_t numel, std::size_t before_gap) {
   std::vector<std::uint32_t> indices(count);
   for (std::size_t i = 0; i < count; ++i)
     indices[i] = static_cast<std::uint32_t>(i < before_gap ? i : numel - count + i);
   return entries_at(std::move(indices), 1);
 }
 
-Entries scattered(std::size_t count, std::size_t numel, std::uint32_t stream) {
+SparseVector scattered(std::size_t count, std::size_t numel, std::uint32_t stream) {
   const CounterRng rng(9, RngUse::test, stream);
   std::vector<std::uint32_t> all(numel);
   for (std::size_t i = 0; i < numel; ++i) all[i] = static_cast<std::uint32_t>(i);
@@ -67,7 +67,7 @@ Entries scattered(std::size_t count, std::size_t numel, std::uint32_t stream) {
   return entries_at(std::move(all), stream);
 }
 
-Block written(cuda::DeviceCodec& code, const Entries& entries, cudaStream_t stream) {
+Block written(cuda::DeviceCodec& code, const SparseVector& entries, cudaStream_t stream) {
   const DeviceVector<std::uint32_t> indices(entries.indices),
       stats(std::vector<std::uint32_t>{static_cast<std::uint32_t>(entries.indices.size()),
                                        entries.finite ? 1u : 0u});
@@ -79,7 +79,7 @@ Block written(cuda::DeviceCodec& code, const Entries& entries, cudaStream_t stre
 
 struct Read {
   std::vector<DecodedStats> stats;
-  std::vector<Entries> entries;
+  std::vector<SparseVector> entries;
 };
 
 Read read(cuda::DeviceCodec& code, const std::vector<Block>& blocks, cudaStream_t stream) {
@@ -99,7 +99,7 @@ Read read(cuda::DeviceCodec& code, const std::vector<Block>& blocks, cudaStream_
     const auto first = static_cast<std::ptrdiff_t>(r * capacity),
                n = static_cast<std::ptrdiff_t>(result.stats[r].count);
     REQUIRE(result.stats[r].count <= capacity);
-    Entries entries;
+    SparseVector entries;
     entries.finite = result.stats[r].finite != 0;
     entries.indices.assign(every_index.begin() + first, every_index.begin() + first + n);
     entries.values.assign(every_value.begin() + first, every_value.begin() + first + n);
@@ -114,13 +114,13 @@ Block padded(Block block, std::size_t length) {
   return block;
 }
 
-bool same(const Entries& a, const Entries& b) {
+bool same(const SparseVector& a, const SparseVector& b) {
   return a.finite == b.finite && a.indices == b.indices && a.values.size() == b.values.size() &&
          (a.values.empty() ||
           std::memcmp(a.values.data(), b.values.data(), a.values.size() * sizeof(float)) == 0);
 }
 
-std::uint32_t largest_of(const Entries& entries) {
+std::uint32_t largest_of(const SparseVector& entries) {
   float largest = 0;
   for (const float value : entries.values) largest = std::max(largest, std::abs(value));
   std::uint32_t bits = 0;
@@ -132,7 +132,8 @@ const char* const kLayouts[] = {"raw", "rice", "bitmap"};
 const char* const kValues[] = {"fp32", "bf16", "fp16", "int8"};
 
 // The lists as the ranks of a group, through every layout and value codec.
-void check_all(const std::vector<Entries>& lists, std::size_t capacity, std::size_t numel, bool all_values) {
+void check_all(const std::vector<SparseVector>& lists, std::size_t capacity, std::size_t numel,
+               bool all_values) {
   const OnGpu gpu;
   for (const char* layout : kLayouts)
     for (const char* value : kValues) {
@@ -144,8 +145,8 @@ void check_all(const std::vector<Entries>& lists, std::size_t capacity, std::siz
       code->set_capacity(capacity);
       REQUIRE(code->block_bytes() % 16 == 0);
       std::vector<Block> blocks;
-      std::vector<Entries> expected;
-      for (const Entries& entries : lists) {
+      std::vector<SparseVector> expected;
+      for (const SparseVector& entries : lists) {
         const Block block = write_block(entries, numel, *codes.index, *codes.value);
         CHECK(written(*code, entries, gpu.stream()) == padded(block, code->block_bytes()));
         blocks.push_back(padded(block, code->block_bytes()));
@@ -163,7 +164,7 @@ void check_all(const std::vector<Entries>& lists, std::size_t capacity, std::siz
 
 TEST_CASE("a GPU's blocks are write_block()'s, and read alike, about a Rice part's length") {
   const std::size_t numel = 40009;
-  std::vector<Entries> lists;
+  std::vector<SparseVector> lists;
   for (const std::size_t count : {0, 1, 255, 256, 1023, 1024, 1025, 5000})
     lists.push_back(spread(count, numel, 2));
   check_all(lists, 5000, numel, true);
@@ -185,20 +186,20 @@ TEST_CASE("runs of many thousand zeros") {
 }
 
 TEST_CASE("a rank that is not finite sends a header") {
-  Entries broken;
+  SparseVector broken;
   broken.finite = false;
   check_all({spread(5, 100), broken, {}}, 10, 100, true);
 }
 
 TEST_CASE("groups of one element, and values at the edges of floats") {
   constexpr float most = std::numeric_limits<float>::max(), least = std::numeric_limits<float>::denorm_min();
-  std::vector<Entries> lists;
+  std::vector<SparseVector> lists;
   for (const float value : {0.0f, -0.0f, most, -most, least, -1.0f}) {
     lists.push_back(entries_at({0}, 0));
     lists.back().values[0] = value;
   }
   check_all(lists, 1, 1, true);
-  Entries wide = spread(600, 700);
+  SparseVector wide = spread(600, 700);
   for (std::size_t i = 0; i < 600; ++i)
     wide.values[i] = std::ldexp(i % 2 ? -1.3f : 1.7f, static_cast<int>(i % 277) - 149);
   check_all({wide}, 700, 700, true);
@@ -232,7 +233,7 @@ void check_damaged(const std::string& layout, const std::string& value,
   const auto code = cuda::make_device_codec(layout, value, numel, 3);
   code->set_capacity(capacity);
   std::vector<Block> blocks;
-  const Entries entries = scattered(1200, numel, 3);
+  const SparseVector entries = scattered(1200, numel, 3);
   for (int r = 0; r < 3; ++r)
     blocks.push_back(padded(write_block(entries, numel, *codes.index, *codes.value), code->block_bytes()));
   damage(blocks[1]);
@@ -323,7 +324,7 @@ TEST_CASE("a block with any byte changed is refused where the CPU refuses it") {
       }
       const Read result = read(*code, padded_blocks, gpu.stream());
       for (std::size_t r = 0; r < ranks; ++r) {
-        Entries expected;
+        SparseVector expected;
         const std::string error =
             error_text([&] { read_block(blocks[r], numel, *codes.index, *codes.value, expected); });
         INFO("rank " << r << ": " << error);

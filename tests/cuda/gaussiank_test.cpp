@@ -95,8 +95,8 @@ TEST_CASE("steps of gaussiank that were captured once are replayed with other nu
 }
 
 // A selection whose state can be looked at.
-struct Selection {
-  explicit Selection(std::size_t n)
+struct WatchedSelection {
+  explicit WatchedSelection(std::size_t n)
       : one(n, 5000, n),
         table({(n + cuda::kMomentsChunk - 1) / cuda::kMomentsChunk}),
         chunks(table.blocks().count),
@@ -144,7 +144,7 @@ TEST_CASE("gaussiank on a GPU gives the golden traces") {
     CHECK(std::abs(found.count - golden.count) <= 2);
 
     // The same evaluations, from the state.
-    Selection selection(x.size());
+    WatchedSelection selection(x.size());
     selection.select(gpu.stream(), parameters.data(), a);
     const cuda::GaussianKState now = selection.state.host()[0];
     for (const auto& [level, count] : golden.evaluations) CHECK(std::abs(now.counts[level] - count) <= 2);
@@ -161,7 +161,7 @@ TEST_CASE(
   const DeviceVector<float> u_gpu(n);
   DeviceVector<StepParameters> parameters(1);
   DeviceVector<StepStatus> status(1);
-  Selection selection(n);
+  WatchedSelection selection(n);
   std::vector<int> carried;
   int level = 0;
   for (std::uint32_t t = 0; t < 8; ++t) {
@@ -205,7 +205,7 @@ TEST_CASE(
       const Moments expected = accumulate_with_moments(std::span<float>(u), std::span<const float>(addend));
       cuda::Accumulate a;
       a.u = u_gpu.data() + off, a.residual = r_gpu.data();
-      Selection selection(n);
+      WatchedSelection selection(n);
       DeviceVector<StepParameters> parameters(1);
       StepParameters step;
       step.density = 0.01;

@@ -25,7 +25,7 @@ class SelectPair {
   }
 
   // A step of gradient g. `good`: whether the ranks accept it, where it is finite. Returns the CPU's selection.
-  Selected step(const std::vector<float>& g, double density, bool good = true) {
+  Selection step(const std::vector<float>& g, double density, bool good = true) {
     const Asked asked{density, time_++};
     both_.expect(g, residual_, asked);
     good = good && both_.expected.finite;

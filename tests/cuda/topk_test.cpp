@@ -71,7 +71,7 @@ TEST_CASE("topk on a GPU carries the CPU's bound and gets along with the list in
     status.set({said});
     cuda::topk_select(gpu.stream(), one.ranges(), state.data(), a, parameters.data());
     cuda::topk_commit(gpu.stream(), one.ranges(), state.data(), status.data());
-    Selected expected;
+    Selection expected;
     SelectStep step;
     step.k = k;
     cpu->select(u, residual, step, expected);

@@ -15,7 +15,7 @@ TEST_CASE("the example collective adds every entry exactly, with the same bits o
       INFO(backend << ", " << ranks << " ranks");
       testing::Fleet fleet("chain", ranks, numel, "auto");
       fleet.backend = backend;
-      std::vector<Entries> entries;
+      std::vector<SparseVector> entries;
       std::map<std::uint32_t, float> whole;
       for (int r = 0; r < ranks; ++r) {
         entries.push_back(

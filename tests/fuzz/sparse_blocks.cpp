@@ -65,7 +65,7 @@ class SparseBlocks {
   Sample make(Random& random) const {
     Sample sample;
     sample.numel = random.below(random.one_in(256) ? 400000 : random.one_in(64) ? 5000 : 120);
-    Entries entries;
+    SparseVector entries;
     entries.finite = !random.one_in(64);
     if (entries.finite) entries.indices = some_positions(sample.numel, random);
     entries.values.resize(entries.indices.size());
@@ -108,7 +108,7 @@ class SparseBlocks {
 
   const IndexCodec* index_;
   const ValueCodec* value_;
-  Entries entries_;
+  SparseVector entries_;
   std::size_t longest_ = 0;
 };
 

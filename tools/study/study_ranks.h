@@ -53,7 +53,7 @@ class StudyRanks {
     return gradient_[0];
   }
   // Of the last step, by rank; without entries where the method is dense.
-  const std::vector<Entries>& sent() const { return sent_; }
+  const std::vector<SparseVector>& sent() const { return sent_; }
 
  private:
   std::span<const float> average_all() {
@@ -66,7 +66,7 @@ class StudyRanks {
 
   std::vector<std::vector<float>> gradient_, residual_;
   std::vector<std::unique_ptr<Compressor>> compressors_;  // empty: dense
-  std::vector<Entries> sent_;
+  std::vector<SparseVector> sent_;
   std::vector<float> dense_;
   std::int64_t number_ = 0;
 };

@@ -95,7 +95,7 @@ Measured measure(const SelectionMethod& method, double density, int rounds, int 
   SelectStep info;
   info.density = density;
   info.k = type.traits.target(density, gradient.size());
-  Selected selected;
+  Selection selected;
   std::vector<double> plain, step, ratio, count, threshold;
   for (int t = 0; t < warmup + rounds; ++t) {
     info.step = t;
@@ -117,7 +117,7 @@ Measured measure(const SelectionMethod& method, double density, int rounds, int 
     });
     if (t % 2 == 0) plain_pass();
     // The average is the exchange's work, not selection's.
-    const Contribution own{selected.indices, selected.values, 1.0f};
+    const SparseView own{selected.indices, selected.values, 1.0f};
     average_sparse(std::span(&own, 1), residual);
     step_ms += milliseconds_of([&] { selector->commit({selected.indices, selected.values, residual, 1.0}); });
     std::swap(gradient, residual);

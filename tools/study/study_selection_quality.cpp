@@ -28,7 +28,7 @@ SelectionQuality measure(const SelectionMethod& method, double density, std::siz
   std::vector<float> gradient(numel), spare(numel);
   std::span<float> fresh = gradient, residual = spare;
   Candidates found;
-  Selected exact;
+  Selection exact;
 
   SelectionQuality row;
   row.label = method.label;
@@ -44,7 +44,7 @@ SelectionQuality measure(const SelectionMethod& method, double density, std::siz
     info.step = static_cast<std::int64_t>(t);
     info.density = density;
     const std::vector<std::vector<std::byte>> blocks{step.encode({fresh, residual}, info).block};
-    const Entries& sent = *step.entries()->entries;
+    const SparseVector& sent = *step.entries()->entries;
     if (!sent.finite)
       throw UserError(
           fmt::format("the gradient of step {} has a NaN or an infinity; record a run that stays finite", t));

@@ -88,7 +88,8 @@ struct SelectStats {
   std::uint32_t count = 0;   // entries taken; at most the capacity
   std::uint32_t finite = 1;  // 0: a NaN or Inf was in the range; count is 0 then
   std::uint32_t over = 0;    // selected beyond the capacity: the least of them, kept back
-  float threshold = 0;  // as Selected::threshold; take_largest() writes the k-th magnitude, where k are taken
+  float threshold =
+      0;  // as Selection::threshold; take_largest() writes the k-th magnitude, where k are taken
 };
 
 // A range of a group that selects for itself, in GPU memory.

@@ -36,7 +36,7 @@ MagnitudeKey kth_key(const Candidates& found, MagnitudeKey above, std::size_t k)
   return *nth;
 }
 
-MagnitudeKey select_from(const Candidates& found, MagnitudeKey above, std::size_t k, Selected& selected) {
+MagnitudeKey select_from(const Candidates& found, MagnitudeKey above, std::size_t k, Selection& selected) {
   TOPKNOT_CHECK(k >= 1 && found.complete() && found.count() >= k,
                 "a candidate list that cannot hold the k largest");
   const MagnitudeKey kth = kth_key(found, above, k);
@@ -62,7 +62,7 @@ MagnitudeKey select_from(const Candidates& found, MagnitudeKey above, std::size_
   return kth;
 }
 
-MagnitudeKey select_exact(std::span<const float> u, std::size_t k, Candidates& found, Selected& selected) {
+MagnitudeKey select_exact(std::span<const float> u, std::size_t k, Candidates& found, Selection& selected) {
   TOPKNOT_CHECK(k >= 1 && k <= u.size(), "k outside 1 to the vector's length");
   constexpr int bits = std::numeric_limits<MagnitudeKey>::digits;
   const std::size_t limit = 4 * k + 4096;
@@ -106,10 +106,10 @@ MagnitudeKey select_exact(std::span<const float> u, std::size_t k, Candidates& f
   return kth;
 }
 
-void keep_largest(Selected& selected, std::size_t count) {
+void keep_largest(Selection& selected, std::size_t count) {
   if (selected.indices.size() <= count) return;
   Candidates scratch;
-  Selected kept;
+  Selection kept;
   select_exact(selected.values, count, scratch, kept);
   for (std::uint32_t& index : kept.indices) index = selected.indices[index];
   selected.indices = std::move(kept.indices);

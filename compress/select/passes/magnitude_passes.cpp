@@ -237,7 +237,7 @@ std::size_t ThresholdSearch::count(MagnitudeKey above) {
   return count_listed(found_, above);
 }
 
-void ThresholdSearch::take(MagnitudeKey above, std::size_t count, Selected& selected) {
+void ThresholdSearch::take(MagnitudeKey above, std::size_t count, Selection& selected) {
   if (!listed(above)) {
     collect(u_, above, count, found_);
     have_list_ = true;

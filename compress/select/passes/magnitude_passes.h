@@ -51,7 +51,7 @@ class ThresholdSearch {
   void start(std::span<const float> u, std::size_t limit);
   std::size_t count(MagnitudeKey above);
   // Replaces the contents of `selected` by the entries above; exactly `count` of them.
-  void take(MagnitudeKey above, std::size_t count, Selected& selected);
+  void take(MagnitudeKey above, std::size_t count, Selection& selected);
   // Calls body(index, value) for at least the entries above, ascending: from the list where it has them all,
   // else for the whole vector, on one thread.
   template <class Body>

@@ -124,7 +124,7 @@ std::vector<std::size_t> count_digits(std::span<const float> u, int shift, int w
   return counts;
 }
 
-bool begin_selection(bool finite, Selected& selected) {
+bool begin_selection(bool finite, Selection& selected) {
   selected.indices.clear();
   selected.values.clear();
   selected.finite = finite;
@@ -132,7 +132,7 @@ bool begin_selection(bool finite, Selected& selected) {
   return finite;
 }
 
-float select_all(std::span<const float> u, Selected& selected) {
+float select_all(std::span<const float> u, Selection& selected) {
   selected.indices.resize(u.size());
   std::iota(selected.indices.begin(), selected.indices.end(), 0u);
   selected.values.assign(u.begin(), u.end());
@@ -142,7 +142,7 @@ float select_all(std::span<const float> u, Selected& selected) {
   return magnitude_of(least);
 }
 
-void take_found(const Candidates& found, Selected& selected) {
+void take_found(const Candidates& found, Selection& selected) {
   selected.indices.resize(found.count());
   selected.values.resize(found.count());
   std::size_t n = 0;
@@ -160,7 +160,7 @@ std::size_t count_listed(const Candidates& found, MagnitudeKey above) {
   return count;
 }
 
-void take_listed(const Candidates& found, MagnitudeKey above, std::size_t count, Selected& selected) {
+void take_listed(const Candidates& found, MagnitudeKey above, std::size_t count, Selection& selected) {
   selected.indices.resize(count + 1);  // one more: the loop writes before it knows
   selected.values.resize(count + 1);
   std::size_t n = 0;

@@ -57,15 +57,15 @@ std::vector<std::size_t> count_digits(std::span<const float> u, int shift, int w
 // What selectors write into their result, from a vector or from what a pass over it listed.
 
 // Empties `selected` and notes whether the vector was finite; returns that.
-bool begin_selection(bool finite, Selected& selected);
+bool begin_selection(bool finite, Selection& selected);
 // Every entry of u; returns the least magnitude, 0 of none.
-float select_all(std::span<const float> u, Selected& selected);
+float select_all(std::span<const float> u, Selection& selected);
 // Everything that was found.
-void take_found(const Candidates& found, Selected& selected);
+void take_found(const Candidates& found, Selection& selected);
 // How many of the list exceed a bound.
 std::size_t count_listed(const Candidates& found, MagnitudeKey above);
 // Those of the list that exceed a bound, of which there are `count`, as count_listed() says.
-void take_listed(const Candidates& found, MagnitudeKey above, std::size_t count, Selected& selected);
+void take_listed(const Candidates& found, MagnitudeKey above, std::size_t count, Selection& selected);
 
 // The k-th largest key of the list, of at least k entries, which was collected with `above`.
 MagnitudeKey kth_key(const Candidates& found, MagnitudeKey above, std::size_t k);
@@ -74,10 +74,10 @@ MagnitudeKey kth_key(const Candidates& found, MagnitudeKey above, std::size_t k)
 //
 // From a list that holds at least k entries and is known to hold the k largest. `above` is the bound the list
 // was collected with. Returns the k-th key; `selected` gets indices and values.
-MagnitudeKey select_from(const Candidates& found, MagnitudeKey above, std::size_t k, Selected& selected);
+MagnitudeKey select_from(const Candidates& found, MagnitudeKey above, std::size_t k, Selection& selected);
 
 // From the whole vector, 1 <= k <= n, all finite: radix selection, 11 bits a pass, until few enough entries
 // are left to list. `found` is scratch.
-MagnitudeKey select_exact(std::span<const float> u, std::size_t k, Candidates& found, Selected& selected);
+MagnitudeKey select_exact(std::span<const float> u, std::size_t k, Candidates& found, Selection& selected);
 
 }  // namespace topknot

@@ -54,10 +54,10 @@ inline double normal_quantile(double p) {
   return normal_quantile_formula(p);
 }
 
-// The tail of the gamma distribution with scale 1: Q(shape, x) = Gamma(shape, x) / Gamma(shape), the regularised upper
-// incomplete gamma function. For shape > 0 and x >= 0, to about 1e-13 of the lesser of Q and 1 - Q for shapes up to 1000 (1e-9 at 1e6):
-// the series below x = shape + 1 and the continued fraction above it (Abramowitz and Stegun 6.5.29, 6.5.31).
-// Throws Error outside.
+// The tail of the gamma distribution with scale 1: Q(shape, x) = Gamma(shape, x) / Gamma(shape), the regularised
+// upper incomplete gamma function. For shape > 0 and x >= 0, to about 1e-13 of the lesser of Q and 1 - Q for shapes
+// up to 1000 (1e-9 at 1e6): the series below x = shape + 1 and the continued fraction above it (Abramowitz and
+// Stegun 6.5.29, 6.5.31). Throws Error outside.
 double gamma_tail(double shape, double x);
 
 // The x with Q(shape, x) = q, for shape > 0 and 0 < q < 1; 0 where that is below the least double. By Newton's

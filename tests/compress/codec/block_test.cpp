@@ -14,17 +14,17 @@ namespace {
 struct Codes {
   const IndexCodec* index = &index_codecs().find("raw");
   const ValueCodec* value = &value_codecs().find("fp32");
-  std::vector<std::byte> write(const Entries& entries, std::size_t numel) const {
+  std::vector<std::byte> write(const SparseVector& entries, std::size_t numel) const {
     return write_block(entries, numel, *index, *value);
   }
-  Entries read(std::span<const std::byte> block, std::size_t numel) const {
-    Entries entries;
+  SparseVector read(std::span<const std::byte> block, std::size_t numel) const {
+    SparseVector entries;
     read_block(block, numel, *index, *value, entries);
     return entries;
   }
 };
 
-Entries some_entries() {
+SparseVector some_entries() {
   return {true, {0, 3, 4, 99}, {1.5f, -0.0f, 1e-42f, -3e38f}};
 }
 
@@ -38,17 +38,17 @@ void put(std::vector<std::byte>& block, std::size_t at, T value) {
 
 TEST_CASE("a block reads back as it was written, 16 bytes of header and 8 an entry") {
   const Codes codes;
-  const Entries entries = some_entries();
+  const SparseVector entries = some_entries();
   const std::vector<std::byte> block = codes.write(entries, 100);
   CHECK(block.size() == 16 + 4 * 8);
-  const Entries back = codes.read(block, 100);
+  const SparseVector back = codes.read(block, 100);
   CHECK(back.finite);
   CHECK(back.indices == entries.indices);
   CHECK(same_bits(back.values, entries.values));
 
-  const Entries none = codes.read(codes.write({}, 100), 100);
+  const SparseVector none = codes.read(codes.write({}, 100), 100);
   CHECK((none.finite && none.indices.empty()));
-  Entries broken;
+  SparseVector broken;
   broken.finite = false;
   CHECK_FALSE(codes.read(codes.write(broken, 100), 100).finite);
 }
@@ -122,7 +122,7 @@ TEST_CASE("random damage is refused, or changes values only") {
       block[rng.below(8 * trial + 2 * c + 1, static_cast<std::uint32_t>(block.size()))] =
           static_cast<std::byte>(rng.bits(8 * trial + 2 * c + 2));
     try {
-      const Entries entries = codes.read(block, 100);
+      const SparseVector entries = codes.read(block, 100);
       REQUIRE(entries.indices.size() == entries.values.size());
       for (std::size_t i = 0; i < entries.indices.size(); ++i) {
         REQUIRE(entries.indices[i] < 100);
@@ -162,6 +162,6 @@ TEST_CASE("a compressor refuses damaged blocks, a missing one, and its own come 
 TEST_CASE("the largest finite value is sent") {
   const float largest = std::numeric_limits<float>::max();
   const Codes codes;
-  const Entries back = codes.read(codes.write({true, {2, 7}, {largest, -largest}}, 10), 10);
+  const SparseVector back = codes.read(codes.write({true, {2, 7}, {largest, -largest}}, 10), 10);
   CHECK(back.values == std::vector<float>{largest, -largest});
 }

@@ -25,8 +25,8 @@ const IndexCodec* code_named(const std::string& name) {
   return &index_codecs().find(name);
 }
 
-Entries entries_at(const Positions& positions) {
-  Entries entries;
+SparseVector entries_at(const Positions& positions) {
+  SparseVector entries;
   entries.indices = positions;
   for (const std::uint32_t position : positions)
     entries.values.push_back(static_cast<float>(position % 7) - 3.0f);  // zeros among them
@@ -37,8 +37,8 @@ std::vector<std::byte> block_of(const Positions& positions, std::size_t numel, c
   return write_block(entries_at(positions), numel, *code_named(code), value_codecs().find("fp32"));
 }
 
-Entries read(std::span<const std::byte> block, std::size_t numel, const std::string& code) {
-  Entries entries;
+SparseVector read(std::span<const std::byte> block, std::size_t numel, const std::string& code) {
+  SparseVector entries;
   read_block(block, numel, *code_named(code), value_codecs().find("fp32"), entries);
   return entries;
 }
@@ -46,7 +46,7 @@ Entries read(std::span<const std::byte> block, std::size_t numel, const std::str
 void check_round_trip(const Positions& positions, std::size_t numel) {
   for (const std::string& code : kCodes) {
     INFO(code << ": " << positions.size() << " of " << numel);
-    const Entries back = read(block_of(positions, numel, code), numel, code);
+    const SparseVector back = read(block_of(positions, numel, code), numel, code);
     CHECK(back.finite);
     CHECK(back.indices == positions);
     CHECK(back.values == entries_at(positions).values);

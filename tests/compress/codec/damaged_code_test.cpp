@@ -20,14 +20,14 @@ struct Codes {
   Codes(const std::string& index_name, const std::string& value_name)
       : index(&index_codecs().find(index_name)), value(&value_codecs().find(value_name)) {}
   Block write(const std::vector<std::uint32_t>& positions, std::size_t numel) const {
-    Entries entries{true, positions, {}};
+    SparseVector entries{true, positions, {}};
     for (std::size_t i = 0; i < positions.size(); ++i)
       entries.values.push_back(static_cast<float>(i % 13) * 0.37f - 2.0f);
     return write_block(entries, numel, *index, *value);
   }
   // "accepted", or why not.
   std::string read(std::span<const std::byte> block, std::size_t numel) const {
-    Entries entries;
+    SparseVector entries;
     try {
       read_block(block, numel, *index, *value, entries);
     } catch (const Error& error) {

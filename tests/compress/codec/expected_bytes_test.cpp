@@ -13,7 +13,7 @@ namespace {
 // With positions drawn uniformly.
 std::size_t written_bytes(const std::string& codec, const std::string& values, std::size_t count,
                           std::size_t numel) {
-  Entries entries;
+  SparseVector entries;
   entries.indices = uniform_positions(numel, count, 5);
   REQUIRE(entries.indices.size() == count);
   for (std::size_t i = 0; i < count; ++i)

@@ -84,7 +84,7 @@ void run_trace(bool nesterov, bool masking, Check&& check) {
   }
 }
 
-void check_entry(const Entries& entries, Sent expected) {
+void check_entry(const SparseVector& entries, Sent expected) {
   REQUIRE(entries.indices.size() == 1);
   CHECK(entries.indices[0] == expected.index);
   CHECK(entries.values[0] == Approx(expected.value).epsilon(1e-6));
@@ -101,7 +101,7 @@ TEST_CASE("four steps of momentum correction with masking give the golden trace"
       {{0, -.5}, {1, -.4}}, {{1, .88}, {0, .3}}, {{3, .785}, {3, .609}}, {{1, -.57}, {0, -1.15}}};
   const Weights weights[4] = {
       {1.025, 1.02, 1, 1}, {1.01, .976, 1, 1}, {1.01, .976, 1, .9303}, {1.0675, 1.0045, 1, .9303}};
-  run_trace(false, true, [&](std::size_t t, const std::vector<Entries>& entries, const Weights& w) {
+  run_trace(false, true, [&](std::size_t t, const std::vector<SparseVector>& entries, const Weights& w) {
     INFO("step " << t);
     for (std::size_t p = 0; p < 2; ++p) check_entry(entries[p], sent[t][p]);
     check_weights(w, weights[t]);
@@ -111,7 +111,7 @@ TEST_CASE("four steps of momentum correction with masking give the golden trace"
 TEST_CASE("four steps of Nesterov's form with masking give the golden trace") {
   const Sent sent[4][2] = {
       {{0, -.95}, {1, -.76}}, {{1, 1.492}, {0, .57}}, {{3, .9065}, {3, 1.1481}}, {{1, -.813}, {0, -1.735}}};
-  run_trace(true, true, [&](std::size_t t, const std::vector<Entries>& entries, const Weights& w) {
+  run_trace(true, true, [&](std::size_t t, const std::vector<SparseVector>& entries, const Weights& w) {
     INFO("step " << t);
     for (std::size_t p = 0; p < 2; ++p) check_entry(entries[p], sent[t][p]);
     if (t == 3) check_weights(w, {1.10575, 1.00405, 1, .89727});
@@ -122,7 +122,7 @@ TEST_CASE("traces follow the plain formulas, with and without masking") {
   const bool nesterov = GENERATE(false, true), masking = GENERATE(false, true);
   std::array<PlainRank, 2> plain;
   bool masked_matters = false;
-  run_trace(nesterov, masking, [&](std::size_t t, const std::vector<Entries>& entries, const Weights&) {
+  run_trace(nesterov, masking, [&](std::size_t t, const std::vector<SparseVector>& entries, const Weights&) {
     for (std::size_t p = 0; p < 2; ++p) {
       const Sent expected = plain[p].step(static_cast<int>(t), static_cast<int>(p), nesterov, masking);
       check_entry(entries[p], expected);

@@ -77,7 +77,7 @@ TEST_CASE("the estimate is the weighted mean of what all ranks hold, at all time
     for (std::uint32_t r = 0; r < ranks; ++r) steppers[r].gradient = g[r] = random_vector(3 * t + r, d);
     REQUIRE(steppers.step(t, 0.01, weights));
     for (std::size_t r = 0; r < ranks; ++r) {
-      const Entries& sent = steppers.sent()[r];
+      const SparseVector& sent = steppers.sent()[r];
       REQUIRE(sent.indices.size() == (t == 0 ? d : 30));
       for (std::size_t i = 0; i < sent.indices.size(); ++i) {
         const std::uint32_t at = sent.indices[i];

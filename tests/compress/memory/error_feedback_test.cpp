@@ -62,7 +62,7 @@ TEST_CASE("topk with error feedback and momentum gives the golden trace, part by
   std::vector<double> weights(4, 1.0), momentum(4, 0.0);
   for (int t = 0; t < 4; ++t) {
     std::array<std::vector<float>, 2> u;
-    std::array<Selected, 2> selected;
+    std::array<Selection, 2> selected;
     for (std::size_t p = 0; p < 2; ++p) {
       u[p] = trace_gradient(t, static_cast<int>(p));
       SelectStep step;
@@ -74,8 +74,8 @@ TEST_CASE("topk with error feedback and momentum gives the golden trace, part by
       selectors[p]->commit({});
       spare[p] = u[p];
     }
-    std::vector<Contribution> contributions = {{selected[0].indices, selected[0].values},
-                                               {selected[1].indices, selected[1].values}};
+    std::vector<SparseView> contributions = {{selected[0].indices, selected[0].values},
+                                             {selected[1].indices, selected[1].values}};
     std::vector<float> average(4, float{99});
     average_sparse(contributions, average);
     momentum_step(weights, momentum, average);
@@ -219,7 +219,7 @@ TEST_CASE("the (1 - k/d)^2 bound of Shi et al. holds for bell shapes and not for
   const std::size_t d = 200000, k = 2000;
   const auto ratio = [&](std::vector<float> x) {
     const auto selector = make_selector("topk");
-    Selected selected;
+    Selection selected;
     SelectStep step;
     step.k = k;
     selector->select(x, {}, step, selected);

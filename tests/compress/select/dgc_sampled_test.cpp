@@ -37,10 +37,10 @@ struct Case {
   int rank = 0;
   std::size_t position = 0;
 
-  Selected select(std::vector<float>* sum = nullptr) const {
+  Selection select(std::vector<float>* sum = nullptr) const {
     const auto selector = make_selector("dgc_sampled", options);
     std::vector<float> x = u;
-    Selected selected;
+    Selection selected;
     SelectStep info;
     info.k = dgc::selected_count(density, x.size());
     info.density = density;
@@ -162,7 +162,7 @@ TEST_CASE("selection, values and threshold are those of the plain rule, for all 
         float t{};
         const std::vector<std::uint32_t> expected = plain_rule(c, t);
         std::vector<float> sum;
-        const Selected selected = c.select(&sum);
+        const Selection selected = c.select(&sum);
         REQUIRE(selected.finite);
         REQUIRE(selected.indices == expected);
         REQUIRE(selected.indices.size() <= static_cast<std::size_t>(std::ceil(density * d)));
@@ -202,7 +202,7 @@ TEST_CASE("at most k entries of a normal vector are selected, and nearly always 
   const auto selector = make_selector("dgc_sampled");
   int selections = 0, enough = 0, truncated_or_exact = 0;
   const auto run = [&](std::vector<float>& x, std::int64_t step) {
-    Selected selected;
+    Selection selected;
     SelectStep info;
     info.density = 0.001;
     info.k = dgc::selected_count(info.density, x.size());
@@ -229,7 +229,7 @@ TEST_CASE("at most k entries of a normal vector are selected, and nearly always 
 TEST_CASE("the sample's start follows step, rank and position, and nothing else") {
   Case c;
   c.u = normal_vector(1, 50000);
-  const Selected first = c.select();
+  const Selection first = c.select();
   CHECK(c.select().indices == first.indices);
   const auto differs = [&](const std::function<void(Case&, int)>& change) {
     bool any = false;
@@ -255,9 +255,9 @@ TEST_CASE("the selection does not depend on the number of threads") {
   if (all_equal) c.u.assign(400000, 2), c.addend.clear();
   c.options.set("resample", GENERATE(true, false));
   omp_set_num_threads(1);
-  const Selected one = c.select();
+  const Selection one = c.select();
   omp_set_num_threads(3);
-  const Selected three = c.select();
+  const Selection three = c.select();
   omp_set_num_threads(before);
   CHECK(one.indices == three.indices);
   CHECK(same_bits(one.values, three.values));
@@ -274,7 +274,7 @@ TEST_CASE("zeros, equal values, denormals and huge values end, and send no more 
       GENERATE(0.0f, float{-1}, Limits::denorm_min(), 3 * Limits::denorm_min(), Limits::max());
   c.u.assign(d, value);
   const std::size_t k = static_cast<std::size_t>(std::ceil(c.density * static_cast<double>(d)));
-  const Selected selected = c.select();
+  const Selection selected = c.select();
   CHECK(selected.finite);
   CHECK(selected.indices.size() <= k);
   if (dgc_sampled_options(c.options).resample || value == 0) {  // the first k, by the tie rule
@@ -289,7 +289,7 @@ TEST_CASE("a few entries among zeros all are sent, wherever they stand") {
   c.u.assign(100000, 0);
   const std::vector<std::uint32_t> at = {5, 50001, 99990, 99999};
   for (const std::uint32_t i : at) c.u[i] = -1e-20f;
-  const Selected selected = c.select();
+  const Selection selected = c.select();
   for (const std::uint32_t i : at)
     CHECK(std::binary_search(selected.indices.begin(), selected.indices.end(), i));
 }
@@ -302,7 +302,7 @@ TEST_CASE("a NaN or an Inf anywhere selects nothing and says so") {
   for (const double bad : {kNan, -kNan, HUGE_VAL, -HUGE_VAL}) {
     c.u = normal_vector(4, d);
     c.u[at * (d - 1)] = static_cast<float>(bad);
-    const Selected selected = c.select();
+    const Selection selected = c.select();
     CHECK_FALSE(selected.finite);
     CHECK(selected.indices.empty());
   }
@@ -320,7 +320,7 @@ TEST_CASE("at density 1 every entry is sent") {
   for (const std::size_t d : {1u, 3u, 5000u}) {
     c.u = normal_vector(5, d);
     c.u[0] = 0;
-    const Selected selected = c.select();
+    const Selection selected = c.select();
     CHECK(selected.indices.size() == d);
     CHECK(same_bits(selected.values, c.u));
     CHECK(selected.threshold == 0);
@@ -354,7 +354,7 @@ TEST_CASE("the sampled selection keeps its threshold where just k entries reach 
   REQUIRE(sample_geometry(10000, 0.01, 0.1).stride == 9);
   int met = 0;
   for (c.step = 0; c.step < 60; ++c.step) {
-    const Selected selected = c.select();
+    const Selection selected = c.select();
     if (selected.indices.size() != 100 || selected.indices[1] != 9) continue;
     met += selected.threshold == static_cast<double>(2.0f * 0.8f);
   }

@@ -36,9 +36,9 @@ std::vector<float> gradient(const std::string& model, std::uint32_t step, std::s
 }
 
 // Error feedback over steps; u is left in `residual` without what was selected.
-Selected feedback_step(Selector& selector, std::vector<float>& residual, std::vector<float> g,
-                       double density) {
-  Selected selected = select_once(selector, g, residual, {density});
+Selection feedback_step(Selector& selector, std::vector<float>& residual, std::vector<float> g,
+                        double density) {
+  Selection selected = select_once(selector, g, residual, {density});
   selector.commit({});
   residual = std::move(g);
   for (const std::uint32_t i : selected.indices) residual[i] = 0;
@@ -69,7 +69,7 @@ Carried carried(const Selector& selector) {
 }
 
 // Every entry above the threshold, no other, with its value.
-void check_is_threshold_selection(const Selected& selected, const std::vector<float>& u) {
+void check_is_threshold_selection(const Selection& selected, const std::vector<float>& u) {
   CHECK(selected.indices == positions_above(u, selected.threshold));
   CHECK(well_formed(selected, u));
 }

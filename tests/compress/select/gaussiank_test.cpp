@@ -28,7 +28,7 @@ void check_trace(const std::string& name, double density, const std::vector<Gold
   INFO(name << " at " << density);
   std::vector<float> x = fixture(name);
   const auto selector = make_selector("gaussiank");
-  const Selected selected = select_once(*selector, x, {}, {density});
+  const Selection selected = select_once(*selector, x, {}, {density});
   const auto trace = selector->diagnostics().trace;
   REQUIRE(trace.size() == golden.size());
   for (std::size_t i = 0; i < golden.size(); ++i) {
@@ -59,7 +59,7 @@ TEST_CASE("gaussiank's third threshold is 2.25 or 0.25 times the first where the
   std::vector<float> many(2500);
   for (std::size_t i = 0; i < 100; ++i) many[i] = (i < 20 ? 13.0f : 10.0f) * (i % 2 ? 1 : -1);
   const auto selector = make_selector("gaussiank");
-  Selected selected = select_once(*selector, many, {}, {0.01});
+  Selection selected = select_once(*selector, many, {}, {0.01});
   auto trace = selector->diagnostics().trace;
   REQUIRE(trace.size() == 3);
   const double t = trace[0].threshold;

@@ -122,7 +122,7 @@ TEST_CASE("a threshold search counts and takes what exceeds, with and without a 
     for (const double t : {2.0, 3.5, 2.5, 0.5, 3.0, -1.0, 9.0}) {
       const std::vector<std::uint32_t> expected = positions_above(x, t);
       CHECK(search.count(key_below(t)) == expected.size());
-      Selected selected;
+      Selection selected;
       search.take(key_below(t), expected.size(), selected);
       CHECK(selected.indices == expected);
       CHECK(well_formed(selected, x));

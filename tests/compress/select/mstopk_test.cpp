@@ -43,7 +43,7 @@ PlainBracket plain_bracket(const std::vector<float>& x, std::size_t k) {
 }
 
 // Whether everything that reaches t1 was selected, and of the rest a run of neighbours that makes up k.
-bool is_mstopk(const Selected& selected, const std::vector<float>& x, const PlainBracket& b, std::size_t k) {
+bool is_mstopk(const Selection& selected, const std::vector<float>& x, const PlainBracket& b, std::size_t k) {
   if (!well_formed(selected, x) || selected.indices.size() != k) return false;
   const std::set<std::uint32_t> chosen(selected.indices.begin(), selected.indices.end());
   std::string between;

@@ -49,16 +49,16 @@ std::vector<std::uint32_t> by_definition(const std::vector<float>& a, const Reme
   return plain_topk(scores, k);
 }
 
-Selected select(Selector& selector, std::vector<float>& u, std::size_t k,
-                const std::vector<float>& addend = {}) {
-  Selected selected;
+Selection select(Selector& selector, std::vector<float>& u, std::size_t k,
+                 const std::vector<float>& addend = {}) {
+  Selection selected;
   SelectStep step;
   step.k = k;
   selector.select(u, addend, step, selected);
   return selected;
 }
 
-void commit(Selector& selector, const Selected& selected, const std::vector<float>& average, double weight) {
+void commit(Selector& selector, const Selection& selected, const std::vector<float>& average, double weight) {
   SelectOutcome outcome;
   outcome.indices = selected.indices;
   outcome.sent = selected.values;
@@ -98,7 +98,7 @@ TEST_CASE("regtopk selects what its definition selects, over many steps") {
       u[j] = static_cast<float>(rng.normal(j) * (j % 50 == 0 ? 40.0f : 1.0f));
       a[j] = u[j] + residual[j];
     }
-    const Selected selected = select(*selector, u, k, residual);
+    const Selection selected = select(*selector, u, k, residual);
     REQUIRE(same_bits(u, a));
     REQUIRE(selected.indices == by_definition(a, last, k, options));
     for (std::size_t i = 0; i < k; ++i) REQUIRE(selected.values[i] == a[selected.indices[i]]);
@@ -148,7 +148,7 @@ TEST_CASE("regtopk: sent and residual are the accumulated gradient, bit for bit"
       before.push_back(ranks[r].residual), gradient.push_back(ranks[r].gradient);
     REQUIRE(ranks.step(t, 0.02, {0.5f, 2.0f, 0.5f}));
     for (std::size_t r = 0; r < n; ++r) {
-      const Entries& sent = ranks.sent()[r];
+      const SparseVector& sent = ranks.sent()[r];
       REQUIRE(sent.indices.size() == 10);
       REQUIRE(same_bits(ranks[r].gradient, ranks[0].gradient));
       std::vector<float> u(d), restored = ranks[r].residual;
@@ -204,7 +204,7 @@ TEST_CASE("regtopk of N equal ranks: what was just sent counts tanh(N / mu)") {
     REQUIRE(ranks.step(0, 0.5));
     for (std::size_t r = 0; r < 4; ++r) ranks[r].gradient = {1, other};
     REQUIRE(ranks.step(1, 0.5));
-    for (const Entries& sent : ranks.sent()) REQUIRE(sent.indices == ranks.sent()[0].indices);
+    for (const SparseVector& sent : ranks.sent()) REQUIRE(sent.indices == ranks.sent()[0].indices);
     return ranks.sent()[0].indices[0];
   };
   CHECK(second_choice(0.77f) == 1);

@@ -19,9 +19,9 @@ struct Asked {
 };
 
 // u becomes u + addend.
-inline Selected select_once(Selector& selector, std::vector<float>& u, const std::vector<float>& addend,
-                            const Asked& asked) {
-  Selected selected;
+inline Selection select_once(Selector& selector, std::vector<float>& u, const std::vector<float>& addend,
+                             const Asked& asked) {
+  Selection selected;
   SelectStep step;
   step.density = asked.density;
   step.k = asked.target(asked.density, u.size());
@@ -31,7 +31,7 @@ inline Selected select_once(Selector& selector, std::vector<float>& u, const std
   selector.select(u, addend, step, selected);
   return selected;
 }
-inline Selected select_from_copy(Selector& selector, std::vector<float> u, const Asked& asked) {
+inline Selection select_from_copy(Selector& selector, std::vector<float> u, const Asked& asked) {
   return select_once(selector, u, {}, asked);
 }
 
@@ -55,7 +55,7 @@ inline std::vector<std::uint32_t> positions_above(const std::vector<float>& x, d
 }
 
 // Ascending positions of x, each with its value.
-inline bool well_formed(const Selected& selected, const std::vector<float>& x) {
+inline bool well_formed(const Selection& selected, const std::vector<float>& x) {
   if (selected.indices.size() != selected.values.size()) return false;
   for (std::size_t i = 0; i < selected.indices.size(); ++i) {
     if (selected.indices[i] >= x.size() || (i > 0 && selected.indices[i] <= selected.indices[i - 1]))

@@ -118,7 +118,7 @@ TEST_CASE("what selectors select does not depend on the number of threads") {
   for (const Tried& tried : tried_selectors())
     for (const double density : {0.2, 0.001}) {
       INFO(tried.name << " " << tried.choice << " at " << density);
-      std::vector<Selected> results;
+      std::vector<Selection> results;
       for (const int threads : {1, 3}) {
         omp_set_num_threads(threads);
         const auto selector = make(tried);

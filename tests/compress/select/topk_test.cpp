@@ -15,8 +15,8 @@ using namespace topknot::testing;
 
 namespace {
 
-Selected select(Selector& selector, std::vector<float>& u, const std::vector<float>& addend, std::size_t k) {
-  Selected selected;
+Selection select(Selector& selector, std::vector<float>& u, const std::vector<float>& addend, std::size_t k) {
+  Selection selected;
   SelectStep step;
   step.k = k;
   step.density = static_cast<double>(k) / static_cast<double>(u.size());
@@ -25,7 +25,7 @@ Selected select(Selector& selector, std::vector<float>& u, const std::vector<flo
 }
 
 // Whether the selection is the definition's, with the values of x.
-bool is_topk(const Selected& selected, const std::vector<float>& x, std::size_t k) {
+bool is_topk(const Selection& selected, const std::vector<float>& x, std::size_t k) {
   if (!selected.finite || selected.indices != plain_topk(x, k) || selected.values.size() != k) return false;
   double smallest = std::numeric_limits<double>::infinity();
   for (std::size_t i = 0; i < k; ++i) {
@@ -217,7 +217,7 @@ TEST_CASE("in steady state the carried threshold leaves few candidates and no fa
 }
 
 TEST_CASE("keep_largest is topk of what was selected") {
-  Selected selected;
+  Selection selected;
   selected.indices = {3, 5, 9, 11, 20};
   selected.values = {-2, 1, 2, -3, 2};
   keep_largest(selected, 3);

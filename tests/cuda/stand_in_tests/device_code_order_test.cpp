@@ -15,7 +15,7 @@ TEST_CASE("codes on a GPU do not depend on the order of threads") {
   const stand_in::Reversed reversed;
   const OnGpu gpu;
   const std::size_t numel = 70001, count = 2500, capacity = 2600;
-  Entries entries;
+  SparseVector entries;
   for (std::size_t i = 0; i < count; ++i) {
     entries.indices.push_back(static_cast<std::uint32_t>(i * i % 17 + 28 * i));
     entries.values.push_back(0.001f * static_cast<float>(i) - 1.0f);
@@ -28,7 +28,7 @@ TEST_CASE("codes on a GPU do not depend on the order of threads") {
       const auto* const index_codec = &index_codecs().find(layout);
       const auto* const value_codec = &value_codecs().find(value);
       std::vector<std::byte> expected = write_block(entries, numel, *index_codec, *value_codec);
-      Entries decoded;
+      SparseVector decoded;
       read_block(expected, numel, *index_codec, *value_codec, decoded);
       const auto code = cuda::make_device_codec(layout, value, numel, 1);
       code->set_capacity(capacity);

@@ -31,7 +31,7 @@ Saved saved(const Fleet& fleet, std::size_t rank) {
 }
 
 // The `count` largest of a normal vector whose spread falls from the first position to the last.
-Entries largest_of_normal(std::uint32_t seed, std::size_t numel, std::size_t count) {
+SparseVector largest_of_normal(std::uint32_t seed, std::size_t numel, std::size_t count) {
   const CounterRng rng(seed, RngUse::test, 1);
   std::vector<float> values(numel);
   std::vector<std::uint32_t> order(numel);
@@ -42,15 +42,15 @@ Entries largest_of_normal(std::uint32_t seed, std::size_t numel, std::size_t cou
   }
   std::sort(order.begin(), order.end(),
             [&](auto a, auto b) { return std::fabs(values[a]) > std::fabs(values[b]); });
-  Entries entries;
+  SparseVector entries;
   entries.indices.assign(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(count));
   std::sort(entries.indices.begin(), entries.indices.end());
   for (const auto index : entries.indices) entries.values.push_back(values[index]);
   return entries;
 }
 
-std::vector<Entries> step_entries(std::uint32_t step, int ranks, std::size_t numel, std::size_t count) {
-  std::vector<Entries> entries;
+std::vector<SparseVector> step_entries(std::uint32_t step, int ranks, std::size_t numel, std::size_t count) {
+  std::vector<SparseVector> entries;
   for (int rank = 0; rank < ranks; ++rank)
     entries.push_back(largest_of_normal(step * 32 + static_cast<std::uint32_t>(rank), numel, count));
   return entries;
@@ -87,7 +87,7 @@ TEST_CASE("oktopk's regions hold about as many selected positions each", "[spars
 TEST_CASE("oktopk's regions move every 64 steps only, and ranks without entries have no weight",
           "[sparse_collective]") {
   Fleet fleet("oktopk", 2, 100);
-  const Entries low{true, {0, 1, 2, 3}, {1, 1, 1, 1}}, high{true, {60, 70, 80, 90}, {1, 1, 1, 1}}, none;
+  const SparseVector low{true, {0, 1, 2, 3}, {1, 1, 1, 1}}, high{true, {60, 70, 80, 90}, {1, 1, 1, 1}}, none;
   fleet.sum({low, none}, 4);
   fleet.commit();
   CHECK(saved(fleet, 1).cuts == std::vector<std::uint32_t>{2});
@@ -102,7 +102,7 @@ TEST_CASE("oktopk's regions move every 64 steps only, and ranks without entries 
   CHECK(saved(fleet, 0).steps == 65);
 
   Fleet empty("oktopk", 4, 100);
-  empty.sum(std::vector<Entries>(4), 4);
+  empty.sum(std::vector<SparseVector>(4), 4);
   empty.commit();
   CHECK(saved(empty, 3).cuts == std::vector<std::uint32_t>{25, 50, 75});
 }
@@ -110,7 +110,7 @@ TEST_CASE("oktopk's regions move every 64 steps only, and ranks without entries 
 TEST_CASE("oktopk's threshold is exact every 32 steps, and follows the count by 1.008 between them",
           "[sparse_collective]") {
   Fleet fleet("oktopk", 1, 12);
-  Entries few{true, {0, 1}, {9, 8}}, many;
+  SparseVector few{true, {0, 1}, {9, 8}}, many;
   for (std::uint32_t i = 0; i < 12; ++i) many.indices.push_back(i), many.values.push_back(20.0f + i);
   double expected = 0;
   for (int step = 0; step < 40; ++step) {
@@ -136,7 +136,7 @@ TEST_CASE("oktopk's threshold is exact every 32 steps, and follows the count by 
 TEST_CASE("two thirds or four thirds of k entries leave oktopk's threshold as it is", "[sparse_collective]") {
   Fleet fleet("oktopk", 1, 12);
   for (const std::uint32_t count : {6u, 4u, 8u, 4u}) {  // of k = 6; the first makes the threshold
-    Entries entries;
+    SparseVector entries;
     for (std::uint32_t i = 0; i < count; ++i)
       entries.indices.push_back(i), entries.values.push_back(20.0f + i);
     CHECK(fleet.sum({entries}, 6)[0].sum.indices.size() == count);

@@ -24,7 +24,7 @@ struct Fleet {
       collectives.push_back(topknot::collectives().find(name).make({numel, code}));
   }
   // By rank. Neither committed nor discarded.
-  std::vector<SparseSum> sum(const std::vector<Entries>& entries, std::size_t k) {
+  std::vector<SparseSum> sum(const std::vector<SparseVector>& entries, std::size_t k) {
     std::vector<SparseSum> result(collectives.size());
     run_ranks(backend, static_cast<int>(collectives.size()), [&](Communicator& communicator) {
       const auto rank = static_cast<std::size_t>(communicator.rank());
@@ -52,9 +52,9 @@ struct Fleet {
 
 // Positions drawn with the given probability, whole numbers in [-bound, bound]: their sums are exact in any
 // order.
-inline Entries whole_numbers(std::uint32_t seed, std::size_t numel, double probability, int bound) {
+inline SparseVector whole_numbers(std::uint32_t seed, std::size_t numel, double probability, int bound) {
   const CounterRng rng(seed, RngUse::test, 0);
-  Entries entries;
+  SparseVector entries;
   for (std::size_t i = 0; i < numel; ++i) {
     if (rng.uniform(2 * i) >= probability) continue;
     const double value = static_cast<double>(rng.uniform(2 * i + 1)) * (2 * bound + 1);

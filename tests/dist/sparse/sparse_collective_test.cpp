@@ -17,7 +17,7 @@ using namespace topknot::testing;
 
 namespace {
 
-using Contributions = std::vector<Entries>;
+using Contributions = std::vector<SparseVector>;
 
 struct Item {
   float value = 0;
@@ -166,7 +166,7 @@ TEST_CASE("oktopk's sum holds every rank's value at each position it keeps, and 
         for (const auto& [position, value] : whole) magnitudes.push_back(std::fabs(value));
         std::sort(magnitudes.rbegin(), magnitudes.rend());
         const double least = k > 0 && magnitudes.size() >= k ? magnitudes[k - 1] : 0.0;
-        Entries expected;
+        SparseVector expected;
         for (const auto& [position, value] : whole)
           if (k > 0 && std::fabs(value) >= least) {
             expected.indices.push_back(position);
@@ -262,7 +262,7 @@ TEST_CASE("oktopk's volume does not grow with the ranks", "[sparse_collective]")
 }
 
 TEST_CASE("damaged messages of a sparse collective are errors", "[sparse_collective]") {
-  const Entries mine{true, {1, 3}, {5, 6}};
+  const SparseVector mine{true, {1, 3}, {5, 6}};
   const auto* const code = &index_codecs().find("raw");
   const auto* const values = &value_codecs().find("fp32");
   // What rank 1 of two makes of rank 0's message on the way down.
