@@ -86,7 +86,7 @@ class LevelQuantiser final : public quantise::Quantiser {
 std::unique_ptr<Compressor> make_qsgd(const CompressOptions& options, const GroupSpec& group) {
   return std::make_unique<quantise::QuantisingCompressor>(
       std::make_unique<LevelQuantiser>(options.seed, options.get<int>(kLevels)),
-      quantise::qsgd_format(options, group), quantise::qsgd_keeps(options), group);
+      quantise::qsgd_format(options, group), quantise::qsgd_has_residual(options), group);
 }
 
 const bool qsgd_registered = [] {
@@ -101,7 +101,7 @@ quantise::Format quantise::qsgd_format(const CompressOptions& options, const Gro
   reject_sparse_options(options, "every entry at a quantised magnitude", false);
   const int levels = options.get<int>(kLevels), bucket = options.get<int>(kBucket);
   const double s = levels, d = bucket;
-  if (qsgd_keeps(options) && std::min(d / (s * s), std::sqrt(d) / s) >= 1)
+  if (qsgd_has_residual(options) && std::min(d / (s * s), std::sqrt(d) / s) >= 1)
     refuse_key(options, "memory", "residual",
                "which with so few levels for such buckets adds more error than it takes away, so that the "
                "residual may grow without bound; set compress.levels above the root of compress.bucket, or "

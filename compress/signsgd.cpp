@@ -64,7 +64,7 @@ class SignQuantiser final : public quantise::Quantiser {
 std::unique_ptr<Compressor> make_signsgd(const CompressOptions& options, const GroupSpec& group) {
   return std::make_unique<quantise::QuantisingCompressor>(std::make_unique<SignQuantiser>(),
                                                           quantise::signsgd_format(options, group),
-                                                          quantise::signsgd_keeps(options), group);
+                                                          quantise::signsgd_has_residual(options), group);
 }
 
 const bool signsgd_registered = [] {

@@ -74,10 +74,10 @@ Format signsgd_format(const CompressOptions& options, const GroupSpec& group);  
 Format qsgd_format(const CompressOptions& options, const GroupSpec& group);     // compress/qsgd.cpp
 
 // Whether the method of these options keeps what rounding takes away.
-inline bool signsgd_keeps(const CompressOptions& options) {
+inline bool signsgd_has_residual(const CompressOptions& options) {
   return options.memory != "none";
 }
-inline bool qsgd_keeps(const CompressOptions& options) {
+inline bool qsgd_has_residual(const CompressOptions& options) {
   return options.memory == "residual";
 }
 

@@ -37,7 +37,7 @@ check models RegisterModel nn/models
 check datasets RegisterDataset data
 check compressors RegisterCompressor compress 'compressors\(\)\.add|add_sparse'
 check selections RegisterSelector compress 'add_selector<[A-Za-z]+>'
-check memories RegisterMemory compress 'add_memory<[A-Za-z]+>'
+check memories RegisterMemory compress 'add_memory<[A-Za-z0-9]+>'
 check codecs RegisterIndexCodec compress 'index_codecs\(\)\.add'
 check values RegisterValueCodec compress 'value_codecs\(\)\.add'
 check optimizers RegisterOptimizer optim

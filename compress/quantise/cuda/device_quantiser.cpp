@@ -115,8 +115,8 @@ std::unique_ptr<DeviceCompressor> make(const CompressOptions& options, const Gro
 }
 
 const bool registered = [] {
-  device_methods().add("signsgd", "", {make<quantise::signsgd_format, quantise::signsgd_keeps>});
-  device_methods().add("qsgd", "", {make<quantise::qsgd_format, quantise::qsgd_keeps>});
+  device_methods().add("signsgd", "", {make<quantise::signsgd_format, quantise::signsgd_has_residual>});
+  device_methods().add("qsgd", "", {make<quantise::qsgd_format, quantise::qsgd_has_residual>});
   return true;
 }();
 
