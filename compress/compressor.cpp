@@ -2,8 +2,8 @@
 
 #include <limits>
 
-#include "compress/density_count.h"
 #include "compress/memory/memory.h"
+#include "compress/select/passes/keys.h"
 #include "compress/select/selector.h"
 #include "compress/state.h"
 #include "nn/base/check.h"

@@ -225,7 +225,7 @@ std::unique_ptr<Interface> make_piece(const CompressOptions& options) {
 [[noreturn]] void refuse_key(const CompressOptions& options, const std::string& key, const std::string& value,
                              const std::string& reason);
 
-// density_count() (compress/density_count.h); throws Error where density is not above 0.
+// density_count() (compress/select/passes/keys.h); throws Error where density is not above 0.
 std::size_t target_count(double density, std::size_t d);
 
 }  // namespace topknot

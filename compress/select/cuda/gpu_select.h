@@ -17,7 +17,6 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "compress/density_count.h"
 #include "compress/memory/accumulate.h"
 #include "compress/select/passes/keys.h"
 #include "nn/core/step.h"

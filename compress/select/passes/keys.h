@@ -1,10 +1,11 @@
 #pragma once
-// Magnitudes as integers, and the bound that selectors of exactly k carry from step to step. For CPU loops and for
-// kernels.
+// What selections on the CPU and in kernels share: how many entries a density asks for, magnitudes as integers, and the
+// bound that selectors of exactly k carry from step to step.
 //
 // The bits of a float without the sign, read as an integer, order as the magnitudes do; infinities and NaNs come above
 // every finite number, so one integer comparison finds large and broken values alike.
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -12,6 +13,14 @@
 #include "nn/base/host_device.h"
 
 namespace topknot {
+
+// k = max(1, floor(density * d)), computed in double, at most d; d where density >= 1. density > 0.
+TOPKNOT_HOST_DEVICE std::size_t density_count(double density, std::size_t d) {
+  if (density >= 1) return d;
+  const double k = ::floor(density * static_cast<double>(d));
+  const std::size_t count = k > 1 ? static_cast<std::size_t>(k) : 1;
+  return count < d ? count : d;
+}
 
 using MagnitudeKey = std::int32_t;
 inline constexpr MagnitudeKey kLargestFinite = 0x7f7fffff;
