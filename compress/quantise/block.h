@@ -26,7 +26,7 @@
 #include <span>
 #include <vector>
 
-#include "nn/core/host_device.h"
+#include "nn/base/host_device.h"
 
 namespace topknot::quantise {
 

@@ -8,7 +8,7 @@
 #include <string>
 
 #include "nn/core/cuda/context.h"
-#include "nn/core/host_device.h"
+#include "nn/base/host_device.h"
 #include "nn/ops/kernels.h"
 
 namespace topknot::cuda {
