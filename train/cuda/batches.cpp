@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "data/cuda/device_dataset_kernels.h"
 #include "nn/base/check.h"
 #include "nn/ops/cuda/activation.h"
 #include "train/cuda/step_kernels.h"
