@@ -9,10 +9,9 @@
 // t counts the steps of the run, skipped ones too: a skipped step leaves w, m and v alone and makes the corrections
 // that much closer to 1 (PyTorch's loss scaler does not count it).
 
-#include "optim/adamw_rule.h"
-
 #include "nn/base/check.h"
 #include "optim/optimizer.h"
+#include "optim/rules.h"
 
 namespace topknot {
 namespace {

@@ -2,7 +2,7 @@
 
 #include "nn/core/cuda/kernel_tools.h"
 #include "nn/core/kernels.h"
-#include "optim/adamw_rule.h"
+#include "optim/rules.h"
 
 namespace topknot::cuda {
 namespace {

@@ -2,7 +2,7 @@
 
 #include "nn/core/cuda/kernel_tools.h"
 #include "nn/core/kernels.h"
-#include "optim/clip_rule.h"
+#include "optim/clip.h"
 
 namespace topknot::cuda {
 namespace {

@@ -6,11 +6,13 @@
 // norm that is not finite clips nothing: the step's NaN or Inf must stay visible to the exchange, which skips
 // the step. max_norm must be greater than 0; otherwise UserError.
 
+#include <cfloat>
 #include <cstddef>
 #include <span>
 
+#include "nn/core/host_device.h"
+#include "nn/core/step.h"
 #include "nn/core/tensor.h"
-#include "optim/clip_rule.h"
 
 namespace topknot {
 
@@ -21,8 +23,24 @@ void check_clip_norm(double max_norm);  // throws UserError unless it is greater
 
 // max_norm / norm where the norm is finite and greater than max_norm, else 1.
 double clip_factor(double norm, double max_norm);
+// The same of a max_norm that was checked, in kernels too.
+TOPKNOT_HOST_DEVICE double clip_factor_of(double norm, double max_norm) {
+  return norm <= DBL_MAX && norm > max_norm ? max_norm / norm : 1.0;
+}
 
 void scale(std::span<float> values, double factor);
+
+// A sum of squares goes by blocks of so many values; in a block, lane l adds up the values l, l + kClipLanes, ... in
+// order; the lanes of a block are added in order, and then the blocks.
+inline constexpr std::size_t kClipBlock = 1 << 13;
+inline constexpr std::size_t kClipLanes = 16;
+
+// By device, as the members of Clip of these names. `blocks`: a double for each kClipBlock values begun.
+struct ClipKernels {
+  void (*sum_of_squares)(const float* values, std::size_t n, double* blocks, double* sum, bool add);
+  void (*scale)(float* values, std::size_t n, const double* sum, double max_norm);
+  void (*set_gradient_scale)(const double* sum, double max_norm, StepParameters* parameters);
+};
 
 // The same on vectors in a device's memory, where the norm stays: on a GPU nothing waits for it. The sums have the same bits
 // on every device.

@@ -16,7 +16,7 @@
 #include "nn/core/kernels.h"
 #include "nn/core/parameter.h"
 #include "nn/core/step.h"
-#include "optim/arena_slice.h"
+#include "optim/rules.h"
 
 namespace topknot {
 

@@ -20,7 +20,7 @@
 #include "nn/base/check.h"
 #include "nn/core/simd.h"
 #include "optim/optimizer.h"
-#include "optim/sgd_rule.h"
+#include "optim/rules.h"
 
 namespace topknot {
 namespace {
