@@ -1,8 +1,29 @@
-#include "compress/memory/cuda/device_memory_kernels.h"
+#include "compress/memory/cuda/device_memory.h"
+
+#include <topknot_kernel.h>
+
+#include <utility>
+#include <vector>
+
+#include "compress/memory/dgc.h"
+#include "nn/base/check.h"
 #include "nn/core/cuda/kernel_tools.h"
 
 namespace topknot::cuda {
 namespace {
+
+struct MemoryCommit {
+  const StepStatus* status = nullptr;
+  std::size_t n = 0;
+  float* u = nullptr;
+  const float* residual = nullptr;      // the old one
+  const float* old_velocity = nullptr;  // null without momentum
+  float* velocity = nullptr;            // this step's
+  bool masking = false;                 // what was sent loses its velocity
+  std::uint32_t* current = nullptr;     // becomes `written`; null without momentum
+  std::uint32_t written = 0;
+  DeviceSent sent;
+};
 
 __global__ void __launch_bounds__(kThreads) commit_kernel(MemoryCommit step) {
   const std::size_t first = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
@@ -15,20 +36,125 @@ __global__ void __launch_bounds__(kThreads) commit_kernel(MemoryCommit step) {
     }
     return;
   }
-  const std::size_t count = *step.count;
+  const std::size_t count = *step.sent.count;
   for (std::size_t i = first; i < count; i += stride) {
-    const std::uint32_t at = step.positions[i];
-    step.u[at] -= step.values[i];  // +0 where values are sent exactly, else the coding error
+    const std::uint32_t at = step.sent.positions[i];
+    step.u[at] -= step.sent.values[i];  // +0 where values are sent exactly, else the coding error
     if (step.velocity && step.masking) step.velocity[at] = 0;
   }
 }
 
 }  // namespace
 
-void commit_memory(cudaStream_t stream, const MemoryCommit& step) {
+DeviceMemory::DeviceMemory(Kind kind, const CompressOptions& options, std::size_t n)
+    : kind_(kind), n_(n), lr_inside_(options.lr_inside && kind != Kind::dgc) {
+  if (kind != Kind::dgc) return;
+  momentum_ = static_cast<float>(options.momentum);
+  nesterov_ = options.nesterov;
+  masking_ = momentum_masking(options);
+  if (momentum_ == 0) return;
+  current_ = DeviceArray<std::uint32_t>(1);
+  for (auto& velocity : velocity_) velocity = DeviceArray<float>(n);
+  clear();
+}
+
+Accumulate DeviceMemory::accumulate(const DeviceSlice& slice, const StepParameters* step) {
+  Accumulate made;
+  made.u = slice.gradient.data();
+  if (lr_inside_) made.times_lr = step;
+  if (kind_ == Kind::none) return made;
+  TOPKNOT_CHECK(slice.gradient.size() == n_ && slice.spare.size() == n_,
+                "error feedback needs a residual as long as the gradient");
+  made.residual = slice.spare.data();
+  if (momentum_ == 0) return made;
+  started_ = true;
+  if (!first_) {
+    first_ = slice.gradient.data();
+    second_ = slice.spare.data();
+  }
+  const std::size_t read = read_by(slice);
+  made.velocity = velocity_[read].data();
+  made.next_velocity = velocity_[1 - read].data();
+  made.momentum = momentum_;
+  made.nesterov = nesterov_;
+  return made;
+}
+
+std::span<float> DeviceMemory::commit(cudaStream_t stream, const StepStatus* status, const DeviceSlice& slice,
+                                      const DeviceSent& sent) {
+  if (kind_ == Kind::none) return slice.gradient;
+  MemoryCommit step;
+  step.status = status;
+  step.n = n_;
+  step.u = slice.gradient.data();
+  step.residual = slice.spare.data();
+  if (momentum_ != 0) {
+    const std::size_t read = read_by(slice);
+    step.old_velocity = velocity_[read].data();
+    step.velocity = velocity_[1 - read].data();
+    step.masking = masking_;
+    step.current = current_.data();
+    step.written = static_cast<std::uint32_t>(1 - read);
+  }
+  step.sent = sent;
   // Enough to copy at the memory's speed, in the step that is refused.
-  const std::size_t entries = step.capacity > step.n / 16 ? step.capacity : step.n / 16;
+  const std::size_t entries = sent.capacity > n_ / 16 ? sent.capacity : n_ / 16;
   launch(commit_kernel, grid_for(entries, kThreads, 1024), kThreads, stream, step);
+  return slice.spare;
+}
+
+void DeviceMemory::save(StateWriter& writer) const {
+  if (kind_ != Kind::dgc) return;
+  std::uint32_t current = 0;
+  if (started_) {
+    Context& context = Context::current();
+    context.synchronize();
+    TOPKNOT_CUDA(
+        cudaMemcpyAsync(&current, current_.data(), sizeof current, cudaMemcpyDeviceToHost, context.stream()));
+    TOPKNOT_CUDA(cudaStreamSynchronize(context.stream()));
+  }
+  writer.put_device_list({velocity_[current].data(), started_ ? n_ : 0});
+}
+
+void DeviceMemory::load(StateReader& reader) {
+  if (kind_ != Kind::dgc) return;
+  const std::vector<float> velocity = reader.get_list<float>();
+  if (momentum_ == 0 && !velocity.empty()) StateReader::fail("has a velocity, and optimizer.momentum is 0");
+  if (!velocity.empty() && velocity.size() != n_) StateReader::fail("has a velocity of another length");
+  started_ = !velocity.empty();
+  if (momentum_ == 0) return;
+  if (!started_) return clear();
+  // Both, so that it does not matter in which order the slice's memories are found next.
+  const cudaStream_t stream = Context::current().stream();
+  for (auto& buffer : velocity_)
+    TOPKNOT_CUDA(
+        cudaMemcpyAsync(buffer.data(), velocity.data(), buffer.bytes(), cudaMemcpyHostToDevice, stream));
+  TOPKNOT_CUDA(cudaStreamSynchronize(stream));
+}
+
+// Which velocity a step reads that finds the gradient there.
+std::size_t DeviceMemory::read_by(const DeviceSlice& slice) const {
+  const bool as_first = slice.gradient.data() == first_ && slice.spare.data() == second_;
+  TOPKNOT_CHECK(as_first || (slice.gradient.data() == second_ && slice.spare.data() == first_),
+                "a slice in other memory than in the steps before");
+  return as_first ? 0 : 1;
+}
+
+void DeviceMemory::clear() {
+  const cudaStream_t stream = Context::current().stream();
+  TOPKNOT_CUDA(cudaMemsetAsync(current_.data(), 0, current_.bytes(), stream));
+  for (auto& velocity : velocity_)
+    if (velocity.size() > 0) TOPKNOT_CUDA(cudaMemsetAsync(velocity.data(), 0, velocity.bytes(), stream));
+  TOPKNOT_CUDA(cudaStreamSynchronize(stream));
+}
+
+std::unique_ptr<DeviceMemory> make_device_memory(const std::string& memory, const CompressOptions& options,
+                                                 std::size_t n) {
+  using Kind = DeviceMemory::Kind;
+  for (const auto& [name, kind] :
+       {std::pair{"none", Kind::none}, std::pair{"residual", Kind::residual}, std::pair{"dgc", Kind::dgc}})
+    if (memory == name) return std::make_unique<DeviceMemory>(kind, options, n);
+  return nullptr;
 }
 
 }  // namespace topknot::cuda

@@ -1,5 +1,6 @@
 #pragma once
-// CUDA counterpart of compress/memory/memory.h: works on a stream; the host does not know the outcome of a step. The arithmetic is the CPU's, bit for bit. One per group and rank. A step:
+// CUDA counterpart of compress/memory/memory.h: works on a stream; the host does not know the outcome of a step. The
+// arithmetic is the CPU's, bit for bit. One per group and rank. A step:
 //
 //   accumulate(slice, step)                what the selection's own pass makes u with
 //   commit(stream, status, slice, sent)   before the average is written. Good: what was sent leaves u. Bad: the
@@ -24,6 +25,7 @@
 #include "compress/cuda/device_compressor.h"
 #include "compress/memory/accumulate.h"
 #include "compress/state.h"
+#include "nn/core/cuda/context.h"
 #include "nn/core/step.h"
 
 namespace topknot::cuda {
@@ -38,24 +40,42 @@ struct DeviceSent {
 
 class DeviceMemory {
  public:
-  virtual ~DeviceMemory() = default;
+  // dgc: a residual memory with a velocity where there is momentum.
+  enum class Kind { none, residual, dgc };
+
+  // Of a group of n elements, in the current context. Options: momentum, nesterov, momentum_masking, lr_inside.
+  DeviceMemory(Kind kind, const CompressOptions& options, std::size_t n);
 
   // Of the whole group; Accumulate::from() makes it a segment's. slice.spare is not used by memory none. The
   // slice's two memories must be the same as in all steps before, in either order.
-  virtual Accumulate accumulate(const DeviceSlice& slice, const StepParameters* step) = 0;
+  Accumulate accumulate(const DeviceSlice& slice, const StepParameters* step);
   // The same slice. Returns the memory for the average: spare, or (memory none) the gradient's own.
-  virtual std::span<float> commit(cudaStream_t stream, const StepStatus* status, const DeviceSlice& slice,
-                                  const DeviceSent& sent) = 0;
+  std::span<float> commit(cudaStream_t stream, const StepStatus* status, const DeviceSlice& slice,
+                          const DeviceSent& sent);
 
-  virtual bool has_residual() const = 0;   // as Memory's
-  virtual bool owns_momentum() const = 0;  // as Memory's
+  bool has_residual() const { return kind_ != Kind::none; }  // as Memory's
+  bool owns_momentum() const { return kind_ == Kind::dgc; }  // as Memory's
   // The same bytes as the CPU's memory saves; wait for the GPU.
-  virtual void save(StateWriter& writer) const = 0;
-  virtual void load(StateReader& reader) = 0;
+  void save(StateWriter& writer) const;
+  void load(StateReader& reader);
+
+ private:
+  std::size_t read_by(const DeviceSlice& slice) const;
+  void clear();
+
+  Kind kind_;
+  std::size_t n_;
+  bool lr_inside_;
+  float momentum_ = 0;
+  bool nesterov_ = false, masking_ = false;
+  // With momentum alone. current_: the velocity of the last committed step; graphs have no host that knows.
+  DeviceArray<float> velocity_[2];
+  DeviceArray<std::uint32_t> current_;
+  const float *first_ = nullptr, *second_ = nullptr;  // the slice's memories, as the first step found them
+  bool started_ = false;                              // a step was begun: there is a velocity to save
 };
 
-// Of compress.memory `memory`, for a group of n elements, in the current context: residual, none and dgc; null for
-// the others, which have no kernels. Options: momentum, nesterov, momentum_masking, lr_inside.
+// Of compress.memory `memory`: residual, none and dgc; null for the others, which have no kernels.
 std::unique_ptr<DeviceMemory> make_device_memory(const std::string& memory, const CompressOptions& options,
                                                  std::size_t n);
 
