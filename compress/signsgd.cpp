@@ -20,6 +20,8 @@
 namespace topknot {
 namespace {
 
+static_assert(quantise::kSumChunk == kChunk, "a GPU adds up the same chunks");
+
 // Over eight lanes, which are added in order.
 TOPKNOT_MULTIVERSION double sum_magnitudes(const float* x, std::size_t n) {
   constexpr std::size_t lanes = 8;

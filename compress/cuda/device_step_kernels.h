@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "compress/codec/cuda/device_block.h"
+#include "compress/codec/cuda/device_codec.h"
 #include "compress/select/cuda/gpu_select.h"
 #include "nn/core/step.h"
 

@@ -1,5 +1,8 @@
 // The layout rice: a block of threads writes a part, or reads one.
-#include "compress/codec/cuda/device_block_tools.h"
+#include <topknot_kernel.h>
+
+#include "compress/codec/cuda/device_codec.h"
+#include "nn/core/cuda/kernel_tools.h"
 
 namespace topknot::cuda {
 namespace {

@@ -1,10 +1,49 @@
-// The value codec.
-#include "compress/codec/cuda/device_block_tools.h"
+// The value codecs.
+#include <topknot_kernel.h>
+
+#include "compress/codec/cuda/device_codec.h"
+#include "nn/core/cuda/kernel_tools.h"
 
 namespace topknot::cuda {
 namespace {
 
 static_assert(int8::kBlock == kThreads, "a block of threads codes the values of one scale");
+
+constexpr std::uint32_t kLargestFinite = 0x7F7FFFFF;
+
+// `at` is any byte of a block.
+__device__ void store_u16(std::byte* block, std::uint64_t at, std::uint16_t word) {
+  if ((at & 1) == 0) {
+    reinterpret_cast<std::uint16_t*>(block)[at / 2] = word;
+    return;
+  }
+  block[at] = static_cast<std::byte>(word);
+  block[at + 1] = static_cast<std::byte>(word >> 8);
+}
+__device__ std::uint16_t load_u16(const std::byte* block, std::uint64_t at) {
+  if ((at & 1) == 0) return reinterpret_cast<const std::uint16_t*>(block)[at / 2];
+  return static_cast<std::uint16_t>(static_cast<unsigned>(block[at]) | static_cast<unsigned>(block[at + 1])
+                                                                           << 8);
+}
+
+__device__ std::uint32_t magnitude_bits(float x) {
+  return bits_of(x) & 0x7FFFFFFF;
+}
+
+// The greatest over a block of kThreads; thread 0 has it.
+__device__ std::uint32_t block_max(std::uint32_t value) {
+  __shared__ std::uint32_t partial[kThreads];
+  partial[threadIdx.x] = value;
+  __syncthreads();
+  for (unsigned half = kThreads / 2; half > 0; half /= 2) {
+    if (threadIdx.x < half && partial[threadIdx.x + half] > partial[threadIdx.x])
+      partial[threadIdx.x] = partial[threadIdx.x + half];
+    __syncthreads();
+  }
+  const std::uint32_t most = partial[0];
+  __syncthreads();
+  return most;
+}
 
 // Values that are scaled, or not, one by one. `at`: of the first value in the block.
 struct Fp32 {

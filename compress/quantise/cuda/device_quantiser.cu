@@ -1,14 +1,46 @@
-#include "compress/codec/cuda/device_block_tools.h"
-#include "compress/quantise/cuda/device_quantise_kernels.h"
+// signsgd and qsgd on a GPU, the counterpart of compress/quantise/compressor.h, with the same bits in blocks, averages and
+// residuals.
+#include <topknot_kernel.h>
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "compress/codec/cuda/device_codec.h"
+#include "compress/cuda/device_compressor.h"
+#include "compress/cuda/device_step_kernels.h"
+#include "compress/quantise/block_header.h"
+#include "compress/quantise/formats.h"
+#include "compress/state.h"
+#include "nn/base/check.h"
 #include "nn/core/cuda/kernel_tools.h"
+#include "nn/core/rng.h"
 
 namespace topknot::cuda {
 namespace {
 
 using quantise::BlockHeader, quantise::Kind;
 
+constexpr std::uint32_t kLargestFinite = 0x7F7FFFFF;
 constexpr int kLanes = 8;  // of the CPU's sums
 constexpr int kPiecesPerBlock = kThreads / kLanes;
+
+// What compress/quantise/block.h calls a format, with the cells' ends in GPU memory.
+struct QuantisedFormat {
+  quantise::Kind kind = quantise::Kind::sign;
+  std::uint32_t bits = 1, levels = 1, numel = 0, cells = 0;
+  const std::uint32_t* ends = nullptr;
+  std::uint64_t block_bytes = 0;  // of a rank, a multiple of 16
+
+  TOPKNOT_HOST_DEVICE std::uint64_t codes_at() const {
+    return sizeof(quantise::BlockHeader) + 4 * std::uint64_t{cells};
+  }
+};
+
+// A piece of a cell over which magnitudes are summed in one order: signs are summed by chunks, levels by whole cells.
+struct QuantisedPiece {
+  std::uint32_t cell, begin, end;
+};
 
 __device__ bool finite(float x) {
   return (__float_as_uint(x) & 0x7FFFFFFFu) <= kLargestFinite;
@@ -231,8 +263,8 @@ __global__ void __launch_bounds__(kThreads)
   (residual ? residual : u)[i] = sum;
 }
 
-}  // namespace
-
+// u = gradient + residual over the gradient, or the gradient as it is (null). sums: of each piece, of magnitudes (sign) or of
+// squares (levels). *broken: 1 where u is not finite.
 void quantise_sums(cudaStream_t stream, const QuantisedFormat& format, float* u, const float* residual,
                    const QuantisedPiece* pieces, std::uint32_t count, double* sums, std::uint32_t* broken) {
   TOPKNOT_CUDA(cudaMemsetAsync(broken, 0, sizeof *broken, stream));
@@ -241,6 +273,7 @@ void quantise_sums(cudaStream_t stream, const QuantisedFormat& format, float* u,
            count, sums, broken);
 }
 
+// The cells' scales. `first`: of each cell, and behind the last: where its pieces begin. *broken: 1 where one is not finite.
 void quantise_scales(cudaStream_t stream, const QuantisedFormat& format, const double* sums,
                      const std::uint32_t* first, float* scales, std::uint32_t* broken) {
   if (format.cells == 0) return;
@@ -250,6 +283,7 @@ void quantise_scales(cudaStream_t stream, const QuantisedFormat& format, const d
     launch(norm_kernel, grid_for(format.cells, kThreads), kThreads, stream, format, sums, scales, broken);
 }
 
+// This rank's block, zeros behind it. `rng`: of the method's seed; `offset`: of the group in the model.
 void write_quantised(cudaStream_t stream, const QuantisedFormat& format, const float* u, const float* scales,
                      const std::uint32_t* broken, const StepParameters* step, const PhiloxStream& rng,
                      std::uint64_t offset, std::byte* block, StepStatus* status) {
@@ -259,6 +293,7 @@ void write_quantised(cudaStream_t stream, const QuantisedFormat& format, const f
          rng, offset, block, status);
 }
 
+// What is wrong with the blocks; `stats`: one per rank, count is not used.
 void check_quantised(cudaStream_t stream, const QuantisedFormat& format, const std::byte* blocks, int ranks,
                      DecodedStats* stats) {
   launch(check_kernel, dim3(static_cast<unsigned>(ranks)), kThreads, stream, format, blocks, stats);
@@ -268,6 +303,8 @@ void check_quantised(cudaStream_t stream, const QuantisedFormat& format, const s
   launch(check_levels_kernel, grid, kThreads, stream, format, blocks, stats);
 }
 
+// Where the status is good: the average of the ranks' values over `average`, and u -= this rank's values where there is a
+// residual. Else the residual over u. `average` is the residual's memory, or u's where there is none (null).
 void commit_quantised(cudaStream_t stream, const QuantisedFormat& format, const std::byte* blocks, int ranks,
                       const float* weights, const StepParameters* step, const StepStatus* status, float* u,
                       float* residual) {
@@ -276,4 +313,107 @@ void commit_quantised(cudaStream_t stream, const QuantisedFormat& format, const 
            1.0f / static_cast<float>(ranks), step, status, u, residual);
 }
 
+class DeviceQuantiser final : public DeviceCompressor {
+ public:
+  DeviceQuantiser(const quantise::Format& format, bool keeps, std::uint64_t seed, const GroupSpec& group)
+      : keeps_(keeps),
+        ranks_(group.ranks),
+        offset_(group.offset),
+        rng_(CounterRng(seed, RngUse::compress).stream()),
+        ends_(on_device(format.cells)),
+        scales_(format.cells.size()),
+        broken_(1),
+        received_(static_cast<std::size_t>(group.ranks)),
+        weights_(static_cast<std::size_t>(group.ranks) + 1) {
+    format_.kind = format.kind;
+    format_.bits = static_cast<std::uint32_t>(format.bits());
+    format_.levels = format.levels;
+    format_.numel = static_cast<std::uint32_t>(format.numel);
+    format_.cells = static_cast<std::uint32_t>(format.cells.size());
+    format_.ends = ends_.data();
+    format_.block_bytes = (format.bytes() + 15) / 16 * 16 + kTrailerBytes;
+    std::vector<QuantisedPiece> pieces;
+    std::vector<std::uint32_t> first;
+    std::uint32_t begin = 0;
+    for (std::uint32_t cell = 0; cell < format_.cells; ++cell) {
+      const std::uint32_t end = format.cells[cell];
+      const std::uint32_t length = format.kind == Kind::sign ? quantise::kSumChunk : end - begin;
+      first.push_back(static_cast<std::uint32_t>(pieces.size()));
+      for (; begin < end; begin = std::min(end, begin + length))
+        pieces.push_back({cell, begin, std::min(end, begin + length)});
+    }
+    first.push_back(static_cast<std::uint32_t>(pieces.size()));
+    pieces_ = on_device(pieces);
+    first_ = on_device(first);
+    sums_ = DeviceArray<double>(pieces.size());
+  }
+
+  std::size_t block_bytes() const override { return format_.block_bytes; }
+
+  void encode(cudaStream_t stream, DeviceSlice slice, const StepParameters* step, StepStatus* status,
+              std::byte* block) override {
+    TOPKNOT_CHECK(slice.gradient.size() == format_.numel, "a slice of another length than the group's");
+    slice_ = slice;
+    step_ = step;
+    quantise_sums(stream, format_, slice.gradient.data(), keeps_ ? slice.spare.data() : nullptr,
+                  pieces_.data(), static_cast<std::uint32_t>(pieces_.size()), sums_.data(), broken_.data());
+    quantise_scales(stream, format_, sums_.data(), first_.data(), scales_.data(), broken_.data());
+    write_quantised(stream, format_, slice.gradient.data(), scales_.data(), broken_.data(), step, rng_,
+                    offset_, block, status);
+  }
+
+  void decode(cudaStream_t stream, const std::byte* blocks, const float* weights,
+              StepStatus* status) override {
+    TOPKNOT_CHECK(step_ != nullptr, "decode without encode");
+    blocks_ = blocks;
+    check_quantised(stream, format_, blocks, ranks_, received_.data());
+    judge(stream, received_.data(), ranks_, weights, step_, weights_.data(), status);
+  }
+
+  std::span<float> commit(cudaStream_t stream, const StepStatus* status) override {
+    TOPKNOT_CHECK(step_ != nullptr, "commit without encode");
+    commit_quantised(stream, format_, blocks_, ranks_, weights_.data(), std::exchange(step_, nullptr), status,
+                     slice_.gradient.data(), keeps_ ? slice_.spare.data() : nullptr);
+    return keeps_ ? slice_.spare : slice_.gradient;
+  }
+
+  void set_density(double) override {}
+  void save(StateWriter&) const override {}
+  void load_state(std::span<const std::byte> bytes) override {
+    if (!bytes.empty()) StateReader::fail("has bytes for a method that carries nothing");
+  }
+
+ private:
+  const bool keeps_;
+  const int ranks_;
+  const std::uint64_t offset_;
+  const PhiloxStream rng_;
+  QuantisedFormat format_;
+  DeviceArray<std::uint32_t> ends_, first_;  // of the cells; of each, its first piece
+  DeviceArray<QuantisedPiece> pieces_;
+  DeviceArray<double> sums_;  // by piece
+  DeviceArray<float> scales_;
+  DeviceArray<std::uint32_t> broken_;
+  DeviceArray<DecodedStats> received_;  // by rank
+  DeviceArray<float> weights_;          // by rank, then this rank's
+
+  // Of the step under way.
+  DeviceSlice slice_;
+  const StepParameters* step_ = nullptr;
+  const std::byte* blocks_ = nullptr;
+};
+
+template <quantise::Format (*format)(const CompressOptions&, const GroupSpec&),
+          bool (*keeps)(const CompressOptions&)>
+std::unique_ptr<DeviceCompressor> make(const CompressOptions& options, const GroupSpec& group) {
+  return std::make_unique<DeviceQuantiser>(format(options, group), keeps(options), options.seed, group);
+}
+
+const bool registered = [] {
+  device_methods().add("signsgd", "", {make<quantise::signsgd_format, quantise::signsgd_keeps>});
+  device_methods().add("qsgd", "", {make<quantise::qsgd_format, quantise::qsgd_keeps>});
+  return true;
+}();
+
+}  // namespace
 }  // namespace topknot::cuda
