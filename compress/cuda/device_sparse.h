@@ -13,7 +13,6 @@
 #include "compress/cuda/device_step_kernels.h"
 #include "compress/memory/cuda/device_memory.h"
 #include "compress/select/cuda/device_selector.h"
-#include "compress/select/cuda/gpu_select_memory.h"
 
 namespace topknot::cuda {
 

@@ -8,9 +8,10 @@
 
 namespace topknot::gaussiank {
 
-inline constexpr std::size_t kSmallestFit = 2048;  // elements below which moments say too little
-inline constexpr int kEvaluations = 3;             // of a threshold; the last one counts
-inline constexpr int kLevels = 6;                  // thresholds that so many evaluations can reach
+inline constexpr std::size_t kSmallestFit = 2048;    // elements below which moments say too little
+inline constexpr std::size_t kMomentsChunk = 16384;  // kChunk of compress/parallel.h: sums are made by chunk
+inline constexpr int kEvaluations = 3;               // of a threshold; the last one counts
+inline constexpr int kLevels = 6;                    // thresholds that so many evaluations can reach
 
 TOPKNOT_HOST_DEVICE bool is_finite(double x) {
   return x - x == 0;

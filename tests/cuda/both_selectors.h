@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "compress/select/cuda/gpu_select_memory.h"
+#include "compress/select/cuda/device_selector.h"
 #include "compress/select/selector.h"
 #include "tests/compress/select/select_once.h"
 #include "tests/cuda/device_vector.h"

@@ -4,8 +4,9 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <memory>
 
-#include "compress/select/cuda/gaussiank_kernels.h"
+#include "compress/parallel.h"
 #include "compress/select/gaussiank_rule.h"
 #include "compress/select/passes/pass_kernels.h"
 #include "compress/select/passes/passes.h"
@@ -17,6 +18,8 @@
 
 namespace topknot::testing {
 namespace {
+
+static_assert(gaussiank::kMomentsChunk == kChunk, "sums are made by the CPU's chunks");
 
 // The level (compress/select/gaussiank_rule.h) at which the last select() by the rule ended.
 int last_level(const Selector& selector) {
@@ -94,23 +97,19 @@ TEST_CASE("steps of gaussiank that were captured once are replayed with other nu
     pair.step(gradient_of(static_cast<int>(t % 3 == 2 ? t % kGradients : 0), 9000, t), 0.01, t % 5 != 2);
 }
 
-// A selection whose state can be looked at.
+// A selection that tells what it found out.
 struct WatchedSelection {
-  explicit WatchedSelection(std::size_t n)
-      : one(n, 5000, n),
-        table({(n + cuda::kMomentsChunk - 1) / cuda::kMomentsChunk}),
-        chunks(table.blocks().count),
-        state(std::vector<cuda::GaussianKState>(1)) {}
-  void select(cudaStream_t stream, const StepParameters* parameters, const cuda::Accumulate& a,
-              const cuda::DensityQuantile& quantile = {}) {
-    const DeviceVector<cuda::DensityQuantile> quantiles(std::vector<cuda::DensityQuantile>{quantile});
-    cuda::gaussiank_select(stream, one.ranges(),
-                           {state.data(), quantiles.data(), table.blocks(), chunks.data()}, 0, a, parameters);
+  explicit WatchedSelection(std::size_t n, double density = 0.01)
+      : selector(cuda::make_device_selector("gaussiank", {}, {{0, n}})), one(n, density, *selector) {
+    selector->set_density({density});
   }
+  void select(cudaStream_t stream, const StepParameters* parameters, const cuda::Accumulate& a) {
+    selector->select(stream, one.ranges(), a, parameters);
+  }
+  cuda::DeviceDiagnostics now() const { return selector->diagnostics(0); }
+
+  std::unique_ptr<cuda::DeviceSelector> selector;
   OneRange one;
-  cuda::BlockTable table;
-  DeviceVector<cuda::ChunkMoments> chunks;
-  DeviceVector<cuda::GaussianKState> state;
 };
 
 // The golden traces: float64, so that float counts may be off by two.
@@ -143,13 +142,13 @@ TEST_CASE("gaussiank on a GPU gives the golden traces") {
     CHECK(found.threshold == Approx(golden.threshold).epsilon(1e-6));
     CHECK(std::abs(found.count - golden.count) <= 2);
 
-    // The same evaluations, from the state.
-    WatchedSelection selection(x.size());
+    // The same evaluations, of a selector that was told of another density.
+    WatchedSelection selection(x.size(), 1.0);
     selection.select(gpu.stream(), parameters.data(), a);
-    const cuda::GaussianKState now = selection.state.host()[0];
+    const cuda::DeviceDiagnostics now = selection.now();
     for (const auto& [level, count] : golden.evaluations) CHECK(std::abs(now.counts[level] - count) <= 2);
     // Without a quantile from the host the kernel's own does, to a few bits.
-    CHECK(now.threshold.level[golden.evaluations.back().first] == Approx(golden.threshold).epsilon(1e-6));
+    CHECK(now.thresholds[golden.evaluations.back().first] == Approx(golden.threshold).epsilon(1e-6));
   }
 }
 
@@ -178,13 +177,13 @@ TEST_CASE(
     cuda::Accumulate a;
     a.u = u_gpu.data();
     selection.select(gpu.stream(), parameters.data(), a);
-    cuda::gaussiank_commit(gpu.stream(), selection.one.ranges(), selection.state.data(), status.data());
+    selection.selector->commit(gpu.stream(), selection.one.ranges(), status.data(), {});
     select_once(*cpu, u, {}, {});
     if (said.bad)
       cpu->discard();
     else
       cpu->commit({});
-    carried.push_back(selection.state.host()[0].carried);
+    carried.push_back(selection.now().level);
     if (!said.bad && !cpu->diagnostics().trace.empty()) level = last_level(*cpu);
     CHECK(carried.back() == level);
   }
@@ -210,21 +209,21 @@ TEST_CASE(
       StepParameters step;
       step.density = 0.01;
       parameters.set({step});
-      const double z = 2.5758293035;
-      selection.select(gpu.stream(), parameters.data(), a, {0.01, z});
-      CHECK(selection.state.host()[0].threshold.level[0] == expected.mean + z * expected.deviation);
+      const double z = -normal_quantile(0.005);
+      selection.select(gpu.stream(), parameters.data(), a);
+      const cuda::DeviceDiagnostics now = selection.now();
+      CHECK(now.thresholds[0] == expected.mean + z * expected.deviation);
       CHECK(same_bits(to_host(u_gpu.data() + off, n), u));
-      const std::vector<cuda::ChunkMoments> sums = selection.chunks.host();
       const double shift = moments_shift(u[0], u[n / 2], u[n - 1]);
-      for (std::size_t c = 0; c < sums.size(); ++c) {
+      for (std::size_t c = 0; c < now.moments.size(); ++c) {
         std::uint32_t index[pass::kGroup];
         float value[pass::kGroup];
         pass::Sink sink{index, value, 0};
         const auto chunk =
-            pass::moments_chunk(u.data(), nullptr, c * cuda::kMomentsChunk,
-                                std::min(n, (c + 1) * cuda::kMomentsChunk), shift, kLargestFinite, sink);
-        CHECK(sums[c].sum == chunk.sum);
-        CHECK(sums[c].squares == chunk.squares);
+            pass::moments_chunk(u.data(), nullptr, c * gaussiank::kMomentsChunk,
+                                std::min(n, (c + 1) * gaussiank::kMomentsChunk), shift, kLargestFinite, sink);
+        CHECK(now.moments[c].first == chunk.sum);
+        CHECK(now.moments[c].second == chunk.squares);
       }
     }
 }

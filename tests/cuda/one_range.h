@@ -3,16 +3,18 @@
 
 #include <vector>
 
-#include "compress/select/cuda/gpu_select_memory.h"
+#include "compress/select/cuda/device_selector.h"
 #include "tests/cuda/device_vector.h"
 
 namespace topknot::testing {
 
 struct OneRange {
-  OneRange(std::size_t n, std::size_t limit, std::size_t room)
-      : memory({{0, n}}, {1.0}, Rooms(limit, room)), range(to_host(ranges().range, 1)[0]) {
-    to_device(range.taken.indices, std::vector<std::uint32_t>(room, 77));
-    to_device(range.taken.values, std::vector<float>(room, -7));
+  OneRange(std::size_t n, std::size_t limit, std::size_t room) : OneRange(n, 1.0, Rooms(limit, room)) {}
+  // What the selector asks for.
+  OneRange(std::size_t n, double density, const cuda::DeviceSelector& selector)
+      : memory({{0, n}}, {density}, selector), range(to_host(ranges().range, 1)[0]) {
+    to_device(range.taken.indices, std::vector<std::uint32_t>(range.taken.capacity, 77));
+    to_device(range.taken.values, std::vector<float>(range.taken.capacity, -7));
   }
   const cuda::SelectRanges& ranges() const { return memory.ranges(); }
   std::vector<std::uint32_t> indices() const { return to_host(range.taken.indices, range.taken.capacity); }

@@ -2,7 +2,6 @@
 #include <cmath>
 #include <limits>
 
-#include "compress/select/cuda/topk_kernels.h"
 #include "compress/select/selector.h"
 #include "nn/core/rng.h"
 #include "tests/compress/fixtures.h"
@@ -43,8 +42,8 @@ TEST_CASE("topk on a GPU carries the CPU's bound and gets along with the list in
   const OnGpu gpu;
   const std::size_t n = 20000, k = 200;
   const auto cpu = make_selector("topk");
-  const DeviceVector<cuda::TopKState> state(std::vector<cuda::TopKState>(1));
-  const OneRange one(n, 8 * k + 4096, k);
+  const auto selector = cuda::make_device_selector("topk", {}, {{0, n}});
+  const OneRange one(n, 0.01, *selector);
   const DeviceVector<float> u_gpu(n), r_gpu(n);
   DeviceVector<StepParameters> parameters(1);
   DeviceVector<StepStatus> status(1);
@@ -69,8 +68,8 @@ TEST_CASE("topk on a GPU carries the CPU's bound and gets along with the list in
     StepStatus said;
     said.bad = !good;
     status.set({said});
-    cuda::topk_select(gpu.stream(), one.ranges(), state.data(), a, parameters.data());
-    cuda::topk_commit(gpu.stream(), one.ranges(), state.data(), status.data());
+    selector->select(gpu.stream(), one.ranges(), a, parameters.data());
+    selector->commit(gpu.stream(), one.ranges(), status.data(), {});
     Selection expected;
     SelectStep step;
     step.k = k;
@@ -79,7 +78,7 @@ TEST_CASE("topk on a GPU carries the CPU's bound and gets along with the list in
       cpu->commit({});
     else
       cpu->discard();
-    const cuda::TopKState now = state.host()[0];
+    const cuda::DeviceDiagnostics now = selector->diagnostics(0);
     INFO("step " << t);
     CHECK(now.carried.kth == cpu->diagnostics().carried.kth);
     CHECK(now.carried.margin == cpu->diagnostics().carried.margin);
@@ -112,8 +111,8 @@ TEST_CASE("a density of 1 takes everything, zeros too") {
 TEST_CASE("a step that takes everything teaches topk on a GPU no bound") {
   const OnGpu gpu;
   const std::size_t n = 300;
-  const DeviceVector<cuda::TopKState> state(std::vector<cuda::TopKState>(1));
-  const OneRange one(n, 8 * n + 4096, n);
+  const auto selector = cuda::make_device_selector("topk", {}, {{0, n}});
+  const OneRange one(n, 1.0, *selector);
   DeviceVector<float> u(n);
   u.set(gradient_of(0, n, 1));
   StepParameters told;
@@ -124,9 +123,9 @@ TEST_CASE("a step that takes everything teaches topk on a GPU no bound") {
   status.set({StepStatus()});
   cuda::Accumulate a;
   a.u = u.data();
-  cuda::topk_select(gpu.stream(), one.ranges(), state.data(), a, parameters.data());
-  cuda::topk_commit(gpu.stream(), one.ranges(), state.data(), status.data());
-  CHECK(state.host()[0].carried.kth == -1);
+  selector->select(gpu.stream(), one.ranges(), a, parameters.data());
+  selector->commit(gpu.stream(), one.ranges(), status.data(), {});
+  CHECK(selector->diagnostics(0).carried.kth == -1);
 }
 
 TEST_CASE("topk on a GPU gives the golden selection") {

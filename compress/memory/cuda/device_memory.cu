@@ -105,14 +105,7 @@ std::span<float> DeviceMemory::commit(cudaStream_t stream, const StepStatus* sta
 
 void DeviceMemory::save(StateWriter& writer) const {
   if (kind_ != Kind::dgc) return;
-  std::uint32_t current = 0;
-  if (started_) {
-    Context& context = Context::current();
-    context.synchronize();
-    TOPKNOT_CUDA(
-        cudaMemcpyAsync(&current, current_.data(), sizeof current, cudaMemcpyDeviceToHost, context.stream()));
-    TOPKNOT_CUDA(cudaStreamSynchronize(context.stream()));
-  }
+  const std::uint32_t current = started_ ? on_host(current_.data(), 1).front() : 0;
   writer.put_device_list({velocity_[current].data(), started_ ? n_ : 0});
 }
 

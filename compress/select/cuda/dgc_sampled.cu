@@ -1,11 +1,49 @@
-#include "compress/select/cuda/dgc_sampled_kernels.h"
+// CUDA counterpart of compress/select/dgc_sampled.h.
+#include "compress/select/dgc_sampled.h"
+
+#include <topknot_kernel.h>
+
+#include <vector>
+
+#include "compress/select/cuda/device_selector.h"
 #include "compress/select/cuda/gpu_tiles.h"
+#include "compress/select/dgc_rule.h"
 #include "nn/core/cuda/kernel_tools.h"
+#include "nn/core/rng.h"
 
 namespace topknot::cuda {
 namespace {
 
 constexpr int kLevels = dgc::kAdaptations;
+
+struct DgcRule {
+  double sample_ratio = 0.01;
+  bool resample = true, lowest = true;
+  PhiloxStream stream{};  // of the seed; step and rank follow from the step's parameters
+};
+
+// What a step finds out of a range, in GPU memory.
+struct DgcControl {
+  std::uint64_t stride = 1;
+  std::uint32_t start = 0, samples = 0;  // what is sampled; none where t comes from the whole vector
+  std::uint32_t k = 0;
+  bool all = false;          // every entry is sent
+  bool pending = false;      // the levels are to be counted
+  float t = 0, first_t = 0;  // the threshold, and the one of the sample
+  std::uint32_t count = 0;   // how many reach t
+  int adaptations = 0;
+  int levels = 0;  // thresholds to come, and how many reach them
+  float level[dgc::kAdaptations] = {};
+  std::uint32_t reach[dgc::kAdaptations] = {};
+  std::uint32_t blocks_done = 0;
+};
+
+// By range, in GPU memory.
+struct DgcWork {
+  DgcControl* controls;
+  const Source* samples;
+  Choice *of_samples, *of_vector;  // where the threshold comes from: one of them is skipped, or both
+};
 
 // |x| >= t as key > key_before(t); NaN and Inf are found in any case.
 __device__ MagnitudeKey key_before(MagnitudeKey t) {
@@ -193,24 +231,72 @@ __global__ void __launch_bounds__(kThreads)
   adapt(*control, rule, range, ranges.choices[block.range]);
 }
 
-}  // namespace
-
-void dgc_sampled_select(cudaStream_t stream, const DgcRule& rule, const SelectRanges& ranges,
-                        const DgcWork& work, const Accumulate& accumulate, const StepParameters* parameters) {
-  const dim3 by_range = thread_per_range(ranges);
-  const std::uint32_t shares = ranges.shares.count;
-  const float* const u = accumulate.u;
-  launch(plan_kernel, by_range, kThreads, stream, rule, ranges, work, parameters);
-  launch(sample_kernel, shares, kThreads, stream, ranges, work, accumulate);
-  find_kth(stream, ranges, work.samples, u, work.of_samples);
-  launch(bound_kernel, by_range, kThreads, stream, ranges, work);
-  accumulate_and_list(stream, ranges, accumulate);
-  find_kth(stream, ranges, nullptr, u, work.of_vector);
-  launch(judge_kernel, by_range, kThreads, stream, rule, ranges, work);
-  // With resampling one count tells all changes.
-  for (int i = 0; i < (rule.resample ? 1 : dgc::kAdaptations); ++i)
-    launch(adapt_kernel, shares, kThreads, stream, rule, ranges, work, u);
-  take_largest(stream, ranges, u);
+// Samples of a range of n elements, at most.
+std::size_t dgc_most_samples(std::size_t n) {
+  return n / 9 + 1;  // the least stride above 1 is 9
 }
 
+class DgcSampledOnGpu final : public DeviceSelector {
+ public:
+  DgcSampledOnGpu(const CompressOptions& options, const std::vector<DeviceRange>& ranges)
+      : controls_(on_device(std::vector<DgcControl>(ranges.size()))), choices_(2 * ranges.size()) {
+    const DgcSampledOptions given = dgc_sampled_options(options);
+    rule_.sample_ratio = given.sample_ratio;
+    rule_.resample = given.resample;
+    rule_.lowest = given.lowest;
+    rule_.stream = CounterRng(options.seed, RngUse::compress).stream();
+    std::size_t most = 0;
+    for (const DeviceRange& range : ranges) most += dgc_most_samples(range.n);
+    samples_ = DeviceArray<float>(most);
+    std::vector<Source> sources;
+    float* at = samples_.data();
+    for (const DeviceRange& range : ranges) {
+      const std::size_t room = dgc_most_samples(range.n);
+      sources.push_back({at, nullptr, &controls_.data()[sources.size()].samples, room});
+      at += room;
+    }
+    sources_ = on_device(sources);
+  }
+
+  std::size_t capacity(std::size_t n, double density) const override {
+    return dgc::selected_count(density, n);
+  }
+  std::size_t list_limit(std::size_t n, double density) const override {
+    return 4 * dgc::selected_count(density, n) + 4096;
+  }
+
+  // The samples' threshold; u and the list of what exceeds it; the changes of the threshold; what is taken.
+  void select(cudaStream_t stream, const SelectRanges& ranges, const Accumulate& accumulate,
+              const StepParameters* parameters) override {
+    const DgcWork work{controls_.data(), sources_.data(), choices_.data(), choices_.data() + ranges.count};
+    const dim3 by_range = thread_per_range(ranges);
+    const std::uint32_t shares = ranges.shares.count;
+    const float* const u = accumulate.u;
+    launch(plan_kernel, by_range, kThreads, stream, rule_, ranges, work, parameters);
+    launch(sample_kernel, shares, kThreads, stream, ranges, work, accumulate);
+    find_kth(stream, ranges, work.samples, u, work.of_samples);
+    launch(bound_kernel, by_range, kThreads, stream, ranges, work);
+    accumulate_and_list(stream, ranges, accumulate);
+    find_kth(stream, ranges, nullptr, u, work.of_vector);
+    launch(judge_kernel, by_range, kThreads, stream, rule_, ranges, work);
+    // With resampling one count tells all changes.
+    for (int i = 0; i < (rule_.resample ? 1 : dgc::kAdaptations); ++i)
+      launch(adapt_kernel, shares, kThreads, stream, rule_, ranges, work, u);
+    take_largest(stream, ranges, u);
+  }
+
+ private:
+  DgcRule rule_;
+  DeviceArray<float> samples_;
+  DeviceArray<DgcControl> controls_;
+  DeviceArray<Source> sources_;
+  DeviceArray<Choice> choices_;
+};
+
+const bool dgc_sampled_registered = [] {
+  add_device_selector<DgcSampledOnGpu>("dgc_sampled");
+  return true;
+}();
+
+}  // namespace
 }  // namespace topknot::cuda

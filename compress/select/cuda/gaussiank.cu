@@ -1,12 +1,53 @@
-#include "compress/select/cuda/gaussiank_kernels.h"
+// CUDA counterpart of compress/select/gaussiank.h. In steady state, where the rule ends at the threshold
+// at which it ended last step, 16 bytes per element; else 24.
+#include <topknot_kernel.h>
+
+#include "compress/compressor.h"
+#include "compress/select/cuda/device_selector.h"
 #include "compress/select/cuda/gpu_tiles.h"
+#include "compress/select/gaussiank_rule.h"
+#include "compress/select/passes/normal_quantile.h"
 #include "nn/core/cuda/kernel_tools.h"
 
 namespace topknot::cuda {
 namespace {
 
-using gaussiank::Way;
+using gaussiank::kLevels, gaussiank::kMomentsChunk, gaussiank::Way;
 constexpr int kLanes = 16;
+
+// Sums of a chunk of x - shift and of its square.
+struct ChunkMoments {
+  double sum, squares;
+};
+
+// Of a range, in GPU memory.
+struct GaussianKState {
+  std::int32_t carried;  // the level at which the last committed step ended
+  // Of this step:
+  std::int32_t next;
+  std::uint32_t k;
+  double shift;
+  std::uint32_t broken;   // 1: a NaN or Inf somewhere
+  std::uint32_t nonzero;  // 1: not all is zero
+  gaussiank::Way way;
+  gaussiank::Thresholds threshold;
+  MagnitudeKey above[kLevels];
+  std::uint32_t counts[kLevels];
+};
+
+// z: minus the normal quantile of density / 2. For other densities the kernel computes its own, in which the last
+// bits may differ from the CPU's.
+struct DensityQuantile {
+  double density, z;
+};
+
+// In GPU memory.
+struct GaussianKWork {
+  GaussianKState* states;            // by range
+  const DensityQuantile* quantiles;  // by range
+  RangeBlocks blocks;                // a block a chunk; ranges' chunks one after the other
+  ChunkMoments* chunks;              // by block
+};
 
 // A thread per range.
 __global__ void begin_kernel(SelectRanges ranges, GaussianKState* states, const StepParameters* parameters,
@@ -217,29 +258,78 @@ __global__ void commit_kernel(SelectRanges ranges, GaussianKState* states, const
   if (r < ranges.count && !status->bad) states[r].carried = states[r].next;
 }
 
+class DeviceGaussianK final : public DeviceSelector {
+ public:
+  DeviceGaussianK(const CompressOptions& options, const std::vector<DeviceRange>& ranges)
+      : multiple_(options.capacity), states_(on_device(std::vector<GaussianKState>(ranges.size()))) {
+    std::vector<std::size_t> chunks;
+    for (const DeviceRange& range : ranges) chunks.push_back((range.n + kMomentsChunk - 1) / kMomentsChunk);
+    table_ = BlockTable(chunks);
+    chunks_ = DeviceArray<ChunkMoments>(table_.blocks().count);
+  }
+
+  std::size_t capacity(std::size_t n, double density) const override {
+    return capacity_within(multiple_, target_count(density, n), n);
+  }
+  std::size_t list_limit(std::size_t n, double density) const override {
+    return 16 * target_count(density, n) + 4096;
+  }
+  void set_density(const std::vector<double>& densities) override {
+    std::vector<DensityQuantile> quantiles;
+    for (const double density : densities) quantiles.push_back({density, -normal_quantile(density / 2)});
+    quantiles_ = on_device(quantiles);
+  }
+
+  // u = accumulate(i), and its moments by chunk, in double, over 16 lanes, as accumulate_with_moments() of
+  // compress/select/passes/passes.h (12 bytes per element); the thresholds; what reaches each (4 bytes per element); the
+  // rule's evaluations, and the choices, under compress.capacity.
+  void select(cudaStream_t stream, const SelectRanges& ranges, const Accumulate& accumulate,
+              const StepParameters* parameters) override {
+    const GaussianKWork work{states_.data(), quantiles_.data(), table_.blocks(), chunks_.data()};
+    const dim3 by_range = thread_per_range(ranges);
+    launch(begin_kernel, by_range, kThreads, stream, ranges, work.states, parameters, accumulate);
+    with_fetch(accumulate, [&](auto fetch) {
+      launch(moments_kernel<fetch()>, work.blocks.count, kThreads, stream, accumulate, aligned(accumulate),
+             ranges, work);
+    });
+    launch(fit_kernel, ranges.count, kThreads, stream, ranges, work, parameters);
+    Accumulate made;
+    made.u = accumulate.u;
+    launch(levels_kernel, ranges.shares.count, kThreads, stream, ranges, work.states, accumulate.u,
+           aligned(made));
+    gather_tiles(stream, ranges, accumulate.u);
+    launch(decide_kernel, by_range, kThreads, stream, ranges, work.states, multiple_);
+    take_largest(stream, ranges, accumulate.u);
+  }
+
+  void commit(cudaStream_t stream, const SelectRanges& ranges, const StepStatus* status,
+              const DeviceOutcome&) override {
+    launch(commit_kernel, thread_per_range(ranges), kThreads, stream, ranges, states_.data(), status);
+  }
+
+  DeviceDiagnostics diagnostics(std::size_t range) const override {
+    const GaussianKState state = on_host(states_.data() + range, 1).front();
+    DeviceDiagnostics told;
+    told.level = state.carried;
+    told.thresholds.assign(state.threshold.level, state.threshold.level + kLevels);
+    told.counts.assign(state.counts, state.counts + kLevels);
+    for (const ChunkMoments& chunk : on_host(chunks_.data(), chunks_.size()))
+      told.moments.emplace_back(chunk.sum, chunk.squares);
+    return told;
+  }
+
+ private:
+  double multiple_;  // compress.capacity
+  DeviceArray<GaussianKState> states_;
+  BlockTable table_;
+  DeviceArray<ChunkMoments> chunks_;
+  DeviceArray<DensityQuantile> quantiles_;
+};
+
+const bool gaussiank_registered = [] {
+  add_device_selector<DeviceGaussianK>("gaussiank");
+  return true;
+}();
+
 }  // namespace
-
-void gaussiank_select(cudaStream_t stream, const SelectRanges& ranges, const GaussianKWork& work,
-                      double multiple, const Accumulate& accumulate, const StepParameters* parameters) {
-  const dim3 by_range = thread_per_range(ranges);
-  launch(begin_kernel, by_range, kThreads, stream, ranges, work.states, parameters, accumulate);
-  with_fetch(accumulate, [&](auto fetch) {
-    launch(moments_kernel<fetch()>, work.blocks.count, kThreads, stream, accumulate, aligned(accumulate),
-           ranges, work);
-  });
-  launch(fit_kernel, ranges.count, kThreads, stream, ranges, work, parameters);
-  Accumulate made;
-  made.u = accumulate.u;
-  launch(levels_kernel, ranges.shares.count, kThreads, stream, ranges, work.states, accumulate.u,
-         aligned(made));
-  gather_tiles(stream, ranges, accumulate.u);
-  launch(decide_kernel, by_range, kThreads, stream, ranges, work.states, multiple);
-  take_largest(stream, ranges, accumulate.u);
-}
-
-void gaussiank_commit(cudaStream_t stream, const SelectRanges& ranges, GaussianKState* states,
-                      const StepStatus* status) {
-  launch(commit_kernel, thread_per_range(ranges), kThreads, stream, ranges, states, status);
-}
-
 }  // namespace topknot::cuda

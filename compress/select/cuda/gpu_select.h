@@ -3,8 +3,8 @@
 // Everything that is known only during a step (bounds, counts, k, which way to go) lives in GPU memory; grids follow
 // capacities, and kernels that a step does not need return at once. The same bits in every run: no float atomics,
 // lists ascend by index, ties go to the lower index. One launch serves all ranges of a group, so that a step has as many
-// launches where each tensor selects for itself as where the group does. compress/select/cuda/gpu_select_memory.h
-// owns the memory.
+// launches where each tensor selects for itself as where the group does. SelectMemory
+// (compress/select/cuda/device_selector.h) owns the memory.
 //
 //   accumulate_and_list(...)   u = gradient + residual, and what exceeds a bound, in one pass (12 bytes per element)
 //   (a kernel of the method's) looks at the lists' stats and writes Choices, a thread per range

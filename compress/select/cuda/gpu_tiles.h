@@ -1,6 +1,5 @@
 #pragma once
-// Which range a block serves; a tile of elements in the registers of a block, loaded or accumulated. For .cu files of this folder, after
-// nn/core/cuda/kernel_tools.h.
+// Which range a block serves; a tile of elements in the registers of a block, loaded or accumulated. For .cu files.
 
 #include <cstddef>
 #include <cstdint>
@@ -36,26 +35,6 @@ inline constexpr int kTileShare = 4 * kQuads;
 static_assert(kTileShare * kThreads == kSelectTile, "a block holds a tile");
 __device__ inline std::size_t quad_at(std::size_t base, int quad) {
   return base + static_cast<std::size_t>(quad) * 4 * kThreads + 4 * threadIdx.x;
-}
-
-template <bool kAligned>  // at 16 bytes
-__device__ void load_quad(const float* from, float* to) {
-  if (kAligned) {
-    const float4 quad = __ldcs(reinterpret_cast<const float4*>(from));
-    to[0] = quad.x, to[1] = quad.y, to[2] = quad.z, to[3] = quad.w;
-  } else {
-#pragma unroll
-    for (int c = 0; c < 4; ++c) to[c] = __ldcs(from + c);
-  }
-}
-template <bool kAligned>
-__device__ void store_quad(float* to, const float* from) {
-  if (kAligned) {
-    *reinterpret_cast<float4*>(to) = make_float4(from[0], from[1], from[2], from[3]);
-  } else {
-#pragma unroll
-    for (int c = 0; c < 4; ++c) to[c] = from[c];
-  }
 }
 
 enum class Fetch { read, plain, residual, velocity, both };  // both: residual and velocity

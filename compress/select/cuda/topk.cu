@@ -1,11 +1,25 @@
+// CUDA counterparts of compress/select/topk.h and threshold.h. In steady state topk reads the
+// gradient and the residual, writes u, and looks at a list of little more than k entries.
+#include <topknot_kernel.h>
+
+#include "compress/compressor.h"
+#include "compress/select/cuda/device_selector.h"
 #include "compress/select/cuda/gpu_tiles.h"
-#include "compress/select/cuda/topk_kernels.h"
+#include "compress/select/threshold.h"
 #include "nn/core/cuda/kernel_tools.h"
 
 namespace topknot::cuda {
 namespace {
 
-// A thread per range.
+// Of a range, in GPU memory.
+struct TopKState {
+  CarriedBound carried;
+  std::uint32_t k = 0;               // of this step
+  std::uint32_t updates_bound = 0;   // 1: the step's k-th key becomes the bound
+  ListState list = ListState::good;  // what this step's list was like
+};
+
+// The kernels have a thread per range.
 
 __global__ void topk_begin_kernel(SelectRanges ranges, TopKState* states, const StepParameters* parameters) {
   const std::uint32_t r = range_of_thread();
@@ -42,6 +56,42 @@ __global__ void topk_commit_kernel(SelectRanges ranges, TopKState* states, const
   states[r].carried = states[r].carried.after(ranges.choices[r].kth, states[r].list);
 }
 
+// The k largest, from the list of what exceeds the last bound where it holds them.
+class DeviceTopK final : public DeviceSelector {
+ public:
+  DeviceTopK(const CompressOptions&, const std::vector<DeviceRange>& ranges)
+      : states_(on_device(std::vector<TopKState>(ranges.size()))) {}
+
+  std::size_t capacity(std::size_t n, double density) const override { return target_count(density, n); }
+  std::size_t list_limit(std::size_t n, double density) const override {
+    return topknot::list_limit(target_count(density, n));
+  }
+
+  void select(cudaStream_t stream, const SelectRanges& ranges, const Accumulate& accumulate,
+              const StepParameters* parameters) override {
+    launch(topk_begin_kernel, thread_per_range(ranges), kThreads, stream, ranges, states_.data(), parameters);
+    accumulate_and_list(stream, ranges, accumulate);
+    launch(topk_decide_kernel, thread_per_range(ranges), kThreads, stream, ranges, states_.data());
+    take_largest(stream, ranges, accumulate.u);
+  }
+
+  void commit(cudaStream_t stream, const SelectRanges& ranges, const StepStatus* status,
+              const DeviceOutcome&) override {
+    launch(topk_commit_kernel, thread_per_range(ranges), kThreads, stream, ranges, states_.data(), status);
+  }
+
+  DeviceDiagnostics diagnostics(std::size_t range) const override {
+    const TopKState state = on_host(states_.data() + range, 1).front();
+    DeviceDiagnostics told;
+    told.carried = state.carried;
+    told.list = state.list;
+    return told;
+  }
+
+ private:
+  DeviceArray<TopKState> states_;
+};
+
 __global__ void threshold_begin_kernel(SelectRanges ranges, std::uint32_t* counts,
                                        const StepParameters* parameters, double threshold) {
   const std::uint32_t r = range_of_thread();
@@ -69,30 +119,40 @@ __global__ void threshold_decide_kernel(SelectRanges ranges, const std::uint32_t
   range.stats->threshold = found.finite && above >= 0 ? static_cast<float>(threshold) : 0.0f;
 }
 
+// What exceeds the threshold, under compress.capacity.
+class DeviceThreshold final : public DeviceSelector {
+ public:
+  DeviceThreshold(const CompressOptions& options, const std::vector<DeviceRange>& ranges)
+      : multiple_(options.capacity), threshold_(fixed_threshold(options)), counts_(ranges.size()) {}
+
+  std::size_t capacity(std::size_t n, double density) const override {
+    return capacity_within(multiple_, target_count(density, n), n);
+  }
+  // How many exceed the threshold is data-dependent; a longer list is taken from u by two more passes.
+  std::size_t list_limit(std::size_t n, double density) const override {
+    return topknot::list_limit(target_count(density, n));
+  }
+
+  void select(cudaStream_t stream, const SelectRanges& ranges, const Accumulate& accumulate,
+              const StepParameters* parameters) override {
+    launch(threshold_begin_kernel, thread_per_range(ranges), kThreads, stream, ranges, counts_.data(),
+           parameters, threshold_);
+    accumulate_and_list(stream, ranges, accumulate);
+    launch(threshold_decide_kernel, thread_per_range(ranges), kThreads, stream, ranges, counts_.data(),
+           threshold_, multiple_);
+    take_largest(stream, ranges, accumulate.u);
+  }
+
+ private:
+  double multiple_, threshold_;        // compress.capacity; compress.threshold
+  DeviceArray<std::uint32_t> counts_;  // k, by range
+};
+
+const bool topk_registered = [] {
+  add_device_selector<DeviceTopK>("topk");
+  add_device_selector<DeviceThreshold>("threshold");
+  return true;
+}();
+
 }  // namespace
-
-void topk_select(cudaStream_t stream, const SelectRanges& ranges, TopKState* states,
-                 const Accumulate& accumulate, const StepParameters* parameters) {
-  launch(topk_begin_kernel, thread_per_range(ranges), kThreads, stream, ranges, states, parameters);
-  accumulate_and_list(stream, ranges, accumulate);
-  launch(topk_decide_kernel, thread_per_range(ranges), kThreads, stream, ranges, states);
-  take_largest(stream, ranges, accumulate.u);
-}
-
-void topk_commit(cudaStream_t stream, const SelectRanges& ranges, TopKState* states,
-                 const StepStatus* status) {
-  launch(topk_commit_kernel, thread_per_range(ranges), kThreads, stream, ranges, states, status);
-}
-
-void threshold_select(cudaStream_t stream, const SelectRanges& ranges, std::uint32_t* counts,
-                      double threshold, double multiple, const Accumulate& accumulate,
-                      const StepParameters* parameters) {
-  launch(threshold_begin_kernel, thread_per_range(ranges), kThreads, stream, ranges, counts, parameters,
-         threshold);
-  accumulate_and_list(stream, ranges, accumulate);
-  launch(threshold_decide_kernel, thread_per_range(ranges), kThreads, stream, ranges, counts, threshold,
-         multiple);
-  take_largest(stream, ranges, accumulate.u);
-}
-
 }  // namespace topknot::cuda

@@ -26,8 +26,7 @@ __device__ inline unsigned rounded_bits(float x) {
 }
 
 __device__ inline void load(const float* from, float (&four)[4]) {
-  const float4 v = __ldcs(reinterpret_cast<const float4*>(from));
-  four[0] = v.x, four[1] = v.y, four[2] = v.z, four[3] = v.w;
+  load_quad<true>(from, four);
 }
 __device__ inline void load(const Bits16* from, float (&four)[4]) {
   const uint2 v = __ldcs(reinterpret_cast<const uint2*>(from));
@@ -35,7 +34,7 @@ __device__ inline void load(const Bits16* from, float (&four)[4]) {
   four[2] = __uint_as_float(v.y << 16), four[3] = __uint_as_float(v.y & 0xFFFF0000u);
 }
 __device__ inline void store(const float (&four)[4], float* to) {
-  *reinterpret_cast<float4*>(to) = make_float4(four[0], four[1], four[2], four[3]);
+  store_quad<true>(to, four);
 }
 __device__ inline void store(const float (&four)[4], Bits16* to) {
   *reinterpret_cast<uint2*>(to) = make_uint2(rounded_bits(four[0]) | rounded_bits(four[1]) << 16,

@@ -145,6 +145,19 @@ DeviceArray<T> on_device(const std::vector<T>& values) {
   return array;
 }
 
+// `size` values of GPU memory, after everything that was put on the context's streams; waits for the copy.
+template <class T>
+std::vector<T> on_host(const T* data, std::size_t size) {
+  std::vector<T> values(size);
+  Context& context = Context::current();
+  context.synchronize();
+  if (size > 0)
+    TOPKNOT_CUDA(
+        cudaMemcpyAsync(values.data(), data, size * sizeof(T), cudaMemcpyDeviceToHost, context.stream()));
+  TOPKNOT_CUDA(cudaStreamSynchronize(context.stream()));
+  return values;
+}
+
 // Page-locked host memory, for asynchronous copies.
 class PinnedMemory {
  public:

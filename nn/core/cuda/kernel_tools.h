@@ -1,5 +1,6 @@
 #pragma once
-// Shared by the kernels: the stream, grid sizes, and sums over warps and blocks in a fixed order. For .cu files.
+// Shared by the kernels: the stream, grid sizes, sums over warps and blocks in a fixed order, and accesses to four
+// neighbours at once. For .cu files.
 
 #include <topknot_kernel.h>
 
@@ -66,6 +67,28 @@ __device__ T block_sum(T value) {
   const T sum = partial[0];
   __syncthreads();
   return sum;
+}
+
+// Four neighbouring floats, in one access if kAligned says that they begin at a multiple of 16 bytes. Loads mark what is
+// read as not needed again.
+template <bool kAligned>
+__device__ void load_quad(const float* from, float* to) {
+  if (kAligned) {
+    const float4 quad = __ldcs(reinterpret_cast<const float4*>(from));
+    to[0] = quad.x, to[1] = quad.y, to[2] = quad.z, to[3] = quad.w;
+  } else {
+#pragma unroll
+    for (int c = 0; c < 4; ++c) to[c] = __ldcs(from + c);
+  }
+}
+template <bool kAligned>
+__device__ void store_quad(float* to, const float* from) {
+  if (kAligned) {
+    *reinterpret_cast<float4*>(to) = make_float4(from[0], from[1], from[2], from[3]);
+  } else {
+#pragma unroll
+    for (int c = 0; c < 4; ++c) to[c] = from[c];
+  }
 }
 
 // Activations are float or bfloat16; arithmetic is in float.
