@@ -1,6 +1,6 @@
 #pragma once
-// The update rules as arithmetic on one element, for the CPU's loops and the GPU's kernels: the slice of the arena that a
-// rule changes, SGD (optim/sgd.cpp says the formulas), AdamW (optim/adamw.cpp).
+// The update rules as arithmetic on one element, for the CPU's loops and the GPU's kernels: the slice of the
+// arena that a rule changes, SGD (optim/sgd.cpp says the formulas), AdamW (optim/adamw.cpp).
 
 #include <cmath>
 #include <cstddef>

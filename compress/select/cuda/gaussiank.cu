@@ -281,8 +281,8 @@ class DeviceGaussianK final : public DeviceSelector {
   }
 
   // u = accumulate(i), and its moments by chunk, in double, over 16 lanes, as accumulate_with_moments() of
-  // compress/select/passes/passes.h (12 bytes per element); the thresholds; what reaches each (4 bytes per element); the
-  // rule's evaluations, and the choices, under compress.capacity.
+  // compress/select/passes/passes.h (12 bytes per element); the thresholds; what reaches each (4 bytes per
+  // element); the rule's evaluations, and the choices, under compress.capacity.
   void select(cudaStream_t stream, const SelectRanges& ranges, const Accumulate& accumulate,
               const StepParameters* parameters) override {
     const GaussianKWork work{states_.data(), quantiles_.data(), table_.blocks(), chunks_.data()};

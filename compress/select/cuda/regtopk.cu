@@ -1,6 +1,7 @@
-// CUDA counterpart of compress/select/regtopk.h: Top-k, and O(k) work on the entries sent in the last step. Scores hold
-// tanh in double: a GPU's may differ from the host's in the last bit, so that a score, which is rounded to float, differs
-// in its last bit about once in 2^28, and only where that bit decides which entry is the k-th is another entry sent.
+// CUDA counterpart of compress/select/regtopk.h: Top-k, and O(k) work on the entries sent in the last step.
+// Scores hold tanh in double: a GPU's may differ from the host's in the last bit, so that a score, which is
+// rounded to float, differs in its last bit about once in 2^28, and only where that bit decides which entry is
+// the k-th is another entry sent.
 #include "compress/select/regtopk.h"
 
 #include <topknot_kernel.h>
@@ -255,8 +256,8 @@ class RegTopKOnGpu final : public DeviceSelector {
     reserve(capacities);
   }
 
-  // Lists what may be among the k largest scores, puts scores over the listed values and takes the k largest; where the
-  // list does not hold them, scores stand in u for a while.
+  // Lists what may be among the k largest scores, puts scores over the listed values and takes the k largest;
+  // where the list does not hold them, scores stand in u for a while.
   void select(cudaStream_t stream, const SelectRanges& ranges, const Accumulate& accumulate,
               const StepParameters* parameters) override {
     const std::uint32_t shares = ranges.shares.count;

@@ -69,8 +69,8 @@ __device__ T block_sum(T value) {
   return sum;
 }
 
-// Four neighbouring floats, in one access if kAligned says that they begin at a multiple of 16 bytes. Loads mark what is
-// read as not needed again.
+// Four neighbouring floats, in one access if kAligned says that they begin at a multiple of 16 bytes. Loads
+// mark what is read as not needed again.
 template <bool kAligned>
 __device__ void load_quad(const float* from, float* to) {
   if (kAligned) {
