@@ -20,7 +20,6 @@
 namespace topknot {
 namespace {
 
-static_assert(quantise::kSumChunk == kChunk, "a GPU adds up the same chunks");
 
 // Over eight lanes, which are added in order.
 TOPKNOT_MULTIVERSION double sum_magnitudes(const float* x, std::size_t n) {

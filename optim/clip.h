@@ -10,7 +10,7 @@
 #include <cstddef>
 #include <span>
 
-#include "nn/core/host_device.h"
+#include "nn/base/host_device.h"
 #include "nn/core/step.h"
 #include "nn/core/tensor.h"
 

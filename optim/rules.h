@@ -7,7 +7,7 @@
 #include <cstdint>
 
 #include "nn/core/gradient_form.h"
-#include "nn/core/host_device.h"
+#include "nn/base/host_device.h"
 #include "nn/core/step.h"
 
 namespace topknot {

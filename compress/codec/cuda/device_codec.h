@@ -17,7 +17,7 @@
 
 #include "compress/codec/code_bits.h"
 #include "nn/core/cuda/context.h"
-#include "nn/core/host_device.h"
+#include "nn/base/host_device.h"
 
 namespace topknot::cuda {
 

@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "compress/memory/dgc.h"
+#include "compress/memory/memory.h"
 #include "nn/base/check.h"
 #include "nn/core/cuda/kernel_tools.h"
 

@@ -9,8 +9,8 @@
 #include "compress/codec/cuda/device_codec.h"
 #include "compress/cuda/device_compressor.h"
 #include "compress/cuda/device_step_kernels.h"
-#include "compress/quantise/block_header.h"
-#include "compress/quantise/formats.h"
+#include "compress/parallel.h"
+#include "compress/quantise/compressor.h"
 #include "compress/state.h"
 #include "nn/base/check.h"
 #include "nn/core/cuda/kernel_tools.h"
@@ -337,7 +337,7 @@ class DeviceQuantiser final : public DeviceCompressor {
     std::uint32_t begin = 0;
     for (std::uint32_t cell = 0; cell < format_.cells; ++cell) {
       const std::uint32_t end = format.cells[cell];
-      const std::uint32_t length = format.kind == Kind::sign ? quantise::kSumChunk : end - begin;
+      const std::uint32_t length = format.kind == Kind::sign ? std::uint32_t{kChunk} : end - begin;
       first.push_back(static_cast<std::uint32_t>(pieces.size()));
       for (; begin < end; begin = std::min(end, begin + length))
         pieces.push_back({cell, begin, std::min(end, begin + length)});
@@ -410,8 +410,8 @@ std::unique_ptr<DeviceCompressor> make(const CompressOptions& options, const Gro
 }
 
 const bool registered = [] {
-  device_methods().add("signsgd", "", {make<quantise::signsgd_format, quantise::signsgd_keeps>});
-  device_methods().add("qsgd", "", {make<quantise::qsgd_format, quantise::qsgd_keeps>});
+  device_methods().add("signsgd", "", {make<quantise::signsgd_format, quantise::signsgd_has_residual>});
+  device_methods().add("qsgd", "", {make<quantise::qsgd_format, quantise::qsgd_has_residual>});
   return true;
 }();
 

@@ -1,5 +1,5 @@
 // CUDA counterpart of compress/select/dgc_sampled.h.
-#include "compress/select/dgc_sampled.h"
+#include "compress/select/dgc_rule.h"
 
 #include <topknot_kernel.h>
 

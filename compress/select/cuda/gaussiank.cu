@@ -6,7 +6,7 @@
 #include "compress/select/cuda/device_selector.h"
 #include "compress/select/cuda/gpu_tiles.h"
 #include "compress/select/gaussiank_rule.h"
-#include "compress/select/passes/normal_quantile.h"
+#include "compress/select/passes/quantiles.h"
 #include "nn/core/cuda/kernel_tools.h"
 
 namespace topknot::cuda {

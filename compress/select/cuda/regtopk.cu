@@ -2,7 +2,7 @@
 // Scores hold tanh in double: a GPU's may differ from the host's in the last bit, so that a score, which is
 // rounded to float, differs in its last bit about once in 2^28, and only where that bit decides which entry is
 // the k-th is another entry sent.
-#include "compress/select/regtopk.h"
+#include "compress/select/regtopk_score.h"
 
 #include <topknot_kernel.h>
 

@@ -5,7 +5,7 @@
 #include "compress/compressor.h"
 #include "compress/select/cuda/device_selector.h"
 #include "compress/select/cuda/gpu_tiles.h"
-#include "compress/select/threshold.h"
+#include "compress/select/selector.h"
 #include "nn/core/cuda/kernel_tools.h"
 
 namespace topknot::cuda {
