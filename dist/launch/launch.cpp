@@ -1,15 +1,21 @@
 #include "dist/launch/launch.h"
 
 #include <fmt/format.h>
+#include <omp.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cctype>
 #include <charconv>
 #include <cstdlib>
+#include <fstream>
+#include <limits>
 #include <map>
+#include <sstream>
 #include <vector>
 
 #include "dist/rendezvous/socket.h"
