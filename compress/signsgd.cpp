@@ -20,7 +20,6 @@
 namespace topknot {
 namespace {
 
-
 // Over eight lanes, which are added in order.
 TOPKNOT_MULTIVERSION double sum_magnitudes(const float* x, std::size_t n) {
   constexpr std::size_t lanes = 8;
