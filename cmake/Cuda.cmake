@@ -67,15 +67,18 @@ if(NOT TOPKNOT_CUDA STREQUAL "OFF")
   endif()
 endif()
 
-# What .cu files need: C++20, which CMake 3.25 cannot ask nvcc for; no fused multiply-add, so that a kernel's arithmetic is the
-# CPU's bit for bit.
+# What .cu files need: C++20, and no fused multiply-add, so that a kernel's arithmetic is the CPU's bit for bit.
 add_library(topknot_cuda_headers INTERFACE)
 add_library(topknot_cuda_libraries INTERFACE)
 if(TOPKNOT_HAS_CUDA)
+  set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)  # which CMake before 3.26 does not know of nvcc
+  set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)
+  set(CMAKE_CUDA_STANDARD 20)
+  set(CMAKE_CUDA_STANDARD_REQUIRED ON)
   set(CMAKE_CUDA_FLAGS_RELEASE "-O3 -lineinfo")
   target_include_directories(topknot_cuda_headers SYSTEM INTERFACE ${CUDAToolkit_INCLUDE_DIRS} ${CUDNN_INCLUDE_DIR}
                              ${NCCL_INCLUDE_DIR})
   target_compile_options(topknot_cuda_headers INTERFACE
-                         $<$<COMPILE_LANGUAGE:CUDA>:-std=c++20 -fmad=false -Xcompiler=-Wall,-Wextra,-ffp-contract=off>)
+                         $<$<COMPILE_LANGUAGE:CUDA>:-fmad=false -Xcompiler=-Wall,-Wextra,-ffp-contract=off>)
   target_link_libraries(topknot_cuda_libraries INTERFACE CUDA::cudart CUDA::cublas ${CUDNN_LIBRARY} ${NCCL_LIBRARY})
 endif()
