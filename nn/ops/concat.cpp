@@ -86,8 +86,9 @@ Variable channel_shuffle(const Variable& x, std::int64_t groups) {
           }};
 }
 
-// On a CPU.
 namespace {
+
+// On a CPU.
 
 Layout channel_copy_layout(const Tensor& x, const ChannelRun& run, std::int64_t other_channels) {
   const int block = channel_block();
@@ -123,5 +124,4 @@ const RegisterKernels<ChannelCopyKernels> concat_registered(DeviceKind::cpu, {.l
                                                                               .copy = copy_channels});
 
 }  // namespace
-
 }  // namespace topknot

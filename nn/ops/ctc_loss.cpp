@@ -37,8 +37,9 @@ Variable ctc_loss(const Variable& logits, const CtcTargets& targets, std::int32_
           }};
 }
 
-// On a CPU.
 namespace {
+
+// On a CPU.
 
 // One sequence: frame t's logits are those of row t * stride + n.
 struct CtcSequence {
@@ -131,5 +132,4 @@ const RegisterKernels<CtcKernels> ctc_registered(DeviceKind::cpu, {.forward = ct
                                                                    .backward = ctc_backward_pass});
 
 }  // namespace
-
 }  // namespace topknot

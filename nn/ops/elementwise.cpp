@@ -65,8 +65,9 @@ Variable dropout(const Variable& x, float p, const CounterRng& rng, const std::u
           }};
 }
 
-// On a CPU.
 namespace {
+
+// On a CPU.
 
 template <class Fn>
 void for_each_element(std::int64_t n, Fn&& fn) {
@@ -200,5 +201,4 @@ const RegisterKernels<DropoutKernels> dropout_kernels(DeviceKind::cpu,
                                                       {.mask = dropout_mask, .times_mask = times_mask});
 
 }  // namespace
-
 }  // namespace topknot

@@ -16,8 +16,9 @@ Variable embedding(const Variable& ids, const Variable& weight) {
           }};
 }
 
-// On a CPU.
 namespace {
+
+// On a CPU.
 
 // The id of each row of the value.
 std::vector<std::int64_t> ids_by_row(const Tensor& ids) {
@@ -63,5 +64,4 @@ const RegisterKernels<EmbeddingKernels> embedding_registered(DeviceKind::cpu,
                                                               .backward = embedding_backward});
 
 }  // namespace
-
 }  // namespace topknot

@@ -48,8 +48,9 @@ Variable rows_to_images(const Variable& x) {
           }};
 }
 
-// On a CPU.
 namespace {
+
+// On a CPU.
 
 // Calls fn(element of x in memory, element of rows) for each element; images are shared out over the threads.
 template <class Fn>
@@ -117,5 +118,4 @@ const RegisterKernels<FramesKernels> frames_registered(DeviceKind::cpu,
                                                        {.gather = frames_gather, .scatter = frames_scatter});
 
 }  // namespace
-
 }  // namespace topknot

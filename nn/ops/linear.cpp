@@ -25,9 +25,10 @@ Variable linear(const Variable& x, const Variable& weight, const Variable& bias)
           }};
 }
 
-// The fully connected layer, by matrix products. With few rows they are in fp32, under bfloat16 too: rounding the weight
-// takes longer than the product.
 namespace {
+
+// On a CPU: matrix products. With few rows they are in fp32, under bfloat16 too: rounding the weight
+// takes longer than the product.
 
 Tensor operand(const Tensor& x) {
   return x.dim(0) <= kFewRows ? in_form(x, Layout::plain, DType::f32) : x;
@@ -84,5 +85,4 @@ const RegisterKernels<LinearKernels> linear_registered(DeviceKind::cpu,
                                                        {.forward = forward, .backward = backward});
 
 }  // namespace
-
 }  // namespace topknot

@@ -35,8 +35,9 @@ Variable lookahead(const Variable& x, std::int64_t batch, const Variable& weight
           }};
 }
 
-// On a CPU.
 namespace {
+
+// On a CPU.
 
 // Rows [begin, end) of y; w: [taps][features].
 TOPKNOT_MULTIVERSION void lookahead_rows(const float* x, const float* w, float* y, std::int64_t begin,
@@ -93,5 +94,4 @@ const RegisterKernels<LookaheadKernels> lookahead_registered(DeviceKind::cpu,
                                                               .weight_gradient = lookahead_weight_gradient});
 
 }  // namespace
-
 }  // namespace topknot

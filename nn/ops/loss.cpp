@@ -59,8 +59,9 @@ void count_correct(const Tensor& logits, std::span<const std::int32_t> labels, i
   kernels_for<CrossEntropyKernels>(z).count_correct(z, labels, top, sum);
 }
 
-// On a CPU.
 namespace {
+
+// On a CPU.
 
 // The softmax of a long row (a vocabulary's) is exp(z - top) / sum, by vector loops and made anew in the backward pass.
 // Shorter rows, and smoothed labels, keep the plain loop and its bits.
@@ -288,5 +289,4 @@ const RegisterKernels<SquaredErrorKernels> squared_error(DeviceKind::cpu,
                                                           .backward = squared_error_backward});
 
 }  // namespace
-
 }  // namespace topknot

@@ -19,8 +19,9 @@ Variable pad_end(const Variable& x, std::int64_t rows, std::int64_t columns, flo
           }};
 }
 
-// On a CPU.
 namespace {
+
+// On a CPU.
 
 // Calls fn(s, l, run) for each row of each channel or block of channels: `run` floats at s in the small images and at l in
 // the large ones, and where the image ends fn(s, l, 0) for each further row of the large ones.
@@ -61,5 +62,4 @@ const RegisterKernels<PadKernels> pad_registered(DeviceKind::cpu,
                                                  {.forward = pad_forward, .backward = pad_backward});
 
 }  // namespace
-
 }  // namespace topknot

@@ -23,8 +23,9 @@ Variable scale_channels(const Variable& x, const Variable& s) {
           }};
 }
 
-// On a CPU.
 namespace {
+
+// On a CPU.
 
 template <class T>
 void scale_stored(const Tensor& x, const Tensor& s, Tensor& y) {
@@ -68,5 +69,4 @@ const RegisterKernels<ScaleChannelsKernels> scale_channels_registered(DeviceKind
                                                                        .scale_gradient = scale_gradient});
 
 }  // namespace
-
 }  // namespace topknot

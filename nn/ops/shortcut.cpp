@@ -17,8 +17,9 @@ Variable subsample_and_pad(const Variable& x, std::int64_t channels) {
           }};
 }
 
-// On a CPU.
 namespace {
+
+// On a CPU.
 
 // Calls fn(n, w, run) for each place that both hold, `run` channels side by side: at n floats in the large images of few
 // channels, at w floats in the small images of many. The images are worked through in parallel.
@@ -78,5 +79,4 @@ const RegisterKernels<ShortcutKernels> shortcut_registered(DeviceKind::cpu,
                                                            {.forward = forward, .backward = backward});
 
 }  // namespace
-
 }  // namespace topknot
