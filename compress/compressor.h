@@ -10,8 +10,8 @@
 //
 // Between encode and commit the residual is untouched : encode writes the accumulated gradient
 // u = g + residual over slice.gradient; commit turns that memory into the new residual and decodes the
-// average into slice.spare, the old residual's memory. The returned span says which of the two holds the
-// average; where it is slice.spare, the exchange lets the two swap roles. discard() forgets the step:
+// average into slice.residual, which held the old one. The returned span says which of the two holds the
+// average; where it is slice.residual, the exchange lets the two swap roles. discard() forgets the step:
 // residual, momenta, thresholds and statistics are as before encode.
 
 #include <cstddef>
@@ -97,10 +97,10 @@ struct EntryMessage {
 // A group's memory in the parameter arena. Both spans have the group's length.
 struct Slice {
   std::span<float> gradient;
-  std::span<float> spare;
+  std::span<float> residual;
 };
 
-struct StepInfo {
+struct StepContext {
   std::int64_t step = 0;  // 0-based, the same on all ranks
   double density = 1.0;   // of this step, after warm-up; in (0, 1]
   // Aggregation weights by rank, relative: 1 for each rank with equal shards, always with mean 1. The average
@@ -120,7 +120,7 @@ struct Outcome {
 class Compressor {
  public:
   virtual ~Compressor() = default;
-  virtual Message encode(Slice slice, const StepInfo& info) = 0;
+  virtual Message encode(Slice slice, const StepContext& info) = 0;
   // What encode() made, where it is a list of entries whose values are sent unrounded.
   virtual std::optional<EntryMessage> entries() const { return std::nullopt; }
   // Throws Error on damaged blocks (count, order, range, length).

@@ -28,13 +28,13 @@ class DenseCompressor final : public Compressor {
   DenseCompressor(const GroupSpec& group, bool narrow)
       : numel_(group.numel), ranks_(group.ranks), narrow_(narrow ? group.numel : 0) {}
 
-  Message encode(Slice slice, const StepInfo& info) override {
+  Message encode(Slice slice, const StepContext& context) override {
     TOPKNOT_CHECK(phase_ == Phase::idle, "encode before the last step was committed or discarded");
     TOPKNOT_CHECK(slice.gradient.size() == numel_, "a slice of another length than the group's");
     gradient_ = slice.gradient;
-    if (!info.weights.empty()) {
-      TOPKNOT_CHECK(info.weights.size() == static_cast<std::size_t>(ranks_), "one weight per rank");
-      const float weight = info.weights[static_cast<std::size_t>(info.rank)];
+    if (!context.weights.empty()) {
+      TOPKNOT_CHECK(context.weights.size() == static_cast<std::size_t>(ranks_), "one weight per rank");
+      const float weight = context.weights[static_cast<std::size_t>(context.rank)];
       if (weight != 1.0f)
         for_parts(numel_, part_count(numel_), [&](std::size_t, std::size_t begin, std::size_t end) {
           multiply(gradient_.data() + begin, end - begin, weight);

@@ -20,6 +20,8 @@
 namespace topknot {
 namespace {
 
+static_assert(quantise::kSumChunk == kChunk, "a GPU adds up the same chunks");
+
 // Over eight lanes, which are added in order.
 TOPKNOT_MULTIVERSION double sum_magnitudes(const float* x, std::size_t n) {
   constexpr std::size_t lanes = 8;
@@ -56,7 +58,7 @@ class SignQuantiser final : public quantise::Quantiser {
     return true;
   }
   void codes(std::span<const float> u, std::size_t begin, std::size_t end, std::size_t, float,
-             const StepInfo&, std::uint64_t, std::int16_t* codes) const override {
+             const StepContext&, std::uint64_t, std::int16_t* codes) const override {
     signs(u.data() + begin, end - begin, codes);
   }
 };

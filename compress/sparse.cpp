@@ -76,24 +76,24 @@ SparseCompressor::SparseCompressor(const SparsePreset& parts, const CompressOpti
   if (options.lr_inside) form_ = GradientForm::has_lr;
 }
 
-Message SparseCompressor::encode(Slice slice, const StepInfo& info) {
+Message SparseCompressor::encode(Slice slice, const StepContext& context) {
   TOPKNOT_CHECK(phase_ == Phase::idle, "encode before the last step was committed or discarded");
   TOPKNOT_CHECK(slice.gradient.size() == group_.numel, "a slice of another length than the group's");
-  TOPKNOT_CHECK(info.weights.empty() || info.weights.size() == static_cast<std::size_t>(group_.ranks),
+  TOPKNOT_CHECK(context.weights.empty() || context.weights.size() == static_cast<std::size_t>(group_.ranks),
                 "one weight per rank");
-  TOPKNOT_CHECK(info.rank >= 0 && info.rank < group_.ranks, "rank outside the group");
+  TOPKNOT_CHECK(context.rank >= 0 && context.rank < group_.ranks, "rank outside the group");
   gradient_ = slice.gradient;
-  spare_ = slice.spare;
-  rank_ = info.rank;
-  density_ = info.density;
-  weights_.assign(info.weights.begin(), info.weights.end());
+  residual_ = slice.residual;
+  rank_ = context.rank;
+  density_ = context.density;
+  weights_.assign(context.weights.begin(), context.weights.end());
   weights_.resize(static_cast<std::size_t>(group_.ranks), 1.0f);
   if (form_ == GradientForm::has_lr)
     for_parts(gradient_.size(), part_count(gradient_.size()),
               [&](std::size_t, std::size_t begin, std::size_t end) {
-                multiply(gradient_.data() + begin, end - begin, static_cast<float>(info.lr));
+                multiply(gradient_.data() + begin, end - begin, static_cast<float>(context.lr));
               });
-  const FeedbackInput input = memory_->input(gradient_, spare_);
+  const FeedbackInput input = memory_->input(gradient_, residual_);
 
   sent_.finite = true;
   sent_.indices.clear();
@@ -108,7 +108,7 @@ Message SparseCompressor::encode(Slice slice, const StepInfo& info) {
     if (all_)
       select_whole(s, part);
     else
-      select(s, part, info);
+      select(s, part, context);
     sent_.finite &= selected_.finite;
     if (selected_.finite) threshold_ = std::min(threshold_, selected_.threshold);
     const std::size_t first = sent_.indices.size();
@@ -129,13 +129,13 @@ Message SparseCompressor::encode(Slice slice, const StepInfo& info) {
   return message;
 }
 
-void SparseCompressor::select(std::size_t segment, const FeedbackInput& input, const StepInfo& info) {
+void SparseCompressor::select(std::size_t segment, const FeedbackInput& input, const StepContext& context) {
   const auto [begin, end] = group_.segments[segment];
   SelectStep step;
-  step.density = density_of(group_, segment, info.density);
+  step.density = density_of(group_, segment, context.density);
   step.k = traits_.target(step.density, end - begin);
-  step.step = info.step;
-  step.rank = info.rank;
+  step.step = context.step;
+  step.rank = context.rank;
   step.position = group_.offset + begin;
   selectors_[segment]->select(gradient_.subspan(begin, end - begin), input, step, selected_);
   if (capacity_ == 0) return;
@@ -192,7 +192,7 @@ bool SparseCompressor::summable() const {
 
 std::span<float> SparseCompressor::commit(const Outcome& outcome) {
   TOPKNOT_CHECK(phase_ == Phase::decoded && finite_ && sent_.finite, "commit without a decoded, finite step");
-  memory_->commit(gradient_, spare_, own().indices, own().values, outcome.rejected);
+  memory_->commit(gradient_, residual_, own().indices, own().values, outcome.rejected);
 
   // A sum that the collective made has its weights in it, without what was rejected; the average divides it by
   // how many contribute.
@@ -202,7 +202,7 @@ std::span<float> SparseCompressor::commit(const Outcome& outcome) {
   else
     for (std::size_t r = 0; r < received_.size(); ++r)
       contributions[r] = {received_[r].indices, received_[r].values, weights_[r]};
-  const std::span<float> average = memory_->has_residual() ? spare_ : gradient_;
+  const std::span<float> average = memory_->has_residual() ? residual_ : gradient_;
   average_sparse(contributions, average);
 
   if (!all_) report_to_selectors(outcome, average);

@@ -50,7 +50,7 @@ class SparseCompressor final : public Compressor {
   // exact largest of those selected are sent, the rest stays with the memory; 0 means none, else at least 1.
   SparseCompressor(const SparsePreset& parts, const CompressOptions& options, const GroupSpec& group);
 
-  Message encode(Slice slice, const StepInfo& info) override;
+  Message encode(Slice slice, const StepContext& context) override;
   // What encode() sends, where values are sent unrounded. The entries live until the next encode().
   std::optional<EntryMessage> entries() const override;
   // The step is not finite where a rank's entries are not, or where their sum could overflow.
@@ -67,7 +67,7 @@ class SparseCompressor final : public Compressor {
 
  private:
   enum class Phase { idle, encoded, decoded };
-  void select(std::size_t segment, const FeedbackInput& input, const StepInfo& info);
+  void select(std::size_t segment, const FeedbackInput& input, const StepContext& context);
   void select_whole(std::size_t segment, const FeedbackInput& input);
   bool summable() const;
   void report_to_selectors(const Outcome& outcome, std::span<const float> average);
@@ -87,7 +87,7 @@ class SparseCompressor final : public Compressor {
 
   Phase phase_ = Phase::idle;
   bool all_ = false;  // every entry is sent, the selectors were not asked
-  std::span<float> gradient_, spare_;
+  std::span<float> gradient_, residual_;
   int rank_ = 0;
   double density_ = 1;
   std::vector<float> weights_;  // by rank

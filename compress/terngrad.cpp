@@ -67,8 +67,8 @@ class TernaryQuantiser final : public quantise::Quantiser {
   }
 
   void codes(std::span<const float> u, std::size_t begin, std::size_t end, std::size_t, float scale,
-             const StepInfo& info, std::uint64_t first, std::int16_t* codes) const override {
-    quantise::draw_codes(u, begin, end, scale, seed_, info, first, codes,
+             const StepContext& context, std::uint64_t first, std::int16_t* codes) const override {
+    quantise::draw_codes(u, begin, end, scale, seed_, context, first, codes,
                          [&](const float* x, const float* uniform, std::size_t n, std::int16_t* out) {
                            draw(x, uniform, n, scale, out);
                          });

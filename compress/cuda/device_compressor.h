@@ -8,7 +8,7 @@
 //   commit(step, status)           where the status of all groups is good: residual, state and average are the
 //                                   step's; else all is as before encode
 //
-// The host always lets the two memories of a slice swap roles after commit() (where it returns the spare): a
+// The host always lets the two memories of a slice swap roles after commit() (where it returns the residual): a
 // step that is refused has copied the old residual over by then.
 //
 // The block is the wire format of compress/codec/codec.h, byte for byte what the CPU writes, followed by zeros up
@@ -29,7 +29,7 @@
 namespace topknot::cuda {
 
 struct DeviceSlice {
-  std::span<float> gradient, spare;  // GPU memory
+  std::span<float> gradient, residual;  // GPU memory
 };
 
 class DeviceCompressor {
@@ -44,7 +44,7 @@ class DeviceCompressor {
   // `blocks`: one of block_bytes() a rank, in rank order. `weights`: a float per rank, GPU memory, mean 1.
   virtual void decode(cudaStream_t stream, const std::byte* blocks, const float* weights,
                       StepStatus* status) = 0;
-  // The memory that holds the average, once this has run: the slice's gradient or spare.
+  // The memory that holds the average, once this has run: the slice's gradient or residual.
   virtual std::span<float> commit(cudaStream_t stream, const StepStatus* status) = 0;
 
   virtual GradientForm form() const { return GradientForm::plain; }

@@ -182,14 +182,14 @@ bool check_options(const CompressOptions& options) {
   return options.memory != "none";
 }
 
-Message LowRankCompressor::encode(Slice slice, const StepInfo& info) {
+Message LowRankCompressor::encode(Slice slice, const StepContext& context) {
   check_idle("encode before the last step was committed or discarded");
   TOPKNOT_CHECK(slice.gradient.size() == plan_.numel(), "a slice of another length than the group's");
-  TOPKNOT_CHECK(info.weights.empty() || info.weights.size() == static_cast<std::size_t>(ranks_),
+  TOPKNOT_CHECK(context.weights.empty() || context.weights.size() == static_cast<std::size_t>(ranks_),
                 "one weight per rank");
   slice_ = slice;
-  weight_ = info.weights.empty() ? 1.0f : info.weights[static_cast<std::size_t>(info.rank)];
-  if (has_residual_) accumulate(slice.gradient, slice.spare);
+  weight_ = context.weights.empty() ? 1.0f : context.weights[static_cast<std::size_t>(context.rank)];
+  if (has_residual_) accumulate(slice.gradient, slice.residual);
   project(slice.gradient);
   phase_ = Phase::encoded;
   return sum_message(sum_);
@@ -204,7 +204,7 @@ std::optional<Message> LowRankCompressor::decode(const Round& round) {
 
 std::span<float> LowRankCompressor::commit(const Outcome&) {
   TOPKNOT_CHECK(phase_ == Phase::decoded && finite_, "commit without a decoded, finite step");
-  const std::span<float> average = has_residual_ ? slice_.spare : slice_.gradient;
+  const std::span<float> average = has_residual_ ? slice_.residual : slice_.gradient;
   rebuild(slice_.gradient, average);
   phase_ = Phase::idle;
   return average;

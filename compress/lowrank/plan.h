@@ -85,7 +85,7 @@ class LowRankCompressor : public Compressor {
   LowRankCompressor(const CompressOptions& options, const GroupSpec& group, double factors_per_step)
       : plan_(options, group, factors_per_step), has_residual_(check_options(options)), ranks_(group.ranks) {}
 
-  Message encode(Slice slice, const StepInfo& info) final;
+  Message encode(Slice slice, const StepContext& context) final;
   std::optional<Message> decode(const Round& round) final;
   bool finite() const final { return finite_; }
   std::span<float> commit(const Outcome& outcome) final;

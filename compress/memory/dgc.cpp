@@ -81,10 +81,10 @@ class DgcMemory final : public Memory {
         nesterov_(options.nesterov),
         masking_(momentum_masking(options)) {}
 
-  FeedbackInput input(std::span<float> gradient, std::span<const float> spare) override {
+  FeedbackInput input(std::span<float> gradient, std::span<const float> residual) override {
     const std::size_t n = gradient.size();
-    TOPKNOT_CHECK(spare.size() == n, "momentum correction needs a residual as long as the gradient");
-    FeedbackInput result(spare);
+    TOPKNOT_CHECK(residual.size() == n, "momentum correction needs a residual as long as the gradient");
+    FeedbackInput result(residual);
     if (momentum_ == 0) return result;
     if (size_ == 0 && n > 0) {
       velocity_ = allocate(n);

@@ -24,17 +24,17 @@ namespace {
 
 class Ef21Memory final : public Memory {
  public:
-  FeedbackInput input(std::span<float> gradient, std::span<const float> spare) override {
-    TOPKNOT_CHECK(spare.size() == gradient.size(), "ef21 needs a residual as long as the gradient");
+  FeedbackInput input(std::span<float> gradient, std::span<const float> residual) override {
+    TOPKNOT_CHECK(residual.size() == gradient.size(), "ef21 needs a residual as long as the gradient");
     if (!first_ && estimate_.size() != gradient.size())
       StateReader::fail(
           fmt::format("has an estimate of {} values where {} are needed", estimate_.size(), gradient.size()));
-    return spare;
+    return residual;
   }
 
-  void commit(std::span<float>, std::span<float> spare, std::span<const std::uint32_t> indices,
+  void commit(std::span<float>, std::span<float> residual, std::span<const std::uint32_t> indices,
               std::span<const float> sent, std::span<const std::uint32_t> rejected) override {
-    take_sent(spare, indices, sent, rejected);
+    take_sent(residual, indices, sent, rejected);
     first_ = false;
   }
 

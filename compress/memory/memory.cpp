@@ -39,7 +39,7 @@ void take_sent(std::span<float> from, std::span<const std::uint32_t> indices, st
 
 namespace {
 
-// No memory: the average is decoded over the gradient; the spare memory is never touched.
+// No memory: the average is decoded over the gradient; the residual memory is never touched.
 class NoMemory final : public Memory {
  public:
   FeedbackInput input(std::span<float>, std::span<const float>) override { return {}; }
@@ -52,9 +52,9 @@ class NoMemory final : public Memory {
 // what is sent leaves u, the rest is the next residual. With exact values, sent + residual == u bit for bit.
 class ResidualMemory final : public Memory {
  public:
-  FeedbackInput input(std::span<float> gradient, std::span<const float> spare) override {
-    TOPKNOT_CHECK(spare.size() == gradient.size(), "error feedback needs a residual as long as the gradient");
-    return spare;
+  FeedbackInput input(std::span<float> gradient, std::span<const float> residual) override {
+    TOPKNOT_CHECK(residual.size() == gradient.size(), "error feedback needs a residual as long as the gradient");
+    return residual;
   }
   void commit(std::span<float> u, std::span<float>, std::span<const std::uint32_t> indices,
               std::span<const float> sent, std::span<const std::uint32_t> rejected) override {

@@ -54,20 +54,20 @@ class Memory {
  public:
   virtual ~Memory() = default;
 
-  // What selection adds to the gradient in its own pass, to make u over the gradient's memory. `spare` is what the arena
+  // What selection adds to the gradient in its own pass, to make u over the gradient's memory. `residual` is what the arena
   // keeps from step to step (the residual).
-  virtual FeedbackInput input(std::span<float> gradient, std::span<const float> spare) = 0;
+  virtual FeedbackInput input(std::span<float> gradient, std::span<const float> residual) = 0;
 
   // Turns the step's memories into what the next step starts from. `sent` are the values at `indices` as the
   // other ranks decoded them; the entries at `rejected` (positions, any order) did not count.
-  virtual void commit(std::span<float> u, std::span<float> spare, std::span<const std::uint32_t> indices,
+  virtual void commit(std::span<float> u, std::span<float> residual, std::span<const std::uint32_t> indices,
                       std::span<const float> sent, std::span<const std::uint32_t> rejected) = 0;
   // After commit: the average of what was sent, to be turned into the average gradient in place (EF21).
   virtual void finish(std::span<float> average) { static_cast<void>(average); }
   // As before input().
   virtual void discard() {}
 
-  // Whether u's memory lives on as the residual. The average then goes to the spare memory, else over u.
+  // Whether u's memory lives on as the residual. The average then goes to the residual's memory, else over u.
   virtual bool has_residual() const = 0;
   // Whether this step must send every entry (EF21's first).
   virtual bool requires_dense_step() const { return false; }

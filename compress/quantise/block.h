@@ -30,6 +30,9 @@
 
 namespace topknot::quantise {
 
+// Magnitudes of signs are summed by chunks of so many entries: kChunk of compress/parallel.h, which kernels do not include.
+inline constexpr std::uint32_t kSumChunk = 16384;
+
 enum class Kind : std::uint8_t { sign = 1, levels = 2, ternary = 3 };
 
 // The first bytes of a block.

@@ -72,16 +72,17 @@ QuantisingCompressor::QuantisingCompressor(std::unique_ptr<Quantiser> quantiser,
       ranks_(static_cast<std::size_t>(group.ranks)),
       offset_(group.offset) {}
 
-Message QuantisingCompressor::encode(Slice slice, const StepInfo& info) {
+Message QuantisingCompressor::encode(Slice slice, const StepContext& context) {
   TOPKNOT_CHECK(phase_ == Phase::idle, "encode before the last step was committed or discarded");
   TOPKNOT_CHECK(slice.gradient.size() == format_.numel, "a slice of another length than the group's");
-  TOPKNOT_CHECK(info.weights.empty() || info.weights.size() == ranks_, "one weight per rank");
+  TOPKNOT_CHECK(context.weights.empty() || context.weights.size() == ranks_, "one weight per rank");
   slice_ = slice;
-  rank_ = static_cast<std::size_t>(info.rank);
-  weights_.assign(info.weights.begin(), info.weights.end());
+  rank_ = static_cast<std::size_t>(context.rank);
+  weights_.assign(context.weights.begin(), context.weights.end());
   weights_.resize(ranks_, 1.0f);
   Candidates broken;
-  accumulate_and_collect(slice.gradient, std::span<const float>(residual_ ? slice.spare : std::span<float>()),
+  accumulate_and_collect(slice.gradient,
+                         std::span<const float>(residual_ ? slice.residual : std::span<float>()),
                          kLargestFinite, 0, broken);
   std::vector<float> scales(format_.cells.size());
   const std::span<const float> u = slice.gradient;
@@ -96,7 +97,7 @@ Message QuantisingCompressor::encode(Slice slice, const StepInfo& info) {
       std::size_t cell = cell_of(format_, begin);
       for (std::size_t i = begin; i < end; ++cell) {
         const std::size_t stop = std::min<std::size_t>(end, format_.cells[cell]);
-        quantiser_->codes(u, i, stop, cell, scales[cell], info, offset_ + i, codes + (i - begin));
+        quantiser_->codes(u, i, stop, cell, scales[cell], context, offset_ + i, codes + (i - begin));
         i = stop;
       }
       write_codes(format_, {codes, end - begin}, begin, end, message.block);
@@ -124,7 +125,7 @@ std::optional<Message> QuantisingCompressor::decode(const Round& round) {
 
 std::span<float> QuantisingCompressor::commit(const Outcome&) {
   TOPKNOT_CHECK(phase_ == Phase::decoded && finite_, "commit without a decoded, finite step");
-  const std::span<float> average = residual_ ? slice_.spare : slice_.gradient;
+  const std::span<float> average = residual_ ? slice_.residual : slice_.gradient;
   const float factor = 1.0f / static_cast<float>(ranks_);
   for_tiles(format_.numel, [&](std::size_t begin, std::size_t end) {
     float values[kTile];

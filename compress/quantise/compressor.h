@@ -2,7 +2,7 @@
 // A quantiser as a compressor: every entry is sent in a few bits (compress/quantise/block.h), gathered from all
 // ranks. The average is sum_r(weight[r] * value_r) * (1 / P), added in rank order onto zeros, as that of sparse
 // contributions is. With memory residual, u = gradient + residual is quantised and the residual is u minus what
-// the other ranks decoded; with none, the gradient, and the spare memory is never touched. Nothing else is
+// the other ranks decoded; with none, the gradient, and the slice's residual is never touched. Nothing else is
 // carried: random numbers are streams by (step, rank) and position, so that a step can be made again.
 
 #include <algorithm>
@@ -26,7 +26,8 @@ class Quantiser {
   // The codes of entries [begin, end), all in one cell. `first`: the position of entry `begin` in the whole
   // model, by which random numbers are drawn. Called from several threads.
   virtual void codes(std::span<const float> u, std::size_t begin, std::size_t end, std::size_t cell,
-                     float scale, const StepInfo& info, std::uint64_t first, std::int16_t* codes) const = 0;
+                     float scale, const StepContext& context, std::uint64_t first,
+                     std::int16_t* codes) const = 0;
 };
 
 class QuantisingCompressor final : public Compressor {
@@ -34,7 +35,7 @@ class QuantisingCompressor final : public Compressor {
   QuantisingCompressor(std::unique_ptr<Quantiser> quantiser, Format format, bool residual,
                        const GroupSpec& group);
 
-  Message encode(Slice slice, const StepInfo& info) override;
+  Message encode(Slice slice, const StepContext& context) override;
   std::optional<Message> decode(const Round& round) override;
   bool finite() const override { return finite_; }
   std::span<float> commit(const Outcome& outcome) override;
@@ -90,7 +91,7 @@ void uniforms(std::uint64_t seed, std::int64_t step, int rank, std::uint64_t fir
 // `first` on; all 0 where the scale is.
 template <class Rounding>
 void draw_codes(std::span<const float> u, std::size_t begin, std::size_t end, float scale, std::uint64_t seed,
-                const StepInfo& info, std::uint64_t first, std::int16_t* codes, Rounding&& rounding) {
+                const StepContext& context, std::uint64_t first, std::int16_t* codes, Rounding&& rounding) {
   if (scale == 0) {
     std::fill_n(codes, end - begin, std::int16_t{0});
     return;
@@ -99,7 +100,7 @@ void draw_codes(std::span<const float> u, std::size_t begin, std::size_t end, fl
   float uniform[piece];
   for (std::size_t i = begin; i < end; i += piece) {
     const std::size_t n = std::min(piece, end - i);
-    uniforms(seed, info.step, info.rank, first + (i - begin), n, uniform);
+    uniforms(seed, context.step, context.rank, first + (i - begin), n, uniform);
     rounding(u.data() + i, uniform, n, codes + (i - begin));
   }
 }

@@ -76,7 +76,7 @@ void Exchange::begin_step(std::int64_t step, double density, std::span<const flo
   else
     weights_.assign(weights.begin(), weights.end());
   if (std::exchange(density_, density) != density) ++densities_;
-  const StepInfo info{step, density, weights_, execution_->rank(), lr};
+  const StepContext info{step, density, weights_, execution_->rank(), lr};
   for (const auto& pipeline : pipelines_) pipeline->begin_step(info);
   execution_->begin_step(info);
   for (std::size_t index = 0; index < groups_.size(); ++index)
@@ -177,7 +177,7 @@ std::uint64_t Exchange::capture_key() const {
   for (std::size_t index = 0; index < groups_.size(); ++index)
     if (groups_[index].compressed && groups_[index].numel() > 0) {
       const Slice slice = this->slice(index);
-      side = slice.gradient.data() < slice.spare.data();
+      side = slice.gradient.data() < slice.residual.data();
       break;
     }
   return densities_ * 2 + side;

@@ -131,7 +131,7 @@ class Exchange {
   // In the order in which they are sent: arena order, about the order in which backward finishes them.
   const std::vector<Group>& groups() const { return groups_; }
 
-  // Before the backward pass; not part of a graph. `weights` as in StepInfo; empty means equal shards.
+  // Before the backward pass; not part of a graph. `weights` as in StepContext; empty means equal shards.
   // `lr`, the step's learning rate, is needed where a method applies it itself (compress.lr_inside).
   void begin_step(std::int64_t step, double density, std::span<const float> weights = {}, double lr = 1.0);
   // Parameters and status of the step, in the arena's kind of memory, at the same place in every step: written by

@@ -25,7 +25,7 @@ class GroupPipeline {
   virtual ~GroupPipeline() = default;
 
   // `info.weights` stays valid to the end of the step.
-  virtual void begin_step(const StepInfo& info) = 0;
+  virtual void begin_step(const StepContext& info) = 0;
   // The group's gradient is final. Both memories of `slice` stay the pipeline's until commit() or discard().
   virtual void encode(Slice slice) = 0;
   // Starts the collective. Called in the order of the groups, the same on all ranks.
@@ -40,7 +40,7 @@ class GroupPipeline {
   virtual bool finite() const { return true; }
   // Between decode() and commit(): whether this rank's own values were, as far as they tell.
   virtual bool own_values_finite() const { return true; }
-  // Ends the group's step. True where the average lies in slice.spare, else it is in slice.gradient; the other memory
+  // Ends the group's step. True where the average lies in slice.residual, else it is in slice.gradient; the other memory
   // holds the residual.
   virtual bool commit() = 0;
   // Ends it with everything as before encode().
@@ -70,7 +70,7 @@ class StepExecution {
   // `group` outlives the pipeline; `index`: its place in the order of sending.
   virtual std::unique_ptr<GroupPipeline> make_pipeline(const Group& group, int index) = 0;
 
-  virtual void begin_step(const StepInfo&) = 0;
+  virtual void begin_step(const StepContext&) = 0;
   virtual StepState step_state() = 0;  // as Exchange::step_state()
   // Whether a message leaves as soon as its group and those before it are complete; else all leave in
   // Exchange::communicate().

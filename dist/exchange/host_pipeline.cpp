@@ -149,7 +149,7 @@ HostPipeline::HostPipeline(const Group& group, int index, const ExchangeOptions&
   collective_ = type.make({group.numel(), index_codec_});
 }
 
-void HostPipeline::begin_step(const StepInfo& info) {
+void HostPipeline::begin_step(const StepContext& info) {
   info_ = info;
   info_.density = method_.density(info.density);
   bytes_sent_ = bytes_received_ = 0;
@@ -214,7 +214,7 @@ bool HostPipeline::commit() {
   }
   const std::span<float> average = method_.compressor->commit(outcome);
   TOPKNOT_CHECK(average.size() == group_.numel(), "an average of another length than its group");
-  return average.data() == slice_.spare.data();
+  return average.data() == slice_.residual.data();
 }
 
 void HostPipeline::discard() {
@@ -279,7 +279,7 @@ std::unique_ptr<GroupPipeline> HostExecution::make_pipeline(const Group& group, 
   return std::make_unique<QueuedHostSum>(std::move(pipeline), index, *hierarchy_, step_, held_);
 }
 
-void HostExecution::begin_step(const StepInfo& info) {
+void HostExecution::begin_step(const StepContext& info) {
   parameters_ = {.step = info.step, .lr = info.lr, .density = info.density, .rank = info.rank};
   status_ = {};
   step_.number = info.step + 1;

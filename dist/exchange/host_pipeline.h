@@ -75,7 +75,7 @@ class HostPipeline final : public GroupPipeline {
   // Throws UserError where the options do not go together. `ranks`: that encode for themselves.
   HostPipeline(const Group& group, int index, const ExchangeOptions& options, int ranks, HostStep& step);
 
-  void begin_step(const StepInfo& info) override;
+  void begin_step(const StepContext& info) override;
   void encode(Slice slice) override;
   void send() override;
   bool decode() override;
@@ -94,7 +94,7 @@ class HostPipeline final : public GroupPipeline {
   GroupCompressor method_;
   const IndexCodec* index_codec_ = nullptr;
   std::unique_ptr<SparseCollective> collective_;  // null: all_gather
-  StepInfo info_;
+  StepContext info_;
   Slice slice_;
   PendingCollective pending_;  // of the round under way
   std::uint64_t bytes_sent_ = 0, bytes_received_ = 0;
@@ -108,7 +108,7 @@ class HostExecution final : public StepExecution {
   int rank() const override { return step_.queue.communicator().rank(); }
   int ranks() const override { return step_.queue.communicator().size(); }
   std::unique_ptr<GroupPipeline> make_pipeline(const Group& group, int index) override;
-  void begin_step(const StepInfo& info) override;
+  void begin_step(const StepContext& info) override;
   StepState step_state() override { return {&parameters_, &status_}; }
   void complete(const float* loss) override;
   void submit_agreement() override { submit_flag(loss_finite_); }

@@ -18,7 +18,7 @@ class HostSum : public GroupPipeline {
   HostSum(std::unique_ptr<GroupPipeline> inner, Hierarchy& hierarchy, HostSum*& held)
       : hierarchy_(hierarchy), inner_(std::move(inner)), held_(held) {}
 
-  void begin_step(const StepInfo& info) override { inner_->begin_step(hierarchy_.begin_step(info)); }
+  void begin_step(const StepContext& info) override { inner_->begin_step(hierarchy_.begin_step(info)); }
   void encode(Slice slice) override { slice_ = slice; }
   void send() override {
     start(slice_.gradient);

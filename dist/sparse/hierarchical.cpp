@@ -139,19 +139,19 @@ Hierarchy::Hierarchy(CollectiveQueue& queue, int ranks_per_host) {
   hosts_ = std::make_unique<HierarchicalCommunicator>(*inside_, across_.get(), host, ranks_ / ranks_per_host);
 }
 
-StepInfo Hierarchy::begin_step(const StepInfo& info) {
-  TOPKNOT_CHECK(static_cast<int>(info.weights.size()) == ranks_, "one aggregation weight per rank");
+StepContext Hierarchy::begin_step(const StepContext& context) {
+  TOPKNOT_CHECK(static_cast<int>(context.weights.size()) == ranks_, "one aggregation weight per rank");
   const std::size_t per_host = static_cast<std::size_t>(inside_->size());
   const std::size_t own = static_cast<std::size_t>(hosts_->rank());
-  weights_.resize(info.weights.size() / per_host);
+  weights_.resize(context.weights.size() / per_host);
   for (std::size_t host = 0; host < weights_.size(); ++host) {
     float total = 0;
-    for (const float weight : info.weights.subspan(host * per_host, per_host)) total += weight;
+    for (const float weight : context.weights.subspan(host * per_host, per_host)) total += weight;
     if (host == own) total_ = total;
     weights_[host] = total / static_cast<float>(per_host);
   }
-  weight_ = info.weights[own * per_host + static_cast<std::size_t>(inside_->rank())];
-  StepInfo of_hosts = info;
+  weight_ = context.weights[own * per_host + static_cast<std::size_t>(inside_->rank())];
+  StepContext of_hosts = context;
   of_hosts.weights = weights_;
   of_hosts.rank = hosts_->rank();
   return of_hosts;

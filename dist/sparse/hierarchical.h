@@ -78,9 +78,9 @@ class Hierarchy {
   Communicator& inside() { return *inside_; }
   Communicator* across() { return across_.get(); }
 
-  // The step as one of hosts: `info` with this host's rank and the hosts' weights, each the mean of its ranks', so of
+  // The step as one of hosts: `context` with this host's rank and the hosts' weights, each the mean of its ranks', so of
   // mean 1 as well. Valid to the next call; calls with the same weights return the same.
-  StepInfo begin_step(const StepInfo& info);
+  StepContext begin_step(const StepContext& context);
   // Of the step: this rank's weight, and the sum of its host's ranks' weights.
   float weight() const { return weight_; }
   float total() const { return total_; }

@@ -36,7 +36,7 @@ class SimulatedRanks {
             double lr = 1) {
     std::vector<Message> messages;
     for (std::size_t r = 0; r < size(); ++r) {
-      StepInfo info;
+      StepContext info;
       info.step = number;
       info.density = density;
       info.weights = weights;

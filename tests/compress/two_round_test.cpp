@@ -18,9 +18,9 @@ class RankOne final : public Compressor {
   RankOne(std::size_t rows, std::size_t columns, int ranks)
       : rows_(rows), columns_(columns), ranks_(ranks), start_(columns, 1.0f), p_(rows), q_(columns) {}
 
-  Message encode(Slice slice, const StepInfo&) override {
+  Message encode(Slice slice, const StepContext&) override {
     slice_ = slice;
-    for (std::size_t i = 0; i < slice.gradient.size(); ++i) slice.gradient[i] += slice.spare[i];
+    for (std::size_t i = 0; i < slice.gradient.size(); ++i) slice.gradient[i] += slice.residual[i];
     round_ = 0;
     finite_ = true;
     std::fill(p_.begin(), p_.end(), 0.0f);
@@ -47,11 +47,11 @@ class RankOne final : public Compressor {
     for (std::size_t i = 0; i < rows_; ++i)
       for (std::size_t j = 0; j < columns_; ++j) {
         const std::size_t at = i * columns_ + j;
-        slice_.spare[at] = p_[i] * q_[j] / static_cast<float>(ranks_);
-        slice_.gradient[at] -= slice_.spare[at];
+        slice_.residual[at] = p_[i] * q_[j] / static_cast<float>(ranks_);
+        slice_.gradient[at] -= slice_.residual[at];
       }
     start_ = q_;  // the next step's power iteration starts here
-    return slice_.spare;
+    return slice_.residual;
   }
 
   void discard() override {}

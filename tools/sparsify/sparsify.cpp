@@ -134,7 +134,7 @@ SparsifySummary run(SparsifyRanks& ranks, const SparsifySetup& setup, const NpyR
       input.read((t * extent.ranks + r) * extent.numel, gradient);
       if (setup.clip > 0) clip(gradient, setup.clip);
     }
-    StepInfo info;
+    StepContext info;
     info.step = static_cast<std::int64_t>(t);
     info.density = setup.density;
     info.weights = weights;

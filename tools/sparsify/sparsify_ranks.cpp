@@ -30,7 +30,7 @@ SparsifyRanks::SparsifyRanks(const CompressOptions& options, const GroupSpec& gr
   }
 }
 
-RanksStep SparsifyRanks::step(const StepInfo& info) {
+RanksStep SparsifyRanks::step(const StepContext& info) {
   RanksStep result;
   result.ranks.resize(size());
   std::vector<Message> messages;
@@ -40,7 +40,7 @@ RanksStep SparsifyRanks::step(const StepInfo& info) {
       rank.known = true;
       rank.values = memories_[r].gradient;
     }
-    StepInfo own = info;
+    StepContext own = info;
     own.rank = static_cast<int>(r);
     messages.push_back(compressors_[r]->encode({memories_[r].gradient, memories_[r].residual}, own));
     rank.count = compressors_[r]->selected();

@@ -43,7 +43,7 @@ class SparsifyRanks {
   // Where a step's gradient goes before step().
   std::span<float> gradient(std::size_t rank) { return memories_[rank].gradient; }
   // `info.rank` is set here. Throws Error where ranks differ in the average.
-  RanksStep step(const StepInfo& info);
+  RanksStep step(const StepContext& info);
   GradientForm form() const { return compressors_[0]->form(); }
 
  private:

@@ -35,7 +35,7 @@ class StudyRanks {
     if (compressors_.empty()) return average_all();
     std::vector<std::vector<std::byte>> blocks;
     for (std::size_t r = 0; r < size(); ++r) {
-      StepInfo info;
+      StepContext info;
       info.step = number_;
       info.density = density;
       info.rank = static_cast<int>(r);

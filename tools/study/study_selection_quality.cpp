@@ -40,7 +40,7 @@ SelectionQuality measure(const SelectionMethod& method, double density, std::siz
   double nonzero = 0;
   for (std::size_t t = 0; t < steps; ++t) {
     next(t, fresh);
-    StepInfo info;
+    StepContext info;
     info.step = static_cast<std::int64_t>(t);
     info.density = density;
     const std::vector<std::vector<std::byte>> blocks{step.encode({fresh, residual}, info).block};

@@ -102,7 +102,7 @@ ExchangeProfile::Group measure_group(const Group& group, const ExchangeOptions& 
   const auto begin = Clock::now();
   for (int round = 0; round < kWarmUp + kTimed; ++round) {
     noise.fill(slice.gradient, round);
-    StepInfo info;
+    StepContext info;
     info.step = round;
     info.density = method.density(density);
     info.weights = weights;
@@ -124,7 +124,8 @@ ExchangeProfile::Group measure_group(const Group& group, const ExchangeOptions& 
       }
     }
     start = Clock::now();
-    if (method.compressor->commit({}).data() == slice.spare.data()) std::swap(slice.gradient, slice.spare);
+    if (method.compressor->commit({}).data() == slice.residual.data())
+      std::swap(slice.gradient, slice.residual);
     decoding += seconds_since(start);
     if (round < kWarmUp) continue;
     encode.push_back(encoding);

@@ -63,14 +63,14 @@ Accumulate DeviceMemory::accumulate(const DeviceSlice& slice, const StepParamete
   made.u = slice.gradient.data();
   if (lr_inside_) made.times_lr = step;
   if (kind_ == Kind::none) return made;
-  TOPKNOT_CHECK(slice.gradient.size() == n_ && slice.spare.size() == n_,
+  TOPKNOT_CHECK(slice.gradient.size() == n_ && slice.residual.size() == n_,
                 "error feedback needs a residual as long as the gradient");
-  made.residual = slice.spare.data();
+  made.residual = slice.residual.data();
   if (momentum_ == 0) return made;
   started_ = true;
   if (!first_) {
     first_ = slice.gradient.data();
-    second_ = slice.spare.data();
+    second_ = slice.residual.data();
   }
   const std::size_t read = read_by(slice);
   made.velocity = velocity_[read].data();
@@ -87,7 +87,7 @@ std::span<float> DeviceMemory::commit(cudaStream_t stream, const StepStatus* sta
   step.status = status;
   step.n = n_;
   step.u = slice.gradient.data();
-  step.residual = slice.spare.data();
+  step.residual = slice.residual.data();
   if (momentum_ != 0) {
     const std::size_t read = read_by(slice);
     step.old_velocity = velocity_[read].data();
@@ -100,7 +100,7 @@ std::span<float> DeviceMemory::commit(cudaStream_t stream, const StepStatus* sta
   // Enough to copy at the memory's speed, in the step that is refused.
   const std::size_t entries = sent.capacity > n_ / 16 ? sent.capacity : n_ / 16;
   launch(commit_kernel, grid_for(entries, kThreads, 1024), kThreads, stream, step);
-  return slice.spare;
+  return slice.residual;
 }
 
 void DeviceMemory::save(StateWriter& writer) const {
@@ -127,8 +127,8 @@ void DeviceMemory::load(StateReader& reader) {
 
 // Which velocity a step reads that finds the gradient there.
 std::size_t DeviceMemory::read_by(const DeviceSlice& slice) const {
-  const bool as_first = slice.gradient.data() == first_ && slice.spare.data() == second_;
-  TOPKNOT_CHECK(as_first || (slice.gradient.data() == second_ && slice.spare.data() == first_),
+  const bool as_first = slice.gradient.data() == first_ && slice.residual.data() == second_;
+  TOPKNOT_CHECK(as_first || (slice.gradient.data() == second_ && slice.residual.data() == first_),
                 "a slice in other memory than in the steps before");
   return as_first ? 0 : 1;
 }

@@ -46,10 +46,10 @@ class DeviceMemory {
   // Of a group of n elements, in the current context. Options: momentum, nesterov, momentum_masking, lr_inside.
   DeviceMemory(Kind kind, const CompressOptions& options, std::size_t n);
 
-  // Of the whole group; Accumulate::from() makes it a segment's. slice.spare is not used by memory none. The
+  // Of the whole group; Accumulate::from() makes it a segment's. slice.residual is not used by memory none. The
   // slice's two memories must be the same as in all steps before, in either order.
   Accumulate accumulate(const DeviceSlice& slice, const StepParameters* step);
-  // The same slice. Returns the memory for the average: spare, or (memory none) the gradient's own.
+  // The same slice. Returns the memory for the average: residual, or (memory none) the gradient's own.
   std::span<float> commit(cudaStream_t stream, const StepStatus* status, const DeviceSlice& slice,
                           const DeviceSent& sent);
 

@@ -9,7 +9,6 @@
 #include "compress/codec/cuda/device_codec.h"
 #include "compress/cuda/device_compressor.h"
 #include "compress/cuda/device_step_kernels.h"
-#include "compress/parallel.h"
 #include "compress/quantise/compressor.h"
 #include "compress/state.h"
 #include "nn/base/check.h"
@@ -337,7 +336,7 @@ class DeviceQuantiser final : public DeviceCompressor {
     std::uint32_t begin = 0;
     for (std::uint32_t cell = 0; cell < format_.cells; ++cell) {
       const std::uint32_t end = format.cells[cell];
-      const std::uint32_t length = format.kind == Kind::sign ? std::uint32_t{kChunk} : end - begin;
+      const std::uint32_t length = format.kind == Kind::sign ? quantise::kSumChunk : end - begin;
       first.push_back(static_cast<std::uint32_t>(pieces.size()));
       for (; begin < end; begin = std::min(end, begin + length))
         pieces.push_back({cell, begin, std::min(end, begin + length)});
@@ -355,7 +354,7 @@ class DeviceQuantiser final : public DeviceCompressor {
     TOPKNOT_CHECK(slice.gradient.size() == format_.numel, "a slice of another length than the group's");
     slice_ = slice;
     step_ = step;
-    quantise_sums(stream, format_, slice.gradient.data(), keeps_ ? slice.spare.data() : nullptr,
+    quantise_sums(stream, format_, slice.gradient.data(), keeps_ ? slice.residual.data() : nullptr,
                   pieces_.data(), static_cast<std::uint32_t>(pieces_.size()), sums_.data(), broken_.data());
     quantise_scales(stream, format_, sums_.data(), first_.data(), scales_.data(), broken_.data());
     write_quantised(stream, format_, slice.gradient.data(), scales_.data(), broken_.data(), step, rng_,
@@ -373,8 +372,8 @@ class DeviceQuantiser final : public DeviceCompressor {
   std::span<float> commit(cudaStream_t stream, const StepStatus* status) override {
     TOPKNOT_CHECK(step_ != nullptr, "commit without encode");
     commit_quantised(stream, format_, blocks_, ranks_, weights_.data(), std::exchange(step_, nullptr), status,
-                     slice_.gradient.data(), keeps_ ? slice_.spare.data() : nullptr);
-    return keeps_ ? slice_.spare : slice_.gradient;
+                     slice_.gradient.data(), keeps_ ? slice_.residual.data() : nullptr);
+    return keeps_ ? slice_.residual : slice_.gradient;
   }
 
   void set_density(double) override {}

@@ -43,7 +43,7 @@ class GpuExecution final : public DeviceExecution {
   int rank() const override { return all_.rank(); }
   int ranks() const override { return all_.size(); }
   std::unique_ptr<GroupPipeline> make_pipeline(const Group& group, int index) override;
-  void begin_step(const StepInfo& info) override {
+  void begin_step(const StepContext& info) override {
     DeviceExecution::begin_step(hierarchy_ ? hierarchy_->begin_step(info) : info);
   }
 
@@ -122,7 +122,7 @@ class DevicePipeline final : public GroupPipeline {
     if (narrow_) narrowed_ = DeviceArray<std::uint16_t>(group.numel());
   }
 
-  void begin_step(const StepInfo& info) override {
+  void begin_step(const StepContext& info) override {
     if (!compressor_ || std::exchange(density_, info.density) == info.density) return;
     compressor_->set_density(info.density);
     const std::size_t bytes = compressor_->block_bytes(), ranks = info.weights.size();
@@ -133,7 +133,7 @@ class DevicePipeline final : public GroupPipeline {
   }
 
   void encode(Slice slice) override {
-    slice_ = {slice.gradient, slice.spare};
+    slice_ = {slice.gradient, slice.residual};
     const DeviceStep& step = execution_.step();
     const float* weight = step.weights() + execution_.device_.rank();
     execution_.times().around(mark(Kind::encode), compute(), [&] {
@@ -204,7 +204,7 @@ class DevicePipeline final : public GroupPipeline {
     execution_.times().around(mark(Kind::commit), compute(),
                               [&] { average = compressor_->commit(compute(), execution_.step().status()); });
     TOPKNOT_CHECK(average.size() == group_.numel(), "an average of another length than its group");
-    return average.data() == slice_.spare.data();
+    return average.data() == slice_.residual.data();
   }
 
   GradientForm form() const override { return compressor_ ? compressor_->form() : GradientForm::plain; }
@@ -327,7 +327,7 @@ StepExecution::Agreed GpuExecution::agree(std::span<const std::unique_ptr<GroupP
 
 }  // namespace
 
-void DeviceExecution::begin_step(const StepInfo& info) {
+void DeviceExecution::begin_step(const StepContext& info) {
   StepParameters parameters;
   parameters.step = info.step;
   parameters.density = info.density;

@@ -28,7 +28,7 @@ class DeviceExecution : public StepExecution {
  public:
   // `weights`: numbers in begin_step()'s.
   explicit DeviceExecution(int weights) : step_(weights) {}
-  void begin_step(const StepInfo& info) override;
+  void begin_step(const StepContext& info) override;
   StepState step_state() override { return {step_.parameters(), step_.status()}; }
   DeviceStep& step() { return step_; }
   DeviceTimes& times() { return times_; }

@@ -40,7 +40,7 @@ class StagedPipeline final : public GroupPipeline {
   StagedPipeline(const Group& group, ParameterArena& arena, Slice host, std::unique_ptr<GroupPipeline> inner)
       : group_(group), arena_(arena), host_(host), inner_(std::move(inner)) {}
 
-  void begin_step(const StepInfo& info) override { inner_->begin_step(info); }
+  void begin_step(const StepContext& info) override { inner_->begin_step(info); }
   void encode(Slice slice) override {
     average_ = slice.gradient;
     encoded_.record(Context::current().stream());
@@ -60,7 +60,7 @@ class StagedPipeline final : public GroupPipeline {
   bool finite() const override { return inner_->finite(); }
   bool own_values_finite() const override { return inner_->own_values_finite(); }
   bool commit() override {
-    if (inner_->commit()) std::swap(host_.gradient, host_.spare);
+    if (inner_->commit()) std::swap(host_.gradient, host_.residual);
     TOPKNOT_CUDA(cudaMemcpyAsync(average_.data(), host_.gradient.data(), average_.size_bytes(),
                                  cudaMemcpyHostToDevice, Context::current().stream()));
     return false;
@@ -70,13 +70,15 @@ class StagedPipeline final : public GroupPipeline {
   void add_stats(ExchangeStats& stats) const override { inner_->add_stats(stats); }
   void save(StateWriter& writer) const override {
     backend(arena_.device())
-        .to_device(arena_.residual(group_.begin, group_.end).data(), host_.spare.data(), host_.spare.size());
+        .to_device(arena_.residual(group_.begin, group_.end).data(), host_.residual.data(),
+                   host_.residual.size());
     inner_->save(writer);
   }
   void load(StateReader& reader) override {
     inner_->load(reader);
     backend(arena_.device())
-        .to_host(host_.spare.data(), arena_.residual(group_.begin, group_.end).data(), host_.spare.size());
+        .to_host(host_.residual.data(), arena_.residual(group_.begin, group_.end).data(),
+                 host_.residual.size());
   }
 
  private:
@@ -105,7 +107,7 @@ class StagedExecution final : public DeviceExecution {
                                             Slice{gradients_.slice(group), residuals_.slice(group)},
                                             host_.make_pipeline(group, index));
   }
-  void begin_step(const StepInfo& info) override {
+  void begin_step(const StepContext& info) override {
     host_.begin_step(info);
     DeviceExecution::begin_step(info);
   }

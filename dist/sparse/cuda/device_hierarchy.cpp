@@ -55,8 +55,8 @@ DeviceHierarchy::DeviceHierarchy(CollectiveQueue& queue, DeviceCommunicator& all
       across_(hierarchy_.across() ? all.split(*hierarchy_.across()) : nullptr),
       hosts_(std::make_unique<DeviceHosts>(*inside_, across_.get(), hierarchy_.hosts())) {}
 
-StepInfo DeviceHierarchy::begin_step(const StepInfo& info) {
-  StepInfo of_hosts = hierarchy_.begin_step(info);
+StepContext DeviceHierarchy::begin_step(const StepContext& context) {
+  StepContext of_hosts = hierarchy_.begin_step(context);
   weights_.assign(of_hosts.weights.begin(), of_hosts.weights.end());
   weights_.insert(weights_.end(), {hierarchy_.weight(), hierarchy_.total()});
   of_hosts.weights = weights_;

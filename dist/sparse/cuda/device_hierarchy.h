@@ -20,7 +20,7 @@ class DeviceHierarchy {
   DeviceCommunicator& inside() { return *inside_; }
 
   // As Hierarchy, with two weights more behind those of the hosts: this rank's, and the sum of its host's ranks'.
-  StepInfo begin_step(const StepInfo& info);
+  StepContext begin_step(const StepContext& context);
   int weights() const { return hosts_->size() + 2; }
 
  private:

@@ -145,7 +145,7 @@ TEST_CASE("random damage is refused, or changes values only") {
 TEST_CASE("a compressor refuses damaged blocks, a missing one, and its own come back changed") {
   const auto make = [] { return make_compressor(named("topk"), whole_group(4, 2)); };
   std::vector<float> gradient = {1, 2, 3, 4}, spare(4);
-  StepInfo info;
+  StepContext info;
   info.density = 0.5;
   const auto round = [&](auto&& change) {
     auto compressor = make();

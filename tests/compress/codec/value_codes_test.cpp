@@ -136,7 +136,7 @@ TEST_CASE("what the value codec loses stays in the residual, with every code") {
       const auto compressor = make_compressor(options, whole_group(500, 1));
       const std::vector<float> g = normal_values(500, 0.01, 21);
       std::vector<float> gradient = g, spare(500);
-      StepInfo info;
+      StepContext info;
       info.density = 0.1;
       const std::vector<std::vector<std::byte>> blocks = {compressor->encode({gradient, spare}, info).block};
       compressor->decode({blocks, {}});

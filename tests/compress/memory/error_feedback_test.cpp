@@ -206,7 +206,7 @@ TEST_CASE("without a memory what is not sent is lost, and the spare memory is no
   options.memory = "none";
   const auto compressor = make_compressor(options, whole_group(4, 1));
   std::vector<float> gradient = {1, -4, 2, 3};
-  StepInfo info;
+  StepContext info;
   info.density = 0.5;
   std::vector<std::vector<std::byte>> blocks = {compressor->encode({gradient, {}}, info).block};
   CHECK_FALSE(compressor->decode({blocks, {}}));

@@ -12,16 +12,16 @@ namespace {
 
 class Rotate : public Compressor {
  public:
-  Message encode(Slice slice, const StepInfo& info) override {
+  Message encode(Slice slice, const StepContext& context) override {
     slice_ = slice;
-    weights_.assign(info.weights.begin(), info.weights.end());
+    weights_.assign(context.weights.begin(), context.weights.end());
     bool finite = true;
     indices_.clear();
     std::vector<float> sent{1.0f};
     for (std::size_t i = 0; i < slice.gradient.size(); ++i) {
       finite = finite && std::isfinite(slice.gradient[i]);
-      slice.gradient[i] += slice.spare[i];
-      if ((i + static_cast<std::size_t>(info.step)) % 3 != 0) continue;
+      slice.gradient[i] += slice.residual[i];
+      if ((i + static_cast<std::size_t>(context.step)) % 3 != 0) continue;
       indices_.push_back(i);
       sent.push_back(slice.gradient[i]);
     }
@@ -43,18 +43,18 @@ class Rotate : public Compressor {
   }
   bool finite() const override { return finite_; }
   std::span<float> commit(const Outcome&) override {
-    std::fill(slice_.spare.begin(), slice_.spare.end(), 0.0f);
+    std::fill(slice_.residual.begin(), slice_.residual.end(), 0.0f);
     for (std::size_t rank = 0; rank < blocks_.size(); ++rank)
       for (std::size_t j = 0; j < indices_.size(); ++j) {
         float value;
         std::memcpy(&value, blocks_[rank].data() + (j + 1) * sizeof value, sizeof value);
-        slice_.spare[indices_[j]] += weights_[rank] * value;
+        slice_.residual[indices_[j]] += weights_[rank] * value;
       }
     for (const std::size_t i : indices_) {
       slice_.gradient[i] = 0;
-      slice_.spare[i] /= static_cast<float>(blocks_.size());
+      slice_.residual[i] /= static_cast<float>(blocks_.size());
     }
-    return slice_.spare;
+    return slice_.residual;
   }
   void discard() override {}
   std::size_t selected() const override { return indices_.size(); }
@@ -69,13 +69,13 @@ class Rotate : public Compressor {
 
 class CommonScale : public Compressor {
  public:
-  Message encode(Slice slice, const StepInfo& info) override {
+  Message encode(Slice slice, const StepContext& context) override {
     slice_ = slice;
-    ranks_ = info.weights.size();
-    weight_ = info.weights[static_cast<std::size_t>(info.rank)];
+    ranks_ = context.weights.size();
+    weight_ = context.weights[static_cast<std::size_t>(context.rank)];
     float largest = 0;
     for (std::size_t i = 0; i < slice.gradient.size(); ++i) {
-      slice.gradient[i] += slice.spare[i];
+      slice.gradient[i] += slice.residual[i];
       if (!std::isfinite(slice.gradient[i])) largest = INFINITY;
       largest = std::max(largest, std::fabs(slice.gradient[i]));
     }
@@ -113,9 +113,9 @@ class CommonScale : public Compressor {
   std::span<float> commit(const Outcome&) override {
     for (std::size_t i = 0; i < levels_.size(); ++i) {
       slice_.gradient[i] -= own_[i] * scale_;
-      slice_.spare[i] = levels_[i] * scale_ / static_cast<float>(ranks_);
+      slice_.residual[i] = levels_[i] * scale_ / static_cast<float>(ranks_);
     }
-    return slice_.spare;
+    return slice_.residual;
   }
   void discard() override {}
 
