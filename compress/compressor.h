@@ -6,13 +6,15 @@
 //   encode(slice) -> Message
 //   decode(round) -> nothing, or a Message for one more round (PowerSGD needs two sums)
 //   finite()      -> whether every rank's contribution was finite; the exchange combines this over the groups
-//   commit(outcome), or discard() where any group of any rank was not finite or the step is skipped
+//   commit(outcome), or discard() if any group of any rank was not finite or the step is skipped
 //
-// Between encode and commit the residual is untouched : encode writes the accumulated gradient
+// Between encode and commit the residual is untouched: encode writes the accumulated gradient
 // u = g + residual over slice.gradient; commit turns that memory into the new residual and decodes the
 // average into slice.residual, which held the old one. The returned span says which of the two holds the
 // average; where it is slice.residual, the exchange lets the two swap roles. discard() forgets the step:
 // residual, momenta, thresholds and statistics are as before encode.
+//
+// Gradients in GPU memory have compressors of the same interface (compress/cuda/device_compressor.h).
 
 #include <cstddef>
 #include <cstdint>
@@ -28,6 +30,7 @@
 #include "nn/base/registry.h"
 #include "nn/core/bfloat16.h"
 #include "nn/core/gradient_form.h"
+#include "nn/core/step.h"
 
 namespace topknot {
 
@@ -51,16 +54,21 @@ struct SparseView {
 struct Message {
   enum class Kind {
     block,         // bytes of any length, gathered from all ranks
+    gpu_block,     // bytes of one length on all ranks, in GPU memory, gathered
     sum,           // floats of one length on all ranks, summed over the ranks in place
     sum_bfloat16,  // the same of bfloat16
   };
   Kind kind = Kind::block;
   std::vector<std::byte> block;
+  // The compressor's memory, as those below: a multiple of 16 bytes, of which the last kTrailerBytes
+  // (compress/codec/cuda/device_codec.h) are zero, room for what the exchange sends with it.
+  std::span<std::byte> gpu_block;
   std::span<float> sum;
   std::span<BFloat16> sum_bfloat16;
 
   std::size_t bytes() const {
     if (kind == Kind::block) return block.size();
+    if (kind == Kind::gpu_block) return gpu_block.size();
     return kind == Kind::sum ? sum.size_bytes() : sum_bfloat16.size_bytes();
   }
 };
@@ -68,6 +76,7 @@ struct Message {
 // What the collective brings back for one round. Valid during decode() only.
 struct Round {
   std::span<const std::vector<std::byte>> blocks = {};  // Kind::block: by rank, own included
+  std::span<const std::byte> gpu_blocks = {};           // Kind::gpu_block: the ranks' one after the other
   std::span<const float> sum = {};                      // Kind::sum: the memory that was sent, now summed
   std::span<const BFloat16> sum_bfloat16 = {};          // likewise
   // In place of blocks, where the collective added the ranks' EntryMessages: sum_r(weight[r] * entries[r]) at
@@ -83,6 +92,14 @@ inline Message sum_message(std::span<float> values) {
   return message;
 }
 
+// `block` stays the sender's memory.
+inline Message gpu_block_message(std::span<std::byte> block) {
+  Message message;
+  message.kind = Message::Kind::gpu_block;
+  message.gpu_block = block;
+  return message;
+}
+
 inline void check_sum(const Round& round, std::span<const float> sent) {
   TOPKNOT_CHECK(round.sum.data() == sent.data() && round.sum.size() == sent.size(),
                 "the sum is not in the memory that was sent");
@@ -94,20 +111,23 @@ struct EntryMessage {
   std::size_t k = 0;                      // how many a step of this density asks for
 };
 
-// A group's memory in the parameter arena. Both spans have the group's length.
+// A group's memory in the parameter arena. Both spans have the group's length; their contents swap roles in a committed step.
 struct Slice {
-  std::span<float> gradient;
-  std::span<float> residual;
+  std::span<float> gradient, residual;
 };
 
+// What a step is given.
 struct StepContext {
   std::int64_t step = 0;  // 0-based, the same on all ranks
   double density = 1.0;   // of this step, after warm-up; in (0, 1]
   // Aggregation weights by rank, relative: 1 for each rank with equal shards, always with mean 1. The average
-  // is sum_r(weight[r] * g_r) / P.
+  // is sum_r(weight[r] * g_r) / P. In the gradients' memory.
   std::span<const float> weights;
   int rank = 0;
   double lr = 1.0;  // the step's learning rate, for compress.lr_inside
+  // Of gradients in GPU memory, there too: kernels read the parameters, and write to the status what they find.
+  const StepParameters* parameters = nullptr;
+  StepStatus* status = nullptr;
 };
 
 // The outcome of this rank's message.
@@ -120,14 +140,20 @@ struct Outcome {
 class Compressor {
  public:
   virtual ~Compressor() = default;
+  // On a GPU, between steps: sizes memory and grids for steps of this density or less, which changes what a graph has
+  // captured. Returns Message::bytes() of these steps; 0 on a host, where lengths follow from the data.
+  virtual std::size_t reserve(double) { return 0; }
   virtual Message encode(Slice slice, const StepContext& info) = 0;
   // What encode() made, where it is a list of entries whose values are sent unrounded.
   virtual std::optional<EntryMessage> entries() const { return std::nullopt; }
   // Throws Error on damaged blocks (count, order, range, length).
   virtual std::optional<Message> decode(const Round& round) = 0;
-  virtual bool finite() const = 0;
+  // True on a GPU, where only StepContext::status knows; so every step is committed there, and one with a bad status
+  // becomes a discard on the GPU.
+  virtual bool finite() const { return true; }
+  // The memory that holds the average: the slice's gradient or residual, the same in every step.
   virtual std::span<float> commit(const Outcome& outcome) = 0;
-  virtual void discard() = 0;
+  virtual void discard() {}
 
   // What the average has in it already.
   virtual GradientForm form() const { return GradientForm::plain; }
@@ -137,6 +163,9 @@ class Compressor {
   // method's; the compressor is then of no use.
   std::vector<std::byte> state() const;
   void load_state(std::span<const std::byte> bytes);
+  // The same by a writer, which may leave out long lists of GPU memory; else waits for the GPU.
+  virtual void save(StateWriter&) const {}  // a compressor that carries nothing has nothing to save
+  virtual void load(StateReader&) {}
 
   // The accumulated gradient u, between encode and commit, where the method has one; for studies.
   virtual std::span<const float> accumulated() const { return {}; }
@@ -145,18 +174,13 @@ class Compressor {
   // studies. Values without indices are of the whole group.
   virtual std::optional<SparseView> contributed() const { return std::nullopt; }
 
-  // Of the last encode, for metrics and logs.
+  // Of the last encode, for metrics and logs; on a GPU StepStatus has them.
   virtual std::size_t selected() const { return 0; }  // entries sent
   // What magnitudes were compared with (the k-th of topk, the last threshold of gaussiank); of several
   // segments the least.
   virtual double threshold() const { return 0.0; }
   // Entries selected that compress.capacity kept back.
   virtual std::size_t over_capacity() const { return 0; }
-
- protected:
-  // A compressor that carries nothing has nothing to save.
-  virtual void save(StateWriter&) const {}
-  virtual void load(StateReader&) {}
 };
 
 // A tensor of a group as the matrix [first dimension, the others]; cols is 1 for what has fewer dimensions.

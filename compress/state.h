@@ -105,6 +105,7 @@ class StateReader {
       fail("is of " + std::to_string(elements) + " elements in " + std::to_string(ranges) +
            " segments, not of " + std::to_string(numel) + " in " + std::to_string(segments));
   }
+  bool at_end() const { return bytes_.empty(); }
   void finish() const {
     if (!bytes_.empty()) fail("has " + std::to_string(bytes_.size()) + " bytes too many");
   }

@@ -1,7 +1,16 @@
-#include "compress/cuda/device_sparse.h"
-
+// Selection + memory + code on a GPU, the CUDA counterpart of compress/sparse.h, with the same bits in blocks,
+// averages, residuals and states; and the choice of a compressor with kernels.
+//
+// A block that the CPU throws Error for is a bad step here: the status names its rank. So is a sum that
+// could overflow (SparseCompressor::summable), which names none.
 #include <algorithm>
+#include <utility>
 
+#include "compress/codec/cuda/device_codec.h"
+#include "compress/cuda/device_compressor.h"
+#include "compress/cuda/device_step_kernels.h"
+#include "compress/memory/cuda/device_memory.h"
+#include "compress/select/cuda/device_selector.h"
 #include "compress/sparse.h"
 #include "compress/state.h"
 #include "nn/base/check.h"
@@ -24,7 +33,48 @@ std::vector<DeviceRange> ranges_of(const GroupSpec& group) {
   return ranges;
 }
 
-}  // namespace
+class DeviceSparseCompressor final : public Compressor {
+ public:
+  // `selector`: of the group's segments. The density is 1 until reserve().
+  DeviceSparseCompressor(std::unique_ptr<DeviceSelector> selector, std::unique_ptr<DeviceMemory> memory,
+                         std::unique_ptr<DeviceCodec> code, bool lr_inside, const GroupSpec& group);
+
+  std::size_t reserve(double density) override;
+  Message encode(Slice slice, const StepContext& context) override;
+  std::optional<Message> decode(const Round& round) override;
+  std::span<float> commit(const Outcome&) override;
+  GradientForm form() const override;
+  void save(StateWriter& writer) const override;
+  void load(StateReader& reader) override;
+
+ private:
+  std::vector<double> densities() const;  // by segment
+  DeviceSent list() const;                // what this rank selected
+
+  GroupSpec group_;
+  std::unique_ptr<DeviceSelector> selector_;
+  std::unique_ptr<DeviceMemory> memory_;
+  std::unique_ptr<DeviceCodec> code_;
+  bool lr_inside_ = false;
+
+  double density_ = 1;
+  std::vector<DeviceRange> ranges_;
+  SelectMemory selected_;
+  DeviceArray<std::byte> block_;       // this rank's
+  DeviceArray<std::uint32_t> starts_;  // then count and finite
+  JoinedList joined_;
+  DeviceArray<std::uint32_t> indices_;  // the list, of several ranges
+  DeviceArray<float> values_;
+  DeviceArray<float> sent_by_slot_, sent_;       // as decoded, where the code is not exact
+  DeviceArray<std::uint32_t> received_indices_;  // of all ranks
+  DeviceArray<float> received_values_;
+  DeviceArray<DecodedStats> received_;
+  DeviceArray<float> weights_;  // by rank, then this rank's
+
+  // Of the step under way; its parameters are null outside.
+  Slice slice_;
+  StepContext step_;
+};
 
 DeviceSparseCompressor::DeviceSparseCompressor(std::unique_ptr<DeviceSelector> selector,
                                                std::unique_ptr<DeviceMemory> memory,
@@ -49,21 +99,8 @@ std::vector<double> DeviceSparseCompressor::densities() const {
   return all;
 }
 
-std::size_t DeviceSparseCompressor::block_bytes() const {
-  std::size_t capacity = 0;
-  for (const DeviceRange& range : ranges_)
-    capacity += selector_->capacity(range.n, std::max(density_, range.least_density));
-  return code_->block_bytes(capacity);
-}
-
-void DeviceSparseCompressor::set_density(double density) {
+std::size_t DeviceSparseCompressor::reserve(double density) {
   density_ = density;
-  prepared_ = false;
-  prepare();
-}
-
-void DeviceSparseCompressor::prepare() {
-  if (prepared_) return;
   selector_->set_density(densities());
   selected_ = {};
   selected_ = SelectMemory(ranges_, densities(), *selector_);
@@ -79,7 +116,9 @@ void DeviceSparseCompressor::prepare() {
   }
   at_least(received_indices_, capacity * static_cast<std::size_t>(group_.ranks));
   at_least(received_values_, capacity * static_cast<std::size_t>(group_.ranks));
-  prepared_ = true;
+  block_ = {};  // the old memory first, so that the new may take its place
+  block_ = DeviceArray<std::byte>(code_->block_bytes());
+  return block_.size();
 }
 
 // The only range's selection is the list.
@@ -89,36 +128,42 @@ DeviceSent DeviceSparseCompressor::list() const {
           joined_.count, selected_.capacity()};
 }
 
-void DeviceSparseCompressor::encode(cudaStream_t stream, DeviceSlice slice, const StepParameters* step,
-                                    StepStatus* status, std::byte* block) {
+Message DeviceSparseCompressor::encode(Slice slice, const StepContext& context) {
   TOPKNOT_CHECK(slice.gradient.size() == group_.numel, "a slice of another length than the group's");
-  prepare();
+  if (block_.size() == 0) reserve(density_);
   slice_ = slice;
-  step_ = step;
-  const Accumulate accumulate = memory_->accumulate(slice, step);
+  step_ = context;
+  const cudaStream_t stream = Context::current().stream();
+  const Accumulate accumulate = memory_->accumulate(slice, step_.parameters);
   const SelectRanges& ranges = selected_.ranges();
-  if (ranges.count > 0) selector_->select(stream, ranges, accumulate, step);
-  join_ranges(stream, ranges, joined_, status);
+  if (ranges.count > 0) selector_->select(stream, ranges, accumulate, step_.parameters);
+  join_ranges(stream, ranges, joined_, step_.status);
   if (ranges.count > 1) concatenate(stream, ranges, joined_, indices_.data(), values_.data());
-  code_->write(stream, {list().positions, list().values, joined_.count, joined_.finite}, block);
+  code_->write(stream, {list().positions, list().values, joined_.count, joined_.finite}, block_.data());
+  return gpu_block_message({block_.data(), block_.size()});
 }
 
-void DeviceSparseCompressor::decode(cudaStream_t stream, const std::byte* blocks, const float* weights,
-                                    StepStatus* status) {
-  TOPKNOT_CHECK(step_ != nullptr, "decode without encode");
-  code_->read(stream, blocks, {received_indices_.data(), received_values_.data(), received_.data()});
-  judge(stream, received_.data(), group_.ranks, weights, step_, weights_.data(), status);
+std::optional<Message> DeviceSparseCompressor::decode(const Round& round) {
+  TOPKNOT_CHECK(step_.parameters != nullptr, "decode without encode");
+  const cudaStream_t stream = Context::current().stream();
+  code_->read(stream, round.gpu_blocks.data(),
+              {received_indices_.data(), received_values_.data(), received_.data()});
+  judge(stream, received_.data(), group_.ranks, step_.weights.data(), step_.parameters, weights_.data(),
+        step_.status);
+  return std::nullopt;
 }
 
-std::span<float> DeviceSparseCompressor::commit(cudaStream_t stream, const StepStatus* status) {
-  TOPKNOT_CHECK(step_ != nullptr, "commit without encode");
+std::span<float> DeviceSparseCompressor::commit(const Outcome&) {
+  TOPKNOT_CHECK(step_.parameters != nullptr, "commit without encode");
+  const cudaStream_t stream = Context::current().stream();
+  const StepStatus* const status = step_.status;
   const SelectRanges& ranges = selected_.ranges();
   const std::size_t capacity = selected_.capacity();
   DeviceSent sent = list();
   DeviceOutcome outcome;
   outcome.sent = selected_.taken_values();
   if (!code_->exact()) {
-    take_own(stream, ranges, joined_, step_, received_values_.data(), capacity, sent_.data(),
+    take_own(stream, ranges, joined_, step_.parameters, received_values_.data(), capacity, sent_.data(),
              sent_by_slot_.data());
     sent.values = sent_.data();
     outcome.sent = sent_by_slot_.data();
@@ -130,7 +175,7 @@ std::span<float> DeviceSparseCompressor::commit(cudaStream_t stream, const StepS
   outcome.weight = weights_.data() + group_.ranks;
   outcome.ranks = group_.ranks;
   if (ranges.count > 0) selector_->commit(stream, ranges, status, outcome);
-  step_ = nullptr;
+  step_.parameters = nullptr;
   return average;
 }
 
@@ -146,19 +191,13 @@ void DeviceSparseCompressor::save(StateWriter& writer) const {
   memory_->save(writer);
 }
 
-std::vector<std::byte> DeviceCompressor::state() const {
-  StateWriter writer;
-  save(writer);
-  return writer.take();
-}
-
-void DeviceSparseCompressor::load_state(std::span<const std::byte> bytes) {
-  StateReader reader(bytes);
+void DeviceSparseCompressor::load(StateReader& reader) {
   reader.expect_group(group_.numel, ranges_.size());
   selector_->load(reader);
   memory_->load(reader);
-  reader.finish();
 }
+
+}  // namespace
 
 Registry<DeviceMethod>& device_methods() {
   static Registry<DeviceMethod> registry("method on a GPU (compress.name)");
@@ -177,8 +216,7 @@ std::unique_ptr<DeviceSelector> make_device_selector(const std::string& select,
   return device_selectors().find(select)(options, ranges);
 }
 
-std::unique_ptr<DeviceCompressor> make_device_compressor(const CompressOptions& options,
-                                                         const GroupSpec& group) {
+std::unique_ptr<Compressor> make_device_compressor(const CompressOptions& options, const GroupSpec& group) {
   planned_bytes(options, group, 1.0);  // refuses what the CPU refuses, in the same words
   if (device_methods().contains(options.name))
     return device_methods().find(options.name).make(options, group);

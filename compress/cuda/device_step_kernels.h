@@ -1,5 +1,5 @@
 #pragma once
-// What a sparse step does on a GPU between selection, code and memory (compress/cuda/device_sparse.h).
+// What a sparse step does on a GPU between selection, code and memory (compress/cuda/device_sparse.cpp).
 
 #include <cuda_runtime_api.h>
 

@@ -6,7 +6,8 @@
 #include <utility>
 
 #include "compress/state.h"
-#include "dist/exchange/host_pipeline.h"
+#include "dist/exchange/bucket.h"
+#include "dist/exchange/transport.h"
 #include "nn/base/check.h"
 
 namespace topknot {
@@ -23,68 +24,69 @@ std::vector<Group> plan_groups(const ParameterArena& arena, const ExchangeOption
 }
 
 Exchange::Exchange(ParameterArena& arena, CollectiveQueue& queue, const ExchangeOptions& options)
-    : Exchange(arena, plan_groups(arena, options), std::make_unique<HostExecution>(queue, options)) {}
+    : Exchange(
+          arena, plan_groups(arena, options), std::make_unique<HostTransport>(queue, options),
+          [&](const Group& group, int index, int ranks) { return Bucket(group, index, options, ranks); }) {}
 
-Exchange::Exchange(ParameterArena& arena, std::vector<Group> groups, std::unique_ptr<StepExecution> execution)
-    : arena_(arena), groups_(std::move(groups)), execution_(std::move(execution)), progress_(groups_.size()) {
+Exchange::Exchange(ParameterArena& arena, std::vector<Group> groups, std::unique_ptr<Transport> transport,
+                   const MakeBucket& make_bucket)
+    : arena_(arena), groups_(std::move(groups)), transport_(std::move(transport)) {
+  buckets_.reserve(groups_.size());  // they stay where they are: jobs of a queue work on them
   for (std::size_t index = 0; index < groups_.size(); ++index) {
-    pipelines_.push_back(execution_->make_pipeline(groups_[index], static_cast<int>(index)));
+    buckets_.push_back(make_bucket(groups_[index], static_cast<int>(index), transport_->traits().encoding));
     for (const Parameter* parameter : groups_[index].parameters) places_[parameter] = {index, false};
   }
 }
 
 Exchange::~Exchange() {
-  execution_->quiesce();
+  transport_->quiesce();
 }
 
 StepState Exchange::step_state() {
-  return execution_->step_state();
+  return transport_->step_state();
 }
 
-Slice Exchange::slice(std::size_t index) const {
-  const Group& group = groups_[index];
+Slice Exchange::slice(const Group& group) const {
   return {arena_.gradient(group.begin, group.end), arena_.residual(group.begin, group.end)};
 }
 
-// Groups are sent strictly in their order: one that is complete early waits for its predecessors.
-void Exchange::encode_and_send(std::size_t index) {
-  pipelines_[index]->encode(slice(index));
-  if (!execution_->sends_early()) return;
-  for (; next_to_send_ < pipelines_.size() && progress_[next_to_send_].missing == 0; ++next_to_send_)
-    pipelines_[next_to_send_]->send();
+const Bucket& Exchange::bucket_of(const Group& group) const {
+  for (const Bucket& bucket : buckets_)
+    if (bucket.group.begin == group.begin && bucket.group.end == group.end) return bucket;
+  throw Error("not a group of this exchange");
 }
 
 ExchangeStats Exchange::stats() const {
   ExchangeStats stats;
-  for (const auto& pipeline : pipelines_) pipeline->add_stats(stats);
+  for (const Bucket& bucket : buckets_) {
+    bucket.add_stats(stats);
+    if (!transport_->traits().counts_bytes) continue;
+    stats.bytes_sent += bucket.bytes_sent;
+    stats.bytes_received += bucket.bytes_received;
+  }
   return stats;
-}
-
-std::size_t Exchange::index_of(const Group& group) const {
-  for (std::size_t index = 0; index < groups_.size(); ++index)
-    if (groups_[index].begin == group.begin && groups_[index].end == group.end) return index;
-  throw Error("not a group of this exchange");
 }
 
 void Exchange::begin_step(std::int64_t step, double density, std::span<const float> weights, double lr) {
   TOPKNOT_CHECK(!in_step_, "begin_step() before the end of the step before");
   TOPKNOT_CHECK(density > 0 && density <= 1, "density must be in (0, 1]");
-  const std::size_t ranks = static_cast<std::size_t>(execution_->ranks());
+  const Transport::Traits& traits = transport_->traits();
+  const std::size_t ranks = static_cast<std::size_t>(traits.ranks);
   TOPKNOT_CHECK(weights.empty() || weights.size() == ranks, "one aggregation weight per rank");
   if (weights.empty())
     weights_.assign(ranks, 1.0f);
   else
     weights_.assign(weights.begin(), weights.end());
   if (std::exchange(density_, density) != density) ++densities_;
-  const StepContext info{step, density, weights_, execution_->rank(), lr};
-  for (const auto& pipeline : pipelines_) pipeline->begin_step(info);
-  execution_->begin_step(info);
-  for (std::size_t index = 0; index < groups_.size(); ++index)
-    progress_[index].missing = groups_[index].parameters.size();
+  for (Bucket& bucket : buckets_) {
+    bucket.missing = bucket.group.parameters.size();
+    bucket.bytes_sent = bucket.bytes_received = 0;
+  }
+  context_ = transport_->begin({step, density, weights_, traits.rank, lr}, buckets_);
   for (auto& [parameter, place] : places_) place.ready = false;
   next_to_send_ = 0;
   // A replayed graph calls nothing up to end_step(); what it does not fill in is known here.
-  result_ = {!execution_->decides_on_host(), -1, stats()};
+  result_ = {!traits.decides_on_host, -1, stats()};
   in_step_ = true;
 }
 
@@ -94,57 +96,103 @@ void Exchange::ready(Parameter& parameter) {
                 fmt::format("ready('{}') outside a step", parameter.name()));
   TOPKNOT_CHECK(!std::exchange(place->second.ready, true),
                 fmt::format("'{}' was ready before", parameter.name()));
-  const std::size_t index = place->second.group;
-  if (--progress_[index].missing == 0) encode_and_send(index);
+  Bucket& bucket = buckets_[place->second.group];
+  if (--bucket.missing == 0) completed(bucket);
+}
+
+// Groups are sent strictly in their order: one that is complete early waits for its predecessors.
+void Exchange::completed(Bucket& bucket) {
+  bucket.slice = transport_->take(bucket, slice(bucket.group));
+  if (transport_->traits().encodes_early) encode(bucket);
+  if (!transport_->traits().sends_early) return;
+  for (; next_to_send_ < buckets_.size() && buckets_[next_to_send_].missing == 0; ++next_to_send_)
+    send(buckets_[next_to_send_]);
+}
+
+void Exchange::send(Bucket& bucket) {
+  transport_->await_gradient(bucket);
+  if (transport_->hierarchical()) {
+    transport_->start_host_sum(bucket);
+    if (Bucket* const before = std::exchange(deferred_, &bucket)) encode_host_sum(*before);
+    return;
+  }
+  if (!transport_->traits().encodes_early) encode(bucket);
+  transport_->start(bucket);
+}
+
+void Exchange::encode_host_sum(Bucket& bucket) {
+  transport_->await_host_sum(bucket);
+  encode(bucket);
+  transport_->start(bucket);
+}
+
+void Exchange::encode(Bucket& bucket) {
+  bucket.round = 0;
+  transport_->around(ExchangeSpan::Kind::encode, bucket, [&] { bucket.encode(context_); });
+  transport_->encoded(bucket);
+  if (observer_ && bucket.group.compressed && !bucket.compressor->accumulated().empty())
+    observer_(bucket.group, bucket.compressor->accumulated());
 }
 
 void Exchange::complete(const float* loss) {
   TOPKNOT_CHECK(in_step_, "the end of a step without begin_step()");
   bool zeroed = false;
-  for (std::size_t index = 0; index < groups_.size(); ++index) {
-    if (progress_[index].missing == 0) continue;
+  for (Bucket& bucket : buckets_) {
+    if (bucket.missing == 0) continue;
     if (!std::exchange(zeroed, true)) arena_.zero_unwritten_gradients();
-    progress_[index].missing = 0;
-    encode_and_send(index);
+    bucket.missing = 0;
+    completed(bucket);
   }
-  execution_->complete(loss);
+  transport_->take_loss(loss);
 }
 
 void Exchange::communicate() {
   TOPKNOT_CHECK(in_step_, "communicate() outside a step");
-  execution_->begin_collectives();
-  if (!execution_->sends_early())
-    for (const auto& pipeline : pipelines_) pipeline->send();
-  for (const auto& pipeline : pipelines_) pipeline->flush();
-  execution_->submit_agreement();
+  transport_->begin_collectives();
+  if (!transport_->traits().sends_early)
+    for (Bucket& bucket : buckets_) send(bucket);
+  if (deferred_) encode_host_sum(*std::exchange(deferred_, nullptr));
+  transport_->start_agreement();
+}
+
+// True where the bucket has one more round, which is then under way.
+bool Exchange::decode(Bucket& bucket) {
+  const Round round = transport_->wait(bucket);
+  bool more = false;
+  transport_->around(ExchangeSpan::Kind::decode, bucket, [&] { more = bucket.decode(round); });
+  if (!more) return false;
+  ++bucket.round;
+  transport_->start(bucket);
+  return true;
 }
 
 void Exchange::decode_and_commit() {
   TOPKNOT_CHECK(in_step_, "decode_and_commit() outside a step");
   // Waits follow the order in which collectives were started, in which second rounds stand behind the agreement.
-  std::vector<GroupPipeline*> more;
-  for (const auto& pipeline : pipelines_)
-    if (pipeline->decode()) more.push_back(pipeline.get());
-  execution_->receive_agreement();
-  while (!more.empty()) {
-    std::vector<GroupPipeline*> still;
-    for (GroupPipeline* pipeline : more)
-      if (pipeline->decode()) still.push_back(pipeline);
-    more = std::move(still);
-  }
-  const StepExecution::Agreed agreed = execution_->agree(pipelines_);
-  for (std::size_t index = 0; index < pipelines_.size(); ++index) {
-    if (!agreed.commit) pipelines_[index]->discard();
-    progress_[index].swaps = agreed.commit && pipelines_[index]->commit();
+  std::vector<Bucket*> more;
+  for (Bucket& bucket : buckets_)
+    if (decode(bucket)) more.push_back(&bucket);
+  transport_->receive_agreement();
+  while (!more.empty()) std::erase_if(more, [this](Bucket* bucket) { return !decode(*bucket); });
+  const Transport::Agreed agreed = transport_->agree(buckets_);
+  for (Bucket& bucket : buckets_) {
+    bucket.swaps = false;
+    if (!agreed.commit) {
+      bucket.discard();
+      continue;
+    }
+    bool in_residual = false;
+    transport_->around(ExchangeSpan::Kind::commit, bucket, [&] { in_residual = bucket.commit(); });
+    bucket.swaps = transport_->committed(bucket, in_residual);
   }
   result_ = {agreed.commit, agreed.bad_rank, stats()};
-  execution_->finish_step(result_);
+  transport_->finish(result_);
 }
 
 StepResult Exchange::end_step() {
   TOPKNOT_CHECK(in_step_, "end_step() outside a step");
-  for (std::size_t index = 0; index < groups_.size(); ++index)
-    if (progress_[index].swaps) arena_.swap_gradient_and_residual(groups_[index].begin, groups_[index].end);
+  for (const Bucket& bucket : buckets_)
+    if (bucket.swaps) arena_.swap_gradient_and_residual(bucket.group.begin, bucket.group.end);
   in_step_ = false;
   return result_;
 }
@@ -159,24 +207,24 @@ StepResult Exchange::finish(bool local_finite) {
 
 std::span<float> Exchange::averaged(const Group& group) {
   TOPKNOT_CHECK(result_.committed, "there is an average only after a committed step");
-  const bool in_residual = in_step_ && progress_[index_of(group)].swaps;
+  const bool in_residual = in_step_ && bucket_of(group).swaps;
   return in_residual ? arena_.residual(group.begin, group.end) : arena_.gradient(group.begin, group.end);
 }
 
 GradientForm Exchange::form(const Group& group) const {
-  return pipelines_[index_of(group)]->form();
+  return bucket_of(group).compressor->form();
 }
 
 Exchange::Capture Exchange::capture() const {
-  return execution_->capture();
+  return transport_->traits().capture;
 }
 
 std::uint64_t Exchange::capture_key() const {
   // Every slice that swaps does so in every captured step, so one of them speaks for all.
   std::uint64_t side = 0;
-  for (std::size_t index = 0; index < groups_.size(); ++index)
-    if (groups_[index].compressed && groups_[index].numel() > 0) {
-      const Slice slice = this->slice(index);
+  for (const Group& group : groups_)
+    if (group.compressed && group.numel() > 0) {
+      const Slice slice = this->slice(group);
       side = slice.gradient.data() < slice.residual.data();
       break;
     }
@@ -184,26 +232,32 @@ std::uint64_t Exchange::capture_key() const {
 }
 
 const std::vector<ExchangeSpan>& Exchange::spans() const {
-  return execution_->spans();
+  return transport_->spans();
 }
 
 void Exchange::observe(Observer observer) {
-  execution_->observe(std::move(observer));
+  observer_ = std::move(observer);
 }
 
 std::vector<std::byte> Exchange::state(std::vector<DeviceFloats>* later) const {
   StateWriter writer(later);
-  writer.put<std::uint64_t>(pipelines_.size());
-  for (const auto& pipeline : pipelines_) pipeline->save(writer);
+  writer.put<std::uint64_t>(buckets_.size());
+  for (const Bucket& bucket : buckets_) {
+    transport_->residual_to_arena(bucket);
+    bucket.save(writer);
+  }
   return writer.take();
 }
 
 void Exchange::load_state(std::span<const std::byte> bytes) {
   StateReader reader(bytes);
   const auto groups = reader.get<std::uint64_t>();
-  if (groups != pipelines_.size())
-    StateReader::fail(fmt::format("is of {} groups where there are {}", groups, pipelines_.size()));
-  for (const auto& pipeline : pipelines_) pipeline->load(reader);
+  if (groups != buckets_.size())
+    StateReader::fail(fmt::format("is of {} groups where there are {}", groups, buckets_.size()));
+  for (Bucket& bucket : buckets_) {
+    bucket.load(reader);
+    transport_->residual_from_arena(bucket);
+  }
   reader.finish();
 }
 

@@ -1,8 +1,8 @@
 #pragma once
 // Carries gradients from the backward pass to the averaged gradient. The exchange is the only scheduler of a step: it
-// knows which group is complete, in which order groups are sent, and when all of them are committed or discarded. Where
-// gradients lie and how a collective is waited for is the business of its GroupPipelines
-// (dist/exchange/group_pipeline.h). A step, on every rank:
+// knows which group is complete, in which order groups are sent, and when all of them are committed or discarded. What a
+// group's compressor does is in its Bucket (dist/exchange/bucket.h); where gradients lie and how a collective is waited
+// for is the business of the Transport (dist/exchange/transport.h). A step, on every rank:
 //
 //   begin_step()
 //   ready(parameter) ...   in the hook: encodes the group that this completes, and starts its collective
@@ -11,7 +11,9 @@
 //   decode_and_commit()    decodes, lets all ranks agree that the step is finite, commits or discards
 //   end_step()             swaps the memories of the slices
 //
-// Groups are sent in a fixed order that is decided at construction. With one rank the way is the same. On a GPU the
+// Groups are sent in a fixed order that is decided at construction. With exchange.ranks_per_host the gradients of a host's
+// ranks are summed first, and the sum is encoded; while the host sums one group, the message of the group before is
+// encoded: sum 0, sum 1, message 0, sum 2, message 1, ...; the last one leaves in communicate(). With one rank the way is the same. On a GPU the
 // host enqueues all of it without waiting, and ready() to decode_and_commit() can be captured in graphs. An exception
 // out of any of these leaves the step half done: the rank gives up (Communicator::abort) and ends.
 
@@ -116,8 +118,8 @@ struct StepResult {
   ExchangeStats stats;
 };
 
-class GroupPipeline;
-class StepExecution;
+struct Bucket;
+class Transport;
 
 class Exchange {
  public:
@@ -173,7 +175,7 @@ class Exchange {
   const std::vector<ExchangeSpan>& spans() const;
 
   // Called for each compressed group once it is encoded, with its accumulated gradient, where the method has
-  // one; for studies. Not called on a GPU.
+  // one; for studies. Not called where gradients stay on a GPU.
   using Observer = std::function<void(const Group& group, std::span<const float> accumulated)>;
   void observe(Observer observer);
 
@@ -185,32 +187,36 @@ class Exchange {
   void load_state(std::span<const std::byte> bytes);
 
  protected:
-  // `groups`: plan_groups() of this arena.
-  Exchange(ParameterArena& arena, std::vector<Group> groups, std::unique_ptr<StepExecution> execution);
-  StepExecution& execution() { return *execution_; }
+  // `groups`: plan_groups() of this arena. `make_bucket`: of the group at this place, for so many ranks that encode for
+  // themselves.
+  using MakeBucket = std::function<Bucket(const Group& group, int index, int ranks)>;
+  Exchange(ParameterArena& arena, std::vector<Group> groups, std::unique_ptr<Transport> transport,
+           const MakeBucket& make_bucket);
 
  private:
   struct Place {
     std::size_t group;
     bool ready;
   };
-  // Of a group, in a step.
-  struct Progress {
-    std::size_t missing = 0;  // parameters that are not ready
-    bool swaps = false;       // the average lies in the residual's memory
-  };
-  Slice slice(std::size_t index) const;
-  void encode_and_send(std::size_t index);
+  Slice slice(const Group& group) const;
+  void completed(Bucket& bucket);
+  void send(Bucket& bucket);
+  void encode(Bucket& bucket);
+  void encode_host_sum(Bucket& bucket);
+  bool decode(Bucket& bucket);
   ExchangeStats stats() const;
-  std::size_t index_of(const Group& group) const;
+  const Bucket& bucket_of(const Group& group) const;
 
   ParameterArena& arena_;
   const std::vector<Group> groups_;
-  const std::unique_ptr<StepExecution> execution_;
-  std::vector<std::unique_ptr<GroupPipeline>> pipelines_;  // as the groups
-  std::vector<Progress> progress_;
+  const std::unique_ptr<Transport> transport_;
+  std::vector<Bucket> buckets_;  // as the groups
+  Observer observer_;
   std::unordered_map<const Parameter*, Place> places_;
   std::vector<float> weights_;
+  StepContext context_;  // as compressors are given it
+  // With ranks_per_host: whose host's sum is under way. It is encoded when the next one's sum is, or in communicate().
+  Bucket* deferred_ = nullptr;
   std::size_t next_to_send_ = 0;
   bool in_step_ = false;
   StepResult result_;  // of the step under way, or of the last one

@@ -32,14 +32,14 @@ class BothRanks {
 
   std::size_t ranks() const { return static_cast<std::size_t>(group_.ranks); }
   std::vector<float>& gradient(std::size_t rank) { return on_cpu_[rank].gradient; }
-  cuda::DeviceCompressor& on_gpu(std::size_t rank) { return *ranks_[rank].compressor; }
+  Compressor& on_gpu(std::size_t rank) { return *ranks_[rank].compressor; }
   StepStatus status(std::size_t rank) { return ranks_[rank].status.host()[0]; }
   std::size_t block_bytes() const { return blocks_.size() / ranks(); }
 
   void set_density(double density) {
     density_ = density;
-    for (Rank& rank : ranks_) rank.compressor->set_density(density);
-    const std::size_t bytes = ranks_[0].compressor->block_bytes();
+    std::size_t bytes = 0;
+    for (Rank& rank : ranks_) bytes = rank.compressor->reserve(density);
     REQUIRE(bytes % 16 == 0);
     blocks_ = DeviceVector<std::byte>(bytes * ranks());
     for (auto& graph : graph_) graph.reset();
@@ -91,7 +91,7 @@ class BothRanks {
 
  private:
   struct Rank {
-    std::unique_ptr<cuda::DeviceCompressor> compressor;
+    std::unique_ptr<Compressor> compressor;
     DeviceVector<float> memory[2];  // the slice's; which is the gradient's changes from step to step
     DeviceVector<StepParameters> parameters;
     DeviceVector<StepStatus> status;
@@ -102,18 +102,28 @@ class BothRanks {
   }
 
   void run(cudaStream_t stream) {
-    const std::size_t n = group_.numel, bytes = ranks_[0].compressor->block_bytes();
-    for (std::size_t r = 0; r < ranks(); ++r)
-      ranks_[r].compressor->encode(
-          stream, {{ranks_[r].memory[turn_].data(), n}, {ranks_[r].memory[1 - turn_].data(), n}},
-          ranks_[r].parameters.data(), ranks_[r].status.data(), blocks_.data() + r * bytes);
+    const std::size_t n = group_.numel, bytes = block_bytes();
+    for (std::size_t r = 0; r < ranks(); ++r) {
+      Rank& rank = ranks_[r];
+      StepContext context;
+      context.weights = {weights_.data(), ranks()};
+      context.rank = static_cast<int>(r);
+      context.parameters = rank.parameters.data();
+      context.status = rank.status.data();
+      const Message message = rank.compressor->encode(
+          {{rank.memory[turn_].data(), n}, {rank.memory[1 - turn_].data(), n}}, context);
+      REQUIRE(message.bytes() == bytes);
+      TOPKNOT_CUDA(cudaMemcpyAsync(blocks_.data() + r * bytes, message.gpu_block.data(), bytes,
+                                   cudaMemcpyDeviceToDevice, stream));
+    }
     const std::size_t position = 16 + 4 * 20;
     if (damaged_)
       TOPKNOT_CUDA(cudaMemsetAsync(blocks_.data() + *damaged_ * bytes + position, 0x7F, 4, stream));
-    for (Rank& rank : ranks_)
-      rank.compressor->decode(stream, blocks_.data(), weights_.data(), rank.status.data());
+    Round round;
+    round.gpu_blocks = {blocks_.data(), blocks_.size()};
+    for (Rank& rank : ranks_) rank.compressor->decode(round);
     for (Rank& rank : ranks_) {
-      const std::span<float> average = rank.compressor->commit(stream, rank.status.data());
+      const std::span<float> average = rank.compressor->commit({});
       REQUIRE(average.data() == average_of(rank).data());
     }
   }

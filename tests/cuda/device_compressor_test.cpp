@@ -193,7 +193,7 @@ TEST_CASE("a sum that could overflow, and zeros, are told apart") {
 TEST_CASE("methods and pieces without kernels are left to the CPU, wrong ones are refused") {
   const OnGpu gpu;
   const GroupSpec group = whole_group(100, 2);
-  for (const char* name : {"dense", "powersgd", "terngrad", "randk"})
+  for (const char* name : {"powersgd", "terngrad", "randk"})
     CHECK(cuda::make_device_compressor(named(name), group) == nullptr);
   CompressOptions options = named("topk");
   options.codec = "auto";

@@ -33,7 +33,7 @@ struct Both {
     for (auto& memory : gpu) memory = DeviceVector<float>(std::vector<float>(n));
   }
 
-  cuda::DeviceSlice slice() { return {{gpu[turn].data(), n}, {gpu[1 - turn].data(), n}}; }
+  Slice slice() { return {{gpu[turn].data(), n}, {gpu[1 - turn].data(), n}}; }
 
   // The pass of a selection, by the same functor, on the host.
   void accumulate_on_gpu() {

@@ -4,7 +4,7 @@
 #include <chrono>
 #include <cmath>
 
-#include "dist/exchange/host_pipeline.h"
+#include "dist/exchange/bucket.h"
 #include "nn/base/check.h"
 #include "nn/base/clock.h"
 #include "nn/base/text.h"
@@ -83,49 +83,46 @@ class Noise {
   std::vector<float> values_;
 };
 
-// The result of a gather in which every rank sends this rank's block.
-void return_own_message(PendingCollective& pending, int ranks) {
-  if (pending.message.kind == Message::Kind::block)
-    pending.blocks.assign(static_cast<std::size_t>(ranks), pending.message.block);
-}
-
 ExchangeProfile::Group measure_group(const Group& group, const ExchangeOptions& options, double density,
                                      int ranks, const Noise& noise, bool& sums) {
-  const GroupCompressor method = make_group_compressor(group, options, ranks);
+  const std::unique_ptr<Compressor> compressor = make_compressor(group, options, ranks);
   std::vector<float> one(group.numel()), other(group.numel());
   Slice slice{one, other};
   std::vector<double> encode, decode;
   const std::vector<float> weights(static_cast<std::size_t>(ranks), 1.0f);
   ExchangeProfile::Group cost;
   cost.elements = static_cast<double>(group.numel());
-  PendingCollective pending;
   const auto begin = Clock::now();
   for (int round = 0; round < kWarmUp + kTimed; ++round) {
     noise.fill(slice.gradient, round);
     StepContext info;
     info.step = round;
-    info.density = method.density(density);
+    info.density = group_density(group, options, density);
     info.weights = weights;
     auto start = Clock::now();
-    pending.message = method.compressor->encode(slice, info);
+    Message message = compressor->encode(slice, info);
     const double encoding = seconds_since(start);
-    cost.bytes = static_cast<double>(pending.message.bytes());
+    cost.bytes = static_cast<double>(message.bytes());
     cost.later_bytes = 0;
-    sums = pending.message.kind != Message::Kind::block;
+    sums = message.kind != Message::Kind::block;
     double decoding = 0;
     for (bool more = true; more;) {
-      return_own_message(pending, ranks);
+      Round round;
+      round.sum = message.sum, round.sum_bfloat16 = message.sum_bfloat16;
+      // Of a gather in which every rank sends this rank's block.
+      std::vector<std::vector<std::byte>> blocks;
+      if (message.kind == Message::Kind::block) blocks.assign(static_cast<std::size_t>(ranks), message.block);
+      round.blocks = blocks;
       start = Clock::now();
-      std::optional<Message> next = method.compressor->decode(pending.returned());
+      std::optional<Message> next = compressor->decode(round);
       decoding += seconds_since(start);
       if ((more = next.has_value())) {
-        pending.message = std::move(*next);
-        cost.later_bytes += static_cast<double>(pending.message.bytes());
+        message = std::move(*next);
+        cost.later_bytes += static_cast<double>(message.bytes());
       }
     }
     start = Clock::now();
-    if (method.compressor->commit({}).data() == slice.residual.data())
-      std::swap(slice.gradient, slice.residual);
+    if (compressor->commit({}).data() == slice.residual.data()) std::swap(slice.gradient, slice.residual);
     decoding += seconds_since(start);
     if (round < kWarmUp) continue;
     encode.push_back(encoding);

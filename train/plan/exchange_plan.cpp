@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <sstream>
 
-#include "dist/exchange/host_pipeline.h"
+#include "dist/exchange/bucket.h"
 #include "dist/sparse/sparse_collective.h"
 #include "nn/base/check.h"
 #include "nn/base/log.h"

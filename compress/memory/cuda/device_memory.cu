@@ -58,7 +58,7 @@ DeviceMemory::DeviceMemory(Kind kind, const CompressOptions& options, std::size_
   clear();
 }
 
-Accumulate DeviceMemory::accumulate(const DeviceSlice& slice, const StepParameters* step) {
+Accumulate DeviceMemory::accumulate(const Slice& slice, const StepParameters* step) {
   Accumulate made;
   made.u = slice.gradient.data();
   if (lr_inside_) made.times_lr = step;
@@ -80,7 +80,7 @@ Accumulate DeviceMemory::accumulate(const DeviceSlice& slice, const StepParamete
   return made;
 }
 
-std::span<float> DeviceMemory::commit(cudaStream_t stream, const StepStatus* status, const DeviceSlice& slice,
+std::span<float> DeviceMemory::commit(cudaStream_t stream, const StepStatus* status, const Slice& slice,
                                       const DeviceSent& sent) {
   if (kind_ == Kind::none) return slice.gradient;
   MemoryCommit step;
@@ -126,7 +126,7 @@ void DeviceMemory::load(StateReader& reader) {
 }
 
 // Which velocity a step reads that finds the gradient there.
-std::size_t DeviceMemory::read_by(const DeviceSlice& slice) const {
+std::size_t DeviceMemory::read_by(const Slice& slice) const {
   const bool as_first = slice.gradient.data() == first_ && slice.residual.data() == second_;
   TOPKNOT_CHECK(as_first || (slice.gradient.data() == second_ && slice.residual.data() == first_),
                 "a slice in other memory than in the steps before");

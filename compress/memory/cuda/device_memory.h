@@ -22,7 +22,6 @@
 #include <string>
 
 #include "compress/compressor.h"
-#include "compress/cuda/device_compressor.h"
 #include "compress/memory/accumulate.h"
 #include "compress/state.h"
 #include "nn/core/cuda/context.h"
@@ -48,9 +47,9 @@ class DeviceMemory {
 
   // Of the whole group; Accumulate::from() makes it a segment's. slice.residual is not used by memory none. The
   // slice's two memories must be the same as in all steps before, in either order.
-  Accumulate accumulate(const DeviceSlice& slice, const StepParameters* step);
+  Accumulate accumulate(const Slice& slice, const StepParameters* step);
   // The same slice. Returns the memory for the average: residual, or (memory none) the gradient's own.
-  std::span<float> commit(cudaStream_t stream, const StepStatus* status, const DeviceSlice& slice,
+  std::span<float> commit(cudaStream_t stream, const StepStatus* status, const Slice& slice,
                           const DeviceSent& sent);
 
   bool has_residual() const { return kind_ != Kind::none; }  // as Memory's
@@ -60,7 +59,7 @@ class DeviceMemory {
   void load(StateReader& reader);
 
  private:
-  std::size_t read_by(const DeviceSlice& slice) const;
+  std::size_t read_by(const Slice& slice) const;
   void clear();
 
   Kind kind_;

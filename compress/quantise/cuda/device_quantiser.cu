@@ -312,7 +312,7 @@ void commit_quantised(cudaStream_t stream, const QuantisedFormat& format, const 
            1.0f / static_cast<float>(ranks), step, status, u, residual);
 }
 
-class DeviceQuantiser final : public DeviceCompressor {
+class DeviceQuantiser final : public Compressor {
  public:
   DeviceQuantiser(const quantise::Format& format, bool keeps, std::uint64_t seed, const GroupSpec& group)
       : keeps_(keeps),
@@ -345,41 +345,44 @@ class DeviceQuantiser final : public DeviceCompressor {
     pieces_ = on_device(pieces);
     first_ = on_device(first);
     sums_ = DeviceArray<double>(pieces.size());
+    block_ = DeviceArray<std::byte>(format_.block_bytes);
   }
 
-  std::size_t block_bytes() const override { return format_.block_bytes; }
+  std::size_t reserve(double) override { return block_.size(); }
 
-  void encode(cudaStream_t stream, DeviceSlice slice, const StepParameters* step, StepStatus* status,
-              std::byte* block) override {
+  Message encode(Slice slice, const StepContext& context) override {
     TOPKNOT_CHECK(slice.gradient.size() == format_.numel, "a slice of another length than the group's");
     slice_ = slice;
-    step_ = step;
+    step_ = context;
+    const cudaStream_t stream = Context::current().stream();
     quantise_sums(stream, format_, slice.gradient.data(), keeps_ ? slice.residual.data() : nullptr,
                   pieces_.data(), static_cast<std::uint32_t>(pieces_.size()), sums_.data(), broken_.data());
     quantise_scales(stream, format_, sums_.data(), first_.data(), scales_.data(), broken_.data());
-    write_quantised(stream, format_, slice.gradient.data(), scales_.data(), broken_.data(), step, rng_,
-                    offset_, block, status);
+    write_quantised(stream, format_, slice.gradient.data(), scales_.data(), broken_.data(), step_.parameters,
+                    rng_, offset_, block_.data(), step_.status);
+    return gpu_block_message({block_.data(), block_.size()});
   }
 
-  void decode(cudaStream_t stream, const std::byte* blocks, const float* weights,
-              StepStatus* status) override {
-    TOPKNOT_CHECK(step_ != nullptr, "decode without encode");
-    blocks_ = blocks;
-    check_quantised(stream, format_, blocks, ranks_, received_.data());
-    judge(stream, received_.data(), ranks_, weights, step_, weights_.data(), status);
+  std::optional<Message> decode(const Round& round) override {
+    TOPKNOT_CHECK(step_.parameters != nullptr, "decode without encode");
+    const cudaStream_t stream = Context::current().stream();
+    blocks_ = round.gpu_blocks.data();
+    check_quantised(stream, format_, blocks_, ranks_, received_.data());
+    judge(stream, received_.data(), ranks_, step_.weights.data(), step_.parameters, weights_.data(),
+          step_.status);
+    return std::nullopt;
   }
 
-  std::span<float> commit(cudaStream_t stream, const StepStatus* status) override {
-    TOPKNOT_CHECK(step_ != nullptr, "commit without encode");
-    commit_quantised(stream, format_, blocks_, ranks_, weights_.data(), std::exchange(step_, nullptr), status,
-                     slice_.gradient.data(), keeps_ ? slice_.residual.data() : nullptr);
+  std::span<float> commit(const Outcome&) override {
+    TOPKNOT_CHECK(step_.parameters != nullptr, "commit without encode");
+    commit_quantised(Context::current().stream(), format_, blocks_, ranks_, weights_.data(),
+                     std::exchange(step_.parameters, nullptr), step_.status, slice_.gradient.data(),
+                     keeps_ ? slice_.residual.data() : nullptr);
     return keeps_ ? slice_.residual : slice_.gradient;
   }
 
-  void set_density(double) override {}
-  void save(StateWriter&) const override {}
-  void load_state(std::span<const std::byte> bytes) override {
-    if (!bytes.empty()) StateReader::fail("has bytes for a method that carries nothing");
+  void load(StateReader& reader) override {
+    if (!reader.at_end()) StateReader::fail("has bytes for a method that carries nothing");
   }
 
  private:
@@ -395,16 +398,17 @@ class DeviceQuantiser final : public DeviceCompressor {
   DeviceArray<std::uint32_t> broken_;
   DeviceArray<DecodedStats> received_;  // by rank
   DeviceArray<float> weights_;          // by rank, then this rank's
+  DeviceArray<std::byte> block_;        // this rank's
 
-  // Of the step under way.
-  DeviceSlice slice_;
-  const StepParameters* step_ = nullptr;
+  // Of the step under way; its parameters are null outside.
+  Slice slice_;
+  StepContext step_;
   const std::byte* blocks_ = nullptr;
 };
 
 template <quantise::Format (*format)(const CompressOptions&, const GroupSpec&),
           bool (*keeps)(const CompressOptions&)>
-std::unique_ptr<DeviceCompressor> make(const CompressOptions& options, const GroupSpec& group) {
+std::unique_ptr<Compressor> make(const CompressOptions& options, const GroupSpec& group) {
   return std::make_unique<DeviceQuantiser>(format(options, group), keeps(options), options.seed, group);
 }
 

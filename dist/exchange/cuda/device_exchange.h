@@ -2,56 +2,78 @@
 // The exchange (dist/exchange/exchange.h) of gradients in GPU memory: the same groups in the same order, without the
 // host waiting for the GPU. Encoding, decoding and committing run on the compute stream, collectives on the
 // communication stream. The outcome of a step is in step_state().status, in GPU memory: the optimizer reads it
-// there, the host
-// later. Averages, residuals and states are those of gradients in host memory, bit for bit.
+// there, the host later. Averages, residuals and states are those of gradients in host memory, bit for bit.
 //
 // A method without kernels, and every method under dist.backend gloo, is staged: gradients are copied to the host,
-// exchanged there by the host's pipelines, and the averages copied back; the host then waits in communicate() and
+// exchanged there as the host's are, and the averages copied back; the host then waits in communicate() and
 // decode_and_commit().
 
+#include <array>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "dist/comm/collective_queue.h"
 #include "dist/comm/cuda/device_communicator.h"
-#include "dist/exchange/cuda/device_step.h"
+#include "dist/exchange/bucket.h"
 #include "dist/exchange/cuda/device_times.h"
 #include "dist/exchange/exchange.h"
-#include "dist/exchange/group_pipeline.h"
+#include "dist/exchange/transport.h"
+#include "nn/core/cuda/context.h"
 #include "nn/core/parameter.h"
+#include "nn/core/step.h"
 
 namespace topknot::cuda {
 
-// What the executions of GPU gradients share: the step's parameters and status in GPU memory.
-class DeviceExecution : public StepExecution {
+// Parameters, status and weights of a step in GPU memory that keeps its place, so that graphs may hold it. The host writes
+// it without waiting for the GPU.
+class DeviceStep {
  public:
-  // `weights`: numbers in begin_step()'s.
-  explicit DeviceExecution(int weights) : step_(weights) {}
-  void begin_step(const StepContext& info) override;
-  StepState step_state() override { return {step_.parameters(), step_.status()}; }
-  DeviceStep& step() { return step_; }
-  DeviceTimes& times() { return times_; }
+  // On the current context's GPU.
+  explicit DeviceStep(int ranks);
+  ~DeviceStep();
+  DeviceStep(const DeviceStep&) = delete;
+  DeviceStep& operator=(const DeviceStep&) = delete;
 
- protected:
-  static cudaStream_t compute() { return Context::current().stream(); }
-  static cudaStream_t communication() { return Context::current().communication(); }
+  // In the stream's order. Clears the status. `context`: of the host, with as many weights as the constructor was told.
+  void begin(cudaStream_t stream, const StepContext& context);
+  void set_status(cudaStream_t stream, const StepStatus& status);
+
+  // GPU memory.
+  StepParameters* parameters() const { return reinterpret_cast<StepParameters*>(memory_.data()); }
+  StepStatus* status() const { return reinterpret_cast<StepStatus*>(memory_.data() + kStatus); }
+  const float* weights() const { return reinterpret_cast<const float*>(memory_.data() + kWeights); }
 
  private:
-  DeviceStep step_;
-  DeviceTimes times_;
+  static constexpr std::size_t kStatus = 64, kWeights = 128;  // bytes from the start
+  static constexpr std::size_t kSlots = 16;
+  struct Slot {
+    std::unique_ptr<PinnedMemory> memory;
+    Event copied;
+  };
+  // Copies bytes [begin, end) of the next slot, which `fill` writes to.
+  template <class Fill>
+  void copy(cudaStream_t stream, std::size_t begin, std::size_t end, Fill fill);
+
+  int ranks_;
+  DeviceArray<std::byte> memory_;
+  std::array<Slot, kSlots> slots_;  // the host may be that many copies ahead of the GPU
+  std::size_t next_ = 0;
 };
 
 class DeviceExchange final : public Exchange {
  public:
-  DeviceExchange(ParameterArena& arena, std::vector<Group> groups, std::unique_ptr<DeviceExecution> execution)
-      : Exchange(arena, std::move(groups), std::move(execution)) {}
+  // `times`: the transport's.
+  DeviceExchange(ParameterArena& arena, std::vector<Group> groups, std::unique_ptr<Transport> transport,
+                 DeviceTimes& times, const MakeBucket& make_bucket)
+      : Exchange(arena, std::move(groups), std::move(transport), make_bucket), times_(times) {}
   // Where the pieces of its steps are marked, once it is on: at most seven for each group, and two more.
-  DeviceTimes& times() { return device_execution().times(); }
+  DeviceTimes& times() { return times_; }
   std::size_t most_marks() const { return 7 * groups().size() + 2; }
 
  private:
-  DeviceExecution& device_execution() { return static_cast<DeviceExecution&>(execution()); }
+  DeviceTimes& times_;
 };
 
 // For an arena on the current context's GPU. `device`: null where the collectives are the host's (gloo), and the

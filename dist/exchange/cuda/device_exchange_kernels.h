@@ -1,6 +1,5 @@
 #pragma once
-// The small kernels of the exchange on a GPU: dense groups before and after their sum, as compress/dense.cpp has
-// them, operation for operation; and the agreement of the ranks on whether a step is finite.
+// The agreement of the ranks on whether a step is finite, on a GPU.
 
 #include <cuda_runtime_api.h>
 
@@ -10,20 +9,6 @@
 #include "nn/core/step.h"
 
 namespace topknot::cuda {
-
-// x *= *weight. Nothing is read where the weight is 1.
-void multiply_by_weight(cudaStream_t stream, float* x, std::size_t n, const float* weight);
-// x /= *total. Nothing is read where the total is 0 or 1.
-void divide_by_total(cudaStream_t stream, float* x, std::size_t n, const float* total);
-// to = bfloat16(x * *weight), to nearest, ties to even.
-void narrow_by_weight(cudaStream_t stream, const float* x, std::size_t n, const float* weight, void* to);
-
-// x = (x + 0) * factor, and the status is bad where x was not finite. Adding 0 turns -0 into +0 as a sparse
-// average does, which starts from zeros.
-void average_sum(cudaStream_t stream, float* x, std::size_t n, float factor, StepStatus* status);
-// The same of a sum of bfloat16 numbers, to floats.
-void average_sum_bfloat16(cudaStream_t stream, const void* sum, float* x, std::size_t n, float factor,
-                          StepStatus* status);
 
 // What a rank, or a host for its ranks, tells the others beside its groups: in the trailer of a compressed group's block
 // (kTrailerBytes) or, where all groups are dense, by a collective of its own.

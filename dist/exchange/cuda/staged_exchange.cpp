@@ -1,11 +1,10 @@
-// Pipelines of GPU gradients that are exchanged on the host: a group's gradient is copied to the host as soon as it is
-// complete, beside the backward pass; a host pipeline (dist/exchange/host_pipeline.h) works on the copy; the average is
-// copied back. Residuals stay in host memory.
-#include <cmath>
+// The transport of GPU gradients that are exchanged on the host: a group's gradient is copied to the host as soon as it is
+// complete, beside the backward pass; the bucket works on the copy, which goes the host's way; the average is copied back.
+// Residuals stay in host memory.
+#include <deque>
 #include <utility>
 
 #include "dist/exchange/cuda/device_exchange.h"
-#include "dist/exchange/host_pipeline.h"
 #include "nn/base/check.h"
 
 namespace topknot::cuda {
@@ -35,104 +34,78 @@ class HostMemory {
   bool locked_ = false;
 };
 
-class StagedPipeline final : public GroupPipeline {
+class StagedTransport final : public HostTransport {
  public:
-  StagedPipeline(const Group& group, ParameterArena& arena, Slice host, std::unique_ptr<GroupPipeline> inner)
-      : group_(group), arena_(arena), host_(host), inner_(std::move(inner)) {}
-
-  void begin_step(const StepContext& info) override { inner_->begin_step(info); }
-  void encode(Slice slice) override {
-    average_ = slice.gradient;
-    encoded_.record(Context::current().stream());
-    const cudaStream_t stream = Context::current().communication();
-    encoded_.wait(stream);
-    TOPKNOT_CUDA(cudaMemcpyAsync(host_.gradient.data(), slice.gradient.data(), slice.gradient.size_bytes(),
-                                 cudaMemcpyDeviceToHost, stream));
-    copied_.record(stream);
-  }
-  void send() override {
-    copied_.synchronize();
-    inner_->encode(host_);
-    inner_->send();
-  }
-  void flush() override { inner_->flush(); }
-  bool decode() override { return inner_->decode(); }
-  bool finite() const override { return inner_->finite(); }
-  bool own_values_finite() const override { return inner_->own_values_finite(); }
-  bool commit() override {
-    if (inner_->commit()) std::swap(host_.gradient, host_.residual);
-    TOPKNOT_CUDA(cudaMemcpyAsync(average_.data(), host_.gradient.data(), average_.size_bytes(),
-                                 cudaMemcpyHostToDevice, Context::current().stream()));
-    return false;
-  }
-  void discard() override { inner_->discard(); }
-  GradientForm form() const override { return inner_->form(); }
-  void add_stats(ExchangeStats& stats) const override { inner_->add_stats(stats); }
-  void save(StateWriter& writer) const override {
-    backend(arena_.device())
-        .to_device(arena_.residual(group_.begin, group_.end).data(), host_.residual.data(),
-                   host_.residual.size());
-    inner_->save(writer);
-  }
-  void load(StateReader& reader) override {
-    inner_->load(reader);
-    backend(arena_.device())
-        .to_host(host_.residual.data(), arena_.residual(group_.begin, group_.end).data(),
-                 host_.residual.size());
-  }
-
- private:
-  const Group& group_;
-  ParameterArena& arena_;
-  Slice host_;  // takes the place of the arena's slice
-  const std::unique_ptr<GroupPipeline> inner_;
-  std::span<float> average_;  // GPU memory
-  Event encoded_, copied_;
-};
-
-class StagedExecution final : public DeviceExecution {
- public:
-  StagedExecution(ParameterArena& arena, CollectiveQueue& queue, const ExchangeOptions& options)
-      : DeviceExecution(queue.communicator().size()),
+  StagedTransport(ParameterArena& arena, CollectiveQueue& queue, const ExchangeOptions& options,
+                  const std::vector<Group>& groups)
+      : HostTransport(queue, options),
         arena_(arena),
-        host_(queue, options),
         gradients_(arena.size()),
         residuals_(arena.size()),
-        loss_(sizeof(float)) {}
+        ways_(groups.size()),
+        step_(traits().ranks),
+        loss_(sizeof(float)) {
+    for (std::size_t index = 0; index < groups.size(); ++index)
+      ways_[index].host = {gradients_.slice(groups[index]), residuals_.slice(groups[index])};
+    // The host would wait for the GPU in ready().
+    traits_.encodes_early = traits_.sends_early = false;
+  }
+  DeviceTimes& times() { return times_; }
 
-  int rank() const override { return host_.rank(); }
-  int ranks() const override { return host_.ranks(); }
-  std::unique_ptr<GroupPipeline> make_pipeline(const Group& group, int index) override {
-    return std::make_unique<StagedPipeline>(group, arena_,
-                                            Slice{gradients_.slice(group), residuals_.slice(group)},
-                                            host_.make_pipeline(group, index));
+  StepContext begin(const StepContext& context, std::span<Bucket> buckets) override {
+    const StepContext on_host = HostTransport::begin(context, buckets);
+    step_.begin(compute(), context);
+    return on_host;
   }
-  void begin_step(const StepContext& info) override {
-    host_.begin_step(info);
-    DeviceExecution::begin_step(info);
+  StepState step_state() override { return {step_.parameters(), step_.status()}; }
+
+  Slice take(const Bucket& bucket, Slice slice) override {
+    Way& way = this->way(bucket);
+    way.average = slice.gradient;
+    way.complete.record(compute());
+    const cudaStream_t stream = Context::current().communication();
+    way.complete.wait(stream);
+    TOPKNOT_CUDA(cudaMemcpyAsync(way.host.gradient.data(), slice.gradient.data(), slice.gradient.size_bytes(),
+                                 cudaMemcpyDeviceToHost, stream));
+    way.copied.record(stream);
+    return way.host;
   }
-  // The host would wait for the GPU in ready().
-  bool sends_early() const override { return false; }
-  void complete(const float* loss) override {
+  void await_gradient(const Bucket& bucket) override { way(bucket).copied.synchronize(); }
+
+  void take_loss(const float* loss) override {
     *loss_on_host() = 0;
     if (loss)
       TOPKNOT_CUDA(cudaMemcpyAsync(loss_on_host(), loss, sizeof(float), cudaMemcpyDeviceToHost, compute()));
     loss_copied_.record(compute());
   }
-  void submit_agreement() override {
+  void start_agreement() override {
     loss_copied_.synchronize();
-    host_.complete(loss_on_host());
-    host_.submit_agreement();
+    HostTransport::take_loss(loss_on_host());
+    HostTransport::start_agreement();
   }
-  void receive_agreement() override { host_.receive_agreement(); }
-  Agreed agree(std::span<const std::unique_ptr<GroupPipeline>> pipelines) override {
-    return host_.agree(pipelines);
+
+  // The average goes back; the residual stays.
+  bool committed(const Bucket& bucket, bool in_residual) override {
+    Way& way = this->way(bucket);
+    if (in_residual) std::swap(way.host.gradient, way.host.residual);
+    TOPKNOT_CUDA(cudaMemcpyAsync(way.average.data(), way.host.gradient.data(), way.average.size_bytes(),
+                                 cudaMemcpyHostToDevice, compute()));
+    return false;
   }
-  void finish_step(StepResult& result) override {
-    host_.finish_step(result);
-    step().set_status(compute(), *host_.step_state().status);
+  void finish(StepResult& result) override {
+    HostTransport::finish(result);
+    step_.set_status(compute(), *HostTransport::step_state().status);
   }
-  const std::vector<ExchangeSpan>& spans() const override { return host_.spans(); }
+
+  void residual_to_arena(const Bucket& bucket) const override {
+    const std::span<float> residual = ways_[static_cast<std::size_t>(bucket.index)].host.residual;
+    backend(arena_.device()).to_device(in_arena(bucket), residual.data(), residual.size());
+  }
+  void residual_from_arena(const Bucket& bucket) override {
+    const std::span<float> residual = way(bucket).host.residual;
+    backend(arena_.device()).to_host(residual.data(), in_arena(bucket), residual.size());
+  }
+
   // Copies work on the host memory. Nothing on these streams waits for another rank.
   void quiesce() noexcept override {
     if (Context* const context = Context::current_or_null()) {
@@ -140,15 +113,29 @@ class StagedExecution final : public DeviceExecution {
       cudaStreamSynchronize(context->communication());
     }
     cudaGetLastError();
-    host_.quiesce();
+    HostTransport::quiesce();
   }
 
  private:
+  // By group.
+  struct Way {
+    Slice host;                // takes the place of the arena's slice
+    std::span<float> average;  // GPU memory
+    Event complete, copied;
+  };
+
+  static cudaStream_t compute() { return Context::current().stream(); }
+  Way& way(const Bucket& bucket) { return ways_[static_cast<std::size_t>(bucket.index)]; }
+  float* in_arena(const Bucket& bucket) const {
+    return arena_.residual(bucket.group.begin, bucket.group.end).data();
+  }
   float* loss_on_host() { return reinterpret_cast<float*>(loss_.data()); }
 
   ParameterArena& arena_;
-  HostExecution host_;
   HostMemory gradients_, residuals_;
+  std::deque<Way> ways_;
+  DeviceStep step_;
+  DeviceTimes times_;
   PinnedMemory loss_;
   Event loss_copied_;
 };
@@ -157,8 +144,12 @@ class StagedExecution final : public DeviceExecution {
 
 std::unique_ptr<DeviceExchange> make_staged_exchange(ParameterArena& arena, CollectiveQueue& queue,
                                                      const ExchangeOptions& options) {
-  return std::make_unique<DeviceExchange>(arena, plan_groups(arena, options),
-                                          std::make_unique<StagedExecution>(arena, queue, options));
+  std::vector<Group> groups = plan_groups(arena, options);
+  auto transport = std::make_unique<StagedTransport>(arena, queue, options, groups);
+  DeviceTimes& times = transport->times();
+  return std::make_unique<DeviceExchange>(
+      arena, std::move(groups), std::move(transport), times,
+      [&](const Group& group, int index, int ranks) { return Bucket(group, index, options, ranks); });
 }
 
 }  // namespace topknot::cuda

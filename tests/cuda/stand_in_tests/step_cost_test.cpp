@@ -28,8 +28,7 @@ Launches launches(const CompressOptions& options, const GroupSpec& group = testi
   const std::size_t n = group.numel, ranks = static_cast<std::size_t>(group.ranks);
   const auto compressor = cuda::make_device_compressor(options, group);
   REQUIRE(compressor);
-  compressor->set_density(0.01);
-  const std::size_t bytes = compressor->block_bytes();
+  const std::size_t bytes = compressor->reserve(0.01);
   const cuda::DeviceArray<float> gradient(n), residual(n), weights(ranks);
   const cuda::DeviceArray<StepParameters> step(1);
   const cuda::DeviceArray<StepStatus> status(1);
@@ -45,12 +44,20 @@ Launches launches(const CompressOptions& options, const GroupSpec& group = testi
   };
   since();
   Launches made;
-  for (std::size_t rank = 0; rank < ranks; ++rank, made.encode = since())
-    compressor->encode(gpu.stream(), {{gradient.data(), n}, {residual.data(), n}}, step.data(), status.data(),
-                       blocks.data() + rank * bytes);
-  compressor->decode(gpu.stream(), blocks.data(), weights.data(), status.data());
+  StepContext context;
+  context.weights = {weights.data(), ranks};
+  context.parameters = step.data();
+  context.status = status.data();
+  for (std::size_t rank = 0; rank < ranks; ++rank, made.encode = since()) {
+    const Message message = compressor->encode({{gradient.data(), n}, {residual.data(), n}}, context);
+    TOPKNOT_CUDA(cudaMemcpyAsync(blocks.data() + rank * bytes, message.gpu_block.data(), bytes,
+                                 cudaMemcpyDeviceToDevice, gpu.stream()));
+  }
+  Round round;
+  round.gpu_blocks = {blocks.data(), blocks.size()};
+  compressor->decode(round);
   made.decode = since();
-  compressor->commit(gpu.stream(), status.data());
+  compressor->commit({});
   made.commit = since();
   return made;
 }

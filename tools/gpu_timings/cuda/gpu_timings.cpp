@@ -50,12 +50,15 @@ double encode_ms(Context& context, const std::string& method, std::size_t n, flo
   group.segments = {{0, n}};
   const auto compressor = make_device_compressor(options, group);
   TOPKNOT_CHECK(compressor, method + " has no kernels");
-  compressor->set_density(kDensity);
+  compressor->reserve(kDensity);
   const cudaStream_t stream = context.stream();
   DeviceArray<StepParameters> parameters(1);
   DeviceArray<StepStatus> status(1);
-  DeviceArray<std::byte> block(compressor->block_bytes());
   DeviceArray<float> weights(1);
+  StepContext here;
+  here.weights = {weights.data(), 1};
+  here.parameters = parameters.data();
+  here.status = status.data();
   StepParameters step;
   step.density = kDensity;
   const StepStatus clear;
@@ -70,10 +73,12 @@ double encode_ms(Context& context, const std::string& method, std::size_t n, flo
     fill_gradient(stream, a, n, static_cast<std::uint32_t>(i));
     Event begin(true), end(true);
     begin.record(stream);
-    compressor->encode(stream, {{a, n}, {b, n}}, parameters.data(), status.data(), block.data());
+    const Message message = compressor->encode({{a, n}, {b, n}}, here);
     end.record(stream);
-    compressor->decode(stream, block.data(), weights.data(), status.data());
-    const std::span<float> average = compressor->commit(stream, status.data());
+    Round round;
+    round.gpu_blocks = message.gpu_block;
+    compressor->decode(round);
+    const std::span<float> average = compressor->commit({});
     context.synchronize();
     if (average.data() == b) std::swap(a, b);  // what was the gradient's memory holds the residual
     if (i >= kWarmUp) ms.push_back(milliseconds_between(begin, end));

@@ -1,0 +1,196 @@
+#include "dist/exchange/transport.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "nn/base/check.h"
+
+namespace topknot {
+namespace {
+
+using Kind = ExchangeSpan::Kind;
+
+// The first rank whose flag is 0, or -1.
+int first_bad(std::span<const std::byte> flags) {
+  const auto bad = std::find(flags.begin(), flags.end(), std::byte{0});
+  return bad == flags.end() ? -1 : static_cast<int>(bad - flags.begin());
+}
+
+}  // namespace
+
+HostTransport::HostTransport(CollectiveQueue& queue, const ExchangeOptions& options)
+    : queue_(queue),
+      order_(options.compressing() || options.ordered_sum ? SumOrder::ranks : SumOrder::library) {
+  traits_.rank = queue.communicator().rank();
+  traits_.encoding = traits_.ranks = queue.communicator().size();
+  if (!options.hierarchical(traits_.ranks)) return;
+  hierarchy_ = std::make_unique<Hierarchy>(queue, options.ranks_per_host);
+  traits_.encoding = hierarchy_->hosts().size();
+  traits_.counts_bytes = hierarchy_->leads();
+  traits_.encodes_early = false;
+}
+
+StepContext HostTransport::begin(const StepContext& context, std::span<Bucket> buckets) {
+  collectives_.resize(buckets.size());
+  parameters_ = {.step = context.step, .lr = context.lr, .density = context.density, .rank = context.rank};
+  status_ = {};
+  number_ = context.step + 1;
+  spans_.clear();
+  times_ = {};
+  const StepContext encoding = hierarchy_ ? hierarchy_->begin_step(context) : context;
+  rank_ = encoding.rank;
+  return encoding;
+}
+
+// What the commits take is noted as one piece of all groups, in finish().
+void HostTransport::around(Kind kind, const Bucket& bucket, const Work& work) {
+  if (kind == Kind::commit) return work();
+  const auto begin = Clock::now();
+  work();
+  double& total = kind == Kind::encode ? times_.encode : times_.decode;
+  total += note(kind, bucket.index, bucket.round, begin, Clock::now());
+}
+
+HostTransport::Ticket HostTransport::submit(CollectiveQueue::Job job) {
+  outstanding_.push_back(queue_.submit(std::move(job)));
+  return outstanding_.back();
+}
+
+void HostTransport::wait_for(Ticket ticket, int group, int round) {
+  const auto begin = Clock::now();
+  const CollectiveQueue::Times ran = queue_.wait(ticket);
+  outstanding_.erase(std::find(outstanding_.begin(), outstanding_.end(), ticket));
+  if (queue_.communicator().overlaps()) note(Kind::wait, group, round, begin, Clock::now());
+  times_.communicate += note(Kind::communicate, group, round, ran.begin, ran.end);
+  times_.exposed += ran.waited;
+}
+
+double HostTransport::note(Kind kind, int group, int round, Clock::time_point begin, Clock::time_point end) {
+  spans_.push_back({kind, group, round, begin, end});
+  return std::chrono::duration<double>(end - begin).count();
+}
+
+void HostTransport::start_host_sum(Bucket& bucket) {
+  collectives_[bucket.index].sum = submit([this, &bucket, step = number_](Communicator&) {
+    hierarchy_->inside().set_place(step, bucket.index);
+    hierarchy_->average(bucket.slice.gradient);
+  });
+}
+
+void HostTransport::await_host_sum(Bucket& bucket) {
+  wait_for(collectives_[bucket.index].sum, bucket.index, ExchangeSpan::kInsideHost);
+}
+
+void HostTransport::start(Bucket& bucket) {
+  collectives_[bucket.index].message = submit([this, &bucket, step = number_](Communicator& communicator) {
+    Communicator& carrier = hierarchy_ ? hierarchy_->hosts() : communicator;
+    carrier.set_place(step, bucket.index);
+    run(bucket, carrier);
+    carrier.set_place(step);
+  });
+}
+
+void HostTransport::run(Bucket& bucket, Communicator& communicator) {
+  const Message& message = bucket.message;
+  if (bucket.adds_entries)
+    bucket.collective->sum(communicator, *bucket.entries, bucket.k, bucket.sum);
+  else if (message.kind == Message::Kind::block)
+    communicator.all_gather(message.block, collectives_[bucket.index].blocks);
+  else if (message.kind == Message::Kind::sum_bfloat16)
+    communicator.all_reduce(message.sum_bfloat16, order_);
+  else
+    communicator.all_reduce(message.sum, order_);
+}
+
+Round HostTransport::wait(Bucket& bucket) {
+  wait_for(collectives_[bucket.index].message, bucket.index, bucket.round);
+  bucket.bytes_sent += bucket.adds_entries ? bucket.sum.bytes_sent : bucket.message.bytes();
+  if (traits_.encoding > 1) bucket.bytes_received += bytes_received(bucket);
+  Round round;
+  if (bucket.adds_entries)
+    round.entries = &bucket.sum.sum;
+  else if (bucket.message.kind == Message::Kind::block)
+    round.blocks = collectives_[bucket.index].blocks;
+  round.sum = bucket.message.sum;
+  round.sum_bfloat16 = bucket.message.sum_bfloat16;
+  return round;
+}
+
+// From the other ranks.
+std::uint64_t HostTransport::bytes_received(const Bucket& bucket) const {
+  if (bucket.adds_entries) return bucket.sum.bytes_received;
+  if (bucket.message.kind != Message::Kind::block) return bucket.message.bytes();
+  const Blocks& blocks = collectives_[bucket.index].blocks;
+  std::uint64_t bytes = 0;
+  for (std::size_t r = 0; r < blocks.size(); ++r)
+    if (static_cast<int>(r) != rank_) bytes += blocks[r].size();
+  return bytes;
+}
+
+void HostTransport::take_loss(const float* loss) {
+  loss_finite_ = !loss || std::isfinite(*loss);
+}
+
+// A rank whose loss is not finite may have finite gradients, so the groups cannot tell. Queued before anything is
+// decoded, the byte is sent while the compute thread decodes.
+void HostTransport::submit_flag(bool mine) {
+  flag_.assign(1, std::byte{mine});
+  flag_ticket_ = submit([this, step = number_](Communicator& communicator) {
+    communicator.set_place(step);
+    communicator.all_gather(flag_, flags_);
+  });
+}
+
+std::vector<std::byte> HostTransport::receive_flags() {
+  wait_for(flag_ticket_, ExchangeSpan::kAgreement, 0);
+  std::vector<std::byte> flags;
+  for (const auto& block : flags_) {
+    TOPKNOT_CHECK(block.size() == 1, "a damaged agreement block");
+    flags.push_back(block[0]);
+  }
+  return flags;
+}
+
+// All of it is the same on all ranks: the losses by the agreement, finite() by the blocks and sums that all have.
+Transport::Agreed HostTransport::agree(std::span<const Bucket> buckets) {
+  const bool finite = std::all_of(buckets.begin(), buckets.end(),
+                                  [](const Bucket& bucket) { return bucket.compressor->finite(); });
+  Agreed agreed;
+  agreed.bad_rank = first_bad(finite_losses_);
+  agreed.commit = finite && agreed.bad_rank < 0;
+  if (!finite && agreed.bad_rank < 0) {
+    if (traits_.ranks == 1) {
+      agreed.bad_rank = 0;
+    } else {
+      submit_flag(std::all_of(buckets.begin(), buckets.end(),
+                              [](const Bucket& bucket) { return bucket.own_values_finite(); }));
+      agreed.bad_rank = first_bad(receive_flags());
+    }
+  }
+  commit_begin_ = Clock::now();
+  return agreed;
+}
+
+void HostTransport::finish(StepResult& result) {
+  status_.bad = !result.committed;
+  status_.bad_rank = result.bad_rank;
+  status_.selected = result.stats.selected;
+  status_.over_capacity = result.stats.over_capacity;
+  status_.threshold = result.stats.threshold;
+  times_.decode += note(Kind::commit, ExchangeSpan::kAgreement, 0, commit_begin_, Clock::now());
+  result.stats.encode = times_.encode;
+  result.stats.communicate = times_.communicate;
+  result.stats.decode = times_.decode;
+  result.stats.exposed = times_.exposed;
+}
+
+void HostTransport::quiesce() noexcept {
+  // After an error the queue's thread may still work on the buckets' memory.
+  for (const Ticket ticket : outstanding_) try {
+      queue_.wait(ticket);
+    } catch (...) {  // the first error is being handled already
+    }
+}
+
+}  // namespace topknot

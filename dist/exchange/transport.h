@@ -1,0 +1,156 @@
+#pragma once
+// What carries the buckets of an exchange (dist/exchange/exchange.h) to the other ranks and back: it knows where gradients
+// lie and what a wait is. Transports:
+//
+//   HostTransport                            gradients in host memory; collectives through the rank's queue
+//   dist/exchange/cuda/device_exchange.cpp   gradients in GPU memory; kernels on two streams, joined by events
+//   dist/exchange/cuda/staged_exchange.cpp   gradients in GPU memory, copied to a host transport and back
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "dist/comm/collective_queue.h"
+#include "dist/comm/communicator.h"
+#include "dist/exchange/bucket.h"
+#include "dist/sparse/hierarchical.h"
+
+namespace topknot {
+
+// Of a rank. All calls come from its compute thread, in the order in which they stand here; those of different buckets
+// interleave.
+class Transport {
+ public:
+  // The same in every step.
+  struct Traits {
+    int rank = 0, ranks = 1;
+    int encoding = 1;  // that encode for themselves: the ranks, or with exchange.ranks_per_host the hosts
+    bool counts_bytes = true;  // false on a host's ranks but its first, which alone sends to other hosts
+    // Whether a group is encoded as soon as it is complete; else when it is sent.
+    bool encodes_early = true;
+    // Whether a message leaves as soon as its group and those before it are complete; else all leave in
+    // Exchange::communicate().
+    bool sends_early = true;
+    // Whether agree() knows the outcome; else the kernels of a commit decide, and the host lets every step commit.
+    bool decides_on_host = true;
+    Exchange::Capture capture = Exchange::Capture::none;
+  };
+  struct Agreed {
+    bool commit = true;
+    int bad_rank = -1;  // as StepResult::bad_rank
+  };
+  using Work = std::function<void()>;
+
+  virtual ~Transport() = default;
+  const Traits& traits() const { return traits_; }
+  bool hierarchical() const { return traits_.encoding != traits_.ranks; }
+  const std::vector<ExchangeSpan>& spans() const { return spans_; }  // as Exchange::spans()
+
+  // Returns the step as compressors are given it: that of hosts, in the gradients' memory. `buckets`: all groups'; valid
+  // as long as this is used. Fills in the bytes that are known beforehand.
+  virtual StepContext begin(const StepContext& context, std::span<Bucket> buckets) = 0;
+  virtual StepState step_state() = 0;  // as Exchange::step_state()
+  // Runs a piece of the compute thread's work, and notes its time as one of the bucket's.
+  virtual void around(ExchangeSpan::Kind kind, const Bucket& bucket, const Work& work) = 0;
+
+  // The gradient is final. Returns the memory that the bucket works in, whose contents await_gradient() waits for.
+  virtual Slice take(const Bucket&, Slice slice) { return slice; }
+  virtual void await_gradient(const Bucket&) {}
+  // Where hierarchical(): turns the gradient into its host's, as Hierarchy::average(). Called as start() is.
+  virtual void start_host_sum(Bucket& bucket) = 0;
+  virtual void await_host_sum(Bucket& bucket) = 0;
+  virtual void encoded(const Bucket&) {}
+  // Starts the collective of the bucket's message. Called in the order of the groups, the same on all ranks; of a
+  // further round in the same order as well.
+  virtual void start(Bucket& bucket) = 0;
+  // What it has brought, valid until the next start().
+  virtual Round wait(Bucket& bucket) = 0;
+
+  // All groups are complete. `loss`: as Exchange::complete().
+  virtual void take_loss(const float* loss) = 0;
+  // Before and after what Exchange::communicate() starts. start_agreement() starts the collective that tells all ranks
+  // whether every loss was finite; what it brings is taken in when the first rounds were decoded.
+  virtual void begin_collectives() {}
+  virtual void start_agreement() = 0;
+  virtual void receive_agreement() = 0;
+  // After the last round. The same on all ranks.
+  virtual Agreed agree(std::span<const Bucket> buckets) = 0;
+  // The bucket was committed. Returns whether the arena's memories swap.
+  virtual bool committed(const Bucket&, bool in_residual) { return in_residual; }
+  // After the last commit or discard. Adds its times to the result's.
+  virtual void finish(StepResult& result) = 0;
+
+  // Between steps, where residuals do not lie in the arena.
+  virtual void residual_to_arena(const Bucket&) const {}
+  virtual void residual_from_arena(const Bucket&) {}
+  // Waits for what still works on the buckets' memory. Called before they are destroyed, also after an error.
+  virtual void quiesce() noexcept = 0;
+
+ protected:
+  Traits traits_;
+  std::vector<ExchangeSpan> spans_;
+};
+
+class HostTransport : public Transport {
+ public:
+  // As Exchange's constructor for host memory.
+  HostTransport(CollectiveQueue& queue, const ExchangeOptions& options);
+
+  StepContext begin(const StepContext& context, std::span<Bucket> buckets) override;
+  StepState step_state() override { return {&parameters_, &status_}; }
+  void around(ExchangeSpan::Kind kind, const Bucket& bucket, const Work& work) override;
+  void start_host_sum(Bucket& bucket) override;
+  void await_host_sum(Bucket& bucket) override;
+  void start(Bucket& bucket) override;
+  Round wait(Bucket& bucket) override;
+  void take_loss(const float* loss) override;
+  void start_agreement() override { submit_flag(loss_finite_); }
+  void receive_agreement() override { finite_losses_ = receive_flags(); }
+  Agreed agree(std::span<const Bucket> buckets) override;
+  void finish(StepResult& result) override;
+  void quiesce() noexcept override;
+
+ private:
+  using Ticket = CollectiveQueue::Ticket;
+  using Blocks = std::vector<std::vector<std::byte>>;  // what came back, by rank
+
+  // Until its ticket is done, what a job works on belongs to the queue's thread.
+  Ticket submit(CollectiveQueue::Job job);
+  void wait_for(Ticket ticket, int group, int round);
+  void run(Bucket& bucket, Communicator& communicator);
+  std::uint64_t bytes_received(const Bucket& bucket) const;
+  // Returns the seconds.
+  double note(ExchangeSpan::Kind kind, int group, int round, Clock::time_point begin, Clock::time_point end);
+  // Every rank sends one byte; what comes back is by rank.
+  void submit_flag(bool mine);
+  std::vector<std::byte> receive_flags();
+
+  CollectiveQueue& queue_;
+  const SumOrder order_;
+  std::unique_ptr<Hierarchy> hierarchy_;  // null: every rank encodes for itself
+  std::vector<Ticket> outstanding_;
+
+  // By group.
+  struct Collective {
+    Ticket sum = 0, message = 0;  // inside the host; of the round under way
+    Blocks blocks;
+  };
+  std::vector<Collective> collectives_;
+
+  // Of the step under way.
+  StepParameters parameters_;
+  StepStatus status_;
+  std::int64_t number_ = 0;   // from 1, as errors name it
+  int rank_ = 0;              // among those that encode for themselves
+  ExchangeStats times_ = {};  // only its times
+  bool loss_finite_ = true;
+  std::vector<std::byte> flag_;  // this rank's, on its way
+  Blocks flags_;
+  Ticket flag_ticket_ = 0;
+  std::vector<std::byte> finite_losses_;
+  Clock::time_point commit_begin_;
+};
+
+}  // namespace topknot
