@@ -16,8 +16,6 @@
 namespace topknot {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 class CpuRunner final : public Runner {
  public:
   CpuRunner(const RunInputs& inputs, Communicator& communicator)

@@ -24,7 +24,6 @@ namespace topknot {
 namespace {
 
 namespace fs = std::filesystem;
-using Clock = std::chrono::steady_clock;
 
 // Only the shape of its samples and the number of classes are used.
 std::unique_ptr<Dataset> smallest_data(const Config& config) {
@@ -36,10 +35,6 @@ std::unique_ptr<Dataset> smallest_data(const Config& config) {
 
 enum Field { kStep, kEncode, kCommunicate, kExposed, kDecode, kSent, kReceived, kSelected, kFields };
 using Figures = std::array<double, kFields>;
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 OverRanks over_ranks(const std::vector<Figures>& all, Field field) {
   OverRanks result{all[0][field], all[0][field], all[0][field], 0};
