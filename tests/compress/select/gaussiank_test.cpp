@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 
+#include "compress/select/passes/passes.h"
 #include "compress/select/passes/quantiles.h"
 #include "nn/core/rng.h"
 #include "tests/compress/fixtures.h"

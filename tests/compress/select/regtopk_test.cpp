@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include "compress/select/regtopk_score.h"
 #include "compress/sparse.h"
 #include "compress/state.h"
 #include "nn/core/rng.h"
