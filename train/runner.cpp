@@ -100,6 +100,7 @@ class CpuRunner final : public Runner {
     return {};
   }
   void finish() override { trace_->finish(); }
+  void release() noexcept override { trace_.reset(); }
 
  private:
   const Config& config_;

@@ -80,7 +80,7 @@ class Runner {
   // before the next copy_to_host(); empty if nothing is.
   virtual std::function<void()> copy_to_host(const std::vector<HostCopy>& copies) = 0;
   virtual void finish() = 0;  // waits for all steps, and closes what it writes
-  // No further steps: what holds memory of exchange or arena goes, which come to their end after this.
+  // No further steps: what refers to the exchange or the arena goes, which come to their end after this.
   virtual void release() noexcept {}
 };
 

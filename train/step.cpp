@@ -5,8 +5,8 @@
 #include <cmath>
 #include <utility>
 
-#include "nn/base/log.h"
 #include "nn/base/clock.h"
+#include "nn/base/log.h"
 #include "nn/core/autograd.h"
 #include "nn/core/step.h"
 #include "train/checks.h"
@@ -85,8 +85,8 @@ void Step::end_step(const StepRecord& record, MetricsWriter* metrics) {
 }
 
 void Step::finish() {
-  runner_->finish();
   recorder_.finish();
+  runner_->finish();
 }
 
 void Step::make(const StepRequest& request) {

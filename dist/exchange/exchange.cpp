@@ -207,6 +207,7 @@ StepResult Exchange::finish(bool local_finite) {
 
 std::span<float> Exchange::averaged(const Group& group) {
   TOPKNOT_CHECK(result_.committed, "there is an average only after a committed step");
+  // Until end_step() the arena still calls the average's memory the residual's.
   const bool in_residual = in_step_ && bucket_of(group).swaps;
   return in_residual ? arena_.residual(group.begin, group.end) : arena_.gradient(group.begin, group.end);
 }

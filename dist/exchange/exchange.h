@@ -128,7 +128,7 @@ class Exchange {
   // Collective where ranks_per_host is above 1, and so is the destructor.
   Exchange(ParameterArena& arena, CollectiveQueue& queue, const ExchangeOptions& options);
   // Waits for the collectives under way, which the queue's own deadline bounds.
-  ~Exchange();
+  virtual ~Exchange();
 
   // In the order in which they are sent: arena order, about the order in which backward finishes them.
   const std::vector<Group>& groups() const { return groups_; }

@@ -54,7 +54,7 @@ TEST_CASE("a file that is no configuration is refused with one message: empty, b
                                    std::pair("utf16.yaml", "not UTF-8"), std::pair("program.yaml", "binary"),
                                    std::pair("noise.yaml", "noise.yaml"), std::pair("word.yaml", "sections"),
                                    std::pair("folder.yaml", "folder")}) {
-    const Outcome outcome = train(temp.at(file) + " train.max_steps=1 output.dir=" + temp.at("run"));
+    const CommandOutcome outcome = train(temp.at(file) + " train.max_steps=1 output.dir=" + temp.at("run"));
     check_refused(outcome, {file, word});
     CHECK(outcome.code == 2);
   }
@@ -120,7 +120,7 @@ TEST_CASE("where memory runs out a run says what it was for, and never dies of a
   int said = 0, done = 0;
   for (int megabytes = 100; megabytes < 8000 && done < 2; megabytes += megabytes / 8) {
     const TempFolder temp;
-    const Outcome outcome =
+    const CommandOutcome outcome =
         run_command("ulimit -v " + std::to_string(megabytes * 1000) +
                     "; " TOPKNOT_BIN
                     "/train model.name=resnet20 data.train_size=20000 data.test_size=100 train.max_steps=1 "
@@ -180,7 +180,7 @@ TEST_CASE("a program that cannot write its standard output fails and says so") {
        {"train --help", "train --list models", "train --version", "train --dump-config",
         "train model.name=linear --validate", "train model.name=linear --dry-run", "compare --help",
         "sparsify --list", "predict --papers", "bench --help", "gpu-check --help"}) {
-    const Outcome outcome = run_command(std::string(TOPKNOT_BIN "/") + command + " > /dev/full");
+    const CommandOutcome outcome = run_command(std::string(TOPKNOT_BIN "/") + command + " > /dev/full");
     INFO(command << ": " << outcome.output);
     CHECK(outcome.code == 2);
     CHECK(outcome.has("standard output cannot be written: "));
@@ -188,7 +188,7 @@ TEST_CASE("a program that cannot write its standard output fails and says so") {
 }
 
 TEST_CASE("all problems at once: what --validate reports") {
-  const Outcome outcome = train("--validate train.epochs=x optimizer.lr=-1 model.nmae=linear");
+  const CommandOutcome outcome = train("--validate train.epochs=x optimizer.lr=-1 model.nmae=linear");
   INFO(outcome.output);
   CHECK(outcome.code == 2);
   for (const char* key : {"train.epochs", "optimizer.lr", "model.nmae"}) CHECK(outcome.has(key));
@@ -196,7 +196,8 @@ TEST_CASE("all problems at once: what --validate reports") {
   CHECK(train("--validate data.name=cifar10 data.root=/nowhere").code == 2);
   // A problem of the command line hides neither those across keys nor those of the data, the model and the machine.
   const auto check_all = [](const std::string& keys, std::initializer_list<const char*> parts) {
-    const Outcome found = run_command("CUDA_VISIBLE_DEVICES= " TOPKNOT_BIN "/train --validate " + keys);
+    const CommandOutcome found =
+        run_command("CUDA_VISIBLE_DEVICES= " TOPKNOT_BIN "/train --validate " + keys);
     INFO(found.output);
     CHECK(found.code == 2);
     CHECK(found.has("error: " + std::to_string(parts.size()) + " problems"));

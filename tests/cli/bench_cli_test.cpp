@@ -19,7 +19,7 @@ const std::string kSmall =
 struct Recorded {
   TempFolder temp;
   std::string folder = temp.at("rec");
-  Outcome outcome = bench("--record " + folder + kSmall + "train.record_from=2 --steps 4");
+  CommandOutcome outcome = bench("--record " + folder + kSmall + "train.record_from=2 --steps 4");
 };
 
 }  // namespace
@@ -34,7 +34,7 @@ TEST_CASE("bench records a run and replays it, by threads and by processes") {
 
   for (const char* backend : {"threads", "gloo"}) {
     const std::string out = recorded.temp.at(std::string("out-") + backend);
-    const Outcome outcome =
+    const CommandOutcome outcome =
         bench("--replay " + recorded.folder + " compress.name=topk compress.density=0.01 dist.ranks=3 " +
               "dist.backend=" + backend + " --steps 2 --out " + out);
     INFO(outcome.output);

@@ -13,7 +13,7 @@
 
 namespace topknot {
 
-struct Outcome {
+struct CommandOutcome {
   int code = -1;       // exit code; 128 + signal where a signal ended it
   std::string output;  // standard output and standard error, as they came
   bool has(const std::string& text) const { return output.find(text) != std::string::npos; }
@@ -25,8 +25,8 @@ struct Outcome {
 };
 
 // `timeout` guards the test against a hang: whoever needs it has failed.
-inline Outcome run_command(const std::string& command) {
-  Outcome outcome;
+inline CommandOutcome run_command(const std::string& command) {
+  CommandOutcome outcome;
   FILE* pipe = popen(("timeout -k 5 120 sh -c '" + command + "' 2>&1").c_str(), "r");
   if (!pipe) return outcome;
   std::array<char, 4096> buffer;
@@ -37,24 +37,24 @@ inline Outcome run_command(const std::string& command) {
   return outcome;
 }
 
-inline Outcome train(const std::string& arguments) {
+inline CommandOutcome train(const std::string& arguments) {
   return run_command(TOPKNOT_BIN "/train " + arguments);
 }
-inline Outcome compare(const std::string& arguments) {
+inline CommandOutcome compare(const std::string& arguments) {
   return run_command(TOPKNOT_BIN "/compare " + arguments);
 }
-inline Outcome sparsify(const std::string& arguments) {
+inline CommandOutcome sparsify(const std::string& arguments) {
   return run_command(TOPKNOT_BIN "/sparsify " + arguments);
 }
-inline Outcome predict(const std::string& arguments) {
+inline CommandOutcome predict(const std::string& arguments) {
   return run_command(TOPKNOT_BIN "/predict " + arguments);
 }
-inline Outcome bench(const std::string& arguments) {
+inline CommandOutcome bench(const std::string& arguments) {
   return run_command(TOPKNOT_BIN "/bench " + arguments);
 }
 
 // Bad input: exit code 2 and one message, which holds every one of `words`.
-inline void check_refused(const Outcome& outcome, std::initializer_list<const char*> words,
+inline void check_refused(const CommandOutcome& outcome, std::initializer_list<const char*> words,
                           const char* prefix = "error: ") {
   INFO(outcome.output);
   CHECK(outcome.code == 2);
@@ -63,11 +63,11 @@ inline void check_refused(const Outcome& outcome, std::initializer_list<const ch
 }
 
 // --help, and for `alone` no argument at all, print a text that holds every one of `words`.
-inline void check_help(Outcome (*program)(const std::string&), std::initializer_list<const char*> words,
-                       bool alone = true) {
+inline void check_help(CommandOutcome (*program)(const std::string&),
+                       std::initializer_list<const char*> words, bool alone = true) {
   for (const char* how : {"--help", ""}) {
     if (!*how && !alone) continue;
-    const Outcome outcome = program(how);
+    const CommandOutcome outcome = program(how);
     INFO(outcome.output);
     CHECK(outcome.code == 0);
     for (const char* word : words) CHECK(outcome.has(word));

@@ -14,11 +14,11 @@ using namespace topknot;
 namespace {
 
 // Without a GPU, also where there is one.
-Outcome gpu_check(const std::string& arguments, const std::string& before = "") {
+CommandOutcome gpu_check(const std::string& arguments, const std::string& before = "") {
   return run_command(before + "CUDA_VISIBLE_DEVICES= " + TOPKNOT_BIN "/gpu-check " + arguments);
 }
 
-Outcome train_without_gpu(const std::string& arguments) {
+CommandOutcome train_without_gpu(const std::string& arguments) {
   return run_command(
       "CUDA_VISIBLE_DEVICES= " TOPKNOT_BIN
       "/train dist.backend=threads model.name=mlp data.train_size=64 data.test_size=16 train.max_steps=1 " +
@@ -29,7 +29,7 @@ Outcome train_without_gpu(const std::string& arguments) {
 
 TEST_CASE("gpu-check without a GPU says so, writes a table of skips and exits with 3, from any folder") {
   const TempFolder temp;
-  const Outcome check = gpu_check("", "cd " + temp.str() + " && ");
+  const CommandOutcome check = gpu_check("", "cd " + temp.str() + " && ");
   INFO(check.output);
   CHECK(check.code == 3);
   CHECK(check.count("gpu-check: ") == 1);
@@ -48,7 +48,7 @@ TEST_CASE("gpu-check without a GPU says so, writes a table of skips and exits wi
 
 TEST_CASE("gpu-check does the stages that were asked for") {
   const TempFolder temp;
-  const Outcome check = gpu_check("--stage nccl --stage train --out " + temp.at("out"));
+  const CommandOutcome check = gpu_check("--stage nccl --stage train --out " + temp.at("out"));
   CHECK(check.code == 3);
   CHECK(check.has("nccl     skipped"));
   CHECK(check.has("train    skipped"));
@@ -67,7 +67,7 @@ TEST_CASE("gpu-check validates its arguments: one line each and exit code 2") {
   for (const std::string& wrong : {std::string("--stage speed"), std::string("--bogus"), std::string("stray"),
                                    std::string("--smallest 40"), std::string("--smallest 20 --largest 18"),
                                    "--bin " + temp.at("nothing"), std::string("--out /proc/no")}) {
-    const Outcome check = gpu_check(wrong);
+    const CommandOutcome check = gpu_check(wrong);
     INFO(wrong << "\n" << check.output);
     CHECK(check.code == 2);
     CHECK(check.output.find("error: ") == 0);
@@ -80,7 +80,7 @@ TEST_CASE("train.device=cuda without a GPU is one clear error before there is a 
   const std::string folder = temp.at("run");
   for (const std::string how :
        {"", "--validate", "dist.ranks=2", "dist.ranks=2 dist.backend=gloo", "dist.ranks=2 --validate"}) {
-    const Outcome run = train_without_gpu("train.device=cuda output.dir=" + folder + " " + how);
+    const CommandOutcome run = train_without_gpu("train.device=cuda output.dir=" + folder + " " + how);
     INFO(how << "\n" << run.output);
     CHECK(run.code == 2);
     CHECK(run.output.find("error: train.device=cuda: ") == 0);
@@ -93,7 +93,7 @@ TEST_CASE("train.device=cuda without a GPU is one clear error before there is a 
 TEST_CASE("dist.backend=nccl without a GPU is one clear error, whatever the device") {
   const TempFolder temp;
   for (const std::string how : {"train.device=auto", "train.device=auto --validate", "train.device=cuda"}) {
-    const Outcome run =
+    const CommandOutcome run =
         train_without_gpu("dist.backend=nccl dist.ranks=2 output.dir=" + temp.at("run") + " " + how);
     INFO(how << "\n" << run.output);
     CHECK(run.code == 2);
@@ -107,7 +107,7 @@ TEST_CASE("train.device=auto falls back to the CPU with one line, where the buil
   const TempFolder temp;
   for (const std::string how : {"", "dist.ranks=2", "dist.ranks=2 dist.backend=gloo"}) {
     const std::string folder = "output.overwrite=true output.dir=" + temp.at("run") + " ";
-    const Outcome run = train_without_gpu("train.device=auto " + folder + how);
+    const CommandOutcome run = train_without_gpu("train.device=auto " + folder + how);
     INFO(how << "\n" << run.output);
     CHECK(run.code == 0);
     CHECK(run.count("train.device: auto takes the CPU: no GPU was found") == TOPKNOT_PROGRAMS_HAVE_CUDA);
@@ -117,7 +117,7 @@ TEST_CASE("train.device=auto falls back to the CPU with one line, where the buil
 }
 
 TEST_CASE("nccl is refused clearly on the CPU, and where messages would have no fixed length") {
-  const Outcome wrong = train("dist.backend=nccl train.device=cpu compress.name=gaussiank");
+  const CommandOutcome wrong = train("dist.backend=nccl train.device=cpu compress.name=gaussiank");
   INFO(wrong.output);
   CHECK(wrong.code == 2);
   CHECK(wrong.has("train.device: dist.backend=nccl"));
@@ -127,7 +127,8 @@ TEST_CASE("nccl is refused clearly on the CPU, and where messages would have no 
 
 TEST_CASE("train --check-network has threads and processes talk, and shows ranks, collectives and sizes") {
   for (const std::string backend : {"threads", "gloo"}) {
-    const Outcome check = train("--check-network train.device=cpu dist.ranks=3 dist.backend=" + backend);
+    const CommandOutcome check =
+        train("--check-network train.device=cpu dist.ranks=3 dist.backend=" + backend);
     INFO(check.output);
     CHECK(check.code == 0);
     CHECK(check.has("3 ranks, dist.backend " + backend));
@@ -140,8 +141,9 @@ TEST_CASE("train --check-network has threads and processes talk, and shows ranks
 
 TEST_CASE("train --check-network says which rank did not come, and ends") {
   const std::string port = std::to_string(free_port() - 1);  // the ranks meet one above MASTER_PORT
-  const Outcome check = run_command("RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=" + port + " " +
-                                    TOPKNOT_BIN "/train --check-network dist.backend=gloo dist.timeout_s=1");
+  const CommandOutcome check =
+      run_command("RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=" + port + " " +
+                  TOPKNOT_BIN "/train --check-network dist.backend=gloo dist.timeout_s=1");
   INFO(check.output);
   CHECK(check.code == 1);
   CHECK(check.count("error: ") == 1);

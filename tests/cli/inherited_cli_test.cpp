@@ -39,7 +39,7 @@ TEST_CASE(
       const TempFolder temp;
       const std::string folder = temp.at("run");
       // run_command() adds 2>&1 behind the shell's own text.
-      const Outcome outcome =
+      const CommandOutcome outcome =
           train(kRun + "train.max_steps=4 dist.backend=" + backend + " output.dir=" + folder + " " + closed);
       INFO(backend << " " << closed << ": " << outcome.output);
       CHECK(outcome.code == 0);
@@ -61,9 +61,9 @@ TEST_CASE("a file that would be larger than ulimit -f allows is named, and the r
   for (const std::string backend : {"threads", "gloo"}) {
     const TempFolder temp;
     // Blocks of 512 bytes: enough for config.yaml, too few for the metrics.
-    const Outcome outcome = run_command("ulimit -f 32; exec " TOPKNOT_BIN "/train " + kRun +
-                                        "train.epochs=200 train.checkpoint_keep=0 dist.backend=" + backend +
-                                        " output.dir=" + temp.at("run"));
+    const CommandOutcome outcome = run_command(
+        "ulimit -f 32; exec " TOPKNOT_BIN "/train " + kRun +
+        "train.epochs=200 train.checkpoint_keep=0 dist.backend=" + backend + " output.dir=" + temp.at("run"));
     INFO(outcome.output);
     CHECK(outcome.code == 2);
     CHECK(outcome.has("metrics.jsonl"));

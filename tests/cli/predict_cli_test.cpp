@@ -11,7 +11,7 @@ using namespace topknot;
 
 namespace {
 
-void check_predict_refuses(const Outcome& outcome, std::initializer_list<const char*> words) {
+void check_predict_refuses(const CommandOutcome& outcome, std::initializer_list<const char*> words) {
   check_refused(outcome, words, "predict: ");
 }
 
@@ -39,7 +39,7 @@ TEST_CASE("predict prints its help") {
 }
 
 TEST_CASE("predict --papers needs no run and names claims and sources") {
-  const Outcome outcome = predict("--papers");
+  const CommandOutcome outcome = predict("--papers");
   CHECK(outcome.code == 0);
   for (const char* word : {"GaussianK", "DGC", "OMGS", "MODELLED", "Claim", "arXiv 1911.08772", "figure 6"})
     CHECK(outcome.has(word));
@@ -50,7 +50,7 @@ TEST_CASE("predict --papers needs no run and names claims and sources") {
 TEST_CASE("predict prints tables and writes what it printed") {
   const Profiled run;
   const std::string out = run.temp.at("a/b");
-  const Outcome outcome =
+  const CommandOutcome outcome =
       predict(run.temp.str() + " --ranks 1,4,64 --rate measured,100mbit --merge all --out " + out);
   INFO(outcome.output);
   CHECK(outcome.code == 0);

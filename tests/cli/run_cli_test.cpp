@@ -28,7 +28,7 @@ std::string checksum_of(const std::string& folder) {
 }  // namespace
 
 TEST_CASE("train without arguments, --help and --list print what there is") {
-  const Outcome alone = train("");
+  const CommandOutcome alone = train("");
   CHECK(alone.code == 0);
   CHECK(alone.has("train configs/"));
   CHECK(train("--help").has("compress.density"));
@@ -45,7 +45,7 @@ TEST_CASE("train without arguments, --help and --list print what there is") {
 
 TEST_CASE("a dry run shows parameters, groups and bytes, and writes nothing") {
   const TempFolder temp;
-  const Outcome dry = train("--dry-run compress.name=topk dist.ranks=4 output.dir=" + temp.at("run"));
+  const CommandOutcome dry = train("--dry-run compress.name=topk dist.ranks=4 output.dir=" + temp.at("run"));
   INFO(dry.output);
   CHECK(dry.code == 0);
   CHECK(dry.has("269722"));
@@ -76,7 +76,7 @@ TEST_CASE(
         {"dg_lstm_ptb", corpus, "461.8 times"},
         {"dg_resnet50_imagenet", images + small + "compress.dense_values=fp16", "521.5 times"},
         {"dg_resnet50_imagenet", images + small + "compress.dense_1d=false", "1162.1 times"}}) {
-    const Outcome dry =
+    const CommandOutcome dry =
         train("--dry-run " TOPKNOT_SOURCE_DIR "/configs/papers/" + c.config + ".yaml " + c.keys);
     INFO(dry.output);
     CHECK(dry.has(" on at 0.001 "));
@@ -85,13 +85,13 @@ TEST_CASE(
 }
 
 TEST_CASE("a dry run shows the density warm-up it will have, and what does not go by density") {
-  const Outcome falling =
+  const CommandOutcome falling =
       train("--dry-run compress.name=topk compress.density=0.001 compress.warmup_epochs=2");
   INFO(falling.output);
   CHECK(falling.has("epoch 0 at 0.1 "));
   CHECK(falling.has("epoch 1 at 0.01 "));
   CHECK(falling.has("epoch 2 on at 0.001 "));
-  const Outcome quantised = train("--dry-run compress.name=terngrad compress.density=0.01");
+  const CommandOutcome quantised = train("--dry-run compress.name=terngrad compress.density=0.01");
   INFO(quantised.output);
   CHECK_FALSE(quantised.has("epoch 0"));
   CHECK(quantised.has("warning: compress.density is for methods that select entries"));
@@ -103,17 +103,17 @@ TEST_CASE("the start of a run names the density and its phases, and each change 
   const TempFolder temp;
   const std::string run =
       kSmall + "train.epochs=3 train.max_steps=0 output.overwrite=true output.dir=" + temp.at("run");
-  const Outcome topk = train(run + " compress.name=topk compress.warmup=0.5,0.25");
+  const CommandOutcome topk = train(run + " compress.name=topk compress.warmup=0.5,0.25");
   INFO(topk.output);
   CHECK(topk.has("topk at density 0.5, 0.25 from epoch 1, 0.05 from epoch 2; "));
   CHECK(topk.count("from here on") == 2);
   CHECK(topk.has("epoch 1: density 0.25 from here on\n"));
   CHECK(topk.has("epoch 2: density 0.05 from here on\n"));
-  const Outcome whole = train(run + " compress.name=dgc");
+  const CommandOutcome whole = train(run + " compress.name=dgc");
   CHECK(whole.has("dgc at density 0.05; "));
   CHECK_FALSE(whole.has("from here on"));
   CHECK(train(run).has("\ndense; "));
-  const Outcome many =
+  const CommandOutcome many =
       train(run + " compress.name=dgc compress.warmup_epochs=20 train.epochs=30 train.max_steps=3 ");
   CHECK(many.has("dgc at density 0.867054; "));  // the others are not reached
   CHECK(train(run + " compress.name=dgc compress.warmup_epochs=20 train.epochs=30")
@@ -121,7 +121,7 @@ TEST_CASE("the start of a run names the density and its phases, and each change 
 }
 
 TEST_CASE("a dry run shows memory and operations per rank") {
-  const Outcome dry =
+  const CommandOutcome dry =
       train("--dry-run model.name=mlp model.hidden=[24] data.batch_size=16 compress.name=dgc dist.ranks=4");
   INFO(dry.output);
   CHECK(dry.code == 0);
@@ -139,7 +139,7 @@ TEST_CASE(
   const std::string keys =
       kSmall +
       "compress.name=topk dist.ranks=2 compress.density=0.6 compress.warmup=[0.9] train.max_steps=20 ";
-  const Outcome dry = train("--dry-run " + keys);
+  const CommandOutcome dry = train("--dry-run " + keys);
   INFO(dry.output);
   CHECK(dry.has("1.8 times more than the 197 kB of dense"));
   CHECK(dry.has("1.2 times more than the 197 kB of dense"));
@@ -147,13 +147,13 @@ TEST_CASE(
   CHECK(dry.count(start) == 1);
   CHECK(dry.has("compress.codec=auto would send 184 kB"));
   CHECK(train("--dry-run " + keys + "train.max_steps=3").has("warning: compress.density (0.9): a rank"));
-  const Outcome run = train(keys + "-q output.dir=" + temp.at("run"));
+  const CommandOutcome run = train(keys + "-q output.dir=" + temp.at("run"));
   INFO(run.output);
   CHECK(run.code == 0);
   CHECK(run.count(start) == 1);
   CHECK(run.count("step 1: at density 0.9 a rank sends 355 kB, 1.8 times more than the 197 kB") == 1);
   CHECK(run.count("step 17: at density 0.6 a rank sends 237 kB, 1.2 times more than the 197 kB") == 1);
-  const Outcome less =
+  const CommandOutcome less =
       train(kSmall + "compress.name=topk compress.density=0.4 -q output.dir=" + temp.at("less"));
   CHECK_FALSE(less.has("warning"));
   CHECK(train("--dry-run compress.name=topk compress.density=1 compress.codec=auto")
@@ -180,7 +180,7 @@ TEST_CASE("a batch larger than a rank's shard is warned of, once") {
       "samples "
       "repeat within a batch";
   const std::string keys = kSmall + "data.train_size=16 dist.ranks=3 ";
-  const Outcome validated = train(keys + "--validate");
+  const CommandOutcome validated = train(keys + "--validate");
   INFO(validated.output);
   CHECK(validated.code == 0);
   CHECK(validated.count(warning) == 1);
@@ -197,13 +197,13 @@ TEST_CASE(
   const TempFolder temp;
   for (const std::string how : {"train.device=cpu", "train.device=cpu --validate",
                                 "train.device=cpu --dry-run", "train.device=auto"}) {
-    const Outcome run =
+    const CommandOutcome run =
         run_command("CUDA_VISIBLE_DEVICES= ONEDNN_MAX_CPU_ISA=AVX512_CORE " TOPKNOT_BIN "/train " + kSmall +
                     how + " train.precision=bf16 output.dir=" + temp.at("bf16"));
     check_refused(run, {"train.precision: bf16", "AVX-512 BF16"});
   }
   CHECK_FALSE(std::filesystem::exists(temp.at("bf16")));
-  const Outcome tf32 =
+  const CommandOutcome tf32 =
       train(kSmall + "train.device=cpu train.precision=tf32 -q output.dir=" + temp.at("tf32"));
   INFO(tf32.output);
   CHECK(tf32.count("warning: train.precision tf32 is for GPUs; fp32 is used here") == 1);
@@ -212,18 +212,18 @@ TEST_CASE(
 
 TEST_CASE("a run with keys that it does not use repeats and resumes without a warning") {
   const TempFolder temp;
-  const Outcome first = train(kSmall +
-                              "compress.mu=3 schedule.gamma=0.5 train.device=cpu train.graphs=false "
-                              "train.precision=tf32 train.stop_after=4 output.dir=" +
-                              temp.at("run"));
+  const CommandOutcome first = train(kSmall +
+                                     "compress.mu=3 schedule.gamma=0.5 train.device=cpu train.graphs=false "
+                                     "train.precision=tf32 train.stop_after=4 output.dir=" +
+                                     temp.at("run"));
   INFO(first.output);
   CHECK(first.count("warning: ") == 5);
-  const Outcome again =
+  const CommandOutcome again =
       train(temp.at("run/config.yaml") + " train.stop_after=0 output.dir=" + temp.at("again"));
   INFO(again.output);
   CHECK(again.code == 0);
   CHECK(again.count("warning") == 0);
-  const Outcome resumed = train("--resume " + temp.at("run") + " train.stop_after=0");
+  const CommandOutcome resumed = train("--resume " + temp.at("run") + " train.stop_after=0");
   INFO(resumed.output);
   CHECK(resumed.code == 0);
   CHECK(resumed.count("warning") == 0);
@@ -235,7 +235,7 @@ TEST_CASE("a run with keys that it does not use repeats and resumes without a wa
 TEST_CASE("a key without effect is reported once, whatever the ranks are") {
   for (const char* backend : {"threads", "gloo"}) {
     const TempFolder temp;
-    const Outcome run = train(
+    const CommandOutcome run = train(
         "model.name=linear data.name=synthetic_regression data.train_size=64 data.test_size=32 "
         "train.max_steps=1 "
         "data.batch_size=8 compress.name=topk compress.mu=2 dist.ranks=2 dist.backend=" +
@@ -248,7 +248,7 @@ TEST_CASE("a key without effect is reported once, whatever the ranks are") {
 
 TEST_CASE("a run that ends before the gradients are recorded that were asked for reports it") {
   const TempFolder temp;
-  const Outcome run = train(
+  const CommandOutcome run = train(
       "model.name=linear data.name=synthetic_regression data.train_size=64 data.test_size=32 "
       "train.max_steps=2 "
       "train.record_gradients=3 train.record_from=1 output.dir=" +
@@ -260,7 +260,7 @@ TEST_CASE("a run that ends before the gradients are recorded that were asked for
 
 TEST_CASE("a run directory has its metrics, and its config.yaml repeats the run") {
   const TempFolder temp;
-  const Outcome first = train(kSmall + "compress.name=topk dist.ranks=2 output.dir=" + temp.at("a"));
+  const CommandOutcome first = train(kSmall + "compress.name=topk dist.ranks=2 output.dir=" + temp.at("a"));
   INFO(first.output);
   REQUIRE(first.code == 0);
   CHECK(std::filesystem::exists(temp.at("a/metrics.csv")));
@@ -273,7 +273,7 @@ TEST_CASE("a run directory has its metrics, and its config.yaml repeats the run"
   for (const StepRecord& step : metrics.steps) sent += step.bytes_sent;
   CHECK(metrics.end->bytes_sent == Approx(sent));
   REQUIRE(run_command("grep -q \"merge: buckets  # auto\" " + temp.at("a/config.yaml")).code == 0);
-  const Outcome again = train(temp.at("a/config.yaml") + " output.dir=" + temp.at("b"));
+  const CommandOutcome again = train(temp.at("a/config.yaml") + " output.dir=" + temp.at("b"));
   REQUIRE(again.code == 0);
   CHECK_FALSE(again.has("warning"));
   CHECK(checksum_of(temp.at("a")) == checksum_of(temp.at("b")));
@@ -288,14 +288,14 @@ TEST_CASE("a run that gets fewer threads than it asks for warns once and ends as
   REQUIRE(run("", "1").code == 0);
   for (const std::string limit : {"OMP_THREAD_LIMIT=1", "OMP_MAX_ACTIVE_LEVELS=0"}) {
     const std::string threads = limit == "OMP_THREAD_LIMIT=1" ? "2" : "3";
-    const Outcome limited = run(limit, threads);
+    const CommandOutcome limited = run(limit, threads);
     INFO(limited.output);
     CHECK(limited.code == 0);
     CHECK(limited.count("warning: train.threads: 1 compute thread of " + threads + " on rank 0 (" + limit) ==
           1);
     CHECK(checksum_of(temp.at(threads)) == checksum_of(temp.at("1")));
   }
-  const Outcome dynamic = run("OMP_DYNAMIC=true", "4");
+  const CommandOutcome dynamic = run("OMP_DYNAMIC=true", "4");
   CHECK(dynamic.code == 0);
   CHECK(dynamic.count("train.threads:") == 0);
 }
@@ -310,12 +310,13 @@ TEST_CASE("a run without output.dir is named by the keys that were given, not by
 TEST_CASE("dist.backend auto is threads by itself and gloo under a launcher without GPUs, and says so") {
   const TempFolder temp;
   const std::string rest = kSmall + "compress.name=topk train.device=cpu dist.timeout_s=60 ";
-  const Outcome threads = train(rest + "dist.ranks=2 output.dir=" + temp.at("threads"));
+  const CommandOutcome threads = train(rest + "dist.ranks=2 output.dir=" + temp.at("threads"));
   INFO(threads.output);
   REQUIRE(threads.code == 0);
   CHECK(threads.count("dist.backend: auto takes threads") == 1);
   for (const char* flag : {"--validate", ""}) {
-    const Outcome alone = train(rest + flag + " dist.master=127.0.0.1:29500 output.dir=" + temp.at("alone"));
+    const CommandOutcome alone =
+        train(rest + flag + " dist.master=127.0.0.1:29500 output.dir=" + temp.at("alone"));
     CHECK(alone.code == 2);
     CHECK(alone.has("ranks that are threads have no master"));
   }
@@ -324,7 +325,7 @@ TEST_CASE("dist.backend auto is threads by itself and gloo under a launcher with
   const auto rank = [&](int r) {
     return "RANK=" + std::to_string(r) + " " TOPKNOT_BIN "/train " + rest + "output.dir=" + temp.at("gloo");
   };
-  const Outcome gloo =
+  const CommandOutcome gloo =
       run_command("export WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=" + std::to_string(free_port() - 1) +
                   "; " + rank(1) + " & " + rank(0) + " && wait $!");
   INFO(gloo.output);
@@ -339,7 +340,8 @@ TEST_CASE("gloo ranks as processes give what threads give") {
   const TempFolder temp;
   const std::string rest = kSmall + "compress.name=gaussiank dist.ranks=3 ";
   REQUIRE(train(rest + "output.dir=" + temp.at("threads")).code == 0);
-  const Outcome gloo = train(rest + "dist.backend=gloo dist.timeout_s=60 output.dir=" + temp.at("gloo"));
+  const CommandOutcome gloo =
+      train(rest + "dist.backend=gloo dist.timeout_s=60 output.dir=" + temp.at("gloo"));
   INFO(gloo.output);
   REQUIRE(gloo.code == 0);
   CHECK(checksum_of(temp.at("threads")) == checksum_of(temp.at("gloo")));
@@ -354,8 +356,8 @@ TEST_CASE("ranks find each other through the variables of torchrun, mpirun and s
   const auto check_both = [&](const std::string& variables, const std::string& name,
                               const std::string& keys) {
     const std::string program = " " TOPKNOT_BIN "/train " + rest + keys + " output.dir=" + temp.at(name);
-    const Outcome run = run_command(variables + "1" + program + " & " + variables + "0" + program +
-                                    "; code=$?; wait $! && exit $code");
+    const CommandOutcome run = run_command(variables + "1" + program + " & " + variables + "0" + program +
+                                           "; code=$?; wait $! && exit $code");
     INFO(run.output);
     CHECK(run.code == 0);
     CHECK(checksum_of(temp.at(name)) == wanted);
@@ -366,7 +368,8 @@ TEST_CASE("ranks find each other through the variables of torchrun, mpirun and s
              "torchrun", "");
   const std::string mpi = "env OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=0 OMPI_COMM_WORLD_RANK=";
   // mpirun and srun name no meeting point: without dist.master the message says what to give.
-  const Outcome lost = run_command(mpi + "0 " TOPKNOT_BIN "/train " + rest + "output.dir=" + temp.at("lost"));
+  const CommandOutcome lost =
+      run_command(mpi + "0 " TOPKNOT_BIN "/train " + rest + "output.dir=" + temp.at("lost"));
   CHECK(lost.code == 2);
   CHECK(lost.has("dist.master"));
   check_both(mpi, "mpirun", "dist.master=127.0.0.1:" + std::to_string(free_port()));
@@ -392,7 +395,7 @@ TEST_CASE("a limit of threads and processes ends a run with one message that say
   }
   for (const std::string backend : {"threads", "gloo"})
     for (const int limit : {1, 4, 6}) {
-      const Outcome outcome =
+      const CommandOutcome outcome =
           run_command(user + "prlimit --nproc=" + std::to_string(limit) + " " TOPKNOT_BIN "/train " + kSmall +
                       "dist.ranks=4 dist.timeout_s=60 dist.backend=" + backend + " output.dir=" + folder +
                       "/" + backend + std::to_string(limit));
@@ -404,7 +407,8 @@ TEST_CASE("a limit of threads and processes ends a run with one message that say
 }
 
 // Trains without end in the background, and runs `then` once five steps are done.
-Outcome train_in_background(const std::string& keys, const std::string& folder, const std::string& then) {
+CommandOutcome train_in_background(const std::string& keys, const std::string& folder,
+                                   const std::string& then) {
   return run_command(
       TOPKNOT_BIN "/train " + kSmall + "train.max_steps=1000000 train.epochs=1000000 optimizer.lr=1e-5 " +
       keys + " dist.timeout_s=20 output.dir=" + folder + " & parent=$!; while [ $(wc -l 2>/dev/null < " +
@@ -413,8 +417,8 @@ Outcome train_in_background(const std::string& keys, const std::string& folder, 
 
 TEST_CASE("a killed rank ends all ranks with its name and a non-zero exit") {
   const TempFolder temp;
-  const Outcome outcome = train_in_background("dist.backend=gloo dist.ranks=3", temp.at("run"),
-                                              "kill -9 $(ps -o pid= --ppid $parent | tail -n 1)");
+  const CommandOutcome outcome = train_in_background("dist.backend=gloo dist.ranks=3", temp.at("run"),
+                                                     "kill -9 $(ps -o pid= --ppid $parent | tail -n 1)");
   INFO(outcome.output);
   CHECK(outcome.code != 0);
   CHECK(outcome.code != 124);
@@ -426,8 +430,9 @@ TEST_CASE("a run directory is its run's alone until the run's processes have end
   for (const std::string backend : {"threads", "gloo"}) {
     const std::string run = temp.at(backend);
     const std::string again = TOPKNOT_BIN "/train " + kSmall + "output.overwrite=true output.dir=" + run;
-    const Outcome outcome = train_in_background("optimizer.lr=1e-6 dist.ranks=2 dist.backend=" + backend, run,
-                                                again + "; kill -9 $parent; " + again + " && echo replaced");
+    const CommandOutcome outcome =
+        train_in_background("optimizer.lr=1e-6 dist.ranks=2 dist.backend=" + backend, run,
+                            again + "; kill -9 $parent; " + again + " && echo replaced");
     INFO(backend << "\n" << outcome.output);
     CHECK(outcome.count("in use by process ") == 1);
     CHECK(outcome.has("replaced"));
@@ -440,8 +445,8 @@ TEST_CASE("of two runs that start at once in one directory one runs and the othe
   const std::string start = TOPKNOT_BIN "/train " + kSmall + "output.dir=";
   for (int i = 0; i < 5; ++i) {
     const std::string run = temp.at(std::to_string(i));
-    const Outcome outcome = run_command(start + run + " & first=$!; " + start + run +
-                                        "; second=$?; wait $first; echo codes $second $?");
+    const CommandOutcome outcome = run_command(start + run + " & first=$!; " + start + run +
+                                               "; second=$?; wait $first; echo codes $second $?");
     INFO(outcome.output);
     CHECK((outcome.has("codes 0 2") || outcome.has("codes 2 0")));
     CHECK(read_metrics(run + "/metrics.jsonl").steps.size() == 12);
@@ -451,8 +456,9 @@ TEST_CASE("of two runs that start at once in one directory one runs and the othe
 TEST_CASE("a run whose directory is deleted ends soon, with one message") {
   const TempFolder temp;
   for (const std::string backend : {"threads", "gloo"}) {
-    const Outcome outcome = train_in_background("optimizer.lr=1e-6 dist.ranks=2 dist.backend=" + backend,
-                                                temp.at(backend), "rm -r " + temp.at(backend));
+    const CommandOutcome outcome =
+        train_in_background("optimizer.lr=1e-6 dist.ranks=2 dist.backend=" + backend, temp.at(backend),
+                            "rm -r " + temp.at(backend));
     INFO(backend << "\n" << outcome.output);
     CHECK(outcome.code > 0);
     CHECK(outcome.code < 124);
@@ -464,7 +470,7 @@ TEST_CASE("a run whose lock is deleted ends soon, with one message, and leaves t
   const TempFolder temp;
   for (const std::string backend : {"threads", "gloo"}) {
     const std::string run = temp.at(backend);
-    const Outcome outcome =
+    const CommandOutcome outcome =
         train_in_background("optimizer.lr=1e-6 dist.ranks=2 dist.backend=" + backend, run,
                             "rm " + run + "/run.lock; " TOPKNOT_BIN "/train " + kSmall +
                                 "output.overwrite=true output.dir=" + run + " && echo second done");
@@ -510,7 +516,7 @@ TEST_CASE("where rank 0 hangs, every other rank names it, whoever serves the ren
                " & [ $r = 0 ] || pids=\"$pids $!\"; done; zero=$!; " + steps(folder) +
                "kill -STOP $zero; for p in $pids; do wait $p; done; kill -KILL $zero";
     }
-    const Outcome outcome = run_command(script);
+    const CommandOutcome outcome = run_command(script);
     INFO(outcome.output);
     CHECK(outcome.has("gave up after dist.timeout_s (4 s): rank 0 did not come"));
     for (const char* other : {"rank 1 did not come", "rank 2 did not come", "rank 3 did not come"})
@@ -523,7 +529,7 @@ TEST_CASE("where rank 0 hangs, every other rank names it, whoever serves the ren
 TEST_CASE("Ctrl-C ends a run at the end of a step, on all ranks, with the metrics so far") {
   for (const std::string backend : {"threads", "gloo"}) {
     const TempFolder temp;
-    const Outcome outcome =
+    const CommandOutcome outcome =
         train_in_background("dist.ranks=2 dist.backend=" + backend, temp.at("run"), "kill -TERM $parent");
     INFO(backend << "\n" << outcome.output);
     CHECK(outcome.code == 128 + 15);
@@ -546,10 +552,10 @@ TEST_CASE("a stop signal to one rank ends every rank after the same step, with t
         "train.max_steps=1000000 train.epochs=1000000 optimizer.lr=1e-5 dist.backend=gloo "
         "dist.timeout_s=60 output.dir=" +
         temp.at("run") + " & ";
-    const Outcome outcome = run_command(rank + "0" + program + "p0=$!; " + rank + "1" + program +
-                                        "p1=$!; while [ $(wc -l 2>/dev/null < " + temp.at("run") +
-                                        "/metrics.jsonl || echo 0) -lt 5 ]; do sleep 0.1; done; kill -" +
-                                        signal + " $p1; wait $p0; echo code $?; wait $p1; echo code $?");
+    const CommandOutcome outcome = run_command(
+        rank + "0" + program + "p0=$!; " + rank + "1" + program + "p1=$!; while [ $(wc -l 2>/dev/null < " +
+        temp.at("run") + "/metrics.jsonl || echo 0) -lt 5 ]; do sleep 0.1; done; kill -" + signal +
+        " $p1; wait $p0; echo code $?; wait $p1; echo code $?");
     INFO(outcome.output);
     CHECK(outcome.has("stopped by SIG" + signal + " after step"));
     CHECK(outcome.count(signal == "INT" ? "code 130" : "code 138") == 2);
@@ -560,7 +566,7 @@ TEST_CASE("compare makes a table and one self-contained page") {
   const TempFolder temp;
   for (const char* name : {"dense", "topk"})
     REQUIRE(train(kSmall + "dist.ranks=2 compress.name=" + name + " output.dir=" + temp.at(name)).code == 0);
-  const Outcome outcome =
+  const CommandOutcome outcome =
       compare(temp.at("dense") + " " + temp.at("topk") + " --out " + temp.at("report.html"));
   INFO(outcome.output);
   CHECK(outcome.code == 0);
@@ -575,7 +581,7 @@ TEST_CASE("compare makes a table and one self-contained page") {
   const std::string metrics = temp.at("dense/metrics.csv"), before = text_of(metrics);
   check_refused(compare(runs + metrics), {"metrics.csv: exists already"}, "compare: ");
   CHECK(text_of(metrics) == before);
-  const Outcome unknown = compare(runs + temp.at("x.pdf"));
+  const CommandOutcome unknown = compare(runs + temp.at("x.pdf"));
   CHECK(unknown.code == 2);
   CHECK(unknown.has("x.pdf' says what to write; there are .html, .csv, .json"));
 }

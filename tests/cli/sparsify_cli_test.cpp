@@ -22,7 +22,7 @@ struct Bench {
   }
 };
 
-void check_sparsify_refuses(const Outcome& outcome, std::initializer_list<const char*> words) {
+void check_sparsify_refuses(const CommandOutcome& outcome, std::initializer_list<const char*> words) {
   check_refused(outcome, words, "sparsify: ");
 }
 
@@ -30,7 +30,7 @@ void check_sparsify_refuses(const Outcome& outcome, std::initializer_list<const 
 
 TEST_CASE("sparsify writes its lines and sums them up") {
   const Bench bench;
-  const Outcome outcome =
+  const CommandOutcome outcome =
       sparsify(bench.input + " --compressor topk --density 0.4 --weights 1,3 --out " + bench.out);
   INFO(outcome.output);
   CHECK(outcome.code == 0);
@@ -50,7 +50,7 @@ TEST_CASE("sparsify writes its lines and sums them up") {
 TEST_CASE("sparsify writes to standard output, to links and to devices without replacing them") {
   const Bench bench;
   const std::string command = bench.input + " --compressor topk memory=none --density 1 --out ";
-  const Outcome outcome = sparsify(command + "-");
+  const CommandOutcome outcome = sparsify(command + "-");
   CHECK(outcome.code == 0);
   CHECK(outcome.count("\"aggregate\":true") == 2);
   CHECK(sparsify(command + "/dev/stdout | cat").count("\"aggregate\":true") == 2);
@@ -66,7 +66,7 @@ TEST_CASE("sparsify writes to standard output, to links and to devices without r
 
 TEST_CASE("sparsify prints its help, and the compressors") {
   check_help(sparsify, {"--weights", "--tensors", "Examples", "key=value"});
-  const Outcome list = sparsify("--list");
+  const CommandOutcome list = sparsify("--list");
   CHECK(list.has("\ntopk  "));
   CHECK(list.has("dense  "));
 }
@@ -107,8 +107,9 @@ TEST_CASE("sparsify leaves an earlier output as it was where a run fails") {
   bench.temp.write("out.jsonl", {'o', 'l', 'd'});
   // A limit on the size of files stands in for a disk that fills up on the way.
   write_npy(bench.input, {400, 100}, std::vector<float>(40000, 1.0f));
-  const Outcome outcome = run_command("trap \"\" XFSZ; ulimit -f 16; " TOPKNOT_BIN "/sparsify " +
-                                      bench.input + " --compressor topk --density 1 --out " + bench.out);
+  const CommandOutcome outcome =
+      run_command("trap \"\" XFSZ; ulimit -f 16; " TOPKNOT_BIN "/sparsify " + bench.input +
+                  " --compressor topk --density 1 --out " + bench.out);
   check_sparsify_refuses(outcome, {"out.jsonl", "File too large"});
   CHECK(std::filesystem::file_size(bench.out) == 3);
   CHECK(bench.files() == 2);
@@ -120,7 +121,7 @@ TEST_CASE("sparsify that is interrupted leaves nothing but an earlier output") {
   write_npy(big, {2000, 20000}, std::vector<float>(2000 * 20000, 1.0f));
   std::ofstream(bench.out) << "earlier";
   // The part appears when the run has begun.
-  const Outcome outcome =
+  const CommandOutcome outcome =
       run_command("exec 3>&1; " TOPKNOT_BIN "/sparsify " + big + " --compressor topk --density 0.5 --out " +
                   bench.out + " >&3 2>&1 & p=$!; until ls " + bench.temp.str() +
                   " | grep -q part; do sleep 0.01; done; kill -INT $p; wait $p");

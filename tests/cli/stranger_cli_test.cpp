@@ -146,7 +146,7 @@ TEST_CASE("strangers at the rendezvous do not change a run") {
     const int port = free_port();
     const std::string folder = temp.at(std::to_string(i));
     Strangers strangers(port, static_cast<unsigned>(i));
-    Outcome outcome;
+    CommandOutcome outcome;
     if (i % 2 == 0) {
       outcome = train(kRun + "dist.ranks=" + std::to_string(kRanks) +
                       " dist.master=127.0.0.1:" + std::to_string(port) + " output.dir=" + folder);

@@ -75,7 +75,7 @@ TEST_CASE("Ctrl-C ends an evaluation, which shows how far it is; the evaluation 
 
 TEST_CASE("the time left counts the evaluations to come") {
   const TempFolder temp;
-  const Outcome outcome = run_command(
+  const CommandOutcome outcome = run_command(
       kTrain +
       "data.train_size=128 data.test_size=8000 data.batch_size=8 train.max_steps=4 train.threads=1 "
       "train.log_every=4 output.dir=" +
@@ -94,14 +94,14 @@ TEST_CASE("the result of a run goes to standard output, also with -q, and all el
   const std::string run =
       kTrain + kSmall + temp.at("run") + " output.overwrite=true train.max_steps=9 train.log_every=3 ";
   for (const std::string how : {"", "-q ", "-q dist.ranks=2 dist.backend=gloo "}) {
-    const Outcome result = run_command(run + how + "2>/dev/null");
+    const CommandOutcome result = run_command(run + how + "2>/dev/null");
     INFO(result.output);
     CHECK(result.code == 0);
     CHECK(result.output.rfind("done: 9 steps in ", 0) == 0);
     CHECK(result.has("\ntest accuracy "));
     CHECK(result.count("\n") == 2);
   }
-  const Outcome rest = run_command(run + "1>/dev/null");
+  const CommandOutcome rest = run_command(run + "1>/dev/null");
   CHECK(rest.has("step 9/9 "));
   CHECK(rest.has("test accuracy "));
   CHECK_FALSE(rest.has("done: "));
@@ -127,7 +127,7 @@ TEST_CASE(
   CHECK(contains(terminal.output(), "step 9/9"));
   CHECK(contains(terminal.output(), "images/s by threads, emulated link 1gbit, 50us, sent "));
   CHECK(run_command(run + "--brief 2>&1 1>/dev/null").output == "");
-  const Outcome plain = run_command(run + "1>/dev/null");
+  const CommandOutcome plain = run_command(run + "1>/dev/null");
   CHECK(plain.count("emulated link") == 1 + plain.count("images/s"));
   CHECK(plain.count("images/s") == 3);
 }
@@ -177,7 +177,7 @@ TEST_CASE("help is as wide as the terminal, and 80 columns where there is none")
 
 TEST_CASE(
     "train --list configs names the shipped files, from a copied program too, or says where it looked") {
-  const Outcome here = train("--list configs");
+  const CommandOutcome here = train("--list configs");
   INFO(here.output);
   CHECK(here.code == 0);
   CHECK(here.has("cifar10_resnet20_topk.yaml\n    ResNet-20 on CIFAR-10, TopK-SGD with error feedback.\n"));
@@ -191,7 +191,7 @@ TEST_CASE(
                 {"no .yaml file", temp.at("a/configs").c_str(), temp.at("a/b/configs").c_str()});
   const std::string text = "# A first line. And more.\nseed: 1\n";
   temp.write("a/b/configs/mine.yaml", {text.begin(), text.end()});
-  const Outcome found = run_command(copied);
+  const CommandOutcome found = run_command(copied);
   INFO(found.output);
   CHECK(found.code == 0);
   CHECK(found.has("configurations in " + temp.at("a/b/configs") + ":"));

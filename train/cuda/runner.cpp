@@ -210,7 +210,10 @@ class CudaRunner final : public Runner {
     wait(context_.stream());
     trace_->finish();
   }
-  void release() noexcept override { graphs_.clear(); }
+  void release() noexcept override {
+    graphs_.clear();
+    trace_.reset();
+  }
 
  private:
   // Recorded gradients are copied to the host in the hooks, which no graph can do. The same on all ranks.
