@@ -6,8 +6,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "nn/core/gradient_form.h"
 #include "nn/base/host_device.h"
+#include "nn/core/gradient_form.h"
 #include "nn/core/step.h"
 
 namespace topknot {

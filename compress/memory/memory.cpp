@@ -53,7 +53,8 @@ class NoMemory final : public Memory {
 class ResidualMemory final : public Memory {
  public:
   FeedbackInput input(std::span<float> gradient, std::span<const float> residual) override {
-    TOPKNOT_CHECK(residual.size() == gradient.size(), "error feedback needs a residual as long as the gradient");
+    TOPKNOT_CHECK(residual.size() == gradient.size(),
+                  "error feedback needs a residual as long as the gradient");
     return residual;
   }
   void commit(std::span<float> u, std::span<float>, std::span<const std::uint32_t> indices,

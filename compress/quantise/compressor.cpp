@@ -81,7 +81,8 @@ Message QuantisingCompressor::encode(Slice slice, const StepContext& context) {
   weights_.assign(context.weights.begin(), context.weights.end());
   weights_.resize(ranks_, 1.0f);
   Candidates broken;
-  accumulate_and_collect(slice.gradient, std::span<const float>(residual_ ? slice.residual : std::span<float>()),
+  accumulate_and_collect(slice.gradient,
+                         std::span<const float>(residual_ ? slice.residual : std::span<float>()),
                          kLargestFinite, 0, broken);
   std::vector<float> scales(format_.cells.size());
   const std::span<const float> u = slice.gradient;

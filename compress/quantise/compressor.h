@@ -26,7 +26,8 @@ class Quantiser {
   // The codes of entries [begin, end), all in one cell. `first`: the position of entry `begin` in the whole
   // model, by which random numbers are drawn. Called from several threads.
   virtual void codes(std::span<const float> u, std::size_t begin, std::size_t end, std::size_t cell,
-                     float scale, const StepContext& context, std::uint64_t first, std::int16_t* codes) const = 0;
+                     float scale, const StepContext& context, std::uint64_t first,
+                     std::int16_t* codes) const = 0;
 };
 
 class QuantisingCompressor final : public Compressor {

@@ -396,10 +396,6 @@ class ThreadCommunicator : public Communicator {
   std::uint64_t sequence_ = 0;
 };
 
-}  // namespace
-
-namespace {
-
 std::shared_ptr<Group> make_group(int ranks, double timeout_s, const std::optional<EmulatedLink>& link) {
   TOPKNOT_CHECK(ranks >= 1, "a group needs a rank");
   std::vector<Member> members;

@@ -16,8 +16,8 @@
 #include <string>
 
 #include "compress/codec/code_bits.h"
-#include "nn/core/cuda/context.h"
 #include "nn/base/host_device.h"
+#include "nn/core/cuda/context.h"
 
 namespace topknot::cuda {
 

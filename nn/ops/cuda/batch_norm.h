@@ -7,8 +7,8 @@
 #include <memory>
 #include <string>
 
-#include "nn/core/cuda/context.h"
 #include "nn/base/host_device.h"
+#include "nn/core/cuda/context.h"
 #include "nn/ops/kernels.h"
 
 namespace topknot::cuda {

@@ -1,7 +1,6 @@
 // Logits and outputs are float or bfloat16; all else in double.
 #include "nn/core/cuda/context.h"
 #include "nn/ops/ctc_rule.h"
-#include "nn/ops/cuda/loss.h"
 #include "nn/ops/cuda/op_tools.h"
 
 namespace topknot::cuda {

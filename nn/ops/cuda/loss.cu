@@ -1,6 +1,5 @@
 // The losses on a GPU: a scalar in its memory, which the host does not wait for. Rows and outputs are float or bfloat16; losses
 // are taken in double, in a fixed order. A NaN comes through. Sizes are positive.
-#include "nn/ops/cuda/loss.h"
 
 #include "nn/core/cuda/context.h"
 #include "nn/ops/cuda/op_tools.h"

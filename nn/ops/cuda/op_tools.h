@@ -26,4 +26,7 @@ void by_type(const Tensor& x, const Fn& fn) {
   by_type(is_bf16(x), fn);
 }
 
+// For losses: *out = the sum of n values / by, as a float; in double, in a fixed order. In loss.cu.
+void mean_of(cudaStream_t stream, const double* values, std::size_t n, double by, float* out);
+
 }  // namespace topknot::cuda
