@@ -29,7 +29,6 @@
 #include "nn/base/check.h"
 #include "nn/base/registry.h"
 #include "nn/core/bfloat16.h"
-#include "nn/core/gradient_form.h"
 #include "nn/core/step.h"
 
 namespace topknot {
@@ -155,8 +154,7 @@ class Compressor {
   virtual std::span<float> commit(const Outcome& outcome) = 0;
   virtual void discard() {}
 
-  // What the average has in it already.
-  virtual GradientForm form() const { return GradientForm::plain; }
+  virtual Applied applied() const { return Applied::nothing; }
 
   // Everything that a later step depends on, beside the residual, which the arena holds: velocities, carried
   // thresholds, masks. Between steps only. load_state() throws Error where the bytes are damaged or another

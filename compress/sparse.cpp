@@ -72,8 +72,8 @@ SparseCompressor::SparseCompressor(const SparsePreset& parts, const CompressOpti
                 "one density per segment");
   for (std::size_t s = 0; s < group_.segments.size(); ++s) selectors_.push_back(selector.make(options));
   memory_ = memory.make(options);
-  if (memory.traits.owns_momentum) form_ = GradientForm::has_momentum;
-  if (options.lr_inside) form_ = GradientForm::has_lr;
+  if (memory.traits.owns_momentum) applied_ = Applied::momentum;
+  if (options.lr_inside) applied_ = Applied::learning_rate;
 }
 
 Message SparseCompressor::encode(Slice slice, const StepContext& context) {
@@ -88,7 +88,7 @@ Message SparseCompressor::encode(Slice slice, const StepContext& context) {
   density_ = context.density;
   weights_.assign(context.weights.begin(), context.weights.end());
   weights_.resize(static_cast<std::size_t>(group_.ranks), 1.0f);
-  if (form_ == GradientForm::has_lr)
+  if (applied_ == Applied::learning_rate)
     for_parts(gradient_.size(), part_count(gradient_.size()),
               [&](std::size_t, std::size_t begin, std::size_t end) {
                 multiply(gradient_.data() + begin, end - begin, static_cast<float>(context.lr));

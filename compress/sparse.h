@@ -58,7 +58,7 @@ class SparseCompressor final : public Compressor {
   bool finite() const override { return finite_; }
   std::span<float> commit(const Outcome& outcome) override;
   void discard() override;
-  GradientForm form() const override { return form_; }
+  Applied applied() const override { return applied_; }
   std::span<const float> accumulated() const override { return gradient_; }
   std::optional<SparseView> contributed() const override { return SparseView{own().indices, own().values}; }
   std::size_t selected() const override { return sent_.indices.size(); }
@@ -79,7 +79,7 @@ class SparseCompressor final : public Compressor {
   GroupSpec group_;
   SelectorTraits traits_;
   double capacity_ = 0;
-  GradientForm form_ = GradientForm::plain;
+  Applied applied_ = Applied::nothing;
   std::vector<std::unique_ptr<Selector>> selectors_;  // one per segment
   std::unique_ptr<Memory> memory_;
   const IndexCodec* index_codec_;

@@ -39,12 +39,12 @@ class AdamW final : public Optimizer {
         first_(zeros_like(arena)),
         second_(zeros_like(arena)) {}
 
-  bool takes(GradientForm form) const override { return form == GradientForm::plain; }
+  bool takes(Applied applied) const override { return applied == Applied::nothing; }
 
   void update(std::size_t offset, std::span<const float> gradient, const StepState& state,
-              GradientForm form) override {
+              Applied applied) override {
     const ArenaSlice slice = slices_.slice(offset, gradient);
-    TOPKNOT_CHECK(takes(form), "adamw takes gradients without momentum and learning rate in them");
+    TOPKNOT_CHECK(takes(applied), "adamw takes gradients without momentum and learning rate in them");
     kernels_.update(slice, first_.data() + offset, second_.data() + offset, constants_, state);
   }
 

@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "nn/base/registry.h"
-#include "nn/core/gradient_form.h"
 #include "nn/core/kernels.h"
 #include "nn/core/parameter.h"
 #include "nn/core/step.h"
@@ -38,19 +37,19 @@ class Optimizer {
 
   // Updates the weights of arena elements [offset, offset + gradient.size()) with this averaged gradient, times the step's
   // gradient_scale. Called once per element and step, in any order of slices; nothing changes if the status is bad.
-  // `gradient` and `state` are in the arena's memory: on a GPU the work is put on the stream of the current context. `form`
-  // says what the gradient has in it already. Throws Error if the slice lies outside the arena, or for a form that does not
-  // go with the update rule (has_lr with momentum).
+  // `gradient` and `state` are in the arena's memory: on a GPU the work is put on the stream of the current
+  // context. `applied`: what the gradient has in it already. Throws Error if the slice lies outside the arena, or where
+  // that does not go with the update rule (a learning rate with momentum).
   virtual void update(std::size_t offset, std::span<const float> gradient, const StepState& state,
-                      GradientForm form = GradientForm::plain) = 0;
+                      Applied applied = Applied::nothing) = 0;
   // The same on a CPU, of a step that is not bad.
   void update(std::size_t offset, std::span<const float> gradient, StepParameters step,
-              GradientForm form = GradientForm::plain) {
-    update(offset, gradient, StepState{&step}, form);
+              Applied applied = Applied::nothing) {
+    update(offset, gradient, StepState{&step}, applied);
   }
 
-  // Whether update() accepts gradients of this form.
-  virtual bool takes(GradientForm) const { return true; }
+  // Whether update() accepts such gradients.
+  virtual bool takes(Applied) const { return true; }
 
   // State to save and restore, in a fixed order, each buffer of the arena's shape and in its memory; empty if there is none.
   virtual std::vector<std::span<float>> state() { return {}; }

@@ -7,7 +7,6 @@
 #include <cstdint>
 
 #include "nn/base/host_device.h"
-#include "nn/core/gradient_form.h"
 #include "nn/core/step.h"
 
 namespace topknot {
@@ -74,15 +73,15 @@ struct SgdOptions {
   float momentum, decay;
 };
 
-enum class SgdRule { plain, momentum, nesterov, decay_momentum, decay_nesterov, has_lr };
+enum class SgdRule { plain, momentum, nesterov, decay_momentum, decay_nesterov, lr_applied };
 
 template <SgdRule rule>
-inline constexpr bool kHasMomentum = rule != SgdRule::plain&& rule != SgdRule::has_lr;
+inline constexpr bool kHasMomentum = rule != SgdRule::plain&& rule != SgdRule::lr_applied;
 
-inline SgdRule sgd_rule(bool momentum, bool nesterov, GradientForm form) {
-  if (form == GradientForm::has_lr) return SgdRule::has_lr;
+inline SgdRule sgd_rule(bool momentum, bool nesterov, Applied applied) {
+  if (applied == Applied::learning_rate) return SgdRule::lr_applied;
   if (!momentum) return SgdRule::plain;
-  if (form == GradientForm::has_momentum) return nesterov ? SgdRule::decay_nesterov : SgdRule::decay_momentum;
+  if (applied == Applied::momentum) return nesterov ? SgdRule::decay_nesterov : SgdRule::decay_momentum;
   return nesterov ? SgdRule::nesterov : SgdRule::momentum;
 }
 
@@ -96,7 +95,7 @@ struct SgdKernels {
 template <SgdRule rule, class T>
 TOPKNOT_HOST_DEVICE __attribute__((always_inline)) void sgd_step(T& weight, const T& gradient, T& buffer,
                                                                  const SgdRates& rates) {
-  if constexpr (rule == SgdRule::has_lr) {
+  if constexpr (rule == SgdRule::lr_applied) {
     weight = weight - (gradient * rates.scale + rates.lr * (rates.decay * weight));
   } else {
     constexpr bool apart = rule == SgdRule::decay_momentum || rule == SgdRule::decay_nesterov;

@@ -66,8 +66,8 @@ TOPKNOT_MULTIVERSION void step_decay_nesterov(float* w, const float* g, float* b
                                               SgdRates rates) {
   step_chunk<SgdRule::decay_nesterov>(w, g, b, n, rates);
 }
-TOPKNOT_MULTIVERSION void step_has_lr(float* w, const float* g, float* b, std::size_t n, SgdRates rates) {
-  step_chunk<SgdRule::has_lr>(w, g, b, n, rates);
+TOPKNOT_MULTIVERSION void step_lr_applied(float* w, const float* g, float* b, std::size_t n, SgdRates rates) {
+  step_chunk<SgdRule::lr_applied>(w, g, b, n, rates);
 }
 
 ChunkStep step_of(SgdRule rule) {
@@ -80,8 +80,8 @@ ChunkStep step_of(SgdRule rule) {
       return step_decay_momentum;
     case SgdRule::decay_nesterov:
       return step_decay_nesterov;
-    case SgdRule::has_lr:
-      return step_has_lr;
+    case SgdRule::lr_applied:
+      return step_lr_applied;
     case SgdRule::plain:
       break;
   }
@@ -114,11 +114,11 @@ class Sgd final : public Optimizer {
   }
 
   void update(std::size_t offset, std::span<const float> gradient, const StepState& state,
-              GradientForm form) override {
+              Applied applied) override {
     const ArenaSlice slice = slices_.slice(offset, gradient);
-    TOPKNOT_CHECK(form != GradientForm::has_lr || options_.momentum == 0,
+    TOPKNOT_CHECK(applied != Applied::learning_rate || options_.momentum == 0,
                   "a gradient that has the learning rate in it cannot take momentum");
-    kernels_.update(sgd_rule(options_.momentum > 0, options_.nesterov, form), slice,
+    kernels_.update(sgd_rule(options_.momentum > 0, options_.nesterov, applied), slice,
                     momentum_.defined() ? momentum_.data() + offset : nullptr,
                     {static_cast<float>(options_.momentum), static_cast<float>(options_.weight_decay)},
                     state);

@@ -65,8 +65,8 @@ void sgd_update(SgdRule rule, const ArenaSlice& slice, float* buffer, SgdOptions
         return update_by<SgdRule::decay_momentum>;
       case SgdRule::decay_nesterov:
         return update_by<SgdRule::decay_nesterov>;
-      case SgdRule::has_lr:
-        return update_by<SgdRule::has_lr>;
+      case SgdRule::lr_applied:
+        return update_by<SgdRule::lr_applied>;
       case SgdRule::plain:
         break;
     }

@@ -244,16 +244,16 @@ void check_alignments(const Dataset& data, const Module& model) {
 }
 
 // What is compressed may have the optimizer's work in it already.
-void check_forms(const Config& config, const Optimizer& optimizer, const std::vector<GradientForm>& forms) {
-  for (const GradientForm form : forms)
-    if (!optimizer.takes(form))
+void check_applied(const Config& config, const Optimizer& optimizer, const std::vector<Applied>& before) {
+  for (const Applied applied : before)
+    if (!optimizer.takes(applied))
       throw UserError(fmt::format(
           "optimizer.name: {} takes plain gradients, and {} has put the {} into them; give "
           "optimizer.name=sgd, or "
           "another method",
           config.optimizer.name,
-          form == GradientForm::has_lr ? "compress.lr_inside" : "compress.name=" + config.compress.name,
-          form == GradientForm::has_lr ? "learning rate" : "momentum"));
+          applied == Applied::learning_rate ? "compress.lr_inside" : "compress.name=" + config.compress.name,
+          applied == Applied::learning_rate ? "learning rate" : "momentum"));
 }
 
 }  // namespace
@@ -291,7 +291,7 @@ RunCheck check_run(const Config& config, const RunData& data, bool first_weights
       check_alignments(*data.test, *model->module);
     });
     ParameterArena& arena = model->store.arena();
-    std::vector<GradientForm> forms;
+    std::vector<Applied> applied;
     attempt({"exchange.profile", "compress.name", "compress.density", "dist."}, [&] {
       if (const std::string& path = config.exchange.profile; !path.empty())
         check_exchange_profile(read_exchange_profile(path), config, arena, config.dist.ranks,
@@ -304,11 +304,12 @@ RunCheck check_run(const Config& config, const RunData& data, bool first_weights
               CollectiveQueue queue(*group[0]);
               const ExchangeOptions options = stand_in_options(config, arena);
               const Exchange exchange(arena, queue, options);
-              for (const Group& group : exchange.groups()) forms.push_back(exchange.form(group));
+              for (const Group& group : exchange.groups()) applied.push_back(exchange.applied(group));
               if (const std::string line = more_than_dense(config, arena, options, epochs); !line.empty())
                 check.warnings.push_back(line);
             });
-    attempt({"optimizer."}, [&] { check_forms(config, *make_optimizer(config.optimizer, arena), forms); });
+    attempt({"optimizer."},
+            [&] { check_applied(config, *make_optimizer(config.optimizer, arena), applied); });
   }
   attempt({"schedule.", "optimizer.lr"}, [&] { make_schedule(config.schedule, config.optimizer.lr); });
   check.problems.assign(known.begin() + static_cast<std::ptrdiff_t>(before), known.end());

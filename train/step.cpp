@@ -127,7 +127,7 @@ void Step::apply() {
       if (config_.train.clip_global > 0) set_gradient_scale();
       for (const Group& group : groups())
         optimizer_->update(group.begin, exchange_->averaged(group), exchange_->step_state(),
-                           exchange_->form(group));
+                           exchange_->applied(group));
     });
   restore_statistics_if_bad();
 }

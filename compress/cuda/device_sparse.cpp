@@ -43,7 +43,7 @@ class DeviceSparseCompressor final : public Compressor {
   Message encode(Slice slice, const StepContext& context) override;
   std::optional<Message> decode(const Round& round) override;
   std::span<float> commit(const Outcome&) override;
-  GradientForm form() const override;
+  Applied applied() const override;
   void save(StateWriter& writer) const override;
   void load(StateReader& reader) override;
 
@@ -179,9 +179,9 @@ std::span<float> DeviceSparseCompressor::commit(const Outcome&) {
   return average;
 }
 
-GradientForm DeviceSparseCompressor::form() const {
-  if (lr_inside_) return GradientForm::has_lr;
-  return memory_->owns_momentum() ? GradientForm::has_momentum : GradientForm::plain;
+Applied DeviceSparseCompressor::applied() const {
+  if (lr_inside_) return Applied::learning_rate;
+  return memory_->owns_momentum() ? Applied::momentum : Applied::nothing;
 }
 
 void DeviceSparseCompressor::save(StateWriter& writer) const {

@@ -36,7 +36,7 @@
 //                            the momentum off
 //   1-D tensors dense        compress.dense_1d (the code): plain all-reduce, with the optimizer's momentum
 //   weight decay             optimizer.weight_decay: outside, with a momentum of its own, never compressed
-//                            (the code; optim/sgd.cpp, GradientForm::has_momentum)
+//                            (the code; optim/sgd.cpp, Applied::momentum)
 //   32-bit values, 16-bit    compress.codec and compress.values (the paper; the code sends 64-bit positions)
 //   runs of zeros
 //

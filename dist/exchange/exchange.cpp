@@ -212,8 +212,8 @@ std::span<float> Exchange::averaged(const Group& group) {
   return in_residual ? arena_.residual(group.begin, group.end) : arena_.gradient(group.begin, group.end);
 }
 
-GradientForm Exchange::form(const Group& group) const {
-  return bucket_of(group).compressor->form();
+Applied Exchange::applied(const Group& group) const {
+  return bucket_of(group).compressor->applied();
 }
 
 Exchange::Capture Exchange::capture() const {

@@ -159,8 +159,8 @@ class Exchange {
   // The averaged gradient of a group, from decode_and_commit() of a committed step to the next begin_step(); in the
   // arena's memory. May be changed in place (clipping).
   std::span<float> averaged(const Group& group);
-  // What it has in it already, for Optimizer::update().
-  GradientForm form(const Group& group) const;
+  // What averaged() has in it already, for Optimizer::update().
+  Applied applied(const Group& group) const;
 
   // What of a step may be captured in a graph: all from ready() to decode_and_commit(); or ready() to complete() in one
   // graph and decode_and_commit() in another, with communicate() between them in every step, outside of graphs

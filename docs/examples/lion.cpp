@@ -14,13 +14,13 @@ class Lion final : public Optimizer {
   Lion(const OptimizerOptions& options, ParameterArena& arena)
       : options_(options), slices_(options, arena), mean_(arena.size()) {}
 
-  // A run with gradients of another form is refused before its first step.
-  bool takes(GradientForm form) const override { return form == GradientForm::plain; }
+  // A run whose gradients have something applied already is refused before its first step.
+  bool takes(Applied applied) const override { return applied == Applied::nothing; }
 
   void update(std::size_t offset, std::span<const float> gradient, const StepState& state,
-              GradientForm form) override {
+              Applied applied) override {
     const ArenaSlice slice = slices_.slice(offset, gradient);
-    TOPKNOT_CHECK(takes(form), "lion takes plain gradients");
+    TOPKNOT_CHECK(takes(applied), "lion takes plain gradients");
     const auto rate = static_cast<float>(state.parameters->lr),
                scale = static_cast<float>(state.parameters->gradient_scale);
     for_decay_runs(slice, [&](std::size_t begin, std::size_t end, bool decays) {

@@ -24,6 +24,13 @@ struct StepStatus {
   double threshold = 0;             // of the last compressed group of this rank
 };
 
+// What of the optimizer's work a gradient already has in it.
+enum class Applied {
+  nothing,        // the averaged gradient
+  momentum,       // before the average (DGC); the optimizer's own momentum is for weight decay
+  learning_rate,  // before the average (LAGS-SGD)
+};
+
 struct StepState {
   StepParameters* parameters = nullptr;
   const StepStatus* status = nullptr;  // null: nothing is bad

@@ -18,7 +18,7 @@ std::vector<Step> applied(bool lr_inside, const std::vector<Step>& gradients,
   CompressOptions options = named("lags");
   options.lr_inside = lr_inside;
   SimulatedRanks ranks(options, whole_group(2, 1));
-  CHECK(ranks[0].compressor->form() == (lr_inside ? GradientForm::has_lr : GradientForm::plain));
+  CHECK(ranks[0].compressor->applied() == (lr_inside ? Applied::learning_rate : Applied::nothing));
   std::vector<Step> result;
   for (std::size_t t = 0; t < gradients.size(); ++t) {
     ranks[0].gradient.assign(gradients[t].begin(), gradients[t].end());

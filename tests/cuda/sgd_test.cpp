@@ -34,7 +34,7 @@ std::vector<float> gradient_of_step(std::size_t size, std::uint32_t step) {
 
 struct Case {
   OptimizerOptions options;
-  GradientForm form = GradientForm::plain;
+  Applied applied = Applied::nothing;
 };
 
 std::vector<Case> all_rules() {
@@ -43,16 +43,16 @@ std::vector<Case> all_rules() {
     for (const double decay : {0.0, 0.1}) {
       OptimizerOptions o;
       o.weight_decay = decay, o.decay_1d = decay_1d;
-      cases.push_back({o, GradientForm::plain});
-      cases.push_back({o, GradientForm::has_lr});
+      cases.push_back({o, Applied::nothing});
+      cases.push_back({o, Applied::learning_rate});
       o.momentum = 0.9;
       for (const bool nesterov : {false, true}) {
         o.nesterov = nesterov;
-        cases.push_back({o, GradientForm::plain});
-        cases.push_back({o, GradientForm::has_momentum});
+        cases.push_back({o, Applied::nothing});
+        cases.push_back({o, Applied::momentum});
       }
       o.name = "adamw";
-      cases.push_back({o, GradientForm::plain});
+      cases.push_back({o, Applied::nothing});
     }
   return cases;
 }
@@ -78,9 +78,9 @@ void check_case(const Case& c, const Slices& slices, std::size_t shift) {
     const DeviceVector<float> there_gradient(shifted);
     for (const auto& [begin, end] : slices) {
       cpu->update(begin, std::span(gradient).subspan(begin, end - begin),
-                  {step, numbers.lr, numbers.gradient_scale}, c.form);
+                  {step, numbers.lr, numbers.gradient_scale}, c.applied);
       device->update(begin, {there_gradient.data() + shift + begin, end - begin},
-                     StepState{parameters.data(), status.data()}, c.form);
+                     StepState{parameters.data(), status.data()}, c.applied);
     }
   }
   CHECK(same_bits(there.arena->host_weights(), here.arena->host_weights()));
@@ -98,7 +98,7 @@ TEST_CASE(
   for (const Case& c : all_rules()) {
     INFO(c.options.name << ", momentum " << c.options.momentum << ", nesterov " << c.options.nesterov
                         << ", decay " << c.options.weight_decay << ", decay_1d " << c.options.decay_1d
-                        << ", form " << static_cast<int>(c.form));
+                        << ", applied " << static_cast<int>(c.applied));
     const std::size_t size = Model().arena->size();
     check_case(c, {{0, size}}, 0);
   }
@@ -185,11 +185,11 @@ TEST_CASE("an optimizer on a GPU refuses what the CPU's refuses") {
   options = {};
   options.momentum = 0.5;
   const auto optimizer = make_optimizer(options, *model.arena);
-  const auto update = [&](std::size_t offset, GradientForm form) {
-    optimizer->update(offset, {model.arena->weights().data(), 8}, StepState{}, form);
+  const auto update = [&](std::size_t offset, Applied applied) {
+    optimizer->update(offset, {model.arena->weights().data(), 8}, StepState{}, applied);
   };
-  CHECK_THROWS_AS(update(0, GradientForm::has_lr), Error);
-  CHECK_THROWS_AS(update(model.arena->size() - 7, GradientForm::plain), Error);
+  CHECK_THROWS_AS(update(0, Applied::learning_rate), Error);
+  CHECK_THROWS_AS(update(model.arena->size() - 7, Applied::nothing), Error);
 }
 
 }  // namespace

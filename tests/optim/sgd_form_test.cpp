@@ -57,7 +57,7 @@ TEST_CASE("where the gradient has momentum, the optimizer's is for weight decay 
       b[i] = step == 0 ? d : o.momentum * b[i] + d;  // the code's first step
       w[i] -= o.lr * ((o.nesterov ? d + o.momentum * b[i] : b[i]) + g[i] * scale);
     }
-    optimizer->update(0, g, {step, o.lr, scale}, GradientForm::has_momentum);
+    optimizer->update(0, g, {step, o.lr, scale}, Applied::momentum);
   }
   check_close(weights, w);
 }
@@ -71,7 +71,7 @@ TEST_CASE("without decay, a gradient that has momentum is stepped along as it is
   for (std::uint32_t step = 0; step < 3; ++step) {
     const std::vector<float> g = gradient_of_step(w.size(), step);
     for (std::size_t i = 0; i < w.size(); ++i) w[i] -= 0.5f * g[i];
-    optimizer->update(0, g, {step, 0.5}, GradientForm::has_momentum);
+    optimizer->update(0, g, {step, 0.5}, Applied::momentum);
   }
   for (std::size_t i = 0; i < w.size(); ++i) REQUIRE(model.arena->weights()[i] == w[i]);
 }
@@ -91,8 +91,8 @@ TEST_CASE("slices of one step may differ in form: dense ones keep the optimizer'
       w[i] -= o.lr * (b[i] + (compressed ? g[i] : 0.0));
     }
     const std::span<const float> all = g;
-    optimizer->update(0, all.first(model.matrix), {step, o.lr}, GradientForm::has_momentum);
-    optimizer->update(model.matrix, all.subspan(model.matrix), {step, o.lr}, GradientForm::plain);
+    optimizer->update(0, all.first(model.matrix), {step, o.lr}, Applied::momentum);
+    optimizer->update(model.matrix, all.subspan(model.matrix), {step, o.lr}, Applied::nothing);
   }
   check_close(weights, w);
 }
@@ -111,11 +111,11 @@ TEST_CASE("where the gradient has the learning rate, only weight decay takes it"
     const std::vector<float> g = gradient_of_step(w.size(), step);
     for (std::size_t i = 0; i < w.size(); ++i)
       w[i] -= g[i] * scale + (i < model.matrix ? lr * o.weight_decay * w[i] : 0.0);
-    optimizer->update(0, g, {step, lr, scale}, GradientForm::has_lr);
+    optimizer->update(0, g, {step, lr, scale}, Applied::learning_rate);
   }
   check_close(weights, w);
   OptimizerOptions with_momentum;
   with_momentum.momentum = 0.9;
   const auto other = make_optimizer(with_momentum, *model.arena);
-  CHECK_THROWS_AS(other->update(0, gradient_of_step(w.size(), 0), {0, 0.1}, GradientForm::has_lr), Error);
+  CHECK_THROWS_AS(other->update(0, gradient_of_step(w.size(), 0), {0, 0.1}, Applied::learning_rate), Error);
 }

@@ -155,10 +155,10 @@ SparsifySummary run(SparsifyRanks& ranks, const SparsifySetup& setup, const NpyR
     summary.mean_ratio = summary.mean_count / static_cast<double>(k);
 
   summary.notes = setup.notes;
-  const GradientForm form = ranks.form();
-  if (setup.momentum_given && setup.compress.momentum > 0 && form != GradientForm::has_momentum)
+  const Applied applied = ranks.applied();
+  if (setup.momentum_given && setup.compress.momentum > 0 && applied != Applied::momentum)
     summary.notes.push_back("momentum has no effect: only a memory that owns momentum (dgc) applies it");
-  if (setup.lr_given && form != GradientForm::has_lr)
+  if (setup.lr_given && applied != Applied::learning_rate)
     summary.notes.push_back("lr has no effect without lr_inside=true");
   return summary;
 }

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "compress/compressor.h"
-#include "nn/core/gradient_form.h"
+#include "nn/core/step.h"
 
 namespace topknot {
 
@@ -44,7 +44,7 @@ class SparsifyRanks {
   std::span<float> gradient(std::size_t rank) { return memories_[rank].gradient; }
   // `info.rank` is set here. Throws Error where ranks differ in the average.
   RanksStep step(const StepContext& info);
-  GradientForm form() const { return compressors_[0]->form(); }
+  Applied applied() const { return compressors_[0]->applied(); }
 
  private:
   struct Memories {

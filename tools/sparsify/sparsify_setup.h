@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "compress/compressor.h"
-#include "nn/core/gradient_form.h"
+#include "nn/core/step.h"
 #include "tools/sparsify/sparsify.h"
 
 namespace topknot {

@@ -303,11 +303,11 @@ TEST_CASE("DGC without momentum is error feedback, bit for bit") {
 }
 
 TEST_CASE("the momentum of DGC's average is not the optimizer's, that of other memories is") {
-  CHECK(make_compressor(dgc(0.9, false, true), whole_group(4, 1))->form() == GradientForm::has_momentum);
+  CHECK(make_compressor(dgc(0.9, false, true), whole_group(4, 1))->applied() == Applied::momentum);
   CompressOptions options = dgc(0.9, false, true);
   options.memory = "residual";
-  CHECK(make_compressor(options, whole_group(4, 1))->form() == GradientForm::plain);
+  CHECK(make_compressor(options, whole_group(4, 1))->applied() == Applied::nothing);
   options = dgc(0.9, false, true);
   options.select = "topk";
-  CHECK(make_compressor(options, whole_group(4, 1))->form() == GradientForm::has_momentum);
+  CHECK(make_compressor(options, whole_group(4, 1))->applied() == Applied::momentum);
 }
