@@ -54,7 +54,7 @@ Figures measure(const std::string& name, const Options& options) {
       entries.indices.assign(selected.indices.begin(), selected.indices.end());
       entries.values.assign(selected.values.begin(), selected.values.end());
       const std::vector<std::byte> block = write_block(entries, d, *index_codec, *value_codec);
-      feedback->commit(gradient, spare, entries.indices, entries.values, {});
+      feedback->commit(gradient, spare, entries, {});
       TOPKNOT_CHECK(block.size() == kBlockHeaderBytes + 8 * options.k, "a block of another size");
     };
     double plain = 0;
@@ -63,7 +63,7 @@ Figures measure(const std::string& name, const Options& options) {
     const double topk = milliseconds_of(topk_pass);
     if (step.step % 2 == 0) pass();
     selector->commit({});
-    const SparseView own{entries.indices, entries.values, 1.0f};
+    const SparseView own = entries;
     const double decode = milliseconds_of([&] { average_sparse(std::span(&own, 1), spare); });
     std::swap(gradient, spare);
     if (step.step < options.from) continue;

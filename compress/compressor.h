@@ -6,7 +6,7 @@
 //   encode(slice) -> Message
 //   decode(round) -> nothing, or a Message for one more round (PowerSGD needs two sums)
 //   finite()      -> whether every rank's contribution was finite; the exchange combines this over the groups
-//   commit(outcome), or discard() if any group of any rank was not finite or the step is skipped
+//   commit(rejected), or discard() if any group of any rank was not finite or the step is skipped
 //
 // Between encode and commit the residual is untouched: encode writes the accumulated gradient
 // u = g + residual over slice.gradient; commit turns that memory into the new residual and decodes the
@@ -47,6 +47,12 @@ struct SparseView {
   std::span<const std::uint32_t> indices;  // positions in the group, strictly ascending
   std::span<const float> values;           // at the indices, before the weight
   float weight = 1;
+
+  SparseView() = default;
+  SparseView(std::span<const std::uint32_t> indices, std::span<const float> values, float weight = 1)
+      : indices(indices), values(values), weight(weight) {}
+  SparseView(const SparseVector& entries, float weight = 1)
+      : SparseView(entries.indices, entries.values, weight) {}
 };
 
 // One rank's contribution to one round of a group.
@@ -78,7 +84,7 @@ struct Round {
   std::span<const std::byte> gpu_blocks = {};           // Kind::gpu_block: the ranks' one after the other
   std::span<const float> sum = {};                      // Kind::sum: the memory that was sent, now summed
   std::span<const BFloat16> sum_bfloat16 = {};          // likewise
-  // In place of blocks, where the collective added the ranks' EntryMessages: sum_r(weight[r] * entries[r]) at
+  // In place of blocks, where the collective added the ranks' entries(): sum_r(weight[r] * entries[r]) at
   // the positions that it kept, the same on all ranks.
   const SparseVector* entries = nullptr;
 };
@@ -104,12 +110,6 @@ inline void check_sum(const Round& round, std::span<const float> sent) {
                 "the sum is not in the memory that was sent");
 }
 
-// A message as the entries in it, for collectives that add on their way (gTop-k, Ok-Topk).
-struct EntryMessage {
-  const SparseVector* entries = nullptr;  // before their weight; valid until decode
-  std::size_t k = 0;                      // how many a step of this density asks for
-};
-
 // A group's memory in the parameter arena. Both spans have the group's length; their contents swap roles in a committed step.
 struct Slice {
   std::span<float> gradient, residual;
@@ -129,13 +129,6 @@ struct StepContext {
   StepStatus* status = nullptr;
 };
 
-// The outcome of this rank's message.
-struct Outcome {
-  // Entries (positions in the group) this rank sent that the collective did not accept; they go back to the
-  // residual.
-  std::span<const std::uint32_t> rejected;
-};
-
 class Compressor {
  public:
   virtual ~Compressor() = default;
@@ -143,15 +136,20 @@ class Compressor {
   // captured. Returns Message::bytes() of these steps; 0 on a host, where lengths follow from the data.
   virtual std::size_t reserve(double) { return 0; }
   virtual Message encode(Slice slice, const StepContext& info) = 0;
-  // What encode() made, where it is a list of entries whose values are sent unrounded.
-  virtual std::optional<EntryMessage> entries() const { return std::nullopt; }
+  // What encode() made, if it is a list of entries whose values are sent unrounded, for collectives that add on their
+  // way (gTop-k, Ok-Topk): before their weight; until decode(). Else null.
+  virtual const SparseVector* entries() const { return nullptr; }
+  // How many entries the density of the last encode() asks for; 0 if a method sends no entries.
+  virtual std::size_t target() const { return 0; }
   // Throws Error on damaged blocks (count, order, range, length).
   virtual std::optional<Message> decode(const Round& round) = 0;
   // True on a GPU, where only StepContext::status knows; so every step is committed there, and one with a bad status
   // becomes a discard on the GPU.
   virtual bool finite() const { return true; }
-  // The memory that holds the average: the slice's gradient or residual, the same in every step.
-  virtual std::span<float> commit(const Outcome& outcome) = 0;
+  // `rejected`: positions in the group, in any order, of entries that this rank sent and the collective did not accept;
+  // they go back to the residual. Returns the memory that holds the average: the slice's gradient or residual, the same
+  // in every step.
+  virtual std::span<float> commit(std::span<const std::uint32_t> rejected) = 0;
   virtual void discard() {}
 
   virtual Applied applied() const { return Applied::nothing; }

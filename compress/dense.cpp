@@ -71,7 +71,7 @@ class DenseCompressor final : public Compressor {
 
   bool finite() const override { return finite_; }
 
-  std::span<float> commit(const Outcome&) override {
+  std::span<float> commit(std::span<const std::uint32_t>) override {
     TOPKNOT_CHECK(phase_ == Phase::decoded && finite_, "commit without a decoded, finite step");
     phase_ = Phase::idle;
     return gradient_;

@@ -153,11 +153,6 @@ void SparseCompressor::select_whole(std::size_t segment, const FeedbackInput& in
   if (begin_selection(broken.finite(), selected_)) select_all(u, selected_);
 }
 
-std::optional<EntryMessage> SparseCompressor::entries() const {
-  if (!value_codec_->exact) return std::nullopt;
-  return EntryMessage{&sent_, planned_entries(traits_, group_, density_)};
-}
-
 std::optional<Message> SparseCompressor::decode(const Round& round) {
   TOPKNOT_CHECK(phase_ == Phase::encoded, "decode without encode");
   phase_ = Phase::decoded;
@@ -190,31 +185,31 @@ bool SparseCompressor::summable() const {
   return bound <= static_cast<double>(std::numeric_limits<float>::max());
 }
 
-std::span<float> SparseCompressor::commit(const Outcome& outcome) {
+std::span<float> SparseCompressor::commit(std::span<const std::uint32_t> rejected) {
   TOPKNOT_CHECK(phase_ == Phase::decoded && finite_ && sent_.finite, "commit without a decoded, finite step");
-  memory_->commit(gradient_, residual_, own().indices, own().values, outcome.rejected);
+  memory_->commit(gradient_, residual_, own(), rejected);
 
   // A sum that the collective made has its weights in it, without what was rejected; the average divides it by
   // how many contribute.
   std::vector<SparseView> contributions(received_.size());
   if (summed_)
-    contributions[0] = {sum_.indices, sum_.values, 1.0f};
+    contributions[0] = sum_;
   else
-    for (std::size_t r = 0; r < received_.size(); ++r)
-      contributions[r] = {received_[r].indices, received_[r].values, weights_[r]};
+    for (std::size_t r = 0; r < received_.size(); ++r) contributions[r] = {received_[r], weights_[r]};
   const std::span<float> average = memory_->has_residual() ? residual_ : gradient_;
   average_sparse(contributions, average);
 
-  if (!all_) report_to_selectors(outcome, average);
+  if (!all_) report_to_selectors(rejected, average);
   memory_->finish(average);
   phase_ = Phase::idle;
   return average;
 }
 
 // For a selection that learns from the average, rejected entries were not sent.
-void SparseCompressor::report_to_selectors(const Outcome& outcome, std::span<const float> average) {
-  std::vector<std::uint32_t> rejected(outcome.rejected.begin(), outcome.rejected.end());
-  std::sort(rejected.begin(), rejected.end());
+void SparseCompressor::report_to_selectors(std::span<const std::uint32_t> rejected,
+                                           std::span<const float> average) {
+  std::vector<std::uint32_t> sorted(rejected.begin(), rejected.end());
+  std::sort(sorted.begin(), sorted.end());
   const SparseVector& mine = own();
   std::vector<std::uint32_t> relative;
   std::vector<float> accepted;
@@ -222,21 +217,21 @@ void SparseCompressor::report_to_selectors(const Outcome& outcome, std::span<con
     const auto [begin, end] = group_.segments[s];
     const auto [first, last] = cuts_[s];
     SelectOutcome result;
-    result.sent = std::span(mine.values).subspan(first, last - first);
+    result.accepted.values = std::span(mine.values).subspan(first, last - first);
     relative.assign(mine.indices.begin() + static_cast<std::ptrdiff_t>(first),
                     mine.indices.begin() + static_cast<std::ptrdiff_t>(last));
-    if (!rejected.empty()) {
+    if (!sorted.empty()) {
       relative.clear();
       accepted.clear();
       for (std::size_t i = first; i < last; ++i) {
-        if (std::binary_search(rejected.begin(), rejected.end(), mine.indices[i])) continue;
+        if (std::binary_search(sorted.begin(), sorted.end(), mine.indices[i])) continue;
         relative.push_back(mine.indices[i]);
         accepted.push_back(mine.values[i]);
       }
-      result.sent = accepted;
+      result.accepted.values = accepted;
     }
     for (std::uint32_t& index : relative) index -= static_cast<std::uint32_t>(begin);
-    result.indices = relative;
+    result.accepted.indices = relative;
     result.average = average.subspan(begin, end - begin);
     result.weight = static_cast<double>(weights_[static_cast<std::size_t>(rank_)]) / group_.ranks;
     selectors_[s]->commit(result);

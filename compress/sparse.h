@@ -52,15 +52,16 @@ class SparseCompressor final : public Compressor {
 
   Message encode(Slice slice, const StepContext& context) override;
   // What encode() sends, where values are sent unrounded. The entries live until the next encode().
-  std::optional<EntryMessage> entries() const override;
+  const SparseVector* entries() const override { return value_codec_->exact ? &sent_ : nullptr; }
+  std::size_t target() const override { return planned_entries(traits_, group_, density_); }
   // The step is not finite where a rank's entries are not, or where their sum could overflow.
   std::optional<Message> decode(const Round& round) override;
   bool finite() const override { return finite_; }
-  std::span<float> commit(const Outcome& outcome) override;
+  std::span<float> commit(std::span<const std::uint32_t> rejected) override;
   void discard() override;
   Applied applied() const override { return applied_; }
   std::span<const float> accumulated() const override { return gradient_; }
-  std::optional<SparseView> contributed() const override { return SparseView{own().indices, own().values}; }
+  std::optional<SparseView> contributed() const override { return own(); }
   std::size_t selected() const override { return sent_.indices.size(); }
   double threshold() const override { return threshold_; }
   std::size_t over_capacity() const override { return over_capacity_; }
@@ -70,7 +71,7 @@ class SparseCompressor final : public Compressor {
   void select(std::size_t segment, const FeedbackInput& input, const StepContext& context);
   void select_whole(std::size_t segment, const FeedbackInput& input);
   bool summable() const;
-  void report_to_selectors(const Outcome& outcome, std::span<const float> average);
+  void report_to_selectors(std::span<const std::uint32_t> rejected, std::span<const float> average);
   // This rank's entries as the other ranks decoded them.
   const SparseVector& own() const { return summed_ ? sent_ : received_[static_cast<std::size_t>(rank_)]; }
   void save(StateWriter& writer) const override;

@@ -120,7 +120,7 @@ class DeviceDenseCompressor final : public Compressor {
   }
 
   // Nothing reads the average of a bad step.
-  std::span<float> commit(const Outcome&) override { return gradient_; }
+  std::span<float> commit(std::span<const std::uint32_t>) override { return gradient_; }
 
   void load(StateReader& reader) override {
     if (!reader.at_end()) StateReader::fail("has bytes for a group that is not compressed");

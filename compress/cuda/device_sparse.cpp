@@ -42,7 +42,7 @@ class DeviceSparseCompressor final : public Compressor {
   std::size_t reserve(double density) override;
   Message encode(Slice slice, const StepContext& context) override;
   std::optional<Message> decode(const Round& round) override;
-  std::span<float> commit(const Outcome&) override;
+  std::span<float> commit(std::span<const std::uint32_t>) override;
   Applied applied() const override;
   void save(StateWriter& writer) const override;
   void load(StateReader& reader) override;
@@ -153,7 +153,7 @@ std::optional<Message> DeviceSparseCompressor::decode(const Round& round) {
   return std::nullopt;
 }
 
-std::span<float> DeviceSparseCompressor::commit(const Outcome&) {
+std::span<float> DeviceSparseCompressor::commit(std::span<const std::uint32_t>) {
   TOPKNOT_CHECK(step_.parameters != nullptr, "commit without encode");
   const cudaStream_t stream = Context::current().stream();
   const StepStatus* const status = step_.status;

@@ -202,7 +202,7 @@ std::optional<Message> LowRankCompressor::decode(const Round& round) {
   return next;
 }
 
-std::span<float> LowRankCompressor::commit(const Outcome&) {
+std::span<float> LowRankCompressor::commit(std::span<const std::uint32_t>) {
   TOPKNOT_CHECK(phase_ == Phase::decoded && finite_, "commit without a decoded, finite step");
   const std::span<float> average = has_residual_ ? slice_.residual : slice_.gradient;
   rebuild(slice_.gradient, average);

@@ -88,7 +88,7 @@ class LowRankCompressor : public Compressor {
   Message encode(Slice slice, const StepContext& context) final;
   std::optional<Message> decode(const Round& round) final;
   bool finite() const final { return finite_; }
-  std::span<float> commit(const Outcome& outcome) final;
+  std::span<float> commit(std::span<const std::uint32_t> rejected) final;
   void discard() final { phase_ = Phase::idle; }
   std::span<const float> accumulated() const final { return slice_.gradient; }
 

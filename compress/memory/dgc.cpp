@@ -104,9 +104,9 @@ class DgcMemory final : public Memory {
     return result;
   }
 
-  void commit(std::span<float> u, std::span<float>, std::span<const std::uint32_t> indices,
-              std::span<const float> sent, std::span<const std::uint32_t> rejected) override {
-    take_sent(u, indices, sent, rejected, momentum_ != 0 && masking_ ? next_.get() : nullptr);
+  void commit(std::span<float> u, std::span<float>, const SparseView& sent,
+              std::span<const std::uint32_t> rejected) override {
+    take_sent(u, sent, rejected, momentum_ != 0 && masking_ ? next_.get() : nullptr);
     if (momentum_ != 0) velocity_.swap(next_);
   }
 

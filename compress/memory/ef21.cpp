@@ -32,9 +32,9 @@ class Ef21Memory final : public Memory {
     return residual;
   }
 
-  void commit(std::span<float>, std::span<float> residual, std::span<const std::uint32_t> indices,
-              std::span<const float> sent, std::span<const std::uint32_t> rejected) override {
-    take_sent(residual, indices, sent, rejected);
+  void commit(std::span<float>, std::span<float> residual, const SparseView& sent,
+              std::span<const std::uint32_t> rejected) override {
+    take_sent(residual, sent, rejected);
     first_ = false;
   }
 

@@ -15,8 +15,9 @@ void FeedbackInput::add_to(std::span<float> u) const {
   });
 }
 
-void take_sent(std::span<float> from, std::span<const std::uint32_t> indices, std::span<const float> sent,
-               std::span<const std::uint32_t> rejected, float* velocity) {
+void take_sent(std::span<float> from, const SparseView& sent, std::span<const std::uint32_t> rejected,
+               float* velocity) {
+  const std::span<const std::uint32_t> indices = sent.indices;
   std::vector<std::uint32_t> stay(rejected.begin(), rejected.end());
   std::sort(stay.begin(), stay.end());
   const auto take = [&](std::size_t begin, std::size_t end) {
@@ -28,7 +29,7 @@ void take_sent(std::span<float> from, std::span<const std::uint32_t> indices, st
         if (velocity) __builtin_prefetch(velocity + indices[i + ahead], 1);
       }
       if (!stay.empty() && std::binary_search(stay.begin(), stay.end(), indices[i])) continue;
-      from[indices[i]] -= sent[i];
+      from[indices[i]] -= sent.values[i];
       if (velocity) velocity[indices[i]] = 0.0f;
     }
   };
@@ -43,7 +44,7 @@ namespace {
 class NoMemory final : public Memory {
  public:
   FeedbackInput input(std::span<float>, std::span<const float>) override { return {}; }
-  void commit(std::span<float>, std::span<float>, std::span<const std::uint32_t>, std::span<const float>,
+  void commit(std::span<float>, std::span<float>, const SparseView&,
               std::span<const std::uint32_t>) override {}
   bool has_residual() const override { return false; }
 };
@@ -57,9 +58,9 @@ class ResidualMemory final : public Memory {
                   "error feedback needs a residual as long as the gradient");
     return residual;
   }
-  void commit(std::span<float> u, std::span<float>, std::span<const std::uint32_t> indices,
-              std::span<const float> sent, std::span<const std::uint32_t> rejected) override {
-    take_sent(u, indices, sent, rejected);
+  void commit(std::span<float> u, std::span<float>, const SparseView& sent,
+              std::span<const std::uint32_t> rejected) override {
+    take_sent(u, sent, rejected);
   }
   bool has_residual() const override { return true; }
 };

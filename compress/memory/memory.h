@@ -58,10 +58,10 @@ class Memory {
   // keeps from step to step (the residual).
   virtual FeedbackInput input(std::span<float> gradient, std::span<const float> residual) = 0;
 
-  // Turns the step's memories into what the next step starts from. `sent` are the values at `indices` as the
-  // other ranks decoded them; the entries at `rejected` (positions, any order) did not count.
-  virtual void commit(std::span<float> u, std::span<float> residual, std::span<const std::uint32_t> indices,
-                      std::span<const float> sent, std::span<const std::uint32_t> rejected) = 0;
+  // Turns the step's memories into what the next step starts from. `sent`: the entries as the other ranks decoded
+  // them, whose weight does not count; those at `rejected` (positions, any order) were not accepted.
+  virtual void commit(std::span<float> u, std::span<float> residual, const SparseView& sent,
+                      std::span<const std::uint32_t> rejected) = 0;
   // After commit: the average of what was sent, to be turned into the average gradient in place (EF21).
   virtual void finish(std::span<float> average) { static_cast<void>(average); }
   // As before input().
@@ -98,10 +98,10 @@ void add_memory(const std::string& name, const std::string& help, MemoryTraits t
   memories().add(name, help, {make_piece<Memory, Implementation>, traits}, std::move(options));
 }
 
-// For commit(): from[indices[i]] -= sent[i] but for the entries at `rejected`; where `velocity` is not null, what left
-// loses its velocity too. u - sent is +0 where values are sent exactly, else the coding error.
-void take_sent(std::span<float> from, std::span<const std::uint32_t> indices, std::span<const float> sent,
-               std::span<const std::uint32_t> rejected, float* velocity = nullptr);
+// For commit(): from -= sent, but for the entries at `rejected`; if `velocity` is not null, what left loses its velocity
+// too. u - sent is +0 where values are sent exactly, else the coding error.
+void take_sent(std::span<float> from, const SparseView& sent, std::span<const std::uint32_t> rejected,
+               float* velocity = nullptr);
 
 // compress.momentum_masking, of memory dgc and its kernels.
 bool momentum_masking(const CompressOptions& options);

@@ -123,7 +123,7 @@ std::optional<Message> QuantisingCompressor::decode(const Round& round) {
   return std::nullopt;
 }
 
-std::span<float> QuantisingCompressor::commit(const Outcome&) {
+std::span<float> QuantisingCompressor::commit(std::span<const std::uint32_t>) {
   TOPKNOT_CHECK(phase_ == Phase::decoded && finite_, "commit without a decoded, finite step");
   const std::span<float> average = residual_ ? slice_.residual : slice_.gradient;
   const float factor = 1.0f / static_cast<float>(ranks_);

@@ -38,7 +38,7 @@ class QuantisingCompressor final : public Compressor {
   Message encode(Slice slice, const StepContext& context) override;
   std::optional<Message> decode(const Round& round) override;
   bool finite() const override { return finite_; }
-  std::span<float> commit(const Outcome& outcome) override;
+  std::span<float> commit(std::span<const std::uint32_t> rejected) override;
   void discard() override { phase_ = Phase::idle; }
   std::span<const float> accumulated() const override { return slice_.gradient; }
   std::optional<SparseView> contributed() const override;

@@ -93,16 +93,18 @@ class RegTopKSelector final : public Selector {
   }
 
   void commit(const SelectOutcome& outcome) override {
-    TOPKNOT_CHECK(outcome.sent.size() == outcome.indices.size(), "one value an entry sent");
+    const std::span<const std::uint32_t> indices = outcome.accepted.indices;
+    const std::span<const float> sent = outcome.accepted.values;
+    TOPKNOT_CHECK(sent.size() == indices.size(), "one value an entry sent");
     bound_ = next_bound_;
-    const std::size_t count = outcome.indices.size();
-    last_.indices.assign(outcome.indices.begin(), outcome.indices.end());
+    const std::size_t count = indices.size();
+    last_.indices.assign(indices.begin(), indices.end());
     last_.own.resize(count);
     last_.surplus.resize(count);
     last_.weight = outcome.weight;
     for (std::size_t i = 0; i < count; ++i) {
-      last_.own[i] = outcome.weight * static_cast<double>(outcome.sent[i]);
-      last_.surplus[i] = static_cast<double>(outcome.average[outcome.indices[i]]) - last_.own[i];
+      last_.own[i] = outcome.weight * static_cast<double>(sent[i]);
+      last_.surplus[i] = static_cast<double>(outcome.average[indices[i]]) - last_.own[i];
     }
   }
 

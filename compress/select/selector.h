@@ -46,10 +46,9 @@ struct SelectDiagnostics {
 
 // The outcome of a selection, for selectors that learn from it (RegTop-k).
 struct SelectOutcome {
-  std::span<const std::uint32_t> indices;  // as selected, sent and accepted
-  std::span<const float> sent;             // their values as the other ranks decoded them
-  std::span<const float> average;          // the range's average
-  double weight = 1;                       // of this rank in the average: weight[rank] / P
+  SparseView accepted;             // of what was selected and sent; values as the other ranks decoded them
+  std::span<const float> average;  // the range's average
+  double weight = 1;               // of this rank in the average: weight[rank] / P
 };
 
 class Selector {

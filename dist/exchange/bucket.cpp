@@ -95,13 +95,12 @@ void Bucket::encode(const StepContext& of_step) {
   message = compressor->encode(slice, context);
   adds_entries = collective != nullptr;
   if (!collective) return;
-  const std::optional<EntryMessage> sent = compressor->entries();
-  TOPKNOT_CHECK(sent.has_value(), "a sparse collective for a method that sends no entries");
-  entries = sent->entries;
-  k = sent->k;
+  entries = compressor->entries();
+  TOPKNOT_CHECK(entries, "a sparse collective for a method that sends no entries");
+  k = compressor->target();
   const float weight = context.weights[static_cast<std::size_t>(context.rank)];
   if (weight != 1.0f) {
-    weighted = *sent->entries;
+    weighted = *entries;
     for (float& value : weighted.values) value *= weight;
     entries = &weighted;
   }
@@ -120,12 +119,12 @@ bool Bucket::own_values_finite() const {
 }
 
 bool Bucket::commit() {
-  Outcome outcome;
+  std::span<const std::uint32_t> rejected;
   if (collective) {
     collective->commit();
-    outcome.rejected = sum.rejected;
+    rejected = sum.rejected;
   }
-  const std::span<float> average = compressor->commit(outcome);
+  const std::span<float> average = compressor->commit(rejected);
   TOPKNOT_CHECK(average.size() == group.numel(), "an average of another length than its group");
   return average.data() == slice.residual.data();
 }

@@ -46,7 +46,7 @@ class SimulatedRanks {
     }
     sent_.clear();
     for (SimulatedRank& rank : ranks_)
-      if (const auto entries = rank.compressor->entries()) sent_.push_back(*entries->entries);
+      if (const SparseVector* entries = rank.compressor->entries()) sent_.push_back(*entries);
     blocks_.clear();
     for (bool more = true; more;) {
       if (messages[0].kind == Message::Kind::sum) sum(messages);
@@ -70,7 +70,7 @@ class SimulatedRanks {
         rank.compressor->discard();
         continue;
       }
-      const std::span<float> average = rank.compressor->commit({rank.rejected});
+      const std::span<float> average = rank.compressor->commit(rank.rejected);
       if (average.data() == rank.residual.data()) std::swap(rank.gradient, rank.residual);
       rank.average = rank.gradient;
       TOPKNOT_CHECK(average.data() == rank.gradient.data(), "the average is in neither memory");

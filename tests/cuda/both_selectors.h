@@ -128,12 +128,7 @@ struct BothSelectors {
   }
   void commit_cpu(bool bad) {
     if (bad) return cpu->discard();
-    SelectOutcome outcome;
-    outcome.indices = expected.indices;
-    outcome.sent = cpu_sent;
-    outcome.average = cpu_average;
-    outcome.weight = cpu_weight;
-    cpu->commit(outcome);
+    cpu->commit({{expected.indices, cpu_sent}, cpu_average, cpu_weight});
   }
   void commit(cudaStream_t stream, bool bad, float own_weight, int ranks, std::uint32_t draw) {
     set_outcome(bad, own_weight, ranks, draw);

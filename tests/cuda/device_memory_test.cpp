@@ -89,7 +89,7 @@ struct Both {
     if (bad)
       on_cpu->discard();
     else
-      on_cpu->commit(cpu[turn], cpu[1 - turn], indices, values, {});
+      on_cpu->commit(cpu[turn], cpu[1 - turn], {indices, values}, {});
     if (!on_gpu->has_residual()) return;
     if (bad) cpu[turn] = cpu[1 - turn];  // so that the CPU's may swap as well
     gpu[1 - turn].set(std::vector<float>(n, 7));

@@ -62,7 +62,7 @@ RanksStep SparsifyRanks::step(const StepContext& info) {
       rank.indices.assign(own->indices.begin(), own->indices.end());
       rank.values.assign(own->values.begin(), own->values.end());
     }
-    result.average = settle(r, compressors_[r]->commit(Outcome{}));
+    result.average = settle(r, compressors_[r]->commit({}));
   }
   return result;
 }

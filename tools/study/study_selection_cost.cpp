@@ -113,13 +113,13 @@ Measured measure(const SelectionMethod& method, double density, int rounds, int 
     double step_ms = milliseconds_of([&] {
       selector->select(gradient, memory->input(gradient, residual), info, selected);
       TOPKNOT_CHECK(selected.finite, "a finite gradient was taken for another");
-      memory->commit(gradient, residual, selected.indices, selected.values, {});
+      memory->commit(gradient, residual, selected, {});
     });
     if (t % 2 == 0) plain_pass();
     // The average is the exchange's work, not selection's.
-    const SparseView own{selected.indices, selected.values, 1.0f};
+    const SparseView own = selected;
     average_sparse(std::span(&own, 1), residual);
-    step_ms += milliseconds_of([&] { selector->commit({selected.indices, selected.values, residual, 1.0}); });
+    step_ms += milliseconds_of([&] { selector->commit({selected, residual, 1.0}); });
     std::swap(gradient, residual);
     if (t < warmup) continue;
     plain.push_back(plain_ms);

@@ -373,7 +373,7 @@ class DeviceQuantiser final : public Compressor {
     return std::nullopt;
   }
 
-  std::span<float> commit(const Outcome&) override {
+  std::span<float> commit(std::span<const std::uint32_t>) override {
     TOPKNOT_CHECK(step_.parameters != nullptr, "commit without encode");
     commit_quantised(Context::current().stream(), format_, blocks_, ranks_, weights_.data(),
                      std::exchange(step_.parameters, nullptr), step_.status, slice_.gradient.data(),

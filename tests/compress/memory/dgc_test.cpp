@@ -206,7 +206,7 @@ TEST_CASE("v after a step is bit for bit what the formula says, on any number of
         input.part(begin, size).add_to(range);
     }
     REQUIRE(same_bits(gradient, expected));
-    memory->commit(gradient, spare, {}, {}, {});
+    memory->commit(gradient, spare, {}, {});
     REQUIRE(same_bits(velocity_of(*memory), velocity));
     spare = gradient;
   }
@@ -220,7 +220,7 @@ TEST_CASE(
   memory->input(gradient, spare).add_to(gradient);
   const std::vector<std::uint32_t> indices = {1, 2, 3}, rejected = {3};
   const std::vector<float> sent = {2, 2.75f, 4};
-  memory->commit(gradient, spare, indices, sent, rejected);
+  memory->commit(gradient, spare, {indices, sent}, rejected);
   CHECK(gradient == std::vector<float>{1, 0, 0.25f, 4});
   CHECK(velocity_of(*memory) == (masking ? std::vector<float>{1, 0, 0, 4} : std::vector<float>{1, 2, 3, 4}));
 }

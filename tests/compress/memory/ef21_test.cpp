@@ -188,7 +188,7 @@ TEST_CASE("coding errors and rejected entries stay out of what a rank holds") {
   CHECK(memory->input(gradient, spare).residual.data() == spare.data());
   const std::vector<std::uint32_t> indices = {1, 2, 3}, rejected = {2};
   const std::vector<float> sent = {1.75f, 3, 3};
-  memory->commit(gradient, spare, indices, sent, rejected);
+  memory->commit(gradient, spare, {indices, sent}, rejected);
   CHECK(spare == std::vector<float>{-1, -1.75f, 0, -4});
   CHECK_FALSE(memory->requires_dense_step());
 }

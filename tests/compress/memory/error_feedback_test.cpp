@@ -70,12 +70,11 @@ TEST_CASE("topk with error feedback and momentum gives the golden trace, part by
       selectors[p]->select(u[p], memories[p]->input(u[p], spare[p]), step, selected[p]);
       REQUIRE(selected[p].indices == std::vector<std::uint32_t>{kSent[t][p].index});
       REQUIRE(static_cast<double>(selected[p].values[0]) == kSent[t][p].value);
-      memories[p]->commit(u[p], spare[p], selected[p].indices, selected[p].values, {});
+      memories[p]->commit(u[p], spare[p], selected[p], {});
       selectors[p]->commit({});
       spare[p] = u[p];
     }
-    std::vector<SparseView> contributions = {{selected[0].indices, selected[0].values},
-                                             {selected[1].indices, selected[1].values}};
+    std::vector<SparseView> contributions = {selected[0], selected[1]};
     std::vector<float> average(4, float{99});
     average_sparse(contributions, average);
     momentum_step(weights, momentum, average);
@@ -188,7 +187,7 @@ TEST_CASE("rejected entries return to the residual") {
   const auto memory = make_memory("residual");
   const std::vector<std::uint32_t> indices = {1, 2, 3}, rejected = {3, 1};
   const std::vector<float> sent = {2, 3, 4};
-  memory->commit(u, {}, indices, sent, rejected);
+  memory->commit(u, {}, {indices, sent}, rejected);
   CHECK(u == std::vector<float>{1, 2, 0, 4});
 }
 
@@ -197,7 +196,7 @@ TEST_CASE("an inexact value codec leaves its error in the residual") {
   const auto memory = make_memory("residual");
   const std::vector<std::uint32_t> indices = {0, 1};
   const std::vector<float> sent = {1.0, -3.0};
-  memory->commit(u, {}, indices, sent, {});
+  memory->commit(u, {}, {indices, sent}, {});
   CHECK(u == std::vector<float>{0.25, 0.5, 3});
 }
 

@@ -60,12 +60,7 @@ Selection select(Selector& selector, std::vector<float>& u, std::size_t k,
 }
 
 void commit(Selector& selector, const Selection& selected, const std::vector<float>& average, double weight) {
-  SelectOutcome outcome;
-  outcome.indices = selected.indices;
-  outcome.sent = selected.values;
-  outcome.average = average;
-  outcome.weight = weight;
-  selector.commit(outcome);
+  selector.commit({selected, average, weight});
 }
 
 }  // namespace

@@ -42,7 +42,7 @@ class Rotate : public Compressor {
     return {};
   }
   bool finite() const override { return finite_; }
-  std::span<float> commit(const Outcome&) override {
+  std::span<float> commit(std::span<const std::uint32_t>) override {
     std::fill(slice_.residual.begin(), slice_.residual.end(), 0.0f);
     for (std::size_t rank = 0; rank < blocks_.size(); ++rank)
       for (std::size_t j = 0; j < indices_.size(); ++j) {
@@ -110,7 +110,7 @@ class CommonScale : public Compressor {
     return message;
   }
   bool finite() const override { return finite_; }
-  std::span<float> commit(const Outcome&) override {
+  std::span<float> commit(std::span<const std::uint32_t>) override {
     for (std::size_t i = 0; i < levels_.size(); ++i) {
       slice_.gradient[i] -= own_[i] * scale_;
       slice_.residual[i] = levels_[i] * scale_ / static_cast<float>(ranks_);
