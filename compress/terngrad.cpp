@@ -31,12 +31,6 @@ const Option kClipSigma{.name = "clip_sigma",
                         .least = 0,
                         .greatest = 1e9};
 
-TOPKNOT_MULTIVERSION float largest(const float* x, std::size_t n) {
-  MagnitudeKey key = 0;
-  for (std::size_t i = 0; i < n; ++i) key = std::max(key, key_of(x[i]));
-  return magnitude_of(key);
-}
-
 TOPKNOT_MULTIVERSION void draw(const float* x, const float* uniform, std::size_t n, float scale,
                                std::int16_t* codes) {
   for (std::size_t i = 0; i < n; ++i) {
@@ -56,7 +50,7 @@ class TernaryQuantiser final : public quantise::Quantiser {
       const std::span<const float> x = u.subspan(begin, n);
       std::vector<float> most(part_count(n));
       for_parts(n, most.size(), [&](std::size_t part, std::size_t from, std::size_t to) {
-        most[part] = largest(x.data() + from, to - from);
+        most[part] = magnitude_of(largest_key(x.data() + from, to - from));
       });
       scales[cell] = *std::max_element(most.begin(), most.end());
       const float bound = static_cast<float>(clip_ * deviation(x));

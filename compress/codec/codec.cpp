@@ -209,9 +209,7 @@ void read_block(std::span<const std::byte> block, std::size_t numel, const Index
     damaged_block(fmt::format("{} bytes of values for {} entries", body.size(), slots));
   entries.values.resize(slots);
   value_codec.decode(body, entries.values);
-  MagnitudeKey largest = 0;
-  for (const float value : entries.values) largest = std::max(largest, key_of(value));
-  if (largest > kLargestFinite) damaged_block("a value that is not finite");
+  if (largest_key(entries.values.data(), slots) > kLargestFinite) damaged_block("a value that is not finite");
   if (!fillers.empty()) drop_fillers(entries.values, fillers);
 }
 

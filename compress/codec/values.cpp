@@ -8,6 +8,7 @@
 
 #include "compress/codec/code_bits.h"
 #include "compress/codec/codec.h"
+#include "compress/select/passes/keys.h"
 #include "nn/core/simd.h"
 
 namespace topknot {
@@ -62,15 +63,6 @@ void bf16_decode(std::span<const std::byte> in, std::span<float> out) {
 // e = floor(log2 m) - 14 with m the largest magnitude, rounded to a half's 11 bits: m lies in [2^14, 2^15),
 // magnitudes down to 2^-28 m have 11 bits. e is at least -125, where the smallest half is the smallest float;
 // at most 113, where the halves end at 0x77FF, the last one that is finite as a float.
-
-TOPKNOT_MULTIVERSION std::int32_t largest_key(const float* values, std::size_t n) {
-  std::int32_t largest = 0;
-  for (std::size_t i = 0; i < n; ++i) {
-    const std::int32_t key = std::bit_cast<std::int32_t>(values[i]) & 0x7FFFFFFF;
-    largest = key > largest ? key : largest;
-  }
-  return largest;
-}
 
 TOPKNOT_MULTIVERSION void to_fp16(const float* values, std::size_t n, float scale, std::byte* out) {
   for (std::size_t i = 0; i < n; ++i) {

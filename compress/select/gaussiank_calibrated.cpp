@@ -137,21 +137,10 @@ class GaussianKCalibratedSelector final : public Selector {
     exact_->discard();
   }
 
-  void save(StateWriter& writer) const override {
-    writer.put(carried_.threshold);
-    writer.put(carried_.count);
-    writer.put(carried_.power);
-    writer.put(carried_.bias);
-    writer.put(carried_.variance);
-  }
+  void save(StateWriter& writer) const override { writer.put(carried_); }
 
   void load(StateReader& reader) override {
-    Carried read;
-    read.threshold = reader.get<double>();
-    read.count = reader.get<double>();
-    read.power = reader.get<double>();
-    read.bias = reader.get<double>();
-    read.variance = reader.get<double>();
+    const auto read = reader.get<Carried>();
     const bool threshold_fits =
         read.threshold == -1 || (read.threshold >= 0 && std::isfinite(read.threshold));
     if (!threshold_fits || !(read.count >= (read.threshold < 0 ? 0 : 1)) || !(read.count < 0x1p32) ||
@@ -164,13 +153,14 @@ class GaussianKCalibratedSelector final : public Selector {
   SelectDiagnostics diagnostics() const override { return {.candidates = candidates_, .passes = passes_}; }
 
  private:
-  struct Carried {
+  struct Carried {          // as saved
     double threshold = -1;  // -1: nothing is known; 0: every entry but zeros exceeds it
     double count = 0;       // how many exceeded it
     double power = 1;
     double bias = 0;         // mean of log(entries listed / entries predicted)
     double variance = 0.04;  // of what falls short of that mean
   };
+  static_assert(sizeof(Carried) == 40, "no padding is saved");
   struct Point {
     double threshold, count;
   };

@@ -117,17 +117,10 @@ class SidcoSelector final : public Selector {
 
   void commit(const SelectOutcome&) override { carried_ = next_; }
   void discard() override { next_ = carried_; }
-  void save(StateWriter& writer) const override {
-    writer.put(carried_.stages);
-    writer.put(carried_.steps);
-    writer.put(carried_.sum);
-  }
+  void save(StateWriter& writer) const override { writer.put(carried_); }
 
   void load(StateReader& reader) override {
-    Carried carried;
-    carried.stages = reader.get<std::int32_t>();
-    carried.steps = reader.get<std::int32_t>();
-    carried.sum = reader.get<double>();
+    const auto carried = reader.get<Carried>();
     if (carried.stages < 1 || carried.stages > kMostStages || carried.steps < 0 || carried.steps >= kSteps ||
         !(carried.sum >= 0) || !std::isfinite(carried.sum))
       StateReader::fail("holds stages of sidco that cannot be");
@@ -138,11 +131,12 @@ class SidcoSelector final : public Selector {
 
  private:
   enum class Distribution { exponential, pareto, gamma };
-  struct Carried {
+  struct Carried {  // as saved
     std::int32_t stages = 1;
     std::int32_t steps = 0;  // committed since the stages were looked at
     double sum = 0;          // of count / (r d) over those
   };
+  static_assert(sizeof(Carried) == 16, "no padding is saved");
 
   double first_threshold(std::span<const float> u, const MagnitudeMoments& all, double ratio) const {
     if (distribution_ == Distribution::exponential) return exponential_threshold(all.mean, ratio);

@@ -43,14 +43,8 @@ const bool sparse_collective_registered =
                                    double entry) { return all_gather_cost(link, ranks, k * entry); }}),
      true);
 
-}  // namespace
-
-namespace {
-
 void clear_unless_finite(SparseVector& entries) {
-  MagnitudeKey largest = 0;
-  for (const float value : entries.values) largest = std::max(largest, key_of(value));
-  if (largest > kLargestFinite) entries.finite = false;
+  if (largest_key(entries.values.data(), entries.values.size()) > kLargestFinite) entries.finite = false;
   if (entries.finite) return;
   entries.indices.clear();
   entries.values.clear();

@@ -36,6 +36,9 @@ TOPKNOT_HOST_DEVICE float magnitude_of(MagnitudeKey key) {
   return x;
 }
 
+// The largest of n keys, 0 of none; above kLargestFinite where a NaN or Inf is among them. On a CPU, on one thread.
+MagnitudeKey largest_key(const float* x, std::size_t n);
+
 // The key such that key_of(x) > key exactly where |x| > t, for every x; -1 where every magnitude exceeds t. t
 // is no NaN.
 TOPKNOT_HOST_DEVICE MagnitudeKey key_below(double t) {

@@ -6,7 +6,15 @@
 
 #include "nn/core/simd.h"
 
-namespace topknot::pass {
+namespace topknot {
+
+TOPKNOT_MULTIVERSION MagnitudeKey largest_key(const float* x, std::size_t n) {
+  MagnitudeKey largest = 0;
+  for (std::size_t i = 0; i < n; ++i) largest = std::max(largest, key_of(x[i]));
+  return largest;
+}
+
+namespace pass {
 namespace {
 
 // 64 bytes of values and of keys.
@@ -245,4 +253,5 @@ TOPKNOT_MULTIVERSION ChunkSums moments_chunk(float* u, const float* addend, std:
                 : moments_body<false>(u, nullptr, begin, end, shift, above, sink);
 }
 
-}  // namespace topknot::pass
+}  // namespace pass
+}  // namespace topknot

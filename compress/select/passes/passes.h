@@ -70,7 +70,7 @@ void take_listed(const Candidates& found, MagnitudeKey above, std::size_t count,
 // The k-th largest key of the list, of at least k entries, which was collected with `above`.
 MagnitudeKey kth_key(const Candidates& found, MagnitudeKey above, std::size_t k);
 
-// Exact selection of the k largest magnitudes, ties to the lower index (exact.cpp).
+// Exact selection of the k largest magnitudes, ties to the lower index.
 //
 // From a list that holds at least k entries and is known to hold the k largest. `above` is the bound the list
 // was collected with. Returns the k-th key; `selected` gets indices and values.

@@ -1,4 +1,4 @@
-#include "compress/lowrank/matrix.h"
+#include "compress/lowrank/plan.h"
 #include "nn/base/check.h"
 #include "tests/compress/lowrank/lowrank_fixture.h"
 #include "tests/support/catch.h"

@@ -4,7 +4,6 @@
 
 #include <limits>
 
-#include "compress/lowrank/matrix.h"
 #include "compress/lowrank/plan.h"
 #include "compress/parallel.h"
 #include "nn/base/check.h"
