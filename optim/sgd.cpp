@@ -70,28 +70,14 @@ TOPKNOT_MULTIVERSION void step_lr_applied(float* w, const float* g, float* b, st
   step_chunk<SgdRule::lr_applied>(w, g, b, n, rates);
 }
 
-ChunkStep step_of(SgdRule rule) {
-  switch (rule) {
-    case SgdRule::momentum:
-      return step_momentum;
-    case SgdRule::nesterov:
-      return step_nesterov;
-    case SgdRule::decay_momentum:
-      return step_decay_momentum;
-    case SgdRule::decay_nesterov:
-      return step_decay_nesterov;
-    case SgdRule::lr_applied:
-      return step_lr_applied;
-    case SgdRule::plain:
-      break;
-  }
-  return step_plain;
-}
+// In the order of SgdRule.
+const ChunkStep kSteps[] = {step_plain,          step_momentum,       step_nesterov,
+                            step_decay_momentum, step_decay_nesterov, step_lr_applied};
 
 void sgd_update(SgdRule rule, const ArenaSlice& slice, float* buffer, SgdOptions options,
                 const StepState& state) {
   if (state.status && state.status->bad) return;
-  const ChunkStep step = step_of(rule);
+  const ChunkStep step = kSteps[static_cast<std::size_t>(rule)];
   const StepParameters& now = *state.parameters;
   for_decay_runs(slice, [&](std::size_t from, std::size_t to, bool decays) {
     const SgdRates rates{static_cast<float>(now.lr), options.momentum, decays ? options.decay : 0.0f,

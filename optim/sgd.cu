@@ -55,24 +55,11 @@ void update_by(const ArenaSlice& s, float* buffer, SgdOptions options, const Ste
 void sgd_update(SgdRule rule, const ArenaSlice& slice, float* buffer, SgdOptions options,
                 const StepState& state) {
   if (slice.n == 0) return;
-  const auto update = [=] {
-    switch (rule) {
-      case SgdRule::momentum:
-        return update_by<SgdRule::momentum>;
-      case SgdRule::nesterov:
-        return update_by<SgdRule::nesterov>;
-      case SgdRule::decay_momentum:
-        return update_by<SgdRule::decay_momentum>;
-      case SgdRule::decay_nesterov:
-        return update_by<SgdRule::decay_nesterov>;
-      case SgdRule::lr_applied:
-        return update_by<SgdRule::lr_applied>;
-      case SgdRule::plain:
-        break;
-    }
-    return update_by<SgdRule::plain>;
-  }();
-  update(slice, buffer, options, state);
+  // In the order of SgdRule.
+  constexpr decltype(&update_by<SgdRule::plain>) by_rule[] = {
+      update_by<SgdRule::plain>,          update_by<SgdRule::momentum>,       update_by<SgdRule::nesterov>,
+      update_by<SgdRule::decay_momentum>, update_by<SgdRule::decay_nesterov>, update_by<SgdRule::lr_applied>};
+  by_rule[static_cast<std::size_t>(rule)](slice, buffer, options, state);
 }
 
 const RegisterKernels<SgdKernels> sgd_kernels(DeviceKind::cuda, {sgd_update});
