@@ -62,10 +62,10 @@ std::unique_ptr<Compressor> make_compressor(const CompressOptions& options, cons
   return compressors().find(options.name).make(options, group);
 }
 
-std::size_t planned_bytes(const CompressOptions& options, const GroupSpec& group, double density) {
+std::size_t planned_message_bytes(const CompressOptions& options, const GroupSpec& group, double density) {
   check_size(group);
   const CompressorType& type = compressors().find(options.name);
-  return type.planned_bytes ? type.planned_bytes(options, group, density) : 0;
+  return type.message_bytes ? type.message_bytes(options, group, density) : 0;
 }
 
 void refuse_key(const CompressOptions& options, const std::string& key, const std::string& value,

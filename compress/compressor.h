@@ -215,8 +215,8 @@ struct CompressOptions : OptionValues {
 
 struct CompressorType {
   std::unique_ptr<Compressor> (*make)(const CompressOptions& options, const GroupSpec& group);
-  // planned_bytes() below, without a compressor; null: not known.
-  std::size_t (*planned_bytes)(const CompressOptions& options, const GroupSpec& group,
+  // planned_message_bytes() below, without a compressor; null: not known.
+  std::size_t (*message_bytes)(const CompressOptions& options, const GroupSpec& group,
                                double density) = nullptr;
 };
 Registry<CompressorType>& compressors();
@@ -225,7 +225,7 @@ Registry<CompressorType>& compressors();
 std::unique_ptr<Compressor> make_compressor(const CompressOptions& options, const GroupSpec& group);
 // What one rank's first message takes at this density, header included, as far as counts are known beforehand; else 0.
 // Validates the options as make_compressor() does.
-std::size_t planned_bytes(const CompressOptions& options, const GroupSpec& group, double density);
+std::size_t planned_message_bytes(const CompressOptions& options, const GroupSpec& group, double density);
 
 // Throws UserError naming the key and the reason where `options` give a selection, code, value codec, capacity
 // or lr_inside, or a memory other than residual and none. `sends` ends the sentence "NAME sends ...", for

@@ -91,7 +91,7 @@ std::unique_ptr<Compressor> make_qsgd(const CompressOptions& options, const Grou
 
 const bool qsgd_registered = [] {
   compressors().add("qsgd", "stochastic rounding to a few levels of a bucket's norm, unbiased",
-                    {make_qsgd, quantise::planned_bytes<quantise::qsgd_format>}, {kLevels, kBucket});
+                    {make_qsgd, quantise::planned_block_bytes<quantise::qsgd_format>}, {kLevels, kBucket});
   return true;
 }();
 

@@ -71,7 +71,7 @@ std::unique_ptr<Compressor> make_signsgd(const CompressOptions& options, const G
 
 const bool signsgd_registered = [] {
   compressors().add("signsgd", "signs and one mean magnitude, with error feedback",
-                    {make_signsgd, quantise::planned_bytes<quantise::signsgd_format>});
+                    {make_signsgd, quantise::planned_block_bytes<quantise::signsgd_format>});
   return true;
 }();
 

@@ -99,7 +99,7 @@ std::unique_ptr<Compressor> make_terngrad(const CompressOptions& options, const 
 
 const bool terngrad_registered = [] {
   compressors().add("terngrad", "each entry -s, 0 or s, at random by its magnitude",
-                    {make_terngrad, quantise::planned_bytes<terngrad_format>}, {kClipSigma});
+                    {make_terngrad, quantise::planned_block_bytes<terngrad_format>}, {kClipSigma});
   return true;
 }();
 

@@ -15,12 +15,15 @@
 
 namespace topknot {
 
-// What a memory leaves to be added to the gradient g in the pass that selects, on a CPU: u = g, or g + residual, or with a
-// velocity momentum_corrected(g) + residual, over g.
+// What a memory asks of the pass that selects, which makes u over the gradient g in its one read (on a GPU that is
+// cuda::Accumulate). With momentum m and velocity v:
+//   neither residual nor velocity   u = g
+//   a residual                      u = g + residual
+//   both (DGC)                      u = v' + residual, v' = m v + g; Nesterov: u = v' + g + residual, v' = m (v + g)
 struct FeedbackInput {
   std::span<const float> residual;  // as long as the gradient; empty: nothing is added
-  const float* velocity = nullptr;  // DGC with momentum: as committed; else null
-  float* next_velocity = nullptr;   // with it: of this step
+  const float* velocity = nullptr;  // v, as committed; null: there is none
+  float* next_velocity = nullptr;   // v', where the pass writes it
   float momentum = 0;
   bool nesterov = false;
 

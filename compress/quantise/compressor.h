@@ -64,9 +64,9 @@ class QuantisingCompressor final : public Compressor {
 // One cell per selection range, each cut into buckets where `bucket` is above 0.
 std::vector<std::uint32_t> cells_of(const GroupSpec& group, std::size_t bucket);
 
-// CompressorType::planned_bytes of the method whose checked options give this format.
+// CompressorType::message_bytes of the method whose checked options give this format.
 template <Format (*format)(const CompressOptions&, const GroupSpec&)>
-std::size_t planned_bytes(const CompressOptions& options, const GroupSpec& group, double) {
+std::size_t planned_block_bytes(const CompressOptions& options, const GroupSpec& group, double) {
   return format(options, group).bytes();
 }
 

@@ -52,14 +52,6 @@ CompressOptions group_options(const Group& group, const ExchangeOptions& options
   return options.compress;
 }
 
-GroupSpec group_spec(const Group& group, const ExchangeOptions& options, int ranks) {
-  return group_spec(group, options.scope, ranks, options.layer_density);
-}
-
-std::unique_ptr<Compressor> make_compressor(const Group& group, const ExchangeOptions& options, int ranks) {
-  return make_compressor(group_options(group, options), group_spec(group, options, ranks));
-}
-
 double group_density(const Group& group, const ExchangeOptions& options, double of_step) {
   return sent_whole(group, options) ? 1.0 : of_step;
 }
@@ -72,8 +64,9 @@ std::uint64_t planned_bytes(const ParameterArena& arena, const ExchangeOptions& 
                             double density) {
   std::uint64_t bytes = 0;
   for (const Group& group : plan_groups(arena, options))
-    bytes += planned_bytes(group_options(group, options), group_spec(group, options, ranks),
-                           group_density(group, options, density));
+    bytes += planned_message_bytes(group_options(group, options),
+                                   group_spec(group, options.scope, ranks, options.layer_density),
+                                   group_density(group, options, density));
   return bytes;
 }
 
@@ -81,7 +74,9 @@ Bucket::Bucket(const Group& group, int index, std::unique_ptr<Compressor> compre
     : group(group), index(index), compressor(std::move(compressor)) {}
 
 Bucket::Bucket(const Group& group, int index, const ExchangeOptions& options, int ranks)
-    : Bucket(group, index, make_compressor(group, options, ranks)) {
+    : Bucket(group, index,
+             make_compressor(group_options(group, options),
+                             group_spec(group, options.scope, ranks, options.layer_density))) {
   every_entry = sent_whole(group, options);
   const CollectiveType& type = collectives().find(options.collective);
   if (!type.make || !group.compressed) return;

@@ -19,10 +19,6 @@ namespace topknot {
 // The compress.* options of a group: the configured ones, or for a dense group of a compressed method those of
 // compress.dense_values. Throws UserError where they do not go with exchange.collective.
 CompressOptions group_options(const Group& group, const ExchangeOptions& options);
-// `ranks`: that encode for themselves.
-GroupSpec group_spec(const Group& group, const ExchangeOptions& options, int ranks);
-// Throws UserError where the options do not go together.
-std::unique_ptr<Compressor> make_compressor(const Group& group, const ExchangeOptions& options, int ranks);
 // A dense group in a value codec is sent whole; else the density of the step holds.
 double group_density(const Group& group, const ExchangeOptions& options, double of_step);
 
@@ -34,8 +30,8 @@ struct Bucket {
   // Of a group whose compressor is the caller's; all_gather and sums carry its messages. `index`: the group's place in
   // the order of sending. The group outlives the bucket.
   Bucket(const Group& group, int index, std::unique_ptr<Compressor> compressor);
-  // Of gradients in host memory. Throws UserError where the options do not go together. `ranks`: that encode for
-  // themselves.
+  // Of gradients in host memory. Throws UserError where the options do not go together. `ranks`: how many messages the
+  // group has in a step; with exchange.ranks_per_host a host sends one.
   Bucket(const Group& group, int index, const ExchangeOptions& options, int ranks);
 
   // The group's gradient, in `slice`, is final. Both of its memories are the bucket's until commit() or discard().

@@ -70,7 +70,8 @@ struct ExchangeOptions {
 std::vector<Group> plan_groups(const ParameterArena& arena, const ExchangeOptions& options);
 
 // Bytes that a rank would upload in a step at this density, headers included, as far as counts are known beforehand.
-// `ranks`: that encode for themselves. Throws UserError as Exchange.
+// `ranks`: how many messages a group has in a step; with exchange.ranks_per_host a host sends one. Throws UserError as
+// Exchange.
 std::uint64_t planned_bytes(const ParameterArena& arena, const ExchangeOptions& options, int ranks,
                             double density);
 
@@ -187,8 +188,8 @@ class Exchange {
   void load_state(std::span<const std::byte> bytes);
 
  protected:
-  // `groups`: plan_groups() of this arena. `make_bucket`: of the group at this place, for so many ranks that encode for
-  // themselves.
+  // `groups`: plan_groups() of this arena. `make_bucket`: of the group at this place, for so many messages in a
+  // step.
   using MakeBucket = std::function<Bucket(const Group& group, int index, int ranks)>;
   Exchange(ParameterArena& arena, std::vector<Group> groups, std::unique_ptr<Transport> transport,
            const MakeBucket& make_bucket);

@@ -128,8 +128,8 @@ void check_plan(const ParameterArena& arena, bool compressing, bool plans,
 
 }  // namespace
 
-std::vector<Group> plan_groups(const ParameterArena& arena, bool compressing, const std::string& scope,
-                               const std::string& merge, const std::vector<std::size_t>& planned) {
+std::vector<Group> cut_groups(const ParameterArena& arena, bool compressing, const std::string& scope,
+                              const std::string& merge, const std::vector<std::size_t>& planned) {
   const Merge resolved = parse_merge(resolve_merge(merge, compressing, scope));
   check_scope(scope, compressing ? merge : "all");  // dense has no scope
   if (compressing && scope == "model" && planned.size() > 1)

@@ -72,8 +72,8 @@ void check_layer_density(const std::string& scope);
 // in place of `merge`; the dense part is cut by `merge`, or is one group where `merge` plans. Throws UserError for scope
 // model, which means one group, with another merge than all, and for a plan of another number of parameters; Error for
 // a planning merge without its plan.
-std::vector<Group> plan_groups(const ParameterArena& arena, bool compressing, const std::string& scope,
-                               const std::string& merge, const std::vector<std::size_t>& planned = {});
+std::vector<Group> cut_groups(const ParameterArena& arena, bool compressing, const std::string& scope,
+                              const std::string& merge, const std::vector<std::size_t>& planned = {});
 
 // The input of a group's compressor: scope tensor selects in each parameter alone, the others in the
 // whole group. `layer_density`, by parameter name, needs scope tensor (UserError).

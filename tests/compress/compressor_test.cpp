@@ -19,7 +19,7 @@ namespace {
 // By making a compressor, and the same by asking for its bytes.
 std::string refusal(const CompressOptions& options) {
   const std::string text = error_text<UserError>([&] { make_compressor(options, whole_group(10, 1)); });
-  CHECK(error_text<UserError>([&] { planned_bytes(options, whole_group(10, 1), 0.1); }) == text);
+  CHECK(error_text<UserError>([&] { planned_message_bytes(options, whole_group(10, 1), 0.1); }) == text);
   return text.empty() ? "accepted" : text;
 }
 bool has(const std::string& text, const std::string& part) {
@@ -41,7 +41,7 @@ TEST_CASE("a group with more elements than positions can name is refused, by eve
     const CompressOptions options = named(name);
     const GroupSpec group = whole_group(kMost, 1);
     CHECK(user_error([&] { make_compressor(options, group); }, {"exchange.merge", "2147483648", "buckets"}));
-    CHECK(user_error([&] { planned_bytes(options, group, 0.1); }, {"exchange.merge", "2147483648"}));
+    CHECK(user_error([&] { planned_message_bytes(options, group, 0.1); }, {"exchange.merge", "2147483648"}));
   }
 }
 
@@ -190,7 +190,7 @@ TEST_CASE("several segments select each for itself and are sent in one block") {
   CHECK(sent == expected);
   CHECK(ranks[0].compressor->selected() == expected.size());
   CHECK(ranks[0].compressor->threshold() == smallest);
-  CHECK(ranks.blocks()[0].size() == planned_bytes(named("topk"), spec, 0.02));
+  CHECK(ranks.blocks()[0].size() == planned_message_bytes(named("topk"), spec, 0.02));
 }
 
 TEST_CASE(
@@ -264,7 +264,7 @@ TEST_CASE("dense averages in place, with weights, and shows a sum that is not fi
   ranks[1].gradient = {3, -2, std::nanf("")};
   CHECK_FALSE(ranks.step(2, 1.0));
   CHECK_FALSE(ranks[0].compressor->finite());
-  CHECK(planned_bytes(named("dense"), whole_group(3, 2), 1.0) == 12);
+  CHECK(planned_message_bytes(named("dense"), whole_group(3, 2), 1.0) == 12);
 }
 
 TEST_CASE("calls out of order are refused") {

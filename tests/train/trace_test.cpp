@@ -190,7 +190,7 @@ TEST_CASE("a trace is complete where the rank fails on its way") {
   const LoadedConfig loaded = small_run(temp, {"model.hidden=[4]"});
   const RunData data = load_data(loaded.config);
   const auto model = build_model(loaded.config, *data.train);
-  const auto groups = plan_groups(model->store.arena(), false, "group", "all");
+  const auto groups = cut_groups(model->store.arena(), false, "group", "all");
   run_ranks("threads", 1, [&](Communicator& communicator) {
     try {
       StepTrace trace({5, 4, 100}, temp.at("new"), groups, communicator.rank(), communicator.overlaps());

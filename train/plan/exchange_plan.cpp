@@ -76,7 +76,7 @@ std::string chosen_collective(const ExchangeProfile& profile, ExchangeOptions op
 std::vector<std::size_t> counts(const ParameterArena& arena, const ExchangeProfile& profile,
                                 const std::string& merge) {
   std::vector<std::size_t> result;
-  for (const Group& group : plan_groups(arena, profile.method != "dense", "group", merge))
+  for (const Group& group : cut_groups(arena, profile.method != "dense", "group", merge))
     result.push_back(group.parameters.size());
   return result;
 }

@@ -341,7 +341,8 @@ std::unique_ptr<DeviceExchange> make_gpu_exchange(ParameterArena& arena, Collect
   std::vector<std::unique_ptr<Compressor>> compressors;  // by group
   for (const Group& group : groups)
     if (!compressors.emplace_back(
-            make_device_compressor(group_options(group, options), group_spec(group, options, encoding))))
+            make_device_compressor(group_options(group, options),
+                                   group_spec(group, options.scope, encoding, options.layer_density))))
       return nullptr;
   std::unique_ptr<DeviceHierarchy> hierarchy;
   if (hierarchical) hierarchy = std::make_unique<DeviceHierarchy>(queue, device, options.ranks_per_host);

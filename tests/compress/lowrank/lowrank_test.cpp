@@ -182,7 +182,8 @@ TEST_CASE("1-D tensors and those that would shrink too little are sent exactly, 
       exact += ranks[0].average[i] == dense[0].average[i] && ranks[0].residual[i] == 0;
     CHECK(exact == (name == "powersgd" ? 30u : 10u));
     CHECK(ranks[0].compressor->selected() == (name == "powersgd" ? 30u + 256u : 10u + 10u + 128u));
-    CHECK(planned_bytes(options, spec, 0.1) == 4 * (name == "powersgd" ? 30u + 256u : 10u + 9u + 128u));
+    CHECK(planned_message_bytes(options, spec, 0.1) ==
+          4 * (name == "powersgd" ? 30u + 256u : 10u + 9u + 128u));
   }
 }
 
@@ -400,5 +401,5 @@ TEST_CASE("a rank whose own factor is too large stops the step, though the sum i
 }
 
 TEST_CASE("acpsgd plans the mean of its two factors, rounded up") {
-  CHECK(planned_bytes(low_rank("acpsgd", 1), matrices({{5, 2}}, 1), 1.0) == 4 * 4);
+  CHECK(planned_message_bytes(low_rank("acpsgd", 1), matrices({{5, 2}}, 1), 1.0) == 4 * 4);
 }

@@ -287,7 +287,7 @@ TEST_CASE("quantised results do not depend on the number of threads") {
         omp_set_num_threads(before);
         blocks.push_back(ranks.blocks()[0]);
         averages.push_back(ranks[1].gradient);
-        CHECK(blocks.back().size() == planned_bytes(options, whole_group(n, 2), 1.0));
+        CHECK(blocks.back().size() == planned_message_bytes(options, whole_group(n, 2), 1.0));
         CHECK(ranks[0].compressor->selected() == n);
       }
       CHECK(blocks[0] == blocks[1]);

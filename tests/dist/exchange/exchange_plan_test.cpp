@@ -21,7 +21,7 @@ TEST_CASE("a merge plan covers the arena once, in order, on parameter boundaries
     for (const std::string scope : {"group", "tensor"})
       for (const std::string merge :
            {"none", "all", "size:1", "size:100", "size:160", "size:196", "size:99999"}) {
-        const auto groups = plan_groups(*model.arena, compressing, scope, merge);
+        const auto groups = cut_groups(*model.arena, compressing, scope, merge);
         std::size_t at = 0;
         std::vector<Parameter*> members;
         for (const Group& group : groups) {
@@ -42,14 +42,13 @@ TEST_CASE("a merge plan covers the arena once, in order, on parameter boundaries
 
 TEST_CASE("merge none, all and size:BYTES make the groups they promise", "[exchange]") {
   TinyModel model;  // conv 12, head 33, unused 6, middle 10 | bias 7
-  CHECK(ends(plan_groups(*model.arena, true, "group", "none")) ==
+  CHECK(ends(cut_groups(*model.arena, true, "group", "none")) ==
         std::vector<std::size_t>{12, 45, 51, 61, 68});
-  CHECK(ends(plan_groups(*model.arena, true, "group", "all")) == std::vector<std::size_t>{61, 68});
-  CHECK(ends(plan_groups(*model.arena, false, "group", "all")) == std::vector<std::size_t>{68});
-  CHECK(ends(plan_groups(*model.arena, true, "group", "size:88")) ==
-        std::vector<std::size_t>{12, 45, 61, 68});
-  CHECK(ends(plan_groups(*model.arena, true, "group", "size:196")) == std::vector<std::size_t>{45, 61, 68});
-  CHECK(ends(plan_groups(*model.arena, true, "model", "all")) == std::vector<std::size_t>{61, 68});
+  CHECK(ends(cut_groups(*model.arena, true, "group", "all")) == std::vector<std::size_t>{61, 68});
+  CHECK(ends(cut_groups(*model.arena, false, "group", "all")) == std::vector<std::size_t>{68});
+  CHECK(ends(cut_groups(*model.arena, true, "group", "size:88")) == std::vector<std::size_t>{12, 45, 61, 68});
+  CHECK(ends(cut_groups(*model.arena, true, "group", "size:196")) == std::vector<std::size_t>{45, 61, 68});
+  CHECK(ends(cut_groups(*model.arena, true, "model", "all")) == std::vector<std::size_t>{61, 68});
 }
 
 TEST_CASE("auto makes buckets, the first one small, and one group where the scope is the model",
@@ -64,12 +63,12 @@ TEST_CASE("auto makes buckets, the first one small, and one group where the scop
   CHECK(resolve_merge("auto", true, "model") == "all");
   CHECK(resolve_merge("size:4096", true, "group") == "size:4096");
   TinyModel model;
-  CHECK(ends(plan_groups(*model.arena, true, "model", "auto")) == std::vector<std::size_t>{61, 68});
+  CHECK(ends(cut_groups(*model.arena, true, "model", "auto")) == std::vector<std::size_t>{61, 68});
 }
 
 TEST_CASE("scope tensor gives a compressor one range a parameter, the others one in all", "[exchange]") {
   TinyModel model;
-  const auto groups = plan_groups(*model.arena, true, "tensor", "all");
+  const auto groups = cut_groups(*model.arena, true, "tensor", "all");
   using Ranges = std::vector<std::pair<std::size_t, std::size_t>>;
   CHECK(group_spec(groups[0], "tensor", 2).segments == Ranges{{0, 12}, {12, 45}, {45, 51}, {51, 61}});
   CHECK(group_spec(groups[1], "tensor", 2).segments == Ranges{{0, 7}});
@@ -103,7 +102,7 @@ TEST_CASE("invalid exchange options are errors that name their key", "[exchange]
     scope = "model", merge = "none", key = "compress.scope";
   }
   try {
-    plan_groups(*model.arena, true, scope, merge);
+    cut_groups(*model.arena, true, scope, merge);
     FAIL("no error");
   } catch (const UserError& error) {
     INFO(error.what());

@@ -80,7 +80,7 @@ TEST_CASE("a compressed average and its residual follow a reference in double, w
                                           : 0.5f + static_cast<float>(rank) / static_cast<float>(ranks - 1));
       const auto records = run(plan);
       TinyModel model;
-      const auto groups = plan_groups(*model.arena, true, "group", merge);
+      const auto groups = cut_groups(*model.arena, true, "group", merge);
       std::vector<std::vector<double>> residual(ranks, std::vector<double>(kSize, 0.0));
       for (int step = 0; step < plan.steps; ++step)
         for (const Group& group : groups)
