@@ -112,22 +112,6 @@ std::optional<Code> by_name(const std::string& name,
 
 }  // namespace
 
-void write_raw(cudaStream_t stream, const BlockWork& work, const DeviceEntries& entries, std::byte* block) {
-  launch(write_raw_kernel, grid_for(work.capacity, kThreads), kThreads, stream, work, entries, block);
-}
-
-void read_headers(cudaStream_t stream, const BlockWork& work, const std::byte* blocks,
-                  const DecodedEntries& out) {
-  launch(read_headers_kernel, dim3(static_cast<unsigned>(work.ranks)), kThreads, stream, work, blocks, out);
-}
-
-void read_raw(cudaStream_t stream, const BlockWork& work, const std::byte* blocks,
-              const DecodedEntries& out) {
-  dim3 grid = grid_for(work.capacity, kThreads);
-  grid.y = static_cast<unsigned>(work.ranks);
-  launch(read_raw_kernel, grid, kThreads, stream, work, blocks, out);
-}
-
 std::size_t longest_block(Layout layout, Values values, std::size_t capacity, std::size_t numel) {
   std::size_t body = 0;
   if (capacity > 0 && layout == Layout::rice) body = longest_rice(values, capacity, numel);
@@ -187,7 +171,8 @@ void DeviceCodec::write(cudaStream_t stream, const DeviceEntries& entries, std::
   TOPKNOT_CHECK(work_.block_bytes > 0, "set_capacity() comes first");
   const BlockWork work = writing();
   TOPKNOT_CUDA(cudaMemsetAsync(block, 0, work.block_bytes, stream));
-  if (work.layout == Layout::raw) write_raw(stream, work, entries, block);
+  if (work.layout == Layout::raw)
+    launch(write_raw_kernel, grid_for(work.capacity, kThreads), kThreads, stream, work, entries, block);
   if (work.layout == Layout::rice) write_rice(stream, work, entries, block);
   if (work.layout == Layout::bitmap) write_bitmap(stream, work, entries, block);
   write_values(stream, work, entries, block);
@@ -196,8 +181,13 @@ void DeviceCodec::write(cudaStream_t stream, const DeviceEntries& entries, std::
 void DeviceCodec::read(cudaStream_t stream, const std::byte* blocks, const DecodedEntries& out) {
   TOPKNOT_CHECK(work_.block_bytes > 0, "set_capacity() comes first");
   const BlockWork work = reading();
-  read_headers(stream, work, blocks, out);
-  if (work.layout == Layout::raw) read_raw(stream, work, blocks, out);
+  const auto ranks = static_cast<unsigned>(work.ranks);
+  launch(read_headers_kernel, dim3(ranks), kThreads, stream, work, blocks, out);
+  if (work.layout == Layout::raw) {
+    dim3 grid = grid_for(work.capacity, kThreads);
+    grid.y = ranks;
+    launch(read_raw_kernel, grid, kThreads, stream, work, blocks, out);
+  }
   if (work.layout == Layout::rice) read_rice(stream, work, blocks, out);
   if (work.layout == Layout::bitmap) read_bitmap(stream, work, blocks, out);
   read_values(stream, work, blocks, out);

@@ -126,15 +126,11 @@ inline constexpr std::uint64_t kHeaderBytes = sizeof(BlockHeader);
 inline constexpr std::uint32_t kBitmapChunk = 32 * 1024;  // bits that a block of threads reads
 
 // Writing, in this order, over zeros: header and positions, then values.
-void write_raw(cudaStream_t stream, const BlockWork& work, const DeviceEntries& entries, std::byte* block);
 void write_rice(cudaStream_t stream, const BlockWork& work, const DeviceEntries& entries, std::byte* block);
 void write_bitmap(cudaStream_t stream, const BlockWork& work, const DeviceEntries& entries, std::byte* block);
 void write_values(cudaStream_t stream, const BlockWork& work, const DeviceEntries& entries, std::byte* block);
 
 // Reading, of all ranks at once: headers, then positions, then values.
-void read_headers(cudaStream_t stream, const BlockWork& work, const std::byte* blocks,
-                  const DecodedEntries& out);
-void read_raw(cudaStream_t stream, const BlockWork& work, const std::byte* blocks, const DecodedEntries& out);
 void read_rice(cudaStream_t stream, const BlockWork& work, const std::byte* blocks,
                const DecodedEntries& out);
 void read_bitmap(cudaStream_t stream, const BlockWork& work, const std::byte* blocks,

@@ -169,12 +169,6 @@ __global__ void __launch_bounds__(kThreads)
   take_value(work, out, i, int8::decode(static_cast<std::int8_t>(code), static_cast<double>(scale)));
 }
 
-template <class Code>
-void read_each(cudaStream_t stream, const BlockWork& work, const std::byte* blocks, const DecodedEntries& out,
-               dim3 grid) {
-  launch(read_values_kernel<Code>, grid, kThreads, stream, work, blocks, out);
-}
-
 }  // namespace
 
 void write_values(cudaStream_t stream, const BlockWork& work, const DeviceEntries& entries,
@@ -199,11 +193,11 @@ void read_values(cudaStream_t stream, const BlockWork& work, const std::byte* bl
   grid.y = static_cast<unsigned>(work.ranks);
   switch (work.values) {
     case Values::fp32:
-      return read_each<Fp32>(stream, work, blocks, out, grid);
+      return launch(read_values_kernel<Fp32>, grid, kThreads, stream, work, blocks, out);
     case Values::bf16:
-      return read_each<Bf16>(stream, work, blocks, out, grid);
+      return launch(read_values_kernel<Bf16>, grid, kThreads, stream, work, blocks, out);
     case Values::fp16:
-      read_each<Fp16>(stream, work, blocks, out, grid);
+      launch(read_values_kernel<Fp16>, grid, kThreads, stream, work, blocks, out);
       return launch(check_fp16_kernel, grid_for(static_cast<std::size_t>(work.ranks), kThreads), kThreads,
                     stream, work, blocks, out);
     case Values::int8:

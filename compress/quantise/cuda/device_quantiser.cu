@@ -8,7 +8,6 @@
 
 #include "compress/codec/cuda/device_codec.h"
 #include "compress/cuda/device_compressor.h"
-#include "compress/cuda/device_step_kernels.h"
 #include "compress/quantise/compressor.h"
 #include "compress/state.h"
 #include "nn/base/check.h"
@@ -45,7 +44,9 @@ __device__ bool finite(float x) {
   return (__float_as_uint(x) & 0x7FFFFFFFu) <= kLargestFinite;
 }
 
-// Eight neighbouring threads a piece: lane l has the elements l, l + 8, ... of it, as on the CPU.
+// u = gradient + residual over the gradient, or the gradient as it is (null). sums: of each piece, of magnitudes (sign) or of
+// squares (levels). *broken: 1 where u is not finite. Eight neighbouring threads a piece: lane l has the elements l, l + 8,
+// ... of it, as on the CPU.
 __global__ void __launch_bounds__(kThreads)
     sums_kernel(QuantisedFormat format, float* u, const float* residual, const QuantisedPiece* pieces,
                 std::uint32_t count, double* sums, std::uint32_t* broken) {
@@ -74,6 +75,7 @@ __global__ void __launch_bounds__(kThreads)
   if (bad) atomicOr(broken, 1u);
 }
 
+// The cells' scales. `first`: of each cell, and behind the last: where its pieces begin. *broken: 1 where one is not finite.
 // Signs: a block a cell, whose pieces are added in order by one thread.
 __global__ void __launch_bounds__(kThreads)
     mean_kernel(QuantisedFormat format, const double* sums, const std::uint32_t* first, float* scales,
@@ -131,7 +133,8 @@ __device__ std::uint32_t code_of(const QuantisedFormat& format, float x, float s
   return static_cast<std::uint32_t>(level) | (x < 0 && level > 0 ? 1u << (format.bits - 1) : 0u);
 }
 
-// A block of threads makes the codes of as many entries, and then the words that hold them.
+// This rank's block. `rng`: of the method's seed; `offset`: of the group in the model. A block of threads makes the codes of as
+// many entries, and then the words that hold them.
 __global__ void __launch_bounds__(kThreads)
     write_kernel(QuantisedFormat format, const float* u, const float* scales, const std::uint32_t* broken,
                  const StepParameters* step, PhiloxStream rng, std::uint64_t offset, std::byte* block,
@@ -195,7 +198,7 @@ __device__ float value_of(const QuantisedFormat& format, std::uint32_t code, flo
   return factor * scale + 0.0f;
 }
 
-// A block of threads a rank.
+// What is wrong with the blocks; `stats`: one per rank, count is not used. A block of threads a rank.
 __global__ void __launch_bounds__(kThreads)
     check_kernel(QuantisedFormat format, const std::byte* blocks, DecodedStats* stats) {
   __shared__ std::uint32_t largest;
@@ -235,6 +238,8 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+// Where the status is good: the average of the ranks' values over the residual's memory, or u's where there is no residual
+// (null), and u -= this rank's values where there is one. Else the residual over u.
 __global__ void __launch_bounds__(kThreads)
     commit_kernel(QuantisedFormat format, const std::byte* blocks, int ranks, const float* weights,
                   float factor, const StepParameters* step, const StepStatus* status, float* u,
@@ -260,56 +265,6 @@ __global__ void __launch_bounds__(kThreads)
   if (ranks > 1) sum *= factor;
   if (residual) u[i] -= own;
   (residual ? residual : u)[i] = sum;
-}
-
-// u = gradient + residual over the gradient, or the gradient as it is (null). sums: of each piece, of magnitudes (sign) or of
-// squares (levels). *broken: 1 where u is not finite.
-void quantise_sums(cudaStream_t stream, const QuantisedFormat& format, float* u, const float* residual,
-                   const QuantisedPiece* pieces, std::uint32_t count, double* sums, std::uint32_t* broken) {
-  TOPKNOT_CUDA(cudaMemsetAsync(broken, 0, sizeof *broken, stream));
-  if (count > 0)
-    launch(sums_kernel, grid_for(count, kPiecesPerBlock), kThreads, stream, format, u, residual, pieces,
-           count, sums, broken);
-}
-
-// The cells' scales. `first`: of each cell, and behind the last: where its pieces begin. *broken: 1 where one is not finite.
-void quantise_scales(cudaStream_t stream, const QuantisedFormat& format, const double* sums,
-                     const std::uint32_t* first, float* scales, std::uint32_t* broken) {
-  if (format.cells == 0) return;
-  if (format.kind == Kind::sign)
-    launch(mean_kernel, grid_for(format.cells, 1), kThreads, stream, format, sums, first, scales, broken);
-  else
-    launch(norm_kernel, grid_for(format.cells, kThreads), kThreads, stream, format, sums, scales, broken);
-}
-
-// This rank's block, zeros behind it. `rng`: of the method's seed; `offset`: of the group in the model.
-void write_quantised(cudaStream_t stream, const QuantisedFormat& format, const float* u, const float* scales,
-                     const std::uint32_t* broken, const StepParameters* step, const PhiloxStream& rng,
-                     std::uint64_t offset, std::byte* block, StepStatus* status) {
-  const std::uint64_t end = format.codes_at() + (std::uint64_t{format.numel} * format.bits + 31) / 32 * 4;
-  TOPKNOT_CUDA(cudaMemsetAsync(block + end, 0, format.block_bytes - end, stream));
-  launch(write_kernel, grid_for(format.numel, kThreads), kThreads, stream, format, u, scales, broken, step,
-         rng, offset, block, status);
-}
-
-// What is wrong with the blocks; `stats`: one per rank, count is not used.
-void check_quantised(cudaStream_t stream, const QuantisedFormat& format, const std::byte* blocks, int ranks,
-                     DecodedStats* stats) {
-  launch(check_kernel, dim3(static_cast<unsigned>(ranks)), kThreads, stream, format, blocks, stats);
-  if (format.kind == Kind::sign || format.numel == 0) return;
-  dim3 grid = grid_for(format.numel, 4 * kThreads, 4096);
-  grid.y = static_cast<unsigned>(ranks);
-  launch(check_levels_kernel, grid, kThreads, stream, format, blocks, stats);
-}
-
-// Where the status is good: the average of the ranks' values over `average`, and u -= this rank's values where there is a
-// residual. Else the residual over u. `average` is the residual's memory, or u's where there is none (null).
-void commit_quantised(cudaStream_t stream, const QuantisedFormat& format, const std::byte* blocks, int ranks,
-                      const float* weights, const StepParameters* step, const StepStatus* status, float* u,
-                      float* residual) {
-  if (format.numel > 0)
-    launch(commit_kernel, grid_for(format.numel, kThreads), kThreads, stream, format, blocks, ranks, weights,
-           1.0f / static_cast<float>(ranks), step, status, u, residual);
 }
 
 class DeviceQuantiser final : public Compressor {
@@ -355,11 +310,24 @@ class DeviceQuantiser final : public Compressor {
     slice_ = slice;
     step_ = context;
     const cudaStream_t stream = Context::current().stream();
-    quantise_sums(stream, format_, slice.gradient.data(), keeps_ ? slice.residual.data() : nullptr,
-                  pieces_.data(), static_cast<std::uint32_t>(pieces_.size()), sums_.data(), broken_.data());
-    quantise_scales(stream, format_, sums_.data(), first_.data(), scales_.data(), broken_.data());
-    write_quantised(stream, format_, slice.gradient.data(), scales_.data(), broken_.data(), step_.parameters,
-                    rng_, offset_, block_.data(), step_.status);
+    float* const u = slice.gradient.data();
+    const auto pieces = static_cast<std::uint32_t>(pieces_.size());
+    TOPKNOT_CUDA(cudaMemsetAsync(broken_.data(), 0, broken_.bytes(), stream));
+    if (pieces > 0)
+      launch(sums_kernel, grid_for(pieces, kPiecesPerBlock), kThreads, stream, format_, u,
+             keeps_ ? slice.residual.data() : nullptr, pieces_.data(), pieces, sums_.data(), broken_.data());
+    if (format_.cells > 0 && format_.kind == Kind::sign)
+      launch(mean_kernel, grid_for(format_.cells, 1), kThreads, stream, format_, sums_.data(), first_.data(),
+             scales_.data(), broken_.data());
+    else if (format_.cells > 0)
+      launch(norm_kernel, grid_for(format_.cells, kThreads), kThreads, stream, format_, sums_.data(),
+             scales_.data(), broken_.data());
+    // Zeros behind the codes.
+    const std::uint64_t end =
+        format_.codes_at() + (std::uint64_t{format_.numel} * format_.bits + 31) / 32 * 4;
+    TOPKNOT_CUDA(cudaMemsetAsync(block_.data() + end, 0, format_.block_bytes - end, stream));
+    launch(write_kernel, grid_for(format_.numel, kThreads), kThreads, stream, format_, u, scales_.data(),
+           broken_.data(), step_.parameters, rng_, offset_, block_.data(), step_.status);
     return gpu_block_message({block_.data(), block_.size()});
   }
 
@@ -367,7 +335,13 @@ class DeviceQuantiser final : public Compressor {
     TOPKNOT_CHECK(step_.parameters != nullptr, "decode without encode");
     const cudaStream_t stream = Context::current().stream();
     blocks_ = round.gpu_blocks.data();
-    check_quantised(stream, format_, blocks_, ranks_, received_.data());
+    const auto ranks = static_cast<unsigned>(ranks_);
+    launch(check_kernel, dim3(ranks), kThreads, stream, format_, blocks_, received_.data());
+    if (format_.kind != Kind::sign && format_.numel > 0) {
+      dim3 grid = grid_for(format_.numel, 4 * kThreads, 4096);
+      grid.y = ranks;
+      launch(check_levels_kernel, grid, kThreads, stream, format_, blocks_, received_.data());
+    }
     judge(stream, received_.data(), ranks_, step_.weights.data(), step_.parameters, weights_.data(),
           step_.status);
     return std::nullopt;
@@ -375,9 +349,11 @@ class DeviceQuantiser final : public Compressor {
 
   std::span<float> commit(std::span<const std::uint32_t>) override {
     TOPKNOT_CHECK(step_.parameters != nullptr, "commit without encode");
-    commit_quantised(Context::current().stream(), format_, blocks_, ranks_, weights_.data(),
-                     std::exchange(step_.parameters, nullptr), step_.status, slice_.gradient.data(),
-                     keeps_ ? slice_.residual.data() : nullptr);
+    if (format_.numel > 0)
+      launch(commit_kernel, grid_for(format_.numel, kThreads), kThreads, Context::current().stream(), format_,
+             blocks_, ranks_, weights_.data(), 1.0f / static_cast<float>(ranks_), step_.parameters,
+             step_.status, slice_.gradient.data(), keeps_ ? slice_.residual.data() : nullptr);
+    step_.parameters = nullptr;
     return keeps_ ? slice_.residual : slice_.gradient;
   }
 

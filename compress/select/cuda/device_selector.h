@@ -14,11 +14,174 @@
 
 #include "compress/compressor.h"
 #include "compress/memory/accumulate.h"
-#include "compress/select/cuda/gpu_select.h"
+#include "compress/select/passes/keys.h"
 #include "nn/core/cuda/context.h"
 #include "nn/core/step.h"
 
 namespace topknot::cuda {
+
+// What selections on a GPU are made of: lists of what exceeds a bound, and the k largest of a list or of a vector.
+// Everything that is known only during a step (bounds, counts, k, which way to go) lives in GPU memory; grids follow
+// capacities, and kernels that a step does not need return at once. The same bits in every run: no float atomics,
+// lists ascend by index, ties go to the lower index. One launch serves all ranges of a group, so that a step has as many
+// launches where each tensor selects for itself as where the group does. SelectMemory owns the memory.
+//
+//   accumulate_and_list(...)   u = gradient + residual, and what exceeds a bound, in one pass (12 bytes per element)
+//   (a kernel of the method's) looks at the lists' stats and writes Choices, a thread per range
+//   take_largest(...)          the k largest, or all above a bound, of the list or of u
+//
+// Vectors have fewer than 2^32 elements.
+
+inline constexpr std::size_t kSelectTile = 4096;  // elements that a block lists
+inline constexpr std::size_t kLeastShare = 2048;  // of a list or a vector, for a block that reads it
+inline constexpr std::size_t kSelectBlocks =
+    1024;  // at most, and one per range, of kernels that read lists or vectors
+
+// What a pass found, in GPU memory.
+struct ListStats {
+  std::uint32_t count = 0;   // entries above the bound, also where more than the list's limit
+  std::uint32_t finite = 1;  // 0: a NaN or Inf was among the elements
+};
+
+// Entries above a bound, in GPU memory, ascending by index. Where stats->count exceeds the limit nothing is listed.
+struct EntryList {
+  std::uint32_t* indices = nullptr;  // room for `limit`
+  float* values = nullptr;
+  std::uint32_t limit = 0;
+  ListStats* stats = nullptr;
+};
+
+// Scratch of a pass that lists: a count and an offset a tile, and `slots` entries per tile. A tile that holds more
+// is read again.
+struct TileMemory {
+  std::uint32_t* counts = nullptr;
+  std::uint32_t* offsets = nullptr;
+  std::uint32_t* indices = nullptr;
+  float* values = nullptr;
+  std::uint32_t slots = 0;
+};
+
+// What is to be taken, in GPU memory; the method's kernels write the first part.
+struct Choice {
+  std::uint32_t skip = 0;   // 1: nothing is taken, the sources are not read
+  std::uint32_t whole = 0;  // 1: from the vector, 0: from the list
+  std::uint32_t known = 0;  // 1: all with key > `bound`; 0: the k largest
+  std::uint32_t k = 0;      // 1 to the source's count
+  MagnitudeKey bound = 0;
+  std::uint32_t own_threshold = 0;  // 1: the threshold is the method's, and left alone
+  // Found, where not skipped and not known:
+  MagnitudeKey kth = 0;       // the k-th largest key
+  std::uint32_t greater = 0;  // how many keys exceed it
+};
+
+// Scratch of take_largest() and find_kth(). `digits` is zero before and after.
+struct LargestMemory {
+  std::uint32_t* digits = nullptr;  // kDigitCounts
+  std::uint32_t* blocks = nullptr;  // two per block that serves the range
+  std::uint32_t* radix = nullptr;   // kRadixWords
+};
+inline constexpr std::size_t kDigitCounts = 2048 + 1024 + 1024;
+inline constexpr std::size_t kRadixWords = 8;
+
+// What was taken, ascending by index; nothing beyond `capacity` is written. Their number is not counted: it is
+// Choice::k, or how many exceed the bound.
+struct Taken {
+  std::uint32_t* indices = nullptr;  // in the range
+  float* values = nullptr;
+  std::uint32_t capacity = 0;
+};
+
+// What a selection found, in GPU memory.
+struct SelectStats {
+  std::uint32_t count = 0;   // entries taken; at most the capacity
+  std::uint32_t finite = 1;  // 0: a NaN or Inf was in the range; count is 0 then
+  std::uint32_t over = 0;    // selected beyond the capacity: the least of them, kept back
+  float threshold =
+      0;  // as Selection::threshold; take_largest() writes the k-th magnitude, where k are taken
+};
+
+// A range of a group that selects for itself, in GPU memory.
+struct SelectRange {
+  std::size_t begin = 0, n = 0;  // in the group's vectors
+  std::uint64_t position = 0;    // of its first element in the arena
+  double least_density = 0;      // counts where it exceeds the step's
+  TileMemory tiles;
+  EntryList list;
+  LargestMemory largest;
+  Taken taken;
+  std::size_t slot = 0;  // where `taken` begins in the group's
+  SelectStats* stats = nullptr;
+
+  TOPKNOT_HOST_DEVICE double density(const StepParameters& step) const {
+    return step.density < least_density ? least_density : step.density;
+  }
+};
+
+// Which range each block of a grid serves.
+struct RangeBlocks {
+  const std::uint32_t* range = nullptr;  // by block; null: there is one range
+  const std::uint32_t* first = nullptr;  // by range: its first block; then the number of all
+  std::uint32_t count = 0;               // of blocks
+};
+
+// The ranges of a group, and what a step decides of each.
+struct SelectRanges {
+  const SelectRange* range = nullptr;
+  std::uint32_t count = 0;
+  RangeBlocks tiles;              // kSelectTile elements each
+  RangeBlocks shares;             // of lists and vectors
+  MagnitudeKey* above = nullptr;  // by range: the bound of its list
+  Choice* choices = nullptr;      // by range: what is taken
+};
+
+// Makes u[i] = accumulate(i) and lists those with key > ranges.above. That is at most kLargestFinite, so that NaN and
+// Inf are always found; kLargestFinite lists nothing of a finite vector.
+void accumulate_and_list(cudaStream_t stream, const SelectRanges& ranges, const Accumulate& accumulate);
+
+// Where entries are taken from.
+struct Source {
+  const float* values = nullptr;           // their magnitudes are compared
+  const std::uint32_t* indices = nullptr;  // ascending; null: the positions in `values`
+  const std::uint32_t* count = nullptr;    // how many there are, in GPU memory; null: `size`
+  std::size_t size = 0;                    // at most
+};
+
+// Finds kth and greater of each choice, which is not `known`: radix selection, 11, 10 and 10 bits of the 31, 4 bytes
+// an element each. From the group's u where the choice is `whole`, else from `lists`, one per range in GPU memory.
+void find_kth(cudaStream_t stream, const SelectRanges& ranges, const Source* lists, const float* u,
+              Choice* choices);
+
+// find_kth() of ranges.choices, from the ranges' lists or u, and two passes more that take: 20 bytes per element of the
+// source, 8 where the bound is known.
+void take_largest(cudaStream_t stream, const SelectRanges& ranges, const float* u);
+
+// The choice that compress.capacity makes of `count` selected entries, where k were asked for: all of them, above
+// `bound`, or the floor(capacity * k) largest; the threshold stays the method's. `over`: how many are kept back. A
+// capacity of 0 means none.
+TOPKNOT_HOST_DEVICE void choose_within(double capacity, std::uint32_t k, std::uint32_t count,
+                                       MagnitudeKey bound, Choice& choice, std::uint32_t& kept,
+                                       std::uint32_t& over) {
+  const double most = capacity * static_cast<double>(k);
+  const bool cut = capacity != 0 && static_cast<double>(count) > most;
+  kept = cut ? static_cast<std::uint32_t>(most) : count;
+  over = count - kept;
+  choice.skip = kept == 0;
+  choice.known = !cut;
+  choice.k = kept;
+  choice.bound = bound;
+  choice.own_threshold = 1;
+}
+
+// What became of a selection, in GPU memory; once all ranks' blocks are decoded.
+struct DeviceOutcome {
+  const float* sent =
+      nullptr;  // the selected values as the other ranks decoded them, where the selected ones are
+  const float* average = nullptr;  // of the group; not written yet where the status is bad
+  const float* weight = nullptr;   // of this rank in the average, to be divided by the ranks
+  int ranks = 1;
+};
+
+// The selector, and the memory of its ranges.
 
 // A selection range of a group.
 struct DeviceRange {

@@ -1,6 +1,4 @@
-// CUDA counterpart of compress/select/dgc_sampled.h.
-#include "compress/select/dgc_rule.h"
-
+// CUDA counterpart of compress/select/dgc_sampled.cpp.
 #include <topknot_kernel.h>
 
 #include <vector>
@@ -16,10 +14,8 @@ namespace {
 
 constexpr int kLevels = dgc::kAdaptations;
 
-struct DgcRule {
-  double sample_ratio = 0.01;
-  bool resample = true, lowest = true;
-  PhiloxStream stream{};  // of the seed; step and rank follow from the step's parameters
+struct DgcRule : DgcSampledOptions {
+  PhiloxStream stream;  // of the seed; step and rank follow from the step's parameters
 };
 
 // What a step finds out of a range, in GPU memory.
@@ -239,12 +235,9 @@ std::size_t dgc_most_samples(std::size_t n) {
 class DgcSampledOnGpu final : public DeviceSelector {
  public:
   DgcSampledOnGpu(const CompressOptions& options, const std::vector<DeviceRange>& ranges)
-      : controls_(on_device(std::vector<DgcControl>(ranges.size()))), choices_(2 * ranges.size()) {
-    const DgcSampledOptions given = dgc_sampled_options(options);
-    rule_.sample_ratio = given.sample_ratio;
-    rule_.resample = given.resample;
-    rule_.lowest = given.lowest;
-    rule_.stream = CounterRng(options.seed, RngUse::compress).stream();
+      : rule_{dgc_sampled_options(options), CounterRng(options.seed, RngUse::compress).stream()},
+        controls_(on_device(std::vector<DgcControl>(ranges.size()))),
+        choices_(2 * ranges.size()) {
     std::size_t most = 0;
     for (const DeviceRange& range : ranges) most += dgc_most_samples(range.n);
     samples_ = DeviceArray<float>(most);

@@ -1,4 +1,4 @@
-// CUDA counterpart of compress/select/gaussiank.h. In steady state, where the rule ends at the threshold
+// CUDA counterpart of compress/select/gaussiank.cpp. In steady state, where the rule ends at the threshold
 // at which it ended last step, 16 bytes per element; else 24.
 #include <topknot_kernel.h>
 

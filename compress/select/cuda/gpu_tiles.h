@@ -6,7 +6,7 @@
 #include <type_traits>
 
 #include "compress/memory/accumulate.h"
-#include "compress/select/cuda/gpu_select.h"
+#include "compress/select/cuda/device_selector.h"
 #include "nn/core/cuda/kernel_tools.h"
 
 namespace topknot::cuda {
@@ -27,6 +27,22 @@ inline dim3 thread_per_range(const SelectRanges& ranges) {
 }
 __device__ inline std::uint32_t range_of_thread() {
   return blockIdx.x * kThreads + threadIdx.x;
+}
+
+// The first of `count` ascending indices that is not below `position`.
+__device__ inline std::uint32_t lower_bound(const std::uint32_t* indices, std::uint32_t count,
+                                            std::size_t position) {
+  std::uint32_t begin = 0;
+  while (count > 0) {
+    const std::uint32_t half = count / 2;
+    if (indices[begin + half] < position) {
+      begin += half + 1;
+      count -= half + 1;
+    } else {
+      count = half;
+    }
+  }
+  return begin;
 }
 
 // How a thread holds its share of a tile: four quads of neighbours, element c of quad q at quad_at(base, q) + c.

@@ -1,9 +1,7 @@
-// CUDA counterpart of compress/select/regtopk.h: Top-k, and O(k) work on the entries sent in the last step.
+// CUDA counterpart of compress/select/regtopk.cpp: Top-k, and O(k) work on the entries sent in the last step.
 // Scores hold tanh in double: a GPU's may differ from the host's in the last bit, so that a score, which is
 // rounded to float, differs in its last bit about once in 2^28, and only where that bit decides which entry is
 // the k-th is another entry sent.
-#include "compress/select/regtopk_score.h"
-
 #include <topknot_kernel.h>
 
 #include <algorithm>
@@ -108,16 +106,9 @@ __global__ void __launch_bounds__(kThreads)
          i += std::size_t{block.count} * kThreads) {
       const std::uint32_t index = list.indices[i];
       float value = list.values[i];
-      std::uint32_t low = 0, high = known;  // the first of the last entries that is not before it
-      while (low < high) {
-        const std::uint32_t middle = low + (high - low) / 2;
-        if (last.indices[middle] < index)
-          low = middle + 1;
-        else
-          high = middle;
-      }
-      if (low < known && last.indices[low] == index) {
-        value = score_of(rule, last, low, value, weight);
+      const std::uint32_t at = lower_bound(last.indices, known, index);
+      if (at < known && last.indices[at] == index) {
+        value = score_of(rule, last, at, value, weight);
         list.values[i] = value;
       }
       enough += key_of(value) > above;

@@ -1,4 +1,4 @@
-// CUDA counterparts of compress/select/topk.h and threshold.h. In steady state topk reads the
+// CUDA counterparts of compress/select/topk.cpp and threshold.cpp. In steady state topk reads the
 // gradient and the residual, writes u, and looks at a list of little more than k entries.
 #include <topknot_kernel.h>
 
