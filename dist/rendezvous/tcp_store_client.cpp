@@ -66,31 +66,28 @@ void TcpStoreClient::wait_for_all(const std::string& host, int port, const std::
     if (n > 0) buffer.append(bytes, static_cast<std::size_t>(n));
     Frame type;
     std::string payload;
-    try {
-      while (take_frame(buffer, type, payload)) {
-        if (type == Frame::welcome) {
-          welcome_ = payload;
-          return;
-        }
-        if (type == Frame::refused)
-          throw UserError(
-              fmt::format("dist.master {} refuses this process: {}; give every job a dist.master of its own, "
-                          "and every process of "
-                          "a job its own rank",
-                          where_, one_line(payload)));
-        if (type == Frame::abort) handle(type, payload);
-        if (signal_ != 0) throw Interrupted(reason_, signal_);
-        if (!reason_.empty()) throw CollectiveError(reason_);
+    const auto next_frame = [&] {
+      try {
+        return take_frame(buffer, type, payload);
+      } catch (const Error& error) {
+        throw CollectiveError(
+            fmt::format("{} (dist.master {}); is another program on that port?", error.what(), where_));
       }
-    } catch (const UserError&) {
-      throw;
-    } catch (const Interrupted&) {
-      throw;
-    } catch (const CollectiveError&) {
-      throw;
-    } catch (const Error& error) {
-      throw CollectiveError(
-          fmt::format("{} (dist.master {}); is another program on that port?", error.what(), where_));
+    };
+    while (next_frame()) {
+      if (type == Frame::welcome) {
+        welcome_ = payload;
+        return;
+      }
+      if (type == Frame::refused)
+        throw UserError(
+            fmt::format("dist.master {} refuses this process: {}; give every job a dist.master of its own, "
+                        "and every process of "
+                        "a job its own rank",
+                        where_, one_line(payload)));
+      if (type == Frame::abort) handle(type, payload);
+      if (signal_ != 0) throw Interrupted(reason_, signal_);
+      if (!reason_.empty()) throw CollectiveError(reason_);
     }
     if (const int signal = stop_signal(); signal != 0) {
       const std::string why = fmt::format("stopped by {} while waiting for the other ranks at dist.master {}",
