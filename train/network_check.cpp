@@ -13,7 +13,7 @@
 #include <cstdio>
 #include <cstring>
 
-#include "dist/comm/backend.h"
+#include "dist/comm/communicator.h"
 #include "dist/rendezvous/socket.h"
 #include "nn/base/check.h"
 #include "nn/base/program.h"

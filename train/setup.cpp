@@ -7,8 +7,8 @@
 
 #include "compress/codec/codec.h"
 #include "compress/sparse.h"
-#include "dist/comm/backend.h"
 #include "dist/comm/collective_queue.h"
+#include "dist/comm/communicator.h"
 #include "nn/base/check.h"
 #include "nn/base/text.h"
 #include "nn/ops/kernels.h"

@@ -6,7 +6,7 @@
 #include <cstdio>
 #include <filesystem>
 
-#include "dist/comm/backend.h"
+#include "dist/comm/communicator.h"
 #include "dist/launch/launch.h"
 #include "nn/base/log.h"
 #include "nn/base/memory.h"

@@ -1,6 +1,6 @@
 #pragma once
-// The collectives a trainer needs, over one group of ranks (dist/comm/backend.h). Calls are collective: every rank makes the
-// same calls in the same order. Two threads never talk on one communicator at once (dist/comm/collective_queue.h sees to
+// The collectives a trainer needs, over one group of ranks, and the backends (dist.backend) by which ranks start and talk.
+// Calls are collective: every rank makes the same calls in the same order. Two threads never talk on one communicator at once (dist/comm/collective_queue.h sees to
 // that).
 //
 // Every wait has a deadline: a call throws CollectiveError when a peer died, called abort(), or did not come within the
@@ -8,13 +8,17 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "dist/comm/link.h"
 #include "dist/rendezvous/socket.h"
+#include "nn/base/registry.h"
 #include "nn/core/bfloat16.h"
 
 namespace topknot {
@@ -84,6 +88,9 @@ class Communicator {
   int group_ = -1;
 };
 
+// Collective. Every rank's text, by rank.
+std::vector<std::string> gather_texts(Communicator& communicator, const std::string& mine);
+
 // Collective. Throws the same UserError on every rank when the ranks' `value` of `what` differ (a
 // configuration, a binary's version, parameter names and shapes), naming the first rank that differs from
 // rank 0.
@@ -92,5 +99,49 @@ void check_same(Communicator& communicator, const std::string& what, const std::
 // For backends: what is wrong with a send_receive whose `partners` are, by rank, (to, from); "" where each
 // receiver that is named names its sender, and the other way round.
 std::string unmatched_partners(std::span<const std::pair<int, int>> partners);
+
+// How a process joins its group.
+struct JoinOptions {
+  int rank = 0, size = 1;
+  std::string host = "127.0.0.1";  // of the store, dist.master
+  int port = 0;
+  bool serve_store = false;  // rank 0 serves the store; false where the launcher does
+  bool launcher_serves = false;
+  std::string interface;     // dist.interface: network interface; "": the one that reaches the store
+  std::string nccl;          // dist.nccl
+  double timeout_s = 300;    // dist.timeout_s; 0: no limit
+  std::string token = "";    // of the job: the store takes ranks with the same one only
+  bool check_calls = false;  // compare operation, sequence number and size across ranks before every call
+};
+
+// How ranks start and how they talk. A backend is one file that registers itself.
+struct Backend {
+  std::string needs;  // of the machine, in words, for messages
+  // Joins the group as one of its processes; collective. Null: the ranks are threads of one process.
+  std::unique_ptr<Communicator> (*join)(const JoinOptions& options) = nullptr;
+  // Why this machine or this build cannot use the backend, "" where it can. Null: every machine can.
+  std::string (*problem)() = nullptr;
+};
+Registry<Backend>& backends();
+
+// `threads` (dist/comm/threads_communicator.cpp): one communicator for each rank, to be used by one thread each. timeout_s
+// <= 0: no deadline. `link`: collectives go over it.
+std::vector<std::unique_ptr<Communicator>> make_thread_group(int ranks, double timeout_s,
+                                                             const std::optional<EmulatedLink>& link = {});
+
+// Runs body once per rank, each on a thread of its own, and waits for all of them. When a rank throws, the others' calls
+// end with its error. After all have ended, the error of the rank that aborted the group first is thrown here.
+void run_thread_ranks(int ranks, double timeout_s, const std::function<void(Communicator&)>& body,
+                      const std::optional<EmulatedLink>& link = {});
+
+// `gloo` (dist/comm/gloo_communicator.cpp). Collective over all ranks. Throws UserError (port in use, unknown host) or
+// CollectiveError (a rank did not come).
+std::unique_ptr<Communicator> make_gloo_communicator(const JoinOptions& options);
+
+// dist.nccl, "ALGO=Ring IB_HCA=mlx5_0,mlx5_1", as variables of the environment: NCCL_ALGO and NCCL_IB_HCA. Throws
+// UserError.
+std::vector<std::pair<std::string, std::string>> nccl_variables(const std::string& settings);
+// Host, PCI address and host name of a GPU, by lines: what NCCL takes for its identity.
+std::string gpu_place(int gpu);
 
 }  // namespace topknot

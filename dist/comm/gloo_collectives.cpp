@@ -1,9 +1,10 @@
-#include "dist/comm/gloo_collectives.h"
+#include "dist/comm/gloo.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 
 #include "dist/comm/ordered_sum.h"
 
@@ -44,25 +45,11 @@ struct GlooCollectives::Header {
 };
 
 const char* operation_name(GlooOperation operation) {
-  switch (operation) {
-    case GlooOperation::gather:
-      return "all_gather";
-    case GlooOperation::reduce:
-      return "all_reduce";
-    case GlooOperation::reduce_double:
-      return "all_reduce of doubles";
-    case GlooOperation::broadcast:
-      return "broadcast";
-    case GlooOperation::barrier:
-      return "barrier";
-    case GlooOperation::all_to_all:
-      return "all_to_all";
-    case GlooOperation::send_receive:
-      return "send_receive";
-    case GlooOperation::split:
-      return "split";
-  }
-  return "unknown operation";
+  static constexpr const char* names[] = {"all_gather", "all_reduce", "all_reduce of doubles", "broadcast",
+                                          "barrier",    "all_to_all", "send_receive",          "split"};
+  static_assert(std::size(names) == static_cast<std::size_t>(GlooOperation::split));
+  const auto place = static_cast<std::uint64_t>(operation) - 1;
+  return place < std::size(names) ? names[place] : "unknown operation";
 }
 
 GlooCollectives::GlooCollectives(GlooMesh& mesh, int rank, int size, bool check_calls)
@@ -311,6 +298,19 @@ void GlooCollectives::gather_and_add(std::span<T> data) {
   ordered_sum(std::span<const T* const>(sources), data.data(), data.size());
 }
 
+// send(i) to each peer i, a few at a time: the next one goes when a message of this round has come in.
+template <class Send>
+void GlooCollectives::send_paced(const Send& send, const std::vector<std::unique_ptr<Buffer>>& in,
+                                 Buffer& out) {
+  for (int i = 1; i <= kInFlight && i < size_; ++i) send(i);
+  for (int i = 1; i < size_; ++i) {
+    waiting_for_ = peer(size_ - i);
+    in[waiting_for_]->wait_received();
+    if (i + kInFlight < size_) send(i + kInFlight);
+  }
+  for (int i = 1; i < size_; ++i) out.wait_sent();
+}
+
 template <class T>
 void GlooCollectives::reduce_in_rank_order(std::span<T> data) {
   const ElementRange own = slice_of(data.size(), size_, rank_);
@@ -329,17 +329,10 @@ void GlooCollectives::reduce_in_rank_order(std::span<T> data) {
     }
     Buffer out(mesh_, static_cast<const void*>(data.data()), data.size_bytes());
     const auto send = [&](int i) {
-      if (i >= size_) return;
       const ElementRange slice = slice_of(data.size(), size_, peer(i));
       out.send(peer(i), slot_slice, slice.begin * sizeof(T), slice.size() * sizeof(T));
     };
-    for (int i = 1; i <= kInFlight; ++i) send(i);
-    for (int i = 1; i < size_; ++i) {
-      waiting_for_ = peer(size_ - i);
-      in[waiting_for_]->wait_received();
-      send(i + kInFlight);
-    }
-    for (int i = 1; i < size_; ++i) out.wait_sent();
+    send_paced(send, in, out);
   }
   std::vector<std::unique_ptr<Buffer>> in(size_);
   for (int i = 1; i < size_; ++i) {
@@ -351,16 +344,8 @@ void GlooCollectives::reduce_in_rank_order(std::span<T> data) {
   }
   ordered_sum(std::span<const T* const>(sources), data.data() + own.begin, own.size());
   Buffer out(mesh_, static_cast<const void*>(data.data() + own.begin), own.size() * sizeof(T));
-  const auto send = [&](int i) {
-    if (i < size_) out.send(peer(i), slot_sum, 0, own.size() * sizeof(T));
-  };
-  for (int i = 1; i <= kInFlight; ++i) send(i);
-  for (int i = 1; i < size_; ++i) {
-    waiting_for_ = peer(size_ - i);
-    in[waiting_for_]->wait_received();
-    send(i + kInFlight);
-  }
-  for (int i = 1; i < size_; ++i) out.wait_sent();
+  const auto send = [&](int i) { out.send(peer(i), slot_sum, 0, own.size() * sizeof(T)); };
+  send_paced(send, in, out);
 }
 
 // Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms, 2009. Message m of `messages` belongs to

@@ -24,9 +24,8 @@
 #include <optional>
 #include <set>
 
-#include "dist/comm/backend.h"
-#include "dist/comm/gloo_collectives.h"
-#include "dist/comm/gloo_mesh.h"
+#include "dist/comm/communicator.h"
+#include "dist/comm/gloo.h"
 #include "dist/rendezvous/tcp_store.h"
 #include "nn/base/program.h"
 
@@ -77,7 +76,7 @@ class Splits {
 
 class GlooCommunicator : public Communicator {
  public:
-  explicit GlooCommunicator(const GroupOptions& options) : options_(options) {
+  explicit GlooCommunicator(const JoinOptions& options) : options_(options) {
     if (options_.serve_store && size() > 1)
       server_ = std::make_unique<TcpStoreServer>(options_.host, options_.port, size(), options_.timeout_s,
                                                  options_.token);
@@ -88,7 +87,7 @@ class GlooCommunicator : public Communicator {
   }
 
   // A split; `server` on its first rank. `name`: how messages call this rank.
-  GlooCommunicator(const GroupOptions& options, std::unique_ptr<TcpStoreServer> server, std::string name,
+  GlooCommunicator(const JoinOptions& options, std::unique_ptr<TcpStoreServer> server, std::string name,
                    std::shared_ptr<Splits> siblings)
       : options_(options), server_(std::move(server)), name_(std::move(name)) {
     join(options_.host, options_.port);
@@ -149,7 +148,7 @@ class GlooCommunicator : public Communicator {
     std::vector<std::vector<std::byte>> all;
     gather_as(Operation::split, std::as_bytes(std::span(&color, 1)), all);
     std::vector<int> members;
-    GroupOptions options = options_;
+    JoinOptions options = options_;
     options.serve_store = options.launcher_serves = false;
     for (int r = 0; r < size(); ++r) {
       int theirs;
@@ -390,7 +389,7 @@ class GlooCommunicator : public Communicator {
     return "; rank 0, which serves the rendezvous, does not answer there either";
   }
 
-  GroupOptions options_;
+  JoinOptions options_;
   std::unique_ptr<TcpStoreServer> server_;
   std::string name_;
   const std::shared_ptr<Splits> splits_ = std::make_shared<Splits>();
@@ -419,7 +418,7 @@ class GlooCommunicator : public Communicator {
 
 }  // namespace
 
-std::unique_ptr<Communicator> make_gloo_communicator(const GroupOptions& options) {
+std::unique_ptr<Communicator> make_gloo_communicator(const JoinOptions& options) {
   TOPKNOT_CHECK(options.size >= 1 && options.rank >= 0 && options.rank < options.size,
                 "a rank outside of its group");
   return std::make_unique<GlooCommunicator>(options);

@@ -1,4 +1,4 @@
-#include "dist/comm/gloo_mesh.h"
+#include "dist/comm/gloo.h"
 
 #include <gloo/transport/context.h>
 #include <gloo/transport/tcp/device.h>
@@ -11,7 +11,6 @@
 #include <set>
 #include <system_error>
 
-#include "dist/comm/communicator.h"
 #include "dist/rendezvous/tcp_store.h"
 
 namespace topknot {

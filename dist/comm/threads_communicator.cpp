@@ -19,7 +19,7 @@
 #include <system_error>
 #include <thread>
 
-#include "dist/comm/backend.h"
+#include "dist/comm/communicator.h"
 #include "dist/comm/ordered_sum.h"
 #include "nn/base/program.h"
 
@@ -44,9 +44,9 @@ struct Member {
   int host = 0;
 };
 
-class Group {
+class RankGroup {
  public:
-  Group(std::vector<Member> members, double timeout_s, const std::optional<EmulatedLink>& link)
+  RankGroup(std::vector<Member> members, double timeout_s, const std::optional<EmulatedLink>& link)
       : calls(members.size()),
         members_(std::move(members)),
         timeout_s_(timeout_s),
@@ -141,7 +141,7 @@ class Group {
   }
 
   // A split, which ends when this group does.
-  void adopt(const std::shared_ptr<Group>& split) {
+  void adopt(const std::shared_ptr<RankGroup>& split) {
     const std::lock_guard lock(mutex_);
     std::erase_if(splits_, [](const auto& known) { return known.expired(); });
     splits_.push_back(split);
@@ -219,12 +219,12 @@ class Group {
   std::vector<bool> here_, gone_;
   std::string reason_;
   int first_rank_ = -1;  // that gave it
-  std::vector<std::weak_ptr<Group>> splits_;
+  std::vector<std::weak_ptr<RankGroup>> splits_;
 };
 
 class ThreadCommunicator : public Communicator {
  public:
-  ThreadCommunicator(std::shared_ptr<Group> group, int rank)
+  ThreadCommunicator(std::shared_ptr<RankGroup> group, int rank)
       : group_(std::move(group)), rank_(rank), link_(group_->link() ? group_->link()->link : Link()) {}
   ~ThreadCommunicator() override { group_->leave(rank_); }
 
@@ -316,7 +316,7 @@ class ThreadCommunicator : public Communicator {
     });
     const int leader = static_cast<int>(std::find(colors.begin(), colors.end(), color) - colors.begin());
     const int place = static_cast<int>(std::count(colors.begin(), colors.begin() + rank_, color));
-    std::shared_ptr<Group> made;
+    std::shared_ptr<RankGroup> made;
     if (leader == rank_) {
       std::vector<Member> members;
       for (int r = 0; r < size(); ++r)
@@ -324,13 +324,13 @@ class ThreadCommunicator : public Communicator {
           members.push_back({fmt::format("{} ({} of its split)", member.name, members.size()), member.host});
       const bool one_host = std::all_of(members.begin(), members.end(),
                                         [&](const Member& m) { return m.host == members[0].host; });
-      made = std::make_shared<Group>(std::move(members), group_->timeout(),
-                                     one_host ? std::nullopt : group_->link());
+      made = std::make_shared<RankGroup>(std::move(members), group_->timeout(),
+                                         one_host ? std::nullopt : group_->link());
       group_->adopt(made);
     }
-    std::shared_ptr<Group> mine;
+    std::shared_ptr<RankGroup> mine;
     run("split", &made, sizeof made, true, [&] {
-      mine = *static_cast<const std::shared_ptr<Group>*>(group_->calls[leader].data);
+      mine = *static_cast<const std::shared_ptr<RankGroup>*>(group_->calls[leader].data);
       return 0.0;
     });
     return std::make_unique<ThreadCommunicator>(std::move(mine), place);
@@ -390,21 +390,21 @@ class ThreadCommunicator : public Communicator {
     });
   }
 
-  std::shared_ptr<Group> group_;
+  std::shared_ptr<RankGroup> group_;
   const int rank_;
   const Link link_;  // all 0, which costs nothing, where there is none
   std::uint64_t sequence_ = 0;
 };
 
-std::shared_ptr<Group> make_group(int ranks, double timeout_s, const std::optional<EmulatedLink>& link) {
+std::shared_ptr<RankGroup> make_group(int ranks, double timeout_s, const std::optional<EmulatedLink>& link) {
   TOPKNOT_CHECK(ranks >= 1, "a group needs a rank");
   std::vector<Member> members;
   for (int r = 0; r < ranks; ++r)
     members.push_back({fmt::format("rank {}", r), link ? r / link->ranks_per_host : r});
-  return std::make_shared<Group>(std::move(members), timeout_s, link);
+  return std::make_shared<RankGroup>(std::move(members), timeout_s, link);
 }
 
-std::vector<std::unique_ptr<Communicator>> communicators_of(const std::shared_ptr<Group>& group) {
+std::vector<std::unique_ptr<Communicator>> communicators_of(const std::shared_ptr<RankGroup>& group) {
   std::vector<std::unique_ptr<Communicator>> result;
   for (std::size_t r = 0; r < group->calls.size(); ++r)
     result.push_back(std::make_unique<ThreadCommunicator>(group, static_cast<int>(r)));

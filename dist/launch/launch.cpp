@@ -240,7 +240,7 @@ std::unique_ptr<Communicator> join_group(const LaunchPlan& plan, const DistOptio
     const auto parent = number(process_environment(), "TOPKNOT_PARENT");
     if (parent && getppid() != *parent) throw CollectiveError("the launcher of this rank has died");
   }
-  GroupOptions group;
+  JoinOptions group;
   group.rank = plan.rank;
   group.size = plan.size;
   group.host = plan.host;
@@ -257,15 +257,7 @@ std::unique_ptr<Communicator> join_group(const LaunchPlan& plan, const DistOptio
 }
 
 BackendChoice choose_backend(Communicator& host, const std::string& problem, const std::string& place) {
-  const auto texts = [&](const std::string& mine) {
-    std::vector<std::vector<std::byte>> all;
-    host.all_gather(std::as_bytes(std::span(mine)), all);
-    std::vector<std::string> result;
-    for (const auto& block : all)
-      result.emplace_back(reinterpret_cast<const char*>(block.data()), block.size());
-    return result;
-  };
-  const auto problems = texts(problem), places = texts(place);
+  const auto problems = gather_texts(host, problem), places = gather_texts(host, place);
   std::map<std::string, std::size_t> seen;
   for (std::size_t r = 0; r < problems.size(); ++r) {
     if (!problems[r].empty()) return {"gloo", fmt::format("rank {}: {}", r, problems[r])};

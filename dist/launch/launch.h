@@ -17,7 +17,6 @@
 #include <string>
 #include <vector>
 
-#include "dist/comm/backend.h"
 #include "dist/comm/communicator.h"
 #include "dist/comm/link.h"
 
@@ -37,7 +36,7 @@ struct DistOptions : DistKeys {
   std::optional<int> ranks;          // dist.ranks, where the user gave it
   bool ranks_insist = false;         // given for this run: a launcher with another number is then an error
   std::optional<EmulatedLink> link;  // dist.link, between ranks that are threads
-  bool check_calls = false;          // see GroupOptions
+  bool check_calls = false;          // see JoinOptions
 };
 
 struct LaunchPlan {

@@ -6,7 +6,7 @@
 #include <numeric>
 #include <random>
 
-#include "dist/comm/backend.h"
+#include "dist/comm/communicator.h"
 #include "nn/core/cuda/device_kernels.h"
 #include "tests/cuda/fixture.h"
 #include "tests/support/catch.h"

@@ -1,7 +1,7 @@
 // The GPU's side of train --check-network.
 #include "train/network_check.h"
 
-#include "dist/comm/backend.h"
+#include "dist/comm/communicator.h"
 #include "tests/dist/ranks.h"
 #include "tests/support/catch.h"
 

@@ -1,7 +1,7 @@
 // The CPU's exchange over copies of the gradients is the CPU's exchange.
 #include <cmath>
 
-#include "dist/comm/backend.h"
+#include "dist/comm/communicator.h"
 #include "tests/cuda/device_exchange_fixture.h"
 #include "tests/cuda/fixture.h"
 #include "tests/support/catch.h"

@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-#include "dist/comm/backend.h"
+#include "dist/comm/communicator.h"
 #include "dist/rendezvous/tcp_store.h"
 
 namespace topknot {
@@ -37,7 +37,7 @@ inline std::vector<std::string> errors_of_ranks(const std::string& backend, int 
     threads.emplace_back([&, r] {
       try {
         if (store) {
-          GroupOptions gloo;
+          JoinOptions gloo;
           gloo.rank = r;
           gloo.size = ranks;
           gloo.port = store->port();

@@ -1,7 +1,7 @@
 // The worked examples of docs/extending.md: their files, compiled into this program, and the page that shows them.
 #include <filesystem>
 
-#include "dist/comm/backend.h"
+#include "dist/comm/communicator.h"
 #include "tests/support/catch.h"
 #include "tests/support/files.h"
 #include "tests/support/temp_folder.h"

@@ -12,8 +12,8 @@
 #include <optional>
 #include <thread>
 
-#include "dist/comm/backend.h"
 #include "dist/comm/collective_queue.h"
+#include "dist/comm/communicator.h"
 #include "nn/base/check.h"
 #include "nn/base/log.h"
 #include "train/checks.h"

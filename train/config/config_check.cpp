@@ -13,7 +13,7 @@
 #include <set>
 
 #include "compress/sparse.h"
-#include "dist/comm/backend.h"
+#include "dist/comm/communicator.h"
 #include "dist/comm/link.h"
 #include "dist/launch/launch.h"
 #include "dist/plan/merge_plan.h"

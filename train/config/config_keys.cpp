@@ -8,7 +8,7 @@
 #include "compress/codec/codec.h"
 #include "compress/memory/memory.h"
 #include "compress/select/selector.h"
-#include "dist/comm/backend.h"
+#include "dist/comm/communicator.h"
 #include "dist/plan/merge_plan.h"
 #include "dist/sparse/sparse_collective.h"
 #include "train/config/config.h"

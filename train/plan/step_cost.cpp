@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "dist/comm/backend.h"
 #include "dist/comm/collective_queue.h"
+#include "dist/comm/communicator.h"
 #include "nn/core/pass_cost.h"
 #include "train/evaluate.h"
 

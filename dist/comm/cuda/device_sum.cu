@@ -1,4 +1,4 @@
-#include "dist/comm/cuda/device_sum.h"
+#include "dist/comm/cuda/device_communicator.h"
 
 #include <topknot_kernel.h>
 

@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "dist/comm/cuda/device_communicator.h"
-#include "dist/comm/cuda/device_sum.h"
 #include "dist/comm/ordered_sum.h"
 #include "nn/base/program.h"
 #include "nn/base/text.h"
@@ -46,8 +45,8 @@ class Barrier {
 };
 
 // What the ranks share; it lives until the last of them has gone, since each waits for the others' events.
-struct Group {
-  explicit Group(int ranks) : left(ranks), ready(ranks), done(ranks) {}
+struct RankGroup {
+  explicit RankGroup(int ranks) : left(ranks), ready(ranks), done(ranks) {}
   Barrier left;
   std::vector<std::unique_ptr<Event>> ready, done;  // by rank
 };
@@ -71,10 +70,10 @@ class DeviceThreads : public DeviceCommunicator {
           fmt::format("dist.ranks: at most {} ranks of dist.backend threads can share a GPU, not {}",
                       kMostThreadRanks, size()));
     const int device = Context::current().options().device;
-    const auto made = rank() == 0 ? std::make_shared<Group>(size()) : nullptr;
+    const auto made = rank() == 0 ? std::make_shared<RankGroup>(size()) : nullptr;
     struct Hello {
       int device;
-      const std::shared_ptr<Group>* group;
+      const std::shared_ptr<RankGroup>* group;
     };
     const auto all = exchange(Hello{device, &made});
     for (int r = 1; r < size(); ++r)
@@ -222,7 +221,7 @@ class DeviceThreads : public DeviceCommunicator {
 
   Communicator& host_;
   const double timeout_s_;
-  std::shared_ptr<Group> group_;
+  std::shared_ptr<RankGroup> group_;
 };
 
 }  // namespace

@@ -10,9 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include "dist/comm/backend.h"
+#include "dist/comm/communicator.h"
 #include "dist/comm/cuda/device_communicator.h"
-#include "dist/comm/cuda/device_sum.h"
 #include "dist/comm/cuda/nccl_watch.h"
 #include "nn/base/program.h"
 #include "nn/base/text.h"
@@ -40,12 +39,10 @@ std::string nccl_text(const std::string& call, ncclResult_t result, ncclComm_t c
 }
 
 void check_one_rank_per_gpu(Communicator& host, int device) {
-  const std::string place = gpu_place(device);
-  std::vector<std::vector<std::byte>> all;
-  host.all_gather(std::as_bytes(std::span(place)), all);
+  const std::vector<std::string> places = gather_texts(host, gpu_place(device));
   std::map<std::string, std::size_t> seen;
-  for (std::size_t r = 0; r < all.size(); ++r) {
-    const std::string text(reinterpret_cast<const char*>(all[r].data()), all[r].size());
+  for (std::size_t r = 0; r < places.size(); ++r) {
+    const std::string& text = places[r];
     const auto [first, is_new] = seen.emplace(text, r);
     if (is_new) continue;
     const auto gpu = text.find('\n') + 1, name = text.find('\n', gpu) + 1;

@@ -12,8 +12,8 @@
 #include <string>
 #include <thread>
 
-#include "dist/comm/backend.h"
 #include "dist/comm/collective_queue.h"
+#include "dist/comm/communicator.h"
 #include "nn/base/check.h"
 #include "tests/support/catch.h"
 #include "tests/support/error_text.h"

@@ -221,7 +221,7 @@ TEST_CASE("ranks that make different calls get an error that names them") {
 
 // As with the network of rank 0's host cut: rank 1 gives up first, and its reason, which rank 0 would pass on, does not come.
 TEST_CASE("gloo: where rank 0 serves the rendezvous and is silent, no rank names one that gave up on it") {
-  GroupOptions options;
+  JoinOptions options;
   options.size = 3;
   options.port = free_port();
   const pid_t first = fork();
@@ -240,7 +240,7 @@ TEST_CASE("gloo: where rank 0 serves the rendezvous and is silent, no rank names
   std::vector<std::thread> threads;
   for (const int rank : {1, 2})
     threads.emplace_back([&, rank] {
-      GroupOptions mine = options;
+      JoinOptions mine = options;
       mine.rank = rank;
       mine.timeout_s = rank == 1 ? 3 : 60;
       try {

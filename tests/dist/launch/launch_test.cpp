@@ -4,7 +4,7 @@
 
 #include <map>
 
-#include "dist/comm/backend.h"
+#include "dist/comm/communicator.h"
 #include "dist/rendezvous/socket.h"
 #include "tests/dist/ranks.h"
 #include "tests/support/catch.h"

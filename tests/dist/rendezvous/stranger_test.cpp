@@ -8,7 +8,7 @@
 #include <atomic>
 #include <cstring>
 
-#include "dist/comm/backend.h"
+#include "dist/comm/communicator.h"
 #include "dist/rendezvous/tcp_store.h"
 #include "tests/support/catch.h"
 

@@ -1,6 +1,6 @@
 #include "dist/rendezvous/tcp_store.h"
 
-#include "dist/comm/backend.h"
+#include "dist/comm/communicator.h"
 #include "tests/support/catch.h"
 #include "tests/support/text.h"
 
@@ -21,8 +21,8 @@ int free_port() {
   return local_port(listen_on("127.0.0.1", 0).get());
 }
 
-GroupOptions options_of(int rank, int size, int port, double timeout_s) {
-  GroupOptions options;
+JoinOptions options_of(int rank, int size, int port, double timeout_s) {
+  JoinOptions options;
   options.rank = rank;
   options.size = size;
   options.port = port;
@@ -69,7 +69,7 @@ TEST_CASE("ranks meet and exchange over IPv6's loopback address, and rank 0 list
   std::string errors[2];
   const auto rank = [&](int r) {
     errors[r] = error_of([&] {
-      GroupOptions options = options_of(r, 2, port, 20);
+      JoinOptions options = options_of(r, 2, port, 20);
       options.host = "::1";
       const auto communicator = make_gloo_communicator(options);
       communicator->all_reduce(std::span<float>(&sums[r], 1), SumOrder::ranks);

@@ -1,7 +1,6 @@
 #pragma once
-// The collectives of the `gloo` backend as messages over the mesh: who sends what to whom, in which order it
-// is added, and how the ranks notice that they do not make the same call. Connections that
-// fail show as exceptions; what a failure means for the run is the communicator's business.
+// The `gloo` backend: connections (GlooMesh), and collectives as messages over them (GlooCollectives). The communicator that
+// ranks join is in dist/comm/gloo_communicator.cpp.
 
 #include <cstddef>
 #include <cstdint>
@@ -12,9 +11,61 @@
 #include <vector>
 
 #include "dist/comm/communicator.h"
-#include "dist/comm/gloo_mesh.h"
+#include "nn/base/clock.h"
 
 namespace topknot {
+
+class TcpStoreClient;
+
+// Gloo's TCP transport between all pairs of ranks, reduced to what our collectives use: sends and receives of
+// memory, and one call that ends every wait of this rank from any thread. The waits have no limit of their own: Gloo's
+// would count the time in which the process was suspended. Only gloo_mesh.cpp includes Gloo.
+class GlooMesh {
+ public:
+  // Opens this rank's ends and publishes their addresses. `interface` names a network interface, or "" for
+  // the address under which this rank reaches the store. Throws UserError where it cannot be used.
+  GlooMesh(TcpStoreClient& store, int rank, int size, const std::string& interface);
+  ~GlooMesh();
+
+  // Connects to all other ranks, which do the same. `patience`: for their addresses. Throws when it ends, and after fail().
+  void connect(TcpStoreClient& store, Patience patience);
+
+  // Ends all waits of this rank and closes the connections, so that the peers' waits end too. From any
+  // thread.
+  void fail() noexcept;
+  bool failed() const;
+  // Changes whenever a transfer has ended. From any thread.
+  std::uint64_t progress() const;
+
+  // Memory to send from or to receive into. Transfers between two ranks on one slot match in the order in
+  // which they were posted; a receive takes a message of its size or a shorter one. Destroying the buffer
+  // cancels what is pending.
+  class Buffer {
+   public:
+    Buffer(GlooMesh& mesh, void* data, std::size_t bytes);
+    Buffer(GlooMesh& mesh, const void* data, std::size_t bytes)
+        : Buffer(mesh, const_cast<void*>(data), bytes) {}
+    ~Buffer();
+    Buffer(const Buffer&) = delete;
+    Buffer& operator=(const Buffer&) = delete;
+
+    void send(int rank, std::uint64_t slot, std::size_t offset, std::size_t bytes);
+    void receive(int rank, std::uint64_t slot, std::size_t offset, std::size_t bytes);
+    // Each waits for one posted transfer. Throws when a connection fails, and after fail().
+    void wait_sent();
+    void wait_received();
+
+   private:
+    friend class GlooMesh;
+    struct Impl;
+    std::unique_ptr<Impl> impl_;
+  };
+
+ private:
+  static std::string key(int from, int to);  // of an address in the store
+  struct State;
+  std::unique_ptr<State> state_;
+};
 
 // These numbers are sent.
 enum class GlooOperation : std::uint64_t {
@@ -36,6 +87,9 @@ struct GlooMismatch : Error {
   using Error::Error;
 };
 
+// The collectives of the `gloo` backend as messages over the mesh: who sends what to whom, in which order it
+// is added, and how the ranks notice that they do not make the same call. Connections that
+// fail show as exceptions; what a failure means for the run is the communicator's business.
 class GlooCollectives {
  public:
   // One call. All ranks number their calls from 1 in the same order.
@@ -92,6 +146,8 @@ class GlooCollectives {
   void reduce(std::span<T> data, SumOrder order);
   template <class T>
   void gather_and_add(std::span<T> data);
+  template <class Send>
+  void send_paced(const Send& send, const std::vector<std::unique_ptr<Buffer>>& in, Buffer& out);
   template <class T>
   void reduce_in_rank_order(std::span<T> data);
   template <class T>
