@@ -8,6 +8,7 @@
 #include <cudnn.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <optional>
@@ -209,6 +210,12 @@ class Event {
   cudaEvent_t event_ = nullptr;
 };
 float milliseconds_between(const Event& from, const Event& to);
+
+// *at = the GPU's clock in nanoseconds, when the stream comes here. All streams of a GPU have one clock; it advances in steps of
+// up to about a microsecond.
+void write_time(cudaStream_t stream, std::uint64_t* at);
+// DeviceBackend::add on a stream. bfloat16 numbers are added as floats and rounded once.
+void add(cudaStream_t stream, DType type, const void* a, const void* b, void* out, std::size_t n);
 
 // "" where a GPU can be used; else why not, and what to do. A process's first call of CUDA: sets CUDA_DEVICE_MAX_CONNECTIONS
 // where the user has not.
