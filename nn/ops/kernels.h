@@ -26,7 +26,6 @@
 #include <string>
 
 #include "nn/base/check.h"
-#include "nn/core/kernels.h"
 #include "nn/ops/activation_rule.h"
 #include "nn/ops/ops.h"
 

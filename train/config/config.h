@@ -1,5 +1,5 @@
 #pragma once
-// The configuration of a run. Every key is declared once, as an Option (nn/base/options.h). Keys of single methods
+// The configuration of a run. Every key is declared once, as an Option (nn/base/registry.h). Keys of single methods
 // (compress.mu) are declared where the method is registered. All others have their default in `Config`, and name, range or
 // choices and one line of help in train/config/config_keys.cpp. The parser, --help, --validate, the effective config
 // in the run directory and the reference table of docs/configuration.md all come from config_keys().

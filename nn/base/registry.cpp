@@ -1,8 +1,6 @@
-#include "nn/base/options.h"
+#include "nn/base/registry.h"
 
 #include <algorithm>
-
-#include "nn/base/text.h"
 
 namespace topknot {
 namespace {
