@@ -10,7 +10,7 @@
 
 #include "data/loader.h"
 #include "dist/exchange/exchange.h"
-#include "nn/layers/module.h"
+#include "nn/layers/layers.h"
 #include "train/config/config.h"
 
 namespace topknot {

@@ -8,9 +8,7 @@
 //    torchvision ("version 1.5"), not the 1x1 before it, as in the paper.
 #include <fmt/format.h>
 
-#include "nn/layers/layers.h"
 #include "nn/models/model.h"
-#include "nn/ops/ops.h"
 
 namespace topknot {
 namespace {

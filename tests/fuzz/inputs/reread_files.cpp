@@ -7,7 +7,7 @@
 #include "nn/base/check.h"
 #include "nn/base/checksum.h"
 #include "nn/core/parameter.h"
-#include "nn/layers/module.h"
+#include "nn/layers/layers.h"
 #include "tests/fuzz/inputs/input_target.h"
 #include "train/checkpoint/checkpoint.h"
 #include "train/plan/exchange_profile.h"
