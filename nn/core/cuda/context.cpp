@@ -219,10 +219,6 @@ void* Context::allocate(std::size_t bytes) {
   return pool_->allocate(bytes);
 }
 
-void Context::release(void* data) noexcept {
-  pool_->release(data);
-}
-
 void Context::synchronize() {
   TOPKNOT_CUDA(cudaStreamSynchronize(stream_));
   TOPKNOT_CUDA(cudaStreamSynchronize(communication_));

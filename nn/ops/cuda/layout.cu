@@ -1,4 +1,4 @@
-#include "nn/ops/cuda/activation.h"
+#include "nn/ops/cuda/layout.h"
 
 #include "nn/core/cuda/context.h"
 #include "nn/ops/cuda/op_tools.h"

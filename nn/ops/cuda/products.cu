@@ -1,9 +1,21 @@
-#include "nn/ops/cuda/conv_layout.h"
+#include "nn/ops/cuda/products.h"
 
-#include "nn/core/cuda/kernel_tools.h"
+#include <limits>
+
+#include "nn/ops/cuda/op_tools.h"
 
 namespace topknot::cuda {
 namespace {
+
+cudaDataType_t type_of(DType type) {
+  return type == DType::f32 ? CUDA_R_32F : CUDA_R_16BF;
+}
+
+int as_int(std::int64_t size) {
+  TOPKNOT_CHECK(size > 0 && size <= std::numeric_limits<int>::max(),
+                "a matrix with a side of " + std::to_string(size) + " is beyond cuBLAS");
+  return static_cast<int>(size);
+}
 
 constexpr int kPerThread = 4;
 // Column sums: a block sums kColumns columns of a slab of rows, kGroups rows at a time.
@@ -88,48 +100,69 @@ void sum_columns(cudaStream_t stream, const T* x, std::size_t rows, std::size_t 
          static_cast<unsigned>(channels), ceil_div(rows, slabs), sums, accumulate);
 }
 
-dim3 blocks(std::size_t n) {
-  return grid_for(n, kThreads * kPerThread);
+// n elements, kPerThread for each thread.
+template <class... P, class... A>
+void launch_over(std::size_t n, void (*kernel)(P...), cudaStream_t stream, A... arguments) {
+  if (n > 0) launch(kernel, grid_for(n, kThreads * kPerThread), kThreads, stream, arguments...);
+}
+
+std::size_t channels_of(const Tensor& y) {
+  return static_cast<std::size_t>(y.dim(1));
 }
 
 }  // namespace
 
+void multiply(std::int64_t m, std::int64_t n, std::int64_t k, DType inputs, Operand a, Operand b, bool add,
+              void* c, DType output) {
+  // cuBLAS counts by columns: what it takes for the transposes of our matrices are the matrices themselves, so it
+  // computes c^T = op(b)^T op(a)^T.
+  const float alpha = 1.0f, beta = add ? 1.0f : 0.0f;
+  const int rows = as_int(n), columns = as_int(m), depth = as_int(k);
+  TOPKNOT_CUBLAS(cublasGemmEx(Context::current().cublas(), b.transposed ? CUBLAS_OP_T : CUBLAS_OP_N,
+                              a.transposed ? CUBLAS_OP_T : CUBLAS_OP_N, rows, columns, depth, &alpha, b.data,
+                              type_of(inputs), b.transposed ? depth : rows, a.data, type_of(inputs),
+                              a.transposed ? columns : depth, &beta, c, type_of(output), rows,
+                              CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
+}
+
+Tensor weight_as(DType type, const Tensor& weight) {
+  if (type == DType::f32) return weight;
+  const Shape flat{1, weight.numel()};
+  Tensor copy = Tensor::empty(flat, Layout::plain, weight.device(), type);
+  filter_from_weight(compute_stream(), weight.data(), copy.data(), type == DType::bf16,
+                     {1, weight.numel(), 1});
+  return copy;
+}
+
 void filter_from_weight(cudaStream_t stream, const float* weight, void* filter, bool bf16,
                         FilterShape shape) {
-  const std::size_t n = shape.size();
-  const auto in = static_cast<unsigned>(shape.in), taps = static_cast<unsigned>(shape.taps);
-  if (n == 0) return;
-  if (bf16)
-    launch(filter_kernel<__nv_bfloat16>, blocks(n), kThreads, stream, weight,
-           static_cast<__nv_bfloat16*>(filter), n, in, taps);
-  else
-    launch(filter_kernel<float>, blocks(n), kThreads, stream, weight, static_cast<float*>(filter), n, in,
-           taps);
+  by_type(bf16, [&](auto type) {
+    using T = decltype(type);
+    launch_over(shape.size(), filter_kernel<T>, stream, weight, static_cast<T*>(filter), shape.size(),
+                static_cast<unsigned>(shape.in), static_cast<unsigned>(shape.taps));
+  });
 }
 
 void weight_from_filter(cudaStream_t stream, const void* filter, bool bf16, float* weight, bool accumulate,
                         FilterShape shape) {
-  const std::size_t n = shape.size();
-  const auto in = static_cast<unsigned>(shape.in), taps = static_cast<unsigned>(shape.taps);
-  if (n == 0) return;
-  if (bf16)
-    launch(weight_kernel<__nv_bfloat16>, blocks(n), kThreads, stream,
-           static_cast<const __nv_bfloat16*>(filter), weight, accumulate, n, in, taps);
-  else
-    launch(weight_kernel<float>, blocks(n), kThreads, stream, static_cast<const float*>(filter), weight,
-           accumulate, n, in, taps);
+  by_type(bf16, [&](auto type) {
+    using T = decltype(type);
+    launch_over(shape.size(), weight_kernel<T>, stream, static_cast<const T*>(filter), weight, accumulate,
+                shape.size(), static_cast<unsigned>(shape.in), static_cast<unsigned>(shape.taps));
+  });
 }
 
 void add_bias(cudaStream_t stream, void* y, bool bf16, const float* bias, std::size_t rows,
               std::size_t channels) {
-  const std::size_t n = rows * channels;
-  const auto c = static_cast<unsigned>(channels);
-  if (n == 0) return;
-  if (bf16)
-    launch(bias_kernel<__nv_bfloat16>, blocks(n), kThreads, stream, static_cast<__nv_bfloat16*>(y), bias, n,
-           c);
-  else
-    launch(bias_kernel<float>, blocks(n), kThreads, stream, static_cast<float*>(y), bias, n, c);
+  by_type(bf16, [&](auto type) {
+    using T = decltype(type);
+    launch_over(rows * channels, bias_kernel<T>, stream, static_cast<T*>(y), bias, rows * channels,
+                static_cast<unsigned>(channels));
+  });
+}
+
+void add_bias(Tensor& y, const Tensor& bias) {
+  add_bias(compute_stream(), y.data(), is_bf16(y), bias.data(), elements(y) / channels_of(y), channels_of(y));
 }
 
 std::size_t column_sums_scratch(std::size_t rows, std::size_t channels) {
@@ -141,13 +174,19 @@ void column_sums(cudaStream_t stream, const void* x, bool bf16, std::size_t rows
                  float* scratch, float* sums, bool accumulate) {
   if (rows == 0 || channels == 0) return;
   const std::size_t slabs = slabs_for(rows);
-  float* first = slabs <= 1 ? sums : scratch;
-  const bool add = slabs <= 1 && accumulate;
-  if (bf16)
-    sum_columns(stream, static_cast<const __nv_bfloat16*>(x), rows, channels, slabs, first, add);
-  else
-    sum_columns(stream, static_cast<const float*>(x), rows, channels, slabs, first, add);
+  by_type(bf16, [&](auto type) {
+    sum_columns(stream, static_cast<const decltype(type)*>(x), rows, channels, slabs,
+                slabs <= 1 ? sums : scratch, slabs <= 1 && accumulate);
+  });
   if (slabs > 1) sum_columns(stream, scratch, slabs, channels, 1, sums, accumulate);
+}
+
+void bias_gradient(const Tensor& dy, const GradientTarget& target) {
+  if (!target.data) return;
+  const std::size_t channels = channels_of(dy), rows = elements(dy) / channels;
+  const DeviceArray<float> scratch(column_sums_scratch(rows, channels));
+  column_sums(compute_stream(), dy.data(), is_bf16(dy), rows, channels, scratch.data(), target.data,
+              target.accumulate);
 }
 
 }  // namespace topknot::cuda
