@@ -43,13 +43,10 @@ int run(int argc, char** argv) {
         left = loader.steps_per_epoch() - (evaluation ? 1 : 0);  // whole batches
       }
       --left;
-      double seconds = 0;
-      {
-        Stopwatch watch(seconds);
-        Batch batch;
-        loader.next(batch);
-      }
-      std::printf("%.6f ", seconds);
+      std::printf("%.6f ", seconds_for([&] {
+                    Batch batch;
+                    loader.next(batch);
+                  }));
     }
     std::printf("\n");
     std::fflush(stdout);
