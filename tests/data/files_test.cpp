@@ -11,7 +11,6 @@
 
 #include "data/dataset.h"
 #include "data/recording.h"
-#include "tests/support/catch.h"
 #include "tests/support/error_text.h"
 #include "tests/support/temp_folder.h"
 

@@ -5,7 +5,6 @@
 #include <tuple>
 
 #include "data/loader.h"
-#include "tests/support/catch.h"
 #include "tests/support/error_text.h"
 #include "tests/support/temp_folder.h"
 
