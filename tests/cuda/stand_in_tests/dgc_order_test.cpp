@@ -1,7 +1,6 @@
 // Blocks and threads that run backwards change nothing: DGC's and RegTop-k's selections, and the memories.
 #include "compress/memory/cuda/device_memory.h"
-#include "tests/cuda/both_selectors.h"
-#include "tests/cuda/fixture.h"
+#include "tests/cuda/selectors.h"
 #include "tests/cuda/stand_in_tests/machine_settings.h"
 
 namespace topknot {

@@ -1,5 +1,5 @@
 // Selections do not depend on the order in which blocks and threads run.
-#include "tests/cuda/select_pair.h"
+#include "tests/cuda/selectors.h"
 #include "tests/cuda/stand_in_tests/machine_settings.h"
 
 namespace topknot::testing {

@@ -1,8 +1,10 @@
 #pragma once
-// A selector and its CUDA counterpart, led through the same steps and compared after each.
+// A selector and its CUDA counterpart, led through the same steps and compared after each; and a vector that is a group's
+// only range, for what a GPU's selector finds out on the way.
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -12,6 +14,7 @@
 #include "compress/select/selector.h"
 #include "tests/compress/select/select_once.h"
 #include "tests/cuda/device_vector.h"
+#include "tests/cuda/fixture.h"
 #include "tests/support/catch.h"
 
 namespace topknot::testing {
@@ -160,6 +163,117 @@ struct BothSelectors {
   std::size_t expected_over = 0;
   std::vector<float> cpu_sent, cpu_average;
   double cpu_weight = 1;
+};
+
+// A gradient of the given kind, of a run's life: 0 noise, 1 noise of another size, 2 zeros, 3 a constant, 4 few
+// distinct values, 5 denormal numbers, 6 huge ones, 7 all that is large in one place, 8 the least number everywhere, 9
+// the largest, 10 heavy tails, 11 and 12 with a NaN, an Inf.
+inline constexpr int kFiniteGradients = 11, kGradients = 13;
+inline std::vector<float> gradient_of(int kind, std::size_t n, std::uint32_t stream) {
+  using Limits = std::numeric_limits<float>;
+  const CounterRng rng(31, RngUse::test, stream);
+  std::vector<float> g(n);
+  for (std::size_t i = 0; i < n; ++i) {
+    g[i] = rng.normal(i) * (i % 3 == 0 ? 1.0f : 0.1f);
+    if (kind == 1) g[i] *= 1e-3f;
+    if (kind == 2) g[i] = i % 2 ? 0.0f : -0.0f;
+    if (kind == 3) g[i] = 0.25f;
+    if (kind == 4) g[i] = static_cast<float>(rng.below(i, 3)) - 1;
+    if (kind == 5) g[i] *= 1e-42f;
+    if (kind == 6) g[i] *= 1e37f;
+    if (kind == 7 && i / 1500 == 1) g[i] *= 1e6f;
+    if (kind == 8) g[i] = Limits::denorm_min();
+    if (kind == 9) g[i] = Limits::max();
+    if (kind == 10) g[i] = std::pow(g[i], 9.0f);
+  }
+  if (kind == 11) g[n / 2] = Limits::quiet_NaN();
+  if (kind == 12) g[n - 1] = -Limits::infinity();
+  return g;
+}
+
+// Both through steps of error feedback, with what three ranks might make of each selection.
+class SelectPair {
+ public:
+  // `graph`: steps are captured once and replayed as long as set_density() is not called.
+  SelectPair(const std::string& name, const CompressOptions& options, std::size_t n, bool graph = false)
+      : both_(name, options, n, 7 * n + 3), residual_(n), graph_(graph) {}
+
+  void set_density(double density) {
+    executable_.reset();
+    both_.set_density(density);
+  }
+
+  // A step of gradient g. `good`: whether the ranks accept it, if it is finite. Returns the CPU's selection.
+  Selection step(const std::vector<float>& g, double density, bool good = true) {
+    const Asked asked{density, time_, static_cast<int>(time_ % 4)};
+    const auto draw = static_cast<std::uint32_t>(time_++);
+    both_.expect(g, residual_, asked);
+    good = good && both_.expected.finite;
+    both_.set_inputs(g, residual_, asked);
+    both_.set_outcome(!good, 0.75f + 0.25f * static_cast<float>(draw % 3), kRanks, draw);
+    run();
+    both_.check();
+    both_.commit_cpu(!good);
+    REQUIRE(saved(*both_.gpu) == saved(*both_.cpu));
+    if (good) {
+      residual_ = both_.expected_u;
+      for (const std::uint32_t i : both_.expected.indices) residual_[i] = 0;
+      for (float& r : residual_)  // one huge gradient is not to hide all that follow
+        if (!(std::abs(r) < 1e10f)) r = 0;
+    }
+    return both_.expected;
+  }
+
+  Selector& cpu() { return *both_.cpu; }
+  std::size_t capacity() const { return both_.memory.capacity(); }
+
+ private:
+  static constexpr int kRanks = 3;
+
+  void run() {
+    const cudaStream_t stream = cuda::Context::current().stream();
+    const auto enqueue = [&] {
+      both_.put_selection(stream, true);
+      both_.put_commit(stream, kRanks);
+    };
+    if (!graph_) return enqueue();
+    if (!executable_) executable_ = std::make_unique<CapturedGraph>(stream, enqueue);
+    executable_->launch(stream);
+  }
+
+  BothSelectors both_;
+  std::vector<float> residual_;
+  std::int64_t time_ = 0;
+  bool graph_;
+  std::unique_ptr<CapturedGraph> executable_;
+};
+
+// With room for what is selected of it.
+struct OneRange {
+  OneRange(std::size_t n, std::size_t limit, std::size_t room) : OneRange(n, 1.0, Rooms(limit, room)) {}
+  // What the selector asks for.
+  OneRange(std::size_t n, double density, const cuda::DeviceSelector& selector)
+      : memory({{0, n}}, {density}, selector), range(to_host(ranges().range, 1)[0]) {
+    to_device(range.taken.indices, std::vector<std::uint32_t>(range.taken.capacity, 77));
+    to_device(range.taken.values, std::vector<float>(range.taken.capacity, -7));
+  }
+  const cuda::SelectRanges& ranges() const { return memory.ranges(); }
+  std::vector<std::uint32_t> indices() const { return to_host(range.taken.indices, range.taken.capacity); }
+  std::vector<float> values() const { return to_host(range.taken.values, range.taken.capacity); }
+  cuda::SelectStats stats() const { return to_host(range.stats, 1)[0]; }
+
+  // Asks for memory, and selects nothing.
+  struct Rooms final : cuda::DeviceSelector {
+    Rooms(std::size_t of_list, std::size_t taken) : limit(of_list), room(taken) {}
+    std::size_t capacity(std::size_t, double) const override { return room; }
+    std::size_t list_limit(std::size_t, double) const override { return limit; }
+    void select(cudaStream_t, const cuda::SelectRanges&, const cuda::Accumulate&,
+                const StepParameters*) override {}
+    std::size_t limit, room;
+  };
+
+  cuda::SelectMemory memory;
+  cuda::SelectRange range;
 };
 
 }  // namespace topknot::testing
