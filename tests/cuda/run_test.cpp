@@ -15,6 +15,7 @@
 #include "tests/train/dropout_model.h"
 #include "tests/train/made_up_text.h"
 #include "tests/train/small_run.h"
+#include "train/metrics/npy.h"
 
 using namespace topknot;
 using namespace topknot::testing;
@@ -34,6 +35,22 @@ const Keys kOnGpu{"train.device=cuda",   "train.deterministic=true", "train.max_
 
 Run on_gpu(const std::string& backend, int ranks, const Keys& keys) {
   return train(backend, ranks, joined(kOnGpu, keys));
+}
+
+// The gradients that a run records.
+std::vector<float> recorded(const std::string& device) {
+  const TempFolder temp;
+  const LoadedConfig loaded = small_run(
+      temp, {"train.device=" + device, "train.deterministic=true", "train.max_steps=3", "data.test_size=8",
+             "train.record_gradients=2", "compress.name=topk", "output.dir=" + temp.at("run")});
+  const RunData data = load_data(loaded.config);
+  const RunInputs inputs{loaded.config, data, create_run_directory(loaded, {}), true,
+                         std::chrono::steady_clock::now()};
+  run_ranks("threads", 1, [&](Communicator& communicator) { run_rank(inputs, communicator); });
+  const NpyReader file(temp.at("run/gradients.npy"));
+  std::vector<float> values(file.numel());
+  file.read(0, std::span<float>(values));
+  return values;
 }
 
 }  // namespace
@@ -317,4 +334,21 @@ TEST_CASE(
   const Run bf16 =
       on_gpu("threads", 1, joined(keys, {"model.dropout=0", "train.precision=bf16", "model.tied=true"}));
   CHECK(bf16.metrics.steps.back().loss < bf16.metrics.steps.front().loss);
+}
+
+TEST_CASE("recorded gradients of a GPU are the CPU's within rounding") {
+  const std::vector<float> gpu = recorded("cuda"), cpu = recorded("cpu");
+  REQUIRE(gpu.size() == cpu.size());
+  REQUIRE(gpu.size() > 100000);  // two steps of 74,002
+  double error = 0, norm = 0;
+  for (std::size_t i = 0; i < gpu.size(); ++i)
+    error += (gpu[i] - cpu[i]) * (gpu[i] - cpu[i]), norm += cpu[i] * cpu[i];
+  CHECK(norm > 0);
+  CHECK(error < 1e-6 * norm);
+}
+
+TEST_CASE("a measured plan serves a run on a GPU") {
+  const std::vector<std::string> keys{"train.device=cuda", "compress.name=topk", "exchange.merge=mgwfbp",
+                                      "train.max_steps=3", "data.test_size=8"};
+  CHECK(train("threads", 2, keys).metrics.steps.size() == 3);
 }
