@@ -15,7 +15,8 @@ namespace {
 
 LoaderOptions checked(const LoaderOptions& options) {
   TOPKNOT_CHECK(options.rank >= 0 && options.rank < options.ranks, "rank out of range");
-  if (options.batch < 1) throw UserError(fmt::format("data.batch_size: {} is not at least 1", options.batch));
+  if (options.batch_size < 1)
+    throw UserError(fmt::format("data.batch_size: {} is not at least 1", options.batch_size));
   if (options.workers < 0 || options.workers > 256)
     throw UserError(fmt::format("data.workers: {} is out of range; give 0 to 256", options.workers));
   if (options.prefetch < 1)
@@ -48,17 +49,17 @@ Loader::Loader(const Dataset& dataset, const LoaderOptions& options)
     if (options.train && options.shard.kind != ShardRule::Kind::even)
       throw UserError("data.shard: a text is cut into equal columns, which its ranks go down; give even");
     stream_sampler_.emplace(dataset.size() + dataset.labels_per_sample(), dataset.labels_per_sample(),
-                            options.ranks, options.batch, options.train);
+                            options.ranks, options.batch_size, options.train);
   } else if (options.train && dataset.task() == Task::transcription) {
     if (options.shard.kind != ShardRule::Kind::even)
       throw UserError("data.shard: recordings are dealt by their length; give even");
-    length_sampler_.emplace(dataset.size(), options.ranks, options.batch, options.seed);
+    length_sampler_.emplace(dataset.size(), options.ranks, options.batch_size, options.seed);
   } else if (options.train) {
     const bool sorted = options.shard.kind == ShardRule::Kind::by_label;
     train_sampler_.emplace(dataset.size(), sorted ? labels_of(dataset) : std::vector<std::int32_t>(),
-                           options.shard, options.ranks, options.batch, options.seed);
+                           options.shard, options.ranks, options.batch_size, options.seed);
   } else {
-    eval_sampler_.emplace(dataset.size(), options.ranks, options.batch);
+    eval_sampler_.emplace(dataset.size(), options.ranks, options.batch_size);
   }
   try {
     // A thread that reads a file may hang in the system; next(), in another one, then hears a stop signal.
@@ -91,7 +92,7 @@ std::int64_t Loader::steps_per_epoch() const {
 
 std::int64_t Loader::shard_size() const {
   if (stream_sampler_) return stream_sampler_->windows(options_.rank);
-  if (length_sampler_) return length_sampler_->steps_per_epoch() * options_.batch;
+  if (length_sampler_) return length_sampler_->steps_per_epoch() * options_.batch_size;
   return train_sampler_ ? train_sampler_->shard_size(options_.rank)
                         : eval_sampler_->shard_size(options_.rank);
 }

@@ -43,19 +43,23 @@ struct Batch {
   }
 };
 
-struct LoaderOptions {
-  std::int64_t batch = 32;  // samples per step of this rank
+// What section `data` of a configuration has for a loader as it is.
+struct LoaderKeys {
+  int batch_size = 32;  // samples per step of this rank
+  int workers =
+      0;  // threads; 0 makes each batch when it is asked for, in the caller's thread if no file is read
+};
+
+struct LoaderOptions : LoaderKeys {
   int rank = 0, ranks = 1;
   ShardRule shard;         // training only
   std::uint64_t seed = 1;  // of order and augmentation
   bool augment = false;    // training only; see resolve_augment()
-  int workers =
-      0;  // threads; 0 makes each batch when it is asked for, in the caller's thread if no file is read
-  int prefetch = 4;       // batches ready or in work ahead of the caller, at least 1
-  bool train = true;      // false: every sample once over the ranks, the last batch short
-  bool samples = true;    // false: only Batch::indices, for data that lie in a GPU's memory
-  bool bytes = false;     // Batch::bytes in place of images, for sets that give bytes
-  int max_bad_files = 0;  // damaged files of a set on demand for which another sample stands in
+  int prefetch = 4;        // batches ready or in work ahead of the caller, at least 1
+  bool train = true;       // false: every sample once over the ranks, the last batch short
+  bool samples = true;     // false: only Batch::indices, for data that lie in a GPU's memory
+  bool bytes = false;      // Batch::bytes in place of images, for sets that give bytes
+  int max_bad_files = 0;   // damaged files of a set on demand for which another sample stands in
   // Of a wait for a batch, after a stop signal: from then on, or from when a sample was last read.
   std::chrono::milliseconds stop_patience{5000};
 };

@@ -45,7 +45,7 @@ Bytes decoded(const Dataset& data, std::int64_t index = 0, const CounterRng* ran
 
 LoaderOptions loader_options(int workers, bool train = true, int max_bad_files = 0) {
   LoaderOptions options;
-  options.batch = 3;
+  options.batch_size = 3;
   options.seed = 9;
   options.augment = train;
   options.train = train;

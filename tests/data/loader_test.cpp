@@ -43,7 +43,7 @@ Seen drain(Loader& loader) {
 
 LoaderOptions train_options(int workers, int prefetch = 3) {
   LoaderOptions options;
-  options.batch = 4;
+  options.batch_size = 4;
   options.rank = 1;
   options.ranks = 2;
   options.seed = 5;
@@ -326,7 +326,7 @@ TEST_CASE("regression batches carry targets and no labels") {
   data.targets = 3;
   const auto dataset = make_dataset("synthetic_regression", data, Split::train);
   LoaderOptions options;
-  options.batch = 8;
+  options.batch_size = 8;
   options.workers = 1;
   Loader loader(*dataset, options);
   loader.start_epoch(0);
@@ -359,7 +359,7 @@ TEST_CASE("loader options out of range are the user's errors") {
   options.workers = -1;
   CHECK(user_error([&] { Loader(dataset, options); }, {"data.workers"}));
   options = {};
-  options.batch = 0;
+  options.batch_size = 0;
   CHECK(user_error([&] { Loader(dataset, options); }, {"data.batch_size"}));
 }
 

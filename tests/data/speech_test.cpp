@@ -124,7 +124,7 @@ TEST_CASE("batches of recordings are padded with zeros and know their lengths, f
   const MadeUpSpeech made(10, 3);
   const auto data = speech(made.root());
   LoaderOptions options;
-  options.batch = 2, options.ranks = 2;
+  options.batch_size = 2, options.ranks = 2;
   std::set<std::int64_t> seen;
   for (int rank = 0; rank < 2; ++rank)
     for (const int workers : {0, 3}) {
@@ -228,7 +228,7 @@ TEST_CASE("for a recording that is damaged inside, the next in length stands in 
   samples[50] = std::numeric_limits<float>::quiet_NaN();
   made.write_wav(std::filesystem::path(file).filename(), samples, 1, SF_FORMAT_WAV | SF_FORMAT_FLOAT);
   LoaderOptions options;
-  options.batch = 6;
+  options.batch_size = 6;
   for (const int workers : {0, 2}) {
     options.workers = workers;
     options.max_bad_files = 1;
@@ -261,7 +261,7 @@ TEST_CASE("recordings left out and damaged inside are counted together") {
   REQUIRE(data->size() == 5);
   made.write_wav(std::filesystem::path(data->where(4)).filename(), std::vector<float>(1000));
   LoaderOptions options;
-  options.batch = 5;
+  options.batch_size = 5;
   options.max_bad_files = 1;
   Loader loader(*data, options);
   loader.start_epoch(0);

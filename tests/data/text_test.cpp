@@ -208,7 +208,7 @@ TEST_CASE("a batch of windows has whole tokens, and the next ones as labels step
   const auto tokens = tokens_of(*data);
   for (const int workers : {0, 2}) {
     LoaderOptions options;
-    options.batch = 3, options.rank = 1, options.ranks = 2, options.workers = workers;
+    options.batch_size = 3, options.rank = 1, options.ranks = 2, options.workers = workers;
     Loader loader(*data, options);
     loader.start_epoch(5, 1);
     std::int64_t steps = 1;
@@ -249,7 +249,7 @@ TEST_CASE("an evaluation asks for every word but the first once, and masks what 
     std::int64_t losses = 0;
     for (int rank = 0; rank < 2; ++rank) {
       LoaderOptions options;
-      options.batch = 3, options.rank = rank, options.ranks = 2, options.train = false;
+      options.batch_size = 3, options.rank = rank, options.ranks = 2, options.train = false;
       Loader loader(*data, options);
       loader.start_epoch(0);
       for (Batch batch; loader.next(batch);) {

@@ -17,7 +17,8 @@
 #include <vector>
 
 #include "compress/compressor.h"
-#include "data/dataset.h"
+#include "data/loader.h"
+#include "dist/exchange/exchange.h"
 #include "dist/launch/launch.h"
 #include "nn/base/registry.h"
 #include "nn/models/model.h"
@@ -38,38 +39,32 @@ struct Config {
     std::vector<std::string> reinit, freeze;
   } model;
 
-  struct Data : DatasetOptions {
+  struct Data : DatasetOptions, LoaderKeys {
+    Data() { workers = 1; }
     std::string name = "synthetic_images";
-    int batch_size = 32;  // a rank
-    std::string shard = "even";
-    std::string augment = "auto";  // auto, true, false
-    int workers = 1;
+    std::string shard = "even";      // parse_shard_rule()
+    std::string augment = "auto";    // auto, true, false: resolve_augment()
     std::string on_device = "auto";  // auto, true, false
   } data;
 
   OptimizerOptions optimizer{.momentum = 0.9, .weight_decay = 1e-4};
   ScheduleOptions schedule;
 
-  struct Compress : CompressOptions {
+  struct Compress : CompressOptions, CompressKeys {
     double density = 0.001;
-    std::vector<double> warmup;   // densities of epoch 0, 1, ...
-    int warmup_epochs = 0;        // in place of the list: an exponential one
-    std::string scope = "group";  // model, group, tensor
+    std::vector<double> warmup;  // densities of epoch 0, 1, ...
+    int warmup_epochs = 0;       // in place of the list: an exponential one
     bool dense_1d = true;
     std::int64_t min_numel = 0;
-    std::string dense_values = "fp32";
     double clip = 0;  // 0: off
     std::string layer_density;
     // Of one message and of one byte, for layer_density auto: 1 Gbit/s Ethernet, in the code of LAGS-SGD.
     double alpha_s = 1.744e-3, beta_s_per_byte = 9e-9;
   } compress;
 
-  struct Exchange {
-    std::string merge = "auto";
-    std::vector<int> groups;  // the plan: parameters per group
-    std::string profile;      // a file of measured times; empty: measured where they are needed
-    std::string collective = "all_gather";
-    int ranks_per_host = 0;  // 0: no hierarchy
+  struct Exchange : ExchangeKeys {
+    Exchange() { merge = "auto"; }
+    std::string profile;  // a file of measured times; empty: measured where they are needed
   } exchange;
 
   struct Dist : DistKeys {

@@ -20,7 +20,7 @@ struct Pass {
 Pass count_pass(const Config& config, const Dataset& data, BuiltModel& model, int samples,
                 const GradientHook& hook) {
   LoaderOptions options = loader_options(config, data, true, 0, 1);
-  options.batch = samples;
+  options.batch_size = samples;
   options.workers = 0;
   Loader loader(data, options);
   loader.start_epoch(1);  // the first may be of short recordings
