@@ -10,15 +10,12 @@
 #include <exception>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <set>
 #include <thread>
 #include <vector>
 
 #include "data/dataset.h"
-#include "data/length_sampler.h"
 #include "data/sampler.h"
-#include "data/stream_sampler.h"
 #include "data/transforms.h"
 #include "nn/core/tensor.h"
 
@@ -76,11 +73,11 @@ class Loader {
 
   const Dataset& dataset() const { return dataset_; }
   // Steps of this rank in an epoch; when training, equal on all ranks.
-  std::int64_t steps_per_epoch() const;
+  std::int64_t steps_per_epoch() const { return sampler_->steps(options_.rank); }
   // Samples in this rank's shard; of a stream, its windows.
-  std::int64_t shard_size() const;
+  std::int64_t shard_size() const { return sampler_->shard_size(options_.rank); }
   // Aggregation weights of all ranks, mean 1 (TrainSampler::weights); all 1 for evaluation.
-  std::vector<float> weights() const;
+  std::vector<float> weights() const { return sampler_->weights(); }
 
   // Starts an epoch at `first_step` (a resumed run goes straight there); batches in work are dropped.
   // Before the first next().
@@ -118,14 +115,10 @@ class Loader {
   const Dataset& dataset_;
   const LoaderOptions options_;
   const Transform transform_;
-  std::optional<TrainSampler> train_sampler_;
-  std::optional<EvalSampler> eval_sampler_;
-  std::optional<StreamSampler> stream_sampler_;  // for training and evaluation
-  std::optional<LengthSampler> length_sampler_;
+  const std::unique_ptr<Sampler> sampler_;
 
   // Set between epochs, when no worker is busy; read by workers while they are.
-  TrainSampler::Epoch order_;
-  std::vector<std::int64_t> by_length_;  // LengthSampler::epoch()
+  EpochOrder order_;
   std::int64_t epoch_ = 0;
 
   std::mutex mutex_;  // guards what follows
