@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <cstring>
 #include <limits>
+#include <span>
 #include <system_error>
 #include <utility>
 
@@ -120,22 +122,19 @@ void Checkpointer::advance() {
 
 void Checkpointer::begin_publishing() {
   const bool written = end_work();
-  // Sizes and halves of checksums are whole numbers below 2^53, which sums of doubles leave as they are.
-  constexpr std::size_t kWords = 3;
-  std::vector<double> words(kWords * static_cast<std::size_t>(ranks_) + 1);
-  if (written) {
-    const CheckpointFile& mine = files_.back();
-    double* at = words.data() + kWords * static_cast<std::size_t>(rank_);
-    at[0] = static_cast<double>(mine.bytes);
-    at[1] = static_cast<double>(mine.checksum >> 32),
-    at[2] = static_cast<double>(mine.checksum & 0xffffffffu);
-    words.back() = 1;
-  }
-  step_.all_reduce(words);
-  if (words.back() < ranks_) {
+  struct RankFile {
+    std::uint64_t written = 0, bytes = 0, checksum = 0;
+  } mine;
+  if (written) mine = {1, files_.back().bytes, files_.back().checksum};
+  std::vector<std::vector<std::byte>> all;
+  step_.all_gather(std::as_bytes(std::span(&mine, 1)), all);
+  std::vector<RankFile> of_ranks(all.size());
+  for (std::size_t r = 0; r < all.size(); ++r) std::memcpy(&of_ranks[r], all[r].data(), sizeof(RankFile));
+  const auto failures = std::ranges::count(of_ranks, std::uint64_t{0}, &RankFile::written);
+  if (failures > 0) {
     if (rank_ == 0) {
       log_warning(fmt::format("the checkpoint of step {} is left out: {} of {} ranks could not write it",
-                              manifest_.position.step, ranks_ - static_cast<int>(words.back()), ranks_));
+                              manifest_.position.step, failures, ranks_));
       store_.remove_partial();
     }
     phase_ = Phase::idle, written_ = false;
@@ -143,9 +142,8 @@ void Checkpointer::begin_publishing() {
   }
   files_.pop_back();
   for (int r = 0; r < ranks_; ++r) {
-    const double* at = words.data() + kWords * static_cast<std::size_t>(r);
-    files_.push_back({rank_file(r), static_cast<std::uint64_t>(at[0]),
-                      static_cast<std::uint64_t>(at[1]) << 32 | static_cast<std::uint64_t>(at[2])});
+    const RankFile& file = of_ranks[static_cast<std::size_t>(r)];
+    files_.push_back({rank_file(r), file.bytes, file.checksum});
   }
   manifest_.files = files_;
   const TrainingPosition& position = manifest_.position;
