@@ -14,7 +14,6 @@
 #include "nn/base/check.h"
 #include "nn/base/file.h"
 #include "nn/base/text.h"
-#include "train/config/config_text.h"
 
 namespace topknot {
 namespace {

@@ -248,4 +248,58 @@ std::vector<std::string> list_names();
 // there are no configurations.
 std::string list_text(const std::string& list, const std::string& section = "", int width = 80);
 
+// Values to and from text: what the parser, the dump and the help share.
+
+// A value as it was written, in a YAML file or on the command line.
+struct RawValue {
+  bool list = false;
+  std::vector<std::string> items;  // one where it is no list
+  std::string shown() const;       // 3, [1, 2]
+};
+
+// "3" or "[1,2]" or, for a list key, "1,2". nullopt where a bracket is missing.
+std::optional<RawValue> parse_raw(const std::string& text, bool list_key);
+
+inline constexpr const char* kEmptyText = "\"\"";  // key_value() of a text that is empty
+
+bool is_list(const Key& key);
+
+// "optimizer" of "optimizer.lr"; "" of "seed".
+inline std::string section_of(const std::string& key) {
+  const auto dot = key.find('.');
+  return dot == std::string::npos ? "" : key.substr(0, dot);
+}
+// "lr" of "optimizer.lr".
+inline std::string last_part(const std::string& key) {
+  return key.substr(key.find('.') + 1);
+}
+
+// Writes the value into config; returns "" or what is wrong with it ("needs a number, not 'fast'").
+std::string set_key(const Key& key, const RawValue& value, Config& config);
+
+// As a YAML scalar: quoted where plain text would mean something else.
+std::string yaml_string(const std::string& text);
+
+// The command line of `train`: [FILE.yaml] [section.key=value ...] and a few flags.
+struct CommandLine {
+  std::string file;                    // "" where none is given
+  std::vector<std::string> overrides;  // "a.b=c", in order
+  std::string resume;                  // --resume: the run directory, or ""
+  bool validate = false;
+  bool dry_run = false;
+  bool dump_config = false;
+  bool check_network = false;
+  bool quiet = false, brief = false;
+  bool verbose = false;
+  // Not empty: print it on standard output and leave with 0 (--help, --list, --version, or no argument at all).
+  std::string text;
+};
+
+// Throws UserError for an unknown flag or an argument that is neither a file nor a.b=c.
+CommandLine parse_command_line(int argc, const char* const* argv);
+
+std::string teaching_text();  // what `train` alone prints: what it is, three examples, where to go on
+// --help: examples, flags, exit codes, every key by section, in lines of `width` columns.
+std::string help_text(int width = 80);
+
 }  // namespace topknot

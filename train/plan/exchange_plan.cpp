@@ -10,7 +10,6 @@
 #include "nn/base/check.h"
 #include "nn/base/log.h"
 #include "train/metrics/output_file.h"
-#include "train/plan/exchange_measure.h"
 #include "train/plan/layer_density.h"
 
 namespace topknot {

@@ -1,5 +1,5 @@
 // A run that stops and is resumed ends with the bits of one that does not stop.
-#include "train/checkpoint/resume.h"
+#include "train/checkpoint/checkpointer.h"
 
 #include <fmt/format.h>
 #include <cstring>

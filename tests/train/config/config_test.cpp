@@ -16,6 +16,7 @@
 #include "tests/support/files.h"
 #include "tests/support/temp_folder.h"
 #include "train/config/cli.h"
+#include "tests/support/text.h"
 
 namespace topknot {
 namespace {
