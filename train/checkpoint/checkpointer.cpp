@@ -105,13 +105,6 @@ void check_data_of(const Manifest& manifest, const Config& config, const DataFin
   for (const std::string& line : changed) log_warning("resume.data: accept: " + line);
 }
 
-void share(Communicator& communicator, std::vector<std::byte>& bytes) {
-  std::uint64_t size = bytes.size();
-  communicator.broadcast(std::as_writable_bytes(std::span(&size, 1)), 0);
-  bytes.resize(size);
-  communicator.broadcast(bytes, 0);
-}
-
 void check_ranks(const Manifest& manifest, const Config& config, int ranks) {
   const std::string& rule = config.resume.residuals;
   if (rule == "keep" && manifest.ranks != ranks)
@@ -471,10 +464,7 @@ ResumedRun read_checkpoint(const CheckpointStore& store, Communicator& communica
   check_finite(store, run.manifest.position.step, run.model);
   check_finite(store, run.manifest.position.step, run.ranks);
   if (root) run.saved = saved_up_to(store, run.manifest.position.step);
-  std::uint64_t count = run.saved.size();
-  communicator.broadcast(std::as_writable_bytes(std::span(&count, 1)), 0);
-  run.saved.resize(count);
-  communicator.broadcast(std::as_writable_bytes(std::span(run.saved)), 0);
+  share(communicator, run.saved);
   return run;
 }
 

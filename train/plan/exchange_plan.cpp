@@ -9,6 +9,7 @@
 #include "dist/sparse/sparse_collective.h"
 #include "nn/base/check.h"
 #include "nn/base/log.h"
+#include "train/checks.h"
 #include "train/metrics/output_file.h"
 #include "train/plan/layer_density.h"
 
@@ -45,12 +46,7 @@ CostModel serial(const CostModel& model) {
 
 // Rank 0's text, on every rank.
 std::string shared_text(CollectiveQueue& queue, std::string text) {
-  queue.run([&](Communicator& c) {
-    std::uint64_t length = text.size();
-    c.broadcast(std::as_writable_bytes(std::span(&length, 1)), 0);
-    text.resize(length);
-    c.broadcast(std::as_writable_bytes(std::span(text.data(), text.size())), 0);
-  });
+  queue.run([&](Communicator& c) { share(c, text); });
   return text;
 }
 
